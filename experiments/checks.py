@@ -1,0 +1,96 @@
+"""What can be known before a run. Each check raises an `InputError`, or says what it found."""
+
+import os
+import shutil
+
+import torch
+
+from experiments import data, device
+from experiments.recipe import Recipe
+from models import float8, flops, llama
+from models.errors import InputError
+
+
+def model_args(config) -> llama.LlamaArgs:
+    """The flavor's arguments. Raises `InputError` naming the flavors if there is no such one."""
+    if config.model.flavor not in llama.FLAVORS:
+        raise InputError(f"model.flavor {config.model.flavor!r} is not one of {', '.join(llama.FLAVORS)}")
+    return llama.FLAVORS[config.model.flavor]
+
+
+def check_device(config) -> str:
+    """FP8 units, a compiler for compiled CPU recipes."""
+    if config.quantize.linear.float8.recipe_name and not config.quantize.linear.float8.emulate:
+        float8.check_device(torch.device(device.TYPE))
+    compiler = os.environ.get("CXX", "g++")
+    if device.TYPE == "cpu" and config.compile.enable and not shutil.which(compiler):
+        raise InputError(
+            f"compile.enable needs a C++ compiler on a CPU and `{compiler}` is not there: install g++, point CXX at "
+            "another one, or run the recipe `baseline`, which is not compiled"
+        )
+    return f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
+
+
+def check_memory(config, world_size: int = 1) -> str:
+    """Estimated need per device against what it has. A warning, not an error: it is an estimate."""
+    estimate = sum(memory_estimate(config).values()) / world_size
+    capacity = device.memory_bytes()
+    verdict = "" if estimate <= capacity else ": this will probably not fit"
+    return f"about {estimate / 2**30:.1f} GiB of {capacity / 2**30:.0f} GiB{verdict}"
+
+
+def memory_estimate(config) -> dict[str, int]:
+    """Bytes by use, see `flops.memory_estimate`."""
+    tokens = config.training.local_batch_size * config.training.seq_len
+    param_bytes = {"bfloat16": 2, "float32": 4}[config.training.dtype]
+    return flops.memory_estimate(model_args(config), tokens, param_bytes, config.compile.enable)
+
+
+def check_model(config) -> str:
+    """The flavor, and that its sizes suit FP8 and its vocabulary the data's."""
+    args = model_args(config)
+    name = config.quantize.linear.float8.recipe_name
+    if name:
+        with torch.device("meta"):
+            model = llama.Llama(args)
+        chosen = float8.choose_modules(model, name, config.quantize.linear.float8.filter_fqns)
+        precision = f"{len(chosen)} linear layers in {name} FP8"
+    else:
+        precision = "no FP8"
+    per_token = flops.flops_per_token(args, config.training.seq_len) / 1e9
+    return f"{flops.parameters(args) / 1e9:.3g} B parameters, {per_token:.4g} GFLOP per token, {precision}"
+
+
+def check_data(config) -> str:
+    """The token file, prepared if it is not there yet, and that the model has a row for each of its tokens."""
+    data.check_vocabulary(data.prepare(config), model_args(config).vocab_size)
+    return data.check(config)
+
+
+def all_checks(config) -> list[tuple[str, str]]:
+    """(topic, finding) of every check, for a dry run."""
+    checks = {"model": check_model, "device": check_device, "memory": check_memory, "data": check_data}
+    return [(topic, check(config)) for topic, check in checks.items()]
+
+
+def facts(recipe: Recipe, world_size: int) -> dict:
+    """What the manifest says of a run from the start: the recipe, the machine, and the figures that rates need."""
+    config, args, peak = recipe.config, model_args(recipe.config), device.peak()
+    return {
+        "recipe": recipe.name,
+        "base": recipe.base,
+        "overlays": list(recipe.overlays),
+        "description": recipe.description,
+        "seed": config.debug.seed,
+        "steps": config.training.steps,
+        "compiled": config.compile.enable,
+        "float8": config.quantize.linear.float8.recipe_name,
+        "world_size": world_size,
+        "hardware": device.hardware(),
+        "peak_flops": {"bf16": peak.bf16, "fp8": peak.fp8, "source": peak.source},
+        "flavor": config.model.flavor,
+        "parameters": flops.parameters(args),
+        "flops_per_token": flops.flops_per_token(args, config.training.seq_len),
+        "flops_per_token_causal": flops.flops_per_token(args, config.training.seq_len, causal=True),
+        "cuda": torch.version.cuda,
+    }

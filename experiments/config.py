@@ -1,0 +1,56 @@
+"""The recipe's types: torchtitan's `JobConfig`, and the few keys that torchtitan has no name for.
+
+A key keeps torchtitan's section, name and type, so its documentation applies; the fields declared here are ours.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from experiments import device  # noqa: F401  # before torchtitan: see there  # isort: skip
+from torchtitan.config import job_config as titan
+
+
+@dataclass
+class Model(titan.Model):
+    attention_backend: Literal["auto", "flash", "cudnn", "efficient", "math"] = "auto"
+    """Kernel behind scaled_dot_product_attention; `auto` lets PyTorch choose by shape and device."""
+
+
+@dataclass
+class Compile(titan.Compile):
+    scope: Literal["block", "model"] = "block"
+    """Compile each TransformerBlock (one graph, reused by every layer), or the whole model as one graph."""
+
+    emulate_precision_casts: bool = False
+    """Let compiled kernels round intermediates to bf16 where eager would (torch._inductor.config)."""
+
+
+@dataclass
+class Data:
+    layout: Literal["packed", "padded"] = "packed"
+    """`packed`: documents joined by end-of-text, every token counts. `padded`: one document a row, cut or padded."""
+
+    text_column: str = "text"
+    """Column that holds the text, for parquet files and Hugging Face datasets."""
+
+    subset: str | None = None
+    """Configuration name of a Hugging Face dataset, e.g. `sample-10BT`."""
+
+    split: str = "train"
+    """Split of a Hugging Face dataset."""
+
+    max_tokens: int | None = None
+    """Stop after this many tokens. Hugging Face datasets are streamed and need it; null reads everything."""
+
+    bpe_vocab_size: int = 32768
+    """Size of the byte-level BPE trained on the corpus itself, where `model.hf_assets_path` is empty."""
+
+    cache_dir: str = ".cache/data"
+    """Where prepared token files are kept, one folder per content hash."""
+
+
+@dataclass
+class Config(titan.JobConfig):
+    model: Model = field(default_factory=Model)
+    compile: Compile = field(default_factory=Compile)
+    data: Data = field(default_factory=Data)

@@ -1,0 +1,141 @@
+"""What this machine is, and a CPU where torchtitan expects an accelerator.
+
+torchtitan 0.2.2 picks its device module while it is imported, and takes CUDA on a machine without a GPU. Importing
+this module before torchtitan puts a CPU device there instead: a name, memory statistics, `current_device() -> 0`.
+No other file knows more about it than to import this one first.
+"""
+
+import os
+import platform
+import resource
+import subprocess
+import time
+from dataclasses import asdict, dataclass
+from functools import cache
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import torch
+
+from models.flops import Peak, datasheet_peak
+
+TYPE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class _CpuDevice:
+    """The part of `torch.cuda`'s interface that torchtitan's Trainer calls, for a CPU."""
+
+    @staticmethod
+    def set_device(device) -> None: ...
+
+    @staticmethod
+    def synchronize() -> None: ...
+
+    @staticmethod
+    def empty_cache() -> None: ...
+
+    @staticmethod
+    def reset_peak_memory_stats() -> None: ...
+
+    @staticmethod
+    def current_device() -> int:
+        return 0
+
+    @staticmethod
+    def get_device_name(device=None) -> str:
+        return name()
+
+    @staticmethod
+    def get_device_properties(device=None) -> SimpleNamespace:
+        return SimpleNamespace(total_memory=memory_bytes())
+
+    @staticmethod
+    def memory_stats(device=None) -> dict[str, int]:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
+        return {"active_bytes.all.peak": peak, "reserved_bytes.all.peak": peak}
+
+
+if TYPE == "cpu":
+    with (
+        patch("torch._utils._get_available_device_type", lambda: "cpu"),
+        patch("torch._utils._get_device_module", lambda device_type: _CpuDevice),
+    ):
+        from torchtitan.tools import utils as titan_utils
+else:
+    from torchtitan.tools import utils as titan_utils
+if titan_utils.device_type != TYPE:
+    raise ImportError("torchtitan was imported before experiments.device and took a GPU for granted: swap the imports")
+titan_utils.get_peak_flops = lambda device_name: peak().bf16  # torchtitan's table assumes an A100 for what it lacks
+
+
+@cache
+def name() -> str:
+    """The GPU's or the processor's name."""
+    if TYPE == "cuda":
+        return torch.cuda.get_device_name()
+    with open("/proc/cpuinfo") as lines:
+        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
+    return model or platform.processor() or platform.machine()
+
+
+def memory_bytes() -> int:
+    """Memory of the GPU, or of the machine where there is none."""
+    if TYPE == "cuda":
+        return torch.cuda.get_device_properties(0).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@cache
+def peak() -> Peak:
+    """Datasheet peak of this device, or, where none applies, the fastest of some bf16 GEMMs measured here (~0.1 s)."""
+    if TYPE == "cuda" and (known := datasheet_peak(name())):
+        return known
+    n, device = 1024 if TYPE == "cpu" else 8192, torch.device(TYPE)
+    a, b = (torch.randn(n, n, dtype=torch.bfloat16, device=device) for _ in range(2))
+    best = float("inf")
+    for _ in range(20):
+        titan_utils.device_module.synchronize()
+        start = time.perf_counter()
+        a @ b
+        titan_utils.device_module.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return Peak(2 * n**3 / best, None, f"measured: fastest of 20 bf16 GEMMs of {n} x {n} x {n}")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a manifest says of the machine; clocks in MHz and power in W, None where there is nothing to ask."""
+
+    type: str
+    name: str
+    memory_bytes: int
+    threads: int
+    driver: str | None = None
+    sm_clock_max_mhz: str | None = None
+    power_limit_w: str | None = None
+
+
+def hardware() -> dict:
+    """Describe this machine; asks nvidia-smi for driver, clock and power limit where there is a GPU."""
+    facts = Hardware(TYPE, name(), memory_bytes(), torch.get_num_threads())
+    if TYPE == "cpu":
+        return asdict(facts)
+    query = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,power.limit", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run([*query, "--id=" + str(_physical_index())], capture_output=True, text=True, timeout=20)
+        driver, clock, power = (part.strip() for part in answer.stdout.split(","))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return asdict(facts)
+    return asdict(facts) | {"driver": driver, "sm_clock_max_mhz": clock, "power_limit_w": power}
+
+
+def _physical_index() -> str:
+    """nvidia-smi does not follow CUDA_VISIBLE_DEVICES."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+
+
+def seconds_since_process_start() -> float:
+    """Wall seconds since the kernel started this process, to 10 ms: imports count as warm-up."""
+    with open("/proc/self/stat") as stat:
+        start_ticks = int(stat.read().rsplit(")", 1)[1].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")

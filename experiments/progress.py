@@ -1,0 +1,73 @@
+"""How a run shows itself: a live bar in a terminal, plain lines in a log file."""
+
+import logging
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+_PLAIN = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
+
+
+class Display:
+    """What the trainer tells while it runs; in a terminal it moves the bar, else torchtitan's log lines say it."""
+
+    def __init__(self, bar: Progress | None, name: str, steps: int):
+        self.bar = bar
+        self.task = bar.add_task(name, total=steps, window="starting") if bar else None
+
+    def step(self, step: int) -> None:
+        if self.bar:
+            self.bar.update(self.task, completed=step)
+
+    def window(self, line: dict) -> None:
+        if self.bar:
+            self.bar.update(self.task, window=f"loss {line['loss']:.3f}  {line['tokens_per_s']:,.0f} tokens/s")
+
+
+def progress_bar(console: Console) -> Progress:
+    """The bar used for a run and for a study's runs; tasks carry a `window` field."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[window]}"))
+    return Progress(*columns, TimeRemainingColumn(), console=console)
+
+
+@contextmanager
+def display(name: str, steps: int, log_file: Path | None):
+    """Send the log to `log_file` (rank 0) and to the screen, and yield a `Display`.
+
+    Args:
+        name: what the bar says.
+        steps: its length.
+        log_file: appended to; None on the other ranks, which show warnings only.
+    """
+    root, console = logging.getLogger(), Console()
+    before = root.handlers, root.level
+    handlers: list[logging.Handler] = []
+    if log_file:
+        handlers.append(logging.FileHandler(log_file))
+    live = bool(log_file) and console.is_terminal
+    if live:
+        handlers.append(RichHandler(logging.WARNING, console, show_path=False))
+        handlers[-1].addFilter(lambda record: record.name != "py.warnings")  # libraries' deprecations: log file only
+    else:
+        handlers.append(logging.StreamHandler(sys.stdout))
+        handlers[-1].setLevel(logging.INFO if log_file else logging.WARNING)
+    for handler in handlers:
+        if not isinstance(handler, RichHandler):
+            handler.setFormatter(_PLAIN)
+    root.handlers, root.level = handlers, logging.INFO
+    logging.captureWarnings(True)
+    try:
+        if live:
+            with progress_bar(console) as bar:
+                yield Display(bar, name, steps)
+        else:
+            yield Display(None, name, steps)
+    finally:
+        logging.captureWarnings(False)
+        root.handlers, root.level = before
+        for handler in handlers:
+            handler.close()

@@ -1,0 +1,204 @@
+"""Proof of what a run did, because FP8 fails silently: a run that is not in FP8 trains in bf16 and looks fine.
+
+Three claims, checked while the run trains and kept in proof.json; a claim that does not hold stops the run:
+  1. an FP8 recipe has converted layers, and in one profiled step `aten::_scaled_mm` did the FLOPs they account for;
+  2. every trainable parameter is in the optimizer;
+  3. every one of them moved in the first optimizer step, where its gradient and its dtype allow it.
+"""
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
+
+from models import float8
+
+PROFILED_STEP = 3  # the first step compiles, the second may compile again
+_FP8_OPS = {"aten::_scaled_mm", "aten::_scaled_mm_v2"}
+_GEMM_OPS = _FP8_OPS | {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
+_CHUNK = 1 << 24  # elements looked at together when searching a parameter for ones that must move
+_WITNESSES = 64  # elements remembered per parameter
+
+
+class ProofError(RuntimeError):
+    """The run is not what its recipe says."""
+
+
+@dataclass
+class _Witness:
+    """Elements of a parameter that the coming optimizer step must change."""
+
+    index: torch.Tensor
+    before: torch.Tensor
+
+
+@dataclass
+class Proof:
+    """Collects the evidence of one run.
+
+    Args:
+        model: the model as it trains.
+        optimizers: those that step it.
+        recipe_name: `quantize.linear.float8.recipe_name`, None for a run in bf16.
+        tokens: tokens of one forward pass on this rank (batch times sequence).
+        passes_per_step: forward passes per step (gradient accumulation).
+    """
+
+    model: nn.Module
+    optimizers: list[torch.optim.Optimizer]
+    recipe_name: str | None
+    tokens: int
+    passes_per_step: int = 1
+    parameters: dict = field(default_factory=dict)
+    gemm_flops: dict[str, int] = field(default_factory=dict)
+    profiled_step: int | None = None
+
+    def __post_init__(self):
+        self.converted = float8.converted_modules(self.model)
+        if self.recipe_name and not self.converted:
+            raise ProofError(f"the recipe asks for {self.recipe_name} FP8 and no layer was converted")
+        self._witnesses: dict[str, _Witness] = {}
+
+    @property
+    def emulated(self) -> bool:
+        return any(float8.is_emulated(module) for module in self.converted.values())
+
+    @property
+    def fp8_flops_expected(self) -> int:
+        """FLOPs per step that the converted layers account for: 2 M N K for each GEMM with FP8 operands."""
+        per_pass = (
+            2 * self.tokens * m.in_features * m.out_features * float8.fp8_gemms(m) for m in self.converted.values()
+        )
+        return self.passes_per_step * sum(per_pass)
+
+    @property
+    def fp8_flops(self) -> int:
+        """FLOPs per step that `aten::_scaled_mm` was seen to do."""
+        return sum(self.gemm_flops.get(op, 0) for op in _FP8_OPS)
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        return {n.replace("_orig_mod.", ""): p for n, p in self.model.named_parameters() if p.requires_grad}
+
+    def check_optimizer(self) -> None:
+        """Claim 2. Raises `ProofError` naming the parameters that no optimizer would step."""
+        owned = {id(p) for opt in self.optimizers for group in opt.param_groups for p in group["params"]}
+        orphans = [name for name, p in self.trainable().items() if id(p) not in owned]
+        if orphans:
+            raise ProofError(
+                f"{len(orphans)} trainable parameters are in no optimizer and would never learn, {orphans[0]} among "
+                "them: build the optimizer after the FP8 conversion, which can replace parameters"
+            )
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        """Before the first optimizer step: find in every parameter some elements that it must change."""
+        learning_rate = {
+            id(p): group["lr"] for opt in self.optimizers for group in opt.param_groups for p in group["params"]
+        }
+        for name, parameter in self.trainable().items():
+            if parameter.grad is None:
+                raise ProofError(f"{name} is trainable and got no gradient")
+            if witness := _find_witness(_local(parameter), _local(parameter.grad), float(learning_rate[id(parameter)])):
+                self._witnesses[name] = witness
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Claim 3, after the first optimizer step."""
+        parameters, still = self.trainable(), []
+        for name, witness in self._witnesses.items():
+            if torch.equal(_local(parameters[name]).flatten()[witness.index], witness.before):
+                still.append(name)
+        if still:
+            raise ProofError(
+                f"{len(still)} parameters did not move in the first optimizer step, {still[0]} among them, although "
+                "their gradient and dtype allow it: the optimizer steps something else"
+            )
+        self.parameters = {
+            "trainable": len(parameters),
+            "in_optimizer": len(parameters),
+            "moved_in_first_step": len(self._witnesses),
+            # bf16 keeps 8 significant bits: lr 5e-7 of the first step cannot move a norm weight of 1.0
+            "dtype_cannot_hold_first_update": sorted(set(parameters) - set(self._witnesses)),
+        }
+        self._witnesses = {}
+
+    @contextmanager
+    def profile(self, step: int):
+        """Claim 1: profile what runs inside, and count the FLOPs of its matrix multiplications by operator."""
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+            yield
+        self.profiled_step, self.gemm_flops = step, count_gemm_flops(profiler.events())
+        if self.emulated:
+            return
+        if abs(self.fp8_flops - self.fp8_flops_expected) > 0.01 * self.fp8_flops_expected:
+            raise ProofError(
+                f"in step {step} aten::_scaled_mm did {self.fp8_flops:.3e} FLOPs, and the {len(self.converted)} "
+                f"converted layers account for {self.fp8_flops_expected:.3e}: not (all) of the FP8 recipe ran in FP8"
+            )
+
+    def record(self) -> dict:
+        """The contents of proof.json."""
+        total = sum(self.gemm_flops.values())
+        return {
+            "recipe_name": self.recipe_name,
+            "emulated": self.emulated,
+            "converted_modules": {name: list(m.weight.shape) for name, m in self.converted.items()},
+            "profiled_step": self.profiled_step,
+            "gemm_flops": self.gemm_flops,
+            "fp8_flops": self.fp8_flops,
+            "fp8_flops_expected": self.fp8_flops_expected,
+            "fp8_share_of_matmul_flops": self.fp8_flops / total if total else None,
+            "parameters": self.parameters,
+        }
+
+
+def count_gemm_flops(events) -> dict[str, int]:
+    """FLOPs by operator of a profile's matrix multiplications; attention kernels are no GEMMs and not in it.
+
+    Args:
+        events: `torch.profiler.profile(record_shapes=True).events()`.
+    """
+    flops: dict[str, int] = {}
+    for event in events:
+        if event.name not in _GEMM_OPS or _inside_gemm(event):
+            continue
+        # addmm and baddbmm have the bias first; every other operand after the two matrices is a scale or an output
+        a, b = event.input_shapes[1:3] if event.name in ("aten::addmm", "aten::baddbmm") else event.input_shapes[:2]
+        batch = a[0] if len(a) == 3 else 1
+        flops[event.name] = flops.get(event.name, 0) + 2 * batch * a[-2] * a[-1] * b[-1]
+    return flops
+
+
+def _inside_gemm(event) -> bool:
+    """Whether another GEMM called this one: the CPU's _scaled_mm may fall back to mm."""
+    parent = event.cpu_parent
+    while parent is not None:
+        if parent.name in _GEMM_OPS:
+            return True
+        parent = parent.cpu_parent
+    return False
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's plain data of a parameter or gradient, out of FSDP's and torchao's wrappers."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor.to_local()
+    return getattr(tensor, "_tensor", tensor).detach()
+
+
+def _find_witness(weight: torch.Tensor, grad: torch.Tensor, lr: float) -> _Witness | None:
+    """Some elements that Adam's first step, lr * g / (|g| + eps), is sure to change in this dtype, if there are any.
+
+    Half the step is taken for certain, and gradients near eps (1e-8) are left out.
+    """
+    weights, grads = weight.flatten(), grad.flatten()
+    for start in range(0, weights.numel(), _CHUNK):
+        w, g = weights[start : start + _CHUNK], grads[start : start + _CHUNK]
+        moves = (w.float() - 0.5 * lr * g.float().sign()).to(w.dtype) != w
+        index = (moves & (g.abs() > 1e-6)).nonzero().flatten()[:_WITNESSES] + start
+        if index.numel():
+            return _Witness(index, weights[index].clone())
+    return None

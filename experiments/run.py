@@ -1,0 +1,203 @@
+"""Run one recipe: `python -m experiments.run NAME [--overlay O]… [--seed K] [--out DIR] [key.path=value …]`.
+
+Exit codes: 0 completed, 1 failed, 2 bad input, 3 diverged, 130 interrupted. Under torchrun or srun the same command is
+one rank of many; rank 0 writes the run directory.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from experiments import recipe as recipes
+from experiments.progress import display
+from models.errors import InputError
+
+COMPLETED, FAILED, BAD_INPUT, DIVERGED, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.run", description="Run one recipe.")
+    parser.add_argument("name", nargs="?", help="a recipe's name (see --list) or the path of a recipe.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="e.g. training.steps=200")
+    parser.add_argument("--overlay", action="append", default=[], metavar="O", help="where or how big, e.g. cpu")
+    parser.add_argument("--seed", type=int, help="seed of weights and data order")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: a new one under runs/)")
+    parser.add_argument("--list", action="store_true", help="list recipes and overlays")
+    parser.add_argument("--show", action="store_true", help="print the resolved recipe and what it changes")
+    parser.add_argument("--dry-run", action="store_true", help="check everything short of training")
+    args = parser.parse_intermixed_args(argv)
+    console = Console(highlight=False, soft_wrap=True)
+    if args.list:
+        list_recipes(console)
+        return COMPLETED
+    if args.name is None:
+        parser.error("which recipe? --list shows them")
+    try:
+        recipe = recipes.load(args.name, args.overlay, args.overrides, args.seed)
+        if args.show:
+            show(recipe, console)
+            return COMPLETED
+        if args.dry_run:
+            return dry_run(recipe, console)
+        return run(recipe, args.out or default_directory(recipe))
+    except InputError as error:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error:[/] {escape(str(error))}")
+        return BAD_INPUT
+
+
+def default_directory(recipe) -> Path:
+    """A new directory for a run that belongs to no study."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{recipe.name}-{stamp}" / recipe.name / f"seed{recipe.config.debug.seed}"
+
+
+def list_recipes(console: Console) -> None:
+    """Print recipes and overlays with a line each."""
+    for title, lines in (("Recipes", recipes.descriptions()), ("Overlays", recipes.overlay_descriptions())):
+        console.print(f"[bold]{title}[/]")
+        for name, description in lines.items():
+            console.print(f"  {name:<30} {escape(description)}")
+
+
+def show(recipe, console: Console) -> None:
+    """Print the resolved recipe, then its difference from its parent."""
+    console.print(escape(recipes.to_yaml(recipe)))
+    if recipe.base:
+        console.print(f"[bold]Difference from {recipe.base}:[/]")
+        for key, theirs, ours in recipes.difference(recipe):
+            console.print(f"  {key}: {escape(repr(theirs))} -> {escape(repr(ours))}")
+
+
+def dry_run(recipe, console: Console) -> int:
+    """Check configuration, device, data and memory, and say what would run. Raises what a run would raise."""
+    from experiments import checks
+
+    for topic, finding in checks.all_checks(recipe.config):
+        console.print(f"[bold]{topic:<8}[/] {escape(finding)}")
+    overlays = "".join(f" + {name}" for name in recipe.overlays)
+    console.print(f"[bold]ready[/]    {recipe.name}{overlays}, seed {recipe.config.debug.seed}, would run")
+    return COMPLETED
+
+
+def run(recipe, out: Path) -> int:
+    """Train `recipe` into `out`; returns the exit code. Raises `InputError` for what can be known before training."""
+    rank, world_size = set_rank_environment()
+    from experiments import checks
+
+    checks.check_device(recipe.config)
+    directory = None
+    if rank == 0:
+        from experiments.rundir import RunDirectory
+
+        directory = RunDirectory(out, recipes.to_yaml(recipe), checks.facts(recipe, world_size))
+    recipe.config.job.dump_folder = str(out)
+    with display(recipe.name, recipe.config.training.steps, out / "log.txt" if directory else None) as screen:
+        status, error, code = _train(recipe, directory, screen)
+    if directory:
+        _finish(directory, status, error)
+        Console(soft_wrap=True, highlight=False).print(f"{status}: {directory.path}" + (f" ({error})" if error else ""))
+    return code
+
+
+def set_rank_environment() -> tuple[int, int]:
+    """(rank, world size), and torch.distributed's variables set: torchrun's, srun's, or those of one process."""
+    env = os.environ
+    if "RANK" in env:
+        pass
+    elif int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        hosts = ["scontrol", "show", "hostnames", env["SLURM_STEP_NODELIST"]]
+        first_host = subprocess.run(hosts, capture_output=True, text=True, check=True).stdout.split()[0]
+        env |= {
+            "RANK": env["SLURM_PROCID"],
+            "WORLD_SIZE": env["SLURM_STEP_NUM_TASKS"],
+            "LOCAL_RANK": env["SLURM_LOCALID"],
+        }
+        env.setdefault("MASTER_ADDR", first_host)
+        env.setdefault("MASTER_PORT", str(20000 + int(env["SLURM_JOB_ID"]) % 20000))
+    else:
+        env |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    return int(env["RANK"]), int(env["WORLD_SIZE"])
+
+
+def _train(recipe, directory, screen) -> tuple[str, str | None, int]:
+    """(status, error sentence, exit code) of one training."""
+    from experiments.metrics import Diverged
+    from experiments.trainer import Trainer
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: ends with status `interrupted`
+    trainer = None
+    try:
+        trainer = Trainer(recipe.config)
+        if directory:
+            _record(trainer, directory, screen)
+        trainer.train()
+        return "completed", None, COMPLETED
+    except KeyboardInterrupt:
+        return "interrupted", "interrupted by a signal", INTERRUPTED
+    except Diverged as error:
+        return "diverged", str(error), DIVERGED
+    except InputError as error:
+        return "failed", str(error), BAD_INPUT
+    except Exception as error:
+        logging.getLogger().exception("the run failed")
+        return "failed", f"{type(error).__name__}: {error}".splitlines()[0], FAILED
+    finally:
+        _close(trainer)
+
+
+def _record(trainer, directory, screen) -> None:
+    """Have the trainer's records written as they come into being."""
+    from experiments.metrics import JsonLines
+    from experiments.trainer import TIMELINE, compile_cache
+
+    lines = JsonLines(directory.path / "metrics.jsonl")
+
+    def on_window(line: dict) -> None:
+        lines.append(line)
+        screen.window(line)
+
+    def on_step(step: int) -> None:
+        screen.step(step)
+        if step == 1:
+            warm_up = {"warm_up_s": sum(TIMELINE.phases.values()), "phases": TIMELINE.phases}
+            directory.write_json("timing.json", warm_up | {"compile_cache": compile_cache()})
+        if step == trainer.proof.profiled_step:
+            directory.write_json("proof.json", trainer.proof.record())
+
+    trainer.metrics_processor.on_window, trainer.metrics_processor.on_step = on_window, on_step
+
+
+def _close(trainer) -> None:
+    """Let go of what the trainer holds; after a failure this may fail as well, and then says so in the log only."""
+    import torch
+
+    try:
+        if trainer:
+            trainer.close()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    except Exception:
+        logging.getLogger().warning("could not close the run cleanly", exc_info=True)
+
+
+def _finish(directory, status: str, error: str | None) -> None:
+    """Write summary and manifest; on a full disk, what was written before stays as it is."""
+    from analysis.summary import summarize
+
+    try:
+        directory.finish(status, error)
+        directory.write_json("summary.json", summarize(directory.path))
+    except OSError as problem:
+        print(f"{directory.path}: {problem.strerror}: the end of the run ({status}) is not on record", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

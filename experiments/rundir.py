@@ -1,0 +1,144 @@
+"""The directory a run leaves behind: who may write it, what it says of itself, and how it ended.
+
+recipe.yaml     fully resolved: `python -m experiments.run DIR/recipe.yaml` runs it again
+manifest.json   code, versions, machine, command, status: written at the start, completed at the end
+metrics.jsonl   one line per log window, see experiments.metrics
+timing.json     where the warm-up went
+proof.json      what ran in FP8, see experiments.proof
+summary.json    the row of the final table, see analysis.summary
+log.txt         everything that was printed
+tb/             TensorBoard
+checkpoint/     torchtitan's, where the recipe asks for it
+"""
+
+import fcntl
+import json
+import os
+import platform
+import shlex
+import socket
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import distributions
+from pathlib import Path
+
+from models.errors import InputError
+
+LAYOUT_VERSION = 1
+STATUSES = ("running", "completed", "interrupted", "diverged", "failed")
+_RECORDS = ("metrics.jsonl", "timing.json", "proof.json", "summary.json")
+
+
+class RunDirectoryError(InputError):
+    """The directory cannot be written by this run; the message says what to do."""
+
+
+def now() -> str:
+    """UTC time to the millisecond, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class RunDirectory:
+    """A claimed run directory. The claim is a file lock: it ends with the process, however that ends."""
+
+    def __init__(self, path: Path, recipe_yaml: str, facts: dict):
+        """Claim `path` and write recipe.yaml and manifest.json.
+
+        Args:
+            path: created if missing. One that holds an unfinished run is taken over, its records set aside.
+            recipe_yaml: the fully resolved recipe.
+            facts: what else the manifest says from the start.
+
+        Raises:
+            RunDirectoryError: another live process holds it, it holds a completed run, or it is no run directory.
+        """
+        self.path = Path(path)
+        self._lock = self._claim()
+        attempt = self._set_aside_unfinished()
+        (self.path / "recipe.yaml").write_text(recipe_yaml)
+        self.manifest = {
+            "layout_version": LAYOUT_VERSION,
+            "status": "running",
+            "attempt": attempt,
+            "start": now(),
+            "command": shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "python": platform.python_version(),
+            "packages": {d.name: d.version for d in sorted(distributions(), key=lambda d: d.name.lower())},
+            "git": git_state(),
+            **facts,
+        }
+        self.write_json("manifest.json", self.manifest)
+
+    def _claim(self) -> int:
+        if self.path.exists() and not self.path.is_dir():
+            raise RunDirectoryError(f"{self.path} is a file: choose another --out")
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise RunDirectoryError(
+                f"{self.path} is being written by another run that is alive: choose another --out, or wait for it"
+            ) from None
+        return lock
+
+    def _set_aside_unfinished(self) -> int:
+        """Number of this attempt; the records of an earlier, unfinished one are kept under attempt<k>/."""
+        strangers = {p.name for p in self.path.iterdir()} - {".lock", "log.txt"}
+        if not strangers:
+            return 1
+        try:
+            earlier = json.loads((self.path / "manifest.json").read_text())
+        except (OSError, json.JSONDecodeError):
+            if "recipe.yaml" not in strangers:
+                raise RunDirectoryError(
+                    f"{self.path} holds files and is no run directory: choose another --out"
+                ) from None
+            earlier = {}
+        if earlier.get("status") == "completed":
+            raise RunDirectoryError(f"{self.path} holds a completed run: choose another --out, or delete it")
+        attempt = earlier.get("attempt", 1)
+        aside = self.path / f"attempt{attempt}"
+        aside.mkdir(exist_ok=True)
+        for name in ("manifest.json", *_RECORDS):
+            if (self.path / name).exists():
+                (self.path / name).rename(aside / name)
+        return attempt + 1
+
+    def write_json(self, name: str, content: dict) -> None:
+        """Write one of the directory's JSON files whole or not at all."""
+        part = self.path / f".{name}.part"
+        part.write_text(json.dumps(content, indent=2) + "\n")
+        part.replace(self.path / name)
+
+    def finish(self, status: str, error: str | None = None, **facts) -> None:
+        """Write the end into the manifest and let go of the directory.
+
+        Args:
+            status: one of `STATUSES` but `running`.
+            error: one sentence, where it did not go well.
+            facts: what else the manifest should say.
+        """
+        self.manifest |= {"status": status, "end": now(), "error": error, **facts}
+        self.write_json("manifest.json", self.manifest)
+        os.close(self._lock)
+
+
+def git_state() -> dict[str, str | None]:
+    """Commit of this code and what differs from it (tracked files only); None outside a git checkout."""
+
+    def git(*args: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", *args], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=20, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout
+
+    commit = git("rev-parse", "HEAD")
+    return {"commit": commit and commit.strip(), "diff": git("diff", "HEAD") or None}

@@ -1,0 +1,155 @@
+"""torchtitan's Trainer with this project's records around it; its loop is used as it is."""
+
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+import torch
+
+from experiments import device  # before anything of torchtitan: see there  # isort: skip
+import torchtitan.train as titan
+from torch._dynamo.utils import calculate_time_spent, counters
+from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.protocols.train_spec import register_train_spec
+
+from experiments import data
+from experiments.metrics import Metrics
+from experiments.proof import PROFILED_STEP, Proof
+from models import float8, llama  # noqa: F401  (importing float8 registers the converter)
+
+
+class Timeline:
+    """Attributes every second from process start to the end of the first step to one phase."""
+
+    def __init__(self):
+        self.phases: dict[str, float] = {}
+        self._last = 0.0
+
+    def mark(self, phase: str) -> None:
+        """The time since the last mark belongs to `phase`."""
+        now = device.seconds_since_process_start()
+        self.phases[phase] = self.phases.get(phase, 0.0) + now - self._last
+        self._last = now
+
+
+TIMELINE = Timeline()
+
+
+def _timed(build, before: str, after: str | None = None):
+    """`build` of the TrainSpec, with the timeline marked where torchtitan calls it."""
+
+    def timed(*args, **kwargs):
+        TIMELINE.mark(before)
+        built = build(*args, **kwargs)
+        if after:
+            TIMELINE.mark(after)
+        return built
+
+    return timed
+
+
+def _build_dataloader(job_config, **kwargs):
+    loader = data.build_dataloader(job_config=job_config, **kwargs)
+    data.check_vocabulary(loader.dataset.token_file, llama.FLAVORS[job_config.model.flavor].vocab_size)
+    return loader
+
+
+_spec = llama.train_spec(
+    build_dataloader_fn=_timed(_build_dataloader, before="distributed", after="data"),
+    # torchtitan converts the model between building it and building this
+    build_metrics_processor_fn=_timed(Metrics, before="conversion"),
+)
+register_train_spec(
+    "llama",
+    replace(
+        _spec,
+        model_cls=_timed(_spec.model_cls, before="model_build", after="model_build"),
+        build_optimizers_fn=_timed(_spec.build_optimizers_fn, before="model_build"),
+    ),
+)
+
+
+class Trainer(titan.Trainer):
+    """One run. Call `train()`; `proof` and `metrics_processor` hold the records.
+
+    Raises what torchtitan raises, and `ProofError`, `Diverged`, `Float8Error`, `DataError`.
+    """
+
+    metrics_processor: Metrics
+
+    def __init__(self, job_config):
+        TIMELINE.mark("import")
+        super().__init__(job_config)
+        training = job_config.training
+        if training.dtype == training.mixed_precision_param:
+            self.maybe_enable_amp = nullcontext()  # nothing to cast; autocast would only slow down every operator
+        self.proof = Proof(
+            model=self.model_parts[0],
+            optimizers=list(self.optimizers),
+            recipe_name=job_config.quantize.linear.float8.recipe_name,
+            tokens=training.local_batch_size * training.seq_len,
+            passes_per_step=self.gradient_accumulation_steps,
+        )
+        self.proof.check_optimizer()
+        self._micro_losses: list[torch.Tensor] = []
+        TIMELINE.mark("optimizer")
+
+    def batch_generator(self, data_iterable):
+        for input_dict, labels in super().batch_generator(data_iterable):
+            self.metrics_processor.tokens += labels.numel()
+            self.metrics_processor.valid_tokens += int((labels != IGNORE_INDEX).sum())
+            yield input_dict, labels
+
+    def forward_backward_step(self, **kwargs) -> torch.Tensor:
+        loss = super().forward_backward_step(**kwargs)
+        self._micro_losses.append(loss.detach())
+        return loss
+
+    def train_step(self, data_iterator):
+        self._micro_losses.clear()
+        with self._observed():
+            super().train_step(data_iterator)
+        metrics = self.metrics_processor
+        metrics.losses.append(torch.stack(self._micro_losses).sum())
+        if self.step == 1:
+            device.titan_utils.device_module.synchronize()
+            compile_s = compile_seconds()
+            TIMELINE.mark("first_step")
+            TIMELINE.phases["compile"] = compile_s
+            TIMELINE.phases["first_step"] -= compile_s
+        if self._saved_checkpoint_before():
+            metrics.not_steady.append(self.step)
+        metrics.end_step(self.step)
+
+    @contextmanager
+    def _observed(self):
+        """The proof's share of a step: watch the optimizer in the first, profile a later one."""
+        watch = self.optimizers.register_step_pre_hook(lambda *_: self.proof.before_step()) if self.step == 1 else None
+        profiled = self.step == min(PROFILED_STEP, self.job_config.training.steps)
+        with self.proof.profile(self.step) if profiled else nullcontext():
+            yield
+        if watch:
+            watch.remove()
+            self.proof.after_step()
+        if profiled:
+            self.metrics_processor.not_steady.append(self.step)
+            self.metrics_processor.fp8_flops_per_token = self.proof.fp8_flops / (
+                self.proof.tokens * self.proof.passes_per_step
+            )
+
+    def _saved_checkpoint_before(self) -> bool:
+        """Whether this step's time holds the saving of a checkpoint, which torchtitan does between two steps."""
+        keys, last = self.job_config.checkpoint, self.step - 1
+        first = keys.enable_first_step_checkpoint and last == 1
+        return keys.enable and last > 0 and (last % keys.interval == 0 or first)
+
+
+def compile_seconds() -> float:
+    """Wall seconds that torch.compile has taken so far, backward graphs included."""
+    return calculate_time_spent().get("total_wall_time", 0.0)
+
+
+def compile_cache() -> str:
+    """`cold` if inductor compiled any graph anew, `warm` if all came from its cache, `none` if nothing was compiled."""
+    hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+    misses = counters["inductor"]["fxgraph_cache_miss"]
+    return "cold" if misses else "warm" if hits else "none"

@@ -1,0 +1,183 @@
+"""FP8 for this Llama: which linear layers run in it, with which scaling. The only file that imports torchao.
+
+torchtitan's section `quantize.linear.float8` is read as it is; differences from its converter: a name filter is exact
+(a shell pattern over the full module name) and must match something, converting nothing is an error, and the CPU
+operator counts as hardware where PyTorch has it.
+"""
+
+import logging
+import re
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+from torchtitan.distributed import ParallelDims
+from torchtitan.protocols.model_converter import register_model_converter
+from torchtitan.tools.logging import logger
+
+from models.errors import InputError
+
+for _name in ("torchao", "torch.utils._pytree"):  # importing torchao warns of kernels and calls that are not used here
+    logging.getLogger(_name).setLevel(logging.ERROR)
+from torchao.float8 import (  # noqa: E402
+    Float8LinearConfig,
+    _auto_filter_for_recipe,
+    convert_to_float8_training,
+    precompute_float8_dynamic_scale_for_fsdp,
+)
+from torchao.float8.config import ScalingType  # noqa: E402
+from torchao.float8.float8_linear import Float8Linear  # noqa: E402
+
+AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word in filter_fqns: skip layers too small to gain
+
+
+class Float8Error(InputError):
+    """FP8 was asked for and cannot be had; the message says what to do."""
+
+
+def check_device(device: torch.device) -> None:
+    """Raise `Float8Error` on a GPU without FP8 matrix units (they came with compute capability 8.9)."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        major, minor = torch.cuda.get_device_capability(device)
+        raise Float8Error(
+            f"{torch.cuda.get_device_name(device)} (compute capability {major}.{minor}) has no FP8 units, which came "
+            "with 8.9 (Ada, Hopper): train the recipe `baseline_compiled` instead"
+        )
+
+
+def scaled_mm_works(device: torch.device, rowwise: bool) -> bool:
+    """Whether `torch._scaled_mm` runs here with this scaling (torch 2.11's CPU build has tensorwise only)."""
+    a = torch.zeros(16, 16, device=device, dtype=torch.float8_e4m3fn)
+    scale_a, scale_b = ((16, 1), (1, 16)) if rowwise else ((), ())
+    try:
+        torch._scaled_mm(
+            a, a.t(), torch.ones(scale_a, device=device), torch.ones(scale_b, device=device), out_dtype=torch.bfloat16
+        )
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+class Float8Converter:
+    """torchtitan model converter `fp8`: swaps the chosen `nn.Linear`s for torchao's `Float8Linear`.
+
+    Does nothing while `quantize.linear.float8.recipe_name` is null, so that a recipe turns FP8 on with that one key.
+    """
+
+    def __init__(self, job_config, parallel_dims: ParallelDims):
+        self.keys = job_config.quantize.linear.float8
+        self.enabled = self.keys.recipe_name is not None
+        if not self.enabled:
+            return
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        check_device(device)
+        if self.keys.enable_fsdp_float8_all_gather and not parallel_dims.dp_shard_enabled:
+            raise Float8Error(
+                "quantize.linear.float8.enable_fsdp_float8_all_gather needs FSDP over two or more GPUs: "
+                "start with torchrun or srun, or set it to false"
+            )
+        emulate = self.keys.emulate
+        if not emulate and not scaled_mm_works(device, rowwise=self.keys.recipe_name != "tensorwise"):
+            logger.warning(
+                f"torch {torch.__version__} has no {self.keys.recipe_name} FP8 operator for {device.type}: emulating "
+                "it with FP8-rounded bf16 products; torch 2.13 has it"
+            )
+            emulate = True
+        config = Float8LinearConfig.from_recipe_name(self.keys.recipe_name)
+        self.config = Float8LinearConfig(
+            **{
+                **vars(config),
+                "emulate": emulate,
+                "enable_fsdp_float8_all_gather": self.keys.enable_fsdp_float8_all_gather,
+            }
+        )
+
+    def convert(self, model: nn.Module) -> None:
+        """Convert in place. Raises `Float8Error` if a filter matches nothing, nothing is left, or a size is unfit."""
+        if not self.enabled:
+            return
+        chosen = choose_modules(model, self.keys.recipe_name, self.keys.filter_fqns)
+        convert_to_float8_training(model, config=self.config, module_filter_fn=lambda _, name: name in chosen)
+        for module in converted_modules(model).values():
+            module.register_forward_pre_hook(_follow_cpu_autocast)
+        kept = sorted({name for name, m in model.named_modules() if type(m) is nn.Linear})
+        logger.info(f"FP8 {self.keys.recipe_name}: {len(chosen)} linear layers converted, kept in bf16: {kept}")
+
+    def post_optimizer_hook(self, model: nn.Module | list[nn.Module]) -> None:
+        """Compute the scales of all FSDP float8 weights with one all-reduce instead of one each."""
+        if self.enabled and self.keys.precompute_float8_dynamic_scale_for_fsdp:
+            for part in [model] if isinstance(model, nn.Module) else model:
+                precompute_float8_dynamic_scale_for_fsdp(part)
+
+
+register_model_converter(Float8Converter, "fp8")
+
+
+def _follow_cpu_autocast(_: nn.Module, args: tuple) -> tuple | None:
+    """Cast the input as autocast would cast that of `nn.Linear`; torchao's own line for it looks at CUDA only."""
+    if torch.is_autocast_enabled("cpu"):
+        return (args[0].to(torch.get_autocast_dtype("cpu")),)
+    return None
+
+
+def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -> set[str]:
+    """Names of the linear layers to convert: all of them but those that `filter_fqns` names.
+
+    Args:
+        model: any module.
+        recipe_name: `tensorwise`, `rowwise` or `rowwise_with_gw_hp`.
+        filter_fqns: full module names or shell patterns over them (`output`, `layers.*.attention.wk`), and/or
+            `auto_filter_small_kn`, torchao's heuristic for layers that are too small to gain.
+
+    Raises:
+        Float8Error: see `Float8Converter.convert`.
+    """
+    linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    chosen = set(linears)
+    for pattern in filter_fqns:
+        if pattern == AUTO_FILTER:
+            continue
+        matched = {name for name in linears if fnmatchcase(name, pattern)}
+        if not matched:
+            known = sorted({re.sub(r"[.][0-9]+[.]", ".*.", name) for name in linears})
+            raise Float8Error(
+                f"quantize.linear.float8.filter_fqns: `{pattern}` matches no linear layer; "
+                f"it names modules in full, as {', '.join(known)}"
+            )
+        chosen -= matched
+    if AUTO_FILTER in filter_fqns:
+        if recipe_name == "rowwise_with_gw_hp":
+            raise Float8Error(f"torchao has no {AUTO_FILTER} for rowwise_with_gw_hp: name the layers instead")
+        worth_it = _auto_filter_for_recipe(recipe_name, filter_fqns=[])
+        chosen = {name for name in chosen if worth_it(linears[name], name)}
+    if not chosen:
+        raise Float8Error("FP8 would convert no layer: quantize.linear.float8.filter_fqns leaves none of them")
+    unfit = {name: linears[name] for name in chosen if any(size % 16 for size in linears[name].weight.shape)}
+    if unfit:
+        name, linear = min(unfit.items())
+        raise Float8Error(
+            f"{name} is {linear.out_features} x {linear.in_features}, and FP8 needs multiples of 16: "
+            f"add it to quantize.linear.float8.filter_fqns or choose another model.flavor ({len(unfit)} such layers)"
+        )
+    return chosen
+
+
+def converted_modules(model: nn.Module) -> dict[str, Float8Linear]:
+    """The FP8 layers of `model` by their name before compilation."""
+    return {name.replace("_orig_mod.", ""): m for name, m in model.named_modules() if isinstance(m, Float8Linear)}
+
+
+def fp8_gemms(module: Float8Linear) -> int:
+    """How many of a layer's three GEMMs (output, input gradient, weight gradient) have FP8 operands."""
+    c = module.config
+    operands = (
+        (c.cast_config_input, c.cast_config_weight),
+        (c.cast_config_grad_output, c.cast_config_weight_for_grad_input),
+        (c.cast_config_input_for_grad_weight, c.cast_config_grad_output_for_grad_weight),
+    )
+    return sum(all(cast.scaling_type is not ScalingType.DISABLED for cast in pair) for pair in operands)
+
+
+def is_emulated(module: Float8Linear) -> bool:
+    """Whether the layer rounds to FP8 but multiplies in high precision."""
+    return module.config.emulate

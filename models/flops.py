@@ -1,0 +1,97 @@
+"""FLOPs, bytes and peaks: pure functions of a model's configuration, the same for every recipe.
+
+`args` is anything with the fields of torchtitan's `TransformerModelArgs` (and `enable_weight_tying`).
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Dense matrix-multiply peaks of one device in FLOP/s; `fp8` is None where the device has no FP8 units."""
+
+    bf16: float
+    fp8: float | None
+    source: str
+
+
+# NVIDIA datasheets, sparse figures halved. The first name found in the device's name decides, so the order matters.
+_PEAKS = {
+    "B200": Peak(2250e12, 4500e12, "NVIDIA B200 datasheet, dense"),
+    "H200": Peak(989e12, 1979e12, "NVIDIA H200 and GH200 datasheets, dense"),
+    "H100 PCIe": Peak(756e12, 1513e12, "NVIDIA H100 PCIe datasheet, dense"),
+    "H100 NVL": Peak(835e12, 1671e12, "NVIDIA H100 NVL datasheet, dense"),
+    "H100": Peak(989e12, 1979e12, "NVIDIA H100 SXM datasheet, dense"),
+    "A100": Peak(312e12, None, "NVIDIA A100 datasheet, dense"),
+}
+
+
+def datasheet_peak(device_name: str) -> Peak | None:
+    """Peak of a GPU by the name the driver gives it, e.g. `NVIDIA GH200 120GB`; None if it is not in the table."""
+    return next((peak for name, peak in _PEAKS.items() if name in device_name), None)
+
+
+def ffn_dim(args) -> int:
+    """Width of the SwiGLU layer: 8/3 of `dim`, scaled and rounded up as Llama does."""
+    hidden = int(2 * 4 * args.dim / 3)
+    if args.ffn_dim_multiplier is not None:
+        hidden = int(args.ffn_dim_multiplier * hidden)
+    return -(-hidden // args.multiple_of) * args.multiple_of
+
+
+def linear_shapes(args) -> dict[str, tuple[int, int]]:
+    """(out_features, in_features) of every linear layer, by module name."""
+    head_dim = args.dim // args.n_heads
+    q, kv, ffn = args.n_heads * head_dim, (args.n_kv_heads or args.n_heads) * head_dim, ffn_dim(args)
+    block = {
+        "attention.wq": (q, args.dim),
+        "attention.wk": (kv, args.dim),
+        "attention.wv": (kv, args.dim),
+        "attention.wo": (args.dim, q),
+        "feed_forward.w1": (ffn, args.dim),
+        "feed_forward.w2": (args.dim, ffn),
+        "feed_forward.w3": (ffn, args.dim),
+    }
+    shapes = {f"layers.{i}.{name}": shape for i in range(args.n_layers) for name, shape in block.items()}
+    return shapes | {"output": (args.vocab_size, args.dim)}
+
+
+def parameters(args) -> int:
+    """Number of parameters; a tied embedding is counted once, as the head."""
+    linears = sum(n * k for n, k in linear_shapes(args).values())
+    norms = (2 * args.n_layers + 1) * args.dim
+    embedding = 0 if args.enable_weight_tying else args.vocab_size * args.dim
+    return linears + norms + embedding
+
+
+def flops_per_token(args, seq_len: int, causal: bool = False) -> int:
+    """FLOPs of forward and backward per token: 6 per weight, input embedding left out, plus attention.
+
+    torchtitan's and the published study's formula: 6 N + 12 layers heads head_dim seq_len. `causal` halves the
+    attention term, because a causal mask leaves half of it to compute; figures made with it carry the word.
+    """
+    embedding = 0 if args.enable_weight_tying else args.vocab_size * args.dim
+    attention = 12 * args.n_layers * args.dim * seq_len  # heads * head_dim = dim
+    return 6 * (parameters(args) - embedding) + (attention // 2 if causal else attention)
+
+
+def memory_estimate(args, tokens: int, param_bytes: int, compiled: bool) -> dict[str, int]:
+    """Bytes that training on one device needs, to within about a quarter; no activation checkpointing, no sharding.
+
+    Args:
+        args: the model.
+        tokens: tokens in one forward pass (batch times sequence).
+        param_bytes: bytes of one parameter (2 for bf16, 4 for fp32); gradient and both Adam moments have the same.
+        compiled: compiled kernels recompute some element-wise results instead of keeping them.
+    """
+    n = parameters(args)
+    # Kept for backward per token and layer, in bf16. Of width dim: the inputs of both norms and their outputs, q, k, v,
+    # the attention's output before and after its transposition. Of FFN width: w1's and w3's outputs, silu, the product.
+    per_layer = (7 if compiled else 8) * args.dim + (3 if compiled else 4) * ffn_dim(args)
+    return {
+        "parameters": n * param_bytes,
+        "gradients": n * param_bytes,
+        "optimizer": 2 * n * param_bytes,
+        "activations": 2 * tokens * args.n_layers * per_layer,
+        "logits": tokens * args.vocab_size * (2 + 4 + 4),  # bf16, their float32 copy, its gradient
+    }

@@ -1,0 +1,172 @@
+"""The Llama this project trains: torchtitan's, with real-valued RoPE, tied embeddings and a choice of attention kernel.
+
+Sizes are one line each in `FLAVORS`. `train_spec()` is what torchtitan's Trainer builds from.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch._inductor.config
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torchtitan.components.loss import build_cross_entropy_loss
+from torchtitan.components.lr_scheduler import build_lr_schedulers
+from torchtitan.components.optimizer import build_optimizers
+from torchtitan.distributed import ParallelDims
+from torchtitan.models.llama3 import Transformer, TransformerModelArgs, parallelize_llama
+from torchtitan.models.llama3.model import model as titan
+from torchtitan.models.llama3.model.args import RoPEScalingArgs
+from torchtitan.protocols.train_spec import TrainSpec
+
+from models import flops
+from models.errors import InputError
+
+ATTENTION_BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+@dataclass
+class LlamaArgs(TransformerModelArgs):
+    """torchtitan's Llama 3 arguments plus weight tying and the attention kernel (`ATTENTION_BACKENDS` or `auto`)."""
+
+    enable_weight_tying: bool = False
+    attention_backend: str = "auto"
+
+    def update_from_config(self, job_config, **kwargs) -> None:
+        super().update_from_config(job_config, **kwargs)
+        self.attention_backend = job_config.model.attention_backend
+
+    def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
+        """From the configuration, not from `model`: the same for every recipe, whatever compile or FP8 did to it."""
+        return flops.parameters(self), flops.flops_per_token(self, seq_len)
+
+
+def _llama(**sizes) -> LlamaArgs:
+    rope_factor = sizes.pop("rope_factor", 1.0)  # Llama 3.1 stretches long wavelengths by 8, 3.2 by 32
+    scaling = RoPEScalingArgs(scaling_factor=rope_factor)
+    return LlamaArgs(rope_theta=500000, rope_scaling_args=scaling, **sizes)
+
+
+_8B = dict(dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, ffn_dim_multiplier=1.3, multiple_of=1024)  # FFN 14336
+FLAVORS = {
+    "8B-published": _llama(**_8B, vocab_size=131072),  # 8.05 B parameters, the published study's
+    "llama3.1-8B": _llama(**_8B, vocab_size=128256, rope_factor=8.0),
+    "llama3.2-3B": _llama(
+        dim=3072, n_layers=28, n_heads=24, n_kv_heads=8, vocab_size=128256, rope_factor=32.0, enable_weight_tying=True
+    ),  # FFN 8192
+    "llama3.2-1B": _llama(
+        dim=2048, n_layers=16, n_heads=32, n_kv_heads=8, ffn_dim_multiplier=1.5, vocab_size=128256, rope_factor=32.0,
+        enable_weight_tying=True,
+    ),  # FFN 8192
+    # The same architecture in seconds a step on two cores; every dimension a multiple of 16, as FP8 asks.
+    "cpu": _llama(dim=256, n_layers=4, n_heads=8, n_kv_heads=4, vocab_size=4096),  # FFN 768
+}  # fmt: skip
+
+
+def apply_rope(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
+    """Rotate each pair of neighbouring features by its position's angle.
+
+    Real arithmetic, because inductor has no code for complex tensors; equal to torchtitan's `apply_rotary_emb`.
+
+    Args:
+        x: (batch, seq, heads, head_dim).
+        rope: (seq, head_dim / 2, 2) or (batch, seq, head_dim / 2, 2), float32 cosines and sines.
+
+    Returns:
+        (batch, seq, heads, head_dim) in the dtype of `x`; computed in float32.
+    """
+    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = rope.unsqueeze(-3).unbind(-1)
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).type_as(x)
+
+
+class InnerAttention(nn.Module):
+    """Causal scaled_dot_product_attention as a module, which is what torchtitan's context parallelism hooks into."""
+
+    def __init__(self, backend: str):
+        super().__init__()
+        self.backend = backend
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, enable_gqa: bool) -> torch.Tensor:
+        """q: (batch, heads, seq, head_dim); k, v: (batch, kv_heads, seq, head_dim); returns the shape of q."""
+        if self.backend == "auto":
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=enable_gqa)
+        with sdpa_kernel(ATTENTION_BACKENDS[self.backend]):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=enable_gqa)
+
+
+class Attention(titan.Attention):
+    """torchtitan's attention with real-valued RoPE; `freqs_cis` is the (seq, head_dim / 2, 2) buffer of `Llama`."""
+
+    def __init__(self, args: LlamaArgs):
+        super().__init__(args)
+        self.inner_attention = InnerAttention(args.attention_backend)
+
+    def forward(self, x, freqs_cis, attention_masks=None, positions=None):
+        """x: (batch, seq, dim); returns the same shape."""
+        batch, seq, _ = x.shape
+        rope = freqs_cis[:seq] if positions is None else freqs_cis[positions]
+        q, k, v = (proj(x).view(batch, seq, -1, self.head_dim) for proj in (self.wq, self.wk, self.wv))
+        q, k = apply_rope(q, rope), apply_rope(k, rope)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        out = self.inner_attention(q, k, v, enable_gqa=self.enable_gqa)
+        return self.wo(out.transpose(1, 2).reshape(batch, seq, -1))
+
+
+class Llama(Transformer):
+    """torchtitan's Transformer with the attention above and, where the flavor says so, a tied output head."""
+
+    def __init__(self, args: LlamaArgs):
+        super().__init__(args)
+        for block in self.layers.values():
+            block.attention = Attention(args)
+        self._tie()
+
+    def _tie(self):
+        if self.model_args.enable_weight_tying:
+            self.output.weight = self.tok_embeddings.weight
+
+    def init_weights(self, buffer_device: torch.device | None = None):
+        self._tie()  # again: Module.to_empty() gave the two modules separate tensors
+        super().init_weights(buffer_device)
+
+    def _precompute_freqs_cis(self) -> torch.Tensor:
+        return torch.view_as_real(super()._precompute_freqs_cis())
+
+
+def parallelize(model: Llama, parallel_dims: ParallelDims, job_config) -> nn.Module:
+    """torchtitan's `parallelize_llama`, with `compile.scope: model` and `compile.emulate_precision_casts` honoured."""
+    if parallel_dims.world_size > 1 and model.model_args.enable_weight_tying:
+        raise InputError(
+            f"model.flavor {job_config.model.flavor} ties its embeddings, which FSDP would shard twice: "
+            "train it on one GPU, or choose an 8B flavor"
+        )
+    compile_config = job_config.compile
+    torch._inductor.config.emulate_precision_casts = compile_config.emulate_precision_casts
+    if compile_config.enable and compile_config.scope == "model" and "model" in compile_config.components:
+        others = [name for name in compile_config.components if name != "model"]
+        blocks_eager = replace(job_config, compile=replace(compile_config, components=others))
+        model = parallelize_llama(model, parallel_dims, blocks_eager)
+        model.compile(backend=compile_config.backend)
+        return model
+    return parallelize_llama(model, parallel_dims, job_config)
+
+
+def train_spec(**builders) -> TrainSpec:
+    """The TrainSpec of this model; `builders` are the parts that are not the model's: data, metrics."""
+    return TrainSpec(
+        model_cls=Llama,
+        model_args=FLAVORS,
+        parallelize_fn=parallelize,
+        pipelining_fn=None,
+        build_optimizers_fn=build_optimizers,
+        build_lr_schedulers_fn=build_lr_schedulers,
+        build_loss_fn=build_cross_entropy_loss,
+        build_tokenizer_fn=None,
+        **builders,
+    )
