@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -11,6 +12,8 @@ from rich.table import Table
 from analysis.summary import LayoutError, summarize
 
 COMPILED_BASELINE = "baseline_compiled"
+COLUMNS = ("seed", "final\nloss", "tokens/s", "IQR", "vs\nBASELINE", "vs\ncompiled", "MFU", "warm-up\ns",
+           "compile\ncache", "wall\ns", "after\nwarm-up", "FP8\nshare", "memory\nGiB", "status")  # fmt: skip
 
 
 def find_runs(paths: list[Path]) -> list[Path]:
@@ -23,32 +26,32 @@ def find_runs(paths: list[Path]) -> list[Path]:
 
 def table(rows: list[dict], baseline: str) -> Table:
     """The final table: one line a run; ratios are to the runs of the same seed."""
-    view = Table(title=None, header_style="bold")
+    seeds = len({row["seed"] for row in rows}) > 1
+    view = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
     view.add_column("recipe", no_wrap=True)
-    if len({row["seed"] for row in rows}) > 1:
-        view.add_column("seed", justify="right")
-    for name in ("final loss", "tokens/s", "quartiles", f"x {baseline}", "x compiled", "MFU", "warm-up s", "wall s",
-                 "wall s after warm-up", "FP8 share", "memory GiB", "status"):  # fmt: skip
-        view.add_column(name, justify="right")
+    for name in COLUMNS if seeds else COLUMNS[1:]:
+        view.add_column(name.replace("BASELINE", baseline), justify="right")
     for row in rows:
-        cells = [row["recipe"]]
-        if view.columns[1].header == "seed":
-            cells.append(str(row["seed"]))
-        cells += [
+        spread = None
+        if row["tokens_per_s"]:
+            spread = (row["tokens_per_s_q3"] - row["tokens_per_s_q1"]) / row["tokens_per_s"]
+        cells = [
+            str(row["seed"]),
             _format(row["final_loss"], ".3f"),
             _format(row["tokens_per_s"], ",.0f"),
-            _format(row["tokens_per_s_q1"], ",.0f") + "-" + _format(row["tokens_per_s_q3"], ",.0f"),
+            _format(spread, ".1%"),
             _format(_ratio(row, rows, baseline), ".2f"),
             _format(_ratio(row, rows, COMPILED_BASELINE), ".2f"),
             _format(row["mfu_bf16_peak"], ".1%"),
-            _format(row["warm_up_s"], ".1f") + {"cold": " (cold)", "warm": " (warm)"}.get(row["compile_cache"], ""),
+            _format(row["warm_up_s"], ".1f"),
+            row["compile_cache"] or "-",
             _format(row["wall_s"], ".1f"),
             _format(row["wall_s_without_warm_up"], ".1f"),
             "emulated" if row["fp8_emulated"] else _format(row["fp8_share"], ".1%"),
             _format(row["peak_memory_bytes"] and row["peak_memory_bytes"] / 2**30, ".1f"),
             row["status"] if row["steps"] == row["steps_asked"] else f"{row['status']} at {row['steps']}",
         ]
-        view.add_row(*(escape(cell) for cell in cells))
+        view.add_row(row["recipe"], *map(escape, cells if seeds else cells[1:]))
     return view
 
 
@@ -72,7 +75,11 @@ def notes(rows: list[dict]) -> list[str]:
             "Trained on a CPU, which has no FP8 units: FP8 is slower here. This shows the method, not the answer."
         )
     for source in sorted({row["peak_source"] for row in rows}):
-        lines.append(f"MFU is of the bf16 peak ({source}); FP8 share is of the FLOPs of all matrix multiplications.")
+        lines.append(f"MFU is of the bf16 peak ({source}).")
+    lines.append(
+        "tokens/s: median over steady steps (after the first 10), IQR its quartiles' distance; FP8 share: of the FLOPs "
+        "of all matrix multiplications, as profiled; wall: from process start, after warm-up: from the end of step 1."
+    )
     short = [row for row in rows if row["tokens_per_s"] is None and row["status"] == "completed"]
     if short:
         lines.append("No steady rate: a run needs more than 11 steps for one.")

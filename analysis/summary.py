@@ -5,7 +5,6 @@ import statistics
 from pathlib import Path
 
 LAYOUT_VERSION = 1  # of run directories, see experiments.rundir
-STEADY_AFTER = 10  # steps: compilation, allocator and clocks have settled
 FINAL_WINDOWS = 10  # log windows that the final loss is the mean of
 
 
@@ -54,17 +53,14 @@ def read_manifest(run: Path) -> dict:
 
 
 def steady_steps(lines: list[dict]) -> list[float]:
-    """Seconds of each steady step: after the first 10, and neither profiled nor saving a checkpoint."""
-    return [
-        seconds
-        for line in lines
-        for step, seconds in zip(_steps(line), line["step_s"], strict=True)
-        if step > STEADY_AFTER and step not in line["not_steady"]
-    ]
+    """Seconds of each steady step: after a process's first 10, and not after one that saved a checkpoint."""
+    return [seconds for line in lines for step, seconds in _timed(line, "step_s") if step not in line["not_steady"]]
 
 
-def _steps(line: dict) -> range:
-    return range(line["step"] - len(line["step_s"]) + 1, line["step"] + 1)
+def _timed(line: dict, key: str) -> list[tuple[int, float]]:
+    """(step, seconds) of each step of a window."""
+    first = line["step"] - len(line[key]) + 1
+    return list(enumerate(line[key], start=first))
 
 
 def summarize(run: Path) -> dict:
@@ -72,13 +68,18 @@ def summarize(run: Path) -> dict:
 
     Rates are over all devices, per second; times in seconds, memory in bytes, shares and MFUs as fractions of 1.
     `tokens_per_s` is the median over steady steps, with its quartiles; `wall_s` ends with the last step and counts from
-    the start of the process, `wall_s_without_warm_up` from the end of the first step.
+    the start of the process, `wall_s_without_warm_up` from the end of the first step. Of a run that was resumed, the
+    times of all attempts are added up.
 
     Raises:
         LayoutError: see `read_manifest`.
     """
     manifest, timing, proof = (read_manifest(run), read_json(run / "timing.json"), read_json(run / "proof.json"))
     lines = read_metrics(run / "metrics.jsonl")
+    attempts = [*sorted(run.glob("attempt*")), run]
+    ends = [read_last_line(attempt / "metrics.jsonl").get("elapsed_s") for attempt in attempts]
+    warm_ups = [read_json(attempt / "timing.json").get("warm_up_s") for attempt in attempts]
+    wall, warm_up = _sum_known(ends), _sum_known(warm_ups)
     row = {
         "recipe": manifest["recipe"],
         "seed": manifest["seed"],
@@ -90,16 +91,21 @@ def summarize(run: Path) -> dict:
         "steps": lines[-1]["step"] if lines else 0,
         "steps_asked": manifest["steps"],
         "final_loss": statistics.fmean(line["loss"] for line in lines[-FINAL_WINDOWS:]) if lines else None,
-        "warm_up_s": timing.get("warm_up_s"),
+        "warm_up_s": warm_up,
         "compile_cache": timing.get("compile_cache"),
-        "wall_s": lines[-1]["elapsed_s"] if lines else None,
-        "wall_s_without_warm_up": lines[-1]["elapsed_s"] - timing["warm_up_s"] if lines and timing else None,
+        "wall_s": wall,
+        "wall_s_without_warm_up": wall - warm_up if wall and warm_up else None,
         "fp8_share": proof.get("fp8_share_of_matmul_flops"),
         "fp8_emulated": proof.get("emulated"),
         "peak_memory_bytes": max((line["peak_memory_bytes"] for line in lines), default=None),
         "peak_source": manifest["peak_flops"]["source"],
     }
     return row | _rates(manifest, proof, lines)
+
+
+def _sum_known(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _rates(manifest: dict, proof: dict, lines: list[dict]) -> dict:
@@ -112,9 +118,7 @@ def _rates(manifest: dict, proof: dict, lines: list[dict]) -> dict:
     tokens_per_step = lines[0]["tokens_per_s"] * sum(lines[0]["step_s"]) / len(lines[0]["step_s"])
     slow, median, fast = (tokens_per_step / q for q in reversed(statistics.quantiles(seconds, n=4, method="inclusive")))
     valid_share = sum(line["valid_tokens_per_s"] / line["tokens_per_s"] for line in lines) / len(lines)
-    waits = sum(sum(line["data_wait_s"]) for line in lines if line["step"] > STEADY_AFTER)
-    spent = sum(sum(line["step_s"]) for line in lines if line["step"] > STEADY_AFTER)
-
+    waits = [s for line in lines for step, s in _timed(line, "data_wait_s") if step not in line["not_steady"]]
     per_device, flops, peak = median / manifest["world_size"], manifest["flops_per_token"], manifest["peak_flops"]
     mixed = None
     if peak["fp8"] and proof:
@@ -125,4 +129,4 @@ def _rates(manifest: dict, proof: dict, lines: list[dict]) -> dict:
         per_device * flops / peak["fp8"] if peak["fp8"] else None,
         mixed,
     )
-    return dict(zip(keys, (median, slow, fast, median * valid_share, waits / spent, *mfus), strict=True))
+    return dict(zip(keys, (median, slow, fast, median * valid_share, sum(waits) / sum(seconds), *mfus), strict=True))

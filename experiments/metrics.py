@@ -6,7 +6,8 @@ A line of metrics.jsonl (times in seconds, rates over all devices):
   grad_norm, lr          of the last step; the norm is the one before clipping
   tokens_per_s           tokens through the model, padding included; valid_tokens_per_s leaves padding out
   step_s, data_wait_s    every step's duration; the part of it spent waiting for data
-  not_steady             steps of the window that were profiled or wrote a checkpoint
+  not_steady             steps of the window whose time says little: the process's first 10 (one of them is profiled),
+                         and those that wrote a checkpoint
   peak_memory_bytes      highest reserved memory of the device so far (on a CPU: resident set)
   mfu_bf16_peak, mfu_fp8_peak, mfu_mixed_peak     fractions, see the README; null where no peak applies
 """
@@ -88,10 +89,10 @@ class Metrics(MetricsProcessor):
 
     def __init__(self, job_config, parallel_dims, model_args):
         super().__init__(job_config, parallel_dims)
-        self.tokens_per_step = 0  # of this rank; set from the batches
         self.fp8_flops_per_token = 0.0  # set by the proof once a step was profiled
         self.on_window: Callable[[dict], None] = lambda line: None
         self.on_step: Callable[[int], None] = lambda step: None
+        self.on_resume: Callable[[int], None] = lambda step: None  # before the first step after checkpoint `step`
         self._clock = _Clock()
         self._pending: dict | None = None
         self._reset_window()

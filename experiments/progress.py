@@ -31,7 +31,7 @@ class Display:
 def progress_bar(console: Console) -> Progress:
     """The bar used for a run and for a study's runs; tasks carry a `window` field."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[window]}"))
-    return Progress(*columns, TimeRemainingColumn(), console=console)
+    return Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)
 
 
 @contextmanager

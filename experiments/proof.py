@@ -161,9 +161,13 @@ def count_gemm_flops(events) -> dict[str, int]:
     Args:
         events: `torch.profiler.profile(record_shapes=True).events()`.
     """
+    gemms = [event for event in events if event.name in _GEMM_OPS]
+    # Eager FP8 enters as aten::mm of a tensor subclass, which calls _scaled_mm; other GEMMs may call one another too.
+    around_fp8 = {id(parent) for event in gemms if event.name in _FP8_OPS for parent in _callers(event)}
     flops: dict[str, int] = {}
-    for event in events:
-        if event.name not in _GEMM_OPS or _inside_gemm(event):
+    for event in gemms:
+        inside = any(parent.name in _GEMM_OPS for parent in _callers(event))
+        if event.name not in _FP8_OPS and (inside or id(event) in around_fp8):
             continue
         # addmm and baddbmm have the bias first; every other operand after the two matrices is a scale or an output
         a, b = event.input_shapes[1:3] if event.name in ("aten::addmm", "aten::baddbmm") else event.input_shapes[:2]
@@ -172,14 +176,12 @@ def count_gemm_flops(events) -> dict[str, int]:
     return flops
 
 
-def _inside_gemm(event) -> bool:
-    """Whether another GEMM called this one: the CPU's _scaled_mm may fall back to mm."""
-    parent = event.cpu_parent
-    while parent is not None:
-        if parent.name in _GEMM_OPS:
-            return True
-        parent = parent.cpu_parent
-    return False
+def _callers(event) -> list:
+    """The operators that called this one, innermost first."""
+    callers = []
+    while (event := event.cpu_parent) is not None:
+        callers.append(event)
+    return callers
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

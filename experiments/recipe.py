@@ -95,7 +95,7 @@ def load(name: str, overlays: Sequence[str] = (), overrides: Sequence[str] = (),
     recipe = layers[-1]
     config.job.description = recipe.description
     base = recipe.base.value if recipe.base else None
-    return Recipe(recipe.path.stem, base, tuple(overlays), tuple(overrides), seed, recipe.description, config)
+    return Recipe(recipe.name, base, tuple(overlays), tuple(overrides), seed, recipe.description, config)
 
 
 def to_yaml(recipe: Recipe) -> str:
@@ -104,7 +104,7 @@ def to_yaml(recipe: Recipe) -> str:
     header += f"overrides: {' '.join(recipe.overrides) or 'none'}\n"
     sections = asdict(recipe.config)
     del sections["job"]["description"]
-    return textwrap.indent(header, "# ") + dump({"description": recipe.description, **sections})
+    return textwrap.indent(header, "# ") + dump({"name": recipe.name, "description": recipe.description, **sections})
 
 
 def difference(recipe: Recipe) -> list[tuple[str, object, object]]:
@@ -131,6 +131,7 @@ def _raise(problems: list[str]) -> None:
 @dataclass(frozen=True)
 class _Layer:
     path: Path
+    name: str
     base: Entry | None
     description: str
     sections: Entry
@@ -144,7 +145,7 @@ def _read(path: Path, problems: list[str]) -> _Layer:
         if tree is not None:
             what = "the file is empty" if tree.value is None else f"expected sections, got {shown(tree.value)}"
             problems.append(f"{tree.origin}: {what}; a recipe has `base:`, `description:` and the sections it changes")
-        return _Layer(path, None, "", Entry({}, f"{place}:1"))
+        return _Layer(path, path.stem, None, "", Entry({}, f"{place}:1"))
 
     sections = dict(tree.value)
     base = sections.pop("base", None)
@@ -160,7 +161,10 @@ def _read(path: Path, problems: list[str]) -> _Layer:
     if not isinstance(description.value, str) or len(description.value.splitlines()) != 1:
         got = shown(plain(description))
         problems.append(f"{description.origin}: description: expected a line of text on what this is for, got {got}")
-    return _Layer(path, base, str(description.value), Entry(sections, tree.origin))
+    name = path.stem
+    if path.parent not in (RECIPES, OVERLAYS):  # a run's recipe.yaml says whose it is
+        name = str(plain(sections.pop("name", Entry(name, ""))))
+    return _Layer(path, name, base, str(description.value), Entry(sections, tree.origin))
 
 
 def _chain(name: str, problems: list[str]) -> list[_Layer]:

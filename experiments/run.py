@@ -159,20 +159,23 @@ def _record(trainer, directory, screen) -> None:
     from experiments.trainer import TIMELINE, compile_cache
 
     lines = JsonLines(directory.path / "metrics.jsonl")
+    metrics, timed = trainer.metrics_processor, False
 
     def on_window(line: dict) -> None:
         lines.append(line)
         screen.window(line)
 
     def on_step(step: int) -> None:
+        nonlocal timed
         screen.step(step)
-        if step == 1:
+        if not timed:
+            timed = True
             warm_up = {"warm_up_s": sum(TIMELINE.phases.values()), "phases": TIMELINE.phases}
             directory.write_json("timing.json", warm_up | {"compile_cache": compile_cache()})
         if step == trainer.proof.profiled_step:
             directory.write_json("proof.json", trainer.proof.record())
 
-    trainer.metrics_processor.on_window, trainer.metrics_processor.on_step = on_window, on_step
+    metrics.on_window, metrics.on_step, metrics.on_resume = on_window, on_step, directory.take_over_metrics
 
 
 def _close(trainer) -> None:

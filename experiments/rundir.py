@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
 
+from analysis.summary import read_metrics
 from models.errors import InputError
 
 LAYOUT_VERSION = 1
@@ -108,6 +109,13 @@ class RunDirectory:
             if (self.path / name).exists():
                 (self.path / name).rename(aside / name)
         return attempt + 1
+
+    def take_over_metrics(self, step: int) -> None:
+        """After a resume from the checkpoint of `step`: the earlier attempt's lines up to it, so that each is there."""
+        earlier = self.path / f"attempt{self.manifest['attempt'] - 1}" / "metrics.jsonl"
+        if earlier.exists():
+            lines = [line for line in read_metrics(earlier) if line["step"] <= step]
+            (self.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def write_json(self, name: str, content: dict) -> None:
         """Write one of the directory's JSON files whole or not at all."""

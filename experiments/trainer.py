@@ -16,6 +16,8 @@ from experiments.metrics import Metrics
 from experiments.proof import PROFILED_STEP, Proof
 from models import float8, llama  # noqa: F401  (importing float8 registers the converter)
 
+SETTLING_STEPS = 10  # of a process, not steady: compilation, profile, allocator and clocks settle
+
 
 class Timeline:
     """Attributes every second from process start to the end of the first step to one phase."""
@@ -91,6 +93,7 @@ class Trainer(titan.Trainer):
         )
         self.proof.check_optimizer()
         self._micro_losses: list[torch.Tensor] = []
+        self._steps_done = 0  # by this process: fewer than self.step after a resume
         TIMELINE.mark("optimizer")
 
     def batch_generator(self, data_iterable):
@@ -105,33 +108,38 @@ class Trainer(titan.Trainer):
         return loss
 
     def train_step(self, data_iterator):
+        metrics = self.metrics_processor
+        self._steps_done += 1
+        if self._steps_done == 1 and self.step > 1:
+            metrics.on_resume(self.step - 1)
         self._micro_losses.clear()
         with self._observed():
             super().train_step(data_iterator)
-        metrics = self.metrics_processor
         metrics.losses.append(torch.stack(self._micro_losses).sum())
-        if self.step == 1:
+        if self._steps_done == 1:
             device.titan_utils.device_module.synchronize()
             compile_s = compile_seconds()
             TIMELINE.mark("first_step")
             TIMELINE.phases["compile"] = compile_s
             TIMELINE.phases["first_step"] -= compile_s
-        if self._saved_checkpoint_before():
+        if self._steps_done <= SETTLING_STEPS or self._saved_checkpoint_before():
             metrics.not_steady.append(self.step)
         metrics.end_step(self.step)
 
     @contextmanager
     def _observed(self):
         """The proof's share of a step: watch the optimizer in the first, profile a later one."""
-        watch = self.optimizers.register_step_pre_hook(lambda *_: self.proof.before_step()) if self.step == 1 else None
-        profiled = self.step == min(PROFILED_STEP, self.job_config.training.steps)
+        watch = None
+        if self._steps_done == 1:
+            watch = self.optimizers.register_step_pre_hook(lambda *_: self.proof.before_step())
+        left = self.job_config.training.steps - self.step
+        profiled = self._steps_done == PROFILED_STEP or (self._steps_done < PROFILED_STEP and not left)
         with self.proof.profile(self.step) if profiled else nullcontext():
             yield
         if watch:
             watch.remove()
             self.proof.after_step()
         if profiled:
-            self.metrics_processor.not_steady.append(self.step)
             self.metrics_processor.fp8_flops_per_token = self.proof.fp8_flops / (
                 self.proof.tokens * self.proof.passes_per_step
             )

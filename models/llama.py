@@ -9,6 +9,7 @@ import torch
 import torch._inductor.config
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchtitan.components.loss import build_cross_entropy_loss
 from torchtitan.components.lr_scheduler import build_lr_schedulers
@@ -146,6 +147,14 @@ def parallelize(model: Llama, parallel_dims: ParallelDims, job_config) -> nn.Mod
             f"model.flavor {job_config.model.flavor} ties its embeddings, which FSDP would shard twice: "
             "train it on one GPU, or choose an 8B flavor"
         )
+    model = _compile_and_parallelize(model, parallel_dims, job_config)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # torchtitan sets the division factor to 1, so a plain sum is the same, and
+            module.set_force_sum_reduction_for_comms(True)  # gloo, the CPU's backend, has no other
+    return model
+
+
+def _compile_and_parallelize(model: Llama, parallel_dims: ParallelDims, job_config) -> nn.Module:
     compile_config = job_config.compile
     torch._inductor.config.emulate_precision_casts = compile_config.emulate_precision_casts
     if compile_config.enable and compile_config.scope == "model" and "model" in compile_config.components:

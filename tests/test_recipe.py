@@ -124,7 +124,7 @@ def test_any_text_survives_the_round_trip(text, tmp_path):
 def test_a_resolved_recipe_says_where_it_is_from_and_holds_every_key():
     text = to_yaml(load("baseline", ["cpu", "h200"], ["training.steps=3"]))
     assert "baseline" in text and "cpu, h200" in text and "training.steps=3" in text
-    assert list(yaml.safe_load(text)) == ["description", *load("baseline").config.to_dict()]
+    assert list(yaml.safe_load(text)) == ["name", "description", *load("baseline").config.to_dict()]
 
 
 def test_a_recipe_of_ones_own_may_live_anywhere(tmp_path):
