@@ -1,0 +1,239 @@
+"""`python -m experiments.run` as a user meets it: bad input, interruptions, records."""
+
+import fcntl
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from conftest import ROOT, TINY
+
+from experiments import checks, run
+from experiments import recipe as recipes
+from experiments.run import main
+
+
+@pytest.fixture
+def fails(capsys, token_cache):
+    """Call the command in this process; returns what it said on stderr after an exit with code 2."""
+
+    def call(*args: str) -> str:
+        assert main([*map(str, args)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("error: ") and "Traceback" not in said
+        return said
+
+    return call
+
+
+def lines_of(path) -> list[dict]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+# ---- what it says without training ----
+
+
+def test_list_has_a_line_for_each_recipe_and_overlay(capsys):
+    assert main(["--list"]) == 0
+    said = capsys.readouterr().out
+    for name in (*recipes.names(), *recipes.overlay_names()):
+        assert f"  {name} " in said
+
+
+def test_show_prints_the_recipe_and_its_difference(capsys):
+    assert main(["tensorwise_fp8_compiled", "--show"]) == 0
+    said = capsys.readouterr().out
+    assert "flavor: 8B-published" in said
+    assert said.rstrip().endswith("quantize.linear.float8.recipe_name: None -> 'tensorwise'")
+
+
+def test_dry_run_says_what_would_run_and_trains_nothing(capsys, tmp_path, monkeypatch):
+    assert main(["rowwise_fp8_compiled", "--overlay", "cpu", "--seed", "3", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "28 linear layers in rowwise FP8" in said and "python_stdlib: " in said
+    assert "ready    rowwise_fp8_compiled + cpu, seed 3" in said
+
+
+# ---- bad input: one sentence, exit code 2, nothing left behind ----
+
+
+def test_unknown_recipe_names_the_nearest(fails):
+    assert "unknown recipe `tensorwise_fp8`; did you mean `tensorwise_fp8_compiled`" in fails("tensorwise_fp8")
+
+
+def test_unknown_key_on_the_command_line(fails):
+    said = fails("baseline", "training.stepz=3")
+    assert "command line: training.stepz=3: training.stepz: unknown key; did you mean `steps`?" in said
+
+
+def test_unknown_flavor_names_those_there_are(fails):
+    assert "model.flavor '8B' is not one of 8B-published" in fails("baseline", "model.flavor=8B", "--dry-run")
+
+
+def test_sequence_longer_than_the_data(fails):
+    said = fails("baseline", "--overlay", "cpu", "training.seq_len=4000000", "--dry-run")
+    assert "fewer than one row" in said and "lower training.seq_len" in said
+
+
+def test_vocabulary_larger_than_the_models(fails, tmp_path):
+    said = fails("baseline", "--overlay", "cpu", "data.bpe_vocab_size=8192", f"data.cache_dir={tmp_path}", "--dry-run")
+    assert "has 8,192 tokens and the model 4,096" in said
+
+
+def test_missing_tokenizer(fails):
+    said = fails("baseline", "--overlay", "cpu", "model.hf_assets_path=./nowhere", "--dry-run")
+    assert "model.hf_assets_path=./nowhere" in said and "does not exist" in said
+
+
+def test_filter_that_matches_nothing(fails):
+    said = fails(
+        "tensorwise_fp8_compiled", "--overlay", "cpu", "quantize.linear.float8.filter_fqns=[lm_head]", "--dry-run"
+    )
+    assert "`lm_head` matches no linear layer" in said
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the compiler is inductor's for CPUs")
+def test_no_cpp_compiler(fails, monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    said = fails("baseline_compiled", "--overlay", "cpu", "--out", tmp_path / "run")
+    assert "needs a C++ compiler" in said and "`baseline`" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_directory_of_a_live_run(fails, tmp_path):
+    (tmp_path / "recipe.yaml").touch()
+    with open(tmp_path / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        said = fails("baseline", "--overlay", "cpu", "--out", tmp_path)
+    assert "is being written by another run that is alive" in said
+
+
+def test_directory_that_is_no_run(fails, tmp_path):
+    (tmp_path / "thesis.tex").write_text("all of it")
+    assert "holds files and is no run directory" in fails("baseline", "--overlay", "cpu", "--out", tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "all of it"
+
+
+def test_directory_of_a_completed_run(fails, tmp_path):
+    (tmp_path / "manifest.json").write_text('{"layout_version": 1, "status": "completed"}')
+    assert "holds a completed run" in fails("baseline", "--overlay", "cpu", "--out", tmp_path)
+    assert json.loads((tmp_path / "manifest.json").read_text())["status"] == "completed"
+
+
+def test_memory_that_will_not_do_is_said(monkeypatch):
+    config = recipes.load("baseline").config
+    monkeypatch.setattr(checks.device, "memory_bytes", lambda: 80 * 2**30)
+    assert "of 80 GiB: this will probably not fit" in checks.check_memory(config)
+    monkeypatch.setattr(checks.device, "memory_bytes", lambda: 141 * 2**30)
+    assert checks.check_memory(config).endswith("of 141 GiB")
+
+
+def test_ranks_from_slurm(monkeypatch):
+    monkeypatch.setattr(run.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, "nid001\nnid002\n"))
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    slurm = {"STEP_NUM_TASKS": 8, "STEP_NODELIST": "nid00[1-2]", "PROCID": 5, "LOCALID": 1, "JOB_ID": 4000123}
+    for name, value in slurm.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # what is set ends with the test
+    assert run.set_rank_environment() == (5, 8)
+    assert (os.environ["LOCAL_RANK"], os.environ["MASTER_ADDR"]) == ("1", "nid001")
+
+
+# ---- runs that end badly keep what they have ----
+
+RUN = [sys.executable, "-m", "experiments.run", "baseline", "--overlay", "cpu"]
+
+
+def start(out, *overrides: str, **kwargs) -> subprocess.Popen:
+    """A run in the background, once it has written two lines of metrics."""
+    process = subprocess.Popen([*RUN, "--out", out, *overrides], cwd=ROOT, stdout=subprocess.DEVNULL, **kwargs)
+    deadline = time.monotonic() + 120
+    while not (out / "metrics.jsonl").exists() or len((out / "metrics.jsonl").read_text().splitlines()) < 7:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    return process
+
+
+@pytest.mark.slow
+def test_killed_run_keeps_its_lines_and_resumes_from_its_checkpoint(tmp_path):
+    out, keys = tmp_path / "run", ["training.steps=16", "checkpoint.enable=true", "checkpoint.interval=4"]
+    process = start(out, *keys)
+    process.kill()
+    process.wait()
+    before = lines_of(out)
+    assert json.loads((out / "manifest.json").read_text())["status"] == "running"
+    subprocess.run([*RUN, "--out", out, *keys], cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+    after = lines_of(out)
+    assert [line["step"] for line in after] == list(range(1, 17))  # every step once
+    assert [line["losses"] for line in after[: len(before)]] == [line["losses"] for line in before]
+    manifest, summary = (json.loads((out / name).read_text()) for name in ("manifest.json", "summary.json"))
+    assert (manifest["status"], manifest["attempt"]) == ("completed", 2)
+    assert summary["wall_s"] > before[-1]["elapsed_s"] + after[-1]["step_s"][0]  # both attempts count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_run_says_so(tmp_path, sent):
+    process = start(tmp_path / "run")
+    process.send_signal(sent)
+    assert process.wait(timeout=60) == 130
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "interrupted"
+    assert len(lines_of(tmp_path / "run")) >= 2
+
+
+@pytest.mark.slow
+def test_diverged_run_keeps_everything_up_to_then(tmp_path):
+    out = tmp_path / "run"
+    done = subprocess.run(
+        [*RUN, "--out", out, "optimizer.lr=1e30", *TINY], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 3
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["status"] == "diverged" and "the loss was nan" in manifest["error"]
+    lines = lines_of(out)
+    assert lines[0]["loss"] > 0 and lines[-1]["loss"] != lines[-1]["loss"]
+    assert json.loads((out / "summary.json").read_text())["status"] == "diverged"
+
+
+@pytest.mark.slow
+def test_full_disk_leaves_readable_metrics(tmp_path):
+    """A limit on file sizes stands in for a disk that fills up while the run writes."""
+    out, limit = tmp_path / "run", 20_000
+    done = subprocess.run(
+        [*RUN, "--out", out, *TINY, "training.steps=120"], cwd=ROOT, capture_output=True, text=True, timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )  # fmt: skip
+    assert done.returncode == 1
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["status"] == "failed" and "File too large" in manifest["error"]
+    steps = [line["step"] for line in lines_of(out)]
+    assert steps == list(range(1, len(steps) + 1)) and len(steps) > 10
+
+
+@pytest.mark.slow
+def test_run_that_skipped_the_conversion_fails(tmp_path):
+    out = tmp_path / "run"
+    skipping = (
+        "import sys; from experiments import run, device; from models import float8;"
+        "float8.Float8Converter.convert = lambda self, model: None; sys.exit(run.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", skipping, "tensorwise_fp8_compiled", "--overlay", "cpu", "--out", out, *TINY]
+    done = subprocess.run([*command, "compile.enable=false"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "no layer was converted" in json.loads((out / "manifest.json").read_text())["error"]
+
+
+@pytest.mark.gpu
+def test_one_step_of_the_published_model_on_a_gpu(tmp_path):
+    out = tmp_path / "run"
+    keys = ["training.steps=4", "metrics.log_freq=1"]
+    command = [sys.executable, "-m", "experiments.run", "tensorwise_fp8_compiled", "--out", out, *keys]
+    subprocess.run(command, cwd=ROOT, check=True)
+    proof = json.loads((out / "proof.json").read_text())
+    assert proof["fp8_share_of_matmul_flops"] > 0.9 and not proof["emulated"]
