@@ -80,6 +80,10 @@ def notes(rows: list[dict]) -> list[str]:
         "tokens/s: median over steady steps (after the first 10), IQR its quartiles' distance; FP8 share: of the FLOPs "
         "of all matrix multiplications, as profiled; wall: from process start, after warm-up: from the end of step 1."
     )
+    if any(row["fp8_emulated"] for row in rows):
+        lines.append(
+            "emulated: this torch has no such FP8 operator for the device; rounded to FP8, multiplied in bf16."
+        )
     short = [row for row in rows if row["tokens_per_s"] is None and row["status"] == "completed"]
     if short:
         lines.append("No steady rate: a run needs more than 11 steps for one.")

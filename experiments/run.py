@@ -92,7 +92,6 @@ def run(recipe, out: Path) -> int:
     rank, world_size = set_rank_environment()
     from experiments import checks
 
-    checks.check_device(recipe.config)
     directory = None
     if rank == 0:
         from experiments.rundir import RunDirectory
@@ -129,12 +128,14 @@ def set_rank_environment() -> tuple[int, int]:
 
 def _train(recipe, directory, screen) -> tuple[str, str | None, int]:
     """(status, error sentence, exit code) of one training."""
+    from experiments import checks
     from experiments.metrics import Diverged
     from experiments.trainer import Trainer
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: ends with status `interrupted`
     trainer = None
     try:
+        checks.check_device(recipe.config)
         trainer = Trainer(recipe.config)
         if directory:
             _record(trainer, directory, screen)
