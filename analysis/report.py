@@ -12,8 +12,8 @@ from rich.table import Table
 from analysis.summary import LayoutError, summarize
 
 COMPILED_BASELINE = "baseline_compiled"
-COLUMNS = ("seed", "final\nloss", "tokens/s", "IQR", "vs\nBASELINE", "vs\ncompiled", "MFU", "warm-up\ns",
-           "compile\ncache", "wall\ns", "after\nwarm-up", "FP8\nshare", "memory\nGiB", "status")  # fmt: skip
+SPEED = ("final\nloss", "tokens/s", "IQR", "vs\nBASELINE", "vs\ncompiled", "MFU")
+COST = ("warm-up\ns", "wall\ns", "after\nwarm-up", "FP8\nshare", "memory\nGiB", "status")
 
 
 def find_runs(paths: list[Path]) -> list[Path]:
@@ -24,35 +24,50 @@ def find_runs(paths: list[Path]) -> list[Path]:
     return sorted(dict.fromkeys(runs), key=lambda run: (run / "recipe.yaml").stat().st_mtime)
 
 
-def table(rows: list[dict], baseline: str) -> Table:
-    """The final table: one line a run; ratios are to the runs of the same seed."""
-    seeds = len({row["seed"] for row in rows}) > 1
-    view = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+def tables(rows: list[dict], baseline: str, width: int) -> list[Table]:
+    """The final table, one line a run, in two parts where `width` is small; ratios are to runs of the same seed."""
+    speed = [_speed(row, rows, baseline) for row in rows]
+    cost = [_cost(row) for row in rows]
+    whole = _table(rows, SPEED + COST, [a + b for a, b in zip(speed, cost, strict=True)], baseline)
+    if Console(width=1000).measure(whole).maximum <= width:
+        return [whole]
+    return [_table(rows, SPEED, speed, baseline), _table(rows, COST, cost, baseline)]
+
+
+def _table(rows: list[dict], columns: tuple[str, ...], cells: list[list[str]], baseline: str) -> Table:
+    view = Table(box=SIMPLE_HEAD, header_style="bold", padding=0)
     view.add_column("recipe", no_wrap=True)
-    for name in COLUMNS if seeds else COLUMNS[1:]:
-        view.add_column(name.replace("BASELINE", baseline), justify="right")
-    for row in rows:
-        spread = None
-        if row["tokens_per_s"]:
-            spread = (row["tokens_per_s_q3"] - row["tokens_per_s_q1"]) / row["tokens_per_s"]
-        cells = [
-            str(row["seed"]),
-            _format(row["final_loss"], ".3f"),
-            _format(row["tokens_per_s"], ",.0f"),
-            _format(spread, ".1%"),
-            _format(_ratio(row, rows, baseline), ".2f"),
-            _format(_ratio(row, rows, COMPILED_BASELINE), ".2f"),
-            _format(row["mfu_bf16_peak"], ".1%"),
-            _format(row["warm_up_s"], ".1f"),
-            row["compile_cache"] or "-",
-            _format(row["wall_s"], ".1f"),
-            _format(row["wall_s_without_warm_up"], ".1f"),
-            "emulated" if row["fp8_emulated"] else _format(row["fp8_share"], ".1%"),
-            _format(row["peak_memory_bytes"] and row["peak_memory_bytes"] / 2**30, ".1f"),
-            row["status"] if row["steps"] == row["steps_asked"] else f"{row['status']} at {row['steps']}",
-        ]
-        view.add_row(row["recipe"], *map(escape, cells if seeds else cells[1:]))
+    seeds = len({row["seed"] for row in rows}) > 1
+    for name in ("seed", *columns) if seeds else columns:
+        view.add_column(name.replace("BASELINE", baseline), justify="right", no_wrap=True)
+    for row, rest in zip(rows, cells, strict=True):
+        view.add_row(row["recipe"], *([str(row["seed"])] if seeds else []), *map(escape, rest))
     return view
+
+
+def _speed(row: dict, rows: list[dict], baseline: str) -> list[str]:
+    """Cells of the columns `SPEED`."""
+    median = row["tokens_per_s"]
+    return [
+        _format(row["final_loss"], ".3f"),
+        _format(median, ",.0f"),
+        _format(median and (row["tokens_per_s_q3"] - row["tokens_per_s_q1"]) / median, ".1%"),
+        _format(_ratio(row, rows, baseline), ".2f"),
+        _format(_ratio(row, rows, COMPILED_BASELINE), ".2f"),
+        _format(row["mfu_bf16_peak"], ".1%"),
+    ]
+
+
+def _cost(row: dict) -> list[str]:
+    """Cells of the columns `COST`."""
+    return [
+        _format(row["warm_up_s"], ".1f"),
+        _format(row["wall_s"], ".1f"),
+        _format(row["wall_s_without_warm_up"], ".1f"),
+        "emulated" if row["fp8_emulated"] else _format(row["fp8_share"], ".1%"),
+        _format(row["peak_memory_bytes"] and row["peak_memory_bytes"] / 2**30, ".1f"),
+        row["status"] if row["steps"] == row["steps_asked"] else f"{row['status']} at {row['steps']}",
+    ]
 
 
 def _ratio(row: dict, rows: list[dict], other: str) -> float | None:
@@ -80,6 +95,9 @@ def notes(rows: list[dict]) -> list[str]:
         "tokens/s: median over steady steps (after the first 10), IQR its quartiles' distance; FP8 share: of the FLOPs "
         "of all matrix multiplications, as profiled; wall: from process start, after warm-up: from the end of step 1."
     )
+    for state in ("cold", "warm"):
+        if names := [row["recipe"] for row in rows if row["compile_cache"] == state]:
+            lines.append(f"Compiled with a {state} cache: {', '.join(dict.fromkeys(names))}.")
     if any(row["fp8_emulated"] for row in rows):
         lines.append(
             "emulated: this torch has no such FP8 operator for the device; rounded to FP8, multiplied in bf16."
@@ -102,7 +120,8 @@ def print_report(paths: list[Path], baseline: str, console: Console) -> int:
     if not rows:
         console.print(f"[red]error:[/] no run directories below {', '.join(map(str, paths))}")
         return 2
-    console.print(table(rows, baseline))
+    for view in tables(rows, baseline, console.width):
+        console.print(view)
     for note in notes(rows):
         console.print(escape(note), soft_wrap=True)
     return 0
