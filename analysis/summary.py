@@ -90,7 +90,7 @@ def summarize(run: Path) -> dict:
         "overlays": manifest["overlays"],
         "steps": lines[-1]["step"] if lines else 0,
         "steps_asked": manifest["steps"],
-        "final_loss": statistics.fmean(line["loss"] for line in lines[-FINAL_WINDOWS:]) if lines else None,
+        "final_loss": _mean_loss(lines[-FINAL_WINDOWS:]),
         "warm_up_s": warm_up,
         "compile_cache": timing.get("compile_cache"),
         "wall_s": wall,
@@ -101,6 +101,12 @@ def summarize(run: Path) -> dict:
         "peak_source": manifest["peak_flops"]["source"],
     }
     return row | _rates(manifest, proof, lines)
+
+
+def _mean_loss(lines: list[dict]) -> float | None:
+    """None if there is no line, or a loss among them that was not finite."""
+    losses = [line["loss"] for line in lines]
+    return None if not losses or None in losses else statistics.fmean(losses)
 
 
 def _sum_known(values: list[float | None]) -> float | None:

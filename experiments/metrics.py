@@ -1,6 +1,6 @@
 """What a run writes down while it trains: one flushed line per log window, step times without extra synchronisation.
 
-A line of metrics.jsonl (times in seconds, rates over all devices):
+A line of metrics.jsonl (times in seconds, rates over all devices; what is not finite is null):
   step, elapsed_s        last step of the window; wall time since the process started
   loss, losses           mean over the window; every step's, in order
   grad_norm, lr          of the last step; the norm is the one before clipping
@@ -8,7 +8,7 @@ A line of metrics.jsonl (times in seconds, rates over all devices):
   step_s, data_wait_s    every step's duration; the part of it spent waiting for data
   not_steady             steps of the window whose time says little: the process's first 10 (one of them is profiled),
                          and those that wrote a checkpoint
-  peak_memory_bytes      highest reserved memory of the device so far (on a CPU: resident set)
+  peak_memory_bytes      highest reserved memory of the device in the window (on a CPU: resident set so far)
   mfu_bf16_peak, mfu_fp8_peak, mfu_mixed_peak     fractions, see the README; null where no peak applies
 """
 
@@ -38,7 +38,7 @@ class JsonLines:
 
     def append(self, record: dict) -> None:
         """Write one line. Raises OSError on a full disk, leaving the lines before it as they were."""
-        line = (json.dumps(record, allow_nan=True) + "\n").encode()
+        line = (json.dumps(record, allow_nan=False) + "\n").encode()
         size = os.fstat(self.descriptor).st_size
         try:
             written = os.write(self.descriptor, line)
@@ -52,10 +52,18 @@ class JsonLines:
         os.close(self.descriptor)
 
 
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
 class _Clock:
     """Step durations: CUDA events, read when the log synchronises anyway; the host's clock on a CPU."""
 
     def __init__(self):
+        self.start()
+
+    def start(self) -> None:
+        """The first step begins."""
         self.marks = [self._mark()]
 
     @staticmethod
@@ -92,8 +100,10 @@ class Metrics(MetricsProcessor):
         self.fp8_flops_per_token = 0.0  # set by the proof once a step was profiled
         self.on_window: Callable[[dict], None] = lambda line: None
         self.on_step: Callable[[int], None] = lambda step: None
-        self.on_resume: Callable[[int], None] = lambda step: None  # before the first step after checkpoint `step`
-        self._clock = _Clock()
+        self.on_resume: Callable[[int], None] = lambda step: (
+            None
+        )  # before the first step: after checkpoint `step`, or 0
+        self.clock = _Clock()
         self._pending: dict | None = None
         self._reset_window()
 
@@ -113,7 +123,7 @@ class Metrics(MetricsProcessor):
 
     def end_step(self, step: int) -> None:
         """Close the step; at the end of a window, write its line. Raises `Diverged` after the line is written."""
-        self._clock.tick()
+        self.clock.tick()
         self.on_step(step)
         if self._pending is None:
             return
@@ -121,8 +131,8 @@ class Metrics(MetricsProcessor):
         self._pending = None
         self._reset_window()
         self.on_window(line)
-        if not all(map(math.isfinite, line["losses"])):
-            raise Diverged(f"the loss was {line['losses'][-1]} by step {step}")
+        if None in line["losses"]:
+            raise Diverged(f"the loss was not finite by step {step}")
 
     def _line(self, step: int, grad_norm: float, lr: float, peak_memory: float) -> dict:
         losses, counts = torch.stack(self.losses), torch.tensor([self.tokens, self.valid_tokens], dtype=torch.float64)
@@ -131,17 +141,17 @@ class Metrics(MetricsProcessor):
             counts = counts.to(losses.device)
             dist.all_reduce(losses, group=group)
             dist.all_reduce(counts, group=group)
-        losses, (tokens, valid_tokens) = losses.float().tolist(), counts.tolist()
-        step_s = self._clock.read()
+        (tokens, valid_tokens), mean_loss = counts.tolist(), losses.mean().item()
+        step_s = self.clock.read()
         per_step = len(self._waits) // len(step_s)  # micro-batches
         waits = [sum(self._waits[i : i + per_step]) for i in range(0, len(self._waits), per_step)]
         seconds = sum(step_s)
         return {
             "step": step,
             "elapsed_s": round(device.seconds_since_process_start(), 3),
-            "loss": sum(losses) / len(losses),
-            "losses": losses,
-            "grad_norm": grad_norm,
+            "loss": _finite(mean_loss),
+            "losses": [_finite(loss) for loss in losses.tolist()],
+            "grad_norm": _finite(grad_norm),
             "lr": lr,
             "tokens_per_s": tokens / seconds,
             "valid_tokens_per_s": valid_tokens / seconds,

@@ -25,7 +25,13 @@ class Display:
 
     def window(self, line: dict) -> None:
         if self.bar:
-            self.bar.update(self.task, window=f"loss {line['loss']:.3f}  {line['tokens_per_s']:,.0f} tokens/s")
+            self.bar.update(self.task, window=describe(line))
+
+
+def describe(line: dict) -> str:
+    """A log window in a few words."""
+    loss = "not finite" if line["loss"] is None else f"{line['loss']:.3f}"
+    return f"loss {loss}  {line['tokens_per_s']:,.0f} tokens/s"
 
 
 def progress_bar(console: Console) -> Progress:

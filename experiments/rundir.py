@@ -111,9 +111,9 @@ class RunDirectory:
         return attempt + 1
 
     def take_over_metrics(self, step: int) -> None:
-        """After a resume from the checkpoint of `step`: the earlier attempt's lines up to it, so that each is there."""
+        """Resumed from the checkpoint of `step` (0: none): take the earlier attempt's lines up to it."""
         earlier = self.path / f"attempt{self.manifest['attempt'] - 1}" / "metrics.jsonl"
-        if earlier.exists():
+        if step and earlier.exists():
             lines = [line for line in read_metrics(earlier) if line["step"] <= step]
             (self.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 

@@ -22,7 +22,7 @@ from rich.markup import escape
 from analysis.report import print_report
 from analysis.summary import read_json, read_last_line
 from experiments import recipe as recipes
-from experiments.progress import progress_bar
+from experiments.progress import describe, progress_bar
 from experiments.yaml_source import find, parse, plain
 from models.errors import InputError
 
@@ -119,7 +119,7 @@ def _run_one(study: Study, recipe: str, seed: int, directory: Path, bar, console
     line = _show(directory, bar, task)
     manifest = read_json(directory / "manifest.json")
     status = manifest.get("status", "failed") if process.returncode >= 0 else f"killed by signal {-process.returncode}"
-    outcome = f"{status} at step {line.get('step', 0)}" + (f", loss {line['loss']:.3f}" if line else "")
+    outcome = f"{status} at step {line.get('step', 0)}" + (f", {describe(line)}" if line else "")
     reason = f": {manifest.get('error') or f'see {directory}/log.txt'}" if process.returncode else ""
     bar.update(task, window=outcome)
     if process.returncode or not console.is_terminal:
@@ -132,9 +132,8 @@ def _show(directory: Path, bar, task) -> dict:
     """Move the bar to the run's last log line, and return that."""
     line = read_last_line(directory / "metrics.jsonl")
     if line:
-        window = f"loss {line['loss']:.3f}  {line['tokens_per_s']:,.0f} tokens/s"
         total = read_json(directory / "manifest.json").get("steps")
-        bar.update(task, completed=line["step"], total=total, window=window)
+        bar.update(task, completed=line["step"], total=total, window=describe(line))
     return line
 
 

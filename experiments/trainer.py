@@ -110,7 +110,8 @@ class Trainer(titan.Trainer):
     def train_step(self, data_iterator):
         metrics = self.metrics_processor
         self._steps_done += 1
-        if self._steps_done == 1 and self.step > 1:
+        if self._steps_done == 1:
+            metrics.clock.start()
             metrics.on_resume(self.step - 1)
         self._micro_losses.clear()
         with self._observed():
