@@ -1,8 +1,6 @@
 """Shared by all tests. experiments.device comes first: it gives torchtitan its CPU device."""
 
-import os
-import subprocess
-import sys
+import logging
 from pathlib import Path
 
 import pytest
@@ -22,20 +20,10 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
-@pytest.fixture(scope="session")
-def token_cache(tmp_path_factory) -> str:
-    """Override that points runs at one cache of prepared tokens, inside the repository's own if that is there."""
-    return f"data.cache_dir={ROOT / '.cache' / 'data'}"
-
-
-@pytest.fixture(scope="session")
-def cli(token_cache):
-    """`cli("experiments.run", "baseline", …)`: the command as a user types it, in a process of its own."""
-
-    def call(module: str, *args: str, env: dict | None = None, **kwargs) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [sys.executable, "-m", module, *map(str, args)],
-            cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, **(env or {})}, **kwargs,
-        )  # fmt: skip
-
-    return call
+@pytest.fixture(autouse=True)
+def logging_as_before():
+    """A command under test sets up logging to streams that are gone after it."""
+    root = logging.getLogger()
+    before = root.handlers[:]
+    yield
+    root.handlers = before

@@ -19,7 +19,7 @@ from experiments.run import main
 
 
 @pytest.fixture
-def fails(capsys, token_cache):
+def fails(capsys):
     """Call the command in this process; returns what it said on stderr after an exit with code 2."""
 
     def call(*args: str) -> str:
