@@ -98,11 +98,11 @@ class Metrics(MetricsProcessor):
     def __init__(self, job_config, parallel_dims, model_args):
         super().__init__(job_config, parallel_dims)
         self.fp8_flops_per_token = 0.0  # set by the proof once a step was profiled
+        # Whoever keeps records hears of each window's line, each step's end, and, before the first step, of the
+        # checkpoint's step that training goes on from (0: none).
         self.on_window: Callable[[dict], None] = lambda line: None
         self.on_step: Callable[[int], None] = lambda step: None
-        self.on_resume: Callable[[int], None] = lambda step: (
-            None
-        )  # before the first step: after checkpoint `step`, or 0
+        self.on_resume: Callable[[int], None] = lambda step: None
         self.clock = _Clock()
         self._pending: dict | None = None
         self._reset_window()

@@ -6,6 +6,7 @@ Three claims, checked while the run trains and kept in proof.json; a claim that 
   3. every one of them moved in the first optimizer step, where its gradient and its dtype allow it.
 """
 
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from models import float8
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler announces itself on stderr
 PROFILED_STEP = 3  # the first step compiles, the second may compile again
 _FP8_OPS = {"aten::_scaled_mm", "aten::_scaled_mm_v2"}
 _GEMM_OPS = _FP8_OPS | {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}

@@ -7,6 +7,7 @@ one rank of many; rank 0 writes the run directory.
 import argparse
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -112,18 +113,22 @@ def set_rank_environment() -> tuple[int, int]:
     if "RANK" in env:
         pass
     elif int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        hosts = ["scontrol", "show", "hostnames", env["SLURM_STEP_NODELIST"]]
-        first_host = subprocess.run(hosts, capture_output=True, text=True, check=True).stdout.split()[0]
         env |= {
             "RANK": env["SLURM_PROCID"],
             "WORLD_SIZE": env["SLURM_STEP_NUM_TASKS"],
             "LOCAL_RANK": env["SLURM_LOCALID"],
         }
-        env.setdefault("MASTER_ADDR", first_host)
+        if "MASTER_ADDR" not in env:
+            first_node = _scontrol("hostnames", env["SLURM_STEP_NODELIST"]).split()[0]
+            env["MASTER_ADDR"] = re.search(r"NodeAddr=(\S+)", _scontrol("node", first_node))[1]
         env.setdefault("MASTER_PORT", str(20000 + int(env["SLURM_JOB_ID"]) % 20000))
     else:
         env |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     return int(env["RANK"]), int(env["WORLD_SIZE"])
+
+
+def _scontrol(*what: str) -> str:
+    return subprocess.run(["scontrol", "show", *what], capture_output=True, text=True, check=True).stdout
 
 
 def _train(recipe, directory, screen) -> tuple[str, str | None, int]:

@@ -133,7 +133,8 @@ def test_memory_that_will_not_do_is_said(monkeypatch):
 
 
 def test_ranks_from_slurm(monkeypatch):
-    monkeypatch.setattr(run.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, "nid001\nnid002\n"))
+    answers = {"hostnames": "nid001\nnid002\n", "node": "NodeName=nid001\n   NodeAddr=10.0.0.1 NodeHostName=nid001"}
+    monkeypatch.setattr(run, "_scontrol", lambda what, name: answers[what])
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     slurm = {"STEP_NUM_TASKS": 8, "STEP_NODELIST": "nid00[1-2]", "PROCID": 5, "LOCALID": 1, "JOB_ID": 4000123}
@@ -141,7 +142,7 @@ def test_ranks_from_slurm(monkeypatch):
         monkeypatch.setenv(f"SLURM_{name}", str(value))
     monkeypatch.setattr(os, "environ", dict(os.environ))  # what is set ends with the test
     assert run.set_rank_environment() == (5, 8)
-    assert (os.environ["LOCAL_RANK"], os.environ["MASTER_ADDR"]) == ("1", "nid001")
+    assert (os.environ["LOCAL_RANK"], os.environ["MASTER_ADDR"]) == ("1", "10.0.0.1")
 
 
 # ---- runs that end badly keep what they have ----

@@ -1,0 +1,59 @@
+"""Execute the notebooks: `python -m analysis.execute [NAME …]`, which `make notebooks` calls.
+
+A notebook's source is `analysis/NAME.py` (jupytext's percent format); the executed `analysis/NAME.ipynb` beside it is
+generated, with its figures and without timestamps, so that the same runs give the same file.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+
+HERE = Path(__file__).resolve().parent
+NOTEBOOKS = ("four_way", "warmup_and_break_even", "published")
+SECONDS = 120  # a cell that takes longer hangs
+
+
+def execute(name: str, environment: dict[str, str] | None = None) -> nbformat.NotebookNode:
+    """Run the notebook `name` and return it with its outputs.
+
+    Args:
+        name: one of `NOTEBOOKS`.
+        environment: variables for its kernel; RUNS and PUBLISHED_LOGS are the notebooks' parameters.
+
+    Raises:
+        nbclient.exceptions.CellExecutionError: a cell raised.
+    """
+    notebook = jupytext.read(HERE / f"{name}.py")
+    notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"{name}-{number}"
+        cell.metadata = {}
+    client = NotebookClient(notebook, timeout=SECONDS, record_timing=False, resources={"metadata": {"path": HERE.parent}})
+    client.execute(env={**os.environ, **(environment or {})})
+    notebook.metadata.pop("language_info", None)  # names the interpreter's patch version
+    return notebook
+
+
+def text_outputs(notebook: nbformat.NotebookNode) -> list[str]:
+    """What the cells printed or returned as text, one entry a cell; figures are left out."""
+    found = []
+    for cell in notebook.cells:
+        parts = [o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.get("outputs", [])]
+        found.append("".join(part for part in parts if not part.startswith("<Figure")))
+    return found
+
+
+def main(names: list[str]) -> int:
+    for name in names or NOTEBOOKS:
+        path = HERE / f"{name}.ipynb"
+        nbformat.write(execute(name), path)
+        print(f"wrote {path.relative_to(HERE.parent)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
