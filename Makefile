@@ -1,8 +1,9 @@
 # make study    train the four recipes and print the comparison (creates .venv first if it is missing)
 # make test     the tests
 # make check    lint and formatting
+# make notebooks   execute the notebooks again; make readme: its table and figure, from results/
 # make install  only the environment; PYTHON=... chooses the interpreter
-.PHONY: study test check install
+.PHONY: study test check notebooks readme install
 PYTHON_IN_VENV = .venv/bin/python
 
 study: .venv/installed
@@ -13,6 +14,12 @@ test: .venv/installed
 
 check: .venv/installed
 	$(PYTHON_IN_VENV) -m ruff check .
+
+notebooks: .venv/installed
+	$(PYTHON_IN_VENV) -m analysis.execute
+
+readme: .venv/installed
+	$(PYTHON_IN_VENV) -m analysis.readme
 
 install: .venv/installed
 

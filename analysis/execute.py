@@ -32,7 +32,8 @@ def execute(name: str, environment: dict[str, str] | None = None) -> nbformat.No
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"{name}-{number}"
         cell.metadata = {}
-    client = NotebookClient(notebook, timeout=SECONDS, record_timing=False, resources={"metadata": {"path": HERE.parent}})
+    where = {"metadata": {"path": HERE.parent}}
+    client = NotebookClient(notebook, timeout=SECONDS, record_timing=False, resources=where)
     client.execute(env={**os.environ, **(environment or {})})
     notebook.metadata.pop("language_info", None)  # names the interpreter's patch version
     return notebook

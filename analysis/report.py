@@ -1,6 +1,8 @@
-"""The comparison of some runs as a table: `python -m analysis.report RUNS… [--baseline NAME]`."""
+"""The comparison of some runs: `python -m analysis.report RUNS… [--baseline NAME] [--html FILE] [--json FILE]`."""
 
 import argparse
+import json
+import math
 import sys
 from pathlib import Path
 
@@ -9,40 +11,32 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.summary import LayoutError, summarize
+from analysis.comparison import BASELINE, COMPILED, Comparison, answer, compare
+from analysis.load import LoadError
+from analysis.plots.style import in_order
 
-COMPILED_BASELINE = "baseline_compiled"
 SPEED = ("final\nloss", "tokens/s", "IQR", "vs\nBASELINE", "vs\ncompiled", "MFU")
 COST = ("warm-up\ns", "wall\ns", "after\nwarm-up", "FP8\nshare", "memory\nGiB", "status")
 
 
-def find_runs(paths: list[Path]) -> list[Path]:
-    """Run directories at or below `paths`, in the order in which they were started."""
-    manifests = [m for path in paths for m in ([path / "manifest.json"] if (path / "manifest.json").exists() else
-                                               sorted(path.glob("**/manifest.json")))]  # fmt: skip
-    runs = [m.parent for m in manifests if not m.parent.name.startswith("attempt")]
-    return sorted(dict.fromkeys(runs), key=lambda run: (run / "recipe.yaml").stat().st_mtime)
+def rows_of(comparison: Comparison) -> list[dict]:
+    """`Frames.runs` as dictionaries, recipe by recipe and seed by seed; what is unknown is None."""
+    runs = comparison.frames.runs
+    order = {recipe: place for place, recipe in enumerate(in_order(runs["recipe"]))}
+    rows = [{key: _known(value) for key, value in row.items()} for row in runs.to_dict("records")]
+    return sorted(rows, key=lambda row: (order[row["recipe"]], row["seed"] is None, row["seed"] or 0))
 
 
-def tables(rows: list[dict], baseline: str, width: int) -> list[Table]:
-    """The final table, one line a run, in two parts where `width` is small; ratios are to runs of the same seed."""
-    speed = [_speed(row, rows, baseline) for row in rows]
-    cost = [_cost(row) for row in rows]
-    whole = _table(rows, SPEED + COST, [a + b for a, b in zip(speed, cost, strict=True)], baseline)
-    if Console(width=1000).measure(whole).maximum <= width:
-        return [whole]
-    return [_table(rows, SPEED, speed, baseline), _table(rows, COST, cost, baseline)]
+def _known(value):
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _table(rows: list[dict], columns: tuple[str, ...], cells: list[list[str]], baseline: str) -> Table:
-    view = Table(box=SIMPLE_HEAD, header_style="bold", padding=0)
-    view.add_column("recipe", no_wrap=True)
+def cells(rows: list[dict], baseline: str) -> tuple[list[str], list[list[str]], list[list[str]]]:
+    """(first columns' names, first and `SPEED` columns, `COST` columns) as text; ratios are to runs of the same seed."""
     seeds = len({row["seed"] for row in rows}) > 1
-    for name in ("seed", *columns) if seeds else columns:
-        view.add_column(name.replace("BASELINE", baseline), justify="right", no_wrap=True)
-    for row, rest in zip(rows, cells, strict=True):
-        view.add_row(row["recipe"], *([str(row["seed"])] if seeds else []), *map(escape, rest))
-    return view
+    first = [[row["recipe"], _format(row["seed"], ".0f")] if seeds else [row["recipe"]] for row in rows]
+    speed = [a + _speed(row, rows, baseline) for a, row in zip(first, rows, strict=True)]
+    return ["recipe", "seed"] if seeds else ["recipe"], speed, [_cost(row) for row in rows]
 
 
 def _speed(row: dict, rows: list[dict], baseline: str) -> list[str]:
@@ -53,7 +47,7 @@ def _speed(row: dict, rows: list[dict], baseline: str) -> list[str]:
         _format(median, ",.0f"),
         _format(median and (row["tokens_per_s_q3"] - row["tokens_per_s_q1"]) / median, ".1%"),
         _format(_ratio(row, rows, baseline), ".2f"),
-        _format(_ratio(row, rows, COMPILED_BASELINE), ".2f"),
+        _format(_ratio(row, rows, COMPILED), ".2f"),
         _format(row["mfu_bf16_peak"], ".1%"),
     ]
 
@@ -66,7 +60,7 @@ def _cost(row: dict) -> list[str]:
         _format(row["wall_s_without_warm_up"], ".1f"),
         "emulated" if row["fp8_emulated"] else _format(row["fp8_share"], ".1%"),
         _format(row["peak_memory_bytes"] and row["peak_memory_bytes"] / 2**30, ".1f"),
-        row["status"] if row["steps"] == row["steps_asked"] else f"{row['status']} at {row['steps']}",
+        row["status"] if row["steps"] == row["steps_asked"] else f"{row['status']} at {row['steps']:.0f}",
     ]
 
 
@@ -82,58 +76,108 @@ def _format(value: float | None, spec: str) -> str:
     return "-" if value is None else format(value, spec)
 
 
+def tables(rows: list[dict], baseline: str, width: int) -> list[Table]:
+    """The final table, one line a run, in two parts where `width` characters are too few for one."""
+    first, speed, cost = cells(rows, baseline)
+    whole = _table([*first, *SPEED, *COST], [a + b for a, b in zip(speed, cost, strict=True)], baseline)
+    if Console(width=1000).measure(whole).maximum <= width:
+        return [whole]
+    names = [line[: len(first)] for line in speed]
+    second = [name + line for name, line in zip(names, cost, strict=True)]
+    return [_table([*first, *SPEED], speed, baseline), _table([*first, *COST], second, baseline)]
+
+
+def _table(columns: list[str], lines: list[list[str]], baseline: str) -> Table:
+    view = Table(box=SIMPLE_HEAD, header_style="bold", padding=0)
+    for name in columns:
+        justify = "left" if name == "recipe" else "right"
+        view.add_column(name.replace("BASELINE", baseline), justify=justify, no_wrap=True)
+    for line in lines:
+        view.add_row(*map(escape, line))
+    return view
+
+
 def notes(rows: list[dict]) -> list[str]:
     """What a reader must know to read the table right."""
     lines = []
-    if any(row["device_type"] == "cpu" for row in rows):
-        lines.append(
-            "Trained on a CPU, which has no FP8 units: FP8 is slower here. This shows the method, not the answer."
-        )
-    for source in sorted({row["peak_source"] for row in rows}):
+    for source in dict.fromkeys(row["peak_source"] for row in rows if row["peak_source"]):
         lines.append(f"MFU is of the bf16 peak ({source}).")
     lines.append(
         "tokens/s: median over steady steps (after the first 10), IQR its quartiles' distance; FP8 share: of the FLOPs "
         "of all matrix multiplications, as profiled; wall: from process start, after warm-up: from the end of step 1."
     )
     for state in ("cold", "warm"):
-        if names := [row["recipe"] for row in rows if row["compile_cache"] == state]:
-            lines.append(f"Compiled with a {state} cache: {', '.join(dict.fromkeys(names))}.")
+        if names := [_run_name(row) for row in rows if row["compile_cache"] == state]:
+            lines.append(f"Compiled with a {state} cache: {', '.join(names)}.")
     if any(row["fp8_emulated"] for row in rows):
-        lines.append(
-            "emulated: this torch has no such FP8 operator for the device; rounded to FP8, multiplied in bf16."
-        )
-    short = [row for row in rows if row["tokens_per_s"] is None and row["status"] == "completed"]
-    if short:
+        lines.append("emulated: rounded to FP8 but multiplied in bf16, because this torch lacks the operator here.")
+    if any(row["tokens_per_s"] is None and row["status"] == "completed" for row in rows):
         lines.append("No steady rate: a run needs more than 11 steps for one.")
-    lines += [f"{row['recipe']} seed {row['seed']}: {row['error']}" for row in rows if row["error"]]
     return lines
 
 
-def print_report(paths: list[Path], baseline: str, console: Console) -> int:
-    """Print table and notes for the runs below `paths`, naming those that cannot be read; returns an exit code."""
-    rows = []
-    for run in find_runs(paths):
-        try:
-            rows.append(summarize(run))
-        except LayoutError as error:
-            console.print(f"[red]not in the table:[/] {escape(str(error))}")
-    if not rows:
-        console.print(f"[red]error:[/] no run directories below {', '.join(map(str, paths))}")
-        return 2
+def _run_name(row: dict) -> str:
+    return row["recipe"] if row["seed"] is None else f"{row['recipe']} seed {row['seed']:.0f}"
+
+
+def print_report(paths: list[Path], baseline: str, console: Console) -> Comparison | None:
+    """Print table, notes and answer for the runs below `paths`, naming what cannot be used; None if there is nothing."""
+    try:
+        comparison = compare(paths, baseline)
+    except LoadError as error:
+        console.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True)
+        return None
+    rows = rows_of(comparison)
     for view in tables(rows, baseline, console.width):
         console.print(view)
-    for note in notes(rows):
-        console.print(escape(note), soft_wrap=True)
-    return 0
+    for sentence in notes(rows) + [f"Not used: {problem}" for problem in comparison.frames.problems]:
+        console.print(escape(sentence), soft_wrap=True)
+    console.print("\n[bold]Should this Llama be trained in FP8?[/]")
+    for sentence in answer(comparison):
+        console.print(escape(sentence), soft_wrap=True)
+    return comparison
+
+
+def as_json(comparison: Comparison) -> str:
+    """Answer, rows, rates, ratios, break-even points and verdicts; what is unknown is null."""
+    plain = {
+        "answer": answer(comparison),
+        "baseline": comparison.baseline,
+        "runs": rows_of(comparison),
+        "rates": {
+            recipe: {key: _known(getattr(rate, key)) for key in ("median", "q1", "q3", "low", "high", "steps", "runs")}
+            for recipe, rate in comparison.rates.items()
+        },
+        "speed_ups": [{"recipe": a, "over": b, **_plain(s)} for (a, b), s in comparison.speed_ups.items()],
+        "break_evens": [_plain(b) for b in comparison.break_evens],
+        "verdicts": [_plain(v) for v in comparison.verdicts.values()],
+        "problems": comparison.frames.problems,
+    }
+    return json.dumps(plain, indent=2, allow_nan=False) + "\n"
+
+
+def _plain(result) -> dict:
+    return {key: _known(value) for key, value in vars(result).items()}
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m analysis.report", description="Compare runs.")
-    parser.add_argument("runs", nargs="+", type=Path, help="run directories, or folders that hold some")
-    parser.add_argument("--baseline", default="baseline", help="recipe that ratios are to (default: baseline)")
+    parser.add_argument("runs", nargs="+", type=Path, help="run directories, folders that hold some, published logs")
+    parser.add_argument("--baseline", default=BASELINE, help="recipe that ratios and losses are compared to")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures for other programs")
     args = parser.parse_args(argv)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    return print_report(args.runs, args.baseline, console)
+    comparison = print_report(args.runs, args.baseline, console)
+    if comparison is None:
+        return 2
+    if args.html:
+        from analysis.html import page
+
+        args.html.write_text(page(comparison))
+    if args.json:
+        args.json.write_text(as_json(comparison))
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,11 +1,19 @@
-"""One run directory to one row of the final table. Needs neither torch nor pandas, and works on unfinished runs."""
+"""Run directories: one to the row of the final table, and what else is read of one. Needs neither torch nor pandas."""
 
 import json
-import statistics
+import re
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+from pyarrow import json as arrow_json
+
+from analysis.record import FINAL_WINDOWS, WINDOWS, Run  # noqa: F401  (stats takes FINAL_WINDOWS from here)
+
 LAYOUT_VERSION = 1  # of run directories, see experiments.rundir
-FINAL_WINDOWS = 10  # log windows that the final loss is the mean of
+_MANIFEST_KEYS = ("recipe", "seed", "status", "steps", "overlays", "hardware", "peak_flops", "world_size",
+                  "flops_per_token")  # fmt: skip
+_NEEDED = ("step", "elapsed_s", "losses", "tokens_per_s", "step_s", "not_steady")  # of a line of metrics.jsonl
 
 
 class LayoutError(ValueError):
@@ -15,20 +23,21 @@ class LayoutError(ValueError):
 def read_json(path: Path) -> dict:
     """Contents of a JSON file, empty if it is missing or torn."""
     try:
-        return json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError):
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
         return {}
+    return content if isinstance(content, dict) else {}
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """Lines of a metrics.jsonl, in order; a torn last line is left out."""
+    """Lines of a metrics.jsonl, in order; torn ones are left out."""
     lines = []
-    for text in path.read_text().splitlines() if path.exists() else []:
+    for text in path.read_bytes().splitlines() if path.exists() else []:
         try:
             lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            break
-    return lines
+        except ValueError:
+            continue
+    return [line for line in lines if isinstance(line, dict)]
 
 
 def read_last_line(path: Path) -> dict:
@@ -38,8 +47,48 @@ def read_last_line(path: Path) -> dict:
             file.seek(max(0, path.stat().st_size - 65536))
             whole = [line for line in file.read().split(b"\n")[:-1] if line]
         return json.loads(whole[-1]) if whole else {}
-    except (OSError, json.JSONDecodeError):
+    except (OSError, ValueError):
         return {}
+
+
+def read_lines(path: Path, schema: pa.Schema, needed: tuple[str, ...], problems: list[str]) -> pa.Table:
+    """A file of JSON lines as a table of `schema`.
+
+    Lines that are no JSON, do not fit the schema or lack a column of `needed` are left out, and `problems` says so.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        problems.append(f"{path}: cannot be read ({error.strerror})")
+        return schema.empty_table()
+    options = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    in_one_piece = arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    try:
+        table = arrow_json.read_json(pa.BufferReader(data), in_one_piece, options)
+        count, numbers = len(table), np.arange(1, len(table) + 1)
+    except pa.ArrowInvalid:
+        texts = data.splitlines()
+        lines = {number: _line(text, schema) for number, text in enumerate(texts, start=1)}
+        readable = {number: line for number, line in lines.items() if line is not None}
+        table = pa.concat_tables([schema.empty_table(), *readable.values()]).combine_chunks()
+        count, numbers = len(texts), np.array(list(readable), dtype=int)
+    usable = np.ones(len(table), dtype=bool)
+    for name in needed:
+        usable &= table[name].is_valid().to_numpy()
+    if count == 0:
+        problems.append(f"{path}: is empty")
+    elif bad := sorted(set(range(1, count + 1)).difference(numbers[usable].tolist())) if usable.sum() < count else []:
+        which = "the last line is cut off" if bad == [count] else f"{len(bad)} of {count} lines cannot be read"
+        problems.append(f"{path}: {which} (line {bad[0]}) and left out")
+    return table if usable.all() else table.filter(usable)
+
+
+def _line(text: bytes, schema: pa.Schema) -> pa.Table | None:
+    """One line as a table of one row; None if it is no JSON object or a value is of another type."""
+    try:
+        return pa.Table.from_pylist([json.loads(text)], schema=schema)
+    except (ValueError, TypeError, AttributeError):
+        return None
 
 
 def read_manifest(run: Path) -> dict:
@@ -49,22 +98,13 @@ def read_manifest(run: Path) -> dict:
     if version != LAYOUT_VERSION:
         found = "no readable manifest.json" if version is None else f"layout version {version}"
         raise LayoutError(f"{run}: {found}; this analysis reads run directories of layout version {LAYOUT_VERSION}")
+    if missing := [key for key in _MANIFEST_KEYS if key not in manifest]:
+        raise LayoutError(f"{run}: its manifest.json lacks {', '.join(missing)}")
     return manifest
 
 
-def steady_steps(lines: list[dict]) -> list[float]:
-    """Seconds of each steady step: after a process's first 10, and not after one that saved a checkpoint."""
-    return [seconds for line in lines for step, seconds in _timed(line, "step_s") if step not in line["not_steady"]]
-
-
-def _timed(line: dict, key: str) -> list[tuple[int, float]]:
-    """(step, seconds) of each step of a window."""
-    first = line["step"] - len(line[key]) + 1
-    return list(enumerate(line[key], start=first))
-
-
 def summarize(run: Path) -> dict:
-    """The row of one run; what its records do not tell is None.
+    """The row of one run directory; what its records do not tell is None.
 
     Rates are over all devices, per second; times in seconds, memory in bytes, shares and MFUs as fractions of 1.
     `tokens_per_s` is the median over steady steps, with its quartiles; `wall_s` ends with the last step and counts from
@@ -74,65 +114,90 @@ def summarize(run: Path) -> dict:
     Raises:
         LayoutError: see `read_manifest`.
     """
-    manifest, timing, proof = (read_manifest(run), read_json(run / "timing.json"), read_json(run / "proof.json"))
-    lines = read_metrics(run / "metrics.jsonl")
-    attempts = [*sorted(run.glob("attempt*")), run]
-    ends = [read_last_line(attempt / "metrics.jsonl").get("elapsed_s") for attempt in attempts]
-    warm_ups = [read_json(attempt / "timing.json").get("warm_up_s") for attempt in attempts]
-    wall, warm_up = _sum_known(ends), _sum_known(warm_ups)
-    row = {
-        "recipe": manifest["recipe"],
-        "seed": manifest["seed"],
-        "status": manifest["status"],
-        "error": manifest.get("error"),
-        "device": manifest["hardware"]["name"],
-        "device_type": manifest["hardware"]["type"],
-        "overlays": manifest["overlays"],
-        "steps": lines[-1]["step"] if lines else 0,
-        "steps_asked": manifest["steps"],
-        "final_loss": _mean_loss(lines[-FINAL_WINDOWS:]),
-        "warm_up_s": warm_up,
-        "compile_cache": timing.get("compile_cache"),
-        "wall_s": wall,
-        "wall_s_without_warm_up": wall - warm_up if wall and warm_up else None,
-        "fp8_share": proof.get("fp8_share_of_matmul_flops"),
-        "fp8_emulated": proof.get("emulated"),
-        "peak_memory_bytes": max((line["peak_memory_bytes"] for line in lines), default=None),
-        "peak_source": manifest["peak_flops"]["source"],
-    }
-    return row | _rates(manifest, proof, lines)
+    return read_run(run).row()
 
 
-def _mean_loss(lines: list[dict]) -> float | None:
-    """None if there is no line, or a loss among them that was not finite."""
-    losses = [line["loss"] for line in lines]
-    return None if not losses or None in losses else statistics.fmean(losses)
+def read_run(path: Path) -> Run:
+    """A run directory. Records that are missing or damaged are named in `problems`, and what can be used is used.
 
-
-def _sum_known(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _rates(manifest: dict, proof: dict, lines: list[dict]) -> dict:
-    """Steady rates of a run, and the MFUs that follow from the median."""
-    keys = ("tokens_per_s", "tokens_per_s_q1", "tokens_per_s_q3", "valid_tokens_per_s", "data_wait_share")
-    keys += ("mfu_bf16_peak", "mfu_fp8_peak", "mfu_mixed_peak")
-    seconds = steady_steps(lines)
-    if len(seconds) < 2:
-        return dict.fromkeys(keys)
-    tokens_per_step = lines[0]["tokens_per_s"] * sum(lines[0]["step_s"]) / len(lines[0]["step_s"])
-    slow, median, fast = (tokens_per_step / q for q in reversed(statistics.quantiles(seconds, n=4, method="inclusive")))
-    valid_share = sum(line["valid_tokens_per_s"] / line["tokens_per_s"] for line in lines) / len(lines)
-    waits = [s for line in lines for step, s in _timed(line, "data_wait_s") if step not in line["not_steady"]]
-    per_device, flops, peak = median / manifest["world_size"], manifest["flops_per_token"], manifest["peak_flops"]
-    mixed = None
-    if peak["fp8"] and proof:
-        fp8_flops = proof["fp8_flops"] * manifest["world_size"] / tokens_per_step
-        mixed = per_device * (fp8_flops / peak["fp8"] + (flops - fp8_flops) / peak["bf16"])
-    mfus = (
-        per_device * flops / peak["bf16"],
-        per_device * flops / peak["fp8"] if peak["fp8"] else None,
-        mixed,
+    Raises:
+        LayoutError: see `read_manifest`.
+    """
+    manifest, problems = read_manifest(path), []
+    completed = manifest["status"] == "completed"
+    earlier = {int(p.name[7:]): p for p in path.glob("attempt*") if re.fullmatch(r"attempt\d+", p.name)}
+    attempts = [*(earlier[number] for number in sorted(earlier)), path]
+    tables, timings = [], []
+    for attempt in attempts:
+        # every attempt that got past its first step has both
+        trained = completed and attempt == path or any((attempt / n).exists() for n in ("timing.json", "proof.json"))
+        tables.append(_read_windows(attempt / "metrics.jsonl", trained, problems))
+        timings.append(_read_record(attempt / "timing.json", trained or len(tables[-1]) > 0, problems))
+    missing = [f"attempt{k}" for k in range(1, manifest.get("attempt", 1)) if k not in earlier]
+    problems += [f"{path / name}: missing, so the times of that attempt are not counted" for name in missing]
+    proof = _read_record(path / "proof.json", completed, problems)
+    elapsed, wall = _clock(tables)
+    windows = tables[-1].set_column(WINDOWS.get_field_index("elapsed_s"), "elapsed_s", pa.array(elapsed))
+    last, asked = (windows["step"][-1].as_py() if len(windows) else 0), manifest["steps"]
+    if not completed:
+        problems.append(f"{path}: {manifest['status']} at step {last} of {asked}, so it is not averaged with others")
+    elif 0 < last < asked:
+        problems.append(f"{path / 'metrics.jsonl'}: ends at step {last} of {asked} although the run is completed")
+    warm_ups = [timing["warm_up_s"] for timing in timings if "warm_up_s" in timing]
+    same = ("recipe", "seed", "status", "error", "overlays", "world_size", "flops_per_token", "flops_per_token_causal",
+            "parameters", "flavor", "float8", "compiled", "start")  # fmt: skip
+    return Run(
+        path=path,
+        source="run directory",
+        windows=windows,
+        problems=problems,
+        device=manifest["hardware"]["name"],
+        device_type=manifest["hardware"]["type"],
+        steps_asked=asked,
+        warm_up_s=sum(warm_ups) if warm_ups else None,
+        wall_s=wall,
+        compile_cache=timings[-1].get("compile_cache"),
+        phases=timings[-1].get("phases"),
+        fp8_share=proof.get("fp8_share_of_matmul_flops"),
+        fp8_emulated=proof.get("emulated"),
+        fp8_flops=proof.get("fp8_flops"),
+        peak_bf16=manifest["peak_flops"]["bf16"],
+        peak_fp8=manifest["peak_flops"]["fp8"],
+        peak_source=manifest["peak_flops"]["source"],
+        **{key: manifest.get(key) for key in same},
     )
-    return dict(zip(keys, (median, slow, fast, median * valid_share, sum(waits) / sum(seconds), *mfus), strict=True))
+
+
+def _read_record(path: Path, expected: bool, problems: list[str]) -> dict:
+    """A JSON file of a run directory, empty if there is none to use."""
+    content = read_json(path)
+    if not content and (expected or path.exists()):
+        problems.append(f"{path}: {'cannot be read' if path.exists() else 'missing'}, what it tells is left open")
+    return content
+
+
+def _read_windows(path: Path, expected: bool, problems: list[str]) -> pa.Table:
+    """The windows of one attempt."""
+    if path.exists():
+        return read_lines(path, WINDOWS, _NEEDED, problems)
+    if expected:
+        problems.append(f"{path}: missing, so there are no losses and no rates")
+    return WINDOWS.empty_table()
+
+
+def _clock(attempts: list[pa.Table]) -> tuple[np.ndarray, float | None]:
+    """(seconds since the first attempt began at each window of the last one, seconds of all attempts together).
+
+    A resumed attempt's metrics begin with the lines it took over from the one before; each line's `elapsed_s` counts
+    from the start of the process that wrote it.
+    """
+    before, clock, total = np.empty(0), np.empty(0), 0.0
+    for table in attempts:
+        stamps = table["elapsed_s"].to_numpy()
+        shared = min(len(stamps), len(before))
+        differs = np.flatnonzero(stamps[:shared] != before[:shared])
+        taken_over = differs[0] if len(differs) else shared
+        clock = np.concatenate([clock[:taken_over], stamps[taken_over:] + total])
+        total += stamps[-1] if len(stamps) > taken_over else 0.0
+        before = stamps
+    return clock, float(total) or None

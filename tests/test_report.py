@@ -3,35 +3,11 @@
 import json
 
 import pytest
+from make_runs import write_run
 from rich.console import Console
 
 from analysis.report import find_runs, main, tables
 from analysis.summary import LayoutError, summarize
-
-FLOPS, PEAK = 1e6, {"bf16": 1e9, "fp8": 2e9, "source": "made up"}
-
-
-def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, fp8_share=0.0, **manifest):
-    """A run of 100 tokens a step: 10 slow steps, then `step_s` each."""
-    path.mkdir(parents=True)
-    facts = {"layout_version": 1, "status": "completed", "error": None, "recipe": recipe, "seed": seed, "steps": steps,
-             "overlays": [], "hardware": {"name": "GPU", "type": "cuda"}, "peak_flops": PEAK, "world_size": 1,
-             "flops_per_token": FLOPS}  # fmt: skip
-    (path / "manifest.json").write_text(json.dumps(facts | manifest))
-    (path / "recipe.yaml").touch()
-    (path / "timing.json").write_text(json.dumps({"warm_up_s": 5.0, "compile_cache": "cold"}))
-    fp8 = {"fp8_share_of_matmul_flops": fp8_share, "fp8_flops": fp8_share * FLOPS * 100, "emulated": False}
-    (path / "proof.json").write_text(json.dumps(fp8))
-    elapsed, lines = 5.0 - 1.0, []
-    for step in range(1, steps + 1):
-        seconds = 1.0 if step <= 10 else step_s
-        elapsed += seconds
-        lines.append({"step": step, "elapsed_s": elapsed, "loss": 10 - step / 10, "losses": [10 - step / 10],
-                      "tokens_per_s": 100 / seconds, "valid_tokens_per_s": 50 / seconds, "step_s": [seconds],
-                      "data_wait_s": [seconds / 100], "not_steady": [step] if step <= 10 else [],
-                      "peak_memory_bytes": step * 2**20})  # fmt: skip
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
 
 
 def printed(rows, width=160) -> str:

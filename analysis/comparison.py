@@ -1,0 +1,147 @@
+"""What some runs say about one another: what the report, the notebooks and the README show, computed once."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analysis import stats
+from analysis.equivalence import DIFFERENT, SAME, Verdict, loss_difference, verdict
+from analysis.load import Frames, load, steps
+from analysis.plots.style import in_order
+from analysis.stats import BreakEven, Rate, SpeedUp
+
+BASELINE = "baseline"
+COMPILED = "baseline_compiled"  # the fair opponent of compiled FP8
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Recipes compared; only completed runs count.
+
+    Args:
+        frames: what was loaded.
+        steps: one row a step, see `analysis.load.steps`.
+        baseline: the recipe that losses are compared to.
+        recipes: those with a completed run, in the order in which they are shown.
+        fp8: those of them that ran in FP8.
+        rates: steady tokens/s by recipe.
+        speed_ups: (recipe, opponent) to the ratio of their rates; opponents are the baseline and the compiled one.
+        break_evens: of each FP8 recipe against each opponent.
+        differences: recipe to the smoothed difference of its loss to the baseline's.
+        verdicts: recipe to whether it ends at the baseline's loss.
+    """
+
+    frames: Frames
+    steps: pd.DataFrame
+    baseline: str
+    recipes: list[str]
+    fp8: list[str]
+    rates: dict[str, Rate]
+    speed_ups: dict[tuple[str, str], SpeedUp]
+    break_evens: list[BreakEven]
+    differences: dict[str, pd.DataFrame]
+    verdicts: dict[str, Verdict]
+
+    @property
+    def opponent(self) -> str:
+        """What an FP8 recipe has to beat: the compiled baseline where there is one."""
+        return COMPILED if COMPILED in self.recipes else self.baseline
+
+    def break_even(self, recipe: str, opponent: str) -> BreakEven | None:
+        """The break-even of a pair, None if it was not computed."""
+        return next((b for b in self.break_evens if (b.a, b.b) == (recipe, opponent)), None)
+
+
+def compare(paths, baseline: str = BASELINE) -> Comparison:
+    """Load `paths` (see `analysis.load.load`) and compare what they hold. Raises `LoadError`."""
+    return compare_frames(load(paths), baseline)
+
+
+def compare_frames(frames: Frames, baseline: str = BASELINE) -> Comparison:
+    """Compare loaded runs."""
+    runs, windows, by_step = frames.runs, frames.windows, steps(frames.windows)
+    done = runs[(runs["status"] == "completed") & runs["run"].isin(windows["run"])]
+    recipes = in_order(done["recipe"])
+    fp8 = [r for r in recipes if "fp8" in r or done.loc[done["recipe"] == r, "float8"].notna().any()]
+    opponents = [r for r in dict.fromkeys((baseline, COMPILED)) if r in recipes]
+    rates = {r: stats.rate_of(runs, by_step, r) for r in recipes}
+    others = [r for r in recipes if r != baseline] if baseline in recipes else []
+    return Comparison(
+        frames=frames,
+        steps=by_step,
+        baseline=baseline,
+        recipes=recipes,
+        fp8=fp8,
+        rates=rates,
+        speed_ups={(a, b): stats.speed_up(rates[a], rates[b]) for a in recipes for b in opponents if a != b},
+        break_evens=[stats.break_even(runs, windows, by_step, a, b) for a in fp8 for b in opponents],
+        differences={r: loss_difference(runs, windows, r, baseline) for r in others},
+        verdicts={r: verdict(runs, windows, r, baseline) for r in others},
+    )
+
+
+def cost_by_steps(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:
+    """Wall hours of a run of each length (rows) by recipe (columns), warm-up included, mean over a recipe's runs.
+
+    Within the runs as measured; beyond them at the mean seconds of a steady step, NaN where there is none.
+    """
+    runs, windows = comparison.frames.runs, comparison.frames.windows
+    hours = {}
+    for recipe in comparison.recipes:
+        seconds = np.concatenate([*stats.steady_seconds(runs, comparison.steps, recipe), np.empty(0)])
+        per_step = seconds.mean() if len(seconds) else np.nan
+        curves = [run.sort_values("step") for _, run in stats.completed(runs, windows, recipe).groupby("run")]
+        hours[recipe] = [np.mean([_seconds_at(run, length, per_step) for run in curves]) / 3600 for length in lengths]
+    return pd.DataFrame(hours, index=pd.Index(lengths, name="steps"))
+
+
+def _seconds_at(run: pd.DataFrame, step: int, per_step: float) -> float:
+    """Wall seconds of a run, its windows sorted, by the end of `step`."""
+    last, spent = run["step"].iloc[-1], run["elapsed_s"].iloc[-1]
+    return np.interp(step, run["step"], run["elapsed_s"]) if step <= last else spent + (step - last) * per_step
+
+
+def answer(comparison: Comparison) -> list[str]:
+    """Should this Llama be trained in FP8? The answer first, then what it rests on, a sentence each."""
+    if not comparison.fp8 or comparison.opponent not in comparison.recipes:
+        return ["No answer: it needs a completed run in FP8 and one of a baseline."]
+    runs = comparison.frames.runs
+    facts = [sentence for recipe in comparison.fp8 for sentence in _facts(comparison, recipe)]
+    if (runs["device_type"] == "cpu").any():
+        first = (
+            "No answer about speed: these runs are from a CPU, which has no FP8 units, so FP8 is slower here. "
+            "They show the method, and what FP8 does to the loss of a small model."
+        )
+        return [first, *facts]
+    return [_headline(comparison), *facts]
+
+
+def _headline(comparison: Comparison) -> str:
+    """The answer where FP8 has units to run on: about the fastest FP8 recipe."""
+    opponent = comparison.opponent
+    best = max(comparison.fp8, key=lambda recipe: comparison.rates[recipe].median)
+    gain, judged = comparison.speed_ups[best, opponent], comparison.verdicts.get(best)
+    if not gain.low > 1:
+        return f"No: {best}, the fastest in FP8, has {gain.ratio:.2f} times the tokens/s of {opponent}."
+    faster = f"{best} has {gain.ratio:.2f} times the tokens/s of {opponent}"
+    paid = comparison.break_even(best, opponent)
+    after = f", and is ahead from step {paid.step:,}, warm-up included" if paid and paid.step is not None else ""
+    if judged and judged.outcome == SAME:
+        return f"Yes: {faster}, ends at the same loss{after}."
+    if judged and judged.outcome == DIFFERENT:
+        return f"Not as it is: {faster}{after}, but it ends at another loss than {comparison.baseline}."
+    return f"For speed, yes: {faster}{after}. Whether the loss is the same, these runs cannot tell."
+
+
+def _facts(comparison: Comparison, recipe: str) -> list[str]:
+    found = []
+    if gain := comparison.speed_ups.get((recipe, comparison.opponent)):
+        found.append(
+            f"{recipe} has {gain.ratio:.2f} times the tokens/s of {comparison.opponent} "
+            f"(95 % interval {gain.low:.2f} to {gain.high:.2f})."
+        )
+    found += [b.sentence() for b in comparison.break_evens if b.a == recipe]
+    if judged := comparison.verdicts.get(recipe):
+        found.append(judged.sentence())
+    return found

@@ -1,0 +1,27 @@
+"""The figures: frames of `analysis.load` in, a matplotlib Figure out. Nothing here computes a result or writes a file.
+
+A recipe has the same colour and marker in every figure. Completed runs of a recipe are drawn together; a run that is
+not completed is drawn by itself, dashed or hollow, and labelled with its status. A figure without data says why.
+"""
+
+from analysis.plots.cost import memory, warm_up
+from analysis.plots.learning import loss, loss_difference
+from analysis.plots.overview import summary
+from analysis.plots.speed import mfu, step_time, tokens_per_s
+from analysis.plots.style import to_png, to_svg
+from analysis.plots.wall import wall_after_warm_up, wall_with_warm_up
+
+__all__ = [
+    "loss",
+    "loss_difference",
+    "memory",
+    "mfu",
+    "step_time",
+    "summary",
+    "to_png",
+    "to_svg",
+    "tokens_per_s",
+    "wall_after_warm_up",
+    "wall_with_warm_up",
+    "warm_up",
+]

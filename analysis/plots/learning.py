@@ -1,0 +1,101 @@
+"""Does it learn the same? The loss, and its difference to the baseline's."""
+
+import math
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.plots.series import LineEnd, curves, draw_curves, in_lines, label_ends
+from analysis.plots.style import (
+    GREY,
+    SMALL,
+    NoData,
+    in_order,
+    look,
+    name,
+    new_figure,
+    note,
+    panel,
+    styled,
+    thousands,
+)  # fmt: skip
+from analysis.stats import LEVEL
+from analysis.summary import FINAL_WINDOWS
+
+
+@styled
+def loss(runs: pd.DataFrame, windows: pd.DataFrame) -> Figure:
+    """Training loss (nats per token) by step.
+
+    Light: the mean over a recipe's seeds as logged. Strong: means of 10 log windows, drawn in the middle of them;
+    the last is the final loss. Band: from the smallest to the largest of the seeds, where there are several.
+    """
+    figure, ((axes,),) = new_figure()
+    label_ends(axes, draw_loss(axes, runs, windows))
+    return figure
+
+
+@panel
+def draw_loss(axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame) -> list[LineEnd]:
+    found = curves(runs, windows, "loss")
+    ends = []
+    for index, (group, frame) in enumerate(found):
+        smooth = frame.rolling(min(FINAL_WINDOWS, len(frame)), center=True).mean().dropna(how="all")
+        if group.completed:
+            axes.plot(frame.index, frame.mean(axis=1), color=group.look.colour, alpha=0.3, linewidth=0.7)
+        ends += draw_curves(axes, group, smooth, stagger=index / len(found))
+    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    axes.margins(x=0)
+    thousands(axes, "x", "y")
+    seeds = [frame.shape[1] for group, frame in found if group.completed] or [1]
+    counts = " to ".join(dict.fromkeys(f"{count}" for count in (min(seeds), max(seeds))))
+    band = f"; lines: mean, band: range of {counts} seeds" if max(seeds) > 1 else ""
+    note(axes, f"light: as logged, strong: centred mean of {FINAL_WINDOWS} log windows{band}")
+    return ends
+
+
+@styled
+def loss_difference(differences: dict[str, pd.DataFrame], margin: float | None, baseline: str) -> Figure:
+    """Loss of each recipe minus the baseline's, by step, with its band and the margin of "the same".
+
+    Args:
+        differences: by recipe, a frame with columns step, difference, low, high (nats per token).
+        margin: what counts as the same, in nats per token; None or NaN if there is none.
+        baseline: the recipe that was subtracted.
+    """
+    figure, ((axes,),) = new_figure()
+    label_ends(axes, draw_loss_difference(axes, differences, margin, baseline))
+    return figure
+
+
+@panel
+def draw_loss_difference(
+    axes: Axes, differences: dict[str, pd.DataFrame], margin: float | None, baseline: str
+) -> list[LineEnd]:
+    kept = {recipe: frame.dropna(subset=["difference"]) for recipe, frame in differences.items() if not frame.empty}
+    kept = {recipe: kept[recipe] for recipe in in_order(pd.Series(list(kept), dtype=object)) if not kept[recipe].empty}
+    if not kept:
+        raise NoData(f"no recipe has a loss at the same step and seed as {name(baseline)}")
+    ends = []
+    for index, (recipe, frame) in enumerate(kept.items()):
+        colour, marker = look(recipe)
+        every = max(1, len(frame) // 6)
+        axes.fill_between(frame["step"], frame["low"], frame["high"], color=colour, alpha=0.15, linewidth=0)
+        axes.plot(
+            frame["step"], frame["difference"], color=colour, marker=marker, markeredgecolor="white",
+            markeredgewidth=0.5, markevery=(index * every // len(kept), every),
+        )  # fmt: skip
+        ends.append(LineEnd(frame["step"].iloc[-1], frame["difference"].iloc[-1], in_lines(name(recipe)), colour))
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set(xlabel="step", ylabel=f"loss − loss of {name(baseline)}\n(nats per token)")
+    axes.margins(x=0)
+    thousands(axes, "x")
+    if margin is None or math.isnan(margin):
+        note(axes, "no margin: too few seeds of the baseline to tell what another seed would change")
+    else:
+        axes.axhspan(-margin, margin, color=GREY, alpha=0.15, linewidth=0, zorder=0)
+        axes.annotate(f"margin ± {margin:.3g}", (0, margin), xycoords=axes.get_yaxis_transform(), xytext=(3, -2),
+                      textcoords="offset points", va="top", fontsize=SMALL, color=GREY)  # fmt: skip
+        note(axes, f"grey: so near, two losses count as the same; bands: {LEVEL:.0%} interval at each step")
+    return ends

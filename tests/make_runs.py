@@ -1,0 +1,91 @@
+"""Run directories and logs of other programs, made by hand for the tests of the analysis."""
+
+import json
+from pathlib import Path
+
+FLOPS, PEAK = 1e6, {"bf16": 1e9, "fp8": 2e9, "source": "made up"}
+TOKENS = 100  # per step
+
+
+def metrics_lines(first=1, last=30, step_s=0.1, window=1) -> list[dict]:
+    """What one process logs for steps `first` to `last`: 4 s of start-up, 10 slow steps, then `step_s` each."""
+    elapsed, lines = 4.0, []
+    for end in range(first + window - 1, last + 1, window):
+        steps = range(end - window + 1, end + 1)
+        seconds = [1.0 if step < first + 10 else step_s for step in steps]
+        losses = [10 - step / 10 for step in steps]
+        elapsed += sum(seconds)
+        rate = TOKENS * window / sum(seconds)
+        lines.append({"step": end, "elapsed_s": elapsed, "loss": sum(losses) / window, "losses": losses,
+                      "grad_norm": 1.0, "lr": 1e-3, "tokens_per_s": rate, "valid_tokens_per_s": rate / 2,
+                      "step_s": seconds, "data_wait_s": [s / 100 for s in seconds],
+                      "not_steady": [step for step in steps if step < first + 10],
+                      "peak_memory_bytes": end * 2**20, "mfu_bf16_peak": rate * FLOPS / PEAK["bf16"],
+                      "mfu_fp8_peak": rate * FLOPS / PEAK["fp8"], "mfu_mixed_peak": None})  # fmt: skip
+    return lines
+
+
+def write_lines(path: Path, lines: list[dict]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, fp8_share=0.0, lines=None, **manifest) -> Path:
+    """A run directory of `TOKENS` tokens a step, with what every run directory holds."""
+    path.mkdir(parents=True)
+    facts = {"layout_version": 1, "status": "completed", "error": None, "recipe": recipe, "seed": seed, "steps": steps,
+             "overlays": [], "hardware": {"name": "GPU", "type": "cuda"}, "peak_flops": PEAK, "world_size": 1,
+             "flops_per_token": FLOPS}  # fmt: skip
+    (path / "manifest.json").write_text(json.dumps(facts | manifest))
+    (path / "recipe.yaml").write_text("model: {}\n")
+    timing = {"warm_up_s": 5.0, "phases": {"import": 4.0, "first_step": 1.0}, "compile_cache": "cold"}
+    (path / "timing.json").write_text(json.dumps(timing))
+    fp8 = {"fp8_share_of_matmul_flops": fp8_share, "fp8_flops": fp8_share * FLOPS * TOKENS, "emulated": False}
+    (path / "proof.json").write_text(json.dumps(fp8))
+    write_lines(path / "metrics.jsonl", metrics_lines(last=steps, step_s=step_s) if lines is None else lines)
+    (path / "summary.json").write_text('{"recipe": "baseline"}\n')
+    (path / "log.txt").write_text("step 1\n")
+    (path / "tb").mkdir()
+    (path / "tb" / "events.out.tfevents.1.host.1.0").write_bytes(b"events")
+    return path
+
+
+def write_resumed_run(path, **manifest) -> Path:
+    """A run whose first process was killed after step 25 and whose second went on from a checkpoint of step 20."""
+    killed = metrics_lines(last=25)
+    write_run(path, lines=killed[:20] + metrics_lines(first=21, last=40), steps=40, attempt=2, **manifest)
+    write_run(path / "attempt1", lines=killed, steps=40, status="running", attempt=1, **manifest)
+    return path
+
+
+def write_published(path, seconds=(30.0, 4.0, 5.0, 2.5, 2.5, 2.5), valid_percent=20.0, tokens=4096) -> Path:
+    """A log of the published project: a line at step 1, then every 5; `seconds` since the line before."""
+    lines, step = [], 0
+    for number, duration in enumerate(seconds):
+        count = 1 if number == 0 else 4 if number == 1 else 5
+        step += count
+        rate = count * tokens / duration
+        lines.append({"timestamp": "2025-05-25 10:16:09", "step": step, "loss": 12 - step / 100,
+                      "tokens_per_second": rate, "training_tokens_per_second": rate * valid_percent / 100,
+                      "training_tokens_percentage": valid_percent, "mfu": 50.0, "tflops": 500.0,
+                      "learning_rate": 5e-5, "time_delta": duration})  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_lines(path, lines)
+    return path
+
+
+def write_tensorboard(folder, log_freq=10, last=50, step_s=0.5, devices=2, tokens=1000) -> Path:
+    """What torchtitan writes: step 1 (2 s) and every `log_freq`-th; `tokens` per step and device."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(folder)
+    for step in sorted({1, *range(log_freq, last + 1, log_freq)}):
+        count = step if step == 1 else min(log_freq, step - 1)
+        seconds = 2.0 if step == 1 else step_s * count
+        values = {"loss_metrics/global_avg_loss": 10 - step / 10, "loss_metrics/global_max_loss": 10.0,
+                  "grad_norm": 1.5, "throughput(tps)": count * tokens / seconds, "mfu(%)": 40.0,
+                  "time_metrics/end_to_end(s)": seconds / log_freq, "time_metrics/data_loading(%)": 2.0,
+                  "memory/max_reserved(GiB)": 3.0, "lr": 1e-3, "n_tokens_seen": step * tokens * devices}  # fmt: skip
+        for tag, value in values.items():
+            writer.add_scalar(tag, value, step)
+    writer.close()
+    return folder

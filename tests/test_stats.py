@@ -1,0 +1,172 @@
+"""Rates, wall times and break-even of runs with planted truths."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from make_frames import TOKENS, correlated, run, study
+
+from analysis.stats import break_even, rate_of, speed_up, steady_rate, time_to_loss, wall, warm_up
+
+PUBLISHED = Path(os.environ.get("PUBLISHED_LOGS", Path(__file__).parents[2] / "shared/published/course_2025"))
+
+
+# Rates
+
+
+def test_a_planted_rate_is_found():
+    rate = steady_rate([np.array([0.5, 0.4, 0.25, 0.2, 0.1])], 100)
+    assert (rate.median, rate.q1, rate.q3) == pytest.approx((400, 250, 500))
+    assert (rate.steps, rate.runs) == (5, 1)
+
+
+def test_the_same_steps_give_the_same_interval():
+    seconds = [np.random.default_rng(0).uniform(1, 2, 50)]
+    first, second = steady_rate(seconds, 100), steady_rate(seconds, 100)
+    assert (first.low, first.high) == (second.low, second.high) and first.low < first.median < first.high
+
+
+def test_a_rate_without_steady_steps_is_unknown():
+    rate = steady_rate([np.array([])], 100)
+    assert np.isnan(rate.median) and np.isnan(rate.low) and rate.steps == 0
+    assert np.isnan(speed_up(rate, steady_rate([np.ones(9)], 100)).high)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5])
+def test_the_interval_of_the_rate_covers_the_truth(correlation):
+    noise = correlated(np.random.default_rng(0), correlation, (200, 200))
+    rates = [steady_rate([np.exp(0.02 * run)], 1) for run in noise]
+    assert 0.90 <= np.mean([rate.low <= 1 <= rate.high for rate in rates]) <= 0.99
+
+
+def test_runs_that_differ_widen_the_interval():
+    noise = 0.01 * np.random.default_rng(0).normal(size=(3, 100))
+    alike, unlike = (steady_rate(list(1 + shift + noise), 100) for shift in (0, np.array([[-0.1], [0], [0.1]])))
+    assert unlike.high - unlike.low > 3 * (alike.high - alike.low)
+
+
+def test_a_planted_speed_up_is_found_whatever_the_interval():
+    noise = 1 + 0.02 * correlated(np.random.default_rng(1), 0.5, (2, 80, 100))
+    found = [speed_up(steady_rate([0.8 * a], 100), steady_rate([b], 100)) for a, b in zip(*noise, strict=True)]
+    assert np.median([up.ratio for up in found]) == pytest.approx(1.25, rel=0.002)
+    assert 0.90 <= np.mean([up.low <= 1.25 <= up.high for up in found]) <= 0.99
+
+
+def test_both_rates_of_a_speed_up_are_resampled():
+    rate = steady_rate([np.random.default_rng(0).uniform(1, 2, 200)], 100)
+    itself = speed_up(rate, rate)
+    assert itself.ratio == 1 and itself.high - itself.low > 1.2 * (rate.high - rate.low) / rate.median
+
+
+def test_only_completed_runs_of_the_recipe_count():
+    completed = [run("a", 0, seconds=0.1), run("a", 1, seconds=0.2, steps=150)]
+    others = [run("b", 0, seconds=9.0), *[run("a", 2, seconds=7.0, status=status) for status in ("failed", "running")]]
+    runs, _, steps = study(*completed, *others)
+    rate = rate_of(runs, steps, "a")
+    assert rate.runs == 2 and rate.steps == 90 + 140
+    assert rate.median == pytest.approx(TOKENS / 0.2) and rate.q3 == pytest.approx(TOKENS / 0.1)
+
+
+# Wall time
+
+
+def test_wall_time_with_and_without_warm_up():
+    row = run("a", warm_up=7.0, seconds=0.1, steps=11)[0].iloc[0]
+    assert (warm_up(row), wall(row, with_warm_up=True)) == pytest.approx((7, 8))
+    assert wall(row, with_warm_up=False) == pytest.approx(1)
+
+
+def test_time_to_a_loss_is_where_the_trailing_mean_is_there():
+    losses = np.linspace(9.9, 0.0, 100)  # 0.1 less each step: the mean of ten lags by 4.5 steps
+    windows = run("a", warm_up=5.0, seconds=0.1, losses=losses)[1].sample(frac=1, random_state=0)
+    reached = time_to_loss(windows, 4.951)
+    assert reached.step == 55 and reached.seconds == pytest.approx(5 + 5.4)
+    assert time_to_loss(windows, 4.951, smooth=1).step == 51
+    assert time_to_loss(windows, 0.1) is None
+
+
+# Break-even
+
+
+def test_break_even_within_the_runs():
+    frames = study(run("a", warm_up=15.05, seconds=0.3), run("b", warm_up=5, seconds=0.5))
+    found = break_even(*frames, "a", "b")  # 10.05 s behind, 0.2 s a step gained from step 2 on
+    assert (found.outcome, found.step, found.tokens) == ("reached", 52, 52 * TOKENS)
+    assert found.device_hours == pytest.approx(2 * (15.05 + 50.25 * 0.3) / 3600)
+    assert "at step 52" in found.sentence() and "reached" in found.sentence()
+    assert break_even(*frames, "b", "a").outcome == "never"
+
+
+def test_break_even_beyond_the_runs():
+    frames = study(run("a", warm_up=105.1, seconds=0.3), run("b", warm_up=5, seconds=0.5))
+    found = break_even(*frames, "a", "b")
+    assert (found.outcome, found.step) == ("extrapolated", 502)
+    assert found.device_hours == pytest.approx(2 * (105.1 + 500.5 * 0.3) / 3600)
+
+
+def test_extrapolation_uses_what_a_step_costs_on_average():
+    seconds = np.where(np.arange(100) % 10 == 0, 1.2, 0.2)  # median 0.2, mean 0.3
+    frames = study(run("a", warm_up=105.1, seconds=seconds), run("b", warm_up=5, seconds=0.5))
+    assert break_even(*frames, "a", "b").step == pytest.approx(502, abs=5)
+
+
+def test_no_break_even_for_what_is_behind_and_slower():
+    found = break_even(*study(run("a", warm_up=9, seconds=0.5), run("b", warm_up=5, seconds=0.4)), "a", "b")
+    assert (found.outcome, found.step, found.tokens) == ("never", None, None) and "never" in found.sentence()
+
+
+def test_ahead_from_the_start_says_whether_it_lasts():
+    a, c = run("a", warm_up=1, seconds=0.5), run("c", warm_up=9, seconds=0.5)
+    frames = study(a, run("b", warm_up=81, seconds=0.4), c)
+    found = break_even(*frames, "a", "b")
+    assert (found.outcome, found.step, found.tokens, found.lost_at) == ("ahead from the start", 0, 0, 801)
+    assert "801" in found.sentence()
+    assert break_even(*frames, "a", "c").lost_at is None
+
+
+def test_break_even_is_for_good():
+    seconds = np.full(100, 0.1)
+    seconds[50] = 20.0  # a pause after it had taken the lead
+    found = break_even(*study(run("a", warm_up=10, seconds=seconds), run("b", warm_up=5, seconds=0.5)), "a", "b")
+    assert (found.outcome, found.step) == ("reached", 64)
+
+
+def test_break_even_of_runs_without_steady_steps_is_unknown():
+    frames = study(run("a", warm_up=9, seconds=0.1, steps=4), run("b", warm_up=5, seconds=0.2, steps=4))
+    assert break_even(*frames, "a", "b").outcome == "unknown"
+    assert break_even(*frames, "b", "a").outcome == "ahead from the start"
+
+
+def test_break_even_takes_the_mean_over_completed_runs():
+    frames = study(run("a", 0, 10, 0.3), run("a", 1, 20.1, 0.3), run("a", 2, 500, 9.0, status="failed"),
+                   run("b", 0, 5, 0.5))  # fmt: skip
+    assert break_even(*frames, "a", "b").step == 52
+    with pytest.raises(ValueError, match="completed run of each"):
+        break_even(*frames, "a", "c")
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason=f"needs the published logs in {PUBLISHED} (or PUBLISHED_LOGS)")
+@pytest.mark.parametrize(
+    ("a", "b", "outcome", "step"),
+    [
+        ("tensorwise_fp8_compiled", "baseline_compiled", "reached", 725),
+        ("tensorwise_fp8_compiled", "baseline", "reached", 794),
+        ("rowwise_fp8_compiled", "baseline_compiled", "extrapolated", 3800),
+        ("rowwise_fp8_compiled", "baseline", "extrapolated", 2120),
+    ],
+)
+def test_break_even_of_the_published_runs(a, b, outcome, step):
+    frames = []
+    for recipe in (a, b):
+        log = pd.read_json(PUBLISHED / f"{recipe}.jsonl", lines=True)
+        name = {"run": recipe, "recipe": recipe, "seed": np.nan}
+        window = pd.DataFrame(name | {"step": log.step, "elapsed_s": log.time_delta.cumsum(), "loss": log.loss})
+        count = log.step.diff().fillna(1)
+        steps = pd.DataFrame(name | {"step": log.step, "seconds": log.time_delta / count, "steady": log.step > 10})
+        row = pd.DataFrame([name | {"status": "completed", "tokens_per_step": 4096, "world_size": 1}])
+        frames.append((row, window, steps.loc[steps.index.repeat(count)]))
+    found = break_even(*study(*frames), a, b)
+    assert (found.outcome, found.step) == (outcome, pytest.approx(step, rel=0.02))
+    assert found.tokens == found.step * 4096
