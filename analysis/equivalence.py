@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from analysis.record import FINAL_WINDOWS
 from analysis.stats import LEVEL, completed
-from analysis.summary import FINAL_WINDOWS
 
 ALPHA = 0.05  # of the two one-sided tests, and of the ordinary test for a difference
 MARGIN_CONFIDENCE = 0.975  # that the true seed-to-seed spread is no smaller than the margin

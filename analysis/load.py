@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from analysis.published import read_published
+from analysis.published_log import read_published
 from analysis.record import WINDOWS, Run, per_step
 from analysis.summary import LayoutError, read_run
 from analysis.tensorboard_log import EVENTS, read_tensorboard
@@ -142,7 +142,7 @@ def _runs_frame(runs: list[Run], names: list[str]) -> pd.DataFrame:
 def _windows_frame(runs: list[Run], names: list[str]) -> pd.DataFrame:
     lengths = [len(run.windows) for run in runs]
     seeds = np.array([np.nan if run.seed is None else run.seed for run in runs])
-    owners = {"run": names, "recipe": [run.recipe for run in runs], "seed": pd.to_numeric(seeds)}
+    owners = {"run": names, "recipe": [run.recipe for run in runs], "seed": seeds}
     index = np.repeat(np.arange(len(runs)), lengths)
     table = pa.table({key: pa.array(values).take(pa.array(index)) for key, values in owners.items()})
     windows = pa.concat_tables([run.windows for run in runs])

@@ -1,116 +1,76 @@
-"""The published project's logs (course project "FP8 Training", ETH Zurich, May 2025), read as runs.
+# %% [markdown]
+# # The published study, read again
+#
+# Four runs on one GH200 of the Alps cluster, May 2025 (A. Khan, *LSAI Project Feature: FP8 Training*, ETH Zurich;
+# code and logs: github.com/mak2508/lsai-proj, `output/data`): 8.05 B parameters, sequence 4096, batch 1, 1000
+# steps. The report drew three conclusions from four plots. Its own logs contradict two of them.
+#
+# The logs are not part of this project. Fetch them and name their folder: `PUBLISHED_LOGS=folder make notebooks`.
 
-A log has a line at step 1 and then every few steps: `time_delta` is the seconds since the line before, `loss` the last
-step's, `training_tokens_percentage` the share of tokens that are not padding. It was written when training had ended.
-Its MFU is recomputed: under torch.compile the logged one counts the input embedding as if it were multiplied.
-"""
+# %%
+import os
 
-import re
-from dataclasses import dataclass
-from pathlib import Path
+from analysis import plots
+from analysis.comparison import answer, compare, cost_by_steps
 
-import numpy as np
-import pyarrow as pa
+comparison = compare(os.environ["PUBLISHED_LOGS"])
+runs, windows = comparison.frames.runs, comparison.frames.windows
 
-from analysis.record import Run, windows_table
-from analysis.summary import LayoutError, read_lines
+# %% [markdown]
+# ## Speed
+#
+# Medians over the steps after the first ten. The published MFU of the compiled runs is 6.25 % too high: under
+# `torch.compile` the input embedding was no longer left out of the FLOPs. Recomputed from the model's sizes:
 
-SOURCE = "published log"
-LINE = pa.schema(
-    [("step", pa.int64())]
-    + [(name, pa.float64()) for name in ("loss", "tokens_per_second", "training_tokens_percentage", "mfu",
-                                         "learning_rate", "time_delta")]
-)  # fmt: skip
-_NEEDED = ("step", "loss", "tokens_per_second", "time_delta")
-PEAK_BF16, PEAK_FP8 = 989e12, 1979e12  # FLOP/s, dense
-PEAK_SOURCE = "NVIDIA H200 and GH200 datasheets, dense"
-RECIPES = {  # what the four published runs were: (float8, compiled)
-    "baseline": (None, False),
-    "baseline_compiled": (None, True),
-    "rowwise_fp8_compiled": ("rowwise", True),
-    "tensorwise_fp8_compiled": ("tensorwise", True),
-}
+# %%
+mfu = runs.set_index("recipe")[["tokens_per_s", "mfu_bf16_peak"]]
+mfu["mfu_logged"] = windows.groupby("recipe")["mfu_logged"].median()
+mfu.round({"tokens_per_s": 0, "mfu_bf16_peak": 3, "mfu_logged": 3})
 
+# %%
+plots.tokens_per_s(runs, windows)
 
-@dataclass(frozen=True)
-class Llama:
-    """Sizes of a Llama with untied embeddings and a SwiGLU layer of width `ffn`."""
+# %%
+plots.mfu(runs)
 
-    dim: int
-    layers: int
-    heads: int
-    kv_heads: int
-    ffn: int
-    vocabulary: int
-    seq_len: int
+# %% [markdown]
+# ## "With warm-up FP8 brings no benefit"
+#
+# The published figure leaves the warm-up out.
 
-    @property
-    def head_dim(self) -> int:
-        return self.dim // self.heads
+# %%
+plots.wall_after_warm_up(runs, windows)
 
-    @property
-    def parameters(self) -> int:
-        """Embedding, head, blocks (attention, SwiGLU, two norms) and the last norm."""
-        attention = 2 * self.dim * self.head_dim * (self.heads + self.kv_heads)
-        block = attention + 3 * self.dim * self.ffn + 2 * self.dim
-        return 2 * self.vocabulary * self.dim + self.layers * block + self.dim
+# %% [markdown]
+# With it, rowwise FP8 indeed loses within 1000 steps. Tensorwise FP8 does not: it had the shortest total time.
 
+# %%
+plots.wall_with_warm_up(runs, windows, comparison.break_evens)
 
-PUBLISHED = Llama(dim=4096, layers=32, heads=32, kv_heads=8, ffn=14336, vocabulary=131072, seq_len=4096)
+# %%
+cost_by_steps(comparison, [100, 1_000, 10_000, 100_000]).round(3)
 
+# %% [markdown]
+# ## "Training loss is almost identical"
+#
+# One run each, without a seed: the runs do not even share their first weights, so a difference cannot be told from what
+# another seed would have given. The interval is that of the noise within the runs.
 
-def flops_per_token(model: Llama, causal: bool = False) -> int:
-    """FLOPs of forward and backward per token: 6 (N - input embedding) + 12 layers heads head_dim seq_len.
+# %%
+plots.loss(runs, windows)
 
-    The published study's formula as it was meant, and models.flops' for our runs; `causal` halves the attention term.
-    """
-    attention = 12 * model.layers * model.heads * model.head_dim * model.seq_len
-    return 6 * (model.parameters - model.vocabulary * model.dim) + (attention // 2 if causal else attention)
+# %%
+plots.loss_difference(comparison.differences, None, comparison.baseline)
 
+# %% [markdown]
+# Most of what was trained on was padding:
 
-def read_published(path: Path) -> Run:
-    """One published log. The recipe is the file's name; `warm_up_s` and `wall_s` begin with the training loop.
+# %%
+share = (runs["valid_tokens_per_s"] / runs["tokens_per_s"]).set_axis(runs["recipe"])
+print("share of tokens that are not padding:", {recipe: f"{value:.1%}" for recipe, value in share.items()})
 
-    Raises:
-        LayoutError: the file holds no line of one.
-    """
-    problems: list[str] = []
-    lines = read_lines(path, LINE, _NEEDED, problems)
-    if not len(lines):
-        raise LayoutError(f"{problems[0]}: no log of the published project, whose lines have {', '.join(_NEEDED)}")
-    step, rate, seconds = (lines[name].to_numpy() for name in ("step", "tokens_per_second", "time_delta"))
-    share = lines["training_tokens_percentage"].to_numpy() / 100
-    # Steps since the line before, from the tokens done: right also where that line is missing.
-    tokens = rate * seconds
-    count = np.maximum(1, np.rint(tokens / np.median(tokens / np.diff(step, prepend=0)))).astype(int)
-    recipe = re.sub(r"\W+", "_", path.stem)
-    float8, compiled = RECIPES.get(recipe, (None, None))
-    flops = flops_per_token(PUBLISHED)
-    windows = windows_table(
-        step, count, seconds, loss=lines["loss"].to_numpy(), lr=lines["learning_rate"].to_numpy(), tokens_per_s=rate,
-        valid_tokens_per_s=rate * share, mfu_bf16_peak=rate * flops / PEAK_BF16, mfu_fp8_peak=rate * flops / PEAK_FP8,
-        mfu_logged=lines["mfu"].to_numpy() / 100,
-    )  # fmt: skip
-    return Run(
-        path=path,
-        source=SOURCE,
-        windows=windows,
-        problems=problems,
-        recipe=recipe,
-        status="completed",
-        device="NVIDIA GH200",
-        device_type="cuda",
-        overlays=[],
-        warm_up_s=float(seconds[0]) if step[0] == 1 else None,
-        wall_s=float(seconds.sum()),
-        peak_bf16=PEAK_BF16,
-        peak_fp8=PEAK_FP8,
-        peak_source=PEAK_SOURCE,
-        world_size=1,
-        flops_per_token=flops,
-        flops_per_token_causal=flops_per_token(PUBLISHED, causal=True),
-        parameters=PUBLISHED.parameters,
-        flavor="8B-published",
-        float8=float8,
-        compiled=compiled,
-    )
+# %% [markdown]
+# ## What the logs say
+
+# %%
+print("\n".join(answer(comparison)))

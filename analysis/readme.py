@@ -21,9 +21,10 @@ def section(comparison: Comparison, folder: Path) -> str:
     """Markdown of everything between the markers."""
     rows = [row for row in rows_of(comparison) if row["status"] == "completed"]
     where = folder.relative_to(newest.ROOT).as_posix()
-    seeds = len({row["seed"] for row in rows})
+    n = len({row["seed"] for row in rows})
+    seeds = f"{n} seeds" if n > 1 else "1 seed"
     lines = [
-        f"{rows[0]['device']}, {rows[0]['steps']} steps, {seeds} seed{'s' if seeds > 1 else ''} ([`{where}`]({where})):",
+        f"{rows[0]['device']}, {rows[0]['steps']} steps, {seeds} ([`{where}`]({where})):",
         "",
     ]
     lines += [_line(COLUMNS), _line(["---", *["---:"] * (len(COLUMNS) - 1)])]

@@ -32,7 +32,7 @@ def _known(value):
 
 
 def cells(rows: list[dict], baseline: str) -> tuple[list[str], list[list[str]], list[list[str]]]:
-    """(first columns' names, first and `SPEED` columns, `COST` columns) as text; ratios are to runs of the same seed."""
+    """(names of the first columns, first and `SPEED` columns, `COST` columns); ratios are to runs of the same seed."""
     seeds = len({row["seed"] for row in rows}) > 1
     first = [[row["recipe"], _format(row["seed"], ".0f")] if seeds else [row["recipe"]] for row in rows]
     speed = [a + _speed(row, rows, baseline) for a, row in zip(first, rows, strict=True)]
@@ -121,7 +121,7 @@ def _run_name(row: dict) -> str:
 
 
 def print_report(paths: list[Path], baseline: str, console: Console) -> Comparison | None:
-    """Print table, notes and answer for the runs below `paths`, naming what cannot be used; None if there is nothing."""
+    """Print table, notes, what could not be used, and the answer, for runs below `paths`; None if there are none."""
     try:
         comparison = compare(paths, baseline)
     except LoadError as error:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis.summary import FINAL_WINDOWS
+from analysis.record import FINAL_WINDOWS
 
 RESAMPLES = 2000  # bootstrap replicates: of a long run, about 45 are below and 45 above its 95 % interval
 LEVEL = 0.95  # confidence of every interval of this module

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import json as arrow_json
 
-from analysis.record import FINAL_WINDOWS, WINDOWS, Run  # noqa: F401  (stats takes FINAL_WINDOWS from here)
+from analysis.record import WINDOWS, Run
 
 LAYOUT_VERSION = 1  # of run directories, see experiments.rundir
 _MANIFEST_KEYS = ("recipe", "seed", "status", "steps", "overlays", "hardware", "peak_flops", "world_size",
@@ -140,7 +140,9 @@ def read_run(path: Path) -> Run:
     windows = tables[-1].set_column(WINDOWS.get_field_index("elapsed_s"), "elapsed_s", pa.array(elapsed))
     last, asked = (windows["step"][-1].as_py() if len(windows) else 0), manifest["steps"]
     if not completed:
-        problems.append(f"{path}: {manifest['status']} at step {last} of {asked}, so it is not averaged with others")
+        why = f" ({manifest['error']})" if manifest.get("error") else ""
+        where = f"{manifest['status']} at step {last} of {asked}{why}"
+        problems.append(f"{path}: {where}, so it is not averaged with others")
     elif 0 < last < asked:
         problems.append(f"{path / 'metrics.jsonl'}: ends at step {last} of {asked} although the run is completed")
     warm_ups = [timing["warm_up_s"] for timing in timings if "warm_up_s" in timing]

@@ -152,7 +152,9 @@ def test_runs_that_are_not_completed_are_there_and_named(tmp_path, status):
     frames = load(tmp_path)
     assert frames.runs[["status", "steps", "error"]].values.tolist() == [[status, 12, "the disk is full"]]
     assert len(frames.windows) == 12
-    assert frames.problems == [f"{run}: {status} at step 12 of 30, so it is not averaged with others"]
+    assert frames.problems == [
+        f"{run}: {status} at step 12 of 30 (the disk is full), so it is not averaged with others"
+    ]
 
 
 def test_run_that_failed_before_its_first_step(tmp_path):
@@ -160,7 +162,7 @@ def test_run_that_failed_before_its_first_step(tmp_path):
     for name in ("metrics.jsonl", "timing.json", "proof.json"):
         (run / name).unlink()
     frames = load(tmp_path)
-    assert frames.problems == [f"{run}: failed at step 0 of 30, so it is not averaged with others"]
+    assert frames.problems == [f"{run}: failed at step 0 of 30 (no data), so it is not averaged with others"]
     assert frames.runs["final_loss"].isna().all() and frames.windows.empty and steps(frames.windows).empty
 
 

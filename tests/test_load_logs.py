@@ -11,7 +11,7 @@ from conftest import ROOT
 from make_runs import write_lines, write_published, write_run, write_tensorboard
 
 from analysis.load import LoadError, load, steps
-from analysis.published import PUBLISHED, flops_per_token
+from analysis.published_log import PUBLISHED, flops_per_token
 from models import flops
 from models.llama import FLAVORS
 

@@ -1,12 +1,14 @@
 """The table, from run directories made by hand."""
 
 import json
+import re
 
 import pytest
-from make_runs import write_run
+from make_runs import metrics_lines, write_run
 from rich.console import Console
 
-from analysis.report import find_runs, main, tables
+from analysis.comparison import answer, compare, cost_by_steps
+from analysis.report import main, tables
 from analysis.summary import LayoutError, summarize
 
 
@@ -48,7 +50,7 @@ def test_unfinished_and_failed_runs_are_in_the_table_and_say_so(tmp_path, capsys
     (tmp_path / "b" / "manifest.json").write_text(json.dumps(manifest))
     assert main([str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "failed at 12" in said and "tensorwise_fp8_compiled seed 0: the disk is full" in said
+    assert "failed at 12" in said and "failed at step 12 of 30 (the disk is full), so it is not averaged" in said
 
 
 @pytest.mark.parametrize("missing", ["timing.json", "proof.json", "metrics.jsonl"])
@@ -71,20 +73,78 @@ def test_another_layout_is_named_and_left_out(tmp_path, capsys):
     with pytest.raises(LayoutError, match="layout version 2"):
         summarize(newer)
     assert main([str(tmp_path)]) == 0
-    assert "not in the table" in (said := capsys.readouterr().out) and "b: layout version 2" in said.replace("\n", "")
+    assert "Not used: " in (said := capsys.readouterr().out) and "b: layout version 2" in said
 
 
 def test_no_runs_is_an_error(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
-    assert "no run directories below" in capsys.readouterr().out
+    assert "holds no run" in capsys.readouterr().out
 
 
-def test_earlier_attempts_are_not_runs_but_their_time_counts(tmp_path):
-    run = write_run(tmp_path / "a")
-    write_run(run / "attempt1", steps=11, status="running")
-    assert find_runs([tmp_path]) == [run]
-    row = summarize(run)
-    assert row["wall_s"] == pytest.approx(16 + (4 + 10 + 0.1)) and row["warm_up_s"] == 10
+# ---- the answer ----
+
+
+def study(folder, fp8_step_s=0.08, fp8_warm_up=40.0, loss_shift=0.0, seeds=3, device="cuda"):
+    """Three seeds of a compiled baseline at 0.1 s a step and of FP8; each seed's losses are shifted by 0.05."""
+    for seed in range(seeds):
+        for recipe, step_s, late, shift in (
+            ("baseline", 0.1, 0, 0), ("baseline_compiled", 0.1, 0, 0),
+            ("tensorwise_fp8_compiled", fp8_step_s, fp8_warm_up, loss_shift + 0.001 * seed),
+        ):  # fmt: skip
+            lines = metrics_lines(last=200, step_s=step_s)
+            for line in lines:
+                line["elapsed_s"] += late
+                line["losses"] = [loss + 0.05 * seed + shift for loss in line["losses"]]
+                line["loss"] += 0.05 * seed + shift
+            float8 = "tensorwise" if "fp8" in recipe else None
+            facts = {"hardware": {"name": "GPU", "type": device}, "float8": float8}
+            write_run(folder / f"{recipe}{seed}", recipe, lines=lines, steps=200, seed=seed, **facts)
+    return compare(folder)
+
+
+def test_yes(tmp_path):
+    """0.02 s a step pay 40 s back after 2,000 steady steps; the first ten are as slow in both."""
+    first, *facts = answer(study(tmp_path))
+    assert first.startswith("Yes: tensorwise_fp8_compiled has 1.25 times the tokens/s of baseline_compiled")
+    assert re.search("ends at the same loss, and is ahead from step 2,01[01], warm-up included", first)
+    assert any("3 seeds, difference +0.0010" in fact for fact in facts)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"fp8_step_s": 0.11}, "No: tensorwise_fp8_compiled, the fastest in FP8, has 0.91 times"),
+        ({"loss_shift": 0.5}, "Not as it is: tensorwise_fp8_compiled has 1.25 times"),
+        ({"seeds": 1}, "For speed, yes: tensorwise_fp8_compiled has 1.25 times"),
+        ({"device": "cpu"}, "No answer about speed: these runs are from a CPU"),
+    ],
+)
+def test_other_answers(tmp_path, changed, expected):
+    assert answer(study(tmp_path, **changed))[0].startswith(expected)
+
+
+def test_cost_of_a_run_of_n_steps(tmp_path):
+    """Measured within the runs, and 0.1 s a step beyond their 200: 14 s for the first 10 steps, then steady."""
+    hours = cost_by_steps(study(tmp_path, seeds=1), [100, 10_000])["baseline_compiled"]
+    assert hours[100] * 3600 == pytest.approx(14 + 90 * 0.1) and hours[10_000] * 3600 == pytest.approx(14 + 999)
+
+
+def test_no_fp8_no_answer(tmp_path):
+    write_run(tmp_path / "a")
+    assert answer(compare(tmp_path))[0].startswith("No answer: it needs a completed run in FP8")
+
+
+def test_page_and_json(tmp_path, capsys):
+    study(tmp_path / "runs")
+    write_run(tmp_path / "runs" / "broken", "rowwise_fp8_compiled", status="failed", error="a <b>bad</b> day")
+    page, figures = tmp_path / "page.html", tmp_path / "report.json"
+    assert main([str(tmp_path / "runs"), "--html", str(page), "--json", str(figures)]) == 0
+    html, plain = page.read_text(), json.loads(figures.read_text())
+    assert html.index("Yes: tensorwise") < html.index("<table>") < html.index("<svg")
+    assert html.count("<svg") == 9 and "a &lt;b&gt;bad&lt;/b&gt; day" in html
+    assert not re.search(r'(src|href)="http', html)  # nothing is fetched
+    assert plain["answer"][0].startswith("Yes") and len(plain["runs"]) == 10
+    assert {v["outcome"] for v in plain["verdicts"]} == {"the same"}
 
 
 @pytest.mark.parametrize("width", [80, 120])

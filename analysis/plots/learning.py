@@ -20,8 +20,8 @@ from analysis.plots.style import (
     styled,
     thousands,
 )  # fmt: skip
+from analysis.record import FINAL_WINDOWS
 from analysis.stats import LEVEL
-from analysis.summary import FINAL_WINDOWS
 
 
 @styled

@@ -35,6 +35,8 @@ _STYLE = {
     "lines.markersize": 4.5,
     "hatch.linewidth": 0.6,
     "figure.constrained_layout.h_pad": 0.06,
+    "svg.fonttype": "path",  # text looks the same whatever fonts a reader has
+    "svg.hashsalt": "analysis.plots",
 }
 
 
@@ -126,9 +128,16 @@ def styled(plot: Callable[..., Figure]) -> Callable[..., Figure]:
     return drawn
 
 
+class Plot(Figure):
+    """A figure that a notebook shows by itself, and the same way each time."""
+
+    def _repr_png_(self) -> bytes:
+        return to_png(self, dpi=110)
+
+
 def new_figure(size: tuple[float, float] = HALF_PAGE, rows: int = 1, columns: int = 1) -> tuple[Figure, np.ndarray]:
     """A figure without pyplot, and its axes as an array of shape (rows, columns)."""
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Plot(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
@@ -151,8 +160,7 @@ def thousands(axes: Axes, *which: str) -> None:
 
 def to_svg(figure: Figure) -> str:
     """The figure as SVG text, the same for the same figure: no date, no random ids."""
-    with matplotlib.rc_context({"svg.hashsalt": "analysis.plots", "svg.fonttype": "path"}):
-        return _saved(figure, format="svg", metadata={"Date": None, "Creator": None}).decode()
+    return _saved(figure, format="svg", metadata={"Date": None, "Creator": None}).decode()
 
 
 def to_png(figure: Figure, dpi: int = 200) -> bytes:
@@ -162,5 +170,6 @@ def to_png(figure: Figure, dpi: int = 200) -> bytes:
 
 def _saved(figure: Figure, **how) -> bytes:
     file = io.BytesIO()
-    figure.savefig(file, facecolor="white", **how)
+    with matplotlib.style.context(["default", _STYLE]):
+        figure.savefig(file, **how)
     return file.getvalue()

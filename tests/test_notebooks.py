@@ -1,0 +1,55 @@
+"""What is generated is current: the notebooks' text, the README's table, and the figure's inputs."""
+
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from analysis import newest
+from analysis.comparison import compare
+from analysis.execute import HERE, NOTEBOOKS, execute, text_outputs
+from analysis.readme import README, section, with_section
+
+PUBLISHED = Path(os.environ.get("PUBLISHED_LOGS") or newest.ROOT.parent / "shared" / "published" / "course_2025")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_notebook_executes_and_its_text_is_current(name):
+    if name == "published" and not PUBLISHED.exists():
+        pytest.skip("needs the published logs: name their folder with PUBLISHED_LOGS")
+    environment = {"RUNS": str(newest.results()), "PUBLISHED_LOGS": str(PUBLISHED)}
+    kept = nbformat.read(HERE / f"{name}.ipynb", as_version=4)
+    assert text_outputs(execute(name, environment)) == text_outputs(kept), "stale: run `make notebooks`"
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_kept_notebook_shows_its_figures_and_no_timestamps(name):
+    cells = nbformat.read(HERE / f"{name}.ipynb", as_version=4).cells
+    plots = [cell for cell in cells if cell.cell_type == "code" and cell.source.startswith("plots.")]
+    assert plots and all("image/png" in cell.outputs[0].data for cell in plots)
+    assert not any("execution" in cell.metadata for cell in cells)
+
+
+def test_readme_shows_the_results():
+    folder, text = newest.results(), README.read_text()
+    assert with_section(text, section(compare(folder), folder)) == text, "stale: run `make readme`"
+    assert (folder / "summary.png").exists()
+
+
+def test_newest_results_prefer_a_gpu(tmp_path, monkeypatch):
+    from make_runs import write_run
+
+    def kept(name, device, start):
+        facts = {"hardware": {"name": "x", "type": device}, "start": start}
+        write_run(tmp_path / "results" / name / "baseline" / "seed0", **facts)
+
+    monkeypatch.setattr(newest, "ROOT", tmp_path)
+    with pytest.raises(FileNotFoundError, match="make study"):
+        newest.results()
+    kept("a", "cuda", "2026-01-01")
+    kept("b", "cpu", "2026-02-01")
+    assert newest.results().name == newest.runs().name == "a"
+    write_run(tmp_path / "runs" / "mine" / "baseline" / "seed0")
+    assert newest.runs().name == "mine"
