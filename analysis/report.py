@@ -60,7 +60,7 @@ def _cost(row: dict) -> list[str]:
         _format(row["wall_s_without_warm_up"], ".1f"),
         "emulated" if row["fp8_emulated"] else _format(row["fp8_share"], ".1%"),
         _format(row["peak_memory_bytes"] and row["peak_memory_bytes"] / 2**30, ".1f"),
-        row["status"] if row["steps"] == row["steps_asked"] else f"{row['status']} at {row['steps']:.0f}",
+        row["status"] if row["steps_asked"] in (None, row["steps"]) else f"{row['status']} at {row['steps']:.0f}",
     ]
 
 
