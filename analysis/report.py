@@ -104,7 +104,7 @@ def notes(rows: list[dict]) -> list[str]:
         lines.append(f"MFU is of the bf16 peak ({source}).")
     lines.append(
         "tokens/s: median over steady steps (after the first 10), IQR its quartiles' distance; FP8 share: of the FLOPs "
-        "of all matrix multiplications, as profiled; wall: from process start, after warm-up: from the end of step 1."
+        "of the linear layers, as profiled; wall: from process start, after warm-up: from the end of step 1."
     )
     for state in ("cold", "warm"):
         if names := [_run_name(row) for row in rows if row["compile_cache"] == state]:

@@ -1,6 +1,7 @@
 """What can be known before a run. Each check raises an `InputError`, or says what it found."""
 
 import os
+import shlex
 import shutil
 
 import torch
@@ -9,6 +10,8 @@ from experiments import data, device
 from experiments.recipe import Recipe
 from models import float8, flops, llama
 from models.errors import InputError
+
+HOPELESS = 1.3  # times the memory that is there, beyond which no inaccuracy of the estimate can help
 
 
 def model_args(config) -> llama.LlamaArgs:
@@ -19,10 +22,13 @@ def model_args(config) -> llama.LlamaArgs:
 
 
 def check_device(config) -> str:
-    """FP8 units, a compiler for compiled CPU recipes."""
+    """FP8 units, an attention kernel and a compiler where they are needed."""
     if config.quantize.linear.float8.recipe_name and not config.quantize.linear.float8.emulate:
         float8.check_device(torch.device(device.TYPE))
-    compiler = os.environ.get("CXX", "g++")
+    backend = config.model.attention_backend
+    if device.TYPE == "cpu" and backend in ("cudnn", "efficient"):
+        raise InputError(f"model.attention_backend {backend} needs a GPU: on a CPU there are auto, flash and math")
+    compiler = shlex.split(os.environ.get("CXX", "g++"))[0]
     if device.TYPE == "cpu" and config.compile.enable and not shutil.which(compiler):
         raise InputError(
             f"compile.enable needs a C++ compiler on a CPU and `{compiler}` is not there: install g++, point CXX at "
@@ -32,18 +38,23 @@ def check_device(config) -> str:
 
 
 def check_memory(config, world_size: int = 1) -> str:
-    """Estimated need per device against what it has. A warning, not an error: it is an estimate."""
-    estimate = sum(memory_estimate(config).values()) / world_size
-    capacity = device.memory_bytes()
-    verdict = "" if estimate <= capacity else ": this will probably not fit"
-    return f"about {estimate / 2**30:.1f} GiB of {capacity / 2**30:.0f} GiB{verdict}"
+    """Estimated need per device against what it has; an error only where it is far beyond: it is an estimate."""
+    estimate, capacity = sum(memory_estimate(config).values()) / world_size, device.memory_bytes()
+    said = f"about {estimate / 2**30:.1f} GiB of {capacity / 2**30:.0f} GiB"
+    if estimate > HOPELESS * capacity:
+        raise InputError(
+            f"the run needs {said} here: choose a smaller model.flavor or the overlay `cpu`, recompute activations "
+            "(activation_checkpoint.mode=full), or shard over more GPUs"
+        )
+    return said + ("" if estimate <= capacity else ": this will probably not fit")
 
 
 def memory_estimate(config) -> dict[str, int]:
     """Bytes by use, see `flops.memory_estimate`."""
     tokens = config.training.local_batch_size * config.training.seq_len
     param_bytes = {"bfloat16": 2, "float32": 4}[config.training.dtype]
-    return flops.memory_estimate(model_args(config), tokens, param_bytes, config.compile.enable)
+    recompute = config.activation_checkpoint.mode == "full"
+    return flops.memory_estimate(model_args(config), tokens, param_bytes, config.compile.enable, recompute)
 
 
 def check_model(config) -> str:

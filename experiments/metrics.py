@@ -5,7 +5,7 @@ A line of metrics.jsonl (times in seconds, rates over all devices; what is not f
   loss, losses           mean over the window; every step's, in order
   grad_norm, lr          of the last step; the norm is the one before clipping
   tokens_per_s           tokens through the model, padding included; valid_tokens_per_s leaves padding out
-  step_s, data_wait_s    every step's duration; the part of it spent waiting for data
+  step_s, data_wait_s    every step's duration; the host's wait for data in it, which on a GPU may overlap with work
   not_steady             steps of the window whose time says little: the process's first 10 (one of them is profiled),
                          and those that wrote a checkpoint
   peak_memory_bytes      highest reserved memory of the device in the window (on a CPU: resident set so far)
@@ -113,6 +113,12 @@ class Metrics(MetricsProcessor):
         self.tokens = 0
         self.not_steady: list[int] = []
         self._waits: list[float] = []
+
+    def should_log(self, step: int) -> bool:
+        """Also at the last step and where a checkpoint is saved, so that no step is lost at an end or over a resume."""
+        keys = self.job_config
+        saved = keys.checkpoint.enable and step % keys.checkpoint.interval == 0
+        return super().should_log(step) or step == keys.training.steps or saved
 
     def log(self, step, global_avg_loss, global_max_loss, grad_norm, extra_metrics=None):
         """torchtitan's log, kept until `end_step` knows how long the step took."""

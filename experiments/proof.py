@@ -20,7 +20,7 @@ from models import float8
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler announces itself on stderr
 PROFILED_STEP = 3  # the first step compiles, the second may compile again
 _FP8_OPS = {"aten::_scaled_mm", "aten::_scaled_mm_v2"}
-_GEMM_OPS = _FP8_OPS | {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
+_GEMM_OPS = _FP8_OPS | {"aten::mm", "aten::addmm"}  # of linear layers; attention is another kernel, or bmm
 _CHUNK = 1 << 24  # elements looked at together when searching a parameter for ones that must move
 _WITNESSES = 64  # elements remembered per parameter
 
@@ -96,13 +96,19 @@ class Proof:
 
     @torch.no_grad()
     def before_step(self) -> None:
-        """Before the first optimizer step: find in every parameter some elements that it must change."""
+        """Before the first optimizer step: find in every parameter some elements that it must change.
+
+        After a resume the optimizer's moments are old and its step can be of any size: then nothing is certain.
+        """
+        fresh = not any(opt.state for opt in self.optimizers)
         learning_rate = {
             id(p): group["lr"] for opt in self.optimizers for group in opt.param_groups for p in group["params"]
         }
         for name, parameter in self.trainable().items():
             if parameter.grad is None:
                 raise ProofError(f"{name} is trainable and got no gradient")
+            if not fresh:
+                continue
             if witness := _find_witness(_local(parameter), _local(parameter.grad), float(learning_rate[id(parameter)])):
                 self._witnesses[name] = witness
 
@@ -118,12 +124,13 @@ class Proof:
                 f"{len(still)} parameters did not move in the first optimizer step, {still[0]} among them, although "
                 "their gradient and dtype allow it: the optimizer steps something else"
             )
+        resumed = bool(parameters) and not self._witnesses
         self.parameters = {
             "trainable": len(parameters),
             "in_optimizer": len(parameters),
             "moved_in_first_step": len(self._witnesses),
             # bf16 keeps 8 significant bits: lr 5e-7 of the first step cannot move a norm weight of 1.0
-            "dtype_cannot_hold_first_update": sorted(set(parameters) - set(self._witnesses)),
+            "dtype_cannot_hold_first_update": [] if resumed else sorted(set(parameters) - set(self._witnesses)),
         }
         self._witnesses = {}
 
@@ -135,7 +142,7 @@ class Proof:
         self.profiled_step, self.gemm_flops = step, count_gemm_flops(profiler.events())
         if self.emulated:
             return
-        if abs(self.fp8_flops - self.fp8_flops_expected) > 0.01 * self.fp8_flops_expected:
+        if self.fp8_flops < 0.99 * self.fp8_flops_expected:  # more where activation checkpointing computes twice
             raise ProofError(
                 f"in step {step} aten::_scaled_mm did {self.fp8_flops:.3e} FLOPs, and the {len(self.converted)} "
                 f"converted layers account for {self.fp8_flops_expected:.3e}: not (all) of the FP8 recipe ran in FP8"
@@ -158,7 +165,7 @@ class Proof:
 
 
 def count_gemm_flops(events) -> dict[str, int]:
-    """FLOPs by operator of a profile's matrix multiplications; attention kernels are no GEMMs and not in it.
+    """FLOPs by operator of a profile's matrix multiplications by linear layers; attention's are not in it.
 
     Args:
         events: `torch.profiler.profile(record_shapes=True).events()`.
@@ -171,10 +178,9 @@ def count_gemm_flops(events) -> dict[str, int]:
         inside = any(parent.name in _GEMM_OPS for parent in _callers(event))
         if event.name not in _FP8_OPS and (inside or id(event) in around_fp8):
             continue
-        # addmm and baddbmm have the bias first; every other operand after the two matrices is a scale or an output
-        a, b = event.input_shapes[1:3] if event.name in ("aten::addmm", "aten::baddbmm") else event.input_shapes[:2]
-        batch = a[0] if len(a) == 3 else 1
-        flops[event.name] = flops.get(event.name, 0) + 2 * batch * a[-2] * a[-1] * b[-1]
+        # addmm has the bias first; every other operand after the two matrices is a scale or an output
+        (m, k), (_, n) = event.input_shapes[1:3] if event.name == "aten::addmm" else event.input_shapes[:2]
+        flops[event.name] = flops.get(event.name, 0) + 2 * m * k * n
     return flops
 
 

@@ -104,8 +104,22 @@ def _conflicts(config: "Config") -> Iterator[tuple[list[str], str]]:
     if config.model.converters != ["fp8"]:
         message = f"expected [fp8], as base.yaml has it (it does nothing until {section}.recipe_name is set)"
         yield ["model.converters"], f"{message}, got {shown(config.model.converters)}"
-    if training.steps < 1:
-        yield ["training.steps"], f"expected at least 1, got {training.steps}"
+    least = {"training.steps": 1, "training.seq_len": 1, "training.local_batch_size": 1, "metrics.log_freq": 1,
+             "checkpoint.interval": 1, "debug.seed": 0, "data.max_tokens": 1, "data.bpe_vocab_size": 257}  # fmt: skip
+    for key, bound in least.items():
+        value = functools.reduce(getattr, key.split("."), config)
+        if value is None and key == "debug.seed" or value is not None and value < bound:
+            yield [key], f"expected at least {bound}, got {shown(value)}"
+    if config.optimizer.name not in ("Adam", "AdamW"):
+        yield ["optimizer.name"], f"expected AdamW or Adam, got {shown(config.optimizer.name)}"
+    if config.validation.enable:
+        yield ["validation.enable"], "there is no validation here; set it to false"
+    for key in ("context_parallel_degree", "pipeline_parallel_degree"):
+        if (degree := getattr(config.parallelism, key)) > 1:
+            yield [f"parallelism.{key}"], f"not supported: FSDP shards the model instead; set it to 1, got {degree}"
+    whole, local = training.global_batch_size, training.local_batch_size
+    if local > 0 and whole > 0 and whole % local:
+        yield ["training.global_batch_size"], f"expected a multiple of local_batch_size ({local}), got {whole}"
     if fp8.recipe_name and config.parallelism.tensor_parallel_degree > 1:
         message = "not supported with FP8; set it to 1 (FSDP shards the model instead), or train in bf16"
         yield ["parallelism.tensor_parallel_degree", f"{section}.recipe_name"], message

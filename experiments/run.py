@@ -36,12 +36,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="check everything short of training")
     args = parser.parse_intermixed_args(argv)
     console = Console(highlight=False, soft_wrap=True)
-    if args.list:
-        list_recipes(console)
-        return COMPLETED
-    if args.name is None:
+    if args.name is None and not args.list:
         parser.error("which recipe? --list shows them")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the run ends with status `interrupted`
     try:
+        if args.list:
+            list_recipes(console)
+            return COMPLETED
         recipe = recipes.load(args.name, args.overlay, args.overrides, args.seed)
         if args.show:
             show(recipe, console)
@@ -52,10 +53,14 @@ def main(argv: list[str] | None = None) -> int:
     except InputError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error:[/] {escape(str(error))}")
         return BAD_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def default_directory(recipe) -> Path:
-    """A new directory for a run that belongs to no study."""
+    """A new directory for a run that belongs to no study. Raises `InputError` with several ranks: each would differ."""
+    if int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_STEP_NUM_TASKS", "1"))) > 1:
+        raise InputError("a run of several processes needs --out DIR, so that all of them write to the same place")
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{recipe.name}-{stamp}" / recipe.name / f"seed{recipe.config.debug.seed}"
 
@@ -103,7 +108,9 @@ def run(recipe, out: Path) -> int:
         status, error, code = _train(recipe, directory, screen)
     if directory:
         _finish(directory, status, error)
-        Console(soft_wrap=True, highlight=False).print(f"{status}: {directory.path}" + (f" ({error})" if error else ""))
+        Console(soft_wrap=True, highlight=False).print(
+            escape(f"{status}: {directory.path}" + (f" ({error})" if error else ""))
+        )
     return code
 
 
@@ -116,7 +123,7 @@ def set_rank_environment() -> tuple[int, int]:
         env |= {
             "RANK": env["SLURM_PROCID"],
             "WORLD_SIZE": env["SLURM_STEP_NUM_TASKS"],
-            "LOCAL_RANK": env["SLURM_LOCALID"],
+            "LOCAL_RANK": str(int(env["SLURM_LOCALID"]) % _visible_devices()),  # 0 where each task sees its GPU alone
         }
         if "MASTER_ADDR" not in env:
             first_node = _scontrol("hostnames", env["SLURM_STEP_NODELIST"]).split()[0]
@@ -125,6 +132,12 @@ def set_rank_environment() -> tuple[int, int]:
     else:
         env |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     return int(env["RANK"]), int(env["WORLD_SIZE"])
+
+
+def _visible_devices() -> int:
+    import torch
+
+    return torch.cuda.device_count() or int(os.environ["SLURM_STEP_NUM_TASKS"])
 
 
 def _scontrol(*what: str) -> str:
@@ -137,26 +150,28 @@ def _train(recipe, directory, screen) -> tuple[str, str | None, int]:
     from experiments.metrics import Diverged
     from experiments.trainer import Trainer
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: ends with status `interrupted`
     trainer = None
     try:
         checks.check_device(recipe.config)
+        checks.check_memory(recipe.config, int(os.environ["WORLD_SIZE"]))
         trainer = Trainer(recipe.config)
         if directory:
             _record(trainer, directory, screen)
         trainer.train()
         return "completed", None, COMPLETED
     except KeyboardInterrupt:
-        return "interrupted", "interrupted by a signal", INTERRUPTED
+        outcome = "interrupted", "interrupted by a signal", INTERRUPTED
     except Diverged as error:
-        return "diverged", str(error), DIVERGED
+        outcome = "diverged", str(error), DIVERGED
     except InputError as error:
-        return "failed", str(error), BAD_INPUT
+        outcome = "failed", str(error), BAD_INPUT
     except Exception as error:
         logging.getLogger().exception("the run failed")
-        return "failed", f"{type(error).__name__}: {error}".splitlines()[0], FAILED
+        outcome = "failed", f"{type(error).__name__}: {error}".splitlines()[0], FAILED
     finally:
         _close(trainer)
+    logging.getLogger().error(outcome[1])
+    return outcome
 
 
 def _record(trainer, directory, screen) -> None:

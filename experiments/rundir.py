@@ -23,11 +23,11 @@ from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
 
-from analysis.summary import read_metrics
+import yaml
+
+from analysis.summary import LAYOUT_VERSION, read_json, read_metrics
 from models.errors import InputError
 
-LAYOUT_VERSION = 1
-STATUSES = ("running", "completed", "interrupted", "diverged", "failed")
 _RECORDS = ("metrics.jsonl", "timing.json", "proof.json", "summary.json")
 
 
@@ -56,8 +56,7 @@ class RunDirectory:
         """
         self.path = Path(path)
         self._lock = self._claim()
-        attempt = self._set_aside_unfinished()
-        (self.path / "recipe.yaml").write_text(recipe_yaml)
+        attempt = self._set_aside_unfinished(recipe_yaml)
         self.manifest = {
             "layout_version": LAYOUT_VERSION,
             "status": "running",
@@ -71,13 +70,20 @@ class RunDirectory:
             "git": git_state(),
             **facts,
         }
-        self.write_json("manifest.json", self.manifest)
+        try:
+            (self.path / "recipe.yaml").write_text(recipe_yaml)
+            self.write_json("manifest.json", self.manifest)
+        except OSError as error:
+            raise RunDirectoryError(f"{self.path}: {error.strerror}: make room, or choose another --out") from None
 
     def _claim(self) -> int:
         if self.path.exists() and not self.path.is_dir():
             raise RunDirectoryError(f"{self.path} is a file: choose another --out")
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise RunDirectoryError(f"{self.path}: {error.strerror}: choose another --out") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -87,21 +93,23 @@ class RunDirectory:
             ) from None
         return lock
 
-    def _set_aside_unfinished(self) -> int:
+    def _set_aside_unfinished(self, recipe_yaml: str) -> int:
         """Number of this attempt; the records of an earlier, unfinished one are kept under attempt<k>/."""
         strangers = {p.name for p in self.path.iterdir()} - {".lock", "log.txt"}
         if not strangers:
             return 1
-        try:
-            earlier = json.loads((self.path / "manifest.json").read_text())
-        except (OSError, json.JSONDecodeError):
-            if "recipe.yaml" not in strangers:
-                raise RunDirectoryError(
-                    f"{self.path} holds files and is no run directory: choose another --out"
-                ) from None
-            earlier = {}
+        earlier = read_json(self.path / "manifest.json")
+        if not earlier and "recipe.yaml" not in strangers:
+            raise RunDirectoryError(f"{self.path} holds files and is no run directory: choose another --out")
         if earlier.get("status") == "completed":
             raise RunDirectoryError(f"{self.path} holds a completed run: choose another --out, or delete it")
+        if "recipe.yaml" in strangers and _but_steps((self.path / "recipe.yaml").read_text()) != _but_steps(
+            recipe_yaml
+        ):
+            raise RunDirectoryError(
+                f"{self.path} holds an unfinished run of another recipe: give the same name, overlays, seed and keys "
+                "to go on with it, or choose another --out"
+            )
         attempt = earlier.get("attempt", 1)
         aside = self.path / f"attempt{attempt}"
         aside.mkdir(exist_ok=True)
@@ -112,10 +120,11 @@ class RunDirectory:
 
     def take_over_metrics(self, step: int) -> None:
         """Resumed from the checkpoint of `step` (0: none): take the earlier attempt's lines up to it."""
-        earlier = self.path / f"attempt{self.manifest['attempt'] - 1}" / "metrics.jsonl"
-        if step and earlier.exists():
-            lines = [line for line in read_metrics(earlier) if line["step"] <= step]
-            (self.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        for attempt in range(self.manifest["attempt"] - 1, 0, -1) if step else ():
+            lines = [x for x in read_metrics(self.path / f"attempt{attempt}" / "metrics.jsonl") if x["step"] <= step]
+            if lines:  # an attempt that died before its first step has none
+                (self.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+                return
 
     def write_json(self, name: str, content: dict) -> None:
         """Write one of the directory's JSON files whole or not at all."""
@@ -123,17 +132,23 @@ class RunDirectory:
         part.write_text(json.dumps(content, indent=2) + "\n")
         part.replace(self.path / name)
 
-    def finish(self, status: str, error: str | None = None, **facts) -> None:
+    def finish(self, status: str, error: str | None = None) -> None:
         """Write the end into the manifest and let go of the directory.
 
         Args:
-            status: one of `STATUSES` but `running`.
+            status: completed, interrupted, diverged or failed.
             error: one sentence, where it did not go well.
-            facts: what else the manifest should say.
         """
-        self.manifest |= {"status": status, "end": now(), "error": error, **facts}
+        self.manifest |= {"status": status, "end": now(), "error": error}
         self.write_json("manifest.json", self.manifest)
         os.close(self._lock)
+
+
+def _but_steps(recipe_yaml: str) -> dict:
+    """A resolved recipe without what may change between two attempts: how long it runs."""
+    resolved = yaml.safe_load(recipe_yaml) or {}
+    resolved.get("training", {}).pop("steps", None)
+    return resolved
 
 
 def git_state() -> dict[str, str | None]:

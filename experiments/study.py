@@ -7,6 +7,8 @@ NAME is a file of experiments/studies/. A run that fails does not stop the other
 """
 
 import argparse
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console
 from rich.markup import escape
 
@@ -23,11 +25,12 @@ from analysis.report import print_report
 from analysis.summary import read_json, read_last_line
 from experiments import recipe as recipes
 from experiments.progress import describe, progress_bar
+from experiments.run import BAD_INPUT
 from experiments.yaml_source import find, parse, plain
 from models.errors import InputError
 
 STUDIES = Path(__file__).parent / "studies"
-AUTO = ["auto"]  # as overlays: what this machine can hold
+AUTO = "auto"  # among the overlays: what this machine can hold
 FROZEN = "study.yaml"  # in the study's directory: what it was started with, auto resolved
 
 
@@ -39,7 +42,7 @@ class Study(BaseModel):
     description: str
     recipes: list[str]
     baseline: str
-    seeds: list[int]
+    seeds: list[int] = Field(min_length=1)
     overlays: list[str]
     overrides: list[str] = []
 
@@ -72,11 +75,13 @@ def choose_scale() -> tuple[list[str], str]:
 
     if device.TYPE == "cpu":
         return ["cpu"], "the CPU scale, a small Llama of the same architecture, because there is no GPU here"
-    need = sum(checks.memory_estimate(recipes.load("baseline").config).values()) / 2**30
     have = f"{device.name()} has {device.memory_bytes() / 2**30:.0f} GiB"
-    if device.memory_bytes() / 2**30 < need:
-        return ["cpu"], f"the CPU scale, because the published size needs about {need:.0f} GiB and {have}"
-    return [], f"the published size, because it needs about {need:.0f} GiB and {have}"
+    for overlay in ("h200", "h100"):  # as it is; with its activations recomputed
+        need = sum(checks.memory_estimate(recipes.load("baseline", [overlay]).config).values())
+        if need <= device.memory_bytes():
+            gib = f"about {need / 2**30:.0f} GiB"
+            return [overlay], f"the published size (overlay {overlay}), because it needs {gib} and {have}"
+    return ["cpu"], f"the CPU scale, because the published size needs {need / 2**30:.0f} GiB even so and {have}"
 
 
 def run_study(study: Study, out: Path, console: Console) -> int:
@@ -86,16 +91,17 @@ def run_study(study: Study, out: Path, console: Console) -> int:
         for recipe, seed in study.runs():
             directory = out / recipe / f"seed{seed}"
             if read_json(directory / "manifest.json").get("status") == "completed":
-                console.print(f"complete already: {directory}")
+                console.print(escape(f"complete already: {directory}"), soft_wrap=True)
                 continue
             codes[directory] = _run_one(study, recipe, seed, directory, bar, console)
             if codes[directory] == 130:
                 break
     console.print()
     print_report([out], study.baseline, console)
-    console.print(f"\nEverything is in {out}; TensorBoard: tensorboard --logdir {out}", soft_wrap=True)
+    console.print(escape(f"\nEverything is in {out}; TensorBoard: tensorboard --logdir {out}"), soft_wrap=True)
     if any(codes.values()):
-        console.print(f"Not all runs completed; to go on with them: python -m experiments.study {out}", soft_wrap=True)
+        again = f"Not all runs completed; to go on with them: python -m experiments.study {out}"
+        console.print(escape(again), soft_wrap=True)
     return int(any(codes.values()))
 
 
@@ -108,24 +114,34 @@ def _run_one(study: Study, recipe: str, seed: int, directory: Path, bar, console
     if not console.is_terminal:
         console.print(f"{datetime.now():%H:%M:%S} {recipe} seed {seed}: started", soft_wrap=True)
     with open(directory / "log.txt", "a") as log:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
+        # A session of its own: the terminal's Ctrl-C reaches the study, which passes on one signal and waits.
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True)
     try:
         while process.poll() is None:
             _show(directory, bar, task)
             time.sleep(0.2)
-    except KeyboardInterrupt:  # the run got the signal too, and marks itself interrupted
+    except KeyboardInterrupt:
+        process.terminate()
         process.wait()
         return 130
     line = _show(directory, bar, task)
     manifest = read_json(directory / "manifest.json")
-    status = manifest.get("status", "failed") if process.returncode >= 0 else f"killed by signal {-process.returncode}"
+    if process.returncode < 0:
+        status = f"killed by signal {-process.returncode}"
+    else:  # bad input leaves the manifest as it was: another run's, perhaps
+        status = "failed" if process.returncode == BAD_INPUT else manifest.get("status", "failed")
     outcome = f"{status} at step {line.get('step', 0)}" + (f", {describe(line)}" if line else "")
-    reason = f": {manifest.get('error') or f'see {directory}/log.txt'}" if process.returncode else ""
+    reason = f": {_last_line(directory / 'log.txt')}" if process.returncode else ""
     bar.update(task, window=outcome)
     if process.returncode or not console.is_terminal:
         text = f"{datetime.now():%H:%M:%S} {recipe} seed {seed}: {outcome}{reason}"
         console.print(escape(text), soft_wrap=True)
     return process.returncode
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text().split("\n")
+    return next((line for line in reversed(lines) if line.strip()), f"see {log}")
 
 
 def _show(directory: Path, bar, task) -> dict:
@@ -141,8 +157,9 @@ def prepare(study: Study) -> str:
     """Check every recipe and prepare the data ahead, so that no run's time holds it; says what it found."""
     if study.baseline not in study.recipes:
         raise InputError(f"the study's baseline {study.baseline} is not one of its recipes: {', '.join(study.recipes)}")
-    from experiments import checks
+    from experiments import checks, device
 
+    os.environ.setdefault(device.MEASURED_PEAK, str(device.peak().bf16))
     configs = [recipes.load(name, study.overlays, study.overrides).config for name in study.recipes]
     return list(dict.fromkeys(checks.check_data(config) for config in configs))[0]
 
@@ -156,6 +173,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")
     args = parser.parse_intermixed_args(argv)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: ends the run it waits for, then itself
     try:
         study, out = load(args.name), args.out
         if (Path(args.name) / FROZEN).exists():
@@ -166,11 +184,13 @@ def main(argv: list[str] | None = None) -> int:
         study.overrides += args.overrides
         if args.seeds:
             study.seeds = _seeds(args.seeds)
-        if study.overlays == AUTO:
-            study.overlays, why = choose_scale()
-            console.print(f"Scale: {why}.", soft_wrap=True)
+        if AUTO in study.overlays:
+            chosen, why = choose_scale()
+            place = study.overlays.index(AUTO)
+            study.overlays[place : place + 1] = chosen
+            console.print(escape(f"Scale: {why}."), soft_wrap=True)
         out = out or Path("runs") / f"{args.name}-{datetime.now():%Y%m%d-%H%M%S}"
-        console.print(f"Data: {prepare(study)}.\nInto {out}", soft_wrap=True)
+        console.print(escape(f"Data: {prepare(study)}.\nInto {out}"), soft_wrap=True)
     except InputError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error:[/] {escape(str(error))}")
         return 2
@@ -181,7 +201,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _seeds(text: str) -> list[int]:
     try:
-        return [int(seed) for seed in text.split(",")]
+        return list(dict.fromkeys(int(seed) for seed in text.split(",")))
     except ValueError:
         raise InputError(f"--seeds {text}: expected numbers, as in --seeds 0,1,2") from None
 

@@ -141,9 +141,8 @@ class Trainer(titan.Trainer):
             watch.remove()
             self.proof.after_step()
         if profiled:
-            self.metrics_processor.fp8_flops_per_token = self.proof.fp8_flops / (
-                self.proof.tokens * self.proof.passes_per_step
-            )
+            useful = min(self.proof.fp8_flops, self.proof.fp8_flops_expected)  # without what is computed twice
+            self.metrics_processor.fp8_flops_per_token = useful / (self.proof.tokens * self.proof.passes_per_step)
 
     def _saved_checkpoint_before(self) -> bool:
         """Whether this step's time holds the saving of a checkpoint, which torchtitan does between two steps."""

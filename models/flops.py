@@ -18,6 +18,7 @@ class Peak:
 # NVIDIA datasheets, sparse figures halved. The first name found in the device's name decides, so the order matters.
 _PEAKS = {
     "B200": Peak(2250e12, 4500e12, "NVIDIA B200 datasheet, dense"),
+    "H200 NVL": Peak(835e12, 1671e12, "NVIDIA H200 NVL datasheet, dense"),
     "H200": Peak(989e12, 1979e12, "NVIDIA H200 and GH200 datasheets, dense"),
     "H100 PCIe": Peak(756e12, 1513e12, "NVIDIA H100 PCIe datasheet, dense"),
     "H100 NVL": Peak(835e12, 1671e12, "NVIDIA H100 NVL datasheet, dense"),
@@ -75,23 +76,25 @@ def flops_per_token(args, seq_len: int, causal: bool = False) -> int:
     return 6 * (parameters(args) - embedding) + (attention // 2 if causal else attention)
 
 
-def memory_estimate(args, tokens: int, param_bytes: int, compiled: bool) -> dict[str, int]:
-    """Bytes that training on one device needs, to within about a quarter; no activation checkpointing, no sharding.
+def memory_estimate(args, tokens: int, param_bytes: int, compiled: bool, recompute: bool = False) -> dict[str, int]:
+    """Bytes that training on one device needs, to within about a quarter; without sharding.
 
     Args:
         args: the model.
         tokens: tokens in one forward pass (batch times sequence).
         param_bytes: bytes of one parameter (2 for bf16, 4 for fp32); gradient and both Adam moments have the same.
         compiled: compiled kernels recompute some element-wise results instead of keeping them.
+        recompute: full activation checkpointing: each layer's input, and one layer's activations at a time.
     """
     n = parameters(args)
     # Kept for backward per token and layer, in bf16. Of width dim: the inputs of both norms and their outputs, q, k, v,
     # the attention's output before and after its transposition. Of FFN width: w1's and w3's outputs, silu, the product.
     per_layer = (7 if compiled else 8) * args.dim + (3 if compiled else 4) * ffn_dim(args)
+    per_token = args.n_layers * args.dim + per_layer if recompute else args.n_layers * per_layer
     return {
         "parameters": n * param_bytes,
         "gradients": n * param_bytes,
         "optimizer": 2 * n * param_bytes,
-        "activations": 2 * tokens * args.n_layers * per_layer,
+        "activations": 2 * tokens * per_token,
         "logits": tokens * args.vocab_size * (2 + 4 + 4),  # bf16, their float32 copy, its gradient
     }

@@ -205,7 +205,7 @@ def test_all_mistakes_are_told_at_once(write):
     found = problems("foo", ["bar", "cpuu"], ["nothing", "model.flavour=cpu"])
     assert {line.split(": ")[0] + ":" + line.split(": ")[1] for line in found} == {
         "recipes/overlays/bar.yaml:2:base",
-        "unknown overlay `cpuu`; did you mean `cpu`? known:alps, as_published, bar, cpu, fp32_master, h200",
+        "unknown overlay `cpuu`; did you mean `cpu`? known:alps, as_published, bar, cpu, fp32_master, h100, h200",
         "command line:nothing",
         "command line:model.flavour=cpu",
         "recipes/foo.yaml:4:training.stepz",

@@ -210,7 +210,9 @@ def test_scale_follows_the_machine(monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cuda")
     monkeypatch.setattr(device, "name", lambda: "NVIDIA H200")
     monkeypatch.setattr(checks.device, "memory_bytes", lambda: 141 * 2**30)
-    assert study.choose_scale()[0] == []
+    assert study.choose_scale()[0] == ["h200"]
+    monkeypatch.setattr(checks.device, "memory_bytes", lambda: 80 * 2**30)
+    assert study.choose_scale()[0] == ["h100"]
     monkeypatch.setattr(checks.device, "memory_bytes", lambda: 24 * 2**30)
     overlays, why = study.choose_scale()
     assert overlays == ["cpu"] and "NVIDIA H200 has 24 GiB" in why
