@@ -1,14 +1,16 @@
 """What some runs say about one another: what the report, the notebooks and the README show, computed once."""
 
 from dataclasses import dataclass
+from math import isnan
 
 import numpy as np
 import pandas as pd
 
 from analysis import stats
 from analysis.equivalence import DIFFERENT, SAME, Verdict, loss_difference, verdict
-from analysis.load import Frames, load, steps
+from analysis.load import Frames, LoadError, load, steps
 from analysis.plots.style import in_order
+from analysis.record import FINAL_WINDOWS
 from analysis.stats import BreakEven, Rate, SpeedUp
 
 BASELINE = "baseline"
@@ -60,10 +62,16 @@ def compare(paths, baseline: str = BASELINE) -> Comparison:
 
 
 def compare_frames(frames: Frames, baseline: str = BASELINE) -> Comparison:
-    """Compare loaded runs."""
+    """Compare loaded runs. Raises `LoadError` if they are not of one study, or there is no recipe `baseline`."""
+    frames = _without_short_runs(frames)
     runs, windows, by_step = frames.runs, frames.windows, steps(frames.windows)
-    done = runs[(runs["status"] == "completed") & runs["run"].isin(windows["run"])]
+    done = runs[runs["status"] == "completed"]
+    _check_one_study(done)
     recipes = in_order(done["recipe"])
+    if baseline not in recipes:
+        if baseline != BASELINE:
+            raise LoadError(f"no completed run of --baseline {baseline}; there are {', '.join(recipes) or 'none'}")
+        frames.problems.append(f"no completed run of {baseline}: losses are not compared")
     fp8 = [r for r in recipes if "fp8" in r or done.loc[done["recipe"] == r, "float8"].notna().any()]
     opponents = [r for r in dict.fromkeys((baseline, COMPILED)) if r in recipes]
     rates = {r: stats.rate_of(runs, by_step, r) for r in recipes}
@@ -82,6 +90,38 @@ def compare_frames(frames: Frames, baseline: str = BASELINE) -> Comparison:
         differences={r: loss_difference(runs, windows, r, baseline) for r in others},
         verdicts={r: verdict(runs, windows, r, baseline) for r in others},
     )
+
+
+def _without_short_runs(frames: Frames) -> Frames:
+    """Runs that call themselves completed and whose log ends early, or on a loss that is not finite, are no more so.
+
+    They get the status `short`, and a problem that says so: no figure may rest on them.
+    """
+    runs = frames.runs.copy()
+    last = frames.windows.groupby("run")["loss"].apply(lambda losses: losses.tail(FINAL_WINDOWS).notna().all())
+    whole = runs["steps_asked"].isna() | (runs["steps"] == runs["steps_asked"])
+    short = (runs["status"] == "completed") & ~(whole & runs["run"].map(last).eq(True))
+    runs.loc[short, "status"] = "short"
+    found = [
+        f"{run.path}: completed, but its log ends at step {run.steps:.0f} of {run.steps_asked:.0f} or on a loss that "
+        "is not finite, so it is not averaged with others"
+        for run in runs[short].itertuples()
+    ]
+    return Frames(runs, frames.windows, frames.problems + found)
+
+
+def _check_one_study(done: pd.DataFrame) -> None:
+    """Raise `LoadError` where completed runs cannot be compared: other machines or sizes, or a seed twice."""
+    for column in ("device", "flavor", "world_size", "flops_per_token", "steps_asked"):
+        if len(kinds := done[column].dropna().unique()) > 1:
+            raise LoadError(
+                f"these runs differ in {column} ({', '.join(map(str, kinds))}) and cannot be compared: name the runs "
+                "of one study"
+            )
+    twice = done[done.duplicated(["recipe", "seed"], keep=False)].sort_values(["recipe", "seed"])
+    if len(twice):
+        first, second = twice["path"].iloc[:2]
+        raise LoadError(f"{first} and {second} have the same recipe and seed: name the runs of one study")
 
 
 def cost_by_steps(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:
@@ -111,7 +151,7 @@ def answer(comparison: Comparison) -> list[str]:
         return ["No answer: it needs a completed run in FP8 and one of a baseline."]
     runs = comparison.frames.runs
     facts = [sentence for recipe in comparison.fp8 for sentence in _facts(comparison, recipe)]
-    if (runs["device_type"] == "cpu").any():
+    if (runs.loc[runs["status"] == "completed", "device_type"] == "cpu").any():
         first = (
             "No answer about speed: these runs are from a CPU, which has no FP8 units, so FP8 is slower here. "
             "They show the method, and what FP8 does to the loss of a small model."
@@ -123,23 +163,38 @@ def answer(comparison: Comparison) -> list[str]:
 def _headline(comparison: Comparison) -> str:
     """The answer where FP8 has units to run on: about the fastest FP8 recipe."""
     opponent = comparison.opponent
-    best = max(comparison.fp8, key=lambda recipe: comparison.rates[recipe].median)
-    gain, judged = comparison.speed_ups[best, opponent], comparison.verdicts.get(best)
-    if not gain.low > 1:
-        return f"No: {best}, the fastest in FP8, has {gain.ratio:.2f} times the tokens/s of {opponent}."
-    faster = f"{best} has {gain.ratio:.2f} times the tokens/s of {opponent}"
-    paid = comparison.break_even(best, opponent)
-    after = f", and is ahead from step {paid.step:,}, warm-up included" if paid and paid.step is not None else ""
+    gains = {r: g for r in comparison.fp8 if not isnan((g := comparison.speed_ups[r, opponent]).ratio)}
+    if not gains:
+        return "No answer: the runs are too short for a steady rate; one needs more than 11 steps."
+    best = max(gains, key=lambda recipe: gains[recipe].ratio)
+    gain, judged = gains[best], comparison.verdicts.get(best)
+    said = f"{best} has {gain.ratio:.2f} times the tokens/s of {opponent}"
+    if gain.high <= 1:
+        return f"No: {said}, and is the fastest in FP8."
+    if gain.low <= 1:
+        return f"Cannot tell: {said}, with a 95 % interval of {gain.low:.2f} to {gain.high:.2f}."
+    said += _pays_back(comparison.break_even(best, opponent))
     if judged and judged.outcome == SAME:
-        return f"Yes: {faster}, ends at the same loss{after}."
+        return f"Yes: {said}. It ends at the same loss."
     if judged and judged.outcome == DIFFERENT:
-        return f"Not as it is: {faster}{after}, but it ends at another loss than {comparison.baseline}."
-    return f"For speed, yes: {faster}{after}. Whether the loss is the same, these runs cannot tell."
+        return f"Not as it is: {said}, but it ends at another loss than {comparison.baseline}."
+    return f"For speed, yes: {said}. Whether the loss is the same, these runs cannot tell."
+
+
+def _pays_back(paid: BreakEven | None) -> str:
+    """When the warm-up is earned back, as the end of a sentence."""
+    words = {
+        "ahead from the start": ", and is ahead from the start, warm-up included",
+        "reached": ", and is ahead from step {step:,}, warm-up included",
+        "extrapolated": ", and would be ahead from about step {step:,}, warm-up included, beyond these runs",
+    }
+    return words.get(paid.outcome, "").format(step=paid.step) if paid else ""
 
 
 def _facts(comparison: Comparison, recipe: str) -> list[str]:
     found = []
-    if gain := comparison.speed_ups.get((recipe, comparison.opponent)):
+    gain = comparison.speed_ups.get((recipe, comparison.opponent))
+    if gain and not isnan(gain.ratio):
         found.append(
             f"{recipe} has {gain.ratio:.2f} times the tokens/s of {comparison.opponent} "
             f"(95 % interval {gain.low:.2f} to {gain.high:.2f})."

@@ -1,7 +1,8 @@
 """Is it the same loss? Paired differences over steps, and a verdict that says how many seeds it rests on.
 
-Everywhere the loss is smoothed the same way: the mean of the last 10 log windows (fewer in a shorter run), which is
-also what the final loss is. A smoothed value uses nothing from later steps and lags by 4.5 windows.
+Here the loss is smoothed one way: the mean of the last 10 log windows (fewer in a shorter run), which is also what the
+final loss is; figures draw that mean at the middle of its windows. A smoothed value uses nothing from later steps and
+lags by 4.5 windows.
 """
 
 import math

@@ -11,14 +11,15 @@ from analysis.report import COST, SPEED, cells, notes, rows_of
 
 STYLE = """
 :root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 1100px;
+body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 1250px;
        margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.6rem; margin: .5rem 0; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
 .answer { font-size: 1.15rem; border-left: 4px solid #0072b2; padding-left: .8rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #ddd; }
-th { vertical-align: bottom; white-space: pre; } th:first-child, td:first-child { text-align: left; }
+th, td { padding: .3rem .45rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #ddd; }
+th { vertical-align: bottom; white-space: pre; } th:first-child, td:first-child { text-align: left; position: sticky;
+                                                                left: 0; background: #fff; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 1.5rem 1rem; }
 figure { margin: 0; } figure svg { width: 100%; height: auto; } figcaption { font-size: .85rem; color: #444; }
 small, .notes { font-size: .85rem; color: #444; }
@@ -59,7 +60,7 @@ def page(comparison: Comparison) -> str:
         "<h2>Runs</h2>",
         _table(rows, comparison.baseline),
         f'<div class="notes">{_list(notes(rows))}</div>',
-        f"<h2>Not used</h2>{_list(problems)}" if problems else "",
+        f"<h2>Notes on the runs</h2>{_list(problems)}" if problems else "",
         "<h2>Figures</h2>",
         '<div class="figures">',
         *(_figure(caption, figure) for caption, figure in figures(comparison).items()),

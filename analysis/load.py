@@ -121,9 +121,15 @@ def _find(path: Path, problems: list[str]) -> Iterator[tuple]:
 def _read(place: Path, read) -> Run | str:
     """The run at `place`, or the sentence that says why there is none."""
     try:
-        return read(place)
+        run = read(place)
+        run.row()
     except LayoutError as error:
         return str(error)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        return f"{place}: its records do not fit together ({type(error).__name__}: {error})"
+    if not isinstance(run.recipe, str) or not isinstance(run.seed, int | float | None):
+        return f"{place}: recipe {run.recipe!r} with seed {run.seed!r} is none"
+    return run
 
 
 def _runs_frame(runs: list[Run], names: list[str]) -> pd.DataFrame:

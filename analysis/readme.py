@@ -1,6 +1,7 @@
 """The README's table, figure and answer from results/: `python -m analysis.readme` writes them, a test compares them.
 
-The table has one line a recipe: means over its seeds, warm-up and wall time of the run that compiled with a cold cache.
+The table has one line a recipe: the mean loss of its seeds and their standard deviation, the median rate of all their
+steady steps, the median MFU, and warm-up and wall time of the run that compiled with a cold cache.
 """
 
 import statistics
@@ -49,7 +50,7 @@ def _cells(comparison: Comparison, recipe: str, rows: list[dict]) -> list[str]:
         f"{statistics.fmean(losses):.3f}{spread}",
         f"{rate.median:,.0f} ({rate.low:,.0f} to {rate.high:,.0f})",
         *("1" if gain is None else f"{gain.ratio:.2f}" for gain in gains),
-        f"{statistics.fmean(row['mfu_bf16_peak'] for row in mine):.1%}",
+        f"{statistics.median(row['mfu_bf16_peak'] for row in mine):.1%}",
         f"{cold['warm_up_s']:.1f}",
         f"{cold['wall_s']:.1f}",
         f"{cold['wall_s_without_warm_up']:.1f}",

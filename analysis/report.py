@@ -102,10 +102,17 @@ def notes(rows: list[dict]) -> list[str]:
     lines = []
     for source in dict.fromkeys(row["peak_source"] for row in rows if row["peak_source"]):
         lines.append(f"MFU is of the bf16 peak ({source}).")
+    peaks = [row["peak_bf16"] for row in rows if row.get("peak_bf16")]
+    if peaks and max(peaks) > 1.01 * min(peaks):
+        lines.append(
+            f"That peak differs by {max(peaks) / min(peaks) - 1:.0%} between the runs: compare tokens/s, not MFU."
+        )
     lines.append(
         "tokens/s: median over steady steps (after the first 10), IQR its quartiles' distance; FP8 share: of the FLOPs "
         "of the linear layers, as profiled; wall: from process start, after warm-up: from the end of step 1."
     )
+    if any(row["source"] != "run directory" for row in rows if "source" in row):
+        lines.append("Logs of other programs: their clock starts with the training loop, not with the process.")
     for state in ("cold", "warm"):
         if names := [_run_name(row) for row in rows if row["compile_cache"] == state]:
             lines.append(f"Compiled with a {state} cache: {', '.join(names)}.")
@@ -130,7 +137,7 @@ def print_report(paths: list[Path], baseline: str, console: Console) -> Comparis
     rows = rows_of(comparison)
     for view in tables(rows, baseline, console.width):
         console.print(view)
-    for sentence in notes(rows) + [f"Not used: {problem}" for problem in comparison.frames.problems]:
+    for sentence in notes(rows) + [f"Note: {problem}" for problem in comparison.frames.problems]:
         console.print(escape(sentence), soft_wrap=True)
     console.print("\n[bold]Should this Llama be trained in FP8?[/]")
     for sentence in answer(comparison):
@@ -171,12 +178,16 @@ def main(argv: list[str] | None = None) -> int:
     comparison = print_report(args.runs, args.baseline, console)
     if comparison is None:
         return 2
-    if args.html:
-        from analysis.html import page
+    try:
+        if args.json:
+            args.json.write_text(as_json(comparison))
+        if args.html:
+            from analysis.html import page
 
-        args.html.write_text(page(comparison))
-    if args.json:
-        args.json.write_text(as_json(comparison))
+            args.html.write_text(page(comparison))
+    except OSError as error:
+        console.print(f"[red]error:[/] {escape(f'{error.filename}: {error.strerror}')}", soft_wrap=True)
+        return 2
     return 0
 
 

@@ -85,7 +85,10 @@ def prepare(config: Config) -> TokenFile:
     cache = Path(config.data.cache_dir)
     folder = cache / f"{source.name.replace('/', '--')}-{content}"
     if not folder.exists():
-        cache.mkdir(parents=True, exist_ok=True)
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(f"data.cache_dir={cache}: {error.strerror}: name a folder that can be written") from error
         with open(cache / f".{folder.name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not folder.exists():

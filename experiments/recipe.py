@@ -170,6 +170,8 @@ def _read(path: Path, problems: list[str]) -> _Layer:
 def _chain(name: str, problems: list[str]) -> list[_Layer]:
     """The recipe and its ancestors, oldest first. Raises RecipeError if there is no such recipe."""
     path = Path(name).resolve() if name.endswith(".yaml") else RECIPES / f"{name}.yaml"
+    if name.endswith(".yaml") and not path.is_file():
+        raise RecipeError(f"{name}: no such file; give the path of a recipe, or a name: {', '.join(names())}")
     if not path.is_file() or not name.endswith(".yaml") and name not in names():
         raise RecipeError(unknown("recipe", name, names()))
     layers = [_read(path, problems)]

@@ -251,11 +251,16 @@ def test_a_circle_of_parents(write):
     assert problems("a") == ["recipes/c.yaml:1: base: circular: b -> c -> b"]
 
 
-@pytest.mark.parametrize("name", ["baselin", "baseline.yaml", "runs/baseline", "overlays/cpu"])
+@pytest.mark.parametrize("name", ["baselin", "runs/baseline", "overlays/cpu"])
 def test_an_unknown_recipe_lists_the_known(name):
     [line] = problems(name)
     assert f"unknown recipe `{name}`" in line and all(known in line for known in recipe.names())
     assert "overlays" in name or "did you mean `baseline`" in line
+
+
+def test_a_recipe_file_that_is_not_there():
+    [line] = problems("baseline.yaml")
+    assert line.startswith("baseline.yaml: no such file") and all(known in line for known in recipe.names())
 
 
 # ---- schema ----

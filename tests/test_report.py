@@ -73,7 +73,7 @@ def test_another_layout_is_named_and_left_out(tmp_path, capsys):
     with pytest.raises(LayoutError, match="layout version 2"):
         summarize(newer)
     assert main([str(tmp_path)]) == 0
-    assert "Not used: " in (said := capsys.readouterr().out) and "b: layout version 2" in said
+    assert "Note: " in (said := capsys.readouterr().out) and "b: layout version 2" in said
 
 
 def test_no_runs_is_an_error(tmp_path, capsys):
@@ -106,21 +106,80 @@ def test_yes(tmp_path):
     """0.02 s a step pay 40 s back after 2,000 steady steps; the first ten are as slow in both."""
     first, *facts = answer(study(tmp_path))
     assert first.startswith("Yes: tensorwise_fp8_compiled has 1.25 times the tokens/s of baseline_compiled")
-    assert re.search("ends at the same loss, and is ahead from step 2,01[01], warm-up included", first)
+    assert re.search("and would be ahead from about step 2,01[01], warm-up included, beyond these runs", first)
+    assert first.endswith("It ends at the same loss.")
     assert any("3 seeds, difference +0.0010" in fact for fact in facts)
 
 
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"fp8_step_s": 0.11}, "No: tensorwise_fp8_compiled, the fastest in FP8, has 0.91 times"),
+        ({"fp8_step_s": 0.11}, "No: tensorwise_fp8_compiled has 0.91 times"),
         ({"loss_shift": 0.5}, "Not as it is: tensorwise_fp8_compiled has 1.25 times"),
         ({"seeds": 1}, "For speed, yes: tensorwise_fp8_compiled has 1.25 times"),
         ({"device": "cpu"}, "No answer about speed: these runs are from a CPU"),
+        ({"fp8_step_s": 0.1}, "No: tensorwise_fp8_compiled has 1.00 times"),
+        (
+            {"fp8_warm_up": -1.0},
+            "Yes: tensorwise_fp8_compiled has 1.25 times the tokens/s of baseline_compiled, and is "
+            "ahead from the start",
+        ),
     ],
 )
 def test_other_answers(tmp_path, changed, expected):
     assert answer(study(tmp_path, **changed))[0].startswith(expected)
+
+
+def test_noise_is_no_answer(tmp_path):
+    """A rate that differs from run to run as much as between the recipes."""
+    for seed, step_s in enumerate((0.08, 0.1, 0.12)):
+        for recipe, factor in (("baseline_compiled", 1.0), ("baseline", 1.0), ("tensorwise_fp8_compiled", 0.97)):
+            write_run(tmp_path / f"{recipe}{seed}", recipe, step_s=step_s * factor, steps=60, seed=seed)
+    assert answer(compare(tmp_path))[0].startswith("Cannot tell: tensorwise_fp8_compiled has 1.0")
+
+
+@pytest.mark.parametrize("spoil", ["truncated", "not finite"])
+def test_a_completed_run_whose_log_is_not_whole_counts_for_nothing(tmp_path, spoil):
+    study(tmp_path)
+    path = tmp_path / "tensorwise_fp8_compiled0" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = lines[:100] if spoil == "truncated" else [*lines[:-1], lines[-1] | {"loss": None, "losses": [None]}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    comparison = compare(tmp_path)
+    assert comparison.rates["tensorwise_fp8_compiled"].runs == 2
+    assert comparison.verdicts["tensorwise_fp8_compiled"].seeds == 2
+    assert any("tensorwise_fp8_compiled0" in problem for problem in comparison.frames.problems)
+
+
+def test_runs_of_different_studies_are_not_compared(tmp_path, capsys):
+    study(tmp_path / "one")
+    write_run(tmp_path / "other", hardware={"name": "another GPU", "type": "cuda"})
+    assert main([str(tmp_path)]) == 2
+    assert "differ in device (GPU, another GPU)" in capsys.readouterr().out
+    study(tmp_path / "two")
+    assert main([str(tmp_path / "one"), str(tmp_path / "two")]) == 2
+    assert "have the same recipe and seed" in capsys.readouterr().out
+
+
+def test_a_baseline_that_is_not_there_is_an_error(tmp_path, capsys):
+    study(tmp_path)
+    assert main([str(tmp_path), "--baseline", "bogus"]) == 2
+    assert "no completed run of --baseline bogus; there are baseline, " in capsys.readouterr().out
+
+
+def test_a_page_that_cannot_be_written_is_an_error(tmp_path, capsys):
+    study(tmp_path / "runs")
+    assert main([str(tmp_path / "runs"), "--html", "/nowhere/page.html"]) == 2
+    assert "/nowhere/page.html: No such file or directory" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", [{"steps": None}, {"hardware": None}, {"seed": "one"}, {"recipe": None}])
+def test_records_that_make_no_sense_are_named(tmp_path, wrong):
+    study(tmp_path)
+    odd = write_run(tmp_path / "odd", seed=7) / "manifest.json"
+    odd.write_text(json.dumps(json.loads(odd.read_text()) | wrong))
+    comparison = compare(tmp_path)
+    assert "baseline" in comparison.recipes and any("odd" in problem for problem in comparison.frames.problems)
 
 
 def test_cost_of_a_run_of_n_steps(tmp_path):

@@ -67,7 +67,7 @@ def look(recipe: str) -> Look:
 
 def name(recipe: str) -> str:
     """A recipe's name for people, on one line."""
-    return recipe.replace("_", " ").replace("fp8", "FP8")
+    return recipe.replace("_", " ").replace("fp8", "FP8").replace("$", r"\$")
 
 
 def in_order(recipes: pd.Series) -> list[str]:
