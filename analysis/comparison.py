@@ -10,10 +10,12 @@ from analysis import stats
 from analysis.equivalence import DIFFERENT, SAME, Verdict, loss_difference, verdict
 from analysis.load import Frames, LoadError, load, steps
 from analysis.plots.style import in_order
+from analysis.published_log import TOKENS_PER_S
 from analysis.record import FINAL_WINDOWS
 from analysis.stats import BreakEven, Rate, SpeedUp
 
 BASELINE = "baseline"
+PUBLISHED_FLAVOR = "8B-published"
 COMPILED = "baseline_compiled"  # the fair opponent of compiled FP8
 
 
@@ -50,6 +52,13 @@ class Comparison:
     def opponent(self) -> str:
         """What an FP8 recipe has to beat: the compiled baseline where there is one."""
         return COMPILED if COMPILED in self.recipes else self.baseline
+
+    @property
+    def published(self) -> dict[str, float] | None:
+        """Published tokens/s to mark in figures: where these runs are of the published model."""
+        runs = self.frames.runs
+        ours = set(runs.loc[runs["source"] == "run directory", "flavor"].dropna())
+        return {r: TOKENS_PER_S[r] for r in self.recipes if r in TOKENS_PER_S} if ours == {PUBLISHED_FLAVOR} else None
 
     def break_even(self, recipe: str, opponent: str) -> BreakEven | None:
         """The break-even of a pair, None if it was not computed."""

@@ -27,7 +27,7 @@ plots.loss(runs, windows)
 # **Tokens per second**, over steady steps: after the first ten. The interval is the median's, from a block bootstrap.
 
 # %%
-plots.tokens_per_s(runs, windows)
+plots.tokens_per_s(runs, windows, comparison.published)
 
 # %% [markdown]
 # **Model FLOPs utilisation.** The published convention divides by the bf16 peak, also where the work is done in FP8.

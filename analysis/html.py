@@ -36,7 +36,7 @@ def figures(comparison: Comparison) -> dict[str, Figure]:
         f"Loss less that of {baseline}, paired by step and seed, with the margin of equality.": plots.loss_difference(
             comparison.differences, margins[0] if margins else None, baseline
         ),
-        "Tokens per second, padding included.": plots.tokens_per_s(runs, windows),
+        "Tokens per second, padding included.": plots.tokens_per_s(runs, windows, comparison.published),
         "Model FLOPs utilisation, by what it is divided by.": plots.mfu(runs),
         "How long a steady step takes.": plots.step_time(runs, comparison.steps),
         "Wall time without warm-up: the published view.": plots.wall_after_warm_up(runs, windows),

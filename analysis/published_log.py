@@ -24,6 +24,13 @@ LINE = pa.schema(
 _NEEDED = ("step", "loss", "tokens_per_second", "time_delta")
 PEAK_BF16, PEAK_FP8 = 989e12, 1979e12  # FLOP/s, dense
 PEAK_SOURCE = "NVIDIA H200 and GH200 datasheets, dense"
+# Median tokens/s of the steady steps of those logs (github.com/mak2508/lsai-proj, output/data), one GH200.
+TOKENS_PER_S = {
+    "baseline": 8151.0,
+    "baseline_compiled": 8800.0,
+    "rowwise_fp8_compiled": 9315.0,
+    "tensorwise_fp8_compiled": 10945.0,
+}
 RECIPES = {  # what the four published runs were: (float8, compiled)
     "baseline": (None, False),
     "baseline_compiled": (None, True),

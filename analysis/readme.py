@@ -69,7 +69,7 @@ def main() -> int:
     folder = newest.results()
     comparison = compare(folder)
     runs, windows = comparison.frames.runs, comparison.frames.windows
-    figure = plots.summary(runs, windows, comparison.break_evens)
+    figure = plots.summary(runs, windows, comparison.break_evens, comparison.published)
     (folder / "summary.png").write_bytes(plots.to_png(figure, dpi=110))
     README.write_text(with_section(README.read_text(), section(comparison, folder)))
     print(f"wrote {README.name} and {(folder / 'summary.png').relative_to(newest.ROOT)}")

@@ -188,6 +188,13 @@ def test_cost_of_a_run_of_n_steps(tmp_path):
     assert hours[100] * 3600 == pytest.approx(14 + 90 * 0.1) and hours[10_000] * 3600 == pytest.approx(14 + 999)
 
 
+def test_published_rates_are_marked_beside_runs_of_the_published_model(tmp_path):
+    write_run(tmp_path / "ours" / "a", "baseline", flavor="8B-published")
+    write_run(tmp_path / "small" / "a", "baseline", flavor="cpu")
+    assert compare(tmp_path / "ours").published == {"baseline": 8151.0}
+    assert compare(tmp_path / "small").published is None
+
+
 def test_no_fp8_no_answer(tmp_path):
     write_run(tmp_path / "a")
     assert answer(compare(tmp_path))[0].startswith("No answer: it needs a completed run in FP8")
