@@ -63,6 +63,7 @@ class Proof:
         if self.recipe_name and not self.converted:
             raise ProofError(f"the recipe asks for {self.recipe_name} FP8 and no layer was converted")
         self._witnesses: dict[str, _Witness] = {}
+        self._resumed = False
 
     @property
     def emulated(self) -> bool:
@@ -100,14 +101,14 @@ class Proof:
 
         After a resume the optimizer's moments are old and its step can be of any size: then nothing is certain.
         """
-        fresh = not any(opt.state for opt in self.optimizers)
+        self._resumed = any(opt.state for opt in self.optimizers)
         learning_rate = {
             id(p): group["lr"] for opt in self.optimizers for group in opt.param_groups for p in group["params"]
         }
         for name, parameter in self.trainable().items():
             if parameter.grad is None:
                 raise ProofError(f"{name} is trainable and got no gradient")
-            if not fresh:
+            if self._resumed:
                 continue
             if witness := _find_witness(_local(parameter), _local(parameter.grad), float(learning_rate[id(parameter)])):
                 self._witnesses[name] = witness
@@ -124,13 +125,12 @@ class Proof:
                 f"{len(still)} parameters did not move in the first optimizer step, {still[0]} among them, although "
                 "their gradient and dtype allow it: the optimizer steps something else"
             )
-        resumed = bool(parameters) and not self._witnesses
         self.parameters = {
             "trainable": len(parameters),
             "in_optimizer": len(parameters),
             "moved_in_first_step": len(self._witnesses),
             # bf16 keeps 8 significant bits: lr 5e-7 of the first step cannot move a norm weight of 1.0
-            "dtype_cannot_hold_first_update": [] if resumed else sorted(set(parameters) - set(self._witnesses)),
+            "dtype_cannot_hold_first_update": [] if self._resumed else sorted(set(parameters) - set(self._witnesses)),
         }
         self._witnesses = {}
 
