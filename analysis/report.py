@@ -167,6 +167,13 @@ def _plain(result) -> dict:
     return {key: _known(value) for key, value in vars(result).items()}
 
 
+def write_page(comparison: Comparison, path: Path) -> None:
+    """The comparison as one self-contained HTML page. Raises OSError."""
+    from analysis.html import page  # draws figures
+
+    path.write_text(page(comparison))
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m analysis.report", description="Compare runs.")
     parser.add_argument("runs", nargs="+", type=Path, help="run directories, folders that hold some, published logs")
@@ -182,9 +189,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.json:
             args.json.write_text(as_json(comparison))
         if args.html:
-            from analysis.html import page
-
-            args.html.write_text(page(comparison))
+            write_page(comparison, args.html)
     except OSError as error:
         console.print(f"[red]error:[/] {escape(f'{error.filename}: {error.strerror}')}", soft_wrap=True)
         return 2

@@ -24,6 +24,9 @@ class Compile(titan.Compile):
     emulate_precision_casts: bool = False
     """Let compiled kernels round intermediates to bf16 where eager would (torch._inductor.config)."""
 
+    artifacts_dir: str = ".cache/compile"
+    """Where compiled kernels are kept for the next run of the recipe; an empty one keeps none."""
+
 
 @dataclass
 class Data:

@@ -117,6 +117,7 @@ class Hardware:
     name: str
     memory_bytes: int
     threads: int
+    visible_devices: str | None  # CUDA_VISIBLE_DEVICES: which GPUs of several
     driver: str | None = None
     sm_clock_max_mhz: str | None = None
     power_limit_w: str | None = None
@@ -124,7 +125,8 @@ class Hardware:
 
 def hardware() -> dict:
     """Describe this machine; asks nvidia-smi for driver, clock and power limit where there is a GPU."""
-    facts = Hardware(TYPE, name(), memory_bytes(), torch.get_num_threads())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    facts = Hardware(TYPE, name(), memory_bytes(), torch.get_num_threads(), visible)
     if TYPE == "cpu":
         return asdict(facts)
     query = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,power.limit", "--format=csv,noheader,nounits"]

@@ -99,10 +99,11 @@ class Metrics(MetricsProcessor):
         super().__init__(job_config, parallel_dims)
         self.fp8_flops_per_token = 0.0  # set by the proof once a step was profiled
         # Whoever keeps records hears of each window's line, each step's end, and, before the first step, of the
-        # checkpoint's step that training goes on from (0: none).
+        # checkpoint's step that training goes on from (0: none). The trainer says whether it stops after this step.
         self.on_window: Callable[[dict], None] = lambda line: None
         self.on_step: Callable[[int], None] = lambda step: None
         self.on_resume: Callable[[int], None] = lambda step: None
+        self.stops_here: Callable[[], bool] = lambda: False
         self.clock = _Clock()
         self._pending: dict | None = None
         self._reset_window()
@@ -115,10 +116,14 @@ class Metrics(MetricsProcessor):
         self._waits: list[float] = []
 
     def should_log(self, step: int) -> bool:
-        """Also at the last step and where a checkpoint is saved, so that no step is lost at an end or over a resume."""
+        """Also at the last step and where a checkpoint is saved, so that no step is lost at an end or over a resume.
+
+        torchtitan asks this once in every step, after the work.
+        """
         keys = self.job_config
+        last = self.stops_here() or step == keys.training.steps
         saved = keys.checkpoint.enable and step % keys.checkpoint.interval == 0
-        return super().should_log(step) or step == keys.training.steps or saved
+        return super().should_log(step) or last or saved
 
     def log(self, step, global_avg_loss, global_max_loss, grad_norm, extra_metrics=None):
         """torchtitan's log, kept until `end_step` knows how long the step took."""

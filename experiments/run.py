@@ -1,27 +1,27 @@
 """Run one recipe: `python -m experiments.run NAME [--overlay O]… [--seed K] [--out DIR] [key.path=value …]`.
 
-Exit codes: 0 completed, 1 failed, 2 bad input, 3 diverged, 130 interrupted. Under torchrun or srun the same command is
-one rank of many; rank 0 writes the run directory.
+Exit codes: 0 completed, 1 failed, 2 bad input, 3 diverged; 75 interrupted by SIGUSR1 or its time budget, to be started
+again; 130 interrupted by SIGTERM or Ctrl-C. Started again on the same directory, an interrupted run resumes from its
+last checkpoint. Under torchrun or srun the same command is one rank of many; rank 0 writes the run directory.
 """
 
 import argparse
 import logging
 import os
-import re
-import signal
-import subprocess
 import sys
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
 
 from experiments import recipe as recipes
 from experiments.progress import display
+from experiments.stop import Interrupted, Stop
 from models.errors import InputError
 
-COMPLETED, FAILED, BAD_INPUT, DIVERGED, INTERRUPTED = 0, 1, 2, 3, 130
+COMPLETED, FAILED, BAD_INPUT, DIVERGED = 0, 1, 2, 3  # and the two of experiments.stop
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--overlay", action="append", default=[], metavar="O", help="where or how big, e.g. cpu")
     parser.add_argument("--seed", type=int, help="seed of weights and data order")
     parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: a new one under runs/)")
+    parser.add_argument("--budget", type=float, metavar="S", help="stop after S seconds, to be resumed later")
     parser.add_argument("--list", action="store_true", help="list recipes and overlays")
     parser.add_argument("--show", action="store_true", help="print the resolved recipe and what it changes")
     parser.add_argument("--dry-run", action="store_true", help="check everything short of training")
@@ -38,7 +39,8 @@ def main(argv: list[str] | None = None) -> int:
     console = Console(highlight=False, soft_wrap=True)
     if args.name is None and not args.list:
         parser.error("which recipe? --list shows them")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the run ends with status `interrupted`
+    stop = Stop(args.budget)
+    stop.listen()
     try:
         if args.list:
             list_recipes(console)
@@ -49,12 +51,12 @@ def main(argv: list[str] | None = None) -> int:
             return COMPLETED
         if args.dry_run:
             return dry_run(recipe, console)
-        return run(recipe, args.out or default_directory(recipe))
+        return run(recipe, args.out or default_directory(recipe), stop)
     except InputError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error:[/] {escape(str(error))}")
         return BAD_INPUT
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return stop.code
 
 
 def default_directory(recipe) -> Path:
@@ -93,7 +95,7 @@ def dry_run(recipe, console: Console) -> int:
     return COMPLETED
 
 
-def run(recipe, out: Path) -> int:
+def run(recipe, out: Path, stop: Stop) -> int:
     """Train `recipe` into `out`; returns the exit code. Raises `InputError` for what can be known before training."""
     rank, world_size = set_rank_environment()
     from experiments import checks
@@ -105,13 +107,14 @@ def run(recipe, out: Path) -> int:
         directory = RunDirectory(out, recipes.to_yaml(recipe), checks.facts(recipe, world_size))
     recipe.config.job.dump_folder = str(out)
     with display(recipe.name, recipe.config.training.steps, out / "log.txt" if directory else None) as screen:
-        status, error, code = _train(recipe, directory, screen)
+        end = _train(recipe, directory, screen, stop)
     if directory:
-        _finish(directory, status, error)
+        _finish(directory, end)
         Console(soft_wrap=True, highlight=False).print(
-            escape(f"{status}: {directory.path}" + (f" ({error})" if error else ""))
+            escape(f"{end.status}: {directory.path}" + (f" ({end.error})" if end.error else ""))
         )
-    return code
+    _leave(end)
+    return end.code
 
 
 def set_rank_environment() -> tuple[int, int]:
@@ -125,10 +128,11 @@ def set_rank_environment() -> tuple[int, int]:
             "WORLD_SIZE": env["SLURM_STEP_NUM_TASKS"],
             "LOCAL_RANK": str(int(env["SLURM_LOCALID"]) % _visible_devices()),  # 0 where each task sees its GPU alone
         }
-        if "MASTER_ADDR" not in env:
-            first_node = _scontrol("hostnames", env["SLURM_STEP_NODELIST"]).split()[0]
-            env["MASTER_ADDR"] = re.search(r"NodeAddr=(\S+)", _scontrol("node", first_node))[1]
-        env.setdefault("MASTER_PORT", str(20000 + int(env["SLURM_JOB_ID"]) % 20000))
+        if "MASTER_ADDR" not in env or "MASTER_PORT" not in env:
+            raise InputError(
+                "several tasks of srun must be told where to meet: export MASTER_ADDR=$(hostname) and MASTER_PORT in "
+                "the batch script, as launch/alps_multinode.sbatch does"
+            )
     else:
         env |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     return int(env["RANK"]), int(env["WORLD_SIZE"])
@@ -140,12 +144,16 @@ def _visible_devices() -> int:
     return torch.cuda.device_count() or int(os.environ["SLURM_STEP_NUM_TASKS"])
 
 
-def _scontrol(*what: str) -> str:
-    return subprocess.run(["scontrol", "show", *what], capture_output=True, text=True, check=True).stdout
+class End(NamedTuple):
+    """How a training ended: status and error sentence for the manifest, exit code, whether all ranks end like this."""
+
+    status: str
+    error: str | None
+    code: int
+    together: bool = False
 
 
-def _train(recipe, directory, screen) -> tuple[str, str | None, int]:
-    """(status, error sentence, exit code) of one training."""
+def _train(recipe, directory, screen, stop: Stop) -> End:
     from experiments import checks
     from experiments.metrics import Diverged
     from experiments.trainer import Trainer
@@ -154,30 +162,33 @@ def _train(recipe, directory, screen) -> tuple[str, str | None, int]:
     try:
         checks.check_device(recipe.config)
         checks.check_memory(recipe.config, int(os.environ["WORLD_SIZE"]))
-        trainer = Trainer(recipe.config)
+        trainer = Trainer(recipe.config, stop)
         if directory:
             _record(trainer, directory, screen)
         trainer.train()
-        return "completed", None, COMPLETED
+        return End("completed", None, COMPLETED, together=True)
+    except Interrupted as stopped:
+        end = End("interrupted", str(stopped), stopped.code, together=True)
     except KeyboardInterrupt:
-        outcome = "interrupted", "interrupted by a signal", INTERRUPTED
+        end = End("interrupted", f"stopped by {stop.why} before the end of a step", stop.code)
     except Diverged as error:
-        outcome = "diverged", str(error), DIVERGED
+        end = End("diverged", str(error), DIVERGED, together=True)
     except InputError as error:
-        outcome = "failed", str(error), BAD_INPUT
+        end = End("failed", str(error), BAD_INPUT)
     except Exception as error:
         logging.getLogger().exception("the run failed")
-        outcome = "failed", f"{type(error).__name__}: {error}".splitlines()[0], FAILED
+        end = End("failed", f"{type(error).__name__}: {error}".splitlines()[0], FAILED)
     finally:
         _close(trainer)
-    logging.getLogger().error(outcome[1])
-    return outcome
+    logging.getLogger().error(end.error)
+    return end
 
 
 def _record(trainer, directory, screen) -> None:
     """Have the trainer's records written as they come into being."""
+    from experiments import compile_cache
     from experiments.metrics import JsonLines
-    from experiments.trainer import TIMELINE, compile_cache
+    from experiments.trainer import TIMELINE
 
     lines = JsonLines(directory.path / "metrics.jsonl")
     metrics, timed = trainer.metrics_processor, False
@@ -192,7 +203,7 @@ def _record(trainer, directory, screen) -> None:
         if not timed:
             timed = True
             warm_up = {"warm_up_s": sum(TIMELINE.phases.values()), "phases": TIMELINE.phases}
-            directory.write_json("timing.json", warm_up | {"compile_cache": compile_cache()})
+            directory.write_json("timing.json", warm_up | {"compile_cache": compile_cache.state()})
         if step == trainer.proof.profiled_step:
             directory.write_json("proof.json", trainer.proof.record())
 
@@ -201,26 +212,37 @@ def _record(trainer, directory, screen) -> None:
 
 def _close(trainer) -> None:
     """Let go of what the trainer holds; after a failure this may fail as well, and then says so in the log only."""
-    import torch
-
     try:
         if trainer:
             trainer.close()
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
     except Exception:
         logging.getLogger().warning("could not close the run cleanly", exc_info=True)
 
 
-def _finish(directory, status: str, error: str | None) -> None:
+def _leave(end: End) -> None:
+    """Leave the process group, after the first rank's last record: a cluster may end all ranks when one exits."""
+    from torch import distributed as dist
+
+    try:
+        if dist.is_initialized():
+            if end.together:
+                dist.barrier()
+            dist.destroy_process_group()
+    except Exception:
+        logging.getLogger().warning("could not leave the process group cleanly", exc_info=True)
+
+
+def _finish(directory, end: End) -> None:
     """Write summary and manifest; on a full disk, what was written before stays as it is."""
     from analysis.summary import summarize
 
     try:
-        directory.finish(status, error)
+        directory.finish(end.status, end.error)
         directory.write_json("summary.json", summarize(directory.path))
     except OSError as problem:
-        print(f"{directory.path}: {problem.strerror}: the end of the run ({status}) is not on record", file=sys.stderr)
+        print(
+            f"{directory.path}: {problem.strerror}: the end of the run ({end.status}) is not on record", file=sys.stderr
+        )
 
 
 def _exit(code: int) -> None:

@@ -13,6 +13,7 @@ checkpoint/     torchtitan's, where the recipe asks for it
 
 import fcntl
 import json
+import logging
 import os
 import platform
 import shlex
@@ -56,7 +57,7 @@ class RunDirectory:
         """
         self.path = Path(path)
         self._lock = self._claim()
-        attempt = self._set_aside_unfinished(recipe_yaml)
+        attempt = self._set_aside_unfinished(recipe_yaml, facts.get("world_size", 1))
         self.manifest = {
             "layout_version": LAYOUT_VERSION,
             "status": "running",
@@ -91,9 +92,11 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"{self.path} is being written by another run that is alive: choose another --out, or wait for it"
             ) from None
+        except OSError as error:  # some parallel file systems are mounted without locks
+            logging.getLogger().warning(f"{self.path}: {error.strerror}: nothing keeps a second run out of it")
         return lock
 
-    def _set_aside_unfinished(self, recipe_yaml: str) -> int:
+    def _set_aside_unfinished(self, recipe_yaml: str, world_size: int) -> int:
         """Number of this attempt; the records of an earlier, unfinished one are kept under attempt<k>/."""
         strangers = {p.name for p in self.path.iterdir()} - {".lock", "log.txt"}
         if not strangers:
@@ -109,6 +112,11 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"{self.path} holds an unfinished run of another recipe: give the same name, overlays, seed and keys "
                 "to go on with it, or choose another --out"
+            )
+        if earlier.get("world_size", world_size) != world_size:
+            raise RunDirectoryError(
+                f"{self.path} holds an unfinished run of {earlier['world_size']} processes, and this one has "
+                f"{world_size}: start as many, or choose another --out"
             )
         attempt = earlier.get("attempt", 1)
         aside = self.path / f"attempt{attempt}"

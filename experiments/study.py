@@ -1,17 +1,15 @@
-"""Run a study: several recipes and seeds, one process a run, then the table.
+"""Run a study: several recipes and seeds, one process a run, as many at once as there are GPUs; then the table.
 
-    python -m experiments.study NAME [--overlay O]… [--seeds 0,1,2] [--out DIR] [key.path=value …]
+    python -m experiments.study [NAME…] [--overlay O]… [--seeds 0,1,2] [--out DIR] [key.path=value …]
     python -m experiments.study DIR        goes on with an unfinished study, skipping what is complete
 
-NAME is a file of experiments/studies/. A run that fails does not stop the others; the exit code is 1 if any did.
+NAME is a file of experiments/studies/, or recipes to compare. A run that fails does not stop the others. Exit codes:
+1 if any failed, 2 for bad input, 75 if runs are to be gone on with (SIGUSR1, --budget), 130 after SIGTERM or Ctrl-C.
 """
 
 import argparse
 import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -21,16 +19,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console
 from rich.markup import escape
 
-from analysis.report import print_report
-from analysis.summary import read_json, read_last_line
+from analysis.report import print_report, write_page
+from analysis.summary import read_json
 from experiments import recipe as recipes
-from experiments.progress import describe, progress_bar
 from experiments.run import BAD_INPUT
+from experiments.runner import Run, run_all
+from experiments.stop import COME_BACK, FOR_GOOD, Stop
 from experiments.yaml_source import find, parse, plain
 from models.errors import InputError
 
 STUDIES = Path(__file__).parent / "studies"
+DEFAULT = "four_way"
 AUTO = "auto"  # among the overlays: what this machine can hold
+PROGRAM = "python -m experiments.study"
 FROZEN = "study.yaml"  # in the study's directory: what it was started with, auto resolved
 
 
@@ -51,12 +52,24 @@ class Study(BaseModel):
         return ((recipe, seed) for seed in self.seeds for recipe in self.recipes)
 
 
-def load(name: str) -> Study:
-    """The study `name`, or the frozen one of the directory `name`. Raises `InputError` with file and line."""
+def load(names: list[str]) -> Study:
+    """The study of this name, the frozen one of this directory, or one of these recipes.
+
+    Raises `InputError` with file and line, or with the nearest names.
+    """
     known = {path.stem: path for path in STUDIES.glob("*.yaml")}
-    path = Path(name) / FROZEN if (Path(name) / FROZEN).exists() else known.get(name)
-    if path is None:
-        raise InputError(recipes.unknown("study", name, sorted(known)))
+    if len(names) == 1 and (Path(names[0]) / FROZEN).exists():
+        return _read(Path(names[0]) / FROZEN)
+    if len(names) == 1 and names[0] in known:
+        return _read(known[names[0]])
+    for name in names:
+        if name not in recipes.names():
+            raise InputError(recipes.unknown("study or recipe", name, sorted(known) + recipes.names()))
+    baseline = "baseline" if "baseline" in names else names[0]
+    return Study(description=", ".join(names), recipes=names, baseline=baseline, seeds=[0], overlays=[AUTO])
+
+
+def _read(path: Path) -> Study:
     problems: list[str] = []
     tree = parse(path.read_bytes(), lambda line: f"{path}:{line}", problems)
     try:
@@ -84,73 +97,40 @@ def choose_scale() -> tuple[list[str], str]:
     return ["cpu"], f"the CPU scale, because the published size needs {need / 2**30:.0f} GiB even so and {have}"
 
 
-def run_study(study: Study, out: Path, console: Console) -> int:
+def run_study(study: Study, out: Path, budget: float | None, console: Console, stop: Stop) -> int:
     """Run what is not complete below `out`, print the table, and say where everything is. Returns the exit code."""
-    codes = {}
-    with progress_bar(console) as bar:
-        for recipe, seed in study.runs():
-            directory = out / recipe / f"seed{seed}"
-            if read_json(directory / "manifest.json").get("status") == "completed":
-                console.print(escape(f"complete already: {directory}"), soft_wrap=True)
-                continue
-            codes[directory] = _run_one(study, recipe, seed, directory, bar, console)
-            if codes[directory] == 130:
-                break
-    console.print()
-    print_report([out], study.baseline, console)
-    console.print(escape(f"\nEverything is in {out}; TensorBoard: tensorboard --logdir {out}"), soft_wrap=True)
-    if any(codes.values()):
-        again = f"Not all runs completed; to go on with them: python -m experiments.study {out}"
-        console.print(escape(again), soft_wrap=True)
-    return int(any(codes.values()))
+    runs = []
+    for run in plan(study, out, budget):
+        if read_json(run.directory / "manifest.json").get("status") == "completed":
+            console.print(escape(f"complete already: {run.directory}"), soft_wrap=True)
+        else:
+            runs.append(run)
+    codes = run_all(runs, console, stop)
+    if not stop.code:  # who asked to stop waits for an exit, not for a table
+        console.print()
+        comparison = print_report([out], study.baseline, console)
+        if comparison:
+            write_page(comparison, out / "report.html")
+        where = f"\nEverything is in {out}, report.html among it; TensorBoard: tensorboard --logdir {out}"
+        console.print(escape(where), soft_wrap=True)
+    if len(codes) == len(runs) and not any(codes.values()):
+        return 0
+    again = f"Not all runs completed; to go on with them: {PROGRAM} {out}"
+    console.print(escape(again), soft_wrap=True)
+    if FOR_GOOD in (stop.code, *codes.values()):
+        return FOR_GOOD
+    return COME_BACK if COME_BACK in (stop.code, *codes.values()) else 1
 
 
-def _run_one(study: Study, recipe: str, seed: int, directory: Path, bar, console: Console) -> int:
-    """One run in a process of its own; what it prints is in its log.txt. Returns its exit code."""
-    directory.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "experiments.run", recipe, "--seed", str(seed), "--out", str(directory)]
-    command += [part for overlay in study.overlays for part in ("--overlay", overlay)] + study.overrides
-    task = bar.add_task(f"{recipe} seed {seed}", total=None, window="starting")
-    if not console.is_terminal:
-        console.print(f"{datetime.now():%H:%M:%S} {recipe} seed {seed}: started", soft_wrap=True)
-    with open(directory / "log.txt", "a") as log:
-        # A session of its own: the terminal's Ctrl-C reaches the study, which passes on one signal and waits.
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True)
-    try:
-        while process.poll() is None:
-            _show(directory, bar, task)
-            time.sleep(0.2)
-    except KeyboardInterrupt:
-        process.terminate()
-        process.wait()
-        return 130
-    line = _show(directory, bar, task)
-    manifest = read_json(directory / "manifest.json")
-    if process.returncode < 0:
-        status = f"killed by signal {-process.returncode}"
-    else:  # bad input leaves the manifest as it was: another run's, perhaps
-        status = "failed" if process.returncode == BAD_INPUT else manifest.get("status", "failed")
-    outcome = f"{status} at step {line.get('step', 0)}" + (f", {describe(line)}" if line else "")
-    reason = f": {_last_line(directory / 'log.txt')}" if process.returncode else ""
-    bar.update(task, window=outcome)
-    if process.returncode or not console.is_terminal:
-        text = f"{datetime.now():%H:%M:%S} {recipe} seed {seed}: {outcome}{reason}"
-        console.print(escape(text), soft_wrap=True)
-    return process.returncode
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text().split("\n")
-    return next((line for line in reversed(lines) if line.strip()), f"see {log}")
-
-
-def _show(directory: Path, bar, task) -> dict:
-    """Move the bar to the run's last log line, and return that."""
-    line = read_last_line(directory / "metrics.jsonl")
-    if line:
-        total = read_json(directory / "manifest.json").get("steps")
-        bar.update(task, completed=line["step"], total=total, window=describe(line))
-    return line
+def plan(study: Study, out: Path, budget: float | None) -> list[Run]:
+    """The study's runs, with the arguments of `experiments.run` for each."""
+    shared = [part for overlay in study.overlays for part in ("--overlay", overlay)] + study.overrides
+    if budget is not None:
+        shared += ["--budget", str(budget)]
+    return [
+        Run(f"{recipe} seed {seed}", out / recipe / f"seed{seed}", [recipe, "--seed", str(seed), *shared])
+        for recipe, seed in study.runs()
+    ]
 
 
 def prepare(study: Study) -> str:
@@ -159,44 +139,58 @@ def prepare(study: Study) -> str:
         raise InputError(f"the study's baseline {study.baseline} is not one of its recipes: {', '.join(study.recipes)}")
     from experiments import checks, device
 
-    os.environ.setdefault(device.MEASURED_PEAK, str(device.peak().bf16))
     configs = [recipes.load(name, study.overlays, study.overrides).config for name in study.recipes]
+    for config in configs:
+        checks.check_model(config)
+    os.environ.setdefault(device.MEASURED_PEAK, str(device.peak().bf16))
     return list(dict.fromkeys(checks.check_data(config) for config in configs))[0]
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.study", description="Run a study and compare.")
-    parser.add_argument("name", help="a study's name, or the directory of an unfinished one")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="for every run")
+    parser = argparse.ArgumentParser(prog=PROGRAM, description="Run a study and compare.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a study, recipes, or an unfinished study's directory")
     parser.add_argument("--overlay", action="append", metavar="O", help="instead of the study's overlays")
     parser.add_argument("--seeds", metavar="0,1,2", help="instead of the study's seeds")
     parser.add_argument("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")
+    parser.add_argument("--budget", type=float, metavar="S", help="stop each run after S seconds, to be resumed later")
+    parser.add_argument("--dry-run", action="store_true", help="check recipes, data and paths, and say what would run")
     args = parser.parse_intermixed_args(argv)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: ends the run it waits for, then itself
+    stop = Stop()
+    stop.listen()
     try:
-        study, out = load(args.name), args.out
-        if (Path(args.name) / FROZEN).exists():
-            if args.overlay or args.seeds or args.overrides or args.out:
-                raise InputError("an unfinished study goes on as it was started: leave the other arguments out")
-            out = Path(args.name)
-        study.overlays = args.overlay or study.overlays
-        study.overrides += args.overrides
-        if args.seeds:
-            study.seeds = _seeds(args.seeds)
+        study, out = _resolve(args)
         if AUTO in study.overlays:
             chosen, why = choose_scale()
             place = study.overlays.index(AUTO)
             study.overlays[place : place + 1] = chosen
             console.print(escape(f"Scale: {why}."), soft_wrap=True)
-        out = out or Path("runs") / f"{args.name}-{datetime.now():%Y%m%d-%H%M%S}"
         console.print(escape(f"Data: {prepare(study)}.\nInto {out}"), soft_wrap=True)
+        if args.dry_run:
+            return _dry_run(study, out, console)
+        _freeze(study, out)
     except InputError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error:[/] {escape(str(error))}")
-        return 2
-    out.mkdir(parents=True, exist_ok=True)
-    (out / FROZEN).write_text(yaml.safe_dump(study.model_dump(), sort_keys=False))
-    return run_study(study, out, console)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        return stop.code
+    return run_study(study, out, args.budget, console, stop)
+
+
+def _resolve(args) -> tuple[Study, Path]:
+    """The study as the command line wants it, and its directory."""
+    overrides = [name for name in args.names if "=" in name]
+    names = [name for name in args.names if "=" not in name] or [DEFAULT]
+    study, out = load(names), args.out
+    if (Path(names[0]) / FROZEN).exists():
+        if args.overlay or args.seeds or overrides or args.out:
+            raise InputError("an unfinished study goes on as it was started: leave the other arguments out")
+        return study, Path(names[0])
+    study.overlays = args.overlay or study.overlays
+    study.overrides += overrides
+    if args.seeds:
+        study.seeds = _seeds(args.seeds)
+    return study, out or Path("runs") / f"{names[0]}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _seeds(text: str) -> list[int]:
@@ -204,6 +198,30 @@ def _seeds(text: str) -> list[int]:
         return list(dict.fromkeys(int(seed) for seed in text.split(",")))
     except ValueError:
         raise InputError(f"--seeds {text}: expected numbers, as in --seeds 0,1,2") from None
+
+
+def _dry_run(study: Study, out: Path, console: Console) -> int:
+    """Say what would run. The machine that trains may be another one, so device and memory are not checked."""
+    from experiments import checks
+
+    for run in plan(study, out, None):
+        config = recipes.load(run.arguments[0], study.overlays, study.overrides).config
+        steps = f"{config.training.steps} steps, {checks.check_model(config)}"
+        console.print(escape(f"would run {run.title}: {steps}, into {run.directory}"), soft_wrap=True)
+    return 0
+
+
+def _freeze(study: Study, out: Path) -> None:
+    """Write down what is run, for going on with it. Raises `InputError` if `out` holds something else."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if (out / FROZEN).exists() and _read(out / FROZEN) != study:
+            raise InputError(
+                f"{out} holds another study: go on with that one by its directory, or choose another --out"
+            )
+        (out / FROZEN).write_text(yaml.safe_dump(study.model_dump(), sort_keys=False))
+    except OSError as error:
+        raise InputError(f"{out}: {error.strerror}: choose another --out") from None
 
 
 if __name__ == "__main__":

@@ -2,18 +2,22 @@
 
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 
 from experiments import device  # before anything of torchtitan: see there  # isort: skip
 import torchtitan.train as titan
-from torch._dynamo.utils import calculate_time_spent, counters
+from torch._dynamo.utils import calculate_time_spent
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.protocols.train_spec import register_train_spec
 
-from experiments import data
+from experiments import compile_cache, data
+from experiments.checkpoint import Checkpoints
 from experiments.metrics import Metrics
 from experiments.proof import PROFILED_STEP, Proof
+from experiments.stop import Interrupted, Stop
 from models import float8, llama  # noqa: F401  (importing float8 registers the converter)
 
 SETTLING_STEPS = 10  # of a process, not steady: compilation, profile, allocator and clocks settle
@@ -73,14 +77,19 @@ register_train_spec(
 class Trainer(titan.Trainer):
     """One run. Call `train()`; `proof` and `metrics_processor` hold the records.
 
-    Raises what torchtitan raises, and `ProofError`, `Diverged`, `Float8Error`, `DataError`.
+    Raises what torchtitan raises, and `ProofError`, `Diverged`, `Interrupted`, `Float8Error`, `DataError`.
     """
 
     metrics_processor: Metrics
+    checkpointer: Checkpoints
 
-    def __init__(self, job_config):
+    def __init__(self, job_config, stop: Stop):
         TIMELINE.mark("import")
-        super().__init__(job_config)
+        self.stop = stop
+        compile_cache.restore(job_config)
+        TIMELINE.mark("compile_cache")
+        with patch.object(titan, "CheckpointManager", Checkpoints):  # torchtitan has no hook for it
+            super().__init__(job_config)
         training = job_config.training
         if training.dtype == training.mixed_precision_param:
             self.maybe_enable_amp = nullcontext()  # nothing to cast; autocast would only slow down every operator
@@ -92,9 +101,40 @@ class Trainer(titan.Trainer):
             passes_per_step=self.gradient_accumulation_steps,
         )
         self.proof.check_optimizer()
+        self.metrics_processor.stops_here = self._stops_here
+        self._hosts = dist.new_group(backend="gloo")  # to agree without waiting for the devices
+        self._stop_code = 0
         self._micro_losses: list[torch.Tensor] = []
         self._steps_done = 0  # by this process: fewer than self.step after a resume
         TIMELINE.mark("optimizer")
+
+    def state_dict(self) -> dict:
+        """What torchtitan checkpoints of its trainer, and the random numbers to come, of every rank."""
+        return super().state_dict() | {f"random_{dist.get_rank()}": _random_state()}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        super().load_state_dict(state_dict)
+        _set_random_state(state_dict[f"random_{dist.get_rank()}"])
+
+    def should_continue_training(self) -> bool:
+        """torchtitan's question at each step boundary, the first time right after loading a checkpoint."""
+        if not self._steps_done:
+            self.metrics_processor.on_resume(self.step)
+        self.stop.deferred = self.stop.deferred or self._steps_done > 0
+        if self._stop_code:
+            kept = "a checkpoint was saved" if self.checkpointer.enable else "without a checkpoint: none are enabled"
+            raise Interrupted(self._stop_code, f"stopped after step {self.step} by {self.stop.why}, {kept}")
+        return super().should_continue_training()
+
+    def _stops_here(self) -> bool:
+        """Whether this step is the last because a rank was asked to stop; all ranks ask one another in each step."""
+        code = torch.tensor(self.stop.code)
+        if dist.get_world_size() > 1:
+            dist.all_reduce(code, dist.ReduceOp.MAX, group=self._hosts)
+        if self.step < self.job_config.training.steps:
+            self._stop_code = int(code)
+        self.checkpointer.asked = self._stop_code > 0
+        return self.checkpointer.asked
 
     def batch_generator(self, data_iterable):
         for input_dict, labels in super().batch_generator(data_iterable):
@@ -112,7 +152,6 @@ class Trainer(titan.Trainer):
         self._steps_done += 1
         if self._steps_done == 1:
             metrics.clock.start()
-            metrics.on_resume(self.step - 1)
         self._micro_losses.clear()
         with self._observed():
             super().train_step(data_iterator)
@@ -123,6 +162,8 @@ class Trainer(titan.Trainer):
             TIMELINE.mark("first_step")
             TIMELINE.phases["compile"] = compile_s
             TIMELINE.phases["first_step"] -= compile_s
+        if self._steps_done == PROFILED_STEP or self.step == self.job_config.training.steps:
+            compile_cache.save(self.job_config)
         if self._steps_done <= SETTLING_STEPS or self._saved_checkpoint_before():
             metrics.not_steady.append(self.step)
         metrics.end_step(self.step)
@@ -151,13 +192,17 @@ class Trainer(titan.Trainer):
         return keys.enable and last > 0 and (last % keys.interval == 0 or first)
 
 
+def _random_state() -> dict[str, torch.Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    return state | {"cuda": torch.cuda.get_rng_state()} if device.TYPE == "cuda" else state
+
+
+def _set_random_state(state: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if device.TYPE == "cuda":
+        torch.cuda.set_rng_state(state["cuda"])
+
+
 def compile_seconds() -> float:
     """Wall seconds that torch.compile has taken so far, backward graphs included."""
     return calculate_time_spent().get("total_wall_time", 0.0)
-
-
-def compile_cache() -> str:
-    """`cold` if inductor compiled any graph anew, `warm` if all came from its cache, `none` if nothing was compiled."""
-    hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
-    misses = counters["inductor"]["fxgraph_cache_miss"]
-    return "cold" if misses else "warm" if hits else "none"

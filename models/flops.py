@@ -1,35 +1,9 @@
-"""FLOPs, bytes and peaks: pure functions of a model's configuration, the same for every recipe.
+"""FLOPs and bytes: pure functions of a model's configuration, the same for every recipe.
 
 `args` is anything with the fields of torchtitan's `TransformerModelArgs` (and `enable_weight_tying`).
 """
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Peak:
-    """Dense matrix-multiply peaks of one device in FLOP/s; `fp8` is None where the device has no FP8 units."""
-
-    bf16: float
-    fp8: float | None
-    source: str
-
-
-# NVIDIA datasheets, sparse figures halved. The first name found in the device's name decides, so the order matters.
-_PEAKS = {
-    "B200": Peak(2250e12, 4500e12, "NVIDIA B200 datasheet, dense"),
-    "H200 NVL": Peak(835e12, 1671e12, "NVIDIA H200 NVL datasheet, dense"),
-    "H200": Peak(989e12, 1979e12, "NVIDIA H200 and GH200 datasheets, dense"),
-    "H100 PCIe": Peak(756e12, 1513e12, "NVIDIA H100 PCIe datasheet, dense"),
-    "H100 NVL": Peak(835e12, 1671e12, "NVIDIA H100 NVL datasheet, dense"),
-    "H100": Peak(989e12, 1979e12, "NVIDIA H100 SXM datasheet, dense"),
-    "A100": Peak(312e12, None, "NVIDIA A100 datasheet, dense"),
-}
-
-
-def datasheet_peak(device_name: str) -> Peak | None:
-    """Peak of a GPU by the name the driver gives it, e.g. `NVIDIA GH200 120GB`; None if it is not in the table."""
-    return next((peak for name, peak in _PEAKS.items() if name in device_name), None)
+from models.gpus import Peak, datasheet_peak  # noqa: F401  (known by this module's name elsewhere)
 
 
 def ffn_dim(args) -> int:

@@ -1,8 +1,11 @@
 """Shared by all tests. experiments.device comes first: it gives torchtitan its CPU device."""
 
 import logging
+import os
+import signal
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers and what they start share the cores
 import pytest
 import torch
 
@@ -21,9 +24,15 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def logging_as_before():
-    """A command under test sets up logging to streams that are gone after it."""
-    root = logging.getLogger()
-    before = root.handlers[:]
+def process_as_before():
+    """A command under test sets up logging to streams that are gone after it, environment variables and signals."""
+    root, environment = logging.getLogger(), dict(os.environ)
+    handlers, mask = root.handlers[:], signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    answers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    root.handlers = before
+    root.handlers = handlers
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    for number, answer in answers.items():
+        signal.signal(number, answer)

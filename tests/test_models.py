@@ -147,14 +147,21 @@ def test_gpu_without_fp8_names_the_recipe_to_use(monkeypatch):
 
 
 def test_imports_go_down_only():
-    """models imports nothing of ours; analysis imports neither models nor experiments, nor torch."""
+    """models imports nothing of ours; analysis imports neither models nor experiments, nor torch.
+
+    What a file of models imports under `if __name__ == "__main__":` is a command's, which reads recipes, and does not
+    happen where the file is imported: `python -m models.roofline` is one.
+    """
     import ast
     from pathlib import Path
 
     forbidden = {"models": {"experiments", "analysis"}, "analysis": {"models", "experiments", "torch", "torchtitan"}}
     for package, banned in forbidden.items():
         for path in Path(__file__).parent.parent.joinpath(package).glob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            tree = ast.parse(path.read_text())
+            if package == "models":
+                tree.body = [node for node in tree.body if "__name__ == '__main__'" not in ast.unparse(node)[:30]]
+            for node in ast.walk(tree):
                 names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
                 names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
                 assert banned.isdisjoint(name.split(".")[0] for name in names), path

@@ -192,14 +192,14 @@ def test_two_processes_share_one_run(tmp_path):
 
 
 def test_unknown_study_names_those_there_are():
-    with pytest.raises(InputError, match="unknown study `four_ways`; did you mean `four_way`"):
-        study.load("four_ways")
+    with pytest.raises(InputError, match="unknown study or recipe `four_ways`; did you mean `four_way`"):
+        study.load(["four_ways"])
 
 
 def test_a_studys_mistakes_come_with_their_lines(tmp_path):
     (tmp_path / "study.yaml").write_text("description: x\nrecipes: baseline\nbaseline: baseline\nseedz: [0]\n")
     with pytest.raises(InputError) as caught:
-        study.load(str(tmp_path))
+        study.load([str(tmp_path)])
     assert "study.yaml:2: recipes: " in str(caught.value) and "study.yaml:4: seedz: " in str(caught.value)
     assert "seeds: Field required" in str(caught.value)
 

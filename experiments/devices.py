@@ -1,0 +1,50 @@
+"""The GPUs that a study may use, and what keeps a run on one of them, its cores and its memory."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+_SYSFS = Path("/sys")
+
+
+def gpus() -> list[str | None]:
+    """Indices or UUIDs as CUDA_VISIBLE_DEVICES has them (a cluster sets it), or all; [None] where there is none."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip()] or [None]
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())] or [None]
+
+
+def binding(gpu: str | None, place: int, sysfs: Path = _SYSFS) -> list[str]:
+    """The `numactl` command that keeps a process and its memory near a GPU; empty where there is nothing to choose.
+
+    Args:
+        gpu: as `gpus` gives it.
+        place: its place among them; the memory node of this number is taken where the kernel knows no better.
+    """
+    nodes = [node for node in (sysfs / "devices/system/node").glob("node[0-9]*") if _cores(node)]
+    if gpu is None or len(nodes) < 2 or not shutil.which("numactl"):
+        return []
+    numbers = sorted(int(node.name.removeprefix("node")) for node in nodes)
+    node = _nearest(gpu, sysfs)
+    if node not in numbers:
+        node = numbers[place % len(numbers)]
+    return ["numactl", f"--cpunodebind={node}", f"--membind={node}"]
+
+
+def _cores(node: Path) -> str:
+    """A Grace Hopper lists each GPU's own memory as a node without cores, which a host's memory must stay out of."""
+    return (node / "cpulist").read_text().strip()
+
+
+def _nearest(gpu: str, sysfs: Path) -> int | None:
+    """The memory node that the kernel gives for a GPU's slot; None or -1 if it gives none."""
+    query = ["nvidia-smi", f"--id={gpu}", "--query-gpu=pci.bus_id", "--format=csv,noheader"]
+    try:
+        slot = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout.strip().lower()
+        return int((sysfs / "bus/pci/devices" / slot[-12:] / "numa_node").read_text())  # domain of 4 digits, not 8
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None

@@ -1,0 +1,162 @@
+"""Command line of models/roofline.py: `python -m models.roofline NAME --gpu h200 [--overlay O]… [key.path=value …]`.
+
+`--against FILE` sets measured parts beside the floors, from `{"variants": {NAME: {"step_s": s, "parts": {part: s}}}}`,
+as the benchmark writes it. `--json FILE` keeps everything that was printed.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from experiments import recipe as recipes
+from models import roofline
+from models.errors import InputError
+from models.gpus import GPUS
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m models.roofline", description="The least time a step can take.")
+    parser.add_argument("name", help="a recipe's name or the path of a recipe.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="e.g. training.local_batch_size=2")
+    parser.add_argument("--gpu", required=True, metavar="GPU", help=", ".join(GPUS))
+    parser.add_argument("--overlay", action="append", default=[], metavar="O", help="where or how big, e.g. cpu")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="measured parts of steps, as JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
+    args = parser.parse_intermixed_args(argv)
+    try:
+        if args.gpu.lower() not in GPUS:
+            raise InputError(recipes.unknown("GPU", args.gpu, list(GPUS)))
+        recipe = recipes.load(args.name, args.overlay, args.overrides)
+        measured = read_measured(args.against, recipe.name) if args.against else None
+        prediction = predict(recipe, args.gpu.lower(), measured)
+        show(prediction, Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 100))
+        if args.json:
+            args.json.write_text(json.dumps(prediction, indent=2) + "\n")
+        return 0
+    except (InputError, OSError) as error:
+        message = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error:[/] {escape(message)}")
+        return 2
+
+
+def read_measured(path: Path, variant: str) -> dict:
+    """{"step_s": seconds, "parts": {part: seconds}} of one variant. Raises `InputError` saying what is not there."""
+    try:
+        variants = json.loads(path.read_text())["variants"]
+        if variant not in variants:
+            raise InputError(recipes.unknown(f"variant in {path}", variant, list(variants)))
+        return {"step_s": float(variants[variant]["step_s"]), "parts": dict(variants[variant]["parts"])}
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise InputError(
+            f'{path} does not hold {{"variants": {{NAME: {{"step_s": …, "parts": {{…}}}}}}}} ({error!r}): '
+            "give a file that the benchmark wrote"
+        ) from None
+
+
+def predict(recipe: recipes.Recipe, gpu_name: str, measured: dict | None = None) -> dict:
+    """Work and floors of a recipe's step on a GPU, beside what was measured; all that `show` prints."""
+    from experiments import checks  # torch: seconds, which a misspelt name need not wait for
+    from models import flops
+
+    config, gpu = recipe.config, GPUS[gpu_name]
+    args = checks.model_args(config)
+    work = roofline.step_work(config, args, fp8_layers(config, args))
+    rates = {"datasheet": gpu.datasheet} | ({"sustained": gpu.sustained} if gpu.sustained else {})
+    floors = {kind: roofline.floors(work, known) for kind, known in rates.items()}
+    tokens, flops_per_token = roofline.tokens_per_step(config), flops.flops_per_token(args, config.training.seq_len)
+
+    def step(seconds: float) -> dict:
+        mfu = tokens * flops_per_token / seconds / gpu.datasheet.bf16
+        return {"step_s": seconds, "tokens_per_s": tokens / seconds, "mfu_bf16_peak": mfu}
+
+    steps = {kind: step(sum(parts.values())) for kind, parts in floors.items()}
+    if measured:
+        steps["measured"] = step(measured["step_s"])
+    return {
+        "recipe": recipe.name,
+        "overlays": list(recipe.overlays),
+        "overrides": list(recipe.overrides),
+        "gpu": {"name": gpu_name, **asdict(gpu)},
+        "memory_needed": sum(checks.memory_estimate(config).values()),
+        "parts": _parts(work, floors, measured["parts"] if measured else {}),
+        "step": steps,
+        **({"error": _error(steps, "step_s")} if measured else {}),
+    }
+
+
+def fp8_layers(config, args) -> set[str]:
+    """Names of the linear layers that the recipe runs in FP8."""
+    import torch
+
+    from models import float8, llama
+
+    keys = config.quantize.linear.float8
+    if not keys.recipe_name:
+        return set()
+    with torch.device("meta"):
+        model = llama.Llama(args)
+    return float8.choose_modules(model, keys.recipe_name, keys.filter_fqns)
+
+
+def _parts(work: list[roofline.Work], floors: dict[str, dict[str, float]], measured: dict[str, float]) -> dict:
+    """FLOPs, bytes, floors and measured seconds by part; of parts that no floor predicts, the measured ones."""
+    table: dict[str, dict] = {}
+    for part in roofline.PARTS:
+        mine = [w for w in work if w.part == part]
+        table[part] = {"flops": sum(w.flops for w in mine), "bytes": sum(w.bytes for w in mine)}
+        table[part] |= {kind: {"s": seconds[part]} for kind, seconds in floors.items()}
+    for part, seconds in measured.items():
+        table.setdefault(part, {})["measured"] = {"s": seconds}
+    for part in roofline.PARTS:
+        if table[part].get("measured", {}).get("s"):
+            table[part]["error"] = _error(table[part], "s")
+    return table
+
+
+def _error(row: dict[str, dict], key: str) -> float:
+    """Prediction over measurement, less one; the prediction is made from sustained rates where they are known."""
+    return row.get("sustained", row["datasheet"])[key] / row["measured"][key] - 1
+
+
+def show(prediction: dict, console: Console) -> None:
+    """Print the table of parts, the step, and where the rates are from."""
+    gpu, steps = prediction["gpu"], prediction["step"]
+    kinds, error = list(steps), "measured" in steps
+    extras = "".join(f" {word}" for word in [*prediction["overlays"], *prediction["overrides"]])
+    title = f"{prediction['recipe']}{extras} on {gpu['name']}: least time of a step, ms"
+    view = Table(
+        box=SIMPLE_HEAD, header_style="bold", padding=(0, 1), pad_edge=False, title=escape(title), title_justify="left"
+    )
+    for name in ("part", "TFLOP", "GB", *kinds, *(["error"] if error else [])):
+        view.add_column(name, justify="left" if name == "part" else "right", no_wrap=True)
+
+    def add(name: str, row: dict, key: str, **style) -> None:
+        seconds = [f"{row[kind][key] * 1e3:.1f}" if kind in row else "" for kind in kinds]
+        work = [f"{row['flops'] / 1e12:.1f}", f"{row['bytes'] / 1e9:.1f}"] if "flops" in row else ["", ""]
+        view.add_row(
+            name, *work, *seconds, *([f"{row['error']:+.0%}" if "error" in row else ""] if error else []), **style
+        )
+
+    for part, row in prediction["parts"].items():
+        add(part, row, "s")
+    view.add_section()
+    totals = {key: sum(row.get(key, 0) for row in prediction["parts"].values()) for key in ("flops", "bytes")}
+    add("step", totals | steps | ({"error": prediction["error"]} if error else {}), "step_s", style="bold")
+    console.print(view)
+    for kind, step in steps.items():
+        mfu = f"{step['mfu_bf16_peak']:.1%} MFU of the bf16 peak"
+        console.print(f"{kind:<10} {step['tokens_per_s']:>8,.0f} tokens/s, {mfu}")
+    needed, there = prediction["memory_needed"] / 1e9, gpu["memory"] / 1e9
+    console.print(
+        f"memory     about {needed:.3g} of {there:.3g} GB" + (": probably does not fit" if needed > there else "")
+    )
+    console.print(f"datasheet: {gpu['datasheet']['source']}")
+    sustained = gpu["sustained"]
+    console.print(f"sustained: {sustained['source'] if sustained else 'no measured rates of this GPU at hand'}")

@@ -1,0 +1,122 @@
+"""Runs as processes: as many at once as there are GPUs, each on its own; the others wait for a free one."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from analysis.summary import read_json, read_last_line
+from experiments import devices
+from experiments.progress import describe, progress_bar
+from experiments.run import BAD_INPUT
+from experiments.stop import COME_BACK, STUDY_PID, Stop
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a study: `arguments` are those of experiments.run, without its --out."""
+
+    title: str
+    directory: Path
+    arguments: list[str] = field(hash=False)
+
+
+def run_all(runs: list[Run], console: Console, stop: Stop) -> dict[Run, int]:
+    """Exit codes of the runs that were started, negative for the number of a signal that killed one.
+
+    What `stop` is asked for is passed on to those that run; they are waited for, and no other is started.
+    """
+    stop.deferred = True
+    waiting, running, codes = list(runs), [], {}
+    free = list(enumerate(devices.gpus()))
+    told = None
+    with progress_bar(console) as bar:
+        while running or (waiting and not stop.code):
+            while waiting and free and not stop.code:
+                run = waiting.pop(0)
+                try:
+                    running.append(_Process(run, *free[0], bar, console))
+                    del free[0]
+                except OSError as error:  # a file where its directory should be, a full disk
+                    console.print(escape(f"{run.title}: failed: {error.filename}: {error.strerror}"), soft_wrap=True)
+                    codes[run] = BAD_INPUT
+            try:
+                time.sleep(0.2)
+                if stop.code and not told:
+                    told = signal.SIGUSR1 if stop.code == COME_BACK else signal.SIGTERM
+                    _tell(running, told)
+            except KeyboardInterrupt:  # Ctrl-C once more: they are not to wait for a step's end either
+                _tell(running, signal.SIGINT)
+            for process in [process for process in running if process.ended()]:
+                running.remove(process)
+                codes[process.run] = process.report()
+                free.append(process.gpu)
+    return codes
+
+
+def _tell(running: list["_Process"], sent: signal.Signals) -> None:
+    for process in running:
+        process.child.send_signal(sent)
+
+
+class _Process:
+    """A run that was started, and its line on the screen; what it prints is in its log.txt."""
+
+    def __init__(self, run: Run, place: int, gpu: str | None, bar, console: Console):
+        self.run, self.gpu, self.bar, self.console = run, (place, gpu), bar, console
+        command = [sys.executable, "-m", "experiments.run", *run.arguments, "--out", str(run.directory)]
+        environment = os.environ | {STUDY_PID: str(os.getpid())}
+        if gpu is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = gpu
+        run.directory.mkdir(parents=True, exist_ok=True)
+        self.log = run.directory / "log.txt"
+        with open(self.log, "a") as log:
+            # A session of its own: the terminal's Ctrl-C reaches the study, which passes on one signal and waits.
+            self.child = subprocess.Popen(
+                devices.binding(gpu, place) + command,
+                stdout=subprocess.DEVNULL, stderr=log, env=environment, start_new_session=True,
+            )  # fmt: skip
+        self.task = bar.add_task(run.title, total=None, window="starting")
+        self._say("started" + (f" on GPU {gpu}" if gpu is not None else ""))
+
+    def ended(self) -> bool:
+        """Whether it has ended; moves its bar."""
+        self._show()
+        return self.child.poll() is not None
+
+    def report(self) -> int:
+        """Say how it ended, and return its exit code."""
+        code, line = self.child.returncode, self._show()
+        if code < 0:
+            status = f"killed by {signal.Signals(-code).name}"
+        else:  # bad input leaves the manifest as it was: another run's, perhaps
+            manifest = read_json(self.run.directory / "manifest.json")
+            status = "failed" if code == BAD_INPUT else manifest.get("status", "failed")
+        outcome = f"{status} at step {line.get('step', 0)}" + (f", {describe(line)}" if line else "")
+        self.bar.update(self.task, window=outcome)
+        self._say(outcome + (f": {self._last_words()}" if code else ""), always=code != 0)
+        return code
+
+    def _say(self, what: str, always: bool = False) -> None:
+        """A line; in a terminal the bar says it, unless something is wrong."""
+        if always or not self.console.is_terminal:
+            self.console.print(escape(f"{datetime.now():%H:%M:%S} {self.run.title}: {what}"), soft_wrap=True)
+
+    def _show(self) -> dict:
+        """Move the bar to the run's last log line, and return that."""
+        line = read_last_line(self.run.directory / "metrics.jsonl")
+        if line:
+            total = read_json(self.run.directory / "manifest.json").get("steps")
+            self.bar.update(self.task, completed=line["step"], total=total, window=describe(line))
+        return line
+
+    def _last_words(self) -> str:
+        lines = self.log.read_text().split("\n")
+        return next((line for line in reversed(lines) if line.strip()), f"see {self.log}")

@@ -1,0 +1,75 @@
+"""How a run or a study is asked to end early: by a signal, or by its time budget.
+
+SIGUSR1 (a cluster's limit is near) and a spent budget end it with COME_BACK: whoever started it may start it again.
+SIGTERM and SIGINT (Ctrl-C) end it with FOR_GOOD. Training ends at its next step boundary; what comes before the first
+step has nothing to save and ends at once, and so does everything at a second Ctrl-C.
+"""
+
+import _thread
+import ctypes
+import os
+import signal
+import threading
+import time
+
+COME_BACK, FOR_GOOD = 75, 130  # exit codes: EX_TEMPFAIL of sysexits.h; a shell's for Ctrl-C
+STUDY_PID = "STUDY_PID"  # in a run's environment: the study that started it, which it must not outlive
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Interrupted(Exception):
+    """Training ended at a step boundary because it was asked to; `code` is the exit code."""
+
+    def __init__(self, code: int, sentence: str):
+        super().__init__(sentence)
+        self.code = code
+
+
+class Stop:
+    """What was asked for first: `code` is 0, COME_BACK or FOR_GOOD, `why` the signal's name or the budget."""
+
+    def __init__(self, budget_s: float | None = None):
+        """Args: budget_s: seconds since the process started, after which training ends; None: no limit."""
+        self.budget_s = budget_s
+        self.deferred = False  # set once a step boundary will come that looks at `code`
+        self.why = ""
+        self._code = 0
+        self._asked_at = 0.0
+
+    def listen(self) -> None:
+        """Take over SIGINT, SIGTERM and SIGUSR1. Called first in a program, before there are other threads."""
+        # Blocked, a signal that came before this line waits; and children inherit the block: a cluster may signal every
+        # process of a job, and a compile worker would die of it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        threading.Thread(target=self._await_usr1, daemon=True).start()
+        signal.signal(signal.SIGINT, self._handle)
+        signal.signal(signal.SIGTERM, self._handle)
+        if os.environ.get(STUDY_PID) == str(os.getppid()):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    @property
+    def code(self) -> int:
+        """0, or the exit code that was asked for."""
+        if self.budget_s is not None and not self._code:
+            from experiments.device import seconds_since_process_start
+
+            if seconds_since_process_start() > self.budget_s:
+                self._ask(COME_BACK, f"the time budget of {self.budget_s:g} s")
+        return self._code
+
+    def _await_usr1(self) -> None:
+        signal.sigwait({signal.SIGUSR1})
+        self._ask(COME_BACK, "SIGUSR1")
+        if not self.deferred:
+            _thread.interrupt_main()  # as SIGINT
+
+    def _handle(self, number: int, frame) -> None:
+        self._ask(FOR_GOOD, signal.Signals(number).name)
+        again = number == signal.SIGINT and time.monotonic() - self._asked_at > 1  # not the same one by two ways
+        if not self.deferred or again:
+            self.deferred = True  # a request may come twice, and the second must not disturb the end of the first
+            raise KeyboardInterrupt
+
+    def _ask(self, code: int, why: str) -> None:
+        if not self._code:  # the first wins: a cluster that wants a job to come back may follow up with SIGTERM
+            self._code, self.why, self._asked_at = code, why, time.monotonic()

@@ -1,0 +1,76 @@
+"""What GPUs can do: peaks of matrix multiplication, memory bandwidth and memory, each with its source.
+
+`datasheet` is the maker's promise, `sustained` what somebody measured: a GPU at its power limit lowers its clock, so
+even the best GEMMs reach 71 to 87 % of the promise.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Dense matrix-multiply peaks of one device in FLOP/s; `fp8` is None where the device has no FP8 units."""
+
+    bf16: float
+    fp8: float | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Rates(Peak):
+    """Peaks, and the memory bandwidth in B/s."""
+
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One product. `driver_name` is a part of the name that the driver gives it; `memory` is in bytes."""
+
+    driver_name: str
+    memory: float
+    datasheet: Rates
+    sustained: Rates | None = None
+
+
+def _rates(bf16: float, fp8: float | None, bandwidth: float, source: str) -> Rates:
+    """From TFLOP/s and TB/s, as sources print them; sparse figures are halved."""
+    return Rates(bf16 * 1e12, fp8 and fp8 * 1e12, source, bandwidth * 1e12)
+
+
+# "Maximum achievable matmul FLOPS": the best of many GEMM shapes, each the mean of 100 runs, torch 2.6 and 2.7.
+_GEMMS = "GEMMs: github.com/stas00/ml-engineering, compute/accelerator, table of August 2026"
+_NO_COPY = f"{_GEMMS}; bandwidth: the datasheet's, for want of a measured one"
+_H100 = "NVIDIA H100 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/h100), dense"
+_H200 = "NVIDIA H200 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/h200), dense"
+_GH200 = "NVIDIA GH200 Superchip datasheet (nvidia.com/en-us/data-center/grace-hopper-superchip), dense"
+_A100 = "NVIDIA A100 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/a100), dense, 80 GB SXM"
+_B200 = "NVIDIA Blackwell datasheet (resources.nvidia.com), dense, one GPU of an HGX B200"
+_H200_MEASURED = f"bf16 and copies: measured on the H200 that this project's goals were set on; FP8 {_GEMMS}"
+
+# By the name that the command line knows. The first whose `driver_name` is in a device's name is that device, so the
+# order matters: "NVIDIA GH200 144G HBM3e", "NVIDIA GH200 120GB" (96 GB of it HBM), "NVIDIA H100 80GB HBM3" (SXM).
+GPUS = {
+    "b200": Gpu("B200", 180e9, _rates(2250, 4500, 7.7, _B200), _rates(1745.0, 3432.5, 7.7, _NO_COPY)),
+    "gh200-144gb": Gpu("GH200 144G", 144e9, _rates(989, 1979, 4.9, f"{_GH200}, HBM3e"),
+                       _rates(828.6, 1535.0, 4.9, f"{_NO_COPY}; at 900 W")),
+    "gh200": Gpu("GH200", 96e9, _rates(989, 1979, 4.0, f"{_GH200}, HBM3")),
+    "h200-nvl": Gpu("H200 NVL", 141e9, _rates(835, 1671, 4.8, f"{_H200}, NVL")),
+    "h200": Gpu("H200", 141e9, _rates(989, 1979, 4.8, f"{_H200}, SXM"), _rates(790, 1453.4, 4.3, _H200_MEASURED)),
+    "h100-pcie": Gpu("H100 PCIe", 80e9, _rates(756, 1513, 2.0, f"{_H100}, PCIe")),
+    "h100-nvl": Gpu("H100 NVL", 94e9, _rates(835, 1671, 3.9, f"{_H100}, NVL")),
+    "h100": Gpu("H100", 80e9, _rates(989, 1979, 3.35, f"{_H100}, SXM"), _rates(794.5, 1402.6, 3.35, _NO_COPY)),
+    # Other A100s multiply as fast and have slower memory.
+    "a100": Gpu("A100", 80e9, _rates(312, None, 2.039, _A100), _rates(271.2, None, 2.039, _NO_COPY)),
+}  # fmt: skip
+
+
+def find(device_name: str) -> Gpu | None:
+    """The GPU with this name of the driver's, e.g. `NVIDIA GH200 120GB`; None if it is not in the table."""
+    return next((gpu for gpu in GPUS.values() if gpu.driver_name in device_name), None)
+
+
+def datasheet_peak(device_name: str) -> Peak | None:
+    """Datasheet rates of a GPU by the name the driver gives it; None if it is not in the table."""
+    gpu = find(device_name)
+    return gpu and gpu.datasheet
