@@ -1,8 +1,12 @@
 """A whole study as a user runs it, and what its run directories hold."""
 
+import contextlib
+import io
 import json
+import os
 import subprocess
 import sys
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -16,18 +20,21 @@ STEPS = 14  # more than the 10 that settle
 SMALL = [f"training.steps={STEPS}", "training.seq_len=128", "training.local_batch_size=2"]
 
 
-def run_study(*args) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "experiments.study", *map(str, args)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
+def run_study(*args) -> tuple[int, str]:
+    """(exit code, what was printed) of the command, called in this process; its runs are processes of their own."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), patch.dict(os.environ):
+        code = study.main([*map(str, args)])
+    return code, said.getvalue()
 
 
 @pytest.fixture(scope="module")
 def four_way(tmp_path_factory):
     """(directory, what was printed) of the four-way study on a CPU, at a size that takes a minute."""
     out = tmp_path_factory.mktemp("studies") / "four_way"
-    done = run_study("four_way", "--overlay", "cpu", "--out", out, *SMALL)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return out, done.stdout
+    code, said = run_study("four_way", "--overlay", "cpu", "--out", out, *SMALL)
+    assert code == 0, said
+    return out, said
 
 
 @pytest.fixture(scope="module")
@@ -158,16 +165,16 @@ def test_study_goes_on_after_a_failure_and_later_from_where_it_was(tmp_path, mon
     out.mkdir()
     plan = {"description": "x", "recipes": ["baseline_compiled", "baseline"], "baseline": "baseline", "seeds": [0]}
     (out / "study.yaml").write_text(yaml.safe_dump(plan | {"overlays": ["cpu"], "overrides": fast}))
-    first = run_study(out)
-    assert first.returncode == 1
-    assert "baseline_compiled seed 0: failed" in first.stdout and "needs a C++ compiler" in first.stdout
-    assert "baseline seed 0: completed at step 3" in first.stdout
-    assert f"python -m experiments.study {out}" in first.stdout
+    code, said = run_study(out)
+    assert code == 1
+    assert "baseline_compiled seed 0: failed" in said and "needs a C++ compiler" in said
+    assert "baseline seed 0: completed at step 3" in said
+    assert f"python -m experiments.study {out}" in said
     monkeypatch.delenv("CXX")
-    second = run_study(out)
-    assert second.returncode == 0
-    assert f"complete already: {out / 'baseline' / 'seed0'}" in second.stdout
-    assert "baseline_compiled seed 0: completed at step 3" in second.stdout
+    code, said = run_study(out)
+    assert code == 0
+    assert f"complete already: {out / 'baseline' / 'seed0'}" in said
+    assert "baseline_compiled seed 0: completed at step 3" in said
 
 
 def test_two_processes_share_one_run(tmp_path):
