@@ -13,6 +13,7 @@ import torch
 
 from experiments import recipe as recipes
 from experiments.run import set_rank_environment
+from experiments.stop import Stop
 
 GOAL = 0.95
 SETTLING_STEPS = 10
@@ -62,7 +63,7 @@ def main(steps: int = 60) -> int:
     set_rank_environment()
     from experiments.trainer import Trainer
 
-    trainer, bare = Trainer(config), BareLoop(config)
+    trainer, bare = Trainer(config, Stop()), BareLoop(config)
     run_s, bare_s, last = [], [], time.perf_counter()
 
     def after_step(step: int) -> None:

@@ -14,6 +14,14 @@ from models.errors import InputError
 HOPELESS = 1.3  # times the memory that is there, beyond which no inaccuracy of the estimate can help
 
 
+def check_budget(config, budget_s: float | None) -> None:
+    """Raise `InputError` for a time budget without checkpoints."""
+    if budget_s is not None and not config.checkpoint.enable:
+        raise InputError(
+            "--budget needs checkpoints, or what it stops starts again from the first step: add checkpoint.enable=true"
+        )
+
+
 def model_args(config) -> llama.LlamaArgs:
     """The flavor's arguments. Raises `InputError` naming the flavors if there is no such one."""
     if config.model.flavor not in llama.FLAVORS:

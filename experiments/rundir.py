@@ -57,7 +57,11 @@ class RunDirectory:
         """
         self.path = Path(path)
         self._lock = self._claim()
-        attempt = self._set_aside_unfinished(recipe_yaml, facts.get("world_size", 1))
+        try:
+            attempt = self._set_aside_unfinished(recipe_yaml, facts.get("world_size", 1))
+        except RunDirectoryError:
+            os.close(self._lock)
+            raise
         self.manifest = {
             "layout_version": LAYOUT_VERSION,
             "status": "running",

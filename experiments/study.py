@@ -133,7 +133,7 @@ def plan(study: Study, out: Path, budget: float | None) -> list[Run]:
     ]
 
 
-def prepare(study: Study) -> str:
+def prepare(study: Study, budget: float | None) -> str:
     """Check every recipe and prepare the data ahead, so that no run's time holds it; says what it found."""
     if study.baseline not in study.recipes:
         raise InputError(f"the study's baseline {study.baseline} is not one of its recipes: {', '.join(study.recipes)}")
@@ -142,6 +142,7 @@ def prepare(study: Study) -> str:
     configs = [recipes.load(name, study.overlays, study.overrides).config for name in study.recipes]
     for config in configs:
         checks.check_model(config)
+        checks.check_budget(config, budget)
     os.environ.setdefault(device.MEASURED_PEAK, str(device.peak().bf16))
     return list(dict.fromkeys(checks.check_data(config) for config in configs))[0]
 
@@ -165,7 +166,7 @@ def main(argv: list[str] | None = None) -> int:
             place = study.overlays.index(AUTO)
             study.overlays[place : place + 1] = chosen
             console.print(escape(f"Scale: {why}."), soft_wrap=True)
-        console.print(escape(f"Data: {prepare(study)}.\nInto {out}"), soft_wrap=True)
+        console.print(escape(f"Data: {prepare(study, args.budget)}.\nInto {out}"), soft_wrap=True)
         if args.dry_run:
             return _dry_run(study, out, console)
         _freeze(study, out)

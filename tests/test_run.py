@@ -216,13 +216,17 @@ def test_killed_run_keeps_its_lines_and_resumes_from_its_checkpoint(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_run_says_so(tmp_path, sent):
-    process = start(tmp_path / "run")
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGUSR1, 75)])
+def test_interrupted_run_ends_at_a_step_with_a_checkpoint(tmp_path, sent, code):
+    out = tmp_path / "run"
+    process = start(out, "checkpoint.enable=true", "training.steps=4000")
     process.send_signal(sent)
-    assert process.wait(timeout=60) == 130
-    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "interrupted"
-    assert len(lines_of(tmp_path / "run")) >= 2
+    assert process.wait(timeout=60) == code
+    last, manifest = lines_of(out)[-1]["step"], json.loads((out / "manifest.json").read_text())
+    assert manifest["status"] == "interrupted"
+    assert manifest["error"] == f"stopped after step {last} by {sent.name}, a checkpoint was saved"
+    assert (out / f"checkpoint/step-{last}/.metadata").exists()
+    assert sum(len(line["losses"]) for line in lines_of(out)) == last
 
 
 @pytest.mark.slow

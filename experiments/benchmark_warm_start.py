@@ -1,0 +1,62 @@
+"""How much sooner the first step comes with the kernels that an earlier run has kept (experiments.compile_cache).
+
+    python -m experiments.benchmark_warm_start [RECIPE…] [--overlay O]… [--json FILE] [key.path=value …]
+
+Each recipe runs twice for a few steps, both times with an empty inductor cache, as on another node: first without, then
+with what the first has kept. Without a RECIPE: the three compiled ones of the study.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from experiments import device
+from experiments.study import DEFAULT, choose_scale, load
+
+STEPS = 5  # the artifacts are kept after the profiled third
+
+
+def first_step(recipe: str, options: list[str], kept: Path) -> dict:
+    """timing.json of one run. Raises CalledProcessError if it fails; its last words are on stderr."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        keys = [f"training.steps={STEPS}", f"compile.artifacts_dir={kept}"]
+        command = [sys.executable, "-m", "experiments.run", recipe, *options, *keys, "--out", run]
+        caches = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
+        subprocess.run(command, env=os.environ | caches, stdout=subprocess.DEVNULL, check=True)
+        timing = json.loads((run / "timing.json").read_text())
+    print(
+        f"{recipe:<28} cache {timing['compile_cache']}: warm-up {timing['warm_up_s']:6.1f} s, "
+        f"of it compilation {timing['phases']['compile']:6.1f} s",
+        flush=True,
+    )
+    return timing
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.benchmark_warm_start")
+    parser.add_argument("names", nargs="*", metavar="RECIPE")
+    parser.add_argument("--overlay", action="append", metavar="O")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every second of both starts")
+    args = parser.parse_intermixed_args()
+    recipes = [name for name in args.names if "=" not in name] or load([DEFAULT]).recipes[1:]
+    options = [part for overlay in args.overlay or choose_scale()[0] for part in ("--overlay", overlay)]
+    options += [name for name in args.names if "=" in name]
+    print(f"{device.name()}, {' '.join(options)}")
+    record = {"device": device.name(), "options": options, "recipes": {}}
+    for recipe in recipes:
+        with tempfile.TemporaryDirectory() as kept:
+            cold, warm = (first_step(recipe, options, Path(kept)) for _ in range(2))
+        ratio = cold["warm_up_s"] / warm["warm_up_s"], cold["phases"]["compile"] / warm["phases"]["compile"]
+        print(f"{recipe:<28} sooner by a factor of {ratio[0]:.1f}, compilation of {ratio[1]:.1f}")
+        record["recipes"][recipe] = {"cold": cold, "warm": warm}
+        if args.json:
+            args.json.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

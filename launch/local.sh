@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# The study on this machine: one recipe per GPU, what is more waits; one after the other without a GPU or with one.
+#
+#   launch/local.sh                                        the four recipes, into a new folder under runs/
+#   launch/local.sh NAME… [--seeds 0,1,2] [key.path=value …]   some; all that python -m experiments.study takes
+#   launch/local.sh NAME… --budget 600 checkpoint.enable=true   each run stops after 600 s at the latest, with a checkpoint
+#   launch/local.sh DIR --budget 600                       goes on with them in the next slot
+set -euo pipefail
+cd "$(dirname "$0")/.."
+make --silent install
+exec .venv/bin/python -m experiments.study "$@"

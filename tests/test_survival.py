@@ -1,0 +1,221 @@
+"""What keeps a run alive through what clusters do: signals, budgets, damaged checkpoints and caches, bindings."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+
+import pytest
+from conftest import ROOT
+from test_run import lines_of
+
+from experiments import compile_cache, devices, study
+from experiments import recipe as recipes
+from experiments.run import main
+from experiments.rundir import RunDirectory, RunDirectoryError
+from experiments.stop import COME_BACK, FOR_GOOD, STUDY_PID, Stop
+
+RUN = [sys.executable, "-m", "experiments.run", "baseline", "--overlay", "cpu"]
+SIZE = ["training.seq_len=64", "training.local_batch_size=1"]
+KEEP = ["checkpoint.enable=true", "checkpoint.interval=5", "checkpoint.keep_latest_k=2"]
+
+
+def run(out, *arguments: str) -> int:
+    command = [*RUN, "--out", out, *SIZE, *arguments]
+    return subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=120).returncode
+
+
+def manifest(out) -> dict:
+    return json.loads((out / "manifest.json").read_text())
+
+
+def losses(out) -> list[float]:
+    return [loss for line in lines_of(out) for loss in line["losses"]]
+
+
+# ---- stopping ----
+
+
+@pytest.mark.slow
+def test_budget_and_damaged_checkpoints(tmp_path, capfd):
+    """Stopped by its budget, its newest checkpoint damaged and one half written, a run goes on from the one before."""
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    assert run(out, *KEEP, "metrics.log_freq=50", "training.steps=4000", "--budget", "9") == COME_BACK
+    assert "by the time budget of 9 s" in manifest(out)["error"]
+    stopped = lines_of(out)[-1]["step"]
+    before = (stopped - 1) // 5 * 5
+    newest = next((out / f"checkpoint/step-{stopped}").glob("*.distcp"))
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 0xFF  # one bit of one weight
+    newest.write_bytes(content)
+    (out / "checkpoint/step-9999").mkdir()
+    steps = f"training.steps={stopped + 6}"
+    assert run(out, *KEEP, "metrics.log_freq=50", steps) == 0
+    log = (out / "log.txt").read_text()
+    assert "step-9999 was not written to its end: deleted" in log
+    assert f"step-{stopped} is damaged (__0_0.distcp: wrong checksum)" in log
+    assert f"Training starts at step {before + 1}\n" in log
+    assert (out / f"damaged_checkpoints/step-{stopped}-0").is_dir()
+    assert run(whole, "metrics.log_freq=50", steps) == 0
+    assert losses(out) == losses(whole)
+
+
+def test_a_request_before_the_first_step_ends_at_once():
+    stop = Stop()
+    stop.listen()
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+    assert (stop.code, stop.why) == (FOR_GOOD, "SIGTERM")
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_boundary():
+    stop = Stop()
+    stop.listen()
+    stop.deferred = True
+    os.kill(os.getpid(), signal.SIGINT)
+    assert stop.code == FOR_GOOD
+    os.kill(os.getpid(), signal.SIGINT)  # within a second: the same one, by another way
+    time.sleep(1.1)
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+
+
+def test_a_run_does_not_outlive_its_study(tmp_path):
+    """The study is killed with -9; what it started gets SIGTERM."""
+    child = "from experiments.stop import Stop; import time; s = Stop(); s.listen(); print(flush=True); time.sleep(60)"
+    parent = (
+        "import os, subprocess, sys\n"
+        f"os.environ[{STUDY_PID!r}] = str(os.getpid())\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"
+        "child.stdout.readline(); print(child.pid, flush=True); child.wait()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", parent], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    child_pid = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    while os.path.exists(f"/proc/{child_pid}") and open(f"/proc/{child_pid}/stat").read().split()[2] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_budget_without_checkpoints(capsys, tmp_path):
+    assert main(["baseline", "--overlay", "cpu", "--budget", "60", "--out", str(tmp_path / "run")]) == 2
+    assert "--budget needs checkpoints" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_unfinished_run_of_other_ranks(tmp_path):
+    RunDirectory(tmp_path, "a: 1", {"world_size": 4}).finish("interrupted")
+    with pytest.raises(RunDirectoryError, match="an unfinished run of 4 processes, and this one has 2: start as many"):
+        RunDirectory(tmp_path, "a: 1", {"world_size": 2})
+    assert RunDirectory(tmp_path, "a: 1", {"world_size": 4}).manifest["attempt"] == 2
+
+
+# ---- warm start ----
+
+
+@pytest.mark.slow
+def test_second_run_starts_warm(tmp_path, monkeypatch, caplog):
+    """Only the loss is compiled, to be quick; inductor's own cache is a new folder each time, as on another node."""
+    keys = ["compile.enable=true", "compile.components=[loss]", f"compile.artifacts_dir={tmp_path / 'kept'}"]
+    for state in ("cold", "warm"):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / f"inductor_{state}"))
+        assert run(tmp_path / state, *keys, "training.steps=4") == 0
+        assert json.loads((tmp_path / state / "timing.json").read_text())["compile_cache"] == state
+    assert "Compiled kernels restored from" in (tmp_path / "warm/log.txt").read_text()
+    assert losses(tmp_path / "cold") == losses(tmp_path / "warm")
+
+
+def test_damaged_cache_costs_a_warning(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    config = recipes.load("baseline_compiled", ["cpu"], [f"compile.artifacts_dir={tmp_path}"]).config
+    with zipfile.ZipFile(compile_cache.path(config), "w") as archive:
+        archive.writestr("artifacts", b"kernels of another format")
+    for _ in ("what PyTorch cannot read", "what is no archive"):
+        compile_cache.restore(config)
+        assert "cannot be used" in caplog.text and "compiling anew" in caplog.text
+        caplog.clear()
+        compile_cache.path(config).write_bytes(b"PK\3\4 cut off")
+
+
+def test_kept_kernels_are_told_apart(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+
+    def file(name: str, *keys: str):
+        return compile_cache.path(recipes.load(name, ["cpu"], keys).config)
+
+    one = file("tensorwise_fp8_compiled")
+    assert file("tensorwise_fp8_compiled", "training.steps=7", "optimizer.lr=1e-4", "debug.seed=3") == one
+    others = [file("rowwise_fp8_compiled"), file("tensorwise_fp8_compiled", "training.seq_len=128")]
+    monkeypatch.setattr(compile_cache, "version", lambda name: "99")
+    others.append(file("tensorwise_fp8_compiled"))
+    assert len({one, *others}) == 4
+
+
+# ---- one GPU each ----
+
+
+@pytest.fixture
+def sysfs(tmp_path):
+    """A Grace Hopper node: four memory nodes with cores, and the memory of four GPUs as nodes without."""
+    for node in range(8):
+        folder = tmp_path / f"devices/system/node/node{node}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(f"{72 * node}-{72 * node + 71}\n" if node < 4 else "\n")
+    return tmp_path
+
+
+def test_gpus_are_those_that_the_cluster_gave(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert devices.gpus() == ["2", "3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert devices.gpus() == [None]
+
+
+@pytest.mark.skipif(not shutil.which("numactl"), reason="needs numactl")
+def test_a_run_is_bound_to_the_cores_and_memory_of_its_gpu(sysfs, monkeypatch):
+    monkeypatch.setattr(devices, "_nearest", lambda gpu, root: -1)  # the kernel does not say
+    assert devices.binding("2", 2, sysfs) == ["numactl", "--cpunodebind=2", "--membind=2"]
+    monkeypatch.setattr(devices, "_nearest", lambda gpu, root: 1)
+    assert devices.binding("2", 2, sysfs) == ["numactl", "--cpunodebind=1", "--membind=1"]
+    monkeypatch.setattr(devices, "_nearest", lambda gpu, root: 5)  # a GPU's own memory
+    assert devices.binding("2", 2, sysfs) == ["numactl", "--cpunodebind=2", "--membind=2"]
+    assert devices.binding(None, 0, sysfs) == []
+
+
+def test_the_kernels_memory_node_of_a_gpu(sysfs, tmp_path, monkeypatch):
+    slot = sysfs / "bus/pci/devices/0009:01:00.0"
+    slot.mkdir(parents=True)
+    (slot / "numa_node").write_text("3\n")
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 00000009:01:00.0\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert devices._nearest("1", sysfs) == 3
+
+
+# ---- studies by names ----
+
+
+def test_a_study_of_named_recipes():
+    plan = study.load(["tensorwise_fp8_compiled", "baseline"])
+    assert plan.recipes == ["tensorwise_fp8_compiled", "baseline"] and plan.baseline == "baseline"
+    assert study.load(["rowwise_fp8_compiled"]).baseline == "rowwise_fp8_compiled"
+
+
+def test_folder_of_another_study(tmp_path, capsys):
+    keys = ["--overlay", "cpu", "--out", str(tmp_path)]
+    (tmp_path / "study.yaml").write_text(
+        "description: x\nrecipes: [baseline]\nbaseline: baseline\nseeds: [0]\noverlays: [cpu]\n"
+    )
+    assert study.main(["baseline", "--seeds", "1", *keys]) == 2
+    assert "holds another study" in capsys.readouterr().err
