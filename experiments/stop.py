@@ -42,6 +42,7 @@ class Stop:
         # process of a job, and a compile worker would die of it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         threading.Thread(target=self._await_usr1, daemon=True).start()
+        signal.signal(signal.SIGUSR1, lambda *_: self._come_back())  # a library's thread may be older than the block
         signal.signal(signal.SIGINT, self._handle)
         signal.signal(signal.SIGTERM, self._handle)
         if os.environ.get(STUDY_PID) == str(os.getppid()):
@@ -59,6 +60,9 @@ class Stop:
 
     def _await_usr1(self) -> None:
         signal.sigwait({signal.SIGUSR1})
+        self._come_back()
+
+    def _come_back(self) -> None:
         self._ask(COME_BACK, "SIGUSR1")
         if not self.deferred:
             _thread.interrupt_main()  # as SIGINT
