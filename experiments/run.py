@@ -191,8 +191,12 @@ def _record(trainer, directory, screen) -> None:
     from experiments.metrics import JsonLines
     from experiments.trainer import TIMELINE
 
-    lines = JsonLines(directory.path / "metrics.jsonl")
-    metrics, timed = trainer.metrics_processor, False
+    lines, metrics, timed = None, trainer.metrics_processor, False
+
+    def on_resume(step: int) -> None:
+        nonlocal lines
+        directory.take_over(step)
+        lines = JsonLines(directory.path / "metrics.jsonl")
 
     def on_window(line: dict) -> None:
         lines.append(line)
@@ -208,7 +212,7 @@ def _record(trainer, directory, screen) -> None:
         if step == trainer.proof.profiled_step:
             directory.write_json("proof.json", trainer.proof.record())
 
-    metrics.on_window, metrics.on_step, metrics.on_resume = on_window, on_step, directory.take_over_metrics
+    metrics.on_resume, metrics.on_window, metrics.on_step = on_resume, on_window, on_step
 
 
 def _close(trainer) -> None:

@@ -130,18 +130,27 @@ class RunDirectory:
                 (self.path / name).rename(aside / name)
         return attempt + 1
 
-    def take_over_metrics(self, step: int) -> None:
-        """Resumed from the checkpoint of `step` (0: none): take the earlier attempt's lines up to it."""
+    def take_over(self, step: int) -> None:
+        """Resumed from the checkpoint of `step` (0: none): take the earlier attempt's lines up to it, and its proof.
+
+        An attempt that trains far enough writes a proof of its own.
+        """
         for attempt in range(self.manifest["attempt"] - 1, 0, -1) if step else ():
             lines = [x for x in read_metrics(self.path / f"attempt{attempt}" / "metrics.jsonl") if x["step"] <= step]
             if lines:  # an attempt that died before its first step has none
-                (self.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+                self._write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+                if proof := read_json(self.path / f"attempt{attempt}" / "proof.json"):
+                    self.write_json("proof.json", proof)
                 return
 
     def write_json(self, name: str, content: dict) -> None:
-        """Write one of the directory's JSON files whole or not at all."""
+        """Write one of the directory's JSON files."""
+        self._write(name, json.dumps(content, indent=2) + "\n")
+
+    def _write(self, name: str, content: str) -> None:
+        """A file, whole or not at all."""
         part = self.path / f".{name}.part"
-        part.write_text(json.dumps(content, indent=2) + "\n")
+        part.write_text(content)
         part.replace(self.path / name)
 
     def finish(self, status: str, error: str | None = None) -> None:

@@ -15,8 +15,8 @@ from rich.markup import escape
 from analysis.summary import read_json, read_last_line
 from experiments import devices
 from experiments.progress import describe, progress_bar
-from experiments.run import BAD_INPUT
-from experiments.stop import COME_BACK, STUDY_PID, Stop
+from experiments.run import BAD_INPUT, FAILED
+from experiments.stop import COME_BACK, FOR_GOOD, STUDY_PID, Stop
 
 
 @dataclass(frozen=True)
@@ -36,29 +36,33 @@ def run_all(runs: list[Run], console: Console, stop: Stop) -> dict[Run, int]:
     stop.deferred = True
     waiting, running, codes = list(runs), [], {}
     free = list(enumerate(devices.gpus()))
-    told = None
+    told = False
     with progress_bar(console) as bar:
         while running or (waiting and not stop.code):
-            while waiting and free and not stop.code:
-                run = waiting.pop(0)
-                try:
-                    running.append(_Process(run, *free[0], bar, console))
-                    del free[0]
-                except OSError as error:  # a file where its directory should be, a full disk
-                    console.print(escape(f"{run.title}: failed: {error.filename}: {error.strerror}"), soft_wrap=True)
-                    codes[run] = BAD_INPUT
             try:
+                while waiting and free and not stop.code:
+                    _start(waiting.pop(0), free, running, codes, bar, console)
                 time.sleep(0.2)
                 if stop.code and not told:
-                    told = signal.SIGUSR1 if stop.code == COME_BACK else signal.SIGTERM
-                    _tell(running, told)
+                    told = True
+                    _tell(running, signal.SIGUSR1 if stop.code == COME_BACK else signal.SIGTERM)
+                for process in [process for process in running if process.ended()]:
+                    running.remove(process)
+                    free.append(process.gpu)
+                    codes[process.run] = process.report()
             except KeyboardInterrupt:  # Ctrl-C once more: they are not to wait for a step's end either
                 _tell(running, signal.SIGINT)
-            for process in [process for process in running if process.ended()]:
-                running.remove(process)
-                codes[process.run] = process.report()
-                free.append(process.gpu)
     return codes
+
+
+def _start(run: Run, free: list, running: list["_Process"], codes: dict[Run, int], bar, console: Console) -> None:
+    """Start `run` on the first free GPU, or note why it cannot be started: that stops no other."""
+    try:
+        running.append(_Process(run, *free[0], bar, console))
+        del free[0]
+    except OSError as error:  # a file where its directory should be, a full disk
+        console.print(escape(f"{run.title}: failed: {error.filename}: {error.strerror}"), soft_wrap=True)
+        codes[run] = BAD_INPUT
 
 
 def _tell(running: list["_Process"], sent: signal.Signals) -> None:
@@ -94,12 +98,14 @@ class _Process:
     def report(self) -> int:
         """Say how it ended, and return its exit code."""
         code, line = self.child.returncode, self._show()
+        if code == BAD_INPUT:
+            line = {}  # what is in the directory may be another run's
         if code < 0:
             status = f"killed by {signal.Signals(-code).name}"
-        else:  # bad input leaves the manifest as it was: another run's, perhaps
-            manifest = read_json(self.run.directory / "manifest.json")
-            status = "failed" if code == BAD_INPUT else manifest.get("status", "failed")
-        outcome = f"{status} at step {line.get('step', 0)}" + (f", {describe(line)}" if line else "")
+        else:
+            otherwise = "interrupted" if code in (COME_BACK, FOR_GOOD) else "failed"
+            status = "failed" if code in (FAILED, BAD_INPUT) else self._manifest().get("status", otherwise)
+        outcome = f"{status} at step {line['step']}, {describe(line)}" if line else status
         self.bar.update(self.task, window=outcome)
         self._say(outcome + (f": {self._last_words()}" if code else ""), always=code != 0)
         return code
@@ -113,10 +119,16 @@ class _Process:
         """Move the bar to the run's last log line, and return that."""
         line = read_last_line(self.run.directory / "metrics.jsonl")
         if line:
-            total = read_json(self.run.directory / "manifest.json").get("steps")
+            total = self._manifest().get("steps")
             self.bar.update(self.task, completed=line["step"], total=total, window=describe(line))
         return line
 
+    def _manifest(self) -> dict:
+        return read_json(self.run.directory / "manifest.json")
+
     def _last_words(self) -> str:
-        lines = self.log.read_text().split("\n")
+        try:
+            lines = self.log.read_text(errors="replace").split("\n")
+        except OSError as error:
+            return f"{self.log}: {error.strerror}"
         return next((line for line in reversed(lines) if line.strip()), f"see {self.log}")

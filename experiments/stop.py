@@ -9,6 +9,7 @@ import _thread
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -45,8 +46,10 @@ class Stop:
         signal.signal(signal.SIGUSR1, lambda *_: self._come_back())  # a library's thread may be older than the block
         signal.signal(signal.SIGINT, self._handle)
         signal.signal(signal.SIGTERM, self._handle)
-        if os.environ.get(STUDY_PID) == str(os.getppid()):
+        if study := os.environ.get(STUDY_PID):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if study != str(os.getppid()):  # it has died since it started this process
+                sys.exit(FOR_GOOD)
 
     @property
     def code(self) -> int:

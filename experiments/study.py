@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -63,8 +64,11 @@ def load(names: list[str]) -> Study:
     if len(names) == 1 and names[0] in known:
         return _read(known[names[0]])
     for name in names:
+        if name in known:
+            raise InputError(f"{name} is a study, so it stands alone; with other names, list its recipes")
         if name not in recipes.names():
             raise InputError(recipes.unknown("study or recipe", name, sorted(known) + recipes.names()))
+    names = list(dict.fromkeys(names))
     baseline = "baseline" if "baseline" in names else names[0]
     return Study(description=", ".join(names), recipes=names, baseline=baseline, seeds=[0], overlays=[AUTO])
 
@@ -111,11 +115,11 @@ def run_study(study: Study, out: Path, budget: float | None, console: Console, s
         comparison = print_report([out], study.baseline, console)
         if comparison:
             write_page(comparison, out / "report.html")
-        where = f"\nEverything is in {out}, report.html among it; TensorBoard: tensorboard --logdir {out}"
+        where = f"\nEverything is in {out}, report.html among it; TensorBoard: tensorboard --logdir {quote(str(out))}"
         console.print(escape(where), soft_wrap=True)
     if len(codes) == len(runs) and not any(codes.values()):
         return 0
-    again = f"Not all runs completed; to go on with them: {PROGRAM} {out}"
+    again = f"Not all runs completed; to go on with them: {PROGRAM} {quote(str(out))}"
     console.print(escape(again), soft_wrap=True)
     if FOR_GOOD in (stop.code, *codes.values()):
         return FOR_GOOD
@@ -167,9 +171,11 @@ def main(argv: list[str] | None = None) -> int:
             study.overlays[place : place + 1] = chosen
             console.print(escape(f"Scale: {why}."), soft_wrap=True)
         console.print(escape(f"Data: {prepare(study, args.budget)}.\nInto {out}"), soft_wrap=True)
+        check_folder(study, out)
         if args.dry_run:
             return _dry_run(study, out, console)
-        _freeze(study, out)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / FROZEN).write_text(yaml.safe_dump(study.model_dump(), sort_keys=False))
     except InputError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error:[/] {escape(str(error))}")
         return BAD_INPUT
@@ -212,17 +218,13 @@ def _dry_run(study: Study, out: Path, console: Console) -> int:
     return 0
 
 
-def _freeze(study: Study, out: Path) -> None:
-    """Write down what is run, for going on with it. Raises `InputError` if `out` holds something else."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if (out / FROZEN).exists() and _read(out / FROZEN) != study:
-            raise InputError(
-                f"{out} holds another study: go on with that one by its directory, or choose another --out"
-            )
-        (out / FROZEN).write_text(yaml.safe_dump(study.model_dump(), sort_keys=False))
-    except OSError as error:
-        raise InputError(f"{out}: {error.strerror}: choose another --out") from None
+def check_folder(study: Study, out: Path) -> None:
+    """Raise `InputError` if `out` holds another study, or could not be written."""
+    if (out / FROZEN).exists() and _read(out / FROZEN) != study:
+        raise InputError(f"{out} holds another study: choose another --out, or go on with that one: {PROGRAM} {out}")
+    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise InputError(f"{out} cannot be written, because of {there}: choose another --out")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034
 # What the job files share; they source it in the repository's folder.
 set -euo pipefail
 
@@ -7,13 +7,33 @@ die() {
   exit 2
 }
 
-# Names are files, so a wrong one is found at once, before a container has to start.
-check_names() {
-  local name known
-  known=$(basename -s .yaml -a experiments/studies/*.yaml recipes/*.yaml)
-  for name in "$@"; do
-    [ -f "$name/study.yaml" ] || grep -qxF -- "$name" <<<"$known" || die "unknown recipe \`$name\`; $(nearest "$name" "$known")"
+# Sorts a command line into names, overlays (alps unless some are given), out, dry_run and the rest.
+parse() {
+  names=() overlays=() rest=() dry_run=() out=
+  while [ $# -gt 0 ]; do
+    case $1 in
+      --overlay | --out | --seed | --seeds | --budget)
+        [ $# -gt 1 ] || die "$1 needs a value"
+        case $1 in
+          --overlay) overlays+=("$1" "$2") ;;
+          --out) out=$2 ;;
+          *) rest+=("$1" "$2") ;;
+        esac
+        shift 2
+        ;;
+      --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
+      --dry-run) dry_run=("$1") && shift ;;
+      -* | *=*) rest+=("$1") && shift ;;
+      *) names+=("$1") && shift ;;
+    esac
   done
+}
+
+# Names are files, so a wrong one is found at once, before a container has to start.
+check_name() { # NAME FILE…: it must be the name of one of the files
+  local known
+  known=$(basename -s .yaml -a "${@:2}")
+  grep -xF -e "$1" <<<"$known" >/dev/null || die "unknown recipe \`$1\`; $(nearest "$1" "$known")"
 }
 
 # The known names, the most similar ones first where there is a python3 to tell.
@@ -27,23 +47,27 @@ print("did you mean " + " or ".join(near) + "? " if near else "", "known: " + ",
 }
 
 # The container of launch/alps.toml, where srun can start one (CSCS's can); elsewhere the step runs in .venv.
-container() {
-  if srun --help 2>&1 | grep -q -e --environment; then
-    [ -f "${EDF:=launch/alps.toml}" ] || die "EDF=$EDF does not exist: name the container's definition file, see launch/README.md"
-    echo "--environment=$(realpath "$EDF")"
+find_container() {
+  container=()
+  srun --help 2>&1 | grep -e --environment >/dev/null || return 0
+  [ -f "${EDF:=launch/alps.toml}" ] || die "EDF=$EDF does not exist: name the container's definition file, see launch/README.md"
+  container=("--environment=$(realpath "$EDF")")
+  if [ "$EDF" = launch/alps.toml ]; then # what it does not mount would be written into the container, and end with it
+    case $(realpath -m "$out")/ in
+      "$(realpath -m "${SCRATCH:-/nowhere}")"/* | "$(realpath .)"/*) ;;
+      *) die "the container sees \$SCRATCH and this folder only, not $out: choose another, or mount it in a copy of launch/alps.toml and name that with EDF=…" ;;
+    esac
   fi
 }
 
 # End of the job: 75 asks to be started again, which happens MAX_REQUEUES times at most.
-finish() {
-  if [ "$1" = 75 ]; then
-    if [ "${SLURM_RESTART_COUNT:-0}" -ge "${MAX_REQUEUES:=5}" ]; then
-      echo "not requeued: $MAX_REQUEUES times is enough (MAX_REQUEUES). Submit again with: $2"
-    elif scontrol requeue "$SLURM_JOB_ID"; then
-      echo "requeued; the runs go on from their checkpoints"
-    else
-      echo "could not be requeued. Submit again with: $2"
-    fi
+finish() { # CODE COMMAND…: the command goes on with the runs
+  local command
+  command=$(printf '%q ' "${@:2}")
+  if [ "$1" = 75 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt "${MAX_REQUEUES:-5}" ] && scontrol requeue "$SLURM_JOB_ID"; then
+    echo "requeued; the runs go on from their checkpoints"
+  elif [ "$1" != 0 ]; then
+    echo "exit code $1, not requeued (${SLURM_RESTART_COUNT:-0} times so far). To go on: $command"
   fi
   exit "$1"
 }

@@ -3,8 +3,8 @@
 # children of Slurm's step daemon get a job's signals. SIGUSR1 waits until Python listens.
 set -euo pipefail
 python=${PYTHON:-.venv/bin/python}
-command -v "$python" >/dev/null || {
-  echo "error: there is no $python here: run \`make install\`, or name the interpreter with PYTHON=..." >&2
+"$python" -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("torchtitan"))' 2>/dev/null || {
+  echo "error: $python is no Python with the project's packages: run \`make install\`, or name another with PYTHON=..." >&2
   exit 2
 }
 exec env --block-signal=USR1 "$python" -m "$@"

@@ -18,6 +18,7 @@ from experiments import recipe as recipes
 from experiments.run import main
 from experiments.rundir import RunDirectory, RunDirectoryError
 from experiments.stop import COME_BACK, FOR_GOOD, STUDY_PID, Stop
+from models.errors import InputError
 
 RUN = [sys.executable, "-m", "experiments.run", "baseline", "--overlay", "cpu"]
 SIZE = ["training.seq_len=64", "training.local_batch_size=1"]
@@ -62,6 +63,12 @@ def test_budget_and_damaged_checkpoints(tmp_path, capfd):
     assert (out / f"damaged_checkpoints/step-{stopped}-0").is_dir()
     assert run(whole, "metrics.log_freq=50", steps) == 0
     assert losses(out) == losses(whole)
+    # As if killed between its last step and its end: nothing is left to train, and everything is there
+    (out / "manifest.json").write_text(json.dumps(manifest(out) | {"status": "running", "end": None}))
+    wall = json.loads((out / "summary.json").read_text())["wall_s"]
+    assert run(out, *KEEP, "metrics.log_freq=50", steps) == 0
+    assert losses(out) == losses(whole) and (out / "proof.json").exists()
+    assert json.loads((out / "summary.json").read_text())["wall_s"] > wall
 
 
 def test_a_request_before_the_first_step_ends_at_once():
@@ -210,6 +217,17 @@ def test_a_study_of_named_recipes():
     plan = study.load(["tensorwise_fp8_compiled", "baseline"])
     assert plan.recipes == ["tensorwise_fp8_compiled", "baseline"] and plan.baseline == "baseline"
     assert study.load(["rowwise_fp8_compiled"]).baseline == "rowwise_fp8_compiled"
+
+
+def test_a_studys_name_stands_alone():
+    with pytest.raises(InputError, match="four_way is a study, so it stands alone"):
+        study.load(["four_way", "baseline"])
+
+
+def test_dry_run_checks_the_folder(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert study.main(["baseline", "--overlay", "cpu", "--dry-run", "--out", str(tmp_path / "file/x")]) == 2
+    assert "cannot be written, because of" in capsys.readouterr().err
 
 
 def test_folder_of_another_study(tmp_path, capsys):
