@@ -1,4 +1,7 @@
-"""Which runs to open when nobody says: the newest study under runs/, else the kept ones under results/."""
+"""Which runs to open when nobody says: the newest study under runs/, else the kept ones under results/.
+
+results/ holds the README's studies, results/STUDY those of another study.
+"""
 
 import json
 import os
@@ -7,24 +10,26 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def runs() -> Path:
-    """The environment variable RUNS, else the newest folder of runs/ that holds a run, else `results()`."""
+def runs(study: str = "") -> Path:
+    """The environment variable RUNS, else the newest folder of runs/ that holds a run of `study`, else `results()`."""
     if given := os.environ.get("RUNS"):
         return Path(given)
-    studies = {m.relative_to(ROOT / "runs").parts[0] for m in (ROOT / "runs").glob("**/manifest.json")}
+    studies = {m.relative_to(ROOT / "runs").parts[0] for m in (ROOT / "runs").glob(f"{study}*/**/manifest.json")}
     newest = max(studies, key=lambda name: (ROOT / "runs" / name).stat().st_mtime, default=None)
-    return ROOT / "runs" / newest if newest else results()
+    return ROOT / "runs" / newest if newest else results(study)
 
 
-def results() -> Path:
-    """The folder of results/ that the README shows: the newest from a GPU, else the newest.
+def results(study: str = "") -> Path:
+    """The folder of results/, or of results/STUDY, that is shown: the newest from a GPU, else the newest.
 
     Raises:
         FileNotFoundError: there is none.
     """
-    folders = sorted({m.parents[2] for m in (ROOT / "results").glob("*/*/*/manifest.json")}, key=_date_and_device)
+    kept = ROOT / "results" / study
+    folders = sorted({m.parents[2] for m in kept.glob("*/*/*/manifest.json")}, key=_date_and_device)
     if not folders:
-        raise FileNotFoundError("results/ holds no runs: name a folder with RUNS=..., or run `make study` first")
+        command = f"python -m experiments.study {study}" if study else "make study"
+        raise FileNotFoundError(f"results/{study} holds no runs: name a folder with RUNS=..., or run `{command}` first")
     return folders[-1]
 
 

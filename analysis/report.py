@@ -118,6 +118,8 @@ def notes(rows: list[dict]) -> list[str]:
             lines.append(f"Compiled with a {state} cache: {', '.join(names)}.")
     if any(row["fp8_emulated"] for row in rows):
         lines.append("emulated: rounded to FP8 but multiplied in bf16, because this torch lacks the operator here.")
+    if names := [f"{_run_name(row)} ({row['orphans']:.0f})" for row in rows if row["orphans"]]:
+        lines.append(f"With trainable parameters in no optimizer, which never learn, as asked: {', '.join(names)}.")
     if any(row["tokens_per_s"] is None and row["status"] == "completed" for row in rows):
         lines.append("No steady rate: a run needs more than 11 steps for one.")
     return lines

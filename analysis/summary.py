@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -136,7 +137,7 @@ def read_run(path: Path) -> Run:
     missing = [f"attempt{k}" for k in range(1, manifest.get("attempt", 1)) if k not in earlier]
     problems += [f"{path / name}: missing, so the times of that attempt are not counted" for name in missing]
     proof = _read_record(path / "proof.json", completed, problems)
-    elapsed, wall = _clock(tables)
+    elapsed, wall = _clock(tables, [_seconds(attempt) for attempt in attempts])
     windows = tables[-1].set_column(WINDOWS.get_field_index("elapsed_s"), "elapsed_s", pa.array(elapsed))
     last, asked = (windows["step"][-1].as_py() if len(windows) else 0), manifest["steps"]
     if not completed:
@@ -163,6 +164,7 @@ def read_run(path: Path) -> Run:
         fp8_share=proof.get("fp8_share_of_matmul_flops"),
         fp8_emulated=proof.get("emulated"),
         fp8_flops=_useful_fp8_flops(proof),
+        orphans=len(proof.get("parameters", {}).get("orphans", [])),
         peak_bf16=manifest["peak_flops"]["bf16"],
         peak_fp8=manifest["peak_flops"]["fp8"],
         peak_source=manifest["peak_flops"]["source"],
@@ -187,20 +189,28 @@ def _read_windows(path: Path, expected: bool, problems: list[str]) -> pa.Table:
     return WINDOWS.empty_table()
 
 
-def _clock(attempts: list[pa.Table]) -> tuple[np.ndarray, float | None]:
+def _seconds(attempt: Path) -> float:
+    """How long an attempt was on record: 0 where its manifest has no end, as after kill -9."""
+    manifest = read_json(attempt / "manifest.json")
+    if not (manifest.get("start") and manifest.get("end")):
+        return 0.0
+    return (datetime.fromisoformat(manifest["end"]) - datetime.fromisoformat(manifest["start"])).total_seconds()
+
+
+def _clock(attempts: list[pa.Table], seconds: list[float]) -> tuple[np.ndarray, float | None]:
     """(seconds since the first attempt began at each window of the last one, seconds of all attempts together).
 
     A resumed attempt's metrics begin with the lines it took over from the one before; each line's `elapsed_s` counts
-    from the start of the process that wrote it.
+    from the start of the process that wrote it. Of an attempt without a line of its own, `seconds` are all there is.
     """
     before, clock, total = np.empty(0), np.empty(0), 0.0
-    for table in attempts:
+    for table, lasted in zip(attempts, seconds, strict=True):
         stamps = table["elapsed_s"].to_numpy()
         shared = min(len(stamps), len(before))
         differs = np.flatnonzero(stamps[:shared] != before[:shared])
         taken_over = differs[0] if len(differs) else shared
         clock = np.concatenate([clock[:taken_over], stamps[taken_over:] + total])
-        total += stamps[-1] if len(stamps) > taken_over else 0.0
+        total += stamps[-1] if len(stamps) > taken_over else lasted
         before = stamps
     return clock, float(total) or None
 

@@ -66,12 +66,13 @@ def memory_estimate(config) -> dict[str, int]:
 
 
 def check_model(config) -> str:
-    """The flavor, and that its sizes suit FP8 and its vocabulary the data's."""
+    """The flavor, its parameters to freeze, and that its sizes suit FP8."""
     args = model_args(config)
     name = config.quantize.linear.float8.recipe_name
+    with torch.device("meta"):
+        model = llama.Llama(args)
+    llama.freeze(model, config.model.freeze)
     if name:
-        with torch.device("meta"):
-            model = llama.Llama(args)
         chosen = float8.choose_modules(model, name, config.quantize.linear.float8.filter_fqns)
         precision = f"{len(chosen)} linear layers in {name} FP8"
     else:

@@ -15,6 +15,16 @@ class Model(titan.Model):
     attention_backend: Literal["auto", "flash", "cudnn", "efficient", "math"] = "auto"
     """Kernel behind scaled_dot_product_attention; `auto` lets PyTorch choose by shape and device."""
 
+    freeze: list[str] = field(default_factory=list)
+    """Parameters that are not trained: full names, or shell patterns over them, as `layers.*.attention.wq.weight`."""
+
+
+@dataclass
+class Optimizer(titan.Optimizer):
+    built: Literal["before_conversion", "after_conversion"] | None = None
+    """Only for the study `one_gpu_puzzle`, on one device: build the optimizer before or after the FP8 conversion, and
+    let `enable_fsdp_float8_all_gather` replace parameters without FSDP. null: after, and that key needs FSDP."""
+
 
 @dataclass
 class Compile(titan.Compile):
@@ -55,5 +65,6 @@ class Data:
 @dataclass
 class Config(titan.JobConfig):
     model: Model = field(default_factory=Model)
+    optimizer: Optimizer = field(default_factory=Optimizer)
     compile: Compile = field(default_factory=Compile)
     data: Data = field(default_factory=Data)

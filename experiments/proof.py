@@ -4,6 +4,7 @@ Three claims, checked while the run trains and kept in proof.json; a claim that 
   1. an FP8 recipe has converted layers, and in one profiled step `aten::_scaled_mm` did the FLOPs they account for;
   2. every trainable parameter is in the optimizer;
   3. every one of them moved in the first optimizer step, where its gradient and its dtype allow it.
+A recipe that leaves parameters out of the optimizer on purpose (`optimizer.built`) has those orphans on record instead.
 """
 
 import os
@@ -47,6 +48,7 @@ class Proof:
         recipe_name: `quantize.linear.float8.recipe_name`, None for a run in bf16.
         tokens: tokens of one forward pass on this rank (batch times sequence).
         passes_per_step: forward passes per step (gradient accumulation).
+        orphans_wanted: trainable parameters in no optimizer are what the recipe is about.
     """
 
     model: nn.Module
@@ -54,6 +56,8 @@ class Proof:
     recipe_name: str | None
     tokens: int
     passes_per_step: int = 1
+    orphans_wanted: bool = False
+    orphans: list[str] = field(default_factory=list)
     parameters: dict = field(default_factory=dict)
     gemm_flops: dict[str, int] = field(default_factory=dict)
     profiled_step: int | None = None
@@ -86,13 +90,14 @@ class Proof:
         return {n.replace("_orig_mod.", ""): p for n, p in self.model.named_parameters() if p.requires_grad}
 
     def check_optimizer(self) -> None:
-        """Claim 2. Raises `ProofError` naming the parameters that no optimizer would step."""
+        """Claim 2. Raises `ProofError` naming the parameters that no optimizer would step, unless they are wanted."""
         owned = {id(p) for opt in self.optimizers for group in opt.param_groups for p in group["params"]}
-        orphans = [name for name, p in self.trainable().items() if id(p) not in owned]
-        if orphans:
+        self.orphans = [name for name, p in self.trainable().items() if id(p) not in owned]
+        if self.orphans and not self.orphans_wanted:
             raise ProofError(
-                f"{len(orphans)} trainable parameters are in no optimizer and would never learn, {orphans[0]} among "
-                "them: build the optimizer after the FP8 conversion, which can replace parameters"
+                f"{len(self.orphans)} trainable parameters are in no optimizer and would never learn, "
+                f"{self.orphans[0]} among them: build the optimizer after the FP8 conversion, which can replace "
+                "parameters"
             )
 
     @torch.no_grad()
@@ -102,15 +107,15 @@ class Proof:
         After a resume the optimizer's moments are old and its step can be of any size: then nothing is certain.
         """
         self._resumed = any(opt.state for opt in self.optimizers)
-        learning_rate = {
-            id(p): group["lr"] for opt in self.optimizers for group in opt.param_groups for p in group["params"]
-        }
+        groups = [group for opt in self.optimizers for group in opt.param_groups]
+        learning_rate = {id(p): group["lr"] for group in groups for p in group["params"]}
         for name, parameter in self.trainable().items():
             if parameter.grad is None:
                 raise ProofError(f"{name} is trainable and got no gradient")
             if self._resumed:
                 continue
-            if witness := _find_witness(_local(parameter), _local(parameter.grad), float(learning_rate[id(parameter)])):
+            lr = float(learning_rate.get(id(parameter), groups[0]["lr"]))  # an orphan's: what it ought to be
+            if witness := _find_witness(_local(parameter), _local(parameter.grad), lr):
                 self._witnesses[name] = witness
 
     @torch.no_grad()
@@ -120,15 +125,20 @@ class Proof:
         for name, witness in self._witnesses.items():
             if torch.equal(_local(parameters[name]).flatten()[witness.index], witness.before):
                 still.append(name)
-        if still:
+        if owned_still := [name for name in still if name not in self.orphans]:
             raise ProofError(
-                f"{len(still)} parameters did not move in the first optimizer step, {still[0]} among them, although "
-                "their gradient and dtype allow it: the optimizer steps something else"
+                f"{len(owned_still)} parameters did not move in the first optimizer step, {owned_still[0]} among them, "
+                "although their gradient and dtype allow it: the optimizer steps something else"
             )
+        owned = [p for name, p in parameters.items() if name not in self.orphans]
         self.parameters = {
             "trainable": len(parameters),
-            "in_optimizer": len(parameters),
-            "moved_in_first_step": len(self._witnesses),
+            "in_optimizer": len(owned),
+            "elements_in_optimizer": sum(p.numel() for p in owned),
+            "orphans": self.orphans,
+            "frozen": [n.replace("_orig_mod.", "") for n, p in self.model.named_parameters() if not p.requires_grad],
+            "moved_in_first_step": len(self._witnesses) - len(still),
+            "still_in_first_step": still,
             # bf16 keeps 8 significant bits: lr 5e-7 of the first step cannot move a norm weight of 1.0
             "dtype_cannot_hold_first_update": [] if self._resumed else sorted(set(parameters) - set(self._witnesses)),
         }

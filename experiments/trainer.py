@@ -18,7 +18,7 @@ from experiments.checkpoint import Checkpoints
 from experiments.metrics import Metrics
 from experiments.proof import PROFILED_STEP, Proof
 from experiments.stop import Interrupted, Stop
-from models import float8, llama  # noqa: F401  (importing float8 registers the converter)
+from models import float8, llama
 
 SETTLING_STEPS = 10  # of a process, not steady: compilation, profile, allocator and clocks settle
 
@@ -88,8 +88,13 @@ class Trainer(titan.Trainer):
         self.stop = stop
         compile_cache.restore(job_config)
         TIMELINE.mark("compile_cache")
+        convert_late = job_config.optimizer.built == "before_conversion"
+        unconverted = replace(job_config, model=replace(job_config.model, converters=[]))
         with patch.object(titan, "CheckpointManager", Checkpoints):  # torchtitan has no hook for it
-            super().__init__(job_config)
+            super().__init__(unconverted if convert_late else job_config)
+        if convert_late:
+            self.job_config = job_config
+            float8.Float8Converter(job_config, self.parallel_dims).convert(self.model_parts[0])
         training = job_config.training
         if training.dtype == training.mixed_precision_param:
             self.maybe_enable_amp = nullcontext()  # nothing to cast; autocast would only slow down every operator
@@ -99,6 +104,7 @@ class Trainer(titan.Trainer):
             recipe_name=job_config.quantize.linear.float8.recipe_name,
             tokens=training.local_batch_size * training.seq_len,
             passes_per_step=self.gradient_accumulation_steps,
+            orphans_wanted=convert_late,
         )
         self.proof.check_optimizer()
         self.metrics_processor.stops_here = self._stops_here

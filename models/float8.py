@@ -71,7 +71,8 @@ class Float8Converter:
             return
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         check_device(device)
-        if self.keys.enable_fsdp_float8_all_gather and not parallel_dims.dp_shard_enabled:
+        pointless = self.keys.enable_fsdp_float8_all_gather and not parallel_dims.dp_shard_enabled
+        if pointless and job_config.optimizer.built is None:
             raise Float8Error(
                 "quantize.linear.float8.enable_fsdp_float8_all_gather needs FSDP over two or more GPUs: "
                 "start with torchrun or srun, or set it to false"

@@ -3,7 +3,9 @@
 Sizes are one line each in `FLAVORS`. `train_spec()` is what torchtitan's Trainer builds from.
 """
 
+import re
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 import torch
 import torch._inductor.config
@@ -140,13 +142,27 @@ class Llama(Transformer):
         return torch.view_as_real(super()._precompute_freqs_cis())
 
 
+def freeze(model: nn.Module, patterns: list[str]) -> None:
+    """Stop training the parameters that a shell pattern matches. Raises `InputError` if one of them matches nothing."""
+    parameters = dict(model.named_parameters())
+    for pattern in patterns:
+        matched = [parameter for name, parameter in parameters.items() if fnmatchcase(name, pattern)]
+        if not matched:
+            known = sorted({re.sub(r"[.][0-9]+[.]", ".*.", name) for name in parameters})
+            raise InputError(f"model.freeze: `{pattern}` matches no parameter; there are {', '.join(known)}")
+        for parameter in matched:
+            parameter.requires_grad_(False)
+
+
 def parallelize(model: Llama, parallel_dims: ParallelDims, job_config) -> nn.Module:
-    """torchtitan's `parallelize_llama`, with `compile.scope: model` and `compile.emulate_precision_casts` honoured."""
+    """torchtitan's `parallelize_llama`, with our keys `model.freeze`, `compile.scope: model` and
+    `compile.emulate_precision_casts` honoured."""
     if parallel_dims.world_size > 1 and model.model_args.enable_weight_tying:
         raise InputError(
             f"model.flavor {job_config.model.flavor} ties its embeddings, which FSDP would shard twice: "
             "train it on one GPU, or choose an 8B flavor"
         )
+    freeze(model, job_config.model.freeze)
     model = _compile_and_parallelize(model, parallel_dims, job_config)
     for module in model.modules():
         if isinstance(module, FSDPModule):  # torchtitan sets the division factor to 1, so a plain sum is the same, and

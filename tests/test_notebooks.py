@@ -19,7 +19,7 @@ PUBLISHED = Path(os.environ.get("PUBLISHED_LOGS") or newest.ROOT.parent / "share
 def test_notebook_executes_and_its_text_is_current(name):
     if name == "published" and not PUBLISHED.exists():
         pytest.skip("needs the published logs: name their folder with PUBLISHED_LOGS")
-    environment = {"RUNS": str(newest.results()), "PUBLISHED_LOGS": str(PUBLISHED)}
+    environment = {"RUNS": str(newest.results(NOTEBOOKS[name])), "PUBLISHED_LOGS": str(PUBLISHED)}
     kept = nbformat.read(HERE / f"{name}.ipynb", as_version=4)
     assert text_outputs(execute(name, environment)) == text_outputs(kept), "stale: run `make notebooks`"
 

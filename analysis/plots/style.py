@@ -52,6 +52,11 @@ _LOOKS = {
     "rowwise_fp8_compiled": Look("#009E73", "^"),
     "tensorwise_fp8_compiled": Look("#D55E00", "D"),
     "rowwise_gw_hp_fp8_compiled": Look("#CC79A7", "v"),
+    # of a study that has none of those above but the first
+    "puzzle_fp8": Look("#0072B2", "s"),
+    "puzzle_fp8_optimizer_last": Look("#009E73", "^"),
+    "puzzle_fp8_optimizer_first": Look("#D55E00", "D"),
+    "puzzle_bf16_frozen": Look("#CC79A7", "v"),
 }
 _OTHER_COLOURS = ("#E69F00", "#56B4E9", "#882255", "#999933")
 _OTHER_MARKERS = ("P", "X", "*", "p", "h")

@@ -1,0 +1,81 @@
+"""The one-GPU puzzle: which parameters the optimizer of each run owned, and whose loss each run's loss follows.
+
+A recipe whose optimizer owns every parameter should follow the baseline, one with orphans the run that has them frozen.
+"""
+
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.comparison import BASELINE
+from analysis.equivalence import NOT_ENOUGH, Verdict, verdict
+from analysis.plots.style import in_order
+from analysis.stats import completed
+from analysis.summary import read_json
+
+STUDY = "one_gpu_puzzle"
+FROZEN = "puzzle_bf16_frozen"
+NEAR = 0.1  # a loss follows a reference if it is nearer to it than this part of its distance to the other one
+
+
+def ownership(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row a recipe, from the proof of its first completed run.
+
+    Columns: numbers of parameter tensors (trainable, in_optimizer; moved and still are what the first step was seen to
+    do to those that it should move), names (orphans, frozen), and owned, the optimizer's share of all elements.
+    """
+    rows = {}
+    for recipe in in_order(runs["recipe"]):
+        for run in completed(runs, runs, recipe).head(1).itertuples():
+            found = read_json(Path(run.path) / "proof.json")["parameters"]
+            rows[recipe] = {
+                "trainable": found["trainable"],
+                "in_optimizer": found["in_optimizer"],
+                "orphans": found["orphans"],
+                "frozen": found["frozen"],
+                "moved": found["moved_in_first_step"],
+                "still": len(found["still_in_first_step"]),
+                "owned": found["elements_in_optimizer"] / run.parameters,
+            }
+    return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def counts(owned: pd.DataFrame) -> pd.DataFrame:
+    """`ownership` with names counted, to look at."""
+    return owned.assign(orphans=owned["orphans"].str.len(), frozen=owned["frozen"].str.len()).round(3)
+
+
+def followed(runs: pd.DataFrame, windows: pd.DataFrame, recipe: str) -> tuple[Verdict, Verdict] | None:
+    """The verdict on the reference whose final loss `recipe` follows, and that on the other; None if on neither."""
+    judged = (verdict(runs, windows, recipe, reference) for reference in (BASELINE, FROZEN))
+    near, far = sorted(judged, key=lambda one: abs(one.difference))
+    return (near, far) if abs(near.difference) < NEAR * abs(far.difference) else None
+
+
+def conclusion(runs: pd.DataFrame, windows: pd.DataFrame) -> list[str]:
+    """What the runs say, the answer first, a sentence each."""
+    owned, facts, explained = ownership(runs), [], True
+    if missing := [recipe for recipe in (BASELINE, FROZEN) if recipe not in owned.index]:
+        return [f"No answer: it needs a completed run of {' and of '.join(missing)}."]
+    for recipe in owned.index.drop([BASELINE, FROZEN]):
+        found = followed(runs, windows, recipe)
+        explained &= found is not None and found[0].baseline == (FROZEN if owned["orphans"][recipe] else BASELINE)
+        if found is None:
+            facts.append(f"{recipe} follows neither {BASELINE} nor {FROZEN}.")
+            continue
+        near, far = found
+        facts.append(
+            f"{recipe} follows {near.baseline}: its final loss differs by {near.difference:+.4f} from that, and by "
+            f"{far.difference:+.4f} from that of {far.baseline}."
+        )
+        if near.outcome != NOT_ENOUGH:
+            facts.append(near.sentence())
+    orphans = [names for names in owned["orphans"] if names]
+    if not explained or orphans != [owned["frozen"][FROZEN]]:
+        return ["These runs do not explain the report; what follows what:", *facts]
+    lost = f"{len(orphans[0])} of them, {1 - owned['owned'][FROZEN]:.0%} of all parameters,"
+    return [
+        "FP8 learns at batch 1 on one device as bf16 does, unless the optimizer was built before a conversion that "
+        f"replaces the weights: then {lost} are never stepped, and the loss is that of bf16 with them frozen.",
+        *facts,
+    ]
