@@ -1,0 +1,168 @@
+"""One measurement of experiments/bench.py, a process of its own: trains a recipe, then profiles two steps more.
+
+    python -m experiments.bench_worker RECIPE.yaml RECORD.json
+
+The recipe is resolved and trains `training.steps` steps, the last two of them under the profiler. A failure has exit
+code 1 and prints a line `error: …`.
+"""
+
+import argparse
+import json
+import logging
+import re
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from experiments import recipe as recipes
+from experiments.run import COMPLETED, FAILED, set_rank_environment
+from experiments.stop import Interrupted, Stop
+from models.errors import InputError
+
+PROFILED_STEPS = 2
+
+
+class Measured(Exception):
+    """The last step is done: nothing is left to wait for, torchtitan's two seconds for other ranks included."""
+
+
+class Measurement:
+    """What a trainer tells while it trains, and the profile of its last steps."""
+
+    def __init__(self, trainer):
+        self.trainer, self.metrics = trainer, trainer.metrics_processor
+        self.first_profiled = trainer.job_config.training.steps - PROFILED_STEPS + 1
+        self.step_s: dict[int, float] = {}
+        self.not_steady: set[int] = set()
+        self.tokens_per_step = 0
+        self.peak_memory_bytes = 0
+        self.warm_up: dict = {}
+        self.profiler = None
+        self.metrics.on_step, self.metrics.on_window = self.on_step, self.on_window
+
+    def on_step(self, step: int) -> None:
+        from experiments import compile_cache
+        from experiments.trainer import TIMELINE
+
+        if step == 1:
+            phases = dict(TIMELINE.phases)
+            self.warm_up = {"s": sum(phases.values()), "phases": phases, "compile_cache": compile_cache.state()}
+        if step == self.first_profiled - 1:
+            self._profile()
+        if step == self.trainer.job_config.training.steps:
+            _synchronize()
+            self.profiler.stop()
+
+    def _profile(self) -> None:
+        from torch.profiler import ProfilerActivity, profile
+
+        from experiments import device
+
+        gpu = [ProfilerActivity.CUDA] if device.TYPE == "cuda" else []
+        self.profiler = profile(activities=[ProfilerActivity.CPU, *gpu])
+        _synchronize()
+        self.profiler.start()
+
+    def on_window(self, line: dict) -> None:
+        last, seconds = line["step"], line["step_s"]
+        self.step_s |= {last - len(seconds) + 1 + i: s for i, s in enumerate(seconds)}
+        self.not_steady |= set(line["not_steady"])
+        self.tokens_per_step = round(line["tokens_per_s"] * sum(seconds) / len(seconds))
+        self.peak_memory_bytes = max(self.peak_memory_bytes, line["peak_memory_bytes"])
+        if last == self.trainer.job_config.training.steps:
+            raise Measured
+
+    def record(self) -> dict:
+        """What bench.json has of a round, and the kernels. Times in seconds, memory in bytes, MFU a fraction."""
+        from experiments import breakdown, device
+
+        steady = [s for step, s in self.step_s.items() if step < self.first_profiled and step not in self.not_steady]
+        profiled = [s for step, s in self.step_s.items() if step >= self.first_profiled]
+        step_s = statistics.median(steady)
+        kernels = breakdown.read_kernels(self.profiler)
+        busy = {part: s / len(profiled) for part, s in breakdown.busy_seconds(kernels).items()}
+        profiled_s = sum(profiled) / len(profiled)
+        rate = self.tokens_per_step / step_s
+        return {
+            "step_s": step_s,
+            "tokens_per_s": rate,
+            "mfu_bf16_peak": self.metrics.utilisation(rate)["mfu_bf16_peak"],
+            "parts": breakdown.step_parts(busy, profiled_s, step_s, host_is_device=device.TYPE == "cpu"),
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "warm_up": self.warm_up,
+            "steady_step_s": steady,
+            "profiled_step_s": profiled,
+            "kernels": breakdown.top_kernels(kernels, len(profiled)),
+        }
+
+
+def _synchronize() -> None:
+    from experiments import device
+
+    device.titan_utils.device_module.synchronize()
+
+
+def measure(config, stop: Stop) -> dict:
+    """Train as experiments.run does, and return the record. Raises what a run raises."""
+    import torch
+    from torch.profiler import record_function
+
+    from experiments import checks, device
+    from experiments.breakdown import LOSS_REGION
+    from experiments.trainer import Trainer
+
+    checks.check_device(config)
+    checks.check_memory(config)
+    if device.TYPE == "cpu":  # compiled C++ names itself to the profiler only if it was compiled to; Triton always does
+        torch._inductor.config.cpp.enable_kernel_profile = True
+        config.compile.artifacts_dir = ""
+    trainer = Trainer(config, stop)
+    loss_fn = trainer.loss_fn
+
+    def named_loss(*args, **kwargs):
+        with record_function(LOSS_REGION):
+            return loss_fn(*args, **kwargs)
+
+    trainer.loss_fn = named_loss
+    measurement = Measurement(trainer)
+    try:
+        trainer.train()
+    except Measured:
+        trainer.close()
+    return measurement.record()
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.bench_worker")
+    parser.add_argument("recipe", help="path of a resolved recipe")
+    parser.add_argument("record", type=Path, help="JSON file to write")
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO)
+    stop = Stop()
+    stop.listen()
+    set_rank_environment()
+    try:
+        config = recipes.load(args.recipe).config
+        with tempfile.TemporaryDirectory() as folder:
+            config.job.dump_folder = folder
+            record = measure(config, stop)
+        args.record.write_text(json.dumps(record, indent=1) + "\n")
+        return COMPLETED
+    except Interrupted as stopped:
+        return stopped.code
+    except InputError as error:
+        return _fail(str(error))
+    except Exception as error:
+        logging.getLogger().exception("the measurement failed")
+        return _fail(f"{type(error).__name__}: {error}")
+
+
+def _fail(reason: str) -> int:
+    """Print the first sentence: what a GPU that is out of memory says is a paragraph."""
+    print("error:", re.split(r"(?<=[.]) |\n", reason)[0], flush=True)
+    return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

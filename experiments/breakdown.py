@@ -1,0 +1,170 @@
+"""Where a step's time goes: the kernels of a profile, sorted into the parts of models/roofline.py.
+
+A kernel is known by its name and by the operators that launched it. On a CPU, where there are no kernels, an
+operator's own time (without that of operators inside it) takes their place; compiled C++ kernels do several things at
+once there, so that most of FP8's casts count as what they are fused with.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch.autograd import DeviceType
+
+from models.roofline import ATTENTION, CASTS, ELEMENTWISE, IDLE, LOSS, MATMUL_BF16, MATMUL_FP8, OPTIMIZER, PARTS
+
+OTHER = "other"  # kernels that no rule knows
+LOSS_REGION = "loss"  # the name of the profiler region around the loss function
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch; `callers` are the operators around it, innermost first, a backward one's forward operators last."""
+
+    name: str
+    callers: tuple[str, ...]
+    seconds: float  # without what ran at the same time and started before
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A kernel belongs to `part` if `pattern` is found in its name or in its callers, one a line, innermost first."""
+
+    part: str
+    where: str  # name, callers
+    pattern: str
+
+    def fits(self, name: str, callers: Sequence[str]) -> bool:
+        return re.search(self.pattern, name if self.where == "name" else "\n".join(callers), re.MULTILINE) is not None
+
+
+# The first that fits. What operators tell comes first; kernels of a CUDA graph have a name only.
+RULES = (
+    Rule(OPTIMIZER, "callers", r"^Optimizer\.(step|zero_grad)#"),  # torch's optimizers announce themselves
+    Rule(MATMUL_FP8, "callers", r"^aten::_scaled_(grouped_)?mm"),  # a CPU does it by other operators inside
+    Rule(ATTENTION, "callers", r"^aten::(_?scaled_dot_product|bmm)|^flex_attention"),  # no other batched product
+    Rule(MATMUL_BF16, "callers", r"\A(aten::(mm|addmm)$|mkl(dnn)?::.*linear)"),  # launched by it: FP8 is inside an mm
+    # Inductor's GEMMs from templates; then cuBLAS's, whose names begin with the operands' type (q: e4m3, r: e5m2).
+    Rule(MATMUL_FP8, "name", r"^triton_tem_.*scaled_mm"),
+    Rule(ATTENTION, "name", r"^triton_tem_.*attention|^(?!.*_fused_).*(flash|fmha|sdpa)"),
+    Rule(MATMUL_BF16, "name", r"^triton_tem_.*mm"),
+    Rule(MATMUL_FP8, "name", r"^nvjet_(sm\d+_)?[qr]|(?i:gemm).*(e4m3|e5m2)"),
+    Rule(MATMUL_BF16, "name", r"^nvjet_|(?i:gemm|gemv|splitk)"),
+    Rule(LOSS, "callers", rf"^{LOSS_REGION}$|^aten::(cross_entropy|nll_loss|_?log_softmax)"),
+    Rule(LOSS, "name", r"log_softmax|nll_loss|cross_entropy|SoftMax(For|Back)ward"),
+    # Fused kernels carry the names of their operators. One for each element cannot find a largest value, so if it
+    # clamps (to FP8's range) it is the second pass over something, for its cast, whatever it computes again for that.
+    Rule(CASTS, "name", r"^triton_poi_fused.*_clamp_"),
+    # A kernel that would be there without FP8 and has taken in a largest value or a cast: it moves the same bytes.
+    Rule(ELEMENTWISE, "name", r"_fused.*_(add|mean|pow|rsqrt|sum|silu|sub|stack|neg|rms_norm|embedding)_"),
+    Rule(CASTS, "name", r"_fused.*_(abs|amax|clamp|to_copy)_"),
+    Rule(ELEMENTWISE, "name", r"_fused_"),
+    # torchao's autograd function: of that, all but its products; a gradient added to another's is outside of it.
+    Rule(CASTS, "callers", r"^(matmul_with_hp_or_float8_args|_ToFloat8)"),
+    Rule(CASTS, "callers", r"\Aaten::copy_\n(.+\n)*aten::linear$"),  # autocast's copies in bf16, and back
+    Rule(CASTS, "name", r"(?i:float8)"),
+    Rule(OPTIMIZER, "callers", r"^aten::(_foreach_|linalg_vector_norm)"),  # the gradients' norm and clipping
+    Rule(OPTIMIZER, "name", r"multi_tensor_apply_kernel"),
+    Rule(ELEMENTWISE, "callers", r"^aten::"),
+    Rule(ELEMENTWISE, "name", r"at::native|^Memcpy|^Memset"),
+)
+
+
+def part_of(name: str, callers: Sequence[str]) -> str:
+    """The part of the step that a kernel belongs to; `OTHER` if no rule knows it.
+
+    Args:
+        name: the kernel's, as the profiler gives it.
+        callers: operators and regions that launched it, innermost first.
+    """
+    return next((rule.part for rule in RULES if rule.fits(name, callers)), OTHER)
+
+
+def busy_seconds(kernels: Iterable[Kernel]) -> dict[str, float]:
+    """Seconds by part; all of `PARTS`, and `OTHER` only if there is any."""
+    seconds = dict.fromkeys(PARTS, 0.0)
+    for kernel in kernels:
+        part = part_of(kernel.name, kernel.callers)
+        seconds[part] = seconds.get(part, 0.0) + kernel.seconds
+    return seconds
+
+
+def step_parts(busy: dict[str, float], profiled_s: float, step_s: float, host_is_device: bool) -> dict[str, float]:
+    """Parts of a steady step that add up to it, from those of a profiled one.
+
+    A profile slows the host and not the kernels, so a GPU idles for what a steady step leaves beside them. Where the
+    host computes, the profile slows everything alike.
+
+    Args:
+        busy: seconds by part of a profiled step.
+        profiled_s: duration of that step.
+        step_s: duration of a steady one, not profiled.
+        host_is_device: there is no GPU.
+    """
+    total = sum(busy.values())
+    whole = max(profiled_s, total) if host_is_device else max(step_s, total)
+    return {part: seconds * step_s / whole for part, seconds in (busy | {IDLE: whole - total}).items()}
+
+
+def top_kernels(kernels: Iterable[Kernel], steps: int, count: int = 60) -> list[dict]:
+    """The kernels that take most, as evidence: name, launching operator, part, calls and seconds per step."""
+    rows: dict[tuple, dict] = {}
+    for kernel in kernels:
+        op = kernel.callers[0] if kernel.callers else None
+        part = part_of(kernel.name, kernel.callers)
+        row = {"name": kernel.name[:200], "op": op, "part": part, "calls": 0, "s": 0}  # some names are pages
+        row = rows.setdefault((kernel.name, op, part), row)
+        row["calls"] += 1 / steps
+        row["s"] += kernel.seconds / steps
+    return sorted(rows.values(), key=lambda row: -row["s"])[:count]
+
+
+# ---- from a profile ----
+
+
+def read_kernels(profiler) -> list[Kernel]:
+    """GPU kernels of a finished `torch.profiler.profile`; operators where there are none."""
+    events = profiler.events()
+    on_gpu = [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
+    operators = [e for e in events if e.device_type == DeviceType.CPU]
+    forward = {(e.sequence_nr, e.thread): e for e in operators if _may_be_forward(e)}  # the last one made the node
+    if not on_gpu:
+        return [Kernel(e.name, _callers(e, forward), e.self_cpu_time_total / 1e6) for e in operators if _computes(e)]
+    launched: dict[tuple, list] = {}  # by name and duration: launches that have both in common are interchangeable
+    for operator in operators:
+        for kernel in operator.kernels:
+            launched.setdefault((kernel.name, kernel.duration), []).append(operator)
+    kernels, covered = [], 0.0
+    for event in sorted(on_gpu, key=lambda e: e.time_range.start):
+        start, end = event.time_range.start, event.time_range.end
+        operators = launched.get((event.name, end - start))
+        callers = _callers(operators.pop(), forward) if operators else ()
+        kernels.append(Kernel(event.name, callers, max(0.0, end - max(start, covered)) / 1e6))
+        covered = max(covered, end)
+    return kernels
+
+
+_BACKWARD_NODE = 1  # RecordScope::BACKWARD_FUNCTION
+
+
+def _may_be_forward(event) -> bool:
+    return event.scope != _BACKWARD_NODE and event.sequence_nr >= 0 and not event.name.startswith("autograd::engine")
+
+
+def _computes(event) -> bool:
+    """Whether it is an operator or a compiled kernel; everything else is Python around them."""
+    return re.match(r"(aten|mkl|mkldnn|quantized|torchao)::", event.name) is not None or "_fused_" in event.name
+
+
+def _callers(event, forward: dict) -> tuple[str, ...]:
+    """Names from an operator outwards; from a backward node it goes on with the forward operator that made it."""
+    names: list[str] = []
+    while event is not None:
+        names.append(event.name)
+        if event.scope == _BACKWARD_NODE:
+            event = forward.get((event.sequence_nr, event.fwd_thread))
+        elif event.sequence_nr >= 0 and event.cpu_parent is not None and event.cpu_parent.scope == _BACKWARD_NODE:
+            event = None  # it can be differentiated: a forward pass again, of activation checkpointing
+        else:
+            event = event.cpu_parent
+    return tuple(names)
