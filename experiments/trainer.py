@@ -1,6 +1,6 @@
 """torchtitan's Trainer with this project's records around it; its loop is used as it is."""
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -74,6 +74,10 @@ register_train_spec(
 )
 
 
+class _Finished(Exception):
+    """The last step is done."""
+
+
 class Trainer(titan.Trainer):
     """One run. Call `train()`; `proof` and `metrics_processor` hold the records.
 
@@ -122,6 +126,11 @@ class Trainer(titan.Trainer):
         super().load_state_dict(state_dict)
         _set_random_state(state_dict[f"random_{dist.get_rank()}"])
 
+    def train(self) -> None:
+        """Train to the last step."""
+        with suppress(_Finished):
+            super().train()
+
     def should_continue_training(self) -> bool:
         """torchtitan's question at each step boundary, the first time right after loading a checkpoint."""
         if not self._steps_done:
@@ -129,8 +138,11 @@ class Trainer(titan.Trainer):
         self.stop.deferred = self.stop.deferred or self._steps_done > 0
         if self._stop_code:
             kept = "a checkpoint was saved" if self.checkpointer.enable else "without a checkpoint: none are enabled"
-            raise Interrupted(self._stop_code, f"stopped after step {self.step} by {self.stop.why}, {kept}")
-        return super().should_continue_training()
+            why = self.stop.why or "another rank"
+            raise Interrupted(self._stop_code, f"stopped after step {self.step} by {why}, {kept}")
+        if not super().should_continue_training():
+            raise _Finished  # past torchtitan's two seconds of waiting for other ranks, who wait for one another here
+        return True
 
     def _stops_here(self) -> bool:
         """Whether this step is the last because a rank was asked to stop; all ranks ask one another in each step."""
