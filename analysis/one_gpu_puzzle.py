@@ -46,7 +46,8 @@ puzzle.counts(puzzle.ownership(runs))
 plots.loss(runs, windows)
 
 # %%
-plots.loss_difference(comparison.differences, None, comparison.baseline)
+margin = next((v.margin for v in comparison.verdicts.values()), None)
+plots.loss_difference(comparison.differences, margin, comparison.baseline)
 
 # %% [markdown]
 # ## The answer
