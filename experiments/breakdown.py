@@ -26,48 +26,30 @@ class Kernel:
     seconds: float  # without what ran at the same time and started before
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A kernel belongs to `part` if `pattern` is found in its name or in its callers, one a line, innermost first."""
-
-    part: str
-    where: str  # name, callers
-    pattern: str
-
-    def fits(self, name: str, callers: Sequence[str]) -> bool:
-        return re.search(self.pattern, name if self.where == "name" else "\n".join(callers), re.MULTILINE) is not None
-
-
-# The first that fits. What operators tell comes first; kernels of a CUDA graph have a name only.
+# The first fits whose pattern is found in a kernel's name (\A) or in its callers (^), a line each, innermost first.
+# Kernels of a CUDA graph have a name only; fused ones carry the names of their operators.
 RULES = (
-    Rule(OPTIMIZER, "callers", r"^Optimizer\.(step|zero_grad)#"),  # torch's optimizers announce themselves
-    Rule(MATMUL_FP8, "callers", r"^aten::_scaled_(grouped_)?mm"),  # a CPU does it by other operators inside
-    Rule(ATTENTION, "callers", r"^aten::(_?scaled_dot_product|bmm)|^flex_attention"),  # no other batched product
-    Rule(MATMUL_BF16, "callers", r"\A(aten::(mm|addmm)$|mkl(dnn)?::.*linear)"),  # launched by it: FP8 is inside an mm
-    # Inductor's GEMMs from templates; then cuBLAS's, whose names begin with the operands' type (q: e4m3, r: e5m2).
-    Rule(MATMUL_FP8, "name", r"^triton_tem_.*scaled_mm"),
-    Rule(ATTENTION, "name", r"^triton_tem_.*attention|^(?!.*_fused_).*(flash|fmha|sdpa)"),
-    Rule(MATMUL_BF16, "name", r"^triton_tem_.*mm"),
-    Rule(MATMUL_FP8, "name", r"^nvjet_(sm\d+_)?[qr]|(?i:gemm).*(e4m3|e5m2)"),
-    Rule(MATMUL_BF16, "name", r"^nvjet_|(?i:gemm|gemv|splitk)"),
-    Rule(LOSS, "callers", rf"^{LOSS_REGION}$|^aten::(cross_entropy|nll_loss|_?log_softmax)"),
-    Rule(LOSS, "name", r"log_softmax|nll_loss|cross_entropy|SoftMax(For|Back)ward"),
-    # Fused kernels carry the names of their operators. One for each element cannot find a largest value, so if it
-    # clamps (to FP8's range) it is the second pass over something, for its cast, whatever it computes again for that.
-    Rule(CASTS, "name", r"^triton_poi_fused.*_clamp_"),
+    # torch's optimizers announce themselves; the rest is the gradients' norm and clipping.
+    (OPTIMIZER, r"^Optimizer\.(step|zero_grad)#|^aten::(_foreach_|linalg_vector_norm)|multi_tensor_apply_kernel"),
+    # A CPU does a scaled product by other operators inside. cuBLAS's names begin with an operand's type: q for e4m3,
+    # and by a guess r for e5m2.
+    (MATMUL_FP8, r"^aten::_scaled_mm|\A(triton_tem_.*scaled_mm|nvjet_(sm\d+_)?[qr]|.*(?i:gemm).*(e4m3|e5m2))"),
+    # The model has no other batched products. What is fused around attention carries its name as well.
+    (ATTENTION, r"^aten::(_?scaled_dot_product|bmm)|\A(?!.*_fused_).*(flash|fmha|sdpa)"),
+    # An mm has to be what launched it: there is one around FP8's casts, too.
+    (MATMUL_BF16, r"\A(triton_tem_.*mm|nvjet_|.*(?i:gemm|gemv|splitk)|.*\n(aten::(mm|addmm)$|mkl(dnn)?::.*linear))"),
+    (LOSS, rf"^{LOSS_REGION}$|log_softmax|nll_loss|cross_entropy|SoftMax(For|Back)ward"),
+    # One for each element cannot find a largest value, so if it clamps (to FP8's range) it is the second pass over
+    # something, for its cast, whatever it computes again for that.
+    (CASTS, r"\Atriton_poi_fused.*_clamp_"),
     # A kernel that would be there without FP8 and has taken in a largest value or a cast: it moves the same bytes.
-    Rule(ELEMENTWISE, "name", r"_fused.*_(add|mean|pow|rsqrt|sum|silu|sub|stack|neg|rms_norm|embedding)_"),
-    Rule(CASTS, "name", r"_fused.*_(abs|amax|clamp|to_copy)_"),
-    Rule(ELEMENTWISE, "name", r"_fused_"),
-    # torchao's autograd function: of that, all but its products; a gradient added to another's is outside of it.
-    Rule(CASTS, "callers", r"^(matmul_with_hp_or_float8_args|_ToFloat8)"),
-    Rule(CASTS, "callers", r"\Aaten::copy_\n(.+\n)*aten::linear$"),  # autocast's copies in bf16, and back
-    Rule(CASTS, "name", r"(?i:float8)"),
-    Rule(OPTIMIZER, "callers", r"^aten::(_foreach_|linalg_vector_norm)"),  # the gradients' norm and clipping
-    Rule(OPTIMIZER, "name", r"multi_tensor_apply_kernel"),
-    Rule(ELEMENTWISE, "callers", r"^aten::"),
-    Rule(ELEMENTWISE, "name", r"at::native|^Memcpy|^Memset"),
-)
+    (ELEMENTWISE, r"\A.*_fused.*_(add|mean|pow|rsqrt|sum|silu|sub|stack|neg|rms_norm|embedding)_"),
+    # Of torchao's autograd function all but the products: a gradient added to another's is outside of it. Then
+    # autocast's copies in bf16, and back.
+    (CASTS, r"\A.*(_fused.*_(abs|amax|clamp|to_copy)_|(?i:float8))|^(matmul_with_hp_or_float8_args|_ToFloat8)"
+            r"|\A.*\naten::copy_\n(.+\n)*aten::linear$"),
+    (ELEMENTWISE, r"^aten::|\A.*(_fused_|at::native)|\AMem(cpy|set)"),
+)  # fmt: skip
 
 
 def part_of(name: str, callers: Sequence[str]) -> str:
@@ -77,7 +59,8 @@ def part_of(name: str, callers: Sequence[str]) -> str:
         name: the kernel's, as the profiler gives it.
         callers: operators and regions that launched it, innermost first.
     """
-    return next((rule.part for rule in RULES if rule.fits(name, callers)), OTHER)
+    lines = "\n".join([name, *callers])
+    return next((part for part, pattern in RULES if re.search(pattern, lines, re.MULTILINE)), OTHER)
 
 
 def busy_seconds(kernels: Iterable[Kernel]) -> dict[str, float]:

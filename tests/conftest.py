@@ -3,16 +3,14 @@
 import logging
 import os
 import signal
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers and what they start share the cores
 import pytest
 import torch
 
 from experiments import device  # noqa: F401
-
-ROOT = Path(__file__).resolve().parent.parent
-TINY = ["training.steps=4", "training.seq_len=64", "training.local_batch_size=1"]
+from experiments.config import Config
+from tests.make_corpus import words, write_parquet, write_tokenizer
 
 
 def pytest_collection_modifyitems(items):
@@ -36,3 +34,18 @@ def process_as_before():
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     for number, answer in answers.items():
         signal.signal(number, answer)
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Rows of 4 tokens from a corpus of 30 documents of 8, end-of-text included."""
+    config = Config()
+    config.model.hf_assets_path = str(tmp_path / "tokenizer.json")
+    config.data.cache_dir = str(tmp_path / "cache")
+    config.debug.seed = 42
+    training = config.training
+    training.dataset, training.dataset_path = "parquet", str(tmp_path / "corpus.parquet")
+    training.seq_len, training.local_batch_size, training.steps = 4, 1, 1
+    write_tokenizer(config.model.hf_assets_path)
+    write_parquet(training.dataset_path, words(30))
+    return config

@@ -1,4 +1,7 @@
-"""Kernels of a profile sorted into the parts of a step: by names as an H100 or H200 shows them, and from a profile."""
+"""Kernels of a profile sorted into the parts of a step: by name and callers, and from a profile.
+
+This project has not profiled a GPU yet: where the names come from is said for each group of them.
+"""
 
 from types import SimpleNamespace
 
@@ -16,73 +19,66 @@ ELEMENT = "void at::native::vectorized_elementwise_kernel<4, at::native::BinaryF
 COPY = "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>"
 FP8_LINEAR = ("matmul_with_hp_or_float8_args",)
 FP8_MM = ("aten::_scaled_mm", "PythonSubclass", "aten::mm", *FP8_LINEAR)
-LINEAR = ("aten::matmul", "aten::linear")
 FP8_BACKWARD = "matmul_with_hp_or_float8_argsBackward"
-ADAMW = ("aten::_fused_adamw_", "Optimizer.step#AdamW.step")
 GRAPH = ("## Call CompiledFxGraph fudnkae2h4oe ##", "CompiledFunction", "Torch-Compiled Region: 0/0")
 
 
 @pytest.mark.parametrize(
     "part, name, callers",
     [
-        # cuBLAS and CUTLASS; the last two of each as CUDA graphs show them, without an operator
-        (MATMUL_FP8, "nvjet_qqtst_128x256_128x6_2x1_v_bz_coopA_TNT", FP8_MM),
-        (MATMUL_FP8, "sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128x128x128_warpgroupsize1x1x1", ()),
+        # The name alone tells, as in a CUDA graph. Names, some cut, from profiles of Hopper GPUs that others published,
+        # and from PyTorch's sources
+        (MATMUL_FP8, "nvjet_qqtst_128x256_128x6_2x1_v_bz_coopA_TNT", ()),
+        (MATMUL_FP8, "nvjet_sm90_qqtst_128x128_128x6_1x2_h_bz_ovscale_TNT", ()),
         (MATMUL_FP8, "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cutlass::float_e4m3_t>>", ()),
-        (MATMUL_BF16, "nvjet_tst_192x192_64x4_1x2_h_bz_coopB_NNT", ("aten::mm", *LINEAR)),
-        (MATMUL_BF16, "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NTN", ("aten::mm", "MmBackward0", "aten::mm", *LINEAR)),
+        (MATMUL_BF16, "nvjet_tst_192x192_64x4_1x2_h_bz_coopB_NNT", ()),
         (MATMUL_BF16, "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1", ()),
         (MATMUL_BF16, "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>", ()),
+        (MATMUL_BF16, "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, int, __nv_bfloat16>", ()),
+        (ATTENTION, "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>", ()),
+        (ATTENTION, "fmha_cutlassF_bf16_aligned_64x128_rf_sm80", ()),
+        (LOSS, "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, float, float>", ()),
+        (LOSS, "void at::native::(anonymous namespace)::nll_loss_backward_reduce_cuda_kernel_2d<float>", ()),
+        (CASTS, "void at::native::unrolled_elementwise_kernel<at::native::float8_copy_kernel_cuda>", ()),
+        (OPTIMIZER, "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>", ()),
+        (ELEMENTWISE, ELEMENT, ()),
+        (ELEMENTWISE, "Memcpy DtoD (Device -> Device)", ()),
+        (ELEMENTWISE, "Memset (Device)", ()),
+        (OTHER, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", ()),
+        # Compiled: inductor names a kernel by its kind and by its operators in alphabetical order; operators like those
+        # that this project's profiles on a CPU show
         (MATMUL_FP8, "triton_tem_fused__scaled_mm_3", GRAPH),
         (MATMUL_BF16, "triton_tem_fused_mm_3", GRAPH),
-        # a weight gradient left in bf16 is computed by the autograd function of the FP8 layer
-        (MATMUL_BF16, "nvjet_tst_256x128_64x4_1x2_h_bz_coopA_NTT", ("aten::mm", FP8_BACKWARD)),
-        (ATTENTION, "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>",
-         ("aten::_flash_attention_forward", "aten::_scaled_dot_product_flash_attention", *GRAPH)),
-        (ATTENTION, "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x128", ()),
-        (ATTENTION, "fmha_cutlassF_bf16_aligned_64x128_rf_sm80", ()),
-        (ATTENTION, COPY, ("aten::copy_", "aten::clone", "aten::scaled_dot_product_attention")),
-        # compiled: names that inductor of torch 2.13 gives one block's kernels for an H200
-        (ELEMENTWISE, "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0", GRAPH),
-        (ELEMENTWISE, "triton_red_fused__fused_rms_norm_add_view_20", GRAPH),
-        (ELEMENTWISE, "triton_poi_fused__to_copy__unsafe_view_add_mul_stack_sub_unbind_unsqueeze_view_1", GRAPH),
-        (ELEMENTWISE, "triton_poi_fused__unsafe_view_mul_silu_silu_backward_view_0", GRAPH),
+        (LOSS, "triton_red_fused__log_softmax__to_copy_view_0", GRAPH),
         (ELEMENTWISE, "triton_poi_fused__scaled_dot_product_flash_attention_backward_transpose_view_2", GRAPH),
         # ... in FP8: a norm or SwiGLU with the largest value, or a row's cast, is what it was
         (ELEMENTWISE, "triton_red_fused__to_copy_abs_add_max_mean_mul_pow_rsqrt_0", GRAPH),
-        (ELEMENTWISE, "triton_red_fused_abs_max_mul_silu_view_16", GRAPH),
         (ELEMENTWISE,
          "triton_red_fused__scaled_mm__to_copy_abs_amax_clamp_exp2_floor_log2_mul_reciprocal_silu_t_view_10", GRAPH),
         # ... second passes for the cast, and what looks at weights or gradients
         (CASTS, "triton_poi_fused__scaled_mm__to_copy_clamp_mul_reciprocal_silu_t_view_17", GRAPH),
-        (CASTS, "triton_poi_fused__scaled_mm__to_copy_add_clamp_mul_reciprocal_t_view_13", GRAPH),
         (CASTS, "triton_red_fused_abs_max_t_3", GRAPH),
-        (CASTS, "triton_per_fused__to_copy_abs_clamp_max_mul_reciprocal_t_4", GRAPH),
-        (CASTS, "triton_red_fused__scaled_mm__to_copy_abs_amax_clamp_exp2_floor_log2_mul_reciprocal_t_view_1", GRAPH),
-        (CASTS, "graph_0_cpp_fused__scaled_mm__to_copy_abs_clamp_max_mul_reciprocal_t_view_1", GRAPH),
-        # eager FP8: casts, and the copies that _scaled_mm's layout asks for; a sum of two gradients is neither
-        (CASTS, ELEMENT, ("aten::mul", "_ToFloat8ConstrFunc", *FP8_LINEAR)),
-        (CASTS, "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", ("aten::max", *FP8_LINEAR)),
+        (CASTS, "graph_0_cpp_fused__to_copy_mul_reciprocal_t_15", GRAPH),
+        # The callers alone tell. Operators as this project's profiles on a CPU show them; those of mkldnn, bmm and
+        # autocast's copies, and a GPU's kernels below operators, as PyTorch's sources have them
+        (OPTIMIZER, "aten::mul_", ("aten::mul_", "aten::_foreach_mul_")),
+        (OPTIMIZER, "aten::linalg_vector_norm", ("aten::linalg_vector_norm",)),
+        (OPTIMIZER, "triton_for_fused_0", ("Torch-Compiled Region: 2/0", "Optimizer.step#AdamW.step")),
+        (MATMUL_FP8, "aten::mul", ("aten::mul", *FP8_MM)),
+        (MATMUL_BF16, "aten::mm", ("aten::mm", FP8_BACKWARD)),  # of a weight gradient left in bf16
+        (MATMUL_BF16, "mkldnn::_linear_pointwise", ("mkldnn::_linear_pointwise",)),
+        (ATTENTION, COPY, ("aten::copy_", "aten::clone", "aten::scaled_dot_product_attention")),
+        (ATTENTION, "aten::zeros", ("aten::zeros", "aten::_scaled_dot_product_flash_attention_for_cpu_backward")),
+        (ATTENTION, "aten::bmm", ("aten::bmm", "aten::matmul")),
+        (LOSS, COPY, ("aten::copy_", "aten::_to_copy", "ToCopyBackward0", "aten::_to_copy", "aten::to", "loss")),
+        # ... casts, and the copies that _scaled_mm's layout asks for; a sum of two gradients is neither
+        (CASTS, ELEMENT, ("aten::mul", "_ToFloat8ConstrFunc")),
         (CASTS, COPY, ("aten::copy_", "aten::contiguous", "PythonSubclass", "aten::mm", *FP8_LINEAR)),
-        (CASTS, "void at::native::unrolled_elementwise_kernel<at::native::float8_copy_kernel_cuda>", ()),
         (ELEMENTWISE, ELEMENT, ("aten::add", f"autograd::engine::evaluate_function: {FP8_BACKWARD}")),
-        # autocast's copies, forward and backward, and others
-        (CASTS, COPY, ("aten::copy_", "aten::_to_copy", "aten::to", "aten::linear")),
+        # ... autocast's copies, and others
         (CASTS, COPY, ("aten::copy_", "ToCopyBackward0", "aten::_to_copy", "aten::to", "aten::linear")),
         (ELEMENTWISE, COPY, ("aten::copy_", "aten::_to_copy", "aten::to")),
-        (LOSS, "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, float, float>",
-         ("aten::_log_softmax", "aten::log_softmax", "aten::cross_entropy_loss", "loss")),
-        (LOSS, "void at::native::(anonymous namespace)::nll_loss_backward_reduce_cuda_kernel_2d<float>", ()),
-        (LOSS, COPY, ("aten::copy_", "aten::_to_copy", "ToCopyBackward0", "aten::_to_copy", "aten::to", "loss")),
-        (LOSS, "triton_red_fused__log_softmax__to_copy_nll_loss_forward_view_0", ()),
-        (OPTIMIZER, "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>", ADAMW),
-        (OPTIMIZER, "triton_for_fused_0", ("Torch-Compiled Region: 2/0", "Optimizer.step#AdamW.step")),
-        (OPTIMIZER, "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<LpNormFunctor>",
-         ("aten::_foreach_norm",)),
-        (ELEMENTWISE, ELEMENT, ("aten::mul",)),
-        (ELEMENTWISE, "Memcpy HtoD (Pageable -> Device)", ("aten::copy_", "aten::_to_copy", "aten::to")),
-        (ELEMENTWISE, "Memset (Device)", ()),
-        (OTHER, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", ()),
+        (ELEMENTWISE, "aten::silu", ("aten::silu",)),
     ],
 )  # fmt: skip
 def test_a_kernel_belongs_to_a_part(part, name, callers):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from make_frames import correlated, run, study
 
 from analysis.equivalence import (
     CANNOT_TELL,
@@ -14,6 +13,7 @@ from analysis.equivalence import (
     margin_from,
     verdict,
 )
+from tests.make_frames import correlated, run, study
 
 
 def seeds(recipe, losses, status="completed"):

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+
+from tests.runs import ROOT, lines_of, manifest_of
 
 FOUR = ["baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled"]
 STEPS = 30
@@ -69,18 +70,9 @@ def until(true, say=lambda: "", seconds: float = 300) -> None:
         time.sleep(0.05)
 
 
-def lines_of(run: Path) -> list[dict]:
-    path = run / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def losses_of(run: Path) -> list[tuple]:
     """(last step, losses) of each window."""
     return [(line["step"], line["losses"]) for line in lines_of(run)]
-
-
-def manifest_of(run: Path) -> dict:
-    return json.loads((run / "manifest.json").read_text())
 
 
 def trains(run: Path) -> bool:

@@ -6,7 +6,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from make_runs import (
+
+from analysis import benchmark_load
+from analysis.load import LoadError, load, steps
+from analysis.summary import summarize
+from tests.make_runs import (
     FLOPS,
     metrics_lines,
     write_published,
@@ -14,10 +18,6 @@ from make_runs import (
     write_run,
     write_tensorboard,
 )
-
-from analysis import benchmark_load
-from analysis.load import LoadError, load, steps
-from analysis.summary import summarize
 
 
 def append(path, text):

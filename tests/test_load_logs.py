@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT
-from make_runs import write_lines, write_published, write_run, write_tensorboard
 
 from analysis.load import LoadError, load, steps
 from analysis.published_log import PUBLISHED, flops_per_token
 from models import flops
 from models.llama import FLAVORS
+from tests.make_runs import write_lines, write_published, write_run, write_tensorboard
+from tests.runs import ROOT
 
 LOGS = Path(os.environ.get("PUBLISHED_LOGS", ROOT.parent / "shared" / "published" / "course_2025"))
 

@@ -39,7 +39,7 @@ def test_readme_shows_the_results():
 
 
 def test_newest_results_prefer_a_gpu(tmp_path, monkeypatch):
-    from make_runs import write_run
+    from tests.make_runs import write_run
 
     def kept(name, device, start):
         facts = {"hardware": {"name": "x", "type": device}, "start": start}

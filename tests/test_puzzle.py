@@ -11,8 +11,8 @@ from experiments import checks, recipe
 from experiments.run import set_rank_environment
 from experiments.stop import Stop
 from models.errors import InputError
-from tests.conftest import TINY
 from tests.make_runs import metrics_lines, write_run
+from tests.runs import TINY
 
 LINEARS = {
     f"layers.{layer}.{name}.weight"

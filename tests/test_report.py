@@ -4,12 +4,12 @@ import json
 import re
 
 import pytest
-from make_runs import metrics_lines, write_run
 from rich.console import Console
 
 from analysis.comparison import answer, compare, cost_by_steps
 from analysis.report import main, tables
 from analysis.summary import LayoutError, summarize
+from tests.make_runs import metrics_lines, write_run
 
 
 def printed(rows, width=160) -> str:

@@ -11,12 +11,12 @@ import time
 
 import pytest
 import torch
-from conftest import ROOT, TINY
 
 from experiments import checks, run
 from experiments import recipe as recipes
 from experiments.run import main
 from models.errors import InputError
+from tests.runs import ROOT, TINY, lines_of, manifest_of
 
 
 @pytest.fixture
@@ -30,10 +30,6 @@ def fails(capsys):
         return said
 
     return call
-
-
-def lines_of(path) -> list[dict]:
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
 # ---- what it says without training ----
@@ -123,7 +119,7 @@ def test_directory_that_is_no_run(fails, tmp_path):
 def test_directory_of_a_completed_run(fails, tmp_path):
     (tmp_path / "manifest.json").write_text('{"layout_version": 1, "status": "completed"}')
     assert "holds a completed run" in fails("baseline", "--overlay", "cpu", "--out", tmp_path)
-    assert json.loads((tmp_path / "manifest.json").read_text())["status"] == "completed"
+    assert manifest_of(tmp_path)["status"] == "completed"
 
 
 def test_directory_of_an_unfinished_run_of_another_recipe(fails, tmp_path):
@@ -204,7 +200,7 @@ def test_killed_run_keeps_its_lines_and_resumes_from_its_checkpoint(tmp_path):
     process.kill()
     process.wait()
     before = lines_of(out)
-    assert json.loads((out / "manifest.json").read_text())["status"] == "running"
+    assert manifest_of(out)["status"] == "running"
     subprocess.run([*RUN, "--out", out, *keys], cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
     after = lines_of(out)
     assert [line["step"] for line in after] == [1, 3, 4, 6, 8, 9, 12, 15, 16]
@@ -222,7 +218,7 @@ def test_interrupted_run_ends_at_a_step_with_a_checkpoint(tmp_path, sent, code):
     process = start(out, "checkpoint.enable=true", "training.steps=4000")
     process.send_signal(sent)
     assert process.wait(timeout=60) == code
-    last, manifest = lines_of(out)[-1]["step"], json.loads((out / "manifest.json").read_text())
+    last, manifest = lines_of(out)[-1]["step"], manifest_of(out)
     assert manifest["status"] == "interrupted"
     assert manifest["error"] == f"stopped after step {last} by {sent.name}, a checkpoint was saved"
     assert (out / f"checkpoint/step-{last}/.metadata").exists()
@@ -236,7 +232,7 @@ def test_diverged_run_keeps_everything_up_to_then(tmp_path):
         [*RUN, "--out", out, "optimizer.lr=1e30", *TINY], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 3
-    manifest = json.loads((out / "manifest.json").read_text())
+    manifest = manifest_of(out)
     assert manifest["status"] == "diverged" and "not finite by step" in manifest["error"]
     lines = lines_of(out)
     assert lines[0]["loss"] > 0 and lines[-1]["loss"] is None
@@ -253,7 +249,7 @@ def test_full_disk_leaves_readable_metrics(tmp_path):
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )  # fmt: skip
     assert done.returncode == 1
-    manifest = json.loads((out / "manifest.json").read_text())
+    manifest = manifest_of(out)
     assert manifest["status"] == "failed" and "File too large" in manifest["error"]
     steps = [line["step"] for line in lines_of(out)]
     assert steps == list(range(1, len(steps) + 1)) and len(steps) > 10
@@ -269,7 +265,7 @@ def test_run_that_skipped_the_conversion_fails(tmp_path):
     command = [sys.executable, "-c", skipping, "tensorwise_fp8_compiled", "--overlay", "cpu", "--out", out, *TINY]
     done = subprocess.run([*command, "compile.enable=false"], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    assert "no layer was converted" in json.loads((out / "manifest.json").read_text())["error"]
+    assert "no layer was converted" in manifest_of(out)["error"]
 
 
 @pytest.mark.gpu

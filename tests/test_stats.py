@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from make_frames import TOKENS, correlated, run, study
 
 from analysis.stats import break_even, rate_of, speed_up, steady_rate, time_to_loss, wall, warm_up
+from tests.make_frames import TOKENS, correlated, run, study
 
 PUBLISHED = Path(os.environ.get("PUBLISHED_LOGS", Path(__file__).parents[2] / "shared/published/course_2025"))
 

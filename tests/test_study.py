@@ -10,10 +10,10 @@ from unittest.mock import patch
 
 import pytest
 import yaml
-from conftest import ROOT
 
 from experiments import study
 from models.errors import InputError
+from tests.runs import ROOT
 
 FOUR = ["baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled"]
 STEPS = 14  # more than the 10 that settle
