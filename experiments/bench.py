@@ -32,7 +32,8 @@ from experiments import devices
 from experiments import recipe as recipes
 from experiments.bench_table import print_tables, summarize
 from experiments.bench_worker import PROFILED_STEPS
-from experiments.run import BAD_INPUT
+from experiments.run import complain
+from experiments.rundir import write_whole
 from experiments.stop import STUDY_PID, Stop
 from experiments.study import DEFAULT, choose_scale, load
 from models.errors import InputError
@@ -56,12 +57,6 @@ class Variant:
     label: str
     recipe: recipes.Recipe
     file: str
-
-
-def split_variant(text: str) -> tuple[str, list[str]]:
-    """A recipe's name and its own overrides: `NAME+key=value+key=value`; a plus within a value stays in it."""
-    name, *overrides = re.split(r"\+(?=[A-Za-z_][\w.]*=)", text)
-    return name, overrides
 
 
 def is_variant(word: str) -> bool:
@@ -126,16 +121,15 @@ class Bench:
             console.print(escape(f"round {number}, {label}: {said} ({seconds})"), soft_wrap=True)
             if self.stop.code or self.left() < 0:
                 return
-        console.print(f"Another round takes about {sum(took.values()):.0f} s, and {self.left():.0f} s are left.")
+        if took:
+            console.print(f"Another round takes about {sum(took.values()):.0f} s, and {self.left():.0f} s are left.")
 
     def summary(self) -> dict:
         """The contents of bench.json."""
         return self.facts | {"variants": summarize(self.rounds, self.errors)}
 
     def _write(self) -> None:
-        part = self.out / ".bench.json.part"
-        part.write_text(json.dumps(self.summary(), indent=1) + "\n")
-        part.replace(self.out / "bench.json")
+        write_whole(self.out / "bench.json", json.dumps(self.summary(), indent=1) + "\n")
 
     def _measure(self, variant: Variant, number: int) -> dict:
         """One measurement in a process of its own, its kernels left in a file. Raises `Failed`, `Ended`."""
@@ -195,8 +189,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         bench = _prepare(args, lambda: end - time.monotonic(), stop, console)
     except InputError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error:[/] {escape(str(error))}")
-        return BAD_INPUT
+        return complain(error)
     except KeyboardInterrupt:
         return stop.code
     stop.deferred = True  # between two looks at the process that measures
@@ -240,7 +233,7 @@ def _prepare(args, left: Callable[[], float], stop: Stop, console: Console) -> B
 
 
 def _variant(label: str, place: int, overlays: list[str], shared: list[str], steps: int) -> Variant:
-    name, own = split_variant(label)
+    name, own = recipes.split_variant(label)
     measured = [
         f"training.steps={steps + PROFILED_STEPS}",
         "checkpoint.enable=false",
@@ -252,19 +245,18 @@ def _variant(label: str, place: int, overlays: list[str], shared: list[str], ste
 
 def _facts() -> dict:
     """What bench.json says of code, machine and command."""
-    import shlex
     from importlib.metadata import version
 
     from experiments import device, rundir
 
-    git, peak = rundir.git_state(), device.peak()
+    git = rundir.git_state()
     return {
-        "command": shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]),
+        "command": rundir.command(),
         "start": rundir.now(),
         "git": {"commit": git["commit"], "changed": bool(git["diff"])},
         "machine": device.hardware()
         | {"packages": {name: version(name) for name in ("torch", "torchao", "torchtitan", "triton")}}
-        | {"peak_flops": {"bf16": peak.bf16, "fp8": peak.fp8, "source": peak.source}},
+        | {"peak_flops": device.peak_record()},
     }
 
 

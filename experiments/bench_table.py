@@ -43,8 +43,7 @@ def print_tables(summary: dict, recipes: dict[str, Recipe], console: Console) ->
     console.print(_rates(machine, variants))
     measured = {label: variant for label, variant in variants.items() if variant["rounds"]}
     if measured:
-        gpu = gpus.find(machine["name"]) if machine["type"] == "cuda" else None
-        name = next((name for name, known in gpus.GPUS.items() if known is gpu), None)
+        name = gpus.find(machine["name"]) if machine["type"] == "cuda" else None
         console.print(_parts(measured, {label: floors(recipes[label], name) for label in measured} if name else {}))
 
 

@@ -3,7 +3,7 @@
     python -m experiments.benchmark_warm_start [RECIPE…] [--overlay O]… [--json FILE] [key.path=value …]
 
 Each recipe runs twice for a few steps, both times with an empty inductor cache, as on another node: first without, then
-with what the first has kept. Without a RECIPE: the three compiled ones of the study.
+with what the first has kept. Of the recipes, by default the study's four, those that are not compiled are left out.
 """
 
 import argparse
@@ -15,7 +15,10 @@ import tempfile
 from pathlib import Path
 
 from experiments import device
+from experiments import recipe as recipes
+from experiments.run import complain
 from experiments.study import DEFAULT, choose_scale, load
+from models.errors import InputError
 
 STEPS = 5  # the artifacts are kept after the profiled third
 
@@ -37,18 +40,22 @@ def first_step(recipe: str, options: list[str], kept: Path) -> dict:
     return timing
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.benchmark_warm_start")
     parser.add_argument("names", nargs="*", metavar="RECIPE")
     parser.add_argument("--overlay", action="append", metavar="O")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every second of both starts")
     args = parser.parse_intermixed_args()
-    recipes = [name for name in args.names if "=" not in name] or load([DEFAULT]).recipes[1:]
-    options = [part for overlay in args.overlay or choose_scale()[0] for part in ("--overlay", overlay)]
-    options += [name for name in args.names if "=" in name]
+    overlays, keys = args.overlay or choose_scale()[0], [name for name in args.names if "=" in name]
+    names = [name for name in args.names if "=" not in name] or load([DEFAULT]).recipes
+    try:
+        compiled = [name for name in names if recipes.load(name, overlays, keys).config.compile.enable]
+    except InputError as error:
+        return complain(error)
+    options = [part for overlay in overlays for part in ("--overlay", overlay)] + keys
     print(f"{device.name()}, {' '.join(options)}")
     record = {"device": device.name(), "options": options, "recipes": {}}
-    for recipe in recipes:
+    for recipe in compiled:
         with tempfile.TemporaryDirectory() as kept:
             cold, warm = (first_step(recipe, options, Path(kept)) for _ in range(2))
         ratio = cold["warm_up_s"] / warm["warm_up_s"], cold["phases"]["compile"] / warm["phases"]["compile"]
@@ -56,7 +63,8 @@ def main() -> None:
         record["recipes"][recipe] = {"cold": cold, "warm": warm}
         if args.json:
             args.json.write_text(json.dumps(record, indent=2) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

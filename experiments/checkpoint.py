@@ -33,6 +33,12 @@ class Checkpoints(CheckpointManager):
         if last_step and self.enable:
             self._purge_stale_checkpoints()
 
+    def close(self) -> None:
+        """As torchtitan's, which does not wait for an asynchronous save that is under way."""
+        if self.enable:
+            self._async_wait()
+        super().close()
+
     def load(self, step: int = -1) -> bool:
         """Load `step`, or the newest whole one (-1); False if there is none. All ranks call it.
 
@@ -63,7 +69,7 @@ class Checkpoints(CheckpointManager):
     def _clear_away_damaged(self) -> int:
         folder = Path(self.folder)
         for unfinished in folder.glob("step-*"):
-            if not any((unfinished / name).exists() for name in (".metadata", "model.safetensors.index.json")):
+            if not (unfinished / ".metadata").exists():
                 logger.warning(f"{unfinished} was not written to its end: deleted")
                 shutil.rmtree(unfinished)
         while (step := self._find_load_step()) != -1:

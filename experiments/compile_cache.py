@@ -71,23 +71,27 @@ def save(config) -> None:
     """Keep what this process has compiled, if it had to compile anything."""
     if not (config.compile.enable and config.compile.artifacts_dir and state() == "cold"):
         return
+    if (made := torch.compiler.save_cache_artifacts()) is None:  # PyTorch could not put them together
+        return
     kept = path(config)
+    part = kept.with_suffix(f".{os.getpid()}.part")
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        part = kept.with_suffix(f".{os.getpid()}.part")
         with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-            archive.writestr(_ARTIFACTS, torch.compiler.save_cache_artifacts()[0])
+            archive.writestr(_ARTIFACTS, made[0])
             for built in _built_objects():
                 archive.write(built, _BUILT + str(built.relative_to(cache_dir())))
         part.replace(kept)
     except OSError as error:
+        part.unlink(missing_ok=True)
         logger.warning(f"The compiled kernels could not be kept in {kept.parent} ({error.strerror})")
 
 
 def _built_objects() -> list[Path]:
     """What a C++ compiler built in inductor's cache folder for this process, which the artifacts lack.
 
-    Kernels are loaded; the probes of the processor's instruction sets are not, but are as young as the process.
+    Kernels are loaded; the probes of the processor's instruction sets are not, but are as young as the process. So
+    are other runs' kernels where they share the folder: harmless, but kept as well.
     """
     started = time.time() - device.seconds_since_process_start()
     young = {file for file in Path(cache_dir()).rglob("*.so") if file.stat().st_mtime > started}

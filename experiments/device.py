@@ -17,7 +17,8 @@ from unittest.mock import patch
 
 import torch
 
-from models.flops import Peak, datasheet_peak
+from models import gpus
+from models.gpus import Peak
 
 TYPE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -85,18 +86,24 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def peak_record() -> dict:
+    """`peak` as records have it."""
+    return {key: getattr(peak(), key) for key in ("bf16", "fp8", "source")}
+
+
 MEASURED_PEAK = "MEASURED_BF16_PEAK_FLOPS"  # a study measures once and tells its runs, so that their MFUs compare
 
 
 @cache
 def peak() -> Peak:
     """Datasheet peak of this device, or, where none applies, the fastest of some bf16 GEMMs measured here (~0.1 s)."""
-    if TYPE == "cuda" and (known := datasheet_peak(name())):
-        return known
+    if TYPE == "cuda" and (known := gpus.find(name())):
+        return gpus.GPUS[known].datasheet
     if told := os.environ.get(MEASURED_PEAK):
         return Peak(float(told), None, "measured: fastest of 20 bf16 GEMMs, once for the study")
     n, device = 1024 if TYPE == "cpu" else 8192, torch.device(TYPE)
-    a, b = (torch.randn(n, n, dtype=torch.bfloat16, device=device) for _ in range(2))
+    own = torch.Generator(device)  # or a run's initial weights would depend on whether this was measured
+    a, b = (torch.randn(n, n, dtype=torch.bfloat16, device=device, generator=own) for _ in range(2))
     best = float("inf")
     for _ in range(20):
         titan_utils.device_module.synchronize()

@@ -10,6 +10,7 @@ overlays (`recipes/overlays/`), `key.path=value` from the command line. Mappings
 import difflib
 import functools
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -118,6 +119,12 @@ def difference(recipe: Recipe) -> list[tuple[str, object, object]]:
     parent.job.description = recipe.description
     ours = dict(flat(asdict(recipe.config)))
     return [(key, value, ours[key]) for key, value in flat(asdict(parent)) if value != ours[key]]
+
+
+def split_variant(text: str) -> tuple[str, list[str]]:
+    """A recipe's name and its own overrides: `NAME+key=value+key=value`; a plus within a value stays in it."""
+    name, *overrides = re.split(r"\+(?=[A-Za-z_][\w.]*=)", text)
+    return name, overrides
 
 
 def _raise(problems: list[str]) -> None:

@@ -1,7 +1,7 @@
 """Command line of models/roofline.py: `python -m models.roofline NAME --gpu h200 [--overlay O]… [key.path=value …]`.
 
-`--against FILE` sets measured parts beside the floors, from `{"variants": {NAME: {"step_s": s, "parts": {part: s}}}}`,
-as the benchmark writes it. `--json FILE` keeps everything that was printed.
+`--against FILE` sets measured parts beside the floors: those of variant NAME in a bench.json of experiments.bench,
+which also says with which overlays and keys. `--json FILE` keeps everything that was printed.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from experiments import recipe as recipes
+from experiments.run import complain
 from models import roofline
 from models.errors import InputError
 from models.gpus import GPUS
@@ -33,31 +34,36 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.gpu.lower() not in GPUS:
             raise InputError(recipes.unknown("GPU", args.gpu, list(GPUS)))
-        recipe = recipes.load(args.name, args.overlay, args.overrides)
-        measured = read_measured(args.against, recipe.name) if args.against else None
+        if args.against:
+            if args.overlay or args.overrides:
+                raise InputError(f"{args.against} says with which overlays and keys it was measured: leave them out")
+            recipe, measured = read_measured(args.against, args.name)
+        else:
+            recipe, measured = recipes.load(args.name, args.overlay, args.overrides), None
         prediction = predict(recipe, args.gpu.lower(), measured)
         show(prediction, Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 100))
         if args.json:
             args.json.write_text(json.dumps(prediction, indent=2) + "\n")
         return 0
     except (InputError, OSError) as error:
-        message = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error:[/] {escape(message)}")
-        return 2
+        return complain(f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error)
 
 
-def read_measured(path: Path, variant: str) -> dict:
-    """{"step_s": seconds, "parts": {part: seconds}} of one variant. Raises `InputError` saying what is not there."""
+def read_measured(path: Path, variant: str) -> tuple[recipes.Recipe, dict]:
+    """A variant's recipe as it was measured, and its {"step_s": seconds, "parts": {part: seconds}}.
+
+    Raises `InputError` saying what is not there.
+    """
     try:
-        variants = json.loads(path.read_text())["variants"]
-        if variant not in variants:
-            raise InputError(recipes.unknown(f"variant in {path}", variant, list(variants)))
-        return {"step_s": float(variants[variant]["step_s"]), "parts": dict(variants[variant]["parts"])}
+        bench = json.loads(path.read_text())
+        if variant not in bench["variants"]:
+            raise InputError(recipes.unknown(f"variant in {path}", variant, list(bench["variants"])))
+        figures = bench["variants"][variant]
+        measured = {"step_s": float(figures["step_s"]), "parts": dict(figures["parts"])}
+        name, own = recipes.split_variant(variant)
+        return recipes.load(name, bench["overlays"], [*bench["overrides"], *own]), measured
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise InputError(
-            f'{path} does not hold {{"variants": {{NAME: {{"step_s": …, "parts": {{…}}}}}}}} ({error!r}): '
-            "give a file that the benchmark wrote"
-        ) from None
+        raise InputError(f"{path} does not hold a measurement ({error!r}): give a bench.json of the bench") from None
 
 
 def predict(recipe: recipes.Recipe, gpu_name: str, measured: dict | None = None) -> dict:
@@ -84,7 +90,7 @@ def predict(recipe: recipes.Recipe, gpu_name: str, measured: dict | None = None)
         "overlays": list(recipe.overlays),
         "overrides": list(recipe.overrides),
         "gpu": {"name": gpu_name, **asdict(gpu)},
-        "memory_needed": sum(checks.memory_estimate(config).values()),
+        "memory_needed": checks.memory_needed(config),
         "parts": _parts(work, floors, measured["parts"] if measured else {}),
         "step": steps,
         **({"error": _error(steps, "step_s")} if measured else {}),

@@ -53,10 +53,15 @@ def main(argv: list[str] | None = None) -> int:
             return dry_run(recipe, console)
         return run(recipe, args.out or default_directory(recipe), stop)
     except InputError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error:[/] {escape(str(error))}")
-        return BAD_INPUT
+        return complain(error)
     except KeyboardInterrupt:
         return stop.code
+
+
+def complain(error: Exception | str) -> int:
+    """Print what is wrong with the input; the exit code."""
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error:[/] {escape(str(error))}")
+    return BAD_INPUT
 
 
 def default_directory(recipe) -> Path:

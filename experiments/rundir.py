@@ -41,6 +41,18 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
+def command() -> str:
+    """What this process was started with, for a shell."""
+    return shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]])
+
+
+def write_whole(path: Path, content: str) -> None:
+    """Write a file, whole or not at all."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(content)
+    part.replace(path)
+
+
 class RunDirectory:
     """A claimed run directory. The claim is a file lock: it ends with the process, however that ends."""
 
@@ -67,7 +79,7 @@ class RunDirectory:
             "status": "running",
             "attempt": attempt,
             "start": now(),
-            "command": shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]),
+            "command": command(),
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "python": platform.python_version(),
@@ -122,10 +134,12 @@ class RunDirectory:
                 f"{self.path} holds an unfinished run of {earlier['world_size']} processes, and this one has "
                 f"{world_size}: start as many, or choose another --out"
             )
+        if not earlier:  # a start that was killed after the last line of this function
+            return len(list(self.path.glob("attempt*"))) + 1
         attempt = earlier.get("attempt", 1)
         aside = self.path / f"attempt{attempt}"
         aside.mkdir(exist_ok=True)
-        for name in ("manifest.json", *_RECORDS):
+        for name in (*_RECORDS, "manifest.json"):  # it last: while it is here, the next start goes on with this
             if (self.path / name).exists():
                 (self.path / name).rename(aside / name)
         return attempt + 1
@@ -138,20 +152,14 @@ class RunDirectory:
         for attempt in range(self.manifest["attempt"] - 1, 0, -1) if step else ():
             lines = [x for x in read_metrics(self.path / f"attempt{attempt}" / "metrics.jsonl") if x["step"] <= step]
             if lines:  # an attempt that died before its first step has none
-                self._write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+                write_whole(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
                 if proof := read_json(self.path / f"attempt{attempt}" / "proof.json"):
                     self.write_json("proof.json", proof)
                 return
 
     def write_json(self, name: str, content: dict) -> None:
         """Write one of the directory's JSON files."""
-        self._write(name, json.dumps(content, indent=2) + "\n")
-
-    def _write(self, name: str, content: str) -> None:
-        """A file, whole or not at all."""
-        part = self.path / f".{name}.part"
-        part.write_text(content)
-        part.replace(self.path / name)
+        write_whole(self.path / name, json.dumps(content, indent=2) + "\n")
 
     def finish(self, status: str, error: str | None = None) -> None:
         """Write the end into the manifest and let go of the directory.

@@ -35,7 +35,7 @@ class Stop:
         self.deferred = False  # set once a step boundary will come that looks at `code`
         self.why = ""
         self._code = 0
-        self._asked_at = 0.0
+        self._interrupted_at: float | None = None
 
     def listen(self) -> None:
         """Take over SIGINT, SIGTERM and SIGUSR1. Called first in a program, before there are other threads."""
@@ -72,11 +72,14 @@ class Stop:
 
     def _handle(self, number: int, frame) -> None:
         self._ask(FOR_GOOD, signal.Signals(number).name)
-        again = number == signal.SIGINT and time.monotonic() - self._asked_at > 1  # not the same one by two ways
+        again = False
+        if number == signal.SIGINT:
+            again = self._interrupted_at is not None and time.monotonic() - self._interrupted_at > 1  # not one twice
+            self._interrupted_at = self._interrupted_at or time.monotonic()
         if not self.deferred or again:
             self.deferred = True  # a request may come twice, and the second must not disturb the end of the first
             raise KeyboardInterrupt
 
     def _ask(self, code: int, why: str) -> None:
         if not self._code:  # the first wins: a cluster that wants a job to come back may follow up with SIGTERM
-            self._code, self.why, self._asked_at = code, why, time.monotonic()
+            self._code, self.why = code, why

@@ -23,7 +23,7 @@ from rich.markup import escape
 from analysis.report import print_report, write_page
 from analysis.summary import read_json
 from experiments import recipe as recipes
-from experiments.run import BAD_INPUT
+from experiments.run import complain
 from experiments.runner import Run, run_all
 from experiments.stop import COME_BACK, FOR_GOOD, Stop
 from experiments.yaml_source import find, parse, plain
@@ -94,7 +94,7 @@ def choose_scale() -> tuple[list[str], str]:
         return ["cpu"], "the CPU scale, a small Llama of the same architecture, because there is no GPU here"
     have = f"{device.name()} has {device.memory_bytes() / 2**30:.0f} GiB"
     for overlay in ("h200", "h100"):  # as it is; with its activations recomputed
-        need = sum(checks.memory_estimate(recipes.load("baseline", [overlay]).config).values())
+        need = checks.memory_needed(recipes.load("baseline", [overlay]).config)
         if need <= device.memory_bytes():
             gib = f"about {need / 2**30:.0f} GiB"
             return [overlay], f"the published size (overlay {overlay}), because it needs {gib} and {have}"
@@ -148,7 +148,7 @@ def prepare(study: Study, budget: float | None) -> str:
         checks.check_model(config)
         checks.check_budget(config, budget)
     os.environ.setdefault(device.MEASURED_PEAK, str(device.peak().bf16))
-    return list(dict.fromkeys(checks.check_data(config) for config in configs))[0]
+    return [checks.check_data(config) for config in configs][0]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -177,8 +177,7 @@ def main(argv: list[str] | None = None) -> int:
         out.mkdir(parents=True, exist_ok=True)
         (out / FROZEN).write_text(yaml.safe_dump(study.model_dump(), sort_keys=False))
     except InputError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error:[/] {escape(str(error))}")
-        return BAD_INPUT
+        return complain(error)
     except KeyboardInterrupt:
         return stop.code
     return run_study(study, out, args.budget, console, stop)

@@ -65,12 +65,6 @@ GPUS = {
 }  # fmt: skip
 
 
-def find(device_name: str) -> Gpu | None:
-    """The GPU with this name of the driver's, e.g. `NVIDIA GH200 120GB`; None if it is not in the table."""
-    return next((gpu for gpu in GPUS.values() if gpu.driver_name in device_name), None)
-
-
-def datasheet_peak(device_name: str) -> Peak | None:
-    """Datasheet rates of a GPU by the name the driver gives it; None if it is not in the table."""
-    gpu = find(device_name)
-    return gpu and gpu.datasheet
+def find(device_name: str) -> str | None:
+    """The key in `GPUS` of the GPU that the driver calls so, e.g. `NVIDIA GH200 120GB`; None if there is none."""
+    return next((name for name, gpu in GPUS.items() if gpu.driver_name in device_name), None)

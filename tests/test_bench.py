@@ -10,7 +10,7 @@ import time
 import pytest
 from rich.console import Console
 
-from experiments import bench, bench_table, device, roofline
+from experiments import bench, bench_table, device
 from experiments import recipe as recipes
 from experiments.stop import FOR_GOOD, Stop
 from models.roofline import ATTENTION, CASTS, ELEMENTWISE, IDLE, LOSS, MATMUL_BF16, MATMUL_FP8, OPTIMIZER, PARTS
@@ -28,7 +28,7 @@ from models.roofline import ATTENTION, CASTS, ELEMENTWISE, IDLE, LOSS, MATMUL_BF
     ],
 )  # fmt: skip
 def test_a_variant_is_a_recipe_with_keys_of_its_own(text, name, overrides):
-    assert bench.is_variant(text) and bench.split_variant(text) == (name, overrides)
+    assert bench.is_variant(text) and recipes.split_variant(text) == (name, overrides)
     assert not bench.is_variant("optimizer.lr=1e+3")
 
 
@@ -102,7 +102,6 @@ def test_a_variant_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatc
     assert not (tmp_path / "works.round1.log").exists() and (tmp_path / "killed.round1.log").exists()
     row = next(line for line in _shown(made).splitlines() if "out_of_memory" in line)
     assert "CUDA out of memory" in row and row.split()[1] == "0"
-    assert roofline.read_measured(tmp_path / "bench.json", "works")["step_s"] == 0.5
 
 
 def test_a_spent_budget_ends_the_measurement_and_keeps_the_others(tmp_path, monkeypatch):

@@ -10,28 +10,24 @@ import time
 import zipfile
 
 import pytest
-from conftest import ROOT
-from test_run import lines_of
 
-from experiments import compile_cache, devices, study
+from experiments import compile_cache, devices, rundir, study
 from experiments import recipe as recipes
 from experiments.run import main
 from experiments.rundir import RunDirectory, RunDirectoryError
 from experiments.stop import COME_BACK, FOR_GOOD, STUDY_PID, Stop
 from models.errors import InputError
+from tests.runs import ROOT, lines_of, manifest_of
 
 RUN = [sys.executable, "-m", "experiments.run", "baseline", "--overlay", "cpu"]
 SIZE = ["training.seq_len=64", "training.local_batch_size=1"]
-KEEP = ["checkpoint.enable=true", "checkpoint.interval=5", "checkpoint.keep_latest_k=2"]
+KEEP = ["checkpoint.enable=true", "checkpoint.interval=5", "checkpoint.keep_latest_k=2",
+        "checkpoint.async_mode=async"]  # fmt: skip
 
 
 def run(out, *arguments: str) -> int:
     command = [*RUN, "--out", out, *SIZE, *arguments]
     return subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=120).returncode
-
-
-def manifest(out) -> dict:
-    return json.loads((out / "manifest.json").read_text())
 
 
 def losses(out) -> list[float]:
@@ -46,7 +42,7 @@ def test_budget_and_damaged_checkpoints(tmp_path, capfd):
     """Stopped by its budget, its newest checkpoint damaged and one half written, a run goes on from the one before."""
     out, whole = tmp_path / "run", tmp_path / "whole"
     assert run(out, *KEEP, "metrics.log_freq=50", "training.steps=4000", "--budget", "9") == COME_BACK
-    assert "by the time budget of 9 s" in manifest(out)["error"]
+    assert "by the time budget of 9 s" in manifest_of(out)["error"]
     stopped = lines_of(out)[-1]["step"]
     before = (stopped - 1) // 5 * 5
     newest = next((out / f"checkpoint/step-{stopped}").glob("*.distcp"))
@@ -64,7 +60,7 @@ def test_budget_and_damaged_checkpoints(tmp_path, capfd):
     assert run(whole, "metrics.log_freq=50", steps) == 0
     assert losses(out) == losses(whole)
     # As if killed between its last step and its end: nothing is left to train, and everything is there
-    (out / "manifest.json").write_text(json.dumps(manifest(out) | {"status": "running", "end": None}))
+    (out / "manifest.json").write_text(json.dumps(manifest_of(out) | {"status": "running", "end": None}))
     wall = json.loads((out / "summary.json").read_text())["wall_s"]
     assert run(out, *KEEP, "metrics.log_freq=50", steps) == 0
     assert losses(out) == losses(whole) and (out / "proof.json").exists()
@@ -93,6 +89,16 @@ def test_a_second_ctrl_c_does_not_wait_for_the_boundary():
         time.sleep(1)
 
 
+def test_one_ctrl_c_after_a_request_leaves_the_end_alone():
+    stop = Stop()
+    stop.listen()
+    stop.deferred = True
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(1.1)
+    os.kill(os.getpid(), signal.SIGINT)  # raises nothing
+    assert stop.code == FOR_GOOD and stop.why == "SIGTERM"
+
+
 def test_a_run_does_not_outlive_its_study(tmp_path):
     """The study is killed with -9; what it started gets SIGTERM."""
     child = "from experiments.stop import Stop; import time; s = Stop(); s.listen(); print(flush=True); time.sleep(60)"
@@ -116,6 +122,21 @@ def test_budget_without_checkpoints(capsys, tmp_path):
     assert main(["baseline", "--overlay", "cpu", "--budget", "60", "--out", str(tmp_path / "run")]) == 2
     assert "--budget needs checkpoints" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_start_that_is_killed_loses_no_attempt(tmp_path):
+    RunDirectory(tmp_path, "a: 1", {}).finish("interrupted")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    child = os.fork()
+    if not child:
+        rundir.git_state = lambda: os._exit(7)
+        RunDirectory(tmp_path, "a: 1", {})
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    third = RunDirectory(tmp_path, "a: 1", {})
+    assert third.manifest["attempt"] == 2
+    assert (tmp_path / "attempt1" / "metrics.jsonl").read_text() == '{"step": 1}\n'
+    third.take_over(1)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
 
 
 def test_unfinished_run_of_other_ranks(tmp_path):
