@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+from dataclasses import replace
 
 import torch
 
@@ -23,10 +24,12 @@ def check_budget(config, budget_s: float | None) -> None:
 
 
 def model_args(config) -> llama.LlamaArgs:
-    """The flavor's arguments. Raises `InputError` naming the flavors if there is no such one."""
+    """The flavor's arguments with the recipe's keys. Raises `InputError` naming the flavors if there is no such one."""
     if config.model.flavor not in llama.FLAVORS:
         raise InputError(f"model.flavor {config.model.flavor!r} is not one of {', '.join(llama.FLAVORS)}")
-    return llama.FLAVORS[config.model.flavor]
+    args = replace(llama.FLAVORS[config.model.flavor])  # a copy: the flavor stays as it is
+    args.update_from_config(config)
+    return args
 
 
 def check_device(config) -> str:
@@ -37,9 +40,10 @@ def check_device(config) -> str:
     if device.TYPE == "cpu" and backend in ("cudnn", "efficient"):
         raise InputError(f"model.attention_backend {backend} needs a GPU: on a CPU there are auto, flash and math")
     compiler = shlex.split(os.environ.get("CXX", "g++"))[0]
-    if device.TYPE == "cpu" and config.compile.enable and not shutil.which(compiler):
+    compiles = "compile.enable" if config.compile.enable else "torchao's optimizer" * config.optimizer.from_torchao
+    if device.TYPE == "cpu" and compiles and not shutil.which(compiler):
         raise InputError(
-            f"compile.enable needs a C++ compiler on a CPU and `{compiler}` is not there: install g++, point CXX at "
+            f"{compiles} needs a C++ compiler on a CPU and `{compiler}` is not there: install g++, point CXX at "
             "another one, or run the recipe `baseline`, which is not compiled"
         )
     return f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
@@ -47,7 +51,7 @@ def check_device(config) -> str:
 
 def check_memory(config, world_size: int = 1) -> str:
     """Estimated need per device against what it has; an error only where it is far beyond: it is an estimate."""
-    estimate, capacity = sum(memory_estimate(config).values()) / world_size, device.memory_bytes()
+    estimate, capacity = memory_needed(config) / world_size, device.memory_bytes()
     said = f"about {estimate / 2**30:.1f} GiB of {capacity / 2**30:.0f} GiB"
     if estimate > HOPELESS * capacity:
         raise InputError(
@@ -57,12 +61,20 @@ def check_memory(config, world_size: int = 1) -> str:
     return said + ("" if estimate <= capacity else ": this will probably not fit")
 
 
-def memory_estimate(config) -> dict[str, int]:
+def memory_needed(config) -> float:
+    """Bytes in all."""
+    return sum(memory_estimate(config).values())
+
+
+def memory_estimate(config) -> dict[str, float]:
     """Bytes by use, see `flops.memory_estimate`."""
     tokens = config.training.local_batch_size * config.training.seq_len
     param_bytes = {"bfloat16": 2, "float32": 4}[config.training.dtype]
+    moment_bytes = flops.moment_bytes(config.optimizer, param_bytes)
     recompute = config.activation_checkpoint.mode == "full"
-    return flops.memory_estimate(model_args(config), tokens, param_bytes, config.compile.enable, recompute)
+    return flops.memory_estimate(
+        model_args(config), tokens, param_bytes, moment_bytes, config.compile.enable, recompute
+    )
 
 
 def check_model(config) -> str:
@@ -95,7 +107,7 @@ def all_checks(config) -> list[tuple[str, str]]:
 
 def facts(recipe: Recipe, world_size: int) -> dict:
     """What the manifest says of a run from the start: the recipe, the machine, and the figures that rates need."""
-    config, args, peak = recipe.config, model_args(recipe.config), device.peak()
+    config, args = recipe.config, model_args(recipe.config)
     return {
         "recipe": recipe.name,
         "base": recipe.base,
@@ -107,7 +119,7 @@ def facts(recipe: Recipe, world_size: int) -> dict:
         "float8": config.quantize.linear.float8.recipe_name,
         "world_size": world_size,
         "hardware": device.hardware(),
-        "peak_flops": {"bf16": peak.bf16, "fp8": peak.fp8, "source": peak.source},
+        "peak_flops": device.peak_record(),
         "flavor": config.model.flavor,
         "parameters": flops.parameters(args),
         "flops_per_token": flops.flops_per_token(args, config.training.seq_len),

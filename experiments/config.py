@@ -18,12 +18,31 @@ class Model(titan.Model):
     freeze: list[str] = field(default_factory=list)
     """Parameters that are not trained: full names, or shell patterns over them, as `layers.*.attention.wq.weight`."""
 
+    fused_projections: bool = False
+    """One matrix, `wqkv`, for wq, wk and wv, and one, `w13`, for w1 and w3: fewer and larger matrix products."""
+
 
 @dataclass
 class Optimizer(titan.Optimizer):
+    name: Literal["AdamW", "Adam", "AdamW8bit", "AdamWFp8"] = "AdamW"
+    """The last two are torchao's: moments in 8 bits, with a scale for each block of 256 values. `implementation` does
+    not apply to torchao's optimizers, which compile a kernel of their own."""
+
+    stochastic_rounding: bool = False
+    """Round bf16 weights up or down at random, in proportion to the distance, instead of to the nearest: updates too
+    small for bf16 then happen on average (torchao's AdamW)."""
+
+    fused_clipping: bool = False
+    """Let the fused optimizer scale gradients down to `training.max_norm` as it reads them, not in a pass before."""
+
     built: Literal["before_conversion", "after_conversion"] | None = None
     """Only for the study `one_gpu_puzzle`, on one device: build the optimizer before or after the FP8 conversion, and
     let `enable_fsdp_float8_all_gather` replace parameters without FSDP. null: after, and that key needs FSDP."""
+
+    @property
+    def from_torchao(self) -> bool:
+        """Whether the optimizer is one of torchao's."""
+        return self.name in ("AdamW8bit", "AdamWFp8") or self.stochastic_rounding
 
 
 @dataclass
@@ -34,8 +53,32 @@ class Compile(titan.Compile):
     emulate_precision_casts: bool = False
     """Let compiled kernels round intermediates to bf16 where eager would (torch._inductor.config)."""
 
+    cuda_graphs: bool = False
+    """Record each compiled graph's kernels once and launch them together (torch._inductor.config.triton.cudagraphs)."""
+
     artifacts_dir: str = ".cache/compile"
     """Where compiled kernels are kept for the next run of the recipe; an empty one keeps none."""
+
+
+@dataclass
+class Float8Linear(titan.Float8Linear):
+    fast_accumulation_in_backward: bool = False
+    """Let the backward products add up within the tensor cores too, as the forward one does: less exact, and rowwise
+    ones need no pass that scales them afterwards."""
+
+    cast_weights_once: bool = False
+    """Cast each weight to FP8 once at the start of a step, for all of its passes; tensorwise only. One byte more per
+    weight is kept."""
+
+
+@dataclass
+class QuantizedLinear(titan.QuantizedLinear):
+    float8: Float8Linear = field(default_factory=Float8Linear)
+
+
+@dataclass
+class Quantize(titan.Quantize):
+    linear: QuantizedLinear = field(default_factory=QuantizedLinear)
 
 
 @dataclass
@@ -67,4 +110,5 @@ class Config(titan.JobConfig):
     model: Model = field(default_factory=Model)
     optimizer: Optimizer = field(default_factory=Optimizer)
     compile: Compile = field(default_factory=Compile)
+    quantize: Quantize = field(default_factory=Quantize)
     data: Data = field(default_factory=Data)

@@ -128,7 +128,12 @@ class Metrics(MetricsProcessor):
     def log(self, step, global_avg_loss, global_max_loss, grad_norm, extra_metrics=None):
         """torchtitan's log, kept until `end_step` knows how long the step took."""
         peak_memory = self.device_memory_monitor.get_peak_stats().max_reserved_gib * 2**30
-        self._pending = {"step": step, "grad_norm": grad_norm, "lr": extra_metrics["lr"], "peak_memory": peak_memory}
+        self._pending = {
+            "step": step,
+            "grad_norm": grad_norm,
+            "lr": float(extra_metrics["lr"]),
+            "peak_memory": peak_memory,
+        }
         self._waits = list(self.data_loading_times)
         super().log(step, global_avg_loss, global_max_loss, grad_norm, extra_metrics)
 

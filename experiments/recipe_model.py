@@ -99,10 +99,19 @@ def contradictions(config: "Config", rejected: set[tuple[str, ...]], tree: Entry
 
 def _conflicts(config: "Config") -> Iterator[tuple[list[str], str]]:
     """(keys concerned, what to do); the first key is the one to look at."""
-    fp8, training, section = config.quantize.linear.float8, config.training, "quantize.linear.float8"
-    tokens = training.seq_len * training.local_batch_size
+    yield from _unsupported(config)
+    yield from _optimizer_conflicts(config)
+    yield from _fp8_conflicts(config)
+    if config.compile.cuda_graphs and not config.compile.enable:
+        yield ["compile.cuda_graphs", "compile.enable"], "records compiled graphs; set compile.enable to true"
+
+
+def _unsupported(config: "Config") -> Iterator[tuple[list[str], str]]:
+    training = config.training
     if config.model.converters != ["fp8"]:
-        message = f"expected [fp8], as base.yaml has it (it does nothing until {section}.recipe_name is set)"
+        message = (
+            "expected [fp8], as base.yaml has it (it does nothing until quantize.linear.float8.recipe_name is set)"
+        )
         yield ["model.converters"], f"{message}, got {shown(config.model.converters)}"
     least = {"training.steps": 1, "training.seq_len": 1, "training.local_batch_size": 1, "metrics.log_freq": 1,
              "checkpoint.interval": 1, "debug.seed": 0, "data.max_tokens": 1, "data.bpe_vocab_size": 257}  # fmt: skip
@@ -110,8 +119,6 @@ def _conflicts(config: "Config") -> Iterator[tuple[list[str], str]]:
         value = functools.reduce(getattr, key.split("."), config)
         if value is None and key == "debug.seed" or value is not None and value < bound:
             yield [key], f"expected at least {bound}, got {shown(value)}"
-    if config.optimizer.name not in ("Adam", "AdamW"):
-        yield ["optimizer.name"], f"expected AdamW or Adam, got {shown(config.optimizer.name)}"
     if config.validation.enable:
         yield ["validation.enable"], "there is no validation here; set it to false"
     for key in ("context_parallel_degree", "pipeline_parallel_degree"):
@@ -120,19 +127,49 @@ def _conflicts(config: "Config") -> Iterator[tuple[list[str], str]]:
     whole, local = training.global_batch_size, training.local_batch_size
     if local > 0 and whole > 0 and whole % local:
         yield ["training.global_batch_size"], f"expected a multiple of local_batch_size ({local}), got {whole}"
-    if fp8.recipe_name and config.parallelism.tensor_parallel_degree > 1:
+
+
+def _optimizer_conflicts(config: "Config") -> Iterator[tuple[list[str], str]]:
+    keys, dtype = config.optimizer, config.training.dtype
+    if keys.stochastic_rounding and keys.name == "Adam":
+        yield ["optimizer.stochastic_rounding", "optimizer.name"], "not for Adam: set optimizer.name to AdamW"
+    if keys.stochastic_rounding and dtype != "bfloat16":
+        message = f"rounds bf16 weights, and training.dtype is {dtype}; set one of them otherwise"
+        yield ["optimizer.stochastic_rounding", "training.dtype"], message
+    if keys.fused_clipping and (keys.from_torchao or keys.implementation != "fused"):
+        message = "only Adam and AdamW of PyTorch with implementation: fused clip by themselves; set it to false"
+        yield ["optimizer.fused_clipping", "optimizer.name", "optimizer.implementation"], message
+    if keys.early_step_in_backward and (keys.from_torchao or keys.fused_clipping):
+        message = "not with fused_clipping or torchao's optimizers; set it to false"
+        yield ["optimizer.early_step_in_backward", "optimizer.name", "optimizer.fused_clipping"], message
+
+
+def _fp8_conflicts(config: "Config") -> Iterator[tuple[list[str], str]]:
+    keys, training, section = config.quantize.linear.float8, config.training, "quantize.linear.float8"
+    recipe_name, all_gather = f"{section}.recipe_name", f"{section}.enable_fsdp_float8_all_gather"
+    tokens = training.seq_len * training.local_batch_size
+    if keys.recipe_name is None:
+        for key in ("fast_accumulation_in_backward", "cast_weights_once"):
+            if getattr(keys, key):
+                yield [f"{section}.{key}", recipe_name], "does nothing without a recipe_name; set it to false"
+    if keys.recipe_name and config.parallelism.tensor_parallel_degree > 1:
         message = "not supported with FP8; set it to 1 (FSDP shards the model instead), or train in bf16"
-        yield ["parallelism.tensor_parallel_degree", f"{section}.recipe_name"], message
-    if fp8.recipe_name and tokens % 16:
+        yield ["parallelism.tensor_parallel_degree", recipe_name], message
+    if keys.recipe_name and tokens % 16:
         message = f"seq_len x local_batch_size is {tokens}; FP8 needs a multiple of 16, since the weight-gradient GEMM"
-        message += " contracts over tokens"
-        yield ["training.seq_len", "training.local_batch_size", f"{section}.recipe_name"], message
-    if fp8.enable_fsdp_float8_all_gather and fp8.recipe_name != "tensorwise":
-        message = f"needs recipe_name: tensorwise, got {shown(fp8.recipe_name)}; set it to false"
-        yield [f"{section}.enable_fsdp_float8_all_gather", f"{section}.recipe_name"], message
-    if fp8.precompute_float8_dynamic_scale_for_fsdp and not fp8.enable_fsdp_float8_all_gather:
-        keys = [f"{section}.precompute_float8_dynamic_scale_for_fsdp", f"{section}.enable_fsdp_float8_all_gather"]
-        yield keys, "needs enable_fsdp_float8_all_gather: true; set that, or set this to false"
+        yield ["training.seq_len", "training.local_batch_size", recipe_name], f"{message} contracts over tokens"
+    if keys.enable_fsdp_float8_all_gather and keys.recipe_name != "tensorwise":
+        message = f"needs recipe_name: tensorwise, got {shown(keys.recipe_name)}; set it to false"
+        yield [all_gather, recipe_name], message
+    if keys.precompute_float8_dynamic_scale_for_fsdp and not keys.enable_fsdp_float8_all_gather:
+        message = "needs enable_fsdp_float8_all_gather: true; set that, or set this to false"
+        yield [f"{section}.precompute_float8_dynamic_scale_for_fsdp", all_gather], message
+    if keys.cast_weights_once and keys.recipe_name not in (None, "tensorwise"):
+        message = "rowwise products need other scales backward than forward, so recipe_name: tensorwise, got"
+        yield [f"{section}.cast_weights_once", recipe_name], f"{message} {shown(keys.recipe_name)}; set it to false"
+    if keys.cast_weights_once and keys.enable_fsdp_float8_all_gather:
+        message = "FP8 all-gather makes its own copy of each weight; set one of the two to false"
+        yield [f"{section}.cast_weights_once", all_gather], message
 
 
 def flat(section: dict, prefix: str = "") -> Iterator[tuple[str, object]]:

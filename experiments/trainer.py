@@ -18,7 +18,7 @@ from experiments.checkpoint import Checkpoints
 from experiments.metrics import Metrics
 from experiments.proof import PROFILED_STEP, Proof
 from experiments.stop import Interrupted, Stop
-from models import float8, llama
+from models import float8, float8_weights, llama, optimizer
 
 SETTLING_STEPS = 10  # of a process, not steady: compilation, profile, allocator and clocks settle
 
@@ -171,7 +171,9 @@ class Trainer(titan.Trainer):
         if self._steps_done == 1:
             metrics.clock.start()
         self._micro_losses.clear()
-        with self._observed():
+        with self._observed(), self._clipping():
+            if self.job_config.quantize.linear.float8.cast_weights_once:
+                float8_weights.cast_weights(self.model_parts[0], self.job_config.compile)
             super().train_step(data_iterator)
         metrics.losses.append(torch.stack(self._micro_losses).sum())
         if self._steps_done == 1:
@@ -180,7 +182,7 @@ class Trainer(titan.Trainer):
             TIMELINE.mark("first_step")
             TIMELINE.phases["compile"] = compile_s
             TIMELINE.phases["first_step"] -= compile_s
-        if self._steps_done == PROFILED_STEP or self.step == self.job_config.training.steps:
+        if self._profiles():  # by now all is compiled
             compile_cache.save(self.job_config)
         if self._steps_done <= SETTLING_STEPS or self._saved_checkpoint_before():
             metrics.not_steady.append(self.step)
@@ -192,8 +194,7 @@ class Trainer(titan.Trainer):
         watch = None
         if self._steps_done == 1:
             watch = self.optimizers.register_step_pre_hook(lambda *_: self.proof.before_step())
-        left = self.job_config.training.steps - self.step
-        profiled = self._steps_done == PROFILED_STEP or (self._steps_done < PROFILED_STEP and not left)
+        profiled = self._profiles()
         with self.proof.profile(self.step) if profiled else nullcontext():
             yield
         if watch:
@@ -202,6 +203,20 @@ class Trainer(titan.Trainer):
         if profiled:
             useful = min(self.proof.fp8_flops, self.proof.fp8_flops_expected)  # without what is computed twice
             self.metrics_processor.fp8_flops_per_token = useful / (self.proof.tokens * self.proof.passes_per_step)
+
+    def _profiles(self) -> bool:
+        """Whether this step is the profiled one: the last one of a run that is too short."""
+        last = self.step == self.job_config.training.steps
+        return self._steps_done == PROFILED_STEP or (self._steps_done < PROFILED_STEP and last)
+
+    def _clipping(self):
+        """Clipping by the optimizer instead of torchtitan's, which has no hook for it."""
+        if not self.job_config.optimizer.fused_clipping:
+            return nullcontext()
+        return patch.object(titan.dist_utils, "clip_grad_norm_", self._clip_in_step)
+
+    def _clip_in_step(self, parameters, max_norm: float, **_) -> torch.Tensor:
+        return optimizer.clip_in_step(self.optimizers, parameters, max_norm)
 
     def _saved_checkpoint_before(self) -> bool:
         """Whether this step's time holds the saving of a checkpoint, which torchtitan does between two steps."""

@@ -1,5 +1,6 @@
-"""FP8 for this Llama: which linear layers run in it, with which scaling. The only file that imports torchao.
+"""FP8 for this Llama: which linear layers run in it, with which scaling.
 
+torchao does it: this file and models/float8_weights.py import its FP8 layers, models/optimizer.py its optimizers.
 torchtitan's section `quantize.linear.float8` is read as it is; differences from its converter: a name filter is exact
 (a shell pattern over the full module name) and must match something, converting nothing is an error, and the CPU
 operator counts as hardware where PyTorch has it.
@@ -7,6 +8,7 @@ operator counts as hardware where PyTorch has it.
 
 import logging
 import re
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import torch
@@ -25,8 +27,10 @@ from torchao.float8 import (  # noqa: E402
     convert_to_float8_training,
     precompute_float8_dynamic_scale_for_fsdp,
 )
-from torchao.float8.config import ScalingType  # noqa: E402
+from torchao.float8.config import Float8GemmConfig, ScalingType  # noqa: E402
 from torchao.float8.float8_linear import Float8Linear  # noqa: E402
+
+from models.float8_weights import CastOnceLinear  # noqa: E402
 
 AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word in filter_fqns: skip layers too small to gain
 
@@ -77,6 +81,11 @@ class Float8Converter:
                 "quantize.linear.float8.enable_fsdp_float8_all_gather needs FSDP over two or more GPUs: "
                 "start with torchrun or srun, or set it to false"
             )
+        if self.keys.cast_weights_once and parallel_dims.world_size > 1:
+            raise Float8Error(
+                "quantize.linear.float8.cast_weights_once needs whole weights, and FSDP shards them over "
+                f"{parallel_dims.world_size} ranks: set it to false, or start one process"
+            )
         emulate = self.keys.emulate
         if not emulate and not scaled_mm_works(device, rowwise=self.keys.recipe_name != "tensorwise"):
             logger.warning(
@@ -84,13 +93,13 @@ class Float8Converter:
                 "it with FP8-rounded bf16 products; torch 2.13 has it"
             )
             emulate = True
-        config = Float8LinearConfig.from_recipe_name(self.keys.recipe_name)
-        self.config = Float8LinearConfig(
-            **{
-                **vars(config),
-                "emulate": emulate,
-                "enable_fsdp_float8_all_gather": self.keys.enable_fsdp_float8_all_gather,
-            }
+        backward = Float8GemmConfig(use_fast_accum=self.keys.fast_accumulation_in_backward)
+        self.config = replace(
+            Float8LinearConfig.from_recipe_name(self.keys.recipe_name),
+            emulate=emulate,
+            enable_fsdp_float8_all_gather=self.keys.enable_fsdp_float8_all_gather,
+            gemm_config_grad_input=backward,
+            gemm_config_grad_weight=backward,
         )
 
     def convert(self, model: nn.Module) -> None:
@@ -99,8 +108,11 @@ class Float8Converter:
             return
         chosen = choose_modules(model, self.keys.recipe_name, self.keys.filter_fqns)
         convert_to_float8_training(model, config=self.config, module_filter_fn=lambda _, name: name in chosen)
+        if self.keys.cast_weights_once:
+            for name in chosen:
+                model.set_submodule(name, CastOnceLinear.from_float(model.get_submodule(name), self.config))
         for module in converted_modules(model).values():
-            module.register_forward_pre_hook(_follow_cpu_autocast)
+            module.register_forward_pre_hook(_follow_autocast)
         kept = sorted({name for name, m in model.named_modules() if type(m) is nn.Linear})
         logger.info(f"FP8 {self.keys.recipe_name}: {len(chosen)} linear layers converted, kept in bf16: {kept}")
 
@@ -114,10 +126,11 @@ class Float8Converter:
 register_model_converter(Float8Converter, "fp8")
 
 
-def _follow_cpu_autocast(_: nn.Module, args: tuple) -> tuple | None:
+def _follow_autocast(_: nn.Module, args: tuple) -> tuple | None:
     """Cast the input as autocast would cast that of `nn.Linear`; torchao's own line for it looks at CUDA only."""
-    if torch.is_autocast_enabled("cpu"):
-        return (args[0].to(torch.get_autocast_dtype("cpu")),)
+    device_type = args[0].device.type
+    if torch.is_autocast_enabled(device_type):
+        return (args[0].to(torch.get_autocast_dtype(device_type)),)
     return None
 
 

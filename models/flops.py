@@ -1,9 +1,8 @@
 """FLOPs and bytes: pure functions of a model's configuration, the same for every recipe.
 
-`args` is anything with the fields of torchtitan's `TransformerModelArgs` (and `enable_weight_tying`).
+`args` is anything with the fields of torchtitan's `TransformerModelArgs` (and `enable_weight_tying`,
+`fused_projections`).
 """
-
-from models.gpus import Peak, datasheet_peak  # noqa: F401  (known by this module's name elsewhere)
 
 
 def ffn_dim(args) -> int:
@@ -18,15 +17,11 @@ def linear_shapes(args) -> dict[str, tuple[int, int]]:
     """(out_features, in_features) of every linear layer, by module name."""
     head_dim = args.dim // args.n_heads
     q, kv, ffn = args.n_heads * head_dim, (args.n_kv_heads or args.n_heads) * head_dim, ffn_dim(args)
-    block = {
-        "attention.wq": (q, args.dim),
-        "attention.wk": (kv, args.dim),
-        "attention.wv": (kv, args.dim),
-        "attention.wo": (args.dim, q),
-        "feed_forward.w1": (ffn, args.dim),
-        "feed_forward.w2": (args.dim, ffn),
-        "feed_forward.w3": (ffn, args.dim),
-    }
+    fused = args.fused_projections
+    qkv = {"attention.wqkv": q + 2 * kv} if fused else {"attention.wq": q, "attention.wk": kv, "attention.wv": kv}
+    w13 = {"feed_forward.w13": 2 * ffn} if fused else {"feed_forward.w1": ffn, "feed_forward.w3": ffn}
+    block = {name: (rows, args.dim) for name, rows in (qkv | w13).items()}
+    block |= {"attention.wo": (args.dim, q), "feed_forward.w2": (args.dim, ffn)}
     shapes = {f"layers.{i}.{name}": shape for i in range(args.n_layers) for name, shape in block.items()}
     return shapes | {"output": (args.vocab_size, args.dim)}
 
@@ -50,13 +45,24 @@ def flops_per_token(args, seq_len: int, causal: bool = False) -> int:
     return 6 * (parameters(args) - embedding) + (attention // 2 if causal else attention)
 
 
-def memory_estimate(args, tokens: int, param_bytes: int, compiled: bool, recompute: bool = False) -> dict[str, int]:
+MOMENT_BLOCK = 256  # values of a moment in 8 bits that share a float32 scale
+
+
+def moment_bytes(optimizer, param_bytes: int) -> float:
+    """Bytes of each of AdamW's two moments of a parameter; `optimizer` is the recipe's section of that name."""
+    return 1 + 4 / MOMENT_BLOCK if optimizer.name in ("AdamW8bit", "AdamWFp8") else param_bytes
+
+
+def memory_estimate(
+    args, tokens: int, param_bytes: int, moment_bytes: float, compiled: bool, recompute: bool = False
+) -> dict[str, float]:
     """Bytes that training on one device needs, to within about a quarter; without sharding.
 
     Args:
         args: the model.
         tokens: tokens in one forward pass (batch times sequence).
-        param_bytes: bytes of one parameter (2 for bf16, 4 for fp32); gradient and both Adam moments have the same.
+        param_bytes: bytes of one parameter (2 for bf16, 4 for fp32); its gradient has the same.
+        moment_bytes: bytes of each of the optimizer's two moments of a parameter.
         compiled: compiled kernels recompute some element-wise results instead of keeping them.
         recompute: full activation checkpointing: each layer's input, and one layer's activations at a time.
     """
@@ -68,7 +74,7 @@ def memory_estimate(args, tokens: int, param_bytes: int, compiled: bool, recompu
     return {
         "parameters": n * param_bytes,
         "gradients": n * param_bytes,
-        "optimizer": 2 * n * param_bytes,
+        "optimizer": 2 * n * moment_bytes,
         "activations": 2 * tokens * per_token,
         "logits": tokens * args.vocab_size * (2 + 4 + 4),  # bf16, their float32 copy, its gradient
     }

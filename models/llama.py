@@ -1,9 +1,11 @@
-"""The Llama this project trains: torchtitan's, with real-valued RoPE, tied embeddings and a choice of attention kernel.
+"""The Llama this project trains: torchtitan's, with real-valued RoPE, tied embeddings and a choice of attention kernel
+and of fused projections.
 
 Sizes are one line each in `FLAVORS`. `train_spec()` is what torchtitan's Trainer builds from.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -15,15 +17,16 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchtitan.components.loss import build_cross_entropy_loss
 from torchtitan.components.lr_scheduler import build_lr_schedulers
-from torchtitan.components.optimizer import build_optimizers
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs, parallelize_llama
 from torchtitan.models.llama3.model import model as titan
 from torchtitan.models.llama3.model.args import RoPEScalingArgs
+from torchtitan.models.utils import trunc_normal_
 from torchtitan.protocols.train_spec import TrainSpec
 
 from models import flops
 from models.errors import InputError
+from models.optimizer import build_optimizers
 
 ATTENTION_BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -35,14 +38,17 @@ ATTENTION_BACKENDS = {
 
 @dataclass
 class LlamaArgs(TransformerModelArgs):
-    """torchtitan's Llama 3 arguments plus weight tying and the attention kernel (`ATTENTION_BACKENDS` or `auto`)."""
+    """torchtitan's Llama 3 arguments plus weight tying and, from the recipe, the attention kernel
+    (`ATTENTION_BACKENDS` or `auto`) and whether projections of the same input are one matrix."""
 
     enable_weight_tying: bool = False
     attention_backend: str = "auto"
+    fused_projections: bool = False
 
     def update_from_config(self, job_config, **kwargs) -> None:
         super().update_from_config(job_config, **kwargs)
         self.attention_backend = job_config.model.attention_backend
+        self.fused_projections = job_config.model.fused_projections
 
     def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
         """From the configuration, not from `model`: the same for every recipe, whatever compile or FP8 did to it."""
@@ -114,11 +120,56 @@ class Attention(titan.Attention):
         """x: (batch, seq, dim); returns the same shape."""
         batch, seq, _ = x.shape
         rope = freqs_cis[:seq] if positions is None else freqs_cis[positions]
-        q, k, v = (proj(x).view(batch, seq, -1, self.head_dim) for proj in (self.wq, self.wk, self.wv))
+        q, k, v = (t.view(batch, seq, -1, self.head_dim) for t in self._project(x))
         q, k = apply_rope(q, rope), apply_rope(k, rope)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         out = self.inner_attention(q, k, v, enable_gqa=self.enable_gqa)
         return self.wo(out.transpose(1, 2).reshape(batch, seq, -1))
+
+    def _project(self, x: torch.Tensor) -> Iterable[torch.Tensor]:
+        """Queries, keys and values of x: (batch, seq, features) each."""
+        return (projection(x) for projection in (self.wq, self.wk, self.wv))
+
+
+class FusedAttention(Attention):
+    """`Attention` with one matrix for queries, keys and values; its rows are drawn as the three are: the same model."""
+
+    def __init__(self, args: LlamaArgs):
+        super().__init__(args)
+        self.wqkv, self.rows = _stacked(self.wq, self.wk, self.wv)
+        del self.wq, self.wk, self.wv
+
+    def _project(self, x):
+        return self.wqkv(x).split(self.rows, dim=-1)
+
+    def init_weights(self, init_std: float) -> None:
+        for weight in self.wqkv.weight.split(self.rows):
+            trunc_normal_(weight, mean=0.0, std=0.02)
+        trunc_normal_(self.wo.weight, mean=0.0, std=init_std)
+
+
+class FusedFeedForward(titan.FeedForward):
+    """torchtitan's SwiGLU with one matrix for w1 and w3; its rows are drawn as the two are: the same model."""
+
+    def __init__(self, args: LlamaArgs):
+        super().__init__(args.dim, 4 * args.dim, args.multiple_of, args.ffn_dim_multiplier)
+        self.w13, self.rows = _stacked(self.w1, self.w3)
+        del self.w1, self.w3
+
+    def forward(self, x):
+        gate, value = self.w13(x).split(self.rows, dim=-1)
+        return self.w2(F.silu(gate) * value)
+
+    def init_weights(self, init_std: float) -> None:
+        w1, w3 = self.w13.weight.split(self.rows)
+        for weight, std in ((w1, 0.02), (self.w2.weight, init_std), (w3, init_std)):
+            trunc_normal_(weight, mean=0.0, std=std)
+
+
+def _stacked(*linears: nn.Linear) -> tuple[nn.Linear, list[int]]:
+    """A layer with the rows of these, one below the other, and how many each has; its weights are not theirs."""
+    rows = [linear.out_features for linear in linears]
+    return nn.Linear(linears[0].in_features, sum(rows), bias=False), rows
 
 
 class Llama(Transformer):
@@ -127,7 +178,9 @@ class Llama(Transformer):
     def __init__(self, args: LlamaArgs):
         super().__init__(args)
         for block in self.layers.values():
-            block.attention = Attention(args)
+            block.attention = FusedAttention(args) if args.fused_projections else Attention(args)
+            if args.fused_projections:
+                block.feed_forward = FusedFeedForward(args)
         self._tie()
 
     def _tie(self):
@@ -155,12 +208,16 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
 
 
 def parallelize(model: Llama, parallel_dims: ParallelDims, job_config) -> nn.Module:
-    """torchtitan's `parallelize_llama`, with our keys `model.freeze`, `compile.scope: model` and
-    `compile.emulate_precision_casts` honoured."""
+    """torchtitan's `parallelize_llama`, with our keys `model.freeze` and those of `compile` honoured."""
     if parallel_dims.world_size > 1 and model.model_args.enable_weight_tying:
         raise InputError(
             f"model.flavor {job_config.model.flavor} ties its embeddings, which FSDP would shard twice: "
             "train it on one GPU, or choose an 8B flavor"
+        )
+    if parallel_dims.world_size > 1 and model.model_args.fused_projections:
+        raise InputError(
+            "model.fused_projections draws its weights into rows of one matrix, which must not be sharded: "
+            "train on one GPU, or set it to false"
         )
     freeze(model, job_config.model.freeze)
     model = _compile_and_parallelize(model, parallel_dims, job_config)
@@ -173,6 +230,7 @@ def parallelize(model: Llama, parallel_dims: ParallelDims, job_config) -> nn.Mod
 def _compile_and_parallelize(model: Llama, parallel_dims: ParallelDims, job_config) -> nn.Module:
     compile_config = job_config.compile
     torch._inductor.config.emulate_precision_casts = compile_config.emulate_precision_casts
+    torch._inductor.config.triton.cudagraphs = compile_config.cuda_graphs
     if compile_config.enable and compile_config.scope == "model" and "model" in compile_config.components:
         others = [name for name in compile_config.components if name != "model"]
         blocks_eager = replace(job_config, compile=replace(compile_config, components=others))

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from models import flops
+from models.casts import casts_of, once_a_step
 from models.errors import InputError
 from models.gpus import Rates
 
@@ -64,7 +65,7 @@ def step_work(config, args, fp8_layers: Collection[str]) -> list[Work]:
     return [
         *work,
         Work(ELEMENTWISE, 3 * (passes - 1) * parameter_bytes),  # gradients added to those of earlier passes
-        _optimizer(config, parameter_bytes),
+        _optimizer(config, flops.parameters(args)),
     ]
 
 
@@ -116,63 +117,18 @@ def _compiled(config, component: str = "model") -> bool:
 # ---- linear layers ----
 
 
-@dataclass(frozen=True)
-class _Casts:
-    """Bytes per element that making the FP8 operands of a layer's GEMMs moves, and scaling their results after them."""
-
-    input: tuple[float, float]  # forward, backward
-    weight: tuple[float, float]
-    grad_output: float
-    grad_input: float = 0
-    grad_weight: float = 0
-
-
-def _casts(recipe_name: str, compiled: bool, b: int) -> _Casts:
-    """Traffic of torchao 0.18's casts, for weights of `b` bytes.
-
-    `_scaled_mm` takes the left operand by rows and the right one by columns. The forward product has them so, the
-    backward ones need three copies transposed: of the weight, of grad_output and of the input.
-
-    Eager, from its operators: abs (2 + 2), max (2), to float32 (2 + 4), times scale (4 + 4), clamp (4 + 4) and to FP8
-    (4 + 1) are 33 bytes, with float32 weights too; 2 for a transposed copy. Forward and backward cast anew, and
-    grad_output is cast for each of its products. Rowwise products without fast accumulation, the backward ones, are
-    scaled afterwards: an outer product in float32 (4), then a multiplication in place (2 + 4 + 2).
-
-    Compiled, from the graphs that AOTAutograd makes: the largest value of an activation or gradient comes with the
-    kernel that makes it; where a scale is of one row, so does the cast along rows (1). Across the whole tensor or
-    columns the value must be complete before the cast, a second pass (2 + 1). A transposed copy is written instead.
-    Inputs are cast anew in the backward pass, as there the transposed one is needed.
-    """
-    if not compiled:
-        if recipe_name == "rowwise_with_gw_hp":
-            return _Casts(input=(33, 0), weight=(33, 33 + 2), grad_output=33, grad_input=12)
-        scaled_after = 12 if recipe_name == "rowwise" else 0
-        again = 33 + 2
-        return _Casts((33, again), (33, again), 33 + again, grad_input=scaled_after, grad_weight=scaled_after)
-    column = 2 + (2 + 1)  # largest values, cast
-    return {
-        # grad_output is read once and written in both orders; the weight's scale is kept for the backward pass
-        "tensorwise": _Casts(input=(2 + 1, 2 + 1), weight=(b + b + 1, b + 1), grad_output=2 + 1 + 1),
-        # grad_weight leaves the graph, so that nothing else could scale it in passing: 2 + 2
-        "rowwise": _Casts(input=(1, column), weight=(b + 1, b + b + 1), grad_output=1 + column, grad_weight=2 + 2),
-        # the weight by rows forward, as one tensor backward; the GEMM of grad_weight takes bf16
-        "rowwise_with_gw_hp": _Casts(input=(1, 0), weight=(b + 1, b + b + 1), grad_output=1),
-    }[recipe_name]
-
-
 _SHARE_INPUT = {"wq": "qkv", "wk": "qkv", "wv": "qkv", "w1": "w13", "w3": "w13"}  # compiled, it is cast once for them
 
 
 def _linears(config, args, fp8_layers: Collection[str]) -> Iterator[Work]:
     """The three GEMMs of each linear layer, and what makes their operands."""
-    t, b, recipe_name = _tokens(config), _itemsize(config), config.quantize.linear.float8.recipe_name
-    cast_inputs = set()
+    t, b, keys, cast_inputs = _tokens(config), _itemsize(config), config.quantize.linear.float8, set()
     for name, (n, k) in flops.linear_shapes(args).items():
         block, _, short = name.rpartition(".")
         compiled = _compiled(config) and (block != "" or config.compile.scope == "model")  # by blocks: not the head
         forwards = _forwards(config) if block and not (short == "w2" and _stops_early(config)) else 1
         fp8 = name in fp8_layers
-        grad_weight_fp8 = fp8 and recipe_name != "rowwise_with_gw_hp"
+        grad_weight_fp8 = fp8 and keys.recipe_name != "rowwise_with_gw_hp"
         yield from [_gemm(2 * t * n * k, t * k + n * k, t * n, fp8)] * forwards  # output = input x weight
         yield _gemm(2 * t * n * k, t * n + n * k, t * k, fp8)  # grad_input = grad_output x weight
         yield _gemm(2 * t * n * k, t * n + t * k, n * k, grad_weight_fp8)  # grad_weight = grad_output x input
@@ -180,7 +136,9 @@ def _linears(config, args, fp8_layers: Collection[str]) -> Iterator[Work]:
         yield Work(CASTS, 3 * (b - 2) * n * k * (1 if fp8 else 2))
         if not fp8:
             continue
-        casts = _casts(recipe_name, compiled, b)
+        casts = casts_of(keys, compiled, b)
+        if keys.cast_weights_once:  # at the start of the step, in one compiled cast for all layers
+            casts = replace(casts, weight=once_a_step(_compiled(config), b, _passes(config)))
         yield Work(CASTS, n * k * (forwards * casts.weight[0] + casts.weight[1] + casts.grad_weight))
         yield Work(CASTS, t * n * casts.grad_output + t * k * casts.grad_input)
         source = block, _SHARE_INPUT.get(short, short)
@@ -241,9 +199,10 @@ def _compiled_block(args, b: int) -> tuple[int, int, int]:
     rope = 2 * 2 * (d + kv)
     swiglu = (2 + 2 + 2) * f
     last_sum = d * (b + 2 + 2 + b)
-    # The gradient of a norm's output comes as one matrix of each layer behind it (2, then 3), then the norm's input,
-    # then the stream's gradient read and written.
-    norms_backward = d * (2 * 2 + (b + 2) + 2 * b) + d * (3 * 2 + b + 2 * b)
+    # The gradient of a norm's output comes as one matrix of each layer behind it (w1, w3; wq, wk, wv), then the norm's
+    # input, then the stream's gradient read and written.
+    w13, wqkv = (1, 1) if args.fused_projections else (2, 3)
+    norms_backward = d * (2 * w13 + (b + 2) + 2 * b) + d * (2 * wqkv + b + 2 * b)
     swiglu_backward = (3 + 2) * 2 * f  # product's gradient, outputs of w1 and w3; the gradients of both
     return norms + rope + swiglu, last_sum, norms_backward + rope + swiglu_backward
 
@@ -258,14 +217,16 @@ def _eager_block(args, b: int) -> tuple[int, int, int]:
     rope, rope_backward = (6 + 16 + 12 + 8 + 6) * (d + kv), (6 + 16 + 12 + 8 + 6 + 4) * (d + kv)
     swiglu, swiglu_backward = (4 + 6) * f, (6 + 2 * 6) * f  # silu, product
     one_sum = d * (b + 2 + b)
-    gradient_sums = 5 * 3 * b * d  # of the inputs of wq, wk, wv, of w1, w3, and at the two residual sums
-    # Autocast, where the stream is float32: to bf16 for five layers and back for their gradients, and bf16 gradients
-    # for wo and w2. 4 + 2 bytes each; nothing where the stream is bf16.
+    behind_norms = 2 if args.fused_projections else 5
+    gradient_sums = behind_norms * 3 * b * d  # one less than layers behind each norm, and one at each residual sum
+    joined = 4 * (d + 2 * kv + 2 * f) if args.fused_projections else 0  # gradients of q, k, v; of w1's and w3's parts
+    # Autocast, where the stream is float32: to bf16 for each layer behind a norm and back for its gradient, and bf16
+    # gradients for wo and w2. 4 + 2 bytes each; nothing where the stream is bf16.
     to_bf16 = 3 * (b - 2) * d
     return (
-        norms + rope + one_sum + swiglu + 5 * to_bf16,
+        norms + rope + one_sum + swiglu + behind_norms * to_bf16,
         one_sum,
-        norms_backward + rope_backward + swiglu_backward + gradient_sums + 7 * to_bf16,
+        norms_backward + rope_backward + swiglu_backward + gradient_sums + joined + (behind_norms + 2) * to_bf16,
     )
 
 
@@ -278,15 +239,17 @@ def _loss(config, args) -> Work:
     return Work(LOSS, _tokens(config) * args.vocab_size * (2 + 2 + 2 if _compiled(config, "loss") else 36))
 
 
-def _optimizer(config, parameter_bytes: int) -> Work:
-    """Gradient norm (1 read), clipping (read, write), AdamW; in accesses to a tensor of the parameters' size.
+def _optimizer(config, parameters: int) -> Work:
+    """Gradient norm (1 read), clipping (read, write), AdamW.
 
-    Fused AdamW reads parameter, gradient and both moments, and writes all but the gradient. As foreach or a loop each
-    operation is a pass: decay (2), first moment (3), second (2, then 3), its root (2), correction (2), epsilon (2),
-    step (4). Clipping multiplies even where the norm is small enough.
+    In one kernel AdamW reads parameter, gradient and both moments, and writes all but the gradient; if it clips, that
+    too. As foreach or a loop each operation is a pass: decay (2), first moment (3), second (2, then 3), its root (2),
+    correction (2), epsilon (2), step (4). Clipping multiplies even where the norm is small enough.
     """
-    adamw = 7 if config.optimizer.implementation == "fused" else 20
-    return Work(OPTIMIZER, (1 + 2 + adamw) * parameter_bytes)
+    keys, b = config.optimizer, _itemsize(config)
+    one_kernel = keys.implementation == "fused" or keys.from_torchao
+    adamw = 3 * b + 4 * flops.moment_bytes(keys, b) if one_kernel else 20 * b
+    return Work(OPTIMIZER, parameters * (b + (1 if keys.fused_clipping else 2) * b + adamw))
 
 
 if __name__ == "__main__":

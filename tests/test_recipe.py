@@ -77,6 +77,8 @@ def test_the_published_schedule_is_torchtitans():
 @pytest.mark.parametrize("overlay", recipe.overlay_names())
 @pytest.mark.parametrize("name", recipe.names())
 def test_every_recipe_loads_with_every_overlay_which_touches_only_what_it_says(name, overlay):
+    if (name, overlay) == ("candidate_adamw_stochastic_rounding", "fp32_master"):
+        pytest.skip("fp32 weights are not rounded: refused, see test_optimizer")
     tree = yaml.safe_load((recipe.OVERLAYS / f"{overlay}.yaml").read_text())
     del tree["description"]
     before, after = (dict(recipe.flat(load(name, overlays).config.to_dict())) for overlays in ([], [overlay]))

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from experiments import recipe as recipes
 from experiments import roofline as command
 from models import flops, gpus, llama, roofline
+from models.casts import casts_of
 
 RECIPES = ["baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled",
            "rowwise_gw_hp_fp8_compiled"]  # fmt: skip
@@ -76,7 +78,7 @@ class Traffic(TorchDispatchMode):
     """Bytes that eager operators read and write, but for matrix products, attention and views."""
 
     NOT = ("mm", "scaled_dot_product", "view", "permute", "transpose", "aten.t.", "expand", "unsqueeze", "slice",
-           "select", "unbind", "detach", "reshape", "ones_like")  # fmt: skip
+           "select", "split", "unbind", "detach", "reshape", "ones_like")  # fmt: skip
 
     def __init__(self):
         super().__init__()
@@ -90,8 +92,9 @@ class Traffic(TorchDispatchMode):
         return result
 
 
-def test_eager_block_moves_the_bytes_of_its_operators():
-    args = llama.FLAVORS["cpu"]
+@pytest.mark.parametrize("fused", [False, True])
+def test_eager_block_moves_the_bytes_of_its_operators(fused):
+    args = replace(llama.FLAVORS["cpu"], fused_projections=fused)
     model = llama.Llama(args)
     with torch.no_grad():
         model.init_weights()
@@ -114,7 +117,8 @@ def test_eager_tensorwise_casts_move_the_bytes_of_their_operators():
     x = torch.randn(1024, 256, dtype=torch.bfloat16, requires_grad=True)
     with Traffic() as traffic:
         layer(x).sum().backward()
-    casts = roofline._casts("tensorwise", compiled=False, b=2)
+    keys = recipes.load("tensorwise_fp8_compiled").config.quantize.linear.float8
+    casts = casts_of(keys, compiled=False, b=2)
     k, n, t = 256, 512, 1024
     expected = t * k * sum(casts.input) + n * k * sum(casts.weight) + t * n * casts.grad_output
     copies = 2 * (t * k + n * k + t * n)  # made inside of _scaled_mm's wrapper, unseen here
@@ -221,13 +225,20 @@ def test_limits_that_the_goals_were_set_by():
 
 
 @pytest.mark.parametrize(
-    ("device_name", "gpu"),
-    [("NVIDIA GH200 120GB", "gh200"), ("NVIDIA GH200 144G HBM3e", "gh200-144gb"), ("NVIDIA H200", "h200"),
-     ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H100 PCIe", "h100-pcie"), ("NVIDIA H100 NVL", "h100-nvl"),
-     ("NVIDIA B200", "b200"), ("NVIDIA A100-SXM4-80GB", "a100")],
+    ("device_name", "gpu", "bf16", "fp8"),
+    [("NVIDIA GH200 120GB", "gh200", 989, 1979), ("NVIDIA GH200 144G HBM3e", "gh200-144gb", 989, 1979),
+     ("NVIDIA H200", "h200", 989, 1979), ("NVIDIA H100 80GB HBM3", "h100", 989, 1979),
+     ("NVIDIA H100 PCIe", "h100-pcie", 756, 1513), ("NVIDIA H100 NVL", "h100-nvl", 835, 1671),
+     ("NVIDIA B200", "b200", 2250, 4500), ("NVIDIA A100-SXM4-80GB", "a100", 312, None)],
 )  # fmt: skip
-def test_drivers_names_find_their_gpu(device_name, gpu):
-    assert gpus.find(device_name) is gpus.GPUS[gpu]
+def test_drivers_names_find_their_gpu_and_its_dense_peaks(device_name, gpu, bf16, fp8):
+    assert gpus.find(device_name) == gpu
+    peak = gpus.GPUS[gpu].datasheet
+    assert (peak.bf16, peak.fp8) == (pytest.approx(bf16 * 1e12, rel=1e-3), fp8 and pytest.approx(fp8 * 1e12, rel=1e-3))
+
+
+def test_other_devices_are_not_in_the_table():
+    assert gpus.find("GeForce 256") is None
 
 
 # ---- command line ----
@@ -245,7 +256,7 @@ def test_error_against_measured_parts_is_printed_and_kept(tmp_path, capsys):
     floors = roofline.floors(work("baseline_compiled"), gpus.GPUS["h200"].sustained)
     measured = {part: 2 * seconds for part, seconds in floors.items() if seconds} | {"idle": 0.01}
     step = {"step_s": sum(measured.values()), "parts": measured}
-    bench.write_text(json.dumps({"variants": {"baseline_compiled": step}}))
+    bench.write_text(json.dumps({"overlays": [], "overrides": [], "variants": {"baseline_compiled": step}}))
     options = ["--gpu", "h200", "--against", str(bench), "--json", str(out)]
     assert command.main(["baseline_compiled", *options]) == 0
     printed, kept = capsys.readouterr().out, json.loads(out.read_text())
@@ -253,6 +264,21 @@ def test_error_against_measured_parts_is_printed_and_kept(tmp_path, capsys):
     assert kept["parts"]["attention"]["error"] == pytest.approx(-0.5)
     assert kept["parts"]["idle"] == {"measured": {"s": 0.01}}
     assert kept["error"] == pytest.approx(sum(floors.values()) / step["step_s"] - 1)
+
+
+def test_measurements_stand_beside_the_floors_of_what_was_measured(tmp_path, capsys):
+    bench, out = tmp_path / "bench.json", tmp_path / "roofline.json"
+    label = "baseline+compile.enable=true"
+    step = {"step_s": 0.01, "parts": {"attention": 0.001}}
+    facts = {"overlays": ["cpu"], "overrides": ["training.seq_len=64"], "variants": {label: step}}
+    bench.write_text(json.dumps(facts))
+    options = [label, "--gpu", "h200", "--against", str(bench)]
+    assert command.main([*options, "--json", str(out)]) == 0
+    kept = json.loads(out.read_text())
+    assert (kept["overlays"], kept["overrides"]) == (["cpu"], ["training.seq_len=64", "compile.enable=true"])
+    assert kept["step"]["measured"]["tokens_per_s"] == pytest.approx(4 * 64 / 0.01)
+    assert command.main([*options, "--overlay", "cpu"]) == 2
+    assert "leave them out" in capsys.readouterr().err
 
 
 def test_gpu_without_measured_rates_says_so(capsys):
@@ -278,9 +304,10 @@ def test_mistakes_are_a_sentence(arguments, said, capsys):
 
 def test_file_without_the_recipe_names_what_it_has(tmp_path, capsys):
     bench = tmp_path / "bench.json"
-    bench.write_text(json.dumps({"variants": {"baseline": {"step_s": 1, "parts": {}}}}))
+    variants = {"baseline": {"step_s": 1, "parts": {}}}
+    bench.write_text(json.dumps({"overlays": [], "overrides": [], "variants": variants}))
     assert command.main(["baseline_compiled", "--gpu", "h200", "--against", str(bench)]) == 2
     assert "known: baseline" in capsys.readouterr().err
     bench.write_text("{}")
     assert command.main(["baseline", "--gpu", "h200", "--against", str(bench)]) == 2
-    assert '"variants"' in capsys.readouterr().err
+    assert "does not hold a measurement" in capsys.readouterr().err

@@ -1,0 +1,46 @@
+"""The optimizer: torchtitan's fused AdamW, or one of torchao's with a smaller state or stochastic rounding."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torchao import optim
+from torchtitan.components.optimizer import OptimizersContainer
+from torchtitan.components.optimizer import build_optimizers as build_torch_optimizers
+from torchtitan.distributed import ParallelDims
+
+from models.errors import InputError
+from models.flops import MOMENT_BLOCK
+
+
+def build_optimizers(model_parts: list[nn.Module], keys, parallel_dims: ParallelDims, ft_manager=None):
+    """torchtitan's container of the optimizer that the section `optimizer` describes."""
+    if keys.fused_clipping and parallel_dims.world_size > 1:
+        raise InputError("optimizer.fused_clipping is for one device: set it to false where FSDP shards the gradients")
+    if not keys.from_torchao:
+        return build_torch_optimizers(model_parts, keys, parallel_dims, ft_manager)
+    classes = {"AdamW": optim._AdamW, "AdamW8bit": optim.AdamW8bit, "AdamWFp8": optim.AdamWFp8}
+    settings = {
+        "lr": keys.lr,
+        "betas": (keys.beta1, keys.beta2),
+        "eps": keys.eps,
+        "weight_decay": keys.weight_decay,
+        "bf16_stochastic_round": keys.stochastic_rounding,
+    } | ({} if keys.name == "AdamW" else {"block_size": MOMENT_BLOCK})
+    return OptimizersContainer(model_parts, classes[keys.name], settings)
+
+
+def clip_in_step(optimizers: Iterable[torch.optim.Optimizer], parameters: Iterable[nn.Parameter], max_norm: float):
+    """Have the next step of fused optimizers scale the gradients as it reads them.
+
+    `torch.nn.utils.clip_grad_norm_` reads and writes all gradients for it, even where nothing is to be clipped.
+    PyTorch's fused optimizers divide by `grad_scale`, made for loss scaling, in float32.
+
+    Returns:
+        The norm before clipping, a scalar tensor.
+    """
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
+    scale = torch.clamp((norm.float() + 1e-6) / max_norm, min=1.0)  # 1e-6 as in clip_grad_norm_
+    for optimizer in optimizers:
+        optimizer.grad_scale = scale
+    return norm

@@ -1,0 +1,98 @@
+"""Candidates for speed: that recipes and keys do what they say. Those of more code have tests of their own."""
+
+import math
+
+import pytest
+import torch
+import yaml
+from torchtitan.distributed import ParallelDims
+
+from experiments import recipe as recipes
+from models import float8, llama, roofline
+from tests.runs import TINY, lines_of
+from tests.test_roofline import total, work
+
+CANDIDATES = [name for name in recipes.names() if name.startswith("candidate_")]
+ONE_DEVICE = ParallelDims(1, 1, 1, 1, 1, 1, 1, 1)
+
+
+def test_the_study_of_losses_has_all_that_a_cpu_can_tell_apart():
+    from experiments import study
+
+    missing = set(CANDIDATES) - set(study.load(["candidates"]).recipes)
+    assert missing == {f"candidate_{name}" for name in ("weights_cast_once", "cuda_graphs", "fast_accumulation")}
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_a_candidate_changes_what_its_file_says_and_has_a_floor(name):
+    tree = yaml.safe_load((recipes.RECIPES / f"{name}.yaml").read_text())
+    said = {key for key, _ in recipes.flat({k: v for k, v in tree.items() if k not in ("base", "description")})}
+    recipe = recipes.load(name)
+    assert {key for key, *_ in recipes.difference(recipe)} == said
+    parent = sum(roofline.floors(work(recipe.base), roofline_rates()).values())
+    assert sum(roofline.floors(work(name), roofline_rates()).values()) == pytest.approx(parent, rel=0.1)
+
+
+def roofline_rates():
+    from models import gpus
+
+    return gpus.GPUS["h200"].sustained
+
+
+# ---- fast accumulation ----
+
+
+@pytest.mark.parametrize("name", ["rowwise", "tensorwise"])
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_products_that_accumulate_fast(name, everywhere, monkeypatch):
+    keys = [f"quantize.linear.float8.fast_accumulation_in_backward={str(everywhere).lower()}"]
+    config = recipes.load(f"{name}_fp8_compiled", ["cpu"], keys).config
+    config.quantize.linear.float8.filter_fqns = []
+    if not float8.scaled_mm_works(torch.device("cpu"), rowwise=name == "rowwise"):
+        pytest.skip(f"this torch has no {name} operator on a CPU")
+    model = torch.nn.Sequential(torch.nn.Linear(32, 32, bias=False)).bfloat16()
+    float8.Float8Converter(config, ONE_DEVICE).convert(model)
+    x = torch.randn(16, 32, dtype=torch.bfloat16, requires_grad=True)
+    operator, fast = torch._scaled_mm, []
+    monkeypatch.setattr(torch, "_scaled_mm", lambda *a, **k: (fast.append(k["use_fast_accum"]), operator(*a, **k))[1])
+    model(x).sum().backward()
+    assert fast == [True, everywhere, everywhere]
+
+
+def test_fast_rowwise_products_need_no_scaling_afterwards():
+    weights = 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096)  # all linear layers but the head
+    before, after = work("rowwise_fp8_compiled"), work("candidate_fast_accumulation")
+    assert total(before, "bytes", roofline.CASTS) - total(after, "bytes", roofline.CASTS) == 4 * weights
+    eager = [work("rowwise_fp8_compiled", "compile.enable=false", *keys) for keys in
+             ([], ["quantize.linear.float8.fast_accumulation_in_backward=true"])]  # fmt: skip
+    inputs = 32 * 4096 * (6 * 4096 + 14336)  # wq, wk, wv, wo, w1, w3; w2
+    saved = total(eager[0], "bytes", roofline.CASTS) - total(eager[1], "bytes", roofline.CASTS)
+    assert saved == 12 * (weights + inputs)
+
+
+# ---- CUDA graphs ----
+
+
+@pytest.mark.parametrize("name, recorded", [("candidate_cuda_graphs", True), ("tensorwise_fp8_compiled", False)])
+def test_cuda_graphs_are_as_the_recipe_says(name, recorded):
+    config = recipes.load(name, ["cpu"]).config
+    with torch._inductor.config.patch({"triton.cudagraphs": not recorded}):
+        with torch.device("meta"):
+            llama.parallelize(llama.Llama(llama.FLAVORS["cpu"]), ONE_DEVICE, config)
+        assert torch._inductor.config.triton.cudagraphs == recorded
+
+
+# ---- on a GPU ----
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_a_candidate_trains_on_a_gpu_as_its_parent_does(name, tmp_path):
+    from experiments.run import main
+
+    last = {}
+    for recipe in (name, recipes.load(name).base):
+        assert main([recipe, "--overlay", "cpu", *TINY, "--out", str(tmp_path / recipe)]) == 0
+        last[recipe] = lines_of(tmp_path / recipe)[-1]["loss"]
+    assert math.isclose(*last.values(), rel_tol=0.01)

@@ -1,0 +1,184 @@
+"""The optimizer's candidates: clipping within the step, torchao's small states and stochastic rounding."""
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed import checkpoint
+from torchtitan.distributed import ParallelDims
+
+from experiments import checks, recipe
+from experiments.run import set_rank_environment
+from experiments.stop import Stop
+from models import llama, optimizer, roofline
+from models.errors import InputError
+from models.flops import parameters
+from tests.runs import TINY
+
+ONE_DEVICE = ParallelDims(1, 1, 1, 1, 1, 1, 1, 1)
+TWO_DEVICES = ParallelDims(1, 2, 1, 1, 1, 1, 1, 2)
+
+
+@pytest.fixture(autouse=True)
+def torchao_eager():
+    """torchao compiles its kernels, which takes longer than these tests."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def config(*overrides, name="baseline", overlays=("cpu",)):
+    return recipe.load(name, overlays, overrides).config
+
+
+def trained(overrides: list[str], steps: int, dtype=torch.bfloat16, gradient_scale=1.0, max_norm=1.0, seed=0):
+    """A matrix after some steps of a random gradient, and its optimizer; clipped as the recipe says."""
+    keys = config(*overrides).optimizer
+    torch.manual_seed(seed)
+    model = nn.Linear(64, 64, bias=False).to(dtype)
+    container = optimizer.build_optimizers([model], keys, ONE_DEVICE)
+    gradient = gradient_scale * torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    for _ in range(steps):
+        model.weight.grad = gradient.to(dtype, copy=True)
+        if keys.fused_clipping:
+            optimizer.clip_in_step(container, model.parameters(), max_norm)
+        else:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        container.step()
+    return model.weight.detach(), container
+
+
+# ---- clipping ----
+
+LARGE_EPSILON = (
+    "optimizer.eps=1.0"  # AdamW does not care for the size of gradients unless they are small beside epsilon
+)
+
+
+@pytest.mark.parametrize("gradient_scale", [1.0, 1e-4], ids=["clipped", "not clipped"])
+def test_clipping_in_the_step_is_that_of_a_pass_before(gradient_scale):
+    keys = [LARGE_EPSILON, "optimizer.lr=10.0"]
+    apart, _ = trained(keys, 4, torch.float32, gradient_scale)
+    within, _ = trained([*keys, "optimizer.fused_clipping=true"], 4, torch.float32, gradient_scale)
+    torch.testing.assert_close(within, apart, rtol=1e-5, atol=1e-6)
+    unclipped, _ = trained(keys, 4, torch.float32, gradient_scale, max_norm=1e9)
+    assert torch.allclose(unclipped, apart, atol=1e-6) == (gradient_scale < 1)
+
+
+@pytest.fixture
+def weight_after_a_step(tmp_path):
+    """Trains one step of the baseline in this process; gives its output head."""
+
+    def train(*overrides) -> torch.Tensor:
+        from experiments.trainer import Trainer
+
+        set_rank_environment()
+        keys = [*TINY, "training.dtype=float32", "training.steps=1", LARGE_EPSILON, f"job.dump_folder={tmp_path}"]
+        trainer = Trainer(config(*keys, *overrides), Stop())
+        trainer.step = 1
+        trainer.train_step(trainer.batch_generator(trainer.dataloader))
+        trainer.close()
+        return trainer.model_parts[0].output.weight.detach()
+
+    yield train
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_a_run_clips_in_the_step(weight_after_a_step):
+    clip = ["training.max_norm=0.01", "optimizer.lr=1e4", "optimizer.weight_decay=0"]
+    apart = weight_after_a_step(*clip)
+    within = weight_after_a_step(*clip, "optimizer.fused_clipping=true")
+    unclipped = weight_after_a_step(*clip, "training.max_norm=1e9")
+    assert (within - apart).norm() < 1e-3 * (unclipped - apart).norm()
+
+
+def test_clipping_in_the_step_tells_the_norm_before_it():
+    model = nn.Linear(8, 8, bias=False)
+    model.weight.grad = torch.full((8, 8), 2.0)
+    assert optimizer.clip_in_step([], model.parameters(), max_norm=1.0).item() == pytest.approx(16)
+    assert (model.weight.grad == 2).all()
+
+
+# ---- torchao's ----
+
+
+@pytest.mark.parametrize("name, element", [("AdamW8bit", torch.uint8), ("AdamWFp8", torch.float8_e4m3fn)])
+def test_small_moments_follow_adamw_in_the_bytes_that_are_estimated(name, element):
+    exact, _ = trained([], 8, torch.float32)
+    close, container = trained([f"optimizer.name={name}"], 8, torch.float32)
+    moved = (exact - trained([], 0, torch.float32)[0]).norm()
+    assert 0 < (close - exact).norm() < 0.1 * moved
+    state = next(iter(container.optimizers[0].state.values()))
+    for moment in (state["exp_avg"], state["exp_avg_sq"]):
+        assert moment.codes.dtype == element
+        size = sum(getattr(moment, part).nbytes for part in ("codes", "scale"))
+        estimate = checks.memory_estimate(config(f"optimizer.name={name}"))
+        assert size / moment.numel() == estimate["optimizer"] / (2 * parameters(llama.FLAVORS["cpu"]))
+
+
+def test_stochastic_rounding_keeps_updates_that_rounding_to_the_nearest_loses():
+    keys = ["optimizer.lr=1e-6", "optimizer.weight_decay=0.0"]
+    exact = trained(keys, 20, torch.float32)[0] - trained(keys, 0, torch.float32)[0]
+    start, _ = trained(keys, 0)
+    nearest, _ = trained(keys, 20)
+    stochastic, _ = trained([*keys, "optimizer.stochastic_rounding=true"], 20)
+    large = start.abs() > 2**-5  # a bf16 step there is 2^-13 at least, a hundred times an update
+    assert torch.equal(nearest[large], start[large])
+    update = (stochastic.float() - start.float())[large] * exact[large].sign()
+    assert update.mean().item() == pytest.approx(exact[large].abs().mean().item(), rel=0.3)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("name", ["AdamW8bit", "AdamWFp8"])
+def test_small_moments_survive_a_checkpoint(name, tmp_path):
+    _, trained_for_3 = trained([f"optimizer.name={name}"], 3)
+    checkpoint.save(trained_for_3.state_dict(), checkpoint_id=tmp_path)
+    _, other = trained([f"optimizer.name={name}"], 1, seed=1)
+    state = other.state_dict()
+    checkpoint.load(state, checkpoint_id=tmp_path)
+    other.load_state_dict(state)
+    saved, loaded = (next(iter(each.optimizers[0].state.values())) for each in (trained_for_3, other))
+    assert loaded["step"] == saved["step"] == 3
+    for moment in ("exp_avg", "exp_avg_sq"):
+        assert torch.equal(loaded[moment].dequantize(), saved[moment].dequantize())
+
+
+# ---- what the roofline makes of them ----
+
+
+def optimizer_bytes(name: str, *overrides) -> float:
+    args, settings = llama.FLAVORS["8B-published"], config(*overrides, name=name, overlays=())
+    work = roofline.step_work(settings, args, [])
+    return sum(w.bytes for w in work if w.part == roofline.OPTIMIZER) / parameters(args)
+
+
+def test_bytes_of_the_optimizer_by_hand():
+    adamw = 2 + (2 + 2) + 7 * 2  # norm; clipping; gradient, and parameter and moments there and back
+    assert optimizer_bytes("baseline_compiled") == optimizer_bytes("candidate_adamw_stochastic_rounding") == adamw
+    assert optimizer_bytes("candidate_fused_clipping") == adamw - 2
+    assert optimizer_bytes("candidate_adamw_8bit") == adamw - 4 + 4 * 4 / 256
+    assert optimizer_bytes("baseline", "optimizer.implementation=foreach") == 2 + 4 + 40
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (["optimizer.fused_clipping=true", "optimizer.implementation=foreach"], "fused clip by themselves"),
+        (["optimizer.fused_clipping=true", "optimizer.name=AdamW8bit"], "fused clip by themselves"),
+        (["optimizer.stochastic_rounding=true", "optimizer.name=Adam"], "set optimizer.name to AdamW"),
+        (["optimizer.stochastic_rounding=true", "training.dtype=float32"], "rounds bf16 weights"),
+        (["optimizer.name=AdamWFp8", "optimizer.early_step_in_backward=true"], "set it to false"),
+        (["compile.cuda_graphs=true"], "set compile.enable to true"),
+    ],
+)
+def test_contradictions_are_found_before_the_run(overrides, message):
+    with pytest.raises(InputError, match=message):
+        config(*overrides)
+
+
+def test_clipping_in_the_step_is_for_one_device():
+    with pytest.raises(InputError, match="for one device"):
+        optimizer.build_optimizers([], config("optimizer.fused_clipping=true").optimizer, TWO_DEVICES)
