@@ -46,7 +46,8 @@ _H200 = "NVIDIA H200 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/h20
 _GH200 = "NVIDIA GH200 Superchip datasheet (nvidia.com/en-us/data-center/grace-hopper-superchip), dense"
 _A100 = "NVIDIA A100 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/a100), dense, 80 GB SXM"
 _B200 = "NVIDIA Blackwell datasheet (resources.nvidia.com), dense, one GPU of an HGX B200"
-_H200_MEASURED = f"bf16 and copies: measured on the H200 that this project's goals were set on; FP8 {_GEMMS}"
+# `python -m experiments.benchmark_rates` measures a GPU's own; no record of it is at hand yet.
+_H200_GOALS = f"bf16 and copies: about what this project's goals for an H200 were set by; FP8 {_GEMMS}"
 
 # By the name that the command line knows. The first whose `driver_name` is in a device's name is that device, so the
 # order matters: "NVIDIA GH200 144G HBM3e", "NVIDIA GH200 120GB" (96 GB of it HBM), "NVIDIA H100 80GB HBM3" (SXM).
@@ -56,7 +57,7 @@ GPUS = {
                        _rates(828.6, 1535.0, 4.9, f"{_NO_COPY}; at 900 W")),
     "gh200": Gpu("GH200", 96e9, _rates(989, 1979, 4.0, f"{_GH200}, HBM3")),
     "h200-nvl": Gpu("H200 NVL", 141e9, _rates(835, 1671, 4.8, f"{_H200}, NVL")),
-    "h200": Gpu("H200", 141e9, _rates(989, 1979, 4.8, f"{_H200}, SXM"), _rates(790, 1453.4, 4.3, _H200_MEASURED)),
+    "h200": Gpu("H200", 141e9, _rates(989, 1979, 4.8, f"{_H200}, SXM"), _rates(790, 1453.4, 4.3, _H200_GOALS)),
     "h100-pcie": Gpu("H100 PCIe", 80e9, _rates(756, 1513, 2.0, f"{_H100}, PCIe")),
     "h100-nvl": Gpu("H100 NVL", 94e9, _rates(835, 1671, 3.9, f"{_H100}, NVL")),
     "h100": Gpu("H100", 80e9, _rates(989, 1979, 3.35, f"{_H100}, SXM"), _rates(794.5, 1402.6, 3.35, _NO_COPY)),

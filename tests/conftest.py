@@ -3,13 +3,19 @@
 import logging
 import os
 import signal
+from dataclasses import replace
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers and what they start share the cores
 import pytest
 import torch
+import torch.distributed as dist
 
 from experiments import device  # noqa: F401
 from experiments.config import Config
+from experiments.run import set_rank_environment
+from experiments.stop import Stop
+from experiments.trainer import Trainer
+from models import llama
 from tests.make_corpus import words, write_parquet, write_tokenizer
 
 
@@ -34,6 +40,28 @@ def process_as_before():
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     for number, answer in answers.items():
         signal.signal(number, answer)
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """Trains the first steps of a config in this process; gives the trainer and its log windows."""
+
+    def steps(config, count=1) -> tuple[Trainer, list[dict]]:
+        flavor = config.model.flavor
+        monkeypatch.setitem(llama.FLAVORS, flavor, replace(llama.FLAVORS[flavor]))  # torchtitan writes keys there
+        config.job.dump_folder = str(tmp_path)
+        set_rank_environment()
+        trainer, windows = Trainer(config, Stop()), []
+        trainer.metrics_processor.on_window = windows.append
+        batches = trainer.batch_generator(trainer.dataloader)
+        for trainer.step in range(1, count + 1):
+            trainer.train_step(batches)
+        trainer.close()
+        return trainer, windows
+
+    yield steps
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.fixture

@@ -1,8 +1,5 @@
 """FP8 weights cast once a step: the same losses bit for bit, fewer casts, and what contradicts the key."""
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -47,7 +44,7 @@ def build(config) -> torch.nn.Module:
     return model
 
 
-def train(config, steps: int = 3, passes: int = 2) -> list[float]:
+def losses_of(config, steps: int = 3, passes: int = 2) -> list[float]:
     """Losses of all passes."""
     model, losses = build(config), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -74,7 +71,7 @@ def train(config, steps: int = 3, passes: int = 2) -> list[float]:
     ],
 )
 def test_losses_are_those_of_casting_in_every_pass(overrides, overlays):
-    once, always = (train(load(*overrides, overlays=overlays, once=once)) for once in (True, False))
+    once, always = (losses_of(load(*overrides, overlays=overlays, once=once)) for once in (True, False))
     assert once == always
     assert len(set(once)) == len(once)
 
@@ -120,18 +117,13 @@ def test_compiled_block_casts_no_weight():
     assert sum(casts) == 2 * 4 + 7
 
 
-@pytest.mark.slow
-def test_run_equals_that_of_its_parent(tmp_path):
-    """Through the trainer, with accumulated gradients."""
+def test_run_equals_that_of_its_parent(train):
+    """Through the trainer, with accumulated gradients; eager, to be quick."""
     losses = []
-    for name in ("candidate_weights_cast_once", "tensorwise_fp8_compiled"):
-        keys = [*TINY, "training.global_batch_size=2", EAGER]
-        line = [sys.executable, "-m", "experiments.run", name, "--overlay", "cpu", *keys, "--out", tmp_path / name]
-        subprocess.run(line, check=True, capture_output=True)
-        [metrics] = tmp_path.glob(f"{name}/**/metrics.jsonl")
-        losses.append([json.loads(window)["losses"] for window in metrics.read_text().splitlines()])
-        [proof] = metrics.parent.glob("proof.json")
-        assert json.loads(proof.read_text())["fp8_share_of_matmul_flops"] > 0.7
+    for once in (True, False):
+        trainer, windows = train(load(*TINY, "training.global_batch_size=2", EAGER, once=once), count=4)
+        losses.append([window["losses"] for window in windows])
+        assert trainer.proof.record()["fp8_share_of_matmul_flops"] > 0.7
     assert losses[0] == losses[1] and len(losses[0]) == 4
 
 

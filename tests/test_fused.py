@@ -4,12 +4,9 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-import torch.distributed as dist
 from torchtitan.distributed import ParallelDims
 
 from experiments import checks, recipe, roofline
-from experiments.run import set_rank_environment
-from experiments.stop import Stop
 from models import flops, llama
 from models import roofline as floors
 from models.errors import InputError
@@ -112,22 +109,9 @@ def test_more_than_one_gpu_is_refused():
 # ---- a run ----
 
 
-def test_a_run_in_fp8_proves_itself(tmp_path, monkeypatch):
+def test_a_run_in_fp8_proves_itself(train):
     """The fused layers are what runs in FP8, and all of them move; eager, to be quick."""
-    from experiments.trainer import Trainer
-
-    monkeypatch.setitem(
-        llama.FLAVORS, "cpu", replace(llama.FLAVORS["cpu"])
-    )  # torchtitan writes the recipe's keys there
-    set_rank_environment()
-    keys = [*TINY, "training.steps=1", "compile.enable=false", f"job.dump_folder={tmp_path}"]
-    trainer = Trainer(config("candidate_fused_projections", *keys), Stop())
-    try:
-        trainer.step = 1
-        trainer.train_step(trainer.batch_generator(trainer.dataloader))
-        trainer.close()
-    finally:
-        dist.destroy_process_group()
+    trainer, _ = train(config("candidate_fused_projections", *TINY, "training.steps=1", "compile.enable=false"))
     record = trainer.proof.record()
     assert record["converted_modules"].keys() == {f"layers.{i}.{name}" for i in range(4) for name in BLOCK}
     assert record["converted_modules"]["layers.0.attention.wqkv"] == [256 + 2 * 128, 256]

@@ -2,14 +2,11 @@
 
 import pytest
 import torch
-from torch import distributed as dist
 from torch import nn
 from torch.distributed import checkpoint
 from torchtitan.distributed import ParallelDims
 
 from experiments import checks, recipe
-from experiments.run import set_rank_environment
-from experiments.stop import Stop
 from models import llama, optimizer, roofline
 from models.errors import InputError
 from models.flops import parameters
@@ -64,31 +61,15 @@ def test_clipping_in_the_step_is_that_of_a_pass_before(gradient_scale):
     assert torch.allclose(unclipped, apart, atol=1e-6) == (gradient_scale < 1)
 
 
-@pytest.fixture
-def weight_after_a_step(tmp_path):
-    """Trains one step of the baseline in this process; gives its output head."""
-
-    def train(*overrides) -> torch.Tensor:
-        from experiments.trainer import Trainer
-
-        set_rank_environment()
-        keys = [*TINY, "training.dtype=float32", "training.steps=1", LARGE_EPSILON, f"job.dump_folder={tmp_path}"]
-        trainer = Trainer(config(*keys, *overrides), Stop())
-        trainer.step = 1
-        trainer.train_step(trainer.batch_generator(trainer.dataloader))
-        trainer.close()
+def test_a_run_clips_in_the_step(train):
+    def head(*overrides) -> torch.Tensor:
+        keys = [*TINY, "training.dtype=float32", "training.steps=1", "optimizer.lr=1e4", "optimizer.weight_decay=0"]
+        trainer, _ = train(config(*keys, LARGE_EPSILON, *overrides))
         return trainer.model_parts[0].output.weight.detach()
 
-    yield train
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def test_a_run_clips_in_the_step(weight_after_a_step):
-    clip = ["training.max_norm=0.01", "optimizer.lr=1e4", "optimizer.weight_decay=0"]
-    apart = weight_after_a_step(*clip)
-    within = weight_after_a_step(*clip, "optimizer.fused_clipping=true")
-    unclipped = weight_after_a_step(*clip, "training.max_norm=1e9")
+    apart = head("training.max_norm=0.01")
+    within = head("training.max_norm=0.01", "optimizer.fused_clipping=true")
+    unclipped = head("training.max_norm=1e9")
     assert (within - apart).norm() < 1e-3 * (unclipped - apart).norm()
 
 

@@ -3,13 +3,10 @@
 import json
 
 import pytest
-import torch.distributed as dist
 
 from analysis import newest, puzzle
 from analysis.load import load
 from experiments import checks, recipe
-from experiments.run import set_rank_environment
-from experiments.stop import Stop
 from models.errors import InputError
 from tests.make_runs import metrics_lines, write_run
 from tests.runs import TINY
@@ -26,32 +23,18 @@ def config(name, *keys):
     return recipe.load(name, ["cpu"], [*TINY, "training.steps=1", *keys]).config
 
 
-@pytest.fixture
-def proof_of_a_step(tmp_path):
-    """Trains one step of a recipe in this process; gives its proof and the names of what its optimizer owns."""
-
-    def train(name) -> tuple[dict, set[str]]:
-        from experiments.trainer import Trainer
-
-        set_rank_environment()
-        trainer = Trainer(config(name, f"job.dump_folder={tmp_path}"), Stop())
-        trainer.step = 1
-        trainer.train_step(trainer.batch_generator(trainer.dataloader))
-        trainer.close()
-        owned = {id(p) for group in trainer.optimizers.optimizers[0].param_groups for p in group["params"]}
-        names = {name for name, p in trainer.model_parts[0].named_parameters() if id(p) in owned}
-        return trainer.proof.record(), names
-
-    yield train
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def proof_of_a_step(trainer) -> tuple[dict, set[str]]:
+    """A trainer's proof, and the names of what its optimizer owns."""
+    owned = {id(p) for group in trainer.optimizers.optimizers[0].param_groups for p in group["params"]}
+    names = {name for name, p in trainer.model_parts[0].named_parameters() if id(p) in owned}
+    return trainer.proof.record(), names
 
 
 # ---- the runs ----
 
 
-def test_optimizer_built_first_does_not_own_what_is_converted(proof_of_a_step):
-    record, owned = proof_of_a_step("puzzle_fp8_optimizer_first")
+def test_optimizer_built_first_does_not_own_what_is_converted(train):
+    record, owned = proof_of_a_step(train(config("puzzle_fp8_optimizer_first"))[0])
     parameters = record["parameters"]
     assert not owned & LINEARS and "tok_embeddings.weight" in owned
     assert set(parameters["orphans"]) == set(parameters["still_in_first_step"]) == LINEARS
@@ -59,16 +42,16 @@ def test_optimizer_built_first_does_not_own_what_is_converted(proof_of_a_step):
     assert len(record["converted_modules"]) == len(LINEARS)
 
 
-def test_optimizer_built_last_owns_and_moves_all(proof_of_a_step):
-    record, owned = proof_of_a_step("puzzle_fp8_optimizer_last")
+def test_optimizer_built_last_owns_and_moves_all(train):
+    record, owned = proof_of_a_step(train(config("puzzle_fp8_optimizer_last"))[0])
     parameters = record["parameters"]
     assert LINEARS < owned and len(owned) == parameters["in_optimizer"] == parameters["trainable"] == 39
     assert parameters["orphans"] == parameters["still_in_first_step"] == []
     assert parameters["moved_in_first_step"] == 30  # bf16 norm weights of 1 cannot take so small a step
 
 
-def test_frozen_weights_are_the_orphans(proof_of_a_step):
-    record, owned = proof_of_a_step("puzzle_bf16_frozen")
+def test_frozen_weights_are_the_orphans(train):
+    record, owned = proof_of_a_step(train(config("puzzle_bf16_frozen"))[0])
     assert set(record["parameters"]["frozen"]) == LINEARS
     assert not owned & LINEARS and len(owned) == record["parameters"]["trainable"] == 11
 

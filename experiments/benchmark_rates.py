@@ -1,0 +1,82 @@
+"""What this device sustains: matrix products of the model's own shapes in bf16 and FP8, and copies.
+
+    python -m experiments.benchmark_rates [--overlay O]… [--rounds N] [key.path=value …]
+
+The figures that models/gpus.py calls sustained. Rates are of the median over rounds, each of which does every product
+once, so that a GPU at its power limit lowers its clock for all of them alike; 2 M N K FLOPs a product.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+from experiments import checks, device
+from experiments import recipe as recipes
+from experiments.run import complain
+from experiments.study import choose_scale
+from models import float8, flops
+from models.errors import InputError
+
+COPIED = {"cuda": 2 << 30, "cpu": 64 << 20}  # bytes: far more than any cache
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.benchmark_rates")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value")
+    parser.add_argument("--overlay", action="append", metavar="O")
+    parser.add_argument("--rounds", type=int, default=20, metavar="N", help="(default: %(default)s)")
+    args = parser.parse_intermixed_args(argv)
+    try:
+        config = recipes.load("baseline", args.overlay or choose_scale()[0], args.overrides).config
+        model = checks.model_args(config)
+    except InputError as error:
+        return complain(error)
+    tokens = config.training.seq_len * config.training.local_batch_size
+    shapes = sorted({(tokens, n, k) for n, k in flops.linear_shapes(model).values()})
+    work = {f"bf16 {m} x {n} x {k}": (_bf16(m, n, k), 2 * m * n * k, "TFLOP/s") for m, n, k in shapes}
+    if float8.scaled_mm_works(torch.device(device.TYPE), rowwise=False):
+        work |= {f"FP8  {m} x {n} x {k}": (_fp8(m, n, k), 2 * m * n * k, "TFLOP/s") for m, n, k in shapes}
+    work["copy"] = (_copy(COPIED[device.TYPE]), 2 * COPIED[device.TYPE], "TB/s")
+    for do, *_ in work.values():
+        do()
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(args.rounds):
+        for name, (do, *_) in work.items():
+            seconds[name].append(_time(do))
+    print(f"{device.name()}, torch {torch.__version__}")
+    for name, (_, amount, unit) in work.items():
+        print(f"{name:<32}{amount / statistics.median(seconds[name]) / 1e12:>9.3f} {unit}")
+    return 0
+
+
+def _time(do: Callable) -> float:
+    device.titan_utils.device_module.synchronize()
+    start = time.perf_counter()
+    do()
+    device.titan_utils.device_module.synchronize()
+    return time.perf_counter() - start
+
+
+def _bf16(m: int, n: int, k: int) -> Callable:
+    a, b = (torch.randn(*size, dtype=torch.bfloat16, device=device.TYPE) for size in ((m, k), (n, k)))
+    return lambda: a @ b.t()
+
+
+def _fp8(m: int, n: int, k: int) -> Callable:
+    a, b = (torch.randn(*size, device=device.TYPE).to(torch.float8_e4m3fn) for size in ((m, k), (n, k)))
+    one = torch.ones((), device=device.TYPE)
+    return lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
+def _copy(size: int) -> Callable:
+    source = torch.zeros(size, dtype=torch.uint8, device=device.TYPE)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
