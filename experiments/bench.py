@@ -28,13 +28,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from experiments import devices
+from experiments import placement
 from experiments import recipe as recipes
 from experiments.bench_table import print_tables, summarize
 from experiments.bench_worker import PROFILED_STEPS
 from experiments.run import complain
 from experiments.rundir import write_whole
-from experiments.stop import STUDY_PID, Stop
+from experiments.stop import Stop
 from experiments.study import DEFAULT, choose_scale, load
 from models.errors import InputError
 
@@ -135,12 +135,9 @@ class Bench:
         """One measurement in a process of its own, its kernels left in a file. Raises `Failed`, `Ended`."""
         stem = self.out / f"{variant.file}.round{number}"
         recipe, record, log = self.out / f"{variant.file}.yaml", Path(f"{stem}.json"), Path(f"{stem}.log")
-        gpu = devices.gpus()[0]
-        environment = os.environ | {STUDY_PID: str(os.getpid())} | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
-        command = [*devices.binding(gpu, 0), sys.executable, "-m", "experiments.bench_worker", str(recipe), str(record)]
+        arguments = ["experiments.bench_worker", str(recipe), str(record)]
         with open(log, "w") as output:
-            # A session of its own: the terminal's Ctrl-C reaches this process, which passes it on.
-            child = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+            child = placement.start(arguments, placement.gpus()[0], 0, stdout=output, stderr=output)
             try:
                 while child.poll() is None and not self.stop.code and self.left() > 0:
                     time.sleep(0.1)

@@ -1,9 +1,7 @@
 """Runs as processes: as many at once as there are GPUs, each on its own; the others wait for a free one."""
 
-import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,10 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from analysis.summary import read_json, read_last_line
-from experiments import devices
+from experiments import placement
 from experiments.progress import describe, progress_bar
 from experiments.run import BAD_INPUT, FAILED
-from experiments.stop import COME_BACK, FOR_GOOD, STUDY_PID, Stop
+from experiments.stop import COME_BACK, FOR_GOOD, Stop
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ def run_all(runs: list[Run], console: Console, stop: Stop) -> dict[Run, int]:
     """
     stop.deferred = True
     waiting, running, codes = list(runs), [], {}
-    free = list(enumerate(devices.gpus()))
+    free = list(enumerate(placement.gpus()))
     told = False
     with progress_bar(console) as bar:
         while running or (waiting and not stop.code):
@@ -75,18 +73,11 @@ class _Process:
 
     def __init__(self, run: Run, place: int, gpu: str | None, bar, console: Console):
         self.run, self.gpu, self.bar, self.console = run, (place, gpu), bar, console
-        command = [sys.executable, "-m", "experiments.run", *run.arguments, "--out", str(run.directory)]
-        environment = os.environ | {STUDY_PID: str(os.getpid())}
-        if gpu is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = gpu
         run.directory.mkdir(parents=True, exist_ok=True)
         self.log = run.directory / "log.txt"
         with open(self.log, "a") as log:
-            # A session of its own: the terminal's Ctrl-C reaches the study, which passes on one signal and waits.
-            self.child = subprocess.Popen(
-                devices.binding(gpu, place) + command,
-                stdout=subprocess.DEVNULL, stderr=log, env=environment, start_new_session=True,
-            )  # fmt: skip
+            arguments = ["experiments.run", *run.arguments, "--out", str(run.directory)]
+            self.child = placement.start(arguments, gpu, place, stdout=subprocess.DEVNULL, stderr=log)
         self.task = bar.add_task(run.title, total=None, window="starting")
         self._say("started" + (f" on GPU {gpu}" if gpu is not None else ""))
 

@@ -11,7 +11,7 @@ import zipfile
 
 import pytest
 
-from experiments import compile_cache, devices, rundir, study
+from experiments import compile_cache, placement, rundir, study
 from experiments import recipe as recipes
 from experiments.run import main
 from experiments.rundir import RunDirectory, RunDirectoryError
@@ -204,20 +204,20 @@ def sysfs(tmp_path):
 
 def test_gpus_are_those_that_the_cluster_gave(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert devices.gpus() == ["2", "3"]
+    assert placement.gpus() == ["2", "3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert devices.gpus() == [None]
+    assert placement.gpus() == [None]
 
 
 @pytest.mark.skipif(not shutil.which("numactl"), reason="needs numactl")
 def test_a_run_is_bound_to_the_cores_and_memory_of_its_gpu(sysfs, monkeypatch):
-    monkeypatch.setattr(devices, "_nearest", lambda gpu, root: -1)  # the kernel does not say
-    assert devices.binding("2", 2, sysfs) == ["numactl", "--cpunodebind=2", "--membind=2"]
-    monkeypatch.setattr(devices, "_nearest", lambda gpu, root: 1)
-    assert devices.binding("2", 2, sysfs) == ["numactl", "--cpunodebind=1", "--membind=1"]
-    monkeypatch.setattr(devices, "_nearest", lambda gpu, root: 5)  # a GPU's own memory
-    assert devices.binding("2", 2, sysfs) == ["numactl", "--cpunodebind=2", "--membind=2"]
-    assert devices.binding(None, 0, sysfs) == []
+    monkeypatch.setattr(placement, "_nearest", lambda gpu, root: -1)  # the kernel does not say
+    assert placement.binding("2", 2, sysfs) == ["numactl", "--cpunodebind=2", "--membind=2"]
+    monkeypatch.setattr(placement, "_nearest", lambda gpu, root: 1)
+    assert placement.binding("2", 2, sysfs) == ["numactl", "--cpunodebind=1", "--membind=1"]
+    monkeypatch.setattr(placement, "_nearest", lambda gpu, root: 5)  # a GPU's own memory
+    assert placement.binding("2", 2, sysfs) == ["numactl", "--cpunodebind=2", "--membind=2"]
+    assert placement.binding(None, 0, sysfs) == []
 
 
 def test_the_kernels_memory_node_of_a_gpu(sysfs, tmp_path, monkeypatch):
@@ -228,7 +228,7 @@ def test_the_kernels_memory_node_of_a_gpu(sysfs, tmp_path, monkeypatch):
     tool.write_text("#!/bin/sh\necho 00000009:01:00.0\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert devices._nearest("1", sysfs) == 3
+    assert placement._nearest("1", sysfs) == 3
 
 
 # ---- studies by names ----

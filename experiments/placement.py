@@ -1,9 +1,12 @@
-"""The GPUs that a study may use, and what keeps a run on one of them, its cores and its memory."""
+"""The GPUs that a study may use, and processes that keep to one of them, its cores and its memory."""
 
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+
+from experiments.stop import STUDY_PID
 
 _SYSFS = Path("/sys")
 
@@ -16,6 +19,21 @@ def gpus() -> list[str | None]:
     import torch
 
     return [str(index) for index in range(torch.cuda.device_count())] or [None]
+
+
+def start(arguments: list[str], gpu: str | None, place: int, **streams) -> subprocess.Popen:
+    """Start `python -m` on a GPU, near its cores; the process ends with this one.
+
+    It has a session of its own: the terminal's Ctrl-C reaches only this process, which passes on one signal and waits.
+
+    Args:
+        arguments: the module and what it is given.
+        gpu, place: as for `binding`.
+        streams: stdout and stderr, as for `subprocess.Popen`.
+    """
+    environment = os.environ | {STUDY_PID: str(os.getpid())} | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
+    command = [*binding(gpu, place), sys.executable, "-m", *arguments]
+    return subprocess.Popen(command, env=environment, start_new_session=True, **streams)
 
 
 def binding(gpu: str | None, place: int, sysfs: Path = _SYSFS) -> list[str]:
