@@ -156,10 +156,12 @@ def _seconds_at(run: pd.DataFrame, step: int, per_step: float) -> float:
 
 def answer(comparison: Comparison) -> list[str]:
     """Should this Llama be trained in FP8? The answer first, then what it rests on, a sentence each."""
+    others = [r for r in comparison.verdicts if r not in (*comparison.fp8, COMPILED)]
+    losses = [comparison.verdicts[recipe].sentence() for recipe in others]
     if not comparison.fp8 or comparison.opponent not in comparison.recipes:
-        return ["No answer: it needs a completed run in FP8 and one of a baseline."]
+        return ["No answer: it needs a completed run in FP8 and one of a baseline.", *losses]
     runs = comparison.frames.runs
-    facts = [sentence for recipe in comparison.fp8 for sentence in _facts(comparison, recipe)]
+    facts = [sentence for recipe in comparison.fp8 for sentence in _facts(comparison, recipe)] + losses
     if (runs.loc[runs["status"] == "completed", "device_type"] == "cpu").any():
         first = (
             "No answer about speed: these runs are from a CPU, which has no FP8 units, so FP8 is slower here. "

@@ -6,6 +6,7 @@ import math
 import sys
 from pathlib import Path
 
+import yaml
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -129,6 +130,15 @@ def _run_name(row: dict) -> str:
     return row["recipe"] if row["seed"] is None else f"{row['recipe']} seed {row['seed']:.0f}"
 
 
+def baseline_of(paths: list[Path]) -> str:
+    """The recipe that a study compares with, where `paths` is the directory of one; else the default."""
+    try:
+        (path,) = paths
+        return yaml.safe_load((path / "study.yaml").read_text())["baseline"]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return BASELINE
+
+
 def print_report(paths: list[Path], baseline: str, console: Console) -> Comparison | None:
     """Print table, notes, what could not be used, and the answer, for runs below `paths`; None if there are none."""
     try:
@@ -179,12 +189,12 @@ def write_page(comparison: Comparison, path: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m analysis.report", description="Compare runs.")
     parser.add_argument("runs", nargs="+", type=Path, help="run directories, folders that hold some, published logs")
-    parser.add_argument("--baseline", default=BASELINE, help="recipe that ratios and losses are compared to")
+    parser.add_argument("--baseline", help="recipe to compare with (default: the study's)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures for other programs")
     args = parser.parse_args(argv)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    comparison = print_report(args.runs, args.baseline, console)
+    comparison = print_report(args.runs, args.baseline or baseline_of(args.runs), console)
     if comparison is None:
         return 2
     try:

@@ -40,11 +40,13 @@ def print_tables(summary: dict, recipes: dict[str, Recipe], console: Console) ->
     """Print the rates, then the parts of a step against their floors where the GPU's rates are known."""
     machine, variants = summary["machine"], summary["variants"]
     console.print()
+    for number, (label, variant) in enumerate(variants.items(), 1):
+        error = f": {variant['error']}" if variant["error"] else ""
+        console.print(escape(f"{number}  {label}{error}"), soft_wrap=True)
     console.print(_rates(machine, variants))
-    measured = {label: variant for label, variant in variants.items() if variant["rounds"]}
-    if measured:
+    if measured := [label for label, variant in variants.items() if variant["rounds"]]:
         name = gpus.find(machine["name"]) if machine["type"] == "cuda" else None
-        console.print(_parts(measured, {label: floors(recipes[label], name) for label in measured} if name else {}))
+        console.print(_parts(variants, {label: floors(recipes[label], name) for label in measured} if name else {}))
 
 
 def floors(recipe: Recipe, gpu: str) -> dict[str, float]:
@@ -61,7 +63,7 @@ def floors(recipe: Recipe, gpu: str) -> dict[str, float]:
 def _table(title: str, columns: list[str]) -> Table:
     view = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1), pad_edge=False, title=escape(title))
     view.title_justify = "left"
-    view.add_column("variant", overflow="fold")
+    view.add_column("")
     for column in columns:
         view.add_column(column, justify="right")
     return view
@@ -70,10 +72,8 @@ def _table(title: str, columns: list[str]) -> Table:
 def _rates(machine: dict, variants: dict[str, dict]) -> Table:
     columns = ["rounds", "tokens/s", "step, ms", "ratio", "min to max", "MFU", "memory, GiB", "warm-up, s"]
     view = _table(f"{machine['name']}, torch {machine['packages']['torch']}", columns)
-    if any(variant["error"] for variant in variants.values()):
-        view.add_column("note", overflow="fold", min_width=20)
-    for label, variant in variants.items():
-        cells = [""] * 7
+    for number, variant in enumerate(variants.values(), 1):
+        cells = []
         if variant["rounds"]:
             ratio = variant.get("ratio")
             cells = [
@@ -85,8 +85,7 @@ def _rates(machine: dict, variants: dict[str, dict]) -> Table:
                 f"{variant['peak_memory_bytes'] / 2**30:.1f}",
                 _warm_up(variant["rounds"]),
             ]
-        note = [escape(variant["error"] or "")] if len(view.columns) > 9 else []
-        view.add_row(escape(label), str(len(variant["rounds"])), *cells, *note)
+        view.add_row(str(number), str(len(variant["rounds"])), *cells)
     return view
 
 
@@ -100,16 +99,18 @@ def _warm_up(rounds: list[dict]) -> str:
 
 
 def _parts(variants: dict[str, dict], floors: dict[str, dict[str, float]]) -> Table:
-    """Milliseconds; below each variant its floor, which has no idle time."""
+    """Milliseconds; below each variant that was measured its floor, which has no idle time."""
     known = [*roofline.PARTS, roofline.IDLE]
-    others = sorted({part for variant in variants.values() for part in variant["parts"]} - set(known))
+    others = sorted({part for variant in variants.values() for part in variant.get("parts", ())} - set(known))
     columns = [*known, *others, "step"]
     view = _table("a step by parts, ms" + (", and the least it can take (floor)" if floors else ""), columns)
-    for label, variant in variants.items():
+    for number, (label, variant) in enumerate(variants.items(), 1):
+        if not variant["rounds"]:
+            continue
         measured = variant["parts"] | {"step": variant["step_s"]}
-        view.add_row(escape(label), *(f"{measured[part] * 1e3:,.1f}" if part in measured else "" for part in columns))
+        view.add_row(str(number), *(f"{measured[part] * 1e3:,.1f}" if part in measured else "" for part in columns))
         if floor := floors.get(label):
             floor = floor | {"step": sum(floor.values())}
             cells = (f"{floor[part] * 1e3:,.1f}" if part in floor else "" for part in columns)
-            view.add_row("  floor", *cells, style="dim")
+            view.add_row("floor", *cells, style="dim")
     return view

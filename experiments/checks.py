@@ -32,6 +32,24 @@ def model_args(config) -> llama.LlamaArgs:
     return args
 
 
+def check_ranks(config, world_size: int) -> None:
+    """Raise `InputError` for what needs whole weights, with several ranks: FSDP shards them."""
+    if world_size == 1:
+        return
+    for key, asked in {
+        "model.fused_projections": config.model.fused_projections,
+        "optimizer.fused_clipping": config.optimizer.fused_clipping,
+        "quantize.linear.float8.cast_weights_once": config.quantize.linear.float8.cast_weights_once,
+    }.items():
+        if asked:
+            raise InputError(f"{key} needs whole weights, and {world_size} processes shard them: set it to false")
+    if model_args(config).enable_weight_tying:
+        raise InputError(
+            f"model.flavor {config.model.flavor} ties its embeddings, which FSDP would shard twice: "
+            "train it on one GPU, or choose an 8B flavor"
+        )
+
+
 def check_device(config) -> str:
     """FP8 units, an attention kernel and a compiler where they are needed."""
     if config.quantize.linear.float8.recipe_name and not config.quantize.linear.float8.emulate:
@@ -39,6 +57,8 @@ def check_device(config) -> str:
     backend = config.model.attention_backend
     if device.TYPE == "cpu" and backend in ("cudnn", "efficient"):
         raise InputError(f"model.attention_backend {backend} needs a GPU: on a CPU there are auto, flash and math")
+    if device.TYPE == "cpu" and config.compile.cuda_graphs:
+        raise InputError("compile.cuda_graphs needs a GPU: set it to false")
     compiler = shlex.split(os.environ.get("CXX", "g++"))[0]
     compiles = "compile.enable" if config.compile.enable else "torchao's optimizer" * config.optimizer.from_torchao
     if device.TYPE == "cpu" and compiles and not shutil.which(compiler):
@@ -72,9 +92,12 @@ def memory_estimate(config) -> dict[str, float]:
     param_bytes = {"bfloat16": 2, "float32": 4}[config.training.dtype]
     moment_bytes = flops.moment_bytes(config.optimizer, param_bytes)
     recompute = config.activation_checkpoint.mode == "full"
-    return flops.memory_estimate(
+    estimate = flops.memory_estimate(
         model_args(config), tokens, param_bytes, moment_bytes, config.compile.enable, recompute
     )
+    if config.quantize.linear.float8.cast_weights_once:
+        estimate["fp8_weights"] = sum(n * k for n, k in flops.linear_shapes(model_args(config)).values())
+    return estimate
 
 
 def check_model(config) -> str:

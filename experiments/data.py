@@ -109,6 +109,7 @@ def build_dataloader(dp_world_size: int, dp_rank: int, tokenizer: None, job_conf
         dp_world_size,
         batch_size=job_config.training.local_batch_size,
         sampler=EpochShuffle(len(rows), job_config.debug.seed or 0, dp_rank, dp_world_size),
+        generator=torch.Generator(),  # or making an iterator draws from those numbers that a checkpoint restores
         **asdict(job_config.training.dataloader),
     )
 

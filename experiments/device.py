@@ -15,6 +15,7 @@ from functools import cache
 from types import SimpleNamespace
 from unittest.mock import patch
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: or its profiler announces itself on stderr
 import torch
 
 from models import gpus

@@ -7,7 +7,6 @@ Three claims, checked while the run trains and kept in proof.json; a claim that 
 A recipe that leaves parameters out of the optimizer on purpose (`optimizer.built`) has those orphans on record instead.
 """
 
-import os
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -18,7 +17,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from models import float8
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler announces itself on stderr
 PROFILED_STEP = 3  # the first step compiles, the second may compile again
 _FP8_OPS = {"aten::_scaled_mm", "aten::_scaled_mm_v2"}
 _GEMM_OPS = _FP8_OPS | {"aten::mm", "aten::addmm"}  # of linear layers; attention is another kernel, or bmm

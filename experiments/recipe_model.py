@@ -139,6 +139,9 @@ def _optimizer_conflicts(config: "Config") -> Iterator[tuple[list[str], str]]:
     if keys.fused_clipping and (keys.from_torchao or keys.implementation != "fused"):
         message = "only Adam and AdamW of PyTorch with implementation: fused clip by themselves; set it to false"
         yield ["optimizer.fused_clipping", "optimizer.name", "optimizer.implementation"], message
+    if keys.name in ("AdamW8bit", "AdamWFp8") and config.checkpoint.async_mode != "disabled":
+        message = f"{keys.name}'s moments can only be saved with disabled, got {config.checkpoint.async_mode}"
+        yield ["checkpoint.async_mode", "optimizer.name"], message
     if keys.early_step_in_backward and (keys.from_torchao or keys.fused_clipping):
         message = "not with fused_clipping or torchao's optimizers; set it to false"
         yield ["optimizer.early_step_in_backward", "optimizer.name", "optimizer.fused_clipping"], message

@@ -19,7 +19,7 @@ from experiments import recipe as recipes
 from experiments.run import complain
 from models import roofline
 from models.errors import InputError
-from models.gpus import GPUS
+from models.gpus import GPUS, find
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.against:
             if args.overlay or args.overrides:
                 raise InputError(f"{args.against} says with which overlays and keys it was measured: leave them out")
-            recipe, measured = read_measured(args.against, args.name)
+            recipe, measured = read_measured(args.against, args.name, args.gpu.lower())
         else:
             recipe, measured = recipes.load(args.name, args.overlay, args.overrides), None
         prediction = predict(recipe, args.gpu.lower(), measured)
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         return complain(f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error)
 
 
-def read_measured(path: Path, variant: str) -> tuple[recipes.Recipe, dict]:
+def read_measured(path: Path, variant: str, gpu: str) -> tuple[recipes.Recipe, dict]:
     """A variant's recipe as it was measured, and its {"step_s": seconds, "parts": {part: seconds}}.
 
     Raises `InputError` saying what is not there.
@@ -58,11 +58,15 @@ def read_measured(path: Path, variant: str) -> tuple[recipes.Recipe, dict]:
         bench = json.loads(path.read_text())
         if variant not in bench["variants"]:
             raise InputError(recipes.unknown(f"variant in {path}", variant, list(bench["variants"])))
-        figures = bench["variants"][variant]
+        figures, machine = bench["variants"][variant], bench["machine"]["name"]
+        if find(machine) != gpu:
+            raise InputError(f"{path} was measured on {machine}, which --gpu {gpu} is not: floors are of the same GPU")
+        if not figures["rounds"]:
+            raise InputError(f"{path} has no measurement of {variant}: {figures['error']}")
         measured = {"step_s": float(figures["step_s"]), "parts": dict(figures["parts"])}
         name, own = recipes.split_variant(variant)
         return recipes.load(name, bench["overlays"], [*bench["overrides"], *own]), measured
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} does not hold a measurement ({error!r}): give a bench.json of the bench") from None
 
 

@@ -105,6 +105,7 @@ def run(recipe, out: Path, stop: Stop) -> int:
     rank, world_size = set_rank_environment()
     from experiments import checks
 
+    checks.check_ranks(recipe.config, world_size)
     checks.check_budget(recipe.config, stop.budget_s)
     directory = None
     if rank == 0:

@@ -81,11 +81,6 @@ class Float8Converter:
                 "quantize.linear.float8.enable_fsdp_float8_all_gather needs FSDP over two or more GPUs: "
                 "start with torchrun or srun, or set it to false"
             )
-        if self.keys.cast_weights_once and parallel_dims.world_size > 1:
-            raise Float8Error(
-                "quantize.linear.float8.cast_weights_once needs whole weights, and FSDP shards them over "
-                f"{parallel_dims.world_size} ranks: set it to false, or start one process"
-            )
         emulate = self.keys.emulate
         if not emulate and not scaled_mm_works(device, rowwise=self.keys.recipe_name != "tensorwise"):
             logger.warning(

@@ -209,16 +209,6 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
 
 def parallelize(model: Llama, parallel_dims: ParallelDims, job_config) -> nn.Module:
     """torchtitan's `parallelize_llama`, with our keys `model.freeze` and those of `compile` honoured."""
-    if parallel_dims.world_size > 1 and model.model_args.enable_weight_tying:
-        raise InputError(
-            f"model.flavor {job_config.model.flavor} ties its embeddings, which FSDP would shard twice: "
-            "train it on one GPU, or choose an 8B flavor"
-        )
-    if parallel_dims.world_size > 1 and model.model_args.fused_projections:
-        raise InputError(
-            "model.fused_projections draws its weights into rows of one matrix, which must not be sharded: "
-            "train on one GPU, or set it to false"
-        )
     freeze(model, job_config.model.freeze)
     model = _compile_and_parallelize(model, parallel_dims, job_config)
     for module in model.modules():

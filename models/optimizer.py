@@ -9,14 +9,11 @@ from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.components.optimizer import build_optimizers as build_torch_optimizers
 from torchtitan.distributed import ParallelDims
 
-from models.errors import InputError
 from models.flops import MOMENT_BLOCK
 
 
 def build_optimizers(model_parts: list[nn.Module], keys, parallel_dims: ParallelDims, ft_manager=None):
     """torchtitan's container of the optimizer that the section `optimizer` describes."""
-    if keys.fused_clipping and parallel_dims.world_size > 1:
-        raise InputError("optimizer.fused_clipping is for one device: set it to false where FSDP shards the gradients")
     if not keys.from_torchao:
         return build_torch_optimizers(model_parts, keys, parallel_dims, ft_manager)
     classes = {"AdamW": optim._AdamW, "AdamW8bit": optim.AdamW8bit, "AdamWFp8": optim.AdamWFp8}

@@ -100,8 +100,9 @@ def test_a_variant_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatc
     assert written["out_of_memory"]["error"] == "failed: OutOfMemoryError: CUDA out of memory."
     assert "killed by SIGKILL" in written["killed"]["error"]
     assert not (tmp_path / "works.round1.log").exists() and (tmp_path / "killed.round1.log").exists()
-    row = next(line for line in _shown(made).splitlines() if "out_of_memory" in line)
-    assert "CUDA out of memory" in row and row.split()[1] == "0"
+    shown = _shown(made)
+    assert "2  out_of_memory: failed: OutOfMemoryError: CUDA out of memory.\n" in shown
+    assert any(line.split() == ["2", "0"] for line in shown.splitlines())
 
 
 def test_a_spent_budget_ends_the_measurement_and_keeps_the_others(tmp_path, monkeypatch):
@@ -159,7 +160,7 @@ def test_parts_stand_beside_their_floors():
     with console.capture() as captured:
         bench_table.print_tables({"machine": machine, "variants": variants}, {"tensorwise": recipe}, console)
     measured, least = captured.get().splitlines()[-3:-1]
-    assert measured.split()[0] == "tensorwise" and measured.split()[-1] == "500.0"
+    assert measured.split()[0] == "1" and measured.split()[-1] == "500.0"
     assert least.split() == [
         "floor",
         *(f"{floor[part] * 1e3:,.1f}" for part in PARTS),

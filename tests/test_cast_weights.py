@@ -22,8 +22,7 @@ EAGER = "compile.enable=false"
 SIZES = dict(dim=64, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=256, max_seq_len=32)
 
 
-def parallel_dims(ranks: int = 1) -> ParallelDims:
-    return ParallelDims(dp_shard=ranks, dp_replicate=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=ranks)
+ONE_DEVICE = ParallelDims(dp_shard=1, dp_replicate=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
 
 
 def load(*overrides: str, overlays: tuple = (), once: bool = True):
@@ -36,8 +35,8 @@ def build(config) -> torch.nn.Module:
     torch.manual_seed(0)
     with torch.device("meta"), set_default_dtype(getattr(torch, config.training.dtype)):
         model = llama.Llama(replace(llama.FLAVORS["cpu"], **SIZES))
-    float8.Float8Converter(config, parallel_dims()).convert(model)
-    model = llama.parallelize(model, parallel_dims(), config)
+    float8.Float8Converter(config, ONE_DEVICE).convert(model)
+    model = llama.parallelize(model, ONE_DEVICE, config)
     model.to_empty(device="cpu")
     with torch.no_grad():
         model.init_weights()
@@ -166,8 +165,3 @@ def test_keys_that_contradict_it(override, expected):
     with pytest.raises(InputError, match=expected) as error:
         load(override)
     assert len(str(error.value).splitlines()) == 1
-
-
-def test_several_ranks_are_refused():
-    with pytest.raises(InputError, match="FSDP shards them over 2 ranks: set it to false"):
-        float8.Float8Converter(load(), parallel_dims(ranks=2))

@@ -86,6 +86,12 @@ def test_resume_goes_on_with_the_next_batch(config, num_workers):
     assert take(after, 5) == expected != take(loader(config), 5)
 
 
+def test_reading_takes_no_random_numbers_from_the_model(config):
+    before = torch.get_rng_state()
+    next(iter(loader(config)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_run_longer_than_the_data_is_told_once(config, caplog):
     config.training.steps = 177
     for rank in range(2):

@@ -4,7 +4,6 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from torchtitan.distributed import ParallelDims
 
 from experiments import checks, recipe, roofline
 from models import flops, llama
@@ -98,12 +97,6 @@ def test_filters_and_freezing_know_the_fused_names():
     assert "12 linear layers" in checks.check_model(config("candidate_fused_projections", keys.format("wqkv")))
     with pytest.raises(InputError, match=r"`layers.\*.attention.wq` matches no linear layer.*attention.wqkv"):
         checks.check_model(config("candidate_fused_projections", keys.format("wq")))
-
-
-def test_more_than_one_gpu_is_refused():
-    two = ParallelDims(dp_replicate=1, dp_shard=2, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=2)
-    with pytest.raises(InputError, match="model.fused_projections .* set it to false"):
-        llama.parallelize(initialised(True), two, config("baseline", FUSED))
 
 
 # ---- a run ----

@@ -13,7 +13,6 @@ from models.flops import parameters
 from tests.runs import TINY
 
 ONE_DEVICE = ParallelDims(1, 1, 1, 1, 1, 1, 1, 1)
-TWO_DEVICES = ParallelDims(1, 2, 1, 1, 1, 1, 1, 2)
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +108,22 @@ def test_stochastic_rounding_keeps_updates_that_rounding_to_the_nearest_loses():
     assert update.mean().item() == pytest.approx(exact[large].abs().mean().item(), rel=0.3)
 
 
+@pytest.mark.parametrize("name", ["AdamW", "AdamW8bit", "AdamWFp8"])
+def test_a_gradient_seen_once_makes_giant_steps_with_small_moments(name):
+    """Known, and not mended here: beside its block's largest, a second moment becomes 0 sooner than its first one."""
+    torch.manual_seed(0)
+    model = nn.Linear(256, 16, bias=False)
+    keys = config(f"optimizer.name={name}", "optimizer.lr=1e-3", "optimizer.weight_decay=0").optimizer
+    container = optimizer.build_optimizers([model], keys, ONE_DEVICE)
+    model.weight.grad = torch.randn(16, 256).mul(3).exp() * 1e-4 * torch.randn(16, 256).sign()
+    container.step()
+    model.weight.grad = torch.zeros_like(model.weight)
+    before = model.weight.detach().clone()
+    container.step()
+    largest = (model.weight - before).abs().max().item() / keys.lr
+    assert largest < 1 if name == "AdamW" else largest > 1000
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("name", ["AdamW8bit", "AdamWFp8"])
 def test_small_moments_survive_a_checkpoint(name, tmp_path):
@@ -152,14 +167,10 @@ def test_bytes_of_the_optimizer_by_hand():
         (["optimizer.stochastic_rounding=true", "optimizer.name=Adam"], "set optimizer.name to AdamW"),
         (["optimizer.stochastic_rounding=true", "training.dtype=float32"], "rounds bf16 weights"),
         (["optimizer.name=AdamWFp8", "optimizer.early_step_in_backward=true"], "set it to false"),
+        (["optimizer.name=AdamWFp8", "checkpoint.async_mode=async"], "only be saved with disabled"),
         (["compile.cuda_graphs=true"], "set compile.enable to true"),
     ],
 )
 def test_contradictions_are_found_before_the_run(overrides, message):
     with pytest.raises(InputError, match=message):
         config(*overrides)
-
-
-def test_clipping_in_the_step_is_for_one_device():
-    with pytest.raises(InputError, match="for one device"):
-        optimizer.build_optimizers([], config("optimizer.fused_clipping=true").optimizer, TWO_DEVICES)

@@ -195,6 +195,21 @@ def test_published_rates_are_marked_beside_runs_of_the_published_model(tmp_path)
     assert compare(tmp_path / "small").published is None
 
 
+def test_a_study_is_compared_with_its_own_baseline(tmp_path, capsys):
+    for seed in range(3):
+        for name in ("first", "second"):
+            lines = metrics_lines()
+            lines[-1]["losses"] = [7 + seed / 100]
+            write_run(tmp_path / name / f"seed{seed}", name, seed=seed, lines=lines)
+    (tmp_path / "study.yaml").write_text("baseline: first\n")
+    assert main([str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "No answer: it needs a completed run in FP8" in said
+    assert "second ends at the same loss as first" in said
+    assert main([str(tmp_path), "--baseline", "second"]) == 0
+    assert "first ends at the same loss as second" in capsys.readouterr().out
+
+
 def test_no_fp8_no_answer(tmp_path):
     write_run(tmp_path / "a")
     assert answer(compare(tmp_path))[0].startswith("No answer: it needs a completed run in FP8")

@@ -251,12 +251,18 @@ def test_command_prints_the_parts_of_a_small_recipe():
     assert "tokens/s" in done.stdout and "MFU" in done.stdout and "H200 Tensor Core GPU datasheet" in done.stdout
 
 
+def write_bench(path, variants, device="NVIDIA H200", **facts) -> None:
+    variants = {label: {"rounds": [{}], "error": None} | variant for label, variant in variants.items()}
+    bench = {"machine": {"name": device}, "overlays": [], "overrides": [], "variants": variants}
+    path.write_text(json.dumps(bench | facts))
+
+
 def test_error_against_measured_parts_is_printed_and_kept(tmp_path, capsys):
     bench, out = tmp_path / "bench.json", tmp_path / "roofline.json"
     floors = roofline.floors(work("baseline_compiled"), gpus.GPUS["h200"].sustained)
     measured = {part: 2 * seconds for part, seconds in floors.items() if seconds} | {"idle": 0.01}
     step = {"step_s": sum(measured.values()), "parts": measured}
-    bench.write_text(json.dumps({"overlays": [], "overrides": [], "variants": {"baseline_compiled": step}}))
+    write_bench(bench, {"baseline_compiled": step})
     options = ["--gpu", "h200", "--against", str(bench), "--json", str(out)]
     assert command.main(["baseline_compiled", *options]) == 0
     printed, kept = capsys.readouterr().out, json.loads(out.read_text())
@@ -270,8 +276,7 @@ def test_measurements_stand_beside_the_floors_of_what_was_measured(tmp_path, cap
     bench, out = tmp_path / "bench.json", tmp_path / "roofline.json"
     label = "baseline+compile.enable=true"
     step = {"step_s": 0.01, "parts": {"attention": 0.001}}
-    facts = {"overlays": ["cpu"], "overrides": ["training.seq_len=64"], "variants": {label: step}}
-    bench.write_text(json.dumps(facts))
+    write_bench(bench, {label: step}, overlays=["cpu"], overrides=["training.seq_len=64"])
     options = [label, "--gpu", "h200", "--against", str(bench)]
     assert command.main([*options, "--json", str(out)]) == 0
     kept = json.loads(out.read_text())
@@ -304,10 +309,17 @@ def test_mistakes_are_a_sentence(arguments, said, capsys):
 
 def test_file_without_the_recipe_names_what_it_has(tmp_path, capsys):
     bench = tmp_path / "bench.json"
-    variants = {"baseline": {"step_s": 1, "parts": {}}}
-    bench.write_text(json.dumps({"overlays": [], "overrides": [], "variants": variants}))
+    write_bench(bench, {"baseline": {"step_s": 1, "parts": {}}})
     assert command.main(["baseline_compiled", "--gpu", "h200", "--against", str(bench)]) == 2
     assert "known: baseline" in capsys.readouterr().err
     bench.write_text("{}")
     assert command.main(["baseline", "--gpu", "h200", "--against", str(bench)]) == 2
     assert "does not hold a measurement" in capsys.readouterr().err
+    write_bench(bench, {"baseline": {"rounds": [], "error": "failed: CUDA out of memory."}})
+    assert command.main(["baseline", "--gpu", "h200", "--against", str(bench)]) == 2
+    assert "CUDA out of memory" in capsys.readouterr().err
+    write_bench(bench, {"baseline": {"step_s": 1, "parts": {}}}, device="AMD EPYC")
+    assert command.main(["baseline", "--gpu", "h200", "--against", str(bench)]) == 2
+    assert "measured on AMD EPYC" in capsys.readouterr().err
+    bench.write_bytes(b"\xff\xfe")
+    assert command.main(["baseline", "--gpu", "h200", "--against", str(bench)]) == 2

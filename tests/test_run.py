@@ -138,7 +138,7 @@ def test_directory_that_cannot_be_made(fails):
     "override",
     ["training.local_batch_size=0", "training.seq_len=-3", "metrics.log_freq=0", "optimizer.name=Adamm",
      "debug.seed=null", "validation.enable=true", "training.global_batch_size=6", "data.bpe_vocab_size=10",
-     "parallelism.context_parallel_degree=2", "model.attention_backend=cudnn"],
+     "parallelism.context_parallel_degree=2", "model.attention_backend=cudnn", "compile.cuda_graphs=true"],
 )  # fmt: skip
 def test_what_a_run_would_fail_on_is_found_before_it(fails, override, monkeypatch):
     monkeypatch.setattr(checks.device, "TYPE", "cpu")
@@ -148,6 +148,22 @@ def test_what_a_run_would_fail_on_is_found_before_it(fails, override, monkeypatc
 def test_several_processes_need_a_common_directory(fails, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "needs --out DIR" in fails("baseline", "--overlay", "cpu")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "baseline model.fused_projections=true",
+        "baseline optimizer.fused_clipping=true",
+        "tensorwise_fp8_compiled quantize.linear.float8.cast_weights_once=true",
+        "baseline model.flavor=llama3.2-1B",
+    ],
+)
+def test_what_needs_whole_weights_is_refused_with_several_ranks(fails, words, monkeypatch, tmp_path):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    said = fails(*words.split(), "--overlay", "cpu", "--out", tmp_path / "run")
+    assert words.split()[1].split("=")[0] in said and not (tmp_path / "run").exists()
 
 
 def test_a_model_far_beyond_the_memory_is_refused(fails, monkeypatch):
