@@ -81,7 +81,9 @@ def compare_frames(frames: Frames, baseline: str = BASELINE) -> Comparison:
         if baseline != BASELINE:
             raise LoadError(f"no completed run of --baseline {baseline}; there are {', '.join(recipes) or 'none'}")
         frames.problems.append(f"no completed run of {baseline}: losses are not compared")
-    fp8 = [r for r in recipes if "fp8" in r or done.loc[done["recipe"] == r, "float8"].notna().any()]
+    ours = done["source"] == "run directory"  # other programs' logs do not say what they ran in
+    in_fp8 = done["float8"].notna() | (~ours & done["recipe"].str.contains("fp8"))
+    fp8 = [r for r in recipes if in_fp8[done["recipe"] == r].any()]
     opponents = [r for r in dict.fromkeys((baseline, COMPILED)) if r in recipes]
     rates = {r: stats.rate_of(runs, by_step, r) for r in recipes}
     cold = done[done["compile_cache"] != "warm"]

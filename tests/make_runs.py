@@ -34,7 +34,7 @@ def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, fp8_share=0
     path.mkdir(parents=True)
     facts = {"layout_version": 1, "status": "completed", "error": None, "recipe": recipe, "seed": seed, "steps": steps,
              "overlays": [], "hardware": {"name": "GPU", "type": "cuda"}, "peak_flops": PEAK, "world_size": 1,
-             "flops_per_token": FLOPS}  # fmt: skip
+             "flops_per_token": FLOPS, "float8": recipe.split("_")[0] if "_fp8_" in recipe else None}  # fmt: skip
     (path / "manifest.json").write_text(json.dumps(facts | manifest))
     (path / "recipe.yaml").write_text("model: {}\n")
     timing = {"warm_up_s": 5.0, "phases": {"import": 4.0, "first_step": 1.0}, "compile_cache": "cold"}

@@ -197,7 +197,7 @@ def test_published_rates_are_marked_beside_runs_of_the_published_model(tmp_path)
 
 def test_a_study_is_compared_with_its_own_baseline(tmp_path, capsys):
     for seed in range(3):
-        for name in ("first", "second"):
+        for name in ("first", "second_in_fp8"):
             lines = metrics_lines()
             lines[-1]["losses"] = [7 + seed / 100]
             write_run(tmp_path / name / f"seed{seed}", name, seed=seed, lines=lines)
@@ -205,8 +205,8 @@ def test_a_study_is_compared_with_its_own_baseline(tmp_path, capsys):
     assert main([str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "No answer: it needs a completed run in FP8" in said
-    assert "second ends at the same loss as first" in said
-    assert main([str(tmp_path), "--baseline", "second"]) == 0
+    assert "second_in_fp8 ends at the same loss as first" in said
+    assert main([str(tmp_path), "--baseline", "second_in_fp8"]) == 0
     assert "first ends at the same loss as second" in capsys.readouterr().out
 
 
