@@ -146,19 +146,7 @@ def test_unfinished_run_of_other_ranks(tmp_path):
     assert RunDirectory(tmp_path, "a: 1", {"world_size": 4}).manifest["attempt"] == 2
 
 
-# ---- warm start ----
-
-
-@pytest.mark.slow
-def test_second_run_starts_warm(tmp_path, monkeypatch, caplog):
-    """Only the loss is compiled, to be quick; inductor's own cache is a new folder each time, as on another node."""
-    keys = ["compile.enable=true", "compile.components=[loss]", f"compile.artifacts_dir={tmp_path / 'kept'}"]
-    for state in ("cold", "warm"):
-        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / f"inductor_{state}"))
-        assert run(tmp_path / state, *keys, "training.steps=4") == 0
-        assert json.loads((tmp_path / state / "timing.json").read_text())["compile_cache"] == state
-    assert "Compiled kernels restored from" in (tmp_path / "warm/log.txt").read_text()
-    assert losses(tmp_path / "cold") == losses(tmp_path / "warm")
+# ---- kept kernels; that a second run starts warm is in test_study ----
 
 
 def test_damaged_cache_costs_a_warning(tmp_path, monkeypatch, caplog):
