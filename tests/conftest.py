@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+from collections import Counter
 from dataclasses import replace
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers and what they start share the cores
@@ -20,7 +21,9 @@ from tests.make_corpus import words, write_parquet, write_tokenizer
 
 
 def pytest_collection_modifyitems(items):
-    """GPU tests skip themselves where there is none."""
+    """Files with most slow tests begin, so that no worker is left alone with one; GPU tests skip themselves."""
+    slow = Counter(item.path for item in items if "slow" in item.keywords and "gpu" not in item.keywords)
+    items.sort(key=lambda item: -slow[item.path])
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:

@@ -114,7 +114,7 @@ def hold_until_signalled(job: Job) -> None:
     pid = manifest_of(job.run)["pid"]
     os.kill(pid, signal.SIGSTOP)
     usr1, status = 1 << (signal.SIGUSR1 - 1), Path(f"/proc/{pid}/status")
-    until(lambda: int(re.search(r"ShdPnd:\s*(\w+)", status.read_text())[1], 16) & usr1)
+    until(lambda: not status.exists() or int(re.search(r"ShdPnd:\s*(\w+)", status.read_text())[1], 16) & usr1)
     os.kill(pid, signal.SIGCONT)
 
 

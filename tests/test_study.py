@@ -9,7 +9,6 @@ import sys
 from unittest.mock import patch
 
 import pytest
-import yaml
 
 from experiments import study
 from models.errors import InputError
@@ -159,43 +158,6 @@ def test_a_runs_recipe_runs_again_warm_with_the_same_losses(four_way, records, t
     assert manifest_of(tmp_path / "again")["recipe"] == "tensorwise_fp8_compiled"
     assert json.loads((tmp_path / "again" / "timing.json").read_text())["compile_cache"] == "warm"
     assert "Compiled kernels restored from" in (tmp_path / "again" / "log.txt").read_text()
-
-
-def test_study_goes_on_after_a_failure_and_later_from_where_it_was(tmp_path, monkeypatch):
-    """The first recipe has no compiler, the second needs none; called again, only the first is run."""
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    out, fast = tmp_path / "study", [*SMALL, "training.steps=3", "compile.components=[loss]"]
-    out.mkdir()
-    plan = {"description": "x", "recipes": ["baseline_compiled", "baseline"], "baseline": "baseline", "seeds": [0]}
-    (out / "study.yaml").write_text(yaml.safe_dump(plan | {"overlays": ["cpu"], "overrides": fast}))
-    code, said = run_study(out)
-    assert code == 1
-    assert "baseline_compiled seed 0: failed" in said and "needs a C++ compiler" in said
-    assert "baseline seed 0: completed at step 3" in said
-    assert f"python -m experiments.study {out}" in said
-    monkeypatch.delenv("CXX")
-    code, said = run_study(out)
-    assert code == 0
-    assert f"complete already: {out / 'baseline' / 'seed0'}" in said
-    assert "baseline_compiled seed 0: completed at step 3" in said
-
-
-def test_two_processes_share_one_run(tmp_path):
-    """FSDP over gloo, with float8 all-gather and scales computed together; rank 0 writes the records."""
-    out, fp8 = tmp_path / "run", "quantize.linear.float8"
-    keys = [f"{fp8}.enable_fsdp_float8_all_gather=true", f"{fp8}.precompute_float8_dynamic_scale_for_fsdp=true"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
-    command = [*torchrun, "-m", "experiments.run", "tensorwise_fp8_compiled", "--overlay", "cpu", "--out", out]
-    done = subprocess.run(
-        [*command, *keys, *SMALL, "training.steps=4", "compile.enable=false"],
-        cwd=ROOT, capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    manifest, proof = (json.loads((out / f"{name}.json").read_text()) for name in ("manifest", "proof"))
-    assert manifest["world_size"] == 2 and proof["fp8_share_of_matmul_flops"] == pytest.approx(0.75)
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2, 3, 4]
-    assert lines[-1]["tokens_per_s"] == pytest.approx(2 * 256 / lines[-1]["step_s"][0], rel=1e-4)
 
 
 # ---- without training ----
