@@ -10,7 +10,7 @@ study: .venv/installed
 	$(PYTHON_IN_VENV) -m experiments.study four_way
 
 test: .venv/installed
-	$(PYTHON_IN_VENV) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(PYTHON_IN_VENV) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: .venv/installed
 	$(PYTHON_IN_VENV) -m ruff check .
