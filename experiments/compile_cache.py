@@ -69,12 +69,17 @@ def restore(config) -> None:
 
 
 def save(config) -> None:
-    """Keep what this process has compiled, if it had to compile anything."""
-    if not (config.compile.enable and config.compile.artifacts_dir and state() == "cold"):
+    """Keep the kernels of this process, unless they all came from what is kept.
+
+    With no file yet, they are kept even if inductor's own cache on this machine had them: other machines have not.
+    """
+    if not (config.compile.enable and config.compile.artifacts_dir):
+        return
+    kept = path(config)
+    if state() == "none" or (state() == "warm" and kept.exists()):
         return
     if (made := torch.compiler.save_cache_artifacts()) is None:  # PyTorch could not put them together
         return
-    kept = path(config)
     part = kept.with_suffix(f".{os.getpid()}.part")
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -89,16 +94,15 @@ def save(config) -> None:
 
 
 def _built_objects() -> list[Path]:
-    """What a C++ compiler built in inductor's cache folder for this process, which the artifacts lack.
+    """What a C++ compiler built in inductor's cache folder, which the artifacts lack.
 
-    Kernels are loaded; the probes of the processor's instruction sets are not, but are as young as the process. So
-    are other runs' kernels where they share the folder: harmless, but kept as well.
+    That is the kernels this process has loaded, and the small probes of the processor's instruction sets, which no
+    process keeps loaded: they are told from kernels by their name.
     """
-    started = time.time() - device.seconds_since_process_start()
-    young = {file for file in Path(cache_dir()).rglob("*.so") if file.stat().st_mtime > started}
     with open("/proc/self/maps") as maps:
         loaded = {Path(line.split()[-1]) for line in maps if line.rstrip().endswith(".so")}
-    return sorted(file for file in young | loaded if file.is_relative_to(cache_dir()))
+    probes = {file for file in Path(cache_dir()).rglob("*.so") if not file.name.endswith(".main.so")}
+    return sorted(file for file in probes | loaded if file.is_relative_to(cache_dir()))
 
 
 def _write(file: Path, content: bytes) -> None:

@@ -10,6 +10,7 @@ import time
 import zipfile
 
 import pytest
+import torch
 
 from experiments import compile_cache, placement, rundir, study
 from experiments import recipe as recipes
@@ -160,6 +161,23 @@ def test_damaged_cache_costs_a_warning(tmp_path, monkeypatch, caplog):
         assert "cannot be used" in caplog.text and "compiling anew" in caplog.text
         caplog.clear()
         compile_cache.path(config).write_bytes(b"PK\3\4 cut off")
+
+
+def test_kernels_that_inductor_had_are_kept_once(tmp_path, monkeypatch):
+    """Inductor's own cache stays on its machine: with nothing kept yet, a run that found all in it keeps it too."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setitem(compile_cache.counters["inductor"], "fxgraph_cache_hit", 3)
+    monkeypatch.setitem(compile_cache.counters["inductor"], "fxgraph_cache_miss", 0)
+    config = recipes.load("baseline_compiled", ["cpu"], [f"compile.artifacts_dir={tmp_path}"]).config
+    monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"kernels", None))
+    compile_cache.save(config)
+    kept = compile_cache.path(config)
+    with zipfile.ZipFile(kept) as archive:
+        assert archive.read("artifacts") == b"kernels"
+    kept.write_bytes(b"as it was")
+    compile_cache.save(config)
+    assert kept.read_bytes() == b"as it was"
 
 
 def test_kept_kernels_are_told_apart(monkeypatch):
