@@ -1,10 +1,17 @@
 """For tests that start runs: from where, with which keys, and what a run directory holds."""
 
+import contextlib
+import io
 import json
+import os
 from pathlib import Path
+from unittest.mock import patch
+
+from experiments import study
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ["training.steps=4", "training.seq_len=64", "training.local_batch_size=1"]
+SMALL = ["training.seq_len=128", "training.local_batch_size=2"]
 
 
 def lines_of(run: Path) -> list[dict]:
@@ -15,3 +22,11 @@ def lines_of(run: Path) -> list[dict]:
 
 def manifest_of(run: Path) -> dict:
     return json.loads((run / "manifest.json").read_text())
+
+
+def run_study(*args) -> tuple[int, str]:
+    """(exit code, what was printed) of the command, called in this process; its runs are processes of their own."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), patch.dict(os.environ):
+        code = study.main([*map(str, args)])
+    return code, said.getvalue()

@@ -9,8 +9,8 @@ from torchtitan.distributed import ParallelDims
 
 from experiments import recipe as recipes
 from models import float8, llama, roofline
+from tests.costs import total, work
 from tests.runs import TINY, lines_of
-from tests.test_roofline import total, work
 
 CANDIDATES = [name for name in recipes.names() if name.startswith("candidate_")]
 ONE_DEVICE = ParallelDims(1, 1, 1, 1, 1, 1, 1, 1)

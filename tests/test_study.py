@@ -1,37 +1,24 @@
 """A whole study as a user runs it, and what its run directories hold."""
 
-import contextlib
-import io
 import json
-import os
 import subprocess
 import sys
-from unittest.mock import patch
 
 import pytest
 
 from experiments import study
 from models.errors import InputError
-from tests.runs import ROOT, lines_of, manifest_of
+from tests.runs import ROOT, SMALL, lines_of, manifest_of, run_study
 
 FOUR = ["baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled"]
 STEPS = 14  # more than the 10 that settle
-SMALL = [f"training.steps={STEPS}", "training.seq_len=128", "training.local_batch_size=2"]
-
-
-def run_study(*args) -> tuple[int, str]:
-    """(exit code, what was printed) of the command, called in this process; its runs are processes of their own."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), patch.dict(os.environ):
-        code = study.main([*map(str, args)])
-    return code, said.getvalue()
 
 
 @pytest.fixture(scope="module")
 def four_way(tmp_path_factory):
     """(directory, what was printed) of the four-way study on a CPU, at a size that takes a minute."""
     out = tmp_path_factory.mktemp("studies") / "four_way"
-    code, said = run_study("four_way", "--overlay", "cpu", "--out", out, *SMALL)
+    code, said = run_study("four_way", "--overlay", "cpu", "--out", out, *SMALL, f"training.steps={STEPS}")
     assert code == 0, said
     return out, said
 

@@ -7,8 +7,7 @@ import sys
 import pytest
 import yaml
 
-from tests.runs import ROOT
-from tests.test_study import SMALL, run_study
+from tests.runs import ROOT, SMALL, run_study
 
 pytestmark = pytest.mark.slow
 
