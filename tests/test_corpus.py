@@ -73,7 +73,7 @@ def test_concurrent_preparers_share_one_file(config):
     for child in children:
         child.start()
     for child in children:
-        child.join(timeout=60)
+        child.join(timeout=120)
     assert [child.exitcode for child in children] == [0, 0]
     assert results.get() == results.get() == 160_000
     folders = [path for path in os.scandir(config.data.cache_dir) if path.is_dir()]

@@ -40,7 +40,7 @@ class Cluster:
         self.environment = os.environ | mine | {"MEASURED_BF16_PEAK_FLOPS": "1e11"}
 
     def command(self, *command: str, check: bool = True) -> str:
-        done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=120)
         assert not check or done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -85,10 +85,10 @@ def trains(run: Path) -> bool:
 def cluster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slurm")
     script = [ROOT / "tests/slurm.sh", "up", folder / "slurm"]
-    up = subprocess.run(script, capture_output=True, text=True, timeout=60)
+    up = subprocess.run(script, capture_output=True, text=True, timeout=120)
     assert up.returncode == 0, up.stderr
     yield Cluster(folder, up.stdout.strip())
-    subprocess.run([*script[:1], "down", *script[2:]], check=True, timeout=60)
+    subprocess.run([*script[:1], "down", *script[2:]], check=True, timeout=120)
 
 
 class Job:
@@ -175,7 +175,7 @@ def login(*arguments: str) -> subprocess.CompletedProcess:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     command = ["bash", STUDY, *arguments]
     environment["PYTHON"] = sys.executable
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.slow

@@ -233,7 +233,7 @@ def test_interrupted_run_ends_at_a_step_with_a_checkpoint(tmp_path, sent, code):
     out = tmp_path / "run"
     process = start(out, "checkpoint.enable=true", "training.steps=4000")
     process.send_signal(sent)
-    assert process.wait(timeout=60) == code
+    assert process.wait(timeout=120) == code
     last, manifest = lines_of(out)[-1]["step"], manifest_of(out)
     assert manifest["status"] == "interrupted"
     assert manifest["error"] == f"stopped after step {last} by {sent.name}, a checkpoint was saved"
@@ -245,7 +245,7 @@ def test_interrupted_run_ends_at_a_step_with_a_checkpoint(tmp_path, sent, code):
 def test_diverged_run_keeps_everything_up_to_then(tmp_path):
     out = tmp_path / "run"
     done = subprocess.run(
-        [*RUN, "--out", out, "optimizer.lr=1e30", *TINY], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [*RUN, "--out", out, "optimizer.lr=1e30", *TINY], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 3
     manifest = manifest_of(out)
@@ -260,7 +260,7 @@ def test_full_disk_leaves_readable_metrics(tmp_path):
     """A limit on file sizes stands in for a disk that fills up while the run writes."""
     out, limit = tmp_path / "run", 20_000
     done = subprocess.run(
-        [*RUN, "--out", out, *TINY, "training.steps=120"], cwd=ROOT, capture_output=True, text=True, timeout=120,
+        [*RUN, "--out", out, *TINY, "training.steps=120"], cwd=ROOT, capture_output=True, text=True, timeout=300,
         env={**os.environ, "GIT_DIR": "/nowhere"},  # a long diff of this code would not fit the manifest
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )  # fmt: skip
@@ -279,7 +279,7 @@ def test_run_that_skipped_the_conversion_fails(tmp_path):
         "float8.Float8Converter.convert = lambda self, model: None; sys.exit(run.main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", skipping, "tensorwise_fp8_compiled", "--overlay", "cpu", "--out", out, *TINY]
-    done = subprocess.run([*command, "compile.enable=false"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "compile.enable=false"], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert "no layer was converted" in manifest_of(out)["error"]
 

@@ -39,7 +39,7 @@ def test_two_processes_share_one_run(tmp_path):
     command = [*torchrun, "-m", "experiments.run", "tensorwise_fp8_compiled", "--overlay", "cpu", "--out", out]
     done = subprocess.run(
         [*command, *keys, *SMALL, "training.steps=4", "compile.enable=false"],
-        cwd=ROOT, capture_output=True, text=True, timeout=200,
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     manifest, proof = (json.loads((out / f"{name}.json").read_text()) for name in ("manifest", "proof"))

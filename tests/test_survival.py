@@ -28,7 +28,7 @@ KEEP = ["checkpoint.enable=true", "checkpoint.interval=5", "checkpoint.keep_late
 
 def run(out, *arguments: str) -> int:
     command = [*RUN, "--out", out, *SIZE, *arguments]
-    return subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=120).returncode
+    return subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=300).returncode
 
 
 def losses(out) -> list[float]:
