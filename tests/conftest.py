@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from experiments import device  # noqa: F401
 from experiments.config import Config
-from experiments.run import set_rank_environment
+from experiments.run import main, set_rank_environment
 from experiments.stop import Stop
 from experiments.trainer import Trainer
 from models import llama
@@ -65,6 +65,18 @@ def train(tmp_path, monkeypatch):
     yield steps
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@pytest.fixture
+def run_here(monkeypatch):
+    """`python -m experiments.run`, in this process, to its exit code: quicker, where one of its own shows no more."""
+    for flavor in llama.FLAVORS:
+        monkeypatch.setitem(llama.FLAVORS, flavor, replace(llama.FLAVORS[flavor]))
+
+    def run(*arguments) -> int:
+        return main([*map(str, arguments)])
+
+    return run
 
 
 @pytest.fixture

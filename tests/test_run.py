@@ -15,7 +15,9 @@ import torch
 from experiments import checks, run
 from experiments import recipe as recipes
 from experiments.run import main
+from models import float8
 from models.errors import InputError
+from tests.make_corpus import write_tokenizer
 from tests.runs import ROOT, TINY, lines_of, manifest_of
 
 
@@ -72,15 +74,12 @@ def test_unknown_flavor_names_those_there_are(fails):
     assert "model.flavor '8B' is not one of 8B-published" in fails("baseline", "model.flavor=8B", "--dry-run")
 
 
-def test_sequence_longer_than_the_data(fails, tmp_path):
-    keys = ["training.seq_len=60000", "training.local_batch_size=1", "data.max_tokens=1000"]
-    said = fails("baseline", "--overlay", "cpu", *keys, f"data.cache_dir={tmp_path}", "--dry-run")
-    assert "fewer than one row" in said and "lower training.seq_len" in said
-
-
-def test_vocabulary_larger_than_the_models(fails, tmp_path):
-    said = fails("baseline", "--overlay", "cpu", "data.bpe_vocab_size=8192", f"data.cache_dir={tmp_path}", "--dry-run")
-    assert "has 8,192 tokens and the model 4,096" in said
+def test_vocabulary_larger_than_the_models(fails, config):
+    keys = [f"training.dataset_path={config.training.dataset_path}", f"data.cache_dir={config.data.cache_dir}"]
+    write_tokenizer(config.model.hf_assets_path, {"</s>": 0} | {f"w{i}": i for i in range(1, 5000)})
+    keys += ["training.dataset=parquet", f"model.hf_assets_path={config.model.hf_assets_path}", "training.seq_len=8"]
+    said = fails("baseline", "--overlay", "cpu", *keys, "--dry-run")
+    assert "has 5,000 tokens and the model 4,096" in said
 
 
 def test_missing_tokenizer(fails):
@@ -194,7 +193,8 @@ def test_ranks_from_slurm(monkeypatch):
 
 # ---- runs that end badly keep what they have ----
 
-RUN = [sys.executable, "-m", "experiments.run", "baseline", "--overlay", "cpu"]
+BASELINE = ["baseline", "--overlay", "cpu"]
+RUN = [sys.executable, "-m", "experiments.run", *BASELINE]
 
 
 def start(out, *overrides: str, **kwargs) -> subprocess.Popen:
@@ -208,7 +208,7 @@ def start(out, *overrides: str, **kwargs) -> subprocess.Popen:
 
 
 @pytest.mark.slow
-def test_killed_run_keeps_its_lines_and_resumes_from_its_checkpoint(tmp_path):
+def test_killed_run_keeps_its_lines_and_resumes_from_its_checkpoint(tmp_path, run_here):
     """Windows of 3 steps, checkpoints every 4: windows also end at checkpoints, so that each step is there once."""
     out, keys = tmp_path / "run", ["training.steps=16", "checkpoint.enable=true", "checkpoint.interval=4"]
     keys.append("metrics.log_freq=3")
@@ -217,7 +217,7 @@ def test_killed_run_keeps_its_lines_and_resumes_from_its_checkpoint(tmp_path):
     process.wait()
     before = lines_of(out)
     assert manifest_of(out)["status"] == "running"
-    subprocess.run([*RUN, "--out", out, *keys], cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+    assert run_here(*BASELINE, "--out", out, *keys) == 0
     after = lines_of(out)
     assert [line["step"] for line in after] == [1, 3, 4, 6, 8, 9, 12, 15, 16]
     assert [len(line["losses"]) for line in after] == [1, 2, 1, 2, 2, 1, 3, 3, 1]
@@ -242,12 +242,9 @@ def test_interrupted_run_ends_at_a_step_with_a_checkpoint(tmp_path, sent, code):
 
 
 @pytest.mark.slow
-def test_diverged_run_keeps_everything_up_to_then(tmp_path):
+def test_diverged_run_keeps_everything_up_to_then(tmp_path, run_here):
     out = tmp_path / "run"
-    done = subprocess.run(
-        [*RUN, "--out", out, "optimizer.lr=1e30", *TINY], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 3
+    assert run_here(*BASELINE, "--out", out, "optimizer.lr=1e30", *TINY) == 3
     manifest = manifest_of(out)
     assert manifest["status"] == "diverged" and "not finite by step" in manifest["error"]
     lines = lines_of(out)
@@ -272,15 +269,11 @@ def test_full_disk_leaves_readable_metrics(tmp_path):
 
 
 @pytest.mark.slow
-def test_run_that_skipped_the_conversion_fails(tmp_path):
+def test_run_that_skipped_the_conversion_fails(tmp_path, run_here, monkeypatch):
+    monkeypatch.setattr(float8.Float8Converter, "convert", lambda self, model: None)
     out = tmp_path / "run"
-    skipping = (
-        "import sys; from experiments import run, device; from models import float8;"
-        "float8.Float8Converter.convert = lambda self, model: None; sys.exit(run.main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", skipping, "tensorwise_fp8_compiled", "--overlay", "cpu", "--out", out, *TINY]
-    done = subprocess.run([*command, "compile.enable=false"], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1
+    recipe = ["tensorwise_fp8_compiled", "--overlay", "cpu", "compile.enable=false"]
+    assert run_here(*recipe, "--out", out, *TINY) == 1
     assert "no layer was converted" in manifest_of(out)["error"]
 
 

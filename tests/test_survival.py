@@ -20,15 +20,9 @@ from experiments.stop import COME_BACK, FOR_GOOD, STUDY_PID, Stop
 from models.errors import InputError
 from tests.runs import ROOT, lines_of, manifest_of
 
-RUN = [sys.executable, "-m", "experiments.run", "baseline", "--overlay", "cpu"]
-SIZE = ["training.seq_len=64", "training.local_batch_size=1"]
+RUN = ["baseline", "--overlay", "cpu", "training.seq_len=64", "training.local_batch_size=1", "metrics.log_freq=50"]
 KEEP = ["checkpoint.enable=true", "checkpoint.interval=5", "checkpoint.keep_latest_k=2",
         "checkpoint.async_mode=async"]  # fmt: skip
-
-
-def run(out, *arguments: str) -> int:
-    command = [*RUN, "--out", out, *SIZE, *arguments]
-    return subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=300).returncode
 
 
 def losses(out) -> list[float]:
@@ -39,10 +33,11 @@ def losses(out) -> list[float]:
 
 
 @pytest.mark.slow
-def test_budget_and_damaged_checkpoints(tmp_path, capfd):
+def test_budget_and_damaged_checkpoints(tmp_path, run_here):
     """Stopped by its budget, its newest checkpoint damaged and one half written, a run goes on from the one before."""
     out, whole = tmp_path / "run", tmp_path / "whole"
-    assert run(out, *KEEP, "metrics.log_freq=50", "training.steps=4000", "--budget", "9") == COME_BACK
+    budget = [*KEEP, "--out", str(out), "training.steps=4000", "--budget", "9"]
+    assert subprocess.run([sys.executable, "-m", "experiments.run", *RUN, *budget], cwd=ROOT).returncode == COME_BACK
     assert "by the time budget of 9 s" in manifest_of(out)["error"]
     stopped = lines_of(out)[-1]["step"]
     before = (stopped - 1) // 5 * 5
@@ -52,18 +47,18 @@ def test_budget_and_damaged_checkpoints(tmp_path, capfd):
     newest.write_bytes(content)
     (out / "checkpoint/step-9999").mkdir()
     steps = f"training.steps={stopped + 6}"
-    assert run(out, *KEEP, "metrics.log_freq=50", steps) == 0
+    assert run_here(*RUN, "--out", out, *KEEP, steps) == 0
     log = (out / "log.txt").read_text()
     assert "step-9999 was not written to its end: deleted" in log
     assert f"step-{stopped} is damaged (__0_0.distcp: wrong checksum)" in log
     assert f"Training starts at step {before + 1}\n" in log
     assert (out / f"damaged_checkpoints/step-{stopped}-0").is_dir()
-    assert run(whole, "metrics.log_freq=50", steps) == 0
+    assert run_here(*RUN, "--out", whole, steps) == 0
     assert losses(out) == losses(whole)
     # As if killed between its last step and its end: nothing is left to train, and everything is there
     (out / "manifest.json").write_text(json.dumps(manifest_of(out) | {"status": "running", "end": None}))
     wall = json.loads((out / "summary.json").read_text())["wall_s"]
-    assert run(out, *KEEP, "metrics.log_freq=50", steps) == 0
+    assert run_here(*RUN, "--out", out, *KEEP, steps) == 0
     assert losses(out) == losses(whole) and (out / "proof.json").exists()
     assert json.loads((out / "summary.json").read_text())["wall_s"] > wall
 
