@@ -66,6 +66,8 @@ def read_measured(path: Path, variant: str, gpu: str) -> tuple[recipes.Recipe, d
         measured = {"step_s": float(figures["step_s"]), "parts": dict(figures["parts"])}
         name, own = recipes.split_variant(variant)
         return recipes.load(name, bench["overlays"], [*bench["overrides"], *own]), measured
+    except InputError:
+        raise
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} does not hold a measurement ({error!r}): give a bench.json of the bench") from None
 

@@ -25,10 +25,11 @@ def casts_of(keys, compiled: bool, b: int) -> Casts:
     grad_output is cast for each of its products. Rowwise products without fast accumulation, the backward ones, are
     scaled afterwards: an outer product in float32 (4), then a multiplication in place (2 + 4 + 2).
 
-    Compiled, from the graphs that AOTAutograd makes: the largest value of an activation or gradient comes with the
-    kernel that makes it; where a scale is of one row, so does the cast along rows (1). Across the whole tensor or
-    columns the value must be complete before the cast, a second pass (2 + 1). A transposed copy is written instead.
-    Inputs are cast anew in the backward pass, as there the transposed one is needed.
+    Compiled, from the graphs that AOTAutograd makes: a scale of one row comes with its cast in one pass; across the
+    whole tensor or columns the largest value must be complete before the cast, a second pass. A transposed copy is
+    written instead. Inputs and gradients, here those of a layer outside of blocks (in blocks: models/blocks.py), have
+    their largest value from the kernel that makes them. Inputs are cast anew in the backward pass, as there the
+    transposed one is needed.
 
     Args:
         keys: a recipe's section `quantize.linear.float8`.

@@ -47,7 +47,7 @@ _GH200 = "NVIDIA GH200 Superchip datasheet (nvidia.com/en-us/data-center/grace-h
 _A100 = "NVIDIA A100 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/a100), dense, 80 GB SXM"
 _B200 = "NVIDIA Blackwell datasheet (resources.nvidia.com), dense, one GPU of an HGX B200"
 # `python -m experiments.benchmark_rates` measures a GPU's own; no record of it is at hand yet.
-_H200_GOALS = f"bf16 and copies: about what this project's goals for an H200 were set by; FP8 {_GEMMS}"
+_H200_GOALS = f"bf16 and copies: assumed, as in this project's goals for an H200; FP8 {_GEMMS}"
 
 # By the name that the command line knows. The first whose `driver_name` is in a device's name is that device, so the
 # order matters: "NVIDIA GH200 144G HBM3e", "NVIDIA GH200 120GB" (96 GB of it HBM), "NVIDIA H100 80GB HBM3" (SXM).

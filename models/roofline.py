@@ -4,7 +4,9 @@ A kernel needs at least its FLOPs over the peak of their precision and its bytes
 is its floor. Kernels run one after another, so floors add up. Not in it: gaps between kernels (`IDLE`), communication,
 and what a kernel reads from memory a second time.
 
-Eager: each operator reads its operands and writes its result. Compiled: what stands between two GEMMs is one kernel.
+Eager: each operator reads its operands and writes its result. Compiled: what stands between two GEMMs is one kernel, or
+two for FP8 (models/blocks.py). There a profile cannot tell casts from what they are fused with as the floors do: set
+the sum of these two parts beside the floors'.
 
 `python -m models.roofline NAME --gpu h200` prints it for a recipe (see experiments/roofline.py).
 """
@@ -12,7 +14,7 @@ Eager: each operator reads its operands and writes its result. Compiled: what st
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from models import flops
+from models import blocks, flops
 from models.casts import casts_of, once_a_step
 from models.errors import InputError
 from models.gpus import Rates
@@ -58,7 +60,7 @@ def step_work(config, args, fp8_layers: Collection[str]) -> list[Work]:
     """
     _check(config)
     passes = _passes(config)
-    one_pass = [*_linears(config, args, fp8_layers), *_attention(config, args), *_elementwise(config, args)]
+    one_pass = [*_linears(config, args, fp8_layers), *_attention(config, args), *_elementwise(config, args, fp8_layers)]
     one_pass.append(_loss(config, args))
     work = [replace(w, bytes=passes * w.bytes, flops=passes * w.flops) for w in one_pass]
     parameter_bytes = _itemsize(config) * flops.parameters(args)
@@ -117,12 +119,9 @@ def _compiled(config, component: str = "model") -> bool:
 # ---- linear layers ----
 
 
-_SHARE_INPUT = {"wq": "qkv", "wk": "qkv", "wv": "qkv", "w1": "w13", "w3": "w13"}  # compiled, it is cast once for them
-
-
 def _linears(config, args, fp8_layers: Collection[str]) -> Iterator[Work]:
     """The three GEMMs of each linear layer, and what makes their operands."""
-    t, b, keys, cast_inputs = _tokens(config), _itemsize(config), config.quantize.linear.float8, set()
+    t, b, keys = _tokens(config), _itemsize(config), config.quantize.linear.float8
     for name, (n, k) in flops.linear_shapes(args).items():
         block, _, short = name.rpartition(".")
         compiled = _compiled(config) and (block != "" or config.compile.scope == "model")  # by blocks: not the head
@@ -140,11 +139,9 @@ def _linears(config, args, fp8_layers: Collection[str]) -> Iterator[Work]:
         if keys.cast_weights_once:  # at the start of the step, in one compiled cast for all layers
             casts = replace(casts, weight=once_a_step(_compiled(config), b, _passes(config)))
         yield Work(CASTS, n * k * (forwards * casts.weight[0] + casts.weight[1] + casts.grad_weight))
-        yield Work(CASTS, t * n * casts.grad_output + t * k * casts.grad_input)
-        source = block, _SHARE_INPUT.get(short, short)
-        if not compiled or source not in cast_inputs:
-            yield Work(CASTS, t * k * (forwards * casts.input[0] + casts.input[1]))
-        cast_inputs.add(source)
+        yield Work(CASTS, t * k * casts.grad_input)
+        if not (block and compiled):  # those of compiled blocks are in _elementwise
+            yield Work(CASTS, t * n * casts.grad_output + t * k * (forwards * casts.input[0] + casts.input[1]))
 
 
 def _gemm(gemm_flops: int, operands: int, result: int, fp8: bool) -> Work:
@@ -162,7 +159,7 @@ def _attention(config, args) -> Iterator[Work]:
     Forward two products (scores, output), 4 T seq dim FLOPs with no mask; backward five (scores again, and the
     gradients of v, the probabilities, q and k), 2.5 times as many.
     """
-    t, (q, kv) = _tokens(config), _widths(args)
+    t, (q, kv) = _tokens(config), blocks.widths(args)
     forward = 4 * t * config.training.seq_len * q / 2
     forwards = _forwards(config)
     yield Work(ATTENTION, args.n_layers * forwards * 2 * t * (2 * q + 2 * kv), args.n_layers * forwards * forward)
@@ -170,64 +167,22 @@ def _attention(config, args) -> Iterator[Work]:
     yield Work(ATTENTION, args.n_layers * 2 * t * (4 * q + 4 * kv), args.n_layers * 2.5 * forward)
 
 
-def _widths(args) -> tuple[int, int]:
-    """Features of all query heads, and of all key (or value) heads."""
-    return args.dim, args.dim // args.n_heads * (args.n_kv_heads or args.n_heads)
-
-
-def _elementwise(config, args) -> Iterator[Work]:
-    """Norms, RoPE, SwiGLU, residual sums; and the embedding and the last norm, which run eager."""
+def _elementwise(config, args, fp8_layers: Collection[str]) -> Iterator[Work]:
+    """Norms, RoPE, SwiGLU, residual sums, and casts between them if compiled; the eager embedding and last norm."""
     t, d, b = _tokens(config), args.dim, _itemsize(config)
-    forward, last_sum, backward = (_compiled_block if _compiled(config) else _eager_block)(args, b)
-    forwards = _forwards(config)
-    last_sums = 1 if _stops_early(config) else forwards
-    yield Work(ELEMENTWISE, args.n_layers * t * (forwards * forward + last_sums * last_sum + backward))
-    yield Work(ELEMENTWISE, t * d * (2 * b + 5 * b))  # the last norm, as in _eager_block
+    if _compiled(config):
+        in_block = {name.rpartition(".")[2] for name in fp8_layers if "." in name}
+        block = blocks.compiled(args, b, config.quantize.linear.float8.recipe_name, in_block)
+    else:
+        block = blocks.eager(args, b)
+    last_sums = 1 if _stops_early(config) else _forwards(config)
+    for traffic, times in ((block.forward, _forwards(config)), (block.last, last_sums), (block.backward, 1)):
+        yield Work(ELEMENTWISE, args.n_layers * t * times * traffic.elementwise)
+        yield Work(CASTS, args.n_layers * t * times * traffic.casts)
+    yield Work(ELEMENTWISE, t * d * (2 * b + 5 * b))  # the last norm, as in blocks.eager
     # The embedding copies rows; its gradient is a whole matrix of zeros to which rows are added. A tied head's
     # gradient is added to that (3).
     yield Work(ELEMENTWISE, t * d * 5 * b + args.vocab_size * d * b * (4 if args.enable_weight_tying else 1))
-
-
-def _compiled_block(args, b: int) -> tuple[int, int, int]:
-    """Bytes per token of a compiled block: forward without its last sum, that sum, backward.
-
-    The residual stream has `b` bytes, all else is bf16. The stream between attention and feed-forward is not kept: it
-    is the sum of the block's input and wo's output wherever it is needed.
-    """
-    (d, kv), f = _widths(args), flops.ffn_dim(args)
-    norms = d * (b + 2) + d * (b + 2 + 2)  # of x, of x + wo's output
-    rope = 2 * 2 * (d + kv)
-    swiglu = (2 + 2 + 2) * f
-    last_sum = d * (b + 2 + 2 + b)
-    # The gradient of a norm's output comes as one matrix of each layer behind it (w1, w3; wq, wk, wv), then the norm's
-    # input, then the stream's gradient read and written.
-    w13, wqkv = (1, 1) if args.fused_projections else (2, 3)
-    norms_backward = d * (2 * w13 + (b + 2) + 2 * b) + d * (2 * wqkv + b + 2 * b)
-    swiglu_backward = (3 + 2) * 2 * f  # product's gradient, outputs of w1 and w3; the gradients of both
-    return norms + rope + swiglu, last_sum, norms_backward + rope + swiglu_backward
-
-
-def _eager_block(args, b: int) -> tuple[int, int, int]:
-    """As `_compiled_block`, for one kernel an operator."""
-    (d, kv), f = _widths(args), flops.ffn_dim(args)
-    # torch's fused RMSNorm: x and its norm; backward x, gradient in and out, and both again for the weight's gradient.
-    norms, norms_backward = 2 * 2 * b * d, 2 * 5 * b * d
-    # apply_rope: to float32 (2 + 4), four products of half the features (8/2 each), a difference and a sum (12/2 each),
-    # stack (4 + 4), to bf16 (4 + 2). Backward the same with two sums of gradients, and a sign (8/2).
-    rope, rope_backward = (6 + 16 + 12 + 8 + 6) * (d + kv), (6 + 16 + 12 + 8 + 6 + 4) * (d + kv)
-    swiglu, swiglu_backward = (4 + 6) * f, (6 + 2 * 6) * f  # silu, product
-    one_sum = d * (b + 2 + b)
-    behind_norms = 2 if args.fused_projections else 5
-    gradient_sums = behind_norms * 3 * b * d  # one less than layers behind each norm, and one at each residual sum
-    joined = 4 * (d + 2 * kv + 2 * f) if args.fused_projections else 0  # gradients of q, k, v; of w1's and w3's parts
-    # Autocast, where the stream is float32: to bf16 for each layer behind a norm and back for its gradient, and bf16
-    # gradients for wo and w2. 4 + 2 bytes each; nothing where the stream is bf16.
-    to_bf16 = 3 * (b - 2) * d
-    return (
-        norms + rope + one_sum + swiglu + behind_norms * to_bf16,
-        one_sum,
-        norms_backward + rope_backward + swiglu_backward + gradient_sums + joined + (behind_norms + 2) * to_bf16,
-    )
 
 
 def _loss(config, args) -> Work:
@@ -245,10 +200,18 @@ def _optimizer(config, parameters: int) -> Work:
     In one kernel AdamW reads parameter, gradient and both moments, and writes all but the gradient; if it clips, that
     too. As foreach or a loop each operation is a pass: decay (2), first moment (3), second (2, then 3), its root (2),
     correction (2), epsilon (2), step (4). Clipping multiplies even where the norm is small enough.
+
+    Moments of 8 bits and of FP8 are compiled to two kernels, since the largest value of a block comes first: one reads
+    gradient and moments, the other all of it and writes. Those of 8 bits go from one to the other in float32 (4 + 4).
     """
     keys, b = config.optimizer, _itemsize(config)
-    one_kernel = keys.implementation == "fused" or keys.from_torchao
-    adamw = 3 * b + 4 * flops.moment_bytes(keys, b) if one_kernel else 20 * b
+    moment = flops.moment_bytes(keys, b)
+    if keys.name in ("AdamW8bit", "AdamWFp8"):
+        adamw = 4 * b + 6 * moment + (2 * (4 + 4) if keys.name == "AdamW8bit" else 0)
+    elif keys.implementation == "fused" or keys.from_torchao:
+        adamw = 3 * b + 4 * moment
+    else:
+        adamw = 20 * b
     return Work(OPTIMIZER, parameters * (b + (1 if keys.fused_clipping else 2) * b + adamw))
 
 

@@ -4,14 +4,15 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
+from experiments import checks
 from experiments import recipe as recipes
 from experiments import roofline as command
-from models import llama, roofline
+from models import roofline
 
 
 def work(name: str, *overrides: str, overlays: tuple = ()) -> list[roofline.Work]:
     config = recipes.load(name, overlays, overrides).config
-    args = llama.FLAVORS[config.model.flavor]
+    args = checks.model_args(config)
     return roofline.step_work(config, args, command.fp8_layers(config, args))
 
 

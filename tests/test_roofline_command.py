@@ -1,7 +1,7 @@
 """The roofline's command line: its table, its error against a measurement, and what it refuses."""
 
 import json
-import subprocess
+import runpy
 import sys
 
 import pytest
@@ -11,11 +11,14 @@ from models import gpus, roofline
 from tests.costs import work
 
 
-def test_command_prints_the_parts_of_a_small_recipe():
-    line = [sys.executable, "-m", "models.roofline", "tensorwise_fp8_compiled", "--overlay", "cpu", "--gpu", "h200"]
-    done = subprocess.run(line, capture_output=True, text=True, check=True)
-    assert all(part in done.stdout for part in roofline.PARTS)
-    assert "tokens/s" in done.stdout and "MFU" in done.stdout and "H200 Tensor Core GPU datasheet" in done.stdout
+def test_command_prints_the_parts_of_a_small_recipe(monkeypatch, capsys):
+    line = ["models.roofline", "tensorwise_fp8_compiled", "--overlay", "cpu", "--gpu", "h200"]
+    monkeypatch.setattr(sys, "argv", line)
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module(line[0], run_name="__main__")
+    printed = capsys.readouterr().out
+    assert all(part in printed for part in roofline.PARTS)
+    assert "tokens/s" in printed and "MFU" in printed and "H200 Tensor Core GPU datasheet" in printed
 
 
 def write_bench(path, variants, device="NVIDIA H200", **facts) -> None:
@@ -74,19 +77,20 @@ def test_mistakes_are_a_sentence(arguments, said, capsys):
     assert said in message and "Traceback" not in message and len(message.splitlines()) == 1
 
 
-def test_file_without_the_recipe_names_what_it_has(tmp_path, capsys):
+def test_file_without_the_measurement_says_what_it_has(tmp_path, capsys):
     bench = tmp_path / "bench.json"
+
+    def said(recipe: str = "baseline") -> str:
+        assert command.main([recipe, "--gpu", "h200", "--against", str(bench)]) == 2
+        return capsys.readouterr().err
+
     write_bench(bench, {"baseline": {"step_s": 1, "parts": {}}})
-    assert command.main(["baseline_compiled", "--gpu", "h200", "--against", str(bench)]) == 2
-    assert "known: baseline" in capsys.readouterr().err
-    bench.write_text("{}")
-    assert command.main(["baseline", "--gpu", "h200", "--against", str(bench)]) == 2
-    assert "does not hold a measurement" in capsys.readouterr().err
+    assert said("baseline_compiled").startswith("error: unknown variant in")
+    assert "known: baseline" in said("baseline_compiled")
     write_bench(bench, {"baseline": {"rounds": [], "error": "failed: CUDA out of memory."}})
-    assert command.main(["baseline", "--gpu", "h200", "--against", str(bench)]) == 2
-    assert "CUDA out of memory" in capsys.readouterr().err
+    assert said().endswith("has no measurement of baseline: failed: CUDA out of memory.\n")
     write_bench(bench, {"baseline": {"step_s": 1, "parts": {}}}, device="AMD EPYC")
-    assert command.main(["baseline", "--gpu", "h200", "--against", str(bench)]) == 2
-    assert "measured on AMD EPYC" in capsys.readouterr().err
-    bench.write_bytes(b"\xff\xfe")
-    assert command.main(["baseline", "--gpu", "h200", "--against", str(bench)]) == 2
+    assert said().startswith(f"error: {bench} was measured on AMD EPYC")
+    for content in (b"{}", b"\xff\xfe"):
+        bench.write_bytes(content)
+        assert "does not hold a measurement" in said()
