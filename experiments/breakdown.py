@@ -30,23 +30,23 @@ class Kernel:
 # Kernels of a CUDA graph have a name only; fused ones carry the names of their operators.
 RULES = (
     # torch's optimizers announce themselves; the rest is the gradients' norm and clipping.
-    (OPTIMIZER, r"^Optimizer\.(step|zero_grad)#|^aten::(_foreach_|linalg_vector_norm)|multi_tensor_apply_kernel"),
+    (OPTIMIZER, r"^Optimizer\.step#|^aten::(_foreach_|linalg_vector_norm)|multi_tensor_apply_kernel"),
     # A CPU does a scaled product by other operators inside. cuBLAS's names begin with an operand's type: q for e4m3,
     # and by a guess r for e5m2.
-    (MATMUL_FP8, r"^aten::_scaled_mm|\A(triton_tem_.*scaled_mm|nvjet_(sm\d+_)?[qr]|.*(?i:gemm).*(e4m3|e5m2))"),
+    (MATMUL_FP8, r"^aten::_scaled_mm|\A(triton_tem_.*scaled_mm|nvjet_(sm\d+_)?[qr]|.*(?i:gemm).*e4m3)"),
     # The model has no other batched products. What is fused around attention carries its name as well.
-    (ATTENTION, r"^aten::(_?scaled_dot_product|bmm)|\A(?!.*_fused_).*(flash|fmha|sdpa)"),
+    (ATTENTION, r"^aten::(_?scaled_dot_product|bmm)|\A(?!.*_fused_).*(flash|fmha)"),
     # An mm has to be what launched it: there is one around FP8's casts, too.
-    (MATMUL_BF16, r"\A(triton_tem_.*mm|nvjet_|.*(?i:gemm|gemv|splitk)|.*\n(aten::(mm|addmm)$|mkl(dnn)?::.*linear))"),
-    (LOSS, rf"^{LOSS_REGION}$|log_softmax|nll_loss|cross_entropy|SoftMax(For|Back)ward"),
+    (MATMUL_BF16, r"\A(triton_tem_.*mm|nvjet_|.*(?i:gemm|gemv|splitk)|.*\n(aten::mm$|mkl(dnn)?::.*linear))"),
+    (LOSS, rf"^{LOSS_REGION}$|log_softmax|nll_loss|SoftMax(For|Back)ward"),
     # One for each element cannot find a largest value, so if it clamps (to FP8's range) it is the second pass over
     # something, for its cast, whatever it computes again for that.
     (CASTS, r"\Atriton_poi_fused.*_clamp_"),
-    # A kernel that would be there without FP8 and has taken in a largest value or a cast: it moves the same bytes.
-    (ELEMENTWISE, r"\A.*_fused.*_(add|mean|pow|rsqrt|sum|silu|sub|stack|neg|rms_norm|embedding)_"),
+    # A norm, RoPE, a sum or SwiGLU, which would be there without FP8, and has taken in a largest value or a cast.
+    (ELEMENTWISE, r"\A.*_fused.*_(add|silu|sum)_"),
     # Of torchao's autograd function all but the products: a gradient added to another's is outside of it. Then
     # autocast's copies in bf16, and back.
-    (CASTS, r"\A.*(_fused.*_(abs|amax|clamp|to_copy)_|(?i:float8))|^(matmul_with_hp_or_float8_args|_ToFloat8)"
+    (CASTS, r"\A.*(_fused.*_(abs|to_copy)_|(?i:float8))|^(matmul_with_hp_or_float8_args|_ToFloat8)"
             r"|\A.*\naten::copy_\n(.+\n)*aten::linear$"),
     (ELEMENTWISE, r"^aten::|\A.*(_fused_|at::native)|\AMem(cpy|set)"),
 )  # fmt: skip
