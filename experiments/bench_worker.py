@@ -1,9 +1,9 @@
-"""One measurement of experiments/bench.py, a process of its own: trains a recipe, then profiles two steps more.
+"""One measurement of experiments/bench.py, a process of its own: trains a recipe, then profiles some steps more.
 
     python -m experiments.bench_worker RECIPE.yaml RECORD.json
 
-The recipe is resolved and trains `training.steps` steps, the last two of them under the profiler. A failure has exit
-code 1 and prints a line `error: …`.
+The recipe is resolved and trains `training.steps` steps. In the first of the last three the profiler starts, which can
+take seconds: it records the two after that. A failure has exit code 1 and prints a line `error: …`.
 """
 
 import argparse
@@ -20,7 +20,8 @@ from experiments.run import COMPLETED, FAILED, set_rank_environment
 from experiments.stop import Interrupted, Stop
 from models.errors import InputError
 
-PROFILED_STEPS = 2
+RECORDED_STEPS = 2
+PROFILED_STEPS = 1 + RECORDED_STEPS  # in the first of them the profiler starts
 
 
 class Measured(Exception):
@@ -32,7 +33,8 @@ class Measurement:
 
     def __init__(self, trainer):
         self.trainer, self.metrics = trainer, trainer.metrics_processor
-        self.first_profiled = trainer.job_config.training.steps - PROFILED_STEPS + 1
+        self.last = trainer.job_config.training.steps
+        self.starting = self.last - RECORDED_STEPS  # the step in which the profiler starts
         self.step_s: dict[int, float] = {}
         self.not_steady: set[int] = set()
         self.tokens_per_step = 0
@@ -42,27 +44,21 @@ class Measurement:
         self.metrics.on_step, self.metrics.on_window = self.on_step, self.on_window
 
     def on_step(self, step: int) -> None:
-        from experiments import compile_cache
+        from experiments import compile_cache, device
         from experiments.trainer import TIMELINE
 
         if step == 1:
             phases = dict(TIMELINE.phases)
             self.warm_up = {"s": sum(phases.values()), "phases": phases, "compile_cache": compile_cache.state()}
-        if step == self.first_profiled - 1:
-            self._profile()
-        if step == self.trainer.job_config.training.steps:
-            _synchronize()
+        if step >= self.starting - 1:
+            device.synchronize()
+        if step == self.starting - 1:
+            self.profiler = _profiler()
+            self.profiler.start()
+        elif step == self.last:
             self.profiler.stop()
-
-    def _profile(self) -> None:
-        from torch.profiler import ProfilerActivity, profile
-
-        from experiments import device
-
-        gpu = [ProfilerActivity.CUDA] if device.TYPE == "cuda" else []
-        self.profiler = profile(activities=[ProfilerActivity.CPU, *gpu])
-        _synchronize()
-        self.profiler.start()
+        elif step >= self.starting:
+            self.profiler.step()
 
     def on_window(self, line: dict) -> None:
         last, seconds = line["step"], line["step_s"]
@@ -70,15 +66,15 @@ class Measurement:
         self.not_steady |= set(line["not_steady"])
         self.tokens_per_step = round(line["tokens_per_s"] * sum(seconds) / len(seconds))
         self.peak_memory_bytes = max(self.peak_memory_bytes, line["peak_memory_bytes"])
-        if last == self.trainer.job_config.training.steps:
+        if last == self.last:
             raise Measured
 
     def record(self) -> dict:
         """What bench.json has of a round, and the kernels. Times in seconds, memory in bytes, MFU a fraction."""
         from experiments import breakdown, device
 
-        steady = [s for step, s in self.step_s.items() if step < self.first_profiled and step not in self.not_steady]
-        profiled = [s for step, s in self.step_s.items() if step >= self.first_profiled]
+        steady = [s for step, s in self.step_s.items() if step < self.starting and step not in self.not_steady]
+        profiled = [s for step, s in self.step_s.items() if step > self.starting]
         step_s = statistics.median(steady)
         kernels = breakdown.read_kernels(self.profiler)
         busy = {part: s / len(profiled) for part, s in breakdown.busy_seconds(kernels).items()}
@@ -97,10 +93,15 @@ class Measurement:
         }
 
 
-def _synchronize() -> None:
+def _profiler():
+    """One that starts in one step and records `RECORDED_STEPS` after it."""
+    from torch.profiler import ProfilerActivity, profile, schedule
+
     from experiments import device
 
-    device.titan_utils.device_module.synchronize()
+    gpu = [ProfilerActivity.CUDA] if device.TYPE == "cuda" else []
+    steps = schedule(wait=0, warmup=1, active=RECORDED_STEPS)
+    return profile(activities=[ProfilerActivity.CPU, *gpu], schedule=steps)
 
 
 def measure(config, stop: Stop) -> dict:

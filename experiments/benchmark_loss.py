@@ -10,8 +10,8 @@ Errors are relative, against float64 arithmetic on the same bf16 inputs, on the 
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -48,14 +48,6 @@ def step(loss: Loss, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.T
     mean = loss(hidden, weight, labels) / len(labels)
     mean.backward()
     return [mean.detach(), hidden.grad, weight.grad]
-
-
-def seconds(*arguments) -> float:
-    device.titan_utils.device_module.synchronize()
-    start = time.perf_counter()
-    step(*arguments)
-    device.titan_utils.device_module.synchronize()
-    return time.perf_counter() - start
 
 
 def peak_bytes(*arguments) -> int:
@@ -98,7 +90,10 @@ def main(argv: list[str] | None = None) -> int:
     ways = dict(losses())
     for loss in ways.values():
         step(loss, hidden, weight, labels)  # compiles
-    rounds = [{name: seconds(loss, hidden, weight, labels) for name, loss in ways.items()} for _ in range(args.rounds)]
+    rounds = [
+        {name: device.seconds(partial(step, loss, hidden, weight, labels)) for name, loss in ways.items()}
+        for _ in range(args.rounds)
+    ]
     print(f"{'':<10}{'time':>10}{'memory':>14}{'error of loss':>16}{'of hidden.grad':>16}{'of weight.grad':>16}")
     for name, loss in ways.items():
         ratio = statistics.median(r[name] / r["eager"] for r in rounds)

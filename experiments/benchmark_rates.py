@@ -2,14 +2,15 @@
 
     python -m experiments.benchmark_rates [--overlay O]… [--rounds N] [key.path=value …]
 
-The figures that models/gpus.py calls sustained. Rates are of the median over rounds, each of which does every product
-once, so that a GPU at its power limit lowers its clock for all of them alike; 2 M N K FLOPs a product.
+The figures that models/gpus.py calls sustained; 2 M N K FLOPs a product. In a round each product and the copy repeat
+for about 50 ms, waited for at both ends only, so that the device and not its host sets the pace; the rate is the median
+over rounds. Sustained means that the work goes on without a pause, at the published size 11 s of it in 20 rounds, so
+that a limit on power has lowered the clock, for all of them alike. It is too short for a limit on temperature.
 """
 
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Callable
 
 import torch
@@ -21,6 +22,7 @@ from experiments.study import choose_scale
 from models import float8, flops
 from models.errors import InputError
 
+SPAN = 0.05  # seconds
 COPIED = {"cuda": 2 << 30, "cpu": 64 << 20}  # bytes: far more than any cache
 
 
@@ -41,24 +43,21 @@ def main(argv: list[str] | None = None) -> int:
     if float8.scaled_mm_works(torch.device(device.TYPE), rowwise=False):
         work |= {f"FP8  {m} x {n} x {k}": (_fp8(m, n, k), 2 * m * n * k, "TFLOP/s") for m, n, k in shapes}
     work["copy"] = (_copy(COPIED[device.TYPE]), 2 * COPIED[device.TYPE], "TB/s")
-    for do, *_ in work.values():
-        do()
+    times = {name: _times(do) for name, (do, *_) in work.items()}
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(args.rounds):
         for name, (do, *_) in work.items():
-            seconds[name].append(_time(do))
+            seconds[name].append(device.seconds(do, times[name]) / times[name])
     print(f"{device.name()}, torch {torch.__version__}")
     for name, (_, amount, unit) in work.items():
         print(f"{name:<32}{amount / statistics.median(seconds[name]) / 1e12:>9.3f} {unit}")
     return 0
 
 
-def _time(do: Callable) -> float:
-    device.titan_utils.device_module.synchronize()
-    start = time.perf_counter()
+def _times(do: Callable) -> int:
+    """How many calls take about `SPAN`: estimated from some that come after a first one, which may load kernels."""
     do()
-    device.titan_utils.device_module.synchronize()
-    return time.perf_counter() - start
+    return 1 + int(SPAN / (device.seconds(do, 5) / 5))
 
 
 def _bf16(m: int, n: int, k: int) -> Callable:

@@ -16,15 +16,15 @@ from pathlib import Path
 
 from experiments import device
 from experiments import recipe as recipes
-from experiments.run import complain
+from experiments.run import FAILED, complain
 from experiments.study import DEFAULT, choose_scale, load
 from models.errors import InputError
 
-STEPS = 5  # the artifacts are kept after the profiled third
+STEPS = 5  # the artifacts are kept after the profiled one, the third at the latest
 
 
 def first_step(recipe: str, options: list[str], kept: Path) -> dict:
-    """timing.json of one run. Raises CalledProcessError if it fails; its last words are on stderr."""
+    """timing.json of one run. Raises CalledProcessError if it fails; its own words are on stderr."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         keys = [f"training.steps={STEPS}", f"compile.artifacts_dir={kept}"]
@@ -40,12 +40,12 @@ def first_step(recipe: str, options: list[str], kept: Path) -> dict:
     return timing
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.benchmark_warm_start")
     parser.add_argument("names", nargs="*", metavar="RECIPE")
     parser.add_argument("--overlay", action="append", metavar="O")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every second of both starts")
-    args = parser.parse_intermixed_args()
+    args = parser.parse_intermixed_args(argv)
     overlays, keys = args.overlay or choose_scale()[0], [name for name in args.names if "=" in name]
     names = [name for name in args.names if "=" not in name] or load([DEFAULT]).recipes
     try:
@@ -56,8 +56,12 @@ def main() -> int:
     print(f"{device.name()}, {' '.join(options)}")
     record = {"device": device.name(), "options": options, "recipes": {}}
     for recipe in compiled:
-        with tempfile.TemporaryDirectory() as kept:
-            cold, warm = (first_step(recipe, options, Path(kept)) for _ in range(2))
+        try:
+            with tempfile.TemporaryDirectory() as kept:
+                cold, warm = (first_step(recipe, options, Path(kept)) for _ in range(2))
+        except subprocess.CalledProcessError as run:
+            complain(f"the run of {recipe} failed with exit code {run.returncode}, for the reason above")
+            return max(run.returncode, FAILED)  # negative: a signal's
         ratio = cold["warm_up_s"] / warm["warm_up_s"], cold["phases"]["compile"] / warm["phases"]["compile"]
         print(f"{recipe:<28} sooner by a factor of {ratio[0]:.1f}, compilation of {ratio[1]:.1f}")
         record["recipes"][recipe] = {"cold": cold, "warm": warm}

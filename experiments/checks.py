@@ -1,5 +1,6 @@
 """What can be known before a run. Each check raises an `InputError`, or says what it found."""
 
+import math
 import os
 import shlex
 import shutil
@@ -36,13 +37,14 @@ def check_ranks(config, world_size: int) -> None:
     """Raise `InputError` for what needs whole weights, with several ranks: FSDP shards them."""
     if world_size == 1:
         return
-    for key, asked in {
-        "model.fused_projections": config.model.fused_projections,
-        "optimizer.fused_clipping": config.optimizer.fused_clipping,
-        "quantize.linear.float8.cast_weights_once": config.quantize.linear.float8.cast_weights_once,
-    }.items():
+    for key, asked, otherwise in (
+        ("model.fused_projections", config.model.fused_projections, "false"),
+        ("optimizer.fused_clipping", config.optimizer.fused_clipping, "false"),
+        ("optimizer.built", config.optimizer.built == "before_conversion", "null"),
+        ("quantize.linear.float8.cast_weights_once", config.quantize.linear.float8.cast_weights_once, "false"),
+    ):
         if asked:
-            raise InputError(f"{key} needs whole weights, and {world_size} processes shard them: set it to false")
+            raise InputError(f"{key} needs whole weights, and {world_size} processes shard them: set it to {otherwise}")
     if model_args(config).enable_weight_tying:
         raise InputError(
             f"model.flavor {config.model.flavor} ties its embeddings, which FSDP would shard twice: "
@@ -54,9 +56,8 @@ def check_device(config) -> str:
     """FP8 units, an attention kernel and a compiler where they are needed."""
     if config.quantize.linear.float8.recipe_name and not config.quantize.linear.float8.emulate:
         float8.check_device(torch.device(device.TYPE))
-    backend = config.model.attention_backend
-    if device.TYPE == "cpu" and backend in ("cudnn", "efficient"):
-        raise InputError(f"model.attention_backend {backend} needs a GPU: on a CPU there are auto, flash and math")
+    if device.TYPE == "cpu" and config.model.attention_backend == "cudnn":
+        raise InputError("model.attention_backend cudnn needs a GPU: on a CPU there are auto, flash and math")
     if device.TYPE == "cpu" and config.compile.cuda_graphs:
         raise InputError("compile.cuda_graphs needs a GPU: set it to false")
     compiler = shlex.split(os.environ.get("CXX", "g++"))[0]
@@ -96,8 +97,19 @@ def memory_estimate(config) -> dict[str, float]:
         model_args(config), tokens, param_bytes, moment_bytes, config.compile.enable, recompute
     )
     if config.quantize.linear.float8.cast_weights_once:
-        estimate["fp8_weights"] = sum(n * k for n, k in flops.linear_shapes(model_args(config)).values())
+        shapes = flops.linear_shapes(model_args(config))
+        estimate["fp8_weights"] = sum(math.prod(shapes[name]) for name in fp8_layers(config))
     return estimate
+
+
+def fp8_layers(config) -> set[str]:
+    """Names of the linear layers that the recipe runs in FP8."""
+    keys = config.quantize.linear.float8
+    if not keys.recipe_name:
+        return set()
+    with torch.device("meta"):
+        model = llama.Llama(model_args(config))
+    return float8.choose_modules(model, keys.recipe_name, keys.filter_fqns)
 
 
 def check_model(config) -> str:
@@ -107,11 +119,7 @@ def check_model(config) -> str:
     with torch.device("meta"):
         model = llama.Llama(args)
     llama.freeze(model, config.model.freeze)
-    if name:
-        chosen = float8.choose_modules(model, name, config.quantize.linear.float8.filter_fqns)
-        precision = f"{len(chosen)} linear layers in {name} FP8"
-    else:
-        precision = "no FP8"
+    precision = f"{len(fp8_layers(config))} linear layers in {name} FP8" if name else "no FP8"
     per_token = flops.flops_per_token(args, config.training.seq_len) / 1e9
     return f"{flops.parameters(args) / 1e9:.3g} B parameters, {per_token:.4g} GFLOP per token, {precision}"
 

@@ -12,7 +12,7 @@ from torchtitan.config import job_config as titan
 
 @dataclass
 class Model(titan.Model):
-    attention_backend: Literal["auto", "flash", "cudnn", "efficient", "math"] = "auto"
+    attention_backend: Literal["auto", "flash", "cudnn", "math"] = "auto"
     """Kernel behind scaled_dot_product_attention; `auto` lets PyTorch choose by shape and device."""
 
     freeze: list[str] = field(default_factory=list)

@@ -10,8 +10,9 @@ import platform
 import resource
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -92,6 +93,21 @@ def peak_record() -> dict:
     return {key: getattr(peak(), key) for key in ("bf16", "fp8", "source")}
 
 
+def synchronize() -> None:
+    """Wait for the device to do what it was given."""
+    titan_utils.device_module.synchronize()
+
+
+def seconds(do: Callable, times: int = 1) -> float:
+    """Wall seconds of `times` calls of `do` in a row; the device is waited for at both ends, not in between."""
+    synchronize()
+    start = time.perf_counter()
+    for _ in range(times):
+        do()
+    synchronize()
+    return time.perf_counter() - start
+
+
 MEASURED_PEAK = "MEASURED_BF16_PEAK_FLOPS"  # a study measures once and tells its runs, so that their MFUs compare
 
 
@@ -105,13 +121,7 @@ def peak() -> Peak:
     n, device = 1024 if TYPE == "cpu" else 8192, torch.device(TYPE)
     own = torch.Generator(device)  # or a run's initial weights would depend on whether this was measured
     a, b = (torch.randn(n, n, dtype=torch.bfloat16, device=device, generator=own) for _ in range(2))
-    best = float("inf")
-    for _ in range(20):
-        titan_utils.device_module.synchronize()
-        start = time.perf_counter()
-        a @ b
-        titan_utils.device_module.synchronize()
-        best = min(best, time.perf_counter() - start)
+    best = min(seconds(partial(torch.matmul, a, b)) for _ in range(20))
     del a, b
     titan_utils.device_module.empty_cache()
     return Peak(2 * n**3 / best, None, f"measured: fastest of 20 bf16 GEMMs of {n} x {n} x {n}")

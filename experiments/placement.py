@@ -37,7 +37,7 @@ def start(arguments: list[str], gpu: str | None, place: int, **streams) -> subpr
 
 
 def binding(gpu: str | None, place: int, sysfs: Path = _SYSFS) -> list[str]:
-    """The `numactl` command that keeps a process and its memory near a GPU; empty where there is nothing to choose.
+    """The `numactl` command that keeps a process and its memory near a GPU; empty where there is no choice.
 
     Args:
         gpu: as `gpus` gives it.
@@ -50,7 +50,13 @@ def binding(gpu: str | None, place: int, sysfs: Path = _SYSFS) -> list[str]:
     node = _nearest(gpu, sysfs)
     if node not in numbers:
         node = numbers[place % len(numbers)]
-    return ["numactl", f"--cpunodebind={node}", f"--membind={node}"]
+    command = ["numactl", f"--cpunodebind={node}", f"--membind={node}"]
+    return command if _permitted(command) else []
+
+
+def _permitted(command: list[str]) -> bool:
+    """Whether a process starts with it: a container may own some of the nodes only, or forbid any choice of memory."""
+    return subprocess.run([*command, "true"], capture_output=True).returncode == 0
 
 
 def _cores(node: Path) -> str:

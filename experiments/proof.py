@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from models import float8
 
 PROFILED_STEP = 3  # the first step compiles, the second may compile again
+RECORDING_STEP = 2  # profiled with CUDA graphs: they warm up in the first; from the third on no operator is called
 _FP8_OPS = {"aten::_scaled_mm", "aten::_scaled_mm_v2"}
 _GEMM_OPS = _FP8_OPS | {"aten::mm", "aten::addmm"}  # of linear layers; attention is another kernel, or bmm
 _CHUNK = 1 << 24  # elements looked at together when searching a parameter for ones that must move

@@ -102,8 +102,12 @@ def _conflicts(config: "Config") -> Iterator[tuple[list[str], str]]:
     yield from _unsupported(config)
     yield from _optimizer_conflicts(config)
     yield from _fp8_conflicts(config)
+    training = config.training
     if config.compile.cuda_graphs and not config.compile.enable:
         yield ["compile.cuda_graphs", "compile.enable"], "records compiled graphs; set compile.enable to true"
+    if config.compile.cuda_graphs and training.global_batch_size > training.local_batch_size:
+        message = "a step's second pass overwrites the gradients of its first; set training.global_batch_size to -1"
+        yield ["compile.cuda_graphs", "training.global_batch_size", "training.local_batch_size"], message
 
 
 def _unsupported(config: "Config") -> Iterator[tuple[list[str], str]]:
@@ -145,6 +149,9 @@ def _optimizer_conflicts(config: "Config") -> Iterator[tuple[list[str], str]]:
     if keys.early_step_in_backward and (keys.from_torchao or keys.fused_clipping):
         message = "not with fused_clipping or torchao's optimizers; set it to false"
         yield ["optimizer.early_step_in_backward", "optimizer.name", "optimizer.fused_clipping"], message
+    if keys.built == "before_conversion" and config.compile.enable:
+        message = "its late conversion would find the blocks compiled already; set compile.enable to false"
+        yield ["optimizer.built", "compile.enable"], message
 
 
 def _fp8_conflicts(config: "Config") -> Iterator[tuple[list[str], str]]:

@@ -79,7 +79,7 @@ def predict(recipe: recipes.Recipe, gpu_name: str, measured: dict | None = None)
 
     config, gpu = recipe.config, GPUS[gpu_name]
     args = checks.model_args(config)
-    work = roofline.step_work(config, args, fp8_layers(config, args))
+    work = roofline.step_work(config, args, checks.fp8_layers(config))
     rates = {"datasheet": gpu.datasheet} | ({"sustained": gpu.sustained} if gpu.sustained else {})
     floors = {kind: roofline.floors(work, known) for kind, known in rates.items()}
     tokens, flops_per_token = roofline.tokens_per_step(config), flops.flops_per_token(args, config.training.seq_len)
@@ -101,20 +101,6 @@ def predict(recipe: recipes.Recipe, gpu_name: str, measured: dict | None = None)
         "step": steps,
         **({"error": _error(steps, "step_s")} if measured else {}),
     }
-
-
-def fp8_layers(config, args) -> set[str]:
-    """Names of the linear layers that the recipe runs in FP8."""
-    import torch
-
-    from models import float8, llama
-
-    keys = config.quantize.linear.float8
-    if not keys.recipe_name:
-        return set()
-    with torch.device("meta"):
-        model = llama.Llama(args)
-    return float8.choose_modules(model, keys.recipe_name, keys.filter_fqns)
 
 
 def _parts(work: list[roofline.Work], floors: dict[str, dict[str, float]], measured: dict[str, float]) -> dict:

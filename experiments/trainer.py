@@ -16,7 +16,7 @@ from torchtitan.protocols.train_spec import register_train_spec
 from experiments import compile_cache, data
 from experiments.checkpoint import Checkpoints
 from experiments.metrics import Metrics
-from experiments.proof import PROFILED_STEP, Proof
+from experiments.proof import PROFILED_STEP, RECORDING_STEP, Proof
 from experiments.stop import Interrupted, Stop
 from models import float8, float8_weights, llama, optimizer
 
@@ -177,7 +177,7 @@ class Trainer(titan.Trainer):
             super().train_step(data_iterator)
         metrics.losses.append(torch.stack(self._micro_losses).sum())
         if self._steps_done == 1:
-            device.titan_utils.device_module.synchronize()
+            device.synchronize()
             compile_s = compile_seconds()
             TIMELINE.mark("first_step")
             TIMELINE.phases["compile"] = compile_s
@@ -206,8 +206,9 @@ class Trainer(titan.Trainer):
 
     def _profiles(self) -> bool:
         """Whether this step is the profiled one: the last one of a run that is too short."""
+        chosen = RECORDING_STEP if self.job_config.compile.cuda_graphs else PROFILED_STEP
         last = self.step == self.job_config.training.steps
-        return self._steps_done == PROFILED_STEP or (self._steps_done < PROFILED_STEP and last)
+        return self._steps_done == chosen or (self._steps_done < chosen and last)
 
     def _clipping(self):
         """Clipping by the optimizer instead of torchtitan's, which has no hook for it."""

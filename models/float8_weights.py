@@ -60,9 +60,10 @@ def cast_weights(model: nn.Module, compile_config) -> None:
     """
     compiled = compile_config.enable and "model" in compile_config.components
     cast = _compiled_cast(compile_config.backend) if compiled else _cast
-    for layer in model.modules():
-        if isinstance(layer, CastOnceLinear):
-            cast(layer.weight.detach(), layer.weight_fp8, layer.weight_scale)  # detached: frozen or not, one graph
+    with torch.profiler.record_function("_ToFloat8"):  # as torchao names its own casts to a profiler
+        for layer in model.modules():
+            if isinstance(layer, CastOnceLinear):
+                cast(layer.weight.detach(), layer.weight_fp8, layer.weight_scale)  # detached: frozen or not, one graph
 
 
 def _cast(weight: torch.Tensor, data: torch.Tensor, scale: torch.Tensor) -> None:

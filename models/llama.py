@@ -28,10 +28,10 @@ from models import flops
 from models.errors import InputError
 from models.optimizer import build_optimizers
 
+# PyTorch's fourth, EFFICIENT_ATTENTION, has grouped KV heads from torch 2.14 on (pytorch pull request 191085).
 ATTENTION_BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
 

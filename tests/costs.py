@@ -6,14 +6,13 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from experiments import checks
 from experiments import recipe as recipes
-from experiments import roofline as command
 from models import roofline
 
 
 def work(name: str, *overrides: str, overlays: tuple = ()) -> list[roofline.Work]:
     config = recipes.load(name, overlays, overrides).config
     args = checks.model_args(config)
-    return roofline.step_work(config, args, command.fp8_layers(config, args))
+    return roofline.step_work(config, args, checks.fp8_layers(config))
 
 
 def total(work: list[roofline.Work], field: str, *parts: str) -> float:

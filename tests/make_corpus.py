@@ -22,6 +22,6 @@ def write_parquet(path, documents, column="text"):
 
 
 def words(n_documents, length=7):
-    """Documents of `length` words, no two equal."""
+    """Documents of `length` words, no two of the first 499 equal."""
     numbers = itertools.cycle(range(1, 500))
     return [" ".join(f"w{next(numbers)}" for _ in range(length)) for _ in range(n_documents)]

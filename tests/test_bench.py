@@ -6,11 +6,13 @@ import signal
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 
-from experiments import bench, bench_table, device
+from experiments import bench, bench_table, bench_worker, device
 from experiments import recipe as recipes
 from experiments.stop import FOR_GOOD, Stop
 from models.roofline import ATTENTION, CASTS, ELEMENTWISE, IDLE, LOSS, MATMUL_BF16, MATMUL_FP8, OPTIMIZER, PARTS
@@ -166,6 +168,29 @@ def test_parts_stand_beside_their_floors():
         *(f"{floor[part] * 1e3:,.1f}" for part in PARTS),
         f"{sum(floor.values()) * 1e3:,.1f}",
     ]
+
+
+# ---- the profile ----
+
+
+def test_the_step_in_which_the_profiler_starts_is_not_recorded():
+    def step(products: int) -> None:
+        for _ in range(products):
+            torch.ones(8, 8) @ torch.ones(8, 8)
+
+    metrics = SimpleNamespace(utilisation=lambda rate: {"mfu_bf16_peak": rate})
+    training = SimpleNamespace(steps=5)
+    trainer = SimpleNamespace(metrics_processor=metrics, job_config=SimpleNamespace(training=training))
+    measurement = bench_worker.Measurement(trainer)
+    for number, products in enumerate([1, 1, 100, 2, 4], 1):  # the profiler starts in the third
+        step(products)
+        metrics.on_step(number)
+    with pytest.raises(bench_worker.Measured):
+        metrics.on_window({"step": 5, "step_s": [9, 1, 8, 2, 4], "not_steady": [1], "tokens_per_s": 1,
+                           "peak_memory_bytes": 1})  # fmt: skip
+    record = measurement.record()
+    assert record["steady_step_s"] == [1] and record["profiled_step_s"] == [2, 4]
+    assert next(kernel["calls"] for kernel in record["kernels"] if kernel["name"] == "aten::mm") == 3
 
 
 # ---- for real ----

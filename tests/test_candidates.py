@@ -5,15 +5,13 @@ import math
 import pytest
 import torch
 import yaml
-from torchtitan.distributed import ParallelDims
 
 from experiments import recipe as recipes
-from models import float8, llama, roofline
+from models import float8, gpus, llama, roofline
 from tests.costs import total, work
-from tests.runs import TINY, lines_of
+from tests.runs import ONE_DEVICE, TINY, lines_of
 
 CANDIDATES = [name for name in recipes.names() if name.startswith("candidate_")]
-ONE_DEVICE = ParallelDims(1, 1, 1, 1, 1, 1, 1, 1)
 
 
 def test_the_study_of_losses_has_all_that_a_cpu_can_tell_apart():
@@ -29,14 +27,9 @@ def test_a_candidate_changes_what_its_file_says_and_has_a_floor(name):
     said = {key for key, _ in recipes.flat({k: v for k, v in tree.items() if k not in ("base", "description")})}
     recipe = recipes.load(name)
     assert {key for key, *_ in recipes.difference(recipe)} == said
-    parent = sum(roofline.floors(work(recipe.base), roofline_rates()).values())
-    assert sum(roofline.floors(work(name), roofline_rates()).values()) == pytest.approx(parent, rel=0.1)
-
-
-def roofline_rates():
-    from models import gpus
-
-    return gpus.GPUS["h200"].sustained
+    rates = gpus.GPUS["h200"].sustained
+    parent = sum(roofline.floors(work(recipe.base), rates).values())
+    assert sum(roofline.floors(work(name), rates).values()) == pytest.approx(parent, rel=0.1)
 
 
 # ---- fast accumulation ----
@@ -80,6 +73,14 @@ def test_cuda_graphs_are_as_the_recipe_says(name, recorded):
         with torch.device("meta"):
             llama.parallelize(llama.Llama(llama.FLAVORS["cpu"]), ONE_DEVICE, config)
         assert torch._inductor.config.triton.cudagraphs == recorded
+
+
+@pytest.mark.parametrize("name, step", [("candidate_cuda_graphs", 2), ("tensorwise_fp8_compiled", 3)])
+def test_the_proof_is_of_a_step_that_calls_operators(name, step, train):
+    config = recipes.load(name, ["cpu"], TINY).config
+    config.compile.enable = False  # to be quick
+    trainer, _ = train(config, count=4)
+    assert trainer.proof.record()["profiled_step"] == step
 
 
 # ---- on a GPU ----

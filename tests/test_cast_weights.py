@@ -6,21 +6,18 @@ import pytest
 import torch
 from torch.nn import functional as F
 from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
-from torchtitan.distributed import ParallelDims
 from torchtitan.tools.utils import set_default_dtype
 
+from experiments import breakdown
 from experiments import recipe as recipes
 from models import float8, float8_weights, llama, roofline
 from models.errors import InputError
 from tests.costs import fp8_casts, total, work
-from tests.runs import TINY
+from tests.runs import ONE_DEVICE, TINY
 
 FLOAT8 = "quantize.linear.float8"
 EAGER = "compile.enable=false"
 SIZES = dict(dim=64, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=256, max_seq_len=32)
-
-
-ONE_DEVICE = ParallelDims(dp_shard=1, dp_replicate=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
 
 
 def load(*overrides: str, overlays: tuple = (), once: bool = True):
@@ -101,6 +98,15 @@ def test_compiled_block_casts_no_weight():
     model = build(config)
     float8_weights.cast_weights(model, config.compile)
     assert fp8_casts(model.layers["0"], model.freqs_cis) == 2 * 4 + 7
+
+
+def test_the_benchmark_counts_them_as_casts():
+    config = load(EAGER)
+    model = build(config)
+    with torch.profiler.profile() as profiler:
+        float8_weights.cast_weights(model, config.compile)
+    seconds = breakdown.busy_seconds(breakdown.read_kernels(profiler))
+    assert seconds[roofline.CASTS] == sum(seconds.values()) > 0
 
 
 def test_run_equals_that_of_its_parent(train):

@@ -5,10 +5,11 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from experiments import checks, recipe, roofline
+from experiments import checks, recipe
 from models import flops, llama
-from models import roofline as floors
 from models.errors import InputError
+from models.roofline import CASTS, MATMUL_BF16, MATMUL_FP8
+from tests.costs import total, work
 from tests.runs import TINY
 
 FUSED = "model.fused_projections=true"
@@ -79,15 +80,10 @@ def test_the_recipe_counts_the_same_and_leaves_the_flavor_as_it_is():
 def test_eager_roofline_casts_each_input_once():
     """The input of wq, wk, wv is cast once instead of three times, that of w1, w3 once instead of twice; the rest of
     the casts and the FLOPs are the same. A cast for forward and backward moves 33 + 35 bytes an element."""
-    casts, products = [], []
-    for keys in ([], [FUSED]):
-        recipe_config = config("tensorwise_fp8_compiled", "compile.enable=false", *keys, overlays=())
-        args = checks.model_args(recipe_config)
-        work = floors.step_work(recipe_config, args, roofline.fp8_layers(recipe_config, args))
-        casts.append(sum(w.bytes for w in work if w.part == floors.CASTS))
-        products.append(sum(w.flops for w in work if w.part in (floors.MATMUL_FP8, floors.MATMUL_BF16)))
-    assert products[0] == products[1]
-    assert casts[0] - casts[1] == 3 * 32 * 4096 * 4096 * (33 + 35)
+    unfused, fused = (work("tensorwise_fp8_compiled", "compile.enable=false", *keys) for keys in ([], [FUSED]))
+    products = MATMUL_FP8, MATMUL_BF16
+    assert total(fused, "flops", *products) == total(unfused, "flops", *products)
+    assert total(unfused, "bytes", CASTS) - total(fused, "bytes", CASTS) == 3 * 32 * 4096 * 4096 * (33 + 35)
 
 
 def test_filters_and_freezing_know_the_fused_names():

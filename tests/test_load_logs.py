@@ -1,8 +1,6 @@
 """Frames from logs of other programs: the published project's, and plain torchtitan's TensorBoard folders."""
 
 import json
-import os
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,9 +11,7 @@ from analysis.published_log import PUBLISHED, flops_per_token
 from models import flops
 from models.llama import FLAVORS
 from tests.make_runs import write_lines, write_published, write_run, write_tensorboard
-from tests.runs import ROOT
-
-LOGS = Path(os.environ.get("PUBLISHED_LOGS", ROOT.parent / "shared" / "published" / "course_2025"))
+from tests.runs import PUBLISHED_LOGS, needs_published_logs
 
 
 def test_published_log(tmp_path):
@@ -63,9 +59,9 @@ def test_flops_per_token_of_the_published_model_are_those_of_our_flavor():
         assert flops_per_token(PUBLISHED, causal) == flops.flops_per_token(FLAVORS["8B-published"], 4096, causal)
 
 
-@pytest.mark.skipif(not LOGS.is_dir(), reason=f"needs the published logs: none at {LOGS} (set PUBLISHED_LOGS)")
+@needs_published_logs
 def test_published_figures():
-    frames = load(LOGS)
+    frames = load(PUBLISHED_LOGS)
     runs = frames.runs.set_index("recipe")
     expected = pd.DataFrame(
         {"tokens_per_s": [8151, 8800, 9315, 10945], "mfu": [42.5, 45.9, 48.5, 57.0],

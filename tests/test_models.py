@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torchtitan.models.llama3.model.model import apply_rotary_emb, precompute_freqs_cis
 
+from experiments import recipe as recipes
 from models import float8, flops, llama
 from models.errors import InputError
 
@@ -84,6 +85,20 @@ def test_attention_backends_agree(backend):
     q, k, v = (torch.randn(1, heads, 32, 16) for heads in (4, 2, 2))
     auto = llama.InnerAttention("auto")(q, k, v, enable_gqa=True)
     torch.testing.assert_close(llama.InnerAttention(backend)(q, k, v, enable_gqa=True), auto, rtol=1e-4, atol=1e-5)
+
+
+def test_an_attention_kernel_without_grouped_heads_is_no_choice():
+    with pytest.raises(InputError, match="model.attention_backend: expected 'auto', 'flash', 'cudnn' or 'math'"):
+        recipes.load("baseline", [], ["model.attention_backend=efficient"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", llama.ATTENTION_BACKENDS)
+def test_attention_backends_train_grouped_heads_on_a_gpu(backend):
+    q, k, v = (torch.randn(1, heads, 64, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+               for heads in (4, 2, 2))  # fmt: skip
+    llama.InnerAttention(backend)(q, k, v, enable_gqa=True).sum().backward()
+    assert k.grad.isfinite().all()
 
 
 # ---- which layers FP8 converts ----

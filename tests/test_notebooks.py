@@ -1,8 +1,5 @@
 """What is generated is current: the notebooks' text, the README's table, and the figure's inputs."""
 
-import os
-from pathlib import Path
-
 import nbformat
 import pytest
 
@@ -10,16 +7,15 @@ from analysis import newest
 from analysis.comparison import compare
 from analysis.execute import HERE, NOTEBOOKS, execute, text_outputs
 from analysis.readme import README, section, with_section
+from tests.runs import PUBLISHED_LOGS, needs_published_logs
 
-PUBLISHED = Path(os.environ.get("PUBLISHED_LOGS") or newest.ROOT.parent / "shared" / "published" / "course_2025")
+EXECUTABLE = [pytest.param(name, marks=needs_published_logs if name == "published" else []) for name in NOTEBOOKS]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize("name", EXECUTABLE)
 def test_notebook_executes_and_its_text_is_current(name):
-    if name == "published" and not PUBLISHED.exists():
-        pytest.skip("needs the published logs: name their folder with PUBLISHED_LOGS")
-    environment = {"RUNS": str(newest.results(NOTEBOOKS[name])), "PUBLISHED_LOGS": str(PUBLISHED)}
+    environment = {"RUNS": str(newest.results(NOTEBOOKS[name])), "PUBLISHED_LOGS": str(PUBLISHED_LOGS)}
     kept = nbformat.read(HERE / f"{name}.ipynb", as_version=4)
     assert text_outputs(execute(name, environment)) == text_outputs(kept), "stale: run `make notebooks`"
 

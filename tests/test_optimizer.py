@@ -4,15 +4,14 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed import checkpoint
-from torchtitan.distributed import ParallelDims
 
 from experiments import checks, recipe
-from models import llama, optimizer, roofline
+from models import llama, optimizer
 from models.errors import InputError
 from models.flops import parameters
-from tests.runs import TINY
-
-ONE_DEVICE = ParallelDims(1, 1, 1, 1, 1, 1, 1, 1)
+from models.roofline import OPTIMIZER
+from tests.costs import total, work
+from tests.runs import ONE_DEVICE, TINY
 
 
 @pytest.fixture(autouse=True)
@@ -45,9 +44,8 @@ def trained(overrides: list[str], steps: int, dtype=torch.bfloat16, gradient_sca
 
 # ---- clipping ----
 
-LARGE_EPSILON = (
-    "optimizer.eps=1.0"  # AdamW does not care for the size of gradients unless they are small beside epsilon
-)
+# AdamW does not care for the size of gradients unless they are small beside epsilon
+LARGE_EPSILON = "optimizer.eps=1.0"
 
 
 @pytest.mark.parametrize("gradient_scale", [1.0, 1e-4], ids=["clipped", "not clipped"])
@@ -61,14 +59,17 @@ def test_clipping_in_the_step_is_that_of_a_pass_before(gradient_scale):
 
 
 def test_a_run_clips_in_the_step(train):
-    def head(*overrides) -> torch.Tensor:
+    def head(*overrides) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Its weights after a step, and what the optimizer itself divided the gradients by."""
         keys = [*TINY, "training.dtype=float32", "training.steps=1", "optimizer.lr=1e4", "optimizer.weight_decay=0"]
         trainer, _ = train(config(*keys, LARGE_EPSILON, *overrides))
-        return trainer.model_parts[0].output.weight.detach()
+        scale = getattr(trainer.optimizers.optimizers[0], "grad_scale", None)
+        return trainer.model_parts[0].output.weight.detach(), scale
 
-    apart = head("training.max_norm=0.01")
-    within = head("training.max_norm=0.01", "optimizer.fused_clipping=true")
-    unclipped = head("training.max_norm=1e9")
+    apart, scale_apart = head("training.max_norm=0.01")
+    within, scale_within = head("training.max_norm=0.01", "optimizer.fused_clipping=true")
+    unclipped, _ = head("training.max_norm=1e9")
+    assert scale_apart is None and scale_within > 1
     assert (within - apart).norm() < 1e-3 * (unclipped - apart).norm()
 
 
@@ -94,6 +95,15 @@ def test_small_moments_follow_adamw_in_the_bytes_that_are_estimated(name, elemen
         size = sum(getattr(moment, part).nbytes for part in ("codes", "scale"))
         estimate = checks.memory_estimate(config(f"optimizer.name={name}"))
         assert size / moment.numel() == estimate["optimizer"] / (2 * parameters(llama.FLAVORS["cpu"]))
+
+
+@pytest.mark.parametrize("choice", ["name=AdamW8bit", "name=AdamWFp8", "stochastic_rounding=true"])
+def test_torchaos_optimizers_take_the_recipes_settings(choice):
+    keys = [choice, "lr=3e-4", "beta1=0.8", "beta2=0.95", "eps=1e-6", "weight_decay=0.3"]
+    _, container = trained([f"optimizer.{key}" for key in keys], 0)
+    group = container.optimizers[0].param_groups[0]
+    assert group["lr"] == pytest.approx(3e-4) and group["betas"] == (0.8, 0.95)
+    assert (group["eps"], group["weight_decay"]) == (1e-6, 0.3)
 
 
 def test_stochastic_rounding_keeps_updates_that_rounding_to_the_nearest_loses():
@@ -143,16 +153,17 @@ def test_small_moments_survive_a_checkpoint(name, tmp_path):
 
 
 def optimizer_bytes(name: str, *overrides) -> float:
-    args, settings = llama.FLAVORS["8B-published"], config(*overrides, name=name, overlays=())
-    work = roofline.step_work(settings, args, [])
-    return sum(w.bytes for w in work if w.part == roofline.OPTIMIZER) / parameters(args)
+    return total(work(name, *overrides), "bytes", OPTIMIZER) / parameters(llama.FLAVORS["8B-published"])
 
 
 def test_bytes_of_the_optimizer_by_hand():
     adamw = 2 + (2 + 2) + 7 * 2  # norm; clipping; gradient, and parameter and moments there and back
     assert optimizer_bytes("baseline_compiled") == optimizer_bytes("candidate_adamw_stochastic_rounding") == adamw
     assert optimizer_bytes("candidate_fused_clipping") == adamw - 2
-    assert optimizer_bytes("candidate_adamw_8bit") == adamw - 4 + 4 * 4 / 256
+    # gradient and moments twice, parameter there and back; in between, of 8 bits, both in float32
+    small = 2 + (2 + 2) + 2 * 2 + 2 * 2 + 2 * 3 * (1 + 4 / 256)
+    assert optimizer_bytes("candidate_adamw_fp8") == small
+    assert optimizer_bytes("candidate_adamw_8bit") == small + 2 * 2 * 4
     assert optimizer_bytes("baseline", "optimizer.implementation=foreach") == 2 + 4 + 40
 
 
@@ -169,8 +180,11 @@ def test_bytes_of_the_optimizer_by_hand():
         (["optimizer.name=AdamWFp8", "optimizer.early_step_in_backward=true"], "set it to false"),
         (["optimizer.name=AdamWFp8", "checkpoint.async_mode=async"], "only be saved with disabled"),
         (["compile.cuda_graphs=true"], "set compile.enable to true"),
+        (["compile.enable=true", "compile.cuda_graphs=true", "training.global_batch_size=1024"],
+         "set training.global_batch_size to -1"),
+        (["optimizer.built=before_conversion", "compile.enable=true"], "set compile.enable to false"),
     ],
-)
+)  # fmt: skip
 def test_contradictions_are_found_before_the_run(overrides, message):
     with pytest.raises(InputError, match=message):
         config(*overrides)

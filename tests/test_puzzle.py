@@ -9,7 +9,7 @@ from analysis.load import load
 from experiments import checks, recipe
 from models.errors import InputError
 from tests.make_runs import metrics_lines, write_run
-from tests.runs import TINY
+from tests.runs import ONE_DEVICE, TINY
 
 LINEARS = {
     f"layers.{layer}.{name}.weight"
@@ -60,13 +60,10 @@ def test_frozen_weights_are_the_orphans(train):
 
 
 def test_new_parameters_without_fsdp_are_refused_in_other_recipes():
-    from torchtitan.distributed import ParallelDims
-
     from models.float8 import Float8Converter
 
-    one_gpu = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
     with pytest.raises(InputError, match="needs FSDP over two or more GPUs"):
-        Float8Converter(config("tensorwise_fp8_allgather"), one_gpu)
+        Float8Converter(config("tensorwise_fp8_allgather"), ONE_DEVICE)
 
 
 def test_a_pattern_that_freezes_nothing_is_an_error_ahead():

@@ -167,10 +167,10 @@ def test_a_baseline_that_is_not_there_is_an_error(tmp_path, capsys):
     assert "no completed run of --baseline bogus; there are baseline, " in capsys.readouterr().out
 
 
-def test_a_page_that_cannot_be_written_is_an_error(tmp_path, capsys):
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path, capsys):
     study(tmp_path / "runs")
-    assert main([str(tmp_path / "runs"), "--html", "/nowhere/page.html"]) == 2
-    assert "/nowhere/page.html: No such file or directory" in capsys.readouterr().out
+    assert main([str(tmp_path / "runs"), "--json", "/nowhere/figures.json"]) == 2
+    assert "/nowhere/figures.json: No such file or directory" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("wrong", [{"steps": None}, {"hardware": None}, {"seed": "one"}, {"recipe": None}])

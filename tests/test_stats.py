@@ -1,17 +1,12 @@
 """Rates, wall times and break-even of runs with planted truths."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from analysis.stats import break_even, rate_of, speed_up, steady_rate, time_to_loss, wall, warm_up
 from tests.make_frames import TOKENS, correlated, run, study
-
-PUBLISHED = Path(os.environ.get("PUBLISHED_LOGS", Path(__file__).parents[2] / "shared/published/course_2025"))
-
+from tests.runs import PUBLISHED_LOGS, needs_published_logs
 
 # Rates
 
@@ -147,7 +142,7 @@ def test_break_even_takes_the_mean_over_completed_runs():
         break_even(*frames, "a", "c")
 
 
-@pytest.mark.skipif(not PUBLISHED.exists(), reason=f"needs the published logs in {PUBLISHED} (or PUBLISHED_LOGS)")
+@needs_published_logs
 @pytest.mark.parametrize(
     ("a", "b", "outcome", "step"),
     [
@@ -160,7 +155,7 @@ def test_break_even_takes_the_mean_over_completed_runs():
 def test_break_even_of_the_published_runs(a, b, outcome, step):
     frames = []
     for recipe in (a, b):
-        log = pd.read_json(PUBLISHED / f"{recipe}.jsonl", lines=True)
+        log = pd.read_json(PUBLISHED_LOGS / f"{recipe}.jsonl", lines=True)
         name = {"run": recipe, "recipe": recipe, "seed": np.nan}
         window = pd.DataFrame(name | {"step": log.step, "elapsed_s": log.time_delta.cumsum(), "loss": log.loss})
         count = log.step.diff().fillna(1)

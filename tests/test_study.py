@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from experiments import study
-from models.errors import InputError
 from tests.runs import ROOT, SMALL, lines_of, manifest_of, run_study
+
+pytestmark = pytest.mark.slow
 
 FOUR = ["baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled"]
 STEPS = 14  # more than the 10 that settle
@@ -32,9 +32,6 @@ def records(four_way):
         found[recipe] = {p.stem: json.loads(p.read_text()) for p in run.glob("*.json")}
         found[recipe]["metrics"] = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return found
-
-
-pytestmark = pytest.mark.slow
 
 
 def losses(record) -> list[float]:
@@ -145,35 +142,3 @@ def test_a_runs_recipe_runs_again_warm_with_the_same_losses(four_way, records, t
     assert manifest_of(tmp_path / "again")["recipe"] == "tensorwise_fp8_compiled"
     assert json.loads((tmp_path / "again" / "timing.json").read_text())["compile_cache"] == "warm"
     assert "Compiled kernels restored from" in (tmp_path / "again" / "log.txt").read_text()
-
-
-# ---- without training ----
-
-
-def test_unknown_study_names_those_there_are():
-    with pytest.raises(InputError, match="unknown study or recipe `four_ways`; did you mean `four_way`"):
-        study.load(["four_ways"])
-
-
-def test_a_studys_mistakes_come_with_their_lines(tmp_path):
-    (tmp_path / "study.yaml").write_text("description: x\nrecipes: baseline\nbaseline: baseline\nseedz: [0]\n")
-    with pytest.raises(InputError) as caught:
-        study.load([str(tmp_path)])
-    assert "study.yaml:2: recipes: " in str(caught.value) and "study.yaml:4: seedz: " in str(caught.value)
-    assert "seeds: Field required" in str(caught.value)
-
-
-def test_scale_follows_the_machine(monkeypatch):
-    from experiments import checks, device
-
-    monkeypatch.setattr(device, "TYPE", "cuda")
-    monkeypatch.setattr(device, "name", lambda: "NVIDIA H200")
-    monkeypatch.setattr(checks.device, "memory_bytes", lambda: 141 * 2**30)
-    assert study.choose_scale()[0] == ["h200"]
-    monkeypatch.setattr(checks.device, "memory_bytes", lambda: 80 * 2**30)
-    assert study.choose_scale()[0] == ["h100"]
-    monkeypatch.setattr(checks.device, "memory_bytes", lambda: 24 * 2**30)
-    overlays, why = study.choose_scale()
-    assert overlays == ["cpu"] and "NVIDIA H200 has 24 GiB" in why
-    monkeypatch.setattr(device, "TYPE", "cpu")
-    assert study.choose_scale()[0] == ["cpu"]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +11,11 @@ import zipfile
 import pytest
 import torch
 
-from experiments import compile_cache, placement, rundir, study
+from experiments import compile_cache, placement, rundir
 from experiments import recipe as recipes
 from experiments.run import main
 from experiments.rundir import RunDirectory, RunDirectoryError
 from experiments.stop import COME_BACK, FOR_GOOD, STUDY_PID, Stop
-from models.errors import InputError
 from tests.runs import ROOT, lines_of, manifest_of
 
 RUN = ["baseline", "--overlay", "cpu", "training.seq_len=64", "training.local_batch_size=1", "metrics.log_freq=50"]
@@ -58,6 +56,8 @@ def test_budget_and_damaged_checkpoints(tmp_path, run_here):
     # As if killed between its last step and its end: nothing is left to train, and everything is there
     (out / "manifest.json").write_text(json.dumps(manifest_of(out) | {"status": "running", "end": None}))
     wall = json.loads((out / "summary.json").read_text())["wall_s"]
+    both = [lines_of(out / "attempt1")[-1], lines_of(out)[-1]]
+    assert wall == pytest.approx(sum(line["elapsed_s"] for line in both))
     assert run_here(*RUN, "--out", out, *KEEP, steps) == 0
     assert losses(out) == losses(whole) and (out / "proof.json").exists()
     assert json.loads((out / "summary.json").read_text())["wall_s"] > wall
@@ -185,9 +185,18 @@ def test_kept_kernels_are_told_apart(monkeypatch):
     one = file("tensorwise_fp8_compiled")
     assert file("tensorwise_fp8_compiled", "training.steps=7", "optimizer.lr=1e-4", "debug.seed=3") == one
     others = [file("rowwise_fp8_compiled"), file("tensorwise_fp8_compiled", "training.seq_len=128")]
-    monkeypatch.setattr(compile_cache, "version", lambda name: "99")
+    others += map(file, ("baseline_compiled", "candidate_adamw_8bit", "candidate_adamw_stochastic_rounding"))
+    with monkeypatch.context() as changed:
+        changed.setattr(compile_cache, "version", lambda name: "99")
+        others.append(file("tensorwise_fp8_compiled"))
+    with monkeypatch.context() as changed:
+        changed.setattr(compile_cache.device, "name", lambda: "another")
+        others.append(file("tensorwise_fp8_compiled"))
+    monkeypatch.setenv("WORLD_SIZE", "2")
     others.append(file("tensorwise_fp8_compiled"))
-    assert len({one, *others}) == 4
+    monkeypatch.setenv("RANK", "1")
+    others.append(file("tensorwise_fp8_compiled"))
+    assert len({one, *others}) == 1 + len(others)
 
 
 # ---- one GPU each ----
@@ -210,8 +219,21 @@ def test_gpus_are_those_that_the_cluster_gave(monkeypatch):
     assert placement.gpus() == [None]
 
 
-@pytest.mark.skipif(not shutil.which("numactl"), reason="needs numactl")
-def test_a_run_is_bound_to_the_cores_and_memory_of_its_gpu(sysfs, monkeypatch):
+@pytest.fixture
+def numactl(tmp_path, monkeypatch):
+    """One that starts processes or, made to, refuses; to be called with its exit code."""
+    tool = tmp_path / "numactl"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    def exits(code: int) -> None:
+        tool.write_text(f"#!/bin/sh\nexit {code}\n")
+        tool.chmod(0o755)
+
+    exits(0)
+    return exits
+
+
+def test_a_run_is_bound_to_the_cores_and_memory_of_its_gpu(sysfs, numactl, monkeypatch):
     monkeypatch.setattr(placement, "_nearest", lambda gpu, root: -1)  # the kernel does not say
     assert placement.binding("2", 2, sysfs) == ["numactl", "--cpunodebind=2", "--membind=2"]
     monkeypatch.setattr(placement, "_nearest", lambda gpu, root: 1)
@@ -219,6 +241,8 @@ def test_a_run_is_bound_to_the_cores_and_memory_of_its_gpu(sysfs, monkeypatch):
     monkeypatch.setattr(placement, "_nearest", lambda gpu, root: 5)  # a GPU's own memory
     assert placement.binding("2", 2, sysfs) == ["numactl", "--cpunodebind=2", "--membind=2"]
     assert placement.binding(None, 0, sysfs) == []
+    numactl(1)  # as in a container whose memory may not be chosen
+    assert placement.binding("2", 2, sysfs) == []
 
 
 def test_the_kernels_memory_node_of_a_gpu(sysfs, tmp_path, monkeypatch):
@@ -230,32 +254,3 @@ def test_the_kernels_memory_node_of_a_gpu(sysfs, tmp_path, monkeypatch):
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert placement._nearest("1", sysfs) == 3
-
-
-# ---- studies by names ----
-
-
-def test_a_study_of_named_recipes():
-    plan = study.load(["tensorwise_fp8_compiled", "baseline"])
-    assert plan.recipes == ["tensorwise_fp8_compiled", "baseline"] and plan.baseline == "baseline"
-    assert study.load(["rowwise_fp8_compiled"]).baseline == "rowwise_fp8_compiled"
-
-
-def test_a_studys_name_stands_alone():
-    with pytest.raises(InputError, match="four_way is a study, so it stands alone"):
-        study.load(["four_way", "baseline"])
-
-
-def test_dry_run_checks_the_folder(tmp_path, capsys):
-    (tmp_path / "file").touch()
-    assert study.main(["baseline", "--overlay", "cpu", "--dry-run", "--out", str(tmp_path / "file/x")]) == 2
-    assert "cannot be written, because of" in capsys.readouterr().err
-
-
-def test_folder_of_another_study(tmp_path, capsys):
-    keys = ["--overlay", "cpu", "--out", str(tmp_path)]
-    (tmp_path / "study.yaml").write_text(
-        "description: x\nrecipes: [baseline]\nbaseline: baseline\nseeds: [0]\noverlays: [cpu]\n"
-    )
-    assert study.main(["baseline", "--seeds", "1", *keys]) == 2
-    assert "holds another study" in capsys.readouterr().err
