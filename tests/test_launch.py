@@ -19,7 +19,7 @@ from tests.runs import ROOT, lines_of, manifest_of
 FOUR = ["baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled"]
 STEPS = 30
 KEYS = ["compile.enable=false", "training.seq_len=64", "training.local_batch_size=1", f"training.steps={STEPS}",
-        "checkpoint.enable=true", "checkpoint.interval=5", "checkpoint.keep_latest_k=2"]  # fmt: skip
+        "checkpoint.enable=true", "checkpoint.interval=10", "checkpoint.keep_latest_k=2"]  # fmt: skip
 STUDY, MULTINODE = "launch/alps_fp8.sbatch", "launch/alps_multinode.sbatch"
 HAS_SLURM = all(
     shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin") for name in ("slurmctld", "slurmd", "munged")
@@ -78,7 +78,7 @@ def losses_of(run: Path) -> list[tuple]:
 
 def trains(run: Path) -> bool:
     """Whether it is past a checkpoint."""
-    return len(lines_of(run)) >= 7
+    return len(lines_of(run)) >= 11
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +243,7 @@ def test_killed_run_goes_on_from_its_checkpoint(cluster, four, uninterrupted):
     assert cluster.log(job).count("complete already") == 3
     killed = folder / "baseline_compiled/seed0"
     assert manifest_of(killed)["attempt"] == 2 and losses_of(killed) == uninterrupted
-    assert re.search(r"Training starts at step (6|11|16|21|26)\n", (killed / "log.txt").read_text())
+    assert re.search(r"Training starts at step (11|21)\n", (killed / "log.txt").read_text())
 
 
 @slurm
