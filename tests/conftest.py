@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers and what they start share the cores
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # ... which another pool of processes would not
 import pytest
 import torch
 import torch.distributed as dist
