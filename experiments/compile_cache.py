@@ -97,11 +97,11 @@ def _built_objects() -> list[Path]:
     """What a C++ compiler built in inductor's cache folder, which the artifacts lack.
 
     That is the kernels this process has loaded, and the small probes of the processor's instruction sets, which no
-    process keeps loaded: they are told from kernels by their name.
+    process keeps loaded: they are told from kernels by their name, and from Triton's files by their folder.
     """
     with open("/proc/self/maps") as maps:
         loaded = {Path(line.split()[-1]) for line in maps if line.rstrip().endswith(".so")}
-    probes = {file for file in Path(cache_dir()).rglob("*.so") if not file.name.endswith(".main.so")}
+    probes = {file for file in Path(cache_dir()).glob("??/*.so") if not file.name.endswith(".main.so")}
     return sorted(file for file in probes | loaded if file.is_relative_to(cache_dir()))
 
 
