@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from analysis import plots
 from analysis.comparison import Comparison, answer
-from analysis.report import COST, SPEED, cells, notes, rows_of
+from analysis.report import COST, SPEED, cells, notes, rows_of, status
 
 STYLE = """
 :root { color-scheme: light; }
@@ -98,4 +98,4 @@ def _machine(row: dict) -> str:
     """Which run, where."""
     where = f" on {row['device']}" if row["device"] else ""
     overlays = f", overlays {', '.join(row['overlays'])}" if row["overlays"] else ""
-    return f"{row['run']}: {row['source']}{where}{overlays}, {row['status']}"
+    return f"{row['run']}: {row['source']}{where}{overlays}, {status(row)}"

@@ -11,12 +11,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def runs(study: str = "") -> Path:
-    """The environment variable RUNS, else the newest folder of runs/ that holds a run of `study`, else `results()`."""
+    """The environment variable RUNS, else the newest study of runs/ with a run, named `study`…, else `results()`."""
     if given := os.environ.get("RUNS"):
         return Path(given)
-    studies = {m.relative_to(ROOT / "runs").parts[0] for m in (ROOT / "runs").glob(f"{study}*/**/manifest.json")}
-    newest = max(studies, key=lambda name: (ROOT / "runs" / name).stat().st_mtime, default=None)
-    return ROOT / "runs" / newest if newest else results(study)
+    studies = [plan.parent for plan in (ROOT / "runs").glob(f"{study}*/study.yaml")]
+    begun = [folder for folder in studies if any(folder.glob("**/manifest.json"))]
+    return max(begun, key=lambda folder: folder.stat().st_mtime) if begun else results(study)
 
 
 def results(study: str = "") -> Path:

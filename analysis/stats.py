@@ -148,9 +148,10 @@ def time_to_loss(windows: pd.DataFrame, loss: float, smooth: int = FINAL_WINDOWS
 class BreakEven:
     """From which step on A has taken less wall time than B in total, warm-up included.
 
-    outcome    "ahead from the start", "reached" (within the runs), "extrapolated", "never", or "unknown" (A is behind
-               at the end, and the runs are too short for a steady rate)
-    step       the first whole step at which A is ahead, 0 from the start, None if never or unknown
+    outcome    "ahead from the start", "reached" (within the runs), "extrapolated", "never"; or, where A is behind at
+               the end, "unknown" (the runs are too short for a steady rate) or "unclear" (mean and median of the
+               steady steps disagree on which is faster)
+    step       the first whole step at which A is ahead, 0 from the start, None if there is none to tell
     tokens     tokens a run has seen by then; device_hours: A's wall time by then, times its devices (GPUs)
     lost_at    where A is ahead at the end but slower per step: the step, extrapolated, at which B overtakes it
     """
@@ -167,8 +168,10 @@ class BreakEven:
         """For people, with units."""
         if self.step is None:
             reason = {"never": "it is behind at the end and no faster per step",
-                      "unknown": "it is behind at the end, and the runs are too short for a steady rate"}  # fmt: skip
-            word = {"never": "never breaks even with", "unknown": "may or may not break even with"}[self.outcome]
+                      "unknown": "it is behind at the end, and the runs are too short for a steady rate",
+                      "unclear": "it is behind at the end, and mean and median of the step times disagree on which is "
+                                 "faster, so a few slow steps decide"}  # fmt: skip
+            word = "never breaks even with" if self.outcome == "never" else "may or may not break even with"
             return f"{self.a} {word} {self.b}: {reason[self.outcome]}."
         lost = "" if self.lost_at is None else f", but is slower per step and loses the lead at about {self.lost_at:,}"
         if self.step == 0:
@@ -184,15 +187,20 @@ def break_even(runs: pd.DataFrame, windows: pd.DataFrame, steps: pd.DataFrame, a
     Where the curves cross within the runs it is read off the measured `elapsed_s` (between windows on a straight line;
     of several runs their mean). Else both go on from their last common step at their mean seconds per steady step:
     the mean, since that is what adds up; the median leaves out the slow tail. On the published logs the mean gives
-    3,851 for rowwise against compiled, the median the quoted 3,800.
+    3,851 for rowwise against compiled, the median the quoted 3,800. Where the two rank the recipes differently, a tail
+    that another run need not have decides, and nothing is extrapolated.
     """
     grid, spent_a, spent_b = _curves(completed(runs, windows, a), completed(runs, windows, b))
-    slope_a, slope_b = (_mean_seconds(steady_seconds(runs, steps, recipe)) for recipe in (a, b))
+    steady_a, steady_b = (steady_seconds(runs, steps, recipe) for recipe in (a, b))
+    slope_a, slope_b = _pooled(np.mean, steady_a), _pooled(np.mean, steady_b)
+    unclear = (slope_a - slope_b) * (_pooled(np.median, steady_a) - _pooled(np.median, steady_b)) < 0
     gap = spent_a - spent_b
     meeting = grid[-1] + gap[-1] / (slope_b - slope_a) if slope_a != slope_b else math.nan  # of the extrapolated lines
     if gap[-1] >= 0:
         if math.isnan(slope_b - slope_a):
             return BreakEven(a, b, "unknown", None, None, None, None)
+        if unclear:
+            return BreakEven(a, b, "unclear", None, None, None, None)
         if slope_a >= slope_b:
             return BreakEven(a, b, "never", None, None, None, None)
         outcome, crossing, seconds = "extrapolated", meeting, spent_a[-1] + (meeting - grid[-1]) * slope_a
@@ -204,7 +212,7 @@ def break_even(runs: pd.DataFrame, windows: pd.DataFrame, steps: pd.DataFrame, a
         seconds = np.interp(crossing, grid, spent_a)
     step = 0 if crossing is None else math.floor(crossing) + 1
     rows = completed(runs, runs, a)
-    lost_at = math.ceil(meeting) if gap[-1] < 0 and slope_a > slope_b else None
+    lost_at = math.ceil(meeting) if gap[-1] < 0 and slope_a > slope_b and not unclear else None
     device_hours = float(seconds * rows["world_size"].median() / 3600)
     return BreakEven(a, b, outcome, step, float(step * rows["tokens_per_step"].median()), device_hours, lost_at)
 
@@ -222,5 +230,5 @@ def _curves(a: pd.DataFrame, b: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, n
     return grid, *means
 
 
-def _mean_seconds(seconds: list[np.ndarray]) -> float:
-    return float(np.concatenate(seconds).mean()) if seconds else math.nan
+def _pooled(statistic, seconds: list[np.ndarray]) -> float:
+    return float(statistic(np.concatenate(seconds))) if seconds else math.nan

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from pyarrow import json as arrow_json
+from pydantic import BaseModel, ValidationError
 
 from analysis.record import WINDOWS, Run
 
@@ -15,6 +16,28 @@ LAYOUT_VERSION = 1  # of run directories, see experiments.rundir
 _MANIFEST_KEYS = ("recipe", "seed", "status", "steps", "overlays", "hardware", "peak_flops", "world_size",
                   "flops_per_token")  # fmt: skip
 _NEEDED = ("step", "elapsed_s", "losses", "tokens_per_s", "step_s", "not_steady")  # of a line of metrics.jsonl
+
+
+class _Timing(BaseModel):
+    """What is read of a timing.json."""
+
+    warm_up_s: float = 0.0
+    phases: dict[str, float] = {}
+    compile_cache: str = ""
+
+
+class _Parameters(BaseModel):
+    orphans: list[str] = []
+
+
+class _Proof(BaseModel):
+    """What is read of a proof.json."""
+
+    fp8_share_of_matmul_flops: float | None = None
+    emulated: bool | None = None
+    fp8_flops: float | None = None
+    fp8_flops_expected: float | None = None
+    parameters: _Parameters = _Parameters()
 
 
 class LayoutError(ValueError):
@@ -133,16 +156,17 @@ def read_run(path: Path) -> Run:
         # every attempt that got past its first step has both
         trained = completed and attempt == path or any((attempt / n).exists() for n in ("timing.json", "proof.json"))
         tables.append(_read_windows(attempt / "metrics.jsonl", trained, problems))
-        timings.append(_read_record(attempt / "timing.json", trained or len(tables[-1]) > 0, problems))
+        timings.append(_read_record(attempt / "timing.json", _Timing, trained or len(tables[-1]) > 0, problems))
     missing = [f"attempt{k}" for k in range(1, manifest.get("attempt", 1)) if k not in earlier]
     problems += [f"{path / name}: missing, so the times of that attempt are not counted" for name in missing]
-    proof = _read_record(path / "proof.json", completed, problems)
+    proof = _read_record(path / "proof.json", _Proof, completed, problems)
     elapsed, wall = _clock(tables, [_seconds(attempt) for attempt in attempts])
     windows = tables[-1].set_column(WINDOWS.get_field_index("elapsed_s"), "elapsed_s", pa.array(elapsed))
     last, asked = (windows["step"][-1].as_py() if len(windows) else 0), manifest["steps"]
     if not completed:
         why = f" ({manifest['error']})" if manifest.get("error") else ""
-        where = f"{manifest['status']} at step {last} of {asked}{why}"
+        status = "not ended (running, or killed)" if manifest["status"] == "running" else manifest["status"]
+        where = f"{status} at step {last} of {asked}{why}"
         problems.append(f"{path}: {where}, so it is not averaged with others")
     elif 0 < last < asked:
         problems.append(f"{path / 'metrics.jsonl'}: ends at step {last} of {asked} although the run is completed")
@@ -172,11 +196,17 @@ def read_run(path: Path) -> Run:
     )
 
 
-def _read_record(path: Path, expected: bool, problems: list[str]) -> dict:
-    """A JSON file of a run directory, empty if there is none to use."""
+def _read_record(path: Path, kind: type[BaseModel], expected: bool, problems: list[str]) -> dict:
+    """A JSON file of a run directory, empty if there is none to use or a value that is read is of another type."""
     content = read_json(path)
     if not content and (expected or path.exists()):
         problems.append(f"{path}: {'cannot be read' if path.exists() else 'missing'}, what it tells is left open")
+    try:
+        kind.model_validate(content, strict=True)
+    except ValidationError as error:
+        wrong = ".".join(map(str, error.errors()[0]["loc"]))
+        problems.append(f"{path}: {wrong} is of another type than it should be, what the file tells is left open")
+        return {}
     return content
 
 

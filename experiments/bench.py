@@ -34,7 +34,7 @@ from experiments.bench_table import print_tables, summarize
 from experiments.bench_worker import PROFILED_STEPS
 from experiments.run import complain
 from experiments.rundir import write_whole
-from experiments.stop import Stop
+from experiments.stop import Stop, budget_seconds
 from experiments.study import DEFAULT, choose_scale, load
 from models.errors import InputError
 
@@ -175,7 +175,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=PROGRAM, description="Measure variants of recipes against one another.")
     parser.add_argument("words", nargs="*", metavar="VARIANT", help="NAME or NAME+key=value+key=value")
     parser.add_argument("--steps", type=int, default=40, metavar="N", help="of a measurement (default: %(default)s)")
-    parser.add_argument("--budget", type=float, default=600, metavar="S", help="seconds in all (default: %(default)s)")
+    parser.add_argument(
+        "--budget", type=budget_seconds, default=600, metavar="S", help="seconds in all (default: %(default)s)"
+    )
     parser.add_argument("--overlay", action="append", metavar="O", help="where or how big (default: as a study)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")
     args = parser.parse_intermixed_args(argv)

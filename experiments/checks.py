@@ -73,6 +73,8 @@ def check_device(config) -> str:
 def check_memory(config, world_size: int = 1) -> str:
     """Estimated need per device against what it has; an error only where it is far beyond: it is an estimate."""
     estimate, capacity = memory_needed(config) / world_size, device.memory_bytes()
+    if device.TYPE == "cpu":  # the processes that torchrun starts here share it
+        capacity /= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     said = f"about {estimate / 2**30:.1f} GiB of {capacity / 2**30:.0f} GiB"
     if estimate > HOPELESS * capacity:
         raise InputError(

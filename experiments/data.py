@@ -21,6 +21,7 @@ from torchtitan.tools.logging import init_logger, logger
 
 from experiments import recipe
 from experiments.corpus import DataError, TokenFile, prepare
+from experiments.run import complain
 from models.errors import InputError
 
 Row = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -170,7 +171,7 @@ def main() -> None:
         seconds = time.perf_counter() - start
         print(f"{check(config)}\n{folder} ({seconds:.1f} s)")
     except InputError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(complain(error))
 
 
 if __name__ == "__main__":

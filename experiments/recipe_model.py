@@ -6,6 +6,7 @@ torchtitan and pydantic are imported where they are used: torchtitan imports tor
 import difflib
 import functools
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, get_type_hints
@@ -118,11 +119,17 @@ def _unsupported(config: "Config") -> Iterator[tuple[list[str], str]]:
         )
         yield ["model.converters"], f"{message}, got {shown(config.model.converters)}"
     least = {"training.steps": 1, "training.seq_len": 1, "training.local_batch_size": 1, "metrics.log_freq": 1,
-             "checkpoint.interval": 1, "debug.seed": 0, "data.max_tokens": 1, "data.bpe_vocab_size": 257}  # fmt: skip
+             "checkpoint.interval": 1, "debug.seed": 0, "data.max_tokens": 1, "data.bpe_vocab_size": 257,
+             "optimizer.lr": 0, "optimizer.eps": 0, "optimizer.weight_decay": 0}  # fmt: skip
     for key, bound in least.items():
         value = functools.reduce(getattr, key.split("."), config)
         if value is None and key == "debug.seed" or value is not None and value < bound:
             yield [key], f"expected at least {bound}, got {shown(value)}"
+        elif value == math.inf:
+            yield [key], f"expected a finite number, got {shown(value)}"
+    if training.dataset_path and training.dataset.startswith("python_stdlib"):
+        message = f"is not read with training.dataset={training.dataset}; set training.dataset to parquet"
+        yield ["training.dataset_path", "training.dataset"], message
     if config.validation.enable:
         yield ["validation.enable"], "there is no validation here; set it to false"
     for key in ("context_parallel_degree", "pipeline_parallel_degree"):

@@ -18,7 +18,7 @@ from rich.markup import escape
 
 from experiments import recipe as recipes
 from experiments.progress import display
-from experiments.stop import Interrupted, Stop
+from experiments.stop import Interrupted, Stop, budget_seconds
 from models.errors import InputError
 
 COMPLETED, FAILED, BAD_INPUT, DIVERGED = 0, 1, 2, 3  # and the two of experiments.stop
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--overlay", action="append", default=[], metavar="O", help="where or how big, e.g. cpu")
     parser.add_argument("--seed", type=int, help="seed of weights and data order")
     parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: a new one under runs/)")
-    parser.add_argument("--budget", type=float, metavar="S", help="stop after S seconds, to be resumed later")
+    parser.add_argument("--budget", type=budget_seconds, metavar="S", help="stop after S seconds, to be resumed later")
     parser.add_argument("--list", action="store_true", help="list recipes and overlays")
     parser.add_argument("--show", action="store_true", help="print the resolved recipe and what it changes")
     parser.add_argument("--dry-run", action="store_true", help="check everything short of training")

@@ -134,9 +134,9 @@ class RunDirectory:
                 f"{self.path} holds an unfinished run of {earlier['world_size']} processes, and this one has "
                 f"{world_size}: start as many, or choose another --out"
             )
-        if not earlier:  # a start that was killed after the last line of this function
-            return len(list(self.path.glob("attempt*"))) + 1
-        attempt = earlier.get("attempt", 1)
+        attempt = earlier.get("attempt", len(list(self.path.glob("attempt*"))) + 1)
+        if not earlier and strangers.isdisjoint(_RECORDS):  # a start that was killed after this function's last line
+            return attempt
         aside = self.path / f"attempt{attempt}"
         aside.mkdir(exist_ok=True)
         for name in (*_RECORDS, "manifest.json"):  # it last: while it is here, the next start goes on with this

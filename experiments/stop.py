@@ -6,7 +6,9 @@ step has nothing to save and ends at once, and so does everything at a second Ct
 """
 
 import _thread
+import argparse
 import ctypes
+import math
 import os
 import signal
 import sys
@@ -24,6 +26,14 @@ class Interrupted(Exception):
     def __init__(self, code: int, sentence: str):
         super().__init__(sentence)
         self.code = code
+
+
+def budget_seconds(text: str) -> float:
+    """Seconds on a command line. Raises ArgumentTypeError for what no run could keep to."""
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, got {text}")
+    return seconds
 
 
 class Stop:

@@ -25,7 +25,7 @@ from analysis.summary import read_json
 from experiments import recipe as recipes
 from experiments.run import complain
 from experiments.runner import Run, run_all
-from experiments.stop import COME_BACK, FOR_GOOD, Stop
+from experiments.stop import COME_BACK, FOR_GOOD, Stop, budget_seconds
 from experiments.yaml_source import find, parse, plain
 from models.errors import InputError
 
@@ -67,10 +67,21 @@ def load(names: list[str]) -> Study:
         if name in known:
             raise InputError(f"{name} is a study, so it stands alone; with other names, list its recipes")
         if name not in recipes.names():
+            if "/" in name or Path(name).exists():
+                raise InputError(_about_path(Path(name)))
             raise InputError(recipes.unknown("study or recipe", name, sorted(known) + recipes.names()))
     names = list(dict.fromkeys(names))
     baseline = "baseline" if "baseline" in names else names[0]
     return Study(description=", ".join(names), recipes=names, baseline=baseline, seeds=[0], overlays=[AUTO])
+
+
+def _about_path(path: Path) -> str:
+    """Why a path does not name a study."""
+    if path.is_dir():
+        return f"{path} holds no {FROZEN}, so it is no study to go on with; its runs: python -m analysis.report {path}"
+    if path.exists():
+        return f"{path}: a study takes recipes by name: put the file into {recipes.RECIPES.name}/"
+    return f"{path} does not exist: give a study's directory, or names of studies or recipes"
 
 
 def _read(path: Path) -> Study:
@@ -105,16 +116,18 @@ def run_study(study: Study, out: Path, budget: float | None, console: Console, s
     """Run what is not complete below `out`, print the table, and say where everything is. Returns the exit code."""
     runs = []
     for run in plan(study, out, budget):
-        if read_json(run.directory / "manifest.json").get("status") == "completed":
-            console.print(escape(f"complete already: {run.directory}"), soft_wrap=True)
-        else:
+        if not _said_complete(run, console):
             runs.append(run)
     codes = run_all(runs, console, stop)
     if not stop.code:  # who asked to stop waits for an exit, not for a table
         console.print()
         comparison = print_report([out], study.baseline, console)
         if comparison:
-            write_page(comparison, out / "report.html")
+            try:
+                write_page(comparison, out / "report.html")
+            except OSError as error:
+                problem = f"{out / 'report.html'}: {error.strerror}: the page is not written"
+                console.print(escape(problem), soft_wrap=True)
         where = f"\nEverything is in {out}, report.html among it; TensorBoard: tensorboard --logdir {quote(str(out))}"
         console.print(escape(where), soft_wrap=True)
     if len(codes) == len(runs) and not any(codes.values()):
@@ -124,6 +137,13 @@ def run_study(study: Study, out: Path, budget: float | None, console: Console, s
     if FOR_GOOD in (stop.code, *codes.values()):
         return FOR_GOOD
     return COME_BACK if COME_BACK in (stop.code, *codes.values()) else 1
+
+
+def _said_complete(run: Run, console: Console) -> bool:
+    complete = read_json(run.directory / "manifest.json").get("status") == "completed"
+    if complete:
+        console.print(escape(f"complete already: {run.directory}"), soft_wrap=True)
+    return complete
 
 
 def plan(study: Study, out: Path, budget: float | None) -> list[Run]:
@@ -157,7 +177,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--overlay", action="append", metavar="O", help="instead of the study's overlays")
     parser.add_argument("--seeds", metavar="0,1,2", help="instead of the study's seeds")
     parser.add_argument("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")
-    parser.add_argument("--budget", type=float, metavar="S", help="stop each run after S seconds, to be resumed later")
+    parser.add_argument(
+        "--budget", type=budget_seconds, metavar="S", help="stop each run after S seconds, to be resumed later"
+    )
     parser.add_argument("--dry-run", action="store_true", help="check recipes, data and paths, and say what would run")
     args = parser.parse_intermixed_args(argv)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
@@ -211,6 +233,8 @@ def _dry_run(study: Study, out: Path, console: Console) -> int:
     from experiments import checks
 
     for run in plan(study, out, None):
+        if _said_complete(run, console):
+            continue
         config = recipes.load(run.arguments[0], study.overlays, study.overrides).config
         steps = f"{config.training.steps} steps, {checks.check_model(config)}"
         console.print(escape(f"would run {run.title}: {steps}, into {run.directory}"), soft_wrap=True)

@@ -147,5 +147,6 @@ def test_command_prepares_ahead_of_the_run(config, monkeypatch, capsys):
     assert str(prepare(config).path) in capsys.readouterr().out
 
     config.training.dataset_path = None
-    with pytest.raises(SystemExit, match="error: .*needs training.dataset_path"):
+    with pytest.raises(SystemExit, match="2"):
         data.main()
+    assert "needs training.dataset_path" in capsys.readouterr().err

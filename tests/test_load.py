@@ -145,6 +145,19 @@ def test_cut_off_last_line_and_missing_end(tmp_path):
     assert short == f"{run}/metrics.jsonl: ends at step 20 of 30 although the run is completed"
 
 
+@pytest.mark.parametrize(
+    ("name", "key"), [("timing.json", "warm_up_s"), ("proof.json", "fp8_flops"), ("proof.json", "parameters")]
+)
+def test_a_record_of_another_type_is_named_and_the_others_used(tmp_path, name, key):
+    run = write_run(tmp_path / "run")
+    path = run / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: "a day"}))
+    frames = load(run)
+    (problem,) = frames.problems
+    assert problem.startswith(f"{path}: {key} is of another type")
+    assert frames.runs["tokens_per_s"].tolist() == pytest.approx([1000])
+
+
 @pytest.mark.parametrize("status", ["running", "interrupted", "diverged", "failed"])
 def test_runs_that_are_not_completed_are_there_and_named(tmp_path, status):
     run = write_run(tmp_path / "run", status=status, steps=30, lines=metrics_lines(last=12), error="the disk is full")
@@ -152,9 +165,8 @@ def test_runs_that_are_not_completed_are_there_and_named(tmp_path, status):
     frames = load(tmp_path)
     assert frames.runs[["status", "steps", "error"]].values.tolist() == [[status, 12, "the disk is full"]]
     assert len(frames.windows) == 12
-    assert frames.problems == [
-        f"{run}: {status} at step 12 of 30 (the disk is full), so it is not averaged with others"
-    ]
+    word = "not ended (running, or killed)" if status == "running" else status  # a killed run cannot write that it was
+    assert frames.problems == [f"{run}: {word} at step 12 of 30 (the disk is full), so it is not averaged with others"]
 
 
 def test_run_that_failed_before_its_first_step(tmp_path):

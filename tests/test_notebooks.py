@@ -48,4 +48,8 @@ def test_newest_results_prefer_a_gpu(tmp_path, monkeypatch):
     kept("b", "cpu", "2026-02-01")
     assert newest.results().name == newest.runs().name == "a"
     write_run(tmp_path / "runs" / "mine" / "baseline" / "seed0")
+    (tmp_path / "runs" / "mine" / "study.yaml").touch()
+    write_run(tmp_path / "runs" / "a single run")
+    (tmp_path / "runs" / "not begun").mkdir()
+    (tmp_path / "runs" / "not begun" / "study.yaml").touch()
     assert newest.runs().name == "mine"

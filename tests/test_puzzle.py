@@ -125,4 +125,5 @@ def test_kept_runs_of_another_study_are_not_the_readmes(tmp_path, monkeypatch):
         write_run(tmp_path / "results" / folder / "baseline" / "seed0", start=start)
     assert newest.results().name == "a" and newest.results(puzzle.STUDY).name == "b"
     write_run(tmp_path / "runs" / "mine" / "baseline" / "seed0")
+    (tmp_path / "runs" / "mine" / "study.yaml").touch()
     assert newest.runs().name == "mine" and newest.runs(puzzle.STUDY).name == "b"

@@ -53,6 +53,27 @@ def test_unfinished_and_failed_runs_are_in_the_table_and_say_so(tmp_path, capsys
     assert "failed at 12" in said and "failed at step 12 of 30 (the disk is full), so it is not averaged" in said
 
 
+def test_a_killed_run_is_not_called_running(tmp_path, capsys):
+    killed = write_run(tmp_path / "runs" / "killed", seed=1, status="running", lines=[])
+    write_run(tmp_path / "runs" / "whole")
+    assert main([str(tmp_path / "runs"), "--html", str(tmp_path / "page.html")]) == 0
+    said = capsys.readouterr().out
+    assert f"{killed}: not ended (running, or killed) at step 0 of 30" in said and "not ended at 0" in said
+    assert "running at 0" not in said and ", running<" not in (tmp_path / "page.html").read_text()
+
+
+def test_steps_that_vary_much_are_named_on_table_and_page(tmp_path, capsys):
+    """0.1 s and 0.2 s by turns: quartiles of 500 and 1,000 tokens/s around 667, which are 75 %."""
+    write_run(tmp_path / "runs" / "quiet")
+    lines = metrics_lines()
+    for line in lines[10::2]:
+        line["step_s"] = [0.2]
+    write_run(tmp_path / "runs" / "shared", seed=1, lines=lines)
+    assert main([str(tmp_path / "runs"), "--html", str(tmp_path / "page.html")]) == 0
+    sentence = "Steps vary much (IQR), as where something else runs on the machine: baseline seed 1 (75%). Repeat"
+    assert sentence in capsys.readouterr().out and sentence in (tmp_path / "page.html").read_text()
+
+
 @pytest.mark.parametrize("missing", ["timing.json", "proof.json", "metrics.jsonl"])
 def test_missing_records_leave_gaps_not_errors(tmp_path, missing):
     run = write_run(tmp_path / "a")

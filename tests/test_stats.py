@@ -107,6 +107,18 @@ def test_extrapolation_uses_what_a_step_costs_on_average():
     assert break_even(*frames, "a", "b").step == pytest.approx(502, abs=5)
 
 
+def test_a_stall_is_not_extrapolated():
+    """B is faster but for one step of 30 s: by the mean a catches up with it, by the median never."""
+    seconds = np.full(100, 0.2)
+    seconds[50] = 30.0
+    frames = study(run("a", warm_up=105, seconds=0.4), run("b", warm_up=5, seconds=seconds))
+    found = break_even(*frames, "a", "b")
+    assert (found.outcome, found.step) == ("unclear", None)
+    assert found.sentence().startswith("a may or may not break even with b") and "a few slow steps" in found.sentence()
+    ahead = break_even(*frames, "b", "a")
+    assert (ahead.outcome, ahead.lost_at) == ("ahead from the start", None)
+
+
 def test_no_break_even_for_what_is_behind_and_slower():
     found = break_even(*study(run("a", warm_up=9, seconds=0.5), run("b", warm_up=5, seconds=0.4)), "a", "b")
     assert (found.outcome, found.step, found.tokens) == ("never", None, None) and "never" in found.sentence()

@@ -37,6 +37,29 @@ def test_unknown_study_names_those_there_are():
         study.load(["four_ways"])
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("runs", "holds no study.yaml, so it is no study to go on with"),
+        ("mine.yaml", "put the file into recipes/"),
+        ("nowhere", "does not exist: give a study's directory"),
+    ],
+)
+def test_paths_that_are_no_study(path, said, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "mine.yaml").touch()
+    with pytest.raises(InputError, match=said):
+        study.load([str(tmp_path / path)])
+
+
+def test_dry_run_of_a_complete_study_would_run_nothing(tmp_path, capsys):
+    (tmp_path / "baseline/seed0").mkdir(parents=True)
+    (tmp_path / "baseline/seed0/manifest.json").write_text('{"status": "completed"}')
+    assert study.main(["baseline", "--overlay", "cpu", "--dry-run", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert f"complete already: {tmp_path / 'baseline/seed0'}" in said and "would run" not in said
+
+
 def test_a_studys_mistakes_come_with_their_lines(tmp_path):
     (tmp_path / "study.yaml").write_text("description: x\nrecipes: baseline\nbaseline: baseline\nseedz: [0]\n")
     with pytest.raises(InputError) as caught:

@@ -135,6 +135,15 @@ def test_a_start_that_is_killed_loses_no_attempt(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
 
 
+def test_records_of_a_damaged_manifest_are_set_aside(tmp_path):
+    RunDirectory(tmp_path, "a: 1", {}).finish("completed")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / "manifest.json").write_text('{"layout_version": 1, "sta')
+    assert RunDirectory(tmp_path, "a: 1", {}).manifest["attempt"] == 2
+    assert not (tmp_path / "metrics.jsonl").exists()
+    assert (tmp_path / "attempt1" / "metrics.jsonl").read_text() == '{"step": 1}\n'
+
+
 def test_unfinished_run_of_other_ranks(tmp_path):
     RunDirectory(tmp_path, "a: 1", {"world_size": 4}).finish("interrupted")
     with pytest.raises(RunDirectoryError, match="an unfinished run of 4 processes, and this one has 2: start as many"):
