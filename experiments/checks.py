@@ -107,20 +107,20 @@ def memory_estimate(config) -> dict[str, float]:
 def fp8_layers(config) -> set[str]:
     """Names of the linear layers that the recipe runs in FP8."""
     keys = config.quantize.linear.float8
-    if not keys.recipe_name:
-        return set()
+    return float8.choose_modules(_model(config), keys.recipe_name, keys.filter_fqns) if keys.recipe_name else set()
+
+
+def _model(config) -> llama.Llama:
+    """Its modules by name; no weights."""
     with torch.device("meta"):
-        model = llama.Llama(model_args(config))
-    return float8.choose_modules(model, keys.recipe_name, keys.filter_fqns)
+        return llama.Llama(model_args(config))
 
 
 def check_model(config) -> str:
     """The flavor, its parameters to freeze, and that its sizes suit FP8."""
     args = model_args(config)
     name = config.quantize.linear.float8.recipe_name
-    with torch.device("meta"):
-        model = llama.Llama(args)
-    llama.freeze(model, config.model.freeze)
+    llama.freeze(_model(config), config.model.freeze)
     precision = f"{len(fp8_layers(config))} linear layers in {name} FP8" if name else "no FP8"
     per_token = flops.flops_per_token(args, config.training.seq_len) / 1e9
     return f"{flops.parameters(args) / 1e9:.3g} B parameters, {per_token:.4g} GFLOP per token, {precision}"

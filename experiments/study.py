@@ -122,13 +122,14 @@ def run_study(study: Study, out: Path, budget: float | None, console: Console, s
     if not stop.code:  # who asked to stop waits for an exit, not for a table
         console.print()
         comparison = print_report([out], study.baseline, console)
+        page = ""
         if comparison:
             try:
                 write_page(comparison, out / "report.html")
+                page = ", report.html among it"
             except OSError as error:
-                problem = f"{out / 'report.html'}: {error.strerror}: the page is not written"
-                console.print(escape(problem), soft_wrap=True)
-        where = f"\nEverything is in {out}, report.html among it; TensorBoard: tensorboard --logdir {quote(str(out))}"
+                page = f", but for report.html ({error.strerror})"
+        where = f"\nEverything is in {out}{page}; TensorBoard: tensorboard --logdir {quote(str(out))}"
         console.print(escape(where), soft_wrap=True)
     if len(codes) == len(runs) and not any(codes.values()):
         return 0

@@ -47,12 +47,17 @@ def process_as_before():
 
 
 @pytest.fixture
-def train(tmp_path, monkeypatch):
+def flavors(monkeypatch):
+    """Copies: torchtitan writes a config's keys there."""
+    for flavor, args in llama.FLAVORS.items():
+        monkeypatch.setitem(llama.FLAVORS, flavor, replace(args))
+
+
+@pytest.fixture
+def train(tmp_path, flavors):
     """Trains the first steps of a config in this process; gives the trainer and its log windows."""
 
     def steps(config, count=1) -> tuple[Trainer, list[dict]]:
-        flavor = config.model.flavor
-        monkeypatch.setitem(llama.FLAVORS, flavor, replace(llama.FLAVORS[flavor]))  # torchtitan writes keys there
         config.job.dump_folder = str(tmp_path)
         set_rank_environment()
         trainer, windows = Trainer(config, Stop()), []
@@ -69,10 +74,8 @@ def train(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run_here(monkeypatch):
+def run_here(flavors):
     """`python -m experiments.run`, in this process, to its exit code: quicker, where one of its own shows no more."""
-    for flavor in llama.FLAVORS:
-        monkeypatch.setitem(llama.FLAVORS, flavor, replace(llama.FLAVORS[flavor]))
 
     def run(*arguments) -> int:
         return main([*map(str, arguments)])

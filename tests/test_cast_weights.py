@@ -93,7 +93,7 @@ def test_compiled_cast_is_torchaos_bit_for_bit():
 
 
 def test_compiled_block_casts_no_weight():
-    """Four inputs, by rows and by columns, and seven gradients; with weights it would be 14 more (test_roofline.py)."""
+    """Four inputs, by rows and by columns, and seven gradients; with weights it would be 14 more (test_blocks.py)."""
     config = load(EAGER)
     model = build(config)
     float8_weights.cast_weights(model, config.compile)

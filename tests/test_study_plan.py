@@ -1,9 +1,12 @@
 """What a study would run, and where, without training."""
 
+import errno
+
 import pytest
 
 from experiments import checks, device, study
 from models.errors import InputError
+from tests.make_runs import write_run
 
 
 def test_a_study_of_named_recipes():
@@ -58,6 +61,16 @@ def test_dry_run_of_a_complete_study_would_run_nothing(tmp_path, capsys):
     assert study.main(["baseline", "--overlay", "cpu", "--dry-run", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert f"complete already: {tmp_path / 'baseline/seed0'}" in said and "would run" not in said
+
+
+def test_page_that_cannot_be_written_costs_no_table(tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(study, "write_page", full)
+    write_run(tmp_path / "baseline/seed0")
+    assert study.main(["baseline", "--overlay", "cpu", "--out", str(tmp_path)]) == 0
+    assert f"Everything is in {tmp_path}, but for report.html (No space left on device)" in capsys.readouterr().out
 
 
 def test_a_studys_mistakes_come_with_their_lines(tmp_path):
