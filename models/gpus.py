@@ -4,6 +4,7 @@
 even the best GEMMs reach 71 to 87 % of the promise.
 """
 
+import re
 from dataclasses import dataclass
 
 
@@ -25,7 +26,7 @@ class Rates(Peak):
 
 @dataclass(frozen=True)
 class Gpu:
-    """One product. `driver_name` is a part of the name that the driver gives it; `memory` is in bytes."""
+    """One product. `driver_name` is words of the name that the driver gives it; `memory` is in bytes."""
 
     driver_name: str
     memory: float
@@ -49,8 +50,8 @@ _B200 = "NVIDIA Blackwell datasheet (resources.nvidia.com), dense, one GPU of an
 # `python -m experiments.benchmark_rates` measures a GPU's own; no record of it is at hand yet.
 _H200_GOALS = f"bf16 and copies: assumed, as in this project's goals for an H200; FP8 {_GEMMS}"
 
-# By the name that the command line knows. The first whose `driver_name` is in a device's name is that device, so the
-# order matters: "NVIDIA GH200 144G HBM3e", "NVIDIA GH200 120GB" (96 GB of it HBM), "NVIDIA H100 80GB HBM3" (SXM).
+# By the name that the command line knows. The first whose `driver_name` is in a device's name is that device, so that a
+# chip's other products come before it. "NVIDIA GH200 120GB" and "480GB" name the CPU's memory; the GPU's is 96 GB.
 GPUS = {
     "b200": Gpu("B200", 180e9, _rates(2250, 4500, 7.7, _B200), _rates(1745.0, 3432.5, 7.7, _NO_COPY)),
     "gh200-144gb": Gpu("GH200 144G", 144e9, _rates(989, 1979, 4.9, f"{_GH200}, HBM3e"),
@@ -68,4 +69,4 @@ GPUS = {
 
 def find(device_name: str) -> str | None:
     """The key in `GPUS` of the GPU that the driver calls so, e.g. `NVIDIA GH200 120GB`; None if there is none."""
-    return next((name for name, gpu in GPUS.items() if gpu.driver_name in device_name), None)
+    return next((name for name, gpu in GPUS.items() if re.search(rf"\b{gpu.driver_name}\b", device_name)), None)
