@@ -128,8 +128,9 @@ def check_model(config) -> str:
 
 def check_data(config) -> str:
     """The token file, prepared if it is not there yet, and that the model has a row for each of its tokens."""
-    data.check_vocabulary(data.prepare(config), model_args(config).vocab_size)
-    return data.check(config)
+    token_file = data.prepare(config)
+    data.check_vocabulary(token_file, model_args(config).vocab_size)
+    return data.describe(token_file, config)
 
 
 def all_checks(config) -> list[tuple[str, str]]:

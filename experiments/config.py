@@ -24,7 +24,7 @@ class Model(titan.Model):
 
 @dataclass
 class Optimizer(titan.Optimizer):
-    name: Literal["AdamW", "Adam", "AdamW8bit", "AdamWFp8"] = "AdamW"
+    name: Literal["AdamW", "AdamW8bit", "AdamWFp8"] = "AdamW"
     """The last two are torchao's: moments in 8 bits, with a scale for each block of 256 values. `implementation` does
     not apply to torchao's optimizers, which compile a kernel of their own."""
 

@@ -94,7 +94,7 @@ def build_dataloader(dp_world_size: int, dp_rank: int, tokenizer: None, job_conf
     """torchtitan's `build_dataloader_fn`: endless batches of {"input": [batch, seq_len]} and labels [batch, seq_len].
 
     Both are int64 on the CPU; `batch` is training.local_batch_size. Prepares the token file where it isn't there.
-    `debug.seed` orders the rows (none counts as 0), and the loader's state resumes after the last batch that was given.
+    `debug.seed` orders the rows, and the loader's state resumes after the last batch that was given.
     `tokenizer` is not used: the corpus has its own. Raises DataError.
     """
     rows = _rows(prepare(job_config), job_config)
@@ -109,7 +109,7 @@ def build_dataloader(dp_world_size: int, dp_rank: int, tokenizer: None, job_conf
         dp_rank,
         dp_world_size,
         batch_size=job_config.training.local_batch_size,
-        sampler=EpochShuffle(len(rows), job_config.debug.seed or 0, dp_rank, dp_world_size),
+        sampler=EpochShuffle(len(rows), job_config.debug.seed, dp_rank, dp_world_size),
         generator=torch.Generator(),  # or making an iterator draws from those numbers that a checkpoint restores
         **asdict(job_config.training.dataloader),
     )
@@ -125,15 +125,10 @@ def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
         )
 
 
-def check(config: Config) -> str:
-    """One sentence about the data that the run would read; prepares it. Raises DataError."""
-    token_file = prepare(config)
+def describe(token_file: TokenFile, config: Config) -> str:
+    """One sentence about what the run would read of a prepared token file. Raises DataError if that is not a row."""
     rows = _rows(token_file, config)
-    parallel = config.parallelism
-    ranks_per_batch = (
-        parallel.tensor_parallel_degree * parallel.context_parallel_degree * parallel.pipeline_parallel_degree
-    )
-    needed = _rows_needed(config, max(1, int(os.environ.get("WORLD_SIZE", 1)) // ranks_per_batch))
+    needed = _rows_needed(config, int(os.environ.get("WORLD_SIZE", 1)))
     tokenizer = config.model.hf_assets_path
     return (
         f"{token_file.dataset}: {token_file.n_tokens:,} tokens in {token_file.n_documents:,} documents, "
@@ -167,9 +162,9 @@ def main() -> None:
     start = time.perf_counter()
     try:
         config = recipe.load(arguments.name, arguments.overlay, arguments.overrides).config
-        folder = prepare(config).path
+        token_file = prepare(config)
         seconds = time.perf_counter() - start
-        print(f"{check(config)}\n{folder} ({seconds:.1f} s)")
+        print(f"{describe(token_file, config)}\n{token_file.path} ({seconds:.1f} s)")
     except InputError as error:
         sys.exit(complain(error))
 

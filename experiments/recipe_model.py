@@ -132,7 +132,9 @@ def _unsupported(config: "Config") -> Iterator[tuple[list[str], str]]:
         yield ["training.dataset_path", "training.dataset"], message
     if config.validation.enable:
         yield ["validation.enable"], "there is no validation here; set it to false"
-    for key in ("context_parallel_degree", "pipeline_parallel_degree"):
+    if config.optimizer.early_step_in_backward:
+        yield ["optimizer.early_step_in_backward"], "leaves no gradients for the proof to look at; set it to false"
+    for key in ("tensor_parallel_degree", "context_parallel_degree", "pipeline_parallel_degree"):
         if (degree := getattr(config.parallelism, key)) > 1:
             yield [f"parallelism.{key}"], f"not supported: FSDP shards the model instead; set it to 1, got {degree}"
     whole, local = training.global_batch_size, training.local_batch_size
@@ -142,20 +144,15 @@ def _unsupported(config: "Config") -> Iterator[tuple[list[str], str]]:
 
 def _optimizer_conflicts(config: "Config") -> Iterator[tuple[list[str], str]]:
     keys, dtype = config.optimizer, config.training.dtype
-    if keys.stochastic_rounding and keys.name == "Adam":
-        yield ["optimizer.stochastic_rounding", "optimizer.name"], "not for Adam: set optimizer.name to AdamW"
     if keys.stochastic_rounding and dtype != "bfloat16":
         message = f"rounds bf16 weights, and training.dtype is {dtype}; set one of them otherwise"
         yield ["optimizer.stochastic_rounding", "training.dtype"], message
     if keys.fused_clipping and (keys.from_torchao or keys.implementation != "fused"):
-        message = "only Adam and AdamW of PyTorch with implementation: fused clip by themselves; set it to false"
+        message = "only PyTorch's AdamW with implementation: fused clips by itself; set it to false"
         yield ["optimizer.fused_clipping", "optimizer.name", "optimizer.implementation"], message
     if keys.name in ("AdamW8bit", "AdamWFp8") and config.checkpoint.async_mode != "disabled":
         message = f"{keys.name}'s moments can only be saved with disabled, got {config.checkpoint.async_mode}"
         yield ["checkpoint.async_mode", "optimizer.name"], message
-    if keys.early_step_in_backward and (keys.from_torchao or keys.fused_clipping):
-        message = "not with fused_clipping or torchao's optimizers; set it to false"
-        yield ["optimizer.early_step_in_backward", "optimizer.name", "optimizer.fused_clipping"], message
     if keys.built == "before_conversion" and config.compile.enable:
         message = "its late conversion would find the blocks compiled already; set compile.enable to false"
         yield ["optimizer.built", "compile.enable"], message
@@ -169,9 +166,6 @@ def _fp8_conflicts(config: "Config") -> Iterator[tuple[list[str], str]]:
         for key in ("fast_accumulation_in_backward", "cast_weights_once"):
             if getattr(keys, key):
                 yield [f"{section}.{key}", recipe_name], "does nothing without a recipe_name; set it to false"
-    if keys.recipe_name and config.parallelism.tensor_parallel_degree > 1:
-        message = "not supported with FP8; set it to 1 (FSDP shards the model instead), or train in bf16"
-        yield ["parallelism.tensor_parallel_degree", recipe_name], message
     if keys.recipe_name and tokens % 16:
         message = f"seq_len x local_batch_size is {tokens}; FP8 needs a multiple of 16, since the weight-gradient GEMM"
         yield ["training.seq_len", "training.local_batch_size", recipe_name], f"{message} contracts over tokens"

@@ -89,9 +89,9 @@ def test_python_stdlib_with_its_own_bpe(config, monkeypatch):
     config.training.dataset, config.training.seq_len = "python_stdlib", 512
     config.model.hf_assets_path, config.data.bpe_vocab_size = "", 512
     config.data.max_tokens = 10_000
-    sentence = data.check(config)
-    assert sentence.startswith("python_stdlib: 1") and "vocabulary 512 (BPE trained on it)" in sentence
     file = prepare(config)
+    sentence = data.describe(file, config)
+    assert sentence.startswith("python_stdlib: 1") and "vocabulary 512 (BPE trained on it)" in sentence
     first = Tokenizer.from_file(str(file.path / "tokenizer.json")).decode(file.tokens[: file.documents[1]].tolist())
     assert first == (package / "__init__.py").read_text()  # the first file by name, and nothing lost
 

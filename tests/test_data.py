@@ -98,7 +98,9 @@ def test_a_run_longer_than_the_data_is_told_once(config, caplog):
         loader(config, rank, world_size=2)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == ["The run reads parquet 6.0 times: 354 rows are needed and it has 59"]
-    assert data.check(config).endswith("59 packed rows of 4; the run reads 177 rows, 3.00 times the data")
+    assert data.describe(prepare(config), config).endswith(
+        "59 packed rows of 4; the run reads 177 rows, 3.00 times the data"
+    )
 
 
 @pytest.mark.parametrize(
