@@ -70,7 +70,8 @@ class Proof:
 
     @property
     def emulated(self) -> bool:
-        return any(float8.is_emulated(module) for module in self.converted.values())
+        """Whether layers round to FP8 but multiply in high precision."""
+        return any(module.config.emulate for module in self.converted.values())
 
     @property
     def fp8_flops_expected(self) -> int:

@@ -34,7 +34,7 @@ class Block:
 
 def widths(args) -> tuple[int, int]:
     """Features of all query heads, and of all key (or value) heads."""
-    return args.dim, args.dim // args.n_heads * (args.n_kv_heads or args.n_heads)
+    return args.dim, args.dim // args.n_heads * args.n_kv_heads
 
 
 def compiled(args, b: int, recipe: str | None, fp8_layers: Collection[str]) -> Block:

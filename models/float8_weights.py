@@ -30,7 +30,7 @@ class _CopyOf(torch.autograd.Function):
 
 
 class CastOnceLinear(Float8Linear):
-    """torchao's `Float8Linear` that multiplies with `weight_fp8` / `weight_scale`, which `cast_weights` makes.
+    """torchao's `Float8Linear`, without bias, that multiplies with `weight_fp8` / `weight_scale` of `cast_weights`.
 
     Both are buffers outside of checkpoints: `weight_fp8` of the weight's shape, and a float32 scalar.
     """
@@ -46,8 +46,7 @@ class CastOnceLinear(Float8Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """input: (..., in_features), in the dtype that the output has too."""
         weight = _CopyOf.apply(self.weight, self.weight_fp8, self.weight_scale, self.linear_mm_config)
-        output = matmul_with_hp_or_float8_args.apply(input, weight.t(), self.linear_mm_config, self.config)
-        return output if self.bias is None else output + self.bias.to(output.dtype)
+        return matmul_with_hp_or_float8_args.apply(input, weight.t(), self.linear_mm_config, self.config)
 
 
 @torch.no_grad()

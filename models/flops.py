@@ -16,7 +16,7 @@ def ffn_dim(args) -> int:
 def linear_shapes(args) -> dict[str, tuple[int, int]]:
     """(out_features, in_features) of every linear layer, by module name."""
     head_dim = args.dim // args.n_heads
-    q, kv, ffn = args.n_heads * head_dim, (args.n_kv_heads or args.n_heads) * head_dim, ffn_dim(args)
+    q, kv, ffn = args.n_heads * head_dim, args.n_kv_heads * head_dim, ffn_dim(args)
     fused = args.fused_projections
     qkv = {"attention.wqkv": q + 2 * kv} if fused else {"attention.wq": q, "attention.wk": kv, "attention.wv": kv}
     w13 = {"feed_forward.w13": 2 * ffn} if fused else {"feed_forward.w1": ffn, "feed_forward.w3": ffn}
@@ -54,7 +54,7 @@ def moment_bytes(optimizer, param_bytes: int) -> float:
 
 
 def memory_estimate(
-    args, tokens: int, param_bytes: int, moment_bytes: float, compiled: bool, recompute: bool = False
+    args, tokens: int, param_bytes: int, moment_bytes: float, compiled: bool, recompute: bool
 ) -> dict[str, float]:
     """Bytes that training on one device needs, to within about a quarter; without sharding.
 

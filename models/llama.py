@@ -84,7 +84,7 @@ def apply_rope(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
 
     Args:
         x: (batch, seq, heads, head_dim).
-        rope: (seq, head_dim / 2, 2) or (batch, seq, head_dim / 2, 2), float32 cosines and sines.
+        rope: (seq, head_dim / 2, 2), float32 cosines and sines.
 
     Returns:
         (batch, seq, heads, head_dim) in the dtype of `x`; computed in float32.
@@ -95,7 +95,7 @@ def apply_rope(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
 
 
 class InnerAttention(nn.Module):
-    """Causal scaled_dot_product_attention as a module, which is what torchtitan's context parallelism hooks into."""
+    """Causal scaled_dot_product_attention by the kernel that the recipe names."""
 
     def __init__(self, backend: str):
         super().__init__()
@@ -119,7 +119,7 @@ class Attention(titan.Attention):
     def forward(self, x, freqs_cis, attention_masks=None, positions=None):
         """x: (batch, seq, dim); returns the same shape."""
         batch, seq, _ = x.shape
-        rope = freqs_cis[:seq] if positions is None else freqs_cis[positions]
+        rope = freqs_cis[:seq]
         q, k, v = (t.view(batch, seq, -1, self.head_dim) for t in self._project(x))
         q, k = apply_rope(q, rope), apply_rope(k, rope)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
