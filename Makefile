@@ -14,6 +14,7 @@ test: .venv/installed
 
 check: .venv/installed
 	$(PYTHON_IN_VENV) -m ruff check .
+	$(PYTHON_IN_VENV) -m ruff format --check .
 
 notebooks: .venv/installed
 	$(PYTHON_IN_VENV) -m analysis.execute

@@ -161,7 +161,7 @@ def test_imports_go_down_only():
 
     forbidden = {"models": {"experiments", "analysis"}, "analysis": {"models", "experiments", "torch", "torchtitan"}}
     for package, banned in forbidden.items():
-        for path in Path(__file__).parent.parent.joinpath(package).glob("*.py"):
+        for path in Path(__file__).parent.parent.joinpath(package).rglob("*.py"):
             tree = ast.parse(path.read_text())
             if package == "models":
                 tree.body = [node for node in tree.body if "__name__ == '__main__'" not in ast.unparse(node)[:30]]
