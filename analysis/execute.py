@@ -20,7 +20,7 @@ NOTEBOOKS = {"four_way": "", "warmup_and_break_even": "", "published": "", "one_
 SECONDS = 120  # a cell that takes longer hangs
 
 
-def execute(name: str, environment: dict[str, str] | None = None) -> nbformat.NotebookNode:
+def execute(name: str, environment: dict[str, str]) -> nbformat.NotebookNode:
     """Run the notebook `name` and return it with its outputs.
 
     Args:
@@ -37,18 +37,9 @@ def execute(name: str, environment: dict[str, str] | None = None) -> nbformat.No
         cell.metadata = {}
     where = {"metadata": {"path": HERE.parent}}
     client = NotebookClient(notebook, timeout=SECONDS, record_timing=False, resources=where)
-    client.execute(env={**os.environ, **(environment or {})})
+    client.execute(env=os.environ | environment)
     notebook.metadata.pop("language_info", None)  # names the interpreter's patch version
     return notebook
-
-
-def text_outputs(notebook: nbformat.NotebookNode) -> list[str]:
-    """What the cells printed or returned as text, one entry a cell; figures are left out."""
-    found = []
-    for cell in notebook.cells:
-        parts = [o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.get("outputs", [])]
-        found.append("".join(part for part in parts if not part.startswith("<Figure")))
-    return found
 
 
 def main(names: list[str]) -> int:

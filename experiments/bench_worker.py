@@ -24,10 +24,6 @@ RECORDED_STEPS = 2
 PROFILED_STEPS = 1 + RECORDED_STEPS  # in the first of them the profiler starts
 
 
-class Measured(Exception):
-    """The last step is done: nothing is left to wait for, torchtitan's two seconds for other ranks included."""
-
-
 class Measurement:
     """What a trainer tells while it trains, and the profile of its last steps."""
 
@@ -61,13 +57,11 @@ class Measurement:
             self.profiler.step()
 
     def on_window(self, line: dict) -> None:
-        last, seconds = line["step"], line["step_s"]
-        self.step_s |= {last - len(seconds) + 1 + i: s for i, s in enumerate(seconds)}
+        seconds = line["step_s"]
+        self.step_s |= {line["step"] - len(seconds) + 1 + i: s for i, s in enumerate(seconds)}
         self.not_steady |= set(line["not_steady"])
         self.tokens_per_step = round(line["tokens_per_s"] * sum(seconds) / len(seconds))
         self.peak_memory_bytes = max(self.peak_memory_bytes, line["peak_memory_bytes"])
-        if last == self.last:
-            raise Measured
 
     def record(self) -> dict:
         """What bench.json has of a round, and the kernels. Times in seconds, memory in bytes, MFU a fraction."""
@@ -127,10 +121,8 @@ def measure(config, stop: Stop) -> dict:
 
     trainer.loss_fn = named_loss
     measurement = Measurement(trainer)
-    try:
-        trainer.train()
-    except Measured:
-        trainer.close()
+    trainer.train()
+    trainer.close()
     return measurement.record()
 
 

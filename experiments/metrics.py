@@ -48,9 +48,6 @@ class JsonLines:
             os.ftruncate(self.descriptor, size)
             raise
 
-    def close(self) -> None:
-        os.close(self.descriptor)
-
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None

@@ -15,17 +15,15 @@ _PLAIN = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H
 class Display:
     """What the trainer tells while it runs; in a terminal it moves the bar, else torchtitan's log lines say it."""
 
-    def __init__(self, bar: Progress | None, name: str, steps: int):
+    def __init__(self, bar: Progress, name: str, steps: int):
         self.bar = bar
-        self.task = bar.add_task(name, total=steps, window="starting") if bar else None
+        self.task = bar.add_task(name, total=steps, window="starting")
 
     def step(self, step: int) -> None:
-        if self.bar:
-            self.bar.update(self.task, completed=step)
+        self.bar.update(self.task, completed=step)
 
     def window(self, line: dict) -> None:
-        if self.bar:
-            self.bar.update(self.task, window=describe(line))
+        self.bar.update(self.task, window=describe(line))
 
 
 def describe(line: dict) -> str:
@@ -34,10 +32,10 @@ def describe(line: dict) -> str:
     return f"loss {loss}  {line['tokens_per_s']:,.0f} tokens/s"
 
 
-def progress_bar(console: Console) -> Progress:
-    """The bar used for a run and for a study's runs; tasks carry a `window` field."""
+def progress_bar(console: Console, shown: bool) -> Progress:
+    """The bar of a run and of a study's runs, which does nothing unless `shown`; tasks carry a `window` field."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[window]}"))
-    return Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)
+    return Progress(*columns, TimeRemainingColumn(), console=console, disable=not shown)
 
 
 @contextmanager
@@ -67,11 +65,8 @@ def display(name: str, steps: int, log_file: Path | None):
     root.handlers, root.level = handlers, logging.INFO
     logging.captureWarnings(True)
     try:
-        if live:
-            with progress_bar(console) as bar:
-                yield Display(bar, name, steps)
-        else:
-            yield Display(None, name, steps)
+        with progress_bar(console, live) as bar:
+            yield Display(bar, name, steps)
     finally:
         logging.captureWarnings(False)
         root.handlers, root.level = before

@@ -35,7 +35,7 @@ def run_all(runs: list[Run], console: Console, stop: Stop) -> dict[Run, int]:
     waiting, running, codes = list(runs), [], {}
     free = list(enumerate(placement.gpus()))
     told = False
-    with progress_bar(console) as bar:
+    with progress_bar(console, console.is_terminal) as bar:
         while running or (waiting and not stop.code):
             try:
                 while waiting and free and not stop.code:

@@ -7,7 +7,7 @@ die() {
   exit 2
 }
 
-# Sorts a command line into names, overlays (alps unless some are given), out, dry_run and the rest.
+# Sorts a command line into names, overlays, out, dry_run and the rest.
 parse() {
   names=() overlays=() rest=() dry_run=() out=
   while [ $# -gt 0 ]; do

@@ -1,15 +1,24 @@
-"""What is generated is current: the notebooks' text, the README's table, and the figure's inputs."""
+"""What is generated is current: the notebooks' text and the README's table."""
 
 import nbformat
 import pytest
 
 from analysis import newest
 from analysis.comparison import compare
-from analysis.execute import HERE, NOTEBOOKS, execute, text_outputs
+from analysis.execute import HERE, NOTEBOOKS, execute
 from analysis.readme import README, section, with_section
 from tests.runs import PUBLISHED_LOGS, needs_published_logs
 
 EXECUTABLE = [pytest.param(name, marks=needs_published_logs if name == "published" else []) for name in NOTEBOOKS]
+
+
+def text_outputs(notebook: nbformat.NotebookNode) -> list[str]:
+    """What the cells printed or returned as text, one entry a cell; figures are left out."""
+    found = []
+    for cell in notebook.cells:
+        parts = [o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.get("outputs", [])]
+        found.append("".join(part for part in parts if not part.startswith("<Figure")))
+    return found
 
 
 @pytest.mark.slow
