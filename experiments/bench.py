@@ -28,11 +28,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from analysis.record import NOT_STEADY_STEPS
 from experiments import placement
 from experiments import recipe as recipes
 from experiments.bench_table import print_tables, summarize
 from experiments.bench_worker import PROFILED_STEPS
-from experiments.run import complain
+from experiments.ends import complain
 from experiments.rundir import write_whole
 from experiments.stop import Stop, budget_seconds
 from experiments.study import DEFAULT, choose_scale, load
@@ -210,10 +211,9 @@ def _prepare(args, left: Callable[[], float], stop: Stop, console: Console) -> B
     variants = {label: _variant(label, place, overlays, shared, args.steps) for place, label in enumerate(labels, 1)}
 
     from experiments import checks, device
-    from experiments.trainer import SETTLING_STEPS
 
-    if args.steps <= SETTLING_STEPS:
-        raise InputError(f"--steps {args.steps}: the first {SETTLING_STEPS} steps are not steady, so give more")
+    if args.steps <= NOT_STEADY_STEPS:
+        raise InputError(f"--steps {args.steps}: the first {NOT_STEADY_STEPS} steps are not steady, so give more")
     for variant in variants.values():
         checks.check_model(variant.recipe.config)
         checks.check_data(variant.recipe.config)

@@ -16,7 +16,8 @@ import tempfile
 from pathlib import Path
 
 from experiments import recipe as recipes
-from experiments.run import COMPLETED, FAILED, set_rank_environment
+from experiments.ends import COMPLETED, FAILED
+from experiments.run import set_rank_environment
 from experiments.stop import Interrupted, Stop
 from models.errors import InputError
 

@@ -11,12 +11,12 @@ import time
 
 import torch
 
+from analysis.record import NOT_STEADY_STEPS
 from experiments import recipe as recipes
 from experiments.run import set_rank_environment
 from experiments.stop import Stop
 
 GOAL = 0.95
-SETTLING_STEPS = 10
 
 
 class BareLoop:
@@ -77,7 +77,7 @@ def main(steps: int = 60) -> int:
     trainer.metrics_processor.on_step = after_step
     trainer.train()
     trainer.close()
-    run, alone = (statistics.median(times[SETTLING_STEPS:]) for times in (run_s, bare_s))
+    run, alone = (statistics.median(times[NOT_STEADY_STEPS:]) for times in (run_s, bare_s))
     tokens = config.training.local_batch_size * config.training.seq_len
     ratio = alone / run
     print(f"bare loop {tokens / alone:,.0f} tokens/s, run {tokens / run:,.0f} tokens/s: {ratio:.1%}, goal {GOAL:.0%}")

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from experiments import checks, device
 from experiments import recipe as recipes
-from experiments.run import complain
+from experiments.ends import complain
 from experiments.study import choose_scale
 from models.errors import InputError
 

@@ -17,7 +17,7 @@ import torch
 
 from experiments import checks, device
 from experiments import recipe as recipes
-from experiments.run import complain
+from experiments.ends import complain
 from experiments.study import choose_scale
 from models import float8, flops
 from models.errors import InputError

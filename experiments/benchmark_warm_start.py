@@ -16,7 +16,7 @@ from pathlib import Path
 
 from experiments import device
 from experiments import recipe as recipes
-from experiments.run import FAILED, complain
+from experiments.ends import FAILED, complain
 from experiments.study import DEFAULT, choose_scale, load
 from models.errors import InputError
 

@@ -21,7 +21,7 @@ from torchtitan.tools.logging import init_logger, logger
 
 from experiments import recipe
 from experiments.corpus import DataError, TokenFile, prepare
-from experiments.run import complain
+from experiments.ends import complain
 from models.errors import InputError
 
 Row = tuple[dict[str, torch.Tensor], torch.Tensor]

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from experiments import recipe as recipes
-from experiments.run import complain
+from experiments.ends import complain
 from models import roofline
 from models.errors import InputError
 from models.gpus import GPUS, find

@@ -17,11 +17,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from experiments import recipe as recipes
+from experiments.ends import BAD_INPUT, COMPLETED, DIVERGED, FAILED, complain
 from experiments.progress import display
 from experiments.stop import Interrupted, Stop, budget_seconds
 from models.errors import InputError
-
-COMPLETED, FAILED, BAD_INPUT, DIVERGED = 0, 1, 2, 3  # and the two of experiments.stop
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,12 +55,6 @@ def main(argv: list[str] | None = None) -> int:
         return complain(error)
     except KeyboardInterrupt:
         return stop.code
-
-
-def complain(error: Exception | str) -> int:
-    """Print what is wrong with the input; the exit code."""
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error:[/] {escape(str(error))}")
-    return BAD_INPUT
 
 
 def default_directory(recipe) -> Path:

@@ -12,8 +12,8 @@ from rich.markup import escape
 
 from analysis.summary import read_json, read_last_line
 from experiments import placement
+from experiments.ends import BAD_INPUT, FAILED
 from experiments.progress import describe, progress_bar
-from experiments.run import BAD_INPUT, FAILED
 from experiments.stop import COME_BACK, FOR_GOOD, Stop
 
 

@@ -13,14 +13,13 @@ from torch._dynamo.utils import calculate_time_spent
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.protocols.train_spec import register_train_spec
 
+from analysis.record import NOT_STEADY_STEPS
 from experiments import compile_cache, data
 from experiments.checkpoint import Checkpoints
 from experiments.metrics import Metrics
 from experiments.proof import PROFILED_STEP, RECORDING_STEP, Proof
 from experiments.stop import Interrupted, Stop
 from models import float8, float8_weights, llama, optimizer
-
-SETTLING_STEPS = 10  # of a process, not steady: compilation, profile, allocator and clocks settle
 
 
 class Timeline:
@@ -184,7 +183,7 @@ class Trainer(titan.Trainer):
             TIMELINE.phases["first_step"] -= compile_s
         if self._profiles():  # by now all is compiled
             compile_cache.save(self.job_config)
-        if self._steps_done <= SETTLING_STEPS or self._saved_checkpoint_before():
+        if self._steps_done <= NOT_STEADY_STEPS or self._saved_checkpoint_before():
             metrics.not_steady.append(self.step)
         metrics.end_step(self.step)
 
