@@ -11,7 +11,6 @@ from analysis.equivalence import DIFFERENT, SAME, Verdict, loss_difference, verd
 from analysis.load import Frames, LoadError, load, steps
 from analysis.plots.style import in_order
 from analysis.published_log import TOKENS_PER_S
-from analysis.record import FINAL_WINDOWS
 from analysis.stats import BreakEven, Rate, SpeedUp
 
 BASELINE = "baseline"
@@ -29,10 +28,11 @@ class Comparison:
         baseline: the recipe that losses are compared to.
         recipes: those with a completed run, in the order in which they are shown.
         fp8: those of them that ran in FP8.
+        diverged: FP8 recipe to (in how many seeds it diverged, in how many it ended either way), of the seeds that the
+            baseline completed; recipes that never did are not in it.
         rates: steady tokens/s by recipe.
         speed_ups: (recipe, opponent) to the ratio of their rates; opponents are the baseline and the compiled one.
-        break_evens: of each FP8 recipe against each opponent; where all have a run that found no compiled kernels, of
-            such runs alone, since a warm cache hides the cost that FP8 has to earn back.
+        break_evens: of each FP8 recipe against each opponent.
         differences: recipe to the smoothed difference of its loss to the baseline's.
         verdicts: recipe to whether it ends at the baseline's loss.
     """
@@ -42,6 +42,7 @@ class Comparison:
     baseline: str
     recipes: list[str]
     fp8: list[str]
+    diverged: dict[str, tuple[int, int]]
     rates: dict[str, Rate]
     speed_ups: dict[tuple[str, str], SpeedUp]
     break_evens: list[BreakEven]
@@ -66,13 +67,11 @@ class Comparison:
 
 
 def compare(paths, baseline: str = BASELINE) -> Comparison:
-    """Load `paths` (see `analysis.load.load`) and compare what they hold. Raises `LoadError`."""
-    return compare_frames(load(paths), baseline)
+    """Load `paths` (see `analysis.load.load`) and compare what they hold.
 
-
-def compare_frames(frames: Frames, baseline: str = BASELINE) -> Comparison:
-    """Compare loaded runs. Raises `LoadError` if they are not of one study, or there is no recipe `baseline`."""
-    frames = _without_short_runs(frames)
+    Raises `LoadError`, also if the runs are not of one study, or there is no recipe `baseline`.
+    """
+    frames = _without_short_runs(load(paths))
     runs, windows, by_step = frames.runs, frames.windows, steps(frames.windows)
     done = runs[runs["status"] == "completed"]
     _check_one_study(done)
@@ -81,13 +80,12 @@ def compare_frames(frames: Frames, baseline: str = BASELINE) -> Comparison:
         if baseline != BASELINE:
             raise LoadError(f"no completed run of --baseline {baseline}; there are {', '.join(recipes) or 'none'}")
         frames.problems.append(f"no completed run of {baseline}: losses are not compared")
-    ours = done["source"] == "run directory"  # other programs' logs do not say what they ran in
-    in_fp8 = done["float8"].notna() | (~ours & done["recipe"].str.contains("fp8"))
-    fp8 = [r for r in recipes if in_fp8[done["recipe"] == r].any()]
+    ours = runs["source"] == "run directory"  # other programs' logs do not say what they ran in
+    in_fp8 = runs[runs["float8"].notna() | (~ours & runs["recipe"].str.contains("fp8"))]
+    fp8 = [r for r in recipes if r in set(in_fp8["recipe"])]
     opponents = [r for r in dict.fromkeys((baseline, COMPILED)) if r in recipes]
     rates = {r: stats.rate_of(runs, by_step, r) for r in recipes}
-    cold = done[done["compile_cache"] != "warm"]
-    paying = cold if set(recipes) <= set(cold["recipe"]) else done
+    speed_ups = {(a, b): stats.speed_up(rates[a], rates[b]) for a in recipes for b in opponents if a != b}
     others = [r for r in recipes if r != baseline] if baseline in recipes else []
     return Comparison(
         frames=frames,
@@ -95,11 +93,14 @@ def compare_frames(frames: Frames, baseline: str = BASELINE) -> Comparison:
         baseline=baseline,
         recipes=recipes,
         fp8=fp8,
+        diverged=_diverged(in_fp8, set(done.loc[done["recipe"] == baseline, "seed"])),
         rates=rates,
-        speed_ups={(a, b): stats.speed_up(rates[a], rates[b]) for a in recipes for b in opponents if a != b},
-        break_evens=[stats.break_even(paying, windows, by_step, a, b) for a in fp8 for b in opponents],
-        differences={r: loss_difference(runs, windows, r, baseline) for r in others},
-        verdicts={r: verdict(runs, windows, r, baseline) for r in others},
+        speed_ups=speed_ups,
+        break_evens=[
+            stats.break_even(runs, windows, by_step, a, b, speed_ups[a, b]) for a in fp8 for b in opponents if a != b
+        ],
+        differences={r: loss_difference(runs, by_step, r, baseline) for r in others},
+        verdicts={r: verdict(runs, by_step, r, baseline) for r in others},
     )
 
 
@@ -109,9 +110,8 @@ def _without_short_runs(frames: Frames) -> Frames:
     They get the status `short`, and a problem that says so: no figure may rest on them.
     """
     runs = frames.runs.copy()
-    last = frames.windows.groupby("run")["loss"].apply(lambda losses: losses.tail(FINAL_WINDOWS).notna().all())
     whole = runs["steps_asked"].isna() | (runs["steps"] == runs["steps_asked"])
-    short = (runs["status"] == "completed") & ~(whole & runs["run"].map(last).eq(True))
+    short = (runs["status"] == "completed") & ~(whole & runs["final_loss"].notna())
     runs.loc[short, "status"] = "short"
     found = [
         f"{run.path}: completed, but its log ends at step {run.steps:.0f} of {run.steps_asked:.0f} or on a loss that "
@@ -121,10 +121,22 @@ def _without_short_runs(frames: Frames) -> Frames:
     return Frames(runs, frames.windows, frames.problems + found)
 
 
+def _diverged(in_fp8: pd.DataFrame, seeds: set) -> dict[str, tuple[int, int]]:
+    """`Comparison.diverged` of the runs in FP8, given the seeds that the baseline completed."""
+    ended = in_fp8[in_fp8["seed"].isin(seeds) & in_fp8["status"].isin(["completed", "diverged"])]
+    lost = {recipe: (of_one["status"] == "diverged", len(of_one)) for recipe, of_one in ended.groupby("recipe")}
+    return {recipe: (int(which.sum()), n) for recipe, (which, n) in lost.items() if which.any()}
+
+
 def _check_one_study(done: pd.DataFrame) -> None:
-    """Raise `LoadError` where completed runs cannot be compared: other machines or sizes, or a seed twice."""
-    for column in ("device", "flavor", "world_size", "flops_per_token", "steps_asked"):
-        if len(kinds := done[column].dropna().unique()) > 1:
+    """Raise `LoadError` where completed runs cannot be compared: other machines, sizes or overlays, or a seed twice."""
+    batch = done["tokens_per_step"]  # from logged times: whole numbers but for their rounding
+    told = done.assign(
+        overlays=done["overlays"].map(lambda names: " + ".join(names) or "none", na_action="ignore"),
+        tokens_per_step=batch.mask(batch <= 1.01 * batch.min(), batch.min()),
+    )
+    for column in ("device", "flavor", "overlays", "world_size", "tokens_per_step", "flops_per_token", "steps_asked"):
+        if len(kinds := told[column].dropna().unique()) > 1:
             raise LoadError(
                 f"these runs differ in {column} ({', '.join(map(str, kinds))}) and cannot be compared: name the runs "
                 "of one study"
@@ -141,11 +153,11 @@ def cost_by_steps(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:
     Within the runs as measured; beyond them at the mean seconds of a steady step, NaN where there is none.
     """
     runs, windows = comparison.frames.runs, comparison.frames.windows
-    hours = {}
+    paid, hours = stats.paying(runs), {}
     for recipe in comparison.recipes:
         seconds = np.concatenate([*stats.steady_seconds(runs, comparison.steps, recipe), np.empty(0)])
         per_step = seconds.mean() if len(seconds) else np.nan
-        curves = [run.sort_values("step") for _, run in stats.completed(runs, windows, recipe).groupby("run")]
+        curves = [run.sort_values("step") for _, run in stats.completed(paid, windows, recipe).groupby("run")]
         hours[recipe] = [np.mean([_seconds_at(run, length, per_step) for run in curves]) / 3600 for length in lengths]
     return pd.DataFrame(hours, index=pd.Index(lengths, name="steps"))
 
@@ -158,12 +170,13 @@ def _seconds_at(run: pd.DataFrame, step: int, per_step: float) -> float:
 
 def answer(comparison: Comparison) -> list[str]:
     """Should this Llama be trained in FP8? The answer first, then what it rests on, a sentence each."""
-    others = [r for r in comparison.verdicts if r not in (*comparison.fp8, COMPILED)]
-    losses = [comparison.verdicts[recipe].sentence() for recipe in others]
-    if not comparison.fp8 or comparison.opponent not in comparison.recipes:
-        return ["No answer: it needs a completed run in FP8 and one of a baseline.", *losses]
+    in_fp8 = in_order(pd.Series([*comparison.fp8, *comparison.diverged], dtype=object))
+    others = [r for r in comparison.verdicts if r not in (*in_fp8, COMPILED)]
+    facts = [sentence for recipe in in_fp8 for sentence in _facts(comparison, recipe)]
+    facts += [comparison.verdicts[recipe].sentence() for recipe in others]
+    if not in_fp8 or comparison.opponent not in comparison.recipes:
+        return ["No answer: it needs a completed run in FP8 and one of a baseline.", *facts]
     runs = comparison.frames.runs
-    facts = [sentence for recipe in comparison.fp8 for sentence in _facts(comparison, recipe)] + losses
     if (runs.loc[runs["status"] == "completed", "device_type"] == "cpu").any():
         first = (
             "No answer about speed: these runs are from a CPU, which has no FP8 units, so FP8 is slower here. "
@@ -174,24 +187,36 @@ def answer(comparison: Comparison) -> list[str]:
 
 
 def _headline(comparison: Comparison) -> str:
-    """The answer where FP8 has units to run on: about the fastest FP8 recipe."""
-    opponent = comparison.opponent
-    gains = {r: g for r in comparison.fp8 if not isnan((g := comparison.speed_ups[r, opponent]).ratio)}
+    """The answer where FP8 has units to run on: about the fastest FP8 recipe that keeps the loss, if one does."""
+    opponent, verdicts = comparison.opponent, comparison.verdicts
+    whole = [recipe for recipe in comparison.fp8 if recipe not in comparison.diverged]
+    if not whole:
+        return "Not as it is: " + "; ".join(_divergence(comparison, recipe) for recipe in comparison.diverged) + "."
+    gains = {r: g for r in whole if not isnan((g := comparison.speed_ups[r, opponent]).ratio)}
     if not gains:
         return "No answer: the runs are too short for a steady rate; one needs more than 11 steps."
-    best = max(gains, key=lambda recipe: gains[recipe].ratio)
-    gain, judged = gains[best], comparison.verdicts.get(best)
+    good = [r for r in gains if r in verdicts and not verdicts[r].worse] or list(gains)
+    best = max(good, key=lambda recipe: gains[recipe].ratio)
+    gain, judged = gains[best], verdicts.get(best)
     said = f"{best} has {gain.ratio:.2f} times the tokens/s of {opponent}"
-    if gain.high <= 1:
-        return f"No: {said}, and is the fastest in FP8."
-    if gain.low <= 1:
+    runs = comparison.frames.runs
+    if opponent != COMPILED and runs.loc[runs["recipe"] == best, "compiled"].eq(True).any():
+        return f"No answer on FP8 alone: {said}, but it is compiled too; it needs a completed run of {COMPILED}."
+    if gain.unclear:
         return f"Cannot tell: {said}, with a 95 % interval of {gain.low:.2f} to {gain.high:.2f}."
+    if gain.ratio < 1:
+        return f"No: {said}, and is the fastest in FP8{' that keeps the loss' if len(good) < len(gains) else ''}."
     said += _pays_back(comparison.break_even(best, opponent))
-    if judged and judged.outcome == SAME:
-        return f"Yes: {said}. It ends at the same loss."
-    if judged and judged.outcome == DIFFERENT:
-        return f"Not as it is: {said}, but it ends at another loss than {comparison.baseline}."
+    if judged and judged.worse:
+        return f"Not as it is: {said}, but it ends at a higher loss than {comparison.baseline}."
+    if judged and judged.outcome in (SAME, DIFFERENT):
+        return f"Yes: {said}. It ends at {'the same' if judged.outcome == SAME else 'a lower'} loss."
     return f"For speed, yes: {said}. Whether the loss is the same, these runs cannot tell."
+
+
+def _divergence(comparison: Comparison, recipe: str) -> str:
+    lost, ended = comparison.diverged[recipe]
+    return f"{recipe} diverged in {lost} of {ended} seeds, where {comparison.baseline} did not"
 
 
 def _pays_back(paid: BreakEven | None) -> str:
@@ -205,13 +230,10 @@ def _pays_back(paid: BreakEven | None) -> str:
 
 
 def _facts(comparison: Comparison, recipe: str) -> list[str]:
-    found = []
+    found = [f"{_divergence(comparison, recipe)}."] if recipe in comparison.diverged else []
     gain = comparison.speed_ups.get((recipe, comparison.opponent))
     if gain and not isnan(gain.ratio):
-        found.append(
-            f"{recipe} has {gain.ratio:.2f} times the tokens/s of {comparison.opponent} "
-            f"(95 % interval {gain.low:.2f} to {gain.high:.2f})."
-        )
+        found.append(f"{recipe} has {gain.ratio:.2f} times the tokens/s of {comparison.opponent} ({gain.interval()}).")
     found += [b.sentence() for b in comparison.break_evens if b.a == recipe]
     if judged := comparison.verdicts.get(recipe):
         found.append(judged.sentence())

@@ -53,7 +53,7 @@ plots.loss_difference(comparison.differences, margin, comparison.baseline)
 # ## The answer
 
 # %%
-print("\n".join(puzzle.conclusion(runs, windows)))
+print("\n".join(puzzle.conclusion(runs, comparison.steps)))
 
 # %% [markdown]
 # What was left out, and why:

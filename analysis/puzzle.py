@@ -45,20 +45,20 @@ def counts(owned: pd.DataFrame) -> pd.DataFrame:
     return owned.assign(orphans=owned["orphans"].str.len(), frozen=owned["frozen"].str.len()).round(3)
 
 
-def followed(runs: pd.DataFrame, windows: pd.DataFrame, recipe: str) -> tuple[Verdict, Verdict] | None:
+def followed(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str) -> tuple[Verdict, Verdict] | None:
     """The verdict on the reference whose final loss `recipe` follows, and that on the other; None if on neither."""
-    judged = (verdict(runs, windows, recipe, reference) for reference in (BASELINE, FROZEN))
+    judged = (verdict(runs, steps, recipe, reference) for reference in (BASELINE, FROZEN))
     near, far = sorted(judged, key=lambda one: abs(one.difference))
     return (near, far) if abs(near.difference) < NEAR * abs(far.difference) else None
 
 
-def conclusion(runs: pd.DataFrame, windows: pd.DataFrame) -> list[str]:
+def conclusion(runs: pd.DataFrame, steps: pd.DataFrame) -> list[str]:
     """What the runs say, the answer first, a sentence each."""
     owned, facts, explained = ownership(runs), [], True
     if missing := [recipe for recipe in (BASELINE, FROZEN) if recipe not in owned.index]:
         return [f"No answer: it needs a completed run of {' and of '.join(missing)}."]
     for recipe in owned.index.drop([BASELINE, FROZEN]):
-        found = followed(runs, windows, recipe)
+        found = followed(runs, steps, recipe)
         explained &= found is not None and found[0].baseline == (FROZEN if owned["orphans"][recipe] else BASELINE)
         if found is None:
             facts.append(f"{recipe} follows neither {BASELINE} nor {FROZEN}.")
@@ -75,7 +75,8 @@ def conclusion(runs: pd.DataFrame, windows: pd.DataFrame) -> list[str]:
         return ["These runs do not explain the report; what follows what:", *facts]
     lost = f"{len(orphans[0])} of them, {1 - owned['owned'][FROZEN]:.0%} of all parameters,"
     return [
-        "FP8 learns at batch 1 on one device as bf16 does, unless the optimizer was built before a conversion that "
-        f"replaces the weights: then {lost} are never stepped, and the loss is that of bf16 with them frozen.",
+        f"FP8 learns at batch 1 on one device as bf16 does (within {NEAR:.0%} of what frozen weights cost), unless the "
+        f"optimizer was built before a conversion that replaces the weights: then {lost} are never stepped, and the "
+        "loss is that of bf16 with them frozen.",
         *facts,
     ]

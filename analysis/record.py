@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-FINAL_WINDOWS = 10  # log windows that the final loss is the mean of
 NOT_STEADY_STEPS = 10  # a process's first steps: compilation, allocator and clocks settle
 
 # A line of metrics.jsonl, see experiments.metrics; `mfu_logged` is what other programs' logs call their MFU.
@@ -82,7 +81,7 @@ class Run:
 
     def row(self) -> dict:
         """The row of the final table, see `analysis.summary.summarize`."""
-        warm_up, wall, losses = self.warm_up_s, self.wall_s, self.windows["loss"][-FINAL_WINDOWS:]
+        warm_up, wall, by_step = self.warm_up_s, self.wall_s, per_step(self.windows)
         memory = pc.max(self.windows["peak_memory_bytes"]).as_py()
         return {
             "recipe": self.recipe,
@@ -94,7 +93,7 @@ class Run:
             "overlays": self.overlays,
             "steps": self.steps,
             "steps_asked": self.steps_asked,
-            "final_loss": None if losses.null_count else pc.mean(losses).as_py(),
+            "final_loss": self._final_loss(by_step),
             "warm_up_s": warm_up,
             "compile_cache": self.compile_cache,
             "wall_s": wall,
@@ -104,16 +103,25 @@ class Run:
             "orphans": self.orphans,
             "peak_memory_bytes": None if memory is None else int(memory),
             "peak_source": self.peak_source,
-            **self._rates(),
+            **self._rates(by_step),
         }
 
-    def _rates(self) -> dict:
+    def _final_loss(self, by_step: dict[str, np.ndarray]) -> float | None:
+        """Mean over the last tenth of the steps, as far as they were logged; None where one is not finite."""
+        first = final_from(self.steps)
+        if (
+            not len(self.windows)
+            or self.windows["loss"].filter(pc.greater_equal(self.windows["step"], first)).null_count
+        ):
+            return None
+        return _known(float(np.nanmean(by_step["loss"][by_step["step"] >= first])))
+
+    def _rates(self, steps: dict[str, np.ndarray]) -> dict:
         """Steady rates, and the MFUs that follow from the median; None with fewer than two steady steps."""
         rates = dict.fromkeys(
             ("tokens_per_s", "tokens_per_s_q1", "tokens_per_s_q3", "valid_tokens_per_s", "data_wait_share",
              "mfu_bf16_peak", "mfu_fp8_peak", "mfu_mixed_peak")
         )  # fmt: skip
-        steps = per_step(self.windows)
         seconds, waits = steps["seconds"][steps["steady"]], steps["data_wait_s"][steps["steady"]]
         if len(seconds) < 2 or not self.tokens_per_step:
             return rates
@@ -131,6 +139,15 @@ class Run:
                 in_fp8 = self.fp8_flops * self.world_size / self.tokens_per_step
                 rates["mfu_mixed_peak"] = per_device * (in_fp8 / self.peak_fp8 + (flops - in_fp8) / self.peak_bf16)
         return rates
+
+
+def final_from(last: int) -> int:
+    """The first step of the last tenth of `last` steps (of fewer than ten the last): the final loss is their mean.
+
+    A share of the run, whatever its length and however often it logs, that is long enough to average batches out and
+    short enough to be its end.
+    """
+    return last - max(1, last // 10) + 1
 
 
 def _known(value: float) -> float | None:

@@ -14,7 +14,7 @@ def correlated(random, correlation, shape):
     return lfilter([1], [1, -correlation], steps, axis=-1)
 
 
-def run(recipe, seed=0, warm_up=5.0, seconds=0.1, losses=None, steps=100, status="completed"):
+def run(recipe, seed=0, warm_up=5.0, seconds=0.1, losses=None, steps=100, status="completed", cache="cold"):
     """Frames of one run: `warm_up` ends with step 1, the first 10 steps are not steady; `seconds` may be an array."""
     number = np.arange(1, steps + 1)
     seconds = np.where(number == 1, 0, seconds)
@@ -22,9 +22,9 @@ def run(recipe, seed=0, warm_up=5.0, seconds=0.1, losses=None, steps=100, status
     losses = np.full(steps, 3.0) if losses is None else losses
     total = warm_up + seconds.sum()
     row = {"status": status, "tokens_per_step": TOKENS, "world_size": 2, "warm_up_s": warm_up, "wall_s": total,
-           "wall_s_without_warm_up": total - warm_up}  # fmt: skip
+           "wall_s_without_warm_up": total - warm_up, "compile_cache": cache}  # fmt: skip
     windows = {"step": number, "elapsed_s": warm_up + seconds.cumsum(), "loss": losses}
-    by_step = {"step": number, "seconds": seconds, "steady": number > 10}
+    by_step = {"step": number, "loss": losses, "seconds": seconds, "steady": number > 10}
     return pd.DataFrame([name | row]), pd.DataFrame(name | windows), pd.DataFrame(name | by_step)
 
 

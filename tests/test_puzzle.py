@@ -5,7 +5,7 @@ import json
 import pytest
 
 from analysis import newest, puzzle
-from analysis.load import load
+from analysis.load import load, steps
 from experiments import checks, recipe
 from models.errors import InputError
 from tests.make_runs import metrics_lines, write_run
@@ -81,7 +81,7 @@ ALL = ["baseline", "puzzle_fp8", "puzzle_fp8_optimizer_last", "puzzle_fp8_optimi
 def concluded(folder, higher=HIGHER, orphans=ORPHANS, recipes=ALL):
     """The conclusion from one run a recipe: its loss is that much higher, its optimizer lacks those of 10 tensors."""
     for name in recipes:
-        lines = [line | {"loss": line["loss"] + higher.get(name, 0)} for line in metrics_lines()]
+        lines = [line | {"losses": [loss + higher.get(name, 0) for loss in line["losses"]]} for line in metrics_lines()]
         run = write_run(folder / name / "seed0", name, lines=lines, parameters=100)
         lost, frozen = orphans.get(name, []), ["a", "b"] if name == puzzle.FROZEN else []
         owned = 10 - len(lost) - len(frozen)
@@ -90,7 +90,7 @@ def concluded(folder, higher=HIGHER, orphans=ORPHANS, recipes=ALL):
                       "still_in_first_step": lost}  # fmt: skip
         (run / "proof.json").write_text(json.dumps({"parameters": parameters}))
     frames = load(folder)
-    return puzzle.conclusion(frames.runs, frames.windows)
+    return puzzle.conclusion(frames.runs, steps(frames.windows))
 
 
 def test_explained_where_each_follows_what_its_optimizer_owns(tmp_path):

@@ -20,7 +20,7 @@ from analysis.plots.style import (
     styled,
     thousands,
 )  # fmt: skip
-from analysis.record import FINAL_WINDOWS
+from analysis.record import final_from
 from analysis.stats import LEVEL
 
 
@@ -28,8 +28,8 @@ from analysis.stats import LEVEL
 def loss(runs: pd.DataFrame, windows: pd.DataFrame) -> Figure:
     """Training loss (nats per token) by step.
 
-    Light: the mean over a recipe's seeds as logged. Strong: means of 10 log windows, drawn in the middle of them;
-    the last is the final loss. Band: from the smallest to the largest of the seeds, where there are several.
+    Light: the mean over a recipe's seeds as logged. Strong: means over a tenth of the steps, drawn in their middle; the
+    last is the final loss. Band: from the smallest to the largest of the seeds, where there are several.
     """
     figure, ((axes,),) = new_figure()
     label_ends(axes, draw_loss(axes, runs, windows))
@@ -41,7 +41,8 @@ def draw_loss(axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame) -> list[Lin
     found = curves(runs, windows, "loss")
     ends = []
     for index, (group, frame) in enumerate(found):
-        smooth = frame.rolling(min(FINAL_WINDOWS, len(frame)), center=True).mean().dropna(how="all")
+        tenth = len(frame.loc[final_from(frame.index[-1]) :])
+        smooth = frame.rolling(tenth, center=True).mean().dropna(how="all")
         if group.completed:
             axes.plot(frame.index, frame.mean(axis=1), color=group.look.colour, alpha=0.3, linewidth=0.7)
         ends += draw_curves(axes, group, smooth, stagger=index / len(found))
@@ -51,7 +52,7 @@ def draw_loss(axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame) -> list[Lin
     seeds = [frame.shape[1] for group, frame in found if group.completed] or [1]
     counts = " to ".join(dict.fromkeys(f"{count}" for count in (min(seeds), max(seeds))))
     band = f"; lines: mean, band: range of {counts} seeds" if max(seeds) > 1 else ""
-    note(axes, f"light: as logged, strong: centred mean of {FINAL_WINDOWS} log windows{band}")
+    note(axes, f"light: as logged, strong: centred mean over a tenth of the steps{band}")
     return ends
 
 
