@@ -124,6 +124,7 @@ def measure(config, stop: Stop) -> dict:
     measurement = Measurement(trainer)
     trainer.train()
     trainer.close()
+    torch.distributed.destroy_process_group()
     return measurement.record()
 
 

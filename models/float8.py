@@ -32,6 +32,7 @@ from torchao.float8.float8_linear import Float8Linear  # noqa: E402
 
 from models.float8_weights import CastOnceLinear  # noqa: E402
 
+FIRST_WITH_FP8 = (8, 9)  # compute capability of the first GPUs with FP8 matrix units: Ada, then Hopper
 AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word in filter_fqns: skip layers too small to gain
 
 
@@ -40,8 +41,8 @@ class Float8Error(InputError):
 
 
 def check_device(device: torch.device) -> None:
-    """Raise `Float8Error` on a GPU without FP8 matrix units (they came with compute capability 8.9)."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+    """Raise `Float8Error` on a GPU without FP8 matrix units."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < FIRST_WITH_FP8:
         major, minor = torch.cuda.get_device_capability(device)
         raise Float8Error(
             f"{torch.cuda.get_device_name(device)} (compute capability {major}.{minor}) has no FP8 units, which came "
@@ -50,13 +51,16 @@ def check_device(device: torch.device) -> None:
 
 
 def scaled_mm_works(device: torch.device, rowwise: bool) -> bool:
-    """Whether `torch._scaled_mm` runs here with this scaling (torch 2.11's CPU build has tensorwise only)."""
-    a = torch.zeros(16, 16, device=device, dtype=torch.float8_e4m3fn)
+    """Whether `torch._scaled_mm` runs here with this scaling (torch 2.11's CPU build has tensorwise only).
+
+    A GPU with the units is believed: a product that it refuses shall fail the run, not be emulated.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= FIRST_WITH_FP8
+    a = torch.zeros(16, 16, dtype=torch.float8_e4m3fn)
     scale_a, scale_b = ((16, 1), (1, 16)) if rowwise else ((), ())
     try:
-        torch._scaled_mm(
-            a, a.t(), torch.ones(scale_a, device=device), torch.ones(scale_b, device=device), out_dtype=torch.bfloat16
-        )
+        torch._scaled_mm(a, a.t(), torch.ones(scale_a), torch.ones(scale_b), out_dtype=torch.bfloat16)
     except RuntimeError:  # not implemented is one too
         return False
     return True
