@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-NOT_STEADY_STEPS = 10  # a process's first steps: compilation, allocator and clocks settle
+NOT_STEADY_STEPS = 10  # a process's first steps: compilation, the profile, allocator and clocks settle
 
 # A line of metrics.jsonl, see experiments.metrics; `mfu_logged` is what other programs' logs call their MFU.
 _LISTS = {"losses": pa.float64(), "step_s": pa.float64(), "data_wait_s": pa.float64(), "not_steady": pa.int64()}

@@ -137,7 +137,7 @@ class SpeedUp:
 
     def interval(self) -> str:
         """For people."""
-        within = "" if self.runs > 1 else "; of single runs, so without what differs between starts"
+        within = "" if self.runs > 1 else "; of single runs, so without what differs between starts or GPUs"
         return f"95 % interval {self.low:.2f} to {self.high:.2f}{within}"
 
 

@@ -83,7 +83,7 @@ class RunDirectory:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "python": platform.python_version(),
-            "packages": {d.name: d.version for d in sorted(distributions(), key=lambda d: d.name.lower())},
+            "packages": dict(sorted((d.name, d.version) for d in distributions() if d.name)),  # broken ones have none
             "git": git_state(),
             **facts,
         }
