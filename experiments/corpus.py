@@ -28,7 +28,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from experiments.config import Config
-from experiments.documents import DataError, Source, digest_of, open_source
+from experiments.documents import Source, digest_of, open_source
+from models.errors import InputError
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class TokenFile:
 
     @classmethod
     def open(cls, path: Path) -> "TokenFile":
-        """Raises DataError where files are missing or their sizes differ from meta.json's."""
+        """Raises InputError where files are missing or their sizes differ from meta.json's."""
         try:
             meta = json.loads((path / "meta.json").read_text())
             tokens = np.memmap(path / "tokens.bin", dtype=meta["dtype"], mode="r")
@@ -70,14 +71,14 @@ class TokenFile:
                     raise ValueError(f"{name} should be {meta[name]:,} and is {found:,}")
             return cls(path, tokens, documents, meta["dataset"], meta["vocab_size"], meta["eos_id"])
         except (OSError, EOFError, ValueError, KeyError) as error:
-            raise DataError(f"the token file {path} is damaged ({error}): delete that folder and run again") from error
+            raise InputError(f"the token file {path} is damaged ({error}): delete that folder and run again") from error
 
 
 def prepare(config: Config) -> TokenFile:
     """The token file that `config` asks for, written if it isn't there.
 
     Concurrent callers (the ranks of a job, the recipes of a study) wait for the first and open what it wrote.
-    Raises DataError for whatever is wrong with the corpus or the tokenizer.
+    Raises InputError for whatever is wrong with the corpus or the tokenizer.
     """
     source = open_source(config)
     identity = [FORMAT_VERSION, source.digest, _tokenizer_identity(config), config.data.max_tokens]
@@ -88,7 +89,7 @@ def prepare(config: Config) -> TokenFile:
         try:
             cache.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DataError(f"data.cache_dir={cache}: {error.strerror}: name a folder that can be written") from error
+            raise InputError(f"data.cache_dir={cache}: {error.strerror}: name a folder that can be written") from error
         with open(cache / f".{folder.name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not folder.exists():
@@ -118,7 +119,7 @@ def _write(folder: Path, source: Source, config: Config) -> None:
                 break
     if len(offsets) == 1:
         shutil.rmtree(partial_folder)
-        raise DataError(f"the corpus {source.name} holds no text: give another training.dataset or dataset_path")
+        raise InputError(f"the corpus {source.name} holds no text: give another training.dataset or dataset_path")
     np.save(partial_folder / "documents.npy", np.array(offsets, np.int64))
     tokenizer.save(str(partial_folder / "tokenizer.json"))
     meta = {
@@ -147,7 +148,7 @@ def _tokenizer_file(config: Config) -> Path | None:
         return None
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.exists():
-        raise DataError(
+        raise InputError(
             f"model.hf_assets_path={given}: {file} does not exist; give a tokenizer.json, a folder with one, a name on "
             'Hugging Face, or "" to train a BPE on the corpus'
         )
@@ -172,7 +173,7 @@ def _load_tokenizer(config: Config, source: Source) -> Tokenizer:
             tokenizer = Tokenizer.from_file(str(file)) if file else Tokenizer.from_pretrained(given)
         except Exception as error:  # the library raises plain Exception
             mend = "give a tokenizer.json of the `tokenizers` library, or fetch the name on a node with internet"
-            raise DataError(f"model.hf_assets_path={given} could not be read ({error}): {mend}") from error
+            raise InputError(f"model.hf_assets_path={given} could not be read ({error}): {mend}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True  # "</s>" in a document is text, not the document's end
@@ -206,7 +207,7 @@ def _end_of_text(tokenizer: Tokenizer) -> int:
     for name in END_OF_TEXT_NAMES:
         if (token := tokenizer.token_to_id(name)) is not None:
             return token
-    raise DataError(f"the tokenizer has no end-of-text token: add one of {', '.join(END_OF_TEXT_NAMES)} to it")
+    raise InputError(f"the tokenizer has no end-of-text token: add one of {', '.join(END_OF_TEXT_NAMES)} to it")
 
 
 def _encode(tokenizer: Tokenizer, documents: Iterator[str]) -> Iterator[list[int]]:

@@ -20,7 +20,7 @@ from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.tools.logging import init_logger, logger
 
 from experiments import recipe
-from experiments.corpus import DataError, TokenFile, prepare
+from experiments.corpus import TokenFile, prepare
 from experiments.ends import complain
 from models.errors import InputError
 
@@ -38,7 +38,7 @@ class PackedRows(Dataset):
     def __init__(self, token_file: TokenFile, seq_len: int):
         self.token_file, self.seq_len = token_file, seq_len
         if len(self) < 1:
-            raise DataError(
+            raise InputError(
                 f"{token_file.dataset} has {token_file.n_tokens:,} tokens, fewer than one row ({seq_len + 1:,}): "
                 "lower training.seq_len, raise data.max_tokens, or give a larger corpus"
             )
@@ -95,7 +95,7 @@ def build_dataloader(dp_world_size: int, dp_rank: int, tokenizer: None, job_conf
 
     Both are int64 on the CPU; `batch` is training.local_batch_size. Prepares the token file where it isn't there.
     `debug.seed` orders the rows, and the loader's state resumes after the last batch that was given.
-    `tokenizer` is not used: the corpus has its own. Raises DataError.
+    `tokenizer` is not used: the corpus has its own. Raises InputError.
     """
     rows = _rows(prepare(job_config), job_config)
     needed = _rows_needed(job_config, dp_world_size)
@@ -116,9 +116,9 @@ def build_dataloader(dp_world_size: int, dp_rank: int, tokenizer: None, job_conf
 
 
 def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
-    """Raises DataError where the corpus has tokens that the model's embedding has no row for."""
+    """Raises InputError where the corpus has tokens that the model's embedding has no row for."""
     if token_file.vocab_size > model_vocab_size:
-        raise DataError(
+        raise InputError(
             f"the tokenizer of {token_file.dataset} has {token_file.vocab_size:,} tokens and the model "
             f"{model_vocab_size:,}: choose a flavor with a larger vocabulary, another model.hf_assets_path, or "
             f"data.bpe_vocab_size={model_vocab_size} with an empty one"
@@ -126,7 +126,7 @@ def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
 
 
 def describe(token_file: TokenFile, config: Config) -> str:
-    """One sentence about what the run would read of a prepared token file. Raises DataError if that is not a row."""
+    """One sentence about what the run would read of a prepared token file. Raises InputError if that is not a row."""
     rows = _rows(token_file, config)
     needed = _rows_needed(config, int(os.environ.get("WORLD_SIZE", 1)))
     tokenizer = config.model.hf_assets_path

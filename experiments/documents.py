@@ -15,10 +15,6 @@ TEST_FOLDERS = {"test", "tests", "idle_test"}
 LOCAL_DATASETS = ("python_stdlib", "python_stdlib_with_tests", "parquet")
 
 
-class DataError(InputError):
-    """The corpus, the tokenizer or a token file cannot be used; the message is one sentence with the mend."""
-
-
 @dataclass(frozen=True)
 class Source:
     """A corpus: `documents()` gives the same texts in the same order each time, and `digest` names them."""
@@ -29,7 +25,7 @@ class Source:
 
 
 def open_source(config: Config) -> Source:
-    """The corpus that `training.dataset` names; raises DataError where it isn't there. Reads nothing of the hub yet."""
+    """The corpus that `training.dataset` names, nothing of the hub read yet. Raises InputError if it is not there."""
     name = config.training.dataset
     if name in ("python_stdlib", "python_stdlib_with_tests"):
         files = _stdlib_files(with_tests=name == "python_stdlib_with_tests")
@@ -39,7 +35,7 @@ def open_source(config: Config) -> Source:
         column = config.data.text_column
         return Source(name, f"{digest_of(files)}:{column}", partial(_parquet_documents, files, column))
     if config.data.max_tokens is None:
-        raise DataError(
+        raise InputError(
             f"training.dataset={name!r} is none of {', '.join(LOCAL_DATASETS)}, so it is streamed from Hugging Face: "
             "say with data.max_tokens how much of it to read"
         )
@@ -80,23 +76,23 @@ def _parquet_files(config: Config) -> list[Path]:
     import pyarrow.parquet
 
     if not config.training.dataset_path:
-        raise DataError("training.dataset=parquet needs training.dataset_path: a .parquet file or a folder of them")
+        raise InputError("training.dataset=parquet needs training.dataset_path: a .parquet file or a folder of them")
     path = Path(config.training.dataset_path)
     if not path.exists():
-        raise DataError(f"training.dataset_path={path} does not exist: give a .parquet file or a folder of them")
+        raise InputError(f"training.dataset_path={path} does not exist: give a .parquet file or a folder of them")
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if not files:
-        raise DataError(f"training.dataset_path={path} holds no *.parquet file: give another folder, or one file")
+        raise InputError(f"training.dataset_path={path} holds no *.parquet file: give another folder, or one file")
     for file in files:
         try:
             schema = pyarrow.parquet.read_schema(file)
         except pyarrow.ArrowInvalid as error:
-            raise DataError(f"{file} is not a parquet file: convert it, or take it out of dataset_path") from error
+            raise InputError(f"{file} is not a parquet file: convert it, or take it out of dataset_path") from error
         column = config.data.text_column
         _require_column(column, schema.names, str(file))
         kind = schema.field(column).type
         if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-            raise DataError(f"column {column!r} of {file} holds {kind}, not text: set data.text_column to another")
+            raise InputError(f"column {column!r} of {file} holds {kind}, not text: set data.text_column to another")
     return files
 
 
@@ -119,11 +115,11 @@ def _hub_documents(config: Config) -> Iterator[str]:
             _require_column(column, list(row), name)
             if row[column]:
                 yield row[column]
-    except DataError:
+    except InputError:
         raise
     except Exception as error:  # of a dozen libraries: no network, no such name, no access, a broken file
         reason = " ".join(str(error).split())
-        raise DataError(
+        raise InputError(
             f"the dataset {name} could not be read from Hugging Face ({type(error).__name__}: {reason}): run "
             "`python -m experiments.data prepare ...` on a node with internet, or use training.dataset=python_stdlib"
         ) from error
@@ -133,4 +129,4 @@ def _require_column(wanted: str, names: list[str], where: str) -> None:
     if wanted not in names:
         near = difflib.get_close_matches(wanted, names, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise DataError(f"{where} has no column {wanted!r}{hint}: set data.text_column to one of {', '.join(names)}")
+        raise InputError(f"{where} has no column {wanted!r}{hint}: set data.text_column to one of {', '.join(names)}")

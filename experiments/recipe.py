@@ -30,10 +30,6 @@ RECIPES = ROOT / "recipes"
 OVERLAYS = RECIPES / "overlays"
 
 
-class RecipeError(InputError):
-    """A recipe can't be used; the message has one line for each mistake, with its file and line."""
-
-
 @dataclass(frozen=True)
 class Recipe:
     """A resolved recipe. `config` has every default filled in; `base` is None in base.yaml and in resolved files."""
@@ -58,12 +54,12 @@ def overlay_names() -> list[str]:
 
 
 def descriptions() -> dict[str, str]:
-    """Each recipe's own line. Raises RecipeError if one of the files can't be read."""
+    """Each recipe's own line. Raises InputError if one of the files can't be read."""
     return _descriptions(RECIPES, names())
 
 
 def overlay_descriptions() -> dict[str, str]:
-    """Each overlay's own line. Raises RecipeError if one of the files can't be read."""
+    """Each overlay's own line. Raises InputError if one of the files can't be read."""
     return _descriptions(OVERLAYS, overlay_names())
 
 
@@ -84,7 +80,7 @@ def load(name: str, overlays: Sequence[str] = (), overrides: Sequence[str] = (),
         seed: debug.seed.
 
     Raises:
-        RecipeError: with all mistakes at once.
+        InputError: with all mistakes at once.
     """
     problems: list[str] = []
     layers, tree = _resolve(name, overlays, overrides, seed, problems)
@@ -129,7 +125,7 @@ def split_variant(text: str) -> tuple[str, list[str]]:
 
 def _raise(problems: list[str]) -> None:
     if problems:
-        raise RecipeError("\n".join(problems))
+        raise InputError("\n".join(problems))
 
 
 # ---- files ----
@@ -175,12 +171,12 @@ def _read(path: Path, problems: list[str]) -> _Layer:
 
 
 def _chain(name: str, problems: list[str]) -> list[_Layer]:
-    """The recipe and its ancestors, oldest first. Raises RecipeError if there is no such recipe."""
+    """The recipe and its ancestors, oldest first. Raises InputError if there is no such recipe."""
     path = Path(name).resolve() if name.endswith(".yaml") else RECIPES / f"{name}.yaml"
     if name.endswith(".yaml") and not path.is_file():
-        raise RecipeError(f"{name}: no such file; give the path of a recipe, or a name: {', '.join(names())}")
+        raise InputError(f"{name}: no such file; give the path of a recipe, or a name: {', '.join(names())}")
     if not path.is_file() or not name.endswith(".yaml") and name not in names():
-        raise RecipeError(unknown("recipe", name, names()))
+        raise InputError(unknown("recipe", name, names()))
     layers = [_read(path, problems)]
     while (base := layers[-1].base) is not None:
         path = RECIPES / f"{base.value}.yaml"

@@ -32,10 +32,6 @@ from models.errors import InputError
 _RECORDS = ("metrics.jsonl", "timing.json", "proof.json", "summary.json")
 
 
-class RunDirectoryError(InputError):
-    """The directory cannot be written by this run; the message says what to do."""
-
-
 def now() -> str:
     """UTC time to the millisecond, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -65,13 +61,13 @@ class RunDirectory:
             facts: what else the manifest says from the start.
 
         Raises:
-            RunDirectoryError: another live process holds it, it holds a completed run, or it is no run directory.
+            InputError: another live process holds it, it holds a completed run, or it is no run directory.
         """
         self.path = Path(path)
         self._lock = self._claim()
         try:
             attempt = self._set_aside_unfinished(recipe_yaml, facts.get("world_size", 1))
-        except RunDirectoryError:
+        except InputError:
             os.close(self._lock)
             raise
         self.manifest = {
@@ -91,21 +87,21 @@ class RunDirectory:
             (self.path / "recipe.yaml").write_text(recipe_yaml)
             self.write_json("manifest.json", self.manifest)
         except OSError as error:
-            raise RunDirectoryError(f"{self.path}: {error.strerror}: make room, or choose another --out") from None
+            raise InputError(f"{self.path}: {error.strerror}: make room, or choose another --out") from None
 
     def _claim(self) -> int:
         if self.path.exists() and not self.path.is_dir():
-            raise RunDirectoryError(f"{self.path} is a file: choose another --out")
+            raise InputError(f"{self.path} is a file: choose another --out")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise RunDirectoryError(f"{self.path}: {error.strerror}: choose another --out") from None
+            raise InputError(f"{self.path}: {error.strerror}: choose another --out") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
-            raise RunDirectoryError(
+            raise InputError(
                 f"{self.path} is being written by another run that is alive: choose another --out, or wait for it"
             ) from None
         except OSError as error:  # some parallel file systems are mounted without locks
@@ -119,18 +115,18 @@ class RunDirectory:
             return 1
         earlier = read_json(self.path / "manifest.json")
         if not earlier and "recipe.yaml" not in strangers:
-            raise RunDirectoryError(f"{self.path} holds files and is no run directory: choose another --out")
+            raise InputError(f"{self.path} holds files and is no run directory: choose another --out")
         if earlier.get("status") == "completed":
-            raise RunDirectoryError(f"{self.path} holds a completed run: choose another --out, or delete it")
+            raise InputError(f"{self.path} holds a completed run: choose another --out, or delete it")
         if "recipe.yaml" in strangers and _but_steps((self.path / "recipe.yaml").read_text()) != _but_steps(
             recipe_yaml
         ):
-            raise RunDirectoryError(
+            raise InputError(
                 f"{self.path} holds an unfinished run of another recipe: give the same name, overlays, seed and keys "
                 "to go on with it, or choose another --out"
             )
         if earlier.get("world_size", world_size) != world_size:
-            raise RunDirectoryError(
+            raise InputError(
                 f"{self.path} holds an unfinished run of {earlier['world_size']} processes, and this one has "
                 f"{world_size}: start as many, or choose another --out"
             )

@@ -36,15 +36,11 @@ FIRST_WITH_FP8 = (8, 9)  # compute capability of the first GPUs with FP8 matrix 
 AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word in filter_fqns: skip layers too small to gain
 
 
-class Float8Error(InputError):
-    """FP8 was asked for and cannot be had; the message says what to do."""
-
-
 def check_device(device: torch.device) -> None:
-    """Raise `Float8Error` on a GPU without FP8 matrix units."""
+    """Raise `InputError` on a GPU without FP8 matrix units."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < FIRST_WITH_FP8:
         major, minor = torch.cuda.get_device_capability(device)
-        raise Float8Error(
+        raise InputError(
             f"{torch.cuda.get_device_name(device)} (compute capability {major}.{minor}) has no FP8 units, which came "
             "with 8.9 (Ada, Hopper): train the recipe `baseline_compiled` instead"
         )
@@ -80,7 +76,7 @@ class Float8Converter:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         pointless = self.keys.enable_fsdp_float8_all_gather and not parallel_dims.dp_shard_enabled
         if pointless and job_config.optimizer.built is None:
-            raise Float8Error(
+            raise InputError(
                 "quantize.linear.float8.enable_fsdp_float8_all_gather needs FSDP over two or more GPUs: "
                 "start with torchrun or srun, or set it to false"
             )
@@ -101,7 +97,7 @@ class Float8Converter:
         )
 
     def convert(self, model: nn.Module) -> None:
-        """Convert in place. Raises `Float8Error` if a filter matches nothing, nothing is left, or a size is unfit."""
+        """Convert in place. Raises `InputError` if a filter matches nothing, nothing is left, or a size is unfit."""
         if not self.enabled:
             return
         chosen = choose_modules(model, self.keys.recipe_name, self.keys.filter_fqns)
@@ -142,7 +138,7 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
             `auto_filter_small_kn`, torchao's heuristic for layers that are too small to gain.
 
     Raises:
-        Float8Error: see `Float8Converter.convert`.
+        InputError: see `Float8Converter.convert`.
     """
     linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     chosen = set(linears)
@@ -152,22 +148,22 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
         matched = {name for name in linears if fnmatchcase(name, pattern)}
         if not matched:
             known = sorted({re.sub(r"[.][0-9]+[.]", ".*.", name) for name in linears})
-            raise Float8Error(
+            raise InputError(
                 f"quantize.linear.float8.filter_fqns: `{pattern}` matches no linear layer; "
                 f"it names modules in full, as {', '.join(known)}"
             )
         chosen -= matched
     if AUTO_FILTER in filter_fqns:
         if recipe_name == "rowwise_with_gw_hp":
-            raise Float8Error(f"torchao has no {AUTO_FILTER} for rowwise_with_gw_hp: name the layers instead")
+            raise InputError(f"torchao has no {AUTO_FILTER} for rowwise_with_gw_hp: name the layers instead")
         worth_it = _auto_filter_for_recipe(recipe_name, filter_fqns=[])
         chosen = {name for name in chosen if worth_it(linears[name], name)}
     if not chosen:
-        raise Float8Error("FP8 would convert no layer: quantize.linear.float8.filter_fqns leaves none of them")
+        raise InputError("FP8 would convert no layer: quantize.linear.float8.filter_fqns leaves none of them")
     unfit = {name: linears[name] for name in chosen if any(size % 16 for size in linears[name].weight.shape)}
     if unfit:
         name, linear = min(unfit.items())
-        raise Float8Error(
+        raise InputError(
             f"{name} is {linear.out_features} x {linear.in_features}, and FP8 needs multiples of 16: "
             f"add it to quantize.linear.float8.filter_fqns or choose another model.flavor ({len(unfit)} such layers)"
         )

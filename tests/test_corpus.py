@@ -11,7 +11,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from experiments import data
-from experiments.corpus import DataError, TokenFile, prepare
+from experiments.corpus import TokenFile, prepare
+from models.errors import InputError
 from tests.make_corpus import EOS, VOCABULARY, words, write_parquet, write_tokenizer
 
 
@@ -126,17 +127,17 @@ def test_hub_errors(config, hub, monkeypatch):
     import datasets
 
     config.data.text_column = "boby"
-    with pytest.raises(DataError, match="did you mean 'body'.*one of body"):
+    with pytest.raises(InputError, match="did you mean 'body'.*one of body"):
         prepare(config)
 
     def unreachable(*args, **options):
         raise ConnectionError("Couldn't reach the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(DataError, match="someone/texts.*Couldn't reach.*experiments.data prepare.*python_stdlib"):
+    with pytest.raises(InputError, match="someone/texts.*Couldn't reach.*experiments.data prepare.*python_stdlib"):
         prepare(config)
     config.data.max_tokens = None
-    with pytest.raises(DataError, match="is none of python_stdlib, .*data.max_tokens"):
+    with pytest.raises(InputError, match="is none of python_stdlib, .*data.max_tokens"):
         prepare(config)
 
 
@@ -150,7 +151,7 @@ def test_hub_errors(config, hub, monkeypatch):
 )
 def test_bad_file_gets_one_sentence(config, tmp_path, spoil, sentence):
     spoil(tmp_path)
-    with pytest.raises(DataError, match=sentence):
+    with pytest.raises(InputError, match=sentence):
         prepare(config)
 
 
@@ -162,5 +163,5 @@ def test_damaged_file_says_what_to_delete(config, name, keep):
         (path / name).unlink()
     else:
         os.truncate(path / name, keep)
-    with pytest.raises(DataError, match=f"{path} is damaged .*: delete that folder and run again"):
+    with pytest.raises(InputError, match=f"{path} is damaged .*: delete that folder and run again"):
         TokenFile.open(path)

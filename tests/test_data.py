@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from experiments import data
-from experiments.corpus import DataError, prepare
+from experiments.corpus import prepare
+from models.errors import InputError
 from tests.make_corpus import EOS, write_parquet
 
 IGNORE = -100
@@ -122,7 +123,7 @@ def test_bad_setting_gets_one_sentence(config, tmp_path, monkeypatch, key, value
     (tmp_path / "empty").mkdir()
     section, name = key.split(".")
     setattr(getattr(config, section), name, value)
-    with pytest.raises(DataError, match=sentence) as error:
+    with pytest.raises(InputError, match=sentence) as error:
         loader(config)
     assert "\n" not in str(error.value)
 
@@ -130,7 +131,7 @@ def test_bad_setting_gets_one_sentence(config, tmp_path, monkeypatch, key, value
 def test_vocabulary_larger_than_the_models(config):
     file = prepare(config)
     data.check_vocabulary(file, 500)
-    with pytest.raises(DataError, match="has 500 tokens and the model 499.*data.bpe_vocab_size=499"):
+    with pytest.raises(InputError, match="has 500 tokens and the model 499.*data.bpe_vocab_size=499"):
         data.check_vocabulary(file, 499)
 
 

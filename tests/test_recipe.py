@@ -10,7 +10,8 @@ import yaml
 from torch import nn
 
 from experiments import recipe
-from experiments.recipe import RecipeError, difference, load, to_yaml
+from experiments.recipe import difference, load, to_yaml
+from models.errors import InputError
 
 FLOAT8 = "quantize.linear.float8"
 ON_FP8 = f"{FLOAT8}.recipe_name=tensorwise"
@@ -28,7 +29,7 @@ def write(tmp_path, monkeypatch):
 
 
 def problems(*args, **kwargs) -> list[str]:
-    with pytest.raises(RecipeError) as error:
+    with pytest.raises(InputError) as error:
         load(*args, **kwargs)
     return str(error.value).splitlines()
 

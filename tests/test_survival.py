@@ -14,8 +14,9 @@ import torch
 from experiments import compile_cache, placement, rundir
 from experiments import recipe as recipes
 from experiments.run import main
-from experiments.rundir import RunDirectory, RunDirectoryError
+from experiments.rundir import RunDirectory
 from experiments.stop import COME_BACK, FOR_GOOD, STUDY_PID, Stop
+from models.errors import InputError
 from tests.runs import ROOT, lines_of, manifest_of
 
 RUN = ["baseline", "--overlay", "cpu", "training.seq_len=64", "training.local_batch_size=1", "metrics.log_freq=50"]
@@ -146,7 +147,7 @@ def test_records_of_a_damaged_manifest_are_set_aside(tmp_path):
 
 def test_unfinished_run_of_other_ranks(tmp_path):
     RunDirectory(tmp_path, "a: 1", {"world_size": 4}).finish("interrupted")
-    with pytest.raises(RunDirectoryError, match="an unfinished run of 4 processes, and this one has 2: start as many"):
+    with pytest.raises(InputError, match="an unfinished run of 4 processes, and this one has 2: start as many"):
         RunDirectory(tmp_path, "a: 1", {"world_size": 2})
     assert RunDirectory(tmp_path, "a: 1", {"world_size": 4}).manifest["attempt"] == 2
 
