@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import stats
-from analysis.equivalence import DIFFERENT, SAME, Verdict, loss_difference, verdict
+from analysis.equivalence import SAME, Verdict, loss_difference, verdict
 from analysis.load import Frames, LoadError, load, steps
 from analysis.plots.style import in_order
 from analysis.published_log import TOKENS_PER_S
@@ -74,7 +74,7 @@ def compare(paths, baseline: str = BASELINE) -> Comparison:
     frames = _without_short_runs(load(paths))
     runs, windows, by_step = frames.runs, frames.windows, steps(frames.windows)
     done = runs[runs["status"] == "completed"]
-    _check_one_study(done)
+    _check_one_study(runs[runs["status"].isin(["completed", "diverged"])])
     recipes = in_order(done["recipe"])
     if baseline not in recipes:
         if baseline != BASELINE:
@@ -114,8 +114,8 @@ def _without_short_runs(frames: Frames) -> Frames:
     short = (runs["status"] == "completed") & ~(whole & runs["final_loss"].notna())
     runs.loc[short, "status"] = "short"
     found = [
-        f"{run.path}: completed, but its log ends at step {run.steps:.0f} of {run.steps_asked:.0f} or on a loss that "
-        "is not finite, so it is not averaged with others"
+        f"{run.path}: completed, but its log ends before the last step, at step {run.steps:.0f}, or on a loss that is "
+        "not finite, so it is not averaged with others"
         for run in runs[short].itertuples()
     ]
     return Frames(runs, frames.windows, frames.problems + found)
@@ -129,7 +129,7 @@ def _diverged(in_fp8: pd.DataFrame, seeds: set) -> dict[str, tuple[int, int]]:
 
 
 def _check_one_study(done: pd.DataFrame) -> None:
-    """Raise `LoadError` where completed runs cannot be compared: other machines, sizes or overlays, or a seed twice."""
+    """Raise `LoadError` where runs cannot be compared: other machines, sizes or overlays, or a seed twice."""
     batch = done["tokens_per_step"]  # from logged times: whole numbers but for their rounding
     told = done.assign(
         overlays=done["overlays"].map(lambda names: " + ".join(names) or "none", na_action="ignore"),
@@ -148,7 +148,7 @@ def _check_one_study(done: pd.DataFrame) -> None:
 
 
 def cost_by_steps(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:
-    """Wall hours of a run of each length (rows) by recipe (columns), warm-up included, mean over a recipe's runs.
+    """Wall hours of a run of each length (rows) by recipe (columns), warm-up included: the mean of `stats.paying` runs.
 
     Within the runs as measured; beyond them at the mean seconds of a steady step, NaN where there is none.
     """
@@ -174,8 +174,8 @@ def answer(comparison: Comparison) -> list[str]:
     others = [r for r in comparison.verdicts if r not in (*in_fp8, COMPILED)]
     facts = [sentence for recipe in in_fp8 for sentence in _facts(comparison, recipe)]
     facts += [comparison.verdicts[recipe].sentence() for recipe in others]
-    if not in_fp8 or comparison.opponent not in comparison.recipes:
-        return ["No answer: it needs a completed run in FP8 and one of a baseline.", *facts]
+    if not in_fp8 or comparison.opponent not in comparison.recipes or comparison.baseline in in_fp8:
+        return ["No answer: it needs a completed run in FP8 and one of a baseline that is not.", *facts]
     runs = comparison.frames.runs
     if (runs.loc[runs["status"] == "completed", "device_type"] == "cpu").any():
         first = (
@@ -187,30 +187,41 @@ def answer(comparison: Comparison) -> list[str]:
 
 
 def _headline(comparison: Comparison) -> str:
-    """The answer where FP8 has units to run on: about the fastest FP8 recipe that keeps the loss, if one does."""
-    opponent, verdicts = comparison.opponent, comparison.verdicts
+    """The answer where FP8 has units to run on: about the FP8 recipe that speaks most for it.
+
+    That is the fastest one, but before it comes what is not proven to end at a higher loss, of those what is surely
+    faster than bf16, and of those again what the loss is known of.
+    """
+    opponent = comparison.opponent
+    worse, told = ({r for r, v in comparison.verdicts.items() if getattr(v, word)} for word in ("worse", "told"))
     whole = [recipe for recipe in comparison.fp8 if recipe not in comparison.diverged]
     if not whole:
         return "Not as it is: " + "; ".join(_divergence(comparison, recipe) for recipe in comparison.diverged) + "."
     gains = {r: g for r in whole if not isnan((g := comparison.speed_ups[r, opponent]).ratio)}
     if not gains:
         return "No answer: the runs are too short for a steady rate; one needs more than 11 steps."
-    good = [r for r in gains if r in verdicts and not verdicts[r].worse] or list(gains)
-    best = max(good, key=lambda recipe: gains[recipe].ratio)
-    gain, judged = gains[best], verdicts.get(best)
-    said = f"{best} has {gain.ratio:.2f} times the tokens/s of {opponent}"
-    runs = comparison.frames.runs
-    if opponent != COMPILED and runs.loc[runs["recipe"] == best, "compiled"].eq(True).any():
+
+    def rank(recipe: str) -> tuple:
+        faster = gains[recipe].low > 1
+        return recipe not in worse, faster, faster and recipe in told, gains[recipe].ratio
+
+    best = max(gains, key=rank)
+    gain, runs = gains[best], comparison.frames.runs
+    compiled = {COMPILED, *runs.loc[runs["compiled"].eq(True), "recipe"]}
+    said = f"{best} has {gain.ratio:.2f} times the tokens/s of {opponent}{' (single runs)' if gain.runs == 1 else ''}"
+    if best in compiled and opponent not in compiled:
         return f"No answer on FP8 alone: {said}, but it is compiled too; it needs a completed run of {COMPILED}."
     if gain.unclear:
         return f"Cannot tell: {said}, with a 95 % interval of {gain.low:.2f} to {gain.high:.2f}."
     if gain.ratio < 1:
-        return f"No: {said}, and is the fastest in FP8{' that keeps the loss' if len(good) < len(gains) else ''}."
+        among = " without a higher loss" if best not in worse and not worse.isdisjoint(gains) else ""
+        return f"No: {said}, and is the fastest in FP8{among}."
     said += _pays_back(comparison.break_even(best, opponent))
-    if judged and judged.worse:
+    if best in worse:
         return f"Not as it is: {said}, but it ends at a higher loss than {comparison.baseline}."
-    if judged and judged.outcome in (SAME, DIFFERENT):
-        return f"Yes: {said}. It ends at {'the same' if judged.outcome == SAME else 'a lower'} loss."
+    if best in told:
+        same = comparison.verdicts[best].outcome == SAME
+        return f"Yes: {said}. It ends at {'the same' if same else 'a lower'} loss."
     return f"For speed, yes: {said}. Whether the loss is the same, these runs cannot tell."
 
 
@@ -226,7 +237,9 @@ def _pays_back(paid: BreakEven | None) -> str:
         "reached": ", and is ahead from step {step:,}, warm-up included",
         "extrapolated": ", and would be ahead from about step {step:,}, warm-up included, beyond these runs",
     }
-    return words.get(paid.outcome, "").format(step=paid.step) if paid else ""
+    if paid is None or paid.outcome not in words:
+        return ""
+    return words[paid.outcome].format(step=paid.step) + (" (with a warm compile cache)" if paid.warm else "")
 
 
 def _facts(comparison: Comparison, recipe: str) -> list[str]:

@@ -142,7 +142,7 @@ def judge(differences: np.ndarray, margin: np.ndarray) -> np.ndarray:
 
     "the same": two one-sided t-tests at 5 % (Schuirmann 1987, J. Pharmacokinetics and Biopharmaceutics 15) reject that
     the difference is at or beyond either margin, which is to say that its 90 % interval lies within them. "different":
-    the ordinary paired t-test at 5 % rejects no difference, and the difference exceeds the margin. Else "cannot tell".
+    the ordinary paired t-test at 5 % rejects no difference, and the one found exceeds the margin. Else "cannot tell".
     With a margin from `spread_over_seeds`, a recipe whose true difference is one true seed-to-seed spread or more is
     called the same in at most 2.5 % of studies (by simulation, 3 to 10 seeds, any pairing): in that many the margin
     comes out above the spread, and the two tests only add to what is then still needed.
@@ -178,18 +178,23 @@ class Verdict:
 
     @property
     def worse(self) -> bool:
-        """Whether the loss is proven to be higher, by more than the margin."""
+        """Whether the loss is proven to be higher, and estimated to be so by more than the margin."""
         return self.outcome == DIFFERENT and self.difference > 0
+
+    @property
+    def told(self) -> bool:
+        """Whether the runs can tell."""
+        return self.outcome in (SAME, DIFFERENT)
 
     def sentence(self) -> str:
         """For people, with the numbers it rests on."""
         if self.seeds == 0:
             return f"{self.recipe} and {self.baseline}: {self.outcome}; no seed was completed with both."
         sign = "higher" if self.difference > 0 else "lower"
-        proven = self.low > 0 or self.high < 0
+        outside = self.low > 0 or self.high < 0  # is 0 of the interval: a two-sided test at 10 %
         opening = {
             SAME: f"{self.recipe} ends at the same loss as {self.baseline}"
-            + (f" to within the margin, and slightly {sign}" if proven else ""),
+            + (f" to within the margin, and slightly {sign}" if outside else ""),
             DIFFERENT: f"{self.recipe} ends at a {sign} loss than {self.baseline}",
             CANNOT_TELL: f"Cannot tell whether {self.recipe} ends at the same loss as {self.baseline}",
             NOT_ENOUGH: f"Not enough seeds to say whether {self.recipe} ends at the same loss as {self.baseline}",
@@ -198,7 +203,11 @@ class Verdict:
         needed = f" (at least {MIN_SEEDS} are needed)" if self.outcome == NOT_ENOUGH else ""
         what = "90 % interval" if self.seeds > 1 else "noise within the run, 90 % interval"
         interval = "" if math.isnan(self.low) else f" ({what} {self.low:+.4f} to {self.high:+.4f})"
-        source = "from its spread over seeds" if self.margin < self.tolerance else f"{100 * TOLERANCE:g} % of its loss"
+        source = (
+            "from the baseline's spread over seeds"
+            if self.margin < self.tolerance
+            else f"{100 * TOLERANCE:g} % of the baseline's loss"
+        )
         margin = "" if self.outcome == NOT_ENOUGH else f"; margin {self.margin:.4f}, {source}"
         return f"{opening}: {seeds}{needed}, difference {self.difference:+.4f}{interval}{margin}."
 

@@ -28,8 +28,7 @@ def results(study: str = "") -> Path:
     kept = ROOT / "results" / study
     folders = sorted({m.parents[2] for m in kept.glob("*/*/*/manifest.json")}, key=_date_and_device)
     if not folders:
-        command = f"python -m experiments.study {study}" if study else "make study"
-        raise FileNotFoundError(f"results/{study} holds no runs: name a folder with RUNS=..., or run `{command}` first")
+        raise FileNotFoundError(f"results/{study} holds no runs: name a folder with RUNS=..., or run its study first")
     return folders[-1]
 
 

@@ -107,7 +107,6 @@ def read_published(path: Path) -> Run:
         status="completed",
         device="NVIDIA GH200",
         device_type="cuda",
-        overlays=[],
         warm_up_s=float(seconds[0]) if step[0] == 1 else None,
         wall_s=float(seconds.sum()),
         peak_bf16=PEAK_BF16,

@@ -28,7 +28,7 @@ def section(folder: Path, losses: Path) -> str:
     lines += [_line(_cells(comparison, recipe, rows)) for recipe in comparison.recipes]
     lines += ["", f"![Loss, speed, wall time and MFU of the recipes]({_place(folder)}/summary.png)", ""]
     lines += [f"* {sentence}" for sentence in answer(comparison)]
-    lines += ["", f"The loss of longer runs, with float32 parameters: {_what(_completed(judged), losses)}:", ""]
+    lines += ["", f"The loss, from runs made for it, with float32 parameters: {_what(_completed(judged), losses)}:", ""]
     return "\n".join(lines + [f"* {verdict.sentence()}" for verdict in judged.verdicts.values()])
 
 
@@ -80,11 +80,12 @@ def with_section(text: str, content: str) -> str:
 
 def main() -> int:
     folder = newest.results()
+    text = with_section(README.read_text(), section(folder, newest.results(LOSSES)))
     comparison = compare(folder)
     runs, windows = comparison.frames.runs, comparison.frames.windows
     figure = plots.summary(runs, windows, comparison.break_evens, comparison.published)
     (folder / "summary.png").write_bytes(plots.to_png(figure, dpi=110))
-    README.write_text(with_section(README.read_text(), section(folder, newest.results(LOSSES))))
+    README.write_text(text)
     print(f"wrote {README.name} and {(folder / 'summary.png').relative_to(newest.ROOT)}")
     return 0
 

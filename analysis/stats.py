@@ -1,4 +1,4 @@
-"""How fast, and from when on it pays: rates with intervals, wall times, break-even. Takes the frames of analysis.load.
+"""How fast, and from when on it pays: rates with intervals, break-even. Takes the frames of analysis.load.
 
 A recipe is looked up by its name in `runs`, and only its completed runs count. Pass the runs of one study: what is in
 `runs` is pooled, whatever machine it comes from.
@@ -107,8 +107,10 @@ def _at_least_between_runs(ends: list[float], *medians: np.ndarray) -> list[floa
         return ends
     logs = [np.log(of_one) for of_one in medians]
     errors = np.array([log.var(ddof=1) / len(log) for log in logs])
-    freedom = errors.sum() ** 2 / max((errors**2 / [len(log) - 1 for log in logs]).sum(), np.finfo(float).tiny)
-    half = stats.t.ppf((1 + LEVEL) / 2, freedom) * math.sqrt(errors.sum()) if errors.any() else 0.0
+    if not errors.any():
+        return ends
+    freedom = errors.sum() ** 2 / (errors**2 / [len(log) - 1 for log in logs]).sum()
+    half = stats.t.ppf((1 + LEVEL) / 2, freedom) * math.sqrt(errors.sum())
     centre = logs[0].mean() - sum(log.mean() for log in logs[1:])
     return [min(ends[0], math.exp(centre - half)), max(ends[1], math.exp(centre + half))]
 
@@ -179,17 +181,17 @@ class BreakEven:
             reason = {
                 "never": "it is behind at the end and no faster per step",
                 "unknown": "it is behind at the end, and the runs are too short for a steady rate",
-                "unclear": "it is behind at the end, and the steps vary too much to tell which is faster",
+                "unclear": "it is behind at the end, and which is faster per step cannot be told",
             }
             word = "never breaks even with" if self.outcome == "never" else "may or may not break even with"
             return f"{self.a} {word} {self.b}: {reason[self.outcome]}."
         lost = "" if self.lost_at is None else f", but is slower per step and loses the lead at about {self.lost_at:,}"
+        warm = f"{' and '.join(self.warm)} with a warm compile cache" if self.warm else ""
         if self.step == 0:
-            return f"{self.a} is ahead of {self.b} from the start{lost}."
+            return f"{self.a} is ahead of {self.b} from the start{warm and f' ({warm})'}{lost}."
         how = "reached in the runs" if self.outcome == "reached" else "extrapolated"
         cost = f"{self.tokens / 1e6:,.3g} M tokens, {self.device_hours:,.3g} device-hours"
-        warm = f"; {' and '.join(self.warm)} with a warm compile cache" if self.warm else ""
-        return f"{self.a} breaks even with {self.b} at step {self.step:,} ({cost}; {how}{warm}){lost}."
+        return f"{self.a} breaks even with {self.b} at step {self.step:,} ({cost}; {how}{warm and f'; {warm}'}){lost}."
 
 
 def paying(runs: pd.DataFrame) -> pd.DataFrame:
@@ -219,7 +221,7 @@ def break_even(
     gap = spent_a - spent_b
     meeting = grid[-1] + gap[-1] / (slope_b - slope_a) if slope_a != slope_b else math.nan  # of the extrapolated lines
     if gap[-1] >= 0:
-        if math.isnan(slope_b - slope_a):
+        if math.isnan(gain.ratio):
             return BreakEven(a, b, "unknown", None, None, None, None)
         if unclear:
             return BreakEven(a, b, "unclear", None, None, None, None)
@@ -235,7 +237,7 @@ def break_even(
     step = 0 if crossing is None else math.floor(crossing) + 1
     rows = completed(runs, runs, a)
     warm = tuple(recipe for recipe in (a, b) if (completed(paid, paid, recipe)["compile_cache"] == "warm").all())
-    lost_at = math.ceil(meeting) if gap[-1] < 0 and slope_a > slope_b and not unclear else None
+    lost_at = math.ceil(meeting) if gap[-1] < 0 and slope_a > slope_b and gain.high < 1 else None
     device_hours = float(seconds * rows["world_size"].median() / 3600)
     return BreakEven(a, b, outcome, step, float(step * rows["tokens_per_step"].median()), device_hours, lost_at, warm)
 

@@ -53,7 +53,6 @@ def read_tensorboard(folder: Path) -> Run:
         problems=[f"{folder}: TensorBoard does not say how a run ended, it is taken as completed at step {step[-1]}"],
         recipe=recipe_name(folder.resolve()),
         status="completed",
-        overlays=[],
         warm_up_s=_known(seconds[0]) if step[0] == 1 else None,
         wall_s=_known(seconds.sum()),
         world_size=devices,

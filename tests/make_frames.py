@@ -20,9 +20,7 @@ def run(recipe, seed=0, warm_up=5.0, seconds=0.1, losses=None, steps=100, status
     seconds = np.where(number == 1, 0, seconds)
     name = {"run": f"{recipe}/seed{seed}/{status}", "recipe": recipe, "seed": seed}
     losses = np.full(steps, 3.0) if losses is None else losses
-    total = warm_up + seconds.sum()
-    row = {"status": status, "tokens_per_step": TOKENS, "world_size": 2, "warm_up_s": warm_up, "wall_s": total,
-           "wall_s_without_warm_up": total - warm_up, "compile_cache": cache}  # fmt: skip
+    row = {"status": status, "tokens_per_step": TOKENS, "world_size": 2, "compile_cache": cache}
     windows = {"step": number, "elapsed_s": warm_up + seconds.cumsum(), "loss": losses}
     by_step = {"step": number, "loss": losses, "seconds": seconds, "steady": number > 10}
     return pd.DataFrame([name | row]), pd.DataFrame(name | windows), pd.DataFrame(name | by_step)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 from rich.console import Console
@@ -133,7 +134,6 @@ def test_yes(tmp_path):
     [
         ({"fp8_step_s": 0.11}, "No: tensorwise_fp8_compiled has 0.91 times"),
         ({"loss_shift": 0.5}, "Not as it is: tensorwise_fp8_compiled has 1.25 times"),
-        ({"loss_shift": -0.5}, "Yes: tensorwise_fp8_compiled has 1.25 times"),
         ({"seeds": 1}, "For speed, yes: tensorwise_fp8_compiled has 1.25 times"),
         ({"device": "cpu"}, "No answer about speed: these runs are from a CPU"),
         ({"fp8_step_s": 0.1}, "Cannot tell: tensorwise_fp8_compiled has 1.00 times"),
@@ -172,6 +172,17 @@ def test_divergence_is_no_yes(tmp_path, lost, expected):
     said = f"tensorwise_fp8_compiled diverged in {expected} seeds, where baseline did not."
     first, *facts = answer(compare(tmp_path))
     assert first == f"Not as it is: {said}" and facts[0] == said
+
+
+def test_a_baseline_in_fp8_gives_no_answer(tmp_path):
+    study(tmp_path)
+    first, *facts = answer(compare(tmp_path, "tensorwise_fp8_compiled"))
+    assert first == "No answer: it needs a completed run in FP8 and one of a baseline that is not."
+    for recipe in ("baseline", "baseline_compiled"):
+        for seed in range(3):
+            shutil.rmtree(tmp_path / f"{recipe}{seed}")
+    write_run(tmp_path / "rowwise", "rowwise_fp8_compiled", steps=200, lines=metrics_lines(last=200))
+    assert answer(compare(tmp_path, "tensorwise_fp8_compiled"))[0] == first
 
 
 def test_compilation_is_not_credited_to_fp8(tmp_path):

@@ -29,7 +29,8 @@ def loss(runs: pd.DataFrame, windows: pd.DataFrame) -> Figure:
     """Training loss (nats per token) by step.
 
     Light: the mean over a recipe's seeds as logged. Strong: means over a tenth of the steps, drawn in their middle; the
-    last is the final loss. Band: from the smallest to the largest of the seeds, where there are several.
+    last is the final loss where log windows divide that tenth. Band: from the smallest to the largest of the seeds,
+    where there are several.
     """
     figure, ((axes,),) = new_figure()
     label_ends(axes, draw_loss(axes, runs, windows))
