@@ -28,7 +28,8 @@ def results(study: str = "") -> Path:
     kept = ROOT / "results" / study
     folders = sorted({m.parents[2] for m in kept.glob("*/*/*/manifest.json")}, key=_date_and_device)
     if not folders:
-        raise FileNotFoundError(f"results/{study} holds no runs: name a folder with RUNS=..., or run its study first")
+        how = "name a folder with RUNS=..., or run `make study`, or the README's command for these, first"
+        raise FileNotFoundError(f"results/{study} holds no runs: {how}")
     return folders[-1]
 
 

@@ -1,5 +1,7 @@
 """The README's table, figure and answer from results/: `python -m analysis.readme` writes them, a test compares them.
 
+The report of the same runs is written beside them.
+
 The table has one line a recipe: the mean loss of its seeds and their standard deviation, the median rate of all their
 steady steps, the median MFU, and warm-up and wall time of the run that compiled with a cold cache. Below it are the
 verdicts of the runs that were made for them, `results/loss_fp32`.
@@ -11,7 +13,7 @@ from pathlib import Path
 
 from analysis import newest, plots
 from analysis.comparison import COMPILED, Comparison, answer, compare
-from analysis.report import rows_of
+from analysis.report import rows_of, write_page
 
 README = newest.ROOT / "README.md"
 LOSSES = "loss_fp32"  # the results/ of the four recipes whose parameters can hold every step
@@ -85,8 +87,9 @@ def main() -> int:
     runs, windows = comparison.frames.runs, comparison.frames.windows
     figure = plots.summary(runs, windows, comparison.break_evens, comparison.published)
     (folder / "summary.png").write_bytes(plots.to_png(figure, dpi=110))
+    write_page(comparison, folder / "report.html")
     README.write_text(text)
-    print(f"wrote {README.name} and {(folder / 'summary.png').relative_to(newest.ROOT)}")
+    print(f"wrote {README.name}, and summary.png and report.html of {_place(folder)}")
     return 0
 
 
