@@ -129,8 +129,8 @@ def run_study(study: Study, out: Path, budget: float | None, console: Console, s
                 page = ", report.html among it"
             except OSError as error:
                 page = f", but for report.html ({error.strerror})"
-        where = f"\nEverything is in {out}{page}; TensorBoard: tensorboard --logdir {quote(str(out))}"
-        console.print(escape(where), soft_wrap=True)
+        curves = f"; TensorBoard: tensorboard --logdir {quote(str(out))}" if next(out.glob("*/*/tb"), None) else ""
+        console.print(escape(f"\nEverything is in {out}{page}{curves}"), soft_wrap=True)
     if len(codes) == len(runs) and not any(codes.values()):
         return 0
     again = f"Not all runs completed; to go on with them: {PROGRAM} {quote(str(out))}"
