@@ -28,8 +28,8 @@ class Comparison:
         baseline: the recipe that losses are compared to.
         recipes: those with a completed run, in the order in which they are shown.
         fp8: those of them that ran in FP8.
-        diverged: FP8 recipe to (in how many seeds it diverged, in how many it ended either way), of the seeds that the
-            baseline completed; recipes that never did are not in it.
+        diverged: FP8 recipe to (in how many seeds it diverged, in how many it ended either way), of the seeds that a
+            bf16 recipe completed; recipes that never did are not in it.
         rates: steady tokens/s by recipe.
         speed_ups: (recipe, opponent) to the ratio of their rates; opponents are the baseline and the compiled one.
         break_evens: of each FP8 recipe against each opponent.
@@ -74,7 +74,7 @@ def compare(paths, baseline: str = BASELINE) -> Comparison:
     frames = _without_short_runs(load(paths))
     runs, windows, by_step = frames.runs, frames.windows, steps(frames.windows)
     done = runs[runs["status"] == "completed"]
-    _check_one_study(runs[runs["status"].isin(["completed", "diverged"])])
+    _check_one_study(runs[runs["status"].isin(["completed", "diverged"])], windows)
     recipes = in_order(done["recipe"])
     if baseline not in recipes:
         if baseline != BASELINE:
@@ -93,7 +93,7 @@ def compare(paths, baseline: str = BASELINE) -> Comparison:
         baseline=baseline,
         recipes=recipes,
         fp8=fp8,
-        diverged=_diverged(in_fp8, set(done.loc[done["recipe"] == baseline, "seed"])),
+        diverged=_diverged(in_fp8, set(done.loc[~done["recipe"].isin(fp8), "seed"])),
         rates=rates,
         speed_ups=speed_ups,
         break_evens=[
@@ -113,27 +113,26 @@ def _without_short_runs(frames: Frames) -> Frames:
     whole = runs["steps_asked"].isna() | (runs["steps"] == runs["steps_asked"])
     short = (runs["status"] == "completed") & ~(whole & runs["final_loss"].notna())
     runs.loc[short, "status"] = "short"
-    found = [
-        f"{run.path}: completed, but its log ends before the last step, at step {run.steps:.0f}, or on a loss that is "
-        "not finite, so it is not averaged with others"
-        for run in runs[short].itertuples()
-    ]
+    found = []
+    for run in runs[short].itertuples():
+        where = "on a loss that is not finite" if whole[run.Index] else f"at step {run.steps:.0f}, before the last one"
+        found.append(f"{run.path}: completed, but its log ends {where}, so it is not averaged with others")
     return Frames(runs, frames.windows, frames.problems + found)
 
 
 def _diverged(in_fp8: pd.DataFrame, seeds: set) -> dict[str, tuple[int, int]]:
-    """`Comparison.diverged` of the runs in FP8, given the seeds that the baseline completed."""
+    """`Comparison.diverged` of the runs in FP8, given the seeds that bf16 completed."""
     ended = in_fp8[in_fp8["seed"].isin(seeds) & in_fp8["status"].isin(["completed", "diverged"])]
     lost = {recipe: (of_one["status"] == "diverged", len(of_one)) for recipe, of_one in ended.groupby("recipe")}
     return {recipe: (int(which.sum()), n) for recipe, (which, n) in lost.items() if which.any()}
 
 
-def _check_one_study(done: pd.DataFrame) -> None:
-    """Raise `LoadError` where runs cannot be compared: other machines, sizes or overlays, or a seed twice."""
+def _check_one_study(done: pd.DataFrame, windows: pd.DataFrame) -> None:
+    """Raise `LoadError` where runs cannot be compared: other machines, sizes, overlays or rates, or a seed twice."""
     batch = done["tokens_per_step"]  # from logged times: whole numbers but for their rounding
     told = done.assign(
         overlays=done["overlays"].map(lambda names: " + ".join(names) or "none", na_action="ignore"),
-        tokens_per_step=batch.mask(batch <= 1.01 * batch.min(), batch.min()),
+        tokens_per_step=batch.mask(batch <= 1.01 * batch.min(), batch.min()).round(),
     )
     for column in ("device", "flavor", "overlays", "world_size", "tokens_per_step", "flops_per_token", "steps_asked"):
         if len(kinds := told[column].dropna().unique()) > 1:
@@ -141,6 +140,13 @@ def _check_one_study(done: pd.DataFrame) -> None:
                 f"these runs differ in {column} ({', '.join(map(str, kinds))}) and cannot be compared: name the runs "
                 "of one study"
             )
+    rates = windows[windows["run"].isin(done["run"])].groupby("step")["lr"].agg(["min", "max"])
+    if (other := rates[rates["max"] > 1.01 * rates["min"]]).size:
+        low, high = other.iloc[0]
+        raise LoadError(
+            f"these runs differ in their learning rate (at step {other.index[0]}: {low:g}, {high:g}) and cannot be "
+            "compared: name the runs of one study"
+        )
     twice = done[done.duplicated(["recipe", "seed"], keep=False)].sort_values(["recipe", "seed"])
     if len(twice):
         first, second = twice["path"].iloc[:2]
@@ -171,15 +177,15 @@ def _seconds_at(run: pd.DataFrame, step: int, per_step: float) -> float:
 def answer(comparison: Comparison) -> list[str]:
     """Should this Llama be trained in FP8? The answer first, then what it rests on, a sentence each."""
     in_fp8 = in_order(pd.Series([*comparison.fp8, *comparison.diverged], dtype=object))
-    others = [r for r in comparison.verdicts if r not in (*in_fp8, COMPILED)]
+    others = [r for r in comparison.verdicts if r not in in_fp8]
     facts = [sentence for recipe in in_fp8 for sentence in _facts(comparison, recipe)]
     facts += [comparison.verdicts[recipe].sentence() for recipe in others]
     if not in_fp8 or comparison.opponent not in comparison.recipes or comparison.baseline in in_fp8:
-        return ["No answer: it needs a completed run in FP8 and one of a baseline that is not.", *facts]
+        return ["No answer: it needs completed runs in FP8, and in bf16 those of the baseline.", *facts]
     runs = comparison.frames.runs
     if (runs.loc[runs["status"] == "completed", "device_type"] == "cpu").any():
         first = (
-            "No answer about speed: these runs are from a CPU, which has no FP8 units, so FP8 is slower here. "
+            "No answer about speed: these runs are from a CPU, which has no FP8 units. "
             "They show the method, and what FP8 does to the loss of a small model."
         )
         return [first, *facts]
@@ -214,7 +220,8 @@ def _headline(comparison: Comparison) -> str:
     if gain.unclear:
         return f"Cannot tell: {said}, with a 95 % interval of {gain.low:.2f} to {gain.high:.2f}."
     if gain.ratio < 1:
-        among = " without a higher loss" if best not in worse and not worse.isdisjoint(gains) else ""
+        others = set(comparison.fp8) - {best}
+        among = " that keeps the loss" if others & (worse | comparison.diverged.keys()) and best not in worse else ""
         return f"No: {said}, and is the fastest in FP8{among}."
     said += _pays_back(comparison.break_even(best, opponent))
     if best in worse:
@@ -225,9 +232,15 @@ def _headline(comparison: Comparison) -> str:
     return f"For speed, yes: {said}. Whether the loss is the same, these runs cannot tell."
 
 
+def about_loss(comparison: Comparison) -> list[str]:
+    """Of each recipe that has one, the verdict on its loss, and where in FP8 it diverged."""
+    diverged = [f"{_divergence(comparison, recipe)}." for recipe in comparison.diverged]
+    return diverged + [judged.sentence() for judged in comparison.verdicts.values()]
+
+
 def _divergence(comparison: Comparison, recipe: str) -> str:
     lost, ended = comparison.diverged[recipe]
-    return f"{recipe} diverged in {lost} of {ended} seeds, where {comparison.baseline} did not"
+    return f"{recipe} diverged in {lost} of {ended} seeds, where bf16 did not"
 
 
 def _pays_back(paid: BreakEven | None) -> str:

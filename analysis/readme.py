@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from analysis import newest, plots
-from analysis.comparison import COMPILED, Comparison, answer, compare
+from analysis.comparison import COMPILED, Comparison, about_loss, answer, compare
 from analysis.report import rows_of, write_page
 
 README = newest.ROOT / "README.md"
@@ -31,11 +31,12 @@ def section(folder: Path, losses: Path) -> str:
     lines += ["", f"![Loss, speed, wall time and MFU of the recipes]({_place(folder)}/summary.png)", ""]
     lines += [f"* {sentence}" for sentence in answer(comparison)]
     lines += ["", f"The loss, from runs made for it, with float32 parameters: {_what(_completed(judged), losses)}:", ""]
-    return "\n".join(lines + [f"* {verdict.sentence()}" for verdict in judged.verdicts.values()])
+    return "\n".join(lines + [f"* {sentence}" for sentence in about_loss(judged)])
 
 
 def _completed(comparison: Comparison) -> list[dict]:
-    return [row for row in rows_of(comparison) if row["status"] == "completed"]
+    rows = [row for row in rows_of(comparison) if row["status"] == "completed"]
+    return rows or sys.exit("error: the newest kept runs are not completed: go on with their study first")
 
 
 def _what(rows: list[dict], folder: Path) -> str:

@@ -16,7 +16,7 @@ from analysis.comparison import BASELINE, COMPILED, Comparison, answer, compare
 from analysis.load import LoadError
 from analysis.plots.style import in_order
 
-NOISY = 0.3  # IQR as a share of the median: the published FP8 gains 6 to 34 %; the README's runs have at most 13 %
+NOISY = 0.3  # IQR as a share of the median: the published FP8 gains 6 to 34 %; the README's runs have at most 17 %
 
 SPEED = ("final\nloss", "tokens/s", "IQR", "vs\nBASELINE", "vs\ncompiled", "MFU")
 COST = ("warm-up\ns", "wall\ns", "after\nwarm-up", "FP8\nshare", "memory\nGiB", "status")

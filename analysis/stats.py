@@ -59,12 +59,13 @@ def steady_rate(seconds: list[np.ndarray], tokens_per_step: float) -> Rate:
     runs are drawn first, with replacement, and blocks within them, so that what differs between processes counts too.
     A bootstrap of few runs cannot leave their range, so the interval is no narrower than Student's t of the runs'
     medians (their logarithms). One run says nothing of what another process would do.
-    The generator is seeded: the same input gives the same interval. Below two steps every figure is NaN.
+    The generator is seeded: the same input gives the same interval. Runs of fewer than two steps do not count; without
+    others every figure is NaN.
     """
-    seconds = [run for run in seconds if len(run)]
+    seconds = [run for run in seconds if len(run) > 1]
     pooled = np.concatenate([*seconds, np.empty(0)])
     medians = tokens_per_step / np.array([np.median(run) for run in seconds])
-    if len(pooled) < 2:
+    if not seconds:
         return Rate(*[math.nan] * 5, len(pooled), len(seconds), math.nan, np.full(RESAMPLES, math.nan), medians)
     shortest = min(map(len, seconds))
     block = max(1, min(math.ceil(2 * shortest ** (1 / 3)), shortest // 2))
@@ -185,7 +186,7 @@ class BreakEven:
             }
             word = "never breaks even with" if self.outcome == "never" else "may or may not break even with"
             return f"{self.a} {word} {self.b}: {reason[self.outcome]}."
-        lost = "" if self.lost_at is None else f", but is slower per step and loses the lead at about {self.lost_at:,}"
+        lost = f", but slower per step, and loses the lead at about step {self.lost_at:,}" if self.lost_at else ""
         warm = f"{' and '.join(self.warm)} with a warm compile cache" if self.warm else ""
         if self.step == 0:
             return f"{self.a} is ahead of {self.b} from the start{warm and f' ({warm})'}{lost}."

@@ -211,9 +211,16 @@ def _read_record(path: Path, kind: type[BaseModel], expected: bool, problems: li
 
 
 def _read_windows(path: Path, expected: bool, problems: list[str]) -> pa.Table:
-    """The windows of one attempt."""
+    """The windows of one attempt, by step."""
     if path.exists():
-        return read_lines(path, WINDOWS, _NEEDED, problems)
+        windows = read_lines(path, WINDOWS, _NEEDED, problems)
+        steps, first = np.unique(windows["step"].to_numpy(), return_index=True)
+        if (windows["step"].to_numpy()[: len(steps)] != steps).any() or len(steps) < len(windows):
+            problems.append(
+                f"{path}: its steps are out of order or repeated; sorted, and the first line of each is used"
+            )
+            windows = windows.take(first)
+        return windows
     if expected:
         problems.append(f"{path}: missing, so there are no losses and no rates")
     return WINDOWS.empty_table()

@@ -80,7 +80,7 @@ class _Finished(Exception):
 class Trainer(titan.Trainer):
     """One run. Call `train()`; `proof` and `metrics_processor` hold the records.
 
-    Raises what torchtitan raises, and `ProofError`, `Diverged`, `Interrupted`, `InputError`, `InputError`.
+    Raises what torchtitan raises, and `ProofError`, `Diverged`, `Interrupted`, `InputError`.
     """
 
     metrics_processor: Metrics

@@ -33,7 +33,7 @@ elif ! nvidia-smi >/dev/null 2>&1; then
   echo "no GPU here: torch as in constraints-cpu.txt"
   constraints=(-c constraints-cpu.txt)
 fi
-echo "installing into $venv, about a minute"
+echo "installing into $venv, a minute or two"
 "$PYTHON" -m venv "${options[@]}" "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${constraints[@]}" -r requirements.txt
 touch "$venv/installed"

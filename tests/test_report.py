@@ -169,7 +169,7 @@ def test_divergence_is_no_yes(tmp_path, lost, expected):
     for seed in lost:
         manifest = tmp_path / f"tensorwise_fp8_compiled{seed}" / "manifest.json"
         manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"status": "diverged"}))
-    said = f"tensorwise_fp8_compiled diverged in {expected} seeds, where baseline did not."
+    said = f"tensorwise_fp8_compiled diverged in {expected} seeds, where bf16 did not."
     first, *facts = answer(compare(tmp_path))
     assert first == f"Not as it is: {said}" and facts[0] == said
 
@@ -177,12 +177,38 @@ def test_divergence_is_no_yes(tmp_path, lost, expected):
 def test_a_baseline_in_fp8_gives_no_answer(tmp_path):
     study(tmp_path)
     first, *facts = answer(compare(tmp_path, "tensorwise_fp8_compiled"))
-    assert first == "No answer: it needs a completed run in FP8 and one of a baseline that is not."
+    assert first == "No answer: it needs completed runs in FP8, and in bf16 those of the baseline."
     for recipe in ("baseline", "baseline_compiled"):
         for seed in range(3):
             shutil.rmtree(tmp_path / f"{recipe}{seed}")
     write_run(tmp_path / "rowwise", "rowwise_fp8_compiled", steps=200, lines=metrics_lines(last=200))
     assert answer(compare(tmp_path, "tensorwise_fp8_compiled"))[0] == first
+
+
+def test_divergence_is_told_from_any_run_in_bf16(tmp_path):
+    """Only the compiled baseline completed the seed: the divergence counts all the same."""
+    study(tmp_path, seeds=1)
+    shutil.rmtree(tmp_path / "baseline0")
+    manifest = tmp_path / "tensorwise_fp8_compiled0" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"status": "diverged"}))
+    assert answer(compare(tmp_path))[0].startswith("Not as it is: tensorwise_fp8_compiled diverged in 1 of 1 seeds")
+
+
+def test_runs_of_another_learning_rate_are_not_compared(tmp_path, capsys):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", "baseline_compiled", lines=[line | {"lr": 1e-2} for line in metrics_lines()])
+    assert main([str(tmp_path)]) == 2
+    assert "differ in their learning rate (at step 1: 0.001, 0.01)" in capsys.readouterr().out
+
+
+def test_lines_out_of_order_or_twice_are_sorted_and_said(tmp_path, capsys):
+    whole, odd = metrics_lines(), metrics_lines()
+    write_run(tmp_path / "whole", lines=whole)
+    write_run(tmp_path / "odd", "baseline_compiled", lines=[*odd[::-1], odd[3]])
+    assert main([str(tmp_path)]) == 0
+    assert "its steps are out of order or repeated" in capsys.readouterr().out
+    rows = [summarize(tmp_path / name) for name in ("whole", "odd")]
+    assert rows[0]["final_loss"] == rows[1]["final_loss"] and rows[0]["tokens_per_s"] == rows[1]["tokens_per_s"]
 
 
 def test_compilation_is_not_credited_to_fp8(tmp_path):
@@ -273,7 +299,7 @@ def test_a_study_is_compared_with_its_own_baseline(tmp_path, capsys):
     (tmp_path / "study.yaml").write_text("baseline: first\n")
     assert main([str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "No answer: it needs a completed run in FP8" in said
+    assert "No answer: it needs completed runs in FP8" in said
     assert "second_in_fp8 ends at the same loss as first" in said
     assert main([str(tmp_path), "--baseline", "second_in_fp8"]) == 0
     assert "first ends at the same loss as second" in capsys.readouterr().out
@@ -281,7 +307,7 @@ def test_a_study_is_compared_with_its_own_baseline(tmp_path, capsys):
 
 def test_no_fp8_no_answer(tmp_path):
     write_run(tmp_path / "a")
-    assert answer(compare(tmp_path))[0].startswith("No answer: it needs a completed run in FP8")
+    assert answer(compare(tmp_path))[0].startswith("No answer: it needs completed runs in FP8")
 
 
 def test_page_and_json(tmp_path, capsys):

@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from experiments import recipe as recipes
 from experiments.run import main
 from models.errors import InputError
 from tests.make_corpus import write_tokenizer
-from tests.runs import manifest_of
+from tests.runs import ROOT, manifest_of
 
 
 @pytest.fixture
@@ -208,3 +210,12 @@ def test_ranks_from_slurm(monkeypatch):
     os.environ |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
     assert run.set_rank_environment() == (5, 8)
     assert os.environ["LOCAL_RANK"] == "1"
+
+
+@pytest.mark.slow
+def test_peak_memory_is_the_process_own():
+    """A study that has trained a tokenizer has a peak of its own, which its runs must not start from."""
+    child = "from experiments import device; print(device._CpuDevice.memory_stats()['active_bytes.all.peak'])"
+    parent = f"import subprocess, sys; b'x' * 2**30; subprocess.run([sys.executable, '-c', {child!r}])"
+    said = subprocess.run([sys.executable, "-c", parent], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert 50 * 2**20 < int(said) < 2**30

@@ -149,6 +149,10 @@ def test_break_even_is_for_good():
     assert (found.outcome, found.step) == ("reached", 64)
 
 
+def test_single_steady_steps_of_several_runs_are_no_rate():
+    assert np.isnan(steady_rate([np.array([0.1]), np.array([0.2]), np.array([0.3])], 100).median)
+
+
 @pytest.mark.parametrize("steps", [4, 11])
 def test_break_even_of_runs_with_fewer_than_two_steady_steps_is_unknown(steps):
     frames = study(run("a", warm_up=9, seconds=0.1, steps=steps), run("b", warm_up=5, seconds=0.2, steps=steps))

@@ -121,8 +121,8 @@ def _mark_break_even(axes: Axes, lines: dict[str, pd.Series], break_even: Sequen
 def _in_words(one: BreakEven) -> str:
     other = name(one.b)
     if one.step is None:
-        words = {"never": "never ahead of", "unknown": "too short to say about", "unclear": "too uneven to say about"}
-        return f"{words[one.outcome]} {other}"
+        unsaid = {"unknown": "too short to say about", "unclear": "too uneven to say about"}
+        return f"{unsaid.get(one.outcome, 'never breaks even with')} {other}"
     since = {
         "ahead from the start": "from the start",
         "reached": f"from step {one.step:,}",
