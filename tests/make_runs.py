@@ -49,6 +49,27 @@ def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, fp8_share=0
     return path
 
 
+def write_study(folder, fp8_step_s=0.08, fp8_warm_up=40.0, loss_shift=0.0, seeds=3, device="cuda"):
+    """Three seeds of a compiled baseline at 0.1 s a step and of FP8; each seed's losses are shifted by 0.05.
+
+    The baseline ends at about 10, so that the margin is about 0.025.
+    """
+    for seed in range(seeds):
+        for recipe, step_s, late, shift in (
+            ("baseline", 0.1, 0, 0), ("baseline_compiled", 0.1, 0, 0),
+            ("tensorwise_fp8_compiled", fp8_step_s, fp8_warm_up, loss_shift + 0.001 * seed),
+        ):  # fmt: skip
+            lines = metrics_lines(last=200, step_s=step_s)
+            for line in lines:
+                line["elapsed_s"] += late
+                line["losses"] = [loss + 19 + 0.05 * seed + shift for loss in line["losses"]]
+                line["loss"] += 19 + 0.05 * seed + shift
+            float8 = "tensorwise" if "fp8" in recipe else None
+            facts = {"hardware": {"name": "GPU", "type": device}, "float8": float8}
+            write_run(folder / f"{recipe}{seed}", recipe, lines=lines, steps=200, seed=seed, **facts)
+    return folder
+
+
 def write_resumed_run(path, **manifest) -> Path:
     """A run whose first process was killed after step 25 and whose second went on from a checkpoint of step 20."""
     killed = metrics_lines(last=25)
