@@ -221,7 +221,11 @@ def _headline(comparison: Comparison) -> str:
         return f"Cannot tell: {said}, with a 95 % interval of {gain.low:.2f} to {gain.high:.2f}."
     if gain.ratio < 1:
         others = set(comparison.fp8) - {best}
-        among = " that keeps the loss" if others & (worse | comparison.diverged.keys()) and best not in worse else ""
+        among = (
+            " of those without divergence or a higher loss"
+            if others & (worse | comparison.diverged.keys()) and best not in worse
+            else ""
+        )
         return f"No: {said}, and is the fastest in FP8{among}."
     said += _pays_back(comparison.break_even(best, opponent))
     if best in worse:

@@ -217,7 +217,7 @@ def break_even(
     paid = paying(runs)
     grid, spent_a, spent_b = _curves(completed(paid, windows, a), completed(paid, windows, b))
     steady_a, steady_b = (steady_seconds(runs, steps, recipe) for recipe in (a, b))
-    slope_a, slope_b = _pooled(np.mean, steady_a), _pooled(np.mean, steady_b)
+    slope_a, slope_b = _mean(steady_a), _mean(steady_b)
     unclear = gain.unclear or (slope_a - slope_b) * (gain.ratio - 1) > 0
     gap = spent_a - spent_b
     meeting = grid[-1] + gap[-1] / (slope_b - slope_a) if slope_a != slope_b else math.nan  # of the extrapolated lines
@@ -254,5 +254,5 @@ def _curves(a: pd.DataFrame, b: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, n
     return grid, *means
 
 
-def _pooled(statistic, seconds: list[np.ndarray]) -> float:
-    return float(statistic(np.concatenate(seconds))) if seconds else math.nan
+def _mean(seconds: list[np.ndarray]) -> float:
+    return float(np.concatenate(seconds).mean()) if seconds else math.nan

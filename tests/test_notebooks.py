@@ -1,9 +1,12 @@
 """What is generated is current: the notebooks' text and the README's table."""
 
+from html import escape
+
 import nbformat
 import pytest
 
 from analysis import newest
+from analysis.comparison import answer, compare
 from analysis.execute import HERE, NOTEBOOKS, execute
 from analysis.readme import LOSSES, README, section, with_section
 from tests.runs import PUBLISHED_LOGS, needs_published_logs
@@ -40,6 +43,8 @@ def test_readme_shows_the_results():
     folder, text = newest.results(), README.read_text()
     assert with_section(text, section(folder, newest.results(LOSSES))) == text, "stale: run `make readme`"
     assert (folder / "summary.png").exists()
+    page = (folder / "report.html").read_text()
+    assert all(escape(sentence) in page for sentence in answer(compare(folder))), "stale: run `make readme`"
 
 
 def test_newest_results_prefer_a_gpu(tmp_path, monkeypatch):
