@@ -21,7 +21,7 @@ from analysis.tensorboard_log import EVENTS, read_tensorboard
 _FURTHER = ("tokens_per_step", "world_size", "flops_per_token", "flops_per_token_causal", "parameters", "flavor",
             "float8", "compiled", "peak_bf16", "peak_fp8", "phases", "start")  # fmt: skip
 _NOT_NUMBERS = ("run", "path", "source", "recipe", "status", "error", "device", "device_type", "overlays",
-                "compile_cache", "fp8_emulated", "peak_source", "flavor", "float8", "compiled", "phases",
+                "compile_cache", "fp8_emulated", "fp8_product", "peak_source", "flavor", "float8", "compiled", "phases",
                 "start")  # fmt: skip
 _OF_A_RUN_DIRECTORY = {"manifest.json", "recipe.yaml", "metrics.jsonl", "timing.json", "proof.json", "summary.json"}
 

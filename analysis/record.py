@@ -28,6 +28,7 @@ class Run:
     Args:
         windows: one row a log window, columns `WINDOWS`.
         problems: one sentence for each record that is missing or damaged.
+        fp8_product: how FP8 matrices were multiplied, and why so.
         fp8_flops: FLOPs per step of one device that were seen to run in FP8.
         orphans: trainable parameters that were in no optimizer, as the recipe asked.
         phases: seconds of each phase of the warm-up.
@@ -51,6 +52,7 @@ class Run:
     compile_cache: str | None = None
     fp8_share: float | None = None
     fp8_emulated: bool | None = None
+    fp8_product: str | None = None
     fp8_flops: float | None = None
     orphans: int | None = None
     peak_bf16: float | None = None
@@ -100,6 +102,7 @@ class Run:
             "wall_s_without_warm_up": wall - warm_up if wall and warm_up else None,
             "fp8_share": self.fp8_share,
             "fp8_emulated": self.fp8_emulated,
+            "fp8_product": self.fp8_product,
             "orphans": self.orphans,
             "peak_memory_bytes": None if memory is None else int(memory),
             "peak_source": self.peak_source,

@@ -130,8 +130,9 @@ def notes(rows: list[dict]) -> list[str]:
     for state in ("cold", "warm"):
         if names := [_run_name(row) for row in rows if row["compile_cache"] == state]:
             lines.append(f"Compiled with a {state} cache: {', '.join(names)}.")
-    if any(row["fp8_emulated"] for row in rows):
-        lines.append("emulated: rounded to FP8 but multiplied in bf16, because this torch lacks the operator here.")
+    for product in dict.fromkeys(row["fp8_product"] for row in rows if row["fp8_product"]):
+        names = [_run_name(row) for row in rows if row["fp8_product"] == product]
+        lines.append(f"FP8 products: {product} ({', '.join(names)}).")
     if names := [f"{_run_name(row)} ({row['orphans']:.0f})" for row in rows if row["orphans"]]:
         lines.append(f"With trainable parameters in no optimizer, which never learn, as asked: {', '.join(names)}.")
     if any(row["tokens_per_s"] is None and row["status"] == "completed" for row in rows):

@@ -187,6 +187,7 @@ def read_run(path: Path) -> Run:
         phases=timings[-1].get("phases"),
         fp8_share=proof.get("fp8_share_of_matmul_flops"),
         fp8_emulated=proof.get("emulated"),
+        fp8_product=(manifest.get("fp8_product") or {}).get("why"),
         fp8_flops=_useful_fp8_flops(proof),
         orphans=len(proof.get("parameters", {}).get("orphans", [])),
         peak_bf16=manifest["peak_flops"]["bf16"],

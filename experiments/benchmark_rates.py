@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     tokens = config.training.seq_len * config.training.local_batch_size
     shapes = sorted({(tokens, n, k) for n, k in flops.linear_shapes(model).values()})
     work = {f"bf16 {m} x {n} x {k}": (_bf16(m, n, k), 2 * m * n * k, "TFLOP/s") for m, n, k in shapes}
-    if float8.scaled_mm_works(torch.device(device.TYPE), rowwise=False):
+    if float8.product(device.TYPE, "tensorwise", emulate=False).how != float8.EMULATED:
         work |= {f"FP8  {m} x {n} x {k}": (_fp8(m, n, k), 2 * m * n * k, "TFLOP/s") for m, n, k in shapes}
     work["copy"] = (_copy(COPIED[device.TYPE]), 2 * COPIED[device.TYPE], "TB/s")
     times = {name: _times(do) for name, (do, *_) in work.items()}

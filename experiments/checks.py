@@ -4,7 +4,7 @@ import math
 import os
 import shlex
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 
@@ -142,6 +142,7 @@ def all_checks(config) -> list[tuple[str, str]]:
 def facts(recipe: Recipe, world_size: int) -> dict:
     """What the manifest says of a run from the start: the recipe, the machine, and the figures that rates need."""
     config, args = recipe.config, model_args(recipe.config)
+    fp8 = config.quantize.linear.float8
     return {
         "recipe": recipe.name,
         "base": recipe.base,
@@ -150,7 +151,8 @@ def facts(recipe: Recipe, world_size: int) -> dict:
         "seed": config.debug.seed,
         "steps": config.training.steps,
         "compiled": config.compile.enable,
-        "float8": config.quantize.linear.float8.recipe_name,
+        "float8": fp8.recipe_name,
+        "fp8_product": asdict(float8.product(device.TYPE, fp8.recipe_name, fp8.emulate)) if fp8.recipe_name else None,
         "world_size": world_size,
         "hardware": device.hardware(),
         "peak_flops": device.peak_record(),

@@ -27,7 +27,7 @@ from experiments import device
 
 
 class Diverged(RuntimeError):
-    """A loss that is not finite."""
+    """A loss or a gradient norm that is not finite."""
 
 
 class JsonLines:
@@ -101,6 +101,7 @@ class Metrics(MetricsProcessor):
         self.on_step: Callable[[int], None] = lambda step: None
         self.on_resume: Callable[[int], None] = lambda step: None
         self.stops_here: Callable[[], bool] = lambda: False
+        self.diverged = ""  # by the trainer, in which step and where: training ends with this step
         self.clock = _Clock()
         self._pending: dict | None = None
         self._reset_window()
@@ -118,9 +119,9 @@ class Metrics(MetricsProcessor):
         torchtitan asks this once in every step, after the work.
         """
         keys = self.job_config
-        last = self.stops_here() or step == keys.training.steps
+        last = self.stops_here() or step == keys.training.steps or self.diverged
         saved = keys.checkpoint.enable and step % keys.checkpoint.interval == 0
-        return super().should_log(step) or last or saved
+        return super().should_log(step) or bool(last) or saved
 
     def log(self, step, global_avg_loss, global_max_loss, grad_norm, extra_metrics=None):
         """torchtitan's log, kept until `end_step` knows how long the step took."""
@@ -146,6 +147,8 @@ class Metrics(MetricsProcessor):
         self.on_window(line)
         if None in line["losses"]:
             raise Diverged(f"the loss was not finite by step {step}")
+        if self.diverged:
+            raise Diverged(self.diverged)
 
     def _line(self, step: int, grad_norm: float, lr: float, peak_memory: float) -> dict:
         losses, counts = torch.stack(self.losses), torch.tensor([self.tokens, self.valid_tokens], dtype=torch.float64)

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -35,7 +36,8 @@ def run_all(runs: list[Run], console: Console, stop: Stop) -> dict[Run, int]:
     waiting, running, codes = list(runs), [], {}
     free = list(enumerate(placement.gpus()))
     told = False
-    with progress_bar(console, console.is_terminal) as bar:
+    with progress_bar(console, console.is_terminal) as bar, ExitStack() as at_end:
+        at_end.callback(_tell, running, signal.SIGTERM)  # whatever else ends this loop ends the runs too
         while running or (waiting and not stop.code):
             try:
                 while waiting and free and not stop.code:

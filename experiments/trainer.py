@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from experiments import device  # before anything of torchtitan: see there  # isort: skip
 import torchtitan.train as titan
@@ -170,7 +171,8 @@ class Trainer(titan.Trainer):
         if self._steps_done == 1:
             metrics.clock.start()
         self._micro_losses.clear()
-        with self._observed(), self._clipping():
+        clip = patch.object(titan.dist_utils, "clip_grad_norm_", self._clip)  # torchtitan has no hook for it
+        with self._observed(), clip:
             if self.job_config.quantize.linear.float8.cast_weights_once:
                 float8_weights.cast_weights(self.model_parts[0], self.job_config.compile)
             super().train_step(data_iterator)
@@ -209,20 +211,40 @@ class Trainer(titan.Trainer):
         last = self.step == self.job_config.training.steps
         return self._steps_done == chosen or (self._steps_done < chosen and last)
 
-    def _clipping(self):
-        """Clipping by the optimizer instead of torchtitan's, which has no hook for it."""
-        if not self.job_config.optimizer.fused_clipping:
-            return nullcontext()
-        return patch.object(titan.dist_utils, "clip_grad_norm_", self._clip_in_step)
+    def _clip(self, parameters: list[torch.nn.Parameter], max_norm: float, **_) -> torch.Tensor:
+        """Clip gradients as torchtitan does, or within the optimizer's step; a norm that is not finite ends the run.
 
-    def _clip_in_step(self, parameters, max_norm: float, **_) -> torch.Tensor:
-        return optimizer.clip_in_step(self.optimizers, parameters, max_norm)
+        Asking for that waits for the device, while it has nothing to do but the optimizer's step, which hides the wait.
+        """
+        norm = optimizer.gradient_norm(parameters)
+        if not norm.isfinite():  # named before clipping, which makes all gradients NaN
+            self.metrics_processor.diverged = f"the gradient norm was not finite in step {self.step}" + self._culprits()
+        if self.job_config.optimizer.fused_clipping:
+            optimizer.clip_in_step(self.optimizers, norm, max_norm)
+        else:
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
+        return norm
+
+    def _culprits(self) -> str:
+        """Which gradients are not finite: the first parameters of the first rank that has some, as a sentence's end."""
+        names = [name for name, p in self.proof.trainable().items() if p.grad is not None and not _finite(p.grad)]
+        by_rank = [names] * dist.get_world_size()
+        dist.all_gather_object(by_rank, names, group=self._hosts)
+        if not (names := next(filter(None, by_rank), [])):
+            return ", although each gradient is"  # their squares add up to more than the dtype holds
+        more = f" and {len(names) - len(shown)} more" if len(names) > len(shown := names[:3]) else ""
+        return f": the gradient of {', '.join(shown)}{more}"
 
     def _saved_checkpoint_before(self) -> bool:
         """Whether this step's time holds the saving of a checkpoint, which torchtitan does between two steps."""
         keys, last = self.job_config.checkpoint, self.step - 1
         first = keys.enable_first_step_checkpoint and last == 1
         return keys.enable and last > 0 and (last % keys.interval == 0 or first)
+
+
+def _finite(gradient: torch.Tensor) -> bool:
+    local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    return bool(local.isfinite().all())
 
 
 def _random_state() -> dict[str, torch.Tensor]:

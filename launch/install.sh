@@ -15,6 +15,11 @@ else
   [ -n "$PYTHON" ] || { echo "error: no Python 3.11 or 3.12 here: install one, or name it with PYTHON=..." >&2; exit 2; }
 fi
 
+libc() { getconf GNU_LIBC_VERSION 2>/dev/null || echo "another libc"; }
+wheels_fit() {
+  [[ $(uname -m) =~ ^(x86_64|aarch64)$ ]] && printf '%s\n' "glibc 2.28" "$(libc)" | sort --version-sort --check=silent
+}
+
 constraints=()
 options=()
 # prints the version of a torch that came with this interpreter and is recent enough; a virtual one's cannot be shared
@@ -29,6 +34,10 @@ if own_torch=$("$PYTHON" -c "$find_torch" 2>/dev/null); then
   mkdir -p "$venv"
   echo "torch==$own_torch" >"$venv/keep-torch.txt"
   constraints=(-c "$venv/keep-torch.txt")
+elif ! wheels_fit; then
+  echo "error: torch's wheels need glibc 2.28 or newer on x86_64 or aarch64, and this is $(libc) on $(uname -m): use a" \
+    "newer system, or a container (launch/Dockerfile)" >&2
+  exit 2
 elif ! nvidia-smi >/dev/null 2>&1; then
   echo "no GPU here: torch as in constraints-cpu.txt"
   constraints=(-c constraints-cpu.txt)

@@ -2,14 +2,15 @@
 
 torchao does it: this file and models/float8_weights.py import its FP8 layers, models/optimizer.py its optimizers.
 torchtitan's section `quantize.linear.float8` is read as it is; differences from its converter: a name filter is exact
-(a shell pattern over the full module name) and must match something, converting nothing is an error, and the CPU
-operator counts as hardware where PyTorch has it.
+(a shell pattern over the full module name) and must match something, converting nothing is an error, and a CPU
+multiplies as models/fp8_product.py finds best.
 """
 
 import logging
 import re
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import cache
 
 import torch
 from torch import nn
@@ -17,7 +18,9 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.model_converter import register_model_converter
 from torchtitan.tools.logging import logger
 
+from models import fp8_product
 from models.errors import InputError
+from models.fp8_product import EMULATED, OPERATOR, Product
 
 for _name in ("torchao", "torch.utils._pytree"):  # importing torchao warns of kernels and calls that are not used here
     logging.getLogger(_name).setLevel(logging.ERROR)
@@ -46,20 +49,19 @@ def check_device(device: torch.device) -> None:
         )
 
 
-def scaled_mm_works(device: torch.device, rowwise: bool) -> bool:
-    """Whether `torch._scaled_mm` runs here with this scaling (torch 2.11's CPU build has tensorwise only).
+@cache
+def product(device_type: str, recipe_name: str, emulate: bool) -> Product:
+    """How the FP8 products of a recipe are computed here. Arguments are keys of `quantize.linear.float8`.
 
     A GPU with the units is believed: a product that it refuses shall fail the run, not be emulated.
     """
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= FIRST_WITH_FP8
-    a = torch.zeros(16, 16, dtype=torch.float8_e4m3fn)
-    scale_a, scale_b = ((16, 1), (1, 16)) if rowwise else ((), ())
-    try:
-        torch._scaled_mm(a, a.t(), torch.ones(scale_a), torch.ones(scale_b), out_dtype=torch.bfloat16)
-    except RuntimeError:  # not implemented is one too
-        return False
-    return True
+    if emulate:
+        return Product(EMULATED, "operands are rounded to FP8 and multiplied in bf16, because the recipe asks for it")
+    if device_type == "cuda" and torch.cuda.get_device_capability() >= FIRST_WITH_FP8:
+        return Product(OPERATOR, "torch._scaled_mm runs on the GPU's FP8 units")
+    if device_type == "cuda":
+        return Product(EMULATED, "operands are rounded to FP8 and multiplied in bf16: this GPU has no FP8 units")
+    return fp8_product.choose(rowwise=recipe_name != "tensorwise")
 
 
 class Float8Converter:
@@ -80,17 +82,12 @@ class Float8Converter:
                 "quantize.linear.float8.enable_fsdp_float8_all_gather needs FSDP over two or more GPUs: "
                 "start with torchrun or srun, or set it to false"
             )
-        emulate = self.keys.emulate
-        if not emulate and not scaled_mm_works(device, rowwise=self.keys.recipe_name != "tensorwise"):
-            logger.warning(
-                f"torch {torch.__version__} has no {self.keys.recipe_name} FP8 operator for {device.type}: emulating "
-                "it with FP8-rounded bf16 products; torch 2.13 has it"
-            )
-            emulate = True
+        found = product(device.type, self.keys.recipe_name, self.keys.emulate)
+        logger.info(f"FP8 products: {found.how}; {found.why}")
         backward = Float8GemmConfig(use_fast_accum=self.keys.fast_accumulation_in_backward)
         self.config = replace(
             Float8LinearConfig.from_recipe_name(self.keys.recipe_name),
-            emulate=emulate,
+            emulate=found.how == EMULATED,
             enable_fsdp_float8_all_gather=self.keys.enable_fsdp_float8_all_gather,
             gemm_config_grad_input=backward,
             gemm_config_grad_weight=backward,

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torchao import optim
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.components.optimizer import build_optimizers as build_torch_optimizers
@@ -27,17 +28,18 @@ def build_optimizers(model_parts: list[nn.Module], keys, parallel_dims: Parallel
     return OptimizersContainer(model_parts, classes[keys.name], settings)
 
 
-def clip_in_step(optimizers: Iterable[torch.optim.Optimizer], parameters: Iterable[nn.Parameter], max_norm: float):
-    """Have the next step of fused optimizers scale the gradients as it reads them.
-
-    `torch.nn.utils.clip_grad_norm_` reads and writes all gradients for it, even where nothing is to be clipped.
-    PyTorch's fused optimizers divide by `grad_scale`, made for loss scaling, in float32.
-
-    Returns:
-        The norm before clipping, a scalar tensor.
-    """
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
+    """The norm of all gradients together, a scalar tensor; of all ranks' shards."""
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def clip_in_step(optimizers: Iterable[torch.optim.Optimizer], norm: torch.Tensor, max_norm: float) -> None:
+    """Have the next step of fused optimizers scale the gradients, whose norm is `norm`, as it reads them.
+
+    `torch.nn.utils.clip_grads_with_norm_` reads and writes all gradients for it, even where nothing is to be clipped.
+    PyTorch's fused optimizers divide by `grad_scale`, made for loss scaling, in float32.
+    """
     scale = torch.clamp((norm.float() + 1e-6) / max_norm, min=1.0)  # 1e-6 as in clip_grad_norm_
     for optimizer in optimizers:
         optimizer.grad_scale = scale
-    return norm

@@ -11,8 +11,8 @@ import pytest
 from torchtitan.distributed import ParallelDims
 
 from experiments import study
+from tests.processes import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 TINY = ["training.steps=4", "training.seq_len=64", "training.local_batch_size=1"]
 SMALL = ["training.seq_len=128", "training.local_batch_size=2"]
 ONE_DEVICE = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import processes
 from tests.runs import ROOT, lines_of, manifest_of
 
 FOUR = ["baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled"]
@@ -40,9 +41,7 @@ class Cluster:
         self.environment = os.environ | mine | {"MEASURED_BF16_PEAK_FLOPS": "1e11"}
 
     def command(self, *command: str, check: bool = True) -> str:
-        done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=120)
-        assert not check or done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        return processes.run(command, check=check, env=self.environment).stdout.strip()
 
     def submit(self, *arguments: str) -> str:
         """Number of a job; arguments before the job file are sbatch's."""
@@ -85,10 +84,12 @@ def trains(run: Path) -> bool:
 def cluster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slurm")
     script = [ROOT / "tests/slurm.sh", "up", folder / "slurm"]
-    up = subprocess.run(script, capture_output=True, text=True, timeout=120)
-    assert up.returncode == 0, up.stderr
-    yield Cluster(folder, up.stdout.strip())
-    subprocess.run([*script[:1], "down", *script[2:]], check=True, timeout=120)
+    try:
+        yield Cluster(
+            folder, subprocess.run(script, capture_output=True, text=True, timeout=120, check=True).stdout.strip()
+        )
+    finally:
+        processes.run([*script[:1], "down", *script[2:]])
 
 
 class Job:
@@ -166,8 +167,7 @@ def test_shell_files_are_clean():
     if not shutil.which("shellcheck"):
         pytest.skip("needs shellcheck")
     files = [*ROOT.glob("launch/*.sh"), *ROOT.glob("launch/*.sbatch"), ROOT / "tests/slurm.sh", ROOT / ".ci/run"]
-    done = subprocess.run(["shellcheck", "-x", *files], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    processes.run(["shellcheck", "-x", *files])
 
 
 def login(*arguments: str) -> subprocess.CompletedProcess:
@@ -175,7 +175,7 @@ def login(*arguments: str) -> subprocess.CompletedProcess:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     command = ["bash", STUDY, *arguments]
     environment["PYTHON"] = sys.executable
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    return processes.run(command, check=False, env=environment)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import subprocess
 import sys
 
 import pytest
@@ -12,8 +11,9 @@ from experiments import checks, run
 from experiments import recipe as recipes
 from experiments.run import main
 from models.errors import InputError
+from tests import processes
 from tests.make_corpus import write_tokenizer
-from tests.runs import ROOT, manifest_of
+from tests.runs import manifest_of
 
 
 @pytest.fixture
@@ -217,5 +217,5 @@ def test_peak_memory_is_the_process_own():
     """A study that has trained a tokenizer has a peak of its own, which its runs must not start from."""
     child = "from experiments import device; print(device._CpuDevice.memory_stats()['active_bytes.all.peak'])"
     parent = f"import subprocess, sys; b'x' * 2**30; subprocess.run([sys.executable, '-c', {child!r}])"
-    said = subprocess.run([sys.executable, "-c", parent], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    said = processes.run([sys.executable, "-c", parent]).stdout
     assert 50 * 2**20 < int(said) < 2**30

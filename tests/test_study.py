@@ -1,12 +1,12 @@
 """A whole study as a user runs it, and what its run directories hold."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
-from tests.runs import ROOT, SMALL, lines_of, manifest_of, run_study
+from tests import processes
+from tests.runs import SMALL, lines_of, manifest_of, run_study
 
 pytestmark = pytest.mark.slow
 
@@ -137,7 +137,7 @@ def test_a_runs_recipe_runs_again_warm_with_the_same_losses(four_way, records, t
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     recipe = four_way[0] / "tensorwise_fp8_compiled" / "seed0" / "recipe.yaml"
     command = [sys.executable, "-m", "experiments.run", recipe, "--out", tmp_path / "again"]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
+    processes.run(command)
     assert losses({"metrics": lines_of(tmp_path / "again")}) == losses(records["tensorwise_fp8_compiled"])
     assert manifest_of(tmp_path / "again")["recipe"] == "tensorwise_fp8_compiled"
     assert json.loads((tmp_path / "again" / "timing.json").read_text())["compile_cache"] == "warm"

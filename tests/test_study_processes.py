@@ -1,13 +1,13 @@
 """A study that fails and goes on, and a run of two processes; apart from test_study so that they share the cores."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 import yaml
 
-from tests.runs import ROOT, SMALL, run_study
+from tests import processes
+from tests.runs import SMALL, run_study
 
 pytestmark = pytest.mark.slow
 
@@ -37,11 +37,7 @@ def test_two_processes_share_one_run(tmp_path):
     keys = [f"{fp8}.enable_fsdp_float8_all_gather=true", f"{fp8}.precompute_float8_dynamic_scale_for_fsdp=true"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
     command = [*torchrun, "-m", "experiments.run", "tensorwise_fp8_compiled", "--overlay", "cpu", "--out", out]
-    done = subprocess.run(
-        [*command, *keys, *SMALL, "training.steps=4", "compile.enable=false"],
-        cwd=ROOT, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    processes.run([*command, *keys, *SMALL, "training.steps=4", "compile.enable=false"])
     manifest, proof = (json.loads((out / f"{name}.json").read_text()) for name in ("manifest", "proof"))
     assert manifest["world_size"] == 2 and proof["fp8_share_of_matmul_flops"] == pytest.approx(0.75)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

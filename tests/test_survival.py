@@ -17,7 +17,8 @@ from experiments.run import main
 from experiments.rundir import RunDirectory
 from experiments.stop import COME_BACK, FOR_GOOD, STUDY_PID, Stop
 from models.errors import InputError
-from tests.runs import ROOT, lines_of, manifest_of
+from tests import processes
+from tests.runs import lines_of, manifest_of
 
 RUN = ["baseline", "--overlay", "cpu", "training.seq_len=64", "training.local_batch_size=1", "metrics.log_freq=50"]
 KEEP = ["checkpoint.enable=true", "checkpoint.interval=5", "checkpoint.keep_latest_k=2",
@@ -36,7 +37,8 @@ def test_budget_and_damaged_checkpoints(tmp_path, run_here):
     """Stopped by its budget, its newest checkpoint damaged and one half written, a run goes on from the one before."""
     out, whole = tmp_path / "run", tmp_path / "whole"
     budget = [*KEEP, "--out", str(out), "training.steps=4000", "--budget", "9"]
-    assert subprocess.run([sys.executable, "-m", "experiments.run", *RUN, *budget], cwd=ROOT).returncode == COME_BACK
+    stopped = processes.run([sys.executable, "-m", "experiments.run", *RUN, *budget], check=False)
+    assert stopped.returncode == COME_BACK
     assert "by the time budget of 9 s" in manifest_of(out)["error"]
     stopped = lines_of(out)[-1]["step"]
     before = (stopped - 1) // 5 * 5
@@ -105,14 +107,14 @@ def test_a_run_does_not_outlive_its_study(tmp_path):
         f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"
         "child.stdout.readline(); print(child.pid, flush=True); child.wait()"
     )
-    process = subprocess.Popen([sys.executable, "-c", parent], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    child_pid = int(process.stdout.readline())
-    process.kill()
-    process.wait()
-    deadline = time.monotonic() + 20
-    while os.path.exists(f"/proc/{child_pid}") and open(f"/proc/{child_pid}/stat").read().split()[2] != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    with processes.started([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+        child_pid = int(process.stdout.readline())
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 20
+        while os.path.exists(f"/proc/{child_pid}") and open(f"/proc/{child_pid}/stat").read().split()[2] != "Z":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 def test_budget_without_checkpoints(capsys, tmp_path):

@@ -1,0 +1,124 @@
+"""`torch._scaled_mm` on a CPU: whether the FP8 product is right and fast here, and what runs where it is not.
+
+PyTorch has code of its own for it, which computes in float32. But where a CPU has `amx_int8`, PyTorch hands products
+with one scale per tensor to oneDNN, and without `amx_fp16` oneDNN has only reference code for e4m3 x e4m3: it does
+0.05 GFLOP/s, seconds instead of milliseconds (seen with torch 2.11 and 2.13 on Intel Xeons).
+"""
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+
+import torch
+
+OPERATOR, WITHOUT_ONEDNN, EMULATED = "operator", "operator without oneDNN", "emulated"
+_SIZE = 64  # rows and columns of the probe's matrices: 20 ms a product in oneDNN's reference code, else 0.1 ms
+_SLOW = 30  # times as long as the same product in float32; reference code takes over 300 times, others 1 to 5
+_SHORT = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+
+
+@dataclass(frozen=True)
+class Product:
+    """How FP8 matrices are multiplied: `how` is OPERATOR, WITHOUT_ONEDNN or EMULATED; `why` is a sentence."""
+
+    how: str
+    why: str
+
+
+def choose(rowwise: bool) -> Product:
+    """Measure, in a tenth of a second, how this CPU is to multiply FP8 matrices, and set this process to it.
+
+    Args:
+        rowwise: whether there are products with one scale per row; there always are some with one per tensor.
+    """
+    _keep_off_onednn(False)
+    if (problem := _problem(rowwise)) is None:
+        return Product(OPERATOR, "torch._scaled_mm is right and fast on this CPU")
+    _keep_off_onednn(True)
+    if (remaining := _problem(rowwise)) is None:
+        return Product(WITHOUT_ONEDNN, f"torch._scaled_mm is kept off oneDNN, with which it {problem} on this CPU")
+    because = f"torch._scaled_mm of torch {torch.__version__} {remaining} on this CPU"
+    return Product(EMULATED, f"operands are rounded to FP8 and multiplied in bf16, because {because}")
+
+
+def _problem(rowwise: bool) -> str | None:
+    """What is wrong with one of the products that FP8 recipes use, None if all are right and fast."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # so that the ratio of times tells of the code, and not of the number of cores
+    try:
+        return next(filter(None, (_problem_of(*operands) for operands in _operands(rowwise))), None)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _operands(rowwise: bool) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """(a, b, scale of a, scale of b) of each kind of product: weights and activations are e4m3, gradients e5m2 too."""
+    values = torch.linspace(-4, 4, _SIZE * _SIZE).view(_SIZE, _SIZE).sin()
+    weight = values.to(torch.float8_e4m3fn).t()
+    for dtype in _SHORT:
+        yield values.to(dtype), weight, torch.tensor(0.5), torch.tensor(2.0)
+    if rowwise:
+        scales = torch.linspace(0.5, 2, _SIZE)
+        yield values.to(torch.float8_e4m3fn), weight, scales.view(-1, 1), scales.view(1, -1)
+
+
+def _problem_of(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> str | None:
+    def product() -> torch.Tensor:
+        return torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=torch.bfloat16)
+
+    def reference() -> torch.Tensor:
+        return (a.float() @ b.float() * scale_a * scale_b).bfloat16()
+
+    what = f"{_SHORT[a.dtype]} x {_SHORT[b.dtype]} with one scale per {'row' if scale_a.dim() else 'tensor'}"
+    try:
+        result = product()
+    except RuntimeError:  # not implemented is one too
+        return f"refuses {what}"
+    if not torch.allclose(result, reference(), rtol=0.02, atol=0.02):  # bf16's rounding is 0.004
+        return f"gives a wrong {what}"
+    ratio = _least_seconds(product) / _least_seconds(reference)
+    return f"takes over {10 ** int(math.log10(ratio))} times as long as float32 for {what}" if ratio > _SLOW else None
+
+
+def _least_seconds(do: Callable) -> float:
+    """The shortest of three calls."""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        do()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+_kept_off = False
+
+
+def _keep_off_onednn(yes: bool) -> None:
+    """Whether `torch._scaled_mm` runs PyTorch's own code on the CPU; bf16 products are oneDNN's either way."""
+    global _kept_off
+    _kept_off = yes
+    if yes:
+        _wrap_kernels()
+
+
+@cache
+def _wrap_kernels() -> torch.library.Library:
+    """Put kernels in front of PyTorch's, as `torch.library.get_kernel` is made for; compiled graphs call them too."""
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings(action="ignore"):  # that a kernel is replaced
+        for name in ("_scaled_mm", "_scaled_mm.out"):
+            kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
+            library.impl(name, partial(_call, kernel), "CPU", with_keyset=True)
+    return library  # kept in the cache: the kernels would go with it
+
+
+def _call(kernel, keys, *args, **kwargs):
+    before = torch._C._get_mkldnn_enabled()  # torch.backends.mkldnn.flags would set other flags as well
+    torch._C._set_mkldnn_enabled(before and not _kept_off)
+    try:
+        return kernel.call_boxed(keys, *args, **kwargs)
+    finally:
+        torch._C._set_mkldnn_enabled(before)
