@@ -1,5 +1,6 @@
 """torchtitan's Trainer with this project's records around it; its loop is used as it is."""
 
+import math
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from unittest.mock import patch
@@ -217,7 +218,7 @@ class Trainer(titan.Trainer):
         Asking for that waits for the device, while it has nothing to do but the optimizer's step, which hides the wait.
         """
         norm = optimizer.gradient_norm(parameters)
-        if not norm.isfinite():  # named before clipping, which makes all gradients NaN
+        if not math.isfinite(norm.item()):  # named before clipping, which makes all gradients NaN
             self.metrics_processor.diverged = f"the gradient norm was not finite in step {self.step}" + self._culprits()
         if self.job_config.optimizer.fused_clipping:
             optimizer.clip_in_step(self.optimizers, norm, max_norm)
