@@ -1,6 +1,5 @@
 """What can be known before a run. Each check raises an `InputError`, or says what it found."""
 
-import math
 import os
 import shlex
 import shutil
@@ -41,7 +40,6 @@ def check_ranks(config, world_size: int) -> None:
         ("model.fused_projections", config.model.fused_projections, "false"),
         ("optimizer.fused_clipping", config.optimizer.fused_clipping, "false"),
         ("optimizer.built", config.optimizer.built == "before_conversion", "null"),
-        ("quantize.linear.float8.cast_weights_once", config.quantize.linear.float8.cast_weights_once, "false"),
     ):
         if asked:
             raise InputError(f"{key} needs whole weights, and {world_size} processes shard them: set it to {otherwise}")
@@ -95,13 +93,9 @@ def memory_estimate(config) -> dict[str, float]:
     param_bytes = {"bfloat16": 2, "float32": 4}[config.training.dtype]
     moment_bytes = flops.moment_bytes(config.optimizer, param_bytes)
     recompute = config.activation_checkpoint.mode == "full"
-    estimate = flops.memory_estimate(
+    return flops.memory_estimate(
         model_args(config), tokens, param_bytes, moment_bytes, config.compile.enable, recompute
     )
-    if config.quantize.linear.float8.cast_weights_once:
-        shapes = flops.linear_shapes(model_args(config))
-        estimate["fp8_weights"] = sum(math.prod(shapes[name]) for name in fp8_layers(config))
-    return estimate
 
 
 def fp8_layers(config) -> set[str]:

@@ -56,6 +56,9 @@ class Compile(titan.Compile):
     cuda_graphs: bool = False
     """Record each compiled graph's kernels once and launch them together (torch._inductor.config.triton.cudagraphs)."""
 
+    max_autotune_pointwise: bool = False
+    """Try several configurations of each element-wise kernel and keep the fastest (torch._inductor.config)."""
+
     artifacts_dir: str = ".cache/compile"
     """Where compiled kernels are kept for the next run of the recipe; an empty one keeps none."""
 
@@ -63,12 +66,7 @@ class Compile(titan.Compile):
 @dataclass
 class Float8Linear(titan.Float8Linear):
     fast_accumulation_in_backward: bool = False
-    """Let the backward products add up within the tensor cores too, as the forward one does: less exact, and rowwise
-    ones need no pass that scales them afterwards."""
-
-    cast_weights_once: bool = False
-    """Cast each weight to FP8 once at the start of a step, for all of its passes; tensorwise only. One byte more per
-    weight is kept."""
+    """Let the backward products add up within the tensor cores too, as the forward one does: less exact."""
 
 
 @dataclass

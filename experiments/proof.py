@@ -71,13 +71,13 @@ class Proof:
     @property
     def emulated(self) -> bool:
         """Whether layers round to FP8 but multiply in high precision."""
-        return any(module.config.emulate for module in self.converted.values())
+        return any(map(float8.emulates, self.converted.values()))
 
     @property
     def fp8_flops_expected(self) -> int:
         """FLOPs per step that the converted layers account for: 2 M N K for each GEMM with FP8 operands."""
         per_pass = (
-            2 * self.tokens * m.in_features * m.out_features * float8.fp8_gemms(m) for m in self.converted.values()
+            2 * self.tokens * m.in_features * m.out_features * float8.fp8_products(m) for m in self.converted.values()
         )
         return self.passes_per_step * sum(per_pass)
 

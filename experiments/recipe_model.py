@@ -163,9 +163,9 @@ def _fp8_conflicts(config: "Config") -> Iterator[tuple[list[str], str]]:
     recipe_name, all_gather = f"{section}.recipe_name", f"{section}.enable_fsdp_float8_all_gather"
     tokens = training.seq_len * training.local_batch_size
     if keys.recipe_name is None:
-        for key in ("fast_accumulation_in_backward", "cast_weights_once"):
-            if getattr(keys, key):
-                yield [f"{section}.{key}", recipe_name], "does nothing without a recipe_name; set it to false"
+        if keys.fast_accumulation_in_backward:
+            message = "does nothing without a recipe_name; set it to false"
+            yield [f"{section}.fast_accumulation_in_backward", recipe_name], message
     if keys.recipe_name and tokens % 16:
         message = f"seq_len x local_batch_size is {tokens}; FP8 needs a multiple of 16, since the weight-gradient GEMM"
         yield ["training.seq_len", "training.local_batch_size", recipe_name], f"{message} contracts over tokens"
@@ -175,12 +175,6 @@ def _fp8_conflicts(config: "Config") -> Iterator[tuple[list[str], str]]:
     if keys.precompute_float8_dynamic_scale_for_fsdp and not keys.enable_fsdp_float8_all_gather:
         message = "needs enable_fsdp_float8_all_gather: true; set that, or set this to false"
         yield [f"{section}.precompute_float8_dynamic_scale_for_fsdp", all_gather], message
-    if keys.cast_weights_once and keys.recipe_name not in (None, "tensorwise"):
-        message = "rowwise products need other scales backward than forward, so recipe_name: tensorwise, got"
-        yield [f"{section}.cast_weights_once", recipe_name], f"{message} {shown(keys.recipe_name)}; set it to false"
-    if keys.cast_weights_once and keys.enable_fsdp_float8_all_gather:
-        message = "FP8 all-gather makes its own copy of each weight; set one of the two to false"
-        yield [f"{section}.cast_weights_once", all_gather], message
 
 
 def flat(section: dict, prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -21,7 +21,7 @@ from experiments.checkpoint import Checkpoints
 from experiments.metrics import Metrics
 from experiments.proof import PROFILED_STEP, RECORDING_STEP, Proof
 from experiments.stop import Interrupted, Stop
-from models import float8, float8_weights, llama, optimizer
+from models import float8, llama, optimizer
 
 
 class Timeline:
@@ -174,8 +174,6 @@ class Trainer(titan.Trainer):
         self._micro_losses.clear()
         clip = patch.object(titan.dist_utils, "clip_grad_norm_", self._clip)  # torchtitan has no hook for it
         with self._observed(), clip:
-            if self.job_config.quantize.linear.float8.cast_weights_once:
-                float8_weights.cast_weights(self.model_parts[0], self.job_config.compile)
             super().train_step(data_iterator)
         metrics.losses.append(torch.stack(self._micro_losses).sum())
         if self._steps_done == 1:

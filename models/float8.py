@@ -1,9 +1,9 @@
 """FP8 for this Llama: which linear layers run in it, with which scaling.
 
-torchao does it: this file and models/float8_weights.py import its FP8 layers, models/optimizer.py its optimizers.
-torchtitan's section `quantize.linear.float8` is read as it is; differences from its converter: a name filter is exact
-(a shell pattern over the full module name) and must match something, converting nothing is an error, and a CPU
-multiplies as models/fp8_product.py finds best.
+The layers are models/fp8_linear.py's, and torchao's where FSDP2 gathers weights in FP8. torchtitan's section
+`quantize.linear.float8` is read as it is; differences from its converter: a name filter is exact (a shell pattern over
+the full module name) and must match something, converting nothing is an error, and a CPU multiplies as
+models/fp8_product.py finds best.
 """
 
 import logging
@@ -20,6 +20,7 @@ from torchtitan.tools.logging import logger
 
 from models import fp8_product
 from models.errors import InputError
+from models.fp8_linear import Fp8Linear, Products
 from models.fp8_product import EMULATED, OPERATOR, Product
 
 for _name in ("torchao", "torch.utils._pytree"):  # importing torchao warns of kernels and calls that are not used here
@@ -30,10 +31,8 @@ from torchao.float8 import (  # noqa: E402
     convert_to_float8_training,
     precompute_float8_dynamic_scale_for_fsdp,
 )
-from torchao.float8.config import Float8GemmConfig, ScalingType  # noqa: E402
+from torchao.float8.config import Float8GemmConfig  # noqa: E402
 from torchao.float8.float8_linear import Float8Linear  # noqa: E402
-
-from models.float8_weights import CastOnceLinear  # noqa: E402
 
 FIRST_WITH_FP8 = (8, 9)  # compute capability of the first GPUs with FP8 matrix units: Ada, then Hopper
 AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word in filter_fqns: skip layers too small to gain
@@ -56,56 +55,66 @@ def product(device_type: str, recipe_name: str, emulate: bool) -> Product:
     A GPU with the units is believed: a product that it refuses shall fail the run, not be emulated.
     """
     if emulate:
-        return Product(EMULATED, "operands are rounded to FP8 and multiplied in bf16, because the recipe asks for it")
+        return Product(EMULATED, "operands are rounded to FP8 and multiplied in float32, as the recipe asks")
     if device_type == "cuda" and torch.cuda.get_device_capability() >= FIRST_WITH_FP8:
         return Product(OPERATOR, "torch._scaled_mm runs on the GPU's FP8 units")
     if device_type == "cuda":
-        return Product(EMULATED, "operands are rounded to FP8 and multiplied in bf16: this GPU has no FP8 units")
+        return Product(EMULATED, "operands are rounded to FP8 and multiplied in float32: this GPU has no FP8 units")
     return fp8_product.choose(rowwise=recipe_name != "tensorwise")
 
 
-class Float8Converter:
-    """torchtitan model converter `fp8`: swaps the chosen `nn.Linear`s for torchao's `Float8Linear`.
+def takes_row_scales() -> bool:
+    """Whether a GPU's product with slow accumulation is to be given scales of rows: where cuBLASLt has it.
 
-    Does nothing while `quantize.linear.float8.recipe_name` is null, so that a recipe turns FP8 on with that one key.
+    That is on Hopper from CUDA 12.9 on (pytorch pull request 157905); elsewhere a slow kernel of CUTLASS has it. A
+    small product is compared by value.
+    """
+    if torch.cuda.get_device_capability()[0] != 9 or tuple(map(int, torch.version.cuda.split("."))) < (12, 9):
+        return False
+    return fp8_product.row_scales_are_right("cuda")
+
+
+class Float8Converter:
+    """torchtitan model converter `fp8`: swaps the chosen `nn.Linear`s for FP8 layers.
+
+    They are `Fp8Linear`s, or torchao's `Float8Linear`s where FSDP2 gathers weights in FP8. Does nothing while
+    `quantize.linear.float8.recipe_name` is null, so that a recipe turns FP8 on with that one key.
     """
 
     def __init__(self, job_config, parallel_dims: ParallelDims):
         self.keys = job_config.quantize.linear.float8
         self.enabled = self.keys.recipe_name is not None
-        if not self.enabled:
-            return
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         pointless = self.keys.enable_fsdp_float8_all_gather and not parallel_dims.dp_shard_enabled
-        if pointless and job_config.optimizer.built is None:
+        if self.enabled and pointless and job_config.optimizer.built is None:
             raise InputError(
                 "quantize.linear.float8.enable_fsdp_float8_all_gather needs FSDP over two or more GPUs: "
                 "start with torchrun or srun, or set it to false"
             )
-        found = product(device.type, self.keys.recipe_name, self.keys.emulate)
-        logger.info(f"FP8 products: {found.how}; {found.why}")
-        backward = Float8GemmConfig(use_fast_accum=self.keys.fast_accumulation_in_backward)
-        self.config = replace(
-            Float8LinearConfig.from_recipe_name(self.keys.recipe_name),
-            emulate=found.how == EMULATED,
-            enable_fsdp_float8_all_gather=self.keys.enable_fsdp_float8_all_gather,
-            gemm_config_grad_input=backward,
-            gemm_config_grad_weight=backward,
-        )
 
     def convert(self, model: nn.Module) -> None:
         """Convert in place. Raises `InputError` if a filter matches nothing, nothing is left, or a size is unfit."""
         if not self.enabled:
             return
-        chosen = choose_modules(model, self.keys.recipe_name, self.keys.filter_fqns)
-        convert_to_float8_training(model, config=self.config, module_filter_fn=lambda _, name: name in chosen)
-        if self.keys.cast_weights_once:
+        keys, device_type = self.keys, "cuda" if torch.cuda.is_available() else "cpu"
+        chosen = choose_modules(model, keys.recipe_name, keys.filter_fqns)
+        found = product(device_type, keys.recipe_name, keys.emulate)
+        if keys.enable_fsdp_float8_all_gather:
+            config = _torchao_config(keys, emulate=found.how == EMULATED)
+            convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in chosen)
+        else:
+            how = Products(
+                recipe_name=keys.recipe_name,
+                fast_backward=keys.fast_accumulation_in_backward,
+                row_scales=device_type == "cpu" or takes_row_scales(),
+                emulate=found.how == EMULATED,
+            )
             for name in chosen:
-                model.set_submodule(name, CastOnceLinear.from_float(model.get_submodule(name), self.config))
+                model.set_submodule(name, Fp8Linear.from_float(model.get_submodule(name), how))
         for module in converted_modules(model).values():
             module.register_forward_pre_hook(_follow_autocast)
         kept = sorted({name for name, m in model.named_modules() if type(m) is nn.Linear})
-        logger.info(f"FP8 {self.keys.recipe_name}: {len(chosen)} linear layers converted, kept in bf16: {kept}")
+        logger.info(f"FP8 {keys.recipe_name}: {len(chosen)} linear layers converted, kept in bf16: {kept}")
+        logger.info(f"FP8 products: {found.how}; {found.why}")
 
     def post_optimizer_hook(self, model_parts: list[nn.Module]) -> None:
         """Compute the scales of all FSDP float8 weights with one all-reduce instead of one each."""
@@ -167,17 +176,28 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
     return chosen
 
 
-def converted_modules(model: nn.Module) -> dict[str, Float8Linear]:
-    """The FP8 layers of `model` by their name before compilation."""
-    return {name.replace("_orig_mod.", ""): m for name, m in model.named_modules() if isinstance(m, Float8Linear)}
-
-
-def fp8_gemms(module: Float8Linear) -> int:
-    """How many of a layer's three GEMMs (output, input gradient, weight gradient) have FP8 operands."""
-    c = module.config
-    operands = (
-        (c.cast_config_input, c.cast_config_weight),
-        (c.cast_config_grad_output, c.cast_config_weight_for_grad_input),
-        (c.cast_config_input_for_grad_weight, c.cast_config_grad_output_for_grad_weight),
+def _torchao_config(keys, emulate: bool) -> Float8LinearConfig:
+    backward = Float8GemmConfig(use_fast_accum=keys.fast_accumulation_in_backward)
+    return replace(
+        Float8LinearConfig.from_recipe_name(keys.recipe_name),
+        emulate=emulate,
+        enable_fsdp_float8_all_gather=True,
+        gemm_config_grad_input=backward,
+        gemm_config_grad_weight=backward,
     )
-    return sum(all(cast.scaling_type is not ScalingType.DISABLED for cast in pair) for pair in operands)
+
+
+def converted_modules(model: nn.Module) -> dict[str, nn.Linear]:
+    """The FP8 layers of `model` by their name before compilation."""
+    layers = (Fp8Linear, Float8Linear)
+    return {name.replace("_orig_mod.", ""): m for name, m in model.named_modules() if isinstance(m, layers)}
+
+
+def fp8_products(layer: nn.Linear) -> int:
+    """How many of an FP8 layer's three products have FP8 operands; torchao's is used where all of them have."""
+    return layer.how.fp8_products if isinstance(layer, Fp8Linear) else 3
+
+
+def emulates(layer: nn.Linear) -> bool:
+    """Whether an FP8 layer rounds to FP8 but multiplies in float32."""
+    return layer.how.emulate if isinstance(layer, Fp8Linear) else layer.config.emulate

@@ -41,7 +41,7 @@ def choose(rowwise: bool) -> Product:
     if (remaining := _problem(rowwise)) is None:
         return Product(WITHOUT_ONEDNN, f"torch._scaled_mm is kept off oneDNN, with which it {problem} on this CPU")
     because = f"torch._scaled_mm of torch {torch.__version__} {remaining} on this CPU"
-    return Product(EMULATED, f"operands are rounded to FP8 and multiplied in bf16, because {because}")
+    return Product(EMULATED, f"operands are rounded to FP8 and multiplied in float32, because {because}")
 
 
 def _problem(rowwise: bool) -> str | None:
@@ -65,30 +65,45 @@ def _operands(rowwise: bool) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch
         yield values.to(torch.float8_e4m3fn), weight, scales.view(-1, 1), scales.view(1, -1)
 
 
-def _problem_of(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> str | None:
-    def product() -> torch.Tensor:
-        return torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=torch.bfloat16)
+def _product(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> torch.Tensor:
+    return torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=torch.bfloat16)
 
-    def reference() -> torch.Tensor:
-        return (a.float() @ b.float() * scale_a * scale_b).bfloat16()
 
-    what = f"{_SHORT[a.dtype]} x {_SHORT[b.dtype]} with one scale per {'row' if scale_a.dim() else 'tensor'}"
+def _reference(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> torch.Tensor:
+    return (a.float() @ b.float() * scale_a * scale_b).bfloat16()
+
+
+def _wrong(*operands: torch.Tensor) -> str | None:
+    """`refuses` or `gives a wrong`, if the operator does."""
     try:
-        result = product()
+        result = _product(*operands)
     except RuntimeError:  # not implemented is one too
-        return f"refuses {what}"
-    if not torch.allclose(result, reference(), rtol=0.02, atol=0.02):  # bf16's rounding is 0.004
-        return f"gives a wrong {what}"
-    ratio = _least_seconds(product) / _least_seconds(reference)
+        return "refuses"
+    right = torch.allclose(result, _reference(*operands), rtol=0.02, atol=0.02)  # bf16's rounding is 0.004
+    return None if right else "gives a wrong"
+
+
+def _problem_of(*operands: torch.Tensor) -> str | None:
+    a, b, scale_a, _ = operands
+    what = f"{_SHORT[a.dtype]} x {_SHORT[b.dtype]} with one scale per {'row' if scale_a.dim() else 'tensor'}"
+    if wrong := _wrong(*operands):
+        return f"{wrong} {what}"
+    ratio = _least_seconds(_product, operands) / _least_seconds(_reference, operands)
     return f"takes over {10 ** int(math.log10(ratio))} times as long as float32 for {what}" if ratio > _SLOW else None
 
 
-def _least_seconds(do: Callable) -> float:
+def row_scales_are_right(device_type: str) -> bool:
+    """Whether `torch._scaled_mm` takes one scale per row without fast accumulation, and multiplies by them."""
+    *_, with_rows = _operands(rowwise=True)
+    return _wrong(*(tensor.to(device_type) for tensor in with_rows)) is None
+
+
+def _least_seconds(do: Callable, operands: tuple) -> float:
     """The shortest of three calls."""
     seconds = []
     for _ in range(3):
         start = time.perf_counter()
-        do()
+        do(*operands)
         seconds.append(time.perf_counter() - start)
     return min(seconds)
 

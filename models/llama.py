@@ -80,7 +80,8 @@ FLAVORS = {
 def apply_rope(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
     """Rotate each pair of neighbouring features by its position's angle.
 
-    Real arithmetic, because inductor has no code for complex tensors; equal to torchtitan's `apply_rotary_emb`.
+    Compiled in real arithmetic, because inductor has no code for complex tensors; eager in complex, as torchtitan's
+    `apply_rotary_emb`: one multiplication instead of six operators on every second number.
 
     Args:
         x: (batch, seq, heads, head_dim).
@@ -89,7 +90,11 @@ def apply_rope(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
     Returns:
         (batch, seq, heads, head_dim) in the dtype of `x`; computed in float32.
     """
-    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    pairs = x.float().unflatten(-1, (-1, 2))
+    if not torch.compiler.is_compiling():
+        turned = torch.view_as_complex(pairs) * torch.view_as_complex(rope).unsqueeze(-2)
+        return torch.view_as_real(turned).flatten(-2).type_as(x)
+    even, odd = pairs.unbind(-1)
     cos, sin = rope.unsqueeze(-3).unbind(-1)
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).type_as(x)
 
@@ -221,6 +226,7 @@ def _compile_and_parallelize(model: Llama, parallel_dims: ParallelDims, job_conf
     compile_config = job_config.compile
     torch._inductor.config.emulate_precision_casts = compile_config.emulate_precision_casts
     torch._inductor.config.triton.cudagraphs = compile_config.cuda_graphs
+    torch._inductor.config.max_autotune_pointwise = compile_config.max_autotune_pointwise
     if compile_config.enable and compile_config.scope == "model" and "model" in compile_config.components:
         others = [name for name in compile_config.components if name != "model"]
         blocks_eager = replace(job_config, compile=replace(compile_config, components=others))

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from models import blocks, flops
-from models.casts import casts_of, once_a_step
+from models.casts import casts_of
 from models.errors import InputError
 from models.gpus import Rates
 
@@ -136,10 +136,7 @@ def _linears(config, args, fp8_layers: Collection[str]) -> Iterator[Work]:
         if not fp8:
             continue
         casts = casts_of(keys, compiled, b)
-        if keys.cast_weights_once:  # at the start of the step, in one compiled cast for all layers
-            casts = replace(casts, weight=once_a_step(_compiled(config), b, _passes(config)))
-        yield Work(CASTS, n * k * (forwards * casts.weight[0] + casts.weight[1] + casts.grad_weight))
-        yield Work(CASTS, t * k * casts.grad_input)
+        yield Work(CASTS, n * k * (forwards * casts.weight[0] + casts.weight[1]))
         if not (block and compiled):  # those of compiled blocks are in _elementwise
             yield Work(CASTS, t * n * casts.grad_output + t * k * (forwards * casts.input[0] + casts.input[1]))
 

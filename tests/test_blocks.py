@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 from experiments import recipe as recipes
 from models import blocks, llama, roofline
 from models.casts import casts_of
+from models.fp8_linear import Fp8Linear, Products
 from tests.costs import fp8_casts, total, work
 
 
@@ -51,10 +52,7 @@ def test_eager_block_moves_the_bytes_of_its_operators(fused):
 
 
 def test_eager_tensorwise_casts_move_the_bytes_of_their_operators():
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-    layer = torch.nn.Sequential(torch.nn.Linear(256, 512, bias=False)).bfloat16()
-    convert_to_float8_training(layer, config=Float8LinearConfig.from_recipe_name("tensorwise"))
+    layer = Fp8Linear.from_float(torch.nn.Linear(256, 512, bias=False).bfloat16(), Products("tensorwise"))
     x = torch.randn(1024, 256, dtype=torch.bfloat16, requires_grad=True)
     with Moved() as traffic:
         layer(x).sum().backward()
@@ -69,10 +67,9 @@ def test_eager_tensorwise_casts_move_the_bytes_of_their_operators():
 
 def test_compiled_block_casts_a_shared_input_once():
     """Seven weights and four inputs, by rows and by columns, and seven gradients; eager makes six casts a layer."""
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
     block = llama.Llama(llama.FLAVORS["cpu"]).layers["0"].bfloat16()
-    convert_to_float8_training(block, config=Float8LinearConfig.from_recipe_name("tensorwise"))
+    for name, linear in [(name, m) for name, m in block.named_modules() if isinstance(m, torch.nn.Linear)]:
+        block.set_submodule(name, Fp8Linear.from_float(linear, Products("tensorwise")))
     assert fp8_casts(block, torch.randn(64, 16, 2)) == 2 * (7 + 4) + 7
 
 
@@ -93,7 +90,7 @@ WEIGHTS = LAYERS * (2 * D * D + 2 * KV * D + 3 * F * D)
          (3 + 5 + 5 + 2 * 4 + 2 * 1 + 3 + 4, 4 + 6, 5 + 11), 8),
         # ... forward the first kernel casts; the columns of inputs want their largest values first
         ("rowwise_fp8_compiled", (3 + 4 + 5 + 8 + 12 + 2 + 12, 6, 11),
-         (3 + 2 * 4 + 5 + 5 + 3 + 4, 4 + 6, 11), 8 + 4),
+         (3 + 2 * 4 + 5 + 5 + 3 + 4, 4 + 6, 11), 8),
         # ... gradients by rows alone, and all of it in bf16 as well
         ("rowwise_gw_hp_fp8_compiled", (5 + 4 + 7 + 8 + 2 + 12 + 5 + 12, 9, 19), (3, 3, 0), 8),
     ],

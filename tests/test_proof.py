@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-from torchao.float8.float8_linear import Float8Linear
 
 from experiments.proof import Proof, ProofError, count_gemm_flops
 from models import float8
+from models.fp8_linear import Fp8Linear, Products
 
 TOKENS, WIDTH = 32, 64
 GEMM = 2 * TOKENS * WIDTH * WIDTH
@@ -22,15 +22,13 @@ class Net(nn.Module):
         return self.head(self.second(self.first(x)))
 
 
-def build(recipe="tensorwise", convert=True, **config):
+def build(recipe="tensorwise", convert=True, emulate=False):
     """(model, optimizer, x): a bf16 net whose `head` stays out of FP8."""
     torch.manual_seed(0)
     model = Net().to(torch.bfloat16)
     if convert:
-        keys = vars(Float8LinearConfig.from_recipe_name(recipe)) | config
-        convert_to_float8_training(
-            model, config=Float8LinearConfig(**keys), module_filter_fn=lambda _, name: name in ("first", "second")
-        )
+        for name in ("first", "second"):
+            model.set_submodule(name, Fp8Linear.from_float(getattr(model, name), Products(recipe, emulate=emulate)))
     x = torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16, requires_grad=True)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3), x
 
@@ -75,7 +73,7 @@ def test_skipped_conversion_fails():
 
 
 def test_converted_layers_that_run_in_bf16_fail(monkeypatch):
-    monkeypatch.setattr(Float8Linear, "forward", nn.Linear.forward)
+    monkeypatch.setattr(Fp8Linear, "forward", nn.Linear.forward)
     model, optimizer, x = build()
     with pytest.raises(ProofError, match=r"did 0.000e\+00 FLOPs, and the 2 converted layers account for"):
         step(Proof(model, [optimizer], "tensorwise", TOKENS), x)

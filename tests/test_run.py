@@ -151,7 +151,6 @@ def test_several_processes_need_a_common_directory(fails, monkeypatch):
         "baseline model.fused_projections=true",
         "baseline optimizer.fused_clipping=true",
         "puzzle_fp8_optimizer_first optimizer.built=before_conversion",
-        "tensorwise_fp8_compiled quantize.linear.float8.cast_weights_once=true",
         "baseline model.flavor=llama3.2-1B",
     ],
 )
@@ -191,12 +190,6 @@ def test_memory_that_will_not_do_is_said(monkeypatch):
     assert "of 80 GiB: this will probably not fit" in checks.check_memory(config)
     monkeypatch.setattr(checks.device, "memory_bytes", lambda: 141 * 2**30)
     assert checks.check_memory(config).endswith("of 141 GiB")
-
-
-def test_memory_of_kept_fp8_weights_is_a_byte_for_each_weight_that_is_converted():
-    estimate = checks.memory_estimate(recipes.load("candidate_weights_cast_once").config)
-    assert estimate["fp8_weights"] == 32 * 218_103_808  # those of the blocks; the head stays in bf16
-    assert "fp8_weights" not in checks.memory_estimate(recipes.load("tensorwise_fp8_compiled").config)
 
 
 def test_ranks_from_slurm(monkeypatch):

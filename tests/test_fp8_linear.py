@@ -1,0 +1,137 @@
+"""The FP8 layer: torchao's arithmetic bit for bit, scales of rows in every product, compiled graphs that are cached."""
+
+import json
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from models import float8, fp8_linear
+from models.fp8_linear import SCALINGS, Fp8Linear, Products
+from tests import processes
+
+K, N, TOKENS = 64, 96, 48
+
+
+@pytest.fixture(autouse=True)
+def products_of_this_machine():
+    for name in SCALINGS:
+        float8.product("cuda" if torch.cuda.is_available() else "cpu", name, False)
+
+
+def linear(dtype=torch.bfloat16) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(K, N, bias=False).to(dtype)
+
+
+def results(layer: nn.Module, dtype=torch.bfloat16) -> list[torch.Tensor]:
+    """Output, input gradient and weight gradient of two rows of tokens, some of which are large."""
+    x = torch.randn(2, TOKENS // 2, K, generator=torch.Generator().manual_seed(1)).to(dtype)
+    x[0, :3] *= 100
+    x.requires_grad_()
+    out = layer(x)
+    out.float().square().sum().backward()
+    return [out.detach(), x.grad, layer.weight.grad]
+
+
+def skip_unless_multiplied(name: str) -> None:
+    if float8.product("cpu", name, False).how == float8.EMULATED:
+        pytest.skip(f"torch {torch.__version__} has no {name} FP8 operator for the CPU")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("row_scales", [True, False])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_the_arithmetic_is_torchaos(name, row_scales, dtype):
+    """Powers of 2 in the product or after it are the same; only bf16's largest numbers could tell."""
+    from torchao.float8 import Float8LinearConfig
+    from torchao.float8.float8_linear import Float8Linear
+
+    skip_unless_multiplied(name)
+    torchaos = Float8Linear.from_float(linear(dtype), config=Float8LinearConfig.from_recipe_name(name))
+    ours = Fp8Linear.from_float(linear(dtype), Products(name, row_scales=row_scales))
+    for theirs, mine in zip(results(torchaos, dtype), results(ours, dtype), strict=True):
+        assert torch.equal(theirs, mine)
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_emulation_rounds_alike(name):
+    """The same FP8 operands, multiplied in float32: to bf16's rounding."""
+    skip_unless_multiplied(name)
+    for real, emulated in zip(
+        results(Fp8Linear.from_float(linear(), Products(name))),
+        results(Fp8Linear.from_float(linear(), Products(name, emulate=True))),
+        strict=True,
+    ):
+        assert (real.float() - emulated.float()).norm() < 0.01 * real.float().norm()
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_fp8_is_close_to_bf16_and_not_equal(name):
+    skip_unless_multiplied(name)
+    for high, low in zip(results(linear()), results(Fp8Linear.from_float(linear(), Products(name))), strict=True):
+        error = ((high.float() - low.float()).norm() / high.float().norm()).item()
+        assert 1e-4 < error < 0.1
+
+
+def products_called(monkeypatch, how: Products) -> list[tuple[int, bool]]:
+    """(numbers in the scale of the left operand, fast accumulation) of each product."""
+    calls, operator = [], torch._scaled_mm
+
+    def called(a, b, scale_a, scale_b, **keys):
+        calls.append((scale_a.numel(), keys.get("use_fast_accum", False)))
+        return operator(a, b, scale_a, scale_b, **keys)
+
+    monkeypatch.setattr(torch, "_scaled_mm", called)
+    results(Fp8Linear.from_float(linear(), how))
+    return calls
+
+
+def test_scales_of_rows_go_to_the_product_where_it_takes_them(monkeypatch):
+    skip_unless_multiplied("rowwise")
+    assert products_called(monkeypatch, Products("rowwise")) == [(TOKENS, True), (TOKENS, False), (N, False)]
+
+
+def test_elsewhere_the_result_is_scaled_afterwards(monkeypatch):
+    skip_unless_multiplied("rowwise")
+    how = Products("rowwise", row_scales=False)
+    assert products_called(monkeypatch, how) == [(TOKENS, True), (1, False), (1, False)]
+
+
+@pytest.mark.parametrize(
+    ("capability", "cuda", "right", "given"),
+    [((9, 0), "13.0", True, True), ((9, 0), "13.0", False, False), ((9, 0), "12.8", True, False),
+     ((10, 0), "13.0", True, False)],
+)  # fmt: skip
+def test_hopper_is_given_scales_of_rows_if_it_multiplies_by_them(capability, cuda, right, given, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(float8.fp8_product, "row_scales_are_right", lambda device_type: right)
+    assert float8.takes_row_scales() == given
+
+
+def test_a_weight_keeps_its_identity_and_the_layer_its_name():
+    model = nn.Sequential(linear())
+    weight = model[0].weight
+    model.set_submodule("0", Fp8Linear.from_float(model[0], Products("rowwise")))
+    assert model[0].weight is weight and list(model.state_dict()) == ["0.weight"]
+    assert fp8_linear.Products("rowwise_with_gw_hp").fp8_products == 2
+
+
+@pytest.mark.slow
+def test_a_second_start_finds_its_compiled_graph(tmp_path, monkeypatch):
+    """PyTorch keeps what AOTAutograd made of a graph, unless something in it cannot be a key."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    code = """
+import json, torch
+from torch import nn
+from torch._dynamo.utils import counters
+from models.fp8_linear import Fp8Linear, Products
+layer = Fp8Linear.from_float(nn.Linear(32, 32, bias=False).bfloat16(), Products("rowwise", emulate=True))
+torch.compile(layer)(torch.randn(16, 32, dtype=torch.bfloat16, requires_grad=True)).sum().backward()
+print(json.dumps(counters["aot_autograd"]))
+"""
+    counts = [json.loads(processes.run([sys.executable, "-c", code]).stdout) for _ in range(2)]
+    assert "autograd_cache_bypass" not in counts[0] and counts[0]["autograd_cache_miss"] == 1
+    assert counts[1]["autograd_cache_hit"] == 1
