@@ -149,7 +149,6 @@ def test_several_processes_need_a_common_directory(fails, monkeypatch):
     "words",
     [
         "baseline model.fused_projections=true",
-        "baseline optimizer.fused_clipping=true",
         "puzzle_fp8_optimizer_first optimizer.built=before_conversion",
         "tensorwise_fp8_compiled quantize.linear.float8.cast_weights_once=true",
         "baseline model.flavor=llama3.2-1B",
