@@ -147,6 +147,7 @@ class Trainer(titan.Trainer):
 
     def _stops_here(self) -> bool:
         """Whether this step is the last because a rank was asked to stop; all ranks ask one another in each step."""
+        self._check_norm()
         code = torch.tensor(self.stop.code)
         if dist.get_world_size() > 1:
             dist.all_reduce(code, dist.ReduceOp.MAX, group=self._hosts)
@@ -213,15 +214,19 @@ class Trainer(titan.Trainer):
         return self._steps_done == chosen or (self._steps_done < chosen and last)
 
     def _clip(self, parameters: list[torch.nn.Parameter], max_norm: float, **_) -> torch.Tensor:
-        """Clip gradients as torchtitan does, or within the optimizer's step; a norm that is not finite ends the run.
-
-        Asking for that waits for the device, while it has nothing to do but the optimizer's step, which hides the wait.
-        """
+        """Clip gradients as torchtitan does, or within the optimizer's step; by a norm that is not finite, none."""
         norm = optimizer.gradient_norm(parameters)
-        if not math.isfinite(norm.item()):  # named before clipping, which makes all gradients NaN
-            self.metrics_processor.diverged = f"the gradient norm was not finite in step {self.step}" + self._culprits()
+        self._norm = device.read_later(norm)
         optimizer.clip(self.optimizers, parameters, norm, max_norm)
         return norm
+
+    def _check_norm(self) -> None:
+        """End the run with this step if its gradient norm is not finite.
+
+        Asked for once the optimizer's step was given to the device, which so has work while the host waits.
+        """
+        if not math.isfinite(self._norm()):
+            self.metrics_processor.diverged = f"the gradient norm was not finite in step {self.step}" + self._culprits()
 
     def _culprits(self) -> str:
         """Which gradients are not finite: the first parameters of the first rank that has some, as a sentence's end."""

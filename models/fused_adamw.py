@@ -112,7 +112,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's plain data of a parameter or gradient, out of FSDP's and torchao's wrappers."""
     if isinstance(tensor, DTensor):
         tensor = tensor.to_local()
-    return getattr(tensor, "_tensor", tensor).detach()
+    return getattr(tensor, "_tensor", tensor)
 
 
 def _kernels():

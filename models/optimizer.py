@@ -41,12 +41,15 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
 def clip(
     optimizers: Iterable[torch.optim.Optimizer], parameters: list[nn.Parameter], norm: torch.Tensor, max_norm: float
 ) -> None:
-    """Scale the gradients, whose norm is `norm`, down to `max_norm`: now, or in the next step of `FusedAdamW`."""
+    """Scale the gradients, whose norm is `norm`, down to `max_norm`: now, or in the next step of `FusedAdamW`.
+
+    If the norm is not finite, gradients that are stay so.
+    """
     fused = [each for each in optimizers if isinstance(each, fused_adamw.FusedAdamW)]
     for each in fused:
         each.clip(norm, max_norm)
-    if not fused:
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
+    if not fused:  # NaN would make all gradients NaN, and 0 scales nothing
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm.nan_to_num(0, 0), foreach=True)
 
 
 def _for_kernels(tensors: list[torch.Tensor]) -> bool:
