@@ -73,7 +73,7 @@ class FusedAdamW(torch.optim.AdamW):
         beta1, beta2 = group["betas"]
         lr = float(group["lr"])
         _kernels().adamw[(len(chunks),)](
-            chunks, table, norm, self._max_norm, lr, lr * group["weight_decay"], group["eps"],
+            chunks, table, norm, self._max_norm, lr, lr * group["weight_decay"], float(group["eps"]),
             BETA1=beta1, BETA2=beta2, LOG_BETA1=_log(beta1), LOG_BETA2=_log(beta2),
             ALIGN=align, CHUNK=CHUNK, TILE=STEP_TILE, num_warps=WARPS,
         )  # fmt: skip
