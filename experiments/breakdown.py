@@ -29,8 +29,9 @@ class Kernel:
 # The first fits whose pattern is found in a kernel's name (\A) or in its callers (^), a line each, innermost first.
 # Kernels of a CUDA graph have a name only; fused ones carry the names of their operators.
 RULES = (
-    # torch's optimizers announce themselves; the rest is the gradients' norm and clipping.
-    (OPTIMIZER, r"^Optimizer\.step#|^aten::(_foreach_|linalg_vector_norm)|multi_tensor_apply_kernel"),
+    # Optimizers announce themselves; the rest is the gradients' norm and clipping, and models/adamw_kernels.py.
+    (OPTIMIZER, r"^Optimizer\.step#|^aten::(_foreach_|linalg_vector_norm)|multi_tensor_apply_kernel"
+                r"|\A(sum_of_squares|adamw)$"),
     # A CPU does a scaled product by other operators inside. cuBLAS's names begin with an operand's type: q for e4m3,
     # and by a guess r for e5m2.
     (MATMUL_FP8, r"^aten::_scaled_mm|\A(triton_tem_.*scaled_mm|nvjet_(sm\d+_)?[qr]|.*(?i:gemm).*e4m3)"),

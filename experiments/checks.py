@@ -38,7 +38,6 @@ def check_ranks(config, world_size: int) -> None:
         return
     for key, asked, otherwise in (
         ("model.fused_projections", config.model.fused_projections, "false"),
-        ("optimizer.fused_clipping", config.optimizer.fused_clipping, "false"),
         ("optimizer.built", config.optimizer.built == "before_conversion", "null"),
     ):
         if asked:

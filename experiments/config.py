@@ -32,9 +32,6 @@ class Optimizer(titan.Optimizer):
     """Round bf16 weights up or down at random, in proportion to the distance, instead of to the nearest: updates too
     small for bf16 then happen on average (torchao's AdamW)."""
 
-    fused_clipping: bool = False
-    """Let the fused optimizer scale gradients down to `training.max_norm` as it reads them, not in a pass before."""
-
     built: Literal["before_conversion", "after_conversion"] | None = None
     """Only for the study `one_gpu_puzzle`, on one device: build the optimizer before or after the FP8 conversion, and
     let `enable_fsdp_float8_all_gather` replace parameters without FSDP. null: after, and that key needs FSDP."""

@@ -130,6 +130,20 @@ def seconds(do: Callable, times: int = 1) -> float:
     return time.perf_counter() - start
 
 
+def read_later(scalar: torch.Tensor) -> Callable[[], float]:
+    """Have a scalar tensor copied to the host; the call waits for that, and for no work given to the device since."""
+    if TYPE == "cpu":
+        return scalar.item
+    copy, copied = scalar.to("cpu", non_blocking=True), torch.cuda.Event()
+    copied.record()
+
+    def read() -> float:
+        copied.synchronize()
+        return copy.item()
+
+    return read
+
+
 MEASURED_PEAK = "MEASURED_BF16_PEAK_FLOPS"  # a study measures once and tells its runs, so that their MFUs compare
 
 

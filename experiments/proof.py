@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from models import float8
+from models.fused_adamw import local
 
 PROFILED_STEP = 3  # the first step compiles, the second may compile again
 RECORDING_STEP = 2  # profiled with CUDA graphs: they warm up in the first; from the third on no operator is called
@@ -115,7 +115,7 @@ class Proof:
             if self._resumed:
                 continue
             lr = float(learning_rate.get(id(parameter), groups[0]["lr"]))  # an orphan's: what it ought to be
-            if witness := _find_witness(_local(parameter), _local(parameter.grad), lr):
+            if witness := _find_witness(local(parameter), local(parameter.grad), lr):
                 self._witnesses[name] = witness
 
     @torch.no_grad()
@@ -123,7 +123,7 @@ class Proof:
         """Claim 3, after the first optimizer step."""
         parameters, still = self.trainable(), []
         for name, witness in self._witnesses.items():
-            if torch.equal(_local(parameters[name]).flatten()[witness.index], witness.before):
+            if torch.equal(local(parameters[name]).flatten()[witness.index], witness.before):
                 still.append(name)
         if owned_still := [name for name in still if name not in self.orphans]:
             raise ProofError(
@@ -200,13 +200,6 @@ def _callers(event) -> list:
     while (event := event.cpu_parent) is not None:
         callers.append(event)
     return callers
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's plain data of a parameter or gradient, out of FSDP's and torchao's wrappers."""
-    if isinstance(tensor, DTensor):
-        tensor = tensor.to_local()
-    return getattr(tensor, "_tensor", tensor).detach()
 
 
 def _find_witness(weight: torch.Tensor, grad: torch.Tensor, lr: float) -> _Witness | None:

@@ -147,9 +147,6 @@ def _optimizer_conflicts(config: "Config") -> Iterator[tuple[list[str], str]]:
     if keys.stochastic_rounding and dtype != "bfloat16":
         message = f"rounds bf16 weights, and training.dtype is {dtype}; set one of them otherwise"
         yield ["optimizer.stochastic_rounding", "training.dtype"], message
-    if keys.fused_clipping and (keys.from_torchao or keys.implementation != "fused"):
-        message = "only PyTorch's AdamW with implementation: fused clips by itself; set it to false"
-        yield ["optimizer.fused_clipping", "optimizer.name", "optimizer.implementation"], message
     if keys.name in ("AdamW8bit", "AdamWFp8") and config.checkpoint.async_mode != "disabled":
         message = f"{keys.name}'s moments can only be saved with disabled, got {config.checkpoint.async_mode}"
         yield ["checkpoint.async_mode", "optimizer.name"], message

@@ -7,7 +7,6 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from experiments import device  # before anything of torchtitan: see there  # isort: skip
 import torchtitan.train as titan
@@ -22,6 +21,7 @@ from experiments.metrics import Metrics
 from experiments.proof import PROFILED_STEP, RECORDING_STEP, Proof
 from experiments.stop import Interrupted, Stop
 from models import float8, llama, optimizer
+from models.fused_adamw import local
 
 
 class Timeline:
@@ -147,6 +147,7 @@ class Trainer(titan.Trainer):
 
     def _stops_here(self) -> bool:
         """Whether this step is the last because a rank was asked to stop; all ranks ask one another in each step."""
+        self._check_norm()
         code = torch.tensor(self.stop.code)
         if dist.get_world_size() > 1:
             dist.all_reduce(code, dist.ReduceOp.MAX, group=self._hosts)
@@ -211,22 +212,24 @@ class Trainer(titan.Trainer):
         return self._steps_done == chosen or (self._steps_done < chosen and last)
 
     def _clip(self, parameters: list[torch.nn.Parameter], max_norm: float, **_) -> torch.Tensor:
-        """Clip gradients as torchtitan does, or within the optimizer's step; a norm that is not finite ends the run.
-
-        Asking for that waits for the device, while it has nothing to do but the optimizer's step, which hides the wait.
-        """
+        """Clip gradients as torchtitan does, or within the optimizer's step; by a norm that is not finite, none."""
         norm = optimizer.gradient_norm(parameters)
-        if not math.isfinite(norm.item()):  # named before clipping, which makes all gradients NaN
-            self.metrics_processor.diverged = f"the gradient norm was not finite in step {self.step}" + self._culprits()
-        if self.job_config.optimizer.fused_clipping:
-            optimizer.clip_in_step(self.optimizers, norm, max_norm)
-        else:
-            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
+        self._norm = device.read_later(norm)
+        optimizer.clip(self.optimizers, parameters, norm, max_norm)
         return norm
+
+    def _check_norm(self) -> None:
+        """End the run with this step if its gradient norm is not finite.
+
+        Asked for once the optimizer's step was given to the device, which so has work while the host waits.
+        """
+        if not math.isfinite(self._norm()):
+            self.metrics_processor.diverged = f"the gradient norm was not finite in step {self.step}" + self._culprits()
 
     def _culprits(self) -> str:
         """Which gradients are not finite: the first parameters of the first rank that has some, as a sentence's end."""
-        names = [name for name, p in self.proof.trainable().items() if p.grad is not None and not _finite(p.grad)]
+        with_gradient = ((name, p.grad) for name, p in self.proof.trainable().items() if p.grad is not None)
+        names = [name for name, gradient in with_gradient if not local(gradient).isfinite().all()]
         by_rank = [names] * dist.get_world_size()
         dist.all_gather_object(by_rank, names, group=self._hosts)
         if not (names := next(filter(None, by_rank), [])):
@@ -239,11 +242,6 @@ class Trainer(titan.Trainer):
         keys, last = self.job_config.checkpoint, self.step - 1
         first = keys.enable_first_step_checkpoint and last == 1
         return keys.enable and last > 0 and (last % keys.interval == 0 or first)
-
-
-def _finite(gradient: torch.Tensor) -> bool:
-    local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-    return bool(local.isfinite().all())
 
 
 def _random_state() -> dict[str, torch.Tensor]:

@@ -128,9 +128,9 @@ def eager(args, b: int) -> Block:
     (d, kv), f = widths(args), flops.ffn_dim(args)
     # torch's fused RMSNorm: x and its norm; backward x, gradient in and out, and both again for the weight's gradient.
     norms, norms_backward = 2 * 2 * b * d, 2 * 5 * b * d
-    # apply_rope: to float32 (2 + 4), four products of half the features (8/2 each), a difference and a sum (12/2 each),
-    # stack (4 + 4), to bf16 (4 + 2). Backward the same with two sums of gradients, and a sign (8/2).
-    rope, rope_backward = (6 + 16 + 12 + 8 + 6) * (d + kv), (6 + 16 + 12 + 8 + 6 + 4) * (d + kv)
+    # apply_rope: to float32 (2 + 4), a product of complex numbers (4 + 4), to bf16 (4 + 2). Backward the same, and the
+    # conjugate of the rotations is made anew, which is small.
+    rope = rope_backward = (6 + 8 + 6) * (d + kv)
     swiglu, swiglu_backward = (4 + 6) * f, (6 + 2 * 6) * f  # silu, product
     one_sum = d * (b + 2 + b)
     behind_norms = 2 if args.fused_projections else 5

@@ -194,9 +194,10 @@ def _loss(config, args) -> Work:
 def _optimizer(config, parameters: int) -> Work:
     """Gradient norm (1 read), clipping (read, write), AdamW.
 
-    In one kernel AdamW reads parameter, gradient and both moments, and writes all but the gradient; if it clips, that
-    too. As foreach or a loop each operation is a pass: decay (2), first moment (3), second (2, then 3), its root (2),
-    correction (2), epsilon (2), step (4). Clipping multiplies even where the norm is small enough.
+    In one kernel AdamW reads parameter, gradient and both moments, and writes all but the gradient; for bf16 parameters
+    it clips as it reads (models/fused_adamw.py). As foreach or a loop each operation is a pass: decay (2), first moment
+    (3), second (2, then 3), its root (2), correction (2), epsilon (2), step (4). Clipping apart multiplies even where
+    the norm is small enough.
 
     Moments of 8 bits and of FP8 are compiled to two kernels, since the largest value of a block comes first: one reads
     gradient and moments, the other all of it and writes. Those of 8 bits go from one to the other in float32 (4 + 4).
@@ -209,7 +210,8 @@ def _optimizer(config, parameters: int) -> Work:
         adamw = 3 * b + 4 * moment
     else:
         adamw = 20 * b
-    return Work(OPTIMIZER, parameters * (b + (1 if keys.fused_clipping else 2) * b + adamw))
+    clips = keys.implementation == "fused" and not keys.from_torchao and config.training.dtype == "bfloat16"
+    return Work(OPTIMIZER, parameters * (b + (0 if clips else 2 * b) + adamw))
 
 
 if __name__ == "__main__":

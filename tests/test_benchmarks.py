@@ -2,7 +2,9 @@
 
 import sys
 
-from experiments import benchmark_rates, benchmark_warm_start, device
+import pytest
+
+from experiments import benchmark_optimizer, benchmark_rates, benchmark_warm_start, device
 from models import float8
 
 
@@ -41,3 +43,16 @@ def test_a_run_that_fails_ends_the_measurement_of_warm_starts_with_a_sentence(tm
     monkeypatch.setattr(sys, "executable", str(fails))
     assert benchmark_warm_start.main(["tensorwise_fp8_compiled", "--overlay", "cpu"]) == 3
     assert "error: the run of tensorwise_fp8_compiled failed with exit code 3" in capsys.readouterr().err
+
+
+def test_the_optimizers_are_compared_on_a_gpu(monkeypatch, capsys):
+    monkeypatch.setattr(device, "TYPE", "cpu")
+    assert benchmark_optimizer.main([]) == 2
+    assert "need a GPU" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_both_optimizers_are_measured(capsys):
+    assert benchmark_optimizer.main(["--overlay", "cpu", "--rounds", "2"]) == 0
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.endswith("GB/s")]
+    assert rows == 3 * ["ours"] + 4 * ["PyTorch's"]

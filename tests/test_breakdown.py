@@ -42,6 +42,8 @@ GRAPH = ("## Call CompiledFxGraph fudnkae2h4oe ##", "CompiledFunction", "Torch-C
         (LOSS, "void at::native::(anonymous namespace)::nll_loss_backward_reduce_cuda_kernel_2d<float>", ()),
         (CASTS, "void at::native::unrolled_elementwise_kernel<at::native::float8_copy_kernel_cuda>", ()),
         (OPTIMIZER, "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>", ()),
+        (OPTIMIZER, "sum_of_squares", ()),
+        (OPTIMIZER, "adamw", ("Optimizer.step#FusedAdamW.step",)),
         (ELEMENTWISE, ELEMENT, ()),
         (ELEMENTWISE, "Memcpy DtoD (Device -> Device)", ()),
         (ELEMENTWISE, "Memset (Device)", ()),

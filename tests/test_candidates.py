@@ -30,7 +30,7 @@ def test_a_candidate_changes_what_its_file_says_and_has_a_floor(name):
     assert {key for key, *_ in recipes.difference(recipe)} == said
     rates = gpus.GPUS["h200"].sustained
     parent = sum(roofline.floors(work(recipe.base), rates).values())
-    assert sum(roofline.floors(work(name), rates).values()) == pytest.approx(parent, rel=0.1)
+    assert sum(roofline.floors(work(name), rates).values()) == pytest.approx(parent, rel=0.15)
 
 
 # ---- fast accumulation ----

@@ -1,4 +1,4 @@
-"""The optimizer's candidates: clipping within the step, torchao's small states and stochastic rounding."""
+"""The optimizer's candidates: torchao's small states and stochastic rounding; and what it moves."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from models.errors import InputError
 from models.flops import parameters
 from models.roofline import OPTIMIZER
 from tests.costs import total, work
-from tests.runs import ONE_DEVICE, TINY
+from tests.runs import ONE_DEVICE
 
 
 @pytest.fixture(autouse=True)
@@ -25,61 +25,18 @@ def config(*overrides, name="baseline", overlays=("cpu",)):
     return recipe.load(name, overlays, overrides).config
 
 
-def trained(overrides: list[str], steps: int, dtype=torch.bfloat16, gradient_scale=1.0, max_norm=1.0, seed=0):
-    """A matrix after some steps of a random gradient, and its optimizer; clipped as the recipe says."""
+def trained(overrides: list[str], steps: int, dtype=torch.bfloat16, seed=0):
+    """A matrix after some steps of a random gradient, and its optimizer."""
     keys = config(*overrides).optimizer
     torch.manual_seed(seed)
     model = nn.Linear(64, 64, bias=False).to(dtype)
     container = optimizer.build_optimizers([model], keys, ONE_DEVICE)
-    gradient = gradient_scale * torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    gradient = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     for _ in range(steps):
         model.weight.grad = gradient.to(dtype, copy=True)
-        if keys.fused_clipping:
-            optimizer.clip_in_step(container, optimizer.gradient_norm(model.parameters()), max_norm)
-        else:
-            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         container.step()
     return model.weight.detach(), container
-
-
-# ---- clipping ----
-
-# AdamW does not care for the size of gradients unless they are small beside epsilon
-LARGE_EPSILON = "optimizer.eps=1.0"
-
-
-@pytest.mark.parametrize("gradient_scale", [1.0, 1e-4], ids=["clipped", "not clipped"])
-def test_clipping_in_the_step_is_that_of_a_pass_before(gradient_scale):
-    keys = [LARGE_EPSILON, "optimizer.lr=10.0"]
-    apart, _ = trained(keys, 4, torch.float32, gradient_scale)
-    within, _ = trained([*keys, "optimizer.fused_clipping=true"], 4, torch.float32, gradient_scale)
-    torch.testing.assert_close(within, apart, rtol=1e-5, atol=1e-6)
-    unclipped, _ = trained(keys, 4, torch.float32, gradient_scale, max_norm=1e9)
-    assert torch.allclose(unclipped, apart, atol=1e-6) == (gradient_scale < 1)
-
-
-def test_a_run_clips_in_the_step(train):
-    def head(*overrides) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Its weights after a step, and what the optimizer itself divided the gradients by."""
-        keys = [*TINY, "training.dtype=float32", "training.steps=1", "optimizer.lr=1e4", "optimizer.weight_decay=0"]
-        trainer, _ = train(config(*keys, LARGE_EPSILON, *overrides))
-        scale = getattr(trainer.optimizers.optimizers[0], "grad_scale", None)
-        return trainer.model_parts[0].output.weight.detach(), scale
-
-    apart, scale_apart = head("training.max_norm=0.01")
-    within, scale_within = head("training.max_norm=0.01", "optimizer.fused_clipping=true")
-    unclipped, _ = head("training.max_norm=1e9")
-    assert scale_apart is None and scale_within > 1
-    assert (within - apart).norm() < 1e-3 * (unclipped - apart).norm()
-
-
-def test_clipping_in_the_step_tells_the_norm_before_it():
-    model = nn.Linear(8, 8, bias=False)
-    model.weight.grad = torch.full((8, 8), 2.0)
-    norm = optimizer.gradient_norm(model.parameters())
-    optimizer.clip_in_step([], norm, max_norm=1.0)
-    assert norm.item() == pytest.approx(16)
-    assert (model.weight.grad == 2).all()
 
 
 # ---- torchao's ----
@@ -159,9 +116,10 @@ def optimizer_bytes(name: str, *overrides) -> float:
 
 
 def test_bytes_of_the_optimizer_by_hand():
-    adamw = 2 + (2 + 2) + 7 * 2  # norm; clipping; gradient, and parameter and moments there and back
-    assert optimizer_bytes("baseline_compiled") == optimizer_bytes("candidate_adamw_stochastic_rounding") == adamw
-    assert optimizer_bytes("candidate_fused_clipping") == adamw - 2
+    adamw = 7 * 2  # gradient, and parameter and moments there and back
+    assert optimizer_bytes("baseline_compiled") == 2 + adamw  # norm, and a step that clips
+    assert optimizer_bytes("candidate_adamw_stochastic_rounding") == 2 + (2 + 2) + adamw  # norm; clipping; step
+    assert optimizer_bytes("baseline", "training.dtype=float32") == 2 * (2 + (2 + 2) + adamw)
     # gradient and moments twice, parameter there and back; in between, of 8 bits, both in float32
     small = 2 + (2 + 2) + 2 * 2 + 2 * 2 + 2 * 3 * (1 + 4 / 256)
     assert optimizer_bytes("candidate_adamw_fp8") == small
@@ -175,8 +133,6 @@ def test_bytes_of_the_optimizer_by_hand():
 @pytest.mark.parametrize(
     "overrides, message",
     [
-        (["optimizer.fused_clipping=true", "optimizer.implementation=foreach"], "fused clips by itself"),
-        (["optimizer.fused_clipping=true", "optimizer.name=AdamW8bit"], "fused clips by itself"),
         (["optimizer.stochastic_rounding=true", "training.dtype=float32"], "rounds bf16 weights"),
         (["optimizer.early_step_in_backward=true"], "no gradients for the proof to look at; set it to false"),
         (["optimizer.name=AdamWFp8", "checkpoint.async_mode=async"], "only be saved with disabled"),

@@ -88,7 +88,7 @@ def test_accumulation_repeats_all_but_the_optimizer():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_steps_are_slower_than_their_floor(name):
-    assert PUBLISHED[name] < tokens_per_s(name, gpus.GPUS["gh200"].datasheet) < 2.3 * PUBLISHED[name]
+    assert PUBLISHED[name] < tokens_per_s(name, gpus.GPUS["gh200"].datasheet) < 2.4 * PUBLISHED[name]
 
 
 @pytest.mark.parametrize(

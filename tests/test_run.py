@@ -149,7 +149,6 @@ def test_several_processes_need_a_common_directory(fails, monkeypatch):
     "words",
     [
         "baseline model.fused_projections=true",
-        "baseline optimizer.fused_clipping=true",
         "puzzle_fp8_optimizer_first optimizer.built=before_conversion",
         "baseline model.flavor=llama3.2-1B",
     ],

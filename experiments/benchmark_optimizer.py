@@ -1,0 +1,95 @@
+"""What the gradients' norm, clipping and AdamW take on this GPU: this project's kernels beside PyTorch's.
+
+    python -m experiments.benchmark_optimizer [--overlay O]… [--rounds N] [key.path=value …]
+
+Both step the same bf16 parameters, those of the recipe `baseline`, with the same state and gradients. In a round each
+part is done some times in a row, waited for at both ends; times are medians over rounds, and GB/s are of the bytes that
+a part has to move. Clipping takes the same time whether it has something to scale or multiplies by 1, as here.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from experiments import checks, device
+from experiments import recipe as recipes
+from experiments.ends import complain
+from experiments.study import choose_scale
+from models import llama
+from models.errors import InputError
+from models.fused_adamw import FusedAdamW, gradient_norm
+
+TIMES = 4  # calls in a row: at the published size about 0.1 s
+MAX_NORM = 1e9  # leaves the gradients as they are, for all rounds
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.benchmark_optimizer")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value")
+    parser.add_argument("--overlay", action="append", metavar="O")
+    parser.add_argument("--rounds", type=int, default=10, metavar="N", help="(default: %(default)s)")
+    args = parser.parse_intermixed_args(argv)
+    try:
+        if device.TYPE != "cuda":
+            raise InputError("the kernels that this compares need a GPU, and there is none here")
+        config = recipes.load("baseline", args.overlay or choose_scale()[0], args.overrides).config
+        with torch.device("meta"):
+            model = llama.Llama(checks.model_args(config))
+    except InputError as error:
+        return complain(error)
+    parameters = [nn.Parameter(_random(p.shape)) for p in model.parameters()]
+    for p in parameters:
+        p.grad = _random(p.shape)
+    work = _work(parameters, config.optimizer)
+    seconds: dict[tuple, list[float]] = {part: [] for part in work}
+    for do, _ in work.values():
+        do()  # compiles, or loads a kernel
+    for _ in range(args.rounds):
+        for part, (do, _) in work.items():
+            seconds[part].append(device.seconds(do, TIMES) / TIMES)
+    count = sum(p.numel() for p in parameters)
+    print(f"{device.name()}, torch {torch.__version__}: {count / 1e9:.3g} B parameters in {len(parameters)} tensors")
+    for whose in dict.fromkeys(whose for whose, _ in work):
+        rows = {what: statistics.median(seconds[whose, what]) for who, what in work if who == whose}
+        sizes = {what: count * size for (who, what), (_, size) in work.items() if who == whose}
+        rows["all"], sizes["all"] = sum(rows.values()), sum(sizes.values())
+        for what, took in rows.items():
+            print(f"{whose:<10}{what:<20}{1e3 * took:>9.2f} ms{sizes[what] / took / 1e9:>9.0f} GB/s")
+    return 0
+
+
+def _work(parameters: list[nn.Parameter], keys) -> dict[tuple[str, str], tuple[Callable, int]]:
+    """By whose it is and what it does: a call, and the bytes a parameter that it has to move."""
+    settings = {"lr": keys.lr, "betas": (keys.beta1, keys.beta2), "eps": keys.eps, "weight_decay": keys.weight_decay}
+    ours, theirs = FusedAdamW(parameters, **settings), torch.optim.AdamW(parameters, fused=True, **settings)
+    gradients = [p.grad for p in parameters]
+    norm = gradient_norm(gradients)
+    ours.step()
+    theirs.state = ours.state  # there may not be memory for two
+
+    def clip_and_step() -> None:
+        ours.clip(norm, MAX_NORM)
+        ours.step()
+
+    def clip() -> None:
+        nn.utils.clip_grads_with_norm_(parameters, MAX_NORM, norm, foreach=True)
+
+    return {
+        ("ours", "norm"): (lambda: gradient_norm(gradients), 2),
+        ("ours", "clipping and step"): (clip_and_step, 14),
+        ("PyTorch's", "norm"): (lambda: nn.utils.get_total_norm(gradients, foreach=True), 2),
+        ("PyTorch's", "clipping"): (clip, 4),
+        ("PyTorch's", "step"): (theirs.step, 14),
+    }
+
+
+def _random(shape: torch.Size) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device=device.TYPE).normal_(std=0.02)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
