@@ -23,7 +23,7 @@ from rich.markup import escape
 from analysis.report import print_report, write_page
 from analysis.summary import read_json
 from experiments import recipe as recipes
-from experiments.ends import complain
+from experiments.ends import complain, leave
 from experiments.runner import Run, run_all
 from experiments.stop import COME_BACK, FOR_GOOD, Stop, budget_seconds
 from experiments.yaml_source import find, parse, plain
@@ -252,4 +252,4 @@ def check_folder(study: Study, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)
