@@ -68,6 +68,8 @@ def _cost(row: dict) -> list[str]:
 
 def status(row: dict) -> str:
     """What became of a run, and where it ended; one that was killed had no time to write that it is not running."""
+    if row.get("steps_planned"):
+        return f"{row['steps']:.0f} of {row['steps_planned']:.0f}"
     word = "not ended" if row["status"] == "running" else row["status"]
     return word if row["steps_asked"] in (None, row["steps"]) else f"{word} at {row['steps']:.0f}"
 
@@ -125,6 +127,11 @@ def notes(rows: list[dict]) -> list[str]:
         "tokens/s: median over steady steps (after the first 10), IQR its quartiles' distance; FP8 share: of the FLOPs "
         "of the linear layers, as profiled; wall: from process start, after warm-up: from the end of step 1."
     )
+    for first, planned in {(row["steps"], row["steps_planned"]) for row in rows if row.get("steps_planned")}:
+        lines.append(
+            f"The study's time budget ended before its runs: all are compared over their first {first:,.0f} of "
+            f"{planned:,.0f} steps."
+        )
     if any(row["source"] != "run directory" for row in rows if "source" in row):
         lines.append("Logs of other programs: their clock starts with the training loop, not with the process.")
     for state in ("cold", "warm"):

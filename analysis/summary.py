@@ -172,7 +172,7 @@ def read_run(path: Path) -> Run:
         problems.append(f"{path / 'metrics.jsonl'}: ends at step {last} of {asked} although the run is completed")
     warm_ups = [timing["warm_up_s"] for timing in timings if "warm_up_s" in timing]
     same = ("recipe", "seed", "status", "error", "overlays", "world_size", "flops_per_token", "flops_per_token_causal",
-            "parameters", "flavor", "float8", "compiled", "start")  # fmt: skip
+            "parameters", "flavor", "float8", "compiled", "study_budget_s", "start")  # fmt: skip
     return Run(
         path=path,
         source="run directory",

@@ -10,6 +10,7 @@ import torch
 
 from experiments import data, device
 from experiments.recipe import Recipe
+from experiments.shares import BUDGET
 from models import float8, flops, llama
 from models.errors import InputError
 
@@ -104,6 +105,12 @@ def memory_estimate(config) -> dict[str, float]:
     return estimate
 
 
+def checkpoint_bytes(config) -> float:
+    """What a checkpoint takes on disk; 0 where none are enabled."""
+    estimate = memory_estimate(config)
+    return (estimate["parameters"] + estimate["optimizer"]) * config.checkpoint.enable
+
+
 def fp8_layers(config) -> set[str]:
     """Names of the linear layers that the recipe runs in FP8."""
     keys = config.quantize.linear.float8
@@ -150,6 +157,7 @@ def facts(recipe: Recipe, world_size: int) -> dict:
         "description": recipe.description,
         "seed": config.debug.seed,
         "steps": config.training.steps,
+        "study_budget_s": float(os.environ.get(BUDGET, 0)) or None,
         "compiled": config.compile.enable,
         "float8": fp8.recipe_name,
         "fp8_product": asdict(float8.product(device.TYPE, fp8.recipe_name, fp8.emulate)) if fp8.recipe_name else None,
