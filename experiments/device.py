@@ -2,13 +2,14 @@
 
 torchtitan 0.2.2 picks its device module while it is imported, and takes CUDA on a machine without a GPU. Importing
 this module before torchtitan puts a CPU device there instead: a name, memory statistics, `current_device() -> 0`.
-No other file knows more about it than to import this one first.
+No other file knows more about it than to import this one first, which also keeps out what torchtitan imports in vain.
 """
 
 import os
 import platform
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -74,6 +75,13 @@ if TYPE == "cpu":
         from torchtitan.tools import utils as titan_utils
 else:
     from torchtitan.tools import utils as titan_utils
+# torchtitan's own loaders of texts are not used here, and would import `datasets`, and with it pandas.
+_TEXTS = "torchtitan.hf_datasets.text_datasets"
+if _TEXTS not in sys.modules:
+    sys.modules[_TEXTS] = SimpleNamespace(build_text_dataloader=None, build_text_validation_dataloader=None)
+    import torchtitan.models.llama3  # noqa: F401
+
+    del sys.modules[_TEXTS]
 if titan_utils.device_type != TYPE:
     raise ImportError("torchtitan was imported before experiments.device and took a GPU for granted: swap the imports")
 titan_utils.get_peak_flops = lambda device_name: peak().bf16  # torchtitan's table assumes an A100 for what it lacks
