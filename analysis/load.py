@@ -76,8 +76,8 @@ def load(paths: str | Path | Iterable[str | Path]) -> Frames:
     with ThreadPoolExecutor() as pool:
         outcomes = list(pool.map(lambda source: _read(*source), found.values()))
     runs = equally_long([outcome for outcome in outcomes if isinstance(outcome, Run)])
-    for outcome in outcomes:
-        problems += outcome.problems if isinstance(outcome, Run) else [outcome]
+    problems += [said for run in runs for said in run.problems]
+    problems += [outcome for outcome in outcomes if not isinstance(outcome, Run)]
     if not runs:
         raise LoadError("; ".join(problems) or "no path was given to load runs from")
     runs.sort(key=lambda run: (run.start is None, run.start or ""))
