@@ -19,10 +19,11 @@ from analysis.summary import LayoutError, read_run
 from analysis.tensorboard_log import EVENTS, read_tensorboard
 
 _FURTHER = ("steps_planned", "tokens_per_step", "world_size", "flops_per_token", "flops_per_token_causal",
-            "parameters", "flavor", "float8", "compiled", "peak_bf16", "peak_fp8", "phases", "start")  # fmt: skip
+            "parameters", "flavor", "float8", "compiled", "attention", "peak_bf16", "peak_fp8", "phases",
+            "start")  # fmt: skip
 _NOT_NUMBERS = ("run", "path", "source", "recipe", "status", "error", "device", "device_type", "overlays",
-                "compile_cache", "fp8_emulated", "fp8_product", "peak_source", "flavor", "float8", "compiled", "phases",
-                "start")  # fmt: skip
+                "compile_cache", "fp8_emulated", "fp8_product", "peak_source", "flavor", "float8", "compiled",
+                "attention", "phases", "start")  # fmt: skip
 _OF_A_RUN_DIRECTORY = {"manifest.json", "recipe.yaml", "metrics.jsonl", "timing.json", "proof.json", "summary.json"}
 
 
@@ -38,8 +39,8 @@ class Frames:
         runs: one row a run, in the order in which they were started where that is known. `run` identifies it; the
             columns of the final table (`analysis.summary.summarize`); and what they rest on: path, source,
             steps_planned (of runs cut by a study's budget), tokens_per_step, world_size, flops_per_token and
-            flops_per_token_causal, parameters, flavor, float8, compiled, peak_bf16 and peak_fp8 (FLOP/s), phases (of
-            the warm-up: a dict of seconds), start.
+            flops_per_token_causal, parameters, flavor, float8, compiled, attention (whose kernels),
+            peak_bf16 and peak_fp8 (FLOP/s), phases (of the warm-up: a dict of seconds), start.
         windows: one row a log window: run, recipe, seed, and the columns of a line of metrics.jsonl
             (`experiments.metrics`), where losses, step_s, data_wait_s and not_steady are lists, and `elapsed_s` counts
             on from the earlier attempts of a run that was resumed; `mfu_logged` is what another program called its MFU.

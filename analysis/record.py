@@ -29,6 +29,7 @@ class Run:
         windows: one row a log window, columns `WINDOWS`.
         problems: one sentence for each record that is missing or damaged.
         fp8_product: how FP8 matrices were multiplied, and why so.
+        attention: whose kernels computed it in the profiled step.
         fp8_flops: FLOPs per step of one device that were seen to run in FP8.
         orphans: trainable parameters that were in no optimizer, as the recipe asked.
         phases: seconds of each phase of the warm-up.
@@ -57,6 +58,7 @@ class Run:
     fp8_share: float | None = None
     fp8_emulated: bool | None = None
     fp8_product: str | None = None
+    attention: str | None = None
     fp8_flops: float | None = None
     orphans: int | None = None
     peak_bf16: float | None = None

@@ -140,6 +140,11 @@ def notes(rows: list[dict]) -> list[str]:
     for product in dict.fromkeys(row["fp8_product"] for row in rows if row["fp8_product"]):
         names = [_run_name(row) for row in rows if row["fp8_product"] == product]
         lines.append(f"FP8 products: {product} ({', '.join(names)}).")
+    if len({kernels for row in rows if (kernels := row.get("attention"))}) > 1:
+        names = [f"{_run_name(row)} {row['attention']}" for row in rows if row.get("attention")]
+        lines.append(
+            f"Attention was computed by other kernels: {', '.join(names)}. Part of a difference may be theirs."
+        )
     if names := [f"{_run_name(row)} ({row['orphans']:.0f})" for row in rows if row["orphans"]]:
         lines.append(f"With trainable parameters in no optimizer, which never learn, as asked: {', '.join(names)}.")
     if any(row["tokens_per_s"] is None and row["status"] == "completed" for row in rows):

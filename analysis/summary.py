@@ -35,6 +35,7 @@ class _Proof(BaseModel):
 
     fp8_share_of_matmul_flops: float | None = None
     emulated: bool | None = None
+    attention: str | None = None
     fp8_flops: float | None = None
     fp8_flops_expected: float | None = None
     parameters: _Parameters = _Parameters()
@@ -187,6 +188,7 @@ def read_run(path: Path) -> Run:
         phases=timings[-1].get("phases"),
         fp8_share=proof.get("fp8_share_of_matmul_flops"),
         fp8_emulated=proof.get("emulated"),
+        attention=proof.get("attention"),
         fp8_product=(manifest.get("fp8_product") or {}).get("why"),
         fp8_flops=_useful_fp8_flops(proof),
         orphans=len(proof.get("parameters", {}).get("orphans", [])),

@@ -14,6 +14,7 @@ from experiments.shares import BUDGET
 from models import float8, flops, llama
 from models.errors import InputError
 
+CUDNN_WANTED = (9, 15)  # from here on PyTorch prefers cuDNN's attention on GPUs of compute capability 9 and up
 HOPELESS = 1.3  # times the memory that is there, beyond which no inaccuracy of the estimate can help
 
 
@@ -68,7 +69,22 @@ def check_device(config) -> str:
             f"{compiles} needs a C++ compiler on a CPU and `{compiler}` is not there: install g++, point CXX at "
             "another one, or run the recipe `baseline`, which is not compiled"
         )
-    return f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
+    finding = f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
+    return f"{finding}; {slow}" if (slow := slow_attention(config)) else finding
+
+
+def slow_attention(config) -> str | None:
+    """What to do about a cuDNN that is too old for the attention that PyTorch otherwise takes from it; None if none."""
+    version = device.cudnn()
+    if not version or torch.cuda.get_device_capability() < (9, 0) or config.model.attention_backend == "flash":
+        return None
+    if config.model.attention_backend == "math" or tuple(map(int, version.split(".")[:2])) >= CUDNN_WANTED:
+        return None
+    package = f"nvidia-cudnn-cu{(torch.version.cuda or '13').split('.')[0]}"
+    return (
+        f"cuDNN {version} is older than 9.15, with which PyTorch takes a slower attention: take its folder off "
+        f"LD_LIBRARY_PATH, or install a newer one (python -m pip install '{package}>=9.15')"
+    )
 
 
 def check_memory(config, world_size: int = 1) -> str:

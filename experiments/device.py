@@ -111,6 +111,12 @@ def _cpuinfo() -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
 
 
+def cudnn() -> str | None:
+    """Version of cuDNN, as in 9.15.1; None without a GPU or without cuDNN."""
+    version = torch.backends.cudnn.version() if TYPE == "cuda" else None
+    return version and f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
+
+
 def memory_bytes() -> int:
     """Memory of the GPU, or of the machine where there is none."""
     if TYPE == "cuda":
@@ -168,6 +174,7 @@ class Hardware:
     cpu: str
     cpu_instruction_sets: list[str]
     visible_devices: str | None  # CUDA_VISIBLE_DEVICES: which GPUs of several
+    cudnn: str | None = None  # the version that PyTorch has loaded: it decides which attention runs
     driver: str | None = None
     sm_clock_max_mhz: str | None = None
     power_limit_w: str | None = None
@@ -176,7 +183,8 @@ class Hardware:
 def hardware() -> dict:
     """Describe this machine; asks nvidia-smi for driver, clock and power limit where there is a GPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    facts = Hardware(TYPE, name(), memory_bytes(), torch.get_num_threads(), cpu_name(), instruction_sets(), visible)
+    threads = torch.get_num_threads()
+    facts = Hardware(TYPE, name(), memory_bytes(), threads, cpu_name(), instruction_sets(), visible, cudnn())
     if TYPE == "cpu":
         return asdict(facts)
     query = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,power.limit", "--format=csv,noheader,nounits"]

@@ -161,6 +161,8 @@ def _train(recipe, directory, screen, stop: Stop) -> End:
     trainer = None
     try:
         checks.check_device(recipe.config)
+        if slow := checks.slow_attention(recipe.config):
+            logging.getLogger().warning(slow)
         checks.check_memory(recipe.config, int(os.environ["WORLD_SIZE"]))
         trainer = Trainer(recipe.config, stop)
         if directory:
