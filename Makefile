@@ -3,20 +3,20 @@
 # make check    lint and formatting
 # make notebooks   execute the notebooks again; make readme: its table and figure, from results/
 # make install  only the environment; PYTHON=... chooses the interpreter
-.PHONY: study test check notebooks readme install
+.PHONY: study test check notebooks readme install tools
 PYTHON_IN_VENV = .venv/bin/python
 
 study: .venv/installed
 	$(PYTHON_IN_VENV) -m experiments.study four_way
 
-test: .venv/installed
+test: tools
 	$(PYTHON_IN_VENV) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-check: .venv/installed
+check: tools
 	$(PYTHON_IN_VENV) -m ruff check .
 	$(PYTHON_IN_VENV) -m ruff format --check .
 
-notebooks: .venv/installed
+notebooks: tools
 	$(PYTHON_IN_VENV) -m analysis.execute
 
 readme: .venv/installed
@@ -24,5 +24,9 @@ readme: .venv/installed
 
 install: .venv/installed
 
-.venv/installed: requirements.txt constraints-cpu.txt launch/install.sh
+# an installation without a package index may lack them
+tools: .venv/installed
+	@$(PYTHON_IN_VENV) launch/missing.py requirements-tools.txt
+
+.venv/installed: requirements.txt requirements-tools.txt constraints-cpu.txt launch/install.sh
 	@launch/install.sh .venv

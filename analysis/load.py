@@ -14,15 +14,16 @@ import pandas as pd
 import pyarrow as pa
 
 from analysis.published_log import read_published
-from analysis.record import WINDOWS, Run, per_step
+from analysis.record import WINDOWS, Run, equally_long, per_step
 from analysis.summary import LayoutError, read_run
 from analysis.tensorboard_log import EVENTS, read_tensorboard
 
-_FURTHER = ("tokens_per_step", "world_size", "flops_per_token", "flops_per_token_causal", "parameters", "flavor",
-            "float8", "compiled", "peak_bf16", "peak_fp8", "phases", "start")  # fmt: skip
+_FURTHER = ("steps_planned", "tokens_per_step", "world_size", "flops_per_token", "flops_per_token_causal",
+            "parameters", "flavor", "float8", "compiled", "attention", "peak_bf16", "peak_fp8", "phases",
+            "start")  # fmt: skip
 _NOT_NUMBERS = ("run", "path", "source", "recipe", "status", "error", "device", "device_type", "overlays",
-                "compile_cache", "fp8_emulated", "fp8_product", "peak_source", "flavor", "float8", "compiled", "phases",
-                "start")  # fmt: skip
+                "compile_cache", "fp8_emulated", "fp8_product", "peak_source", "flavor", "float8", "compiled",
+                "attention", "phases", "start")  # fmt: skip
 _OF_A_RUN_DIRECTORY = {"manifest.json", "recipe.yaml", "metrics.jsonl", "timing.json", "proof.json", "summary.json"}
 
 
@@ -37,8 +38,9 @@ class Frames:
     Args:
         runs: one row a run, in the order in which they were started where that is known. `run` identifies it; the
             columns of the final table (`analysis.summary.summarize`); and what they rest on: path, source,
-            tokens_per_step, world_size, flops_per_token and flops_per_token_causal, parameters, flavor, float8,
-            compiled, peak_bf16 and peak_fp8 (FLOP/s), phases (of the warm-up: a dict of seconds), start.
+            steps_planned (of runs cut by a study's budget), tokens_per_step, world_size, flops_per_token and
+            flops_per_token_causal, parameters, flavor, float8, compiled, attention (whose kernels),
+            peak_bf16 and peak_fp8 (FLOP/s), phases (of the warm-up: a dict of seconds), start.
         windows: one row a log window: run, recipe, seed, and the columns of a line of metrics.jsonl
             (`experiments.metrics`), where losses, step_s, data_wait_s and not_steady are lists, and `elapsed_s` counts
             on from the earlier attempts of a run that was resumed; `mfu_logged` is what another program called its MFU.
@@ -74,9 +76,9 @@ def load(paths: str | Path | Iterable[str | Path]) -> Frames:
             found.setdefault(place.resolve(), (place, read))
     with ThreadPoolExecutor() as pool:
         outcomes = list(pool.map(lambda source: _read(*source), found.values()))
-    runs = [outcome for outcome in outcomes if isinstance(outcome, Run)]
-    for outcome in outcomes:
-        problems += outcome.problems if isinstance(outcome, Run) else [outcome]
+    runs = equally_long([outcome for outcome in outcomes if isinstance(outcome, Run)])
+    problems += [said for run in runs for said in run.problems]
+    problems += [outcome for outcome in outcomes if not isinstance(outcome, Run)]
     if not runs:
         raise LoadError("; ".join(problems) or "no path was given to load runs from")
     runs.sort(key=lambda run: (run.start is None, run.start or ""))

@@ -1,6 +1,6 @@
 """A run as it was recorded, wherever it was read from, and the figures made from that: the row of the final table."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +29,12 @@ class Run:
         windows: one row a log window, columns `WINDOWS`.
         problems: one sentence for each record that is missing or damaged.
         fp8_product: how FP8 matrices were multiplied, and why so.
+        attention: whose kernels computed it in the profiled step.
         fp8_flops: FLOPs per step of one device that were seen to run in FP8.
         orphans: trainable parameters that were in no optimizer, as the recipe asked.
         phases: seconds of each phase of the warm-up.
+        study_budget_s: the time budget of the study that it was part of.
+        steps_planned: what it was asked for before it was cut, see `equally_long`.
         start: ISO 8601.
     """
 
@@ -47,12 +50,15 @@ class Run:
     device_type: str | None = None
     overlays: list[str] | None = None
     steps_asked: int | None = None
+    study_budget_s: float | None = None
+    steps_planned: int | None = None
     warm_up_s: float | None = None
     wall_s: float | None = None
     compile_cache: str | None = None
     fp8_share: float | None = None
     fp8_emulated: bool | None = None
     fp8_product: str | None = None
+    attention: str | None = None
     fp8_flops: float | None = None
     orphans: int | None = None
     peak_bf16: float | None = None
@@ -142,6 +148,27 @@ class Run:
                 in_fp8 = self.fp8_flops * self.world_size / self.tokens_per_step
                 rates["mfu_mixed_peak"] = per_device * (in_fp8 / self.peak_fp8 + (flops - in_fp8) / self.peak_bf16)
         return rates
+
+
+def equally_long(runs: list[Run]) -> list[Run]:
+    """`runs`, of which those that a study's budget has stopped are cut to the steps that all of these made.
+
+    They count as completed then, at the end of a log window that all of them have. Runs of the study that did complete
+    are cut as well.
+    """
+    within = [r for r in runs if r.study_budget_s and r.status in ("completed", "interrupted") and len(r.windows)]
+    if all(run.status == "completed" for run in within):
+        return runs
+    shared = set.intersection(*(set(run.windows["step"].to_pylist()) for run in within))
+    cut = {run.path for run in within} if shared else {}
+    return [_cut(run, max(shared)) if run.path in cut else run for run in runs]
+
+
+def _cut(run: Run, last: int) -> Run:
+    windows = run.windows.filter(pc.less_equal(run.windows["step"], last))
+    problems = [p for p in run.problems if not p.startswith(f"{run.path}: interrupted at step")]
+    ends = {"wall_s": windows["elapsed_s"][-1].as_py(), "status": "completed", "error": None}
+    return replace(run, windows=windows, steps_asked=last, steps_planned=run.steps_asked, problems=problems, **ends)
 
 
 def final_from(last: int) -> int:

@@ -68,6 +68,8 @@ def _cost(row: dict) -> list[str]:
 
 def status(row: dict) -> str:
     """What became of a run, and where it ended; one that was killed had no time to write that it is not running."""
+    if row.get("steps_planned"):
+        return f"{row['steps']:.0f} of {row['steps_planned']:.0f}"
     word = "not ended" if row["status"] == "running" else row["status"]
     return word if row["steps_asked"] in (None, row["steps"]) else f"{word} at {row['steps']:.0f}"
 
@@ -125,6 +127,11 @@ def notes(rows: list[dict]) -> list[str]:
         "tokens/s: median over steady steps (after the first 10), IQR its quartiles' distance; FP8 share: of the FLOPs "
         "of the linear layers, as profiled; wall: from process start, after warm-up: from the end of step 1."
     )
+    for first, planned in {(row["steps"], row["steps_planned"]) for row in rows if row.get("steps_planned")}:
+        lines.append(
+            f"The study's time budget ended before its runs: all are compared over their first {first:,.0f} of "
+            f"{planned:,.0f} steps."
+        )
     if any(row["source"] != "run directory" for row in rows if "source" in row):
         lines.append("Logs of other programs: their clock starts with the training loop, not with the process.")
     for state in ("cold", "warm"):
@@ -133,6 +140,11 @@ def notes(rows: list[dict]) -> list[str]:
     for product in dict.fromkeys(row["fp8_product"] for row in rows if row["fp8_product"]):
         names = [_run_name(row) for row in rows if row["fp8_product"] == product]
         lines.append(f"FP8 products: {product} ({', '.join(names)}).")
+    if len({kernels for row in rows if (kernels := row.get("attention"))}) > 1:
+        names = [f"{_run_name(row)} {row['attention']}" for row in rows if row.get("attention")]
+        lines.append(
+            f"Attention was computed by other kernels: {', '.join(names)}. Part of a difference may be theirs."
+        )
     if names := [f"{_run_name(row)} ({row['orphans']:.0f})" for row in rows if row["orphans"]]:
         lines.append(f"With trainable parameters in no optimizer, which never learn, as asked: {', '.join(names)}.")
     if any(row["tokens_per_s"] is None and row["status"] == "completed" for row in rows):

@@ -35,6 +35,7 @@ class _Proof(BaseModel):
 
     fp8_share_of_matmul_flops: float | None = None
     emulated: bool | None = None
+    attention: str | None = None
     fp8_flops: float | None = None
     fp8_flops_expected: float | None = None
     parameters: _Parameters = _Parameters()
@@ -172,7 +173,7 @@ def read_run(path: Path) -> Run:
         problems.append(f"{path / 'metrics.jsonl'}: ends at step {last} of {asked} although the run is completed")
     warm_ups = [timing["warm_up_s"] for timing in timings if "warm_up_s" in timing]
     same = ("recipe", "seed", "status", "error", "overlays", "world_size", "flops_per_token", "flops_per_token_causal",
-            "parameters", "flavor", "float8", "compiled", "start")  # fmt: skip
+            "parameters", "flavor", "float8", "compiled", "study_budget_s", "start")  # fmt: skip
     return Run(
         path=path,
         source="run directory",
@@ -187,6 +188,7 @@ def read_run(path: Path) -> Run:
         phases=timings[-1].get("phases"),
         fp8_share=proof.get("fp8_share_of_matmul_flops"),
         fp8_emulated=proof.get("emulated"),
+        attention=proof.get("attention"),
         fp8_product=(manifest.get("fp8_product") or {}).get("why"),
         fp8_flops=_useful_fp8_flops(proof),
         orphans=len(proof.get("parameters", {}).get("orphans", [])),

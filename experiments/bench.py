@@ -33,7 +33,7 @@ from experiments import placement
 from experiments import recipe as recipes
 from experiments.bench_table import print_tables, summarize
 from experiments.bench_worker import PROFILED_STEPS
-from experiments.ends import complain
+from experiments.ends import complain, leave
 from experiments.rundir import write_whole
 from experiments.stop import Stop, budget_seconds
 from experiments.study import DEFAULT, choose_scale, load
@@ -260,4 +260,4 @@ def _facts() -> dict:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

@@ -11,12 +11,11 @@ import json
 import logging
 import re
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 
 from experiments import recipe as recipes
-from experiments.ends import COMPLETED, FAILED
+from experiments.ends import COMPLETED, FAILED, leave
 from experiments.run import set_rank_environment
 from experiments.stop import Interrupted, Stop
 from models.errors import InputError
@@ -160,4 +159,4 @@ def _fail(reason: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

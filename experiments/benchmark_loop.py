@@ -8,11 +8,13 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 
 import torch
 
 from analysis.record import NOT_STEADY_STEPS
 from experiments import recipe as recipes
+from experiments.ends import leave
 from experiments.run import set_rank_environment
 from experiments.stop import Stop
 
@@ -85,4 +87,4 @@ def main(steps: int = 60) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    leave(partial(main, *map(int, sys.argv[1:])))

@@ -9,7 +9,6 @@ Errors are relative, against float64 arithmetic on the same bf16 inputs, on the 
 
 import argparse
 import statistics
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import accumulate
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 
 from experiments import checks, device
 from experiments import recipe as recipes
-from experiments.ends import complain
+from experiments.ends import complain, leave
 from experiments.study import choose_scale
 from models.errors import InputError
 
@@ -104,4 +103,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

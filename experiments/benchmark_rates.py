@@ -10,14 +10,13 @@ that a limit on power has lowered the clock, for all of them alike. It is too sh
 
 import argparse
 import statistics
-import sys
 from collections.abc import Callable
 
 import torch
 
 from experiments import checks, device
 from experiments import recipe as recipes
-from experiments.ends import complain
+from experiments.ends import complain, leave
 from experiments.study import choose_scale
 from models import float8, flops
 from models.errors import InputError
@@ -78,4 +77,4 @@ def _copy(size: int) -> Callable:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

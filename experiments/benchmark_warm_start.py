@@ -16,7 +16,7 @@ from pathlib import Path
 
 from experiments import device
 from experiments import recipe as recipes
-from experiments.ends import FAILED, complain
+from experiments.ends import FAILED, complain, leave
 from experiments.study import DEFAULT, choose_scale, load
 from models.errors import InputError
 
@@ -71,4 +71,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

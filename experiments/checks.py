@@ -9,9 +9,11 @@ import torch
 
 from experiments import data, device
 from experiments.recipe import Recipe
+from experiments.shares import BUDGET
 from models import float8, flops, llama
 from models.errors import InputError
 
+CUDNN_WANTED = (9, 15)  # from here on PyTorch prefers cuDNN's attention on GPUs of compute capability 9 and up
 HOPELESS = 1.3  # times the memory that is there, beyond which no inaccuracy of the estimate can help
 
 
@@ -64,7 +66,22 @@ def check_device(config) -> str:
             f"{compiles} needs a C++ compiler on a CPU and `{compiler}` is not there: install g++, point CXX at "
             "another one, or run the recipe `baseline`, which is not compiled"
         )
-    return f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
+    finding = f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
+    return f"{finding}; {slow}" if (slow := slow_attention(config)) else finding
+
+
+def slow_attention(config) -> str | None:
+    """What to do about a cuDNN that is too old for the attention that PyTorch otherwise takes from it; None if none."""
+    version = device.cudnn()
+    if not version or torch.cuda.get_device_capability() < (9, 0) or config.model.attention_backend == "flash":
+        return None
+    if config.model.attention_backend == "math" or tuple(map(int, version.split(".")[:2])) >= CUDNN_WANTED:
+        return None
+    package = f"nvidia-cudnn-cu{(torch.version.cuda or '13').split('.')[0]}"
+    return (
+        f"cuDNN {version} is older than 9.15, with which PyTorch takes a slower attention: take its folder off "
+        f"LD_LIBRARY_PATH, or install a newer one (python -m pip install '{package}>=9.15')"
+    )
 
 
 def check_memory(config, world_size: int = 1) -> str:
@@ -95,6 +112,12 @@ def memory_estimate(config) -> dict[str, float]:
     return flops.memory_estimate(
         model_args(config), tokens, param_bytes, moment_bytes, config.compile.enable, recompute
     )
+
+
+def checkpoint_bytes(config) -> float:
+    """What a checkpoint takes on disk; 0 where none are enabled."""
+    estimate = memory_estimate(config)
+    return (estimate["parameters"] + estimate["optimizer"]) * config.checkpoint.enable
 
 
 def fp8_layers(config) -> set[str]:
@@ -143,6 +166,7 @@ def facts(recipe: Recipe, world_size: int) -> dict:
         "description": recipe.description,
         "seed": config.debug.seed,
         "steps": config.training.steps,
+        "study_budget_s": float(os.environ.get(BUDGET, 0)) or None,
         "compiled": config.compile.enable,
         "float8": fp8.recipe_name,
         "fp8_product": asdict(float8.product(device.TYPE, fp8.recipe_name, fp8.emulate)) if fp8.recipe_name else None,

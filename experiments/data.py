@@ -5,7 +5,6 @@
 import argparse
 import itertools
 import os
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from torchtitan.tools.logging import init_logger, logger
 
 from experiments import recipe
 from experiments.corpus import TokenFile, prepare
-from experiments.ends import complain
+from experiments.ends import COMPLETED, complain, leave
 from models.errors import InputError
 
 Row = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -150,13 +149,13 @@ def _rows_needed(config: Config, dp_world_size: int) -> int:
     return training.steps * batch
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.data")
     parser.add_argument("command", choices=["prepare"], help="write the token file, for compute nodes without internet")
     parser.add_argument("name", metavar="RECIPE")
     parser.add_argument("--overlay", action="append", default=[], metavar="O", help="may be repeated")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value")
-    arguments = parser.parse_intermixed_args()
+    arguments = parser.parse_intermixed_args(argv)
 
     init_logger()
     start = time.perf_counter()
@@ -165,9 +164,10 @@ def main() -> None:
         token_file = prepare(config)
         seconds = time.perf_counter() - start
         print(f"{describe(token_file, config)}\n{token_file.path} ({seconds:.1f} s)")
+        return COMPLETED
     except InputError as error:
-        sys.exit(complain(error))
+        return complain(error)
 
 
 if __name__ == "__main__":
-    main()
+    leave(main)

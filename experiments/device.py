@@ -2,13 +2,14 @@
 
 torchtitan 0.2.2 picks its device module while it is imported, and takes CUDA on a machine without a GPU. Importing
 this module before torchtitan puts a CPU device there instead: a name, memory statistics, `current_device() -> 0`.
-No other file knows more about it than to import this one first.
+No other file knows more about it than to import this one first, which also keeps out what torchtitan imports in vain.
 """
 
 import os
 import platform
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -74,6 +75,13 @@ if TYPE == "cpu":
         from torchtitan.tools import utils as titan_utils
 else:
     from torchtitan.tools import utils as titan_utils
+# torchtitan's own loaders of texts are not used here, and would import `datasets`, and with it pandas.
+_TEXTS = "torchtitan.hf_datasets.text_datasets"
+if _TEXTS not in sys.modules:
+    sys.modules[_TEXTS] = SimpleNamespace(build_text_dataloader=None, build_text_validation_dataloader=None)
+    import torchtitan.models.llama3  # noqa: F401
+
+    del sys.modules[_TEXTS]
 if titan_utils.device_type != TYPE:
     raise ImportError("torchtitan was imported before experiments.device and took a GPU for granted: swap the imports")
 titan_utils.get_peak_flops = lambda device_name: peak().bf16  # torchtitan's table assumes an A100 for what it lacks
@@ -101,6 +109,12 @@ def _cpuinfo() -> dict[str, str]:
     """What Linux says of the first core."""
     first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+
+
+def cudnn() -> str | None:
+    """Version of cuDNN, as in 9.15.1; None without a GPU or without cuDNN."""
+    version = torch.backends.cudnn.version() if TYPE == "cuda" else None
+    return version and f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
 
 
 def memory_bytes() -> int:
@@ -174,6 +188,7 @@ class Hardware:
     cpu: str
     cpu_instruction_sets: list[str]
     visible_devices: str | None  # CUDA_VISIBLE_DEVICES: which GPUs of several
+    cudnn: str | None = None  # the version that PyTorch has loaded: it decides which attention runs
     driver: str | None = None
     sm_clock_max_mhz: str | None = None
     power_limit_w: str | None = None
@@ -182,7 +197,8 @@ class Hardware:
 def hardware() -> dict:
     """Describe this machine; asks nvidia-smi for driver, clock and power limit where there is a GPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    facts = Hardware(TYPE, name(), memory_bytes(), torch.get_num_threads(), cpu_name(), instruction_sets(), visible)
+    threads = torch.get_num_threads()
+    facts = Hardware(TYPE, name(), memory_bytes(), threads, cpu_name(), instruction_sets(), visible, cudnn())
     if TYPE == "cpu":
         return asdict(facts)
     query = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,power.limit", "--format=csv,noheader,nounits"]

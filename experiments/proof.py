@@ -21,6 +21,13 @@ PROFILED_STEP = 3  # the first step compiles, the second may compile again
 RECORDING_STEP = 2  # profiled with CUDA graphs: they warm up in the first; from the third on no operator is called
 _FP8_OPS = {"aten::_scaled_mm", "aten::_scaled_mm_v2"}
 _GEMM_OPS = _FP8_OPS | {"aten::mm", "aten::addmm"}  # of linear layers; attention is another kernel, or bmm
+_ATTENTION_OPS = {
+    "aten::_scaled_dot_product_cudnn_attention": "cudnn",
+    "aten::_scaled_dot_product_flash_attention": "flash",
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
+    "aten::_scaled_dot_product_efficient_attention": "efficient",
+    "aten::_scaled_dot_product_attention_math": "math",
+}
 _CHUNK = 1 << 24  # elements looked at together when searching a parameter for ones that must move
 _WITNESSES = 64  # elements remembered per parameter
 
@@ -59,6 +66,7 @@ class Proof:
     orphans: list[str] = field(default_factory=list)
     parameters: dict = field(default_factory=dict)
     gemm_flops: dict[str, int] = field(default_factory=dict)
+    attention: list[str] = field(default_factory=list)
     profiled_step: int | None = None
 
     def __post_init__(self):
@@ -149,7 +157,9 @@ class Proof:
         """Claim 1: profile what runs inside, and count the FLOPs of its matrix multiplications by operator."""
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
             yield
-        self.profiled_step, self.gemm_flops = step, count_gemm_flops(profiler.events())
+        events = profiler.events()
+        self.profiled_step, self.gemm_flops = step, count_gemm_flops(events)
+        self.attention = sorted({_ATTENTION_OPS[event.name] for event in events if event.name in _ATTENTION_OPS})
         if self.emulated:
             return
         if self.fp8_flops < 0.99 * self.fp8_flops_expected:  # more where activation checkpointing computes twice
@@ -170,6 +180,7 @@ class Proof:
             "fp8_flops": self.fp8_flops,
             "fp8_flops_expected": self.fp8_flops_expected,
             "fp8_share_of_matmul_flops": self.fp8_flops / total if total else None,
+            "attention": ", ".join(self.attention) or None,
             "parameters": self.parameters,
         }
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from experiments import recipe as recipes
-from experiments.ends import BAD_INPUT, COMPLETED, DIVERGED, FAILED, complain
+from experiments.ends import BAD_INPUT, COMPLETED, DIVERGED, FAILED, complain, leave
 from experiments.progress import display
 from experiments.stop import Interrupted, Stop, budget_seconds
 from models.errors import InputError
@@ -161,6 +161,8 @@ def _train(recipe, directory, screen, stop: Stop) -> End:
     trainer = None
     try:
         checks.check_device(recipe.config)
+        if slow := checks.slow_attention(recipe.config):
+            logging.getLogger().warning(slow)
         checks.check_memory(recipe.config, int(os.environ["WORLD_SIZE"]))
         trainer = Trainer(recipe.config, stop)
         if directory:
@@ -249,14 +251,5 @@ def _finish(directory, end: End) -> None:
         )
 
 
-def _exit(code: int) -> None:
-    """Leave the process. One of several skips the interpreter's clean-up: now and then gloo aborts in it."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
-
-
 if __name__ == "__main__":
-    _exit(main())
+    leave(main)

@@ -1,5 +1,6 @@
 """Runs as processes: as many at once as there are GPUs, each on its own; the others wait for a free one."""
 
+import math
 import signal
 import subprocess
 import time
@@ -15,6 +16,7 @@ from analysis.summary import read_json, read_last_line
 from experiments import placement
 from experiments.ends import BAD_INPUT, FAILED
 from experiments.progress import describe, progress_bar
+from experiments.shares import Shares
 from experiments.stop import COME_BACK, FOR_GOOD, Stop
 
 
@@ -27,10 +29,11 @@ class Run:
     arguments: list[str] = field(hash=False)
 
 
-def run_all(runs: list[Run], console: Console, stop: Stop) -> dict[Run, int]:
+def run_all(runs: list[Run], console: Console, stop: Stop, shares: Shares | None = None) -> dict[Run, int]:
     """Exit codes of the runs that were started, negative for the number of a signal that killed one.
 
-    What `stop` is asked for is passed on to those that run; they are waited for, and no other is started.
+    What `stop` is asked for is passed on to those that run; they are waited for, and no other is started. `shares` of a
+    time budget are kept to.
     """
     stop.deferred = True
     waiting, running, codes = list(runs), [], {}
@@ -38,10 +41,15 @@ def run_all(runs: list[Run], console: Console, stop: Stop) -> dict[Run, int]:
     told = False
     with progress_bar(console, console.is_terminal) as bar, ExitStack() as at_end:
         at_end.callback(_tell, running, signal.SIGTERM)  # whatever else ends this loop ends the runs too
-        while running or (waiting and not stop.code):
+
+        def starts_more() -> bool:
+            return bool(waiting) and not stop.code and not (shares and shares.over)
+
+        while running or starts_more():
             try:
-                while waiting and free and not stop.code:
-                    _start(waiting.pop(0), free, running, codes, bar, console)
+                while free and starts_more():
+                    until = shares.until(len(waiting) - 1) if shares else math.inf
+                    _start(waiting.pop(0), until, free, running, codes, bar, console)
                 time.sleep(0.2)
                 if stop.code and not told:
                     told = True
@@ -50,15 +58,21 @@ def run_all(runs: list[Run], console: Console, stop: Stop) -> dict[Run, int]:
                     running.remove(process)
                     free.append(process.gpu)
                     codes[process.run] = process.report()
+                    if shares and process.told:
+                        shares.ended(process.step, process.told)
+                for process in running:
+                    if shares and not process.told and shares.spent(process.until, process.step):
+                        process.told = time.monotonic()
+                        _tell([process], signal.SIGUSR1)
             except KeyboardInterrupt:  # Ctrl-C once more: they are not to wait for a step's end either
                 _tell(running, signal.SIGINT)
     return codes
 
 
-def _start(run: Run, free: list, running: list["_Process"], codes: dict[Run, int], bar, console: Console) -> None:
+def _start(run: Run, until: float, free: list, running: list["_Process"], codes: dict, bar, console: Console) -> None:
     """Start `run` on the first free GPU, or note why it cannot be started: that stops no other."""
     try:
-        running.append(_Process(run, *free[0], bar, console))
+        running.append(_Process(run, until, *free[0], bar, console))
         del free[0]
     except OSError as error:  # a file where its directory should be, a full disk
         console.print(escape(f"{run.title}: failed: {error.filename}: {error.strerror}"), soft_wrap=True)
@@ -73,10 +87,14 @@ def _tell(running: list["_Process"], sent: signal.Signals) -> None:
 class _Process:
     """A run that was started, and its line on the screen; what it prints is in its log.txt."""
 
-    def __init__(self, run: Run, place: int, gpu: str | None, bar, console: Console):
+    def __init__(self, run: Run, until: float, place: int, gpu: str | None, bar, console: Console):
         self.run, self.gpu, self.bar, self.console = run, (place, gpu), bar, console
+        self.until = until  # when its share of a budget is spent
+        self.told = 0.0  # when it was told so
+        self.step = 0  # the last one on record; 0 as long as it has made none of its own
         run.directory.mkdir(parents=True, exist_ok=True)
         self.log = run.directory / "log.txt"
+        self.earlier = read_last_line(run.directory / "metrics.jsonl")
         with open(self.log, "a") as log:
             arguments = ["experiments.run", *run.arguments, "--out", str(run.directory)]
             self.child = placement.start(arguments, gpu, place, stdout=subprocess.DEVNULL, stderr=log)
@@ -112,6 +130,7 @@ class _Process:
         """Move the bar to the run's last log line, and return that."""
         line = read_last_line(self.run.directory / "metrics.jsonl")
         if line:
+            self.step = line["step"] if line != self.earlier else 0
             total = self._manifest().get("steps")
             self.bar.update(self.task, completed=line["step"], total=total, window=describe(line))
         return line

@@ -3,8 +3,10 @@
     python -m experiments.study [NAME…] [--overlay O]… [--seeds 0,1,2] [--out DIR] [key.path=value …]
     python -m experiments.study DIR        goes on with an unfinished study, skipping what is complete
 
-NAME is a file of experiments/studies/, or recipes to compare. A run that fails does not stop the others. Exit codes:
-1 if any failed, 2 for bad input, 75 if runs are to be gone on with (SIGUSR1, --budget), 130 after SIGTERM or Ctrl-C.
+NAME is a file of experiments/studies/, or recipes to compare. A run that fails does not stop the others. `--budget S`
+ends the study within S seconds: all its runs stop at about the same step, and are compared over the steps that all of
+them have made. Exit codes: 1 if any failed, 2 for bad input, 75 if runs are to be gone on with (SIGUSR1, --budget), 130
+after SIGTERM or Ctrl-C.
 """
 
 import argparse
@@ -22,9 +24,11 @@ from rich.markup import escape
 
 from analysis.report import print_report, write_page
 from analysis.summary import read_json
+from experiments import placement
 from experiments import recipe as recipes
-from experiments.ends import complain
+from experiments.ends import complain, leave
 from experiments.runner import Run, run_all
+from experiments.shares import BUDGET, CHECKPOINT_RATE, END_S, Shares
 from experiments.stop import COME_BACK, FOR_GOOD, Stop, budget_seconds
 from experiments.yaml_source import find, parse, plain
 from models.errors import InputError
@@ -33,6 +37,7 @@ STUDIES = Path(__file__).parent / "studies"
 DEFAULT = "four_way"
 AUTO = "auto"  # among the overlays: what this machine can hold
 PROGRAM = "python -m experiments.study"
+TABLE_S = 10  # what the table and the page take at the end
 FROZEN = "study.yaml"  # in the study's directory: what it was started with, auto resolved
 
 
@@ -115,10 +120,10 @@ def choose_scale() -> tuple[list[str], str]:
 def run_study(study: Study, out: Path, budget: float | None, console: Console, stop: Stop) -> int:
     """Run what is not complete below `out`, print the table, and say where everything is. Returns the exit code."""
     runs = []
-    for run in plan(study, out, budget):
+    for run in plan(study, out):
         if not _said_complete(run, console):
             runs.append(run)
-    codes = run_all(runs, console, stop)
+    codes = run_all(runs, console, stop, _shares(study, budget) if budget else None)
     if not stop.code:  # who asked to stop waits for an exit, not for a table
         console.print()
         comparison = print_report([out], study.baseline, console)
@@ -134,6 +139,8 @@ def run_study(study: Study, out: Path, budget: float | None, console: Console, s
     if len(codes) == len(runs) and not any(codes.values()):
         return 0
     again = f"Not all runs completed; to go on with them: {PROGRAM} {quote(str(out))}"
+    if budget and not any(out.glob("*/*/checkpoint")):
+        again += " (from their first step: what is to be kept needs checkpoint.enable=true)"
     console.print(escape(again), soft_wrap=True)
     if FOR_GOOD in (stop.code, *codes.values()):
         return FOR_GOOD
@@ -147,18 +154,27 @@ def _said_complete(run: Run, console: Console) -> bool:
     return complete
 
 
-def plan(study: Study, out: Path, budget: float | None) -> list[Run]:
+def _shares(study: Study, budget: float) -> Shares:
+    """Of what the start of this process has left of `budget`, less the table's time."""
+    from experiments import checks, device
+
+    os.environ[BUDGET] = str(budget)
+    configs = [recipes.load(name, study.overlays, study.overrides).config for name in study.recipes]
+    checkpoint = max(checks.checkpoint_bytes(config) for config in configs)
+    left = budget - device.seconds_since_process_start() - TABLE_S
+    return Shares(left, len(placement.gpus()), END_S + checkpoint / CHECKPOINT_RATE)
+
+
+def plan(study: Study, out: Path) -> list[Run]:
     """The study's runs, with the arguments of `experiments.run` for each."""
     shared = [part for overlay in study.overlays for part in ("--overlay", overlay)] + study.overrides
-    if budget is not None:
-        shared += ["--budget", str(budget)]
     return [
         Run(f"{recipe} seed {seed}", out / recipe / f"seed{seed}", [recipe, "--seed", str(seed), *shared])
         for recipe, seed in study.runs()
     ]
 
 
-def prepare(study: Study, budget: float | None) -> str:
+def prepare(study: Study) -> str:
     """Check every recipe and prepare the data ahead, so that no run's time holds it; says what it found."""
     if study.baseline not in study.recipes:
         raise InputError(f"the study's baseline {study.baseline} is not one of its recipes: {', '.join(study.recipes)}")
@@ -167,7 +183,6 @@ def prepare(study: Study, budget: float | None) -> str:
     configs = [recipes.load(name, study.overlays, study.overrides).config for name in study.recipes]
     for config in configs:
         checks.check_model(config)
-        checks.check_budget(config, budget)
     os.environ.setdefault(device.MEASURED_PEAK, str(device.peak().bf16))
     return [checks.check_data(config) for config in configs][0]
 
@@ -179,7 +194,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seeds", metavar="0,1,2", help="instead of the study's seeds")
     parser.add_argument("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")
     parser.add_argument(
-        "--budget", type=budget_seconds, metavar="S", help="stop each run after S seconds, to be resumed later"
+        "--budget", type=budget_seconds, metavar="S", help="end within S seconds, all runs after equally many steps"
     )
     parser.add_argument("--dry-run", action="store_true", help="check recipes, data and paths, and say what would run")
     args = parser.parse_intermixed_args(argv)
@@ -193,7 +208,7 @@ def main(argv: list[str] | None = None) -> int:
             place = study.overlays.index(AUTO)
             study.overlays[place : place + 1] = chosen
             console.print(escape(f"Scale: {why}."), soft_wrap=True)
-        console.print(escape(f"Data: {prepare(study, args.budget)}.\nInto {out}"), soft_wrap=True)
+        console.print(escape(f"Data: {prepare(study)}.\nInto {out}"), soft_wrap=True)
         check_folder(study, out)
         if args.dry_run:
             return _dry_run(study, out, console)
@@ -233,7 +248,7 @@ def _dry_run(study: Study, out: Path, console: Console) -> int:
     """Say what would run. The machine that trains may be another one, so device and memory are not checked."""
     from experiments import checks
 
-    for run in plan(study, out, None):
+    for run in plan(study, out):
         if _said_complete(run, console):
             continue
         config = recipes.load(run.arguments[0], study.overlays, study.overrides).config
@@ -252,4 +267,4 @@ def check_folder(study: Study, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

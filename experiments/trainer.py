@@ -1,6 +1,7 @@
 """torchtitan's Trainer with this project's records around it; its loop is used as it is."""
 
 import math
+import os
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from unittest.mock import patch
@@ -118,6 +119,12 @@ class Trainer(titan.Trainer):
         self._micro_losses: list[torch.Tensor] = []
         self._steps_done = 0  # by this process: fewer than self.step after a resume
         TIMELINE.mark("optimizer")
+
+    def init_distributed(self):
+        """As torchtitan's; one rank alone has only itself to wait for, for which it needs no NCCL."""
+        alone = {device.TYPE: "gloo"} if os.environ["WORLD_SIZE"] == "1" else {}
+        with patch.dict(dist.Backend.default_device_backend_map, alone):
+            return super().init_distributed()
 
     def state_dict(self) -> dict:
         """What torchtitan checkpoints of its trainer, and the random numbers to come, of every rank."""

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# launch/install.sh [VENV]: make the environment (default .venv) with everything in requirements.txt.
-#   A Python that already has torch keeps it (NVIDIA images, clusters): the environment sees the system's packages.
+# launch/install.sh [VENV]: make the environment (default .venv) with everything in requirements.txt and
+#   requirements-tools.txt; where no package index can be reached, with what is there, if that is enough for a study.
+#   A Python that already has torch keeps it (images, clusters, clouds): the environment sees its packages.
 #   Without a GPU, torch comes from constraints-cpu.txt; with one, from requirements.txt's range.
 #   PYTHON names the interpreter to use; otherwise the first of python3, python3.12, python3.11 that fits.
 set -euo pipefail
@@ -20,29 +21,46 @@ wheels_fit() {
   [[ $(uname -m) =~ ^(x86_64|aarch64)$ ]] && printf '%s\n' "glibc 2.28" "$(libc)" | sort --version-sort --check=silent
 }
 
-constraints=()
-options=()
-# prints the version of a torch that came with this interpreter and is recent enough; a virtual one's cannot be shared
+# prints the version of a torch that came with this interpreter and is recent enough
 find_torch='
 import re, sys
 from importlib.metadata import version
 found = version("torch")
-sys.exit(sys.prefix != sys.base_prefix or tuple(map(int, re.findall(r"\d+", found)[:2])) < (2, 11) or print(found))'
-if own_torch=$("$PYTHON" -c "$find_torch" 2>/dev/null); then
+sys.exit(tuple(map(int, re.findall(r"\d+", found)[:2])) < (2, 11) or print(found))'
+# prints the line of a .pth file that shares the packages of a virtual environment; nothing for another interpreter
+share='
+import site, sys
+if sys.prefix != sys.base_prefix:
+    print("import site;", *(f"site.addsitedir({folder!r});" for folder in site.getsitepackages()))'
+python=$venv/bin/python keep=$venv/keep-torch.txt
+if [ "$("$PYTHON" -c 'import sys; print(sys.prefix)')" -ef "$venv" ]; then
+  echo "bringing $venv, which is activated, up to date"
+elif own_torch=$("$PYTHON" -c "$find_torch" 2>/dev/null); then
   echo "keeping this Python's torch $own_torch"
-  options=(--system-site-packages)
-  mkdir -p "$venv"
-  echo "torch==$own_torch" >"$venv/keep-torch.txt"
-  constraints=(-c "$venv/keep-torch.txt")
-elif ! wheels_fit; then
+  shared=$("$PYTHON" -c "$share") options=()
+  [ -n "$shared" ] || options=(--system-site-packages)
+  "$PYTHON" -m venv "${options[@]}" "$venv"
+  for packages in "$venv"/lib/python3*/site-packages; do echo "$shared" >"$packages/shared.pth"; done
+  echo "torch==$own_torch" >"$keep"
+elif wheels_fit; then
+  "$PYTHON" -m venv "$venv"
+  rm -f "$keep" "$venv"/lib/python3*/site-packages/shared.pth
+else
   echo "error: torch's wheels need glibc 2.28 or newer on x86_64 or aarch64, and this is $(libc) on $(uname -m): use a" \
     "newer system, or a container (launch/Dockerfile)" >&2
   exit 2
+fi
+constraints=()
+if [ -f "$keep" ]; then
+  constraints=(-c "$keep")
 elif ! nvidia-smi >/dev/null 2>&1; then
   echo "no GPU here: torch as in constraints-cpu.txt"
   constraints=(-c constraints-cpu.txt)
 fi
 echo "installing into $venv, a minute or two"
-"$PYTHON" -m venv "${options[@]}" "$venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${constraints[@]}" -r requirements.txt
+"$python" -m pip install --quiet --disable-pip-version-check "${constraints[@]}" -r requirements.txt \
+  -r requirements-tools.txt || {
+  missing=$("$python" launch/missing.py requirements.txt) || { echo "error: $missing" >&2; exit 2; }
+  echo "pip could not get everything (its reason is here too), but what is there is enough for a study"
+}
 touch "$venv/installed"

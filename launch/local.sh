@@ -3,7 +3,7 @@
 #
 #   launch/local.sh                                        the four recipes, into a new folder under runs/
 #   launch/local.sh NAME… [--seeds 0,1,2] [key.path=value …]   some; all that python -m experiments.study takes
-#   launch/local.sh NAME… --budget 600 checkpoint.enable=true   each run stops after 600 s at the latest, with a checkpoint
+#   launch/local.sh NAME… --budget 600 checkpoint.enable=true   ends within 600 s, all runs after equally many steps
 #   launch/local.sh DIR --budget 600                       goes on with them in the next slot
 set -euo pipefail
 cd "$(dirname "$0")/.."

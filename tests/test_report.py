@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from analysis.comparison import compare
-from analysis.report import main, tables
+from analysis.report import main, notes, rows_of, tables
 from analysis.summary import LayoutError, summarize
 from tests.make_runs import metrics_lines, write_run, write_study
 
@@ -168,3 +168,12 @@ def test_nothing_is_cut_off_in_a_narrow_terminal(tmp_path, width):
     for value in ("rowwise_gw_hp_fp8_compiled", "100,000", "12345.6", "50.0%", "completed"):
         assert value in said
     assert "…" not in said
+
+
+def test_runs_with_other_attention_kernels_are_named(tmp_path):
+    for recipe, attention in ("baseline", "flash"), ("baseline_compiled", "cudnn"):
+        proof = write_run(tmp_path / recipe, recipe) / "proof.json"
+        proof.write_text(json.dumps(json.loads(proof.read_text()) | {"attention": attention}))
+    said = notes(rows_of(compare([tmp_path])))
+    assert any("other kernels: baseline seed 0 flash, baseline_compiled seed 0 cudnn" in line for line in said)
+    assert not any("other kernels" in line for line in notes(rows_of(compare([tmp_path / "baseline"]))))

@@ -6,14 +6,15 @@ import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from experiments import checks, run
+from experiments import checks, device, run
 from experiments import recipe as recipes
 from experiments.run import main
 from models.errors import InputError
 from tests import processes
 from tests.make_corpus import write_tokenizer
-from tests.runs import manifest_of
+from tests.runs import TINY, manifest_of
 
 
 @pytest.fixture
@@ -211,3 +212,27 @@ def test_peak_memory_is_the_process_own():
     parent = f"import subprocess, sys; b'x' * 2**30; subprocess.run([sys.executable, '-c', {child!r}])"
     said = processes.run([sys.executable, "-c", parent]).stdout
     assert 50 * 2**20 < int(said) < 2**30
+
+
+def test_one_rank_alone_starts_no_library_for_several(train, monkeypatch):
+    """On a GPU it would start NCCL; here the map of backends says so of the CPU, where there is none."""
+    monkeypatch.setitem(dist.Backend.default_device_backend_map, device.TYPE, "nccl")
+    train(recipes.load("baseline", ["cpu"], TINY).config)
+    assert dist.get_backend() == "gloo"
+
+
+@pytest.mark.parametrize(
+    ("version", "backend", "warned"),
+    [
+        ("9.10.2", "auto", True),
+        ("9.10.2", "cudnn", True),
+        ("9.10.2", "flash", False),
+        ("9.15.1", "auto", False),
+        (None, "auto", False),
+    ],
+)
+def test_a_cudnn_that_is_too_old_is_named(version, backend, warned, monkeypatch):
+    monkeypatch.setattr(device, "cudnn", lambda: version)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    config = recipes.load("baseline", ["h200"], [f"model.attention_backend={backend}"]).config
+    assert bool(checks.slow_attention(config)) == warned

@@ -85,6 +85,7 @@ def test_what_ran_in_fp8(records):
     for recipe in FOUR[2:]:
         proof = records[recipe]["proof"]
         assert len(proof["converted_modules"]) == 28 and "output" not in proof["converted_modules"]
+        assert proof["attention"] == "flash"
         assert proof["fp8_share_of_matmul_flops"] == (0 if proof["emulated"] else pytest.approx(0.75))
         assert proof["parameters"]["in_optimizer"] == 39
 

@@ -1,0 +1,45 @@
+"""The time budget of a study, shared out so that it ends in time and its runs have made equally many steps.
+
+Each run gets the same share of what is left, its warm-up included, and stops before that at the fewest steps that one
+before it has made: what it saves is left to the others. The comparison is over the steps that all have made. A run
+whose warm-up takes much of its share lowers that number for all; how long it will take is not known before.
+"""
+
+import math
+import time
+
+END_S = 5  # of a run, after its last step, and without a checkpoint
+CHECKPOINT_RATE = 1e9  # bytes/s, until one was seen to be written
+BUDGET = "STUDY_BUDGET_S"  # in the environment of a study's runs: their manifests say so
+
+
+class Shares:
+    """Args: seconds: what is left of the budget; places: runs at once; end_s: what a run takes to end once told to."""
+
+    def __init__(self, seconds: float, places: int, end_s: float = END_S):
+        self.end = time.monotonic() + seconds
+        self.places = places
+        self.end_s = end_s
+        self.fewest = math.inf
+        self._seen_end_s = 0.0
+
+    def until(self, waiting: int) -> float:
+        """The time at which a run that starts now is to be told to stop; `waiting` others come after it."""
+        turns = math.ceil((waiting + 1) / self.places)
+        now = time.monotonic()
+        return now + (self.end - now) / turns - self.end_s
+
+    @property
+    def over(self) -> bool:
+        """Whether a run that starts now would be told to stop at once."""
+        return time.monotonic() >= self.end - self.end_s
+
+    def spent(self, until: float, step: int) -> bool:
+        """Whether a run that is at `step` is to stop."""
+        return time.monotonic() >= until or step >= self.fewest
+
+    def ended(self, step: int, told: float) -> None:
+        """A run that was told to stop at time `told` has ended after `step` steps, 0 within its warm-up."""
+        self.fewest = min(self.fewest, step or math.inf)
+        self._seen_end_s = max(self._seen_end_s, time.monotonic() - told)
+        self.end_s = self._seen_end_s
