@@ -84,7 +84,35 @@ class Measurement:
             "steady_step_s": steady,
             "profiled_step_s": profiled,
             "kernels": breakdown.top_kernels(kernels, len(profiled)),
+            "compiled_graphs": compiled_graphs(),
         }
+
+
+def count_compiled() -> None:
+    """Have inductor count what it compiles, for `compiled_graphs`."""
+    from torch._inductor.compile_fx import inductor_metrics_log
+
+    inductor_metrics_log.setLevel(logging.INFO)  # which turns the counting on; what it would say is not kept
+    inductor_metrics_log.propagate = False
+    inductor_metrics_log.addHandler(logging.NullHandler())
+
+
+def compiled_graphs() -> list[dict]:
+    """Of each graph that was compiled anew, in that order: its kernels, and the bytes that they read and write.
+
+    As inductor counts them. Products and attention are libraries' and not among them; the graph of one block's forward
+    or backward pass serves all blocks; what came from the cache is not here.
+    """
+    from torch._inductor import metrics
+    from torch._inductor.scheduler import ExternKernelSchedulerNode
+
+    graphs: dict[int, dict] = {}
+    for node, words in metrics.nodes_num_elem:
+        if not isinstance(node, ExternKernelSchedulerNode):
+            graph = graphs.setdefault(id(node.scheduler), {"kernels": 0, "bytes": 0})
+            graph["kernels"] += 1
+            graph["bytes"] += 4 * words
+    return list(graphs.values())
 
 
 def _profiler():
@@ -112,6 +140,7 @@ def measure(config, stop: Stop) -> dict:
     if device.TYPE == "cpu":  # compiled C++ names itself to the profiler only if it was compiled to; Triton always does
         torch._inductor.config.cpp.enable_kernel_profile = True
         config.compile.artifacts_dir = ""
+    count_compiled()
     trainer = Trainer(config, stop)
     loss_fn = trainer.loss_fn
 

@@ -45,9 +45,9 @@ RULES = (
     (CASTS, r"\Atriton_poi_fused.*_clamp_"),
     # A norm, RoPE, a sum or SwiGLU, which would be there without FP8, and has taken in a largest value or a cast.
     (ELEMENTWISE, r"\A.*_fused.*_(add|silu|sum)_"),
-    # Of torchao's autograd function all but the products: a gradient added to another's is outside of it. Then
+    # Of the FP8 layers' autograd functions all but the products: a gradient added to another's is outside of them. Then
     # autocast's copies in bf16, and back.
-    (CASTS, r"\A.*(_fused.*_(abs|to_copy)_|(?i:float8))|^(matmul_with_hp_or_float8_args|_ToFloat8)"
+    (CASTS, r"\A.*(_fused.*_(abs|to_copy)_|(?i:float8))|^(_Fp8Products|matmul_with_hp_or_float8_args|_ToFloat8)"
             r"|\A.*\naten::copy_\n(.+\n)*aten::linear$"),
     (ELEMENTWISE, r"^aten::|\A.*(_fused_|at::native)|\AMem(cpy|set)"),
 )  # fmt: skip

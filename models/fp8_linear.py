@@ -87,10 +87,10 @@ class Fp8Linear(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: (..., in_features); the output has its dtype."""
         how = self.how  # as plain values, which compiled graphs can be cached by
-        return _Linear.apply(x, self.weight, how.recipe_name, how.fast_backward, how.row_scales, how.emulate)
+        return _Fp8Products.apply(x, self.weight, how.recipe_name, how.fast_backward, how.row_scales, how.emulate)
 
 
-class _Linear(torch.autograd.Function):
+class _Fp8Products(torch.autograd.Function):
     """Operands are cast as they are and then transposed, so that a compiler sees where two casts are the same."""
 
     @staticmethod

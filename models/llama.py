@@ -115,7 +115,7 @@ class InnerAttention(nn.Module):
 
 
 class Attention(titan.Attention):
-    """torchtitan's attention with real-valued RoPE; `freqs_cis` is the (seq, head_dim / 2, 2) buffer of `Llama`."""
+    """torchtitan's attention with our RoPE; `freqs_cis` is the (seq, head_dim / 2, 2) buffer of `Llama`."""
 
     def __init__(self, args: LlamaArgs):
         super().__init__(args)
@@ -124,7 +124,7 @@ class Attention(titan.Attention):
     def forward(self, x, freqs_cis, attention_masks=None, positions=None):
         """x: (batch, seq, dim); returns the same shape."""
         batch, seq, _ = x.shape
-        rope = freqs_cis[:seq]
+        rope = freqs_cis[:seq].view(torch.float32)
         q, k, v = (t.view(batch, seq, -1, self.head_dim) for t in self._project(x))
         q, k = apply_rope(q, rope), apply_rope(k, rope)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
@@ -197,7 +197,8 @@ class Llama(Transformer):
         super().init_weights(buffer_device)
 
     def _precompute_freqs_cis(self) -> torch.Tensor:
-        return torch.view_as_real(super()._precompute_freqs_cis())
+        """float32 rotations, as integers: FSDP2 would cast them to bf16, as it does a block's other arguments."""
+        return torch.view_as_real(super()._precompute_freqs_cis()).view(torch.int32)
 
 
 def freeze(model: nn.Module, patterns: list[str]) -> None:

@@ -77,6 +77,7 @@ GRAPH = ("## Call CompiledFxGraph fudnkae2h4oe ##", "CompiledFunction", "Torch-C
         (LOSS, COPY, ("aten::copy_", "aten::_to_copy", "ToCopyBackward0", "aten::_to_copy", "aten::to", "loss")),
         # ... casts, and the copies that _scaled_mm's layout asks for; a sum of two gradients is neither
         (CASTS, ELEMENT, ("aten::mul", "_ToFloat8ConstrFunc")),
+        (CASTS, ELEMENT, ("aten::mul", "_Fp8ProductsBackward")),
         (CASTS, COPY, ("aten::copy_", "aten::contiguous", "PythonSubclass", "aten::mm", *FP8_LINEAR)),
         (ELEMENTWISE, ELEMENT, ("aten::add", f"autograd::engine::evaluate_function: {FP8_BACKWARD}")),
         # ... autocast's copies, and others
