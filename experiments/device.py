@@ -101,7 +101,7 @@ def cpu_name() -> str:
 def instruction_sets() -> list[str]:
     """Those of the processor that numerical code is chosen by, as Linux names them."""
     flags = _cpuinfo().get("flags") or _cpuinfo().get("Features", "")
-    return [flag for flag in flags.split() if re.match("avx|amx|fma$|f16c|asimd|sve|sme|bf16", flag)]
+    return [flag for flag in flags.split() if re.match("avx|amx|fma$|f16c|asimd|sve|sme[0-9]*$|bf16", flag)]
 
 
 @cache

@@ -2,7 +2,8 @@
 
 Exit codes: 0 completed, 1 failed, 2 bad input, 3 diverged; 75 interrupted by SIGUSR1 or its time budget, to be started
 again; 130 interrupted by SIGTERM or Ctrl-C. Started again on the same directory, an interrupted run resumes from its
-last checkpoint. Under torchrun or srun the same command is one rank of many; rank 0 writes the run directory.
+last checkpoint. Under torchrun or srun the same command is one rank of many; rank 0 writes the run directory. torchrun
+itself ends with 1, whatever its ranks end with.
 """
 
 import argparse

@@ -1,8 +1,9 @@
 """The time budget of a study, shared out so that it ends in time and its runs have made equally many steps.
 
-Each run gets the same share of what is left, its warm-up included, and stops before that at the fewest steps that one
-before it has made: what it saves is left to the others. The comparison is over the steps that all have made. A run
-whose warm-up takes much of its share lowers that number for all; how long it will take is not known before.
+Each run gets the same share of the time that is left, its warm-up included. Once a run has ended, the later ones stop
+at as many steps, even before their share is spent, and the time that they do not use goes to the runs after them. The
+comparison is over the steps that all runs have made. A run whose warm-up takes much of its share lowers that number for
+all; how long a warm-up will take is not known beforehand.
 """
 
 import math

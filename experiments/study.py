@@ -10,6 +10,7 @@ after SIGTERM or Ctrl-C.
 """
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -123,7 +124,11 @@ def run_study(study: Study, out: Path, budget: float | None, console: Console, s
     for run in plan(study, out):
         if not _said_complete(run, console):
             runs.append(run)
-    codes = run_all(runs, console, stop, _shares(study, budget) if budget else None)
+    shares = _shares(study, budget) if budget else None
+    if shares and runs and shares.over:
+        least = math.ceil(TABLE_S + shares.end_s)
+        return complain(f"--budget {budget:g} is too little: ending a run and the table alone take {least} s")
+    codes = run_all(runs, console, stop, shares)
     if not stop.code:  # who asked to stop waits for an exit, not for a table
         console.print()
         comparison = print_report([out], study.baseline, console)

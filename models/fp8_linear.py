@@ -55,8 +55,8 @@ class Products:
     Args:
         recipe_name: a key of `SCALINGS`.
         fast_backward: let backward products add up within the tensor cores, less exactly, as the forward one does.
-        row_scales: whether a product that does not may be given scales of rows; otherwise it multiplies with a scale of
-            1, and its result is scaled afterwards.
+        row_scales: whether products without fast accumulation are given scales of rows. Otherwise they multiply with a
+            scale of 1, and their results are scaled afterwards.
         emulate: multiply the rounded operands in float32.
     """
 
@@ -147,11 +147,10 @@ def _multiply(a: _Fp8, b: _Fp8, dtype: torch.dtype, fast: bool, row_scales: bool
         row_scales, emulate: see `Products`.
     """
     if emulate:
-        return ((a.data.float() / a.scale) @ (b.data.float() / b.scale)).to(dtype)
-    left, right = (
-        a.data.contiguous(),
-        b.data.t().contiguous().t(),
-    )  # FP8 units want rows of a, columns of b in one piece
+        with torch.autocast(a.data.device.type, enabled=False):  # which would multiply in bf16
+            return ((a.data.float() / a.scale) @ (b.data.float() / b.scale)).to(dtype)
+    # FP8 units want each row of the left operand and each column of the right one in one piece
+    left, right = a.data.contiguous(), b.data.t().contiguous().t()
     inverse_a, inverse_b = a.scale.reciprocal(), b.scale.reciprocal()
     if not a.scale.dim():
         return torch._scaled_mm(left, right, inverse_a, inverse_b, out_dtype=dtype, use_fast_accum=fast)

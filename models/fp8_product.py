@@ -5,7 +5,7 @@ with one scale per tensor to oneDNN, and without `amx_fp16` oneDNN has only refe
 0.05 GFLOP/s, seconds instead of milliseconds (seen with torch 2.11 and 2.13 on Intel Xeons).
 """
 
-import math
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -34,6 +34,8 @@ def choose(rowwise: bool) -> Product:
     Args:
         rowwise: whether there are products with one scale per row; there always are some with one per tensor.
     """
+    one = torch.ones(256, 256, dtype=torch.bfloat16)
+    one @ one  # after its first bf16 product PyTorch may hand FP8 ones to oneDNN that it computed itself before
     _keep_off_onednn(False)
     if (problem := _problem(rowwise)) is None:
         return Product(OPERATOR, "torch._scaled_mm is right and fast on this CPU")
@@ -89,7 +91,7 @@ def _problem_of(*operands: torch.Tensor) -> str | None:
     if wrong := _wrong(*operands):
         return f"{wrong} {what}"
     ratio = _least_seconds(_product, operands) / _least_seconds(_reference, operands)
-    return f"takes over {10 ** int(math.log10(ratio))} times as long as float32 for {what}" if ratio > _SLOW else None
+    return f"takes over {_SLOW} times as long as float32 for {what}" if ratio > _SLOW else None
 
 
 def row_scales_are_right(device_type: str) -> bool:
@@ -109,6 +111,7 @@ def _least_seconds(do: Callable, operands: tuple) -> float:
 
 
 _kept_off = False
+_lock = threading.Lock()  # whether oneDNN is used is one setting for all threads
 
 
 def _keep_off_onednn(yes: bool) -> None:
@@ -131,9 +134,10 @@ def _wrap_kernels() -> torch.library.Library:
 
 
 def _call(kernel, keys, *args, **kwargs):
-    before = torch._C._get_mkldnn_enabled()  # torch.backends.mkldnn.flags would set other flags as well
-    torch._C._set_mkldnn_enabled(before and not _kept_off)
-    try:
-        return kernel.call_boxed(keys, *args, **kwargs)
-    finally:
-        torch._C._set_mkldnn_enabled(before)
+    with _lock:
+        before = torch._C._get_mkldnn_enabled()  # torch.backends.mkldnn.flags would set other flags as well
+        torch._C._set_mkldnn_enabled(before and not _kept_off)
+        try:
+            return kernel.call_boxed(keys, *args, **kwargs)
+        finally:
+            torch._C._set_mkldnn_enabled(before)

@@ -67,6 +67,16 @@ def test_emulation_rounds_alike(name):
         assert (real.float() - emulated.float()).norm() < 0.01 * real.float().norm()
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_does_not_change_what_is_emulated(compiled):
+    """As with float32 parameters on one device; the input comes in bf16, as the layer's hook casts it."""
+    layer = Fp8Linear.from_float(linear(torch.float32), Products("tensorwise", emulate=True))
+    apart = layer(torch.ones(16, K).sin().bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        within = (torch.compile(layer) if compiled else layer)(torch.ones(16, K).sin().bfloat16())
+    assert torch.equal(apart, within)
+
+
 @pytest.mark.parametrize("name", SCALINGS)
 def test_fp8_is_close_to_bf16_and_not_equal(name):
     skip_unless_multiplied(name)

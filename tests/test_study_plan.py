@@ -93,3 +93,9 @@ def test_scale_follows_the_machine(monkeypatch):
     assert overlays == ["cpu"] and "NVIDIA H200 has 24 GiB" in why
     monkeypatch.setattr(device, "TYPE", "cpu")
     assert study.choose_scale()[0] == ["cpu"]
+
+
+def test_a_budget_that_no_run_could_begin_in(capsys, tmp_path):
+    arguments = ["baseline", "--overlay", "cpu", "--budget", "3", "--out", str(tmp_path / "out")]
+    assert study.main([*arguments, "training.steps=5"]) == 2
+    assert "--budget 3 is too little: ending a run and the table alone take" in capsys.readouterr().err
