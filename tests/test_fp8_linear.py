@@ -130,9 +130,8 @@ def test_a_weight_keeps_its_identity_and_the_layer_its_name():
 
 
 @pytest.mark.slow
-def test_a_second_start_finds_its_compiled_graph(tmp_path, monkeypatch):
+def test_a_second_start_finds_its_compiled_graph():
     """PyTorch keeps what AOTAutograd made of a graph, unless something in it cannot be a key."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     code = """
 import json, torch
 from torch import nn
@@ -143,5 +142,5 @@ torch.compile(layer)(torch.randn(16, 32, dtype=torch.bfloat16, requires_grad=Tru
 print(json.dumps(counters["aot_autograd"]))
 """
     counts = [json.loads(processes.run([sys.executable, "-c", code]).stdout) for _ in range(2)]
-    assert "autograd_cache_bypass" not in counts[0] and counts[0]["autograd_cache_miss"] == 1
+    assert not any("autograd_cache_bypass" in count for count in counts)
     assert counts[1]["autograd_cache_hit"] == 1
