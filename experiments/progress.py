@@ -48,7 +48,7 @@ def display(name: str, steps: int, log_file: Path | None):
         log_file: appended to; None on the other ranks, which show warnings only.
     """
     root, console = logging.getLogger(), Console()
-    before = root.handlers, root.level
+    before, level = root.handlers, root.level
     handlers: list[logging.Handler] = []
     if log_file:
         handlers.append(logging.FileHandler(log_file))
@@ -62,13 +62,15 @@ def display(name: str, steps: int, log_file: Path | None):
     for handler in handlers:
         if not isinstance(handler, RichHandler):
             handler.setFormatter(_PLAIN)
-    root.handlers, root.level = handlers, logging.INFO
+    root.handlers = handlers
+    root.setLevel(logging.INFO)  # not by assignment: loggers remember what is enabled
     logging.captureWarnings(True)
     try:
         with progress_bar(console, live) as bar:
             yield Display(bar, name, steps)
     finally:
         logging.captureWarnings(False)
-        root.handlers, root.level = before
+        root.handlers = before
+        root.setLevel(level)
         for handler in handlers:
             handler.close()

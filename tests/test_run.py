@@ -1,6 +1,7 @@
 """`python -m experiments.run` as a user meets it: bad input, interruptions, records."""
 
 import fcntl
+import logging
 import os
 import sys
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 from experiments import checks, device, run
 from experiments import recipe as recipes
+from experiments.progress import display
 from experiments.run import main
 from models.errors import InputError
 from tests import processes
@@ -236,3 +238,13 @@ def test_a_cudnn_that_is_too_old_is_named(version, backend, warned, monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     config = recipes.load("baseline", ["h200"], [f"model.attention_backend={backend}"]).config
     assert bool(checks.slow_attention(config)) == warned
+
+
+def test_what_was_not_logged_before_a_run_does_not_silence_its_log(tmp_path):
+    """Loggers remember which levels are off."""
+    logger = logging.getLogger()
+    logger.setLevel(logging.WARNING)
+    logger.info("off")
+    with display("run", 1, tmp_path / "log.txt"):
+        logger.info("on")
+    assert "INFO on" in (tmp_path / "log.txt").read_text()
