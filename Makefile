@@ -17,7 +17,7 @@ check: tools
 	$(PYTHON_IN_VENV) -m ruff format --check .
 
 notebooks: tools
-	$(PYTHON_IN_VENV) -m analysis.execute
+	$(PYTHON_IN_VENV) -m analysis.notebooks.execute
 
 readme: .venv/installed
 	$(PYTHON_IN_VENV) -m analysis.readme
@@ -30,3 +30,4 @@ tools: .venv/installed
 
 .venv/installed: requirements.txt requirements-tools.txt constraints-cpu.txt launch/install.sh
 	@launch/install.sh .venv
+	@$(PYTHON_IN_VENV) -m experiments.recipe schema > recipes/schema.json # for editors

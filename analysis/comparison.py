@@ -6,12 +6,12 @@ from math import isnan
 import numpy as np
 import pandas as pd
 
-from analysis import stats
-from analysis.equivalence import SAME, Verdict, loss_difference, verdict
+from analysis import rates as speeds
 from analysis.load import Frames, LoadError, load, steps
+from analysis.losses import SAME, Verdict, loss_difference, verdict
+from analysis.other_logs.published import TOKENS_PER_S
 from analysis.plots.style import in_order
-from analysis.published_log import TOKENS_PER_S
-from analysis.stats import BreakEven, Rate, SpeedUp
+from analysis.rates import BreakEven, Rate, SpeedUp
 
 BASELINE = "baseline"
 PUBLISHED_FLAVOR = "8B-published"
@@ -84,8 +84,8 @@ def compare(paths, baseline: str = BASELINE) -> Comparison:
     in_fp8 = runs[runs["float8"].notna() | (~ours & runs["recipe"].str.contains("fp8"))]
     fp8 = [r for r in recipes if r in set(in_fp8["recipe"])]
     opponents = [r for r in dict.fromkeys((baseline, COMPILED)) if r in recipes]
-    rates = {r: stats.rate_of(runs, by_step, r) for r in recipes}
-    speed_ups = {(a, b): stats.speed_up(rates[a], rates[b]) for a in recipes for b in opponents if a != b}
+    rates = {r: speeds.rate_of(runs, by_step, r) for r in recipes}
+    speed_ups = {(a, b): speeds.speed_up(rates[a], rates[b]) for a in recipes for b in opponents if a != b}
     others = [r for r in recipes if r != baseline] if baseline in recipes else []
     return Comparison(
         frames=frames,
@@ -97,7 +97,7 @@ def compare(paths, baseline: str = BASELINE) -> Comparison:
         rates=rates,
         speed_ups=speed_ups,
         break_evens=[
-            stats.break_even(runs, windows, by_step, a, b, speed_ups[a, b]) for a in fp8 for b in opponents if a != b
+            speeds.break_even(runs, windows, by_step, a, b, speed_ups[a, b]) for a in fp8 for b in opponents if a != b
         ],
         differences={r: loss_difference(runs, by_step, r, baseline) for r in others},
         verdicts={r: verdict(runs, by_step, r, baseline) for r in others},
@@ -159,11 +159,11 @@ def cost_by_steps(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:
     Within the runs as measured; beyond them at the mean seconds of a steady step, NaN where there is none.
     """
     runs, windows = comparison.frames.runs, comparison.frames.windows
-    paid, hours = stats.paying(runs), {}
+    paid, hours = speeds.paying(runs), {}
     for recipe in comparison.recipes:
-        seconds = np.concatenate([*stats.steady_seconds(runs, comparison.steps, recipe), np.empty(0)])
+        seconds = np.concatenate([*speeds.steady_seconds(runs, comparison.steps, recipe), np.empty(0)])
         per_step = seconds.mean() if len(seconds) else np.nan
-        curves = [run.sort_values("step") for _, run in stats.completed(paid, windows, recipe).groupby("run")]
+        curves = [run.sort_values("step") for _, run in speeds.completed(paid, windows, recipe).groupby("run")]
         hours[recipe] = [np.mean([_seconds_at(run, length, per_step) for run in curves]) / 3600 for length in lengths]
     return pd.DataFrame(hours, index=pd.Index(lengths, name="steps"))
 

@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from analysis.published_log import read_published
+from analysis.other_logs.published import read_published
+from analysis.other_logs.tensorboard import EVENTS, read_tensorboard
 from analysis.record import WINDOWS, Run, equally_long, per_step
 from analysis.summary import LayoutError, read_run
-from analysis.tensorboard_log import EVENTS, read_tensorboard
 
 _FURTHER = ("steps_planned", "tokens_per_step", "world_size", "flops_per_token", "flops_per_token_causal",
             "parameters", "flavor", "float8", "compiled", "attention", "peak_bf16", "peak_fp8", "phases",
@@ -42,8 +42,9 @@ class Frames:
             flops_per_token_causal, parameters, flavor, float8, compiled, attention (whose kernels),
             peak_bf16 and peak_fp8 (FLOP/s), phases (of the warm-up: a dict of seconds), start.
         windows: one row a log window: run, recipe, seed, and the columns of a line of metrics.jsonl
-            (`experiments.metrics`), where losses, step_s, data_wait_s and not_steady are lists, and `elapsed_s` counts
-            on from the earlier attempts of a run that was resumed; `mfu_logged` is what another program called its MFU.
+            (`experiments.training.metrics`), where losses, step_s, data_wait_s and not_steady are lists, and
+            `elapsed_s` counts on from the earlier attempts of a run that was resumed; `mfu_logged` is what another
+            program called its MFU.
         problems: a sentence for each run that is not completed and each file that could not be used.
     """
 

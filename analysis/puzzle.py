@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.comparison import BASELINE
-from analysis.equivalence import NOT_ENOUGH, Verdict, verdict
+from analysis.losses import NOT_ENOUGH, Verdict, verdict
 from analysis.plots.style import in_order
-from analysis.stats import completed
+from analysis.rates import completed
 from analysis.summary import read_json
 
 STUDY = "one_gpu_puzzle"

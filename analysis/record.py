@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 NOT_STEADY_STEPS = 10  # a process's first steps: compilation, the profile, allocator and clocks settle
 
-# A line of metrics.jsonl, see experiments.metrics; `mfu_logged` is what other programs' logs call their MFU.
+# A line of metrics.jsonl, see experiments.training.metrics; `mfu_logged` is what other programs' logs call their MFU.
 _LISTS = {"losses": pa.float64(), "step_s": pa.float64(), "data_wait_s": pa.float64(), "not_steady": pa.int64()}
 WINDOWS = pa.schema(
     [

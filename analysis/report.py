@@ -212,7 +212,7 @@ def _plain(result) -> dict:
 
 def write_page(comparison: Comparison, path: Path) -> None:
     """The comparison as one self-contained HTML page. Raises OSError."""
-    from analysis.html import page  # draws figures
+    from analysis.page import page  # draws figures
 
     path.write_text(page(comparison))
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from analysis.record import WINDOWS, Run
 
-LAYOUT_VERSION = 1  # of run directories, see experiments.rundir
+LAYOUT_VERSION = 1  # of run directories, see experiments.training.run_directory
 _MANIFEST_KEYS = ("recipe", "seed", "status", "steps", "overlays", "hardware", "peak_flops", "world_size",
                   "flops_per_token")  # fmt: skip
 _NEEDED = ("step", "elapsed_s", "losses", "tokens_per_s", "step_s", "not_steady")  # of a line of metrics.jsonl

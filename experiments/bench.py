@@ -6,7 +6,7 @@ VARIANT is a recipe, or a recipe with keys of its own: tensorwise_fp8_compiled+o
 one: the recipes of the study four_way. A measurement is a process that trains N steps as experiments.run does, and
 profiles two more. Each variant is measured once; then again, in the opposite order, as long as another round fits into
 the budget, so that a clock that drifts slows all alike. What is measured is in DIR/bench.json at once, in the form that
-`python -m models.roofline NAME --gpu GPU --against DIR/bench.json` reads; beside it the kernels of each measurement.
+`python -m models.floors NAME --gpu GPU --against DIR/bench.json` reads; beside it the kernels of each measurement.
 
 Exit codes: 1 if a variant could not be measured, 2 for bad input, 75 and 130 when asked to stop, as experiments.run.
 """
@@ -29,14 +29,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from analysis.record import NOT_STEADY_STEPS
-from experiments import placement
-from experiments import recipe as recipes
-from experiments.bench_table import print_tables, summarize
-from experiments.bench_worker import PROFILED_STEPS
-from experiments.ends import complain, leave
-from experiments.rundir import write_whole
-from experiments.stop import Stop, budget_seconds
+from experiments.config import recipes
+from experiments.jobs import placement
+from experiments.jobs.exit_codes import complain, leave
+from experiments.jobs.signals import Stop, budget_seconds
+from experiments.profiling.table import print_tables, summarize
+from experiments.profiling.worker import PROFILED_STEPS
 from experiments.study import DEFAULT, choose_scale, load
+from experiments.training.run_directory import write_whole
 from models.errors import InputError
 
 PROGRAM = "python -m experiments.bench"
@@ -136,7 +136,7 @@ class Bench:
         """One measurement in a process of its own, its kernels left in a file. Raises `Failed`, `Ended`."""
         stem = self.out / f"{variant.file}.round{number}"
         recipe, record, log = self.out / f"{variant.file}.yaml", Path(f"{stem}.json"), Path(f"{stem}.log")
-        arguments = ["experiments.bench_worker", str(recipe), str(record)]
+        arguments = ["experiments.profiling.worker", str(recipe), str(record)]
         with open(log, "w") as output:
             child = placement.start(arguments, placement.gpus()[0], 0, stdout=output, stderr=output)
             try:
@@ -210,13 +210,14 @@ def _prepare(args, left: Callable[[], float], stop: Stop, console: Console) -> B
     shared = [word for word in args.words if not is_variant(word)]
     variants = {label: _variant(label, place, overlays, shared, args.steps) for place, label in enumerate(labels, 1)}
 
-    from experiments import checks, device
+    from experiments.training import preflight
+    from models import device
 
     if args.steps <= NOT_STEADY_STEPS:
         raise InputError(f"--steps {args.steps}: the first {NOT_STEADY_STEPS} steps are not steady, so give more")
     for variant in variants.values():
-        checks.check_model(variant.recipe.config)
-        checks.check_data(variant.recipe.config)
+        preflight.check_model(variant.recipe.config)
+        preflight.check_data(variant.recipe.config)
     out = args.out or Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}"
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -246,12 +247,13 @@ def _facts() -> dict:
     """What bench.json says of code, machine and command."""
     from importlib.metadata import version
 
-    from experiments import device, rundir
+    from experiments.training import run_directory
+    from models import device
 
-    git = rundir.git_state()
+    git = run_directory.git_state()
     return {
-        "command": rundir.command(),
-        "start": rundir.now(),
+        "command": run_directory.command(),
+        "start": run_directory.now(),
         "git": {"commit": git["commit"], "changed": bool(git["diff"])},
         "machine": device.hardware()
         | {"packages": {name: version(name) for name in ("torch", "torchao", "torchtitan", "triton")}}

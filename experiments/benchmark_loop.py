@@ -13,10 +13,10 @@ from functools import partial
 import torch
 
 from analysis.record import NOT_STEADY_STEPS
-from experiments import recipe as recipes
-from experiments.ends import leave
-from experiments.run import set_rank_environment
-from experiments.stop import Stop
+from experiments.config import recipes
+from experiments.jobs.exit_codes import leave
+from experiments.jobs.signals import Stop
+from experiments.training.attempt import set_rank_environment
 
 GOAL = 0.95
 
@@ -25,7 +25,7 @@ class BareLoop:
     """The least that trains: forward, loss, backward, clip, AdamW, one number read per step."""
 
     def __init__(self, config):
-        from experiments.data import build_dataloader
+        from experiments.corpus.rows import build_dataloader
         from models import llama
 
         torch.manual_seed(config.debug.seed)
@@ -63,7 +63,7 @@ def main(steps: int = 60) -> int:
     config = recipe.config
     config.job.dump_folder = tempfile.mkdtemp(prefix="benchmark_loop_")
     set_rank_environment()
-    from experiments.trainer import Trainer
+    from experiments.training.trainer import Trainer
 
     trainer, bare = Trainer(config, Stop()), BareLoop(config)
     run_s, bare_s, last = [], [], time.perf_counter()

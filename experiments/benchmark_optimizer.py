@@ -15,11 +15,11 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from experiments import checks, device
-from experiments import recipe as recipes
-from experiments.ends import complain
+from experiments.config import recipes
+from experiments.jobs.exit_codes import complain
 from experiments.study import choose_scale
-from models import llama
+from experiments.training import preflight
+from models import device, llama
 from models.errors import InputError
 from models.fused_adamw import FusedAdamW, gradient_norm
 
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
             raise InputError("the kernels that this compares need a GPU, and there is none here")
         config = recipes.load("baseline", args.overlay or choose_scale()[0], args.overrides).config
         with torch.device("meta"):
-            model = llama.Llama(checks.model_args(config))
+            model = llama.Llama(preflight.model_args(config))
     except InputError as error:
         return complain(error)
     parameters = [nn.Parameter(_random(p.shape)) for p in model.parameters()]

@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 import torch
 
-from experiments import checks, device
-from experiments import recipe as recipes
-from experiments.ends import complain, leave
+from experiments.config import recipes
+from experiments.jobs.exit_codes import complain, leave
 from experiments.study import choose_scale
-from models import float8, flops
+from experiments.training import preflight
+from models import device, float8, flops
 from models.errors import InputError
 
 SPAN = 0.05  # seconds
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_intermixed_args(argv)
     try:
         config = recipes.load("baseline", args.overlay or choose_scale()[0], args.overrides).config
-        model = checks.model_args(config)
+        model = preflight.model_args(config)
     except InputError as error:
         return complain(error)
     tokens = config.training.seq_len * config.training.local_batch_size

@@ -1,4 +1,4 @@
-"""How much sooner the first step comes with the kernels that an earlier run has kept (experiments.compile_cache).
+"""How much sooner the first step comes with the kernels that an earlier run kept (training/compile_cache.py).
 
     python -m experiments.benchmark_warm_start [RECIPE…] [--overlay O]… [--json FILE] [key.path=value …]
 
@@ -14,10 +14,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from experiments import device
-from experiments import recipe as recipes
-from experiments.ends import FAILED, complain, leave
+from experiments.config import recipes
+from experiments.jobs.exit_codes import FAILED, complain, leave
 from experiments.study import DEFAULT, choose_scale, load
+from models import device
 from models.errors import InputError
 
 STEPS = 5  # the artifacts are kept after the profiled one, the third at the latest

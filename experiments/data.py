@@ -1,169 +1,35 @@
-"""From a token file to torchtitan's batches, and the command that prepares token files ahead of a job:
-`python -m experiments.data prepare RECIPE [--overlay O]... [key.path=value ...]`.
+"""Write a recipe's token file ahead of a job, for compute nodes without internet:
+
+python -m experiments.data prepare RECIPE [--overlay O]… [key.path=value …]
 """
 
 import argparse
-import itertools
-import os
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
 
-import numpy as np
-import torch
-from torch.utils.data import Dataset, Sampler
-
-from experiments.config import Config  # before torchtitan, for its CPU device  # isort: skip
-from torchtitan.components.dataloader import ParallelAwareDataloader
-from torchtitan.components.loss import IGNORE_INDEX
-from torchtitan.tools.logging import init_logger, logger
-
-from experiments import recipe
-from experiments.corpus import TokenFile, prepare
-from experiments.ends import COMPLETED, complain, leave
+from experiments.config import recipes
+from experiments.jobs.exit_codes import COMPLETED, complain, leave
 from models.errors import InputError
-
-Row = tuple[dict[str, torch.Tensor], torch.Tensor]
-"""{"input": int64 [seq_len]} and the labels, int64 [seq_len]; the default collate stacks them as torchtitan wants."""
-
-
-class PackedRows(Dataset):
-    """Row i is tokens[i * seq_len : (i + 1) * seq_len + 1], the input and, one further, the labels.
-
-    Neighbours share one token, so that every token but the file's first is a label exactly once; the incomplete last
-    row is left out. Documents in one row see each other.
-    """
-
-    def __init__(self, token_file: TokenFile, seq_len: int):
-        self.token_file, self.seq_len = token_file, seq_len
-        if len(self) < 1:
-            raise InputError(
-                f"{token_file.dataset} has {token_file.n_tokens:,} tokens, fewer than one row ({seq_len + 1:,}): "
-                "lower training.seq_len, raise data.max_tokens, or give a larger corpus"
-            )
-
-    def __len__(self) -> int:
-        return (self.token_file.n_tokens - 1) // self.seq_len
-
-    def __getitem__(self, i: int) -> Row:
-        start = i * self.seq_len
-        tokens = torch.from_numpy(self.token_file.tokens[start : start + self.seq_len + 1].astype(np.int64))
-        return {"input": tokens[:-1]}, tokens[1:]
-
-
-class PaddedRows(Dataset):
-    """Row i is document i, cut to seq_len + 1 tokens or padded with end-of-text.
-
-    The document's own end-of-text is a label; what follows it is IGNORE_INDEX.
-    """
-
-    def __init__(self, token_file: TokenFile, seq_len: int):
-        self.token_file, self.seq_len = token_file, seq_len
-
-    def __len__(self) -> int:
-        return self.token_file.n_documents
-
-    def __getitem__(self, i: int) -> Row:
-        start, end = self.token_file.documents[i : i + 2]
-        document = self.token_file.tokens[start : min(end, start + self.seq_len + 1)]
-        tokens = torch.full((self.seq_len + 1,), self.token_file.eos_id)
-        tokens[: len(document)] = torch.from_numpy(document.astype(np.int64))
-        labels = tokens[1:].clone()
-        labels[len(document) - 1 :] = IGNORE_INDEX
-        return {"input": tokens[:-1]}, labels
-
-
-class EpochShuffle(Sampler[int]):
-    """Endless row numbers: one permutation of all rows per epoch, of which rank r of W takes every W-th.
-
-    The count runs on over an epoch's end, so that the rows of a global batch depend on seed and data, not on W.
-    """
-
-    def __init__(self, n_rows: int, seed: int, rank: int, world_size: int):
-        self.n_rows, self.seed, self.rank, self.world_size = n_rows, seed, rank, world_size
-
-    def __iter__(self) -> Iterator[int]:
-        for epoch in itertools.count():
-            order = np.random.default_rng((self.seed, epoch)).permutation(self.n_rows)
-            first = (self.rank - epoch * self.n_rows) % self.world_size
-            yield from order[first :: self.world_size].tolist()
-
-
-def build_dataloader(dp_world_size: int, dp_rank: int, tokenizer: None, job_config: Config) -> ParallelAwareDataloader:
-    """torchtitan's `build_dataloader_fn`: endless batches of {"input": [batch, seq_len]} and labels [batch, seq_len].
-
-    Both are int64 on the CPU; `batch` is training.local_batch_size. Prepares the token file where it isn't there.
-    `debug.seed` orders the rows, and the loader's state resumes after the last batch that was given.
-    `tokenizer` is not used: the corpus has its own. Raises InputError.
-    """
-    rows = _rows(prepare(job_config), job_config)
-    needed = _rows_needed(job_config, dp_world_size)
-    if dp_rank == 0 and needed > len(rows):
-        logger.warning(
-            f"The run reads {rows.token_file.dataset} {needed / len(rows):.1f} times: "
-            f"{needed:,} rows are needed and it has {len(rows):,}"
-        )
-    return ParallelAwareDataloader(
-        rows,
-        dp_rank,
-        dp_world_size,
-        batch_size=job_config.training.local_batch_size,
-        sampler=EpochShuffle(len(rows), job_config.debug.seed, dp_rank, dp_world_size),
-        generator=torch.Generator(),  # or making an iterator draws from those numbers that a checkpoint restores
-        **asdict(job_config.training.dataloader),
-    )
-
-
-def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
-    """Raises InputError where the corpus has tokens that the model's embedding has no row for."""
-    if token_file.vocab_size > model_vocab_size:
-        raise InputError(
-            f"the tokenizer of {token_file.dataset} has {token_file.vocab_size:,} tokens and the model "
-            f"{model_vocab_size:,}: choose a flavor with a larger vocabulary, another model.hf_assets_path, or "
-            f"data.bpe_vocab_size={model_vocab_size} with an empty one"
-        )
-
-
-def describe(token_file: TokenFile, config: Config) -> str:
-    """One sentence about what the run would read of a prepared token file. Raises InputError if that is not a row."""
-    rows = _rows(token_file, config)
-    needed = _rows_needed(config, int(os.environ.get("WORLD_SIZE", 1)))
-    tokenizer = config.model.hf_assets_path
-    return (
-        f"{token_file.dataset}: {token_file.n_tokens:,} tokens in {token_file.n_documents:,} documents, "
-        f"vocabulary {token_file.vocab_size:,} ({f'of {tokenizer}' if tokenizer else 'BPE trained on it'}), "
-        f"{len(rows):,} {config.data.layout} rows of {config.training.seq_len:,}; "
-        f"the run reads {needed:,} rows, {needed / len(rows):,.2f} times the data"
-    )
-
-
-def _rows(token_file: TokenFile, config: Config) -> PackedRows | PaddedRows:
-    layouts = {"packed": PackedRows, "padded": PaddedRows}
-    return layouts[config.data.layout](token_file, config.training.seq_len)
-
-
-def _rows_needed(config: Config, dp_world_size: int) -> int:
-    """Rows that all ranks read in the whole run; a negative global batch size means torchtitan's default."""
-    training = config.training
-    batch = training.global_batch_size if training.global_batch_size > 0 else training.local_batch_size * dp_world_size
-    return training.steps * batch
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.data")
-    parser.add_argument("command", choices=["prepare"], help="write the token file, for compute nodes without internet")
+    parser = argparse.ArgumentParser(prog="python -m experiments.data", description="Write a recipe's token file.")
+    parser.add_argument("command", choices=["prepare"], help="write the token file, if it is not there yet")
     parser.add_argument("name", metavar="RECIPE")
     parser.add_argument("--overlay", action="append", default=[], metavar="O", help="may be repeated")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value")
     arguments = parser.parse_intermixed_args(argv)
 
-    init_logger()
     start = time.perf_counter()
     try:
-        config = recipe.load(arguments.name, arguments.overlay, arguments.overrides).config
-        token_file = prepare(config)
+        config = recipes.load(arguments.name, arguments.overlay, arguments.overrides).config
+        from torchtitan.tools.logging import init_logger
+
+        from experiments.corpus import rows, tokens  # torch: seconds, which a misspelt name need not wait for
+
+        init_logger()
+        token_file = tokens.prepare(config)
         seconds = time.perf_counter() - start
-        print(f"{describe(token_file, config)}\n{token_file.path} ({seconds:.1f} s)")
+        print(f"{rows.describe(token_file, config)}\n{token_file.path} ({seconds:.1f} s)")
         return COMPLETED
     except InputError as error:
         return complain(error)

@@ -1,4 +1,4 @@
-"""Command line of models/roofline.py: `python -m models.roofline NAME --gpu h200 [--overlay O]… [key.path=value …]`.
+"""The least time that a step can take: `python -m experiments.roofline NAME --gpu h200 [--overlay O]… [key=value …]`.
 
 `--against FILE` sets measured parts beside the floors: those of variant NAME in a bench.json of experiments.bench,
 which also says with which overlays and keys. `--json FILE` keeps everything that was printed.
@@ -15,15 +15,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from experiments import recipe as recipes
-from experiments.ends import complain
-from models import roofline
+from experiments.config import recipes
+from experiments.jobs.exit_codes import complain, leave
+from models import floors as roofline
 from models.errors import InputError
 from models.gpus import GPUS, find
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m models.roofline", description="The least time a step can take.")
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.roofline", description="The least time a step can take."
+    )
     parser.add_argument("name", help="a recipe's name or the path of a recipe.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="e.g. training.local_batch_size=2")
     parser.add_argument("--gpu", required=True, metavar="GPU", help=", ".join(GPUS))
@@ -74,12 +76,12 @@ def read_measured(path: Path, variant: str, gpu: str) -> tuple[recipes.Recipe, d
 
 def predict(recipe: recipes.Recipe, gpu_name: str, measured: dict | None = None) -> dict:
     """Work and floors of a recipe's step on a GPU, beside what was measured; all that `show` prints."""
-    from experiments import checks  # torch: seconds, which a misspelt name need not wait for
+    from experiments.training import preflight  # torch: seconds, which a misspelt name need not wait for
     from models import flops
 
     config, gpu = recipe.config, GPUS[gpu_name]
-    args = checks.model_args(config)
-    work = roofline.step_work(config, args, checks.fp8_layers(config))
+    args = preflight.model_args(config)
+    work = roofline.step_work(config, args, preflight.fp8_layers(config))
     rates = {"datasheet": gpu.datasheet} | ({"sustained": gpu.sustained} if gpu.sustained else {})
     floors = {kind: roofline.floors(work, known) for kind, known in rates.items()}
     tokens, flops_per_token = roofline.tokens_per_step(config), flops.flops_per_token(args, config.training.seq_len)
@@ -96,7 +98,7 @@ def predict(recipe: recipes.Recipe, gpu_name: str, measured: dict | None = None)
         "overlays": list(recipe.overlays),
         "overrides": list(recipe.overrides),
         "gpu": {"name": gpu_name, **asdict(gpu)},
-        "memory_needed": checks.memory_needed(config),
+        "memory_needed": preflight.memory_needed(config),
         "parts": _parts(work, floors, measured["parts"] if measured else {}),
         "step": steps,
         **({"error": _error(steps, "step_s")} if measured else {}),
@@ -158,3 +160,7 @@ def show(prediction: dict, console: Console) -> None:
     console.print(f"datasheet: {gpu['datasheet']['source']}")
     sustained = gpu["sustained"]
     console.print(f"sustained: {sustained['source'] if sustained else 'no measured rates of this GPU at hand'}")
+
+
+if __name__ == "__main__":
+    leave(main)

@@ -3,7 +3,7 @@
     python -m experiments.study [NAME…] [--overlay O]… [--seeds 0,1,2] [--out DIR] [key.path=value …]
     python -m experiments.study DIR        goes on with an unfinished study, skipping what is complete
 
-NAME is a file of experiments/studies/, or recipes to compare. A run that fails does not stop the others. `--budget S`
+NAME is a file of recipes/studies/, or recipes to compare. A run that fails does not stop the others. `--budget S`
 ends the study within S seconds: all its runs stop at about the same step, and are compared over the steps that all of
 them have made. Exit codes: 1 if any failed, 2 for bad input, 75 if runs are to be gone on with (SIGUSR1, --budget), 130
 after SIGTERM or Ctrl-C.
@@ -25,16 +25,16 @@ from rich.markup import escape
 
 from analysis.report import print_report, write_page
 from analysis.summary import read_json
-from experiments import placement
-from experiments import recipe as recipes
-from experiments.ends import complain, leave
-from experiments.runner import Run, run_all
-from experiments.shares import BUDGET, CHECKPOINT_RATE, END_S, Shares
-from experiments.stop import COME_BACK, FOR_GOOD, Stop, budget_seconds
-from experiments.yaml_source import find, parse, plain
+from experiments.config import recipes
+from experiments.config.yaml_source import find, parse, plain
+from experiments.jobs import placement
+from experiments.jobs.exit_codes import complain, leave
+from experiments.jobs.runner import Run, run_all
+from experiments.jobs.shares import BUDGET, CHECKPOINT_RATE, END_S, Shares
+from experiments.jobs.signals import COME_BACK, FOR_GOOD, Stop, budget_seconds
 from models.errors import InputError
 
-STUDIES = Path(__file__).parent / "studies"
+STUDIES = recipes.RECIPES / "studies"
 DEFAULT = "four_way"
 AUTO = "auto"  # among the overlays: what this machine can hold
 PROGRAM = "python -m experiments.study"
@@ -105,13 +105,14 @@ def _read(path: Path) -> Study:
 
 def choose_scale() -> tuple[list[str], str]:
     """Overlays for this machine, and one sentence of why."""
-    from experiments import checks, device
+    from experiments.training import preflight
+    from models import device
 
     if device.TYPE == "cpu":
         return ["cpu"], "the CPU scale, a small Llama of the same architecture, because there is no GPU here"
     have = f"{device.name()} has {device.memory_bytes() / 2**30:.0f} GiB"
     for overlay in ("h200", "h100"):  # as it is; with its activations recomputed
-        need = checks.memory_needed(recipes.load("baseline", [overlay]).config)
+        need = preflight.memory_needed(recipes.load("baseline", [overlay]).config)
         if need <= device.memory_bytes():
             gib = f"about {need / 2**30:.0f} GiB"
             return [overlay], f"the published size (overlay {overlay}), because it needs {gib} and {have}"
@@ -161,11 +162,12 @@ def _said_complete(run: Run, console: Console) -> bool:
 
 def _shares(study: Study, budget: float) -> Shares:
     """Of what the start of this process has left of `budget`, less the table's time."""
-    from experiments import checks, device
+    from experiments.training import preflight
+    from models import device
 
     os.environ[BUDGET] = str(budget)
     configs = [recipes.load(name, study.overlays, study.overrides).config for name in study.recipes]
-    checkpoint = max(checks.checkpoint_bytes(config) for config in configs)
+    checkpoint = max(preflight.checkpoint_bytes(config) for config in configs)
     left = budget - device.seconds_since_process_start() - TABLE_S
     return Shares(left, len(placement.gpus()), END_S + checkpoint / CHECKPOINT_RATE)
 
@@ -183,13 +185,14 @@ def prepare(study: Study) -> str:
     """Check every recipe and prepare the data ahead, so that no run's time holds it; says what it found."""
     if study.baseline not in study.recipes:
         raise InputError(f"the study's baseline {study.baseline} is not one of its recipes: {', '.join(study.recipes)}")
-    from experiments import checks, device
+    from experiments.training import preflight
+    from models import device
 
     configs = [recipes.load(name, study.overlays, study.overrides).config for name in study.recipes]
     for config in configs:
-        checks.check_model(config)
+        preflight.check_model(config)
     os.environ.setdefault(device.MEASURED_PEAK, str(device.peak().bf16))
-    return [checks.check_data(config) for config in configs][0]
+    return [preflight.check_data(config) for config in configs][0]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -251,13 +254,13 @@ def _seeds(text: str) -> list[int]:
 
 def _dry_run(study: Study, out: Path, console: Console) -> int:
     """Say what would run. The machine that trains may be another one, so device and memory are not checked."""
-    from experiments import checks
+    from experiments.training import preflight
 
     for run in plan(study, out):
         if _said_complete(run, console):
             continue
         config = recipes.load(run.arguments[0], study.overlays, study.overrides).config
-        steps = f"{config.training.steps} steps, {checks.check_model(config)}"
+        steps = f"{config.training.steps} steps, {preflight.check_model(config)}"
         console.print(escape(f"would run {run.title}: {steps}, into {run.directory}"), soft_wrap=True)
     return 0
 

@@ -1,6 +1,6 @@
 """Bytes that a transformer block's element-wise kernels move per token, and the casts to FP8 after them.
 
-For models/roofline.py. `b` is the bytes of an element of the residual stream (that of a parameter, as autocast goes);
+For models/floors.py. `b` is the bytes of an element of the residual stream (that of a parameter, as autocast goes);
 everything else between two GEMMs is bf16 or FP8.
 """
 

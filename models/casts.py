@@ -1,4 +1,4 @@
-"""Bytes that FP8's casts move, per element: a table for models/roofline.py, derived from models/fp8_linear.py."""
+"""Bytes that FP8's casts move, per element: a table for models/floors.py, derived from models/fp8_linear.py."""
 
 from dataclasses import dataclass
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 
+import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
 import torch
 from torch import nn
 from torchtitan.distributed import ParallelDims

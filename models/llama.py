@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
 import torch
 import torch._inductor.config
 import torch.nn.functional as F

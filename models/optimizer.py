@@ -3,6 +3,7 @@ rounding; and clipping."""
 
 from collections.abc import Iterable
 
+import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor

@@ -1,4 +1,4 @@
-"""Shared by all tests. experiments.device comes first: it gives torchtitan its CPU device."""
+"""Shared by all tests. models.device comes first: it gives torchtitan its CPU device."""
 
 import logging
 import os
@@ -12,12 +12,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from experiments import device  # noqa: F401
-from experiments.config import Config
-from experiments.run import main, set_rank_environment
-from experiments.stop import Stop
-from experiments.trainer import Trainer
-from models import llama
+from experiments.config.keys import Config
+from experiments.jobs.signals import Stop
+from experiments.run import main
+from experiments.training.attempt import set_rank_environment
+from experiments.training.trainer import Trainer
+from models import (
+    device,  # noqa: F401
+    llama,
+)
 from tests.make_corpus import words, write_parquet, write_tokenizer
 
 

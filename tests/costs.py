@@ -4,18 +4,18 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from experiments import checks
-from experiments import recipe as recipes
-from models import roofline
+from experiments.config import recipes
+from experiments.training import preflight
+from models import floors
 
 
-def work(name: str, *overrides: str, overlays: tuple = ()) -> list[roofline.Work]:
+def work(name: str, *overrides: str, overlays: tuple = ()) -> list[floors.Work]:
     config = recipes.load(name, overlays, overrides).config
-    args = checks.model_args(config)
-    return roofline.step_work(config, args, checks.fp8_layers(config))
+    args = preflight.model_args(config)
+    return floors.step_work(config, args, preflight.fp8_layers(config))
 
 
-def total(work: list[roofline.Work], field: str, *parts: str) -> float:
+def total(work: list[floors.Work], field: str, *parts: str) -> float:
     return sum(getattr(w, field) for w in work if w.part in parts)
 
 

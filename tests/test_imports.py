@@ -1,12 +1,54 @@
-"""A command imports what it needs: the first process of a machine reads all of that from its disk."""
+"""Imports go down only, room by room; and a command imports what it needs and no more."""
 
+import ast
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests import processes
 
+# A room is a folder. What each may import besides itself; a file directly in experiments/ is a command and may use all.
+ROOMS = {
+    "models": set(),
+    "experiments/config": {"models"},
+    "experiments/corpus": {"models", "experiments/config"},
+    "experiments/jobs": {"models"},
+    "experiments/training": {"models", "experiments/config", "experiments/corpus", "experiments/jobs"},
+    "experiments/profiling": {"models", "experiments/config", "experiments/jobs", "experiments/training"},
+    "analysis": {"models/flops", "models/gpus"},
+}
 FOR_ANALYSIS = {"pandas", "scipy", "matplotlib"}
+
+
+def ours(path: Path) -> set[str]:
+    """What of this project a file imports, as paths without their ending."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{a.name}" for a in node.names]
+        found |= {
+            name.replace(".", "/") for name in names if name.split(".")[0] in ("experiments", "models", "analysis")
+        }
+    return found
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_from_rooms_below(room):
+    for path in (processes.ROOT / room).rglob("*.py"):
+        for name in ours(path):
+            allowed = any(name == below or name.startswith(f"{below}/") for below in {room, *ROOMS[room]})
+            assert allowed, f"{path.relative_to(processes.ROOT)} imports {name}"
+
+
+@pytest.mark.parametrize("command", sorted(path.stem for path in (processes.ROOT / "experiments").glob("[a-z]*.py")))
+def test_no_command_imports_another(command):
+    commands = {path.stem for path in (processes.ROOT / "experiments").glob("[a-z]*.py")}
+    imported = {
+        name.split("/")[1] for name in ours(processes.ROOT / f"experiments/{command}.py") if "experiments/" in name
+    }
+    assert commands.isdisjoint(imported)
 
 
 @pytest.mark.parametrize(
@@ -15,7 +57,7 @@ FOR_ANALYSIS = {"pandas", "scipy", "matplotlib"}
         ("experiments.run", FOR_ANALYSIS | {"torch", "torchtitan", "pyarrow", "datasets"}),
         ("experiments.study", {"torch", "torchtitan", "datasets"}),
         ("analysis.report", {"torch", "torchtitan", "datasets"}),
-        ("experiments.trainer", FOR_ANALYSIS | {"datasets", "huggingface_hub", "torchvision", "transformers"}),
+        ("experiments.training.trainer", FOR_ANALYSIS | {"datasets", "huggingface_hub", "torchvision", "transformers"}),
     ],
 )
 def test_what_is_not_imported(module, needless):
@@ -25,5 +67,5 @@ def test_what_is_not_imported(module, needless):
 
 def test_torchtitans_own_loaders_can_still_be_imported():
     texts = "torchtitan.hf_datasets.text_datasets"
-    line = f"import experiments.device; from {texts} import build_text_dataloader as b; b.__name__"
+    line = f"import models.device; from {texts} import build_text_dataloader as b; b.__name__"
     processes.run([sys.executable, "-c", line])

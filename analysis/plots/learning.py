@@ -20,8 +20,8 @@ from analysis.plots.style import (
     styled,
     thousands,
 )  # fmt: skip
+from analysis.rates import LEVEL
 from analysis.record import final_from
-from analysis.stats import LEVEL
 
 
 @styled

@@ -10,7 +10,7 @@ from analysis.plots.series import label_ends
 from analysis.plots.speed import draw_mfu, draw_tokens_per_s
 from analysis.plots.style import new_figure, styled
 from analysis.plots.wall import draw_wall_with_warm_up
-from analysis.stats import BreakEven
+from analysis.rates import BreakEven
 
 
 @styled

@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis import load, stats
+from analysis import load, rates
 from analysis.plots.bars import draw_row, number, row_figure, set_rows, write_beside
 from analysis.plots.series import Group, groups
 from analysis.plots.style import GREY, NoData, note, panel, require, styled
@@ -18,7 +18,7 @@ def tokens_per_s(runs: pd.DataFrame, windows: pd.DataFrame, published: dict[str,
     """Tokens per second of each recipe, over all devices, padding included.
 
     Bar: median over all steady steps of the recipe's completed runs; thin: quartiles; thick: the median's interval, see
-    `analysis.stats.steady_rate`; marks: each run's median.
+    `analysis.rates.steady_rate`; marks: each run's median.
 
     Args:
         published: tokens/s by recipe to compare with, drawn as hollow grey diamonds on the rows that there are.
@@ -38,7 +38,7 @@ def draw_tokens_per_s(
     found = [group for group in groups(runs) if group.runs["tokens_per_s"].notna().any()]
     for y, group in enumerate(found):
         medians = group.runs["tokens_per_s"].dropna().to_numpy(float)
-        rate = stats.rate_of(runs, steps, group.recipe) if group.completed else None
+        rate = rates.rate_of(runs, steps, group.recipe) if group.completed else None
         known = rate is not None and np.isfinite(rate.median)
         text = draw_row(axes, y, group, medians, rate.median if known else None)
         if known:
@@ -48,11 +48,11 @@ def draw_tokens_per_s(
             text += f"\n◇ published {number(published[group.recipe])}"
         write_beside(axes, y, text)
     set_rows(axes, [group.label for group in found], "tokens/s")
-    interval = f"{stats.LEVEL:.0%} interval of the median"
+    interval = f"{rates.LEVEL:.0%} interval of the median"
     note(axes, f"bar: median of steady steps; thin: quartiles; thick: {interval}; marks: runs")
 
 
-def _draw_intervals(axes: Axes, y: float, rate: stats.Rate) -> None:
+def _draw_intervals(axes: Axes, y: float, rate: rates.Rate) -> None:
     quartiles = [[rate.median - rate.q1], [rate.q3 - rate.median]]
     axes.errorbar(rate.median, y, xerr=quartiles, color="black", capsize=2.5, elinewidth=0.9)
     axes.plot([rate.low, rate.high], [y, y], color="black", linewidth=3, solid_capstyle="butt")

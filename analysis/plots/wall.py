@@ -22,7 +22,7 @@ from analysis.plots.style import (
     styled,
     thousands,
 )
-from analysis.stats import BreakEven
+from analysis.rates import BreakEven
 
 
 @styled
@@ -51,7 +51,7 @@ def wall_with_warm_up(runs: pd.DataFrame, windows: pd.DataFrame, break_even: Seq
     Strong: runs with a cold compile cache, or without compilation. Thin: runs that found compiled kernels.
 
     Args:
-        break_even: see `analysis.stats.break_even`; marked where it is within the lines, and told below.
+        break_even: see `analysis.rates.break_even`; marked where it is within the lines, and told below.
     """
     figure, ((axes,),) = new_figure((HALF_PAGE[0], HALF_PAGE[1] + 0.15 * len(break_even)))  # room for the sentences
     label_ends(axes, draw_wall_with_warm_up(axes, runs, windows, break_even))

@@ -1,0 +1,109 @@
+"""The recipe's types: torchtitan's `JobConfig`, and the few keys that torchtitan has no name for.
+
+A key keeps torchtitan's section, name and type, so its documentation applies; the fields declared here are ours.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from models import device  # noqa: F401  # before torchtitan: see there  # isort: skip
+from torchtitan.config import job_config as titan
+
+
+@dataclass
+class Model(titan.Model):
+    attention_backend: Literal["auto", "flash", "cudnn", "math"] = "auto"
+    """Kernel behind scaled_dot_product_attention; `auto` lets PyTorch choose by shape and device."""
+
+    freeze: list[str] = field(default_factory=list)
+    """Parameters that are not trained: full names, or shell patterns over them, as `layers.*.attention.wq.weight`."""
+
+    fused_projections: bool = False
+    """One matrix, `wqkv`, for wq, wk and wv, and one, `w13`, for w1 and w3: fewer and larger matrix products."""
+
+
+@dataclass
+class Optimizer(titan.Optimizer):
+    name: Literal["AdamW", "AdamW8bit", "AdamWFp8"] = "AdamW"
+    """The last two are torchao's: moments in 8 bits, with a scale for each block of 256 values. `implementation` does
+    not apply to torchao's optimizers, which compile a kernel of their own."""
+
+    stochastic_rounding: bool = False
+    """Round bf16 weights up or down at random, in proportion to the distance, instead of to the nearest: updates too
+    small for bf16 then happen on average (torchao's AdamW)."""
+
+    built: Literal["before_conversion", "after_conversion"] | None = None
+    """Only for the study `one_gpu_puzzle`, on one device: build the optimizer before or after the FP8 conversion, and
+    let `enable_fsdp_float8_all_gather` replace parameters without FSDP. null: after, and that key needs FSDP."""
+
+    @property
+    def from_torchao(self) -> bool:
+        """Whether the optimizer is one of torchao's."""
+        return self.name in ("AdamW8bit", "AdamWFp8") or self.stochastic_rounding
+
+
+@dataclass
+class Compile(titan.Compile):
+    scope: Literal["block", "model"] = "block"
+    """Compile each TransformerBlock (one graph, reused by every layer), or the whole model as one graph."""
+
+    emulate_precision_casts: bool = False
+    """Let compiled kernels round intermediates to bf16 where eager would (torch._inductor.config)."""
+
+    cuda_graphs: bool = False
+    """Record each compiled graph's kernels once and launch them together (torch._inductor.config.triton.cudagraphs)."""
+
+    max_autotune_pointwise: bool = False
+    """Try several configurations of each element-wise kernel and keep the fastest (torch._inductor.config)."""
+
+    artifacts_dir: str = ".cache/compile"
+    """Where compiled kernels are kept for the next run of the recipe; an empty one keeps none."""
+
+
+@dataclass
+class Float8Linear(titan.Float8Linear):
+    fast_accumulation_in_backward: bool = False
+    """Let the backward products add up within the tensor cores too, as the forward one does: less exact."""
+
+
+@dataclass
+class QuantizedLinear(titan.QuantizedLinear):
+    float8: Float8Linear = field(default_factory=Float8Linear)
+
+
+@dataclass
+class Quantize(titan.Quantize):
+    linear: QuantizedLinear = field(default_factory=QuantizedLinear)
+
+
+@dataclass
+class Data:
+    layout: Literal["packed", "padded"] = "packed"
+    """`packed`: documents joined by end-of-text, every token counts. `padded`: one document a row, cut or padded."""
+
+    text_column: str = "text"
+    """Column that holds the text, for parquet files and Hugging Face datasets."""
+
+    subset: str | None = None
+    """Configuration name of a Hugging Face dataset, e.g. `sample-10BT`."""
+
+    split: str = "train"
+    """Split of a Hugging Face dataset."""
+
+    max_tokens: int | None = None
+    """Stop after this many tokens. Hugging Face datasets are streamed and need it; null reads everything."""
+
+    bpe_vocab_size: int = 32768
+    """Size of the byte-level BPE trained on the corpus itself, where `model.hf_assets_path` is empty."""
+
+    cache_dir: str = ".cache/data"
+    """Where prepared token files are kept, one folder per content hash."""
+
+
+@dataclass
+class Config(titan.JobConfig):
+    model: Model = field(default_factory=Model)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    compile: Compile = field(default_factory=Compile)
+    quantize: Quantize = field(default_factory=Quantize)
+    data: Data = field(default_factory=Data)

@@ -1,0 +1,74 @@
+"""The GPUs that a study may use, and processes that keep to one of them, its cores and its memory."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from experiments.jobs.signals import STUDY_PID
+
+_SYSFS = Path("/sys")
+
+
+def gpus() -> list[str | None]:
+    """Indices or UUIDs as CUDA_VISIBLE_DEVICES has them (a cluster sets it), or all; [None] where there is none."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip()] or [None]
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())] or [None]
+
+
+def start(arguments: list[str], gpu: str | None, place: int, **streams) -> subprocess.Popen:
+    """Start `python -m` on a GPU, near its cores; the process ends with this one.
+
+    It has a session of its own: the terminal's Ctrl-C reaches only this process, which passes on one signal and waits.
+
+    Args:
+        arguments: the module and what it is given.
+        gpu, place: as for `binding`.
+        streams: stdout and stderr, as for `subprocess.Popen`.
+    """
+    environment = os.environ | {STUDY_PID: str(os.getpid())} | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
+    command = [*binding(gpu, place), sys.executable, "-m", *arguments]
+    return subprocess.Popen(command, env=environment, start_new_session=True, **streams)
+
+
+def binding(gpu: str | None, place: int, sysfs: Path = _SYSFS) -> list[str]:
+    """The `numactl` command that keeps a process and its memory near a GPU; empty where there is no choice.
+
+    Args:
+        gpu: as `gpus` gives it.
+        place: its place among them; the memory node of this number is taken where the kernel knows no better.
+    """
+    nodes = [node for node in (sysfs / "devices/system/node").glob("node[0-9]*") if _cores(node)]
+    if gpu is None or len(nodes) < 2 or not shutil.which("numactl"):
+        return []
+    numbers = sorted(int(node.name.removeprefix("node")) for node in nodes)
+    node = _nearest(gpu, sysfs)
+    if node not in numbers:
+        node = numbers[place % len(numbers)]
+    command = ["numactl", f"--cpunodebind={node}", f"--membind={node}"]
+    return command if _permitted(command) else []
+
+
+def _permitted(command: list[str]) -> bool:
+    """Whether a process starts with it: a container may own some of the nodes only, or forbid any choice of memory."""
+    return subprocess.run([*command, "true"], capture_output=True).returncode == 0
+
+
+def _cores(node: Path) -> str:
+    """A Grace Hopper lists each GPU's own memory as a node without cores, which a host's memory must stay out of."""
+    return (node / "cpulist").read_text().strip()
+
+
+def _nearest(gpu: str, sysfs: Path) -> int | None:
+    """The memory node that the kernel gives for a GPU's slot; None or -1 if it gives none."""
+    query = ["nvidia-smi", f"--id={gpu}", "--query-gpu=pci.bus_id", "--format=csv,noheader"]
+    try:
+        slot = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout.strip().lower()
+        return int((sysfs / "bus/pci/devices" / slot[-12:] / "numa_node").read_text())  # domain of 4 digits, not 8
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None

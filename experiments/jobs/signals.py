@@ -1,0 +1,95 @@
+"""How a run or a study is asked to end early: by a signal, or by its time budget.
+
+SIGUSR1 (a cluster's limit is near) and a spent budget end it with COME_BACK: whoever started it may start it again.
+SIGTERM and SIGINT (Ctrl-C) end it with FOR_GOOD. Training ends at its next step boundary; what comes before the first
+step has nothing to save and ends at once, and so does everything at a second Ctrl-C.
+"""
+
+import _thread
+import argparse
+import ctypes
+import math
+import os
+import signal
+import sys
+import threading
+import time
+
+COME_BACK, FOR_GOOD = 75, 130  # exit codes: EX_TEMPFAIL of sysexits.h; a shell's for Ctrl-C
+STUDY_PID = "STUDY_PID"  # in a run's environment: the study that started it, which it must not outlive
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Interrupted(Exception):
+    """Training ended at a step boundary because it was asked to; `code` is the exit code."""
+
+    def __init__(self, code: int, sentence: str):
+        super().__init__(sentence)
+        self.code = code
+
+
+def budget_seconds(text: str) -> float:
+    """Seconds on a command line. Raises ArgumentTypeError for what no run could keep to."""
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, got {text}")
+    return seconds
+
+
+class Stop:
+    """What was asked for first: `code` is 0, COME_BACK or FOR_GOOD, `why` the signal's name or the budget."""
+
+    def __init__(self, budget_s: float | None = None):
+        """Args: budget_s: seconds since the process started, after which training ends; None: no limit."""
+        self.budget_s = budget_s
+        self.deferred = False  # set once a step boundary will come that looks at `code`
+        self.why = ""
+        self._code = 0
+        self._interrupted_at: float | None = None
+
+    def listen(self) -> None:
+        """Take over SIGINT, SIGTERM and SIGUSR1. Called first in a program, before there are other threads."""
+        # Blocked, a signal that came before this line waits; and children inherit the block: a cluster may signal every
+        # process of a job, and a compile worker would die of it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        threading.Thread(target=self._await_usr1, daemon=True).start()
+        signal.signal(signal.SIGUSR1, lambda *_: self._come_back())  # a library's thread may be older than the block
+        signal.signal(signal.SIGINT, self._handle)
+        signal.signal(signal.SIGTERM, self._handle)
+        if study := os.environ.get(STUDY_PID):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if study != str(os.getppid()):  # it has died since it started this process
+                sys.exit(FOR_GOOD)
+
+    @property
+    def code(self) -> int:
+        """0, or the exit code that was asked for."""
+        if self.budget_s is not None and not self._code:
+            from models.device import seconds_since_process_start
+
+            if seconds_since_process_start() > self.budget_s:
+                self._ask(COME_BACK, f"the time budget of {self.budget_s:g} s")
+        return self._code
+
+    def _await_usr1(self) -> None:
+        signal.sigwait({signal.SIGUSR1})
+        self._come_back()
+
+    def _come_back(self) -> None:
+        self._ask(COME_BACK, "SIGUSR1")
+        if not self.deferred:
+            _thread.interrupt_main()  # as SIGINT
+
+    def _handle(self, number: int, frame) -> None:
+        self._ask(FOR_GOOD, signal.Signals(number).name)
+        again = False
+        if number == signal.SIGINT:
+            again = self._interrupted_at is not None and time.monotonic() - self._interrupted_at > 1  # not one twice
+            self._interrupted_at = self._interrupted_at or time.monotonic()
+        if not self.deferred or again:
+            self.deferred = True  # a request may come twice, and the second must not disturb the end of the first
+            raise KeyboardInterrupt
+
+    def _ask(self, code: int, why: str) -> None:
+        if not self._code:  # the first wins: a cluster that wants a job to come back may follow up with SIGTERM
+            self._code, self.why = code, why

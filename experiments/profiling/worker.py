@@ -1,0 +1,194 @@
+"""One measurement of experiments/bench.py, a process of its own: trains a recipe, then profiles some steps more.
+
+    python -m experiments.profiling.worker RECIPE.yaml RECORD.json
+
+The recipe is resolved and trains `training.steps` steps. In the first of the last three the profiler starts, which can
+take seconds: it records the two after that. A failure has exit code 1 and prints a line `error: …`.
+"""
+
+import argparse
+import json
+import logging
+import re
+import statistics
+import tempfile
+from pathlib import Path
+
+from experiments.config import recipes
+from experiments.jobs.exit_codes import COMPLETED, FAILED, leave
+from experiments.jobs.signals import Interrupted, Stop
+from experiments.training.attempt import set_rank_environment
+from models.errors import InputError
+
+RECORDED_STEPS = 2
+PROFILED_STEPS = 1 + RECORDED_STEPS  # in the first of them the profiler starts
+
+
+class Measurement:
+    """What a trainer tells while it trains, and the profile of its last steps."""
+
+    def __init__(self, trainer):
+        self.trainer, self.metrics = trainer, trainer.metrics_processor
+        self.last = trainer.job_config.training.steps
+        self.starting = self.last - RECORDED_STEPS  # the step in which the profiler starts
+        self.step_s: dict[int, float] = {}
+        self.not_steady: set[int] = set()
+        self.tokens_per_step = 0
+        self.peak_memory_bytes = 0
+        self.warm_up: dict = {}
+        self.profiler = None
+        self.metrics.on_step, self.metrics.on_window = self.on_step, self.on_window
+
+    def on_step(self, step: int) -> None:
+        from experiments.training import compile_cache
+        from experiments.training.trainer import TIMELINE
+        from models import device
+
+        if step == 1:
+            phases = dict(TIMELINE.phases)
+            self.warm_up = {"s": sum(phases.values()), "phases": phases, "compile_cache": compile_cache.state()}
+        if step >= self.starting - 1:
+            device.synchronize()
+        if step == self.starting - 1:
+            self.profiler = _profiler()
+            self.profiler.start()
+        elif step == self.last:
+            self.profiler.stop()
+        elif step >= self.starting:
+            self.profiler.step()
+
+    def on_window(self, line: dict) -> None:
+        seconds = line["step_s"]
+        self.step_s |= {line["step"] - len(seconds) + 1 + i: s for i, s in enumerate(seconds)}
+        self.not_steady |= set(line["not_steady"])
+        self.tokens_per_step = round(line["tokens_per_s"] * sum(seconds) / len(seconds))
+        self.peak_memory_bytes = max(self.peak_memory_bytes, line["peak_memory_bytes"])
+
+    def record(self) -> dict:
+        """What bench.json has of a round, and the kernels. Times in seconds, memory in bytes, MFU a fraction."""
+        from experiments.profiling import parts
+        from models import device
+
+        steady = [s for step, s in self.step_s.items() if step < self.starting and step not in self.not_steady]
+        profiled = [s for step, s in self.step_s.items() if step > self.starting]
+        step_s = statistics.median(steady)
+        kernels = parts.read_kernels(self.profiler)
+        busy = {part: s / len(profiled) for part, s in parts.busy_seconds(kernels).items()}
+        profiled_s = sum(profiled) / len(profiled)
+        rate = self.tokens_per_step / step_s
+        return {
+            "step_s": step_s,
+            "tokens_per_s": rate,
+            "mfu_bf16_peak": self.metrics.utilisation(rate)["mfu_bf16_peak"],
+            "parts": parts.step_parts(busy, profiled_s, step_s, host_is_device=device.TYPE == "cpu"),
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "warm_up": self.warm_up,
+            "steady_step_s": steady,
+            "profiled_step_s": profiled,
+            "kernels": parts.top_kernels(kernels, len(profiled)),
+            "compiled_graphs": compiled_graphs(),
+        }
+
+
+def count_compiled() -> None:
+    """Have inductor count what it compiles, for `compiled_graphs`."""
+    from torch._inductor.compile_fx import inductor_metrics_log
+
+    inductor_metrics_log.setLevel(logging.INFO)  # which turns the counting on; what it would say is not kept
+    inductor_metrics_log.propagate = False
+    inductor_metrics_log.addHandler(logging.NullHandler())
+
+
+def compiled_graphs() -> list[dict]:
+    """Of each graph that was compiled anew, in that order: its kernels, and the bytes that they read and write.
+
+    As inductor counts them. Products and attention are libraries' and not among them; the graph of one block's forward
+    or backward pass serves all blocks; what came from the cache is not here.
+    """
+    from torch._inductor import metrics
+    from torch._inductor.scheduler import ExternKernelSchedulerNode
+
+    graphs: dict[int, dict] = {}
+    for node, words in metrics.nodes_num_elem:
+        if not isinstance(node, ExternKernelSchedulerNode):
+            graph = graphs.setdefault(id(node.scheduler), {"kernels": 0, "bytes": 0})
+            graph["kernels"] += 1
+            graph["bytes"] += 4 * words
+    return list(graphs.values())
+
+
+def _profiler():
+    """One that starts in one step and records `RECORDED_STEPS` after it."""
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    from models import device
+
+    gpu = [ProfilerActivity.CUDA] if device.TYPE == "cuda" else []
+    steps = schedule(wait=0, warmup=1, active=RECORDED_STEPS)
+    return profile(activities=[ProfilerActivity.CPU, *gpu], schedule=steps)
+
+
+def measure(config, stop: Stop) -> dict:
+    """Train as experiments.run does, and return the record. Raises what a run raises."""
+    import torch
+    from torch.profiler import record_function
+
+    from experiments.profiling.parts import LOSS_REGION
+    from experiments.training import preflight
+    from experiments.training.trainer import Trainer
+    from models import device
+
+    preflight.check_device(config)
+    preflight.check_memory(config)
+    if device.TYPE == "cpu":  # compiled C++ names itself to the profiler only if it was compiled to; Triton always does
+        torch._inductor.config.cpp.enable_kernel_profile = True
+        config.compile.artifacts_dir = ""
+    count_compiled()
+    trainer = Trainer(config, stop)
+    loss_fn = trainer.loss_fn
+
+    def named_loss(*args, **kwargs):
+        with record_function(LOSS_REGION):
+            return loss_fn(*args, **kwargs)
+
+    trainer.loss_fn = named_loss
+    measurement = Measurement(trainer)
+    trainer.train()
+    trainer.close()
+    torch.distributed.destroy_process_group()
+    return measurement.record()
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.profiling.worker")
+    parser.add_argument("recipe", help="path of a resolved recipe")
+    parser.add_argument("record", type=Path, help="JSON file to write")
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO)
+    stop = Stop()
+    stop.listen()
+    set_rank_environment()
+    try:
+        config = recipes.load(args.recipe).config
+        with tempfile.TemporaryDirectory() as folder:
+            config.job.dump_folder = folder
+            record = measure(config, stop)
+        args.record.write_text(json.dumps(record, indent=1) + "\n")
+        return COMPLETED
+    except Interrupted as stopped:
+        return stopped.code
+    except InputError as error:
+        return _fail(str(error))
+    except Exception as error:
+        logging.getLogger().exception("the measurement failed")
+        return _fail(f"{type(error).__name__}: {error}")
+
+
+def _fail(reason: str) -> int:
+    """Print the first sentence: what a GPU that is out of memory says is a paragraph."""
+    print("error:", re.split(r"(?<=[.]) |\n", reason)[0], flush=True)
+    return FAILED
+
+
+if __name__ == "__main__":
+    leave(main)

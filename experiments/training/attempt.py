@@ -1,0 +1,174 @@
+"""One attempt at a run: its process group, its directory, its training, and how it ended."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.markup import escape
+
+from experiments.config import recipes
+from experiments.jobs.exit_codes import BAD_INPUT, COMPLETED, DIVERGED, FAILED
+from experiments.jobs.progress import display
+from experiments.jobs.signals import Interrupted, Stop
+from models.errors import InputError
+
+
+def run(recipe, out: Path, stop: Stop) -> int:
+    """Train `recipe` into `out`; returns the exit code. Raises `InputError` for what can be known before training."""
+    rank, world_size = set_rank_environment()
+    from experiments.training import preflight
+
+    preflight.check_ranks(recipe.config, world_size)
+    preflight.check_budget(recipe.config, stop.budget_s)
+    directory = None
+    if rank == 0:
+        from experiments.training.run_directory import RunDirectory
+
+        directory = RunDirectory(out, recipes.to_yaml(recipe), preflight.facts(recipe, world_size))
+    recipe.config.job.dump_folder = str(out)
+    with display(recipe.name, recipe.config.training.steps, out / "log.txt" if directory else None) as screen:
+        end = _train(recipe, directory, screen, stop)
+    if directory:
+        _finish(directory, end)
+        Console(soft_wrap=True, highlight=False).print(
+            escape(f"{end.status}: {directory.path}" + (f" ({end.error})" if end.error else ""))
+        )
+    _leave(end)
+    return end.code
+
+
+def set_rank_environment() -> tuple[int, int]:
+    """(rank, world size), and torch.distributed's variables set: torchrun's, srun's, or those of one process."""
+    env = os.environ
+    if "RANK" in env:
+        pass
+    elif int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        env |= {
+            "RANK": env["SLURM_PROCID"],
+            "WORLD_SIZE": env["SLURM_STEP_NUM_TASKS"],
+            "LOCAL_RANK": str(int(env["SLURM_LOCALID"]) % _visible_devices()),  # 0 where each task sees its GPU alone
+        }
+        if "MASTER_ADDR" not in env or "MASTER_PORT" not in env:
+            raise InputError(
+                "several tasks of srun must be told where to meet: export MASTER_ADDR=$(hostname) and MASTER_PORT in "
+                "the batch script, as launch/alps_multinode.sbatch does"
+            )
+    else:
+        env |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    return int(env["RANK"]), int(env["WORLD_SIZE"])
+
+
+def _visible_devices() -> int:
+    import torch
+
+    return torch.cuda.device_count() or int(os.environ["SLURM_STEP_NUM_TASKS"])
+
+
+class End(NamedTuple):
+    """How a training ended: status and error sentence for the manifest, exit code, whether all ranks end like this."""
+
+    status: str
+    error: str | None
+    code: int
+    together: bool = False
+
+
+def _train(recipe, directory, screen, stop: Stop) -> End:
+    from experiments.training import preflight
+    from experiments.training.metrics import Diverged
+    from experiments.training.trainer import Trainer
+
+    trainer = None
+    try:
+        preflight.check_device(recipe.config)
+        if slow := preflight.slow_attention(recipe.config):
+            logging.getLogger().warning(slow)
+        preflight.check_memory(recipe.config, int(os.environ["WORLD_SIZE"]))
+        trainer = Trainer(recipe.config, stop)
+        if directory:
+            _record(trainer, directory, screen)
+        trainer.train()
+        return End("completed", None, COMPLETED, together=True)
+    except Interrupted as stopped:
+        end = End("interrupted", str(stopped), stopped.code, together=True)
+    except KeyboardInterrupt:
+        end = End("interrupted", f"stopped by {stop.why} before the end of a step", stop.code)
+    except Diverged as error:
+        end = End("diverged", str(error), DIVERGED, together=True)
+    except InputError as error:
+        end = End("failed", str(error), BAD_INPUT)
+    except Exception as error:
+        logging.getLogger().exception("the run failed")
+        end = End("failed", f"{type(error).__name__}: {error}".splitlines()[0], FAILED)
+    finally:
+        _close(trainer)
+    logging.getLogger().error(end.error)
+    return end
+
+
+def _record(trainer, directory, screen) -> None:
+    """Have the trainer's records written as they come into being."""
+    from experiments.training import compile_cache
+    from experiments.training.metrics import JsonLines
+    from experiments.training.trainer import TIMELINE
+
+    lines, metrics, timed = None, trainer.metrics_processor, False
+
+    def on_resume(step: int) -> None:
+        nonlocal lines
+        directory.take_over(step)
+        lines = JsonLines(directory.path / "metrics.jsonl")
+
+    def on_window(line: dict) -> None:
+        lines.append(line)
+        screen.window(line)
+
+    def on_step(step: int) -> None:
+        nonlocal timed
+        screen.step(step)
+        if not timed:
+            timed = True
+            warm_up = {"warm_up_s": sum(TIMELINE.phases.values()), "phases": TIMELINE.phases}
+            directory.write_json("timing.json", warm_up | {"compile_cache": compile_cache.state()})
+        if step == trainer.proof.profiled_step:
+            directory.write_json("proof.json", trainer.proof.record())
+
+    metrics.on_resume, metrics.on_window, metrics.on_step = on_resume, on_window, on_step
+
+
+def _close(trainer) -> None:
+    """Let go of what the trainer holds; after a failure this may fail as well, and then says so in the log only."""
+    try:
+        if trainer:
+            trainer.close()
+    except Exception:
+        logging.getLogger().warning("could not close the run cleanly", exc_info=True)
+
+
+def _leave(end: End) -> None:
+    """Leave the process group, after the first rank's last record: a cluster may end all ranks when one exits."""
+    from torch import distributed as dist
+
+    try:
+        if dist.is_initialized():
+            if end.together:
+                dist.barrier()
+            dist.destroy_process_group()
+    except Exception:
+        logging.getLogger().warning("could not leave the process group cleanly", exc_info=True)
+
+
+def _finish(directory, end: End) -> None:
+    """Write summary and manifest; on a full disk, what was written before stays as it is."""
+    from analysis.summary import summarize
+
+    try:
+        directory.finish(end.status, end.error)
+        directory.write_json("summary.json", summarize(directory.path))
+    except OSError as problem:
+        print(
+            f"{directory.path}: {problem.strerror}: the end of the run ({end.status}) is not on record", file=sys.stderr
+        )

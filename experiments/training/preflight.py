@@ -1,0 +1,181 @@
+"""What can be known before a run. Each check raises an `InputError`, or says what it found."""
+
+import os
+import shlex
+import shutil
+from dataclasses import asdict, replace
+
+import torch
+
+from experiments.config.recipes import Recipe
+from experiments.corpus import rows
+from experiments.jobs.shares import BUDGET
+from models import device, float8, flops, llama
+from models.errors import InputError
+
+CUDNN_WANTED = (9, 15)  # from here on PyTorch prefers cuDNN's attention on GPUs of compute capability 9 and up
+HOPELESS = 1.3  # times the memory that is there, beyond which no inaccuracy of the estimate can help
+
+
+def check_budget(config, budget_s: float | None) -> None:
+    """Raise `InputError` for a time budget without checkpoints."""
+    if budget_s is not None and not config.checkpoint.enable:
+        raise InputError(
+            "--budget needs checkpoints, or what it stops starts again from the first step: add checkpoint.enable=true"
+        )
+
+
+def model_args(config) -> llama.LlamaArgs:
+    """The flavor's arguments with the recipe's keys. Raises `InputError` naming the flavors if there is no such one."""
+    if config.model.flavor not in llama.FLAVORS:
+        raise InputError(f"model.flavor {config.model.flavor!r} is not one of {', '.join(llama.FLAVORS)}")
+    args = replace(llama.FLAVORS[config.model.flavor])  # a copy: the flavor stays as it is
+    args.update_from_config(config)
+    return args
+
+
+def check_ranks(config, world_size: int) -> None:
+    """Raise `InputError` for what needs whole weights, with several ranks: FSDP shards them."""
+    if world_size == 1:
+        return
+    for key, asked, otherwise in (
+        ("model.fused_projections", config.model.fused_projections, "false"),
+        ("optimizer.built", config.optimizer.built == "before_conversion", "null"),
+    ):
+        if asked:
+            raise InputError(f"{key} needs whole weights, and {world_size} processes shard them: set it to {otherwise}")
+    if model_args(config).enable_weight_tying:
+        raise InputError(
+            f"model.flavor {config.model.flavor} ties its embeddings, which FSDP would shard twice: "
+            "train it on one GPU, or choose an 8B flavor"
+        )
+
+
+def check_device(config) -> str:
+    """FP8 units, an attention kernel and a compiler where they are needed."""
+    if config.quantize.linear.float8.recipe_name and not config.quantize.linear.float8.emulate:
+        float8.check_device(torch.device(device.TYPE))
+    if device.TYPE == "cpu" and config.model.attention_backend == "cudnn":
+        raise InputError("model.attention_backend cudnn needs a GPU: on a CPU there are auto, flash and math")
+    if device.TYPE == "cpu" and config.compile.cuda_graphs:
+        raise InputError("compile.cuda_graphs needs a GPU: set it to false")
+    compiler = shlex.split(os.environ.get("CXX", "g++"))[0]
+    compiles = "compile.enable" if config.compile.enable else "torchao's optimizer" * config.optimizer.from_torchao
+    if device.TYPE == "cpu" and compiles and not shutil.which(compiler):
+        raise InputError(
+            f"{compiles} needs a C++ compiler on a CPU and `{compiler}` is not there: install g++, point CXX at "
+            "another one, or run the recipe `baseline`, which is not compiled"
+        )
+    finding = f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
+    return f"{finding}; {slow}" if (slow := slow_attention(config)) else finding
+
+
+def slow_attention(config) -> str | None:
+    """What to do about a cuDNN that is too old for the attention that PyTorch otherwise takes from it; None if none."""
+    version = device.cudnn()
+    if not version or torch.cuda.get_device_capability() < (9, 0) or config.model.attention_backend == "flash":
+        return None
+    if config.model.attention_backend == "math" or tuple(map(int, version.split(".")[:2])) >= CUDNN_WANTED:
+        return None
+    package = f"nvidia-cudnn-cu{(torch.version.cuda or '13').split('.')[0]}"
+    return (
+        f"cuDNN {version} is older than 9.15, with which PyTorch takes a slower attention: take its folder off "
+        f"LD_LIBRARY_PATH, or install a newer one (python -m pip install '{package}>=9.15')"
+    )
+
+
+def check_memory(config, world_size: int = 1) -> str:
+    """Estimated need per device against what it has; an error only where it is far beyond: it is an estimate."""
+    estimate, capacity = memory_needed(config) / world_size, device.memory_bytes()
+    if device.TYPE == "cpu":  # the processes that torchrun starts here share it
+        capacity /= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    said = f"about {estimate / 2**30:.1f} GiB of {capacity / 2**30:.0f} GiB"
+    if estimate > HOPELESS * capacity:
+        raise InputError(
+            f"the run needs {said} here: choose a smaller model.flavor or the overlay `cpu`, recompute activations "
+            "(activation_checkpoint.mode=full), or shard over more GPUs"
+        )
+    return said + ("" if estimate <= capacity else ": this will probably not fit")
+
+
+def memory_needed(config) -> float:
+    """Bytes in all."""
+    return sum(memory_estimate(config).values())
+
+
+def memory_estimate(config) -> dict[str, float]:
+    """Bytes by use, see `flops.memory_estimate`."""
+    tokens = config.training.local_batch_size * config.training.seq_len
+    param_bytes = {"bfloat16": 2, "float32": 4}[config.training.dtype]
+    moment_bytes = flops.moment_bytes(config.optimizer, param_bytes)
+    recompute = config.activation_checkpoint.mode == "full"
+    return flops.memory_estimate(
+        model_args(config), tokens, param_bytes, moment_bytes, config.compile.enable, recompute
+    )
+
+
+def checkpoint_bytes(config) -> float:
+    """What a checkpoint takes on disk; 0 where none are enabled."""
+    estimate = memory_estimate(config)
+    return (estimate["parameters"] + estimate["optimizer"]) * config.checkpoint.enable
+
+
+def fp8_layers(config) -> set[str]:
+    """Names of the linear layers that the recipe runs in FP8."""
+    keys = config.quantize.linear.float8
+    return float8.choose_modules(_model(config), keys.recipe_name, keys.filter_fqns) if keys.recipe_name else set()
+
+
+def _model(config) -> llama.Llama:
+    """Its modules by name; no weights."""
+    with torch.device("meta"):
+        return llama.Llama(model_args(config))
+
+
+def check_model(config) -> str:
+    """The flavor, its parameters to freeze, and that its sizes suit FP8."""
+    args = model_args(config)
+    name = config.quantize.linear.float8.recipe_name
+    llama.freeze(_model(config), config.model.freeze)
+    precision = f"{len(fp8_layers(config))} linear layers in {name} FP8" if name else "no FP8"
+    per_token = flops.flops_per_token(args, config.training.seq_len) / 1e9
+    return f"{flops.parameters(args) / 1e9:.3g} B parameters, {per_token:.4g} GFLOP per token, {precision}"
+
+
+def check_data(config) -> str:
+    """The token file, prepared if it is not there yet, and that the model has a row for each of its tokens."""
+    token_file = rows.prepare(config)
+    rows.check_vocabulary(token_file, model_args(config).vocab_size)
+    return rows.describe(token_file, config)
+
+
+def all_checks(config) -> list[tuple[str, str]]:
+    """(topic, finding) of every check, for a dry run."""
+    checks = {"model": check_model, "device": check_device, "memory": check_memory, "data": check_data}
+    return [(topic, check(config)) for topic, check in checks.items()]
+
+
+def facts(recipe: Recipe, world_size: int) -> dict:
+    """What the manifest says of a run from the start: the recipe, the machine, and the figures that rates need."""
+    config, args = recipe.config, model_args(recipe.config)
+    fp8 = config.quantize.linear.float8
+    return {
+        "recipe": recipe.name,
+        "base": recipe.base,
+        "overlays": list(recipe.overlays),
+        "description": recipe.description,
+        "seed": config.debug.seed,
+        "steps": config.training.steps,
+        "study_budget_s": float(os.environ.get(BUDGET, 0)) or None,
+        "compiled": config.compile.enable,
+        "float8": fp8.recipe_name,
+        "fp8_product": asdict(float8.product(device.TYPE, fp8.recipe_name, fp8.emulate)) if fp8.recipe_name else None,
+        "world_size": world_size,
+        "hardware": device.hardware(),
+        "peak_flops": device.peak_record(),
+        "flavor": config.model.flavor,
+        "parameters": flops.parameters(args),
+        "flops_per_token": flops.flops_per_token(args, config.training.seq_len),
+        "flops_per_token_causal": flops.flops_per_token(args, config.training.seq_len, causal=True),
+        "cuda": torch.version.cuda,
+    }

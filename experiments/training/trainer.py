@@ -1,0 +1,268 @@
+"""torchtitan's Trainer with this project's records around it; its loop is used as it is."""
+
+import math
+import os
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from models import device  # before anything of torchtitan: see there  # isort: skip
+import torchtitan.train as titan
+from torch._dynamo.utils import calculate_time_spent
+from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.protocols.train_spec import register_train_spec
+
+from analysis.record import NOT_STEADY_STEPS
+from experiments.corpus import rows
+from experiments.jobs.signals import Interrupted, Stop
+from experiments.training import compile_cache
+from experiments.training.checkpoint import Checkpoints
+from experiments.training.metrics import Metrics
+from experiments.training.proof import PROFILED_STEP, RECORDING_STEP, Proof
+from models import float8, llama, optimizer
+from models.fused_adamw import local
+
+
+class Timeline:
+    """Attributes every second from process start to the end of the first step to one phase."""
+
+    def __init__(self):
+        self.phases: dict[str, float] = {}
+        self._last = 0.0
+
+    def mark(self, phase: str) -> None:
+        """The time since the last mark belongs to `phase`."""
+        now = device.seconds_since_process_start()
+        self.phases[phase] = self.phases.get(phase, 0.0) + now - self._last
+        self._last = now
+
+
+TIMELINE = Timeline()
+
+
+def _timed(build, before: str, after: str | None = None):
+    """`build` of the TrainSpec, with the timeline marked where torchtitan calls it."""
+
+    def timed(*args, **kwargs):
+        TIMELINE.mark(before)
+        built = build(*args, **kwargs)
+        if after:
+            TIMELINE.mark(after)
+        return built
+
+    return timed
+
+
+def _build_dataloader(job_config, **kwargs):
+    loader = rows.build_dataloader(job_config=job_config, **kwargs)
+    rows.check_vocabulary(loader.dataset.token_file, llama.FLAVORS[job_config.model.flavor].vocab_size)
+    return loader
+
+
+_spec = llama.train_spec(
+    build_dataloader_fn=_timed(_build_dataloader, before="distributed", after="data"),
+    # torchtitan converts the model between building it and building this
+    build_metrics_processor_fn=_timed(Metrics, before="conversion"),
+)
+register_train_spec(
+    "llama",
+    replace(
+        _spec,
+        model_cls=_timed(_spec.model_cls, before="model_build", after="model_build"),
+        build_optimizers_fn=_timed(_spec.build_optimizers_fn, before="model_build"),
+    ),
+)
+
+
+class _Finished(Exception):
+    """The last step is done."""
+
+
+class Trainer(titan.Trainer):
+    """One run. Call `train()`; `proof` and `metrics_processor` hold the records.
+
+    Raises what torchtitan raises, and `ProofError`, `Diverged`, `Interrupted`, `InputError`.
+    """
+
+    metrics_processor: Metrics
+    checkpointer: Checkpoints
+
+    def __init__(self, job_config, stop: Stop):
+        TIMELINE.mark("import")
+        self.stop = stop
+        compile_cache.restore(job_config)
+        TIMELINE.mark("compile_cache")
+        convert_late = job_config.optimizer.built == "before_conversion"
+        unconverted = replace(job_config, model=replace(job_config.model, converters=[]))
+        with patch.object(titan, "CheckpointManager", Checkpoints):  # torchtitan has no hook for it
+            super().__init__(unconverted if convert_late else job_config)
+        if convert_late:
+            self.job_config = job_config
+            float8.Float8Converter(job_config, self.parallel_dims).convert(self.model_parts[0])
+        training = job_config.training
+        if training.dtype == training.mixed_precision_param:
+            self.maybe_enable_amp = nullcontext()  # nothing to cast; autocast would only slow down every operator
+        self.proof = Proof(
+            model=self.model_parts[0],
+            optimizers=list(self.optimizers),
+            recipe_name=job_config.quantize.linear.float8.recipe_name,
+            tokens=training.local_batch_size * training.seq_len,
+            passes_per_step=self.gradient_accumulation_steps,
+            orphans_wanted=convert_late,
+        )
+        self.proof.check_optimizer()
+        self.metrics_processor.stops_here = self._stops_here
+        self._hosts = dist.new_group(backend="gloo")  # to agree without waiting for the devices
+        self._stop_code = 0
+        self._micro_losses: list[torch.Tensor] = []
+        self._steps_done = 0  # by this process: fewer than self.step after a resume
+        TIMELINE.mark("optimizer")
+
+    def init_distributed(self):
+        """As torchtitan's; one rank alone has only itself to wait for, for which it needs no NCCL."""
+        alone = {device.TYPE: "gloo"} if os.environ["WORLD_SIZE"] == "1" else {}
+        with patch.dict(dist.Backend.default_device_backend_map, alone):
+            return super().init_distributed()
+
+    def state_dict(self) -> dict:
+        """What torchtitan checkpoints of its trainer, and the random numbers to come, of every rank."""
+        return super().state_dict() | {f"random_{dist.get_rank()}": _random_state()}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        super().load_state_dict(state_dict)
+        _set_random_state(state_dict[f"random_{dist.get_rank()}"])
+
+    def train(self) -> None:
+        """Train to the last step."""
+        with suppress(_Finished):
+            super().train()
+
+    def should_continue_training(self) -> bool:
+        """torchtitan's question at each step boundary, the first time right after loading a checkpoint."""
+        if not self._steps_done:
+            self.metrics_processor.on_resume(self.step)
+        self.stop.deferred = self.stop.deferred or self._steps_done > 0
+        if self._stop_code:
+            kept = "a checkpoint was saved" if self.checkpointer.enable else "without a checkpoint: none are enabled"
+            why = self.stop.why or "another rank"
+            raise Interrupted(self._stop_code, f"stopped after step {self.step} by {why}, {kept}")
+        if not super().should_continue_training():
+            raise _Finished  # past torchtitan's two seconds of waiting for other ranks, who wait for one another here
+        return True
+
+    def _stops_here(self) -> bool:
+        """Whether this step is the last because a rank was asked to stop; all ranks ask one another in each step."""
+        self._check_norm()
+        code = torch.tensor(self.stop.code)
+        if dist.get_world_size() > 1:
+            dist.all_reduce(code, dist.ReduceOp.MAX, group=self._hosts)
+        if self.step < self.job_config.training.steps:
+            self._stop_code = int(code)
+        self.checkpointer.asked = self._stop_code > 0
+        return self.checkpointer.asked
+
+    def batch_generator(self, data_iterable):
+        for input_dict, labels in super().batch_generator(data_iterable):
+            self.metrics_processor.tokens += labels.numel()
+            self.metrics_processor.valid_tokens += int((labels != IGNORE_INDEX).sum())
+            yield input_dict, labels
+
+    def forward_backward_step(self, **kwargs) -> torch.Tensor:
+        loss = super().forward_backward_step(**kwargs)
+        self._micro_losses.append(loss.detach())
+        return loss
+
+    def train_step(self, data_iterator):
+        metrics = self.metrics_processor
+        self._steps_done += 1
+        if self._steps_done == 1:
+            metrics.clock.start()
+        self._micro_losses.clear()
+        clip = patch.object(titan.dist_utils, "clip_grad_norm_", self._clip)  # torchtitan has no hook for it
+        with self._observed(), clip:
+            super().train_step(data_iterator)
+        metrics.losses.append(torch.stack(self._micro_losses).sum())
+        if self._steps_done == 1:
+            device.synchronize()
+            compile_s = compile_seconds()
+            TIMELINE.mark("first_step")
+            TIMELINE.phases["compile"] = compile_s
+            TIMELINE.phases["first_step"] -= compile_s
+        if self._profiles():  # by now all is compiled
+            compile_cache.save(self.job_config)
+        if self._steps_done <= NOT_STEADY_STEPS or self._saved_checkpoint_before():
+            metrics.not_steady.append(self.step)
+        metrics.end_step(self.step)
+
+    @contextmanager
+    def _observed(self):
+        """The proof's share of a step: watch the optimizer in the first, profile a later one."""
+        watch = None
+        if self._steps_done == 1:
+            watch = self.optimizers.register_step_pre_hook(lambda *_: self.proof.before_step())
+        profiled = self._profiles()
+        with self.proof.profile(self.step) if profiled else nullcontext():
+            yield
+        if watch:
+            watch.remove()
+            self.proof.after_step()
+        if profiled:
+            useful = min(self.proof.fp8_flops, self.proof.fp8_flops_expected)  # without what is computed twice
+            self.metrics_processor.fp8_flops_per_token = useful / (self.proof.tokens * self.proof.passes_per_step)
+
+    def _profiles(self) -> bool:
+        """Whether this step is the profiled one: the last one of a run that is too short."""
+        chosen = RECORDING_STEP if self.job_config.compile.cuda_graphs else PROFILED_STEP
+        last = self.step == self.job_config.training.steps
+        return self._steps_done == chosen or (self._steps_done < chosen and last)
+
+    def _clip(self, parameters: list[torch.nn.Parameter], max_norm: float, **_) -> torch.Tensor:
+        """Clip gradients as torchtitan does, or within the optimizer's step; by a norm that is not finite, none."""
+        norm = optimizer.gradient_norm(parameters)
+        self._norm = device.read_later(norm)
+        optimizer.clip(self.optimizers, parameters, norm, max_norm)
+        return norm
+
+    def _check_norm(self) -> None:
+        """End the run with this step if its gradient norm is not finite.
+
+        Asked for once the optimizer's step was given to the device, which so has work while the host waits.
+        """
+        if not math.isfinite(self._norm()):
+            self.metrics_processor.diverged = f"the gradient norm was not finite in step {self.step}" + self._culprits()
+
+    def _culprits(self) -> str:
+        """Which gradients are not finite: the first parameters of the first rank that has some, as a sentence's end."""
+        with_gradient = ((name, p.grad) for name, p in self.proof.trainable().items() if p.grad is not None)
+        names = [name for name, gradient in with_gradient if not local(gradient).isfinite().all()]
+        by_rank = [names] * dist.get_world_size()
+        dist.all_gather_object(by_rank, names, group=self._hosts)
+        if not (names := next(filter(None, by_rank), [])):
+            return ", although each gradient is"  # their squares add up to more than the dtype holds
+        more = f" and {len(names) - len(shown)} more" if len(names) > len(shown := names[:3]) else ""
+        return f": the gradient of {', '.join(shown)}{more}"
+
+    def _saved_checkpoint_before(self) -> bool:
+        """Whether this step's time holds the saving of a checkpoint, which torchtitan does between two steps."""
+        keys, last = self.job_config.checkpoint, self.step - 1
+        first = keys.enable_first_step_checkpoint and last == 1
+        return keys.enable and last > 0 and (last % keys.interval == 0 or first)
+
+
+def _random_state() -> dict[str, torch.Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    return state | {"cuda": torch.cuda.get_rng_state()} if device.TYPE == "cuda" else state
+
+
+def _set_random_state(state: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if device.TYPE == "cuda":
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def compile_seconds() -> float:
+    """Wall seconds that torch.compile has taken so far, backward graphs included."""
+    return calculate_time_spent().get("total_wall_time", 0.0)

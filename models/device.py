@@ -1,0 +1,222 @@
+"""What this machine is, and a CPU where torchtitan expects an accelerator.
+
+torchtitan 0.2.2 picks its device module while it is imported, and takes CUDA on a machine without a GPU. Importing
+this module before torchtitan puts a CPU device there instead: a name, memory statistics, `current_device() -> 0`.
+No other file knows more about it than to import this one first, which also keeps out what torchtitan imports in vain.
+"""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: or its profiler announces itself on stderr
+import torch
+import torch._inductor.config
+
+from models import gpus
+from models.gpus import Peak
+
+TYPE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class _CpuDevice:
+    """The part of `torch.cuda`'s interface that torchtitan's Trainer calls, for a CPU."""
+
+    @staticmethod
+    def set_device(device) -> None: ...
+
+    @staticmethod
+    def synchronize() -> None: ...
+
+    @staticmethod
+    def empty_cache() -> None: ...
+
+    @staticmethod
+    def reset_peak_memory_stats() -> None: ...
+
+    @staticmethod
+    def current_device() -> int:
+        return 0
+
+    @staticmethod
+    def get_device_name(device=None) -> str:
+        return name()
+
+    @staticmethod
+    def get_device_properties(device=None) -> SimpleNamespace:
+        return SimpleNamespace(total_memory=memory_bytes())
+
+    @staticmethod
+    def memory_stats(device=None) -> dict[str, int]:
+        # Not getrusage's ru_maxrss: a child starts with its parent's.
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        peak = int(status["VmHWM"].split()[0]) * 1024  # high-water mark of resident memory, in KiB
+        return {"active_bytes.all.peak": peak, "reserved_bytes.all.peak": peak}
+
+
+if TYPE == "cpu":
+    if platform.machine() == "x86_64":
+        # Compiled code uses AVX2: in AVX-512 that of a SwiGLU in rowwise FP8 gave a NaN gradient of w1 on an Intel Xeon
+        # (torch 2.13). It holds for all recipes, or they would not compare. Delete this line once PyTorch is mended.
+        torch._inductor.config.cpp.simdlen = 256
+    with (
+        patch("torch._utils._get_available_device_type", lambda: "cpu"),
+        patch("torch._utils._get_device_module", lambda device_type: _CpuDevice),
+    ):
+        from torchtitan.tools import utils as titan_utils
+else:
+    from torchtitan.tools import utils as titan_utils
+# torchtitan's own loaders of texts are not used here, and would import `datasets`, and with it pandas.
+_TEXTS = "torchtitan.hf_datasets.text_datasets"
+if _TEXTS not in sys.modules:
+    sys.modules[_TEXTS] = SimpleNamespace(build_text_dataloader=None, build_text_validation_dataloader=None)
+    import torchtitan.models.llama3  # noqa: F401
+
+    del sys.modules[_TEXTS]
+if titan_utils.device_type != TYPE:
+    raise ImportError("torchtitan was imported before models.device and took a GPU for granted: swap the imports")
+titan_utils.get_peak_flops = lambda device_name: peak().bf16  # torchtitan's table assumes an A100 for what it lacks
+
+
+@cache
+def name() -> str:
+    """The GPU's or the processor's name."""
+    return torch.cuda.get_device_name() if TYPE == "cuda" else cpu_name()
+
+
+def cpu_name() -> str:
+    """The processor's model; its architecture where Linux does not name one, as on ARM."""
+    return _cpuinfo().get("model name") or platform.machine()
+
+
+def instruction_sets() -> list[str]:
+    """Those of the processor that numerical code is chosen by, as Linux names them."""
+    flags = _cpuinfo().get("flags") or _cpuinfo().get("Features", "")
+    return [flag for flag in flags.split() if re.match("avx|amx|fma$|f16c|asimd|sve|sme[0-9]*$|bf16", flag)]
+
+
+@cache
+def _cpuinfo() -> dict[str, str]:
+    """What Linux says of the first core."""
+    first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+
+
+def cudnn() -> str | None:
+    """Version of cuDNN, as in 9.15.1; None without a GPU or without cuDNN."""
+    version = torch.backends.cudnn.version() if TYPE == "cuda" else None
+    return version and f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
+
+
+def memory_bytes() -> int:
+    """Memory of the GPU, or of the machine where there is none."""
+    if TYPE == "cuda":
+        return torch.cuda.get_device_properties(0).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def peak_record() -> dict:
+    """`peak` as records have it."""
+    return {key: getattr(peak(), key) for key in ("bf16", "fp8", "source")}
+
+
+def synchronize() -> None:
+    """Wait for the device to do what it was given."""
+    titan_utils.device_module.synchronize()
+
+
+def seconds(do: Callable, times: int = 1) -> float:
+    """Wall seconds of `times` calls of `do` in a row; the device is waited for at both ends, not in between."""
+    synchronize()
+    start = time.perf_counter()
+    for _ in range(times):
+        do()
+    synchronize()
+    return time.perf_counter() - start
+
+
+def read_later(scalar: torch.Tensor) -> Callable[[], float]:
+    """Have a scalar tensor copied to the host; the call waits for that, and for no work given to the device since."""
+    if TYPE == "cpu":
+        return scalar.item
+    copy, copied = scalar.to("cpu", non_blocking=True), torch.cuda.Event()
+    copied.record()
+
+    def read() -> float:
+        copied.synchronize()
+        return copy.item()
+
+    return read
+
+
+MEASURED_PEAK = "MEASURED_BF16_PEAK_FLOPS"  # a study measures once and tells its runs, so that their MFUs compare
+
+
+@cache
+def peak() -> Peak:
+    """Datasheet peak of this device, or, where none applies, the fastest of some bf16 GEMMs measured here (~0.1 s)."""
+    if TYPE == "cuda" and (known := gpus.find(name())):
+        return gpus.GPUS[known].datasheet
+    if told := os.environ.get(MEASURED_PEAK):
+        return Peak(float(told), None, "measured: fastest of 20 bf16 GEMMs, once for the study")
+    n, device = 1024 if TYPE == "cpu" else 8192, torch.device(TYPE)
+    own = torch.Generator(device)  # or a run's initial weights would depend on whether this was measured
+    a, b = (torch.randn(n, n, dtype=torch.bfloat16, device=device, generator=own) for _ in range(2))
+    best = min(seconds(partial(torch.matmul, a, b)) for _ in range(20))
+    del a, b
+    titan_utils.device_module.empty_cache()
+    return Peak(2 * n**3 / best, None, f"measured: fastest of 20 bf16 GEMMs of {n} x {n} x {n}")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a manifest says of the machine; clocks in MHz and power in W, None where there is nothing to ask."""
+
+    type: str
+    name: str
+    memory_bytes: int
+    threads: int
+    cpu: str
+    cpu_instruction_sets: list[str]
+    visible_devices: str | None  # CUDA_VISIBLE_DEVICES: which GPUs of several
+    cudnn: str | None = None  # the version that PyTorch has loaded: it decides which attention runs
+    driver: str | None = None
+    sm_clock_max_mhz: str | None = None
+    power_limit_w: str | None = None
+
+
+def hardware() -> dict:
+    """Describe this machine; asks nvidia-smi for driver, clock and power limit where there is a GPU."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    threads = torch.get_num_threads()
+    facts = Hardware(TYPE, name(), memory_bytes(), threads, cpu_name(), instruction_sets(), visible, cudnn())
+    if TYPE == "cpu":
+        return asdict(facts)
+    query = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,power.limit", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run([*query, "--id=" + str(_physical_index())], capture_output=True, text=True, timeout=20)
+        driver, clock, power = (part.strip() for part in answer.stdout.split(","))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return asdict(facts)
+    return asdict(facts) | {"driver": driver, "sm_clock_max_mhz": clock, "power_limit_w": power}
+
+
+def _physical_index() -> str:
+    """nvidia-smi does not follow CUDA_VISIBLE_DEVICES."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+
+
+def seconds_since_process_start() -> float:
+    """Wall seconds since the kernel started this process, to 10 ms: imports count as warm-up."""
+    with open("/proc/self/stat") as stat:
+        start_ticks = int(stat.read().rsplit(")", 1)[1].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")

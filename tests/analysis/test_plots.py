@@ -1,0 +1,291 @@
+"""What the figures show: drawn values against the frames, looks, labels, unfinished runs, no data, stable bytes."""
+
+import json
+from itertools import combinations
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.text import Text
+
+from analysis import load, plots
+from analysis.plots.style import look
+from analysis.rates import BreakEven
+from tests.make_runs import metrics_lines, write_run
+
+STEP_S = {
+    "baseline": 0.5,
+    "baseline_compiled": 0.4,
+    "rowwise_fp8_compiled": 0.25,
+    "tensorwise_fp8_compiled": 0.2,
+}
+TENSORWISE = "tensorwise_fp8_compiled"
+DIFFERENCE = pd.DataFrame({"step": [10, 20, 30], "difference": [0.1, 0.2, -0.1], "low": [0, 0, -0.2], "high": 0.3})
+
+
+def write_study(folder, seeds=(0,), window=1, **changes):
+    """The four recipes; seed k has a loss k higher. `changes`: manifest entries by recipe."""
+    for recipe, step_s in STEP_S.items():
+        for seed in seeds:
+            lines = metrics_lines(step_s=step_s, window=window)
+            lines = [line | {"loss": line["loss"] + seed} for line in lines]
+            fp8 = 0.75 if "fp8" in recipe else 0.0
+            write_run(folder / recipe / f"seed{seed}", recipe, seed=seed, lines=lines, fp8_share=fp8,
+                      **changes.get(recipe, {}))  # fmt: skip
+    return load.load(folder)
+
+
+@pytest.fixture(scope="module")
+def one_seed(tmp_path_factory):
+    return write_study(tmp_path_factory.mktemp("one"))
+
+
+@pytest.fixture(scope="module")
+def three_seeds(tmp_path_factory):
+    return write_study(tmp_path_factory.mktemp("three"), seeds=(0, 1, 2))
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """Three seeds, of which tensorwise's last was interrupted with a loss and a time that would show in a mean."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    write_study(folder, seeds=(0, 1))
+    lines = [line | {"loss": 99.0} for line in metrics_lines(last=20, step_s=0.01)]
+    write_run(folder / TENSORWISE / "seed2", TENSORWISE, seed=2, lines=lines, status="interrupted")
+    return load.load(folder)
+
+
+def break_even(outcome="reached", step=15, a=TENSORWISE, b="baseline", lost_at=None):
+    return BreakEven(a, b, outcome, step, None, None, lost_at)
+
+
+@pytest.fixture(scope="module")
+def figures(interrupted):
+    """Every figure, of a study with an interrupted run."""
+    runs, windows = interrupted.runs, interrupted.windows
+    return {
+        "loss": plots.loss(runs, windows),
+        "loss_difference": plots.loss_difference({r: DIFFERENCE for r in STEP_S if r != "baseline"}, 0.3, "baseline"),
+        "tokens_per_s": plots.tokens_per_s(runs, windows),
+        "mfu": plots.mfu(runs),
+        "step_time": plots.step_time(runs, load.steps(windows)),
+        "wall_after_warm_up": plots.wall_after_warm_up(runs, windows),
+        "wall_with_warm_up": plots.wall_with_warm_up(runs, windows, [break_even()]),
+        "warm_up": plots.warm_up(runs),
+        "memory": plots.memory(runs),
+        "summary": plots.summary(runs, windows, [break_even()]),
+    }
+
+
+def texts(figure) -> str:
+    """Everything written in a figure, on one line."""
+    found = []
+    for axes in figure.axes:
+        found += [text.get_text() for text in (*axes.texts, *axes.get_yticklabels())]
+        found += [axes.get_title("left"), axes.get_xlabel(), axes.get_ylabel()]
+    return " | ".join(" ".join(text.split()) for text in found)
+
+
+def lines_of(figure, recipe, **properties):
+    """The lines with more than two points in a recipe's colour, with all of `properties`."""
+    (axes,) = figure.axes
+    mine = [line for line in axes.lines if line.get_color() == look(recipe).colour and len(line.get_xdata()) > 2]
+    return [line for line in mine if all(getattr(line, f"get_{k}")() == v for k, v in properties.items())]
+
+
+def bars(figure):
+    """(y, width, colour) of the bars, from the top."""
+    found = [(p.get_y() + p.get_height() / 2, p.get_width(), to_hex(p.get_facecolor())) for p in figure.axes[0].patches]
+    return sorted(found)
+
+
+def test_a_recipe_looks_the_same_in_all_figures(figures):
+    looks = {recipe: look(recipe) for recipe in [*STEP_S, "rowwise_gw_hp_fp8_compiled", "my_own"]}
+    assert len({x.colour for x in looks.values()}) == len({x.marker for x in looks.values()}) == len(looks)
+    for name, figure in figures.items():
+        if name == "warm_up":  # its colours are phases
+            continue
+        for axes in figure.axes:
+            drawn = {to_hex(line.get_color()).upper() for line in axes.lines}
+            drawn |= {to_hex(patch.get_facecolor()).upper() for patch in axes.patches}
+            expected = {looks[recipe].colour for recipe in STEP_S if name != "loss_difference" or recipe != "baseline"}
+            assert expected <= drawn, name
+            markers = {str(line.get_marker()) for line in axes.lines} - {"", "None", "d", "|"}
+            assert markers <= {x.marker for x in looks.values()}, name
+
+
+def test_loss_is_drawn_as_logged_and_smoothed(one_seed):
+    figure = plots.loss(one_seed.runs, one_seed.windows)
+    light, strong = lines_of(figure, TENSORWISE)
+    np.testing.assert_allclose(light.get_ydata(), [10 - step / 10 for step in range(1, 31)])
+    assert light.get_alpha() < 0.5 and strong.get_alpha() is None
+    final_loss = one_seed.runs.set_index("recipe")["final_loss"][TENSORWISE]
+    assert len(strong.get_ydata()) == 28 and strong.get_ydata()[-1] == pytest.approx(final_loss)
+    assert "loss (nats per token)" in texts(figure) and "tensorwise FP8 compiled" in texts(figure)
+    assert not figure.axes[0].collections  # no band from one seed
+
+
+def test_loss_of_several_seeds_is_their_mean_in_a_band_of_all(three_seeds):
+    figure = plots.loss(three_seeds.runs, three_seeds.windows)
+    strong = lines_of(figure, "baseline")[1]
+    assert strong.get_ydata()[-1] == pytest.approx(10 - 2.9 + 1)  # steps 28 to 30, seeds 0, 1, 2
+    band = figure.axes[0].collections[0].get_paths()[0].vertices
+    at_end = band[band[:, 0] == strong.get_xdata()[-1], 1]
+    assert (at_end.min(), at_end.max()) == pytest.approx((7.1, 9.1))
+    assert "range of 3 seeds" in texts(figure)
+
+
+def test_loss_difference_has_zero_line_margin_and_band():
+    figure = plots.loss_difference({TENSORWISE: DIFFERENCE}, 0.25, "baseline")
+    (line,) = lines_of(figure, TENSORWISE)
+    np.testing.assert_allclose(line.get_ydata(), DIFFERENCE["difference"])
+    assert "margin ± 0.25" in texts(figure) and "loss − loss of baseline (nats per token)" in texts(figure)
+    (margin,) = figure.axes[0].patches
+    assert (margin.get_y(), margin.get_height()) == (-0.25, 0.5)
+    assert any(list(line.get_ydata()) == [0, 0] for line in figure.axes[0].lines)
+    assert "no margin" in texts(plots.loss_difference({TENSORWISE: DIFFERENCE}, float("nan"), "baseline"))
+
+
+def test_tokens_per_s_bars_start_at_zero_and_end_at_the_median(three_seeds):
+    figure = plots.tokens_per_s(three_seeds.runs, three_seeds.windows, {"baseline": 1234.5, TENSORWISE: 650.0})
+    assert [width for _, width, _ in bars(figure)] == pytest.approx([200, 250, 400, 500])  # 100 tokens a step
+    (axes,) = figure.axes
+    assert axes.get_xlim()[0] == 0 and axes.get_xlabel() == "tokens/s"
+    published = [line for line in axes.lines if line.get_marker() == "d"]
+    assert [line.get_xdata()[0] for line in published] == [1234.5, 650.0]
+    assert all(line.get_markerfacecolor() == "white" for line in published)
+    assert "500 ◇ published 650" in texts(figure) and "200 ◇ published 1,23" in texts(figure)
+
+
+def test_mfu_over_each_peak_that_applies(one_seed, tmp_path):
+    figure = plots.mfu(one_seed.runs)
+    row = one_seed.runs.set_index("recipe").loc[TENSORWISE]
+    widths = [width for _, width, _ in bars(figure)][-3:]
+    assert widths == pytest.approx([100 * row[f"mfu_{peak}_peak"] for peak in ("bf16", "fp8", "mixed")])
+    assert "50.0 % of bf16 peak" in texts(figure) and "25.0 % of FP8 peak" in texts(figure)
+    assert figure.axes[0].get_xlabel() == "MFU (% of the datasheet peak)" and figure.axes[0].get_xlim()[0] == 0
+    peak = {"bf16": 1e9, "fp8": None, "source": "measured: a GEMM"}
+    cpu = write_study(tmp_path, **{recipe: {"peak_flops": peak} for recipe in STEP_S})
+    figure = plots.mfu(cpu.runs)
+    assert len(bars(figure)) == 4 and "FP8 peak" not in texts(figure)
+    assert figure.axes[0].get_xlabel() == "MFU (% of the measured peak)" and "peak: measured: a GEMM" in texts(figure)
+
+
+def test_step_time_shows_outliers(one_seed):
+    steps = load.steps(one_seed.windows)
+    steps.loc[(steps["recipe"] == TENSORWISE) & (steps["step"] == 25), "seconds"] = 3.5
+    steps.loc[(steps["recipe"] == TENSORWISE) & (steps["step"] == 5), "seconds"] = 77.0  # not a steady step
+    figure = plots.step_time(one_seed.runs, steps)
+    drawn = np.concatenate([np.atleast_1d(line.get_xdata()) for line in figure.axes[0].lines])
+    assert 3500 in drawn and drawn.max() == 3500
+    assert "time of a steady step (ms)" in texts(figure) and "200 ms" in texts(figure)
+
+
+@pytest.mark.parametrize("window", [1, 10])
+def test_wall_time_with_and_without_warm_up(tmp_path, window):
+    frames = write_study(tmp_path, window=window)
+    (after,) = lines_of(plots.wall_after_warm_up(frames.runs, frames.windows), TENSORWISE)
+    end = 9 * 1.0 + 20 * 0.2  # seconds of steps 2 to 30
+    assert (after.get_xdata()[0], after.get_ydata()[0]) == pytest.approx((1, 0))
+    assert (after.get_xdata()[-1], after.get_ydata()[-1]) == pytest.approx((30, end))
+    (whole,) = lines_of(plots.wall_with_warm_up(frames.runs, frames.windows, []), TENSORWISE)
+    assert (whole.get_ydata()[0], whole.get_ydata()[-1]) == pytest.approx((5.0, 5.0 + end))
+
+
+def test_break_even_is_marked_within_the_run_and_told_beyond_it(one_seed):
+    points = [
+        break_even(step=20),
+        break_even("extrapolated", 3851, b="baseline_compiled"),
+        break_even("never", None, a="rowwise_fp8_compiled"),
+        break_even("ahead from the start", 0, a="rowwise_fp8_compiled", b="baseline_compiled", lost_at=9000),
+    ]
+    figure = plots.wall_with_warm_up(one_seed.runs, one_seed.windows, points)
+    marks = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 1]
+    assert [(m.get_xdata()[0], m.get_ydata()[0]) for m in marks] == [(20, pytest.approx(5 + 9 + 10 * 0.2))]
+    told = texts(figure)
+    assert "tensorwise FP8 compiled: ahead of baseline from step 20," in told
+    assert "ahead of baseline compiled from about step 3,851 (beyond this run)" in told
+    assert "rowwise FP8 compiled: never breaks even with baseline," in told
+    assert "ahead of baseline compiled from the start to about step 9,000" in told
+
+
+def test_warm_cache_is_drawn_thin_beside_the_cold_one(tmp_path):
+    write_study(tmp_path, seeds=(0, 1))
+    timing = {"warm_up_s": 2.0, "phases": {"import": 1.0, "compile": 1.0}, "compile_cache": "warm"}
+    (tmp_path / TENSORWISE / "seed1" / "timing.json").write_text(json.dumps(timing))
+    frames = load.load(tmp_path)
+    lines = lines_of(plots.wall_with_warm_up(frames.runs, frames.windows, []), TENSORWISE)
+    assert sorted(line.get_linewidth() for line in lines) == [0.8, 1.6]
+    assert "2.00 s warm cache" in texts(plots.warm_up(frames.runs))
+
+
+def test_warm_up_is_stacked_by_phase(tmp_path):
+    phases = {"import": 4.0, "distributed": 0.1, "first_step": 1.9, "compile": 30.0, "data": 0.2, "model_build": 3.8}
+    write_run(tmp_path / "run", TENSORWISE)
+    timing = {"warm_up_s": 40.0, "phases": phases, "compile_cache": "cold"}
+    (tmp_path / "run" / "timing.json").write_text(json.dumps(timing))
+    figure = plots.warm_up(load.load(tmp_path / "run").runs)
+    stacked = [(p.get_x(), p.get_width()) for p in figure.axes[0].patches]
+    expected = [(0, 4), (4, 3.8), (7.8, 30), (37.8, 1.9), (39.7, 0.3)]
+    np.testing.assert_allclose(stacked, expected)
+    legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert legend == ["import", "model build", "compile", "first step", "other"]
+    assert "40.0 s cold cache" in texts(figure) and "other: distributed, data" in texts(figure)
+
+
+def test_memory_in_gib(one_seed):
+    figure = plots.memory(one_seed.runs)
+    assert [width for _, width, _ in bars(figure)] == pytest.approx([30 / 1024] * 4)
+    assert figure.axes[0].get_xlabel() == "peak reserved memory of a device (GiB)" and figure.axes[0].get_xlim()[0] == 0
+
+
+def test_a_run_that_is_not_completed_is_marked_and_never_averaged(figures):
+    for name, figure in figures.items():
+        assert ("tensorwise FP8 compiled (interrupted)" in texts(figure)) == (name != "loss_difference"), name
+    (dashed,) = lines_of(figures["loss"], TENSORWISE, linestyle="--")
+    assert set(dashed.get_ydata()) == {99.0}
+    assert max(line.get_ydata().max() for line in lines_of(figures["loss"], TENSORWISE, linestyle="-")) < 12
+    speed = figures["tokens_per_s"]
+    assert [width for _, width, _ in bars(speed)] == pytest.approx([200, 250, 400, 500])
+    hollow = [line for line in speed.axes[0].lines if line.get_markerfacecolor() == "none"]
+    assert [line.get_xdata().tolist() for line in hollow] == [[pytest.approx(100 / 0.01)]]
+    assert [p.get_linestyle() for p in figures["warm_up"].axes[0].patches].count("--") == 2  # import, first step
+
+
+def test_a_figure_without_data_says_why(one_seed):
+    none = pd.DataFrame()
+    for figure in (
+        plots.loss(none, none), plots.tokens_per_s(none, none), plots.mfu(none), plots.step_time(none, none),
+        plots.wall_after_warm_up(none, none), plots.wall_with_warm_up(none, none, []), plots.warm_up(none),
+        plots.memory(none),
+    ):  # fmt: skip
+        assert "no data: there is no" in texts(figure)
+    assert texts(plots.summary(none, none, [])).count("no data") == 4
+    assert "no data: no recipe has a loss" in texts(plots.loss_difference({}, 0.1, "baseline"))
+    runs, windows = one_seed.runs, one_seed.windows
+    assert "no data: mfu_bf16_peak is unknown" in texts(plots.mfu(runs.assign(mfu_bf16_peak=np.nan)))
+    assert "no data: peak_memory_bytes was not" in texts(plots.memory(runs.drop(columns="peak_memory_bytes")))
+    assert "more than 11" in texts(plots.step_time(runs, load.steps(windows).query("step <= 10")))
+
+
+def test_the_same_frames_give_the_same_bytes(three_seeds):
+    runs, windows = three_seeds.runs, three_seeds.windows
+    figure = plots.wall_with_warm_up(runs, windows, [break_even()])
+    svg, png = plots.to_svg(figure), plots.to_png(figure)
+    assert (plots.to_svg(figure), plots.to_png(figure)) == (svg, png)  # saving does not change a figure
+    with matplotlib.rc_context({"font.size": 20, "axes.grid": False, "savefig.dpi": 30, "figure.facecolor": "red"}):
+        again = plots.wall_with_warm_up(runs.copy(), windows.copy(), [break_even()])
+        assert plots.to_svg(again) == svg and plots.to_png(again) == png
+    assert "<dc:date>" not in svg and png.startswith(b"\x89PNG")
+
+
+def test_texts_do_not_overlap(figures):
+    for name, figure in figures.items():
+        for axes in figure.axes:
+            written = [text for text in (*axes.texts, *axes.get_yticklabels()) if text.get_text()]
+            boxes = [(text.get_text(), Text.get_window_extent(text).padded(-1)) for text in written]
+            for (a, box), (b, other) in combinations(boxes, 2):
+                assert not box.overlaps(other), f"{name}: {a!r} over {b!r}"
+            assert all(figure.bbox.padded(1).containsx(x) for _, box in boxes for x in (box.x0, box.x1)), name

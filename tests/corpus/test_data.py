@@ -1,0 +1,155 @@
+"""The loader: rows, their order, ranks, resuming, and the command that prepares ahead."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from experiments import data
+from experiments.corpus import rows
+from experiments.corpus.tokens import prepare
+from models.errors import InputError
+from tests.make_corpus import EOS, write_parquet
+
+IGNORE = -100
+
+
+def loader(config, rank=0, world_size=1):
+    return rows.build_dataloader(dp_world_size=world_size, dp_rank=rank, tokenizer=None, job_config=config)
+
+
+def take(batches, n):
+    """n batches as lists, for comparing."""
+    return [(inputs["input"].tolist(), labels.tolist()) for inputs, labels in itertools.islice(batches, n)]
+
+
+def test_packed_rows_join_documents_and_shift_labels(config):
+    write_parquet(config.training.dataset_path, ["w1 w2 w3", "w4 w5", "", None, "w6 w7 w8 </s>"])
+    file = prepare(config)
+    assert file.tokens.tolist() == [1, 2, 3, EOS, 4, 5, EOS, 6, 7, 8, EOS, EOS]
+    assert file.documents.tolist() == [0, 4, 7, 12] and file.eos_id == EOS
+
+    config.training.local_batch_size = 2
+    inputs, labels = next(iter(loader(config)))
+    assert inputs["input"].dtype == labels.dtype == torch.int64
+    rows = sorted(zip(inputs["input"].tolist(), labels.tolist(), strict=True))
+    assert rows == [([1, 2, 3, EOS], [2, 3, EOS, 4]), ([4, 5, EOS, 6], [5, EOS, 6, 7])]
+
+
+def test_padded_rows_hold_one_document_and_ignore_padding(config):
+    config.data.layout = "padded"
+    config.training.local_batch_size = 3
+    write_parquet(config.training.dataset_path, ["w1 w2", "w3 w4 w5 w6", "w7 w8 w9 w10 w11 w12"])
+    inputs, labels = next(iter(loader(config)))
+    assert sorted(zip(inputs["input"].tolist(), labels.tolist(), strict=True)) == [
+        ([1, 2, EOS, EOS], [2, EOS, IGNORE, IGNORE]),
+        ([3, 4, 5, 6], [4, 5, 6, EOS]),
+        ([7, 8, 9, 10], [8, 9, 10, 11]),
+    ]
+
+
+def test_order_depends_on_seed_and_epoch_only(config):
+    rows = (prepare(config).n_tokens - 1) // 4
+    two_epochs = take(loader(config), 2 * rows)
+    assert two_epochs == take(loader(config), 2 * rows)
+    first, second = two_epochs[:rows], two_epochs[rows:]
+    assert first != second and sorted(first) == sorted(second)
+    assert len({str(row) for row in first}) == rows
+
+    config.debug.seed = 43
+    other = take(loader(config), rows)
+    assert other != first and sorted(other) == sorted(first)
+
+
+def test_ranks_share_every_epoch_without_overlap(config):
+    config.training.seq_len = 3
+    rows = (prepare(config).n_tokens - 1) // 3
+    world_size = 4
+    assert rows % world_size, "an epoch must end in the middle of a global batch for this test to mean anything"
+    alone = take(loader(config), rows * world_size)
+    ranks = [take(loader(config, rank, world_size), rows) for rank in range(world_size)]
+    assert [row for step in zip(*ranks, strict=True) for row in step] == alone
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_resume_goes_on_with_the_next_batch(config, num_workers):
+    config.training.local_batch_size = 2
+    config.training.dataloader.num_workers = num_workers
+    before = loader(config)
+    batches = iter(before)
+    n = 40  # more than an epoch
+    take(batches, n)
+    state = before.state_dict()
+    expected = take(batches, 5)
+
+    after = loader(config)
+    after.load_state_dict(state)
+    assert take(after, 5) == expected != take(loader(config), 5)
+
+
+def test_reading_takes_no_random_numbers_from_the_model(config):
+    before = torch.get_rng_state()
+    next(iter(loader(config)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_run_longer_than_the_data_is_told_once(config, caplog):
+    config.training.steps = 177
+    for rank in range(2):
+        loader(config, rank, world_size=2)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ["The run reads parquet 6.0 times: 354 rows are needed and it has 59"]
+    assert rows.describe(prepare(config), config).endswith(
+        "59 packed rows of 4; the run reads 177 rows, 3.00 times the data"
+    )
+
+
+@pytest.mark.parametrize(
+    "key, value, sentence",
+    [
+        ("training.dataset_path", None, "needs training.dataset_path"),
+        ("training.dataset_path", "corpse.parquet", "corpse.parquet does not exist: give"),
+        ("training.dataset_path", "empty", "holds no .*parquet file"),
+        ("training.seq_len", 10_000, r"240 tokens, fewer than one row \(10,001\): lower training.seq_len"),
+        ("data.text_column", "texts", r"no column 'texts' \(did you mean 'text'\?\).*one of id, text"),
+        ("data.text_column", "id", "column 'id' .* holds int64, not text"),
+        ("model.hf_assets_path", "./llama", "model.hf_assets_path=./llama: llama does not exist"),
+        ("model.hf_assets_path", "empty", "empty/tokenizer.json does not exist"),
+        ("model.hf_assets_path", "corpus.parquet", "model.hf_assets_path=corpus.parquet could not be read"),
+    ],
+)
+def test_bad_setting_gets_one_sentence(config, tmp_path, monkeypatch, key, value, sentence):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    section, name = key.split(".")
+    setattr(getattr(config, section), name, value)
+    with pytest.raises(InputError, match=sentence) as error:
+        loader(config)
+    assert "\n" not in str(error.value)
+
+
+def test_vocabulary_larger_than_the_models(config):
+    file = prepare(config)
+    rows.check_vocabulary(file, 500)
+    with pytest.raises(InputError, match="has 500 tokens and the model 499.*data.bpe_vocab_size=499"):
+        rows.check_vocabulary(file, 499)
+
+
+def test_command_prepares_ahead_of_the_run(config, monkeypatch, capsys):
+    asked = []
+
+    def load(*arguments):
+        asked.append(arguments)
+        return SimpleNamespace(config=config)
+
+    monkeypatch.setattr("experiments.config.recipes.load", load)
+    command = ["data", "prepare", "baseline", "--overlay", "cpu", "training.steps=2", "--overlay", "h200"]
+    monkeypatch.setattr("sys.argv", command)
+    assert data.main() == 0
+    assert asked == [("baseline", ["cpu", "h200"], ["training.steps=2"])]
+    assert str(prepare(config).path) in capsys.readouterr().out
+
+    config.training.dataset_path = None
+    assert data.main() == 2
+    assert "needs training.dataset_path" in capsys.readouterr().err

@@ -1,0 +1,75 @@
+"""Commands leave as soon as their records are written, whatever a library would still wait for."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests import processes
+from tests.jobs.test_processes import ends
+
+NEVER_CLEANED_UP = "import atexit, runpy, time; atexit.register(time.sleep, 600); "
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("recipe list", 0, "tensorwise_fp8_compiled"),
+        pytest.param("data prepare baselin", 2, "did you mean", marks=pytest.mark.slow),
+        pytest.param("study baselin", 2, "did you mean", marks=pytest.mark.slow),
+        pytest.param("bench baselin", 2, "did you mean", marks=pytest.mark.slow),
+        pytest.param("bench_worker nowhere.yaml record.json", 1, "error:", marks=pytest.mark.slow),
+        pytest.param("benchmark_rates training.stepz=1", 2, "did you mean", marks=pytest.mark.slow),
+        pytest.param("benchmark_rates training.stepz=1", 2, "did you mean", marks=pytest.mark.slow),
+        pytest.param("benchmark_warm_start baselin", 2, "did you mean", marks=pytest.mark.slow),
+    ],
+)
+def test_commands_do_not_wait_for_the_interpreters_clean_up(command, code, said):
+    module, *arguments = command.split()
+    line = f"import sys; sys.argv = ['it', *{arguments}]; runpy.run_module('experiments.{module}', run_name='__main__')"
+    done = processes.run([sys.executable, "-c", NEVER_CLEANED_UP + line], check=False)
+    assert done.returncode == code and said in done.stdout + done.stderr
+
+
+def test_a_command_that_raises_says_where_and_leaves():
+    line = "from experiments.jobs.exit_codes import leave; leave(lambda: 1 / 0)"
+    done = processes.run([sys.executable, "-c", NEVER_CLEANED_UP + line], check=False)
+    assert done.returncode == 1 and "ZeroDivisionError" in done.stderr
+
+
+def test_output_that_does_not_arrive_is_a_failure():
+    line = "from experiments.jobs.exit_codes import leave; leave(lambda: print('x') or 0)"
+    with open("/dev/full", "w") as full, processes.started([sys.executable, "-c", line], stdout=full) as process:
+        assert process.wait(120) == 1
+
+
+POOL = """
+import signal, sys, time
+from torch._inductor.async_compile import AsyncCompile, _pool_set
+from experiments.jobs.exit_codes import leave
+
+def command():
+    AsyncCompile.warm_pool()
+    AsyncCompile.wakeup()
+    while not AsyncCompile.use_process_pool():
+        time.sleep(0.05)
+    pool = next(iter(_pool_set)).process
+    workers = open(f"/proc/{pool.pid}/task/{pool.pid}/children").read()
+    print(pool.pid, workers, end="")
+    if sys.argv[1] == "hangs":
+        pool.send_signal(signal.SIGSTOP)
+    return 0
+
+leave(command)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", ["hangs", "works"])
+def test_the_compile_pool_is_not_waited_for_and_ends(pool, monkeypatch):
+    """pytorch issue 162199: at a regular end, a pool that does not answer is waited for, for 300 s."""
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "2")
+    with processes.started([sys.executable, "-c", POOL, pool], stdout=subprocess.PIPE, text=True) as process:
+        assert process.wait(120) == 0
+        workers = [int(pid) for pid in process.stdout.read().split()]
+        assert len(workers) >= 2 and (pool == "hangs" or all(map(ends, workers)))

@@ -1,0 +1,85 @@
+"""A study within a time budget: it ends in time, with equally many steps, and goes on later."""
+
+import math
+
+import pytest
+
+from analysis.comparison import compare
+from analysis.report import notes, rows_of, status
+from experiments.jobs import shares
+from experiments.jobs.shares import Shares
+from tests.make_runs import metrics_lines, write_run
+from tests.runs import SMALL, lines_of, manifest_of, run_study
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time, as a list of one number."""
+    now = [1000.0]
+    monkeypatch.setattr(shares.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_each_run_has_the_same_share_of_what_is_left(clock):
+    share = Shares(seconds=400, places=1, end_s=5)
+    assert share.until(waiting=3) == 1000 + 100 - 5
+    clock[0] = 1040.0  # the first stopped early
+    assert share.until(waiting=2) == 1040 + 120 - 5
+    assert Shares(seconds=400, places=4).until(waiting=3) == Shares(seconds=400, places=4).until(waiting=0)
+
+
+def test_a_run_stops_at_the_fewest_steps_of_those_before_it(clock):
+    share = Shares(seconds=400, places=1)
+    assert not share.spent(until=2000, step=10**6)
+    share.ended(step=0, told=999)  # it did not get past its warm-up
+    assert share.fewest == math.inf
+    share.ended(step=300, told=970)
+    assert share.spent(until=2000, step=300) and not share.spent(until=2000, step=299)
+    assert share.end_s == 30 and share.until(waiting=0) == 1400 - 30 and not share.over
+    clock[0] = 1371.0
+    assert share.over
+
+
+def test_runs_are_compared_over_the_steps_that_all_have_made(tmp_path):
+    keys = {"status": "interrupted", "study_budget_s": 600.0, "steps": 1000}
+    for recipe, ends in ("baseline", (10, 20, 30, 40)), ("tensorwise_fp8_compiled", (10, 20, 30, 33)):
+        lines = [metrics_lines(last=end, window=end - begin)[-1] for begin, end in zip((0, *ends), ends, strict=False)]
+        for line in lines:
+            line["elapsed_s"] = 4.0 + line["step"]
+        write_run(tmp_path / recipe, recipe, lines=lines, **keys)
+    comparison = compare([tmp_path])
+    rows = rows_of(comparison)
+    assert [status(row) for row in rows] == ["30 of 1000"] * 2 and comparison.recipes == [row["recipe"] for row in rows]
+    assert [(row["steps"], row["wall_s"], row["final_loss"]) for row in rows] == [(30, 34.0, pytest.approx(7.1))] * 2
+    assert comparison.frames.problems == []
+    assert any("over their first 30 of 1,000 steps" in line for line in notes(rows))
+
+
+def test_runs_that_were_stopped_otherwise_are_left_as_they_are(tmp_path):
+    write_run(tmp_path / "a", steps=1000, lines=metrics_lines(last=30), status="interrupted")
+    write_run(tmp_path / "b", "baseline_compiled")
+    assert [status(row) for row in rows_of(compare([tmp_path], "baseline_compiled"))] == [
+        "interrupted at 30",
+        "completed",
+    ]
+
+
+@pytest.mark.slow
+def test_a_study_within_its_budget_goes_on_later(tmp_path):
+    out, names = tmp_path / "study", ["baseline", "baseline_compiled"]
+    keys = [*SMALL, "training.seq_len=64", "compile.enable=false", "checkpoint.enable=true", "training.steps=2000"]
+    code, said = run_study(*names, "--overlay", "cpu", "--out", out, *keys, "--budget", time_since_start() + 42)
+    assert code == 75, said
+    made = [lines_of(out / name / "seed0")[-1]["step"] for name in names]
+    assert 10 < min(made) <= max(made) < 2000 and said.count(f"{min(made)} of 2000") == 2, said
+    assert manifest_of(out / "baseline/seed0")["study_budget_s"] > 0
+    code, said = run_study(out, "--budget", time_since_start() + 36)
+    assert code == 75 and lines_of(out / "baseline/seed0")[-1]["step"] > made[0], said
+    assert "Training starts at step" in (out / "baseline/seed0/log.txt").read_text()
+
+
+def time_since_start() -> float:
+    """The budget counts from the start of the process, which here is that of the tests."""
+    from models import device
+
+    return device.seconds_since_process_start()

@@ -1,0 +1,134 @@
+"""AdamW's kernels in Triton's interpreter, on CPU tensors.
+
+test_fused_adamw.py runs this file with pytest in a process of its own, and again in two that shard a model, since Triton
+has to find TRITON_INTERPRET=1 when imported.
+"""
+
+import copy
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torchtitan.components.optimizer import OptimizersContainer
+from triton.runtime import interpreter
+
+from models.fused_adamw import CHUNK, NORM_TILE, STEP_TILE, FusedAdamW, gradient_norm
+from tests.models.test_fused_adamw import SETTINGS, check_steps, parameters
+
+interpreter_converts = interpreter._convert_float
+
+
+def _rounding_to_nearest(data, source, target, mode):
+    """The interpreter cuts bf16 off; GPUs round to the nearest, and so does this."""
+    if str(target) != "bf16":
+        return interpreter_converts(data, source, target, mode)
+    return torch.from_numpy(data.copy()).bfloat16().view(torch.int16).numpy()
+
+
+interpreter._convert_float = _rounding_to_nearest
+
+SHAPES = [(1,), (3, 5), (STEP_TILE - 1,), (NORM_TILE + 8,), (CHUNK + 1,), (2, CHUNK)]
+
+
+@pytest.mark.parametrize("scale", [10.0, 1e-5], ids=["clipped", "not clipped"])
+def test_a_step_is_adamws_in_float32_rounded_to_bf16(scale):
+    ours = parameters(SHAPES)
+    check_steps(FusedAdamW(ours, **SETTINGS), scale, torch.float32)
+
+
+def test_addresses_of_any_kind_and_groups_with_settings_of_their_own():
+    even, odd = parameters([(64, 3)])[0], nn.Parameter(parameters([(4000,)])[0].detach()[1:])
+    groups = [{"params": [even], "lr": 1e-3}, {"params": [odd], "weight_decay": 0.0, "betas": (0.0, 0.9)}]
+    assert odd.data_ptr() % 16
+    check_steps(FusedAdamW(groups, **SETTINGS), 1.0, torch.float32)
+
+
+def test_a_parameter_without_a_gradient_stays():
+    moves, stays = parameters([(40,), (40,)])
+    optimizer, before = FusedAdamW([moves, stays], **SETTINGS), [moves.detach().clone(), stays.detach().clone()]
+    moves.grad = torch.ones_like(moves)
+    optimizer.step()
+    assert not torch.equal(moves, before[0]) and torch.equal(stays, before[1])
+    assert stays not in optimizer.state
+
+
+def test_clipping_is_for_one_step():
+    [p] = parameters([(40,)])
+    optimizer = FusedAdamW([p], **SETTINGS)
+    for expected in (0.01, 1.0):
+        p.grad = torch.ones_like(p)
+        if expected < 1:
+            optimizer.clip(gradient_norm([p.grad]), 0.01 * 40**0.5)
+        optimizer.state.clear()
+        optimizer.step()
+        assert optimizer.state[p]["exp_avg"][0].item() == pytest.approx(0.1 * expected, rel=0.01)
+
+
+def test_the_norm_is_in_float32_and_tells_what_is_not_finite():
+    gradients = [torch.randn(shape).bfloat16() for shape in SHAPES]
+    norm = gradient_norm(gradients)
+    assert norm.dtype == torch.float32 and norm.ndim == 0
+    assert norm.item() == pytest.approx(torch.cat([g.flatten() for g in gradients]).double().norm().item(), rel=1e-6)
+    gradients[2][-1] = float("inf")
+    assert not gradient_norm(gradients).isfinite()
+
+
+@pytest.mark.parametrize("wrong", [torch.ones(4), torch.ones(4, 4).bfloat16().t()], ids=["float32", "transposed"])
+def test_what_the_kernels_cannot_read_is_refused(wrong):
+    with pytest.raises(ValueError, match="contiguous bf16"):
+        gradient_norm([wrong])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("how", ["fused", "foreach"])
+def test_states_of_pytorchs_adamw_load_and_its_own_load_there(how):
+    """In torchtitan's container, as checkpoints do it."""
+    model = nn.Linear(30, 20).bfloat16()
+    models = [copy.deepcopy(model) for _ in range(3)]
+    first = OptimizersContainer(models[:1], torch.optim.AdamW, {how: True, **SETTINGS})
+    second = OptimizersContainer(models[1:2], FusedAdamW, SETTINGS)
+    third = OptimizersContainer(models[2:], torch.optim.AdamW, {how: True, **SETTINGS})
+    models[0](torch.ones(2, 30).bfloat16()).sum().backward()
+    first.step()
+    for saved, loads in ((first, second), (second, third)):
+        loads.load_state_dict(copy.deepcopy(saved.state_dict()))
+        for ours, theirs in zip(loads.optimizers[0].state.values(), saved.optimizers[0].state.values(), strict=True):
+            assert ours.keys() == theirs.keys()
+            assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def main() -> None:
+    """Two steps of a sharded model and of a parameter that each rank has whole, beside the same in one process."""
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 301), nn.Linear(301, 7)).bfloat16()
+    fully_shard(model, mesh=mesh)
+    copied = nn.Parameter(distribute_tensor(torch.ones(33).bfloat16(), mesh, [Replicate()]))
+    sharded = [*model.parameters(), copied]
+    whole = [nn.Parameter(p.full_tensor().detach().clone()) for p in sharded]
+    ours, one = FusedAdamW(sharded, **SETTINGS), FusedAdamW(whole, **SETTINGS)
+    for _ in range(2):
+        model(torch.randn(4, 6).bfloat16()).square().sum().backward()
+        copied.grad = DTensor.from_local(torch.full((33,), 2.0).bfloat16(), mesh, [Replicate()])
+        for p, w in zip(sharded, whole, strict=True):
+            w.grad = p.grad.full_tensor().clone()
+        norms = [gradient_norm([p.grad for p in each]) for each in (sharded, whole)]
+        torch.testing.assert_close(*norms, rtol=1e-6, atol=0)
+        for optimizer, norm in zip((ours, one), norms, strict=True):
+            optimizer.clip(norm, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    for p, w in zip(sharded, whole, strict=True):
+        torch.testing.assert_close(p.full_tensor(), w, rtol=2**-7, atol=1e-6)
+    print("equal on rank", os.environ["RANK"], flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Candidates for speed: that recipes and keys do what they say. Those of more code have tests of their own."""
+
+import math
+
+import pytest
+import torch
+import yaml
+
+from experiments.config import recipes, rules
+from models import float8, floors, gpus, llama
+from tests.costs import work
+from tests.runs import ONE_DEVICE, TINY, lines_of
+
+ONLY_ON_A_GPU = ("cuda_graphs", "fast_accumulation", "fast_accumulation_tensorwise", "tuned_pointwise")
+CANDIDATES = [name for name in recipes.names() if name.startswith("candidate_")]
+
+
+def test_the_study_of_losses_has_all_that_a_cpu_can_tell_apart():
+    from experiments import study
+
+    missing = set(CANDIDATES) - set(study.load(["candidates"]).recipes)
+    assert missing == {f"candidate_{name}" for name in ONLY_ON_A_GPU}
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_a_candidate_changes_what_its_file_says_and_has_a_floor(name):
+    tree = yaml.safe_load(recipes.paths()[name].read_text())
+    said = {key for key, _ in rules.flat({k: v for k, v in tree.items() if k not in ("base", "description")})}
+    recipe = recipes.load(name)
+    assert {key for key, *_ in recipes.difference(recipe)} == said
+    rates = gpus.GPUS["h200"].sustained
+    parent = sum(floors.floors(work(recipe.base), rates).values())
+    assert sum(floors.floors(work(name), rates).values()) == pytest.approx(parent, rel=0.15)
+
+
+# ---- fast accumulation ----
+
+
+@pytest.mark.parametrize("name", ["rowwise", "tensorwise"])
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_products_that_accumulate_fast(name, everywhere, monkeypatch):
+    keys = [f"quantize.linear.float8.fast_accumulation_in_backward={str(everywhere).lower()}"]
+    config = recipes.load(f"{name}_fp8_compiled", ["cpu"], keys).config
+    config.quantize.linear.float8.filter_fqns = []
+    if float8.product("cpu", name, False).how == float8.EMULATED:
+        pytest.skip(f"this torch has no {name} operator on a CPU")
+    model = torch.nn.Sequential(torch.nn.Linear(32, 32, bias=False)).bfloat16()
+    float8.Float8Converter(config, ONE_DEVICE).convert(model)
+    x = torch.randn(16, 32, dtype=torch.bfloat16, requires_grad=True)
+    operator, fast = torch._scaled_mm, []
+    monkeypatch.setattr(torch, "_scaled_mm", lambda *a, **k: (fast.append(k["use_fast_accum"]), operator(*a, **k))[1])
+    model(x).sum().backward()
+    assert fast == [True, everywhere, everywhere]
+
+
+# ---- CUDA graphs ----
+
+
+@pytest.mark.parametrize("name, recorded", [("candidate_cuda_graphs", True), ("tensorwise_fp8_compiled", False)])
+def test_cuda_graphs_are_as_the_recipe_says(name, recorded):
+    config = recipes.load(name, ["cpu"]).config
+    with torch._inductor.config.patch({"triton.cudagraphs": not recorded}):
+        with torch.device("meta"):
+            llama.parallelize(llama.Llama(llama.FLAVORS["cpu"]), ONE_DEVICE, config)
+        assert torch._inductor.config.triton.cudagraphs == recorded
+
+
+@pytest.mark.parametrize("name, step", [("candidate_cuda_graphs", 2), ("tensorwise_fp8_compiled", 3)])
+def test_the_proof_is_of_a_step_that_calls_operators(name, step, train):
+    config = recipes.load(name, ["cpu"], TINY).config
+    config.compile.enable = False  # to be quick
+    trainer, _ = train(config, count=4)
+    assert trainer.proof.record()["profiled_step"] == step
+
+
+# ---- on a GPU ----
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_a_candidate_trains_on_a_gpu_as_its_parent_does(name, tmp_path):
+    from experiments.run import main
+
+    last = {}
+    for recipe in (name, recipes.load(name).base):
+        torch.compiler.reset()  # what another recipe compiled in this process may not serve this one
+        assert main([recipe, "--overlay", "cpu", *TINY, "--out", str(tmp_path / recipe)]) == 0
+        last[recipe] = lines_of(tmp_path / recipe)[-1]["loss"]
+    assert math.isclose(*last.values(), rel_tol=0.01)

@@ -1,0 +1,113 @@
+"""Fused projections: another arrangement of the same model, whatever the recipe does with it."""
+
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from experiments.config import recipes
+from experiments.training import preflight
+from models import flops, llama
+from models.errors import InputError
+from models.floors import CASTS, MATMUL_BF16, MATMUL_FP8
+from tests.costs import total, work
+from tests.runs import TINY
+
+FUSED = "model.fused_projections=true"
+STACKS = {"attention.wqkv": ("attention.wq", "attention.wk", "attention.wv"),
+          "feed_forward.w13": ("feed_forward.w1", "feed_forward.w3")}  # fmt: skip
+BLOCK = ["attention.wqkv", "attention.wo", "feed_forward.w13", "feed_forward.w2"]
+
+
+def config(name, *keys, overlays=("cpu",)):
+    return recipes.load(name, overlays, keys).config
+
+
+def initialised(fused: bool, seed: int = 0) -> llama.Llama:
+    args = replace(llama.FLAVORS["cpu"], n_layers=2, max_seq_len=64, fused_projections=fused)
+    with torch.device("meta"):
+        model = llama.Llama(args)
+    model.to_empty(device="cpu")
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        model.init_weights()
+    return model
+
+
+def stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of an unfused model under the names of a fused one."""
+    for block in ("layers.0", "layers.1"):
+        for whole, parts in STACKS.items():
+            rows = [tensors.pop(f"{block}.{part}.weight") for part in parts]
+            tensors[f"{block}.{whole}.weight"] = torch.cat(rows)
+    return tensors
+
+
+def test_a_seed_draws_the_same_weights():
+    fused, expected = initialised(True).state_dict(), stacked(initialised(False).state_dict())
+    assert fused.keys() == expected.keys()
+    assert all(torch.equal(fused[name], weight) for name, weight in expected.items())
+
+
+def test_logits_and_gradients_are_the_same():
+    """In float32, to its rounding: the input's gradient is summed in one product, where there were three and sums."""
+    torch.manual_seed(1)
+    tokens, labels = torch.randint(4096, (2, 2, 64))
+    logits, gradients = [], []
+    for fused in (False, True):
+        model = initialised(fused)
+        logits.append(model(tokens))
+        torch.nn.functional.cross_entropy(logits[-1].flatten(0, 1), labels.flatten()).backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    torch.testing.assert_close(logits[1], logits[0], rtol=1e-5, atol=1e-5)  # logits of about 1
+    expected = stacked(gradients[0])
+    for name, gradient in gradients[1].items():
+        torch.testing.assert_close(gradient / expected[name].norm(), expected[name] / expected[name].norm(),
+                                   rtol=0, atol=1e-6, msg=name)  # fmt: skip
+
+
+# ---- what is known before a run ----
+
+
+def test_the_recipe_counts_the_same_and_leaves_the_flavor_as_it_is():
+    flavor = asdict(llama.FLAVORS["8B-published"])
+    unfused, fused = (preflight.model_args(config("baseline", *keys, overlays=())) for keys in ([], [FUSED]))
+    assert fused.fused_projections and not unfused.fused_projections
+    assert asdict(llama.FLAVORS["8B-published"]) == flavor
+    assert flops.parameters(fused) == flops.parameters(unfused)
+    assert flops.flops_per_token(fused, 4096) == flops.flops_per_token(unfused, 4096)
+
+
+def test_eager_roofline_casts_each_input_once():
+    """The input of wq, wk, wv is cast once instead of three times, that of w1, w3 once instead of twice; the rest of
+    the casts and the FLOPs are the same. A cast for forward and backward moves 33 + 35 bytes an element."""
+    unfused, fused = (work("tensorwise_fp8_compiled", "compile.enable=false", *keys) for keys in ([], [FUSED]))
+    products = MATMUL_FP8, MATMUL_BF16
+    assert total(fused, "flops", *products) == total(unfused, "flops", *products)
+    assert total(unfused, "bytes", CASTS) - total(fused, "bytes", CASTS) == 3 * 32 * 4096 * 4096 * (33 + 35)
+
+
+def test_filters_and_freezing_know_the_fused_names():
+    found = preflight.check_model(
+        config("candidate_fused_projections", "model.freeze=['layers.*.attention.wqkv.weight']")
+    )
+    assert "16 linear layers in tensorwise FP8" in found
+    keys = "quantize.linear.float8.filter_fqns=[output,layers.*.attention.{}]"
+    assert "12 linear layers" in preflight.check_model(config("candidate_fused_projections", keys.format("wqkv")))
+    with pytest.raises(InputError, match=r"`layers.\*.attention.wq` matches no linear layer.*attention.wqkv"):
+        preflight.check_model(config("candidate_fused_projections", keys.format("wq")))
+
+
+# ---- a run ----
+
+
+def test_a_run_in_fp8_proves_itself(train):
+    """The fused layers are what runs in FP8, and all of them move; eager, to be quick."""
+    trainer, _ = train(config("candidate_fused_projections", *TINY, "training.steps=1", "compile.enable=false"))
+    record = trainer.proof.record()
+    assert record["converted_modules"].keys() == {f"layers.{i}.{name}" for i in range(4) for name in BLOCK}
+    assert record["converted_modules"]["layers.0.attention.wqkv"] == [256 + 2 * 128, 256]
+    assert record["fp8_flops"] == record["fp8_flops_expected"] > 0
+    assert record["parameters"]["trainable"] == record["parameters"]["in_optimizer"] == 4 * 6 + 3
+    moved = 4 * 4 + 2  # bf16 norm weights of 1 cannot take so small a step
+    assert record["parameters"]["moved_in_first_step"] == moved

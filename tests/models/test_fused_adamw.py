@@ -1,0 +1,158 @@
+"""AdamW fused over all parameters: its kernels, in Triton's interpreter and on a GPU, and where it is chosen."""
+
+import copy
+import os
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+
+from models import optimizer
+from models.fused_adamw import FusedAdamW, gradient_norm
+from tests import processes
+from tests.runs import ONE_DEVICE, TINY, lines_of
+
+SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
+MAX_NORM = 1.0
+
+
+def parameters(shapes: list[tuple], device: str = "cpu") -> list[nn.Parameter]:
+    torch.manual_seed(0)
+    return [nn.Parameter(torch.randn(shape).bfloat16().to(device)) for shape in shapes]
+
+
+def check_steps(ours: FusedAdamW, scale: float, dtype: torch.dtype, steps: int = 3) -> None:
+    """Each step, and all of the state after it, is that of PyTorch's fused AdamW which starts from the same state.
+
+    Args:
+        ours: the optimizer.
+        scale: of random gradients.
+        dtype: what PyTorch's AdamW has its parameters and state in.
+    """
+    for _ in range(steps):
+        theirs = in_dtype(ours, dtype)
+        pairs = list(zip(parameters_of(ours), parameters_of(theirs), strict=True))
+        for p, other in pairs:
+            p.grad = scale * torch.randn_like(p)
+            other.grad = p.grad.to(dtype, copy=True)
+        norm = gradient_norm([p.grad for p, _ in pairs])
+        ours.clip(norm, MAX_NORM)
+        ours.step()
+        theirs.grad_scale = torch.clamp((norm + 1e-6) / MAX_NORM, min=1.0)  # what a fused step divides gradients by
+        theirs.step()
+        for p, other in pairs:
+            assert_rounded(p, other)
+            assert ours.state[p]["step"] == theirs.state[other]["step"]
+            for moment in ("exp_avg", "exp_avg_sq"):
+                assert_rounded(ours.state[p][moment], theirs.state[other][moment])
+
+
+def in_dtype(optimizer: FusedAdamW, dtype: torch.dtype) -> torch.optim.AdamW:
+    """PyTorch's AdamW with copies of the parameters and of the state of another."""
+    groups = [[nn.Parameter(p.detach().to(dtype, copy=True)) for p in g["params"]] for g in optimizer.param_groups]
+    other = torch.optim.AdamW([{"params": group} for group in groups], fused=True)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    return other
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def assert_rounded(ours: torch.Tensor, exact: torch.Tensor) -> None:
+    """It is the nearest bf16 number; a neighbour of it only where the last bits of float32 decide, in few elements."""
+    assert ours.dtype == torch.bfloat16
+    nearest = exact.detach().bfloat16()
+    torch.testing.assert_close(ours.detach(), nearest, rtol=2**-7, atol=1e-6 * nearest.abs().max().item())
+    assert (ours != nearest).sum() <= 1 + 0.03 * ours.numel()
+
+
+# ---- in the interpreter ----
+
+
+def run_interpreted(*command: str) -> str:
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    return processes.run([sys.executable, "-m", *command], env=environment).stdout
+
+
+@pytest.mark.slow
+def test_the_kernels_do_what_adamw_does():
+    run_interpreted("pytest", "-p", "no:cacheprovider", "tests/models/adamw_interpreted.py")
+
+
+@pytest.mark.slow
+def test_a_sharded_model_is_stepped_as_a_whole_one():
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--module"]
+    assert run_interpreted(*launcher, "tests.models.adamw_interpreted").count("equal on rank") == 2
+
+
+# ---- where it is chosen ----
+
+
+@pytest.mark.parametrize(
+    "dtype, device, overrides, ours",
+    [
+        (torch.bfloat16, "cuda", [], True),
+        (torch.bfloat16, "cpu", [], False),
+        (torch.float32, "cuda", [], False),
+        (torch.bfloat16, "cuda", ["optimizer.implementation=foreach"], False),
+        (torch.bfloat16, "cuda", ["optimizer.stochastic_rounding=true"], False),
+        (torch.bfloat16, "cuda", ["optimizer.name=AdamW8bit"], False),
+    ],
+)
+def test_it_steps_bf16_parameters_on_gpus_where_the_recipe_says_fused(dtype, device, overrides, ours):
+    from experiments.config import recipes
+
+    keys = recipes.load("baseline", [], overrides).config.optimizer
+    with FakeTensorMode():
+        model = nn.Module()
+        model.weight = nn.Parameter(torch.empty(8, 8, dtype=dtype, device=device))
+        [built] = optimizer.build_optimizers([model], keys, ONE_DEVICE)
+    assert isinstance(built, FusedAdamW) == ours
+    group = built.param_groups[0]
+    assert float(group["lr"]) == pytest.approx(keys.lr) and group["betas"] == (keys.beta1, keys.beta2)
+    assert (group["eps"], group["weight_decay"]) == (keys.eps, keys.weight_decay)
+
+
+def test_a_cpu_imports_no_triton_for_it():
+    code = "import sys, models.optimizer; print('models.adamw_kernels' in sys.modules)"
+    assert processes.run([sys.executable, "-c", code]).stdout == "False\n"
+
+
+# ---- on a GPU ----
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scale", [10.0, 1e-5], ids=["clipped", "not clipped"])
+def test_a_step_is_that_of_pytorchs_fused_adamw(scale):
+    ps = parameters([(1,), (4096,), (4095, 33), (1024, 4096), (131072, 1024)], "cuda")
+    check_steps(FusedAdamW(ps, **SETTINGS), scale, torch.bfloat16)
+
+
+@pytest.mark.gpu
+def test_the_norm_is_the_same_in_each_call_and_float32s():
+    gradients = [p.detach() for p in parameters([(1,), (4095, 33), (8192, 4096)], "cuda")]
+    exact = torch.cat([g.flatten() for g in gradients]).double().norm().item()
+    norms = {gradient_norm(gradients).item() for _ in range(5)}
+    assert len(norms) == 1 and norms.pop() == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_run_steps_with_it_and_learns_as_with_pytorchs(tmp_path, monkeypatch):
+    from experiments.run import main
+
+    def losses(name: str) -> list[float]:
+        keys = [*TINY, "optimizer.lr=1e-3", "metrics.log_freq=1"]
+        assert main(["baseline", "--overlay", "cpu", *keys, "--out", str(tmp_path / name)]) == 0
+        return [line["loss"] for line in lines_of(tmp_path / name)]
+
+    stepped = []
+    step = FusedAdamW._update
+    monkeypatch.setattr(FusedAdamW, "_update", lambda *args: (stepped.append(1), step(*args)))
+    fused = losses("fused")
+    assert len(stepped) == 4
+    monkeypatch.setattr(optimizer, "_for_kernels", lambda tensors: False)
+    assert fused == pytest.approx(losses("apart"), rel=0.01)

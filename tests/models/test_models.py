@@ -1,0 +1,160 @@
+"""The model: RoPE, sizes, FLOPs, and which of its layers FP8 converts."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torchtitan.models.llama3.model.model import apply_rotary_emb, precompute_freqs_cis
+
+from experiments.config import recipes
+from models import float8, flops, llama
+from models.errors import InputError
+
+CPU = llama.FLAVORS["cpu"]
+
+
+def meta_model(flavor: str) -> llama.Llama:
+    with torch.device("meta"):
+        return llama.Llama(llama.FLAVORS[flavor])
+
+
+def test_rope_equals_torchtitans():
+    freqs = precompute_freqs_cis(64, 16, 500000.0)
+    q, k = torch.randn(2, 5, 4, 64), torch.randn(2, 5, 2, 64)
+    rope = torch.view_as_real(freqs)[:5]
+    theirs = apply_rotary_emb(q, k, freqs)
+    torch.testing.assert_close((llama.apply_rope(q, rope), llama.apply_rope(k, rope)), theirs, rtol=0, atol=1e-6)
+
+
+def test_rotations_stay_float32_in_a_model_of_bf16():
+    """FSDP2 casts what is floating among a block's arguments, as `bfloat16()` casts buffers."""
+    model = llama.Llama(llama.FLAVORS["cpu"])
+    before = model.freqs_cis.view(torch.float32).clone()
+    x = torch.randn(1, 8, 8, 32)
+    whole, cut = (llama.apply_rope(x, table[:8]) for table in (before, before.bfloat16().float()))
+    assert not torch.equal(whole, cut)
+    assert torch.equal(llama.apply_rope(x, model.bfloat16().freqs_cis[:8].view(torch.float32)), whole)
+
+
+def test_rope_keeps_the_dtype():
+    rope = torch.view_as_real(precompute_freqs_cis(64, 5, 500000.0))
+    assert llama.apply_rope(torch.randn(1, 5, 2, 64, dtype=torch.bfloat16), rope).dtype == torch.bfloat16
+
+
+# Hand-computed. Published: 131072 * 4096 = 536,870,912 in the embedding and in the head; a layer has
+# 4096 * (4096 + 1024 + 1024 + 4096) + 3 * 4096 * 14336 + 2 * 4096 = 218,112,000; 32 of them and a norm of 4096.
+# FLOPs per token: 6 * (8,053,329,920 - 536,870,912) + 12 * 32 * 32 * 128 * 4096.
+@pytest.mark.parametrize(
+    ("flavor", "parameters", "flops_per_token"),
+    [
+        ("8B-published", 8_053_329_920, 51_541_204_992),
+        ("llama3.1-8B", 8_030_261_248, 6 * (8_030_261_248 - 128256 * 4096) + 12 * 32 * 4096 * 4096),
+        ("llama3.2-1B", 1_235_814_400, 6 * 1_235_814_400 + 12 * 16 * 2048 * 4096),
+        ("llama3.2-3B", 3_212_749_824, 6 * 3_212_749_824 + 12 * 28 * 3072 * 4096),
+    ],
+)
+def test_parameters_and_flops(flavor, parameters, flops_per_token):
+    args = llama.FLAVORS[flavor]
+    assert flops.parameters(args) == parameters
+    assert flops.flops_per_token(args, 4096) == flops_per_token
+
+
+def test_causal_flops_halve_attention_only():
+    args = llama.FLAVORS["8B-published"]
+    attention = 12 * 32 * 32 * 128 * 4096
+    assert flops.flops_per_token(args, 4096) - flops.flops_per_token(args, 4096, causal=True) == attention // 2
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("flavor", llama.FLAVORS)
+def test_formulas_describe_the_model_that_is_built(flavor, fused):
+    args = replace(llama.FLAVORS[flavor], fused_projections=fused)
+    with torch.device("meta"):
+        model = llama.Llama(args)
+    assert sum(p.numel() for p in model.parameters()) == flops.parameters(args)
+    built = {name: tuple(m.weight.shape) for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    assert built == flops.linear_shapes(args)
+
+
+def test_tied_head_stays_tied_after_initialisation():
+    args = llama.LlamaArgs(dim=64, n_layers=1, n_heads=4, vocab_size=256, max_seq_len=16, enable_weight_tying=True)
+    with torch.device("meta"):
+        model = llama.Llama(args)
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        model.init_weights()
+    assert model.output.weight is model.tok_embeddings.weight
+    assert len(list(model.parameters())) == 11  # 7 linears and 2 norms in the layer, the last norm, one embedding
+
+
+@pytest.mark.parametrize("backend", ["flash", "math"])
+def test_attention_backends_agree(backend):
+    q, k, v = (torch.randn(1, heads, 32, 16) for heads in (4, 2, 2))
+    auto = llama.InnerAttention("auto")(q, k, v, enable_gqa=True)
+    torch.testing.assert_close(llama.InnerAttention(backend)(q, k, v, enable_gqa=True), auto, rtol=1e-4, atol=1e-5)
+
+
+def test_an_attention_kernel_without_grouped_heads_is_no_choice():
+    with pytest.raises(InputError, match="model.attention_backend: expected 'auto', 'flash', 'cudnn' or 'math'"):
+        recipes.load("baseline", [], ["model.attention_backend=efficient"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", llama.ATTENTION_BACKENDS)
+def test_attention_backends_train_grouped_heads_on_a_gpu(backend):
+    q, k, v = (torch.randn(1, heads, 64, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+               for heads in (4, 2, 2))  # fmt: skip
+    llama.InnerAttention(backend)(q, k, v, enable_gqa=True).sum().backward()
+    assert k.grad.isfinite().all()
+
+
+# ---- which layers FP8 converts ----
+
+IN_A_BLOCK = ["attention.wq", "attention.wk", "attention.wv", "attention.wo",
+              "feed_forward.w1", "feed_forward.w2", "feed_forward.w3"]  # fmt: skip
+
+
+def test_head_filter_leaves_exactly_the_blocks_layers():
+    chosen = float8.choose_modules(meta_model("cpu"), "tensorwise", ["output"])
+    assert chosen == {f"layers.{i}.{name}" for i in range(4) for name in IN_A_BLOCK}
+
+
+def test_without_filters_the_head_is_converted_too():
+    assert "output" in float8.choose_modules(meta_model("cpu"), "tensorwise", [])
+
+
+def test_a_pattern_names_a_layer_in_every_block():
+    chosen = float8.choose_modules(meta_model("cpu"), "rowwise", ["output", "layers.*.attention.w[kv]"])
+    assert not any(name.endswith(("wk", "wv")) for name in chosen) and len(chosen) == 4 * 5
+
+
+def test_auto_filter_drops_small_layers():
+    chosen = float8.choose_modules(meta_model("8B-published"), "tensorwise", ["output", float8.AUTO_FILTER])
+    assert {name.split(".", 2)[2] for name in chosen} == set(IN_A_BLOCK) - {"attention.wk", "attention.wv"}
+
+
+@pytest.mark.parametrize("pattern", ["lm_head", "outpu", "attention.wk", "wq"])
+def test_a_filter_that_matches_nothing_is_an_error(pattern):
+    with pytest.raises(InputError, match=f"`{pattern}` matches no linear layer.*output"):
+        float8.choose_modules(meta_model("cpu"), "tensorwise", [pattern])
+
+
+def test_nothing_left_to_convert_is_an_error():
+    with pytest.raises(InputError, match="would convert no layer"):
+        float8.choose_modules(meta_model("cpu"), "tensorwise", ["*"])
+    with pytest.raises(InputError, match="would convert no layer"):
+        float8.choose_modules(meta_model("cpu"), "tensorwise", ["output", float8.AUTO_FILTER])
+
+
+def test_sizes_that_fp8_cannot_do_are_an_error():
+    model = nn.Sequential(nn.Linear(64, 40), nn.Linear(40, 64))
+    with pytest.raises(InputError, match="0 is 40 x 64, and FP8 needs multiples of 16.*2 such layers"):
+        float8.choose_modules(model, "tensorwise", [])
+
+
+def test_gpu_without_fp8_names_the_recipe_to_use(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
+    with pytest.raises(InputError, match=r"NVIDIA A100 \(compute capability 8.0\).*`baseline_compiled`"):
+        float8.check_device(torch.device("cuda"))

@@ -1,0 +1,221 @@
+"""The benchmark: variants, rounds within a budget, failures and signals, tables, and one real measurement."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+
+from experiments import bench
+from experiments.config import recipes
+from experiments.jobs.signals import FOR_GOOD, Stop
+from experiments.profiling import table, worker
+from models import device
+from models.floors import ATTENTION, CASTS, ELEMENTWISE, IDLE, LOSS, MATMUL_BF16, MATMUL_FP8, OPTIMIZER, PARTS
+
+# ---- the command line and the order of measurements ----
+
+
+@pytest.mark.parametrize(
+    "text, name, overrides",
+    [
+        ("baseline", "baseline", []),
+        ("baseline+optimizer.lr=1e+3+compile.enable=true", "baseline", ["optimizer.lr=1e+3", "compile.enable=true"]),
+        ("fp8+quantize.linear.float8.filter_fqns=[output,layers.*.wk]", "fp8",
+         ["quantize.linear.float8.filter_fqns=[output,layers.*.wk]"]),
+    ],
+)  # fmt: skip
+def test_a_variant_is_a_recipe_with_keys_of_its_own(text, name, overrides):
+    assert bench.is_variant(text) and recipes.split_variant(text) == (name, overrides)
+    assert not bench.is_variant("optimizer.lr=1e+3")
+
+
+def test_rounds_alternate_and_none_begins_that_would_not_fit():
+    took, seconds, order = {}, [], []
+    for number, variant in bench.turns(["a", "b", "c"], took, lambda: 100 - sum(seconds)):
+        order.append(f"{variant}{number}")
+        seconds.append(10 if number == 1 else 8)
+        if variant != "c":  # which fails
+            took[variant] = seconds[-1]
+    # 30 s, then rounds of 16 s: at 94 s a sixth would not fit
+    assert order == ["a1", "b1", "c1", "b2", "a2", "a3", "b3", "b4", "a4", "a5", "b5"]
+
+
+def test_an_unknown_variant_names_the_nearest(capsys):
+    assert bench.main(["tensorwise_fp8_compild+compile.enable=false", "--overlay", "cpu"]) == 2
+    assert "did you mean `tensorwise_fp8_compiled`" in capsys.readouterr().err
+
+
+def test_too_few_steps_are_bad_input(capsys):
+    assert bench.main(["baseline", "--overlay", "cpu", "--steps", "10"]) == 2
+    assert "--steps 10" in capsys.readouterr().err
+
+
+# ---- measurements that fail, with a worker that does what the recipe's file says ----
+
+WORKER = """#!/bin/sh
+shift 2  # -m experiments.profiling.worker
+. "$1"
+"""
+RECORD = {"step_s": 0.5, "tokens_per_s": 100.0, "mfu_bf16_peak": 0.1, "peak_memory_bytes": 2**30, "kernels": [],
+          "parts": dict.fromkeys([*PARTS, IDLE], 0.5 / 8), "warm_up": {"s": 3.0, "compile_cache": "none"}}  # fmt: skip
+FACTS = {"machine": {"name": "a machine", "type": "cpu", "packages": {"torch": "2.13.0"}}}
+
+
+def _bench(tmp_path, monkeypatch, scripts: dict[str, str], left, stop=None) -> bench.Bench:
+    worker = tmp_path / "worker"
+    worker.write_text(WORKER)
+    worker.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(worker))
+    for name, script in scripts.items():
+        (tmp_path / f"{name}.yaml").write_text(script)
+    (tmp_path / "record").write_text(json.dumps(RECORD))
+    variants = {name: bench.Variant(name, None, name) for name in scripts}
+    return bench.Bench(variants, FACTS, tmp_path, left, stop or Stop())
+
+
+def _shown(made: bench.Bench) -> str:
+    console = Console(width=200)
+    with console.capture() as captured:
+        table.print_tables(made.summary(), {}, console)
+    return captured.get()
+
+
+def test_a_variant_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatch):
+    works = f"cp {tmp_path}/record $2"
+    scripts = {
+        "works": works,
+        "out_of_memory": "echo 'error: OutOfMemoryError: CUDA out of memory.'; echo noise at exit; exit 1",
+        "killed": "kill -9 $$",
+        "works_too": works,
+    }
+    left = iter([99] * 12)
+    made = _bench(tmp_path, monkeypatch, scripts, lambda: next(left, -1))
+    made.run(Console(quiet=True))
+    written = json.loads((tmp_path / "bench.json").read_text())["variants"]
+    assert len(written["works"]["rounds"]) >= 1 and len(written["works_too"]["rounds"]) >= 1
+    assert written["works_too"]["ratio"] == {"median": 1, "min": 1, "max": 1}
+    assert written["out_of_memory"]["error"] == "failed: OutOfMemoryError: CUDA out of memory."
+    assert "killed by SIGKILL" in written["killed"]["error"]
+    assert not (tmp_path / "works.round1.log").exists() and (tmp_path / "killed.round1.log").exists()
+    shown = _shown(made)
+    assert "2  out_of_memory: failed: OutOfMemoryError: CUDA out of memory.\n" in shown
+    assert any(line.split() == ["2", "0"] for line in shown.splitlines())
+
+
+def test_a_spent_budget_ends_the_measurement_and_keeps_the_others(tmp_path, monkeypatch):
+    end = time.monotonic() + 1
+    scripts = {"works": f"cp {tmp_path}/record $2", "slow": "exec sleep 60", "never": "exit 0"}
+    made = _bench(tmp_path, monkeypatch, scripts, lambda: end - time.monotonic())
+    made.run(Console(quiet=True))
+    assert time.monotonic() < end + 5
+    variants = json.loads((tmp_path / "bench.json").read_text())["variants"]
+    assert variants["works"]["tokens_per_s"] == 100
+    assert made.errors == {"slow": "the budget was spent", "never": "its turn did not come"}
+
+
+def test_a_budget_that_ends_a_later_round_is_no_failure(tmp_path, monkeypatch):
+    end = time.monotonic() + 1.5
+    first_is_fast = f"test -e {tmp_path}/seen && exec sleep 60; touch {tmp_path}/seen; cp {tmp_path}/record $2"
+    made = _bench(tmp_path, monkeypatch, {"works": first_is_fast}, lambda: end - time.monotonic())
+    made.run(Console(quiet=True))
+    assert made.errors == {} and len(made.rounds["works"]) == 1
+
+
+def test_sigterm_ends_the_worker_and_keeps_what_is_there(tmp_path, monkeypatch):
+    stop = Stop()
+    stop.listen()
+    stop.deferred = True
+    scripts = {"works": f"cp {tmp_path}/record $2", "slow": f"echo $$ > {tmp_path}/pid; exec sleep 60"}
+    made = _bench(tmp_path, monkeypatch, scripts, lambda: 99, stop)
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    made.run(Console(quiet=True))
+    assert stop.code == FOR_GOOD and made.errors == {"slow": "ended by SIGTERM"}
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+    assert "works" in _shown(made)
+
+
+# ---- tables ----
+
+
+def test_figures_are_of_the_median_round_and_ratios_of_the_same_round():
+    def rounds(*step_s: float) -> list[dict]:
+        return [RECORD | {"round": i, "step_s": s, "tokens_per_s": 1 / s} for i, s in enumerate(step_s, 1)]
+
+    variants = table.summarize({"first": rounds(0.5, 0.4, 0.6), "second": rounds(0.25, 0.25)}, {})
+    assert variants["first"]["step_s"] == 0.5 and variants["first"]["tokens_per_s"] == 2
+    assert variants["second"]["ratio"] == pytest.approx({"median": 1.8, "min": 1.6, "max": 2.0})
+
+
+def test_parts_stand_beside_their_floors():
+    machine = {"name": "NVIDIA H200", "type": "cuda", "packages": {"torch": "2.13.0"}}
+    recipe = recipes.load("tensorwise_fp8_compiled", ["h200"])
+    floor = table.floors(recipe, "h200")
+    assert set(floor) == set(PARTS) and 0 < floor[MATMUL_FP8] < 0.5
+    variants = table.summarize({"tensorwise": [RECORD | {"round": 1}]}, {})
+    console = Console(width=200)
+    with console.capture() as captured:
+        table.print_tables({"machine": machine, "variants": variants}, {"tensorwise": recipe}, console)
+    measured, least = captured.get().splitlines()[-3:-1]
+    assert measured.split()[0] == "1" and measured.split()[-1] == "500.0"
+    assert least.split() == [
+        "floor",
+        *(f"{floor[part] * 1e3:,.1f}" for part in PARTS),
+        f"{sum(floor.values()) * 1e3:,.1f}",
+    ]
+
+
+# ---- the profile ----
+
+
+def test_the_step_in_which_the_profiler_starts_is_not_recorded():
+    def step(products: int) -> None:
+        for _ in range(products):
+            torch.ones(8, 8) @ torch.ones(8, 8)
+
+    metrics = SimpleNamespace(utilisation=lambda rate: {"mfu_bf16_peak": rate})
+    training = SimpleNamespace(steps=5)
+    trainer = SimpleNamespace(metrics_processor=metrics, job_config=SimpleNamespace(training=training))
+    measurement = worker.Measurement(trainer)
+    for number, products in enumerate([1, 1, 100, 2, 4], 1):  # the profiler starts in the third
+        step(products)
+        metrics.on_step(number)
+    step_s = [9, 1, 8, 2, 4]
+    metrics.on_window({"step": 5, "step_s": step_s, "not_steady": [1], "tokens_per_s": 1, "peak_memory_bytes": 1})
+    record = measurement.record()
+    assert record["steady_step_s"] == [1] and record["profiled_step_s"] == [2, 4]
+    assert next(kernel["calls"] for kernel in record["kernels"] if kernel["name"] == "aten::mm") == 3
+
+
+# ---- for real ----
+
+
+@pytest.mark.slow
+def test_two_recipes_are_measured_for_real(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "turns", lambda variants, took, left: ((1, variant) for variant in variants))  # once
+    fp8 = "tensorwise_fp8_compiled+compile.enable=false"
+    small = ["training.seq_len=64", "training.local_batch_size=1", "--overlay", "cpu", "--steps", "13"]
+    assert bench.main(["baseline", fp8, *small, "--budget", "300", "--out", str(tmp_path / "out")]) == 0
+    written = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert written["machine"]["name"] == device.name() and list(written["variants"]) == ["baseline", fp8]
+    for label, variant in written["variants"].items():
+        parts = variant["parts"]
+        assert sum(parts.values()) == pytest.approx(variant["step_s"])
+        assert (parts[MATMUL_FP8] > 0) == (parts[CASTS] > 0) == (label == fp8)
+        assert all(parts[part] > 0 for part in (MATMUL_BF16, ATTENTION, ELEMENTWISE, LOSS, OPTIMIZER))
+        assert set(parts) == {*PARTS, IDLE} and parts[IDLE] < 0.9 * variant["step_s"]
+        (only,) = variant["rounds"]
+        assert len(only["steady_step_s"]) == 3 and len(only["profiled_step_s"]) == 2
+        assert variant["tokens_per_s"] == pytest.approx(64 / variant["step_s"], rel=0.05)
+        assert only["warm_up"]["s"] > sum(only["steady_step_s"]) / 3
+    kernels = json.loads((tmp_path / "out" / "1-baseline.round1.json").read_text())["kernels"]
+    products = next(kernel for kernel in kernels if kernel["name"] == "aten::mm")
+    assert products["part"] == MATMUL_BF16 and products["calls"] == 3 * 29  # of 29 linear layers
+    assert fp8 in capsys.readouterr().out

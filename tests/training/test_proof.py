@@ -1,0 +1,156 @@
+"""The proof fails when FP8 did not run, and when a parameter would not learn."""
+
+import pytest
+import torch
+from torch import nn
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+from experiments.training.proof import Proof, ProofError, count_gemm_flops
+from models import float8
+from models.fp8_linear import Fp8Linear, Products
+
+TOKENS, WIDTH = 32, 64
+GEMM = 2 * TOKENS * WIDTH * WIDTH
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        return self.head(self.second(self.first(x)))
+
+
+def build(recipe="tensorwise", convert=True, emulate=False):
+    """(model, optimizer, x): a bf16 net whose `head` stays out of FP8."""
+    torch.manual_seed(0)
+    model = Net().to(torch.bfloat16)
+    if convert:
+        for name in ("first", "second"):
+            model.set_submodule(name, Fp8Linear.from_float(getattr(model, name), Products(recipe, emulate=emulate)))
+    x = torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16, requires_grad=True)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3), x
+
+
+def step(proof: Proof, x) -> None:
+    """One training step, observed as the trainer observes it."""
+    with proof.profile(1):
+        proof.model(x).float().square().mean().backward()
+        proof.before_step()
+        for optimizer in proof.optimizers:
+            optimizer.step()
+    proof.after_step()
+
+
+@pytest.mark.parametrize(("recipe", "fp8_gemms"), [("tensorwise", 6), ("rowwise", 6), ("rowwise_with_gw_hp", 4)])
+def test_record_of_an_honest_run(recipe, fp8_gemms):
+    if float8.product("cpu", recipe, False).how == float8.EMULATED:
+        pytest.skip(f"torch {torch.__version__} has no {recipe} FP8 operator for the CPU")
+    model, optimizer, x = build(recipe)
+    proof = Proof(model, [optimizer], recipe, TOKENS)
+    proof.check_optimizer()
+    step(proof, x)
+    record = proof.record()
+    assert record["converted_modules"] == {"first": [WIDTH, WIDTH], "second": [WIDTH, WIDTH]}
+    assert record["gemm_flops"]["aten::_scaled_mm"] == fp8_gemms * GEMM
+    assert record["gemm_flops"]["aten::mm"] == (9 - fp8_gemms) * GEMM
+    assert record["fp8_share_of_matmul_flops"] == pytest.approx(fp8_gemms / 9)
+    assert record["parameters"]["moved_in_first_step"] == record["parameters"]["trainable"] == 3
+
+
+def test_bf16_run_has_no_fp8():
+    model, optimizer, x = build(convert=False)
+    proof = Proof(model, [optimizer], None, TOKENS)
+    step(proof, x)
+    assert proof.record()["fp8_share_of_matmul_flops"] == 0
+
+
+def test_skipped_conversion_fails():
+    model, optimizer, _ = build(convert=False)
+    with pytest.raises(ProofError, match="asks for tensorwise FP8 and no layer was converted"):
+        Proof(model, [optimizer], "tensorwise", TOKENS)
+
+
+def test_converted_layers_that_run_in_bf16_fail(monkeypatch):
+    monkeypatch.setattr(Fp8Linear, "forward", nn.Linear.forward)
+    model, optimizer, x = build()
+    with pytest.raises(ProofError, match=r"did 0.000e\+00 FLOPs, and the 2 converted layers account for"):
+        step(Proof(model, [optimizer], "tensorwise", TOKENS), x)
+
+
+def test_one_of_the_converted_layers_in_bf16_fails():
+    model, optimizer, x = build()
+    model.second.forward = lambda x: nn.functional.linear(x, model.second.weight)
+    with pytest.raises(ProofError, match="did .* FLOPs"):
+        step(Proof(model, [optimizer], "tensorwise", TOKENS), x)
+
+
+def test_emulation_is_recorded_and_not_called_fp8():
+    model, optimizer, x = build(emulate=True)
+    proof = Proof(model, [optimizer], "tensorwise", TOKENS)
+    step(proof, x)
+    assert proof.record()["emulated"] and proof.record()["fp8_share_of_matmul_flops"] == 0
+
+
+def test_optimizer_built_before_a_conversion_that_replaces_parameters_fails():
+    model = Net().to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters())
+    config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+    convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name != "head")
+    proof = Proof(model, [optimizer], "tensorwise", TOKENS)
+    with pytest.raises(ProofError, match="2 trainable parameters are in no optimizer.*first.weight"):
+        proof.check_optimizer()
+
+
+def test_parameters_that_do_not_move_fail():
+    model, optimizer, x = build()
+    optimizer.step = lambda: None
+    with pytest.raises(ProofError, match="3 parameters did not move in the first optimizer step"):
+        step(Proof(model, [optimizer], "tensorwise", TOKENS), x)
+
+
+def test_parameter_without_gradient_fails():
+    model, optimizer, x = build()
+    model.unused = nn.Parameter(torch.ones(4))
+    with pytest.raises(ProofError, match="unused is trainable and got no gradient"):
+        step(Proof(model, [optimizer], "tensorwise", TOKENS), x)
+
+
+def test_weights_that_bf16_cannot_move_are_named_not_failed():
+    model, _, x = build()
+    with torch.no_grad():
+        model.head.weight.fill_(1.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)  # neighbours of 1.0 are 2^-8 away
+    proof = Proof(model, [optimizer], "tensorwise", TOKENS)
+    step(proof, x)
+    assert proof.record()["parameters"]["dtype_cannot_hold_first_update"] == ["head.weight"]
+
+
+def test_frozen_parameters_are_not_asked_to_move():
+    model, optimizer, x = build()
+    model.head.weight.requires_grad_(False)
+    proof = Proof(model, [optimizer], "tensorwise", TOKENS)
+    step(proof, x)
+    assert proof.record()["parameters"]["trainable"] == 2
+
+
+def test_gemm_flops_of_every_operator():
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    with torch.profiler.profile(record_shapes=True) as profiler:
+        a @ b
+        torch.addmm(torch.zeros(5), a, b)
+        torch.bmm(a.expand(2, 3, 4), b.expand(2, 4, 5))  # as attention's fallback does
+    flops = count_gemm_flops(profiler.events())
+    assert flops == {"aten::mm": 120, "aten::addmm": 120}
+
+
+def test_resumed_optimizer_is_not_asked_for_a_first_step():
+    """Its moments can be far larger than its gradients, and then no element is sure to move."""
+    model, optimizer, x = build(convert=False)
+    step(Proof(model, [optimizer], None, TOKENS), x)
+    for state in optimizer.state.values():
+        state["exp_avg_sq"].fill_(1e9)
+    proof = Proof(model, [optimizer], None, TOKENS)
+    step(proof, x)
+    assert proof.record()["parameters"]["moved_in_first_step"] == 0
