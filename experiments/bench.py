@@ -28,15 +28,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from analysis.record import NOT_STEADY_STEPS
 from experiments.config import recipes
+from experiments.config.studies import DEFAULT, load
 from experiments.jobs import placement
 from experiments.jobs.exit_codes import complain, leave
+from experiments.jobs.files import write_whole
 from experiments.jobs.signals import Stop, budget_seconds
 from experiments.profiling.table import print_tables, summarize
 from experiments.profiling.worker import PROFILED_STEPS
-from experiments.study import DEFAULT, choose_scale, load
-from experiments.training.run_directory import write_whole
+from experiments.training.metrics import NOT_STEADY_STEPS
+from experiments.training.scale import choose_scale
 from models.errors import InputError
 
 PROGRAM = "python -m experiments.bench"

@@ -12,11 +12,11 @@ from functools import partial
 
 import torch
 
-from analysis.record import NOT_STEADY_STEPS
 from experiments.config import recipes
 from experiments.jobs.exit_codes import leave
 from experiments.jobs.signals import Stop
 from experiments.training.attempt import set_rank_environment
+from experiments.training.metrics import NOT_STEADY_STEPS
 
 GOAL = 0.95
 

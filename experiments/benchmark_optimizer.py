@@ -17,8 +17,8 @@ from torch import nn
 
 from experiments.config import recipes
 from experiments.jobs.exit_codes import complain
-from experiments.study import choose_scale
 from experiments.training import preflight
+from experiments.training.scale import choose_scale
 from models import device, llama
 from models.errors import InputError
 from models.fused_adamw import FusedAdamW, gradient_norm

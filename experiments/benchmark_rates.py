@@ -16,8 +16,8 @@ import torch
 
 from experiments.config import recipes
 from experiments.jobs.exit_codes import complain, leave
-from experiments.study import choose_scale
 from experiments.training import preflight
+from experiments.training.scale import choose_scale
 from models import device, float8, flops
 from models.errors import InputError
 

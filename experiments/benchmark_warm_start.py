@@ -15,8 +15,9 @@ import tempfile
 from pathlib import Path
 
 from experiments.config import recipes
+from experiments.config.studies import DEFAULT, load
 from experiments.jobs.exit_codes import FAILED, complain, leave
-from experiments.study import DEFAULT, choose_scale, load
+from experiments.training.scale import choose_scale
 from models import device
 from models.errors import InputError
 

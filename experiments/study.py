@@ -13,110 +13,27 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from shlex import quote
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console
 from rich.markup import escape
 
 from analysis.report import print_report, write_page
-from analysis.summary import read_json
 from experiments.config import recipes
-from experiments.config.yaml_source import find, parse, plain
+from experiments.config.studies import AUTO, DEFAULT, PLAN, Study, load, read
 from experiments.jobs import placement
 from experiments.jobs.exit_codes import complain, leave
+from experiments.jobs.files import read_json
 from experiments.jobs.runner import Run, run_all
 from experiments.jobs.shares import BUDGET, CHECKPOINT_RATE, END_S, Shares
 from experiments.jobs.signals import COME_BACK, FOR_GOOD, Stop, budget_seconds
 from models.errors import InputError
 
-STUDIES = recipes.RECIPES / "studies"
-DEFAULT = "four_way"
-AUTO = "auto"  # among the overlays: what this machine can hold
 PROGRAM = "python -m experiments.study"
 TABLE_S = 10  # what the table and the page take at the end
-FROZEN = "study.yaml"  # in the study's directory: what it was started with, auto resolved
-
-
-class Study(BaseModel):
-    """A study's YAML: what is compared, with what, at which scale."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    description: str
-    recipes: list[str]
-    baseline: str
-    seeds: list[int] = Field(min_length=1)
-    overlays: list[str]
-    overrides: list[str] = []
-
-    def runs(self) -> Iterator[tuple[str, int]]:
-        """(recipe, seed) in the order in which they run: a seed's recipes one after the other."""
-        return ((recipe, seed) for seed in self.seeds for recipe in self.recipes)
-
-
-def load(names: list[str]) -> Study:
-    """The study of this name, the frozen one of this directory, or one of these recipes.
-
-    Raises `InputError` with file and line, or with the nearest names.
-    """
-    known = {path.stem: path for path in STUDIES.glob("*.yaml")}
-    if len(names) == 1 and (Path(names[0]) / FROZEN).exists():
-        return _read(Path(names[0]) / FROZEN)
-    if len(names) == 1 and names[0] in known:
-        return _read(known[names[0]])
-    for name in names:
-        if name in known:
-            raise InputError(f"{name} is a study, so it stands alone; with other names, list its recipes")
-        if name not in recipes.names():
-            if "/" in name or Path(name).exists():
-                raise InputError(_about_path(Path(name)))
-            raise InputError(recipes.unknown("study or recipe", name, sorted(known) + recipes.names()))
-    names = list(dict.fromkeys(names))
-    baseline = "baseline" if "baseline" in names else names[0]
-    return Study(description=", ".join(names), recipes=names, baseline=baseline, seeds=[0], overlays=[AUTO])
-
-
-def _about_path(path: Path) -> str:
-    """Why a path does not name a study."""
-    if path.is_dir():
-        return f"{path} holds no {FROZEN}, so it is no study to go on with; its runs: python -m analysis.report {path}"
-    if path.exists():
-        return f"{path}: a study takes recipes by name: put the file into {recipes.RECIPES.name}/"
-    return f"{path} does not exist: give a study's directory, or names of studies or recipes"
-
-
-def _read(path: Path) -> Study:
-    problems: list[str] = []
-    tree = parse(path.read_bytes(), lambda line: f"{path}:{line}", problems)
-    try:
-        if tree:
-            return Study.model_validate(plain(tree))
-    except ValidationError as error:
-        for fault in error.errors():
-            place = find(tree, fault["loc"][:1]) or tree
-            problems.append(f"{place.origin}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}")
-    raise InputError("\n".join(problems))
-
-
-def choose_scale() -> tuple[list[str], str]:
-    """Overlays for this machine, and one sentence of why."""
-    from experiments.training import preflight
-    from models import device
-
-    if device.TYPE == "cpu":
-        return ["cpu"], "the CPU scale, a small Llama of the same architecture, because there is no GPU here"
-    have = f"{device.name()} has {device.memory_bytes() / 2**30:.0f} GiB"
-    for overlay in ("h200", "h100"):  # as it is; with its activations recomputed
-        need = preflight.memory_needed(recipes.load("baseline", [overlay]).config)
-        if need <= device.memory_bytes():
-            gib = f"about {need / 2**30:.0f} GiB"
-            return [overlay], f"the published size (overlay {overlay}), because it needs {gib} and {have}"
-    return ["cpu"], f"the CPU scale, because the published size needs {need / 2**30:.0f} GiB even so and {have}"
 
 
 def run_study(study: Study, out: Path, budget: float | None, console: Console, stop: Stop) -> int:
@@ -212,6 +129,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         study, out = _resolve(args)
         if AUTO in study.overlays:
+            from experiments.training.scale import (
+                choose_scale,  # torch: seconds, which a misspelt name need not wait for
+            )
+
             chosen, why = choose_scale()
             place = study.overlays.index(AUTO)
             study.overlays[place : place + 1] = chosen
@@ -221,7 +142,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.dry_run:
             return _dry_run(study, out, console)
         out.mkdir(parents=True, exist_ok=True)
-        (out / FROZEN).write_text(yaml.safe_dump(study.model_dump(), sort_keys=False))
+        (out / PLAN).write_text(yaml.safe_dump(study.model_dump(), sort_keys=False))
     except InputError as error:
         return complain(error)
     except KeyboardInterrupt:
@@ -234,7 +155,7 @@ def _resolve(args) -> tuple[Study, Path]:
     overrides = [name for name in args.names if "=" in name]
     names = [name for name in args.names if "=" not in name] or [DEFAULT]
     study, out = load(names), args.out
-    if (Path(names[0]) / FROZEN).exists():
+    if (Path(names[0]) / PLAN).exists():
         if args.overlay or args.seeds or overrides or args.out:
             raise InputError("an unfinished study goes on as it was started: leave the other arguments out")
         return study, Path(names[0])
@@ -267,7 +188,7 @@ def _dry_run(study: Study, out: Path, console: Console) -> int:
 
 def check_folder(study: Study, out: Path) -> None:
     """Raise `InputError` if `out` holds another study, or could not be written."""
-    if (out / FROZEN).exists() and _read(out / FROZEN) != study:
+    if (out / PLAN).exists() and read(out / PLAN) != study:
         raise InputError(f"{out} holds another study: choose another --out, or go on with that one: {PROGRAM} {out}")
     there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):

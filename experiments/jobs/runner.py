@@ -12,9 +12,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from analysis.summary import read_json, read_last_line
 from experiments.jobs import placement
 from experiments.jobs.exit_codes import BAD_INPUT, FAILED
+from experiments.jobs.files import read_json, read_last_line
 from experiments.jobs.progress import describe, progress_bar
 from experiments.jobs.shares import Shares
 from experiments.jobs.signals import COME_BACK, FOR_GOOD, Stop

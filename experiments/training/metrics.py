@@ -25,6 +25,8 @@ from torchtitan.components.metrics import MetricsProcessor
 
 from models import device
 
+NOT_STEADY_STEPS = 10  # a process's first steps: compilation, the profile, allocator and clocks settle
+
 
 class Diverged(RuntimeError):
     """A loss or a gradient norm that is not finite."""

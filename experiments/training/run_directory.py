@@ -26,9 +26,10 @@ from pathlib import Path
 
 import yaml
 
-from analysis.summary import LAYOUT_VERSION, read_json, read_metrics
+from experiments.jobs.files import read_json, read_metrics, write_whole
 from models.errors import InputError
 
+LAYOUT_VERSION = 1  # of the directory; analysis/summary.py refuses versions that it does not know
 _RECORDS = ("metrics.jsonl", "timing.json", "proof.json", "summary.json")
 
 
@@ -40,13 +41,6 @@ def now() -> str:
 def command() -> str:
     """What this process was started with, for a shell."""
     return shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]])
-
-
-def write_whole(path: Path, content: str) -> None:
-    """Write a file, whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(content)
-    part.replace(path)
 
 
 class RunDirectory:

@@ -15,12 +15,11 @@ from torch._dynamo.utils import calculate_time_spent
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.protocols.train_spec import register_train_spec
 
-from analysis.record import NOT_STEADY_STEPS
 from experiments.corpus import rows
 from experiments.jobs.signals import Interrupted, Stop
 from experiments.training import compile_cache
 from experiments.training.checkpoint import Checkpoints
-from experiments.training.metrics import Metrics
+from experiments.training.metrics import NOT_STEADY_STEPS, Metrics
 from experiments.training.proof import PROFILED_STEP, RECORDING_STEP, Proof
 from models import float8, llama, optimizer
 from models.fused_adamw import local

@@ -9,7 +9,7 @@ from torch import nn
 
 from experiments.config import recipes, rules
 from experiments.config.recipes import difference, load, to_yaml
-from experiments.study import STUDIES
+from experiments.config.studies import STUDIES
 from models.errors import InputError
 from tests import processes
 

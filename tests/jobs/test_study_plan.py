@@ -5,21 +5,22 @@ import errno
 import pytest
 
 from experiments import study
-from experiments.training import preflight
+from experiments.config import studies
+from experiments.training import preflight, scale
 from models import device
 from models.errors import InputError
 from tests.make_runs import write_run
 
 
 def test_a_study_of_named_recipes():
-    plan = study.load(["tensorwise_fp8_compiled", "baseline"])
+    plan = studies.load(["tensorwise_fp8_compiled", "baseline"])
     assert plan.recipes == ["tensorwise_fp8_compiled", "baseline"] and plan.baseline == "baseline"
-    assert study.load(["rowwise_fp8_compiled"]).baseline == "rowwise_fp8_compiled"
+    assert studies.load(["rowwise_fp8_compiled"]).baseline == "rowwise_fp8_compiled"
 
 
 def test_a_studys_name_stands_alone():
     with pytest.raises(InputError, match="four_way is a study, so it stands alone"):
-        study.load(["four_way", "baseline"])
+        studies.load(["four_way", "baseline"])
 
 
 def test_dry_run_checks_the_folder(tmp_path, capsys):
@@ -39,7 +40,7 @@ def test_folder_of_another_study(tmp_path, capsys):
 
 def test_unknown_study_names_those_there_are():
     with pytest.raises(InputError, match="unknown study or recipe `four_ways`; did you mean `four_way`"):
-        study.load(["four_ways"])
+        studies.load(["four_ways"])
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_paths_that_are_no_study(path, said, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "mine.yaml").touch()
     with pytest.raises(InputError, match=said):
-        study.load([str(tmp_path / path)])
+        studies.load([str(tmp_path / path)])
 
 
 def test_dry_run_of_a_complete_study_would_run_nothing(tmp_path, capsys):
@@ -78,7 +79,7 @@ def test_page_that_cannot_be_written_costs_no_table(tmp_path, monkeypatch, capsy
 def test_a_studys_mistakes_come_with_their_lines(tmp_path):
     (tmp_path / "study.yaml").write_text("description: x\nrecipes: baseline\nbaseline: baseline\nseedz: [0]\n")
     with pytest.raises(InputError) as caught:
-        study.load([str(tmp_path)])
+        studies.load([str(tmp_path)])
     assert "study.yaml:2: recipes: " in str(caught.value) and "study.yaml:4: seedz: " in str(caught.value)
     assert "seeds: Field required" in str(caught.value)
 
@@ -87,14 +88,14 @@ def test_scale_follows_the_machine(monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cuda")
     monkeypatch.setattr(device, "name", lambda: "NVIDIA H200")
     monkeypatch.setattr(preflight.device, "memory_bytes", lambda: 141 * 2**30)
-    assert study.choose_scale()[0] == ["h200"]
+    assert scale.choose_scale()[0] == ["h200"]
     monkeypatch.setattr(preflight.device, "memory_bytes", lambda: 80 * 2**30)
-    assert study.choose_scale()[0] == ["h100"]
+    assert scale.choose_scale()[0] == ["h100"]
     monkeypatch.setattr(preflight.device, "memory_bytes", lambda: 24 * 2**30)
-    overlays, why = study.choose_scale()
+    overlays, why = scale.choose_scale()
     assert overlays == ["cpu"] and "NVIDIA H200 has 24 GiB" in why
     monkeypatch.setattr(device, "TYPE", "cpu")
-    assert study.choose_scale()[0] == ["cpu"]
+    assert scale.choose_scale()[0] == ["cpu"]
 
 
 def test_a_budget_that_no_run_could_begin_in(capsys, tmp_path):

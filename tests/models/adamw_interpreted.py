@@ -1,7 +1,7 @@
 """AdamW's kernels in Triton's interpreter, on CPU tensors.
 
-test_fused_adamw.py runs this file with pytest in a process of its own, and again in two that shard a model, since Triton
-has to find TRITON_INTERPRET=1 when imported.
+test_fused_adamw.py runs this file with pytest in a process of its own, and again in two that shard a model, because
+Triton has to find TRITON_INTERPRET=1 when it is imported.
 """
 
 import copy

@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 
-from experiments.config import recipes, rules
+from experiments.config import recipes, rules, studies
 from models import float8, floors, gpus, llama
 from tests.costs import work
 from tests.runs import ONE_DEVICE, TINY, lines_of
@@ -16,9 +16,8 @@ CANDIDATES = [name for name in recipes.names() if name.startswith("candidate_")]
 
 
 def test_the_study_of_losses_has_all_that_a_cpu_can_tell_apart():
-    from experiments import study
 
-    missing = set(CANDIDATES) - set(study.load(["candidates"]).recipes)
+    missing = set(CANDIDATES) - set(studies.load(["candidates"]).recipes)
     assert missing == {f"candidate_{name}" for name in ONLY_ON_A_GPU}
 
 

@@ -11,7 +11,7 @@ from tests.costs import work
 
 
 def test_command_prints_the_parts_of_a_small_recipe(capsys):
-    assert main(["tensorwise_fp8_compiled", "--overlay", "cpu", "--gpu", "h200"]) == 0
+    assert command.main(["tensorwise_fp8_compiled", "--overlay", "cpu", "--gpu", "h200"]) == 0
     printed = capsys.readouterr().out
     assert all(part in printed for part in roofline.PARTS)
     assert "tokens/s" in printed and "MFU" in printed and "H200 Tensor Core GPU datasheet" in printed
