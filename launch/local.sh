@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The study on this machine: one recipe per GPU, what is more waits; one after the other without a GPU or with one.
+# The study on this machine: one run per GPU, and further runs wait for a free GPU; without a GPU one run after the other.
 #
 #   launch/local.sh                                        the four recipes, into a new folder under runs/
 #   launch/local.sh NAME… [--seeds 0,1,2] [key.path=value …]   some; all that python -m experiments.study takes
