@@ -1,0 +1,97 @@
+"""What runs on a GPU, tried without one: PyTorch's CUDA build on a stand-in for CUDA that does nothing.
+
+Inductor and Triton compile for an H200, and all that is launched and waited for is real; only no kernel computes, and
+memory reads as zeros. So this finds what crashes and what the host waits for, and says nothing of losses and speed.
+
+It needs torch's CUDA build (several GB), which this project does not install on a machine without a GPU. In another
+virtual environment, from a package index that has it (PyPI, on x86-64):
+
+    pip install torch==2.11.0 -r requirements.txt -r requirements-tools.txt
+    python -m pytest tests/training/test_cuda_path.py
+"""
+
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.config import recipes
+from tests import processes
+from tests.runs import lines_of, manifest_of
+
+PACKAGES = Path(torch.__file__).parent.parent
+CUDA_HEADERS, TRITON = PACKAGES / "nvidia/cu13/include", PACKAGES / "triton/backends/nvidia"
+KEYS = "training.steps=6 metrics.log_freq=3 training.seq_len=64 training.local_batch_size=1".split()
+KEYS += ["model.attention_backend=flash"]  # cuDNN's asks more of a GPU than the stand-in has
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.version.cuda is None, reason="needs a CUDA build of torch"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and tests for it"),
+    pytest.mark.skipif(not CUDA_HEADERS.exists(), reason="needs the headers that come with torch's wheels for CUDA 13"),
+    pytest.mark.skipif(not (shutil.which("cc") and shutil.which("nm")), reason="needs a C compiler: cc and nm"),
+]
+
+
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory) -> Path:
+    """A library with all that torch and Triton call of CUDA's driver and runtime, cuBLAS and NCCL."""
+    folder = tmp_path_factory.mktemp("cuda")
+    called = processes.run(["nm", "-D", "--undefined-only", *PACKAGES.glob("torch/lib/*.so")]).stdout
+    called += (TRITON / "driver.c").read_text()
+    names = sorted(set(re.findall(r"\b(?:__cuda|cuda|cublas|nccl|cu[A-Z])\w+", called)))
+    rest = folder / "rest.c"
+    rest.write_text("".join(f"__attribute__((weak)) int {name}() {{ return 0; }}\n" for name in names))
+    library = folder / "libcuda.so.1"
+    include = ["-I", CUDA_HEADERS, "-I", TRITON / "include"]  # Triton's packages those that CUDA's include
+    kind = ["-w", "-shared", "-fPIC", f"-Wl,-soname,{library.name}"]
+    processes.run(["cc", *kind, *include, "tests/training/cuda_stand_in.c", rest, "-o", library])
+    return library
+
+
+@pytest.fixture
+def train(stand_in, tmp_path):
+    """Trains a recipe on the stand-in; returns its run directory, and its launches and waits in their order."""
+
+    def call(recipe: str) -> tuple[Path, list[str]]:
+        out, calls = tmp_path / "run", tmp_path / "calls"
+        cuda = {"LD_PRELOAD": stand_in, "TRITON_LIBCUDA_PATH": stand_in.parent, "CUDA_CALLS": calls}
+        caches = {name: tmp_path / name for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+        environment = os.environ | {name: str(path) for name, path in (cuda | caches).items()}
+        command = [sys.executable, "-m", "experiments.run", recipe, "--overlay", "cpu", *KEYS, "--out", out]
+        processes.run([*command, f"compile.artifacts_dir={tmp_path}"], seconds=280, env=environment)
+        return out, calls.read_text().splitlines()
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "name", ["baseline", "rowwise_fp8_compiled", "tensorwise_fp8_compiled", "candidate_cuda_graphs"]
+)
+def test_a_recipe_runs_on_cuda(name, train):
+    config = recipes.load(name, ["cpu"]).config
+    fp8 = config.quantize.linear.float8.recipe_name is not None
+    run, calls = train(name)
+
+    manifest, proof = manifest_of(run), json.loads((run / "proof.json").read_text())
+    assert manifest["status"] == "completed"
+    assert manifest["hardware"]["name"] == "NVIDIA H200 (stand-in)"
+    assert [(line["step"], line["loss"]) for line in lines_of(run)] == [(1, 0.0), (3, 0.0), (6, 0.0)]
+    assert "Traceback" not in (run / "log.txt").read_text()
+    assert proof["attention"] == "flash"
+    assert proof["parameters"]["in_optimizer"] == proof["parameters"]["trainable"] == 39
+    assert len(proof["converted_modules"]) == (28 if fp8 else 0) and not proof["emulated"]
+    assert proof["fp8_flops"] == proof["fp8_flops_expected"]
+    assert any(call.startswith("triton_") for call in calls) == config.compile.enable
+    assert ("graph" in calls) == config.compile.cuda_graphs
+
+    steps = [at for at, call in enumerate(calls) if call == "adamw"]
+    assert len(steps) == calls.count("sum_of_squares") == 6
+    between = calls[steps[3] : steps[4]]  # of two steps, the first of which logs nothing
+    waits = [call for call in between if call.startswith("wait")]
+    assert waits == ["wait for event", *["wait for stream"] * 3]  # the norm, and torchtitan's copies of the batch
