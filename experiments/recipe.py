@@ -11,47 +11,49 @@ import json
 from rich.console import Console
 from rich.markup import escape
 
-from experiments.config import recipes, rules
+from experiments.config import recipes, rules, studies
 from experiments.jobs.exit_codes import COMPLETED, complain, leave
 from models.errors import InputError
+
+CONSOLE = Console(highlight=False, soft_wrap=True)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.recipe", description="Look at recipes.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    listing = commands.add_parser("list", help="recipes, overlays and studies, a line each")
-    listing.set_defaults(do=lambda args: list_all(console))
-    showing = commands.add_parser("show", help="one recipe in full, and its difference from its parent")
-    showing.add_argument("name", help="a recipe's name, or the path of a recipe.yaml")
-    showing.add_argument("overrides", nargs="*", metavar="key.path=value", help="e.g. training.steps=200")
-    showing.add_argument("--overlay", action="append", default=[], metavar="O", help="where or how big, e.g. cpu")
-    showing.set_defaults(do=lambda args: show(recipes.load(args.name, args.overlay, args.overrides), console))
-    schema = commands.add_parser("schema", help="the JSON schema that editors complete and check recipes with")
-    schema.set_defaults(do=lambda args: print(json.dumps(rules.schema(), indent=2)))
-    args = parser.parse_args(argv)
-    console = Console(highlight=False, soft_wrap=True)
+    parser.add_argument("command", choices=["list", "show", "schema"])
+    parser.add_argument("name", nargs="?", help="for show: a recipe's name, or the path of a recipe.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="e.g. training.steps=200")
+    parser.add_argument("--overlay", action="append", default=[], metavar="O", help="where or how big, e.g. cpu")
+    args = parser.parse_intermixed_args(argv)
+    if (args.command == "show") != (args.name is not None):
+        parser.error("show takes a recipe's name; list and schema take nothing")
     try:
-        args.do(args)
+        if args.command == "list":
+            print_list()
+        elif args.command == "show":
+            print_recipe(recipes.load(args.name, args.overlay, args.overrides))
+        else:
+            print(json.dumps(rules.schema(), indent=2))
         return COMPLETED
     except InputError as error:
         return complain(error)
 
 
-def list_all(console: Console) -> None:
-    """Print every recipe, overlay and study with its own line of description, group by group."""
-    for title, lines in recipes.descriptions().items():
-        console.print(f"[bold]{title}[/]")
+def print_list() -> None:
+    """Every recipe, overlay and study with its own line of description, group by group."""
+    for title, lines in (recipes.descriptions() | {"Studies": studies.descriptions()}).items():
+        CONSOLE.print(f"[bold]{title}[/]")
         for name, description in lines.items():
-            console.print(f"  {name:<40} {escape(description)}")
+            CONSOLE.print(f"  {name:<40} {escape(description)}")
 
 
-def show(recipe: recipes.Recipe, console: Console) -> None:
-    """Print the resolved recipe, then its difference from its parent."""
-    console.print(escape(recipes.to_yaml(recipe)))
+def print_recipe(recipe: recipes.Recipe) -> None:
+    """The resolved recipe, then its difference from its parent."""
+    CONSOLE.print(escape(recipes.to_yaml(recipe)))
     if recipe.base:
-        console.print(f"[bold]Difference from {recipe.base}:[/]")
+        CONSOLE.print(f"[bold]Difference from {recipe.base}:[/]")
         for key, before, after in recipes.difference(recipe):
-            console.print(f"  {key}: {escape(repr(before))} -> {escape(repr(after))}")
+            CONSOLE.print(f"  {key}: {escape(repr(before))} -> {escape(repr(after))}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The recipe's types: torchtitan's `JobConfig`, and the few keys that torchtitan has no name for.
 
-A key keeps torchtitan's section, name and type, so its documentation applies; the fields declared here are ours.
+A key keeps torchtitan's section, name and type, so torchtitan's documentation applies. Declared here are the keys that
+this project adds, and those of which it takes fewer values.
 """
 
 from dataclasses import dataclass, field
@@ -24,13 +25,9 @@ class Model(titan.Model):
 
 @dataclass
 class Optimizer(titan.Optimizer):
-    name: Literal["AdamW", "AdamW8bit", "AdamWFp8"] = "AdamW"
-    """The last two are torchao's: moments in 8 bits, with a scale for each block of 256 values. `implementation` does
-    not apply to torchao's optimizers, which compile a kernel of their own."""
-
     stochastic_rounding: bool = False
     """Round bf16 weights up or down at random, in proportion to the distance, instead of to the nearest: updates too
-    small for bf16 then happen on average (torchao's AdamW)."""
+    small for bf16 then happen on average (torchao's AdamW, for which `implementation` has no meaning)."""
 
     built: Literal["before_conversion", "after_conversion"] | None = None
     """Only for the study `one_gpu_puzzle`, on one device: build the optimizer before or after the FP8 conversion, and
@@ -38,12 +35,18 @@ class Optimizer(titan.Optimizer):
 
     @property
     def from_torchao(self) -> bool:
-        """Whether the optimizer is one of torchao's."""
-        return self.name in ("AdamW8bit", "AdamWFp8") or self.stochastic_rounding
+        """Whether AdamW is torchao's, which alone rounds stochastically."""
+        return self.stochastic_rounding
 
 
 @dataclass
 class Compile(titan.Compile):
+    components: list[Literal["model", "loss"]] = field(default_factory=lambda: ["model", "loss"])
+    """What is compiled."""
+
+    backend: Literal["inductor", "aot_eager", "eager"] = "inductor"
+    """The compiler behind torch.compile; the other two, which generate no code, are for looking for its errors."""
+
     scope: Literal["block", "model"] = "block"
     """Compile each TransformerBlock (one graph, reused by every layer), or the whole model as one graph."""
 
@@ -56,14 +59,14 @@ class Compile(titan.Compile):
     max_autotune_pointwise: bool = False
     """Try several configurations of each element-wise kernel and keep the fastest (torch._inductor.config)."""
 
-    artifacts_dir: str = ".cache/compile"
-    """Where compiled kernels are kept for the next run of the recipe; an empty one keeps none."""
+    artifacts_dir: str | None = ".cache/compile"
+    """Folder in which compiled kernels are kept for the next run of the recipe; null or an empty one keeps none."""
 
 
 @dataclass
 class Float8Linear(titan.Float8Linear):
     fast_accumulation_in_backward: bool = False
-    """Let the backward products add up within the tensor cores too, as the forward one does: less exact."""
+    """Let the backward products, too, add up within the tensor cores, as the forward one does: less exact."""
 
 
 @dataclass
@@ -74,6 +77,12 @@ class QuantizedLinear(titan.QuantizedLinear):
 @dataclass
 class Quantize(titan.Quantize):
     linear: QuantizedLinear = field(default_factory=QuantizedLinear)
+
+
+@dataclass
+class Debug(titan.Debug):
+    seed: int = 0
+    """Seed of the weights and of the order of the data; every run has one."""
 
 
 @dataclass
@@ -106,4 +115,5 @@ class Config(titan.JobConfig):
     optimizer: Optimizer = field(default_factory=Optimizer)
     compile: Compile = field(default_factory=Compile)
     quantize: Quantize = field(default_factory=Quantize)
+    debug: Debug = field(default_factory=Debug)
     data: Data = field(default_factory=Data)

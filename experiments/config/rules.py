@@ -1,4 +1,4 @@
-"""What a recipe may say: the keys and types of `Config`, which keys contradict each other, and the JSON schema.
+"""What a recipe may say: the keys and types of `Config`, the values of `VALUES`, and which keys contradict each other.
 
 torchtitan and pydantic are imported where they are used: torchtitan imports torch, which listing recipes need not.
 """
@@ -6,15 +6,17 @@ torchtitan and pydantic are imported where they are used: torchtitan imports tor
 import difflib
 import functools
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, get_type_hints
 
+from experiments.config.values import VALUES, shown
 from experiments.config.yaml_source import Entry, find, plain
 
 if TYPE_CHECKING:
     from experiments.config.keys import Config
+
+FLOAT8 = "quantize.linear.float8"
 
 
 @functools.cache
@@ -27,26 +29,44 @@ def _model(config_class: type):
     return create_model("Recipe", __config__=rules, **sections)
 
 
-def validate(tree: Entry, problems: list[str]) -> tuple["Config", set[tuple[str, ...]]]:
-    """The config, and the paths that were rejected: they are reported and left at their defaults."""
+def build(tree: Entry) -> "Config":
+    """The config of the sections in `tree`, defaults filled in. Raises pydantic's ValidationError."""
+    from experiments.config.keys import Config
+
+    sections = _model(Config).model_validate_json(json.dumps(plain(tree)))  # JSON: the mode in which 1 is a float too
+    return Config(**dict(sections))
+
+
+# ---- each key by itself ----
+
+
+def check_keys(layer: Entry, problems: list[str]) -> None:
+    """Add to `problems` what is wrong with the keys of one layer, whether or not a later layer replaces them."""
+    messages = _wrong_types(layer)
+    for key, rule in VALUES.items():
+        path = tuple(key.split("."))
+        entry = find(layer, path)
+        if entry and path not in messages and (message := rule(entry.value)):
+            messages[path] = message
+    if find(layer, ("job", "description")):
+        messages["job", "description"] = "write it as `description:` at the top of the recipe"
+    problems += [f"{find(layer, path).origin}: {'.'.join(path)}: {message}" for path, message in messages.items()]
+
+
+def _wrong_types(layer: Entry) -> dict[tuple[str, ...], str]:
+    """Keys that are unknown or of another type, and what to say of each."""
     from pydantic import ValidationError
 
     from experiments.config.keys import Config
 
-    data, rejected = plain(tree), set()
-    while True:  # again after each rejection: a section's own check runs once all of its keys are fine
-        try:
-            sections = _model(Config).model_validate_json(json.dumps(data))  # JSON: the mode in which 1 is a float too
-            return Config(**dict(sections)), rejected
-        except ValidationError as error:
-            found = {}
-            for detail in error.errors(include_url=False):
-                found.setdefault(_key_path(detail["loc"], data), detail)  # of a union the first member's error
-        for path, detail in found.items():
-            message = _explain(path, detail, asdict(Config()))
-            problems.append(f"{find(tree, path).origin}: {'.'.join(path)}: {message}")
-            functools.reduce(dict.__getitem__, path[:-1], data).pop(path[-1])
-        rejected |= found.keys()
+    messages = {}
+    try:
+        build(layer)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            path = _key_path(detail["loc"], plain(layer))
+            messages.setdefault(path, _explain(path, detail, asdict(Config())))  # of a union the first member's error
+    return messages
 
 
 def _key_path(location: tuple, data: dict) -> tuple[str, ...]:
@@ -79,99 +99,83 @@ def _explain(path: tuple[str, ...], detail: dict, defaults: dict) -> str:
         near = difflib.get_close_matches(path[-1], siblings, n=1) or elsewhere
         hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(siblings)}"
         return f"unknown {'key' if path[1:] else 'section'}; {hint}"
-    if kind == "literal_error":
-        return f"expected {detail['ctx']['expected']}, got {got}"
-    if kind in EXPECTED:
-        item = f"item {detail['loc'][-1] + 1}: " if isinstance(detail["loc"][-1], int) else ""
-        return f"{item}expected {EXPECTED[kind]}, got {got}"
-    return str(detail["ctx"]["error"]) if "error" in detail.get("ctx", {}) else f"{detail['msg']}, got {got}"
+    if kind != "literal_error" and kind not in EXPECTED:
+        return str(detail["ctx"]["error"]) if "error" in detail.get("ctx", {}) else f"{detail['msg']}, got {got}"
+    item = f"item {detail['loc'][-1] + 1}: " if isinstance(detail["loc"][-1], int) else ""
+    return f"{item}expected {EXPECTED.get(kind) or detail['ctx']['expected']}, got {got}"
 
 
-def contradictions(config: "Config", rejected: set[tuple[str, ...]], tree: Entry) -> Iterator[str]:
-    """Problems between keys that are fine by themselves; not where one of the keys was rejected."""
-    if twin := find(tree, ("job", "description")):
-        yield f"{twin.origin}: job.description: write it as `description:` at the top of the recipe"
-    for keys, message in _conflicts(config):
-        paths = [tuple(key.split(".")) for key in keys]
-        if not any(path[: len(bad)] == bad for path in paths for bad in rejected):
-            entry = find(tree, paths[0])
-            yield f"{entry.origin if entry else 'torchtitan default'}: {keys[0]}: {message}"
+# ---- several keys together ----
 
 
-def _conflicts(config: "Config") -> Iterator[tuple[list[str], str]]:
-    """(keys concerned, what to do); the first key is the one to look at."""
-    yield from _unsupported(config)
-    yield from _optimizer_conflicts(config)
-    yield from _fp8_conflicts(config)
-    training = config.training
-    if config.compile.cuda_graphs and not config.compile.enable:
-        yield ["compile.cuda_graphs", "compile.enable"], "records compiled graphs; set compile.enable to true"
-    if config.compile.cuda_graphs and training.global_batch_size > training.local_batch_size:
-        message = "a step's second pass overwrites the gradients of its first; set training.global_batch_size to -1"
-        yield ["compile.cuda_graphs", "training.global_batch_size", "training.local_batch_size"], message
+def contradictions(config: "Config", tree: Entry) -> list[str]:
+    """What is wrong with the whole recipe: defaults that do not suit, and keys that are fine by themselves."""
+    problems = []
+    for key, message in (*_unsuitable_defaults(config), *_conflicts(config), *_fp8_conflicts(config)):
+        entry = find(tree, key.split("."))
+        problems.append(f"{entry.origin if entry else 'torchtitan default'}: {key}: {message}")
+    return problems
 
 
-def _unsupported(config: "Config") -> Iterator[tuple[list[str], str]]:
-    training = config.training
-    if config.model.converters != ["fp8"]:
-        message = (
-            "expected [fp8], as base.yaml has it (it does nothing until quantize.linear.float8.recipe_name is set)"
-        )
-        yield ["model.converters"], f"{message}, got {shown(config.model.converters)}"
-    least = {"training.steps": 1, "training.seq_len": 1, "training.local_batch_size": 1, "metrics.log_freq": 1,
-             "checkpoint.interval": 1, "debug.seed": 0, "data.max_tokens": 1, "data.bpe_vocab_size": 257,
-             "optimizer.lr": 0, "optimizer.eps": 0, "optimizer.weight_decay": 0}  # fmt: skip
-    for key, bound in least.items():
-        value = functools.reduce(getattr, key.split("."), config)
-        if value is None and key == "debug.seed" or value is not None and value < bound:
-            yield [key], f"expected at least {bound}, got {shown(value)}"
-        elif value == math.inf:
-            yield [key], f"expected a finite number, got {shown(value)}"
+def _unsuitable_defaults(config: "Config") -> Iterator[tuple[str, str]]:
+    """torchtitan's defaults that a recipe without `base` must replace."""
+    for key, rule in VALUES.items():
+        if message := rule(functools.reduce(getattr, key.split("."), config)):
+            yield key, message
+
+
+def _conflicts(config: "Config") -> Iterator[tuple[str, str]]:
+    """(key to look at, what to do)."""
+    training, optimizer, compiled = config.training, config.optimizer, config.compile
+    loader, schedule, profiling = training.dataloader, config.lr_scheduler, config.profiling
+    local, whole = training.local_batch_size, training.global_batch_size
     if training.dataset_path and training.dataset.startswith("python_stdlib"):
         message = f"is not read with training.dataset={training.dataset}; set training.dataset to parquet"
-        yield ["training.dataset_path", "training.dataset"], message
-    if config.validation.enable:
-        yield ["validation.enable"], "there is no validation here; set it to false"
-    if config.optimizer.early_step_in_backward:
-        yield ["optimizer.early_step_in_backward"], "leaves no gradients for the proof to look at; set it to false"
-    for key in ("tensor_parallel_degree", "context_parallel_degree", "pipeline_parallel_degree"):
-        if (degree := getattr(config.parallelism, key)) > 1:
-            yield [f"parallelism.{key}"], f"not supported: FSDP shards the model instead; set it to 1, got {degree}"
-    whole, local = training.global_batch_size, training.local_batch_size
-    if local > 0 and whole > 0 and whole % local:
-        yield ["training.global_batch_size"], f"expected a multiple of local_batch_size ({local}), got {whole}"
-
-
-def _optimizer_conflicts(config: "Config") -> Iterator[tuple[list[str], str]]:
-    keys, dtype = config.optimizer, config.training.dtype
-    if keys.stochastic_rounding and dtype != "bfloat16":
-        message = f"rounds bf16 weights, and training.dtype is {dtype}; set one of them otherwise"
-        yield ["optimizer.stochastic_rounding", "training.dtype"], message
-    if keys.name in ("AdamW8bit", "AdamWFp8") and config.checkpoint.async_mode != "disabled":
-        message = f"{keys.name}'s moments can only be saved with disabled, got {config.checkpoint.async_mode}"
-        yield ["checkpoint.async_mode", "optimizer.name"], message
-    if keys.built == "before_conversion" and config.compile.enable:
+        yield "training.dataset_path", message
+    if whole > 0 and whole % local:
+        yield "training.global_batch_size", f"expected a multiple of local_batch_size ({local}), got {whole}"
+    if not loader.num_workers and (loader.persistent_workers or loader.prefetch_factor):
+        yield "training.dataloader.num_workers", "expected 1 or more with persistent_workers or prefetch_factor, got 0"
+    if schedule.total_steps and schedule.total_steps < training.steps:
+        message = f"expected at least training.steps ({training.steps}), got {schedule.total_steps}"
+        yield "lr_scheduler.total_steps", message
+    if profiling.profile_freq < profiling.profiler_warmup + profiling.profiler_active:
+        message = f"expected at least profiler_warmup + profiler_active, got {profiling.profile_freq}"
+        yield "profiling.profile_freq", message
+    if optimizer.stochastic_rounding and training.dtype != "bfloat16":
+        message = f"rounds bf16 weights, and training.dtype is {training.dtype}; set one of them otherwise"
+        yield "optimizer.stochastic_rounding", message
+    if optimizer.built == "before_conversion" and compiled.enable:
         message = "its late conversion would find the blocks compiled already; set compile.enable to false"
-        yield ["optimizer.built", "compile.enable"], message
+        yield "optimizer.built", message
+    if compiled.cuda_graphs and not compiled.enable:
+        yield "compile.cuda_graphs", "records compiled graphs; set compile.enable to true"
+    if compiled.cuda_graphs and whole > local:
+        message = "a step's second pass overwrites the gradients of its first; set training.global_batch_size to -1"
+        yield "compile.cuda_graphs", message
+    by_blocks = compiled.enable and compiled.scope == "block" and "model" in compiled.components
+    if config.activation_checkpoint.mode == "memory_budget" and not by_blocks:
+        message = "memory_budget is the compiler's; set compile.enable to true, scope to block, components to [model]"
+        yield "activation_checkpoint.mode", message
 
 
-def _fp8_conflicts(config: "Config") -> Iterator[tuple[list[str], str]]:
-    keys, training, section = config.quantize.linear.float8, config.training, "quantize.linear.float8"
-    recipe_name, all_gather = f"{section}.recipe_name", f"{section}.enable_fsdp_float8_all_gather"
+def _fp8_conflicts(config: "Config") -> Iterator[tuple[str, str]]:
+    keys, training = config.quantize.linear.float8, config.training
     tokens = training.seq_len * training.local_batch_size
-    if keys.recipe_name is None:
-        if keys.fast_accumulation_in_backward:
-            message = "does nothing without a recipe_name; set it to false"
-            yield [f"{section}.fast_accumulation_in_backward", recipe_name], message
+    if keys.recipe_name is None and keys.fast_accumulation_in_backward:
+        yield f"{FLOAT8}.fast_accumulation_in_backward", "does nothing without a recipe_name; set it to false"
     if keys.recipe_name and tokens % 16:
         message = f"seq_len x local_batch_size is {tokens}; FP8 needs a multiple of 16, since the weight-gradient GEMM"
-        yield ["training.seq_len", "training.local_batch_size", recipe_name], f"{message} contracts over tokens"
+        yield "training.seq_len", f"{message} contracts over tokens"
     if keys.enable_fsdp_float8_all_gather and keys.recipe_name != "tensorwise":
         message = f"needs recipe_name: tensorwise, got {shown(keys.recipe_name)}; set it to false"
-        yield [all_gather, recipe_name], message
+        yield f"{FLOAT8}.enable_fsdp_float8_all_gather", message
     if keys.precompute_float8_dynamic_scale_for_fsdp and not keys.enable_fsdp_float8_all_gather:
         message = "needs enable_fsdp_float8_all_gather: true; set that, or set this to false"
-        yield [f"{section}.precompute_float8_dynamic_scale_for_fsdp", all_gather], message
+        yield f"{FLOAT8}.precompute_float8_dynamic_scale_for_fsdp", message
+
+
+# ---- for people and editors ----
 
 
 def flat(section: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -183,24 +187,19 @@ def flat(section: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
             yield prefix + key, value
 
 
-def shown(value: object) -> str:
-    """A value as a message quotes it."""
-    return repr(value) if isinstance(value, str) else json.dumps(value)
-
-
 def schema() -> dict:
     """The JSON schema of a recipe file, with torchtitan's own documentation of each key."""
     from experiments.config.keys import Config
 
-    ours, titans = (_model(kind).model_json_schema() for kind in (Config, Config.__base__))
-    for name, section in ours["$defs"].items():  # pydantic misses the docstrings of inherited fields
-        inherited = titans["$defs"].get(name, section)["properties"]
-        section["properties"] = {key: inherited.get(key, {}) | value for key, value in section["properties"].items()}
-    del ours["$defs"]["Job"]["properties"]["description"]
+    recipe, inherited = (_model(kind).model_json_schema() for kind in (Config, Config.__base__))
+    for name, section in recipe["$defs"].items():  # pydantic misses the docstrings of inherited fields
+        documented = inherited["$defs"].get(name, section)["properties"]
+        section["properties"] = {key: documented.get(key, {}) | value for key, value in section["properties"].items()}
+    del recipe["$defs"]["Job"]["properties"]["description"]
     own = {
         "base": {"type": "string", "description": "The parent recipe's name"},
         "description": {"type": "string", "description": "One line that says what this recipe is"},
     }
-    ours["properties"] = own | ours["properties"]
-    ours["required"] = ["description"]
-    return ours
+    recipe["properties"] = own | recipe["properties"]
+    recipe["required"] = ["description"]
+    return recipe

@@ -1,12 +1,14 @@
 """Studies: what is compared, with what, and at which scale; a file of `recipes/studies/`, or some recipes."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from experiments.config import recipes
-from experiments.config.yaml_source import find, parse, plain
+from experiments.config.yaml_source import find, plain
+from experiments.config.yaml_source import read as read_yaml
 from models.errors import InputError
 
 STUDIES = recipes.RECIPES / "studies"
@@ -16,12 +18,12 @@ PLAN = "study.yaml"  # in the study's directory: what it was started with, auto 
 
 
 class Study(BaseModel):
-    """A study's YAML: what is compared, with what, at which scale."""
+    """A study's YAML."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     description: str
-    recipes: list[str]
+    recipes: list[str] = Field(min_length=1)
     baseline: str
     seeds: list[int] = Field(min_length=1)
     overlays: list[str]
@@ -37,28 +39,37 @@ def load(names: list[str]) -> Study:
 
     Raises `InputError` with file and line, or with the nearest names.
     """
-    known = {path.stem: path for path in STUDIES.glob("*.yaml")}
-    if len(names) == 1 and (Path(names[0]) / PLAN).exists():
-        return read(Path(names[0]) / PLAN)
+    known = _files()
+    if len(names) == 1 and os.path.exists(plan := os.path.join(names[0], PLAN)):
+        return read(Path(plan))
     if len(names) == 1 and names[0] in known:
         return read(known[names[0]])
     for name in names:
         if name in known:
             raise InputError(f"{name} is a study, so it stands alone; with other names, list its recipes")
         if name not in recipes.names():
-            if "/" in name or Path(name).exists():
-                raise InputError(_about_path(Path(name)))
+            if "/" in name or os.path.exists(name):
+                raise InputError(_about_path(name))
             raise InputError(recipes.unknown("study or recipe", name, sorted(known) + recipes.names()))
     names = list(dict.fromkeys(names))
     baseline = "baseline" if "baseline" in names else names[0]
     return Study(description=", ".join(names), recipes=names, baseline=baseline, seeds=[0], overlays=[AUTO])
 
 
-def _about_path(path: Path) -> str:
+def descriptions() -> dict[str, str]:
+    """Each study of `recipes/studies/`, and its own line. Raises `InputError` if one of the files can't be read."""
+    return {name: read(path).description for name, path in _files().items()}
+
+
+def _files() -> dict[str, Path]:
+    return {path.stem: path for path in sorted(STUDIES.glob("*.yaml"))}
+
+
+def _about_path(path: str) -> str:
     """Why a path does not name a study."""
-    if path.is_dir():
+    if os.path.isdir(path):
         return f"{path} holds no {PLAN}, so it is no study to go on with; its runs: python -m analysis.report {path}"
-    if path.exists():
+    if os.path.exists(path):
         return f"{path}: a study takes recipes by name: put the file into {recipes.RECIPES.name}/"
     return f"{path} does not exist: give a study's directory, or names of studies or recipes"
 
@@ -66,12 +77,14 @@ def _about_path(path: Path) -> str:
 def read(path: Path) -> Study:
     """One file. Raises `InputError` with file and line."""
     problems: list[str] = []
-    tree = parse(path.read_bytes(), lambda line: f"{path}:{line}", problems)
+    tree = read_yaml(path, str(path), problems)
     try:
         if tree:
-            return Study.model_validate(plain(tree))
+            study = Study.model_validate(plain(tree))
     except ValidationError as error:
         for fault in error.errors():
             place = find(tree, fault["loc"][:1]) or tree
             problems.append(f"{place.origin}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}")
-    raise InputError("\n".join(problems))
+    if problems:
+        raise InputError("\n".join(problems))
+    return study

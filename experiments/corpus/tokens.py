@@ -1,4 +1,4 @@
-"""Where the tokens come from: documents -> tokenizer -> a token file on disk, prepared once and then only opened.
+"""Documents -> tokenizer -> a token file on disk, prepared once and then only opened.
 
 A token file is a folder `<data.cache_dir>/<dataset>-<content hash>/`:
 
@@ -6,6 +6,7 @@ A token file is a folder `<data.cache_dir>/<dataset>-<content hash>/`:
     documents.npy   int64 [n_documents + 1]: where in tokens.bin each document starts, and the end
     tokenizer.json  what encoded it
     meta.json       counts, dtype, the corpus' hash, seconds taken
+    checksum        blake2b of these four
 
 The content hash covers the corpus, the tokenizer, `data.max_tokens` and the format's version. What lives on Hugging
 Face's hub enters it by name, not by content, so that a node without internet finds what was prepared elsewhere.
@@ -16,28 +17,27 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
+import socket
 import time
 from array import array
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
 from experiments.config.keys import Config
 from experiments.corpus.documents import Source, digest_of, open_source
+from experiments.corpus.tokenizer import encode, end_of_text, load_tokenizer, local_tokenizer, tokenizer_identity
 from models.errors import InputError
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
-END_OF_TEXT_NAMES = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eot_id|>")
-BATCH_CHARACTERS = 4_000_000  # encoded at once: bounds memory, and is enough for every core
-BPE_CHARACTERS = 100_000_000  # the BPE learns from the corpus' beginning: more takes minutes and changes little
-LOCAL_PATH = re.compile(r"[./~].*|.*\.json|.*/.*/.*")  # what cannot be a hub name: `name` or `owner/name`
+FORMAT_VERSION = 2
+FILES = ("tokens.bin", "documents.npy", "tokenizer.json", "meta.json")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,16 +61,15 @@ class TokenFile:
 
     @classmethod
     def open(cls, path: Path) -> "TokenFile":
-        """Raises InputError where files are missing or their sizes differ from meta.json's."""
+        """Raises `InputError` where a file is missing or differs from what was written: all of it is read once."""
         try:
+            if (path / "checksum").read_text() != digest_of([path / name for name in FILES]):
+                raise ValueError("the checksum is another")
             meta = json.loads((path / "meta.json").read_text())
             tokens = np.memmap(path / "tokens.bin", dtype=meta["dtype"], mode="r")
             documents = np.load(path / "documents.npy")
-            for name, found in ("n_tokens", len(tokens)), ("n_documents", len(documents) - 1):
-                if found != meta[name]:
-                    raise ValueError(f"{name} should be {meta[name]:,} and is {found:,}")
             return cls(path, tokens, documents, meta["dataset"], meta["vocab_size"], meta["eos_id"])
-        except (OSError, EOFError, ValueError, KeyError) as error:
+        except (OSError, ValueError) as error:
             raise InputError(f"the token file {path} is damaged ({error}): delete that folder and run again") from error
 
 
@@ -78,51 +77,89 @@ def prepare(config: Config) -> TokenFile:
     """The token file that `config` asks for, written if it isn't there.
 
     Concurrent callers (the ranks of a job, the recipes of a study) wait for the first and open what it wrote.
-    Raises InputError for whatever is wrong with the corpus or the tokenizer.
+    Raises `InputError` for whatever is wrong with the corpus, the tokenizer or the folder.
     """
-    source = open_source(config)
-    identity = [FORMAT_VERSION, source.digest, _tokenizer_identity(config), config.data.max_tokens]
-    content = hashlib.blake2b(json.dumps(identity).encode()).hexdigest()[:12]
     cache = Path(config.data.cache_dir)
-    folder = cache / f"{source.name.replace('/', '--')}-{content}"
-    if not folder.exists():
-        try:
+    try:
+        source, tokenizer_file = open_source(config), local_tokenizer(config)
+        content = [FORMAT_VERSION, source.digest, tokenizer_identity(config, tokenizer_file), config.data.max_tokens]
+        content_hash = hashlib.blake2b(json.dumps(content).encode()).hexdigest()[:12]
+        folder = cache / f"{source.name.replace('/', '--')}-{content_hash}"
+        if not folder.exists():
             cache.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"data.cache_dir={cache}: {error.strerror}: name a folder that can be written") from error
-        with open(cache / f".{folder.name}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not folder.exists():
-                _write(folder, source, config)
+            with _lock(folder) as locked:
+                if not folder.exists():
+                    _write(folder, source, tokenizer_file, config, locked)
+    except OSError as error:
+        path = Path(error.filename or cache)
+        if path.is_relative_to(cache) or cache.is_relative_to(path):
+            mend = "name a data.cache_dir that can be written and has room"
+            raise InputError(f"data.cache_dir={cache}: {error.strerror or error}: {mend}") from error
+        raise InputError(f"{error.filename}: {error.strerror}: make it readable, or give another path") from error
     return TokenFile.open(folder)
 
 
-def _write(folder: Path, source: Source, config: Config) -> None:
+@contextmanager
+def _lock(folder: Path) -> Iterator[bool]:
+    """Wait until no other process prepares `folder`; False, with a warning, on a file system without locks."""
+    with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            locked = True
+        except OSError as error:
+            logger.warning(f"{folder.parent}: {error.strerror}: several processes may prepare the same data at once")
+            locked = False
+        yield locked
+
+
+def _write(folder: Path, source: Source, tokenizer_file: Path | None, config: Config, locked: bool) -> None:
+    """Write the token file beside `folder` and rename it, so that `folder` is whole whenever it is there."""
     start = time.perf_counter()
     logger.info(f"Preparing {folder}")
     # The tokenizer's threads are done before anything forks; unset, each later fork prints a warning about them.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    tokenizer = _load_tokenizer(config, source)
-    eos_id = _end_of_text(tokenizer)
+    tokenizer = load_tokenizer(config, tokenizer_file, source)
+    if locked:
+        for abandoned in folder.parent.glob(f".{folder.name}.*.partial"):  # by a process that was killed
+            shutil.rmtree(abandoned, ignore_errors=True)
+    partial = folder.with_name(f".{folder.name}.{socket.gethostname()}-{os.getpid()}.partial")
+    partial.mkdir()
+    try:
+        meta = _write_tokens(partial, source, tokenizer, config.data.max_tokens)
+        (partial / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+        meta |= {"source_hash": source.digest, "seconds": round(time.perf_counter() - start, 3)}
+        (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+        (partial / "checksum").write_text(digest_of([partial / name for name in FILES]))
+        _flush_to_disk(partial)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.exists():  # where it does, another process was first, for want of a lock
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, max_tokens: int | None) -> dict:
+    """Write tokens.bin and documents.npy; returns what meta.json says of them."""
+    eos_id = end_of_text(tokenizer)
     vocab_size = max(tokenizer.get_vocab().values()) + 1  # foreign vocabularies may have holes
     dtype = np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
-
-    partial_folder = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial_folder, ignore_errors=True)  # of a process that was killed: the lock is ours
-    partial_folder.mkdir()
-    offsets = array("q", [0])
-    with open(partial_folder / "tokens.bin", "wb") as tokens:
-        for ids in _encode(tokenizer, source.documents()):
-            tokens.write(np.array([*ids, eos_id], dtype).tobytes())
-            offsets.append(offsets[-1] + len(ids) + 1)
-            if config.data.max_tokens is not None and offsets[-1] >= config.data.max_tokens:
+    offsets, length = array("q", [0]), 0
+    with open(folder / "tokens.bin", "wb") as tokens:
+        for ids, document_ends in encode(tokenizer, source.documents()):
+            tokens.write(np.array(ids, dtype).tobytes())
+            length += len(ids)
+            if document_ends and length:
+                tokens.write(np.array([eos_id], dtype).tobytes())
+                offsets.append(offsets[-1] + length + 1)
+                length = 0
+            if max_tokens is not None and offsets[-1] >= max_tokens:
                 break
     if len(offsets) == 1:
-        shutil.rmtree(partial_folder)
         raise InputError(f"the corpus {source.name} holds no text: give another training.dataset or dataset_path")
-    np.save(partial_folder / "documents.npy", np.array(offsets, np.int64))
-    tokenizer.save(str(partial_folder / "tokenizer.json"))
-    meta = {
+    np.save(folder / "documents.npy", np.array(offsets, np.int64))
+    return {
         "format_version": FORMAT_VERSION,
         "dataset": source.name,
         "n_tokens": offsets[-1],
@@ -130,101 +167,12 @@ def _write(folder: Path, source: Source, config: Config) -> None:
         "vocab_size": vocab_size,
         "eos_id": eos_id,
         "dtype": dtype.name,
-        "source_hash": source.digest,
-        "seconds": round(time.perf_counter() - start, 3),
     }
-    (partial_folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
-    partial_folder.rename(folder)
 
 
-# ---- tokenizer ----
-
-
-def _tokenizer_file(config: Config) -> Path | None:
-    """The local tokenizer.json; None where `model.hf_assets_path` is empty or names a tokenizer on the hub."""
-    given = config.model.hf_assets_path
-    path = Path(given)
-    if not given or (not path.exists() and not LOCAL_PATH.fullmatch(given)):
-        return None
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.exists():
-        raise InputError(
-            f"model.hf_assets_path={given}: {file} does not exist; give a tokenizer.json, a folder with one, a name on "
-            'Hugging Face, or "" to train a BPE on the corpus'
-        )
-    return file
-
-
-def _tokenizer_identity(config: Config) -> str:
-    file = _tokenizer_file(config)
-    if file:
-        return digest_of([file])
-    return f"hub:{config.model.hf_assets_path}" if config.model.hf_assets_path else f"bpe:{config.data.bpe_vocab_size}"
-
-
-def _load_tokenizer(config: Config, source: Source) -> Tokenizer:
-    """The tokenizer, set to give a document's tokens and nothing else: no specials, no truncation, no padding."""
-    given = config.model.hf_assets_path
-    if not given:
-        tokenizer = _train_bpe(source.documents(), config.data.bpe_vocab_size)
-    else:
-        file = _tokenizer_file(config)
-        try:
-            tokenizer = Tokenizer.from_file(str(file)) if file else Tokenizer.from_pretrained(given)
-        except Exception as error:  # the library raises plain Exception
-            mend = "give a tokenizer.json of the `tokenizers` library, or fetch the name on a node with internet"
-            raise InputError(f"model.hf_assets_path={given} could not be read ({error}): {mend}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True  # "</s>" in a document is text, not the document's end
-    return tokenizer
-
-
-def _train_bpe(documents: Iterator[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE; the same documents give the same tokenizer."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT_NAMES[0]],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_beginning(documents, BPE_CHARACTERS), trainer)
-    return tokenizer
-
-
-def _beginning(documents: Iterator[str], characters: int) -> Iterator[str]:
-    for document in documents:
-        yield document
-        characters -= len(document)
-        if characters <= 0:
-            return
-
-
-def _end_of_text(tokenizer: Tokenizer) -> int:
-    for name in END_OF_TEXT_NAMES:
-        if (token := tokenizer.token_to_id(name)) is not None:
-            return token
-    raise InputError(f"the tokenizer has no end-of-text token: add one of {', '.join(END_OF_TEXT_NAMES)} to it")
-
-
-def _encode(tokenizer: Tokenizer, documents: Iterator[str]) -> Iterator[list[int]]:
-    """Token ids of each document that has any, without end-of-text."""
-    for batch in _batches(documents):
-        for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
-            if encoding.ids:
-                yield encoding.ids
-
-
-def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
-    batch, characters = [], 0
-    for document in documents:
-        batch.append(document)
-        characters += len(document)
-        if characters >= BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
+def _flush_to_disk(folder: Path) -> None:
+    """Have a folder and its files survive a power cut, which may otherwise keep a file's name and lose its content."""
+    for path in (*folder.iterdir(), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)

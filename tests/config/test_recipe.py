@@ -1,4 +1,7 @@
+"""What the recipes are, how their layers merge, and what is said of mistakes in them."""
+
 import json
+import os
 import shutil
 import sys
 
@@ -7,14 +10,15 @@ import torch
 import yaml
 from torch import nn
 
-from experiments.config import recipes, rules
+from experiments import recipe
+from experiments.config import recipes, rules, values, yaml_source
 from experiments.config.recipes import difference, load, to_yaml
 from experiments.config.studies import STUDIES
 from models.errors import InputError
 from tests import processes
 
 FLOAT8 = "quantize.linear.float8"
-ON_FP8 = f"{FLOAT8}.recipe_name=tensorwise"
+HEAD = "base: baseline\ndescription: foo\n"
 
 
 @pytest.fixture
@@ -25,7 +29,11 @@ def write(tmp_path, monkeypatch):
     monkeypatch.setattr(recipes, "ROOT", tmp_path)
     monkeypatch.setattr(recipes, "RECIPES", folder)
     monkeypatch.setattr(recipes, "OVERLAYS", folder / "overlays")
-    return lambda name, text: (folder / f"{name}.yaml").write_text(text)
+
+    def write(name, text):
+        (folder / f"{name}.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+
+    return write
 
 
 def problems(*args, **kwargs) -> list[str]:
@@ -48,11 +56,15 @@ def problems(*args, **kwargs) -> list[str]:
         ("rowwise_gw_hp_fp8_compiled", [(f"{FLOAT8}.recipe_name", None, "rowwise_with_gw_hp")]),
     ],
 )
-def test_each_recipe_is_its_parent_and_one_marked_change(name, expected):
+def test_the_recipes_that_are_compared_are_one_change_apart(name, expected):
     assert difference(load(name)) == expected
-    lines = (recipes.RECIPES / f"{name}.yaml").read_text().splitlines()
-    marked = [line.split(":")[0].strip() for line in lines if line.endswith(" # <- the intervention")]
-    assert marked == [key.split(".")[-1] for key, _, _ in expected]
+
+
+@pytest.mark.parametrize("name", sorted({*recipes.names()} - {"base", "baseline"}))
+def test_each_recipe_marks_its_one_intervention(name):
+    lines = recipes.paths()[name].read_text().splitlines()
+    [marked] = [line.split(":")[0].strip() for line in lines if " # <- the intervention" in line]
+    assert marked in [key.split(".")[-1] for key, _, _ in difference(load(name))]
 
 
 def test_the_difference_is_taken_under_the_same_overlays_and_overrides():
@@ -64,8 +76,7 @@ def test_the_published_schedule_is_torchtitans():
     from torchtitan.components.lr_scheduler import build_lr_schedulers
 
     config = load("baseline").config
-    parameter = nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([parameter], lr=config.optimizer.lr)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=config.optimizer.lr)
     scheduler = build_lr_schedulers([optimizer], config.lr_scheduler, config.training.steps)
     rates = []
     for _ in range(config.training.steps):
@@ -76,21 +87,34 @@ def test_the_published_schedule_is_torchtitans():
 
 
 @pytest.mark.parametrize("overlay", recipes.overlay_names())
-@pytest.mark.parametrize("name", recipes.names())
-def test_every_recipe_loads_with_every_overlay_which_touches_only_what_it_says(name, overlay):
-    if (name, overlay) == ("candidate_adamw_stochastic_rounding", "fp32_master"):
-        pytest.skip("fp32 weights are not rounded: refused, see test_optimizer")
+def test_every_recipe_loads_with_every_overlay_which_touches_only_what_it_says(overlay):
     tree = yaml.safe_load((recipes.OVERLAYS / f"{overlay}.yaml").read_text())
     del tree["description"]
-    before, after = (dict(recipes.flat(load(name, overlays).config.to_dict())) for overlays in ([], [overlay]))
-    assert {key for key in before if before[key] != after[key]} <= {key for key, _ in recipes.flat(tree)}
-    assert after["job.description"] == load(name).description
+    for name in recipes.names():
+        if (name, overlay) == ("candidate_adamw_stochastic_rounding", "fp32_master"):
+            continue  # float32 weights are not rounded: refused, see below
+        before, after = (dict(rules.flat(load(name, overlays).config.to_dict())) for overlays in ([], [overlay]))
+        assert {key for key in before if before[key] != after[key]} <= {key for key, _ in rules.flat(tree)}
+        assert after["job.description"] == before["job.description"]
 
 
-def test_as_published_undoes_what_was_mended():
-    config = load("tensorwise_fp8_compiled", ["as_published"]).config
-    assert (config.training.max_norm, config.data.layout, config.compile.scope) == (float("inf"), "padded", "model")
-    assert (config.quantize.linear.float8.filter_fqns, config.lr_scheduler.warmup_steps) == ([], 101)
+# ---- the command ----
+
+
+def test_the_list_has_the_four_first_and_does_not_import_torch():
+    code = "import sys; from experiments import recipe; recipe.main(['list']); assert 'torch' not in sys.modules"
+    output = processes.run([sys.executable, "-c", code])
+    listed = [line.split()[0] for line in output.stdout.splitlines() if line.startswith("  ")]
+    assert listed[:4] == list(recipes.THE_FOUR)
+    assert sorted(listed) == sorted([*recipes.names(), *recipes.overlay_names(), *(p.stem for p in STUDIES.glob("*"))])
+
+
+def test_show_prints_what_a_recipe_changes(capsys):
+    assert recipe.main(["show", "rowwise_fp8_compiled", "--overlay", "cpu", "training.steps=5"]) == 0
+    shown = capsys.readouterr().out
+    assert "steps: 5\n" in shown and f"{FLOAT8}.recipe_name: None -> 'rowwise'" in shown
+    assert recipe.main(["show", "rowwis"]) == 2
+    assert "unknown recipe `rowwis`" in capsys.readouterr().err
 
 
 # ---- merging and reading ----
@@ -111,13 +135,15 @@ def test_numbers_are_yaml_1_2(write):
     assert (config.training.max_norm, config.optimizer.weight_decay) == (float("inf"), 0.0)
 
 
-@pytest.mark.parametrize("text", ["1e3", "yes", "null", "", "12", "a: b # c", "*x", "2001-01-01", "ä\nb"])
+@pytest.mark.parametrize(
+    "text", ["1e3", "yes", "null", "", "12", "a: b # c", "*x", "2001-01-01", "ä\nb", "😀", "9" * 30]
+)
 def test_any_text_survives_the_round_trip(text, tmp_path):
-    quoted = json.dumps(text)
+    quoted = json.dumps(text, ensure_ascii=False)
     resolved = load("rowwise_fp8_compiled", ["cpu", "as_published"], [f"model.hf_assets_path={quoted}"], seed=5)
     assert resolved.config.model.hf_assets_path == text
     path = tmp_path / "recipe.yaml"
-    path.write_text(to_yaml(resolved))
+    path.write_text(to_yaml(resolved), encoding="utf-8")
     again = load(str(path))
     assert again.config == resolved.config
     assert (again.base, again.description, difference(again)) == (None, resolved.description, [])
@@ -131,21 +157,17 @@ def test_a_resolved_recipe_says_where_it_is_from_and_holds_every_key():
 
 
 def test_a_recipe_of_ones_own_may_live_anywhere(tmp_path):
-    (tmp_path / "mine.yaml").write_text("base: baseline\ndescription: mine\ntraining: {steps: 5}\n")
-    mine = load(str(tmp_path / "mine.yaml"))
-    assert (mine.name, mine.base, difference(mine)) == ("mine", "baseline", [("training.steps", 1000, 5)])
+    (tmp_path / "short.yaml").write_text("base: baseline\ndescription: short\ntraining: {steps: 5}\n")
+    short = load(str(tmp_path / "short.yaml"))
+    assert (short.name, short.base, difference(short)) == ("short", "baseline", [("training.steps", 1000, 5)])
 
 
-def test_listing_does_not_import_torch():
-    code = "import sys; from experiments import recipe; recipe.main(['list'])"
-    output = processes.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], check=False)
-    lines = [line for line in output.stdout.splitlines() if line.startswith("  ")]
-    assert output.stderr == "" and len(lines) == len(recipes.names() + recipes.overlay_names())
+@pytest.mark.parametrize("value", ["", "null", "''"])
+def test_compiled_kernels_need_not_be_kept(value):
+    assert not load("baseline", overrides=[f"compile.artifacts_dir={value}"]).config.compile.artifacts_dir
 
 
-# ---- mistakes ----
-
-HEAD = "base: baseline\ndescription: foo\n"
+# ---- mistakes in one layer ----
 
 
 @pytest.mark.parametrize(
@@ -155,76 +177,189 @@ HEAD = "base: baseline\ndescription: foo\n"
         ("training:\n  lr: 1e-3", "4: training.lr: unknown key; did you mean `optimizer.lr`?"),
         ("debug:\n  zzzz: 1", "4: debug.zzzz: unknown key; known here: seed, deterministic, "),
         ("optimiser:\n  lr: 1", "3: optimiser: unknown section; did you mean `optimizer`?"),
+        ("training.steps: 5", "3: training.steps: unknown section; "),
         ("optimizer:\n  lr: fast", "4: optimizer.lr: expected a number, got 'fast'"),
-        ("training:\n  max_norm: big", "4: training.max_norm: expected a number, got 'big'"),
         ("training:\n\n  steps: 1.5", "5: training.steps: expected an integer, got 1.5"),
         ("training:\n  steps: true", "4: training.steps: expected an integer, got true"),
-        ("training:\n  steps: 0", "4: training.steps: expected at least 1, got 0"),
         ("compile:\n  enable: yes", "4: compile.enable: expected true or false, got 'yes'"),
         ("compile:\n  components: model", "4: compile.components: expected a list, as [a, b], got 'model'"),
-        ("compile:\n  components: [model, 3]", "4: compile.components: item 2: expected text, got 3"),
+        ("model:\n  freeze: [a, 3]", "4: model.freeze: item 2: expected text, got 3"),
+        (
+            "compile:\n  components: [model, foo]",
+            "4: compile.components: item 2: expected 'model' or 'loss', got 'foo'",
+        ),
         ("compile:\n  scope: blok", "4: compile.scope: expected 'block' or 'model', got 'blok'"),
         ("model:\n  flavor:", "4: model.flavor: expected text, got null"),
         ("model: 5", "3: model: expected keys below it, got 5"),
         ("training:", "3: training: expected keys below it, got null"),
         ("validation:\n  steps: 0", "3: validation: validation steps must be positive or -1"),
-        ("model:\n  converters: []", "4: model.converters: expected [fp8], as base.yaml has it"),
         ("job:\n  description: x", "4: job.description: write it as `description:`"),
         ("training:\n  steps: 1\n  steps: 2", "5: training.steps: already given at recipes/foo.yaml:4; keep one"),
+        ("training:\n  ? [steps]\n  : 2", "4: training.: expected a key's name before the colon"),
         ("training:\n  steps: [1", "5: YAML error while parsing a flow sequence: "),
         ("training: {steps: &x 3, seq_len: *x}", "3: YAML error: the alias *x is not allowed"),
         ("job:\n  dump_folder: !!python/object/apply:os.getcwd []", "4: YAML error: the tag !!python/"),
+        ("training: " + "{a: " * 900 + "}" * 900, "3: YAML error: more than 20 levels of nesting"),
+        ("model:\n  freeze: " + "[" * 900 + "]" * 900, "4: YAML error: more than 20 levels of nesting"),
+        ("training:\n  steps: " + "9" * 5000, "4: YAML error: an integer of more than 18 digits"),
+        ('model:\n  flavor: "\\ud800"', "4: YAML error: text with a NUL or half a character"),
+        ('model:\n  "fl\\0": a', "4: YAML error: text with a NUL or half a character"),
+        ("# " + "x" * 100_000, " has more than 100 kB"),
     ],
 )
 def test_a_mistake_is_named_with_its_line(write, body, line):
     write("foo", f"{HEAD}{body}\n")
-    found = problems("foo")
-    assert len(found) == 1 and found[0].startswith(f"recipes/foo.yaml:{line}"), found
+    messages = problems("foo")
+    assert len(messages) == 1 and messages[0].startswith(f"recipes/foo.yaml:{line}"), messages
+
+
+RANGES = {  # values beside a range, in it at its ends, and the sentence
+    "optimizer.lr": ("-1 .nan .inf", "0 1e-9", "at least 0"),
+    "optimizer.eps": ("-1 .nan", "0", "at least 0"),
+    "optimizer.weight_decay": (".nan -0.1", "0", "at least 0"),
+    "optimizer.beta1": (".nan 1.5 2.0 1 -1", "0 0.999999", "at least 0 and less than 1"),
+    "optimizer.beta2": ("1 1.0", "0", "at least 0 and less than 1"),
+    "lr_scheduler.warmup_steps": ("-5", "0 2000", "at least 0"),
+    "lr_scheduler.decay_ratio": (".nan 2 -0.1", "0 1 null", "at least 0 and at most 1"),
+    "lr_scheduler.min_lr_factor": (".nan 1.1", "0 1", "at least 0 and at most 1"),
+    "training.max_norm": ("-1 0 .nan", ".inf 1e-9", "more than 0"),
+    "training.steps": ("0 -1", "1", "at least 1"),
+    "training.seq_len": ("1 0", "2", "at least 2"),
+    "training.global_batch_size": ("0 -2", "-1 1", "-1 or at least 1"),
+    "training.gc_freq": ("0", "1", "at least 1"),
+    "training.dataloader.num_workers": ("-1 2000", "0 8", "at least 0 and at most 1,000"),
+    "checkpoint.keep_latest_k": ("1 -1", "0 2", "0 or at least 2"),
+    "parallelism.data_parallel_replicate_degree": ("0 -1", "1 2", "at least 1"),
+    "parallelism.data_parallel_shard_degree": ("0 -2", "-1 1", "-1 or at least 1"),
+    "data.bpe_vocab_size": (f"256 {10**12}", "257", "at least 257 and at most 1,000,000"),
+    "data.max_tokens": ("0", "1 null", "at least 1"),
+}
+
+
+@pytest.mark.parametrize("key", RANGES)
+def test_a_number_out_of_range_is_refused(key):
+    outside, inside, words = RANGES[key]
+    for value in outside.split():
+        [line] = problems("baseline", overrides=[f"{key}={value}"])
+        infinite = value == ".inf" and "a finite number"
+        assert line.startswith(f"command line: {key}={value}: {key}: expected {infinite or words}, got ")
+    for value in inside.split():
+        load("baseline", overrides=[f"{key}={value}"])
+
+
+@pytest.mark.parametrize("seed", [-1, 10**18, 10**26])
+def test_a_seed_fits_into_64_bits(seed):
+    [line] = problems("baseline", seed=seed)
+    assert line.startswith("--seed: debug.seed: expected at least 0 and less than 1e+18, got ")
 
 
 @pytest.mark.parametrize(
-    "overrides, expected",
+    "override, message",
     [
-        (["parallelism.tensor_parallel_degree=2"], "not supported: FSDP shards the model instead; set it to 1, got 2"),
-        (["training.seq_len=100"], "seq_len x local_batch_size is 100; FP8 needs a multiple of 16"),
-        (["{FLOAT8}.recipe_name=rowwise", "{FLOAT8}.enable_fsdp_float8_all_gather=true"], "needs recipe_name: ten"),
-        (["{FLOAT8}.precompute_float8_dynamic_scale_for_fsdp=true"], "needs enable_fsdp_float8_all_gather: true"),
+        ("experimental.custom_import=runs.evil", "would run code that the recipe names; set it to '', got 'runs.evil'"),
+        ("experimental.custom_args_module=x", "would run code"),
+        ("job.custom_config_module=x", "would run code"),
+        ("model.name=x", "there is one architecture; set it to 'llama', got 'x'"),
+        ("model.converters=[]", "converts nothing until quantize.linear.float8.recipe_name is set; set it to"),
+        ("optimizer.name=AdamW8bit", "there is one optimizer; set it to 'AdamW', got 'AdamW8bit'"),
+        ("optimizer.early_step_in_backward=true", "no gradients for the proof to look at; set it to false"),
+        ("parallelism.tensor_parallel_degree=2", "FSDP shards the model instead; set it to 1, got 2"),
+        ("training.enable_cpu_offload=true", "not supported; set it to false"),
+        ("checkpoint.load_step=99", "goes on from its newest checkpoint; set it to -1, got 99"),
+        ("compile.backend=foo", "expected 'inductor', 'aot_eager' or 'eager', got 'foo'"),
+        ("activation_checkpoint.selective_ac_option=foo", "expected 'op' or a number in quotes, got 'foo'"),
+        ("checkpoint.folder=/x", "expected a folder within the run directory, as `checkpoint`, got '/x'"),
+        ("checkpoint.folder=a/../../b", "expected a folder within the run directory"),
+        ("checkpoint.folder=''", "expected a folder within the run directory"),
+        ("debug.seed=null", "expected an integer, got null"),
+        (f"model.flavor=[{'1, ' * 5000}]", "…"),
     ],
 )
-def test_keys_that_contradict_each_other(overrides, expected):
-    overrides = [text.format(FLOAT8=FLOAT8) for text in overrides]
-    [line] = problems("baseline", overrides=[ON_FP8, *overrides])
-    key = overrides[-1].split("=")[0]
-    assert line.startswith(f"command line: {overrides[-1]}: {key}: ") and expected in line
+def test_what_would_fail_or_be_ignored_is_refused(override, message):
+    [line] = problems("baseline", overrides=[override])
+    assert message in line
+
+
+def test_each_restricted_key_exists_and_its_value_in_base_is_fine():
+    config = load("base").config
+    for key, rule in values.VALUES.items():
+        section, _, name = key.rpartition(".")
+        assert rule(getattr(eval(f"config.{section}", {"config": config}), name)) is None
+
+
+@pytest.mark.parametrize(
+    "spoiled, message",
+    [("training:", "expected keys below it, got null"), ("optimizer: hello", "expected keys below it, got 'hello'"),
+     ("training: {seq_len: many}", "expected an integer"), ("training: {seq_len: 0}", "expected at least 2")],
+)  # fmt: skip
+def test_a_layer_is_checked_although_a_later_one_replaces_it(write, spoiled, message):
+    write("foo", HEAD + spoiled)
+    keys = ["training.seq_len=256", "optimizer.lr=1e-3"]
+    [line] = problems("foo", ["cpu"], keys)
+    assert line.startswith("recipes/foo.yaml:3: ") and message in line
+    write("foo", HEAD)
+    write("overlays/bar", "description: bar\n" + spoiled)
+    [line] = problems("foo", ["bar", "cpu"], keys)
+    assert line.startswith("recipes/overlays/bar.yaml:2: ") and message in line
+
+
+def test_all_mistakes_are_named_at_once(write):
+    write("foo", HEAD + "training:\n  stepz: 5\n  steps: 0\noptimizer:\n  lr: fast\n")
+    write("overlays/bar", "description: bar\nbase: base\nmetrics: {log_freq: often}\n")
+    messages = problems("foo", ["bar", "cpuu"], ["nothing", "a\udcff=1", "model.flavour=cpu"])
+    assert {line.split(": ")[0] + ":" + line.split(": ")[1] for line in messages} == {
+        "recipes/overlays/bar.yaml:2:base",
+        "unknown overlay `cpuu`; did you mean `cpu`? known:alps, as_published, bar, cpu, fp32_master, h100, h200",
+        "command line:nothing",
+        "command line:a\udcff=1",
+        "command line:model.flavour=cpu",
+        "recipes/foo.yaml:4:training.stepz",
+        "recipes/foo.yaml:5:training.steps",
+        "recipes/foo.yaml:7:optimizer.lr",
+        "recipes/overlays/bar.yaml:3:metrics.log_freq",
+    }
+
+
+# ---- keys that contradict each other ----
+
+
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (["training.seq_len=100", f"{FLOAT8}.recipe_name=rowwise"], "seq_len x local_batch_size is 100; FP8 needs"),
+        ([f"{FLOAT8}.enable_fsdp_float8_all_gather=true", f"{FLOAT8}.recipe_name=rowwise"], "needs recipe_name: ten"),
+        ([f"{FLOAT8}.precompute_float8_dynamic_scale_for_fsdp=true"], "needs enable_fsdp_float8_all_gather: true"),
+        ([f"{FLOAT8}.fast_accumulation_in_backward=true"], "does nothing without a recipe_name"),
+        (["optimizer.stochastic_rounding=true", "training.dtype=float32"], "rounds bf16 weights"),
+        (["optimizer.built=before_conversion", "compile.enable=true"], "set compile.enable to false"),
+        (["compile.cuda_graphs=true"], "set compile.enable to true"),
+        (["compile.cuda_graphs=true", "compile.enable=true", "training.global_batch_size=1024"],
+         "set training.global_batch_size to -1"),
+        (["training.global_batch_size=7", "training.local_batch_size=2"], "expected a multiple of local_batch_size"),
+        (["training.dataset_path=text.parquet"], "set training.dataset to parquet"),
+        (["training.dataloader.num_workers=0", "training.dataloader.prefetch_factor=2"], "expected 1 or more with"),
+        (["lr_scheduler.total_steps=999"], "expected at least training.steps (1000), got 999"),
+        (["profiling.profile_freq=3"], "expected at least profiler_warmup + profiler_active, got 3"),
+        (["activation_checkpoint.mode=memory_budget"], "set compile.enable to true"),
+        (["activation_checkpoint.mode=memory_budget", "compile.enable=true", "compile.scope=model"], "scope to block"),
+    ],
+)  # fmt: skip
+def test_keys_that_contradict_each_other(overrides, message):
+    [line] = problems("baseline", overrides=overrides)
+    assert line.startswith(f"command line: {overrides[0]}: {overrides[0].split('=')[0]}: ") and message in line
 
 
 def test_what_only_fp8_forbids_is_fine_in_bf16():
     load("baseline", overrides=["training.seq_len=100"])
 
 
-def test_all_mistakes_are_told_at_once(write):
-    write("foo", HEAD + "training:\n  stepz: 5\n  steps: 0\noptimizer:\n  lr: fast\n")
-    write("overlays/bar", "description: bar\nbase: base\nmetrics: {log_freq: often}\n")
-    found = problems("foo", ["bar", "cpuu"], ["nothing", "model.flavour=cpu"])
-    assert {line.split(": ")[0] + ":" + line.split(": ")[1] for line in found} == {
-        "recipes/overlays/bar.yaml:2:base",
-        "unknown overlay `cpuu`; did you mean `cpu`? known:alps, as_published, bar, cpu, fp32_master, h100, h200",
-        "command line:nothing",
-        "command line:model.flavour=cpu",
-        "recipes/foo.yaml:4:training.stepz",
-        "recipes/foo.yaml:7:optimizer.lr",
-        "recipes/overlays/bar.yaml:3:metrics.log_freq",
-    }
+def test_torchtitans_defaults_need_not_suit(tmp_path):
+    (tmp_path / "bare.yaml").write_text("description: bare\nmodel: {converters: [fp8]}\n")
+    [line] = problems(str(tmp_path / "bare.yaml"))
+    assert line.startswith("torchtitan default: model.name: there is one architecture; set it to 'llama'")
 
 
-def test_contradictions_are_told_beside_wrong_types_but_never_follow_from_them(write):
-    wrong = ["training.steps=0", "optimizer.lr=fast", f"{FLOAT8}.enable_fsdp_float8_all_gather=maybe"]
-    found = problems("baseline", overrides=[*wrong, f"{FLOAT8}.precompute_float8_dynamic_scale_for_fsdp=true"])
-    assert sorted(line.split(": ")[2] for line in found) == [
-        "optimizer.lr",
-        f"{FLOAT8}.enable_fsdp_float8_all_gather",
-        "training.steps",
-    ]
+# ---- files that are no recipes ----
 
 
 @pytest.mark.parametrize(
@@ -242,10 +377,9 @@ def test_contradictions_are_told_beside_wrong_types_but_never_follow_from_them(w
     ],
 )
 def test_a_file_that_is_no_recipe(write, text, line):
-    write("foo", "")
-    (recipes.RECIPES / "foo.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    found = problems("foo")
-    assert len(found) == 1 and found[0].startswith(f"recipes/foo.yaml:{line}"), found
+    write("foo", text)
+    messages = problems("foo")
+    assert len(messages) == 1 and messages[0].startswith(f"recipes/foo.yaml:{line}"), messages
 
 
 def test_a_circle_of_parents(write):
@@ -254,16 +388,45 @@ def test_a_circle_of_parents(write):
     assert problems("a") == ["recipes/c.yaml:1: base: circular: b -> c -> b"]
 
 
-@pytest.mark.parametrize("name", ["baselin", "runs/baseline", "overlays/cpu"])
+@pytest.mark.parametrize("name", ["/x", "../x", "a/b", "..", ".hidden", "", "a=b", "x" * 101, "a\nb", "[1]", "null"])
+def test_a_resolved_recipe_names_no_place_but_its_own(name, tmp_path):
+    text = to_yaml(load("baseline", ["cpu"])).replace("name: baseline", f"name: {json.dumps(name)}", 1)
+    (tmp_path / "recipe.yaml").write_text(text)
+    if name == "null":
+        assert load(str(tmp_path / "recipe.yaml")).name == "null"
+    else:
+        [line] = problems(str(tmp_path / "recipe.yaml"))
+        assert "recipe.yaml:4: name: expected letters, digits," in line
+
+
+@pytest.mark.parametrize("name", ["baselin", "runs/baseline", "overlays/cpu", "x" * 300])
 def test_an_unknown_recipe_lists_the_known(name):
     [line] = problems(name)
     assert f"unknown recipe `{name}`" in line and all(known in line for known in recipes.names())
-    assert "overlays" in name or "did you mean `baseline`" in line
+    assert "baselin" not in name[:7] or "did you mean `baseline`" in line
 
 
-def test_a_recipe_file_that_is_not_there():
-    [line] = problems("baseline.yaml")
-    assert line.startswith("baseline.yaml: no such file") and all(known in line for known in recipes.names())
+@pytest.mark.parametrize("name", ["nowhere.yaml", "loop.yaml", f"{'x' * 300}.yaml"])
+def test_a_recipe_file_that_is_not_there(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.symlink("loop.yaml", "loop.yaml")
+    [line] = problems(name)
+    assert line.startswith(f"{name}: no such file") and all(known in line for known in recipes.names())
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink(path, path)])
+def test_what_is_not_a_file_is_no_recipe(make, write):
+    make(recipes.RECIPES / "foo.yaml")
+    assert problems("foo") == ["recipes/foo.yaml: is not a file, or a link that leads nowhere: give a YAML file"]
+
+
+def test_a_file_that_may_not_be_read(write, monkeypatch):
+    def denied(*_):
+        raise PermissionError(13, "Permission denied")
+
+    write("foo", HEAD)
+    monkeypatch.setattr(yaml_source, "open", denied, raising=False)  # root may read all
+    assert problems("foo") == ["recipes/foo.yaml: cannot be read: Permission denied"]
 
 
 # ---- schema ----
@@ -278,9 +441,7 @@ def test_the_schema_documents_torchtitans_keys_and_allows_partial_files():
         assert "required" not in section and not section["additionalProperties"]
 
 
-@pytest.mark.parametrize(
-    "path", sorted({*recipes.RECIPES.rglob("*.yaml")} - {*STUDIES.glob("*")}), ids=lambda p: p.stem
-)
-def test_editors_find_the_schema(path):
-    reference = path.read_text().splitlines()[0].removeprefix("# yaml-language-server: $schema=")
-    assert (path.parent / reference).resolve() == recipes.RECIPES / "schema.json"
+def test_editors_find_the_schema():
+    for path in {*recipes.RECIPES.rglob("*.yaml")} - {*STUDIES.glob("*")}:
+        reference = path.read_text().splitlines()[0].removeprefix("# yaml-language-server: $schema=")
+        assert (path.parent / reference).resolve() == recipes.RECIPES / "schema.json"

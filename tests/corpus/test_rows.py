@@ -105,28 +105,10 @@ def test_a_run_longer_than_the_data_is_told_once(config, caplog):
     )
 
 
-@pytest.mark.parametrize(
-    "key, value, sentence",
-    [
-        ("training.dataset_path", None, "needs training.dataset_path"),
-        ("training.dataset_path", "corpse.parquet", "corpse.parquet does not exist: give"),
-        ("training.dataset_path", "empty", "holds no .*parquet file"),
-        ("training.seq_len", 10_000, r"240 tokens, fewer than one row \(10,001\): lower training.seq_len"),
-        ("data.text_column", "texts", r"no column 'texts' \(did you mean 'text'\?\).*one of id, text"),
-        ("data.text_column", "id", "column 'id' .* holds int64, not text"),
-        ("model.hf_assets_path", "./llama", "model.hf_assets_path=./llama: llama does not exist"),
-        ("model.hf_assets_path", "empty", "empty/tokenizer.json does not exist"),
-        ("model.hf_assets_path", "corpus.parquet", "model.hf_assets_path=corpus.parquet could not be read"),
-    ],
-)
-def test_bad_setting_gets_one_sentence(config, tmp_path, monkeypatch, key, value, sentence):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    section, name = key.split(".")
-    setattr(getattr(config, section), name, value)
-    with pytest.raises(InputError, match=sentence) as error:
+def test_a_corpus_of_less_than_a_row(config):
+    config.training.seq_len = 10_000
+    with pytest.raises(InputError, match=r"240 tokens, fewer than one row \(10,001\): lower training.seq_len"):
         loader(config)
-    assert "\n" not in str(error.value)
 
 
 def test_vocabulary_larger_than_the_models(config):

@@ -1,0 +1,123 @@
+"""Text to tokens: by a tokenizer.json, a tokenizer of Hugging Face's hub, or a BPE trained on the corpus."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from experiments.config.keys import Config
+from experiments.corpus.documents import Source, digest_of
+from models.errors import InputError
+
+END_OF_TEXT_NAMES = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eot_id|>")
+BATCH_CHARACTERS = 4_000_000  # encoded at once: enough for every core, and takes about 0.5 GB
+BPE_CHARACTERS = 100_000_000  # the BPE learns from the corpus' beginning: more takes minutes and changes little
+LOCAL_PATH = re.compile(r"[./~].*|.*\.json|.*/.*/.*")  # what cannot be a hub name: `name` or `owner/name`
+
+
+def local_tokenizer(config: Config) -> Path | None:
+    """The local tokenizer.json; None where `model.hf_assets_path` is empty or names a tokenizer on the hub."""
+    given = config.model.hf_assets_path
+    path = Path(given)
+    if not given or (not path.exists() and not LOCAL_PATH.fullmatch(given)):
+        return None
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(
+            f"model.hf_assets_path={given}: {file} does not exist; give a tokenizer.json, a folder with one, a name on "
+            'Hugging Face, or "" to train a BPE on the corpus'
+        )
+    return file
+
+
+def tokenizer_identity(config: Config, file: Path | None) -> str:
+    """What tells this tokenizer from others; those of the hub go by their name."""
+    if file:
+        return digest_of([file])
+    return f"hub:{config.model.hf_assets_path}" if config.model.hf_assets_path else f"bpe:{config.data.bpe_vocab_size}"
+
+
+def load_tokenizer(config: Config, file: Path | None, source: Source) -> Tokenizer:
+    """The tokenizer, set to give a document's tokens and nothing else: no specials, no truncation, no padding."""
+    given = config.model.hf_assets_path
+    if not given:
+        tokenizer = _train_bpe(source.documents(), config.data.bpe_vocab_size)
+    else:
+        try:
+            tokenizer = Tokenizer.from_file(str(file)) if file else Tokenizer.from_pretrained(given)
+        except Exception as error:  # the library raises plain Exception
+            mend = "give a tokenizer.json of the `tokenizers` library, or fetch the name on a node with internet"
+            raise InputError(f"model.hf_assets_path={given} could not be read ({error}): {mend}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True  # "</s>" in a document is text, not the document's end
+    return tokenizer
+
+
+def _train_bpe(documents: Iterator[str], vocab_size: int) -> Tokenizer:
+    """A byte-level BPE; the same documents give the same tokenizer."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT_NAMES[0]],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_beginning(documents), trainer)
+    return tokenizer
+
+
+def _beginning(documents: Iterator[str]) -> Iterator[str]:
+    """What the BPE learns from."""
+    characters = 0
+    for piece, _ in _pieces(documents):
+        yield piece
+        characters += len(piece)
+        if characters >= BPE_CHARACTERS:
+            return
+
+
+def end_of_text(tokenizer: Tokenizer) -> int:
+    """The id of the token that ends a document. Raises `InputError` if there is none."""
+    for name in END_OF_TEXT_NAMES:
+        if (token := tokenizer.token_to_id(name)) is not None:
+            return token
+    raise InputError(f"the tokenizer has no end-of-text token: add one of {', '.join(END_OF_TEXT_NAMES)} to it")
+
+
+def encode(tokenizer: Tokenizer, documents: Iterator[str]) -> Iterator[tuple[list[int], bool]]:
+    """The pieces' token ids, without end-of-text, and whether a document ends with the piece."""
+    for batch in _batches(_pieces(documents)):
+        try:
+            encodings = tokenizer.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
+        except Exception as error:  # the library raises plain Exception
+            mend = "give another model.hf_assets_path, with a token for unknown words"
+            raise InputError(f"the tokenizer cannot encode the corpus ({error}): {mend}") from error
+        for encoding, (_, document_ends) in zip(encodings, batch, strict=True):
+            yield encoding.ids, document_ends
+
+
+def _pieces(documents: Iterator[str]) -> Iterator[tuple[str, bool]]:
+    """Documents, long ones in pieces of a batch's size, and whether a document ends with the piece.
+
+    The tokenizer takes 100 times a text's size in memory; a cut costs a token or two.
+    """
+    for document in documents:
+        for start in range(0, len(document), BATCH_CHARACTERS):
+            end = start + BATCH_CHARACTERS
+            yield document[start:end], end >= len(document)
+
+
+def _batches(pieces: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    batch, characters = [], 0
+    for piece in pieces:
+        batch.append(piece)
+        characters += len(piece[0])
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch

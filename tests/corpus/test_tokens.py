@@ -1,0 +1,312 @@
+"""Token files: what enters them, when they are made again, and mistakes."""
+
+import errno
+import json
+import multiprocessing
+import os
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from experiments.corpus import rows, tokenizer, tokens
+from experiments.corpus.tokens import prepare
+from models.errors import InputError
+from tests.make_corpus import EOS, VOCABULARY, words, write_parquet, write_tokenizer
+
+
+def test_text_that_looks_like_end_of_text_does_not_end_a_document(config):
+    config.model.hf_assets_path = ""
+    config.data.bpe_vocab_size = 300
+    write_parquet(config.training.dataset_path, ["one <|end_of_text|> two"])
+    file = prepare(config)
+    assert np.flatnonzero(file.tokens == file.eos_id).tolist() == [file.n_tokens - 1]
+
+
+def test_prepared_once_until_the_content_changes(config):
+    file = prepare(config)
+    before = {path: path.stat().st_mtime_ns for path in [file.path, *file.path.iterdir()]}
+    config.data.layout, config.training.seq_len = "padded", 8  # the loader's affair
+    assert prepare(config).path == file.path
+    assert {path: path.stat().st_mtime_ns for path in [file.path, *file.path.iterdir()]} == before
+
+    paths = {file.path}
+    config.data.max_tokens = 50
+    paths.add(prepare(config).path)
+    config.model.hf_assets_path = ""
+    for config.data.bpe_vocab_size in (300, 301):
+        paths.add(prepare(config).path)
+    write_parquet(config.training.dataset_path, words(31))
+    paths.add(prepare(config).path)
+    assert len(paths) == 5
+
+
+def test_max_tokens_keeps_whole_documents(config):
+    config.data.max_tokens = 17  # documents are 8 tokens long with their end-of-text
+    assert prepare(config).documents.tolist() == [0, 8, 16, 24]
+
+
+def test_a_folder_is_read_in_the_order_of_its_files(config, tmp_path):
+    (tmp_path / "many").mkdir()
+    for name, document in {"b": "w2", "a": "w1", "c": "w3"}.items():
+        write_parquet(tmp_path / "many" / f"{name}.parquet", [document])
+    config.training.dataset_path = str(tmp_path / "many")
+    assert prepare(config).tokens.tolist() == [1, EOS, 2, EOS, 3, EOS]
+
+
+@pytest.mark.parametrize("characters", [1, 3, 7, 100])
+def test_a_document_longer_than_a_batch_stays_one_document(config, characters, monkeypatch):
+    write_parquet(config.training.dataset_path, ["w1w2w3", "w4 w5", "", "w6"])
+    write_letters(config.model.hf_assets_path)
+    whole = prepare(config)
+    shutil.rmtree(whole.path)
+    monkeypatch.setattr(tokenizer, "BATCH_CHARACTERS", characters)
+    in_pieces = prepare(config)
+    assert in_pieces.tokens.tolist() == whole.tokens.tolist()
+    assert in_pieces.documents.tolist() == whole.documents.tolist() == [0, 7, 13, 16]
+
+
+def write_letters(path):
+    """A tokenizer in which each character is a token, so that a cut costs none."""
+    letters = {"</s>": EOS} | {letter: i for i, letter in enumerate("w 123456789", start=1)}
+    by_letter = Tokenizer(models.WordLevel(letters, unk_token="w"))
+    by_letter.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    by_letter.save(str(path))
+
+
+def test_large_vocabulary_is_stored_in_32_bits(config):
+    write_tokenizer(config.model.hf_assets_path, VOCABULARY | {"w70000": 70_000})
+    write_parquet(config.training.dataset_path, ["w1 w70000"])
+    file = prepare(config)
+    assert file.tokens.tolist() == [1, 70_000, EOS] and file.vocab_size == 70_001
+
+
+def prepare_in_child(config, start, results):
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the parent's tokenizer threads are not in its fork
+    start.wait()
+    results.put(prepare(config).n_tokens)
+
+
+def test_concurrent_preparers_share_one_file(config):
+    write_parquet(config.training.dataset_path, words(20_000))
+    fork = multiprocessing.get_context("fork")
+    start, results = fork.Barrier(2), fork.Queue()
+    children = [fork.Process(target=prepare_in_child, args=(config, start, results)) for _ in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(timeout=120)
+    assert [child.exitcode for child in children] == [0, 0]
+    assert results.get() == results.get() == 160_000
+    folders = [path for path in os.scandir(config.data.cache_dir) if path.is_dir()]
+    assert len(folders) == 1
+
+
+def test_python_stdlib_with_its_own_bpe(config, monkeypatch):
+    """Of one of its packages, to be quick: `make study` takes all."""
+    package = Path(json.__file__).parent
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(package))
+    config.training.dataset, config.training.seq_len = "python_stdlib", 512
+    config.model.hf_assets_path, config.data.bpe_vocab_size = "", 512
+    config.data.max_tokens = 10_000
+    file = prepare(config)
+    sentence = rows.describe(file, config)
+    assert sentence.startswith("python_stdlib: 1") and "vocabulary 512 (BPE trained on it)" in sentence
+    first = Tokenizer.from_file(str(file.path / "tokenizer.json")).decode(file.tokens[: file.documents[1]].tolist())
+    assert first == (package / "__init__.py").read_text()  # the first file by name, and nothing lost
+
+
+@pytest.fixture
+def hub(config, monkeypatch):
+    """A dataset on the hub, streamed; `hub.asked` is what load_dataset was called with."""
+    import datasets
+
+    hub = SimpleNamespace(rows=[{"body": text} for text in ["w1 w2", None, "w3", "w4"]], asked=None)
+
+    def load_dataset(*args, **options):
+        hub.asked = (args, options)
+        return datasets.IterableDataset.from_generator(lambda: iter(hub.rows))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    config.training.dataset, config.data.subset, config.data.text_column = "someone/texts", "small", "body"
+    config.data.max_tokens = 5
+    return hub
+
+
+def test_hub_dataset_is_streamed_and_then_found_offline(config, hub, monkeypatch):
+    file = prepare(config)
+    assert file.tokens.tolist() == [1, 2, EOS, 3, EOS]
+    assert hub.asked == (("someone/texts", "small"), {"split": "train", "streaming": True})
+    assert file.path.name.startswith("someone--texts-")
+    hub.rows = None  # the next read would fail
+    assert prepare(config).path == file.path
+
+
+def test_hub_errors(config, hub, monkeypatch):
+    import datasets
+
+    config.data.text_column = "boby"
+    with pytest.raises(InputError, match="did you mean 'body'.*one of body"):
+        prepare(config)
+
+    def unreachable(*args, **options):
+        raise ConnectionError("Couldn't reach the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(InputError, match="someone/texts.*Couldn't reach.*experiments.data prepare.*python_stdlib"):
+        prepare(config)
+    config.data.max_tokens = None
+    with pytest.raises(InputError, match="is none of python_stdlib, .*data.max_tokens"):
+        prepare(config)
+
+
+# ---- what is not right ----
+
+
+def refused(config) -> str:
+    """The one sentence about what is wrong."""
+    with pytest.raises(InputError) as error:
+        prepare(config)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def two_columns_of_one_name(path):
+    pq.write_table(pa.table([["w1"], ["w2"]], names=["text", "text"]), path)
+
+
+def text_that_is_not_utf8(path):
+    offsets, content = pa.py_buffer(np.array([0, 3], np.int32)), pa.py_buffer(b"w1\xff")
+    pq.write_table(pa.table({"text": pa.StringArray.from_buffers(1, offsets, content)}), path)
+
+
+def damaged_page(path):
+    write_parquet(path, words(2000))
+    content = path.read_bytes()
+    footer = int.from_bytes(content[-8:-4], "little") + 8
+    path.write_bytes(content[:4] + bytes(len(content) - 4 - footer) + content[-footer:])
+
+
+def tokenizer_without_unknown(path):
+    tokenizer = Tokenizer(models.WordLevel({"</s>": 0, "w1": 1}))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(path))
+
+
+@pytest.mark.parametrize(
+    "name, spoil, sentence",
+    [
+        ("corpus.parquet", lambda path: path.write_text("text\nhello\n"), "could not be read as parquet"),
+        ("corpus.parquet", lambda path: os.truncate(path, path.stat().st_size - 9), "could not be read as parquet"),
+        ("corpus.parquet", damaged_page, "could not be read as parquet"),
+        ("corpus.parquet", text_that_is_not_utf8, "could not be read as parquet with text in UTF-8"),
+        ("corpus.parquet", two_columns_of_one_name, "has 2 columns 'text'"),
+        ("corpus.parquet", lambda path: write_parquet(path, ["", ""]), "parquet holds no text"),
+        ("corpus.parquet", lambda path: (path.unlink(), os.mkfifo(path)), "is not a file"),
+        ("corpus.parquet", lambda path: (path.unlink(), path.mkdir(), (path / "x.parquet").mkdir()), "is not a file"),
+        ("tokenizer.json", lambda path: write_tokenizer(path, {"w1": 0}), "no end-of-text token: add one of"),
+        ("tokenizer.json", lambda path: (path.unlink(), os.mkfifo(path)), "tokenizer.json does not exist"),
+        ("tokenizer.json", lambda path: path.write_text("{}"), "could not be read"),
+        ("tokenizer.json", tokenizer_without_unknown, "cannot encode the corpus"),
+        ("cache", lambda path: path.write_text(""), "File exists: name a data.cache_dir that can be written"),
+    ],
+)
+def test_bad_file_gets_one_sentence(config, tmp_path, name, spoil, sentence):
+    spoil(tmp_path / name)
+    assert sentence in refused(config)
+
+
+@pytest.mark.parametrize(
+    "key, value, sentence",
+    [
+        ("training.dataset_path", None, "needs training.dataset_path"),
+        ("training.dataset_path", "corpse.parquet", "corpse.parquet does not exist: give"),
+        ("training.dataset_path", "empty", "holds no *.parquet file"),
+        ("training.dataset_path", "x" * 300, "File name too long: make it readable, or give another path"),
+        ("data.text_column", "texts", "no column 'texts' (did you mean 'text'?): set data.text_column to one of id, t"),
+        ("data.text_column", "id", "column 'id' of corpus.parquet holds int64, not text"),
+        ("data.cache_dir", "/proc/nowhere/data", "name a data.cache_dir that can be written"),
+        ("data.cache_dir", "x" * 300, "File name too long: name a data.cache_dir"),
+        ("model.hf_assets_path", "./llama", "model.hf_assets_path=./llama: llama does not exist"),
+        ("model.hf_assets_path", "empty", "empty/tokenizer.json does not exist"),
+        ("model.hf_assets_path", "corpus.parquet", "model.hf_assets_path=corpus.parquet could not be read"),
+    ],
+)
+def test_bad_setting_gets_one_sentence(config, tmp_path, monkeypatch, key, value, sentence):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    config.training.dataset_path = "corpus.parquet"
+    section, name = key.split(".")
+    setattr(getattr(config, section), name, value)
+    assert sentence in refused(config)
+
+
+@pytest.mark.parametrize("where", ["numpy.save", "os.fsync", "pathlib.Path.mkdir"])
+def test_a_full_disk_leaves_nothing_behind(config, monkeypatch, where):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    prepared = prepare(config).path
+    shutil.rmtree(prepared)
+    monkeypatch.setattr(where, full)
+    assert "No space left on device: name a data.cache_dir that can be written and has room" in refused(config)
+    monkeypatch.undo()
+    assert [path.name for path in prepared.parent.iterdir()] == [f".{prepared.name}.lock"]
+    assert prepare(config).path == prepared
+
+
+def test_a_file_system_without_locks_costs_a_warning(config, monkeypatch, caplog):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    path = prepare(config).path
+    assert f"{path.parent}: No locks available: several processes may prepare the same data" in caplog.text
+
+
+def test_another_process_that_was_first_is_believed(config, monkeypatch):
+    path = prepare(config).path
+    shutil.move(path, f"{path}.first")
+    monkeypatch.setattr(tokens, "_flush_to_disk", lambda _: shutil.move(f"{path}.first", path))
+    assert prepare(config).path == path
+    assert sorted(entry.name for entry in path.parent.iterdir()) == [f".{path.name}.lock", path.name]
+
+
+def overwrite(path, start, content):
+    with open(path, "r+b") as file:
+        file.seek(start)
+        file.write(content)
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "documents.npy", "meta.json", "tokenizer.json", "checksum"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.unlink(),
+        lambda path: os.truncate(path, 0),
+        lambda path: os.truncate(path, path.stat().st_size // 2),
+        lambda path: path.write_bytes(bytes(path.stat().st_size)),
+        lambda path: overwrite(path, path.stat().st_size // 2, b"\1"),
+        lambda path: overwrite(path, path.stat().st_size, b" "),
+        lambda path: path.write_text("[]"),
+    ],
+)
+def test_damaged_file_says_what_to_delete(config, name, spoil):
+    path = prepare(config).path
+    spoil(path / name)
+    assert re.fullmatch(f"the token file {path} is damaged .*: delete that folder and run again", refused(config))
+
+
+@pytest.mark.parametrize(
+    "change", [{"dtype": "float16"}, {"dtype": "uint32"}, {"vocab_size": "many"}, {"eos_id": None}]
+)
+def test_a_changed_meta_json_is_damage(config, change):
+    path = prepare(config).path / "meta.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert "is damaged (the checksum is another)" in refused(config)
