@@ -11,7 +11,7 @@ from analysis.comparison import BASELINE
 from analysis.losses import NOT_ENOUGH, Verdict, verdict
 from analysis.plots.style import in_order
 from analysis.rates import completed
-from analysis.summary import read_json
+from analysis.runs import read_json
 
 STUDY = "one_gpu_puzzle"
 FROZEN = "puzzle_bf16_frozen"

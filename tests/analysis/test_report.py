@@ -8,7 +8,7 @@ from rich.console import Console
 
 from analysis.comparison import compare
 from analysis.report import main, notes, rows_of, tables
-from analysis.summary import LayoutError, summarize
+from analysis.runs import LayoutError, summarize
 from tests.make_runs import metrics_lines, write_run, write_study
 
 
