@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.comparison import BASELINE
+from analysis.comparison import BASELINE, in_order
 from analysis.losses import NOT_ENOUGH, Verdict, verdict
-from analysis.plots.style import in_order
 from analysis.rates import completed
 from analysis.summary import read_json
 

@@ -9,9 +9,10 @@ from analysis.plots.learning import loss, loss_difference
 from analysis.plots.overview import summary
 from analysis.plots.speed import mfu, step_time, tokens_per_s
 from analysis.plots.style import to_png, to_svg
-from analysis.plots.wall import wall_after_warm_up, wall_with_warm_up
+from analysis.plots.wall import lead, wall_after_warm_up
 
 __all__ = [
+    "lead",
     "loss",
     "loss_difference",
     "memory",
@@ -22,6 +23,5 @@ __all__ = [
     "to_svg",
     "tokens_per_s",
     "wall_after_warm_up",
-    "wall_with_warm_up",
     "warm_up",
 ]

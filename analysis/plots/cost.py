@@ -1,7 +1,5 @@
 """What does it cost besides steady steps? Warm-up and memory."""
 
-from typing import NamedTuple
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -10,7 +8,7 @@ from matplotlib.patches import Patch
 
 from analysis.plots.bars import draw_row, number, row_figure, set_rows, write_beside
 from analysis.plots.series import Group, groups
-from analysis.plots.style import note, optional, panel, require, styled
+from analysis.plots.style import clock_start, note, optional, panel, require, styled
 
 # Paul Tol's muted colours, colour-blind safe, in the order in which the phases happen.
 _PHASES = {
@@ -24,8 +22,8 @@ _SMALL_SHARE = 0.03  # of the longest warm-up: phases below it in every row are 
 
 @styled
 def warm_up(runs: pd.DataFrame) -> Figure:
-    """Seconds from process start to the end of step 1, by phase; completed runs averaged per recipe and cache state."""
-    figure, axes = row_figure(runs, "recipe", "status", "compile_cache")
+    """Seconds from process start to the end of step 1, by phase; a recipe's completed runs are averaged."""
+    figure, axes = row_figure(runs, "recipe", "status")
     draw_warm_up(axes, runs)
     return figure
 
@@ -33,8 +31,8 @@ def warm_up(runs: pd.DataFrame) -> Figure:
 @panel
 def draw_warm_up(axes: Axes, runs: pd.DataFrame) -> None:
     require(runs, "run", "warm_up_s")
-    rows = _warm_up_rows(runs[runs["warm_up_s"].notna()])
-    table = pd.DataFrame([row.seconds for row in rows]).fillna(0.0)
+    rows = [row for group in groups(runs[runs["warm_up_s"].notna()]) for row in _rows(group)]
+    table = pd.DataFrame([seconds for _, seconds in rows]).fillna(0.0)
     large = [p for p in _PHASES if p in table and table[p].max() >= _SMALL_SHARE * table.sum(axis=1).max()]
     small = [phase for phase in table if phase not in (*large, _NOT_SPLIT)]
     table[_OTHER] = table[small].sum(axis=1)
@@ -44,33 +42,24 @@ def draw_warm_up(axes: Axes, runs: pd.DataFrame) -> None:
             colour = (_PHASES | _REST)[phase]
             keys.append(Patch(color=colour, label=phase.replace("_", " ")))
             bars = axes.barh(table.index, table[phase], 0.6, left, color=colour, edgecolor="white", linewidth=0.5)
-            for bar, row in zip(bars, rows, strict=True):
-                if not row.group.completed:
+            for bar, (group, _) in zip(bars, rows, strict=True):
+                if not group.completed:
                     bar.set(facecolor="none", edgecolor=colour, linewidth=1, linestyle="--")
             left += table[phase].to_numpy()
-    set_rows(axes, [row.group.label for row in rows], "seconds from process start to the end of step 1")
-    for y, (row, total) in enumerate(zip(rows, left, strict=True)):
-        write_beside(axes, y, f"{number(total)} s" + (f"\n{row.cache} cache" if row.cache in ("cold", "warm") else ""))
+    start = clock_start(runs)
+    set_rows(axes, [group.label for group, _ in rows], f"seconds to the end of step 1; the clock starts with\n{start}")
+    for y, total in enumerate(left):
+        write_beside(axes, y, f"{number(total)} s")
     axes.legend(handles=keys, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, handlelength=1)
     if small:
-        note(axes, "other: " + ", ".join(phase.replace("_", " ") for phase in small))
+        note(axes, "Other: " + ", ".join(phase.replace("_", " ") for phase in small) + ".")
 
 
-class _Row(NamedTuple):
-    group: Group
-    cache: str
-    seconds: dict[str, float]  # by phase
-
-
-def _warm_up_rows(runs: pd.DataFrame) -> list[_Row]:
-    """A row for each group and state of the compile cache, a mean, if the runs completed; else a row for each run."""
-    rows = []
-    for group in groups(runs):
-        for cache, same in group.runs.groupby(optional(group.runs, "compile_cache").fillna("none")):
-            split = [_phases(run) for _, run in same.iterrows()]
-            means = [pd.DataFrame(split).fillna(0.0).mean().to_dict()] if group.completed else split
-            rows += [_Row(group, cache, seconds) for seconds in means]
-    return rows
+def _rows(group: Group) -> list[tuple[Group, dict[str, float]]]:
+    """Seconds by phase: the mean of a group's runs, if they completed; else a row for each run."""
+    split = [_phases(run) for _, run in group.runs.iterrows()]
+    means = [pd.DataFrame(split).fillna(0.0).mean().to_dict()] if group.completed else split
+    return [(group, seconds) for seconds in means]
 
 
 def _phases(run: pd.Series) -> dict[str, float]:
