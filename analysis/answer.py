@@ -166,6 +166,6 @@ def _worth(comparison: Comparison) -> str:
     n, more = compute_for_margin(comparison.frames.runs["parameters"].max())
     return (
         f'"The same loss" means within {TOLERANCE * 100:g} % of the baseline\'s (as in DeepSeek-V3, arXiv 2412.19437), '
-        f"which is worth {more * 100:.0f} % of the compute of a compute-optimal model of {n / 1e9:.3g} B parameters by the "
-        "scaling law of Hoffmann et al. 2022 (arXiv 2203.15556)."
+        f"which is worth {more * 100:.0f} % of the compute of a compute-optimal model of {n / 1e9:.3g} B parameters "
+        "by the scaling law of Hoffmann et al. 2022 (arXiv 2203.15556)."
     )

@@ -83,7 +83,8 @@ def draw_loss_difference(
     if margin and not math.isnan(margin):
         axes.axhspan(-margin, margin, color=GREY, alpha=0.15, linewidth=0, zorder=0)
         axes.annotate(f"margin ± {margin:.3g}", (0, margin), xycoords=axes.get_yaxis_transform(), xytext=(3, -2),
-                      textcoords="offset points", va="top", fontsize=SMALL, color=GREY)  # fmt: skip
+                      textcoords="offset points", va="top", fontsize=SMALL, color=GREY,
+                      bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1}, zorder=4)  # fmt: skip
         words.insert(0, "Grey: so near, two losses count as the same.")
     note(axes, " ".join(words))
     return ends
