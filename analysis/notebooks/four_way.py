@@ -2,8 +2,8 @@
 # # Four ways to train one Llama
 #
 # bf16 eager, bf16 compiled, FP8 with a scale per row, FP8 with a scale per tensor: the same weights, the same batches.
-# First the answer, then the four comparisons of the published study (loss, tokens/s, MFU, wall time after warm-up), then
-# what they hide.
+# First the answer, then the four comparisons of the published study (loss, tokens/s, MFU, wall time after warm-up),
+# then what they hide.
 #
 # It opens the newest study under `runs/`, or the kept one under `results/`. For another: `RUNS=folder jupyter lab`.
 

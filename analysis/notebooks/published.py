@@ -20,8 +20,9 @@ runs, windows = comparison.frames.runs, comparison.frames.windows
 # %% [markdown]
 # ## Speed
 #
-# Steps after the first ten: in the table by their median, in the figure by their mean. The published MFU of the compiled runs is 6.25 % too high: under
-# `torch.compile` the input embedding was no longer left out of the FLOPs. Recomputed from the model's sizes:
+# Steps after the first ten: in the table by their median, in the figure by their mean. The published MFU of the
+# compiled runs is 6.25 % too high: under `torch.compile` the input embedding was no longer left out of the FLOPs.
+# Recomputed from the model's sizes:
 
 # %%
 mfu = runs.set_index("recipe")[["tokens_per_s", "mfu_bf16_peak"]]
@@ -43,8 +44,8 @@ plots.mfu(runs)
 plots.wall_after_warm_up(runs, windows)
 
 # %% [markdown]
-# With it, rowwise FP8 indeed takes longer over 1000 steps. Tensorwise FP8 does not: it had the shortest total time. These
-# logs' clock starts with training, so the start of the process is in neither figure.
+# With it, rowwise FP8 indeed takes longer over 1000 steps. Tensorwise FP8 does not: it had the shortest total time.
+# The clock of these logs starts with training, so the start of the process is in neither figure.
 
 # %%
 plots.lead(comparison)

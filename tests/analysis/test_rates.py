@@ -1,202 +1,170 @@
-"""Rates and break-even of runs with planted truths."""
+"""Rates, their ratio and break-even of runs with planted truths."""
+
+import math
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from analysis import rates
-from analysis.rates import rate_of, speed_up, steady_rate
-from tests.make_frames import TOKENS, correlated, run, study
+from analysis.rates import AHEAD, FROM, NEVER, NO_COMMON_STEP, UNCLEAR, UNKNOWN, UNTIL, Rate, rate_of, speed_up
+from tests.make_frames import TOKENS, run, study
 from tests.runs import PUBLISHED_LOGS, needs_published_logs
 
 # Rates
 
 
-def test_a_planted_rate_is_found():
-    rate = steady_rate([np.array([0.5, 0.4, 0.25, 0.2, 0.1])], 100)
-    assert (rate.median, rate.q1, rate.q3) == pytest.approx((400, 250, 500))
-    assert (rate.steps, rate.runs) == (5, 1)
+def rate(*tokens_per_s) -> Rate:
+    """Of runs with these rates."""
+    frames = study(*(run("a", seed, seconds=TOKENS / each) for seed, each in enumerate(tokens_per_s)))
+    return rate_of(frames[0], frames[2], "a")
 
 
-def test_the_same_steps_give_the_same_interval():
-    seconds = [np.random.default_rng(0).uniform(1, 2, 50)]
-    first, second = steady_rate(seconds, 100), steady_rate(seconds, 100)
-    assert (first.low, first.high) == (second.low, second.high) and first.low < first.median < first.high
+def test_a_rate_is_by_the_mean_step_and_keeps_the_median():
+    seconds = np.where(np.arange(100) % 10 == 5, 0.5, 0.1)  # every tenth is five times as slow: 0.14 on average
+    runs, _, steps = study(run("a", seconds=seconds))
+    found = rate_of(runs, steps, "a")
+    assert (found.mean, found.median) == pytest.approx((TOKENS / 0.14, TOKENS / 0.1)) and found.runs == 1
 
 
-def test_a_rate_without_steady_steps_is_unknown():
-    rate = steady_rate([np.array([])], 100)
-    assert np.isnan(rate.median) and np.isnan(rate.low) and rate.steps == 0
-    assert np.isnan(speed_up(rate, steady_rate([np.ones(9)], 100)).high)
+def test_one_run_has_no_interval_and_several_have_students():
+    assert math.isnan(rate(500).low) and rate(500).mean == pytest.approx(500)
+    several = rate(490, 500, 510)
+    half = 4.303 * np.log([490, 500, 510]).std(ddof=1) / math.sqrt(3)
+    assert np.log([several.low, several.high]) == pytest.approx(np.log([490, 500, 510]).mean() + half * np.array([-1, 1]),
+                                                                rel=1e-4)  # fmt: skip
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.5])
-def test_the_interval_of_the_rate_covers_the_truth(correlation):
-    noise = correlated(np.random.default_rng(0), correlation, (200, 200))
-    rates = [steady_rate([np.exp(0.02 * run)], 1) for run in noise]
-    assert 0.90 <= np.mean([rate.low <= 1 <= rate.high for rate in rates]) <= 0.99
+def test_only_completed_runs_of_the_recipe_with_enough_steady_steps_count():
+    others = [run("b", seconds=9.0), run("a", 2, seconds=7.0, status="failed"), run("a", 3, seconds=5.0, steps=29)]
+    runs, _, steps = study(run("a", 0, seconds=0.1), run("a", 1, seconds=0.1, steps=30), *others)
+    assert rate_of(runs, steps, "a").runs == 2 and rate_of(runs, steps, "a").mean == pytest.approx(TOKENS / 0.1)
+    short = study(run("a", steps=29), run("b"))
+    unknown = rate_of(short[0], short[2], "a")
+    assert math.isnan(unknown.mean) and math.isnan(speed_up(unknown, rate_of(short[0], short[2], "b")).ratio)
 
 
-def test_runs_that_differ_widen_the_interval():
-    noise = 0.01 * np.random.default_rng(0).normal(size=(3, 100))
-    alike, unlike = (steady_rate(list(1 + shift + noise), 100) for shift in (0, np.array([[-0.1], [0], [0.1]])))
-    assert unlike.high - unlike.low > 3 * (alike.high - alike.low)
+def test_a_ratio_of_single_runs_has_no_interval_and_tells_nothing():
+    for a, b in ((rate(125), rate(100)), (rate(125), rate(100, 101, 102)), (rate(125, 126, 127), rate(100))):
+        gain = speed_up(a, b)
+        assert gain.ratio == pytest.approx(1.25, rel=0.02) and math.isnan(gain.low) and gain.unclear and gain.runs == 1
 
 
-def test_the_intervals_cover_what_differs_between_processes():
-    """Studies of two equal recipes, three runs of each: each run has a speed of its own, and its steps vary as much."""
+def test_intervals_cover_what_differs_between_processes():
+    """Studies of two equal recipes whose processes differ by 1 %: a difference is told in about 5 % of them."""
     random = np.random.default_rng(0)
-    own = np.exp(0.01 * random.normal(size=(100, 2, 3, 1)) + 0.01 * random.normal(size=(100, 2, 3, 60)))
-    rates = [[steady_rate(list(runs), 1) for runs in both] for both in own]
-    assert np.mean([rate.low <= 1 <= rate.high for both in rates for rate in both]) >= 0.93
-    assert np.mean([speed_up(*both).unclear for both in rates]) >= 0.93
+    logs = 0.01 * random.normal(size=(1000, 2, 3))
+    series = [[Rate(1, 1, 1, 1, pd.Series(np.exp(runs))) for runs in both] for both in logs]
+    assert 0.93 <= np.mean([speed_up(*both).unclear for both in series]) <= 0.98
 
 
-def test_a_ratio_of_single_runs_says_so():
-    one, two = ([np.random.default_rng(k).uniform(1, 2, 50) for k in range(n)] for n in (1, 2))
-    single, both = (
-        speed_up(steady_rate(one, 1), steady_rate(two, 1)),
-        speed_up(steady_rate(two, 1), steady_rate(two, 1)),
-    )
-    assert "of single runs" in single.interval() and "single" not in both.interval()
-
-
-def test_a_planted_speed_up_is_found_whatever_the_interval():
-    noise = 1 + 0.02 * correlated(np.random.default_rng(1), 0.5, (2, 80, 100))
-    found = [speed_up(steady_rate([0.8 * a], 100), steady_rate([b], 100)) for a, b in zip(*noise, strict=True)]
-    assert np.median([up.ratio for up in found]) == pytest.approx(1.25, rel=0.002)
-    assert 0.90 <= np.mean([up.low <= 1.25 <= up.high for up in found]) <= 0.99
-
-
-def test_both_rates_of_a_speed_up_are_resampled():
-    rate = steady_rate([np.random.default_rng(0).uniform(1, 2, 200)], 100)
-    itself = speed_up(rate, rate)
-    assert itself.ratio == 1 and itself.high - itself.low > 1.2 * (rate.high - rate.low) / rate.median
-
-
-def test_only_completed_runs_of_the_recipe_count():
-    completed = [run("a", 0, seconds=0.1), run("a", 1, seconds=0.2, steps=150)]
-    others = [run("b", 0, seconds=9.0), *[run("a", 2, seconds=7.0, status=status) for status in ("failed", "running")]]
-    runs, _, steps = study(*completed, *others)
-    rate = rate_of(runs, steps, "a")
-    assert rate.runs == 2 and rate.steps == 90 + 140
-    assert rate.median == pytest.approx(TOKENS / 0.2) and rate.q3 == pytest.approx(TOKENS / 0.1)
+def test_what_it_takes_to_tell_a_ratio():
+    """Processes that differ by 1 %, and a ratio of 1.01: a two-sample t-test at 5 % has a power of 80 % with 17 each."""
+    gain = speed_up(rate(99, 100, 101), rate(98, 99, 100))
+    assert gain.unclear and gain.needed == pytest.approx(17, abs=1)
+    assert speed_up(rate(125, 126), rate(100, 101)).needed is None  # these tell
+    assert speed_up(rate(99, 100, 101), rate(99, 100, 101)).needed is None  # nothing to tell
 
 
 # Break-even
 
 
-def break_even(runs, windows, steps, a, b):
-    gain = speed_up(rate_of(runs, steps, a), rate_of(runs, steps, b))
-    return rates.break_even(runs, windows, steps, a, b, gain)
+def break_even(runs, windows, steps, a="a", b="b"):
+    return rates.break_even(runs, windows, a, b, {recipe: rate_of(runs, steps, recipe) for recipe in (a, b)})
 
 
 def test_break_even_within_the_runs():
     frames = study(run("a", warm_up=15.05, seconds=0.3), run("b", warm_up=5, seconds=0.5))
-    found = break_even(*frames, "a", "b")  # 10.05 s behind, 0.2 s a step gained from step 2 on
-    assert (found.outcome, found.step, found.tokens) == ("reached", 52, 52 * TOKENS)
-    assert found.device_hours == pytest.approx(2 * (15.05 + 50.25 * 0.3) / 3600)
-    assert "at step 52" in found.sentence() and "reached" in found.sentence()
-    assert break_even(*frames, "b", "a").outcome == "never"
+    found = break_even(*frames)  # 10.05 s behind, 0.2 s a step gained from step 2 on
+    assert (found.outcome, found.step, found.tokens, found.beyond) == (FROM, 52, 52 * TOKENS, False)
+    assert found.device_hours == pytest.approx(2 * (15.05 + 51 * 0.3) / 3600)
+    assert found.low is None and "a breaks even with b at step 52 (" in found.sentence()
 
 
 def test_break_even_beyond_the_runs():
-    frames = study(run("a", warm_up=105.1, seconds=0.3), run("b", warm_up=5, seconds=0.5))
-    found = break_even(*frames, "a", "b")
-    assert (found.outcome, found.step) == ("extrapolated", 502)
-    assert found.device_hours == pytest.approx(2 * (105.1 + 500.5 * 0.3) / 3600)
+    found = break_even(*study(run("a", warm_up=105.1, seconds=0.3), run("b", warm_up=5, seconds=0.5)))
+    assert (found.outcome, found.step, found.beyond) == (FROM, 502, True)
+    assert found.device_hours == pytest.approx(2 * (105.1 + 501 * 0.3) / 3600)
+    assert "beyond the end of these runs" in found.sentence()
 
 
 def test_extrapolation_uses_what_a_step_costs_on_average():
     seconds = np.where(np.arange(100) % 10 == 0, 1.2, 0.2)  # median 0.2, mean 0.3
-    frames = study(run("a", warm_up=105.1, seconds=seconds), run("b", warm_up=5, seconds=0.5))
-    assert break_even(*frames, "a", "b").step == pytest.approx(502, abs=5)
-
-
-def test_a_stall_is_not_extrapolated():
-    """B is faster but for one step of 30 s: by the mean a catches up with it, by the median never."""
-    seconds = np.full(100, 0.2)
-    seconds[50] = 30.0
-    frames = study(run("a", warm_up=105, seconds=0.4), run("b", warm_up=5, seconds=seconds))
-    found = break_even(*frames, "a", "b")
-    assert (found.outcome, found.step) == ("unclear", None)
-    assert (
-        found.sentence().startswith("a may or may not break even with b")
-        and "which is faster per step cannot be told" in found.sentence()
+    assert break_even(*study(run("a", warm_up=105.1, seconds=seconds), run("b", warm_up=5, seconds=0.5))).step == (
+        pytest.approx(502, abs=5)
     )
-    ahead = break_even(*frames, "b", "a")
-    assert (ahead.outcome, ahead.lost_at) == ("ahead from the start", None)
 
 
-def test_no_break_even_for_what_is_behind_and_slower():
-    found = break_even(*study(run("a", warm_up=9, seconds=0.5), run("b", warm_up=5, seconds=0.4)), "a", "b")
-    assert (found.outcome, found.step, found.tokens) == ("never", None, None) and "never" in found.sentence()
+def test_behind_at_the_end_and_slower_is_never():
+    found = break_even(*study(run("a", warm_up=9, seconds=0.5), run("b", warm_up=5, seconds=0.4)))
+    assert (found.outcome, found.step, found.tokens) == (NEVER, None, None)
+    assert found.sentence() == "a never breaks even with b: it is behind at the end, and is no faster per step."
 
 
-def test_ahead_from_the_start_says_whether_it_lasts():
-    a, c = run("a", warm_up=1, seconds=0.5), run("c", warm_up=9, seconds=0.5)
-    frames = study(a, run("b", warm_up=81, seconds=0.4), c)
-    found = break_even(*frames, "a", "b")
-    assert (found.outcome, found.step, found.tokens, found.lost_at) == ("ahead from the start", 0, 0, 801)
-    assert "801" in found.sentence()
-    assert break_even(*frames, "a", "c").lost_at is None
+@pytest.mark.parametrize(("warm_up", "step", "beyond"), [(9.1, 42, False), (85, 801, True)])
+def test_a_lead_that_is_lost_says_when(warm_up, step, beyond):
+    """A starts earlier and is 0.1 s a step slower: it loses its lead in the runs, or after them."""
+    found = break_even(*study(run("a", warm_up=5, seconds=0.5), run("b", warm_up=warm_up, seconds=0.4)))
+    assert (found.outcome, found.step, found.beyond) == (UNTIL, pytest.approx(step, abs=1), beyond)
+    assert f"a is ahead of b until step {found.step:,}" in found.sentence() and "behind after it" in found.sentence()
+
+
+def test_ahead_from_the_start():
+    found = break_even(*study(run("a", warm_up=1, seconds=0.5), run("b", warm_up=9, seconds=0.5)))
+    assert (found.outcome, found.step, found.device_hours) == (AHEAD, 0, 0)
 
 
 def test_break_even_is_for_good():
     seconds = np.full(100, 0.1)
     seconds[50] = 20.0  # a pause after it had taken the lead
-    found = break_even(*study(run("a", warm_up=10, seconds=seconds), run("b", warm_up=5, seconds=0.5)), "a", "b")
-    assert (found.outcome, found.step) == ("reached", 64)
+    assert break_even(*study(run("a", warm_up=10, seconds=seconds), run("b", warm_up=5, seconds=0.5))).step == 64
 
 
-def test_single_steady_steps_of_several_runs_are_no_rate():
-    assert np.isnan(steady_rate([np.array([0.1]), np.array([0.2]), np.array([0.3])], 100).median)
-
-
-@pytest.mark.parametrize("steps", [4, 11])
-def test_break_even_of_runs_with_fewer_than_two_steady_steps_is_unknown(steps):
+@pytest.mark.parametrize("steps", [4, 29])
+def test_runs_without_a_rate_have_no_break_even_beyond_them(steps):
     frames = study(run("a", warm_up=9, seconds=0.1, steps=steps), run("b", warm_up=5, seconds=0.2, steps=steps))
-    assert break_even(*frames, "a", "b").outcome == "unknown"
-    assert break_even(*frames, "b", "a").outcome == "ahead from the start"
+    if steps == 4:
+        assert break_even(*frames).outcome == UNKNOWN and "takes 30 steps" in break_even(*frames).sentence()
+    assert break_even(*frames, "b", "a").outcome == AHEAD
 
 
-def test_break_even_takes_the_mean_over_completed_runs():
-    frames = study(run("a", 0, 10, 0.3), run("a", 1, 20.1, 0.3), run("a", 2, 500, 9.0, status="failed"),
-                   run("b", 0, 5, 0.5))  # fmt: skip
-    assert break_even(*frames, "a", "b").step == 52
+def test_several_runs_that_do_not_tell_the_faster_one_are_not_extrapolated():
+    b = [run("b", seed, 5, 0.5) for seed in (0, 1)]
+    found = break_even(*study(run("a", 0, 105, 0.3), run("a", 1, 105, 0.6), *b))
+    assert (found.outcome, found.step) == (UNCLEAR, None) and "cannot tell which is faster" in found.sentence()
 
 
-def test_the_cost_is_that_of_cold_caches_and_the_speed_that_of_all_runs():
-    """Of a the cold run pays 15.05 s, and steps of 0.3 s are the mean of both; of b there is a warm run alone."""
-    frames = study(run("a", 0, 15.05, 0.3), run("a", 1, 1, 0.3, cache="warm"), run("b", 0, 5, 0.5, cache="warm"))
-    found = break_even(*frames, "a", "b")
-    assert (found.step, found.warm) == (52, ("b",)) and "b with a warm compile cache" in found.sentence()
-    ahead = break_even(*study(run("a", 0, 1, 0.3, cache="warm"), run("b", 0, 5, 0.5)), "a", "b")
-    assert ahead.sentence() == "a is ahead of b from the start (a with a warm compile cache)."
-    other = study(run("a", 0, 105.1, 0.3), run("a", 1, 1, 0.5, cache="warm"), run("b", 0, 5, 0.5))
-    assert break_even(*other, "a", "b").outcome == "unclear"  # its two runs disagree on whether a is faster
+def test_the_interval_of_several_runs_covers_the_break_even_step():
+    """Truth: 10 s behind and 0.2 s a step faster, so step 51 to 52; processes differ in warm-up and speed."""
+    random, inside = np.random.default_rng(0), []
+    for _ in range(60):
+        a = [run("a", k, 15.05 + random.normal(), 0.3 * (1 + 0.02 * random.normal()), steps=60) for k in range(3)]
+        b = [run("b", k, 5 + random.normal(), 0.5 * (1 + 0.02 * random.normal()), steps=60) for k in range(3)]
+        found = break_even(*study(*a, *b))
+        inside.append(found.low <= 52 <= found.high)
+    assert np.mean(inside) >= 0.9 and "95 % interval: step" in found.sentence()
+
+
+def test_logs_without_a_common_step_are_not_compared():
+    runs, windows, steps = study(run("a"), run("b"))
+    windows = windows[(windows["recipe"] == "a") == (windows["step"] <= 50)]
+    found = break_even(runs, windows, steps)
+    assert found.outcome == NO_COMMON_STEP and "no step in common" in found.sentence()
 
 
 @needs_published_logs
 @pytest.mark.parametrize(
-    ("a", "b", "outcome", "step"),
+    ("a", "b", "beyond", "step"),
     [
-        ("tensorwise_fp8_compiled", "baseline_compiled", "reached", 725),
-        ("tensorwise_fp8_compiled", "baseline", "reached", 794),
-        ("rowwise_fp8_compiled", "baseline_compiled", "extrapolated", 3800),
-        ("rowwise_fp8_compiled", "baseline", "extrapolated", 2120),
+        ("tensorwise_fp8_compiled", "baseline_compiled", False, 725),
+        ("tensorwise_fp8_compiled", "baseline", False, 794),
+        ("rowwise_fp8_compiled", "baseline_compiled", True, 3800),
+        ("rowwise_fp8_compiled", "baseline", True, 2120),
     ],
 )
-def test_break_even_of_the_published_runs(a, b, outcome, step):
-    frames = []
-    for recipe in (a, b):
-        log = pd.read_json(PUBLISHED_LOGS / f"{recipe}.jsonl", lines=True)
-        name = {"run": recipe, "recipe": recipe, "seed": np.nan}
-        window = pd.DataFrame(name | {"step": log.step, "elapsed_s": log.time_delta.cumsum(), "loss": log.loss})
-        count = log.step.diff().fillna(1)
-        steps = pd.DataFrame(name | {"step": log.step, "seconds": log.time_delta / count, "steady": log.step > 10})
-        row = name | {"status": "completed", "tokens_per_step": 4096, "world_size": 1, "compile_cache": None}
-        frames.append((pd.DataFrame([row]), window, steps.loc[steps.index.repeat(count)]))
-    found = break_even(*study(*frames), a, b)
-    assert (found.outcome, found.step) == (outcome, pytest.approx(step, rel=0.02))
+def test_break_even_of_the_published_runs(a, b, beyond, step):
+    from analysis.comparison import compare
+
+    found = compare(PUBLISHED_LOGS).break_even(a, b)
+    assert (found.outcome, found.step, found.beyond) == (FROM, pytest.approx(step, rel=0.02), beyond)
     assert found.tokens == found.step * 4096
