@@ -113,7 +113,7 @@ def speed_up(a: Rate, b: Rate) -> SpeedUp:
         return SpeedUp(*[math.nan] * 4, fewer, None)
     logs = [np.log(rate.by_run.to_numpy()) for rate in (a, b)]
     centre, half = map(float, students(*logs))
-    needed = None if math.isnan(half) or half < abs(centre) else _needed(abs(centre), logs)
+    needed = _needed(abs(centre), logs) if half > 0 and half >= abs(centre) else None
     ends = (math.exp(centre - half), math.exp(centre + half))
     return SpeedUp(math.exp(centre), a.median / b.median, *ends, fewer, needed)
 

@@ -66,6 +66,8 @@ def draw_lead(axes: Axes, comparison: Comparison) -> list[LineEnd]:
     totals = {group.recipe: frame.mean(axis=1) for group, frame in found if group.completed}
     if opponent not in totals:
         raise NoData(f"there is no completed run of {name(opponent)} to be ahead of")
+    if len(found) == 1:
+        raise NoData(f"there are runs of {name(opponent)} alone")
     total, ends = totals[opponent], []
     for group, frame in found:
         if group.recipe != opponent:

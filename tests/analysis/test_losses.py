@@ -85,9 +85,7 @@ def test_a_difference_of_a_margin_or_more_is_rarely_called_the_same(count, sprea
     assert np.mean(judge(1 / difference + noise, 1.0) == DIFFERENT) <= 0.06
 
 
-@pytest.mark.parametrize(
-    ("margin", "outcome"), [(2.0, SAME), (1.0, CANNOT_TELL), (0.7, CANNOT_TELL), (0.5, DIFFERENT)]
-)
+@pytest.mark.parametrize(("margin", "outcome"), [(2.0, SAME), (1.0, CANNOT_TELL), (0.7, CANNOT_TELL), (0.5, DIFFERENT)])
 def test_the_interval_is_judged_by_the_margin(margin, outcome):
     assert judge(np.array([0.5, 0.9, 1.0, 0.8, 1.1]), margin) == outcome  # 90 % interval 0.64 to 1.08
 

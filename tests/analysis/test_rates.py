@@ -30,9 +30,9 @@ def test_a_rate_is_by_the_mean_step_and_keeps_the_median():
 def test_one_run_has_no_interval_and_several_have_students():
     assert math.isnan(rate(500).low) and rate(500).mean == pytest.approx(500)
     several = rate(490, 500, 510)
-    half = 4.303 * np.log([490, 500, 510]).std(ddof=1) / math.sqrt(3)
-    assert np.log([several.low, several.high]) == pytest.approx(np.log([490, 500, 510]).mean() + half * np.array([-1, 1]),
-                                                                rel=1e-4)  # fmt: skip
+    logs = np.log([490, 500, 510])
+    half = 4.303 * logs.std(ddof=1) / math.sqrt(3)
+    assert np.log([several.low, several.high]) == pytest.approx(logs.mean() + half * np.array([-1, 1]), rel=1e-4)
 
 
 def test_only_completed_runs_of_the_recipe_with_enough_steady_steps_count():
@@ -59,7 +59,7 @@ def test_intervals_cover_what_differs_between_processes():
 
 
 def test_what_it_takes_to_tell_a_ratio():
-    """Processes that differ by 1 %, and a ratio of 1.01: a two-sample t-test at 5 % has a power of 80 % with 17 each."""
+    """Processes that differ by 1 %, a ratio of 1.01: a two-sample t-test at 5 % has a power of 80 % with 17 each."""
     gain = speed_up(rate(99, 100, 101), rate(98, 99, 100))
     assert gain.unclear and gain.needed == pytest.approx(17, abs=1)
     assert speed_up(rate(125, 126), rate(100, 101)).needed is None  # these tell
