@@ -11,7 +11,7 @@ from analysis import newest, plots
 from analysis.answer import about_loss, answer, details
 from analysis.comparison import Comparison, compare
 from analysis.report import write_page
-from analysis.table import COLUMNS, by_recipe, cells, matrix, rows_of, trained
+from analysis.table import COLUMNS, by_recipe, cells, matrix, notes, rows_of, trained
 
 README = newest.ROOT / "README.md"
 LOSSES = "loss_fp32"  # the results/ of the four recipes whose parameters can hold every step
@@ -35,7 +35,7 @@ def section(comparison: Comparison, folder: Path, losses: Path) -> str:
         "",
         *_table(["recipe", *(name.replace("\n", " ") for name in COLUMNS)], recipes),
         "",
-        *(f"* {sentence}" for sentence in details(comparison)),
+        *(f"* {sentence}" for sentence in details(comparison) + notes(_completed(comparison))),
         "",
         "</details>",
         "",
