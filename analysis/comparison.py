@@ -235,16 +235,7 @@ def cost_by_steps(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:
 
     Within the runs as measured; beyond them at the mean seconds of a steady step, NaN where there is none.
     """
-    runs, windows, hours = comparison.frames.runs, comparison.frames.windows, {}
-    for recipe in comparison.recipes:
-        curves = [run.sort_values("step") for _, run in speeds.completed(runs, windows, recipe).groupby("run")]
-        seconds = speeds.seconds_per_step(runs, comparison.rates[recipe], recipe)
-        spent = [[_seconds_at(*pair, n) for pair in zip(curves, seconds, strict=True)] for n in lengths]
-        hours[recipe] = np.mean(spent, axis=1) / 3600
+    runs, windows, rates = comparison.frames.runs, comparison.frames.windows, comparison.rates
+    steps = np.array(lengths)
+    hours = {r: speeds.spent(runs, windows, r, rates[r], steps).mean(axis=0) / 3600 for r in comparison.recipes}
     return pd.DataFrame(hours, index=pd.Index(lengths, name="steps"))
-
-
-def _seconds_at(run: pd.DataFrame, per_step: float, step: int) -> float:
-    """Wall seconds of a run, its windows sorted, by the end of `step`."""
-    last, spent = run["step"].iloc[-1], run["elapsed_s"].iloc[-1]
-    return np.interp(step, run["step"], run["elapsed_s"]) if step <= last else spent + (step - last) * per_step

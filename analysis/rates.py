@@ -153,6 +153,18 @@ class BreakEven:
     tokens: float | None = None
     device_hours: float | None = None
 
+    @property
+    def word(self) -> str:
+        """When A is ahead, for a table."""
+        step = f"{'about ' if self.beyond else ''}step {self.step or 0:,}"
+        return {
+            AHEAD: "from the start",
+            FROM: f"from {step}",
+            UNTIL: f"until {step}",
+            UNCLEAR: "cannot tell",
+            NO_COMMON_STEP: "-",
+        }.get(self.outcome, self.outcome)
+
     def interval(self) -> str:
         """For people, empty where there is none."""
         if self.low is None or self.outcome == AHEAD:
@@ -164,7 +176,7 @@ class BreakEven:
     def sentence(self) -> str:
         """For people, with units."""
         if self.outcome == NO_COMMON_STEP:
-            return f"The wall times of {self.a} and {self.b} cannot be compared: their logs have no step in common."
+            return f"The wall times of {self.a} and {self.b} cannot be compared: they have no timed step in common."
         if self.step is None:
             verb = "never breaks even with" if self.outcome == NEVER else "may or may not break even with"
             reason = {
@@ -194,19 +206,14 @@ def break_even(runs: pd.DataFrame, windows: pd.DataFrame, a: str, b: str, rates:
     steady step, unless several runs cannot tell which recipe is faster. The interval has the steps at which Welch's
     t-test over the runs does not reject that both have cost the same.
     """
-    curves = [_curves(completed(runs, windows, recipe)) for recipe in (a, b)]
-    steps, spent_a, spent_b = _on_common_steps(*curves)
+    steps = _common_steps(completed(runs, windows, a), completed(runs, windows, b))
     if not len(steps):
         return BreakEven(a, b, NO_COMMON_STEP)
     gain, last, rows = speed_up(rates[a], rates[b]), steps[-1], completed(runs, runs, a)
     clear = gain.runs == 1 or (gain.runs > 1 and not gain.unclear)
     if clear:
-        more = last * np.geomspace(1e-3, FAR, 2000)
-        spent_a, spent_b = (
-            np.hstack([spent, spent[:, -1:] + seconds_per_step(runs, rates[recipe], recipe)[:, None] * more])
-            for spent, recipe in ((spent_a, a), (spent_b, b))
-        )
-        steps = np.concatenate([steps, last + more])
+        steps = np.concatenate([steps, last * (1 + np.geomspace(1e-3, FAR, 2000))])
+    spent_a, spent_b = (spent(runs, windows, recipe, rates[recipe], steps) for recipe in (a, b))
     gap, half = students(spent_a, spent_b)
     ahead, behind = _ahead_from(steps, gap), _ahead_from(steps, -gap)
     if math.isinf(ahead) and (behind == 0 or math.isinf(behind)):
@@ -221,11 +228,19 @@ def break_even(runs: pd.DataFrame, windows: pd.DataFrame, a: str, b: str, rates:
     return BreakEven(a, b, outcome, int(step), *unknown, bool(step > last), tokens, float(cost))
 
 
-def seconds_per_step(runs: pd.DataFrame, rate: Rate, recipe: str) -> np.ndarray:
-    """(runs,) mean seconds of a steady step of the completed runs, by name; where a run has no rate, the recipe's."""
-    rows = completed(runs, runs, recipe)
-    by_run = rate.by_run.reindex(sorted(rows["run"])).fillna(rate.mean)
-    return rows["tokens_per_step"].median() / by_run.to_numpy()
+def spent(runs: pd.DataFrame, windows: pd.DataFrame, recipe: str, rate: Rate, steps: np.ndarray) -> np.ndarray:
+    """Wall seconds (runs, steps) that the completed runs of `recipe` had taken by `steps`, warm-up included.
+
+    Beyond its log a run goes on at its mean seconds of a steady step (the recipe's, where it has no rate of its own).
+    """
+    tokens, lines = completed(runs, runs, recipe)["tokens_per_step"].median(), []
+    rows = completed(runs, windows, recipe).dropna(subset="elapsed_s").sort_values("step")
+    for name, run in rows.groupby("run"):
+        more = np.clip(steps - run["step"].iloc[-1], 0, None)
+        seconds = tokens / rate.by_run.get(name, rate.mean)
+        within = np.interp(steps, run["step"], run["elapsed_s"])
+        lines.append(np.where(more > 0, within + more * seconds, within))
+    return np.array(lines) if lines else np.full((1, len(steps)), math.nan)
 
 
 def _whole(crossing: float, outcome: str) -> float:
@@ -246,15 +261,10 @@ def _ahead_from(steps: np.ndarray, gap: np.ndarray) -> float:
     return float(steps[last] + part * (steps[last + 1] - steps[last]))
 
 
-def _curves(windows: pd.DataFrame) -> list[pd.DataFrame]:
-    """The windows of each run by step, in the order of the runs' names."""
-    return [run.dropna(subset="elapsed_s").sort_values("step") for _, run in windows.groupby("run")]
-
-
-def _on_common_steps(a: list[pd.DataFrame], b: list[pd.DataFrame]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Steps (steps,) that all runs cover, and of both sides the seconds (runs, steps) that their runs had taken."""
-    every = [*a, *b]
-    first, last = max(run["step"].min() for run in every), min(run["step"].max() for run in every)
-    grid = np.unique(np.concatenate([run["step"] for run in every]))
-    grid = grid[(first <= grid) & (grid <= last)]
-    return grid, *(np.array([np.interp(grid, run["step"], run["elapsed_s"]) for run in side]) for side in (a, b))
+def _common_steps(*recipes: pd.DataFrame) -> np.ndarray:
+    """The logged steps that all runs in these windows cover; none where one of the recipes has no wall times."""
+    windows = pd.concat(recipes).dropna(subset="elapsed_s")
+    if windows["recipe"].nunique() < len(recipes):
+        return np.empty(0)
+    steps, ends = np.unique(windows["step"]), windows.groupby("run")["step"].agg(["min", "max"])
+    return steps[(ends["min"].max() <= steps) & (steps <= ends["max"].min())]

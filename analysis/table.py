@@ -8,7 +8,7 @@ import pandas as pd
 import yaml
 
 from analysis.comparison import OWN, Comparison, in_order
-from analysis.rates import AHEAD, FROM, NO_COMMON_STEP, UNKNOWN, UNTIL, SpeedUp
+from analysis.rates import SpeedUp
 
 NOISY = 0.3  # IQR as a share of the median: the published FP8 gains 6 to 34 %; the README's runs have at most 17 %
 COLUMNS = ("final\nloss", "tokens/s", "IQR", "MFU", "warm-up\ns", "wall\ns", "after\nwarm-up", "FP8\nshare",
@@ -36,8 +36,9 @@ def matrix(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
         rate, gain = comparison.rates.get(recipe), comparison.speed_ups.get((recipe, comparison.opponent))
         speed = "-" if rate is None else "too short" if math.isnan(rate.mean) else f"{rate.mean:,.0f}"
         ratio = "1" if recipe == comparison.opponent else _ratio(gain)
-        lines.append([recipe, speed, ratio, _pays_back(comparison, recipe), _loss(comparison, recipe),
-                      _proof(comparison, recipe)])  # fmt: skip
+        paid = comparison.break_even(recipe, comparison.opponent)
+        word = paid.word if paid else "-"
+        lines.append([recipe, speed, ratio, word, _loss(comparison, recipe), _proof(comparison, recipe)])
     return columns, lines
 
 
@@ -45,20 +46,6 @@ def _ratio(gain: SpeedUp | None) -> str:
     if gain is None or math.isnan(gain.ratio):
         return "-"
     return f"{gain.ratio:.2f}, one run" if gain.runs == 1 else f"{gain.ratio:.2f} ({gain.low:.2f} to {gain.high:.2f})"
-
-
-def _pays_back(comparison: Comparison, recipe: str) -> str:
-    paid = comparison.break_even(recipe, comparison.opponent)
-    if paid is None or paid.outcome == NO_COMMON_STEP:
-        return "-"
-    about = "about " if paid.beyond else ""
-    words = {
-        AHEAD: "from the start",
-        FROM: f"from {about}step {paid.step or 0:,}",
-        UNTIL: f"until {about}step {paid.step or 0:,}",
-        UNKNOWN: "too short",
-    }
-    return words.get(paid.outcome, "never" if paid.outcome == "never" else "cannot tell")
 
 
 def _loss(comparison: Comparison, recipe: str) -> str:

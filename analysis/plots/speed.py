@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.cbook import boxplot_stats
 from matplotlib.figure import Figure
 
-from analysis.plots.bars import draw_row, number, row_figure, set_rows, write_beside
+from analysis.plots.bars import completed_with, draw_row, number, row_figure, set_rows, write_beside
 from analysis.plots.series import Group, groups, thinned
 from analysis.plots.style import GREY, NoData, note, panel, require, styled
 from analysis.rates import LEVEL, MIN_STEPS, Rate
@@ -19,13 +19,13 @@ def tokens_per_s(runs: pd.DataFrame, rates: dict[str, Rate], published: dict[str
     """Tokens per second of each recipe, over all devices, padding included.
 
     Bar: by the mean steady step of the recipe's completed runs; marks: each run; line: 95 % interval over several runs.
-    A run that is not completed, or too short, is shown by its median step.
+    Runs that are too short for a rate are shown by their median step.
 
     Args:
         rates: by recipe, see `analysis.rates.rate_of`.
         published: tokens/s by recipe to compare with, drawn as hollow grey diamonds on the rows that there are.
     """
-    figure, axes = row_figure(runs, "recipe", "status")
+    figure, axes = row_figure(runs)
     draw_tokens_per_s(axes, runs, rates, published)
     return figure
 
@@ -34,15 +34,14 @@ def tokens_per_s(runs: pd.DataFrame, rates: dict[str, Rate], published: dict[str
 def draw_tokens_per_s(
     axes: Axes, runs: pd.DataFrame, rates: dict[str, Rate], published: dict[str, float] | None = None
 ) -> None:
-    require(runs, "run", "tokens_per_s")
-    found = [group for group in groups(runs) if group.runs["tokens_per_s"].notna().any()]
+    found = completed_with(runs, "tokens_per_s")
     for y, group in enumerate(found):
-        rate = rates.get(group.recipe) if group.completed else None
-        if rate and rate.runs:
-            text = draw_row(axes, y, group, rate.by_run.to_numpy(float), rate.mean)
+        rate = rates[group.recipe]
+        if rate.runs:
+            text = draw_row(axes, y, group, rate.by_run.to_numpy(float), length=rate.mean)
             axes.plot([rate.low, rate.high], [y, y], color="black", linewidth=1.5, solid_capstyle="butt")
         else:
-            text = draw_row(axes, y, group, group.runs["tokens_per_s"].dropna().to_numpy(float))
+            text = draw_row(axes, y, group, group.runs["tokens_per_s"].to_numpy(float))
         if group.recipe in (published or {}):
             axes.plot(published[group.recipe], y + 0.17, "d", markerfacecolor="white", markeredgecolor=GREY, zorder=3)
             text += f"\n◇ published {number(published[group.recipe])}"
@@ -59,16 +58,14 @@ def mfu(runs: pd.DataFrame) -> Figure:
 
     Bars: median over a recipe's completed runs; marks: each run.
     """
-    figure, axes = row_figure(runs, "recipe", "status")
+    figure, axes = row_figure(runs)
     draw_mfu(axes, runs)
     return figure
 
 
 @panel
 def draw_mfu(axes: Axes, runs: pd.DataFrame) -> None:
-    require(runs, "run", "mfu_bf16_peak", "peak_source")
-    found = [group for group in groups(runs) if group.runs["mfu_bf16_peak"].notna().any()]
-    applied = set()
+    found, applied = completed_with(runs, "mfu_bf16_peak"), set()
     for y, group in enumerate(found):
         known = {key: group.runs[key].dropna().to_numpy(float) * 100 for key in _PEAKS if key in group.runs}
         known = {key: values for key, values in known.items() if len(values)}
@@ -94,7 +91,7 @@ def step_time(runs: pd.DataFrame, steps: pd.DataFrame) -> Figure:
     Args:
         steps: see `analysis.load.steps`.
     """
-    figure, axes = row_figure(runs, "recipe", "status")
+    figure, axes = row_figure(runs)
     draw_step_time(axes, runs, steps)
     return figure
 
@@ -103,13 +100,14 @@ def step_time(runs: pd.DataFrame, steps: pd.DataFrame) -> Figure:
 def draw_step_time(axes: Axes, runs: pd.DataFrame, steps: pd.DataFrame) -> None:
     require(steps, "step", "run", "seconds", "steady")
     steady = steps[steps["steady"] & steps["seconds"].notna()]
-    found = [(group, steady.loc[steady["run"].isin(group.runs["run"]), "seconds"] * 1000) for group in groups(runs)]
+    done = [group for group in groups(runs) if group.completed]
+    found = [(group, steady.loc[steady["run"].isin(group.runs["run"]), "seconds"] * 1000) for group in done]
     found = [(group, milliseconds) for group, milliseconds in found if len(milliseconds)]
     if not found:
         raise NoData(f"no run has steady steps: train {MIN_STEPS} or more")
     for y, (group, milliseconds) in enumerate(found):
         _draw_box(axes, y, group, milliseconds.to_numpy(float))
-        write_beside(axes, y, f"{number(milliseconds.median())} ms" if group.completed else "")
+        write_beside(axes, y, f"{number(milliseconds.median())} ms")
     axes.set_yticks(range(len(found)), [group.label for group, _ in found])
     axes.set(ylim=(len(found) - 0.5, -0.5), xlabel="time of a steady step (ms)")
     counts = ", ".join(dict.fromkeys(f"{len(milliseconds):,}" for _, milliseconds in found))
@@ -119,9 +117,6 @@ def draw_step_time(axes: Axes, runs: pd.DataFrame, steps: pd.DataFrame) -> None:
 def _draw_box(axes: Axes, y: int, group: Group, milliseconds: np.ndarray) -> None:
     colour, marker = group.look
     marks = {"marker": marker, "markersize": 3, "markerfacecolor": "none", "markeredgecolor": colour, "alpha": 0.7}
-    if not group.completed:
-        axes.plot(milliseconds, np.full(len(milliseconds), y), linestyle="none", **marks)
-        return
     line = {"color": colour, "linewidth": 1.1}
     (box,) = boxplot_stats(milliseconds)
     box["fliers"] = np.unique(thinned(pd.DataFrame(np.sort(box["fliers"]))).to_numpy())

@@ -9,7 +9,6 @@ from analysis.comparison import Comparison
 from analysis.plots.series import LineEnd, curves, draw_curves, label_ends
 from analysis.plots.style import (
     GREY,
-    HALF_PAGE,
     SMALL,
     NoData,
     clock_start,
@@ -22,7 +21,7 @@ from analysis.plots.style import (
     styled,
     thousands,
 )
-from analysis.rates import AHEAD, FROM, NEVER, NO_COMMON_STEP, UNCLEAR, UNKNOWN, UNTIL, BreakEven
+from analysis.rates import FROM, UNTIL
 
 
 @styled
@@ -35,9 +34,7 @@ def wall_after_warm_up(runs: pd.DataFrame, windows: pd.DataFrame) -> Figure:
 
 @panel
 def draw_wall_after_warm_up(axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame) -> list[LineEnd]:
-    wall = _wall(windows)
-    wall["seconds"] = wall["elapsed_s"] - wall["first_step_end_s"]
-    ends = [end for pair in curves(runs, wall, "seconds") for end in draw_curves(axes, *pair, marker="")]
+    ends = [end for pair in curves(runs, _wall(windows), "seconds") for end in draw_curves(axes, *pair, marker="")]
     axes.set(xlabel="step", ylabel="wall time since the end of step 1 (s)")
     axes.margins(x=0)
     axes.set_ylim(bottom=0)
@@ -53,8 +50,7 @@ def lead(comparison: Comparison) -> Figure:
     Above zero a recipe has taken less wall time. Band: from the first to the last of its runs, where there are several;
     each against the mean of the opponent's runs.
     """
-    sentences = len({b.a for b in comparison.break_evens})
-    figure, ((axes,),) = new_figure((HALF_PAGE[0], HALF_PAGE[1] + 0.15 * sentences))
+    figure, ((axes,),) = new_figure()
     label_ends(axes, draw_lead(axes, comparison))
     return figure
 
@@ -66,14 +62,14 @@ def draw_lead(axes: Axes, comparison: Comparison) -> list[LineEnd]:
     totals = {group.recipe: frame.mean(axis=1) for group, frame in found if group.completed}
     if opponent not in totals:
         raise NoData(f"there is no completed run of {name(opponent)} to be ahead of")
-    if len(found) == 1:
-        raise NoData(f"there are runs of {name(opponent)} alone")
     total, ends = totals[opponent], []
     for group, frame in found:
         if group.recipe != opponent:
             frame = frame[(frame.index >= total.index[0]) & (frame.index <= total.index[-1])]
             ahead = -frame.sub(np.interp(frame.index, total.index, total), axis=0)
             ends += draw_curves(axes, group, ahead, marker="") if len(ahead) else []
+    if not ends:
+        raise NoData(f"no other run has steps in common with {name(opponent)}")
     colour = look(opponent).colour
     axes.axhline(0, color=colour, linewidth=1.6)
     ends.append(LineEnd(total.index[-1], 0.0, name(opponent), colour))
@@ -88,31 +84,15 @@ def draw_lead(axes: Axes, comparison: Comparison) -> list[LineEnd]:
         if paid.outcome in (FROM, UNTIL) and not paid.beyond:
             shape = {"markersize": 7, "markerfacecolor": "white", "markeredgecolor": look(paid.a).colour, "zorder": 5}
             axes.plot(paid.step, 0, look(paid.a).marker, **shape)
-    note(axes, f"Clock starts with {clock_start(runs)}.", *(f"{name(paid.a)}: {_in_words(paid)}" for paid in against))
+    words = "; ".join(f"{name(paid.a)} {paid.word}" for paid in against)
+    note(axes, f"Ahead: {words}. The clock starts with {clock_start(runs)}.")
     return ends
 
 
-def _in_words(paid: BreakEven) -> str:
-    step = f"{'about ' if paid.beyond else ''}step {paid.step or 0:,}{', beyond these runs' if paid.beyond else ''}"
-    return {
-        AHEAD: "ahead from the start",
-        FROM: f"ahead from {step}",
-        UNTIL: f"ahead until {step}, and behind after it",
-        NEVER: "never ahead",
-        UNKNOWN: "behind; too short to say whether it stays so",
-        UNCLEAR: "behind; these runs cannot tell whether it stays so",
-        NO_COMMON_STEP: "no step in common",
-    }[paid.outcome]
-
-
 def _wall(windows: pd.DataFrame) -> pd.DataFrame:
-    """Columns run, step, elapsed_s, first_step_end_s, with a row for step 1 where the first window ends later."""
+    """Columns run, step, elapsed_s, and seconds: those since the end of step 1, NaN where the log begins after it."""
     require(windows, "log window", "run", "step", "elapsed_s", "step_s")
-    first = windows[windows["step_s"].notna()].sort_values("step").drop_duplicates("run").set_index("run")
-    ends = {run: row["elapsed_s"] - sum(row["step_s"][1:])
-            for run, row in first.iterrows() if row["step"] == len(row["step_s"])}  # fmt: skip
-    extra = [(run, 1, end) for run, end in ends.items() if first.loc[run, "step"] > 1]
-    rows = pd.DataFrame(extra, columns=["run", "step", "elapsed_s"])
-    wall = windows[["run", "step", "elapsed_s"]]
-    wall = pd.concat([rows, wall], ignore_index=True) if extra else wall.copy()
-    return wall.assign(first_step_end_s=wall["run"].map(ends))
+    wall = windows.loc[windows["elapsed_s"].notna(), ["run", "step", "elapsed_s"]]
+    first = windows[windows["step_s"].notna()].sort_values("step").drop_duplicates("run")
+    ends = {row.run: row.elapsed_s - sum(row.step_s[1:]) for row in first.itertuples() if row.step == len(row.step_s)}
+    return wall.assign(seconds=wall["elapsed_s"] - wall["run"].map(ends))

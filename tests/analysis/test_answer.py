@@ -296,7 +296,7 @@ def test_logs_without_a_common_step_get_a_sentence(tmp_path, capsys):
         write_lines(path, [line for line in lines if line["step"] in kept])
     assert main([str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
     printed = capsys.readouterr().out
-    assert f"The wall times of {FP8} and baseline cannot be compared: their logs have no step in common." in printed
+    assert f"The wall times of {FP8} and baseline cannot be compared: they have no timed step in common." in printed
     assert f"The losses of {FP8} and baseline cannot be compared: no seed was completed with both" in printed
 
 
