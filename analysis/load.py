@@ -4,27 +4,27 @@ Reads run directories, logs of the published project and plain torchtitan's Tens
 """
 
 import os
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
 from analysis.other_logs.published import read_published
-from analysis.other_logs.tensorboard import EVENTS, read_tensorboard
-from analysis.record import WINDOWS, Run, equally_long, per_step
-from analysis.summary import LayoutError, read_run
+from analysis.other_logs.tensorboard import EVENTS, named_folder, read_tensorboard
+from analysis.record import LayoutError, Run, equally_long, printable, with_verdict
+from analysis.runs import read_run
+from analysis.windows import join, per_step
 
-_FURTHER = ("steps_planned", "tokens_per_step", "world_size", "flops_per_token", "flops_per_token_causal",
-            "parameters", "flavor", "float8", "compiled", "attention", "peak_bf16", "peak_fp8", "phases",
-            "start")  # fmt: skip
-_NOT_NUMBERS = ("run", "path", "source", "recipe", "status", "error", "device", "device_type", "overlays",
-                "compile_cache", "fp8_emulated", "fp8_product", "peak_source", "flavor", "float8", "compiled",
-                "attention", "phases", "start")  # fmt: skip
 _OF_A_RUN_DIRECTORY = {"manifest.json", "recipe.yaml", "metrics.jsonl", "timing.json", "proof.json", "summary.json"}
+_TEXT = {"run", "path", "source", "recipe", "status", "error", "start", "date", "overlays", "flavor", "float8",
+         "compiled", "dataset", "data", "device", "device_type", "driver", "peak_source", "commit", "code_changed",
+         "torch", "torchao", "torchtitan", "phases", "compile_cache", "fp8_emulated", "fp8_product",
+         "attention"}  # columns of no numbers  # fmt: skip
+_NAMED, _ALIKE = 3, 10  # how many of more than so many problems that are alike are named
 
 
 class LoadError(ValueError):
@@ -36,16 +36,26 @@ class Frames:
     """What was loaded. Unknown is NaN or None; times in seconds, rates per second over all devices, shares of 1.
 
     Args:
-        runs: one row a run, in the order in which they were started where that is known. `run` identifies it; the
-            columns of the final table (`analysis.summary.summarize`); and what they rest on: path, source,
-            steps_planned (of runs cut by a study's budget), tokens_per_step, world_size, flops_per_token and
-            flops_per_token_causal, parameters, flavor, float8, compiled, attention (whose kernels),
-            peak_bf16 and peak_fp8 (FLOP/s), phases (of the warm-up: a dict of seconds), start.
-        windows: one row a log window: run, recipe, seed, and the columns of a line of metrics.jsonl
-            (`experiments.training.metrics`), where losses, step_s, data_wait_s and not_steady are lists, and
-            `elapsed_s` counts on from the earlier attempts of a run that was resumed; `mfu_logged` is what another
-            program called its MFU.
-        problems: a sentence for each run that is not completed and each file that could not be used.
+        runs: one row a run, in the order in which they were started where that is known. `run` identifies it, `path`
+            is where it is; both, as all names, are printable. Then what was recorded (`analysis.record.Facts`), and
+
+            status: completed, running, interrupted, failed, diverged (also where the loss is not finite at the end of
+                a log that says completed), short (its log ends before the last step, or before the longest log of the
+                same folder)
+            steps, tokens, date: the last step, the tokens until then, the day of the start
+            final_loss: mean over the last tenth of the steps
+            tokens_per_step, batch: tokens and sequences per step, over all devices
+            tokens_per_s, tokens_per_s_q1, tokens_per_s_q3, valid_tokens_per_s: median over the steady steps and its
+                quartiles, padding included; without padding
+            data_wait_share: of the steady steps' time
+            mfu_bf16_peak, mfu_fp8_peak, mfu_mixed_peak: of that median; mfu_logged: what another program called its MFU
+            wall_s, wall_s_without_warm_up: None also where the run's clock does not fit its step times
+            peak_memory_bytes
+        windows: one row a log window: run, recipe, seed, and `analysis.windows.COLUMNS`, of which losses, step_s,
+            data_wait_s and not_steady are lists. `elapsed_s` counts on from the earlier attempts of a run that was
+            resumed, and is NaN where wall_s is None because of the clock.
+        problems: a sentence for each run that is not completed, each file that could not be used, and each thing in a
+            log that makes its figures doubtful.
     """
 
     runs: pd.DataFrame
@@ -65,26 +75,16 @@ def load(paths: str | Path | Iterable[str | Path]) -> Frames:
     """
     paths = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
     if missing := [str(path) for path in paths if not path.exists()]:
-        raise LoadError(f"{', '.join(missing)}: no such file or folder")
-    problems: list[str] = []
-    found: dict[Path, tuple] = {}
-    for path in paths:
-        before = len(problems)
-        sources = list(_find(path, problems))
-        if not sources and len(problems) == before:
-            problems.append(f"{path}: holds no run")
-        for place, read in sources:
-            found.setdefault(place.resolve(), (place, read))
-    with ThreadPoolExecutor() as pool:
-        outcomes = list(pool.map(lambda source: _read(*source), found.values()))
-    runs = equally_long([outcome for outcome in outcomes if isinstance(outcome, Run)])
-    problems += [said for run in runs for said in run.problems]
-    problems += [outcome for outcome in outcomes if not isinstance(outcome, Run)]
+        raise LoadError(printable(f"{', '.join(missing)}: no such file or folder"))
+    unreadable: list[str] = []
+    runs = [run for read, places in _sources(paths, unreadable) for run in _read(read, places, unreadable)]
+    runs = [with_verdict(run) for run in _of_full_length(equally_long(runs))]
+    problems = _summarized([printable(p) for run in runs for p in run.problems] + [*map(printable, unreadable)])
     if not runs:
         raise LoadError("; ".join(problems) or "no path was given to load runs from")
-    runs.sort(key=lambda run: (run.start is None, run.start or ""))
+    runs.sort(key=lambda run: (run.facts.start is None, run.facts.start or ""))
     parent = Path(os.path.commonpath([run.path.resolve().parent for run in runs]))
-    names = [run.path.resolve().relative_to(parent).as_posix() for run in runs]
+    names = [printable(run.path.resolve().relative_to(parent).as_posix()) for run in runs]
     return Frames(_runs_frame(runs, names), _windows_frame(runs, names), problems)
 
 
@@ -92,19 +92,35 @@ def steps(windows: pd.DataFrame) -> pd.DataFrame:
     """One row a step of `Frames.windows`, or of some of its rows.
 
     Columns: run, recipe, seed, step, loss, seconds, data_wait_s (NaN where the log has no value of that step), steady:
-    not among a process's first 10 steps, nor after one that saved a checkpoint.
+    not among a process's first 10 steps, nor after one that saved a checkpoint, and its seconds are known.
     """
-    lists = ["step", "losses", "step_s", "data_wait_s", "not_steady"]
-    columns = per_step(pa.Table.from_pandas(windows[lists], schema=pa.schema([WINDOWS.field(n) for n in lists])))
+    columns = per_step(windows)
     owner = windows[["run", "recipe", "seed"]].iloc[columns.pop("window")].reset_index(drop=True)
     order = ["step", "loss", "seconds", "data_wait_s", "steady"]
     return pd.concat([owner, pd.DataFrame(columns)[order]], axis=1)
 
 
-def _find(path: Path, problems: list[str]) -> Iterator[tuple]:
-    """(place, function that reads it) of everything at or below `path` that looks like a run."""
+def _sources(paths: list[Path], problems: list[str]) -> list[tuple[Callable, list[Path]]]:
+    """(function that reads it, its places) of everything at or below `paths` that looks like a run, each once.
+
+    Event folders of one training belong together: each of its processes has written one.
+    """
+    sources: dict[Path, tuple[Callable, dict[Path, Path]]] = {}
+    for path in paths:
+        before = len(problems)
+        found = list(_walk(path, problems))
+        if not found and len(problems) == before:
+            problems.append(f"{path}: holds no run")
+        for read, place in found:
+            key = named_folder(place) if read is read_tensorboard else place.resolve()
+            sources.setdefault(key, (read, {}))[1].setdefault(place.resolve(), place)
+    return [(read, list(places.values())) for read, places in sources.values()]
+
+
+def _walk(path: Path, problems: list[str]) -> Iterator[tuple[Callable, Path]]:
+    """(function that reads it, place) of everything at or below `path` that looks like a run, or a part of one."""
     if path.is_file():
-        yield path, read_published
+        yield read_published, path
         return
 
     def unreadable(error: OSError) -> None:
@@ -113,48 +129,69 @@ def _find(path: Path, problems: list[str]) -> Iterator[tuple]:
     for folder, folders, files in os.walk(path, onerror=unreadable):
         if not _OF_A_RUN_DIRECTORY.isdisjoint(files):
             folders.clear()  # attempts and tb/ belong to this run
-            yield Path(folder), read_run
+            yield read_run, Path(folder)
             continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         if any(Path(name).match(EVENTS) for name in files):
-            yield Path(folder), read_tensorboard
-        yield from ((Path(folder) / name, read_published) for name in sorted(files) if name.endswith(".jsonl"))
+            yield read_tensorboard, Path(folder)
+        yield from ((read_published, Path(folder) / name) for name in sorted(files) if name.endswith(".jsonl"))
 
 
-def _read(place: Path, read) -> Run | str:
-    """The run at `place`, or the sentence that says why there is none."""
+def _read(read: Callable, places: list[Path], problems: list[str]) -> list[Run]:
+    """The runs at `places`; `problems` says why there is none."""
     try:
-        run = read(place)
-        run.row()
+        return read(places) if read is read_tensorboard else [read(places[0])]
     except LayoutError as error:
-        return str(error)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        return f"{place}: its records do not fit together ({type(error).__name__}: {error})"
-    if not isinstance(run.recipe, str) or not isinstance(run.seed, int | float | None):
-        return f"{place}: recipe {run.recipe!r} with seed {run.seed!r} is none"
-    return run
+        problems.append(str(error))
+    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+        problems.append(f"{places[0]}: its records do not fit together ({type(error).__name__}: {error})")
+    return []
+
+
+def _of_full_length(runs: list[Run]) -> list[Run]:
+    """`runs`, of which logs of other programs ask for as many steps as the longest log of their folder has."""
+    longest: dict[Path | None, int] = {}
+    for run in runs:
+        longest[run.study] = max(run.steps, longest.get(run.study, 0))
+    return [
+        run.changed(steps_asked=longest[run.study]) if run.study and run.steps < longest[run.study] else run
+        for run in runs
+    ]
+
+
+def _summarized(problems: list[str]) -> list[str]:
+    """`problems`, of which only the first few are there that say the same of many runs, and how many more there are."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for problem in problems:
+        reason = problem.rsplit("/", 1)[-1].partition(": ")[2]  # without the run's place
+        alike[re.sub(r"[\d.,]+", "#", reason)].append(problem)
+    return [
+        sentence
+        for group in alike.values()
+        for sentence in (
+            group
+            if len(group) <= _ALIKE
+            else [*group[:_NAMED], f"{len(group) - _NAMED:,} more runs or files have the same problem as {group[0]}"]
+        )
+    ]
 
 
 def _runs_frame(runs: list[Run], names: list[str]) -> pd.DataFrame:
     rows = [
-        {"run": name, "path": str(run.path), "source": run.source}
-        | run.row()
-        | {column: getattr(run, column) for column in _FURTHER}
+        {"run": name, "path": printable(str(run.path)), "source": run.source} | run.row()
         for run, name in zip(runs, names, strict=True)
     ]
     frame = pd.DataFrame(rows, dtype=object)  # or pandas makes a missing text NaN, which is true
-    for column in frame.columns.difference(_NOT_NUMBERS):
+    for column in frame.columns.difference(_TEXT):
         frame[column] = pd.to_numeric(frame[column])
     return frame
 
 
 def _windows_frame(runs: list[Run], names: list[str]) -> pd.DataFrame:
-    lengths = [len(run.windows) for run in runs]
-    seeds = np.array([np.nan if run.seed is None else run.seed for run in runs])
-    owners = {"run": names, "recipe": [run.recipe for run in runs], "seed": seeds}
-    index = np.repeat(np.arange(len(runs)), lengths)
-    table = pa.table({key: pa.array(values).take(pa.array(index)) for key, values in owners.items()})
-    windows = pa.concat_tables([run.windows for run in runs])
-    for field in WINDOWS:
-        table = table.append_column(field, windows[field.name])
-    return table.to_pandas(types_mapper=lambda kind: pd.ArrowDtype(kind) if pa.types.is_list(kind) else None)
+    index = np.repeat(np.arange(len(runs)), [len(run.windows["step"]) for run in runs])
+    owners = {
+        "run": np.array(names, dtype=object)[index],
+        "recipe": np.array([run.facts.recipe for run in runs], dtype=object)[index],
+        "seed": np.array([run.facts.seed for run in runs], dtype=float)[index],
+    }
+    return pd.DataFrame(owners | join([run.windows for run in runs]))

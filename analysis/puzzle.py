@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.comparison import BASELINE, in_order
 from analysis.losses import NOT_ENOUGH, Verdict, verdict
 from analysis.rates import completed
-from analysis.summary import read_json
+from analysis.runs import read_json
 
 STUDY = "one_gpu_puzzle"
 FROZEN = "puzzle_bf16_frozen"

@@ -1,174 +1,212 @@
-"""A run as it was recorded, wherever it was read from, and the figures made from that: the row of the final table."""
+"""A run as it was recorded, whichever program wrote it, and the row of the final table that is made from it."""
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
 
-NOT_STEADY_STEPS = 10  # a process's first steps: compilation, the profile, allocator and clocks settle
-
-# A line of metrics.jsonl, see experiments.training.metrics; `mfu_logged` is what other programs' logs call their MFU.
-_LISTS = {"losses": pa.float64(), "step_s": pa.float64(), "data_wait_s": pa.float64(), "not_steady": pa.int64()}
-WINDOWS = pa.schema(
-    [
-        (name, pa.list_(_LISTS[name]) if name in _LISTS else pa.int64() if name == "step" else pa.float64())
-        for name in ("step", "elapsed_s", "loss", "losses", "grad_norm", "lr", "tokens_per_s", "valid_tokens_per_s",
-                     "step_s", "data_wait_s", "not_steady", "peak_memory_bytes", "mfu_bf16_peak", "mfu_fp8_peak",
-                     "mfu_mixed_peak", "mfu_logged")
-    ]
-)  # fmt: skip
+from analysis.windows import Windows, durations, flaws, losses_finite, per_step, take
 
 
-@dataclass(frozen=True, kw_only=True)
+class LayoutError(ValueError):
+    """Files that this analysis does not know how to read."""
+
+
+def printable(text):
+    """`text` with control characters and lone surrogates escaped, so that a name stays one; other types as they are."""
+    if not isinstance(text, str) or text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def known(value: float) -> float | None:
+    """The value as a Python float; None where it is not finite."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _number(value) -> float | None:
+    """A number that may be written as text, as nvidia-smi's; None for what is none, as `[N/A]`."""
+    try:
+        return known(float(value))
+    except (TypeError, ValueError):
+        return None
+
+
+def _length(value) -> int:
+    if not isinstance(value, list):
+        raise ValueError("expected a list")
+    return len(value)
+
+
+def _in(*path: str):
+    """A fact that a run directory has in this file, under this key of this section; None where it is not there."""
+    return Field(None, validation_alias=AliasPath(*path))
+
+
+Text = Annotated[str, BeforeValidator(printable)] | None
+Steps = Annotated[int, Field(ge=0, lt=2**53)]
+Count = Steps | None
+Positive = Annotated[float, Field(gt=0)] | None
+NumberOrText = Annotated[float | None, BeforeValidator(_number)]
+
+
+class Facts(BaseModel):
+    """What is recorded of a run: columns of the final table. None is unknown; times in seconds, shares of 1."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, populate_by_name=True)
+
+    recipe: Annotated[str, BeforeValidator(printable), Field(pattern=r"\S")] = _in("manifest.json", "recipe")
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = _in("manifest.json", "seed")
+    status: Annotated[str, BeforeValidator(printable)] = _in("manifest.json", "status")
+    error: Text = _in("manifest.json", "error")
+    start: Text = _in("manifest.json", "start")  # ISO 8601
+    steps_asked: Steps = _in("manifest.json", "steps")
+    steps_planned: Count = None  # what it was asked for before it was cut, see `equally_long`
+    study_budget_s: float | None = _in("manifest.json", "study_budget_s")  # of the study that it was part of
+    overlays: list[Text] | None = _in("manifest.json", "overlays")
+    flavor: Text = _in("manifest.json", "flavor")
+    float8: Text = _in("manifest.json", "float8")
+    compiled: bool | None = _in("manifest.json", "compiled")
+    parameters: Count = _in("manifest.json", "parameters")
+    flops_per_token: Positive = _in("manifest.json", "flops_per_token")
+    flops_per_token_causal: Positive = _in("manifest.json", "flops_per_token_causal")
+    seq_len: Annotated[Count, Field(gt=0)] = _in("recipe.yaml", "training", "seq_len")
+    dataset: Text = _in("recipe.yaml", "training", "dataset")
+    data: Text = _in("manifest.json", "data")  # the corpus as it was tokenized, with a digest of its content
+    device: Text = _in("manifest.json", "hardware", "name")
+    device_type: Text = _in("manifest.json", "hardware", "type")
+    world_size: Annotated[Count, Field(gt=0)] = _in("manifest.json", "world_size")
+    driver: Text = _in("manifest.json", "hardware", "driver")
+    power_limit_w: NumberOrText = _in("manifest.json", "hardware", "power_limit_w")
+    sm_clock_max_mhz: NumberOrText = _in("manifest.json", "hardware", "sm_clock_max_mhz")
+    peak_bf16: Positive = _in("manifest.json", "peak_flops", "bf16")  # dense, FLOP/s
+    peak_fp8: Positive = _in("manifest.json", "peak_flops", "fp8")
+    peak_source: Text = _in("manifest.json", "peak_flops", "source")
+    commit: Text = _in("manifest.json", "git", "commit")
+    code_changed: Annotated[bool | None, BeforeValidator(lambda diff: diff is not None)] = _in(
+        "manifest.json", "git", "diff"
+    )
+    torch: Text = _in("manifest.json", "packages", "torch")
+    torchao: Text = _in("manifest.json", "packages", "torchao")
+    torchtitan: Text = _in("manifest.json", "packages", "torchtitan")
+    # From the start of the process to the end of the first and of the last step; summed over a resumed run's attempts.
+    warm_up_s: float | None = _in("timing.json", "warm_up_s")
+    wall_s: float | None = None
+    phases: dict[str, float] | None = _in("timing.json", "phases")  # of the warm-up, of the last attempt
+    compile_cache: Text = _in("timing.json", "compile_cache")
+    fp8_share: float | None = _in("proof.json", "fp8_share_of_matmul_flops")  # of the linear layers, as profiled
+    fp8_emulated: bool | None = _in("proof.json", "emulated")
+    fp8_product: Text = _in("manifest.json", "fp8_product", "why")  # how FP8 matrices were multiplied, and why so
+    fp8_flops: float | None = _in("proof.json", "fp8_flops")  # per step of one device
+    fp8_flops_expected: float | None = _in("proof.json", "fp8_flops_expected")  # without what is computed twice
+    attention: Text = _in("proof.json", "attention")  # whose kernels computed it
+    # Trainable parameters that were in no optimizer, as the recipe asked.
+    orphans: Annotated[int | None, BeforeValidator(_length)] = _in("proof.json", "parameters", "orphans")
+
+
+_NOT_IN_ROW = {"study_budget_s", "fp8_flops", "fp8_flops_expected"}
+
+
+@dataclass(frozen=True)
 class Run:
-    """What a run left behind, whichever files it was read from. None is unknown; units as in `row`.
+    """What a run left behind.
 
     Args:
-        windows: one row a log window, columns `WINDOWS`.
+        source: run directory, published log, or tensorboard.
         problems: one sentence for each record that is missing or damaged.
-        fp8_product: how FP8 matrices were multiplied, and why so.
-        attention: whose kernels computed it in the profiled step.
-        fp8_flops: FLOPs per step of one device that were seen to run in FP8.
-        orphans: trainable parameters that were in no optimizer, as the recipe asked.
-        phases: seconds of each phase of the warm-up.
-        study_budget_s: the time budget of the study that it was part of.
-        steps_planned: what it was asked for before it was cut, see `equally_long`.
-        start: ISO 8601.
+        study: of another program's log, the folder whose logs should be equally long.
     """
 
     path: Path
     source: str
-    windows: pa.Table
-    problems: list[str]
-    recipe: str
-    status: str
-    seed: int | None = None
-    error: str | None = None
-    device: str | None = None
-    device_type: str | None = None
-    overlays: list[str] | None = None
-    steps_asked: int | None = None
-    study_budget_s: float | None = None
-    steps_planned: int | None = None
-    warm_up_s: float | None = None
-    wall_s: float | None = None
-    compile_cache: str | None = None
-    fp8_share: float | None = None
-    fp8_emulated: bool | None = None
-    fp8_product: str | None = None
-    attention: str | None = None
-    fp8_flops: float | None = None
-    orphans: int | None = None
-    peak_bf16: float | None = None
-    peak_fp8: float | None = None
-    peak_source: str | None = None
-    world_size: int | None = None
-    flops_per_token: float | None = None
-    flops_per_token_causal: float | None = None
-    parameters: int | None = None
-    flavor: str | None = None
-    float8: str | None = None
-    compiled: bool | None = None
-    phases: dict[str, float] | None = None
-    start: str | None = None
+    facts: Facts
+    windows: Windows
+    problems: list[str] = field(default_factory=list)
+    study: Path | None = None
 
     @property
     def steps(self) -> int:
         """The last step on record."""
-        return self.windows["step"][-1].as_py() if len(self.windows) else 0
+        return int(self.windows["step"][-1]) if len(self.windows["step"]) else 0
 
     @property
     def tokens_per_step(self) -> float | None:
         """Over all devices, padding included; a whole number but for the rounding of logged times."""
-        if not len(self.windows):
-            return None
-        seconds = self.windows["step_s"][0].as_py()
-        return _known(self.windows["tokens_per_s"][0].as_py() * sum(seconds) / len(seconds))
+        seconds = durations(self.windows)
+        for window in np.flatnonzero(np.isfinite(seconds))[:1]:
+            return known(self.windows["tokens_per_s"][window] * seconds[window] / len(self.windows["step_s"][window]))
+        return None
 
-    def row(self) -> dict:
-        """The row of the final table, see `analysis.summary.summarize`."""
-        warm_up, wall, by_step = self.warm_up_s, self.wall_s, per_step(self.windows)
-        memory = pc.max(self.windows["peak_memory_bytes"]).as_py()
-        return {
-            "recipe": self.recipe,
-            "seed": self.seed,
-            "status": self.status,
-            "error": self.error,
-            "device": self.device,
-            "device_type": self.device_type,
-            "overlays": self.overlays,
+    def row(self) -> dict[str, Any]:
+        """The run's row of the final table: what is recorded, and what follows from its windows; see `Frames`."""
+        facts, tokens, memory = self.facts, self.tokens_per_step, self.windows["peak_memory_bytes"]
+        without = facts.wall_s - facts.warm_up_s if facts.wall_s and facts.warm_up_s else None
+        return facts.model_dump(exclude=_NOT_IN_ROW) | {
             "steps": self.steps,
-            "steps_asked": self.steps_asked,
-            "final_loss": self._final_loss(by_step),
-            "warm_up_s": warm_up,
-            "compile_cache": self.compile_cache,
-            "wall_s": wall,
-            "wall_s_without_warm_up": wall - warm_up if wall and warm_up else None,
-            "fp8_share": self.fp8_share,
-            "fp8_emulated": self.fp8_emulated,
-            "fp8_product": self.fp8_product,
-            "orphans": self.orphans,
-            "peak_memory_bytes": None if memory is None else int(memory),
-            "peak_source": self.peak_source,
-            **self._rates(by_step),
+            "final_loss": self.final_loss(),
+            "wall_s_without_warm_up": without,
+            "peak_memory_bytes": int(np.nanmax(memory)) if np.isfinite(memory).any() else None,
+            "tokens_per_step": tokens,
+            "tokens": tokens and round(tokens) * self.steps,
+            "batch": round(tokens / facts.seq_len) if tokens and facts.seq_len else None,
+            "date": facts.start and facts.start[:10],
+            **self._rates(tokens),
         }
 
-    def _final_loss(self, by_step: dict[str, np.ndarray]) -> float | None:
+    def final_loss(self) -> float | None:
         """Mean over the last tenth of the steps, as far as they were logged; None where one is not finite."""
         first = final_from(self.steps)
-        if (
-            not len(self.windows)
-            or self.windows["loss"].filter(pc.greater_equal(self.windows["step"], first)).null_count
-        ):
-            return None
-        return _known(float(np.nanmean(by_step["loss"][by_step["step"] >= first])))
+        windows = take(self.windows, self.windows["step"] >= first)
+        steps = per_step(windows)
+        losses = steps["loss"][(steps["step"] >= first) & np.isfinite(steps["loss"])]
+        return float(losses.mean()) if len(losses) and losses_finite(windows).all() else None
 
-    def _rates(self, steps: dict[str, np.ndarray]) -> dict:
+    def _rates(self, tokens: float | None) -> dict[str, float | None]:
         """Steady rates, and the MFUs that follow from the median; None with fewer than two steady steps."""
         rates = dict.fromkeys(
             ("tokens_per_s", "tokens_per_s_q1", "tokens_per_s_q3", "valid_tokens_per_s", "data_wait_share",
-             "mfu_bf16_peak", "mfu_fp8_peak", "mfu_mixed_peak")
+             "mfu_bf16_peak", "mfu_fp8_peak", "mfu_mixed_peak", "mfu_logged")
         )  # fmt: skip
+        logged = self.windows["mfu_logged"]
+        rates["mfu_logged"] = float(np.nanmedian(logged)) if np.isfinite(logged).any() else None
+        steps = per_step(self.windows)
         seconds, waits = steps["seconds"][steps["steady"]], steps["data_wait_s"][steps["steady"]]
-        if len(seconds) < 2 or not self.tokens_per_step:
+        if len(seconds) < 2 or not tokens:
             return rates
-        slow, median, fast = (self.tokens_per_step / q for q in np.quantile(seconds, [0.75, 0.5, 0.25]).tolist())
+        slow, median, fast = (tokens / q for q in np.quantile(seconds, [0.75, 0.5, 0.25]).tolist())
         rates |= {"tokens_per_s": median, "tokens_per_s_q1": slow, "tokens_per_s_q3": fast}
-        rates["valid_tokens_per_s"] = _known(median * valid_share(self.windows))
-        rates["data_wait_share"] = _known(float(waits.sum() / seconds.sum()))
-        if not (self.world_size and self.flops_per_token and self.peak_bf16):
-            return rates
-        per_device, flops = median / self.world_size, self.flops_per_token
-        rates["mfu_bf16_peak"] = per_device * flops / self.peak_bf16
-        if self.peak_fp8:
-            rates["mfu_fp8_peak"] = per_device * flops / self.peak_fp8
-            if self.fp8_flops is not None:
-                in_fp8 = self.fp8_flops * self.world_size / self.tokens_per_step
-                rates["mfu_mixed_peak"] = per_device * (in_fp8 / self.peak_fp8 + (flops - in_fp8) / self.peak_bf16)
-        return rates
+        rates["valid_tokens_per_s"] = known(median * self._valid_share())
+        rates["data_wait_share"] = known(waits.sum() / seconds.sum())
+        return rates | self._mfu(median, tokens)
 
+    def _mfu(self, tokens_per_s: float, tokens_per_step: float) -> dict[str, float]:
+        facts, flops = self.facts, self.facts.flops_per_token
+        if not (facts.world_size and flops and facts.peak_bf16):
+            return {}
+        per_device = tokens_per_s / facts.world_size
+        mfu = {"mfu_bf16_peak": per_device * flops / facts.peak_bf16}
+        if facts.peak_fp8:
+            mfu["mfu_fp8_peak"] = per_device * flops / facts.peak_fp8
+            if facts.fp8_flops is not None:
+                useful = min(
+                    facts.fp8_flops, math.inf if facts.fp8_flops_expected is None else facts.fp8_flops_expected
+                )
+                in_fp8 = useful * facts.world_size / tokens_per_step
+                mfu["mfu_mixed_peak"] = per_device * (in_fp8 / facts.peak_fp8 + (flops - in_fp8) / facts.peak_bf16)
+        return mfu
 
-def equally_long(runs: list[Run]) -> list[Run]:
-    """`runs`, of which those that a study's budget has stopped are cut to the steps that all of these made.
+    def _valid_share(self) -> float:
+        """Fraction of all tokens that are not padding, NaN where windows do not say."""
+        seconds = np.nan_to_num(durations(self.windows))
+        tokens, valid = (self.windows[name] @ seconds for name in ("tokens_per_s", "valid_tokens_per_s"))
+        return float(valid / tokens)
 
-    They count as completed then, at the end of a log window that all of them have. Runs of the study that did complete
-    are cut as well.
-    """
-    within = [r for r in runs if r.study_budget_s and r.status in ("completed", "interrupted") and len(r.windows)]
-    if all(run.status == "completed" for run in within):
-        return runs
-    shared = set.intersection(*(set(run.windows["step"].to_pylist()) for run in within))
-    cut = {run.path for run in within} if shared else {}
-    return [_cut(run, max(shared)) if run.path in cut else run for run in runs]
-
-
-def _cut(run: Run, last: int) -> Run:
-    windows = run.windows.filter(pc.less_equal(run.windows["step"], last))
-    problems = [p for p in run.problems if not p.startswith(f"{run.path}: interrupted at step")]
-    ends = {"wall_s": windows["elapsed_s"][-1].as_py(), "status": "completed", "error": None}
-    return replace(run, windows=windows, steps_asked=last, steps_planned=run.steps_asked, problems=problems, **ends)
+    def changed(self, **facts) -> "Run":
+        """The run with other facts."""
+        return replace(self, facts=self.facts.model_copy(update=facts))
 
 
 def final_from(last: int) -> int:
@@ -180,71 +218,46 @@ def final_from(last: int) -> int:
     return last - max(1, last // 10) + 1
 
 
-def _known(value: float) -> float | None:
-    return value if np.isfinite(value) else None
+def equally_long(runs: list[Run]) -> list[Run]:
+    """`runs`, with those that a study's time budget has stopped cut to the steps that all of these made.
 
-
-def flat(lists: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
-    """(all values in order with NaN for null, the length of each list); a null list has length 0."""
-    lengths = pc.fill_null(pc.list_value_length(lists), 0)
-    return pc.list_flatten(lists).to_numpy(), lengths.to_numpy()
-
-
-def per_step(windows: pa.Table) -> dict[str, np.ndarray]:
-    """One entry a step of `windows` (columns step, losses, step_s, data_wait_s, not_steady; of any runs).
-
-    Returns:
-        window: index of the step's row; step; loss, seconds, data_wait_s: NaN where unknown (a log that has only its
-        windows' last loss gives the last step that one); steady: after a process's first 10 steps, and not after one
-        that saved a checkpoint.
+    They then count as completed, at the end of a log window that all of them have. Runs of the study that did complete
+    are cut as well.
     """
-    seconds, lengths = flat(windows["step_s"])
-    ends, last = np.cumsum(lengths), windows["step"].to_numpy()
-    window = np.repeat(np.arange(len(lengths)), lengths)
-    found = {
-        "window": window,
-        "step": last[window] - (ends[window] - 1 - np.arange(len(window))),
-        "seconds": seconds,
-        "steady": np.ones(len(window), dtype=bool),
-    }
-    for name, column in (("loss", "losses"), ("data_wait_s", "data_wait_s")):
-        values, counts = flat(windows[column])
-        behind = np.repeat(np.cumsum(counts), counts) - np.arange(len(values))  # 1 for a window's last value
-        found[name] = np.full(len(window), np.nan)
-        found[name][np.repeat(ends, counts) - behind] = values
-    not_steady, counts = flat(windows["not_steady"])
-    found["steady"][np.repeat(ends - 1 - last, counts) + not_steady] = False
-    return found
+    stopped = ("completed", "interrupted")
+    within = [run for run in runs if run.facts.study_budget_s and run.facts.status in stopped and run.steps]
+    if all(run.facts.status == "completed" for run in within):
+        return runs
+    shared = set.intersection(*(set(run.windows["step"].tolist()) for run in within))
+    cut = {run.path for run in within} if shared else {}
+    return [_cut(run, max(shared)) if run.path in cut else run for run in runs]
 
 
-def valid_share(windows: pa.Table) -> float:
-    """Fraction of all tokens of `windows` that are not padding, NaN where a window does not say."""
-    seconds, lengths = flat(windows["step_s"])
-    duration = np.add.reduceat(seconds, np.cumsum(lengths) - lengths)
-    tokens, valid = (windows[name].to_numpy() @ duration for name in ("tokens_per_s", "valid_tokens_per_s"))
-    return float(valid / tokens)
+def _cut(run: Run, last: int) -> Run:
+    windows = take(run.windows, run.windows["step"] <= last)
+    ends = {"wall_s": known(windows["elapsed_s"][-1]), "status": "completed", "error": None, "steps_asked": last}
+    return replace(run, windows=windows).changed(**ends, steps_planned=run.facts.steps_asked)
 
 
-def windows_table(step: np.ndarray, count: np.ndarray, seconds: np.ndarray, **columns) -> pa.Table:
-    """Windows of a log that times no single steps.
+def with_verdict(run: Run) -> Run:
+    """The run with its status by what its log shows, and a problem for each reason to doubt its figures.
 
-    Args:
-        step, count, seconds: of each window, its last step, its number of steps, and its duration: spread over them
-            evenly, and summed up for `elapsed_s`.
-        columns: further columns of `WINDOWS`, NaN where unknown; `loss` is the last step's.
+    `completed` becomes `diverged` where the loss is not finite in the last tenth of the steps, and `short` where the
+    log ends before the last step.
     """
-    rows = list(zip(step.tolist(), count.tolist(), seconds.tolist(), strict=True))
-    before = rows[0][0] - rows[0][1]
-    columns |= {
-        "step": step,
-        "elapsed_s": np.cumsum(seconds),
-        "losses": [[loss] for loss in columns["loss"].tolist()],
-        "step_s": [[duration / n] * n for _, n, duration in rows],
-        "not_steady": [
-            list(range(last - n + 1, last + 1)) if last - n - before < NOT_STEADY_STEPS else [] for last, n, _ in rows
-        ],
-    }
-    unknown = [None] * len(rows)
-    return pa.table(
-        [pa.array(columns.get(field.name, unknown), field.type, from_pandas=True) for field in WINDOWS], WINDOWS
-    )
+    status, where = run.facts.status, f"at step {run.steps} of {run.facts.steps_asked}"
+    problems = [f"{run.path}: {flaw}" for flaw in flaws(run.windows)]
+    not_finite = run.windows["step"][~losses_finite(run.windows)]
+    if status != "completed":
+        word = "not ended (running, or killed)" if status == "running" else status
+        why = f" ({run.facts.error})" if run.facts.error else ""
+        problems.append(f"{run.path}: {word} {where}{why}, so it is not averaged with others")
+    elif len(not_finite):
+        if not_finite[-1] >= final_from(run.steps):
+            status = "diverged"
+        verdict = ": it counts as diverged, although its log says completed" if status == "diverged" else ""
+        problems.append(f"{run.path}: its loss is not finite by step {not_finite[0]}{verdict}")
+    elif run.facts.steps_asked and run.steps < run.facts.steps_asked:
+        status = "short"
+        problems.append(f"{run.path}: short, its log ends {where}, so it is not averaged with others")
+    return replace(run.changed(status=status), problems=run.problems + problems)

@@ -5,25 +5,27 @@ step's, `training_tokens_percentage` the share of tokens that are not padding. I
 Its MFU is recomputed: under torch.compile the logged one counts the input embedding as if it were multiplied.
 """
 
+import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
-from analysis.record import Run, windows_table
-from analysis.summary import LayoutError, read_lines
+from analysis.record import Facts, LayoutError, Run
+from analysis.windows import Positive, Step, Value, of_log, read_lines
+from models.flops import flops_per_token, parameters
+from models.gpus import GPUS
 
-SOURCE = "published log"
-LINE = pa.schema(
-    [("step", pa.int64())]
-    + [(name, pa.float64()) for name in ("loss", "tokens_per_second", "training_tokens_percentage", "mfu",
-                                         "learning_rate", "time_delta")]
+PEAK = GPUS["gh200"].datasheet
+SEQ_LEN = 4096
+# The published model: an 8 B Llama with a vocabulary of 131,072 (`8B-published` of models.llama, without torch).
+MODEL = SimpleNamespace(
+    dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, ffn_dim_multiplier=1.3, multiple_of=1024, vocab_size=131072,
+    enable_weight_tying=False, fused_projections=False,
 )  # fmt: skip
-_NEEDED = ("step", "loss", "tokens_per_second", "time_delta")
-PEAK_BF16, PEAK_FP8 = 989e12, 1979e12  # FLOP/s, dense
-PEAK_SOURCE = "NVIDIA H200 and GH200 datasheets, dense"
 # Median tokens/s of the steady steps of those logs (github.com/mak2508/lsai-proj, output/data), one GH200.
 TOKENS_PER_S = {
     "baseline": 8151.0,
@@ -31,92 +33,91 @@ TOKENS_PER_S = {
     "rowwise_fp8_compiled": 9315.0,
     "tensorwise_fp8_compiled": 10945.0,
 }
-RECIPES = {  # what the four published runs were: (float8, compiled)
+NAMES = {  # what a log is called there, without the time in its name: this project's recipe
+    "baseline_compile": "baseline_compiled",
+    "fp8_rowwise": "rowwise_fp8",
+    "fp8_rowwise_compile": "rowwise_fp8_compiled",
+    "fp8_tensorwise": "tensorwise_fp8",
+    "fp8_tensorwise_compile": "tensorwise_fp8_compiled",
+}
+RECIPES = {  # what those runs were: (float8, compiled)
     "baseline": (None, False),
     "baseline_compiled": (None, True),
+    "rowwise_fp8": ("rowwise", False),
     "rowwise_fp8_compiled": ("rowwise", True),
+    "tensorwise_fp8": ("tensorwise", False),
     "tensorwise_fp8_compiled": ("tensorwise", True),
 }
 
 
-@dataclass(frozen=True)
-class Llama:
-    """Sizes of a Llama with untied embeddings and a SwiGLU layer of width `ffn`."""
-
-    dim: int
-    layers: int
-    heads: int
-    kv_heads: int
-    ffn: int
-    vocabulary: int
-    seq_len: int
-
-    @property
-    def head_dim(self) -> int:
-        return self.dim // self.heads
-
-    @property
-    def parameters(self) -> int:
-        """Embedding, head, blocks (attention, SwiGLU, two norms) and the last norm."""
-        attention = 2 * self.dim * self.head_dim * (self.heads + self.kv_heads)
-        block = attention + 3 * self.dim * self.ffn + 2 * self.dim
-        return 2 * self.vocabulary * self.dim + self.layers * block + self.dim
+class _Needed(TypedDict):
+    step: Step
+    loss: Value
+    tokens_per_second: Positive
+    time_delta: Positive
 
 
-PUBLISHED = Llama(dim=4096, layers=32, heads=32, kv_heads=8, ffn=14336, vocabulary=131072, seq_len=4096)
+class _Line(_Needed, total=False):
+    training_tokens_percentage: Value
+    mfu: Value
+    learning_rate: Value
 
 
-def flops_per_token(model: Llama, causal: bool = False) -> int:
-    """FLOPs of forward and backward per token: 6 (N - input embedding) + 12 layers heads head_dim seq_len.
-
-    The published study's formula as it was meant, and models.flops' for our runs; `causal` halves the attention term.
-    """
-    attention = 12 * model.layers * model.heads * model.head_dim * model.seq_len
-    return 6 * (model.parameters - model.vocabulary * model.dim) + (attention // 2 if causal else attention)
+LINE = TypeAdapter(_Line)
 
 
 def read_published(path: Path) -> Run:
-    """One published log. The recipe is the file's name; `warm_up_s` and `wall_s` begin with the training loop.
+    """One published log. `warm_up_s` and `wall_s` begin with the training loop.
 
     Raises:
         LayoutError: the file holds no line of one.
     """
     problems: list[str] = []
-    lines = read_lines(path, LINE, _NEEDED, problems)
-    if not len(lines):
-        raise LayoutError(f"{problems[0]}: no log of the published project, whose lines have {', '.join(_NEEDED)}")
-    step, rate, seconds = (lines[name].to_numpy() for name in ("step", "tokens_per_second", "time_delta"))
-    share = lines["training_tokens_percentage"].to_numpy() / 100
+    lines = {line["step"]: line for line in reversed(read_lines(path, LINE, problems))}
+    if not lines:
+        needed = ", ".join(_Needed.__annotations__)
+        raise LayoutError(f"{problems[0]}: no log of the published project, whose lines have {needed}")
+    lines = [lines[step] for step in sorted(lines)]
+
+    def column(name: str) -> np.ndarray:
+        return np.array([line.get(name) for line in lines], dtype=float)
+
+    step, rate, seconds = column("step").astype(int), column("tokens_per_second"), column("time_delta")
+    since = np.diff(step, prepend=0)
     # Steps since the line before, from the tokens done: right also where that line is missing.
     tokens = rate * seconds
-    count = np.maximum(1, np.rint(tokens / np.median(tokens / np.diff(step, prepend=0)))).astype(int)
-    recipe = re.sub(r"\W+", "_", path.stem)
+    count = np.clip(np.rint(tokens / np.median(tokens / since)), 1, since).astype(int)
+    recipe = recipe_name(path)
     float8, compiled = RECIPES.get(recipe, (None, None))
-    flops = flops_per_token(PUBLISHED)
-    windows = windows_table(
-        step, count, seconds, loss=lines["loss"].to_numpy(), lr=lines["learning_rate"].to_numpy(), tokens_per_s=rate,
-        valid_tokens_per_s=rate * share, mfu_bf16_peak=rate * flops / PEAK_BF16, mfu_fp8_peak=rate * flops / PEAK_FP8,
-        mfu_logged=lines["mfu"].to_numpy() / 100,
+    flops = flops_per_token(MODEL, SEQ_LEN)
+    windows = of_log(
+        step, count, seconds, loss=column("loss"), lr=column("learning_rate"), tokens_per_s=rate,
+        valid_tokens_per_s=rate * column("training_tokens_percentage") / 100, mfu_bf16_peak=rate * flops / PEAK.bf16,
+        mfu_fp8_peak=rate * flops / PEAK.fp8, mfu_logged=column("mfu") / 100,
     )  # fmt: skip
-    return Run(
-        path=path,
-        source=SOURCE,
-        windows=windows,
-        problems=problems,
+    facts = Facts(
         recipe=recipe,
         status="completed",
         device="NVIDIA GH200",
         device_type="cuda",
-        warm_up_s=float(seconds[0]) if step[0] == 1 else None,
-        wall_s=float(seconds.sum()),
-        peak_bf16=PEAK_BF16,
-        peak_fp8=PEAK_FP8,
-        peak_source=PEAK_SOURCE,
         world_size=1,
+        warm_up_s=float(seconds[0]) if step[0] == 1 else None,
+        wall_s=math.fsum(seconds),
+        peak_bf16=PEAK.bf16,
+        peak_fp8=PEAK.fp8,
+        peak_source=PEAK.source,
         flops_per_token=flops,
-        flops_per_token_causal=flops_per_token(PUBLISHED, causal=True),
-        parameters=PUBLISHED.parameters,
+        flops_per_token_causal=flops_per_token(MODEL, SEQ_LEN, causal=True),
+        parameters=parameters(MODEL),
         flavor="8B-published",
         float8=float8,
         compiled=compiled,
+        seq_len=SEQ_LEN,
     )
+    return Run(path, "published log", facts, windows, problems, study=path.resolve().parent)
+
+
+def recipe_name(path: Path) -> str:
+    """`baseline-compile_20250525_173352.jsonl` is baseline_compiled: without its time, and by this project's names."""
+    name = re.sub(r"\W+", "_", re.sub(r"_\d{8}_\d{6}$", "", path.stem))
+    return NAMES.get(name, name)

@@ -1,39 +1,95 @@
-"""TensorBoard folders of plain torchtitan, read as runs."""
+"""TensorBoard folders of plain torchtitan, read as runs.
 
+torchtitan trains into FOLDER and logs to FOLDER/tb/TIME, or, where all ranks log, to FOLDER/tb/TIME/rank_K. Each
+process writes a file of events of its own, so a training that was resumed has several.
+"""
+
+import math
 import re
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
-from analysis.record import Run, windows_table
-from analysis.summary import LayoutError
+from analysis.record import Facts, LayoutError, Run, known, printable
+from analysis.windows import Windows, join, of_log, take
 
-SOURCE = "tensorboard"
 EVENTS = "events.out.tfevents.*"
 _LOSS, _RATE, _SECONDS = "loss_metrics/global_avg_loss", "throughput(tps)", "time_metrics/end_to_end(s)"
+_NAMED_BY_TORCHTITAN = re.compile(r"tb|tensorboard|\d{8}-\d{4}|rank_\d+|replica_\d+")
 
 
-def read_tensorboard(folder: Path) -> Run:
-    """The event files of one folder, which are one process's: a resumed training is a run for each process.
+@dataclass(frozen=True)
+class _Process:
+    """What one process logged. `devices` is the number of devices, None if the log does not tell."""
 
-    The recipe is the name of the folder that was trained into: torchtitan logs to FOLDER/tb/TIME. `warm_up_s` and
-    `wall_s` begin where the log does, when torchtitan had built its metrics. Rates are over all devices where the log
-    counts the tokens of all (`n_tokens_seen`), else of one device.
+    file: Path
+    windows: Windows
+    devices: int | None
+
+    @property
+    def first_step(self) -> int:
+        return int(self.windows["step"][0])
+
+
+def named_folder(folder: Path) -> Path:
+    """The folder that was trained into: the innermost one that torchtitan did not name."""
+    folder = folder.resolve()
+    return next(p for p in (folder, *folder.parents) if not _NAMED_BY_TORCHTITAN.fullmatch(p.name))
+
+
+def read_tensorboard(folders: list[Path]) -> list[Run]:
+    """The trainings in the event folders of one folder; a process that logs step 1 begins one, others go on with it.
+
+    The recipe is the name of that folder. `warm_up_s` and `wall_s` begin where the logs do, when torchtitan had built
+    its metrics. Rates are over all devices where the log counts the tokens of all (`n_tokens_seen`), else of one
+    device. Where all ranks logged, the first one's log is read.
 
     Raises:
         LayoutError: they hold no loss of torchtitan's.
     """
+    files = [file for folder in _first_ranks(folders) for file in folder.glob(EVENTS)]
+    files.sort(key=lambda file: (_number(file.name), file.name))  # by the second of their beginning
+    processes = [process for file in files if (process := _read(file))]
+    if not processes:
+        where = ", ".join(map(str, folders))
+        raise LayoutError(f"{where}: its TensorBoard events hold no {_LOSS}, so they are not torchtitan's")
+    trainings: list[list[_Process]] = []
+    for process in processes:
+        if process.first_step == 1 or not trainings:
+            trainings.append([])
+        trainings[-1].append(process)
+    return [_run(training) for training in trainings]
+
+
+def _first_ranks(folders: list[Path]) -> list[Path]:
+    """Of the folders rank_0, rank_1, ... beside each other only the first."""
+
+    def process(folder: Path) -> str:
+        return re.sub(r"rank_\d+$", "rank", str(folder.resolve()))
+
+    ordered = sorted(folders, key=lambda folder: (process(folder), _number(folder.name)))
+    return [next(ranks) for _, ranks in groupby(ordered, key=process)]
+
+
+def _number(name: str) -> int:
+    """The first number in a name, 0 without one."""
+    return int(match[0]) if (match := re.search(r"\d+", name)) else 0
+
+
+def _read(file: Path) -> _Process | None:
+    """What a file of events holds of torchtitan's; None if there is no loss in it, as of a process that soon died."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # takes half a second
 
-    log = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    tags = log.Tags()["scalars"]
-    if _LOSS not in tags:
-        raise LayoutError(f"{folder}: its TensorBoard events hold no {_LOSS}, so they are not torchtitan's")
-    values = {tag: {event.step: event.value for event in log.Scalars(tag)} for tag in tags}
+    log = EventAccumulator(str(file), size_guidance={"scalars": 0}).Reload()
+    values = {tag: {e.step: e.value for e in log.Scalars(tag) if e.step > 0} for tag in log.Tags()["scalars"]}
+    if not values.get(_LOSS):
+        return None
     step = np.array(sorted(values[_LOSS]))
 
     def column(tag: str) -> np.ndarray:
-        return np.array([values.get(tag, {}).get(s, np.nan) for s in step.tolist()])
+        return np.array([values.get(tag, {}).get(s, math.nan) for s in step.tolist()])
 
     # torchtitan logs step 1 and every log_freq-th, and divides a window's time by log_freq, also that of step 1.
     log_freq = int(np.gcd.reduce(step[step > 1])) or 1
@@ -41,35 +97,36 @@ def read_tensorboard(folder: Path) -> Run:
     seconds, rate, tokens = column(_SECONDS) * log_freq, column(_RATE), column("n_tokens_seen")
     devices = _devices(np.diff(tokens) / (rate * seconds)[1:])
     waits = column("time_metrics/data_loading(%)") / 100 * seconds / count
-    windows = windows_table(
+    windows = of_log(
         step, count, seconds, loss=column(_LOSS), lr=column("lr"), grad_norm=column("grad_norm"),
         tokens_per_s=rate * (devices or 1), data_wait_s=[[w] * n for w, n in zip(waits, count, strict=True)],
         peak_memory_bytes=column("memory/max_reserved(GiB)") * 2**30, mfu_logged=column("mfu(%)") / 100,
     )  # fmt: skip
-    return Run(
-        path=folder,
-        source=SOURCE,
-        windows=windows,
-        problems=[f"{folder}: TensorBoard does not say how a run ended, it is taken as completed at step {step[-1]}"],
-        recipe=recipe_name(folder.resolve()),
-        status="completed",
-        warm_up_s=_known(seconds[0]) if step[0] == 1 else None,
-        wall_s=_known(seconds.sum()),
-        world_size=devices,
-    )
-
-
-def recipe_name(folder: Path) -> str:
-    """Name of the innermost folder that torchtitan did not name (as `tb`, `20260131-1200`, `rank_0`)."""
-    named_by_torchtitan = re.compile(r"tb|tensorboard|\d{8}-\d{4}|rank_\d+|replica_\d+")
-    return next(p.name for p in (folder, *folder.parents) if not named_by_torchtitan.fullmatch(p.name))
+    return _Process(file, windows, devices)
 
 
 def _devices(tokens_over_one_devices: np.ndarray) -> int | None:
     """Number of devices from the tokens of all over those of one, window by window; None if the log does not tell."""
-    known = tokens_over_one_devices[np.isfinite(tokens_over_one_devices)]
-    return round(float(np.median(known))) if len(known) else None
+    logged = tokens_over_one_devices[np.isfinite(tokens_over_one_devices)]
+    return round(float(np.median(logged))) if len(logged) else None
 
 
-def _known(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
+def _run(processes: list[_Process]) -> Run:
+    """One training: each process goes on with the steps of those before it, which it may repeat."""
+    windows, passed = processes[0].windows, 0.0
+    for before, process in zip(processes, processes[1:], strict=False):
+        passed += before.windows["elapsed_s"][-1]
+        resumed = process.windows | {"elapsed_s": process.windows["elapsed_s"] + passed}
+        windows = join([take(windows, windows["step"] < process.first_step), resumed])
+    folders = list(dict.fromkeys(process.file.parent for process in processes))
+    path = folders[0] if len(folders) == 1 else named_folder(folders[0])
+    first, last = processes[0], windows["step"][-1]
+    facts = Facts(
+        recipe=printable(named_folder(path).name),
+        status="completed",
+        world_size=first.devices,
+        warm_up_s=known(first.windows["elapsed_s"][0]) if first.first_step == 1 else None,
+        wall_s=known(windows["elapsed_s"][-1]),
+    )
+    problem = f"{path}: TensorBoard does not say how a run ended, it is taken as completed at step {last}"
+    return Run(path, "tensorboard", facts, windows, [problem], study=named_folder(path).parent)

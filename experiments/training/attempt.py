@@ -163,7 +163,7 @@ def _leave(end: End) -> None:
 
 def _finish(directory, end: End) -> None:
     """Write summary and manifest; on a full disk, what was written before stays as it is."""
-    from analysis.summary import summarize
+    from analysis.runs import summarize
 
     try:
         directory.finish(end.status, end.error)

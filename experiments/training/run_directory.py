@@ -5,7 +5,7 @@ manifest.json   code, versions, machine, command, status: written at the start, 
 metrics.jsonl   one line per log window, see experiments.training.metrics
 timing.json     where the warm-up went
 proof.json      what ran in FP8, see experiments.training.proof
-summary.json    the row of the final table, see analysis.summary
+summary.json    the row of the final table, see analysis.runs
 log.txt         everything that was printed
 tb/             TensorBoard
 checkpoint/     torchtitan's, where the recipe asks for it
@@ -29,7 +29,7 @@ import yaml
 from experiments.jobs.files import read_json, read_metrics, write_whole
 from models.errors import InputError
 
-LAYOUT_VERSION = 1  # of the directory; analysis/summary.py refuses versions that it does not know
+LAYOUT_VERSION = 1  # of the directory; analysis.runs.py refuses versions that it does not know
 _RECORDS = ("metrics.jsonl", "timing.json", "proof.json", "summary.json")
 
 

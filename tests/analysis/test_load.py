@@ -9,7 +9,7 @@ import pytest
 
 from analysis import benchmark_load
 from analysis.load import LoadError, load, steps
-from analysis.summary import summarize
+from analysis.runs import summarize
 from tests.make_runs import (
     FLOPS,
     metrics_lines,

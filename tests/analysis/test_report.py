@@ -8,7 +8,7 @@ from rich.console import Console
 
 from analysis.comparison import compare
 from analysis.report import main, tables
-from analysis.summary import LayoutError, summarize
+from analysis.runs import LayoutError, summarize
 from analysis.table import by_recipe, cells, notes, rows_of, trained
 from tests.make_runs import metrics_lines, write_run, write_study
 

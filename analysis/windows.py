@@ -1,0 +1,224 @@
+"""Log windows: lines of a metrics.jsonl as columns, the steps in them, and what is wrong with them."""
+
+import math
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+NOT_STEADY_STEPS = 10  # a process's first steps: compilation, the profile, allocator and clocks settle
+DRIFT = 0.15  # of the step time, between the first and the last third of the steady steps
+MIN_DRIFT_STEPS = 30  # steady steps without which nothing is said of a drift
+MOST_STEPS = 10**9  # no log has more, and a window of more would fill the memory
+
+Value = float | None  # null is what was not finite
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Step = Annotated[int, Field(gt=0, le=MOST_STEPS)]
+
+LISTS = ("losses", "step_s", "data_wait_s", "not_steady")
+COLUMNS = ("step", "elapsed_s", "loss", "losses", "grad_norm", "lr", "tokens_per_s", "valid_tokens_per_s", "step_s",
+           "data_wait_s", "not_steady", "peak_memory_bytes", "mfu_bf16_peak", "mfu_fp8_peak", "mfu_mixed_peak",
+           "mfu_logged")  # fmt: skip
+
+# One entry a window, in the order of steps: float arrays, `step` an int array, those of `LISTS` object arrays of lists.
+# Unknown is NaN, an unknown list is empty; so is what is not finite, and a step time that is not above 0.
+Windows = dict[str, np.ndarray]
+
+
+class _Needed(TypedDict):
+    step: Step
+    elapsed_s: Finite
+    losses: list[Value]
+    tokens_per_s: Positive
+    step_s: list[Value]
+    not_steady: list[int]
+
+
+class _Line(_Needed, total=False):
+    """What is read of a line of metrics.jsonl, see experiments.training.metrics."""
+
+    loss: Value
+    grad_norm: Value
+    lr: Value
+    valid_tokens_per_s: Value
+    data_wait_s: list[Value]
+    peak_memory_bytes: Value
+    mfu_bf16_peak: Value
+    mfu_fp8_peak: Value
+    mfu_mixed_peak: Value
+
+
+def _fits_together(line: _Line) -> _Line:
+    """Raise ValueError where a line's lists belong to other steps than it says."""
+    steps, last = len(line["step_s"]), line["step"]
+    longest = max(len(line["losses"]), len(line.get("data_wait_s", ())))
+    if not 0 < steps <= last or longest > steps or any(not last - steps < n <= last for n in line["not_steady"]):
+        raise ValueError
+    return line
+
+
+METRICS = TypeAdapter(Annotated[_Line, AfterValidator(_fits_together)])
+
+
+def read_lines(path: Path, kind: TypeAdapter, problems: list[str]) -> list[dict]:
+    """The lines of a file of JSON lines that are of `kind`; the others are left out, and `problems` says so."""
+    try:
+        texts = path.read_bytes().splitlines()
+    except OSError as error:
+        problems.append(f"{path}: cannot be read ({error.strerror})")
+        return []
+    lines, bad = [], []
+    for number, text in enumerate(texts, start=1):
+        try:
+            lines.append(kind.validate_json(text, strict=True))
+        except ValidationError:
+            bad.append(number)
+    if not texts:
+        problems.append(f"{path}: is empty")
+    elif bad == [len(texts)]:
+        problems.append(f"{path}: the last line (line {bad[0]}) is cut off and left out")
+    elif bad:
+        problems.append(
+            f"{path}: {len(bad)} of {len(texts)} lines cannot be read and are left out, first line {bad[0]}"
+        )
+    return lines
+
+
+def from_lines(lines: Iterable[dict]) -> Windows:
+    """Windows of lines of metrics.jsonl, which are in the order of their steps."""
+    lines = list(lines)
+    columns = {name: [line.get(name) for line in lines] for name in COLUMNS}
+    return {
+        name: _lists(values, 0 if name == "step_s" else -math.inf)
+        if name in LISTS
+        else np.array(values, dtype=int if name == "step" else float)
+        for name, values in columns.items()
+    }
+
+
+def _lists(lists: list, above: float) -> np.ndarray:
+    """An object array of lists, with NaN for each value that is not finite or not above `above`."""
+    known = ([v if v is not None and above < v < math.inf else math.nan for v in values or ()] for values in lists)
+    return np.fromiter(known, dtype=object, count=len(lists))
+
+
+def of_log(step: np.ndarray, count: np.ndarray, seconds: np.ndarray, **columns) -> Windows:
+    """Windows of one process's log that times no single steps.
+
+    Args:
+        step, count, seconds: of each window, its last step, its number of steps, and its duration: spread over them
+            evenly, and summed up for `elapsed_s`.
+        columns: further columns of `Windows`, NaN where unknown; `loss` is the last step's.
+    """
+    steady_from = step[0] - count[0] + NOT_STEADY_STEPS + 1
+    columns |= {
+        "step": step,
+        "elapsed_s": np.cumsum(seconds),
+        "losses": [[loss] for loss in columns["loss"]],
+        "step_s": [[duration / n] * n for duration, n in zip(seconds, count, strict=True)],
+        "not_steady": [
+            list(range(last - n + 1, last + 1)) if last - n + 1 < steady_from else []
+            for last, n in zip(step, count, strict=True)
+        ],
+    }
+    names, values = list(columns), zip(*columns.values(), strict=True)
+    return from_lines(dict(zip(names, row, strict=True)) for row in values)
+
+
+def take(windows: Windows, which) -> Windows:
+    """Some of the windows: `which` indexes arrays."""
+    return {name: values[which] for name, values in windows.items()}
+
+
+def join(parts: list[Windows]) -> Windows:
+    """Windows one after another."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
+
+
+def _flat(lists: Iterable[list]) -> tuple[np.ndarray, np.ndarray]:
+    """(all values in order, the length of each list)."""
+    lengths = np.fromiter(map(len, lists), dtype=int)
+    return np.fromiter(chain.from_iterable(lists), dtype=float, count=lengths.sum()), lengths
+
+
+def per_step(windows) -> dict[str, np.ndarray]:
+    """One entry a step of `windows`: `Windows`, or a frame with such columns, of any runs.
+
+    Returns:
+        window: index of the step's window; step; loss, seconds, data_wait_s: NaN where unknown (a log that has only
+        its windows' last loss gives the last step that one); steady: the step's duration is known, and it is neither
+        one of its process's first 10 nor after one that saved a checkpoint.
+    """
+    seconds, lengths = _flat(windows["step_s"])
+    ends, last = np.cumsum(lengths), np.asarray(windows["step"], dtype=int)
+    window = np.repeat(np.arange(len(lengths)), lengths)
+    steps = {
+        "window": window,
+        "step": last[window] - (ends[window] - 1 - np.arange(len(window))),
+        "seconds": seconds,
+        "steady": np.isfinite(seconds),
+    }
+    for name, column in (("loss", "losses"), ("data_wait_s", "data_wait_s")):
+        values, counts = _flat(windows[column])
+        from_end = np.repeat(np.cumsum(counts), counts) - np.arange(len(values))  # 1 for a window's last value
+        steps[name] = np.full(len(window), math.nan)
+        steps[name][np.repeat(ends, counts) - from_end] = values
+    not_steady, counts = _flat(windows["not_steady"])
+    steps["steady"][np.repeat(ends - 1 - last, counts) + not_steady.astype(int)] = False
+    return steps
+
+
+def durations(windows: Windows) -> np.ndarray:
+    """Seconds of each window, NaN where a step's are unknown."""
+    return np.fromiter(map(sum, windows["step_s"]), dtype=float)
+
+
+def losses_finite(windows: Windows) -> np.ndarray:
+    """Whether all logged losses of each window are finite."""
+    values, counts = _flat(windows["losses"])
+    window = np.repeat(np.arange(len(counts)), counts)
+    return np.bincount(window[np.isnan(values)], minlength=len(counts)) == 0
+
+
+def first_steps(windows: Windows) -> np.ndarray:
+    """The first step of each window."""
+    return windows["step"] - np.fromiter(map(len, windows["step_s"]), dtype=int) + 1
+
+
+def flaws(windows: Windows) -> list[str]:
+    """What a reader of the figures should know of the windows: missing steps, bad step times, a drift."""
+    sentences = []
+    first, last = first_steps(windows), windows["step"]
+    before = np.concatenate([[0], last[:-1]])
+    if len(gaps := np.flatnonzero(first > before + 1)):
+        names = [f"{before[i] + 1} to {first[i] - 1}" for i in gaps[:3]] + ["..."] * (len(gaps) > 3)
+        missing = (first - before - 1)[gaps].sum()
+        sentences.append(f"{missing:,} steps are missing from its log ({', '.join(names)})")
+    steps = per_step(windows)
+    if len(bad := steps["step"][np.isnan(steps["seconds"])]):
+        sentences.append(
+            f"{len(bad):,} of {len(steps['step']):,} step times are missing, not finite or not above 0, the first at "
+            f"step {bad[0]}; they are left out"
+        )
+    return sentences + _drift(steps["seconds"][steps["steady"]])
+
+
+def _drift(seconds: np.ndarray) -> list[str]:
+    """A sentence if the first and the last third of the steady steps differ by `DRIFT` and by more than their noise."""
+    if len(seconds) < MIN_DRIFT_STEPS:
+        return []
+    third = len(seconds) // 3
+    (low, early, high), (late_low, late, late_high) = (
+        np.quantile(part, [0.25, 0.5, 0.75]) for part in (seconds[:third], seconds[-third:])
+    )
+    if abs(late / early - 1) < DRIFT or (late_low <= high and low <= late_high):
+        return []
+    return [
+        f"its step time drifts: of the steady steps the median is {early:.3g} s in the first third and {late:.3g} s in "
+        "the last, so its rate is a mixture"
+    ]
