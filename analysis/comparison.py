@@ -21,9 +21,8 @@ OWN = "run directory"  # the source of this project's own runs
 ORDER = (BASELINE, COMPILED, "rowwise_fp8_compiled", "tensorwise_fp8_compiled", "rowwise_gw_hp_fp8_compiled",
          "puzzle_fp8", "puzzle_fp8_optimizer_last", "puzzle_fp8_optimizer_first", "puzzle_bf16_frozen")  # fmt: skip
 # Runs that differ in one of these are of different studies, or their speeds cannot be compared.
-SHARED = ("device", "torch", "torchao", "flavor", "overlays", "world_size", "tokens_per_step", "flops_per_token",
-          "steps_asked")  # fmt: skip
-SHORT = 0.95  # of the longest log: a log of another program that ends before it was cut off
+SHARED = ("device", "torch", "torchao", "flavor", "overlays", "dataset", "world_size", "tokens_per_step",
+          "flops_per_token", "steps_asked")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Comparison:
     """Recipes compared; only completed runs count.
 
     Args:
-        frames: what was loaded, with names that can be printed.
+        frames: what was loaded.
         plan: the study's own study.yaml, empty if there is none.
         steps: one row a step, see `analysis.load.steps`.
         baseline: the recipe that losses are compared to.
@@ -101,7 +100,7 @@ def compare(paths, baseline: str | None = None) -> Comparison:
     Raises:
         LoadError: also if the runs are not of one study, or there is no recipe `baseline`.
     """
-    frames = _without_short_runs(_printable(load(paths)))
+    frames = load(paths)
     runs, windows, by_step = frames.runs, frames.windows, steps(frames.windows)
     done = runs[runs["status"] == "completed"]
     _check_one_study(runs[runs["status"].isin(["completed", "diverged"])], windows)
@@ -132,22 +131,6 @@ def compare(paths, baseline: str | None = None) -> Comparison:
     )
 
 
-def _printable(frames: Frames) -> Frames:
-    """`frames` with control characters in names escaped: a name with a line break could forge a line of the report."""
-
-    def shown(text):
-        if not isinstance(text, str):
-            return text
-        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-    runs, windows = frames.runs.copy(), frames.windows.copy()
-    for column in ("run", "recipe", "flavor", "device", "error"):
-        runs[column] = runs[column].map(shown) if column in runs else None
-    for column in ("run", "recipe"):
-        windows[column] = windows[column].map({name: shown(name) for name in windows[column].unique()})
-    return Frames(runs, windows, [shown(problem) for problem in frames.problems])
-
-
 def _plan(runs: pd.DataFrame) -> dict:
     """The study.yaml that all these runs share: two folders above each run. Empty if there is none that can be read."""
     folders = {Path(path).resolve().parents[1] for path in runs["path"]}
@@ -168,27 +151,6 @@ def _baseline(asked: str | None, plan: dict, recipes: list[str], problems: list[
     if baseline not in recipes:
         problems.append(f"no completed run of {baseline}: losses are not compared")
     return baseline
-
-
-def _without_short_runs(frames: Frames) -> Frames:
-    """A run that calls itself completed is `short` if its log ends early, `diverged` if on a loss that is not finite.
-
-    Logs of other programs do not say how many steps were asked for: that is what the longest of them has. Both get a
-    problem that says so: no figure may rest on them.
-    """
-    runs, problems = frames.runs.copy(), list(frames.problems)
-    foreign = runs["source"] != OWN
-    longest = runs.loc[foreign, "steps"].max() if foreign.any() else 0
-    short = runs["steps_asked"].notna() & (runs["steps"] != runs["steps_asked"])
-    short |= foreign & (runs["steps"] < SHORT * longest)
-    done = runs["status"] == "completed"
-    for run in runs[done & (short | runs["final_loss"].isna())].itertuples():
-        early = short[run.Index] or not run.steps
-        runs.loc[run.Index, "status"] = "short" if early else "diverged"
-        of = f" of {longest if foreign[run.Index] else run.steps_asked:.0f}"
-        where = f"at step {run.steps:.0f}{of}" if early else "on a loss that is not finite"
-        problems.append(f"{run.path}: completed, but its log ends {where}, so it is not averaged with others")
-    return Frames(runs, frames.windows, problems)
 
 
 def _proof(rows: pd.DataFrame) -> float:

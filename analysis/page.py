@@ -119,12 +119,12 @@ def _machine(row: dict) -> str:
     facts = {
         "on": row["device"],
         "from": row["source"] if row["source"] != OWN else None,
-        "started": row["start"] and str(row["start"])[:16],
-        "commit": row.get("commit") and str(row["commit"])[:9],
-        "torch": row.get("torch"),
-        "torchao": row.get("torchao"),
-        "driver": row.get("driver"),
-        "power limit (W)": row.get("power_limit_w"),
-        "highest clock (MHz)": row.get("sm_clock_max_mhz"),
+        "started": row["start"] and row["start"][:16],
+        "commit": row["commit"] and row["commit"][:9],
+        "torch": row["torch"],
+        "torchao": row["torchao"],
+        "driver": row["driver"],
+        "power limit (W)": row["power_limit_w"],
+        "highest clock (MHz)": row["sm_clock_max_mhz"],
     }
     return f"{row['run']}: " + ", ".join(f"{name} {value}" for name, value in facts.items() if value)

@@ -2,10 +2,8 @@
 
 import math
 import statistics
-from pathlib import Path
 
 import pandas as pd
-import yaml
 
 from analysis.comparison import OWN, Comparison, in_order
 from analysis.rates import SpeedUp
@@ -139,38 +137,25 @@ def _format(value: float | None, spec: str) -> str:
 def trained(rows: list[dict]) -> str:
     """What was trained, with what, when and where: of the first run, since those of a study share it."""
     row = next((row for row in rows if row["status"] == "completed"), rows[0])
-    seeds = len({row["seed"] for row in rows})
-    recipe = _recipe(row).get("training", {})
-    batch = row["tokens_per_step"] and f"{row['tokens_per_step']:,.0f} tokens a step"
-    if "local_batch_size" in recipe and "seq_len" in recipe:
-        batch = f"{batch} (rows of {recipe['seq_len']:,}, {recipe['local_batch_size']} a device)"
-    tokens = row["tokens_per_step"] and row["steps"] * row["tokens_per_step"]
+    seeds, devices = len({row["seed"] for row in rows}), row["world_size"] or 1
+    step, rows_of_tokens = row["tokens_per_step"], row["seq_len"] and f" (rows of {row['seq_len']:,.0f})"
     parts = [
-        f"model {row['flavor'] or 'unknown'}"
-        + (f", {_short(row['parameters'])} parameters" if row["parameters"] else ""),
+        f"model {row['flavor'] or 'unknown'}",
+        row["parameters"] and f"{_short(row['parameters'])} parameters",
         f"{row['steps']:,} steps",
-        batch,
-        tokens and f"{_short(tokens)} tokens a run",
-        f"data {recipe['dataset']}" if "dataset" in recipe else None,
-        f"overlays {', '.join(row['overlays'])}" if row["overlays"] else None,
+        step and f"{step:,.0f} tokens a step{rows_of_tokens or ''}",
+        row["tokens"] and f"{_short(row['tokens'])} tokens a run",
+        row["dataset"] and f"data {row['dataset']}",
+        row["overlays"] and f"overlays {', '.join(row['overlays'])}",
         f"{seeds} seeds" if seeds > 1 else "1 seed",
-        row["start"] and str(row["start"])[:10],
-        row.get("commit") and f"commit {str(row['commit'])[:9]}",
-        *(f"{name} {row[name]}" for name in ("torch", "torchao", "torchtitan", "driver") if row.get(name)),
-        row["device"] and (f"{row['world_size']:.0f} x " if (row["world_size"] or 1) > 1 else "") + row["device"],
-        row.get("power_limit_w") and f"power limit {row['power_limit_w']:.0f} W",
-        row.get("sm_clock_max_mhz") and f"clock up to {row['sm_clock_max_mhz']:.0f} MHz",
+        row["date"],
+        row["commit"] and f"commit {row['commit'][:9]}{' and changes to it' if row['code_changed'] else ''}",
+        *(f"{name} {row[name]}" for name in ("torch", "torchao", "torchtitan", "driver") if row[name]),
+        row["device"] and f"{f'{devices:.0f} x ' if devices > 1 else ''}{row['device']}",
+        row["power_limit_w"] and f"power limit {row['power_limit_w']:.0f} W",
+        row["sm_clock_max_mhz"] and f"clock up to {row['sm_clock_max_mhz']:.0f} MHz",
     ]
     return f"Trained: {'; '.join(part for part in parts if part)}."
-
-
-def _recipe(row: dict) -> dict:
-    """The run's resolved recipe, empty where there is none to read."""
-    try:
-        recipe = yaml.safe_load((Path(row["path"]) / "recipe.yaml").read_text())
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return recipe if isinstance(recipe, dict) else {}
 
 
 def _short(number: float) -> str:

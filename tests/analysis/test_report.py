@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from analysis.comparison import compare
+from analysis.page import page
 from analysis.report import main, tables
 from analysis.runs import LayoutError, summarize
 from analysis.table import by_recipe, cells, notes, rows_of, trained
@@ -35,16 +36,18 @@ def test_a_recipes_line_has_the_means_of_its_completed_runs(tmp_path):
 
 
 def test_what_was_trained_is_said(tmp_path):
-    path = write_run(tmp_path / "a", flavor="8B-published", parameters=8.05e9, start="2026-01-02T03:04:05+00:00")
-    (path / "recipe.yaml").write_text("training: {dataset: c4, seq_len: 4096, local_batch_size: 2}\n")
-    (row,) = rows_of(compare(tmp_path))
-    facts = {"commit": "0123456789abcdef", "torch": "2.13.0", "torchao": "0.18.0", "power_limit_w": 350.0,
-             "driver": "570.1", "sm_clock_max_mhz": 1980.0, "world_size": 4, "overlays": ["h200"]}  # fmt: skip
-    said = trained([row | facts])
-    for part in ("model 8B-published, 8.05 B parameters", "30 steps", "100 tokens a step (rows of 4,096, 2 a device)",
-                 "3 k tokens a run", "data c4", "overlays h200", "1 seed", "2026-01-02", "commit 012345678;",
-                 "torch 2.13.0", "torchao 0.18.0", "driver 570.1", "4 x GPU", "350 W", "1980 MHz"):  # fmt: skip
-        assert part in said, part
+    machine = {"name": "H200", "type": "cuda", "driver": "570.1", "power_limit_w": "350.00", "sm_clock_max_mhz": 1980}
+    path = write_run(tmp_path, flavor="8B-published", parameters=8_050_000_000, start="2026-01-02T03:04:05.000+00:00",
+                     overlays=["h200"], hardware=machine, world_size=4, git={"commit": "0123456789abc", "diff": "+"},
+                     packages={"torch": "2.13.0", "torchao": "0.18.0", "torchtitan": "0.2.2"})  # fmt: skip
+    (path / "recipe.yaml").write_text("training: {dataset: c4, seq_len: 50}\n")
+    comparison = compare(tmp_path)
+    assert trained(rows_of(comparison)) == (
+        "Trained: model 8B-published; 8.05 B parameters; 30 steps; 100 tokens a step (rows of 50); 3 k tokens a run; "
+        "data c4; overlays h200; 1 seed; 2026-01-02; commit 012345678 and changes to it; torch 2.13.0; torchao 0.18.0; "
+        "torchtitan 0.2.2; driver 570.1; 4 x H200; power limit 350 W; clock up to 1980 MHz."
+    )
+    assert "commit 012345678, torch 2.13.0, torchao 0.18.0, driver 570.1, power limit (W) 350" in page(comparison)
 
 
 def test_unfinished_and_failed_runs_are_in_the_table_and_say_so(tmp_path, capsys):
@@ -128,9 +131,9 @@ def test_page_and_json(tmp_path):
     """The page has the matrix before the answer, its runs folded under each recipe, and fetches nothing."""
     write_study(tmp_path / "runs")
     write_run(tmp_path / "runs" / "broken", "rowwise_fp8_compiled", status="failed", error="a <b>bad</b> day")
-    page, figures = tmp_path / "page.html", tmp_path / "report.json"
-    assert main([str(tmp_path / "runs"), "--html", str(page), "--json", str(figures)]) == 0
-    html, plain = page.read_text(), json.loads(figures.read_text())
+    whole, figures = tmp_path / "page.html", tmp_path / "report.json"
+    assert main([str(tmp_path / "runs"), "--html", str(whole), "--json", str(figures)]) == 0
+    html, plain = whole.read_text(), json.loads(figures.read_text())
     places = [html.index(x) for x in ("over baseline_compiled", "Yes: tensorwise", "rests on", "<details>", "<svg")]
     assert places == sorted(places) and html.count("<details>") == 4 and "3 runs of tensorwise" in html
     assert html.count("<svg") == 9 and "a &lt;b&gt;bad&lt;/b&gt; day" in html and html.count("scroll it sideways") == 2
