@@ -182,7 +182,7 @@ class Run:
         rates["data_wait_share"] = known(waits.sum() / seconds.sum())
         return rates | self._mfu(median, tokens)
 
-    def _mfu(self, tokens_per_s: float, tokens_per_step: float) -> dict[str, float]:
+    def _mfu(self, tokens_per_s: float, tokens_per_step: float) -> dict[str, float | None]:
         facts, flops = self.facts, self.facts.flops_per_token
         if not (facts.world_size and flops and facts.peak_bf16):
             return {}
@@ -196,7 +196,7 @@ class Run:
                 )
                 in_fp8 = useful * facts.world_size / tokens_per_step
                 mfu["mfu_mixed_peak"] = per_device * (in_fp8 / facts.peak_fp8 + (flops - in_fp8) / facts.peak_bf16)
-        return mfu
+        return {name: known(value) for name, value in mfu.items()}
 
     def _valid_share(self) -> float:
         """Fraction of all tokens that are not padding, NaN where windows do not say."""

@@ -75,14 +75,13 @@ def read_json(path: Path) -> dict:
     return content if isinstance(content, dict) else {}
 
 
-def _read_yaml(path: Path) -> dict:
-    """As `read_json`."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 15 times as fast, where it was built
+def _read_recipe(path: Path) -> dict:
+    """A resolved recipe, of which only the section `training` is read (all take 15 ms); empty as `read_json`."""
     try:
-        content = yaml.load(path.read_bytes(), loader)
+        section = re.search(r"^training:\n(  .*\n)+(?=\w)", path.read_text("utf-8"), re.MULTILINE)
+        return yaml.safe_load(section[0]) if section else {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _checked(path: Path, manifest: dict) -> dict:
@@ -108,7 +107,7 @@ def _attempt(path: Path, manifest: dict, problems: list[str], last: bool = False
     records = {"manifest.json": manifest} if last else {}
     for name, must_be_there in expected.items():
         file = path / name
-        records[name] = read_json(file) if name.endswith(".json") else _read_yaml(file)
+        records[name] = read_json(file) if name.endswith(".json") else _read_recipe(file)
         if not records[name] and (must_be_there or file.exists()):
             problems.append(f"{file}: {'cannot be read' if file.exists() else 'missing'}, so what it tells is unknown")
     try:

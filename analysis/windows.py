@@ -84,7 +84,7 @@ def read_lines(path: Path, kind: TypeAdapter, problems: list[str]) -> list[dict]
         problems.append(f"{path}: the last line (line {bad[0]}) is cut off and left out")
     elif bad:
         problems.append(
-            f"{path}: {len(bad)} of {len(texts)} lines cannot be read and are left out, first line {bad[0]}"
+            f"{path}: lines that cannot be read are left out: {len(bad)} of {len(texts)}, the first is line {bad[0]}"
         )
     return lines
 
@@ -196,14 +196,14 @@ def flaws(windows: Windows) -> list[str]:
     first, last = first_steps(windows), windows["step"]
     before = np.concatenate([[0], last[:-1]])
     if len(gaps := np.flatnonzero(first > before + 1)):
-        names = [f"{before[i] + 1} to {first[i] - 1}" for i in gaps[:3]] + ["..."] * (len(gaps) > 3)
-        missing = (first - before - 1)[gaps].sum()
-        sentences.append(f"{missing:,} steps are missing from its log ({', '.join(names)})")
+        names = [f"{a} to {b}" if a < b else f"{a}" for a, b in zip(before[gaps] + 1, first[gaps] - 1, strict=True)]
+        count = (first - before - 1)[gaps].sum()
+        sentences.append(f"steps missing from its log: {count:,} ({', '.join(names[:3])}{', ...' * (len(gaps) > 3)})")
     steps = per_step(windows)
     if len(bad := steps["step"][np.isnan(steps["seconds"])]):
         sentences.append(
-            f"{len(bad):,} of {len(steps['step']):,} step times are missing, not finite or not above 0, the first at "
-            f"step {bad[0]}; they are left out"
+            f"step times that are missing, not finite or not above 0 are left out: {len(bad):,} of "
+            f"{len(steps['step']):,}, the first is that of step {bad[0]}"
         )
     return sentences + _drift(steps["seconds"][steps["steady"]])
 

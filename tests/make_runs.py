@@ -29,15 +29,17 @@ def write_lines(path: Path, lines: list[dict]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, fp8_share=0.0, lines=None, **manifest) -> Path:
+def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, fp8_share=0.0, lines=None, warm_up=5.0,
+              **manifest) -> Path:  # fmt: skip
     """A run directory of `TOKENS` tokens a step, with what every run directory holds."""
     path.mkdir(parents=True)
     facts = {"layout_version": 1, "status": "completed", "error": None, "recipe": recipe, "seed": seed, "steps": steps,
              "overlays": [], "hardware": {"name": "GPU", "type": "cuda"}, "peak_flops": PEAK, "world_size": 1,
              "flops_per_token": FLOPS, "float8": recipe.split("_")[0] if "_fp8_" in recipe else None}  # fmt: skip
     (path / "manifest.json").write_text(json.dumps(facts | manifest))
-    (path / "recipe.yaml").write_text("model: {}\n")
-    timing = {"warm_up_s": 5.0, "phases": {"import": 4.0, "first_step": 1.0}, "compile_cache": "cold"}
+    (path / "recipe.yaml").write_text("training:\n  seq_len: 50\n  dataset: python_stdlib\nvalidation:\n  seq_len: 1\n")
+    phases = {"import": warm_up - 1.0, "first_step": 1.0}
+    timing = {"warm_up_s": warm_up, "phases": phases, "compile_cache": "cold"}
     (path / "timing.json").write_text(json.dumps(timing))
     fp8 = {"fp8_share_of_matmul_flops": fp8_share, "fp8_flops": fp8_share * FLOPS * TOKENS, "emulated": False}
     (path / "proof.json").write_text(json.dumps(fp8))
@@ -65,7 +67,8 @@ def write_study(folder, fp8_step_s=0.08, fp8_warm_up=40.0, loss_shift=0.0, seeds
                 line["losses"] = [loss + 19 + 0.05 * seed + shift for loss in line["losses"]]
                 line["loss"] += 19 + 0.05 * seed + shift
             float8 = "tensorwise" if "fp8" in recipe else None
-            facts = {"hardware": {"name": "GPU", "type": device}, "float8": float8, "fp8_share": 0.75 if float8 else 0}
+            facts = {"hardware": {"name": "GPU", "type": device}, "float8": float8, "warm_up": 5.0 + late,
+                     "fp8_share": 0.75 if float8 else 0.0}  # fmt: skip
             write_run(folder / f"{recipe}{seed}", recipe, lines=lines, steps=200, seed=seed, **facts)
     return folder
 
@@ -78,34 +81,39 @@ def write_resumed_run(path, **manifest) -> Path:
     return path
 
 
-def write_published(path, seconds=(30.0, 4.0, 5.0, 2.5, 2.5, 2.5), valid_percent=20.0, tokens=4096) -> Path:
-    """A log of the published project: a line at step 1, then every 5; `seconds` since the line before."""
+def write_published(path, seconds=(30.0, 4.0, 5.0, 2.5, 2.5, 2.5), last_loss=None) -> Path:
+    """A log of the published project: a line at step 1, then every 5, of 4,096 tokens a step of which a fifth are not
+    padding; `seconds` since the line before."""
     lines, step = [], 0
     for number, duration in enumerate(seconds):
         count = 1 if number == 0 else 4 if number == 1 else 5
         step += count
-        rate = count * tokens / duration
+        rate = count * 4096 / duration
         lines.append({"timestamp": "2025-05-25 10:16:09", "step": step, "loss": 12 - step / 100,
-                      "tokens_per_second": rate, "training_tokens_per_second": rate * valid_percent / 100,
-                      "training_tokens_percentage": valid_percent, "mfu": 50.0, "tflops": 500.0,
+                      "tokens_per_second": rate, "training_tokens_per_second": rate / 5,
+                      "training_tokens_percentage": 20.0, "mfu": 50.0, "tflops": 500.0,
                       "learning_rate": 5e-5, "time_delta": duration})  # fmt: skip
+    lines[-1]["loss"] = lines[-1]["loss"] if last_loss is None else last_loss
     path.parent.mkdir(parents=True, exist_ok=True)
     write_lines(path, lines)
     return path
 
 
-def write_tensorboard(folder, log_freq=10, last=50, step_s=0.5, devices=2, tokens=1000) -> Path:
-    """What torchtitan writes: step 1 (2 s) and every `log_freq`-th; `tokens` per step and device."""
+def write_tensorboard(folder, log_freq=10, first=1, last=50, step_s=0.5, last_loss=None) -> Path:
+    """What a process of torchtitan writes: step 1 (2 s) and every `log_freq`-th; 1,000 tokens a step on 2 devices."""
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(folder)
     for step in sorted({1, *range(log_freq, last + 1, log_freq)}):
+        if step < first:
+            continue
         count = step if step == 1 else min(log_freq, step - 1)
         seconds = 2.0 if step == 1 else step_s * count
-        values = {"loss_metrics/global_avg_loss": 10 - step / 10, "loss_metrics/global_max_loss": 10.0,
-                  "grad_norm": 1.5, "throughput(tps)": count * tokens / seconds, "mfu(%)": 40.0,
+        loss = last_loss if last_loss is not None and step == last else 10 - step / 10
+        values = {"loss_metrics/global_avg_loss": loss, "loss_metrics/global_max_loss": 10.0,
+                  "grad_norm": 1.5, "throughput(tps)": count * 1000 / seconds, "mfu(%)": 40.0,
                   "time_metrics/end_to_end(s)": seconds / log_freq, "time_metrics/data_loading(%)": 2.0,
-                  "memory/max_reserved(GiB)": 3.0, "lr": 1e-3, "n_tokens_seen": step * tokens * devices}  # fmt: skip
+                  "memory/max_reserved(GiB)": 3.0, "lr": 1e-3, "n_tokens_seen": step * 2000}  # fmt: skip
         for tag, value in values.items():
             writer.add_scalar(tag, value, step)
     writer.close()

@@ -10,35 +10,45 @@ import pytest
 from analysis import benchmark_load
 from analysis.load import LoadError, load, steps
 from analysis.runs import summarize
-from tests.make_runs import (
-    FLOPS,
-    metrics_lines,
-    write_published,
-    write_resumed_run,
-    write_run,
-    write_tensorboard,
-)
+from tests.make_runs import FLOPS, metrics_lines, write_published, write_resumed_run, write_run, write_tensorboard
 
 
-def append(path, text):
-    path.write_bytes(path.read_bytes() + text)
+def change(path, **values):
+    """Change a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def test_runs_at_any_depth_each_once_with_the_row_of_the_final_table(tmp_path):
     a = write_run(tmp_path / "study" / "baseline" / "seed0", start="2026-01-02")
-    b = write_run(tmp_path / "other" / "tensorwise_fp8_compiled" / "seed1", "tensorwise_fp8_compiled", seed=1,
-                  fp8_share=0.5, start="2026-01-01", flavor="cpu", parameters=7, compiled=True,
-                  float8="tensorwise")  # fmt: skip
+    facts = {
+        "start": "2026-01-01T10:00:00.000+00:00", "flavor": "cpu", "parameters": 7, "compiled": True,
+        "git": {"commit": "abc", "diff": "+1"}, "packages": {"torch": "2.13.0", "torchao": "0.18.0"},
+        "data": "stdlib-1f", "hardware": {"name": "H200", "type": "cuda", "driver": "580.1", "power_limit_w": "700.00",
+                                          "sm_clock_max_mhz": "[N/A]"},
+    }  # fmt: skip
+    b = write_run(tmp_path / "other" / "fp8" / "seed1", "tensorwise_fp8_compiled", seed=1, fp8_share=0.5, **facts)
     frames = load([tmp_path / "study", a, str(tmp_path)])
     assert frames.problems == []
-    assert frames.runs["run"].tolist() == ["other/tensorwise_fp8_compiled/seed1", "study/baseline/seed0"]
+    assert frames.runs["run"].tolist() == ["other/fp8/seed1", "study/baseline/seed0"]
     for run, (_, row) in zip((b, a), frames.runs.iterrows(), strict=True):
-        expected = summarize(run)
-        assert {key: row[key] for key in expected} == expected
-    row = frames.runs.iloc[0]
-    assert (row["source"], row["path"], row["seed"], row["flavor"]) == ("run directory", str(b), 1, "cpu")
-    assert (row["tokens_per_step"], row["peak_bf16"], row["flops_per_token"]) == (100, 1e9, FLOPS)
-    assert row["phases"] == {"import": 4.0, "first_step": 1.0} and row["compiled"] is True
+        known = {key: value for key, value in summarize(run).items() if value is not None}
+        assert {key: row[key] for key in known} == known
+    expected = {
+        "source": "run directory", "path": str(b), "seed": 1, "flavor": "cpu", "compiled": True, "tokens_per_step": 100,
+        "peak_bf16": 1e9, "flops_per_token": FLOPS, "phases": {"import": 4.0, "first_step": 1.0}, "commit": "abc",
+        "code_changed": True, "torch": "2.13.0", "torchao": "0.18.0", "torchtitan": None, "driver": "580.1",
+        "power_limit_w": 700, "dataset": "python_stdlib", "data": "stdlib-1f", "seq_len": 50, "batch": 2,
+        "tokens": 3000, "date": "2026-01-01", "float8": "tensorwise",
+    }  # fmt: skip
+    assert frames.runs.iloc[0][list(expected)].to_dict() == expected
+    assert frames.runs["sm_clock_max_mhz"].isna().all()
+
+
+def test_a_summary_is_made_of_the_manifest_to_come(tmp_path):
+    run = write_run(tmp_path / "run", status="running")
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert summarize(run)["status"] == "running"
+    assert summarize(run, manifest | {"status": "completed"})["status"] == "completed"
 
 
 def test_windows_and_steps(tmp_path):
@@ -48,7 +58,7 @@ def test_windows_and_steps(tmp_path):
     window = frames.windows[frames.windows["run"] == "a"].iloc[2]
     assert (window["step"], window["recipe"], window["seed"], window["grad_norm"]) == (15, "baseline", 0, 1.0)
     assert window["elapsed_s"] == pytest.approx(4 + 10 + 0.5) and window["tokens_per_s"] == pytest.approx(1000)
-    assert list(window["losses"]) == pytest.approx([8.9, 8.8, 8.7, 8.6, 8.5]) and list(window["not_steady"]) == []
+    assert window["losses"] == pytest.approx([8.9, 8.8, 8.7, 8.6, 8.5]) and window["not_steady"] == []
     assert np.isnan(window["mfu_mixed_peak"]) and np.isnan(window["mfu_logged"])
     per_step = steps(frames.windows)
     pd.testing.assert_frame_equal(  # the same steps, however many a window holds
@@ -60,6 +70,9 @@ def test_windows_and_steps(tmp_path):
     assert per_step.iloc[29].drop(["run", "recipe"]).tolist() == pytest.approx([0, 30, 7.0, 0.1, 0.001, True])
     some = frames.windows[(frames.windows["seed"] == 1) & (frames.windows["step"] > 28)]
     assert steps(some)["step"].tolist() == [29, 30]
+
+
+# ---- resumed runs ----
 
 
 def test_time_of_earlier_attempts_is_added(tmp_path):
@@ -76,8 +89,7 @@ def test_time_of_earlier_attempts_is_added(tmp_path):
 
 def test_attempt_that_logged_nothing_of_its_own_adds_no_time_twice(tmp_path):
     run = write_resumed_run(tmp_path / "run")
-    manifest = json.loads((run / "manifest.json").read_text()) | {"attempt": 3}
-    (run / "manifest.json").write_text(json.dumps(manifest))
+    change(run / "manifest.json", attempt=3)
     assert load(run).problems == [f"{run}/attempt2: missing, so the times of that attempt are not counted"]
     write_run(run / "attempt2", lines=metrics_lines(last=25)[:20])
     frames = load(run)
@@ -85,6 +97,8 @@ def test_attempt_that_logged_nothing_of_its_own_adds_no_time_twice(tmp_path):
     assert frames.runs["wall_s"].tolist() == pytest.approx([15.5 + 4 + 10 + 1])
     assert frames.windows["elapsed_s"].iloc[-1] == pytest.approx(15.5 + 4 + 10 + 1)
 
+
+# ---- damaged records ----
 
 FILES = ["manifest.json", "recipe.yaml", "metrics.jsonl", "timing.json", "proof.json", "summary.json", "log.txt",
          "tb/events.out.tfevents.1.host.1.0", "attempt1/manifest.json", "attempt1/metrics.jsonl",
@@ -94,6 +108,7 @@ DAMAGE = {
     "emptied": lambda path: path.write_bytes(b""),
     "cut off": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "garbage": lambda path: path.write_bytes(b"\xff\x00{]\n\x80" * 9),
+    "nested": lambda path: path.write_bytes(b"training:\n  seq_len: " * path.name.endswith("yaml") + b"[" * 100_000),
 }
 
 
@@ -101,61 +116,126 @@ DAMAGE = {
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_file_is_named_or_harmless(tmp_path, name, damage):
     write_run(tmp_path / "sound", seed=1)
-    hurt = write_resumed_run(tmp_path / "hurt")
+    damaged = write_resumed_run(tmp_path / "damaged")
     before = load(tmp_path)
-    DAMAGE[damage](hurt / name)
+    DAMAGE[damage](damaged / name)
     after = load(tmp_path)
     if before.runs.equals(after.runs) and before.windows.equals(after.windows):
         assert after.problems == []
     else:
-        assert any(str(hurt) in problem and name in problem for problem in after.problems), after.problems
+        assert any(str(damaged) in problem and name in problem for problem in after.problems), after.problems
         assert after.runs.query("seed == 1")["tokens_per_s"].tolist() == pytest.approx([1000])
         assert len(after.windows.query("seed == 1")) == 30
 
 
-def test_files_that_the_figures_rest_on_are_missed(tmp_path):
+@pytest.mark.parametrize("name", ["manifest.json", "metrics.jsonl", "timing.json", "proof.json", "recipe.yaml"])
+def test_files_that_the_figures_rest_on_are_missed(tmp_path, name):
     """The test above would pass if nothing were read."""
-    for name in ("manifest.json", "metrics.jsonl", "timing.json", "proof.json"):
-        run = write_run(tmp_path / name / "run")
-        (run / name).unlink()
-        write_run(tmp_path / name / "sound")
-        (problem,) = load(tmp_path / name).problems
-        assert problem.startswith(str(run)) and name in problem
+    run = write_run(tmp_path / "run")
+    (run / name).unlink()
+    write_run(tmp_path / "sound")
+    problem = load(tmp_path).problems[0]
+    assert problem.startswith(str(run)) and name in problem
 
 
 @pytest.mark.parametrize(
-    "line", [b'{"step": 21, "elapsed_s": 4', b"[1]", b'{"step": "x"}', b'{"step": 21, "loss": 3.0}', b"null"]
-)
+    "line",
+    [b'{"step": 21, "elapsed_s": 4', b"[1]", b'{"step": "x"}', b'{"step": 21, "loss": 3.0}', b"null", b"[" * 100_000,
+     b"1" * 5000, b"\xff", b'{"\\ud800": 1}',
+     b'{"step": 21, "elapsed_s": 25, "losses": [1, 1], "tokens_per_s": 1000, "step_s": [0.1], "not_steady": []}',
+     b'{"step": 21, "elapsed_s": 25, "losses": [], "tokens_per_s": 1000, "step_s": [0.1], "not_steady": [20]}',
+     b'{"step": 21, "elapsed_s": 25, "losses": [], "tokens_per_s": 1e999, "step_s": [0.1], "not_steady": []}'],
+)  # fmt: skip
 def test_unusable_lines_are_left_out_and_the_others_used(tmp_path, line):
-    lines = metrics_lines()
-    run = write_run(tmp_path / "run", lines=lines[:20])
-    append(run / "metrics.jsonl", line + b"\n")
-    append(run / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines[21:]).encode())
+    run = write_run(tmp_path / "run")
+    lines = (run / "metrics.jsonl").read_bytes().splitlines()
+    (run / "metrics.jsonl").write_bytes(b"\n".join([*lines[:20], line, *lines[21:], b""]))
     frames = load(run)
-    assert frames.problems == [f"{run}/metrics.jsonl: 1 of 30 lines cannot be read (line 21) and left out"]
+    sentence = "lines that cannot be read are left out: 1 of 30, the first is line 21"
+    assert frames.problems[0] == f"{run}/metrics.jsonl: {sentence}"
     assert frames.windows["step"].tolist() == [*range(1, 21), *range(22, 31)]
     assert frames.runs["tokens_per_s"].tolist() == pytest.approx([1000])
 
 
 def test_cut_off_last_line_and_missing_end(tmp_path):
     run = write_run(tmp_path / "run", lines=metrics_lines(last=20))
-    append(run / "metrics.jsonl", b'{"step": 21, "los')
-    cut, short = load(run).problems
-    assert cut == f"{run}/metrics.jsonl: the last line is cut off (line 21) and left out"
-    assert short == f"{run}/metrics.jsonl: ends at step 20 of 30 although the run is completed"
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 21, "los')
+    frames = load(run)
+    assert frames.problems == [
+        f"{run}/metrics.jsonl: the last line (line 21) is cut off and left out",
+        f"{run}: short, its log ends at step 20 of 30, so it is not averaged with others",
+    ]
+    assert frames.runs["status"].tolist() == ["short"]
 
 
 @pytest.mark.parametrize(
-    ("name", "key"), [("timing.json", "warm_up_s"), ("proof.json", "fp8_flops"), ("proof.json", "parameters")]
-)
+    ("name", "key"),
+    [("timing.json", "warm_up_s"), ("proof.json", "fp8_flops"), ("proof.json", "parameters"),
+     ("manifest.json", "hardware"), ("manifest.json", "parameters")],
+)  # fmt: skip
 def test_a_record_of_another_type_is_named_and_the_others_used(tmp_path, name, key):
     run = write_run(tmp_path / "run")
-    path = run / name
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: "a day"}))
+    change(run / name, **{key: "a day"})
     frames = load(run)
-    (problem,) = frames.problems
-    assert problem.startswith(f"{path}: {key} is of another type")
+    assert frames.problems == [f"{run}/{name}: {key} is of another type or size than it should be, so it is left out"]
     assert frames.runs["tokens_per_s"].tolist() == pytest.approx([1000])
+
+
+BAD_VALUES = [None, "a\nb", "\ud800", -1, 1e308, 10**400, float("nan"), [[]], {"name": "x\n"}]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "timing.json", "proof.json"])
+def test_no_value_of_a_record_is_a_traceback_or_forges_a_line(tmp_path, name):
+    run = write_run(tmp_path / "run", steps=12, git={"commit": "a", "diff": None}, packages={"torch": "2"}, attempt=1,
+                    study_budget_s=1.0, fp8_product={"why": "x"}, start="2026-01-01")  # fmt: skip
+    content = json.loads((run / name).read_text())
+    sections = {key: value for key, value in content.items() if isinstance(value, dict)}
+    for *section, key in [(key,) for key in content] + [(name, key) for name in sections for key in sections[name]]:
+        for bad in BAD_VALUES:
+            changed = json.loads(json.dumps(content))
+            (changed[section[0]] if section else changed)[key] = bad
+            (run / name).write_text(json.dumps(changed))
+            try:
+                frames = load(run)
+            except LoadError as error:
+                texts = [str(error)]
+            else:
+                texts = [*frames.problems, *(str(value) for value in frames.runs.iloc[0]), *frames.windows["recipe"]]
+                json.dumps(frames.runs.dropna(axis="columns").to_dict("records"), allow_nan=False)
+            assert all(text.isprintable() for text in texts), (key, bad)
+
+
+@pytest.mark.parametrize(("key", "value"), [("recipe", ""), ("recipe", " "), ("recipe", None), ("seed", 10**30),
+                                            ("status", 3), ("steps", -1), ("steps", None)])  # fmt: skip
+def test_a_run_without_a_name_or_a_usable_seed_is_left_out_and_named(tmp_path, key, value):
+    run = write_run(tmp_path / "run")
+    change(run / "manifest.json", **{key: value})
+    write_run(tmp_path / "sound")
+    frames = load(tmp_path)
+    assert frames.problems == [f"{run}: its manifest.json has no usable {key}"] and len(frames.runs) == 1
+
+
+def test_names_are_shown_as_names(tmp_path):
+    write_run(tmp_path / "a\nb" / "seed0", "tensor\nYes: FP8", error="\x1b[2J")
+    write_run(tmp_path / "c")
+    frames = load(tmp_path)
+    assert frames.runs["recipe"].tolist()[0] == frames.windows["recipe"][0] == "tensor\\nYes: FP8"
+    assert frames.runs["run"].tolist() == ["a\\nb/seed0", "c"] and frames.runs["error"][0] == "\\x1b[2J"
+
+
+def test_many_problems_of_a_kind_are_summarised(tmp_path):
+    write_run(tmp_path / "sound")
+    for number in range(1130):
+        (tmp_path / f"damaged{number}").mkdir()
+        (tmp_path / f"damaged{number}" / "manifest.json").write_text("null" if number % 2 else "{")
+    frames = load(tmp_path)
+    assert len(frames.problems) == 4
+    assert frames.problems[-1].startswith("1,127 more runs or files have the same problem")
+    assert frames.runs["run"].tolist() == ["sound"]
+
+
+# ---- what a log shows ----
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted", "diverged", "failed"])
@@ -178,12 +258,67 @@ def test_run_that_failed_before_its_first_step(tmp_path):
     assert frames.runs["final_loss"].isna().all() and frames.windows.empty and steps(frames.windows).empty
 
 
-def test_losses_that_were_not_finite(tmp_path):
-    lines = metrics_lines(last=12)
-    lines[-1] |= {"loss": None, "losses": [None], "grad_norm": None}
-    frames = load(write_run(tmp_path / "run", status="diverged", lines=lines))
-    assert frames.runs["final_loss"].isna().all()
-    assert np.isnan(steps(frames.windows)["loss"].iloc[-1]) and steps(frames.windows)["loss"].notna().sum() == 11
+@pytest.mark.parametrize("loss", [None, float("nan"), float("inf")])
+def test_a_log_that_ends_on_a_loss_that_is_not_finite_has_diverged(tmp_path, loss):
+    lines = metrics_lines()
+    lines[-1] |= {"loss": loss, "losses": [loss], "grad_norm": loss}
+    run = write_run(tmp_path / "run", lines=lines)
+    frames = load(run)
+    assert frames.runs["status"].tolist() == ["diverged"] and frames.runs["final_loss"].isna().all()
+    assert frames.problems == [
+        f"{run}: its loss is not finite by step 30: it counts as diverged, although its log says completed"
+    ]
+    assert np.isnan(steps(frames.windows)["loss"].iloc[-1]) and steps(frames.windows)["loss"].notna().sum() == 29
+    lines[2] |= {"losses": [loss]}
+    frames = load(write_run(tmp_path / "early", lines=[*lines[:-1], metrics_lines()[-1]]))
+    assert frames.runs["status"].tolist() == ["completed"] and "not finite by step 3" in frames.problems[0]
+
+
+BAD_TIMES = "step times that are missing, not finite or not above 0 are left out"
+
+
+def linear(step):
+    return 0.1 * (1 + 0.3 * (step - 1) / 299)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        (
+            lambda step: {"step_s": [None]} if step == 150 else {},
+            f"{BAD_TIMES}: 1 of 300, the first is that of step 150",
+        ),
+        (lambda step: {"step_s": [-0.1]} if step in (50, 51) else {}, f"{BAD_TIMES}: 2 of 300, the first is that of"),
+        (lambda step: None if 100 < step <= 150 else {}, "steps missing from its log: 50 (101 to 150)"),
+        (lambda step: {"step_s": [linear(step)], "tokens_per_s": 100 / linear(step)}, "its step time drifts: "),
+    ],
+)
+def test_what_makes_a_rate_doubtful_is_named(tmp_path, changed, sentence):
+    lines = [line | new for line in metrics_lines(last=300) if (new := changed(line["step"])) is not None]
+    run = write_run(tmp_path / "run", lines=lines, steps=300)
+    frames = load(run)
+    (problem,) = frames.problems
+    assert problem.startswith(f"{run}: {sentence}")
+    rate = frames.runs["tokens_per_s"][0]
+    assert rate == pytest.approx(100 / linear(155) if "drift" in sentence else 1000, rel=0.001)
+    steady = steps(frames.windows).query("steady")
+    assert steady["seconds"].min() > 0 and frames.runs["status"].tolist() == ["completed"]
+
+
+@pytest.mark.parametrize("jumps_at", [1, 20])
+def test_wall_times_of_a_clock_that_jumps_are_not_used(tmp_path, jumps_at):
+    late = [line | {"elapsed_s": line["elapsed_s"] + 3600 * (line["step"] >= jumps_at)} for line in metrics_lines()]
+    run = write_run(tmp_path / "late", lines=late)
+    write_run(tmp_path / "sound", seed=1)
+    frames = load(tmp_path)
+    (problem,) = frames.problems
+    assert problem.startswith(f"{run}: its clock jumps by +3,600 s by step {jumps_at}, which its step times do not")
+    assert frames.runs[["wall_s", "wall_s_without_warm_up"]].isna().all(axis=1).tolist() == [True, False]
+    assert frames.windows.groupby("run")["elapsed_s"].count().to_dict() == {"late": 0, "sound": 30}
+    assert frames.runs["tokens_per_s"].tolist() == pytest.approx([1000, 1000])
+
+
+# ---- places ----
 
 
 def test_what_is_no_run_is_named_beside_those_that_are(tmp_path):
@@ -215,13 +350,13 @@ def test_nothing_to_load_is_an_error(tmp_path):
 
 
 def test_all_sources_at_once(tmp_path):
-    write_run(tmp_path / "ours")
-    write_published(tmp_path / "theirs" / "baseline_compiled.jsonl")
+    write_run(tmp_path / "run")
+    write_published(tmp_path / "published" / "baseline_compiled.jsonl")
     write_tensorboard(tmp_path / "titan")
     frames = load(tmp_path)
-    assert frames.runs["run"].tolist() == ["ours", "theirs/baseline_compiled.jsonl", "titan"]
-    assert frames.runs["seed"].fillna(-1).tolist() == [0, -1, -1]
-    assert frames.windows.groupby("run", sort=False)["step"].max().tolist() == [30, 25, 50]
+    assert frames.runs["run"].tolist() == ["published/baseline_compiled.jsonl", "run", "titan"]
+    assert frames.runs["seed"].fillna(-1).tolist() == [-1, 0, -1]
+    assert frames.windows.groupby("run", sort=False)["step"].max().tolist() == [25, 30, 50]
 
 
 def test_benchmark_loads_what_it_makes(monkeypatch, capsys):

@@ -7,29 +7,48 @@ import pandas as pd
 import pytest
 
 from analysis.load import LoadError, load, steps
-from analysis.other_logs.published import PUBLISHED, flops_per_token
+from analysis.other_logs import published
 from models import flops
 from models.llama import FLAVORS
 from tests.make_runs import write_lines, write_published, write_run, write_tensorboard
 from tests.runs import PUBLISHED_LOGS, needs_published_logs
 
+# ---- the published project's ----
+
 
 def test_published_log(tmp_path):
     frames = load(write_published(tmp_path / "tensorwise-fp8-compiled.jsonl"))
-    row = frames.runs.iloc[0]
     assert frames.problems == []
-    assert (row["run"], row["recipe"]) == ("tensorwise-fp8-compiled.jsonl", "tensorwise_fp8_compiled")
-    assert (row["source"], row["float8"], row["status"]) == ("published log", "tensorwise", "completed")
-    assert (row["steps"], row["tokens_per_step"], row["warm_up_s"], row["wall_s"]) == (25, 4096, 30, 46.5)
-    assert np.isnan(row["seed"]) and np.isnan(row["steps_asked"]) and row["error"] is None
+    expected = {
+        "run": "tensorwise-fp8-compiled.jsonl", "recipe": "tensorwise_fp8_compiled", "source": "published log",
+        "float8": "tensorwise", "status": "completed", "steps": 25, "tokens_per_step": 4096, "tokens": 25 * 4096,
+        "batch": 1, "warm_up_s": 30, "wall_s": 46.5, "error": None, "mfu_logged": 0.5,
+    }  # fmt: skip
+    row = frames.runs.iloc[0]
+    assert row[list(expected)].to_dict() == expected and row[["seed", "steps_asked"]].isna().all()
     assert row["tokens_per_s"] == pytest.approx(8192) and row["valid_tokens_per_s"] == pytest.approx(8192 * 0.2)
-    assert row["mfu_bf16_peak"] == pytest.approx(8192 * flops_per_token(PUBLISHED) / 989e12)
+    per_token = flops.flops_per_token(FLAVORS["8B-published"], 4096)
+    assert row["flops_per_token"] == per_token and row["mfu_bf16_peak"] == pytest.approx(8192 * per_token / 989e12)
+    assert row["flops_per_token_causal"] == flops.flops_per_token(FLAVORS["8B-published"], 4096, causal=True)
+    assert row["parameters"] == flops.parameters(FLAVORS["8B-published"])
     assert frames.windows["elapsed_s"].tolist() == [30, 34, 39, 41.5, 44, 46.5]
     assert frames.windows["mfu_logged"].tolist() == [0.5] * 6
     per_step = steps(frames.windows)
     assert per_step["step"].tolist() == list(range(1, 26))
     assert per_step["seconds"].tolist() == [30.0] + [1.0] * 9 + [0.5] * 15
     assert per_step.loc[per_step["loss"].notna(), "step"].tolist() == [1, 5, 10, 15, 20, 25]
+
+
+def test_the_projects_own_names_are_this_projects_recipes(tmp_path):
+    for name in ("baseline", "baseline-compile", "fp8-rowwise-compile", "fp8-tensorwise-compile", "flash-attn-fa3"):
+        write_published(tmp_path / f"{name}_20250525_173352.jsonl")
+    (tmp_path / "stale").mkdir()
+    write_lines(tmp_path / "stale" / "baseline_20250525_022943.jsonl", [{"step": 1, "loss": 1.0}])
+    frames = load(tmp_path)
+    assert sorted(frames.runs["recipe"]) == ["baseline", "baseline_compiled", "flash_attn_fa3", "rowwise_fp8_compiled",
+                                             "tensorwise_fp8_compiled"]  # fmt: skip
+    assert set(published.TOKENS_PER_S) < set(frames.runs["recipe"])
+    assert "stale/baseline_20250525_022943.jsonl" in frames.problems[0] and len(frames.problems) == 1
 
 
 def test_valid_tokens_of_a_published_log_are_weighted_by_tokens(tmp_path):
@@ -47,34 +66,55 @@ def test_damaged_published_log(tmp_path):
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join([*lines[:3], b"garbage\n", lines[4], lines[5][:-30]]))
     frames = load(log)
-    assert frames.problems == [f"{log}: 2 of 6 lines cannot be read (line 4) and left out"]
+    assert frames.problems == [
+        f"{log}: lines that cannot be read are left out: 2 of 6, the first is line 4",
+        f"{log}: steps missing from its log: 5 (11 to 15)",
+    ]
     assert frames.windows["step"].tolist() == [1, 5, 10, 20]
-    assert steps(frames.windows)["step"].tolist() == [*range(1, 11), *range(16, 21)]  # 11 to 15 are lost
+    assert steps(frames.windows)["step"].tolist() == [*range(1, 11), *range(16, 21)]
     assert steps(frames.windows)["seconds"].iloc[-1] == 0.5
-
-
-def test_flops_per_token_of_the_published_model_are_those_of_our_flavor():
-    assert PUBLISHED.parameters == flops.parameters(FLAVORS["8B-published"])
-    for causal in (False, True):
-        assert flops_per_token(PUBLISHED, causal) == flops.flops_per_token(FLAVORS["8B-published"], 4096, causal)
 
 
 @needs_published_logs
 def test_published_figures():
     frames = load(PUBLISHED_LOGS)
-    runs = frames.runs.set_index("recipe")
+    runs = frames.runs.set_index("recipe").loc[list(published.TOKENS_PER_S)]
     expected = pd.DataFrame(
         {"tokens_per_s": [8151, 8800, 9315, 10945], "mfu": [42.5, 45.9, 48.5, 57.0],
          "warm_up_s": [1.0, 36.9, 134.2, 102.9], "wall_s": [504.7, 503.0, 575.1, 478.3]},
         index=["baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled"],
     )  # fmt: skip
-    assert frames.problems == [] and sorted(runs.index) == sorted(expected.index)
-    assert runs["tokens_per_s"].round().to_dict() == expected["tokens_per_s"].to_dict()
+    assert frames.problems == [] and (frames.runs["status"] == "completed").all()
+    assert runs["tokens_per_s"].round().to_dict() == expected["tokens_per_s"].to_dict() == published.TOKENS_PER_S
     assert (100 * runs["mfu_bf16_peak"]).round(1).to_dict() == expected["mfu"].to_dict()
     assert runs[["warm_up_s", "wall_s"]].round(1).to_dict() == expected[["warm_up_s", "wall_s"]].to_dict()
     assert (100 * runs["valid_tokens_per_s"] / runs["tokens_per_s"]).round(1).tolist() == [22.6] * 4
-    logged = frames.windows.groupby("recipe")["mfu_logged"].median()
-    assert logged["tensorwise_fp8_compiled"] == pytest.approx(0.606, abs=5e-4)
+    assert runs["mfu_logged"]["tensorwise_fp8_compiled"] == pytest.approx(0.606, abs=5e-4)
+
+
+# ---- how a log ended, which it does not say ----
+
+
+@pytest.mark.parametrize("program", ["published", "tensorboard"])
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_log_that_ends_early_or_not_finite_is_not_completed(tmp_path, program, loss):
+    """Beside two whole logs, so that the shorter one is seen to be short."""
+    if program == "published":
+        for name, keys in {"whole": {}, "lost": {"last_loss": loss}, "short": {"seconds": (30.0, 4.0, 5.0)}}.items():
+            write_published(tmp_path / f"{name}.jsonl", **keys)
+    else:
+        for name, keys in {"whole": {}, "lost": {"last_loss": loss}, "short": {"last": 20}}.items():
+            write_tensorboard(tmp_path / name / "tb" / "20260131-1200", **keys)
+    frames = load(tmp_path)
+    status = frames.runs.set_index("recipe")["status"].to_dict()
+    assert status == {"whole": "completed", "lost": "diverged", "short": "short"}
+    text = "\n".join(frames.problems)
+    steps_in_all = 25 if program == "published" else 50
+    assert f"short, its log ends at step {10 if program == 'published' else 20} of {steps_in_all}" in text
+    assert f"its loss is not finite by step {steps_in_all}: it counts as diverged" in text
+
+
+# ---- torchtitan's ----
 
 
 @pytest.mark.parametrize("log_freq", [1, 5, 10])
@@ -87,7 +127,7 @@ def test_tensorboard_of_torchtitan(tmp_path, log_freq):
     assert row["tokens_per_s"] == pytest.approx(4000)
     assert row["data_wait_share"] == pytest.approx(0.02) and row["peak_memory_bytes"] == 3 * 2**30
     assert row["warm_up_s"] == pytest.approx(2) and row["wall_s"] == pytest.approx(2 + 49 * 0.5)
-    assert np.isnan(row["mfu_bf16_peak"]) and frames.windows["mfu_logged"].iloc[0] == pytest.approx(0.4)
+    assert np.isnan(row["mfu_bf16_peak"]) and row["mfu_logged"] == pytest.approx(0.4)
     per_step = steps(frames.windows)
     assert per_step["step"].tolist() == list(range(1, 51))
     assert per_step["seconds"].tolist() == pytest.approx([2.0] + [0.5] * 49)
@@ -96,6 +136,32 @@ def test_tensorboard_of_torchtitan(tmp_path, log_freq):
     assert frames.problems == [
         f"{folder}: TensorBoard does not say how a run ended, it is taken as completed at step 50"
     ]
+
+
+def test_a_training_that_was_resumed_is_one_run(tmp_path):
+    """The first process logged up to step 30, the second went on from step 20, at 0.55 instead of 0.5 s a step."""
+    tb = tmp_path / "llama3_8b" / "tb"
+    write_tensorboard(tb / "20260131-1200", last=30)
+    write_tensorboard(tb / "20260131-1300", first=30, step_s=0.55)
+    (tb / "20260131-1330").mkdir()
+    (tb / "20260131-1330" / "events.out.tfevents.9.host.1.0").write_bytes(b"")  # killed before its first line
+    frames = load(tmp_path)
+    row = frames.runs.iloc[0]
+    assert len(frames.runs) == 1 and row["recipe"] == "llama3_8b" and len(frames.problems) == 1
+    assert frames.windows["step"].tolist() == [1, 10, 20, 30, 40, 50]
+    first = 2 + 29 * 0.5
+    assert frames.windows["elapsed_s"].tolist() == pytest.approx([2, 6.5, 11.5, first + 5.5, first + 11, first + 16.5])
+    assert row["wall_s"] == pytest.approx(first + 16.5) and row["warm_up_s"] == pytest.approx(2)
+    assert steps(frames.windows).query("not steady")["step"].tolist() == [*range(1, 11), *range(21, 31)]
+
+
+def test_a_training_that_began_anew_is_another_run_and_of_many_ranks_the_first_is_read(tmp_path):
+    for rank in (0, 1, 10):
+        write_tensorboard(tmp_path / "llama" / "tb" / "20260131-1200" / f"rank_{rank}", last=20)
+        write_tensorboard(tmp_path / "llama" / "tb" / "20260131-1300" / f"rank_{rank}")
+    frames = load(tmp_path)
+    assert frames.runs["run"].tolist() == ["20260131-1200/rank_0", "20260131-1300/rank_0"]
+    assert frames.runs["status"].tolist() == ["short", "completed"]
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage" * 20])
