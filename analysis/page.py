@@ -1,48 +1,50 @@
-"""The report as one self-contained HTML page: the answer first, then the table and the figures."""
+"""The report as one self-contained HTML page: matrix and answer first, then what they rest on, runs, figures."""
 
 from html import escape
 
-import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import plots
-from analysis.comparison import Comparison, answer
-from analysis.report import COST, SPEED, cells, notes, rows_of, status
+from analysis.answer import QUESTION, answer, details
+from analysis.comparison import OWN, Comparison
+from analysis.table import COLUMNS, by_recipe, cells, matrix, notes, rows_of, trained
 
+# `.scroll` is darker at an edge beyond which there is more: a shadow that stays, and a white cover that scrolls along.
 STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 1250px;
        margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.6rem; margin: .5rem 0; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
-.answer { font-size: 1.15rem; border-left: 4px solid #0072b2; padding-left: .8rem; }
-.scroll { overflow-x: auto; }
+.answer { border-left: 4px solid #0072b2; padding-left: .8rem; } .answer p { margin: .4rem 0; }
+.answer p:first-child { font-size: 1.15rem; }
+.scroll { overflow-x: auto; background:
+  linear-gradient(to right, #fff 2rem, #fff0) left / 4rem 100% no-repeat local,
+  linear-gradient(to left, #fff 2rem, #fff0) right / 4rem 100% no-repeat local,
+  linear-gradient(to right, #0004, #0000) left / 1rem 100% no-repeat scroll,
+  linear-gradient(to left, #0004, #0000) right / 1rem 100% no-repeat scroll; }
+.hint { display: none; } @media (max-width: 900px) { .hint { display: block; } }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .45rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #ddd; }
-th { vertical-align: bottom; white-space: pre; } th:first-child, td:first-child { text-align: left; position: sticky;
-                                                                left: 0; background: #fff; }
+th { vertical-align: bottom; white-space: pre; } th:first-child, td:first-child { text-align: left; }
+tr.runs > td { padding: 0 0 .5rem 1rem; } summary { cursor: pointer; color: #444; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 1.5rem 1rem; }
 figure { margin: 0; } figure svg { width: 100%; height: auto; } figcaption { font-size: .85rem; color: #444; }
-small, .notes { font-size: .85rem; color: #444; }
+small, .hint, .notes { font-size: .85rem; color: #444; }
 """
 
 
 def figures(comparison: Comparison) -> dict[str, Figure]:
     """Caption to figure, in the order in which they answer: loss, speed, wall time, cost."""
-    frames, baseline = comparison.frames, comparison.baseline
-    runs, windows = frames.runs, frames.windows
-    margins = [v.margin for v in comparison.verdicts.values() if not pd.isna(v.margin)]
+    runs, windows, baseline = comparison.frames.runs, comparison.frames.windows, comparison.baseline
     return {
-        "Loss by step: raw light, smoothed strong.": plots.loss(runs, windows),
-        f"Loss less that of {baseline}, paired by step and seed, with the margin of equality.": plots.loss_difference(
-            comparison.differences, margins[0] if margins else None, baseline
-        ),
-        "Tokens per second, padding included.": plots.tokens_per_s(runs, windows, comparison.published),
+        "Loss by step, smoothed over a tenth of the steps.": plots.loss(runs, windows),
+        f"Loss minus the loss of {baseline}, at the same step and seed. In the grey band two losses count as the "
+        "same.": plots.loss_difference(comparison.differences, comparison.margin, baseline),
+        "Tokens per second, padding included.": plots.tokens_per_s(runs, comparison.rates, comparison.published),
         "Model FLOPs utilisation, by what it is divided by.": plots.mfu(runs),
         "How long a steady step takes.": plots.step_time(runs, comparison.steps),
-        "Wall time without warm-up: the published view.": plots.wall_after_warm_up(runs, windows),
-        "Wall time with warm-up, and where it breaks even.": plots.wall_with_warm_up(
-            runs, windows, comparison.break_evens
-        ),
+        "Wall time without warm-up, as the published study shows it.": plots.wall_after_warm_up(runs, windows),
+        f"How far ahead of {comparison.opponent} a recipe is in wall time, warm-up included.": plots.lead(comparison),
         "Where the warm-up goes.": plots.warm_up(runs),
         "Peak memory.": plots.memory(runs),
     }
@@ -50,15 +52,17 @@ def figures(comparison: Comparison) -> dict[str, Figure]:
 
 def page(comparison: Comparison) -> str:
     """The whole page; nothing in it is fetched from elsewhere."""
-    first, *facts = answer(comparison)
-    rows = rows_of(comparison)
-    problems = comparison.frames.problems
+    rows, problems = rows_of(comparison), comparison.frames.problems
+    columns, lines = matrix(comparison)
     parts = [
-        "<h1>Should this Llama be trained in FP8?</h1>",
-        f'<p class="answer">{escape(first)}</p>',
-        _list(facts),
+        f"<h1>{QUESTION}</h1>",
+        f'<p class="notes">{escape(trained(rows))}</p>',
+        _scroll(_head(columns) + _body(lines)),
+        '<div class="answer">' + "".join(f"<p>{escape(sentence)}</p>" for sentence in answer(comparison)) + "</div>",
+        "<h2>What this rests on</h2>",
+        _list(details(comparison)),
         "<h2>Runs</h2>",
-        _table(rows, comparison.baseline),
+        _scroll(_head(["recipe", *COLUMNS]) + "".join(_recipe(mean, runs) for mean, runs in by_recipe(rows))),
         f'<div class="notes">{_list(notes(rows))}</div>',
         f"<h2>Notes on the runs</h2>{_list(problems)}" if problems else "",
         "<h2>Figures</h2>",
@@ -70,7 +74,7 @@ def page(comparison: Comparison) -> str:
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
-        'content="width=device-width, initial-scale=1"><title>Should this Llama be trained in FP8?</title>'
+        f'content="width=device-width, initial-scale=1"><title>{QUESTION}</title>'
         f"<style>{STYLE}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
 
@@ -79,14 +83,30 @@ def _list(sentences: list[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences) + "</ul>"
 
 
-def _table(rows: list[dict], baseline: str) -> str:
-    first, speed, cost = cells(rows, baseline)
-    head = "".join(f"<th>{escape(name.replace('BASELINE', baseline))}</th>" for name in (*first, *SPEED, *COST))
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in a + b) + "</tr>"
-        for a, b in zip(speed, cost, strict=True)
+def _scroll(table: str) -> str:
+    """A table that scrolls sideways where the screen is too narrow, and says so there."""
+    hint = '<p class="hint">The table goes on to the right: scroll it sideways.</p>'
+    return f'{hint}<div class="scroll"><table>{table}</table></div>'
+
+
+def _head(columns: list[str]) -> str:
+    return "<thead><tr>" + "".join(f"<th>{escape(name)}</th>" for name in columns) + "</tr></thead>"
+
+
+def _body(lines: list[list[str]]) -> str:
+    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in lines)
+    return "<tbody>" + "".join(f"<tr>{line}</tr>" for line in cells) + "</tbody>"
+
+
+def _recipe(mean: dict, runs: list[dict]) -> str:
+    """A line with a recipe's means and, to fold out under it, a table of its runs."""
+    lines = [["-" if row["seed"] is None else f"{row['seed']:.0f}", *cells(row)] for row in runs]
+    name = f"{len(runs)} runs of {escape(mean['recipe'])}" if len(runs) > 1 else f"1 run of {escape(mean['recipe'])}"
+    table = f"<table>{_head(['seed', *COLUMNS])}{_body(lines)}</table>"
+    folded = f"<details><summary>{name}</summary>{table}</details>"
+    return _body([[mean["recipe"], *cells(mean)]]) + (
+        f'<tbody><tr class="runs"><td colspan="{len(COLUMNS) + 1}">{folded}</td></tr></tbody>'
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _figure(caption: str, figure: Figure) -> str:
@@ -95,7 +115,16 @@ def _figure(caption: str, figure: Figure) -> str:
 
 
 def _machine(row: dict) -> str:
-    """Which run, where."""
-    where = f" on {row['device']}" if row["device"] else ""
-    overlays = f", overlays {', '.join(row['overlays'])}" if row["overlays"] else ""
-    return f"{row['run']}: {row['source']}{where}{overlays}, {status(row)}"
+    """Which run it was: where, when, of which code."""
+    facts = {
+        "on": row["device"],
+        "from": row["source"] if row["source"] != OWN else None,
+        "started": row["start"] and row["start"][:16],
+        "commit": row["commit"] and row["commit"][:9],
+        "torch": row["torch"],
+        "torchao": row["torchao"],
+        "driver": row["driver"],
+        "power limit (W)": row["power_limit_w"],
+        "highest clock (MHz)": row["sm_clock_max_mhz"],
+    }
+    return f"{row['run']}: " + ", ".join(f"{name} {value}" for name, value in facts.items() if value)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.comparison import BASELINE
+from analysis.comparison import BASELINE, in_order
 from analysis.losses import NOT_ENOUGH, Verdict, verdict
-from analysis.plots.style import in_order
 from analysis.rates import completed
 from analysis.runs import read_json
 
@@ -27,15 +26,15 @@ def ownership(runs: pd.DataFrame) -> pd.DataFrame:
     rows = {}
     for recipe in in_order(runs["recipe"]):
         for run in completed(runs, runs, recipe).head(1).itertuples():
-            found = read_json(Path(run.path) / "proof.json")["parameters"]
+            proof = read_json(Path(run.path) / "proof.json")["parameters"]
             rows[recipe] = {
-                "trainable": found["trainable"],
-                "in_optimizer": found["in_optimizer"],
-                "orphans": found["orphans"],
-                "frozen": found["frozen"],
-                "moved": found["moved_in_first_step"],
-                "still": len(found["still_in_first_step"]),
-                "owned": found["elements_in_optimizer"] / run.parameters,
+                "trainable": proof["trainable"],
+                "in_optimizer": proof["in_optimizer"],
+                "orphans": proof["orphans"],
+                "frozen": proof["frozen"],
+                "moved": proof["moved_in_first_step"],
+                "still": len(proof["still_in_first_step"]),
+                "owned": proof["elements_in_optimizer"] / run.parameters,
             }
     return pd.DataFrame.from_dict(rows, orient="index")
 
@@ -45,10 +44,10 @@ def counts(owned: pd.DataFrame) -> pd.DataFrame:
     return owned.assign(orphans=owned["orphans"].str.len(), frozen=owned["frozen"].str.len()).round(3)
 
 
-def followed(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str) -> tuple[Verdict, Verdict] | None:
+def nearest(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str) -> tuple[Verdict, Verdict] | None:
     """The verdict on the reference whose final loss `recipe` follows, and that on the other; None if on neither."""
-    judged = (verdict(runs, steps, recipe, reference) for reference in (BASELINE, FROZEN))
-    near, far = sorted(judged, key=lambda one: abs(one.difference))
+    verdicts = (verdict(runs, steps, recipe, reference) for reference in (BASELINE, FROZEN))
+    near, far = sorted(verdicts, key=lambda against: abs(against.difference))
     return (near, far) if abs(near.difference) < NEAR * abs(far.difference) else None
 
 
@@ -58,25 +57,29 @@ def conclusion(runs: pd.DataFrame, steps: pd.DataFrame) -> list[str]:
     if missing := [recipe for recipe in (BASELINE, FROZEN) if recipe not in owned.index]:
         return [f"No answer: it needs a completed run of {' and of '.join(missing)}."]
     for recipe in owned.index.drop([BASELINE, FROZEN]):
-        found = followed(runs, steps, recipe)
-        explained &= found is not None and found[0].baseline == (FROZEN if owned["orphans"][recipe] else BASELINE)
-        if found is None:
-            facts.append(f"{recipe} follows neither {BASELINE} nor {FROZEN}.")
-            continue
-        near, far = found
-        facts.append(
-            f"{recipe} follows {near.baseline}: its final loss differs by {near.difference:+.4f} from that, and by "
-            f"{far.difference:+.4f} from that of {far.baseline}."
-        )
-        if near.outcome != NOT_ENOUGH:
-            facts.append(near.sentence())
+        pair = nearest(runs, steps, recipe)
+        explained &= pair is not None and pair[0].baseline == (FROZEN if owned["orphans"][recipe] else BASELINE)
+        facts += _facts(recipe, pair)
     orphans = [names for names in owned["orphans"] if names]
     if not explained or orphans != [owned["frozen"][FROZEN]]:
-        return ["These runs do not explain the report; what follows what:", *facts]
-    lost = f"{len(orphans[0])} of them, {1 - owned['owned'][FROZEN]:.0%} of all parameters,"
+        return ["These runs do not explain the report. Whose loss follows which:", *facts]
     return [
-        f"FP8 learns at batch 1 on one device as bf16 does (within {NEAR:.0%} of what frozen weights cost), unless the "
-        f"optimizer was built before a conversion that replaces the weights: then {lost} are never stepped, and the "
+        "At batch 1 on one device FP8 learns as bf16 does: its final loss is at least ten times nearer to that of bf16 "
+        "than to that of bf16 with frozen weights.",
+        "It does not where the optimizer was built before a conversion that replaces the weights: then "
+        f"{len(orphans[0])} of them, {1 - owned['owned'][FROZEN]:.0%} of all parameters, are never stepped, and the "
         "loss is that of bf16 with them frozen.",
         *facts,
     ]
+
+
+def _facts(recipe: str, pair: tuple[Verdict, Verdict] | None) -> list[str]:
+    """Whose loss a recipe's follows, in words."""
+    if pair is None:
+        return [f"{recipe} follows neither {BASELINE} nor {FROZEN}."]
+    near, far = pair
+    follows = (
+        f"{recipe} follows {near.baseline}: its final loss differs by {near.difference:+.4f} from that, and by "
+        f"{far.difference:+.4f} from that of {far.baseline}."
+    )
+    return [follows] if near.outcome == NOT_ENOUGH else [follows, near.sentence()]

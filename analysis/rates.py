@@ -1,7 +1,10 @@
-"""How fast, and from when on it pays: rates with intervals, break-even. Takes the frames of analysis.load.
+"""How fast, and from when on it pays: rates, their ratio, break-even. Takes the frames of analysis.load.
 
-A recipe is looked up by its name in `runs`, and only its completed runs count. Pass the runs of one study: what is in
-`runs` is pooled, whatever machine it comes from.
+Processes of one recipe differ in speed from start to start, which cannot be seen within one of them. An interval
+therefore comes from several runs, or there is none. The rate of a run is that of its mean step, because the mean adds
+up to the wall time; the median leaves slow steps out.
+
+A recipe is looked up by its name in `runs`, and only its completed runs count. Pass the runs of one study.
 """
 
 import math
@@ -11,9 +14,12 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-RESAMPLES = 2000  # bootstrap replicates: of a long run, about 45 are below and 45 above its 95 % interval
-LEVEL = 0.95  # confidence of every interval of this module
-BATCH_VALUES = 2**22  # step times held in memory at once while resampling
+LEVEL = 0.95  # confidence of the intervals of rates, ratios and break-even steps
+MIN_STEADY = 20  # steady steps that a run needs for a rate
+MIN_STEPS = MIN_STEADY + 10  # the first 10 steps of a process are never steady
+POWER = 0.8  # chance of telling a difference that `needed` runs have
+MOST_NEEDED = 100  # above so many runs each, nobody repeats a study
+FAR = 1e4  # lines are extended to so many times the length of the runs
 
 
 def completed(runs: pd.DataFrame, frame: pd.DataFrame, recipe: str) -> pd.DataFrame:
@@ -22,237 +28,243 @@ def completed(runs: pd.DataFrame, frame: pd.DataFrame, recipe: str) -> pd.DataFr
     return frame[frame["run"].isin(chosen)]
 
 
-def steady_seconds(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str) -> list[np.ndarray]:
-    """Seconds of each steady step, in order: one array for each completed run of `recipe` that has any."""
-    mine = completed(runs, steps, recipe)
-    mine = mine[mine["steady"]].sort_values("step")
-    return [run["seconds"].to_numpy(float) for _, run in mine.groupby("run")]
+def students(*samples: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
+    """Mean of one sample, or the difference of two samples' means, and half the width of its interval.
+
+    Args:
+        samples: one or two arrays (runs, ...). Student's t interval of one, Welch's of two.
+
+    Returns:
+        Two arrays (...); the second is NaN where a sample has a single run.
+    """
+    centre = samples[0].mean(axis=0) - sum(sample.mean(axis=0) for sample in samples[1:])
+    if min(map(len, samples)) < 2:
+        return centre, np.full(np.shape(centre), math.nan)
+    errors = [sample.var(axis=0, ddof=1) / len(sample) for sample in samples]
+    total = sum(errors)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        freedom = total**2 / sum(error**2 / (len(s) - 1) for error, s in zip(errors, samples, strict=True))
+        half = stats.t.ppf((1 + level) / 2, freedom) * np.sqrt(total)
+    return centre, np.where(total > 0, half, 0.0)
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Tokens/s over all devices: median and quartiles of the steady steps, and the median's 95 % interval."""
+    """Steady tokens/s of a recipe over all devices; NaN where no run has `MIN_STEADY` steady steps.
 
+    mean       by each run's mean step time; of several runs the geometric mean
+    median     the same by the median step time
+    low, high  95 % interval of `mean` over the runs; NaN with one run
+    by_run     tokens/s by the mean step, one value for each run that has a rate, indexed by its name
+    """
+
+    mean: float
     median: float
-    q1: float
-    q3: float
     low: float
     high: float
-    steps: int
-    runs: int
-    tail: float = field(repr=False)  # share of the resampled medians that the bootstrap leaves out at either end
-    resampled: np.ndarray = field(repr=False, compare=False)  # (RESAMPLES,) medians, tokens/s
-    medians: np.ndarray = field(repr=False, compare=False)  # (runs,) tokens/s
+    by_run: pd.Series = field(repr=False, compare=False)
 
-
-def steady_rate(seconds: list[np.ndarray], tokens_per_step: float) -> Rate:
-    """The steady rate of a recipe.
-
-    `seconds` has one array a run, the duration of each steady step in order; the steps of all runs are pooled, which
-    expects runs of about equal length. Steps follow one another's speed (clocks, data, neighbours), so the interval
-    comes from a moving-block bootstrap (Künsch 1989, Annals of Statistics 17): blocks of 2 n^(1/3) consecutive steps,
-    at most n/2, n being the steady steps of the shortest run; n^(1/3) is the rate at which the best block grows (Hall,
-    Horowitz and Jing 1995, Biometrika 82), and 20 steps of 1,000 also cover a log that spreads a window's time over
-    its 5 or 10 steps. The percentiles are taken further out, by Student's t for the number of blocks, since few blocks
-    vary too little (Hesterberg 2015, The American Statistician 69); 91 to 96 % of intervals then cover the truth, for
-    100 to 1,000 steps and correlations up to 0.7 from one to the next. No block crosses runs. Where there are several,
-    runs are drawn first, with replacement, and blocks within them, so that what differs between processes counts too.
-    A bootstrap of few runs cannot leave their range, so the interval is no narrower than Student's t of the runs'
-    medians (their logarithms). One run says nothing of what another process would do.
-    The generator is seeded: the same input gives the same interval. Runs of fewer than two steps do not count; without
-    others every figure is NaN.
-    """
-    seconds = [run for run in seconds if len(run) > 1]
-    pooled = np.concatenate([*seconds, np.empty(0)])
-    medians = tokens_per_step / np.array([np.median(run) for run in seconds])
-    if not seconds:
-        return Rate(*[math.nan] * 5, len(pooled), len(seconds), math.nan, np.full(RESAMPLES, math.nan), medians)
-    shortest = min(map(len, seconds))
-    block = max(1, min(math.ceil(2 * shortest ** (1 / 3)), shortest // 2))
-    blocks_per_run = round(len(pooled) / len(seconds) / block)
-    resampled = tokens_per_step / _resampled_medians(seconds, block, blocks_per_run)
-    blocks = len(seconds) * blocks_per_run
-    tail = float(stats.norm.sf(math.sqrt(blocks / (blocks - 1)) * stats.t.ppf((1 + LEVEL) / 2, blocks - 1)))
-    q1, median, q3 = (tokens_per_step / np.quantile(pooled, [0.75, 0.5, 0.25])).tolist()
-    low, high = _at_least_between_runs(_ends(resampled, tail), medians)
-    return Rate(median, q1, q3, low, high, len(pooled), len(seconds), tail, resampled, medians)
-
-
-def _resampled_medians(runs: list[np.ndarray], block: int, blocks_per_run: int) -> np.ndarray:
-    """(RESAMPLES,) medians of step times, drawn run by run and block by block."""
-    random = np.random.default_rng(0)
-    lengths = np.array([len(run) for run in runs])
-    begins, pooled = np.cumsum(lengths) - lengths, np.concatenate(runs)
-    batch = max(1, BATCH_VALUES // (len(runs) * blocks_per_run * block))
-    medians = []
-    for count in (min(batch, RESAMPLES - done) for done in range(0, RESAMPLES, batch)):
-        drawn = random.integers(len(runs), size=(count, len(runs), 1))
-        starts = random.integers(lengths[drawn] - block + 1, size=(count, len(runs), blocks_per_run))
-        steps = (begins[drawn] + starts)[..., None] + np.arange(block)
-        medians.append(np.median(pooled[steps.reshape(count, -1)], axis=1))
-    return np.concatenate(medians)
-
-
-def _ends(resampled: np.ndarray, tail: float) -> list[float]:
-    """The values that leave out a share of `tail` below and above; NaN where that is unknown."""
-    return [math.nan] * 2 if math.isnan(tail) else np.quantile(resampled, [tail, 1 - tail]).tolist()
-
-
-def _at_least_between_runs(ends: list[float], *medians: np.ndarray) -> list[float]:
-    """`ends` (low, high), widened to the interval that the runs' medians give, Welch's if of two recipes.
-
-    Args:
-        medians: (runs,) of one recipe, or of both whose ratio is meant; of single runs nothing is known.
-    """
-    if min(map(len, medians)) < 2:
-        return ends
-    logs = [np.log(of_one) for of_one in medians]
-    errors = np.array([log.var(ddof=1) / len(log) for log in logs])
-    if not errors.any():
-        return ends
-    freedom = errors.sum() ** 2 / (errors**2 / [len(log) - 1 for log in logs]).sum()
-    half = stats.t.ppf((1 + LEVEL) / 2, freedom) * math.sqrt(errors.sum())
-    centre = logs[0].mean() - sum(log.mean() for log in logs[1:])
-    return [min(ends[0], math.exp(centre - half)), max(ends[1], math.exp(centre + half))]
+    @property
+    def runs(self) -> int:
+        return len(self.by_run)
 
 
 def rate_of(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str) -> Rate:
-    """`steady_rate` of a recipe's completed runs, pooled."""
-    return steady_rate(steady_seconds(runs, steps, recipe), completed(runs, runs, recipe)["tokens_per_step"].median())
+    """The steady rate of the completed runs of `recipe`; `steps` as from `analysis.load.steps`."""
+    tokens = completed(runs, runs, recipe)["tokens_per_step"].median()
+    steady = completed(runs, steps, recipe)
+    seconds = steady.loc[steady["steady"] & steady["seconds"].notna()].groupby("run")["seconds"]
+    by_run = seconds.agg(["mean", "median", "count"]).query(f"count >= {MIN_STEADY}")
+    if by_run.empty:
+        return Rate(*[math.nan] * 4, by_run["mean"])
+    logs = np.log(tokens / by_run[["mean", "median"]].to_numpy())
+    (mean, median), (half, _) = students(logs)
+    return Rate(*map(math.exp, (mean, median, mean - half, mean + half)), tokens / by_run["mean"])
 
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """A's median tokens/s over B's, with its 95 % interval; above 1, A is faster.
+    """A's tokens/s over B's, by the mean step; above 1, A is faster.
 
-    `runs` are those of the recipe with fewer: with one, the interval is only of the noise within the runs.
+    by_median   the same ratio by the median step
+    low, high   95 % interval of `ratio` (Welch's, of the logarithms); NaN where one of the two has a single run
+    runs        of the recipe with fewer
+    needed      runs of each recipe with which the ratio that was seen would be told from 1 in 80 % of studies, by the
+                spread that was seen; None where the interval tells already, or where it would take more than 100
     """
 
     ratio: float
+    by_median: float
     low: float
     high: float
     runs: int
+    needed: int | None
 
     @property
     def unclear(self) -> bool:
         """Whether these runs cannot tell which is faster."""
-        return self.low <= 1 <= self.high
-
-    def interval(self) -> str:
-        """For people."""
-        within = "" if self.runs > 1 else "; of single runs, so without what differs between starts or GPUs"
-        return f"95 % interval {self.low:.2f} to {self.high:.2f}{within}"
+        return not (self.low > 1 or self.high < 1)
 
 
 def speed_up(a: Rate, b: Rate) -> SpeedUp:
-    """Ratio of two rates, NaN where one is; both are resampled, independently, being from different processes.
+    """Ratio of two rates; NaN where one is."""
+    fewer = min(a.runs, b.runs)
+    if not fewer:
+        return SpeedUp(*[math.nan] * 4, fewer, None)
+    logs = [np.log(rate.by_run.to_numpy()) for rate in (a, b)]
+    centre, half = map(float, students(*logs))
+    needed = _needed(abs(centre), logs) if half > 0 and half >= abs(centre) else None
+    ends = (math.exp(centre - half), math.exp(centre + half))
+    return SpeedUp(math.exp(centre), a.median / b.median, *ends, fewer, needed)
 
-    As `steady_rate`'s, the interval is no narrower than that of the runs' medians: Welch's, where both have several.
-    """
-    shuffled = np.random.default_rng(1).permutation(b.resampled)  # both were drawn with the same numbers
-    ends = _ends(a.resampled / shuffled, min(a.tail, b.tail))
-    return SpeedUp(a.median / b.median, *_at_least_between_runs(ends, a.medians, b.medians), min(a.runs, b.runs))
+
+def _needed(difference: float, logs: list[np.ndarray]) -> int | None:
+    """See `SpeedUp.needed`; the power of a two-sided t-test of two samples, from the noncentral t distribution."""
+    count = np.arange(2, MOST_NEEDED + 1)
+    freedom, error = 2 * (count - 1), np.sqrt(sum(log.var(ddof=1) for log in logs) / count)
+    power = stats.nct.sf(stats.t.ppf((1 + LEVEL) / 2, freedom), freedom, difference / error)
+    return int(count[power >= POWER][0]) if (power >= POWER).any() else None
+
+
+AHEAD, FROM, UNTIL = "ahead from the start", "ahead from", "ahead until"
+NEVER, UNKNOWN, UNCLEAR, NO_COMMON_STEP = "never", "too short", "unclear", "no common step"
 
 
 @dataclass(frozen=True)
 class BreakEven:
-    """From which step on A has taken less wall time than B in total, warm-up included.
+    """Whether and when recipe A has taken less wall time than recipe B in total, warm-up included.
 
-    outcome    "ahead from the start", "reached" (within the runs), "extrapolated", "never"; or, where A is behind at
-               the end, "unknown" (the runs are too short for a steady rate) or "unclear" (which is faster per step
-               cannot be told)
-    step       the first whole step at which A is ahead, 0 from the start, None if there is none to tell
-    tokens     tokens a run has seen by then; device_hours: A's wall time by then, times its devices (GPUs)
-    lost_at    where A is ahead at the end but slower per step: the step, extrapolated, at which B overtakes it
-    warm       those of the two whose runs all found compiled kernels, which hides a part of what they cost
+    outcome    AHEAD from the start; FROM a step on; UNTIL a step, and behind after it; NEVER: behind at the end and no
+               faster per step; and, where A is behind at the end: UNKNOWN, as the runs are too short for a rate, or
+               UNCLEAR, as the runs cannot tell which is faster per step. NO_COMMON_STEP: the logs cannot be compared
+    step       0 with AHEAD; the first whole step at which A is ahead with FROM, the last one with UNTIL; else None
+    low, high  95 % interval of `step` with several runs of both, else None; `high` is infinite where A may never be
+    beyond     whether `step` is beyond the runs, from lines that go on at the mean time of a steady step
+    tokens     tokens a run has seen by `step`; device_hours: A's wall time by then, times its devices (GPUs)
     """
 
     a: str
     b: str
     outcome: str
-    step: int | None
-    tokens: float | None
-    device_hours: float | None
-    lost_at: int | None
-    warm: tuple[str, ...] = ()
+    step: int | None = None
+    low: float | None = None
+    high: float | None = None
+    beyond: bool = False
+    tokens: float | None = None
+    device_hours: float | None = None
+
+    @property
+    def word(self) -> str:
+        """When A is ahead, for a table."""
+        step = f"{'about ' if self.beyond else ''}step {self.step or 0:,}"
+        return {
+            AHEAD: "from the start",
+            FROM: f"from {step}",
+            UNTIL: f"until {step}",
+            UNCLEAR: "cannot tell",
+            NO_COMMON_STEP: "-",
+        }.get(self.outcome, self.outcome)
+
+    def interval(self) -> str:
+        """For people, empty where there is none."""
+        if self.low is None or self.outcome == AHEAD:
+            return ""
+        first, last = ("not at all", "no end") if self.outcome == UNTIL else ("the start", "never")
+        low = f"step {self.low:,.0f}" if self.low else first
+        return f"95 % interval: {low} to " + (last if math.isinf(self.high) else f"step {self.high:,.0f}")
 
     def sentence(self) -> str:
         """For people, with units."""
+        if self.outcome == NO_COMMON_STEP:
+            return f"The wall times of {self.a} and {self.b} cannot be compared: they have no timed step in common."
         if self.step is None:
+            verb = "never breaks even with" if self.outcome == NEVER else "may or may not break even with"
             reason = {
-                "never": "it is behind at the end and no faster per step",
-                "unknown": "it is behind at the end, and the runs are too short for a steady rate",
-                "unclear": "it is behind at the end, and which is faster per step cannot be told",
-            }
-            word = "never breaks even with" if self.outcome == "never" else "may or may not break even with"
-            return f"{self.a} {word} {self.b}: {reason[self.outcome]}."
-        lost = f", but slower per step, and loses the lead at about step {self.lost_at:,}" if self.lost_at else ""
-        warm = f"{' and '.join(self.warm)} with a warm compile cache" if self.warm else ""
-        if self.step == 0:
-            return f"{self.a} is ahead of {self.b} from the start{warm and f' ({warm})'}{lost}."
-        how = "reached in the runs" if self.outcome == "reached" else "extrapolated"
+                NEVER: "is no faster per step",
+                UNKNOWN: f"the runs are too short to say which is faster per step (that takes {MIN_STEPS} steps)",
+                UNCLEAR: "these runs cannot tell which is faster per step",
+            }[self.outcome]
+            return f"{self.a} {verb} {self.b}: it is behind at the end, and {reason}."
+        if self.outcome == AHEAD:
+            return f"{self.a} is ahead of {self.b} from the start, warm-up included."
+        extrapolated = "beyond the end of these runs" if self.beyond else ""
+        if self.outcome == UNTIL:
+            told = "; ".join(filter(None, [self.interval(), extrapolated]))
+            return (
+                f"{self.a} is ahead of {self.b} until step {self.step:,}{told and f' ({told})'}, and behind after it."
+            )
         cost = f"{self.tokens / 1e6:,.3g} M tokens, {self.device_hours:,.3g} device-hours"
-        return f"{self.a} breaks even with {self.b} at step {self.step:,} ({cost}; {how}{warm and f'; {warm}'}){lost}."
+        told = "; ".join(filter(None, [self.interval(), cost, extrapolated]))
+        return f"{self.a} breaks even with {self.b} at step {self.step:,} ({told})."
 
 
-def paying(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs that show what compiling costs: of each recipe those that found no compiled kernels; all if each did."""
-    done = runs[runs["status"] == "completed"]
-    cold = done["compile_cache"] != "warm"
-    return done[cold | ~cold.groupby(done["recipe"]).transform("any")]
+def break_even(runs: pd.DataFrame, windows: pd.DataFrame, a: str, b: str, rates: dict[str, Rate]) -> BreakEven:
+    """From which step on, or until which, recipe `a` has cost less wall time than recipe `b`.
 
-
-def break_even(
-    runs: pd.DataFrame, windows: pd.DataFrame, steps: pd.DataFrame, a: str, b: str, gain: SpeedUp
-) -> BreakEven:
-    """The step from which on recipe `a` has cost less wall time than recipe `b`, for good.
-
-    Where the curves of the runs that paid for compilation cross it is read off the measured `elapsed_s` (between
-    windows on a straight line; of several runs their mean). Else both go on from their last common step at the mean
-    seconds of a steady step of all runs: the mean, since that is what adds up; the median leaves out the slow tail. On
-    the published logs the mean gives 3,851 for rowwise against compiled, the median the quoted 3,800. Nothing is
-    extrapolated where `gain`, the speed-up of `a` over `b`, may be none, or where mean and median rank the two
-    differently: then a tail decides that another run need not have.
+    It is where the difference of the mean `elapsed_s` of both recipes' runs changes its sign for good. Within the runs
+    that is measured, between log windows on a straight line. Beyond them each run goes on at its mean seconds of a
+    steady step, unless several runs cannot tell which recipe is faster. The interval has the steps at which Welch's
+    t-test over the runs does not reject that both have cost the same.
     """
-    paid = paying(runs)
-    grid, spent_a, spent_b = _curves(completed(paid, windows, a), completed(paid, windows, b))
-    steady_a, steady_b = (steady_seconds(runs, steps, recipe) for recipe in (a, b))
-    slope_a, slope_b = _mean(steady_a), _mean(steady_b)
-    unclear = gain.unclear or (slope_a - slope_b) * (gain.ratio - 1) > 0
-    gap = spent_a - spent_b
-    meeting = grid[-1] + gap[-1] / (slope_b - slope_a) if slope_a != slope_b else math.nan  # of the extrapolated lines
-    if gap[-1] >= 0:
-        if math.isnan(gain.ratio):
-            return BreakEven(a, b, "unknown", None, None, None, None)
-        if unclear:
-            return BreakEven(a, b, "unclear", None, None, None, None)
-        if slope_a >= slope_b:
-            return BreakEven(a, b, "never", None, None, None, None)
-        outcome, crossing, seconds = "extrapolated", meeting, spent_a[-1] + (meeting - grid[-1]) * slope_a
-    elif (gap < 0).all():
-        outcome, crossing, seconds = "ahead from the start", None, 0.0
-    else:
-        outcome, last = "reached", np.flatnonzero(gap >= 0)[-1]
-        crossing = grid[last] + gap[last] / (gap[last] - gap[last + 1]) * (grid[last + 1] - grid[last])
-        seconds = np.interp(crossing, grid, spent_a)
-    step = 0 if crossing is None else math.floor(crossing) + 1
-    rows = completed(runs, runs, a)
-    warm = tuple(recipe for recipe in (a, b) if (completed(paid, paid, recipe)["compile_cache"] == "warm").all())
-    lost_at = math.ceil(meeting) if gap[-1] < 0 and slope_a > slope_b and gain.high < 1 else None
-    device_hours = float(seconds * rows["world_size"].median() / 3600)
-    return BreakEven(a, b, outcome, step, float(step * rows["tokens_per_step"].median()), device_hours, lost_at, warm)
+    steps = _common_steps(completed(runs, windows, a), completed(runs, windows, b))
+    if not len(steps):
+        return BreakEven(a, b, NO_COMMON_STEP)
+    gain, last, rows = speed_up(rates[a], rates[b]), steps[-1], completed(runs, runs, a)
+    clear = gain.runs == 1 or (gain.runs > 1 and not gain.unclear)
+    if clear:
+        steps = np.concatenate([steps, last * (1 + np.geomspace(1e-3, FAR, 2000))])
+    spent_a, spent_b = (spent(runs, windows, recipe, rates[recipe], steps) for recipe in (a, b))
+    gap, half = students(spent_a, spent_b)
+    ahead, behind = _ahead_from(steps, gap), _ahead_from(steps, -gap)
+    if math.isinf(ahead) and (behind == 0 or math.isinf(behind)):
+        return BreakEven(a, b, UNKNOWN if not gain.runs else NEVER if clear else UNCLEAR)
+    outcome = (FROM if ahead else AHEAD) if math.isfinite(ahead) else UNTIL
+    crossing, sign = (behind, -1) if outcome == UNTIL else (ahead, 1)
+    ends = [_ahead_from(steps, sign * gap + side * half) for side in (-1, 1)]
+    step, low, high = (_whole(x, outcome) for x in (crossing, *ends))
+    cost = np.interp(step, steps, spent_a.mean(axis=0)) * rows["world_size"].median() / 3600 if step else 0.0
+    unknown = [None, None] if np.isnan(half).any() else [low, high]
+    tokens = float(step * rows["tokens_per_step"].median())
+    return BreakEven(a, b, outcome, int(step), *unknown, bool(step > last), tokens, float(cost))
 
 
-def _curves(a: pd.DataFrame, b: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Steps that all runs cover, and the mean seconds that the runs of `a` and those of `b` had taken by each."""
-    sides = [[run.sort_values("step") for _, run in side.groupby("run")] for side in (a, b)]
-    every = [*sides[0], *sides[1]]
-    first, last = max(run["step"].min() for run in every), min(run["step"].max() for run in every)
-    grid = np.unique(np.concatenate([run["step"] for run in every]))
-    grid = grid[(first <= grid) & (grid <= last)]
-    means = [np.mean([np.interp(grid, run["step"], run["elapsed_s"]) for run in side], axis=0) for side in sides]
-    return grid, *means
+def spent(runs: pd.DataFrame, windows: pd.DataFrame, recipe: str, rate: Rate, steps: np.ndarray) -> np.ndarray:
+    """Wall seconds (runs, steps) that the completed runs of `recipe` had taken by `steps`, warm-up included.
+
+    Beyond its log a run goes on at its mean seconds of a steady step (the recipe's, where it has no rate of its own).
+    """
+    tokens, lines = completed(runs, runs, recipe)["tokens_per_step"].median(), []
+    rows = completed(runs, windows, recipe).dropna(subset="elapsed_s").sort_values("step")
+    for name, run in rows.groupby("run"):
+        more = np.clip(steps - run["step"].iloc[-1], 0, None)
+        seconds = tokens / rate.by_run.get(name, rate.mean)
+        within = np.interp(steps, run["step"], run["elapsed_s"])
+        lines.append(np.where(more > 0, within + more * seconds, within))
+    return np.array(lines) if lines else np.full((1, len(steps)), math.nan)
 
 
-def _mean(seconds: list[np.ndarray]) -> float:
-    return float(np.concatenate(seconds).mean()) if seconds else math.nan
+def _whole(crossing: float, outcome: str) -> float:
+    """The first whole step after a crossing, or the last one before it."""
+    if crossing == 0 or math.isinf(crossing):
+        return crossing
+    return math.ceil(crossing) - 1 if outcome == UNTIL else math.floor(crossing) + 1
+
+
+def _ahead_from(steps: np.ndarray, gap: np.ndarray) -> float:
+    """From where on `gap` is below zero for good: 0 if everywhere, infinite if not at the end."""
+    behind = np.flatnonzero(~(gap < 0))
+    if not len(behind):
+        return 0.0
+    if (last := behind[-1]) == len(gap) - 1:
+        return math.inf
+    part = gap[last] / (gap[last] - gap[last + 1])
+    return float(steps[last] + part * (steps[last + 1] - steps[last]))
+
+
+def _common_steps(*recipes: pd.DataFrame) -> np.ndarray:
+    """The logged steps that all runs in these windows cover; none where one of the recipes has no wall times."""
+    windows = pd.concat(recipes).dropna(subset="elapsed_s")
+    if windows["recipe"].nunique() < len(recipes):
+        return np.empty(0)
+    steps, ends = np.unique(windows["step"]), windows.groupby("run")["step"].agg(["min", "max"])
+    return steps[(ends["min"].max() <= steps) & (steps <= ends["max"].min())]

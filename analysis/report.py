@@ -2,189 +2,71 @@
 
 import argparse
 import json
-import math
 import sys
 from pathlib import Path
 
-import yaml
+import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.comparison import BASELINE, COMPILED, Comparison, answer, compare
+from analysis.answer import QUESTION, answer, details
+from analysis.comparison import Comparison, compare
 from analysis.load import LoadError
-from analysis.plots.style import in_order
+from analysis.table import COLUMNS, cells, known, matrix, notes, rows_of, trained
 
-NOISY = 0.3  # IQR as a share of the median: the published FP8 gains 6 to 34 %; the README's runs have at most 17 %
-
-SPEED = ("final\nloss", "tokens/s", "IQR", "vs\nBASELINE", "vs\ncompiled", "MFU")
-COST = ("warm-up\ns", "wall\ns", "after\nwarm-up", "FP8\nshare", "memory\nGiB", "status")
+SPLIT = 5  # columns of the first part of a table that is too wide for one
 
 
-def rows_of(comparison: Comparison) -> list[dict]:
-    """`Frames.runs` as dictionaries, recipe by recipe and seed by seed; what is unknown is None."""
-    runs = comparison.frames.runs
-    order = {recipe: place for place, recipe in enumerate(in_order(runs["recipe"]))}
-    rows = [{key: _known(value) for key, value in row.items()} for row in runs.to_dict("records")]
-    return sorted(rows, key=lambda row: (order[row["recipe"]], row["seed"] is None, row["seed"] or 0))
-
-
-def _known(value):
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def cells(rows: list[dict], baseline: str) -> tuple[list[str], list[list[str]], list[list[str]]]:
-    """(names of the first columns, first and `SPEED` columns, `COST` columns); ratios are to runs of the same seed."""
+def tables(rows: list[dict], width: int) -> list[Table]:
+    """The table of runs, one line a run, in two parts where `width` characters are too few for one."""
     seeds = len({row["seed"] for row in rows}) > 1
-    first = [[row["recipe"], _format(row["seed"], ".0f")] if seeds else [row["recipe"]] for row in rows]
-    speed = [a + _speed(row, rows, baseline) for a, row in zip(first, rows, strict=True)]
-    return ["recipe", "seed"] if seeds else ["recipe"], speed, [_cost(row) for row in rows]
-
-
-def _speed(row: dict, rows: list[dict], baseline: str) -> list[str]:
-    """Cells of the columns `SPEED`."""
-    return [
-        _format(row["final_loss"], ".3f"),
-        _format(row["tokens_per_s"], ",.0f"),
-        _format(_spread(row), ".1%"),
-        _format(_ratio(row, rows, baseline), ".2f"),
-        _format(_ratio(row, rows, COMPILED), ".2f"),
-        _format(row["mfu_bf16_peak"], ".1%"),
-    ]
-
-
-def _cost(row: dict) -> list[str]:
-    """Cells of the columns `COST`."""
-    return [
-        _format(row["warm_up_s"], ".1f"),
-        _format(row["wall_s"], ".1f"),
-        _format(row["wall_s_without_warm_up"], ".1f"),
-        "emulated" if row["fp8_emulated"] else _format(row["fp8_share"], ".1%"),
-        _format(row["peak_memory_bytes"] and row["peak_memory_bytes"] / 2**30, ".1f"),
-        status(row),
-    ]
-
-
-def status(row: dict) -> str:
-    """What became of a run, and where it ended; one that was killed had no time to write that it is not running."""
-    if row.get("steps_planned"):
-        return f"{row['steps']:.0f} of {row['steps_planned']:.0f}"
-    word = "not ended" if row["status"] == "running" else row["status"]
-    return word if row["steps_asked"] in (None, row["steps"]) else f"{word} at {row['steps']:.0f}"
-
-
-def _spread(row: dict) -> float | None:
-    """Distance of the quartiles of tokens/s, as a share of the median."""
-    median = row["tokens_per_s"]
-    return median and (row["tokens_per_s_q3"] - row["tokens_per_s_q1"]) / median
-
-
-def _ratio(row: dict, rows: list[dict], other: str) -> float | None:
-    """Steady tokens/s of `row` over those of the run of recipe `other` with the same seed."""
-    theirs = [r["tokens_per_s"] for r in rows if r["recipe"] == other and r["seed"] == row["seed"]]
-    if not theirs or theirs[0] is None or row["tokens_per_s"] is None:
-        return None
-    return row["tokens_per_s"] / theirs[0]
-
-
-def _format(value: float | None, spec: str) -> str:
-    return "-" if value is None else format(value, spec)
-
-
-def tables(rows: list[dict], baseline: str, width: int) -> list[Table]:
-    """The final table, one line a run, in two parts where `width` characters are too few for one."""
-    first, speed, cost = cells(rows, baseline)
-    whole = _table([*first, *SPEED, *COST], [a + b for a, b in zip(speed, cost, strict=True)], baseline)
+    names = ["recipe", "seed"] if seeds else ["recipe"]
+    first = [[row["recipe"], "-" if row["seed"] is None else f"{row['seed']:.0f}"][: len(names)] for row in rows]
+    lines = [cells(row) for row in rows]
+    whole = table([*names, *COLUMNS], [a + b for a, b in zip(first, lines, strict=True)])
     if Console(width=1000).measure(whole).maximum <= width:
         return [whole]
-    names = [line[: len(first)] for line in speed]
-    second = [name + line for name, line in zip(names, cost, strict=True)]
-    return [_table([*first, *SPEED], speed, baseline), _table([*first, *COST], second, baseline)]
+    halves = slice(SPLIT), slice(SPLIT, None)
+    return [
+        table([*names, *COLUMNS[half]], [a + b[half] for a, b in zip(first, lines, strict=True)]) for half in halves
+    ]
 
 
-def _table(columns: list[str], lines: list[list[str]], baseline: str) -> Table:
-    view = Table(box=SIMPLE_HEAD, header_style="bold", padding=0)
-    for name in columns:
-        justify = "left" if name == "recipe" else "right"
-        view.add_column(name.replace("BASELINE", baseline), justify=justify, no_wrap=True)
+def table(columns: list[str], lines: list[list[str]], fold: bool = False) -> Table:
+    """For the terminal: the first column on the left, the others on the right; `fold` breaks long cells into lines."""
+    view = Table(box=SIMPLE_HEAD, header_style="bold", padding=0 if not fold else (0, 1, 0, 0))
+    for place, name in enumerate(columns):
+        view.add_column(escape(name), justify="right" if place else "left", no_wrap=not fold or not place)
     for line in lines:
         view.add_row(*map(escape, line))
     return view
 
 
-def notes(rows: list[dict]) -> list[str]:
-    """What a reader must know to read the table right."""
-    lines = []
-    for source in dict.fromkeys(row["peak_source"] for row in rows if row["peak_source"]):
-        lines.append(f"MFU is of the bf16 peak ({source}).")
-    peaks = [row["peak_bf16"] for row in rows if row.get("peak_bf16")]
-    if peaks and max(peaks) > 1.01 * min(peaks):
-        lines.append(
-            f"That peak differs by {max(peaks) / min(peaks) - 1:.0%} between the runs: compare tokens/s, not MFU."
-        )
-    lines.append(
-        "tokens/s: median over steady steps (after the first 10), IQR its quartiles' distance; FP8 share: of the FLOPs "
-        "of the linear layers, as profiled; wall: from process start, after warm-up: from the end of step 1."
-    )
-    for first, planned in {(row["steps"], row["steps_planned"]) for row in rows if row.get("steps_planned")}:
-        lines.append(
-            f"The study's time budget ended before its runs: all are compared over their first {first:,.0f} of "
-            f"{planned:,.0f} steps."
-        )
-    if any(row["source"] != "run directory" for row in rows if "source" in row):
-        lines.append("Logs of other programs: their clock starts with the training loop, not with the process.")
-    for state in ("cold", "warm"):
-        if names := [_run_name(row) for row in rows if row["compile_cache"] == state]:
-            lines.append(f"Compiled with a {state} cache: {', '.join(names)}.")
-    for product in dict.fromkeys(row["fp8_product"] for row in rows if row["fp8_product"]):
-        names = [_run_name(row) for row in rows if row["fp8_product"] == product]
-        lines.append(f"FP8 products: {product} ({', '.join(names)}).")
-    if len({kernels for row in rows if (kernels := row.get("attention"))}) > 1:
-        names = [f"{_run_name(row)} {row['attention']}" for row in rows if row.get("attention")]
-        lines.append(
-            f"Attention was computed by other kernels: {', '.join(names)}. Part of a difference may be theirs."
-        )
-    if names := [f"{_run_name(row)} ({row['orphans']:.0f})" for row in rows if row["orphans"]]:
-        lines.append(f"With trainable parameters in no optimizer, which never learn, as asked: {', '.join(names)}.")
-    if any(row["tokens_per_s"] is None and row["status"] == "completed" for row in rows):
-        lines.append("No steady rate: a run needs more than 11 steps for one.")
-    if names := [f"{_run_name(row)} ({spread:.0%})" for row in rows if (spread := _spread(row) or 0) > NOISY]:
-        lines.append(
-            f"Steps vary much (IQR), as where something else runs on the machine: {', '.join(names)}. Repeat such runs "
-            "before comparing speeds."
-        )
-    return lines
-
-
-def _run_name(row: dict) -> str:
-    return row["recipe"] if row["seed"] is None else f"{row['recipe']} seed {row['seed']:.0f}"
-
-
-def baseline_of(paths: list[Path]) -> str:
-    """The recipe that a study compares with, where `paths` is the directory of one; else the default."""
-    try:
-        (path,) = paths
-        return yaml.safe_load((path / "study.yaml").read_text())["baseline"]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        return BASELINE
-
-
-def print_report(paths: list[Path], baseline: str, console: Console) -> Comparison | None:
-    """Print table, notes, what could not be used, and the answer, for runs below `paths`; None if there are none."""
+def print_report(paths: list[Path], baseline: str | None, console: Console) -> Comparison | None:
+    """Print matrix, answer, what it rests on, the runs and notes, for runs below `paths`; None if there are none."""
     try:
         comparison = compare(paths, baseline)
     except LoadError as error:
         console.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True)
         return None
+
+    def say(sentences: list[str], title: str = "") -> None:
+        if title and sentences:
+            console.print(f"\n[bold]{title}[/]")
+        for sentence in sentences:
+            console.print(escape(sentence), soft_wrap=True)
+
     rows = rows_of(comparison)
-    for view in tables(rows, baseline, console.width):
+    say([trained(rows)], QUESTION)
+    console.print(table(*matrix(comparison), fold=True))
+    say(answer(comparison))
+    say(details(comparison), "What this rests on")
+    console.print("\n[bold]Runs[/]")
+    for view in tables(rows, console.width):
         console.print(view)
-    for sentence in notes(rows) + [f"Note: {problem}" for problem in comparison.frames.problems]:
-        console.print(escape(sentence), soft_wrap=True)
-    console.print("\n[bold]Should this Llama be trained in FP8?[/]")
-    for sentence in answer(comparison):
-        console.print(escape(sentence), soft_wrap=True)
+    say(notes(rows) + [f"Note: {problem}" for problem in comparison.frames.problems])
     return comparison
 
 
@@ -192,22 +74,25 @@ def as_json(comparison: Comparison) -> str:
     """Answer, rows, rates, ratios, break-even points and verdicts; what is unknown is null."""
     plain = {
         "answer": answer(comparison),
+        "details": details(comparison),
         "baseline": comparison.baseline,
-        "runs": rows_of(comparison),
-        "rates": {
-            recipe: {key: _known(getattr(rate, key)) for key in ("median", "q1", "q3", "low", "high", "steps", "runs")}
-            for recipe, rate in comparison.rates.items()
-        },
-        "speed_ups": [{"recipe": a, "over": b, **_plain(s)} for (a, b), s in comparison.speed_ups.items()],
-        "break_evens": [_plain(b) for b in comparison.break_evens],
-        "verdicts": [_plain(v) for v in comparison.verdicts.values()],
+        "trained": trained(rows_of(comparison)),
+        "runs": [_plain(row) for row in rows_of(comparison)],
+        "rates": {recipe: _plain(vars(rate)) for recipe, rate in comparison.rates.items()},
+        "speed_ups": [{"recipe": a, "over": b, **_plain(vars(s))} for (a, b), s in comparison.speed_ups.items()],
+        "break_evens": [_plain(vars(b)) for b in comparison.break_evens],
+        "verdicts": [_plain(vars(v)) for v in comparison.verdicts.values()],
+        "diverged": comparison.diverged,
+        "left": comparison.left,
         "problems": comparison.frames.problems,
     }
-    return json.dumps(plain, indent=2, allow_nan=False) + "\n"
+    return json.dumps(plain, indent=2, allow_nan=False, default=str) + "\n"
 
 
-def _plain(result) -> dict:
-    return {key: _known(value) for key, value in vars(result).items()}
+def _plain(values: dict) -> dict:
+    """What JSON can hold."""
+    plain = {key: value.to_dict() if isinstance(value, pd.Series) else value for key, value in values.items()}
+    return {key: known(value) for key, value in plain.items()}
 
 
 def write_page(comparison: Comparison, path: Path) -> None:
@@ -225,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures for other programs")
     args = parser.parse_args(argv)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    comparison = print_report(args.runs, args.baseline or baseline_of(args.runs), console)
+    comparison = print_report(args.runs, args.baseline, console)
     if comparison is None:
         return 2
     try:

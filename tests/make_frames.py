@@ -2,25 +2,17 @@
 
 import numpy as np
 import pandas as pd
-from scipy.signal import lfilter
 
 TOKENS = 100  # a step
 
 
-def correlated(random, correlation, shape):
-    """Noise of variance one, an autoregression of order one along the last axis."""
-    steps = random.normal(size=shape) * np.sqrt(1 - correlation**2)
-    steps[..., 0] /= np.sqrt(1 - correlation**2)
-    return lfilter([1], [1, -correlation], steps, axis=-1)
-
-
-def run(recipe, seed=0, warm_up=5.0, seconds=0.1, losses=None, steps=100, status="completed", cache="cold"):
+def run(recipe, seed=0, warm_up=5.0, seconds=0.1, losses=None, steps=100, status="completed"):
     """Frames of one run: `warm_up` ends with step 1, the first 10 steps are not steady; `seconds` may be an array."""
     number = np.arange(1, steps + 1)
     seconds = np.where(number == 1, 0, seconds)
     name = {"run": f"{recipe}/seed{seed}/{status}", "recipe": recipe, "seed": seed}
     losses = np.full(steps, 3.0) if losses is None else losses
-    row = {"status": status, "tokens_per_step": TOKENS, "world_size": 2, "compile_cache": cache}
+    row = {"status": status, "tokens_per_step": TOKENS, "world_size": 2}
     windows = {"step": number, "elapsed_s": warm_up + seconds.cumsum(), "loss": losses}
     by_step = {"step": number, "loss": losses, "seconds": seconds, "steady": number > 10}
     return pd.DataFrame([name | row]), pd.DataFrame(name | windows), pd.DataFrame(name | by_step)

@@ -67,7 +67,8 @@ def write_study(folder, fp8_step_s=0.08, fp8_warm_up=40.0, loss_shift=0.0, seeds
                 line["losses"] = [loss + 19 + 0.05 * seed + shift for loss in line["losses"]]
                 line["loss"] += 19 + 0.05 * seed + shift
             float8 = "tensorwise" if "fp8" in recipe else None
-            facts = {"hardware": {"name": "GPU", "type": device}, "float8": float8, "warm_up": 5.0 + late}
+            facts = {"hardware": {"name": "GPU", "type": device}, "float8": float8, "warm_up": 5.0 + late,
+                     "fp8_share": 0.75 if float8 else 0.0}  # fmt: skip
             write_run(folder / f"{recipe}{seed}", recipe, lines=lines, steps=200, seed=seed, **facts)
     return folder
 

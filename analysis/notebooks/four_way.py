@@ -2,32 +2,47 @@
 # # Four ways to train one Llama
 #
 # bf16 eager, bf16 compiled, FP8 with a scale per row, FP8 with a scale per tensor: the same weights, the same batches.
-# First the four comparisons of the published study (loss, tokens/s, MFU, wall time after warm-up), then what they hide,
-# then the answer.
+# First the answer, then the four comparisons of the published study (loss, tokens/s, MFU, wall time after warm-up),
+# then what they hide.
 #
 # It opens the newest study under `runs/`, or the kept one under `results/`. For another: `RUNS=folder jupyter lab`.
 
 # %%
+import pandas as pd
+
 from analysis import newest, plots
-from analysis.comparison import answer, compare
+from analysis.answer import answer, details
+from analysis.comparison import compare
+from analysis.table import matrix, rows_of, trained
 
 comparison = compare(newest.runs())
 runs, windows = comparison.frames.runs, comparison.frames.windows
-runs.groupby("recipe", sort=False).agg(runs=("run", "count"), device=("device", "first"), steps=("steps", "max"))
+print(trained(rows_of(comparison)))
+
+# %% [markdown]
+# ## The answer
+
+# %%
+columns, lines = matrix(comparison)
+pd.DataFrame(lines, columns=columns).set_index("recipe")
+
+# %%
+print("\n".join(answer(comparison)))
 
 # %% [markdown]
 # ## The four comparisons
 #
-# **Loss.** Light lines are what was logged, strong ones are smoothed, the band spans the seeds.
+# **Loss**, smoothed over a tenth of the steps. The band spans the seeds.
 
 # %%
 plots.loss(runs, windows)
 
 # %% [markdown]
-# **Tokens per second**, over steady steps: after the first ten. The interval is the median's, from a block bootstrap.
+# **Tokens per second**, by the mean steady step: those after the first ten. The interval comes from several runs of a
+# recipe; one run has none, since it does not show by how much the next one will differ.
 
 # %%
-plots.tokens_per_s(runs, windows, comparison.published)
+plots.tokens_per_s(runs, comparison.rates, comparison.published)
 
 # %% [markdown]
 # **Model FLOPs utilisation.** The published convention divides by the bf16 peak, also where the work is done in FP8.
@@ -46,15 +61,20 @@ plots.wall_after_warm_up(runs, windows)
 # ## What they hide
 #
 # Four lines on top of each other do not show whether the losses are equal. Runs with the same seed share weights and
-# batches, so their difference can be resolved far below what a change of seed does. The grey margin is what that
-# surely does, and at most 0.25 % of the loss.
+# batches, so their difference can be resolved far below what a change of seed does. In the grey margin, 0.25 % of the
+# baseline's loss, two losses count as the same; the bands are the intervals that the verdict uses.
 
 # %%
-margin = next((v.margin for v in comparison.verdicts.values()), None)
-plots.loss_difference(comparison.differences, margin, comparison.baseline)
+plots.loss_difference(comparison.differences, comparison.margin, comparison.baseline)
 
 # %% [markdown]
-# A median has no tail; the steps do.
+# Compiling takes time before the first step. With it, a recipe may be behind for long:
+
+# %%
+plots.lead(comparison)
+
+# %% [markdown]
+# A mean hides how single steps vary:
 
 # %%
 plots.step_time(runs, comparison.steps)
@@ -66,10 +86,10 @@ plots.step_time(runs, comparison.steps)
 plots.memory(runs)
 
 # %% [markdown]
-# ## The answer
+# ## What the answer rests on
 
 # %%
-print("\n".join(answer(comparison)))
+print("\n".join(details(comparison)))
 
 # %% [markdown]
 # What was left out, and why:

@@ -46,8 +46,7 @@ puzzle.counts(puzzle.ownership(runs))
 plots.loss(runs, windows)
 
 # %%
-margin = next((v.margin for v in comparison.verdicts.values()), None)
-plots.loss_difference(comparison.differences, margin, comparison.baseline)
+plots.loss_difference(comparison.differences, comparison.margin, comparison.baseline)
 
 # %% [markdown]
 # ## The answer

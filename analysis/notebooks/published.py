@@ -11,7 +11,8 @@
 import os
 
 from analysis import plots
-from analysis.comparison import answer, compare, cost_by_steps
+from analysis.answer import answer, details
+from analysis.comparison import compare, cost_by_steps
 
 comparison = compare(os.environ["PUBLISHED_LOGS"])
 runs, windows = comparison.frames.runs, comparison.frames.windows
@@ -19,8 +20,9 @@ runs, windows = comparison.frames.runs, comparison.frames.windows
 # %% [markdown]
 # ## Speed
 #
-# Medians over the steps after the first ten. The published MFU of the compiled runs is 6.25 % too high: under
-# `torch.compile` the input embedding was no longer left out of the FLOPs. Recomputed from the model's sizes:
+# Steps after the first ten: in the table by their median, in the figure by their mean. The published MFU of the
+# compiled runs is 6.25 % too high: under `torch.compile` the input embedding was no longer left out of the FLOPs.
+# Recomputed from the model's sizes:
 
 # %%
 mfu = runs.set_index("recipe")[["tokens_per_s", "mfu_bf16_peak"]]
@@ -28,7 +30,7 @@ mfu["mfu_logged"] = windows.groupby("recipe")["mfu_logged"].median()
 mfu.round({"tokens_per_s": 0, "mfu_bf16_peak": 3, "mfu_logged": 3})
 
 # %%
-plots.tokens_per_s(runs, windows)
+plots.tokens_per_s(runs, comparison.rates)
 
 # %%
 plots.mfu(runs)
@@ -42,10 +44,11 @@ plots.mfu(runs)
 plots.wall_after_warm_up(runs, windows)
 
 # %% [markdown]
-# With it, rowwise FP8 indeed loses within 1000 steps. Tensorwise FP8 does not: it had the shortest total time.
+# With it, rowwise FP8 indeed takes longer over 1000 steps. Tensorwise FP8 does not: it had the shortest total time.
+# The clock of these logs starts with training, so the start of the process is in neither figure.
 
 # %%
-plots.wall_with_warm_up(runs, windows, comparison.break_evens)
+plots.lead(comparison)
 
 # %%
 cost_by_steps(comparison, [100, 1_000, 10_000, 100_000]).round(3)
@@ -54,13 +57,13 @@ cost_by_steps(comparison, [100, 1_000, 10_000, 100_000]).round(3)
 # ## "Training loss is almost identical"
 #
 # One run each, without a seed: the runs do not even share their first weights, so a difference cannot be told from what
-# another seed would have given. The interval is that of the noise within the runs.
+# another seed would have given, and has no interval.
 
 # %%
 plots.loss(runs, windows)
 
 # %%
-plots.loss_difference(comparison.differences, None, comparison.baseline)
+plots.loss_difference(comparison.differences, comparison.margin, comparison.baseline)
 
 # %% [markdown]
 # Most of what was trained on was padding:
@@ -73,4 +76,4 @@ print("share of tokens that are not padding:", {recipe: f"{value:.1%}" for recip
 # ## What the logs say
 
 # %%
-print("\n".join(answer(comparison)))
+print("\n".join(answer(comparison) + details(comparison)))

@@ -11,13 +11,12 @@ from analysis import newest, plots
 from analysis.comparison import compare, cost_by_steps
 
 comparison = compare(newest.runs())
-runs, windows = comparison.frames.runs, comparison.frames.windows
+runs = comparison.frames.runs
 
 # %% [markdown]
 # ## Where the warm-up goes
 #
-# From the start of the process to the end of the first step. A warm cache means that kernels compiled by an earlier
-# run were found on disk.
+# From the start of the process to the end of the first step.
 
 # %%
 plots.warm_up(runs)
@@ -26,7 +25,7 @@ plots.warm_up(runs)
 # ## When it is paid back
 
 # %%
-plots.wall_with_warm_up(runs, windows, comparison.break_evens)
+plots.lead(comparison)
 
 # %%
 print("\n".join(b.sentence() for b in comparison.break_evens) or "No run in FP8 to judge.")

@@ -1,4 +1,5 @@
-"""Rows of horizontal bars: from zero to the median of the completed runs, a mark for each run, the value beside."""
+"""Rows of horizontal bars, one a recipe: from zero to the median of its completed runs, a mark for each run, the value
+beside."""
 
 from collections.abc import Sequence
 
@@ -7,16 +8,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.plots.series import Group
-from analysis.plots.style import HALF_PAGE, SMALL, new_figure, thousands
+from analysis.plots.series import Group, groups
+from analysis.plots.style import HALF_PAGE, SMALL, NoData, new_figure, require, thousands
 
 _ROW_INCHES = 0.46  # three lines of text and some air
 BAR_ALPHA = 0.55  # lets the marks on a bar be seen
 
 
-def row_figure(runs: pd.DataFrame, *columns: str) -> tuple[Figure, Axes]:
-    """A figure of half a page, higher where the rows, one for each combination of `columns` in `runs`, need it."""
-    rows = len(runs.reindex(columns=columns).drop_duplicates())
+def row_figure(runs: pd.DataFrame) -> tuple[Figure, Axes]:
+    """A figure of half a page, higher where the rows, one for each recipe in `runs`, need it."""
+    rows = runs["recipe"].nunique() if "recipe" in runs else 0
     figure, ((axes,),) = new_figure((HALF_PAGE[0], max(HALF_PAGE[1], 1.3 + _ROW_INCHES * rows)))
     return figure, axes
 
@@ -31,24 +32,30 @@ def set_rows(axes: Axes, labels: Sequence[str], x_label: str) -> None:
     thousands(axes, "x")
 
 
+def completed_with(runs: pd.DataFrame, column: str) -> list[Group]:
+    """The completed runs of each recipe that have a value in `column`. Raises `NoData` if none has."""
+    require(runs, "run", column)
+    found = [group for group in groups(runs[runs[column].notna()]) if group.completed]
+    if not found:
+        raise NoData("no run is completed")
+    return found
+
+
 def draw_row(
-    axes: Axes, y: float, group: Group, values: np.ndarray, median: float | None = None, height: float = 0.6,
-    alpha: float = BAR_ALPHA,
+    axes: Axes, y: float, group: Group, values: np.ndarray, height: float = 0.6, alpha: float = BAR_ALPHA,
+    length: float | None = None,
 ) -> str:  # fmt: skip
-    """The bar and marks of a group's runs; returns the median as text, or the range of runs that are not completed.
+    """A bar and, of several runs, their marks; returns the bar's length as text.
 
     Args:
         values: (runs,), finite.
-        median: the length of the bar, where it is not the median of `values`.
+        length: of the bar, where that is not the median of `values`.
     """
     colour, marker = group.look
-    heights = np.full(len(values), y)
-    if not group.completed:
-        axes.plot(values, heights, marker, markerfacecolor="none", markeredgecolor=colour)
-        return " to ".join(dict.fromkeys([number(values.min()), number(values.max())]))
-    median = np.median(values) if median is None else median
+    median = np.median(values) if length is None else length
     axes.barh(y, median, height, color=colour, alpha=alpha, linewidth=0)
     if len(values) > 1:
+        heights = np.full(len(values), y)
         axes.plot(values, heights, marker, color=colour, markersize=4, markeredgecolor="white", markeredgewidth=0.6,
                   zorder=3)  # fmt: skip
     return number(median)

@@ -1,16 +1,13 @@
 """What does it cost besides steady steps? Warm-up and memory."""
 
-from typing import NamedTuple
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis.plots.bars import draw_row, number, row_figure, set_rows, write_beside
-from analysis.plots.series import Group, groups
-from analysis.plots.style import note, optional, panel, require, styled
+from analysis.plots.bars import completed_with, draw_row, number, row_figure, set_rows, write_beside
+from analysis.plots.style import clock_start, note, optional, panel, styled
 
 # Paul Tol's muted colours, colour-blind safe, in the order in which the phases happen.
 _PHASES = {
@@ -24,17 +21,16 @@ _SMALL_SHARE = 0.03  # of the longest warm-up: phases below it in every row are 
 
 @styled
 def warm_up(runs: pd.DataFrame) -> Figure:
-    """Seconds from process start to the end of step 1, by phase; completed runs averaged per recipe and cache state."""
-    figure, axes = row_figure(runs, "recipe", "status", "compile_cache")
+    """Seconds from process start to the end of step 1, by phase; a recipe's completed runs are averaged."""
+    figure, axes = row_figure(runs)
     draw_warm_up(axes, runs)
     return figure
 
 
 @panel
 def draw_warm_up(axes: Axes, runs: pd.DataFrame) -> None:
-    require(runs, "run", "warm_up_s")
-    rows = _warm_up_rows(runs[runs["warm_up_s"].notna()])
-    table = pd.DataFrame([row.seconds for row in rows]).fillna(0.0)
+    found = completed_with(runs, "warm_up_s")
+    table = pd.DataFrame([_mean_phases(group.runs) for group in found]).fillna(0.0)
     large = [p for p in _PHASES if p in table and table[p].max() >= _SMALL_SHARE * table.sum(axis=1).max()]
     small = [phase for phase in table if phase not in (*large, _NOT_SPLIT)]
     table[_OTHER] = table[small].sum(axis=1)
@@ -43,57 +39,40 @@ def draw_warm_up(axes: Axes, runs: pd.DataFrame) -> None:
         if phase in table and table[phase].any():
             colour = (_PHASES | _REST)[phase]
             keys.append(Patch(color=colour, label=phase.replace("_", " ")))
-            bars = axes.barh(table.index, table[phase], 0.6, left, color=colour, edgecolor="white", linewidth=0.5)
-            for bar, row in zip(bars, rows, strict=True):
-                if not row.group.completed:
-                    bar.set(facecolor="none", edgecolor=colour, linewidth=1, linestyle="--")
+            axes.barh(table.index, table[phase], 0.6, left, color=colour, edgecolor="white", linewidth=0.5)
             left += table[phase].to_numpy()
-    set_rows(axes, [row.group.label for row in rows], "seconds from process start to the end of step 1")
-    for y, (row, total) in enumerate(zip(rows, left, strict=True)):
-        write_beside(axes, y, f"{number(total)} s" + (f"\n{row.cache} cache" if row.cache in ("cold", "warm") else ""))
+    start = clock_start(runs)
+    set_rows(axes, [group.label for group in found], f"seconds to the end of step 1; the clock starts with\n{start}")
+    for y, total in enumerate(left):
+        write_beside(axes, y, f"{number(total)} s")
     axes.legend(handles=keys, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, handlelength=1)
     if small:
-        note(axes, "other: " + ", ".join(phase.replace("_", " ") for phase in small))
+        note(axes, "Other: " + ", ".join(phase.replace("_", " ") for phase in small) + ".")
 
 
-class _Row(NamedTuple):
-    group: Group
-    cache: str
-    seconds: dict[str, float]  # by phase
-
-
-def _warm_up_rows(runs: pd.DataFrame) -> list[_Row]:
-    """A row for each group and state of the compile cache, a mean, if the runs completed; else a row for each run."""
-    rows = []
-    for group in groups(runs):
-        for cache, same in group.runs.groupby(optional(group.runs, "compile_cache").fillna("none")):
-            split = [_phases(run) for _, run in same.iterrows()]
-            means = [pd.DataFrame(split).fillna(0.0).mean().to_dict()] if group.completed else split
-            rows += [_Row(group, cache, seconds) for seconds in means]
-    return rows
-
-
-def _phases(run: pd.Series) -> dict[str, float]:
-    """Seconds by phase; what they leave of the warm-up (without timing.json; of earlier attempts) is not split."""
-    phases = dict(run["phases"]) if isinstance(run.get("phases"), dict) else {}
-    left = run["warm_up_s"] - sum(phases.values())
-    return phases | ({_NOT_SPLIT: left} if left > 0.01 * run["warm_up_s"] else {})
+def _mean_phases(runs: pd.DataFrame) -> dict[str, float]:
+    """Mean seconds by phase; what phases leave of a warm-up (without timing.json; of earlier attempts) is not split."""
+    split = []
+    for run in runs.to_dict("records"):
+        phases = dict(run["phases"]) if isinstance(run.get("phases"), dict) else {}
+        left = run["warm_up_s"] - sum(phases.values())
+        split.append(phases | ({_NOT_SPLIT: left} if left > 0.01 * run["warm_up_s"] else {}))
+    return pd.DataFrame(split).fillna(0.0).mean().to_dict()
 
 
 @styled
 def memory(runs: pd.DataFrame) -> Figure:
     """Highest memory of a run in GiB: median over a recipe's completed runs, and a mark for each."""
-    figure, axes = row_figure(runs, "recipe", "status")
+    figure, axes = row_figure(runs)
     draw_memory(axes, runs)
     return figure
 
 
 @panel
 def draw_memory(axes: Axes, runs: pd.DataFrame) -> None:
-    require(runs, "run", "peak_memory_bytes")
-    found = [group for group in groups(runs) if group.runs["peak_memory_bytes"].notna().any()]
+    found = completed_with(runs, "peak_memory_bytes")
     for y, group in enumerate(found):
-        gib = group.runs["peak_memory_bytes"].dropna().to_numpy(float) / 2**30
+        gib = group.runs["peak_memory_bytes"].to_numpy(float) / 2**30
         write_beside(axes, y, draw_row(axes, y, group, gib) + " GiB")
     cpu = (optional(runs, "device_type") == "cpu").all()
     what = "peak resident memory of the process" if cpu else "peak reserved memory of a device"

@@ -6,31 +6,19 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.plots.series import LineEnd, curves, draw_curves, in_lines, label_ends
-from analysis.plots.style import (
-    GREY,
-    SMALL,
-    NoData,
-    in_order,
-    look,
-    name,
-    new_figure,
-    note,
-    panel,
-    styled,
-    thousands,
-)  # fmt: skip
-from analysis.rates import LEVEL
+from analysis.comparison import in_order
+from analysis.losses import LEVEL
+from analysis.plots.series import LineEnd, curves, draw_curves, in_lines, label_ends, thinned
+from analysis.plots.style import GREY, SMALL, NoData, look, name, new_figure, note, panel, styled, thousands
 from analysis.record import final_from
 
 
 @styled
 def loss(runs: pd.DataFrame, windows: pd.DataFrame) -> Figure:
-    """Training loss (nats per token) by step.
+    """Training loss (nats per token) by step: means over a tenth of the steps, drawn in their middle.
 
-    Light: the mean over a recipe's seeds as logged. Strong: means over a tenth of the steps, drawn in their middle; the
-    last is the final loss where log windows divide that tenth. Band: from the smallest to the largest of the seeds,
-    where there are several.
+    The last one is the final loss where log windows divide that tenth. Line: mean of a recipe's seeds; band: from the
+    smallest to the largest of them.
     """
     figure, ((axes,),) = new_figure()
     label_ends(axes, draw_loss(axes, runs, windows))
@@ -39,21 +27,18 @@ def loss(runs: pd.DataFrame, windows: pd.DataFrame) -> Figure:
 
 @panel
 def draw_loss(axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame) -> list[LineEnd]:
-    found = curves(runs, windows, "loss")
-    ends = []
+    found, ends = curves(runs, windows, "loss"), []
     for index, (group, frame) in enumerate(found):
         tenth = len(frame.loc[final_from(frame.index[-1]) :])
         smooth = frame.rolling(tenth, center=True).mean().dropna(how="all")
-        if group.completed:
-            axes.plot(frame.index, frame.mean(axis=1), color=group.look.colour, alpha=0.3, linewidth=0.7)
         ends += draw_curves(axes, group, smooth, stagger=index / len(found))
     axes.set(xlabel="step", ylabel="loss (nats per token)")
     axes.margins(x=0)
     thousands(axes, "x", "y")
     seeds = [frame.shape[1] for group, frame in found if group.completed] or [1]
     counts = " to ".join(dict.fromkeys(f"{count}" for count in (min(seeds), max(seeds))))
-    band = f"; lines: mean, band: range of {counts} seeds" if max(seeds) > 1 else ""
-    note(axes, f"light: as logged, strong: centred mean over a tenth of the steps{band}")
+    band = f" Line: mean, band: range of {counts} seeds." if max(seeds) > 1 else ""
+    note(axes, f"Smoothed: mean over a tenth of the steps.{band}")
     return ends
 
 
@@ -75,8 +60,8 @@ def loss_difference(differences: dict[str, pd.DataFrame], margin: float | None, 
 def draw_loss_difference(
     axes: Axes, differences: dict[str, pd.DataFrame], margin: float | None, baseline: str
 ) -> list[LineEnd]:
-    kept = {recipe: frame.dropna(subset=["difference"]) for recipe, frame in differences.items() if not frame.empty}
-    kept = {recipe: kept[recipe] for recipe in in_order(pd.Series(list(kept), dtype=object)) if not kept[recipe].empty}
+    kept = {recipe: thinned(differences[recipe].dropna(subset="difference")) for recipe in in_order(differences)}
+    kept = {recipe: frame for recipe, frame in kept.items() if not frame.empty}
     if not kept:
         raise NoData(f"no recipe has a loss at the same step and seed as {name(baseline)}")
     ends = []
@@ -93,11 +78,13 @@ def draw_loss_difference(
     axes.set(xlabel="step", ylabel=f"loss − loss of {name(baseline)}\n(nats per token)")
     axes.margins(x=0)
     thousands(axes, "x")
-    if margin is None or math.isnan(margin):
-        note(axes, "no margin: too few seeds of the baseline to tell what another seed would change")
-    else:
+    several = any(frame["low"].notna().any() for frame in kept.values())
+    words = [f"Bands: {LEVEL:.0%} interval over the seeds, as in the verdict." if several else "One seed: no interval."]
+    if margin and not math.isnan(margin):
         axes.axhspan(-margin, margin, color=GREY, alpha=0.15, linewidth=0, zorder=0)
         axes.annotate(f"margin ± {margin:.3g}", (0, margin), xycoords=axes.get_yaxis_transform(), xytext=(3, -2),
-                      textcoords="offset points", va="top", fontsize=SMALL, color=GREY)  # fmt: skip
-        note(axes, f"grey: so near, two losses count as the same; bands: {LEVEL:.0%} interval at each step")
+                      textcoords="offset points", va="top", fontsize=SMALL, color=GREY,
+                      bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1}, zorder=4)  # fmt: skip
+        words.insert(0, "Grey: so near, two losses count as the same.")
+    note(axes, " ".join(words))
     return ends

@@ -1,35 +1,28 @@
 """The answer in four panels, for the README."""
 
-from collections.abc import Sequence
-
-import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.comparison import Comparison
 from analysis.plots.learning import draw_loss
 from analysis.plots.series import label_ends
 from analysis.plots.speed import draw_mfu, draw_tokens_per_s
 from analysis.plots.style import new_figure, styled
-from analysis.plots.wall import draw_wall_with_warm_up
-from analysis.rates import BreakEven
+from analysis.plots.wall import draw_lead
 
 
 @styled
-def summary(
-    runs: pd.DataFrame,
-    windows: pd.DataFrame,
-    break_even: Sequence[BreakEven],
-    published: dict[str, float] | None = None,
-) -> Figure:
-    """Loss, tokens/s, MFU, and wall time with warm-up. For the arguments see the four plots."""
+def summary(comparison: Comparison) -> Figure:
+    """Loss, tokens/s, lead in wall time, and MFU; see the four plots."""
+    runs = comparison.frames.runs
     figure, ((top_left, top_right), (bottom_left, bottom_right)) = new_figure((9, 6.4), 2, 2)
     ends = {
-        top_left: draw_loss(top_left, runs, windows),
-        bottom_left: draw_wall_with_warm_up(bottom_left, runs, windows, break_even),
+        top_left: draw_loss(top_left, runs, comparison.frames.windows),
+        bottom_left: draw_lead(bottom_left, comparison),
     }
-    draw_tokens_per_s(top_right, runs, windows, published)
+    draw_tokens_per_s(top_right, runs, comparison.rates, comparison.published)
     draw_mfu(bottom_right, runs)
     for axes, title in {
-        top_left: "Loss", top_right: "Speed", bottom_left: "Wall time, warm-up included",
+        top_left: "Loss", top_right: "Speed", bottom_left: "Lead in wall time",
         bottom_right: "Model FLOPs utilisation",
     }.items():  # fmt: skip
         axes.set_title(title, loc="left", fontweight="bold")

@@ -9,10 +9,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from scipy.optimize import isotonic_regression
 
-from analysis.plots.style import SMALL, Look, NoData, in_order, look, name, require
+from analysis.comparison import in_order
+from analysis.plots.style import SMALL, Look, NoData, look, name, require
 
 _LINE_HEIGHT = 1.3  # of the font size
 _LABEL_WIDTH = 15  # characters; names break into lines of it
+_POINTS = 400  # of a line: more than its pixels would only make pages large
 
 
 def in_lines(text: str) -> str:
@@ -71,6 +73,11 @@ def curves(runs: pd.DataFrame, windows: pd.DataFrame, column: str) -> list[tuple
     return found
 
 
+def thinned(frame: pd.DataFrame) -> pd.DataFrame:
+    """At most `_POINTS` rows of a frame, evenly chosen, the last among them."""
+    return frame.iloc[np.unique(np.linspace(0, len(frame) - 1, min(len(frame), _POINTS)).round().astype(int))]
+
+
 class LineEnd(NamedTuple):
     """Where a line ends (data coordinates), and what is to be written there."""
 
@@ -91,9 +98,10 @@ def draw_curves(axes: Axes, group: Group, frame: pd.DataFrame, stagger: float = 
     colour, marker = group.look
     if not group.completed:
         for run in frame:
-            kept = frame[run].dropna()
+            kept = thinned(frame[run].dropna())
             axes.plot(kept.index, kept, color=colour, **line | {"linestyle": "--", "linewidth": 1.0})
         return [LineEnd(kept.index[-1], kept.iloc[-1], group.label, colour)]
+    frame = thinned(frame)
     mean, every = frame.mean(axis=1), max(1, len(frame) // 6)
     marks = {"marker": marker, "markevery": (int(stagger * every), every), "markeredgecolor": "white"}
     axes.plot(mean.index, mean, color=colour, **marks | {"markeredgewidth": 0.5} | line)

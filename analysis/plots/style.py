@@ -15,6 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from analysis.comparison import OWN
+
 HALF_PAGE = (5.0, 3.4)  # inches; printed about 3.4 wide
 SMALL = 8  # points, the smallest font
 GREY = "#666666"
@@ -75,12 +77,6 @@ def name(recipe: str) -> str:
     return recipe.replace("_", " ").replace("fp8", "FP8").replace("$", r"\$")
 
 
-def in_order(recipes: pd.Series) -> list[str]:
-    """Each recipe once: the known ones first, in the order in which they are always listed."""
-    present = list(dict.fromkeys(recipes))
-    return [r for r in _LOOKS if r in present] + [r for r in present if r not in _LOOKS]
-
-
 class NoData(Exception):
     """There is nothing to draw; the message says why."""
 
@@ -99,6 +95,11 @@ def require(frame: pd.DataFrame, what: str, *columns: str) -> None:
 def optional(frame: pd.DataFrame, column: str) -> pd.Series:
     """A column that a figure can do without."""
     return frame[column] if column in frame else pd.Series(None, frame.index, dtype=object)
+
+
+def clock_start(runs: pd.DataFrame) -> str:
+    """What `elapsed_s` counts from: logs of other programs do not say when their process began."""
+    return "the process" if (optional(runs, "source").fillna(OWN) == OWN).all() else "training, not with the process"
 
 
 def panel(draw: Callable) -> Callable:

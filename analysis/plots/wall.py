@@ -1,28 +1,27 @@
-"""How long does it take? Wall time by step, with and without the warm-up."""
-
-from collections.abc import Sequence
+"""How long does it take? Wall time by step without the warm-up, and the lead over another recipe with it."""
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.plots.series import Group, LineEnd, curves, draw_curves, label_ends
+from analysis.comparison import Comparison
+from analysis.plots.series import LineEnd, curves, draw_curves, label_ends
 from analysis.plots.style import (
-    HALF_PAGE,
+    GREY,
+    SMALL,
     NoData,
-    in_order,
+    clock_start,
     look,
     name,
     new_figure,
     note,
-    optional,
     panel,
     require,
     styled,
     thousands,
 )
-from analysis.rates import BreakEven
+from analysis.rates import FROM, UNTIL
 
 
 @styled
@@ -35,106 +34,65 @@ def wall_after_warm_up(runs: pd.DataFrame, windows: pd.DataFrame) -> Figure:
 
 @panel
 def draw_wall_after_warm_up(axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame) -> list[LineEnd]:
-    wall = _wall(windows)
-    wall["seconds"] = wall["elapsed_s"] - wall["first_step_end_s"]
-    found = curves(runs, wall, "seconds")
-    ends = [end for group, frame in found for end in draw_curves(axes, group, frame, marker="")]
-    _set_axes(axes, "wall time since the end of step 1 (s)")
-    note(axes, "warm-up left out: see wall time with it")
+    ends = [end for pair in curves(runs, _wall(windows), "seconds") for end in draw_curves(axes, *pair, marker="")]
+    axes.set(xlabel="step", ylabel="wall time since the end of step 1 (s)")
+    axes.margins(x=0)
+    axes.set_ylim(bottom=0)
+    thousands(axes, "x", "y")
+    note(axes, "The warm-up is left out: compilation costs nothing here.")
     return ends
 
 
 @styled
-def wall_with_warm_up(runs: pd.DataFrame, windows: pd.DataFrame, break_even: Sequence[BreakEven]) -> Figure:
-    """Seconds since process start by step, and where a recipe's total drops below another's.
+def lead(comparison: Comparison) -> Figure:
+    """Seconds that each recipe is ahead of the opponent by step, warm-up included, and where it gets or loses the lead.
 
-    Strong: runs with a cold compile cache, or without compilation. Thin: runs that found compiled kernels.
-
-    Args:
-        break_even: see `analysis.rates.break_even`; marked where it is within the lines, and told below.
+    Above zero a recipe has taken less wall time. Band: from the first to the last of its runs, where there are several;
+    each against the mean of the opponent's runs.
     """
-    figure, ((axes,),) = new_figure((HALF_PAGE[0], HALF_PAGE[1] + 0.15 * len(break_even)))  # room for the sentences
-    label_ends(axes, draw_wall_with_warm_up(axes, runs, windows, break_even))
+    figure, ((axes,),) = new_figure()
+    label_ends(axes, draw_lead(axes, comparison))
     return figure
 
 
 @panel
-def draw_wall_with_warm_up(
-    axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame, break_even: Sequence[BreakEven]
-) -> list[LineEnd]:
-    require(runs, "run", "run")
-    warm = optional(runs, "compile_cache") == "warm"
-    wall = _wall(windows)
-    strong = _curves(runs[~warm], wall)
-    thin = _curves(runs[warm], wall)
-    if not strong + thin:
-        raise NoData("no run has a log window with its elapsed_s")
-    labelled = {(group.recipe, group.status) for group, _ in strong}
-    ends = [end for group, frame in strong for end in draw_curves(axes, group, frame, marker="")]
-    for group, frame in thin:
-        more = draw_curves(axes, group, frame, marker="", linewidth=0.8)
-        ends += more if (group.recipe, group.status) not in labelled else []
-    _set_axes(axes, "wall time since process start (s)")
-    lines = {group.recipe: frame.mean(axis=1) for group, frame in thin + strong if group.completed}
-    told = _mark_break_even(axes, lines, break_even)
-    if thin and strong:
-        told.append("thin: warm compile cache")
-    if told:
-        note(axes, *told)
+def draw_lead(axes: Axes, comparison: Comparison) -> list[LineEnd]:
+    runs, opponent = comparison.frames.runs, comparison.opponent
+    found = curves(runs, _wall(comparison.frames.windows), "elapsed_s")
+    totals = {group.recipe: frame.mean(axis=1) for group, frame in found if group.completed}
+    if opponent not in totals:
+        raise NoData(f"there is no completed run of {name(opponent)} to be ahead of")
+    total, ends = totals[opponent], []
+    for group, frame in found:
+        if group.recipe != opponent:
+            frame = frame[(frame.index >= total.index[0]) & (frame.index <= total.index[-1])]
+            ahead = -frame.sub(np.interp(frame.index, total.index, total), axis=0)
+            ends += draw_curves(axes, group, ahead, marker="") if len(ahead) else []
+    if not ends:
+        raise NoData(f"no other run has steps in common with {name(opponent)}")
+    colour = look(opponent).colour
+    axes.axhline(0, color=colour, linewidth=1.6)
+    ends.append(LineEnd(total.index[-1], 0.0, name(opponent), colour))
+    for place, word in ((0.98, "ahead"), (0.02, "behind")):
+        axes.text(0.01, place, word, transform=axes.transAxes, va="top" if word == "ahead" else "bottom", color=GREY,
+                  fontsize=SMALL, fontstyle="italic")  # fmt: skip
+    axes.set(xlabel="step", ylabel=f"lead over {name(opponent)},\nwarm-up included (s)")
+    axes.margins(x=0, y=0.12)
+    thousands(axes, "x", "y")
+    against = [b for b in comparison.break_evens if b.b == opponent]
+    for paid in against:
+        if paid.outcome in (FROM, UNTIL) and not paid.beyond:
+            shape = {"markersize": 7, "markerfacecolor": "white", "markeredgecolor": look(paid.a).colour, "zorder": 5}
+            axes.plot(paid.step, 0, look(paid.a).marker, **shape)
+    words = "; ".join(f"{name(paid.a)} {paid.word}" for paid in against)
+    note(axes, f"Ahead: {words}. The clock starts with {clock_start(runs)}.")
     return ends
 
 
-def _curves(runs: pd.DataFrame, wall: pd.DataFrame) -> list[tuple[Group, pd.DataFrame]]:
-    return curves(runs, wall, "elapsed_s") if wall["run"].isin(runs["run"]).any() else []
-
-
 def _wall(windows: pd.DataFrame) -> pd.DataFrame:
-    """Columns run, step, elapsed_s, first_step_end_s, with a row for step 1 where the first window ends later."""
+    """Columns run, step, elapsed_s, and seconds: those since the end of step 1, NaN where the log begins after it."""
     require(windows, "log window", "run", "step", "elapsed_s", "step_s")
-    first = windows[windows["step_s"].notna()].sort_values("step").drop_duplicates("run").set_index("run")
-    ends = {run: row["elapsed_s"] - sum(row["step_s"][1:])
-            for run, row in first.iterrows() if row["step"] == len(row["step_s"])}  # fmt: skip
-    extra = [(run, 1, end) for run, end in ends.items() if first.loc[run, "step"] > 1]
-    rows = pd.DataFrame(extra, columns=["run", "step", "elapsed_s"])
-    wall = windows[["run", "step", "elapsed_s"]]
-    wall = pd.concat([rows, wall], ignore_index=True) if extra else wall.copy()
-    return wall.assign(first_step_end_s=wall["run"].map(ends))
-
-
-def _set_axes(axes: Axes, y_label: str) -> None:
-    axes.set(xlabel="step", ylabel=y_label)
-    axes.margins(x=0)
-    axes.set_ylim(bottom=0)
-    thousands(axes, "x", "y")
-
-
-def _mark_break_even(axes: Axes, lines: dict[str, pd.Series], break_even: Sequence[BreakEven]) -> list[str]:
-    """Mark what lies within the lines; all of it in words, a sentence for each recipe."""
-    for one in break_even:
-        if one.outcome == "reached" and one.a in lines and one.step <= lines[one.a].index[-1]:
-            _mark(axes, lines[one.a], one.a, one.step)
-    recipes = in_order(pd.Series([one.a for one in break_even], dtype=object))
-    parts = {recipe: [_in_words(one) for one in break_even if one.a == recipe] for recipe in recipes}
-    return [f"{name(recipe)}: {', '.join(words)}" for recipe, words in parts.items()]
-
-
-def _in_words(one: BreakEven) -> str:
-    other = name(one.b)
-    if one.step is None:
-        unsaid = {"unknown": "too short to say about", "unclear": "too uneven to say about"}
-        return f"{unsaid.get(one.outcome, 'never breaks even with')} {other}"
-    since = {
-        "ahead from the start": "from the start",
-        "reached": f"from step {one.step:,}",
-        "extrapolated": f"from about step {one.step:,} (beyond this run)",
-    }[one.outcome]
-    until = "" if one.lost_at is None else f" to about step {one.lost_at:,}"
-    return f"ahead of {other} {since}{until}"
-
-
-def _mark(axes: Axes, line: pd.Series, recipe: str, step: float) -> None:
-    """A hollow mark on the recipe's line, and a thin line down to the step."""
-    colour, marker = look(recipe)
-    seconds = np.interp(step, line.index, line)
-    axes.plot(step, seconds, marker, markersize=7, markerfacecolor="white", markeredgecolor=colour, zorder=5)
-    axes.vlines(step, 0, seconds, color=colour, linewidth=0.8, linestyle=":")
+    wall = windows.loc[windows["elapsed_s"].notna(), ["run", "step", "elapsed_s"]]
+    first = windows[windows["step_s"].notna()].sort_values("step").drop_duplicates("run")
+    ends = {row.run: row.elapsed_s - sum(row.step_s[1:]) for row in first.itertuples() if row.step == len(row.step_s)}
+    return wall.assign(seconds=wall["elapsed_s"] - wall["run"].map(ends))

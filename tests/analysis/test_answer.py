@@ -1,46 +1,114 @@
-"""The answer, from run directories made by hand."""
+"""The answer, from run directories made by hand: each with a truth that a wrong answer would hide."""
 
 import json
 import re
 import shutil
 
+import numpy as np
 import pytest
 
-from analysis.comparison import answer, compare, cost_by_steps
+from analysis import comparison as comparisons
+from analysis.answer import answer, details
+from analysis.comparison import compare, cost_by_steps
+from analysis.load import Frames, load
 from analysis.report import main
-from tests.make_runs import metrics_lines, write_run, write_study
+from analysis.table import matrix, notes, rows_of
+from tests.make_runs import metrics_lines, write_lines, write_published, write_run, write_study
+
+FP8 = "tensorwise_fp8_compiled"
+
+
+def change(path, name, **values):
+    """Values in a JSON file of a run directory."""
+    (path / name).write_text(json.dumps(json.loads((path / name).read_text()) | values))
+
+
+def change_lines(path, changed):
+    """Each line of a metrics.jsonl, by a function that returns what changes in it."""
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    write_lines(path / "metrics.jsonl", [line | changed(line) for line in lines])
+
+
+def cells(folder) -> dict[str, dict[str, str]]:
+    """The matrix: recipe to column to cell."""
+    columns, lines = matrix(compare(folder))
+    return {line[0]: dict(zip(columns, line, strict=True)) for line in lines}
 
 
 def test_yes(tmp_path):
     """0.02 s a step pay 40 s back after 2,000 steady steps; the first ten are as slow in both."""
-    first, *facts = answer(compare(write_study(tmp_path)))
-    assert first.startswith("Yes: tensorwise_fp8_compiled has 1.25 times the tokens/s of baseline_compiled")
+    comparison = compare(write_study(tmp_path))
+    first, *rest = answer(comparison)
+    assert first.startswith(f"Yes: {FP8} has 1.25 times the tokens/s of baseline_compiled")
     assert re.search("and would be ahead from about step 2,01[01], warm-up included, beyond these runs", first)
-    assert first.endswith("It ends at the same loss.")
-    assert any("3 seeds, difference +0.0010" in fact for fact in facts)
+    assert first.endswith("It ends at the same loss after 200 steps.")
+    (worth,) = rest
+    assert "0.25 %" in worth and "9 % of the compute" in worth and "2203.15556" in worth and "2412.19437" in worth
+    assert any("3 seeds, difference +0.0010" in fact for fact in details(comparison))
+    row = cells(tmp_path)[FP8]
+    assert (row["over baseline_compiled"], row["loss after 200 steps"]) == ("1.25 (1.25 to 1.25)", "the same")
+    assert row["pays back"].startswith("from about step 2,01") and row["FP8 proof"] == "75% of the linear layers"
 
 
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"fp8_step_s": 0.11}, "No: tensorwise_fp8_compiled has 0.91 times"),
-        ({"loss_shift": 0.5}, "Not as it is: tensorwise_fp8_compiled has 1.25 times"),
-        ({"seeds": 1}, "For speed, yes: tensorwise_fp8_compiled has 1.25 times"),
+        ({"fp8_step_s": 0.11}, f"No: {FP8} has 0.91 times"),
+        ({"loss_shift": 0.5}, f"No: {FP8} has 1.25 times .* but it ends at a higher loss than baseline"),
+        ({"loss_shift": -0.5}, f"Yes: {FP8} has 1.25 times .* It ends at a lower loss after 200 steps.$"),
+        ({"seeds": 2}, f"For speed, yes: {FP8} has 1.25 times"),
         ({"device": "cpu"}, "No answer about speed: these runs are from a CPU"),
-        ({"fp8_step_s": 0.1}, "Cannot tell: tensorwise_fp8_compiled has 1.00 times"),
-        (
-            {"fp8_warm_up": -1.0},
-            "Yes: tensorwise_fp8_compiled has 1.25 times the tokens/s of baseline_compiled, and is "
-            "ahead from the start",
-        ),
+        ({"fp8_step_s": 0.1}, f"Cannot tell: {FP8} has 1.00 times"),
+        ({"fp8_warm_up": -1.0}, f"Yes: {FP8} has 1.25 times .*, and is ahead from the start"),
     ],
 )
 def test_other_answers(tmp_path, changed, expected):
-    assert answer(compare(write_study(tmp_path, **changed)))[0].startswith(expected)
+    assert re.match(expected, answer(compare(write_study(tmp_path, **changed)))[0])
 
 
-def test_the_loss_is_told_from_its_sign(tmp_path):
-    assert answer(compare(write_study(tmp_path, loss_shift=-0.5)))[0].endswith("It ends at a lower loss.")
+def test_slow_steps_that_the_median_hides_count(tmp_path):
+    """By the median step FP8 is 1.25 times as fast; every tenth takes five times as long, so in total it is slower."""
+    write_study(tmp_path)
+    for seed in range(3):
+        path, total = tmp_path / f"{FP8}{seed}", [0.0]
+
+        def slower(line, total=total):
+            total[0] += 0.4 - 0.08 if line["step"] % 10 == 5 and line["step"] > 10 else 0.0
+            seconds = [0.4] if line["step"] % 10 == 5 and line["step"] > 10 else line["step_s"]
+            return {"elapsed_s": line["elapsed_s"] + total[0], "step_s": seconds}
+
+        change_lines(path, slower)
+    comparison = compare(tmp_path)
+    first = answer(comparison)[0]
+    assert first.startswith(f"No: {FP8} has 0.89 times") and "1.25 times by the median step" in first
+    assert comparison.break_even(FP8, "baseline_compiled").outcome == "never"
+
+
+def test_single_runs_get_no_verdict_but_the_command_that_repeats_them(tmp_path):
+    folder = write_study(tmp_path / "study", seeds=1)
+    first, second = answer(compare(folder))
+    assert first.startswith(
+        f"No verdict from one run each: {FP8} has 1.25 times the tokens/s of baseline_compiled, and"
+    )
+    assert second.endswith(f": python -m experiments.study baseline baseline_compiled {FP8} --seeds 0,1,2")
+    assert cells(folder)[FP8]["over baseline_compiled"] == "1.25, one run"
+    for run in folder.iterdir():
+        (folder / run.name.rstrip("0")).mkdir()
+        run.rename(folder / run.name.rstrip("0") / "seed0")
+    (folder / "study.yaml").write_text("overlays: [h200]\noverrides: ['model.flavor=cpu', 'a=[1, 2]']\n")
+    assert answer(compare(folder))[1].endswith("--overlay h200 --seeds 0,1,2 model.flavor=cpu 'a=[1, 2]'")
+
+
+def test_processes_that_differ_are_no_yes(tmp_path):
+    """Equal recipes whose processes differ by 10 %: a single pair would be told apart, and three are not."""
+    random = np.random.default_rng(3)
+    for seed in range(3):
+        for recipe in ("baseline", "baseline_compiled", FP8):
+            step_s = 0.1 * np.exp(0.1 * random.normal())
+            write_run(tmp_path / f"{recipe}{seed}", recipe, step_s=step_s, steps=60, seed=seed, fp8_share=0.75)
+    first, second, _ = answer(compare(tmp_path))
+    assert first.startswith(f"Cannot tell: {FP8} has ") and "95 % interval" in first
+    assert re.search(r"To tell would take (about|more than) \d+ runs of each recipe for a ratio of", second)
 
 
 def test_the_fastest_that_keeps_the_loss_is_the_answer(tmp_path):
@@ -48,68 +116,140 @@ def test_the_fastest_that_keeps_the_loss_is_the_answer(tmp_path):
     for seed in range(3):
         lines = [json.loads(line) for line in (tmp_path / f"baseline{seed}" / "metrics.jsonl").read_text().splitlines()]
         faster = [line | {"step_s": [0.09 if line["step"] > 10 else 1.0]} for line in lines]
-        write_run(tmp_path / f"rowwise{seed}", "rowwise_fp8_compiled", lines=faster, steps=200, seed=seed)
-    first, *facts = answer(compare(tmp_path))
-    assert first.startswith("Yes: rowwise_fp8_compiled has 1.11 times") and first.endswith("the same loss.")
-    assert any("tensorwise_fp8_compiled ends at a higher loss" in fact for fact in facts)
+        write_run(tmp_path / f"r{seed}", "rowwise_fp8_compiled", lines=faster, steps=200, seed=seed, fp8_share=0.75)
+    comparison = compare(tmp_path)
+    first = answer(comparison)[0]
+    assert first.startswith("Yes: rowwise_fp8_compiled has 1.11 times") and "the same loss" in first
+    assert any(f"{FP8} ends at a higher loss" in fact for fact in details(comparison))
 
 
 @pytest.mark.parametrize(("lost", "expected"), [((3,), "1 of 4"), ((0, 1, 2, 3), "4 of 4")])
 def test_divergence_is_no_yes(tmp_path, lost, expected):
     write_study(tmp_path, seeds=4)
     for seed in lost:
-        manifest = tmp_path / f"tensorwise_fp8_compiled{seed}" / "manifest.json"
-        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"status": "diverged"}))
-    said = f"tensorwise_fp8_compiled diverged in {expected} seeds, where bf16 did not."
-    first, *facts = answer(compare(tmp_path))
-    assert first == f"Not as it is: {said}" and facts[0] == said
-
-
-def test_a_baseline_in_fp8_gives_no_answer(tmp_path):
-    write_study(tmp_path)
-    first, *facts = answer(compare(tmp_path, "tensorwise_fp8_compiled"))
-    assert first == "No answer: it needs completed runs in FP8, and in bf16 those of the baseline."
-    for recipe in ("baseline", "baseline_compiled"):
-        for seed in range(3):
-            shutil.rmtree(tmp_path / f"{recipe}{seed}")
-    write_run(tmp_path / "rowwise", "rowwise_fp8_compiled", steps=200, lines=metrics_lines(last=200))
-    assert answer(compare(tmp_path, "tensorwise_fp8_compiled"))[0] == first
+        change(tmp_path / f"{FP8}{seed}", "manifest.json", status="diverged")
+    assert answer(compare(tmp_path))[0] == f"No: {FP8} diverged in {expected} seeds, where bf16 did not."
+    assert cells(tmp_path)[FP8]["loss after 200 steps"] == f"diverged in {expected}"
 
 
 def test_divergence_is_told_from_any_run_in_bf16(tmp_path):
     """Only the compiled baseline completed the seed: the divergence counts all the same."""
     write_study(tmp_path, seeds=1)
     shutil.rmtree(tmp_path / "baseline0")
-    manifest = tmp_path / "tensorwise_fp8_compiled0" / "manifest.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"status": "diverged"}))
-    assert answer(compare(tmp_path))[0].startswith("Not as it is: tensorwise_fp8_compiled diverged in 1 of 1 seeds")
+    change(tmp_path / f"{FP8}0", "manifest.json", status="diverged")
+    assert answer(compare(tmp_path))[0].startswith(f"No: {FP8} diverged in 1 of 1 seeds")
+
+
+def test_a_seed_that_jumps_is_no_yes(tmp_path):
+    """One of three ends at a finite loss far above the others', which end at about 10."""
+    write_study(tmp_path)
+    change_lines(tmp_path / f"{FP8}1", lambda line: {"losses": [line["losses"][0] + 8 * (line["step"] > 150)]})
+    first = answer(compare(tmp_path))[0]
+    assert first.startswith(f"No: {FP8} seed 1 left the recipe's other seeds: it ends at a loss of 18.")
+    assert cells(tmp_path)[FP8]["loss after 200 steps"] == "1 of 3 left the others"
+
+
+def test_a_log_that_ends_in_nan_has_diverged_whatever_it_says(tmp_path):
+    write_study(tmp_path)
+    for seed in range(3):
+        change_lines(
+            tmp_path / f"{FP8}{seed}", lambda line: {"loss": None, "losses": [None]} if line["step"] > 100 else {}
+        )
+    assert answer(compare(tmp_path))[0] == f"No: {FP8} diverged in 3 of 3 seeds, where bf16 did not."
+
+
+def test_logs_that_end_early_are_not_averaged(tmp_path):
+    write_study(tmp_path / "ours")
+    path = tmp_path / "ours" / f"{FP8}0" / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:100]))
+    comparison = compare(tmp_path / "ours")
+    assert comparison.rates[FP8].runs == comparison.verdicts[FP8].seeds == 2
+    write_published(tmp_path / "logs" / "baseline.jsonl", seconds=[2.5] * 201)
+    write_published(tmp_path / "logs" / f"{FP8}.jsonl", seconds=[2.0] * 87)  # 430 of 1000 steps
+    assert compare(tmp_path / "logs").recipes == ["baseline"]
+
+
+@pytest.mark.parametrize(
+    "proof", [None, {"fp8_share_of_matmul_flops": 0.0}, {"fp8_share_of_matmul_flops": 0.75, "emulated": True}]
+)
+def test_no_yes_without_a_proof(tmp_path, proof):
+    write_study(tmp_path)
+    for seed in range(3):
+        path = tmp_path / f"{FP8}{seed}" / "proof.json"
+        path.unlink() if proof is None else path.write_text(json.dumps(proof))
+    assert answer(compare(tmp_path))[0].startswith(f"No answer: {FP8} has 1.25 times")
+    assert "nothing proves that it ran in FP8" in answer(compare(tmp_path))[0]
+    assert cells(tmp_path)[FP8]["FP8 proof"] == ("emulated" if proof and proof.get("emulated") else "none")
+
+
+@pytest.mark.parametrize("steps", [1, 12])
+def test_too_few_steps_say_how_many_it_takes(tmp_path, steps):
+    for seed in range(3):
+        for recipe in ("baseline", "baseline_compiled", FP8):
+            write_run(tmp_path / f"{recipe}{seed}", recipe, steps=steps, seed=seed, fp8_share=0.75)
+    assert answer(compare(tmp_path)) == ["Too short to answer: a rate takes runs of 30 steps or more."]
+    row = cells(tmp_path)[FP8]
+    assert (row["tokens/s"], row[f"loss after {steps} steps"]) == ("too short", "too short")
+
+
+def test_a_verdict_that_cannot_be_told_says_what_it_takes(tmp_path):
+    write_study(tmp_path)
+    for seed, shift in enumerate((-0.03, 0.0, 0.03)):  # as far apart as the margin is wide: 0.025
+        change_lines(tmp_path / f"{FP8}{seed}", lambda line, shift=shift: {"losses": [line["losses"][0] + shift]})
+    first, second, _ = answer(compare(tmp_path))
+    assert first.startswith("For speed, yes") and re.search(r"about 1\d seeds for the loss of tensorwise", second)
+
+
+def test_an_answer_has_five_sentences_at_most(tmp_path):
+    """The most there can be: a yes for one recipe, a divergence, and a loss that cannot be told."""
+    write_study(tmp_path, seeds=4)
+    for seed in range(4):
+        shutil.copytree(tmp_path / f"{FP8}{seed}", tmp_path / f"r{seed}")
+        status = "diverged" if seed == 0 else "completed"
+        change(tmp_path / f"r{seed}", "manifest.json", recipe="rowwise_fp8_compiled", status=status)
+        shift = (0, -0.05, 0, 0.05)[seed]
+        change_lines(tmp_path / f"r{seed}", lambda line, shift=shift: {"losses": [line["losses"][0] + shift]})
+    sentences = answer(compare(tmp_path))
+    assert [s.split(":")[0].split(" ")[0] for s in sentences] == ["Yes", "rowwise_fp8_compiled", "To", '"The']
+    assert len(re.findall(r"\.(?= [A-Z]|$)", "\n".join(sentences), re.M)) <= 5
+
+
+def test_a_baseline_in_fp8_gives_no_answer(tmp_path):
+    write_study(tmp_path)
+    said = ["No answer: it needs completed runs in FP8, and in bf16 those of the baseline."]
+    assert answer(compare(tmp_path, FP8)) == said
+    for recipe in ("baseline", "baseline_compiled"):
+        for seed in range(3):
+            shutil.rmtree(tmp_path / f"{recipe}{seed}")
+    assert answer(compare(tmp_path)) == said
+    write_run(tmp_path / "bf16" / "a")
+    assert answer(compare(tmp_path / "bf16")) == said
 
 
 def test_compilation_is_not_credited_to_fp8(tmp_path):
-    for recipe, step_s in (("baseline", 0.1), ("tensorwise_fp8_compiled", 0.08)):
+    for recipe, step_s in (("baseline", 0.1), (FP8, 0.08)):
         write_run(tmp_path / recipe, recipe, step_s=step_s, steps=60, compiled="compiled" in recipe)
-    assert answer(compare(tmp_path))[0].startswith("No answer on FP8 alone: tensorwise_fp8_compiled has 1.25 times")
+    assert answer(compare(tmp_path))[0].startswith(f"No answer on FP8 alone: {FP8} has 1.25 times")
 
 
-def test_noise_is_no_answer(tmp_path):
-    """A rate that differs from run to run as much as between the recipes."""
-    for seed, step_s in enumerate((0.08, 0.1, 0.12)):
-        for recipe, factor in (("baseline_compiled", 1.0), ("baseline", 1.0), ("tensorwise_fp8_compiled", 0.97)):
-            write_run(tmp_path / f"{recipe}{seed}", recipe, step_s=step_s * factor, steps=60, seed=seed)
-    assert answer(compare(tmp_path))[0].startswith("Cannot tell: tensorwise_fp8_compiled has 1.0")
+# What may be compared
 
 
-@pytest.mark.parametrize("spoil", ["truncated", "not finite"])
-def test_a_completed_run_whose_log_is_not_whole_counts_for_nothing(tmp_path, spoil):
-    write_study(tmp_path)
-    path = tmp_path / "tensorwise_fp8_compiled0" / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines = lines[:100] if spoil == "truncated" else [*lines[:-1], lines[-1] | {"loss": None, "losses": [None]}]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    comparison = compare(tmp_path)
-    assert comparison.rates["tensorwise_fp8_compiled"].runs == 2
-    assert comparison.verdicts["tensorwise_fp8_compiled"].seeds == 2
-    assert any("tensorwise_fp8_compiled0" in problem for problem in comparison.frames.problems)
+@pytest.mark.parametrize(
+    ("column", "refused"),
+    [("torch", True), ("torchao", True), ("commit", False), ("driver", False), ("power_limit_w", False)],
+)
+def test_runs_of_another_build_or_machine(tmp_path, monkeypatch, column, refused):
+    frames = load(write_study(tmp_path))
+    values = (350.0, 700.0) if column == "power_limit_w" else ("2.11.0", "2.13.0")
+    runs = frames.runs.assign(**{column: frames.runs["recipe"].map(lambda name: values["fp8" in name])})
+    monkeypatch.setattr(comparisons, "load", lambda paths: Frames(runs, frames.windows, []))
+    if refused:
+        with pytest.raises(comparisons.LoadError, match=rf"differ in {column} \(2.1\d.0, 2.1\d.0\) and cannot be"):
+            compare(tmp_path)
+    else:
+        (note,) = [line for line in notes(rows_of(compare(tmp_path))) if line.startswith("The runs differ in")]
+        assert f"{FP8} seeds 0, 1, 2" in note and all(f"{value:.6}".rstrip("0.") in note for value in map(str, values))
 
 
 def test_runs_of_different_studies_are_not_compared(tmp_path, capsys):
@@ -118,16 +258,46 @@ def test_runs_of_different_studies_are_not_compared(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     assert "differ in device (GPU, another GPU)" in capsys.readouterr().out
     write_run(tmp_path / "small", steps=30)
-    write_run(tmp_path / "large", "baseline_compiled", overlays=["fp32_master"])
-    assert main([str(tmp_path / "small"), str(tmp_path / "large")]) == 2
-    assert "differ in overlays (none, fp32_master)" in capsys.readouterr().out
     double = [line | {"tokens_per_s": 2 * line["tokens_per_s"]} for line in metrics_lines()]
-    write_run(tmp_path / "double", "baseline_compiled", lines=double)
-    assert main([str(tmp_path / "small"), str(tmp_path / "double")]) == 2
-    assert "differ in tokens_per_step (100.0, 200.0)" in capsys.readouterr().out
+    for name, keys, said in (
+        ("overlays", {"overlays": ["fp32_master"]}, "differ in overlays (none, fp32_master)"),
+        ("double", {"lines": double}, "differ in tokens_per_step (100.0, 200.0)"),
+        ("lr", {"lines": [line | {"lr": 1e-2} for line in metrics_lines()]}, "learning rate (at step 1: 0.001, 0.01)"),
+    ):
+        write_run(tmp_path / name, "baseline_compiled", **keys)
+        assert main([str(tmp_path / "small"), str(tmp_path / name)]) == 2
+        assert said in capsys.readouterr().out
     write_study(tmp_path / "two")
     assert main([str(tmp_path / "one"), str(tmp_path / "two")]) == 2
     assert "have the same recipe and seed" in capsys.readouterr().out
+
+
+def test_names_are_shown_as_names(tmp_path, capsys):
+    """A line break in a recipe's name must not look like a line of the answer, nor markup like markup."""
+    write_study(tmp_path)
+    for seed in range(3):
+        change(tmp_path / f"{FP8}{seed}", "manifest.json", recipe="x\nYes: it is proven <b>[red]")
+    assert main([str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
+    printed, page = capsys.readouterr().out, (tmp_path / "page.html").read_text()
+    assert r"x\nYes: it is proven <b>[red]" in printed and "\nYes: it" not in printed + page
+    assert r"x\nYes: it is proven &lt;b&gt;[red]" in page
+
+
+def test_logs_without_a_common_step_get_a_sentence(tmp_path, capsys):
+    """One log has the first half of the steps alone, the other one begins after it."""
+    for recipe, kept in (("baseline", [*range(501), 1000]), (FP8, range(501, 1001))):
+        path = write_published(tmp_path / f"{recipe}.jsonl", seconds=[2.5] * 201)
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        write_lines(
+            path, [line | {"step": line["step"] + (recipe == "baseline")} for line in lines if line["step"] in kept]
+        )
+    assert main([str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
+    assert f"The losses of {FP8} and baseline cannot be compared: no seed was completed with both" in (
+        capsys.readouterr().out
+    )
+
+
+# The rest of what is compared
 
 
 def test_cost_of_a_run_of_n_steps(tmp_path):
@@ -143,6 +313,18 @@ def test_published_rates_are_marked_beside_runs_of_the_published_model(tmp_path)
     assert compare(tmp_path / "small").published is None
 
 
-def test_no_fp8_no_answer(tmp_path):
-    write_run(tmp_path / "a")
-    assert answer(compare(tmp_path))[0].startswith("No answer: it needs completed runs in FP8")
+def test_a_study_is_compared_with_its_own_baseline(tmp_path, capsys):
+    """Wherever it is opened: by its folder, by its runs, and where no recipe is called baseline."""
+    for seed in range(3):
+        for name in ("first", "second_in_bf16", "baseline_compiled"):
+            write_run(tmp_path / name / f"seed{seed}", name, seed=seed)
+    assert compare(tmp_path).baseline == "baseline_compiled"
+    (tmp_path / "study.yaml").write_text("baseline: first\n")
+    for paths in (tmp_path, [tmp_path / "first", tmp_path / "second_in_bf16"]):
+        assert compare(paths).baseline == "first" and "second_in_bf16" in compare(paths).verdicts
+    assert main([str(tmp_path), "--baseline", "second_in_bf16"]) == 0
+    assert "first ends at the same loss as second_in_bf16" in capsys.readouterr().out
+    assert main([str(tmp_path), "--baseline", "bogus"]) == 2
+    assert "no completed run of --baseline bogus; there are baseline_compiled, first" in capsys.readouterr().out
+    (tmp_path / "study.yaml").write_text("baseline: bogus\n")
+    assert "no completed run of bogus: losses are not compared" in compare(tmp_path).frames.problems

@@ -6,7 +6,8 @@ import nbformat
 import pytest
 
 from analysis import newest
-from analysis.comparison import answer, compare
+from analysis.answer import answer
+from analysis.comparison import compare
 from analysis.notebooks.execute import HERE, NOTEBOOKS, execute
 from analysis.readme import LOSSES, README, section, with_section
 from tests.runs import PUBLISHED_LOGS, needs_published_logs
@@ -41,10 +42,11 @@ def test_kept_notebook_shows_its_figures_and_no_timestamps(name):
 
 def test_readme_shows_the_results():
     folder, text = newest.results(), README.read_text()
-    assert with_section(text, section(folder, newest.results(LOSSES))) == text, "stale: run `make readme`"
+    comparison = compare(folder)
+    assert with_section(text, section(comparison, folder, newest.results(LOSSES))) == text, "stale: run `make readme`"
     assert (folder / "summary.png").exists()
     page = (folder / "report.html").read_text()
-    assert all(escape(sentence) in page for sentence in answer(compare(folder))), "stale: run `make readme`"
+    assert all(escape(sentence) in page for sentence in answer(comparison)), "stale: run `make readme`"
 
 
 def test_newest_results_prefer_a_gpu(tmp_path, monkeypatch):

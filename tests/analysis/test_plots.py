@@ -2,6 +2,7 @@
 
 import json
 from itertools import combinations
+from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
@@ -11,9 +12,9 @@ from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
 from analysis import load, plots
+from analysis.comparison import compare
 from analysis.plots.style import look
-from analysis.rates import BreakEven
-from tests.make_runs import metrics_lines, write_run
+from tests.make_runs import metrics_lines, write_lines, write_published, write_run
 
 STEP_S = {
     "baseline": 0.5,
@@ -34,7 +35,7 @@ def write_study(folder, seeds=(0,), window=1, **changes):
             fp8 = 0.75 if "fp8" in recipe else 0.0
             write_run(folder / recipe / f"seed{seed}", recipe, seed=seed, lines=lines, fp8_share=fp8,
                       **changes.get(recipe, {}))  # fmt: skip
-    return load.load(folder)
+    return compare(folder)
 
 
 @pytest.fixture(scope="module")
@@ -54,28 +55,24 @@ def interrupted(tmp_path_factory):
     write_study(folder, seeds=(0, 1))
     lines = [line | {"loss": 99.0} for line in metrics_lines(last=20, step_s=0.01)]
     write_run(folder / TENSORWISE / "seed2", TENSORWISE, seed=2, lines=lines, status="interrupted")
-    return load.load(folder)
-
-
-def break_even(outcome="reached", step=15, a=TENSORWISE, b="baseline", lost_at=None):
-    return BreakEven(a, b, outcome, step, None, None, lost_at)
+    return compare(folder)
 
 
 @pytest.fixture(scope="module")
 def figures(interrupted):
     """Every figure, of a study with an interrupted run."""
-    runs, windows = interrupted.runs, interrupted.windows
+    runs, windows = interrupted.frames.runs, interrupted.frames.windows
     return {
         "loss": plots.loss(runs, windows),
         "loss_difference": plots.loss_difference({r: DIFFERENCE for r in STEP_S if r != "baseline"}, 0.3, "baseline"),
-        "tokens_per_s": plots.tokens_per_s(runs, windows),
+        "tokens_per_s": plots.tokens_per_s(runs, interrupted.rates),
         "mfu": plots.mfu(runs),
-        "step_time": plots.step_time(runs, load.steps(windows)),
+        "step_time": plots.step_time(runs, interrupted.steps),
         "wall_after_warm_up": plots.wall_after_warm_up(runs, windows),
-        "wall_with_warm_up": plots.wall_with_warm_up(runs, windows, [break_even()]),
+        "lead": plots.lead(interrupted),
         "warm_up": plots.warm_up(runs),
         "memory": plots.memory(runs),
-        "summary": plots.summary(runs, windows, [break_even()]),
+        "summary": plots.summary(interrupted),
     }
 
 
@@ -116,20 +113,19 @@ def test_a_recipe_looks_the_same_in_all_figures(figures):
             assert markers <= {x.marker for x in looks.values()}, name
 
 
-def test_loss_is_drawn_as_logged_and_smoothed(one_seed):
-    figure = plots.loss(one_seed.runs, one_seed.windows)
-    light, strong = lines_of(figure, TENSORWISE)
-    np.testing.assert_allclose(light.get_ydata(), [10 - step / 10 for step in range(1, 31)])
-    assert light.get_alpha() < 0.5 and strong.get_alpha() is None
-    final_loss = one_seed.runs.set_index("recipe")["final_loss"][TENSORWISE]
-    assert len(strong.get_ydata()) == 28 and strong.get_ydata()[-1] == pytest.approx(final_loss)
+def test_loss_is_drawn_smoothed(one_seed):
+    figure = plots.loss(one_seed.frames.runs, one_seed.frames.windows)
+    (line,) = lines_of(figure, TENSORWISE)
+    final_loss = one_seed.frames.runs.set_index("recipe").loc[TENSORWISE, "final_loss"]
+    np.testing.assert_allclose(line.get_xdata(), range(2, 30))
+    assert line.get_ydata()[-1] == pytest.approx(final_loss)  # the mean of steps 28 to 30
     assert "loss (nats per token)" in texts(figure) and "tensorwise FP8 compiled" in texts(figure)
     assert not figure.axes[0].collections  # no band from one seed
 
 
 def test_loss_of_several_seeds_is_their_mean_in_a_band_of_all(three_seeds):
-    figure = plots.loss(three_seeds.runs, three_seeds.windows)
-    strong = lines_of(figure, "baseline")[1]
+    figure = plots.loss(three_seeds.frames.runs, three_seeds.frames.windows)
+    (strong,) = lines_of(figure, "baseline")
     assert strong.get_ydata()[-1] == pytest.approx(10 - 2.9 + 1)  # steps 28 to 30, seeds 0, 1, 2
     band = figure.axes[0].collections[0].get_paths()[0].vertices
     at_end = band[band[:, 0] == strong.get_xdata()[-1], 1]
@@ -145,11 +141,14 @@ def test_loss_difference_has_zero_line_margin_and_band():
     (margin,) = figure.axes[0].patches
     assert (margin.get_y(), margin.get_height()) == (-0.25, 0.5)
     assert any(list(line.get_ydata()) == [0, 0] for line in figure.axes[0].lines)
-    assert "no margin" in texts(plots.loss_difference({TENSORWISE: DIFFERENCE}, float("nan"), "baseline"))
+    assert "Bands: 90% interval over the seeds, as in the verdict" in texts(figure)
+    single = plots.loss_difference({TENSORWISE: DIFFERENCE.assign(low=np.nan)}, None, "baseline")
+    assert "One seed: no interval" in texts(single) and "margin" not in texts(single)
 
 
-def test_tokens_per_s_bars_start_at_zero_and_end_at_the_median(three_seeds):
-    figure = plots.tokens_per_s(three_seeds.runs, three_seeds.windows, {"baseline": 1234.5, TENSORWISE: 650.0})
+def test_tokens_per_s_bars_start_at_zero_and_end_at_the_rate(three_seeds):
+    runs, rates = three_seeds.frames.runs, three_seeds.rates
+    figure = plots.tokens_per_s(runs, rates, {"baseline": 1234.5, TENSORWISE: 650.0})
     assert [width for _, width, _ in bars(figure)] == pytest.approx([200, 250, 400, 500])  # 100 tokens a step
     (axes,) = figure.axes
     assert axes.get_xlim()[0] == 0 and axes.get_xlabel() == "tokens/s"
@@ -160,65 +159,60 @@ def test_tokens_per_s_bars_start_at_zero_and_end_at_the_median(three_seeds):
 
 
 def test_mfu_over_each_peak_that_applies(one_seed, tmp_path):
-    figure = plots.mfu(one_seed.runs)
-    row = one_seed.runs.set_index("recipe").loc[TENSORWISE]
+    figure = plots.mfu(one_seed.frames.runs)
+    row = one_seed.frames.runs.set_index("recipe").loc[TENSORWISE]
     widths = [width for _, width, _ in bars(figure)][-3:]
     assert widths == pytest.approx([100 * row[f"mfu_{peak}_peak"] for peak in ("bf16", "fp8", "mixed")])
     assert "50.0 % of bf16 peak" in texts(figure) and "25.0 % of FP8 peak" in texts(figure)
     assert figure.axes[0].get_xlabel() == "MFU (% of the datasheet peak)" and figure.axes[0].get_xlim()[0] == 0
     peak = {"bf16": 1e9, "fp8": None, "source": "measured: a GEMM"}
     cpu = write_study(tmp_path, **{recipe: {"peak_flops": peak} for recipe in STEP_S})
-    figure = plots.mfu(cpu.runs)
+    figure = plots.mfu(cpu.frames.runs)
     assert len(bars(figure)) == 4 and "FP8 peak" not in texts(figure)
-    assert figure.axes[0].get_xlabel() == "MFU (% of the measured peak)" and "peak: measured: a GEMM" in texts(figure)
+    assert figure.axes[0].get_xlabel() == "MFU (% of the measured peak)" and "Peak: measured: a GEMM" in texts(figure)
 
 
 def test_step_time_shows_outliers(one_seed):
-    steps = load.steps(one_seed.windows)
+    steps = one_seed.steps.copy()
     steps.loc[(steps["recipe"] == TENSORWISE) & (steps["step"] == 25), "seconds"] = 3.5
     steps.loc[(steps["recipe"] == TENSORWISE) & (steps["step"] == 5), "seconds"] = 77.0  # not a steady step
-    figure = plots.step_time(one_seed.runs, steps)
+    figure = plots.step_time(one_seed.frames.runs, steps)
     drawn = np.concatenate([np.atleast_1d(line.get_xdata()) for line in figure.axes[0].lines])
     assert 3500 in drawn and drawn.max() == 3500
     assert "time of a steady step (ms)" in texts(figure) and "200 ms" in texts(figure)
 
 
 @pytest.mark.parametrize("window", [1, 10])
-def test_wall_time_with_and_without_warm_up(tmp_path, window):
-    frames = write_study(tmp_path, window=window)
+def test_wall_time_after_warm_up(tmp_path, window):
+    frames = write_study(tmp_path, window=window).frames
     (after,) = lines_of(plots.wall_after_warm_up(frames.runs, frames.windows), TENSORWISE)
-    end = 9 * 1.0 + 20 * 0.2  # seconds of steps 2 to 30
-    assert (after.get_xdata()[0], after.get_ydata()[0]) == pytest.approx((1, 0))
-    assert (after.get_xdata()[-1], after.get_ydata()[-1]) == pytest.approx((30, end))
-    (whole,) = lines_of(plots.wall_with_warm_up(frames.runs, frames.windows, []), TENSORWISE)
-    assert (whole.get_ydata()[0], whole.get_ydata()[-1]) == pytest.approx((5.0, 5.0 + end))
+    assert (after.get_xdata()[0], after.get_ydata()[0]) == pytest.approx((window, 1.0 * (window - 1)))
+    assert (after.get_xdata()[-1], after.get_ydata()[-1]) == pytest.approx((30, 9 * 1.0 + 20 * 0.2))
 
 
-def test_break_even_is_marked_within_the_run_and_told_beyond_it(one_seed):
-    points = [
-        break_even(step=20),
-        break_even("extrapolated", 3851, b="baseline_compiled"),
-        break_even("never", None, a="rowwise_fp8_compiled"),
-        break_even("ahead from the start", 0, a="rowwise_fp8_compiled", b="baseline_compiled", lost_at=9000),
-    ]
-    figure = plots.wall_with_warm_up(one_seed.runs, one_seed.windows, points)
-    marks = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 1]
-    assert [(m.get_xdata()[0], m.get_ydata()[0]) for m in marks] == [(20, pytest.approx(5 + 9 + 10 * 0.2))]
-    told = texts(figure)
-    assert "tensorwise FP8 compiled: ahead of baseline from step 20," in told
-    assert "ahead of baseline compiled from about step 3,851 (beyond this run)" in told
-    assert "rowwise FP8 compiled: never breaks even with baseline," in told
-    assert "ahead of baseline compiled from the start to about step 9,000" in told
+@pytest.mark.parametrize("window", [1, 10])
+def test_the_lead_is_above_zero_where_a_recipe_is_ahead(tmp_path, window):
+    """It starts 3 s later and gains 0.2 s a step on the compiled baseline from step 11 on: ahead from step 26."""
+    late = [line | {"elapsed_s": line["elapsed_s"] + 3.0} for line in metrics_lines(step_s=0.2, window=window)]
+    write_study(tmp_path, window=window)
+    (tmp_path / TENSORWISE / "seed0" / "metrics.jsonl").unlink()
+    write_lines(tmp_path / TENSORWISE / "seed0" / "metrics.jsonl", late)
+    figure = plots.lead(compare(tmp_path))
+    (line,) = lines_of(figure, TENSORWISE)
+    assert (line.get_ydata()[0], line.get_ydata()[-1]) == pytest.approx((-3.0, -3.0 + 20 * 0.2))
+    marks = [m for m in figure.axes[0].lines if str(m.get_marker()) == look(TENSORWISE).marker]
+    assert [(m.get_xdata()[0], m.get_ydata()[0]) for m in marks] == [(26, 0)]
+    written = texts(figure)
+    assert "tensorwise FP8 compiled from step 26. The clock starts with the process." in written
+    assert "lead over baseline compiled" in written and "ahead | behind | " in written
 
 
-def test_warm_cache_is_drawn_thin_beside_the_cold_one(tmp_path):
-    write_study(tmp_path, seeds=(0, 1))
-    timing = {"warm_up_s": 2.0, "phases": {"import": 1.0, "compile": 1.0}, "compile_cache": "warm"}
-    (tmp_path / TENSORWISE / "seed1" / "timing.json").write_text(json.dumps(timing))
-    frames = load.load(tmp_path)
-    lines = lines_of(plots.wall_with_warm_up(frames.runs, frames.windows, []), TENSORWISE)
-    assert sorted(line.get_linewidth() for line in lines) == [0.8, 1.6]
-    assert "2.00 s warm cache" in texts(plots.warm_up(frames.runs))
+def test_the_lead_says_that_other_programs_clocks_start_with_training(tmp_path):
+    for recipe, seconds in (("baseline", 2.5), (TENSORWISE, 2.0)):
+        write_published(tmp_path / f"{recipe}.jsonl", seconds=[30.0, *[seconds] * 40])
+    comparison = compare(tmp_path)
+    for figure in (plots.lead(comparison), plots.warm_up(comparison.frames.runs)):
+        assert "starts with training, not with the process" in texts(figure).lower()
 
 
 def test_warm_up_is_stacked_by_phase(tmp_path):
@@ -232,51 +226,46 @@ def test_warm_up_is_stacked_by_phase(tmp_path):
     np.testing.assert_allclose(stacked, expected)
     legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert legend == ["import", "model build", "compile", "first step", "other"]
-    assert "40.0 s cold cache" in texts(figure) and "other: distributed, data" in texts(figure)
+    assert "40.0 s" in texts(figure) and "Other: distributed, data" in texts(figure)
 
 
 def test_memory_in_gib(one_seed):
-    figure = plots.memory(one_seed.runs)
+    figure = plots.memory(one_seed.frames.runs)
     assert [width for _, width, _ in bars(figure)] == pytest.approx([30 / 1024] * 4)
     assert figure.axes[0].get_xlabel() == "peak reserved memory of a device (GiB)" and figure.axes[0].get_xlim()[0] == 0
 
 
-def test_a_run_that_is_not_completed_is_marked_and_never_averaged(figures):
-    for name, figure in figures.items():
-        assert ("tensorwise FP8 compiled (interrupted)" in texts(figure)) == (name != "loss_difference"), name
+def test_a_run_that_is_not_completed_is_dashed_and_never_averaged(figures):
+    for name in ("loss", "wall_after_warm_up", "lead", "summary"):
+        assert "tensorwise FP8 compiled (interrupted)" in texts(figures[name]), name
     (dashed,) = lines_of(figures["loss"], TENSORWISE, linestyle="--")
     assert set(dashed.get_ydata()) == {99.0}
     assert max(line.get_ydata().max() for line in lines_of(figures["loss"], TENSORWISE, linestyle="-")) < 12
-    speed = figures["tokens_per_s"]
-    assert [width for _, width, _ in bars(speed)] == pytest.approx([200, 250, 400, 500])
-    hollow = [line for line in speed.axes[0].lines if line.get_markerfacecolor() == "none"]
-    assert [line.get_xdata().tolist() for line in hollow] == [[pytest.approx(100 / 0.01)]]
-    assert [p.get_linestyle() for p in figures["warm_up"].axes[0].patches].count("--") == 2  # import, first step
+    assert [width for _, width, _ in bars(figures["tokens_per_s"])] == pytest.approx([200, 250, 400, 500])
 
 
 def test_a_figure_without_data_says_why(one_seed):
-    none = pd.DataFrame()
+    none, nothing = pd.DataFrame(), load.Frames(pd.DataFrame(), pd.DataFrame(), [])
+    empty = SimpleNamespace(frames=nothing, rates={}, break_evens=[], opponent="baseline", published=None)
     for figure in (
-        plots.loss(none, none), plots.tokens_per_s(none, none), plots.mfu(none), plots.step_time(none, none),
-        plots.wall_after_warm_up(none, none), plots.wall_with_warm_up(none, none, []), plots.warm_up(none),
-        plots.memory(none),
+        plots.loss(none, none), plots.tokens_per_s(none, {}), plots.mfu(none), plots.step_time(none, none),
+        plots.wall_after_warm_up(none, none), plots.lead(empty), plots.warm_up(none), plots.memory(none),
     ):  # fmt: skip
         assert "no data: there is no" in texts(figure)
-    assert texts(plots.summary(none, none, [])).count("no data") == 4
+    assert texts(plots.summary(empty)).count("no data") == 4
     assert "no data: no recipe has a loss" in texts(plots.loss_difference({}, 0.1, "baseline"))
-    runs, windows = one_seed.runs, one_seed.windows
+    runs = one_seed.frames.runs
     assert "no data: mfu_bf16_peak is unknown" in texts(plots.mfu(runs.assign(mfu_bf16_peak=np.nan)))
     assert "no data: peak_memory_bytes was not" in texts(plots.memory(runs.drop(columns="peak_memory_bytes")))
-    assert "more than 11" in texts(plots.step_time(runs, load.steps(windows).query("step <= 10")))
+    assert "train 30 or more" in texts(plots.step_time(runs, one_seed.steps.query("step <= 10")))
 
 
 def test_the_same_frames_give_the_same_bytes(three_seeds):
-    runs, windows = three_seeds.runs, three_seeds.windows
-    figure = plots.wall_with_warm_up(runs, windows, [break_even()])
+    figure = plots.lead(three_seeds)
     svg, png = plots.to_svg(figure), plots.to_png(figure)
     assert (plots.to_svg(figure), plots.to_png(figure)) == (svg, png)  # saving does not change a figure
     with matplotlib.rc_context({"font.size": 20, "axes.grid": False, "savefig.dpi": 30, "figure.facecolor": "red"}):
-        again = plots.wall_with_warm_up(runs.copy(), windows.copy(), [break_even()])
+        again = plots.lead(three_seeds)
         assert plots.to_svg(again) == svg and plots.to_png(again) == png
     assert "<dc:date>" not in svg and png.startswith(b"\x89PNG")
 

@@ -1,4 +1,4 @@
-"""The table, from run directories made by hand."""
+"""Table, page, JSON and notes, from run directories made by hand."""
 
 import json
 import re
@@ -7,16 +7,11 @@ import pytest
 from rich.console import Console
 
 from analysis.comparison import compare
-from analysis.report import main, notes, rows_of, tables
-from analysis.runs import LayoutError, summarize
+from analysis.page import page
+from analysis.report import main, tables
+from analysis.runs import summarize
+from analysis.table import by_recipe, cells, notes, rows_of, trained
 from tests.make_runs import metrics_lines, write_run, write_study
-
-
-def printed(rows, width=160) -> str:
-    console = Console(width=width, record=True, file=open("/dev/null", "w"))
-    for view in tables(rows, "baseline", width):
-        console.print(view)
-    return console.export_text()
 
 
 def test_row_of_a_run(tmp_path):
@@ -30,17 +25,29 @@ def test_row_of_a_run(tmp_path):
     assert row["data_wait_share"] == pytest.approx(0.01)
 
 
-def test_ratios_are_to_the_run_of_the_same_seed(tmp_path):
-    rows = [
-        summarize(write_run(tmp_path / f"{name}{seed}", name, step_s=s, seed=seed))
-        for name, seed, s in [
-            ("baseline", 0, 0.2), ("baseline_compiled", 0, 0.1), ("tensorwise_fp8_compiled", 0, 0.08),
-            ("baseline", 1, 0.4), ("tensorwise_fp8_compiled", 1, 0.1),
-        ]
-    ]  # fmt: skip
-    tensorwise = [line.split() for line in printed(rows).splitlines() if "tensorwise" in line]
-    assert tensorwise[0][5:7] == ["2.50", "1.25"]
-    assert tensorwise[1][5:7] == ["4.00", "-"]
+def test_a_recipes_line_has_the_means_of_its_completed_runs(tmp_path):
+    for seed, step_s in enumerate((0.1, 0.2)):
+        lines = [line | {"losses": [loss + seed for loss in line["losses"]]} for line in metrics_lines(step_s=step_s)]
+        write_run(tmp_path / f"{seed}", lines=lines, seed=seed)
+    write_run(tmp_path / "failed", lines=metrics_lines(last=5), seed=2, status="failed")
+    ((mean, runs),) = by_recipe(rows_of(compare(tmp_path)))
+    assert cells(mean)[:2] == ["7.600 ± 0.707", "750"] and cells(mean)[-1] == "2 of 3 completed"
+    assert [cells(row)[1] for row in runs] == ["1,000", "500", "-"]
+
+
+def test_what_was_trained_is_said(tmp_path):
+    machine = {"name": "H200", "type": "cuda", "driver": "570.1", "power_limit_w": "350.00", "sm_clock_max_mhz": 1980}
+    path = write_run(tmp_path / "a", flavor="8B-published", parameters=8_050_000_000, start="2026-01-02T03:04:05.000+00:00",
+                     overlays=["h200"], hardware=machine, world_size=4, git={"commit": "0123456789abc", "diff": "+"},
+                     packages={"torch": "2.13.0", "torchao": "0.18.0", "torchtitan": "0.2.2"})  # fmt: skip
+    (path / "recipe.yaml").write_text("training: {dataset: c4, seq_len: 50}\n")
+    comparison = compare(tmp_path)
+    assert trained(rows_of(comparison)) == (
+        "Trained: model 8B-published; 8.05 B parameters; 30 steps; 100 tokens a step (rows of 50); 3 k tokens a run; "
+        "data c4; overlays h200; 1 seed; 2026-01-02; commit 012345678 and changes to it; torch 2.13.0; torchao 0.18.0; "
+        "torchtitan 0.2.2; driver 570.1; 4 x H200; power limit 350 W; clock up to 1980 MHz."
+    )
+    assert "commit 012345678, torch 2.13.0, torchao 0.18.0, driver 570.1, power limit (W) 350" in page(comparison)
 
 
 def test_unfinished_and_failed_runs_are_in_the_table_and_say_so(tmp_path, capsys):
@@ -70,36 +77,8 @@ def test_steps_that_vary_much_are_named_on_table_and_page(tmp_path, capsys):
         line["step_s"] = [0.2]
     write_run(tmp_path / "runs" / "shared", seed=1, lines=lines)
     assert main([str(tmp_path / "runs"), "--html", str(tmp_path / "page.html")]) == 0
-    sentence = "Steps vary much (IQR), as where something else runs on the machine: baseline seed 1 (75%). Repeat"
+    sentence = "as where something else runs on the machine: baseline seed 1. Repeat such runs"
     assert sentence in capsys.readouterr().out and sentence in (tmp_path / "page.html").read_text()
-
-
-def test_torn_last_line_is_left_out(tmp_path):
-    run = write_run(tmp_path / "a", steps=20)
-    with open(run / "metrics.jsonl", "a") as file:
-        file.write('{"step": 21, "loss')
-    assert summarize(run)["steps"] == 20
-
-
-def test_another_layout_is_named_and_left_out(tmp_path, capsys):
-    write_run(tmp_path / "a")
-    newer = write_run(tmp_path / "b", layout_version=2)
-    with pytest.raises(LayoutError, match="layout version 2"):
-        summarize(newer)
-    assert main([str(tmp_path)]) == 0
-    assert "Note: " in (said := capsys.readouterr().out) and "b: layout version 2" in said
-
-
-def test_no_runs_is_an_error(tmp_path, capsys):
-    assert main([str(tmp_path)]) == 2
-    assert "holds no run" in capsys.readouterr().out
-
-
-def test_runs_of_another_learning_rate_are_not_compared(tmp_path, capsys):
-    write_run(tmp_path / "a")
-    write_run(tmp_path / "b", "baseline_compiled", lines=[line | {"lr": 1e-2} for line in metrics_lines()])
-    assert main([str(tmp_path)]) == 2
-    assert "differ in their learning rate (at step 1: 0.001, 0.01)" in capsys.readouterr().out
 
 
 def test_lines_out_of_order_or_twice_are_sorted_and_said(tmp_path, capsys):
@@ -112,68 +91,53 @@ def test_lines_out_of_order_or_twice_are_sorted_and_said(tmp_path, capsys):
     assert rows[0]["final_loss"] == rows[1]["final_loss"] and rows[0]["tokens_per_s"] == rows[1]["tokens_per_s"]
 
 
-def test_a_baseline_that_is_not_there_is_an_error(tmp_path, capsys):
-    write_study(tmp_path)
-    assert main([str(tmp_path), "--baseline", "bogus"]) == 2
-    assert "no completed run of --baseline bogus; there are baseline, " in capsys.readouterr().out
-
-
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path, capsys):
     write_study(tmp_path / "runs")
     assert main([str(tmp_path / "runs"), "--json", "/nowhere/figures.json"]) == 2
     assert "/nowhere/figures.json: No such file or directory" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("wrong", [{"steps": None}, {"hardware": None}, {"seed": "one"}, {"recipe": None}])
-def test_records_that_make_no_sense_are_named(tmp_path, wrong):
-    write_study(tmp_path)
-    odd = write_run(tmp_path / "odd", seed=7) / "manifest.json"
-    odd.write_text(json.dumps(json.loads(odd.read_text()) | wrong))
-    comparison = compare(tmp_path)
-    assert "baseline" in comparison.recipes and any("odd" in problem for problem in comparison.frames.problems)
-
-
-def test_a_study_is_compared_with_its_own_baseline(tmp_path, capsys):
-    for seed in range(3):
-        for name in ("first", "second_in_fp8"):
-            lines = metrics_lines()
-            lines[-1]["losses"] = [7 + seed / 100]
-            write_run(tmp_path / name / f"seed{seed}", name, seed=seed, lines=lines)
-    (tmp_path / "study.yaml").write_text("baseline: first\n")
-    assert main([str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    assert "No answer: it needs completed runs in FP8" in said
-    assert "second_in_fp8 ends at the same loss as first" in said
-    assert main([str(tmp_path), "--baseline", "second_in_fp8"]) == 0
-    assert "first ends at the same loss as second" in capsys.readouterr().out
-
-
-def test_page_and_json(tmp_path, capsys):
+def test_page_and_json(tmp_path):
+    """The page has the matrix before the answer, its runs folded under each recipe, and fetches nothing."""
     write_study(tmp_path / "runs")
     write_run(tmp_path / "runs" / "broken", "rowwise_fp8_compiled", status="failed", error="a <b>bad</b> day")
-    page, figures = tmp_path / "page.html", tmp_path / "report.json"
-    assert main([str(tmp_path / "runs"), "--html", str(page), "--json", str(figures)]) == 0
-    html, plain = page.read_text(), json.loads(figures.read_text())
-    assert html.index("Yes: tensorwise") < html.index("<table>") < html.index("<svg")
-    assert html.count("<svg") == 9 and "a &lt;b&gt;bad&lt;/b&gt; day" in html
+    whole, figures = tmp_path / "page.html", tmp_path / "report.json"
+    assert main([str(tmp_path / "runs"), "--html", str(whole), "--json", str(figures)]) == 0
+    html, plain = whole.read_text(), json.loads(figures.read_text())
+    places = [html.index(x) for x in ("over baseline_compiled", "Yes: tensorwise", "rests on", "<details>", "<svg")]
+    assert places == sorted(places) and html.count("<details>") == 4 and "3 runs of tensorwise" in html
+    assert html.count("<svg") == 9 and "a &lt;b&gt;bad&lt;/b&gt; day" in html and html.count("scroll it sideways") == 2
     assert not re.search(r'(src|href)="http', html)  # nothing is fetched
     assert plain["answer"][0].startswith("Yes") and len(plain["runs"]) == 10
     assert {v["outcome"] for v in plain["verdicts"]} == {"the same"}
 
 
+def test_a_long_study_gives_a_small_page(tmp_path):
+    """A line has at most 400 points, however many windows there are: 20,000 make a page of 0.8 MB."""
+    sizes = []
+    for steps in (1000, 3000):
+        write_run(tmp_path / f"{steps}" / "a", lines=metrics_lines(last=steps), steps=steps)
+        main([str(tmp_path / f"{steps}"), "--html", str(tmp_path / "page.html")])
+        sizes.append((tmp_path / "page.html").stat().st_size)
+    assert sizes[1] < 1.1 * sizes[0] < 1e6
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_nothing_is_cut_off_in_a_narrow_terminal(tmp_path, width):
     row = summarize(write_run(tmp_path / "a", "rowwise_gw_hp_fp8_compiled", step_s=0.001, fp8_share=0.5))
-    said = printed([row | {"wall_s": 12345.6}], width)
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))
+    for view in tables([row | {"wall_s": 12345.6}], width):
+        console.print(view)
+    printed = console.export_text()
     for value in ("rowwise_gw_hp_fp8_compiled", "100,000", "12345.6", "50.0%", "completed"):
-        assert value in said
-    assert "…" not in said
+        assert value in printed
+    assert "…" not in printed
 
 
 def test_runs_with_other_attention_kernels_are_named(tmp_path):
     for recipe, attention in ("baseline", "flash"), ("baseline_compiled", "cudnn"):
         proof = write_run(tmp_path / recipe, recipe) / "proof.json"
         proof.write_text(json.dumps(json.loads(proof.read_text()) | {"attention": attention}))
-    said = notes(rows_of(compare([tmp_path])))
-    assert any("other kernels: baseline seed 0 flash, baseline_compiled seed 0 cudnn" in line for line in said)
-    assert not any("other kernels" in line for line in notes(rows_of(compare([tmp_path / "baseline"]))))
+    (note,) = [line for line in notes(rows_of(compare([tmp_path]))) if "attention" in line]
+    assert "flash (baseline seed 0); cudnn (baseline_compiled seed 0)" in note
+    assert not any("attention" in line for line in notes(rows_of(compare([tmp_path / "baseline"]))))

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from analysis.comparison import compare
-from analysis.report import notes, rows_of, status
+from analysis.table import notes, rows_of, status
 from experiments.jobs import shares
 from experiments.jobs.shares import Shares
 from tests.make_runs import metrics_lines, write_run

@@ -118,7 +118,7 @@ def test_a_run_tells_how_its_products_were_computed(tmp_path, run_here, monkeypa
 
 def test_the_report_says_how_products_were_computed(tmp_path):
     from analysis.comparison import compare
-    from analysis.report import notes, rows_of
+    from analysis.table import notes, rows_of
 
     write_run(tmp_path / "a", "baseline")
     why = "torch._scaled_mm is kept off oneDNN"
@@ -126,7 +126,7 @@ def test_the_report_says_how_products_were_computed(tmp_path):
         path = tmp_path / f"b{seed}"
         write_run(path, "tensorwise_fp8_compiled", seed=seed, fp8_product={"how": WITHOUT_ONEDNN, "why": why})
     said = [line for line in notes(rows_of(compare([tmp_path]))) if line.startswith("FP8 products")]
-    assert said == [f"FP8 products: {why} (tensorwise_fp8_compiled seed 0, tensorwise_fp8_compiled seed 1)."]
+    assert said == [f"FP8 products: {why} (tensorwise_fp8_compiled seeds 0, 1)."]
 
 
 def test_the_manifest_names_the_processor(monkeypatch):

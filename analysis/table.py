@@ -1,0 +1,239 @@
+"""What terminal, page and README share: the matrix of recipes, the table of runs, what was trained, and notes."""
+
+import math
+import statistics
+
+import pandas as pd
+
+from analysis.comparison import OWN, Comparison, in_order
+from analysis.rates import SpeedUp
+
+NOISY = 0.3  # IQR as a share of the median: the published FP8 gains 6 to 34 %; the README's runs have at most 17 %
+COLUMNS = ("final\nloss", "tokens/s", "IQR", "MFU", "warm-up\ns", "wall\ns", "after\nwarm-up", "FP8\nshare",
+           "memory\nGiB", "status")  # fmt: skip
+_AVERAGED = ("final_loss", "tokens_per_s", "tokens_per_s_q1", "tokens_per_s_q3", "mfu_bf16_peak", "warm_up_s", "wall_s",
+             "wall_s_without_warm_up", "fp8_share", "peak_memory_bytes")  # fmt: skip
+# What may differ between runs that are compared, and could explain a part of a difference: column to its name.
+_NAMED = {
+    "commit": "commit",
+    "torchtitan": "torchtitan",
+    "driver": "driver",
+    "power_limit_w": "power limit (W)",
+    "sm_clock_max_mhz": "highest clock (MHz)",
+    "attention": "attention kernels",
+}
+
+
+def matrix(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """(names of the columns, a line a recipe): its speed, when it pays back, its loss, and the proof of FP8."""
+    step = max((v.step for v in comparison.verdicts.values()), default=0)
+    loss = f"loss after {step:,} steps" if step else "loss"
+    columns = ["recipe", "tokens/s", f"over {comparison.opponent}", "pays back", loss, "FP8 proof"]
+    lines = []
+    for recipe in in_order([*comparison.recipes, *comparison.diverged]):
+        rate, gain = comparison.rates.get(recipe), comparison.speed_ups.get((recipe, comparison.opponent))
+        speed = "-" if rate is None else "too short" if math.isnan(rate.mean) else f"{rate.mean:,.0f}"
+        ratio = "1" if recipe == comparison.opponent else _ratio(gain)
+        paid = comparison.break_even(recipe, comparison.opponent)
+        word = paid.word if paid else "-"
+        lines.append([recipe, speed, ratio, word, _loss(comparison, recipe), _proof(comparison, recipe)])
+    return columns, lines
+
+
+def _ratio(gain: SpeedUp | None) -> str:
+    if gain is None or math.isnan(gain.ratio):
+        return "-"
+    return f"{gain.ratio:.2f}, one run" if gain.runs == 1 else f"{gain.ratio:.2f} ({gain.low:.2f} to {gain.high:.2f})"
+
+
+def _loss(comparison: Comparison, recipe: str) -> str:
+    if recipe in comparison.diverged:
+        return "diverged in {} of {}".format(*comparison.diverged[recipe])
+    if recipe in comparison.left:
+        return f"{len(comparison.left[recipe])} of {comparison.verdicts[recipe].seeds} left the others"
+    if recipe in comparison.verdicts:
+        return comparison.verdicts[recipe].word
+    return "reference" if recipe == comparison.baseline else "-"
+
+
+def _proof(comparison: Comparison, recipe: str) -> str:
+    if recipe not in comparison.proof:
+        return "-"
+    runs = comparison.frames.runs
+    emulated = runs.loc[runs["recipe"] == recipe, "fp8_emulated"].eq(True).any()
+    share = comparison.proof[recipe]
+    return f"{share:.0%} of the linear layers" if share else "emulated" if emulated else "none"
+
+
+def rows_of(comparison: Comparison) -> list[dict]:
+    """`Frames.runs` as dictionaries, recipe by recipe and seed by seed; what is unknown is None."""
+    runs = comparison.frames.runs
+    order = {recipe: place for place, recipe in enumerate(in_order(runs["recipe"]))}
+    rows = [{key: known(value) for key, value in row.items()} for row in runs.to_dict("records")]
+    return sorted(rows, key=lambda row: (order[row["recipe"]], row["seed"] is None, row["seed"] or 0))
+
+
+def known(value):
+    """`value`, or None for what is not a number or infinite."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def by_recipe(rows: list[dict]) -> list[tuple[dict, list[dict]]]:
+    """For each recipe a row of means over its completed runs (of all, where none is), and its runs."""
+    groups = {}
+    for row in rows:
+        groups.setdefault(row["recipe"], []).append(row)
+    return [(_averaged(runs), runs) for runs in groups.values()]
+
+
+def _averaged(runs: list[dict]) -> dict:
+    done = [row for row in runs if row["status"] == "completed"]
+    if not done:
+        return runs[0] | {"runs": f"0 of {len(runs)} completed"}
+    means = {}
+    for key in _AVERAGED:
+        values = [row[key] for row in done if row[key] is not None]
+        means[key] = statistics.fmean(values) if values else None
+    losses = [row["final_loss"] for row in done if row["final_loss"] is not None]
+    spread = statistics.stdev(losses) if len(losses) > 1 else None
+    return done[0] | means | {"loss_spread": spread, "runs": f"{len(done)} of {len(runs)} completed"}
+
+
+def cells(row: dict) -> list[str]:
+    """Cells of `COLUMNS`, of a run or of a recipe's means."""
+    loss, memory = _format(row["final_loss"], ".3f"), row["peak_memory_bytes"]
+    return [
+        loss + (f" ± {row['loss_spread']:.3f}" if row.get("loss_spread") else ""),
+        _format(row["tokens_per_s"], ",.0f"),
+        _format(_spread(row), ".1%"),
+        _format(row["mfu_bf16_peak"], ".1%"),
+        _format(row["warm_up_s"], ".1f"),
+        _format(row["wall_s"], ".1f"),
+        _format(row["wall_s_without_warm_up"], ".1f"),
+        "emulated" if row["fp8_emulated"] else _format(row["fp8_share"], ".1%"),
+        _format(memory and memory / 2**30, ".1f"),
+        row.get("runs") or status(row),
+    ]
+
+
+def status(row: dict) -> str:
+    """What became of a run, and where it ended; one that was killed had no time to write that it is not running."""
+    if row.get("steps_planned"):
+        return f"{row['steps']:.0f} of {row['steps_planned']:.0f}"
+    word = "not ended" if row["status"] == "running" else row["status"]
+    return word if row["steps_asked"] in (None, row["steps"]) else f"{word} at {row['steps']:.0f}"
+
+
+def _spread(row: dict) -> float | None:
+    """Distance of the quartiles of tokens/s, as a share of the median."""
+    median = row["tokens_per_s"]
+    return median and (row["tokens_per_s_q3"] - row["tokens_per_s_q1"]) / median
+
+
+def _format(value: float | None, spec: str) -> str:
+    return "-" if value is None else format(value, spec)
+
+
+def trained(rows: list[dict]) -> str:
+    """What was trained, with what, when and where: of the first run, since those of a study share it."""
+    row = next((row for row in rows if row["status"] == "completed"), rows[0])
+    seeds, devices = len({row["seed"] for row in rows}), row["world_size"] or 1
+    step, rows_of_tokens = row["tokens_per_step"], row["seq_len"] and f" (rows of {row['seq_len']:,.0f})"
+    parts = [
+        f"model {row['flavor'] or 'unknown'}",
+        row["parameters"] and f"{_short(row['parameters'])} parameters",
+        f"{row['steps']:,} steps",
+        step and f"{step:,.0f} tokens a step{rows_of_tokens or ''}",
+        row["tokens"] and f"{_short(row['tokens'])} tokens a run",
+        row["dataset"] and f"data {row['dataset']}",
+        row["overlays"] and f"overlays {', '.join(row['overlays'])}",
+        f"{seeds} seeds" if seeds > 1 else "1 seed",
+        row["date"],
+        row["commit"] and f"commit {row['commit'][:9]}{' and changes to it' if row['code_changed'] else ''}",
+        *(f"{name} {row[name]}" for name in ("torch", "torchao", "torchtitan", "driver") if row[name]),
+        row["device"] and f"{f'{devices:.0f} x ' if devices > 1 else ''}{row['device']}",
+        row["power_limit_w"] and f"power limit {row['power_limit_w']:.0f} W",
+        row["sm_clock_max_mhz"] and f"clock up to {row['sm_clock_max_mhz']:.0f} MHz",
+    ]
+    return f"Trained: {'; '.join(part for part in parts if part)}."
+
+
+def _short(number: float) -> str:
+    """Three digits with k, M or B."""
+    for unit, name in ((1e9, "B"), (1e6, "M")):
+        if number >= unit:
+            return f"{number / unit:.3g} {name}"
+    return f"{number / 1e3:.3g} k"
+
+
+def notes(rows: list[dict]) -> list[str]:
+    """What a reader must know to read the tables right."""
+    lines = [
+        "tokens/s of a recipe and its ratio to another: by the mean steady step (after the first 10); of a run: by the "
+        "median step, with IQR, its quartiles' distance. FP8 share: of the FLOPs of the linear layers, as profiled. "
+        "Wall: from process start; after warm-up: from the end of step 1.",
+        *(f"MFU is of the bf16 peak ({source})." for source in _kinds(rows, "peak_source")),
+    ]
+    peaks = _kinds(rows, "peak_bf16")
+    if peaks and max(peaks) > 1.01 * min(peaks):
+        lines.append(
+            f"That peak differs by {max(peaks) / min(peaks) - 1:.0%} between the runs: compare tokens/s, not MFU."
+        )
+    for first, planned in {(row["steps"], row["steps_planned"]) for row in rows if row.get("steps_planned")}:
+        lines.append(
+            f"The study's time budget ended before its runs: all are compared over their first {first:,.0f} of "
+            f"{planned:,.0f} steps."
+        )
+    if any(row["source"] != OWN for row in rows):
+        lines.append("Logs of other programs: their clock starts with the training loop, not with the process.")
+    return lines + _differences(rows) + _warnings(rows)
+
+
+def _differences(rows: list[dict]) -> list[str]:
+    """What the runs do not share, and could explain a part of a difference."""
+    lines = [
+        f"The runs differ in {name}: {_by_kind(rows, column)}. Part of a difference may come from that."
+        for column, name in _NAMED.items()
+        if len(_kinds(rows, column)) > 1
+    ]
+    if _kinds(rows, "fp8_product"):
+        lines.append(f"FP8 products: {_by_kind(rows, 'fp8_product')}.")
+    return lines
+
+
+def _warnings(rows: list[dict]) -> list[str]:
+    """What is wrong with some runs."""
+    lines = []
+    if warm := [row for row in rows if row["compile_cache"] == "warm"]:
+        lines.append(f"Their warm-up leaves compilation out, as they found compiled kernels: {_names(warm)}.")
+    if lost := [row for row in rows if row["orphans"]]:
+        tensors = _by_kind(lost, "orphans")
+        lines.append(f"With trainable parameters in no optimizer, which never learn, as asked: {tensors}.")
+    if noisy := [row for row in rows if (_spread(row) or 0) > NOISY]:
+        lines.append(
+            f"The quartiles of the step time are more than {NOISY:.0%} apart, as where something else runs on the "
+            f"machine: {_names(noisy)}. Repeat such runs before comparing speeds."
+        )
+    return lines
+
+
+def _by_kind(rows: list[dict], column: str) -> str:
+    """Each value of a column, and the runs that have it."""
+    found = [(kind, _names([row for row in rows if row.get(column) == kind])) for kind in _kinds(rows, column)]
+    return "; ".join(f"{kind:.0f} ({runs})" if isinstance(kind, float) else f"{kind} ({runs})" for kind, runs in found)
+
+
+def _names(rows: list[dict]) -> str:
+    """Runs for people: each recipe once, with its seeds."""
+    seeds = {}
+    for row in rows:
+        seeds.setdefault(row["recipe"], []).append(row["seed"])
+    return ", ".join(
+        recipe if None in of else f"{recipe} seed{'s' if len(of) > 1 else ''} {', '.join(f'{s:.0f}' for s in of)}"
+        for recipe, of in seeds.items()
+    )
+
+
+def _kinds(rows: list[dict], column: str) -> list:
+    """The different values of a column, in order; without those that are unknown."""
+    return [x for x in dict.fromkeys(row.get(column) for row in rows) if x is not None and not pd.isna(x)]
