@@ -128,27 +128,27 @@ def read_manifest(run: Path) -> dict:
     return manifest
 
 
-def summarize(run: Path) -> dict:
+def summarize(run: Path, manifest: dict | None = None) -> dict:
     """The row of one run directory; what its records do not tell is None.
 
     Rates are over all devices, per second; times in seconds, memory in bytes, shares and MFUs as fractions of 1.
     `tokens_per_s` is the median over steady steps, with its quartiles; `wall_s` ends with the last step and counts from
     the start of the process, `wall_s_without_warm_up` from the end of the first step. Of a run that was resumed, the
-    times of all attempts are added up.
+    times of all attempts are added up. `manifest` is taken instead of manifest.json: the run's end is not on disk yet.
 
     Raises:
         LayoutError: see `read_manifest`.
     """
-    return read_run(run).row()
+    return read_run(run, manifest).row()
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path, manifest: dict | None = None) -> Run:
     """A run directory. Records that are missing or damaged are named in `problems`, and what can be used is used.
 
     Raises:
         LayoutError: see `read_manifest`.
     """
-    manifest, problems = read_manifest(path), []
+    manifest, problems = manifest or read_manifest(path), []
     completed = manifest["status"] == "completed"
     earlier = {int(p.name[7:]): p for p in path.glob("attempt*") if re.fullmatch(r"attempt\d+", p.name)}
     attempts = [*(earlier[number] for number in sorted(earlier)), path]
@@ -161,7 +161,8 @@ def read_run(path: Path) -> Run:
     missing = [f"attempt{k}" for k in range(1, manifest.get("attempt", 1)) if k not in earlier]
     problems += [f"{path / name}: missing, so the times of that attempt are not counted" for name in missing]
     proof = _read_record(path / "proof.json", _Proof, completed, problems)
-    elapsed, wall = _clock(tables, [_seconds(attempt) for attempt in attempts])
+    manifests = [*(read_json(attempt / "manifest.json") for attempt in attempts[:-1]), manifest]
+    elapsed, wall = _clock(tables, [_seconds(each) for each in manifests])
     windows = tables[-1].set_column(WINDOWS.get_field_index("elapsed_s"), "elapsed_s", pa.array(elapsed))
     last, asked = (windows["step"][-1].as_py() if len(windows) else 0), manifest["steps"]
     if not completed:
@@ -229,9 +230,8 @@ def _read_windows(path: Path, expected: bool, problems: list[str]) -> pa.Table:
     return WINDOWS.empty_table()
 
 
-def _seconds(attempt: Path) -> float:
+def _seconds(manifest: dict) -> float:
     """How long an attempt was on record: 0 where its manifest has no end, as after kill -9."""
-    manifest = read_json(attempt / "manifest.json")
     if not (manifest.get("start") and manifest.get("end")):
         return 0.0
     return (datetime.fromisoformat(manifest["end"]) - datetime.fromisoformat(manifest["start"])).total_seconds()

@@ -54,7 +54,7 @@ class Proof:
         recipe_name: `quantize.linear.float8.recipe_name`, None for a run in bf16.
         tokens: tokens of one forward pass on this rank (batch times sequence).
         passes_per_step: forward passes per step (gradient accumulation).
-        orphans_wanted: trainable parameters in no optimizer are what the recipe is about.
+        allow_orphans: trainable parameters in no optimizer are what the recipe is about.
     """
 
     model: nn.Module
@@ -62,7 +62,7 @@ class Proof:
     recipe_name: str | None
     tokens: int
     passes_per_step: int = 1
-    orphans_wanted: bool = False
+    allow_orphans: bool = False
     orphans: list[str] = field(default_factory=list)
     parameters: dict = field(default_factory=dict)
     gemm_flops: dict[str, int] = field(default_factory=dict)
@@ -98,10 +98,10 @@ class Proof:
         return {n.replace("_orig_mod.", ""): p for n, p in self.model.named_parameters() if p.requires_grad}
 
     def check_optimizer(self) -> None:
-        """Claim 2. Raises `ProofError` naming the parameters that no optimizer would step, unless they are wanted."""
+        """Claim 2. Raises `ProofError` naming the parameters that no optimizer would step; not if that is allowed."""
         owned = {id(p) for opt in self.optimizers for group in opt.param_groups for p in group["params"]}
         self.orphans = [name for name, p in self.trainable().items() if id(p) not in owned]
-        if self.orphans and not self.orphans_wanted:
+        if self.orphans and not self.allow_orphans:
             raise ProofError(
                 f"{len(self.orphans)} trainable parameters are in no optimizer and would never learn, "
                 f"{self.orphans[0]} among them: build the optimizer after the FP8 conversion, which can replace "

@@ -1,9 +1,26 @@
-"""torchtitan's Trainer with this project's records around it; its loop is used as it is."""
+"""torchtitan's Trainer with this project's records around it; its loop is used as it is.
 
+What is called, in this order; `*` marks what is ours or what we add to:
+
+    train
+      checkpointer.load                   * the newest whole checkpoint, if there is one    checkpoint.py
+      should_continue_training            * last step? asked to stop? the first time: records go on from this step
+      train_step                          * watch the optimizer (first step), profile (third)             proof.py
+        batch_generator                   * count tokens
+        forward_backward_step             * keep each micro-batch's loss
+        clip_grad_norm_                   * our norm; clip here, or within a fused optimizer       models/optimizer.py
+        optimizers.step, lr_schedulers.step
+        metrics_processor.should_log      * norm finite? do all ranks stop here?
+        metrics_processor.log               at the end of a log window
+        metrics_processor.end_step        * the window's line; timing.json, proof.json      metrics.py, attempt.py
+      checkpointer.save                   * also where the run was asked to stop
+"""
+
+import json
 import math
 import os
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from unittest.mock import patch
 
 import torch
@@ -15,6 +32,7 @@ from torch._dynamo.utils import calculate_time_spent
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.protocols.train_spec import register_train_spec
 
+from experiments.config.rules import flat
 from experiments.corpus import rows
 from experiments.jobs.signals import Interrupted, Stop
 from experiments.training import compile_cache
@@ -22,6 +40,7 @@ from experiments.training.checkpoint import Checkpoints
 from experiments.training.metrics import NOT_STEADY_STEPS, Metrics
 from experiments.training.proof import PROFILED_STEP, RECORDING_STEP, Proof
 from models import float8, llama, optimizer
+from models.errors import InputError
 from models.fused_adamw import local
 
 
@@ -76,12 +95,28 @@ register_train_spec(
 )
 
 
+_IDENTITY_SECTIONS = ("model", "optimizer", "lr_scheduler", "training", "quantize")
+
+
 class _Finished(Exception):
     """The last step is done."""
 
 
+def _identity(config, data: str) -> dict:
+    """What a checkpoint's numbers depend on, as key paths and values; how long the run is does not matter.
+
+    Args:
+        config: the recipe's.
+        data: name and content hash of the token file, which stand for the keys that say where it comes from.
+    """
+    sections = {name: asdict(getattr(config, name)) for name in _IDENTITY_SECTIONS}
+    del sections["training"]["steps"], sections["training"]["dataset_path"], sections["model"]["hf_assets_path"]
+    keys = dict(flat(sections)) | {"debug.seed": config.debug.seed, "data": data}
+    return keys | {"processes": dist.get_world_size()}
+
+
 class Trainer(titan.Trainer):
-    """One run. Call `train()`; `proof` and `metrics_processor` hold the records.
+    """One run. Call `train()`; `proof` and `metrics_processor` hold the records, `data` names what it reads.
 
     Raises what torchtitan raises, and `ProofError`, `Diverged`, `Interrupted`, `InputError`.
     """
@@ -110,9 +145,11 @@ class Trainer(titan.Trainer):
             recipe_name=job_config.quantize.linear.float8.recipe_name,
             tokens=training.local_batch_size * training.seq_len,
             passes_per_step=self.gradient_accumulation_steps,
-            orphans_wanted=convert_late,
+            allow_orphans=convert_late,
         )
         self.proof.check_optimizer()
+        self.data = self.dataloader.dataset.token_file.path.name
+        self.checkpointer.identity = json.loads(json.dumps(_identity(job_config, self.data)))
         self.metrics_processor.stops_here = self._stops_here
         self._hosts = dist.new_group(backend="gloo")  # to agree without waiting for the devices
         self._stop_code = 0
@@ -127,8 +164,9 @@ class Trainer(titan.Trainer):
             return super().init_distributed()
 
     def state_dict(self) -> dict:
-        """What torchtitan checkpoints of its trainer, and the random numbers to come, of every rank."""
-        return super().state_dict() | {f"random_{dist.get_rank()}": _random_state()}
+        """What torchtitan checkpoints of its trainer, the random numbers to come of every rank, and whose it is."""
+        own = {f"random_{dist.get_rank()}": _random_state(), "identity": json.dumps(self.checkpointer.identity)}
+        return super().state_dict() | own
 
     def load_state_dict(self, state_dict: dict) -> None:
         super().load_state_dict(state_dict)
@@ -142,6 +180,7 @@ class Trainer(titan.Trainer):
     def should_continue_training(self) -> bool:
         """torchtitan's question at each step boundary, the first time right after loading a checkpoint."""
         if not self._steps_done:
+            self._check_steps()
             self.metrics_processor.on_resume(self.step)
         self.stop.deferred = self.stop.deferred or self._steps_done > 0
         if self._stop_code:
@@ -151,6 +190,12 @@ class Trainer(titan.Trainer):
         if not super().should_continue_training():
             raise _Finished  # past torchtitan's two seconds of waiting for other ranks, who wait for one another here
         return True
+
+    def _check_steps(self) -> None:
+        if self.step > (asked := self.job_config.training.steps):
+            raise InputError(
+                f"the run's checkpoint is of step {self.step}, and training.steps={asked} asks for fewer: raise it"
+            )
 
     def _stops_here(self) -> bool:
         """Whether this step is the last because a rank was asked to stop; all ranks ask one another in each step."""
