@@ -45,24 +45,13 @@ def flops_per_token(args, seq_len: int, causal: bool = False) -> int:
     return 6 * (parameters(args) - embedding) + (attention // 2 if causal else attention)
 
 
-MOMENT_BLOCK = 256  # values of a moment in 8 bits that share a float32 scale
-
-
-def moment_bytes(optimizer, param_bytes: int) -> float:
-    """Bytes of each of AdamW's two moments of a parameter; `optimizer` is the recipe's section of that name."""
-    return 1 + 4 / MOMENT_BLOCK if optimizer.name in ("AdamW8bit", "AdamWFp8") else param_bytes
-
-
-def memory_estimate(
-    args, tokens: int, param_bytes: int, moment_bytes: float, compiled: bool, recompute: bool
-) -> dict[str, float]:
+def memory_estimate(args, tokens: int, param_bytes: int, compiled: bool, recompute: bool) -> dict[str, float]:
     """Bytes that training on one device needs, to within about a quarter; without sharding.
 
     Args:
         args: the model.
         tokens: tokens in one forward pass (batch times sequence).
-        param_bytes: bytes of one parameter (2 for bf16, 4 for fp32); its gradient has the same.
-        moment_bytes: bytes of each of the optimizer's two moments of a parameter.
+        param_bytes: bytes of one parameter (2 for bf16, 4 for fp32), of its gradient and of each of AdamW's moments.
         compiled: compiled kernels recompute some element-wise results instead of keeping them.
         recompute: full activation checkpointing: each layer's input, and one layer's activations at a time.
     """
@@ -74,7 +63,7 @@ def memory_estimate(
     return {
         "parameters": n * param_bytes,
         "gradients": n * param_bytes,
-        "optimizer": 2 * n * moment_bytes,
+        "optimizer": 2 * n * param_bytes,
         "activations": 2 * tokens * per_token,
         "logits": tokens * args.vocab_size * (2 + 4 + 4),  # bf16, their float32 copy, its gradient
     }

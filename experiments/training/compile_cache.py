@@ -43,7 +43,7 @@ def path(config) -> Path | None:
         "versions": {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()},
         "device": [device.TYPE, device.name()],
         "rank": [os.environ["RANK"], os.environ["WORLD_SIZE"]],
-        "optimizer": [config.optimizer.name, config.optimizer.stochastic_rounding],  # torchao's compile theirs
+        "stochastic_rounding": config.optimizer.stochastic_rounding,  # torchao's AdamW compiles a kernel of its own
         "training": {k: training[k] for k in ("seq_len", "local_batch_size", "dtype", "mixed_precision_param")},
         **sections,
     }

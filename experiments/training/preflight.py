@@ -60,7 +60,7 @@ def check_device(config) -> str:
     if device.TYPE == "cpu" and config.compile.cuda_graphs:
         raise InputError("compile.cuda_graphs needs a GPU: set it to false")
     compiler = shlex.split(os.environ.get("CXX", "g++"))[0]
-    compiles = "compile.enable" if config.compile.enable else "torchao's optimizer" * config.optimizer.from_torchao
+    compiles = "compile.enable" if config.compile.enable else "torchao's optimizer" * config.optimizer.stochastic_rounding
     if device.TYPE == "cpu" and compiles and not shutil.which(compiler):
         raise InputError(
             f"{compiles} needs a C++ compiler on a CPU and `{compiler}` is not there: install g++, point CXX at "
@@ -107,11 +107,8 @@ def memory_estimate(config) -> dict[str, float]:
     """Bytes by use, see `flops.memory_estimate`."""
     tokens = config.training.local_batch_size * config.training.seq_len
     param_bytes = {"bfloat16": 2, "float32": 4}[config.training.dtype]
-    moment_bytes = flops.moment_bytes(config.optimizer, param_bytes)
     recompute = config.activation_checkpoint.mode == "full"
-    return flops.memory_estimate(
-        model_args(config), tokens, param_bytes, moment_bytes, config.compile.enable, recompute
-    )
+    return flops.memory_estimate(model_args(config), tokens, param_bytes, config.compile.enable, recompute)
 
 
 def checkpoint_bytes(config) -> float:
