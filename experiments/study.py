@@ -60,16 +60,18 @@ def main(argv: list[str] | None = None) -> int:
         shares = _shares(study, args.budget) if args.budget else None
         out = out if args.out or (out / PLAN).exists() else new_folder(out)
         console.print(escape(f"Into {out}"), soft_wrap=True)
-        lock(out, "study")  # as long as this process lives
-        plan = yaml.safe_dump(study.model_dump(), sort_keys=False)
-        write_whole(out / PLAN, plan)
+        locked = lock(out, "study")
+        write_whole(out / PLAN, yaml.safe_dump(study.model_dump(), sort_keys=False))
     except InputError as error:
         return complain(error)
     except OSError as error:
         return complain(f"{out}: {error.strerror}: make room, or choose another --out")
     except KeyboardInterrupt:
         return stop.code
-    return run_study(study, out, shares, console, stop)
+    try:
+        return run_study(study, out, shares, console, stop)
+    finally:
+        os.close(locked)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -177,7 +177,7 @@ def facts(recipe: Recipe, world_size: int) -> dict:
         "description": recipe.description,
         "seed": config.debug.seed,
         "steps": config.training.steps,
-        "study_budget_s": float(os.environ.get(BUDGET, 0)) or None,
+        "study_budget_s": float(os.environ.get(BUDGET) or 0) or None,
         "compiled": config.compile.enable,
         "float8": fp8.recipe_name,
         "fp8_product": asdict(float8.product(device.TYPE, fp8.recipe_name, fp8.emulate)) if fp8.recipe_name else None,
