@@ -54,6 +54,13 @@ class Checkpoints(CheckpointManager):
         if last_step and self.enable:
             self._purge_stale_checkpoints()
 
+    def _async_wait(self) -> None:
+        try:
+            super()._async_wait()
+        except CheckpointException:
+            self.save_future = None  # reported once
+            raise
+
     def close(self) -> None:
         """As torchtitan's, which does not wait for an asynchronous save that is under way."""
         if self.enable:
