@@ -25,7 +25,12 @@ from experiments.jobs.progress import describe, progress_bar
 from experiments.jobs.shares import Shares
 from experiments.jobs.signals import COME_BACK, FOR_GOOD, Stop
 
-COMPILE_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}  # variable: folder's name
+# Environment variables and the names of their folders. Looked for before torch, which sets the first one by itself.
+COMPILE_CACHES = {
+    variable: name
+    for variable, name in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton"))
+    if variable not in os.environ
+}
 
 
 @dataclass(frozen=True)
@@ -122,10 +127,9 @@ class _Process:
         self.log = run.directory / "log.txt"
         self.earlier = read_last_line(run.directory / "metrics.jsonl")
         self.compile_cache = tempfile.TemporaryDirectory(prefix="compile-cache-", ignore_cleanup_errors=True)
-        caches = {key: f"{self.compile_cache.name}/{folder}" for key, folder in COMPILE_CACHES.items()}
         with open(self.log, "a") as log:
             arguments = ["experiments.run", *run.arguments, "--out", str(run.directory)]
-            environment = {key: path for key, path in caches.items() if key not in os.environ}
+            environment = {variable: f"{self.compile_cache.name}/{name}" for variable, name in COMPILE_CACHES.items()}
             self.child = placement.start(arguments, gpu, place, environment, stdout=subprocess.DEVNULL, stderr=log)
         self.task = bar.add_task(run.title, total=None, window="starting")
         self._print("started" + (f" on GPU {gpu}" if gpu is not None else ""))

@@ -28,7 +28,6 @@ import torch.distributed as dist
 
 from models import device  # before anything of torchtitan: see there  # isort: skip
 import torchtitan.train as titan
-from torch._dynamo.utils import calculate_time_spent
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.protocols.train_spec import register_train_spec
 
@@ -39,39 +38,10 @@ from experiments.training import compile_cache
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.metrics import NOT_STEADY_STEPS, Metrics
 from experiments.training.proof import PROFILED_STEP, RECORDING_STEP, Proof
+from experiments.training.timeline import TIMELINE
 from models import float8, llama, optimizer
 from models.errors import InputError
 from models.fused_adamw import local
-
-
-class Timeline:
-    """Attributes every second from process start to the end of the first step to one phase."""
-
-    def __init__(self):
-        self.phases: dict[str, float] = {}
-        self._last = 0.0
-
-    def mark(self, phase: str) -> None:
-        """The time since the last mark belongs to `phase`."""
-        now = device.seconds_since_process_start()
-        self.phases[phase] = self.phases.get(phase, 0.0) + now - self._last
-        self._last = now
-
-
-TIMELINE = Timeline()
-
-
-def _timed(build, before: str, after: str | None = None):
-    """`build` of the TrainSpec, with the timeline marked where torchtitan calls it."""
-
-    def timed(*args, **kwargs):
-        TIMELINE.mark(before)
-        built = build(*args, **kwargs)
-        if after:
-            TIMELINE.mark(after)
-        return built
-
-    return timed
 
 
 def _build_dataloader(job_config, **kwargs):
@@ -81,16 +51,16 @@ def _build_dataloader(job_config, **kwargs):
 
 
 _spec = llama.train_spec(
-    build_dataloader_fn=_timed(_build_dataloader, before="distributed", after="data"),
+    build_dataloader_fn=TIMELINE.marked(_build_dataloader, before="distributed", after="data"),
     # torchtitan converts the model between building it and building this
-    build_metrics_processor_fn=_timed(Metrics, before="conversion"),
+    build_metrics_processor_fn=TIMELINE.marked(Metrics, before="conversion"),
 )
 register_train_spec(
     "llama",
     replace(
         _spec,
-        model_cls=_timed(_spec.model_cls, before="model_build", after="model_build"),
-        build_optimizers_fn=_timed(_spec.build_optimizers_fn, before="model_build"),
+        model_cls=TIMELINE.marked(_spec.model_cls, before="model_build", after="model_build"),
+        build_optimizers_fn=TIMELINE.marked(_spec.build_optimizers_fn, before="model_build"),
     ),
 )
 
@@ -231,10 +201,7 @@ class Trainer(titan.Trainer):
         metrics.losses.append(torch.stack(self._micro_losses).sum())
         if self._steps_done == 1:
             device.synchronize()
-            compile_s = compile_seconds()
-            TIMELINE.mark("first_step")
-            TIMELINE.phases["compile"] = compile_s
-            TIMELINE.phases["first_step"] -= compile_s
+            TIMELINE.end_first_step()
         if self._profiles():  # by now all is compiled
             compile_cache.save(self.job_config)
         if self._steps_done <= NOT_STEADY_STEPS or self._saved_checkpoint_before():
@@ -258,13 +225,13 @@ class Trainer(titan.Trainer):
             self.metrics_processor.fp8_flops_per_token = useful / (self.proof.tokens * self.proof.passes_per_step)
 
     def _profiles(self) -> bool:
-        """Whether this step is the profiled one: the last one of a run that is too short."""
+        """Whether this step is the profiled one; in a run that ends before that, its last step is."""
         chosen = RECORDING_STEP if self.job_config.compile.cuda_graphs else PROFILED_STEP
         last = self.step == self.job_config.training.steps
         return self._steps_done == chosen or (self._steps_done < chosen and last)
 
     def _clip(self, parameters: list[torch.nn.Parameter], max_norm: float, **_) -> torch.Tensor:
-        """Clip gradients as torchtitan does, or within the optimizer's step; by a norm that is not finite, none."""
+        """Clip gradients as torchtitan does, or within the optimizer's step; not if their norm is not finite."""
         norm = optimizer.gradient_norm(parameters)
         self._norm = device.read_later(norm)
         optimizer.clip(self.optimizers, parameters, norm, max_norm)
@@ -273,13 +240,15 @@ class Trainer(titan.Trainer):
     def _check_norm(self) -> None:
         """End the run with this step if its gradient norm is not finite.
 
-        Asked for once the optimizer's step was given to the device, which so has work while the host waits.
+        This comes after the optimizer's step was given to the device, which has work while the host waits for the norm.
         """
         if not math.isfinite(self._norm()):
-            self.metrics_processor.diverged = f"the gradient norm was not finite in step {self.step}" + self._culprits()
+            self.metrics_processor.diverged = (
+                f"the gradient norm was not finite in step {self.step}" + self._parameters_not_finite()
+            )
 
-    def _culprits(self) -> str:
-        """Which gradients are not finite: the first parameters of the first rank that has some, as a sentence's end."""
+    def _parameters_not_finite(self) -> str:
+        """The end of a sentence that names parameters whose gradient is not finite, of the first rank that has any."""
         with_gradient = ((name, p.grad) for name, p in self.proof.trainable().items() if p.grad is not None)
         names = [name for name, gradient in with_gradient if not local(gradient).isfinite().all()]
         by_rank = [names] * dist.get_world_size()
@@ -305,8 +274,3 @@ def _set_random_state(state: dict[str, torch.Tensor]) -> None:
     torch.set_rng_state(state["cpu"])
     if device.TYPE == "cuda":
         torch.cuda.set_rng_state(state["cuda"])
-
-
-def compile_seconds() -> float:
-    """Wall seconds that torch.compile has taken so far, backward graphs included."""
-    return calculate_time_spent().get("total_wall_time", 0.0)
