@@ -25,12 +25,7 @@ from experiments.jobs.progress import describe, progress_bar
 from experiments.jobs.shares import Shares
 from experiments.jobs.signals import COME_BACK, FOR_GOOD, Stop
 
-# Environment variables and the names of their folders. Looked for before torch, which sets the first one by itself.
-COMPILE_CACHES = {
-    variable: name
-    for variable, name in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton"))
-    if variable not in os.environ
-}
+COMPILE_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}  # variable: folder's name
 
 
 @dataclass(frozen=True)
@@ -129,7 +124,11 @@ class _Process:
         self.compile_cache = tempfile.TemporaryDirectory(prefix="compile-cache-", ignore_cleanup_errors=True)
         with open(self.log, "a") as log:
             arguments = ["experiments.run", *run.arguments, "--out", str(run.directory)]
-            environment = {variable: f"{self.compile_cache.name}/{name}" for variable, name in COMPILE_CACHES.items()}
+            environment = {
+                variable: f"{self.compile_cache.name}/{name}"
+                for variable, name in COMPILE_CACHES.items()
+                if not set_by_user(variable)
+            }
             self.child = placement.start(arguments, gpu, place, environment, stdout=subprocess.DEVNULL, stderr=log)
         self.task = bar.add_task(run.title, total=None, window="starting")
         self._print("started" + (f" on GPU {gpu}" if gpu is not None else ""))
@@ -181,3 +180,8 @@ class _Process:
         except OSError as error:
             return f"{self.log}: {error.strerror}"
         return next((line for line in reversed(lines) if line.strip()), f"see {self.log}")
+
+
+def set_by_user(variable: str) -> bool:
+    """Whether this process was started with the environment variable; torch sets TORCHINDUCTOR_CACHE_DIR by itself."""
+    return any(x.startswith(f"{variable}=".encode()) for x in Path("/proc/self/environ").read_bytes().split(b"\0"))

@@ -26,7 +26,7 @@ def four_way(tmp_path_factory):
     one whose runs do not.
     """
     out = tmp_path_factory.mktemp("studies") / "four_way"
-    with patch.object(runner, "COMPILE_CACHES", {}):
+    with patch.object(runner, "set_by_user", lambda variable: True):
         code, said = run_study("four_way", "--overlay", "cpu", "--out", out, *SMALL, f"training.steps={STEPS}")
     assert code == 0, said
     return out, said

@@ -7,6 +7,7 @@ import tempfile
 import pytest
 import yaml
 
+from experiments.jobs import runner
 from tests import processes
 from tests.runs import SMALL, run_study
 
@@ -22,6 +23,7 @@ def test_study_goes_on_after_a_failure_and_later_from_where_it_was(tmp_path, mon
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr(tempfile, "tempdir", None)
     (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(runner, "set_by_user", lambda variable: False)
     out, fast = tmp_path / "study", [*SMALL, "training.steps=3", "compile.components=[loss]"]
     out.mkdir()
     plan = {"description": "x", "recipes": ["baseline_compiled", "baseline"], "baseline": "baseline", "seeds": [0]}
