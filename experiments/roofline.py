@@ -83,7 +83,7 @@ def predict(recipe: recipes.Recipe, gpu_name: str, measured: dict | None = None)
     args = preflight.model_args(config)
     work = roofline.step_work(config, args, preflight.fp8_layers(config))
     rates = {"datasheet": gpu.datasheet} | ({"sustained": gpu.sustained} if gpu.sustained else {})
-    floors = {kind: roofline.floors(work, known) for kind, known in rates.items()}
+    floors = {kind: roofline.step_floors(work, known) for kind, known in rates.items()}
     tokens, flops_per_token = roofline.tokens_per_step(config), flops.flops_per_token(args, config.training.seq_len)
 
     def step(seconds: float) -> dict:

@@ -7,8 +7,6 @@ itself ends with 1, whatever its ranks end with.
 """
 
 import argparse
-import os
-from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -16,6 +14,8 @@ from rich.markup import escape
 
 from experiments.config import recipes
 from experiments.jobs.exit_codes import COMPLETED, complain, leave
+from experiments.jobs.files import out_directory
+from experiments.jobs.ranks import set_rank_environment
 from experiments.jobs.signals import Stop, budget_seconds
 from models.errors import InputError
 
@@ -28,7 +28,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="e.g. training.steps=200")
     parser.add_argument("--overlay", action="append", default=[], metavar="O", help="where or how big, e.g. cpu")
     parser.add_argument("--seed", type=int, help="seed of weights and data order")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: a new one under runs/)")
+    parser.add_argument(
+        "--out", type=out_directory, metavar="DIR", help="run directory (default: a new one under runs/)"
+    )
     parser.add_argument("--budget", type=budget_seconds, metavar="S", help="stop after S seconds, to be resumed later")
     parser.add_argument("--dry-run", action="store_true", help="check everything short of training")
     args = parser.parse_intermixed_args(argv)
@@ -40,27 +42,27 @@ def main(argv: list[str] | None = None) -> int:
             return dry_run(recipe)
         from experiments.training import attempt  # torch: seconds, which a misspelt name need not wait for
 
-        return attempt.run(recipe, args.out or default_directory(recipe), stop)
+        return attempt.run(recipe, args.out, stop, summarize)
     except InputError as error:
         return complain(error)
     except KeyboardInterrupt:
         return stop.code
 
 
-def default_directory(recipe) -> Path:
-    """A new directory for a run that belongs to no study. Raises `InputError` with several ranks: each would differ."""
-    if int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_STEP_NUM_TASKS", "1"))) > 1:
-        raise InputError("a run of several processes needs --out DIR, so that all of them write to the same place")
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{recipe.name}-{stamp}" / recipe.name / f"seed{recipe.config.debug.seed}"
+def summarize(directory: Path, manifest: dict) -> dict:
+    """The contents of summary.json: the run's row of the final table, and which data it read."""
+    from analysis.summary import summarize as row_of  # after training, so that no start waits for it
+
+    return row_of(directory, manifest) | {"data": manifest.get("data")}
 
 
 def dry_run(recipe) -> int:
     """Check configuration, device, data and memory, and say what would run. Raises what a run would raise."""
     from experiments.training import preflight
 
+    _, world_size = set_rank_environment()
     console = Console(highlight=False, soft_wrap=True)
-    for topic, finding in preflight.all_checks(recipe.config):
+    for topic, finding in preflight.all_checks(recipe.config, world_size):
         console.print(f"[bold]{topic:<8}[/] {escape(finding)}")
     overlays = "".join(f" + {name}" for name in recipe.overlays)
     console.print(f"[bold]ready[/]    {recipe.name}{overlays}, seed {recipe.config.debug.seed}, would run")

@@ -5,6 +5,7 @@ this module before torchtitan puts a CPU device there instead: a name, memory st
 No other file knows more about it than to import this one first, which also keeps out what torchtitan imports in vain.
 """
 
+import math
 import os
 import platform
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -23,6 +25,7 @@ import torch
 import torch._inductor.config
 
 from models import gpus
+from models.errors import InputError
 from models.gpus import Peak
 
 TYPE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -166,8 +169,8 @@ def peak() -> Peak:
     """Datasheet peak of this device, or, where none applies, the fastest of some bf16 GEMMs measured here (~0.1 s)."""
     if TYPE == "cuda" and (known := gpus.find(name())):
         return gpus.GPUS[known].datasheet
-    if told := os.environ.get(MEASURED_PEAK):
-        return Peak(float(told), None, "measured: fastest of 20 bf16 GEMMs, once for the study")
+    if measured := os.environ.get(MEASURED_PEAK):
+        return Peak(_positive(measured), None, "measured: fastest of 20 bf16 GEMMs, once for the study")
     n, device = 1024 if TYPE == "cpu" else 8192, torch.device(TYPE)
     own = torch.Generator(device)  # or a run's initial weights would depend on whether this was measured
     a, b = (torch.randn(n, n, dtype=torch.bfloat16, device=device, generator=own) for _ in range(2))
@@ -175,6 +178,13 @@ def peak() -> Peak:
     del a, b
     titan_utils.device_module.empty_cache()
     return Peak(2 * n**3 / best, None, f"measured: fastest of 20 bf16 GEMMs of {n} x {n} x {n}")
+
+
+def _positive(measured: str) -> float:
+    with suppress(ValueError):
+        if 0 < float(measured) < math.inf:
+            return float(measured)
+    raise InputError(f"the environment variable {MEASURED_PEAK} is {measured!r}: set it to FLOP/s, or unset it")
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,20 @@
-"""The least time that a training step takes on one GPU, by part, from shapes, peaks and bandwidth.
+"""The least time of a training step on one GPU, part by part, from shapes, peaks and memory bandwidth.
 
-A kernel needs at least its FLOPs over the peak of their precision and its bytes over the memory bandwidth; the larger
-is its floor. Kernels run one after another, so floors add up. Not in it: gaps between kernels (`IDLE`), communication,
-and what a kernel reads from memory a second time.
+A kernel needs at least its FLOPs over the peak of their precision, and at least its bytes over the memory bandwidth:
+the larger of the two is its floor. Kernels run one after another, so the floors of a step add up.
 
-Eager: each operator reads its operands and writes its result. Compiled: what stands between two GEMMs is one kernel, or
-two for FP8 (models/blocks.py). There a profile cannot tell casts from what they are fused with as the floors do: set
-the sum of these two parts beside the floors'.
+Products and attention read their operands and write their results. What stands between two of them is read once and
+written once, however many kernels do it. So a floor is the same for an eager and a compiled recipe: they differ in how
+far above it they stay. No floor has: gaps between kernels (`IDLE`), a second look at the same data (as when the largest
+value of a tensor must be known before its cast), and communication between GPUs.
 
-`python -m experiments.roofline NAME --gpu h200` prints it for a recipe.
+`python -m experiments.roofline NAME --gpu h200` prints the floors of a recipe.
 """
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from models import blocks, flops
-from models.casts import casts_of
+from models import flops
 from models.errors import InputError
 from models.gpus import Rates
 
@@ -42,7 +41,7 @@ class Work:
         return max(self.flops / peak, self.bytes / rates.bandwidth)
 
 
-def floors(work: list[Work], rates: Rates) -> dict[str, float]:
+def step_floors(work: list[Work], rates: Rates) -> dict[str, float]:
     """Seconds of every part. Raises `InputError` for FP8 on a GPU without FP8 units."""
     return {part: sum(w.seconds(rates) for w in work if w.part == part) for part in PARTS}
 
@@ -59,16 +58,21 @@ def step_work(config, args, fp8_layers: Collection[str]) -> list[Work]:
         InputError: for a setting whose work is not known here.
     """
     _check(config)
-    passes = _passes(config)
-    one_pass = [*_linears(config, args, fp8_layers), *_attention(config, args), *_elementwise(config, args, fp8_layers)]
-    one_pass.append(_loss(config, args))
-    work = [replace(w, bytes=passes * w.bytes, flops=passes * w.flops) for w in one_pass]
-    parameter_bytes = _itemsize(config) * flops.parameters(args)
+    passes, parameter_bytes = _passes(config), _itemsize(config) * flops.parameters(args)
+    one_pass = [*_linears(config, args, fp8_layers), *_attention(config, args), *_elementwise(config, args)]
+    # Cross entropy reads the bf16 logits forward and backward, and writes their gradient; the head is a linear layer.
+    one_pass.append(Work(LOSS, _tokens(config) * args.vocab_size * (2 + 2 + 2)))
     return [
-        *work,
+        *(replace(w, bytes=passes * w.bytes, flops=passes * w.flops) for w in one_pass),
         Work(ELEMENTWISE, 3 * (passes - 1) * parameter_bytes),  # gradients added to those of earlier passes
-        _optimizer(config, flops.parameters(args)),
+        # The norm reads the gradients; AdamW reads parameters, gradients and two moments, and writes all but gradients.
+        Work(OPTIMIZER, (1 + 4 + 3) * parameter_bytes),
     ]
+
+
+def tokens_per_step(config) -> int:
+    """Tokens of one optimizer step on one GPU."""
+    return _passes(config) * _tokens(config)
 
 
 def _check(config) -> None:
@@ -97,118 +101,76 @@ def _passes(config) -> int:
     return max(1, config.training.global_batch_size // config.training.local_batch_size)
 
 
-def tokens_per_step(config) -> int:
-    """Tokens of one optimizer step on one GPU."""
-    return _passes(config) * _tokens(config)
-
-
 def _forwards(config) -> int:
-    """How often a block's forward pass is computed: full activation checkpointing does it again in the backward."""
+    """How often a block's forward pass is computed: full activation checkpointing repeats it in the backward pass."""
     return 2 if config.activation_checkpoint.mode == "full" else 1
 
 
-def _stops_early(config) -> bool:
-    """Whether the second forward pass ends before w2, whose output no gradient needs: the compiler sees that."""
-    return _compiled(config) or config.activation_checkpoint.early_stop
-
-
-def _compiled(config, component: str = "model") -> bool:
-    return config.compile.enable and component in config.compile.components
-
-
-# ---- linear layers ----
-
-
 def _linears(config, args, fp8_layers: Collection[str]) -> Iterator[Work]:
-    """The three GEMMs of each linear layer, and what makes their operands."""
-    t, b, keys = _tokens(config), _itemsize(config), config.quantize.linear.float8
+    """The three products of each linear layer, and the casts of its operands that no other kernel does in passing."""
+    t, b = _tokens(config), _itemsize(config)
     for name, (n, k) in flops.linear_shapes(args).items():
-        block, _, short = name.rpartition(".")
-        compiled = _compiled(config) and (block != "" or config.compile.scope == "model")  # by blocks: not the head
-        forwards = _forwards(config) if block and not (short == "w2" and _stops_early(config)) else 1
-        fp8 = name in fp8_layers
-        grad_weight_fp8 = fp8 and keys.recipe_name != "rowwise_with_gw_hp"
-        yield from [_gemm(2 * t * n * k, t * k + n * k, t * n, fp8)] * forwards  # output = input x weight
-        yield _gemm(2 * t * n * k, t * n + n * k, t * k, fp8)  # grad_input = grad_output x weight
-        yield _gemm(2 * t * n * k, t * n + t * k, n * k, grad_weight_fp8)  # grad_weight = grad_output x input
-        # Autocast's bf16 copies of float32 weights (4 + 2; FP8 casts from float32), float32 ones of their gradients.
-        yield Work(CASTS, 3 * (b - 2) * n * k * (1 if fp8 else 2))
-        if not fp8:
-            continue
-        casts = casts_of(keys, compiled, b)
-        yield Work(CASTS, n * k * (forwards * casts.weight[0] + casts.weight[1]))
-        if not (block and compiled):  # those of compiled blocks are in _elementwise
-            yield Work(CASTS, t * n * casts.grad_output + t * k * (forwards * casts.input[0] + casts.input[1]))
+        layer, fp8 = name.rpartition(".")[2], name in fp8_layers
+        grad_weight_fp8 = fp8 and config.quantize.linear.float8.recipe_name != "rowwise_with_gw_hp"
+        forwards = 1 if layer in ("w2", "output") else _forwards(config)  # no gradient needs w2's output
+        yield from [_product(2 * t * n * k, t * k + n * k, t * n, fp8)] * forwards  # output = input x weight
+        yield _product(2 * t * n * k, t * n + n * k, t * k, fp8)  # grad_input = grad_output x weight
+        yield _product(2 * t * n * k, t * n + t * k, n * k, grad_weight_fp8)  # grad_weight = grad_output x input
+        # A weight becomes bf16, or FP8 as it is and transposed (1 + 1); a bf16 gradient becomes one in float32.
+        copies = int(fp8 or b > 2) + int(b > 2)
+        yield Work(CASTS, copies * (b + 2) * n * k)
+        if fp8:
+            of_input, of_gradient = _LONE_CASTS.get(layer, (0, 0))
+            yield Work(CASTS, t * (of_input * k + of_gradient * n))
 
 
-def _gemm(gemm_flops: int, operands: int, result: int, fp8: bool) -> Work:
+# Bytes per token and feature of a layer's input and of its output's gradient, where no norm, RoPE or SwiGLU makes them.
+# Attention gives the input of wo and the gradient of wv: read bf16, write FP8 as it is and transposed. The gradients of
+# wo and w2 are the residual stream's, which is written anyway: FP8 comes on top.
+_LONE_CASTS = {"wo": (2 + 2, 2), "wv": (0, 2 + 2), "w2": (0, 2)}
+
+
+def _product(product_flops: int, operands: int, result: int, fp8: bool) -> Work:
     """A matrix product; `operands` and `result` are numbers of elements, and results are bf16."""
     size = 1 if fp8 else 2
-    return Work(MATMUL_FP8 if fp8 else MATMUL_BF16, size * operands + 2 * result, gemm_flops, size)
-
-
-# ---- everything else ----
+    return Work(MATMUL_FP8 if fp8 else MATMUL_BF16, size * operands + 2 * result, product_flops, size)
 
 
 def _attention(config, args) -> Iterator[Work]:
     """Flash attention with a causal mask, which leaves half of the products to compute.
 
-    Forward two products (scores, output), 4 T seq dim FLOPs with no mask; backward five (scores again, and the
+    Forward two products (scores, output), 4 T seq dim FLOPs without a mask; backward five (scores again, and the
     gradients of v, the probabilities, q and k), 2.5 times as many.
     """
-    t, (q, kv) = _tokens(config), blocks.widths(args)
-    forward = 4 * t * config.training.seq_len * q / 2
-    forwards = _forwards(config)
-    yield Work(ATTENTION, args.n_layers * forwards * 2 * t * (2 * q + 2 * kv), args.n_layers * forwards * forward)
+    t, (q, kv) = _tokens(config), _widths(args)
+    forward, layers = 4 * t * config.training.seq_len * q / 2, args.n_layers
+    yield from [Work(ATTENTION, layers * 2 * t * (2 * q + 2 * kv), layers * forward)] * _forwards(config)
     # reads q, k, v, the output and its gradient; writes the gradients of q, k, v
-    yield Work(ATTENTION, args.n_layers * 2 * t * (4 * q + 4 * kv), args.n_layers * 2.5 * forward)
+    yield Work(ATTENTION, layers * 2 * t * (4 * q + 4 * kv), layers * 2.5 * forward)
 
 
-def _elementwise(config, args, fp8_layers: Collection[str]) -> Iterator[Work]:
-    """Norms, RoPE, SwiGLU, residual sums, and casts between them if compiled; the eager embedding and last norm."""
-    t, d, b = _tokens(config), args.dim, _itemsize(config)
-    if _compiled(config):
-        in_block = {name.rpartition(".")[2] for name in fp8_layers if "." in name}
-        block = blocks.compiled(args, b, config.quantize.linear.float8.recipe_name, in_block)
-    else:
-        block = blocks.eager(args, b)
-    last_sums = 1 if _stops_early(config) else _forwards(config)
-    for traffic, times in ((block.forward, _forwards(config)), (block.last, last_sums), (block.backward, 1)):
-        yield Work(ELEMENTWISE, args.n_layers * t * times * traffic.elementwise)
-        yield Work(CASTS, args.n_layers * t * times * traffic.casts)
-    yield Work(ELEMENTWISE, t * d * (2 * b + 5 * b))  # the last norm, as in blocks.eager
-    # The embedding copies rows; its gradient is a whole matrix of zeros to which rows are added. A tied head's
-    # gradient is added to that (3).
-    yield Work(ELEMENTWISE, t * d * 5 * b + args.vocab_size * d * b * (4 if args.enable_weight_tying else 1))
+def _widths(args) -> tuple[int, int]:
+    """Features of all query heads, and of all key (or value) heads."""
+    return args.dim, args.dim // args.n_heads * args.n_kv_heads
 
 
-def _loss(config, args) -> Work:
-    """Cross entropy from bf16 logits and back to their gradient; the head is a linear layer and not in it.
+def _elementwise(config, args) -> Iterator[Work]:
+    """Norms, residual sums, RoPE, SwiGLU and the embedding.
 
-    Compiled: the logits read once forward, once backward, and their gradient written. Eager: to float32 (2 + 4),
-    log-softmax (4 + 4), its gradient filled with zeros (4), through log-softmax (4 + 4 + 4), to bf16 (4 + 2).
+    All of it is bytes per token: `b` for a feature of the residual stream, 2 for results and operands of products. FP8
+    changes nothing, as an operand that is written as it is and transposed has 1 + 1 bytes.
     """
-    return Work(LOSS, _tokens(config) * args.vocab_size * (2 + 2 + 2 if _compiled(config, "loss") else 36))
-
-
-def _optimizer(config, parameters: int) -> Work:
-    """Gradient norm (1 read), clipping (read, write), AdamW.
-
-    In one kernel AdamW reads parameter, gradient and both moments, and writes all but the gradient; for bf16 parameters
-    it clips as it reads (models/fused_adamw.py). As foreach or a loop each operation is a pass: decay (2), first moment
-    (3), second (2, then 3), its root (2), correction (2), epsilon (2), step (4). Clipping apart multiplies even where
-    the norm is small enough.
-
-    Moments of 8 bits and of FP8 are compiled to two kernels, since the largest value of a block comes first: one reads
-    gradient and moments, the other all of it and writes. Those of 8 bits go from one to the other in float32 (4 + 4).
-    """
-    keys, b = config.optimizer, _itemsize(config)
-    moment = flops.moment_bytes(keys, b)
-    if keys.name in ("AdamW8bit", "AdamWFp8"):
-        adamw = 4 * b + 6 * moment + (2 * (4 + 4) if keys.name == "AdamW8bit" else 0)
-    elif keys.implementation == "fused" or keys.from_torchao:
-        adamw = 3 * b + 4 * moment
-    else:
-        adamw = 20 * b
-    clips = keys.implementation == "fused" and not keys.from_torchao and config.training.dtype == "bfloat16"
-    return Work(OPTIMIZER, parameters * (b + (0 if clips else 2 * b) + adamw))
+    t, b, (d, kv), f = _tokens(config), _itemsize(config), _widths(args), flops.ffn_dim(args)
+    rope = 2 * 2 * (d + kv)
+    sum_and_norm = (b + 2) * d + (b + 2) * d  # reads stream and a product's result; writes the sum and an operand
+    forward = 2 * sum_and_norm + rope + 2 * (2 * f + f)  # SwiGLU reads two results and writes an operand
+    # Each layer behind a norm gives a gradient of its input; also read: the stream and its gradient, which is written.
+    behind_norms = 2 if args.fused_projections else 5
+    backward = behind_norms * 2 * d + 2 * (3 * b * d) + rope
+    backward += 2 * (f + 2 * f) + 2 * (2 * f)  # SwiGLU reads a gradient and both results; writes both gradients
+    repeated = (_forwards(config) - 1) * (forward - (b + 2) * d)  # ends before w2: no result to read, no sum to write
+    yield Work(ELEMENTWISE, args.n_layers * t * (forward + repeated + backward))
+    # The embedding is read and written, and normed for the first block; backward the last norm and a whole matrix of
+    # zeros with some rows. Under a tied head that matrix is added to the head's gradient (3).
+    yield Work(ELEMENTWISE, t * d * ((2 * b + 2) + (3 * b + 2)))
+    yield Work(ELEMENTWISE, args.vocab_size * d * b * (1 + 3 * args.enable_weight_tying))

@@ -45,36 +45,31 @@ def flops_per_token(args, seq_len: int, causal: bool = False) -> int:
     return 6 * (parameters(args) - embedding) + (attention // 2 if causal else attention)
 
 
-MOMENT_BLOCK = 256  # values of a moment in 8 bits that share a float32 scale
-
-
-def moment_bytes(optimizer, param_bytes: int) -> float:
-    """Bytes of each of AdamW's two moments of a parameter; `optimizer` is the recipe's section of that name."""
-    return 1 + 4 / MOMENT_BLOCK if optimizer.name in ("AdamW8bit", "AdamWFp8") else param_bytes
-
-
 def memory_estimate(
-    args, tokens: int, param_bytes: int, moment_bytes: float, compiled: bool, recompute: bool
+    args, tokens: int, param_bytes: int, compiled: bool, recompute: bool, shards: int = 1
 ) -> dict[str, float]:
-    """Bytes that training on one device needs, to within about a quarter; without sharding.
+    """Bytes that training needs on each device, to within about a quarter.
 
     Args:
         args: the model.
-        tokens: tokens in one forward pass (batch times sequence).
-        param_bytes: bytes of one parameter (2 for bf16, 4 for fp32); its gradient has the same.
-        moment_bytes: bytes of each of the optimizer's two moments of a parameter.
+        tokens: tokens in one forward pass of the device (batch times sequence).
+        param_bytes: bytes of one parameter (2 for bf16, 4 for fp32), of its gradient and of each of AdamW's moments.
         compiled: compiled kernels recompute some element-wise results instead of keeping them.
         recompute: full activation checkpointing: each layer's input, and one layer's activations at a time.
+        shards: devices that FSDP shards parameters, gradients and moments over. Activations and logits are not sharded,
+            and the weights of two blocks are gathered at a time: of the one that computes, and of the next.
     """
     n = parameters(args)
+    block = sum(rows * columns for name, (rows, columns) in linear_shapes(args).items() if name.startswith("layers.0."))
     # Kept for backward per token and layer, in bf16. Of width dim: the inputs of both norms and their outputs, q, k, v,
     # the attention's output before and after its transposition. Of FFN width: w1's and w3's outputs, silu, the product.
     per_layer = (7 if compiled else 8) * args.dim + (3 if compiled else 4) * ffn_dim(args)
     per_token = args.n_layers * args.dim + per_layer if recompute else args.n_layers * per_layer
     return {
-        "parameters": n * param_bytes,
-        "gradients": n * param_bytes,
-        "optimizer": 2 * n * moment_bytes,
+        "parameters": n * param_bytes / shards,
+        "gradients": n * param_bytes / shards,
+        "optimizer": 2 * n * param_bytes / shards,
+        "gathered": 2 * block * 2 if shards > 1 else 0,  # in bf16
         "activations": 2 * tokens * per_token,
         "logits": tokens * args.vocab_size * (2 + 4 + 4),  # bf16, their float32 copy, its gradient
     }

@@ -1,7 +1,7 @@
 """What GPUs can do: peaks of matrix multiplication, memory bandwidth and memory, each with its source.
 
-`datasheet` is the maker's promise, `sustained` what somebody measured: a GPU at its power limit lowers its clock, so
-even the best GEMMs reach 71 to 87 % of the promise.
+`datasheet` has the maker's figures, `sustained` measured ones: a GPU at its power limit lowers its clock, so that even
+the best GEMMs reach only 71 to 87 % of the datasheet.
 """
 
 import re
@@ -26,12 +26,17 @@ class Rates(Peak):
 
 @dataclass(frozen=True)
 class Gpu:
-    """One product. `driver_name` is words of the name that the driver gives it; `memory` is in bytes."""
+    """One product. `driver_name` is a part of the name that the driver gives it; `memory` is in bytes."""
 
     driver_name: str
     memory: float
     datasheet: Rates
     sustained: Rates | None = None
+
+    @property
+    def rates(self) -> Rates:
+        """The sustained rates, or the datasheet's where nobody has measured them."""
+        return self.sustained or self.datasheet
 
 
 def _rates(bf16: float, fp8: float | None, bandwidth: float, source: str) -> Rates:
@@ -47,11 +52,11 @@ _H200 = "NVIDIA H200 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/h20
 _GH200 = "NVIDIA GH200 Superchip datasheet (nvidia.com/en-us/data-center/grace-hopper-superchip), dense"
 _A100 = "NVIDIA A100 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/a100), dense, 80 GB SXM"
 _B200 = "NVIDIA Blackwell datasheet (resources.nvidia.com), dense, one GPU of an HGX B200"
-# `python -m experiments.benchmark_rates` measures a GPU's own; no record of it is at hand yet.
+# `python -m experiments.benchmark_rates` measures a GPU's own rates; an H200's are not measured yet.
 _H200_GOALS = f"bf16 and copies: assumed, as in this project's goals for an H200; FP8 {_GEMMS}"
 
-# By the name that the command line knows. The first whose `driver_name` is in a device's name is that device, so that a
-# chip's other products come before it. "NVIDIA GH200 120GB" and "480GB" name the CPU's memory; the GPU's is 96 GB.
+# The keys are names for the command line. A device is the first GPU whose `driver_name` is in the device's name, so a
+# chip's other products stand before it. "NVIDIA GH200 120GB" and "480GB" name the CPU's memory; the GPU's is 96 GB.
 GPUS = {
     "b200": Gpu("B200", 180e9, _rates(2250, 4500, 7.7, _B200), _rates(1745.0, 3432.5, 7.7, _NO_COPY)),
     "gh200-144gb": Gpu("GH200 144G", 144e9, _rates(989, 1979, 4.9, f"{_GH200}, HBM3e"),
@@ -68,5 +73,5 @@ GPUS = {
 
 
 def find(device_name: str) -> str | None:
-    """The key in `GPUS` of the GPU that the driver calls so, e.g. `NVIDIA GH200 120GB`; None if there is none."""
+    """The key in `GPUS` for a driver's name of a GPU, e.g. `NVIDIA GH200 120GB`; None if it is not in the table."""
     return next((name for name, gpu in GPUS.items() if re.search(rf"\b{gpu.driver_name}\b", device_name)), None)

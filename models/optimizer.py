@@ -1,5 +1,4 @@
-"""The optimizer: AdamW fused over all parameters or PyTorch's, or one of torchao's with a smaller state or stochastic
-rounding; and clipping."""
+"""AdamW and gradient clipping: fused over all bf16 parameters of a GPU, else PyTorch's; torchao's AdamW rounds at random."""
 
 from collections.abc import Iterable
 
@@ -13,25 +12,21 @@ from torchtitan.components.optimizer import build_optimizers as build_torch_opti
 from torchtitan.distributed import ParallelDims
 
 from models import fused_adamw
-from models.flops import MOMENT_BLOCK
 
 
 def build_optimizers(model_parts: list[nn.Module], keys, parallel_dims: ParallelDims, ft_manager=None):
     """torchtitan's container of the optimizer that the section `optimizer` describes."""
     settings = {"lr": keys.lr, "betas": (keys.beta1, keys.beta2), "eps": keys.eps, "weight_decay": keys.weight_decay}
+    if keys.stochastic_rounding:
+        return OptimizersContainer(model_parts, optim._AdamW, settings | {"bf16_stochastic_round": True})
     trainable = [p for model in model_parts for p in model.parameters() if p.requires_grad]
-    if not keys.from_torchao:
-        if keys.implementation == "fused" and _for_kernels(trainable):
-            return OptimizersContainer(model_parts, fused_adamw.FusedAdamW, settings)
-        return build_torch_optimizers(model_parts, keys, parallel_dims, ft_manager)
-    classes = {"AdamW": optim._AdamW, "AdamW8bit": optim.AdamW8bit, "AdamWFp8": optim.AdamWFp8}
-    settings |= {"bf16_stochastic_round": keys.stochastic_rounding}
-    settings |= {} if keys.name == "AdamW" else {"block_size": MOMENT_BLOCK}
-    return OptimizersContainer(model_parts, classes[keys.name], settings)
+    if keys.implementation == "fused" and _for_kernels(trainable):
+        return OptimizersContainer(model_parts, fused_adamw.FusedAdamW, settings)
+    return build_torch_optimizers(model_parts, keys, parallel_dims, ft_manager)
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
-    """The norm of all gradients together, a scalar tensor; of all ranks' shards. In float32 if bf16 ones on a GPU."""
+    """The norm of all gradients together, all ranks' shards included: a scalar, float32 for bf16 gradients on a GPU."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     if _for_kernels(gradients):
         return fused_adamw.gradient_norm(gradients)
@@ -44,15 +39,15 @@ def clip(
 ) -> None:
     """Scale the gradients, whose norm is `norm`, down to `max_norm`: now, or in the next step of `FusedAdamW`.
 
-    If the norm is not finite, gradients that are stay so.
+    A norm that is not finite changes no gradient, so that those which are finite stay so.
     """
-    fused = [each for each in optimizers if isinstance(each, fused_adamw.FusedAdamW)]
-    for each in fused:
-        each.clip(norm, max_norm)
-    if not fused:  # NaN would make all gradients NaN, and 0 scales nothing
+    fused = [optimizer for optimizer in optimizers if isinstance(optimizer, fused_adamw.FusedAdamW)]
+    for optimizer in fused:
+        optimizer.clip(norm, max_norm)
+    if not fused:  # 0 for a norm that is not finite: it scales nothing, where NaN would make all gradients NaN
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm.nan_to_num(0, 0), foreach=True)
 
 
 def _for_kernels(tensors: list[torch.Tensor]) -> bool:
-    """Whether they are what fused_adamw's kernels are for."""
-    return bool(tensors) and all(each.is_cuda and each.dtype == torch.bfloat16 for each in tensors)
+    """Whether the kernels of models/fused_adamw.py take these: bf16 tensors on a GPU."""
+    return bool(tensors) and all(tensor.is_cuda and tensor.dtype == torch.bfloat16 for tensor in tensors)

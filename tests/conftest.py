@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 from experiments.config.keys import Config
+from experiments.jobs.ranks import set_rank_environment
 from experiments.jobs.signals import Stop
 from experiments.run import main
-from experiments.training.attempt import set_rank_environment
 from experiments.training.trainer import Trainer
 from models import (
     device,  # noqa: F401

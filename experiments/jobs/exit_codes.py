@@ -1,7 +1,9 @@
-"""How the commands end: their exit codes, what is said of bad input, and how a process is left.
+"""How a command ends: its exit code, its sentence about bad input, and how its process leaves.
 
-The two codes of commands that were interrupted are in experiments/jobs/signals.py."""
+The two codes of commands that were interrupted are in experiments/jobs/signals.py.
+"""
 
+import errno
 import logging
 import os
 import sys
@@ -20,21 +22,49 @@ def complain(error: Exception | str) -> int:
     return BAD_INPUT
 
 
+class _Output:
+    """A text stream whose failures raise nothing: `error` keeps the last one."""
+
+    def __init__(self, stream):
+        self._stream = stream or open(os.devnull, "w")  # None: the shell closed it (`>&-`)
+        self._stream.reconfigure(errors="backslashreplace")  # a locale may lack a letter
+        self.error: OSError | None = None
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self.error = error
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self.error = error
+
+    def __getattr__(self, name: str):
+        return getattr(self._stream, name)
+
+
 def leave(command: Callable[[], int]) -> NoReturn:
     """Do a command's work, and end the process with its exit code, without the interpreter's clean-up.
 
-    That can wait for 300 s for inductor's pool of compile workers (pytorch issue 162199), and of several ranks now and
-    then gloo aborts in it. The pool ends by itself once its pipe is closed.
+    The clean-up can wait for 300 s for inductor's pool of compile workers (pytorch issue 162199), and with several
+    ranks gloo sometimes aborts in it. The pool ends by itself once its pipe is closed. Output that cannot be written
+    (a closed pipe, a full disk) changes nothing about the work and its exit code.
     """
+    sys.stdout, sys.stderr = output, _ = _Output(sys.stdout), _Output(sys.stderr)
     try:
         code = command()
+    except SystemExit as end:  # argparse's, after --help and after bad arguments
+        code = int(end.code or 0)
     except Exception:
         sys.excepthook(*sys.exc_info())
         code = FAILED
     logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:  # a full disk, a pipe that nobody reads any more: what was said has not arrived
-            code = code or FAILED
+    sys.stdout.flush()
+    if output.error and output.error.errno != errno.EPIPE:
+        print(f"standard output could not be written: {output.error.strerror}", file=sys.stderr)
+    sys.stderr.flush()
     os._exit(code)

@@ -1,20 +1,85 @@
-"""Files that a run leaves behind, read and written so that a process that is killed leaves none of them torn."""
+"""Folders and files of a run: locked while they are in use, and never left torn by a process that is killed."""
 
+import fcntl
+import itertools
 import json
+import logging
+import os
+from argparse import ArgumentTypeError
+from contextlib import suppress
 from pathlib import Path
 
+from models.errors import InputError
 
-def write_whole(path: Path, content: str) -> None:
-    """Write a file, whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(content)
-    part.replace(path)
+
+def out_directory(text: str) -> Path:
+    """The folder that a command line names. Raises ArgumentTypeError for an empty name, as of an unset variable."""
+    if not text.strip():
+        raise ArgumentTypeError("expected a folder, got an empty name")
+    return Path(text)
+
+
+def new_folder(path: Path) -> Path:
+    """Make a folder that nobody else has: `path`, or `path`-2, -3 ... when others start within the same second.
+
+    Raises `InputError` where it cannot be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(2):
+            with suppress(FileExistsError):
+                path.mkdir()
+                return path
+            path = path.with_name(f"{path.name.removesuffix(f'-{number - 1}')}-{number}")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}: choose another --out") from None
+
+
+def lock(folder: Path, user: str) -> int:
+    """Lock a folder, made if it is missing, until the descriptor that this returns is closed or the process ends.
+
+    Args:
+        folder: the one to lock.
+        user: what locks it, `run` or `study`: for the message.
+
+    Raises:
+        InputError: another process has locked it, or it cannot be written.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: choose another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}: choose another --out") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise InputError(
+            f"{folder} is being written by another {user} that is alive: choose another --out, or wait for it"
+        ) from None
+    except OSError as error:  # some parallel file systems are mounted without locks
+        logging.getLogger().warning(f"{folder}: {error.strerror}: nothing keeps a second {user} out of it")
+    return descriptor
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file, whole or not at all. Raises OSError."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(content if isinstance(content, bytes) else content.encode())
+        part.replace(path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink()
+        raise
 
 
 def read_json(path: Path) -> dict:
     """Contents of a JSON file, empty if it is missing or torn."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -24,10 +89,8 @@ def read_metrics(path: Path) -> list[dict]:
     """Lines of a metrics.jsonl, in order; torn ones are left out."""
     lines = []
     for text in path.read_bytes().splitlines() if path.exists() else []:
-        try:
+        with suppress(ValueError):
             lines.append(json.loads(text))
-        except ValueError:
-            continue
     return [line for line in lines if isinstance(line, dict)]
 
 

@@ -21,7 +21,9 @@ def gpus() -> list[str | None]:
     return [str(index) for index in range(torch.cuda.device_count())] or [None]
 
 
-def start(arguments: list[str], gpu: str | None, place: int, **streams) -> subprocess.Popen:
+def start(
+    arguments: list[str], gpu: str | None, place: int, environment: dict | None = None, **streams
+) -> subprocess.Popen:
     """Start `python -m` on a GPU, near its cores; the process ends with this one.
 
     It has a session of its own: the terminal's Ctrl-C reaches only this process, which passes on one signal and waits.
@@ -29,11 +31,12 @@ def start(arguments: list[str], gpu: str | None, place: int, **streams) -> subpr
     Args:
         arguments: the module and what it is given.
         gpu, place: as for `binding`.
+        environment: variables besides those of this process.
         streams: stdout and stderr, as for `subprocess.Popen`.
     """
-    environment = os.environ | {STUDY_PID: str(os.getpid())} | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
+    variables = {STUDY_PID: str(os.getpid())} | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}) | (environment or {})
     command = [*binding(gpu, place), sys.executable, "-m", *arguments]
-    return subprocess.Popen(command, env=environment, start_new_session=True, **streams)
+    return subprocess.Popen(command, env=os.environ | variables, start_new_session=True, **streams)
 
 
 def binding(gpu: str | None, place: int, sysfs: Path = _SYSFS) -> list[str]:

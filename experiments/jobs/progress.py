@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +13,7 @@ _PLAIN = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H
 
 
 class Display:
-    """What the trainer tells while it runs; in a terminal it moves the bar, else torchtitan's log lines say it."""
+    """The bar that the trainer moves in a terminal; elsewhere torchtitan's log lines say the same."""
 
     def __init__(self, bar: Progress, name: str, steps: int):
         self.bar = bar
@@ -24,6 +24,16 @@ class Display:
 
     def window(self, line: dict) -> None:
         self.bar.update(self.task, window=describe(line))
+
+
+class _LogFile(logging.FileHandler):
+    """log.txt; on a full disk the run goes on without its lines."""
+
+    def handleError(self, record) -> None: ...  # noqa: N802  # logging's name
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
 
 
 def describe(line: dict) -> str:
@@ -40,7 +50,7 @@ def progress_bar(console: Console, shown: bool) -> Progress:
 
 @contextmanager
 def display(name: str, steps: int, log_file: Path | None):
-    """Send the log to `log_file` (rank 0) and to the screen, and yield a `Display`.
+    """Send the log to `log_file` (rank 0) and to the screen, and yield a `Display`. Raises OSError for the file.
 
     Args:
         name: what the bar says.
@@ -51,7 +61,7 @@ def display(name: str, steps: int, log_file: Path | None):
     before, level = root.handlers, root.level
     handlers: list[logging.Handler] = []
     if log_file:
-        handlers.append(logging.FileHandler(log_file))
+        handlers.append(_LogFile(log_file, encoding="utf-8"))
     live = bool(log_file) and console.is_terminal
     if live:
         handlers.append(RichHandler(logging.WARNING, console, show_path=False))

@@ -1,8 +1,14 @@
-"""Runs as processes: as many at once as there are GPUs, each on its own; the others wait for a free one."""
+"""Runs as processes: as many at once as there are GPUs, each on its own; the others wait for a free one.
+
+Each run compiles with an empty cache folder of its own, which is removed after it: otherwise the first run would pay
+for what later runs compile, and their warm-ups would not compare. Folders that the user has set are left as they are.
+"""
 
 import math
+import os
 import signal
 import subprocess
+import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -19,6 +25,8 @@ from experiments.jobs.progress import describe, progress_bar
 from experiments.jobs.shares import Shares
 from experiments.jobs.signals import COME_BACK, FOR_GOOD, Stop
 
+COMPILE_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}  # variable: folder's name
+
 
 @dataclass(frozen=True)
 class Run:
@@ -32,56 +40,74 @@ class Run:
 def run_all(runs: list[Run], console: Console, stop: Stop, shares: Shares | None = None) -> dict[Run, int]:
     """Exit codes of the runs that were started, negative for the number of a signal that killed one.
 
-    What `stop` is asked for is passed on to those that run; they are waited for, and no other is started. `shares` of a
-    time budget are kept to.
+    Args:
+        runs: in the order in which they start.
+        console: where their ends are told.
+        stop: a request is passed on to the runs, which are waited for, and no other is started.
+        shares: of a time budget, kept to.
     """
     stop.deferred = True
-    waiting, running, codes = list(runs), [], {}
-    free = list(enumerate(placement.gpus()))
-    told = False
     with progress_bar(console, console.is_terminal) as bar, ExitStack() as at_end:
-        at_end.callback(_tell, running, signal.SIGTERM)  # whatever else ends this loop ends the runs too
-
-        def starts_more() -> bool:
-            return bool(waiting) and not stop.code and not (shares and shares.over)
-
-        while running or starts_more():
+        jobs = _Jobs(runs, console, bar, stop, shares)
+        at_end.callback(jobs.send, signal.SIGTERM)  # whatever else ends this loop ends the runs too
+        while jobs.running or jobs.starts_more():
             try:
-                while free and starts_more():
-                    until = shares.until(len(waiting) - 1) if shares else math.inf
-                    _start(waiting.pop(0), until, free, running, codes, bar, console)
+                jobs.start_waiting()
                 time.sleep(0.2)
-                if stop.code and not told:
-                    told = True
-                    _tell(running, signal.SIGUSR1 if stop.code == COME_BACK else signal.SIGTERM)
-                for process in [process for process in running if process.ended()]:
-                    running.remove(process)
-                    free.append(process.gpu)
-                    codes[process.run] = process.report()
-                    if shares and process.told:
-                        shares.ended(process.step, process.told)
-                for process in running:
-                    if shares and not process.told and shares.spent(process.until, process.step):
-                        process.told = time.monotonic()
-                        _tell([process], signal.SIGUSR1)
-            except KeyboardInterrupt:  # Ctrl-C once more: they are not to wait for a step's end either
-                _tell(running, signal.SIGINT)
-    return codes
+                jobs.pass_on_request()
+                jobs.collect_ended()
+                jobs.stop_whose_share_is_spent()
+            except KeyboardInterrupt:  # a second Ctrl-C: the runs are not to wait for the end of a step either
+                jobs.send(signal.SIGINT)
+    return jobs.codes
 
 
-def _start(run: Run, until: float, free: list, running: list["_Process"], codes: dict, bar, console: Console) -> None:
-    """Start `run` on the first free GPU, or note why it cannot be started: that stops no other."""
-    try:
-        running.append(_Process(run, until, *free[0], bar, console))
-        del free[0]
-    except OSError as error:  # a file where its directory should be, a full disk
-        console.print(escape(f"{run.title}: failed: {error.filename}: {error.strerror}"), soft_wrap=True)
-        codes[run] = BAD_INPUT
+class _Jobs:
+    """The runs that wait, those that run, the free GPUs, and the exit codes of those that have ended."""
 
+    def __init__(self, runs: list[Run], console: Console, bar, stop: Stop, shares: Shares | None):
+        self.waiting, self.running, self.codes = list(runs), [], {}
+        self.free = list(enumerate(placement.gpus()))
+        self.console, self.bar, self.stop, self.shares = console, bar, stop, shares
+        self._passed_on = False
 
-def _tell(running: list["_Process"], sent: signal.Signals) -> None:
-    for process in running:
-        process.child.send_signal(sent)
+    def starts_more(self) -> bool:
+        return bool(self.waiting) and not self.stop.code and not (self.shares and self.shares.over)
+
+    def start_waiting(self) -> None:
+        """Start runs while there are free GPUs. One that cannot be started is noted and stops no other."""
+        while self.free and self.starts_more():
+            run = self.waiting.pop(0)
+            until = self.shares.until(len(self.waiting)) if self.shares else math.inf
+            try:
+                self.running.append(_Process(run, until, *self.free[0], self.bar, self.console))
+                del self.free[0]
+            except OSError as error:  # a file where its directory should be, a full disk
+                self.console.print(escape(f"{run.title}: failed: {error.filename}: {error.strerror}"), soft_wrap=True)
+                self.codes[run] = BAD_INPUT
+
+    def pass_on_request(self) -> None:
+        if self.stop.code and not self._passed_on:
+            self._passed_on = True
+            self.send(signal.SIGUSR1 if self.stop.code == COME_BACK else signal.SIGTERM)
+
+    def collect_ended(self) -> None:
+        for process in [process for process in self.running if process.ended()]:
+            self.running.remove(process)
+            self.free.append(process.gpu)
+            self.codes[process.run] = process.report()
+            if self.shares and process.asked_at:
+                self.shares.ended(process.step, process.asked_at)
+
+    def stop_whose_share_is_spent(self) -> None:
+        for process in self.running:
+            if self.shares and not process.asked_at and self.shares.spent(process.until, process.step):
+                process.asked_at = time.monotonic()
+                process.child.send_signal(signal.SIGUSR1)
+
+    def send(self, request: signal.Signals) -> None:
+        for process in self.running:
+            process.child.send_signal(request)
 
 
 class _Process:
@@ -90,16 +116,22 @@ class _Process:
     def __init__(self, run: Run, until: float, place: int, gpu: str | None, bar, console: Console):
         self.run, self.gpu, self.bar, self.console = run, (place, gpu), bar, console
         self.until = until  # when its share of a budget is spent
-        self.told = 0.0  # when it was told so
+        self.asked_at = 0.0  # when it was asked to stop for that
         self.step = 0  # the last one on record; 0 as long as it has made none of its own
         run.directory.mkdir(parents=True, exist_ok=True)
         self.log = run.directory / "log.txt"
         self.earlier = read_last_line(run.directory / "metrics.jsonl")
+        self.compile_cache = tempfile.TemporaryDirectory(prefix="compile-cache-", ignore_cleanup_errors=True)
         with open(self.log, "a") as log:
             arguments = ["experiments.run", *run.arguments, "--out", str(run.directory)]
-            self.child = placement.start(arguments, gpu, place, stdout=subprocess.DEVNULL, stderr=log)
+            environment = {
+                variable: f"{self.compile_cache.name}/{name}"
+                for variable, name in COMPILE_CACHES.items()
+                if not set_by_user(variable)
+            }
+            self.child = placement.start(arguments, gpu, place, environment, stdout=subprocess.DEVNULL, stderr=log)
         self.task = bar.add_task(run.title, total=None, window="starting")
-        self._say("started" + (f" on GPU {gpu}" if gpu is not None else ""))
+        self._print("started" + (f" on GPU {gpu}" if gpu is not None else ""))
 
     def ended(self) -> bool:
         """Whether it has ended; moves its bar."""
@@ -107,24 +139,28 @@ class _Process:
         return self.child.poll() is not None
 
     def report(self) -> int:
-        """Say how it ended, and return its exit code."""
+        """Print how it ended, and return its exit code."""
+        self.compile_cache.cleanup()
         code, line = self.child.returncode, self._show()
         if code == BAD_INPUT:
             line = {}  # what is in the directory may be another run's
-        if code < 0:
-            status = f"killed by {signal.Signals(-code).name}"
-        else:
-            otherwise = "interrupted" if code in (COME_BACK, FOR_GOOD) else "failed"
-            status = "failed" if code in (FAILED, BAD_INPUT) else self._manifest().get("status", otherwise)
+        status = self._status(code)
         outcome = f"{status} at step {line['step']}, {describe(line)}" if line else status
         self.bar.update(self.task, window=outcome)
-        self._say(outcome + (f": {self._last_words()}" if code else ""), always=code != 0)
+        self._print(outcome + (f": {self._last_words()}" if code else ""), always=code != 0)
         return code
 
-    def _say(self, what: str, always: bool = False) -> None:
-        """A line; in a terminal the bar says it, unless something is wrong."""
+    def _status(self, code: int) -> str:
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        if code in (FAILED, BAD_INPUT):
+            return "failed"
+        return self._manifest().get("status", "interrupted" if code in (COME_BACK, FOR_GOOD) else "failed")
+
+    def _print(self, event: str, always: bool = False) -> None:
+        """Print a line; in a terminal the bar shows the event instead, unless something is wrong."""
         if always or not self.console.is_terminal:
-            self.console.print(escape(f"{datetime.now():%H:%M:%S} {self.run.title}: {what}"), soft_wrap=True)
+            self.console.print(escape(f"{datetime.now():%H:%M:%S} {self.run.title}: {event}"), soft_wrap=True)
 
     def _show(self) -> dict:
         """Move the bar to the run's last log line, and return that."""
@@ -140,7 +176,12 @@ class _Process:
 
     def _last_words(self) -> str:
         try:
-            lines = self.log.read_text(errors="replace").split("\n")
+            lines = self.log.read_text(errors="replace", encoding="utf-8").split("\n")
         except OSError as error:
             return f"{self.log}: {error.strerror}"
         return next((line for line in reversed(lines) if line.strip()), f"see {self.log}")
+
+
+def set_by_user(variable: str) -> bool:
+    """Whether this process was started with the environment variable; torch sets TORCHINDUCTOR_CACHE_DIR by itself."""
+    return any(x.startswith(f"{variable}=".encode()) for x in Path("/proc/self/environ").read_bytes().split(b"\0"))

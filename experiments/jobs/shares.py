@@ -9,38 +9,39 @@ all; how long a warm-up will take is not known beforehand.
 import math
 import time
 
-END_S = 5  # of a run, after its last step, and without a checkpoint
-CHECKPOINT_RATE = 1e9  # bytes/s, until one was seen to be written
+END_S = 5  # seconds from a run's last step to its end, without a checkpoint
+CHECKPOINT_RATE = 1e9  # bytes/s, assumed until a run has written one
 BUDGET = "STUDY_BUDGET_S"  # in the environment of a study's runs: their manifests say so
 
 
 class Shares:
-    """Args: seconds: what is left of the budget; places: runs at once; end_s: what a run takes to end once told to."""
+    """The time left, and the steps that the runs before have made."""
 
     def __init__(self, seconds: float, places: int, end_s: float = END_S):
+        """Args: seconds: what is left of the budget; places: runs at once; end_s: a run's time to end once asked."""
         self.end = time.monotonic() + seconds
         self.places = places
         self.end_s = end_s
         self.fewest = math.inf
-        self._seen_end_s = 0.0
+        self._longest_end_s = 0.0
 
     def until(self, waiting: int) -> float:
-        """The time at which a run that starts now is to be told to stop; `waiting` others come after it."""
+        """The time at which a run that starts now is to be asked to stop; `waiting` others come after it."""
         turns = math.ceil((waiting + 1) / self.places)
         now = time.monotonic()
         return now + (self.end - now) / turns - self.end_s
 
     @property
     def over(self) -> bool:
-        """Whether a run that starts now would be told to stop at once."""
+        """Whether a run that starts now would be asked to stop at once."""
         return time.monotonic() >= self.end - self.end_s
 
     def spent(self, until: float, step: int) -> bool:
         """Whether a run that is at `step` is to stop."""
         return time.monotonic() >= until or step >= self.fewest
 
-    def ended(self, step: int, told: float) -> None:
-        """A run that was told to stop at time `told` has ended after `step` steps, 0 within its warm-up."""
+    def ended(self, step: int, asked_at: float) -> None:
+        """A run that was asked to stop at time `asked_at` has ended after `step` steps, 0 within its warm-up."""
         self.fewest = min(self.fewest, step or math.inf)
-        self._seen_end_s = max(self._seen_end_s, time.monotonic() - told)
-        self.end_s = self._seen_end_s
+        self._longest_end_s = max(self._longest_end_s, time.monotonic() - asked_at)
+        self.end_s = self._longest_end_s

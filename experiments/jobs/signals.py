@@ -1,8 +1,8 @@
 """How a run or a study is asked to end early: by a signal, or by its time budget.
 
-SIGUSR1 (a cluster's limit is near) and a spent budget end it with COME_BACK: whoever started it may start it again.
-SIGTERM and SIGINT (Ctrl-C) end it with FOR_GOOD. Training ends at its next step boundary; what comes before the first
-step has nothing to save and ends at once, and so does everything at a second Ctrl-C.
+SIGUSR1 (a cluster's time limit is near) and a spent budget end it with COME_BACK: whoever started it may start it
+again. SIGTERM and SIGINT (Ctrl-C) end it with FOR_GOOD. Training ends at its next step boundary. Before the first step
+there is nothing to save, so a request ends the process at once; so does a second Ctrl-C at any time.
 """
 
 import _thread
@@ -16,7 +16,7 @@ import threading
 import time
 
 COME_BACK, FOR_GOOD = 75, 130  # exit codes: EX_TEMPFAIL of sysexits.h; a shell's for Ctrl-C
-STUDY_PID = "STUDY_PID"  # in a run's environment: the study that started it, which it must not outlive
+STUDY_PID = "STUDY_PID"  # in a run's environment: the study that started it and that it must not outlive
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -37,7 +37,7 @@ def budget_seconds(text: str) -> float:
 
 
 class Stop:
-    """What was asked for first: `code` is 0, COME_BACK or FOR_GOOD, `why` the signal's name or the budget."""
+    """The first request to end: `code` is 0, COME_BACK or FOR_GOOD, `why` the signal's name or the budget."""
 
     def __init__(self, budget_s: float | None = None):
         """Args: budget_s: seconds since the process started, after which training ends; None: no limit."""
@@ -49,8 +49,8 @@ class Stop:
 
     def listen(self) -> None:
         """Take over SIGINT, SIGTERM and SIGUSR1. Called first in a program, before there are other threads."""
-        # Blocked, a signal that came before this line waits; and children inherit the block: a cluster may signal every
-        # process of a job, and a compile worker would die of it.
+        # A blocked signal that came before this line waits for it. Children inherit the block: a cluster may signal
+        # every process of a job, and a compile worker would die of it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         threading.Thread(target=self._await_usr1, daemon=True).start()
         signal.signal(signal.SIGUSR1, lambda *_: self._come_back())  # a library's thread may be older than the block
@@ -81,14 +81,18 @@ class Stop:
             _thread.interrupt_main()  # as SIGINT
 
     def _handle(self, number: int, frame) -> None:
+        at_once = number == signal.SIGINT and self._is_second_ctrl_c()
         self._ask(FOR_GOOD, signal.Signals(number).name)
-        again = False
-        if number == signal.SIGINT:
-            again = self._interrupted_at is not None and time.monotonic() - self._interrupted_at > 1  # not one twice
-            self._interrupted_at = self._interrupted_at or time.monotonic()
-        if not self.deferred or again:
+        if not self.deferred or at_once:
             self.deferred = True  # a request may come twice, and the second must not disturb the end of the first
             raise KeyboardInterrupt
+
+    def _is_second_ctrl_c(self) -> bool:
+        """Whether the user insists. A run of a study gets SIGINT from it for a second Ctrl-C only."""
+        first, self._interrupted_at = self._interrupted_at, self._interrupted_at or time.monotonic()
+        if os.environ.get(STUDY_PID):
+            return self._code != 0
+        return first is not None and time.monotonic() - first > 1  # one Ctrl-C may arrive by two ways
 
     def _ask(self, code: int, why: str) -> None:
         if not self._code:  # the first wins: a cluster that wants a job to come back may follow up with SIGTERM

@@ -1,8 +1,9 @@
 """One attempt at a run: its process group, its directory, its training, and how it ended."""
 
 import logging
-import os
 import sys
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,60 +12,13 @@ from rich.markup import escape
 
 from experiments.config import recipes
 from experiments.jobs.exit_codes import BAD_INPUT, COMPLETED, DIVERGED, FAILED
+from experiments.jobs.files import new_folder
 from experiments.jobs.progress import display
+from experiments.jobs.ranks import set_rank_environment
 from experiments.jobs.signals import Interrupted, Stop
 from models.errors import InputError
 
-
-def run(recipe, out: Path, stop: Stop) -> int:
-    """Train `recipe` into `out`; returns the exit code. Raises `InputError` for what can be known before training."""
-    rank, world_size = set_rank_environment()
-    from experiments.training import preflight
-
-    preflight.check_ranks(recipe.config, world_size)
-    preflight.check_budget(recipe.config, stop.budget_s)
-    directory = None
-    if rank == 0:
-        from experiments.training.run_directory import RunDirectory
-
-        directory = RunDirectory(out, recipes.to_yaml(recipe), preflight.facts(recipe, world_size))
-    recipe.config.job.dump_folder = str(out)
-    with display(recipe.name, recipe.config.training.steps, out / "log.txt" if directory else None) as screen:
-        end = _train(recipe, directory, screen, stop)
-    if directory:
-        _finish(directory, end)
-        Console(soft_wrap=True, highlight=False).print(
-            escape(f"{end.status}: {directory.path}" + (f" ({end.error})" if end.error else ""))
-        )
-    _leave(end)
-    return end.code
-
-
-def set_rank_environment() -> tuple[int, int]:
-    """(rank, world size), and torch.distributed's variables set: torchrun's, srun's, or those of one process."""
-    env = os.environ
-    if "RANK" in env:
-        pass
-    elif int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        env |= {
-            "RANK": env["SLURM_PROCID"],
-            "WORLD_SIZE": env["SLURM_STEP_NUM_TASKS"],
-            "LOCAL_RANK": str(int(env["SLURM_LOCALID"]) % _visible_devices()),  # 0 where each task sees its GPU alone
-        }
-        if "MASTER_ADDR" not in env or "MASTER_PORT" not in env:
-            raise InputError(
-                "several tasks of srun must be told where to meet: export MASTER_ADDR=$(hostname) and MASTER_PORT in "
-                "the batch script, as launch/alps_multinode.sbatch does"
-            )
-    else:
-        env |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    return int(env["RANK"]), int(env["WORLD_SIZE"])
-
-
-def _visible_devices() -> int:
-    import torch
-
-    return torch.cuda.device_count() or int(os.environ["SLURM_STEP_NUM_TASKS"])
+Summarize = Callable[[Path, dict], dict]  # a run directory and its manifest -> the contents of summary.json
 
 
 class End(NamedTuple):
@@ -76,7 +30,51 @@ class End(NamedTuple):
     together: bool = False
 
 
-def _train(recipe, directory, screen, stop: Stop) -> End:
+def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
+    """Train `recipe`; returns the exit code. Raises `InputError` for what can be known before training.
+
+    Args:
+        recipe: a resolved recipe.
+        out: the run directory; None: a new one under runs/.
+        stop: asked at each step boundary whether to end.
+        summarize: makes summary.json.
+    """
+    rank, world_size = set_rank_environment()
+    from experiments.training import preflight
+
+    preflight.check_ranks(recipe.config, world_size)
+    preflight.check_checkpoints(recipe.config, stop.budget_s)
+    out = out or _default_directory(recipe, world_size)
+    directory = None
+    if rank == 0:
+        from experiments.training.run_directory import RunDirectory
+
+        directory = RunDirectory(out, recipes.to_yaml(recipe), preflight.facts(recipe, world_size))
+    recipe.config.job.dump_folder = str(out)
+    try:
+        with display(recipe.name, recipe.config.training.steps, out / "log.txt" if directory else None) as screen:
+            end = _train(recipe, world_size, directory, screen, stop)
+    except OSError as error:  # log.txt cannot be opened
+        end = End("failed", f"{error.filename}: {error.strerror}", FAILED)
+    if directory:
+        _finish(directory, end, summarize)
+        Console(soft_wrap=True, highlight=False).print(
+            escape(f"{end.status}: {directory.path}" + (f" ({end.error})" if end.error else ""))
+        )
+    _leave(end)
+    return end.code
+
+
+def _default_directory(recipe, world_size: int) -> Path:
+    """A new directory for a run that belongs to no study."""
+    if world_size > 1:  # each would make its own
+        raise InputError("a run of several processes needs --out DIR, so that all of them write to the same place")
+    study = new_folder(Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
+    return study / recipe.name / f"seed{recipe.config.debug.seed}"
+
+
+def _train(recipe, world_size: int, directory, screen, stop: Stop) -> End:
+    """Train to the end, whatever it is, and put its reason into the log."""
     from experiments.training import preflight
     from experiments.training.metrics import Diverged
     from experiments.training.trainer import Trainer
@@ -86,9 +84,10 @@ def _train(recipe, directory, screen, stop: Stop) -> End:
         preflight.check_device(recipe.config)
         if slow := preflight.slow_attention(recipe.config):
             logging.getLogger().warning(slow)
-        preflight.check_memory(recipe.config, int(os.environ["WORLD_SIZE"]))
+        preflight.check_memory(recipe.config, world_size)
         trainer = Trainer(recipe.config, stop)
         if directory:
+            directory.note(data=trainer.data)
             _record(trainer, directory, screen)
         trainer.train()
         return End("completed", None, COMPLETED, together=True)
@@ -148,6 +147,15 @@ def _close(trainer) -> None:
         logging.getLogger().warning("could not close the run cleanly", exc_info=True)
 
 
+def _finish(directory, end: End, summarize: Summarize) -> None:
+    """Write summary and manifest; on a full disk, what was written before stays as it is."""
+    try:
+        directory.finish(end.status, end.error, summarize)
+    except OSError as error:
+        sentence = f"{directory.path}: {error.strerror}: the end of the run ({end.status}) is not on record"
+        print(sentence, file=sys.stderr)
+
+
 def _leave(end: End) -> None:
     """Leave the process group, after the first rank's last record: a cluster may end all ranks when one exits."""
     from torch import distributed as dist
@@ -159,16 +167,3 @@ def _leave(end: End) -> None:
             dist.destroy_process_group()
     except Exception:
         logging.getLogger().warning("could not leave the process group cleanly", exc_info=True)
-
-
-def _finish(directory, end: End) -> None:
-    """Write summary and manifest; on a full disk, what was written before stays as it is."""
-    from analysis.runs import summarize
-
-    try:
-        directory.finish(end.status, end.error)
-        directory.write_json("summary.json", summarize(directory.path))
-    except OSError as problem:
-        print(
-            f"{directory.path}: {problem.strerror}: the end of the run ({end.status}) is not on record", file=sys.stderr
-        )

@@ -6,7 +6,7 @@ A line of metrics.jsonl (times in seconds, rates over all devices; what is not f
   grad_norm, lr          of the last step; the norm is the one before clipping
   tokens_per_s           tokens through the model, padding included; valid_tokens_per_s leaves padding out
   step_s, data_wait_s    every step's duration; the host's wait for data in it, which on a GPU may overlap with work
-  not_steady             steps of the window whose time says little: the process's first 10 (one of them is profiled),
+  not_steady             steps of the window that rates leave out: the process's first 10 (one of them is profiled),
                          and those that wrote a checkpoint
   peak_memory_bytes      highest reserved memory of the device in the window (on a CPU: resident set so far)
   mfu_bf16_peak, mfu_fp8_peak, mfu_mixed_peak     fractions, see the README; null where no peak applies
@@ -44,7 +44,7 @@ class JsonLines:
         size = os.fstat(self.descriptor).st_size
         try:
             written = os.write(self.descriptor, line)
-            if written < len(line):  # the disk filled up within the line: the rest says why
+            if written < len(line):  # the disk filled up within the line: writing the rest raises
                 os.write(self.descriptor, line[written:])
         except OSError:
             os.ftruncate(self.descriptor, size)
@@ -97,13 +97,13 @@ class Metrics(MetricsProcessor):
     def __init__(self, job_config, parallel_dims, model_args):
         super().__init__(job_config, parallel_dims)
         self.fp8_flops_per_token = 0.0  # set by the proof once a step was profiled
-        # Whoever keeps records hears of each window's line, each step's end, and, before the first step, of the
-        # checkpoint's step that training goes on from (0: none). The trainer says whether it stops after this step.
-        self.on_window: Callable[[dict], None] = lambda line: None
-        self.on_step: Callable[[int], None] = lambda step: None
-        self.on_resume: Callable[[int], None] = lambda step: None
-        self.stops_here: Callable[[], bool] = lambda: False
-        self.diverged = ""  # by the trainer, in which step and where: training ends with this step
+        # Set by whoever keeps the records:
+        self.on_resume: Callable[[int], None] = lambda step: None  # before the first step; the checkpoint's, 0: none
+        self.on_step: Callable[[int], None] = lambda step: None  # a step has ended
+        self.on_window: Callable[[dict], None] = lambda line: None  # a log window has ended
+        # Set by the trainer:
+        self.stops_here: Callable[[], bool] = lambda: False  # whether training stops after this step
+        self.diverged = ""  # why training ends with this step: what was not finite
         self.clock = _Clock()
         self._pending: dict | None = None
         self._reset_window()

@@ -1,14 +1,16 @@
 """What can be known before a run. Each check raises an `InputError`, or says what it found."""
 
 import os
-import shlex
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, replace
+from pathlib import PurePath
 
 import torch
 
 from experiments.config.recipes import Recipe
 from experiments.corpus import rows
+from experiments.jobs.ranks import number
 from experiments.jobs.shares import BUDGET
 from models import device, float8, flops, llama
 from models.errors import InputError
@@ -17,8 +19,14 @@ CUDNN_WANTED = (9, 15)  # from here on PyTorch prefers cuDNN's attention on GPUs
 HOPELESS = 1.3  # times the memory that is there, beyond which no inaccuracy of the estimate can help
 
 
-def check_budget(config, budget_s: float | None) -> None:
-    """Raise `InputError` for a time budget without checkpoints."""
+def check_checkpoints(config, budget_s: float | None = None) -> None:
+    """Raise `InputError` for a folder that other runs could share, and for a time budget without checkpoints."""
+    folder = PurePath(config.checkpoint.folder)
+    if folder.is_absolute() or ".." in folder.parts or not folder.parts:
+        raise InputError(
+            f"checkpoint.folder={config.checkpoint.folder}: expected a folder within the run directory, as checkpoint: "
+            "a run must not delete or load another's checkpoints"
+        )
     if budget_s is not None and not config.checkpoint.enable:
         raise InputError(
             "--budget needs checkpoints, or what it stops starts again from the first step: add checkpoint.enable=true"
@@ -59,12 +67,13 @@ def check_device(config) -> str:
         raise InputError("model.attention_backend cudnn needs a GPU: on a CPU there are auto, flash and math")
     if device.TYPE == "cpu" and config.compile.cuda_graphs:
         raise InputError("compile.cuda_graphs needs a GPU: set it to false")
-    compiler = shlex.split(os.environ.get("CXX", "g++"))[0]
-    compiles = "compile.enable" if config.compile.enable else "torchao's optimizer" * config.optimizer.from_torchao
-    if device.TYPE == "cpu" and compiles and not shutil.which(compiler):
+    compiles = (
+        "compile.enable" if config.compile.enable else "torchao's optimizer" * config.optimizer.stochastic_rounding
+    )
+    if device.TYPE == "cpu" and compiles and not shutil.which(compiler := os.environ.get("CXX", "g++").split(" ")[0]):
         raise InputError(
-            f"{compiles} needs a C++ compiler on a CPU and `{compiler}` is not there: install g++, point CXX at "
-            "another one, or run the recipe `baseline`, which is not compiled"
+            f"{compiles} needs a C++ compiler on a CPU and `{compiler}` is not there: install g++, point the "
+            "environment variable CXX at another one, or run the recipe `baseline`, which is not compiled"
         )
     finding = f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
     return f"{finding}; {slow}" if (slow := slow_attention(config)) else finding
@@ -85,33 +94,31 @@ def slow_attention(config) -> str | None:
 
 
 def check_memory(config, world_size: int = 1) -> str:
-    """Estimated need per device against what it has; an error only where it is far beyond: it is an estimate."""
-    estimate, capacity = memory_needed(config) / world_size, device.memory_bytes()
+    """Estimated need of each device against what it has; an error only far beyond that, since it is an estimate."""
+    need, capacity = memory_needed(config, world_size), device.memory_bytes()
     if device.TYPE == "cpu":  # the processes that torchrun starts here share it
-        capacity /= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    said = f"about {estimate / 2**30:.1f} GiB of {capacity / 2**30:.0f} GiB"
-    if estimate > HOPELESS * capacity:
+        capacity /= number("LOCAL_WORLD_SIZE", 1, least=1)
+    finding = f"about {need / 2**30:.1f} GiB of {capacity / 2**30:.0f} GiB"
+    if need > HOPELESS * capacity:
         raise InputError(
-            f"the run needs {said} here: choose a smaller model.flavor or the overlay `cpu`, recompute activations "
-            "(activation_checkpoint.mode=full), or shard over more GPUs"
+            f"the run needs {finding} here: choose a smaller model.flavor or the overlay `cpu`, recompute activations "
+            "(activation_checkpoint.mode=full), lower training.local_batch_size, or shard over more GPUs"
         )
-    return said + ("" if estimate <= capacity else ": this will probably not fit")
+    return finding + ("" if need <= capacity else ": this will probably not fit")
 
 
-def memory_needed(config) -> float:
-    """Bytes in all."""
-    return sum(memory_estimate(config).values())
+def memory_needed(config, world_size: int = 1) -> float:
+    """Bytes on each device."""
+    return sum(memory_estimate(config, world_size).values())
 
 
-def memory_estimate(config) -> dict[str, float]:
-    """Bytes by use, see `flops.memory_estimate`."""
+def memory_estimate(config, world_size: int = 1) -> dict[str, float]:
+    """Bytes on each of `world_size` devices by use, see `flops.memory_estimate`."""
     tokens = config.training.local_batch_size * config.training.seq_len
     param_bytes = {"bfloat16": 2, "float32": 4}[config.training.dtype]
-    moment_bytes = flops.moment_bytes(config.optimizer, param_bytes)
     recompute = config.activation_checkpoint.mode == "full"
-    return flops.memory_estimate(
-        model_args(config), tokens, param_bytes, moment_bytes, config.compile.enable, recompute
-    )
+    shards = max(1, world_size // config.parallelism.data_parallel_replicate_degree)
+    return flops.memory_estimate(model_args(config), tokens, param_bytes, config.compile.enable, recompute, shards)
 
 
 def checkpoint_bytes(config) -> float:
@@ -149,10 +156,14 @@ def check_data(config) -> str:
     return rows.describe(token_file, config)
 
 
-def all_checks(config) -> list[tuple[str, str]]:
+def all_checks(config, world_size: int) -> Iterator[tuple[str, str]]:
     """(topic, finding) of every check, for a dry run."""
-    checks = {"model": check_model, "device": check_device, "memory": check_memory, "data": check_data}
-    return [(topic, check(config)) for topic, check in checks.items()]
+    check_ranks(config, world_size)
+    check_checkpoints(config)
+    yield "model", check_model(config)
+    yield "device", check_device(config)
+    yield "memory", check_memory(config, world_size)
+    yield "data", check_data(config)
 
 
 def facts(recipe: Recipe, world_size: int) -> dict:
@@ -166,7 +177,7 @@ def facts(recipe: Recipe, world_size: int) -> dict:
         "description": recipe.description,
         "seed": config.debug.seed,
         "steps": config.training.steps,
-        "study_budget_s": float(os.environ.get(BUDGET, 0)) or None,
+        "study_budget_s": float(os.environ.get(BUDGET) or 0) or None,
         "compiled": config.compile.enable,
         "float8": fp8.recipe_name,
         "fp8_product": asdict(float8.product(device.TYPE, fp8.recipe_name, fp8.emulate)) if fp8.recipe_name else None,

@@ -7,6 +7,8 @@ Three claims, checked while the run trains and kept in proof.json; a claim that 
 A recipe that leaves parameters out of the optimizer on purpose (`optimizer.built`) has those orphans on record instead.
 """
 
+import math
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -21,6 +23,7 @@ PROFILED_STEP = 3  # the first step compiles, the second may compile again
 RECORDING_STEP = 2  # profiled with CUDA graphs: they warm up in the first; from the third on no operator is called
 _FP8_OPS = {"aten::_scaled_mm", "aten::_scaled_mm_v2"}
 _GEMM_OPS = _FP8_OPS | {"aten::mm", "aten::addmm"}  # of linear layers; attention is another kernel, or bmm
+_TEMPLATE = "triton_tem_"  # with max-autotune inductor may compile a product into a kernel of its own, which calls none
 _ATTENTION_OPS = {
     "aten::_scaled_dot_product_cudnn_attention": "cudnn",
     "aten::_scaled_dot_product_flash_attention": "flash",
@@ -54,7 +57,7 @@ class Proof:
         recipe_name: `quantize.linear.float8.recipe_name`, None for a run in bf16.
         tokens: tokens of one forward pass on this rank (batch times sequence).
         passes_per_step: forward passes per step (gradient accumulation).
-        orphans_wanted: trainable parameters in no optimizer are what the recipe is about.
+        allow_orphans: trainable parameters in no optimizer are what the recipe is about.
     """
 
     model: nn.Module
@@ -62,7 +65,7 @@ class Proof:
     recipe_name: str | None
     tokens: int
     passes_per_step: int = 1
-    orphans_wanted: bool = False
+    allow_orphans: bool = False
     orphans: list[str] = field(default_factory=list)
     parameters: dict = field(default_factory=dict)
     gemm_flops: dict[str, int] = field(default_factory=dict)
@@ -91,17 +94,17 @@ class Proof:
 
     @property
     def fp8_flops(self) -> int:
-        """FLOPs per step that `aten::_scaled_mm` was seen to do."""
-        return sum(self.gemm_flops.get(op, 0) for op in _FP8_OPS)
+        """FLOPs per step that `aten::_scaled_mm`, or a compiled kernel in its place, was seen to do."""
+        return sum(count for name, count in self.gemm_flops.items() if "_scaled_mm" in name)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         return {n.replace("_orig_mod.", ""): p for n, p in self.model.named_parameters() if p.requires_grad}
 
     def check_optimizer(self) -> None:
-        """Claim 2. Raises `ProofError` naming the parameters that no optimizer would step, unless they are wanted."""
+        """Claim 2. Raises `ProofError` naming the parameters that no optimizer would step; not if that is allowed."""
         owned = {id(p) for opt in self.optimizers for group in opt.param_groups for p in group["params"]}
         self.orphans = [name for name, p in self.trainable().items() if id(p) not in owned]
-        if self.orphans and not self.orphans_wanted:
+        if self.orphans and not self.allow_orphans:
             raise ProofError(
                 f"{len(self.orphans)} trainable parameters are in no optimizer and would never learn, "
                 f"{self.orphans[0]} among them: build the optimizer after the FP8 conversion, which can replace "
@@ -202,7 +205,32 @@ def count_gemm_flops(events) -> dict[str, int]:
         # addmm has the bias first; every other operand after the two matrices is a scale or an output
         (m, k), (_, n) = event.input_shapes[1:3] if event.name == "aten::addmm" else event.input_shapes[:2]
         flops[event.name] = flops.get(event.name, 0) + 2 * m * k * n
+    for event in events:
+        if product := _template_product(event.name):
+            flops[product] = flops.get(product, 0) + _template_flops(event.input_shapes)
     return flops
+
+
+def _template_product(kernel: str) -> str | None:
+    """`triton _scaled_mm` or `triton mm` for a kernel such as `triton_tem_fused__scaled_mm_3`; None for others."""
+    if not kernel.startswith(_TEMPLATE):
+        return None
+    if "_scaled_mm" in kernel:
+        return "triton _scaled_mm"
+    return "triton mm" if re.search("_(add)?mm_", kernel) else None
+
+
+def _template_flops(shapes: list[list[int]]) -> int:
+    """FLOPs of a kernel that gets two operands first, each perhaps transposed, and the product last.
+
+    (m k) (k n) (m n) is (m n k) squared. Scales of rows have a dimension of 1.
+    """
+    left, right, *_, product = [rows * columns for rows, columns in filter(_is_matrix, shapes)]
+    return 2 * math.isqrt(left * right * product)
+
+
+def _is_matrix(shape: list[int]) -> bool:
+    return len(shape) == 2 and min(shape) > 1
 
 
 def _callers(event) -> list:

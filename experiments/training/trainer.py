@@ -1,9 +1,26 @@
-"""torchtitan's Trainer with this project's records around it; its loop is used as it is."""
+"""torchtitan's Trainer with this project's records around it; its loop is used as it is.
 
+What is called, in this order; `*` marks what is ours or what we add to:
+
+    train
+      checkpointer.load                   * the newest whole checkpoint, if there is one    checkpoint.py
+      should_continue_training            * last step? asked to stop? the first time: records go on from this step
+      train_step                          * watch the optimizer (first step), profile (third)             proof.py
+        batch_generator                   * count tokens
+        forward_backward_step             * keep each micro-batch's loss
+        clip_grad_norm_                   * our norm; clip here, or within a fused optimizer       models/optimizer.py
+        optimizers.step, lr_schedulers.step
+        metrics_processor.should_log      * norm finite? do all ranks stop here?
+        metrics_processor.log               at the end of a log window
+        metrics_processor.end_step        * the window's line; timing.json, proof.json      metrics.py, attempt.py
+      checkpointer.save                   * also where the run was asked to stop
+"""
+
+import json
 import math
 import os
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from unittest.mock import patch
 
 import torch
@@ -11,48 +28,20 @@ import torch.distributed as dist
 
 from models import device  # before anything of torchtitan: see there  # isort: skip
 import torchtitan.train as titan
-from torch._dynamo.utils import calculate_time_spent
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.protocols.train_spec import register_train_spec
 
+from experiments.config.rules import flat
 from experiments.corpus import rows
 from experiments.jobs.signals import Interrupted, Stop
 from experiments.training import compile_cache
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.metrics import NOT_STEADY_STEPS, Metrics
 from experiments.training.proof import PROFILED_STEP, RECORDING_STEP, Proof
+from experiments.training.timeline import TIMELINE
 from models import float8, llama, optimizer
+from models.errors import InputError
 from models.fused_adamw import local
-
-
-class Timeline:
-    """Attributes every second from process start to the end of the first step to one phase."""
-
-    def __init__(self):
-        self.phases: dict[str, float] = {}
-        self._last = 0.0
-
-    def mark(self, phase: str) -> None:
-        """The time since the last mark belongs to `phase`."""
-        now = device.seconds_since_process_start()
-        self.phases[phase] = self.phases.get(phase, 0.0) + now - self._last
-        self._last = now
-
-
-TIMELINE = Timeline()
-
-
-def _timed(build, before: str, after: str | None = None):
-    """`build` of the TrainSpec, with the timeline marked where torchtitan calls it."""
-
-    def timed(*args, **kwargs):
-        TIMELINE.mark(before)
-        built = build(*args, **kwargs)
-        if after:
-            TIMELINE.mark(after)
-        return built
-
-    return timed
 
 
 def _build_dataloader(job_config, **kwargs):
@@ -62,26 +51,42 @@ def _build_dataloader(job_config, **kwargs):
 
 
 _spec = llama.train_spec(
-    build_dataloader_fn=_timed(_build_dataloader, before="distributed", after="data"),
+    build_dataloader_fn=TIMELINE.marked(_build_dataloader, before="distributed", after="data"),
     # torchtitan converts the model between building it and building this
-    build_metrics_processor_fn=_timed(Metrics, before="conversion"),
+    build_metrics_processor_fn=TIMELINE.marked(Metrics, before="conversion"),
 )
 register_train_spec(
     "llama",
     replace(
         _spec,
-        model_cls=_timed(_spec.model_cls, before="model_build", after="model_build"),
-        build_optimizers_fn=_timed(_spec.build_optimizers_fn, before="model_build"),
+        model_cls=TIMELINE.marked(_spec.model_cls, before="model_build", after="model_build"),
+        build_optimizers_fn=TIMELINE.marked(_spec.build_optimizers_fn, before="model_build"),
     ),
 )
+
+
+_IDENTITY_SECTIONS = ("model", "optimizer", "lr_scheduler", "training", "quantize")
 
 
 class _Finished(Exception):
     """The last step is done."""
 
 
+def _identity(config, data: str) -> dict:
+    """What a checkpoint's numbers depend on, as key paths and values; how long the run is does not matter.
+
+    Args:
+        config: the recipe's.
+        data: name and content hash of the token file, which stand for the keys that say where it comes from.
+    """
+    sections = {name: asdict(getattr(config, name)) for name in _IDENTITY_SECTIONS}
+    del sections["training"]["steps"], sections["training"]["dataset_path"], sections["model"]["hf_assets_path"]
+    keys = dict(flat(sections)) | {"debug.seed": config.debug.seed, "data": data}
+    return keys | {"processes": dist.get_world_size()}
+
+
 class Trainer(titan.Trainer):
-    """One run. Call `train()`; `proof` and `metrics_processor` hold the records.
+    """One run. Call `train()`; `proof` and `metrics_processor` hold the records, `data` names what it reads.
 
     Raises what torchtitan raises, and `ProofError`, `Diverged`, `Interrupted`, `InputError`.
     """
@@ -110,9 +115,11 @@ class Trainer(titan.Trainer):
             recipe_name=job_config.quantize.linear.float8.recipe_name,
             tokens=training.local_batch_size * training.seq_len,
             passes_per_step=self.gradient_accumulation_steps,
-            orphans_wanted=convert_late,
+            allow_orphans=convert_late,
         )
         self.proof.check_optimizer()
+        self.data = self.dataloader.dataset.token_file.path.name
+        self.checkpointer.identity = json.loads(json.dumps(_identity(job_config, self.data)))
         self.metrics_processor.stops_here = self._stops_here
         self._hosts = dist.new_group(backend="gloo")  # to agree without waiting for the devices
         self._stop_code = 0
@@ -127,8 +134,9 @@ class Trainer(titan.Trainer):
             return super().init_distributed()
 
     def state_dict(self) -> dict:
-        """What torchtitan checkpoints of its trainer, and the random numbers to come, of every rank."""
-        return super().state_dict() | {f"random_{dist.get_rank()}": _random_state()}
+        """What torchtitan checkpoints of its trainer, the random numbers to come of every rank, and whose it is."""
+        own = {f"random_{dist.get_rank()}": _random_state(), "identity": json.dumps(self.checkpointer.identity)}
+        return super().state_dict() | own
 
     def load_state_dict(self, state_dict: dict) -> None:
         super().load_state_dict(state_dict)
@@ -142,6 +150,7 @@ class Trainer(titan.Trainer):
     def should_continue_training(self) -> bool:
         """torchtitan's question at each step boundary, the first time right after loading a checkpoint."""
         if not self._steps_done:
+            self._check_steps()
             self.metrics_processor.on_resume(self.step)
         self.stop.deferred = self.stop.deferred or self._steps_done > 0
         if self._stop_code:
@@ -151,6 +160,12 @@ class Trainer(titan.Trainer):
         if not super().should_continue_training():
             raise _Finished  # past torchtitan's two seconds of waiting for other ranks, who wait for one another here
         return True
+
+    def _check_steps(self) -> None:
+        if self.step > (asked := self.job_config.training.steps):
+            raise InputError(
+                f"the run's checkpoint is of step {self.step}, and training.steps={asked} asks for fewer: raise it"
+            )
 
     def _stops_here(self) -> bool:
         """Whether this step is the last because a rank was asked to stop; all ranks ask one another in each step."""
@@ -186,10 +201,7 @@ class Trainer(titan.Trainer):
         metrics.losses.append(torch.stack(self._micro_losses).sum())
         if self._steps_done == 1:
             device.synchronize()
-            compile_s = compile_seconds()
-            TIMELINE.mark("first_step")
-            TIMELINE.phases["compile"] = compile_s
-            TIMELINE.phases["first_step"] -= compile_s
+            TIMELINE.end_first_step()
         if self._profiles():  # by now all is compiled
             compile_cache.save(self.job_config)
         if self._steps_done <= NOT_STEADY_STEPS or self._saved_checkpoint_before():
@@ -213,13 +225,13 @@ class Trainer(titan.Trainer):
             self.metrics_processor.fp8_flops_per_token = useful / (self.proof.tokens * self.proof.passes_per_step)
 
     def _profiles(self) -> bool:
-        """Whether this step is the profiled one: the last one of a run that is too short."""
+        """Whether this step is the profiled one; in a run that ends before that, its last step is."""
         chosen = RECORDING_STEP if self.job_config.compile.cuda_graphs else PROFILED_STEP
         last = self.step == self.job_config.training.steps
         return self._steps_done == chosen or (self._steps_done < chosen and last)
 
     def _clip(self, parameters: list[torch.nn.Parameter], max_norm: float, **_) -> torch.Tensor:
-        """Clip gradients as torchtitan does, or within the optimizer's step; by a norm that is not finite, none."""
+        """Clip gradients as torchtitan does, or within the optimizer's step; not if their norm is not finite."""
         norm = optimizer.gradient_norm(parameters)
         self._norm = device.read_later(norm)
         optimizer.clip(self.optimizers, parameters, norm, max_norm)
@@ -228,13 +240,15 @@ class Trainer(titan.Trainer):
     def _check_norm(self) -> None:
         """End the run with this step if its gradient norm is not finite.
 
-        Asked for once the optimizer's step was given to the device, which so has work while the host waits.
+        This comes after the optimizer's step was given to the device, which has work while the host waits for the norm.
         """
         if not math.isfinite(self._norm()):
-            self.metrics_processor.diverged = f"the gradient norm was not finite in step {self.step}" + self._culprits()
+            self.metrics_processor.diverged = (
+                f"the gradient norm was not finite in step {self.step}" + self._parameters_not_finite()
+            )
 
-    def _culprits(self) -> str:
-        """Which gradients are not finite: the first parameters of the first rank that has some, as a sentence's end."""
+    def _parameters_not_finite(self) -> str:
+        """The end of a sentence that names parameters whose gradient is not finite, of the first rank that has any."""
         with_gradient = ((name, p.grad) for name, p in self.proof.trainable().items() if p.grad is not None)
         names = [name for name, gradient in with_gradient if not local(gradient).isfinite().all()]
         by_rank = [names] * dist.get_world_size()
@@ -260,8 +274,3 @@ def _set_random_state(state: dict[str, torch.Tensor]) -> None:
     torch.set_rng_state(state["cpu"])
     if device.TYPE == "cuda":
         torch.cuda.set_rng_state(state["cuda"])
-
-
-def compile_seconds() -> float:
-    """Wall seconds that torch.compile has taken so far, backward graphs included."""
-    return calculate_time_spent().get("total_wall_time", 0.0)

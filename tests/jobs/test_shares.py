@@ -31,9 +31,9 @@ def test_each_run_has_the_same_share_of_what_is_left(clock):
 def test_a_run_stops_at_the_fewest_steps_of_those_before_it(clock):
     share = Shares(seconds=400, places=1)
     assert not share.spent(until=2000, step=10**6)
-    share.ended(step=0, told=999)  # it did not get past its warm-up
+    share.ended(step=0, asked_at=999)  # it did not get past its warm-up
     assert share.fewest == math.inf
-    share.ended(step=300, told=970)
+    share.ended(step=300, asked_at=970)
     assert share.spent(until=2000, step=300) and not share.spent(until=2000, step=299)
     assert share.end_s == 30 and share.until(waiting=0) == 1400 - 30 and not share.over
     clock[0] = 1371.0

@@ -1,10 +1,14 @@
 """A whole study as a user runs it, and what its run directories hold."""
 
 import json
+import os
 import sys
+from unittest.mock import patch
 
 import pytest
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
+from experiments.jobs import runner
 from tests import processes
 from tests.runs import SMALL, lines_of, manifest_of, run_study
 
@@ -16,9 +20,14 @@ STEPS = 14  # more than the 10 that settle
 
 @pytest.fixture(scope="module")
 def four_way(tmp_path_factory):
-    """(directory, what was printed) of the four-way study on a CPU, at a size that takes a minute."""
+    """(directory, what was printed) of the four-way study on a CPU, at a size that takes a minute.
+
+    To spare the time, its runs share the compile cache that this machine has; tests/jobs/test_study_processes.py has
+    one whose runs do not.
+    """
     out = tmp_path_factory.mktemp("studies") / "four_way"
-    code, said = run_study("four_way", "--overlay", "cpu", "--out", out, *SMALL, f"training.steps={STEPS}")
+    with patch.object(runner, "set_by_user", lambda variable: True):
+        code, said = run_study("four_way", "--overlay", "cpu", "--out", out, *SMALL, f"training.steps={STEPS}")
     assert code == 0, said
     return out, said
 
@@ -133,13 +142,13 @@ def test_manifest_says_what_ran(records):
     assert "experiments.run tensorwise_fp8_compiled --seed 0" in manifest["command"]
 
 
-def test_a_runs_recipe_runs_again_warm_with_the_same_losses(four_way, records, tmp_path, monkeypatch):
-    """Inductor's own cache is a new folder, as on another node: the kernels are those that the first run has kept."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    recipe = four_way[0] / "tensorwise_fp8_compiled" / "seed0" / "recipe.yaml"
-    command = [sys.executable, "-m", "experiments.run", recipe, "--out", tmp_path / "again"]
-    processes.run(command)
-    assert losses({"metrics": lines_of(tmp_path / "again")}) == losses(records["tensorwise_fp8_compiled"])
-    assert manifest_of(tmp_path / "again")["recipe"] == "tensorwise_fp8_compiled"
-    assert json.loads((tmp_path / "again" / "timing.json").read_text())["compile_cache"] == "warm"
-    assert "Compiled kernels restored from" in (tmp_path / "again" / "log.txt").read_text()
+def test_a_runs_recipe_runs_again_with_the_same_losses(four_way, records, tmp_path):
+    """By itself it keeps its kernels, also for machines whose inductor cache is empty."""
+    recipe, kept = four_way[0] / "tensorwise_fp8_compiled/seed0/recipe.yaml", tmp_path / "kept"
+    command = [sys.executable, "-m", "experiments.run", recipe, f"compile.artifacts_dir={kept}", "--out"]
+    for again, inductor in ("first", default_cache_dir()), ("second", tmp_path / "inductor"):
+        processes.run([*command, tmp_path / again], env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(inductor)})
+        assert losses({"metrics": lines_of(tmp_path / again)}) == losses(records["tensorwise_fp8_compiled"])
+    assert manifest_of(tmp_path / "second")["recipe"] == "tensorwise_fp8_compiled"
+    assert json.loads((tmp_path / "second/timing.json").read_text())["compile_cache"] == "warm"
+    assert f"Compiled kernels restored from {kept}" in (tmp_path / "second/log.txt").read_text()

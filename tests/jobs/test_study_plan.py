@@ -1,11 +1,13 @@
 """What a study would run, and where, without training."""
 
 import errno
+import os
 
 import pytest
 
 from experiments import study
 from experiments.config import studies
+from experiments.jobs.files import lock
 from experiments.training import preflight, scale
 from models import device
 from models.errors import InputError
@@ -36,6 +38,33 @@ def test_folder_of_another_study(tmp_path, capsys):
     )
     assert study.main(["baseline", "--seeds", "1", *keys]) == 2
     assert "holds another study" in capsys.readouterr().err
+
+
+def test_folders_that_are_refused_or_in_use(tmp_path, capsys):
+    run, used, keys = tmp_path / "run", tmp_path / "used", ["baseline", "--overlay", "cpu", "--out"]
+    run.mkdir()
+    (run / "manifest.json").write_text("{}")
+    assert study.main([*keys, str(run)]) == 2
+    assert "holds a run, and a study needs a folder of its own" in capsys.readouterr().err
+    locked = lock(used, "study")
+    assert study.main([*keys, str(used)]) == 2
+    assert "is being written by another study that is alive" in capsys.readouterr().err
+    os.close(locked)
+    assert {path.name for path in used.iterdir()} == {".lock"}
+
+
+def test_a_studys_folder_may_have_an_equals_sign(tmp_path, capsys):
+    plan = tmp_path / "lr=1e-3/study.yaml"
+    plan.parent.mkdir()
+    plan.write_text("description: x\nrecipes: [baseline]\nbaseline: baseline\nseeds: [0]\noverlays: [cpu]\n")
+    assert study.main([str(plan.parent), "--dry-run"]) == 0
+    assert f"into {plan.parent / 'baseline/seed0'}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("seeds", ["-1", "0,-2", "one", ","])
+def test_seeds_that_are_none(seeds, capsys):
+    assert study.main(["baseline", f"--seeds={seeds}"]) == 2
+    assert "expected numbers of 0 and more" in capsys.readouterr().err
 
 
 def test_unknown_study_names_those_there_are():

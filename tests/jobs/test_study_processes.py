@@ -2,10 +2,12 @@
 
 import json
 import sys
+import tempfile
 
 import pytest
 import yaml
 
+from experiments.jobs import runner
 from tests import processes
 from tests.runs import SMALL, run_study
 
@@ -13,9 +15,16 @@ pytestmark = pytest.mark.slow
 
 
 def test_study_goes_on_after_a_failure_and_later_from_where_it_was(tmp_path, monkeypatch):
-    """The first recipe misses a compiler, the second needs none; called again, only the first is run."""
+    """The first recipe misses a compiler, the second needs none; called again, only the first is run.
+
+    It compiles its loss in a cache of its own, which is gone afterwards: whatever was compiled before, it starts cold.
+    """
     monkeypatch.setenv("CXX", "no-such-compiler")
-    out, fast = tmp_path / "study", [*SMALL, "training.steps=3", "compile.components=[loss]", "compile.backend=eager"]
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(runner, "set_by_user", lambda variable: False)
+    out, fast = tmp_path / "study", [*SMALL, "training.steps=3", "compile.components=[loss]"]
     out.mkdir()
     plan = {"description": "x", "recipes": ["baseline_compiled", "baseline"], "baseline": "baseline", "seeds": [0]}
     (out / "study.yaml").write_text(yaml.safe_dump(plan | {"overlays": ["cpu"], "overrides": fast}))
@@ -29,6 +38,8 @@ def test_study_goes_on_after_a_failure_and_later_from_where_it_was(tmp_path, mon
     assert code == 0
     assert f"complete already: {out / 'baseline' / 'seed0'}" in said
     assert "baseline_compiled seed 0: completed at step 3" in said
+    assert json.loads((out / "baseline_compiled/seed0/timing.json").read_text())["compile_cache"] == "cold"
+    assert not list((tmp_path / "tmp").glob("compile-cache-*"))
 
 
 def test_two_processes_share_one_run(tmp_path):

@@ -99,7 +99,6 @@ def test_a_sharded_model_is_stepped_as_a_whole_one():
         (torch.float32, "cuda", [], False),
         (torch.bfloat16, "cuda", ["optimizer.implementation=foreach"], False),
         (torch.bfloat16, "cuda", ["optimizer.stochastic_rounding=true"], False),
-        (torch.bfloat16, "cuda", ["optimizer.name=AdamW8bit"], False),
     ],
 )
 def test_it_steps_bf16_parameters_on_gpus_where_the_recipe_says_fused(dtype, device, overrides, ours):

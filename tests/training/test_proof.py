@@ -145,6 +145,27 @@ def test_gemm_flops_of_every_operator():
     assert flops == {"aten::mm": 120, "aten::addmm": 120}
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products_that_inductor_compiled_count(transposed):
+    """With max-autotune a Triton kernel takes an operator's place; it names itself to the profiler, with its arguments.
+
+    An operand that the graph transposes may be passed as it lies in memory.
+    """
+    m, k, n = 32, 64, 32
+    a, b, out = torch.empty(m, k), torch.empty(n, k) if transposed else torch.empty(k, n), torch.empty(m, n)
+    scales = [torch.empty(m, 1), torch.empty(1, n)]
+    kernels = {"triton_tem_fused__scaled_mm_3": scales, "triton_tem_fused_mm_t_1": [], "triton_poi_fused_mm_2": []}
+    with torch.profiler.profile(record_shapes=True) as profiler:
+        for kernel, more in kernels.items():
+            with torch._C._profiler._RecordFunctionFast(kernel, [a, b, *more, out], {}):
+                pass
+    counted = count_gemm_flops(profiler.events())
+    assert counted == {"triton _scaled_mm": 2 * m * k * n, "triton mm": 2 * m * k * n}
+    proof = Proof(build()[0], [], "tensorwise", TOKENS)
+    proof.gemm_flops = counted
+    assert proof.fp8_flops == 2 * m * k * n
+
+
 def test_resumed_optimizer_is_not_asked_for_a_first_step():
     """Its moments can be far larger than its gradients, and then no element is sure to move."""
     model, optimizer, x = build(convert=False)

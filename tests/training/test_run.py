@@ -1,8 +1,7 @@
 """`python -m experiments.run` as a user meets it: bad input, interruptions, records."""
 
-import fcntl
 import logging
-import os
+import re
 import sys
 
 import pytest
@@ -13,12 +12,12 @@ from experiments import recipe
 from experiments.config import recipes
 from experiments.jobs.progress import display
 from experiments.run import main
-from experiments.training import attempt, preflight
+from experiments.training import preflight
 from models import device
 from models.errors import InputError
 from tests import processes
 from tests.make_corpus import write_tokenizer
-from tests.runs import TINY, manifest_of
+from tests.runs import TINY
 
 
 @pytest.fixture
@@ -95,42 +94,11 @@ def test_filter_that_matches_nothing(fails):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the compiler is inductor's for CPUs")
-def test_no_cpp_compiler(monkeypatch, fails):
-    monkeypatch.setenv("CXX", "no-such-compiler")
+@pytest.mark.parametrize("compiler", ["no-such-compiler", ""])
+def test_no_cpp_compiler(compiler, monkeypatch, fails):
+    monkeypatch.setenv("CXX", compiler)
     said = fails("baseline_compiled", "--overlay", "cpu", "--dry-run")
-    assert "needs a C++ compiler" in said and "`baseline`" in said
-
-
-def test_directory_of_a_live_run(fails, tmp_path):
-    (tmp_path / "recipe.yaml").touch()
-    with open(tmp_path / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        said = fails("baseline", "--overlay", "cpu", "--out", tmp_path)
-    assert "is being written by another run that is alive" in said
-
-
-def test_directory_that_is_no_run(fails, tmp_path):
-    (tmp_path / "thesis.tex").write_text("all of it")
-    assert "holds files and is no run directory" in fails("baseline", "--overlay", "cpu", "--out", tmp_path)
-    assert (tmp_path / "thesis.tex").read_text() == "all of it"
-
-
-def test_directory_of_a_completed_run(fails, tmp_path):
-    (tmp_path / "manifest.json").write_text('{"layout_version": 1, "status": "completed"}')
-    assert "holds a completed run" in fails("baseline", "--overlay", "cpu", "--out", tmp_path)
-    assert manifest_of(tmp_path)["status"] == "completed"
-
-
-def test_directory_of_an_unfinished_run_of_another_recipe(fails, tmp_path):
-    recipe = recipes.to_yaml(recipes.load("baseline", ["cpu"], ["optimizer.lr=2e-3"]))
-    (tmp_path / "recipe.yaml").write_text(recipe)
-    (tmp_path / "manifest.json").write_text('{"layout_version": 1, "status": "running"}')
-    assert "holds an unfinished run of another recipe" in fails("baseline", "--overlay", "cpu", "--out", tmp_path)
-    assert (tmp_path / "recipe.yaml").read_text() == recipe
-
-
-def test_directory_that_cannot_be_made(fails):
-    assert "choose another --out" in fails("baseline", "--overlay", "cpu", "--out", "/proc/nowhere")
+    assert f"needs a C++ compiler on a CPU and `{compiler}` is not" in said and "variable CXX" in said
 
 
 @pytest.mark.parametrize(
@@ -145,8 +113,13 @@ def test_what_a_run_would_fail_on_is_found_before_it(fails, override, monkeypatc
     assert override.split("=")[0] in fails("baseline", "--overlay", "cpu", override, "--dry-run")
 
 
+def several_ranks(monkeypatch) -> None:
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+
+
 def test_several_processes_need_a_common_directory(fails, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    several_ranks(monkeypatch)
     assert "needs --out DIR" in fails("baseline", "--overlay", "cpu")
 
 
@@ -159,26 +132,36 @@ def test_several_processes_need_a_common_directory(fails, monkeypatch):
     ],
 )
 def test_what_needs_whole_weights_is_refused_with_several_ranks(fails, words, monkeypatch, tmp_path):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    several_ranks(monkeypatch)
     said = fails(*words.split(), "--overlay", "cpu", "--out", tmp_path / "run")
     assert words.split()[1].split("=")[0] in said and not (tmp_path / "run").exists()
 
 
-def test_a_model_far_beyond_the_memory_is_refused(fails, monkeypatch):
-    monkeypatch.setattr(preflight.device, "memory_bytes", lambda: 24 * 2**30)
-    assert "the overlay `cpu`" in fails("baseline", "--dry-run")
+@pytest.mark.parametrize("folder", ["/tmp/ck", "../ck", "a/../../b", ".", '""'])
+def test_checkpoints_stay_in_the_runs_folder(folder, fails, tmp_path):
+    for name, keys in ("run", ["--out", tmp_path / "run"]), ("dry run", ["--dry-run"]):
+        said = fails("baseline", "--overlay", "cpu", *keys, f"checkpoint.folder={folder}")
+        assert "expected a folder within the run directory" in said, name
+    assert not (tmp_path / "run").exists()
 
 
-def test_processes_of_one_machine_share_its_memory(fails, monkeypatch, tmp_path):
-    """Four of the published size would fit into four times 24 GiB."""
-    monkeypatch.setattr(preflight.device, "TYPE", "cpu")
-    monkeypatch.setattr(preflight.device, "memory_bytes", lambda: 24 * 2**30)
-    config = recipes.load("baseline").config
-    assert preflight.check_memory(config, 4).endswith("of 24 GiB")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    with pytest.raises(InputError, match="of 6 GiB"):
-        preflight.check_memory(config, 4)
+@pytest.mark.parametrize("peak", ["fast", "0", "nan"])
+def test_a_measured_peak_that_is_none(peak, monkeypatch):
+    monkeypatch.setenv(device.MEASURED_PEAK, peak)
+    monkeypatch.setattr(device, "TYPE", "cpu")
+    with pytest.raises(InputError, match=f"{device.MEASURED_PEAK} is '{peak}': set it to FLOP/s, or unset it"):
+        device.peak.__wrapped__()
+
+
+def test_budget_without_checkpoints(fails, tmp_path):
+    said = fails("baseline", "--overlay", "cpu", "--budget", "60", "--out", tmp_path / "run")
+    assert "--budget needs checkpoints" in said and not (tmp_path / "run").exists()
+
+
+def test_an_empty_name_of_a_folder(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["baseline", "--overlay", "cpu", "--out", ""])
+    assert "expected a folder, got an empty name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("budget", ["-3", "0", "nan", "inf", "soon"])
@@ -188,31 +171,45 @@ def test_budget_that_no_run_can_keep_to(budget, capsys):
     assert "--budget" in capsys.readouterr().err
 
 
-def test_memory_that_will_not_do_is_said(monkeypatch):
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("keys", "world_size", "memory", "finding"),
+    [
+        ([], 1, 141, "about 87.0 GiB of 141 GiB$"),
+        ([], 1, 80, "of 80 GiB: this will probably not fit"),
+        ([], 1, 24, "needs .* here: choose a smaller model.flavor or the overlay `cpu`"),
+        # activations and logits are not sharded: 176 and 40 GiB on each of 8 GPUs
+        (["training.local_batch_size=8"], 8, 139, "needs about 224.3 GiB of 139 GiB"),
+        (["training.local_batch_size=8", "activation_checkpoint.mode=full"], 8, 139, "about 61.8 GiB of 139 GiB$"),
+    ],
+)
+def test_memory(keys, world_size, memory, finding, monkeypatch):
+    monkeypatch.setattr(preflight.device, "memory_bytes", lambda: memory * GIB)
+    try:
+        assert re.search(finding, preflight.check_memory(recipes.load("baseline", [], keys).config, world_size))
+    except InputError as error:
+        assert re.search(finding, str(error))
+
+
+def test_processes_of_one_machine_share_its_memory(monkeypatch):
+    monkeypatch.setattr(preflight.device, "TYPE", "cpu")
+    monkeypatch.setattr(preflight.device, "memory_bytes", lambda: 96 * GIB)
     config = recipes.load("baseline").config
-    monkeypatch.setattr(preflight.device, "memory_bytes", lambda: 80 * 2**30)
-    assert "of 80 GiB: this will probably not fit" in preflight.check_memory(config)
-    monkeypatch.setattr(preflight.device, "memory_bytes", lambda: 141 * 2**30)
-    assert preflight.check_memory(config).endswith("of 141 GiB")
-
-
-def test_ranks_from_slurm(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"STEP_NUM_TASKS": 8, "PROCID": 5, "LOCALID": 1}.items():
-        monkeypatch.setenv(f"SLURM_{name}", str(value))
-    monkeypatch.setattr(os, "environ", dict(os.environ))  # what is set ends with the test
-    with pytest.raises(InputError, match="export MASTER_ADDR"):
-        attempt.set_rank_environment()
-    os.environ |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
-    assert attempt.set_rank_environment() == (5, 8)
-    assert os.environ["LOCAL_RANK"] == "1"
+    assert "of 96 GiB" in preflight.check_memory(config, 4)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(InputError, match="of 24 GiB"):
+        preflight.check_memory(config, 4)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "four")
+    with pytest.raises(InputError, match="LOCAL_WORLD_SIZE is 'four'"):
+        preflight.check_memory(config, 4)
 
 
 @pytest.mark.slow
 def test_peak_memory_is_the_process_own():
     """A study that has trained a tokenizer has a peak of its own, which its runs must not start from."""
-    child = "from experiments import device; print(device._CpuDevice.memory_stats()['active_bytes.all.peak'])"
+    child = "from models import device; print(device._CpuDevice.memory_stats()['active_bytes.all.peak'])"
     parent = f"import subprocess, sys; b'x' * 2**30; subprocess.run([sys.executable, '-c', {child!r}])"
     said = processes.run([sys.executable, "-c", parent]).stdout
     assert 50 * 2**20 < int(said) < 2**30

@@ -1,4 +1,4 @@
-"""Runs that end badly keep what they have; and one on a GPU."""
+"""Runs that are stopped, killed or fail keep what they have and go on from it, equal bit for bit; and one on a GPU."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from experiments.jobs.signals import COME_BACK
 from experiments.training.trainer import Trainer
 from models import float8
 from tests import processes
@@ -19,6 +20,13 @@ from tests.runs import TINY, lines_of, manifest_of
 
 BASELINE = ["baseline", "--overlay", "cpu"]
 RUN = [sys.executable, "-m", "experiments.run", *BASELINE]
+SHORT = [*BASELINE, "training.seq_len=64", "training.local_batch_size=1", "metrics.log_freq=50"]
+KEEP = ["checkpoint.enable=true", "checkpoint.interval=5", "checkpoint.keep_latest_k=2",
+        "checkpoint.async_mode=async"]  # fmt: skip
+
+
+def losses(out) -> list[float]:
+    return [loss for line in lines_of(out) for loss in line["losses"]]
 
 
 @contextmanager
@@ -63,6 +71,41 @@ def test_interrupted_run_ends_at_a_step_with_a_checkpoint(tmp_path, sent, code):
     assert manifest["error"] == f"stopped after step {last} by {sent.name}, a checkpoint was saved"
     assert (out / f"checkpoint/step-{last}/.metadata").exists()
     assert sum(len(line["losses"]) for line in lines_of(out)) == last
+
+
+@pytest.mark.slow
+def test_budget_and_damaged_checkpoints(tmp_path, run_here):
+    """Stopped by its budget, its newest checkpoint damaged and one half written, a run goes on from the one before."""
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    budget = [*KEEP, "--out", str(out), "training.steps=4000", "--budget", "9"]
+    stopped = processes.run([sys.executable, "-m", "experiments.run", *SHORT, *budget], check=False)
+    assert stopped.returncode == COME_BACK
+    assert "by the time budget of 9 s" in manifest_of(out)["error"]
+    stopped = lines_of(out)[-1]["step"]
+    before = (stopped - 1) // 5 * 5
+    newest = next((out / f"checkpoint/step-{stopped}").glob("*.distcp"))
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 0xFF  # one bit of one weight
+    newest.write_bytes(content)
+    (out / "checkpoint/step-9999").mkdir()
+    (out / "checkpoint/step-9999/__0_0.distcp").touch()
+    steps = f"training.steps={stopped + 6}"
+    assert run_here(*SHORT, "--out", out, *KEEP, steps) == 0
+    log = (out / "log.txt").read_text()
+    assert "step-9999 was not written to its end: deleted" in log
+    assert f"step-{stopped} is damaged (__0_0.distcp: wrong checksum)" in log
+    assert f"Training starts at step {before + 1}\n" in log
+    assert (out / f"damaged_checkpoints/step-{stopped}-0").is_dir()
+    assert run_here(*SHORT, "--out", whole, steps) == 0
+    assert losses(out) == losses(whole)
+    # As if killed between its last step and its end: nothing is left to train, and everything is there
+    (out / "manifest.json").write_text(json.dumps(manifest_of(out) | {"status": "running", "end": None}))
+    wall = json.loads((out / "summary.json").read_text())["wall_s"]
+    both = [lines_of(out / "attempt1")[-1], lines_of(out)[-1]]
+    assert wall == pytest.approx(sum(line["elapsed_s"] for line in both))
+    assert run_here(*SHORT, "--out", out, *KEEP, steps) == 0
+    assert losses(out) == losses(whole) and (out / "proof.json").exists()
+    assert json.loads((out / "summary.json").read_text())["wall_s"] > wall
 
 
 @pytest.mark.slow

@@ -1,0 +1,144 @@
+"""The measurements of experiments.bench: rounds over all variants, each measurement a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from experiments.config.recipes import Recipe
+from experiments.jobs import placement
+from experiments.jobs.files import write_whole
+from experiments.jobs.signals import Stop
+from experiments.profiling.table import summarize
+
+GRACE = 10  # seconds in which a measurement that is asked to end may do so by itself
+
+
+class Ended(Exception):
+    """A measurement that the budget or the user ended; the message says which."""
+
+
+class Failed(Exception):
+    """A measurement that failed; the message is one sentence of why."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A recipe that is measured; the names of its files begin with `file`."""
+
+    label: str
+    recipe: Recipe
+    file: str
+
+
+def turns(variants: list[str], took: dict[str, float], left: Callable[[], float]) -> Iterator[tuple[int, str]]:
+    """(round, variant): all variants once, then backwards, then forwards again, while a whole round fits.
+
+    Args:
+        variants: their labels.
+        took: seconds of each variant's last measurement, kept by the caller; a variant that is not in it is left out.
+        left: seconds that are left.
+    """
+    order, number = list(variants), 1
+    while order:
+        for variant in order:
+            yield number, variant
+        order = [variant for variant in reversed(order) if variant in took]
+        number += 1
+        if sum(took[variant] for variant in order) > left():
+            return
+
+
+class Rounds:
+    """The measurements of some variants, and the directory in which they are kept.
+
+    Args:
+        variants: by label; ratios are to the first.
+        facts: what bench.json says of machine and command.
+        out: the directory.
+        left: seconds that are left of the budget.
+        stop: what the user asks for.
+    """
+
+    def __init__(self, variants: dict[str, Variant], facts: dict, out: Path, left: Callable[[], float], stop: Stop):
+        self.variants, self.facts, self.out, self.left, self.stop = variants, facts, out, left, stop
+        self.records: dict[str, list[dict]] = {label: [] for label in variants}
+        self.errors = {label: "its turn did not come" for label in variants}
+
+    def run(self, console: Console) -> None:
+        """Measure until the budget is spent or the user stops it; bench.json is up to date after each measurement."""
+        took: dict[str, float] = {}
+        for number, label in turns(list(self.variants), took, self.left):
+            start = time.monotonic()
+            try:
+                record = self._measure(self.variants[label], number)
+                took[label] = time.monotonic() - start
+                self.records[label].append({"round": number, "wall_s": took[label]} | record)
+                self.errors.pop(label, None)
+                outcome = f"{record['tokens_per_s']:,.0f} tokens/s, {record['step_s'] * 1e3:,.1f} ms a step"
+            except Failed as reason:
+                took.pop(label, None)
+                self.errors[label] = outcome = f"failed: {reason}"
+            except Ended as reason:
+                outcome = str(reason)
+                if not self.records[label]:
+                    self.errors[label] = outcome
+            write_whole(self.out / "bench.json", json.dumps(self.summary(), indent=1) + "\n")
+            seconds = f"{time.monotonic() - start:.0f} s"
+            console.print(escape(f"round {number}, {label}: {outcome} ({seconds})"), soft_wrap=True)
+            if self.stop.code or self.left() < 0:
+                return
+        if took:
+            console.print(f"Another round takes about {sum(took.values()):.0f} s, and {self.left():.0f} s are left.")
+
+    def summary(self) -> dict:
+        """The contents of bench.json."""
+        return self.facts | {"variants": summarize(self.records, self.errors)}
+
+    def _measure(self, variant: Variant, number: int) -> dict:
+        """One measurement. Its kernels stay in the record's file. Raises `Failed`, `Ended`."""
+        stem = self.out / f"{variant.file}.round{number}"
+        recipe, record, log = self.out / f"{variant.file}.yaml", Path(f"{stem}.json"), Path(f"{stem}.log")
+        arguments = ["experiments.profiling.worker", str(recipe), str(record)]
+        with open(log, "w") as output:
+            child = placement.start(arguments, placement.gpus()[0], 0, stdout=output, stderr=output)
+            try:
+                while child.poll() is None and not self.stop.code and self.left() > 0:
+                    time.sleep(0.1)
+            finally:
+                still_running = child.poll() is None
+                if still_running:
+                    _end(child)
+        if still_running or self.stop.code:
+            raise Ended(f"ended by {self.stop.why}" if self.stop.code else "the budget was spent")
+        if child.returncode:
+            raise Failed(_reason(log, child.returncode))
+        log.unlink()
+        return {key: value for key, value in json.loads(record.read_text()).items() if key != "kernels"}
+
+
+def _end(child: subprocess.Popen) -> None:
+    """Ask a process to end; after `GRACE` seconds kill it and what it has started."""
+    child.terminate()
+    try:
+        child.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def _reason(log: Path, code: int) -> str:
+    """Why a measurement failed: the signal that killed it, or the last line of its log that begins with `error: `."""
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}, see {log}"
+    lines = [line for line in log.read_text().splitlines() if line.startswith("error: ")]
+    return lines[-1].removeprefix("error: ") if lines else f"see {log}"
