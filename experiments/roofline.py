@@ -1,7 +1,7 @@
 """The least time that a step can take: `python -m experiments.roofline NAME --gpu h200 [--overlay O]… [key=value …]`.
 
-`--against FILE` sets measured parts beside the floors: those of variant NAME in a bench.json of experiments.bench,
-which also says with which overlays and keys. `--json FILE` keeps everything that was printed.
+`--against FILE` sets the measured parts of a step beside their floors. FILE is a bench.json of experiments.bench, NAME
+one of its variants; overlays and keys are those of the measurement. `--json FILE` keeps everything that was printed.
 """
 
 import argparse
@@ -17,8 +17,8 @@ from rich.table import Table
 
 from experiments.config import recipes
 from experiments.jobs.exit_codes import complain, leave
-from models import floors as roofline
 from models.errors import InputError
+from models.floors import PARTS, Work, step_floors, step_work, tokens_per_step
 from models.gpus import GPUS, find
 
 
@@ -81,10 +81,10 @@ def predict(recipe: recipes.Recipe, gpu_name: str, measured: dict | None = None)
 
     config, gpu = recipe.config, GPUS[gpu_name]
     args = preflight.model_args(config)
-    work = roofline.step_work(config, args, preflight.fp8_layers(config))
+    work = step_work(config, args, preflight.fp8_layers(config))
     rates = {"datasheet": gpu.datasheet} | ({"sustained": gpu.sustained} if gpu.sustained else {})
-    floors = {kind: roofline.step_floors(work, known) for kind, known in rates.items()}
-    tokens, flops_per_token = roofline.tokens_per_step(config), flops.flops_per_token(args, config.training.seq_len)
+    floors = {kind: step_floors(work, known) for kind, known in rates.items()}
+    tokens, flops_per_token = tokens_per_step(config), flops.flops_per_token(args, config.training.seq_len)
 
     def step(seconds: float) -> dict:
         mfu = tokens * flops_per_token / seconds / gpu.datasheet.bf16
@@ -105,51 +105,29 @@ def predict(recipe: recipes.Recipe, gpu_name: str, measured: dict | None = None)
     }
 
 
-def _parts(work: list[roofline.Work], floors: dict[str, dict[str, float]], measured: dict[str, float]) -> dict:
+def _parts(work: list[Work], floors: dict[str, dict[str, float]], measured: dict[str, float]) -> dict:
     """FLOPs, bytes, floors and measured seconds by part; of parts that no floor predicts, the measured ones."""
-    table: dict[str, dict] = {}
-    for part in roofline.PARTS:
-        mine = [w for w in work if w.part == part]
-        table[part] = {"flops": sum(w.flops for w in mine), "bytes": sum(w.bytes for w in mine)}
-        table[part] |= {kind: {"s": seconds[part]} for kind, seconds in floors.items()}
+    rows: dict[str, dict] = {}
+    for part in PARTS:
+        kernels = [w for w in work if w.part == part]
+        rows[part] = {"flops": sum(w.flops for w in kernels), "bytes": sum(w.bytes for w in kernels)}
+        rows[part] |= {kind: {"s": seconds[part]} for kind, seconds in floors.items()}
     for part, seconds in measured.items():
-        table.setdefault(part, {})["measured"] = {"s": seconds}
-    for part in roofline.PARTS:
-        if table[part].get("measured", {}).get("s"):
-            table[part]["error"] = _error(table[part], "s")
-    return table
+        rows.setdefault(part, {})["measured"] = {"s": seconds}
+        if part in PARTS and seconds:
+            rows[part]["error"] = _error(rows[part], "s")
+    return rows
 
 
 def _error(row: dict[str, dict], key: str) -> float:
-    """Prediction over measurement, less one; the prediction is made from sustained rates where they are known."""
+    """Floor over measurement, less one; the floor is that of sustained rates where they are known."""
     return row.get("sustained", row["datasheet"])[key] / row["measured"][key] - 1
 
 
 def show(prediction: dict, console: Console) -> None:
     """Print the table of parts, the step, and where the rates are from."""
     gpu, steps = prediction["gpu"], prediction["step"]
-    kinds, error = list(steps), "measured" in steps
-    extras = "".join(f" {word}" for word in [*prediction["overlays"], *prediction["overrides"]])
-    title = f"{prediction['recipe']}{extras} on {gpu['name']}: least time of a step, ms"
-    view = Table(
-        box=SIMPLE_HEAD, header_style="bold", padding=(0, 1), pad_edge=False, title=escape(title), title_justify="left"
-    )
-    for name in ("part", "TFLOP", "GB", *kinds, *(["error"] if error else [])):
-        view.add_column(name, justify="left" if name == "part" else "right", no_wrap=True)
-
-    def add(name: str, row: dict, key: str, **style) -> None:
-        seconds = [f"{row[kind][key] * 1e3:.1f}" if kind in row else "" for kind in kinds]
-        work = [f"{row['flops'] / 1e12:.1f}", f"{row['bytes'] / 1e9:.1f}"] if "flops" in row else ["", ""]
-        view.add_row(
-            name, *work, *seconds, *([f"{row['error']:+.0%}" if "error" in row else ""] if error else []), **style
-        )
-
-    for part, row in prediction["parts"].items():
-        add(part, row, "s")
-    view.add_section()
-    totals = {key: sum(row.get(key, 0) for row in prediction["parts"].values()) for key in ("flops", "bytes")}
-    add("step", totals | steps | ({"error": prediction["error"]} if error else {}), "step_s", style="bold")
-    console.print(view)
+    console.print(_table(prediction))
     for kind, step in steps.items():
         mfu = f"{step['mfu_bf16_peak']:.1%} MFU of the bf16 peak"
         console.print(f"{kind:<10} {step['tokens_per_s']:>8,.0f} tokens/s, {mfu}")
@@ -160,6 +138,30 @@ def show(prediction: dict, console: Console) -> None:
     console.print(f"datasheet: {gpu['datasheet']['source']}")
     sustained = gpu["sustained"]
     console.print(f"sustained: {sustained['source'] if sustained else 'no measured rates of this GPU at hand'}")
+
+
+def _table(prediction: dict) -> Table:
+    """A row a part and one for the step: work, floors, and measured milliseconds with the floors' error."""
+    steps = prediction["step"]
+    kinds, errors = list(steps), ["error"] if "measured" in steps else []
+    extras = "".join(f" {word}" for word in [*prediction["overlays"], *prediction["overrides"]])
+    title = escape(f"{prediction['recipe']}{extras} on {prediction['gpu']['name']}: least time of a step, ms")
+    table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1), pad_edge=False, title=title)
+    table.title_justify = "left"
+    for name in ("part", "TFLOP", "GB", *kinds, *errors):
+        table.add_column(name, justify="left" if name == "part" else "right", no_wrap=True)
+
+    def add(name: str, row: dict, key: str, **style) -> None:
+        work = [f"{row['flops'] / 1e12:.1f}", f"{row['bytes'] / 1e9:.1f}"] if "flops" in row else ["", ""]
+        seconds = [f"{row[kind][key] * 1e3:.1f}" if kind in row else "" for kind in kinds]
+        table.add_row(name, *work, *seconds, *(f"{row[e]:+.0%}" if e in row else "" for e in errors), **style)
+
+    for part, row in prediction["parts"].items():
+        add(part, row, "s")
+    table.add_section()
+    step = {key: sum(row.get(key, 0) for row in prediction["parts"].values()) for key in ("flops", "bytes")} | steps
+    add("step", step | ({"error": prediction["error"]} if errors else {}), "step_s", style="bold")
+    return table
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def check_device(config) -> str:
     if device.TYPE == "cpu" and config.compile.cuda_graphs:
         raise InputError("compile.cuda_graphs needs a GPU: set it to false")
     compiler = shlex.split(os.environ.get("CXX", "g++"))[0]
-    compiles = "compile.enable" if config.compile.enable else "torchao's optimizer" * config.optimizer.stochastic_rounding
+    compiles = "compile.enable" if config.compile.enable else "torchao's optimizer" * config.optimizer.from_torchao
     if device.TYPE == "cpu" and compiles and not shutil.which(compiler):
         raise InputError(
             f"{compiles} needs a C++ compiler on a CPU and `{compiler}` is not there: install g++, point CXX at "
