@@ -23,6 +23,7 @@ from experiments.training.metrics import NOT_STEADY_STEPS, Metrics
 from experiments.training.proof import PROFILED_STEP, RECORDING_STEP, Proof
 from models import float8, llama, optimizer
 from models.fused_adamw import local
+from models.train_spec import train_spec
 
 
 class Timeline:
@@ -61,7 +62,7 @@ def _build_dataloader(job_config, **kwargs):
     return loader
 
 
-_spec = llama.train_spec(
+_spec = train_spec(
     build_dataloader_fn=_timed(_build_dataloader, before="distributed", after="data"),
     # torchtitan converts the model between building it and building this
     build_metrics_processor_fn=_timed(Metrics, before="conversion"),
