@@ -19,7 +19,8 @@ needed as it is in one product and transposed in another. A bf16 unit reads eith
 transposed copy.
 
 What stays in bf16: embedding, norms, attention, residual stream, loss and the results of products; the output head, by
-the recipes' filter; weights, gradients and the optimizer's state, so every step casts its weights anew.
+the recipes' filter; weights, gradients and the optimizer's state (or float32, by `training.dtype`), so every step casts
+the weights anew.
 
 The layers are those of models/fp8_linear.py, and torchao's where FSDP2 gathers weights in FP8. torchtitan's section
 `quantize.linear.float8` applies, with three differences to torchtitan's converter: a name filter is exact (a shell
