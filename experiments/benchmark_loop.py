@@ -16,7 +16,7 @@ import torch
 
 from experiments.config import recipes
 from experiments.corpus.rows import build_dataloader
-from experiments.jobs.exit_codes import leave
+from experiments.jobs.exit_codes import complain, leave
 from experiments.jobs.signals import Stop
 from experiments.training.attempt import set_rank_environment
 from experiments.training.metrics import NOT_STEADY_STEPS
@@ -59,6 +59,8 @@ class BareLoop:
 
 
 def main(steps: int = 60) -> int:
+    if steps <= NOT_STEADY_STEPS:
+        return complain(f"{steps} steps: the first {NOT_STEADY_STEPS} are not steady, so give more")
     config = recipes.load("baseline", ["cpu"], [f"training.steps={steps}"]).config
     config.job.dump_folder = tempfile.mkdtemp(prefix="benchmark_loop_")
     set_rank_environment()

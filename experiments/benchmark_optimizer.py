@@ -26,7 +26,6 @@ from models.fused_adamw import FusedAdamW, gradient_norm
 
 TIMES = 4  # calls in a row: at the published size about 0.1 s
 MAX_NORM = 1e9  # leaves the gradients as they are, for all rounds
-KERNELS, PYTORCH = "models/fused_adamw.py", "PyTorch"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -49,34 +48,35 @@ def main(argv: list[str] | None = None) -> int:
     count = sum(p.numel() for p in parameters)
     print(f"{device.name()}, torch {torch.__version__}: {count / 1e9:.3g} B parameters in {len(parameters)} tensors")
     work = _work(parameters, config.optimizer)
-    seconds = _median_seconds(work, args.rounds)
-    for side in (KERNELS, PYTORCH):
-        rows = {part: (seconds[owner, part], count * work[owner, part][1]) for owner, part in work if owner == side}
-        rows["all"] = tuple(map(sum, zip(*rows.values(), strict=True)))
-        for part, (took, size) in rows.items():
-            print(f"{side:<24}{part:<20}{1e3 * took:>9.2f} ms{size / took / 1e9:>9.0f} GB/s")
+    seconds: dict[tuple, list[float]] = {part: [] for part in work}
+    for call, _ in work.values():
+        call()  # compiles, or loads a kernel
+    for _ in range(args.rounds):
+        for part, (call, _) in work.items():
+            seconds[part].append(device.seconds(call, TIMES) / TIMES)
+    sums: dict[str, tuple[float, float]] = {}
+    for (side, what), (_, size) in work.items():
+        median, moved = statistics.median(seconds[side, what]), count * size
+        _print(side, what, median, moved)
+        before = sums.get(side, (0, 0))
+        sums[side] = before[0] + median, before[1] + moved
+    for side, (all_seconds, all_bytes) in sums.items():
+        _print(side, "all", all_seconds, all_bytes)
     return 0
 
 
-def _median_seconds(work: dict[tuple[str, str], tuple[Callable, int]], rounds: int) -> dict[tuple[str, str], float]:
-    """Of one call of each part."""
-    seconds: dict[tuple[str, str], list[float]] = {part: [] for part in work}
-    for do, _ in work.values():
-        do()  # compiles, or loads a kernel
-    for _ in range(rounds):
-        for part, (do, _) in work.items():
-            seconds[part].append(device.seconds(do, TIMES) / TIMES)
-    return {part: statistics.median(times) for part, times in seconds.items()}
+def _print(side: str, part: str, seconds: float, size: float) -> None:
+    print(f"{side:<24}{part:<20}{1e3 * seconds:>9.2f} ms{size / seconds / 1e9:>9.0f} GB/s")
 
 
 def _work(parameters: list[nn.Parameter], keys) -> dict[tuple[str, str], tuple[Callable, int]]:
     """By side and part: a call, and the bytes a parameter that it has to move."""
     settings = {"lr": keys.lr, "betas": (keys.beta1, keys.beta2), "eps": keys.eps, "weight_decay": keys.weight_decay}
-    fused, torchs = FusedAdamW(parameters, **settings), torch.optim.AdamW(parameters, fused=True, **settings)
+    fused, pytorch = FusedAdamW(parameters, **settings), torch.optim.AdamW(parameters, fused=True, **settings)
     gradients = [p.grad for p in parameters]
     norm = gradient_norm(gradients)
     fused.step()
-    torchs.state = fused.state  # there may not be memory for two
+    pytorch.state = fused.state  # there may not be memory for two
 
     def clip_and_step() -> None:
         fused.clip(norm, MAX_NORM)
@@ -86,11 +86,11 @@ def _work(parameters: list[nn.Parameter], keys) -> dict[tuple[str, str], tuple[C
         nn.utils.clip_grads_with_norm_(parameters, MAX_NORM, norm, foreach=True)
 
     return {
-        (KERNELS, "norm"): (lambda: gradient_norm(gradients), 2),
-        (KERNELS, "clipping and step"): (clip_and_step, 14),
-        (PYTORCH, "norm"): (lambda: nn.utils.get_total_norm(gradients, foreach=True), 2),
-        (PYTORCH, "clipping"): (clip, 4),
-        (PYTORCH, "step"): (torchs.step, 14),
+        ("models/fused_adamw.py", "norm"): (lambda: gradient_norm(gradients), 2),
+        ("models/fused_adamw.py", "clipping and step"): (clip_and_step, 14),
+        ("PyTorch", "norm"): (lambda: nn.utils.get_total_norm(gradients, foreach=True), 2),
+        ("PyTorch", "clipping"): (clip, 4),
+        ("PyTorch", "step"): (pytorch.step, 14),
     }
 
 

@@ -34,9 +34,9 @@ def test_error_against_measured_parts_is_printed_and_kept(tmp_path, capsys):
     assert roofline.main(["baseline_compiled", *options]) == 0
     printed, kept = capsys.readouterr().out, json.loads(out.read_text())
     assert "-50%" in printed and "idle" in printed
-    assert kept["parts"]["attention"]["error"] == pytest.approx(-0.5)
-    assert kept["parts"]["idle"] == {"measured": {"s": 0.01}}
-    assert kept["error"] == pytest.approx(sum(least.values()) / step["step_s"] - 1)
+    assert kept["rows"]["attention"]["error"] == pytest.approx(-0.5)
+    assert kept["rows"]["idle"] == {"measured": 0.01}
+    assert kept["rows"]["step"]["error"] == pytest.approx(sum(least.values()) / step["step_s"] - 1)
 
 
 def test_measurements_stand_beside_the_floors_of_what_was_measured(tmp_path, capsys):
@@ -48,7 +48,7 @@ def test_measurements_stand_beside_the_floors_of_what_was_measured(tmp_path, cap
     assert roofline.main([*options, "--json", str(out)]) == 0
     kept = json.loads(out.read_text())
     assert (kept["overlays"], kept["overrides"]) == (["cpu"], ["training.seq_len=64", "compile.enable=true"])
-    assert kept["step"]["measured"]["tokens_per_s"] == pytest.approx(4 * 64 / 0.01)
+    assert "25,600 tokens/s" in capsys.readouterr().out  # 4 x 64 in 10 ms
     assert roofline.main([*options, "--overlay", "cpu"]) == 2
     assert "leave them out" in capsys.readouterr().err
 
