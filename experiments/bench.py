@@ -6,8 +6,8 @@ VARIANT is a recipe, or a recipe with keys of its own: tensorwise_fp8_compiled+o
 default is the recipes of the study four_way, and what rounding to bf16 where eager does costs compiled bf16.
 
 A measurement is a process that trains N steps as experiments.run does, and profiles two more. Each variant is measured
-once; then again, in the opposite order, as long as another round fits into the budget, so that a clock that drifts slows
-all variants alike. DIR/bench.json has the result after each measurement, in the form that
+once; then again, in the opposite order, as long as another round fits into the budget: a clock that drifts slows all
+variants alike. DIR/bench.json has the results after each measurement, in the form that
 `python -m experiments.roofline VARIANT --gpu GPU --against DIR/bench.json` reads; beside it are the kernels of each.
 
 Exit codes: 1 if a variant could not be measured, 2 for bad input, 75 and 130 when asked to stop, as experiments.run.

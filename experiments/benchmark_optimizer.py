@@ -3,8 +3,9 @@
     python -m experiments.benchmark_optimizer [--overlay O]… [--rounds N] [key.path=value …]
 
 Both step the same bf16 parameters, those of the recipe `baseline`, with the same state and gradients. In a round each
-part is done some times in a row, waited for at both ends; times are medians over rounds, and GB/s are of the bytes that
-a part has to move. Clipping takes the same time whether it has something to scale or multiplies by 1, as here.
+part is called a few times in a row, and the device is waited for before and after. Times are medians over rounds; GB/s
+are the bytes that a part has to move, over its time. Clipping takes as long whether it scales or, as here, multiplies
+by 1.
 """
 
 import argparse
@@ -44,46 +45,52 @@ def main(argv: list[str] | None = None) -> int:
     parameters = [nn.Parameter(_random(p.shape)) for p in model.parameters()]
     for p in parameters:
         p.grad = _random(p.shape)
-    work = _work(parameters, config.optimizer)
-    seconds: dict[tuple, list[float]] = {part: [] for part in work}
-    for do, _ in work.values():
-        do()  # compiles, or loads a kernel
-    for _ in range(args.rounds):
-        for part, (do, _) in work.items():
-            seconds[part].append(device.seconds(do, TIMES) / TIMES)
     count = sum(p.numel() for p in parameters)
     print(f"{device.name()}, torch {torch.__version__}: {count / 1e9:.3g} B parameters in {len(parameters)} tensors")
-    for whose in dict.fromkeys(whose for whose, _ in work):
-        rows = {what: statistics.median(seconds[whose, what]) for who, what in work if who == whose}
-        sizes = {what: count * size for (who, what), (_, size) in work.items() if who == whose}
-        rows["all"], sizes["all"] = sum(rows.values()), sum(sizes.values())
-        for what, took in rows.items():
-            print(f"{whose:<10}{what:<20}{1e3 * took:>9.2f} ms{sizes[what] / took / 1e9:>9.0f} GB/s")
+    work = _work(parameters, config.optimizer)
+    seconds: dict[tuple, list[float]] = {part: [] for part in work}
+    for call, _ in work.values():
+        call()  # compiles, or loads a kernel
+    for _ in range(args.rounds):
+        for part, (call, _) in work.items():
+            seconds[part].append(device.seconds(call, TIMES) / TIMES)
+    sums: dict[str, tuple[float, float]] = {}
+    for (side, what), (_, size) in work.items():
+        median, moved = statistics.median(seconds[side, what]), count * size
+        _print(side, what, median, moved)
+        before = sums.get(side, (0, 0))
+        sums[side] = before[0] + median, before[1] + moved
+    for side, (all_seconds, all_bytes) in sums.items():
+        _print(side, "all", all_seconds, all_bytes)
     return 0
 
 
+def _print(side: str, part: str, seconds: float, size: float) -> None:
+    print(f"{side:<24}{part:<20}{1e3 * seconds:>9.2f} ms{size / seconds / 1e9:>9.0f} GB/s")
+
+
 def _work(parameters: list[nn.Parameter], keys) -> dict[tuple[str, str], tuple[Callable, int]]:
-    """By whose it is and what it does: a call, and the bytes a parameter that it has to move."""
+    """By side and part: a call, and the bytes a parameter that it has to move."""
     settings = {"lr": keys.lr, "betas": (keys.beta1, keys.beta2), "eps": keys.eps, "weight_decay": keys.weight_decay}
-    ours, theirs = FusedAdamW(parameters, **settings), torch.optim.AdamW(parameters, fused=True, **settings)
+    fused, pytorch = FusedAdamW(parameters, **settings), torch.optim.AdamW(parameters, fused=True, **settings)
     gradients = [p.grad for p in parameters]
     norm = gradient_norm(gradients)
-    ours.step()
-    theirs.state = ours.state  # there may not be memory for two
+    fused.step()
+    pytorch.state = fused.state  # there may not be memory for two
 
     def clip_and_step() -> None:
-        ours.clip(norm, MAX_NORM)
-        ours.step()
+        fused.clip(norm, MAX_NORM)
+        fused.step()
 
     def clip() -> None:
         nn.utils.clip_grads_with_norm_(parameters, MAX_NORM, norm, foreach=True)
 
     return {
-        ("ours", "norm"): (lambda: gradient_norm(gradients), 2),
-        ("ours", "clipping and step"): (clip_and_step, 14),
-        ("PyTorch's", "norm"): (lambda: nn.utils.get_total_norm(gradients, foreach=True), 2),
-        ("PyTorch's", "clipping"): (clip, 4),
-        ("PyTorch's", "step"): (theirs.step, 14),
+        ("models/fused_adamw.py", "norm"): (lambda: gradient_norm(gradients), 2),
+        ("models/fused_adamw.py", "clipping and step"): (clip_and_step, 14),
+        ("PyTorch", "norm"): (lambda: nn.utils.get_total_norm(gradients, foreach=True), 2),
+        ("PyTorch", "clipping"): (clip, 4),
+        ("PyTorch", "step"): (pytorch.step, 14),
     }
 
 

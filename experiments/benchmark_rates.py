@@ -2,10 +2,10 @@
 
     python -m experiments.benchmark_rates [--overlay O]… [--rounds N] [key.path=value …]
 
-The figures that models/gpus.py calls sustained; 2 M N K FLOPs a product. In a round each product and the copy repeat
-for about 50 ms, waited for at both ends only, so that the device and not its host sets the pace; the rate is the median
-over rounds. Sustained means that the work goes on without a pause, at the published size 11 s of it in 20 rounds, so
-that a limit on power has lowered the clock, for all of them alike. It is too short for a limit on temperature.
+These are the rates that models/gpus.py calls sustained; a product is 2 M N K FLOPs. In a round each product and the
+copy are repeated for about 50 ms, and the device is waited for before and after only, so that the device and not its
+host sets the pace. A rate is the median over rounds. At the published size 20 rounds take 11 s without a pause: long
+enough for a power limit to lower the clock, for all products alike, and too short for a temperature limit.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _times(do: Callable) -> int:
-    """How many calls take about `SPAN`: estimated from some that come after a first one, which may load kernels."""
+    """How many calls take about `SPAN`, estimated from five calls after a first one, which may load kernels."""
     do()
     return 1 + int(SPAN / (device.seconds(do, 5) / 5))
 

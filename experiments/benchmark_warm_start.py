@@ -2,8 +2,9 @@
 
     python -m experiments.benchmark_warm_start [RECIPE…] [--overlay O]… [--json FILE] [key.path=value …]
 
-Each recipe runs twice for a few steps, both times with an empty inductor cache, as on another node: first without, then
-with what the first has kept. Of the recipes, by default the study's four, those that are not compiled are left out.
+Each recipe runs twice for a few steps, both times with an empty inductor cache, as on another node: first without kept
+kernels, then with those of the first run. The default is the compiled recipes of the study four_way; a recipe that is
+not compiled is left out.
 """
 
 import argparse
@@ -25,7 +26,7 @@ STEPS = 5  # the artifacts are kept after the profiled one, the third at the lat
 
 
 def first_step(recipe: str, options: list[str], kept: Path) -> dict:
-    """timing.json of one run. Raises CalledProcessError if it fails; its own words are on stderr."""
+    """timing.json of one run. Raises CalledProcessError if it fails; the run's own error is on stderr."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         keys = [f"training.steps={STEPS}", f"compile.artifacts_dir={kept}"]
@@ -47,7 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--overlay", action="append", metavar="O")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every second of both starts")
     args = parser.parse_intermixed_args(argv)
-    overlays, keys = args.overlay or choose_scale()[0], [name for name in args.names if "=" in name]
+    overlays = args.overlay or choose_scale()[0]
+    keys = [name for name in args.names if "=" in name]
     names = [name for name in args.names if "=" not in name] or load([DEFAULT]).recipes
     try:
         compiled = [name for name in names if recipes.load(name, overlays, keys).config.compile.enable]
@@ -63,8 +65,9 @@ def main(argv: list[str] | None = None) -> int:
         except subprocess.CalledProcessError as run:
             complain(f"the run of {recipe} failed with exit code {run.returncode}, for the reason above")
             return max(run.returncode, FAILED)  # negative: a signal's
-        ratio = cold["warm_up_s"] / warm["warm_up_s"], cold["phases"]["compile"] / warm["phases"]["compile"]
-        print(f"{recipe:<28} sooner by a factor of {ratio[0]:.1f}, compilation of {ratio[1]:.1f}")
+        warm_up = cold["warm_up_s"] / warm["warm_up_s"]
+        compilation = cold["phases"]["compile"] / warm["phases"]["compile"]
+        print(f"{recipe:<28} warm-up shorter by a factor of {warm_up:.1f}, compilation of {compilation:.1f}")
         record["recipes"][recipe] = {"cold": cold, "warm": warm}
         if args.json:
             args.json.write_text(json.dumps(record, indent=2) + "\n")

@@ -1,7 +1,7 @@
 """The least time that a step can take: `python -m experiments.roofline NAME --gpu h200 [--overlay O]… [key=value …]`.
 
-`--against FILE` sets measured parts beside the floors: those of variant NAME in a bench.json of experiments.bench,
-which also says with which overlays and keys. `--json FILE` keeps everything that was printed.
+`--against FILE` sets the measured parts of a step beside their floors. FILE is a bench.json of experiments.bench, NAME
+one of its variants; overlays and keys are those of the measurement. `--json FILE` keeps everything that was printed.
 """
 
 import argparse
@@ -17,8 +17,9 @@ from rich.table import Table
 
 from experiments.config import recipes
 from experiments.jobs.exit_codes import complain, leave
-from models import floors as roofline
 from models.errors import InputError
+from models.floors import PARTS, step_floors, step_work, tokens_per_step
+from models.flops import flops_per_token
 from models.gpus import GPUS, find
 
 
@@ -75,91 +76,72 @@ def read_measured(path: Path, variant: str, gpu: str) -> tuple[recipes.Recipe, d
 
 
 def predict(recipe: recipes.Recipe, gpu_name: str, measured: dict | None = None) -> dict:
-    """Work and floors of a recipe's step on a GPU, beside what was measured; all that `show` prints."""
+    """What `show` prints. `rows` has FLOPs, bytes and seconds of each part and of the step, by where they are from."""
     from experiments.training import preflight  # torch: seconds, which a misspelt name need not wait for
-    from models import flops
 
     config, gpu = recipe.config, GPUS[gpu_name]
     args = preflight.model_args(config)
-    work = roofline.step_work(config, args, preflight.fp8_layers(config))
-    rates = {"datasheet": gpu.datasheet} | ({"sustained": gpu.sustained} if gpu.sustained else {})
-    floors = {kind: roofline.step_floors(work, known) for kind, known in rates.items()}
-    tokens, flops_per_token = roofline.tokens_per_step(config), flops.flops_per_token(args, config.training.seq_len)
-
-    def step(seconds: float) -> dict:
-        mfu = tokens * flops_per_token / seconds / gpu.datasheet.bf16
-        return {"step_s": seconds, "tokens_per_s": tokens / seconds, "mfu_bf16_peak": mfu}
-
-    steps = {kind: step(sum(parts.values())) for kind, parts in floors.items()}
+    work = step_work(config, args, preflight.fp8_layers(config))
+    seconds = {"datasheet": step_floors(work, gpu.datasheet)}
+    if gpu.sustained:
+        seconds["sustained"] = step_floors(work, gpu.sustained)
+    seconds = {source: floors | {"step": sum(floors.values())} for source, floors in seconds.items()}
     if measured:
-        steps["measured"] = step(measured["step_s"])
+        seconds["measured"] = measured["parts"] | {"step": measured["step_s"]}
+    parts = dict.fromkeys([*PARTS, *(measured["parts"] if measured else ()), "step"])
+    rows: dict[str, dict] = {part: {} for part in parts}
+    for part, row in rows.items():
+        if kernels := [w for w in work if part in (w.part, "step")]:  # the step has all of them
+            row |= {"flops": sum(w.flops for w in kernels), "bytes": sum(w.bytes for w in kernels)}
+        row |= {source: by_part[part] for source, by_part in seconds.items() if part in by_part}
+        floor = row.get("sustained", row.get("datasheet"))
+        if floor is not None and row.get("measured"):
+            row["error"] = floor / row["measured"] - 1
     return {
         "recipe": recipe.name,
         "overlays": list(recipe.overlays),
         "overrides": list(recipe.overrides),
         "gpu": {"name": gpu_name, **asdict(gpu)},
         "memory_needed": preflight.memory_needed(config),
-        "parts": _parts(work, floors, measured["parts"] if measured else {}),
-        "step": steps,
-        **({"error": _error(steps, "step_s")} if measured else {}),
+        "tokens": tokens_per_step(config),
+        "flops_per_token": flops_per_token(args, config.training.seq_len),
+        "sources": list(seconds),
+        "rows": rows,
     }
 
 
-def _parts(work: list[roofline.Work], floors: dict[str, dict[str, float]], measured: dict[str, float]) -> dict:
-    """FLOPs, bytes, floors and measured seconds by part; of parts that no floor predicts, the measured ones."""
-    table: dict[str, dict] = {}
-    for part in roofline.PARTS:
-        mine = [w for w in work if w.part == part]
-        table[part] = {"flops": sum(w.flops for w in mine), "bytes": sum(w.bytes for w in mine)}
-        table[part] |= {kind: {"s": seconds[part]} for kind, seconds in floors.items()}
-    for part, seconds in measured.items():
-        table.setdefault(part, {})["measured"] = {"s": seconds}
-    for part in roofline.PARTS:
-        if table[part].get("measured", {}).get("s"):
-            table[part]["error"] = _error(table[part], "s")
-    return table
-
-
-def _error(row: dict[str, dict], key: str) -> float:
-    """Prediction over measurement, less one; the prediction is made from sustained rates where they are known."""
-    return row.get("sustained", row["datasheet"])[key] / row["measured"][key] - 1
-
-
 def show(prediction: dict, console: Console) -> None:
-    """Print the table of parts, the step, and where the rates are from."""
-    gpu, steps = prediction["gpu"], prediction["step"]
-    kinds, error = list(steps), "measured" in steps
-    extras = "".join(f" {word}" for word in [*prediction["overlays"], *prediction["overrides"]])
-    title = f"{prediction['recipe']}{extras} on {gpu['name']}: least time of a step, ms"
-    view = Table(
-        box=SIMPLE_HEAD, header_style="bold", padding=(0, 1), pad_edge=False, title=escape(title), title_justify="left"
-    )
-    for name in ("part", "TFLOP", "GB", *kinds, *(["error"] if error else [])):
-        view.add_column(name, justify="left" if name == "part" else "right", no_wrap=True)
-
-    def add(name: str, row: dict, key: str, **style) -> None:
-        seconds = [f"{row[kind][key] * 1e3:.1f}" if kind in row else "" for kind in kinds]
-        work = [f"{row['flops'] / 1e12:.1f}", f"{row['bytes'] / 1e9:.1f}"] if "flops" in row else ["", ""]
-        view.add_row(
-            name, *work, *seconds, *([f"{row['error']:+.0%}" if "error" in row else ""] if error else []), **style
-        )
-
-    for part, row in prediction["parts"].items():
-        add(part, row, "s")
-    view.add_section()
-    totals = {key: sum(row.get(key, 0) for row in prediction["parts"].values()) for key in ("flops", "bytes")}
-    add("step", totals | steps | ({"error": prediction["error"]} if error else {}), "step_s", style="bold")
-    console.print(view)
-    for kind, step in steps.items():
-        mfu = f"{step['mfu_bf16_peak']:.1%} MFU of the bf16 peak"
-        console.print(f"{kind:<10} {step['tokens_per_s']:>8,.0f} tokens/s, {mfu}")
+    """Print the table of parts, rates of the step, memory, and where the GPU's figures are from."""
+    gpu, tokens = prediction["gpu"], prediction["tokens"]
+    console.print(_table(prediction))
+    for source in prediction["sources"]:
+        rate = tokens / prediction["rows"]["step"][source]
+        mfu = rate * prediction["flops_per_token"] / gpu["datasheet"]["bf16"]
+        console.print(f"{source:<10} {rate:>8,.0f} tokens/s, {mfu:.1%} MFU of the bf16 peak")
     needed, there = prediction["memory_needed"] / 1e9, gpu["memory"] / 1e9
-    console.print(
-        f"memory     about {needed:.3g} of {there:.3g} GB" + (": probably does not fit" if needed > there else "")
-    )
+    fits = ": probably does not fit" if needed > there else ""
+    console.print(f"memory     about {needed:.3g} of {there:.3g} GB{fits}")
     console.print(f"datasheet: {gpu['datasheet']['source']}")
     sustained = gpu["sustained"]
     console.print(f"sustained: {sustained['source'] if sustained else 'no measured rates of this GPU at hand'}")
+
+
+def _table(prediction: dict) -> Table:
+    extras = "".join(f" {word}" for word in [*prediction["overlays"], *prediction["overrides"]])
+    title = escape(f"{prediction['recipe']}{extras} on {prediction['gpu']['name']}: least time of a step, ms")
+    table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1), pad_edge=False, title=title)
+    table.title_justify = "left"
+    units = {"flops": 1e12, "bytes": 1e9} | dict.fromkeys(prediction["sources"], 1e-3)
+    errors = ["error"] if "measured" in units else []
+    for name in ("part", "TFLOP", "GB", *prediction["sources"], *errors):
+        table.add_column(name, justify="left" if name == "part" else "right", no_wrap=True)
+    for part, row in prediction["rows"].items():
+        if part == "step":
+            table.add_section()
+        cells = [f"{row[key] / unit:.1f}" if key in row else "" for key, unit in units.items()]
+        cells += [f"{row[key]:+.0%}" if key in row else "" for key in errors]
+        table.add_row(part, *cells, style="bold" if part == "step" else None)
+    return table
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def summarize(directory: Path, manifest: dict) -> dict:
     """The contents of summary.json: the run's row of the final table, and which data it read."""
-    from analysis.summary import summarize as row_of  # after training, so that no start waits for it
+    from analysis.runs import summarize as row_of  # after training, so that no start waits for it
 
     return row_of(directory, manifest) | {"data": manifest.get("data")}
 

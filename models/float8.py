@@ -1,8 +1,30 @@
-"""FP8 for this Llama: which linear layers run in it, with which scaling.
+"""FP8 for this Llama: what it is, which linear layers run in it, and with which scaling.
 
-The layers are models/fp8_linear.py's, and torchao's where FSDP2 gathers weights in FP8. torchtitan's section
-`quantize.linear.float8` is read as it is; differences from its converter: a name filter is exact (a shell pattern over
-the full module name) and must match something, converting nothing is an error, and a CPU multiplies as
+Formats. An FP8 number has 8 bits. e4m3 spends 4 of them on the exponent and 3 on the mantissa: its largest value is
+448, and rounding is off by up to 1/16. e5m2 spends 5 and 2: up to 57,344, off by up to 1/8. bf16 (8 and 7) reaches
+3e38 and is off by up to 1/256. In return FP8 units multiply twice as fast, and an operand is half as large.
+
+Scales. Many gradients are so small that FP8 would round them to 0. So an operand is first multiplied by a scale that
+takes its largest magnitude to the format's largest value, and the product is divided by the scales of both operands.
+`tensorwise` has one scale for each operand; then one outlier makes all its other values small. `rowwise` has one for
+each row of the left operand and each column of the right one, so that an outlier costs only its own row.
+
+Products. A linear layer has three: output = input @ weight.T, gradient of the input = g @ weight, and gradient of the
+weight = g.T @ input, where g is the gradient of the output. Inputs and weights are e4m3. g is e5m2 under `tensorwise`,
+whose single scale needs the range, and e4m3 under `rowwise`. `rowwise_with_gw_hp` computes the last product in bf16.
+
+Transposed operands. FP8 units read both operands along the dimension over which they sum, and want it contiguous in
+memory. The three products sum over input features, output features and tokens, so each of input, weight and g is
+needed as it is in one product and transposed in another. A bf16 unit reads either order; FP8 needs a second,
+transposed copy.
+
+What stays in bf16: embedding, norms, attention, residual stream, loss and the results of products; the output head, by
+the recipes' filter; weights, gradients and the optimizer's state (or float32, by `training.dtype`), so every step casts
+the weights anew.
+
+The layers are those of models/fp8_linear.py, and torchao's where FSDP2 gathers weights in FP8. torchtitan's section
+`quantize.linear.float8` applies, with three differences to torchtitan's converter: a name filter is exact (a shell
+pattern over the full module name) and must match something; converting no layer is an error; and a CPU multiplies as
 models/fp8_product.py finds best.
 """
 
@@ -36,7 +58,7 @@ from torchao.float8.config import Float8GemmConfig  # noqa: E402
 from torchao.float8.float8_linear import Float8Linear  # noqa: E402
 
 FIRST_WITH_FP8 = (8, 9)  # compute capability of the first GPUs with FP8 matrix units: Ada, then Hopper
-AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word in filter_fqns: skip layers too small to gain
+AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word in filter_fqns for: skip layers too small to gain
 
 
 def check_device(device: torch.device) -> None:
@@ -53,7 +75,7 @@ def check_device(device: torch.device) -> None:
 def product(device_type: str, recipe_name: str, emulate: bool) -> Product:
     """How the FP8 products of a recipe are computed here. Arguments are keys of `quantize.linear.float8`.
 
-    A GPU with the units is believed: a product that it refuses shall fail the run, not be emulated.
+    On a GPU with FP8 units nothing is tried out: a product that it refuses fails the run and is not emulated.
     """
     if emulate:
         return Product(EMULATED, "operands are rounded to FP8 and multiplied in float32, as the recipe asks")
@@ -65,10 +87,10 @@ def product(device_type: str, recipe_name: str, emulate: bool) -> Product:
 
 
 def takes_row_scales() -> bool:
-    """Whether a GPU's product with slow accumulation is to be given scales of rows: where cuBLASLt has it.
+    """Whether a GPU's product without fast accumulation is to be given scales of rows: where cuBLASLt takes them.
 
-    That is on Hopper from CUDA 12.9 on (pytorch pull request 157905); elsewhere a slow kernel of CUTLASS has it. A
-    small product is compared by value.
+    cuBLASLt does on Hopper from CUDA 12.9 on (pytorch pull request 157905); elsewhere a slow kernel of CUTLASS would
+    run. A small product must also come out right.
     """
     if torch.cuda.get_device_capability()[0] != 9 or tuple(map(int, torch.version.cuda.split("."))) < (12, 9):
         return False
@@ -98,16 +120,16 @@ class Float8Converter:
             return
         keys, device_type = self.keys, "cuda" if torch.cuda.is_available() else "cpu"
         chosen = choose_modules(model, keys.recipe_name, keys.filter_fqns)
-        found = product(device_type, keys.recipe_name, keys.emulate)
+        products = product(device_type, keys.recipe_name, keys.emulate)
         if keys.enable_fsdp_float8_all_gather:
-            config = _torchao_config(keys, emulate=found.how == EMULATED)
+            config = _torchao_config(keys, emulate=products.how == EMULATED)
             convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in chosen)
         else:
             how = Products(
                 recipe_name=keys.recipe_name,
                 fast_backward=keys.fast_accumulation_in_backward,
                 row_scales=device_type == "cpu" or takes_row_scales(),
-                emulate=found.how == EMULATED,
+                emulate=products.how == EMULATED,
             )
             for name in chosen:
                 model.set_submodule(name, Fp8Linear.from_float(model.get_submodule(name), how))
@@ -115,7 +137,7 @@ class Float8Converter:
             module.register_forward_pre_hook(_follow_autocast)
         kept = sorted({name for name, m in model.named_modules() if type(m) is nn.Linear})
         logger.info(f"FP8 {keys.recipe_name}: {len(chosen)} linear layers converted, kept in bf16: {kept}")
-        logger.info(f"FP8 products: {found.how}; {found.why}")
+        logger.info(f"FP8 products: {products.how}; {products.why}")
 
     def post_optimizer_hook(self, model_parts: list[nn.Module]) -> None:
         """Compute the scales of all FSDP float8 weights with one all-reduce instead of one each."""

@@ -1,50 +1,35 @@
-"""The Llama this project trains: torchtitan's, with real-valued RoPE, tied embeddings and a choice of attention kernel
-and of fused projections.
+"""The architecture: torchtitan's Llama 3 with RoPE in real numbers where it is compiled, tied embeddings, and a choice
+of the attention kernel and of fused projections. Sizes are one line each in `FLAVORS`.
 
-Sizes are one line each in `FLAVORS`. `train_spec()` is what torchtitan's Trainer builds from.
+models/train_spec.py gives it to torchtitan's Trainer; models/float8.py turns its linear layers into FP8 ones.
 """
 
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
 
 import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
 import torch
-import torch._inductor.config
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torchtitan.components.loss import build_cross_entropy_loss
-from torchtitan.components.lr_scheduler import build_lr_schedulers
-from torchtitan.distributed import ParallelDims
-from torchtitan.models.llama3 import Transformer, TransformerModelArgs, parallelize_llama
+from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 from torchtitan.models.llama3.model import model as titan
 from torchtitan.models.llama3.model.args import RoPEScalingArgs
 from torchtitan.models.utils import trunc_normal_
-from torchtitan.protocols.train_spec import TrainSpec
 
 from models import flops
-from models.errors import InputError
-from models.optimizer import build_optimizers
 
 # PyTorch's fourth, EFFICIENT_ATTENTION, has grouped KV heads from torch 2.14 on (pytorch pull request 191085).
-ATTENTION_BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "math": SDPBackend.MATH,
-}
+ATTENTION_BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "math": SDPBackend.MATH}
 
 
 @dataclass
 class LlamaArgs(TransformerModelArgs):
-    """torchtitan's Llama 3 arguments plus weight tying and, from the recipe, the attention kernel
-    (`ATTENTION_BACKENDS` or `auto`) and whether projections of the same input are one matrix."""
+    """torchtitan's Llama 3 arguments and three more; the last two come from the recipe's section `model`."""
 
-    enable_weight_tying: bool = False
-    attention_backend: str = "auto"
-    fused_projections: bool = False
+    enable_weight_tying: bool = False  # the output head's matrix is the embedding's
+    attention_backend: str = "auto"  # or a key of `ATTENTION_BACKENDS`
+    fused_projections: bool = False  # projections of the same input are one matrix
 
     def update_from_config(self, job_config, **kwargs) -> None:
         super().update_from_config(job_config, **kwargs)
@@ -56,26 +41,21 @@ class LlamaArgs(TransformerModelArgs):
         return flops.parameters(self), flops.flops_per_token(self, seq_len)
 
 
-def _llama(**sizes) -> LlamaArgs:
-    rope_factor = sizes.pop("rope_factor", 1.0)  # Llama 3.1 stretches long wavelengths by 8, 3.2 by 32
-    scaling = RoPEScalingArgs(scaling_factor=rope_factor)
-    return LlamaArgs(rope_theta=500000, rope_scaling_args=scaling, **sizes)
+def _llama(rope_factor: float = 1.0, **sizes) -> LlamaArgs:
+    """Llama 3's arguments; `rope_factor` stretches RoPE's long wavelengths, as Llama 3.1 and 3.2 do."""
+    return LlamaArgs(rope_theta=500000, rope_scaling_args=RoPEScalingArgs(scaling_factor=rope_factor), **sizes)
 
 
 _8B = dict(dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, ffn_dim_multiplier=1.3, multiple_of=1024)  # FFN 14336
+_LLAMA_3_2 = dict(n_kv_heads=8, vocab_size=128256, rope_factor=32.0, enable_weight_tying=True)
 FLAVORS = {
     "8B-published": _llama(**_8B, vocab_size=131072),  # 8.05 B parameters, the published study's
     "llama3.1-8B": _llama(**_8B, vocab_size=128256, rope_factor=8.0),
-    "llama3.2-3B": _llama(
-        dim=3072, n_layers=28, n_heads=24, n_kv_heads=8, vocab_size=128256, rope_factor=32.0, enable_weight_tying=True
-    ),  # FFN 8192
-    "llama3.2-1B": _llama(
-        dim=2048, n_layers=16, n_heads=32, n_kv_heads=8, ffn_dim_multiplier=1.5, vocab_size=128256, rope_factor=32.0,
-        enable_weight_tying=True,
-    ),  # FFN 8192
+    "llama3.2-3B": _llama(**_LLAMA_3_2, dim=3072, n_layers=28, n_heads=24),  # FFN 8192
+    "llama3.2-1B": _llama(**_LLAMA_3_2, dim=2048, n_layers=16, n_heads=32, ffn_dim_multiplier=1.5),  # FFN 8192
     # The same architecture in seconds a step on two cores; every dimension a multiple of 16, as FP8 asks.
     "cpu": _llama(dim=256, n_layers=4, n_heads=8, n_kv_heads=4, vocab_size=4096),  # FFN 768
-}  # fmt: skip
+}
 
 
 def apply_rope(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
@@ -116,7 +96,7 @@ class InnerAttention(nn.Module):
 
 
 class Attention(titan.Attention):
-    """torchtitan's attention with our RoPE; `freqs_cis` is the (seq, head_dim / 2, 2) buffer of `Llama`."""
+    """torchtitan's attention with `apply_rope`; `freqs_cis` is `Llama`'s buffer, (seq, head_dim / 2, 2) in int32."""
 
     def __init__(self, args: LlamaArgs):
         super().__init__(args)
@@ -138,7 +118,7 @@ class Attention(titan.Attention):
 
 
 class FusedAttention(Attention):
-    """`Attention` with one matrix for queries, keys and values; its rows are drawn as the three are: the same model."""
+    """`Attention` with one matrix for queries, keys and values. Its rows are drawn as the three are: the same model."""
 
     def __init__(self, args: LlamaArgs):
         super().__init__(args)
@@ -155,7 +135,7 @@ class FusedAttention(Attention):
 
 
 class FusedFeedForward(titan.FeedForward):
-    """torchtitan's SwiGLU with one matrix for w1 and w3; its rows are drawn as the two are: the same model."""
+    """torchtitan's SwiGLU with one matrix for w1 and w3. Its rows are drawn as the two are: the same model."""
 
     def __init__(self, args: LlamaArgs):
         super().__init__(args.dim, 4 * args.dim, args.multiple_of, args.ffn_dim_multiplier)
@@ -173,7 +153,7 @@ class FusedFeedForward(titan.FeedForward):
 
 
 def _stacked(*linears: nn.Linear) -> tuple[nn.Linear, list[int]]:
-    """A layer with the rows of these, one below the other, and how many each has; its weights are not theirs."""
+    """A new layer with as many rows as these layers have together, and how many rows each of them has."""
     rows = [linear.out_features for linear in linears]
     return nn.Linear(linears[0].in_features, sum(rows), bias=False), rows
 
@@ -200,54 +180,3 @@ class Llama(Transformer):
     def _precompute_freqs_cis(self) -> torch.Tensor:
         """float32 rotations, as integers: FSDP2 would cast them to bf16, as it does a block's other arguments."""
         return torch.view_as_real(super()._precompute_freqs_cis()).view(torch.int32)
-
-
-def freeze(model: nn.Module, patterns: list[str]) -> None:
-    """Stop training the parameters that a shell pattern matches. Raises `InputError` if one of them matches nothing."""
-    parameters = dict(model.named_parameters())
-    for pattern in patterns:
-        matched = [parameter for name, parameter in parameters.items() if fnmatchcase(name, pattern)]
-        if not matched:
-            known = sorted({re.sub(r"[.][0-9]+[.]", ".*.", name) for name in parameters})
-            raise InputError(f"model.freeze: `{pattern}` matches no parameter; there are {', '.join(known)}")
-        for parameter in matched:
-            parameter.requires_grad_(False)
-
-
-def parallelize(model: Llama, parallel_dims: ParallelDims, job_config) -> nn.Module:
-    """torchtitan's `parallelize_llama`, with our keys `model.freeze` and those of `compile` honoured."""
-    freeze(model, job_config.model.freeze)
-    model = _compile_and_parallelize(model, parallel_dims, job_config)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):  # torchtitan sets the division factor to 1, so a plain sum is the same, and
-            module.set_force_sum_reduction_for_comms(True)  # gloo, the CPU's backend, has no other
-    return model
-
-
-def _compile_and_parallelize(model: Llama, parallel_dims: ParallelDims, job_config) -> nn.Module:
-    compile_config = job_config.compile
-    torch._inductor.config.emulate_precision_casts = compile_config.emulate_precision_casts
-    torch._inductor.config.triton.cudagraphs = compile_config.cuda_graphs
-    torch._inductor.config.max_autotune_pointwise = compile_config.max_autotune_pointwise
-    if compile_config.enable and compile_config.scope == "model" and "model" in compile_config.components:
-        others = [name for name in compile_config.components if name != "model"]
-        blocks_eager = replace(job_config, compile=replace(compile_config, components=others))
-        model = parallelize_llama(model, parallel_dims, blocks_eager)
-        model.compile(backend=compile_config.backend)
-        return model
-    return parallelize_llama(model, parallel_dims, job_config)
-
-
-def train_spec(**builders) -> TrainSpec:
-    """The TrainSpec of this model; `builders` are the parts that are not the model's: data, metrics."""
-    return TrainSpec(
-        model_cls=Llama,
-        model_args=FLAVORS,
-        parallelize_fn=parallelize,
-        pipelining_fn=None,
-        build_optimizers_fn=build_optimizers,
-        build_lr_schedulers_fn=build_lr_schedulers,
-        build_loss_fn=build_cross_entropy_loss,
-        build_tokenizer_fn=None,
-        **builders,
-    )

@@ -1,4 +1,4 @@
-"""AdamW and gradient clipping: fused over all bf16 parameters of a GPU, else PyTorch's; torchao's AdamW rounds at random."""
+"""AdamW and gradient clipping: fused over all bf16 parameters of a GPU, PyTorch's elsewhere, or torchao's AdamW."""
 
 from collections.abc import Iterable
 

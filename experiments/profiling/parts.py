@@ -1,8 +1,9 @@
 """Where a step's time goes: the kernels of a profile, sorted into the parts of models/floors.py.
 
-A kernel is known by its name and by the operators that launched it. On a CPU, where there are no kernels, an
-operator's own time (without that of operators inside it) takes their place; compiled C++ kernels do several things at
-once there, so that most of FP8's casts count as what they are fused with.
+A kernel is recognised by its name and by the operators that launched it. On a CPU there are no kernels, and operators
+take their place, each with its own time without that of operators inside it. A compiled C++ kernel does several things
+at once, so that on a CPU most of FP8's casts count as what they are fused with. On a GPU, too, compare casts and
+element-wise work together with their floors.
 """
 
 import re
@@ -19,34 +20,40 @@ LOSS_REGION = "loss"  # the name of the profiler region around the loss function
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch; `callers` are the operators around it, innermost first, a backward one's forward operators last."""
+    """One launch of a kernel.
+
+    Args:
+        name: as the profiler gives it.
+        callers: the operators and regions that launched it, innermost first; after a backward operator the forward
+            ones that it belongs to.
+        seconds: its duration, without the time in which a kernel that started before it still ran.
+    """
 
     name: str
     callers: tuple[str, ...]
-    seconds: float  # without what ran at the same time and started before
+    seconds: float
 
 
-# The first fits whose pattern is found in a kernel's name (\A) or in its callers (^), a line each, innermost first.
-# Kernels of a CUDA graph have a name only; fused ones carry the names of their operators.
+# The first rule that matches decides. It is matched against lines: the kernel's name (\A), then its callers, innermost
+# first (^). Kernels of a CUDA graph have a name only; compiled ones are named after their operators.
 RULES = (
-    # Optimizers announce themselves; the rest is the gradients' norm and clipping, and models/adamw_kernels.py.
+    # Optimizers have a region of their own; then the gradients' norm and clipping, and models/adamw_kernels.py.
     (OPTIMIZER, r"^Optimizer\.step#|^aten::(_foreach_|linalg_vector_norm)|multi_tensor_apply_kernel"
                 r"|\A(sum_of_squares|adamw)$"),
-    # A CPU does a scaled product by other operators inside. cuBLAS's names begin with an operand's type: q for e4m3,
-    # and by a guess r for e5m2.
+    # On a CPU a scaled product calls other operators. cuBLAS's names begin with an operand's type: q for e4m3, and
+    # probably r for e5m2.
     (MATMUL_FP8, r"^aten::_scaled_mm|\A(triton_tem_.*scaled_mm|nvjet_(sm\d+_)?[qr]|.*(?i:gemm).*e4m3)"),
-    # The model has no other batched products. What is fused around attention carries its name as well.
+    # The model's only batched products are attention's. Element-wise kernels fused around it carry its name as well.
     (ATTENTION, r"^aten::(_?scaled_dot_product|bmm)|\A(?!.*_fused_).*(flash|fmha)"),
-    # An mm has to be what launched it: there is one around FP8's casts, too.
+    # An mm must have launched the kernel itself: an mm is around FP8's casts, too.
     (MATMUL_BF16, r"\A(triton_tem_.*mm|nvjet_|.*(?i:gemm|gemv|splitk)|.*\n(aten::mm$|mkl(dnn)?::.*linear))"),
     (LOSS, rf"^{LOSS_REGION}$|log_softmax|nll_loss|SoftMax(For|Back)ward"),
-    # One for each element cannot find a largest value, so if it clamps (to FP8's range) it is the second pass over
-    # something, for its cast, whatever it computes again for that.
+    # A pointwise kernel finds no largest value. If it clamps (to FP8's range), it is a second pass for a cast alone.
     (CASTS, r"\Atriton_poi_fused.*_clamp_"),
-    # A norm, RoPE, a sum or SwiGLU, which would be there without FP8, and has taken in a largest value or a cast.
+    # A norm, RoPE, a sum or SwiGLU would be there without FP8, although it now also finds a largest value or casts.
     (ELEMENTWISE, r"\A.*_fused.*_(add|silu|sum)_"),
-    # Of the FP8 layers' autograd functions all but the products: a gradient added to another's is outside of them. Then
-    # autocast's copies in bf16, and back.
+    # What the FP8 layers' autograd functions do besides products (a sum of two layers' gradients is outside of them),
+    # and autocast's copies to bf16 and back.
     (CASTS, r"\A.*(_fused.*_(abs|to_copy)_|(?i:float8))|^(_Fp8Products|matmul_with_hp_or_float8_args|_ToFloat8)"
             r"|\A.*\naten::copy_\n(.+\n)*aten::linear$"),
     (ELEMENTWISE, r"^aten::|\A.*(_fused_|at::native)|\AMem(cpy|set)"),
@@ -54,12 +61,7 @@ RULES = (
 
 
 def part_of(name: str, callers: Sequence[str]) -> str:
-    """The part of the step that a kernel belongs to; `OTHER` if no rule knows it.
-
-    Args:
-        name: the kernel's, as the profiler gives it.
-        callers: operators and regions that launched it, innermost first.
-    """
+    """The part of the step that a kernel with this name and these callers (see `Kernel`) belongs to, or `OTHER`."""
     lines = "\n".join([name, *callers])
     return next((part for part, pattern in RULES if re.search(pattern, lines, re.MULTILINE)), OTHER)
 
@@ -76,8 +78,8 @@ def busy_seconds(kernels: Iterable[Kernel]) -> dict[str, float]:
 def step_parts(busy: dict[str, float], profiled_s: float, step_s: float, host_is_device: bool) -> dict[str, float]:
     """Parts of a steady step that add up to it, from those of a profiled one.
 
-    A profile slows the host and not the kernels, so a GPU idles for what a steady step leaves beside them. Where the
-    host computes, the profile slows everything alike.
+    Profiling slows the host and not a GPU's kernels: what they leave of a steady step is the time the GPU idles. Where
+    the host itself computes, profiling slows everything alike.
 
     Args:
         busy: seconds by part of a profiled step.
@@ -91,13 +93,13 @@ def step_parts(busy: dict[str, float], profiled_s: float, step_s: float, host_is
 
 
 def top_kernels(kernels: Iterable[Kernel], steps: int, count: int = 60) -> list[dict]:
-    """The kernels that take most, as evidence: name, launching operator, part, calls and seconds per step."""
+    """The kernels that take most time: name, launching operator, part, calls and seconds per step."""
     rows: dict[tuple, dict] = {}
     for kernel in kernels:
         op = kernel.callers[0] if kernel.callers else None
         part = part_of(kernel.name, kernel.callers)
-        row = {"name": kernel.name[:200], "op": op, "part": part, "calls": 0, "s": 0}  # some names are pages
-        row = rows.setdefault((kernel.name, op, part), row)
+        new = {"name": kernel.name[:200], "op": op, "part": part, "calls": 0, "s": 0}  # some names are pages long
+        row = rows.setdefault((kernel.name, op, part), new)
         row["calls"] += 1 / steps
         row["s"] += kernel.seconds / steps
     return sorted(rows.values(), key=lambda row: -row["s"])[:count]
@@ -111,10 +113,12 @@ def read_kernels(profiler) -> list[Kernel]:
     events = profiler.events()
     on_gpu = [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
     operators = [e for e in events if e.device_type == DeviceType.CPU]
-    forward = {(e.sequence_nr, e.thread): e for e in operators if _may_be_forward(e)}  # the last one made the node
+    # By its number and thread a backward operator finds its forward one; of several the last has made it.
+    forward = {(e.sequence_nr, e.thread): e for e in operators if _may_be_forward(e)}
     if not on_gpu:
         return [Kernel(e.name, _callers(e, forward), e.self_cpu_time_total / 1e6) for e in operators if _computes(e)]
-    launched: dict[tuple, list] = {}  # by name and duration: launches that have both in common are interchangeable
+    # The profiler tells which operator launched a kernel by name and duration: those with both equal can be exchanged.
+    launched: dict[tuple, list] = {}
     for operator in operators:
         for kernel in operator.kernels:
             launched.setdefault((kernel.name, kernel.duration), []).append(operator)
@@ -136,19 +140,19 @@ def _may_be_forward(event) -> bool:
 
 
 def _computes(event) -> bool:
-    """Whether it is an operator or a compiled kernel; everything else is Python around them."""
+    """Whether an event is an operator or a compiled kernel; the others are Python around them."""
     return re.match(r"(aten|mkl|mkldnn|quantized|torchao)::", event.name) is not None or "_fused_" in event.name
 
 
 def _callers(event, forward: dict) -> tuple[str, ...]:
-    """Names from an operator outwards; from a backward node it goes on with the forward operator that made it."""
+    """Names from an operator outwards; after a backward node, those of the forward operator that made it."""
     names: list[str] = []
     while event is not None:
         names.append(event.name)
         if event.scope == _BACKWARD_NODE:
             event = forward.get((event.sequence_nr, event.fwd_thread))
         elif event.sequence_nr >= 0 and event.cpu_parent is not None and event.cpu_parent.scope == _BACKWARD_NODE:
-            event = None  # it can be differentiated: a forward pass again, of activation checkpointing
+            event = None  # an operator with a gradient: activation checkpointing's second forward pass ends here
         else:
             event = event.cpu_parent
     return tuple(names)

@@ -1,4 +1,4 @@
-"""One measurement of experiments/bench.py, a process of its own: trains a recipe, then profiles some steps more.
+"""One measurement of experiments.bench, a process of its own: trains a recipe, and profiles its last steps.
 
     python -m experiments.profiling.worker RECIPE.yaml RECORD.json
 
@@ -14,10 +14,17 @@ import statistics
 import tempfile
 from pathlib import Path
 
+from models import device  # before torchtitan: see there  # isort: skip
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
 from experiments.config import recipes
 from experiments.jobs.exit_codes import COMPLETED, FAILED, leave
 from experiments.jobs.signals import Interrupted, Stop
+from experiments.profiling import parts
+from experiments.training import compile_cache, preflight
 from experiments.training.attempt import set_rank_environment
+from experiments.training.trainer import TIMELINE, Trainer
 from models.errors import InputError
 
 RECORDED_STEPS = 2
@@ -25,10 +32,10 @@ PROFILED_STEPS = 1 + RECORDED_STEPS  # in the first of them the profiler starts
 
 
 class Measurement:
-    """What a trainer tells while it trains, and the profile of its last steps."""
+    """Step times of a trainer while it trains, and the profile of its last steps."""
 
     def __init__(self, trainer):
-        self.trainer, self.metrics = trainer, trainer.metrics_processor
+        self.metrics = trainer.metrics_processor
         self.last = trainer.job_config.training.steps
         self.starting = self.last - RECORDED_STEPS  # the step in which the profiler starts
         self.step_s: dict[int, float] = {}
@@ -40,10 +47,6 @@ class Measurement:
         self.metrics.on_step, self.metrics.on_window = self.on_step, self.on_window
 
     def on_step(self, step: int) -> None:
-        from experiments.training import compile_cache
-        from experiments.training.trainer import TIMELINE
-        from models import device
-
         if step == 1:
             phases = dict(TIMELINE.phases)
             self.warm_up = {"s": sum(phases.values()), "phases": phases, "compile_cache": compile_cache.state()}
@@ -59,28 +62,25 @@ class Measurement:
 
     def on_window(self, line: dict) -> None:
         seconds = line["step_s"]
-        self.step_s |= {line["step"] - len(seconds) + 1 + i: s for i, s in enumerate(seconds)}
+        first = line["step"] - len(seconds) + 1
+        self.step_s |= dict(enumerate(seconds, first))
         self.not_steady |= set(line["not_steady"])
         self.tokens_per_step = round(line["tokens_per_s"] * sum(seconds) / len(seconds))
         self.peak_memory_bytes = max(self.peak_memory_bytes, line["peak_memory_bytes"])
 
     def record(self) -> dict:
         """What bench.json has of a round, and the kernels. Times in seconds, memory in bytes, MFU a fraction."""
-        from experiments.profiling import parts
-        from models import device
-
         steady = [s for step, s in self.step_s.items() if step < self.starting and step not in self.not_steady]
         profiled = [s for step, s in self.step_s.items() if step > self.starting]
         step_s = statistics.median(steady)
         kernels = parts.read_kernels(self.profiler)
         busy = {part: s / len(profiled) for part, s in parts.busy_seconds(kernels).items()}
-        profiled_s = sum(profiled) / len(profiled)
         rate = self.tokens_per_step / step_s
         return {
             "step_s": step_s,
             "tokens_per_s": rate,
             "mfu_bf16_peak": self.metrics.utilisation(rate)["mfu_bf16_peak"],
-            "parts": parts.step_parts(busy, profiled_s, step_s, host_is_device=device.TYPE == "cpu"),
+            "parts": parts.step_parts(busy, statistics.mean(profiled), step_s, host_is_device=device.TYPE == "cpu"),
             "peak_memory_bytes": self.peak_memory_bytes,
             "warm_up": self.warm_up,
             "steady_step_s": steady,
@@ -90,20 +90,27 @@ class Measurement:
         }
 
 
+def _profiler() -> profile:
+    """One that starts in one step and records `RECORDED_STEPS` after it."""
+    gpu = [ProfilerActivity.CUDA] if device.TYPE == "cuda" else []
+    steps = schedule(wait=0, warmup=1, active=RECORDED_STEPS)
+    return profile(activities=[ProfilerActivity.CPU, *gpu], schedule=steps)
+
+
 def count_compiled() -> None:
     """Have inductor count what it compiles, for `compiled_graphs`."""
     from torch._inductor.compile_fx import inductor_metrics_log
 
-    inductor_metrics_log.setLevel(logging.INFO)  # which turns the counting on; what it would say is not kept
+    inductor_metrics_log.setLevel(logging.INFO)  # turns the counting on; its messages go nowhere
     inductor_metrics_log.propagate = False
     inductor_metrics_log.addHandler(logging.NullHandler())
 
 
 def compiled_graphs() -> list[dict]:
-    """Of each graph that was compiled anew, in that order: its kernels, and the bytes that they read and write.
+    """Kernels of each graph that inductor compiled, and the bytes that they read and write, as inductor counts them.
 
-    As inductor counts them. Products and attention are libraries' and not among them; the graph of one block's forward
-    or backward pass serves all blocks; what came from the cache is not here.
+    In the order of compilation. Products and attention are kernels of libraries and not counted. A block's graphs,
+    forward and backward, serve all blocks. A graph that came from the compile cache is not in the list.
     """
     from torch._inductor import metrics
     from torch._inductor.scheduler import ExternKernelSchedulerNode
@@ -117,41 +124,16 @@ def compiled_graphs() -> list[dict]:
     return list(graphs.values())
 
 
-def _profiler():
-    """One that starts in one step and records `RECORDED_STEPS` after it."""
-    from torch.profiler import ProfilerActivity, profile, schedule
-
-    from models import device
-
-    gpu = [ProfilerActivity.CUDA] if device.TYPE == "cuda" else []
-    steps = schedule(wait=0, warmup=1, active=RECORDED_STEPS)
-    return profile(activities=[ProfilerActivity.CPU, *gpu], schedule=steps)
-
-
 def measure(config, stop: Stop) -> dict:
     """Train as experiments.run does, and return the record. Raises what a run raises."""
-    import torch
-    from torch.profiler import record_function
-
-    from experiments.profiling.parts import LOSS_REGION
-    from experiments.training import preflight
-    from experiments.training.trainer import Trainer
-    from models import device
-
     preflight.check_device(config)
     preflight.check_memory(config)
-    if device.TYPE == "cpu":  # compiled C++ names itself to the profiler only if it was compiled to; Triton always does
+    if device.TYPE == "cpu":  # compiled C++ has names in a profile only if it was compiled for that; Triton always has
         torch._inductor.config.cpp.enable_kernel_profile = True
         config.compile.artifacts_dir = ""
     count_compiled()
     trainer = Trainer(config, stop)
-    loss_fn = trainer.loss_fn
-
-    def named_loss(*args, **kwargs):
-        with record_function(LOSS_REGION):
-            return loss_fn(*args, **kwargs)
-
-    trainer.loss_fn = named_loss
+    trainer.loss_fn = record_function(parts.LOSS_REGION)(trainer.loss_fn)
     measurement = Measurement(trainer)
     trainer.train()
     trainer.close()
@@ -185,7 +167,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _fail(reason: str) -> int:
-    """Print the first sentence: what a GPU that is out of memory says is a paragraph."""
+    """Print the first sentence of the reason: of a GPU that is out of memory it is a paragraph."""
     print("error:", re.split(r"(?<=[.]) |\n", reason)[0], flush=True)
     return FAILED
 

@@ -14,6 +14,7 @@ from experiments.jobs.ranks import number
 from experiments.jobs.shares import BUDGET
 from models import device, float8, flops, llama
 from models.errors import InputError
+from models.train_spec import freeze
 
 CUDNN_WANTED = (9, 15)  # from here on PyTorch prefers cuDNN's attention on GPUs of compute capability 9 and up
 HOPELESS = 1.3  # times the memory that is there, beyond which no inaccuracy of the estimate can help
@@ -143,7 +144,7 @@ def check_model(config) -> str:
     """The flavor, its parameters to freeze, and that its sizes suit FP8."""
     args = model_args(config)
     name = config.quantize.linear.float8.recipe_name
-    llama.freeze(_model(config), config.model.freeze)
+    freeze(_model(config), config.model.freeze)
     precision = f"{len(fp8_layers(config))} linear layers in {name} FP8" if name else "no FP8"
     per_token = flops.flops_per_token(args, config.training.seq_len) / 1e9
     return f"{flops.parameters(args) / 1e9:.3g} B parameters, {per_token:.4g} GFLOP per token, {precision}"

@@ -42,6 +42,7 @@ from experiments.training.timeline import TIMELINE
 from models import float8, llama, optimizer
 from models.errors import InputError
 from models.fused_adamw import local
+from models.train_spec import train_spec
 
 
 def _build_dataloader(job_config, **kwargs):
@@ -50,7 +51,7 @@ def _build_dataloader(job_config, **kwargs):
     return loader
 
 
-_spec = llama.train_spec(
+_spec = train_spec(
     build_dataloader_fn=TIMELINE.marked(_build_dataloader, before="distributed", after="data"),
     # torchtitan converts the model between building it and building this
     build_metrics_processor_fn=TIMELINE.marked(Metrics, before="conversion"),

@@ -1,4 +1,4 @@
-"""Candidates for speed: that recipes and keys do what they say. Those of more code have tests of their own."""
+"""Candidates for speed: their recipes and keys do what they say. Fused projections have a file of their own."""
 
 import math
 
@@ -8,6 +8,7 @@ import yaml
 
 from experiments.config import recipes, rules, studies
 from models import float8, floors, gpus, llama
+from models.train_spec import parallelize
 from tests.costs import work
 from tests.runs import ONE_DEVICE, TINY, lines_of
 
@@ -16,7 +17,6 @@ CANDIDATES = [name for name in recipes.names() if name.startswith("candidate_")]
 
 
 def test_the_study_of_losses_has_all_that_a_cpu_can_tell_apart():
-
     missing = set(CANDIDATES) - set(studies.load(["candidates"]).recipes)
     assert missing == {f"candidate_{name}" for name in ONLY_ON_A_GPU}
 
@@ -24,12 +24,12 @@ def test_the_study_of_losses_has_all_that_a_cpu_can_tell_apart():
 @pytest.mark.parametrize("name", CANDIDATES)
 def test_a_candidate_changes_what_its_file_says_and_has_a_floor(name):
     tree = yaml.safe_load(recipes.paths()[name].read_text())
-    said = {key for key, _ in rules.flat({k: v for k, v in tree.items() if k not in ("base", "description")})}
+    changed = {key for key, _ in rules.flat({k: v for k, v in tree.items() if k not in ("base", "description")})}
     recipe = recipes.load(name)
-    assert {key for key, *_ in recipes.difference(recipe)} == said
+    assert {key for key, *_ in recipes.difference(recipe)} == changed
     rates = gpus.GPUS["h200"].sustained
-    parent = sum(floors.floors(work(recipe.base), rates).values())
-    assert sum(floors.floors(work(name), rates).values()) == pytest.approx(parent, rel=0.15)
+    parent = sum(floors.step_floors(work(recipe.base), rates).values())
+    assert sum(floors.step_floors(work(name), rates).values()) == pytest.approx(parent, rel=0.15)
 
 
 # ---- fast accumulation ----
@@ -60,7 +60,7 @@ def test_cuda_graphs_are_as_the_recipe_says(name, recorded):
     config = recipes.load(name, ["cpu"]).config
     with torch._inductor.config.patch({"triton.cudagraphs": not recorded}):
         with torch.device("meta"):
-            llama.parallelize(llama.Llama(llama.FLAVORS["cpu"]), ONE_DEVICE, config)
+            parallelize(llama.Llama(llama.FLAVORS["cpu"]), ONE_DEVICE, config)
         assert torch._inductor.config.triton.cudagraphs == recorded
 
 

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torchtitan.models.llama3.model.model import apply_rotary_emb, precompute_freqs_cis
 
 from experiments.config import recipes
 from models import float8, flops, llama
 from models.errors import InputError
-
-CPU = llama.FLAVORS["cpu"]
+from models.fp8_linear import Fp8Linear, Products
 
 
 def meta_model(flavor: str) -> llama.Llama:
@@ -23,8 +24,9 @@ def test_rope_equals_torchtitans():
     freqs = precompute_freqs_cis(64, 16, 500000.0)
     q, k = torch.randn(2, 5, 4, 64), torch.randn(2, 5, 2, 64)
     rope = torch.view_as_real(freqs)[:5]
-    theirs = apply_rotary_emb(q, k, freqs)
-    torch.testing.assert_close((llama.apply_rope(q, rope), llama.apply_rope(k, rope)), theirs, rtol=0, atol=1e-6)
+    expected = apply_rotary_emb(q, k, freqs)
+    torch.testing.assert_close((llama.apply_rope(q, rope), llama.apply_rope(k, rope)), expected, rtol=0, atol=1e-6)
+    assert llama.apply_rope(q.bfloat16(), rope).dtype == torch.bfloat16
 
 
 def test_rotations_stay_float32_in_a_model_of_bf16():
@@ -35,11 +37,6 @@ def test_rotations_stay_float32_in_a_model_of_bf16():
     whole, cut = (llama.apply_rope(x, table[:8]) for table in (before, before.bfloat16().float()))
     assert not torch.equal(whole, cut)
     assert torch.equal(llama.apply_rope(x, model.bfloat16().freqs_cis[:8].view(torch.float32)), whole)
-
-
-def test_rope_keeps_the_dtype():
-    rope = torch.view_as_real(precompute_freqs_cis(64, 5, 500000.0))
-    assert llama.apply_rope(torch.randn(1, 5, 2, 64, dtype=torch.bfloat16), rope).dtype == torch.bfloat16
 
 
 # Hand-computed. Published: 131072 * 4096 = 536,870,912 in the embedding and in the head; a layer has
@@ -58,12 +55,8 @@ def test_parameters_and_flops(flavor, parameters, flops_per_token):
     args = llama.FLAVORS[flavor]
     assert flops.parameters(args) == parameters
     assert flops.flops_per_token(args, 4096) == flops_per_token
-
-
-def test_causal_flops_halve_attention_only():
-    args = llama.FLAVORS["8B-published"]
-    attention = 12 * 32 * 32 * 128 * 4096
-    assert flops.flops_per_token(args, 4096) - flops.flops_per_token(args, 4096, causal=True) == attention // 2
+    attention = 12 * args.n_layers * args.dim * 4096
+    assert flops.flops_per_token(args, 4096, causal=True) == flops_per_token - attention // 2
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -115,18 +108,14 @@ IN_A_BLOCK = ["attention.wq", "attention.wk", "attention.wv", "attention.wo",
               "feed_forward.w1", "feed_forward.w2", "feed_forward.w3"]  # fmt: skip
 
 
-def test_head_filter_leaves_exactly_the_blocks_layers():
-    chosen = float8.choose_modules(meta_model("cpu"), "tensorwise", ["output"])
-    assert chosen == {f"layers.{i}.{name}" for i in range(4) for name in IN_A_BLOCK}
-
-
-def test_without_filters_the_head_is_converted_too():
-    assert "output" in float8.choose_modules(meta_model("cpu"), "tensorwise", [])
-
-
-def test_a_pattern_names_a_layer_in_every_block():
-    chosen = float8.choose_modules(meta_model("cpu"), "rowwise", ["output", "layers.*.attention.w[kv]"])
-    assert not any(name.endswith(("wk", "wv")) for name in chosen) and len(chosen) == 4 * 5
+@pytest.mark.parametrize(
+    ("patterns", "left_out"),
+    [([], set()), (["output"], {"output"}), (["output", "layers.*.attention.w[kv]"], {"output", "wk", "wv"})],
+)
+def test_filters_leave_out_exactly_what_they_name(patterns, left_out):
+    every = {"output", *(f"layers.{i}.{name}" for i in range(4) for name in IN_A_BLOCK)}
+    chosen = float8.choose_modules(meta_model("cpu"), "tensorwise", patterns)
+    assert chosen == {name for name in every if name.rpartition(".")[2] not in left_out}
 
 
 def test_auto_filter_drops_small_layers():
@@ -140,11 +129,10 @@ def test_a_filter_that_matches_nothing_is_an_error(pattern):
         float8.choose_modules(meta_model("cpu"), "tensorwise", [pattern])
 
 
-def test_nothing_left_to_convert_is_an_error():
+@pytest.mark.parametrize("patterns", [["*"], ["output", float8.AUTO_FILTER]])
+def test_nothing_left_to_convert_is_an_error(patterns):
     with pytest.raises(InputError, match="would convert no layer"):
-        float8.choose_modules(meta_model("cpu"), "tensorwise", ["*"])
-    with pytest.raises(InputError, match="would convert no layer"):
-        float8.choose_modules(meta_model("cpu"), "tensorwise", ["output", float8.AUTO_FILTER])
+        float8.choose_modules(meta_model("cpu"), "tensorwise", patterns)
 
 
 def test_sizes_that_fp8_cannot_do_are_an_error():
@@ -158,3 +146,25 @@ def test_gpu_without_fp8_names_the_recipe_to_use(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
     with pytest.raises(InputError, match=r"NVIDIA A100 \(compute capability 8.0\).*`baseline_compiled`"):
         float8.check_device(torch.device("cuda"))
+
+
+# ---- compiled ----
+
+
+def test_a_compiled_block_casts_a_shared_input_once():
+    """At most seven weights and four inputs in both passes, and seven gradients once; eager makes six casts a layer."""
+    block = llama.Llama(llama.FLAVORS["cpu"]).layers["0"].bfloat16()
+    for name, linear in [(name, m) for name, m in block.named_modules() if isinstance(m, nn.Linear)]:
+        block.set_submodule(name, Fp8Linear.from_float(linear, Products("tensorwise")))
+    casts = []
+
+    def count(graph, _):
+        results = [node.meta["val"] for node in graph.graph.nodes if "_to_copy" in str(node.target)]
+        casts.append(sum(result.dtype.itemsize == 1 for result in results))
+        return graph
+
+    backend = aot_autograd(fw_compiler=count, bw_compiler=count, partition_fn=min_cut_rematerialization_partition)
+    x = torch.randn(1, 32, 256, dtype=torch.bfloat16, requires_grad=True)
+    rope = torch.randn(64, 16, 2).view(torch.int32)
+    torch.compile(block, backend=backend, fullgraph=True)(x, rope, None).sum().backward()
+    assert 0 < sum(casts) <= 2 * (7 + 4) + 7

@@ -15,9 +15,10 @@ from rich.console import Console
 from experiments import bench
 from experiments.config import recipes
 from experiments.jobs.signals import FOR_GOOD, Stop
-from experiments.profiling import table, worker
+from experiments.profiling import rounds, table, worker
 from models import device
 from models.floors import ATTENTION, CASTS, ELEMENTWISE, IDLE, LOSS, MATMUL_BF16, MATMUL_FP8, OPTIMIZER, PARTS
+from tests import processes
 
 # ---- the command line and the order of measurements ----
 
@@ -38,7 +39,7 @@ def test_a_variant_is_a_recipe_with_keys_of_its_own(text, name, overrides):
 
 def test_rounds_alternate_and_none_begins_that_would_not_fit():
     took, seconds, order = {}, [], []
-    for number, variant in bench.turns(["a", "b", "c"], took, lambda: 100 - sum(seconds)):
+    for number, variant in rounds.turns(["a", "b", "c"], took, lambda: 100 - sum(seconds)):
         order.append(f"{variant}{number}")
         seconds.append(10 if number == 1 else 8)
         if variant != "c":  # which fails
@@ -47,14 +48,25 @@ def test_rounds_alternate_and_none_begins_that_would_not_fit():
     assert order == ["a1", "b1", "c1", "b2", "a2", "a3", "b3", "b4", "a4", "a5", "b5"]
 
 
-def test_an_unknown_variant_names_the_nearest(capsys):
-    assert bench.main(["tensorwise_fp8_compild+compile.enable=false", "--overlay", "cpu"]) == 2
-    assert "did you mean `tensorwise_fp8_compiled`" in capsys.readouterr().err
+def test_a_misspelt_variant_names_the_nearest_and_does_not_wait_for_torch():
+    words = ["tensorwise_fp8_compild+compile.enable=false"]
+    code = f"import sys; from experiments import bench; print(bench.main({words}), 'torch' in sys.modules)"
+    ended = processes.run([sys.executable, "-c", code])
+    assert ended.stdout == "2 False\n" and "did you mean `tensorwise_fp8_compiled`" in ended.stderr
 
 
 def test_too_few_steps_are_bad_input(capsys):
     assert bench.main(["baseline", "--overlay", "cpu", "--steps", "10"]) == 2
     assert "--steps 10" in capsys.readouterr().err
+
+
+def test_the_default_has_the_four_and_compiled_bf16_with_its_own_rounding(tmp_path, monkeypatch):
+    monkeypatch.setattr(rounds.Rounds, "run", lambda self, console: None)
+    bench.main(["--overlay", "cpu", "--out", str(tmp_path), "training.seq_len=64"])
+    names = [path.stem for path in sorted(tmp_path.glob("*.yaml"))]
+    assert [name.split("-")[1] for name in names[:4]] == list(recipes.THE_FOUR)
+    keys = recipes.load(str(tmp_path / f"{names[4]}.yaml")).config.compile
+    assert len(names) == 5 and keys.enable and not keys.emulate_precision_casts
 
 
 # ---- measurements that fail, with a worker that does what the recipe's file says ----
@@ -64,11 +76,13 @@ shift 2  # -m experiments.profiling.worker
 . "$1"
 """
 RECORD = {"step_s": 0.5, "tokens_per_s": 100.0, "mfu_bf16_peak": 0.1, "peak_memory_bytes": 2**30, "kernels": [],
-          "parts": dict.fromkeys([*PARTS, IDLE], 0.5 / 8), "warm_up": {"s": 3.0, "compile_cache": "none"}}  # fmt: skip
+          "parts": dict.fromkeys([*PARTS, IDLE], 0.5 / 8), "warm_up": {"s": 3.0, "compile_cache": "none"},
+          "compiled_graphs": []}  # fmt: skip
 FACTS = {"machine": {"name": "a machine", "type": "cpu", "packages": {"torch": "2.13.0"}}}
 
 
-def _bench(tmp_path, monkeypatch, scripts: dict[str, str], left, stop=None) -> bench.Bench:
+def _rounds(tmp_path, monkeypatch, scripts: dict[str, str], left, stop=None) -> rounds.Rounds:
+    """Rounds over variants whose worker runs these shell scripts."""
     worker = tmp_path / "worker"
     worker.write_text(WORKER)
     worker.chmod(0o755)
@@ -76,14 +90,14 @@ def _bench(tmp_path, monkeypatch, scripts: dict[str, str], left, stop=None) -> b
     for name, script in scripts.items():
         (tmp_path / f"{name}.yaml").write_text(script)
     (tmp_path / "record").write_text(json.dumps(RECORD))
-    variants = {name: bench.Variant(name, None, name) for name in scripts}
-    return bench.Bench(variants, FACTS, tmp_path, left, stop or Stop())
+    variants = {name: rounds.Variant(name, None, name) for name in scripts}
+    return rounds.Rounds(variants, FACTS, tmp_path, left, stop or Stop())
 
 
-def _shown(made: bench.Bench) -> str:
-    console = Console(width=200)
+def _tables(summary: dict, recipes: dict) -> str:
+    console = Console(width=220)
     with console.capture() as captured:
-        table.print_tables(made.summary(), {}, console)
+        table.print_tables(summary, recipes, console)
     return captured.get()
 
 
@@ -96,15 +110,15 @@ def test_a_variant_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatc
         "works_too": works,
     }
     left = iter([99] * 12)
-    made = _bench(tmp_path, monkeypatch, scripts, lambda: next(left, -1))
-    made.run(Console(quiet=True))
+    measured = _rounds(tmp_path, monkeypatch, scripts, lambda: next(left, -1))
+    measured.run(Console(quiet=True))
     written = json.loads((tmp_path / "bench.json").read_text())["variants"]
     assert len(written["works"]["rounds"]) >= 1 and len(written["works_too"]["rounds"]) >= 1
     assert written["works_too"]["ratio"] == {"median": 1, "min": 1, "max": 1}
     assert written["out_of_memory"]["error"] == "failed: OutOfMemoryError: CUDA out of memory."
     assert "killed by SIGKILL" in written["killed"]["error"]
     assert not (tmp_path / "works.round1.log").exists() and (tmp_path / "killed.round1.log").exists()
-    shown = _shown(made)
+    shown = _tables(measured.summary(), {})
     assert "2  out_of_memory: failed: OutOfMemoryError: CUDA out of memory.\n" in shown
     assert any(line.split() == ["2", "0"] for line in shown.splitlines())
 
@@ -112,20 +126,20 @@ def test_a_variant_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatc
 def test_a_spent_budget_ends_the_measurement_and_keeps_the_others(tmp_path, monkeypatch):
     end = time.monotonic() + 1
     scripts = {"works": f"cp {tmp_path}/record $2", "slow": "exec sleep 60", "never": "exit 0"}
-    made = _bench(tmp_path, monkeypatch, scripts, lambda: end - time.monotonic())
-    made.run(Console(quiet=True))
+    measured = _rounds(tmp_path, monkeypatch, scripts, lambda: end - time.monotonic())
+    measured.run(Console(quiet=True))
     assert time.monotonic() < end + 5
     variants = json.loads((tmp_path / "bench.json").read_text())["variants"]
     assert variants["works"]["tokens_per_s"] == 100
-    assert made.errors == {"slow": "the budget was spent", "never": "its turn did not come"}
+    assert measured.errors == {"slow": "the budget was spent", "never": "its turn did not come"}
 
 
 def test_a_budget_that_ends_a_later_round_is_no_failure(tmp_path, monkeypatch):
     end = time.monotonic() + 1.5
     first_is_fast = f"test -e {tmp_path}/seen && exec sleep 60; touch {tmp_path}/seen; cp {tmp_path}/record $2"
-    made = _bench(tmp_path, monkeypatch, {"works": first_is_fast}, lambda: end - time.monotonic())
-    made.run(Console(quiet=True))
-    assert made.errors == {} and len(made.rounds["works"]) == 1
+    measured = _rounds(tmp_path, monkeypatch, {"works": first_is_fast}, lambda: end - time.monotonic())
+    measured.run(Console(quiet=True))
+    assert measured.errors == {} and len(measured.records["works"]) == 1
 
 
 def test_sigterm_ends_the_worker_and_keeps_what_is_there(tmp_path, monkeypatch):
@@ -133,23 +147,23 @@ def test_sigterm_ends_the_worker_and_keeps_what_is_there(tmp_path, monkeypatch):
     stop.listen()
     stop.deferred = True
     scripts = {"works": f"cp {tmp_path}/record $2", "slow": f"echo $$ > {tmp_path}/pid; exec sleep 60"}
-    made = _bench(tmp_path, monkeypatch, scripts, lambda: 99, stop)
+    measured = _rounds(tmp_path, monkeypatch, scripts, lambda: 99, stop)
     threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    made.run(Console(quiet=True))
-    assert stop.code == FOR_GOOD and made.errors == {"slow": "ended by SIGTERM"}
+    measured.run(Console(quiet=True))
+    assert stop.code == FOR_GOOD and measured.errors == {"slow": "ended by SIGTERM"}
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
-    assert "works" in _shown(made)
+    assert "works" in _tables(measured.summary(), {})
 
 
 # ---- tables ----
 
 
 def test_figures_are_of_the_median_round_and_ratios_of_the_same_round():
-    def rounds(*step_s: float) -> list[dict]:
+    def records(*step_s: float) -> list[dict]:
         return [RECORD | {"round": i, "step_s": s, "tokens_per_s": 1 / s} for i, s in enumerate(step_s, 1)]
 
-    variants = table.summarize({"first": rounds(0.5, 0.4, 0.6), "second": rounds(0.25, 0.25)}, {})
+    variants = table.summarize({"first": records(0.5, 0.4, 0.6), "second": records(0.25, 0.25)}, {})
     assert variants["first"]["step_s"] == 0.5 and variants["first"]["tokens_per_s"] == 2
     assert variants["second"]["ratio"] == pytest.approx({"median": 1.8, "min": 1.6, "max": 2.0})
 
@@ -160,16 +174,20 @@ def test_parts_stand_beside_their_floors():
     floor = table.floors(recipe, "h200")
     assert set(floor) == set(PARTS) and 0 < floor[MATMUL_FP8] < 0.5
     variants = table.summarize({"tensorwise": [RECORD | {"round": 1}]}, {})
-    console = Console(width=200)
-    with console.capture() as captured:
-        table.print_tables({"machine": machine, "variants": variants}, {"tensorwise": recipe}, console)
-    measured, least = captured.get().splitlines()[-3:-1]
+    shown = _tables({"machine": machine, "variants": variants}, {"tensorwise": recipe})
+    measured, least = shown.splitlines()[-3:-1]
     assert measured.split()[0] == "1" and measured.split()[-1] == "500.0"
-    assert least.split() == [
-        "floor",
-        *(f"{floor[part] * 1e3:,.1f}" for part in PARTS),
-        f"{sum(floor.values()) * 1e3:,.1f}",
-    ]
+    milliseconds = [f"{seconds * 1e3:,.1f}" for seconds in (*floor.values(), sum(floor.values()))]
+    assert least.split() == ["floor", *milliseconds]
+
+
+def test_what_inductor_counted_is_shown_where_something_was_compiled():
+    """Of the round with the emptiest cache; nothing for a variant that was not compiled."""
+    cold = RECORD | {"round": 1, "compiled_graphs": [{"kernels": 30, "bytes": 2e9}, {"kernels": 39, "bytes": 3.74e9}]}
+    records = {"compiled": [cold, RECORD | {"round": 2}], "eager": [RECORD | {"round": 1}]}
+    shown = _tables(FACTS | {"variants": table.summarize(records, {})}, {})
+    (row,) = (line.split() for line in shown.splitlines() if " GB" in line)
+    assert row[0] == "1" and row[-3:] == ["69,", "5.74", "GB"]
 
 
 # ---- the profile ----
@@ -199,7 +217,7 @@ def test_the_step_in_which_the_profiler_starts_is_not_recorded():
 
 @pytest.mark.slow
 def test_two_recipes_are_measured_for_real(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench, "turns", lambda variants, took, left: ((1, variant) for variant in variants))  # once
+    monkeypatch.setattr(rounds, "turns", lambda variants, took, left: ((1, variant) for variant in variants))  # once
     fp8 = "tensorwise_fp8_compiled+compile.enable=false"
     small = ["training.seq_len=64", "training.local_batch_size=1", "--overlay", "cpu", "--steps", "13"]
     assert bench.main(["baseline", fp8, *small, "--budget", "300", "--out", str(tmp_path / "out")]) == 0

@@ -4,17 +4,18 @@ import json
 
 import pytest
 
-from experiments import roofline as command
-from models import floors as roofline
-from models import gpus
+from experiments import roofline
+from models import floors, gpus
 from tests.costs import work
 
 
 def test_command_prints_the_parts_of_a_small_recipe(capsys):
-    assert command.main(["tensorwise_fp8_compiled", "--overlay", "cpu", "--gpu", "h200"]) == 0
+    assert roofline.main(["tensorwise_fp8_compiled", "--overlay", "cpu", "--gpu", "h200"]) == 0
     printed = capsys.readouterr().out
-    assert all(part in printed for part in roofline.PARTS)
+    assert all(part in printed for part in floors.PARTS)
     assert "tokens/s" in printed and "MFU" in printed and "H200 Tensor Core GPU datasheet" in printed
+    assert roofline.main(["baseline", "--gpu", "gh200"]) == 0
+    assert "no measured rates of this GPU" in capsys.readouterr().out
 
 
 def write_bench(path, variants, device="NVIDIA H200", **facts) -> None:
@@ -25,17 +26,17 @@ def write_bench(path, variants, device="NVIDIA H200", **facts) -> None:
 
 def test_error_against_measured_parts_is_printed_and_kept(tmp_path, capsys):
     bench, out = tmp_path / "bench.json", tmp_path / "roofline.json"
-    floors = roofline.floors(work("baseline_compiled"), gpus.GPUS["h200"].sustained)
-    measured = {part: 2 * seconds for part, seconds in floors.items() if seconds} | {"idle": 0.01}
+    least = floors.step_floors(work("baseline_compiled"), gpus.GPUS["h200"].sustained)
+    measured = {part: 2 * seconds for part, seconds in least.items()} | {"idle": 0.01}
     step = {"step_s": sum(measured.values()), "parts": measured}
     write_bench(bench, {"baseline_compiled": step})
     options = ["--gpu", "h200", "--against", str(bench), "--json", str(out)]
-    assert command.main(["baseline_compiled", *options]) == 0
+    assert roofline.main(["baseline_compiled", *options]) == 0
     printed, kept = capsys.readouterr().out, json.loads(out.read_text())
     assert "-50%" in printed and "idle" in printed
-    assert kept["parts"]["attention"]["error"] == pytest.approx(-0.5)
-    assert kept["parts"]["idle"] == {"measured": {"s": 0.01}}
-    assert kept["error"] == pytest.approx(sum(floors.values()) / step["step_s"] - 1)
+    assert kept["rows"]["attention"]["error"] == pytest.approx(-0.5)
+    assert kept["rows"]["idle"] == {"measured": 0.01}
+    assert kept["rows"]["step"]["error"] == pytest.approx(sum(least.values()) / step["step_s"] - 1)
 
 
 def test_measurements_stand_beside_the_floors_of_what_was_measured(tmp_path, capsys):
@@ -44,21 +45,16 @@ def test_measurements_stand_beside_the_floors_of_what_was_measured(tmp_path, cap
     step = {"step_s": 0.01, "parts": {"attention": 0.001}}
     write_bench(bench, {label: step}, overlays=["cpu"], overrides=["training.seq_len=64"])
     options = [label, "--gpu", "h200", "--against", str(bench)]
-    assert command.main([*options, "--json", str(out)]) == 0
+    assert roofline.main([*options, "--json", str(out)]) == 0
     kept = json.loads(out.read_text())
     assert (kept["overlays"], kept["overrides"]) == (["cpu"], ["training.seq_len=64", "compile.enable=true"])
-    assert kept["step"]["measured"]["tokens_per_s"] == pytest.approx(4 * 64 / 0.01)
-    assert command.main([*options, "--overlay", "cpu"]) == 2
+    assert "25,600 tokens/s" in capsys.readouterr().out  # 4 x 64 in 10 ms
+    assert roofline.main([*options, "--overlay", "cpu"]) == 2
     assert "leave them out" in capsys.readouterr().err
 
 
-def test_gpu_without_measured_rates_says_so(capsys):
-    assert command.main(["baseline", "--gpu", "gh200"]) == 0
-    assert "no measured rates" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "sentence"),
     [
         (["baseline", "--gpu", "h20"], "unknown GPU `h20`; did you mean `h200`"),
         (["baselin", "--gpu", "h200"], "unknown recipe `baselin`"),
@@ -67,26 +63,26 @@ def test_gpu_without_measured_rates_says_so(capsys):
         (["baseline", "--gpu", "h200", "--against", "nowhere.json"], "nowhere.json: No such file"),
     ],
 )
-def test_mistakes_are_a_sentence(arguments, said, capsys):
-    assert command.main(arguments) == 2
+def test_mistakes_are_a_sentence(arguments, sentence, capsys):
+    assert roofline.main(arguments) == 2
     message = capsys.readouterr().err
-    assert said in message and "Traceback" not in message and len(message.splitlines()) == 1
+    assert sentence in message and "Traceback" not in message and len(message.splitlines()) == 1
 
 
 def test_file_without_the_measurement_says_what_it_has(tmp_path, capsys):
     bench = tmp_path / "bench.json"
 
-    def said(recipe: str = "baseline") -> str:
-        assert command.main([recipe, "--gpu", "h200", "--against", str(bench)]) == 2
+    def error(recipe: str = "baseline") -> str:
+        assert roofline.main([recipe, "--gpu", "h200", "--against", str(bench)]) == 2
         return capsys.readouterr().err
 
     write_bench(bench, {"baseline": {"step_s": 1, "parts": {}}})
-    assert said("baseline_compiled").startswith("error: unknown variant in")
-    assert "known: baseline" in said("baseline_compiled")
+    unknown = error("baseline_compiled")
+    assert unknown.startswith("error: unknown variant in") and "known: baseline" in unknown
     write_bench(bench, {"baseline": {"rounds": [], "error": "failed: CUDA out of memory."}})
-    assert said().endswith("has no measurement of baseline: failed: CUDA out of memory.\n")
+    assert error().endswith("has no measurement of baseline: failed: CUDA out of memory.\n")
     write_bench(bench, {"baseline": {"step_s": 1, "parts": {}}}, device="AMD EPYC")
-    assert said().startswith(f"error: {bench} was measured on AMD EPYC")
+    assert error().startswith(f"error: {bench} was measured on AMD EPYC")
     for content in (b"{}", b"\xff\xfe"):
         bench.write_bytes(content)
-        assert "does not hold a measurement" in said()
+        assert "does not hold a measurement" in error()

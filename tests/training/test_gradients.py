@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from experiments.config import recipes
 from models import float8, llama
+from models.train_spec import parallelize
 from tests.runs import ONE_DEVICE
 
 pytestmark = pytest.mark.slow
@@ -41,7 +42,7 @@ def gradients(config, compiled: bool) -> dict[str, torch.Tensor]:
         model.init_weights()
     model = model.bfloat16()
     float8.Float8Converter(config, ONE_DEVICE).convert(model)
-    model = llama.parallelize(model, ONE_DEVICE, config)
+    model = parallelize(model, ONE_DEVICE, config)
     tokens = torch.randint(args.vocab_size, (1, 65))
     F.cross_entropy(model(tokens[:, :-1]).float().flatten(0, 1), tokens[0, 1:]).backward()
     return {name.replace("_orig_mod.", ""): p.grad.float() for name, p in model.named_parameters()}

@@ -1,6 +1,6 @@
 """Kernels of a profile sorted into the parts of a step: by name and callers, and from a profile.
 
-This project has not profiled a GPU yet: where the names come from is said for each group of them.
+Of each group of names below a comment says where they come from: no GPU has been profiled yet.
 """
 
 from types import SimpleNamespace

@@ -1,0 +1,71 @@
+"""What torchtitan's Trainer builds a run from: model, frozen parameters, compilation and sharding, optimizer, loss."""
+
+import re
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
+import torch
+import torch._inductor.config
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torchtitan.components.loss import build_cross_entropy_loss
+from torchtitan.components.lr_scheduler import build_lr_schedulers
+from torchtitan.distributed import ParallelDims
+from torchtitan.models.llama3 import parallelize_llama
+from torchtitan.protocols.train_spec import TrainSpec
+
+from models.errors import InputError
+from models.llama import FLAVORS, Llama
+from models.optimizer import build_optimizers
+
+
+def train_spec(**builders) -> TrainSpec:
+    """The TrainSpec of this model; `builders` are the parts that are not the model's: data, metrics."""
+    return TrainSpec(
+        model_cls=Llama,
+        model_args=FLAVORS,
+        parallelize_fn=parallelize,
+        pipelining_fn=None,
+        build_optimizers_fn=build_optimizers,
+        build_lr_schedulers_fn=build_lr_schedulers,
+        build_loss_fn=build_cross_entropy_loss,
+        build_tokenizer_fn=None,
+        **builders,
+    )
+
+
+def freeze(model: nn.Module, patterns: list[str]) -> None:
+    """Stop training the parameters that shell patterns match. Raises `InputError` if a pattern matches nothing."""
+    parameters = dict(model.named_parameters())
+    for pattern in patterns:
+        matched = [parameter for name, parameter in parameters.items() if fnmatchcase(name, pattern)]
+        if not matched:
+            known = sorted({re.sub(r"[.][0-9]+[.]", ".*.", name) for name in parameters})
+            raise InputError(f"model.freeze: `{pattern}` matches no parameter; there are {', '.join(known)}")
+        for parameter in matched:
+            parameter.requires_grad_(False)
+
+
+def parallelize(model: Llama, parallel_dims: ParallelDims, job_config) -> nn.Module:
+    """torchtitan's `parallelize_llama`, which also follows this project's keys of `model.freeze` and of `compile`."""
+    freeze(model, job_config.model.freeze)
+    model = _compile_and_parallelize(model, parallel_dims, job_config)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # The same as torchtitan's average with a division factor of 1; gloo, the CPU's backend, has sums alone.
+            module.set_force_sum_reduction_for_comms(True)
+    return model
+
+
+def _compile_and_parallelize(model: Llama, parallel_dims: ParallelDims, job_config) -> nn.Module:
+    keys = job_config.compile
+    torch._inductor.config.emulate_precision_casts = keys.emulate_precision_casts
+    torch._inductor.config.triton.cudagraphs = keys.cuda_graphs
+    torch._inductor.config.max_autotune_pointwise = keys.max_autotune_pointwise
+    if not (keys.enable and "model" in keys.components and keys.scope == "model"):
+        return parallelize_llama(model, parallel_dims, job_config)
+    others = [name for name in keys.components if name != "model"]  # or torchtitan would compile block by block
+    model = parallelize_llama(model, parallel_dims, replace(job_config, compile=replace(keys, components=others)))
+    model.compile(backend=keys.backend)
+    return model
