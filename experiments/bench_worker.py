@@ -100,15 +100,18 @@ def count_compiled() -> None:
 def compiled_graphs() -> list[dict]:
     """Of each graph that was compiled anew, in that order: its kernels, and the bytes that they read and write.
 
-    As inductor counts them. Products and attention are libraries' and not among them; the graph of one block's forward
-    or backward pass serves all blocks; what came from the cache is not here.
+    As inductor counts them, FP8's cast by a kernel of this project included. Products and attention are libraries' and
+    not among them; the graph of one block's forward or backward pass serves all blocks; what came from the cache is not
+    here.
     """
+    import torch
     from torch._inductor import metrics
     from torch._inductor.scheduler import ExternKernelSchedulerNode
 
     graphs: dict[int, dict] = {}
     for node, words in metrics.nodes_num_elem:
-        if not isinstance(node, ExternKernelSchedulerNode):
+        own = getattr(node.node, "op_overload", None) is torch.ops.fp8.cast_and_transpose.default
+        if own or not isinstance(node, ExternKernelSchedulerNode):
             graph = graphs.setdefault(id(node.scheduler), {"kernels": 0, "bytes": 0})
             graph["kernels"] += 1
             graph["bytes"] += 4 * words

@@ -47,7 +47,9 @@ def compiled(args, b: int, recipe: str | None, fp8_layers: Collection[str]) -> B
     it is needed.
 
     Operands are cast by rows and again by columns, for the transposed products; inputs by columns in the backward
-    pass, where torchao casts them again. `rowwise_with_gw_hp` takes no columns: its weight gradients are bf16 products.
+    pass, the least that moves. Where an operand has one scale, a kernel casts both (models/fp8_operands.py) from what
+    the first one writes in bf16, inputs in the forward pass: with these, tensorwise moves a tenth more at 8B.
+    `rowwise_with_gw_hp` takes no columns: its weight gradients are bf16 products.
 
     Args:
         args: the model's.

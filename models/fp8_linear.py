@@ -22,6 +22,7 @@ from models.fp8_operands import E4M3, SCALINGS, Fp8, Scaling, cast, cast_both, i
 
 torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True  # whose compiled graphs are then cached
 
+
 @dataclass(frozen=True)
 class Products:
     """How a layer multiplies.

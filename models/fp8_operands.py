@@ -81,9 +81,7 @@ def _scale(x: torch.Tensor, dtype: torch.dtype, scaling: Scaling, along: int | N
 # An operator, and not the kernel's launch, is what graphs have: two casts of one matrix are then seen to be the same,
 # and the result is kept for the backward pass instead of being made again.
 @torch.library.custom_op("fp8::cast_and_transpose", mutates_args=())
-def _cast_and_transpose(
-    x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _cast_and_transpose(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     from models.fp8_cast_kernel import cast_and_transpose  # which imports Triton
 
     (m, n), most = x.shape, torch.finfo(dtype).max
