@@ -82,9 +82,10 @@ class Float8Converter:
     """
 
     def __init__(self, job_config, parallel_dims: ParallelDims):
-        self.keys, self.sharded = job_config.quantize.linear.float8, parallel_dims.dp_shard_enabled
+        self.keys = job_config.quantize.linear.float8
+        self.saves_memory = parallel_dims.dp_shard_enabled or job_config.activation_checkpoint.mode != "none"
         self.enabled = self.keys.recipe_name is not None
-        pointless = self.keys.enable_fsdp_float8_all_gather and not self.sharded
+        pointless = self.keys.enable_fsdp_float8_all_gather and not parallel_dims.dp_shard_enabled
         if self.enabled and pointless and job_config.optimizer.built is None:
             raise InputError(
                 "quantize.linear.float8.enable_fsdp_float8_all_gather needs FSDP over two or more GPUs: "
@@ -107,7 +108,7 @@ class Float8Converter:
                 fast_backward=keys.fast_accumulation_in_backward,
                 row_scales=device_type == "cpu" or takes_row_scales(),
                 emulate=found.how == EMULATED,
-                keep_weight=not self.sharded,
+                keep_weight=not self.saves_memory,
             )
             for name in chosen:
                 model.set_submodule(name, Fp8Linear.from_float(model.get_submodule(name), how))

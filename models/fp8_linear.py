@@ -34,8 +34,8 @@ class Products:
             scale of 1, and their results are scaled afterwards.
         emulate: multiply the rounded operands in float32.
         keep_weight: keep a weight that was cast in one pass for both directions in FP8 until the backward pass: 1 byte
-            a weight, 7 GB of a model of 8 B, of memory that gradients take afterwards (2 bytes). Else it is cast anew,
-            as a weight has to be that FSDP2 gathers, or every rank would keep the whole of it.
+            a weight, 7 GB for 8 B. Else it is cast anew: under FSDP2 every rank would keep the whole of it, and
+            activation checkpointing asks for less memory.
     """
 
     recipe_name: str
