@@ -106,6 +106,7 @@ class Float8Converter:
 
     def __init__(self, job_config, parallel_dims: ParallelDims):
         self.keys = job_config.quantize.linear.float8
+        self.saves_memory = parallel_dims.dp_shard_enabled or job_config.activation_checkpoint.mode != "none"
         self.enabled = self.keys.recipe_name is not None
         pointless = self.keys.enable_fsdp_float8_all_gather and not parallel_dims.dp_shard_enabled
         if self.enabled and pointless and job_config.optimizer.built is None:
@@ -130,6 +131,7 @@ class Float8Converter:
                 fast_backward=keys.fast_accumulation_in_backward,
                 row_scales=device_type == "cpu" or takes_row_scales(),
                 emulate=products.how == EMULATED,
+                keep_weight=not self.saves_memory,
             )
             for name in chosen:
                 model.set_submodule(name, Fp8Linear.from_float(model.get_submodule(name), how))

@@ -1,4 +1,4 @@
-"""A linear layer whose three products run in FP8; operands are cast anew for each of them.
+"""A linear layer whose three products run in FP8.
 
     output          = input          @ weight.T
     input gradient  = output gradient @ weight
@@ -8,44 +8,19 @@ FP8 has 4 (e4m3) or 3 (e5m2) significant bits and a small range, so an operand i
 largest value to the format's largest, and the product is divided by both scales. A scale holds for a whole operand
 (tensorwise) or for one row of the left and one column of the right one (rowwise), along which the product sums.
 
-The arithmetic is that of torchao's `Float8Linear`, bit for bit. Unlike it this layer is plain operators in an autograd
+The arithmetic is that of torchao's `Float8Linear`, bit for bit. Unlike it this layer is operators in an autograd
 function, without a tensor subclass: its compiled graphs can be cached, and every product can be given scales of rows.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch._functorch.config
 from torch import nn
 
+from models.fp8_operands import E4M3, SCALINGS, Fp8, Scaling, cast, cast_both, in_one_pass
+
 torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True  # whose compiled graphs are then cached
-
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-_TINY = 1e-12  # the least that a largest value is taken for, so that a scale is finite
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """What differs between the recipes of `quantize.linear.float8.recipe_name`.
-
-    Args:
-        rows: each row or column has a scale, a power of 2; else each operand has one, which is any number.
-        gradient: format of output gradients; e5m2 has the range that one scale for all of them needs.
-        fp8_weight_gradient: whether the weight gradient is a product in FP8. Where it is not, the weight has one scale,
-            a power of 2, in the product of the input gradient.
-    """
-
-    rows: bool
-    gradient: torch.dtype
-    fp8_weight_gradient: bool = True
-
-
-SCALINGS = {
-    "tensorwise": Scaling(rows=False, gradient=E5M2),
-    "rowwise": Scaling(rows=True, gradient=E4M3),
-    "rowwise_with_gw_hp": Scaling(rows=True, gradient=E4M3, fp8_weight_gradient=False),
-}
 
 
 @dataclass(frozen=True)
@@ -58,12 +33,16 @@ class Products:
         row_scales: whether products without fast accumulation are given scales of rows. Otherwise they multiply with a
             scale of 1, and their results are scaled afterwards.
         emulate: multiply the rounded operands in float32.
+        keep_weight: keep a weight that was cast in one pass for both directions in FP8 until the backward pass: 1 byte
+            a weight, 7 GB for 8 B. Else it is cast anew: under FSDP2 every rank would keep the whole of it, and
+            activation checkpointing asks for less memory.
     """
 
     recipe_name: str
     fast_backward: bool = False
     row_scales: bool = True
     emulate: bool = False
+    keep_weight: bool = True
 
     @property
     def fp8_products(self) -> int:
@@ -87,59 +66,54 @@ class Fp8Linear(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: (..., in_features); the output has its dtype."""
         how = self.how  # as plain values, which compiled graphs can be cached by
-        return _Fp8Products.apply(x, self.weight, how.recipe_name, how.fast_backward, how.row_scales, how.emulate)
+        return _Fp8Products.apply(
+            x, self.weight, how.recipe_name, how.fast_backward, how.row_scales, how.emulate, how.keep_weight
+        )
 
 
 class _Fp8Products(torch.autograd.Function):
-    """Operands are cast as they are and then transposed, so that a compiler sees where two casts are the same."""
+    """What a kernel casts in one pass for both directions is kept for the backward pass in FP8. What plain operators
+    cast is kept as it is and cast again, as it is and then transposed, so that a compiler sees where casts are the
+    same."""
 
     @staticmethod
-    def forward(ctx, x, weight, recipe_name, fast_backward, row_scales, emulate):
-        ctx.save_for_backward(x, weight)
-        ctx.how = recipe_name, fast_backward, row_scales, emulate
-        s = SCALINGS[recipe_name]
-        x8, weight8 = _cast(x.reshape(-1, x.shape[-1]), E4M3, s, along=1), _cast(weight, E4M3, s, along=1)
+    def forward(ctx, x, weight, recipe_name, fast_backward, row_scales, emulate, keep_weight):
+        s, flat = SCALINGS[recipe_name], x.reshape(-1, x.shape[-1])
+        x8, kept_x = _cast_and_keep(flat, s, in_one_pass(x, s, emulate))
+        weight8, kept_weight = _cast_and_keep(weight, s, keep_weight and in_one_pass(weight, s, emulate))
+        ctx.save_for_backward(*kept_x, *kept_weight)
+        ctx.how, ctx.x = (recipe_name, fast_backward, row_scales, emulate), (x.shape, x.dtype)
         out = _multiply(x8, weight8.t(), x.dtype, fast=True, row_scales=row_scales, emulate=emulate)
         return out.reshape(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx, gradient):
-        x, weight = ctx.saved_tensors
-        recipe_name, fast, row_scales, emulate = ctx.how
-        s, how = SCALINGS[recipe_name], (x.dtype, fast, row_scales, emulate)
-        g, flat = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
-        weight8 = _cast(weight, E4M3, s, along=0 if s.fp8_weight_gradient else None)
-        to_input = _multiply(_cast(g, s.gradient, s, along=1), weight8, *how)
-        if s.fp8_weight_gradient:
-            to_weight = _multiply(_cast(g, s.gradient, s, along=0).t(), _cast(flat, E4M3, s, along=0), *how)
-        else:
-            to_weight = g.t() @ flat
-        return to_input.reshape(x.shape), to_weight, None, None, None, None
+        x, x_scale, weight, weight_scale = ctx.saved_tensors
+        (recipe_name, fast, row_scales, emulate), (shape, dtype) = ctx.how, ctx.x
+        s, how = SCALINGS[recipe_name], (dtype, fast, row_scales, emulate)
+        g = gradient.reshape(-1, gradient.shape[-1])
+        weight8 = Fp8(weight, weight_scale)
+        if weight_scale is None:
+            weight8 = cast(weight, E4M3, s, along=0 if s.fp8_weight_gradient else None)
+        if not s.fp8_weight_gradient:
+            to_input = _multiply(cast(g, s.gradient, s, along=1), weight8, *how)
+            return to_input.reshape(shape), g.t() @ x, *[None] * 5
+        by_rows, by_columns = cast_both(g, s.gradient, s, emulate)
+        x8 = cast(x, E4M3, s, along=0) if x_scale is None else Fp8(x, x_scale)
+        to_input = _multiply(by_rows, weight8, *how)
+        to_weight = _multiply(by_columns.t(), x8, *how)
+        return to_input.reshape(shape), to_weight, *[None] * 5
 
 
-class _Fp8(NamedTuple):
-    """A matrix in FP8, and what its values were multiplied by."""
-
-    data: torch.Tensor
-    scale: torch.Tensor
-
-    def t(self) -> "_Fp8":
-        return _Fp8(self.data.t(), self.scale.t() if self.scale.dim() else self.scale)
+def _cast_and_keep(x: torch.Tensor, s: Scaling, both: bool) -> tuple[Fp8, tuple[torch.Tensor, torch.Tensor | None]]:
+    """x by rows for the forward product, and to keep for a backward one: x by columns in FP8 with its scale if `both`
+    are cast in one pass, else x and None."""
+    if both:
+        return cast_both(x, E4M3, s, emulate=False)
+    return cast(x, E4M3, s, along=1), (x, None)
 
 
-def _cast(x: torch.Tensor, dtype: torch.dtype, scaling: Scaling, along: int | None) -> _Fp8:
-    """x: (m, n), in `dtype` with the float32 scale of the whole, or of each row (`along` 1) or column (0)."""
-    by_row = scaling.rows and along is not None
-    largest = x.abs().amax(along, keepdim=True) if by_row else x.abs().amax()
-    most = torch.finfo(dtype).max
-    # in float64, or compiled code would round the quotient otherwise than eager code
-    scale = (most / largest.double().clamp(min=_TINY)).float()
-    if scaling.rows:
-        scale = scale.log2().floor().exp2()
-    return _Fp8((x.float() * scale).clamp(-most, most).to(dtype), scale)
-
-
-def _multiply(a: _Fp8, b: _Fp8, dtype: torch.dtype, fast: bool, row_scales: bool, emulate: bool) -> torch.Tensor:
+def _multiply(a: Fp8, b: Fp8, dtype: torch.dtype, fast: bool, row_scales: bool, emulate: bool) -> torch.Tensor:
     """a @ b in `dtype`: (m, k) by (k, n), with scales for rows of a and columns of b, or for each as a whole.
 
     Args:

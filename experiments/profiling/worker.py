@@ -109,15 +109,18 @@ def count_compiled() -> None:
 def compiled_graphs() -> list[dict]:
     """Kernels of each graph that inductor compiled, and the bytes that they read and write, as inductor counts them.
 
-    In the order of compilation. Products and attention are kernels of libraries and not counted. A block's graphs,
-    forward and backward, serve all blocks. A graph that came from the compile cache is not in the list.
+    In the order of compilation. This project's cast to FP8 is included; products and attention are kernels of libraries
+    and not counted. A block's graphs, forward and backward, serve all blocks. A graph that came from the compile cache
+    is not in the list.
     """
+    import torch
     from torch._inductor import metrics
     from torch._inductor.scheduler import ExternKernelSchedulerNode
 
     graphs: dict[int, dict] = {}
     for node, words in metrics.nodes_num_elem:
-        if not isinstance(node, ExternKernelSchedulerNode):
+        own = getattr(node.node, "op_overload", None) is torch.ops.fp8.cast_and_transpose.default
+        if own or not isinstance(node, ExternKernelSchedulerNode):
             graph = graphs.setdefault(id(node.scheduler), {"kernels": 0, "bytes": 0})
             graph["kernels"] += 1
             graph["bytes"] += 4 * words

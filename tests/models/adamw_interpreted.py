@@ -15,23 +15,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torchtitan.components.optimizer import OptimizersContainer
-from triton.runtime import interpreter
 
 from models.fused_adamw import CHUNK, NORM_TILE, STEP_TILE, FusedAdamW, gradient_norm
+from tests.models.interpreter import round_to_nearest
 from tests.models.test_fused_adamw import SETTINGS, check_steps, parameters
 
-interpreter_converts = interpreter._convert_float
-
-
-def _rounding_to_nearest(data, source, target, mode):
-    """The interpreter cuts bf16 off; GPUs round to the nearest, and so does this."""
-    if str(target) != "bf16":
-        return interpreter_converts(data, source, target, mode)
-    return torch.from_numpy(data.copy()).bfloat16().view(torch.int16).numpy()
-
-
-interpreter._convert_float = _rounding_to_nearest
-
+round_to_nearest()
 SHAPES = [(1,), (3, 5), (STEP_TILE - 1,), (NORM_TILE + 8,), (CHUNK + 1,), (2, CHUNK)]
 
 

@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from models import float8, fp8_linear
-from models.fp8_linear import SCALINGS, Fp8Linear, Products
+from models.fp8_linear import Fp8Linear, Products
+from models.fp8_operands import SCALINGS
 from tests import processes
+from tests.models.interpreter import run_interpreted
 
 K, N, TOKENS = 64, 96, 48
 
@@ -144,3 +146,13 @@ print(json.dumps(counters["aot_autograd"]))
     counts = [json.loads(processes.run([sys.executable, "-c", code]).stdout) for _ in range(2)]
     assert not any("autograd_cache_bypass" in count for count in counts)
     assert counts[1]["autograd_cache_hit"] == 1
+
+
+@pytest.mark.slow
+def test_a_kernel_casts_what_plain_operators_do():
+    run_interpreted("pytest", "-p", "no:cacheprovider", "tests/models/fp8_cast_interpreted.py")
+
+
+def test_a_cpu_imports_no_triton_for_it():
+    code = "import sys, models.fp8_linear; print('models.fp8_cast_kernel' in sys.modules)"
+    assert processes.run([sys.executable, "-c", code]).stdout == "False\n"

@@ -1,7 +1,6 @@
 """AdamW fused over all parameters: its kernels, in Triton's interpreter and on a GPU, and where it is chosen."""
 
 import copy
-import os
 import sys
 
 import pytest
@@ -12,6 +11,7 @@ from torch._subclasses import FakeTensorMode
 from models import optimizer
 from models.fused_adamw import FusedAdamW, gradient_norm
 from tests import processes
+from tests.models.interpreter import run_interpreted
 from tests.runs import ONE_DEVICE, TINY, lines_of
 
 SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
@@ -70,11 +70,6 @@ def assert_rounded(ours: torch.Tensor, exact: torch.Tensor) -> None:
 
 
 # ---- in the interpreter ----
-
-
-def run_interpreted(*command: str) -> str:
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    return processes.run([sys.executable, "-m", *command], env=environment).stdout
 
 
 @pytest.mark.slow
