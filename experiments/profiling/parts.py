@@ -53,8 +53,9 @@ RULES = (
     # A norm, RoPE, a sum or SwiGLU would be there without FP8, although it now also finds a largest value or casts.
     (ELEMENTWISE, r"\A.*_fused.*_(add|silu|sum)_"),
     # What the FP8 layers' autograd functions do besides products (a sum of two layers' gradients is outside of them),
-    # and autocast's copies to bf16 and back.
-    (CASTS, r"\A.*(_fused.*_(abs|to_copy)_|(?i:float8))|^(_Fp8Products|matmul_with_hp_or_float8_args|_ToFloat8)"
+    # with this project's kernel for it, and autocast's copies to bf16 and back.
+    (CASTS, r"\A(cast_and_transpose$|.*(_fused.*_(abs|to_copy)_|(?i:float8)))"
+            r"|^(_Fp8Products|matmul_with_hp_or_float8_args|_ToFloat8)"
             r"|\A.*\naten::copy_\n(.+\n)*aten::linear$"),
     (ELEMENTWISE, r"^aten::|\A.*(_fused_|at::native)|\AMem(cpy|set)"),
 )  # fmt: skip

@@ -42,6 +42,7 @@ GRAPH = ("## Call CompiledFxGraph fudnkae2h4oe ##", "CompiledFunction", "Torch-C
         (LOSS, "void at::native::(anonymous namespace)::nll_loss_backward_reduce_cuda_kernel_2d<float>", ()),
         (CASTS, "void at::native::unrolled_elementwise_kernel<at::native::float8_copy_kernel_cuda>", ()),
         (OPTIMIZER, "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>", ()),
+        (CASTS, "cast_and_transpose", ()),  # this project's own, as the next two
         (OPTIMIZER, "sum_of_squares", ()),
         (OPTIMIZER, "adamw", ("Optimizer.step#FusedAdamW.step",)),
         (ELEMENTWISE, ELEMENT, ()),
@@ -62,6 +63,7 @@ GRAPH = ("## Call CompiledFxGraph fudnkae2h4oe ##", "CompiledFunction", "Torch-C
         # ... second passes for the cast, and what looks at weights or gradients
         (CASTS, "triton_poi_fused__scaled_mm__to_copy_clamp_mul_reciprocal_silu_t_view_17", GRAPH),
         (CASTS, "triton_red_fused_abs_max_t_3", GRAPH),
+        (CASTS, "cast_and_transpose", ("fp8::cast_and_transpose", *GRAPH)),
         (CASTS, "graph_0_cpp_fused__to_copy_mul_reciprocal_t_15", GRAPH),
         # The callers alone tell. Operators as this project's profiles on a CPU show them; those of mkldnn, bmm and
         # autocast's copies, and a GPU's kernels below operators, as PyTorch's sources have them
