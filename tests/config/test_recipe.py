@@ -215,7 +215,7 @@ def test_a_mistake_is_named_with_its_line(write, body, line):
 
 RANGES = {  # values beside a range, in it at its ends, and the sentence
     "optimizer.lr": ("-1 .nan .inf", "0 1e-9", "at least 0"),
-    "optimizer.eps": ("-1 .nan", "0", "at least 0"),
+    "optimizer.eps": ("-1 0 .nan", "1e-9", "more than 0"),
     "optimizer.weight_decay": (".nan -0.1", "0", "at least 0"),
     "optimizer.beta1": (".nan 1.5 2.0 1 -1", "0 0.999999", "at least 0 and less than 1"),
     "optimizer.beta2": ("1 1.0", "0", "at least 0 and less than 1"),
@@ -268,9 +268,9 @@ def test_a_seed_fits_into_64_bits(seed):
         ("checkpoint.load_step=99", "goes on from its newest checkpoint; set it to -1, got 99"),
         ("compile.backend=foo", "expected 'inductor', 'aot_eager' or 'eager', got 'foo'"),
         ("activation_checkpoint.selective_ac_option=foo", "expected 'op' or a number in quotes, got 'foo'"),
-        ("checkpoint.folder=/x", "expected a folder within the run directory, as `checkpoint`, got '/x'"),
-        ("checkpoint.folder=a/../../b", "expected a folder within the run directory"),
-        ("checkpoint.folder=''", "expected a folder within the run directory"),
+        ("checkpoint.folder=/x", "expected a short path within the run directory, as `checkpoint`, got '/x'"),
+        ("checkpoint.folder=a/../../b", "expected a short path within the run directory"),
+        ("checkpoint.folder=''", "expected a short path within the run directory"),
         ("debug.seed=null", "expected an integer, got null"),
         (f"model.flavor=[{'1, ' * 5000}]", "…"),
     ],
