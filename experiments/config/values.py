@@ -27,9 +27,8 @@ def within(interval: str) -> Rule:
         words += f" and {'at most' if bounds[-1] == ']' else 'less than'} {high:,.15g}"
 
     def rule(value):
-        if value is None or (single and value == float(single)) or low < value < high:
-            return None
-        if (value == low and bounds[0] == "[") or (value == high and bounds[-1] == "]"):
+        at_an_end = (value == low and bounds[0] == "[") or (value == high and bounds[-1] == "]")
+        if value is None or low < value < high or at_an_end or (single and value == float(single)):
             return None
         if value == float("inf") == high:
             return "expected a finite number, got Infinity"
@@ -48,35 +47,40 @@ def text(pattern: str, words: str) -> Rule:
     return lambda value: None if re.fullmatch(pattern, value) else f"expected {words}, got {shown(value)}"
 
 
-def folder_of_the_run(value: str) -> str | None:
-    """A relative path that stays below the run directory."""
-    path = Path(value)
-    inside = path.parts and not path.is_absolute() and ".." not in path.parts
-    return None if inside else f"expected a folder within the run directory, as `checkpoint`, got {shown(value)}"
+def within_the_run(what: str) -> Rule:
+    """Paths that stay below the run directory and that a file system can hold; `what` they name."""
+
+    def rule(value):
+        path = Path(value)
+        inside = path.parts and not path.is_absolute() and ".." not in path.parts and len(value) <= 200
+        return None if inside else f"expected a {what} within the run directory, got {shown(value)}"
+
+    return rule
 
 
 _AT_LEAST_0, _AT_LEAST_1 = within("[0, inf)"), within("[1, inf)")
 _NOT_SUPPORTED = only(False, "not supported")
 _NOT_PARALLEL = only(1, "not supported: FSDP shards the model instead")
 _NO_CODE = only("", "would run code that the recipe names")
+_RUN_FOLDER = within_the_run("folder")
 
 VALUES: dict[str, Rule] = {
     "job.custom_config_module": _NO_CODE,
     "job.save_config_file": only(None, "each run writes its recipe.yaml anyway"),
-    "profiling.save_traces_folder": folder_of_the_run,
+    "profiling.save_traces_folder": _RUN_FOLDER,
     "profiling.profile_freq": _AT_LEAST_1,
     "profiling.profiler_active": _AT_LEAST_1,
     "profiling.profiler_warmup": _AT_LEAST_0,
-    "profiling.save_memory_snapshot_folder": folder_of_the_run,
+    "profiling.save_memory_snapshot_folder": _RUN_FOLDER,
     "metrics.log_freq": _AT_LEAST_1,
-    "metrics.save_tb_folder": folder_of_the_run,
+    "metrics.save_tb_folder": _RUN_FOLDER,
     "model.name": only("llama", "there is one architecture"),
     "model.converters": only(["fp8"], "converts nothing until quantize.linear.float8.recipe_name is set"),
     "optimizer.name": only("AdamW", "there is one optimizer"),
     "optimizer.lr": _AT_LEAST_0,
     "optimizer.beta1": within("[0, 1)"),
     "optimizer.beta2": within("[0, 1)"),
-    "optimizer.eps": _AT_LEAST_0,
+    "optimizer.eps": within("(0, inf)"),  # by 0 a parameter without a gradient becomes nan
     "optimizer.weight_decay": _AT_LEAST_0,
     "optimizer.early_step_in_backward": only(False, "leaves no gradients for the proof to look at"),
     "lr_scheduler.warmup_steps": _AT_LEAST_0,
@@ -99,12 +103,13 @@ VALUES: dict[str, Rule] = {
     "parallelism.context_parallel_degree": _NOT_PARALLEL,
     "parallelism.expert_parallel_degree": _NOT_PARALLEL,
     "parallelism.expert_tensor_parallel_degree": _NOT_PARALLEL,
-    "checkpoint.folder": folder_of_the_run,
+    "checkpoint.folder": _RUN_FOLDER,
     "checkpoint.interval": _AT_LEAST_1,
     "checkpoint.initial_load_in_hf": _NOT_SUPPORTED,
     "checkpoint.last_save_in_hf": _NOT_SUPPORTED,
     "checkpoint.keep_latest_k": within("0 or [2, inf)"),  # 0 keeps all; of 1, the one may be half written
     "checkpoint.load_step": only(-1, "a run goes on from its newest checkpoint"),
+    "checkpoint.exclude_from_loading": only([], "a run goes on with all that it saved"),
     "checkpoint.create_seed_checkpoint": _NOT_SUPPORTED,
     "activation_checkpoint.selective_ac_option": text(r"op|\d{1,9}", "'op' or a number in quotes"),
     "activation_checkpoint.memory_budget": within("[0, 1]"),
@@ -112,7 +117,8 @@ VALUES: dict[str, Rule] = {
     "comm.init_timeout_seconds": within("[1, 1000000]"),
     "comm.train_timeout_seconds": within("[1, 1000000]"),
     "comm.trace_buf_size": _AT_LEAST_0,
-    "comm.save_traces_folder": folder_of_the_run,
+    "comm.save_traces_folder": _RUN_FOLDER,
+    "comm.save_traces_file_prefix": within_the_run("file"),
     "comm.mode": only("default", "the other modes do not train"),
     "fault_tolerance.enable": _NOT_SUPPORTED,
     "experimental.custom_import": _NO_CODE,

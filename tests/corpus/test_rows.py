@@ -94,7 +94,7 @@ def test_reading_takes_no_random_numbers_from_the_model(config):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_run_longer_than_the_data_is_told_once(config, caplog):
+def test_a_run_longer_than_the_data_is_warned_of_once(config, caplog):
     config.training.steps = 177
     for rank in range(2):
         loader(config, rank, world_size=2)
@@ -119,17 +119,17 @@ def test_vocabulary_larger_than_the_models(config):
 
 
 def test_command_prepares_ahead_of_the_run(config, monkeypatch, capsys):
-    asked = []
+    received = []
 
     def load(*arguments):
-        asked.append(arguments)
+        received.append(arguments)
         return SimpleNamespace(config=config)
 
     monkeypatch.setattr("experiments.config.recipes.load", load)
     command = ["data", "prepare", "baseline", "--overlay", "cpu", "training.steps=2", "--overlay", "h200"]
     monkeypatch.setattr("sys.argv", command)
     assert data.main() == 0
-    assert asked == [("baseline", ["cpu", "h200"], ["training.steps=2"])]
+    assert received == [("baseline", ["cpu", "h200"], ["training.steps=2"])]
     assert str(prepare(config).path) in capsys.readouterr().out
 
     config.training.dataset_path = None

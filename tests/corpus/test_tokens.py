@@ -124,13 +124,13 @@ def test_python_stdlib_with_its_own_bpe(config, monkeypatch):
 
 @pytest.fixture
 def hub(config, monkeypatch):
-    """A dataset on the hub, streamed; `hub.asked` is what load_dataset was called with."""
+    """A dataset on the hub, streamed; `hub.request` is what load_dataset was called with."""
     import datasets
 
-    hub = SimpleNamespace(rows=[{"body": text} for text in ["w1 w2", None, "w3", "w4"]], asked=None)
+    hub = SimpleNamespace(rows=[{"body": text} for text in ["w1 w2", None, "w3", "w4"]], request=None)
 
     def load_dataset(*args, **options):
-        hub.asked = (args, options)
+        hub.request = (args, options)
         return datasets.IterableDataset.from_generator(lambda: iter(hub.rows))
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
@@ -142,7 +142,7 @@ def hub(config, monkeypatch):
 def test_hub_dataset_is_streamed_and_then_found_offline(config, hub, monkeypatch):
     file = prepare(config)
     assert file.tokens.tolist() == [1, 2, EOS, 3, EOS]
-    assert hub.asked == (("someone/texts", "small"), {"split": "train", "streaming": True})
+    assert hub.request == (("someone/texts", "small"), {"split": "train", "streaming": True})
     assert file.path.name.startswith("someone--texts-")
     hub.rows = None  # the next read would fail
     assert prepare(config).path == file.path
