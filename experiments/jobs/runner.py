@@ -5,7 +5,6 @@ for what later runs compile, and their warm-ups would not compare. Folders that 
 """
 
 import math
-import os
 import signal
 import subprocess
 import tempfile
