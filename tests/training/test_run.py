@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from experiments import recipe
 from experiments.config import recipes
 from experiments.jobs.progress import display
 from experiments.run import main
@@ -34,20 +33,6 @@ def fails(capsys):
         return errors
 
     return call
-
-
-def test_list_has_a_line_for_each_recipe_and_overlay(capsys):
-    assert recipe.main(["list"]) == 0
-    printed = capsys.readouterr().out
-    for name in (*recipes.names(), *recipes.overlay_names()):
-        assert f"  {name} " in printed
-
-
-def test_show_prints_the_recipe_and_its_difference(capsys):
-    assert recipe.main(["show", "tensorwise_fp8_compiled"]) == 0
-    printed = capsys.readouterr().out
-    assert "flavor: 8B-published" in printed
-    assert printed.rstrip().endswith("quantize.linear.float8.recipe_name: None -> 'tensorwise'")
 
 
 def test_dry_run_says_what_would_run(capsys):
