@@ -36,7 +36,7 @@ def manifest_of(run: Path) -> dict:
 
 def run_study(*args) -> tuple[int, str]:
     """(exit code, what was printed) of the command, called in this process; its runs are processes of their own."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), patch.dict(os.environ):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), patch.dict(os.environ):
         code = study.main([*map(str, args)])
-    return code, said.getvalue()
+    return code, printed.getvalue()

@@ -26,7 +26,7 @@ def start(
 ) -> subprocess.Popen:
     """Start `python -m` on a GPU, near its cores; the process ends with this one.
 
-    It has a session of its own: the terminal's Ctrl-C reaches only this process, which passes on one signal and waits.
+    It has a session of its own: the terminal's Ctrl-C reaches only this process, which passes it on.
 
     Args:
         arguments: the module and what it is given.

@@ -41,7 +41,7 @@ def run_all(runs: list[Run], console: Console, stop: Stop, shares: Shares | None
 
     Args:
         runs: in the order in which they start.
-        console: where their ends are told.
+        console: gets a line as each of them ends.
         stop: a request is passed on to the runs, which are waited for, and no other is started.
         shares: of a time budget, kept to.
     """

@@ -52,12 +52,12 @@ def steps(folder: Path, whole: bool = True) -> list[int]:
 
     Folders without `.distcp` files and links are no checkpoints, whatever their names.
     """
-    found = []
+    checkpoints = []
     for path in folder.glob("step-*"):
         is_checkpoint = re.fullmatch(r"step-(0|[1-9]\d*)", path.name) and path.is_dir() and not path.is_symlink()
         if is_checkpoint and any(path.glob("*.distcp")) and (path / ".metadata").is_file() == whole:
-            found.append(int(path.name.removeprefix("step-")))
-    return sorted(found)
+            checkpoints.append(int(path.name.removeprefix("step-")))
+    return sorted(checkpoints)
 
 
 def damage(checkpoint: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""What can be known before a run. Each check raises an `InputError`, or says what it found."""
+"""What can be known before a run. Each check raises an `InputError`, or returns a sentence about what it looked at."""
 
 import os
 import shutil

@@ -1,6 +1,6 @@
 """torchtitan's Trainer with this project's records around it; its loop is used as it is.
 
-What is called, in this order; `*` marks what is ours or what we add to:
+What is called, in this order; `*` marks what this project adds or adds to:
 
     train
       checkpointer.load                   * the newest whole checkpoint, if there is one    checkpoint.py

@@ -31,14 +31,6 @@ def test_a_time_limit_ends_the_whole_group():
     assert ends(int(late.value.stdout))
 
 
-def test_a_failing_test_ends_the_whole_group():
-    keys = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with pytest.raises(ZeroDivisionError), processes.started([sys.executable, "-c", CHILD], **keys) as process:
-        pid = int(process.stdout.readline())
-        raise ZeroDivisionError
-    assert ends(pid) and ends(process.pid)
-
-
 def test_a_test_run_that_is_killed_ends_what_it_started():
     code = (
         "from tests import processes\n"

@@ -13,6 +13,8 @@ from models import device
 from models.errors import InputError
 from tests.make_runs import write_run
 
+PLAN = "description: x\nrecipes: [baseline]\nbaseline: baseline\nseeds: [0]\noverlays: [cpu]\n"
+
 
 def test_a_study_of_named_recipes():
     plan = studies.load(["tensorwise_fp8_compiled", "baseline"])
@@ -20,56 +22,64 @@ def test_a_study_of_named_recipes():
     assert studies.load(["rowwise_fp8_compiled"]).baseline == "rowwise_fp8_compiled"
 
 
-def test_a_studys_name_stands_alone():
-    with pytest.raises(InputError, match="four_way is a study, so it stands alone"):
-        studies.load(["four_way", "baseline"])
+@pytest.fixture
+def fails(capsys):
+    """Call the command in this process; returns what it said on stderr after an exit with code 2."""
+
+    def call(*args) -> str:
+        assert study.main(["baseline", "--overlay", "cpu", *map(str, args)]) == 2
+        return capsys.readouterr().err
+
+    return call
 
 
-def test_dry_run_checks_the_folder(tmp_path, capsys):
+def test_folders_that_are_refused(tmp_path, fails):
     (tmp_path / "file").touch()
-    assert study.main(["baseline", "--overlay", "cpu", "--dry-run", "--out", str(tmp_path / "file/x")]) == 2
-    assert "cannot be written, because of" in capsys.readouterr().err
-
-
-def test_folder_of_another_study(tmp_path, capsys):
-    keys = ["--overlay", "cpu", "--out", str(tmp_path)]
-    (tmp_path / "study.yaml").write_text(
-        "description: x\nrecipes: [baseline]\nbaseline: baseline\nseeds: [0]\noverlays: [cpu]\n"
-    )
-    assert study.main(["baseline", "--seeds", "1", *keys]) == 2
-    assert "holds another study" in capsys.readouterr().err
-
-
-def test_folders_that_are_refused_or_in_use(tmp_path, capsys):
-    run, used, keys = tmp_path / "run", tmp_path / "used", ["baseline", "--overlay", "cpu", "--out"]
-    run.mkdir()
-    (run / "manifest.json").write_text("{}")
-    assert study.main([*keys, str(run)]) == 2
-    assert "holds a run, and a study needs a folder of its own" in capsys.readouterr().err
-    locked = lock(used, "study")
-    assert study.main([*keys, str(used)]) == 2
-    assert "is being written by another study that is alive" in capsys.readouterr().err
+    assert "cannot be written, because of" in fails("--dry-run", "--out", tmp_path / "file/x")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/study.yaml").write_text(PLAN)
+    assert "holds another study" in fails("--seeds", "1", "--out", tmp_path / "other")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/manifest.json").write_text("{}")
+    assert "holds a run, and a study needs a folder of its own" in fails("--out", tmp_path / "run")
+    locked = lock(tmp_path / "used", "study")
+    assert "is being written by another study that is alive" in fails("--out", tmp_path / "used")
     os.close(locked)
-    assert {path.name for path in used.iterdir()} == {".lock"}
+    assert [path.name for path in (tmp_path / "used").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--seeds=-1"], "expected numbers of 0 and more"),
+        (["--seeds=0,one"], "expected numbers of 0 and more"),
+        (["--budget", "3", "training.steps=5"], "--budget 3 is too little: ending a run and the table alone take"),
+        (["checkpoint.enable=true", "checkpoint.folder=/ck"], "expected a folder within the run directory"),
+    ],
+)
+def test_what_is_refused_leaves_no_folder(arguments, sentence, fails, tmp_path):
+    assert sentence in fails("--out", tmp_path / "out", *arguments)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_studys_folder_may_have_an_equals_sign(tmp_path, capsys):
     plan = tmp_path / "lr=1e-3/study.yaml"
     plan.parent.mkdir()
-    plan.write_text("description: x\nrecipes: [baseline]\nbaseline: baseline\nseeds: [0]\noverlays: [cpu]\n")
+    plan.write_text(PLAN)
     assert study.main([str(plan.parent), "--dry-run"]) == 0
     assert f"into {plan.parent / 'baseline/seed0'}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("seeds", ["-1", "0,-2", "one", ","])
-def test_seeds_that_are_none(seeds, capsys):
-    assert study.main(["baseline", f"--seeds={seeds}"]) == 2
-    assert "expected numbers of 0 and more" in capsys.readouterr().err
-
-
-def test_unknown_study_names_those_there_are():
-    with pytest.raises(InputError, match="unknown study or recipe `four_ways`; did you mean `four_way`"):
-        studies.load(["four_ways"])
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (["four_ways"], "unknown study or recipe `four_ways`; did you mean `four_way`"),
+        (["four_way", "baseline"], "four_way is a study, so it stands alone"),
+    ],
+)
+def test_names_that_are_no_study(names, sentence):
+    with pytest.raises(InputError, match=sentence):
+        studies.load(names)
 
 
 @pytest.mark.parametrize(
@@ -125,9 +135,3 @@ def test_scale_follows_the_machine(monkeypatch):
     assert overlays == ["cpu"] and "NVIDIA H200 has 24 GiB" in why
     monkeypatch.setattr(device, "TYPE", "cpu")
     assert scale.choose_scale()[0] == ["cpu"]
-
-
-def test_a_budget_that_no_run_could_begin_in(capsys, tmp_path):
-    arguments = ["baseline", "--overlay", "cpu", "--budget", "3", "--out", str(tmp_path / "out")]
-    assert study.main([*arguments, "training.steps=5"]) == 2
-    assert "--budget 3 is too little: ending a run and the table alone take" in capsys.readouterr().err
