@@ -46,8 +46,8 @@ def test_yes(tmp_path):
     assert "0.25 %" in worth and "9 % of the compute" in worth and "2203.15556" in worth and "2412.19437" in worth
     assert any("3 seeds, difference +0.0010" in fact for fact in details(comparison))
     row = cells(tmp_path)[FP8]
-    assert (row["over baseline_compiled"], row["loss after 200 steps"]) == ("1.25 (1.25 to 1.25)", "the same")
-    assert row["pays back"].startswith("from about step 2,01") and row["FP8 proof"] == "75% of the linear layers"
+    assert (row["over compiled bf16"], row["loss after 200 steps"]) == ("1.25 (1.25 to 1.25)", "the same")
+    assert row["pays back"].startswith("from about step 2,01") and row["FP8 proof"] == "75%"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_single_runs_get_no_verdict_but_the_command_that_repeats_them(tmp_path):
         f"No verdict from one run each: {FP8} has 1.25 times the tokens/s of baseline_compiled, and"
     )
     assert second.endswith(f": python -m experiments.study baseline baseline_compiled {FP8} --seeds 0,1,2")
-    assert cells(folder)[FP8]["over baseline_compiled"] == "1.25, one run"
+    assert cells(folder)[FP8]["over compiled bf16"] == "1.25, one run"
     for run in folder.iterdir():
         (folder / run.name.rstrip("0")).mkdir()
         run.rename(folder / run.name.rstrip("0") / "seed0")

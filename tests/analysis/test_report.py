@@ -104,7 +104,7 @@ def test_page_and_json(tmp_path):
     whole, figures = tmp_path / "page.html", tmp_path / "report.json"
     assert main([str(tmp_path / "runs"), "--html", str(whole), "--json", str(figures)]) == 0
     html, plain = whole.read_text(), json.loads(figures.read_text())
-    places = [html.index(x) for x in ("over baseline_compiled", "Yes: tensorwise", "rests on", "<details>", "<svg")]
+    places = [html.index(x) for x in ("over compiled bf16", "Yes: tensorwise", "rests on", "<details>", "<svg")]
     assert places == sorted(places) and html.count("<details>") == 4 and "3 runs of tensorwise" in html
     assert html.count("<svg") == 9 and "a &lt;b&gt;bad&lt;/b&gt; day" in html and html.count("scroll it sideways") == 2
     assert not re.search(r'(src|href)="http', html)  # nothing is fetched
