@@ -172,7 +172,7 @@ def test_cut_off_last_line_and_missing_end(tmp_path):
 @pytest.mark.parametrize(
     ("name", "key"),
     [("timing.json", "warm_up_s"), ("proof.json", "fp8_flops"), ("proof.json", "parameters"),
-     ("manifest.json", "hardware"), ("manifest.json", "parameters")],
+     ("manifest.json", "git"), ("manifest.json", "parameters")],
 )  # fmt: skip
 def test_a_record_of_another_type_is_named_and_the_others_used(tmp_path, name, key):
     run = write_run(tmp_path / "run")
@@ -206,8 +206,8 @@ def test_no_value_of_a_record_is_a_traceback_or_forges_a_line(tmp_path, name):
             assert all(text.isprintable() for text in texts), (key, bad)
 
 
-@pytest.mark.parametrize(("key", "value"), [("recipe", ""), ("recipe", " "), ("recipe", None), ("seed", 10**30),
-                                            ("status", 3), ("steps", -1), ("steps", None)])  # fmt: skip
+@pytest.mark.parametrize(("key", "value"), [("recipe", ""), ("recipe", " "), ("seed", 10**30), ("seed", "one"),
+                                            ("status", 3), ("steps", -1), ("hardware", "GPU")])  # fmt: skip
 def test_a_run_without_a_name_or_a_usable_seed_is_left_out_and_named(tmp_path, key, value):
     run = write_run(tmp_path / "run")
     change(run / "manifest.json", **{key: value})
@@ -325,7 +325,7 @@ def test_what_is_no_run_is_named_beside_those_that_are(tmp_path):
     write_run(tmp_path / "sound")
     newer = write_run(tmp_path / "newer", layout_version=2)
     poor = write_run(tmp_path / "poor")
-    (poor / "manifest.json").write_text('{"layout_version": 1, "recipe": "baseline"}')
+    (poor / "manifest.json").write_text('{"layout_version": 1, "recipe": null}')
     empty = tmp_path / "empty"
     empty.mkdir()
     (tmp_path / "questions.jsonl").write_text('{"question": "?"}\n')
@@ -333,7 +333,7 @@ def test_what_is_no_run_is_named_beside_those_that_are(tmp_path):
     assert frames.runs["run"].tolist() == ["sound"]
     text = "\n".join(frames.problems)
     assert f"{newer}: layout version 2" in text and f"{empty}: holds no run" in text
-    assert f"{poor}: its manifest.json lacks seed, status" in text
+    assert f"{poor}: its manifest.json lacks recipe, seed, status" in text
     assert f"{tmp_path}/questions.jsonl" in text and len(frames.problems) == 4
 
 
