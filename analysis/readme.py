@@ -4,6 +4,7 @@ The report of the same runs is written beside them. Below the matrix are the ver
 the loss, `results/loss_fp32`.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def _trained(comparison: Comparison, folder: Path) -> str:
 
 
 def _place(folder: Path) -> str:
-    return folder.relative_to(newest.ROOT).as_posix()
+    return folder.resolve().relative_to(newest.ROOT).as_posix()
 
 
 def _table(columns: list[str], lines: list[list[str]]) -> list[str]:
@@ -73,7 +74,7 @@ def with_section(text: str, content: str) -> str:
 
 
 def main() -> int:
-    folder = newest.results()
+    folder = Path(os.path.relpath(newest.results()))  # the page names files by it
     comparison = compare(folder)
     text = with_section(README.read_text(), section(comparison, folder, newest.results(LOSSES)))
     (folder / "summary.png").write_bytes(plots.to_png(plots.summary(comparison), dpi=110))

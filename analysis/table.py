@@ -5,7 +5,7 @@ import statistics
 
 import pandas as pd
 
-from analysis.comparison import OWN, Comparison, in_order
+from analysis.comparison import COMPILED, OWN, Comparison, in_order
 from analysis.rates import SpeedUp
 
 NOISY = 0.3  # IQR as a share of the median: the published FP8 gains 6 to 34 %; the README's runs have at most 17 %
@@ -28,7 +28,8 @@ def matrix(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """(names of the columns, a line a recipe): its speed, when it pays back, its loss, and the proof of FP8."""
     step = max((v.step for v in comparison.verdicts.values()), default=0)
     loss = f"loss after {step:,} steps" if step else "loss"
-    columns = ["recipe", "tokens/s", f"over {comparison.opponent}", "pays back", loss, "FP8 proof"]
+    opponent = "compiled bf16" if comparison.opponent == COMPILED else comparison.opponent
+    columns = ["recipe", "tokens/s", f"over {opponent}", "pays back", loss, "FP8 proof"]
     lines = []
     for recipe in in_order([*comparison.recipes, *comparison.diverged]):
         rate, gain = comparison.rates.get(recipe), comparison.speed_ups.get((recipe, comparison.opponent))
@@ -62,7 +63,7 @@ def _proof(comparison: Comparison, recipe: str) -> str:
     runs = comparison.frames.runs
     emulated = runs.loc[runs["recipe"] == recipe, "fp8_emulated"].eq(True).any()
     share = comparison.proof[recipe]
-    return f"{share:.0%} of the linear layers" if share else "emulated" if emulated else "none"
+    return f"{share:.0%}" if share else "emulated" if emulated else "none"
 
 
 def rows_of(comparison: Comparison) -> list[dict]:
@@ -170,7 +171,8 @@ def notes(rows: list[dict]) -> list[str]:
     """What a reader must know to read the tables right."""
     lines = [
         "tokens/s of a recipe and its ratio to another: by the mean steady step (after the first 10); of a run: by the "
-        "median step, with IQR, its quartiles' distance. FP8 share: of the FLOPs of the linear layers, as profiled. "
+        "median step, with IQR, its quartiles' distance. FP8 proof and share: of the FLOPs of the linear layers, as seen "
+        "in one profiled step. Pays back: where the wall time in total, warm-up included, drops below the other's. "
         "Wall: from process start; after warm-up: from the end of step 1.",
         *(f"MFU is of the bf16 peak ({source})." for source in _kinds(rows, "peak_source")),
     ]

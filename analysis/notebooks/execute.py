@@ -42,14 +42,19 @@ def execute(name: str, environment: dict[str, str]) -> nbformat.NotebookNode:
     return notebook
 
 
+def kept_runs(name: str) -> str:
+    """The kept runs that a notebook shows, from the project's folder: names of its files are part of its text."""
+    return str(newest.results(NOTEBOOKS[name]).relative_to(newest.ROOT))
+
+
 def main(names: list[str]) -> int:
     for name in names or NOTEBOOKS:
         if name == "published" and "PUBLISHED_LOGS" not in os.environ:
             print("left as it is: published.ipynb, which needs PUBLISHED_LOGS=folder of the published logs")
             continue
-        runs = os.environ.get("RUNS") or newest.results(NOTEBOOKS[name])  # kept runs, not somebody's newest
+        runs = os.environ.get("RUNS") or kept_runs(name)  # kept runs, not somebody's newest
         path = HERE / f"{name}.ipynb"
-        nbformat.write(execute(name, {"RUNS": str(runs)}), path)
+        nbformat.write(execute(name, {"RUNS": runs}), path)
         print(f"wrote {path.relative_to(newest.ROOT)}")
     return 0
 

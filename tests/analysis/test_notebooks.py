@@ -8,7 +8,7 @@ import pytest
 from analysis import newest
 from analysis.answer import answer
 from analysis.comparison import compare
-from analysis.notebooks.execute import HERE, NOTEBOOKS, execute
+from analysis.notebooks.execute import HERE, NOTEBOOKS, execute, kept_runs
 from analysis.readme import LOSSES, README, section, with_section
 from tests.runs import PUBLISHED_LOGS, needs_published_logs
 
@@ -27,7 +27,7 @@ def text_outputs(notebook: nbformat.NotebookNode) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXECUTABLE)
 def test_notebook_executes_and_its_text_is_current(name):
-    environment = {"RUNS": str(newest.results(NOTEBOOKS[name])), "PUBLISHED_LOGS": str(PUBLISHED_LOGS)}
+    environment = {"RUNS": kept_runs(name), "PUBLISHED_LOGS": str(PUBLISHED_LOGS)}
     kept = nbformat.read(HERE / f"{name}.ipynb", as_version=4)
     assert text_outputs(execute(name, environment)) == text_outputs(kept), "stale: run `make notebooks`"
 

@@ -1,6 +1,7 @@
 """What the figures show: drawn values against the frames, looks, labels, unfinished runs, no data, stable bytes."""
 
 import json
+import shutil
 from itertools import combinations
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from matplotlib.text import Text
 from analysis import load, plots
 from analysis.comparison import compare
 from analysis.plots.style import look
-from tests.make_runs import metrics_lines, write_lines, write_published, write_run
+from tests.make_runs import metrics_lines, write_published, write_run
 
 STEP_S = {
     "baseline": 0.5,
@@ -193,10 +194,10 @@ def test_wall_time_after_warm_up(tmp_path, window):
 @pytest.mark.parametrize("window", [1, 10])
 def test_the_lead_is_above_zero_where_a_recipe_is_ahead(tmp_path, window):
     """It starts 3 s later and gains 0.2 s a step on the compiled baseline from step 11 on: ahead from step 26."""
-    late = [line | {"elapsed_s": line["elapsed_s"] + 3.0} for line in metrics_lines(step_s=0.2, window=window)]
     write_study(tmp_path, window=window)
-    (tmp_path / TENSORWISE / "seed0" / "metrics.jsonl").unlink()
-    write_lines(tmp_path / TENSORWISE / "seed0" / "metrics.jsonl", late)
+    shutil.rmtree(tmp_path / TENSORWISE)
+    late = [line | {"elapsed_s": line["elapsed_s"] + 3.0} for line in metrics_lines(step_s=0.2, window=window)]
+    write_run(tmp_path / TENSORWISE / "seed0", TENSORWISE, lines=late, warm_up=8.0)
     figure = plots.lead(compare(tmp_path))
     (line,) = lines_of(figure, TENSORWISE)
     assert (line.get_ydata()[0], line.get_ydata()[-1]) == pytest.approx((-3.0, -3.0 + 20 * 0.2))

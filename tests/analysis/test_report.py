@@ -37,10 +37,10 @@ def test_a_recipes_line_has_the_means_of_its_completed_runs(tmp_path):
 
 def test_what_was_trained_is_said(tmp_path):
     machine = {"name": "H200", "type": "cuda", "driver": "570.1", "power_limit_w": "350.00", "sm_clock_max_mhz": 1980}
-    path = write_run(tmp_path / "a", flavor="8B-published", parameters=8_050_000_000, start="2026-01-02T03:04:05.000+00:00",
+    path = write_run(tmp_path / "a", flavor="8B-published", parameters=8_050_000_000, start="2026-01-02T03:04:05+00:00",
                      overlays=["h200"], hardware=machine, world_size=4, git={"commit": "0123456789abc", "diff": "+"},
                      packages={"torch": "2.13.0", "torchao": "0.18.0", "torchtitan": "0.2.2"})  # fmt: skip
-    (path / "recipe.yaml").write_text("training: {dataset: c4, seq_len: 50}\n")
+    (path / "recipe.yaml").write_text("training:\n  dataset: c4\n  seq_len: 50\nvalidation: {}\n")
     comparison = compare(tmp_path)
     assert trained(rows_of(comparison)) == (
         "Trained: model 8B-published; 8.05 B parameters; 30 steps; 100 tokens a step (rows of 50); 3 k tokens a run; "
@@ -104,7 +104,7 @@ def test_page_and_json(tmp_path):
     whole, figures = tmp_path / "page.html", tmp_path / "report.json"
     assert main([str(tmp_path / "runs"), "--html", str(whole), "--json", str(figures)]) == 0
     html, plain = whole.read_text(), json.loads(figures.read_text())
-    places = [html.index(x) for x in ("over baseline_compiled", "Yes: tensorwise", "rests on", "<details>", "<svg")]
+    places = [html.index(x) for x in ("over compiled bf16", "Yes: tensorwise", "rests on", "<details>", "<svg")]
     assert places == sorted(places) and html.count("<details>") == 4 and "3 runs of tensorwise" in html
     assert html.count("<svg") == 9 and "a &lt;b&gt;bad&lt;/b&gt; day" in html and html.count("scroll it sideways") == 2
     assert not re.search(r'(src|href)="http', html)  # nothing is fetched
