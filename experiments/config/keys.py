@@ -33,11 +33,6 @@ class Optimizer(titan.Optimizer):
     """Only for the study `one_gpu_puzzle`, on one device: build the optimizer before or after the FP8 conversion, and
     let `enable_fsdp_float8_all_gather` replace parameters without FSDP. null: after, and that key needs FSDP."""
 
-    @property
-    def from_torchao(self) -> bool:
-        """Whether AdamW is torchao's, which alone rounds stochastically."""
-        return self.stochastic_rounding
-
 
 @dataclass
 class Compile(titan.Compile):

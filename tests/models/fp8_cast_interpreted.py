@@ -1,7 +1,7 @@
 """The kernel of FP8's casts in Triton's interpreter, on CPU tensors, beside plain operators.
 
-test_fp8_linear.py runs this file with pytest in a process of its own, because Triton has to find TRITON_INTERPRET=1 when
-it is imported.
+test_fp8_linear.py runs this file with pytest in a process of its own, because Triton has to find TRITON_INTERPRET=1
+when it is imported.
 """
 
 import pytest
