@@ -38,7 +38,9 @@ def table(columns: list[str], lines: list[list[str]], fold: bool = False) -> Tab
     """For the terminal: the first column on the left, the others on the right; `fold` breaks long cells into lines."""
     view = Table(box=SIMPLE_HEAD, header_style="bold", padding=0 if not fold else (0, 1, 0, 0))
     for place, name in enumerate(columns):
-        view.add_column(escape(name), justify="right" if place else "left", overflow="fold", no_wrap=not fold)
+        view.add_column(
+            escape(name), justify="right" if place else "left", overflow="fold", no_wrap=not fold or not place
+        )
     for line in lines:
         view.add_row(*map(escape, line))
     return view

@@ -172,7 +172,7 @@ def notes(rows: list[dict]) -> list[str]:
     lines = [
         "tokens/s of a recipe and its ratio to another: by the mean steady step (after the first 10); of a run: by the "
         "median step, with IQR, its quartiles' distance. FP8 proof and share: of the FLOPs of the linear layers, as seen "
-        "in one profiled step. Pays back: where the wall time in total, warm-up included, drops below the other's. "
+        "in one profiled step. Pays back: where the total wall time, warm-up included, drops below the other's. "
         "Wall: from process start; after warm-up: from the end of step 1.",
         *(f"MFU is of the bf16 peak ({source})." for source in _kinds(rows, "peak_source")),
     ]
