@@ -171,8 +171,8 @@ def notes(rows: list[dict]) -> list[str]:
     """What a reader must know to read the tables right."""
     lines = [
         "tokens/s of a recipe and its ratio to another: by the mean steady step (after the first 10); of a run: by the "
-        "median step, with IQR, its quartiles' distance. FP8 proof and share: of the FLOPs of the linear layers, as seen "
-        "in one profiled step. Pays back: where the total wall time, warm-up included, drops below the other's. "
+        "median step, with IQR, its quartiles' distance. FP8 proof and share: of the FLOPs of the linear layers, as "
+        "seen in one profiled step. Pays back: where the total wall time, warm-up included, drops below the other's. "
         "Wall: from process start; after warm-up: from the end of step 1.",
         *(f"MFU is of the bf16 peak ({source})." for source in _kinds(rows, "peak_source")),
     ]
