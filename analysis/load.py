@@ -52,7 +52,7 @@ class Frames:
             wall_s, wall_s_without_warm_up: None also where the run's clock does not fit its step times
             peak_memory_bytes
         windows: one row a log window: run, recipe, seed, and `analysis.windows.COLUMNS`, of which losses, step_s,
-            data_wait_s and not_steady are lists. `elapsed_s` counts on from the earlier attempts of a run that was
+            data_wait_s and not_steady are tuples. `elapsed_s` counts on from the earlier attempts of a run that was
             resumed, and is NaN where wall_s is None because of the clock.
         problems: a sentence for each run that is not completed, each file that could not be used, and each thing in a
             log that makes its figures doubtful.

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
 
-from analysis.windows import Windows, durations, flaws, losses_finite, per_step, take
+from analysis.windows import Positive, Windows, durations, flaws, losses_finite, per_step, take
 
 
 class LayoutError(ValueError):
@@ -49,7 +49,6 @@ def _in(*path: str):
 Text = Annotated[str, BeforeValidator(printable)] | None
 Steps = Annotated[int, Field(ge=0, lt=2**53)]
 Count = Steps | None
-Positive = Annotated[float, Field(gt=0)] | None
 NumberOrText = Annotated[float | None, BeforeValidator(_number)]
 
 
@@ -71,8 +70,8 @@ class Facts(BaseModel):
     float8: Text = _in("manifest.json", "float8")
     compiled: bool | None = _in("manifest.json", "compiled")
     parameters: Count = _in("manifest.json", "parameters")
-    flops_per_token: Positive = _in("manifest.json", "flops_per_token")
-    flops_per_token_causal: Positive = _in("manifest.json", "flops_per_token_causal")
+    flops_per_token: Positive | None = _in("manifest.json", "flops_per_token")
+    flops_per_token_causal: Positive | None = _in("manifest.json", "flops_per_token_causal")
     seq_len: Annotated[Count, Field(gt=0)] = _in("recipe.yaml", "training", "seq_len")
     dataset: Text = _in("recipe.yaml", "training", "dataset")
     data: Text = _in("manifest.json", "data")  # the corpus as it was tokenized, with a digest of its content
@@ -82,8 +81,8 @@ class Facts(BaseModel):
     driver: Text = _in("manifest.json", "hardware", "driver")
     power_limit_w: NumberOrText = _in("manifest.json", "hardware", "power_limit_w")
     sm_clock_max_mhz: NumberOrText = _in("manifest.json", "hardware", "sm_clock_max_mhz")
-    peak_bf16: Positive = _in("manifest.json", "peak_flops", "bf16")  # dense, FLOP/s
-    peak_fp8: Positive = _in("manifest.json", "peak_flops", "fp8")
+    peak_bf16: Positive | None = _in("manifest.json", "peak_flops", "bf16")  # dense, FLOP/s
+    peak_fp8: Positive | None = _in("manifest.json", "peak_flops", "fp8")
     peak_source: Text = _in("manifest.json", "peak_flops", "source")
     commit: Text = _in("manifest.json", "git", "commit")
     code_changed: Annotated[bool | None, BeforeValidator(lambda diff: diff is not None)] = _in(

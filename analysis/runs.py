@@ -19,9 +19,8 @@ from analysis.record import Facts, LayoutError, Run, with_verdict
 from analysis.windows import METRICS, Windows, durations, first_steps, from_lines, read_lines, take
 
 LAYOUT_VERSION = 1  # of run directories, see experiments.training.run_directory
-_MANIFEST_KEYS = ("recipe", "seed", "status", "steps", "overlays", "hardware", "peak_flops", "world_size",
-                  "flops_per_token")  # fmt: skip
-_NEEDED = ("recipe", "seed", "status", "steps", "hardware")  # of these: not of use in another type or size
+_NEEDED = ("recipe", "seed", "status", "steps", "overlays", "hardware", "peak_flops", "world_size",
+           "flops_per_token")  # of the manifest; the seed may be null  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def _checked(path: Path, manifest: dict) -> dict:
     if version != LAYOUT_VERSION:
         reason = "no readable manifest.json" if version is None else f"layout version {version!r:.20}"
         raise LayoutError(f"{path}: {reason}; this analysis reads run directories of layout version {LAYOUT_VERSION}")
-    if missing := [k for k in _MANIFEST_KEYS if k not in manifest or manifest[k] is None and k != "seed"]:
+    if missing := [key for key in _NEEDED if key not in manifest or manifest[key] is None and key != "seed"]:
         raise LayoutError(f"{path}: its manifest.json lacks {', '.join(missing)}")
     return manifest
 

@@ -13,30 +13,32 @@ from typing_extensions import TypedDict
 NOT_STEADY_STEPS = 10  # a process's first steps: compilation, the profile, allocator and clocks settle
 DRIFT = 0.15  # of the step time, between the first and the last third of the steady steps
 MIN_DRIFT_STEPS = 30  # steady steps without which nothing is said of a drift
-MOST_STEPS = 10**9  # no log has more, and a window of more would fill the memory
+MOST_STEPS = 10**7  # no log has more; each step of one takes memory
+
+HUGE = 1e30  # what is not below it counts as not finite, so that no figure overflows
 
 Value = float | None  # null is what was not finite
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(gt=-HUGE, lt=HUGE)]
+Positive = Annotated[float, Field(gt=1 / HUGE, lt=HUGE)]
 Step = Annotated[int, Field(gt=0, le=MOST_STEPS)]
 
-LISTS = ("losses", "step_s", "data_wait_s", "not_steady")
+TUPLES = ("losses", "step_s", "data_wait_s", "not_steady")
 COLUMNS = ("step", "elapsed_s", "loss", "losses", "grad_norm", "lr", "tokens_per_s", "valid_tokens_per_s", "step_s",
            "data_wait_s", "not_steady", "peak_memory_bytes", "mfu_bf16_peak", "mfu_fp8_peak", "mfu_mixed_peak",
            "mfu_logged")  # fmt: skip
 
-# One entry a window, in the order of steps: float arrays, `step` an int array, those of `LISTS` object arrays of lists.
-# Unknown is NaN, an unknown list is empty; so is what is not finite, and a step time that is not above 0.
+# One entry a window, in the order of steps: float arrays, `step` an int array, `TUPLES` object arrays of tuples, which
+# unlike lists cost no garbage collection. NaN is unknown or not finite or, of step times, not above 0.
 Windows = dict[str, np.ndarray]
 
 
 class _Needed(TypedDict):
     step: Step
     elapsed_s: Finite
-    losses: list[Value]
+    losses: tuple[Value, ...]
     tokens_per_s: Positive
-    step_s: list[Value]
-    not_steady: list[int]
+    step_s: tuple[Value, ...]
+    not_steady: tuple[int, ...]
 
 
 class _Line(_Needed, total=False):
@@ -46,7 +48,7 @@ class _Line(_Needed, total=False):
     grad_norm: Value
     lr: Value
     valid_tokens_per_s: Value
-    data_wait_s: list[Value]
+    data_wait_s: tuple[Value, ...]
     peak_memory_bytes: Value
     mfu_bf16_peak: Value
     mfu_fp8_peak: Value
@@ -54,10 +56,11 @@ class _Line(_Needed, total=False):
 
 
 def _fits_together(line: _Line) -> _Line:
-    """Raise ValueError where a line's lists belong to other steps than it says."""
+    """Raise ValueError where a line's values belong to other steps than it says."""
     steps, last = len(line["step_s"]), line["step"]
-    longest = max(len(line["losses"]), len(line.get("data_wait_s", ())))
-    if not 0 < steps <= last or longest > steps or any(not last - steps < n <= last for n in line["not_steady"]):
+    if not 0 < steps <= last or len(line["losses"]) > steps or len(line.get("data_wait_s", ())) > steps:
+        raise ValueError
+    if any([not last - steps < step <= last for step in line["not_steady"]]):  # noqa: C419  # a list is faster
         raise ValueError
     return line
 
@@ -92,19 +95,25 @@ def read_lines(path: Path, kind: TypeAdapter, problems: list[str]) -> list[dict]
 def from_lines(lines: Iterable[dict]) -> Windows:
     """Windows of lines of metrics.jsonl, which are in the order of their steps."""
     lines = list(lines)
-    columns = {name: [line.get(name) for line in lines] for name in COLUMNS}
-    return {
-        name: _lists(values, 0 if name == "step_s" else -math.inf)
-        if name in LISTS
-        else np.array(values, dtype=int if name == "step" else float)
-        for name, values in columns.items()
-    }
+    windows = {}
+    for name in COLUMNS:
+        values = [line.get(name) for line in lines]
+        if name in TUPLES:
+            windows[name] = _tuples([some or () for some in values], 1 / HUGE if name == "step_s" else -HUGE)
+        elif name == "step":
+            windows[name] = np.array(values, dtype=int)
+        else:
+            column = np.array(values, dtype=float)
+            windows[name] = np.where(np.abs(column) < HUGE, column, math.nan)
+    return windows
 
 
-def _lists(lists: list, above: float) -> np.ndarray:
-    """An object array of lists, with NaN for each value that is not finite or not above `above`."""
-    known = ([v if v is not None and above < v < math.inf else math.nan for v in values or ()] for values in lists)
-    return np.fromiter(known, dtype=object, count=len(lists))
+def _tuples(tuples: list[tuple], least: float) -> np.ndarray:
+    """An object array of tuples, with NaN for each value that is not finite or not above `least`."""
+    flat = np.array(list(chain.from_iterable(tuples)), dtype=float)
+    if not ((least < flat) & (flat < HUGE)).all():
+        tuples = [tuple(v if v is not None and least < v < HUGE else math.nan for v in some) for some in tuples]
+    return np.fromiter(tuples, dtype=object, count=len(tuples))
 
 
 def of_log(step: np.ndarray, count: np.ndarray, seconds: np.ndarray, **columns) -> Windows:
@@ -119,10 +128,10 @@ def of_log(step: np.ndarray, count: np.ndarray, seconds: np.ndarray, **columns) 
     columns |= {
         "step": step,
         "elapsed_s": np.cumsum(seconds),
-        "losses": [[loss] for loss in columns["loss"]],
-        "step_s": [[duration / n] * n for duration, n in zip(seconds, count, strict=True)],
+        "losses": [(loss,) for loss in columns["loss"]],
+        "step_s": [(duration / n,) * n for duration, n in zip(seconds, count, strict=True)],
         "not_steady": [
-            list(range(last - n + 1, last + 1)) if last - n + 1 < steady_from else []
+            tuple(range(last - n + 1, last + 1)) if last - n + 1 < steady_from else ()
             for last, n in zip(step, count, strict=True)
         ],
     }
@@ -140,10 +149,10 @@ def join(parts: list[Windows]) -> Windows:
     return {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
 
 
-def _flat(lists: Iterable[list]) -> tuple[np.ndarray, np.ndarray]:
-    """(all values in order, the length of each list)."""
-    lengths = np.fromiter(map(len, lists), dtype=int)
-    return np.fromiter(chain.from_iterable(lists), dtype=float, count=lengths.sum()), lengths
+def _flat(tuples: Iterable[tuple]) -> tuple[np.ndarray, np.ndarray]:
+    """(all values in order, the length of each tuple)."""
+    lengths = np.fromiter(map(len, tuples), dtype=int)
+    return np.fromiter(chain.from_iterable(tuples), dtype=float, count=lengths.sum()), lengths
 
 
 def per_step(windows) -> dict[str, np.ndarray]:

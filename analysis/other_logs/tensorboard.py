@@ -99,7 +99,7 @@ def _read(file: Path) -> _Process | None:
     waits = column("time_metrics/data_loading(%)") / 100 * seconds / count
     windows = of_log(
         step, count, seconds, loss=column(_LOSS), lr=column("lr"), grad_norm=column("grad_norm"),
-        tokens_per_s=rate * (devices or 1), data_wait_s=[[w] * n for w, n in zip(waits, count, strict=True)],
+        tokens_per_s=rate * (devices or 1), data_wait_s=[(w,) * n for w, n in zip(waits, count, strict=True)],
         peak_memory_bytes=column("memory/max_reserved(GiB)") * 2**30, mfu_logged=column("mfu(%)") / 100,
     )  # fmt: skip
     return _Process(file, windows, devices)

@@ -1,13 +1,14 @@
 """Frames from run directories, whole and damaged ones; logs of other programs are in test_load_logs.py."""
 
 import json
+import shutil
+import time
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import benchmark_load
 from analysis.load import LoadError, load, steps
 from analysis.runs import summarize
 from tests.make_runs import FLOPS, metrics_lines, write_published, write_resumed_run, write_run, write_tensorboard
@@ -58,7 +59,7 @@ def test_windows_and_steps(tmp_path):
     window = frames.windows[frames.windows["run"] == "a"].iloc[2]
     assert (window["step"], window["recipe"], window["seed"], window["grad_norm"]) == (15, "baseline", 0, 1.0)
     assert window["elapsed_s"] == pytest.approx(4 + 10 + 0.5) and window["tokens_per_s"] == pytest.approx(1000)
-    assert window["losses"] == pytest.approx([8.9, 8.8, 8.7, 8.6, 8.5]) and window["not_steady"] == []
+    assert window["losses"] == pytest.approx((8.9, 8.8, 8.7, 8.6, 8.5)) and window["not_steady"] == ()
     assert np.isnan(window["mfu_mixed_peak"]) and np.isnan(window["mfu_logged"])
     per_step = steps(frames.windows)
     pd.testing.assert_frame_equal(  # the same steps, however many a window holds
@@ -359,8 +360,9 @@ def test_all_sources_at_once(tmp_path):
     assert frames.windows.groupby("run", sort=False)["step"].max().tolist() == [25, 30, 50]
 
 
-def test_benchmark_loads_what_it_makes(monkeypatch, capsys):
-    monkeypatch.setattr(benchmark_load, "RUNS", 5)
-    monkeypatch.setattr(benchmark_load, "WINDOWS", 20)
-    assert benchmark_load.main() == 0
-    assert capsys.readouterr().out.startswith("5 runs, 100 windows")
+def test_200_runs_of_1000_windows_are_loaded_in_5_seconds(tmp_path):
+    write_run(tmp_path / "run0", lines=metrics_lines(last=1000), steps=1000)
+    for number in range(1, 200):
+        shutil.copytree(tmp_path / "run0", tmp_path / f"run{number}")
+    start = time.process_time()  # which other processes do not slow down much
+    assert len(load(tmp_path).windows) == 200_000 and time.process_time() - start < 5
