@@ -76,7 +76,7 @@ def read_published(path: Path) -> Run:
     lines = {line["step"]: line for line in reversed(read_lines(path, LINE, problems))}
     if not lines:
         needed = ", ".join(_Needed.__annotations__)
-        raise LayoutError(f"{problems[0]}: no log of the published project, whose lines have {needed}")
+        raise LayoutError(f"{problems[0]}; it is no log of the published project, whose lines have {needed}")
     lines = [lines[step] for step in sorted(lines)]
 
     def column(name: str) -> np.ndarray:
