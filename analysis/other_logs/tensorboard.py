@@ -50,7 +50,7 @@ def read_tensorboard(folders: list[Path]) -> list[Run]:
         LayoutError: they hold no loss of torchtitan's.
     """
     files = [file for folder in _first_ranks(folders) for file in folder.glob(EVENTS)]
-    files.sort(key=lambda file: (_number(file.name), file.name))  # by the second of their beginning
+    files.sort(key=lambda file: (file.parent, _number(file.name)))  # by minute, and within it by second
     processes = [process for file in files if (process := _read(file))]
     if not processes:
         where = ", ".join(map(str, folders))
