@@ -49,10 +49,22 @@ class Checkpoints(CheckpointManager):
 
     def save(self, curr_step: int, last_step: bool = False) -> None:
         """As torchtitan's, which leaves one too many after the last step. Raises `CheckpointError`."""
-        with _ordinary_errors(f"the checkpoint of step {curr_step} could not be saved"):
+        with self._saving():
             super().save(curr_step, last_step)
         if last_step and self.enable:
             self._purge_stale_checkpoints()
+
+    @contextmanager
+    def _saving(self):
+        """What was written of a checkpoint that fails is deleted: the records of the run's end may need its room."""
+        try:
+            with _ordinary_errors("a checkpoint could not be saved"):
+                yield
+        except CheckpointError as error:
+            free = shutil.disk_usage(Path(self.folder).parent).free / 2**30
+            if dist.get_rank() == 0:
+                self._delete_unfinished()
+            raise CheckpointError(f"{error} ({free:.1f} GiB were free there)") from error
 
     def _async_wait(self) -> None:
         try:
@@ -64,7 +76,7 @@ class Checkpoints(CheckpointManager):
     def close(self) -> None:
         """As torchtitan's, which does not wait for an asynchronous save that is under way."""
         if self.enable:
-            with _ordinary_errors("the last checkpoint could not be saved"):
+            with self._saving():
                 self._async_wait()
         super().close()
 
@@ -116,9 +128,7 @@ class Checkpoints(CheckpointManager):
         Raises `InputError` if it is another run's.
         """
         folder = Path(self.folder)
-        for step in checkpoint_files.steps(folder, whole=False):
-            logger.warning(f"{folder / f'step-{step}'} was not written to its end: deleted")
-            shutil.rmtree(folder / f"step-{step}")
+        self._delete_unfinished()
         while (step := self._find_load_step()) != -1:
             if (problem := checkpoint_files.damage(folder / f"step-{step}")) is None:
                 self._check_identity(folder / f"step-{step}")
@@ -127,6 +137,11 @@ class Checkpoints(CheckpointManager):
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()  # torchtitan takes an empty one for a run without its checkpoint.initial_load_path
         return -1
+
+    def _delete_unfinished(self) -> None:
+        for step in checkpoint_files.steps(Path(self.folder), whole=False):
+            logger.warning(f"{self._create_checkpoint_id(step)} was not written to its end: deleted")
+            shutil.rmtree(self._create_checkpoint_id(step))
 
     def _check_identity(self, checkpoint: Path) -> None:
         identity = json.loads(checkpoint_files.read_item(checkpoint, IDENTITY) or "{}")

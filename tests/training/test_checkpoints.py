@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import random
+import resource
 
 import pytest
 import torch
@@ -143,12 +144,14 @@ def test_a_run_goes_on_with_its_own_data_only(tmp_path, run_here, config, capsys
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["disabled", "async"])
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, run_here, mode):
-    """torch's exception for it is none that `except Exception` catches."""
-    out = tmp_path / "run"
-    (out / "checkpoint").mkdir(parents=True)
-    (out / "checkpoint/step-2").write_text("a file where the folder should be")
-    (out / "manifest.json").write_text('{"layout_version": 1, "status": "running"}')
-    keys = ["checkpoint.enable=true", "checkpoint.interval=2", f"checkpoint.async_mode={mode}"]
-    assert run_here("baseline", "--overlay", "cpu", "--out", out, *TINY, *keys) == 1
+    """A limit on file sizes stands in for a full disk. torch's exception is none that `except Exception` catches."""
+    out, keys = tmp_path / "run", ["checkpoint.enable=true", "checkpoint.interval=2", f"checkpoint.async_mode={mode}"]
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limit[1]))
+    try:
+        assert run_here("baseline", "--overlay", "cpu", "--out", out, *TINY, *keys) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     manifest = manifest_of(out)
-    assert manifest["status"] == "failed" and "FileExistsError" in manifest["error"]
+    assert manifest["status"] == "failed" and "CheckpointError: a checkpoint could not be saved" in manifest["error"]
+    assert not list((out / "checkpoint").iterdir()) and (out / "summary.json").exists()
