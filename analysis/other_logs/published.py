@@ -5,7 +5,6 @@ step's, `training_tokens_percentage` the share of tokens that are not padding. I
 Its MFU is recomputed: under torch.compile the logged one counts the input embedding as if it were multiplied.
 """
 
-import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from analysis.record import Facts, LayoutError, Run
-from analysis.windows import Positive, Step, Value, of_log, read_lines
+from analysis.windows import Positive, Step, Value, Windows, of_log, read_lines
 from models.flops import flops_per_token, parameters
 from models.gpus import GPUS
 
@@ -77,7 +76,33 @@ def read_published(path: Path) -> Run:
     if not lines:
         needed = ", ".join(_Needed.__annotations__)
         raise LayoutError(f"{problems[0]}; it is no log of the published project, whose lines have {needed}")
-    lines = [lines[step] for step in sorted(lines)]
+    windows = _windows([lines[step] for step in sorted(lines)])
+    recipe = recipe_name(path)
+    float8, compiled = RECIPES.get(recipe, (None, None))
+    facts = Facts(
+        recipe=recipe,
+        status="completed",
+        device="NVIDIA GH200",
+        device_type="cuda",
+        world_size=1,
+        warm_up_s=float(windows["elapsed_s"][0]) if windows["step"][0] == 1 else None,
+        wall_s=float(windows["elapsed_s"][-1]),
+        peak_bf16=PEAK.bf16,
+        peak_fp8=PEAK.fp8,
+        peak_source=PEAK.source,
+        flops_per_token=flops_per_token(MODEL, SEQ_LEN),
+        flops_per_token_causal=flops_per_token(MODEL, SEQ_LEN, causal=True),
+        parameters=parameters(MODEL),
+        flavor="8B-published",
+        float8=float8,
+        compiled=compiled,
+        seq_len=SEQ_LEN,
+    )
+    return Run(path, "published log", facts, windows, problems, study=path.resolve().parent)
+
+
+def _windows(lines: list[_Line]) -> Windows:
+    """The windows of a log's lines, which are in the order of their steps."""
 
     def column(name: str) -> np.ndarray:
         return np.array([line.get(name) for line in lines], dtype=float)
@@ -87,34 +112,12 @@ def read_published(path: Path) -> Run:
     # Steps since the line before, from the tokens done: right also where that line is missing.
     tokens = rate * seconds
     count = np.clip(np.rint(tokens / np.median(tokens / since)), 1, since).astype(int)
-    recipe = recipe_name(path)
-    float8, compiled = RECIPES.get(recipe, (None, None))
     flops = flops_per_token(MODEL, SEQ_LEN)
-    windows = of_log(
+    return of_log(
         step, count, seconds, loss=column("loss"), lr=column("learning_rate"), tokens_per_s=rate,
         valid_tokens_per_s=rate * column("training_tokens_percentage") / 100, mfu_bf16_peak=rate * flops / PEAK.bf16,
         mfu_fp8_peak=rate * flops / PEAK.fp8, mfu_logged=column("mfu") / 100,
     )  # fmt: skip
-    facts = Facts(
-        recipe=recipe,
-        status="completed",
-        device="NVIDIA GH200",
-        device_type="cuda",
-        world_size=1,
-        warm_up_s=float(seconds[0]) if step[0] == 1 else None,
-        wall_s=math.fsum(seconds),
-        peak_bf16=PEAK.bf16,
-        peak_fp8=PEAK.fp8,
-        peak_source=PEAK.source,
-        flops_per_token=flops,
-        flops_per_token_causal=flops_per_token(MODEL, SEQ_LEN, causal=True),
-        parameters=parameters(MODEL),
-        flavor="8B-published",
-        float8=float8,
-        compiled=compiled,
-        seq_len=SEQ_LEN,
-    )
-    return Run(path, "published log", facts, windows, problems, study=path.resolve().parent)
 
 
 def recipe_name(path: Path) -> str:
