@@ -75,6 +75,13 @@ class Quantize(titan.Quantize):
 
 
 @dataclass
+class Metrics(titan.Metrics):
+    fp8_ranges_every: int = 10
+    """Log windows from one look at the ranges of FP8's weights and gradients to the next, from the second window on;
+    0: never. The curves are in TensorBoard and in metrics.jsonl."""
+
+
+@dataclass
 class Debug(titan.Debug):
     seed: int = 0
     """Seed of the weights and of the order of the data; every run has one."""
@@ -110,5 +117,6 @@ class Config(titan.JobConfig):
     optimizer: Optimizer = field(default_factory=Optimizer)
     compile: Compile = field(default_factory=Compile)
     quantize: Quantize = field(default_factory=Quantize)
+    metrics: Metrics = field(default_factory=Metrics)
     debug: Debug = field(default_factory=Debug)
     data: Data = field(default_factory=Data)

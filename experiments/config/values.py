@@ -73,6 +73,7 @@ VALUES: dict[str, Rule] = {
     "profiling.profiler_warmup": _AT_LEAST_0,
     "profiling.save_memory_snapshot_folder": _RUN_FOLDER,
     "metrics.log_freq": _AT_LEAST_1,
+    "metrics.fp8_ranges_every": _AT_LEAST_0,
     "metrics.save_tb_folder": _RUN_FOLDER,
     "model.name": only("llama", "there is one architecture"),
     "model.converters": only(["fp8"], "converts nothing until quantize.linear.float8.recipe_name is set"),

@@ -7,9 +7,10 @@ A line of metrics.jsonl (times in seconds, rates over all devices; what is not f
   tokens_per_s           tokens through the model, padding included; valid_tokens_per_s leaves padding out
   step_s, data_wait_s    every step's duration; the host's wait for data in it, which on a GPU may overlap with work
   not_steady             steps of the window that rates leave out: the process's first 10 (one of them is profiled),
-                         and those that wrote a checkpoint
+                         and those that wrote a checkpoint, or looked at FP8's ranges
   peak_memory_bytes      highest reserved memory of the device in the window (on a CPU: resident set so far)
   mfu_bf16_peak, mfu_fp8_peak, mfu_mixed_peak     fractions, see the README; null where no peak applies
+  fp8_ranges             in some windows of an FP8 run: see experiments/training/fp8_ranges.py; in TensorBoard too
 """
 
 import json
@@ -21,9 +22,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from models import device  # before torchtitan: see there  # isort: skip
 from torchtitan.components.metrics import MetricsProcessor
 
-from models import device
+from experiments.training.fp8_ranges import fp8_ranges
 
 NOT_STEADY_STEPS = 10  # a process's first steps: compilation, the profile, allocator and clocks settle
 
@@ -105,6 +108,7 @@ class Metrics(MetricsProcessor):
         self.stops_here: Callable[[], bool] = lambda: False  # whether training stops after this step
         self.diverged = ""  # why training ends with this step: what was not finite
         self.clock = _Clock()
+        self._windows = 0
         self._pending: dict | None = None
         self._reset_window()
 
@@ -133,9 +137,20 @@ class Metrics(MetricsProcessor):
             "grad_norm": grad_norm,
             "lr": float(extra_metrics["lr"]),
             "peak_memory": peak_memory,
+            "ranges": self._fp8_ranges(step),
         }
         self._waits = list(self.data_loading_times)
-        super().log(step, global_avg_loss, global_max_loss, grad_norm, extra_metrics)
+        curves = {f"fp8_{name}": value for name, value in self._pending["ranges"].items()}
+        super().log(step, global_avg_loss, global_max_loss, grad_norm, extra_metrics | curves)
+
+    def _fp8_ranges(self, step: int) -> dict[str, float]:
+        """Of the second log window, whose time no warm-up holds, and each `metrics.fp8_ranges_every`-th after it."""
+        every, window = self.job_config.metrics.fp8_ranges_every, self._windows
+        self._windows += 1
+        if not every or window % every != 1 % every or not (found := fp8_ranges(self.model_parts[0])):
+            return {}
+        self.not_steady.append(step)
+        return found
 
     def end_step(self, step: int) -> None:
         """Close the step; at the end of a window, write its line. Raises `Diverged` after the line is written."""
@@ -152,7 +167,7 @@ class Metrics(MetricsProcessor):
         if self.diverged:
             raise Diverged(self.diverged)
 
-    def _line(self, step: int, grad_norm: float, lr: float, peak_memory: float) -> dict:
+    def _line(self, step: int, grad_norm: float, lr: float, peak_memory: float, ranges: dict[str, float]) -> dict:
         losses, counts = torch.stack(self.losses), torch.tensor([self.tokens, self.valid_tokens], dtype=torch.float64)
         if self.parallel_dims.dp_cp_enabled:
             group = self.parallel_dims.get_mesh("loss").get_group()
@@ -175,9 +190,10 @@ class Metrics(MetricsProcessor):
             "valid_tokens_per_s": valid_tokens / seconds,
             "step_s": [round(s, 6) for s in step_s],
             "data_wait_s": [round(s, 6) for s in waits],
-            "not_steady": self.not_steady,
+            "not_steady": sorted(set(self.not_steady)),
             "peak_memory_bytes": int(peak_memory),
             **self.utilisation(tokens / seconds / self.parallel_dims.world_size),
+            **({"fp8_ranges": {name: _finite(value) for name, value in ranges.items()}} if ranges else {}),
         }
 
     def utilisation(self, tokens_per_s: float) -> dict[str, float | None]:

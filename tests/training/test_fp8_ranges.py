@@ -1,0 +1,75 @@
+"""The curves that show how near to its limits FP8 is."""
+
+import json
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+from experiments.training.fp8_ranges import fp8_ranges
+from models.fp8_linear import Fp8Linear, Products
+from tests.runs import lines_of
+
+
+def layer(weight: torch.Tensor, gradient: torch.Tensor | None = None, recipe: str = "tensorwise") -> nn.Module:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    linear.weight = nn.Parameter(weight)
+    linear.weight.grad = gradient
+    block = nn.ModuleDict({"w1": Fp8Linear.from_float(linear, Products(recipe))})
+    return nn.ModuleDict({"layers": nn.ModuleDict({"0": block})})
+
+
+def test_a_scale_for_the_whole_flushes_what_is_far_below_its_largest_value():
+    """e4m3 ends at 448, and what is at most 2^-10 becomes 0: a range of 2^18.8."""
+    weight = torch.full((16, 16), 1.0)
+    weight[0, :4], weight[1, :8] = -448.0, 2.0**-11
+    found = fp8_ranges(layer(weight))
+    assert found == {
+        "weight/amax/0": 448,
+        "weight/scale/0": 1,
+        "weight/saturated/0": 4 / 256,
+        "weight/flushed/0": 8 / 256,
+    }
+
+
+def test_a_scale_a_row_flushes_less():
+    weight = torch.full((16, 16), 1.0)
+    weight[0], weight[1] = 448.0, 2.0**-11
+    found = fp8_ranges(layer(weight, recipe="rowwise"))
+    assert found["weight/flushed/w1"] == 0 and found["weight/scale/w1"] == 1
+
+
+def test_gradients_are_in_the_format_of_gradients():
+    gradient = torch.full((16, 16), 57344.0)  # the largest of e5m2
+    gradient[0, 0] = 2.0**-18
+    found = fp8_ranges(layer(torch.ones(16, 16), gradient))
+    assert found["gradient/scale/w1"] == 1 and found["gradient/flushed/w1"] == 1 / 256
+
+
+def test_without_fp8_there_is_nothing():
+    assert fp8_ranges(nn.Linear(16, 16)) == {}
+
+
+@pytest.mark.slow
+def test_a_run_shows_them_in_tensorboard_and_keeps_them(run_here, tmp_path):
+    out = tmp_path / "run"
+    keys = ["training.steps=4", "metrics.fp8_ranges_every=2", "metrics.enable_tensorboard=true", "compile.enable=false"]
+    assert run_here("tensorwise_fp8_compiled", "--overlay", "cpu", "--out", out, *keys) == 0
+    with_ranges = {line["step"]: line for line in lines_of(out) if "fp8_ranges" in line}
+    assert set(with_ranges) == {2, 4} and all(step in line["not_steady"] for step, line in with_ranges.items())
+    kept = with_ranges[4]["fp8_ranges"]
+    assert len(kept) == 7 * 2 * 4  # seven layers of a block, weight and gradient, four quantities
+    [folder] = {path.parent for path in (out / "tb").rglob("events.*")}
+    curves = EventAccumulator(str(folder)).Reload()
+    [_, last] = curves.Scalars("fp8_weight/amax/feed_forward.w1")
+    assert last.step == 4 and last.value == pytest.approx(kept["weight/amax/feed_forward.w1"])
+    assert json.dumps(kept)
+
+
+@pytest.mark.slow
+def test_a_key_turns_them_off(run_here, tmp_path):
+    out = tmp_path / "run"
+    keys = ["training.steps=3", "metrics.fp8_ranges_every=0", "compile.enable=false"]
+    assert run_here("tensorwise_fp8_compiled", "--overlay", "cpu", "--out", out, *keys) == 0
+    assert not any("fp8_ranges" in line for line in lines_of(out))
