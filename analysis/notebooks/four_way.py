@@ -13,6 +13,7 @@ import pandas as pd
 from analysis import newest, plots
 from analysis.answer import answer, details
 from analysis.comparison import compare
+from analysis.fp8_ranges import fp8_ranges
 from analysis.table import matrix, rows_of, trained
 
 comparison = compare(newest.runs())
@@ -84,6 +85,13 @@ plots.step_time(runs, comparison.steps)
 
 # %%
 plots.memory(runs)
+
+# %% [markdown]
+# How near to its limits FP8 is. A format too narrow for its values turns small ones into 0, and that shows here before it
+# shows in the loss. A weight's gradient is not cast in training; it stands for the gradients that are.
+
+# %%
+plots.fp8_ranges(fp8_ranges(runs))
 
 # %% [markdown]
 # ## What the answer rests on
