@@ -87,8 +87,8 @@ plots.step_time(runs, comparison.steps)
 plots.memory(runs)
 
 # %% [markdown]
-# How near to its limits FP8 is. A format too narrow for its values turns small ones into 0, and that shows here before it
-# shows in the loss. A weight's gradient is not cast in training; it stands for the gradients that are.
+# How near to its limits FP8 is. A format too narrow for its values turns small ones into 0, and that shows here
+# before it shows in the loss. A weight's gradient is not cast in training; it stands for the gradients that are.
 
 # %%
 plots.fp8_ranges(fp8_ranges(runs))
