@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,16 @@ def test_a_room_imports_only_from_rooms_below(room):
         for name in ours(path):
             allowed = any(name == below or name.startswith(f"{below}/") for below in {room, *ROOMS[room]})
             assert allowed, f"{path.relative_to(processes.ROOT)} imports {name}"
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    files = [path for room in ("models", "experiments", "analysis") for path in (processes.ROOT / room).rglob("*.py")]
+    modules = {str(path.relative_to(processes.ROOT).with_suffix("")).removesuffix("/__init__"): path for path in files}
+    graph = {
+        module: {name if name in modules else str(Path(name).parent) for name in ours(path)} & modules.keys()
+        for module, path in modules.items()
+    }
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
 @pytest.mark.parametrize("command", sorted(path.stem for path in (processes.ROOT / "experiments").glob("[a-z]*.py")))
