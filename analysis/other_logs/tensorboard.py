@@ -6,9 +6,8 @@ process writes a file of events of its own, so a training that was resumed has s
 
 import math
 import re
-from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,17 +19,13 @@ _LOSS, _RATE, _SECONDS = "loss_metrics/global_avg_loss", "throughput(tps)", "tim
 _NAMED_BY_TORCHTITAN = re.compile(r"tb|tensorboard|\d{8}-\d{4}|rank_\d+|replica_\d+")
 
 
-@dataclass(frozen=True)
-class _Process:
+class _Process(NamedTuple):
     """What one process logged. `devices` is the number of devices, None if the log does not tell."""
 
     file: Path
     windows: Windows
     devices: int | None
-
-    @property
-    def first_step(self) -> int:
-        return int(self.windows["step"][0])
+    first_step: int
 
 
 def named_folder(folder: Path) -> Path:
@@ -65,12 +60,10 @@ def read_tensorboard(folders: list[Path]) -> list[Run]:
 
 def _first_ranks(folders: list[Path]) -> list[Path]:
     """Of the folders rank_0, rank_1, ... beside each other only the first."""
-
-    def process(folder: Path) -> str:
-        return re.sub(r"rank_\d+$", "rank", str(folder.resolve()))
-
-    ordered = sorted(folders, key=lambda folder: (process(folder), _number(folder.name)))
-    return [next(ranks) for _, ranks in groupby(ordered, key=process)]
+    first: dict[str, Path] = {}
+    for folder in sorted(folders, key=lambda folder: _number(folder.name)):
+        first.setdefault(re.sub(r"rank_\d+$", "rank", str(folder.resolve())), folder)
+    return list(first.values())
 
 
 def _number(name: str) -> int:
@@ -95,20 +88,15 @@ def _read(file: Path) -> _Process | None:
     log_freq = int(np.gcd.reduce(step[step > 1])) or 1
     count = np.diff(step, prepend=max(0, step[0] - log_freq))
     seconds, rate, tokens = column(_SECONDS) * log_freq, column(_RATE), column("n_tokens_seen")
-    devices = _devices(np.diff(tokens) / (rate * seconds)[1:])
+    ratio = np.diff(tokens) / (rate * seconds)[1:]  # tokens of all devices over those of one
+    devices = round(float(np.nanmedian(ratio))) if np.isfinite(ratio).any() else None
     waits = column("time_metrics/data_loading(%)") / 100 * seconds / count
     windows = of_log(
         step, count, seconds, loss=column(_LOSS), lr=column("lr"), grad_norm=column("grad_norm"),
         tokens_per_s=rate * (devices or 1), data_wait_s=[(w,) * n for w, n in zip(waits, count, strict=True)],
         peak_memory_bytes=column("memory/max_reserved(GiB)") * 2**30, mfu_logged=column("mfu(%)") / 100,
     )  # fmt: skip
-    return _Process(file, windows, devices)
-
-
-def _devices(tokens_over_one_devices: np.ndarray) -> int | None:
-    """Number of devices from the tokens of all over those of one, window by window; None if the log does not tell."""
-    logged = tokens_over_one_devices[np.isfinite(tokens_over_one_devices)]
-    return round(float(np.median(logged))) if len(logged) else None
+    return _Process(file, windows, devices, int(step[0]))
 
 
 def _run(processes: list[_Process]) -> Run:
