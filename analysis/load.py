@@ -46,7 +46,7 @@ class Frames:
                 same folder)
             steps, tokens, date: the last step, the tokens until then, the day of the start
             final_loss: mean over the last tenth of the steps
-            tokens_per_step, batch: tokens and sequences per step, over all devices
+            tokens_per_step, batch: tokens and sequences per step
             tokens_per_s, tokens_per_s_q1, tokens_per_s_q3, valid_tokens_per_s: median over the steady steps and its
                 quartiles, padding included; without padding
             data_wait_share: of the steady steps' time

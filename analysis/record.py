@@ -126,10 +126,9 @@ class Run:
     @property
     def tokens_per_step(self) -> float | None:
         """Over all devices, padding included; a whole number but for the rounding of logged times."""
-        seconds = durations(self.windows)
-        for window in np.flatnonzero(np.isfinite(seconds))[:1]:
-            return known(self.windows["tokens_per_s"][window] * seconds[window] / len(self.windows["step_s"][window]))
-        return None
+        counts = np.fromiter(map(len, self.windows["step_s"]), dtype=int)
+        tokens = _finite(self.windows["tokens_per_s"] * durations(self.windows) / counts)
+        return float(tokens[0]) if len(tokens) else None
 
     def row(self) -> dict[str, Any]:
         """The run's row of the final table: what is recorded, and what follows from its windows; see `Frames`."""

@@ -73,25 +73,22 @@ def test_windows_and_steps(tmp_path):
 
 def test_time_of_earlier_attempts_is_added(tmp_path):
     """The first process ended at 4 + 10 + 1.5 s; the second took over 20 steps and logged steps 21 to 40."""
-    frames = load(write_resumed_run(tmp_path / "run"))
-    assert frames.problems == [] and len(frames.runs) == 1
-    elapsed = frames.windows.set_index("step")["elapsed_s"]
-    assert elapsed[20] == pytest.approx(4 + 10 + 1)
-    assert elapsed[21] == pytest.approx(15.5 + 4 + 1) and elapsed[40] == pytest.approx(15.5 + 4 + 10 + 1)
-    row = frames.runs.iloc[0]
-    assert row["wall_s"] == pytest.approx(elapsed[40]) and row["warm_up_s"] == 10
-    assert steps(frames.windows).query("not steady")["step"].tolist() == [*range(1, 11), *range(21, 31)]
-
-
-def test_attempt_that_logged_nothing_of_its_own_adds_no_time_twice(tmp_path):
     run = write_resumed_run(tmp_path / "run")
+
+    def check():
+        frames = load(run)
+        assert frames.problems == [] and len(frames.runs) == 1
+        elapsed = frames.windows.set_index("step")["elapsed_s"]
+        assert elapsed[[20, 21, 40]].tolist() == pytest.approx([4 + 10 + 1, 15.5 + 4 + 1, 15.5 + 4 + 10 + 1])
+        assert frames.runs["wall_s"][0] == pytest.approx(elapsed[40])
+        assert steps(frames.windows).query("not steady")["step"].tolist() == [*range(1, 11), *range(21, 31)]
+
+    check()
+    assert load(run).runs["warm_up_s"].tolist() == [10]
     change(run / "manifest.json", attempt=3)
     assert load(run).problems == [f"{run}/attempt2: missing, so the times of that attempt are not counted"]
-    write_run(run / "attempt2", lines=metrics_lines(last=25)[:20])
-    frames = load(run)
-    assert frames.problems == []
-    assert frames.runs["wall_s"].tolist() == pytest.approx([15.5 + 4 + 10 + 1])
-    assert frames.windows["elapsed_s"].iloc[-1] == pytest.approx(15.5 + 4 + 10 + 1)
+    write_run(run / "attempt2", lines=metrics_lines(last=25)[:20])  # it logged nothing of its own: no time twice
+    check()
 
 
 # ---- damaged records ----
