@@ -3,11 +3,13 @@
 Reads run directories, logs of the published project and plain torchtitan's TensorBoard folders.
 """
 
+import fnmatch
 import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +17,15 @@ import pandas as pd
 
 from analysis.other_logs.published import read_published
 from analysis.other_logs.tensorboard import EVENTS, named_folder, read_tensorboard
-from analysis.record import LayoutError, Run, equally_long, printable, with_verdict
+from analysis.record import Facts, LayoutError, Run, equally_long, printable, with_verdict
 from analysis.runs import read_run
 from analysis.windows import join, per_step
 
 _OF_A_RUN_DIRECTORY = {"manifest.json", "recipe.yaml", "metrics.jsonl", "timing.json", "proof.json", "summary.json"}
-_TEXT = {"run", "path", "source", "recipe", "status", "error", "start", "date", "overlays", "flavor", "float8",
-         "compiled", "dataset", "data", "device", "device_type", "driver", "peak_source", "commit", "code_changed",
-         "torch", "torchao", "torchtitan", "phases", "compile_cache", "fp8_emulated", "fp8_product",
-         "attention"}  # columns of no numbers  # fmt: skip
+# Columns that are no numbers.
+_TEXT = {"run", "path", "source", "date", "code_changed"} | {
+    name for name, fact in Facts.model_fields.items() if re.search(r"\b(str|bool)\b", str(fact.annotation))
+}
 _NAMED, _ALIKE = 3, 10  # how many of more than so many problems that are alike are named
 
 
@@ -44,7 +46,7 @@ class Frames:
                 same folder)
             steps, tokens, date: the last step, the tokens until then, the day of the start
             final_loss: mean over the last tenth of the steps
-            tokens_per_step, batch: tokens and sequences per step, over all devices
+            tokens_per_step, batch: tokens and sequences per step
             tokens_per_s, tokens_per_s_q1, tokens_per_s_q3, valid_tokens_per_s: median over the steady steps and its
                 quartiles, padding included; without padding
             data_wait_share: of the steady steps' time
@@ -132,7 +134,7 @@ def _walk(path: Path, problems: list[str]) -> Iterator[tuple[Callable, Path]]:
             yield read_run, Path(folder)
             continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        if any(Path(name).match(EVENTS) for name in files):
+        if fnmatch.filter(files, EVENTS):
             yield read_tensorboard, Path(folder)
         yield from ((read_published, Path(folder) / name) for name in sorted(files) if name.endswith(".jsonl"))
 
@@ -153,10 +155,8 @@ def _of_full_length(runs: list[Run]) -> list[Run]:
     longest: dict[Path | None, int] = {}
     for run in runs:
         longest[run.study] = max(run.steps, longest.get(run.study, 0))
-    return [
-        run.changed(steps_asked=longest[run.study]) if run.study and run.steps < longest[run.study] else run
-        for run in runs
-    ]
+    shorter = [run.study is not None and run.steps < longest[run.study] for run in runs]
+    return [run.changed(steps_asked=longest[run.study]) if s else run for run, s in zip(runs, shorter, strict=True)]
 
 
 def _summarized(problems: list[str]) -> list[str]:
@@ -165,15 +165,10 @@ def _summarized(problems: list[str]) -> list[str]:
     for problem in problems:
         reason = problem.rsplit("/", 1)[-1].partition(": ")[2]  # without the run's place
         alike[re.sub(r"[\d.,]+", "#", reason)].append(problem)
-    return [
-        sentence
-        for group in alike.values()
-        for sentence in (
-            group
-            if len(group) <= _ALIKE
-            else [*group[:_NAMED], f"{len(group) - _NAMED:,} more runs or files have the same problem as {group[0]}"]
-        )
-    ]
+    for group in alike.values():
+        if len(group) > _ALIKE:
+            group[_NAMED:] = [f"{len(group) - _NAMED:,} more runs or files have the same problem as {group[0]}"]
+    return list(chain.from_iterable(alike.values()))
 
 
 def _runs_frame(runs: list[Run], names: list[str]) -> pd.DataFrame:
@@ -182,16 +177,15 @@ def _runs_frame(runs: list[Run], names: list[str]) -> pd.DataFrame:
         for run, name in zip(runs, names, strict=True)
     ]
     frame = pd.DataFrame(rows, dtype=object)  # or pandas makes a missing text NaN, which is true
-    for column in frame.columns.difference(_TEXT):
-        frame[column] = pd.to_numeric(frame[column])
-    return frame
+    return frame.assign(**{column: pd.to_numeric(frame[column]) for column in frame.columns.difference(_TEXT)})
 
 
 def _windows_frame(runs: list[Run], names: list[str]) -> pd.DataFrame:
-    index = np.repeat(np.arange(len(runs)), [len(run.windows["step"]) for run in runs])
     owners = {
-        "run": np.array(names, dtype=object)[index],
-        "recipe": np.array([run.facts.recipe for run in runs], dtype=object)[index],
-        "seed": np.array([run.facts.seed for run in runs], dtype=float)[index],
+        "run": np.array(names, dtype=object),
+        "recipe": np.array([run.facts.recipe for run in runs], dtype=object),
+        "seed": np.array([run.facts.seed for run in runs], dtype=float),
     }
-    return pd.DataFrame(owners | join([run.windows for run in runs]))
+    counts = [len(run.windows["step"]) for run in runs]
+    repeated = {name: np.repeat(values, counts) for name, values in owners.items()}
+    return pd.DataFrame(repeated | join([run.windows for run in runs]))

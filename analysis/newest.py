@@ -25,15 +25,11 @@ def results(study: str = "") -> Path:
     Raises:
         FileNotFoundError: there is none.
     """
-    kept = ROOT / "results" / study
-    folders = sorted({m.parents[2] for m in kept.glob("*/*/*/manifest.json")}, key=_date_and_device)
-    if not folders:
+    kept = {}
+    for path in (ROOT / "results" / study).glob("*/*/*/manifest.json"):
+        manifest = json.loads(path.read_text())
+        kept[manifest["hardware"]["type"] != "cpu", manifest["start"]] = path.parents[2]
+    if not kept:
         how = "name a folder with RUNS=..., or run `make study`, or the README's command for these, first"
         raise FileNotFoundError(f"results/{study} holds no runs: {how}")
-    return folders[-1]
-
-
-def _date_and_device(folder: Path) -> tuple[bool, str]:
-    """A GPU's results come after a CPU's, newer ones after older ones."""
-    manifest = json.loads(next(folder.glob("*/*/manifest.json")).read_text())
-    return manifest["hardware"]["type"] != "cpu", manifest["start"]
+    return kept[max(kept)]

@@ -35,10 +35,8 @@ def _number(value) -> float | None:
         return None
 
 
-def _length(value) -> int:
-    if not isinstance(value, list):
-        raise ValueError("expected a list")
-    return len(value)
+def _finite(values: np.ndarray) -> np.ndarray:
+    return values[np.isfinite(values)]
 
 
 def _in(*path: str):
@@ -85,9 +83,7 @@ class Facts(BaseModel):
     peak_fp8: Positive | None = _in("manifest.json", "peak_flops", "fp8")
     peak_source: Text = _in("manifest.json", "peak_flops", "source")
     commit: Text = _in("manifest.json", "git", "commit")
-    code_changed: Annotated[bool | None, BeforeValidator(lambda diff: diff is not None)] = _in(
-        "manifest.json", "git", "diff"
-    )
+    diff: str | None = _in("manifest.json", "git", "diff")  # of the code against the commit
     torch: Text = _in("manifest.json", "packages", "torch")
     torchao: Text = _in("manifest.json", "packages", "torchao")
     torchtitan: Text = _in("manifest.json", "packages", "torchtitan")
@@ -102,11 +98,7 @@ class Facts(BaseModel):
     fp8_flops: float | None = _in("proof.json", "fp8_flops")  # per step of one device
     fp8_flops_expected: float | None = _in("proof.json", "fp8_flops_expected")  # without what is computed twice
     attention: Text = _in("proof.json", "attention")  # whose kernels computed it
-    # Trainable parameters that were in no optimizer, as the recipe asked.
-    orphans: Annotated[int | None, BeforeValidator(_length)] = _in("proof.json", "parameters", "orphans")
-
-
-_NOT_IN_ROW = {"study_budget_s", "fp8_flops", "fp8_flops_expected"}
+    orphans: list | None = _in("proof.json", "parameters", "orphans")  # trainable, but in no optimizer, as asked
 
 
 @dataclass(frozen=True)
@@ -134,25 +126,28 @@ class Run:
     @property
     def tokens_per_step(self) -> float | None:
         """Over all devices, padding included; a whole number but for the rounding of logged times."""
-        seconds = durations(self.windows)
-        for window in np.flatnonzero(np.isfinite(seconds))[:1]:
-            return known(self.windows["tokens_per_s"][window] * seconds[window] / len(self.windows["step_s"][window]))
-        return None
+        counts = np.fromiter(map(len, self.windows["step_s"]), dtype=int)
+        tokens = _finite(self.windows["tokens_per_s"] * durations(self.windows) / counts)
+        return float(tokens[0]) if len(tokens) else None
 
     def row(self) -> dict[str, Any]:
         """The run's row of the final table: what is recorded, and what follows from its windows; see `Frames`."""
-        facts, tokens, memory = self.facts, self.tokens_per_step, self.windows["peak_memory_bytes"]
-        without = facts.wall_s - facts.warm_up_s if facts.wall_s and facts.warm_up_s else None
-        return facts.model_dump(exclude=_NOT_IN_ROW) | {
+        facts, tokens = self.facts, self.tokens_per_step
+        memory, mfu = (_finite(self.windows[name]) for name in ("peak_memory_bytes", "mfu_logged"))
+        hidden = {"study_budget_s", "diff", "fp8_flops", "fp8_flops_expected"}
+        return facts.model_dump(exclude=hidden) | {
+            "code_changed": None if facts.commit is None else facts.diff is not None,
+            "orphans": None if facts.orphans is None else len(facts.orphans),
             "steps": self.steps,
             "final_loss": self.final_loss(),
-            "wall_s_without_warm_up": without,
-            "peak_memory_bytes": int(np.nanmax(memory)) if np.isfinite(memory).any() else None,
+            "wall_s_without_warm_up": facts.wall_s - facts.warm_up_s if facts.wall_s and facts.warm_up_s else None,
+            "peak_memory_bytes": int(memory.max()) if len(memory) else None,
+            "mfu_logged": float(np.median(mfu)) if len(mfu) else None,
             "tokens_per_step": tokens,
             "tokens": tokens and round(tokens) * self.steps,
             "batch": round(tokens / facts.seq_len) if tokens and facts.seq_len else None,
             "date": facts.start and facts.start[:10],
-            **self._rates(tokens),
+            **{name: known(value) for name, value in self._rates(tokens or math.nan).items()},
         }
 
     def final_loss(self) -> float | None:
@@ -160,48 +155,34 @@ class Run:
         first = final_from(self.steps)
         windows = take(self.windows, self.windows["step"] >= first)
         steps = per_step(windows)
-        losses = steps["loss"][(steps["step"] >= first) & np.isfinite(steps["loss"])]
+        losses = _finite(steps["loss"][steps["step"] >= first])
         return float(losses.mean()) if len(losses) and losses_finite(windows).all() else None
 
-    def _rates(self, tokens: float | None) -> dict[str, float | None]:
-        """Steady rates, and the MFUs that follow from the median; None with fewer than two steady steps."""
-        rates = dict.fromkeys(
-            ("tokens_per_s", "tokens_per_s_q1", "tokens_per_s_q3", "valid_tokens_per_s", "data_wait_share",
-             "mfu_bf16_peak", "mfu_fp8_peak", "mfu_mixed_peak", "mfu_logged")
-        )  # fmt: skip
-        logged = self.windows["mfu_logged"]
-        rates["mfu_logged"] = float(np.nanmedian(logged)) if np.isfinite(logged).any() else None
+    def _rates(self, tokens: float) -> dict[str, float]:
+        """Steady rates, and the MFUs that follow from the median; NaN where unknown, as with fewer than two steps."""
         steps = per_step(self.windows)
         seconds, waits = steps["seconds"][steps["steady"]], steps["data_wait_s"][steps["steady"]]
-        if len(seconds) < 2 or not tokens:
-            return rates
-        slow, median, fast = (tokens / q for q in np.quantile(seconds, [0.75, 0.5, 0.25]).tolist())
-        rates |= {"tokens_per_s": median, "tokens_per_s_q1": slow, "tokens_per_s_q3": fast}
-        rates["valid_tokens_per_s"] = known(median * self._valid_share())
-        rates["data_wait_share"] = known(waits.sum() / seconds.sum())
-        return rates | self._mfu(median, tokens)
-
-    def _mfu(self, tokens_per_s: float, tokens_per_step: float) -> dict[str, float | None]:
-        facts, flops = self.facts, self.facts.flops_per_token
-        if not (facts.world_size and flops and facts.peak_bf16):
-            return {}
-        per_device = tokens_per_s / facts.world_size
-        mfu = {"mfu_bf16_peak": per_device * flops / facts.peak_bf16}
-        if facts.peak_fp8:
-            mfu["mfu_fp8_peak"] = per_device * flops / facts.peak_fp8
-            if facts.fp8_flops is not None:
-                useful = min(
-                    facts.fp8_flops, math.inf if facts.fp8_flops_expected is None else facts.fp8_flops_expected
-                )
-                in_fp8 = useful * facts.world_size / tokens_per_step
-                mfu["mfu_mixed_peak"] = per_device * (in_fp8 / facts.peak_fp8 + (flops - in_fp8) / facts.peak_bf16)
-        return {name: known(value) for name, value in mfu.items()}
-
-    def _valid_share(self) -> float:
-        """Fraction of all tokens that are not padding, NaN where windows do not say."""
-        seconds = np.nan_to_num(durations(self.windows))
-        tokens, valid = (self.windows[name] @ seconds for name in ("tokens_per_s", "valid_tokens_per_s"))
-        return float(valid / tokens)
+        if len(seconds) < 2:
+            seconds = waits = np.array([math.nan])
+        median = tokens / np.median(seconds)
+        in_window = np.nan_to_num(durations(self.windows))
+        all_tokens, valid = (self.windows[name] @ in_window for name in ("tokens_per_s", "valid_tokens_per_s"))
+        facts = self.facts
+        flops, bf16, fp8 = (x or math.nan for x in (facts.flops_per_token, facts.peak_bf16, facts.peak_fp8))
+        per_device = median / (facts.world_size or math.nan)
+        fp8_flops = math.nan if facts.fp8_flops is None else facts.fp8_flops
+        useful = min(fp8_flops, facts.fp8_flops_expected or math.inf)  # not what is computed twice; NaN if the first is
+        in_fp8 = useful * (facts.world_size or math.nan) / tokens
+        return {
+            "tokens_per_s": median,
+            "tokens_per_s_q1": tokens / np.quantile(seconds, 0.75),
+            "tokens_per_s_q3": tokens / np.quantile(seconds, 0.25),
+            "valid_tokens_per_s": median * (valid / all_tokens) if all_tokens else math.nan,
+            "data_wait_share": waits.sum() / seconds.sum(),
+            "mfu_bf16_peak": per_device * flops / bf16,
+            "mfu_fp8_peak": per_device * flops / fp8,
+            "mfu_mixed_peak": per_device * (in_fp8 / fp8 + (flops - in_fp8) / bf16),
+        }
 
     def changed(self, **facts) -> "Run":
         """The run with other facts."""
@@ -245,18 +226,17 @@ def with_verdict(run: Run) -> Run:
     log ends before the last step.
     """
     status, where = run.facts.status, f"at step {run.steps} of {run.facts.steps_asked}"
-    problems = [f"{run.path}: {flaw}" for flaw in flaws(run.windows)]
+    sentences = flaws(run.windows)
     not_finite = run.windows["step"][~losses_finite(run.windows)]
     if status != "completed":
         word = "not ended (running, or killed)" if status == "running" else status
         why = f" ({run.facts.error})" if run.facts.error else ""
-        problems.append(f"{run.path}: {word} {where}{why}, so it is not averaged with others")
+        sentences.append(f"{word} {where}{why}, so it is not averaged with others")
     elif len(not_finite):
-        if not_finite[-1] >= final_from(run.steps):
-            status = "diverged"
+        status = "diverged" if not_finite[-1] >= final_from(run.steps) else "completed"
         verdict = ": it counts as diverged, although its log says completed" if status == "diverged" else ""
-        problems.append(f"{run.path}: its loss is not finite by step {not_finite[0]}{verdict}")
-    elif run.facts.steps_asked and run.steps < run.facts.steps_asked:
+        sentences.append(f"its loss is not finite by step {not_finite[0]}{verdict}")
+    elif run.steps < (run.facts.steps_asked or 0):
         status = "short"
-        problems.append(f"{run.path}: short, its log ends {where}, so it is not averaged with others")
-    return replace(run.changed(status=status), problems=run.problems + problems)
+        sentences.append(f"short, its log ends {where}, so it is not averaged with others")
+    return replace(run.changed(status=status), problems=run.problems + [f"{run.path}: {s}" for s in sentences])

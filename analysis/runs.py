@@ -51,7 +51,13 @@ def read_run(path: Path, manifest: dict | None = None) -> Run:
     Arguments and errors as of `summarize`.
     """
     problems: list[str] = []
-    manifest = _checked(path, read_json(path / "manifest.json") if manifest is None else deepcopy(manifest))
+    manifest = read_json(path / "manifest.json") if manifest is None else deepcopy(manifest)
+    version = manifest.get("layout_version")
+    if version != LAYOUT_VERSION:
+        reason = "no readable manifest.json" if version is None else f"layout version {version!r:.20}"
+        raise LayoutError(f"{path}: {reason}; this analysis reads run directories of layout version {LAYOUT_VERSION}")
+    if missing := [key for key in _NEEDED if key not in manifest or manifest[key] is None and key != "seed"]:
+        raise LayoutError(f"{path}: its manifest.json lacks {', '.join(missing)}")
     earlier = {int(p.name[7:]): p for p in path.glob("attempt*") if re.fullmatch(r"attempt\d{1,6}", p.name)}
     number = manifest.get("attempt", 1)
     missing = [k for k in range(1, number) if k not in earlier] if type(number) is int and number < 10**6 else []
@@ -81,17 +87,6 @@ def _read_recipe(path: Path) -> dict:
         return yaml.safe_load(section[0]) if section else {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
-
-
-def _checked(path: Path, manifest: dict) -> dict:
-    """The manifest. Raises `LayoutError` as `summarize`."""
-    version = manifest.get("layout_version")
-    if version != LAYOUT_VERSION:
-        reason = "no readable manifest.json" if version is None else f"layout version {version!r:.20}"
-        raise LayoutError(f"{path}: {reason}; this analysis reads run directories of layout version {LAYOUT_VERSION}")
-    if missing := [key for key in _NEEDED if key not in manifest or manifest[key] is None and key != "seed"]:
-        raise LayoutError(f"{path}: its manifest.json lacks {', '.join(missing)}")
-    return manifest
 
 
 def _attempt(path: Path, manifest: dict, problems: list[str], last: bool = False) -> _Attempt:
@@ -143,11 +138,9 @@ def _facts(path: Path, records: dict[str, dict], problems: list[str]) -> Facts:
 
 def _windows(path: Path, expected: bool, problems: list[str]) -> Windows:
     """The windows of one attempt, by step."""
-    if not path.exists():
-        if expected:
-            problems.append(f"{path}: missing, so there are no losses and no rates")
-        return from_lines([])
-    lines = read_lines(path, METRICS, problems)
+    if expected and not path.exists():
+        problems.append(f"{path}: missing, so there are no losses and no rates")
+    lines = read_lines(path, METRICS, problems) if path.exists() else []
     by_step = {line["step"]: line for line in reversed(lines)}  # of a repeated step the first line stays
     ordered = [by_step[step] for step in sorted(by_step)]
     if ordered != lines:
@@ -184,12 +177,11 @@ def _jump(windows: Windows, warm_up_s: float | None) -> str | None:
     """
     if not len(windows["step"]):
         return None
-    expected = durations(windows)
+    expected, passed = durations(windows), np.diff(windows["elapsed_s"], prepend=0)
     expected[0] += (warm_up_s or math.nan) - windows["step_s"][0][0]
-    passed = np.diff(windows["elapsed_s"], prepend=0)
-    follows = np.append(True, first_steps(windows)[1:] == windows["step"][:-1] + 1)  # the window before; no gap
-    off = np.abs(passed - expected) > 10 + 0.1 * np.abs(expected)
-    for index in np.flatnonzero(off & follows)[:1]:
-        jump, step = passed[index] - expected[index], windows["step"][index]
-        return f"its clock jumps by {jump:+,.0f} s by step {step}, which its step times do not show"
-    return None
+    expected[1:][first_steps(windows)[1:] > windows["step"][:-1] + 1] = math.nan  # after a gap, nothing is known
+    off = np.flatnonzero(np.abs(passed - expected) > 10 + 0.1 * np.abs(expected))
+    if not len(off):
+        return None
+    jump, step = (passed - expected)[off[0]], windows["step"][off[0]]
+    return f"its clock jumps by {jump:+,.0f} s by step {step}, which its step times do not show"

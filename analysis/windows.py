@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NotRequired
 
 import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
@@ -22,37 +22,33 @@ Finite = Annotated[float, Field(gt=-HUGE, lt=HUGE)]
 Positive = Annotated[float, Field(gt=1 / HUGE, lt=HUGE)]
 Step = Annotated[int, Field(gt=0, le=MOST_STEPS)]
 
-TUPLES = ("losses", "step_s", "data_wait_s", "not_steady")
-COLUMNS = ("step", "elapsed_s", "loss", "losses", "grad_norm", "lr", "tokens_per_s", "valid_tokens_per_s", "step_s",
-           "data_wait_s", "not_steady", "peak_memory_bytes", "mfu_bf16_peak", "mfu_fp8_peak", "mfu_mixed_peak",
-           "mfu_logged")  # fmt: skip
 
-# One entry a window, in the order of steps: float arrays, `step` an int array, `TUPLES` object arrays of tuples, which
-# unlike lists cost no garbage collection. NaN is unknown or not finite or, of step times, not above 0.
-Windows = dict[str, np.ndarray]
+class _Line(TypedDict):
+    """What is read of a line of metrics.jsonl, see experiments.training.metrics."""
 
-
-class _Needed(TypedDict):
     step: Step
     elapsed_s: Finite
     losses: tuple[Value, ...]
     tokens_per_s: Positive
     step_s: tuple[Value, ...]
     not_steady: tuple[int, ...]
+    loss: NotRequired[Value]
+    grad_norm: NotRequired[Value]
+    lr: NotRequired[Value]
+    valid_tokens_per_s: NotRequired[Value]
+    data_wait_s: NotRequired[tuple[Value, ...]]
+    peak_memory_bytes: NotRequired[Value]
+    mfu_bf16_peak: NotRequired[Value]
+    mfu_fp8_peak: NotRequired[Value]
+    mfu_mixed_peak: NotRequired[Value]
 
 
-class _Line(_Needed, total=False):
-    """What is read of a line of metrics.jsonl, see experiments.training.metrics."""
+TUPLES = ("losses", "step_s", "data_wait_s", "not_steady")
+COLUMNS = (*_Line.__annotations__, "mfu_logged")
 
-    loss: Value
-    grad_norm: Value
-    lr: Value
-    valid_tokens_per_s: Value
-    data_wait_s: tuple[Value, ...]
-    peak_memory_bytes: Value
-    mfu_bf16_peak: Value
-    mfu_fp8_peak: Value
-    mfu_mixed_peak: Value
+# One entry a window, in the order of steps: float arrays, `step` an int array, `TUPLES` object arrays of tuples, which
+# unlike lists cost no garbage collection. NaN is unknown or not finite or, of step times, not above 0.
+Windows = dict[str, np.ndarray]
 
 
 def _fits_together(line: _Line) -> _Line:
@@ -100,11 +96,9 @@ def from_lines(lines: Iterable[dict]) -> Windows:
         values = [line.get(name) for line in lines]
         if name in TUPLES:
             windows[name] = _tuples([some or () for some in values], 1 / HUGE if name == "step_s" else -HUGE)
-        elif name == "step":
-            windows[name] = np.array(values, dtype=int)
         else:
-            column = np.array(values, dtype=float)
-            windows[name] = np.where(np.abs(column) < HUGE, column, math.nan)
+            column = np.array(values, dtype=int if name == "step" else float)
+            windows[name] = column if name == "step" else np.where(np.abs(column) < HUGE, column, math.nan)
     return windows
 
 
@@ -124,19 +118,17 @@ def of_log(step: np.ndarray, count: np.ndarray, seconds: np.ndarray, **columns) 
             evenly, and summed up for `elapsed_s`.
         columns: further columns of `Windows`, NaN where unknown; `loss` is the last step's.
     """
-    steady_from = step[0] - count[0] + NOT_STEADY_STEPS + 1
+    first = step - count + 1
     columns |= {
         "step": step,
         "elapsed_s": np.cumsum(seconds),
         "losses": [(loss,) for loss in columns["loss"]],
         "step_s": [(duration / n,) * n for duration, n in zip(seconds, count, strict=True)],
         "not_steady": [
-            tuple(range(last - n + 1, last + 1)) if last - n + 1 < steady_from else ()
-            for last, n in zip(step, count, strict=True)
+            tuple(range(a, b + 1)) if a < first[0] + NOT_STEADY_STEPS else () for a, b in zip(first, step, strict=True)
         ],
     }
-    names, values = list(columns), zip(*columns.values(), strict=True)
-    return from_lines(dict(zip(names, row, strict=True)) for row in values)
+    return from_lines(dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
 
 
 def take(windows: Windows, which) -> Windows:
@@ -163,20 +155,16 @@ def per_step(windows) -> dict[str, np.ndarray]:
         its windows' last loss gives the last step that one); steady: the step's duration is known, and it is neither
         one of its process's first 10 nor after one that saved a checkpoint.
     """
-    seconds, lengths = _flat(windows["step_s"])
-    ends, last = np.cumsum(lengths), np.asarray(windows["step"], dtype=int)
+    lengths = np.fromiter(map(len, windows["step_s"]), dtype=int)
+    ends, last = lengths.cumsum(), np.asarray(windows["step"], dtype=int)
     window = np.repeat(np.arange(len(lengths)), lengths)
-    steps = {
-        "window": window,
-        "step": last[window] - (ends[window] - 1 - np.arange(len(window))),
-        "seconds": seconds,
-        "steady": np.isfinite(seconds),
-    }
-    for name, column in (("loss", "losses"), ("data_wait_s", "data_wait_s")):
+    steps = {"window": window, "step": np.repeat(last + 1 - ends, lengths) + np.arange(len(window))}
+    for name, column in (("loss", "losses"), ("seconds", "step_s"), ("data_wait_s", "data_wait_s")):
         values, counts = _flat(windows[column])
-        from_end = np.repeat(np.cumsum(counts), counts) - np.arange(len(values))  # 1 for a window's last value
         steps[name] = np.full(len(window), math.nan)
-        steps[name][np.repeat(ends, counts) - from_end] = values
+        # Where a window has fewer values than steps, they are those of its last steps.
+        steps[name][np.repeat(ends - counts.cumsum(), counts) + np.arange(len(values))] = values
+    steps["steady"] = np.isfinite(steps["seconds"])
     not_steady, counts = _flat(windows["not_steady"])
     steps["steady"][np.repeat(ends - 1 - last, counts) + not_steady.astype(int)] = False
     return steps
@@ -189,9 +177,7 @@ def durations(windows: Windows) -> np.ndarray:
 
 def losses_finite(windows: Windows) -> np.ndarray:
     """Whether all logged losses of each window are finite."""
-    values, counts = _flat(windows["losses"])
-    window = np.repeat(np.arange(len(counts)), counts)
-    return np.bincount(window[np.isnan(values)], minlength=len(counts)) == 0
+    return np.isfinite(np.fromiter(map(sum, windows["losses"]), dtype=float))
 
 
 def first_steps(windows: Windows) -> np.ndarray:
@@ -202,8 +188,7 @@ def first_steps(windows: Windows) -> np.ndarray:
 def flaws(windows: Windows) -> list[str]:
     """What a reader of the figures should know of the windows: missing steps, bad step times, a drift."""
     sentences = []
-    first, last = first_steps(windows), windows["step"]
-    before = np.concatenate([[0], last[:-1]])
+    first, before = first_steps(windows), np.append(0, windows["step"][:-1])
     if len(gaps := np.flatnonzero(first > before + 1)):
         names = [f"{a} to {b}" if a < b else f"{a}" for a, b in zip(before[gaps] + 1, first[gaps] - 1, strict=True)]
         count = (first - before - 1)[gaps].sum()
@@ -214,20 +199,14 @@ def flaws(windows: Windows) -> list[str]:
             f"step times that are missing, not finite or not above 0 are left out: {len(bad):,} of "
             f"{len(steps['step']):,}, the first is that of step {bad[0]}"
         )
-    return sentences + _drift(steps["seconds"][steps["steady"]])
-
-
-def _drift(seconds: np.ndarray) -> list[str]:
-    """A sentence if the first and the last third of the steady steps differ by `DRIFT` and by more than their noise."""
-    if len(seconds) < MIN_DRIFT_STEPS:
-        return []
-    third = len(seconds) // 3
-    (low, early, high), (late_low, late, late_high) = (
-        np.quantile(part, [0.25, 0.5, 0.75]) for part in (seconds[:third], seconds[-third:])
-    )
-    if abs(late / early - 1) < DRIFT or (late_low <= high and low <= late_high):
-        return []
-    return [
-        f"its step time drifts: of the steady steps the median is {early:.3g} s in the first third and {late:.3g} s in "
-        "the last, so its rate is a mixture"
-    ]
+    steady = steps["seconds"][steps["steady"]]
+    if len(steady) >= MIN_DRIFT_STEPS:
+        third = len(steady) // 3
+        low, early, high = np.quantile(steady[:third], [0.25, 0.5, 0.75])
+        late_low, late, late_high = np.quantile(steady[-third:], [0.25, 0.5, 0.75])
+        if abs(late / early - 1) >= DRIFT and (late_low > high or low > late_high):  # by more than their noise
+            sentences.append(
+                f"its step time drifts: of the steady steps the median is {early:.3g} s in the first third and "
+                f"{late:.3g} s in the last, so its rate is a mixture"
+            )
+    return sentences

@@ -99,7 +99,7 @@ def write_published(path, seconds=(30.0, 4.0, 5.0, 2.5, 2.5, 2.5), last_loss=Non
     return path
 
 
-def write_tensorboard(folder, log_freq=10, first=1, last=50, step_s=0.5, last_loss=None) -> Path:
+def write_tensorboard(folder, log_freq=10, first=1, last=50, step_s=0.5, last_loss=None, without=()) -> Path:
     """What a process of torchtitan writes: step 1 (2 s) and every `log_freq`-th; 1,000 tokens a step on 2 devices."""
     from torch.utils.tensorboard import SummaryWriter
 
@@ -114,7 +114,7 @@ def write_tensorboard(folder, log_freq=10, first=1, last=50, step_s=0.5, last_lo
                   "grad_norm": 1.5, "throughput(tps)": count * 1000 / seconds, "mfu(%)": 40.0,
                   "time_metrics/end_to_end(s)": seconds / log_freq, "time_metrics/data_loading(%)": 2.0,
                   "memory/max_reserved(GiB)": 3.0, "lr": 1e-3, "n_tokens_seen": step * 2000}  # fmt: skip
-        for tag, value in values.items():
-            writer.add_scalar(tag, value, step)
+        for tag in values.keys() - set(without):
+            writer.add_scalar(tag, values[tag], step)
     writer.close()
     return folder

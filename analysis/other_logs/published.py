@@ -8,6 +8,7 @@ Its MFU is recomputed: under torch.compile the logged one counts the input embed
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NotRequired
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -32,34 +33,16 @@ TOKENS_PER_S = {
     "rowwise_fp8_compiled": 9315.0,
     "tensorwise_fp8_compiled": 10945.0,
 }
-NAMES = {  # what a log is called there, without the time in its name: this project's recipe
-    "baseline_compile": "baseline_compiled",
-    "fp8_rowwise": "rowwise_fp8",
-    "fp8_rowwise_compile": "rowwise_fp8_compiled",
-    "fp8_tensorwise": "tensorwise_fp8",
-    "fp8_tensorwise_compile": "tensorwise_fp8_compiled",
-}
-RECIPES = {  # what those runs were: (float8, compiled)
-    "baseline": (None, False),
-    "baseline_compiled": (None, True),
-    "rowwise_fp8": ("rowwise", False),
-    "rowwise_fp8_compiled": ("rowwise", True),
-    "tensorwise_fp8": ("tensorwise", False),
-    "tensorwise_fp8_compiled": ("tensorwise", True),
-}
 
 
-class _Needed(TypedDict):
+class _Line(TypedDict):
     step: Step
     loss: Value
     tokens_per_second: Positive
     time_delta: Positive
-
-
-class _Line(_Needed, total=False):
-    training_tokens_percentage: Value
-    mfu: Value
-    learning_rate: Value
+    training_tokens_percentage: NotRequired[Value]
+    mfu: NotRequired[Value]
+    learning_rate: NotRequired[Value]
 
 
 LINE = TypeAdapter(_Line)
@@ -74,11 +57,11 @@ def read_published(path: Path) -> Run:
     problems: list[str] = []
     lines = {line["step"]: line for line in reversed(read_lines(path, LINE, problems))}
     if not lines:
-        needed = ", ".join(_Needed.__annotations__)
+        needed = "step, loss, tokens_per_second, time_delta"
         raise LayoutError(f"{problems[0]}; it is no log of the published project, whose lines have {needed}")
     windows = _windows([lines[step] for step in sorted(lines)])
     recipe = recipe_name(path)
-    float8, compiled = RECIPES.get(recipe, (None, None))
+    kind = re.fullmatch("(?:baseline|(rowwise|tensorwise)_fp8)(_compiled)?", recipe)
     facts = Facts(
         recipe=recipe,
         status="completed",
@@ -94,8 +77,8 @@ def read_published(path: Path) -> Run:
         flops_per_token_causal=flops_per_token(MODEL, SEQ_LEN, causal=True),
         parameters=parameters(MODEL),
         flavor="8B-published",
-        float8=float8,
-        compiled=compiled,
+        float8=kind and kind[1],
+        compiled=kind and kind[2] is not None,
         seq_len=SEQ_LEN,
     )
     return Run(path, "published log", facts, windows, problems, study=path.resolve().parent)
@@ -121,6 +104,6 @@ def _windows(lines: list[_Line]) -> Windows:
 
 
 def recipe_name(path: Path) -> str:
-    """`baseline-compile_20250525_173352.jsonl` is baseline_compiled: without its time, and by this project's names."""
+    """This project's name: `fp8-rowwise-compile_20250525_173352.jsonl`, without its time, is rowwise_fp8_compiled."""
     name = re.sub(r"\W+", "_", re.sub(r"_\d{8}_\d{6}$", "", path.stem))
-    return NAMES.get(name, name)
+    return re.sub("_compile$", "_compiled", re.sub("^fp8_(rowwise|tensorwise)", r"\1_fp8", name))

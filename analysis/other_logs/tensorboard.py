@@ -6,31 +6,18 @@ process writes a file of events of its own, so a training that was resumed has s
 
 import math
 import re
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from analysis.record import Facts, LayoutError, Run, known, printable
-from analysis.windows import Windows, join, of_log, take
+from analysis.windows import join, of_log, take
 
 EVENTS = "events.out.tfevents.*"
 _LOSS, _RATE, _SECONDS = "loss_metrics/global_avg_loss", "throughput(tps)", "time_metrics/end_to_end(s)"
 _NAMED_BY_TORCHTITAN = re.compile(r"tb|tensorboard|\d{8}-\d{4}|rank_\d+|replica_\d+")
-
-
-@dataclass(frozen=True)
-class _Process:
-    """What one process logged. `devices` is the number of devices, None if the log does not tell."""
-
-    file: Path
-    windows: Windows
-    devices: int | None
-
-    @property
-    def first_step(self) -> int:
-        return int(self.windows["step"][0])
 
 
 def named_folder(folder: Path) -> Path:
@@ -51,26 +38,23 @@ def read_tensorboard(folders: list[Path]) -> list[Run]:
     """
     files = [file for folder in _first_ranks(folders) for file in folder.glob(EVENTS)]
     files.sort(key=lambda file: (file.parent, _number(file.name)))  # by minute, and within it by second
-    processes = [process for file in files if (process := _read(file))]
-    if not processes:
-        where = ", ".join(map(str, folders))
-        raise LayoutError(f"{where}: its TensorBoard events hold no {_LOSS}, so they are not torchtitan's")
-    trainings: list[list[_Process]] = []
-    for process in processes:
-        if process.first_step == 1 or not trainings:
+    trainings: list[list[Run]] = []
+    for process in filter(None, map(_read, files)):
+        if process.windows["step"][0] == 1 or not trainings:
             trainings.append([])
         trainings[-1].append(process)
-    return [_run(training) for training in trainings]
+    if not trainings:
+        where = ", ".join(map(str, folders))
+        raise LayoutError(f"{where}: its TensorBoard events hold no {_LOSS}, so they are not torchtitan's")
+    return [_joined(processes) for processes in trainings]
 
 
 def _first_ranks(folders: list[Path]) -> list[Path]:
     """Of the folders rank_0, rank_1, ... beside each other only the first."""
-
-    def process(folder: Path) -> str:
-        return re.sub(r"rank_\d+$", "rank", str(folder.resolve()))
-
-    ordered = sorted(folders, key=lambda folder: (process(folder), _number(folder.name)))
-    return [next(ranks) for _, ranks in groupby(ordered, key=process)]
+    first: dict[str, Path] = {}
+    for folder in sorted(folders, key=lambda folder: _number(folder.name)):
+        first.setdefault(re.sub(r"rank_\d+$", "rank", str(folder.resolve())), folder)
+    return list(first.values())
 
 
 def _number(name: str) -> int:
@@ -78,8 +62,8 @@ def _number(name: str) -> int:
     return int(match[0]) if (match := re.search(r"\d+", name)) else 0
 
 
-def _read(file: Path) -> _Process | None:
-    """What a file of events holds of torchtitan's; None if there is no loss in it, as of a process that soon died."""
+def _read(file: Path) -> Run | None:
+    """What one process logged; None if there is no loss in its file of events, as of a process that soon died."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # takes half a second
 
     log = EventAccumulator(str(file), size_guidance={"scalars": 0}).Reload()
@@ -95,38 +79,34 @@ def _read(file: Path) -> _Process | None:
     log_freq = int(np.gcd.reduce(step[step > 1])) or 1
     count = np.diff(step, prepend=max(0, step[0] - log_freq))
     seconds, rate, tokens = column(_SECONDS) * log_freq, column(_RATE), column("n_tokens_seen")
-    devices = _devices(np.diff(tokens) / (rate * seconds)[1:])
+    ratio = np.diff(tokens) / (rate * seconds)[1:]  # tokens of all devices over those of one
+    devices = round(float(np.nanmedian(ratio))) if np.isfinite(ratio).any() else None
     waits = column("time_metrics/data_loading(%)") / 100 * seconds / count
     windows = of_log(
         step, count, seconds, loss=column(_LOSS), lr=column("lr"), grad_norm=column("grad_norm"),
         tokens_per_s=rate * (devices or 1), data_wait_s=[(w,) * n for w, n in zip(waits, count, strict=True)],
         peak_memory_bytes=column("memory/max_reserved(GiB)") * 2**30, mfu_logged=column("mfu(%)") / 100,
     )  # fmt: skip
-    return _Process(file, windows, devices)
+    folder, elapsed = named_folder(file.parent), windows["elapsed_s"]
+    facts = Facts(
+        recipe=printable(folder.name),
+        status="completed",
+        world_size=devices,
+        warm_up_s=known(elapsed[0]) if step[0] == 1 else None,
+    )
+    return Run(file.parent, "tensorboard", facts, windows, study=folder.parent)
 
 
-def _devices(tokens_over_one_devices: np.ndarray) -> int | None:
-    """Number of devices from the tokens of all over those of one, window by window; None if the log does not tell."""
-    logged = tokens_over_one_devices[np.isfinite(tokens_over_one_devices)]
-    return round(float(np.median(logged))) if len(logged) else None
-
-
-def _run(processes: list[_Process]) -> Run:
+def _joined(processes: list[Run]) -> Run:
     """One training: each process goes on with the steps of those before it, which it may repeat."""
     windows, passed = processes[0].windows, 0.0
-    for before, process in zip(processes, processes[1:], strict=False):
+    for before, process in pairwise(processes):
         passed += before.windows["elapsed_s"][-1]
         resumed = process.windows | {"elapsed_s": process.windows["elapsed_s"] + passed}
-        windows = join([take(windows, windows["step"] < process.first_step), resumed])
-    folders = list(dict.fromkeys(process.file.parent for process in processes))
-    path = folders[0] if len(folders) == 1 else named_folder(folders[0])
-    first, last = processes[0], windows["step"][-1]
-    facts = Facts(
-        recipe=printable(named_folder(path).name),
-        status="completed",
-        world_size=first.devices,
-        warm_up_s=known(first.windows["elapsed_s"][0]) if first.first_step == 1 else None,
-        wall_s=known(windows["elapsed_s"][-1]),
+        windows = join([take(windows, windows["step"] < process.windows["step"][0]), resumed])
+    path = processes[0].path if len({run.path for run in processes}) == 1 else named_folder(processes[0].path)
+    problem = (
+        f"{path}: TensorBoard does not say how a run ended, it is taken as completed at step {windows['step'][-1]}"
     )
-    problem = f"{path}: TensorBoard does not say how a run ended, it is taken as completed at step {last}"
-    return Run(path, "tensorboard", facts, windows, [problem], study=named_folder(path).parent)
+    run = replace(processes[0], path=path, windows=windows, problems=[problem])
+    return run.changed(wall_s=known(windows["elapsed_s"][-1]))
