@@ -7,6 +7,8 @@ this project adds, and those of which it takes fewer values.
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pydantic import ConfigDict
+
 from models import device  # noqa: F401  # before torchtitan: see there  # isort: skip
 from torchtitan.config import job_config as titan
 
@@ -113,6 +115,8 @@ class Data:
 
 @dataclass
 class Config(titan.JobConfig):
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)  # for its sections too
+
     model: Model = field(default_factory=Model)
     optimizer: Optimizer = field(default_factory=Optimizer)
     compile: Compile = field(default_factory=Compile)

@@ -1,17 +1,19 @@
 """What a recipe may say: the keys and types of `Config`, the values of `VALUES`, and which keys contradict each other.
 
-torchtitan and pydantic are imported where they are used: torchtitan imports torch, which listing recipes need not.
+torchtitan is imported where it is used: it imports torch, which listing recipes need not.
 """
 
 import difflib
 import functools
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING, get_type_hints
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter, ValidationError
 
 from experiments.config.values import VALUES, shown
-from experiments.config.yaml_source import Entry, find, plain
+from experiments.config.yaml_source import Entries, nested
 
 if TYPE_CHECKING:
     from experiments.config.keys import Config
@@ -19,65 +21,45 @@ if TYPE_CHECKING:
 FLOAT8 = "quantize.linear.float8"
 
 
-@functools.cache
-def _model(config_class: type):
-    """The pydantic model of a recipe's sections: unknown keys forbidden, types strict."""
-    from pydantic import ConfigDict, Field, create_model
-
-    sections = {name: (kind, Field(default_factory=kind)) for name, kind in get_type_hints(config_class).items()}
-    rules = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
-    return create_model("Recipe", __config__=rules, **sections)
-
-
-def build(tree: Entry) -> "Config":
-    """The config of the sections in `tree`, defaults filled in. Raises pydantic's ValidationError."""
+def build(entries: Entries) -> "Config":
+    """The config of a recipe's keys, defaults filled in. Raises pydantic's ValidationError."""
     from experiments.config.keys import Config
 
-    sections = _model(Config).model_validate_json(json.dumps(plain(tree)))  # JSON: the mode in which 1 is a float too
-    return Config(**dict(sections))
+    return _validator(Config).validate_json(json.dumps(nested(entries)))  # JSON: the mode in which 1 is a float too
+
+
+_validator = functools.cache(TypeAdapter)
 
 
 # ---- each key by itself ----
 
 
-def check_keys(layer: Entry, problems: list[str]) -> None:
-    """Add to `problems` what is wrong with the keys of one layer, whether or not a later layer replaces them."""
-    messages = _wrong_types(layer)
-    for key, rule in VALUES.items():
-        path = tuple(key.split("."))
-        entry = find(layer, path)
-        if entry and path not in messages and (message := rule(entry.value)):
-            messages[path] = message
-    if find(layer, ("job", "description")):
-        messages["job", "description"] = "write it as `description:` at the top of the recipe"
-    problems += [f"{find(layer, path).origin}: {'.'.join(path)}: {message}" for path, message in messages.items()]
-
-
-def _wrong_types(layer: Entry) -> dict[tuple[str, ...], str]:
-    """Keys that are unknown or of another type, and what to say of each."""
-    from pydantic import ValidationError
-
+def check_keys(layer: Entries) -> list[str]:
+    """What is wrong with the keys of one layer, whether or not a later layer replaces them."""
     from experiments.config.keys import Config
 
     messages = {}
     try:
         build(layer)
     except ValidationError as error:
-        for detail in error.errors(include_url=False):
-            path = _key_path(detail["loc"], plain(layer))
-            messages.setdefault(path, _explain(path, detail, asdict(Config())))  # of a union the first member's error
+        messages = explain(error, layer, asdict(Config()))
+    for key, rule in VALUES.items():
+        if key in layer and key not in messages and (message := rule(layer[key].value)):
+            messages[key] = message
+    if "job.description" in layer:
+        messages["job.description"] = "write it as `description:` at the top of the recipe"
+    return [f"{layer[key].origin}: {key}: {message}" for key, message in messages.items()]
+
+
+def explain(error: ValidationError, entries: Entries, known: dict) -> dict[str, str]:
+    """By key, what pydantic refuses in `entries`; `known` holds the keys that there are."""
+    messages = {}
+    for detail in error.errors(include_url=False):
+        key = ".".join(map(str, detail["loc"]))
+        while key not in entries and detail["type"] != "missing":  # without list indices and union members
+            key = key.rpartition(".")[0]
+        messages.setdefault(key, _sentence(key, detail, known))  # of a union the first member's error
     return messages
-
-
-def _key_path(location: tuple, data: dict) -> tuple[str, ...]:
-    """pydantic's location without list indices and union members."""
-    path = []
-    for part in location:
-        if not isinstance(data, dict) or part not in data:
-            break
-        path.append(part)
-        data = data[part]
-    return tuple(path)
 
 
 EXPECTED = {
@@ -90,16 +72,18 @@ EXPECTED = {
 }
 
 
-def _explain(path: tuple[str, ...], detail: dict, defaults: dict) -> str:
-    """One of pydantic's errors as a sentence."""
+def _sentence(key: str, detail: dict, known: dict) -> str:
+    """One of pydantic's errors."""
     kind, got = detail["type"], shown(detail["input"])
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
-        siblings = functools.reduce(dict.__getitem__, path[:-1], defaults)
-        elsewhere = [key for key, _ in flat(defaults) if key.split(".")[-1] == path[-1]]
-        near = difflib.get_close_matches(path[-1], siblings, n=1) or elsewhere
-        hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(siblings)}"
-        return f"unknown {'key' if path[1:] else 'section'}; {hint}"
-    if kind != "literal_error" and kind not in EXPECTED:
+        *sections, name = key.split(".")
+        siblings = functools.reduce(dict.__getitem__, sections, known)
+        elsewhere = [other for other, _ in flat(known) if other.endswith(f".{name}")]
+        near = difflib.get_close_matches(name, siblings, n=1) or elsewhere
+        return f"unknown key; did you mean `{near[0]}`?" if near else f"unknown key; known here: {', '.join(siblings)}"
+    if kind == "missing":
+        return "is missing"
+    if kind not in EXPECTED and kind != "literal_error":
         return str(detail["ctx"]["error"]) if "error" in detail.get("ctx", {}) else f"{detail['msg']}, got {got}"
     item = f"item {detail['loc'][-1] + 1}: " if isinstance(detail["loc"][-1], int) else ""
     return f"{item}expected {EXPECTED.get(kind) or detail['ctx']['expected']}, got {got}"
@@ -108,26 +92,20 @@ def _explain(path: tuple[str, ...], detail: dict, defaults: dict) -> str:
 # ---- several keys together ----
 
 
-def contradictions(config: "Config", tree: Entry) -> list[str]:
-    """What is wrong with the whole recipe: defaults that do not suit, and keys that are fine by themselves."""
-    problems = []
-    for key, message in (*_unsuitable_defaults(config), *_conflicts(config), *_fp8_conflicts(config)):
-        entry = find(tree, key.split("."))
-        problems.append(f"{entry.origin if entry else 'torchtitan default'}: {key}: {message}")
-    return problems
-
-
-def _unsuitable_defaults(config: "Config") -> Iterator[tuple[str, str]]:
-    """torchtitan's defaults that a recipe without `base` must replace."""
-    for key, rule in VALUES.items():
-        if message := rule(functools.reduce(getattr, key.split("."), config)):
-            yield key, message
+def contradictions(config: "Config", entries: Entries) -> list[str]:
+    """What is wrong with the whole recipe: torchtitan's defaults that do not suit, and keys that contradict others."""
+    values = dict(flat(asdict(config)))
+    defaults = [(key, message) for key, rule in VALUES.items() if (message := rule(values[key]))]
+    return [
+        f"{entries[key].origin if key in entries else 'torchtitan default'}: {key}: {message}"
+        for key, message in (*defaults, *_conflicts(config), *_fp8_conflicts(config))
+    ]
 
 
 def _conflicts(config: "Config") -> Iterator[tuple[str, str]]:
     """(key to look at, what to do)."""
     training, optimizer, compiled = config.training, config.optimizer, config.compile
-    loader, schedule, profiling = training.dataloader, config.lr_scheduler, config.profiling
+    loader, profiling, total_steps = training.dataloader, config.profiling, config.lr_scheduler.total_steps
     local, whole = training.local_batch_size, training.global_batch_size
     if training.dataset_path and training.dataset.startswith("python_stdlib"):
         message = f"is not read with training.dataset={training.dataset}; set training.dataset to parquet"
@@ -136,18 +114,15 @@ def _conflicts(config: "Config") -> Iterator[tuple[str, str]]:
         yield "training.global_batch_size", f"expected a multiple of local_batch_size ({local}), got {whole}"
     if not loader.num_workers and (loader.persistent_workers or loader.prefetch_factor):
         yield "training.dataloader.num_workers", "expected 1 or more with persistent_workers or prefetch_factor, got 0"
-    if schedule.total_steps and schedule.total_steps < training.steps:
-        message = f"expected at least training.steps ({training.steps}), got {schedule.total_steps}"
-        yield "lr_scheduler.total_steps", message
-    if profiling.profile_freq < profiling.profiler_warmup + profiling.profiler_active:
-        message = f"expected at least profiler_warmup + profiler_active, got {profiling.profile_freq}"
-        yield "profiling.profile_freq", message
+    if total_steps and total_steps < training.steps:
+        yield "lr_scheduler.total_steps", f"expected at least training.steps ({training.steps}), got {total_steps}"
+    if (frequency := profiling.profile_freq) < profiling.profiler_warmup + profiling.profiler_active:
+        yield "profiling.profile_freq", f"expected at least profiler_warmup + profiler_active, got {frequency}"
     if optimizer.stochastic_rounding and training.dtype != "bfloat16":
         message = f"rounds bf16 weights, and training.dtype is {training.dtype}; set one of them otherwise"
         yield "optimizer.stochastic_rounding", message
     if optimizer.built == "before_conversion" and compiled.enable:
-        message = "its late conversion would find the blocks compiled already; set compile.enable to false"
-        yield "optimizer.built", message
+        yield "optimizer.built", "its late conversion would find compiled blocks; set compile.enable to false"
     if compiled.cuda_graphs and not compiled.enable:
         yield "compile.cuda_graphs", "records compiled graphs; set compile.enable to true"
     if compiled.cuda_graphs and whole > local:
@@ -160,8 +135,7 @@ def _conflicts(config: "Config") -> Iterator[tuple[str, str]]:
 
 
 def _fp8_conflicts(config: "Config") -> Iterator[tuple[str, str]]:
-    keys, training = config.quantize.linear.float8, config.training
-    tokens = training.seq_len * training.local_batch_size
+    keys, tokens = config.quantize.linear.float8, config.training.seq_len * config.training.local_batch_size
     if keys.recipe_name is None and keys.fast_accumulation_in_backward:
         yield f"{FLOAT8}.fast_accumulation_in_backward", "does nothing without a recipe_name; set it to false"
     if keys.recipe_name and tokens % 16:
@@ -191,7 +165,8 @@ def schema() -> dict:
     """The JSON schema of a recipe file, with torchtitan's own documentation of each key."""
     from experiments.config.keys import Config
 
-    recipe, inherited = (_model(kind).model_json_schema() for kind in (Config, Config.__base__))
+    titans = type("Titans", (Config.__base__,), {"__pydantic_config__": Config.__pydantic_config__})
+    recipe, inherited = (TypeAdapter(kind).json_schema() for kind in (Config, dataclass(titans)))
     for name, section in recipe["$defs"].items():  # pydantic misses the docstrings of inherited fields
         documented = inherited["$defs"].get(name, section)["properties"]
         section["properties"] = {key: documented.get(key, {}) | value for key, value in section["properties"].items()}

@@ -7,7 +7,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from experiments.config import recipes
-from experiments.config.yaml_source import find, plain
+from experiments.config.rules import explain
+from experiments.config.yaml_source import nested
 from experiments.config.yaml_source import read as read_yaml
 from models.errors import InputError
 
@@ -39,7 +40,7 @@ def load(names: list[str]) -> Study:
 
     Raises `InputError` with file and line, or with the nearest names.
     """
-    known = _files()
+    known = recipes.files(STUDIES)
     if len(names) == 1 and os.path.exists(plan := os.path.join(names[0], PLAN)):
         return read(Path(plan))
     if len(names) == 1 and names[0] in known:
@@ -58,11 +59,7 @@ def load(names: list[str]) -> Study:
 
 def descriptions() -> dict[str, str]:
     """Each study of `recipes/studies/`, and its own line. Raises `InputError` if one of the files can't be read."""
-    return {name: read(path).description for name, path in _files().items()}
-
-
-def _files() -> dict[str, Path]:
-    return {path.stem: path for path in sorted(STUDIES.glob("*.yaml"))}
+    return {name: read(path).description for name, path in recipes.files(STUDIES).items()}
 
 
 def _about_path(path: str) -> str:
@@ -76,15 +73,10 @@ def _about_path(path: str) -> str:
 
 def read(path: Path) -> Study:
     """One file. Raises `InputError` with file and line."""
-    problems: list[str] = []
-    tree = read_yaml(path, str(path), problems)
+    keys = read_yaml(path, str(path))
     try:
-        if tree:
-            study = Study.model_validate(plain(tree))
+        return Study.model_validate(nested(keys))
     except ValidationError as error:
-        for fault in error.errors():
-            place = find(tree, fault["loc"][:1]) or tree
-            problems.append(f"{place.origin}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}")
-    if problems:
-        raise InputError("\n".join(problems))
-    return study
+        messages = explain(error, keys, Study.model_fields)
+        origins = {key: keys[key].origin if key in keys else str(path) for key in messages}
+        raise InputError("\n".join(f"{origins[key]}: {key}: {messages[key]}" for key in messages)) from error

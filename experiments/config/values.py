@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 Rule = Callable[[object], str | None]
 """What is wrong with a value of the right type, None if nothing."""
@@ -44,16 +43,10 @@ def only(expected: object, why: str) -> Rule:
 
 def text(pattern: str, words: str) -> Rule:
     """Text that a regular expression matches in full."""
-    return lambda value: None if re.fullmatch(pattern, value) else f"expected {words}, got {shown(value)}"
-
-
-def within_the_run(what: str) -> Rule:
-    """Paths that stay below the run directory and that a file system can hold; `what` they name."""
 
     def rule(value):
-        path = Path(value)
-        inside = path.parts and not path.is_absolute() and ".." not in path.parts and len(value) <= 200
-        return None if inside else f"expected a {what} within the run directory, got {shown(value)}"
+        matches = isinstance(value, str) and re.fullmatch(pattern, value)
+        return None if matches else f"expected {words}, got {shown(value)}"
 
     return rule
 
@@ -62,7 +55,8 @@ _AT_LEAST_0, _AT_LEAST_1 = within("[0, inf)"), within("[1, inf)")
 _NOT_SUPPORTED = only(False, "not supported")
 _NOT_PARALLEL = only(1, "not supported: FSDP shards the model instead")
 _NO_CODE = only("", "would run code that the recipe names")
-_RUN_FOLDER = within_the_run("folder")
+_INSIDE = r"(?!/|(.*/)?\.\.?(/|$)).{1,200}"  # relative, without `.` and `..`
+_RUN_FOLDER = text(_INSIDE, "a folder within the run directory")
 
 VALUES: dict[str, Rule] = {
     "job.custom_config_module": _NO_CODE,
@@ -119,7 +113,7 @@ VALUES: dict[str, Rule] = {
     "comm.train_timeout_seconds": within("[1, 1000000]"),
     "comm.trace_buf_size": _AT_LEAST_0,
     "comm.save_traces_folder": _RUN_FOLDER,
-    "comm.save_traces_file_prefix": within_the_run("file"),
+    "comm.save_traces_file_prefix": text(_INSIDE, "a file within the run directory"),
     "comm.mode": only("default", "the other modes do not train"),
     "fault_tolerance.enable": _NOT_SUPPORTED,
     "experimental.custom_import": _NO_CODE,

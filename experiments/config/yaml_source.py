@@ -5,6 +5,7 @@ Tags and aliases are errors, so that reading a file cannot run anything, and wha
 more than 100 kB, more than 20 levels of nesting, integers of more than 18 digits, text that no file can hold.
 """
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,15 +13,22 @@ from pathlib import Path
 
 import yaml
 
+from experiments.config.values import shown
+from models.errors import InputError
+
 MAX_BYTES, MAX_DEPTH, MAX_DIGITS = 100_000, 20, 18
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A value and its origin, e.g. `recipes/base.yaml:12`. A mapping's value is a dict of Entries."""
+    """A value and its origin, e.g. `recipes/base.yaml:12`. A section's value is {}: its keys are entries themselves."""
 
     value: object
     origin: str
+
+
+Entries = dict[str, Entry]
+"""A document by `key.path`, each section before its keys. `below | above` merges two of them: `above` wins."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -39,18 +47,14 @@ class _Loader(yaml.SafeLoader):
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
-        if isinstance(node, yaml.ScalarNode):
-            self._check_scalar(node)
+        if node.tag.endswith(":int") and len(node.value.lstrip("-+")) > MAX_DIGITS:
+            self._refuse(f"an integer of more than {MAX_DIGITS} digits", node)
+        if isinstance(node, yaml.ScalarNode) and re.search("[\0\ud800-\udfff]", node.value):
+            self._refuse("text with a NUL or half a character (a lone surrogate)", node)
         return node
 
-    def _check_scalar(self, node: yaml.ScalarNode) -> None:
-        if node.tag.endswith(":int") and len(node.value.lstrip("-+")) > MAX_DIGITS:
-            self._refuse(f"an integer of more than {MAX_DIGITS} digits", node.start_mark)
-        if re.search("[\0\ud800-\udfff]", node.value):
-            self._refuse("text with a NUL or half a character (a lone surrogate)", node.start_mark)
-
-    def _refuse(self, problem: str, mark=None):
-        raise yaml.composer.ComposerError(None, None, problem, mark or self.peek_event().start_mark)
+    def _refuse(self, problem: str, node: yaml.Node | None = None):
+        raise yaml.composer.ComposerError(None, None, problem, (node or self.peek_event()).start_mark)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -68,94 +72,64 @@ for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_type}", _pattern, _first)
 
 
-def read(path: Path, name: str, problems: list[str]) -> Entry | None:
-    """Read a file as `parse` does; `name` is what messages call it. None too if it cannot be read."""
+def read(path: Path, name: str) -> Entries:
+    """The keys of a file; `name` is what messages call it. Raises InputError."""
     try:
         if not path.is_file():  # opening a pipe would wait for ever
-            problems.append(f"{name}: is not a file, or a link that leads nowhere: give a YAML file")
-            return None
+            raise InputError(f"{name}: is not a file, or a link that leads nowhere: give a YAML file")
         with open(path, "rb") as file:
             text = file.read(MAX_BYTES + 1)
     except OSError as error:
-        problems.append(f"{name}: cannot be read: {error.strerror}")
-        return None
+        raise InputError(f"{name}: cannot be read: {error.strerror}") from error
     if len(text) > MAX_BYTES:
-        problems.append(f"{name}: has more than {MAX_BYTES // 1000} kB, which no recipe or study needs")
-        return None
-    return parse(text, lambda line: f"{name}:{line}", problems)
+        raise InputError(f"{name}: has more than {MAX_BYTES // 1000} kB, which no recipe or study needs")
+    entries = parse(text, lambda line: f"{name}:{line}")
+    if (root := entries.pop("")).value not in ({}, None):
+        raise InputError(f"{root.origin}: expected keys with their values, got {shown(root.value)}")
+    return entries
 
 
-def parse(text: bytes | str, where: Callable[[int], str], problems: list[str]) -> Entry | None:
-    """Read one YAML document.
+def parse(text: bytes | str, where: Callable[[int], str], root: str = "") -> Entries:
+    """One YAML document: what stands at the key.path `root` and below.
 
-    Args:
-        where: gives the origin of a line, counted from 1.
-        problems: gets one line for each duplicate key, or one for text that isn't YAML.
-
-    Returns:
-        The document, Entry(None) if it is empty, or None if it isn't YAML.
+    `where` gives the origin of a line, counted from 1. Raises InputError for the first fault.
     """
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        return Entry(None, where(1)) if node is None else _entry(node, node.start_mark, loader, where, problems, "")
     except yaml.reader.ReaderError as error:
-        problems.append(f"{where(1)}: not a text file in UTF-8: {error.reason}")
+        raise InputError(f"{where(1)}: not a text file in UTF-8: {error.reason}") from error
     except yaml.MarkedYAMLError as error:
         context = f" {error.context}" if error.context else ""
-        problems.append(f"{where(error.problem_mark.line + 1)}: YAML error{context}: {error.problem}")
-    return None
+        raise InputError(f"{where(error.problem_mark.line + 1)}: YAML error{context}: {error.problem}") from error
+    entries: Entries = {}
+
+    def collect(node: yaml.Node, origin: str, path: str) -> None:
+        if path in entries:
+            raise InputError(f"{origin}: {path}: already given at {entries[path].origin}; keep one of them")
+        is_section = isinstance(node, yaml.MappingNode)
+        entries[path] = Entry({} if is_section else loader.construct_object(node, deep=True), origin)
+        for key, value in node.value if is_section else ():
+            origin = where(key.start_mark.line + 1)
+            if not isinstance(key, yaml.ScalarNode) or not re.fullmatch(r"\w+", key.value):
+                raise InputError(f"{origin}: expected a key's name, of letters, digits and _, before the colon")
+            collect(value, origin, f"{path}.{key.value}".lstrip("."))
+
+    collect(node or yaml.ScalarNode("tag:yaml.org,2002:null", ""), where(1), root)
+    return entries
 
 
-def _entry(node, mark, loader, where, problems, path: str) -> Entry:
-    """Convert a node; `mark` is where its key stands, and `path` what the keys around it are, as `training.`."""
-    origin = where(mark.line + 1)
-    if not isinstance(node, yaml.MappingNode):
-        return Entry(loader.construct_object(node, deep=True), origin)
-    entries: dict[str, Entry] = {}
-    for key_node, value_node in node.value:
-        if not isinstance(key_node, yaml.ScalarNode):
-            problems.append(f"{where(key_node.start_mark.line + 1)}: {path}: expected a key's name before the colon")
-            continue
-        key = key_node.value
-        entry = _entry(value_node, key_node.start_mark, loader, where, problems, f"{path}{key}.")
-        if key in entries:
-            problems.append(f"{entry.origin}: {path}{key}: already given at {entries[key].origin}; keep one of them")
-        entries[key] = entry
-    return Entry(entries, origin)
-
-
-def merge(below: Entry, above: Entry) -> Entry:
-    """`above` over `below`: mappings merge key by key, everything else replaces."""
-    if not (isinstance(below.value, dict) and isinstance(above.value, dict)):
-        return above
-    merged = dict(below.value)
-    for key, entry in above.value.items():
-        merged[key] = merge(merged[key], entry) if key in merged else entry
-    return Entry(merged, above.origin)
-
-
-def plain(entry: Entry) -> object:
-    """The values without their origins."""
-    if isinstance(entry.value, dict):
-        return {key: plain(child) for key, child in entry.value.items()}
-    return entry.value
-
-
-def nested(path: list[str], entry: Entry) -> Entry:
-    """The mapping in which `entry` stands at `path`."""
-    for key in reversed(path):
-        entry = Entry({key: entry}, entry.origin)
-    return entry
-
-
-def find(entry: Entry, path: list[str]) -> Entry | None:
-    """What is at `path`, or None if nobody wrote it."""
-    for key in path:
-        if not isinstance(entry.value, dict) or key not in entry.value:
-            return None
-        entry = entry.value[key]
-    return entry
+def nested(entries: Entries) -> dict:
+    """The values without their origins, in their sections."""
+    tree: dict = {}
+    for path, entry in entries.items():
+        *sections, key = path.split(".")
+        section = functools.reduce(lambda outer, name: outer.setdefault(name, {}), sections, tree)
+        if entry.value == {}:
+            section.setdefault(key, {})
+        else:
+            section[key] = entry.value
+    return tree
 
 
 def dump(data: dict) -> str:

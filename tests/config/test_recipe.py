@@ -1,5 +1,6 @@
 """What the recipes are, how their layers merge, and what is said of mistakes in them."""
 
+import functools
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from tests import processes
 
 FLOAT8 = "quantize.linear.float8"
 HEAD = "base: baseline\ndescription: foo\n"
+OVERLAYS = list(recipes.files(recipes.OVERLAYS))
 
 
 @pytest.fixture
@@ -58,6 +60,7 @@ def problems(*args, **kwargs) -> list[str]:
 )
 def test_the_recipes_that_are_compared_are_one_change_apart(name, expected):
     assert difference(load(name)) == expected
+    assert difference(load(name, ["cpu"], ["optimizer.beta2=0.95"], seed=7)) == expected
 
 
 @pytest.mark.parametrize("name", sorted({*recipes.names()} - {"base", "baseline"}))
@@ -65,11 +68,6 @@ def test_each_recipe_marks_its_one_intervention(name):
     lines = recipes.paths()[name].read_text().splitlines()
     [marked] = [line.split(":")[0].strip() for line in lines if " # <- the intervention" in line]
     assert marked in [key.split(".")[-1] for key, _, _ in difference(load(name))]
-
-
-def test_the_difference_is_taken_under_the_same_overlays_and_overrides():
-    resolved = load("tensorwise_fp8_compiled", ["cpu"], [f"{FLOAT8}.enable_fsdp_float8_all_gather=true"], seed=7)
-    assert difference(resolved) == [(f"{FLOAT8}.recipe_name", None, "tensorwise")]
 
 
 def test_the_published_schedule_is_torchtitans():
@@ -86,7 +84,7 @@ def test_the_published_schedule_is_torchtitans():
     assert rates == pytest.approx([5e-5 * min(step / 100, 1) for step in range(1, 1001)])
 
 
-@pytest.mark.parametrize("overlay", recipes.overlay_names())
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_recipe_loads_with_every_overlay_which_touches_only_what_it_says(overlay):
     tree = yaml.safe_load((recipes.OVERLAYS / f"{overlay}.yaml").read_text())
     del tree["description"]
@@ -111,7 +109,7 @@ def test_the_list_has_the_four_first(capsys):
     recipe.main(["list"])
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
     assert listed[:4] == list(recipes.THE_FOUR)
-    assert sorted(listed) == sorted([*recipes.names(), *recipes.overlay_names(), *(p.stem for p in STUDIES.glob("*"))])
+    assert sorted(listed) == sorted([*recipes.names(), *OVERLAYS, *recipes.files(STUDIES)])
 
 
 def test_show_prints_what_a_recipe_changes(capsys):
@@ -122,28 +120,35 @@ def test_show_prints_what_a_recipe_changes(capsys):
     assert "unknown recipe `rowwis`" in capsys.readouterr().err
 
 
+def test_editors_find_the_schema_with_torchtitans_documentation(capsys):
+    recipe.main(["schema"])
+    schema = json.loads(capsys.readouterr().out)
+    model = schema["$defs"]["Model"]["properties"]
+    assert "model config" in model["flavor"]["description"] and "Kernel" in model["attention_backend"]["description"]
+    assert schema["required"] == ["description"] and "base" in schema["properties"]
+    for section in schema["$defs"].values():  # a file may give some of the keys
+        assert "required" not in section and not section["additionalProperties"]
+    for path in {*recipes.RECIPES.rglob("*.yaml")} - {*STUDIES.glob("*")}:
+        reference = path.read_text().splitlines()[0].removeprefix("# yaml-language-server: $schema=")
+        assert (path.parent / reference).resolve() == recipes.RECIPES / "schema.json"
+
+
 # ---- merging and reading ----
 
 
-def test_later_layers_win(write):
+def test_later_layers_win_and_numbers_are_yaml_1_2(write):
+    write("foo", f"{HEAD}optimizer: {{lr: 3e-4, eps: 1E-9, weight_decay: 0}}\ntraining: {{max_norm: .inf, steps: 12}}")
     write("overlays/short", "description: short\ntraining: {steps: 30, seq_len: 64}")
-    config = load("baseline", ["cpu", "short"], ["training.steps=7"], seed=3).config
+    config = load("foo", ["cpu", "short"], ["training.steps=7", "optimizer={lr: 9e-1}"], seed=3).config
     assert (config.training.steps, config.training.seq_len, config.training.local_batch_size) == (7, 64, 4)
-    assert config.debug.seed == 3
-
-
-def test_numbers_are_yaml_1_2(write):
-    numbers = "optimizer: {lr: 3e-4, eps: 1E-9, weight_decay: 0}\ntraining: {max_norm: .inf, steps: 12}"
-    write("foo", f"base: base\ndescription: numbers\n{numbers}")
-    config = load("foo", overrides=["optimizer.beta1=9e-1"]).config
-    assert (config.optimizer.lr, config.optimizer.eps, config.optimizer.beta1) == (3e-4, 1e-9, 0.9)
-    assert (config.training.max_norm, config.optimizer.weight_decay) == (float("inf"), 0.0)
+    assert (config.optimizer.lr, config.optimizer.eps, config.optimizer.weight_decay) == (0.9, 1e-9, 0.0)
+    assert (config.training.max_norm, config.debug.seed) == (float("inf"), 3)
 
 
 @pytest.mark.parametrize(
     "text", ["1e3", "yes", "null", "", "12", "a: b # c", "*x", "2001-01-01", "ä\nb", "😀", "9" * 30]
 )
-def test_any_text_survives_the_round_trip(text, tmp_path):
+def test_a_resolved_recipe_loads_to_the_same_whatever_its_texts(text, tmp_path):
     quoted = json.dumps(text, ensure_ascii=False)
     resolved = load("rowwise_fp8_compiled", ["cpu", "as_published"], [f"model.hf_assets_path={quoted}"], seed=5)
     assert resolved.config.model.hf_assets_path == text
@@ -152,13 +157,10 @@ def test_any_text_survives_the_round_trip(text, tmp_path):
     again = load(str(path))
     assert again.config == resolved.config
     assert (again.base, again.description, difference(again)) == (None, resolved.description, [])
-    assert yaml.safe_load(to_yaml(resolved))["model"]["hf_assets_path"] == text  # for other readers too
-
-
-def test_a_resolved_recipe_says_where_it_is_from_and_holds_every_key():
-    text = to_yaml(load("baseline", ["cpu", "h200"], ["training.steps=3"]))
-    assert "baseline" in text and "cpu, h200" in text and "training.steps=3" in text
-    assert list(yaml.safe_load(text)) == ["name", "description", *load("baseline").config.to_dict()]
+    tree = yaml.safe_load(to_yaml(resolved))  # for other readers too
+    assert tree["model"]["hf_assets_path"] == text
+    assert list(tree) == ["name", "description", *load("baseline").config.to_dict()]
+    assert "rowwise_fp8_compiled, fully resolved\n# overlays: cpu, as_published\n" in to_yaml(resolved)
 
 
 def test_a_recipe_of_ones_own_may_live_anywhere(tmp_path):
@@ -176,44 +178,50 @@ def test_compiled_kernels_need_not_be_kept(value):
 
 
 @pytest.mark.parametrize(
-    "body, line",
+    "text, line",
     [
-        ("training:\n  stepz: 5", "4: training.stepz: unknown key; did you mean `steps`?"),
-        ("training:\n  lr: 1e-3", "4: training.lr: unknown key; did you mean `optimizer.lr`?"),
-        ("debug:\n  zzzz: 1", "4: debug.zzzz: unknown key; known here: seed, deterministic, "),
-        ("optimiser:\n  lr: 1", "3: optimiser: unknown section; did you mean `optimizer`?"),
-        ("training.steps: 5", "3: training.steps: unknown section; "),
-        ("optimizer:\n  lr: fast", "4: optimizer.lr: expected a number, got 'fast'"),
-        ("training:\n\n  steps: 1.5", "5: training.steps: expected an integer, got 1.5"),
-        ("training:\n  steps: true", "4: training.steps: expected an integer, got true"),
-        ("compile:\n  enable: yes", "4: compile.enable: expected true or false, got 'yes'"),
-        ("compile:\n  components: model", "4: compile.components: expected a list, as [a, b], got 'model'"),
-        ("model:\n  freeze: [a, 3]", "4: model.freeze: item 2: expected text, got 3"),
+        (f"{HEAD}training:\n  stepz: 5", "4: training.stepz: unknown key; did you mean `steps`?"),
+        (f"{HEAD}training:\n  lr: 1e-3", "4: training.lr: unknown key; did you mean `optimizer.lr`?"),
+        (f"{HEAD}debug:\n  zzzz: 1", "4: debug.zzzz: unknown key; known here: seed, deterministic, "),
+        (f"{HEAD}optimiser:\n  lr: 1", "3: optimiser: unknown key; did you mean `optimizer`?"),
+        (f"{HEAD}name: x", "3: name: unknown key; "),
+        (f"{HEAD}training.steps: 5", "3: expected a key's name, of letters, digits and _, before the colon"),
+        (f"{HEAD}training:\n  ? [steps]\n  : 2", "4: expected a key's name"),
+        (f"{HEAD}optimizer:\n  lr: fast", "4: optimizer.lr: expected a number, got 'fast'"),
+        (f"{HEAD}training:\n\n  steps: 1.5", "5: training.steps: expected an integer, got 1.5"),
+        (f"{HEAD}training:\n  steps: true", "4: training.steps: expected an integer, got true"),
+        (f"{HEAD}compile:\n  enable: yes", "4: compile.enable: expected true or false, got 'yes'"),
+        (f"{HEAD}compile:\n  components: model", "4: compile.components: expected a list, as [a, b], got 'model'"),
+        (f"{HEAD}model:\n  freeze: [a, 3]", "4: model.freeze: item 2: expected text, got 3"),
+        (f"{HEAD}compile:\n  components: [model, foo]", "4: compile.components: item 2: expected 'model' or 'loss', g"),
+        (f"{HEAD}compile:\n  scope: blok", "4: compile.scope: expected 'block' or 'model', got 'blok'"),
+        (f"{HEAD}model:\n  flavor:", "4: model.flavor: expected text, got null"),
+        (f"{HEAD}validation:\n  steps: 0", "3: validation: validation steps must be positive or -1"),
+        (f"{HEAD}job:\n  description: x", "4: job.description: write it as `description:`"),
         (
-            "compile:\n  components: [model, foo]",
-            "4: compile.components: item 2: expected 'model' or 'loss', got 'foo'",
+            f"{HEAD}training:\n  steps: 1\n  steps: 2",
+            "5: training.steps: already given at recipes/foo.yaml:4; keep one",
         ),
-        ("compile:\n  scope: blok", "4: compile.scope: expected 'block' or 'model', got 'blok'"),
-        ("model:\n  flavor:", "4: model.flavor: expected text, got null"),
-        ("model: 5", "3: model: expected keys below it, got 5"),
-        ("training:", "3: training: expected keys below it, got null"),
-        ("validation:\n  steps: 0", "3: validation: validation steps must be positive or -1"),
-        ("job:\n  description: x", "4: job.description: write it as `description:`"),
-        ("training:\n  steps: 1\n  steps: 2", "5: training.steps: already given at recipes/foo.yaml:4; keep one"),
-        ("training:\n  ? [steps]\n  : 2", "4: training.: expected a key's name before the colon"),
-        ("training:\n  steps: [1", "5: YAML error while parsing a flow sequence: "),
-        ("training: {steps: &x 3, seq_len: *x}", "3: YAML error: the alias *x is not allowed"),
-        ("job:\n  dump_folder: !!python/object/apply:os.getcwd []", "4: YAML error: the tag !!python/"),
-        ("training: " + "{a: " * 900 + "}" * 900, "3: YAML error: more than 20 levels of nesting"),
-        ("model:\n  freeze: " + "[" * 900 + "]" * 900, "4: YAML error: more than 20 levels of nesting"),
-        ("training:\n  steps: " + "9" * 5000, "4: YAML error: an integer of more than 18 digits"),
-        ('model:\n  flavor: "\\ud800"', "4: YAML error: text with a NUL or half a character"),
-        ('model:\n  "fl\\0": a', "4: YAML error: text with a NUL or half a character"),
-        ("# " + "x" * 100_000, " has more than 100 kB"),
+        (f"{HEAD}training:\n  steps: [1\n", "5: YAML error while parsing a flow sequence: "),
+        (f"{HEAD}training: {{steps: &x 3, seq_len: *x}}", "3: YAML error: the alias *x is not allowed"),
+        (f"{HEAD}job:\n  dump_folder: !!python/object/apply:os.getcwd []", "4: YAML error: the tag !!python/"),
+        (f"{HEAD}training: {'{a: ' * 900}{'}' * 900}", "3: YAML error: more than 20 levels of nesting"),
+        (f"{HEAD}model:\n  freeze: {'[' * 900}{']' * 900}", "4: YAML error: more than 20 levels of nesting"),
+        (f"{HEAD}training:\n  steps: {'9' * 5000}", "4: YAML error: an integer of more than 18 digits"),
+        (f'{HEAD}model:\n  flavor: "\\ud800"', "4: YAML error: text with a NUL or half a character"),
+        (f'{HEAD}model:\n  "fl\\0": a', "4: YAML error: text with a NUL or half a character"),
+        (f"{HEAD}# {'x' * 100_000}", " has more than 100 kB"),
+        ("# nothing\n", "1: base: missing; name the parent recipe"),
+        ("just text", "1: expected keys with their values, got 'just text'"),
+        ("base: baseline", "1: description: expected a line of text"),
+        ("base: baseline\ndescription: 'a\n\n  b'", "2: description: expected a line of text on what this is for, got"),
+        ("\nbase: baselin\ndescription: foo", "2: base: unknown recipe `baselin`; did you mean `baseline`"),
+        ("base: [a]\ndescription: foo", "1: base: unknown recipe `['a']`"),
+        (b"base: b\xff", "1: not a text file in UTF-8: "),
     ],
 )
-def test_a_mistake_is_named_with_its_line(write, body, line):
-    write("foo", f"{HEAD}{body}\n")
+def test_a_mistake_in_a_file_is_named_with_its_line(write, text, line):
+    write("foo", text)
     messages = problems("foo")
     assert len(messages) == 1 and messages[0].startswith(f"recipes/foo.yaml:{line}"), messages
 
@@ -261,16 +269,15 @@ def test_a_seed_fits_into_64_bits(seed):
 @pytest.mark.parametrize(
     "override, message",
     [
+        ("nothing", "expected key.path=value, e.g. training.steps=100"),
+        ("a\udcff=1", "expected key.path=value"),
+        ("foo.bar=1", "foo: unknown key; known here: "),
         ("experimental.custom_import=runs.evil", "would run code that the recipe names; set it to '', got 'runs.evil'"),
         ("experimental.custom_args_module=x", "would run code"),
         ("job.custom_config_module=x", "would run code"),
         ("model.name=x", "there is one architecture; set it to 'llama', got 'x'"),
         ("model.converters=[]", "converts nothing until quantize.linear.float8.recipe_name is set; set it to"),
-        ("optimizer.name=AdamW8bit", "there is one optimizer; set it to 'AdamW', got 'AdamW8bit'"),
-        ("optimizer.early_step_in_backward=true", "no gradients for the proof to look at; set it to false"),
         ("parallelism.tensor_parallel_degree=2", "FSDP shards the model instead; set it to 1, got 2"),
-        ("training.enable_cpu_offload=true", "not supported; set it to false"),
-        ("checkpoint.load_step=99", "goes on from its newest checkpoint; set it to -1, got 99"),
         ("compile.backend=foo", "expected 'inductor', 'aot_eager' or 'eager', got 'foo'"),
         ("activation_checkpoint.selective_ac_option=foo", "expected 'op' or a number in quotes, got 'foo'"),
         ("checkpoint.folder=/x", "expected a folder within the run directory, got '/x'"),
@@ -282,14 +289,13 @@ def test_a_seed_fits_into_64_bits(seed):
 )
 def test_what_would_fail_or_be_ignored_is_refused(override, message):
     [line] = problems("baseline", overrides=[override])
-    assert message in line
+    assert line.startswith(f"command line: {override}: ") and message in line
 
 
 def test_each_restricted_key_exists_and_its_value_in_base_is_fine():
     config = load("base").config
     for key, rule in values.VALUES.items():
-        section, _, name = key.rpartition(".")
-        assert rule(getattr(eval(f"config.{section}", {"config": config}), name)) is None
+        assert rule(functools.reduce(getattr, key.split("."), config)) is None
 
 
 @pytest.mark.parametrize(
@@ -297,32 +303,24 @@ def test_each_restricted_key_exists_and_its_value_in_base_is_fine():
     [("training:", "expected keys below it, got null"), ("optimizer: hello", "expected keys below it, got 'hello'"),
      ("training: {seq_len: many}", "expected an integer"), ("training: {seq_len: 0}", "expected at least 2")],
 )  # fmt: skip
-def test_a_layer_is_checked_although_a_later_one_replaces_it(write, spoiled, message):
+def test_all_mistakes_of_all_layers_are_named_although_later_ones_replace_them(write, spoiled, message):
     write("foo", HEAD + spoiled)
-    keys = ["training.seq_len=256", "optimizer.lr=1e-3"]
-    [line] = problems("foo", ["cpu"], keys)
-    assert line.startswith("recipes/foo.yaml:3: ") and message in line
-    write("foo", HEAD)
     write("overlays/bar", "description: bar\n" + spoiled)
-    [line] = problems("foo", ["bar", "cpu"], keys)
-    assert line.startswith("recipes/overlays/bar.yaml:2: ") and message in line
+    keys = ["training.seq_len=256", "optimizer.lr=1e-3"]
+    lines = problems("foo", ["bar", "cpu"], [*keys, "model.flavour=cpu"])
+    places = ["recipes/foo.yaml:3: ", "recipes/overlays/bar.yaml:2: ", "command line: model.flavour=cpu: "]
+    for line, place, expected in zip(lines, places, [message, message, "unknown key"], strict=True):
+        assert line.startswith(place) and expected in line
 
 
-def test_all_mistakes_are_named_at_once(write):
-    write("foo", HEAD + "training:\n  stepz: 5\n  steps: 0\noptimizer:\n  lr: fast\n")
-    write("overlays/bar", "description: bar\nbase: base\nmetrics: {log_freq: often}\n")
-    messages = problems("foo", ["bar", "cpuu"], ["nothing", "a\udcff=1", "model.flavour=cpu"])
-    assert {line.split(": ")[0] + ":" + line.split(": ")[1] for line in messages} == {
-        "recipes/overlays/bar.yaml:2:base",
-        "unknown overlay `cpuu`; did you mean `cpu`? known:alps, as_published, bar, cpu, fp32_master, h100, h200",
-        "command line:nothing",
-        "command line:a\udcff=1",
-        "command line:model.flavour=cpu",
-        "recipes/foo.yaml:4:training.stepz",
-        "recipes/foo.yaml:5:training.steps",
-        "recipes/foo.yaml:7:optimizer.lr",
-        "recipes/overlays/bar.yaml:3:metrics.log_freq",
-    }
+@pytest.mark.parametrize(
+    "text, line",
+    [("description: bar\nbase: base", "recipes/overlays/bar.yaml:2: base: an overlay has none: remove the line"),
+     (None, "unknown overlay `bar`; did you mean `bare`? known: ")],
+)  # fmt: skip
+def test_what_is_no_overlay(write, text, line):
+    write("overlays/bar" if text else "overlays/bare", text or "description: bare")
+    assert problems("baseline", ["bar"])[0].startswith(line)
 
 
 # ---- keys that contradict each other ----
@@ -367,48 +365,25 @@ def test_torchtitans_defaults_need_not_suit(tmp_path):
 # ---- files that are no recipes ----
 
 
-@pytest.mark.parametrize(
-    "text, line",
-    [
-        ("", "1: the file is empty; a recipe has `base:`"),
-        ("# nothing\n", "1: the file is empty"),
-        ("just text", "1: expected sections, got 'just text'"),
-        ("description: foo", "1: base: missing; name the parent recipe"),
-        ("base: baseline", "1: description: expected a line of text"),
-        ("base: baseline\ndescription:", "2: description: expected a line of text on what this is for, got null"),
-        ("\nbase: baselin\ndescription: foo", "2: base: unknown recipe `baselin`; did you mean `baseline`"),
-        ("base: 3\ndescription: foo", "1: base: expected a recipe's name, got 3"),
-        (b"base: b\xff", "1: not a text file in UTF-8: "),
-    ],
-)
-def test_a_file_that_is_no_recipe(write, text, line):
-    write("foo", text)
-    messages = problems("foo")
-    assert len(messages) == 1 and messages[0].startswith(f"recipes/foo.yaml:{line}"), messages
-
-
 def test_a_circle_of_parents(write):
     for name, parent in (("a", "b"), ("b", "c"), ("c", "b")):
         write(name, f"base: {parent}\ndescription: {name}\n")
     assert problems("a") == ["recipes/c.yaml:1: base: circular: b -> c -> b"]
 
 
-@pytest.mark.parametrize("name", ["/x", "../x", "a/b", "..", ".hidden", "", "a=b", "x" * 101, "a\nb", "[1]", "null"])
+@pytest.mark.parametrize("name", ["/x", "../x", "a/b", "..", ".hidden", "", "a=b", "x" * 101, "a\nb", ["x"]])
 def test_a_resolved_recipe_names_no_place_but_its_own(name, tmp_path):
     text = to_yaml(load("baseline", ["cpu"])).replace("name: baseline", f"name: {json.dumps(name)}", 1)
     (tmp_path / "recipe.yaml").write_text(text)
-    if name == "null":
-        assert load(str(tmp_path / "recipe.yaml")).name == "null"
-    else:
-        [line] = problems(str(tmp_path / "recipe.yaml"))
-        assert "recipe.yaml:4: name: expected letters, digits," in line
+    [line] = problems(str(tmp_path / "recipe.yaml"))
+    assert "recipe.yaml:4: name: expected letters, digits," in line
 
 
 @pytest.mark.parametrize("name", ["baselin", "runs/baseline", "overlays/cpu", "x" * 300])
 def test_an_unknown_recipe_lists_the_known(name):
     [line] = problems(name)
     assert f"unknown recipe `{name}`" in line and all(known in line for known in recipes.names())
-    assert "baselin" not in name[:7] or "did you mean `baseline`" in line
+    assert name != "baselin" or "did you mean `baseline`" in line
 
 
 @pytest.mark.parametrize("name", ["nowhere.yaml", "loop.yaml", f"{'x' * 300}.yaml"])
@@ -432,21 +407,3 @@ def test_a_file_that_may_not_be_read(write, monkeypatch):
     write("foo", HEAD)
     monkeypatch.setattr(yaml_source, "open", denied, raising=False)  # root may read all
     assert problems("foo") == ["recipes/foo.yaml: cannot be read: Permission denied"]
-
-
-# ---- schema ----
-
-
-def test_the_schema_documents_torchtitans_keys_and_allows_partial_files():
-    schema = rules.schema()
-    model = schema["$defs"]["Model"]["properties"]
-    assert "model config" in model["flavor"]["description"] and "Kernel" in model["attention_backend"]["description"]
-    assert set(schema["required"]) == {"description"} and "base" in schema["properties"]
-    for section in schema["$defs"].values():
-        assert "required" not in section and not section["additionalProperties"]
-
-
-def test_editors_find_the_schema():
-    for path in {*recipes.RECIPES.rglob("*.yaml")} - {*STUDIES.glob("*")}:
-        reference = path.read_text().splitlines()[0].removeprefix("# yaml-language-server: $schema=")
-        assert (path.parent / reference).resolve() == recipes.RECIPES / "schema.json"

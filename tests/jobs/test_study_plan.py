@@ -120,7 +120,7 @@ def test_a_studys_mistakes_come_with_their_lines(tmp_path):
     with pytest.raises(InputError) as caught:
         studies.load([str(tmp_path)])
     assert "study.yaml:2: recipes: " in str(caught.value) and "study.yaml:4: seedz: " in str(caught.value)
-    assert "seeds: Field required" in str(caught.value)
+    assert "seeds: is missing" in str(caught.value)
 
 
 def test_scale_follows_the_machine(monkeypatch):
