@@ -69,9 +69,8 @@ def names() -> list[str]:
 
 def descriptions() -> dict[str, dict[str, str]]:
     """Group to name to the file's own line, for people. Raises InputError if one of the files can't be read."""
-    groups = {"The four recipes": {name: paths()[name] for name in THE_FOUR}}
-    groups |= {title: files(RECIPES / group) for group, title in GROUPS.items()}
-    groups["Further recipes"] = {name: path for name, path in groups["Further recipes"].items() if name not in THE_FOUR}
+    groups = {title: files(RECIPES / group) for group, title in GROUPS.items()}
+    groups = {"The four recipes": {name: groups["Further recipes"].pop(name) for name in THE_FOUR}, **groups}
     groups["Overlays: where, and how big"] = files(OVERLAYS)
     return {title: {name: _read_layer(group[name]).description for name in group} for title, group in groups.items()}
 

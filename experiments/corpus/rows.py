@@ -21,50 +21,38 @@ Row = tuple[dict[str, torch.Tensor], torch.Tensor]
 """{"input": int64 [seq_len]} and the labels, int64 [seq_len]; the default collate stacks them as torchtitan wants."""
 
 
-class PackedRows(Dataset):
-    """Row i is tokens[i * seq_len : (i + 1) * seq_len + 1], the input and, one further, the labels.
+class Rows(Dataset):
+    """A token file in rows of `seq_len` tokens, laid out as `data.layout` says.
 
-    Neighbours share one token, so that every token but the file's first is a label exactly once; the incomplete last
-    row is left out. Documents in one row see each other.
+    packed: row i is tokens[i * seq_len : (i + 1) * seq_len + 1], the input and, one further, the labels. Neighbours
+    share one token, so that every token but the file's first is a label exactly once; the incomplete last row is left
+    out. Documents in one row see each other.
+
+    padded: row i is document i, cut to seq_len + 1 tokens or padded with end-of-text. The document's own end-of-text is
+    a label; what follows it is IGNORE_INDEX.
     """
 
-    def __init__(self, token_file: TokenFile, seq_len: int):
-        self.token_file, self.seq_len = token_file, seq_len
+    def __init__(self, token_file: TokenFile, config: Config):
+        self.token_file, self.seq_len = token_file, config.training.seq_len
+        self.is_padded = config.data.layout == "padded"
         if len(self) < 1:
             raise InputError(
-                f"{token_file.dataset} has {token_file.n_tokens:,} tokens, fewer than one row ({seq_len + 1:,}): "
+                f"{token_file.dataset} has {token_file.n_tokens:,} tokens, fewer than one row ({self.seq_len + 1:,}): "
                 "lower training.seq_len, raise data.max_tokens, or give a larger corpus"
             )
 
     def __len__(self) -> int:
-        return (self.token_file.n_tokens - 1) // self.seq_len
+        return self.token_file.n_documents if self.is_padded else (self.token_file.n_tokens - 1) // self.seq_len
 
     def __getitem__(self, i: int) -> Row:
-        start = i * self.seq_len
-        tokens = torch.from_numpy(self.token_file.tokens[start : start + self.seq_len + 1].astype(np.int64))
-        return {"input": tokens[:-1]}, tokens[1:]
-
-
-class PaddedRows(Dataset):
-    """Row i is document i, cut to seq_len + 1 tokens or padded with end-of-text.
-
-    The document's own end-of-text is a label; what follows it is IGNORE_INDEX.
-    """
-
-    def __init__(self, token_file: TokenFile, seq_len: int):
-        self.token_file, self.seq_len = token_file, seq_len
-
-    def __len__(self) -> int:
-        return self.token_file.n_documents
-
-    def __getitem__(self, i: int) -> Row:
-        start, end = self.token_file.documents[i : i + 2]
-        document = self.token_file.tokens[start : min(end, start + self.seq_len + 1)]
-        tokens = torch.full((self.seq_len + 1,), self.token_file.eos_id)
-        tokens[: len(document)] = torch.from_numpy(document.astype(np.int64))
-        labels = tokens[1:].clone()
-        labels[len(document) - 1 :] = IGNORE_INDEX
-        return {"input": tokens[:-1]}, labels
+        file, length = self.token_file, self.seq_len + 1
+        start, end = file.documents[i : i + 2] if self.is_padded else (i * self.seq_len, file.n_tokens)
+        piece = file.tokens[start : min(end, start + length)]
+        row = torch.full((length,), file.eos_id)
+        row[: len(piece)] = torch.from_numpy(piece.astype(np.int64))
+        labels = row[1:].clone()
+        labels[len(piece) - 1 :] = IGNORE_INDEX
+        return {"input": row[:-1]}, labels
 
 
 class EpochShuffle(Sampler[int]):
@@ -90,7 +78,7 @@ def build_dataloader(dp_world_size: int, dp_rank: int, tokenizer: None, job_conf
     `debug.seed` orders the rows, and the loader's state resumes after the last batch that was given.
     `tokenizer` is not used: the corpus has its own. Raises InputError.
     """
-    rows = _rows(prepare(job_config), job_config)
+    rows = Rows(prepare(job_config), job_config)
     needed = _rows_needed(job_config, dp_world_size)
     if dp_rank == 0 and needed > len(rows):
         logger.warning(
@@ -120,7 +108,7 @@ def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
 
 def describe(token_file: TokenFile, config: Config) -> str:
     """One sentence about what the run would read of a prepared token file. Raises InputError if that is not a row."""
-    rows = _rows(token_file, config)
+    rows = Rows(token_file, config)
     needed = _rows_needed(config, int(os.environ.get("WORLD_SIZE", 1)))
     tokenizer = config.model.hf_assets_path
     return (
@@ -129,11 +117,6 @@ def describe(token_file: TokenFile, config: Config) -> str:
         f"{len(rows):,} {config.data.layout} rows of {config.training.seq_len:,}; "
         f"the run reads {needed:,} rows, {needed / len(rows):,.2f} times the data"
     )
-
-
-def _rows(token_file: TokenFile, config: Config) -> PackedRows | PaddedRows:
-    layouts = {"packed": PackedRows, "padded": PaddedRows}
-    return layouts[config.data.layout](token_file, config.training.seq_len)
 
 
 def _rows_needed(config: Config, dp_world_size: int) -> int:

@@ -1,5 +1,6 @@
 """Text to tokens: by a tokenizer.json, a tokenizer of Hugging Face's hub, or a BPE trained on the corpus."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from models.errors import InputError
 
 END_OF_TEXT_NAMES = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eot_id|>")
 BATCH_CHARACTERS = 4_000_000  # encoded at once: enough for every core, and takes about 0.5 GB
-BPE_CHARACTERS = 100_000_000  # the BPE learns from the corpus' beginning: more takes minutes and changes little
+BPE_BATCHES = 25  # the BPE learns from the corpus' beginning: more takes minutes and changes little
 LOCAL_PATH = re.compile(r"[./~].*|.*\.json|.*/.*/.*")  # what cannot be a hub name: `name` or `owner/name`
 
 
@@ -66,18 +67,9 @@ def _train_bpe(documents: Iterator[str], vocab_size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_beginning(documents), trainer)
+    beginning = itertools.islice(_batches(documents), BPE_BATCHES)
+    tokenizer.train_from_iterator((text for batch in beginning for text, _ in batch), trainer)
     return tokenizer
-
-
-def _beginning(documents: Iterator[str]) -> Iterator[str]:
-    """What the BPE learns from."""
-    characters = 0
-    for piece, _ in _pieces(documents):
-        yield piece
-        characters += len(piece)
-        if characters >= BPE_CHARACTERS:
-            return
 
 
 def end_of_text(tokenizer: Tokenizer) -> int:
@@ -90,7 +82,7 @@ def end_of_text(tokenizer: Tokenizer) -> int:
 
 def encode(tokenizer: Tokenizer, documents: Iterator[str]) -> Iterator[tuple[list[int], bool]]:
     """The pieces' token ids, without end-of-text, and whether a document ends with the piece."""
-    for batch in _batches(_pieces(documents)):
+    for batch in _batches(documents):
         try:
             encodings = tokenizer.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
         except Exception as error:  # the library raises plain Exception
@@ -100,24 +92,18 @@ def encode(tokenizer: Tokenizer, documents: Iterator[str]) -> Iterator[tuple[lis
             yield encoding.ids, document_ends
 
 
-def _pieces(documents: Iterator[str]) -> Iterator[tuple[str, bool]]:
+def _batches(documents: Iterator[str]) -> Iterator[list[tuple[str, bool]]]:
     """Documents, long ones in pieces of a batch's size, and whether a document ends with the piece.
 
     The tokenizer takes 100 times a text's size in memory; a cut costs a token or two.
     """
-    for document in documents:
-        for start in range(0, len(document), BATCH_CHARACTERS):
-            end = start + BATCH_CHARACTERS
-            yield document[start:end], end >= len(document)
-
-
-def _batches(pieces: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
     batch, characters = [], 0
-    for piece in pieces:
-        batch.append(piece)
-        characters += len(piece[0])
-        if characters >= BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
+    for document in documents:
+        for end in range(BATCH_CHARACTERS, len(document) + BATCH_CHARACTERS, BATCH_CHARACTERS):
+            batch.append((document[end - BATCH_CHARACTERS : end], end >= len(document)))
+            characters += len(batch[-1][0])
+            if characters >= BATCH_CHARACTERS:
+                yield batch
+                batch, characters = [], 0
     if batch:
         yield batch

@@ -18,7 +18,7 @@ import json
 import logging
 import os
 import shutil
-import socket
+import tempfile
 import time
 from array import array
 from collections.abc import Iterator
@@ -87,9 +87,9 @@ def prepare(config: Config) -> TokenFile:
         folder = cache / f"{source.name.replace('/', '--')}-{content_hash}"
         if not folder.exists():
             cache.mkdir(parents=True, exist_ok=True)
-            with _lock(folder) as locked:
+            with _lock(folder):
                 if not folder.exists():
-                    _write(folder, source, tokenizer_file, config, locked)
+                    _write(folder, source, tokenizer_file, config)
     except OSError as error:
         path = Path(error.filename or cache)
         if path.is_relative_to(cache) or cache.is_relative_to(path):
@@ -100,44 +100,42 @@ def prepare(config: Config) -> TokenFile:
 
 
 @contextmanager
-def _lock(folder: Path) -> Iterator[bool]:
-    """Wait until no other process prepares `folder`; False, with a warning, on a file system without locks."""
+def _lock(folder: Path) -> Iterator[None]:
+    """Wait until no other process prepares `folder`; a file system without locks costs a warning."""
     with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            locked = True
+            for abandoned in folder.parent.glob(f".{folder.name}.*.partial"):  # by a process that was killed
+                shutil.rmtree(abandoned, ignore_errors=True)
         except OSError as error:
             logger.warning(f"{folder.parent}: {error.strerror}: several processes may prepare the same data at once")
-            locked = False
-        yield locked
+        yield
 
 
-def _write(folder: Path, source: Source, tokenizer_file: Path | None, config: Config, locked: bool) -> None:
+def _write(folder: Path, source: Source, tokenizer_file: Path | None, config: Config) -> None:
     """Write the token file beside `folder` and rename it, so that `folder` is whole whenever it is there."""
     start = time.perf_counter()
     logger.info(f"Preparing {folder}")
     # The tokenizer's threads are done before anything forks; unset, each later fork prints a warning about them.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     tokenizer = load_tokenizer(config, tokenizer_file, source)
-    if locked:
-        for abandoned in folder.parent.glob(f".{folder.name}.*.partial"):  # by a process that was killed
-            shutil.rmtree(abandoned, ignore_errors=True)
-    partial = folder.with_name(f".{folder.name}.{socket.gethostname()}-{os.getpid()}.partial")
-    partial.mkdir()
-    try:
+    with tempfile.TemporaryDirectory(".partial", f".{folder.name}.", folder.parent) as temporary:
+        partial = Path(temporary) / "tokens"
+        partial.mkdir()  # with the permissions that the user's folders have, unlike the temporary one
         meta = _write_tokens(partial, source, tokenizer, config.data.max_tokens)
+        meta |= {"dataset": source.name, "source_hash": source.digest, "seconds": round(time.perf_counter() - start, 3)}
         (partial / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-        meta |= {"source_hash": source.digest, "seconds": round(time.perf_counter() - start, 3)}
         (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
         (partial / "checksum").write_text(digest_of([partial / name for name in FILES]))
-        _flush_to_disk(partial)
+        for path in (*partial.iterdir(), partial):  # a power cut may otherwise keep a file's name and lose its content
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
         try:
             partial.rename(folder)
         except OSError:
             if not folder.exists():  # where it does, another process was first, for want of a lock
                 raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, max_tokens: int | None) -> dict:
@@ -159,20 +157,4 @@ def _write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, max_tokens
     if len(offsets) == 1:
         raise InputError(f"the corpus {source.name} holds no text: give another training.dataset or dataset_path")
     np.save(folder / "documents.npy", np.array(offsets, np.int64))
-    return {
-        "format_version": FORMAT_VERSION,
-        "dataset": source.name,
-        "n_tokens": offsets[-1],
-        "n_documents": len(offsets) - 1,
-        "vocab_size": vocab_size,
-        "eos_id": eos_id,
-        "dtype": dtype.name,
-    }
-
-
-def _flush_to_disk(folder: Path) -> None:
-    """Have a folder and its files survive a power cut, which may otherwise keep a file's name and lose its content."""
-    for path in (*folder.iterdir(), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+    return {"vocab_size": vocab_size, "eos_id": eos_id, "dtype": dtype.name, "n_tokens": offsets[-1]}
