@@ -11,11 +11,19 @@ import json
 from rich.console import Console
 from rich.markup import escape
 
-from experiments.config import recipes, rules, studies
+from experiments.config import recipes, rules
+from experiments.config.yaml_source import read
 from experiments.jobs.exit_codes import COMPLETED, complain, leave
 from models.errors import InputError
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
+GROUPS = {
+    "": "Further recipes",
+    "candidates": "Candidates, one change each",
+    "puzzle": "Puzzle: does FP8 learn on one GPU?",
+    "overlays": "Overlays: where, and how big",
+    "studies": "Studies",
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,10 +49,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def print_list() -> None:
     """Every recipe, overlay and study with its own line of description, group by group."""
-    for title, lines in (recipes.descriptions() | {"Studies": studies.descriptions()}).items():
+    groups = {title: recipes.files(recipes.RECIPES / folder) for folder, title in GROUPS.items()}
+    groups = {"The four recipes": {name: groups["Further recipes"].pop(name) for name in recipes.THE_FOUR}, **groups}
+    for title, files in groups.items():
         CONSOLE.print(f"[bold]{title}[/]")
-        for name, description in lines.items():
-            CONSOLE.print(f"  {name:<40} {escape(description)}")
+        for name, path in files.items():
+            description = read(path).get("description")
+            CONSOLE.print(f"  {name:<40} {escape(str(description.value)) if description else ''}")
 
 
 def print_recipe(recipe: recipes.Recipe) -> None:

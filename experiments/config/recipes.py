@@ -13,30 +13,25 @@ import operator
 import os
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from experiments.config import rules
 from experiments.config.values import text
-from experiments.config.yaml_source import Entries, Entry, dump, parse, read
+from experiments.config.yaml_source import ROOT, Entries, Entry, dump, parse, read
 from models.errors import InputError
 
 if TYPE_CHECKING:
     from experiments.config.keys import Config
 
-ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
 OVERLAYS = RECIPES / "overlays"
-GROUPS = {
-    "": "Further recipes",
-    "candidates": "Candidates, one change each",
-    "puzzle": "Puzzle: does FP8 learn on one GPU?",
-}
+GROUPS = ("", "candidates", "puzzle")  # folders of recipes in `recipes/`
+THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 DESCRIPTION = text(".+", "a line of text on what this is for")
 NAME = text(r"\w[\w .+-]{0,99}", "letters, digits, _, -, + and ., at most 100")
-THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
 
 @dataclass(frozen=True)
@@ -67,14 +62,6 @@ def names() -> list[str]:
     return list(paths())
 
 
-def descriptions() -> dict[str, dict[str, str]]:
-    """Group to name to the file's own line, for people. Raises InputError if one of the files can't be read."""
-    groups = {title: files(RECIPES / group) for group, title in GROUPS.items()}
-    groups = {"The four recipes": {name: groups["Further recipes"].pop(name) for name in THE_FOUR}, **groups}
-    groups["Overlays: where, and how big"] = files(OVERLAYS)
-    return {title: {name: _read_layer(group[name]).description for name in group} for title, group in groups.items()}
-
-
 def load(name: str, overlays: Sequence[str] = (), overrides: Sequence[str] = (), seed: int | None = None) -> Recipe:
     """Resolve and validate a recipe.
 
@@ -92,7 +79,7 @@ def load(name: str, overlays: Sequence[str] = (), overrides: Sequence[str] = (),
     config = rules.build(entries)
     _raise(rules.contradictions(config, entries))
     config.job.description = layer.description
-    return Recipe(layer.name, layer.base.value, tuple(overlays), tuple(overrides), seed, layer.description, config)
+    return Recipe(layer.name, layer.base, tuple(overlays), tuple(overrides), seed, layer.description, config)
 
 
 def to_yaml(recipe: Recipe) -> str:
@@ -120,7 +107,7 @@ def split_variant(variant: str) -> tuple[str, list[str]]:
     return name, overrides
 
 
-def unknown(kind: str, name: str, known: list[str]) -> str:
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """What to say of a name that isn't one of `known`."""
     near = difflib.get_close_matches(name, known, n=2)
     hint = f" did you mean {' or '.join(f'`{word}`' for word in near)}?" if near else ""
@@ -135,25 +122,31 @@ def _raise(problems: list[str]) -> None:
 # ---- layers ----
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """One file."""
+class _Layer(NamedTuple):
+    """A recipe's file."""
 
-    path: Path
     name: str
-    base: Entry
+    base: str | None
     description: str
     keys: Entries
 
 
 def _resolve(name, overlays, overrides, seed) -> tuple[_Layer, Entries]:
     """The recipe's own layer, and the keys of all layers merged. Raises InputError."""
-    chain = _chain(name)
+    known = paths()
+    if name.endswith(".yaml") and not os.path.exists(name):
+        raise InputError(f"{name}: no such file; give the path of a recipe, or a name: {', '.join(known)}")
+    if not name.endswith(".yaml") and name not in known:
+        raise InputError(unknown("recipe", name, known))
+    chain = _chain(known.get(name) or Path(os.path.realpath(name)), [])
     layers = [layer.keys for layer in chain]
+    known_overlays = files(OVERLAYS)
     for overlay in overlays:
-        if overlay not in files(OVERLAYS):
-            raise InputError(unknown("overlay", overlay, list(files(OVERLAYS))))
-        layers.append(_read_layer(OVERLAYS / f"{overlay}.yaml").keys)
+        if overlay not in known_overlays:
+            raise InputError(unknown("overlay", overlay, known_overlays))
+        layers.append(
+            {key: entry for key, entry in read(known_overlays[overlay]).items() if key not in ("", "description")}
+        )
     layers += map(_override, overrides)
     if seed is not None:
         layers.append({"debug.seed": Entry(seed, "--seed")})
@@ -161,43 +154,32 @@ def _resolve(name, overlays, overrides, seed) -> tuple[_Layer, Entries]:
     return chain[-1], functools.reduce(operator.or_, layers)
 
 
-def _chain(name: str) -> list[_Layer]:
+def _chain(path: Path, descendants: list[Path]) -> list[_Layer]:
     """The recipe and its ancestors, oldest first. Raises InputError if one of them is no recipe."""
-    known = paths()
-    if name.endswith(".yaml") and not os.path.exists(name):
-        raise InputError(f"{name}: no such file; give the path of a recipe, or a name: {', '.join(known)}")
-    if not name.endswith(".yaml") and name not in known:
-        raise InputError(unknown("recipe", name, list(known)))
-    layers = [_read_layer(known.get(name) or Path(os.path.realpath(name)))]
-    while (base := layers[-1].base).value is not None:
-        path, descent = known[base.value], [layer.path for layer in layers]
-        if path in descent:
-            circle = [*descent[descent.index(path) :], path]
-            raise InputError(f"{base.origin}: base: circular: {' -> '.join(step.stem for step in circle)}")
-        layers.append(_read_layer(path))
-    return layers[::-1]
+    layer = _read_layer(path)
+    if path in descendants:
+        circle = [*descendants[descendants.index(path) :], path]
+        raise InputError(f"{path.name}: base: circular: {' -> '.join(recipe.stem for recipe in circle)}")
+    ancestors = _chain(paths()[layer.base], [*descendants, path]) if layer.base else []
+    return [*ancestors, layer]
 
 
 def _read_layer(path: Path) -> _Layer:
     """One file. Raises InputError for what is wrong besides the keys of its sections."""
-    place = str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
-    keys, known = read(path, place), paths()
-    is_overlay, is_listed = path.parent == OVERLAYS, path == known.get(path.stem)
-    base = keys.pop("base", Entry(None, f"{place}:1"))
-    description = keys.pop("description", Entry(None, f"{place}:1"))
-    name = Entry(path.stem, f"{place}:1")
-    if not is_listed and not is_overlay:  # a run's recipe.yaml says whose it is
+    keys, known = read(path), paths()
+    default = Entry(None, keys.pop("").origin)
+    base, description = keys.pop("base", default), keys.pop("description", default)
+    name, is_listed = Entry(path.stem, default.origin), path == known.get(path.stem)
+    if not is_listed:  # a run's recipe.yaml says whose it is
         name = keys.pop("name", name)
-    if is_overlay and base.value is not None:
-        raise InputError(f"{base.origin}: base: an overlay has none: remove the line")
     if is_listed and path.stem != "base" and base.value is None:
         raise InputError(f"{base.origin}: base: missing; name the parent recipe, e.g. `base: baseline`")
     if base.value not in [None, *known]:
-        raise InputError(f"{base.origin}: base: {unknown('recipe', str(base.value), list(known))}")
+        raise InputError(f"{base.origin}: base: {unknown('recipe', str(base.value), known)}")
     for key, entry, rule in (("description", description, DESCRIPTION), ("name", name, NAME)):
         if message := rule(entry.value):
             raise InputError(f"{entry.origin}: {key}: {message}")
-    return _Layer(path, name.value, base, description.value, keys)
+    return _Layer(name.value, base.value, description.value, keys)
 
 
 def _override(override: str) -> Entries:

@@ -57,11 +57,6 @@ def load(names: list[str]) -> Study:
     return Study(description=", ".join(names), recipes=names, baseline=baseline, seeds=[0], overlays=[AUTO])
 
 
-def descriptions() -> dict[str, str]:
-    """Each study of `recipes/studies/`, and its own line. Raises `InputError` if one of the files can't be read."""
-    return {name: read(path).description for name, path in recipes.files(STUDIES).items()}
-
-
 def _about_path(path: str) -> str:
     """Why a path does not name a study."""
     if os.path.isdir(path):
@@ -73,10 +68,12 @@ def _about_path(path: str) -> str:
 
 def read(path: Path) -> Study:
     """One file. Raises `InputError` with file and line."""
-    keys = read_yaml(path, str(path))
+    keys = read_yaml(path)
+    whole = keys.pop("")
     try:
         return Study.model_validate(nested(keys))
     except ValidationError as error:
-        messages = explain(error, keys, Study.model_fields)
-        origins = {key: keys[key].origin if key in keys else str(path) for key in messages}
-        raise InputError("\n".join(f"{origins[key]}: {key}: {messages[key]}" for key in messages)) from error
+        messages = explain(error, keys, Study.model_fields).items()
+        raise InputError(
+            "\n".join(f"{keys.get(key, whole).origin}: {key}: {text}" for key, text in messages)
+        ) from error

@@ -16,6 +16,7 @@ import yaml
 from experiments.config.values import shown
 from models.errors import InputError
 
+ROOT = Path(__file__).resolve().parents[2]
 MAX_BYTES, MAX_DEPTH, MAX_DIGITS = 100_000, 20, 18
 
 
@@ -72,8 +73,9 @@ for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_type}", _pattern, _first)
 
 
-def read(path: Path, name: str) -> Entries:
-    """The keys of a file; `name` is what messages call it. Raises InputError."""
+def read(path: Path) -> Entries:
+    """The keys of a file, and "", the whole. Raises InputError."""
+    name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     try:
         if not path.is_file():  # opening a pipe would wait for ever
             raise InputError(f"{name}: is not a file, or a link that leads nowhere: give a YAML file")
@@ -84,8 +86,8 @@ def read(path: Path, name: str) -> Entries:
     if len(text) > MAX_BYTES:
         raise InputError(f"{name}: has more than {MAX_BYTES // 1000} kB, which no recipe or study needs")
     entries = parse(text, lambda line: f"{name}:{line}")
-    if (root := entries.pop("")).value not in ({}, None):
-        raise InputError(f"{root.origin}: expected keys with their values, got {shown(root.value)}")
+    if entries[""].value not in ({}, None):
+        raise InputError(f"{name}:1: expected keys with their values, got {shown(entries[''].value)}")
     return entries
 
 
