@@ -144,9 +144,8 @@ def _resolve(name, overlays, overrides, seed) -> tuple[_Layer, Entries]:
     for overlay in overlays:
         if overlay not in known_overlays:
             raise InputError(unknown("overlay", overlay, known_overlays))
-        layers.append(
-            {key: entry for key, entry in read(known_overlays[overlay]).items() if key not in ("", "description")}
-        )
+        keys = read(known_overlays[overlay])
+        layers.append({key: keys[key] for key in keys if key not in ("", "description")})
     layers += map(_override, overrides)
     if seed is not None:
         layers.append({"debug.seed": Entry(seed, "--seed")})
@@ -167,9 +166,9 @@ def _chain(path: Path, descendants: list[Path]) -> list[_Layer]:
 def _read_layer(path: Path) -> _Layer:
     """One file. Raises InputError for what is wrong besides the keys of its sections."""
     keys, known = read(path), paths()
-    default = Entry(None, keys.pop("").origin)
+    is_listed, default = path == known.get(path.stem), Entry(None, keys.pop("").origin)
     base, description = keys.pop("base", default), keys.pop("description", default)
-    name, is_listed = Entry(path.stem, default.origin), path == known.get(path.stem)
+    name = Entry(path.stem, default.origin)
     if not is_listed:  # a run's recipe.yaml says whose it is
         name = keys.pop("name", name)
     if is_listed and path.stem != "base" and base.value is None:
@@ -177,7 +176,7 @@ def _read_layer(path: Path) -> _Layer:
     if base.value not in [None, *known]:
         raise InputError(f"{base.origin}: base: {unknown('recipe', str(base.value), known)}")
     for key, entry, rule in (("description", description, DESCRIPTION), ("name", name, NAME)):
-        if message := rule(entry.value):
+        if message := rule(entry.value or ""):
             raise InputError(f"{entry.origin}: {key}: {message}")
     return _Layer(name.value, base.value, description.value, keys)
 

@@ -28,7 +28,7 @@ class Source:
 def open_source(config: Config) -> Source:
     """The corpus that `training.dataset` names; of the hub nothing is read yet.
 
-    Raises `InputError` if it is not there, and `OSError` if its files cannot be read. So does reading its documents.
+    Raises `InputError` if it is not there, and `OSError` if its files cannot be read.
     """
     name, column = config.training.dataset, config.data.text_column
     if name in STDLIB:
@@ -97,11 +97,11 @@ def _parquet_documents(files: list[Path], column: str) -> Iterator[str]:
 
     mend = "convert it anew, or take it out of training.dataset_path"
     for path in files:  # all of them before the hours that encoding the first may take
-        with _readable(f"{path} could not be read as parquet", mend):
+        with readable(f"{path} could not be read as parquet", mend):
             _require_column(column, pyarrow.parquet.read_schema(path).names, str(path))
     for path in files:
         with (
-            _readable(f"{path} could not be read as parquet with text in UTF-8", mend),
+            readable(f"{path} could not be read as parquet with text in UTF-8", mend),
             pyarrow.parquet.ParquetFile(path) as file,
         ):
             for batch in file.iter_batches(batch_size=1024, columns=[column]):
@@ -114,7 +114,7 @@ def _parquet_documents(files: list[Path], column: str) -> Iterator[str]:
 def _hub_documents(config: Config) -> Iterator[str]:
     name, column = config.training.dataset, config.data.text_column
     mend = "run `python -m experiments.data prepare ...` on a node with internet, or use training.dataset=python_stdlib"
-    with _readable(f"the dataset {name} could not be read from Hugging Face", mend):
+    with readable(f"the dataset {name} could not be read from Hugging Face", mend):
         import datasets
 
         for row in datasets.load_dataset(name, config.data.subset, split=config.data.split, streaming=True):
@@ -126,8 +126,8 @@ def _hub_documents(config: Config) -> Iterator[str]:
 
 
 @contextmanager
-def _readable(what: str, mend: str) -> Iterator[None]:
-    """Any error of the libraries that read a corpus becomes an `InputError`."""
+def readable(what: str, mend: str) -> Iterator[None]:
+    """Any error of the libraries that read corpora and tokenizers becomes an `InputError`."""
     try:
         yield
     except InputError:

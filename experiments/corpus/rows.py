@@ -37,16 +37,17 @@ class Rows(Dataset):
         self.is_padded = config.data.layout == "padded"
         if len(self) < 1:
             raise InputError(
-                f"{token_file.dataset} has {token_file.n_tokens:,} tokens, fewer than one row ({self.seq_len + 1:,}): "
-                "lower training.seq_len, raise data.max_tokens, or give a larger corpus"
+                f"{token_file.dataset} has {len(token_file.tokens):,} tokens, fewer than one row "
+                f"({self.seq_len + 1:,}): lower training.seq_len, raise data.max_tokens, or give a larger corpus"
             )
 
     def __len__(self) -> int:
-        return self.token_file.n_documents if self.is_padded else (self.token_file.n_tokens - 1) // self.seq_len
+        file = self.token_file
+        return len(file.documents) - 1 if self.is_padded else (len(file.tokens) - 1) // self.seq_len
 
     def __getitem__(self, i: int) -> Row:
         file, length = self.token_file, self.seq_len + 1
-        start, end = file.documents[i : i + 2] if self.is_padded else (i * self.seq_len, file.n_tokens)
+        start, end = file.documents[i : i + 2] if self.is_padded else (i * self.seq_len, len(file.tokens))
         piece = file.tokens[start : min(end, start + length)]
         row = torch.full((length,), file.eos_id)
         row[: len(piece)] = torch.from_numpy(piece.astype(np.int64))
@@ -112,7 +113,7 @@ def describe(token_file: TokenFile, config: Config) -> str:
     needed = _rows_needed(config, int(os.environ.get("WORLD_SIZE", 1)))
     tokenizer = config.model.hf_assets_path
     return (
-        f"{token_file.dataset}: {token_file.n_tokens:,} tokens in {token_file.n_documents:,} documents, "
+        f"{token_file.dataset}: {len(token_file.tokens):,} tokens in {len(token_file.documents) - 1:,} documents, "
         f"vocabulary {token_file.vocab_size:,} ({f'of {tokenizer}' if tokenizer else 'BPE trained on it'}), "
         f"{len(rows):,} {config.data.layout} rows of {config.training.seq_len:,}; "
         f"the run reads {needed:,} rows, {needed / len(rows):,.2f} times the data"

@@ -2,13 +2,13 @@
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from experiments.config.keys import Config
-from experiments.corpus.documents import Source, digest_of
+from experiments.corpus.documents import Source, digest_of, readable
 from models.errors import InputError
 
 END_OF_TEXT_NAMES = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eot_id|>")
@@ -17,43 +17,30 @@ BPE_BATCHES = 25  # the BPE learns from the corpus' beginning: more takes minute
 LOCAL_PATH = re.compile(r"[./~].*|.*\.json|.*/.*/.*")  # what cannot be a hub name: `name` or `owner/name`
 
 
-def local_tokenizer(config: Config) -> Path | None:
-    """The local tokenizer.json; None where `model.hf_assets_path` is empty or names a tokenizer on the hub."""
-    given = config.model.hf_assets_path
+def open_tokenizer(config: Config) -> tuple[str, Callable[[Source], Tokenizer]]:
+    """What tells the tokenizer from others (those of the hub go by their name), and what loads it for a corpus.
+
+    Raises `InputError` if it is a local one that is not there.
+    """
+    given, vocab_size = config.model.hf_assets_path, config.data.bpe_vocab_size
     path = Path(given)
-    if not given or (not path.exists() and not LOCAL_PATH.fullmatch(given)):
-        return None
+    if not given:
+        return f"bpe:{vocab_size}", lambda source: _train_bpe(source.documents(), vocab_size)
+    if not path.exists() and not LOCAL_PATH.fullmatch(given):
+        return f"hub:{given}", lambda _: _read(Tokenizer.from_pretrained, given)
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise InputError(
             f"model.hf_assets_path={given}: {file} does not exist; give a tokenizer.json, a folder with one, a name on "
             'Hugging Face, or "" to train a BPE on the corpus'
         )
-    return file
+    return digest_of([file]), lambda _: _read(Tokenizer.from_file, str(file))
 
 
-def tokenizer_identity(config: Config, file: Path | None) -> str:
-    """What tells this tokenizer from others; those of the hub go by their name."""
-    if file:
-        return digest_of([file])
-    return f"hub:{config.model.hf_assets_path}" if config.model.hf_assets_path else f"bpe:{config.data.bpe_vocab_size}"
-
-
-def load_tokenizer(config: Config, file: Path | None, source: Source) -> Tokenizer:
-    """The tokenizer, set to give a document's tokens and nothing else: no specials, no truncation, no padding."""
-    given = config.model.hf_assets_path
-    if not given:
-        tokenizer = _train_bpe(source.documents(), config.data.bpe_vocab_size)
-    else:
-        try:
-            tokenizer = Tokenizer.from_file(str(file)) if file else Tokenizer.from_pretrained(given)
-        except Exception as error:  # the library raises plain Exception
-            mend = "give a tokenizer.json of the `tokenizers` library, or fetch the name on a node with internet"
-            raise InputError(f"model.hf_assets_path={given} could not be read ({error}): {mend}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True  # "</s>" in a document is text, not the document's end
-    return tokenizer
+def _read(load: Callable[[str], Tokenizer], given: str) -> Tokenizer:
+    mend = "give a tokenizer.json of the `tokenizers` library, or fetch the name on a node with internet"
+    with readable(f"model.hf_assets_path={given} could not be read", mend):
+        return load(given)
 
 
 def _train_bpe(documents: Iterator[str], vocab_size: int) -> Tokenizer:
@@ -81,13 +68,14 @@ def end_of_text(tokenizer: Tokenizer) -> int:
 
 
 def encode(tokenizer: Tokenizer, documents: Iterator[str]) -> Iterator[tuple[list[int], bool]]:
-    """The pieces' token ids, without end-of-text, and whether a document ends with the piece."""
+    """The pieces' token ids, without specials such as end-of-text, and whether a document ends with the piece."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True  # "</s>" in a document is text, not the document's end
+    mend = "give another model.hf_assets_path, with a token for unknown words"
     for batch in _batches(documents):
-        try:
+        with readable("the tokenizer cannot encode the corpus", mend):
             encodings = tokenizer.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
-        except Exception as error:  # the library raises plain Exception
-            mend = "give another model.hf_assets_path, with a token for unknown words"
-            raise InputError(f"the tokenizer cannot encode the corpus ({error}): {mend}") from error
         for encoding, (_, document_ends) in zip(encodings, batch, strict=True):
             yield encoding.ids, document_ends
 

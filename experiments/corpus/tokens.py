@@ -3,9 +3,9 @@
 A token file is a folder `<data.cache_dir>/<dataset>-<content hash>/`:
 
     tokens.bin      each document's tokens and an end-of-text; uint16 where the vocabulary fits, else uint32
-    documents.npy   int64 [n_documents + 1]: where in tokens.bin each document starts, and the end
+    documents.npy   int64 [number of documents + 1]: where in tokens.bin each document starts, and the end
     tokenizer.json  what encoded it
-    meta.json       counts, dtype, the corpus' hash, seconds taken
+    meta.json       the corpus and its hash, the vocabulary's size, end-of-text, dtype
     checksum        blake2b of these four
 
 The content hash covers the corpus, the tokenizer, `data.max_tokens` and the format's version. What lives on Hugging
@@ -19,7 +19,6 @@ import logging
 import os
 import shutil
 import tempfile
-import time
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,8 +29,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from experiments.config.keys import Config
-from experiments.corpus.documents import Source, digest_of, open_source
-from experiments.corpus.tokenizer import encode, end_of_text, load_tokenizer, local_tokenizer, tokenizer_identity
+from experiments.corpus.documents import Source, digest_of, open_source, readable
+from experiments.corpus.tokenizer import encode, end_of_text, open_tokenizer
 from models.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -45,19 +44,11 @@ class TokenFile:
     """A prepared token file, opened read-only."""
 
     path: Path
-    tokens: np.memmap  # uint16 or uint32 [n_tokens]
-    documents: np.ndarray  # int64 [n_documents + 1], offsets into tokens
+    tokens: np.memmap  # uint16 or uint32 [number of tokens]
+    documents: np.ndarray  # int64 [number of documents + 1], offsets into tokens
     dataset: str
     vocab_size: int  # every token is below it
     eos_id: int
-
-    @property
-    def n_tokens(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def n_documents(self) -> int:
-        return len(self.documents) - 1
 
     @classmethod
     def open(cls, path: Path) -> "TokenFile":
@@ -80,22 +71,20 @@ def prepare(config: Config) -> TokenFile:
     Raises `InputError` for whatever is wrong with the corpus, the tokenizer or the folder.
     """
     cache = Path(config.data.cache_dir)
+    with readable("the corpus or its tokenizer could not be read", "make it readable, or give another path"):
+        source, (tokenizer_identity, load_tokenizer) = open_source(config), open_tokenizer(config)
+    content = [FORMAT_VERSION, source.digest, tokenizer_identity, config.data.max_tokens]
+    content_hash = hashlib.blake2b(json.dumps(content).encode()).hexdigest()[:12]
+    folder = cache / f"{source.name.replace('/', '--')}-{content_hash}"
     try:
-        source, tokenizer_file = open_source(config), local_tokenizer(config)
-        content = [FORMAT_VERSION, source.digest, tokenizer_identity(config, tokenizer_file), config.data.max_tokens]
-        content_hash = hashlib.blake2b(json.dumps(content).encode()).hexdigest()[:12]
-        folder = cache / f"{source.name.replace('/', '--')}-{content_hash}"
         if not folder.exists():
             cache.mkdir(parents=True, exist_ok=True)
             with _lock(folder):
                 if not folder.exists():
-                    _write(folder, source, tokenizer_file, config)
+                    _write(folder, source, load_tokenizer, config.data.max_tokens)
     except OSError as error:
-        path = Path(error.filename or cache)
-        if path.is_relative_to(cache) or cache.is_relative_to(path):
-            mend = "name a data.cache_dir that can be written and has room"
-            raise InputError(f"data.cache_dir={cache}: {error.strerror or error}: {mend}") from error
-        raise InputError(f"{error.filename}: {error.strerror}: make it readable, or give another path") from error
+        mend = "name a data.cache_dir that can be written and has room"
+        raise InputError(f"data.cache_dir={cache}: {error.strerror or error}: {mend}") from error
     return TokenFile.open(folder)
 
 
@@ -112,18 +101,17 @@ def _lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def _write(folder: Path, source: Source, tokenizer_file: Path | None, config: Config) -> None:
+def _write(folder: Path, source: Source, load_tokenizer, max_tokens: int | None) -> None:
     """Write the token file beside `folder` and rename it, so that `folder` is whole whenever it is there."""
-    start = time.perf_counter()
     logger.info(f"Preparing {folder}")
     # The tokenizer's threads are done before anything forks; unset, each later fork prints a warning about them.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    tokenizer = load_tokenizer(config, tokenizer_file, source)
+    tokenizer = load_tokenizer(source)
     with tempfile.TemporaryDirectory(".partial", f".{folder.name}.", folder.parent) as temporary:
         partial = Path(temporary) / "tokens"
         partial.mkdir()  # with the permissions that the user's folders have, unlike the temporary one
-        meta = _write_tokens(partial, source, tokenizer, config.data.max_tokens)
-        meta |= {"dataset": source.name, "source_hash": source.digest, "seconds": round(time.perf_counter() - start, 3)}
+        meta = {"dataset": source.name, "source_hash": source.digest}
+        meta |= _write_tokens(partial, source, tokenizer, max_tokens)
         (partial / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
         (partial / "checksum").write_text(digest_of([partial / name for name in FILES]))
@@ -157,4 +145,4 @@ def _write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, max_tokens
     if len(offsets) == 1:
         raise InputError(f"the corpus {source.name} holds no text: give another training.dataset or dataset_path")
     np.save(folder / "documents.npy", np.array(offsets, np.int64))
-    return {"vocab_size": vocab_size, "eos_id": eos_id, "dtype": dtype.name, "n_tokens": offsets[-1]}
+    return {"vocab_size": vocab_size, "eos_id": eos_id, "dtype": dtype.name}

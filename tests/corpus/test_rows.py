@@ -33,8 +33,8 @@ def test_packed_rows_join_documents_and_shift_labels(config):
     config.training.local_batch_size = 2
     inputs, labels = next(iter(loader(config)))
     assert inputs["input"].dtype == labels.dtype == torch.int64
-    rows = sorted(zip(inputs["input"].tolist(), labels.tolist(), strict=True))
-    assert rows == [([1, 2, 3, EOS], [2, 3, EOS, 4]), ([4, 5, EOS, 6], [5, EOS, 6, 7])]
+    pairs = sorted(zip(inputs["input"].tolist(), labels.tolist(), strict=True))
+    assert pairs == [([1, 2, 3, EOS], [2, 3, EOS, 4]), ([4, 5, EOS, 6], [5, EOS, 6, 7])]
 
 
 def test_padded_rows_hold_one_document_and_ignore_padding(config):
@@ -50,25 +50,27 @@ def test_padded_rows_hold_one_document_and_ignore_padding(config):
 
 
 def test_order_depends_on_seed_and_epoch_only(config):
-    rows = (prepare(config).n_tokens - 1) // 4
-    two_epochs = take(loader(config), 2 * rows)
-    assert two_epochs == take(loader(config), 2 * rows)
-    first, second = two_epochs[:rows], two_epochs[rows:]
+    n_rows = (len(prepare(config).tokens) - 1) // 4
+    random_state = torch.get_rng_state()
+    two_epochs = take(loader(config), 2 * n_rows)
+    assert torch.equal(torch.get_rng_state(), random_state)  # which are the model's
+    assert two_epochs == take(loader(config), 2 * n_rows)
+    first, second = two_epochs[:n_rows], two_epochs[n_rows:]
     assert first != second and sorted(first) == sorted(second)
-    assert len({str(row) for row in first}) == rows
+    assert len({str(row) for row in first}) == n_rows
 
     config.debug.seed = 43
-    other = take(loader(config), rows)
+    other = take(loader(config), n_rows)
     assert other != first and sorted(other) == sorted(first)
 
 
 def test_ranks_share_every_epoch_without_overlap(config):
     config.training.seq_len = 3
-    rows = (prepare(config).n_tokens - 1) // 3
+    n_rows = (len(prepare(config).tokens) - 1) // 3
     world_size = 4
-    assert rows % world_size, "an epoch must end in the middle of a global batch for this test to mean anything"
-    alone = take(loader(config), rows * world_size)
-    ranks = [take(loader(config, rank, world_size), rows) for rank in range(world_size)]
+    assert n_rows % world_size, "an epoch must end in the middle of a global batch for this test to mean anything"
+    alone = take(loader(config), n_rows * world_size)
+    ranks = [take(loader(config, rank, world_size), n_rows) for rank in range(world_size)]
     assert [row for step in zip(*ranks, strict=True) for row in step] == alone
 
 
@@ -76,22 +78,11 @@ def test_ranks_share_every_epoch_without_overlap(config):
 def test_resume_goes_on_with_the_next_batch(config, num_workers):
     config.training.local_batch_size = 2
     config.training.dataloader.num_workers = num_workers
-    before = loader(config)
+    before, after = loader(config), loader(config)
     batches = iter(before)
-    n = 40  # more than an epoch
-    take(batches, n)
-    state = before.state_dict()
-    expected = take(batches, 5)
-
-    after = loader(config)
-    after.load_state_dict(state)
-    assert take(after, 5) == expected != take(loader(config), 5)
-
-
-def test_reading_takes_no_random_numbers_from_the_model(config):
-    before = torch.get_rng_state()
-    next(iter(loader(config)))
-    assert torch.equal(torch.get_rng_state(), before)
+    take(batches, 40)  # more than an epoch
+    after.load_state_dict(before.state_dict())
+    assert take(after, 5) == take(batches, 5) != take(loader(config), 5)
 
 
 def test_a_run_longer_than_the_data_is_warned_of_once(config, caplog):
@@ -100,38 +91,28 @@ def test_a_run_longer_than_the_data_is_warned_of_once(config, caplog):
         loader(config, rank, world_size=2)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == ["The run reads parquet 6.0 times: 354 rows are needed and it has 59"]
-    assert rows.describe(prepare(config), config).endswith(
-        "59 packed rows of 4; the run reads 177 rows, 3.00 times the data"
-    )
+    sentence = rows.describe(prepare(config), config)
+    assert sentence.endswith("59 packed rows of 4; the run reads 177 rows, 3.00 times the data")
 
 
-def test_a_corpus_of_less_than_a_row(config):
+def test_a_corpus_that_suits_neither_the_rows_nor_the_model(config):
+    file = prepare(config)
+    rows.check_vocabulary(file, 500)
+    with pytest.raises(InputError, match="has 500 tokens and the model 499.*data.bpe_vocab_size=499"):
+        rows.check_vocabulary(file, 499)
     config.training.seq_len = 10_000
     with pytest.raises(InputError, match=r"240 tokens, fewer than one row \(10,001\): lower training.seq_len"):
         loader(config)
 
 
-def test_vocabulary_larger_than_the_models(config):
-    file = prepare(config)
-    rows.check_vocabulary(file, 500)
-    with pytest.raises(InputError, match="has 500 tokens and the model 499.*data.bpe_vocab_size=499"):
-        rows.check_vocabulary(file, 499)
-
-
 def test_command_prepares_ahead_of_the_run(config, monkeypatch, capsys):
     received = []
-
-    def load(*arguments):
-        received.append(arguments)
-        return SimpleNamespace(config=config)
-
+    load = lambda *arguments: received.append(arguments) or SimpleNamespace(config=config)  # noqa: E731
     monkeypatch.setattr("experiments.config.recipes.load", load)
-    command = ["data", "prepare", "baseline", "--overlay", "cpu", "training.steps=2", "--overlay", "h200"]
-    monkeypatch.setattr("sys.argv", command)
-    assert data.main() == 0
+    assert data.main(["prepare", "baseline", "--overlay", "cpu", "training.steps=2", "--overlay", "h200"]) == 0
     assert received == [("baseline", ["cpu", "h200"], ["training.steps=2"])]
     assert str(prepare(config).path) in capsys.readouterr().out
 
     config.training.dataset_path = None
-    assert data.main() == 2
+    assert data.main(["prepare", "baseline"]) == 2
     assert "needs training.dataset_path" in capsys.readouterr().err
