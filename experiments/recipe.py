@@ -63,8 +63,8 @@ def print_recipe(recipe: recipes.Recipe) -> None:
     CONSOLE.print(escape(recipes.to_yaml(recipe)))
     if recipe.base:
         CONSOLE.print(f"[bold]Difference from {recipe.base}:[/]")
-        for key, before, after in recipes.difference(recipe):
-            CONSOLE.print(f"  {key}: {escape(repr(before))} -> {escape(repr(after))}")
+    for key, before, after in recipes.difference(recipe):
+        CONSOLE.print(f"  {key}: {escape(repr(before))} -> {escape(repr(after))}")
 
 
 if __name__ == "__main__":
