@@ -2,8 +2,8 @@
 
 import json
 import shutil
+from dataclasses import replace
 from itertools import combinations
-from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
@@ -77,11 +77,15 @@ def figures(interrupted):
     }
 
 
+def legend_of(axes) -> list[Text]:
+    return axes.get_legend().get_texts() if axes.get_legend() else []
+
+
 def texts(figure) -> str:
     """Everything written in a figure, on one line."""
     found = []
     for axes in figure.axes:
-        found += [text.get_text() for text in (*axes.texts, *axes.get_yticklabels())]
+        found += [text.get_text() for text in (*axes.texts, *axes.get_yticklabels(), *legend_of(axes))]
         found += [axes.get_title("left"), axes.get_xlabel(), axes.get_ylabel()]
     return " | ".join(" ".join(text.split()) for text in found)
 
@@ -246,19 +250,24 @@ def test_a_run_that_is_not_completed_is_dashed_and_never_averaged(figures):
 
 
 def test_a_figure_without_data_says_why(one_seed):
-    none, nothing = pd.DataFrame(), load.Frames(pd.DataFrame(), pd.DataFrame(), [])
-    empty = SimpleNamespace(frames=nothing, rates={}, break_evens=[], opponent="baseline", published=None)
-    for figure in (
-        plots.loss(none, none), plots.tokens_per_s(none, {}), plots.mfu(none), plots.step_time(none, none),
-        plots.wall_after_warm_up(none, none), plots.lead(empty), plots.warm_up(none), plots.memory(none),
-    ):  # fmt: skip
-        assert "no data: there is no" in texts(figure)
+    frames = one_seed.frames
+    runs, windows = frames.runs.assign(status="failed", mfu_bf16_peak=np.nan), frames.windows[:0]
+    empty = replace(one_seed, frames=load.Frames(runs, windows, []), rates={})
+    no_window, not_completed = "no run has a log window with a ", "no run is completed"
+    for figure, why in (
+        (plots.loss(runs, windows), f"{no_window}loss"),
+        (plots.wall_after_warm_up(runs, windows), f"{no_window}seconds"),
+        (plots.lead(empty), f"{no_window}elapsed_s"),
+        (plots.lead(replace(empty, frames=load.Frames(runs, frames.windows, []))), "no completed run of baseline"),
+        (plots.tokens_per_s(runs, {}), not_completed),
+        (plots.warm_up(runs), not_completed),
+        (plots.memory(runs), not_completed),
+        (plots.mfu(runs), "mfu_bf16_peak is unknown for every run"),
+        (plots.step_time(frames.runs, one_seed.steps.query("step <= 10")), "no run has steady steps: train 30 or more"),
+        (plots.loss_difference({}, 0.1, "baseline"), "no recipe has a loss at the same step and seed as baseline"),
+    ):
+        assert "no data" in texts(figure) and why in texts(figure)
     assert texts(plots.summary(empty)).count("no data") == 4
-    assert "no data: no recipe has a loss" in texts(plots.loss_difference({}, 0.1, "baseline"))
-    runs = one_seed.frames.runs
-    assert "no data: mfu_bf16_peak is unknown" in texts(plots.mfu(runs.assign(mfu_bf16_peak=np.nan)))
-    assert "no data: peak_memory_bytes was not" in texts(plots.memory(runs.drop(columns="peak_memory_bytes")))
-    assert "train 30 or more" in texts(plots.step_time(runs, one_seed.steps.query("step <= 10")))
 
 
 def test_the_same_frames_give_the_same_bytes(three_seeds):
@@ -274,7 +283,7 @@ def test_the_same_frames_give_the_same_bytes(three_seeds):
 def test_texts_do_not_overlap(figures):
     for name, figure in figures.items():
         for axes in figure.axes:
-            written = [text for text in (*axes.texts, *axes.get_yticklabels()) if text.get_text()]
+            written = [text for text in (*axes.texts, *axes.get_yticklabels(), *legend_of(axes)) if text.get_text()]
             boxes = [(text.get_text(), Text.get_window_extent(text).padded(-1)) for text in written]
             for (a, box), (b, other) in combinations(boxes, 2):
                 assert not box.overlaps(other), f"{name}: {a!r} over {b!r}"
