@@ -30,7 +30,7 @@ def details(comparison: Comparison) -> list[str]:
         gain = comparison.speed_ups.get((recipe, comparison.opponent))
         if gain and not isnan(gain.ratio):
             facts.append(f"{_claim(recipe, comparison.opponent, gain)}{_certainty(gain)}.")
-        facts += [b.sentence() for b in comparison.break_evens if b.a == recipe and recipe in comparison.fp8]
+        facts += [b.sentence() for b in comparison.break_evens.values() if b.a == recipe and recipe in comparison.fp8]
         if judged := comparison.verdicts.get(recipe):
             facts.append(judged.sentence())
     return facts
@@ -112,7 +112,7 @@ def _certainty(gain: SpeedUp) -> str:
 
 def _pays_back(comparison: Comparison, recipe: str) -> str:
     """When the warm-up is earned back, as the end of a sentence."""
-    paid = comparison.break_even(recipe, comparison.opponent)
+    paid = comparison.break_evens.get((recipe, comparison.opponent))
     if paid and paid.outcome == AHEAD:
         return ", and is ahead from the start, warm-up included"
     if paid and paid.outcome == FROM:

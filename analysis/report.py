@@ -82,7 +82,7 @@ def as_json(comparison: Comparison) -> str:
         "runs": [_plain(row) for row in rows_of(comparison)],
         "rates": {recipe: _plain(vars(rate)) for recipe, rate in comparison.rates.items()},
         "speed_ups": [{"recipe": a, "over": b, **_plain(vars(s))} for (a, b), s in comparison.speed_ups.items()],
-        "break_evens": [_plain(vars(b)) for b in comparison.break_evens],
+        "break_evens": [_plain(vars(b)) for b in comparison.break_evens.values()],
         "verdicts": [_plain(vars(v)) for v in comparison.verdicts.values()],
         "diverged": comparison.diverged,
         "left": comparison.left,

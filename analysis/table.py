@@ -1,7 +1,6 @@
 """What terminal, page and README share: the matrix of recipes, the table of runs, what was trained, and notes."""
 
 import math
-import statistics
 
 import pandas as pd
 
@@ -11,8 +10,8 @@ from analysis.rates import SpeedUp
 NOISY = 0.3  # IQR as a share of the median: the published FP8 gains 6 to 34 %; the README's runs have at most 17 %
 COLUMNS = ("final\nloss", "tokens/s", "IQR", "MFU", "warm-up\ns", "wall\ns", "after\nwarm-up", "FP8\nshare",
            "memory\nGiB", "status")  # fmt: skip
-_AVERAGED = ("final_loss", "tokens_per_s", "tokens_per_s_q1", "tokens_per_s_q3", "mfu_bf16_peak", "warm_up_s", "wall_s",
-             "wall_s_without_warm_up", "fp8_share", "peak_memory_bytes")  # fmt: skip
+_AVERAGED = ["final_loss", "tokens_per_s", "tokens_per_s_q1", "tokens_per_s_q3", "mfu_bf16_peak", "warm_up_s", "wall_s",
+             "wall_s_without_warm_up", "fp8_share", "peak_memory_bytes"]  # fmt: skip
 # What may differ between runs that are compared, and could explain a part of a difference: column to its name.
 _NAMED = {
     "commit": "commit",
@@ -35,7 +34,7 @@ def matrix(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
         rate, gain = comparison.rates.get(recipe), comparison.speed_ups.get((recipe, comparison.opponent))
         speed = "-" if rate is None else "too short" if math.isnan(rate.mean) else f"{rate.mean:,.0f}"
         ratio = "1" if recipe == comparison.opponent else _ratio(gain)
-        paid = comparison.break_even(recipe, comparison.opponent)
+        paid = comparison.break_evens.get((recipe, comparison.opponent))
         word = paid.word if paid else "-"
         lines.append([recipe, speed, ratio, word, _loss(comparison, recipe), _proof(comparison, recipe)])
     return columns, lines
@@ -91,12 +90,9 @@ def _averaged(runs: list[dict]) -> dict:
     done = [row for row in runs if row["status"] == "completed"]
     if not done:
         return runs[0] | {"runs": f"0 of {len(runs)} completed"}
-    means = {}
-    for key in _AVERAGED:
-        values = [row[key] for row in done if row[key] is not None]
-        means[key] = statistics.fmean(values) if values else None
-    losses = [row["final_loss"] for row in done if row["final_loss"] is not None]
-    spread = statistics.stdev(losses) if len(losses) > 1 else None
+    numbers = pd.DataFrame(done)[_AVERAGED].astype(float)
+    means = {column: known(mean) for column, mean in numbers.mean().items()}
+    spread = known(numbers["final_loss"].std())
     return done[0] | means | {"loss_spread": spread, "runs": f"{len(done)} of {len(runs)} completed"}
 
 

@@ -53,7 +53,7 @@ def lead(axes: Axes, comparison: Comparison) -> None:
                   fontsize=SMALL, fontstyle="italic")  # fmt: skip
     finish(axes, f"lead over {name(opponent)},\nwarm-up included (s)")
     axes.margins(y=0.12)
-    against = [b for b in comparison.break_evens if b.b == opponent]
+    against = [paid for (_, b), paid in comparison.break_evens.items() if b == opponent]
     for paid in against:
         if paid.outcome in (FROM, UNTIL) and not paid.beyond:
             shape = {"markersize": 7, "markerfacecolor": "white", "markeredgecolor": look(paid.a).colour, "zorder": 5}

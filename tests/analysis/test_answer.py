@@ -81,7 +81,7 @@ def test_slow_steps_that_the_median_hides_count(tmp_path):
     comparison = compare(tmp_path)
     first = answer(comparison)[0]
     assert first.startswith(f"No: {FP8} has 0.89 times") and "1.25 times by the median step" in first
-    assert comparison.break_even(FP8, "baseline_compiled").outcome == "never"
+    assert comparison.break_evens[FP8, "baseline_compiled"].outcome == "never"
 
 
 def test_single_runs_get_no_verdict_but_the_command_that_repeats_them(tmp_path):

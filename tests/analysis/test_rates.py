@@ -165,6 +165,6 @@ def test_logs_without_a_common_step_are_not_compared():
 def test_break_even_of_the_published_runs(a, b, beyond, step):
     from analysis.comparison import compare
 
-    found = compare(PUBLISHED_LOGS).break_even(a, b)
+    found = compare(PUBLISHED_LOGS).break_evens[a, b]
     assert (found.outcome, found.step, found.beyond) == (FROM, pytest.approx(step, rel=0.02), beyond)
     assert found.tokens == found.step * 4096
