@@ -66,6 +66,7 @@ class Comparison:
         published = {r: TOKENS_PER_S[r] for r in self.recipes if r in TOKENS_PER_S}
         return published if flavors == {PUBLISHED_FLAVOR} else None
 
+
 def in_order(recipes: Iterable[str]) -> list[str]:
     """Each recipe once: the known ones first, in the order in which they are always listed."""
     present = list(dict.fromkeys(recipes))

@@ -96,6 +96,10 @@ def _averaged(runs: list[dict]) -> dict:
     return done[0] | means | {"loss_spread": spread, "runs": f"{len(done)} of {len(runs)} completed"}
 
 
+def seed(row: dict) -> str:
+    return "-" if row["seed"] is None else f"{row['seed']:.0f}"
+
+
 def cells(row: dict) -> list[str]:
     """Cells of `COLUMNS`, of a run or of a recipe's means."""
     loss, memory = _format(row["final_loss"], ".3f"), row["peak_memory_bytes"]
@@ -157,10 +161,8 @@ def trained(rows: list[dict]) -> str:
 
 def _short(number: float) -> str:
     """Three digits with k, M or B."""
-    for unit, name in ((1e9, "B"), (1e6, "M")):
-        if number >= unit:
-            return f"{number / unit:.3g} {name}"
-    return f"{number / 1e3:.3g} k"
+    unit, name = next(((unit, name) for unit, name in ((1e9, "B"), (1e6, "M")) if number >= unit), (1e3, "k"))
+    return f"{number / unit:.3g} {name}"
 
 
 def notes(rows: list[dict]) -> list[str]:
@@ -225,9 +227,9 @@ def _names(rows: list[dict]) -> str:
     """Runs for people: each recipe once, with its seeds."""
     seeds = {}
     for row in rows:
-        seeds.setdefault(row["recipe"], []).append(row["seed"])
+        seeds.setdefault(row["recipe"], []).append(seed(row))
     return ", ".join(
-        recipe if None in of else f"{recipe} seed{'s' if len(of) > 1 else ''} {', '.join(f'{s:.0f}' for s in of)}"
+        recipe if "-" in of else f"{recipe} seed{'s' if len(of) > 1 else ''} {', '.join(of)}"
         for recipe, of in seeds.items()
     )
 
