@@ -113,11 +113,9 @@ def _certainty(gain: SpeedUp) -> str:
 def _pays_back(comparison: Comparison, recipe: str) -> str:
     """When the warm-up is earned back, as the end of a sentence."""
     paid = comparison.break_evens.get((recipe, comparison.opponent))
-    if paid and paid.outcome == AHEAD:
-        return ", and is ahead from the start, warm-up included"
-    if paid and paid.outcome == FROM:
-        verb = "would be ahead from about" if paid.beyond else "is ahead from"
-        return f", and {verb} step {paid.step:,}, warm-up included{', beyond these runs' if paid.beyond else ''}"
+    if paid and paid.outcome in (AHEAD, FROM):
+        verb, runs = ("would be", ", beyond these runs") if paid.beyond else ("is", "")
+        return f", and {verb} ahead {paid.word}, warm-up included{runs}"
     return ""
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from analysis import rates as speeds
 from analysis.load import Frames, LoadError, load, steps
-from analysis.losses import Verdict, loss_difference, seeds_that_left, verdict
+from analysis.losses import Verdict, loss_difference, verdict
 from analysis.other_logs.published import TOKENS_PER_S
 from analysis.rates import BreakEven, Rate, SpeedUp
 
@@ -41,7 +41,6 @@ class Comparison:
     # FP8 recipe to (in how many seeds it diverged, in how many it ended either way), of the seeds that a bf16 recipe
     # completed; without recipes that never did.
     diverged: dict[str, tuple[int, int]]
-    left: dict[str, dict[int, tuple[float, float]]]  # by recipe, see `analysis.losses.seeds_that_left`
     rates: dict[str, Rate]
     speed_ups: dict[tuple[str, str], SpeedUp]  # by recipe and opponent
     break_evens: dict[tuple[str, str], BreakEven]  # by recipe, none of the opponents, and opponent
@@ -52,6 +51,11 @@ class Comparison:
     def opponent(self) -> str:
         """What an FP8 recipe has to beat: the compiled baseline where there is one."""
         return COMPILED if COMPILED in self.recipes else self.baseline
+
+    @property
+    def left(self) -> dict[str, dict[int, tuple[float, float]]]:
+        """By recipe its seeds that ended far above its others, see `Verdict.left`; without recipes that have none."""
+        return {recipe: judged.left for recipe, judged in self.verdicts.items() if judged.left}
 
     @property
     def margin(self) -> float | None:
@@ -91,7 +95,6 @@ def compare(paths, baseline: str | None = None) -> Comparison:
     rates = {r: speeds.rate_of(runs, by_step, r) for r in recipes}
     pairs = [(a, b) for a in recipes for b in opponents if a != b]
     others = [r for r in recipes if r != baseline] if baseline in recipes else []
-    left = {r: seeds_that_left(runs, by_step, r, baseline) for r in others}
     return Comparison(
         frames=frames,
         plan=plan,
@@ -101,7 +104,6 @@ def compare(paths, baseline: str | None = None) -> Comparison:
         fp8=fp8,
         proof={r: _proof(speeds.completed(runs, runs, r)) for r in fp8},
         diverged=_diverged(fp8_runs, set(done.loc[~done["recipe"].isin(fp8), "seed"])),
-        left={recipe: seeds for recipe, seeds in left.items() if seeds},
         rates=rates,
         speed_ups={(a, b): speeds.speed_up(rates[a], rates[b]) for a, b in pairs},
         break_evens={(a, b): speeds.break_even(runs, windows, a, b, rates) for a, b in pairs if a not in opponents},

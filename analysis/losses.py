@@ -5,7 +5,7 @@ is the final loss. A smoothed value uses nothing from later steps and lags by ha
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -116,6 +116,7 @@ class Verdict:
     # Where these runs cannot tell: seeds that would in 80 % of studies, by the spread that was seen, if the true
     # difference is the one that was seen (zero where the interval holds it); None if more than 100.
     needed: int | None = None
+    left: dict[int, tuple[float, float]] = field(default_factory=dict)  # see `_left`
 
     @property
     def worse(self) -> bool:
@@ -137,28 +138,22 @@ class Verdict:
 
     def sentence(self) -> str:
         """For people, with the numbers it rests on."""
-        pair = f"{self.recipe} and {self.baseline}"
         if self.seeds == 0:
             return (
-                f"The losses of {pair} cannot be compared: no seed was completed with both, at a step that both logged."
+                f"The losses of {self.recipe} and {self.baseline} cannot be compared: no seed was completed with both, "
+                "at a step that both logged."
             )
-        if self.outcome == TOO_SHORT:
-            return f"The losses of {pair} are not compared: {self.step} steps are too few, it takes {MIN_STEPS}."
-        numbers = f"difference {self.difference:+.4f}"
-        if not math.isnan(self.low):
-            numbers += f", 90 % interval {self.low:+.4f} to {self.high:+.4f}"
-        numbers += f", margin {self.margin:.4f}"
-        seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
-        if self.outcome == NOT_ENOUGH:
-            return (
-                f"To say whether {self.recipe} ends at the same loss as {self.baseline} takes {MIN_SEEDS} seeds or "
-                f"more: after {self.step:,} steps {seeds}, {numbers}."
-            )
+        same = f"whether {self.recipe} ends at the same loss as {self.baseline}"
         opening = {
             SAME: f"{self.recipe} ends at the same loss as {self.baseline}",
             DIFFERENT: f"{self.recipe} ends at a {self.word} loss than {self.baseline}",
-            CANNOT_TELL: f"These runs cannot tell whether {self.recipe} ends at the same loss as {self.baseline}",
+            CANNOT_TELL: f"These runs cannot tell {same}",
+            NOT_ENOUGH: f"It takes {MIN_SEEDS} seeds or more to say {same}",
+            TOO_SHORT: f"Too short (it takes {MIN_STEPS} steps) to say {same}",
         }[self.outcome]
+        seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
+        interval = "" if math.isnan(self.low) else f", 90 % interval {self.low:+.4f} to {self.high:+.4f}"
+        numbers = f"difference {self.difference:+.4f}{interval}, margin {self.margin:.4f}"
         return f"{opening} after {self.step:,} steps: {seeds}, {numbers}."
 
     def remedy(self) -> str:
@@ -187,24 +182,18 @@ def verdict(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str, baseline: str)
     if outcome == CANNOT_TELL:
         true = mean if abs(mean) > half else 0.0
         needed = seeds_needed(true / margin, differences.std(ddof=1) / margin, len(differences))
-    return Verdict(recipe, baseline, outcome, len(differences), step, mean, mean - half, mean + half, margin, needed)
+    numbers = (len(differences), step, mean, mean - half, mean + half, margin, needed)
+    return Verdict(recipe, baseline, outcome, *numbers, _left(final["loss"], final["reference"]))
 
 
-def seeds_that_left(
-    runs: pd.DataFrame, steps: pd.DataFrame, recipe: str, baseline: str
-) -> dict[int, tuple[float, float]]:
-    """Seeds of `recipe` that ended far above its others: seed to (its final loss, the highest of the others).
+def _left(losses: pd.Series, reference: pd.Series) -> dict[int, tuple[float, float]]:
+    """Seeds that ended far above the recipe's others: seed to (its final loss, the highest of the others).
 
     "Far" is `LEFT` of the baseline's loss, by the paired differences, so that what a seed itself changes is left out.
     """
-    pairs = paired(runs, steps, recipe, baseline)
-    if pairs.empty or len(pairs["loss"].columns) < 2:
-        return {}
-    final = _final(pairs).mean()
-    losses, differences = final["loss"], final["loss"] - final["reference"]
-    limit = LEFT * final["reference"].mean()
+    differences, limit = losses - reference, LEFT * reference.mean()
     left = [seed for seed in losses.index if differences[seed] - differences.drop(seed).median() > limit]
-    return {int(s): (float(losses[s]), float(losses.drop(left).max())) for s in left} if len(left) < len(losses) else {}
+    return {int(seed): (float(losses[seed]), float(losses.drop(left).max())) for seed in left}
 
 
 # Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", arXiv 2203.15556, equation 10: the loss of a
@@ -221,8 +210,6 @@ def compute_for_margin(parameters: float | None) -> tuple[float, float]:
     BETA)). Models outside of what the law was fitted to give way to the published study's 8 B.
     """
     n = parameters if parameters and FITTED[0] <= parameters <= FITTED[1] else PUBLISHED_PARAMETERS
-    from_size = A / n**ALPHA
-    from_data = from_size * ALPHA / BETA  # at the optimum
-    above = from_size + from_data
+    above = A / n**ALPHA * (1 + ALPHA / BETA)  # at the optimum the data's term is ALPHA / BETA of the size's
     left = 1 - TOLERANCE * (E + above) / above
     return n, left ** (-(ALPHA + BETA) / (ALPHA * BETA)) - 1

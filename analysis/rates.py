@@ -93,6 +93,14 @@ class SpeedUp:
         """Whether these runs cannot tell which is faster."""
         return not (self.low > 1 or self.high < 1)
 
+    @property
+    def word(self) -> str:
+        """The ratio and how certain it is, for a table."""
+        if math.isnan(self.ratio):
+            return "-"
+        interval = ", one run" if self.runs == 1 else f" ({self.low:.2f} to {self.high:.2f})"
+        return f"{self.ratio:.2f}{interval}"
+
 
 def speed_up(a: Rate, b: Rate) -> SpeedUp:
     """Ratio of two rates; NaN where one is."""

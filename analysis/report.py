@@ -80,7 +80,6 @@ def as_json(comparison: Comparison) -> str:
         "break_evens": [*map(vars, comparison.break_evens.values())],
         "verdicts": [*map(vars, comparison.verdicts.values())],
         "diverged": comparison.diverged,
-        "left": comparison.left,
         "problems": comparison.frames.problems,
     }
     return json.dumps(_finite(plain), indent=2, allow_nan=False, default=str) + "\n"

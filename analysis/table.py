@@ -1,11 +1,12 @@
 """What terminal, page and README share: the matrix of recipes, the table of runs, what was trained, and notes."""
 
 import math
+from itertools import groupby
+from operator import itemgetter
 
 import pandas as pd
 
 from analysis.comparison import COMPILED, OWN, Comparison, in_order
-from analysis.rates import SpeedUp
 
 NOISY = 0.3  # IQR as a share of the median: the published FP8 gains 6 to 34 %; the README's runs have at most 17 %
 COLUMNS = ("final\nloss", "tokens/s", "IQR", "MFU", "warm-up\ns", "wall\ns", "after\nwarm-up", "FP8\nshare",
@@ -31,19 +32,13 @@ def matrix(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     columns = ["recipe", "tokens/s", f"over {opponent}", "pays back", loss, "FP8 proof"]
     lines = []
     for recipe in in_order([*comparison.recipes, *comparison.diverged]):
-        rate, gain = comparison.rates.get(recipe), comparison.speed_ups.get((recipe, comparison.opponent))
+        rate, pair = comparison.rates.get(recipe), (recipe, comparison.opponent)
+        gain, paid = comparison.speed_ups.get(pair), comparison.break_evens.get(pair)
         speed = "-" if rate is None else "too short" if math.isnan(rate.mean) else f"{rate.mean:,.0f}"
-        ratio = "1" if recipe == comparison.opponent else _ratio(gain)
-        paid = comparison.break_evens.get((recipe, comparison.opponent))
-        word = paid.word if paid else "-"
-        lines.append([recipe, speed, ratio, word, _loss(comparison, recipe), _proof(comparison, recipe)])
+        ratio = gain.word if gain else "1" if recipe == comparison.opponent else "-"
+        pays = paid.word if paid else "-"
+        lines.append([recipe, speed, ratio, pays, _loss(comparison, recipe), _proof(comparison, recipe)])
     return columns, lines
-
-
-def _ratio(gain: SpeedUp | None) -> str:
-    if gain is None or math.isnan(gain.ratio):
-        return "-"
-    return f"{gain.ratio:.2f}, one run" if gain.runs == 1 else f"{gain.ratio:.2f} ({gain.low:.2f} to {gain.high:.2f})"
 
 
 def _loss(comparison: Comparison, recipe: str) -> str:
@@ -61,8 +56,7 @@ def _proof(comparison: Comparison, recipe: str) -> str:
         return "-"
     runs = comparison.frames.runs
     emulated = runs.loc[runs["recipe"] == recipe, "fp8_emulated"].eq(True).any()
-    share = comparison.proof[recipe]
-    return f"{share:.0%}" if share else "emulated" if emulated else "none"
+    return f"{share:.0%}" if (share := comparison.proof[recipe]) else "emulated" if emulated else "none"
 
 
 def rows_of(comparison: Comparison) -> list[dict]:
@@ -79,11 +73,9 @@ def known(value):
 
 
 def by_recipe(rows: list[dict]) -> list[tuple[dict, list[dict]]]:
-    """For each recipe a row of means over its completed runs (of all, where none is), and its runs."""
-    groups = {}
-    for row in rows:
-        groups.setdefault(row["recipe"], []).append(row)
-    return [(_averaged(runs), runs) for runs in groups.values()]
+    """For each recipe a row of means over its completed runs, and its runs; `rows` as from `rows_of`."""
+    groups = [list(runs) for _, runs in groupby(rows, key=itemgetter("recipe"))]
+    return [(_averaged(runs), runs) for runs in groups]
 
 
 def _averaged(runs: list[dict]) -> dict:

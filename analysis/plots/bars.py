@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.plots.series import Group, groups
-from analysis.plots.style import SMALL, NoData, look, make_room, require
+from analysis.plots.style import SMALL, NoData, look, make_room
 
 
 def set_rows(axes: Axes, labels: Sequence[str], x_label: str) -> None:
@@ -23,10 +23,9 @@ def set_rows(axes: Axes, labels: Sequence[str], x_label: str) -> None:
 
 def completed_with(runs: pd.DataFrame, column: str) -> list[Group]:
     """The completed runs of each recipe that have a value in `column`. Raises `NoData` if none has."""
-    require(runs, "run", column)
     found = [group for group in groups(runs[runs[column].notna()]) if group.completed]
     if not found:
-        raise NoData("no run is completed")
+        raise NoData(f"no completed run has {column}")
     return found
 
 

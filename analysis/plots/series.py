@@ -58,7 +58,7 @@ def curves(runs: pd.DataFrame, windows: pd.DataFrame, column: str) -> list[tuple
         if not frame.empty:
             found.append((group, frame))
     if not found:
-        raise NoData(f"no run has a log window with a {column}")
+        raise NoData(f"no log window has {column}")
     return found
 
 

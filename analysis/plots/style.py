@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import matplotlib
 import matplotlib.style
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -77,12 +76,6 @@ def name(recipe: str) -> str:
 
 class NoData(Exception):
     """There is nothing to draw; the message says why."""
-
-
-def require(frame: pd.DataFrame, what: str, column: str) -> None:
-    """Raises `NoData` if `column` has no value. `what` names a row, such as "run"."""
-    if frame[column].isna().all():
-        raise NoData(f"{column} is unknown for every {what}")
 
 
 class Plot(Figure):
