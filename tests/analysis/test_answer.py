@@ -7,12 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
-from analysis import comparison as comparisons
 from analysis.answer import answer, details
 from analysis.comparison import compare, cost_by_steps
-from analysis.load import Frames, load
 from analysis.report import main
-from analysis.table import matrix, notes, rows_of
+from analysis.table import matrix
 from tests.make_runs import metrics_lines, write_lines, write_published, write_run, write_study
 
 FP8 = "tensorwise_fp8_compiled"
@@ -227,40 +225,39 @@ def test_compilation_is_not_credited_to_fp8(tmp_path):
 # What may be compared
 
 
+GPU = {"name": "GPU", "type": "cuda", "driver": "570.1", "power_limit_w": 350.0}
+BUILD = {"torch": "2.13.0", "torchao": "0.18.0"}
+SAME = {"hardware": GPU, "packages": BUILD, "git": {"commit": "0a", "diff": None}}
+DOUBLE = [line | {"tokens_per_s": 2 * line["tokens_per_s"]} for line in metrics_lines()]
+OTHER_RATE = [line | {"lr": 1e-2} for line in metrics_lines()]
+OTHER_POWER = "The runs differ in power limit (W): 350 (baseline seed 0); 700 (baseline_compiled seed 0)."
+
+
 @pytest.mark.parametrize(
-    ("column", "refused"),
-    [("torch", True), ("torchao", True), ("commit", False), ("driver", False), ("power_limit_w", False)],
+    ("other", "refused", "sentence"),
+    [
+        ({"hardware": GPU | {"name": "another GPU"}}, True, "differ in device (GPU, another GPU) and cannot be"),
+        ({"packages": BUILD | {"torch": "2.11.0"}}, True, "differ in torch (2.13.0, 2.11.0) and cannot be"),
+        ({"packages": BUILD | {"torchao": "0.17.0"}}, True, "differ in torchao (0.18.0, 0.17.0) and cannot be"),
+        ({"overlays": ["fp32_master"]}, True, "differ in overlays (none, fp32_master)"),
+        ({"lines": DOUBLE}, True, "differ in tokens_per_step (100.0, 200.0)"),
+        ({"lines": OTHER_RATE}, True, "differ in their learning rate (at step 1: 0.001, 0.01)"),
+        ({"git": {"commit": "0b", "diff": None}}, False, "The runs differ in commit: 0a (baseline seed 0); 0b"),
+        ({"hardware": GPU | {"driver": "580.2"}}, False, "The runs differ in driver: 570.1 (baseline seed 0); 580.2"),
+        ({"hardware": GPU | {"power_limit_w": 700.0}}, False, OTHER_POWER),
+    ],
 )
-def test_runs_of_another_build_or_machine(tmp_path, monkeypatch, column, refused):
-    frames = load(write_study(tmp_path))
-    values = (350.0, 700.0) if column == "power_limit_w" else ("2.11.0", "2.13.0")
-    runs = frames.runs.assign(**{column: frames.runs["recipe"].map(lambda name: values["fp8" in name])})
-    monkeypatch.setattr(comparisons, "load", lambda paths: Frames(runs, frames.windows, []))
-    if refused:
-        with pytest.raises(comparisons.LoadError, match=rf"differ in {column} \(2.1\d.0, 2.1\d.0\) and cannot be"):
-            compare(tmp_path)
-    else:
-        (note,) = [line for line in notes(rows_of(compare(tmp_path))) if line.startswith("The runs differ in")]
-        assert f"{FP8} seeds 0, 1, 2" in note and all(f"{value:.6}".rstrip("0.") in note for value in map(str, values))
+def test_runs_of_another_study_build_or_machine_are_refused_or_named(tmp_path, capsys, other, refused, sentence):
+    write_run(tmp_path / "a", **SAME)
+    write_run(tmp_path / "b", "baseline_compiled", **SAME | other)
+    assert main([str(tmp_path)]) == (2 if refused else 0)
+    assert sentence in capsys.readouterr().out
 
 
-def test_runs_of_different_studies_are_not_compared(tmp_path, capsys):
-    write_study(tmp_path / "one")
-    write_run(tmp_path / "other", hardware={"name": "another GPU", "type": "cuda"})
+def test_a_seed_of_two_studies_is_refused(tmp_path, capsys):
+    for name in ("one", "two"):
+        write_run(tmp_path / name)
     assert main([str(tmp_path)]) == 2
-    assert "differ in device (GPU, another GPU)" in capsys.readouterr().out
-    write_run(tmp_path / "small", steps=30)
-    double = [line | {"tokens_per_s": 2 * line["tokens_per_s"]} for line in metrics_lines()]
-    for name, keys, said in (
-        ("overlays", {"overlays": ["fp32_master"]}, "differ in overlays (none, fp32_master)"),
-        ("double", {"lines": double}, "differ in tokens_per_step (100.0, 200.0)"),
-        ("lr", {"lines": [line | {"lr": 1e-2} for line in metrics_lines()]}, "learning rate (at step 1: 0.001, 0.01)"),
-    ):
-        write_run(tmp_path / name, "baseline_compiled", **keys)
-        assert main([str(tmp_path / "small"), str(tmp_path / name)]) == 2
-        assert said in capsys.readouterr().out
-    write_study(tmp_path / "two")
-    assert main([str(tmp_path / "one"), str(tmp_path / "two")]) == 2
     assert "have the same recipe and seed" in capsys.readouterr().out
 
 
