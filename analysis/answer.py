@@ -30,7 +30,7 @@ def details(comparison: Comparison) -> list[str]:
         gain = comparison.speed_ups.get((recipe, comparison.opponent))
         if gain and not isnan(gain.ratio):
             facts.append(f"{_claim(recipe, comparison.opponent, gain)}{_certainty(gain)}.")
-        facts += [b.sentence() for b in comparison.break_evens if b.a == recipe and recipe in comparison.fp8]
+        facts += [b.sentence() for b in comparison.break_evens.values() if b.a == recipe and recipe in comparison.fp8]
         if judged := comparison.verdicts.get(recipe):
             facts.append(judged.sentence())
     return facts
@@ -112,12 +112,10 @@ def _certainty(gain: SpeedUp) -> str:
 
 def _pays_back(comparison: Comparison, recipe: str) -> str:
     """When the warm-up is earned back, as the end of a sentence."""
-    paid = comparison.break_even(recipe, comparison.opponent)
-    if paid and paid.outcome == AHEAD:
-        return ", and is ahead from the start, warm-up included"
-    if paid and paid.outcome == FROM:
-        verb = "would be ahead from about" if paid.beyond else "is ahead from"
-        return f", and {verb} step {paid.step:,}, warm-up included{', beyond these runs' if paid.beyond else ''}"
+    paid = comparison.break_evens.get((recipe, comparison.opponent))
+    if paid and paid.outcome in (AHEAD, FROM):
+        verb, runs = ("would be", ", beyond these runs") if paid.beyond else ("is", "")
+        return f", and {verb} ahead {paid.word}, warm-up included{runs}"
     return ""
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from analysis import rates as speeds
 from analysis.load import Frames, LoadError, load, steps
-from analysis.losses import Verdict, loss_difference, seeds_that_left, verdict
+from analysis.losses import Verdict, loss_difference, verdict
 from analysis.other_logs.published import TOKENS_PER_S
 from analysis.rates import BreakEven, Rate, SpeedUp
 
@@ -27,45 +27,35 @@ SHARED = ("device", "torch", "torchao", "flavor", "overlays", "dataset", "world_
 
 @dataclass(frozen=True)
 class Comparison:
-    """Recipes compared; only completed runs count.
-
-    Args:
-        frames: what was loaded.
-        plan: the study's own study.yaml, empty if there is none.
-        steps: one row a step, see `analysis.load.steps`.
-        baseline: the recipe that losses are compared to.
-        recipes: those with a completed run, in the order in which they are shown.
-        fp8: those of them that ran in FP8; proof: of each, the share of the linear layers' FLOPs that was seen to run
-            in FP8 in the run that has least, 0 where that is unknown, or emulated.
-        diverged: FP8 recipe to (in how many seeds it diverged, in how many it ended either way), of the seeds that a
-            bf16 recipe completed; recipes that never did are not in it.
-        left: recipe to its seeds that ended far above its others, see `analysis.losses.seeds_that_left`.
-        rates: steady tokens/s by recipe.
-        speed_ups: (recipe, opponent) to the ratio of their rates; opponents are the baseline and the compiled one.
-        break_evens: of each recipe but the opponents against each opponent.
-        differences: recipe to the smoothed difference of its loss to the baseline's.
-        verdicts: recipe to whether it ends at the baseline's loss.
-    """
+    """Recipes compared; only completed runs count. Opponents of the others are the baseline and the compiled one."""
 
     frames: Frames
-    plan: dict
-    steps: pd.DataFrame
-    baseline: str
-    recipes: list[str]
-    fp8: list[str]
+    plan: dict  # the study's own study.yaml, empty if there is none
+    steps: pd.DataFrame  # one row a step, see `analysis.load.steps`
+    baseline: str  # the recipe that losses are compared to
+    recipes: list[str]  # those with a completed run, in the order in which they are shown
+    fp8: list[str]  # those of them that ran in FP8
+    # Of each of `fp8` the share of the linear layers' FLOPs that was seen to run in FP8, in the run that has least; 0
+    # where that is unknown, or emulated.
     proof: dict[str, float]
+    # FP8 recipe to (in how many seeds it diverged, in how many it ended either way), of the seeds that a bf16 recipe
+    # completed; without recipes that never did.
     diverged: dict[str, tuple[int, int]]
-    left: dict[str, dict[int, tuple[float, float]]]
     rates: dict[str, Rate]
-    speed_ups: dict[tuple[str, str], SpeedUp]
-    break_evens: list[BreakEven]
-    differences: dict[str, pd.DataFrame]
-    verdicts: dict[str, Verdict]
+    speed_ups: dict[tuple[str, str], SpeedUp]  # by recipe and opponent
+    break_evens: dict[tuple[str, str], BreakEven]  # by recipe, none of the opponents, and opponent
+    differences: dict[str, pd.DataFrame]  # of a recipe's smoothed loss to the baseline's
+    verdicts: dict[str, Verdict]  # whether a recipe ends at the baseline's loss
 
     @property
     def opponent(self) -> str:
         """What an FP8 recipe has to beat: the compiled baseline where there is one."""
         return COMPILED if COMPILED in self.recipes else self.baseline
+
+    @property
+    def left(self) -> dict[str, dict[int, tuple[float, float]]]:
+        """By recipe its seeds that ended far above its others, see `Verdict.left`; without recipes that have none."""
+        return {recipe: judged.left for recipe, judged in self.verdicts.items() if judged.left}
 
     @property
     def margin(self) -> float | None:
@@ -80,10 +70,6 @@ class Comparison:
         published = {r: TOKENS_PER_S[r] for r in self.recipes if r in TOKENS_PER_S}
         return published if flavors == {PUBLISHED_FLAVOR} else None
 
-    def break_even(self, recipe: str, opponent: str) -> BreakEven | None:
-        """The break-even of a pair, None if it was not computed."""
-        return next((b for b in self.break_evens if (b.a, b.b) == (recipe, opponent)), None)
-
 
 def in_order(recipes: Iterable[str]) -> list[str]:
     """Each recipe once: the known ones first, in the order in which they are always listed."""
@@ -92,13 +78,10 @@ def in_order(recipes: Iterable[str]) -> list[str]:
 
 
 def compare(paths, baseline: str | None = None) -> Comparison:
-    """Load `paths` (see `analysis.load.load`) and compare what they hold.
-
-    Args:
-        baseline: the recipe that losses are compared to; without one the study's, see `_baseline`.
+    """Load `paths` and compare what they hold; without a `baseline` with the study's.
 
     Raises:
-        LoadError: also if the runs are not of one study, or there is no recipe `baseline`.
+        LoadError: as `analysis.load.load`, or if the runs are not of one study, or there is no recipe `baseline`.
     """
     frames = load(paths)
     runs, windows, by_step = frames.runs, frames.windows, steps(frames.windows)
@@ -112,7 +95,6 @@ def compare(paths, baseline: str | None = None) -> Comparison:
     rates = {r: speeds.rate_of(runs, by_step, r) for r in recipes}
     pairs = [(a, b) for a in recipes for b in opponents if a != b]
     others = [r for r in recipes if r != baseline] if baseline in recipes else []
-    left = {r: seeds_that_left(runs, by_step, r, baseline) for r in others}
     return Comparison(
         frames=frames,
         plan=plan,
@@ -122,10 +104,9 @@ def compare(paths, baseline: str | None = None) -> Comparison:
         fp8=fp8,
         proof={r: _proof(speeds.completed(runs, runs, r)) for r in fp8},
         diverged=_diverged(fp8_runs, set(done.loc[~done["recipe"].isin(fp8), "seed"])),
-        left={recipe: seeds for recipe, seeds in left.items() if seeds},
         rates=rates,
         speed_ups={(a, b): speeds.speed_up(rates[a], rates[b]) for a, b in pairs},
-        break_evens=[speeds.break_even(runs, windows, a, b, rates) for a, b in pairs if a not in opponents],
+        break_evens={(a, b): speeds.break_even(runs, windows, a, b, rates) for a, b in pairs if a not in opponents},
         differences={r: loss_difference(runs, by_step, r, baseline) for r in others},
         verdicts={r: verdict(runs, by_step, r, baseline) for r in others},
     )

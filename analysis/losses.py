@@ -5,7 +5,7 @@ is the final loss. A smoothed value uses nothing from later steps and lags by ha
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -25,19 +25,17 @@ SAME, DIFFERENT, CANNOT_TELL = "the same", "different", "cannot tell"
 NOT_ENOUGH, TOO_SHORT = "not enough seeds to say", "too short"
 
 
-def loss_by_seed(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str) -> pd.DataFrame:
-    """Loss of the completed runs of a recipe: one row a logged step, one column a seed (NaN where none was set)."""
-    rows = completed(runs, steps, recipe).dropna(subset="loss")
-    return rows.pivot(index="step", columns="seed", values="loss")
+def paired(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str, baseline: str) -> pd.DataFrame:
+    """Losses of the completed runs: a row a step that all of them logged, columns ("loss" or "reference", seed).
 
-
-def paired_differences(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str, baseline: str) -> pd.DataFrame:
-    """Loss of a recipe less the baseline's at the same step and seed: one column a seed that both completed.
-
-    Steps that not all of these runs logged are left out.
+    "loss" is the recipe's, "reference" the baseline's; of the seeds (NaN where none was set) that both completed.
     """
-    losses, reference = (loss_by_seed(runs, steps, name) for name in (recipe, baseline))
-    return (losses - reference)[losses.columns.intersection(reference.columns)].dropna()
+    losses, reference = (
+        completed(runs, steps, name).dropna(subset="loss").pivot(index="step", columns="seed", values="loss")
+        for name in (recipe, baseline)
+    )
+    seeds = losses.columns.intersection(reference.columns)
+    return pd.concat({"loss": losses[seeds], "reference": reference[seeds]}, axis=1).dropna()
 
 
 def _final(by_step: pd.DataFrame) -> pd.DataFrame:
@@ -52,13 +50,13 @@ def loss_difference(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str, baseli
     low and high are NaN. Each interval holds for its step, not for all steps together. Empty where no seed was
     completed in both recipes, or their logs have no step in common.
     """
-    paired = paired_differences(runs, steps, recipe, baseline)
-    if paired.empty:
+    pairs = paired(runs, steps, recipe, baseline)
+    if pairs.empty:
         return pd.DataFrame(columns=["step", "difference", "low", "high"], dtype=float)
-    smooth = paired.rolling(len(_final(paired))).mean().dropna()
+    smooth = (pairs["loss"] - pairs["reference"]).rolling(len(_final(pairs))).mean().dropna()
     difference, half = students(smooth.to_numpy().T, level=LEVEL)
-    step = smooth.index.to_numpy()
-    return pd.DataFrame({"step": step, "difference": difference, "low": difference - half, "high": difference + half})
+    bands = {"difference": difference, "low": difference - half, "high": difference + half}
+    return pd.DataFrame(bands, index=smooth.index).reset_index()
 
 
 def judge(differences: np.ndarray, margin: float | np.ndarray) -> np.ndarray:
@@ -104,25 +102,21 @@ def chance_of_telling(seeds: int, difference: float, spread: float) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a recipe ends at the baseline's loss.
-
-    seeds       pairs of completed runs it rests on; step: the last step that all of them logged
-    difference  of the final loss, recipe less baseline, mean over seeds; low, high: its 90 % interval
-    margin      `TOLERANCE` of the baseline's final loss
-    needed      where these runs cannot tell: seeds that would in 80 % of studies, by the spread that was seen, if the
-                true difference is the one that was seen (zero where the interval holds it); None if more than 100
-    """
+    """Whether a recipe ends at the baseline's loss."""
 
     recipe: str
     baseline: str
     outcome: str
-    seeds: int
-    step: int
-    difference: float
-    low: float
+    seeds: int  # pairs of completed runs it rests on
+    step: int  # the last one that all of them logged
+    difference: float  # of the final loss, recipe less baseline, mean over seeds
+    low: float  # its 90 % interval
     high: float
-    margin: float
+    margin: float  # `TOLERANCE` of the baseline's final loss
+    # Where these runs cannot tell: seeds that would in 80 % of studies, by the spread that was seen, if the true
+    # difference is the one that was seen (zero where the interval holds it); None if more than 100.
     needed: int | None = None
+    left: dict[int, tuple[float, float]] = field(default_factory=dict)  # see `_left`
 
     @property
     def worse(self) -> bool:
@@ -144,28 +138,22 @@ class Verdict:
 
     def sentence(self) -> str:
         """For people, with the numbers it rests on."""
-        pair = f"{self.recipe} and {self.baseline}"
         if self.seeds == 0:
             return (
-                f"The losses of {pair} cannot be compared: no seed was completed with both, at a step that both logged."
+                f"The losses of {self.recipe} and {self.baseline} cannot be compared: no seed was completed with both, "
+                "at a step that both logged."
             )
-        if self.outcome == TOO_SHORT:
-            return f"The losses of {pair} are not compared: {self.step} steps are too few, it takes {MIN_STEPS}."
-        numbers = f"difference {self.difference:+.4f}"
-        if not math.isnan(self.low):
-            numbers += f", 90 % interval {self.low:+.4f} to {self.high:+.4f}"
-        numbers += f", margin {self.margin:.4f}"
-        seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
-        if self.outcome == NOT_ENOUGH:
-            return (
-                f"To say whether {self.recipe} ends at the same loss as {self.baseline} takes {MIN_SEEDS} seeds or "
-                f"more: after {self.step:,} steps {seeds}, {numbers}."
-            )
+        same = f"whether {self.recipe} ends at the same loss as {self.baseline}"
         opening = {
             SAME: f"{self.recipe} ends at the same loss as {self.baseline}",
             DIFFERENT: f"{self.recipe} ends at a {self.word} loss than {self.baseline}",
-            CANNOT_TELL: f"These runs cannot tell whether {self.recipe} ends at the same loss as {self.baseline}",
+            CANNOT_TELL: f"These runs cannot tell {same}",
+            NOT_ENOUGH: f"It takes {MIN_SEEDS} seeds or more to say {same}",
+            TOO_SHORT: f"Too short (it takes {MIN_STEPS} steps) to say {same}",
         }[self.outcome]
+        seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
+        interval = "" if math.isnan(self.low) else f", 90 % interval {self.low:+.4f} to {self.high:+.4f}"
+        numbers = f"difference {self.difference:+.4f}{interval}, margin {self.margin:.4f}"
         return f"{opening} after {self.step:,} steps: {seeds}, {numbers}."
 
     def remedy(self) -> str:
@@ -182,38 +170,30 @@ def verdict(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str, baseline: str)
 
     The final loss is the mean over the last tenth of the steps, those that all compared runs logged.
     """
-    paired = paired_differences(runs, steps, recipe, baseline)
-    if paired.empty:
+    pairs = paired(runs, steps, recipe, baseline)
+    if pairs.empty:
         return Verdict(recipe, baseline, NOT_ENOUGH, 0, 0, *[math.nan] * 4)
-    final = _final(paired)
-    differences, step = final.mean().to_numpy(), int(final.index[-1])
-    reference = loss_by_seed(runs, steps, baseline).loc[final.index, final.columns]
-    margin = TOLERANCE * float(reference.to_numpy().mean())
+    final, step = _final(pairs).mean(), int(pairs.index[-1])
+    differences = (final["loss"] - final["reference"]).to_numpy()
+    margin = TOLERANCE * float(final["reference"].mean())
     outcome = TOO_SHORT if step < MIN_STEPS else str(judge(differences, margin))
     mean, half = map(float, students(differences, level=LEVEL))
     needed = None
     if outcome == CANNOT_TELL:
         true = mean if abs(mean) > half else 0.0
         needed = seeds_needed(true / margin, differences.std(ddof=1) / margin, len(differences))
-    return Verdict(recipe, baseline, outcome, len(differences), step, mean, mean - half, mean + half, margin, needed)
+    numbers = (len(differences), step, mean, mean - half, mean + half, margin, needed)
+    return Verdict(recipe, baseline, outcome, *numbers, _left(final["loss"], final["reference"]))
 
 
-def seeds_that_left(
-    runs: pd.DataFrame, steps: pd.DataFrame, recipe: str, baseline: str
-) -> dict[int, tuple[float, float]]:
-    """Seeds of `recipe` that ended far above its others: seed to (its final loss, the highest of the others).
+def _left(losses: pd.Series, reference: pd.Series) -> dict[int, tuple[float, float]]:
+    """Seeds that ended far above the recipe's others: seed to (its final loss, the highest of the others).
 
     "Far" is `LEFT` of the baseline's loss, by the paired differences, so that what a seed itself changes is left out.
     """
-    paired = paired_differences(runs, steps, recipe, baseline)
-    if paired.shape[1] < 2 or paired.empty:
-        return {}
-    final = _final(paired)
-    differences = final.mean()
-    losses = loss_by_seed(runs, steps, recipe).loc[final.index, final.columns].mean()
-    limit = LEFT * float((losses - differences).mean())
-    left = [s for s in differences.index if differences[s] - differences.drop(s).median() > limit]
-    return {int(s): (float(losses[s]), float(losses.drop(left).max())) for s in left} if len(left) < len(losses) else {}
+    differences, limit = losses - reference, LEFT * reference.mean()
+    left = [seed for seed in losses.index if differences[seed] - differences.drop(seed).median() > limit]
+    return {int(seed): (float(losses[seed]), float(losses.drop(left).max())) for seed in left}
 
 
 # Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", arXiv 2203.15556, equation 10: the loss of a
@@ -230,8 +210,6 @@ def compute_for_margin(parameters: float | None) -> tuple[float, float]:
     BETA)). Models outside of what the law was fitted to give way to the published study's 8 B.
     """
     n = parameters if parameters and FITTED[0] <= parameters <= FITTED[1] else PUBLISHED_PARAMETERS
-    from_size = A / n**ALPHA
-    from_data = from_size * ALPHA / BETA  # at the optimum
-    above = from_size + from_data
+    above = A / n**ALPHA * (1 + ALPHA / BETA)  # at the optimum the data's term is ALPHA / BETA of the size's
     left = 1 - TOLERANCE * (E + above) / above
     return n, left ** (-(ALPHA + BETA) / (ALPHA * BETA)) - 1

@@ -1,15 +1,15 @@
 """The report as one self-contained HTML page: matrix and answer first, then what they rest on, runs, figures."""
 
+from collections.abc import Iterable, Iterator
 from html import escape
 
 from matplotlib.figure import Figure
 
 from analysis import plots
 from analysis.answer import QUESTION, answer, details
-from analysis.comparison import OWN, Comparison
-from analysis.table import COLUMNS, by_recipe, cells, matrix, notes, rows_of, trained
+from analysis.comparison import Comparison
+from analysis.table import COLUMNS, by_recipe, cells, matrix, notes, rows_of, seed, trained
 
-# `.scroll` is darker at an edge beyond which there is more: a shadow that stays, and a white cover that scrolls along.
 STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 1250px;
@@ -17,11 +17,7 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; m
 h1 { font-size: 1.6rem; margin: .5rem 0; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
 .answer { border-left: 4px solid #0072b2; padding-left: .8rem; } .answer p { margin: .4rem 0; }
 .answer p:first-child { font-size: 1.15rem; }
-.scroll { overflow-x: auto; background:
-  linear-gradient(to right, #fff 2rem, #fff0) left / 4rem 100% no-repeat local,
-  linear-gradient(to left, #fff 2rem, #fff0) right / 4rem 100% no-repeat local,
-  linear-gradient(to right, #0004, #0000) left / 1rem 100% no-repeat scroll,
-  linear-gradient(to left, #0004, #0000) right / 1rem 100% no-repeat scroll; }
+.scroll { overflow-x: auto; }
 .hint { display: none; } @media (max-width: 900px) { .hint { display: block; } }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .45rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #ddd; }
@@ -57,20 +53,18 @@ def page(comparison: Comparison) -> str:
     parts = [
         f"<h1>{QUESTION}</h1>",
         f'<p class="notes">{escape(trained(rows))}</p>',
-        _scroll(_head(columns) + _body(lines)),
+        _scroll(_table(columns, map(_row, lines))),
         '<div class="answer">' + "".join(f"<p>{escape(sentence)}</p>" for sentence in answer(comparison)) + "</div>",
         "<h2>What this rests on</h2>",
         _list(details(comparison)),
         "<h2>Runs</h2>",
-        _scroll(_head(["recipe", *COLUMNS]) + "".join(_recipe(mean, runs) for mean, runs in by_recipe(rows))),
+        _scroll(_table(["recipe", *COLUMNS], _recipes(rows))),
         f'<div class="notes">{_list(notes(rows))}</div>',
         f"<h2>Notes on the runs</h2>{_list(problems)}" if problems else "",
         "<h2>Figures</h2>",
         '<div class="figures">',
         *(_figure(caption, figure) for caption, figure in figures(comparison).items()),
         "</div>",
-        "<h2>What ran</h2>",
-        _list([_machine(row) for row in rows]),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
@@ -85,46 +79,26 @@ def _list(sentences: list[str]) -> str:
 
 def _scroll(table: str) -> str:
     """A table that scrolls sideways where the screen is too narrow, and says so there."""
-    hint = '<p class="hint">The table goes on to the right: scroll it sideways.</p>'
-    return f'{hint}<div class="scroll"><table>{table}</table></div>'
+    return f'<p class="hint">The table goes on to the right: scroll it sideways.</p><div class="scroll">{table}</div>'
 
 
-def _head(columns: list[str]) -> str:
-    return "<thead><tr>" + "".join(f"<th>{escape(name)}</th>" for name in columns) + "</tr></thead>"
+def _table(columns: list[str], rows: Iterable[str]) -> str:
+    return f"<table>{_row(columns, 'th')}{''.join(rows)}</table>"
 
 
-def _body(lines: list[list[str]]) -> str:
-    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in lines)
-    return "<tbody>" + "".join(f"<tr>{line}</tr>" for line in cells) + "</tbody>"
+def _row(cells: list[str], kind: str = "td") -> str:
+    return "<tr>" + "".join(f"<{kind}>{escape(cell)}</{kind}>" for cell in cells) + "</tr>"
 
 
-def _recipe(mean: dict, runs: list[dict]) -> str:
-    """A line with a recipe's means and, to fold out under it, a table of its runs."""
-    lines = [["-" if row["seed"] is None else f"{row['seed']:.0f}", *cells(row)] for row in runs]
-    name = f"{len(runs)} runs of {escape(mean['recipe'])}" if len(runs) > 1 else f"1 run of {escape(mean['recipe'])}"
-    table = f"<table>{_head(['seed', *COLUMNS])}{_body(lines)}</table>"
-    folded = f"<details><summary>{name}</summary>{table}</details>"
-    return _body([[mean["recipe"], *cells(mean)]]) + (
-        f'<tbody><tr class="runs"><td colspan="{len(COLUMNS) + 1}">{folded}</td></tr></tbody>'
-    )
+def _recipes(rows: list[dict]) -> Iterator[str]:
+    """A row of means for each recipe and, to fold out under it, a table of its runs."""
+    for mean, runs in by_recipe(rows):
+        table = _table(["seed", *COLUMNS], (_row([seed(row), *cells(row)]) for row in runs))
+        name = f"{len(runs)} run{'s' if len(runs) > 1 else ''} of {escape(mean['recipe'])}"
+        yield _row([mean["recipe"], *cells(mean)])
+        yield f'<tr class="runs"><td colspan="{len(COLUMNS) + 1}"><details><summary>{name}</summary>{table}</details>'
 
 
 def _figure(caption: str, figure: Figure) -> str:
     svg = plots.to_svg(figure)
     return f"<figure>{svg[svg.index('<svg') :]}<figcaption>{escape(caption)}</figcaption></figure>"
-
-
-def _machine(row: dict) -> str:
-    """Which run it was: where, when, of which code."""
-    facts = {
-        "on": row["device"],
-        "from": row["source"] if row["source"] != OWN else None,
-        "started": row["start"] and row["start"][:16],
-        "commit": row["commit"] and row["commit"][:9],
-        "torch": row["torch"],
-        "torchao": row["torchao"],
-        "driver": row["driver"],
-        "power limit (W)": row["power_limit_w"],
-        "highest clock (MHz)": row["sm_clock_max_mhz"],
-    }
-    return f"{row['run']}: " + ", ".join(f"{name} {value}" for name, value in facts.items() if value)

@@ -18,30 +18,21 @@ NEAR = 0.1  # a loss follows a reference if it is nearer to it than this part of
 
 
 def ownership(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row a recipe, from the proof of its first completed run.
+    """One row a recipe: what the proof of its first completed run says of parameter tensors (numbers, or names).
 
-    Columns: numbers of parameter tensors (trainable, in_optimizer; moved and still are what the first step was seen to
-    do to those that it should move), names (orphans, frozen), and owned, the optimizer's share of all elements.
+    And owned: the optimizer's share of all elements.
     """
     rows = {}
     for recipe in in_order(runs["recipe"]):
         for run in completed(runs, runs, recipe).head(1).itertuples():
             proof = read_json(Path(run.path) / "proof.json")["parameters"]
-            rows[recipe] = {
-                "trainable": proof["trainable"],
-                "in_optimizer": proof["in_optimizer"],
-                "orphans": proof["orphans"],
-                "frozen": proof["frozen"],
-                "moved": proof["moved_in_first_step"],
-                "still": len(proof["still_in_first_step"]),
-                "owned": proof["elements_in_optimizer"] / run.parameters,
-            }
+            rows[recipe] = proof | {"owned": proof.pop("elements_in_optimizer") / run.parameters}
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def counts(owned: pd.DataFrame) -> pd.DataFrame:
     """`ownership` with names counted, to look at."""
-    return owned.assign(orphans=owned["orphans"].str.len(), frozen=owned["frozen"].str.len()).round(3)
+    return owned.map(lambda value: len(value) if isinstance(value, list) else value).round(3)
 
 
 def nearest(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str) -> tuple[Verdict, Verdict] | None:

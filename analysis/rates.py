@@ -8,7 +8,7 @@ A recipe is looked up by its name in `runs`, and only its completed runs count. 
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -50,19 +50,13 @@ def students(*samples: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np
 
 @dataclass(frozen=True)
 class Rate:
-    """Steady tokens/s of a recipe over all devices; NaN where no run has `MIN_STEADY` steady steps.
+    """Steady tokens/s of a recipe over all devices; NaN where no run has `MIN_STEADY` steady steps."""
 
-    mean       by each run's mean step time; of several runs the geometric mean
-    median     the same by the median step time
-    low, high  95 % interval of `mean` over the runs; NaN with one run
-    by_run     tokens/s by the mean step, one value for each run that has a rate, indexed by its name
-    """
-
-    mean: float
-    median: float
-    low: float
+    mean: float  # by each run's mean step time; of several runs the geometric mean
+    median: float  # the same by the median step time
+    low: float  # 95 % interval of `mean` over the runs; NaN with one run
     high: float
-    by_run: pd.Series = field(repr=False, compare=False)
+    by_run: pd.Series  # tokens/s by the mean step of each run that has a rate, indexed by its name
 
     @property
     def runs(self) -> int:
@@ -72,9 +66,8 @@ class Rate:
 def rate_of(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str) -> Rate:
     """The steady rate of the completed runs of `recipe`; `steps` as from `analysis.load.steps`."""
     tokens = completed(runs, runs, recipe)["tokens_per_step"].median()
-    steady = completed(runs, steps, recipe)
-    seconds = steady.loc[steady["steady"] & steady["seconds"].notna()].groupby("run")["seconds"]
-    by_run = seconds.agg(["mean", "median", "count"]).query(f"count >= {MIN_STEADY}")
+    by_run = completed(runs, steps[steps["steady"]], recipe).groupby("run")["seconds"]
+    by_run = by_run.agg(["mean", "median", "count"]).query(f"count >= {MIN_STEADY}")
     if by_run.empty:
         return Rate(*[math.nan] * 4, by_run["mean"])
     logs = np.log(tokens / by_run[["mean", "median"]].to_numpy())
@@ -84,26 +77,29 @@ def rate_of(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str) -> Rate:
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """A's tokens/s over B's, by the mean step; above 1, A is faster.
-
-    by_median   the same ratio by the median step
-    low, high   95 % interval of `ratio` (Welch's, of the logarithms); NaN where one of the two has a single run
-    runs        of the recipe with fewer
-    needed      runs of each recipe with which the ratio that was seen would be told from 1 in 80 % of studies, by the
-                spread that was seen; None where the interval tells already, or where it would take more than 100
-    """
+    """A's tokens/s over B's, by the mean step; above 1, A is faster."""
 
     ratio: float
-    by_median: float
-    low: float
+    by_median: float  # the same ratio by the median step
+    low: float  # 95 % interval of `ratio` (Welch's, of the logarithms); NaN where one of the two has a single run
     high: float
-    runs: int
+    runs: int  # of the recipe with fewer
+    # Runs of each recipe with which the ratio that was seen would be told from 1 in 80 % of studies, by the spread that
+    # was seen; None where the interval tells already, or where it would take more than 100.
     needed: int | None
 
     @property
     def unclear(self) -> bool:
         """Whether these runs cannot tell which is faster."""
         return not (self.low > 1 or self.high < 1)
+
+    @property
+    def word(self) -> str:
+        """The ratio and how certain it is, for a table."""
+        if math.isnan(self.ratio):
+            return "-"
+        interval = ", one run" if self.runs == 1 else f" ({self.low:.2f} to {self.high:.2f})"
+        return f"{self.ratio:.2f}{interval}"
 
 
 def speed_up(a: Rate, b: Rate) -> SpeedUp:
@@ -126,52 +122,33 @@ def _needed(difference: float, logs: list[np.ndarray]) -> int | None:
     return int(count[power >= POWER][0]) if (power >= POWER).any() else None
 
 
-AHEAD, FROM, UNTIL = "ahead from the start", "ahead from", "ahead until"
-NEVER, UNKNOWN, UNCLEAR, NO_COMMON_STEP = "never", "too short", "unclear", "no common step"
+AHEAD, FROM, UNTIL = "from the start", "from", "until"
+NEVER, UNKNOWN, UNCLEAR, NO_COMMON_STEP = "never", "too short", "cannot tell", "no common step"
 
 
 @dataclass(frozen=True)
 class BreakEven:
     """Whether and when recipe A has taken less wall time than recipe B in total, warm-up included.
 
-    outcome    AHEAD from the start; FROM a step on; UNTIL a step, and behind after it; NEVER: behind at the end and no
-               faster per step; and, where A is behind at the end: UNKNOWN, as the runs are too short for a rate, or
-               UNCLEAR, as the runs cannot tell which is faster per step. NO_COMMON_STEP: the logs cannot be compared
-    step       0 with AHEAD; the first whole step at which A is ahead with FROM, the last one with UNTIL; else None
-    low, high  95 % interval of `step` with several runs of both, else None; `high` is infinite where A may never be
-    beyond     whether `step` is beyond the runs, from lines that go on at the mean time of a steady step
-    tokens     tokens a run has seen by `step`; device_hours: A's wall time by then, times its devices (GPUs)
+    Outcomes: ahead AHEAD; FROM a step on; UNTIL a step, and behind after it. NEVER: behind at the end and no faster per
+    step; and, where A is behind at the end: UNKNOWN, as the runs are too short for a rate, or UNCLEAR, as the runs
+    cannot tell which is faster per step. NO_COMMON_STEP: the logs cannot be compared.
     """
 
     a: str
     b: str
     outcome: str
-    step: int | None = None
-    low: float | None = None
-    high: float | None = None
-    beyond: bool = False
-    tokens: float | None = None
-    device_hours: float | None = None
+    step: int | None = None  # 0 with AHEAD; the first whole step at which A is ahead with FROM, the last with UNTIL
+    low: float | None = None  # 95 % interval of `step` with several runs of both
+    high: float | None = None  # infinite where A may never be
+    beyond: bool = False  # whether `step` is beyond the runs, from lines that go on at the mean time of a steady step
+    tokens: float | None = None  # that a run has seen by `step`
+    device_hours: float | None = None  # A's wall time by then, times its devices (GPUs)
 
     @property
     def word(self) -> str:
         """When A is ahead, for a table."""
-        step = f"{'about ' if self.beyond else ''}step {self.step or 0:,}"
-        return {
-            AHEAD: "from the start",
-            FROM: f"from {step}",
-            UNTIL: f"until {step}",
-            UNCLEAR: "cannot tell",
-            NO_COMMON_STEP: "-",
-        }.get(self.outcome, self.outcome)
-
-    def interval(self) -> str:
-        """For people, empty where there is none."""
-        if self.low is None or self.outcome == AHEAD:
-            return ""
-        first, last = ("not at all", "no end") if self.outcome == UNTIL else ("the start", "never")
-        low = f"step {self.low:,.0f}" if self.low else first
-        return f"95 % interval: {low} to " + (last if math.isinf(self.high) else f"step {self.high:,.0f}")
+        return f"{self.outcome} {'about ' if self.beyond else ''}step {self.step:,}" if self.step else self.outcome
 
     def sentence(self) -> str:
         """For people, with units."""
@@ -187,15 +164,19 @@ class BreakEven:
             return f"{self.a} {verb} {self.b}: it is behind at the end, and {reason}."
         if self.outcome == AHEAD:
             return f"{self.a} is ahead of {self.b} from the start, warm-up included."
-        extrapolated = "beyond the end of these runs" if self.beyond else ""
+        facts = [self._interval()] if self.low is not None else []
+        if self.outcome == FROM:
+            facts.append(f"{self.tokens / 1e6:,.3g} M tokens, {self.device_hours:,.3g} device-hours")
+        facts += ["beyond the end of these runs"] if self.beyond else []
+        words = f" ({'; '.join(facts)})" if facts else ""
         if self.outcome == UNTIL:
-            told = "; ".join(filter(None, [self.interval(), extrapolated]))
-            return (
-                f"{self.a} is ahead of {self.b} until step {self.step:,}{told and f' ({told})'}, and behind after it."
-            )
-        cost = f"{self.tokens / 1e6:,.3g} M tokens, {self.device_hours:,.3g} device-hours"
-        told = "; ".join(filter(None, [self.interval(), cost, extrapolated]))
-        return f"{self.a} breaks even with {self.b} at step {self.step:,} ({told})."
+            return f"{self.a} is ahead of {self.b} until step {self.step:,}{words}, and behind after it."
+        return f"{self.a} breaks even with {self.b} at step {self.step:,}{words}."
+
+    def _interval(self) -> str:
+        first, last = ("not at all", "no end") if self.outcome == UNTIL else ("the start", "never")
+        low = f"step {self.low:,.0f}" if self.low else first
+        return f"95 % interval: {low} to " + (last if math.isinf(self.high) else f"step {self.high:,.0f}")
 
 
 def break_even(runs: pd.DataFrame, windows: pd.DataFrame, a: str, b: str, rates: dict[str, Rate]) -> BreakEven:

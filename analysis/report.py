@@ -5,7 +5,6 @@ import json
 import sys
 from pathlib import Path
 
-import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -14,29 +13,24 @@ from rich.table import Table
 from analysis.answer import QUESTION, answer, details
 from analysis.comparison import Comparison, compare
 from analysis.load import LoadError
-from analysis.table import COLUMNS, cells, known, matrix, notes, rows_of, trained
+from analysis.table import COLUMNS, cells, known, matrix, notes, rows_of, seed, trained
 
 SPLIT = 5  # columns of the first part of a table that is too wide for one
 
 
 def tables(rows: list[dict], width: int) -> list[Table]:
     """The table of runs, one line a run, in two parts where `width` characters are too few for one."""
-    seeds = len({row["seed"] for row in rows}) > 1
-    names = ["recipe", "seed"] if seeds else ["recipe"]
-    first = [[row["recipe"], "-" if row["seed"] is None else f"{row['seed']:.0f}"][: len(names)] for row in rows]
-    lines = [cells(row) for row in rows]
-    whole = table([*names, *COLUMNS], [a + b for a, b in zip(first, lines, strict=True)])
-    if Console(width=1000).measure(whole).maximum <= width:
-        return [whole]
-    halves = slice(SPLIT), slice(SPLIT, None)
-    return [
-        table([*names, *COLUMNS[half]], [a + b[half] for a, b in zip(first, lines, strict=True)]) for half in halves
+    names = ["recipe", "seed"] if len({row["seed"] for row in rows}) > 1 else ["recipe"]
+    parts = [
+        table([*names, *COLUMNS[part]], [[row["recipe"], seed(row)][: len(names)] + cells(row)[part] for row in rows])
+        for part in (slice(None), slice(SPLIT), slice(SPLIT, None))
     ]
+    return parts[:1] if Console(width=1000).measure(parts[0]).maximum <= width else parts[1:]
 
 
 def table(columns: list[str], lines: list[list[str]], fold: bool = False) -> Table:
     """For the terminal: the first column on the left, the others on the right; `fold` breaks long cells into lines."""
-    view = Table(box=SIMPLE_HEAD, header_style="bold", padding=0 if not fold else (0, 1, 0, 0))
+    view = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, int(fold), 0, 0))
     for place, name in enumerate(columns):
         view.add_column(
             escape(name), justify="right" if place else "left", overflow="fold", no_wrap=not fold or not place
@@ -74,27 +68,28 @@ def print_report(paths: list[Path], baseline: str | None, console: Console) -> C
 
 def as_json(comparison: Comparison) -> str:
     """Answer, rows, rates, ratios, break-even points and verdicts; what is unknown is null."""
+    rows = rows_of(comparison)
     plain = {
         "answer": answer(comparison),
         "details": details(comparison),
         "baseline": comparison.baseline,
-        "trained": trained(rows_of(comparison)),
-        "runs": [_plain(row) for row in rows_of(comparison)],
-        "rates": {recipe: _plain(vars(rate)) for recipe, rate in comparison.rates.items()},
-        "speed_ups": [{"recipe": a, "over": b, **_plain(vars(s))} for (a, b), s in comparison.speed_ups.items()],
-        "break_evens": [_plain(vars(b)) for b in comparison.break_evens],
-        "verdicts": [_plain(vars(v)) for v in comparison.verdicts.values()],
+        "trained": trained(rows),
+        "runs": rows,
+        "rates": {recipe: vars(rate) | {"by_run": dict(rate.by_run)} for recipe, rate in comparison.rates.items()},
+        "speed_ups": [{"recipe": a, "over": b} | vars(gain) for (a, b), gain in comparison.speed_ups.items()],
+        "break_evens": [*map(vars, comparison.break_evens.values())],
+        "verdicts": [*map(vars, comparison.verdicts.values())],
         "diverged": comparison.diverged,
-        "left": comparison.left,
         "problems": comparison.frames.problems,
     }
-    return json.dumps(plain, indent=2, allow_nan=False, default=str) + "\n"
+    return json.dumps(_finite(plain), indent=2, allow_nan=False, default=str) + "\n"
 
 
-def _plain(values: dict) -> dict:
-    """What JSON can hold."""
-    plain = {key: value.to_dict() if isinstance(value, pd.Series) else value for key, value in values.items()}
-    return {key: known(value) for key, value in plain.items()}
+def _finite(value):
+    """`value` with None for each number in it, however deep, that JSON cannot hold."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [*map(_finite, value)] if isinstance(value, list) else known(value)
 
 
 def write_page(comparison: Comparison, path: Path) -> None:

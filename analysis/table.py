@@ -1,18 +1,18 @@
 """What terminal, page and README share: the matrix of recipes, the table of runs, what was trained, and notes."""
 
 import math
-import statistics
+from itertools import groupby
+from operator import itemgetter
 
 import pandas as pd
 
 from analysis.comparison import COMPILED, OWN, Comparison, in_order
-from analysis.rates import SpeedUp
 
 NOISY = 0.3  # IQR as a share of the median: the published FP8 gains 6 to 34 %; the README's runs have at most 17 %
 COLUMNS = ("final\nloss", "tokens/s", "IQR", "MFU", "warm-up\ns", "wall\ns", "after\nwarm-up", "FP8\nshare",
            "memory\nGiB", "status")  # fmt: skip
-_AVERAGED = ("final_loss", "tokens_per_s", "tokens_per_s_q1", "tokens_per_s_q3", "mfu_bf16_peak", "warm_up_s", "wall_s",
-             "wall_s_without_warm_up", "fp8_share", "peak_memory_bytes")  # fmt: skip
+_AVERAGED = ["final_loss", "tokens_per_s", "tokens_per_s_q1", "tokens_per_s_q3", "mfu_bf16_peak", "warm_up_s", "wall_s",
+             "wall_s_without_warm_up", "fp8_share", "peak_memory_bytes"]  # fmt: skip
 # What may differ between runs that are compared, and could explain a part of a difference: column to its name.
 _NAMED = {
     "commit": "commit",
@@ -32,19 +32,13 @@ def matrix(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     columns = ["recipe", "tokens/s", f"over {opponent}", "pays back", loss, "FP8 proof"]
     lines = []
     for recipe in in_order([*comparison.recipes, *comparison.diverged]):
-        rate, gain = comparison.rates.get(recipe), comparison.speed_ups.get((recipe, comparison.opponent))
+        rate, pair = comparison.rates.get(recipe), (recipe, comparison.opponent)
+        gain, paid = comparison.speed_ups.get(pair), comparison.break_evens.get(pair)
         speed = "-" if rate is None else "too short" if math.isnan(rate.mean) else f"{rate.mean:,.0f}"
-        ratio = "1" if recipe == comparison.opponent else _ratio(gain)
-        paid = comparison.break_even(recipe, comparison.opponent)
-        word = paid.word if paid else "-"
-        lines.append([recipe, speed, ratio, word, _loss(comparison, recipe), _proof(comparison, recipe)])
+        ratio = gain.word if gain else "1" if recipe == comparison.opponent else "-"
+        pays = paid.word if paid else "-"
+        lines.append([recipe, speed, ratio, pays, _loss(comparison, recipe), _proof(comparison, recipe)])
     return columns, lines
-
-
-def _ratio(gain: SpeedUp | None) -> str:
-    if gain is None or math.isnan(gain.ratio):
-        return "-"
-    return f"{gain.ratio:.2f}, one run" if gain.runs == 1 else f"{gain.ratio:.2f} ({gain.low:.2f} to {gain.high:.2f})"
 
 
 def _loss(comparison: Comparison, recipe: str) -> str:
@@ -62,8 +56,7 @@ def _proof(comparison: Comparison, recipe: str) -> str:
         return "-"
     runs = comparison.frames.runs
     emulated = runs.loc[runs["recipe"] == recipe, "fp8_emulated"].eq(True).any()
-    share = comparison.proof[recipe]
-    return f"{share:.0%}" if share else "emulated" if emulated else "none"
+    return f"{share:.0%}" if (share := comparison.proof[recipe]) else "emulated" if emulated else "none"
 
 
 def rows_of(comparison: Comparison) -> list[dict]:
@@ -80,24 +73,23 @@ def known(value):
 
 
 def by_recipe(rows: list[dict]) -> list[tuple[dict, list[dict]]]:
-    """For each recipe a row of means over its completed runs (of all, where none is), and its runs."""
-    groups = {}
-    for row in rows:
-        groups.setdefault(row["recipe"], []).append(row)
-    return [(_averaged(runs), runs) for runs in groups.values()]
+    """For each recipe a row of means over its completed runs, and its runs; `rows` as from `rows_of`."""
+    groups = [list(runs) for _, runs in groupby(rows, key=itemgetter("recipe"))]
+    return [(_averaged(runs), runs) for runs in groups]
 
 
 def _averaged(runs: list[dict]) -> dict:
     done = [row for row in runs if row["status"] == "completed"]
     if not done:
         return runs[0] | {"runs": f"0 of {len(runs)} completed"}
-    means = {}
-    for key in _AVERAGED:
-        values = [row[key] for row in done if row[key] is not None]
-        means[key] = statistics.fmean(values) if values else None
-    losses = [row["final_loss"] for row in done if row["final_loss"] is not None]
-    spread = statistics.stdev(losses) if len(losses) > 1 else None
+    numbers = pd.DataFrame(done)[_AVERAGED].astype(float)
+    means = {column: known(mean) for column, mean in numbers.mean().items()}
+    spread = known(numbers["final_loss"].std())
     return done[0] | means | {"loss_spread": spread, "runs": f"{len(done)} of {len(runs)} completed"}
+
+
+def seed(row: dict) -> str:
+    return "-" if row["seed"] is None else f"{row['seed']:.0f}"
 
 
 def cells(row: dict) -> list[str]:
@@ -161,10 +153,8 @@ def trained(rows: list[dict]) -> str:
 
 def _short(number: float) -> str:
     """Three digits with k, M or B."""
-    for unit, name in ((1e9, "B"), (1e6, "M")):
-        if number >= unit:
-            return f"{number / unit:.3g} {name}"
-    return f"{number / 1e3:.3g} k"
+    unit, name = next(((unit, name) for unit, name in ((1e9, "B"), (1e6, "M")) if number >= unit), (1e3, "k"))
+    return f"{number / unit:.3g} {name}"
 
 
 def notes(rows: list[dict]) -> list[str]:
@@ -229,9 +219,9 @@ def _names(rows: list[dict]) -> str:
     """Runs for people: each recipe once, with its seeds."""
     seeds = {}
     for row in rows:
-        seeds.setdefault(row["recipe"], []).append(row["seed"])
+        seeds.setdefault(row["recipe"], []).append(seed(row))
     return ", ".join(
-        recipe if None in of else f"{recipe} seed{'s' if len(of) > 1 else ''} {', '.join(f'{s:.0f}' for s in of)}"
+        recipe if "-" in of else f"{recipe} seed{'s' if len(of) > 1 else ''} {', '.join(of)}"
         for recipe, of in seeds.items()
     )
 

@@ -30,9 +30,9 @@ runs.groupby("recipe", sort=False).agg(runs=("run", "count"), device=("device", 
 # %% [markdown]
 # ## Who owns what
 #
-# Parameter tensors, from each run's `proof.json`. Orphans are trainable, get a gradient and are in no optimizer. Moved
-# and still: what the first optimizer step was seen to do to those that it should move; norm weights of 1 are neither,
-# because bf16 cannot hold so small a step. Owned is the optimizer's share of all elements.
+# Parameter tensors, from each run's `proof.json`. Orphans are trainable, get a gradient and are in no optimizer. The
+# first optimizer step moved some of those that it should move, and others stayed still; norm weights of 1 are neither,
+# because their dtype, bf16, cannot hold so small a step. Owned is the optimizer's share of all elements.
 
 # %%
 puzzle.counts(puzzle.ownership(runs))

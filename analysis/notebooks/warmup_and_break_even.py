@@ -28,7 +28,7 @@ plots.warm_up(runs)
 plots.lead(comparison)
 
 # %%
-print("\n".join(b.sentence() for b in comparison.break_evens) or "No run in FP8 to judge.")
+print("\n".join(b.sentence() for b in comparison.break_evens.values()) or "No run in FP8 to judge.")
 
 # %% [markdown]
 # ## A run of N steps

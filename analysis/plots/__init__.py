@@ -3,6 +3,7 @@
 A recipe has the same colour and marker in every figure. Its completed runs are drawn together. A run that is not
 completed has a dashed line of its own, labelled with its status, and no bar. A figure without data says why.
 """
+# ruff: noqa: F401  # what is imported is what the package offers
 
 from analysis.plots.cost import memory, warm_up
 from analysis.plots.learning import loss, loss_difference
@@ -11,19 +12,3 @@ from analysis.plots.ranges import fp8_ranges
 from analysis.plots.speed import mfu, step_time, tokens_per_s
 from analysis.plots.style import to_png, to_svg
 from analysis.plots.wall import lead, wall_after_warm_up
-
-__all__ = [
-    "fp8_ranges",
-    "lead",
-    "loss",
-    "loss_difference",
-    "memory",
-    "mfu",
-    "step_time",
-    "summary",
-    "to_png",
-    "to_svg",
-    "tokens_per_s",
-    "wall_after_warm_up",
-    "warm_up",
-]

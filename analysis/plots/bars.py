@@ -6,59 +6,47 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from analysis.plots.series import Group, groups
-from analysis.plots.style import HALF_PAGE, SMALL, NoData, new_figure, require, thousands
-
-_ROW_INCHES = 0.46  # three lines of text and some air
-BAR_ALPHA = 0.55  # lets the marks on a bar be seen
-
-
-def row_figure(runs: pd.DataFrame) -> tuple[Figure, Axes]:
-    """A figure of half a page, higher where the rows, one for each recipe in `runs`, need it."""
-    rows = runs["recipe"].nunique() if "recipe" in runs else 0
-    figure, ((axes,),) = new_figure((HALF_PAGE[0], max(HALF_PAGE[1], 1.3 + _ROW_INCHES * rows)))
-    return figure, axes
+from analysis.plots.style import SMALL, NoData, look, make_room
 
 
 def set_rows(axes: Axes, labels: Sequence[str], x_label: str) -> None:
-    """One row a label, from the top, and an x axis that starts at zero."""
+    """One row a label, from the top."""
     axes.set_yticks(range(len(labels)), labels)
     axes.set(ylim=(len(labels) - 0.5, -0.5), xlabel=x_label)
-    axes.set_xlim(left=0)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
-    thousands(axes, "x")
+    axes.xaxis.set_major_formatter("{x:,.10g}")
+    make_room(axes, len(labels))
 
 
 def completed_with(runs: pd.DataFrame, column: str) -> list[Group]:
     """The completed runs of each recipe that have a value in `column`. Raises `NoData` if none has."""
-    require(runs, "run", column)
     found = [group for group in groups(runs[runs[column].notna()]) if group.completed]
     if not found:
-        raise NoData("no run is completed")
+        raise NoData(f"no completed run has {column}")
     return found
 
 
 def draw_row(
-    axes: Axes, y: float, group: Group, values: np.ndarray, height: float = 0.6, alpha: float = BAR_ALPHA,
-    length: float | None = None,
-) -> str:  # fmt: skip
-    """A bar and, of several runs, their marks; returns the bar's length as text.
+    axes: Axes, y: float, group: Group, values: Sequence[float], text: str = "{}", length: float | None = None,
+    height: float = 0.6, alpha: float = 0.55,
+) -> None:  # fmt: skip
+    """A bar with its length beside it as `text` says and, of several runs, their marks.
 
     Args:
-        values: (runs,), finite.
+        values: of the runs, finite.
         length: of the bar, where that is not the median of `values`.
+        alpha: below 1, so that marks on a bar can be seen.
     """
-    colour, marker = group.look
-    median = np.median(values) if length is None else length
+    colour, marker = look(group.recipe)
+    median = float(np.median(values)) if length is None else length
     axes.barh(y, median, height, color=colour, alpha=alpha, linewidth=0)
     if len(values) > 1:
-        heights = np.full(len(values), y)
-        axes.plot(values, heights, marker, color=colour, markersize=4, markeredgecolor="white", markeredgewidth=0.6,
-                  zorder=3)  # fmt: skip
-    return number(median)
+        axes.plot(values, [y] * len(values), marker, color=colour, markersize=4, markeredgecolor="white",
+                  markeredgewidth=0.6, zorder=3)  # fmt: skip
+    write_beside(axes, y, text.format(number(median)))
 
 
 def write_beside(axes: Axes, y: float, text: str) -> None:

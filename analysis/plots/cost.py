@@ -3,77 +3,56 @@
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from analysis.plots.bars import completed_with, draw_row, number, row_figure, set_rows, write_beside
-from analysis.plots.style import clock_start, note, optional, panel, styled
+from analysis.plots.bars import completed_with, draw_row, number, set_rows, write_beside
+from analysis.plots.style import note, plot
+from analysis.plots.wall import clock_start
 
 # Paul Tol's muted colours, colour-blind safe, in the order in which the phases happen.
 _PHASES = {
     "import": "#332288", "distributed": "#88CCEE", "data": "#44AA99", "model_build": "#117733", "conversion": "#999933",
-    "optimizer": "#AA4499", "compile": "#CC6677", "first_step": "#DDCC77",
+    "optimizer": "#AA4499", "compile": "#CC6677", "first_step": "#DDCC77", "other": "#999999", "not_split": "#DDDDDD",
 }  # fmt: skip
-_OTHER, _NOT_SPLIT = "other", "not_split"
-_REST = {_OTHER: "#999999", _NOT_SPLIT: "#DDDDDD"}
 _SMALL_SHARE = 0.03  # of the longest warm-up: phases below it in every row are merged
 
 
-@styled
-def warm_up(runs: pd.DataFrame) -> Figure:
+@plot
+def warm_up(axes: Axes, runs: pd.DataFrame) -> None:
     """Seconds from process start to the end of step 1, by phase; a recipe's completed runs are averaged."""
-    figure, axes = row_figure(runs)
-    draw_warm_up(axes, runs)
-    return figure
-
-
-@panel
-def draw_warm_up(axes: Axes, runs: pd.DataFrame) -> None:
     found = completed_with(runs, "warm_up_s")
     table = pd.DataFrame([_mean_phases(group.runs) for group in found]).fillna(0.0)
-    large = [p for p in _PHASES if p in table and table[p].max() >= _SMALL_SHARE * table.sum(axis=1).max()]
-    small = [phase for phase in table if phase not in (*large, _NOT_SPLIT)]
-    table[_OTHER] = table[small].sum(axis=1)
-    left, keys = np.zeros(len(table)), []
-    for phase in [*large, _OTHER, _NOT_SPLIT]:
-        if phase in table and table[phase].any():
-            colour = (_PHASES | _REST)[phase]
-            keys.append(Patch(color=colour, label=phase.replace("_", " ")))
-            axes.barh(table.index, table[phase], 0.6, left, color=colour, edgecolor="white", linewidth=0.5)
-            left += table[phase].to_numpy()
-    start = clock_start(runs)
-    set_rows(axes, [group.label for group in found], f"seconds to the end of step 1; the clock starts with\n{start}")
-    for y, total in enumerate(left):
-        write_beside(axes, y, f"{number(total)} s")
-    axes.legend(handles=keys, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, handlelength=1)
+    total = table.sum(axis=1)
+    small = [p for p in table if p not in _PHASES or table[p].max() < _SMALL_SHARE * total.max()]
+    table = table.drop(columns=small).assign(other=table[small].sum(axis=1))
+    left = np.zeros(len(table))
+    for phase in [phase for phase in _PHASES if phase in table and table[phase].any()]:
+        axes.barh(table.index, table[phase], 0.6, left, color=_PHASES[phase], edgecolor="white", linewidth=0.5,
+                  label=phase.replace("_", " "))  # fmt: skip
+        left += table[phase]
+    set_rows(axes, [group.label for group in found],
+             f"seconds to the end of step 1; the clock starts with\n{clock_start(runs)}")  # fmt: skip
+    for y, seconds in enumerate(total):
+        write_beside(axes, y, f"{number(seconds)} s")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
     if small:
         note(axes, "Other: " + ", ".join(phase.replace("_", " ") for phase in small) + ".")
 
 
-def _mean_phases(runs: pd.DataFrame) -> dict[str, float]:
+def _mean_phases(runs: pd.DataFrame) -> pd.Series:
     """Mean seconds by phase; what phases leave of a warm-up (without timing.json; of earlier attempts) is not split."""
-    split = []
-    for run in runs.to_dict("records"):
-        phases = dict(run["phases"]) if isinstance(run.get("phases"), dict) else {}
-        left = run["warm_up_s"] - sum(phases.values())
-        split.append(phases | ({_NOT_SPLIT: left} if left > 0.01 * run["warm_up_s"] else {}))
-    return pd.DataFrame(split).fillna(0.0).mean().to_dict()
+    phases, whole = pd.DataFrame([phases or {} for phases in runs["phases"]]), runs["warm_up_s"].mean()
+    mean = phases.fillna(0.0).mean()
+    if (rest := whole - mean.sum()) > 0.01 * whole:
+        mean["not_split"] = rest
+    return mean
 
 
-@styled
-def memory(runs: pd.DataFrame) -> Figure:
+@plot
+def memory(axes: Axes, runs: pd.DataFrame) -> None:
     """Highest memory of a run in GiB: median over a recipe's completed runs, and a mark for each."""
-    figure, axes = row_figure(runs)
-    draw_memory(axes, runs)
-    return figure
-
-
-@panel
-def draw_memory(axes: Axes, runs: pd.DataFrame) -> None:
     found = completed_with(runs, "peak_memory_bytes")
     for y, group in enumerate(found):
-        gib = group.runs["peak_memory_bytes"].to_numpy(float) / 2**30
-        write_beside(axes, y, draw_row(axes, y, group, gib) + " GiB")
-    cpu = (optional(runs, "device_type") == "cpu").all()
+        draw_row(axes, y, group, group.runs["peak_memory_bytes"] / 2**30, "{} GiB")
+    cpu = (runs["device_type"] == "cpu").all()
     what = "peak resident memory of the process" if cpu else "peak reserved memory of a device"
     set_rows(axes, [group.label for group in found], f"{what} (GiB)")

@@ -1,4 +1,4 @@
-"""What all figures share: look of a recipe, size and fonts, notes, axes without data, and bytes that do not vary."""
+"""What all figures share: look of a recipe, sizes and fonts, notes, panels without data, and bytes that do not vary."""
 
 import functools
 import io
@@ -9,15 +9,10 @@ from typing import NamedTuple
 
 import matplotlib
 import matplotlib.style
-import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
-from analysis.comparison import OWN
-
-HALF_PAGE = (5.0, 3.4)  # inches; printed about 3.4 wide
+HALF_PAGE = (5.0, 3.4)  # inches: a figure of one panel
 SMALL = 8  # points, the smallest font
 GREY = "#666666"
 _STYLE = {
@@ -27,6 +22,9 @@ _STYLE = {
     "xtick.labelsize": SMALL,
     "ytick.labelsize": SMALL,
     "legend.fontsize": SMALL,
+    "legend.frameon": False,
+    "legend.labelspacing": 0.3,
+    "legend.handlelength": 1.3,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -35,7 +33,6 @@ _STYLE = {
     "grid.linewidth": 0.6,
     "lines.linewidth": 1.6,
     "lines.markersize": 4.5,
-    "hatch.linewidth": 0.6,
     "figure.constrained_layout.h_pad": 0.06,
     "svg.fonttype": "path",  # text looks the same whatever fonts a reader has
     "svg.hashsalt": "analysis.plots",
@@ -81,59 +78,6 @@ class NoData(Exception):
     """There is nothing to draw; the message says why."""
 
 
-def require(frame: pd.DataFrame, what: str, *columns: str) -> None:
-    """Raises `NoData` unless `frame` has rows, and each column some value. `what` names a row, such as "run"."""
-    if frame.empty:
-        raise NoData(f"there is no {what}")
-    for column in columns:
-        if column not in frame:
-            raise NoData(f"{column} was not recorded")
-        if frame[column].isna().all():
-            raise NoData(f"{column} is unknown for every {what}")
-
-
-def optional(frame: pd.DataFrame, column: str) -> pd.Series:
-    """A column that a figure can do without."""
-    return frame[column] if column in frame else pd.Series(None, frame.index, dtype=object)
-
-
-def clock_start(runs: pd.DataFrame) -> str:
-    """What `elapsed_s` counts from: logs of other programs do not say when their process began."""
-    return "the process" if (optional(runs, "source").fillna(OWN) == OWN).all() else "training, not with the process"
-
-
-def panel(draw: Callable) -> Callable:
-    """Make `draw(axes, ...)`, which returns the line ends to label, say why where there is no data."""
-
-    @functools.wraps(draw)
-    def drawn(axes: Axes, *args, **kwargs) -> list:
-        try:
-            return draw(axes, *args, **kwargs) or []
-        except NoData as why:
-            axes.set(xticks=[], yticks=[])
-            axes.spines[:].set_visible(False)
-            text = textwrap.fill(f"no data: {why}", 40)
-            axes.text(0.5, 0.5, text, ha="center", va="center", color=GREY, transform=axes.transAxes)
-            return []
-
-    return drawn
-
-
-def styled(plot: Callable[..., Figure]) -> Callable[..., Figure]:
-    """Draw with this module's style, whatever the user's settings are, and keep the layout as it comes out."""
-
-    @functools.wraps(plot)
-    def drawn(*args, **kwargs) -> Figure:
-        with matplotlib.style.context(["default", _STYLE]):
-            figure = plot(*args, **kwargs)
-            for _ in range(2):  # constrained layout comes to rest in the second pass
-                figure.draw_without_rendering()
-            figure.set_layout_engine("none")
-        return figure
-
-    return drawn
-
-
 class Plot(Figure):
     """A figure that a notebook shows by itself, and the same way each time."""
 
@@ -141,10 +85,50 @@ class Plot(Figure):
         return to_png(self, dpi=110)
 
 
-def new_figure(size: tuple[float, float] = HALF_PAGE, rows: int = 1, columns: int = 1) -> tuple[Figure, np.ndarray]:
-    """A figure without pyplot, and its axes as an array of shape (rows, columns)."""
-    figure = Plot(figsize=size, layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False)
+def panels(titles: dict[str, Callable[[Axes], None]], size: tuple[float, float], columns: int = 1) -> Figure:
+    """A figure of `size` inches, in this module's style whatever the user's settings are: title to what draws below it.
+
+    The layout stays as it comes out, so that saving the figure again gives the same bytes.
+    """
+    with matplotlib.style.context(["default", _STYLE]):
+        figure = Plot(figsize=size, layout="constrained")
+        for place, (title, draw) in enumerate(titles.items(), start=1):
+            axes = figure.add_subplot(len(titles) // columns, columns, place)
+            axes.set_title(title, loc="left", fontweight="bold")
+            draw(axes)
+        for _ in range(2):  # constrained layout comes to rest in the second pass
+            figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+    return figure
+
+
+def plot(draw: Callable[..., None]) -> Callable[..., Figure]:
+    """Make `draw(axes, ...)` a function of the other arguments that returns a figure of half a page.
+
+    Its attribute `panel` draws into axes. Both say in the panel why there is no data.
+    """
+
+    def panel(axes: Axes, *args) -> None:
+        try:
+            draw(axes, *args)
+        except NoData as why:
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+            text = textwrap.fill(f"no data: {why}", 40)
+            axes.text(0.5, 0.5, text, ha="center", va="center", color=GREY, transform=axes.transAxes)
+
+    @functools.wraps(draw)
+    def figure(*args) -> Figure:
+        return panels({"": lambda axes: panel(axes, *args)}, HALF_PAGE)
+
+    figure.panel = panel
+    return figure
+
+
+def make_room(axes: Axes, names: int) -> None:
+    """Make the figure as high as so many names of recipes beside this panel need, each on up to three lines."""
+    figure, rows = axes.figure, axes.get_gridspec().nrows
+    figure.set_figheight(max(figure.get_figheight(), rows * (1.3 + 0.46 * names)))
 
 
 def note(axes: Axes, *sentences: str) -> None:
@@ -156,12 +140,6 @@ def note(axes: Axes, *sentences: str) -> None:
         xycoords=(axes.transAxes, axes.xaxis.label), xytext=(0, -3), textcoords="offset points",
         ha="left", va="top", fontsize=SMALL, color=GREY,
     )  # fmt: skip
-
-
-def thousands(axes: Axes, *which: str) -> None:
-    """Write the numbers of the named axes ("x", "y") with thousands separators."""
-    for axis in which:
-        getattr(axes, f"{axis}axis").set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
 def to_svg(figure: Figure) -> str:

@@ -7,26 +7,33 @@ import shutil
 import numpy as np
 import pytest
 
-from analysis import comparison as comparisons
 from analysis.answer import answer, details
 from analysis.comparison import compare, cost_by_steps
-from analysis.load import Frames, load
 from analysis.report import main
-from analysis.table import matrix, notes, rows_of
+from analysis.table import matrix
 from tests.make_runs import metrics_lines, write_lines, write_published, write_run, write_study
 
 FP8 = "tensorwise_fp8_compiled"
 
 
-def change(path, name, **values):
-    """Values in a JSON file of a run directory."""
-    (path / name).write_text(json.dumps(json.loads((path / name).read_text()) | values))
+def change(folder, runs, seeds=(0, 1, 2), name="manifest.json", **values):
+    """Values in a JSON file of the runs `runs`SEED."""
+    for seed in seeds:
+        file = folder / f"{runs}{seed}" / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
-def change_lines(path, changed):
-    """Each line of a metrics.jsonl, by a function that returns what changes in it."""
-    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    write_lines(path / "metrics.jsonl", [line | changed(line) for line in lines])
+def change_lines(folder, recipe, changed, seeds=(0, 1, 2)):
+    """The lines of each metrics.jsonl of a recipe, by a function of line and seed that returns what changes."""
+    for seed in seeds:
+        file = folder / f"{recipe}{seed}" / "metrics.jsonl"
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        write_lines(file, [line | changed(line, seed) for line in lines])
+
+
+def plus(*shifts):
+    """A change of lines: a higher loss for each seed."""
+    return lambda line, seed: {"losses": [line["losses"][0] + shifts[seed]]}
 
 
 def cells(folder) -> dict[str, dict[str, str]]:
@@ -66,22 +73,62 @@ def test_other_answers(tmp_path, changed, expected):
     assert re.match(expected, answer(compare(write_study(tmp_path, **changed)))[0])
 
 
-def test_slow_steps_that_the_median_hides_count(tmp_path):
+def slow_tenths(folder):
     """By the median step FP8 is 1.25 times as fast; every tenth takes five times as long, so in total it is slower."""
-    write_study(tmp_path)
-    for seed in range(3):
-        path, total = tmp_path / f"{FP8}{seed}", [0.0]
 
-        def slower(line, total=total):
-            total[0] += 0.4 - 0.08 if line["step"] % 10 == 5 and line["step"] > 10 else 0.0
-            seconds = [0.4] if line["step"] % 10 == 5 and line["step"] > 10 else line["step_s"]
-            return {"elapsed_s": line["elapsed_s"] + total[0], "step_s": seconds}
+    def slower(line, seed):
+        late = max(0, (line["step"] - 5) // 10)  # of those after the first 10 steps, which are slow anyway
+        slow = {"step_s": [0.4]} if line["step"] % 10 == 5 and late else {}
+        return {"elapsed_s": line["elapsed_s"] + late * (0.4 - 0.08)} | slow
 
-        change_lines(path, slower)
-    comparison = compare(tmp_path)
-    first = answer(comparison)[0]
-    assert first.startswith(f"No: {FP8} has 0.89 times") and "1.25 times by the median step" in first
-    assert comparison.break_even(FP8, "baseline_compiled").outcome == "never"
+    change_lines(folder, FP8, slower)
+
+
+def unproven(proof):
+    return lambda folder: change(folder, FP8, name="proof.json", **proof)
+
+
+def no_proof(folder):
+    for path in folder.glob(f"{FP8}*/proof.json"):
+        path.unlink()
+
+
+def nan_from_step_100(line, seed):
+    return {"loss": None, "losses": [None]} if line["step"] > 100 else {}
+
+
+LOSS, PROOF = "loss after 200 steps", "FP8 proof"
+UNPROVEN = f"No answer: {FP8} has 1.25 times .* nothing proves that it ran in FP8"
+JUMPED = f"No: {FP8} seed 1 left the recipe's other seeds: it ends at a loss of 18."
+PLANTED = {
+    "slow steps that the median hides": (slow_tenths, f"No: {FP8} has 0.89 times .*1.25 times by the median step",
+                                         "pays back", "never"),
+    "one seed diverges": (lambda folder: change(folder, FP8, [2], status="diverged"),
+                          f"No: {FP8} diverged in 1 of 3 seeds, where bf16 did not.", LOSS, "diverged in 1 of 3"),
+    "all seeds diverge": (lambda folder: change(folder, FP8, status="diverged"),
+                          f"No: {FP8} diverged in 3 of 3 seeds", LOSS, "diverged in 3 of 3"),
+    "a seed that only the compiled baseline completed diverges": (
+        lambda folder: (change(folder, "baseline", [2], status="failed"), change(folder, FP8, [2], status="diverged")),
+        f"No: {FP8} diverged in 1 of 3 seeds", LOSS, "diverged in 1 of 3"),
+    "logs end in NaN and say completed": (lambda folder: change_lines(folder, FP8, nan_from_step_100),
+                                          f"No: {FP8} diverged in 3 of 3 seeds", LOSS, "diverged in 3 of 3"),
+    "one seed jumps by 8, finite": (lambda folder: change_lines(folder, FP8, plus(0, 8, 0)), JUMPED, LOSS,
+                                    "1 of 3 left the others"),
+    "no proof": (no_proof, UNPROVEN, PROOF, "none"),
+    "a proof of 0 %": (unproven({"fp8_share_of_matmul_flops": 0.0}), UNPROVEN, PROOF, "none"),
+    "emulated": (unproven({"emulated": True}), UNPROVEN, PROOF, "emulated"),
+    "a spread as wide as the margin, 0.025": (lambda folder: change_lines(folder, FP8, plus(-0.03, 0, 0.03)),
+                                              r"For speed, yes.* about 1\d seeds for the loss of tensorwise", LOSS,
+                                              "cannot tell"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PLANTED)
+def test_planted_cases(tmp_path, case):
+    plant, expected, column, cell = PLANTED[case]
+    plant(write_study(tmp_path))
+    assert re.match(expected, " ".join(answer(compare(tmp_path))))
+    assert cells(tmp_path)[FP8][column] == cell
 
 
 def test_single_runs_get_no_verdict_but_the_command_that_repeats_them(tmp_path):
@@ -123,41 +170,6 @@ def test_the_fastest_that_keeps_the_loss_is_the_answer(tmp_path):
     assert any(f"{FP8} ends at a higher loss" in fact for fact in details(comparison))
 
 
-@pytest.mark.parametrize(("lost", "expected"), [((3,), "1 of 4"), ((0, 1, 2, 3), "4 of 4")])
-def test_divergence_is_no_yes(tmp_path, lost, expected):
-    write_study(tmp_path, seeds=4)
-    for seed in lost:
-        change(tmp_path / f"{FP8}{seed}", "manifest.json", status="diverged")
-    assert answer(compare(tmp_path))[0] == f"No: {FP8} diverged in {expected} seeds, where bf16 did not."
-    assert cells(tmp_path)[FP8]["loss after 200 steps"] == f"diverged in {expected}"
-
-
-def test_divergence_is_told_from_any_run_in_bf16(tmp_path):
-    """Only the compiled baseline completed the seed: the divergence counts all the same."""
-    write_study(tmp_path, seeds=1)
-    shutil.rmtree(tmp_path / "baseline0")
-    change(tmp_path / f"{FP8}0", "manifest.json", status="diverged")
-    assert answer(compare(tmp_path))[0].startswith(f"No: {FP8} diverged in 1 of 1 seeds")
-
-
-def test_a_seed_that_jumps_is_no_yes(tmp_path):
-    """One of three ends at a finite loss far above the others', which end at about 10."""
-    write_study(tmp_path)
-    change_lines(tmp_path / f"{FP8}1", lambda line: {"losses": [line["losses"][0] + 8 * (line["step"] > 150)]})
-    first = answer(compare(tmp_path))[0]
-    assert first.startswith(f"No: {FP8} seed 1 left the recipe's other seeds: it ends at a loss of 18.")
-    assert cells(tmp_path)[FP8]["loss after 200 steps"] == "1 of 3 left the others"
-
-
-def test_a_log_that_ends_in_nan_has_diverged_whatever_it_says(tmp_path):
-    write_study(tmp_path)
-    for seed in range(3):
-        change_lines(
-            tmp_path / f"{FP8}{seed}", lambda line: {"loss": None, "losses": [None]} if line["step"] > 100 else {}
-        )
-    assert answer(compare(tmp_path))[0] == f"No: {FP8} diverged in 3 of 3 seeds, where bf16 did not."
-
-
 def test_logs_that_end_early_are_not_averaged(tmp_path):
     write_study(tmp_path / "ours")
     path = tmp_path / "ours" / f"{FP8}0" / "metrics.jsonl"
@@ -167,19 +179,6 @@ def test_logs_that_end_early_are_not_averaged(tmp_path):
     write_published(tmp_path / "logs" / "baseline.jsonl", seconds=[2.5] * 201)
     write_published(tmp_path / "logs" / f"{FP8}.jsonl", seconds=[2.0] * 87)  # 430 of 1000 steps
     assert compare(tmp_path / "logs").recipes == ["baseline"]
-
-
-@pytest.mark.parametrize(
-    "proof", [None, {"fp8_share_of_matmul_flops": 0.0}, {"fp8_share_of_matmul_flops": 0.75, "emulated": True}]
-)
-def test_no_yes_without_a_proof(tmp_path, proof):
-    write_study(tmp_path)
-    for seed in range(3):
-        path = tmp_path / f"{FP8}{seed}" / "proof.json"
-        path.unlink() if proof is None else path.write_text(json.dumps(proof))
-    assert answer(compare(tmp_path))[0].startswith(f"No answer: {FP8} has 1.25 times")
-    assert "nothing proves that it ran in FP8" in answer(compare(tmp_path))[0]
-    assert cells(tmp_path)[FP8]["FP8 proof"] == ("emulated" if proof and proof.get("emulated") else "none")
 
 
 @pytest.mark.parametrize("steps", [1, 12])
@@ -192,23 +191,14 @@ def test_too_few_steps_say_how_many_it_takes(tmp_path, steps):
     assert (row["tokens/s"], row[f"loss after {steps} steps"]) == ("too short", "too short")
 
 
-def test_a_verdict_that_cannot_be_told_says_what_it_takes(tmp_path):
-    write_study(tmp_path)
-    for seed, shift in enumerate((-0.03, 0.0, 0.03)):  # as far apart as the margin is wide: 0.025
-        change_lines(tmp_path / f"{FP8}{seed}", lambda line, shift=shift: {"losses": [line["losses"][0] + shift]})
-    first, second, _ = answer(compare(tmp_path))
-    assert first.startswith("For speed, yes") and re.search(r"about 1\d seeds for the loss of tensorwise", second)
-
-
 def test_an_answer_has_five_sentences_at_most(tmp_path):
     """The most there can be: a yes for one recipe, a divergence, and a loss that cannot be told."""
     write_study(tmp_path, seeds=4)
     for seed in range(4):
         shutil.copytree(tmp_path / f"{FP8}{seed}", tmp_path / f"r{seed}")
-        status = "diverged" if seed == 0 else "completed"
-        change(tmp_path / f"r{seed}", "manifest.json", recipe="rowwise_fp8_compiled", status=status)
-        shift = (0, -0.05, 0, 0.05)[seed]
-        change_lines(tmp_path / f"r{seed}", lambda line, shift=shift: {"losses": [line["losses"][0] + shift]})
+    change(tmp_path, "r", range(4), recipe="rowwise_fp8_compiled")
+    change(tmp_path, "r", [0], status="diverged")
+    change_lines(tmp_path, "r", plus(0, -0.05, 0, 0.05), range(4))
     sentences = answer(compare(tmp_path))
     assert [s.split(":")[0].split(" ")[0] for s in sentences] == ["Yes", "rowwise_fp8_compiled", "To", '"The']
     assert len(re.findall(r"\.(?= [A-Z]|$)", "\n".join(sentences), re.M)) <= 5
@@ -235,48 +225,46 @@ def test_compilation_is_not_credited_to_fp8(tmp_path):
 # What may be compared
 
 
+GPU = {"name": "GPU", "type": "cuda", "driver": "570.1", "power_limit_w": 350.0}
+BUILD = {"torch": "2.13.0", "torchao": "0.18.0"}
+SAME = {"hardware": GPU, "packages": BUILD, "git": {"commit": "0a", "diff": None}}
+DOUBLE = [line | {"tokens_per_s": 2 * line["tokens_per_s"]} for line in metrics_lines()]
+OTHER_RATE = [line | {"lr": 1e-2} for line in metrics_lines()]
+OTHER_POWER = "The runs differ in power limit (W): 350 (baseline seed 0); 700 (baseline_compiled seed 0)."
+
+
 @pytest.mark.parametrize(
-    ("column", "refused"),
-    [("torch", True), ("torchao", True), ("commit", False), ("driver", False), ("power_limit_w", False)],
+    ("other", "refused", "sentence"),
+    [
+        ({"hardware": GPU | {"name": "another GPU"}}, True, "differ in device (GPU, another GPU) and cannot be"),
+        ({"packages": BUILD | {"torch": "2.11.0"}}, True, "differ in torch (2.13.0, 2.11.0) and cannot be"),
+        ({"packages": BUILD | {"torchao": "0.17.0"}}, True, "differ in torchao (0.18.0, 0.17.0) and cannot be"),
+        ({"overlays": ["fp32_master"]}, True, "differ in overlays (none, fp32_master)"),
+        ({"lines": DOUBLE}, True, "differ in tokens_per_step (100.0, 200.0)"),
+        ({"lines": OTHER_RATE}, True, "differ in their learning rate (at step 1: 0.001, 0.01)"),
+        ({"git": {"commit": "0b", "diff": None}}, False, "The runs differ in commit: 0a (baseline seed 0); 0b"),
+        ({"hardware": GPU | {"driver": "580.2"}}, False, "The runs differ in driver: 570.1 (baseline seed 0); 580.2"),
+        ({"hardware": GPU | {"power_limit_w": 700.0}}, False, OTHER_POWER),
+    ],
 )
-def test_runs_of_another_build_or_machine(tmp_path, monkeypatch, column, refused):
-    frames = load(write_study(tmp_path))
-    values = (350.0, 700.0) if column == "power_limit_w" else ("2.11.0", "2.13.0")
-    runs = frames.runs.assign(**{column: frames.runs["recipe"].map(lambda name: values["fp8" in name])})
-    monkeypatch.setattr(comparisons, "load", lambda paths: Frames(runs, frames.windows, []))
-    if refused:
-        with pytest.raises(comparisons.LoadError, match=rf"differ in {column} \(2.1\d.0, 2.1\d.0\) and cannot be"):
-            compare(tmp_path)
-    else:
-        (note,) = [line for line in notes(rows_of(compare(tmp_path))) if line.startswith("The runs differ in")]
-        assert f"{FP8} seeds 0, 1, 2" in note and all(f"{value:.6}".rstrip("0.") in note for value in map(str, values))
+def test_runs_of_another_study_build_or_machine_are_refused_or_named(tmp_path, capsys, other, refused, sentence):
+    write_run(tmp_path / "a", **SAME)
+    write_run(tmp_path / "b", "baseline_compiled", **SAME | other)
+    assert main([str(tmp_path)]) == (2 if refused else 0)
+    assert sentence in capsys.readouterr().out
 
 
-def test_runs_of_different_studies_are_not_compared(tmp_path, capsys):
-    write_study(tmp_path / "one")
-    write_run(tmp_path / "other", hardware={"name": "another GPU", "type": "cuda"})
+def test_a_seed_of_two_studies_is_refused(tmp_path, capsys):
+    for name in ("one", "two"):
+        write_run(tmp_path / name)
     assert main([str(tmp_path)]) == 2
-    assert "differ in device (GPU, another GPU)" in capsys.readouterr().out
-    write_run(tmp_path / "small", steps=30)
-    double = [line | {"tokens_per_s": 2 * line["tokens_per_s"]} for line in metrics_lines()]
-    for name, keys, said in (
-        ("overlays", {"overlays": ["fp32_master"]}, "differ in overlays (none, fp32_master)"),
-        ("double", {"lines": double}, "differ in tokens_per_step (100.0, 200.0)"),
-        ("lr", {"lines": [line | {"lr": 1e-2} for line in metrics_lines()]}, "learning rate (at step 1: 0.001, 0.01)"),
-    ):
-        write_run(tmp_path / name, "baseline_compiled", **keys)
-        assert main([str(tmp_path / "small"), str(tmp_path / name)]) == 2
-        assert said in capsys.readouterr().out
-    write_study(tmp_path / "two")
-    assert main([str(tmp_path / "one"), str(tmp_path / "two")]) == 2
     assert "have the same recipe and seed" in capsys.readouterr().out
 
 
 def test_names_are_shown_as_names(tmp_path, capsys):
     """A line break in a recipe's name must not look like a line of the answer, nor markup like markup."""
     write_study(tmp_path)
-    for seed in range(3):
-        change(tmp_path / f"{FP8}{seed}", "manifest.json", recipe="x\nYes: it is proven <b>[red]")
+    change(tmp_path, FP8, recipe="x\nYes: it is proven <b>[red]")
     assert main([str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
     printed, page = capsys.readouterr().out, (tmp_path / "page.html").read_text()
     assert r"x\nYes: it is proven <b>[red]" in printed and "\nYes: it" not in printed + page

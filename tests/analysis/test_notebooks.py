@@ -49,7 +49,7 @@ def test_readme_shows_the_results():
     assert all(escape(sentence) in page for sentence in answer(comparison)), "stale: run `make readme`"
 
 
-def test_newest_results_prefer_a_gpu(tmp_path, monkeypatch):
+def test_newest_results_prefer_a_gpu_and_are_of_one_study(tmp_path, monkeypatch):
     from tests.make_runs import write_run
 
     def kept(name, device, start):
@@ -61,10 +61,11 @@ def test_newest_results_prefer_a_gpu(tmp_path, monkeypatch):
         newest.results()
     kept("a", "cuda", "2026-01-01")
     kept("b", "cpu", "2026-02-01")
-    assert newest.results().name == newest.runs().name == "a"
+    kept("puzzle/c", "cuda", "2026-03-01")
+    assert newest.results().name == newest.runs().name == "a" and newest.results("puzzle").name == "c"
     write_run(tmp_path / "runs" / "mine" / "baseline" / "seed0")
     (tmp_path / "runs" / "mine" / "study.yaml").touch()
     write_run(tmp_path / "runs" / "a single run")
     (tmp_path / "runs" / "not begun").mkdir()
     (tmp_path / "runs" / "not begun" / "study.yaml").touch()
-    assert newest.runs().name == "mine"
+    assert newest.runs().name == "mine" and newest.runs("puzzle").name == "c"

@@ -2,8 +2,8 @@
 
 import json
 import shutil
+from dataclasses import replace
 from itertools import combinations
-from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
@@ -77,11 +77,15 @@ def figures(interrupted):
     }
 
 
+def legend_of(axes) -> list[Text]:
+    return axes.get_legend().get_texts() if axes.get_legend() else []
+
+
 def texts(figure) -> str:
     """Everything written in a figure, on one line."""
     found = []
     for axes in figure.axes:
-        found += [text.get_text() for text in (*axes.texts, *axes.get_yticklabels())]
+        found += [text.get_text() for text in (*axes.texts, *axes.get_yticklabels(), *legend_of(axes))]
         found += [axes.get_title("left"), axes.get_xlabel(), axes.get_ylabel()]
     return " | ".join(" ".join(text.split()) for text in found)
 
@@ -114,24 +118,17 @@ def test_a_recipe_looks_the_same_in_all_figures(figures):
             assert markers <= {x.marker for x in looks.values()}, name
 
 
-def test_loss_is_drawn_smoothed(one_seed):
-    figure = plots.loss(one_seed.frames.runs, one_seed.frames.windows)
-    (line,) = lines_of(figure, TENSORWISE)
-    final_loss = one_seed.frames.runs.set_index("recipe").loc[TENSORWISE, "final_loss"]
-    np.testing.assert_allclose(line.get_xdata(), range(2, 30))
-    assert line.get_ydata()[-1] == pytest.approx(final_loss)  # the mean of steps 28 to 30
-    assert "loss (nats per token)" in texts(figure) and "tensorwise FP8 compiled" in texts(figure)
-    assert not figure.axes[0].collections  # no band from one seed
-
-
-def test_loss_of_several_seeds_is_their_mean_in_a_band_of_all(three_seeds):
-    figure = plots.loss(three_seeds.frames.runs, three_seeds.frames.windows)
-    (strong,) = lines_of(figure, "baseline")
-    assert strong.get_ydata()[-1] == pytest.approx(10 - 2.9 + 1)  # steps 28 to 30, seeds 0, 1, 2
-    band = figure.axes[0].collections[0].get_paths()[0].vertices
-    at_end = band[band[:, 0] == strong.get_xdata()[-1], 1]
+def test_loss_is_drawn_smoothed_and_of_several_seeds_as_their_mean_in_a_band_of_all(one_seed, three_seeds):
+    single, several = (plots.loss(study.frames.runs, study.frames.windows) for study in (one_seed, three_seeds))
+    for figure, final_loss in ((single, 7.1), (several, 8.1)):  # of steps 28 to 30; of seeds 0, 1 and 2
+        (line,) = lines_of(figure, TENSORWISE)
+        np.testing.assert_allclose(line.get_xdata(), range(2, 30))
+        assert line.get_ydata()[-1] == pytest.approx(final_loss)
+        assert "loss (nats per token)" in texts(figure) and "tensorwise FP8 compiled" in texts(figure)
+    assert not single.axes[0].collections and "range of 3 seeds" in texts(several)
+    band = several.axes[0].collections[0].get_paths()[0].vertices
+    at_end = band[band[:, 0] == line.get_xdata()[-1], 1]
     assert (at_end.min(), at_end.max()) == pytest.approx((7.1, 9.1))
-    assert "range of 3 seeds" in texts(figure)
 
 
 def test_loss_difference_has_zero_line_margin_and_band():
@@ -147,7 +144,7 @@ def test_loss_difference_has_zero_line_margin_and_band():
     assert "One seed: no interval" in texts(single) and "margin" not in texts(single)
 
 
-def test_tokens_per_s_bars_start_at_zero_and_end_at_the_rate(three_seeds):
+def test_bars_start_at_zero_and_end_at_the_value(three_seeds):
     runs, rates = three_seeds.frames.runs, three_seeds.rates
     figure = plots.tokens_per_s(runs, rates, {"baseline": 1234.5, TENSORWISE: 650.0})
     assert [width for _, width, _ in bars(figure)] == pytest.approx([200, 250, 400, 500])  # 100 tokens a step
@@ -157,6 +154,10 @@ def test_tokens_per_s_bars_start_at_zero_and_end_at_the_rate(three_seeds):
     assert [line.get_xdata()[0] for line in published] == [1234.5, 650.0]
     assert all(line.get_markerfacecolor() == "white" for line in published)
     assert "500 ◇ published 650" in texts(figure) and "200 ◇ published 1,23" in texts(figure)
+    memory = plots.memory(runs)
+    assert [width for _, width, _ in bars(memory)] == pytest.approx([30 / 1024] * 4)
+    assert memory.axes[0].get_xlim()[0] == 0
+    assert memory.axes[0].get_xlabel() == "peak reserved memory of a device (GiB)"
 
 
 def test_mfu_over_each_peak_that_applies(one_seed, tmp_path):
@@ -184,21 +185,17 @@ def test_step_time_shows_outliers(one_seed):
 
 
 @pytest.mark.parametrize("window", [1, 10])
-def test_wall_time_after_warm_up(tmp_path, window):
-    frames = write_study(tmp_path, window=window).frames
-    (after,) = lines_of(plots.wall_after_warm_up(frames.runs, frames.windows), TENSORWISE)
-    assert (after.get_xdata()[0], after.get_ydata()[0]) == pytest.approx((window, 1.0 * (window - 1)))
-    assert (after.get_xdata()[-1], after.get_ydata()[-1]) == pytest.approx((30, 9 * 1.0 + 20 * 0.2))
-
-
-@pytest.mark.parametrize("window", [1, 10])
-def test_the_lead_is_above_zero_where_a_recipe_is_ahead(tmp_path, window):
-    """It starts 3 s later and gains 0.2 s a step on the compiled baseline from step 11 on: ahead from step 26."""
+def test_wall_time_and_lead(tmp_path, window):
+    """FP8 starts 3 s later and gains 0.2 s a step on the compiled baseline from step 11 on: ahead from step 26."""
     write_study(tmp_path, window=window)
     shutil.rmtree(tmp_path / TENSORWISE)
     late = [line | {"elapsed_s": line["elapsed_s"] + 3.0} for line in metrics_lines(step_s=0.2, window=window)]
     write_run(tmp_path / TENSORWISE / "seed0", TENSORWISE, lines=late, warm_up=8.0)
-    figure = plots.lead(compare(tmp_path))
+    comparison = compare(tmp_path)
+    (after,) = lines_of(plots.wall_after_warm_up(comparison.frames.runs, comparison.frames.windows), TENSORWISE)
+    assert (after.get_xdata()[0], after.get_ydata()[0]) == pytest.approx((window, 1.0 * (window - 1)))
+    assert (after.get_xdata()[-1], after.get_ydata()[-1]) == pytest.approx((30, 9 * 1.0 + 20 * 0.2))
+    figure = plots.lead(comparison)
     (line,) = lines_of(figure, TENSORWISE)
     assert (line.get_ydata()[0], line.get_ydata()[-1]) == pytest.approx((-3.0, -3.0 + 20 * 0.2))
     marks = [m for m in figure.axes[0].lines if str(m.get_marker()) == look(TENSORWISE).marker]
@@ -230,12 +227,6 @@ def test_warm_up_is_stacked_by_phase(tmp_path):
     assert "40.0 s" in texts(figure) and "Other: distributed, data" in texts(figure)
 
 
-def test_memory_in_gib(one_seed):
-    figure = plots.memory(one_seed.frames.runs)
-    assert [width for _, width, _ in bars(figure)] == pytest.approx([30 / 1024] * 4)
-    assert figure.axes[0].get_xlabel() == "peak reserved memory of a device (GiB)" and figure.axes[0].get_xlim()[0] == 0
-
-
 def test_a_run_that_is_not_completed_is_dashed_and_never_averaged(figures):
     for name in ("loss", "wall_after_warm_up", "lead", "summary"):
         assert "tensorwise FP8 compiled (interrupted)" in texts(figures[name]), name
@@ -246,19 +237,23 @@ def test_a_run_that_is_not_completed_is_dashed_and_never_averaged(figures):
 
 
 def test_a_figure_without_data_says_why(one_seed):
-    none, nothing = pd.DataFrame(), load.Frames(pd.DataFrame(), pd.DataFrame(), [])
-    empty = SimpleNamespace(frames=nothing, rates={}, break_evens=[], opponent="baseline", published=None)
-    for figure in (
-        plots.loss(none, none), plots.tokens_per_s(none, {}), plots.mfu(none), plots.step_time(none, none),
-        plots.wall_after_warm_up(none, none), plots.lead(empty), plots.warm_up(none), plots.memory(none),
-    ):  # fmt: skip
-        assert "no data: there is no" in texts(figure)
+    frames = one_seed.frames
+    runs, windows = frames.runs.assign(status="failed"), frames.windows[:0]
+    empty = replace(one_seed, frames=load.Frames(runs, windows, []), rates={})
+    for figure, why in (
+        (plots.loss(runs, windows), "no log window has loss"),
+        (plots.wall_after_warm_up(runs, windows), "no log window has seconds"),
+        (plots.lead(empty), "no log window has elapsed_s"),
+        (plots.lead(replace(empty, frames=load.Frames(runs, frames.windows, []))), "no completed run of baseline"),
+        (plots.tokens_per_s(runs, {}), "no completed run has tokens_per_s"),
+        (plots.mfu(frames.runs.assign(mfu_bf16_peak=np.nan)), "no completed run has mfu_bf16_peak"),
+        (plots.warm_up(runs), "no completed run has warm_up_s"),
+        (plots.memory(runs), "no completed run has peak_memory_bytes"),
+        (plots.step_time(frames.runs, one_seed.steps.query("step <= 10")), "no run has steady steps: train 30 or more"),
+        (plots.loss_difference({}, 0.1, "baseline"), "no recipe has a loss at the same step and seed as baseline"),
+    ):
+        assert "no data" in texts(figure) and why in texts(figure)
     assert texts(plots.summary(empty)).count("no data") == 4
-    assert "no data: no recipe has a loss" in texts(plots.loss_difference({}, 0.1, "baseline"))
-    runs = one_seed.frames.runs
-    assert "no data: mfu_bf16_peak is unknown" in texts(plots.mfu(runs.assign(mfu_bf16_peak=np.nan)))
-    assert "no data: peak_memory_bytes was not" in texts(plots.memory(runs.drop(columns="peak_memory_bytes")))
-    assert "train 30 or more" in texts(plots.step_time(runs, one_seed.steps.query("step <= 10")))
 
 
 def test_the_same_frames_give_the_same_bytes(three_seeds):
@@ -274,7 +269,7 @@ def test_the_same_frames_give_the_same_bytes(three_seeds):
 def test_texts_do_not_overlap(figures):
     for name, figure in figures.items():
         for axes in figure.axes:
-            written = [text for text in (*axes.texts, *axes.get_yticklabels()) if text.get_text()]
+            written = [text for text in (*axes.texts, *axes.get_yticklabels(), *legend_of(axes)) if text.get_text()]
             boxes = [(text.get_text(), Text.get_window_extent(text).padded(-1)) for text in written]
             for (a, box), (b, other) in combinations(boxes, 2):
                 assert not box.overlaps(other), f"{name}: {a!r} over {b!r}"

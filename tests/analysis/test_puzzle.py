@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from analysis import newest, puzzle
+from analysis import puzzle
 from analysis.load import load, steps
 from experiments.config import recipes
 from experiments.training import preflight
@@ -119,13 +119,3 @@ def test_not_explained_otherwise(tmp_path, changed):
 def test_no_answer_without_the_frozen_run(tmp_path):
     (said,) = concluded(tmp_path, recipes=ALL[:-1])
     assert said == "No answer: it needs a completed run of puzzle_bf16_frozen."
-
-
-def test_kept_runs_of_another_study_are_not_the_readmes(tmp_path, monkeypatch):
-    monkeypatch.setattr(newest, "ROOT", tmp_path)
-    for folder, start in (("a", "2026-01-01"), (f"{puzzle.STUDY}/b", "2026-02-01")):
-        write_run(tmp_path / "results" / folder / "baseline" / "seed0", start=start)
-    assert newest.results().name == "a" and newest.results(puzzle.STUDY).name == "b"
-    write_run(tmp_path / "runs" / "mine" / "baseline" / "seed0")
-    (tmp_path / "runs" / "mine" / "study.yaml").touch()
-    assert newest.runs().name == "mine" and newest.runs(puzzle.STUDY).name == "b"

@@ -73,59 +73,40 @@ def break_even(runs, windows, steps, a="a", b="b"):
     return rates.break_even(runs, windows, a, b, {recipe: rate_of(runs, steps, recipe) for recipe in (a, b)})
 
 
-def test_break_even_within_the_runs():
-    frames = study(run("a", warm_up=15.05, seconds=0.3), run("b", warm_up=5, seconds=0.5))
-    found = break_even(*frames)  # 10.05 s behind, 0.2 s a step gained from step 2 on
-    assert (found.outcome, found.step, found.tokens, found.beyond) == (FROM, 52, 52 * TOKENS, False)
-    assert found.device_hours == pytest.approx(2 * (15.05 + 51 * 0.3) / 3600)
-    assert found.low is None and "a breaks even with b at step 52 (" in found.sentence()
+B = {"warm_up": 5, "seconds": 0.5}
+FASTER = {"warm_up": 15.05, "seconds": 0.3}  # 10.05 s behind at step 1, 0.2 s a step gained from step 2 on
+FAR = {"warm_up": 105.1, "seconds": 0.3}
+MEAN = {"warm_up": 105.1, "seconds": np.where(np.arange(100) % 10 == 0, 1.2, 0.2)}  # median 0.2, mean 0.3
+PAUSED = {"warm_up": 10, "seconds": np.where(np.arange(100) == 50, 20.0, 0.1)}  # after it had taken the lead
+LOSES = "a is ahead of b until step"
+NEVER_SAID = "a never breaks even with b: it is behind at the end, and is no faster per step."
 
 
-def test_break_even_beyond_the_runs():
-    found = break_even(*study(run("a", warm_up=105.1, seconds=0.3), run("b", warm_up=5, seconds=0.5)))
-    assert (found.outcome, found.step, found.beyond) == (FROM, 502, True)
+@pytest.mark.parametrize(
+    ("a", "b", "outcome", "step", "beyond", "words"),
+    [
+        (FASTER, B, FROM, 52, False, "a breaks even with b at step 52 ("),
+        (FAR, B, FROM, 502, True, "beyond the end of these runs"),
+        (MEAN, B, FROM, pytest.approx(502, abs=5), True, "beyond the end of these runs"),
+        (PAUSED, B, FROM, 64, False, "at step 64"),
+        ({"warm_up": 1, "seconds": 0.5}, B | {"warm_up": 9}, AHEAD, 0, False, "ahead of b from the start"),
+        (B, {"warm_up": 9.1, "seconds": 0.4}, UNTIL, pytest.approx(42, abs=1), False, LOSES),
+        (B, {"warm_up": 85, "seconds": 0.4}, UNTIL, pytest.approx(801, abs=1), True, LOSES),
+        ({"warm_up": 9, "seconds": 0.5}, B | {"seconds": 0.4}, NEVER, None, False, NEVER_SAID),
+        (FASTER | {"steps": 4}, B | {"steps": 4}, UNKNOWN, None, False, "takes 30 steps"),
+        (B | {"steps": 29}, FASTER | {"steps": 29}, AHEAD, 0, False, "ahead of b from the start"),
+    ],
+)
+def test_break_even(a, b, outcome, step, beyond, words):
+    found = break_even(*study(run("a", **a), run("b", **b)))
+    assert (found.outcome, found.step, found.beyond) == (outcome, step, beyond) and words in found.sentence()
+    assert found.low is None  # no interval from single runs
+
+
+def test_what_it_costs_until_break_even():
+    found = break_even(*study(run("a", **FAR), run("b", **B)))
+    assert found.tokens == 502 * TOKENS
     assert found.device_hours == pytest.approx(2 * (105.1 + 501 * 0.3) / 3600)
-    assert "beyond the end of these runs" in found.sentence()
-
-
-def test_extrapolation_uses_what_a_step_costs_on_average():
-    seconds = np.where(np.arange(100) % 10 == 0, 1.2, 0.2)  # median 0.2, mean 0.3
-    assert break_even(*study(run("a", warm_up=105.1, seconds=seconds), run("b", warm_up=5, seconds=0.5))).step == (
-        pytest.approx(502, abs=5)
-    )
-
-
-def test_behind_at_the_end_and_slower_is_never():
-    found = break_even(*study(run("a", warm_up=9, seconds=0.5), run("b", warm_up=5, seconds=0.4)))
-    assert (found.outcome, found.step, found.tokens) == (NEVER, None, None)
-    assert found.sentence() == "a never breaks even with b: it is behind at the end, and is no faster per step."
-
-
-@pytest.mark.parametrize(("warm_up", "step", "beyond"), [(9.1, 42, False), (85, 801, True)])
-def test_a_lead_that_is_lost_says_when(warm_up, step, beyond):
-    """A starts earlier and is 0.1 s a step slower: it loses its lead in the runs, or after them."""
-    found = break_even(*study(run("a", warm_up=5, seconds=0.5), run("b", warm_up=warm_up, seconds=0.4)))
-    assert (found.outcome, found.step, found.beyond) == (UNTIL, pytest.approx(step, abs=1), beyond)
-    assert f"a is ahead of b until step {found.step:,}" in found.sentence() and "behind after it" in found.sentence()
-
-
-def test_ahead_from_the_start():
-    found = break_even(*study(run("a", warm_up=1, seconds=0.5), run("b", warm_up=9, seconds=0.5)))
-    assert (found.outcome, found.step, found.device_hours) == (AHEAD, 0, 0)
-
-
-def test_break_even_is_for_good():
-    seconds = np.full(100, 0.1)
-    seconds[50] = 20.0  # a pause after it had taken the lead
-    assert break_even(*study(run("a", warm_up=10, seconds=seconds), run("b", warm_up=5, seconds=0.5))).step == 64
-
-
-@pytest.mark.parametrize("steps", [4, 29])
-def test_runs_without_a_rate_have_no_break_even_beyond_them(steps):
-    frames = study(run("a", warm_up=9, seconds=0.1, steps=steps), run("b", warm_up=5, seconds=0.2, steps=steps))
-    if steps == 4:
-        assert break_even(*frames).outcome == UNKNOWN and "takes 30 steps" in break_even(*frames).sentence()
-    assert break_even(*frames, "b", "a").outcome == AHEAD
 
 
 def test_several_runs_that_do_not_tell_the_faster_one_are_not_extrapolated():
@@ -165,6 +146,6 @@ def test_logs_without_a_common_step_are_not_compared():
 def test_break_even_of_the_published_runs(a, b, beyond, step):
     from analysis.comparison import compare
 
-    found = compare(PUBLISHED_LOGS).break_even(a, b)
+    found = compare(PUBLISHED_LOGS).break_evens[a, b]
     assert (found.outcome, found.step, found.beyond) == (FROM, pytest.approx(step, rel=0.02), beyond)
     assert found.tokens == found.step * 4096
