@@ -24,13 +24,8 @@ def start(
 ) -> subprocess.Popen:
     """Start `python -m` on a GPU, near its cores; the process ends with this one.
 
-    It has a session of its own: the terminal's Ctrl-C reaches only this process, which passes it on.
-
-    Args:
-        arguments: the module and what it is given.
-        gpu, place: as for `binding`.
-        environment: variables besides those of this process.
-        streams: stdout and stderr, as for `subprocess.Popen`.
+    It has a session of its own: the terminal's Ctrl-C reaches only this process, which passes it on. `gpu` and `place`
+    are as for `binding`; `environment` comes on top of this process's.
     """
     variables = {STUDY_PID: str(os.getpid())} | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}) | (environment or {})
     command = [*binding(gpu, place), sys.executable, "-m", *arguments]

@@ -39,12 +39,8 @@ def progress_bar(console: Console, shown: bool) -> Progress:
 def display(name: str, steps: int, log_file: Path | None):
     """Send the log to `log_file` (rank 0) and to the screen. Raises OSError for the file.
 
-    Yields a function that moves the bar: `completed` is the step, `window` a few words about the last log window.
-
-    Args:
-        name: what the bar says.
-        steps: its length.
-        log_file: appended to; None on the other ranks, which show warnings only.
+    Other ranks have no log file, and show warnings only. Yields a function that moves the bar of this name:
+    `completed` is the step, `window` a few words about the last log window.
     """
     root, console = logging.getLogger(), Console()
     before, level = root.handlers, root.level

@@ -38,11 +38,8 @@ class Run(NamedTuple):
 def run_all(runs: list[Run], console: Console, stop: Stop, shares: Shares | None = None) -> list[int]:
     """Exit codes of the runs that were started, negative for the number of a signal that killed one.
 
-    Args:
-        runs: in the order in which they start.
-        console: gets a line as each of them ends.
-        stop: a request is passed on to the runs, which are waited for, and no other is started.
-        shares: of a time budget, kept to.
+    A request to `stop` is passed on to the runs, which are waited for, and no other is started; so are the `shares` of
+    a time budget.
     """
     stop.deferred = True
     with progress_bar(console, console.is_terminal) as bar, ExitStack() as at_end:

@@ -47,7 +47,7 @@ class RunDirectory:
     """A run directory that no other live process writes to."""
 
     def __init__(self, path: Path, recipe_yaml: str, facts: dict):
-        """Lock `path`, set the records of an unfinished run aside, and write recipe.yaml and manifest.json with `facts`.
+        """Lock `path`, set the records of an unfinished run aside, write recipe.yaml, and manifest.json with `facts`.
 
         Raises `InputError`, and changes nothing in it, if another live process holds it, it holds a completed or
         another run, it is no run directory, or it cannot be written.
@@ -165,7 +165,7 @@ def git_state() -> dict[str, str | None]:
     for command in ["git", "rev-parse", "HEAD"], ["git", "diff", "HEAD"]:
         try:
             done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, timeout=20, check=True)
-            outputs.append(done.stdout.decode(errors="replace").rstrip() or None)
+            outputs.append(done.stdout.decode(errors="replace"))
         except (OSError, subprocess.SubprocessError):
-            outputs.append(None)
-    return dict(zip(("commit", "diff"), outputs, strict=True))
+            outputs.append("")
+    return {"commit": outputs[0].strip() or None, "diff": outputs[1] or None}
