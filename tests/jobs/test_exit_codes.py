@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from tests import processes
-from tests.jobs.test_processes import ends
 
 NEVER_CLEANED_UP = "import atexit, runpy, time; atexit.register(time.sleep, 600); "
 
@@ -83,4 +82,4 @@ def test_the_compile_pool_is_not_waited_for_and_ends(pool, monkeypatch):
     with processes.started([sys.executable, "-c", POOL, pool], stdout=subprocess.PIPE, text=True) as process:
         assert process.wait(120) == 0
         workers = [int(pid) for pid in process.stdout.read().split()]
-        assert len(workers) >= 2 and (pool == "hangs" or all(map(ends, workers)))
+        assert len(workers) >= 2 and (pool == "hangs" or all(map(processes.ends, workers)))
