@@ -49,7 +49,7 @@ def test_runs_are_compared_over_the_steps_that_all_have_made(tmp_path):
         write_run(tmp_path / recipe, recipe, lines=lines, **keys)
     comparison = compare([tmp_path])
     rows = rows_of(comparison)
-    assert [status(row) for row in rows] == ["30 of 1000"] * 2 and comparison.recipes == [row["recipe"] for row in rows]
+    assert [status(row) for row in rows] == ["30 of 1000"] * 2
     assert [(row["steps"], row["wall_s"], row["final_loss"]) for row in rows] == [(30, 34.0, pytest.approx(7.1))] * 2
     assert comparison.frames.problems == []
     assert any("over their first 30 of 1,000 steps" in line for line in notes(rows))

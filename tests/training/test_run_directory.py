@@ -59,16 +59,14 @@ def test_a_directory_that_is_in_use(tmp_path):
     assert again(tmp_path).manifest["attempt"] == 2
 
 
-def test_a_directory_that_cannot_be_made(capsys):
-    assert main(["baseline", "--overlay", "cpu", "--out", "/proc/nowhere"]) == 2
-    assert "choose another --out" in capsys.readouterr().err
-
-
-def test_an_unfinished_run_of_other_keys(tmp_path, capsys):
+def test_directories_that_a_command_refuses(tmp_path, capsys):
+    """One that cannot be made, and one with an unfinished run of other keys."""
     recipe = recipes.to_yaml(recipes.load("baseline", ["cpu"], ["optimizer.lr=2e-3"]))
     (tmp_path / "recipe.yaml").write_text(recipe)
-    assert main(["baseline", "--overlay", "cpu", "--out", str(tmp_path)]) == 2
-    assert "holds an unfinished run of another recipe" in capsys.readouterr().err
+    for out, sentence in ("/proc/nowhere", ""), (tmp_path, "holds an unfinished run of another recipe"):
+        assert main(["baseline", "--overlay", "cpu", "--out", str(out)]) == 2
+        errors = capsys.readouterr().err
+        assert sentence in errors and "choose another --out" in errors
 
 
 def test_a_full_disk_at_the_start_changes_nothing(unfinished, monkeypatch):
