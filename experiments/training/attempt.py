@@ -23,7 +23,7 @@ Summarize = Callable[[Path, dict], dict]  # a run directory and its manifest -> 
 
 
 class End(NamedTuple):
-    """How a training ended: status and error sentence for the manifest, exit code, whether all ranks end like this."""
+    """Status and error sentence for the manifest, exit code, and whether all ranks end like this."""
 
     status: str
     error: str | None

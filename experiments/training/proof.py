@@ -43,7 +43,7 @@ class ProofError(RuntimeError):
 
 @dataclass
 class Proof:
-    """Collects the evidence of one run.
+    """Collects the evidence of one run. Raises `ProofError`, from the start for claim 2 and a missing conversion.
 
     Args:
         model: the model as it trains.
@@ -70,6 +70,7 @@ class Proof:
         self.converted = float8.converted_modules(self.model)
         if self.recipe_name and not self.converted:
             raise ProofError(f"the recipe asks for {self.recipe_name} FP8 and no layer was converted")
+        self._check_optimizer()
         self._witnesses: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # indices and values before the step
         self._resumed = False
 
@@ -92,8 +93,8 @@ class Proof:
     def trainable(self) -> dict[str, nn.Parameter]:
         return {n.replace("_orig_mod.", ""): p for n, p in self.model.named_parameters() if p.requires_grad}
 
-    def check_optimizer(self) -> None:
-        """Claim 2. Raises `ProofError` naming the parameters that no optimizer would step; not if that is allowed."""
+    def _check_optimizer(self) -> None:
+        """Claim 2."""
         owned = {id(p) for opt in self.optimizers for group in opt.param_groups for p in group["params"]}
         self.orphans = [name for name, p in self.trainable().items() if id(p) not in owned]
         if self.orphans and not self.allow_orphans:

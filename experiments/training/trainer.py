@@ -77,9 +77,7 @@ class _Finished(Exception):
 def _identity(config, data: str) -> dict:
     """What a checkpoint's numbers depend on, as key paths and values; how long the run is does not matter.
 
-    Args:
-        config: the recipe's.
-        data: name and content hash of the token file, which stand for the keys that say where it comes from.
+    `data` is name and content hash of the token file, which stand for the keys that say where it comes from.
     """
     sections = {name: asdict(getattr(config, name)) for name in _IDENTITY_SECTIONS}
     del sections["training"]["steps"], sections["training"]["dataset_path"], sections["model"]["hf_assets_path"]
@@ -119,7 +117,6 @@ class Trainer(titan.Trainer):
             passes_per_step=self.gradient_accumulation_steps,
             allow_orphans=convert_late,
         )
-        self.proof.check_optimizer()
         self.data = self.dataloader.dataset.token_file.path.name
         self.checkpointer.identity = json.loads(json.dumps(_identity(job_config, self.data)))
         self.metrics_processor.stops_here = self._stops_here
@@ -169,8 +166,14 @@ class Trainer(titan.Trainer):
         return True
 
     def _stops_here(self) -> bool:
-        """Whether this step is the last because a rank was asked to stop; all ranks ask one another in each step."""
-        self._check_norm()
+        """Whether this step is the last because a rank was asked to stop; all ranks ask one another in each step.
+
+        By now the device has the optimizer's step to do while the host waits for the gradient norm.
+        """
+        if not math.isfinite(self._norm()):
+            self.metrics_processor.diverged = (
+                f"the gradient norm was not finite in step {self.step}" + self._parameters_not_finite()
+            )
         code = torch.tensor(self.stop.code)
         if dist.get_world_size() > 1:
             dist.all_reduce(code, dist.ReduceOp.MAX, group=self._hosts)
@@ -238,16 +241,6 @@ class Trainer(titan.Trainer):
         self._norm = device.read_later(norm)
         optimizer.clip(self.optimizers, parameters, norm, max_norm)
         return norm
-
-    def _check_norm(self) -> None:
-        """End the run with this step if its gradient norm is not finite.
-
-        This comes after the optimizer's step was given to the device, which has work while the host waits for the norm.
-        """
-        if not math.isfinite(self._norm()):
-            self.metrics_processor.diverged = (
-                f"the gradient norm was not finite in step {self.step}" + self._parameters_not_finite()
-            )
 
     def _parameters_not_finite(self) -> str:
         """The end of a sentence that names parameters whose gradient is not finite, of the first rank that has any."""

@@ -37,7 +37,6 @@ def build(recipe="tensorwise", convert=True, emulate=False):
 def record_of_step(model, optimizer, x, recipe: str | None = "tensorwise") -> dict:
     """The proof's record of one training step, observed as the trainer observes it."""
     proof = Proof(model, [optimizer], recipe, TOKENS)
-    proof.check_optimizer()
     with proof.profile(1):
         model(x).float().square().mean().backward()
         proof.before_step()
@@ -148,6 +147,6 @@ def test_products_that_inductor_compiled_count(transposed):
                 pass
     counted = count_gemm_flops(profiler.events())
     assert counted == {"triton _scaled_mm": 2 * m * k * n, "triton mm": 2 * m * k * n}
-    proof = Proof(build()[0], [], "tensorwise", TOKENS)
+    proof = Proof(build()[0], [], "tensorwise", TOKENS, allow_orphans=True)
     proof.gemm_flops = counted
     assert proof.fp8_flops == 2 * m * k * n
