@@ -41,7 +41,11 @@ def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
 
     preflight.check_ranks(recipe.config, world_size)
     preflight.check_checkpoints(recipe.config, stop.budget_s)
-    out = out or _default_directory(recipe, world_size)
+    if not out and world_size > 1:  # each would make its own
+        raise InputError("a run of several processes needs --out DIR, so that all of them write to the same place")
+    if not out:
+        study = new_folder(Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
+        out = study / recipe.name / f"seed{recipe.config.debug.seed}"
     directory = None
     if rank == 0:
         from experiments.training.run_directory import RunDirectory
@@ -63,14 +67,6 @@ def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
         Console(soft_wrap=True, highlight=False).print(escape(line))
     _leave(end)
     return end.code
-
-
-def _default_directory(recipe, world_size: int) -> Path:
-    """A new directory for a run that belongs to no study."""
-    if world_size > 1:  # each would make its own
-        raise InputError("a run of several processes needs --out DIR, so that all of them write to the same place")
-    study = new_folder(Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
-    return study / recipe.name / f"seed{recipe.config.debug.seed}"
 
 
 def _train(recipe, world_size: int, directory, move_bar, stop: Stop) -> End:

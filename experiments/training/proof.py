@@ -43,23 +43,14 @@ class ProofError(RuntimeError):
 
 @dataclass
 class Proof:
-    """Collects the evidence of one run. Raises `ProofError`, from the start for claim 2 and a missing conversion.
-
-    Args:
-        model: the model as it trains.
-        optimizers: those that step it.
-        recipe_name: `quantize.linear.float8.recipe_name`, None for a run in bf16.
-        tokens: tokens of one forward pass on this rank (batch times sequence).
-        passes_per_step: forward passes per step (gradient accumulation).
-        allow_orphans: trainable parameters in no optimizer are what the recipe is about.
-    """
+    """Collects the evidence of one run. Raises `ProofError`, from the start for claim 2 and a missing conversion."""
 
     model: nn.Module
     optimizers: list[torch.optim.Optimizer]
-    recipe_name: str | None
-    tokens: int
-    passes_per_step: int = 1
-    allow_orphans: bool = False
+    recipe_name: str | None  # quantize.linear.float8.recipe_name, None for a run in bf16
+    tokens: int  # of one forward pass on this rank: batch times sequence
+    passes_per_step: int = 1  # gradient accumulation
+    allow_orphans: bool = False  # trainable parameters in no optimizer are what the recipe is about
     orphans: list[str] = field(default_factory=list)
     parameters: dict = field(default_factory=dict)
     gemm_flops: dict[str, int] = field(default_factory=dict)
@@ -184,8 +175,7 @@ class Proof:
 def count_gemm_flops(events) -> dict[str, int]:
     """FLOPs by operator of a profile's matrix multiplications by linear layers; attention's are not in it.
 
-    Args:
-        events: `torch.profiler.profile(record_shapes=True).events()`.
+    `events` are those of `torch.profiler.profile(record_shapes=True)`.
     """
     gemms = [event for event in events if event.name in _GEMM_OPS]
     # Eager FP8 enters as aten::mm of a tensor subclass, which calls _scaled_mm; other GEMMs may call one another too.

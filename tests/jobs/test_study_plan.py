@@ -13,6 +13,7 @@ from models import device
 from models.errors import InputError
 from tests.make_runs import write_run
 
+BASELINE = [study.main, "baseline", "--overlay", "cpu"]
 PLAN = "description: x\nrecipes: [baseline]\nbaseline: baseline\nseeds: [0]\noverlays: [cpu]\n"
 
 
@@ -22,28 +23,17 @@ def test_a_study_of_named_recipes():
     assert studies.load(["rowwise_fp8_compiled"]).baseline == "rowwise_fp8_compiled"
 
 
-@pytest.fixture
-def fails(capsys):
-    """Call the command in this process; returns what it said on stderr after an exit with code 2."""
-
-    def call(*args) -> str:
-        assert study.main(["baseline", "--overlay", "cpu", *map(str, args)]) == 2
-        return capsys.readouterr().err
-
-    return call
-
-
 def test_folders_that_are_refused(tmp_path, fails):
     (tmp_path / "file").touch()
-    assert "cannot be written, because of" in fails("--dry-run", "--out", tmp_path / "file/x")
+    assert "cannot be written, because of" in fails(*BASELINE, "--dry-run", "--out", tmp_path / "file/x")
     (tmp_path / "other").mkdir()
     (tmp_path / "other/study.yaml").write_text(PLAN)
-    assert "holds another study" in fails("--seeds", "1", "--out", tmp_path / "other")
+    assert "holds another study" in fails(*BASELINE, "--seeds", "1", "--out", tmp_path / "other")
     (tmp_path / "run").mkdir()
     (tmp_path / "run/manifest.json").write_text("{}")
-    assert "holds a run, and a study needs a folder of its own" in fails("--out", tmp_path / "run")
+    assert "holds a run, and a study needs a folder of its own" in fails(*BASELINE, "--out", tmp_path / "run")
     locked = lock(tmp_path / "used", "study")
-    assert "is being written by another study that is alive" in fails("--out", tmp_path / "used")
+    assert "is being written by another study that is alive" in fails(*BASELINE, "--out", tmp_path / "used")
     os.close(locked)
     assert [path.name for path in (tmp_path / "used").iterdir()] == [".lock"]
 
@@ -57,7 +47,7 @@ def test_folders_that_are_refused(tmp_path, fails):
     ],
 )
 def test_what_is_refused_leaves_no_folder(arguments, sentence, fails, tmp_path):
-    assert sentence in fails("--out", tmp_path / "out", *arguments)
+    assert sentence in fails(*BASELINE, "--out", tmp_path / "out", *arguments)
     assert not (tmp_path / "out").exists()
 
 

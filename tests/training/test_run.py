@@ -21,19 +21,6 @@ from tests.runs import TINY
 BASELINE = ["baseline", "--overlay", "cpu"]
 
 
-@pytest.fixture
-def fails(capsys):
-    """Call the command in this process; returns what it said on stderr after an exit with code 2."""
-
-    def call(*args: str) -> str:
-        assert main([*map(str, args)]) == 2
-        errors = capsys.readouterr().err
-        assert errors.startswith("error: ") and "Traceback" not in errors
-        return errors
-
-    return call
-
-
 def test_dry_run_says_what_would_run(capsys):
     assert main(["rowwise_fp8_compiled", "--overlay", "cpu", "--seed", "3", "--dry-run"]) == 0
     printed = capsys.readouterr().out
@@ -60,7 +47,7 @@ def test_dry_run_says_what_would_run(capsys):
 )
 def test_what_a_run_would_fail_on_is_found_before_it(fails, words, sentence, monkeypatch):
     monkeypatch.setattr(preflight.device, "TYPE", "cpu")
-    assert sentence in fails(*words.split(), "--overlay", "cpu", "--dry-run")
+    assert sentence in fails(main, *words.split(), "--overlay", "cpu", "--dry-run")
 
 
 @pytest.mark.parametrize(
@@ -81,14 +68,14 @@ def test_what_is_refused_leaves_no_directory(fails, arguments, variables, senten
     monkeypatch.setattr(device, "TYPE", "cpu")
     for name, value in ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"} | variables).items():
         monkeypatch.setenv(name, value)
-    assert sentence in fails(*BASELINE, "--out", tmp_path / "run", *arguments)
+    assert sentence in fails(main, *BASELINE, "--out", tmp_path / "run", *arguments)
     assert not (tmp_path / "run").exists()
 
 
 def test_several_processes_need_a_common_directory(fails, monkeypatch):
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    assert "needs --out DIR" in fails(*BASELINE)
+    assert "needs --out DIR" in fails(main, *BASELINE)
 
 
 @pytest.mark.parametrize(
@@ -105,13 +92,13 @@ def test_vocabulary_larger_than_the_models(fails, config):
     keys = [f"training.dataset_path={config.training.dataset_path}", f"data.cache_dir={config.data.cache_dir}"]
     write_tokenizer(config.model.hf_assets_path, {"</s>": 0} | {f"w{i}": i for i in range(1, 5000)})
     keys += ["training.dataset=parquet", f"model.hf_assets_path={config.model.hf_assets_path}", "training.seq_len=8"]
-    assert "has 5,000 tokens and the model 4,096" in fails(*BASELINE, *keys, "--dry-run")
+    assert "has 5,000 tokens and the model 4,096" in fails(main, *BASELINE, *keys, "--dry-run")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the compiler is inductor's for CPUs")
 def test_no_cpp_compiler(monkeypatch, fails):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    errors = fails("baseline_compiled", "--overlay", "cpu", "--dry-run")
+    errors = fails(main, "baseline_compiled", "--overlay", "cpu", "--dry-run")
     assert "needs a C++ compiler on a CPU and `no-such-compiler` is not" in errors and "variable CXX" in errors
 
 

@@ -59,13 +59,12 @@ def test_a_directory_that_is_in_use(tmp_path):
     assert again(tmp_path).manifest["attempt"] == 2
 
 
-def test_directories_that_a_command_refuses(tmp_path, capsys):
+def test_directories_that_a_command_refuses(tmp_path, fails):
     """One that cannot be made, and one with an unfinished run of other keys."""
     recipe = recipes.to_yaml(recipes.load("baseline", ["cpu"], ["optimizer.lr=2e-3"]))
     (tmp_path / "recipe.yaml").write_text(recipe)
     for out, sentence in ("/proc/nowhere", ""), (tmp_path, "holds an unfinished run of another recipe"):
-        assert main(["baseline", "--overlay", "cpu", "--out", str(out)]) == 2
-        errors = capsys.readouterr().err
+        errors = fails(main, "baseline", "--overlay", "cpu", "--out", out)
         assert sentence in errors and "choose another --out" in errors
 
 
