@@ -35,7 +35,7 @@ def start(
 def binding(gpu: str | None, place: int, sysfs: Path = Path("/sys")) -> list[str]:
     """The `numactl` command that keeps a process and its memory near a GPU; empty where there is no choice.
 
-    `place` is the GPU's among those of `gpus`; the memory node of this number is taken where the kernel knows no better.
+    `place` is the GPU's among those of `gpus`: the memory node of this number, where the kernel names none.
     """
     # A Grace Hopper lists each GPU's own memory as a node without cores, which a host's memory must stay out of
     folders = [p.parent for p in sysfs.glob("devices/system/node/node[0-9]*/cpulist") if p.read_text().strip()]

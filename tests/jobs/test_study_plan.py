@@ -2,6 +2,7 @@
 
 import errno
 import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -86,9 +87,7 @@ def test_dry_run_of_a_complete_study_would_run_nothing(tmp_path, capsys):
 
 
 def test_page_that_cannot_be_written_costs_no_table(tmp_path, monkeypatch, capsys):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(study, "write_page", full)
     write_run(tmp_path / "baseline/seed0")
     assert study.main(["baseline", "--overlay", "cpu", "--out", str(tmp_path)]) == 0
