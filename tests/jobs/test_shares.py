@@ -68,15 +68,13 @@ def test_runs_that_were_stopped_otherwise_are_left_as_they_are(tmp_path):
 @pytest.mark.slow
 def test_a_study_within_its_budget_goes_on_later(tmp_path):
     """The budget counts from the start of the process, which here is that of the tests."""
-    out, names = tmp_path / "study", ["baseline", "baseline_compiled"]
+    out, names, since_start = tmp_path / "study", ["baseline", "baseline_compiled"], device.seconds_since_process_start
     keys = [*SMALL, "training.seq_len=64", "compile.enable=false", "checkpoint.enable=true", "training.steps=2000"]
-    code, said = run_study(
-        *names, "--overlay", "cpu", "--out", out, *keys, "--budget", device.seconds_since_process_start() + 42
-    )
+    code, said = run_study(*names, "--overlay", "cpu", "--out", out, *keys, "--budget", since_start() + 42)
     assert code == 75, said
     made = [lines_of(out / name / "seed0")[-1]["step"] for name in names]
     assert 10 < min(made) <= max(made) < 2000 and said.count(f"{min(made)} of 2000") == 2, said
     assert manifest_of(out / "baseline/seed0")["study_budget_s"] > 0
-    code, said = run_study(out, "--budget", device.seconds_since_process_start() + 36)
+    code, said = run_study(out, "--budget", since_start() + 36)
     assert code == 75 and lines_of(out / "baseline/seed0")[-1]["step"] > made[0], said
     assert "Training starts at step" in (out / "baseline/seed0/log.txt").read_text()
