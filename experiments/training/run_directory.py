@@ -162,9 +162,9 @@ def _without_steps(recipe_yaml: str) -> dict:
 def git_state() -> dict[str, str | None]:
     """Commit of this code and what differs from it (tracked files only); None outside a git checkout."""
     outputs = []
-    for command in ["git", "rev-parse", "HEAD"], ["git", "diff", "HEAD"]:
+    for arguments in ["git", "rev-parse", "HEAD"], ["git", "diff", "HEAD"]:
         try:
-            done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, timeout=20, check=True)
+            done = subprocess.run(arguments, cwd=Path(__file__).parent, capture_output=True, timeout=20, check=True)
             outputs.append(done.stdout.decode(errors="replace"))
         except (OSError, subprocess.SubprocessError):
             outputs.append("")
