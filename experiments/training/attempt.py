@@ -38,19 +38,17 @@ def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
     """
     rank, world_size = set_rank_environment()
     from experiments.training import preflight
+    from experiments.training.run_directory import RunDirectory
 
     preflight.check_ranks(recipe.config, world_size)
     preflight.check_checkpoints(recipe.config, stop.budget_s)
+    facts = preflight.facts(recipe, world_size) if rank == 0 else None
     if not out and world_size > 1:  # each would make its own
         raise InputError("a run of several processes needs --out DIR, so that all of them write to the same place")
     if not out:
         study = new_folder(Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
         out = study / recipe.name / f"seed{recipe.config.debug.seed}"
-    directory = None
-    if rank == 0:
-        from experiments.training.run_directory import RunDirectory
-
-        directory = RunDirectory(out, recipes.to_yaml(recipe), preflight.facts(recipe, world_size))
+    directory = RunDirectory(out, recipes.to_yaml(recipe), facts) if facts else None
     recipe.config.job.dump_folder = str(out)
     try:
         with display(recipe.name, recipe.config.training.steps, out / "log.txt" if directory else None) as move_bar:

@@ -53,6 +53,7 @@ def test_what_a_run_would_fail_on_is_found_before_it(fails, words, sentence, mon
 @pytest.mark.parametrize(
     ("arguments", "variables", "sentence"),
     [
+        ([], {"WORLD_SIZE": "2"}, "needs --out DIR"),
         (["--budget", "60"], {}, "--budget needs checkpoints"),
         ([], {"STUDY_BUDGET_S": "an hour"}, "the environment variable STUDY_BUDGET_S is 'an hour'"),
         (["model.fused_projections=true"], {"WORLD_SIZE": "2"}, "model.fused_projections needs whole weights"),
@@ -68,14 +69,9 @@ def test_what_is_refused_leaves_no_directory(fails, arguments, variables, senten
     monkeypatch.setattr(device, "TYPE", "cpu")
     for name, value in ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"} | variables).items():
         monkeypatch.setenv(name, value)
-    assert sentence in fails(main, *BASELINE, "--out", tmp_path / "run", *arguments)
-    assert not (tmp_path / "run").exists()
-
-
-def test_several_processes_need_a_common_directory(fails, monkeypatch):
-    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    assert "needs --out DIR" in fails(main, *BASELINE)
+    monkeypatch.chdir(tmp_path)
+    assert sentence in fails(main, *BASELINE, *arguments)
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
