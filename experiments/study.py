@@ -46,15 +46,8 @@ def main(argv: list[str] | None = None) -> int:
     stop.listen()
     try:
         study, out = _resolve(args)
-        if AUTO in study.overlays:
-            from experiments.training import scale  # torch: seconds, which a misspelt name need not wait for
-
-            chosen, why = scale.choose_scale()
-            place = study.overlays.index(AUTO)
-            study.overlays[place : place + 1] = chosen
-            console.print(escape(f"Scale: {why}."), soft_wrap=True)
-        console.print(escape(f"Data: {prepare(study)}."), soft_wrap=True)
-        check_folder(study, out)
+        _prepare(study, console)
+        _check_folder(study, out)
         if args.dry_run:
             return _dry_run(study, out, console)
         shares = _shares(study, args.budget) if args.budget else None
@@ -69,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return stop.code
     try:
-        return run_study(study, out, shares, console, stop)
+        return _run(study, out, shares, console, stop)
     finally:
         os.close(locked)
 
@@ -99,23 +92,26 @@ def _resolve(args) -> tuple[Study, Path]:
     study.overlays = args.overlay or study.overlays
     study.overrides += overrides
     if args.seeds:
-        study.seeds = _seeds(args.seeds)
+        seeds = [seed.strip() for seed in args.seeds.split(",")]
+        if not all(seed.isdecimal() for seed in seeds):
+            raise InputError(f"--seeds {args.seeds}: expected numbers of 0 and more, as in --seeds 0,1,2")
+        study.seeds = list(dict.fromkeys(map(int, seeds)))
     return study, out or Path("runs") / f"{names[0]}-{datetime.now():%Y%m%d-%H%M%S}"
-
-
-def _seeds(text: str) -> list[int]:
-    seeds = [seed.strip() for seed in text.split(",")]
-    if not all(seed.isdecimal() for seed in seeds):
-        raise InputError(f"--seeds {text}: expected numbers of 0 and more, as in --seeds 0,1,2")
-    return list(dict.fromkeys(map(int, seeds)))
 
 
 def _configs(study: Study) -> Iterator:
     return (recipes.load(name, study.overlays, study.overrides).config for name in study.recipes)
 
 
-def prepare(study: Study) -> str:
-    """Check every recipe and prepare the data ahead, so that no run's time holds it; a sentence about the data."""
+def _prepare(study: Study, console: Console) -> None:
+    """Choose the scale, check every recipe, and prepare the data ahead, so that no run's time holds it."""
+    if AUTO in study.overlays:
+        from experiments.training import scale  # torch: seconds, which a misspelt name need not wait for
+
+        chosen, why = scale.choose_scale()
+        place = study.overlays.index(AUTO)
+        study.overlays[place : place + 1] = chosen
+        console.print(escape(f"Scale: {why}."), soft_wrap=True)
     if study.baseline not in study.recipes:
         raise InputError(f"the study's baseline {study.baseline} is not one of its recipes: {', '.join(study.recipes)}")
     number("WORLD_SIZE", 1, least=1)  # the check of the data reads it
@@ -127,10 +123,11 @@ def prepare(study: Study) -> str:
         preflight.check_model(config)
         preflight.check_checkpoints(config)
     os.environ.setdefault(device.MEASURED_PEAK, str(device.peak().bf16))
-    return [preflight.check_data(config) for config in configs][0]
+    data = [preflight.check_data(config) for config in configs][0]
+    console.print(escape(f"Data: {data}."), soft_wrap=True)
 
 
-def check_folder(study: Study, out: Path) -> None:
+def _check_folder(study: Study, out: Path) -> None:
     """Raise `InputError` if `out` holds something else than this study, or could not be written."""
     if (out / PLAN).exists() and read(out / PLAN) != study:
         raise InputError(f"{out} holds another study: choose another --out, or go on with that one: {PROGRAM} {out}")
@@ -146,7 +143,7 @@ def _shares(study: Study, budget: float) -> Shares:
     from experiments.training import preflight
     from models import device
 
-    os.environ[BUDGET] = str(budget)
+    os.environ[BUDGET] = str(math.ceil(budget))
     checkpoint = max(map(preflight.checkpoint_bytes, _configs(study)))
     left = budget - device.seconds_since_process_start() - TABLE_S
     shares = Shares(left, len(placement.gpus()), END_S + checkpoint / CHECKPOINT_RATE)
@@ -156,22 +153,15 @@ def _shares(study: Study, budget: float) -> Shares:
     return shares
 
 
-def plan_of(study: Study, out: Path) -> list[Run]:
-    """The study's runs, with the arguments of `experiments.run` for each."""
-    shared = [part for overlay in study.overlays for part in ("--overlay", overlay)] + [NO_ARTIFACTS, *study.overrides]
-    return [
-        Run(f"{recipe} seed {seed}", out / recipe / f"seed{seed}", [recipe, "--seed", str(seed), *shared])
-        for recipe, seed in study.runs()
-    ]
-
-
 def _incomplete(study: Study, out: Path, console: Console) -> Iterator[Run]:
     """The runs that are still to be made; the others are named."""
-    for run in plan_of(study, out):
-        if read_json(run.directory / "manifest.json").get("status") == "completed":
-            console.print(escape(f"complete already: {run.directory}"), soft_wrap=True)
+    shared = [part for overlay in study.overlays for part in ("--overlay", overlay)] + [NO_ARTIFACTS, *study.overrides]
+    for recipe, seed in study.runs():
+        directory = out / recipe / f"seed{seed}"
+        if read_json(directory / "manifest.json").get("status") == "completed":
+            console.print(escape(f"complete already: {directory}"), soft_wrap=True)
         else:
-            yield run
+            yield Run(f"{recipe} seed {seed}", directory, [recipe, "--seed", str(seed), *shared])
 
 
 def _dry_run(study: Study, out: Path, console: Console) -> int:
@@ -180,26 +170,24 @@ def _dry_run(study: Study, out: Path, console: Console) -> int:
 
     for run in _incomplete(study, out, console):
         config = recipes.load(run.arguments[0], study.overlays, study.overrides).config
-        steps = f"{config.training.steps} steps, {preflight.check_model(config)}"
-        console.print(escape(f"would run {run.title}: {steps}, into {run.directory}"), soft_wrap=True)
+        work = f"{config.training.steps} steps, {preflight.check_model(config)}"
+        console.print(escape(f"would run {run.title}: {work}, into {run.directory}"), soft_wrap=True)
     return 0
 
 
-def run_study(study: Study, out: Path, shares: Shares | None, console: Console, stop: Stop) -> int:
+def _run(study: Study, out: Path, shares: Shares | None, console: Console, stop: Stop) -> int:
     """Run what is not complete below `out`, print the table, and say where everything is. Returns the exit code."""
     runs = list(_incomplete(study, out, console))
     codes = run_all(runs, console, stop, shares)
     if not stop.code:  # after a request to stop, the exit comes without the table
         _report(study, out, console)
-    if len(codes) == len(runs) and not any(codes.values()):
+    if len(codes) == len(runs) and not any(codes):
         return 0
     again = f"Not all runs completed; to go on with them: {PROGRAM} {quote(str(out))}"
     if shares and not any(out.glob("*/*/checkpoint")):
         again += " (from their first step: only with checkpoint.enable=true do runs keep what they have done)"
     console.print(escape(again), soft_wrap=True)
-    if FOR_GOOD in (stop.code, *codes.values()):
-        return FOR_GOOD
-    return COME_BACK if COME_BACK in (stop.code, *codes.values()) else 1
+    return next((code for code in (FOR_GOOD, COME_BACK) if code in (stop.code, *codes)), 1)
 
 
 def _report(study: Study, out: Path, console: Console) -> None:

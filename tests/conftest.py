@@ -87,6 +87,19 @@ def run_here(flavors):
 
 
 @pytest.fixture
+def fails(capsys):
+    """Call a command's main in this process; returns what it wrote to stderr, after an exit with code 2."""
+
+    def call(main, *arguments) -> str:
+        assert main([*map(str, arguments)]) == 2
+        errors = capsys.readouterr().err
+        assert errors.startswith("error: ") and "Traceback" not in errors
+        return errors
+
+    return call
+
+
+@pytest.fixture
 def config(tmp_path):
     """Rows of 4 tokens from a corpus of 30 documents of 8, end-of-text included."""
     config = Config()

@@ -40,3 +40,8 @@ def run_study(*args) -> tuple[int, str]:
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), patch.dict(os.environ):
         code = study.main([*map(str, args)])
     return code, printed.getvalue()
+
+
+def losses_of(run: Path) -> list[float]:
+    """One a step."""
+    return [loss for line in lines_of(run) for loss in line["losses"]]

@@ -4,6 +4,7 @@ The two codes of commands that were interrupted are in experiments/jobs/signals.
 """
 
 import errno
+import io
 import logging
 import os
 import sys
@@ -12,6 +13,8 @@ from typing import NoReturn
 
 from rich.console import Console
 from rich.markup import escape
+
+from models.errors import InputError
 
 COMPLETED, FAILED, BAD_INPUT, DIVERGED = 0, 1, 2, 3
 
@@ -22,29 +25,24 @@ def complain(error: Exception | str) -> int:
     return BAD_INPUT
 
 
-class _Output:
-    """A text stream whose failures raise nothing: `error` keeps the last one."""
+class _Output(io.FileIO):
+    """A file whose failures raise nothing: `error` keeps the last one."""
 
-    def __init__(self, stream):
-        self._stream = stream or open(os.devnull, "w")  # None: the shell closed it (`>&-`)
-        self._stream.reconfigure(errors="backslashreplace")  # a locale may lack a letter
-        self.error: OSError | None = None
+    error: OSError | None = None
 
-    def write(self, text: str) -> int:
+    def write(self, data) -> int:
         try:
-            return self._stream.write(text)
+            return super().write(data)
         except OSError as error:
             self.error = error
-            return len(text)
+            return len(data)
 
-    def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except OSError as error:
-            self.error = error
 
-    def __getattr__(self, name: str):
-        return getattr(self._stream, name)
+def _without_failures(stream) -> io.TextIOWrapper:
+    descriptor = stream.fileno() if stream else os.open(os.devnull, os.O_WRONLY)  # None: the shell closed it (`>&-`)
+    output = io.BufferedWriter(_Output(descriptor, "w", closefd=False))
+    encoding, errors = stream and stream.encoding, "backslashreplace"  # a locale may lack a letter
+    return io.TextIOWrapper(output, encoding, errors, line_buffering=True)
 
 
 def leave(command: Callable[[], int]) -> NoReturn:
@@ -54,9 +52,11 @@ def leave(command: Callable[[], int]) -> NoReturn:
     ranks gloo sometimes aborts in it. The pool ends by itself once its pipe is closed. Output that cannot be written
     (a closed pipe, a full disk) changes nothing about the work and its exit code.
     """
-    sys.stdout, sys.stderr = output, _ = _Output(sys.stdout), _Output(sys.stderr)
+    sys.stdout, sys.stderr = map(_without_failures, (sys.stdout, sys.stderr))
     try:
         code = command()
+    except InputError as error:
+        code = complain(error)
     except SystemExit as end:  # argparse's, after --help and after bad arguments
         code = int(end.code or 0)
     except Exception:
@@ -64,7 +64,8 @@ def leave(command: Callable[[], int]) -> NoReturn:
         code = FAILED
     logging.shutdown()
     sys.stdout.flush()
-    if output.error and output.error.errno != errno.EPIPE:
-        print(f"standard output could not be written: {output.error.strerror}", file=sys.stderr)
+    error = sys.stdout.buffer.raw.error
+    if error and error.errno != errno.EPIPE:
+        print(f"standard output could not be written: {error.strerror}", file=sys.stderr)
     sys.stderr.flush()
     os._exit(code)

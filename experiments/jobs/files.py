@@ -25,12 +25,11 @@ def new_folder(path: Path) -> Path:
     Raises `InputError` where it cannot be made.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for number in itertools.count(2):
+        for ending in itertools.chain([""], map("-{}".format, itertools.count(2))):
             with suppress(FileExistsError):
-                path.mkdir()
-                return path
-            path = path.with_name(f"{path.name.removesuffix(f'-{number - 1}')}-{number}")
+                new = path.with_name(path.name + ending)
+                new.mkdir(parents=True)
+                return new
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}: choose another --out") from None
 
@@ -38,12 +37,7 @@ def new_folder(path: Path) -> Path:
 def lock(folder: Path, user: str) -> int:
     """Lock a folder, made if it is missing, until the descriptor that this returns is closed or the process ends.
 
-    Args:
-        folder: the one to lock.
-        user: what locks it, `run` or `study`: for the message.
-
-    Raises:
-        InputError: another process has locked it, or it cannot be written.
+    Raises `InputError` if another `user` (run or study) has locked it, or it cannot be written.
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: choose another --out")

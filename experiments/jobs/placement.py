@@ -8,8 +8,6 @@ from pathlib import Path
 
 from experiments.jobs.signals import STUDY_PID
 
-_SYSFS = Path("/sys")
-
 
 def gpus() -> list[str | None]:
     """Indices or UUIDs as CUDA_VISIBLE_DEVICES has them (a cluster sets it), or all; [None] where there is none."""
@@ -26,45 +24,31 @@ def start(
 ) -> subprocess.Popen:
     """Start `python -m` on a GPU, near its cores; the process ends with this one.
 
-    It has a session of its own: the terminal's Ctrl-C reaches only this process, which passes it on.
-
-    Args:
-        arguments: the module and what it is given.
-        gpu, place: as for `binding`.
-        environment: variables besides those of this process.
-        streams: stdout and stderr, as for `subprocess.Popen`.
+    It has a session of its own: the terminal's Ctrl-C reaches only this process, which passes it on. `gpu` and `place`
+    are as for `binding`; `environment` comes on top of this process's.
     """
     variables = {STUDY_PID: str(os.getpid())} | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}) | (environment or {})
     command = [*binding(gpu, place), sys.executable, "-m", *arguments]
     return subprocess.Popen(command, env=os.environ | variables, start_new_session=True, **streams)
 
 
-def binding(gpu: str | None, place: int, sysfs: Path = _SYSFS) -> list[str]:
+def binding(gpu: str | None, place: int, sysfs: Path = Path("/sys")) -> list[str]:
     """The `numactl` command that keeps a process and its memory near a GPU; empty where there is no choice.
 
-    Args:
-        gpu: as `gpus` gives it.
-        place: its place among them; the memory node of this number is taken where the kernel knows no better.
+    `place` is the GPU's among those of `gpus`: the memory node of this number, where the kernel names none.
     """
-    nodes = [node for node in (sysfs / "devices/system/node").glob("node[0-9]*") if _cores(node)]
+    # A Grace Hopper lists each GPU's own memory as a node without cores, which a host's memory must stay out of
+    folders = [p.parent for p in sysfs.glob("devices/system/node/node[0-9]*/cpulist") if p.read_text().strip()]
+    nodes = sorted(int(folder.name.removeprefix("node")) for folder in folders)
     if gpu is None or len(nodes) < 2 or not shutil.which("numactl"):
         return []
-    numbers = sorted(int(node.name.removeprefix("node")) for node in nodes)
     node = _nearest(gpu, sysfs)
-    if node not in numbers:
-        node = numbers[place % len(numbers)]
+    if node not in nodes:
+        node = nodes[place % len(nodes)]
     command = ["numactl", f"--cpunodebind={node}", f"--membind={node}"]
-    return command if _permitted(command) else []
-
-
-def _permitted(command: list[str]) -> bool:
-    """Whether a process starts with it: a container may own some of the nodes only, or forbid any choice of memory."""
-    return subprocess.run([*command, "true"], capture_output=True).returncode == 0
-
-
-def _cores(node: Path) -> str:
-    """A Grace Hopper lists each GPU's own memory as a node without cores, which a host's memory must stay out of."""
-    return (node / "cpulist").read_text().strip()
+    # A container may own some of the nodes only, or forbid any choice of memory: then nothing starts with it
+    permitted = subprocess.run([*command, "true"], capture_output=True).returncode == 0
+    return command if permitted else []
 
 
 def _nearest(gpu: str, sysfs: Path) -> int | None:

@@ -3,6 +3,7 @@
 import logging
 import sys
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -10,20 +11,6 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 _PLAIN = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
-
-
-class Display:
-    """The bar that the trainer moves in a terminal; elsewhere torchtitan's log lines say the same."""
-
-    def __init__(self, bar: Progress, name: str, steps: int):
-        self.bar = bar
-        self.task = bar.add_task(name, total=steps, window="starting")
-
-    def step(self, step: int) -> None:
-        self.bar.update(self.task, completed=step)
-
-    def window(self, line: dict) -> None:
-        self.bar.update(self.task, window=describe(line))
 
 
 class _LogFile(logging.FileHandler):
@@ -50,34 +37,31 @@ def progress_bar(console: Console, shown: bool) -> Progress:
 
 @contextmanager
 def display(name: str, steps: int, log_file: Path | None):
-    """Send the log to `log_file` (rank 0) and to the screen, and yield a `Display`. Raises OSError for the file.
+    """Send the log to `log_file` (rank 0) and to the screen. Raises OSError for the file.
 
-    Args:
-        name: what the bar says.
-        steps: its length.
-        log_file: appended to; None on the other ranks, which show warnings only.
+    Other ranks have no log file, and show warnings only. Yields a function that moves the bar of this name:
+    `completed` is the step, `window` a few words about the last log window.
     """
     root, console = logging.getLogger(), Console()
     before, level = root.handlers, root.level
-    handlers: list[logging.Handler] = []
-    if log_file:
-        handlers.append(_LogFile(log_file, encoding="utf-8"))
     live = bool(log_file) and console.is_terminal
     if live:
-        handlers.append(RichHandler(logging.WARNING, console, show_path=False))
-        handlers[-1].addFilter(lambda record: record.name != "py.warnings")  # libraries' deprecations: log file only
+        screen = RichHandler(logging.WARNING, console, show_path=False)
+        screen.addFilter(lambda record: record.name != "py.warnings")  # libraries' deprecations: log file only
     else:
-        handlers.append(logging.StreamHandler(sys.stdout))
-        handlers[-1].setLevel(logging.INFO if log_file else logging.WARNING)
-    for handler in handlers:
-        if not isinstance(handler, RichHandler):
-            handler.setFormatter(_PLAIN)
+        screen = logging.StreamHandler(sys.stdout)
+        screen.setLevel(logging.INFO if log_file else logging.WARNING)
+        screen.setFormatter(_PLAIN)
+    handlers = [screen]
+    if log_file:
+        handlers.append(_LogFile(log_file, encoding="utf-8"))
+        handlers[-1].setFormatter(_PLAIN)
     root.handlers = handlers
     root.setLevel(logging.INFO)  # not by assignment: loggers remember what is enabled
     logging.captureWarnings(True)
     try:
         with progress_bar(console, live) as bar:
-            yield Display(bar, name, steps)
+            yield partial(bar.update, bar.add_task(name, total=steps, window="starting"))
     finally:
         logging.captureWarnings(False)
         root.handlers = before

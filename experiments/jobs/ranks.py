@@ -47,14 +47,11 @@ def _take_over_from_srun() -> None:
             "several tasks of srun must be told where to meet: export MASTER_ADDR=$(hostname) and MASTER_PORT in "
             "the batch script, as launch/alps_multinode.sbatch does"
         )
+    import torch
+
+    devices = torch.cuda.device_count() or number("SLURM_STEP_NUM_TASKS", 1)
     env |= {
         "RANK": str(number("SLURM_PROCID", 0)),
         "WORLD_SIZE": env["SLURM_STEP_NUM_TASKS"],
-        "LOCAL_RANK": str(number("SLURM_LOCALID", 0) % _visible_devices()),  # 0 where each task sees its GPU alone
+        "LOCAL_RANK": str(number("SLURM_LOCALID", 0) % devices),  # 0 where each task sees its GPU alone
     }
-
-
-def _visible_devices() -> int:
-    import torch
-
-    return torch.cuda.device_count() or number("SLURM_STEP_NUM_TASKS", 1)

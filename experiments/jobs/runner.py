@@ -10,9 +10,9 @@ import subprocess
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
@@ -27,23 +27,19 @@ from experiments.jobs.signals import COME_BACK, FOR_GOOD, Stop
 COMPILE_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}  # variable: folder's name
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """One run of a study: `arguments` are those of experiments.run, without its --out."""
 
     title: str
     directory: Path
-    arguments: list[str] = field(hash=False)
+    arguments: list[str]
 
 
-def run_all(runs: list[Run], console: Console, stop: Stop, shares: Shares | None = None) -> dict[Run, int]:
+def run_all(runs: list[Run], console: Console, stop: Stop, shares: Shares | None = None) -> list[int]:
     """Exit codes of the runs that were started, negative for the number of a signal that killed one.
 
-    Args:
-        runs: in the order in which they start.
-        console: gets a line as each of them ends.
-        stop: a request is passed on to the runs, which are waited for, and no other is started.
-        shares: of a time budget, kept to.
+    A request to `stop` is passed on to the runs, which are waited for, and no other is started; so are the `shares` of
+    a time budget.
     """
     stop.deferred = True
     with progress_bar(console, console.is_terminal) as bar, ExitStack() as at_end:
@@ -65,7 +61,7 @@ class _Jobs:
     """The runs that wait, those that run, the free GPUs, and the exit codes of those that have ended."""
 
     def __init__(self, runs: list[Run], console: Console, bar, stop: Stop, shares: Shares | None):
-        self.waiting, self.running, self.codes = list(runs), [], {}
+        self.waiting, self.running, self.codes = list(runs), [], []
         self.free = list(enumerate(placement.gpus()))
         self.console, self.bar, self.stop, self.shares = console, bar, stop, shares
         self._passed_on = False
@@ -83,7 +79,7 @@ class _Jobs:
                 del self.free[0]
             except OSError as error:  # a file where its directory should be, a full disk
                 self.console.print(escape(f"{run.title}: failed: {error.filename}: {error.strerror}"), soft_wrap=True)
-                self.codes[run] = BAD_INPUT
+                self.codes.append(BAD_INPUT)
 
     def pass_on_request(self) -> None:
         if self.stop.code and not self._passed_on:
@@ -91,10 +87,15 @@ class _Jobs:
             self.send(signal.SIGUSR1 if self.stop.code == COME_BACK else signal.SIGTERM)
 
     def collect_ended(self) -> None:
-        for process in [process for process in self.running if process.ended()]:
+        """Note the runs that have ended, and move the bars of all."""
+        for process in list(self.running):
+            ended = process.child.poll() is not None  # first: no line is written after that
+            line = process.show()
+            if not ended:
+                continue
             self.running.remove(process)
             self.free.append(process.gpu)
-            self.codes[process.run] = process.report()
+            self.codes.append(process.report(line))
             if self.shares and process.asked_at:
                 self.shares.ended(process.step, process.asked_at)
 
@@ -121,47 +122,14 @@ class _Process:
         self.log = run.directory / "log.txt"
         self.earlier = read_last_line(run.directory / "metrics.jsonl")
         self.compile_cache = tempfile.TemporaryDirectory(prefix="compile-cache-", ignore_cleanup_errors=True)
+        caches = {x: f"{self.compile_cache.name}/{name}" for x, name in COMPILE_CACHES.items() if not set_by_user(x)}
         with open(self.log, "a") as log:
             arguments = ["experiments.run", *run.arguments, "--out", str(run.directory)]
-            environment = {
-                variable: f"{self.compile_cache.name}/{name}"
-                for variable, name in COMPILE_CACHES.items()
-                if not set_by_user(variable)
-            }
-            self.child = placement.start(arguments, gpu, place, environment, stdout=subprocess.DEVNULL, stderr=log)
+            self.child = placement.start(arguments, gpu, place, caches, stdout=subprocess.DEVNULL, stderr=log)
         self.task = bar.add_task(run.title, total=None, window="starting")
         self._print("started" + (f" on GPU {gpu}" if gpu is not None else ""))
 
-    def ended(self) -> bool:
-        """Whether it has ended; moves its bar."""
-        self._show()
-        return self.child.poll() is not None
-
-    def report(self) -> int:
-        """Print how it ended, and return its exit code."""
-        self.compile_cache.cleanup()
-        code, line = self.child.returncode, self._show()
-        if code == BAD_INPUT:
-            line = {}  # what is in the directory may be another run's
-        status = self._status(code)
-        outcome = f"{status} at step {line['step']}, {describe(line)}" if line else status
-        self.bar.update(self.task, window=outcome)
-        self._print(outcome + (f": {self._last_words()}" if code else ""), always=code != 0)
-        return code
-
-    def _status(self, code: int) -> str:
-        if code < 0:
-            return f"killed by {signal.Signals(-code).name}"
-        if code in (FAILED, BAD_INPUT):
-            return "failed"
-        return self._manifest().get("status", "interrupted" if code in (COME_BACK, FOR_GOOD) else "failed")
-
-    def _print(self, event: str, always: bool = False) -> None:
-        """Print a line; in a terminal the bar shows the event instead, unless something is wrong."""
-        if always or not self.console.is_terminal:
-            self.console.print(escape(f"{datetime.now():%H:%M:%S} {self.run.title}: {event}"), soft_wrap=True)
-
-    def _show(self) -> dict:
+    def show(self) -> dict:
         """Move the bar to the run's last log line, and return that."""
         line = read_last_line(self.run.directory / "metrics.jsonl")
         if line:
@@ -169,6 +137,27 @@ class _Process:
             total = self._manifest().get("steps")
             self.bar.update(self.task, completed=line["step"], total=total, window=describe(line))
         return line
+
+    def report(self, line: dict) -> int:
+        """Print how it ended, with its last log line, and return its exit code."""
+        self.compile_cache.cleanup()
+        code = self.child.returncode
+        if code < 0:
+            outcome = f"killed by {signal.Signals(-code).name}"
+        elif code in (FAILED, BAD_INPUT):
+            outcome = "failed"
+        else:
+            outcome = self._manifest().get("status", "interrupted" if code in (COME_BACK, FOR_GOOD) else "failed")
+        if line and code != BAD_INPUT:  # what is in the directory may be another run's
+            outcome += f" at step {line['step']}, {describe(line)}"
+        self.bar.update(self.task, window=outcome)
+        self._print(outcome + (f": {self._last_words()}" if code else ""), always=code != 0)
+        return code
+
+    def _print(self, event: str, always: bool = False) -> None:
+        """Print a line; in a terminal the bar shows the event instead, unless something is wrong."""
+        if always or not self.console.is_terminal:
+            self.console.print(escape(f"{datetime.now():%H:%M:%S} {self.run.title}: {event}"), soft_wrap=True)
 
     def _manifest(self) -> dict:
         return read_json(self.run.directory / "manifest.json")

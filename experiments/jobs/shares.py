@@ -18,7 +18,7 @@ class Shares:
     """The time left, and the steps that the runs before have made."""
 
     def __init__(self, seconds: float, places: int, end_s: float = END_S):
-        """Args: seconds: what is left of the budget; places: runs at once; end_s: a run's time to end once asked."""
+        """`seconds` are left of the budget, `places` runs go at once, and each takes `end_s` to end once asked."""
         self.end = time.monotonic() + seconds
         self.places = places
         self.end_s = end_s

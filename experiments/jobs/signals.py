@@ -40,8 +40,7 @@ class Stop:
     """The first request to end: `code` is 0, COME_BACK or FOR_GOOD, `why` the signal's name or the budget."""
 
     def __init__(self, budget_s: float | None = None):
-        """Args: budget_s: seconds since the process started, after which training ends; None: no limit."""
-        self.budget_s = budget_s
+        self.budget_s = budget_s  # since the process started; None: no limit
         self.deferred = False  # set once a step boundary will come that looks at `code`
         self.why = ""
         self._code = 0

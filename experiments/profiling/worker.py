@@ -152,8 +152,8 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO)
     stop = Stop()
     stop.listen()
-    set_rank_environment()
     try:
+        set_rank_environment()
         config = recipes.load(args.recipe).config
         with tempfile.TemporaryDirectory() as folder:
             config.job.dump_folder = folder

@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from rich.markup import escape
 from experiments.config import recipes
 from experiments.jobs.exit_codes import BAD_INPUT, COMPLETED, DIVERGED, FAILED
 from experiments.jobs.files import new_folder
-from experiments.jobs.progress import display
+from experiments.jobs.progress import describe, display
 from experiments.jobs.ranks import set_rank_environment
 from experiments.jobs.signals import Interrupted, Stop
 from models.errors import InputError
@@ -22,7 +23,7 @@ Summarize = Callable[[Path, dict], dict]  # a run directory and its manifest -> 
 
 
 class End(NamedTuple):
-    """How a training ended: status and error sentence for the manifest, exit code, whether all ranks end like this."""
+    """Status and error sentence for the manifest, exit code, and whether all ranks end like this."""
 
     status: str
     error: str | None
@@ -31,49 +32,42 @@ class End(NamedTuple):
 
 
 def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
-    """Train `recipe`; returns the exit code. Raises `InputError` for what can be known before training.
+    """Train a resolved recipe into `out` (None: a new directory under runs/); returns the exit code.
 
-    Args:
-        recipe: a resolved recipe.
-        out: the run directory; None: a new one under runs/.
-        stop: asked at each step boundary whether to end.
-        summarize: makes summary.json.
+    `stop` is asked at each step boundary whether to end. Raises `InputError` for what can be known before training.
     """
     rank, world_size = set_rank_environment()
     from experiments.training import preflight
+    from experiments.training.run_directory import RunDirectory
 
     preflight.check_ranks(recipe.config, world_size)
     preflight.check_checkpoints(recipe.config, stop.budget_s)
-    out = out or _default_directory(recipe, world_size)
-    directory = None
-    if rank == 0:
-        from experiments.training.run_directory import RunDirectory
-
-        directory = RunDirectory(out, recipes.to_yaml(recipe), preflight.facts(recipe, world_size))
+    facts = preflight.facts(recipe, world_size) if rank == 0 else None
+    if not out and world_size > 1:  # each would make its own
+        raise InputError("a run of several processes needs --out DIR, so that all of them write to the same place")
+    if not out:
+        study = new_folder(Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
+        out = study / recipe.name / f"seed{recipe.config.debug.seed}"
+    directory = RunDirectory(out, recipes.to_yaml(recipe), facts) if facts else None
     recipe.config.job.dump_folder = str(out)
     try:
-        with display(recipe.name, recipe.config.training.steps, out / "log.txt" if directory else None) as screen:
-            end = _train(recipe, world_size, directory, screen, stop)
+        with display(recipe.name, recipe.config.training.steps, out / "log.txt" if directory else None) as move_bar:
+            end = _train(recipe, world_size, directory, move_bar, stop)
     except OSError as error:  # log.txt cannot be opened
         end = End("failed", f"{error.filename}: {error.strerror}", FAILED)
     if directory:
-        _finish(directory, end, summarize)
-        Console(soft_wrap=True, highlight=False).print(
-            escape(f"{end.status}: {directory.path}" + (f" ({end.error})" if end.error else ""))
-        )
+        try:
+            directory.finish(end.status, end.error, summarize)
+        except OSError as error:  # a full disk: what was written before stays as it is
+            sentence = f"{out}: {error.strerror}: the end of the run ({end.status}) is not on record"
+            print(sentence, file=sys.stderr)
+        line = f"{end.status}: {out}" + (f" ({end.error})" if end.error else "")
+        Console(soft_wrap=True, highlight=False).print(escape(line))
     _leave(end)
     return end.code
 
 
-def _default_directory(recipe, world_size: int) -> Path:
-    """A new directory for a run that belongs to no study."""
-    if world_size > 1:  # each would make its own
-        raise InputError("a run of several processes needs --out DIR, so that all of them write to the same place")
-    study = new_folder(Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
-    return study / recipe.name / f"seed{recipe.config.debug.seed}"
-
-
-def _train(recipe, world_size: int, directory, screen, stop: Stop) -> End:
+def _train(recipe, world_size: int, directory, move_bar, stop: Stop) -> End:
     """Train to the end, whatever it is, and put its reason into the log."""
     from experiments.training import preflight
     from experiments.training.metrics import Diverged
@@ -87,8 +81,9 @@ def _train(recipe, world_size: int, directory, screen, stop: Stop) -> End:
         preflight.check_memory(recipe.config, world_size)
         trainer = Trainer(recipe.config, stop)
         if directory:
-            directory.note(data=trainer.data)
-            _record(trainer, directory, screen)
+            directory.manifest["data"] = trainer.data
+            directory.write_json("manifest.json", directory.manifest)
+            _record(trainer, directory, move_bar)
         trainer.train()
         return End("completed", None, COMPLETED, together=True)
     except Interrupted as stopped:
@@ -103,12 +98,14 @@ def _train(recipe, world_size: int, directory, screen, stop: Stop) -> End:
         logging.getLogger().exception("the run failed")
         end = End("failed", f"{type(error).__name__}: {error}".splitlines()[0], FAILED)
     finally:
-        _close(trainer)
+        if trainer:
+            with _warning("could not close the run cleanly"):
+                trainer.close()
     logging.getLogger().error(end.error)
     return end
 
 
-def _record(trainer, directory, screen) -> None:
+def _record(trainer, directory, move_bar) -> None:
     """Have the trainer's records written as they come into being."""
     from experiments.training import compile_cache
     from experiments.training.metrics import JsonLines
@@ -123,11 +120,11 @@ def _record(trainer, directory, screen) -> None:
 
     def on_window(line: dict) -> None:
         lines.append(line)
-        screen.window(line)
+        move_bar(window=describe(line))
 
     def on_step(step: int) -> None:
         nonlocal timed
-        screen.step(step)
+        move_bar(completed=step)
         if not timed:
             timed = True
             warm_up = {"warm_up_s": sum(TIMELINE.phases.values()), "phases": TIMELINE.phases}
@@ -138,32 +135,21 @@ def _record(trainer, directory, screen) -> None:
     metrics.on_resume, metrics.on_window, metrics.on_step = on_resume, on_window, on_step
 
 
-def _close(trainer) -> None:
-    """Let go of what the trainer holds; after a failure this may fail as well, and then says so in the log only."""
-    try:
-        if trainer:
-            trainer.close()
-    except Exception:
-        logging.getLogger().warning("could not close the run cleanly", exc_info=True)
-
-
-def _finish(directory, end: End, summarize: Summarize) -> None:
-    """Write summary and manifest; on a full disk, what was written before stays as it is."""
-    try:
-        directory.finish(end.status, end.error, summarize)
-    except OSError as error:
-        sentence = f"{directory.path}: {error.strerror}: the end of the run ({end.status}) is not on record"
-        print(sentence, file=sys.stderr)
-
-
 def _leave(end: End) -> None:
     """Leave the process group, after the first rank's last record: a cluster may end all ranks when one exits."""
     from torch import distributed as dist
 
-    try:
-        if dist.is_initialized():
+    if dist.is_initialized():
+        with _warning("could not leave the process group cleanly"):
             if end.together:
                 dist.barrier()
             dist.destroy_process_group()
+
+
+@contextmanager
+def _warning(sentence: str):
+    """A failure within is only logged: it comes after the reason why the run ended."""
+    try:
+        yield
     except Exception:
-        logging.getLogger().warning("could not leave the process group cleanly", exc_info=True)
+        logging.getLogger().warning(sentence, exc_info=True)

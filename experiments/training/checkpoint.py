@@ -25,13 +25,9 @@ class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read. torch's own exception is none that `except Exception` catches."""
 
 
-@contextmanager
-def _ordinary_errors(task: str):
-    try:
-        yield
-    except CheckpointException as error:
-        reason = next(iter(error.failures.values()))[0]
-        raise CheckpointError(f"{task}: {type(reason).__name__}: {reason}") from error
+def _ordinary(task: str, error: CheckpointException) -> CheckpointError:
+    reason = next(iter(error.failures.values()))[0]
+    return CheckpointError(f"{task}: {type(reason).__name__}: {reason}")
 
 
 class Checkpoints(CheckpointManager):
@@ -58,13 +54,12 @@ class Checkpoints(CheckpointManager):
     def _saving(self):
         """What was written of a checkpoint that fails is deleted: the records of the run's end may need its room."""
         try:
-            with _ordinary_errors("a checkpoint could not be saved"):
-                yield
-        except CheckpointError as error:
+            yield
+        except CheckpointException as error:
             free = shutil.disk_usage(Path(self.folder).parent).free / 2**30
             if dist.get_rank() == 0:
                 self._delete_unfinished()
-            raise CheckpointError(f"{error} ({free:.1f} GiB were free there)") from error
+            raise _ordinary(f"a checkpoint could not be saved, with {free:.1f} GiB free", error) from error
 
     def _async_wait(self) -> None:
         try:
@@ -106,8 +101,10 @@ class Checkpoints(CheckpointManager):
         """As torchtitan's, of plain data only. Raises `CheckpointError`."""
         if from_hf:
             return super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
-        with _ordinary_errors(f"{checkpoint_id} could not be read"):
+        try:
             checkpoint_files.load(state_dict, Path(checkpoint_id))
+        except CheckpointException as error:
+            raise _ordinary(f"{checkpoint_id} could not be read", error) from error
         if MODEL in self.states:
             self.states[MODEL].load_state_dict(state_dict)
         return None
@@ -145,11 +142,8 @@ class Checkpoints(CheckpointManager):
 
     def _check_identity(self, checkpoint: Path) -> None:
         identity = json.loads(checkpoint_files.read_item(checkpoint, IDENTITY) or "{}")
-        differences = [
-            f"{key} ({identity.get(key)} there, {value} here)"
-            for key, value in self.identity.items()
-            if identity.get(key) != value
-        ]
+        differing = [key for key, value in self.identity.items() if identity.get(key) != value]
+        differences = [f"{key} ({identity.get(key)} there, {self.identity[key]} here)" for key in differing]
         if differences:
             raise InputError(
                 f"{checkpoint} is of another run, which differs in {', '.join(differences[:3])}: give the data and "

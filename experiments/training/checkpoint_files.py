@@ -29,8 +29,7 @@ _METADATA_CLASSES = {
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch.serialization": {"_get_layout"},
-    "torch": {"Size", *(str(dtype).removeprefix("torch.") for dtype in vars(torch).values()
-                        if isinstance(dtype, torch.dtype))},
+    "torch": {"Size", *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))},
     "pathlib": {"Path", "PosixPath"},
     "collections": {"OrderedDict"},
 }  # fmt: skip

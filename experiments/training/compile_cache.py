@@ -75,9 +75,8 @@ def save(config) -> None:
     if kept is None or state() == "none":
         return
     try:
-        if state() == "warm" and kept.exists():
-            return
-        if artifacts := torch.compiler.save_cache_artifacts():  # None: PyTorch could not put them together
+        needed = state() == "cold" or not kept.exists()
+        if needed and (artifacts := torch.compiler.save_cache_artifacts()):  # None: PyTorch could not put them together
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_whole(kept, artifacts[0])
     except OSError as error:

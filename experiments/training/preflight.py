@@ -16,7 +16,6 @@ from models import device, float8, flops, llama
 from models.errors import InputError
 from models.train_spec import freeze
 
-CUDNN_WANTED = (9, 15)  # from here on PyTorch prefers cuDNN's attention on GPUs of compute capability 9 and up
 HOPELESS = 1.3  # times the memory that is there, beyond which no inaccuracy of the estimate can help
 
 
@@ -47,12 +46,11 @@ def check_ranks(config, world_size: int) -> None:
     """Raise `InputError` for what needs whole weights, with several ranks: FSDP shards them."""
     if world_size == 1:
         return
-    for key, asked, otherwise in (
-        ("model.fused_projections", config.model.fused_projections, "false"),
-        ("optimizer.built", config.optimizer.built == "before_conversion", "null"),
-    ):
-        if asked:
-            raise InputError(f"{key} needs whole weights, and {world_size} processes shard them: set it to {otherwise}")
+    sharded = f"needs whole weights, and {world_size} processes shard them: set it to"
+    if config.model.fused_projections:
+        raise InputError(f"model.fused_projections {sharded} false")
+    if config.optimizer.built == "before_conversion":
+        raise InputError(f"optimizer.built {sharded} null")
     if model_args(config).enable_weight_tying:
         raise InputError(
             f"model.flavor {config.model.flavor} ties its embeddings, which FSDP would shard twice: "
@@ -68,9 +66,8 @@ def check_device(config) -> str:
         raise InputError("model.attention_backend cudnn needs a GPU: on a CPU there are auto, flash and math")
     if device.TYPE == "cpu" and config.compile.cuda_graphs:
         raise InputError("compile.cuda_graphs needs a GPU: set it to false")
-    compiles = (
-        "compile.enable" if config.compile.enable else "torchao's optimizer" * config.optimizer.stochastic_rounding
-    )
+    compiles = "torchao's optimizer" if config.optimizer.stochastic_rounding else ""
+    compiles = "compile.enable" if config.compile.enable else compiles
     if device.TYPE == "cpu" and compiles and not shutil.which(compiler := os.environ.get("CXX", "g++").split(" ")[0]):
         raise InputError(
             f"{compiles} needs a C++ compiler on a CPU and `{compiler}` is not there: install g++, point the "
@@ -81,11 +78,14 @@ def check_device(config) -> str:
 
 
 def slow_attention(config) -> str | None:
-    """What to do about a cuDNN that is too old for the attention that PyTorch otherwise takes from it; None if none."""
-    version = device.cudnn()
-    if not version or torch.cuda.get_device_capability() < (9, 0) or config.model.attention_backend == "flash":
+    """What to do about a cuDNN older than 9.15, whose attention PyTorch does not take; None if there is nothing to do.
+
+    PyTorch prefers cuDNN's attention on GPUs of compute capability 9 and up.
+    """
+    version, other = device.cudnn(), config.model.attention_backend in ("flash", "math")
+    if not version or other or torch.cuda.get_device_capability() < (9, 0):
         return None
-    if config.model.attention_backend == "math" or tuple(map(int, version.split(".")[:2])) >= CUDNN_WANTED:
+    if tuple(map(int, version.split(".")[:2])) >= (9, 15):
         return None
     package = f"nvidia-cudnn-cu{(torch.version.cuda or '13').split('.')[0]}"
     return (
@@ -178,7 +178,7 @@ def facts(recipe: Recipe, world_size: int) -> dict:
         "description": recipe.description,
         "seed": config.debug.seed,
         "steps": config.training.steps,
-        "study_budget_s": float(os.environ.get(BUDGET) or 0) or None,
+        "study_budget_s": number(BUDGET, 0) or None,
         "compiled": config.compile.enable,
         "float8": fp8.recipe_name,
         "fp8_product": asdict(float8.product(device.TYPE, fp8.recipe_name, fp8.emulate)) if fp8.recipe_name else None,

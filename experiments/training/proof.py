@@ -9,6 +9,7 @@ A recipe that leaves parameters out of the optimizer on purpose (`optimizer.buil
 
 import math
 import re
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -23,7 +24,8 @@ PROFILED_STEP = 3  # the first step compiles, the second may compile again
 RECORDING_STEP = 2  # profiled with CUDA graphs: they warm up in the first; from the third on no operator is called
 _FP8_OPS = {"aten::_scaled_mm", "aten::_scaled_mm_v2"}
 _GEMM_OPS = _FP8_OPS | {"aten::mm", "aten::addmm"}  # of linear layers; attention is another kernel, or bmm
-_TEMPLATE = "triton_tem_"  # with max-autotune inductor may compile a product into a kernel of its own, which calls none
+# With max-autotune inductor may compile a product into a kernel of its own, such as triton_tem_fused__scaled_mm_3
+_TEMPLATE = re.compile(r"triton_tem_.*?_(scaled_|add)?mm_")
 _ATTENTION_OPS = {
     "aten::_scaled_dot_product_cudnn_attention": "cudnn",
     "aten::_scaled_dot_product_flash_attention": "flash",
@@ -40,32 +42,15 @@ class ProofError(RuntimeError):
 
 
 @dataclass
-class _Witness:
-    """Elements of a parameter that the coming optimizer step must change."""
-
-    index: torch.Tensor
-    before: torch.Tensor
-
-
-@dataclass
 class Proof:
-    """Collects the evidence of one run.
-
-    Args:
-        model: the model as it trains.
-        optimizers: those that step it.
-        recipe_name: `quantize.linear.float8.recipe_name`, None for a run in bf16.
-        tokens: tokens of one forward pass on this rank (batch times sequence).
-        passes_per_step: forward passes per step (gradient accumulation).
-        allow_orphans: trainable parameters in no optimizer are what the recipe is about.
-    """
+    """Collects the evidence of one run. Raises `ProofError`, from the start for claim 2 and a missing conversion."""
 
     model: nn.Module
     optimizers: list[torch.optim.Optimizer]
-    recipe_name: str | None
-    tokens: int
-    passes_per_step: int = 1
-    allow_orphans: bool = False
+    recipe_name: str | None  # quantize.linear.float8.recipe_name, None for a run in bf16
+    tokens: int  # of one forward pass on this rank: batch times sequence
+    passes_per_step: int = 1  # gradient accumulation
+    allow_orphans: bool = False  # trainable parameters in no optimizer are what the recipe is about
     orphans: list[str] = field(default_factory=list)
     parameters: dict = field(default_factory=dict)
     gemm_flops: dict[str, int] = field(default_factory=dict)
@@ -76,7 +61,8 @@ class Proof:
         self.converted = float8.converted_modules(self.model)
         if self.recipe_name and not self.converted:
             raise ProofError(f"the recipe asks for {self.recipe_name} FP8 and no layer was converted")
-        self._witnesses: dict[str, _Witness] = {}
+        self._check_optimizer()
+        self._witnesses: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # indices and values before the step
         self._resumed = False
 
     @property
@@ -87,10 +73,8 @@ class Proof:
     @property
     def fp8_flops_expected(self) -> int:
         """FLOPs per step that the converted layers account for: 2 M N K for each GEMM with FP8 operands."""
-        per_pass = (
-            2 * self.tokens * m.in_features * m.out_features * float8.fp8_products(m) for m in self.converted.values()
-        )
-        return self.passes_per_step * sum(per_pass)
+        weights = sum(m.in_features * m.out_features * float8.fp8_products(m) for m in self.converted.values())
+        return 2 * self.tokens * self.passes_per_step * weights
 
     @property
     def fp8_flops(self) -> int:
@@ -100,8 +84,8 @@ class Proof:
     def trainable(self) -> dict[str, nn.Parameter]:
         return {n.replace("_orig_mod.", ""): p for n, p in self.model.named_parameters() if p.requires_grad}
 
-    def check_optimizer(self) -> None:
-        """Claim 2. Raises `ProofError` naming the parameters that no optimizer would step; not if that is allowed."""
+    def _check_optimizer(self) -> None:
+        """Claim 2."""
         owned = {id(p) for opt in self.optimizers for group in opt.param_groups for p in group["params"]}
         self.orphans = [name for name, p in self.trainable().items() if id(p) not in owned]
         if self.orphans and not self.allow_orphans:
@@ -133,8 +117,8 @@ class Proof:
     def after_step(self) -> None:
         """Claim 3, after the first optimizer step."""
         parameters, still = self.trainable(), []
-        for name, witness in self._witnesses.items():
-            if torch.equal(local(parameters[name]).flatten()[witness.index], witness.before):
+        for name, (index, before) in self._witnesses.items():
+            if torch.equal(local(parameters[name]).flatten()[index], before):
                 still.append(name)
         if owned_still := [name for name in still if name not in self.orphans]:
             raise ProofError(
@@ -191,46 +175,33 @@ class Proof:
 def count_gemm_flops(events) -> dict[str, int]:
     """FLOPs by operator of a profile's matrix multiplications by linear layers; attention's are not in it.
 
-    Args:
-        events: `torch.profiler.profile(record_shapes=True).events()`.
+    `events` are those of `torch.profiler.profile(record_shapes=True)`.
     """
     gemms = [event for event in events if event.name in _GEMM_OPS]
     # Eager FP8 enters as aten::mm of a tensor subclass, which calls _scaled_mm; other GEMMs may call one another too.
     around_fp8 = {id(parent) for event in gemms if event.name in _FP8_OPS for parent in _callers(event)}
-    flops: dict[str, int] = {}
+    flops = Counter()
     for event in gemms:
         inside = any(parent.name in _GEMM_OPS for parent in _callers(event))
         if event.name not in _FP8_OPS and (inside or id(event) in around_fp8):
             continue
         # addmm has the bias first; every other operand after the two matrices is a scale or an output
         (m, k), (_, n) = event.input_shapes[1:3] if event.name == "aten::addmm" else event.input_shapes[:2]
-        flops[event.name] = flops.get(event.name, 0) + 2 * m * k * n
+        flops[event.name] += 2 * m * k * n
     for event in events:
-        if product := _template_product(event.name):
-            flops[product] = flops.get(product, 0) + _template_flops(event.input_shapes)
-    return flops
-
-
-def _template_product(kernel: str) -> str | None:
-    """`triton _scaled_mm` or `triton mm` for a kernel such as `triton_tem_fused__scaled_mm_3`; None for others."""
-    if not kernel.startswith(_TEMPLATE):
-        return None
-    if "_scaled_mm" in kernel:
-        return "triton _scaled_mm"
-    return "triton mm" if re.search("_(add)?mm_", kernel) else None
+        if product := _TEMPLATE.match(event.name):
+            name = "triton _scaled_mm" if product[1] == "scaled_" else "triton mm"
+            flops[name] += _template_flops(event.input_shapes)
+    return dict(flops)
 
 
 def _template_flops(shapes: list[list[int]]) -> int:
     """FLOPs of a kernel that gets two operands first, each perhaps transposed, and the product last.
 
-    (m k) (k n) (m n) is (m n k) squared. Scales of rows have a dimension of 1.
+    (m k) (k n) (m n) is (m n k) squared. Scales of rows have a dimension of 1, and are no matrices.
     """
-    left, right, *_, product = [rows * columns for rows, columns in filter(_is_matrix, shapes)]
+    left, right, *_, product = [math.prod(shape) for shape in shapes if len(shape) == 2 and min(shape) > 1]
     return 2 * math.isqrt(left * right * product)
-
-
-def _is_matrix(shape: list[int]) -> bool:
-    return len(shape) == 2 and min(shape) > 1
 
 
 def _callers(event) -> list:
@@ -241,8 +212,8 @@ def _callers(event) -> list:
     return callers
 
 
-def _find_witness(weight: torch.Tensor, grad: torch.Tensor, lr: float) -> _Witness | None:
-    """Some elements that Adam's first step, lr * g / (|g| + eps), is sure to change in this dtype, if there are any.
+def _find_witness(weight: torch.Tensor, grad: torch.Tensor, lr: float) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Indices and values of some elements that Adam's first step, lr * g / (|g| + eps), is sure to change, if any.
 
     Half the step is taken for certain, and gradients near eps (1e-8) are left out.
     """
@@ -252,5 +223,5 @@ def _find_witness(weight: torch.Tensor, grad: torch.Tensor, lr: float) -> _Witne
         moves = (w.float() - 0.5 * lr * g.float().sign()).to(w.dtype) != w
         index = (moves & (g.abs() > 1e-6)).nonzero().flatten()[:_WITNESSES] + start
         if index.numel():
-            return _Witness(index, weights[index].clone())
+            return index, weights[index].clone()
     return None

@@ -47,18 +47,12 @@ class RunDirectory:
     """A run directory that no other live process writes to."""
 
     def __init__(self, path: Path, recipe_yaml: str, facts: dict):
-        """Lock `path`, set the records of an unfinished run aside, and write recipe.yaml and manifest.json.
+        """Lock `path`, set the records of an unfinished run aside, write recipe.yaml, and manifest.json with `facts`.
 
-        Args:
-            path: created if missing.
-            recipe_yaml: the fully resolved recipe.
-            facts: what else the manifest says from the start.
-
-        Raises:
-            InputError: another live process holds it, it holds a completed or another run, it is no run directory, or
-                it cannot be written. Then nothing in it is changed.
+        Raises `InputError`, and changes nothing in it, if another live process holds it, it holds a completed or
+        another run, it is no run directory, or it cannot be written.
         """
-        self.path = Path(path)
+        self.path = path
         self._lock = lock(self.path, "run")
         try:
             earlier = self._unfinished_run(recipe_yaml, facts.get("world_size", 1))
@@ -77,12 +71,11 @@ class RunDirectory:
                 **facts,
             }
             self.write_json("manifest.json", self.manifest)
-        except OSError as error:
+        except (OSError, InputError) as error:
             os.close(self._lock)
-            raise InputError(f"{self.path}: {error.strerror}: make room, or choose another --out") from None
-        except InputError:
-            os.close(self._lock)
-            raise
+            if isinstance(error, OSError):
+                error = InputError(f"{self.path}: {error.strerror}: make room, or choose another --out")
+            raise error from None
 
     def _unfinished_run(self, recipe_yaml: str, world_size: int) -> dict | None:
         """The manifest of the run to go on with, empty if it is missing or torn; None in a new directory."""
@@ -94,11 +87,8 @@ class RunDirectory:
             raise InputError(f"{self.path} holds files and is no run directory: choose another --out")
         if earlier.get("status") == "completed":
             raise InputError(f"{self.path} holds a completed run: choose another --out, or delete it")
-        if "recipe.yaml" in existing_files and self._earlier_recipe() != _without_steps(recipe_yaml):
-            raise InputError(
-                f"{self.path} holds an unfinished run of another recipe: give the same name, overlays, seed and keys "
-                "to go on with it, or choose another --out"
-            )
+        if "recipe.yaml" in existing_files:
+            self._check_same_recipe(recipe_yaml)
         if earlier.get("world_size", world_size) != world_size:
             raise InputError(
                 f"{self.path} holds an unfinished run of {earlier['world_size']} processes, and this one has "
@@ -106,16 +96,21 @@ class RunDirectory:
             )
         return earlier
 
-    def _earlier_recipe(self) -> dict:
+    def _check_same_recipe(self, recipe_yaml: str) -> None:
         path = self.path / "recipe.yaml"
         try:
-            return _without_steps(path.read_text(encoding="utf-8"))
+            same = _without_steps(path.read_text(encoding="utf-8")) == _without_steps(recipe_yaml)
         except (ValueError, TypeError, AttributeError, yaml.YAMLError):
             raise InputError(f"{path} is damaged: delete it to go on with the run, or choose another --out") from None
+        if not same:
+            raise InputError(
+                f"{self.path} holds an unfinished run of another recipe: give the same name, overlays, seed and keys "
+                "to go on with it, or choose another --out"
+            )
 
     def _set_aside(self, earlier: dict | None) -> int:
         """Number of this attempt; the records of an unfinished one are moved to attempt<k>/."""
-        if earlier is None:
+        if earlier is None:  # a new directory
             return 1
         attempt = earlier.get("attempt")
         if not isinstance(attempt, int) or attempt < 1:
@@ -142,24 +137,13 @@ class RunDirectory:
                     self.write_json("proof.json", proof)
                 return
 
-    def note(self, **facts) -> None:
-        """Add to the manifest what is known only now."""
-        self.manifest |= facts
-        self.write_json("manifest.json", self.manifest)
-
     def write_json(self, name: str, content: dict) -> None:
-        """Write one of the directory's JSON files."""
         write_whole(self.path / name, json.dumps(content, indent=2) + "\n")
 
     def finish(self, status: str, error: str | None = None, summarize: Callable[[Path, dict], dict] | None = None):
-        """Write summary.json, then the end into the manifest, and unlock the directory.
+        """Write summary.json, which `summarize` makes, then the end into the manifest, and unlock the directory.
 
         A run that is killed in between has not ended, so that the next start writes both.
-
-        Args:
-            status: completed, interrupted, diverged or failed.
-            error: one sentence, where it did not go well.
-            summarize: makes summary.json of the directory and its manifest.
         """
         self.manifest |= {"status": status, "end": now(), "error": error}
         if summarize:
@@ -177,15 +161,11 @@ def _without_steps(recipe_yaml: str) -> dict:
 
 def git_state() -> dict[str, str | None]:
     """Commit of this code and what differs from it (tracked files only); None outside a git checkout."""
-
-    def git(*args: str) -> str | None:
+    outputs = []
+    for arguments in ["git", "rev-parse", "HEAD"], ["git", "diff", "HEAD"]:
         try:
-            done = subprocess.run(
-                ["git", *args], cwd=Path(__file__).parent, capture_output=True, timeout=20, check=True
-            )
+            done = subprocess.run(arguments, cwd=Path(__file__).parent, capture_output=True, timeout=20, check=True)
+            outputs.append(done.stdout.decode(errors="replace"))
         except (OSError, subprocess.SubprocessError):
-            return None
-        return done.stdout.decode(errors="replace")
-
-    commit = git("rev-parse", "HEAD")
-    return {"commit": commit and commit.strip(), "diff": git("diff", "HEAD") or None}
+            outputs.append("")
+    return {"commit": outputs[0].strip() or None, "diff": outputs[1] or None}

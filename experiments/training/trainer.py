@@ -67,6 +67,7 @@ register_train_spec(
 
 
 _IDENTITY_SECTIONS = ("model", "optimizer", "lr_scheduler", "training", "quantize")
+_RANDOM = {"cpu": torch} | ({"cuda": torch.cuda} if device.TYPE == "cuda" else {})  # what draws random numbers
 
 
 class _Finished(Exception):
@@ -76,9 +77,7 @@ class _Finished(Exception):
 def _identity(config, data: str) -> dict:
     """What a checkpoint's numbers depend on, as key paths and values; how long the run is does not matter.
 
-    Args:
-        config: the recipe's.
-        data: name and content hash of the token file, which stand for the keys that say where it comes from.
+    `data` is name and content hash of the token file, which stand for the keys that say where it comes from.
     """
     sections = {name: asdict(getattr(config, name)) for name in _IDENTITY_SECTIONS}
     del sections["training"]["steps"], sections["training"]["dataset_path"], sections["model"]["hf_assets_path"]
@@ -118,7 +117,6 @@ class Trainer(titan.Trainer):
             passes_per_step=self.gradient_accumulation_steps,
             allow_orphans=convert_late,
         )
-        self.proof.check_optimizer()
         self.data = self.dataloader.dataset.token_file.path.name
         self.checkpointer.identity = json.loads(json.dumps(_identity(job_config, self.data)))
         self.metrics_processor.stops_here = self._stops_here
@@ -136,12 +134,14 @@ class Trainer(titan.Trainer):
 
     def state_dict(self) -> dict:
         """What torchtitan checkpoints of its trainer, the random numbers to come of every rank, and whose it is."""
-        own = {f"random_{dist.get_rank()}": _random_state(), "identity": json.dumps(self.checkpointer.identity)}
+        random = {name: source.get_rng_state() for name, source in _RANDOM.items()}
+        own = {f"random_{dist.get_rank()}": random, "identity": json.dumps(self.checkpointer.identity)}
         return super().state_dict() | own
 
     def load_state_dict(self, state_dict: dict) -> None:
         super().load_state_dict(state_dict)
-        _set_random_state(state_dict[f"random_{dist.get_rank()}"])
+        for name, source in _RANDOM.items():
+            source.set_rng_state(state_dict[f"random_{dist.get_rank()}"][name])
 
     def train(self) -> None:
         """Train to the last step."""
@@ -151,7 +151,10 @@ class Trainer(titan.Trainer):
     def should_continue_training(self) -> bool:
         """torchtitan's question at each step boundary, the first time right after loading a checkpoint."""
         if not self._steps_done:
-            self._check_steps()
+            if self.step > (asked := self.job_config.training.steps):
+                raise InputError(
+                    f"the run's checkpoint is of step {self.step}, and training.steps={asked} asks for fewer: raise it"
+                )
             self.metrics_processor.on_resume(self.step)
         self.stop.deferred = self.stop.deferred or self._steps_done > 0
         if self._stop_code:
@@ -162,15 +165,15 @@ class Trainer(titan.Trainer):
             raise _Finished  # past torchtitan's two seconds of waiting for other ranks, who wait for one another here
         return True
 
-    def _check_steps(self) -> None:
-        if self.step > (asked := self.job_config.training.steps):
-            raise InputError(
-                f"the run's checkpoint is of step {self.step}, and training.steps={asked} asks for fewer: raise it"
-            )
-
     def _stops_here(self) -> bool:
-        """Whether this step is the last because a rank was asked to stop; all ranks ask one another in each step."""
-        self._check_norm()
+        """Whether this step is the last because a rank was asked to stop; all ranks ask one another in each step.
+
+        By now the device has the optimizer's step to do while the host waits for the gradient norm.
+        """
+        if not math.isfinite(self._norm()):
+            self.metrics_processor.diverged = (
+                f"the gradient norm was not finite in step {self.step}" + self._parameters_not_finite()
+            )
         code = torch.tensor(self.stop.code)
         if dist.get_world_size() > 1:
             dist.all_reduce(code, dist.ReduceOp.MAX, group=self._hosts)
@@ -192,6 +195,7 @@ class Trainer(titan.Trainer):
 
     def train_step(self, data_iterator):
         metrics = self.metrics_processor
+        saved_before = self.checkpointer._should_save(self.step - 1)  # between two steps: this one's time holds it
         self._steps_done += 1
         if self._steps_done == 1:
             metrics.clock.start()
@@ -205,7 +209,7 @@ class Trainer(titan.Trainer):
             TIMELINE.end_first_step()
         if self._profiles():  # by now all is compiled
             compile_cache.save(self.job_config)
-        if self._steps_done <= NOT_STEADY_STEPS or self._saved_checkpoint_before():
+        if self._steps_done <= NOT_STEADY_STEPS or saved_before:
             metrics.not_steady.append(self.step)
         metrics.end_step(self.step)
 
@@ -238,16 +242,6 @@ class Trainer(titan.Trainer):
         optimizer.clip(self.optimizers, parameters, norm, max_norm)
         return norm
 
-    def _check_norm(self) -> None:
-        """End the run with this step if its gradient norm is not finite.
-
-        This comes after the optimizer's step was given to the device, which has work while the host waits for the norm.
-        """
-        if not math.isfinite(self._norm()):
-            self.metrics_processor.diverged = (
-                f"the gradient norm was not finite in step {self.step}" + self._parameters_not_finite()
-            )
-
     def _parameters_not_finite(self) -> str:
         """The end of a sentence that names parameters whose gradient is not finite, of the first rank that has any."""
         with_gradient = ((name, p.grad) for name, p in self.proof.trainable().items() if p.grad is not None)
@@ -258,20 +252,3 @@ class Trainer(titan.Trainer):
             return ", although each gradient is"  # their squares add up to more than the dtype holds
         more = f" and {len(names) - len(shown)} more" if len(names) > len(shown := names[:3]) else ""
         return f": the gradient of {', '.join(shown)}{more}"
-
-    def _saved_checkpoint_before(self) -> bool:
-        """Whether this step's time holds the saving of a checkpoint, which torchtitan does between two steps."""
-        keys, last = self.job_config.checkpoint, self.step - 1
-        first = keys.enable_first_step_checkpoint and last == 1
-        return keys.enable and last > 0 and (last % keys.interval == 0 or first)
-
-
-def _random_state() -> dict[str, torch.Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    return state | {"cuda": torch.cuda.get_rng_state()} if device.TYPE == "cuda" else state
-
-
-def _set_random_state(state: dict[str, torch.Tensor]) -> None:
-    torch.set_rng_state(state["cpu"])
-    if device.TYPE == "cuda":
-        torch.cuda.set_rng_state(state["cuda"])

@@ -6,34 +6,37 @@ import sys
 import pytest
 
 from tests import processes
-from tests.jobs.test_processes import ends
 
 NEVER_CLEANED_UP = "import atexit, runpy, time; atexit.register(time.sleep, 600); "
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "said"),
+    ("command", "code", "sentence"),
     [
         ("recipe list", 0, "tensorwise_fp8_compiled"),
-        pytest.param("data prepare baselin", 2, "did you mean", marks=pytest.mark.slow),
-        pytest.param("study baselin", 2, "did you mean", marks=pytest.mark.slow),
-        pytest.param("bench baselin", 2, "did you mean", marks=pytest.mark.slow),
+        ("data prepare baselin", 2, "did you mean"),
+        ("study baselin", 2, "did you mean"),
+        ("bench baselin", 2, "did you mean"),
         pytest.param("profiling.worker nowhere.yaml record.json", 1, "error:", marks=pytest.mark.slow),
         pytest.param("benchmark_rates training.stepz=1", 2, "did you mean", marks=pytest.mark.slow),
         pytest.param("benchmark_warm_start baselin", 2, "did you mean", marks=pytest.mark.slow),
     ],
 )
-def test_commands_do_not_wait_for_the_interpreters_clean_up(command, code, said):
+def test_commands_do_not_wait_for_the_interpreters_clean_up(command, code, sentence):
     module, *arguments = command.split()
     line = f"import sys; sys.argv = ['it', *{arguments}]; runpy.run_module('experiments.{module}', run_name='__main__')"
     done = processes.run([sys.executable, "-c", NEVER_CLEANED_UP + line], check=False)
-    assert done.returncode == code and said in done.stdout + done.stderr
+    assert done.returncode == code and sentence in done.stdout + done.stderr
 
 
-def test_a_command_that_raises_says_where_and_leaves():
-    line = "from experiments.jobs.exit_codes import leave; leave(lambda: 1 / 0)"
-    done = processes.run([sys.executable, "-c", NEVER_CLEANED_UP + line], check=False)
-    assert done.returncode == 1 and "ZeroDivisionError" in done.stderr
+@pytest.mark.parametrize(
+    ("command", "code", "sentence"), [("1 / 0", 1, "ZeroDivisionError"), ("number('X', 0)", 2, "X is 'nonsense'")]
+)
+def test_a_command_that_raises_says_why_and_leaves(command, code, sentence, monkeypatch):
+    monkeypatch.setenv("X", "nonsense")
+    imports = "from experiments.jobs.exit_codes import leave; from experiments.jobs.ranks import number; "
+    done = processes.run([sys.executable, "-c", f"{NEVER_CLEANED_UP}{imports}leave(lambda: {command})"], check=False)
+    assert done.returncode == code and sentence in done.stderr and ("Traceback" in done.stderr) == (code == 1)
 
 
 @pytest.mark.parametrize("redirection", ["> /dev/full", ">&-", "| head -c 1", "> /dev/full 2> /dev/full"])
@@ -83,4 +86,4 @@ def test_the_compile_pool_is_not_waited_for_and_ends(pool, monkeypatch):
     with processes.started([sys.executable, "-c", POOL, pool], stdout=subprocess.PIPE, text=True) as process:
         assert process.wait(120) == 0
         workers = [int(pid) for pid in process.stdout.read().split()]
-        assert len(workers) >= 2 and (pool == "hangs" or all(map(ends, workers)))
+        assert len(workers) >= 2 and (pool == "hangs" or all(map(processes.ends, workers)))

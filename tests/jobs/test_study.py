@@ -10,7 +10,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from experiments.jobs import runner
 from tests import processes
-from tests.runs import SMALL, lines_of, manifest_of, run_study
+from tests.runs import SMALL, lines_of, losses_of, manifest_of, run_study
 
 pytestmark = pytest.mark.slow
 
@@ -34,28 +34,27 @@ def four_way(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def records(four_way):
-    """{recipe: {file stem: contents}} of the study's runs; metrics is a list of lines."""
-    found = {}
+    """{recipe: {file stem: contents}} of the study's runs, lines in `metrics`, each step's loss in `losses`."""
+    records = {}
     for recipe in FOUR:
         run = four_way[0] / recipe / "seed0"
-        found[recipe] = {p.stem: json.loads(p.read_text()) for p in run.glob("*.json")}
-        found[recipe]["metrics"] = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return found
+        records[recipe] = {p.stem: json.loads(p.read_text()) for p in run.glob("*.json")}
+        records[recipe] |= {"metrics": lines_of(run), "losses": losses_of(run)}
+    return records
 
 
-def losses(record) -> list[float]:
-    return [loss for line in record["metrics"] for loss in line["losses"]]
-
-
-def test_every_run_is_in_the_table_and_complete(four_way):
+def test_every_run_is_in_the_table_and_complete(four_way, records):
     out, printed = four_way
     assert all(f" {recipe} " in printed for recipe in FOUR)
     assert printed.count("completed") >= 8  # a line as it ends, and the table's
     assert "no FP8 units" in printed and str(out) in printed
     for recipe in FOUR:
-        files = {p.name for p in (out / recipe / "seed0").iterdir()}
-        assert {"recipe.yaml", "manifest.json", "metrics.jsonl", "timing.json", "proof.json", "summary.json",
-                "log.txt", "tb"} <= files  # fmt: skip
+        assert {"manifest", "timing", "proof", "summary"} <= set(records[recipe])
+        assert {"recipe.yaml", "log.txt", "tb"} <= {p.name for p in (out / recipe / "seed0").iterdir()}
+    manifest = records["tensorwise_fp8_compiled"]["manifest"]
+    assert (manifest["status"], manifest["seed"], manifest["float8"]) == ("completed", 0, "tensorwise")
+    assert manifest["packages"]["torchtitan"] == "0.2.2" and manifest["hardware"]["type"] == "cpu"
+    assert "experiments.run tensorwise_fp8_compiled --seed 0" in manifest["command"]
 
 
 def test_losses(records):
@@ -63,13 +62,13 @@ def test_losses(records):
 
     Compiled kernels sum in another order, in bf16.
     """
-    bf16 = losses(records["baseline"])
+    bf16 = records["baseline"]["losses"]
     assert bf16[-1] < bf16[0] - 0.3
-    assert losses(records["baseline_compiled"]) == pytest.approx(bf16, abs=0.01)
-    assert losses(records["baseline_compiled"])[0] == pytest.approx(bf16[0], abs=1e-3)
+    assert records["baseline_compiled"]["losses"] == pytest.approx(bf16, abs=0.01)
+    assert records["baseline_compiled"]["losses"][0] == pytest.approx(bf16[0], abs=1e-3)
     for recipe in FOUR[2:]:
-        assert losses(records[recipe]) == pytest.approx(bf16, abs=0.05)
-        assert losses(records[recipe])[0] == pytest.approx(bf16[0], abs=0.02)
+        assert records[recipe]["losses"] == pytest.approx(bf16, abs=0.05)
+        assert records[recipe]["losses"][0] == pytest.approx(bf16[0], abs=0.02)
 
 
 def test_what_ran_in_fp8(records):
@@ -84,24 +83,19 @@ def test_what_ran_in_fp8(records):
         assert proof["parameters"]["in_optimizer"] == 39
 
 
-def test_every_step_has_its_times(records):
+def test_every_step_has_its_times_and_rates(records):
+    assert len({record["manifest"]["flops_per_token"] for record in records.values()}) == 1
     for record in records.values():
+        flops, peak = record["manifest"]["flops_per_token"], record["manifest"]["peak_flops"]
+        assert peak["source"].startswith("measured") and peak["fp8"] is None
         assert [line["step"] for line in record["metrics"]] == list(range(1, STEPS + 1))
         assert record["summary"]["data_wait_share"] < 0.05  # the loader is not what training waits for
         for line in record["metrics"]:
             assert len(line["losses"]) == len(line["step_s"]) == len(line["data_wait_s"]) == 1
             assert line["not_steady"] == ([line["step"]] if line["step"] <= 10 else [])
             assert line["tokens_per_s"] == pytest.approx(256 / line["step_s"][0], rel=1e-4)
-
-
-def test_mfu_is_flops_over_the_measured_peak(records):
-    assert len({record["manifest"]["flops_per_token"] for record in records.values()}) == 1
-    for record in records.values():
-        manifest = record["manifest"]
-        assert manifest["peak_flops"]["source"].startswith("measured") and manifest["peak_flops"]["fp8"] is None
-        for line in record["metrics"]:
-            mfu = line["tokens_per_s"] * manifest["flops_per_token"] / manifest["peak_flops"]["bf16"]
-            assert line["mfu_bf16_peak"] == pytest.approx(mfu) and line["mfu_fp8_peak"] is None
+            assert line["mfu_bf16_peak"] == pytest.approx(line["tokens_per_s"] * flops / peak["bf16"])
+            assert line["mfu_fp8_peak"] is None
 
 
 def test_warm_up_is_counted_and_accounted_for(records):
@@ -117,20 +111,13 @@ def test_warm_up_is_counted_and_accounted_for(records):
         assert summary["wall_s_without_warm_up"] == pytest.approx(after, rel=0.2)
 
 
-def test_manifest_says_what_ran(records):
-    manifest = records["tensorwise_fp8_compiled"]["manifest"]
-    assert (manifest["status"], manifest["seed"], manifest["float8"]) == ("completed", 0, "tensorwise")
-    assert manifest["packages"]["torchtitan"] == "0.2.2" and manifest["hardware"]["type"] == "cpu"
-    assert "experiments.run tensorwise_fp8_compiled --seed 0" in manifest["command"]
-
-
 def test_a_runs_recipe_runs_again_with_the_same_losses(four_way, records, tmp_path):
     """By itself it keeps its kernels, also for machines whose inductor cache is empty."""
     recipe, kept = four_way[0] / "tensorwise_fp8_compiled/seed0/recipe.yaml", tmp_path / "kept"
     command = [sys.executable, "-m", "experiments.run", recipe, f"compile.artifacts_dir={kept}", "--out"]
     for again, inductor in ("first", default_cache_dir()), ("second", tmp_path / "inductor"):
         processes.run([*command, tmp_path / again], env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(inductor)})
-        assert losses({"metrics": lines_of(tmp_path / again)}) == losses(records["tensorwise_fp8_compiled"])
+        assert losses_of(tmp_path / again) == records["tensorwise_fp8_compiled"]["losses"]
     assert manifest_of(tmp_path / "second")["recipe"] == "tensorwise_fp8_compiled"
     assert json.loads((tmp_path / "second/timing.json").read_text())["compile_cache"] == "warm"
     assert f"Compiled kernels restored from {kept}" in (tmp_path / "second/log.txt").read_text()

@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import random
 import resource
 
 import pytest
@@ -80,18 +79,18 @@ def test_a_checkpoint_of_another_run_is_refused(checkpoints, tmp_path, key, valu
     assert (path / ".metadata").exists()
 
 
-def flip(content: bytearray) -> None:
-    content[random.Random(0).randrange(1000, len(content) - 1000)] ^= 0x10
+def flip(content: bytes) -> bytes:
+    """One bit of a weight, the largest item."""
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 16]) + content[middle + 1 :]
 
 
-@pytest.mark.parametrize("harm", [flip, lambda content: content.__delitem__(slice(-200, None)), bytearray.clear])
+@pytest.mark.parametrize("harm", [flip, lambda content: content[:-200], lambda content: b""])
 def test_damaged_checkpoints_are_set_aside(checkpoints, tmp_path, harm):
     folder = tmp_path / "run/checkpoint"
     save(folder, 2)
     file = next(save(folder, 4).glob("*.distcp"))
-    content = bytearray(file.read_bytes())
-    harm(content)
-    file.write_bytes(content)
+    file.write_bytes(harm(file.read_bytes()))
     assert checkpoints._newest_whole() == 2
     assert [path.name for path in (tmp_path / "run" / checkpoint.ASIDE).iterdir()] == ["step-4-0"]
 
@@ -111,13 +110,6 @@ def test_items_that_would_run_code_are_not_loaded(tmp_path, hidden):
     with pytest.raises(dcp.api.CheckpointException):
         checkpoint_files.load(hidden(0.0) | {"weight": torch.zeros(1000)}, path)
     assert not trace.exists()
-
-
-def test_plain_data_is_loaded(tmp_path):
-    path = save(tmp_path, 2, schedule={"last_lr": [1e-3], "name": "linear"})
-    state = {"schedule": {"last_lr": [0.0], "name": ""}, "weight": torch.zeros(1000)}
-    checkpoint_files.load(state, path)
-    assert state["schedule"] == {"last_lr": [1e-3], "name": "linear"} and state["weight"][999] == 999
 
 
 @pytest.mark.slow

@@ -7,15 +7,11 @@ from experiments.config import recipes
 from experiments.training import compile_cache
 
 
-@pytest.fixture(autouse=True)
-def one_rank(monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-
-
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     """Of a process that found all kernels in inductor's own cache, which stays on its machine."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setitem(compile_cache.counters["inductor"], "fxgraph_cache_hit", 3)
     monkeypatch.setitem(compile_cache.counters["inductor"], "fxgraph_cache_miss", 0)
     monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"kernels", None))
@@ -46,23 +42,21 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(config, tmp_path, caplo
     assert "could not be kept" in caplog.text
 
 
+@pytest.mark.usefixtures("config")
 def test_kernels_of_different_runs_are_told_apart(monkeypatch):
-    def file(name: str, *keys: str):
+    def file(name: str = "tensorwise_fp8_compiled", *keys: str):
         return compile_cache.path(recipes.load(name, ["cpu"], keys).config)
 
-    tensorwise = file("tensorwise_fp8_compiled")
-    assert file("tensorwise_fp8_compiled", "training.steps=7", "optimizer.lr=1e-4", "debug.seed=3") == tensorwise
-    others = [file("rowwise_fp8_compiled"), file("tensorwise_fp8_compiled", "training.seq_len=128")]
-    others += map(file, ("baseline_compiled", "candidate_adamw_stochastic_rounding"))
-    with monkeypatch.context() as changed:
-        changed.setattr(compile_cache, "version", lambda name: "99")
-        others.append(file("tensorwise_fp8_compiled"))
-    with monkeypatch.context() as changed:
-        changed.setattr(compile_cache.device, "name", lambda: "another")
-        others.append(file("tensorwise_fp8_compiled"))
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    others.append(file("tensorwise_fp8_compiled"))
-    monkeypatch.setenv("RANK", "1")
-    others.append(file("tensorwise_fp8_compiled"))
-    assert len({tensorwise, *others}) == 1 + len(others)
+    first = file()
+    assert file("tensorwise_fp8_compiled", "training.steps=7", "optimizer.lr=1e-4", "debug.seed=3") == first
+    others = [*map(file, ("rowwise_fp8_compiled", "baseline_compiled", "candidate_adamw_stochastic_rounding"))]
+    others.append(file("tensorwise_fp8_compiled", "training.seq_len=128"))
+    for module, name in (compile_cache, "version"), (compile_cache.device, "name"):
+        with monkeypatch.context() as changed:
+            changed.setattr(module, name, lambda *_: "another")
+            others.append(file())
+    for variable, value in ("WORLD_SIZE", "2"), ("RANK", "1"):
+        monkeypatch.setenv(variable, value)
+        others.append(file())
+    assert len({first, *others}) == 1 + len(others)
     assert file("tensorwise_fp8_compiled", 'compile.artifacts_dir=""') is None

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -30,7 +31,7 @@ def again(path) -> RunDirectory:
 
 
 def contents(path) -> dict:
-    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    return {str(p.relative_to(path)): p.read_text() for p in path.rglob("*") if p.is_file()}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_directories_that_are_refused_stay_as_they_are(tmp_path, existing, sente
         (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=sentence):
         again(tmp_path)
-    assert contents(tmp_path) == {name: text.encode() for name, text in existing.items()} | {".lock": b""}
+    assert contents(tmp_path) == existing | {".lock": ""}
 
 
 def test_a_directory_that_is_in_use(tmp_path):
@@ -59,26 +60,20 @@ def test_a_directory_that_is_in_use(tmp_path):
     assert again(tmp_path).manifest["attempt"] == 2
 
 
-def test_a_directory_that_cannot_be_made(capsys):
-    assert main(["baseline", "--overlay", "cpu", "--out", "/proc/nowhere"]) == 2
-    assert "choose another --out" in capsys.readouterr().err
-
-
-def test_an_unfinished_run_of_other_keys(tmp_path, capsys):
+def test_directories_that_a_command_refuses(tmp_path, fails):
+    """One that cannot be made, and one with an unfinished run of other keys."""
     recipe = recipes.to_yaml(recipes.load("baseline", ["cpu"], ["optimizer.lr=2e-3"]))
     (tmp_path / "recipe.yaml").write_text(recipe)
-    assert main(["baseline", "--overlay", "cpu", "--out", str(tmp_path)]) == 2
-    assert "holds an unfinished run of another recipe" in capsys.readouterr().err
+    for out, sentence in ("/proc/nowhere", ""), (tmp_path, "holds an unfinished run of another recipe"):
+        errors = fails(main, "baseline", "--overlay", "cpu", "--out", out)
+        assert sentence in errors and "choose another --out" in errors
 
 
-def test_a_full_disk_at_the_start_changes_nothing(unfinished, monkeypatch):
+def test_a_full_disk_at_the_start_changes_nothing(unfinished):
     before = contents(unfinished)
 
-    def full(path, content):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched, pytest.raises(InputError, match="No space left on device: make room"):
-        patched.setattr(run_directory, "write_whole", full)
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    with patch.object(run_directory, "write_whole", full), pytest.raises(InputError, match="left on device: make room"):
         again(unfinished)
     assert contents(unfinished) == before
     assert again(unfinished).manifest["attempt"] == 2

@@ -16,17 +16,13 @@ from experiments.jobs.signals import COME_BACK
 from experiments.training.trainer import Trainer
 from models import float8
 from tests import processes
-from tests.runs import TINY, lines_of, manifest_of
+from tests.runs import TINY, lines_of, losses_of, manifest_of
 
 BASELINE = ["baseline", "--overlay", "cpu"]
 RUN = [sys.executable, "-m", "experiments.run", *BASELINE]
-SHORT = [*BASELINE, "training.seq_len=64", "training.local_batch_size=1", "metrics.log_freq=50"]
+SHORT = ["training.seq_len=64", "training.local_batch_size=1", "metrics.log_freq=50"]
 KEEP = ["checkpoint.enable=true", "checkpoint.interval=5", "checkpoint.keep_latest_k=2",
         "checkpoint.async_mode=async"]  # fmt: skip
-
-
-def losses(out) -> list[float]:
-    return [loss for line in lines_of(out) for loss in line["losses"]]
 
 
 @contextmanager
@@ -34,7 +30,7 @@ def training(out, *overrides: str) -> Iterator[subprocess.Popen]:
     """A run in the background, once it has written six lines of metrics."""
     with processes.started([*RUN, "--out", out, *overrides], stdout=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 120
-        while not (out / "metrics.jsonl").exists() or len((out / "metrics.jsonl").read_text().splitlines()) < 6:
+        while len(lines_of(out)) < 6:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         yield process
@@ -77,9 +73,8 @@ def test_interrupted_run_ends_at_a_step_with_a_checkpoint(tmp_path, sent, code):
 def test_budget_and_damaged_checkpoints(tmp_path, run_here):
     """Stopped by its budget, its newest checkpoint damaged and one half written, a run goes on from the one before."""
     out, whole = tmp_path / "run", tmp_path / "whole"
-    budget = [*KEEP, "--out", str(out), "training.steps=4000", "--budget", "9"]
-    stopped = processes.run([sys.executable, "-m", "experiments.run", *SHORT, *budget], check=False)
-    assert stopped.returncode == COME_BACK
+    budget = [*KEEP, "--out", out, "training.steps=4000", "--budget", "9"]
+    assert processes.run([*RUN, *SHORT, *budget], check=False).returncode == COME_BACK
     assert "by the time budget of 9 s" in manifest_of(out)["error"]
     stopped = lines_of(out)[-1]["step"]
     before = (stopped - 1) // 5 * 5
@@ -90,21 +85,21 @@ def test_budget_and_damaged_checkpoints(tmp_path, run_here):
     (out / "checkpoint/step-9999").mkdir()
     (out / "checkpoint/step-9999/__0_0.distcp").touch()
     steps = f"training.steps={stopped + 6}"
-    assert run_here(*SHORT, "--out", out, *KEEP, steps) == 0
+    assert run_here(*BASELINE, *SHORT, "--out", out, *KEEP, steps) == 0
     log = (out / "log.txt").read_text()
     assert "step-9999 was not written to its end: deleted" in log
     assert f"step-{stopped} is damaged (__0_0.distcp: wrong checksum)" in log
     assert f"Training starts at step {before + 1}\n" in log
     assert (out / f"damaged_checkpoints/step-{stopped}-0").is_dir()
-    assert run_here(*SHORT, "--out", whole, steps) == 0
-    assert losses(out) == losses(whole)
+    assert run_here(*BASELINE, *SHORT, "--out", whole, steps) == 0
+    assert losses_of(out) == losses_of(whole)
     # As if killed between its last step and its end: nothing is left to train, and everything is there
     (out / "manifest.json").write_text(json.dumps(manifest_of(out) | {"status": "running", "end": None}))
     wall = json.loads((out / "summary.json").read_text())["wall_s"]
     both = [lines_of(out / "attempt1")[-1], lines_of(out)[-1]]
     assert wall == pytest.approx(sum(line["elapsed_s"] for line in both))
-    assert run_here(*SHORT, "--out", out, *KEEP, steps) == 0
-    assert losses(out) == losses(whole) and (out / "proof.json").exists()
+    assert run_here(*BASELINE, *SHORT, "--out", out, *KEEP, steps) == 0
+    assert losses_of(out) == losses_of(whole) and (out / "proof.json").exists()
     assert json.loads((out / "summary.json").read_text())["wall_s"] > wall
 
 
@@ -112,11 +107,9 @@ def test_budget_and_damaged_checkpoints(tmp_path, run_here):
 def test_diverged_run_keeps_everything_up_to_then(tmp_path, run_here):
     out = tmp_path / "run"
     assert run_here(*BASELINE, "--out", out, "optimizer.lr=1e30", *TINY) == 3
-    manifest = manifest_of(out)
+    lines, manifest = lines_of(out), manifest_of(out)
     assert manifest["status"] == "diverged" and "not finite" in manifest["error"]
-    lines = lines_of(out)
-    assert lines[0]["loss"] > 0 and len(lines) < 4
-    assert None in (lines[-1]["loss"], lines[-1]["grad_norm"])
+    assert lines[0]["loss"] > 0 and len(lines) < 4 and None in (lines[-1]["loss"], lines[-1]["grad_norm"])
     assert json.loads((out / "summary.json").read_text())["status"] == "diverged"
 
 
