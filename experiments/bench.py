@@ -15,22 +15,22 @@ Exit codes: 1 if a variant could not be measured, 2 for bad input, 75 and 130 wh
 
 import argparse
 import os
-import re
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
 from experiments.config import recipes
+from experiments.config.recipes import Recipe
 from experiments.config.studies import DEFAULT, load
 from experiments.jobs.exit_codes import complain, leave
 from experiments.jobs.signals import Stop, budget_seconds
-from experiments.profiling.rounds import Rounds, Variant
+from experiments.profiling.rounds import Rounds, file_names
 from experiments.profiling.table import print_tables
 from models.errors import InputError
 
@@ -55,16 +55,17 @@ def main(argv: list[str] | None = None) -> int:
     stop = Stop()
     stop.listen()
     try:
-        rounds = _prepare(args, lambda: end - time.monotonic(), stop, console)
+        variants, facts = _prepare(args, console)
     except InputError as error:
         return complain(error)
     except KeyboardInterrupt:
         return stop.code
+    rounds = Rounds(variants, facts, args.out, lambda: end - time.monotonic(), stop)
     stop.deferred = True  # between two looks at the process that measures
     with suppress(KeyboardInterrupt):  # Ctrl-C once more
         rounds.run(console)
-    print_tables(rounds.summary(), {label: variant.recipe for label, variant in rounds.variants.items()}, console)
-    console.print(escape(f"Everything is in {rounds.out}"), soft_wrap=True)
+    print_tables(rounds.summary(), variants, console)
+    console.print(escape(f"Everything is in {args.out}"), soft_wrap=True)
     return stop.code or int(bool(rounds.errors))
 
 
@@ -73,8 +74,11 @@ def is_variant(word: str) -> bool:
     return "=" not in word or "+" in word.partition("=")[0]
 
 
-def _prepare(args, left: Callable[[], float], stop: Stop, console: Console) -> Rounds:
-    """Resolve and check everything ahead, data included. Raises `InputError`."""
+def _prepare(args, console: Console) -> tuple[dict[str, Recipe], dict]:
+    """Resolve and check everything ahead, data included, and make the directory with the variants' recipes.
+
+    Returns the recipes by variant, and what bench.json says of code, machine and command. Raises `InputError`.
+    """
     labels = list(dict.fromkeys(word for word in args.words if is_variant(word)))
     labels = labels or [*load([DEFAULT]).recipes, NATIVE_ROUNDING]
     overrides = [word for word in args.words if not is_variant(word)]
@@ -82,7 +86,8 @@ def _prepare(args, left: Callable[[], float], stop: Stop, console: Console) -> R
         if not name.endswith(".yaml") and name not in recipes.names():
             raise InputError(recipes.unknown("recipe", name, recipes.names()))
 
-    from experiments.training import preflight  # torch: seconds, which a misspelt name need not wait for
+    from experiments.profiling.worker import PROFILED_STEPS  # torch: seconds, which a misspelt name need not wait for
+    from experiments.training import preflight
     from experiments.training.metrics import NOT_STEADY_STEPS
     from experiments.training.scale import choose_scale
     from models import device
@@ -93,46 +98,34 @@ def _prepare(args, left: Callable[[], float], stop: Stop, console: Console) -> R
     if overlays is None:
         overlays, why = choose_scale()
         console.print(escape(f"Scale: {why}."), soft_wrap=True)
-    variants = {label: _variant(label, place, overlays, overrides, args.steps) for place, label in enumerate(labels, 1)}
-    for variant in variants.values():
-        preflight.check_model(variant.recipe.config)
-        preflight.check_data(variant.recipe.config)
-    out = _directory(args.out or Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}", variants)
+    steps = f"training.steps={args.steps + PROFILED_STEPS}"
+    measured, variants = [steps, "checkpoint.enable=false", "metrics.enable_tensorboard=false"], {}
+    for label in labels:
+        name, own = recipes.split_variant(label)
+        variants[label] = recipes.load(name, overlays, [*overrides, *own, *measured])
+        preflight.check_model(variants[label].config)
+        preflight.check_data(variants[label].config)
+    args.out = args.out or Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}"
+    _write_recipes(args.out, variants)
     os.environ.setdefault(device.MEASURED_PEAK, str(device.peak().bf16))
-    facts = _facts() | {"overlays": overlays, "overrides": overrides, "steps": args.steps, "budget_s": args.budget}
-    return Rounds(variants, facts, out, left, stop)
+    chosen = {"overlays": overlays, "overrides": overrides, "steps": args.steps, "budget_s": args.budget}
+    return variants, _facts() | chosen
 
 
-def _variant(label: str, place: int, overlays: list[str], overrides: list[str], steps: int) -> Variant:
-    from experiments.profiling.worker import PROFILED_STEPS
-
-    name, own = recipes.split_variant(label)
-    measured = [
-        f"training.steps={steps + PROFILED_STEPS}",
-        "checkpoint.enable=false",
-        "metrics.enable_tensorboard=false",
-    ]
-    recipe = recipes.load(name, overlays, [*overrides, *own, *measured])
-    return Variant(label, recipe, re.sub(r"[^\w.-]+", "_", f"{place}-{label}")[:80])
-
-
-def _directory(out: Path, variants: dict[str, Variant]) -> Path:
+def _write_recipes(out: Path, variants: dict[str, Recipe]) -> None:
     """Make the directory with the variants' resolved recipes. Raises `InputError` if it is not a new or empty one."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):
             raise InputError(f"{out} is not empty: choose another --out")
-        for variant in variants.values():
-            (out / f"{variant.file}.yaml").write_text(recipes.to_yaml(variant.recipe))
+        for label, file in file_names(variants).items():
+            (out / f"{file}.yaml").write_text(recipes.to_yaml(variants[label]))
     except OSError as error:
         raise InputError(f"{out}: {error.strerror}: choose another --out") from None
-    return out
 
 
 def _facts() -> dict:
     """What bench.json says of code, machine and command."""
-    from importlib.metadata import version
-
     from experiments.training import run_directory
     from models import device
 

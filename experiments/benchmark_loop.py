@@ -17,8 +17,8 @@ import torch
 from experiments.config import recipes
 from experiments.corpus.rows import build_dataloader
 from experiments.jobs.exit_codes import complain, leave
+from experiments.jobs.ranks import set_rank_environment
 from experiments.jobs.signals import Stop
-from experiments.training.attempt import set_rank_environment
 from experiments.training.metrics import NOT_STEADY_STEPS
 from experiments.training.trainer import Trainer
 
@@ -36,13 +36,8 @@ class BareLoop:
         with torch.no_grad():
             self.model.init_weights(buffer_device=torch.device(device.TYPE))
         keys = config.optimizer
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=keys.lr,
-            betas=(keys.beta1, keys.beta2),
-            weight_decay=keys.weight_decay,
-            fused=True,
-        )
+        settings = {"lr": keys.lr, "betas": (keys.beta1, keys.beta2), "weight_decay": keys.weight_decay}
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True, **settings)
         self.max_norm = config.training.max_norm
         self.batches = iter(build_dataloader(dp_world_size=1, dp_rank=0, tokenizer=None, job_config=config))
 
@@ -65,7 +60,7 @@ def main(steps: int = 60) -> int:
     config.job.dump_folder = tempfile.mkdtemp(prefix="benchmark_loop_")
     set_rank_environment()
     trainer, bare = Trainer(config, Stop()), BareLoop(config)
-    run_s, bare_s, last = [], [], time.perf_counter()
+    run_s, bare_s, last = [], [], time.perf_counter()  # seconds
 
     def after_step(step: int) -> None:
         nonlocal last

@@ -25,15 +25,14 @@ from models.errors import InputError
 STEPS = 5  # the artifacts are kept after the profiled one, the third at the latest
 
 
-def first_step(recipe: str, options: list[str], kept: Path) -> dict:
+def first_step(recipe: str, options: list[str], kept: str) -> dict:
     """timing.json of one run. Raises CalledProcessError if it fails; the run's own error is on stderr."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
         keys = [f"training.steps={STEPS}", f"compile.artifacts_dir={kept}"]
-        command = [sys.executable, "-m", "experiments.run", recipe, *options, *keys, "--out", run]
+        command = [sys.executable, "-m", "experiments.run", recipe, *options, *keys, "--out", f"{folder}/run"]
         caches = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
         subprocess.run(command, env=os.environ | caches, stdout=subprocess.DEVNULL, check=True)
-        timing = json.loads((run / "timing.json").read_text())
+        timing = json.loads(Path(folder, "run/timing.json").read_text())
     print(
         f"{recipe:<28} cache {timing['compile_cache']}: warm-up {timing['warm_up_s']:6.1f} s, "
         f"of it compilation {timing['phases']['compile']:6.1f} s",
@@ -61,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     for recipe in compiled:
         try:
             with tempfile.TemporaryDirectory() as kept:
-                cold, warm = (first_step(recipe, options, Path(kept)) for _ in range(2))
+                cold, warm = (first_step(recipe, options, kept) for _ in range(2))
         except subprocess.CalledProcessError as run:
             complain(f"the run of {recipe} failed with exit code {run.returncode}, for the reason above")
             return max(run.returncode, FAILED)  # negative: a signal's

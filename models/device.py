@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,21 +33,8 @@ TYPE = "cuda" if torch.cuda.is_available() else "cpu"
 class _CpuDevice:
     """The part of `torch.cuda`'s interface that torchtitan's Trainer calls, for a CPU."""
 
-    @staticmethod
-    def set_device(device) -> None: ...
-
-    @staticmethod
-    def synchronize() -> None: ...
-
-    @staticmethod
-    def empty_cache() -> None: ...
-
-    @staticmethod
-    def reset_peak_memory_stats() -> None: ...
-
-    @staticmethod
-    def current_device() -> int:
-        return 0
+    set_device = synchronize = empty_cache = reset_peak_memory_stats = staticmethod(lambda *args: None)
+    current_device = staticmethod(lambda: 0)
 
     @staticmethod
     def get_device_name(device=None) -> str:
@@ -170,7 +156,10 @@ def peak() -> Peak:
     if TYPE == "cuda" and (known := gpus.find(name())):
         return gpus.GPUS[known].datasheet
     if measured := os.environ.get(MEASURED_PEAK):
-        return Peak(_positive(measured), None, "measured: fastest of 20 bf16 GEMMs, once for the study")
+        with suppress(ValueError):
+            if 0 < float(measured) < math.inf:
+                return Peak(float(measured), None, "measured: fastest of 20 bf16 GEMMs, once for the study")
+        raise InputError(f"the environment variable {MEASURED_PEAK} is {measured!r}: set it to FLOP/s, or unset it")
     n, device = 1024 if TYPE == "cpu" else 8192, torch.device(TYPE)
     own = torch.Generator(device)  # or a run's initial weights would depend on whether this was measured
     a, b = (torch.randn(n, n, dtype=torch.bfloat16, device=device, generator=own) for _ in range(2))
@@ -180,49 +169,29 @@ def peak() -> Peak:
     return Peak(2 * n**3 / best, None, f"measured: fastest of 20 bf16 GEMMs of {n} x {n} x {n}")
 
 
-def _positive(measured: str) -> float:
-    with suppress(ValueError):
-        if 0 < float(measured) < math.inf:
-            return float(measured)
-    raise InputError(f"the environment variable {MEASURED_PEAK} is {measured!r}: set it to FLOP/s, or unset it")
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """What a manifest says of the machine; clocks in MHz and power in W, None where there is nothing to ask."""
-
-    type: str
-    name: str
-    memory_bytes: int
-    threads: int
-    cpu: str
-    cpu_instruction_sets: list[str]
-    visible_devices: str | None  # CUDA_VISIBLE_DEVICES: which GPUs of several
-    cudnn: str | None = None  # the version that PyTorch has loaded: it decides which attention runs
-    driver: str | None = None
-    sm_clock_max_mhz: str | None = None
-    power_limit_w: str | None = None
-
-
 def hardware() -> dict:
-    """Describe this machine; asks nvidia-smi for driver, clock and power limit where there is a GPU."""
+    """What a manifest says of the machine; clock in MHz and power in W, None where nvidia-smi does not tell."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    threads = torch.get_num_threads()
-    facts = Hardware(TYPE, name(), memory_bytes(), threads, cpu_name(), instruction_sets(), visible, cudnn())
-    if TYPE == "cpu":
-        return asdict(facts)
-    query = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,power.limit", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run([*query, "--id=" + str(_physical_index())], capture_output=True, text=True, timeout=20)
-        driver, clock, power = (part.strip() for part in answer.stdout.split(","))
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return asdict(facts)
-    return asdict(facts) | {"driver": driver, "sm_clock_max_mhz": clock, "power_limit_w": power}
-
-
-def _physical_index() -> str:
-    """nvidia-smi does not follow CUDA_VISIBLE_DEVICES."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+    driver = clock = power = None
+    if TYPE == "cuda":
+        query = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,power.limit", "--format=csv,noheader,nounits"]
+        index = (visible or "0").split(",")[0]  # nvidia-smi does not follow CUDA_VISIBLE_DEVICES
+        with suppress(OSError, subprocess.SubprocessError, ValueError):
+            answer = subprocess.run([*query, f"--id={index}"], capture_output=True, text=True, timeout=20).stdout
+            driver, clock, power = (part.strip() for part in answer.split(","))
+    return {
+        "type": TYPE,
+        "name": name(),
+        "memory_bytes": memory_bytes(),
+        "threads": torch.get_num_threads(),
+        "cpu": cpu_name(),
+        "cpu_instruction_sets": instruction_sets(),
+        "visible_devices": visible,  # which GPUs of several
+        "cudnn": cudnn(),  # the version that PyTorch has loaded: it decides which attention runs
+        "driver": driver,
+        "sm_clock_max_mhz": clock,
+        "power_limit_w": power,
+    }
 
 
 def seconds_since_process_start() -> float:

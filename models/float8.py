@@ -13,10 +13,9 @@ Products. A linear layer has three: output = input @ weight.T, gradient of the i
 weight = g.T @ input, where g is the gradient of the output. Inputs and weights are e4m3. g is e5m2 under `tensorwise`,
 whose single scale needs the range, and e4m3 under `rowwise`. `rowwise_with_gw_hp` computes the last product in bf16.
 
-Transposed operands. FP8 units read both operands along the dimension over which they sum, and want it contiguous in
-memory. The three products sum over input features, output features and tokens, so each of input, weight and g is
-needed as it is in one product and transposed in another. A bf16 unit reads either order; FP8 needs a second,
-transposed copy.
+Transposed operands. FP8 units want the dimension over which they sum contiguous in memory; bf16 units read either
+order. The three products sum over input features, output features and tokens, so each of input, weight and g is needed
+as it is in one product and transposed in another: FP8 needs a second, transposed copy.
 
 What stays in bf16: embedding, norms, attention, residual stream, loss and the results of products; the output head, by
 the recipes' filter; weights, gradients and the optimizer's state (or float32, by `training.dtype`), so every step casts
@@ -29,7 +28,6 @@ models/fp8_product.py finds best.
 """
 
 import logging
-import re
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -42,7 +40,7 @@ from torchtitan.protocols.model_converter import register_model_converter
 from torchtitan.tools.logging import logger
 
 from models import fp8_product
-from models.errors import InputError
+from models.errors import InputError, by_pattern
 from models.fp8_linear import Fp8Linear, Products
 from models.fp8_product import EMULATED, OPERATOR, Product
 
@@ -79,22 +77,11 @@ def product(device_type: str, recipe_name: str, emulate: bool) -> Product:
     """
     if emulate:
         return Product(EMULATED, "operands are rounded to FP8 and multiplied in float32, as the recipe asks")
-    if device_type == "cuda" and torch.cuda.get_device_capability() >= FIRST_WITH_FP8:
+    if device_type == "cpu":
+        return fp8_product.choose(rowwise=recipe_name != "tensorwise")
+    if torch.cuda.get_device_capability() >= FIRST_WITH_FP8:
         return Product(OPERATOR, "torch._scaled_mm runs on the GPU's FP8 units")
-    if device_type == "cuda":
-        return Product(EMULATED, "operands are rounded to FP8 and multiplied in float32: this GPU has no FP8 units")
-    return fp8_product.choose(rowwise=recipe_name != "tensorwise")
-
-
-def takes_row_scales() -> bool:
-    """Whether a GPU's product without fast accumulation is to be given scales of rows: where cuBLASLt takes them.
-
-    cuBLASLt does on Hopper from CUDA 12.9 on (pytorch pull request 157905); elsewhere a slow kernel of CUTLASS would
-    run. A small product must also come out right.
-    """
-    if torch.cuda.get_device_capability()[0] != 9 or tuple(map(int, torch.version.cuda.split("."))) < (12, 9):
-        return False
-    return fp8_product.row_scales_are_right("cuda")
+    return Product(EMULATED, "operands are rounded to FP8 and multiplied in float32: this GPU has no FP8 units")
 
 
 class Float8Converter:
@@ -123,13 +110,20 @@ class Float8Converter:
         chosen = choose_modules(model, keys.recipe_name, keys.filter_fqns)
         products = product(device_type, keys.recipe_name, keys.emulate)
         if keys.enable_fsdp_float8_all_gather:
-            config = _torchao_config(keys, emulate=products.how == EMULATED)
+            backward = Float8GemmConfig(use_fast_accum=keys.fast_accumulation_in_backward)
+            config = replace(
+                Float8LinearConfig.from_recipe_name(keys.recipe_name),
+                emulate=products.how == EMULATED,
+                enable_fsdp_float8_all_gather=True,
+                gemm_config_grad_input=backward,
+                gemm_config_grad_weight=backward,
+            )
             convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in chosen)
         else:
             how = Products(
                 recipe_name=keys.recipe_name,
                 fast_backward=keys.fast_accumulation_in_backward,
-                row_scales=device_type == "cpu" or takes_row_scales(),
+                row_scales=device_type == "cpu" or fp8_product.takes_row_scales(),
                 emulate=products.how == EMULATED,
                 keep_weight=not self.saves_memory,
             )
@@ -160,16 +154,10 @@ def _follow_autocast(_: nn.Module, args: tuple) -> tuple | None:
 
 
 def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -> set[str]:
-    """Names of the linear layers to convert: all of them but those that `filter_fqns` names.
+    """Names of the linear layers to convert: all but those that `filter_fqns` names. Raises as `convert`.
 
-    Args:
-        model: any module.
-        recipe_name: `tensorwise`, `rowwise` or `rowwise_with_gw_hp`.
-        filter_fqns: full module names or shell patterns over them (`output`, `layers.*.attention.wk`), and/or
-            `auto_filter_small_kn`, torchao's heuristic for layers that are too small to gain.
-
-    Raises:
-        InputError: see `Float8Converter.convert`.
+    `filter_fqns` are full module names or shell patterns over them (`output`, `layers.*.attention.wk`), and/or
+    `auto_filter_small_kn`, torchao's heuristic for layers that are too small to gain.
     """
     linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     chosen = set(linears)
@@ -178,10 +166,9 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
             continue
         matched = {name for name in linears if fnmatchcase(name, pattern)}
         if not matched:
-            known = sorted({re.sub(r"[.][0-9]+[.]", ".*.", name) for name in linears})
             raise InputError(
                 f"quantize.linear.float8.filter_fqns: `{pattern}` matches no linear layer; "
-                f"it names modules in full, as {', '.join(known)}"
+                f"it names modules in full, as {by_pattern(linears)}"
             )
         chosen -= matched
     if AUTO_FILTER in filter_fqns:
@@ -201,17 +188,6 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
     return chosen
 
 
-def _torchao_config(keys, emulate: bool) -> Float8LinearConfig:
-    backward = Float8GemmConfig(use_fast_accum=keys.fast_accumulation_in_backward)
-    return replace(
-        Float8LinearConfig.from_recipe_name(keys.recipe_name),
-        emulate=emulate,
-        enable_fsdp_float8_all_gather=True,
-        gemm_config_grad_input=backward,
-        gemm_config_grad_weight=backward,
-    )
-
-
 def converted_modules(model: nn.Module) -> dict[str, nn.Linear]:
     """The FP8 layers of `model` by their name before compilation."""
     layers = (Fp8Linear, Float8Linear)
@@ -220,7 +196,7 @@ def converted_modules(model: nn.Module) -> dict[str, nn.Linear]:
 
 def fp8_products(layer: nn.Linear) -> int:
     """How many of an FP8 layer's three products have FP8 operands; torchao's is used where all of them have."""
-    return layer.how.fp8_products if isinstance(layer, Fp8Linear) else 3
+    return 2 if isinstance(layer, Fp8Linear) and layer.how.recipe_name == "rowwise_with_gw_hp" else 3
 
 
 def emulates(layer: nn.Linear) -> bool:

@@ -57,7 +57,14 @@ def step_work(config, args, fp8_layers: Collection[str]) -> list[Work]:
     Raises:
         InputError: for a setting whose work is not known here.
     """
-    _check(config)
+    if config.training.mixed_precision_param != "bfloat16":
+        raise InputError("the roofline knows products of bf16 and FP8: set training.mixed_precision_param to bfloat16")
+    if config.activation_checkpoint.mode not in ("none", "full"):
+        raise InputError(
+            f"activation_checkpoint.mode {config.activation_checkpoint.mode} has no roofline: set it to none or full"
+        )
+    if config.quantize.linear.float8.emulate:
+        raise InputError("emulated FP8 has no roofline: set quantize.linear.float8.emulate to false")
     passes, parameter_bytes = _passes(config), _itemsize(config) * flops.parameters(args)
     one_pass = [*_linears(config, args, fp8_layers), *_attention(config, args), *_elementwise(config, args)]
     # Cross entropy reads the bf16 logits forward and backward, and writes their gradient; the head is a linear layer.
@@ -73,17 +80,6 @@ def step_work(config, args, fp8_layers: Collection[str]) -> list[Work]:
 def tokens_per_step(config) -> int:
     """Tokens of one optimizer step on one GPU."""
     return _passes(config) * _tokens(config)
-
-
-def _check(config) -> None:
-    if config.training.mixed_precision_param != "bfloat16":
-        raise InputError("the roofline knows products of bf16 and FP8: set training.mixed_precision_param to bfloat16")
-    if config.activation_checkpoint.mode not in ("none", "full"):
-        raise InputError(
-            f"activation_checkpoint.mode {config.activation_checkpoint.mode} has no roofline: set it to none or full"
-        )
-    if config.quantize.linear.float8.emulate:
-        raise InputError("emulated FP8 has no roofline: set quantize.linear.float8.emulate to false")
 
 
 def _itemsize(config) -> int:
@@ -142,25 +138,20 @@ def _attention(config, args) -> Iterator[Work]:
     Forward two products (scores, output), 4 T seq dim FLOPs without a mask; backward five (scores again, and the
     gradients of v, the probabilities, q and k), 2.5 times as many.
     """
-    t, (q, kv) = _tokens(config), _widths(args)
-    forward, layers = 4 * t * config.training.seq_len * q / 2, args.n_layers
+    t, q, kv, layers = _tokens(config), args.dim, flops.kv_dim(args), args.n_layers
+    forward = 4 * t * config.training.seq_len * q / 2
     yield from [Work(ATTENTION, layers * 2 * t * (2 * q + 2 * kv), layers * forward)] * _forwards(config)
     # reads q, k, v, the output and its gradient; writes the gradients of q, k, v
     yield Work(ATTENTION, layers * 2 * t * (4 * q + 4 * kv), layers * 2.5 * forward)
 
 
-def _widths(args) -> tuple[int, int]:
-    """Features of all query heads, and of all key (or value) heads."""
-    return args.dim, args.dim // args.n_heads * args.n_kv_heads
-
-
 def _elementwise(config, args) -> Iterator[Work]:
-    """Norms, residual sums, RoPE, SwiGLU and the embedding.
+    """Norms, residual sums, RoPE, SwiGLU and the embedding, in bytes per token.
 
-    All of it is bytes per token: `b` for a feature of the residual stream, 2 for results and operands of products. FP8
-    changes nothing, as an operand that is written as it is and transposed has 1 + 1 bytes.
+    A feature of the residual stream has `b` bytes, of results and operands of products 2, in FP8 as well: an operand is
+    written as it is and transposed, 1 + 1.
     """
-    t, b, (d, kv), f = _tokens(config), _itemsize(config), _widths(args), flops.ffn_dim(args)
+    t, b, d, kv, f = _tokens(config), _itemsize(config), args.dim, flops.kv_dim(args), flops.ffn_dim(args)
     rope = 2 * 2 * (d + kv)
     sum_and_norm = (b + 2) * d + (b + 2) * d  # reads stream and a product's result; writes the sum and an operand
     forward = 2 * sum_and_norm + rope + 2 * (2 * f + f)  # SwiGLU reads two results and writes an operand

@@ -13,14 +13,18 @@ def ffn_dim(args) -> int:
     return -(-hidden // args.multiple_of) * args.multiple_of
 
 
+def kv_dim(args) -> int:
+    """Features of all key (or value) heads."""
+    return args.dim // args.n_heads * args.n_kv_heads
+
+
 def linear_shapes(args) -> dict[str, tuple[int, int]]:
     """(out_features, in_features) of every linear layer, by module name."""
-    head_dim = args.dim // args.n_heads
-    q, kv, ffn = args.n_heads * head_dim, args.n_kv_heads * head_dim, ffn_dim(args)
-    fused = args.fused_projections
-    qkv = {"attention.wqkv": q + 2 * kv} if fused else {"attention.wq": q, "attention.wk": kv, "attention.wv": kv}
-    w13 = {"feed_forward.w13": 2 * ffn} if fused else {"feed_forward.w1": ffn, "feed_forward.w3": ffn}
-    block = {name: (rows, args.dim) for name, rows in (qkv | w13).items()}
+    q, kv, ffn = args.dim, kv_dim(args), ffn_dim(args)
+    rows = {"attention.wq": q, "attention.wk": kv, "attention.wv": kv, "feed_forward.w1": ffn, "feed_forward.w3": ffn}
+    if args.fused_projections:
+        rows = {"attention.wqkv": q + 2 * kv, "feed_forward.w13": 2 * ffn}
+    block = {name: (n, args.dim) for name, n in rows.items()}
     block |= {"attention.wo": (args.dim, q), "feed_forward.w2": (args.dim, ffn)}
     shapes = {f"layers.{i}.{name}": shape for i in range(args.n_layers) for name, shape in block.items()}
     return shapes | {"output": (args.vocab_size, args.dim)}

@@ -1,12 +1,4 @@
-"""A linear layer whose three products run in FP8.
-
-    output          = input          @ weight.T
-    input gradient  = output gradient @ weight
-    weight gradient = output gradient.T @ input
-
-FP8 has 4 (e4m3) or 3 (e5m2) significant bits and a small range, so an operand is multiplied by a scale that takes its
-largest value to the format's largest, and the product is divided by both scales. A scale holds for a whole operand
-(tensorwise) or for one row of the left and one column of the right one (rowwise), along which the product sums.
+"""A linear layer whose products run in FP8; models/float8.py says which products, formats and scales there are.
 
 The arithmetic is that of torchao's `Float8Linear`, bit for bit. Unlike it this layer is operators in an autograd
 function, without a tensor subclass: its compiled graphs can be cached, and every product can be given scales of rows.
@@ -17,10 +9,28 @@ from dataclasses import dataclass
 import torch
 import torch._functorch.config
 from torch import nn
+from torch._higher_order_ops.wrap import TagActivationCheckpoint
 
 from models.fp8_operands import E4M3, SCALINGS, Fp8, Scaling, cast, cast_both, in_one_pass
 
 torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True  # whose compiled graphs are then cached
+
+if tag_nodes := getattr(TagActivationCheckpoint, "tag_nodes", None):
+
+    def _tag_autograd_functions_too(graph_module: torch.fx.GraphModule, is_sac: bool) -> torch.fx.GraphModule:
+        """Have activation checkpointing recompute what an autograd function computes.
+
+        torch 2.11 tags the operators that a compiled graph is to recompute, but not those within an autograd function,
+        so that most of a block's activations stayed. torch 2.13 tags them all, and has no `tag_nodes`.
+        """
+        for node in tag_nodes(graph_module, is_sac).graph.nodes:
+            if node.target is torch.ops.higher_order.autograd_function_apply:
+                for operator in graph_module.get_submodule(node.args[0].target).graph.nodes:
+                    if operator.op == "call_function":
+                        operator.meta |= {key: node.meta[key] for key in ("ac_graph_id", "recompute")}
+        return graph_module
+
+    TagActivationCheckpoint.tag_nodes = staticmethod(_tag_autograd_functions_too)
 
 
 @dataclass(frozen=True)
@@ -43,11 +53,6 @@ class Products:
     row_scales: bool = True
     emulate: bool = False
     keep_weight: bool = True
-
-    @property
-    def fp8_products(self) -> int:
-        """How many of the three have FP8 operands."""
-        return 3 if SCALINGS[self.recipe_name].fp8_weight_gradient else 2
 
 
 class Fp8Linear(nn.Linear):
@@ -72,9 +77,8 @@ class Fp8Linear(nn.Linear):
 
 
 class _Fp8Products(torch.autograd.Function):
-    """What a kernel casts in one pass for both directions is kept for the backward pass in FP8. What plain operators
-    cast is kept as it is and cast again, as it is and then transposed, so that a compiler sees where casts are the
-    same."""
+    """What one kernel casts for both directions is kept for the backward pass in FP8. What plain operators cast is
+    kept as it is and cast again, so that a compiler sees where casts are the same."""
 
     @staticmethod
     def forward(ctx, x, weight, recipe_name, fast_backward, row_scales, emulate, keep_weight):
@@ -116,9 +120,7 @@ def _cast_and_keep(x: torch.Tensor, s: Scaling, both: bool) -> tuple[Fp8, tuple[
 def _multiply(a: Fp8, b: Fp8, dtype: torch.dtype, fast: bool, row_scales: bool, emulate: bool) -> torch.Tensor:
     """a @ b in `dtype`: (m, k) by (k, n), with scales for rows of a and columns of b, or for each as a whole.
 
-    Args:
-        fast: let the product add up within the tensor cores.
-        row_scales, emulate: see `Products`.
+    `fast` lets the product add up within the tensor cores; for `row_scales` and `emulate` see `Products`.
     """
     if emulate:
         with torch.autocast(a.data.device.type, enabled=False):  # which would multiply in bf16

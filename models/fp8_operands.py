@@ -12,17 +12,12 @@ TILE, WARPS = 128, 8  # of the kernel: a row of a square is 128 bytes of FP8, al
 
 @dataclass(frozen=True)
 class Scaling:
-    """What differs between the recipes of `quantize.linear.float8.recipe_name`.
+    """What differs between the recipes of `quantize.linear.float8.recipe_name`."""
 
-    Args:
-        rows: each row or column has a scale, a power of 2; else each operand has one, which is any number.
-        gradient: format of output gradients; e5m2 has the range that one scale for all of them needs.
-        fp8_weight_gradient: whether the weight gradient is a product in FP8. Where it is not, the weight has one scale,
-            a power of 2, in the product of the input gradient.
-    """
-
-    rows: bool
-    gradient: torch.dtype
+    rows: bool  # each row or column has a scale, a power of 2; else each operand has one, which is any number
+    gradient: torch.dtype  # format of output gradients; e5m2 has the range that one scale for all of them needs
+    # Whether the weight gradient is a product in FP8. Where it is not, the weight has one scale, a power of 2, in the
+    # product of the input gradient.
     fp8_weight_gradient: bool = True
 
 
@@ -53,8 +48,8 @@ def cast(x: torch.Tensor, dtype: torch.dtype, scaling: Scaling, along: int | Non
 def cast_both(x: torch.Tensor, dtype: torch.dtype, scaling: Scaling, emulate: bool) -> tuple[Fp8, Fp8]:
     """x: (m, n), for the product that takes it by rows and for the one that takes it by columns.
 
-    On a GPU one kernel writes both where they have the same scale. Scales of rows and of columns need largest values of
-    both kinds, so that a compiler's own kernels, which cast by rows as they find the row's largest, move less.
+    On a GPU one kernel writes both where they have the same scale. Where rows and columns have scales of their own, a
+    compiler's kernels, which cast by rows as they find the row's largest, move less.
     """
     if not in_one_pass(x, scaling, emulate):
         return cast(x, dtype, scaling, along=1), cast(x, dtype, scaling, along=0)

@@ -1,12 +1,12 @@
-"""`torch._scaled_mm` on a CPU: whether the FP8 product is right and fast here, and what runs where it is not.
+"""`torch._scaled_mm`: how a CPU is to multiply FP8 matrices, and whether a GPU takes scales of rows.
 
-PyTorch has code of its own for it, which computes in float32. But where a CPU has `amx_int8`, PyTorch hands products
-with one scale per tensor to oneDNN, and without `amx_fp16` oneDNN has only reference code for e4m3 x e4m3: it does
-0.05 GFLOP/s, seconds instead of milliseconds (seen with torch 2.11 and 2.13 on Intel Xeons).
+PyTorch's own code for CPUs computes in float32. But where a CPU has `amx_int8`, PyTorch hands products with one scale
+per tensor to oneDNN, and without `amx_fp16` oneDNN has only reference code for e4m3 x e4m3: it does 0.05 GFLOP/s,
+seconds instead of milliseconds (seen with torch 2.11 and 2.13 on Intel Xeons).
 """
 
 import threading
-import time
+import timeit
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +17,6 @@ import torch
 OPERATOR, WITHOUT_ONEDNN, EMULATED = "operator", "operator without oneDNN", "emulated"
 _SIZE = 64  # rows and columns of the probe's matrices: 20 ms a product in oneDNN's reference code, else 0.1 ms
 _SLOW = 30  # times as long as the same product in float32; reference code takes over 300 times, others 1 to 5
-_SHORT = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
 
 @dataclass(frozen=True)
@@ -34,16 +33,30 @@ def choose(rowwise: bool) -> Product:
     Args:
         rowwise: whether there are products with one scale per row; there always are some with one per tensor.
     """
+    global _kept_off
     one = torch.ones(256, 256, dtype=torch.bfloat16)
     one @ one  # after its first bf16 product PyTorch may hand FP8 ones to oneDNN that it computed itself before
-    _keep_off_onednn(False)
+    _kept_off = False
     if (problem := _problem(rowwise)) is None:
         return Product(OPERATOR, "torch._scaled_mm is right and fast on this CPU")
-    _keep_off_onednn(True)
+    _kept_off = True
+    _wrap_kernels()
     if (remaining := _problem(rowwise)) is None:
         return Product(WITHOUT_ONEDNN, f"torch._scaled_mm is kept off oneDNN, with which it {problem} on this CPU")
     because = f"torch._scaled_mm of torch {torch.__version__} {remaining} on this CPU"
     return Product(EMULATED, f"operands are rounded to FP8 and multiplied in float32, because {because}")
+
+
+def takes_row_scales() -> bool:
+    """Whether a GPU's product without fast accumulation is to be given scales of rows: where cuBLASLt takes them.
+
+    cuBLASLt does on Hopper from CUDA 12.9 on (pytorch pull request 157905); elsewhere a slow kernel of CUTLASS would
+    run. A small product must also come out right.
+    """
+    if torch.cuda.get_device_capability()[0] != 9 or tuple(map(int, torch.version.cuda.split("."))) < (12, 9):
+        return False
+    *_, (_, with_rows) = _kinds(rowwise=True)
+    return _wrong(*(tensor.to("cuda") for tensor in with_rows)) is None
 
 
 def _problem(rowwise: bool) -> str | None:
@@ -51,20 +64,25 @@ def _problem(rowwise: bool) -> str | None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so that the ratio of times tells of the code, and not of the number of cores
     try:
-        return next(filter(None, (_problem_of(*operands) for operands in _operands(rowwise))), None)
+        for kind, operands in _kinds(rowwise):
+            if wrong := _wrong(*operands):
+                return f"{wrong} {kind}"
+            if _seconds(_product, operands) > _SLOW * _seconds(_reference, operands):
+                return f"takes over {_SLOW} times as long as float32 for {kind}"
+        return None
     finally:
         torch.set_num_threads(threads)
 
 
-def _operands(rowwise: bool) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """(a, b, scale of a, scale of b) of each kind of product: weights and activations are e4m3, gradients e5m2 too."""
+def _kinds(rowwise: bool) -> Iterator[tuple[str, tuple[torch.Tensor, ...]]]:
+    """Each kind of product and its operands: a, b, scale of a, scale of b. Gradients are e5m2, or e4m3 as all else."""
     values = torch.linspace(-4, 4, _SIZE * _SIZE).view(_SIZE, _SIZE).sin()
-    weight = values.to(torch.float8_e4m3fn).t()
-    for dtype in _SHORT:
-        yield values.to(dtype), weight, torch.tensor(0.5), torch.tensor(2.0)
+    e4m3, scales = values.to(torch.float8_e4m3fn), torch.linspace(0.5, 2, _SIZE)
+    by_tensor = torch.tensor(0.5), torch.tensor(2.0)
+    yield "e4m3 x e4m3 with one scale per tensor", (e4m3, e4m3.t(), *by_tensor)
+    yield "e5m2 x e4m3 with one scale per tensor", (values.to(torch.float8_e5m2), e4m3.t(), *by_tensor)
     if rowwise:
-        scales = torch.linspace(0.5, 2, _SIZE)
-        yield values.to(torch.float8_e4m3fn), weight, scales.view(-1, 1), scales.view(1, -1)
+        yield "e4m3 x e4m3 with one scale per row", (e4m3, e4m3.t(), scales.view(-1, 1), scales.view(1, -1))
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> torch.Tensor:
@@ -85,41 +103,13 @@ def _wrong(*operands: torch.Tensor) -> str | None:
     return None if right else "gives a wrong"
 
 
-def _problem_of(*operands: torch.Tensor) -> str | None:
-    a, b, scale_a, _ = operands
-    what = f"{_SHORT[a.dtype]} x {_SHORT[b.dtype]} with one scale per {'row' if scale_a.dim() else 'tensor'}"
-    if wrong := _wrong(*operands):
-        return f"{wrong} {what}"
-    ratio = _least_seconds(_product, operands) / _least_seconds(_reference, operands)
-    return f"takes over {_SLOW} times as long as float32 for {what}" if ratio > _SLOW else None
-
-
-def row_scales_are_right(device_type: str) -> bool:
-    """Whether `torch._scaled_mm` takes one scale per row without fast accumulation, and multiplies by them."""
-    *_, with_rows = _operands(rowwise=True)
-    return _wrong(*(tensor.to(device_type) for tensor in with_rows)) is None
-
-
-def _least_seconds(do: Callable, operands: tuple) -> float:
+def _seconds(do: Callable, operands: tuple) -> float:
     """The shortest of three calls."""
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        do(*operands)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+    return min(timeit.repeat(lambda: do(*operands), repeat=3, number=1))
 
 
-_kept_off = False
+_kept_off = False  # whether the CPU's `torch._scaled_mm` runs PyTorch's own code; bf16 products are oneDNN's either way
 _lock = threading.Lock()  # whether oneDNN is used is one setting for all threads
-
-
-def _keep_off_onednn(yes: bool) -> None:
-    """Whether `torch._scaled_mm` runs PyTorch's own code on the CPU; bf16 products are oneDNN's either way."""
-    global _kept_off
-    _kept_off = yes
-    if yes:
-        _wrap_kernels()
 
 
 @cache

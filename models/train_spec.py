@@ -1,6 +1,5 @@
 """What torchtitan's Trainer builds a run from: model, frozen parameters, compilation and sharding, optimizer, loss."""
 
-import re
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -15,7 +14,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.models.llama3 import parallelize_llama
 from torchtitan.protocols.train_spec import TrainSpec
 
-from models.errors import InputError
+from models.errors import InputError, by_pattern
 from models.llama import FLAVORS, Llama
 from models.optimizer import build_optimizers
 
@@ -41,8 +40,7 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
     for pattern in patterns:
         matched = [parameter for name, parameter in parameters.items() if fnmatchcase(name, pattern)]
         if not matched:
-            known = sorted({re.sub(r"[.][0-9]+[.]", ".*.", name) for name in parameters})
-            raise InputError(f"model.freeze: `{pattern}` matches no parameter; there are {', '.join(known)}")
+            raise InputError(f"model.freeze: `{pattern}` matches no parameter; there are {by_pattern(parameters)}")
         for parameter in matched:
             parameter.requires_grad_(False)
 

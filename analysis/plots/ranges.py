@@ -39,4 +39,5 @@ def group_lines(axes: Axes, values: pd.DataFrame, quantity: str) -> None:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     else:
         axes.set_ylim(0, max(1e-4, 1.1 * values["value"].max()))
+        axes.ticklabel_format(axis="y", style="scientific", scilimits=(0, 0))
     axes.set_xlabel(f"step of {values['run'].iloc[0].replace('$', '')}")

@@ -20,13 +20,10 @@ LOSS_REGION = "loss"  # the name of the profiler region around the loss function
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch of a kernel.
+    """One launch of a kernel, with its name as the profiler gives it.
 
-    Args:
-        name: as the profiler gives it.
-        callers: the operators and regions that launched it, innermost first; after a backward operator the forward
-            ones that it belongs to.
-        seconds: its duration, without the time in which a kernel that started before it still ran.
+    `callers` are the operators and regions that launched it, innermost first; after a backward operator the forward
+    ones that it belongs to. `seconds` leave out the time in which a kernel that started before it still ran.
     """
 
     name: str
@@ -106,7 +103,7 @@ def top_kernels(kernels: Iterable[Kernel], steps: int, count: int = 60) -> list[
     return sorted(rows.values(), key=lambda row: -row["s"])[:count]
 
 
-# ---- from a profile ----
+_BACKWARD_NODE = 1  # RecordScope::BACKWARD_FUNCTION
 
 
 def read_kernels(profiler) -> list[Kernel]:
@@ -115,9 +112,14 @@ def read_kernels(profiler) -> list[Kernel]:
     on_gpu = [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
     operators = [e for e in events if e.device_type == DeviceType.CPU]
     # By its number and thread a backward operator finds its forward one; of several the last has made it.
-    forward = {(e.sequence_nr, e.thread): e for e in operators if _may_be_forward(e)}
-    if not on_gpu:
-        return [Kernel(e.name, _callers(e, forward), e.self_cpu_time_total / 1e6) for e in operators if _computes(e)]
+    forward = {
+        (e.sequence_nr, e.thread): e
+        for e in operators
+        if e.scope != _BACKWARD_NODE and e.sequence_nr >= 0 and not e.name.startswith("autograd::engine")
+    }
+    if not on_gpu:  # operators and compiled kernels; other events are Python around them
+        computing = [e for e in operators if re.search(r"^(aten|mkl|mkldnn|quantized|torchao)::|_fused_", e.name)]
+        return [Kernel(e.name, _callers(e, forward), e.self_cpu_time_total / 1e6) for e in computing]
     # The profiler tells which operator launched a kernel by name and duration: those with both equal can be exchanged.
     launched: dict[tuple, list] = {}
     for operator in operators:
@@ -131,18 +133,6 @@ def read_kernels(profiler) -> list[Kernel]:
         kernels.append(Kernel(event.name, callers, max(0.0, end - max(start, covered)) / 1e6))
         covered = max(covered, end)
     return kernels
-
-
-_BACKWARD_NODE = 1  # RecordScope::BACKWARD_FUNCTION
-
-
-def _may_be_forward(event) -> bool:
-    return event.scope != _BACKWARD_NODE and event.sequence_nr >= 0 and not event.name.startswith("autograd::engine")
-
-
-def _computes(event) -> bool:
-    """Whether an event is an operator or a compiled kernel; the others are Python around them."""
-    return re.match(r"(aten|mkl|mkldnn|quantized|torchao)::", event.name) is not None or "_fused_" in event.name
 
 
 def _callers(event, forward: dict) -> tuple[str, ...]:

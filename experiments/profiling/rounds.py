@@ -2,18 +2,17 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
-from experiments.config.recipes import Recipe
 from experiments.jobs import placement
 from experiments.jobs.files import write_whole
 from experiments.jobs.signals import Stop
@@ -22,21 +21,17 @@ from experiments.profiling.table import summarize
 GRACE = 10  # seconds in which a measurement that is asked to end may do so by itself
 
 
-class Ended(Exception):
+class NotMeasured(Exception):
     """A measurement that the budget or the user ended; the message says which."""
 
 
-class Failed(Exception):
-    """A measurement that failed; the message is one sentence of why."""
+class Failed(NotMeasured):
+    """A measurement that failed; the message says why."""
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A recipe that is measured; the names of its files begin with `file`."""
-
-    label: str
-    recipe: Recipe
-    file: str
+def file_names(labels: Iterable[str]) -> dict[str, str]:
+    """How the names of each variant's files begin."""
+    return {label: re.sub(r"[^\w.-]+", "_", f"{place}-{label}")[:80] for place, label in enumerate(labels, 1)}
 
 
 def turns(variants: list[str], took: dict[str, float], left: Callable[[], float]) -> Iterator[tuple[int, str]]:
@@ -49,8 +44,7 @@ def turns(variants: list[str], took: dict[str, float], left: Callable[[], float]
     """
     order, number = list(variants), 1
     while order:
-        for variant in order:
-            yield number, variant
+        yield from ((number, variant) for variant in order)
         order = [variant for variant in reversed(order) if variant in took]
         number += 1
         if sum(took[variant] for variant in order) > left():
@@ -61,35 +55,33 @@ class Rounds:
     """The measurements of some variants, and the directory in which they are kept.
 
     Args:
-        variants: by label; ratios are to the first.
+        labels: of the variants, whose resolved recipes are in the directory; ratios are to the first.
         facts: what bench.json says of machine and command.
         out: the directory.
         left: seconds that are left of the budget.
         stop: what the user asks for.
     """
 
-    def __init__(self, variants: dict[str, Variant], facts: dict, out: Path, left: Callable[[], float], stop: Stop):
-        self.variants, self.facts, self.out, self.left, self.stop = variants, facts, out, left, stop
-        self.records: dict[str, list[dict]] = {label: [] for label in variants}
-        self.errors = {label: "its turn did not come" for label in variants}
+    def __init__(self, labels: Iterable[str], facts: dict, out: Path, left: Callable[[], float], stop: Stop):
+        self.files, self.facts, self.out, self.left, self.stop = file_names(labels), facts, out, left, stop
+        self.records: dict[str, list[dict]] = {label: [] for label in self.files}
+        self.errors = {label: "its turn did not come" for label in self.files}
 
     def run(self, console: Console) -> None:
         """Measure until the budget is spent or the user stops it; bench.json is up to date after each measurement."""
         took: dict[str, float] = {}
-        for number, label in turns(list(self.variants), took, self.left):
+        for number, label in turns(list(self.files), took, self.left):
             start = time.monotonic()
             try:
-                record = self._measure(self.variants[label], number)
+                record = self._measure(label, number)
                 took[label] = time.monotonic() - start
                 self.records[label].append({"round": number, "wall_s": took[label]} | record)
                 self.errors.pop(label, None)
                 outcome = f"{record['tokens_per_s']:,.0f} tokens/s, {record['step_s'] * 1e3:,.1f} ms a step"
-            except Failed as reason:
+            except NotMeasured as reason:
                 took.pop(label, None)
-                self.errors[label] = outcome = f"failed: {reason}"
-            except Ended as reason:
                 outcome = str(reason)
-                if not self.records[label]:
+                if isinstance(reason, Failed) or not self.records[label]:
                     self.errors[label] = outcome
             write_whole(self.out / "bench.json", json.dumps(self.summary(), indent=1) + "\n")
             seconds = f"{time.monotonic() - start:.0f} s"
@@ -103,10 +95,10 @@ class Rounds:
         """The contents of bench.json."""
         return self.facts | {"variants": summarize(self.records, self.errors)}
 
-    def _measure(self, variant: Variant, number: int) -> dict:
-        """One measurement. Its kernels stay in the record's file. Raises `Failed`, `Ended`."""
-        stem = self.out / f"{variant.file}.round{number}"
-        recipe, record, log = self.out / f"{variant.file}.yaml", Path(f"{stem}.json"), Path(f"{stem}.log")
+    def _measure(self, label: str, number: int) -> dict:
+        """One measurement. Its kernels stay in the record's file. Raises `Failed`, `NotMeasured`."""
+        stem = self.out / f"{self.files[label]}.round{number}"
+        recipe, record, log = self.out / f"{self.files[label]}.yaml", Path(f"{stem}.json"), Path(f"{stem}.log")
         arguments = ["experiments.profiling.worker", str(recipe), str(record)]
         with open(log, "w") as output:
             child = placement.start(arguments, placement.gpus()[0], 0, stdout=output, stderr=output)
@@ -117,10 +109,12 @@ class Rounds:
                 still_running = child.poll() is None
                 if still_running:
                     _end(child)
-        if still_running or self.stop.code:
-            raise Ended(f"ended by {self.stop.why}" if self.stop.code else "the budget was spent")
+        if self.stop.code:
+            raise NotMeasured(f"ended by {self.stop.why}")
+        if still_running:
+            raise NotMeasured("the budget was spent")
         if child.returncode:
-            raise Failed(_reason(log, child.returncode))
+            raise Failed(f"failed: {_reason(log, child.returncode)}")
         log.unlink()
         return {key: value for key, value in json.loads(record.read_text()).items() if key != "kernels"}
 

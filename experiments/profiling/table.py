@@ -9,7 +9,7 @@ from rich.table import Table
 
 from experiments.config.recipes import Recipe
 from models.errors import InputError
-from models.floors import IDLE, PARTS, step_floors, step_work
+from models.floors import IDLE, PARTS, Work, step_floors, step_work
 from models.gpus import GPUS, find
 
 
@@ -26,26 +26,14 @@ def summarize(rounds: dict[str, list[dict]], errors: dict[str, str]) -> dict[str
         variants[label] = {"error": errors.get(label), "rounds": records}
         if not records:
             continue
-        median = statistics.median_low(record["step_s"] for record in records)
-        median_round = next(record for record in records if record["step_s"] == median)
-        variants[label] |= {key: median_round[key] for key in ("step_s", "tokens_per_s", "mfu_bf16_peak", "parts")}
+        median = sorted(records, key=lambda record: record["step_s"])[(len(records) - 1) // 2]
+        variants[label] |= {key: median[key] for key in ("step_s", "tokens_per_s", "mfu_bf16_peak", "parts")}
         variants[label]["peak_memory_bytes"] = max(record["peak_memory_bytes"] for record in records)
         # A ratio is of two measurements in the same round, when clocks were about the same.
         pairs = [(record, reference[record["round"]]) for record in records if record["round"] in reference]
         if ratios := [record["tokens_per_s"] / first["tokens_per_s"] for record, first in pairs]:
             variants[label]["ratio"] = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
     return variants
-
-
-def floors(recipe: Recipe, gpu: str) -> dict[str, float]:
-    """Least seconds of each part on a GPU of `models.gpus.GPUS`; empty if the recipe has no roofline."""
-    from experiments.training import preflight  # torch: seconds, which experiments.bench need not wait for at once
-
-    try:
-        work = step_work(recipe.config, preflight.model_args(recipe.config), preflight.fp8_layers(recipe.config))
-        return step_floors(work, GPUS[gpu].rates)
-    except InputError:
-        return {}
 
 
 def print_tables(summary: dict, recipes: dict[str, Recipe], console: Console) -> None:
@@ -61,12 +49,12 @@ def print_tables(summary: dict, recipes: dict[str, Recipe], console: Console) ->
         console.print(_parts_table(variants, {label: floors(recipes[label], gpu) for label in variants} if gpu else {}))
 
 
-def _table(title: str, columns: list[str], **keys) -> Table:
+def new_table(title: str, columns: list[str], **keys) -> Table:
+    """A table of figures, whose first column has a name for each row."""
     table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1), pad_edge=False, title=escape(title), **keys)
     table.title_justify = table.caption_justify = "left"
-    table.add_column("")
-    for column in columns:
-        table.add_column(column, justify="right")
+    for number, column in enumerate(["", *columns]):
+        table.add_column(column, justify="right" if number else "left", no_wrap=not number)
     return table
 
 
@@ -75,7 +63,7 @@ def _rates_table(machine: dict, variants: dict[str, dict]) -> Table:
     compiled = {label: _compiled(variant["rounds"]) for label, variant in variants.items()}
     caption = "compiled: kernels, and what they read and write by inductor's count; a block's graphs serve all blocks"
     title = f"{machine['name']}, torch {machine['packages']['torch']}"
-    table = _table(title, columns, caption=caption if any(compiled.values()) else None)
+    table = new_table(title, columns, caption=caption if any(compiled.values()) else None)
     for number, (label, variant) in enumerate(variants.items(), 1):
         cells = []
         if variant["rounds"]:
@@ -110,19 +98,32 @@ def _compiled(rounds: list[dict]) -> str:
     return f"{kernels}, {size / 1e9:.3g} GB" if most else ""
 
 
+def work(config) -> list[Work]:
+    """What a step of a resolved recipe has to do. Raises `InputError` where that is not known."""
+    from experiments.training import preflight  # torch: seconds, which a misspelt name need not wait for
+
+    return step_work(config, preflight.model_args(config), preflight.fp8_layers(config))
+
+
+def floors(recipe: Recipe, gpu: str) -> dict[str, float]:
+    """Least seconds of each part on a GPU of `models.gpus.GPUS`; empty if the recipe has no roofline."""
+    try:
+        return step_floors(work(recipe.config), GPUS[gpu].rates)
+    except InputError:
+        return {}
+
+
 def _parts_table(variants: dict[str, dict], floors: dict[str, dict[str, float]]) -> Table:
     """Milliseconds; below each variant that was measured its floor, which has no idle time."""
-    known = [*PARTS, IDLE]
-    others = sorted({part for variant in variants.values() for part in variant.get("parts", ())} - set(known))
-    columns = [*known, *others, "step"]
-    table = _table("a step by parts, ms" + (", and the least it can take (floor)" if floors else ""), columns)
+    parts = dict.fromkeys([*PARTS, IDLE])
+    for variant in variants.values():
+        parts |= dict.fromkeys(variant.get("parts", ()))
+    title = "a step by parts, ms" + (", and the least it can take (floor)" if floors else "")
+    table = new_table(title, [*parts, "step"])
     for number, (label, variant) in enumerate(variants.items(), 1):
-        if not variant["rounds"]:
-            continue
-        measured = variant["parts"] | {"step": variant["step_s"]}
-        table.add_row(str(number), *(f"{measured[part] * 1e3:,.1f}" if part in measured else "" for part in columns))
-        if floor := floors.get(label):
-            floor = floor | {"step": sum(floor.values())}
-            cells = (f"{floor[part] * 1e3:,.1f}" if part in floor else "" for part in columns)
-            table.add_row("floor", *cells, style="dim")
+        rows = [(str(number), variant.get("parts"), None), ("floor", floors.get(label), "dim")]
+        for name, seconds, style in rows if variant["rounds"] else []:
+            if seconds:
+                cells = (f"{seconds[part] * 1e3:,.1f}" if part in seconds else "" for part in parts)
+                table.add_row(name, *cells, f"{sum(seconds.values()) * 1e3:,.1f}", style=style)
     return table

@@ -6,12 +6,13 @@ The recipe is resolved and trains `training.steps` steps. In the first of the la
 take seconds: it records the two after that. A failure has exit code 1 and prints a line `error: …`.
 """
 
-import argparse
 import json
 import logging
 import re
 import statistics
+import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from models import device  # before torchtitan: see there  # isort: skip
@@ -20,10 +21,10 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from experiments.config import recipes
 from experiments.jobs.exit_codes import COMPLETED, FAILED, leave
-from experiments.jobs.signals import Interrupted, Stop
+from experiments.jobs.ranks import set_rank_environment
+from experiments.jobs.signals import Stop
 from experiments.profiling import parts
 from experiments.training import compile_cache, preflight
-from experiments.training.attempt import set_rank_environment
 from experiments.training.trainer import TIMELINE, Trainer
 from models.errors import InputError
 
@@ -32,7 +33,7 @@ PROFILED_STEPS = 1 + RECORDED_STEPS  # in the first of them the profiler starts
 
 
 class Measurement:
-    """Step times of a trainer while it trains, and the profile of its last steps."""
+    """Step times of a trainer as it trains, and the profile of its last steps."""
 
     def __init__(self, trainer):
         self.metrics = trainer.metrics_processor
@@ -40,10 +41,10 @@ class Measurement:
         self.starting = self.last - RECORDED_STEPS  # the step in which the profiler starts
         self.step_s: dict[int, float] = {}
         self.not_steady: set[int] = set()
-        self.tokens_per_step = 0
-        self.peak_memory_bytes = 0
+        self.tokens_per_step = self.peak_memory_bytes = 0
         self.warm_up: dict = {}
-        self.profiler = None
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.TYPE == "cuda" else [])]
+        self.profiler = profile(activities=activities, schedule=schedule(wait=0, warmup=1, active=RECORDED_STEPS))
         self.metrics.on_step, self.metrics.on_window = self.on_step, self.on_window
 
     def on_step(self, step: int) -> None:
@@ -53,7 +54,6 @@ class Measurement:
         if step >= self.starting - 1:
             device.synchronize()
         if step == self.starting - 1:
-            self.profiler = _profiler()
             self.profiler.start()
         elif step == self.last:
             self.profiler.stop()
@@ -62,8 +62,7 @@ class Measurement:
 
     def on_window(self, line: dict) -> None:
         seconds = line["step_s"]
-        first = line["step"] - len(seconds) + 1
-        self.step_s |= dict(enumerate(seconds, first))
+        self.step_s |= dict(enumerate(seconds, line["step"] - len(seconds) + 1))
         self.not_steady |= set(line["not_steady"])
         self.tokens_per_step = round(line["tokens_per_s"] * sum(seconds) / len(seconds))
         self.peak_memory_bytes = max(self.peak_memory_bytes, line["peak_memory_bytes"])
@@ -90,13 +89,6 @@ class Measurement:
         }
 
 
-def _profiler() -> profile:
-    """One that starts in one step and records `RECORDED_STEPS` after it."""
-    gpu = [ProfilerActivity.CUDA] if device.TYPE == "cuda" else []
-    steps = schedule(wait=0, warmup=1, active=RECORDED_STEPS)
-    return profile(activities=[ProfilerActivity.CPU, *gpu], schedule=steps)
-
-
 def count_compiled() -> None:
     """Have inductor count what it compiles, for `compiled_graphs`."""
     from torch._inductor.compile_fx import inductor_metrics_log
@@ -109,11 +101,9 @@ def count_compiled() -> None:
 def compiled_graphs() -> list[dict]:
     """Kernels of each graph that inductor compiled, and the bytes that they read and write, as inductor counts them.
 
-    In the order of compilation. This project's cast to FP8 is included; products and attention are kernels of libraries
-    and not counted. A block's graphs, forward and backward, serve all blocks. A graph that came from the compile cache
-    is not in the list.
+    This project's cast to FP8 is included; products and attention are kernels of libraries and not counted. A block's
+    graphs, forward and backward, serve all blocks. A graph that came from the compile cache is not in the list.
     """
-    import torch
     from torch._inductor import metrics
     from torch._inductor.scheduler import ExternKernelSchedulerNode
 
@@ -144,36 +134,26 @@ def measure(config, stop: Stop) -> dict:
     return measurement.record()
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.profiling.worker")
-    parser.add_argument("recipe", help="path of a resolved recipe")
-    parser.add_argument("record", type=Path, help="JSON file to write")
-    args = parser.parse_args(argv)
+def main(recipe: str, record: str) -> int:
     logging.basicConfig(level=logging.INFO)
     stop = Stop()
     stop.listen()
     try:
         set_rank_environment()
-        config = recipes.load(args.recipe).config
+        config = recipes.load(recipe).config
         with tempfile.TemporaryDirectory() as folder:
             config.job.dump_folder = folder
-            record = measure(config, stop)
-        args.record.write_text(json.dumps(record, indent=1) + "\n")
+            Path(record).write_text(json.dumps(measure(config, stop), indent=1) + "\n")
         return COMPLETED
-    except Interrupted as stopped:
-        return stopped.code
-    except InputError as error:
-        return _fail(str(error))
     except Exception as error:
-        logging.getLogger().exception("the measurement failed")
-        return _fail(f"{type(error).__name__}: {error}")
-
-
-def _fail(reason: str) -> int:
-    """Print the first sentence of the reason: of a GPU that is out of memory it is a paragraph."""
-    print("error:", re.split(r"(?<=[.]) |\n", reason)[0], flush=True)
-    return FAILED
+        reason = str(error)
+        if not isinstance(error, InputError):
+            logging.getLogger().exception("the measurement failed")
+            reason = f"{type(error).__name__}: {error}"
+        # its first sentence: of a GPU that is out of memory it is a paragraph
+        print("error:", re.split(r"(?<=[.]) |\n", reason)[0], flush=True)
+        return FAILED
 
 
 if __name__ == "__main__":
-    leave(main)
+    leave(partial(main, *sys.argv[1:]))

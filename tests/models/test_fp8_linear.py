@@ -1,13 +1,15 @@
 """The FP8 layer: torchao's arithmetic bit for bit, scales of rows in every product, compiled graphs that are cached."""
 
+import copy
 import json
 import sys
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from models import float8, fp8_linear
+from models import float8, fp8_product
 from models.fp8_linear import Fp8Linear, Products
 from models.fp8_operands import SCALINGS
 from tests import processes
@@ -119,8 +121,9 @@ def test_elsewhere_the_result_is_scaled_afterwards(monkeypatch):
 def test_hopper_is_given_scales_of_rows_if_it_multiplies_by_them(capability, cuda, right, given, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setattr(float8.fp8_product, "row_scales_are_right", lambda device_type: right)
-    assert float8.takes_row_scales() == given
+    monkeypatch.setattr(fp8_product, "_kinds", lambda rowwise: [("rows", ())])
+    monkeypatch.setattr(fp8_product, "_wrong", lambda *operands: None if right else "refuses")
+    assert fp8_product.takes_row_scales() == given
 
 
 def test_a_weight_keeps_its_identity_and_the_layer_its_name():
@@ -128,7 +131,24 @@ def test_a_weight_keeps_its_identity_and_the_layer_its_name():
     weight = model[0].weight
     model.set_submodule("0", Fp8Linear.from_float(model[0], Products("rowwise")))
     assert model[0].weight is weight and list(model.state_dict()) == ["0.weight"]
-    assert fp8_linear.Products("rowwise_with_gw_hp").fp8_products == 2
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_compiled_activation_checkpointing_keeps_the_input_alone(name):
+    torch.manual_seed(0)
+    how = Products(name, emulate=True, keep_weight=False)
+    layers = nn.Sequential(*(Fp8Linear.from_float(nn.Linear(K, K, bias=False), how) for _ in range(3)))
+    plain, x = copy.deepcopy(layers), torch.randn(TOKENS, K, requires_grad=True)
+    compiled = torch.compile(lambda x: checkpoint(layers, x, use_reentrant=False), backend="aot_eager_decomp_partition")
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: (kept.append(saved), saved)[1], lambda saved: saved):
+        out = compiled(x)
+    matrices = {saved.data_ptr() for saved in kept if saved.dim() == 2 and 1 not in saved.shape}  # not scales
+    assert matrices <= {tensor.data_ptr() for tensor in (x, *layers.parameters())}
+    for each in (out, plain(x)):
+        each.square().sum().backward()
+    for checkpointed, expected in zip(layers.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(checkpointed.grad, expected.grad)
 
 
 @pytest.mark.slow

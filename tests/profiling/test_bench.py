@@ -87,11 +87,10 @@ def _rounds(tmp_path, monkeypatch, scripts: dict[str, str], left, stop=None) -> 
     worker.write_text(WORKER)
     worker.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(worker))
-    for name, script in scripts.items():
-        (tmp_path / f"{name}.yaml").write_text(script)
+    for name, file in rounds.file_names(scripts).items():
+        (tmp_path / f"{file}.yaml").write_text(scripts[name])
     (tmp_path / "record").write_text(json.dumps(RECORD))
-    variants = {name: rounds.Variant(name, None, name) for name in scripts}
-    return rounds.Rounds(variants, FACTS, tmp_path, left, stop or Stop())
+    return rounds.Rounds(scripts, FACTS, tmp_path, left, stop or Stop())
 
 
 def _tables(summary: dict, recipes: dict) -> str:
@@ -117,7 +116,7 @@ def test_a_variant_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatc
     assert written["works_too"]["ratio"] == {"median": 1, "min": 1, "max": 1}
     assert written["out_of_memory"]["error"] == "failed: OutOfMemoryError: CUDA out of memory."
     assert "killed by SIGKILL" in written["killed"]["error"]
-    assert not (tmp_path / "works.round1.log").exists() and (tmp_path / "killed.round1.log").exists()
+    assert not (tmp_path / "1-works.round1.log").exists() and (tmp_path / "3-killed.round1.log").exists()
     shown = _tables(measured.summary(), {})
     assert "2  out_of_memory: failed: OutOfMemoryError: CUDA out of memory.\n" in shown
     assert any(line.split() == ["2", "0"] for line in shown.splitlines())
