@@ -50,10 +50,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def summarize(directory: Path, manifest: dict) -> dict:
-    """The contents of summary.json: the run's row of the final table, and which data it read."""
-    from analysis.runs import summarize as row_of  # after training, so that no start waits for it
+    """The contents of summary.json: the run's row of the final table."""
+    from analysis import runs  # after training, so that no start waits for it
 
-    return row_of(directory, manifest) | {"data": manifest.get("data")}
+    return runs.summarize(directory, manifest)
 
 
 def dry_run(recipe) -> int:

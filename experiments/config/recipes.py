@@ -145,7 +145,7 @@ def _resolve(name, overlays, overrides, seed) -> tuple[_Layer, Entries]:
         if overlay not in known_overlays:
             raise InputError(unknown("overlay", overlay, known_overlays))
         keys = read(known_overlays[overlay])
-        layers.append({key: keys[key] for key in keys if key not in ("", "description")})
+        layers.append({key: keys[key] for key in keys if key.split(".")[0] not in ("", "description")})
     layers += map(_override, overrides)
     if seed is not None:
         layers.append({"debug.seed": Entry(seed, "--seed")})

@@ -56,7 +56,7 @@ def explain(error: ValidationError, entries: Entries, known: dict) -> dict[str, 
     messages = {}
     for detail in error.errors(include_url=False):
         key = ".".join(map(str, detail["loc"]))
-        while key not in entries and detail["type"] != "missing":  # without list indices and union members
+        while key and key not in entries and detail["type"] != "missing":  # without list indices and union members
             key = key.rpartition(".")[0]
         messages.setdefault(key, _sentence(key, detail, known))  # of a union the first member's error
     return messages

@@ -206,6 +206,7 @@ def test_a_recipe_of_ones_own_may_live_anywhere(tmp_path):
         (f"{HEAD}# {'x' * 100_000}", " has more than 100 kB"),
         ("# nothing\n", "1: base: missing; name the parent recipe"),
         ("just text", "1: expected keys with their values, got 'just text'"),
+        ("base: baseline\ndescription: {a: 1}", "2: description: expected a line of text"),
         ("base: baseline", "1: description: expected a line of text"),
         ("base: baseline\ndescription: 'a\n\n  b'", "2: description: expected a line of text on what this is for, got"),
         ("\nbase: baselin\ndescription: foo", "2: base: unknown recipe `baselin`; did you mean `baseline`"),
