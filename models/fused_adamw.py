@@ -51,8 +51,11 @@ class FusedAdamW(torch.optim.AdamW):
         super().load_state_dict(state_dict | {"param_groups": groups})
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Step the parameters that have a gradient. Raises `ValueError` for one that is not contiguous or not bf16."""
+    def step(self, closure: None = None) -> None:
+        """Step the parameters that have a gradient. Raises `ValueError` for one that is not contiguous or not bf16.
+
+        Checkpoints call it with a `closure` of None; there are no others here.
+        """
         for group in self.param_groups:
             parameters, gradients, first, second, steps = lists = [], [], [], [], []
             self._init_group(group, parameters, gradients, first, second, [], steps)

@@ -14,9 +14,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
-from torchtitan.components.optimizer import OptimizersContainer
 
 from models.fused_adamw import CHUNK, NORM_TILE, STEP_TILE, FusedAdamW, gradient_norm
+from models.optimizer import OptimizersContainer  # by way of models.device, which comes before torchtitan
 from tests.models.interpreter import round_to_nearest
 from tests.models.test_fused_adamw import SETTINGS, check_steps, parameters
 
