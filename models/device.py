@@ -1,8 +1,7 @@
 """What this machine is, and a CPU where torchtitan expects an accelerator.
 
 torchtitan 0.2.2 picks its device module while it is imported, and takes CUDA on a machine without a GPU. Importing
-this module before torchtitan puts a CPU device there instead: a name, memory statistics, `current_device() -> 0`.
-No other file knows more about it than to import this one first, which also keeps out what torchtitan imports in vain.
+this module before torchtitan puts a CPU device there instead, and keeps out what torchtitan imports in vain.
 """
 
 import math
@@ -25,7 +24,7 @@ import torch._inductor.config
 
 from models import gpus
 from models.errors import InputError
-from models.gpus import Peak
+from models.gpus import Rates
 
 TYPE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -83,7 +82,7 @@ def name() -> str:
 
 
 def cpu_name() -> str:
-    """The processor's model; its architecture where Linux does not name one, as on ARM."""
+    """The processor's model, or its architecture where Linux does not name one, as on ARM."""
     return _cpuinfo().get("model name") or platform.machine()
 
 
@@ -151,14 +150,14 @@ MEASURED_PEAK = "MEASURED_BF16_PEAK_FLOPS"  # a study measures once and tells it
 
 
 @cache
-def peak() -> Peak:
+def peak() -> Rates:
     """Datasheet peak of this device, or, where none applies, the fastest of some bf16 GEMMs measured here (~0.1 s)."""
     if TYPE == "cuda" and (known := gpus.find(name())):
         return gpus.GPUS[known].datasheet
     if measured := os.environ.get(MEASURED_PEAK):
         with suppress(ValueError):
             if 0 < float(measured) < math.inf:
-                return Peak(float(measured), None, "measured: fastest of 20 bf16 GEMMs, once for the study")
+                return Rates(float(measured), None, "measured: fastest of 20 bf16 GEMMs, once for the study")
         raise InputError(f"the environment variable {MEASURED_PEAK} is {measured!r}: set it to FLOP/s, or unset it")
     n, device = 1024 if TYPE == "cpu" else 8192, torch.device(TYPE)
     own = torch.Generator(device)  # or a run's initial weights would depend on whether this was measured
@@ -166,7 +165,7 @@ def peak() -> Peak:
     best = min(seconds(partial(torch.matmul, a, b)) for _ in range(20))
     del a, b
     titan_utils.device_module.empty_cache()
-    return Peak(2 * n**3 / best, None, f"measured: fastest of 20 bf16 GEMMs of {n} x {n} x {n}")
+    return Rates(2 * n**3 / best, None, f"measured: fastest of 20 bf16 GEMMs of {n} x {n} x {n}")
 
 
 def hardware() -> dict:

@@ -6,7 +6,7 @@ take 20 bytes, since clipping reads and writes the gradients on its own, and hun
 the GPU; and its norm of bf16 gradients is in bf16.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache, reduce
 from math import inf, log
 
@@ -51,12 +51,11 @@ class FusedAdamW(torch.optim.AdamW):
         super().load_state_dict(state_dict | {"param_groups": groups})
 
     @torch.no_grad()
-    def step(self, closure: Callable | None = None):
-        """Step the parameters that have a gradient. Raises `ValueError` for one that is not contiguous or not bf16."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:
+        """Step the parameters that have a gradient. Raises `ValueError` for one that is not contiguous or not bf16.
+
+        Checkpoints call it with a `closure` of None; there are no others here.
+        """
         for group in self.param_groups:
             parameters, gradients, first, second, steps = lists = [], [], [], [], []
             self._init_group(group, parameters, gradients, first, second, [], steps)
@@ -64,17 +63,18 @@ class FusedAdamW(torch.optim.AdamW):
                 torch._foreach_add_(steps, 1)
                 self._update(group, *([local(tensor) for tensor in tensors] for tensors in lists))
         self._norm, self._max_norm = None, inf
-        return loss
 
     def _update(self, group: dict, parameters, gradients, first, second, steps) -> None:
-        device = parameters[0].device
+        from models.adamw_kernels import adamw  # which imports Triton
+
         chunks, table, align = _tables(parameters, gradients, first, second, more=steps)
-        norm = torch.zeros((), device=device) if self._norm is None else self._norm
+        norm = torch.zeros((), device=parameters[0].device) if self._norm is None else self._norm
         beta1, beta2 = group["betas"]
+        log1, log2 = (log(beta) if beta else -inf for beta in group["betas"])
         lr = float(group["lr"])
-        _kernels().adamw[(len(chunks),)](
+        adamw[(len(chunks),)](
             chunks, table, norm, self._max_norm, lr, lr * group["weight_decay"], float(group["eps"]),
-            BETA1=beta1, BETA2=beta2, LOG_BETA1=_log(beta1), LOG_BETA2=_log(beta2),
+            BETA1=beta1, BETA2=beta2, LOG_BETA1=log1, LOG_BETA2=log2,
             ALIGN=align, CHUNK=CHUNK, TILE=STEP_TILE, num_warps=WARPS,
         )  # fmt: skip
 
@@ -100,11 +100,11 @@ def gradient_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _sum_of_squares(tensors: list[torch.Tensor]) -> torch.Tensor:
+    from models.adamw_kernels import sum_of_squares  # which imports Triton
+
     chunks, table, align = _tables(tensors)
     partial = torch.empty(len(chunks), dtype=torch.float32, device=chunks.device)
-    _kernels().sum_of_squares[(len(chunks),)](
-        chunks, table, partial, ALIGN=align, CHUNK=CHUNK, TILE=NORM_TILE, num_warps=WARPS
-    )
+    sum_of_squares[(len(chunks),)](chunks, table, partial, ALIGN=align, CHUNK=CHUNK, TILE=NORM_TILE, num_warps=WARPS)
     return partial.sum()
 
 
@@ -115,19 +115,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return getattr(tensor, "_tensor", tensor)
 
 
-def _kernels():
-    """The module of kernels, which imports Triton."""
-    from models import adamw_kernels
-
-    return adamw_kernels
-
-
-def _log(beta: float) -> float:
-    return log(beta) if beta else -inf
-
-
 def _tables(*columns: list[torch.Tensor], more: list[torch.Tensor] | None = None) -> tuple:
-    """What the kernels find their tensors by.
+    """What the kernels find their tensors by, see models/adamw_kernels.py.
 
     Args:
         columns: lists of bf16 tensors; those at the same place in each have the same number of elements.
@@ -135,19 +124,18 @@ def _tables(*columns: list[torch.Tensor], more: list[torch.Tensor] | None = None
 
     Returns:
         The chunks (int32, n x 2), the table (int64, a row for each tensor), and what all bf16 addresses are multiples
-        of, in bytes. The table is new in each call, because gradients get new addresses in every step; its copy to the
-        GPU is not waited for.
+        of, in bytes. Gradients have new addresses in every step, and so the table is new in each call.
     """
     for tensor in (tensor for column in columns for tensor in column):
         if tensor.dtype != torch.bfloat16 or not tensor.is_contiguous():
             raise ValueError(f"expected contiguous bf16 tensors, got {tensor.dtype} with strides {tensor.stride()}")
     sizes = tuple(tensor.numel() for tensor in columns[0])
-    addresses = [[tensor.data_ptr() for tensor in column] for column in columns]
-    all_bits = reduce(int.__or__, (address for column in addresses for address in column))
-    rows = list(zip(sizes, *addresses, *([[tensor.data_ptr() for tensor in more]] if more else []), strict=True))
+    addresses = [[tensor.data_ptr() for tensor in column] for column in (*columns, *([more] if more else []))]
+    aligned = all(address % 16 == 0 for column in addresses[: len(columns)] for address in column)
     device = columns[0][0].device
+    rows = list(zip(sizes, *addresses, strict=True))
     pinned = torch.tensor(rows, dtype=torch.int64, pin_memory=device.type == "cuda")
-    return _chunks(sizes, device), pinned.to(device, non_blocking=True), 2 if all_bits % 16 else 16
+    return _chunks(sizes, device), pinned.to(device, non_blocking=True), 16 if aligned else 2
 
 
 @lru_cache(maxsize=8)

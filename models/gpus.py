@@ -9,27 +9,21 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Peak:
-    """Dense matrix-multiply peaks of one device in FLOP/s; `fp8` is None where the device has no FP8 units."""
+class Rates:
+    """Dense matrix-multiply peaks in FLOP/s (`fp8` is None without FP8 units), and memory bandwidth in B/s."""
 
     bf16: float
     fp8: float | None
     source: str
-
-
-@dataclass(frozen=True)
-class Rates(Peak):
-    """Peaks, and the memory bandwidth in B/s."""
-
-    bandwidth: float
+    bandwidth: float | None = None
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One product. `driver_name` is a part of the name that the driver gives it; `memory` is in bytes."""
+    """One product."""
 
-    driver_name: str
-    memory: float
+    driver_name: str  # a part of the name that the driver gives it
+    memory: float  # bytes
     datasheet: Rates
     sustained: Rates | None = None
 

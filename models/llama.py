@@ -1,10 +1,9 @@
 """The architecture: torchtitan's Llama 3 with RoPE in real numbers where it is compiled, tied embeddings, and a choice
 of the attention kernel and of fused projections. Sizes are one line each in `FLAVORS`.
-
-models/train_spec.py gives it to torchtitan's Trainer; models/float8.py turns its linear layers into FP8 ones.
 """
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
@@ -65,11 +64,8 @@ def apply_rope(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
     `apply_rotary_emb`: one multiplication instead of six operators on every second number.
 
     Args:
-        x: (batch, seq, heads, head_dim).
+        x: (batch, seq, heads, head_dim), as what is returned; computed in float32.
         rope: (seq, head_dim / 2, 2), float32 cosines and sines.
-
-    Returns:
-        (batch, seq, heads, head_dim) in the dtype of `x`; computed in float32.
     """
     pairs = x.float().unflatten(-1, (-1, 2))
     if not torch.compiler.is_compiling():
@@ -89,9 +85,7 @@ class InnerAttention(nn.Module):
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, enable_gqa: bool) -> torch.Tensor:
         """q: (batch, heads, seq, head_dim); k, v: (batch, kv_heads, seq, head_dim); returns the shape of q."""
-        if self.backend == "auto":
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=enable_gqa)
-        with sdpa_kernel(ATTENTION_BACKENDS[self.backend]):
+        with nullcontext() if self.backend == "auto" else sdpa_kernel(ATTENTION_BACKENDS[self.backend]):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=enable_gqa)
 
 

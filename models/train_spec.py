@@ -48,22 +48,19 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
 def parallelize(model: Llama, parallel_dims: ParallelDims, job_config) -> nn.Module:
     """torchtitan's `parallelize_llama`, which also follows this project's keys of `model.freeze` and of `compile`."""
     freeze(model, job_config.model.freeze)
-    model = _compile_and_parallelize(model, parallel_dims, job_config)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            # The same as torchtitan's average with a division factor of 1; gloo, the CPU's backend, has sums alone.
-            module.set_force_sum_reduction_for_comms(True)
-    return model
-
-
-def _compile_and_parallelize(model: Llama, parallel_dims: ParallelDims, job_config) -> nn.Module:
     keys = job_config.compile
     torch._inductor.config.emulate_precision_casts = keys.emulate_precision_casts
     torch._inductor.config.triton.cudagraphs = keys.cuda_graphs
     torch._inductor.config.max_autotune_pointwise = keys.max_autotune_pointwise
-    if not (keys.enable and "model" in keys.components and keys.scope == "model"):
-        return parallelize_llama(model, parallel_dims, job_config)
-    others = [name for name in keys.components if name != "model"]  # or torchtitan would compile block by block
-    model = parallelize_llama(model, parallel_dims, replace(job_config, compile=replace(keys, components=others)))
-    model.compile(backend=keys.backend)
+    whole = keys.enable and "model" in keys.components and keys.scope == "model"
+    if whole:  # torchtitan would compile block by block
+        others = [name for name in keys.components if name != "model"]
+        job_config = replace(job_config, compile=replace(keys, components=others))
+    model = parallelize_llama(model, parallel_dims, job_config)
+    if whole:
+        model.compile(backend=keys.backend)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # The same as torchtitan's average with a division factor of 1; gloo, the CPU's backend, has sums alone.
+            module.set_force_sum_reduction_for_comms(True)
     return model

@@ -1,14 +1,13 @@
 """The work of a recipe's step, as models/floors.py counts it."""
 
 from experiments.config import recipes
-from experiments.training import preflight
-from models import floors
+from experiments.profiling import table
+from models.floors import Work
 
 
-def work(name: str, *overrides: str, overlays: tuple = ()) -> list[floors.Work]:
-    config = recipes.load(name, overlays, overrides).config
-    return floors.step_work(config, preflight.model_args(config), preflight.fp8_layers(config))
+def work(name: str, *overrides: str, overlays: tuple = ()) -> list[Work]:
+    return table.work(recipes.load(name, overlays, overrides).config)
 
 
-def total(work: list[floors.Work], field: str, *parts: str) -> float:
+def total(work: list[Work], field: str, *parts: str) -> float:
     return sum(getattr(w, field) for w in work if w.part in parts)

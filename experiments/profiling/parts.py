@@ -90,17 +90,17 @@ def step_parts(busy: dict[str, float], profiled_s: float, step_s: float, host_is
     return {part: seconds * step_s / whole for part, seconds in (busy | {IDLE: whole - total}).items()}
 
 
-def top_kernels(kernels: Iterable[Kernel], steps: int, count: int = 60) -> list[dict]:
-    """The kernels that take most time: name, launching operator, part, calls and seconds per step."""
-    rows: dict[tuple, dict] = {}
+def top_kernels(kernels: Iterable[Kernel], steps: int) -> list[dict]:
+    """The 60 kernels that take most time: name, launching operator, part, calls and seconds per step."""
+    seconds: dict[tuple, list[float]] = {}
     for kernel in kernels:
-        op = kernel.callers[0] if kernel.callers else None
-        part = part_of(kernel.name, kernel.callers)
-        new = {"name": kernel.name[:200], "op": op, "part": part, "calls": 0, "s": 0}  # some names are pages long
-        row = rows.setdefault((kernel.name, op, part), new)
-        row["calls"] += 1 / steps
-        row["s"] += kernel.seconds / steps
-    return sorted(rows.values(), key=lambda row: -row["s"])[:count]
+        op, part = next(iter(kernel.callers), None), part_of(kernel.name, kernel.callers)
+        seconds.setdefault((kernel.name[:200], op, part), []).append(kernel.seconds)  # some names are pages long
+    rows = [
+        {"name": name, "op": op, "part": part, "calls": len(s) / steps, "s": sum(s) / steps}
+        for (name, op, part), s in seconds.items()
+    ]
+    return sorted(rows, key=lambda row: -row["s"])[:60]
 
 
 _BACKWARD_NODE = 1  # RecordScope::BACKWARD_FUNCTION

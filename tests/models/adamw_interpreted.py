@@ -14,9 +14,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
-from torchtitan.components.optimizer import OptimizersContainer
 
 from models.fused_adamw import CHUNK, NORM_TILE, STEP_TILE, FusedAdamW, gradient_norm
+from models.optimizer import OptimizersContainer  # by way of models.device, which comes before torchtitan
 from tests.models.interpreter import round_to_nearest
 from tests.models.test_fused_adamw import SETTINGS, check_steps, parameters
 
@@ -26,8 +26,7 @@ SHAPES = [(1,), (3, 5), (STEP_TILE - 1,), (NORM_TILE + 8,), (CHUNK + 1,), (2, CH
 
 @pytest.mark.parametrize("scale", [10.0, 1e-5], ids=["clipped", "not clipped"])
 def test_a_step_is_adamws_in_float32_rounded_to_bf16(scale):
-    ours = parameters(SHAPES)
-    check_steps(FusedAdamW(ours, **SETTINGS), scale, torch.float32)
+    check_steps(FusedAdamW(parameters(SHAPES), **SETTINGS), scale, torch.float32)
 
 
 def test_addresses_of_any_kind_and_groups_with_settings_of_their_own():
@@ -37,18 +36,9 @@ def test_addresses_of_any_kind_and_groups_with_settings_of_their_own():
     check_steps(FusedAdamW(groups, **SETTINGS), 1.0, torch.float32)
 
 
-def test_a_parameter_without_a_gradient_stays():
-    moves, stays = parameters([(40,), (40,)])
-    optimizer, before = FusedAdamW([moves, stays], **SETTINGS), [moves.detach().clone(), stays.detach().clone()]
-    moves.grad = torch.ones_like(moves)
-    optimizer.step()
-    assert not torch.equal(moves, before[0]) and torch.equal(stays, before[1])
-    assert stays not in optimizer.state
-
-
-def test_clipping_is_for_one_step():
-    [p] = parameters([(40,)])
-    optimizer = FusedAdamW([p], **SETTINGS)
+def test_clipping_is_for_one_step_and_a_parameter_without_a_gradient_stays():
+    p, without = parameters([(40,), (40,)])
+    optimizer, before = FusedAdamW([p, without], **SETTINGS), without.detach().clone()
     for expected in (0.01, 1.0):
         p.grad = torch.ones_like(p)
         if expected < 1:
@@ -56,6 +46,7 @@ def test_clipping_is_for_one_step():
         optimizer.state.clear()
         optimizer.step()
         assert optimizer.state[p]["exp_avg"][0].item() == pytest.approx(0.1 * expected, rel=0.01)
+    assert torch.equal(without, before) and without not in optimizer.state
 
 
 def test_the_norm_is_in_float32_and_tells_what_is_not_finite():
@@ -86,9 +77,9 @@ def test_states_of_pytorchs_adamw_load_and_its_own_load_there(how):
     first.step()
     for saved, loads in ((first, second), (second, third)):
         loads.load_state_dict(copy.deepcopy(saved.state_dict()))
-        for ours, theirs in zip(loads.optimizers[0].state.values(), saved.optimizers[0].state.values(), strict=True):
-            assert ours.keys() == theirs.keys()
-            assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+        for state, expected in zip(*(c.optimizers[0].state.values() for c in (loads, saved)), strict=True):
+            assert state.keys() == expected.keys()
+            assert all(torch.equal(state[key], expected[key]) for key in state)
 
 
 def main() -> None:
@@ -101,7 +92,7 @@ def main() -> None:
     copied = nn.Parameter(distribute_tensor(torch.ones(33).bfloat16(), mesh, [Replicate()]))
     sharded = [*model.parameters(), copied]
     whole = [nn.Parameter(p.full_tensor().detach().clone()) for p in sharded]
-    ours, one = FusedAdamW(sharded, **SETTINGS), FusedAdamW(whole, **SETTINGS)
+    optimizers = [FusedAdamW(each, **SETTINGS) for each in (sharded, whole)]
     for _ in range(2):
         model(torch.randn(4, 6).bfloat16()).square().sum().backward()
         copied.grad = DTensor.from_local(torch.full((33,), 2.0).bfloat16(), mesh, [Replicate()])
@@ -109,7 +100,7 @@ def main() -> None:
             w.grad = p.grad.full_tensor().clone()
         norms = [gradient_norm([p.grad for p in each]) for each in (sharded, whole)]
         torch.testing.assert_close(*norms, rtol=1e-6, atol=0)
-        for optimizer, norm in zip((ours, one), norms, strict=True):
+        for optimizer, norm in zip(optimizers, norms, strict=True):
             optimizer.clip(norm, 1.0)
             optimizer.step()
             optimizer.zero_grad()

@@ -71,12 +71,11 @@ def test_the_operator_is_one_that_compilers_can_trust():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_layers_results_are_those_of_plain_operators(dtype, keep_weight, monkeypatch):
     skip_unless_multiplied("tensorwise")
-    ours = results(Fp8Linear.from_float(linear(dtype), Products("tensorwise", keep_weight=keep_weight)), dtype)
+    made = results(Fp8Linear.from_float(linear(dtype), Products("tensorwise", keep_weight=keep_weight)), dtype)
     for module in (fp8_linear, fp8_operands):
         monkeypatch.setattr(module, "in_one_pass", plain)
     expected = results(Fp8Linear.from_float(linear(dtype), Products("tensorwise")), dtype)
-    for mine, theirs in zip(ours, expected, strict=True):
-        assert torch.equal(mine, theirs)
+    assert all(map(torch.equal, made, expected))
 
 
 @pytest.mark.parametrize("keep_weight", [True, False])

@@ -1,12 +1,14 @@
 """FP8 products on a CPU: the operator where it is right and fast, kept off oneDNN or emulated where it is not."""
 
 import json
+import platform
+import re
 import sys
 
 import pytest
 import torch
 
-from models import float8, fp8_product
+from models import device, float8, fp8_product
 from models.fp8_product import EMULATED, OPERATOR, WITHOUT_ONEDNN
 from tests import processes
 from tests.make_runs import write_run
@@ -36,30 +38,21 @@ def times(monkeypatch, **seconds: float) -> None:
     monkeypatch.setattr(fp8_product, "_seconds", measure)
 
 
-def test_a_fast_operator_is_used_as_it_is(monkeypatch):
-    times(monkeypatch, onednn=2.0, kept_off=2.0)
-    assert fp8_product.choose(rowwise=False).how == OPERATOR
-
-
-def test_a_slow_operator_is_kept_off_onednn(monkeypatch):
-    times(monkeypatch, onednn=400.0, kept_off=2.0)
-    found = fp8_product.choose(rowwise=False)
-    assert found.how == WITHOUT_ONEDNN
-    if "refuses" not in found.why:
-        assert "kept off oneDNN, with which it takes over 30 times as long as float32 for e4m3 x e4m3" in found.why
-
-
-def test_what_stays_slow_is_emulated(monkeypatch):
-    times(monkeypatch, onednn=400.0, kept_off=400.0)
-    found = fp8_product.choose(rowwise=True)
-    assert found.how == EMULATED and "multiplied in float32, because torch._scaled_mm" in found.why
-
-
-def test_what_is_wrong_is_emulated(monkeypatch):
+@pytest.mark.parametrize(
+    ("onednn", "kept_off", "factor", "how", "why"),
+    [
+        (2.0, 2.0, 1, OPERATOR, "is right and fast"),
+        (400.0, 2.0, 1, WITHOUT_ONEDNN, "kept off oneDNN, with which it (takes over 30 times as long|refuses)"),
+        (400.0, 400.0, 1, EMULATED, "in float32, because torch._scaled_mm .*over 30 times as long as float32 for e4m3"),
+        (2.0, 2.0, 1.1, EMULATED, "gives a wrong e4m3 x e4m3 with one scale per tensor"),
+    ],
+)
+def test_an_operator_is_used_where_it_is_right_and_fast(onednn, kept_off, factor, how, why, monkeypatch):
     operator = torch._scaled_mm
-    monkeypatch.setattr(torch, "_scaled_mm", lambda *a, **k: operator(*a, **k) * 1.1)
-    found = fp8_product.choose(rowwise=False)
-    assert found.how == EMULATED and "gives a wrong e4m3 x e4m3 with one scale per tensor" in found.why
+    monkeypatch.setattr(torch, "_scaled_mm", lambda *a, **k: operator(*a, **k) * factor)
+    times(monkeypatch, onednn=onednn, kept_off=kept_off)
+    product = fp8_product.choose(rowwise=False)
+    assert product.how == how and re.search(why, product.why)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -95,12 +88,12 @@ def test_with_fewer_instruction_sets_products_are_right(environment, monkeypatch
     code = """
 import json, torch
 from models import fp8_product
-found = fp8_product.choose(rowwise=False)
+product = fp8_product.choose(rowwise=False)
 torch.ones(1024, 256, dtype=torch.bfloat16) @ torch.ones(256, 256, dtype=torch.bfloat16)  # as training would
 a, b = torch.randn(64, 32).to(torch.float8_e4m3fn), torch.randn(48, 32).to(torch.float8_e4m3fn).t()
 one = torch.tensor(1.0)
 error = (torch._scaled_mm(a, b, one, one, out_dtype=torch.float32) - a.float() @ b.float()).abs().max().item()
-print(json.dumps([found.how, error]))
+print(json.dumps([product.how, error]))
 """
     how, error = json.loads(processes.run([sys.executable, "-c", code]).stdout)
     assert how in (OPERATOR, WITHOUT_ONEDNN) and error < 1e-4
@@ -125,19 +118,18 @@ def test_the_report_says_how_products_were_computed(tmp_path):
     for seed in (0, 1):
         path = tmp_path / f"b{seed}"
         write_run(path, "tensorwise_fp8_compiled", seed=seed, fp8_product={"how": WITHOUT_ONEDNN, "why": why})
-    said = [line for line in notes(rows_of(compare([tmp_path]))) if line.startswith("FP8 products")]
-    assert said == [f"FP8 products: {why} (tensorwise_fp8_compiled seeds 0, 1)."]
+    lines = [line for line in notes(rows_of(compare([tmp_path]))) if line.startswith("FP8 products")]
+    assert lines == [f"FP8 products: {why} (tensorwise_fp8_compiled seeds 0, 1)."]
 
 
-def test_the_manifest_names_the_processor(monkeypatch):
-    from models import device
-
+@pytest.mark.parametrize(
+    ("cpuinfo", "sets"),
+    [
+        ({"Features": "fp asimd evtstrm sve2 bf16", "CPU part": "0xd4f"}, ["asimd", "sve2", "bf16"]),  # a Grace
+        ({"flags": "fpu smep smx fma avx2"}, ["fma", "avx2"]),
+    ],
+)
+def test_the_manifest_names_the_processor(cpuinfo, sets, monkeypatch):
+    monkeypatch.setattr(device, "_cpuinfo", lambda: cpuinfo)
     facts = device.hardware()
-    assert facts["cpu"] == device.cpu_name() and facts["cpu"]
-    if "avx2" in device._cpuinfo().get("flags", ""):
-        assert "avx2" in facts["cpu_instruction_sets"]
-    monkeypatch.setattr(device, "_cpuinfo", lambda: {"Features": "fp asimd evtstrm sve2 bf16", "CPU part": "0xd4f"})
-    assert device.instruction_sets() == ["asimd", "sve2", "bf16"]  # a Grace's
-    monkeypatch.setattr(device, "_cpuinfo", lambda: {"flags": "fpu smep smx fma avx2"})
-    assert device.instruction_sets() == ["fma", "avx2"]
-    assert device.cpu_name()
+    assert facts["cpu_instruction_sets"] == sets and facts["cpu"] == platform.machine()

@@ -1,24 +1,23 @@
 """Fused projections: another arrangement of the same model, whatever the recipe does with it."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
 from experiments.config import recipes
 from experiments.training import preflight
-from models import flops, llama
+from models import llama
 from models.errors import InputError
 from tests.runs import TINY
 
-FUSED = "model.fused_projections=true"
 STACKS = {"attention.wqkv": ("attention.wq", "attention.wk", "attention.wv"),
           "feed_forward.w13": ("feed_forward.w1", "feed_forward.w3")}  # fmt: skip
 BLOCK = ["attention.wqkv", "attention.wo", "feed_forward.w13", "feed_forward.w2"]
 
 
-def config(name, *keys, overlays=("cpu",)):
-    return recipes.load(name, overlays, keys).config
+def config(*keys):
+    return recipes.load("candidate_fused_projections", ["cpu"], keys).config
 
 
 def initialised(fused: bool, seed: int = 0) -> llama.Llama:
@@ -67,22 +66,13 @@ def test_logits_and_gradients_are_the_same():
 # ---- what is known before a run ----
 
 
-def test_the_recipe_counts_the_same_and_leaves_the_flavor_as_it_is():
-    flavor = asdict(llama.FLAVORS["8B-published"])
-    unfused, fused = (preflight.model_args(config("baseline", *keys, overlays=())) for keys in ([], [FUSED]))
-    assert fused.fused_projections and not unfused.fused_projections
-    assert asdict(llama.FLAVORS["8B-published"]) == flavor
-    assert flops.parameters(fused) == flops.parameters(unfused)
-    assert flops.flops_per_token(fused, 4096) == flops.flops_per_token(unfused, 4096)
-
-
 def test_filters_and_freezing_know_the_fused_names():
-    frozen = config("candidate_fused_projections", "model.freeze=['layers.*.attention.wqkv.weight']")
+    frozen = config("model.freeze=['layers.*.attention.wqkv.weight']")
     assert "16 linear layers in tensorwise FP8" in preflight.check_model(frozen)
     keys = "quantize.linear.float8.filter_fqns=[output,layers.*.attention.{}]"
-    assert "12 linear layers" in preflight.check_model(config("candidate_fused_projections", keys.format("wqkv")))
+    assert "12 linear layers" in preflight.check_model(config(keys.format("wqkv")))
     with pytest.raises(InputError, match=r"`layers.\*.attention.wq` matches no linear layer.*attention.wqkv"):
-        preflight.check_model(config("candidate_fused_projections", keys.format("wq")))
+        preflight.check_model(config(keys.format("wq")))
 
 
 # ---- a run ----
@@ -90,7 +80,7 @@ def test_filters_and_freezing_know_the_fused_names():
 
 def test_a_run_in_fp8_proves_itself(train):
     """The fused layers are what runs in FP8, and all of them move; eager, to be quick."""
-    trainer, _ = train(config("candidate_fused_projections", *TINY, "training.steps=1", "compile.enable=false"))
+    trainer, _ = train(config(*TINY, "training.steps=1", "compile.enable=false"))
     record = trainer.proof.record()
     assert record["converted_modules"].keys() == {f"layers.{i}.{name}" for i in range(4) for name in BLOCK}
     assert record["converted_modules"]["layers.0.attention.wqkv"] == [256 + 2 * 128, 256]

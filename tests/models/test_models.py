@@ -10,7 +10,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torchtitan.models.llama3.model.model import apply_rotary_emb, precompute_freqs_cis
 
 from experiments.config import recipes
-from models import float8, flops, llama
+from models import device, float8, flops, llama
 from models.errors import InputError
 from models.fp8_linear import Fp8Linear, Products
 
@@ -66,6 +66,7 @@ def test_formulas_describe_the_model_that_is_built(flavor, fused):
     with torch.device("meta"):
         model = llama.Llama(args)
     assert sum(p.numel() for p in model.parameters()) == flops.parameters(args)
+    assert flops.parameters(args) == flops.parameters(llama.FLAVORS[flavor])
     built = {name: tuple(m.weight.shape) for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     assert built == flops.linear_shapes(args)
 
@@ -81,25 +82,19 @@ def test_tied_head_stays_tied_after_initialisation():
     assert len(list(model.parameters())) == 11  # 7 linears and 2 norms in the layer, the last norm, one embedding
 
 
-@pytest.mark.parametrize("backend", ["flash", "math"])
+@pytest.mark.parametrize("backend", ["flash", "math", pytest.param("cudnn", marks=pytest.mark.gpu)])
 def test_attention_backends_agree(backend):
-    q, k, v = (torch.randn(1, heads, 32, 16) for heads in (4, 2, 2))
-    auto = llama.InnerAttention("auto")(q, k, v, enable_gqa=True)
-    torch.testing.assert_close(llama.InnerAttention(backend)(q, k, v, enable_gqa=True), auto, rtol=1e-4, atol=1e-5)
+    q, k, v = (torch.randn(1, heads, 64, 64, device=device.TYPE, dtype=torch.bfloat16, requires_grad=True)
+               for heads in (4, 2, 2))  # fmt: skip
+    auto, chosen = (llama.InnerAttention(name)(q, k, v, enable_gqa=True) for name in ("auto", backend))
+    torch.testing.assert_close(chosen, auto, rtol=0.02, atol=0.02)  # bf16's rounding is 0.004
+    chosen.sum().backward()
+    assert k.grad.isfinite().all()
 
 
 def test_an_attention_kernel_without_grouped_heads_is_no_choice():
     with pytest.raises(InputError, match="model.attention_backend: expected 'auto', 'flash', 'cudnn' or 'math'"):
         recipes.load("baseline", [], ["model.attention_backend=efficient"])
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("backend", llama.ATTENTION_BACKENDS)
-def test_attention_backends_train_grouped_heads_on_a_gpu(backend):
-    q, k, v = (torch.randn(1, heads, 64, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-               for heads in (4, 2, 2))  # fmt: skip
-    llama.InnerAttention(backend)(q, k, v, enable_gqa=True).sum().backward()
-    assert k.grad.isfinite().all()
 
 
 # ---- which layers FP8 converts ----
@@ -123,22 +118,20 @@ def test_auto_filter_drops_small_layers():
     assert {name.split(".", 2)[2] for name in chosen} == set(IN_A_BLOCK) - {"attention.wk", "attention.wv"}
 
 
-@pytest.mark.parametrize("pattern", ["lm_head", "outpu", "attention.wk", "wq"])
-def test_a_filter_that_matches_nothing_is_an_error(pattern):
-    with pytest.raises(InputError, match=f"`{pattern}` matches no linear layer.*output"):
-        float8.choose_modules(meta_model("cpu"), "tensorwise", [pattern])
-
-
-@pytest.mark.parametrize("patterns", [["*"], ["output", float8.AUTO_FILTER]])
-def test_nothing_left_to_convert_is_an_error(patterns):
-    with pytest.raises(InputError, match="would convert no layer"):
-        float8.choose_modules(meta_model("cpu"), "tensorwise", patterns)
-
-
-def test_sizes_that_fp8_cannot_do_are_an_error():
-    model = nn.Sequential(nn.Linear(64, 40), nn.Linear(40, 64))
-    with pytest.raises(InputError, match="0 is 40 x 64, and FP8 needs multiples of 16.*2 such layers"):
-        float8.choose_modules(model, "tensorwise", [])
+@pytest.mark.parametrize(
+    ("patterns", "sentence"),
+    [
+        (["lm_head"], "`lm_head` matches no linear layer.*output"),
+        (["wq"], "`wq` matches no linear layer.*output"),
+        (["*"], "would convert no layer"),
+        (["output", float8.AUTO_FILTER], "would convert no layer"),
+        ([], "0 is 40 x 64, and FP8 needs multiples of 16.*2 such layers"),
+    ],
+)
+def test_a_wrong_choice_of_layers_is_an_error(patterns, sentence):
+    model = meta_model("cpu") if patterns else nn.Sequential(nn.Linear(64, 40), nn.Linear(40, 64))
+    with pytest.raises(InputError, match=sentence):
+        float8.choose_modules(model, "tensorwise", patterns)
 
 
 def test_gpu_without_fp8_names_the_recipe_to_use(monkeypatch):

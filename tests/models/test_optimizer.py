@@ -1,4 +1,4 @@
-"""The optimizer: stochastic rounding, and what is refused. This project's own kernels: test_fused_adamw.py."""
+"""The optimizer with stochastic rounding. This project's own kernels: test_fused_adamw.py."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ from torch import nn
 
 from experiments.config import recipes
 from models import optimizer
-from models.errors import InputError
 from tests.runs import ONE_DEVICE
 
 
@@ -49,19 +48,3 @@ def test_stochastic_rounding_keeps_updates_that_rounding_to_the_nearest_loses():
     assert torch.equal(nearest[large], start[large])
     update = (stochastic.float() - start.float())[large] * exact[large].sign()
     assert update.mean().item() == pytest.approx(exact[large].abs().mean().item(), rel=0.3)
-
-
-@pytest.mark.parametrize(
-    "overrides, message",
-    [
-        (["optimizer.stochastic_rounding=true", "training.dtype=float32"], "rounds bf16 weights"),
-        (["optimizer.early_step_in_backward=true"], "no gradients for the proof to look at; set it to false"),
-        (["compile.cuda_graphs=true"], "set compile.enable to true"),
-        (["compile.enable=true", "compile.cuda_graphs=true", "training.global_batch_size=1024"],
-         "set training.global_batch_size to -1"),
-        (["optimizer.built=before_conversion", "compile.enable=true"], "set compile.enable to false"),
-    ],
-)  # fmt: skip
-def test_contradictions_are_found_before_the_run(overrides, message):
-    with pytest.raises(InputError, match=message):
-        recipes.load("baseline", ["cpu"], overrides)
