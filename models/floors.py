@@ -4,11 +4,9 @@ A kernel needs at least its FLOPs over the peak of their precision, and at least
 the larger of the two is its floor. Kernels run one after another, so the floors of a step add up.
 
 Products and attention read their operands and write their results. What stands between two of them is read once and
-written once, however many kernels do it. So a floor is the same for an eager and a compiled recipe: they differ in how
-far above it they stay. No floor has: gaps between kernels (`IDLE`), a second look at the same data (as when the largest
-value of a tensor must be known before its cast), and communication between GPUs.
-
-`python -m experiments.roofline NAME --gpu h200` prints the floors of a recipe.
+written once, however many kernels do it, so that an eager and a compiled recipe have the same floor. No floor has: gaps
+between kernels (`IDLE`), a second look at the same data (as when the largest value of a tensor must be known before its
+cast), and communication between GPUs.
 """
 
 from collections.abc import Collection, Iterator
@@ -47,15 +45,12 @@ def step_floors(work: list[Work], rates: Rates) -> dict[str, float]:
 
 
 def step_work(config, args, fp8_layers: Collection[str]) -> list[Work]:
-    """What one optimizer step of a recipe has to do.
+    """What one optimizer step of a recipe has to do. Raises `InputError` for a setting whose work is not known here.
 
     Args:
         config: a resolved recipe's `JobConfig`.
         args: its model's arguments.
         fp8_layers: names of the linear layers that run in FP8, as `float8.choose_modules` gives them.
-
-    Raises:
-        InputError: for a setting whose work is not known here.
     """
     if config.training.mixed_precision_param != "bfloat16":
         raise InputError("the roofline knows products of bf16 and FP8: set training.mixed_precision_param to bfloat16")

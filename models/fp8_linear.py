@@ -35,23 +35,14 @@ if tag_nodes := getattr(TagActivationCheckpoint, "tag_nodes", None):
 
 @dataclass(frozen=True)
 class Products:
-    """How a layer multiplies.
+    """How a layer multiplies."""
 
-    Args:
-        recipe_name: a key of `SCALINGS`.
-        fast_backward: let backward products add up within the tensor cores, less exactly, as the forward one does.
-        row_scales: whether products without fast accumulation are given scales of rows. Otherwise they multiply with a
-            scale of 1, and their results are scaled afterwards.
-        emulate: multiply the rounded operands in float32.
-        keep_weight: keep a weight that was cast in one pass for both directions in FP8 until the backward pass: 1 byte
-            a weight, 7 GB for 8 B. Else it is cast anew: under FSDP2 every rank would keep the whole of it, and
-            activation checkpointing asks for less memory.
-    """
-
-    recipe_name: str
-    fast_backward: bool = False
-    row_scales: bool = True
-    emulate: bool = False
+    recipe_name: str  # a key of `SCALINGS`
+    fast_backward: bool = False  # backward products add up within the tensor cores, less exactly, as the forward one
+    row_scales: bool = True  # products without fast accumulation take them; else their results are scaled afterwards
+    emulate: bool = False  # multiply the rounded operands in float32
+    # Keep the FP8 weight that was cast in one pass for both directions until the backward pass: 1 byte a weight, 7 GB
+    # for 8 B. Not under FSDP2, where every rank would keep all of it, nor where activations are recomputed.
     keep_weight: bool = True
 
 

@@ -2,8 +2,7 @@
 
 16 bytes a parameter move between GPU and memory: 2 to read the gradient for the norm, then 8 to read parameter,
 gradient and both moments, and 6 to write all but the gradient. Each pass is one launch over all parameters. PyTorch's
-take 20 bytes, since clipping reads and writes the gradients on its own, and hundreds of launches, each too small for
-the GPU; and its norm of bf16 gradients is in bf16.
+take 20 bytes, since clipping reads and writes the gradients on its own, and hundreds of launches; its norm is in bf16.
 """
 
 from collections.abc import Iterable
@@ -39,9 +38,8 @@ class FusedAdamW(torch.optim.AdamW):
     def clip(self, norm: torch.Tensor, max_norm: float) -> None:
         """Have the next step, and only that, scale the gradients down to `max_norm` as it reads them.
 
-        Args:
-            norm: that of all gradients, a float32 scalar on their device.
-            max_norm: the largest that may stay; they become `torch.nn.utils.clip_grad_norm_`'s, without rounding.
+        `norm` is that of all gradients, a float32 scalar on their device. They become those of
+        `torch.nn.utils.clip_grad_norm_`, without rounding.
         """
         self._norm, self._max_norm = norm, float(max_norm)
 

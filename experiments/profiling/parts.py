@@ -1,9 +1,8 @@
 """Where a step's time goes: the kernels of a profile, sorted into the parts of models/floors.py.
 
-A kernel is recognised by its name and by the operators that launched it. On a CPU there are no kernels, and operators
-take their place, each with its own time without that of operators inside it. A compiled C++ kernel does several things
-at once, so that on a CPU most of FP8's casts count as what they are fused with. On a GPU, too, compare casts and
-element-wise work together with their floors.
+A kernel is recognised by its name and by the operators that launched it. On a CPU operators take the place of kernels,
+each with its own time without that of operators inside it. Compiled kernels do several things at once, and most of
+FP8's casts count as what they are fused with: compare casts and element-wise work together with their floors.
 """
 
 import re
@@ -74,16 +73,10 @@ def busy_seconds(kernels: Iterable[Kernel]) -> dict[str, float]:
 
 
 def step_parts(busy: dict[str, float], profiled_s: float, step_s: float, host_is_device: bool) -> dict[str, float]:
-    """Parts of a steady step that add up to it, from those of a profiled one.
+    """Parts of a steady step of `step_s` that add up to it, from those of a profiled step of `profiled_s`.
 
     Profiling slows the host and not a GPU's kernels: what they leave of a steady step is the time the GPU idles. Where
     the host itself computes, profiling slows everything alike.
-
-    Args:
-        busy: seconds by part of a profiled step.
-        profiled_s: duration of that step.
-        step_s: duration of a steady one, not profiled.
-        host_is_device: there is no GPU.
     """
     total = sum(busy.values())
     whole = max(profiled_s, total) if host_is_device else max(step_s, total)

@@ -37,10 +37,8 @@ def file_names(labels: Iterable[str]) -> dict[str, str]:
 def turns(variants: list[str], took: dict[str, float], left: Callable[[], float]) -> Iterator[tuple[int, str]]:
     """(round, variant): all variants once, then backwards, then forwards again, while a whole round fits.
 
-    Args:
-        variants: their labels.
-        took: seconds of each variant's last measurement, kept by the caller; a variant that is not in it is left out.
-        left: seconds that are left.
+    The caller keeps in `took` the seconds of each variant's last measurement; a variant that is not in it is left out.
+    `left` gives the seconds that are left.
     """
     order, number = list(variants), 1
     while order:
