@@ -138,8 +138,8 @@ def main(recipe: str, record: str) -> int:
     logging.basicConfig(level=logging.INFO)
     stop = Stop()
     stop.listen()
-    set_rank_environment()
     try:
+        set_rank_environment()
         config = recipes.load(recipe).config
         with tempfile.TemporaryDirectory() as folder:
             config.job.dump_folder = folder
