@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tests/slurm.sh up|down FOLDER: a real Slurm on this host: four nodes of four GPUs that are files, and an srun that
+# tests/launch/slurm.sh up|down FOLDER: a real Slurm on this host: four nodes of four GPUs that are files, and an srun that
 # accepts --environment, as CSCS's does. Needs Debian's munge, slurmctld, slurmd, slurm-client, libslurm-dev and gcc.
 #   up prints the SLURM_CONF to use. PORT (17017) and the four after it are taken.
 set -euo pipefail
