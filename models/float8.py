@@ -183,7 +183,8 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
         name, linear = min(unfit.items())
         raise InputError(
             f"{name} is {linear.out_features} x {linear.in_features}, and FP8 needs multiples of 16: "
-            f"add it to quantize.linear.float8.filter_fqns or choose another model.flavor ({len(unfit)} such layers)"
+            "add it to quantize.linear.float8.filter_fqns or choose another model.flavor or model.sizes "
+            f"({len(unfit)} such layers)"
         )
     return chosen
 

@@ -133,7 +133,7 @@ def _attention(config, args) -> Iterator[Work]:
     Forward two products (scores, output), 4 T seq dim FLOPs without a mask; backward five (scores again, and the
     gradients of v, the probabilities, q and k), 2.5 times as many.
     """
-    t, q, kv, layers = _tokens(config), args.dim, flops.kv_dim(args), args.n_layers
+    t, q, kv, layers = _tokens(config), flops.q_dim(args), flops.kv_dim(args), args.n_layers
     forward = 4 * t * config.training.seq_len * q / 2
     yield from [Work(ATTENTION, layers * 2 * t * (2 * q + 2 * kv), layers * forward)] * _forwards(config)
     # reads q, k, v, the output and its gradient; writes the gradients of q, k, v
@@ -146,13 +146,14 @@ def _elementwise(config, args) -> Iterator[Work]:
     A feature of the residual stream has `b` bytes, of results and operands of products 2, in FP8 as well: an operand is
     written as it is and transposed, 1 + 1.
     """
-    t, b, d, kv, f = _tokens(config), _itemsize(config), args.dim, flops.kv_dim(args), flops.ffn_dim(args)
-    rope = 2 * 2 * (d + kv)
+    t, b, d, f = _tokens(config), _itemsize(config), args.dim, args.hidden_dim
+    rotated = flops.q_dim(args) + flops.kv_dim(args)
+    rope = 2 * 2 * rotated  # with the norms of queries and keys, which read their inputs again in the backward pass
     sum_and_norm = (b + 2) * d + (b + 2) * d  # reads stream and a product's result; writes the sum and an operand
     forward = 2 * sum_and_norm + rope + 2 * (2 * f + f)  # SwiGLU reads two results and writes an operand
     # Each layer behind a norm gives a gradient of its input; also read: the stream and its gradient, which is written.
     behind_norms = 2 if args.fused_projections else 5
-    backward = behind_norms * 2 * d + 2 * (3 * b * d) + rope
+    backward = behind_norms * 2 * d + 2 * (3 * b * d) + rope + 2 * rotated * args.qk_norm
     backward += 2 * (f + 2 * f) + 2 * (2 * f)  # SwiGLU reads a gradient and both results; writes both gradients
     repeated = (_forwards(config) - 1) * (forward - (b + 2) * d)  # ends before w2: no result to read, no sum to write
     yield Work(ELEMENTWISE, args.n_layers * t * (forward + repeated + backward))

@@ -1,26 +1,23 @@
 """FLOPs and bytes: pure functions of a model's configuration, the same for every recipe.
 
-`args` is anything with the fields of torchtitan's `TransformerModelArgs` (and `enable_weight_tying`,
-`fused_projections`).
+`args` is anything with `dim`, `n_layers`, `n_heads`, `n_kv_heads`, `head_dim`, `hidden_dim` (of the SwiGLU layer),
+`vocab_size`, `qk_norm` (queries and keys are normed), `enable_weight_tying` and `fused_projections`.
 """
 
 
-def ffn_dim(args) -> int:
-    """Width of the SwiGLU layer: 8/3 of `dim`, scaled and rounded up as Llama does."""
-    hidden = int(2 * 4 * args.dim / 3)
-    if args.ffn_dim_multiplier is not None:
-        hidden = int(args.ffn_dim_multiplier * hidden)
-    return -(-hidden // args.multiple_of) * args.multiple_of
+def q_dim(args) -> int:
+    """Features of all query heads: `dim` in a Llama, more or less in others."""
+    return args.n_heads * args.head_dim
 
 
 def kv_dim(args) -> int:
     """Features of all key (or value) heads."""
-    return args.dim // args.n_heads * args.n_kv_heads
+    return args.n_kv_heads * args.head_dim
 
 
 def linear_shapes(args) -> dict[str, tuple[int, int]]:
     """(out_features, in_features) of every linear layer, by module name."""
-    q, kv, ffn = args.dim, kv_dim(args), ffn_dim(args)
+    q, kv, ffn = q_dim(args), kv_dim(args), args.hidden_dim
     rows = {"attention.wq": q, "attention.wk": kv, "attention.wv": kv, "feed_forward.w1": ffn, "feed_forward.w3": ffn}
     if args.fused_projections:
         rows = {"attention.wqkv": q + 2 * kv, "feed_forward.w13": 2 * ffn}
@@ -33,7 +30,7 @@ def linear_shapes(args) -> dict[str, tuple[int, int]]:
 def parameters(args) -> int:
     """Number of parameters; a tied embedding is counted once, as the head."""
     linears = sum(n * k for n, k in linear_shapes(args).values())
-    norms = (2 * args.n_layers + 1) * args.dim
+    norms = (2 * args.n_layers + 1) * args.dim + 2 * args.n_layers * args.head_dim * args.qk_norm
     embedding = 0 if args.enable_weight_tying else args.vocab_size * args.dim
     return linears + norms + embedding
 
@@ -45,7 +42,7 @@ def flops_per_token(args, seq_len: int, causal: bool = False) -> int:
     attention term, because a causal mask leaves half of it to compute; figures made with it carry the word.
     """
     embedding = 0 if args.enable_weight_tying else args.vocab_size * args.dim
-    attention = 12 * args.n_layers * args.dim * seq_len  # heads * head_dim = dim
+    attention = 12 * args.n_layers * q_dim(args) * seq_len
     return 6 * (parameters(args) - embedding) + (attention // 2 if causal else attention)
 
 
@@ -61,19 +58,23 @@ def memory_estimate(
         compiled: compiled kernels recompute some element-wise results instead of keeping them.
         recompute: full activation checkpointing: each layer's input, and one layer's activations at a time.
         shards: devices that FSDP shards parameters, gradients and moments over. Activations and logits are not sharded,
-            and the weights of two blocks are gathered at a time: of the one that computes, and of the next.
+            and the weights of two blocks are gathered at a time: of the one that computes, and of the next. A tied
+            matrix and its gradient are whole from the embedding's forward pass to the end of its backward pass.
     """
     n = parameters(args)
     block = sum(rows * columns for name, (rows, columns) in linear_shapes(args).items() if name.startswith("layers.0."))
-    # Kept for backward per token and layer, in bf16. Of width dim: the inputs of both norms and their outputs, q, k, v,
-    # the attention's output before and after its transposition. Of FFN width: w1's and w3's outputs, silu, the product.
-    per_layer = (7 if compiled else 8) * args.dim + (3 if compiled else 4) * ffn_dim(args)
+    tied = args.vocab_size * args.dim if args.enable_weight_tying else 0
+    # Kept for backward per token and layer, in bf16. Of width dim: the inputs of both norms and their outputs. Of the
+    # heads' width: q, k, v, the attention's output before and after its transposition; q and k before their norms. Of
+    # FFN width: w1's and w3's outputs, silu, the product.
+    of_heads = (3 if compiled else 4) * q_dim(args) + (q_dim(args) + kv_dim(args)) * args.qk_norm
+    per_layer = 4 * args.dim + of_heads + (3 if compiled else 4) * args.hidden_dim
     per_token = args.n_layers * args.dim + per_layer if recompute else args.n_layers * per_layer
     return {
         "parameters": n * param_bytes / shards,
         "gradients": n * param_bytes / shards,
         "optimizer": 2 * n * param_bytes / shards,
-        "gathered": 2 * block * 2 if shards > 1 else 0,  # in bf16
+        "gathered": (2 * block + 2 * tied) * 2 if shards > 1 else 0,  # in bf16
         "activations": 2 * tokens * per_token,
         "logits": tokens * args.vocab_size * (2 + 4 + 4),  # bf16, their float32 copy, its gradient
     }

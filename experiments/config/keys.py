@@ -14,7 +14,39 @@ from torchtitan.config import job_config as titan
 
 
 @dataclass
+class Sizes:
+    """Sizes in place of the flavor's; null keeps them."""
+
+    dim: int | None = None
+    """Features of the residual stream."""
+
+    n_layers: int | None = None
+    """Transformer blocks."""
+
+    n_heads: int | None = None
+    """Heads of queries. A Llama's heads have dim / n_heads features each."""
+
+    n_kv_heads: int | None = None
+    """Heads of keys and values, which divide n_heads."""
+
+    head_dim: int | None = None
+    """Features of a head, where model.name is qwen3."""
+
+    hidden_dim: int | None = None
+    """Width of the SwiGLU layer; a Llama's null is the flavor's rule for dim (8/3 of it, scaled and rounded up)."""
+
+    vocab_size: int | None = None
+    """Rows of the embedding and of the output head; `data.bpe_vocab_size` is the tokenizer's."""
+
+
+@dataclass
 class Model(titan.Model):
+    name: Literal["llama", "qwen3"] = "llama"
+    """The architecture: `llama` (Llama 3) or `qwen3`; its flavors are in models/NAME.py."""
+
+    sizes: Sizes = field(default_factory=Sizes)
+    """Sizes in place of the flavor's, as `{dim: 512, n_layers: 8}`."""
+
     attention_backend: Literal["auto", "flash", "cudnn", "math"] = "auto"
     """Kernel behind scaled_dot_product_attention; `auto` lets PyTorch choose by shape and device."""
 

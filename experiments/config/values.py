@@ -36,6 +36,7 @@ _BELOW_1 = rule(lambda value: 0 <= value < 1, "at least 0 and less than 1")
 _SHARE = rule(lambda value: 0 <= value <= 1, "at least 0 and at most 1")
 _AUTO_OR_COUNT = rule(lambda value: value == -1 or value >= 1, "-1 or at least 1")
 _SECONDS = rule(lambda value: 1 <= value <= 1_000_000, "at least 1 and at most 1,000,000")
+_SIZE = rule(lambda value: 1 <= value <= 1_000_000, "at least 1 and at most 1,000,000")
 _NOT_SUPPORTED = only(False, "not supported")
 _NOT_PARALLEL = only(1, "not supported: FSDP shards the model instead")
 _NO_CODE = only("", "would run code that the recipe names")
@@ -53,7 +54,9 @@ VALUES: dict[str, Rule] = {
     "metrics.log_freq": _AT_LEAST_1,
     "metrics.fp8_ranges_every": _AT_LEAST_0,
     "metrics.save_tb_folder": _RUN_FOLDER,
-    "model.name": only("llama", "there is one architecture"),
+    **{f"model.sizes.{name}": _SIZE for name in ("dim", "n_heads", "n_kv_heads", "head_dim", "hidden_dim")},
+    "model.sizes.vocab_size": _SIZE,
+    "model.sizes.n_layers": rule(lambda value: 1 <= value <= 1000, "at least 1 and at most 1,000"),
     "model.converters": only(["fp8"], "converts nothing until quantize.linear.float8.recipe_name is set"),
     "optimizer.name": only("AdamW", "there is one optimizer"),
     "optimizer.lr": _AT_LEAST_0,

@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import PurePath
 
 import torch
@@ -12,7 +12,8 @@ from experiments.config.recipes import Recipe
 from experiments.corpus import rows
 from experiments.jobs.ranks import number
 from experiments.jobs.shares import BUDGET
-from models import device, float8, flops, llama
+from models import device, float8, flops
+from models.architectures import build, label, model_args
 from models.errors import InputError
 from models.train_spec import freeze
 
@@ -33,15 +34,6 @@ def check_checkpoints(config, budget_s: float | None = None) -> None:
         )
 
 
-def model_args(config) -> llama.LlamaArgs:
-    """The flavor's arguments with the recipe's keys. Raises `InputError` naming the flavors if there is no such one."""
-    if config.model.flavor not in llama.FLAVORS:
-        raise InputError(f"model.flavor {config.model.flavor!r} is not one of {', '.join(llama.FLAVORS)}")
-    args = replace(llama.FLAVORS[config.model.flavor])  # a copy: the flavor stays as it is
-    args.update_from_config(config)
-    return args
-
-
 def check_ranks(config, world_size: int) -> None:
     """Raise `InputError` for what needs whole weights, with several ranks: FSDP shards them."""
     if world_size == 1:
@@ -51,11 +43,6 @@ def check_ranks(config, world_size: int) -> None:
         raise InputError(f"model.fused_projections {sharded} false")
     if config.optimizer.built == "before_conversion":
         raise InputError(f"optimizer.built {sharded} null")
-    if model_args(config).enable_weight_tying:
-        raise InputError(
-            f"model.flavor {config.model.flavor} ties its embeddings, which FSDP would shard twice: "
-            "train it on one GPU, or choose an 8B flavor"
-        )
 
 
 def check_device(config) -> str:
@@ -134,10 +121,10 @@ def fp8_layers(config) -> set[str]:
     return float8.choose_modules(_model(config), keys.recipe_name, keys.filter_fqns) if keys.recipe_name else set()
 
 
-def _model(config) -> llama.Llama:
+def _model(config) -> torch.nn.Module:
     """Its modules by name; no weights."""
     with torch.device("meta"):
-        return llama.Llama(model_args(config))
+        return build(config)
 
 
 def check_model(config) -> str:
@@ -185,7 +172,7 @@ def facts(recipe: Recipe, world_size: int) -> dict:
         "world_size": world_size,
         "hardware": device.hardware(),
         "peak_flops": device.peak_record(),
-        "flavor": config.model.flavor,
+        "flavor": label(config),
         "parameters": flops.parameters(args),
         "flops_per_token": flops.flops_per_token(args, config.training.seq_len),
         "flops_per_token_causal": flops.flops_per_token(args, config.training.seq_len, causal=True),

@@ -39,7 +39,8 @@ from experiments.training.checkpoint import Checkpoints
 from experiments.training.metrics import NOT_STEADY_STEPS, Metrics
 from experiments.training.proof import PROFILED_STEP, RECORDING_STEP, Proof
 from experiments.training.timeline import TIMELINE
-from models import float8, llama, optimizer
+from models import float8, optimizer
+from models.architectures import ARCHITECTURES, model_args
 from models.errors import InputError
 from models.fused_adamw import local
 from models.train_spec import train_spec
@@ -47,23 +48,25 @@ from models.train_spec import train_spec
 
 def _build_dataloader(job_config, **kwargs):
     loader = rows.build_dataloader(job_config=job_config, **kwargs)
-    rows.check_vocabulary(loader.dataset.token_file, llama.FLAVORS[job_config.model.flavor].vocab_size)
+    rows.check_vocabulary(loader.dataset.token_file, model_args(job_config).vocab_size)
     return loader
 
 
-_spec = train_spec(
-    build_dataloader_fn=TIMELINE.marked(_build_dataloader, before="distributed", after="data"),
-    # torchtitan converts the model between building it and building this
-    build_metrics_processor_fn=TIMELINE.marked(Metrics, before="conversion"),
-)
-register_train_spec(
-    "llama",
-    replace(
-        _spec,
-        model_cls=TIMELINE.marked(_spec.model_cls, before="model_build", after="model_build"),
-        build_optimizers_fn=TIMELINE.marked(_spec.build_optimizers_fn, before="model_build"),
-    ),
-)
+for _name in ARCHITECTURES:
+    _spec = train_spec(
+        _name,
+        build_dataloader_fn=TIMELINE.marked(_build_dataloader, before="distributed", after="data"),
+        # torchtitan converts the model between building it and building this
+        build_metrics_processor_fn=TIMELINE.marked(Metrics, before="conversion"),
+    )
+    register_train_spec(
+        _name,
+        replace(
+            _spec,
+            model_cls=TIMELINE.marked(_spec.model_cls, before="model_build", after="model_build"),
+            build_optimizers_fn=TIMELINE.marked(_spec.build_optimizers_fn, before="model_build"),
+        ),
+    )
 
 
 _IDENTITY_SECTIONS = ("model", "optimizer", "lr_scheduler", "training", "quantize")

@@ -268,7 +268,12 @@ def test_a_seed_fits_into_64_bits(seed):
         ("experimental.custom_import=runs.evil", "would run code that the recipe names; set it to '', got 'runs.evil'"),
         ("experimental.custom_args_module=x", "would run code"),
         ("job.custom_config_module=x", "would run code"),
-        ("model.name=x", "there is one architecture; set it to 'llama', got 'x'"),
+        ("model.name=x", "expected 'llama' or 'qwen3', got 'x'"),
+        ("model.sizes.dmi=512", "unknown key; did you mean `dim`?"),
+        ("model.sizes.n_layers=1001", "expected at least 1 and at most 1,000, got 1001"),
+        ("model.sizes.dim=0", "expected at least 1"),
+        ("model.sizes.dim=big", "expected an integer, got 'big'"),
+        ("model.sizes=512", "expected keys below it, got 512"),
         ("model.converters=[]", "converts nothing until quantize.linear.float8.recipe_name is set; set it to"),
         ("parallelism.tensor_parallel_degree=2", "FSDP shards the model instead; set it to 1, got 2"),
         ("compile.backend=foo", "expected 'inductor', 'aot_eager' or 'eager', got 'foo'"),
@@ -329,9 +334,9 @@ def test_all_mistakes_of_all_layers_are_named_although_later_ones_replace_them(w
 
 
 def test_torchtitans_defaults_need_not_suit(tmp_path):
-    (tmp_path / "bare.yaml").write_text("description: bare\nmodel: {converters: [fp8]}\n")
+    (tmp_path / "bare.yaml").write_text("description: bare\n")
     [line] = problems(str(tmp_path / "bare.yaml"))
-    assert line.startswith("torchtitan default: model.name: there is one architecture; set it to 'llama'")
+    assert line.startswith("torchtitan default: model.converters: converts nothing until")
 
 
 def test_a_circle_of_parents(write):

@@ -57,7 +57,6 @@ def test_what_a_run_would_fail_on_is_found_before_it(fails, words, sentence, mon
         (["--budget", "60"], {}, "--budget needs checkpoints"),
         ([], {"STUDY_BUDGET_S": "an hour"}, "the environment variable STUDY_BUDGET_S is 'an hour'"),
         (["model.fused_projections=true"], {"WORLD_SIZE": "2"}, "model.fused_projections needs whole weights"),
-        (["model.flavor=llama3.2-1B"], {"WORLD_SIZE": "2"}, "model.flavor llama3.2-1B ties its embeddings"),
         (["optimizer.built=before_conversion"], {"WORLD_SIZE": "2"}, "optimizer.built needs whole weights"),
         ([], {"WORLD_SIZE": "two"}, "the environment variable WORLD_SIZE is 'two': set it to 1 or more, or unset it"),
         ([], {device.MEASURED_PEAK: "fast"}, f"the environment variable {device.MEASURED_PEAK} is 'fast'"),
