@@ -67,7 +67,8 @@ else:
 _TEXTS = "torchtitan.hf_datasets.text_datasets"
 if _TEXTS not in sys.modules:
     sys.modules[_TEXTS] = SimpleNamespace(build_text_dataloader=None, build_text_validation_dataloader=None)
-    import torchtitan.models.llama3  # noqa: F401
+    import torchtitan.models.llama3
+    import torchtitan.models.qwen3  # noqa: F401
 
     del sys.modules[_TEXTS]
 if titan_utils.device_type != TYPE:
