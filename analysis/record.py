@@ -93,6 +93,7 @@ class Facts(BaseModel):
     phases: dict[str, float] | None = _in("timing.json", "phases")  # of the warm-up, of the last attempt
     compile_cache: Text = _in("timing.json", "compile_cache")
     fp8_share: float | None = _in("proof.json", "fp8_share_of_matmul_flops")  # of the linear layers, as profiled
+    fp8_share_of_steps: float | None = _in("proof.json", "fp8_share_of_steps")  # less than 1 with phases in bf16
     fp8_emulated: bool | None = _in("proof.json", "emulated")
     fp8_product: Text = _in("manifest.json", "fp8_product", "why")  # how FP8 matrices were multiplied, and why so
     fp8_flops: float | None = _in("proof.json", "fp8_flops")  # per step of one device
@@ -134,8 +135,9 @@ class Run:
         """The run's row of the final table: what is recorded, and what follows from its windows; see `Frames`."""
         facts, tokens = self.facts, self.tokens_per_step
         memory, mfu = (_finite(self.windows[name]) for name in ("peak_memory_bytes", "mfu_logged"))
-        hidden = {"study_budget_s", "diff", "fp8_flops", "fp8_flops_expected"}
+        hidden = {"study_budget_s", "diff", "fp8_flops", "fp8_flops_expected", "fp8_share_of_steps"}
         return facts.model_dump(exclude=hidden) | {
+            "fp8_share": None if facts.fp8_share is None else facts.fp8_share * self._fp8_steps,
             "code_changed": None if facts.commit is None else facts.diff is not None,
             "orphans": None if facts.orphans is None else len(facts.orphans),
             "steps": self.steps,
@@ -149,6 +151,11 @@ class Run:
             "date": facts.start and facts.start[:10],
             **{name: known(value) for name, value in self._rates(tokens or math.nan).items()},
         }
+
+    @property
+    def _fp8_steps(self) -> float:
+        """The share of its steps that are in FP8: all, where the record is from before there were phases."""
+        return 1.0 if self.facts.fp8_share_of_steps is None else self.facts.fp8_share_of_steps
 
     def final_loss(self) -> float | None:
         """Mean over the last tenth of the steps, as far as they were logged; None where one is not finite."""
@@ -172,7 +179,7 @@ class Run:
         per_device = median / (facts.world_size or math.nan)
         fp8_flops = math.nan if facts.fp8_flops is None else facts.fp8_flops
         useful = min(fp8_flops, facts.fp8_flops_expected or math.inf)  # not what is computed twice; NaN if the first is
-        in_fp8 = useful * (facts.world_size or math.nan) / tokens
+        in_fp8 = useful * self._fp8_steps * (facts.world_size or math.nan) / tokens
         return {
             "tokens_per_s": median,
             "tokens_per_s_q1": tokens / np.quantile(seconds, 0.75),

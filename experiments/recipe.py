@@ -20,6 +20,7 @@ CONSOLE = Console(highlight=False, soft_wrap=True)
 GROUPS = {
     "": "Further recipes",
     "candidates": "Candidates, one change each",
+    "phases": "Phases: FP8 for a part of the steps",
     "puzzle": "Puzzle: does FP8 learn on one GPU?",
     "overlays": "Overlays: where, and how big",
     "studies": "Studies",

@@ -195,6 +195,12 @@ def converted_modules(model: nn.Module) -> dict[str, nn.Linear]:
     return {name.replace("_orig_mod.", ""): m for name, m in model.named_modules() if isinstance(m, layers)}
 
 
+def switch(model: nn.Module, on: bool) -> None:
+    """Have the FP8 layers multiply in FP8, or as `nn.Linear` does; torchao's always multiply in FP8."""
+    for layer in converted_modules(model).values():
+        layer.in_fp8 = on
+
+
 def fp8_products(layer: nn.Linear) -> int:
     """How many of an FP8 layer's three products have FP8 operands; torchao's is used where all of them have."""
     return 2 if isinstance(layer, Fp8Linear) and layer.how.recipe_name == "rowwise_with_gw_hp" else 3

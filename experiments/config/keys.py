@@ -97,6 +97,14 @@ class Float8Linear(titan.Float8Linear):
     fast_accumulation_in_backward: bool = False
     """Let the backward products, too, add up within the tensor cores, as the forward one does: less exact."""
 
+    first_step: int | str | None = None
+    """First step in FP8, those before it are in bf16: a number, or `after_warmup` of `lr_scheduler.warmup_steps`;
+    null: the run starts in FP8."""
+
+    last_step: int | str | None = None
+    """Last step in FP8, those after it are in bf16: a number, or `before_last_tenth` of `training.steps`; null: the
+    run ends in FP8."""
+
 
 @dataclass
 class QuantizedLinear(titan.QuantizedLinear):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
+from experiments.config.phases import first_and_last
 from experiments.config.values import VALUES, shown
 from experiments.config.yaml_source import Entries, nested
 
@@ -98,7 +99,7 @@ def contradictions(config: "Config", entries: Entries) -> list[str]:
     defaults = [(key, message) for key, rule in VALUES.items() if (message := rule(values[key]))]
     return [
         f"{entries[key].origin if key in entries else 'torchtitan default'}: {key}: {message}"
-        for key, message in (*defaults, *_conflicts(config), *_fp8_conflicts(config))
+        for key, message in (*defaults, *_conflicts(config), *_fp8_conflicts(config), *_phase_conflicts(config))
     ]
 
 
@@ -147,6 +148,23 @@ def _fp8_conflicts(config: "Config") -> Iterator[tuple[str, str]]:
     if keys.precompute_float8_dynamic_scale_for_fsdp and not keys.enable_fsdp_float8_all_gather:
         message = "needs enable_fsdp_float8_all_gather: true; set that, or set this to false"
         yield f"{FLOAT8}.precompute_float8_dynamic_scale_for_fsdp", message
+
+
+def _phase_conflicts(config: "Config") -> Iterator[tuple[str, str]]:
+    keys, (first, last) = config.quantize.linear.float8, first_and_last(config)
+    if (first, last) == (None, None):
+        return
+    phases = f"first_step and last_step of {FLOAT8}"
+    if keys.recipe_name is None:
+        yield f"{FLOAT8}.recipe_name", f"is null, so there is no FP8 to switch; set it, or {phases} to null"
+    if last is not None and last < (first or 1):
+        yield f"{FLOAT8}.last_step", f"is step {last}, before first_step, which is {first or 1}: FP8 would never run"
+    if keys.enable_fsdp_float8_all_gather:
+        message = f"gathers weights in FP8, of which bf16 steps cannot be made; set it to false, or {phases} to null"
+        yield f"{FLOAT8}.enable_fsdp_float8_all_gather", message
+    if config.compile.cuda_graphs:
+        message = f"leaves nothing to prove a later phase by; set it to false, or {phases} to null"
+        yield "compile.cuda_graphs", message
 
 
 # ---- for people and editors ----

@@ -30,6 +30,11 @@ def text(pattern: str, words: str) -> Rule:
     return rule(lambda value: isinstance(value, str) and re.fullmatch(pattern, value), words)
 
 
+def _step_or(word: str) -> Rule:
+    accepts = lambda value: value == word or (isinstance(value, int) and value >= 1)  # noqa: E731
+    return rule(accepts, f"a step of at least 1, or {word}")
+
+
 _AT_LEAST_0 = rule(lambda value: 0 <= value < inf, "a finite number of at least 0")
 _AT_LEAST_1 = rule(lambda value: value >= 1, "at least 1")
 _BELOW_1 = rule(lambda value: 0 <= value < 1, "at least 0 and less than 1")
@@ -100,6 +105,8 @@ VALUES: dict[str, Rule] = {
     "activation_checkpoint.selective_ac_option": text(r"op|\d{1,9}", "'op' or a number in quotes"),
     "activation_checkpoint.memory_budget": _SHARE,
     "activation_checkpoint.determinism_check": text(r"default|none", "'default' or 'none'"),
+    "quantize.linear.float8.first_step": _step_or("after_warmup"),
+    "quantize.linear.float8.last_step": _step_or("before_last_tenth"),
     "comm.init_timeout_seconds": _SECONDS,
     "comm.train_timeout_seconds": _SECONDS,
     "comm.trace_buf_size": _AT_LEAST_0,

@@ -111,11 +111,11 @@ def _record(trainer, directory, move_bar) -> None:
     from experiments.training.metrics import JsonLines
     from experiments.training.trainer import TIMELINE
 
-    lines, metrics, timed = None, trainer.metrics_processor, False
+    lines, metrics, warm_up = None, trainer.metrics_processor, {}
 
     def on_resume(step: int) -> None:
         nonlocal lines
-        directory.take_over(step)
+        trainer.proof.take_over(directory.take_over(step), step)
         lines = JsonLines(directory.path / "metrics.jsonl")
 
     def on_window(line: dict) -> None:
@@ -123,12 +123,12 @@ def _record(trainer, directory, move_bar) -> None:
         move_bar(window=describe(line))
 
     def on_step(step: int) -> None:
-        nonlocal timed
         move_bar(completed=step)
-        if not timed:
-            timed = True
-            warm_up = {"warm_up_s": sum(TIMELINE.phases.values()), "phases": TIMELINE.phases}
-            directory.write_json("timing.json", warm_up | {"compile_cache": compile_cache.state()})
+        if first := not warm_up:
+            warm_up["warm_up_s"], warm_up["phases"] = sum(TIMELINE.phases.values()), TIMELINE.phases
+            warm_up["compile_cache"] = compile_cache.state()
+        if first or step in trainer.switches:
+            directory.write_json("timing.json", warm_up | {"switches": trainer.switches})
         if step == trainer.proof.profiled_step:
             directory.write_json("proof.json", trainer.proof.record())
 

@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 import torch
 
+from experiments.config.phases import fp8_steps
 from experiments.config.recipes import Recipe
 from experiments.corpus import rows
 from experiments.jobs.ranks import number
@@ -132,9 +133,17 @@ def check_model(config) -> str:
     args = model_args(config)
     name = config.quantize.linear.float8.recipe_name
     freeze(_model(config), config.model.freeze)
-    precision = f"{len(fp8_layers(config))} linear layers in {name} FP8" if name else "no FP8"
+    precision = f"{len(fp8_layers(config))} linear layers in {name} FP8{_when(config)}" if name else "no FP8"
     per_token = flops.flops_per_token(args, config.training.seq_len) / 1e9
     return f"{flops.parameters(args) / 1e9:.3g} B parameters, {per_token:.4g} GFLOP per token, {precision}"
+
+
+def _when(config) -> str:
+    """Which steps are in FP8, where not all of them are."""
+    in_fp8, steps = fp8_steps(config), config.training.steps
+    if len(in_fp8) == steps:
+        return ""
+    return f" in steps {in_fp8[0]} to {in_fp8[-1]} of {steps}" if in_fp8 else f" in none of the {steps} steps"
 
 
 def check_data(config) -> str:

@@ -2,6 +2,7 @@
 
 Three claims, checked while the run trains and kept in proof.json; a claim that does not hold stops the run:
   1. an FP8 recipe has converted layers, and in one profiled step `aten::_scaled_mm` did the FLOPs they account for;
+     where FP8 is switched on and off, one step of each phase is profiled, and `aten::_scaled_mm` did none in bf16;
   2. every trainable parameter is in the optimizer;
   3. every one of them moved in the first optimizer step, where its gradient and its dtype allow it.
 A recipe that leaves parameters out of the optimizer on purpose (`optimizer.built`) has those orphans on record instead.
@@ -50,12 +51,14 @@ class Proof:
     recipe_name: str | None  # quantize.linear.float8.recipe_name, None for a run in bf16
     tokens: int  # of one forward pass on this rank: batch times sequence
     passes_per_step: int = 1  # gradient accumulation
+    fp8_share_of_steps: float = 1.0  # less where a part of the run is in bf16
     allow_orphans: bool = False  # trainable parameters in no optimizer are what the recipe is about
     orphans: list[str] = field(default_factory=list)
     parameters: dict = field(default_factory=dict)
     gemm_flops: dict[str, int] = field(default_factory=dict)
     attention: list[str] = field(default_factory=list)
     profiled_step: int | None = None
+    phases: dict[int, dict] = field(default_factory=dict)  # by first step: what the profile of one step of it showed
 
     def __post_init__(self):
         self.converted = float8.converted_modules(self.model)
@@ -64,6 +67,11 @@ class Proof:
         self._check_optimizer()
         self._witnesses: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # indices and values before the step
         self._resumed = False
+
+    def take_over(self, record: dict, step: int) -> None:
+        """Phases that an earlier attempt at the run profiled, by its record, up to the `step` that was resumed from."""
+        phases = record.get("phases", {}).items()
+        self.phases = {int(first): phase for first, phase in phases if phase["profiled_step"] <= step}
 
     @property
     def emulated(self) -> bool:
@@ -78,8 +86,8 @@ class Proof:
 
     @property
     def fp8_flops(self) -> int:
-        """FLOPs per step that `aten::_scaled_mm`, or a compiled kernel in its place, was seen to do."""
-        return sum(count for name, count in self.gemm_flops.items() if "_scaled_mm" in name)
+        """FLOPs per step that `aten::_scaled_mm`, or a compiled kernel in its place, was last seen to do."""
+        return _in_fp8(self.gemm_flops)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         return {n.replace("_orig_mod.", ""): p for n, p in self.model.named_parameters() if p.requires_grad}
@@ -140,36 +148,54 @@ class Proof:
         self._witnesses = {}
 
     @contextmanager
-    def profile(self, step: int):
-        """Claim 1: profile what runs inside, and count the FLOPs of its matrix multiplications by operator."""
+    def profile(self, step: int, first: int = 1, in_fp8: bool = True):
+        """Claim 1: profile what runs inside, and count the FLOPs of its matrix multiplications by operator.
+
+        `first` is the phase's first step, `in_fp8` whether the phase is in FP8, where the recipe is.
+        """
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
             yield
         events = profiler.events()
         self.profiled_step, self.gemm_flops = step, count_gemm_flops(events)
         self.attention = sorted({_ATTENTION_OPS[event.name] for event in events if event.name in _ATTENTION_OPS})
+        self.phases[first] = {"in_fp8": in_fp8, "profiled_step": step, "gemm_flops": self.gemm_flops}
         if self.emulated:
             return
-        if self.fp8_flops < 0.99 * self.fp8_flops_expected:  # more where activation checkpointing computes twice
+        if not in_fp8 and self.fp8_flops:
+            raise ProofError(
+                f"in step {step} aten::_scaled_mm did {self.fp8_flops:.3e} FLOPs, and the recipe has this step in bf16"
+            )
+        expected = 0.99 * self.fp8_flops_expected  # more where activation checkpointing computes twice
+        if in_fp8 and self.fp8_flops < expected:
             raise ProofError(
                 f"in step {step} aten::_scaled_mm did {self.fp8_flops:.3e} FLOPs, and the {len(self.converted)} "
                 f"converted layers account for {self.fp8_flops_expected:.3e}: not (all) of the FP8 recipe ran in FP8"
             )
 
     def record(self) -> dict:
-        """The contents of proof.json."""
-        total = sum(self.gemm_flops.values())
+        """The contents of proof.json; FLOPs and shares are those of the last phase in FP8, if there is one."""
+        last = max(self.phases, key=lambda first: (self.phases[first]["in_fp8"], first))
+        gemm_flops = self.phases[last]["gemm_flops"]
+        total = sum(gemm_flops.values())
         return {
             "recipe_name": self.recipe_name,
             "emulated": self.emulated,
             "converted_modules": {name: list(m.weight.shape) for name, m in self.converted.items()},
-            "profiled_step": self.profiled_step,
-            "gemm_flops": self.gemm_flops,
-            "fp8_flops": self.fp8_flops,
+            "profiled_step": self.phases[last]["profiled_step"],
+            "gemm_flops": gemm_flops,
+            "fp8_flops": _in_fp8(gemm_flops),
             "fp8_flops_expected": self.fp8_flops_expected,
-            "fp8_share_of_matmul_flops": self.fp8_flops / total if total else None,
+            "fp8_share_of_matmul_flops": _in_fp8(gemm_flops) / total if total else None,
+            "fp8_share_of_steps": self.fp8_share_of_steps,
+            "phases": {first: self.phases[first] for first in sorted(self.phases)},
             "attention": ", ".join(self.attention) or None,
             "parameters": self.parameters,
         }
+
+
+def _in_fp8(gemm_flops: dict[str, int]) -> int:
+    """FLOPs of FP8 products, of those by operator or kernel."""
+    return sum(count for name, count in gemm_flops.items() if "_scaled_mm" in name)
 
 
 def count_gemm_flops(events) -> dict[str, int]:

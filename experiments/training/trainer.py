@@ -5,7 +5,8 @@ What is called, in this order; `*` marks what this project adds or adds to:
     train
       checkpointer.load                   * the newest whole checkpoint, if there is one    checkpoint.py
       should_continue_training            * last step? asked to stop? the first time: records go on from this step
-      train_step                          * watch the optimizer (first step), profile (third)             proof.py
+      train_step                          * switch FP8 on or off by the step's number            models/float8.py
+                                          * watch the optimizer (first step), profile (third of a phase)  proof.py
         batch_generator                   * count tokens
         forward_backward_step             * keep each micro-batch's loss
         clip_grad_norm_                   * our norm; clip here, or within a fused optimizer       models/optimizer.py
@@ -31,14 +32,15 @@ import torchtitan.train as titan
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.protocols.train_spec import register_train_spec
 
-from experiments.config.rules import flat
+from experiments.config.phases import first_and_last, fp8_steps
+from experiments.config.rules import FLOAT8, flat
 from experiments.corpus import rows
 from experiments.jobs.signals import Interrupted, Stop
 from experiments.training import compile_cache
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.metrics import NOT_STEADY_STEPS, Metrics
 from experiments.training.proof import PROFILED_STEP, RECORDING_STEP, Proof
-from experiments.training.timeline import TIMELINE
+from experiments.training.timeline import TIMELINE, compiled_s
 from models import float8, optimizer
 from models.architectures import ARCHITECTURES, model_args
 from models.errors import InputError
@@ -85,6 +87,7 @@ def _identity(config, data: str) -> dict:
     sections = {name: asdict(getattr(config, name)) for name in _IDENTITY_SECTIONS}
     del sections["training"]["steps"], sections["training"]["dataset_path"], sections["model"]["hf_assets_path"]
     keys = dict(flat(sections)) | {"debug.seed": config.debug.seed, "data": data}
+    keys |= zip((f"{FLOAT8}.first_step", f"{FLOAT8}.last_step"), first_and_last(config), strict=True)
     return keys | {"processes": dist.get_world_size()}
 
 
@@ -112,12 +115,14 @@ class Trainer(titan.Trainer):
         training = job_config.training
         if training.dtype == training.mixed_precision_param:
             self.maybe_enable_amp = nullcontext()  # nothing to cast; autocast would only slow down every operator
+        self.fp8_steps = fp8_steps(job_config)
         self.proof = Proof(
             model=self.model_parts[0],
             optimizers=list(self.optimizers),
             recipe_name=job_config.quantize.linear.float8.recipe_name,
             tokens=training.local_batch_size * training.seq_len,
             passes_per_step=self.gradient_accumulation_steps,
+            fp8_share_of_steps=len(self.fp8_steps) / training.steps,
             allow_orphans=convert_late,
         )
         self.data = self.dataloader.dataset.token_file.path.name
@@ -127,6 +132,8 @@ class Trainer(titan.Trainer):
         self._stop_code = 0
         self._micro_losses: list[torch.Tensor] = []
         self._steps_done = 0  # by this process: fewer than self.step after a resume
+        self._phase = self._steps_in_phase = 0  # its first step; steps of it that this process did
+        self.switches: dict[int, dict] = {}  # by step: whether to FP8, and what torch.compile took of it
         TIMELINE.mark("optimizer")
 
     def init_distributed(self):
@@ -199,22 +206,44 @@ class Trainer(titan.Trainer):
     def train_step(self, data_iterator):
         metrics = self.metrics_processor
         saved_before = self.checkpointer._should_save(self.step - 1)  # between two steps: this one's time holds it
+        self._enter_phase()
         self._steps_done += 1
+        self._steps_in_phase += 1
         if self._steps_done == 1:
             metrics.clock.start()
         self._micro_losses.clear()
         clip = patch.object(titan.dist_utils, "clip_grad_norm_", self._clip)  # torchtitan has no hook for it
+        compiled_before = compiled_s()
         with self._observed(), clip:
             super().train_step(data_iterator)
+        if self.step in self.switches:
+            self.switches[self.step]["compile_s"] = compiled_s() - compiled_before
         metrics.losses.append(torch.stack(self._micro_losses).sum())
         if self._steps_done == 1:
             device.synchronize()
             TIMELINE.end_first_step()
         if self._profiles():  # by now all is compiled
             compile_cache.save(self.job_config)
-        if self._steps_done <= NOT_STEADY_STEPS or saved_before:
+        settling = self._steps_in_phase <= PROFILED_STEP  # a switch may compile, and the third step is profiled
+        if self._steps_done <= NOT_STEADY_STEPS or settling or saved_before:
             metrics.not_steady.append(self.step)
         metrics.end_step(self.step)
+
+    def _enter_phase(self) -> None:
+        """Switch FP8 on or off where this step asks for it: by its number, whichever step a resumed run begins with."""
+        phase = self._phase_of(self.step)
+        if phase == self._phase:
+            return
+        in_fp8 = self.step in self.fp8_steps
+        float8.switch(self.model_parts[0], in_fp8)
+        if self._steps_done:
+            self.switches[self.step] = {"in_fp8": in_fp8}
+        self._phase, self._steps_in_phase = phase, 0
+        self.metrics_processor.fp8_flops_per_token = 0.0  # until a step of the phase is profiled
+
+    def _phase_of(self, step: int) -> int:
+        """The first step of the phase that `step` belongs to."""
+        return max(first for first in (1, self.fp8_steps.start, self.fp8_steps.stop) if first <= step)
 
     @contextmanager
     def _observed(self):
@@ -223,7 +252,8 @@ class Trainer(titan.Trainer):
         if self._steps_done == 1:
             watch = self.optimizers.register_step_pre_hook(lambda *_: self.proof.before_step())
         profiled = self._profiles()
-        with self.proof.profile(self.step) if profiled else nullcontext():
+        phase = {"first": self._phase, "in_fp8": self.step in self.fp8_steps}
+        with self.proof.profile(self.step, **phase) if profiled else nullcontext():
             yield
         if watch:
             watch.remove()
@@ -233,10 +263,10 @@ class Trainer(titan.Trainer):
             self.metrics_processor.fp8_flops_per_token = useful / (self.proof.tokens * self.proof.passes_per_step)
 
     def _profiles(self) -> bool:
-        """Whether this step is the profiled one; in a run that ends before that, its last step is."""
+        """Whether this step is its phase's profiled one; in a phase that ends before that, its last step is."""
         chosen = RECORDING_STEP if self.job_config.compile.cuda_graphs else PROFILED_STEP
-        last = self.step == self.job_config.training.steps
-        return self._steps_done == chosen or (self._steps_done < chosen and last)
+        last = self.step == self.job_config.training.steps or self._phase_of(self.step + 1) != self._phase
+        return self._steps_in_phase == chosen or (self._steps_in_phase < chosen and last)
 
     def _clip(self, parameters: list[torch.nn.Parameter], max_norm: float, **_) -> torch.Tensor:
         """Clip gradients as torchtitan does, or within the optimizer's step; not if their norm is not finite."""

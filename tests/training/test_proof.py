@@ -87,6 +87,19 @@ def test_a_run_that_is_not_what_its_recipe_says_fails(harm, sentence):
         record_of_step(model, optimizer, x)
 
 
+def test_products_of_the_other_phase_fail():
+    model, _, x = build()
+    proof = Proof(model, [], "tensorwise", TOKENS, allow_orphans=True)
+    with (
+        pytest.raises(ProofError, match="did .* FLOPs, and the recipe has this step in bf16"),
+        proof.profile(1, in_fp8=False),
+    ):
+        model(x)
+    float8.switch(model, on=False)
+    with pytest.raises(ProofError, match=r"did 0.000e\+00 FLOPs, and the 2 converted"), proof.profile(5, first=4):
+        model(x)
+
+
 def test_parameter_without_gradient_fails():
     model, _, x = build()
     model.unused = nn.Parameter(torch.ones(4))
