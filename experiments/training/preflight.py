@@ -146,11 +146,11 @@ def _when(config) -> str:
     return f" in steps {in_fp8[0]} to {in_fp8[-1]} of {steps}" if in_fp8 else f" in none of the {steps} steps"
 
 
-def check_data(config) -> str:
+def check_data(config, world_size: int = 1) -> str:
     """The token file, prepared if it is not there yet, and that the model has a row for each of its tokens."""
     token_file = rows.prepare(config)
     rows.check_vocabulary(token_file, model_args(config).vocab_size)
-    return rows.describe(token_file, config)
+    return rows.describe(token_file, config, world_size)
 
 
 def all_checks(config, world_size: int) -> Iterator[tuple[str, str]]:
@@ -160,7 +160,7 @@ def all_checks(config, world_size: int) -> Iterator[tuple[str, str]]:
     yield "model", check_model(config)
     yield "device", check_device(config)
     yield "memory", check_memory(config, world_size)
-    yield "data", check_data(config)
+    yield "data", check_data(config, world_size)
 
 
 def facts(recipe: Recipe, world_size: int) -> dict:
