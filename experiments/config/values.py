@@ -97,6 +97,7 @@ VALUES: dict[str, Rule] = {
     "activation_checkpoint.selective_ac_option": text(r"op|\d{1,9}", "'op' or a number in quotes"),
     "activation_checkpoint.memory_budget": _SHARE,
     "activation_checkpoint.determinism_check": text(r"default|none", "'default' or 'none'"),
+    "comm.nccl_max_ctas": rule(lambda value: 1 <= value <= 64, "at least 1 and at most 64"),
     "comm.init_timeout_seconds": _SECONDS,
     "comm.train_timeout_seconds": _SECONDS,
     "comm.trace_buf_size": _AT_LEAST_0,

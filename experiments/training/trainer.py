@@ -34,7 +34,7 @@ from torchtitan.protocols.train_spec import register_train_spec
 from experiments.config.rules import flat
 from experiments.corpus import rows
 from experiments.jobs.signals import Interrupted, Stop
-from experiments.training import compile_cache
+from experiments.training import collectives, compile_cache
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.metrics import NOT_STEADY_STEPS, Metrics
 from experiments.training.proof import PROFILED_STEP, RECORDING_STEP, Proof
@@ -116,6 +116,7 @@ class Trainer(titan.Trainer):
             tokens=training.local_batch_size * training.seq_len,
             passes_per_step=self.gradient_accumulation_steps,
             allow_orphans=convert_late,
+            sharding=collectives.sharding(job_config, self.parallel_dims),
         )
         self.data = self.dataloader.dataset.token_file.path.name
         self.checkpointer.identity = json.loads(json.dumps(_identity(job_config, self.data)))
@@ -128,6 +129,8 @@ class Trainer(titan.Trainer):
 
     def init_distributed(self):
         """As torchtitan's; one rank alone has only itself to wait for, for which it needs no NCCL."""
+        if ctas := self.job_config.comm.nccl_max_ctas:
+            os.environ["NCCL_MAX_CTAS"] = str(ctas)  # read when a communicator is created
         alone = {device.TYPE: "gloo"} if os.environ["WORLD_SIZE"] == "1" else {}
         with patch.dict(dist.Backend.default_device_backend_map, alone):
             return super().init_distributed()
