@@ -21,6 +21,7 @@ GROUPS = {
     "": "Further recipes",
     "candidates": "Candidates, one change each",
     "puzzle": "Puzzle: does FP8 learn on one GPU?",
+    "ladder": "Ladder: the steps to FP8 all-gather on several GPUs",
     "overlays": "Overlays: where, and how big",
     "studies": "Studies",
 }

@@ -4,6 +4,7 @@ One process stands for rank 0 of several: the backend `fake` takes every collect
 are recorded the same way is part of test_study_processes.
 """
 
+import os
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -13,11 +14,13 @@ import torch
 import torch.distributed as dist
 from torch.autograd import DeviceType
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torchtitan import train as titan
 from torchtitan.distributed import ParallelDims
 
 from experiments.config import recipes
 from experiments.training import collectives
 from experiments.training.proof import Proof, ProofError
+from experiments.training.trainer import Trainer
 from models import float8, llama
 from models.train_spec import parallelize
 
@@ -99,6 +102,12 @@ def test_a_run_that_promises_fp8_and_sends_bf16_fails(monkeypatch):
 
 
 _IN_BF16 = {"enable_fsdp_float8_all_gather": False}
+
+
+def test_nccl_is_told_its_thread_blocks_before_it_starts(config, monkeypatch):
+    monkeypatch.setattr(titan.Trainer, "init_distributed", lambda self: os.environ["NCCL_MAX_CTAS"])
+    config.comm.nccl_max_ctas = 8
+    assert Trainer.init_distributed(SimpleNamespace(job_config=config)) == "8"
 
 
 def kernel(name: str, start: float, end: float, **more) -> SimpleNamespace:
