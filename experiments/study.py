@@ -1,12 +1,13 @@
 """Run a study: several recipes and seeds, one process a run, as many at once as there are GPUs; then the table.
 
-    python -m experiments.study [NAME…] [--overlay O]… [--seeds 0,1,2] [--out DIR] [key.path=value …]
+    python -m experiments.study [NAME…] [--overlay O]… [--seeds 0,1,2] [--processes N] [--out DIR] [key.path=value …]
     python -m experiments.study DIR        goes on with an unfinished study, skipping what is complete
 
-NAME is a file of recipes/studies/, or recipes to compare. A run that fails does not stop the others. Each run compiles
-anew, so that all warm-ups compare. `--budget S` ends the study within S seconds: all its runs stop at about the same
-step, and are compared over the steps that all of them have made. Exit codes: 1 if any failed, 2 for bad input, 75 if
-runs are to be gone on with (SIGUSR1, --budget), 130 after SIGTERM or Ctrl-C.
+NAME is a file of recipes/studies/, or recipes to compare. With `--processes N` each run takes N GPUs. A run that fails
+does not stop the others. Each run compiles anew, so that all warm-ups compare. `--budget S` ends the study within S
+seconds: all its runs stop at about the same step, and are compared over the steps that all of them have made. Exit
+codes: 1 if any failed, 2 for bad input, 75 if runs are to be gone on with (SIGUSR1, --budget), 130 after SIGTERM or
+Ctrl-C.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from experiments.config.studies import AUTO, DEFAULT, PLAN, Study, load, read
 from experiments.jobs import placement
 from experiments.jobs.exit_codes import complain, leave
 from experiments.jobs.files import lock, new_folder, out_directory, read_json, write_whole
-from experiments.jobs.ranks import number
+from experiments.jobs.ranks import process_count
 from experiments.jobs.runner import Run, run_all
 from experiments.jobs.shares import BUDGET, CHECKPOINT_RATE, END_S, Shares
 from experiments.jobs.signals import COME_BACK, FOR_GOOD, Stop, budget_seconds
@@ -50,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
         _check_folder(study, out)
         if args.dry_run:
             return _dry_run(study, out, console)
+        placement.gpus_for(study.processes)
         shares = _shares(study, args.budget) if args.budget else None
         out = out if args.out or (out / PLAN).exists() else new_folder(out)
         console.print(escape(f"Into {out}"), soft_wrap=True)
@@ -72,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("names", nargs="*", metavar="NAME", help="a study, recipes, or an unfinished study's directory")
     parser.add_argument("--overlay", action="append", metavar="O", help="instead of the study's overlays")
     parser.add_argument("--seeds", metavar="0,1,2", help="instead of the study's seeds")
+    parser.add_argument("--processes", type=process_count, metavar="N", help="of each run, instead of the study's")
     parser.add_argument("--out", type=out_directory, metavar="DIR", help="directory (default: a new one under runs/)")
     parser.add_argument(
         "--budget", type=budget_seconds, metavar="S", help="end within S seconds, all runs after equally many steps"
@@ -86,11 +89,12 @@ def _resolve(args) -> tuple[Study, Path]:
     names = [name for name in args.names if name not in overrides] or [DEFAULT]
     study, out = load(names), args.out
     if (Path(names[0]) / PLAN).exists():
-        if args.overlay or args.seeds or overrides or args.out:
+        if args.overlay or args.seeds or args.processes or overrides or args.out:
             raise InputError("an unfinished study goes on as it was started: leave the other arguments out")
         return study, Path(names[0])
     study.overlays = args.overlay or study.overlays
     study.overrides += overrides
+    study.processes = args.processes or study.processes
     if args.seeds:
         seeds = [seed.strip() for seed in args.seeds.split(",")]
         if not all(seed.isdecimal() for seed in seeds):
@@ -108,22 +112,22 @@ def _prepare(study: Study, console: Console) -> None:
     if AUTO in study.overlays:
         from experiments.training import scale  # torch: seconds, which a misspelt name need not wait for
 
-        chosen, why = scale.choose_scale()
+        chosen, why = scale.choose_scale(study.processes)
         place = study.overlays.index(AUTO)
         study.overlays[place : place + 1] = chosen
         console.print(escape(f"Scale: {why}."), soft_wrap=True)
     if study.baseline not in study.recipes:
         raise InputError(f"the study's baseline {study.baseline} is not one of its recipes: {', '.join(study.recipes)}")
-    number("WORLD_SIZE", 1, least=1)  # the check of the data reads it
     configs = list(_configs(study))
     from experiments.training import preflight
     from models import device
 
     for config in configs:
         preflight.check_model(config)
+        preflight.check_ranks(config, study.processes)
         preflight.check_checkpoints(config)
     os.environ.setdefault(device.MEASURED_PEAK, str(device.peak().bf16))
-    data = [preflight.check_data(config) for config in configs][0]
+    data = [preflight.check_data(config, study.processes) for config in configs][0]
     console.print(escape(f"Data: {data}."), soft_wrap=True)
 
 
@@ -144,9 +148,10 @@ def _shares(study: Study, budget: float) -> Shares:
     from models import device
 
     os.environ[BUDGET] = str(math.ceil(budget))
-    checkpoint = max(map(preflight.checkpoint_bytes, _configs(study)))
+    checkpoint = max(map(preflight.checkpoint_bytes, _configs(study)))  # of all ranks together
     left = budget - device.seconds_since_process_start() - TABLE_S
-    shares = Shares(left, len(placement.gpus()), END_S + checkpoint / CHECKPOINT_RATE)
+    places = len(placement.gpus()) // placement.gpus_for(study.processes)
+    shares = Shares(left, places, END_S + checkpoint / CHECKPOINT_RATE)
     if shares.over:
         least = math.ceil(TABLE_S + shares.end_s)
         raise InputError(f"--budget {budget:g} is too little: ending a run and the table alone take {least} s")
@@ -161,7 +166,9 @@ def _incomplete(study: Study, out: Path, console: Console) -> Iterator[Run]:
         if read_json(directory / "manifest.json").get("status") == "completed":
             console.print(escape(f"complete already: {directory}"), soft_wrap=True)
         else:
-            yield Run(f"{recipe} seed {seed}", directory, [recipe, "--seed", str(seed), *shared])
+            arguments = [recipe, "--seed", str(seed), *shared, "--out", str(directory)]
+            arguments += ["--processes", str(study.processes)] if study.processes > 1 else []
+            yield Run(f"{recipe} seed {seed}", directory, arguments, study.processes)
 
 
 def _dry_run(study: Study, out: Path, console: Console) -> int:
@@ -171,6 +178,7 @@ def _dry_run(study: Study, out: Path, console: Console) -> int:
     for run in _incomplete(study, out, console):
         config = recipes.load(run.arguments[0], study.overlays, study.overrides).config
         work = f"{config.training.steps} steps, {preflight.check_model(config)}"
+        work += f", {run.processes} processes" if run.processes > 1 else ""
         console.print(escape(f"would run {run.title}: {work}, into {run.directory}"), soft_wrap=True)
     return 0
 

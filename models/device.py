@@ -157,7 +157,8 @@ def peak() -> Rates:
     if measured := os.environ.get(MEASURED_PEAK):
         with suppress(ValueError):
             if 0 < float(measured) < math.inf:
-                return Rates(float(measured), None, "measured: fastest of 20 bf16 GEMMs, once for the study")
+                share = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if TYPE == "cpu" else 1  # processes share the cores
+                return Rates(float(measured) / share, None, "measured: fastest of 20 bf16 GEMMs, once for the study")
         raise InputError(f"the environment variable {MEASURED_PEAK} is {measured!r}: set it to FLOP/s, or unset it")
     n, device = 1024 if TYPE == "cpu" else 8192, torch.device(TYPE)
     own = torch.Generator(device)  # or a run's initial weights would depend on whether this was measured

@@ -29,6 +29,7 @@ class Study(BaseModel):
     seeds: list[int] = Field(min_length=1)
     overlays: list[str]
     overrides: list[str] = []
+    processes: int = Field(1, ge=1)  # of each run: one a GPU, which FSDP2 shards the model over
 
     def runs(self) -> Iterator[tuple[str, int]]:
         """(recipe, seed) in the order in which they run: a seed's recipes one after the other."""

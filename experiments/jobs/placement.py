@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from experiments.jobs.signals import STUDY_PID
+from models.errors import InputError
 
 
 def gpus() -> list[str | None]:
@@ -17,6 +18,22 @@ def gpus() -> list[str | None]:
     import torch
 
     return [str(index) for index in range(torch.cuda.device_count())] or [None]
+
+
+def gpus_for(processes: int) -> int:
+    """How many of `gpus` a run of some processes takes: one each; without GPUs the machine is one, for all.
+
+    Raises `InputError` if there are not so many.
+    """
+    there = gpus()
+    if there == [None]:
+        return 1
+    if processes > len(there):
+        raise InputError(
+            f"a run of {processes} processes needs {processes} GPUs, and {len(there)} are here: lower `processes`, or "
+            "start it where there are as many"
+        )
+    return processes
 
 
 def start(

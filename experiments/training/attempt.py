@@ -40,14 +40,11 @@ def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
     from experiments.training import preflight
     from experiments.training.run_directory import RunDirectory
 
-    preflight.check_ranks(recipe.config, world_size)
-    preflight.check_checkpoints(recipe.config, stop.budget_s)
+    check(recipe.config, world_size, stop)
     facts = preflight.facts(recipe, world_size) if rank == 0 else None
     if not out and world_size > 1:  # each would make its own
         raise InputError("a run of several processes needs --out DIR, so that all of them write to the same place")
-    if not out:
-        study = new_folder(Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
-        out = study / recipe.name / f"seed{recipe.config.debug.seed}"
+    out = out or new_directory(recipe)
     directory = RunDirectory(out, recipes.to_yaml(recipe), facts) if facts else None
     recipe.config.job.dump_folder = str(out)
     try:
@@ -65,6 +62,20 @@ def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
         Console(soft_wrap=True, highlight=False).print(escape(line))
     _leave(end)
     return end.code
+
+
+def check(config, world_size: int, stop: Stop) -> None:
+    """Raise `InputError` for keys that so many processes or a time budget rule out."""
+    from experiments.training import preflight
+
+    preflight.check_ranks(config, world_size)
+    preflight.check_checkpoints(config, stop.budget_s)
+
+
+def new_directory(recipe) -> Path:
+    """Where a run goes that was not told: a new folder under runs/, laid out as a study's."""
+    study = new_folder(Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
+    return study / recipe.name / f"seed{recipe.config.debug.seed}"
 
 
 def _train(recipe, world_size: int, directory, move_bar, stop: Stop) -> End:

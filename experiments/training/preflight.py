@@ -152,11 +152,11 @@ def check_model(config) -> str:
     return f"{flops.parameters(args) / 1e9:.3g} B parameters, {per_token:.4g} GFLOP per token, {precision}"
 
 
-def check_data(config) -> str:
+def check_data(config, world_size: int = 1) -> str:
     """The token file, prepared if it is not there yet, and that the model has a row for each of its tokens."""
     token_file = rows.prepare(config)
     rows.check_vocabulary(token_file, model_args(config).vocab_size)
-    return rows.describe(token_file, config)
+    return rows.describe(token_file, config, world_size)
 
 
 def all_checks(config, world_size: int) -> Iterator[tuple[str, str]]:
@@ -166,7 +166,7 @@ def all_checks(config, world_size: int) -> Iterator[tuple[str, str]]:
     yield "model", check_model(config)
     yield "device", check_device(config)
     yield "memory", check_memory(config, world_size)
-    yield "data", check_data(config)
+    yield "data", check_data(config, world_size)
 
 
 def facts(recipe: Recipe, world_size: int) -> dict:
