@@ -99,6 +99,8 @@ class Facts(BaseModel):
     fp8_flops: float | None = _in("proof.json", "fp8_flops")  # per step of one device
     fp8_flops_expected: float | None = _in("proof.json", "fp8_flops_expected")  # without what is computed twice
     attention: Text = _in("proof.json", "attention")  # whose kernels computed it
+    gathered_bytes: Count = _in("proof.json", "collectives", "gathered_bytes")  # of weights in a step; of several ranks
+    reduced_bytes: Count = _in("proof.json", "collectives", "reduced_bytes")  # of gradients
     orphans: list | None = _in("proof.json", "parameters", "orphans")  # trainable, but in no optimizer, as asked
 
 

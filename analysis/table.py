@@ -188,9 +188,15 @@ def _differences(rows: list[dict]) -> list[str]:
         for column, name in _NAMED.items()
         if len(_kinds(rows, column)) > 1
     ]
+    if sent := [row | {"sent": _sent(row)} for row in rows if row["gathered_bytes"]]:
+        lines.append(f"Sent among the ranks in a step: {_by_kind(sent, 'sent')}.")
     if _kinds(rows, "fp8_product"):
         lines.append(f"FP8 products: {_by_kind(rows, 'fp8_product')}.")
     return lines
+
+
+def _sent(row: dict) -> str:
+    return f"gathered {row['gathered_bytes'] / 1e6:,.1f} MB, reduced {row['reduced_bytes'] / 1e6:,.1f} MB"
 
 
 def _warnings(rows: list[dict]) -> list[str]:

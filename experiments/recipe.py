@@ -22,6 +22,7 @@ GROUPS = {
     "candidates": "Candidates, one change each",
     "phases": "Phases: FP8 for a part of the steps",
     "puzzle": "Puzzle: does FP8 learn on one GPU?",
+    "ladder": "Ladder: the steps to FP8 all-gather on several GPUs",
     "overlays": "Overlays: where, and how big",
     "studies": "Studies",
 }

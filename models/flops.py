@@ -4,6 +4,9 @@
 `vocab_size`, `qk_norm` (queries and keys are normed), `enable_weight_tying` and `fused_projections`.
 """
 
+import math
+from collections.abc import Collection, Mapping, Sequence
+
 
 def q_dim(args) -> int:
     """Features of all query heads: `dim` in a Llama, more or less in others."""
@@ -44,6 +47,33 @@ def flops_per_token(args, seq_len: int, causal: bool = False) -> int:
     embedding = 0 if args.enable_weight_tying else args.vocab_size * args.dim
     attention = 12 * args.n_layers * q_dim(args) * seq_len
     return 6 * (parameters(args) - embedding) + (attention // 2 if causal else attention)
+
+
+def fsdp_bytes(
+    shapes: Mapping[str, Sequence[int]],
+    shards: int,
+    fp8: Collection[str] = (),
+    gathered: int = 2,
+    reshard: str = "default",
+) -> tuple[int, int]:
+    """Bytes that one forward and backward pass all-gathers and reduce-scatters: of whole weights, of whole gradients.
+
+    The embedding and the blocks are gathered twice, since FSDP2 frees them after their forward pass; the last norm and
+    the head, whose backward pass follows at once, are gathered once.
+
+    Args:
+        shapes: of the parameters, by name, unsharded. FSDP2 pads rows to a multiple of `shards`.
+        fp8: names of those that are cast to FP8 before they are gathered.
+        gathered: bytes of an element of the other weights; gradients are reduced in float32.
+        reshard: torchtitan's `parallelism.fsdp_reshard_after_forward`; always and never make exceptions.
+    """
+    weights = gradients = 0
+    for name, (rows, *columns) in shapes.items():
+        elements = -(-rows // shards) * shards * math.prod(columns)
+        freed = reshard == "always" or reshard == "default" and name.startswith(("tok_embeddings.", "layers."))
+        weights += elements * (1 if name in fp8 else gathered) * (2 if freed else 1)
+        gradients += elements * 4
+    return weights, gradients
 
 
 def memory_estimate(

@@ -124,6 +124,13 @@ class Metrics(titan.Metrics):
 
 
 @dataclass
+class Comm(titan.Comm):
+    nccl_max_ctas: int | None = None
+    """Most thread blocks, each on a multiprocessor of its own, that NCCL uses for a collective (NCCL_MAX_CTAS); null
+    leaves it to NCCL and the environment. GPUs only."""
+
+
+@dataclass
 class Debug(titan.Debug):
     seed: int = 0
     """Seed of the weights and of the order of the data; every run has one."""
@@ -162,5 +169,6 @@ class Config(titan.JobConfig):
     compile: Compile = field(default_factory=Compile)
     quantize: Quantize = field(default_factory=Quantize)
     metrics: Metrics = field(default_factory=Metrics)
+    comm: Comm = field(default_factory=Comm)
     debug: Debug = field(default_factory=Debug)
     data: Data = field(default_factory=Data)

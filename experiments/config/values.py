@@ -107,6 +107,7 @@ VALUES: dict[str, Rule] = {
     "activation_checkpoint.determinism_check": text(r"default|none", "'default' or 'none'"),
     "quantize.linear.float8.first_step": _step_or("after_warmup"),
     "quantize.linear.float8.last_step": _step_or("before_last_tenth"),
+    "comm.nccl_max_ctas": rule(lambda value: 1 <= value <= 64, "at least 1 and at most 64"),
     "comm.init_timeout_seconds": _SECONDS,
     "comm.train_timeout_seconds": _SECONDS,
     "comm.trace_buf_size": _AT_LEAST_0,

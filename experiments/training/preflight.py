@@ -54,6 +54,8 @@ def check_device(config) -> str:
         raise InputError("model.attention_backend cudnn needs a GPU: on a CPU there are auto, flash and math")
     if device.TYPE == "cpu" and config.compile.cuda_graphs:
         raise InputError("compile.cuda_graphs needs a GPU: set it to false")
+    if device.TYPE == "cpu" and config.comm.nccl_max_ctas:
+        raise InputError("comm.nccl_max_ctas needs GPUs, between which NCCL sends: set it to null")
     compiles = "torchao's optimizer" if config.optimizer.stochastic_rounding else ""
     compiles = "compile.enable" if config.compile.enable else compiles
     if device.TYPE == "cpu" and compiles and not shutil.which(compiler := os.environ.get("CXX", "g++").split(" ")[0]):

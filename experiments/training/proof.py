@@ -3,6 +3,7 @@
 Three claims, checked while the run trains and kept in proof.json; a claim that does not hold stops the run:
   1. an FP8 recipe has converted layers, and in one profiled step `aten::_scaled_mm` did the FLOPs they account for;
      where FP8 is switched on and off, one step of each phase is profiled, and `aten::_scaled_mm` did none in bf16;
+     several ranks sent no more bytes of weights than the recipe's precision takes (collectives.py);
   2. every trainable parameter is in the optimizer;
   3. every one of them moved in the first optimizer step, where its gradient and its dtype allow it.
 A recipe that leaves parameters out of the optimizer on purpose (`optimizer.built`) has those orphans on record instead.
@@ -16,8 +17,10 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd import DeviceType
+from torch.profiler import profile
 
+from experiments.training import collectives
 from models import float8
 from models.fused_adamw import local
 
@@ -53,10 +56,12 @@ class Proof:
     passes_per_step: int = 1  # gradient accumulation
     fp8_share_of_steps: float = 1.0  # less where a part of the run is in bf16
     allow_orphans: bool = False  # trainable parameters in no optimizer are what the recipe is about
+    sharding: collectives.Sharding | None = None  # of several ranks
     orphans: list[str] = field(default_factory=list)
     parameters: dict = field(default_factory=dict)
     gemm_flops: dict[str, int] = field(default_factory=dict)
     attention: list[str] = field(default_factory=list)
+    sent: dict | None = None  # of several ranks, see collectives.record
     profiled_step: int | None = None
     phases: dict[int, dict] = field(default_factory=dict)  # by first step: what the profile of one step of it showed
 
@@ -153,12 +158,14 @@ class Proof:
 
         `first` is the phase's first step, `in_fp8` whether the phase is in FP8, where the recipe is.
         """
-        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        with profile(activities=collectives.activities(self.sharding), record_shapes=True) as profiler:
             yield
-        events = profiler.events()
+        events = [event for event in profiler.events() if event.device_type == DeviceType.CPU]
         self.profiled_step, self.gemm_flops = step, count_gemm_flops(events)
         self.attention = sorted({_ATTENTION_OPS[event.name] for event in events if event.name in _ATTENTION_OPS})
         self.phases[first] = {"in_fp8": in_fp8, "profiled_step": step, "gemm_flops": self.gemm_flops}
+        if self.sharding:
+            self._check_wire(profiler)
         if self.emulated:
             return
         if not in_fp8 and self.fp8_flops:
@@ -170,6 +177,20 @@ class Proof:
             raise ProofError(
                 f"in step {step} aten::_scaled_mm did {self.fp8_flops:.3e} FLOPs, and the {len(self.converted)} "
                 f"converted layers account for {self.fp8_flops_expected:.3e}: not (all) of the FP8 recipe ran in FP8"
+            )
+
+    def _check_wire(self, profiler) -> None:
+        """The second half of claim 1."""
+        shapes = {name.replace("_orig_mod.", ""): p.shape for name, p in self.model.named_parameters()}
+        weights = [f"{name}.weight" for name in self.converted]
+        expected = self.sharding.expected(shapes, weights, self.passes_per_step)
+        self.sent = collectives.record(profiler, self.sharding) | expected
+        gathered, promised = (self.sent[key] for key in ("gathered_bytes", "gathered_bytes_expected"))
+        if self.sharding.fp8 and gathered > promised:
+            raise ProofError(
+                f"in step {self.profiled_step} ranks gathered {gathered:,} bytes of weights, and with those of "
+                f"{len(weights)} converted layers in FP8 it would be {promised:,}: not (all) of what "
+                "enable_fsdp_float8_all_gather promises was sent in FP8"
             )
 
     def record(self) -> dict:
@@ -190,6 +211,7 @@ class Proof:
             "phases": {first: self.phases[first] for first in sorted(self.phases)},
             "attention": ", ".join(self.attention) or None,
             "parameters": self.parameters,
+            "collectives": self.sent,
         }
 
 

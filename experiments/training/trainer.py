@@ -36,7 +36,7 @@ from experiments.config.phases import first_and_last, fp8_steps
 from experiments.config.rules import FLOAT8, flat
 from experiments.corpus import rows
 from experiments.jobs.signals import Interrupted, Stop
-from experiments.training import compile_cache
+from experiments.training import collectives, compile_cache
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.metrics import NOT_STEADY_STEPS, Metrics
 from experiments.training.proof import PROFILED_STEP, RECORDING_STEP, Proof
@@ -124,6 +124,7 @@ class Trainer(titan.Trainer):
             passes_per_step=self.gradient_accumulation_steps,
             fp8_share_of_steps=len(self.fp8_steps) / training.steps,
             allow_orphans=convert_late,
+            sharding=collectives.sharding(job_config, self.parallel_dims),
         )
         self.data = self.dataloader.dataset.token_file.path.name
         self.checkpointer.identity = json.loads(json.dumps(_identity(job_config, self.data)))
@@ -138,6 +139,8 @@ class Trainer(titan.Trainer):
 
     def init_distributed(self):
         """As torchtitan's; one rank alone has only itself to wait for, for which it needs no NCCL."""
+        if ctas := self.job_config.comm.nccl_max_ctas:
+            os.environ["NCCL_MAX_CTAS"] = str(ctas)  # read when a communicator is created
         alone = {device.TYPE: "gloo"} if os.environ["WORLD_SIZE"] == "1" else {}
         with patch.dict(dist.Backend.default_device_backend_map, alone):
             return super().init_distributed()

@@ -51,6 +51,10 @@ def test_two_processes_share_one_run(tmp_path):
     processes.run([*command, *keys, *SMALL, "training.steps=4", "compile.enable=false"])
     manifest, proof = (json.loads((out / f"{name}.json").read_text()) for name in ("manifest", "proof"))
     assert manifest["world_size"] == 2 and proof["fp8_share_of_matmul_flops"] == pytest.approx(0.75)
+    sent = proof["collectives"]
+    assert sent["gathered_bytes"] == sent["gathered_bytes_expected"] == 12_591_616  # in bf16 18,883,072
+    assert sent["reduced_bytes"] == sent["reduced_bytes_expected"] == 20_980_736
+    assert sent["all_reduces"] == 7  # norm, loss, requests to stop; and one for all scales
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert lines[-1]["tokens_per_s"] == pytest.approx(2 * 256 / lines[-1]["step_s"][0], rel=1e-4)

@@ -40,6 +40,7 @@ def test_dry_run_says_what_would_run(capsys):
         ("baseline model.flavor=8B", "model.flavor '8B' is not one of 8B-published"),
         ("baseline model.hf_assets_path=./nowhere", "does not exist"),
         ("baseline model.attention_backend=cudnn", "model.attention_backend cudnn needs a GPU"),
+        ("baseline comm.nccl_max_ctas=16", "comm.nccl_max_ctas needs GPUs, between which NCCL sends: set it to null"),
         ("baseline compile.cuda_graphs=true", "compile.cuda_graphs"),
         ("tensorwise_fp8_compiled quantize.linear.float8.filter_fqns=[lm_head]", "`lm_head` matches no linear layer"),
         *[(f"baseline checkpoint.folder={x}", "a folder within the run directory") for x in ("/ck", "a/../../b", ".")],
