@@ -43,6 +43,9 @@ _AUTO_OR_COUNT = rule(lambda value: value == -1 or value >= 1, "-1 or at least 1
 _SECONDS = rule(lambda value: 1 <= value <= 1_000_000, "at least 1 and at most 1,000,000")
 _SIZE = rule(lambda value: 1 <= value <= 1_000_000, "at least 1 and at most 1,000,000")
 _NOT_SUPPORTED = only(False, "not supported")
+_NO_TENSOR_PARALLEL = only(
+    1, "compiled, its backward pass fails in torch 2.13, with and without FP8, so FSDP shards the model instead"
+)
 _NOT_PARALLEL = only(1, "not supported: FSDP shards the model instead")
 _NO_CODE = only("", "would run code that the recipe names")
 _INSIDE = r"(?!/|(.*/)?\.\.?(/|$)).{1,200}"  # relative, without `.` and `..`
@@ -87,7 +90,7 @@ VALUES: dict[str, Rule] = {
     "training.dataloader.prefetch_factor": _AT_LEAST_1,
     "parallelism.data_parallel_replicate_degree": _AT_LEAST_1,
     "parallelism.data_parallel_shard_degree": _AUTO_OR_COUNT,
-    "parallelism.tensor_parallel_degree": _NOT_PARALLEL,
+    "parallelism.tensor_parallel_degree": _NO_TENSOR_PARALLEL,
     "parallelism.pipeline_parallel_degree": _NOT_PARALLEL,
     "parallelism.context_parallel_degree": _NOT_PARALLEL,
     "parallelism.expert_parallel_degree": _NOT_PARALLEL,
