@@ -8,6 +8,7 @@ completed has a dashed line of its own, labelled with its status, and no bar. A 
 from analysis.plots.cost import memory, warm_up
 from analysis.plots.learning import loss, loss_difference
 from analysis.plots.overview import summary
+from analysis.plots.phases import trade
 from analysis.plots.ranges import fp8_ranges
 from analysis.plots.speed import mfu, step_time, tokens_per_s
 from analysis.plots.style import to_png, to_svg
