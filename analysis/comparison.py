@@ -19,6 +19,7 @@ COMPILED = "baseline_compiled"  # the fair opponent of compiled FP8
 PUBLISHED_FLAVOR = "8B-published"
 OWN = "run directory"  # the source of this project's own runs
 ORDER = (BASELINE, COMPILED, "rowwise_fp8_compiled", "tensorwise_fp8_compiled", "rowwise_gw_hp_fp8_compiled",
+         "bf16_fp8_bf16", "bf16_then_fp8", "fp8_then_bf16",
          "puzzle_fp8", "puzzle_fp8_optimizer_last", "puzzle_fp8_optimizer_first", "puzzle_bf16_frozen")  # fmt: skip
 # Runs that differ in one of these are of different studies, or their speeds cannot be compared.
 SHARED = ("device", "torch", "torchao", "flavor", "overlays", "dataset", "world_size", "tokens_per_step",

@@ -49,6 +49,8 @@ class Frames:
             tokens_per_step, batch: tokens and sequences per step
             tokens_per_s, tokens_per_s_q1, tokens_per_s_q3, valid_tokens_per_s: median over the steady steps and its
                 quartiles, padding included; without padding
+            fp8_share: of the linear layers' FLOPs, over all steps of the run: less than its proof's where there are
+                phases in bf16
             data_wait_share: of the steady steps' time
             mfu_bf16_peak, mfu_fp8_peak, mfu_mixed_peak: of that median; mfu_logged: what another program called its MFU
             wall_s, wall_s_without_warm_up: None also where the run's clock does not fit its step times

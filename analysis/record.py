@@ -137,7 +137,7 @@ class Run:
         """The run's row of the final table: what is recorded, and what follows from its windows; see `Frames`."""
         facts, tokens = self.facts, self.tokens_per_step
         memory, mfu = (_finite(self.windows[name]) for name in ("peak_memory_bytes", "mfu_logged"))
-        hidden = {"study_budget_s", "diff", "fp8_flops", "fp8_flops_expected", "fp8_share_of_steps"}
+        hidden = {"study_budget_s", "diff", "fp8_flops", "fp8_flops_expected"}
         return facts.model_dump(exclude=hidden) | {
             "fp8_share": None if facts.fp8_share is None else facts.fp8_share * self._fp8_steps,
             "code_changed": None if facts.commit is None else facts.diff is not None,

@@ -9,6 +9,7 @@ from analysis.plots.cost import memory, warm_up
 from analysis.plots.ladder import allgather_ladder
 from analysis.plots.learning import loss, loss_difference
 from analysis.plots.overview import summary
+from analysis.plots.phases import trade
 from analysis.plots.ranges import fp8_ranges
 from analysis.plots.speed import mfu, step_time, tokens_per_s
 from analysis.plots.style import to_png, to_svg

@@ -51,6 +51,10 @@ _LOOKS = {
     "rowwise_fp8_compiled": Look("#009E73", "^"),
     "tensorwise_fp8_compiled": Look("#D55E00", "D"),
     "rowwise_gw_hp_fp8_compiled": Look("#CC79A7", "v"),
+    # of a study that has none of those above but bf16 and tensorwise FP8
+    "bf16_fp8_bf16": Look("#009E73", "^"),
+    "bf16_then_fp8": Look("#CC79A7", "v"),
+    "fp8_then_bf16": Look("#56B4E9", "P"),
     # of a study that has none of those above but the first
     "puzzle_fp8": Look("#0072B2", "s"),
     "puzzle_fp8_optimizer_last": Look("#009E73", "^"),
