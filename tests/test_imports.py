@@ -22,23 +22,23 @@ ROOMS = {
 FOR_ANALYSIS = {"pandas", "scipy", "matplotlib"}
 
 
-def ours(path: Path) -> set[str]:
+def imports_of(path: Path) -> set[str]:
     """What of this project a file imports, as paths without their ending."""
-    found = set()
+    imported = set()
     for node in ast.walk(ast.parse(path.read_text())):
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{a.name}" for a in node.names]
-        found |= {
+        imported |= {
             name.replace(".", "/") for name in names if name.split(".")[0] in ("experiments", "models", "analysis")
         }
-    return found
+    return imported
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_only_from_rooms_below(room):
     for path in (processes.ROOT / room).rglob("*.py"):
-        for name in ours(path):
+        for name in imports_of(path):
             allowed = any(name == below or name.startswith(f"{below}/") for below in {room, *ROOMS[room]})
             assert allowed, f"{path.relative_to(processes.ROOT)} imports {name}"
 
@@ -47,7 +47,7 @@ def test_no_file_imports_itself_by_way_of_others():
     files = [path for room in ("models", "experiments", "analysis") for path in (processes.ROOT / room).rglob("*.py")]
     modules = {str(path.relative_to(processes.ROOT).with_suffix("")).removesuffix("/__init__"): path for path in files}
     graph = {
-        module: {name if name in modules else str(Path(name).parent) for name in ours(path)} & modules.keys()
+        module: {name if name in modules else str(Path(name).parent) for name in imports_of(path)} & modules.keys()
         for module, path in modules.items()
     }
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
@@ -57,7 +57,9 @@ def test_no_file_imports_itself_by_way_of_others():
 def test_no_command_imports_another(command):
     commands = {path.stem for path in (processes.ROOT / "experiments").glob("[a-z]*.py")}
     imported = {
-        name.split("/")[1] for name in ours(processes.ROOT / f"experiments/{command}.py") if "experiments/" in name
+        name.split("/")[1]
+        for name in imports_of(processes.ROOT / f"experiments/{command}.py")
+        if "experiments/" in name
     }
     assert commands.isdisjoint(imported)
 
