@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import processes
+from tests.processes import ROOT
 
 # A room is a folder. What each may import besides itself; a file directly in experiments/ is a command and may use all.
 ROOMS = {
@@ -19,6 +20,7 @@ ROOMS = {
     "experiments/profiling": {"models", "experiments/config", "experiments/jobs", "experiments/training"},
     "analysis": {"models/flops", "models/gpus"},
 }
+COMMANDS = {path.stem for path in ROOT.glob("experiments/[a-z]*.py")}
 FOR_ANALYSIS = {"pandas", "scipy", "matplotlib"}
 
 
@@ -37,15 +39,15 @@ def imports_of(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_only_from_rooms_below(room):
-    for path in (processes.ROOT / room).rglob("*.py"):
+    for path in (ROOT / room).rglob("*.py"):
         for name in imports_of(path):
             allowed = any(name == below or name.startswith(f"{below}/") for below in {room, *ROOMS[room]})
-            assert allowed, f"{path.relative_to(processes.ROOT)} imports {name}"
+            assert allowed, f"{path.relative_to(ROOT)} imports {name}"
 
 
 def test_no_file_imports_itself_by_way_of_others():
-    files = [path for room in ("models", "experiments", "analysis") for path in (processes.ROOT / room).rglob("*.py")]
-    modules = {str(path.relative_to(processes.ROOT).with_suffix("")).removesuffix("/__init__"): path for path in files}
+    files = [path for room in ("models", "experiments", "analysis") for path in (ROOT / room).rglob("*.py")]
+    modules = {str(path.relative_to(ROOT).with_suffix("")).removesuffix("/__init__"): path for path in files}
     graph = {
         module: {name if name in modules else str(Path(name).parent) for name in imports_of(path)} & modules.keys()
         for module, path in modules.items()
@@ -53,15 +55,10 @@ def test_no_file_imports_itself_by_way_of_others():
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
-@pytest.mark.parametrize("command", sorted(path.stem for path in (processes.ROOT / "experiments").glob("[a-z]*.py")))
+@pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_no_command_imports_another(command):
-    commands = {path.stem for path in (processes.ROOT / "experiments").glob("[a-z]*.py")}
-    imported = {
-        name.split("/")[1]
-        for name in imports_of(processes.ROOT / f"experiments/{command}.py")
-        if "experiments/" in name
-    }
-    assert commands.isdisjoint(imported)
+    names = imports_of(ROOT / f"experiments/{command}.py")
+    assert COMMANDS.isdisjoint(name.split("/")[1] for name in names if name.startswith("experiments/"))
 
 
 @pytest.mark.parametrize(

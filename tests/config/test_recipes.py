@@ -37,8 +37,9 @@ def test_the_recipes_that_are_compared_are_one_change_apart(name, expected):
 @pytest.mark.parametrize("name", sorted({*recipes.names()} - {"base", "baseline"}))
 def test_each_recipe_marks_its_one_intervention(name):
     lines = recipes.paths()[name].read_text().splitlines()
-    [marked] = [line.split(":")[0].strip() for line in lines if " # <- the intervention" in line]
-    assert marked in [key.split(".")[-1] for key, _, _ in difference(load(name))]
+    marked = [line.split(":")[0].strip() for line in lines if " # <- the intervention" in line]
+    assert len(marked) == 1, "write ` # <- the intervention` behind the one key that the recipe changes"
+    assert marked[0] in [key.split(".")[-1] for key, _, _ in difference(load(name))]
 
 
 def test_the_published_schedule_is_torchtitans():
@@ -101,7 +102,8 @@ def test_editors_find_the_schema_with_torchtitans_documentation(capsys):
         assert "required" not in section and not section["additionalProperties"]
     for path in {*recipes.RECIPES.rglob("*.yaml")} - {*STUDIES.glob("*")}:
         reference = path.read_text().splitlines()[0].removeprefix("# yaml-language-server: $schema=")
-        assert (path.parent / reference).resolve() == recipes.RECIPES / "schema.json"
+        right = (path.parent / reference).resolve() == recipes.RECIPES / "schema.json"
+        assert right, f"{path} lacks the first line of its neighbours, `# yaml-language-server: …`"
 
 
 # ---- merging and reading ----

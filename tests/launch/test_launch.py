@@ -36,13 +36,9 @@ class Cluster:
         self.runs = folder / "runs"
         self.logs = folder
         # A thread for each of many runs on two cores; and no interpreter of an image
-        variables = {
-            "SLURM_CONF": configuration,
-            "RUNS": str(self.runs),
-            "PYTHON": sys.executable,
-            "OMP_NUM_THREADS": "1",
-        }
-        variables |= {"SCRATCH": str(folder), "MAX_REQUEUES": "20"}  # a slow machine may meet the limit again
+        variables = {"SLURM_CONF": configuration, "RUNS": str(self.runs), "PYTHON": sys.executable}
+        variables |= {"OMP_NUM_THREADS": "1", "SCRATCH": str(folder)}
+        variables["MAX_REQUEUES"] = "20"  # a slow machine may meet the limit again
         self.environment = os.environ | variables | {"MEASURED_BF16_PEAK_FLOPS": "1e11"}
 
     def command(self, *command: str, check: bool = True) -> str:
