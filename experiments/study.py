@@ -6,7 +6,7 @@
 NAME is a file of recipes/studies/, or recipes to compare. A run that fails does not stop the others. Each run compiles
 anew, so that all warm-ups compare. `--budget S` ends the study within S seconds: all its runs stop at about the same
 step, and are compared over the steps that all of them have made. Exit codes: 1 if any failed, 2 for bad input, 75 if
-runs are to be gone on with (SIGUSR1, --budget), 130 after SIGTERM or Ctrl-C.
+runs were stopped to be continued (SIGUSR1, --budget), 130 after SIGTERM or Ctrl-C.
 """
 
 import argparse
@@ -154,7 +154,7 @@ def _shares(study: Study, budget: float) -> Shares:
 
 
 def _incomplete(study: Study, out: Path, console: Console) -> Iterator[Run]:
-    """The runs that are still to be made; the others are named."""
+    """The runs that are not complete; the directories of the others are printed."""
     shared = [part for overlay in study.overlays for part in ("--overlay", overlay)] + [NO_ARTIFACTS, *study.overrides]
     for recipe, seed in study.runs():
         directory = out / recipe / f"seed{seed}"

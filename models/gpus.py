@@ -47,7 +47,7 @@ _GH200 = "NVIDIA GH200 Superchip datasheet (nvidia.com/en-us/data-center/grace-h
 _A100 = "NVIDIA A100 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/a100), dense, 80 GB SXM"
 _B200 = "NVIDIA Blackwell datasheet (resources.nvidia.com), dense, one GPU of an HGX B200"
 # `python -m experiments.benchmark_rates` measures a GPU's own rates; an H200's are not measured yet.
-_H200_GOALS = f"bf16 and copies: assumed, as in this project's goals for an H200; FP8 {_GEMMS}"
+_H200_GOALS = f"bf16 and copies: assumed (80 and 90 % of the datasheet), for want of a measurement; FP8 {_GEMMS}"
 
 # The keys are names for the command line. A device is the first GPU whose `driver_name` is in the device's name, so a
 # chip's other products stand before it. "NVIDIA GH200 120GB" and "480GB" name the CPU's memory; the GPU's is 96 GB.

@@ -38,8 +38,8 @@ class Run(NamedTuple):
 def run_all(runs: list[Run], console: Console, stop: Stop, shares: Shares | None = None) -> list[int]:
     """Exit codes of the runs that were started, negative for the number of a signal that killed one.
 
-    A request to `stop` is passed on to the runs, which are waited for, and no other is started; so are the `shares` of
-    a time budget.
+    A request to `stop` is passed on to the runs; they are waited for, and no other is started. With `shares` of a time
+    budget, each run is asked to stop when its share is spent.
     """
     stop.deferred = True
     with progress_bar(console, console.is_terminal) as bar, ExitStack() as at_end:
