@@ -16,7 +16,7 @@ def shown(value: object) -> str:
 
 
 def rule(accepts: Callable[[object], bool], words: str) -> Rule:
-    """The rule that `accepts` is true of a value, said in `words`. null passes it: the key's type says whether it may be."""
+    """The rule that `accepts` is true of a value, said in `words`. null passes: the key's type says where it may be."""
     return lambda value: None if value is None or accepts(value) else f"expected {words}, got {shown(value)}"
 
 
