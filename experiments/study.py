@@ -184,7 +184,7 @@ def _run(study: Study, out: Path, shares: Shares | None, console: Console, stop:
     if len(codes) == len(runs) and not any(codes):
         return 0
     again = f"Not all runs completed; to go on with them: {PROGRAM} {quote(str(out))}"
-    if shares and not any(out.glob("*/*/checkpoint")):
+    if shares and not any(config.checkpoint.enable for config in _configs(study)):
         again += " (from their first step: only with checkpoint.enable=true do runs keep what they have done)"
     console.print(escape(again), soft_wrap=True)
     return next((code for code in (FOR_GOOD, COME_BACK) if code in (stop.code, *codes)), 1)

@@ -61,21 +61,26 @@ def test_no_command_imports_another(command):
     assert COMMANDS.isdisjoint(name.split("/")[1] for name in names if name.startswith("experiments/"))
 
 
+def imported_with(module: str, then: str = "") -> set[str]:
+    """Names of all modules that importing one imports, and of their packages; `then` is run afterwards."""
+    line = f"import sys, {module}; print(*sys.modules, *{{name.split('.')[0] for name in sys.modules}}); {then}"
+    return set(processes.run([sys.executable, "-c", line]).stdout.split())
+
+
 @pytest.mark.parametrize(
     ("module", "needless"),
     [
         ("experiments.run", FOR_ANALYSIS | {"torch", "torchtitan", "pyarrow", "datasets"}),
         ("experiments.study", {"torch", "torchtitan", "datasets"}),
         ("analysis.report", {"torch", "torchtitan", "datasets"}),
-        ("experiments.training.trainer", FOR_ANALYSIS | {"datasets", "huggingface_hub", "torchvision", "transformers"}),
     ],
 )
 def test_what_is_not_imported(module, needless):
-    line = f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})"
-    assert needless.isdisjoint(processes.run([sys.executable, "-c", line]).stdout.split())
+    assert needless.isdisjoint(imported_with(module))
 
 
-def test_torchtitans_own_loaders_can_still_be_imported():
-    texts = "torchtitan.hf_datasets.text_datasets"
-    line = f"import models.device; from {texts} import build_text_dataloader as b; b.__name__"
-    processes.run([sys.executable, "-c", line])
+def test_training_imports_no_loaders_and_no_kernels_but_torchtitans_loaders_can_be():
+    others = FOR_ANALYSIS | {"datasets", "huggingface_hub", "torchvision", "transformers"}
+    kernels = {"models.adamw_kernels", "models.fp8_cast_kernel"}
+    loaders = "from torchtitan.hf_datasets.text_datasets import build_text_dataloader as build; build.__name__"
+    assert (others | kernels).isdisjoint(imported_with("experiments.training.trainer", loaders))

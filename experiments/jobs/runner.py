@@ -167,7 +167,7 @@ class _Process:
             lines = self.log.read_text(errors="replace", encoding="utf-8").split("\n")
         except OSError as error:
             return f"{self.log}: {error.strerror}"
-        return next((line for line in reversed(lines) if line.strip()), f"see {self.log}")
+        return next((line for line in reversed(lines) if line.strip()), f"before it wrote anything into {self.log}")
 
 
 def set_by_user(variable: str) -> bool:
