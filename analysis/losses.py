@@ -206,8 +206,8 @@ PUBLISHED_PARAMETERS = 8.05e9
 def compute_for_margin(parameters: float | None) -> tuple[float, float]:
     """(parameters, share of compute) that buys a loss lower by `TOLERANCE`, for a model trained compute-optimally.
 
-    Where the last FLOP does as much for N as for D, both terms fall with compute C = 6 N D as C^-(ALPHA BETA / (ALPHA +
-    BETA)). Models outside of what the law was fitted to give way to the published study's 8 B.
+    Trained so, both terms of the law, that of the parameters N and that of the tokens D, fall with compute C = 6 N D as
+    C^-(ALPHA BETA / (ALPHA + BETA)). For a model outside of the law's range the published study's 8 B is taken.
     """
     n = parameters if parameters and FITTED[0] <= parameters <= FITTED[1] else PUBLISHED_PARAMETERS
     above = A / n**ALPHA * (1 + ALPHA / BETA)  # at the optimum the data's term is ALPHA / BETA of the size's

@@ -4,12 +4,11 @@ Both train the small model of the overlay `cpu` on this machine's device, in one
 that a noisy machine slows both alike. Prints the ratio of their median tokens/s; exit code 1 below 95 %.
 """
 
+import argparse
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 
 from models import device  # before torchtitan: see there  # isort: skip
 import torch
@@ -45,7 +44,10 @@ def bare_loop(model: torch.nn.Module, config) -> Callable[[], float]:
     return step
 
 
-def main(steps: int = 60) -> int:
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.benchmark_loop")
+    parser.add_argument("steps", nargs="?", type=int, default=60, help="training steps of each (default: 60)")
+    steps = parser.parse_args(argv).steps
     if steps <= NOT_STEADY_STEPS:
         return complain(f"{steps} steps: the first {NOT_STEADY_STEPS} are not steady, so give more")
     config = recipes.load("baseline", ["cpu"], [f"training.steps={steps}"]).config
@@ -74,4 +76,4 @@ def main(steps: int = 60) -> int:
 
 
 if __name__ == "__main__":
-    leave(partial(main, *map(int, sys.argv[1:])))
+    leave(main)

@@ -6,8 +6,8 @@
 NAME is a file of recipes/studies/, or recipes to compare. With `--processes N` each run takes N GPUs. A run that fails
 does not stop the others. Each run compiles anew, so that all warm-ups compare. `--budget S` ends the study within S
 seconds: all its runs stop at about the same step, and are compared over the steps that all of them have made. Exit
-codes: 1 if any failed, 2 for bad input, 75 if runs are to be gone on with (SIGUSR1, --budget), 130 after SIGTERM or
-Ctrl-C.
+codes: 1 if any failed, 2 for bad input, 75 if runs were stopped to be continued (SIGUSR1, --budget), 130 after SIGTERM
+or Ctrl-C.
 """
 
 import argparse
@@ -159,7 +159,7 @@ def _shares(study: Study, budget: float) -> Shares:
 
 
 def _incomplete(study: Study, out: Path, console: Console) -> Iterator[Run]:
-    """The runs that are still to be made; the others are named."""
+    """The runs that are not complete; the directories of the others are printed."""
     shared = [part for overlay in study.overlays for part in ("--overlay", overlay)] + [NO_ARTIFACTS, *study.overrides]
     for recipe, seed in study.runs():
         directory = out / recipe / f"seed{seed}"
@@ -192,7 +192,7 @@ def _run(study: Study, out: Path, shares: Shares | None, console: Console, stop:
     if len(codes) == len(runs) and not any(codes):
         return 0
     again = f"Not all runs completed; to go on with them: {PROGRAM} {quote(str(out))}"
-    if shares and not any(out.glob("*/*/checkpoint")):
+    if shares and not any(config.checkpoint.enable for config in _configs(study)):
         again += " (from their first step: only with checkpoint.enable=true do runs keep what they have done)"
     console.print(escape(again), soft_wrap=True)
     return next((code for code in (FOR_GOOD, COME_BACK) if code in (stop.code, *codes)), 1)

@@ -65,7 +65,7 @@ _GH200 = "NVIDIA GH200 Superchip datasheet (nvidia.com/en-us/data-center/grace-h
 _A100 = "NVIDIA A100 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/a100), dense, 80 GB SXM"
 _B200 = "NVIDIA Blackwell datasheet (resources.nvidia.com), dense, one GPU of an HGX B200"
 # `python -m experiments.benchmark_rates` measures a GPU's own rates; an H200's are not measured yet.
-_H200_GOALS = f"bf16 and copies: assumed, as in this project's goals for an H200; FP8 {_GEMMS}"
+_H200_GOALS = f"bf16 and copies: assumed (80 and 90 % of the datasheet), for want of a measurement; FP8 {_GEMMS}"
 
 _HGX = "DGX user guides (docs.nvidia.com/dgx): 900 GB/s of NVLink both ways, 1800 on B200; a 400 Gb/s card for each GPU"
 _8_GPUS, _8_B200 = Links(8, 450e9, 50e9, _HGX), Links(8, 900e9, 50e9, _HGX)

@@ -108,7 +108,7 @@ def split_variant(variant: str) -> tuple[str, list[str]]:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """What to say of a name that isn't one of `known`."""
+    """The error sentence for a name that is not in `known`: it gives the nearest names, and all."""
     near = difflib.get_close_matches(name, known, n=2)
     hint = f" did you mean {' or '.join(f'`{word}`' for word in near)}?" if near else ""
     return f"unknown {kind} `{name}`;{hint} known: {', '.join(known)}"

@@ -16,7 +16,7 @@ def shown(value: object) -> str:
 
 
 def rule(accepts: Callable[[object], bool], words: str) -> Rule:
-    """Values that a condition accepts, and null, where the key's type has it; nan fails any comparison."""
+    """The rule that `accepts` is true of a value, said in `words`. null passes: the key's type says where it may be."""
     return lambda value: None if value is None or accepts(value) else f"expected {words}, got {shown(value)}"
 
 

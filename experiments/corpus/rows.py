@@ -115,7 +115,7 @@ def describe(token_file: TokenFile, config: Config, world_size: int = 1) -> str:
         f"{token_file.dataset}: {len(token_file.tokens):,} tokens in {len(token_file.documents) - 1:,} documents, "
         f"vocabulary {token_file.vocab_size:,} ({f'of {tokenizer}' if tokenizer else 'BPE trained on it'}), "
         f"{len(rows):,} {config.data.layout} rows of {config.training.seq_len:,}; "
-        f"the run reads {needed:,} rows, {needed / len(rows):,.2f} times the data"
+        f"the run reads {needed:,} rows, {needed / len(rows):.1%} of them"
     )
 
 

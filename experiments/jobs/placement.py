@@ -42,7 +42,7 @@ def start(
     """Start `python -m` on a GPU, near its cores; the process ends with this one.
 
     It has a session of its own: the terminal's Ctrl-C reaches only this process, which passes it on. `gpu` and `place`
-    are as for `binding`; `environment` comes on top of this process's.
+    are as for `binding`; `environment` is added to this process's.
     """
     variables = {STUDY_PID: str(os.getpid())} | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}) | (environment or {})
     command = [*binding(gpu, place), sys.executable, "-m", *arguments]

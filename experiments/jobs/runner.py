@@ -40,8 +40,9 @@ class Run(NamedTuple):
 def run_all(runs: list[Run], console: Console, stop: Stop, shares: Shares | None = None) -> list[int]:
     """Exit codes of the runs that were started, negative for the number of a signal that killed one.
 
-    A request to `stop` is passed on to the runs, which are waited for, and no other is started; so are the `shares` of
-    a time budget. Raises `InputError` for a run of more processes than there are GPUs.
+    A request to `stop` is passed on to the runs; they are waited for, and no other is started. With `shares` of a time
+    budget, each run is asked to stop when its share is spent. Raises `InputError` for a run of more processes than
+    there are GPUs.
     """
     for run in runs:
         placement.gpus_for(run.processes)

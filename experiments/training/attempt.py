@@ -117,7 +117,7 @@ def _train(recipe, world_size: int, directory, move_bar, stop: Stop) -> End:
 
 
 def _record(trainer, directory, move_bar) -> None:
-    """Have the trainer's records written as they come into being."""
+    """Have the trainer write its log lines, timing and proof into the directory as soon as each is there."""
     from experiments.training import compile_cache
     from experiments.training.metrics import JsonLines
     from experiments.training.trainer import TIMELINE

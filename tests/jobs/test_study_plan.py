@@ -82,8 +82,8 @@ def test_dry_run_of_a_complete_study_would_run_nothing(tmp_path, capsys):
     (tmp_path / "baseline/seed0").mkdir(parents=True)
     (tmp_path / "baseline/seed0/manifest.json").write_text('{"status": "completed"}')
     assert study.main(["baseline", "--overlay", "cpu", "--dry-run", "--out", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    assert f"complete already: {tmp_path / 'baseline/seed0'}" in said and "would run" not in said
+    printed = capsys.readouterr().out
+    assert f"complete already: {tmp_path / 'baseline/seed0'}" in printed and "would run" not in printed
 
 
 def test_page_that_cannot_be_written_costs_no_table(tmp_path, monkeypatch, capsys):

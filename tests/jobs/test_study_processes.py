@@ -18,23 +18,21 @@ def test_study_goes_on_after_a_failure_and_later_from_where_it_was(tmp_path, mon
     It compiles its loss in a cache of its own, which is gone afterwards: whatever was compiled before, it starts cold.
     """
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the study's, and not its runs', who share C++ headers
     monkeypatch.setattr(runner, "set_by_user", lambda variable: False)
     out, fast = tmp_path / "study", [*SMALL, "training.steps=3", "compile.components=[loss]"]
     out.mkdir()
     plan = {"description": "x", "recipes": ["baseline_compiled", "baseline"], "baseline": "baseline", "seeds": [0]}
     (out / "study.yaml").write_text(yaml.safe_dump(plan | {"overlays": ["cpu"], "overrides": fast}))
-    code, said = run_study(out)
+    code, printed = run_study(out)
     assert code == 1
-    assert "baseline_compiled seed 0: failed" in said and "needs a C++ compiler" in said
-    assert "baseline seed 0: completed at step 3" in said
-    assert f"python -m experiments.study {out}" in said
+    assert "baseline_compiled seed 0: failed" in printed and "needs a C++ compiler" in printed
+    assert "baseline seed 0: completed at step 3" in printed
+    assert f"python -m experiments.study {out}" in printed
     monkeypatch.delenv("CXX")
-    code, said = run_study(out)
+    code, printed = run_study(out)
     assert code == 0
-    assert f"complete already: {out / 'baseline' / 'seed0'}" in said
-    assert "baseline_compiled seed 0: completed at step 3" in said
+    assert f"complete already: {out / 'baseline' / 'seed0'}" in printed
+    assert "baseline_compiled seed 0: completed at step 3" in printed
     assert json.loads((out / "baseline_compiled/seed0/timing.json").read_text())["compile_cache"] == "cold"
-    assert not list((tmp_path / "tmp").glob("compile-cache-*"))
+    assert not list(tmp_path.glob("compile-cache-*"))

@@ -55,5 +55,5 @@ def test_a_study_needs_no_tools(install, tmp_path):
     done = install("pytest_timeout", "jupytext")
     assert done.returncode == 0 and "enough for a study" in done.stdout, done.stdout + done.stderr
     assert (tmp_path / "venv/installed").exists()
-    told = processes.run([tmp_path / "venv/bin/python", "launch/missing.py", "requirements-tools.txt"], check=False)
-    assert told.returncode == 2 and told.stdout.startswith("missing: jupytext, pytest-timeout; where a package index")
+    tools = processes.run([tmp_path / "venv/bin/python", "launch/missing.py", "requirements-tools.txt"], check=False)
+    assert tools.returncode == 2 and tools.stdout.startswith("missing: jupytext, pytest-timeout; where a package index")

@@ -19,13 +19,13 @@ KEYS = ["quantize.linear.float8.enable_fsdp_float8_all_gather=false", "compile.c
 
 def configs() -> dict[str, object]:
     """Compiled recipes by name; of those that compute the same, the first."""
-    found = {}
+    by_graph = {}
     for name in sorted(recipes.names(), key=lambda name: name.startswith("candidate")):
         config = recipes.load(name, ["cpu"], KEYS).config
         graph = str([asdict(section) for section in (config.model, config.compile, config.quantize)])
         if config.compile.enable:
-            found.setdefault(graph, (name, config))
-    return dict(found.values())
+            by_graph.setdefault(graph, (name, config))
+    return dict(by_graph.values())
 
 
 CONFIGS = configs()
