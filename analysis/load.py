@@ -23,7 +23,7 @@ from analysis.windows import join, per_step
 
 _OF_A_RUN_DIRECTORY = {"manifest.json", "recipe.yaml", "metrics.jsonl", "timing.json", "proof.json", "summary.json"}
 # Columns that are no numbers.
-_TEXT = {"run", "path", "source", "date", "code_changed"} | {
+_TEXT = {"run", "path", "source", "date", "code"} | {
     name for name, fact in Facts.model_fields.items() if re.search(r"\b(str|bool)\b", str(fact.annotation))
 }
 _NAMED, _ALIKE = 3, 10  # how many of more than so many problems that are alike are named

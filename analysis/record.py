@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
+from zlib import crc32
 
 import numpy as np
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
@@ -59,6 +60,7 @@ class Facts(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = _in("manifest.json", "seed")
     status: Annotated[str, BeforeValidator(printable)] = _in("manifest.json", "status")
     error: Text = _in("manifest.json", "error")
+    attempt: Count = _in("manifest.json", "attempt")  # the number of its last process
     start: Text = _in("manifest.json", "start")  # ISO 8601
     steps_asked: Steps = _in("manifest.json", "steps")
     steps_planned: Count = None  # what it was asked for before it was cut, see `equally_long`
@@ -92,7 +94,8 @@ class Facts(BaseModel):
     wall_s: float | None = None
     phases: dict[str, float] | None = _in("timing.json", "phases")  # of the warm-up, of the last attempt
     compile_cache: Text = _in("timing.json", "compile_cache")
-    fp8_share: float | None = _in("proof.json", "fp8_share_of_matmul_flops")  # of the linear layers, as profiled
+    # Of the linear layers' FLOPs, as profiled.
+    fp8_share: Annotated[float | None, Field(ge=0, le=1)] = _in("proof.json", "fp8_share_of_matmul_flops")
     fp8_share_of_steps: float | None = _in("proof.json", "fp8_share_of_steps")  # less than 1 with phases in bf16
     fp8_emulated: bool | None = _in("proof.json", "emulated")
     fp8_product: Text = _in("manifest.json", "fp8_product", "why")  # how FP8 matrices were multiplied, and why so
@@ -137,10 +140,11 @@ class Run:
         """The run's row of the final table: what is recorded, and what follows from its windows; see `Frames`."""
         facts, tokens = self.facts, self.tokens_per_step
         memory, mfu = (_finite(self.windows[name]) for name in ("peak_memory_bytes", "mfu_logged"))
+        changes = f" and changes {crc32(repr(facts.diff).encode()):08x}" if facts.diff else ""
         hidden = {"study_budget_s", "diff", "fp8_flops", "fp8_flops_expected"}
         return facts.model_dump(exclude=hidden) | {
             "fp8_share": None if facts.fp8_share is None else facts.fp8_share * self._fp8_steps,
-            "code_changed": None if facts.commit is None else facts.diff is not None,
+            "code": facts.commit and facts.commit[:9] + changes,
             "orphans": None if facts.orphans is None else len(facts.orphans),
             "steps": self.steps,
             "final_loss": self.final_loss(),
@@ -232,7 +236,7 @@ def with_verdict(run: Run) -> Run:
     """The run with its status by what its log shows, and a problem for each reason to doubt its figures.
 
     `completed` becomes `diverged` where the loss is not finite in the last tenth of the steps, and `short` where the
-    log ends before the last step.
+    log, or what it says of the loss, ends before the last step.
     """
     status, where = run.facts.status, f"at step {run.steps} of {run.facts.steps_asked}"
     sentences = flaws(run.windows)
@@ -243,9 +247,14 @@ def with_verdict(run: Run) -> Run:
         sentences.append(f"{word} {where}{why}, so it is not averaged with others")
     elif len(not_finite):
         status = "diverged" if not_finite[-1] >= final_from(run.steps) else "completed"
-        verdict = ": it counts as diverged, although its log says completed" if status == "diverged" else ""
-        sentences.append(f"its loss is not finite by step {not_finite[0]}{verdict}")
+        verdict = "it counts as diverged, although its log says completed"
+        if status == "completed":
+            verdict = f"{len(not_finite)} of its log windows have such losses, the last ends at step {not_finite[-1]}"
+        sentences.append(f"its loss is not finite by step {not_finite[0]}: {verdict}")
     elif run.steps < (run.facts.steps_asked or 0):
         status = "short"
         sentences.append(f"short, its log ends {where}, so it is not averaged with others")
+    elif run.final_loss() is None:
+        status = "short"
+        sentences.append("short, its log has no loss in the last tenth of its steps, so it is not averaged with others")
     return replace(run.changed(status=status), problems=run.problems + [f"{run.path}: {s}" for s in sentences])

@@ -79,7 +79,8 @@ def as_json(comparison: Comparison) -> str:
         "speed_ups": [{"recipe": a, "over": b} | vars(gain) for (a, b), gain in comparison.speed_ups.items()],
         "break_evens": [*map(vars, comparison.break_evens.values())],
         "verdicts": [*map(vars, comparison.verdicts.values())],
-        "diverged": comparison.diverged,
+        "clock": comparison.clock,
+        "diverged": comparison.diverged | comparison.bf16_diverged,
         "problems": comparison.frames.problems,
     }
     return json.dumps(_finite(plain), indent=2, allow_nan=False, default=str) + "\n"
@@ -89,7 +90,7 @@ def _finite(value):
     """`value` with None for each number in it, however deep, that JSON cannot hold."""
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
-    return [*map(_finite, value)] if isinstance(value, list) else known(value)
+    return [*map(_finite, value)] if isinstance(value, list | tuple) else known(value)
 
 
 def write_page(comparison: Comparison, path: Path) -> None:
