@@ -17,7 +17,7 @@ anchors; a network that is slow beside its GPUs is not among them.
 How far off this may be is tried on the anchors themselves: each is predicted from the others, and `error` is the
 largest deviation. All published anchors have 8 B parameters, for which it would do as well to put everything down to
 casts, or everything to the efficiency. What tells these apart is a smaller model, nanochat's d26 (see
-tests/profiling/test_decide.py): all casts predict it 8 to 10 % too slow, all efficiency 4 to 12 % too fast, and this
+tests/profiling/test_decide.py): all casts predict it 8 to 10 % too slow, all efficiency 4 to 13 % too fast, and this
 within 5 %. In models that are smaller still, gaps between kernels, which no floor has, hold FP8 up more than bf16,
 because it has more kernels.
 """

@@ -104,7 +104,7 @@ def _recomputed(name: str, keys: tuple[str, ...], recompute: str) -> Step:
 def own(study: str, gpu: str, gpus: int, files: dict[str, str], rates: dict, first_step_s: dict) -> Anchor:
     """From a kept study: recipe.yaml, tokens/s of a GPU, and seconds to the end of the first step, by scaling."""
     steps = {scaling: step(path) for scaling, path in files.items()}
-    return replace(_anchor(study, "our own", gpu, gpus, steps, rates, first_step_s), ours=True)
+    return replace(_anchor(study, "this project", gpu, gpus, steps, rates, first_step_s), ours=True)
 
 
 def _anchor(name, source, gpu, gpus, steps: dict[str, Step], rates, first_step_s) -> Anchor:
