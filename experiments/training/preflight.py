@@ -43,6 +43,12 @@ def check_ranks(config, world_size: int) -> None:
         raise InputError(f"model.fused_projections {sharded} false")
     if config.optimizer.built == "before_conversion":
         raise InputError(f"optimizer.built {sharded} null")
+    gathered = config.quantize.linear.float8.enable_fsdp_float8_all_gather
+    if gathered and model_args(config).enable_weight_tying and "output" in fp8_layers(config):
+        raise InputError(
+            f"the head of {config.model.flavor} is also its embedding, which FSDP gathers in bf16: "
+            "set quantize.linear.float8.filter_fqns to [output]"
+        )
 
 
 def check_device(config) -> str:

@@ -19,6 +19,8 @@ from tests.make_corpus import write_tokenizer
 from tests.runs import TINY
 
 BASELINE = ["baseline", "--overlay", "cpu"]
+FLOAT8 = "quantize.linear.float8"
+QWEN = "model.name=qwen3 model.flavor=qwen3-cpu"
 
 
 def test_dry_run_says_what_would_run(capsys):
@@ -38,6 +40,15 @@ def test_dry_run_says_what_would_run(capsys):
         ("baseline training.stepz=3", "training.stepz=3: training.stepz: unknown key; did you mean `steps`?"),
         ("baseline training.seq_len=-3", "training.seq_len: expected at least"),
         ("baseline model.flavor=8B", "model.flavor '8B' is not one of 8B-published"),
+        ("baseline model.flavor=qwen3-8B", "cpu: choose one of them, or set model.name to qwen3, which has it"),
+        ("baseline model.name=qwen3", "model.flavor 'cpu' is not one of qwen3-0.6B"),
+        (f"baseline {QWEN} model.fused_projections=true", "model.fused_projections is not there for qwen3"),
+        ("baseline model.sizes.n_heads=7", "model.sizes: n_heads (7) must divide dim (256)"),
+        (f"baseline {QWEN} model.sizes.n_kv_heads=3", "model.sizes: n_kv_heads (3) must divide n_heads (8)"),
+        (f"baseline {QWEN} model.sizes.head_dim=15", "a head has 15 features, and rotations need an even number"),
+        ("baseline model.sizes.head_dim=64", "model.sizes.head_dim is not a Llama's"),
+        ("baseline model.sizes.vocab_size=512", "has 4,096 tokens and the model 512"),
+        ("tensorwise_fp8_compiled model.sizes.hidden_dim=1000", "w1 is 1000 x 256, and FP8 needs multiples of 16"),
         ("baseline model.hf_assets_path=./nowhere", "does not exist"),
         ("baseline model.attention_backend=cudnn", "model.attention_backend cudnn needs a GPU"),
         ("baseline compile.cuda_graphs=true", "compile.cuda_graphs"),
@@ -58,6 +69,17 @@ def test_what_a_run_would_fail_on_is_found_before_it(fails, words, sentence, mon
         ([], {"STUDY_BUDGET_S": "an hour"}, "the environment variable STUDY_BUDGET_S is 'an hour'"),
         (["model.fused_projections=true"], {"WORLD_SIZE": "2"}, "model.fused_projections needs whole weights"),
         (["optimizer.built=before_conversion"], {"WORLD_SIZE": "2"}, "optimizer.built needs whole weights"),
+        (
+            [
+                "model.flavor=llama3.2-1B",
+                "model.sizes={n_layers: 1}",
+                f"{FLOAT8}.recipe_name=tensorwise",
+                f"{FLOAT8}.enable_fsdp_float8_all_gather=true",
+                f"{FLOAT8}.filter_fqns=[]",
+            ],
+            {"WORLD_SIZE": "2"},
+            "the head of llama3.2-1B is also its embedding, which FSDP gathers in bf16",
+        ),
         ([], {"WORLD_SIZE": "two"}, "the environment variable WORLD_SIZE is 'two': set it to 1 or more, or unset it"),
         ([], {device.MEASURED_PEAK: "fast"}, f"the environment variable {device.MEASURED_PEAK} is 'fast'"),
         ([], {device.MEASURED_PEAK: "nan"}, f"the environment variable {device.MEASURED_PEAK} is 'nan'"),
