@@ -210,6 +210,8 @@ def _report(study: Study, out: Path, console: Console) -> None:
             page = f", but for report.html ({error.strerror})"
     curves = f"; TensorBoard: tensorboard --logdir {quote(str(out))}" if next(out.glob("*/*/tb"), None) else ""
     console.print(escape(f"\nEverything is in {out}{page}{curves}"), soft_wrap=True)
+    example = "python -m experiments.decide llama3.1-8B --gpu h100 --gpus 8 --steps 100000"
+    console.print(f"To estimate another model, GPU or number of steps: {example}", soft_wrap=True)
 
 
 if __name__ == "__main__":

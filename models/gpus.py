@@ -64,6 +64,7 @@ _H200 = "NVIDIA H200 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/h20
 _GH200 = "NVIDIA GH200 Superchip datasheet (nvidia.com/en-us/data-center/grace-hopper-superchip), dense"
 _A100 = "NVIDIA A100 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/a100), dense, 80 GB SXM"
 _B200 = "NVIDIA Blackwell datasheet (resources.nvidia.com), dense, one GPU of an HGX B200"
+_L40S = "NVIDIA L40S datasheet (nvidia.com/en-us/data-center/l40s), dense"
 # `python -m experiments.benchmark_rates` measures a GPU's own rates; an H200's are not measured yet.
 _H200_GOALS = f"bf16 and copies: assumed (80 and 90 % of the datasheet), for want of a measurement; FP8 {_GEMMS}"
 
@@ -87,6 +88,7 @@ GPUS = {
     "h100-nvl": Gpu("H100 NVL", 94e9, _rates(835, 1671, 3.9, f"{_H100}, NVL")),
     "h100": Gpu("H100", 80e9, _rates(989, 1979, 3.35, f"{_H100}, SXM"), _rates(794.5, 1402.6, 3.35, _NO_COPY),
                 _8_GPUS),
+    "l40s": Gpu("L40S", 48e9, _rates(362.05, 733, 0.864, _L40S)),
     # Other A100s multiply as fast and have slower memory.
     "a100": Gpu("A100", 80e9, _rates(312, None, 2.039, _A100), _rates(271.2, None, 2.039, _NO_COPY)),
 }  # fmt: skip

@@ -91,7 +91,9 @@ def test_page_that_cannot_be_written_costs_no_table(tmp_path, monkeypatch, capsy
     monkeypatch.setattr(study, "write_page", full)
     write_run(tmp_path / "baseline/seed0")
     assert study.main(["baseline", "--overlay", "cpu", "--out", str(tmp_path)]) == 0
-    assert f"Everything is in {tmp_path}, but for report.html (No space left on device)" in capsys.readouterr().out
+    *_, place, pointer = capsys.readouterr().out.splitlines()
+    assert f"Everything is in {tmp_path}, but for report.html (No space left on device)" in place
+    assert "python -m experiments.decide" in pointer
 
 
 def test_a_studys_mistakes_come_with_their_lines(tmp_path):
