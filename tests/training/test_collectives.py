@@ -106,8 +106,10 @@ _IN_BF16 = {"enable_fsdp_float8_all_gather": False}
 
 def test_nccl_is_told_its_thread_blocks_before_it_starts(config, monkeypatch):
     monkeypatch.setattr(titan.Trainer, "init_distributed", lambda self: os.environ["NCCL_MAX_CTAS"])
-    config.comm.nccl_max_ctas = 8
-    assert Trainer.init_distributed(SimpleNamespace(job_config=config)) == "8"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    trainer = Trainer.__new__(Trainer)
+    trainer.job_config, config.comm.nccl_max_ctas = config, 8
+    assert trainer.init_distributed() == "8"
 
 
 def kernel(name: str, start: float, end: float, **more) -> SimpleNamespace:
