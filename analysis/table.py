@@ -130,7 +130,9 @@ def _format(value: float | None, spec: str) -> str:
 def trained(rows: list[dict]) -> str:
     """What was trained, with what, when and where: of the first run, since those of a study share it."""
     row = next((row for row in rows if row["status"] == "completed"), rows[0])
-    seeds, devices = len({row["seed"] for row in rows}), row["world_size"] or 1
+    seeds, machine = len({row["seed"] for row in rows}), row["device"]
+    if machine and (processes := row["world_size"] or 1) > 1:
+        machine = f"{processes:.0f} {'processes on' if row['device_type'] == 'cpu' else 'x'} {machine}"
     step, rows_of_tokens = row["tokens_per_step"], row["seq_len"] and f" (rows of {row['seq_len']:,.0f})"
     parts = [
         f"model {row['flavor'] or 'unknown'}",
@@ -144,7 +146,7 @@ def trained(rows: list[dict]) -> str:
         row["date"],
         row["commit"] and f"commit {row['commit'][:9]}{' and changes to it' if row['code_changed'] else ''}",
         *(f"{name} {row[name]}" for name in ("torch", "torchao", "torchtitan", "driver") if row[name]),
-        row["device"] and f"{f'{devices:.0f} x ' if devices > 1 else ''}{row['device']}",
+        machine,
         row["power_limit_w"] and f"power limit {row['power_limit_w']:.0f} W",
         row["sm_clock_max_mhz"] and f"clock up to {row['sm_clock_max_mhz']:.0f} MHz",
     ]
@@ -165,6 +167,11 @@ def notes(rows: list[dict]) -> list[str]:
         "seen in one profiled step. Pays back: where the total wall time, warm-up included, drops below the other's. "
         "Wall: from process start; after warm-up: from the end of step 1.",
         *(f"MFU is of the bf16 peak ({source})." for source in _kinds(rows, "peak_source")),
+        *(
+            f"tokens/s are of all {n:.0f} processes together, MFU and memory of one."
+            for n in _kinds(rows, "world_size")
+            if n > 1
+        ),
     ]
     peaks = _kinds(rows, "peak_bf16")
     if peaks and max(peaks) > 1.01 * min(peaks):

@@ -13,7 +13,7 @@ parse() {
   names=() overlays=() rest=() dry_run=() out=
   while [ $# -gt 0 ]; do
     case $1 in
-      --overlay | --out | --seed | --seeds | --budget)
+      --overlay | --out | --seed | --seeds | --processes | --budget)
         [ $# -gt 1 ] || die "$1 needs a value"
         case $1 in
           --overlay) overlays+=("$1" "$2") ;;

@@ -99,7 +99,7 @@ class Float8Converter:
         if self.enabled and pointless and job_config.optimizer.built is None:
             raise InputError(
                 "quantize.linear.float8.enable_fsdp_float8_all_gather needs FSDP over two or more GPUs: "
-                "start with torchrun or srun, or set it to false"
+                "run it with --processes 2 or more, or set it to false"
             )
 
     def convert(self, model: nn.Module) -> None:

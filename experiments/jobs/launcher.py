@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from experiments.jobs import placement
+from experiments.jobs.exit_codes import FAILED
 from experiments.jobs.ranks import variables
 
 GRACE_S = 30  # seconds from one rank's end to the killing of the others; rank 0 writes how the run ended in them
@@ -19,7 +20,7 @@ GRACE_S = 30  # seconds from one rank's end to the killing of the others; rank 0
 class Ranks:
     """A run's processes, as if they were one: `poll`, `send_signal` and `returncode` are as of `subprocess.Popen`.
 
-    `returncode` is that of the rank that failed first, `first` its number; 0 and 0 where none has failed.
+    `returncode` is that of the first rank that did not end with 0, and `first` its number, but 0 where all have agreed.
     """
 
     def __init__(self, arguments: list[str], gpus: list, processes: int, environment: dict[str, str], log: Path):
@@ -62,8 +63,10 @@ class Ranks:
     def poll(self) -> int | None:
         """The exit code once all ranks have ended; those that outlive the first one for `GRACE_S` are killed."""
         if self.returncode is None and len(self._ended) == len(self.children):
-            self.first = next((rank for rank in self._ended if self.children[rank].returncode), 0)
-            self.returncode = self.children[self.first].returncode
+            first = next((rank for rank in self._ended if self.children[rank].returncode), 0)
+            self.returncode = self.children[first].returncode
+            agreed = self.returncode > FAILED and self.returncode == self.children[0].returncode
+            self.first = 0 if agreed else first
             self._meeting.close()
         elif self._ended:
             self._kill_at = self._kill_at or time.monotonic() + GRACE_S

@@ -16,7 +16,7 @@ import threading
 import time
 
 COME_BACK, FOR_GOOD = 75, 130  # exit codes: EX_TEMPFAIL of sysexits.h; a shell's for Ctrl-C
-STUDY_PID = "STUDY_PID"  # in a run's environment: the study that started it and that it must not outlive
+STUDY_PID = "STUDY_PID"  # in the environment of what a study or a run starts: the process that it must not outlive
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 

@@ -99,7 +99,7 @@ def slow_attention(config) -> str | None:
 def check_memory(config, world_size: int = 1) -> str:
     """Estimated need of each device against what it has; an error only far beyond that, since it is an estimate."""
     need, capacity = memory_needed(config, world_size), device.memory_bytes()
-    if device.TYPE == "cpu":  # the processes that torchrun starts here share it
+    if device.TYPE == "cpu":  # the processes of the run here share it
         capacity /= number("LOCAL_WORLD_SIZE", 1, least=1)
     finding = f"about {need / 2**30:.1f} GiB of {capacity / 2**30:.0f} GiB"
     if need > HOPELESS * capacity:

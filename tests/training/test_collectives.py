@@ -1,7 +1,7 @@
 """What ranks send: the recorded table against the closed form, and a run that promises FP8 and sends bf16.
 
 One process stands for rank 0 of several: the backend `fake` takes every collective and sends nothing. That real ones
-are recorded the same way is part of test_study_processes.
+are recorded the same way is part of tests/jobs/test_launcher.py.
 """
 
 import os
