@@ -59,7 +59,7 @@ def fsdp_bytes(
     """Bytes that one forward and backward pass all-gathers and reduce-scatters: of whole weights, of whole gradients.
 
     The embedding and the blocks are gathered twice, since FSDP2 frees them after their forward pass; the last norm and
-    the head, whose backward pass follows at once, are gathered once.
+    the head, whose backward pass follows at once, are gathered once, and an embedding that is the head with them.
 
     Args:
         shapes: of the parameters, by name, unsharded. FSDP2 pads rows to a multiple of `shards`.
@@ -68,9 +68,10 @@ def fsdp_bytes(
         reshard: torchtitan's `parallelism.fsdp_reshard_after_forward`; always and never make exceptions.
     """
     weights = gradients = 0
+    twice = ("layers.", "tok_embeddings.") if "output.weight" in shapes else ("layers.",)
     for name, (rows, *columns) in shapes.items():
         elements = -(-rows // shards) * shards * math.prod(columns)
-        freed = reshard == "always" or reshard == "default" and name.startswith(("tok_embeddings.", "layers."))
+        freed = reshard == "always" or reshard == "default" and name.startswith(twice)
         weights += elements * (1 if name in fp8 else gathered) * (2 if freed else 1)
         gradients += elements * 4
     return weights, gradients
