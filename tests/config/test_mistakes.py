@@ -129,8 +129,7 @@ def test_a_seed_fits_into_64_bits(seed):
         ("compile.backend=foo", "expected 'inductor', 'aot_eager' or 'eager', got 'foo'"),
         ("activation_checkpoint.selective_ac_option=foo", "expected 'op' or a number in quotes, got 'foo'"),
         ("checkpoint.folder=/x", "expected a folder within the run directory, got '/x'"),
-        ("checkpoint.folder=a/../../b", "expected a folder within the run directory"),
-        ("checkpoint.folder=''", "expected a folder within the run directory"),
+        *((f"checkpoint.folder={folder}", "expected a folder within the run d") for folder in (".", "''", "a/../../b")),
         ("debug.seed=null", "expected an integer, got null"),
         (f"model.flavor=[{'1,' * 5000}]", "…"),
         # keys that contradict each other

@@ -38,7 +38,6 @@ def test_dry_run_says_what_would_run(capsys):
     [
         ("tensorwise_fp8", "unknown recipe `tensorwise_fp8`; did you mean `tensorwise_fp8_compiled`"),
         ("baseline training.stepz=3", "training.stepz=3: training.stepz: unknown key; did you mean `steps`?"),
-        ("baseline training.seq_len=-3", "training.seq_len: expected at least"),
         ("baseline model.flavor=8B", "model.flavor '8B' is not one of 8B-published"),
         ("baseline model.flavor=qwen3-8B", "cpu: choose one of them, or set model.name to qwen3, which has it"),
         ("baseline model.name=qwen3", "model.flavor 'cpu' is not one of qwen3-0.6B"),
@@ -52,9 +51,7 @@ def test_dry_run_says_what_would_run(capsys):
         ("baseline model.hf_assets_path=./nowhere", "does not exist"),
         ("baseline model.attention_backend=cudnn", "model.attention_backend cudnn needs a GPU"),
         ("baseline comm.nccl_max_ctas=16", "comm.nccl_max_ctas needs GPUs, between which NCCL sends: set it to null"),
-        ("baseline compile.cuda_graphs=true", "compile.cuda_graphs"),
         ("tensorwise_fp8_compiled quantize.linear.float8.filter_fqns=[lm_head]", "`lm_head` matches no linear layer"),
-        *[(f"baseline checkpoint.folder={x}", "a folder within the run directory") for x in ("/ck", "a/../../b", ".")],
     ],
 )
 def test_what_a_run_would_fail_on_is_found_before_it(fails, words, sentence, monkeypatch):
