@@ -39,12 +39,17 @@ def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
     rank, world_size = set_rank_environment()
     from experiments.training import preflight
     from experiments.training.run_directory import RunDirectory
+    from experiments.training.timeline import TIMELINE
 
     preflight.check_ranks(recipe.config, world_size)
     preflight.check_checkpoints(recipe.config, stop.budget_s)
     facts = preflight.facts(recipe, world_size) if rank == 0 else None
     if not out and world_size > 1:  # each would make its own
         raise InputError("a run of several processes needs --out DIR, so that all of them write to the same place")
+    TIMELINE.mark("import")
+    for _ in preflight.all_checks(recipe.config, world_size):  # before anything but prepared data is written
+        pass
+    TIMELINE.mark("data")
     if not out:
         study = new_folder(Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
         out = study / recipe.name / f"seed{recipe.config.debug.seed}"
@@ -52,7 +57,7 @@ def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
     recipe.config.job.dump_folder = str(out)
     try:
         with display(recipe.name, recipe.config.training.steps, out / "log.txt" if directory else None) as move_bar:
-            end = _train(recipe, world_size, directory, move_bar, stop)
+            end = _train(recipe, directory, move_bar, stop)
     except OSError as error:  # log.txt cannot be opened
         end = End("failed", f"{error.filename}: {error.strerror}", FAILED)
     if directory:
@@ -67,7 +72,7 @@ def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
     return end.code
 
 
-def _train(recipe, world_size: int, directory, move_bar, stop: Stop) -> End:
+def _train(recipe, directory, move_bar, stop: Stop) -> End:
     """Train to the end, whatever it is, and put its reason into the log."""
     from experiments.training import preflight
     from experiments.training.metrics import Diverged
@@ -75,10 +80,8 @@ def _train(recipe, world_size: int, directory, move_bar, stop: Stop) -> End:
 
     trainer = None
     try:
-        preflight.check_device(recipe.config)
         if slow := preflight.slow_attention(recipe.config):
             logging.getLogger().warning(slow)
-        preflight.check_memory(recipe.config, world_size)
         trainer = Trainer(recipe.config, stop)
         if directory:
             directory.manifest["data"] = trainer.data
