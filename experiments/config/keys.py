@@ -118,7 +118,7 @@ class Quantize(titan.Quantize):
 
 @dataclass
 class Metrics(titan.Metrics):
-    fp8_ranges_every: int = 10
+    fp8_ranges_every: int = 20
     """Log windows from one look at the ranges of FP8's weights and gradients to the next, from the second window on;
     0: never. The curves are in TensorBoard and in metrics.jsonl."""
 
