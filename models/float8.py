@@ -17,9 +17,9 @@ Transposed operands. FP8 units want the dimension over which they sum contiguous
 order. The three products sum over input features, output features and tokens, so each of input, weight and g is needed
 as it is in one product and transposed in another: FP8 needs a second, transposed copy.
 
-What stays in bf16: embedding, norms, attention, residual stream, loss and the results of products; experts, which are no
-linear layers to torch, and the router that chooses among them; the output head, by the recipes' filter; weights, gradients and the optimizer's state (or float32, by `training.dtype`), so every step casts
-the weights anew.
+What stays in bf16: embedding, norms, attention, residual stream, loss and the results of products; experts, which are
+no linear layers to torch, and the router that chooses among them; the output head, by the recipes' filter; weights,
+gradients and the optimizer's state (or float32, by `training.dtype`), so every step casts the weights anew.
 
 The layers are those of models/fp8_linear.py, and torchao's where FSDP2 gathers weights in FP8. torchtitan's section
 `quantize.linear.float8` applies, with three differences to torchtitan's converter: a name filter is exact (a shell

@@ -127,8 +127,8 @@ def memory_estimate(
     tied = args.vocab_size * args.dim if args.enable_weight_tying else 0
     # Kept for backward per token and layer, in bf16. Of width dim: the inputs of both norms and their outputs. Of the
     # heads' width: q, k, v, the attention's output before and after its transposition; q and k before their norms. Of
-    # FFN width: w1's and w3's outputs, silu, the product. Those of experts are as many times wider as a token meets, and
-    # each has its input, and its output in float32, which the router's scores multiply.
+    # FFN width: w1's and w3's outputs, silu, the product; once for each expert that a token meets, which also keeps its
+    # input, and in float32 its output, for the product with the router's score.
     of_heads = (3 if compiled else 4) * q_dim(args) + (q_dim(args) + kv_dim(args)) * args.qk_norm
     experts, width = (args.moe_args.top_k, args.moe_inter_dim) if has_experts(args) else (1, args.hidden_dim)
     per_layer = 4 * args.dim + of_heads + (3 if compiled else 4) * experts * width

@@ -84,7 +84,7 @@ def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> nn
 
 
 def _compile_around_experts(model: nn.Module, keys) -> None:
-    """torchtitan's compilation of what stands around experts: how many tokens each of them gets is no part of a graph."""
+    """torchtitan's compilation of what stands around experts, since no graph has how many tokens each of them gets."""
     with_experts.apply_compile(model, keys, ep_enabled=False)
 
 
