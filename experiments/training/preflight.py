@@ -180,7 +180,8 @@ def check_model(config) -> str:
     freeze(_model(config), config.model.freeze)
     precision = f"{len(fp8_layers(config))} linear layers in {name} FP8{_when(config)}" if name else "no FP8"
     per_token = flops.flops_per_token(args, config.training.seq_len) / 1e9
-    return f"{flops.parameters(args) / 1e9:.3g} B parameters, {per_token:.4g} GFLOP per token, {precision}"
+    active = f" ({flops.parameters(args, active=True) / 1e9:.3g} B active)" if flops.has_experts(args) else ""
+    return f"{flops.parameters(args) / 1e9:.3g} B parameters{active}, {per_token:.4g} GFLOP per token, {precision}"
 
 
 def _when(config) -> str:
