@@ -18,7 +18,7 @@ from tests import processes
 from tests.runs import TINY, lines_of, losses_of, manifest_of, run_study
 
 ALLGATHER = ["tensorwise_fp8_allgather", "--processes", "2", "--overlay", "cpu"]
-STEPS = 30
+STEPS = 20
 SHORT = [*TINY, "compile.enable=false", "checkpoint.enable=true", f"training.steps={STEPS}", "checkpoint.interval=100"]
 
 
