@@ -36,7 +36,12 @@ def check_checkpoints(config, budget_s: float | None = None) -> None:
 
 
 def check_ranks(config, world_size: int) -> None:
-    """Raise `InputError` for what needs whole weights, with several ranks: FSDP shards them."""
+    """Raise `InputError` for what needs FSDP, without it, and for what needs whole weights, with it."""
+    if config.quantize.gradients and world_size <= config.parallelism.data_parallel_replicate_degree:
+        raise InputError(
+            "quantize.gradients is for a model that FSDP shards, and this one is whole on each GPU: set it to null, or "
+            "run with --processes 2 or more and a lower parallelism.data_parallel_replicate_degree than that"
+        )
     if world_size == 1:
         return
     sharded = f"needs whole weights, and {world_size} processes shard them: set it to"

@@ -67,6 +67,8 @@ def calls(record: dict, collective: str) -> dict[tuple[int, str], int]:
         ("tensorwise_fp8_compiled", [], 2, 0),
         (EACH, [], 2, 2 * LAYERS),  # once for each of two gathers
         (COMBINED, [], 4, 2 * LAYERS + 1),  # the first step has no scales from the one before
+        ("fp8_gradients", [], 2, 0),
+        ("fp8_gradients", [], 3, 0),  # 3: rows and blocks are padded
         ("baseline_compiled", ["parallelism.fsdp_reshard_after_forward=never"], 2, 0),
         ("baseline_compiled", ["parallelism.fsdp_reshard_after_forward=always"], 3, 0),  # 3: rows are padded
     ],
@@ -105,6 +107,7 @@ _IN_BF16 = {"enable_fsdp_float8_all_gather": False}
 
 
 def test_nccl_is_told_its_thread_blocks_before_it_starts(config, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(titan.Trainer, "init_distributed", lambda self: os.environ["NCCL_MAX_CTAS"])
     config.comm.nccl_max_ctas = 8
     assert Trainer.init_distributed(SimpleNamespace(job_config=config)) == "8"
