@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         starts_ranks = args.processes > 1 and _is_alone(args.processes)
         if args.dry_run:
             os.environ |= variables(0, args.processes) if starts_ranks else {}
-            return dry_run(recipe)
+            return dry_run(recipe, args.budget)
         from experiments.training import attempt  # torch: seconds, which a misspelt name need not wait for
 
         if starts_ranks:
@@ -88,13 +88,13 @@ def summarize(directory: Path, manifest: dict) -> dict:
     return runs.summarize(directory, manifest)
 
 
-def dry_run(recipe) -> int:
+def dry_run(recipe, budget_s: float | None) -> int:
     """Check configuration, device, data and memory, and say what would run. Raises what a run would raise."""
     from experiments.training import preflight
 
     _, world_size = set_rank_environment()
     console = Console(highlight=False, soft_wrap=True)
-    for topic, finding in preflight.all_checks(recipe.config, world_size):
+    for topic, finding in preflight.all_checks(recipe.config, world_size, budget_s):
         console.print(f"[bold]{topic:<8}[/] {escape(finding)}")
     overlays = "".join(f" + {name}" for name in recipe.overlays)
     console.print(f"[bold]ready[/]    {recipe.name}{overlays}, seed {recipe.config.debug.seed}, would run")

@@ -61,14 +61,25 @@ find_container() {
   fi
 }
 
+# Whether runs have started and none of them keeps checkpoints.
+starts_anew() {
+  local recipes
+  recipes=$(cat "$out"/recipe.yaml "$out"/*/*/recipe.yaml 2>/dev/null) || true
+  [ -n "$recipes" ] && ! grep -A1 '^checkpoint:' <<<"$recipes" | grep 'enable: true' >/dev/null
+}
+
 # End of the job: 75 asks to be started again, which happens MAX_REQUEUES times at most.
 finish() { # CODE COMMAND…: the command goes on with the runs
-  local command
+  local command why="${SLURM_RESTART_COUNT:-0} times so far"
   command=$(printf '%q ' "${@:2}")
-  if [ "$1" = 75 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt "${MAX_REQUEUES:-5}" ] && scontrol requeue "$SLURM_JOB_ID"; then
+  if [ "$1" = 75 ] && starts_anew; then
+    why="without checkpoint.enable=true unfinished runs start again from step 1"
+  elif [ "$1" = 75 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt "${MAX_REQUEUES:-5}" ] && scontrol requeue "$SLURM_JOB_ID"; then
     echo "requeued; the runs go on from their checkpoints"
-  elif [ "$1" != 0 ]; then
-    echo "exit code $1, not requeued (${SLURM_RESTART_COUNT:-0} times so far). To go on: $command"
+    exit "$1"
+  fi
+  if [ "$1" != 0 ] && [ "$1" != 2 ] && [ -d "$out" ]; then # 2 is bad input, and the error before this says what to do
+    echo "exit code $1, not requeued ($why). To go on: $command"
   fi
   exit "$1"
 }

@@ -95,12 +95,6 @@ class Float8Converter:
         self.keys = job_config.quantize.linear.float8
         self.saves_memory = parallel_dims.dp_shard_enabled or job_config.activation_checkpoint.mode != "none"
         self.enabled = self.keys.recipe_name is not None
-        pointless = self.keys.enable_fsdp_float8_all_gather and not parallel_dims.dp_shard_enabled
-        if self.enabled and pointless and job_config.optimizer.built is None:
-            raise InputError(
-                "quantize.linear.float8.enable_fsdp_float8_all_gather needs FSDP over two or more GPUs: "
-                "run it with --processes 2 or more, or set it to false"
-            )
 
     def convert(self, model: nn.Module) -> None:
         """Convert in place. Raises `InputError` if a filter matches nothing, nothing is left, or a size is unfit."""

@@ -64,7 +64,7 @@ def fsdp_bytes(
     """Bytes that one forward and backward pass all-gathers and reduce-scatters: of whole weights, of whole gradients.
 
     The embedding and the blocks are gathered twice, since FSDP2 frees them after their forward pass; the last norm and
-    the head, whose backward pass follows at once, are gathered once.
+    the head, whose backward pass follows at once, are gathered once, and an embedding that is the head with them.
 
     Args:
         shapes: of the parameters, by name, unsharded. FSDP2 pads rows to a multiple of `shards`.
@@ -74,24 +74,16 @@ def fsdp_bytes(
         fp8_gradients: gradients are sent in FP8 with their scales, else in float32.
     """
     weights, reduced = 0, Counter()
+    apart = ("layers.", "tok_embeddings.") if "output.weight" in shapes else ("layers.",)
     for name, (rows, *columns) in shapes.items():
         elements = -(-rows // shards) * shards * math.prod(columns)
-        freed = reshard == "always" or reshard == "default" and name.startswith(("tok_embeddings.", "layers."))
+        freed = reshard == "always" or reshard == "default" and name.startswith(apart)
         weights += elements * (1 if name in fp8 else gathered) * (2 if freed else 1)
-        reduced[_reduced_with(name, tied="output.weight" not in shapes)] += elements // shards
+        together = ".".join(name.split(".")[:2]) if name.startswith(apart) else "norm and head"
+        reduced[together] += elements // shards
     if fp8_gradients:
         return weights, shards * sum(-(-n // GRADIENT_BLOCK) * (GRADIENT_BLOCK + 4) for n in reduced.values())
     return weights, shards * sum(reduced.values()) * 4
-
-
-def _reduced_with(name: str, tied: bool) -> str:
-    """What FSDP2 reduces in one call with a parameter: its block, or the norm and the head; the embedding alone."""
-    match name.split("."):
-        case ["layers", number, *_]:
-            return number
-        case ["tok_embeddings", _] if not tied:
-            return "embedding"
-    return "head"
 
 
 def memory_estimate(

@@ -37,7 +37,10 @@ def train_spec(name: str, **builders) -> TrainSpec:
 
 
 def freeze(model: nn.Module, patterns: list[str]) -> None:
-    """Stop training the parameters that shell patterns match. Raises `InputError` if a pattern matches nothing."""
+    """Stop training the parameters that shell patterns match.
+
+    Raises `InputError` if a pattern matches nothing, or nothing is left to train.
+    """
     parameters = dict(model.named_parameters())
     for pattern in patterns:
         matched = [parameter for name, parameter in parameters.items() if fnmatchcase(name, pattern)]
@@ -45,6 +48,8 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
             raise InputError(f"model.freeze: `{pattern}` matches no parameter; there are {by_pattern(parameters)}")
         for parameter in matched:
             parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise InputError(f"model.freeze={patterns} leaves no parameter to train: leave a pattern out")
 
 
 def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> nn.Module:

@@ -1,5 +1,7 @@
 """The ladder to FP8 all-gather: speed and bytes of each rung."""
 
+import math
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -28,7 +30,7 @@ def speed(axes: Axes, comparison: Comparison) -> None:
         raise NoData("no completed run of baseline_compiled and of a rung above it")
     for y, (rung, ratio) in enumerate(found.items()):
         axes.barh(y, ratio, 0.6, color=look(rung).colour, alpha=0.55, linewidth=0)
-        text = f"{ratio:.2f}"
+        text = "too short" if math.isnan(ratio) else f"{ratio:.2f}"
         if rung in PUBLISHED:
             axes.plot(PUBLISHED[rung], y, "d", markerfacecolor="white", markeredgecolor=GREY, zorder=3)
             text += f"\n◇ {PUBLISHED[rung]:.2f}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 from experiments.config.phases import first_and_last
-from experiments.config.values import VALUES, shown
+from experiments.config.values import VALUES, WITHOUT_EFFECT, shown
 from experiments.config.yaml_source import Entries, nested
 
 if TYPE_CHECKING:
@@ -39,14 +39,17 @@ def check_keys(layer: Entries) -> list[str]:
     """What is wrong with the keys of one layer, whether or not a later layer replaces them."""
     from experiments.config.keys import Config
 
-    messages = {}
+    messages, known = {}, asdict(Config())
     try:
         build(layer)
     except ValidationError as error:
-        messages = explain(error, layer, asdict(Config()))
+        messages = explain(error, layer, known)
     for key, rule in VALUES.items():
         if key in layer and key not in messages and (message := rule(layer[key].value)):
             messages[key] = message
+    for key, default in flat(known):
+        if key in layer and key.startswith(WITHOUT_EFFECT) and layer[key].value != default:
+            messages.setdefault(key, f"has no effect here; leave it out, got {shown(layer[key].value)}")
     if "job.description" in layer:
         messages["job.description"] = "write it as `description:` at the top of the recipe"
     return [f"{layer[key].origin}: {key}: {message}" for key, message in messages.items()]
@@ -99,26 +102,29 @@ def contradictions(config: "Config", entries: Entries) -> list[str]:
     defaults = [(key, message) for key, rule in VALUES.items() if (message := rule(values[key]))]
     return [
         f"{entries[key].origin if key in entries else 'torchtitan default'}: {key}: {message}"
-        for key, message in (*defaults, *_conflicts(config), *_fp8_conflicts(config), *_phase_conflicts(config))
+        for key, message in (
+            *defaults,
+            *_conflicts(config),
+            *_data_conflicts(config),
+            *_fp8_conflicts(config),
+            *_phase_conflicts(config),
+        )
     ]
 
 
 def _conflicts(config: "Config") -> Iterator[tuple[str, str]]:
     """(key to look at, what to do)."""
     training, optimizer, compiled = config.training, config.optimizer, config.compile
-    loader, profiling, total_steps = training.dataloader, config.profiling, config.lr_scheduler.total_steps
+    loader, total_steps = training.dataloader, config.lr_scheduler.total_steps
     local, whole = training.local_batch_size, training.global_batch_size
-    if training.dataset_path and training.dataset.startswith("python_stdlib"):
-        message = f"is not read with training.dataset={training.dataset}; set training.dataset to parquet"
-        yield "training.dataset_path", message
     if whole > 0 and whole % local:
         yield "training.global_batch_size", f"expected a multiple of local_batch_size ({local}), got {whole}"
     if not loader.num_workers and (loader.persistent_workers or loader.prefetch_factor):
         yield "training.dataloader.num_workers", "expected 1 or more with persistent_workers or prefetch_factor, got 0"
     if total_steps and total_steps < training.steps:
         yield "lr_scheduler.total_steps", f"expected at least training.steps ({training.steps}), got {total_steps}"
-    if (frequency := profiling.profile_freq) < profiling.profiler_warmup + profiling.profiler_active:
-        yield "profiling.profile_freq", f"expected at least profiler_warmup + profiler_active, got {frequency}"
+    if config.checkpoint.initial_load_path and not config.checkpoint.enable:
+        yield "checkpoint.initial_load_path", "is not read without checkpoints; set checkpoint.enable to true"
     if optimizer.stochastic_rounding and training.dtype != "bfloat16":
         message = f"rounds bf16 weights, and training.dtype is {training.dtype}; set one of them otherwise"
         yield "optimizer.stochastic_rounding", message
@@ -135,10 +141,25 @@ def _conflicts(config: "Config") -> Iterator[tuple[str, str]]:
         yield "activation_checkpoint.mode", message
 
 
+def _data_conflicts(config: "Config") -> Iterator[tuple[str, str]]:
+    """Keys of the data that the chosen kind of dataset does not read."""
+    dataset, data = config.training.dataset, config.data
+    is_parquet, is_stdlib = dataset == "parquet", dataset.startswith("python_stdlib")
+    for key, is_given, is_read, other in (
+        ("training.dataset_path", config.training.dataset_path, is_parquet, "parquet"),
+        ("data.text_column", data.text_column != "text", not is_stdlib, "parquet"),
+        ("data.subset", data.subset, not is_stdlib and not is_parquet, "a name on Hugging Face"),
+        ("data.split", data.split != "train", not is_stdlib and not is_parquet, "a name on Hugging Face"),
+    ):
+        if is_given and not is_read:
+            yield key, f"is not read with training.dataset={dataset}; leave it out, or set training.dataset to {other}"
+
+
 def _fp8_conflicts(config: "Config") -> Iterator[tuple[str, str]]:
     keys, tokens = config.quantize.linear.float8, config.training.seq_len * config.training.local_batch_size
-    if keys.recipe_name is None and keys.fast_accumulation_in_backward:
-        yield f"{FLOAT8}.fast_accumulation_in_backward", "does nothing without a recipe_name; set it to false"
+    for key in ("fast_accumulation_in_backward", "emulate"):
+        if keys.recipe_name is None and getattr(keys, key):
+            yield f"{FLOAT8}.{key}", "does nothing without a recipe_name; set it to false"
     if keys.recipe_name and tokens % 16:
         message = f"seq_len x local_batch_size is {tokens}; FP8 needs a multiple of 16, since the weight-gradient GEMM"
         yield "training.seq_len", f"{message} contracts over tokens"

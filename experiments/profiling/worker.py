@@ -119,6 +119,7 @@ def compiled_graphs() -> list[dict]:
 
 def measure(config, stop: Stop) -> dict:
     """Train as experiments.run does, and return the record. Raises what a run raises."""
+    preflight.check_ranks(config, world_size=1)
     preflight.check_device(config)
     preflight.check_memory(config)
     if device.TYPE == "cpu":  # compiled C++ has names in a profile only if it was compiled for that; Triton always has

@@ -39,17 +39,22 @@ def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
     rank, world_size = set_rank_environment()
     from experiments.training import preflight
     from experiments.training.run_directory import RunDirectory
+    from experiments.training.timeline import TIMELINE
 
     check(recipe.config, world_size, stop)
     facts = preflight.facts(recipe, world_size) if rank == 0 else None
     if not out and world_size > 1:  # each would make its own
         raise InputError("a run of several processes needs --out DIR, so that all of them write to the same place")
+    TIMELINE.mark("import")
+    for _ in preflight.all_checks(recipe.config, world_size):  # before anything but prepared data is written
+        pass
+    TIMELINE.mark("data")
     out = out or new_directory(recipe)
     directory = RunDirectory(out, recipes.to_yaml(recipe), facts) if facts else None
     recipe.config.job.dump_folder = str(out)
     try:
         with display(recipe.name, recipe.config.training.steps, out / "log.txt" if directory else None) as move_bar:
-            end = _train(recipe, world_size, directory, move_bar, stop)
+            end = _train(recipe, directory, move_bar, stop)
     except OSError as error:  # log.txt cannot be opened
         end = End("failed", f"{error.filename}: {error.strerror}", FAILED)
     if directory:
@@ -78,7 +83,7 @@ def new_directory(recipe) -> Path:
     return study / recipe.name / f"seed{recipe.config.debug.seed}"
 
 
-def _train(recipe, world_size: int, directory, move_bar, stop: Stop) -> End:
+def _train(recipe, directory, move_bar, stop: Stop) -> End:
     """Train to the end, whatever it is, and put its reason into the log."""
     from experiments.training import preflight
     from experiments.training.metrics import Diverged
@@ -86,10 +91,8 @@ def _train(recipe, world_size: int, directory, move_bar, stop: Stop) -> End:
 
     trainer = None
     try:
-        preflight.check_device(recipe.config)
         if slow := preflight.slow_attention(recipe.config):
             logging.getLogger().warning(slow)
-        preflight.check_memory(recipe.config, world_size)
         trainer = Trainer(recipe.config, stop)
         if directory:
             directory.manifest["data"] = trainer.data

@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import torch
 
@@ -22,12 +22,18 @@ HOPELESS = 1.3  # times the memory that is there, beyond which no inaccuracy of 
 
 
 def check_checkpoints(config, budget_s: float | None = None) -> None:
-    """Raise `InputError` for a folder that other runs could share, and for a time budget without checkpoints."""
+    """Raise `InputError` for folders that are shared or not there, and for a time budget without checkpoints."""
     folder = PurePath(config.checkpoint.folder)
     if folder.is_absolute() or ".." in folder.parts or not folder.parts:
         raise InputError(
             f"checkpoint.folder={config.checkpoint.folder}: expected a folder within the run directory, as checkpoint: "
             "a run must not delete or load another's checkpoints"
+        )
+    first = config.checkpoint.initial_load_path
+    if first and not (Path(first) / ".metadata").is_file():
+        raise InputError(
+            f"checkpoint.initial_load_path={first}: holds no checkpoint: give the folder of one, as "
+            "runs/STUDY/RECIPE/seed0/checkpoint/step-500"
         )
     if budget_s is not None and not config.checkpoint.enable:
         raise InputError(
@@ -36,14 +42,42 @@ def check_checkpoints(config, budget_s: float | None = None) -> None:
 
 
 def check_ranks(config, world_size: int) -> None:
-    """Raise `InputError` for what needs FSDP, without it, and for what needs whole weights, with it."""
-    if config.quantize.gradients and world_size <= config.parallelism.data_parallel_replicate_degree:
+    """Raise `InputError` for what does not suit so many processes."""
+    degrees, keys = config.parallelism, config.training
+    replicas, shards = degrees.data_parallel_replicate_degree, degrees.data_parallel_shard_degree
+    shards = max(1, world_size // replicas) if shards == -1 else shards
+    if replicas * shards != world_size:
         raise InputError(
-            "quantize.gradients is for a model that FSDP shards, and this one is whole on each GPU: set it to null, or "
-            "run with --processes 2 or more and a lower parallelism.data_parallel_replicate_degree than that"
+            f"parallelism.data_parallel_replicate_degree x data_parallel_shard_degree is {replicas} x {shards}, which "
+            f"must be the number of processes, {world_size}: change a degree (1 and -1 always fit), or start as many"
         )
-    if world_size == 1:
-        return
+    if (batch := keys.global_batch_size) > 0 and batch % (keys.local_batch_size * world_size):
+        raise InputError(
+            f"training.global_batch_size={batch}: expected a multiple of local_batch_size x processes, "
+            f"{keys.local_batch_size} x {world_size}, or -1"
+        )
+    all_gather = config.quantize.linear.float8.enable_fsdp_float8_all_gather
+    if all_gather and shards == 1 and config.optimizer.built is None:
+        raise InputError(
+            "quantize.linear.float8.enable_fsdp_float8_all_gather needs FSDP over two or more processes: run it "
+            "with --processes 2 or more, or set it to false"
+        )
+    if config.quantize.gradients and shards == 1:
+        raise InputError(
+            "quantize.gradients needs FSDP over two or more processes: run it with --processes 2 or more, or set it to "
+            "null"
+        )
+    if world_size > 1:
+        _check_sharding(config, world_size)
+
+
+def _check_sharding(config, world_size: int) -> None:
+    """Raise `InputError` for what needs whole weights, since FSDP shards them, and for replicas without shards."""
+    if config.parallelism.data_parallel_replicate_degree == world_size:
+        raise InputError(  # the loss is divided by all ranks' tokens before DDP takes the mean over ranks
+            f"parallelism.data_parallel_replicate_degree={world_size} leaves nothing to shard, and torchtitan 0.2.2 then "
+            f"divides gradients by the {world_size} processes twice: set it to 1, or to less than the processes"
+        )
     sharded = f"needs whole weights, and {world_size} processes shard them: set it to"
     if config.model.fused_projections:
         raise InputError(f"model.fused_projections {sharded} false")
@@ -63,10 +97,13 @@ def check_device(config) -> str:
         float8.check_device(torch.device(device.TYPE))
     if device.TYPE == "cpu" and config.model.attention_backend == "cudnn":
         raise InputError("model.attention_backend cudnn needs a GPU: on a CPU there are auto, flash and math")
-    if device.TYPE == "cpu" and config.compile.cuda_graphs:
-        raise InputError("compile.cuda_graphs needs a GPU: set it to false")
-    if device.TYPE == "cpu" and config.comm.nccl_max_ctas:
-        raise InputError("comm.nccl_max_ctas needs GPUs, between which NCCL sends: set it to null")
+    gpu_only = {
+        "compile.cuda_graphs": config.compile.cuda_graphs,
+        "comm.nccl_max_ctas": config.comm.nccl_max_ctas,
+        "profiling.enable_memory_snapshot": config.profiling.enable_memory_snapshot,
+    }
+    if device.TYPE == "cpu" and (asked := [key for key, value in gpu_only.items() if value]):
+        raise InputError(f"{asked[0]} needs a GPU: set it to {'null' if 'nccl' in asked[0] else 'false'}")
     compiles = "torchao's optimizer" if config.optimizer.stochastic_rounding else ""
     compiles = "compile.enable" if config.compile.enable else compiles
     if device.TYPE == "cpu" and compiles and not shutil.which(compiler := os.environ.get("CXX", "g++").split(" ")[0]):
@@ -166,10 +203,10 @@ def check_data(config, world_size: int = 1) -> str:
     return rows.describe(token_file, config, world_size)
 
 
-def all_checks(config, world_size: int) -> Iterator[tuple[str, str]]:
-    """(topic, finding) of every check, for a dry run."""
+def all_checks(config, world_size: int, budget_s: float | None = None) -> Iterator[tuple[str, str]]:
+    """(topic, finding) of every check."""
     check_ranks(config, world_size)
-    check_checkpoints(config)
+    check_checkpoints(config, budget_s)
     yield "model", check_model(config)
     yield "device", check_device(config)
     yield "memory", check_memory(config, world_size)

@@ -10,7 +10,7 @@ from experiments.config import recipes
 from experiments.training import preflight
 from models.errors import InputError
 from tests.make_runs import metrics_lines, write_run
-from tests.runs import ONE_DEVICE, TINY
+from tests.runs import TINY
 
 LINEARS = {
     f"layers.{layer}.{name}.weight"
@@ -61,10 +61,8 @@ def test_frozen_weights_are_the_orphans(train):
 
 
 def test_new_parameters_without_fsdp_are_refused_in_other_recipes():
-    from models.float8 import Float8Converter
-
-    with pytest.raises(InputError, match="needs FSDP over two or more GPUs"):
-        Float8Converter(config("tensorwise_fp8_allgather"), ONE_DEVICE)
+    with pytest.raises(InputError, match="needs FSDP over two or more processes"):
+        preflight.check_ranks(config("tensorwise_fp8_allgather"), world_size=1)
 
 
 def test_a_pattern_that_freezes_nothing_is_an_error_ahead():

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from experiments.config import recipes, values, yaml_source
+from experiments.config import recipes, rules, values, yaml_source
 from experiments.config.recipes import load, to_yaml
 from models.errors import InputError
 
@@ -42,7 +42,7 @@ def problems(*args, **kwargs) -> list[str]:
         (f"{HEAD}compile:\n  components: [model, foo]", "4: compile.components: item 2: expected 'model' or 'loss', g"),
         (f"{HEAD}compile:\n  scope: blok", "4: compile.scope: expected 'block' or 'model', got 'blok'"),
         (f"{HEAD}model:\n  flavor:", "4: model.flavor: expected text, got null"),
-        (f"{HEAD}validation:\n  steps: 0", "3: validation: validation steps must be positive or -1"),
+        (f"{HEAD}validation:\n  steps: 5", "4: validation.steps: has no effect here; leave it out, got 5"),
         (f"{HEAD}job:\n  description: x", "4: job.description: write it as `description:`"),
         (f"{HEAD}training:\n  steps: 1\n  steps: 2", "5: training.steps: already given at recipes/foo.yaml:4; kee"),
         (f"{HEAD}training:\n  steps: [1\n", "5: YAML error while parsing a flow sequence: "),
@@ -72,7 +72,7 @@ def test_a_mistake_in_a_file_is_named_with_its_line(write, text, line):
 
 RANGES = {  # values beside a range, in it at its ends, and the sentence
     "optimizer.lr": ("-1 .nan .inf", "0 1e-9", "a finite number of at least 0"),
-    "optimizer.eps": ("-1 0 .nan", "1e-9", "a finite number of more than 0"),
+    "optimizer.eps": ("-1 0 .nan 1e-3 1e300", "1e-9 1e-4", "more than 0 and at most 0.0001"),
     "optimizer.weight_decay": (".nan -0.1", "0", "a finite number of at least 0"),
     "optimizer.beta1": (".nan 1.5 2.0 1 -1", "0 0.999999", "at least 0 and less than 1"),
     "optimizer.beta2": ("1 1.0", "0", "at least 0 and less than 1"),
@@ -80,7 +80,7 @@ RANGES = {  # values beside a range, in it at its ends, and the sentence
     "lr_scheduler.decay_ratio": (".nan 2 -0.1", "0 1 null", "at least 0 and at most 1"),
     "lr_scheduler.min_lr_factor": (".nan 1.1", "0 1", "at least 0 and at most 1"),
     "training.max_norm": ("-1 0 .nan", ".inf 1e-9", "more than 0"),
-    "training.steps": ("0 -1", "1", "at least 1"),
+    "training.steps": (f"0 -1 {10**17}", f"1 {10**9}", "at least 1 and at most 1,000,000,000"),
     "training.seq_len": ("1 0", "2 100", "at least 2"),
     "training.global_batch_size": ("0 -2", "-1 1", "-1 or at least 1"),
     "training.gc_freq": ("0", "1", "at least 1"),
@@ -88,6 +88,7 @@ RANGES = {  # values beside a range, in it at its ends, and the sentence
     "checkpoint.keep_latest_k": ("1 -1", "0 2", "0 (all) or at least 2"),
     "parallelism.data_parallel_replicate_degree": ("0 -1", "1 2", "at least 1"),
     "parallelism.data_parallel_shard_degree": ("0 -2", "-1 1", "-1 or at least 1"),
+    "comm.trace_buf_size": (f"-1 {10**12}", f"0 {10**6}", "at least 0 and at most 1,000,000"),
     "data.bpe_vocab_size": (f"256 {10**12}", "257", "at least 257 and at most 1,000,000"),
     "data.max_tokens": ("0", "1 null", "at least 1"),
 }
@@ -128,9 +129,16 @@ def test_a_seed_fits_into_64_bits(seed):
         ("parallelism.tensor_parallel_degree=2", "FSDP shards the model instead; set it to 1, got 2"),
         ("compile.backend=foo", "expected 'inductor', 'aot_eager' or 'eager', got 'foo'"),
         ("activation_checkpoint.selective_ac_option=foo", "expected 'op' or a number in quotes, got 'foo'"),
-        ("checkpoint.folder=/x", "expected a folder within the run directory, got '/x'"),
+        ("checkpoint.folder=/x", "expected a folder within the run directory, of letters, digits, _ and -, got '/x'"),
         ("checkpoint.folder=a/../../b", "expected a folder within the run directory"),
         ("checkpoint.folder=''", "expected a folder within the run directory"),
+        ("checkpoint.folder=recipe.yaml", "expected a folder within the run directory, of letters, digits, _ and -"),
+        ("metrics.save_tb_folder=attempt1", "expected a folder within the run directory"),
+        ("checkpoint.load_only=true", "a run saves what it can go on from; set it to false, got true"),
+        ("profiling.enable_profiling=true", "`python -m experiments.bench` gives times by part; set it to false"),
+        ("job.dump_folder=/x", "has no effect here; leave it out, got '/x'"),
+        ("quantize.grouped_mm.float8.fqns=[a]", 'has no effect here; leave it out, got ["a"]'),
+        ("parallelism.pipeline_parallel_schedule=GPipe", "has no effect here; leave it out, got 'GPipe'"),
         ("debug.seed=null", "expected an integer, got null"),
         (f"model.flavor=[{'1,' * 5000}]", "…"),
         # keys that contradict each other
@@ -138,6 +146,7 @@ def test_a_seed_fits_into_64_bits(seed):
         (f"{FLOAT8}.enable_fsdp_float8_all_gather=true {FLOAT8}.recipe_name=rowwise", "needs recipe_name: tensorwise"),
         (f"{FLOAT8}.precompute_float8_dynamic_scale_for_fsdp=true", "needs enable_fsdp_float8_all_gather: true"),
         (f"{FLOAT8}.fast_accumulation_in_backward=true", "does nothing without a recipe_name"),
+        (f"{FLOAT8}.emulate=true", "does nothing without a recipe_name"),
         ("optimizer.stochastic_rounding=true training.dtype=float32", "rounds bf16 weights"),
         ("optimizer.built=before_conversion compile.enable=true", "set compile.enable to false"),
         ("compile.cuda_graphs=true", "set compile.enable to true"),
@@ -147,9 +156,12 @@ def test_a_seed_fits_into_64_bits(seed):
         ),
         ("training.global_batch_size=7 training.local_batch_size=2", "expected a multiple of local_batch_size"),
         ("training.dataset_path=text.parquet", "set training.dataset to parquet"),
+        ("training.dataset_path=text.parquet training.dataset=c4", "set training.dataset to parquet"),
+        ("data.text_column=body", "is not read with training.dataset=python_stdlib_with_tests; leave it out, or set"),
+        ("data.subset=en training.dataset=parquet", "set training.dataset to a name on Hugging Face"),
+        ("checkpoint.initial_load_path=/x", "set checkpoint.enable to true"),
         ("training.dataloader.num_workers=0 training.dataloader.prefetch_factor=2", "expected 1 or more with"),
         ("lr_scheduler.total_steps=999", "expected at least training.steps (1000), got 999"),
-        ("profiling.profile_freq=3", "expected at least profiler_warmup + profiler_active, got 3"),
         ("activation_checkpoint.mode=memory_budget", "set compile.enable to true"),
         ("activation_checkpoint.mode=memory_budget compile.enable=true compile.scope=model", "scope to block"),
     ],
@@ -163,6 +175,8 @@ def test_each_restricted_key_exists_and_its_value_in_base_is_fine():
     config = load("base").config
     for key, rule in values.VALUES.items():
         assert rule(functools.reduce(getattr, key.split("."), config)) is None
+    known = [key for key, _ in rules.flat(config.to_dict())]
+    assert all(any(key.startswith(beginning) for key in known) for beginning in values.WITHOUT_EFFECT)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """A study within a time budget: it ends in time, with equally many steps, and goes on later."""
 
 import math
+from unittest.mock import Mock
 
 import pytest
 
 from analysis.comparison import compare
 from analysis.table import notes, rows_of, status
+from experiments import study
 from experiments.jobs import shares
 from experiments.jobs.shares import Shares
 from models import device
@@ -66,8 +68,9 @@ def test_runs_that_were_stopped_otherwise_are_left_as_they_are(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_study_within_its_budget_goes_on_later(tmp_path):
+def test_a_study_within_its_budget_goes_on_later(tmp_path, monkeypatch):
     """The budget counts from the start of the process, which here is that of the tests."""
+    monkeypatch.setattr(study, "write_page", Mock())  # which would draw figures for seconds
     out, names, since_start = tmp_path / "study", ["baseline", "baseline_compiled"], device.seconds_since_process_start
     keys = [*SMALL, "training.seq_len=64", "compile.enable=false", "checkpoint.enable=true", "training.steps=2000"]
     code, printed = run_study(*names, "--overlay", "cpu", "--out", out, *keys, "--budget", since_start() + 42)

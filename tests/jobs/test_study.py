@@ -56,6 +56,7 @@ def test_every_run_is_in_the_table_and_complete(four_way, records):
     assert all(f" {recipe} " in printed for recipe in FOUR)
     assert printed.count("completed") >= 8  # a line as it ends, and the table's
     assert "no FP8 units" in printed and str(out) in printed
+    assert "report.html among it" in printed and (out / "report.html").stat().st_size > 10_000
     for recipe in FOUR:
         assert {"manifest", "timing", "proof", "summary"} <= set(records[recipe])
         assert {"recipe.yaml", "log.txt", "tb"} <= {p.name for p in (out / recipe / "seed0").iterdir()}

@@ -2,10 +2,12 @@
 
 import json
 import tempfile
+from unittest.mock import Mock
 
 import pytest
 import yaml
 
+from experiments import study
 from experiments.jobs import runner
 from tests.runs import SMALL, run_study
 
@@ -20,6 +22,7 @@ def test_study_goes_on_after_a_failure_and_later_from_where_it_was(tmp_path, mon
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the study's, and not its runs', who share C++ headers
     monkeypatch.setattr(runner, "set_by_user", lambda variable: False)
+    monkeypatch.setattr(study, "write_page", Mock())  # which would draw figures for seconds
     out, fast = tmp_path / "study", [*SMALL, "training.steps=3", "compile.components=[loss]"]
     out.mkdir()
     plan = {"description": "x", "recipes": ["baseline_compiled", "baseline"], "baseline": "baseline", "seeds": [0]}

@@ -146,6 +146,10 @@ def jobs(cluster) -> dict[str, Job]:
         "cancelled": Job(
             cluster, baseline, "fp8", "baseline/seed0", lambda job: cluster.command("scancel", job.number)
         ),
+        "without_checkpoints": Job(
+            cluster, [*baseline, "checkpoint.enable=false"], "fp8", "baseline/seed0",
+            lambda job: cluster.command("scancel", "--signal=USR1", job.number),
+        ),
     }  # fmt: skip
 
 
@@ -212,6 +216,25 @@ def test_unknown_name_ends_the_job_at_once(cluster):
     assert (state["JobState"], state["ExitCode"]) == ("FAILED", "2:0")
     assert state["RunTime"] <= "00:00:03"  # it takes longer to import torch
     assert "unknown recipe `rowise_fp8_compiled`; did you mean rowwise_fp8_compiled" in cluster.log(job)
+
+
+@slurm
+@pytest.mark.slow
+def test_after_bad_input_there_is_nothing_to_go_on_with(cluster):
+    job = cluster.submit(STUDY, "--overlay", "cpu", "baseline", "training.stepz=3")
+    assert cluster.wait(job)["ExitCode"] == "2:0"
+    assert "training.stepz: unknown key" in cluster.log(job) and "To go on" not in cluster.log(job)
+    assert not (cluster.runs / f"fp8-{job}").exists()
+
+
+@slurm
+@pytest.mark.slow
+def test_no_requeue_where_it_would_start_again_from_the_first_step(jobs):
+    job = jobs["without_checkpoints"]
+    state, log = job.end(), job.cluster.log(job.number)
+    assert (state["ExitCode"], state["Restarts"]) == ("75:0", "0")
+    assert manifest_of(job.run)["status"] == "interrupted" and "requeued;" not in log
+    assert "not requeued (without checkpoint.enable=true unfinished runs start again from step 1). To go on: " in log
 
 
 @slurm

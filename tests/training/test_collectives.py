@@ -1,7 +1,7 @@
 """What ranks send: the recorded table against the closed form, and a run that promises FP8 and sends bf16.
 
 One process stands for rank 0 of several: the backend `fake` takes every collective and sends nothing. That real ones
-are recorded the same way is part of test_study_processes.
+are recorded the same way is part of tests/jobs/test_launcher.py.
 """
 
 import os
@@ -120,11 +120,10 @@ _IN_BF16 = {"enable_fsdp_float8_all_gather": False}
 
 
 def test_nccl_is_told_its_thread_blocks_before_it_starts(config, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(titan.Trainer, "init_distributed", lambda self: os.environ["NCCL_MAX_CTAS"])
-    config.comm.nccl_max_ctas = 8
-    trainer = object.__new__(Trainer)
-    trainer.job_config = config
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    trainer = Trainer.__new__(Trainer)
+    trainer.job_config, config.comm.nccl_max_ctas = config, 8
     assert trainer.init_distributed() == "8"
 
 

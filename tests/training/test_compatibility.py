@@ -31,6 +31,10 @@ QUICK = [
 ]
 
 
+def arguments(name: str, out: Path) -> list[str]:
+    return [CELLS[name].recipe, "--overlay", "cpu", "--out", str(out), *QUICK, *CELLS[name].keys]
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Trains all cells that work with this number of processes; gives exit codes and run directories by cell."""
@@ -38,25 +42,18 @@ def trained(tmp_path_factory):
     @cache
     def train(count: int) -> dict[str, tuple[int, Path]]:
         folder = tmp_path_factory.mktemp(f"processes{count}")
-        names = [name for name in WORKING if CELLS[name].processes == count]
-        places = [folder / str(number) for number in range(len(names))]
-        runs = [
-            [CELLS[name].recipe, "--overlay", "cpu", "--out", str(place), *QUICK, *CELLS[name].keys]
-            for name, place in zip(names, places, strict=True)
-        ]
+        places = {name: folder / str(place) for place, name in enumerate(WORKING) if CELLS[name].processes == count}
+        runs = [arguments(name, place) for name, place in places.items()]
         (folder / "runs.json").write_text(json.dumps(list(zip(runs, free_ports(len(runs)), strict=True))))
         command = [sys.executable, "-m", "tests.training.compatible_ranks", folder / "runs.json"]
         with ExitStack() as stack:
             ranks = [
-                stack.enter_context(
-                    processes.started(
-                        command, env=os.environ | variables(rank, count), stdout=subprocess.PIPE, text=True
-                    )
-                )
+                processes.started(command, env=os.environ | variables(rank, count), stdout=subprocess.PIPE, text=True)
                 for rank in range(count)
             ]
-            codes = json.loads(ranks[0].communicate(timeout=280)[0].splitlines()[-1])
-        return dict(zip(names, zip(codes, places, strict=True), strict=True))
+            first, *_ = [stack.enter_context(rank) for rank in ranks]
+            codes = json.loads(first.communicate(timeout=280)[0].splitlines()[-1])
+        return {name: (code, place) for code, (name, place) in zip(codes, places.items(), strict=True)}
 
     return train
 
@@ -69,8 +66,11 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKING)
-def test_what_works_trains_and_proves_its_fp8(name, trained):
-    code, run = trained(CELLS[name].processes)[name]
+def test_what_works_trains_and_proves_its_fp8(name, trained, run_here, tmp_path):
+    if CELLS[name].processes > 1:
+        code, run = trained(CELLS[name].processes)[name]
+    else:
+        code, run = run_here(*arguments(name, tmp_path)), tmp_path
     assert code == 0
     manifest, proof = (json.loads((run / f"{kind}.json").read_text()) for kind in ("manifest", "proof"))
     assert manifest["status"] == "completed" and manifest["world_size"] == CELLS[name].processes
