@@ -6,6 +6,7 @@ experts also has `moe_enabled`, `moe_inter_dim` (width of an expert), `moe_args.
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 
@@ -78,12 +79,16 @@ def flops_per_token(args, seq_len: int, causal: bool = False) -> int:
     return 6 * (parameters(args, active=True) - embedding) + (attention // 2 if causal else attention)
 
 
+GRADIENT_BLOCK = 256  # gradients that share a float32 scale where they are sent in FP8
+
+
 def fsdp_bytes(
     shapes: Mapping[str, Sequence[int]],
     shards: int,
     fp8: Collection[str] = (),
     gathered: int = 2,
     reshard: str = "default",
+    fp8_gradients: bool = False,
 ) -> tuple[int, int]:
     """Bytes that one forward and backward pass all-gathers and reduce-scatters: of whole weights, of whole gradients.
 
@@ -93,17 +98,21 @@ def fsdp_bytes(
     Args:
         shapes: of the parameters, by name, unsharded. FSDP2 pads rows to a multiple of `shards`.
         fp8: names of those that are cast to FP8 before they are gathered.
-        gathered: bytes of an element of the other weights; gradients are reduced in float32.
+        gathered: bytes of an element of the other weights.
         reshard: torchtitan's `parallelism.fsdp_reshard_after_forward`; always and never make exceptions.
+        fp8_gradients: gradients are sent in FP8 with their scales, else in float32.
     """
-    weights = gradients = 0
-    twice = ("layers.", "tok_embeddings.") if "output.weight" in shapes else ("layers.",)
+    weights, reduced = 0, Counter()
+    apart = ("layers.", "tok_embeddings.") if "output.weight" in shapes else ("layers.",)
     for name, (rows, *columns) in shapes.items():
         elements = -(-rows // shards) * shards * math.prod(columns)
-        freed = reshard == "always" or reshard == "default" and name.startswith(twice)
+        freed = reshard == "always" or reshard == "default" and name.startswith(apart)
         weights += elements * (1 if name in fp8 else gathered) * (2 if freed else 1)
-        gradients += elements * 4
-    return weights, gradients
+        together = ".".join(name.split(".")[:2]) if name.startswith(apart) else "norm and head"
+        reduced[together] += elements // shards
+    if fp8_gradients:
+        return weights, shards * sum(-(-n // GRADIENT_BLOCK) * (GRADIENT_BLOCK + 4) for n in reduced.values())
+    return weights, shards * sum(reduced.values()) * 4
 
 
 def memory_estimate(

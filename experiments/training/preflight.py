@@ -63,6 +63,11 @@ def check_ranks(config, world_size: int) -> None:
             "quantize.linear.float8.enable_fsdp_float8_all_gather needs FSDP over two or more processes: run it "
             "with --processes 2 or more, or set it to false"
         )
+    if config.quantize.gradients and shards == 1:
+        raise InputError(
+            "quantize.gradients needs FSDP over two or more processes: run it with --processes 2 or more, or set it to "
+            "null"
+        )
     if world_size > 1:
         _check_sharding(config, world_size)
 

@@ -3,7 +3,7 @@
 Three claims, checked while the run trains and kept in proof.json; a claim that does not hold stops the run:
   1. an FP8 recipe has converted layers, and in one profiled step `aten::_scaled_mm` did the FLOPs they account for;
      where FP8 is switched on and off, one step of each phase is profiled, and `aten::_scaled_mm` did none in bf16;
-     several ranks sent no more bytes of weights than the recipe's precision takes (collectives.py);
+     several ranks sent no more bytes of weights and gradients than the recipe's precisions take (collectives.py);
   2. every trainable parameter is in the optimizer;
   3. every one of them moved in the first optimizer step, where its gradient and its dtype allow it.
 A recipe that leaves parameters out of the optimizer on purpose (`optimizer.built`) has those orphans on record instead.
@@ -192,6 +192,12 @@ class Proof:
                 f"in step {self.profiled_step} ranks gathered {gathered:,} bytes of weights, and with those of "
                 f"{len(weights)} converted layers in FP8 it would be {promised:,}: not (all) of what "
                 "enable_fsdp_float8_all_gather promises was sent in FP8"
+            )
+        reduced, promised = (self.sent[key] for key in ("reduced_bytes", "reduced_bytes_expected"))
+        if self.sharding.fp8_gradients and not 0 < reduced <= promised:
+            raise ProofError(
+                f"in step {self.profiled_step} ranks sent {reduced:,} bytes of gradients, and in FP8 with their scales "
+                f"it would be {promised:,}: not (all) of what quantize.gradients promises was sent in FP8"
             )
 
     def record(self) -> dict:
