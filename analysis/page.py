@@ -21,6 +21,7 @@ h1 { font-size: 1.6rem; margin: .5rem 0; } h2 { font-size: 1.15rem; margin: 2rem
 .hint { display: none; } @media (max-width: 900px) { .hint { display: block; } }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .45rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #ddd; }
+th:first-child, tr:not(.runs) > td:first-child { position: sticky; left: 0; background: #fff; }
 th { vertical-align: bottom; white-space: pre; } th:first-child, td:first-child { text-align: left; }
 tr.runs > td { padding: 0 0 .5rem 1rem; } summary { cursor: pointer; color: #444; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 1.5rem 1rem; }

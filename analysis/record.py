@@ -71,7 +71,6 @@ class Facts(BaseModel):
     compiled: bool | None = _in("manifest.json", "compiled")
     parameters: Count = _in("manifest.json", "parameters")
     flops_per_token: Positive | None = _in("manifest.json", "flops_per_token")
-    flops_per_token_causal: Positive | None = _in("manifest.json", "flops_per_token_causal")
     seq_len: Annotated[Count, Field(gt=0)] = _in("recipe.yaml", "training", "seq_len")
     dataset: Text = _in("recipe.yaml", "training", "dataset")
     data: Text = _in("manifest.json", "data")  # the corpus as it was tokenized, with a digest of its content

@@ -45,7 +45,7 @@ class _Line(TypedDict):
     learning_rate: NotRequired[Value]
 
 
-LINE = TypeAdapter(_Line)
+LINE = TypeAdapter(list[_Line])
 
 
 def read_published(path: Path) -> Run:
@@ -74,7 +74,6 @@ def read_published(path: Path) -> Run:
         peak_fp8=PEAK.fp8,
         peak_source=PEAK.source,
         flops_per_token=flops_per_token(MODEL, SEQ_LEN),
-        flops_per_token_causal=flops_per_token(MODEL, SEQ_LEN, causal=True),
         parameters=parameters(MODEL),
         flavor="8B-published",
         float8=kind and kind[1],

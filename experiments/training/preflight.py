@@ -67,7 +67,12 @@ def check_ranks(config, world_size: int) -> None:
 
 
 def _check_sharding(config, world_size: int) -> None:
-    """Raise `InputError` for what needs whole weights: FSDP shards them."""
+    """Raise `InputError` for what needs whole weights, since FSDP shards them, and for replicas without shards."""
+    if config.parallelism.data_parallel_replicate_degree == world_size:
+        raise InputError(  # the loss is divided by all ranks' tokens before DDP takes the mean over ranks
+            f"parallelism.data_parallel_replicate_degree={world_size} leaves nothing to shard, and torchtitan 0.2.2 "
+            f"then divides gradients by the {world_size} processes twice: set it to 1, or to less than the processes"
+        )
     sharded = f"needs whole weights, and {world_size} processes shard them: set it to"
     if config.model.fused_projections:
         raise InputError(f"model.fused_projections {sharded} false")
