@@ -1,9 +1,7 @@
 """AdamW with states in FP8 and FP16: PyTorch's in float32, the range that scales give, shards, checkpoints."""
 
 import json
-import os
 import sys
-from contextlib import ExitStack
 
 import pytest
 import torch
@@ -16,7 +14,6 @@ from models.architectures import model_args
 from models.fp8_adamw import STATES, AdamWFp8LM
 from tests import processes
 from tests.runs import ONE_DEVICE
-from tests.training.test_tied import free_ports
 
 KEYS = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 PAPER = dict(zip(STATES, (torch.float8_e4m3fn, torch.float16, torch.float16), strict=True))
@@ -91,12 +88,5 @@ def test_the_estimate_counts_the_bytes_that_are_kept():
 
 
 def test_shards_are_stepped_as_the_whole_tensor_is_and_resume_exactly(tmp_path):
-    (port,) = free_ports(1)
-    shared = {"MASTER_PORT": str(port), "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2"}
-    command = [sys.executable, "-m", "tests.models.fp8_adamw_ranks", tmp_path]
-    with ExitStack() as stack:
-        ranks = [
-            stack.enter_context(processes.started(command, env=os.environ | shared | {"RANK": rank})) for rank in "01"
-        ]
-        assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    processes.run([sys.executable, "-m", "tests.models.fp8_adamw_ranks", tmp_path])
     assert json.loads((tmp_path / "result.json").read_text()) == {"sharded": True, "resumed": True}
