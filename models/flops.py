@@ -116,17 +116,19 @@ def fsdp_bytes(
 
 
 def memory_estimate(
-    args, tokens: int, param_bytes: int, compiled: bool, recompute: bool, shards: int = 1
+    args, tokens: int, param_bytes: int, state_bytes: int, compiled: bool, recompute: bool, shards: int = 1
 ) -> dict[str, float]:
     """Bytes that training needs on each device, to within about a quarter.
 
     Args:
         args: the model.
         tokens: tokens in one forward pass of the device (batch times sequence).
-        param_bytes: bytes of one parameter (2 for bf16, 4 for fp32), of its gradient and of each of AdamW's moments.
+        param_bytes: bytes of one parameter (2 for bf16, 4 for fp32) and of its gradient.
+        state_bytes: bytes of the optimizer's states of one parameter: both moments and, where there are some, master
+            weights.
         compiled: compiled kernels recompute some element-wise results instead of keeping them.
         recompute: full activation checkpointing: each layer's input, and one layer's activations at a time.
-        shards: devices that FSDP shards parameters, gradients and moments over. Activations and logits are not sharded,
+        shards: devices that FSDP shards parameters, gradients and states over. Activations and logits are not sharded,
             and the weights of two blocks are gathered at a time: of the one that computes, and of the next. A tied
             matrix and its gradient are whole from the embedding's forward pass to the end of its backward pass.
     """
@@ -146,7 +148,7 @@ def memory_estimate(
     return {
         "parameters": n * param_bytes / shards,
         "gradients": n * param_bytes / shards,
-        "optimizer": 2 * n * param_bytes / shards,
+        "optimizer": n * state_bytes / shards,
         "gathered": (2 * block + 2 * tied) * 2 if shards > 1 else 0,  # in bf16
         "activations": 2 * tokens * per_token,
         "logits": tokens * args.vocab_size * (2 + 4 + 4),  # bf16, their float32 copy, its gradient

@@ -160,10 +160,12 @@ def memory_needed(config, world_size: int = 1) -> float:
 def memory_estimate(config, world_size: int = 1) -> dict[str, float]:
     """Bytes on each of `world_size` devices by use, see `flops.memory_estimate`."""
     tokens = config.training.local_batch_size * config.training.seq_len
-    param_bytes = {"bfloat16": 2, "float32": 4}[config.training.dtype]
+    param_bytes = getattr(torch, config.training.dtype).itemsize
+    states = [getattr(torch, dtype).itemsize for dtype in asdict(config.optimizer.states).values() if dtype]
     recompute = config.activation_checkpoint.mode == "full"
     shards = max(1, world_size // config.parallelism.data_parallel_replicate_degree)
-    return flops.memory_estimate(model_args(config), tokens, param_bytes, config.compile.enable, recompute, shards)
+    args, state_bytes = model_args(config), sum(states) or 2 * param_bytes
+    return flops.memory_estimate(args, tokens, param_bytes, state_bytes, config.compile.enable, recompute, shards)
 
 
 def checkpoint_bytes(config) -> float:

@@ -150,8 +150,16 @@ class Proof:
             "still_in_first_step": still,
             # bf16 keeps 8 significant bits: lr 5e-7 of the first step cannot move a norm weight of 1.0
             "dtype_cannot_hold_first_update": [] if self._resumed else sorted(set(parameters) - set(self._witnesses)),
+            "bytes_per_parameter": self._bytes_per_parameter(owned),
         }
         self._witnesses = {}
+
+    def _bytes_per_parameter(self, owned: list[nn.Parameter]) -> dict[str, float]:
+        """What this rank keeps from step to step: its tensors of parameters and of the optimizer's states."""
+        kept = [tensor for opt in self.optimizers for state in opt.state.values() for tensor in state.values()]
+        weights, states = (sum(local(tensor).nbytes for tensor in tensors) for tensors in (owned, kept))
+        elements = sum(local(parameter).numel() for parameter in owned)
+        return {"weights": weights / elements, "states": states / elements}
 
     @contextmanager
     def profile(self, step: int, first: int = 1, in_fp8: bool = True):
