@@ -1,6 +1,5 @@
 """A sweep: the comparison within each of its cells, and how the cells scale with the number of GPUs."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -11,6 +10,7 @@ import yaml
 from analysis.comparison import COMPILED, Comparison, compare
 from analysis.load import LoadError
 from analysis.rates import Rate, SpeedUp, speed_up
+from analysis.runs import read_json
 from analysis.table import by_recipe, known, rows_of
 
 STUDY = "sweep"
@@ -61,7 +61,7 @@ def is_sweep(path: Path) -> bool:
 
 def read(folder: Path) -> Sweep:
     """The sweep in a folder. Raises `LoadError` where no cell is recorded."""
-    plan, records = _plan(folder), {path.parent: json.loads(path.read_text()) for path in folder.glob(f"*/{CELL}")}
+    plan, records = _plan(folder), {path.parent: read_json(path) for path in folder.glob(f"*/{CELL}")}
     if not records:
         raise LoadError(f"{folder}: has a sweep's study.yaml and no cell: start it again with experiments.study")
     axes = {

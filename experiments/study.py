@@ -53,6 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     stop.listen()
     try:
         study, out = _resolve(args)
+        if args.gpu and not (args.dry_run and study.axes):
+            raise InputError("--gpu is for --dry-run of a sweep, which then says what fits: leave it out")
         _prepare(study, console)
         _check_folder(study, out)
         if args.dry_run:
@@ -131,21 +133,19 @@ def _prepare(study: Study, console: Console) -> None:
         console.print(escape(f"Scale: {why}."), soft_wrap=True)
     if study.baseline not in study.recipes:
         raise InputError(f"the study's baseline {study.baseline} is not one of its recipes: {', '.join(study.recipes)}")
+    runs = [(recipe, config, cell.study.processes) for cell in study.cells() for recipe, config in _configs(cell.study)]
     from experiments.corpus.rows import prepare
     from experiments.training import preflight
     from models import device
 
-    runs = [(recipe, config, cell.study.processes) for cell in study.cells() for recipe, config in _configs(cell.study)]
     for _, config, processes in runs:
         preflight.check_model(config)
         preflight.check_ranks(config, processes)
         preflight.check_checkpoints(config)
     os.environ.setdefault(device.MEASURED_PEAK, str(device.peak().bf16))
-    files = {}  # cells do not differ in their data
-    for recipe, config, processes in runs:
-        files[recipe] = files.get(recipe) or prepare(config)
-        data = preflight.check_data(config, processes, files[recipe])
-    console.print(escape(f"Data: {data}."), soft_wrap=True)
+    files = {recipe: prepare(config) for recipe, config, _ in runs[: len(study.recipes)]}  # the same in all cells
+    data = [preflight.check_data(config, processes, files[recipe]) for recipe, config, processes in runs]
+    console.print(escape(f"Data: {data[0]}."), soft_wrap=True)
 
 
 def _check_folder(study: Study, out: Path) -> None:

@@ -96,6 +96,7 @@ def node(monkeypatch, tmp_path):
         return [0] * len(runs)
 
     monkeypatch.setattr(study, "run_all", run_all)
+    monkeypatch.setattr(study, "write_page", lambda *page: None)  # seconds of drawing
     monkeypatch.setattr(study, "_left", lambda budget: budget - now[0])
     monkeypatch.setattr(study.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(placement, "gpus", lambda: ["0", "1"])
@@ -125,7 +126,8 @@ def test_a_budget_begins_whole_cells_and_the_sweep_goes_on(node):
     assert printed.count("complete already") == 4
 
 
-def test_a_dry_run_lists_the_cells_for_other_gpus(capsys):
+def test_a_dry_run_lists_the_cells_for_other_gpus(capsys, fails):
+    assert "--gpu is for --dry-run of a sweep" in fails(study.main, "four_way", "--gpu", "b200")
     keys = ["model.name=qwen3", "model.flavor=qwen3-14B", "training.seq_len=8192"]
     assert study.main(["sweep_b200_blog", *keys, "--dry-run", "--gpu", "b200"]) == 0
     printed = capsys.readouterr().out
