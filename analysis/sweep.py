@@ -68,10 +68,12 @@ def read(folder: Path) -> Sweep:
         key: reduce(dict.__getitem__, key.split("."), plan["axes"]) for key in next(iter(records.values()))["values"]
     }
     cells = sorted(records, key=lambda cell: [axes[key].index(value) for key, value in records[cell]["values"].items()])
-    compared = {cell: _compared(cell) for cell in cells}
+    problems: list[str] = []
+    compared = {cell: _compared(cell, problems) for cell in cells}
     opponent = COMPILED if COMPILED in plan["recipes"] else plan["baseline"]
-    rows = [row for cell in cells for row in _rows(cell.name, records[cell], compared[cell], plan, opponent)]
-    return Sweep(opponent, axes, list(_with_efficiency(rows)), _notes([c for c in compared.values() if c], opponent))
+    rows = [row for cell in cells for row in _rows(cell, records[cell], compared[cell], plan, opponent)]
+    notes = _notes([c for c in compared.values() if c], opponent) + [f"Note: {problem}" for problem in problems]
+    return Sweep(opponent, axes, list(_with_efficiency(rows)), notes)
 
 
 def _plan(folder: Path) -> dict:
@@ -83,23 +85,28 @@ def _plan(folder: Path) -> dict:
     return plan if isinstance(plan, dict) else {}
 
 
-def _compared(cell: Path) -> Comparison | None:
-    """None where the cell holds no run."""
+def _compared(cell: Path, problems: list[str]) -> Comparison | None:
+    """None where the cell holds no run, or runs that do not compare, which `problems` says."""
+    if not any(cell.glob("*/seed*/manifest.json")):
+        return None
     try:
         return compare(cell)
-    except LoadError:
+    except LoadError as error:
+        problems.append(f"{cell.name}: {error}")
         return None
 
 
-def _rows(name: str, record: dict, comparison: Comparison | None, plan: dict, opponent: str) -> Iterator[Row]:
+def _rows(cell: Path, record: dict, comparison: Comparison | None, plan: dict, opponent: str) -> Iterator[Row]:
     means = dict((mean["recipe"], mean) for mean, _ in by_recipe(rows_of(comparison))) if comparison else {}
     asked = len(plan["seeds"])
     for recipe in plan["recipes"]:
-        facts = (name, record["values"], recipe)
+        facts = (cell.name, record["values"], recipe)
         memory = {"needed": record["needed"], "available": record["available"]}
         done = comparison.completed(recipe) if comparison else 0
         if not done:
-            yield Row(*facts, record["obstacle"] or ("not completed" if recipe in means else "not run"), **memory)
+            yield Row(
+                *facts, record["obstacle"] or ("not completed" if (cell / recipe).exists() else "not run"), **memory
+            )
             continue
         mean = means[recipe]
         cut = f", cut to {mean['steps']:.0f} of {mean['steps_planned']:.0f} steps" if mean["steps_planned"] else ""

@@ -68,6 +68,14 @@ def test_table_page_and_json_of_a_sweep(folder, capsys):
     assert rows[3]["efficiency"]["ratio"] == pytest.approx(0.8) and rows[-1]["rate"] is None
 
 
+def test_a_cell_whose_runs_do_not_compare_is_named(folder):
+    manifest = folder / "a_processes2" / BF16 / "seed0" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"steps": 29}))
+    found = sweep.read(folder)
+    assert "a_processes2: these runs differ in steps_asked" in found.notes[-1]
+    assert [row.state for row in found.rows if row.cell == "a_processes2"] == ["not completed"] * 2
+
+
 def test_cells_of_other_devices_are_named(folder):
     manifest = folder / "a_processes2" / BF16 / "seed0" / "manifest.json"
     for path in manifest.parents[2].glob("*/*/manifest.json"):
