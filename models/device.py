@@ -61,6 +61,8 @@ if TYPE == "cpu":
         patch("torch._utils._get_device_module", lambda device_type: _CpuDevice),
     ):
         from torchtitan.tools import utils as titan_utils
+    _histc = torch.histc  # of integers on CUDA only: torchtitan counts the tokens of each expert with it
+    torch.histc = lambda x, bins, min, max: _histc(x.float(), bins=bins, min=min, max=max).to(x.dtype)
 else:
     from torchtitan.tools import utils as titan_utils
 # torchtitan's own loaders of texts are not used here, and would import `datasets`, and with it pandas.

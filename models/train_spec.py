@@ -13,10 +13,12 @@ from torchtitan.components.loss import build_cross_entropy_loss
 from torchtitan.components.lr_scheduler import build_lr_schedulers
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.llama3.infra import parallelize as titan
+from torchtitan.models.llama4.infra import parallelize as with_experts
 from torchtitan.protocols.train_spec import TrainSpec
 
 from models.architectures import ARCHITECTURES
 from models.errors import InputError, by_pattern
+from models.flops import has_experts
 from models.fp8_gradients import Fp8ReduceScatter
 from models.optimizer import build_optimizers
 
@@ -67,7 +69,11 @@ def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> nn
         others = [name for name in keys.components if name != "model"]
         job_config = replace(job_config, compile=replace(keys, components=others))
     tied = model.model_args.enable_weight_tying
-    with patch.object(titan, "fully_shard", _with_embedding(model) if tied else fully_shard):
+    compile_blocks = _compile_around_experts if has_experts(model.model_args) else titan.apply_compile
+    with (
+        patch.object(titan, "fully_shard", _with_embedding(model) if tied else fully_shard),
+        patch.object(titan, "apply_compile", compile_blocks),
+    ):
         model = titan.parallelize_llama(model, parallel_dims, job_config)
     if whole:
         model.compile(backend=keys.backend)
@@ -78,6 +84,11 @@ def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> nn
             if job_config.quantize.gradients:
                 module.set_custom_reduce_scatter(Fp8ReduceScatter())
     return model
+
+
+def _compile_around_experts(model: nn.Module, keys) -> None:
+    """torchtitan's compilation of what stands around experts, since no graph has how many tokens each of them gets."""
+    with_experts.apply_compile(model, keys, ep_enabled=False)
 
 
 def _with_embedding(model: nn.Module):
