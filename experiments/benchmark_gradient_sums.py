@@ -14,7 +14,7 @@ on. They differ in a factor before the rounding, as in FP8-LM (arXiv 2310.18313,
 by it. `post`: 1, so that sums can exceed 448. `pre`: 1 / ranks, so that none can, but small gradients become 0. `auto`:
 mu, which is halved while more than 0.001 % of a parameter's sums lie at 448; each parameter has its own. (The paper
 lets mu grow again over 1,000 steps, at most to the double, as it is halved again there.) `best`: for each parameter the
-factor of 2^0, 2^-1, … 2^-8 with the least error. It takes the exact sum to find it: no rule for mu does better.
+factor of 2^0, 2^-0.5, … 2^-8 with the least error. It takes the exact sum to find it: no rule for mu does better.
 """
 
 import argparse
@@ -99,7 +99,7 @@ def added_up(gradients: torch.Tensor, exact: torch.Tensor) -> Iterator[Sum]:
     yield sum_in_fp8(gradients, 1.0)
     yield sum_in_fp8(gradients, 1 / ranks)
     yield automatic(gradients)
-    tried = (sum_in_fp8(gradients, 2.0**-halvings) for halvings in range(9))
+    tried = (sum_in_fp8(gradients, 2 ** (-half / 2)) for half in range(17))
     yield min(tried, key=lambda found: _squares(found.total - exact))
 
 

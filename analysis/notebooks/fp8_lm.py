@@ -57,7 +57,7 @@ plots.gradient_sums(gradients.sums())
 # %% [markdown]
 # Added up in float32, a gradient is rounded once, and the errors of the ranks average out, so the sum of more ranks is
 # no less exact. No sum can overflow, so no factor has to be found. Added up in FP8, the sum is less exact with every
-# rank. The factor matters if it is 1, and otherwise little: the best one in hindsight, of 9 for each parameter, is
+# rank. The factor matters if it is 1, and otherwise little: the best one in hindsight, of 17 for each parameter, is
 # hardly better than mu or 1/n. What FP8 sums lose, they lose by the rounding of partial sums, which no factor mends.
 
 # %% [markdown]
