@@ -38,16 +38,14 @@ def table() -> tuple[list[str], list[list[str]]]:
     by_pairing: dict[str, list[Cell]] = {}
     for cell in cells():
         by_pairing.setdefault(cell.pairing, []).append(cell)
-    columns = ["FP8 with", *(f"`{cell.recipe}`" for cell in next(iter(by_pairing.values()))), "tried with"]
-    lines = [[name, *map(_word, row), _tried(row[0])] for name, row in by_pairing.items()]
-    return columns, lines
+    columns = ["FP8 with", *(f"`{cell.recipe}`" for cell in next(iter(by_pairing.values()))), "how, and why not"]
+    words = {name: ["refused" if cell.refused else "works" for cell in row] for name, row in by_pairing.items()}
+    return columns, [[name, *words[name], _how(row)] for name, row in by_pairing.items()]
 
 
-def _word(cell: Cell) -> str:
-    return "refused" if cell.refused else "works"
-
-
-def _tried(cell: Cell) -> str:
-    keys = ", ".join(f"`{key}`" for key in cell.keys)
-    processes = f"{cell.processes} processes" if cell.processes > 1 else "1 process"
-    return f"{processes}{', ' if keys else ''}{keys}{'. ' if cell.why else ''}{cell.why}"
+def _how(row: list[Cell]) -> str:
+    """How a pairing is asked for, what refuses it, and why."""
+    cell = row[0]
+    asked = ", ".join([f"{cell.processes} processes"] * (cell.processes > 1) + [f"`{key}`" for key in cell.keys])
+    refusal = next((f"“… {cell.refused} …”." for cell in row if cell.refused), "")
+    return " ".join(filter(None, [f"{asked}.", refusal, cell.why]))

@@ -11,6 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 
 from models import device  # before torchtitan: see there  # isort: skip
 import torch

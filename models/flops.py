@@ -6,6 +6,7 @@ experts also has `moe_enabled`, `moe_inter_dim` (width of an expert), `moe_args.
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 
@@ -78,12 +79,16 @@ def flops_per_token(args, seq_len: int, causal: bool = False) -> int:
     return 6 * (parameters(args, active=True) - embedding) + (attention // 2 if causal else attention)
 
 
+GRADIENT_BLOCK = 256  # gradients that share a float32 scale where they are sent in FP8
+
+
 def fsdp_bytes(
     shapes: Mapping[str, Sequence[int]],
     shards: int,
     fp8: Collection[str] = (),
     gathered: int = 2,
     reshard: str = "default",
+    fp8_gradients: bool = False,
 ) -> tuple[int, int]:
     """Bytes that one forward and backward pass all-gathers and reduce-scatters: of whole weights, of whole gradients.
 
@@ -93,31 +98,37 @@ def fsdp_bytes(
     Args:
         shapes: of the parameters, by name, unsharded. FSDP2 pads rows to a multiple of `shards`.
         fp8: names of those that are cast to FP8 before they are gathered.
-        gathered: bytes of an element of the other weights; gradients are reduced in float32.
+        gathered: bytes of an element of the other weights.
         reshard: torchtitan's `parallelism.fsdp_reshard_after_forward`; always and never make exceptions.
+        fp8_gradients: gradients are sent in FP8 with their scales, else in float32.
     """
-    weights = gradients = 0
-    twice = ("layers.", "tok_embeddings.") if "output.weight" in shapes else ("layers.",)
+    weights, reduced = 0, Counter()
+    apart = ("layers.", "tok_embeddings.") if "output.weight" in shapes else ("layers.",)
     for name, (rows, *columns) in shapes.items():
         elements = -(-rows // shards) * shards * math.prod(columns)
-        freed = reshard == "always" or reshard == "default" and name.startswith(twice)
+        freed = reshard == "always" or reshard == "default" and name.startswith(apart)
         weights += elements * (1 if name in fp8 else gathered) * (2 if freed else 1)
-        gradients += elements * 4
-    return weights, gradients
+        together = ".".join(name.split(".")[:2]) if name.startswith(apart) else "norm and head"
+        reduced[together] += elements // shards
+    if fp8_gradients:
+        return weights, shards * sum(-(-n // GRADIENT_BLOCK) * (GRADIENT_BLOCK + 4) for n in reduced.values())
+    return weights, shards * sum(reduced.values()) * 4
 
 
 def memory_estimate(
-    args, tokens: int, param_bytes: int, compiled: bool, recompute: bool, shards: int = 1
+    args, tokens: int, param_bytes: int, state_bytes: int, compiled: bool, recompute: bool, shards: int = 1
 ) -> dict[str, float]:
     """Bytes that training needs on each device, to within about a quarter.
 
     Args:
         args: the model.
         tokens: tokens in one forward pass of the device (batch times sequence).
-        param_bytes: bytes of one parameter (2 for bf16, 4 for fp32), of its gradient and of each of AdamW's moments.
+        param_bytes: bytes of one parameter (2 for bf16, 4 for fp32) and of its gradient.
+        state_bytes: bytes of the optimizer's states of one parameter: both moments and, where there are some, master
+            weights.
         compiled: compiled kernels recompute some element-wise results instead of keeping them.
         recompute: full activation checkpointing: each layer's input, and one layer's activations at a time.
-        shards: devices that FSDP shards parameters, gradients and moments over. Activations and logits are not sharded,
+        shards: devices that FSDP shards parameters, gradients and states over. Activations and logits are not sharded,
             and the weights of two blocks are gathered at a time: of the one that computes, and of the next. A tied
             matrix and its gradient are whole from the embedding's forward pass to the end of its backward pass.
     """
@@ -137,7 +148,7 @@ def memory_estimate(
     return {
         "parameters": n * param_bytes / shards,
         "gradients": n * param_bytes / shards,
-        "optimizer": 2 * n * param_bytes / shards,
+        "optimizer": n * state_bytes / shards,
         "gathered": (2 * block + 2 * tied) * 2 if shards > 1 else 0,  # in bf16
         "activations": 2 * tokens * per_token,
         "logits": tokens * args.vocab_size * (2 + 4 + 4),  # bf16, their float32 copy, its gradient

@@ -19,6 +19,7 @@ from torchtitan.protocols.train_spec import TrainSpec
 from models.architectures import ARCHITECTURES
 from models.errors import InputError, by_pattern
 from models.flops import has_experts
+from models.fp8_gradients import Fp8ReduceScatter
 from models.optimizer import build_optimizers
 
 
@@ -54,7 +55,7 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
 
 
 def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> nn.Module:
-    """torchtitan's `parallelize_llama`, which also follows this project's keys of `model.freeze` and of `compile`.
+    """torchtitan's `parallelize_llama`, which also follows the keys `model.freeze`, `compile` and `quantize.gradients`.
 
     It serves any model of an embedding, blocks, a norm and a head by Llama's names.
     """
@@ -80,6 +81,8 @@ def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> nn
         if isinstance(module, FSDPModule):
             # The same as torchtitan's average with a division factor of 1; gloo, the CPU's backend, has sums alone.
             module.set_force_sum_reduction_for_comms(True)
+            if job_config.quantize.gradients:
+                module.set_custom_reduce_scatter(Fp8ReduceScatter())
     return model
 
 

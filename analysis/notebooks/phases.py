@@ -28,7 +28,8 @@ runs.groupby("recipe", sort=False).agg(runs=("run", "count"), device=("device", 
 # last column is an estimate for a GPU with FP8 units: each step takes as long as it took in its precision in the
 # published study (one GH200, 8.05 B parameters, 8,800 and 10,945 tokens/s), without warm-up and without switches.
 #
-# Times of a CPU say nothing about a GPU: a CPU has no FP8 units, so FP8 is slower there.
+# Times of a CPU say nothing about a GPU: a CPU has no FP8 units, so FP8 is slower there. And wall times compare only if
+# the machine did nothing else meanwhile: what is known of that for kept runs is in `results/LOG.md`.
 
 # %%
 phases.costs(comparison).round(2)

@@ -13,4 +13,5 @@ from analysis.plots.phases import trade
 from analysis.plots.ranges import fp8_ranges
 from analysis.plots.speed import mfu, step_time, tokens_per_s
 from analysis.plots.style import to_png, to_svg
+from analysis.plots.sweep import heat_map
 from analysis.plots.wall import lead, wall_after_warm_up

@@ -100,8 +100,8 @@ def panels(titles: dict[str, Callable[[Axes], None]], size: tuple[float, float],
             axes = figure.add_subplot(len(titles) // columns, columns, place)
             axes.set_title(title, loc="left", fontweight="bold")
             draw(axes)
-        for _ in range(2):  # constrained layout comes to rest in the second pass
-            figure.get_layout_engine().execute(figure)
+        figure.draw_without_rendering()
+        figure.get_layout_engine().execute(figure)  # constrained layout comes to rest in the second pass
         figure.set_layout_engine("none")
     return figure
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 RECIPES = ROOT / "recipes"
 OVERLAYS = RECIPES / "overlays"
-GROUPS = ("", "phases", "ladder", "candidates", "puzzle")  # folders of recipes in `recipes/`
+GROUPS = ("", "phases", "ladder", "fp8_lm", "candidates", "puzzle")  # folders of recipes in `recipes/`
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 DESCRIPTION = text(".+", "a line of text on what this is for")
 NAME = text(r"\w[\w .+-]{0,99}", "letters, digits, _, -, + and ., at most 100")
@@ -105,6 +105,16 @@ def split_variant(variant: str) -> tuple[str, list[str]]:
     """A recipe's name and its own overrides: `NAME+key=value+key=value`; a plus within a value stays in it."""
     name, *overrides = re.split(r"\+(?=[A-Za-z_][\w.]*=)", variant)
     return name, overrides
+
+
+def flavor_keys(flavor: str) -> list[str]:
+    """The keys that choose a flavor of any architecture. Raises `InputError` naming the flavors if there is none."""
+    from models.architectures import ARCHITECTURES  # torch
+
+    flavors = {flavor: name for name, architecture in ARCHITECTURES.items() for flavor in architecture.flavors}
+    if flavor not in flavors:
+        raise InputError(f"{unknown('model', flavor, flavors)}; for other sizes: 'model.sizes={{dim: 2048}}'")
+    return [f"model.name={flavors[flavor]}", f"model.flavor={flavor}"]
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

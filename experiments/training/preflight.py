@@ -11,6 +11,7 @@ import torch
 from experiments.config.phases import fp8_steps
 from experiments.config.recipes import Recipe
 from experiments.corpus import rows
+from experiments.corpus.tokens import TokenFile
 from experiments.jobs.ranks import number
 from experiments.jobs.shares import BUDGET
 from models import device, float8, flops
@@ -62,6 +63,11 @@ def check_ranks(config, world_size: int) -> None:
             "quantize.linear.float8.enable_fsdp_float8_all_gather needs FSDP over two or more processes: run it "
             "with --processes 2 or more, or set it to false"
         )
+    if config.quantize.gradients and shards == 1:
+        raise InputError(
+            "quantize.gradients needs FSDP over two or more processes: run it with --processes 2 or more, or set it to "
+            "null"
+        )
     if world_size > 1:
         _check_sharding(config, world_size)
 
@@ -70,8 +76,8 @@ def _check_sharding(config, world_size: int) -> None:
     """Raise `InputError` for what needs whole weights, since FSDP shards them, and for replicas without shards."""
     if config.parallelism.data_parallel_replicate_degree == world_size:
         raise InputError(  # the loss is divided by all ranks' tokens before DDP takes the mean over ranks
-            f"parallelism.data_parallel_replicate_degree={world_size} leaves nothing to shard, and torchtitan 0.2.2 then "
-            f"divides gradients by the {world_size} processes twice: set it to 1, or to less than the processes"
+            f"parallelism.data_parallel_replicate_degree={world_size} leaves nothing to shard, and torchtitan 0.2.2 "
+            f"then divides gradients by the {world_size} processes twice: set it to 1, or to less than the processes"
         )
     sharded = f"needs whole weights, and {world_size} processes shard them: set it to"
     if config.model.fused_projections:
@@ -132,13 +138,18 @@ def check_memory(config, world_size: int = 1) -> str:
     need, capacity = memory_needed(config, world_size), device.memory_bytes()
     if device.TYPE == "cpu":  # the processes of the run here share it
         capacity /= number("LOCAL_WORLD_SIZE", 1, least=1)
-    finding = f"about {need / 2**30:.1f} GiB of {capacity / 2**30:.0f} GiB"
+    finding = memory_finding(need, capacity)
     if need > HOPELESS * capacity:
         raise InputError(
             f"the run needs {finding} here: choose a smaller model.flavor or the overlay `cpu`, recompute activations "
             "(activation_checkpoint.mode=full), lower training.local_batch_size, or shard over more GPUs"
         )
     return finding + ("" if need <= capacity else ": this will probably not fit")
+
+
+def memory_finding(need: float, capacity: float) -> str:
+    """Bytes needed, and bytes there are, for people."""
+    return f"about {need / 2**30:.1f} GiB of {capacity / 2**30:.0f} GiB"
 
 
 def memory_needed(config, world_size: int = 1) -> float:
@@ -149,10 +160,12 @@ def memory_needed(config, world_size: int = 1) -> float:
 def memory_estimate(config, world_size: int = 1) -> dict[str, float]:
     """Bytes on each of `world_size` devices by use, see `flops.memory_estimate`."""
     tokens = config.training.local_batch_size * config.training.seq_len
-    param_bytes = {"bfloat16": 2, "float32": 4}[config.training.dtype]
+    param_bytes = getattr(torch, config.training.dtype).itemsize
+    states = [getattr(torch, dtype).itemsize for dtype in asdict(config.optimizer.states).values() if dtype]
     recompute = config.activation_checkpoint.mode == "full"
     shards = max(1, world_size // config.parallelism.data_parallel_replicate_degree)
-    return flops.memory_estimate(model_args(config), tokens, param_bytes, config.compile.enable, recompute, shards)
+    args, state_bytes = model_args(config), sum(states) or 2 * param_bytes
+    return flops.memory_estimate(args, tokens, param_bytes, state_bytes, config.compile.enable, recompute, shards)
 
 
 def checkpoint_bytes(config) -> float:
@@ -192,9 +205,9 @@ def _when(config) -> str:
     return f" in steps {in_fp8[0]} to {in_fp8[-1]} of {steps}" if in_fp8 else f" in none of the {steps} steps"
 
 
-def check_data(config, world_size: int = 1) -> str:
+def check_data(config, world_size: int = 1, token_file: TokenFile | None = None) -> str:
     """The token file, prepared if it is not there yet, and that the model has a row for each of its tokens."""
-    token_file = rows.prepare(config)
+    token_file = token_file or rows.prepare(config)
     rows.check_vocabulary(token_file, model_args(config).vocab_size)
     return rows.describe(token_file, config, world_size)
 

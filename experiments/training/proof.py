@@ -3,7 +3,7 @@
 Three claims, checked while the run trains and kept in proof.json; a claim that does not hold stops the run:
   1. an FP8 recipe has converted layers, and in one profiled step `aten::_scaled_mm` did the FLOPs they account for;
      where FP8 is switched on and off, one step of each phase is profiled, and `aten::_scaled_mm` did none in bf16;
-     several ranks sent no more bytes of weights than the recipe's precision takes (collectives.py);
+     several ranks sent no more bytes of weights and gradients than the recipe's precisions take (collectives.py);
   2. every trainable parameter is in the optimizer;
   3. every one of them moved in the first optimizer step, where its gradient and its dtype allow it.
 A recipe that leaves parameters out of the optimizer on purpose (`optimizer.built`) has those orphans on record instead.
@@ -150,8 +150,16 @@ class Proof:
             "still_in_first_step": still,
             # bf16 keeps 8 significant bits: lr 5e-7 of the first step cannot move a norm weight of 1.0
             "dtype_cannot_hold_first_update": [] if self._resumed else sorted(set(parameters) - set(self._witnesses)),
+            "bytes_per_parameter": self._bytes_per_parameter(owned),
         }
         self._witnesses = {}
+
+    def _bytes_per_parameter(self, owned: list[nn.Parameter]) -> dict[str, float]:
+        """What this rank keeps from step to step: its tensors of parameters and of the optimizer's states."""
+        kept = [tensor for opt in self.optimizers for state in opt.state.values() for tensor in state.values()]
+        weights, states = (sum(local(tensor).nbytes for tensor in tensors) for tensors in (owned, kept))
+        elements = sum(local(parameter).numel() for parameter in owned)
+        return {"weights": weights / elements, "states": states / elements}
 
     @contextmanager
     def profile(self, step: int, first: int = 1, in_fp8: bool = True):
@@ -192,6 +200,12 @@ class Proof:
                 f"in step {self.profiled_step} ranks gathered {gathered:,} bytes of weights, and with those of "
                 f"{len(weights)} converted layers in FP8 it would be {promised:,}: not (all) of what "
                 "enable_fsdp_float8_all_gather promises was sent in FP8"
+            )
+        reduced, promised = (self.sent[key] for key in ("reduced_bytes", "reduced_bytes_expected"))
+        if self.sharding.fp8_gradients and not 0 < reduced <= promised:
+            raise ProofError(
+                f"in step {self.profiled_step} ranks sent {reduced:,} bytes of gradients, and in FP8 with their scales "
+                f"it would be {promised:,}: not (all) of what quantize.gradients promises was sent in FP8"
             )
 
     def record(self) -> dict:

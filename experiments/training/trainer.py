@@ -225,7 +225,8 @@ class Trainer(titan.Trainer):
         if self._steps_done == 1:
             device.synchronize()
             TIMELINE.end_first_step()
-        if self._profiles():  # by now all is compiled
+        to_come = 0 < len(self.fp8_steps) < self.job_config.training.steps  # another precision, with its own kernels
+        if self._profiles() and len(self.switches) == to_come:  # by now all is compiled
             compile_cache.save(self.job_config)
         settling = self._steps_in_phase <= PROFILED_STEP  # a switch may compile, and the third step is profiled
         if self._steps_done <= NOT_STEADY_STEPS or settling or saved_before:

@@ -1,19 +1,16 @@
 """The table of what FP8 goes with is true: what works there trains, with its proof, and what is refused is refused."""
 
 import json
-import os
+import re
 import socket
-import subprocess
 import sys
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from analysis.compatibility import cells
 from experiments.config import recipes
-from experiments.jobs.ranks import variables
 from experiments.training import preflight
 from models.errors import InputError
 from tests import processes
@@ -31,34 +28,24 @@ QUICK = [
 ]
 
 
+def arguments(name: str, out: Path) -> list[str]:
+    return [CELLS[name].recipe, "--overlay", "cpu", "--out", str(out), *QUICK, *CELLS[name].keys]
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Trains all cells that work with this number of processes; gives exit codes and run directories by cell."""
-
-    @cache
-    def train(count: int) -> dict[str, tuple[int, Path]]:
-        folder = tmp_path_factory.mktemp(f"processes{count}")
-        names = [name for name in WORKING if CELLS[name].processes == count]
-        places = [folder / str(number) for number in range(len(names))]
-        runs = [
-            [CELLS[name].recipe, "--overlay", "cpu", "--out", str(place), *QUICK, *CELLS[name].keys]
-            for name, place in zip(names, places, strict=True)
-        ]
-        (folder / "runs.json").write_text(json.dumps(list(zip(runs, free_ports(len(runs)), strict=True))))
-        command = [sys.executable, "-m", "tests.training.compatible_ranks", folder / "runs.json"]
-        with ExitStack() as stack:
-            ranks = [
-                stack.enter_context(
-                    processes.started(
-                        command, env=os.environ | variables(rank, count), stdout=subprocess.PIPE, text=True
-                    )
-                )
-                for rank in range(count)
-            ]
-            codes = json.loads(ranks[0].communicate(timeout=280)[0].splitlines()[-1])
-        return dict(zip(names, zip(codes, places, strict=True), strict=True))
-
-    return train
+def trained(tmp_path_factory) -> dict[str, tuple[int, Path]]:
+    """Trains all cells that work with several processes; (exit code, run directory) by cell."""
+    folder = tmp_path_factory.mktemp("cells")
+    places = {name: folder / str(place) for place, name in enumerate(WORKING) if CELLS[name].processes > 1}
+    ports = free_ports(len(places))
+    runs = [
+        (CELLS[name].processes, port, arguments(name, place))
+        for (name, place), port in zip(places.items(), ports, strict=True)
+    ]
+    (folder / "runs.json").write_text(json.dumps(runs))
+    printed = processes.run([sys.executable, "-m", "tests.training.compatible_ranks", folder / "runs.json"], 290).stdout
+    codes = {place: int(code) for code, place in re.findall(r"^exit code (\d+): (.*)$", printed, re.MULTILINE)}
+    return {name: (codes[str(place)], place) for name, place in places.items()}
 
 
 def free_ports(count: int) -> list[int]:
@@ -69,8 +56,11 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKING)
-def test_what_works_trains_and_proves_its_fp8(name, trained):
-    code, run = trained(CELLS[name].processes)[name]
+def test_what_works_trains_and_proves_its_fp8(name, trained, run_here, tmp_path):
+    if CELLS[name].processes > 1:
+        code, run = trained[name]
+    else:
+        code, run = run_here(*arguments(name, tmp_path)), tmp_path
     assert code == 0
     manifest, proof = (json.loads((run / f"{kind}.json").read_text()) for kind in ("manifest", "proof"))
     assert manifest["status"] == "completed" and manifest["world_size"] == CELLS[name].processes

@@ -149,13 +149,17 @@ def test_the_first_switch_compiles_once_and_the_way_back_not_at_all(dtype, recom
 def test_rates_leave_out_the_steps_after_a_switch(train, monkeypatch):
     """The one that compiles, the next, and the profiled one; here without the ten at the start of the process.
 
-    FP8's ranges are due in steps 2 and 7, the latter in bf16.
+    FP8's ranges are due in steps 2 and 7, the latter in bf16. Compiled kernels are kept once: from two calls PyTorch
+    would load the last one's.
     """
+    kept = []
     monkeypatch.setattr(trainer, "NOT_STEADY_STEPS", 0)
+    monkeypatch.setattr(trainer.compile_cache, "save", kept.append)
     keys = [*TINY, *EAGER, *phase(2, 6), "training.steps=7", "metrics.fp8_ranges_every=5"]
     _, windows = train(recipes.load(FP8, ["cpu"], keys).config, 7)
     assert [line["step"] for line in windows if not line["not_steady"]] == [5, 6]
     assert [line["step"] for line in windows if "fp8_ranges" in line] == [2]
+    assert len(kept) == 1
 
 
 # ---- the keys ----
