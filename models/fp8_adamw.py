@@ -69,10 +69,10 @@ class AdamWFp8LM(torch.optim.Optimizer):
         rows = []
         for p in parameters:
             state = self.state[p]
-            stored = [_largest(local(state[name])) / state[f"{name}_scale"] for name in STATES]
+            stored = [_magnitude(local(state[name])) / state[f"{name}_scale"] for name in STATES]
             if not state["step"]:
-                stored[2] = _largest(local(p))
-            rows.append(torch.stack([_largest(local(p.grad)), *stored]))
+                stored[2] = _magnitude(local(p))
+            rows.append(torch.stack([_magnitude(local(p.grad)), *stored]))
         largest = torch.stack(rows)
         sharded = [(p.device_mesh, dim, placement) for p in parameters if isinstance(p, DTensor)
                    for dim, placement in enumerate(p.placements)]  # fmt: skip
@@ -102,8 +102,9 @@ class AdamWFp8LM(torch.optim.Optimizer):
         begins = not state["step"]
         state["step"] += 1
         old = [1.0 if begins and name == "master_weights" else state[f"{name}_scale"] for name in STATES]
-        tensors = [parameter, parameter.grad, *(state[name] for name in STATES)]
-        for weight, gradient, *stored in zip(*(local(t).flatten().split(CHUNK) for t in tensors), strict=True):
+        kept = [local(tensor).view(-1) for tensor in (parameter, *(state[name] for name in STATES))]
+        flat = [local(parameter.grad).flatten(), *kept]
+        for gradient, weight, *stored in zip(*(tensor.split(CHUNK) for tensor in flat), strict=True):
             sources = [*stored[:2], weight] if begins else stored
             first, second, master = (
                 source.to(torch.float32, copy=True).div_(s) for source, s in zip(sources, old, strict=True)
@@ -136,7 +137,7 @@ def _scale(bound: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.exp2(exponent.float())
 
 
-def _largest(tensor: torch.Tensor) -> torch.Tensor:
+def _magnitude(tensor: torch.Tensor) -> torch.Tensor:
     """The largest magnitude, a float32 scalar; 0 of an empty shard."""
     if not tensor.numel():
         return torch.zeros((), device=tensor.device)
