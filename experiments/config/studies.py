@@ -31,8 +31,8 @@ class Study(BaseModel):
     overrides: list[str] = []
 
     def runs(self) -> Iterator[tuple[str, int]]:
-        """(recipe, seed) in the order in which they run: a seed's recipes one after the other."""
-        return ((recipe, seed) for seed in self.seeds for recipe in self.recipes)
+        """(recipe, seed), each once, in the order in which they run: a seed's recipes one after the other."""
+        return ((recipe, seed) for seed in dict.fromkeys(self.seeds) for recipe in dict.fromkeys(self.recipes))
 
 
 def load(names: list[str]) -> Study:

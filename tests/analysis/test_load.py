@@ -1,6 +1,7 @@
 """Frames from run directories, whole and damaged ones; logs of other programs are in test_load_logs.py."""
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -101,6 +102,7 @@ DAMAGE = {
     "emptied": lambda path: path.write_bytes(b""),
     "cut off": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "garbage": lambda path: path.write_bytes(b"\xff\x00{]\n\x80" * 9),
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),  # reading it would wait for ever
     "nested": lambda path: path.write_bytes(b"training:\n  seq_len: " * path.name.endswith("yaml") + b"[" * 100_000),
 }
 
