@@ -47,6 +47,5 @@ def apart(windows: pd.DataFrame) -> str:
     }
     shared = losses[BF16].keys() & losses[FP8].keys()
     largest, (seed, step) = max((abs(losses[FP8][key] - losses[BF16][key]), key) for key in shared)
-    return (
-        f"In {len(shared)} log windows the losses differ by at most {largest:.4f}, at step {step} of seed {seed:.0f}."
-    )
+    where = f"at step {step} of seed {seed:.0f}"
+    return f"In {len(shared)} log windows the losses differ by at most {largest:.4f}, {where}."
