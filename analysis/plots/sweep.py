@@ -49,9 +49,8 @@ def heat_map(axes: Axes, sweep: Sweep, quantity: str, recipe: str) -> None:
 
 def _names(row: Row, across: str) -> str:
     """A row of the map: the cell's values on all axes but the one that goes to the right."""
-    units = {"processes": "GPUs or processes", "local_batch_size": "rows"}
     parts = [(key.rpartition(".")[2], value) for key, value in row.values.items() if key != across]
-    return ", ".join(f"{value} {units[name]}" if name in units else str(value) for name, value in parts) or " "
+    return ", ".join(value if name == "flavor" else f"{name} {value}" for name, value in parts) or " "
 
 
 def _missing(row: Row) -> str:
