@@ -7,6 +7,8 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}  # bytes
+
 
 def q_dim(args) -> int:
     """Features of all query heads: `dim` in a Llama, more or less in others."""
@@ -75,6 +77,11 @@ def fsdp_bytes(
         weights += elements * (1 if name in fp8 else gathered) * (2 if freed else 1)
         gradients += elements * 4
     return weights, gradients
+
+
+def state_bytes(training_dtype: str, state_dtypes: Collection[str | None]) -> int:
+    """Bytes of the optimizer's states of one parameter: of the dtypes that are given, else of two moments."""
+    return sum(ITEMSIZE[dtype] for dtype in state_dtypes if dtype) or 2 * ITEMSIZE[training_dtype]
 
 
 def memory_estimate(
