@@ -10,7 +10,7 @@ cast), and communication between GPUs.
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from models import flops
 from models.errors import InputError
@@ -68,14 +68,17 @@ def step_work(config, args, fp8_layers: Collection[str]) -> list[Work]:
             f"{flops.most_speed_up(share):.3f} times as fast"
         )
     passes, parameter_bytes = _passes(config), _itemsize(config) * flops.parameters(args)
+    states = asdict(config.optimizer.states).values()
+    state_bytes = flops.state_bytes(config.training.dtype, states) * flops.parameters(args)
     one_pass = [*_linears(config, args, fp8_layers), *_attention(config, args), *_elementwise(config, args)]
     # Cross entropy reads the bf16 logits forward and backward, and writes their gradient; the head is a linear layer.
     one_pass.append(Work(LOSS, _tokens(config) * args.vocab_size * (2 + 2 + 2)))
     return [
         *(replace(w, bytes=passes * w.bytes, flops=passes * w.flops) for w in one_pass),
         Work(ELEMENTWISE, 3 * (passes - 1) * parameter_bytes),  # gradients added to those of earlier passes
-        # The norm reads the gradients; AdamW reads parameters, gradients and two moments, and writes all but gradients.
-        Work(OPTIMIZER, (1 + 4 + 3) * parameter_bytes),
+        # The norm reads the gradients; AdamW reads them too, reads and writes states, and writes parameters, which it
+        # also reads where none of the states is a master weight.
+        Work(OPTIMIZER, (3 if any(states) else 4) * parameter_bytes + 2 * state_bytes),
     ]
 
 
@@ -85,8 +88,8 @@ def tokens_per_step(config) -> int:
 
 
 def _itemsize(config) -> int:
-    """Bytes of a parameter, its gradient, each Adam moment, and, as autocast goes, of the residual stream."""
-    return {"bfloat16": 2, "float32": 4}[config.training.dtype]
+    """Bytes of a parameter, its gradient, and, as autocast goes, of the residual stream."""
+    return flops.ITEMSIZE[config.training.dtype]
 
 
 def _tokens(config) -> int:

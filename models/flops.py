@@ -9,6 +9,8 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}  # bytes
+
 
 def q_dim(args) -> int:
     """Features of all query heads: `dim` in a Llama, more or less in others."""
@@ -113,6 +115,11 @@ def fsdp_bytes(
     if fp8_gradients:
         return weights, shards * sum(-(-n // GRADIENT_BLOCK) * (GRADIENT_BLOCK + 4) for n in reduced.values())
     return weights, shards * sum(reduced.values()) * 4
+
+
+def state_bytes(training_dtype: str, state_dtypes: Collection[str | None]) -> int:
+    """Bytes of the optimizer's states of one parameter: of the dtypes that are given, else of two moments."""
+    return sum(ITEMSIZE[dtype] for dtype in state_dtypes if dtype) or 2 * ITEMSIZE[training_dtype]
 
 
 def memory_estimate(

@@ -160,11 +160,11 @@ def memory_needed(config, world_size: int = 1) -> float:
 def memory_estimate(config, world_size: int = 1) -> dict[str, float]:
     """Bytes on each of `world_size` devices by use, see `flops.memory_estimate`."""
     tokens = config.training.local_batch_size * config.training.seq_len
-    param_bytes = getattr(torch, config.training.dtype).itemsize
-    states = [getattr(torch, dtype).itemsize for dtype in asdict(config.optimizer.states).values() if dtype]
+    param_bytes = flops.ITEMSIZE[config.training.dtype]
+    state_bytes = flops.state_bytes(config.training.dtype, asdict(config.optimizer.states).values())
     recompute = config.activation_checkpoint.mode == "full"
     shards = max(1, world_size // config.parallelism.data_parallel_replicate_degree)
-    args, state_bytes = model_args(config), sum(states) or 2 * param_bytes
+    args = model_args(config)
     return flops.memory_estimate(args, tokens, param_bytes, state_bytes, config.compile.enable, recompute, shards)
 
 

@@ -84,6 +84,13 @@ def test_fused_projections_have_fewer_gradients_to_add_up():
     assert saved == LAYERS * TOKENS * 2 * 3 * D
 
 
+def test_states_are_read_and_written():
+    """Beside them the gradient is read twice; parameters are written, and read where they are stepped themselves."""
+    count = flops.parameters(llama.FLAVORS["8B-published"])
+    for name, expected in ("baseline", 16), ("float32_optimizer", 6 + 2 * 12), ("fp8_optimizer", 6 + 2 * 5):
+        assert total(work(name), "bytes", floors.OPTIMIZER) == expected * count
+
+
 def test_accumulation_repeats_all_but_the_optimizer():
     one, two = work("baseline"), work("baseline", "training.global_batch_size=2")
     for part in (floors.MATMUL_BF16, floors.ATTENTION, floors.LOSS):
