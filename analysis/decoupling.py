@@ -18,6 +18,15 @@ PAPER = {  # what its table 6 and figure 8 say of the loss
 }
 
 
+NEAR = 0.1  # nats per token: a loss that differs by less would be on the baseline's line
+
+
+def near(comparison: Comparison) -> dict[str, pd.DataFrame]:
+    """Of `comparison.differences` those that end near 0, whose lines one figure can tell apart."""
+    verdicts = comparison.verdicts
+    return {r: frame for r, frame in comparison.differences.items() if abs(verdicts[r].difference) < NEAR}
+
+
 def states(comparison: Comparison) -> pd.DataFrame:
     """One row a recipe: dtypes of what training keeps, bytes a parameter of it as measured, and the final loss.
 

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -14,11 +13,11 @@ from analysis.record import final_from
 
 
 @plot
-def loss(axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame, highest: float | None = None) -> None:
+def loss(axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame, log: bool = False) -> None:
     """Training loss (nats per token) by step: means over a tenth of the steps, drawn in their middle.
 
     The last one is the final loss where log windows divide that tenth. Line: mean of a recipe's seeds; band: from the
-    smallest to the largest of them. Lines leave the figure at the loss `highest`, where one is given.
+    smallest to the largest of them. `log`: of the loss, where one recipe's is many times the others'.
     """
     drawn = curves(runs, windows, "loss")
     for index, (group, frame) in enumerate(drawn):
@@ -29,11 +28,11 @@ def loss(axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame, highest: float |
     seeds = [frame.shape[1] for group, frame in drawn if group.completed] or [1]
     counts = " to ".join(dict.fromkeys(f"{count}" for count in (min(seeds), max(seeds))))
     band = f" Line: mean, band: range of {counts} seeds." if max(seeds) > 1 else ""
-    above = ""
-    if highest is not None:
-        axes.set_ylim(min(np.nanmin(line.get_ydata()) for line in axes.lines) - 0.1, highest)
-        above = f" What is above {highest:g} is not shown."
-    note(axes, f"Smoothed: mean over a tenth of the steps.{band}{above}")
+    if log:
+        axes.set_yscale("log")
+        for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            ticks("{x:,.10g}")
+    note(axes, f"Smoothed: mean over a tenth of the steps.{band}")
 
 
 @plot
