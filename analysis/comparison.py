@@ -20,7 +20,9 @@ PUBLISHED_FLAVOR = "8B-published"
 OWN = "run directory"  # the source of this project's own runs
 ORDER = (BASELINE, COMPILED, "rowwise_fp8_compiled", "tensorwise_fp8_compiled", "rowwise_gw_hp_fp8_compiled",
          "bf16_fp8_bf16", "bf16_then_fp8", "fp8_then_bf16",
-         "puzzle_fp8", "puzzle_fp8_optimizer_last", "puzzle_fp8_optimizer_first", "puzzle_bf16_frozen")  # fmt: skip
+         "puzzle_fp8", "puzzle_fp8_optimizer_last", "puzzle_fp8_optimizer_first", "puzzle_bf16_frozen",
+         "float32_parameters", "float32_optimizer", "fp8_optimizer", "fp8_optimizer_bf16_master",
+         "fp8_optimizer_fp8_master", "fp8_optimizer_fp8_second_moment")  # fmt: skip
 # Runs that differ in one of these are of different studies, or their speeds cannot be compared.
 SHARED = ("device", "torch", "torchao", "flavor", "overlays", "dataset", "data", "seq_len", "world_size",
           "tokens_per_step", "flops_per_token", "steps_asked")  # fmt: skip

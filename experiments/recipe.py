@@ -23,6 +23,7 @@ GROUPS = {
     "phases": "Phases: FP8 for a part of the steps",
     "puzzle": "Puzzle: does FP8 learn on one GPU?",
     "ladder": "Ladder: the steps to FP8 all-gather on several GPUs",
+    "fp8_lm": "FP8-LM: FP8 beyond products, on several GPUs",
     "overlays": "Overlays: where, and how big",
     "studies": "Studies",
 }

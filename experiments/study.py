@@ -31,6 +31,7 @@ from analysis.report import print_report, write_page
 from analysis.sweep import CELL
 from experiments.config import recipes
 from experiments.config.studies import AUTO, DEFAULT, PLAN, Cell, Study, balanced, load, read
+from experiments.config.values import VALUES
 from experiments.jobs import placement
 from experiments.jobs.exit_codes import complain, leave
 from experiments.jobs.files import lock, new_folder, out_directory, read_json, write_whole
@@ -109,11 +110,11 @@ def _resolve(args) -> tuple[Study, Path]:
         return study, Path(names[0])
     study.overlays = args.overlay or study.overlays
     study.override(overrides, args.processes)
-    if args.seeds:
+    if args.seeds is not None:
         seeds = [seed.strip() for seed in args.seeds.split(",")]
         if not all(seed.isdecimal() for seed in seeds):
             raise InputError(f"--seeds {args.seeds}: expected numbers of 0 and more, as in --seeds 0,1,2")
-        study.seeds = list(dict.fromkeys(map(int, seeds)))
+        study.seeds = list(map(int, seeds))
     return study, out or Path("runs") / f"{names[0]}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
@@ -133,6 +134,8 @@ def _prepare(study: Study, console: Console) -> None:
         console.print(escape(f"Scale: {why}."), soft_wrap=True)
     if study.baseline not in study.recipes:
         raise InputError(f"the study's baseline {study.baseline} is not one of its recipes: {', '.join(study.recipes)}")
+    if problem := next(filter(None, map(VALUES["debug.seed"], study.seeds)), None):
+        raise InputError(f"seeds: {problem}")
     runs = [(recipe, config, cell.study.processes) for cell in study.cells() for recipe, config in _configs(cell.study)]
     from experiments.corpus.rows import prepare
     from experiments.training import preflight

@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034
 # What the job files share; they source it in the repository's folder.
 set -euo pipefail
-recipe_files=(recipes/*.yaml recipes/candidates/*.yaml recipes/puzzle/*.yaml recipes/ladder/*.yaml recipes/phases/*.yaml)
+recipe_files=(recipes/*.yaml recipes/candidates/*.yaml recipes/puzzle/*.yaml recipes/ladder/*.yaml recipes/phases/*.yaml recipes/fp8_lm/*.yaml)
 
 die() {
   echo "error: $*" >&2

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -13,11 +14,11 @@ from analysis.record import final_from
 
 
 @plot
-def loss(axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame) -> None:
+def loss(axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame, highest: float | None = None) -> None:
     """Training loss (nats per token) by step: means over a tenth of the steps, drawn in their middle.
 
     The last one is the final loss where log windows divide that tenth. Line: mean of a recipe's seeds; band: from the
-    smallest to the largest of them.
+    smallest to the largest of them. Lines leave the figure at the loss `highest`, where one is given.
     """
     drawn = curves(runs, windows, "loss")
     for index, (group, frame) in enumerate(drawn):
@@ -28,7 +29,11 @@ def loss(axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame) -> None:
     seeds = [frame.shape[1] for group, frame in drawn if group.completed] or [1]
     counts = " to ".join(dict.fromkeys(f"{count}" for count in (min(seeds), max(seeds))))
     band = f" Line: mean, band: range of {counts} seeds." if max(seeds) > 1 else ""
-    note(axes, f"Smoothed: mean over a tenth of the steps.{band}")
+    above = ""
+    if highest is not None:
+        axes.set_ylim(min(np.nanmin(line.get_ydata()) for line in axes.lines) - 0.1, highest)
+        above = f" What is above {highest:g} is not shown."
+    note(axes, f"Smoothed: mean over a tenth of the steps.{band}{above}")
 
 
 @plot

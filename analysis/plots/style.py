@@ -60,6 +60,13 @@ _LOOKS = {
     "puzzle_fp8_optimizer_last": Look("#009E73", "^"),
     "puzzle_fp8_optimizer_first": Look("#D55E00", "D"),
     "puzzle_bf16_frozen": Look("#CC79A7", "v"),
+    # likewise
+    "float32_optimizer": Look("#0072B2", "s"),
+    "float32_parameters": Look("#56B4E9", "P"),
+    "fp8_optimizer": Look("#009E73", "^"),
+    "fp8_optimizer_bf16_master": Look("#CC79A7", "v"),
+    "fp8_optimizer_fp8_master": Look("#D55E00", "D"),
+    "fp8_optimizer_fp8_second_moment": Look("#E69F00", "X"),
 }
 _OTHER_COLOURS = ("#E69F00", "#56B4E9", "#882255", "#999933")
 _OTHER_MARKERS = ("P", "X", "*", "p", "h")

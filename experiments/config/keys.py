@@ -57,8 +57,30 @@ class Model(titan.Model):
     """One matrix, `wqkv`, for wq, wk and wv, and one, `w13`, for w1 and w3: fewer and larger matrix products."""
 
 
+StateDtype = Literal["float32", "bfloat16", "float16", "float8_e4m3fn"] | None
+
+
+@dataclass
+class States:
+    """Dtypes of AdamW's states, all three or none, see models/fp8_adamw.py. null: moments in the parameters' dtype, and
+    no weights beside the parameters. In FP8 and FP16 each tensor has a scale."""
+
+    first_moment: StateDtype = None
+    """Of the mean of the gradients."""
+
+    second_moment: StateDtype = None
+    """Of the mean of their squares."""
+
+    master_weights: StateDtype = None
+    """Of the weights that are stepped, of which the bf16 parameters are a rounded copy."""
+
+
 @dataclass
 class Optimizer(titan.Optimizer):
+    states: States = field(default_factory=States)
+    """Dtypes of the states, as `{first_moment: float8_e4m3fn, second_moment: float16, master_weights: float16}`; with
+    them `implementation` has no meaning."""
+
     stochastic_rounding: bool = False
     """Round bf16 weights up or down at random, in proportion to the distance, instead of to the nearest: updates too
     small for bf16 then happen on average (torchao's AdamW, for which `implementation` has no meaning)."""
@@ -115,10 +137,14 @@ class QuantizedLinear(titan.QuantizedLinear):
 class Quantize(titan.Quantize):
     linear: QuantizedLinear = field(default_factory=QuantizedLinear)
 
+    gradients: Literal["float8"] | None = None
+    """Send gradients in FP8 where FSDP2 reduce-scatters them, with a scale for each block of 256 values, and add them
+    up in float32; null: send them in float32. With or without FP8 products; needs no FP8 units."""
+
 
 @dataclass
 class Metrics(titan.Metrics):
-    fp8_ranges_every: int = 10
+    fp8_ranges_every: int = 20
     """Log windows from one look at the ranges of FP8's weights and gradients to the next, from the second window on;
     0: never. The curves are in TensorBoard and in metrics.jsonl."""
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 RECIPES = ROOT / "recipes"
 OVERLAYS = RECIPES / "overlays"
-GROUPS = ("", "phases", "ladder", "candidates", "puzzle")  # folders of recipes in `recipes/`
+GROUPS = ("", "phases", "ladder", "fp8_lm", "candidates", "puzzle")  # folders of recipes in `recipes/`
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 DESCRIPTION = text(".+", "a line of text on what this is for")
 NAME = text(r"\w[\w .+-]{0,99}", "letters, digits, _, -, + and ., at most 100")

@@ -128,6 +128,7 @@ def _conflicts(config: "Config") -> Iterator[tuple[str, str]]:
     if optimizer.stochastic_rounding and training.dtype != "bfloat16":
         message = f"rounds bf16 weights, and training.dtype is {training.dtype}; set one of them otherwise"
         yield "optimizer.stochastic_rounding", message
+    yield from _state_conflicts(config)
     if optimizer.built == "before_conversion" and compiled.enable:
         yield "optimizer.built", "its late conversion would find compiled blocks; set compile.enable to false"
     if compiled.cuda_graphs and not compiled.enable:
@@ -139,6 +140,20 @@ def _conflicts(config: "Config") -> Iterator[tuple[str, str]]:
     if config.activation_checkpoint.mode == "memory_budget" and not by_blocks:
         message = "memory_budget is the compiler's; set compile.enable to true, scope to block, components to [model]"
         yield "activation_checkpoint.mode", message
+
+
+def _state_conflicts(config: "Config") -> Iterator[tuple[str, str]]:
+    states = asdict(config.optimizer.states)
+    if not any(states.values()):
+        return
+    if missing := [name for name, dtype in states.items() if dtype is None]:
+        yield "optimizer.states", f"expected a dtype for {' and '.join(missing)} too, or null for all three"
+    if config.training.dtype != "bfloat16":
+        message = f"master weights are for bf16 parameters, and training.dtype is {config.training.dtype}"
+        yield "optimizer.states", f"{message}; set it to bfloat16, or the states to null"
+    if config.optimizer.stochastic_rounding:
+        message = "rounds bf16 weights for want of master weights, which optimizer.states has; set one of them to false"
+        yield "optimizer.stochastic_rounding", f"{message} or null"
 
 
 def _data_conflicts(config: "Config") -> Iterator[tuple[str, str]]:

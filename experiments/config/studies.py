@@ -76,8 +76,8 @@ class Study(BaseModel):
         self.axes = nested({key: Entry(values, "") for key, values in flat(self.axes) if key not in given})
 
     def runs(self) -> Iterator[tuple[str, int]]:
-        """(recipe, seed) in the order in which they run: a seed's recipes one after the other."""
-        return ((recipe, seed) for seed in self.seeds for recipe in self.recipes)
+        """(recipe, seed), each once, in the order in which they run: a seed's recipes one after the other."""
+        return ((recipe, seed) for seed in dict.fromkeys(self.seeds) for recipe in dict.fromkeys(self.recipes))
 
 
 class Cell(NamedTuple):

@@ -63,6 +63,11 @@ def check_ranks(config, world_size: int) -> None:
             "quantize.linear.float8.enable_fsdp_float8_all_gather needs FSDP over two or more processes: run it "
             "with --processes 2 or more, or set it to false"
         )
+    if config.quantize.gradients and shards == 1:
+        raise InputError(
+            "quantize.gradients needs FSDP over two or more processes: run it with --processes 2 or more, or set it to "
+            "null"
+        )
     if world_size > 1:
         _check_sharding(config, world_size)
 
@@ -155,10 +160,12 @@ def memory_needed(config, world_size: int = 1) -> float:
 def memory_estimate(config, world_size: int = 1) -> dict[str, float]:
     """Bytes on each of `world_size` devices by use, see `flops.memory_estimate`."""
     tokens = config.training.local_batch_size * config.training.seq_len
-    param_bytes = {"bfloat16": 2, "float32": 4}[config.training.dtype]
+    param_bytes = getattr(torch, config.training.dtype).itemsize
+    states = [getattr(torch, dtype).itemsize for dtype in asdict(config.optimizer.states).values() if dtype]
     recompute = config.activation_checkpoint.mode == "full"
     shards = max(1, world_size // config.parallelism.data_parallel_replicate_degree)
-    return flops.memory_estimate(model_args(config), tokens, param_bytes, config.compile.enable, recompute, shards)
+    args, state_bytes = model_args(config), sum(states) or 2 * param_bytes
+    return flops.memory_estimate(args, tokens, param_bytes, state_bytes, config.compile.enable, recompute, shards)
 
 
 def checkpoint_bytes(config) -> float:
@@ -186,7 +193,8 @@ def check_model(config) -> str:
     freeze(_model(config), config.model.freeze)
     precision = f"{len(fp8_layers(config))} linear layers in {name} FP8{_when(config)}" if name else "no FP8"
     per_token = flops.flops_per_token(args, config.training.seq_len) / 1e9
-    return f"{flops.parameters(args) / 1e9:.3g} B parameters, {per_token:.4g} GFLOP per token, {precision}"
+    active = f" ({flops.parameters(args, active=True) / 1e9:.3g} B active)" if flops.has_experts(args) else ""
+    return f"{flops.parameters(args) / 1e9:.3g} B parameters{active}, {per_token:.4g} GFLOP per token, {precision}"
 
 
 def _when(config) -> str:

@@ -171,6 +171,19 @@ def test_what_would_fail_or_be_ignored_is_refused(overrides, message):
     assert line.startswith(f"command line: {overrides.split()[0]}: ") and message in line
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.dtype=float32", "training.dtype is float32; set it to bfloat16, or the states to null"),
+        ("optimizer.stochastic_rounding=true", "set one of them to false or null"),
+        ("optimizer.states.first_moment=null", "expected a dtype for first_moment too, or null for all three"),
+    ],
+)
+def test_master_weights_stand_beside_bf16_parameters_that_are_rounded_to_the_nearest(override, message):
+    [line] = problems("fp8_optimizer", overrides=[override])
+    assert message in line
+
+
 def test_each_restricted_key_exists_and_its_value_in_base_is_fine():
     config = load("base").config
     for key, rule in values.VALUES.items():

@@ -9,6 +9,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from experiments.training.proof import Proof, ProofError, count_gemm_flops
 from models import float8
+from models.fp8_adamw import STATES, AdamWFp8LM
 from models.fp8_linear import Fp8Linear, Products
 
 TOKENS, WIDTH = 32, 64
@@ -55,6 +56,19 @@ def test_record_of_an_honest_run(recipe, fp8_gemms):
     assert record["gemm_flops"]["aten::mm"] == (9 - fp8_gemms) * GEMM
     assert record["fp8_share_of_matmul_flops"] == pytest.approx(fp8_gemms / 9)
     assert record["parameters"]["moved_in_first_step"] == record["parameters"]["trainable"] == 3
+
+
+def test_with_states_in_fp8_every_parameter_moves_and_their_bytes_are_on_record():
+    model, adamw, x = build(convert=False)
+    assert record_of_step(model, adamw, x, None)["parameters"]["bytes_per_parameter"] == pytest.approx(
+        {"weights": 2, "states": 4}, rel=0.001
+    )
+    model, _, x = build(convert=False)
+    dtypes = dict(zip(STATES, (torch.float8_e4m3fn, torch.float16, torch.float16), strict=True))
+    adamw = AdamWFp8LM(model.parameters(), dtypes, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0)
+    parameters = record_of_step(model, adamw, x, None)["parameters"]
+    assert parameters["moved_in_first_step"] == parameters["trainable"] == 3
+    assert parameters["bytes_per_parameter"] == pytest.approx({"weights": 2, "states": 5}, rel=0.001)
 
 
 def test_what_is_not_fp8_is_not_called_so():
