@@ -81,21 +81,25 @@ def read_json(path: Path) -> dict:
 
 def read_metrics(path: Path) -> list[dict]:
     """Lines of a metrics.jsonl, in order; torn ones are left out."""
-    lines = []
-    for text in path.read_bytes().splitlines() if path.is_file() else []:
-        with suppress(ValueError, RecursionError):
-            lines.append(json.loads(text))
-    return [line for line in lines if isinstance(line, dict)]
+    return list(filter(None, map(_window, path.read_bytes().splitlines() if path.is_file() else [])))
+
+
+def _window(text: bytes) -> dict:
+    """A line of a metrics.jsonl; empty if it is none."""
+    with suppress(ValueError, RecursionError):
+        line = json.loads(text)
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            return line
+    return {}
 
 
 def read_last_line(path: Path) -> dict:
     """Last whole line of a metrics.jsonl, empty if there is none yet; cheap on a long file."""
-    if not path.is_file():
-        return {}
     try:
-        with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - 65536))
+        with open(path if path.is_file() else os.devnull, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
             whole = [line for line in file.read().split(b"\n")[:-1] if line]
-        return json.loads(whole[-1]) if whole else {}
-    except (OSError, ValueError):
+    except OSError:
         return {}
+    line = _window(whole[-1]) if whole else {}
+    return line if line.keys() >= {"step", "loss", "tokens_per_s"} else {}

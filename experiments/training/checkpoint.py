@@ -95,6 +95,9 @@ class Checkpoints(CheckpointManager):
                 f"no checkpoint in {self.folder} could be read, so they were set aside in {ASIDE}: the same command "
                 "again starts from the first step"
             )
+        first = self.initial_load_path
+        if first and (problem := self._on_first_rank(lambda: checkpoint_files.damage(Path(first)))):
+            raise InputError(f"checkpoint.initial_load_path={first} is damaged ({problem}): give another checkpoint")
         return super().load()
 
     def dcp_load(self, state_dict: dict, checkpoint_id: str, from_hf: bool, from_quantized: bool) -> None:
@@ -125,6 +128,8 @@ class Checkpoints(CheckpointManager):
         Raises `InputError` if it is another run's.
         """
         folder = Path(self.folder)
+        if folder.is_symlink():
+            raise InputError(f"{folder} is a link, and a run deletes nothing outside its directory: put a folder there")
         self._delete_unfinished()
         while (step := self._find_load_step()) != -1:
             if (problem := checkpoint_files.damage(folder / f"step-{step}")) is None:

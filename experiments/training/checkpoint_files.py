@@ -93,6 +93,12 @@ def read_item(checkpoint: Path, name: str) -> object:
     return item and torch.load(io.BytesIO(_content(checkpoint, item)), weights_only=True)
 
 
+def shapes(checkpoint: Path) -> dict[str, torch.Size]:
+    """Of a checkpoint's tensors, by name. Raises whatever unpickling a damaged .metadata raises."""
+    items = _Reader(checkpoint).read_metadata().state_dict_metadata
+    return {name: item.size for name, item in items.items() if hasattr(item, "size")}
+
+
 def load(state_dict: dict, checkpoint: Path) -> None:
     """`torch.distributed.checkpoint.load` of plain data only. All ranks call it."""
     from torchtitan.components import dataloader  # which keeps its state as a pickle of numbers

@@ -14,9 +14,10 @@ from experiments.corpus import rows
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.ranks import number
 from experiments.jobs.shares import BUDGET
+from experiments.training import checkpoint_files
 from models import device, float8, flops
 from models.architectures import build, label, model_args
-from models.errors import InputError
+from models.errors import InputError, by_pattern
 from models.train_spec import freeze
 
 HOPELESS = 1.3  # times the memory that is there, beyond which no inaccuracy of the estimate can help
@@ -30,16 +31,28 @@ def check_checkpoints(config, budget_s: float | None = None) -> None:
             f"checkpoint.folder={config.checkpoint.folder}: expected a folder within the run directory, as checkpoint: "
             "a run must not delete or load another's checkpoints"
         )
-    first = config.checkpoint.initial_load_path
-    if first and not (Path(first) / ".metadata").is_file():
-        raise InputError(
-            f"checkpoint.initial_load_path={first}: holds no checkpoint: give the folder of one, as "
-            "runs/STUDY/RECIPE/seed0/checkpoint/step-500"
-        )
+    if config.checkpoint.initial_load_path:
+        _check_first_weights(config)
     if budget_s is not None and not config.checkpoint.enable:
         raise InputError(
             "--budget needs checkpoints, or what it stops starts again from the first step: add checkpoint.enable=true"
         )
+
+
+def _check_first_weights(config) -> None:
+    """Raise `InputError` where there is no checkpoint, or one of another model."""
+    first = f"checkpoint.initial_load_path={config.checkpoint.initial_load_path}"
+    folder = Path(config.checkpoint.initial_load_path)
+    if not (folder / ".metadata").is_file():
+        raise InputError(
+            f"{first}: holds no checkpoint: give the folder of one, as runs/STUDY/RECIPE/seed0/checkpoint/step-500"
+        )
+    try:
+        shapes = checkpoint_files.shapes(folder)
+    except Exception as error:  # whatever unpickling raises
+        raise InputError(f"{first}: its .metadata cannot be read ({error}): give another checkpoint") from error
+    if missing := [name for name, weight in _model(config).named_parameters() if shapes.get(name) != weight.shape]:
+        raise InputError(f"{first}: is of another model, without this one's {by_pattern(missing)}: give another one")
 
 
 def check_ranks(config, world_size: int) -> None:

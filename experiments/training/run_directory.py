@@ -15,6 +15,7 @@ attempt<k>/     records of an earlier attempt that did not end, as metrics.jsonl
 import json
 import os
 import platform
+import re
 import shlex
 import socket
 import subprocess
@@ -79,11 +80,14 @@ class RunDirectory:
             raise error from None
 
     def _check_folder(self) -> None:
-        """Raise `InputError` for a folder of something else, and for records that are pipes or folders."""
+        """Raise `InputError` for a folder of something else, and for a pipe or the like in the place of a record."""
         names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
-        for name in names & {*_RECORDS, "manifest.json", "recipe.yaml", "log.txt"}:
-            if (self.path / name).exists() and not (self.path / name).is_file():
-                raise InputError(f"{self.path / name} is not a file: move it away, or choose another --out")
+        for path in map(self.path.joinpath, names):
+            kind = "file" if path.name in (*_RECORDS, "manifest.json", "recipe.yaml", "log.txt") else ""
+            kind = "folder" if path.name in ("checkpoint", "damaged_checkpoints", "tb") else kind
+            kind = "folder" if re.fullmatch(r"attempt\d+", path.name) else kind
+            if kind and not {"file": path.is_file, "folder": path.is_dir}[kind]():
+                raise InputError(f"{path} is not a {kind}: move it away, or choose another --out")
         others = {name for name in names if not name.startswith(".")} - {"log.txt", "recipe.yaml"}
         if others and "recipe.yaml" not in names and not read_json(self.path / "manifest.json"):
             raise InputError(f"{self.path} holds files and is no run directory: choose another --out")
@@ -109,7 +113,7 @@ class RunDirectory:
         path = self.path / "recipe.yaml"
         try:
             same = _without_steps(path.read_text(encoding="utf-8")) == _without_steps(recipe_yaml)
-        except (ValueError, TypeError, AttributeError, yaml.YAMLError):
+        except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
             raise InputError(f"{path} is damaged: delete it to go on with the run, or choose another --out") from None
         if not same:
             raise InputError(

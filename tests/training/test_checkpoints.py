@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.distributed import checkpoint as dcp
 
-from experiments.training import checkpoint, checkpoint_files
+from experiments.config import recipes
+from experiments.training import checkpoint, checkpoint_files, preflight
 from experiments.training.checkpoint import Checkpoints
 from models.errors import InputError
 from tests.make_corpus import words, write_parquet
@@ -109,6 +110,36 @@ def test_items_that_would_run_code_are_not_loaded(tmp_path, hidden):
     path = save(tmp_path, 2, **hidden(Evil(trace)))
     with pytest.raises(dcp.api.CheckpointException):
         checkpoint_files.load(hidden(0.0) | {"weight": torch.zeros(1000)}, path)
+    assert not trace.exists()
+
+
+def test_a_folder_outside_the_run_is_left_alone(checkpoints, tmp_path):
+    unfinished = save(tmp_path / "elsewhere", 8)
+    (unfinished / ".metadata").unlink()
+    (tmp_path / "run/checkpoint").rmdir()
+    (tmp_path / "run/checkpoint").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="checkpoint is a link, and a run deletes nothing outside its directory"):
+        checkpoints._newest_whole()
+    assert unfinished.is_dir()
+
+
+def test_first_weights_that_are_damaged_or_of_another_model(checkpoints, tmp_path, monkeypatch):
+    path, trace = save(tmp_path, 2), tmp_path / "trace"
+    keys = ["checkpoint.enable=true", f"checkpoint.initial_load_path={path}"]
+    config = recipes.load("baseline", ["cpu"], keys).config
+    with pytest.raises(InputError, match="is of another model, without this one's layers[.][*].attention.wk.weight"):
+        preflight.check_checkpoints(config)
+    file = next(path.glob("*.distcp"))
+    file.write_bytes(flip(file.read_bytes()))
+    monkeypatch.setattr(checkpoint.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(checkpoint.dist, "broadcast_object_list", lambda _: None)
+    monkeypatch.setattr(checkpoints, "enable", True)
+    checkpoints.initial_load_path = str(path)
+    with pytest.raises(InputError, match="initial_load_path=.*step-2 is damaged .*wrong checksum"):
+        checkpoints.load()
+    (path / ".metadata").write_bytes(pickle.dumps(Evil(trace)))
+    with pytest.raises(InputError, match="mkdir, which is no plain data"):
+        preflight.check_checkpoints(config)
     assert not trace.exists()
 
 

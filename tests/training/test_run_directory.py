@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from pathlib import Path
 from unittest.mock import Mock, patch
 
 import pytest
@@ -40,6 +41,10 @@ def contents(path) -> dict:
         ({"thesis.tex": "all of it"}, "holds files and is no run directory"),
         ({"manifest.json": '{"layout_version": 1, "status": "completed"}'}, "holds a completed run"),
         ({"recipe.yaml": "a: 2"}, "holds an unfinished run of another recipe"),
+        (
+            {"recipe.yaml": "a: " + "[" * 5000, "manifest.json": '{"status": "running"}'},
+            "recipe.yaml is damaged: delete",
+        ),
         ({"recipe.yaml": "a: [1", "manifest.json": '{"status": "running"}'}, "recipe.yaml is damaged: delete it to go"),
         ({"manifest.json": '{"world_size": 2}'}, "an unfinished run of 2 processes, and this one has 4: start as many"),
     ],
@@ -69,14 +74,34 @@ def test_directories_that_a_command_refuses(tmp_path, fails):
         assert sentence in errors and "choose another --out" in errors
 
 
-@pytest.mark.parametrize("name", ["log.txt", "recipe.yaml", "manifest.json", "metrics.jsonl"])
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_records_that_are_no_files_are_refused(tmp_path, name, make):
-    """Reading a pipe would wait for ever."""
-    make(tmp_path / name)
-    with pytest.raises(InputError, match=f"{name} is not a file: move it away"):
-        again(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [name]
+@pytest.mark.parametrize(
+    ("names", "make", "kind"),
+    [
+        (
+            ["log.txt", "recipe.yaml", "manifest.json", "metrics.jsonl"],
+            os.mkfifo,
+            "file",
+        ),  # reading would wait for ever
+        (["log.txt", "recipe.yaml"], os.mkdir, "file"),
+        (["log.txt", "recipe.yaml"], lambda path: path.symlink_to("nowhere"), "file"),
+        (["checkpoint", "attempt1", "tb", "damaged_checkpoints"], Path.touch, "folder"),
+        (["checkpoint"], os.mkfifo, "folder"),
+    ],
+)
+def test_what_is_no_record_is_refused(tmp_path, names, make, kind):
+    for name in names:
+        make(tmp_path / name)
+        with pytest.raises(InputError, match=f"{name} is not a {kind}: move it away"):
+            again(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        (tmp_path / name).rename(tmp_path.parent / f"{tmp_path.name}-{name}")
+
+
+@pytest.mark.parametrize("line", ["null", "[1]", "{}", '{"step": "x"}', '{"step": 1.5}', "[" * 100_000, "9" * 5000])
+def test_lines_that_are_no_window_are_left_out(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text(LINE + line + "\n")
+    assert files.read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1}]
+    assert files.read_last_line(tmp_path / "metrics.jsonl") == {}
 
 
 def test_a_full_disk_at_the_start_changes_nothing(unfinished):
