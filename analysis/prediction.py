@@ -14,12 +14,12 @@ import pandas as pd
 
 from analysis.comparison import COMPILED
 from analysis.ladder import COMBINED, COMPUTE, EACH, PUBLISHED
-from models.flops import ffn_dim, fsdp_bytes, kv_dim, linear_shapes
+from models.flops import fsdp_bytes, kv_dim, linear_shapes
 from models.gpus import GPUS
 
 
 def _llama(**sizes) -> SimpleNamespace:
-    return SimpleNamespace(n_kv_heads=8, ffn_dim_multiplier=1.3, vocab_size=128256, enable_weight_tying=False,
+    return SimpleNamespace(n_kv_heads=8, head_dim=128, vocab_size=128256, qk_norm=False, enable_weight_tying=False,
                            fused_projections=False, **sizes)  # fmt: skip
 
 
@@ -40,8 +40,8 @@ class Scale:
         return f"{self.model} on {self.gpus} {self.gpu.upper()}"
 
 
-_8B = _llama(dim=4096, n_layers=32, n_heads=32, multiple_of=1024)
-_70B = _llama(dim=8192, n_layers=80, n_heads=64, multiple_of=4096)
+_8B = _llama(dim=4096, n_layers=32, n_heads=32, hidden_dim=14336)
+_70B = _llama(dim=8192, n_layers=80, n_heads=64, hidden_dim=28672)
 SCALES = [
     # torchtitan's benchmark of December 2024 (rows of 8,192, two a GPU; its selective checkpointing is not counted)
     Scale("8 B", _8B, 8, "h100", 2 * 8192, 8192, False),
@@ -85,7 +85,7 @@ def step(scale: Scale, rung: str) -> dict[str, float]:
 
 def _other_bytes(scale: Scale, fp8: bool) -> float:
     """To and from memory, of kernels that are no products: see models/floors.py, for bf16 parameters."""
-    args, d, kv, f = scale.args, scale.args.dim, kv_dim(scale.args), ffn_dim(scale.args)
+    args, d, kv, f = scale.args, scale.args.dim, kv_dim(scale.args), scale.args.hidden_dim
     forward, backward = 16 * d + 4 * (d + kv) + 6 * f, 22 * d + 4 * (d + kv) + 10 * f
     again = forward - 4 * d if scale.recompute else 0
     block = forward + again + backward + (8 * d + 4 * kv) * fp8

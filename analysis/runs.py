@@ -51,6 +51,8 @@ def read_run(path: Path, manifest: dict | None = None) -> Run:
     Arguments and errors as of `summarize`.
     """
     problems: list[str] = []
+    if pipe := next((file for pattern in ("*", "attempt*/*") for file in path.glob(pattern) if file.is_fifo()), None):
+        raise LayoutError(f"{path}: {pipe.relative_to(path)} is a pipe, which reading would wait for")
     manifest = read_json(path / "manifest.json") if manifest is None else deepcopy(manifest)
     version = manifest.get("layout_version")
     if version != LAYOUT_VERSION:

@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     keys = [f"training.{key}={value}" for key, value in options.items() if value is not None]
     try:
         gpu = _gpu(args.gpu)  # before torch is imported, which takes seconds
-        keys += [key for word in args.words for key in ([word] if "=" in word else _flavor(word))]
+        keys += [key for word in args.words for key in ([word] if "=" in word else recipes.flavor_keys(word))]
         answer = decide(tuple(keys), gpu, args.gpus, args.price)
     except InputError as error:
         return complain(error)
@@ -73,16 +73,6 @@ def _gpu(name: str | None) -> str:
         return gpu
     here = f"has {device.name()}" if device.TYPE == "cuda" else "has none"
     raise InputError(f"which GPU? This machine {here}: name one with --gpu. {known}")
-
-
-def _flavor(name: str) -> list[str]:
-    """The keys that choose it. Raises `InputError` naming the flavors if there is no such one."""
-    from models.architectures import ARCHITECTURES
-
-    flavors = {flavor: name for name, architecture in ARCHITECTURES.items() for flavor in architecture.flavors}
-    if name not in flavors:
-        raise InputError(f"{recipes.unknown('model', name, flavors)}; for other sizes: 'model.sizes={{dim: 2048}}'")
-    return [f"model.name={flavors[name]}", f"model.flavor={name}"]
 
 
 def decide(keys: tuple[str, ...], gpu: str, gpus: int, price: float | None) -> dict:

@@ -7,6 +7,7 @@ from torch import nn
 
 from models import llama, qwen3
 from models.errors import InputError
+from models.flops import has_experts
 
 
 class Architecture(NamedTuple):
@@ -34,6 +35,8 @@ def model_args(config) -> llama.LlamaArgs | qwen3.Qwen3Args:
     if name != "llama" and config.model.fused_projections:
         raise InputError(f"model.fused_projections is not there for {name}: set it to false, or model.name to llama")
     args = replace(flavors[flavor])  # a copy: the flavor stays as it is
+    if has_experts(args) and config.model.sizes.hidden_dim:
+        raise InputError(f"model.sizes.hidden_dim is not of {flavor}, which has experts of one width: leave it out")
     args.update_from_config(config)
     _check_heads(args, name)
     return args

@@ -61,6 +61,10 @@ if TYPE == "cpu":
         patch("torch._utils._get_device_module", lambda device_type: _CpuDevice),
     ):
         from torchtitan.tools import utils as titan_utils
+    _histc = torch.histc  # of integers on CUDA only: torchtitan counts the tokens of each expert with it
+    torch.histc = lambda x, *args, **keys: (
+        _histc(x, *args, **keys) if x.is_floating_point() else _histc(x.float(), *args, **keys).to(x.dtype)
+    )
 else:
     from torchtitan.tools import utils as titan_utils
 # torchtitan's own loaders of texts are not used here, and would import `datasets`, and with it pandas.

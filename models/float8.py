@@ -17,9 +17,9 @@ Transposed operands. FP8 units want the dimension over which they sum contiguous
 order. The three products sum over input features, output features and tokens, so each of input, weight and g is needed
 as it is in one product and transposed in another: FP8 needs a second, transposed copy.
 
-What stays in bf16: embedding, norms, attention, residual stream, loss and the results of products; the output head, by
-the recipes' filter; weights, gradients and the optimizer's state (or float32, by `training.dtype`), so every step casts
-the weights anew.
+What stays in bf16: embedding, norms, attention, residual stream, loss and the results of products; experts, which are
+no linear layers to torch, and the router that chooses among them; the output head, by the recipes' filter; weights,
+gradients and the optimizer's state (or float32, by `training.dtype`), so every step casts the weights anew.
 
 The layers are those of models/fp8_linear.py, and torchao's where FSDP2 gathers weights in FP8. torchtitan's section
 `quantize.linear.float8` applies, with three differences to torchtitan's converter: a name filter is exact (a shell
@@ -57,6 +57,7 @@ from torchao.float8.float8_linear import Float8Linear  # noqa: E402
 
 FIRST_WITH_FP8 = (8, 9)  # compute capability of the first GPUs with FP8 matrix units: Ada, then Hopper
 AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word in filter_fqns for: skip layers too small to gain
+_ROUTER = ".moe.router.gate"  # how the names of routers end
 
 
 def check_device(device: torch.device) -> None:
@@ -148,13 +149,14 @@ def _follow_autocast(_: nn.Module, args: tuple) -> tuple | None:
 
 
 def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -> set[str]:
-    """Names of the linear layers to convert: all but those that `filter_fqns` names. Raises as `convert`.
+    """Names of the linear layers to convert: all but routers and those that `filter_fqns` names. Raises as `convert`.
 
     `filter_fqns` are full module names or shell patterns over them (`output`, `layers.*.attention.wk`), and/or
     `auto_filter_small_kn`, torchao's heuristic for layers that are too small to gain.
     """
     linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    chosen = set(linears)
+    # A router has 1 in 100 of the FLOPs or less, and where FP8 rounds its scores a token goes to other experts.
+    chosen = {name for name in linears if not name.endswith(_ROUTER)}
     for pattern in filter_fqns:
         if pattern == AUTO_FILTER:
             continue

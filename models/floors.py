@@ -60,6 +60,13 @@ def step_work(config, args, fp8_layers: Collection[str]) -> list[Work]:
         )
     if config.quantize.linear.float8.emulate:
         raise InputError("emulated FP8 has no roofline: set quantize.linear.float8.emulate to false")
+    if flops.has_experts(args):
+        share = flops.share_of_products(args, [name for name in flops.linear_shapes(args) if ".attention." in name])
+        raise InputError(
+            "a mixture of experts has no roofline: choose a dense flavor, as qwen3-8B. FP8 leaves experts, router and "
+            f"head in bf16 and computes {share:.1%} of the products' FLOPs, so that it makes a step at most "
+            f"{flops.most_speed_up(share):.3f} times as fast"
+        )
     passes, parameter_bytes = _passes(config), _itemsize(config) * flops.parameters(args)
     states = asdict(config.optimizer.states).values()
     state_bytes = flops.state_bytes(config.training.dtype, states) * flops.parameters(args)

@@ -31,6 +31,8 @@ class FromRecipe:
     fused_projections: bool = False  # projections of the same input are one matrix
 
     def update_from_config(self, job_config, **kwargs) -> None:
+        # Or torchtitan warns of rows longer than its default, although its rotations follow.
+        self.max_seq_len = max(self.max_seq_len, job_config.training.seq_len)
         super().update_from_config(job_config, **kwargs)
         keys = job_config.model
         self.attention_backend, self.fused_projections = keys.attention_backend, keys.fused_projections

@@ -13,10 +13,13 @@ from torchtitan.components.loss import build_cross_entropy_loss
 from torchtitan.components.lr_scheduler import build_lr_schedulers
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.llama3.infra import parallelize as titan
+from torchtitan.models.llama4.infra import parallelize as with_experts
 from torchtitan.protocols.train_spec import TrainSpec
 
 from models.architectures import ARCHITECTURES
 from models.errors import InputError, by_pattern
+from models.flops import has_experts
+from models.fp8_gradients import Fp8ReduceScatter
 from models.optimizer import build_optimizers
 
 
@@ -52,7 +55,7 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
 
 
 def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> nn.Module:
-    """torchtitan's `parallelize_llama`, which also follows this project's keys of `model.freeze` and of `compile`.
+    """torchtitan's `parallelize_llama`, which also follows the keys `model.freeze`, `compile` and `quantize.gradients`.
 
     It serves any model of an embedding, blocks, a norm and a head by Llama's names.
     """
@@ -66,7 +69,11 @@ def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> nn
         others = [name for name in keys.components if name != "model"]
         job_config = replace(job_config, compile=replace(keys, components=others))
     tied = model.model_args.enable_weight_tying
-    with patch.object(titan, "fully_shard", _with_embedding(model) if tied else fully_shard):
+    compile_blocks = _compile_around_experts if has_experts(model.model_args) else titan.apply_compile
+    with (
+        patch.object(titan, "fully_shard", _with_embedding(model) if tied else fully_shard),
+        patch.object(titan, "apply_compile", compile_blocks),
+    ):
         model = titan.parallelize_llama(model, parallel_dims, job_config)
     if whole:
         model.compile(backend=keys.backend)
@@ -74,7 +81,14 @@ def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> nn
         if isinstance(module, FSDPModule):
             # The same as torchtitan's average with a division factor of 1; gloo, the CPU's backend, has sums alone.
             module.set_force_sum_reduction_for_comms(True)
+            if job_config.quantize.gradients:
+                module.set_custom_reduce_scatter(Fp8ReduceScatter())
     return model
+
+
+def _compile_around_experts(model: nn.Module, keys) -> None:
+    """torchtitan's compilation of what stands around experts, since no graph has how many tokens each of them gets."""
+    with_experts.apply_compile(model, keys, ep_enabled=False)
 
 
 def _with_embedding(model: nn.Module):

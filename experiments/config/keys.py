@@ -137,10 +137,14 @@ class QuantizedLinear(titan.QuantizedLinear):
 class Quantize(titan.Quantize):
     linear: QuantizedLinear = field(default_factory=QuantizedLinear)
 
+    gradients: Literal["float8"] | None = None
+    """Send gradients in FP8 where FSDP2 reduce-scatters them, with a scale for each block of 256 values, and add them
+    up in float32; null: send them in float32. With or without FP8 products; needs no FP8 units."""
+
 
 @dataclass
 class Metrics(titan.Metrics):
-    fp8_ranges_every: int = 10
+    fp8_ranges_every: int = 20
     """Log windows from one look at the ranges of FP8's weights and gradients to the next, from the second window on;
     0: never. The curves are in TensorBoard and in metrics.jsonl."""
 

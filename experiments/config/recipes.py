@@ -107,6 +107,16 @@ def split_variant(variant: str) -> tuple[str, list[str]]:
     return name, overrides
 
 
+def flavor_keys(flavor: str) -> list[str]:
+    """The keys that choose a flavor of any architecture. Raises `InputError` naming the flavors if there is none."""
+    from models.architectures import ARCHITECTURES  # torch
+
+    flavors = {flavor: name for name, architecture in ARCHITECTURES.items() for flavor in architecture.flavors}
+    if flavor not in flavors:
+        raise InputError(f"{unknown('model', flavor, flavors)}; for other sizes: 'model.sizes={{dim: 2048}}'")
+    return [f"model.name={flavors[flavor]}", f"model.flavor={flavor}"]
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """The error sentence for a name that is not in `known`: it gives the nearest names, and all."""
     near = difflib.get_close_matches(name, known, n=2)

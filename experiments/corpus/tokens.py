@@ -35,8 +35,14 @@ from models.errors import InputError
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 2
+FORMAT_VERSION, MAX_VOCABULARY = 2, 10_000_000
 FILES = ("tokens.bin", "documents.npy", "tokenizer.json", "meta.json")
+_META = {
+    "dtype": lambda value: value in ("uint16", "uint32"),
+    "dataset": lambda value: isinstance(value, str),
+    "vocab_size": lambda value: type(value) is int,
+    "eos_id": lambda value: type(value) is int,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +63,8 @@ class TokenFile:
             if (path / "checksum").read_text() != digest_of([path / name for name in FILES]):
                 raise ValueError("the checksum is another")
             meta = json.loads((path / "meta.json").read_text())
+            if not isinstance(meta, dict) or not all(test(meta.get(key)) for key, test in _META.items()):
+                raise ValueError(f"meta.json does not say what it should of {', '.join(_META)}")
             tokens = np.memmap(path / "tokens.bin", dtype=meta["dtype"], mode="r")
             documents = np.load(path / "documents.npy")
             return cls(path, tokens, documents, meta["dataset"], meta["vocab_size"], meta["eos_id"])
@@ -130,6 +138,8 @@ def _write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, max_tokens
     """Write tokens.bin and documents.npy; returns what meta.json says of them."""
     eos_id = end_of_text(tokenizer)
     vocab_size = max(tokenizer.get_vocab().values()) + 1  # foreign vocabularies may have holes
+    if vocab_size > MAX_VOCABULARY:
+        raise InputError(f"the tokenizer has a token of number {vocab_size - 1:,}: number them from 0, without gaps")
     dtype = np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
     offsets, length = array("q", [0]), 0
     with open(folder / "tokens.bin", "wb") as tokens:

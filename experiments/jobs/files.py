@@ -71,10 +71,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def read_json(path: Path) -> dict:
-    """Contents of a JSON file, empty if it is missing or torn."""
+    """Contents of a JSON file, empty if it is missing, torn, or a pipe, which reading would wait for."""
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        content = json.loads(path.read_bytes()) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -82,14 +82,16 @@ def read_json(path: Path) -> dict:
 def read_metrics(path: Path) -> list[dict]:
     """Lines of a metrics.jsonl, in order; torn ones are left out."""
     lines = []
-    for text in path.read_bytes().splitlines() if path.exists() else []:
-        with suppress(ValueError):
+    for text in path.read_bytes().splitlines() if path.is_file() else []:
+        with suppress(ValueError, RecursionError):
             lines.append(json.loads(text))
     return [line for line in lines if isinstance(line, dict)]
 
 
 def read_last_line(path: Path) -> dict:
     """Last whole line of a metrics.jsonl, empty if there is none yet; cheap on a long file."""
+    if not path.is_file():
+        return {}
     try:
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - 65536))

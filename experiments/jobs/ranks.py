@@ -11,7 +11,7 @@ _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 def number(name: str, default: int, least: int = 0) -> int:
     """An environment variable's number. Raises `InputError` naming the variable where it is none."""
     text = os.environ.get(name, str(default))
-    if not text.isdecimal() or int(text) < least:
+    if not text.isdecimal() or len(text) > 9 or int(text) < least:
         raise InputError(f"the environment variable {name} is {text!r}: set it to {least} or more, or unset it")
     return int(text)
 
@@ -50,6 +50,11 @@ def set_rank_environment() -> tuple[int, int]:
     rank, world_size, _ = number("RANK", 0), number("WORLD_SIZE", 1, least=1), number("LOCAL_RANK", 0)
     if rank >= world_size:
         raise InputError(f"the environment variable RANK is {rank}, and WORLD_SIZE {world_size}: ranks begin at 0")
+    if "MASTER_ADDR" not in env or number("MASTER_PORT", 1 << 16) >= 1 << 16:
+        raise InputError(
+            f"rank {rank} must be told where to meet the others: start with torchrun or srun, or set MASTER_ADDR to "
+            "the first rank's host and MASTER_PORT to a number below 65,536"
+        )
     return rank, world_size
 
 

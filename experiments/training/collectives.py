@@ -1,8 +1,8 @@
 """What the ranks of a run send one another in a step: collectives by dtype, and how much of them compute does not hide.
 
 Bytes follow nccl-tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md). The payload is the whole tensor: an
-all-gather's output, a reduce-scatter's input. Bus bytes are what the link of a rank carries in each direction, however
-fast: among n ranks (n-1)/n of the payload in an all-gather or a reduce-scatter, 2(n-1)/n in an all-reduce.
+all-gather's output, the input of a reduce-scatter or of an all-to-all. Bus bytes are what the link of a rank carries in
+each direction, however fast: among n ranks 2(n-1)/n of the payload in an all-reduce, (n-1)/n in the others.
 
 Operators of `c10d::` are counted, which are the same for all backends. gloo's own are not: its reduce-scatter is an
 all-reduce.
@@ -19,11 +19,12 @@ from torch.profiler import ProfilerActivity
 
 from models.flops import fsdp_bytes
 
-ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = "all-gather", "reduce-scatter", "all-reduce"
+ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL = "all-gather", "reduce-scatter", "all-reduce", "all-to-all"
 _OPERATORS = {
     "c10d::_allgather_base_": ALL_GATHER,
     "c10d::_reduce_scatter_base_": REDUCE_SCATTER,
     "c10d::allreduce_": ALL_REDUCE,
+    "c10d::alltoall_base_": ALL_TO_ALL,
 }
 _REDUCTION = "FSDP::post_backward_reduce"  # begins the name of FSDP2's region that reduces the gradients of a group
 _NCCL = re.compile(r"nccl(Dev)?Kernel")
@@ -31,20 +32,21 @@ _NCCL = re.compile(r"nccl(Dev)?Kernel")
 
 @dataclass(frozen=True)
 class Sharding:
-    """How FSDP2 shards a run's model, and in which precision it sends weights; gradients are sent in float32."""
+    """How FSDP2 shards a run's model, and in which precision it sends weights and gradients."""
 
     shards: int  # ranks that hold the model together
     replicas: int  # how many such groups of ranks there are
     weight_bytes: int  # of an element that is gathered, where it is not in FP8
     reshard: str  # parallelism.fsdp_reshard_after_forward
     fp8: bool  # the recipe promises that the weights of converted layers are gathered in FP8
+    fp8_gradients: bool = False  # and that gradients are sent in FP8, by all-to-all; else they are in float32
 
     @property
     def ranks(self) -> int:
         return self.shards * self.replicas
 
     def expected(self, shapes: Mapping[str, Sequence[int]], converted: Collection[str], passes: int) -> dict[str, int]:
-        """Payloads of a step's all-gathers and reduce-scatters by closed form.
+        """Payloads of a step by closed form: of weights that are gathered, of gradients that are reduced.
 
         Args:
             shapes: of the parameters by name, unsharded.
@@ -52,7 +54,7 @@ class Sharding:
             passes: forward passes of a step.
         """
         fp8 = converted if self.fp8 else ()
-        gathered, reduced = fsdp_bytes(shapes, self.shards, fp8, self.weight_bytes, self.reshard)
+        gathered, reduced = fsdp_bytes(shapes, self.shards, fp8, self.weight_bytes, self.reshard, self.fp8_gradients)
         sent = passes * (self.shards > 1)
         return {"gathered_bytes_expected": sent * gathered, "reduced_bytes_expected": sent * reduced}
 
@@ -67,6 +69,7 @@ def sharding(config, parallel_dims) -> Sharding | None:
         weight_bytes={"bfloat16": 2, "float32": 4}[config.training.mixed_precision_param],
         reshard=config.parallelism.fsdp_reshard_after_forward,
         fp8=config.quantize.linear.float8.enable_fsdp_float8_all_gather,
+        fp8_gradients=config.quantize.gradients == "float8",
     )
 
 
@@ -80,15 +83,15 @@ def record(profiler, sharding: Sharding) -> dict:
     """What this rank sent, from a finished profile of one step with shapes; see `table` and `nccl_seconds`."""
     rows = table(profiler.profiler.kineto_results.experimental_event_tree(), sharding)
 
-    def total(key: str, collective: str) -> int:
-        return sum(row[key] for row in rows if row["collective"] == collective)
+    def total(key: str, *collectives: str) -> int:
+        return sum(row[key] for row in rows if row["collective"] in collectives)
 
     return {
         "shards": sharding.shards,
         "replicas": sharding.replicas,
         "table": rows,
         "gathered_bytes": total("payload_bytes", ALL_GATHER),
-        "reduced_bytes": total("payload_bytes", REDUCE_SCATTER),
+        "reduced_bytes": total("payload_bytes", REDUCE_SCATTER, ALL_TO_ALL),
         "all_reduces": total("calls", ALL_REDUCE),
         "nccl": nccl_seconds(profiler.events()),
     }
@@ -109,6 +112,8 @@ def table(tree: Iterable, sharding: Sharding) -> list[dict]:
         sizes = [sum(math.prod(tensor.sizes) for tensor in tensors) for tensors in _tensors(event)]
         if kind == ALL_REDUCE:  # besides FSDP's, over replicas, there are only some of a few scalars over all ranks
             ranks = sharding.replicas if in_reduction else sharding.ranks
+        elif kind == ALL_TO_ALL:
+            ranks = sharding.shards
         else:
             ranks = max(sizes) // min(sizes)
         dtype = next(_tensors(event))[0].dtype

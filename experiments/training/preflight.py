@@ -11,6 +11,7 @@ import torch
 from experiments.config.phases import fp8_steps
 from experiments.config.recipes import Recipe
 from experiments.corpus import rows
+from experiments.corpus.tokens import TokenFile
 from experiments.jobs.ranks import number
 from experiments.jobs.shares import BUDGET
 from models import device, float8, flops
@@ -61,6 +62,11 @@ def check_ranks(config, world_size: int) -> None:
         raise InputError(
             "quantize.linear.float8.enable_fsdp_float8_all_gather needs FSDP over two or more processes: run it "
             "with --processes 2 or more, or set it to false"
+        )
+    if config.quantize.gradients and shards == 1:
+        raise InputError(
+            "quantize.gradients needs FSDP over two or more processes: run it with --processes 2 or more, or set it to "
+            "null"
         )
     if world_size > 1:
         _check_sharding(config, world_size)
@@ -132,13 +138,18 @@ def check_memory(config, world_size: int = 1) -> str:
     need, capacity = memory_needed(config, world_size), device.memory_bytes()
     if device.TYPE == "cpu":  # the processes of the run here share it
         capacity /= number("LOCAL_WORLD_SIZE", 1, least=1)
-    finding = f"about {need / 2**30:.1f} GiB of {capacity / 2**30:.0f} GiB"
+    finding = memory_finding(need, capacity)
     if need > HOPELESS * capacity:
         raise InputError(
             f"the run needs {finding} here: choose a smaller model.flavor or the overlay `cpu`, recompute activations "
             "(activation_checkpoint.mode=full), lower training.local_batch_size, or shard over more GPUs"
         )
     return finding + ("" if need <= capacity else ": this will probably not fit")
+
+
+def memory_finding(need: float, capacity: float) -> str:
+    """Bytes needed, and bytes there are, for people."""
+    return f"about {need / 2**30:.1f} GiB of {capacity / 2**30:.0f} GiB"
 
 
 def memory_needed(config, world_size: int = 1) -> float:
@@ -182,7 +193,8 @@ def check_model(config) -> str:
     freeze(_model(config), config.model.freeze)
     precision = f"{len(fp8_layers(config))} linear layers in {name} FP8{_when(config)}" if name else "no FP8"
     per_token = flops.flops_per_token(args, config.training.seq_len) / 1e9
-    return f"{flops.parameters(args) / 1e9:.3g} B parameters, {per_token:.4g} GFLOP per token, {precision}"
+    active = f" ({flops.parameters(args, active=True) / 1e9:.3g} B active)" if flops.has_experts(args) else ""
+    return f"{flops.parameters(args) / 1e9:.3g} B parameters{active}, {per_token:.4g} GFLOP per token, {precision}"
 
 
 def _when(config) -> str:
@@ -193,9 +205,9 @@ def _when(config) -> str:
     return f" in steps {in_fp8[0]} to {in_fp8[-1]} of {steps}" if in_fp8 else f" in none of the {steps} steps"
 
 
-def check_data(config, world_size: int = 1) -> str:
+def check_data(config, world_size: int = 1, token_file: TokenFile | None = None) -> str:
     """The token file, prepared if it is not there yet, and that the model has a row for each of its tokens."""
-    token_file = rows.prepare(config)
+    token_file = token_file or rows.prepare(config)
     rows.check_vocabulary(token_file, model_args(config).vocab_size)
     return rows.describe(token_file, config, world_size)
 

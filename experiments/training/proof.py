@@ -3,7 +3,7 @@
 Three claims, checked while the run trains and kept in proof.json; a claim that does not hold stops the run:
   1. an FP8 recipe has converted layers, and in one profiled step `aten::_scaled_mm` did the FLOPs they account for;
      where FP8 is switched on and off, one step of each phase is profiled, and `aten::_scaled_mm` did none in bf16;
-     several ranks sent no more bytes of weights than the recipe's precision takes (collectives.py);
+     several ranks sent no more bytes of weights and gradients than the recipe's precisions take (collectives.py);
   2. every trainable parameter is in the optimizer;
   3. every one of them moved in the first optimizer step, where its gradient and its dtype allow it.
 A recipe that leaves parameters out of the optimizer on purpose (`optimizer.built`) has those orphans on record instead.
@@ -27,7 +27,8 @@ from models.fused_adamw import local
 PROFILED_STEP = 3  # the first step compiles, the second may compile again
 RECORDING_STEP = 2  # profiled with CUDA graphs: they warm up in the first; from the third on no operator is called
 _FP8_OPS = {"aten::_scaled_mm", "aten::_scaled_mm_v2"}
-_GEMM_OPS = _FP8_OPS | {"aten::mm", "aten::addmm"}  # of linear layers; attention is another kernel, or bmm
+# Of linear layers and experts; attention is another kernel, or bmm. On a CPU experts are mm, one after the other.
+_GEMM_OPS = _FP8_OPS | {"aten::mm", "aten::addmm", "aten::_grouped_mm"}
 # With max-autotune inductor may compile a product into a kernel of its own, such as triton_tem_fused__scaled_mm_3
 _TEMPLATE = re.compile(r"triton_tem_.*?_(scaled_|add)?mm_")
 _ATTENTION_OPS = {
@@ -200,6 +201,12 @@ class Proof:
                 f"{len(weights)} converted layers in FP8 it would be {promised:,}: not (all) of what "
                 "enable_fsdp_float8_all_gather promises was sent in FP8"
             )
+        reduced, promised = (self.sent[key] for key in ("reduced_bytes", "reduced_bytes_expected"))
+        if self.sharding.fp8_gradients and not 0 < reduced <= promised:
+            raise ProofError(
+                f"in step {self.profiled_step} ranks sent {reduced:,} bytes of gradients, and in FP8 with their scales "
+                f"it would be {promised:,}: not (all) of what quantize.gradients promises was sent in FP8"
+            )
 
     def record(self) -> dict:
         """The contents of proof.json; FLOPs and shares are those of the last phase in FP8, if there is one."""
@@ -229,7 +236,7 @@ def _in_fp8(gemm_flops: dict[str, int]) -> int:
 
 
 def count_gemm_flops(events) -> dict[str, int]:
-    """FLOPs by operator of a profile's matrix multiplications by linear layers; attention's are not in it.
+    """FLOPs by operator of a profile's matrix multiplications by linear layers and experts; attention's are not in it.
 
     `events` are those of `torch.profiler.profile(record_shapes=True)`.
     """
@@ -242,8 +249,8 @@ def count_gemm_flops(events) -> dict[str, int]:
         if event.name not in _FP8_OPS and (inside or id(event) in around_fp8):
             continue
         # addmm has the bias first; every other operand after the two matrices is a scale or an output
-        (m, k), (_, n) = event.input_shapes[1:3] if event.name == "aten::addmm" else event.input_shapes[:2]
-        flops[event.name] += 2 * m * k * n
+        left, right = event.input_shapes[1:3] if event.name == "aten::addmm" else event.input_shapes[:2]
+        flops[event.name] += 2 * math.prod(left) * right[-1]  # all experts' rows are in one matrix of a grouped product
     for event in events:
         if product := _TEMPLATE.match(event.name):
             name = "triton _scaled_mm" if product[1] == "scaled_" else "triton mm"

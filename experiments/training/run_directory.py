@@ -53,6 +53,7 @@ class RunDirectory:
         another run, it is no run directory, or it cannot be written.
         """
         self.path = path
+        self._check_folder()  # before the lock leaves a file in it
         self._lock = lock(self.path, "run")
         try:
             earlier = self._unfinished_run(recipe_yaml, facts.get("world_size", 1))
@@ -77,14 +78,22 @@ class RunDirectory:
                 error = InputError(f"{self.path}: {error.strerror}: make room, or choose another --out")
             raise error from None
 
+    def _check_folder(self) -> None:
+        """Raise `InputError` for a folder of something else, and for records that are pipes or folders."""
+        names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
+        for name in names & {*_RECORDS, "manifest.json", "recipe.yaml", "log.txt"}:
+            if (self.path / name).exists() and not (self.path / name).is_file():
+                raise InputError(f"{self.path / name} is not a file: move it away, or choose another --out")
+        others = {name for name in names if not name.startswith(".")} - {"log.txt", "recipe.yaml"}
+        if others and "recipe.yaml" not in names and not read_json(self.path / "manifest.json"):
+            raise InputError(f"{self.path} holds files and is no run directory: choose another --out")
+
     def _unfinished_run(self, recipe_yaml: str, world_size: int) -> dict | None:
         """The manifest of the run to go on with, empty if it is missing or torn; None in a new directory."""
         existing_files = {p.name for p in self.path.iterdir() if not p.name.startswith(".")} - {"log.txt"}
         if not existing_files:
             return None
         earlier = read_json(self.path / "manifest.json")
-        if not earlier and "recipe.yaml" not in existing_files:
-            raise InputError(f"{self.path} holds files and is no run directory: choose another --out")
         if earlier.get("status") == "completed":
             raise InputError(f"{self.path} holds a completed run: choose another --out, or delete it")
         if "recipe.yaml" in existing_files:

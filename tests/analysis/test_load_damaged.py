@@ -1,6 +1,7 @@
 """Run directories with damaged or hostile records: what is wrong is named, and the rest is used."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ DAMAGE = {
     "emptied": lambda path: path.write_bytes(b""),
     "cut off": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "garbage": lambda path: path.write_bytes(b"\xff\x00{]\n\x80" * 9),
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),  # reading it would wait for ever
     "nested": lambda path: path.write_bytes(b"training:\n  seq_len: " * path.name.endswith("yaml") + b"[" * 100_000),
 }
 

@@ -55,6 +55,7 @@ def test_newest_results_prefer_a_gpu_and_are_of_one_study(tmp_path, monkeypatch)
     def kept(name, device, start):
         facts = {"hardware": {"name": "x", "type": device}, "start": start}
         write_run(tmp_path / "results" / name / "baseline" / "seed0", **facts)
+        (tmp_path / "results" / name / "study.yaml").touch()
 
     monkeypatch.setattr(newest, "ROOT", tmp_path)
     with pytest.raises(FileNotFoundError, match="make study"):

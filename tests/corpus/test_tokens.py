@@ -172,6 +172,13 @@ def tokenizer_without_unknown(path):
     without_unknown.save(str(path))
 
 
+def token_far_away(path):
+    """Saving such a tokenizer takes hours."""
+    tokenizer = json.loads(path.read_text())
+    tokenizer["model"]["vocab"]["w1"] = 4 * 10**9
+    path.write_text(json.dumps(tokenizer))
+
+
 @pytest.mark.parametrize(
     "name, spoil, sentence",
     [
@@ -188,6 +195,7 @@ def tokenizer_without_unknown(path):
         ("tokenizer.json", lambda path: (path.unlink(), os.mkfifo(path)), "tokenizer.json does not exist"),
         ("tokenizer.json", lambda path: path.write_text("{}"), "could not be read"),
         ("tokenizer.json", tokenizer_without_unknown, "cannot encode the corpus"),
+        ("tokenizer.json", token_far_away, "has a token of number 4,000,000,000: number them from 0"),
         ("cache", lambda path: path.write_text(""), "File exists: name a data.cache_dir that can be written"),
     ],
 )

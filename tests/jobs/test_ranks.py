@@ -41,6 +41,10 @@ def test_ranks(environment, variables, ranks):
         (TORCHRUN | {"RANK": "2"}, "RANK is 2, and WORLD_SIZE 2"),
         (TORCHRUN | {"WORLD_SIZE": ""}, "WORLD_SIZE is ''"),
         (TORCHRUN | {"LOCAL_RANK": "first"}, "LOCAL_RANK is 'first'"),
+        (TORCHRUN, "must be told where to meet the others"),
+        (TORCHRUN | MEETING | {"MASTER_PORT": "99999"}, "MASTER_PORT to a number below 65,536"),
+        (TORCHRUN | MEETING | {"MASTER_PORT": "x"}, "MASTER_PORT is 'x'"),
+        ({"SLURM_STEP_NUM_TASKS": "9" * 5000}, "SLURM_STEP_NUM_TASKS is '999"),
     ],
 )
 def test_variables_that_are_half_set_or_nonsense(environment, variables, sentence):

@@ -43,12 +43,19 @@ def test_folders_that_are_refused(tmp_path, fails):
     ("arguments", "sentence"),
     [
         (["--seeds=0,-1"], "expected numbers of 0 and more"),
+        (["--seeds="], "expected numbers of 0 and more"),
+        ([f"--seeds=0,{10**20}"], "seeds: expected at least 0 and less than 1e+18, got 1000"),
         (["--budget", "3", "training.steps=5"], "--budget 3 is too little: ending a run and the table alone take"),
     ],
 )
 def test_what_is_refused_leaves_no_folder(arguments, sentence, fails, tmp_path):
     assert sentence in fails(*BASELINE, "--out", tmp_path / "out", *arguments)
     assert not (tmp_path / "out").exists()
+
+
+def test_each_run_of_a_study_is_there_once(tmp_path):
+    (tmp_path / "study.yaml").write_text(PLAN.replace("[0]", "[1, 0, 1]").replace("[baseline]", "[baseline, baseline]"))
+    assert list(studies.load([str(tmp_path)]).runs()) == [("baseline", 1), ("baseline", 0)]
 
 
 def test_a_studys_folder_may_have_an_equals_sign(tmp_path, capsys):

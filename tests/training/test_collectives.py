@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.autograd import DeviceType
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torchtitan import train as titan
 from torchtitan.distributed import ParallelDims
@@ -21,7 +22,7 @@ from experiments.config import recipes
 from experiments.training import collectives
 from experiments.training.proof import Proof, ProofError
 from experiments.training.trainer import Trainer
-from models import float8, llama
+from models import float8, llama, train_spec
 from models.train_spec import parallelize
 
 TOKENS = 32
@@ -67,6 +68,8 @@ def calls(record: dict, collective: str) -> dict[tuple[int, str], int]:
         ("tensorwise_fp8_compiled", [], 2, 0),
         (EACH, [], 2, 2 * LAYERS),  # once for each of two gathers
         (COMBINED, [], 4, 2 * LAYERS + 1),  # the first step has no scales from the one before
+        ("fp8_gradients", [], 2, 0),
+        ("fp8_gradients", [], 3, 0),  # 3: rows and blocks are padded
         ("baseline_compiled", ["parallelism.fsdp_reshard_after_forward=never"], 2, 0),
         ("baseline_compiled", ["parallelism.fsdp_reshard_after_forward=always"], 3, 0),  # 3: rows are padded
     ],
@@ -86,12 +89,13 @@ def test_fp8_saves_half_of_the_blocks_weights():
     assert bf16 - fp8 == 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 768 * 256)
 
 
-def test_replicas_reduce_their_shards_of_gradients():
-    record = profile_step("baseline_compiled", "parallelism.data_parallel_replicate_degree=2", ranks=4)
+@pytest.mark.parametrize("recipe", ["baseline_compiled", "fp8_gradients"])
+def test_replicas_reduce_their_shards_of_gradients_in_float32(recipe):
+    record = profile_step(recipe, "parallelism.data_parallel_replicate_degree=2", ranks=4)
     assert (record["shards"], record["replicas"]) == (2, 2)
     assert record["gathered_bytes"] == record["gathered_bytes_expected"]
     [row] = [row for row in record["table"] if row["collective"] == collectives.ALL_REDUCE]
-    assert row["payload_bytes"] == row["bus_bytes"] == record["reduced_bytes_expected"] / 2
+    assert row["payload_bytes"] == row["bus_bytes"] == profile_step("baseline_compiled")["reduced_bytes"] / 2
 
 
 def test_a_run_that_promises_fp8_and_sends_bf16_fails(monkeypatch):
@@ -99,6 +103,17 @@ def test_a_run_that_promises_fp8_and_sends_bf16_fails(monkeypatch):
     monkeypatch.setattr(float8, "replace", lambda config, **keys: replace(config, **keys | _IN_BF16))
     with pytest.raises(ProofError, match="not .all. of what enable_fsdp_float8_all_gather promises"):
         profile_step.__wrapped__(EACH)
+
+
+def test_a_run_that_promises_fp8_gradients_and_sends_float32_fails(monkeypatch):
+    monkeypatch.setattr(train_spec, "Fp8ReduceScatter", DefaultReduceScatter)
+    with pytest.raises(ProofError, match="not .all. of what quantize.gradients promises was sent in FP8"):
+        profile_step.__wrapped__("fp8_gradients")
+
+
+def test_fp8_gradients_take_260_bytes_where_float32_takes_1024():
+    float32, fp8 = (profile_step(name)["reduced_bytes"] for name in ("baseline_compiled", "fp8_gradients"))
+    assert fp8 / float32 == pytest.approx(260 / 1024, rel=2e-3)  # a last block may be padded
 
 
 _IN_BF16 = {"enable_fsdp_float8_all_gather": False}

@@ -98,7 +98,8 @@ def test_what_a_run_would_fail_on_is_found_before_it(fails, words, sentence, mon
 def test_what_is_refused_leaves_no_directory(fails, arguments, variables, sentence, monkeypatch, tmp_path):
     monkeypatch.setattr(device, "peak", device.peak.__wrapped__)
     monkeypatch.setattr(device, "TYPE", "cpu")
-    for name, value in ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"} | variables).items():
+    one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in (one | variables).items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     assert sentence in fails(main, *BASELINE, *arguments)

@@ -49,7 +49,7 @@ def test_directories_that_are_refused_stay_as_they_are(tmp_path, existing, sente
         (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=sentence):
         again(tmp_path)
-    assert contents(tmp_path) == existing | {".lock": ""}
+    assert contents(tmp_path) == existing | ({} if "thesis.tex" in existing else {".lock": ""})
 
 
 def test_a_directory_that_is_in_use(tmp_path):
@@ -67,6 +67,16 @@ def test_directories_that_a_command_refuses(tmp_path, fails):
     for out, sentence in ("/proc/nowhere", ""), (tmp_path, "holds an unfinished run of another recipe"):
         errors = fails(main, "baseline", "--overlay", "cpu", "--out", out)
         assert sentence in errors and "choose another --out" in errors
+
+
+@pytest.mark.parametrize("name", ["log.txt", "recipe.yaml", "manifest.json", "metrics.jsonl"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_records_that_are_no_files_are_refused(tmp_path, name, make):
+    """Reading a pipe would wait for ever."""
+    make(tmp_path / name)
+    with pytest.raises(InputError, match=f"{name} is not a file: move it away"):
+        again(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_full_disk_at_the_start_changes_nothing(unfinished):

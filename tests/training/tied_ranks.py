@@ -3,7 +3,8 @@
     python -m tests.training.tied_ranks FOLDER
 
 FOLDER holds recipe.yaml. The first rank writes result.json: each parameter's gradient beside one process's, as the norm
-of their difference over the gradient's; and the losses of all steps, and of those after a resume from step 2.
+of their difference over the gradient's, sent in float32 and in FP8; and, in FP8, the losses of all steps and of those
+after a resume from step 2.
 """
 
 import json
@@ -32,8 +33,9 @@ def backward(model: torch.nn.Module, tokens: torch.Tensor) -> None:
     F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum").backward()
 
 
-def gradient_errors(config) -> dict[str, float]:
+def gradient_errors(config, port: int) -> dict[str, float]:
     """Both models have the same weights; one sees two rows, the other one a rank."""
+    os.environ["MASTER_PORT"] = str(port)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     alone = build(config)
@@ -74,11 +76,13 @@ def train(config, folder: Path, port: int) -> list[float]:
 def main(folder: Path) -> None:
     ports = [int(port) for port in os.environ["PORTS"].split()]
     config = recipes.load(str(folder / "recipe.yaml")).config
-    os.environ["MASTER_PORT"] = str(ports[0])
-    result = {"errors": gradient_errors(config), "whole": train(config, folder / "whole", ports[1])}
+    result = {"errors": gradient_errors(config, ports[0])}
+    config.quantize.gradients = "float8"
+    result["fp8_errors"] = gradient_errors(config, ports[1])
+    result["whole"] = train(config, folder / "whole", ports[2])
     if os.environ["RANK"] == "0":
         shutil.copytree(folder / "whole/checkpoint/step-2", folder / "resumed/checkpoint/step-2")
-    result["resumed"] = train(config, folder / "resumed", ports[2])
+    result["resumed"] = train(config, folder / "resumed", ports[3])
     if os.environ["RANK"] == "0":
         (folder / "result.json").write_text(json.dumps(result))
 
