@@ -109,8 +109,8 @@ plots.loss_difference(decoupling.near(decoupled), decoupled.margin, decoupled.ba
 # each beside compiled bf16, whose bf16 states take 6 bytes and cannot hold small steps.
 #
 # What the paper says: communication 63 to 65 % less; GPU memory 69.6 to 49.4 GB (7 B), 68.2 to 48.9 (13 B), 66.1 to
-# 40.3 (175 B); zero-shot accuracy 58.4 against 58.0 and 61.0 against 60.4. Here less is saved on the wire, because embedding
-# and head are gathered in bf16, and they are two fifths of so small a model.
+# 40.3 (175 B); zero-shot accuracy 58.4 against 58.0 and 61.0 against 60.4. Here less is saved on the wire, because
+# embedding and head are gathered in bf16, and they are two fifths of so small a model.
 
 # %%
 levels = compare(newest.results(fp8_lm.STUDY))
@@ -118,6 +118,6 @@ print(trained(rows_of(levels)))
 fp8_lm.levels(levels).round(4)
 
 # %% [markdown]
-# Whole tensors dealt out to ranks, the paper's way to shard (ZeRO), are not built: for 8 B the fullest of 32 ranks would
-# hold 2.09 times the average, and of 128 ranks 8.4 times. Scales that all ranks agree on remove the reason for it: a
-# tensor that FSDP2 cuts into shards is scaled as a whole.
+# Whole tensors dealt out to ranks, the paper's way to shard (ZeRO), are not built: for 8 B the fullest of 32 ranks
+# would hold 2.09 times the average, and of 128 ranks 8.4 times. Scales that all ranks agree on remove the reason for
+# it: a tensor that FSDP2 cuts into shards is scaled as a whole.
