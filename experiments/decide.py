@@ -192,14 +192,15 @@ def _verdict(answer: dict) -> tuple[str, str]:
 
 
 def _command(keys: tuple[str, ...], overlay: str, gpus: int) -> str:
-    """What would measure it: the bench on one GPU; runs of 60 steps and their report on several."""
+    """What would measure it: the bench on one GPU, a study of 60 steps on a node's, runs and their report beyond."""
     settings = join(["--overlay", overlay, *(key for key in keys if not key.startswith("training.steps="))])
     if gpus == 1:
         names = f"baseline_compiled {BEST}_fp8_compiled rowwise_fp8_compiled"
         return f"python -m experiments.bench {names} --budget 600 {settings}"
-    start = f"torchrun --nproc_per_node {gpus} -m experiments.run"
-    if gpus > A_NODE:
-        start = f"sbatch --nodes={math.ceil(gpus / A_NODE_OF_ALPS)} launch/alps_multinode.sbatch"
+    if gpus <= A_NODE:
+        names = f"baseline_compiled {GATHERED}"
+        return f"python -m experiments.study {names} --processes {gpus} {settings} training.steps=60"
+    start = f"sbatch --nodes={math.ceil(gpus / A_NODE_OF_ALPS)} launch/alps_multinode.sbatch"
     return (
         f"for r in baseline_compiled {GATHERED}; do {start} $r --out runs/decide/$r/seed0 {settings} "
         "training.steps=60; done; python -m analysis.report runs/decide --baseline baseline_compiled"
@@ -245,6 +246,7 @@ def lines(answer: dict) -> Iterator[str]:
         "memory": f"about {memory['needed_bytes'] / 1e9:.3g} of {memory['gpu_bytes'] / 1e9:.3g} GB a GPU: {holds}",
         "run": f"{answer['recipe']} --overlay {answer['overlay']}"
                f" ({'activations recomputed' if answer['overlay'] == RECOMPUTED else 'nothing recomputed'})",
+        "goes with": ", ".join(answer["goes_with"]),
         "nearest": f"{nearest['name']}, {nearest['parameters'] / 1e9:.3g} B: {ratios} ({nearest['source']})",
         "settle it": answer["command"] or "nothing to measure",
     }  # fmt: skip
