@@ -16,6 +16,7 @@ from shlex import join
 
 from rich.console import Console
 
+from analysis.compatibility import cells
 from experiments.config import recipes
 from experiments.config.yaml_source import ROOT
 from experiments.jobs.exit_codes import COMPLETED, complain, leave
@@ -96,7 +97,7 @@ def decide(keys: tuple[str, ...], gpu: str, gpus: int, price: float | None) -> d
     answer = {
         "model": label(config), "parameters": bf16.parameters, "gpu": gpu, "gpus": gpus,
         "tokens_per_step": bf16.tokens * gpus, "steps": config.training.steps, "memory": memory,
-        "recipe": anchors.BF16, "overlay": overlay, "command": None,
+        "recipe": anchors.BF16, "overlay": overlay, "command": None, "goes_with": _goes_with(config, overlay, gpus),
         "nearest": {key: getattr(measured[0], key) for key in ("name", "source", "parameters", "speed_ups")},
     }  # fmt: skip
     if obstacle := _obstacle(memory, gpu, gpus):
@@ -110,6 +111,23 @@ def decide(keys: tuple[str, ...], gpu: str, gpus: int, price: float | None) -> d
         answer["recipe"] = anchors.FP8[BEST] if gpus == 1 else GATHERED
     answer["command"] = _command(keys, overlay, gpus)
     return {"should_you": verdict, "reason": reason, **answer}
+
+
+def _goes_with(config, overlay: str, gpus: int) -> list[str]:
+    """What FP8 has to go with in this training, and whether it does: rows of the README's table."""
+    from models.architectures import model_args
+
+    rows = {
+        "torch.compile": True,
+        "FSDP2, weights gathered in bf16": gpus > 1,
+        "FSDP2, float8 all-gather": gpus > 1,
+        "Tied embeddings under FSDP2": gpus > 1 and model_args(config).enable_weight_tying,
+        "Activation checkpointing, full": overlay == RECOMPUTED,
+        "Qwen3": config.model.name == "qwen3",
+    }
+    refusing = {name: [cell.recipe for cell in cells() if cell.pairing == name and cell.refused] for name in rows}
+    words = {name: f"refused for {' and '.join(recipes)}" if recipes else "works" for name, recipes in refusing.items()}
+    return [f"{name}: {words[name]}" for name, needed in rows.items() if needed]
 
 
 def _memory(keys: tuple[str, ...], gpu: str, gpus: int) -> tuple[str, dict]:
@@ -246,7 +264,7 @@ def lines(answer: dict) -> Iterator[str]:
         "memory": f"about {memory['needed_bytes'] / 1e9:.3g} of {memory['gpu_bytes'] / 1e9:.3g} GB a GPU: {holds}",
         "run": f"{answer['recipe']} --overlay {answer['overlay']}"
                f" ({'activations recomputed' if answer['overlay'] == RECOMPUTED else 'nothing recomputed'})",
-        "goes with": ", ".join(answer["goes_with"]),
+        "goes with": "; ".join(answer["goes_with"]),
         "nearest": f"{nearest['name']}, {nearest['parameters'] / 1e9:.3g} B: {ratios} ({nearest['source']})",
         "settle it": answer["command"] or "nothing to measure",
     }  # fmt: skip
