@@ -281,8 +281,8 @@ def _rows_of_speed(answer: dict) -> dict[str, str]:
         "speed-up": f"{', '.join(gains)} times compiled bf16",
         "rests on": f"floors, calibrated by {rests['published']} published and {rests['ours']} own measurements; each, "
                     f"predicted from the others, is met to within {off}",
-        "pays from": f"{expected}; at best {earliest}, at worst {latest}",
-        "first step": f"{first[BEST]:.1f} s against {first['bf16']:.1f} s in bf16 ({first['measured']})",
+        "pays from": f"{expected}; at best {earliest}, at worst {latest}; first steps of {first[BEST]:.1f} s against "
+                     f"{first['bf16']:.1f} s in bf16 ({first['measured']})",
         "time": f"{hours['bf16']:,.3g} h in bf16, {hours[BEST]:,.3g} h in {BEST} FP8{cost}",
     }  # fmt: skip
 

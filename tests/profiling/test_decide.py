@@ -84,8 +84,9 @@ def test_ten_lines(capsys):
     assert len(lines) == 10 and "on 8 h100: 100,000 steps of 65,536 tokens" in title
     text = dict((line[:11].strip(), line[11:]) for line in lines)
     assert text["should you"].startswith("yes: ") and text["run"].startswith("tensorwise_fp8_allgather --overlay h200")
-    assert "5 published and 0 own" in text["rests on"] and "GH200" in text["first step"]
-    assert "torchrun --nproc_per_node 8" in text["settle it"]
+    assert "5 published and 0 own" in text["rests on"] and "GH200" in text["pays from"]
+    assert "FSDP2, float8 all-gather: refused for rowwise_fp8_compiled" in text["goes with"]
+    assert f"experiments.study baseline_compiled {decide.GATHERED} --processes 8 " in text["settle it"]
 
 
 def test_readme_shows_what_the_command_prints(capsys):
