@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -139,5 +140,16 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _command() -> int:
+    """`main` for a shell, which may have closed the standard output or sent it to a full disk."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    try:
+        return main()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter tries again at its end
+        print(f"error: the report could not be printed: {error.strerror}", file=sys.stderr)
+        return 1
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_command())
