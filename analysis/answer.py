@@ -16,7 +16,8 @@ def answer(comparison: Comparison) -> list[str]:
     fp8 = in_order([*comparison.fp8, *comparison.diverged])
     bf16 = [r for r in comparison.recipes if r not in fp8]
     if not fp8 or comparison.opponent not in bf16 or comparison.baseline in fp8:
-        return ["No answer: it needs completed runs in FP8, and in bf16 those of the baseline."]
+        needs = "No answer: it needs completed runs in FP8, and in bf16 those of the baseline."
+        return [needs, *(f"{words}." for words in _lost(comparison))]
     first, best = _headline(comparison)
     lost = "; ".join(_lost(comparison))
     lost = "" if lost in first else f"{lost}."
@@ -29,7 +30,7 @@ def details(comparison: Comparison) -> list[str]:
     for recipe in dict.fromkeys([*comparison.fp8, *comparison.recipes]):
         gain = comparison.speed_ups.get((recipe, comparison.opponent))
         if gain and not isnan(gain.ratio):
-            facts.append(f"{_claim(recipe, comparison.opponent, gain)}{_certainty(gain)}.")
+            facts.append(f"{_claim(comparison, recipe, gain)}{_certainty(comparison, recipe, gain)}.")
         facts += [b.sentence() for b in comparison.break_evens.values() if b.a == recipe and recipe in comparison.fp8]
         if judged := comparison.verdicts.get(recipe):
             facts.append(judged.sentence())
@@ -52,7 +53,7 @@ def _headline(comparison: Comparison) -> tuple[str, str | None]:
             "They show the method, and what FP8 does to the loss of a small model.",
             None,
         )
-    whole = [r for r in comparison.fp8 if r not in comparison.diverged and r not in comparison.left]
+    whole = [r for r in comparison.fp8 if r not in comparison.spoilt]
     if not whole:
         return f"No: {'; '.join(_lost(comparison))}.", None
     gains = {r: g for r in whole if not isnan((g := comparison.speed_ups[r, opponent]).ratio)}
@@ -74,22 +75,22 @@ def _about(comparison: Comparison, recipe: str, gain: SpeedUp) -> str:
     """The headline about one FP8 recipe."""
     opponent, judged, runs = comparison.opponent, comparison.verdicts.get(recipe), comparison.frames.runs
     worse = {r for r, v in comparison.verdicts.items() if v.worse}
-    claim = _claim(recipe, opponent, gain)
+    claim = _claim(comparison, recipe, gain)
     compiled = {COMPILED, *runs.loc[runs["compiled"].eq(True), "recipe"]}
     if recipe in compiled and opponent not in compiled:
         return f"No answer on FP8 alone: {claim}, but it is compiled too; it needs a completed run of {COMPILED}."
     if gain.runs == 1:
-        return f"No verdict from one run each: {claim}{_pays_back(comparison, recipe)}."
-    if gain.unclear:
-        return f"Cannot tell: {claim}{_certainty(gain)}."
+        loss = f", and it ends at a far higher loss than {comparison.baseline}" if recipe in worse else ""
+        return f"No verdict from {_single(comparison, recipe)}: {claim}{_pays_back(comparison, recipe)}{loss}."
+    if gain.unclear or (gain.ratio - 1) * (_by_clock(comparison, recipe) - 1) < 0:
+        return f"Cannot tell: {claim}{_certainty(comparison, recipe, gain)}."
     if gain.ratio < 1:
-        spoilt = (comparison.diverged.keys() | comparison.left.keys() | worse) & {*comparison.fp8}
-        among = " of those that kept the loss" if spoilt and recipe not in worse else ""
+        among = " of those that kept the loss" if comparison.spoilt | worse and recipe not in worse else ""
         return f"No: {claim}, and is the fastest in FP8{among}."
     if not comparison.proof[recipe]:
         return (
-            f"No answer: {claim}, but nothing proves that it ran in FP8: its proof.json is missing, says 0 %, or says "
-            "that the products were emulated."
+            f"No answer: {claim}, but nothing proves that it ran in FP8: its proof.json is missing, says 0 %, says "
+            "that the products were emulated, or differs between the runs."
         )
     claim += _pays_back(comparison, recipe)
     if recipe in worse:
@@ -100,14 +101,33 @@ def _about(comparison: Comparison, recipe: str, gain: SpeedUp) -> str:
     return f"For speed, yes: {claim}. Whether the loss is the same, these runs cannot tell."
 
 
-def _claim(recipe: str, opponent: str, gain: SpeedUp) -> str:
-    differ = abs(gain.by_median / gain.ratio - 1) > ANSWERS_DIFFER
-    median = f" ({gain.by_median:.2f} times by the median step, which leaves out slow ones)" if differ else ""
-    return f"{recipe} has {gain.ratio:.2f} times the tokens/s of {opponent}{median}"
+def _claim(comparison: Comparison, recipe: str, gain: SpeedUp) -> str:
+    others = [
+        f"{ratio:.2f} times by {name}"
+        for name, ratio in (
+            ("the median step, which leaves out slow ones", gain.by_median),
+            ("the clock, which also has steps that are not steady", _by_clock(comparison, recipe)),
+        )
+        if abs(ratio / gain.ratio - 1) > ANSWERS_DIFFER
+    ]
+    aside = f" ({'; '.join(others)})" if others else ""
+    return f"{recipe} has {gain.ratio:.2f} times the tokens/s of {comparison.opponent}{aside}"
 
 
-def _certainty(gain: SpeedUp) -> str:
-    return ", one run each" if gain.runs == 1 else f", 95 % interval {gain.low:.2f} to {gain.high:.2f}"
+def _by_clock(comparison: Comparison, recipe: str) -> float:
+    """The recipe's tokens/s over the opponent's by the clock, NaN where that is not known."""
+    return comparison.clock[recipe] / comparison.clock[comparison.opponent]
+
+
+def _certainty(comparison: Comparison, recipe: str, gain: SpeedUp) -> str:
+    interval = f", 95 % interval {gain.low:.2f} to {gain.high:.2f}"
+    return f", {_single(comparison, recipe)}" if gain.runs == 1 else interval
+
+
+def _single(comparison: Comparison, recipe: str) -> str:
+    """Which of a recipe and its opponent has a single run."""
+    names = [name for name in (recipe, comparison.opponent) if comparison.rates[name].runs == 1]
+    return "one run each" if len(names) == 2 else f"a single run of {names[0]}"
 
 
 def _pays_back(comparison: Comparison, recipe: str) -> str:
@@ -115,17 +135,22 @@ def _pays_back(comparison: Comparison, recipe: str) -> str:
     paid = comparison.break_evens.get((recipe, comparison.opponent))
     if paid and paid.outcome in (AHEAD, FROM):
         verb, runs = ("would be", ", beyond these runs") if paid.beyond else ("is", "")
-        return f", and {verb} ahead {paid.word}, warm-up included{runs}"
+        ran = comparison.frames.runs
+        warm = ran.loc[ran["recipe"].isin([recipe, comparison.opponent]), "compile_cache"].eq("warm").any()
+        compilation = " (of some runs without compilation)" if warm else ""
+        return f", and {verb} ahead {paid.word}, warm-up included{compilation}{runs}"
     return ""
 
 
 def _lost(comparison: Comparison) -> list[str]:
     """Where a recipe diverged, or a seed of it left the others."""
     words = []
-    for recipe in in_order([*comparison.recipes, *comparison.diverged]):
-        if recipe in comparison.diverged:
-            lost, ended = comparison.diverged[recipe]
-            words.append(f"{recipe} diverged in {lost} of {ended} seeds, where bf16 did not")
+    diverged = comparison.diverged | comparison.bf16_diverged
+    for recipe in in_order([*comparison.recipes, *diverged]):
+        if recipe in diverged:
+            lost, ended = diverged[recipe]
+            alone = "" if comparison.bf16_diverged else ", where bf16 did not"
+            words.append(f"{recipe} diverged in {lost} of {ended} seeds{alone}")
         for seed, (loss, highest) in comparison.left.get(recipe, {}).items():
             others = f"they at {highest:.2f} or less"
             words.append(
@@ -153,7 +178,7 @@ def repeat_command(comparison: Comparison) -> str:
     if (runs["source"] != OWN).any():
         return "each recipe with three or more."
     overlays = plan.get("overlays") or next((names for names in runs["overlays"] if names), [])
-    words = [*in_order(runs["recipe"]), *(f"--overlay {quote(o)}" for o in overlays), "--seeds 0,1,2"]
+    words = [*map(quote, in_order(runs["recipe"])), *(f"--overlay {quote(o)}" for o in overlays), "--seeds 0,1,2"]
     return " ".join(["python -m experiments.study", *words, *map(quote, plan.get("overrides") or [])])
 
 

@@ -19,10 +19,16 @@ COMPILED = "baseline_compiled"  # the fair opponent of compiled FP8
 PUBLISHED_FLAVOR = "8B-published"
 OWN = "run directory"  # the source of this project's own runs
 ORDER = (BASELINE, COMPILED, "rowwise_fp8_compiled", "tensorwise_fp8_compiled", "rowwise_gw_hp_fp8_compiled",
-         "puzzle_fp8", "puzzle_fp8_optimizer_last", "puzzle_fp8_optimizer_first", "puzzle_bf16_frozen")  # fmt: skip
+         "bf16_fp8_bf16", "bf16_then_fp8", "fp8_then_bf16",
+         "puzzle_fp8", "puzzle_fp8_optimizer_last", "puzzle_fp8_optimizer_first", "puzzle_bf16_frozen",
+         "float32_parameters", "float32_optimizer", "fp8_optimizer", "fp8_optimizer_bf16_master",
+         "fp8_optimizer_fp8_master", "fp8_optimizer_fp8_second_moment")  # fmt: skip
 # Runs that differ in one of these are of different studies, or their speeds cannot be compared.
-SHARED = ("device", "torch", "torchao", "flavor", "overlays", "dataset", "world_size", "tokens_per_step",
-          "flops_per_token", "steps_asked")  # fmt: skip
+SHARED = ("device", "torch", "torchao", "flavor", "overlays", "dataset", "data", "seq_len", "world_size",
+          "tokens_per_step", "flops_per_token", "steps_asked")  # fmt: skip
+
+
+SHARES_DIFFER = 0.01  # runs of one recipe convert the same layers, so their shares of FP8 differ by rounding only
 
 
 @dataclass(frozen=True)
@@ -36,12 +42,14 @@ class Comparison:
     recipes: list[str]  # those with a completed run, in the order in which they are shown
     fp8: list[str]  # those of them that ran in FP8
     # Of each of `fp8` the share of the linear layers' FLOPs that was seen to run in FP8, in the run that has least; 0
-    # where that is unknown, or emulated.
+    # where that is unknown, emulated, or differs between its runs.
     proof: dict[str, float]
-    # FP8 recipe to (in how many seeds it diverged, in how many it ended either way), of the seeds that a bf16 recipe
-    # completed; without recipes that never did.
+    # Recipe to (in how many seeds it diverged, in how many it ended either way), in FP8 of the seeds that ended in bf16
+    # too; without recipes that never did.
     diverged: dict[str, tuple[int, int]]
+    bf16_diverged: dict[str, tuple[int, int]]
     rates: dict[str, Rate]
+    clock: dict[str, float]  # tokens/s by the clock, see `analysis.rates.by_clock`
     speed_ups: dict[tuple[str, str], SpeedUp]  # by recipe and opponent
     break_evens: dict[tuple[str, str], BreakEven]  # by recipe, none of the opponents, and opponent
     differences: dict[str, pd.DataFrame]  # of a recipe's smoothed loss to the baseline's
@@ -52,10 +60,23 @@ class Comparison:
         """What an FP8 recipe has to beat: the compiled baseline where there is one."""
         return COMPILED if COMPILED in self.recipes else self.baseline
 
+    def completed(self, recipe: str) -> int:
+        """How many of its runs are."""
+        return len(speeds.completed(self.frames.runs, self.frames.runs, recipe))
+
     @property
     def left(self) -> dict[str, dict[int, tuple[float, float]]]:
         """By recipe its seeds that ended far above its others, see `Verdict.left`; without recipes that have none."""
-        return {recipe: judged.left for recipe, judged in self.verdicts.items() if judged.left}
+        left = {recipe: judged.left for recipe, judged in self.verdicts.items()}
+        left[self.baseline] = {k: v for judged in self.verdicts.values() for k, v in judged.baseline_left.items()}
+        return {recipe: seeds for recipe, seeds in left.items() if seeds}
+
+    @property
+    def spoilt(self) -> set[str]:
+        """FP8 recipes that diverged in a larger share of their seeds than bf16, or of which a seed left the others."""
+        bf16 = [lost / n for r, (lost, n) in self.bf16_diverged.items() if r in (self.baseline, COMPILED)]
+        more = {r for r, (lost, n) in self.diverged.items() if lost / n > max(bf16, default=0)}
+        return more | (self.left.keys() & {*self.fp8})
 
     @property
     def margin(self) -> float | None:
@@ -86,11 +107,12 @@ def compare(paths, baseline: str | None = None) -> Comparison:
     frames = load(paths)
     runs, windows, by_step = frames.runs, frames.windows, steps(frames.windows)
     done = runs[runs["status"] == "completed"]
-    _check_one_study(runs[runs["status"].isin(["completed", "diverged"])], windows)
+    ended = runs[runs["status"].isin(["completed", "diverged"])]
+    _check_one_study(ended, windows)
     recipes, plan = in_order(done["recipe"]), _plan(runs)
     baseline = _baseline(baseline, plan, recipes, frames.problems)
     fp8_runs = runs[runs["float8"].notna() | ((runs["source"] != OWN) & runs["recipe"].str.contains("fp8"))]
-    fp8 = [r for r in recipes if r in set(fp8_runs["recipe"])]
+    fp8, in_fp8 = [r for r in recipes if r in set(fp8_runs["recipe"])], ended["recipe"].isin(fp8_runs["recipe"])
     opponents = [r for r in dict.fromkeys((baseline, COMPILED)) if r in recipes]
     rates = {r: speeds.rate_of(runs, by_step, r) for r in recipes}
     pairs = [(a, b) for a in recipes for b in opponents if a != b]
@@ -103,8 +125,10 @@ def compare(paths, baseline: str | None = None) -> Comparison:
         recipes=recipes,
         fp8=fp8,
         proof={r: _proof(speeds.completed(runs, runs, r)) for r in fp8},
-        diverged=_diverged(fp8_runs, set(done.loc[~done["recipe"].isin(fp8), "seed"])),
+        diverged=_diverged(ended[in_fp8 & ended["seed"].isin(ended.loc[~in_fp8, "seed"])]),
+        bf16_diverged=_diverged(ended[~in_fp8]),
         rates=rates,
+        clock={r: speeds.by_clock(runs, windows, r) for r in recipes},
         speed_ups={(a, b): speeds.speed_up(rates[a], rates[b]) for a, b in pairs},
         break_evens={(a, b): speeds.break_even(runs, windows, a, b, rates) for a, b in pairs if a not in opponents},
         differences={r: loss_difference(runs, by_step, r, baseline) for r in others},
@@ -137,14 +161,14 @@ def _baseline(asked: str | None, plan: dict, recipes: list[str], problems: list[
 def _proof(rows: pd.DataFrame) -> float:
     """`Comparison.proof` of a recipe's completed runs."""
     emulated = rows["fp8_emulated"].map(lambda value: value is True)
-    return float(rows["fp8_share"].astype(float).fillna(0.0).mask(emulated, 0.0).min())
+    shares = rows["fp8_share"].astype(float).fillna(0.0).mask(emulated, 0.0)
+    return float(shares.min()) if shares.max() - shares.min() < SHARES_DIFFER else 0.0
 
 
-def _diverged(fp8_runs: pd.DataFrame, seeds: set) -> dict[str, tuple[int, int]]:
-    """`Comparison.diverged` of the runs in FP8, given the seeds that bf16 completed."""
-    ended = fp8_runs[fp8_runs["seed"].isin(seeds) & fp8_runs["status"].isin(["completed", "diverged"])]
-    lost = {recipe: (rows["status"] == "diverged", len(rows)) for recipe, rows in ended.groupby("recipe")}
-    return {recipe: (int(which.sum()), n) for recipe, (which, n) in lost.items() if which.any()}
+def _diverged(ended: pd.DataFrame) -> dict[str, tuple[int, int]]:
+    """`Comparison.diverged` of runs that are completed or diverged."""
+    lost = {recipe: rows["status"] == "diverged" for recipe, rows in ended.groupby("recipe")}
+    return {recipe: (int(which.sum()), len(which)) for recipe, which in lost.items() if which.any()}
 
 
 def _check_one_study(done: pd.DataFrame, windows: pd.DataFrame) -> None:

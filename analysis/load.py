@@ -23,7 +23,7 @@ from analysis.windows import join, per_step
 
 _OF_A_RUN_DIRECTORY = {"manifest.json", "recipe.yaml", "metrics.jsonl", "timing.json", "proof.json", "summary.json"}
 # Columns that are no numbers.
-_TEXT = {"run", "path", "source", "date", "code_changed"} | {
+_TEXT = {"run", "path", "source", "date", "code"} | {
     name for name, fact in Facts.model_fields.items() if re.search(r"\b(str|bool)\b", str(fact.annotation))
 }
 _NAMED, _ALIKE = 3, 10  # how many of more than so many problems that are alike are named
@@ -49,6 +49,8 @@ class Frames:
             tokens_per_step, batch: tokens and sequences per step
             tokens_per_s, tokens_per_s_q1, tokens_per_s_q3, valid_tokens_per_s: median over the steady steps and its
                 quartiles, padding included; without padding
+            fp8_share: of the linear layers' FLOPs, over all steps of the run: less than its proof's where there are
+                phases in bf16
             data_wait_share: of the steady steps' time
             mfu_bf16_peak, mfu_fp8_peak, mfu_mixed_peak: of that median; mfu_logged: what another program called its MFU
             wall_s, wall_s_without_warm_up: None also where the run's clock does not fit its step times

@@ -19,7 +19,7 @@ MIN_SEEDS = 3  # pairs of runs below which nothing is said about equality
 # The margin, as a share of the baseline's final loss. DeepSeek-V3 (arXiv 2412.19437, section 3.3) reports FP8 within
 # 0.25 % of bf16, and takes that for well within what is random in training.
 TOLERANCE = 0.0025
-LEFT = 0.10  # of the baseline's loss: a seed this far above the recipe's other seeds has left them
+LEFT = 0.10  # of the loss: a seed this far above both the recipe's other seeds and the baseline has left them
 
 SAME, DIFFERENT, CANNOT_TELL = "the same", "different", "cannot tell"
 NOT_ENOUGH, TOO_SHORT = "not enough seeds to say", "too short"
@@ -116,7 +116,8 @@ class Verdict:
     # Where these runs cannot tell: seeds that would in 80 % of studies, by the spread that was seen, if the true
     # difference is the one that was seen (zero where the interval holds it); None if more than 100.
     needed: int | None = None
-    left: dict[int, tuple[float, float]] = field(default_factory=dict)  # see `_left`
+    left: dict[int, tuple[float, float]] = field(default_factory=dict)  # seeds of the recipe, see `_left`
+    baseline_left: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def worse(self) -> bool:
@@ -175,24 +176,32 @@ def verdict(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str, baseline: str)
         return Verdict(recipe, baseline, NOT_ENOUGH, 0, 0, *[math.nan] * 4)
     final, step = _final(pairs).mean(), int(pairs.index[-1])
     differences = (final["loss"] - final["reference"]).to_numpy()
-    margin = TOLERANCE * float(final["reference"].mean())
+    reference = abs(float(final["reference"].mean()))
+    margin = TOLERANCE * reference
     outcome = TOO_SHORT if step < MIN_STEPS else str(judge(differences, margin))
+    if outcome == NOT_ENOUGH and (differences > LEFT * reference).all():
+        outcome = DIFFERENT  # so far above that no count of seeds would make it the same
     mean, half = map(float, students(differences, level=LEVEL))
     needed = None
     if outcome == CANNOT_TELL:
         true = mean if abs(mean) > half else 0.0
         needed = seeds_needed(true / margin, differences.std(ddof=1) / margin, len(differences))
     numbers = (len(differences), step, mean, mean - half, mean + half, margin, needed)
-    return Verdict(recipe, baseline, outcome, *numbers, _left(final["loss"], final["reference"]))
+    losses, references = final["loss"], final["reference"]
+    return Verdict(recipe, baseline, outcome, *numbers, _left(losses, references), _left(references, losses))
 
 
 def _left(losses: pd.Series, reference: pd.Series) -> dict[int, tuple[float, float]]:
     """Seeds that ended far above the recipe's others: seed to (its final loss, the highest of the others).
 
-    "Far" is `LEFT` of the baseline's loss, by the paired differences, so that what a seed itself changes is left out.
+    "Far" is `LEFT` of the loss. A seed that is as far above in the other recipe too is a hard seed, and has not left.
     """
-    differences, limit = losses - reference, LEFT * reference.mean()
-    left = [seed for seed in losses.index if differences[seed] - differences.drop(seed).median() > limit]
+    limit = LEFT * abs(min(losses.mean(), reference.mean()))
+    left = [
+        seed
+        for seed in losses.index
+        if losses[seed] - losses.drop(seed).median() > limit and losses[seed] - reference[seed] > limit
+    ]
     return {int(seed): (float(losses[seed]), float(losses.drop(left).max())) for seed in left}
 
 
@@ -206,8 +215,8 @@ PUBLISHED_PARAMETERS = 8.05e9
 def compute_for_margin(parameters: float | None) -> tuple[float, float]:
     """(parameters, share of compute) that buys a loss lower by `TOLERANCE`, for a model trained compute-optimally.
 
-    Where the last FLOP does as much for N as for D, both terms fall with compute C = 6 N D as C^-(ALPHA BETA / (ALPHA +
-    BETA)). Models outside of what the law was fitted to give way to the published study's 8 B.
+    Trained so, both terms of the law, that of the parameters N and that of the tokens D, fall with compute C = 6 N D as
+    C^-(ALPHA BETA / (ALPHA + BETA)). For a model outside of the law's range the published study's 8 B is taken.
     """
     n = parameters if parameters and FITTED[0] <= parameters <= FITTED[1] else PUBLISHED_PARAMETERS
     above = A / n**ALPHA * (1 + ALPHA / BETA)  # at the optimum the data's term is ALPHA / BETA of the size's

@@ -26,9 +26,10 @@ def results(study: str = "") -> Path:
         FileNotFoundError: there is none.
     """
     kept = {}
-    for path in (ROOT / "results" / study).glob("*/*/*/manifest.json"):
-        manifest = json.loads(path.read_text())
-        kept[manifest["hardware"]["type"] != "cpu", manifest["start"]] = path.parents[2]
+    for path in (ROOT / "results" / study).glob("*/study.yaml"):
+        for run in path.parent.glob("**/seed*/manifest.json"):
+            manifest = json.loads(run.read_text())
+            kept[manifest["hardware"]["type"] != "cpu", manifest["start"]] = path.parent
     if not kept:
         how = "name a folder with RUNS=..., or run `make study`, or the README's command for these, first"
         raise FileNotFoundError(f"results/{study} holds no runs: {how}")

@@ -8,6 +8,9 @@ from matplotlib.figure import Figure
 from analysis import plots
 from analysis.answer import QUESTION, answer, details
 from analysis.comparison import Comparison
+from analysis.plots.sweep import RATIO
+from analysis.sweep import Sweep, values
+from analysis.sweep import matrix as matrix_of_sweep
 from analysis.table import COLUMNS, by_recipe, cells, matrix, notes, rows_of, seed, trained
 
 STYLE = """
@@ -21,6 +24,7 @@ h1 { font-size: 1.6rem; margin: .5rem 0; } h2 { font-size: 1.15rem; margin: 2rem
 .hint { display: none; } @media (max-width: 900px) { .hint { display: block; } }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .45rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #ddd; }
+th:first-child, tr:not(.runs) > td:first-child { position: sticky; left: 0; background: #fff; }
 th { vertical-align: bottom; white-space: pre; } th:first-child, td:first-child { text-align: left; }
 tr.runs > td { padding: 0 0 .5rem 1rem; } summary { cursor: pointer; color: #444; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 1.5rem 1rem; }
@@ -66,6 +70,29 @@ def page(comparison: Comparison) -> str:
         *(_figure(caption, figure) for caption, figure in figures(comparison).items()),
         "</div>",
     ]
+    return _document(parts)
+
+
+def sweep_page(sweep: Sweep) -> str:
+    """A sweep's page: its table, and a heat map of each quantity for each recipe."""
+    columns, lines = matrix_of_sweep(sweep)
+    drawn = [
+        (recipe, quantity)
+        for quantity in sorted(values(sweep.rows[0]), key=lambda quantity: quantity != RATIO)
+        for recipe in dict.fromkeys(row.recipe for row in sweep.rows)
+        if any(values(row)[quantity] is not None for row in sweep.rows if row.recipe == recipe)
+    ]
+    return _document([
+        f"<h1>{QUESTION}</h1>",
+        _scroll(_table(columns, map(_row, lines))),
+        f'<div class="notes">{_list(sweep.notes)}</div>',
+        '<div class="figures">',
+        *(_figure(f"{recipe}: {quantity}.", plots.heat_map(sweep, quantity, recipe)) for recipe, quantity in drawn),
+        "</div>",
+    ])  # fmt: skip
+
+
+def _document(parts: list[str]) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         f'content="width=device-width, initial-scale=1"><title>{QUESTION}</title>'

@@ -14,12 +14,14 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from analysis.windows import NOT_STEADY_STEPS
+
 LEVEL = 0.95  # confidence of the intervals of rates, ratios and break-even steps
 MIN_STEADY = 20  # steady steps that a run needs for a rate
 MIN_STEPS = MIN_STEADY + 10  # the first 10 steps of a process are never steady
 POWER = 0.8  # chance of telling a difference that `needed` runs have
 MOST_NEEDED = 100  # above so many runs each, nobody repeats a study
-FAR = 1e4  # lines are extended to so many times the length of the runs
+FAR = 1e12  # lines are extended to so many times the length of the runs: without end, for any rate
 
 
 def completed(runs: pd.DataFrame, frame: pd.DataFrame, recipe: str) -> pd.DataFrame:
@@ -73,6 +75,20 @@ def rate_of(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str) -> Rate:
     logs = np.log(tokens / by_run[["mean", "median"]].to_numpy())
     (mean, median), (half, _) = students(logs)
     return Rate(*map(math.exp, (mean, median, mean - half, mean + half)), tokens / by_run["mean"])
+
+
+def by_clock(runs: pd.DataFrame, windows: pd.DataFrame, recipe: str) -> float:
+    """Tokens/s of `recipe` by the clock over all its steps after the first ten, steady or not, timed or not.
+
+    NaN where no run has enough of them. Resumed runs are left out, since their clock also has what was done again.
+    """
+    chosen = runs[runs["attempt"].fillna(1) <= 1]
+    rows = completed(chosen, windows, recipe).dropna(subset="elapsed_s").query(f"step >= {NOT_STEADY_STEPS}")
+    ends = rows.sort_values("step").groupby("run")[["step", "elapsed_s"]].agg(["first", "last"])
+    count, seconds = ((ends[name, "last"] - ends[name, "first"]) for name in ("step", "elapsed_s"))
+    tokens = completed(runs, runs, recipe)["tokens_per_step"].median()
+    rates = (tokens * count / seconds)[(count >= MIN_STEADY) & (seconds > 0)]
+    return float(np.exp(np.log(rates.astype(float)).mean()))
 
 
 @dataclass(frozen=True)
@@ -193,7 +209,7 @@ def break_even(runs: pd.DataFrame, windows: pd.DataFrame, a: str, b: str, rates:
     gain, last, rows = speed_up(rates[a], rates[b]), steps[-1], completed(runs, runs, a)
     clear = gain.runs == 1 or (gain.runs > 1 and not gain.unclear)
     if clear:
-        steps = np.concatenate([steps, last * (1 + np.geomspace(1e-3, FAR, 2000))])
+        steps = np.concatenate([steps, last * (1 + np.geomspace(1e-3, FAR, 4000))])
     spent_a, spent_b = (spent(runs, windows, recipe, rates[recipe], steps) for recipe in (a, b))
     gap, half = students(spent_a, spent_b)
     ahead, behind = _ahead_from(steps, gap), _ahead_from(steps, -gap)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
+from zlib import crc32
 
 import numpy as np
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
@@ -59,6 +60,7 @@ class Facts(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = _in("manifest.json", "seed")
     status: Annotated[str, BeforeValidator(printable)] = _in("manifest.json", "status")
     error: Text = _in("manifest.json", "error")
+    attempt: Count = _in("manifest.json", "attempt")  # the number of its last process
     start: Text = _in("manifest.json", "start")  # ISO 8601
     steps_asked: Steps = _in("manifest.json", "steps")
     steps_planned: Count = None  # what it was asked for before it was cut, see `equally_long`
@@ -69,7 +71,6 @@ class Facts(BaseModel):
     compiled: bool | None = _in("manifest.json", "compiled")
     parameters: Count = _in("manifest.json", "parameters")
     flops_per_token: Positive | None = _in("manifest.json", "flops_per_token")
-    flops_per_token_causal: Positive | None = _in("manifest.json", "flops_per_token_causal")
     seq_len: Annotated[Count, Field(gt=0)] = _in("recipe.yaml", "training", "seq_len")
     dataset: Text = _in("recipe.yaml", "training", "dataset")
     data: Text = _in("manifest.json", "data")  # the corpus as it was tokenized, with a digest of its content
@@ -92,12 +93,16 @@ class Facts(BaseModel):
     wall_s: float | None = None
     phases: dict[str, float] | None = _in("timing.json", "phases")  # of the warm-up, of the last attempt
     compile_cache: Text = _in("timing.json", "compile_cache")
-    fp8_share: float | None = _in("proof.json", "fp8_share_of_matmul_flops")  # of the linear layers, as profiled
+    # Of the linear layers' FLOPs, as profiled.
+    fp8_share: Annotated[float | None, Field(ge=0, le=1)] = _in("proof.json", "fp8_share_of_matmul_flops")
+    fp8_share_of_steps: float | None = _in("proof.json", "fp8_share_of_steps")  # less than 1 with phases in bf16
     fp8_emulated: bool | None = _in("proof.json", "emulated")
     fp8_product: Text = _in("manifest.json", "fp8_product", "why")  # how FP8 matrices were multiplied, and why so
     fp8_flops: float | None = _in("proof.json", "fp8_flops")  # per step of one device
     fp8_flops_expected: float | None = _in("proof.json", "fp8_flops_expected")  # without what is computed twice
     attention: Text = _in("proof.json", "attention")  # whose kernels computed it
+    gathered_bytes: Count = _in("proof.json", "collectives", "gathered_bytes")  # of weights in a step; of several ranks
+    reduced_bytes: Count = _in("proof.json", "collectives", "reduced_bytes")  # of gradients
     orphans: list | None = _in("proof.json", "parameters", "orphans")  # trainable, but in no optimizer, as asked
 
 
@@ -134,9 +139,11 @@ class Run:
         """The run's row of the final table: what is recorded, and what follows from its windows; see `Frames`."""
         facts, tokens = self.facts, self.tokens_per_step
         memory, mfu = (_finite(self.windows[name]) for name in ("peak_memory_bytes", "mfu_logged"))
+        changes = f" and changes {crc32(repr(facts.diff).encode()):08x}" if facts.diff else ""
         hidden = {"study_budget_s", "diff", "fp8_flops", "fp8_flops_expected"}
         return facts.model_dump(exclude=hidden) | {
-            "code_changed": None if facts.commit is None else facts.diff is not None,
+            "fp8_share": None if facts.fp8_share is None else facts.fp8_share * self._fp8_steps,
+            "code": facts.commit and facts.commit[:9] + changes,
             "orphans": None if facts.orphans is None else len(facts.orphans),
             "steps": self.steps,
             "final_loss": self.final_loss(),
@@ -149,6 +156,11 @@ class Run:
             "date": facts.start and facts.start[:10],
             **{name: known(value) for name, value in self._rates(tokens or math.nan).items()},
         }
+
+    @property
+    def _fp8_steps(self) -> float:
+        """The share of its steps that are in FP8: all, where the record is from before there were phases."""
+        return 1.0 if self.facts.fp8_share_of_steps is None else self.facts.fp8_share_of_steps
 
     def final_loss(self) -> float | None:
         """Mean over the last tenth of the steps, as far as they were logged; None where one is not finite."""
@@ -172,7 +184,7 @@ class Run:
         per_device = median / (facts.world_size or math.nan)
         fp8_flops = math.nan if facts.fp8_flops is None else facts.fp8_flops
         useful = min(fp8_flops, facts.fp8_flops_expected or math.inf)  # not what is computed twice; NaN if the first is
-        in_fp8 = useful * (facts.world_size or math.nan) / tokens
+        in_fp8 = useful * self._fp8_steps * (facts.world_size or math.nan) / tokens
         return {
             "tokens_per_s": median,
             "tokens_per_s_q1": tokens / np.quantile(seconds, 0.75),
@@ -223,7 +235,7 @@ def with_verdict(run: Run) -> Run:
     """The run with its status by what its log shows, and a problem for each reason to doubt its figures.
 
     `completed` becomes `diverged` where the loss is not finite in the last tenth of the steps, and `short` where the
-    log ends before the last step.
+    log, or what it says of the loss, ends before the last step.
     """
     status, where = run.facts.status, f"at step {run.steps} of {run.facts.steps_asked}"
     sentences = flaws(run.windows)
@@ -234,9 +246,14 @@ def with_verdict(run: Run) -> Run:
         sentences.append(f"{word} {where}{why}, so it is not averaged with others")
     elif len(not_finite):
         status = "diverged" if not_finite[-1] >= final_from(run.steps) else "completed"
-        verdict = ": it counts as diverged, although its log says completed" if status == "diverged" else ""
-        sentences.append(f"its loss is not finite by step {not_finite[0]}{verdict}")
+        verdict = "it counts as diverged, although its log says completed"
+        if status == "completed":
+            verdict = f"{len(not_finite)} of its log windows have such losses, the last ends at step {not_finite[-1]}"
+        sentences.append(f"its loss is not finite by step {not_finite[0]}: {verdict}")
     elif run.steps < (run.facts.steps_asked or 0):
         status = "short"
         sentences.append(f"short, its log ends {where}, so it is not averaged with others")
+    elif run.final_loss() is None:
+        status = "short"
+        sentences.append("short, its log has no loss in the last tenth of its steps, so it is not averaged with others")
     return replace(run.changed(status=status), problems=run.problems + [f"{run.path}: {s}" for s in sentences])

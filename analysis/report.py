@@ -1,4 +1,4 @@
-"""The comparison of some runs: `python -m analysis.report RUNS… [--baseline NAME] [--html FILE] [--json FILE]`."""
+"""The comparison of some runs, or a sweep: `python -m analysis.report RUNS… [--baseline R] [--html F] [--json F]`."""
 
 import argparse
 import json
@@ -11,9 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from analysis import sweep as sweeps
 from analysis.answer import QUESTION, answer, details
 from analysis.comparison import Comparison, compare
 from analysis.load import LoadError
+from analysis.sweep import Sweep
 from analysis.table import COLUMNS, cells, known, matrix, notes, rows_of, seed, trained
 
 SPLIT = 5  # columns of the first part of a table that is too wide for one
@@ -41,9 +43,14 @@ def table(columns: list[str], lines: list[list[str]], fold: bool = False) -> Tab
     return view
 
 
-def print_report(paths: list[Path], baseline: str | None, console: Console) -> Comparison | None:
-    """Print matrix, answer, what it rests on, the runs and notes, for runs below `paths`; None if there are none."""
+def print_report(paths: list[Path], baseline: str | None, console: Console) -> Comparison | Sweep | None:
+    """Print matrix, answer, what it rests on, the runs and notes, for runs below `paths`; None if there are none.
+
+    Of a sweep's folder, its table and notes.
+    """
     try:
+        if len(paths) == 1 and sweeps.is_sweep(paths[0]):
+            return _print_sweep(sweeps.read(paths[0]), console)
         comparison = compare(paths, baseline)
     except LoadError as error:
         console.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True)
@@ -67,8 +74,18 @@ def print_report(paths: list[Path], baseline: str | None, console: Console) -> C
     return comparison
 
 
-def as_json(comparison: Comparison) -> str:
-    """Answer, rows, rates, ratios, break-even points and verdicts; what is unknown is null."""
+def _print_sweep(sweep: Sweep, console: Console) -> Sweep:
+    console.print(f"[bold]{QUESTION}[/]", table(*sweeps.matrix(sweep), fold=True))
+    for sentence in sweep.notes:
+        console.print(escape(sentence), soft_wrap=True)
+    return sweep
+
+
+def as_json(comparison: Comparison | Sweep) -> str:
+    """Answer, rows, rates, ratios, break-even points and verdicts; what is unknown is null. Of a sweep, its rows."""
+    if isinstance(comparison, Sweep):
+        plain = {"axes": comparison.axes, "notes": comparison.notes, "rows": [*map(sweeps.plain, comparison.rows)]}
+        return json.dumps(_finite(plain), indent=2, allow_nan=False) + "\n"
     rows = rows_of(comparison)
     plain = {
         "answer": answer(comparison),
@@ -80,7 +97,8 @@ def as_json(comparison: Comparison) -> str:
         "speed_ups": [{"recipe": a, "over": b} | vars(gain) for (a, b), gain in comparison.speed_ups.items()],
         "break_evens": [*map(vars, comparison.break_evens.values())],
         "verdicts": [*map(vars, comparison.verdicts.values())],
-        "diverged": comparison.diverged,
+        "clock": comparison.clock,
+        "diverged": comparison.diverged | comparison.bf16_diverged,
         "problems": comparison.frames.problems,
     }
     return json.dumps(_finite(plain), indent=2, allow_nan=False, default=str) + "\n"
@@ -90,14 +108,14 @@ def _finite(value):
     """`value` with None for each number in it, however deep, that JSON cannot hold."""
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
-    return [*map(_finite, value)] if isinstance(value, list) else known(value)
+    return [*map(_finite, value)] if isinstance(value, list | tuple) else known(value)
 
 
-def write_page(comparison: Comparison, path: Path) -> None:
-    """The comparison as one self-contained HTML page. Raises OSError."""
-    from analysis.page import page  # draws figures
+def write_page(comparison: Comparison | Sweep, path: Path) -> None:
+    """The comparison, or the sweep, as one self-contained HTML page. Raises OSError."""
+    from analysis.page import page, sweep_page  # draw figures
 
-    path.write_text(page(comparison))
+    path.write_text(sweep_page(comparison) if isinstance(comparison, Sweep) else page(comparison))
 
 
 def main(argv: list[str] | None = None) -> int:

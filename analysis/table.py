@@ -7,6 +7,7 @@ from operator import itemgetter
 import pandas as pd
 
 from analysis.comparison import COMPILED, OWN, Comparison, in_order
+from analysis.rates import completed
 
 NOISY = 0.3  # IQR as a share of the median: the published FP8 gains 6 to 34 %; the README's runs have at most 17 %
 COLUMNS = ("final\nloss", "tokens/s", "IQR", "MFU", "warm-up\ns", "wall\ns", "after\nwarm-up", "FP8\nshare",
@@ -15,8 +16,11 @@ _AVERAGED = ["final_loss", "tokens_per_s", "tokens_per_s_q1", "tokens_per_s_q3",
              "wall_s_without_warm_up", "fp8_share", "peak_memory_bytes"]  # fmt: skip
 # What may differ between runs that are compared, and could explain a part of a difference: column to its name.
 _NAMED = {
-    "commit": "commit",
+    "device": "device",  # refused where two are known
+    "torch": "torch",
+    "torchao": "torchao",
     "torchtitan": "torchtitan",
+    "code": "commit",
     "driver": "driver",
     "power_limit_w": "power limit (W)",
     "sm_clock_max_mhz": "highest clock (MHz)",
@@ -31,7 +35,7 @@ def matrix(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     opponent = "compiled bf16" if comparison.opponent == COMPILED else comparison.opponent
     columns = ["recipe", "tokens/s", f"over {opponent}", "pays back", loss, "FP8 proof"]
     lines = []
-    for recipe in in_order([*comparison.recipes, *comparison.diverged]):
+    for recipe in in_order([*comparison.recipes, *comparison.diverged, *comparison.bf16_diverged]):
         rate, pair = comparison.rates.get(recipe), (recipe, comparison.opponent)
         gain, paid = comparison.speed_ups.get(pair), comparison.break_evens.get(pair)
         speed = "-" if rate is None else "too short" if math.isnan(rate.mean) else f"{rate.mean:,.0f}"
@@ -42,10 +46,10 @@ def matrix(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
 
 
 def _loss(comparison: Comparison, recipe: str) -> str:
-    if recipe in comparison.diverged:
-        return "diverged in {} of {}".format(*comparison.diverged[recipe])
+    if lost := (comparison.diverged | comparison.bf16_diverged).get(recipe):
+        return "diverged in {} of {}".format(*lost)
     if recipe in comparison.left:
-        return f"{len(comparison.left[recipe])} of {comparison.verdicts[recipe].seeds} left the others"
+        return f"{len(comparison.left[recipe])} of {comparison.completed(recipe)} left the others"
     if recipe in comparison.verdicts:
         return comparison.verdicts[recipe].word
     return "reference" if recipe == comparison.baseline else "-"
@@ -54,9 +58,10 @@ def _loss(comparison: Comparison, recipe: str) -> str:
 def _proof(comparison: Comparison, recipe: str) -> str:
     if recipe not in comparison.proof:
         return "-"
-    runs = comparison.frames.runs
-    emulated = runs.loc[runs["recipe"] == recipe, "fp8_emulated"].eq(True).any()
-    return f"{share:.0%}" if (share := comparison.proof[recipe]) else "emulated" if emulated else "none"
+    if share := comparison.proof[recipe]:
+        return f"{share:.0%}"
+    runs = completed(comparison.frames.runs, comparison.frames.runs, recipe)
+    return "emulated" if runs["fp8_emulated"].eq(True).any() else "differs" if runs["fp8_share"].gt(0).all() else "none"
 
 
 def rows_of(comparison: Comparison) -> list[dict]:
@@ -128,9 +133,12 @@ def _format(value: float | None, spec: str) -> str:
 
 
 def trained(rows: list[dict]) -> str:
-    """What was trained, with what, when and where: of the first run, since those of a study share it."""
+    """What was trained, with what, when and where: of the first run, since those of a study share it, but for commits
+    and days, of which all are named."""
     row = next((row for row in rows if row["status"] == "completed"), rows[0])
-    seeds, devices = len({row["seed"] for row in rows}), row["world_size"] or 1
+    seeds, machine = len({row["seed"] for row in rows}), row["device"]
+    if machine and (processes := row["world_size"] or 1) > 1:
+        machine = f"{processes:.0f} {'processes on' if row['device_type'] == 'cpu' else 'x'} {machine}"
     step, rows_of_tokens = row["tokens_per_step"], row["seq_len"] and f" (rows of {row['seq_len']:,.0f})"
     parts = [
         f"model {row['flavor'] or 'unknown'}",
@@ -141,10 +149,10 @@ def trained(rows: list[dict]) -> str:
         row["dataset"] and f"data {row['dataset']}",
         row["overlays"] and f"overlays {', '.join(row['overlays'])}",
         f"{seeds} seeds" if seeds > 1 else "1 seed",
-        row["date"],
-        row["commit"] and f"commit {row['commit'][:9]}{' and changes to it' if row['code_changed'] else ''}",
+        " to ".join(sorted({*_kinds(rows, "date")})[:: max(1, len(_kinds(rows, "date")) - 1)]),
+        row["code"] and f"commit {', '.join(_kinds(rows, 'code'))}",
         *(f"{name} {row[name]}" for name in ("torch", "torchao", "torchtitan", "driver") if row[name]),
-        row["device"] and f"{f'{devices:.0f} x ' if devices > 1 else ''}{row['device']}",
+        machine,
         row["power_limit_w"] and f"power limit {row['power_limit_w']:.0f} W",
         row["sm_clock_max_mhz"] and f"clock up to {row['sm_clock_max_mhz']:.0f} MHz",
     ]
@@ -165,6 +173,11 @@ def notes(rows: list[dict]) -> list[str]:
         "seen in one profiled step. Pays back: where the total wall time, warm-up included, drops below the other's. "
         "Wall: from process start; after warm-up: from the end of step 1.",
         *(f"MFU is of the bf16 peak ({source})." for source in _kinds(rows, "peak_source")),
+        *(
+            f"tokens/s are of all {n:.0f} processes together, MFU and memory of one."
+            for n in _kinds(rows, "world_size")
+            if n > 1
+        ),
     ]
     peaks = _kinds(rows, "peak_bf16")
     if peaks and max(peaks) > 1.01 * min(peaks):
@@ -183,14 +196,23 @@ def notes(rows: list[dict]) -> list[str]:
 
 def _differences(rows: list[dict]) -> list[str]:
     """What the runs do not share, and could explain a part of a difference."""
-    lines = [
-        f"The runs differ in {name}: {_by_kind(rows, column)}. Part of a difference may come from that."
-        for column, name in _NAMED.items()
-        if len(_kinds(rows, column)) > 1
-    ]
+    rows = [row for row in rows if row["status"] == "completed"]
+    lines = []
+    for column, name in _NAMED.items():
+        named = [row | {column: "unknown"} if row[column] is None else row for row in rows]
+        if len(_kinds(named, column)) > 1:
+            lines.append(
+                f"The runs differ in {name}: {_by_kind(named, column)}. Part of a difference may come from that."
+            )
+    if sent := [row | {"sent": _sent(row)} for row in rows if row["gathered_bytes"]]:
+        lines.append(f"Sent among the ranks in a step: {_by_kind(sent, 'sent')}.")
     if _kinds(rows, "fp8_product"):
         lines.append(f"FP8 products: {_by_kind(rows, 'fp8_product')}.")
     return lines
+
+
+def _sent(row: dict) -> str:
+    return f"gathered {row['gathered_bytes'] / 1e6:,.1f} MB, reduced {row['reduced_bytes'] / 1e6:,.1f} MB"
 
 
 def _warnings(rows: list[dict]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, NotRequired
@@ -61,20 +62,23 @@ def _fits_together(line: _Line) -> _Line:
     return line
 
 
-METRICS = TypeAdapter(Annotated[_Line, AfterValidator(_fits_together)])
+METRICS = TypeAdapter(list[Annotated[_Line, AfterValidator(_fits_together)]])
 
 
 def read_lines(path: Path, kind: TypeAdapter, problems: list[str]) -> list[dict]:
-    """The lines of a file of JSON lines that are of `kind`; the others are left out, and `problems` says so."""
+    """The lines of a file of JSON lines that make a list of `kind`; others are left out, and `problems` says so."""
     try:
         texts = path.read_bytes().splitlines()
     except OSError as error:
         problems.append(f"{path}: cannot be read ({error.strerror})")
         return []
+    with suppress(ValidationError):  # all lines at once, which is faster
+        if len(sound := kind.validate_json(b"[%b]" % b",".join(texts), strict=True)) == len(texts) > 0:
+            return sound
     lines, bad = [], []
     for number, text in enumerate(texts, start=1):
         try:
-            lines.append(kind.validate_json(text, strict=True))
+            lines += kind.validate_json(b"[%b]" % text, strict=True)
         except ValidationError:
             bad.append(number)
     if not texts:

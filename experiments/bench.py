@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from experiments.config import recipes
+from experiments.config.phases import check_one_precision
 from experiments.config.recipes import Recipe
 from experiments.config.studies import DEFAULT, load
 from experiments.jobs.exit_codes import complain, leave
@@ -103,6 +104,7 @@ def _prepare(args, console: Console) -> tuple[dict[str, Recipe], dict]:
     for label in labels:
         name, own = recipes.split_variant(label)
         variants[label] = recipes.load(name, overlays, [*overrides, *own, *measured])
+        check_one_precision(variants[label].config)
         preflight.check_model(variants[label].config)
         preflight.check_data(variants[label].config)
     args.out = args.out or Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}"

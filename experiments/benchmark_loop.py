@@ -1,11 +1,13 @@
 """What the run's loop costs beside a bare PyTorch loop: `python -m experiments.benchmark_loop [STEPS]`.
 
 Both train the small model of the overlay `cpu` on this machine's device, in one process, a step of each in turn, so
-that a noisy machine slows both alike. Prints the ratio of their median tokens/s; exit code 1 below 95 %.
+that a noisy machine slows both alike. Then compiled FP8 trains at this machine's scale, a look at its ranges after each
+step. Prints the ratio of the loops' median tokens/s, and the share of the time that looks take where they are as rare
+as the recipe says; exit code 1 below 95 % or above 1 %.
 """
 
+import argparse
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,10 +21,12 @@ from experiments.corpus.rows import build_dataloader
 from experiments.jobs.exit_codes import complain, leave
 from experiments.jobs.ranks import set_rank_environment
 from experiments.jobs.signals import Stop
+from experiments.training.fp8_ranges import fp8_ranges
 from experiments.training.metrics import NOT_STEADY_STEPS
+from experiments.training.scale import choose_scale
 from experiments.training.trainer import Trainer
 
-GOAL = 0.95
+GOAL, MOST_FOR_LOOKS = 0.95, 0.01
 
 
 def bare_loop(model: torch.nn.Module, config) -> Callable[[], float]:
@@ -45,33 +49,48 @@ def bare_loop(model: torch.nn.Module, config) -> Callable[[], float]:
     return step
 
 
-def main(steps: int = 60) -> int:
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.benchmark_loop")
+    parser.add_argument("steps", nargs="?", type=int, default=60, help="training steps of each (default: 60)")
+    steps = parser.parse_args(argv).steps
     if steps <= NOT_STEADY_STEPS:
         return complain(f"{steps} steps: the first {NOT_STEADY_STEPS} are not steady, so give more")
-    config = recipes.load("baseline", ["cpu"], [f"training.steps={steps}"]).config
-    config.job.dump_folder = tempfile.mkdtemp(prefix="benchmark_loop_")
     set_rank_environment()
+    config = recipes.load("baseline", ["cpu"], [f"training.steps={steps}"]).config
+    run, alone = in_turn(config, lambda model: bare_loop(model, config))
+    tokens = config.training.local_batch_size * config.training.seq_len
+    ratio = alone / run
+    print(f"{device.name()}: bare loop {tokens / alone:,.0f} tokens/s, run {tokens / run:,.0f} tokens/s")
+    print(f"{ratio:.1%} of the bare loop's tokens/s, goal {GOAL:.0%}")
+    keys = [f"training.steps={steps}", "metrics.fp8_ranges_every=0"]
+    fp8 = [recipes.load("tensorwise_fp8_compiled", choose_scale()[0], which).config for which in ([], keys)]
+    run, look = in_turn(fp8[1], lambda model: partial(fp8_ranges, model))
+    apart = fp8[0].metrics.log_freq * fp8[0].metrics.fp8_ranges_every
+    share = look / run / apart
+    print(f"FP8's ranges: a look takes {look / run:.1%} of a step, one in {apart} steps takes {share:.2%} of the time")
+    return int(ratio < GOAL or share > MOST_FOR_LOOKS)
+
+
+def in_turn(config, other: Callable[[torch.nn.Module], Callable]) -> tuple[float, float]:
+    """Median seconds of a step of a run, and of a call of what `other` makes of its model, one after each step."""
+    config.job.dump_folder = tempfile.mkdtemp(prefix="benchmark_loop_")
     trainer = Trainer(config, Stop())
-    bare_step = bare_loop(trainer.model_parts[0], config)
-    run_s, bare_s, last = [], [], time.perf_counter()
+    call = other(trainer.model_parts[0])
+    run_s, other_s, last = [], [], time.perf_counter()
 
     def after_step(step: int) -> None:
         nonlocal last
-        device.synchronize()  # or the run's work on a GPU would count as the bare loop's
+        device.synchronize()  # or the run's work on a GPU would count as the other's
         run_s.append(time.perf_counter() - last)
-        bare_s.append(device.seconds(bare_step))
+        other_s.append(device.seconds(call))
         last = time.perf_counter()
 
     trainer.metrics_processor.on_step = after_step
     trainer.train()
     trainer.close()
-    run, alone = (statistics.median(times[NOT_STEADY_STEPS:]) for times in (run_s, bare_s))
-    tokens = config.training.local_batch_size * config.training.seq_len
-    ratio = alone / run
-    print(f"{device.name()}: bare loop {tokens / alone:,.0f} tokens/s, run {tokens / run:,.0f} tokens/s")
-    print(f"{ratio:.1%} of the bare loop's tokens/s, goal {GOAL:.0%}")
-    return int(ratio < GOAL)
+    run, alone = (statistics.median(times[NOT_STEADY_STEPS:]) for times in (run_s, other_s))
+    return run, alone
 
 
 if __name__ == "__main__":
-    leave(partial(main, *map(int, sys.argv[1:])))
+    leave(main)

@@ -19,7 +19,8 @@ from experiments.config import recipes
 from experiments.jobs.exit_codes import complain, leave
 from experiments.training import preflight
 from experiments.training.scale import choose_scale
-from models import device, float8, flops, llama
+from models import device, float8, flops
+from models.architectures import build
 from models.errors import InputError
 from models.fused_adamw import FusedAdamW, gradient_norm
 
@@ -44,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{device.name()}, torch {torch.__version__}")
     measure(products_and_copy(model, config.training.seq_len * config.training.local_batch_size), args.rounds)
     if device.TYPE == "cuda":
-        measure(optimizers(model, config.optimizer), args.rounds)
+        measure(optimizers(config), args.rounds)
     return 0
 
 
@@ -87,14 +88,15 @@ def _fp8(m: int, n: int, k: int) -> Callable:
     return lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
-def optimizers(model, keys) -> Work:
-    """Both step the same parameters, with the same state and gradients."""
+def optimizers(config) -> Work:
+    """Both step the model's parameters, with the same state and gradients."""
     with torch.device("meta"):
-        shapes = [p.shape for p in llama.Llama(model).parameters()]
+        shapes = [p.shape for p in build(config).parameters()]
     parameters = [nn.Parameter(_random(shape)) for shape in shapes]
     gradients = [_random(shape) for shape in shapes]
     for p, gradient in zip(parameters, gradients, strict=True):
         p.grad = gradient
+    keys = config.optimizer
     settings = {"lr": keys.lr, "betas": (keys.beta1, keys.beta2), "eps": keys.eps, "weight_decay": keys.weight_decay}
     fused, pytorch = FusedAdamW(parameters, **settings), torch.optim.AdamW(parameters, fused=True, **settings)
     norm, terabytes = gradient_norm(gradients), 1e-12 * sum(p.numel() for p in parameters)

@@ -20,7 +20,10 @@ CONSOLE = Console(highlight=False, soft_wrap=True)
 GROUPS = {
     "": "Further recipes",
     "candidates": "Candidates, one change each",
+    "phases": "Phases: FP8 for a part of the steps",
     "puzzle": "Puzzle: does FP8 learn on one GPU?",
+    "ladder": "Ladder: the steps to FP8 all-gather on several GPUs",
+    "fp8_lm": "FP8-LM: FP8 beyond products",
     "overlays": "Overlays: where, and how big",
     "studies": "Studies",
 }

@@ -59,7 +59,7 @@ def read_measured(path: Path, variant: str, gpu: str) -> tuple[recipes.Recipe, d
             raise InputError(recipes.unknown(f"variant in {path}", variant, list(bench["variants"])))
         figures, machine = bench["variants"][variant], bench["machine"]["name"]
         if find(machine) != gpu:
-            raise InputError(f"{path} was measured on {machine}, which --gpu {gpu} is not: floors are of the same GPU")
+            raise InputError(f"{path} was measured on {machine}, and --gpu is {gpu}: name the GPU it was measured on")
         if not figures["rounds"]:
             raise InputError(f"{path} has no measurement of {variant}: {figures['error']}")
         measured = figures["parts"] | {"step": float(figures["step_s"])}

@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034
 # What the job files share; they source it in the repository's folder.
 set -euo pipefail
-recipe_files=(recipes/*.yaml recipes/candidates/*.yaml recipes/puzzle/*.yaml)
+recipe_files=(recipes/*.yaml recipes/candidates/*.yaml recipes/puzzle/*.yaml recipes/ladder/*.yaml recipes/phases/*.yaml recipes/fp8_lm/*.yaml)
 
 die() {
   echo "error: $*" >&2
@@ -13,7 +13,7 @@ parse() {
   names=() overlays=() rest=() dry_run=() out=
   while [ $# -gt 0 ]; do
     case $1 in
-      --overlay | --out | --seed | --seeds | --budget)
+      --overlay | --out | --seed | --seeds | --processes | --budget)
         [ $# -gt 1 ] || die "$1 needs a value"
         case $1 in
           --overlay) overlays+=("$1" "$2") ;;

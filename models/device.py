@@ -61,13 +61,18 @@ if TYPE == "cpu":
         patch("torch._utils._get_device_module", lambda device_type: _CpuDevice),
     ):
         from torchtitan.tools import utils as titan_utils
+    _histc = torch.histc  # of integers on CUDA only: torchtitan counts the tokens of each expert with it
+    torch.histc = lambda x, *args, **keys: (
+        _histc(x, *args, **keys) if x.is_floating_point() else _histc(x.float(), *args, **keys).to(x.dtype)
+    )
 else:
     from torchtitan.tools import utils as titan_utils
 # torchtitan's own loaders of texts are not used here, and would import `datasets`, and with it pandas.
 _TEXTS = "torchtitan.hf_datasets.text_datasets"
 if _TEXTS not in sys.modules:
     sys.modules[_TEXTS] = SimpleNamespace(build_text_dataloader=None, build_text_validation_dataloader=None)
-    import torchtitan.models.llama3  # noqa: F401
+    import torchtitan.models.llama3
+    import torchtitan.models.qwen3  # noqa: F401
 
     del sys.modules[_TEXTS]
 if titan_utils.device_type != TYPE:
@@ -157,7 +162,8 @@ def peak() -> Rates:
     if measured := os.environ.get(MEASURED_PEAK):
         with suppress(ValueError):
             if 0 < float(measured) < math.inf:
-                return Rates(float(measured), None, "measured: fastest of 20 bf16 GEMMs, once for the study")
+                share = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if TYPE == "cpu" else 1  # processes share the cores
+                return Rates(float(measured) / share, None, "measured: fastest of 20 bf16 GEMMs, once for the study")
         raise InputError(f"the environment variable {MEASURED_PEAK} is {measured!r}: set it to FLOP/s, or unset it")
     n, device = 1024 if TYPE == "cpu" else 8192, torch.device(TYPE)
     own = torch.Generator(device)  # or a run's initial weights would depend on whether this was measured

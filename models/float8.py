@@ -17,9 +17,9 @@ Transposed operands. FP8 units want the dimension over which they sum contiguous
 order. The three products sum over input features, output features and tokens, so each of input, weight and g is needed
 as it is in one product and transposed in another: FP8 needs a second, transposed copy.
 
-What stays in bf16: embedding, norms, attention, residual stream, loss and the results of products; the output head, by
-the recipes' filter; weights, gradients and the optimizer's state (or float32, by `training.dtype`), so every step casts
-the weights anew.
+What stays in bf16: embedding, norms, attention, residual stream, loss and the results of products; experts, which are
+no linear layers to torch, and the router that chooses among them; the output head, by the recipes' filter; weights,
+gradients and the optimizer's state (or float32, by `training.dtype`), so every step casts the weights anew.
 
 The layers are those of models/fp8_linear.py, and torchao's where FSDP2 gathers weights in FP8. torchtitan's section
 `quantize.linear.float8` applies, with three differences to torchtitan's converter: a name filter is exact (a shell
@@ -57,6 +57,7 @@ from torchao.float8.float8_linear import Float8Linear  # noqa: E402
 
 FIRST_WITH_FP8 = (8, 9)  # compute capability of the first GPUs with FP8 matrix units: Ada, then Hopper
 AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word in filter_fqns for: skip layers too small to gain
+_ROUTER = ".moe.router.gate"  # how the names of routers end
 
 
 def check_device(device: torch.device) -> None:
@@ -148,13 +149,14 @@ def _follow_autocast(_: nn.Module, args: tuple) -> tuple | None:
 
 
 def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -> set[str]:
-    """Names of the linear layers to convert: all but those that `filter_fqns` names. Raises as `convert`.
+    """Names of the linear layers to convert: all but routers and those that `filter_fqns` names. Raises as `convert`.
 
     `filter_fqns` are full module names or shell patterns over them (`output`, `layers.*.attention.wk`), and/or
     `auto_filter_small_kn`, torchao's heuristic for layers that are too small to gain.
     """
     linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    chosen = set(linears)
+    # A router has 1 in 100 of the FLOPs or less, and where FP8 rounds its scores a token goes to other experts.
+    chosen = {name for name in linears if not name.endswith(_ROUTER)}
     for pattern in filter_fqns:
         if pattern == AUTO_FILTER:
             continue
@@ -177,7 +179,8 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
         name, linear = min(unfit.items())
         raise InputError(
             f"{name} is {linear.out_features} x {linear.in_features}, and FP8 needs multiples of 16: "
-            f"add it to quantize.linear.float8.filter_fqns or choose another model.flavor ({len(unfit)} such layers)"
+            "add it to quantize.linear.float8.filter_fqns or choose another model.flavor or model.sizes "
+            f"({len(unfit)} such layers)"
         )
     return chosen
 
@@ -186,6 +189,12 @@ def converted_modules(model: nn.Module) -> dict[str, nn.Linear]:
     """The FP8 layers of `model` by their name before compilation."""
     layers = (Fp8Linear, Float8Linear)
     return {name.replace("_orig_mod.", ""): m for name, m in model.named_modules() if isinstance(m, layers)}
+
+
+def switch(model: nn.Module, on: bool) -> None:
+    """Have the FP8 layers multiply in FP8, or as `nn.Linear` does; torchao's always multiply in FP8."""
+    for layer in converted_modules(model).values():
+        layer.in_fp8 = on
 
 
 def fp8_products(layer: nn.Linear) -> int:

@@ -10,7 +10,7 @@ cast), and communication between GPUs.
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from models import flops
 from models.errors import InputError
@@ -60,15 +60,25 @@ def step_work(config, args, fp8_layers: Collection[str]) -> list[Work]:
         )
     if config.quantize.linear.float8.emulate:
         raise InputError("emulated FP8 has no roofline: set quantize.linear.float8.emulate to false")
+    if flops.has_experts(args):
+        share = flops.share_of_products(args, [name for name in flops.linear_shapes(args) if ".attention." in name])
+        raise InputError(
+            "a mixture of experts has no roofline: choose a dense flavor, as qwen3-8B. FP8 leaves experts, router and "
+            f"head in bf16 and computes {share:.1%} of the products' FLOPs, so that it makes a step at most "
+            f"{flops.most_speed_up(share):.3f} times as fast"
+        )
     passes, parameter_bytes = _passes(config), _itemsize(config) * flops.parameters(args)
+    states = asdict(config.optimizer.states).values()
+    state_bytes = flops.state_bytes(config.training.dtype, states) * flops.parameters(args)
     one_pass = [*_linears(config, args, fp8_layers), *_attention(config, args), *_elementwise(config, args)]
     # Cross entropy reads the bf16 logits forward and backward, and writes their gradient; the head is a linear layer.
     one_pass.append(Work(LOSS, _tokens(config) * args.vocab_size * (2 + 2 + 2)))
     return [
         *(replace(w, bytes=passes * w.bytes, flops=passes * w.flops) for w in one_pass),
         Work(ELEMENTWISE, 3 * (passes - 1) * parameter_bytes),  # gradients added to those of earlier passes
-        # The norm reads the gradients; AdamW reads parameters, gradients and two moments, and writes all but gradients.
-        Work(OPTIMIZER, (1 + 4 + 3) * parameter_bytes),
+        # The norm reads the gradients; AdamW reads them too, reads and writes states, and writes parameters, which it
+        # also reads where none of the states is a master weight.
+        Work(OPTIMIZER, (3 if any(states) else 4) * parameter_bytes + 2 * state_bytes),
     ]
 
 
@@ -78,8 +88,8 @@ def tokens_per_step(config) -> int:
 
 
 def _itemsize(config) -> int:
-    """Bytes of a parameter, its gradient, each Adam moment, and, as autocast goes, of the residual stream."""
-    return {"bfloat16": 2, "float32": 4}[config.training.dtype]
+    """Bytes of a parameter, its gradient, and, as autocast goes, of the residual stream."""
+    return flops.ITEMSIZE[config.training.dtype]
 
 
 def _tokens(config) -> int:
@@ -133,7 +143,7 @@ def _attention(config, args) -> Iterator[Work]:
     Forward two products (scores, output), 4 T seq dim FLOPs without a mask; backward five (scores again, and the
     gradients of v, the probabilities, q and k), 2.5 times as many.
     """
-    t, q, kv, layers = _tokens(config), args.dim, flops.kv_dim(args), args.n_layers
+    t, q, kv, layers = _tokens(config), flops.q_dim(args), flops.kv_dim(args), args.n_layers
     forward = 4 * t * config.training.seq_len * q / 2
     yield from [Work(ATTENTION, layers * 2 * t * (2 * q + 2 * kv), layers * forward)] * _forwards(config)
     # reads q, k, v, the output and its gradient; writes the gradients of q, k, v
@@ -146,13 +156,14 @@ def _elementwise(config, args) -> Iterator[Work]:
     A feature of the residual stream has `b` bytes, of results and operands of products 2, in FP8 as well: an operand is
     written as it is and transposed, 1 + 1.
     """
-    t, b, d, kv, f = _tokens(config), _itemsize(config), args.dim, flops.kv_dim(args), flops.ffn_dim(args)
-    rope = 2 * 2 * (d + kv)
+    t, b, d, f = _tokens(config), _itemsize(config), args.dim, args.hidden_dim
+    rotated = flops.q_dim(args) + flops.kv_dim(args)
+    rope = 2 * 2 * rotated  # with the norms of queries and keys, which read their inputs again in the backward pass
     sum_and_norm = (b + 2) * d + (b + 2) * d  # reads stream and a product's result; writes the sum and an operand
     forward = 2 * sum_and_norm + rope + 2 * (2 * f + f)  # SwiGLU reads two results and writes an operand
     # Each layer behind a norm gives a gradient of its input; also read: the stream and its gradient, which is written.
     behind_norms = 2 if args.fused_projections else 5
-    backward = behind_norms * 2 * d + 2 * (3 * b * d) + rope
+    backward = behind_norms * 2 * d + 2 * (3 * b * d) + rope + 2 * rotated * args.qk_norm
     backward += 2 * (f + 2 * f) + 2 * (2 * f)  # SwiGLU reads a gradient and both results; writes both gradients
     repeated = (_forwards(config) - 1) * (forward - (b + 2) * d)  # ends before w2: no result to read, no sum to write
     yield Work(ELEMENTWISE, args.n_layers * t * (forward + repeated + backward))

@@ -50,6 +50,7 @@ class Fp8Linear(nn.Linear):
     """`nn.Linear` without bias whose products run in FP8; the weight stays as it is."""
 
     how: Products
+    in_fp8 = True  # else the product is that of `nn.Linear`; may change between steps, at one recompilation in all
 
     @classmethod
     def from_float(cls, linear: nn.Linear, how: Products) -> "Fp8Linear":
@@ -61,6 +62,8 @@ class Fp8Linear(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: (..., in_features); the output has its dtype."""
+        if not self.in_fp8:
+            return nn.functional.linear(x, self.weight)
         how = self.how  # as plain values, which compiled graphs can be cached by
         return _Fp8Products.apply(
             x, self.weight, how.recipe_name, how.fast_backward, how.row_scales, how.emulate, how.keep_weight

@@ -94,10 +94,10 @@ def _reference(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b:
 
 
 def _wrong(*operands: torch.Tensor) -> str | None:
-    """`refuses` or `gives a wrong`, if the operator does."""
+    """What the operator does with these operands, `refuses` or `gives a wrong`; None if its result is right."""
     try:
         result = _product(*operands)
-    except RuntimeError:  # not implemented is one too
+    except RuntimeError:  # NotImplementedError is a RuntimeError too
         return "refuses"
     right = torch.allclose(result, _reference(*operands), rtol=0.02, atol=0.02)  # bf16's rounding is 0.004
     return None if right else "gives a wrong"
@@ -114,7 +114,7 @@ _lock = threading.Lock()  # whether oneDNN is used is one setting for all thread
 
 @cache
 def _wrap_kernels() -> torch.library.Library:
-    """Put kernels in front of PyTorch's, as `torch.library.get_kernel` is made for; compiled graphs call them too."""
+    """Put kernels that switch oneDNN off before PyTorch's, which they call; compiled graphs call them too."""
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings(action="ignore"):  # that a kernel is replaced
         for name in ("_scaled_mm", "_scaled_mm.out"):

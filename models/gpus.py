@@ -19,6 +19,23 @@ class Rates:
 
 
 @dataclass(frozen=True)
+class Links:
+    """What joins GPUs: bandwidths of one GPU in each direction in B/s, by the datasheets, and `node` GPUs to a node."""
+
+    node: int
+    nvlink: float
+    network: float
+    source: str
+
+    def bus_bandwidth(self, gpus: int) -> float:
+        """What limits collectives among so many GPUs, in bus bytes per second (nccl-tests' convention).
+
+        Over nodes every ring of GPUs enters and leaves a node once, each by another GPU's network card.
+        """
+        return self.nvlink if gpus <= self.node else min(self.nvlink, self.node * self.network)
+
+
+@dataclass(frozen=True)
 class Gpu:
     """One product."""
 
@@ -26,6 +43,7 @@ class Gpu:
     memory: float  # bytes
     datasheet: Rates
     sustained: Rates | None = None
+    links: Links | None = None
 
     @property
     def rates(self) -> Rates:
@@ -46,21 +64,31 @@ _H200 = "NVIDIA H200 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/h20
 _GH200 = "NVIDIA GH200 Superchip datasheet (nvidia.com/en-us/data-center/grace-hopper-superchip), dense"
 _A100 = "NVIDIA A100 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/a100), dense, 80 GB SXM"
 _B200 = "NVIDIA Blackwell datasheet (resources.nvidia.com), dense, one GPU of an HGX B200"
+_L40S = "NVIDIA L40S datasheet (nvidia.com/en-us/data-center/l40s), dense"
 # `python -m experiments.benchmark_rates` measures a GPU's own rates; an H200's are not measured yet.
-_H200_GOALS = f"bf16 and copies: assumed, as in this project's goals for an H200; FP8 {_GEMMS}"
+_H200_GOALS = f"bf16 and copies: assumed (80 and 90 % of the datasheet), for want of a measurement; FP8 {_GEMMS}"
+
+_HGX = "DGX user guides (docs.nvidia.com/dgx): 900 GB/s of NVLink both ways, 1800 on B200; a 400 Gb/s card for each GPU"
+_8_GPUS, _8_B200 = Links(8, 450e9, 50e9, _HGX), Links(8, 900e9, 50e9, _HGX)
+_ALPS = Links(
+    4, 450e9, 25e9, "Alps: De Sensi et al., arXiv 2408.14090: NVLink, Slingshot 11 with 200 Gb/s for each GPU"
+)
 
 # The keys are names for the command line. A device is the first GPU whose `driver_name` is in the device's name, so a
 # chip's other products stand before it. "NVIDIA GH200 120GB" and "480GB" name the CPU's memory; the GPU's is 96 GB.
 GPUS = {
-    "b200": Gpu("B200", 180e9, _rates(2250, 4500, 7.7, _B200), _rates(1745.0, 3432.5, 7.7, _NO_COPY)),
+    "b200": Gpu("B200", 180e9, _rates(2250, 4500, 7.7, _B200), _rates(1745.0, 3432.5, 7.7, _NO_COPY), _8_B200),
     "gh200-144gb": Gpu("GH200 144G", 144e9, _rates(989, 1979, 4.9, f"{_GH200}, HBM3e"),
                        _rates(828.6, 1535.0, 4.9, f"{_NO_COPY}; at 900 W")),
-    "gh200": Gpu("GH200", 96e9, _rates(989, 1979, 4.0, f"{_GH200}, HBM3")),
+    "gh200": Gpu("GH200", 96e9, _rates(989, 1979, 4.0, f"{_GH200}, HBM3"), links=_ALPS),
     "h200-nvl": Gpu("H200 NVL", 141e9, _rates(835, 1671, 4.8, f"{_H200}, NVL")),
-    "h200": Gpu("H200", 141e9, _rates(989, 1979, 4.8, f"{_H200}, SXM"), _rates(790, 1453.4, 4.3, _H200_GOALS)),
+    "h200": Gpu("H200", 141e9, _rates(989, 1979, 4.8, f"{_H200}, SXM"), _rates(790, 1453.4, 4.3, _H200_GOALS),
+                _8_GPUS),
     "h100-pcie": Gpu("H100 PCIe", 80e9, _rates(756, 1513, 2.0, f"{_H100}, PCIe")),
     "h100-nvl": Gpu("H100 NVL", 94e9, _rates(835, 1671, 3.9, f"{_H100}, NVL")),
-    "h100": Gpu("H100", 80e9, _rates(989, 1979, 3.35, f"{_H100}, SXM"), _rates(794.5, 1402.6, 3.35, _NO_COPY)),
+    "h100": Gpu("H100", 80e9, _rates(989, 1979, 3.35, f"{_H100}, SXM"), _rates(794.5, 1402.6, 3.35, _NO_COPY),
+                _8_GPUS),
+    "l40s": Gpu("L40S", 48e9, _rates(362.05, 733, 0.864, _L40S)),
     # Other A100s multiply as fast and have slower memory.
     "a100": Gpu("A100", 80e9, _rates(312, None, 2.039, _A100), _rates(271.2, None, 2.039, _NO_COPY)),
 }  # fmt: skip

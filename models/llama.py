@@ -4,7 +4,8 @@ of the attention kernel and of fused projections. Sizes are one line each in `FL
 
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
 import torch
@@ -23,21 +24,48 @@ ATTENTION_BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.C
 
 
 @dataclass
-class LlamaArgs(TransformerModelArgs):
-    """torchtitan's Llama 3 arguments and three more; the last two come from the recipe's section `model`."""
+class FromRecipe:
+    """What torchtitan's arguments of a model lack: keys of the recipe's section `model`, and FLOPs of its sizes."""
 
-    enable_weight_tying: bool = False  # the output head's matrix is the embedding's
     attention_backend: str = "auto"  # or a key of `ATTENTION_BACKENDS`
     fused_projections: bool = False  # projections of the same input are one matrix
 
     def update_from_config(self, job_config, **kwargs) -> None:
+        # Or torchtitan warns of rows longer than its default, although its rotations follow.
+        self.max_seq_len = max(self.max_seq_len, job_config.training.seq_len)
         super().update_from_config(job_config, **kwargs)
-        self.attention_backend = job_config.model.attention_backend
-        self.fused_projections = job_config.model.fused_projections
+        keys = job_config.model
+        self.attention_backend, self.fused_projections = keys.attention_backend, keys.fused_projections
+        for name, size in asdict(keys.sizes).items():
+            if size is not None:
+                setattr(self, name, size)
 
     def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
         """From the configuration, not from `model`: the same for every recipe, whatever compile or FP8 did to it."""
         return flops.parameters(self), flops.flops_per_token(self, seq_len)
+
+
+@dataclass
+class LlamaArgs(FromRecipe, TransformerModelArgs):
+    """torchtitan's Llama 3 arguments, those of the recipe, and tied embeddings."""
+
+    enable_weight_tying: bool = False  # the output head's matrix is the embedding's
+    qk_norm: ClassVar[bool] = False
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_heads
+
+    @property
+    def hidden_dim(self) -> int:
+        """Width of the SwiGLU layer: 8/3 of `dim`, scaled and rounded up as Llama does."""
+        hidden = int((self.ffn_dim_multiplier or 1) * int(2 * 4 * self.dim / 3))
+        return -(-hidden // self.multiple_of) * self.multiple_of
+
+    @hidden_dim.setter
+    def hidden_dim(self, width: int) -> None:
+        """By the two arguments that torchtitan computes it from, for the present `dim`; half a unit for rounding."""
+        self.ffn_dim_multiplier, self.multiple_of = (width + 0.5) / int(2 * 4 * self.dim / 3), 1
 
 
 def _llama(rope_factor: float = 1.0, **sizes) -> LlamaArgs:
@@ -83,8 +111,11 @@ class InnerAttention(nn.Module):
         super().__init__()
         self.backend = backend
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, enable_gqa: bool) -> torch.Tensor:
-        """q: (batch, heads, seq, head_dim); k, v: (batch, kv_heads, seq, head_dim); returns the shape of q."""
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, enable_gqa: bool, **_) -> torch.Tensor:
+        """q: (batch, heads, seq, head_dim); k, v: (batch, kv_heads, seq, head_dim); returns the shape of q.
+
+        Scores are scaled by head_dim^-0.5, which torchtitan's Qwen3 also passes as `scale`.
+        """
         with nullcontext() if self.backend == "auto" else sdpa_kernel(ATTENTION_BACKENDS[self.backend]):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=enable_gqa)
 

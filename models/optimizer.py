@@ -1,4 +1,4 @@
-"""AdamW and gradient clipping: fused over all bf16 parameters of a GPU, PyTorch's elsewhere, or torchao's AdamW."""
+"""AdamW and gradient clipping: fused over all bf16 parameters of a GPU, PyTorch's elsewhere, or as a key asks."""
 
 from collections.abc import Iterable
 
@@ -12,11 +12,15 @@ from torchtitan.components.optimizer import build_optimizers as build_torch_opti
 from torchtitan.distributed import ParallelDims
 
 from models import fused_adamw
+from models.fp8_adamw import STATES, AdamWFp8LM
 
 
 def build_optimizers(model_parts: list[nn.Module], keys, parallel_dims: ParallelDims, ft_manager=None):
     """torchtitan's container of the optimizer that the section `optimizer` describes."""
     settings = {"lr": keys.lr, "betas": (keys.beta1, keys.beta2), "eps": keys.eps, "weight_decay": keys.weight_decay}
+    if keys.states.master_weights:
+        dtypes = {name: getattr(torch, getattr(keys.states, name)) for name in STATES}
+        return OptimizersContainer(model_parts, AdamWFp8LM, settings | {"dtypes": dtypes})
     if keys.stochastic_rounding:
         return OptimizersContainer(model_parts, optim._AdamW, settings | {"bf16_stochastic_round": True})
     trainable = [p for model in model_parts for p in model.parameters() if p.requires_grad]

@@ -17,10 +17,8 @@ from experiments.jobs.ranks import set_rank_environment
 from experiments.jobs.signals import Stop
 from experiments.run import main
 from experiments.training.trainer import Trainer
-from models import (
-    device,  # noqa: F401
-    llama,
-)
+from models import device  # noqa: F401
+from models.architectures import ARCHITECTURES
 from tests.make_corpus import words, write_parquet, write_tokenizer
 
 
@@ -52,8 +50,9 @@ def process_as_before():
 @pytest.fixture
 def flavors(monkeypatch):
     """Copies: torchtitan writes a config's keys there."""
-    for flavor, args in llama.FLAVORS.items():
-        monkeypatch.setitem(llama.FLAVORS, flavor, replace(args))
+    for architecture in ARCHITECTURES.values():
+        for flavor, args in architecture.flavors.items():
+            monkeypatch.setitem(architecture.flavors, flavor, replace(args))
 
 
 @pytest.fixture

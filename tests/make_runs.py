@@ -118,3 +118,27 @@ def write_tensorboard(folder, log_freq=10, first=1, last=50, step_s=0.5, last_lo
             writer.add_scalar(tag, values[tag], step)
     writer.close()
     return folder
+
+
+def change_json(path, **values) -> None:
+    """Values of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def change(folder, runs, seeds=(0, 1, 2), name="manifest.json", **values) -> None:
+    """Values in a JSON file of the runs `runs`SEED of a study."""
+    for seed in seeds:
+        change_json(folder / f"{runs}{seed}" / name, **values)
+
+
+def change_lines(folder, recipe, changed, seeds=(0, 1, 2)) -> None:
+    """The lines of each metrics.jsonl of a recipe, by a function of line and seed: what changes, None for no line."""
+    for seed in seeds:
+        file = folder / f"{recipe}{seed}" / "metrics.jsonl"
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        write_lines(file, [line | new for line in lines if (new := changed(line, seed)) is not None])
+
+
+def plus(*shifts):
+    """A change of lines: a higher loss for each seed."""
+    return lambda line, seed: {"losses": [line["losses"][0] + shifts[seed]]}

@@ -16,7 +16,9 @@ from analysis import newest
 
 HERE = Path(__file__).resolve().parent
 # and whose kept runs each shows, a study of analysis.newest
-NOTEBOOKS = {"four_way": "", "warmup_and_break_even": "", "published": "", "one_gpu_puzzle": "one_gpu_puzzle"}
+NOTEBOOKS = {"four_way": "", "warmup_and_break_even": "", "published": "", "one_gpu_puzzle": "one_gpu_puzzle",
+             "phases": "phases", "allgather_ladder": "allgather_ladder", "sweep": "sweep",
+             "fp8_lm": "precision_decoupling"}  # fmt: skip
 SECONDS = 120  # a cell that takes longer hangs
 
 

@@ -23,8 +23,8 @@ PEAK = GPUS["gh200"].datasheet
 SEQ_LEN = 4096
 # The published model: an 8 B Llama with a vocabulary of 131,072 (`8B-published` of models.llama, without torch).
 MODEL = SimpleNamespace(
-    dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, ffn_dim_multiplier=1.3, multiple_of=1024, vocab_size=131072,
-    enable_weight_tying=False, fused_projections=False,
+    dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, head_dim=128, hidden_dim=14336, vocab_size=131072,
+    qk_norm=False, enable_weight_tying=False, fused_projections=False,
 )  # fmt: skip
 # Median tokens/s of the steady steps of those logs (github.com/mak2508/lsai-proj, output/data), one GH200.
 TOKENS_PER_S = {
@@ -45,7 +45,7 @@ class _Line(TypedDict):
     learning_rate: NotRequired[Value]
 
 
-LINE = TypeAdapter(_Line)
+LINE = TypeAdapter(list[_Line])
 
 
 def read_published(path: Path) -> Run:
@@ -74,7 +74,6 @@ def read_published(path: Path) -> Run:
         peak_fp8=PEAK.fp8,
         peak_source=PEAK.source,
         flops_per_token=flops_per_token(MODEL, SEQ_LEN),
-        flops_per_token_causal=flops_per_token(MODEL, SEQ_LEN, causal=True),
         parameters=parameters(MODEL),
         flavor="8B-published",
         float8=kind and kind[1],

@@ -12,7 +12,7 @@ from analysis.plots.style import SMALL, NoData, look, make_room
 
 
 def set_rows(axes: Axes, labels: Sequence[str], x_label: str) -> None:
-    """One row a label, from the top."""
+    """Ticks, limits and room for one row a label, the first on top."""
     axes.set_yticks(range(len(labels)), labels)
     axes.set(ylim=(len(labels) - 0.5, -0.5), xlabel=x_label)
     axes.tick_params(axis="y", length=0)
@@ -23,10 +23,10 @@ def set_rows(axes: Axes, labels: Sequence[str], x_label: str) -> None:
 
 def completed_with(runs: pd.DataFrame, column: str) -> list[Group]:
     """The completed runs of each recipe that have a value in `column`. Raises `NoData` if none has."""
-    found = [group for group in groups(runs[runs[column].notna()]) if group.completed]
-    if not found:
+    completed = [group for group in groups(runs[runs[column].notna()]) if group.completed]
+    if not completed:
         raise NoData(f"no completed run has {column}")
-    return found
+    return completed
 
 
 def draw_row(

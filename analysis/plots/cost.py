@@ -19,8 +19,8 @@ _SMALL_SHARE = 0.03  # of the longest warm-up: phases below it in every row are 
 @plot
 def warm_up(axes: Axes, runs: pd.DataFrame) -> None:
     """Seconds from process start to the end of step 1, by phase; a recipe's completed runs are averaged."""
-    found = completed_with(runs, "warm_up_s")
-    table = pd.DataFrame([_mean_phases(group.runs) for group in found]).fillna(0.0)
+    completed = completed_with(runs, "warm_up_s")
+    table = pd.DataFrame([_mean_phases(group.runs) for group in completed]).fillna(0.0)
     total = table.sum(axis=1)
     small = [p for p in table if p not in _PHASES or table[p].max() < _SMALL_SHARE * total.max()]
     table = table.drop(columns=small).assign(other=table[small].sum(axis=1))
@@ -29,7 +29,7 @@ def warm_up(axes: Axes, runs: pd.DataFrame) -> None:
         axes.barh(table.index, table[phase], 0.6, left, color=_PHASES[phase], edgecolor="white", linewidth=0.5,
                   label=phase.replace("_", " "))  # fmt: skip
         left += table[phase]
-    set_rows(axes, [group.label for group in found],
+    set_rows(axes, [group.label for group in completed],
              f"seconds to the end of step 1; the clock starts with\n{clock_start(runs)}")  # fmt: skip
     for y, seconds in enumerate(total):
         write_beside(axes, y, f"{number(seconds)} s")
@@ -50,9 +50,9 @@ def _mean_phases(runs: pd.DataFrame) -> pd.Series:
 @plot
 def memory(axes: Axes, runs: pd.DataFrame) -> None:
     """Highest memory of a run in GiB: median over a recipe's completed runs, and a mark for each."""
-    found = completed_with(runs, "peak_memory_bytes")
-    for y, group in enumerate(found):
+    completed = completed_with(runs, "peak_memory_bytes")
+    for y, group in enumerate(completed):
         draw_row(axes, y, group, group.runs["peak_memory_bytes"] / 2**30, "{} GiB")
     cpu = (runs["device_type"] == "cpu").all()
     what = "peak resident memory of the process" if cpu else "peak reserved memory of a device"
-    set_rows(axes, [group.label for group in found], f"{what} (GiB)")
+    set_rows(axes, [group.label for group in completed], f"{what} (GiB)")

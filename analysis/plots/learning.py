@@ -13,21 +13,25 @@ from analysis.record import final_from
 
 
 @plot
-def loss(axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame) -> None:
+def loss(axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame, log: bool = False) -> None:
     """Training loss (nats per token) by step: means over a tenth of the steps, drawn in their middle.
 
     The last one is the final loss where log windows divide that tenth. Line: mean of a recipe's seeds; band: from the
-    smallest to the largest of them.
+    smallest to the largest of them. `log`: of the loss, where one recipe's is many times the others'.
     """
-    found = curves(runs, windows, "loss")
-    for index, (group, frame) in enumerate(found):
+    drawn = curves(runs, windows, "loss")
+    for index, (group, frame) in enumerate(drawn):
         tenth = len(frame.loc[final_from(frame.index[-1]) :])
         smooth = frame.rolling(tenth, center=True).mean().dropna(how="all")
-        draw_curves(axes, group, smooth, stagger=index / len(found))
+        draw_curves(axes, group, smooth, stagger=index / len(drawn))
     finish(axes, "loss (nats per token)")
-    seeds = [frame.shape[1] for group, frame in found if group.completed] or [1]
+    seeds = [frame.shape[1] for group, frame in drawn if group.completed] or [1]
     counts = " to ".join(dict.fromkeys(f"{count}" for count in (min(seeds), max(seeds))))
     band = f" Line: mean, band: range of {counts} seeds." if max(seeds) > 1 else ""
+    if log:
+        axes.set_yscale("log")
+        for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            ticks("{x:,.10g}")
     note(axes, f"Smoothed: mean over a tenth of the steps.{band}")
 
 

@@ -37,11 +37,11 @@ def short_lines(text: str) -> str:
 
 def groups(runs: pd.DataFrame) -> list[Group]:
     """Groups of `runs`, the known recipes first, and of each recipe the completed runs first."""
-    found = []
+    ordered = []
     for recipe in in_order(runs["recipe"]):
         statuses = runs[runs["recipe"] == recipe].groupby("status")
-        found += sorted((Group(recipe, s, r) for s, r in statuses), key=lambda g: (not g.completed, g.status))
-    return found
+        ordered += sorted((Group(recipe, s, r) for s, r in statuses), key=lambda g: (not g.completed, g.status))
+    return ordered
 
 
 def curves(runs: pd.DataFrame, windows: pd.DataFrame, column: str) -> list[tuple[Group, pd.DataFrame]]:
@@ -50,16 +50,16 @@ def curves(runs: pd.DataFrame, windows: pd.DataFrame, column: str) -> list[tuple
     Raises:
         NoData: there is nothing finite to draw.
     """
-    found = []
+    frames = []
     for group in groups(runs):
         of_group = windows[windows["run"].isin(group.runs["run"])]
         frame = of_group.pivot(index="step", columns="run", values=column)
         frame = frame.dropna(how="any" if group.completed else "all")
         if not frame.empty:
-            found.append((group, frame))
-    if not found:
+            frames.append((group, frame))
+    if not frames:
         raise NoData(f"no log window has {column}")
-    return found
+    return frames
 
 
 def thinned(values):

@@ -28,8 +28,8 @@ def tokens_per_s(
         rates: by recipe, see `analysis.rates.rate_of`.
         published: tokens/s by recipe to compare with, drawn as hollow grey diamonds on the rows that there are.
     """
-    found, published = completed_with(runs, "tokens_per_s"), published or {}
-    for y, group in enumerate(found):
+    completed, published = completed_with(runs, "tokens_per_s"), published or {}
+    for y, group in enumerate(completed):
         rate, text = rates[group.recipe], "{}"
         if group.recipe in published:
             axes.plot(published[group.recipe], y + 0.17, "d", markerfacecolor="white", markeredgecolor=GREY, zorder=3)
@@ -39,7 +39,7 @@ def tokens_per_s(
             axes.plot([rate.low, rate.high], [y, y], color="black", linewidth=1.5, solid_capstyle="butt")
         else:
             draw_row(axes, y, group, group.runs["tokens_per_s"], text)
-    set_rows(axes, [group.label for group in found], "tokens/s")
+    set_rows(axes, [group.label for group in completed], "tokens/s")
     axes.set_xlim(left=0)
     several = any(rate.runs > 1 for rate in rates.values())
     marks = f" Marks: runs; black line: {LEVEL:.0%} interval over them." if several else " One run each: no interval."
@@ -52,8 +52,8 @@ def mfu(axes: Axes, runs: pd.DataFrame) -> None:
 
     Bars: median over a recipe's completed runs; marks: each run.
     """
-    found = completed_with(runs, "mfu_bf16_peak")
-    for y, group in enumerate(found):
+    completed = completed_with(runs, "mfu_bf16_peak")
+    for y, group in enumerate(completed):
         known = {key: 100 * group.runs[key].dropna() for key in _PEAKS if group.runs[key].notna().any()}
         height = 0.8 / max(2, len(known))
         for index, (key, values) in enumerate(known.items()):
@@ -61,10 +61,10 @@ def mfu(axes: Axes, runs: pd.DataFrame) -> None:
             place = y + (index - (len(known) - 1) / 2) * height
             draw_row(axes, place, group, values, text, height=0.9 * height, alpha=alpha)
     source = "measured" if runs["peak_source"].astype(str).str.startswith("measured").all() else "datasheet"
-    set_rows(axes, [group.label for group in found], f"MFU (% of the {source} peak)")
+    set_rows(axes, [group.label for group in completed], f"MFU (% of the {source} peak)")
     axes.set_xlim(left=0)
     words = ["Peak: " + "; ".join(dict.fromkeys(runs["peak_source"].dropna())) + "."]
-    if any(group.runs["mfu_mixed_peak"].notna().any() for group in found):
+    if any(group.runs["mfu_mixed_peak"].notna().any() for group in completed):
         words.append("Mixed: each FLOP against the peak of the precision it ran in.")
     note(axes, *words)
 
@@ -77,16 +77,16 @@ def step_time(axes: Axes, runs: pd.DataFrame, steps: pd.DataFrame) -> None:
         steps: see `analysis.load.steps`.
     """
     steady = steps[steps["steady"]]
-    done = [group for group in groups(runs) if group.completed]
-    found = [(group, steady.loc[steady["run"].isin(group.runs["run"]), "seconds"] * 1000) for group in done]
-    found = [(group, milliseconds) for group, milliseconds in found if len(milliseconds)]
-    if not found:
+    completed = [group for group in groups(runs) if group.completed]
+    rows = [(group, steady.loc[steady["run"].isin(group.runs["run"]), "seconds"] * 1000) for group in completed]
+    rows = [(group, milliseconds) for group, milliseconds in rows if len(milliseconds)]
+    if not rows:
         raise NoData(f"no run has steady steps: train {MIN_STEPS} or more")
-    for y, (group, milliseconds) in enumerate(found):
+    for y, (group, milliseconds) in enumerate(rows):
         _draw_box(axes, y, group, milliseconds)
         write_beside(axes, y, f"{number(milliseconds.median())} ms")
-    set_rows(axes, [group.label for group, _ in found], "time of a steady step (ms)")
-    counts = ", ".join(dict.fromkeys(f"{len(milliseconds):,}" for _, milliseconds in found))
+    set_rows(axes, [group.label for group, _ in rows], "time of a steady step (ms)")
+    counts = ", ".join(dict.fromkeys(f"{len(milliseconds):,}" for _, milliseconds in rows))
     note(axes, f"{counts} steps a row. The axis does not start at zero.")
 
 

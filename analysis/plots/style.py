@@ -51,11 +51,22 @@ _LOOKS = {
     "rowwise_fp8_compiled": Look("#009E73", "^"),
     "tensorwise_fp8_compiled": Look("#D55E00", "D"),
     "rowwise_gw_hp_fp8_compiled": Look("#CC79A7", "v"),
+    # of a study that has none of those above but bf16 and tensorwise FP8
+    "bf16_fp8_bf16": Look("#009E73", "^"),
+    "bf16_then_fp8": Look("#CC79A7", "v"),
+    "fp8_then_bf16": Look("#56B4E9", "P"),
     # of a study that has none of those above but the first
     "puzzle_fp8": Look("#0072B2", "s"),
     "puzzle_fp8_optimizer_last": Look("#009E73", "^"),
     "puzzle_fp8_optimizer_first": Look("#D55E00", "D"),
     "puzzle_bf16_frozen": Look("#CC79A7", "v"),
+    # likewise
+    "float32_optimizer": Look("#0072B2", "s"),
+    "float32_parameters": Look("#56B4E9", "P"),
+    "fp8_optimizer": Look("#009E73", "^"),
+    "fp8_optimizer_bf16_master": Look("#CC79A7", "v"),
+    "fp8_optimizer_fp8_master": Look("#D55E00", "D"),
+    "fp8_optimizer_fp8_second_moment": Look("#E69F00", "X"),
 }
 _OTHER_COLOURS = ("#E69F00", "#56B4E9", "#882255", "#999933")
 _OTHER_MARKERS = ("P", "X", "*", "p", "h")
@@ -96,8 +107,8 @@ def panels(titles: dict[str, Callable[[Axes], None]], size: tuple[float, float],
             axes = figure.add_subplot(len(titles) // columns, columns, place)
             axes.set_title(title, loc="left", fontweight="bold")
             draw(axes)
-        for _ in range(2):  # constrained layout comes to rest in the second pass
-            figure.draw_without_rendering()
+        figure.draw_without_rendering()
+        figure.get_layout_engine().execute(figure)  # constrained layout comes to rest in the second pass
         figure.set_layout_engine("none")
     return figure
 

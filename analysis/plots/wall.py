@@ -36,12 +36,12 @@ def lead(axes: Axes, comparison: Comparison) -> None:
     each against the mean of the opponent's runs.
     """
     runs, opponent = comparison.frames.runs, comparison.opponent
-    found = curves(runs, comparison.frames.windows, "elapsed_s")
-    totals = [frame.mean(axis=1) for group, frame in found if group.completed and group.recipe == opponent]
+    drawn = curves(runs, comparison.frames.windows, "elapsed_s")
+    totals = [frame.mean(axis=1) for group, frame in drawn if group.completed and group.recipe == opponent]
     if not totals:
         raise NoData(f"there is no completed run of {name(opponent)} to be ahead of")
     (total,) = totals
-    for group, frame in found:
+    for group, frame in drawn:
         frame = frame[(frame.index >= total.index[0]) & (frame.index <= total.index[-1])]
         if group.recipe != opponent and len(frame):
             draw_curves(axes, group, -frame.sub(np.interp(frame.index, total.index, total), axis=0))

@@ -14,7 +14,39 @@ from torchtitan.config import job_config as titan
 
 
 @dataclass
+class Sizes:
+    """Sizes in place of the flavor's; null keeps them."""
+
+    dim: int | None = None
+    """Features of the residual stream."""
+
+    n_layers: int | None = None
+    """Transformer blocks."""
+
+    n_heads: int | None = None
+    """Heads of queries. A Llama's heads have dim / n_heads features each."""
+
+    n_kv_heads: int | None = None
+    """Heads of keys and values, which divide n_heads."""
+
+    head_dim: int | None = None
+    """Features of a head, where model.name is qwen3."""
+
+    hidden_dim: int | None = None
+    """Width of the SwiGLU layer; a Llama's null is the flavor's rule for dim (8/3 of it, scaled and rounded up)."""
+
+    vocab_size: int | None = None
+    """Rows of the embedding and of the output head; `data.bpe_vocab_size` is the tokenizer's."""
+
+
+@dataclass
 class Model(titan.Model):
+    name: Literal["llama", "qwen3"] = "llama"
+    """The architecture: `llama` (Llama 3) or `qwen3`; its flavors are in models/NAME.py."""
+
+    sizes: Sizes = field(default_factory=Sizes)
+    """Sizes in place of the flavor's, as `{dim: 512, n_layers: 8}`."""
+
     attention_backend: Literal["auto", "flash", "cudnn", "math"] = "auto"
     """Kernel behind scaled_dot_product_attention; `auto` lets PyTorch choose by shape and device."""
 
@@ -25,8 +57,30 @@ class Model(titan.Model):
     """One matrix, `wqkv`, for wq, wk and wv, and one, `w13`, for w1 and w3: fewer and larger matrix products."""
 
 
+StateDtype = Literal["float32", "bfloat16", "float16", "float8_e4m3fn"] | None
+
+
+@dataclass
+class States:
+    """Dtypes of AdamW's states, all three or none, see models/fp8_adamw.py. null: moments in the parameters' dtype, and
+    no weights beside the parameters. In FP8 and FP16 each tensor has a scale."""
+
+    first_moment: StateDtype = None
+    """Of the mean of the gradients."""
+
+    second_moment: StateDtype = None
+    """Of the mean of their squares."""
+
+    master_weights: StateDtype = None
+    """Of the weights that are stepped, of which the bf16 parameters are a rounded copy."""
+
+
 @dataclass
 class Optimizer(titan.Optimizer):
+    states: States = field(default_factory=States)
+    """Dtypes of the states, as `{first_moment: float8_e4m3fn, second_moment: float16, master_weights: float16}`; with
+    them `implementation` has no meaning."""
+
     stochastic_rounding: bool = False
     """Round bf16 weights up or down at random, in proportion to the distance, instead of to the nearest: updates too
     small for bf16 then happen on average (torchao's AdamW, for which `implementation` has no meaning)."""
@@ -65,6 +119,14 @@ class Float8Linear(titan.Float8Linear):
     fast_accumulation_in_backward: bool = False
     """Let the backward products, too, add up within the tensor cores, as the forward one does: less exact."""
 
+    first_step: int | str | None = None
+    """First step in FP8, those before it are in bf16: a number, or `after_warmup` of `lr_scheduler.warmup_steps`;
+    null: the run starts in FP8."""
+
+    last_step: int | str | None = None
+    """Last step in FP8, those after it are in bf16: a number, or `before_last_tenth` of `training.steps`; null: the
+    run ends in FP8."""
+
 
 @dataclass
 class QuantizedLinear(titan.QuantizedLinear):
@@ -75,12 +137,23 @@ class QuantizedLinear(titan.QuantizedLinear):
 class Quantize(titan.Quantize):
     linear: QuantizedLinear = field(default_factory=QuantizedLinear)
 
+    gradients: Literal["float8"] | None = None
+    """Send gradients in FP8 where FSDP2 reduce-scatters them, with a scale for each block of 256 values, and add them
+    up in float32; null: send them in float32. With or without FP8 products; needs no FP8 units."""
+
 
 @dataclass
 class Metrics(titan.Metrics):
-    fp8_ranges_every: int = 10
+    fp8_ranges_every: int = 20
     """Log windows from one look at the ranges of FP8's weights and gradients to the next, from the second window on;
     0: never. The curves are in TensorBoard and in metrics.jsonl."""
+
+
+@dataclass
+class Comm(titan.Comm):
+    nccl_max_ctas: int | None = None
+    """Most thread blocks, each on a multiprocessor of its own, that NCCL uses for a collective (NCCL_MAX_CTAS); null
+    leaves it to NCCL and the environment. GPUs only."""
 
 
 @dataclass
@@ -122,5 +195,6 @@ class Config(titan.JobConfig):
     compile: Compile = field(default_factory=Compile)
     quantize: Quantize = field(default_factory=Quantize)
     metrics: Metrics = field(default_factory=Metrics)
+    comm: Comm = field(default_factory=Comm)
     debug: Debug = field(default_factory=Debug)
     data: Data = field(default_factory=Data)

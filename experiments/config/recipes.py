@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 RECIPES = ROOT / "recipes"
 OVERLAYS = RECIPES / "overlays"
-GROUPS = ("", "candidates", "puzzle")  # folders of recipes in `recipes/`
+GROUPS = ("", "phases", "ladder", "fp8_lm", "candidates", "puzzle")  # folders of recipes in `recipes/`
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 DESCRIPTION = text(".+", "a line of text on what this is for")
 NAME = text(r"\w[\w .+-]{0,99}", "letters, digits, _, -, + and ., at most 100")
@@ -107,8 +107,18 @@ def split_variant(variant: str) -> tuple[str, list[str]]:
     return name, overrides
 
 
+def flavor_keys(flavor: str) -> list[str]:
+    """The keys that choose a flavor of any architecture. Raises `InputError` naming the flavors if there is none."""
+    from models.architectures import ARCHITECTURES  # torch
+
+    flavors = {flavor: name for name, architecture in ARCHITECTURES.items() for flavor in architecture.flavors}
+    if flavor not in flavors:
+        raise InputError(f"{unknown('model', flavor, flavors)}; for other sizes: 'model.sizes={{dim: 2048}}'")
+    return [f"model.name={flavors[flavor]}", f"model.flavor={flavor}"]
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """What to say of a name that isn't one of `known`."""
+    """The error sentence for a name that is not in `known`: it gives the nearest names, and all."""
     near = difflib.get_close_matches(name, known, n=2)
     hint = f" did you mean {' or '.join(f'`{word}`' for word in near)}?" if near else ""
     return f"unknown {kind} `{name}`;{hint} known: {', '.join(known)}"

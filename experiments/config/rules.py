@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
+from experiments.config.phases import first_and_last
 from experiments.config.values import VALUES, WITHOUT_EFFECT, shown
 from experiments.config.yaml_source import Entries, nested
 
@@ -101,7 +102,13 @@ def contradictions(config: "Config", entries: Entries) -> list[str]:
     defaults = [(key, message) for key, rule in VALUES.items() if (message := rule(values[key]))]
     return [
         f"{entries[key].origin if key in entries else 'torchtitan default'}: {key}: {message}"
-        for key, message in (*defaults, *_conflicts(config), *_data_conflicts(config), *_fp8_conflicts(config))
+        for key, message in (
+            *defaults,
+            *_conflicts(config),
+            *_data_conflicts(config),
+            *_fp8_conflicts(config),
+            *_phase_conflicts(config),
+        )
     ]
 
 
@@ -121,6 +128,7 @@ def _conflicts(config: "Config") -> Iterator[tuple[str, str]]:
     if optimizer.stochastic_rounding and training.dtype != "bfloat16":
         message = f"rounds bf16 weights, and training.dtype is {training.dtype}; set one of them otherwise"
         yield "optimizer.stochastic_rounding", message
+    yield from _state_conflicts(config)
     if optimizer.built == "before_conversion" and compiled.enable:
         yield "optimizer.built", "its late conversion would find compiled blocks; set compile.enable to false"
     if compiled.cuda_graphs and not compiled.enable:
@@ -132,6 +140,20 @@ def _conflicts(config: "Config") -> Iterator[tuple[str, str]]:
     if config.activation_checkpoint.mode == "memory_budget" and not by_blocks:
         message = "memory_budget is the compiler's; set compile.enable to true, scope to block, components to [model]"
         yield "activation_checkpoint.mode", message
+
+
+def _state_conflicts(config: "Config") -> Iterator[tuple[str, str]]:
+    states = asdict(config.optimizer.states)
+    if not any(states.values()):
+        return
+    if missing := [name for name, dtype in states.items() if dtype is None]:
+        yield "optimizer.states", f"expected a dtype for {' and '.join(missing)} too, or null for all three"
+    if config.training.dtype != "bfloat16":
+        message = f"master weights are for bf16 parameters, and training.dtype is {config.training.dtype}"
+        yield "optimizer.states", f"{message}; set it to bfloat16, or the states to null"
+    if config.optimizer.stochastic_rounding:
+        message = "rounds bf16 weights for want of master weights, which optimizer.states has; set one of them to false"
+        yield "optimizer.stochastic_rounding", f"{message} or null"
 
 
 def _data_conflicts(config: "Config") -> Iterator[tuple[str, str]]:
@@ -162,6 +184,23 @@ def _fp8_conflicts(config: "Config") -> Iterator[tuple[str, str]]:
     if keys.precompute_float8_dynamic_scale_for_fsdp and not keys.enable_fsdp_float8_all_gather:
         message = "needs enable_fsdp_float8_all_gather: true; set that, or set this to false"
         yield f"{FLOAT8}.precompute_float8_dynamic_scale_for_fsdp", message
+
+
+def _phase_conflicts(config: "Config") -> Iterator[tuple[str, str]]:
+    keys, (first, last) = config.quantize.linear.float8, first_and_last(config)
+    if (first, last) == (None, None):
+        return
+    phases = f"first_step and last_step of {FLOAT8}"
+    if keys.recipe_name is None:
+        yield f"{FLOAT8}.recipe_name", f"is null, so there is no FP8 to switch; set it, or {phases} to null"
+    if last is not None and last < (first or 1):
+        yield f"{FLOAT8}.last_step", f"is step {last}, before first_step, which is {first or 1}: FP8 would never run"
+    if keys.enable_fsdp_float8_all_gather:
+        message = f"gathers weights in FP8, of which bf16 steps cannot be made; set it to false, or {phases} to null"
+        yield f"{FLOAT8}.enable_fsdp_float8_all_gather", message
+    if config.compile.cuda_graphs:
+        message = f"leaves nothing to prove a later phase by; set it to false, or {phases} to null"
+        yield "compile.cuda_graphs", message
 
 
 # ---- for people and editors ----

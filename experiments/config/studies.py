@@ -1,14 +1,20 @@
-"""Studies: what is compared, with what, and at which scale; a file of `recipes/studies/`, or some recipes."""
+"""Studies: what is compared, with what, and at which scale; a file of `recipes/studies/`, or some recipes.
+
+A study with `axes` is a sweep: it has a cell for each combination of their values, and each cell is a study.
+"""
 
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import combinations, product
 from pathlib import Path
+from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from experiments.config import recipes
-from experiments.config.rules import explain
-from experiments.config.yaml_source import nested
+from experiments.config.rules import explain, flat
+from experiments.config.yaml_source import Entry, nested
 from experiments.config.yaml_source import read as read_yaml
 from models.errors import InputError
 
@@ -16,6 +22,14 @@ STUDIES = recipes.RECIPES / "studies"
 DEFAULT = "four_way"
 AUTO = "auto"  # among the overlays: what this machine can hold
 PLAN = "study.yaml"  # in the study's directory: what it was started with, auto resolved
+PROCESSES = "processes"
+# What may be an axis: the kind of its values, and how a cell's folder names them.
+AXES = {
+    "model.flavor": (str, "{}"),
+    "training.seq_len": (int, "seq{}"),
+    "training.local_batch_size": (int, "batch{}"),
+    PROCESSES: (int, "processes{}"),
+}
 
 
 class Study(BaseModel):
@@ -29,10 +43,69 @@ class Study(BaseModel):
     seeds: list[int] = Field(min_length=1)
     overlays: list[str]
     overrides: list[str] = []
+    processes: int = Field(1, ge=1)  # of each run: one a GPU, which FSDP2 shards the model over
+    axes: dict[str, object] = {}  # values of keys in their sections, as a recipe has them, and of `processes`
+
+    @field_validator("axes")
+    @classmethod
+    def _check_axes(cls, axes: dict) -> dict:
+        for key, values in flat(axes):
+            if key not in AXES:
+                raise ValueError(f"{key} is no axis; there are {', '.join(AXES)}")
+            kind = AXES[key][0]
+            if not isinstance(values, list) or not values or any(type(v) is not kind or v in ("", 0) for v in values):
+                raise ValueError(f"{key}: expected a list of {'names' if kind is str else 'numbers of 1 and more'}")
+        return axes
+
+    def cells(self) -> "list[Cell]":
+        """All of them, in the order of the axes' values; a study without axes is its only cell."""
+        axes = dict(flat(self.axes))
+        return [self._cell(dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
+
+    def _cell(self, values: dict) -> "Cell":
+        name = "_".join(AXES[key][1].format(value) for key, value in values.items())
+        keys = [f"{key}={value}" for key, value in values.items() if key not in (PROCESSES, "model.flavor")]
+        flavor = recipes.flavor_keys(values["model.flavor"]) if "model.flavor" in values else []
+        own = {"overrides": [*self.overrides, *flavor, *keys], "processes": values.get(PROCESSES, self.processes)}
+        return Cell(name, values, self.model_copy(update={"axes": {}, **own}))
+
+    def override(self, overrides: list[str], processes: int | None) -> None:
+        """What a command line sets. A key that it sets is no axis any more."""
+        self.overrides, self.processes = self.overrides + overrides, processes or self.processes
+        given = {override.partition("=")[0] for override in overrides} | ({PROCESSES} if processes else set())
+        self.axes = nested({key: Entry(values, "") for key, values in flat(self.axes) if key not in given})
 
     def runs(self) -> Iterator[tuple[str, int]]:
         """(recipe, seed), each once, in the order in which they run: a seed's recipes one after the other."""
         return ((recipe, seed) for seed in dict.fromkeys(self.seeds) for recipe in dict.fromkeys(self.recipes))
+
+
+class Cell(NamedTuple):
+    """A part of a sweep: its folder within the sweep's, its value on each axis, and the study that it is."""
+
+    name: str
+    values: dict[str, str | int]
+    study: Study
+
+
+def balanced(cells: Iterable[Cell]) -> list[Cell]:
+    """An order of which every beginning covers the axes evenly: each value, then each pair of values of two axes.
+
+    The next cell is always the one whose values were there least often; of equal ones, the first.
+    """
+    left, order, seen = list(cells), [], Counter()
+
+    def often(cell: Cell) -> tuple[int, int]:
+        pairs = combinations(cell.values.items(), 2)
+        return sum(seen[value] for value in cell.values.items()), sum(seen[pair] for pair in pairs)
+
+    while left:
+        cell = min(left, key=often)
+        left.remove(cell)
+        order.append(cell)
+        seen.update(cell.values.items())
+        seen.update(combinations(cell.values.items(), 2))
+    return order
 
 
 def load(names: list[str]) -> Study:

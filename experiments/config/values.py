@@ -16,7 +16,7 @@ def shown(value: object) -> str:
 
 
 def rule(accepts: Callable[[object], bool], words: str) -> Rule:
-    """Values that a condition accepts, and null, where the key's type has it; nan fails any comparison."""
+    """The rule that `accepts` is true of a value, said in `words`. null passes: the key's type says where it may be."""
     return lambda value: None if value is None or accepts(value) else f"expected {words}, got {shown(value)}"
 
 
@@ -30,13 +30,22 @@ def text(pattern: str, words: str) -> Rule:
     return rule(lambda value: isinstance(value, str) and re.fullmatch(pattern, value), words)
 
 
+def _step_or(word: str) -> Rule:
+    accepts = lambda value: value == word or (isinstance(value, int) and value >= 1)  # noqa: E731
+    return rule(accepts, f"a step of at least 1, or {word}")
+
+
 _AT_LEAST_0 = rule(lambda value: 0 <= value < inf, "a finite number of at least 0")
 _AT_LEAST_1 = rule(lambda value: value >= 1, "at least 1")
 _BELOW_1 = rule(lambda value: 0 <= value < 1, "at least 0 and less than 1")
 _SHARE = rule(lambda value: 0 <= value <= 1, "at least 0 and at most 1")
 _AUTO_OR_COUNT = rule(lambda value: value == -1 or value >= 1, "-1 or at least 1")
 _SECONDS = rule(lambda value: 1 <= value <= 1_000_000, "at least 1 and at most 1,000,000")
+_SIZE = rule(lambda value: 1 <= value <= 1_000_000, "at least 1 and at most 1,000,000")
 _NOT_SUPPORTED = only(False, "not supported")
+_NO_TENSOR_PARALLEL = only(
+    1, "compiled, its backward pass fails in torch 2.13, with and without FP8, so FSDP shards the model instead"
+)
 _NOT_PARALLEL = only(1, "not supported: FSDP shards the model instead")
 _NO_CODE = only("", "would run code that the recipe names")
 _INSIDE = r"(?!attempt|damaged_)(?=.{1,100}$)[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*"  # no record's name, no `.` and `..`
@@ -62,7 +71,9 @@ VALUES: dict[str, Rule] = {
     "metrics.log_freq": _AT_LEAST_1,
     "metrics.fp8_ranges_every": _AT_LEAST_0,
     "metrics.save_tb_folder": _RUN_FOLDER,
-    "model.name": only("llama", "there is one architecture"),
+    **{f"model.sizes.{name}": _SIZE for name in ("dim", "n_heads", "n_kv_heads", "head_dim", "hidden_dim")},
+    "model.sizes.vocab_size": _SIZE,
+    "model.sizes.n_layers": rule(lambda value: 1 <= value <= 1000, "at least 1 and at most 1,000"),
     "model.converters": only(["fp8"], "converts nothing until quantize.linear.float8.recipe_name is set"),
     "optimizer.name": only("AdamW", "there is one optimizer"),
     "optimizer.lr": _AT_LEAST_0,
@@ -89,7 +100,7 @@ VALUES: dict[str, Rule] = {
     "training.dataloader.prefetch_factor": _AT_LEAST_1,
     "parallelism.data_parallel_replicate_degree": _AT_LEAST_1,
     "parallelism.data_parallel_shard_degree": _AUTO_OR_COUNT,
-    "parallelism.tensor_parallel_degree": _NOT_PARALLEL,
+    "parallelism.tensor_parallel_degree": _NO_TENSOR_PARALLEL,
     "parallelism.pipeline_parallel_degree": _NOT_PARALLEL,
     "parallelism.context_parallel_degree": _NOT_PARALLEL,
     "parallelism.expert_parallel_degree": _NOT_PARALLEL,
@@ -109,6 +120,9 @@ VALUES: dict[str, Rule] = {
     "activation_checkpoint.selective_ac_option": text(r"op|\d{1,9}", "'op' or a number in quotes"),
     "activation_checkpoint.memory_budget": _SHARE,
     "activation_checkpoint.determinism_check": text(r"default|none", "'default' or 'none'"),
+    "quantize.linear.float8.first_step": _step_or("after_warmup"),
+    "quantize.linear.float8.last_step": _step_or("before_last_tenth"),
+    "comm.nccl_max_ctas": rule(lambda value: 1 <= value <= 64, "at least 1 and at most 64"),
     "comm.init_timeout_seconds": _SECONDS,
     "comm.train_timeout_seconds": _SECONDS,
     "comm.trace_buf_size": rule(lambda value: 0 <= value <= 10**6, "at least 0 and at most 1,000,000"),

@@ -1,7 +1,6 @@
 """From a token file to torchtitan's batches."""
 
 import itertools
-import os
 from collections.abc import Iterator
 from dataclasses import asdict
 
@@ -107,16 +106,16 @@ def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
         )
 
 
-def describe(token_file: TokenFile, config: Config) -> str:
+def describe(token_file: TokenFile, config: Config, world_size: int = 1) -> str:
     """One sentence about what the run would read of a prepared token file. Raises InputError if that is not a row."""
     rows = Rows(token_file, config)
-    needed = _rows_needed(config, int(os.environ.get("WORLD_SIZE", 1)))
+    needed = _rows_needed(config, world_size)
     tokenizer = config.model.hf_assets_path
     return (
         f"{token_file.dataset}: {len(token_file.tokens):,} tokens in {len(token_file.documents) - 1:,} documents, "
         f"vocabulary {token_file.vocab_size:,} ({f'of {tokenizer}' if tokenizer else 'BPE trained on it'}), "
         f"{len(rows):,} {config.data.layout} rows of {config.training.seq_len:,}; "
-        f"the run reads {needed:,} rows, {needed / len(rows):,.2f} times the data"
+        f"the run reads {needed:,} rows, {needed / len(rows):.1%} of them"
     )
 
 

@@ -18,9 +18,9 @@ LOCAL_PATH = re.compile(r"[./~].*|.*\.json|.*/.*/.*")  # what cannot be a hub na
 
 
 def open_tokenizer(config: Config) -> tuple[str, Callable[[Source], Tokenizer]]:
-    """What tells the tokenizer from others (those of the hub go by their name), and what loads it for a corpus.
+    """The tokenizer's identity, which enters the token file's hash, and a function that loads it for a corpus.
 
-    Raises `InputError` if it is a local one that is not there.
+    A tokenizer of the hub is identified by its name. Raises `InputError` if it is a local file that is not there.
     """
     given, vocab_size = config.model.hf_assets_path, config.data.bpe_vocab_size
     path = Path(given)

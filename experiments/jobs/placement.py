@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from experiments.jobs.signals import STUDY_PID
+from models.errors import InputError
 
 
 def gpus() -> list[str | None]:
@@ -19,13 +20,29 @@ def gpus() -> list[str | None]:
     return [str(index) for index in range(torch.cuda.device_count())] or [None]
 
 
+def gpus_for(processes: int) -> int:
+    """How many of `gpus` a run of some processes takes: one each; without GPUs the machine is one, for all.
+
+    Raises `InputError` if there are not so many.
+    """
+    there = gpus()
+    if there == [None]:
+        return 1
+    if processes > len(there):
+        raise InputError(
+            f"a run of {processes} processes needs {processes} GPUs, and {len(there)} are here: lower `processes`, or "
+            "start it where there are as many"
+        )
+    return processes
+
+
 def start(
     arguments: list[str], gpu: str | None, place: int, environment: dict | None = None, **streams
 ) -> subprocess.Popen:
     """Start `python -m` on a GPU, near its cores; the process ends with this one.
 
     It has a session of its own: the terminal's Ctrl-C reaches only this process, which passes it on. `gpu` and `place`
-    are as for `binding`; `environment` comes on top of this process's.
+    are as for `binding`; `environment` is added to this process's.
     """
     variables = {STUDY_PID: str(os.getpid())} | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}) | (environment or {})
     command = [*binding(gpu, place), sys.executable, "-m", *arguments]

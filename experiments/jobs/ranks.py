@@ -1,6 +1,7 @@
 """Which of a job's processes this one is, as the environment variables of torchrun or srun say."""
 
 import os
+from argparse import ArgumentTypeError
 
 from models.errors import InputError
 
@@ -15,6 +16,21 @@ def number(name: str, default: int, least: int = 0) -> int:
     return int(text)
 
 
+def process_count(text: str) -> int:
+    """`--processes` on a command line. Raises ArgumentTypeError for what is no number of 1 and more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"expected a number of 1 and more, got {text}")
+    return int(text)
+
+
+def variables(rank: int, processes: int, port: int = 0) -> dict[str, str]:
+    """torch.distributed's, for one of several processes on this machine; `port` is where rank 0 listens."""
+    numbers = {"RANK": rank, "WORLD_SIZE": processes, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": processes}
+    return {name: str(value) for name, value in (numbers | {"MASTER_PORT": port}).items()} | {
+        "MASTER_ADDR": "127.0.0.1"
+    }
+
+
 def set_rank_environment() -> tuple[int, int]:
     """(rank, world size), and torch.distributed's variables set: torchrun's, srun's, or those of one process.
 
@@ -25,12 +41,12 @@ def set_rank_environment() -> tuple[int, int]:
         if missing := [name for name in _RANK_VARIABLES if name not in env]:
             raise InputError(
                 f"the environment variable {given[0]} is set and {missing[0]} is not: unset it for one process, or "
-                "start several with torchrun or srun, which set all of them"
+                "start several with --processes N, torchrun or srun, which set all of them"
             )
     elif number("SLURM_STEP_NUM_TASKS", 1) > 1:
         _take_over_from_srun()
     else:
-        env |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        env |= variables(0, 1)
     rank, world_size, _ = number("RANK", 0), number("WORLD_SIZE", 1, least=1), number("LOCAL_RANK", 0)
     if rank >= world_size:
         raise InputError(f"the environment variable RANK is {rank}, and WORLD_SIZE {world_size}: ranks begin at 0")

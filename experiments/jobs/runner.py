@@ -1,12 +1,12 @@
-"""Runs as processes: as many at once as there are GPUs, each on its own; the others wait for a free one.
+"""Runs as processes: as many at once as there are GPUs, each on its own or several; the others wait for free ones.
 
 Each run compiles with an empty cache folder of its own, which is removed after it: otherwise the first run would pay
-for what later runs compile, and their warm-ups would not compare. Folders that the user has set are left as they are.
+for what later runs compile, and their warm-ups would not compare. The ranks of one run share its folders, which PyTorch
+guards with locks. Folders that the user has set are left as they are.
 """
 
 import math
 import signal
-import subprocess
 import tempfile
 import time
 from contextlib import ExitStack
@@ -20,6 +20,7 @@ from rich.markup import escape
 from experiments.jobs import placement
 from experiments.jobs.exit_codes import BAD_INPUT, FAILED
 from experiments.jobs.files import read_json, read_last_line
+from experiments.jobs.launcher import Ranks
 from experiments.jobs.progress import describe, progress_bar
 from experiments.jobs.shares import Shares
 from experiments.jobs.signals import COME_BACK, FOR_GOOD, Stop
@@ -28,19 +29,23 @@ COMPILE_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "tr
 
 
 class Run(NamedTuple):
-    """One run of a study: `arguments` are those of experiments.run, without its --out."""
+    """One run of a study: `arguments` are those of experiments.run, which each of its `processes` gets as a rank."""
 
     title: str
     directory: Path
     arguments: list[str]
+    processes: int = 1
 
 
 def run_all(runs: list[Run], console: Console, stop: Stop, shares: Shares | None = None) -> list[int]:
     """Exit codes of the runs that were started, negative for the number of a signal that killed one.
 
-    A request to `stop` is passed on to the runs, which are waited for, and no other is started; so are the `shares` of
-    a time budget.
+    A request to `stop` is passed on to the runs; they are waited for, and no other is started. With `shares` of a time
+    budget, each run is asked to stop when its share is spent. Raises `InputError` for a run of more processes than
+    there are GPUs.
     """
+    for run in runs:
+        placement.gpus_for(run.processes)
     stop.deferred = True
     with progress_bar(console, console.is_terminal) as bar, ExitStack() as at_end:
         jobs = _Jobs(runs, console, bar, stop, shares)
@@ -71,12 +76,12 @@ class _Jobs:
 
     def start_waiting(self) -> None:
         """Start runs while there are free GPUs. One that cannot be started is noted and stops no other."""
-        while self.free and self.starts_more():
-            run = self.waiting.pop(0)
+        while self.starts_more() and len(self.free) >= (count := placement.gpus_for(self.waiting[0].processes)):
+            run, gpus = self.waiting.pop(0), self.free[:count]
             until = self.shares.until(len(self.waiting)) if self.shares else math.inf
             try:
-                self.running.append(_Process(run, until, *self.free[0], self.bar, self.console))
-                del self.free[0]
+                self.running.append(_Process(run, until, gpus, self.bar, self.console))
+                del self.free[:count]
             except OSError as error:  # a file where its directory should be, a full disk
                 self.console.print(escape(f"{run.title}: failed: {error.filename}: {error.strerror}"), soft_wrap=True)
                 self.codes.append(BAD_INPUT)
@@ -89,12 +94,12 @@ class _Jobs:
     def collect_ended(self) -> None:
         """Note the runs that have ended, and move the bars of all."""
         for process in list(self.running):
-            ended = process.child.poll() is not None  # first: no line is written after that
+            ended = process.ranks.poll() is not None  # first: no line is written after that
             line = process.show()
             if not ended:
                 continue
             self.running.remove(process)
-            self.free.append(process.gpu)
+            self.free = sorted(self.free + process.gpus)
             self.codes.append(process.report(line))
             if self.shares and process.asked_at:
                 self.shares.ended(process.step, process.asked_at)
@@ -103,31 +108,29 @@ class _Jobs:
         for process in self.running:
             if self.shares and not process.asked_at and self.shares.spent(process.until, process.step):
                 process.asked_at = time.monotonic()
-                process.child.send_signal(signal.SIGUSR1)
+                process.ranks.send_signal(signal.SIGUSR1)
 
     def send(self, request: signal.Signals) -> None:
         for process in self.running:
-            process.child.send_signal(request)
+            process.ranks.send_signal(request)
 
 
 class _Process:
     """A run that was started, and its line on the screen; what it prints is in its log.txt."""
 
-    def __init__(self, run: Run, until: float, place: int, gpu: str | None, bar, console: Console):
-        self.run, self.gpu, self.bar, self.console = run, (place, gpu), bar, console
+    def __init__(self, run: Run, until: float, gpus: list, bar, console: Console):
+        self.run, self.gpus, self.bar, self.console = run, gpus, bar, console
         self.until = until  # when its share of a budget is spent
         self.asked_at = 0.0  # when it was asked to stop for that
         self.step = 0  # the last one on record; 0 as long as it has made none of its own
         run.directory.mkdir(parents=True, exist_ok=True)
-        self.log = run.directory / "log.txt"
         self.earlier = read_last_line(run.directory / "metrics.jsonl")
         self.compile_cache = tempfile.TemporaryDirectory(prefix="compile-cache-", ignore_cleanup_errors=True)
         caches = {x: f"{self.compile_cache.name}/{name}" for x, name in COMPILE_CACHES.items() if not set_by_user(x)}
-        with open(self.log, "a") as log:
-            arguments = ["experiments.run", *run.arguments, "--out", str(run.directory)]
-            self.child = placement.start(arguments, gpu, place, caches, stdout=subprocess.DEVNULL, stderr=log)
+        self.ranks = Ranks(["experiments.run", *run.arguments], gpus, run.processes, caches, run.directory / "log.txt")
         self.task = bar.add_task(run.title, total=None, window="starting")
-        self._print("started" + (f" on GPU {gpu}" if gpu is not None else ""))
+        names = ", ".join(gpu for _, gpu in gpus if gpu is not None)
+        self._print("started" + (f" on GPU {names}" if names else ""))
 
     def show(self) -> dict:
         """Move the bar to the run's last log line, and return that."""
@@ -141,17 +144,19 @@ class _Process:
     def report(self, line: dict) -> int:
         """Print how it ended, with its last log line, and return its exit code."""
         self.compile_cache.cleanup()
-        code = self.child.returncode
+        code = self.ranks.returncode
         if code < 0:
             outcome = f"killed by {signal.Signals(-code).name}"
         elif code in (FAILED, BAD_INPUT):
             outcome = "failed"
         else:
             outcome = self._manifest().get("status", "interrupted" if code in (COME_BACK, FOR_GOOD) else "failed")
+        if self.ranks.first:
+            outcome = f"rank {self.ranks.first} {outcome}"
         if line and code != BAD_INPUT:  # what is in the directory may be another run's
             outcome += f" at step {line['step']}, {describe(line)}"
         self.bar.update(self.task, window=outcome)
-        self._print(outcome + (f": {self._last_words()}" if code else ""), always=code != 0)
+        self._print(outcome + (f": {self.ranks.last_words()}" if code else ""), always=code != 0)
         return code
 
     def _print(self, event: str, always: bool = False) -> None:
@@ -161,13 +166,6 @@ class _Process:
 
     def _manifest(self) -> dict:
         return read_json(self.run.directory / "manifest.json")
-
-    def _last_words(self) -> str:
-        try:
-            lines = self.log.read_text(errors="replace", encoding="utf-8").split("\n")
-        except OSError as error:
-            return f"{self.log}: {error.strerror}"
-        return next((line for line in reversed(lines) if line.strip()), f"see {self.log}")
 
 
 def set_by_user(variable: str) -> bool:

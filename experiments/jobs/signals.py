@@ -16,7 +16,7 @@ import threading
 import time
 
 COME_BACK, FOR_GOOD = 75, 130  # exit codes: EX_TEMPFAIL of sysexits.h; a shell's for Ctrl-C
-STUDY_PID = "STUDY_PID"  # in a run's environment: the study that started it and that it must not outlive
+STUDY_PID = "STUDY_PID"  # in the environment of what a study or a run starts: the process that it must not outlive
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -29,7 +29,7 @@ class Interrupted(Exception):
 
 
 def budget_seconds(text: str) -> float:
-    """Seconds on a command line. Raises ArgumentTypeError for what no run could keep to."""
+    """Seconds on a command line. Raises ArgumentTypeError unless they are more than 0 and finite."""
     seconds = float(text)
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"expected seconds, more than 0, got {text}")
@@ -87,7 +87,7 @@ class Stop:
             raise KeyboardInterrupt
 
     def _is_second_ctrl_c(self) -> bool:
-        """Whether the user insists. A run of a study gets SIGINT from it for a second Ctrl-C only."""
+        """Whether it is the user's second Ctrl-C. A study passes the first on as SIGTERM, and the second as SIGINT."""
         first, self._interrupted_at = self._interrupted_at, self._interrupted_at or time.monotonic()
         if os.environ.get(STUDY_PID):
             return self._code != 0

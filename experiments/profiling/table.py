@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from experiments.config.phases import check_one_precision
 from experiments.config.recipes import Recipe
 from models.errors import InputError
 from models.floors import IDLE, PARTS, Work, step_floors, step_work
@@ -102,6 +103,7 @@ def work(config) -> list[Work]:
     """What a step of a resolved recipe has to do. Raises `InputError` where that is not known."""
     from experiments.training import preflight  # torch: seconds, which a misspelt name need not wait for
 
+    check_one_precision(config)
     return step_work(config, preflight.model_args(config), preflight.fp8_layers(config))
 
 

@@ -41,8 +41,7 @@ def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
     from experiments.training.run_directory import RunDirectory
     from experiments.training.timeline import TIMELINE
 
-    preflight.check_ranks(recipe.config, world_size)
-    preflight.check_checkpoints(recipe.config, stop.budget_s)
+    check(recipe.config, world_size, stop)
     facts = preflight.facts(recipe, world_size) if rank == 0 else None
     if not out and world_size > 1:  # each would make its own
         raise InputError("a run of several processes needs --out DIR, so that all of them write to the same place")
@@ -50,9 +49,7 @@ def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
     for _ in preflight.all_checks(recipe.config, world_size):  # before anything but prepared data is written
         pass
     TIMELINE.mark("data")
-    if not out:
-        study = new_folder(Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
-        out = study / recipe.name / f"seed{recipe.config.debug.seed}"
+    out = out or new_directory(recipe)
     directory = RunDirectory(out, recipes.to_yaml(recipe), facts) if facts else None
     recipe.config.job.dump_folder = str(out)
     try:
@@ -70,6 +67,20 @@ def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
         Console(soft_wrap=True, highlight=False).print(escape(line))
     _leave(end)
     return end.code
+
+
+def check(config, world_size: int, stop: Stop) -> None:
+    """Raise `InputError` for keys that so many processes or a time budget rule out."""
+    from experiments.training import preflight
+
+    preflight.check_ranks(config, world_size)
+    preflight.check_checkpoints(config, stop.budget_s)
+
+
+def new_directory(recipe) -> Path:
+    """Where a run goes that was not told: a new folder under runs/, laid out as a study's."""
+    study = new_folder(Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
+    return study / recipe.name / f"seed{recipe.config.debug.seed}"
 
 
 def _train(recipe, directory, move_bar, stop: Stop) -> End:
@@ -109,16 +120,16 @@ def _train(recipe, directory, move_bar, stop: Stop) -> End:
 
 
 def _record(trainer, directory, move_bar) -> None:
-    """Have the trainer's records written as they come into being."""
+    """Have the trainer write its log lines, timing and proof into the directory as soon as each is there."""
     from experiments.training import compile_cache
     from experiments.training.metrics import JsonLines
     from experiments.training.trainer import TIMELINE
 
-    lines, metrics, timed = None, trainer.metrics_processor, False
+    lines, metrics, warm_up = None, trainer.metrics_processor, {}
 
     def on_resume(step: int) -> None:
         nonlocal lines
-        directory.take_over(step)
+        trainer.proof.take_over(directory.take_over(step), step)
         lines = JsonLines(directory.path / "metrics.jsonl")
 
     def on_window(line: dict) -> None:
@@ -126,12 +137,12 @@ def _record(trainer, directory, move_bar) -> None:
         move_bar(window=describe(line))
 
     def on_step(step: int) -> None:
-        nonlocal timed
         move_bar(completed=step)
-        if not timed:
-            timed = True
-            warm_up = {"warm_up_s": sum(TIMELINE.phases.values()), "phases": TIMELINE.phases}
-            directory.write_json("timing.json", warm_up | {"compile_cache": compile_cache.state()})
+        if first := not warm_up:
+            warm_up["warm_up_s"], warm_up["phases"] = sum(TIMELINE.phases.values()), TIMELINE.phases
+            warm_up["compile_cache"] = compile_cache.state()
+        if first or step in trainer.switches:
+            directory.write_json("timing.json", warm_up | {"switches": trainer.switches})
         if step == trainer.proof.profiled_step:
             directory.write_json("proof.json", trainer.proof.record())
 

@@ -69,6 +69,7 @@ def restore(config) -> None:
 def save(config) -> None:
     """Keep the kernels of this process, unless they all came from the file.
 
+    To be called once: of what a second call saves, PyTorch 2.13 loads only what was compiled since the first one.
     With no file yet, they are kept even if inductor's own cache on this machine had them: other machines have not.
     """
     kept = path(config)

@@ -32,7 +32,7 @@ def fp8_ranges(model: nn.Module) -> dict[str, float]:
     """
     rows: dict[str, list[torch.Tensor]] = defaultdict(list)
     for name, layer in float8.converted_modules(model).items():
-        if not isinstance(layer, Fp8Linear):  # torchao's, whose weights FSDP2 gathers in FP8
+        if not isinstance(layer, Fp8Linear) or not layer.in_fp8:  # torchao's, whose weights FSDP2 gathers in FP8
             continue
         scaling = SCALINGS[layer.how.recipe_name]
         group = re.sub(r"^layers\.\d+\.", "", name)

@@ -3,17 +3,20 @@
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path, PurePath
 
 import torch
 
+from experiments.config.phases import fp8_steps
 from experiments.config.recipes import Recipe
 from experiments.corpus import rows
+from experiments.corpus.tokens import TokenFile
 from experiments.jobs.ranks import number
 from experiments.jobs.shares import BUDGET
 from experiments.training import checkpoint_files
-from models import device, float8, flops, llama
+from models import device, float8, flops
+from models.architectures import build, label, model_args
 from models.errors import InputError, by_pattern
 from models.train_spec import freeze
 
@@ -52,15 +55,6 @@ def _check_first_weights(config) -> None:
         raise InputError(f"{first}: is of another model, without this one's {by_pattern(missing)}: give another one")
 
 
-def model_args(config) -> llama.LlamaArgs:
-    """The flavor's arguments with the recipe's keys. Raises `InputError` naming the flavors if there is no such one."""
-    if config.model.flavor not in llama.FLAVORS:
-        raise InputError(f"model.flavor {config.model.flavor!r} is not one of {', '.join(llama.FLAVORS)}")
-    args = replace(llama.FLAVORS[config.model.flavor])  # a copy: the flavor stays as it is
-    args.update_from_config(config)
-    return args
-
-
 def check_ranks(config, world_size: int) -> None:
     """Raise `InputError` for what does not suit so many processes."""
     degrees, keys = config.parallelism, config.training
@@ -79,24 +73,35 @@ def check_ranks(config, world_size: int) -> None:
     all_gather = config.quantize.linear.float8.enable_fsdp_float8_all_gather
     if all_gather and shards == 1 and config.optimizer.built is None:
         raise InputError(
-            "quantize.linear.float8.enable_fsdp_float8_all_gather needs FSDP over two or more processes: start them "
-            "with torchrun or srun, or set it to false"
+            "quantize.linear.float8.enable_fsdp_float8_all_gather needs FSDP over two or more processes: run it "
+            "with --processes 2 or more, or set it to false"
+        )
+    if config.quantize.gradients and shards == 1:
+        raise InputError(
+            "quantize.gradients needs FSDP over two or more processes: run it with --processes 2 or more, or set it to "
+            "null"
         )
     if world_size > 1:
         _check_sharding(config, world_size)
 
 
 def _check_sharding(config, world_size: int) -> None:
-    """Raise `InputError` for what needs whole weights: FSDP shards them."""
+    """Raise `InputError` for what needs whole weights, since FSDP shards them, and for replicas without shards."""
+    if config.parallelism.data_parallel_replicate_degree == world_size:
+        raise InputError(  # the loss is divided by all ranks' tokens before DDP takes the mean over ranks
+            f"parallelism.data_parallel_replicate_degree={world_size} leaves nothing to shard, and torchtitan 0.2.2 "
+            f"then divides gradients by the {world_size} processes twice: set it to 1, or to less than the processes"
+        )
     sharded = f"needs whole weights, and {world_size} processes shard them: set it to"
     if config.model.fused_projections:
         raise InputError(f"model.fused_projections {sharded} false")
     if config.optimizer.built == "before_conversion":
         raise InputError(f"optimizer.built {sharded} null")
-    if model_args(config).enable_weight_tying:
+    gathered = config.quantize.linear.float8.enable_fsdp_float8_all_gather
+    if gathered and model_args(config).enable_weight_tying and "output" in fp8_layers(config):
         raise InputError(
-            f"model.flavor {config.model.flavor} ties its embeddings, which FSDP would shard twice: "
-            "train it on one GPU, or choose an 8B flavor"
+            f"the head of {config.model.flavor} is also its embedding, which FSDP gathers in bf16: "
+            "set quantize.linear.float8.filter_fqns to [output]"
         )
 
 
@@ -108,10 +113,11 @@ def check_device(config) -> str:
         raise InputError("model.attention_backend cudnn needs a GPU: on a CPU there are auto, flash and math")
     gpu_only = {
         "compile.cuda_graphs": config.compile.cuda_graphs,
+        "comm.nccl_max_ctas": config.comm.nccl_max_ctas,
         "profiling.enable_memory_snapshot": config.profiling.enable_memory_snapshot,
     }
-    if device.TYPE == "cpu" and (asked := [key for key, is_on in gpu_only.items() if is_on]):
-        raise InputError(f"{asked[0]} needs a GPU: set it to false")
+    if device.TYPE == "cpu" and (asked := [key for key, value in gpu_only.items() if value]):
+        raise InputError(f"{asked[0]} needs a GPU: set it to {'null' if 'nccl' in asked[0] else 'false'}")
     compiles = "torchao's optimizer" if config.optimizer.stochastic_rounding else ""
     compiles = "compile.enable" if config.compile.enable else compiles
     if device.TYPE == "cpu" and compiles and not shutil.which(compiler := os.environ.get("CXX", "g++").split(" ")[0]):
@@ -143,15 +149,20 @@ def slow_attention(config) -> str | None:
 def check_memory(config, world_size: int = 1) -> str:
     """Estimated need of each device against what it has; an error only far beyond that, since it is an estimate."""
     need, capacity = memory_needed(config, world_size), device.memory_bytes()
-    if device.TYPE == "cpu":  # the processes that torchrun starts here share it
+    if device.TYPE == "cpu":  # the processes of the run here share it
         capacity /= number("LOCAL_WORLD_SIZE", 1, least=1)
-    finding = f"about {need / 2**30:.1f} GiB of {capacity / 2**30:.0f} GiB"
+    finding = memory_finding(need, capacity)
     if need > HOPELESS * capacity:
         raise InputError(
             f"the run needs {finding} here: choose a smaller model.flavor or the overlay `cpu`, recompute activations "
             "(activation_checkpoint.mode=full), lower training.local_batch_size, or shard over more GPUs"
         )
     return finding + ("" if need <= capacity else ": this will probably not fit")
+
+
+def memory_finding(need: float, capacity: float) -> str:
+    """Bytes needed, and bytes there are, for people."""
+    return f"about {need / 2**30:.1f} GiB of {capacity / 2**30:.0f} GiB"
 
 
 def memory_needed(config, world_size: int = 1) -> float:
@@ -162,10 +173,12 @@ def memory_needed(config, world_size: int = 1) -> float:
 def memory_estimate(config, world_size: int = 1) -> dict[str, float]:
     """Bytes on each of `world_size` devices by use, see `flops.memory_estimate`."""
     tokens = config.training.local_batch_size * config.training.seq_len
-    param_bytes = {"bfloat16": 2, "float32": 4}[config.training.dtype]
+    param_bytes = flops.ITEMSIZE[config.training.dtype]
+    state_bytes = flops.state_bytes(config.training.dtype, asdict(config.optimizer.states).values())
     recompute = config.activation_checkpoint.mode == "full"
     shards = max(1, world_size // config.parallelism.data_parallel_replicate_degree)
-    return flops.memory_estimate(model_args(config), tokens, param_bytes, config.compile.enable, recompute, shards)
+    args = model_args(config)
+    return flops.memory_estimate(args, tokens, param_bytes, state_bytes, config.compile.enable, recompute, shards)
 
 
 def checkpoint_bytes(config) -> float:
@@ -180,10 +193,10 @@ def fp8_layers(config) -> set[str]:
     return float8.choose_modules(_model(config), keys.recipe_name, keys.filter_fqns) if keys.recipe_name else set()
 
 
-def _model(config) -> llama.Llama:
+def _model(config) -> torch.nn.Module:
     """Its modules by name; no weights."""
     with torch.device("meta"):
-        return llama.Llama(model_args(config))
+        return build(config)
 
 
 def check_model(config) -> str:
@@ -191,16 +204,25 @@ def check_model(config) -> str:
     args = model_args(config)
     name = config.quantize.linear.float8.recipe_name
     freeze(_model(config), config.model.freeze)
-    precision = f"{len(fp8_layers(config))} linear layers in {name} FP8" if name else "no FP8"
+    precision = f"{len(fp8_layers(config))} linear layers in {name} FP8{_when(config)}" if name else "no FP8"
     per_token = flops.flops_per_token(args, config.training.seq_len) / 1e9
-    return f"{flops.parameters(args) / 1e9:.3g} B parameters, {per_token:.4g} GFLOP per token, {precision}"
+    active = f" ({flops.parameters(args, active=True) / 1e9:.3g} B active)" if flops.has_experts(args) else ""
+    return f"{flops.parameters(args) / 1e9:.3g} B parameters{active}, {per_token:.4g} GFLOP per token, {precision}"
 
 
-def check_data(config) -> str:
+def _when(config) -> str:
+    """Which steps are in FP8, where not all of them are."""
+    in_fp8, steps = fp8_steps(config), config.training.steps
+    if len(in_fp8) == steps:
+        return ""
+    return f" in steps {in_fp8[0]} to {in_fp8[-1]} of {steps}" if in_fp8 else f" in none of the {steps} steps"
+
+
+def check_data(config, world_size: int = 1, token_file: TokenFile | None = None) -> str:
     """The token file, prepared if it is not there yet, and that the model has a row for each of its tokens."""
-    token_file = rows.prepare(config)
+    token_file = token_file or rows.prepare(config)
     rows.check_vocabulary(token_file, model_args(config).vocab_size)
-    return rows.describe(token_file, config)
+    return rows.describe(token_file, config, world_size)
 
 
 def all_checks(config, world_size: int, budget_s: float | None = None) -> Iterator[tuple[str, str]]:
@@ -210,7 +232,7 @@ def all_checks(config, world_size: int, budget_s: float | None = None) -> Iterat
     yield "model", check_model(config)
     yield "device", check_device(config)
     yield "memory", check_memory(config, world_size)
-    yield "data", check_data(config)
+    yield "data", check_data(config, world_size)
 
 
 def facts(recipe: Recipe, world_size: int) -> dict:
@@ -231,7 +253,7 @@ def facts(recipe: Recipe, world_size: int) -> dict:
         "world_size": world_size,
         "hardware": device.hardware(),
         "peak_flops": device.peak_record(),
-        "flavor": config.model.flavor,
+        "flavor": label(config),
         "parameters": flops.parameters(args),
         "flops_per_token": flops.flops_per_token(args, config.training.seq_len),
         "flops_per_token_causal": flops.flops_per_token(args, config.training.seq_len, causal=True),

@@ -2,6 +2,8 @@
 
 Three claims, checked while the run trains and kept in proof.json; a claim that does not hold stops the run:
   1. an FP8 recipe has converted layers, and in one profiled step `aten::_scaled_mm` did the FLOPs they account for;
+     where FP8 is switched on and off, one step of each phase is profiled, and `aten::_scaled_mm` did none in bf16;
+     several ranks sent no more bytes of weights and gradients than the recipe's precisions take (collectives.py);
   2. every trainable parameter is in the optimizer;
   3. every one of them moved in the first optimizer step, where its gradient and its dtype allow it.
 A recipe that leaves parameters out of the optimizer on purpose (`optimizer.built`) has those orphans on record instead.
@@ -15,15 +17,18 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd import DeviceType
+from torch.profiler import profile
 
+from experiments.training import collectives
 from models import float8
 from models.fused_adamw import local
 
 PROFILED_STEP = 3  # the first step compiles, the second may compile again
 RECORDING_STEP = 2  # profiled with CUDA graphs: they warm up in the first; from the third on no operator is called
 _FP8_OPS = {"aten::_scaled_mm", "aten::_scaled_mm_v2"}
-_GEMM_OPS = _FP8_OPS | {"aten::mm", "aten::addmm"}  # of linear layers; attention is another kernel, or bmm
+# Of linear layers and experts; attention is another kernel, or bmm. On a CPU experts are mm, one after the other.
+_GEMM_OPS = _FP8_OPS | {"aten::mm", "aten::addmm", "aten::_grouped_mm"}
 # With max-autotune inductor may compile a product into a kernel of its own, such as triton_tem_fused__scaled_mm_3
 _TEMPLATE = re.compile(r"triton_tem_.*?_(scaled_|add)?mm_")
 _ATTENTION_OPS = {
@@ -50,12 +55,16 @@ class Proof:
     recipe_name: str | None  # quantize.linear.float8.recipe_name, None for a run in bf16
     tokens: int  # of one forward pass on this rank: batch times sequence
     passes_per_step: int = 1  # gradient accumulation
+    fp8_share_of_steps: float = 1.0  # less where a part of the run is in bf16
     allow_orphans: bool = False  # trainable parameters in no optimizer are what the recipe is about
+    sharding: collectives.Sharding | None = None  # of several ranks
     orphans: list[str] = field(default_factory=list)
     parameters: dict = field(default_factory=dict)
     gemm_flops: dict[str, int] = field(default_factory=dict)
     attention: list[str] = field(default_factory=list)
+    sent: dict | None = None  # of several ranks, see collectives.record
     profiled_step: int | None = None
+    phases: dict[int, dict] = field(default_factory=dict)  # by first step: what the profile of one step of it showed
 
     def __post_init__(self):
         self.converted = float8.converted_modules(self.model)
@@ -64,6 +73,11 @@ class Proof:
         self._check_optimizer()
         self._witnesses: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # indices and values before the step
         self._resumed = False
+
+    def take_over(self, record: dict, step: int) -> None:
+        """Phases that an earlier attempt at the run profiled, by its record, up to the `step` that was resumed from."""
+        phases = record.get("phases", {}).items()
+        self.phases = {int(first): phase for first, phase in phases if phase["profiled_step"] <= step}
 
     @property
     def emulated(self) -> bool:
@@ -78,8 +92,8 @@ class Proof:
 
     @property
     def fp8_flops(self) -> int:
-        """FLOPs per step that `aten::_scaled_mm`, or a compiled kernel in its place, was seen to do."""
-        return sum(count for name, count in self.gemm_flops.items() if "_scaled_mm" in name)
+        """FLOPs per step that `aten::_scaled_mm`, or a compiled kernel in its place, was last seen to do."""
+        return _in_fp8(self.gemm_flops)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         return {n.replace("_orig_mod.", ""): p for n, p in self.model.named_parameters() if p.requires_grad}
@@ -136,44 +150,93 @@ class Proof:
             "still_in_first_step": still,
             # bf16 keeps 8 significant bits: lr 5e-7 of the first step cannot move a norm weight of 1.0
             "dtype_cannot_hold_first_update": [] if self._resumed else sorted(set(parameters) - set(self._witnesses)),
+            "bytes_per_parameter": self._bytes_per_parameter(owned),
         }
         self._witnesses = {}
 
+    def _bytes_per_parameter(self, owned: list[nn.Parameter]) -> dict[str, float]:
+        """What this rank keeps from step to step: its tensors of parameters and of the optimizer's states."""
+        kept = [tensor for opt in self.optimizers for state in opt.state.values() for tensor in state.values()]
+        weights, states = (sum(local(tensor).nbytes for tensor in tensors) for tensors in (owned, kept))
+        elements = sum(local(parameter).numel() for parameter in owned)
+        return {"weights": weights / elements, "states": states / elements}
+
     @contextmanager
-    def profile(self, step: int):
-        """Claim 1: profile what runs inside, and count the FLOPs of its matrix multiplications by operator."""
-        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+    def profile(self, step: int, first: int = 1, in_fp8: bool = True):
+        """Claim 1: profile what runs inside, and count the FLOPs of its matrix multiplications by operator.
+
+        `first` is the phase's first step, `in_fp8` whether the phase is in FP8, where the recipe is.
+        """
+        with profile(activities=collectives.activities(self.sharding), record_shapes=True) as profiler:
             yield
-        events = profiler.events()
+        events = [event for event in profiler.events() if event.device_type == DeviceType.CPU]
         self.profiled_step, self.gemm_flops = step, count_gemm_flops(events)
         self.attention = sorted({_ATTENTION_OPS[event.name] for event in events if event.name in _ATTENTION_OPS})
+        self.phases[first] = {"in_fp8": in_fp8, "profiled_step": step, "gemm_flops": self.gemm_flops}
+        if self.sharding:
+            self._check_wire(profiler)
         if self.emulated:
             return
-        if self.fp8_flops < 0.99 * self.fp8_flops_expected:  # more where activation checkpointing computes twice
+        if not in_fp8 and self.fp8_flops:
+            raise ProofError(
+                f"in step {step} aten::_scaled_mm did {self.fp8_flops:.3e} FLOPs, and the recipe has this step in bf16"
+            )
+        expected = 0.99 * self.fp8_flops_expected  # more where activation checkpointing computes twice
+        if in_fp8 and self.fp8_flops < expected:
             raise ProofError(
                 f"in step {step} aten::_scaled_mm did {self.fp8_flops:.3e} FLOPs, and the {len(self.converted)} "
                 f"converted layers account for {self.fp8_flops_expected:.3e}: not (all) of the FP8 recipe ran in FP8"
             )
 
+    def _check_wire(self, profiler) -> None:
+        """The second half of claim 1."""
+        shapes = {name.replace("_orig_mod.", ""): p.shape for name, p in self.model.named_parameters()}
+        weights = [f"{name}.weight" for name in self.converted]
+        expected = self.sharding.expected(shapes, weights, self.passes_per_step)
+        self.sent = collectives.record(profiler, self.sharding) | expected
+        gathered, promised = (self.sent[key] for key in ("gathered_bytes", "gathered_bytes_expected"))
+        if self.sharding.fp8 and gathered > promised:
+            raise ProofError(
+                f"in step {self.profiled_step} ranks gathered {gathered:,} bytes of weights, and with those of "
+                f"{len(weights)} converted layers in FP8 it would be {promised:,}: not (all) of what "
+                "enable_fsdp_float8_all_gather promises was sent in FP8"
+            )
+        reduced, promised = (self.sent[key] for key in ("reduced_bytes", "reduced_bytes_expected"))
+        if self.sharding.fp8_gradients and not 0 < reduced <= promised:
+            raise ProofError(
+                f"in step {self.profiled_step} ranks sent {reduced:,} bytes of gradients, and in FP8 with their scales "
+                f"it would be {promised:,}: not (all) of what quantize.gradients promises was sent in FP8"
+            )
+
     def record(self) -> dict:
-        """The contents of proof.json."""
-        total = sum(self.gemm_flops.values())
+        """The contents of proof.json; FLOPs and shares are those of the last phase in FP8, if there is one."""
+        last = max(self.phases, key=lambda first: (self.phases[first]["in_fp8"], first))
+        gemm_flops = self.phases[last]["gemm_flops"]
+        total = sum(gemm_flops.values())
         return {
             "recipe_name": self.recipe_name,
             "emulated": self.emulated,
             "converted_modules": {name: list(m.weight.shape) for name, m in self.converted.items()},
-            "profiled_step": self.profiled_step,
-            "gemm_flops": self.gemm_flops,
-            "fp8_flops": self.fp8_flops,
+            "profiled_step": self.phases[last]["profiled_step"],
+            "gemm_flops": gemm_flops,
+            "fp8_flops": _in_fp8(gemm_flops),
             "fp8_flops_expected": self.fp8_flops_expected,
-            "fp8_share_of_matmul_flops": self.fp8_flops / total if total else None,
+            "fp8_share_of_matmul_flops": _in_fp8(gemm_flops) / total if total else None,
+            "fp8_share_of_steps": self.fp8_share_of_steps,
+            "phases": {first: self.phases[first] for first in sorted(self.phases)},
             "attention": ", ".join(self.attention) or None,
             "parameters": self.parameters,
+            "collectives": self.sent,
         }
 
 
+def _in_fp8(gemm_flops: dict[str, int]) -> int:
+    """FLOPs of FP8 products, of those by operator or kernel."""
+    return sum(count for name, count in gemm_flops.items() if "_scaled_mm" in name)
+
+
 def count_gemm_flops(events) -> dict[str, int]:
-    """FLOPs by operator of a profile's matrix multiplications by linear layers; attention's are not in it.
+    """FLOPs by operator of a profile's matrix multiplications by linear layers and experts; attention's are not in it.
 
     `events` are those of `torch.profiler.profile(record_shapes=True)`.
     """
@@ -186,8 +249,8 @@ def count_gemm_flops(events) -> dict[str, int]:
         if event.name not in _FP8_OPS and (inside or id(event) in around_fp8):
             continue
         # addmm has the bias first; every other operand after the two matrices is a scale or an output
-        (m, k), (_, n) = event.input_shapes[1:3] if event.name == "aten::addmm" else event.input_shapes[:2]
-        flops[event.name] += 2 * m * k * n
+        left, right = event.input_shapes[1:3] if event.name == "aten::addmm" else event.input_shapes[:2]
+        flops[event.name] += 2 * math.prod(left) * right[-1]  # all experts' rows are in one matrix of a grouped product
     for event in events:
         if product := _TEMPLATE.match(event.name):
             name = "triton _scaled_mm" if product[1] == "scaled_" else "triton mm"

@@ -3,7 +3,7 @@
 recipe.yaml     fully resolved: `python -m experiments.run DIR/recipe.yaml` runs it again
 manifest.json   code, versions, machine, command, data, status: written at the start, completed at the end
 metrics.jsonl   one line per log window, see experiments.training.metrics
-timing.json     where the warm-up went
+timing.json     where the warm-up went, and what torch.compile took of the steps that switched FP8 on or off
 proof.json      what ran in FP8, see experiments.training.proof
 summary.json    the row of the final table, see analysis.runs
 log.txt         everything that was printed
@@ -137,10 +137,10 @@ class RunDirectory:
                 (self.path / name).rename(aside / name)
         return attempt + 1
 
-    def take_over(self, step: int) -> None:
+    def take_over(self, step: int) -> dict:
         """Resumed from the checkpoint of `step` (0: none): take the earlier attempt's lines up to it, and its proof.
 
-        An attempt that trains far enough writes a proof of its own.
+        Returns that proof, empty if there is none. An attempt that trains far enough writes a proof of its own.
         """
         for attempt in range(self.manifest["attempt"] - 1, 0, -1) if step else ():
             lines = [x for x in read_metrics(self.path / f"attempt{attempt}" / "metrics.jsonl") if x["step"] <= step]
@@ -148,7 +148,8 @@ class RunDirectory:
                 write_whole(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
                 if proof := read_json(self.path / f"attempt{attempt}" / "proof.json"):
                     self.write_json("proof.json", proof)
-                return
+                return proof
+        return {}
 
     def write_json(self, name: str, content: dict) -> None:
         write_whole(self.path / name, json.dumps(content, indent=2) + "\n")

@@ -5,6 +5,11 @@ from torch._dynamo.utils import calculate_time_spent
 from models import device
 
 
+def compiled_s() -> float:
+    """Seconds that torch.compile took of this process so far, backward graphs included."""
+    return calculate_time_spent().get("total_wall_time", 0.0)
+
+
 class Timeline:
     """Seconds by phase, in the order in which phases were first marked."""
 
@@ -21,7 +26,7 @@ class Timeline:
     def end_first_step(self) -> None:
         """The device is done with the first step. What torch.compile took of it is a phase of its own."""
         self.mark("first_step")
-        self.phases["compile"] = calculate_time_spent().get("total_wall_time", 0.0)  # backward graphs included
+        self.phases["compile"] = compiled_s()
         self.phases["first_step"] -= self.phases["compile"]
 
     def marked(self, build, before: str, after: str | None = None):

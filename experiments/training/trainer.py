@@ -5,7 +5,8 @@ What is called, in this order; `*` marks what this project adds or adds to:
     train
       checkpointer.load                   * the newest whole checkpoint, if there is one    checkpoint.py
       should_continue_training            * last step? asked to stop? the first time: records go on from this step
-      train_step                          * watch the optimizer (first step), profile (third)             proof.py
+      train_step                          * switch FP8 on or off by the step's number            models/float8.py
+                                          * watch the optimizer (first step), profile (third of a phase)  proof.py
         batch_generator                   * count tokens
         forward_backward_step             * keep each micro-batch's loss
         clip_grad_norm_                   * our norm; clip here, or within a fused optimizer       models/optimizer.py
@@ -31,15 +32,17 @@ import torchtitan.train as titan
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.protocols.train_spec import register_train_spec
 
-from experiments.config.rules import flat
+from experiments.config.phases import first_and_last, fp8_steps
+from experiments.config.rules import FLOAT8, flat
 from experiments.corpus import rows
 from experiments.jobs.signals import Interrupted, Stop
-from experiments.training import compile_cache
+from experiments.training import collectives, compile_cache
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.metrics import NOT_STEADY_STEPS, Metrics
 from experiments.training.proof import PROFILED_STEP, RECORDING_STEP, Proof
-from experiments.training.timeline import TIMELINE
-from models import float8, llama, optimizer
+from experiments.training.timeline import TIMELINE, compiled_s
+from models import float8, optimizer
+from models.architectures import ARCHITECTURES, model_args
 from models.errors import InputError
 from models.fused_adamw import local
 from models.train_spec import train_spec
@@ -47,23 +50,25 @@ from models.train_spec import train_spec
 
 def _build_dataloader(job_config, **kwargs):
     loader = rows.build_dataloader(job_config=job_config, **kwargs)
-    rows.check_vocabulary(loader.dataset.token_file, llama.FLAVORS[job_config.model.flavor].vocab_size)
+    rows.check_vocabulary(loader.dataset.token_file, model_args(job_config).vocab_size)
     return loader
 
 
-_spec = train_spec(
-    build_dataloader_fn=TIMELINE.marked(_build_dataloader, before="distributed", after="data"),
-    # torchtitan converts the model between building it and building this
-    build_metrics_processor_fn=TIMELINE.marked(Metrics, before="conversion"),
-)
-register_train_spec(
-    "llama",
-    replace(
-        _spec,
-        model_cls=TIMELINE.marked(_spec.model_cls, before="model_build", after="model_build"),
-        build_optimizers_fn=TIMELINE.marked(_spec.build_optimizers_fn, before="model_build"),
-    ),
-)
+for _name in ARCHITECTURES:
+    _spec = train_spec(
+        _name,
+        build_dataloader_fn=TIMELINE.marked(_build_dataloader, before="distributed", after="data"),
+        # torchtitan converts the model between building it and building this
+        build_metrics_processor_fn=TIMELINE.marked(Metrics, before="conversion"),
+    )
+    register_train_spec(
+        _name,
+        replace(
+            _spec,
+            model_cls=TIMELINE.marked(_spec.model_cls, before="model_build", after="model_build"),
+            build_optimizers_fn=TIMELINE.marked(_spec.build_optimizers_fn, before="model_build"),
+        ),
+    )
 
 
 _IDENTITY_SECTIONS = ("model", "optimizer", "lr_scheduler", "training", "quantize")
@@ -82,6 +87,7 @@ def _identity(config, data: str) -> dict:
     sections = {name: asdict(getattr(config, name)) for name in _IDENTITY_SECTIONS}
     del sections["training"]["steps"], sections["training"]["dataset_path"], sections["model"]["hf_assets_path"]
     keys = dict(flat(sections)) | {"debug.seed": config.debug.seed, "data": data}
+    keys |= zip((f"{FLOAT8}.first_step", f"{FLOAT8}.last_step"), first_and_last(config), strict=True)
     return keys | {"processes": dist.get_world_size()}
 
 
@@ -109,13 +115,16 @@ class Trainer(titan.Trainer):
         training = job_config.training
         if training.dtype == training.mixed_precision_param:
             self.maybe_enable_amp = nullcontext()  # nothing to cast; autocast would only slow down every operator
+        self.fp8_steps = fp8_steps(job_config)
         self.proof = Proof(
             model=self.model_parts[0],
             optimizers=list(self.optimizers),
             recipe_name=job_config.quantize.linear.float8.recipe_name,
             tokens=training.local_batch_size * training.seq_len,
             passes_per_step=self.gradient_accumulation_steps,
+            fp8_share_of_steps=len(self.fp8_steps) / training.steps,
             allow_orphans=convert_late,
+            sharding=collectives.sharding(job_config, self.parallel_dims),
         )
         self.data = self.dataloader.dataset.token_file.path.name
         self.checkpointer.identity = json.loads(json.dumps(_identity(job_config, self.data)))
@@ -124,10 +133,14 @@ class Trainer(titan.Trainer):
         self._stop_code = 0
         self._micro_losses: list[torch.Tensor] = []
         self._steps_done = 0  # by this process: fewer than self.step after a resume
+        self._phase = self._steps_in_phase = 0  # its first step; steps of it that this process did
+        self.switches: dict[int, dict] = {}  # by step: whether to FP8, and what torch.compile took of it
         TIMELINE.mark("optimizer")
 
     def init_distributed(self):
         """As torchtitan's; one rank alone has only itself to wait for, for which it needs no NCCL."""
+        if ctas := self.job_config.comm.nccl_max_ctas:
+            os.environ["NCCL_MAX_CTAS"] = str(ctas)  # read when a communicator is created
         alone = {device.TYPE: "gloo"} if os.environ["WORLD_SIZE"] == "1" else {}
         with patch.dict(dist.Backend.default_device_backend_map, alone):
             return super().init_distributed()
@@ -196,22 +209,45 @@ class Trainer(titan.Trainer):
     def train_step(self, data_iterator):
         metrics = self.metrics_processor
         saved_before = self.checkpointer._should_save(self.step - 1)  # between two steps: this one's time holds it
+        self._enter_phase()
         self._steps_done += 1
+        self._steps_in_phase += 1
         if self._steps_done == 1:
             metrics.clock.start()
         self._micro_losses.clear()
         clip = patch.object(titan.dist_utils, "clip_grad_norm_", self._clip)  # torchtitan has no hook for it
+        compiled_before = compiled_s()
         with self._observed(), clip:
             super().train_step(data_iterator)
+        if self.step in self.switches:
+            self.switches[self.step]["compile_s"] = compiled_s() - compiled_before
         metrics.losses.append(torch.stack(self._micro_losses).sum())
         if self._steps_done == 1:
             device.synchronize()
             TIMELINE.end_first_step()
-        if self._profiles():  # by now all is compiled
+        to_come = 0 < len(self.fp8_steps) < self.job_config.training.steps  # another precision, with its own kernels
+        if self._profiles() and len(self.switches) == to_come:  # by now all is compiled
             compile_cache.save(self.job_config)
-        if self._steps_done <= NOT_STEADY_STEPS or saved_before:
+        settling = self._steps_in_phase <= PROFILED_STEP  # a switch may compile, and the third step is profiled
+        if self._steps_done <= NOT_STEADY_STEPS or settling or saved_before:
             metrics.not_steady.append(self.step)
         metrics.end_step(self.step)
+
+    def _enter_phase(self) -> None:
+        """Switch FP8 on or off where this step asks for it: by its number, whichever step a resumed run begins with."""
+        phase = self._phase_of(self.step)
+        if phase == self._phase:
+            return
+        in_fp8 = self.step in self.fp8_steps
+        float8.switch(self.model_parts[0], in_fp8)
+        if self._steps_done:
+            self.switches[self.step] = {"in_fp8": in_fp8}
+        self._phase, self._steps_in_phase = phase, 0
+        self.metrics_processor.fp8_flops_per_token = 0.0  # until a step of the phase is profiled
+
+    def _phase_of(self, step: int) -> int:
+        """The first step of the phase that `step` belongs to."""
+        return max(first for first in (1, self.fp8_steps.start, self.fp8_steps.stop) if first <= step)
 
     @contextmanager
     def _observed(self):
@@ -220,7 +256,8 @@ class Trainer(titan.Trainer):
         if self._steps_done == 1:
             watch = self.optimizers.register_step_pre_hook(lambda *_: self.proof.before_step())
         profiled = self._profiles()
-        with self.proof.profile(self.step) if profiled else nullcontext():
+        phase = {"first": self._phase, "in_fp8": self.step in self.fp8_steps}
+        with self.proof.profile(self.step, **phase) if profiled else nullcontext():
             yield
         if watch:
             watch.remove()
@@ -230,10 +267,10 @@ class Trainer(titan.Trainer):
             self.metrics_processor.fp8_flops_per_token = useful / (self.proof.tokens * self.proof.passes_per_step)
 
     def _profiles(self) -> bool:
-        """Whether this step is the profiled one; in a run that ends before that, its last step is."""
+        """Whether this step is its phase's profiled one; in a phase that ends before that, its last step is."""
         chosen = RECORDING_STEP if self.job_config.compile.cuda_graphs else PROFILED_STEP
-        last = self.step == self.job_config.training.steps
-        return self._steps_done == chosen or (self._steps_done < chosen and last)
+        last = self.step == self.job_config.training.steps or self._phase_of(self.step + 1) != self._phase
+        return self._steps_in_phase == chosen or (self._steps_in_phase < chosen and last)
 
     def _clip(self, parameters: list[torch.nn.Parameter], max_norm: float, **_) -> torch.Tensor:
         """Clip gradients as torchtitan does, or within the optimizer's step; not if their norm is not finite."""

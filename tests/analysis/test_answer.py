@@ -11,29 +11,18 @@ from analysis.answer import answer, details
 from analysis.comparison import compare, cost_by_steps
 from analysis.report import main
 from analysis.table import matrix
-from tests.make_runs import metrics_lines, write_lines, write_published, write_run, write_study
+from tests.make_runs import (
+    change,
+    change_lines,
+    metrics_lines,
+    plus,
+    write_lines,
+    write_published,
+    write_run,
+    write_study,
+)
 
 FP8 = "tensorwise_fp8_compiled"
-
-
-def change(folder, runs, seeds=(0, 1, 2), name="manifest.json", **values):
-    """Values in a JSON file of the runs `runs`SEED."""
-    for seed in seeds:
-        file = folder / f"{runs}{seed}" / name
-        file.write_text(json.dumps(json.loads(file.read_text()) | values))
-
-
-def change_lines(folder, recipe, changed, seeds=(0, 1, 2)):
-    """The lines of each metrics.jsonl of a recipe, by a function of line and seed that returns what changes."""
-    for seed in seeds:
-        file = folder / f"{recipe}{seed}" / "metrics.jsonl"
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        write_lines(file, [line | changed(line, seed) for line in lines])
-
-
-def plus(*shifts):
-    """A change of lines: a higher loss for each seed."""
-    return lambda line, seed: {"losses": [line["losses"][0] + shifts[seed]]}
 
 
 def cells(folder) -> dict[str, dict[str, str]]:
@@ -71,64 +60,6 @@ def test_yes(tmp_path):
 )
 def test_other_answers(tmp_path, changed, expected):
     assert re.match(expected, answer(compare(write_study(tmp_path, **changed)))[0])
-
-
-def slow_tenths(folder):
-    """By the median step FP8 is 1.25 times as fast; every tenth takes five times as long, so in total it is slower."""
-
-    def slower(line, seed):
-        late = max(0, (line["step"] - 5) // 10)  # of those after the first 10 steps, which are slow anyway
-        slow = {"step_s": [0.4]} if line["step"] % 10 == 5 and late else {}
-        return {"elapsed_s": line["elapsed_s"] + late * (0.4 - 0.08)} | slow
-
-    change_lines(folder, FP8, slower)
-
-
-def unproven(proof):
-    return lambda folder: change(folder, FP8, name="proof.json", **proof)
-
-
-def no_proof(folder):
-    for path in folder.glob(f"{FP8}*/proof.json"):
-        path.unlink()
-
-
-def nan_from_step_100(line, seed):
-    return {"loss": None, "losses": [None]} if line["step"] > 100 else {}
-
-
-LOSS, PROOF = "loss after 200 steps", "FP8 proof"
-UNPROVEN = f"No answer: {FP8} has 1.25 times .* nothing proves that it ran in FP8"
-JUMPED = f"No: {FP8} seed 1 left the recipe's other seeds: it ends at a loss of 18."
-PLANTED = {
-    "slow steps that the median hides": (slow_tenths, f"No: {FP8} has 0.89 times .*1.25 times by the median step",
-                                         "pays back", "never"),
-    "one seed diverges": (lambda folder: change(folder, FP8, [2], status="diverged"),
-                          f"No: {FP8} diverged in 1 of 3 seeds, where bf16 did not.", LOSS, "diverged in 1 of 3"),
-    "all seeds diverge": (lambda folder: change(folder, FP8, status="diverged"),
-                          f"No: {FP8} diverged in 3 of 3 seeds", LOSS, "diverged in 3 of 3"),
-    "a seed that only the compiled baseline completed diverges": (
-        lambda folder: (change(folder, "baseline", [2], status="failed"), change(folder, FP8, [2], status="diverged")),
-        f"No: {FP8} diverged in 1 of 3 seeds", LOSS, "diverged in 1 of 3"),
-    "logs end in NaN and say completed": (lambda folder: change_lines(folder, FP8, nan_from_step_100),
-                                          f"No: {FP8} diverged in 3 of 3 seeds", LOSS, "diverged in 3 of 3"),
-    "one seed jumps by 8, finite": (lambda folder: change_lines(folder, FP8, plus(0, 8, 0)), JUMPED, LOSS,
-                                    "1 of 3 left the others"),
-    "no proof": (no_proof, UNPROVEN, PROOF, "none"),
-    "a proof of 0 %": (unproven({"fp8_share_of_matmul_flops": 0.0}), UNPROVEN, PROOF, "none"),
-    "emulated": (unproven({"emulated": True}), UNPROVEN, PROOF, "emulated"),
-    "a spread as wide as the margin, 0.025": (lambda folder: change_lines(folder, FP8, plus(-0.03, 0, 0.03)),
-                                              r"For speed, yes.* about 1\d seeds for the loss of tensorwise", LOSS,
-                                              "cannot tell"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", PLANTED)
-def test_planted_cases(tmp_path, case):
-    plant, expected, column, cell = PLANTED[case]
-    plant(write_study(tmp_path))
-    assert re.match(expected, " ".join(answer(compare(tmp_path))))
-    assert cells(tmp_path)[FP8][column] == cell
 
 
 def test_single_runs_get_no_verdict_but_the_command_that_repeats_them(tmp_path):

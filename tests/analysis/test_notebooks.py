@@ -9,7 +9,7 @@ from analysis import newest
 from analysis.answer import answer
 from analysis.comparison import compare
 from analysis.notebooks.execute import HERE, NOTEBOOKS, execute, kept_runs
-from analysis.readme import LOSSES, README, section, with_section
+from analysis.readme import LOSSES, README, generated
 from tests.runs import PUBLISHED_LOGS, needs_published_logs
 
 EXECUTABLE = [pytest.param(name, marks=needs_published_logs if name == "published" else []) for name in NOTEBOOKS]
@@ -43,7 +43,7 @@ def test_kept_notebook_shows_its_figures_and_no_timestamps(name):
 def test_readme_shows_the_results():
     folder, text = newest.results(), README.read_text()
     comparison = compare(folder)
-    assert with_section(text, section(comparison, folder, newest.results(LOSSES))) == text, "stale: run `make readme`"
+    assert generated(text, comparison, folder, newest.results(LOSSES)) == text, "stale: run `make readme`"
     assert (folder / "summary.png").exists()
     page = (folder / "report.html").read_text()
     assert all(escape(sentence) in page for sentence in answer(comparison)), "stale: run `make readme`"
@@ -55,6 +55,7 @@ def test_newest_results_prefer_a_gpu_and_are_of_one_study(tmp_path, monkeypatch)
     def kept(name, device, start):
         facts = {"hardware": {"name": "x", "type": device}, "start": start}
         write_run(tmp_path / "results" / name / "baseline" / "seed0", **facts)
+        (tmp_path / "results" / name / "study.yaml").touch()
 
     monkeypatch.setattr(newest, "ROOT", tmp_path)
     with pytest.raises(FileNotFoundError, match="make study"):

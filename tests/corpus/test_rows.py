@@ -92,7 +92,7 @@ def test_a_run_longer_than_the_data_is_warned_of_once(config, caplog):
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == ["The run reads parquet 6.0 times: 354 rows are needed and it has 59"]
     sentence = rows.describe(prepare(config), config)
-    assert sentence.endswith("59 packed rows of 4; the run reads 177 rows, 3.00 times the data")
+    assert sentence.endswith("59 packed rows of 4; the run reads 177 rows, 300.0% of them")
 
 
 def test_a_corpus_that_suits_neither_the_rows_nor_the_model(config):

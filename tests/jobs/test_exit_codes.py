@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tests import processes
+from tests.processes import ROOT
 
 NEVER_CLEANED_UP = "import atexit, runpy, time; atexit.register(time.sleep, 600); "
 
@@ -18,8 +19,6 @@ NEVER_CLEANED_UP = "import atexit, runpy, time; atexit.register(time.sleep, 600)
         ("study baselin", 2, "did you mean"),
         ("bench baselin", 2, "did you mean"),
         pytest.param("profiling.worker nowhere.yaml record.json", 1, "error:", marks=pytest.mark.slow),
-        pytest.param("benchmark_rates training.stepz=1", 2, "did you mean", marks=pytest.mark.slow),
-        pytest.param("benchmark_warm_start baselin", 2, "did you mean", marks=pytest.mark.slow),
     ],
 )
 def test_commands_do_not_wait_for_the_interpreters_clean_up(command, code, sentence):
@@ -27,6 +26,11 @@ def test_commands_do_not_wait_for_the_interpreters_clean_up(command, code, sente
     line = f"import sys; sys.argv = ['it', *{arguments}]; runpy.run_module('experiments.{module}', run_name='__main__')"
     done = processes.run([sys.executable, "-c", NEVER_CLEANED_UP + line], check=False)
     assert done.returncode == code and sentence in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("experiments/[a-z]*.py")), ids=lambda path: path.stem)
+def test_every_command_leaves_so(path):
+    assert 'if __name__ == "__main__":\n    leave(' in path.read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """A study within a time budget: it ends in time, with equally many steps, and goes on later."""
 
 import math
+from unittest.mock import Mock
 
 import pytest
 
 from analysis.comparison import compare
 from analysis.table import notes, rows_of, status
+from experiments import study
 from experiments.jobs import shares
 from experiments.jobs.shares import Shares
 from models import device
@@ -66,15 +68,18 @@ def test_runs_that_were_stopped_otherwise_are_left_as_they_are(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_study_within_its_budget_goes_on_later(tmp_path):
+def test_a_study_within_its_budget_goes_on_later(tmp_path, monkeypatch):
     """The budget counts from the start of the process, which here is that of the tests."""
+    monkeypatch.setattr(study, "write_page", Mock())  # which would draw figures for seconds
     out, names, since_start = tmp_path / "study", ["baseline", "baseline_compiled"], device.seconds_since_process_start
     keys = [*SMALL, "training.seq_len=64", "compile.enable=false", "checkpoint.enable=true", "training.steps=2000"]
-    code, said = run_study(*names, "--overlay", "cpu", "--out", out, *keys, "--budget", since_start() + 42)
-    assert code == 75, said
+    code, printed = run_study(*names, "--overlay", "cpu", "--out", out, *keys, "--budget", since_start() + 42)
+    assert code == 75, printed
     made = [lines_of(out / name / "seed0")[-1]["step"] for name in names]
-    assert 10 < min(made) <= max(made) < 2000 and said.count(f"{min(made)} of 2000") == 2, said
-    assert manifest_of(out / "baseline/seed0")["study_budget_s"] > 0
-    code, said = run_study(out, "--budget", since_start() + 36)
-    assert code == 75 and lines_of(out / "baseline/seed0")[-1]["step"] > made[0], said
+    assert 10 < min(made) <= max(made) < 2000 and printed.count(f"{min(made)} of 2000") == 2, printed
+    manifest = manifest_of(out / "baseline/seed0")
+    assert manifest["error"] == f"stopped after step {made[0]} by SIGUSR1, a checkpoint was saved"
+    assert manifest["study_budget_s"] > 0
+    code, printed = run_study(out, "--budget", since_start() + 36)
+    assert code == 75 and lines_of(out / "baseline/seed0")[-1]["step"] > made[0], printed
     assert "Training starts at step" in (out / "baseline/seed0/log.txt").read_text()

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -19,17 +20,24 @@ STEPS = 14  # more than the 10 that settle
 
 
 @pytest.fixture(scope="module")
-def four_way(tmp_path_factory):
+def kernels(tmp_path_factory):
+    """The folder in which the study's runs keep their compiled kernels."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(scope="module")
+def four_way(kernels, tmp_path_factory):
     """(directory, what was printed) of the four-way study on a CPU, at a size that takes a minute.
 
     To spare the time, its runs share the compile cache that this machine has; tests/jobs/test_study_processes.py has
     one whose runs do not.
     """
     out = tmp_path_factory.mktemp("studies") / "four_way"
+    keys = [*SMALL, f"training.steps={STEPS}", f"compile.artifacts_dir={kernels}"]
     with patch.object(runner, "set_by_user", lambda variable: True):
-        code, said = run_study("four_way", "--overlay", "cpu", "--out", out, *SMALL, f"training.steps={STEPS}")
-    assert code == 0, said
-    return out, said
+        code, printed = run_study("four_way", "--overlay", "cpu", "--out", out, *keys)
+    assert code == 0, printed
+    return out, printed
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +56,7 @@ def test_every_run_is_in_the_table_and_complete(four_way, records):
     assert all(f" {recipe} " in printed for recipe in FOUR)
     assert printed.count("completed") >= 8  # a line as it ends, and the table's
     assert "no FP8 units" in printed and str(out) in printed
+    assert "report.html among it" in printed and (out / "report.html").stat().st_size > 10_000
     for recipe in FOUR:
         assert {"manifest", "timing", "proof", "summary"} <= set(records[recipe])
         assert {"recipe.yaml", "log.txt", "tb"} <= {p.name for p in (out / recipe / "seed0").iterdir()}
@@ -111,13 +120,19 @@ def test_warm_up_is_counted_and_accounted_for(records):
         assert summary["wall_s_without_warm_up"] == pytest.approx(after, rel=0.2)
 
 
-def test_a_runs_recipe_runs_again_with_the_same_losses(four_way, records, tmp_path):
-    """By itself it keeps its kernels, also for machines whose inductor cache is empty."""
-    recipe, kept = four_way[0] / "tensorwise_fp8_compiled/seed0/recipe.yaml", tmp_path / "kept"
-    command = [sys.executable, "-m", "experiments.run", recipe, f"compile.artifacts_dir={kept}", "--out"]
-    for again, inductor in ("first", default_cache_dir()), ("second", tmp_path / "inductor"):
-        processes.run([*command, tmp_path / again], env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(inductor)})
-        assert losses_of(tmp_path / again) == records["tensorwise_fp8_compiled"]["losses"]
-    assert manifest_of(tmp_path / "second")["recipe"] == "tensorwise_fp8_compiled"
-    assert json.loads((tmp_path / "second/timing.json").read_text())["compile_cache"] == "warm"
-    assert f"Compiled kernels restored from {kept}" in (tmp_path / "second/log.txt").read_text()
+def test_a_runs_recipe_runs_again_with_the_same_losses(four_way, kernels, records, tmp_path):
+    """With the graphs that the study's run kept, where inductor's cache has none, only what the C++ compiler built."""
+    recipe, again = four_way[0] / "tensorwise_fp8_compiled/seed0/recipe.yaml", tmp_path / "again"
+    inductor = tmp_path / "inductor"
+    inductor.mkdir()
+    built = {entry.name: entry for entry in Path(default_cache_dir()).iterdir()}
+    for graphs in "fxgraph", "aotautograd":
+        del built[graphs]
+    for name, entry in built.items():
+        (inductor / name).symlink_to(entry)
+    command = [sys.executable, "-m", "experiments.run", recipe, "--out", again]
+    processes.run(command, env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(inductor)})
+    assert losses_of(again) == records["tensorwise_fp8_compiled"]["losses"]
+    assert manifest_of(again)["recipe"] == "tensorwise_fp8_compiled"
+    assert json.loads((again / "timing.json").read_text())["compile_cache"] == "warm"
+    assert f"Compiled kernels restored from {kernels}" in (again / "log.txt").read_text()

@@ -36,9 +36,10 @@ class Cluster:
         self.runs = folder / "runs"
         self.logs = folder
         # A thread for each of many runs on two cores; and no interpreter of an image
-        mine = {"SLURM_CONF": configuration, "RUNS": str(self.runs), "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-        mine |= {"SCRATCH": str(folder), "MAX_REQUEUES": "20"}  # a slow machine may meet the limit again
-        self.environment = os.environ | mine | {"MEASURED_BF16_PEAK_FLOPS": "1e11"}
+        variables = {"SLURM_CONF": configuration, "RUNS": str(self.runs), "PYTHON": sys.executable}
+        variables |= {"OMP_NUM_THREADS": "1", "SCRATCH": str(folder)}
+        variables["MAX_REQUEUES"] = "20"  # a slow machine may meet the limit again
+        self.environment = os.environ | variables | {"MEASURED_BF16_PEAK_FLOPS": "1e11"}
 
     def command(self, *command: str, check: bool = True) -> str:
         return processes.run(command, check=check, env=self.environment).stdout.strip()
@@ -192,16 +193,16 @@ def test_dry_run_on_a_login_node_says_what_would_run():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "sentence"),
     [
         (["tensorwise_fp8"], "unknown recipe `tensorwise_fp8`; did you mean tensorwise_fp8_compiled"),
         (["baseline"], "submit it: sbatch"),
         (["baseline", "--overlay"], "--overlay needs a value"),
     ],
 )
-def test_login_node_mistakes(arguments, said):
+def test_login_node_mistakes(arguments, sentence):
     done = login(*arguments)
-    assert done.returncode == 2 and done.stderr.startswith("error: ") and said in done.stderr
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and sentence in done.stderr
 
 
 # ---- jobs ----
@@ -258,28 +259,20 @@ def test_one_failure_stops_no_other_and_shows_in_the_exit_code(four):
 
 @slurm
 @pytest.mark.slow
-def test_killed_run_goes_on_from_its_checkpoint(cluster, four, uninterrupted):
-    """With compile.enable=false the killed recipe is the baseline by another name, so their losses must be equal."""
-    folder = four[0]
-    job = cluster.submit(STUDY, str(folder))
-    assert cluster.wait(job)["JobState"] == "COMPLETED", cluster.log(job)
-    assert cluster.log(job).count("complete already") == 3
-    killed = folder / "baseline_compiled/seed0"
-    assert manifest_of(killed)["attempt"] == 2 and losses_of(killed) == uninterrupted
-    assert re.search(r"Training starts at step (11|21)\n", (killed / "log.txt").read_text())
-
-
-@slurm
-@pytest.mark.slow
 def test_more_runs_than_gpus_and_a_killed_step(cluster, jobs, uninterrupted):
-    """One GPU, two seeds: the second waits. The step is killed under the first; the folder submitted, both complete."""
+    """One GPU, two seeds: the second waits. The step is killed under the first; the folder submitted, both complete.
+
+    The first goes on from its checkpoint.
+    """
     job = jobs["queue"]
     assert job.end()["JobState"] == "FAILED" and not (job.folder / "baseline/seed1").exists()
     again = cluster.submit("--gpus-per-node=1", STUDY, str(job.folder))
     assert cluster.wait(again)["JobState"] == "COMPLETED", cluster.log(again)
-    first, second = (manifest_of(job.folder / f"baseline/seed{seed}") for seed in (0, 1))
+    runs = [job.folder / f"baseline/seed{seed}" for seed in (0, 1)]
+    first, second = map(manifest_of, runs)
     assert first["attempt"] == 2 and first["end"] < second["start"]
-    assert losses_of(job.folder / "baseline/seed0") == uninterrupted != losses_of(job.folder / "baseline/seed1")
+    assert re.search(r"Training starts at step (11|21)\n", (runs[0] / "log.txt").read_text())
+    assert losses_of(runs[0]) == uninterrupted != losses_of(runs[1])
 
 
 @slurm

@@ -6,6 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from experiments.config import recipes
 from models import floors, flops, gpus, llama
+from models.architectures import build
 from tests.costs import total, work
 
 PUBLISHED = {"baseline": 8_151, "baseline_compiled": 8_800, "rowwise_fp8_compiled": 9_315,
@@ -28,19 +29,22 @@ def test_flops_are_those_of_the_formula_in_every_recipe(name, in_fp8):
     assert total(step, "flops", floors.ATTENTION) == 4096 * causal * 7 / 6
 
 
-@pytest.mark.parametrize("keys", [["mode=none"], ["mode=full", "early_stop=true"]])
-def test_matmul_flops_are_what_torch_counts(keys):
+@pytest.mark.parametrize(
+    "keys",
+    [[], ["activation_checkpoint.mode=full", "activation_checkpoint.early_stop=true"],
+     ["model.name=qwen3", "model.flavor=qwen3-cpu"]],
+)  # fmt: skip
+def test_flops_are_what_torch_counts(keys):
     from torchtitan.distributed.activation_checkpoint import apply_ac
 
-    overrides = [f"activation_checkpoint.{key}" for key in keys]
-    config = recipes.load("baseline", ["cpu"], overrides).config
-    model = llama.Llama(llama.FLAVORS["cpu"])
-    if "mode=full" in keys:
+    config, step = recipes.load("baseline", ["cpu"], keys).config, work("baseline", *keys, overlays=("cpu",))
+    model = build(config)
+    if config.activation_checkpoint.mode == "full":
         apply_ac(model, config.activation_checkpoint, model_compile_enabled=False)
     with FlopCounterMode(display=False) as counter:
         model(torch.randint(4096, (4, 256))).sum().backward()
-    counted = counter.get_flop_counts()["Global"][torch.ops.aten.mm]
-    assert total(work("baseline", *overrides, overlays=("cpu",)), "flops", floors.MATMUL_BF16) == counted
+    counted = counter.get_flop_counts()["Global"]
+    assert total(step, "flops", floors.MATMUL_BF16) == counted[torch.ops.aten.mm]
 
 
 D, KV, F, LAYERS, TOKENS, VOCABULARY = 256, 128, 768, 4, 4 * 256, 4096  # of the overlay `cpu`
@@ -80,6 +84,13 @@ def test_fused_projections_have_fewer_gradients_to_add_up():
     assert saved == LAYERS * TOKENS * 2 * 3 * D
 
 
+def test_states_are_read_and_written():
+    """Beside them the gradient is read twice; parameters are written, and read where they are stepped themselves."""
+    count = flops.parameters(llama.FLAVORS["8B-published"])
+    for name, expected in ("baseline", 16), ("float32_optimizer", 6 + 2 * 12), ("fp8_optimizer", 6 + 2 * 5):
+        assert total(work(name), "bytes", floors.OPTIMIZER) == expected * count
+
+
 def test_accumulation_repeats_all_but_the_optimizer():
     one, two = work("baseline"), work("baseline", "training.global_batch_size=2")
     for part in (floors.MATMUL_BF16, floors.ATTENTION, floors.LOSS):
@@ -100,7 +111,8 @@ def test_published_steps_are_slower_than_their_floor(name):
      ("NVIDIA H200 NVL", "h200-nvl", 835, 1671), ("NVIDIA H200", "h200", 989, 1979),
      ("NVIDIA H100 80GB HBM3", "h100", 989, 1979), ("NVIDIA H100 PCIe", "h100-pcie", 756, 1513),
      ("NVIDIA H100 NVL", "h100-nvl", 835, 1671), ("NVIDIA B200", "b200", 2250, 4500),
-     ("NVIDIA A100-SXM4-80GB", "a100", 312, None), ("GeForce 256", None, 0, 0), ("NVIDIA GB200", None, 0, 0)],
+     ("NVIDIA L40S", "l40s", 362.05, 733), ("NVIDIA A100-SXM4-80GB", "a100", 312, None),
+     ("GeForce 256", None, 0, 0), ("NVIDIA GB200", None, 0, 0)],
 )  # fmt: skip
 def test_drivers_names_find_their_gpu_and_its_dense_peaks(device_name, gpu, bf16, fp8):
     assert gpus.find(device_name) == gpu

@@ -13,7 +13,6 @@ from models import float8, fp8_product
 from models.fp8_linear import Fp8Linear, Products
 from models.fp8_operands import SCALINGS
 from tests import processes
-from tests.models.interpreter import run_interpreted
 
 K, N, TOKENS = 64, 96, 48
 
@@ -145,8 +144,3 @@ print(json.dumps(counters["aot_autograd"]))
     counts = [json.loads(processes.run([sys.executable, "-c", code]).stdout) for _ in range(2)]
     assert not any("autograd_cache_bypass" in count for count in counts)
     assert counts[1]["autograd_cache_hit"] == 1
-
-
-@pytest.mark.slow
-def test_a_kernel_casts_what_plain_operators_do():
-    run_interpreted("pytest", "-p", "no:cacheprovider", "tests/models/fp8_cast_interpreted.py")

@@ -11,8 +11,11 @@ from torchtitan.models.llama3.model.model import apply_rotary_emb, precompute_fr
 
 from experiments.config import recipes
 from models import device, float8, flops, llama
+from models.architectures import ARCHITECTURES
 from models.errors import InputError
 from models.fp8_linear import Fp8Linear, Products
+
+FLAVORS = {flavor: args for architecture in ARCHITECTURES.values() for flavor, args in architecture.flavors.items()}
 
 
 def meta_model(flavor: str) -> llama.Llama:
@@ -49,24 +52,31 @@ def test_rotations_stay_float32_in_a_model_of_bf16():
         ("llama3.1-8B", 8_030_261_248, 6 * (8_030_261_248 - 128256 * 4096) + 12 * 32 * 4096 * 4096),
         ("llama3.2-1B", 1_235_814_400, 6 * 1_235_814_400 + 12 * 16 * 2048 * 4096),
         ("llama3.2-3B", 3_212_749_824, 6 * 3_212_749_824 + 12 * 28 * 3072 * 4096),
+        ("qwen3-0.6B", 596_049_920, 6 * 596_049_920 + 12 * 28 * 16 * 128 * 4096),  # dim 1024; heads 16 x 128
+        ("qwen3-4B", 4_022_468_096, 6 * 4_022_468_096 + 12 * 36 * 32 * 128 * 4096),
+        ("qwen3-30B-A3B", 30_532_122_624, 6 * (3_353_032_704 - 151936 * 2048) + 12 * 48 * 32 * 128 * 4096),
+        ("qwen3-14B", 14_768_307_200, 6 * (14_768_307_200 - 151936 * 5120) + 12 * 40 * 40 * 128 * 4096),
     ],
 )
 def test_parameters_and_flops(flavor, parameters, flops_per_token):
-    args = llama.FLAVORS[flavor]
+    args = FLAVORS[flavor]
     assert flops.parameters(args) == parameters
     assert flops.flops_per_token(args, 4096) == flops_per_token
-    attention = 12 * args.n_layers * args.dim * 4096
+    attention = 12 * args.n_layers * args.n_heads * args.head_dim * 4096
     assert flops.flops_per_token(args, 4096, causal=True) == flops_per_token - attention // 2
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("flavor", llama.FLAVORS)
-def test_formulas_describe_the_model_that_is_built(flavor, fused):
-    args = replace(llama.FLAVORS[flavor], fused_projections=fused)
+@pytest.mark.parametrize(
+    ("name", "flavor", "fused"),
+    [(name, flavor, False) for name, architecture in ARCHITECTURES.items() for flavor in architecture.flavors]
+    + [("llama", flavor, True) for flavor in llama.FLAVORS],
+)
+def test_formulas_describe_the_model_that_is_built(name, flavor, fused):
+    args = replace(FLAVORS[flavor], fused_projections=fused)
     with torch.device("meta"):
-        model = llama.Llama(args)
+        model = ARCHITECTURES[name].model(args)
     assert sum(p.numel() for p in model.parameters()) == flops.parameters(args)
-    assert flops.parameters(args) == flops.parameters(llama.FLAVORS[flavor])
+    assert flops.parameters(args) == flops.parameters(FLAVORS[flavor])
     built = {name: tuple(m.weight.shape) for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     assert built == flops.linear_shapes(args)
 

@@ -40,7 +40,7 @@ def test_a_run_that_fails_ends_the_measurement_of_warm_starts_with_a_sentence(tm
 
 
 def test_the_bare_loop_trains_the_runs_model(capsys):
-    assert benchmark_loop.main(10) == 2 and "not steady" in capsys.readouterr().err
+    assert benchmark_loop.main(["10"]) == 2 and "not steady" in capsys.readouterr().err
     config = recipes.load("baseline", ["cpu"], ["training.seq_len=64"]).config
     model = llama.Llama(llama.FLAVORS["cpu"]).to(device.TYPE, torch.bfloat16)
     step = benchmark_loop.bare_loop(model, config)

@@ -9,7 +9,7 @@ from torch import nn
 
 from experiments.training.fp8_ranges import fp8_ranges
 from models.fp8_linear import Fp8Linear, Products
-from tests.runs import lines_of
+from tests.runs import TINY, lines_of
 
 
 def layer(weight: torch.Tensor, gradient: torch.Tensor | None = None, recipe: str = "tensorwise") -> nn.Module:
@@ -24,23 +24,23 @@ def test_a_scale_for_the_whole_flushes_what_is_far_below_its_largest_value():
     """e4m3 ends at 448, and what is at most 2^-10 becomes 0: a range of 2^18.8."""
     weight = torch.full((16, 16), 1.0)
     weight[0, :4], weight[1, :8] = -448.0, 2.0**-11
-    found = fp8_ranges(layer(weight))
-    assert found.keys() == {f"weight/{quantity}/w1" for quantity in ("amax", "scale", "saturated", "flushed")}
-    assert list(found.values()) == [448, 1, 4 / 256, 8 / 256]
+    ranges = fp8_ranges(layer(weight))
+    assert ranges.keys() == {f"weight/{quantity}/w1" for quantity in ("amax", "scale", "saturated", "flushed")}
+    assert list(ranges.values()) == [448, 1, 4 / 256, 8 / 256]
 
 
 def test_a_scale_a_row_flushes_less():
     weight = torch.full((16, 16), 1.0)
     weight[0], weight[1] = 448.0, 2.0**-11
-    found = fp8_ranges(layer(weight, recipe="rowwise"))
-    assert found["weight/flushed/w1"] == 0 and found["weight/scale/w1"] == 1
+    ranges = fp8_ranges(layer(weight, recipe="rowwise"))
+    assert ranges["weight/flushed/w1"] == 0 and ranges["weight/scale/w1"] == 1
 
 
 def test_gradients_are_in_the_format_of_gradients():
     gradient = torch.full((16, 16), 57344.0)  # the largest of e5m2
     gradient[0, 0] = 2.0**-18
-    found = fp8_ranges(layer(torch.ones(16, 16), gradient))
-    assert found["gradient/scale/w1"] == 1 and found["gradient/flushed/w1"] == 1 / 256
+    ranges = fp8_ranges(layer(torch.ones(16, 16), gradient))
+    assert ranges["gradient/scale/w1"] == 1 and ranges["gradient/flushed/w1"] == 1 / 256
 
 
 def test_without_fp8_there_is_nothing():
@@ -50,7 +50,7 @@ def test_without_fp8_there_is_nothing():
 @pytest.mark.slow
 def test_a_run_shows_them_in_tensorboard_and_keeps_them(run_here, tmp_path):
     out = tmp_path / "run"
-    keys = ["training.steps=4", "metrics.fp8_ranges_every=2", "metrics.enable_tensorboard=true", "compile.enable=false"]
+    keys = [*TINY, "metrics.fp8_ranges_every=2", "metrics.enable_tensorboard=true", "compile.enable=false"]
     assert run_here("tensorwise_fp8_compiled", "--overlay", "cpu", "--out", out, *keys) == 0
     with_ranges = {line["step"]: line for line in lines_of(out) if "fp8_ranges" in line}
     assert set(with_ranges) == {2, 4} and all(step in line["not_steady"] for step, line in with_ranges.items())
@@ -66,6 +66,6 @@ def test_a_run_shows_them_in_tensorboard_and_keeps_them(run_here, tmp_path):
 @pytest.mark.slow
 def test_a_key_turns_them_off(run_here, tmp_path):
     out = tmp_path / "run"
-    keys = ["training.steps=3", "metrics.fp8_ranges_every=0", "compile.enable=false"]
+    keys = [*TINY, "metrics.fp8_ranges_every=0", "compile.enable=false"]
     assert run_here("tensorwise_fp8_compiled", "--overlay", "cpu", "--out", out, *keys) == 0
     assert not any("fp8_ranges" in line for line in lines_of(out))

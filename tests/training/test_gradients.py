@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from experiments.config import recipes
-from models import float8, llama
+from experiments.config.keys import Sizes
+from models import float8
+from models.architectures import build
 from models.train_spec import parallelize
 from tests.runs import ONE_DEVICE
 
@@ -19,15 +21,17 @@ KEYS = ["quantize.linear.float8.enable_fsdp_float8_all_gather=false", "compile.c
 
 def configs() -> dict[str, object]:
     """Compiled recipes by name; of those that compute the same, the first."""
-    found = {}
+    by_graph = {}
     for name in sorted(recipes.names(), key=lambda name: name.startswith("candidate")):
         config = recipes.load(name, ["cpu"], KEYS).config
         graph = str([asdict(section) for section in (config.model, config.compile, config.quantize)])
         if config.compile.enable:
-            found.setdefault(graph, (name, config))
-    return dict(found.values())
+            by_graph.setdefault(graph, (name, config))
+    by_graph["qwen3"] = "qwen3", recipes.load("tensorwise_fp8_compiled", ["cpu"], QWEN3).config
+    return dict(by_graph.values())
 
 
+QWEN3 = ["model.name=qwen3", "model.flavor=qwen3-cpu"]
 CONFIGS = configs()
 
 
@@ -35,15 +39,14 @@ def gradients(config, compiled: bool) -> dict[str, torch.Tensor]:
     """Of a model of one block, with the same weights, tokens and loss each time."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    args = replace(llama.FLAVORS["cpu"], n_layers=1, fused_projections=config.model.fused_projections)
     config = replace(config, compile=replace(config.compile, enable=compiled))
-    model = llama.Llama(args)
+    model = build(replace(config, model=replace(config.model, sizes=Sizes(n_layers=1))))
     with torch.no_grad():
         model.init_weights()
     model = model.bfloat16()
     float8.Float8Converter(config, ONE_DEVICE).convert(model)
     model = parallelize(model, ONE_DEVICE, config)
-    tokens = torch.randint(args.vocab_size, (1, 65))
+    tokens = torch.randint(model.vocab_size, (1, 65))
     F.cross_entropy(model(tokens[:, :-1]).float().flatten(0, 1), tokens[0, 1:]).backward()
     return {name.replace("_orig_mod.", ""): p.grad.float() for name, p in model.named_parameters()}
 

@@ -9,6 +9,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from experiments.training.proof import Proof, ProofError, count_gemm_flops
 from models import float8
+from models.fp8_adamw import STATES, AdamWFp8LM
 from models.fp8_linear import Fp8Linear, Products
 
 TOKENS, WIDTH = 32, 64
@@ -57,6 +58,19 @@ def test_record_of_an_honest_run(recipe, fp8_gemms):
     assert record["parameters"]["moved_in_first_step"] == record["parameters"]["trainable"] == 3
 
 
+def test_with_states_in_fp8_every_parameter_moves_and_their_bytes_are_on_record():
+    model, adamw, x = build(convert=False)
+    assert record_of_step(model, adamw, x, None)["parameters"]["bytes_per_parameter"] == pytest.approx(
+        {"weights": 2, "states": 4}, rel=0.001
+    )
+    model, _, x = build(convert=False)
+    dtypes = dict(zip(STATES, (torch.float8_e4m3fn, torch.float16, torch.float16), strict=True))
+    adamw = AdamWFp8LM(model.parameters(), dtypes, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0)
+    parameters = record_of_step(model, adamw, x, None)["parameters"]
+    assert parameters["moved_in_first_step"] == parameters["trainable"] == 3
+    assert parameters["bytes_per_parameter"] == pytest.approx({"weights": 2, "states": 5}, rel=0.001)
+
+
 def test_what_is_not_fp8_is_not_called_so():
     bf16, emulated = record_of_step(*build(convert=False), None), record_of_step(*build(emulate=True))
     assert bf16["fp8_share_of_matmul_flops"] == emulated["fp8_share_of_matmul_flops"] == 0
@@ -85,6 +99,19 @@ def test_a_run_that_is_not_what_its_recipe_says_fails(harm, sentence):
     harm(model, optimizer)
     with pytest.raises(ProofError, match=sentence):
         record_of_step(model, optimizer, x)
+
+
+def test_products_of_the_other_phase_fail():
+    model, _, x = build()
+    proof = Proof(model, [], "tensorwise", TOKENS, allow_orphans=True)
+    with (
+        pytest.raises(ProofError, match="did .* FLOPs, and the recipe has this step in bf16"),
+        proof.profile(1, in_fp8=False),
+    ):
+        model(x)
+    float8.switch(model, on=False)
+    with pytest.raises(ProofError, match=r"did 0.000e\+00 FLOPs, and the 2 converted"), proof.profile(5, first=4):
+        model(x)
 
 
 def test_parameter_without_gradient_fails():

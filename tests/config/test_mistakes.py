@@ -1,173 +1,23 @@
-"""What the recipes are, how their layers merge, and what is said of mistakes in them."""
+"""What is said of mistakes in recipes, overlays and on the command line."""
 
 import functools
 import json
 import os
-import shutil
-import sys
 
 import pytest
-import torch
-import yaml
-from torch import nn
 
-from experiments import recipe
 from experiments.config import recipes, rules, values, yaml_source
-from experiments.config.recipes import difference, load, to_yaml
-from experiments.config.studies import STUDIES
+from experiments.config.recipes import load, to_yaml
 from models.errors import InputError
-from tests import processes
 
 FLOAT8 = "quantize.linear.float8"
 HEAD = "base: baseline\ndescription: foo\n"
-OVERLAYS = list(recipes.files(recipes.OVERLAYS))
-
-
-@pytest.fixture
-def write(tmp_path, monkeypatch):
-    """A copy of recipes/ to spoil: `write("foo", text)` makes recipes/foo.yaml."""
-    folder = tmp_path / "recipes"
-    shutil.copytree(recipes.RECIPES, folder)
-    monkeypatch.setattr(yaml_source, "ROOT", tmp_path)
-    monkeypatch.setattr(recipes, "RECIPES", folder)
-    monkeypatch.setattr(recipes, "OVERLAYS", folder / "overlays")
-
-    def write(name, text):
-        (folder / f"{name}.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
-
-    return write
 
 
 def problems(*args, **kwargs) -> list[str]:
     with pytest.raises(InputError) as error:
         load(*args, **kwargs)
     return str(error.value).splitlines()
-
-
-# ---- what the recipes are ----
-
-
-@pytest.mark.parametrize(
-    "name, expected",
-    [
-        ("base", []),
-        ("baseline", []),
-        ("baseline_compiled", [("compile.enable", False, True)]),
-        ("rowwise_fp8_compiled", [(f"{FLOAT8}.recipe_name", None, "rowwise")]),
-        ("tensorwise_fp8_compiled", [(f"{FLOAT8}.recipe_name", None, "tensorwise")]),
-        ("rowwise_gw_hp_fp8_compiled", [(f"{FLOAT8}.recipe_name", None, "rowwise_with_gw_hp")]),
-    ],
-)
-def test_the_recipes_that_are_compared_are_one_change_apart(name, expected):
-    assert difference(load(name)) == expected
-    assert difference(load(name, ["cpu"], ["optimizer.beta2=0.95"], seed=7)) == expected
-
-
-@pytest.mark.parametrize("name", sorted({*recipes.names()} - {"base", "baseline"}))
-def test_each_recipe_marks_its_one_intervention(name):
-    lines = recipes.paths()[name].read_text().splitlines()
-    [marked] = [line.split(":")[0].strip() for line in lines if " # <- the intervention" in line]
-    assert marked in [key.split(".")[-1] for key, _, _ in difference(load(name))]
-
-
-def test_the_published_schedule_is_torchtitans():
-    from torchtitan.components.lr_scheduler import build_lr_schedulers
-
-    config = load("baseline").config
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=config.optimizer.lr)
-    scheduler = build_lr_schedulers([optimizer], config.lr_scheduler, config.training.steps)
-    rates = []
-    for _ in range(config.training.steps):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    assert rates == pytest.approx([5e-5 * min(step / 100, 1) for step in range(1, 1001)])
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_recipe_loads_with_every_overlay_which_touches_only_what_it_says(overlay):
-    tree = yaml.safe_load((recipes.OVERLAYS / f"{overlay}.yaml").read_text())
-    del tree["description"]
-    for name in recipes.names():
-        if (name, overlay) == ("candidate_adamw_stochastic_rounding", "fp32_master"):
-            continue  # float32 weights are not rounded: refused, see below
-        before, after = (dict(rules.flat(load(name, overlays).config.to_dict())) for overlays in ([], [overlay]))
-        assert {key for key in before if before[key] != after[key]} <= {key for key, _ in rules.flat(tree)}
-        assert after["job.description"] == before["job.description"]
-
-
-# ---- the command ----
-
-
-@pytest.mark.parametrize("command", ["recipe.main(['list'])", "data.main(['prepare', 'baselin'])"])
-def test_what_needs_no_config_does_not_import_torch(command):
-    code = f"import sys; from experiments import data, recipe; {command}; assert 'torch' not in sys.modules"
-    processes.run([sys.executable, "-c", code])
-
-
-def test_the_list_has_the_four_first(capsys):
-    recipe.main(["list"])
-    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
-    assert listed[:4] == list(recipes.THE_FOUR)
-    assert sorted(listed) == sorted([*recipes.names(), *OVERLAYS, *recipes.files(STUDIES)])
-
-
-def test_show_prints_what_a_recipe_changes(capsys):
-    assert recipe.main(["show", "rowwise_fp8_compiled", "--overlay", "cpu", "training.steps=5"]) == 0
-    shown = capsys.readouterr().out
-    assert "steps: 5\n" in shown and f"{FLOAT8}.recipe_name: None -> 'rowwise'" in shown
-    assert recipe.main(["show", "rowwis"]) == 2
-    assert "unknown recipe `rowwis`" in capsys.readouterr().err
-
-
-def test_editors_find_the_schema_with_torchtitans_documentation(capsys):
-    recipe.main(["schema"])
-    schema = json.loads(capsys.readouterr().out)
-    model = schema["$defs"]["Model"]["properties"]
-    assert "model config" in model["flavor"]["description"] and "Kernel" in model["attention_backend"]["description"]
-    assert schema["required"] == ["description"] and "base" in schema["properties"]
-    for section in schema["$defs"].values():  # a file may give some of the keys
-        assert "required" not in section and not section["additionalProperties"]
-    for path in {*recipes.RECIPES.rglob("*.yaml")} - {*STUDIES.glob("*")}:
-        reference = path.read_text().splitlines()[0].removeprefix("# yaml-language-server: $schema=")
-        assert (path.parent / reference).resolve() == recipes.RECIPES / "schema.json"
-
-
-# ---- merging and reading ----
-
-
-def test_later_layers_win_and_numbers_are_yaml_1_2(write):
-    write("foo", f"{HEAD}optimizer: {{lr: 3e-4, eps: 1E-9, weight_decay: 0}}\ntraining: {{max_norm: .inf, steps: 12}}")
-    write("overlays/short", "description: short\ntraining: {steps: 30, seq_len: 64}")
-    overrides = ["training.steps=7", "optimizer={lr: 9e-1}", "compile.artifacts_dir="]
-    config = load("foo", ["cpu", "short"], overrides, seed=3).config
-    assert (config.training.steps, config.training.seq_len, config.training.local_batch_size) == (7, 64, 4)
-    assert (config.optimizer.lr, config.optimizer.eps, config.optimizer.weight_decay) == (0.9, 1e-9, 0.0)
-    assert (config.training.max_norm, config.debug.seed, config.compile.artifacts_dir) == (float("inf"), 3, None)
-
-
-@pytest.mark.parametrize(
-    "text", ["1e3", "yes", "null", "", "12", "a: b # c", "*x", "2001-01-01", "ä\nb", "😀", "9" * 30]
-)
-def test_a_resolved_recipe_loads_to_the_same_whatever_its_texts(text, tmp_path):
-    quoted = json.dumps(text, ensure_ascii=False)
-    resolved = load("rowwise_fp8_compiled", ["cpu", "as_published"], [f"model.hf_assets_path={quoted}"], seed=5)
-    assert resolved.config.model.hf_assets_path == text
-    path = tmp_path / "recipe.yaml"
-    path.write_text(to_yaml(resolved), encoding="utf-8")
-    again = load(str(path))
-    assert again.config == resolved.config
-    assert (again.base, again.description, difference(again)) == (None, resolved.description, [])
-    tree = yaml.safe_load(to_yaml(resolved))  # for other readers too
-    assert tree["model"]["hf_assets_path"] == text
-    assert list(tree) == ["name", "description", *load("baseline").config.to_dict()]
-    assert "rowwise_fp8_compiled, fully resolved\n# overlays: cpu, as_published\n" in to_yaml(resolved)
-
-
-def test_a_recipe_of_ones_own_may_live_anywhere(tmp_path):
-    (tmp_path / "short.yaml").write_text("base: baseline\ndescription: short\ntraining: {steps: 5}\n")
-    short = load(str(tmp_path / "short.yaml"))
-    assert (short.name, short.base, difference(short)) == ("short", "baseline", [("training.steps", 1000, 5)])
 
 
 # ---- mistakes in one layer ----
@@ -269,7 +119,12 @@ def test_a_seed_fits_into_64_bits(seed):
         ("experimental.custom_import=runs.evil", "would run code that the recipe names; set it to '', got 'runs.evil'"),
         ("experimental.custom_args_module=x", "would run code"),
         ("job.custom_config_module=x", "would run code"),
-        ("model.name=x", "there is one architecture; set it to 'llama', got 'x'"),
+        ("model.name=x", "expected 'llama' or 'qwen3', got 'x'"),
+        ("model.sizes.dmi=512", "unknown key; did you mean `dim`?"),
+        ("model.sizes.n_layers=1001", "expected at least 1 and at most 1,000, got 1001"),
+        ("model.sizes.dim=0", "expected at least 1"),
+        ("model.sizes.dim=big", "expected an integer, got 'big'"),
+        ("model.sizes=512", "expected keys below it, got 512"),
         ("model.converters=[]", "converts nothing until quantize.linear.float8.recipe_name is set; set it to"),
         ("parallelism.tensor_parallel_degree=2", "FSDP shards the model instead; set it to 1, got 2"),
         ("compile.backend=foo", "expected 'inductor', 'aot_eager' or 'eager', got 'foo'"),
@@ -316,6 +171,19 @@ def test_what_would_fail_or_be_ignored_is_refused(overrides, message):
     assert line.startswith(f"command line: {overrides.split()[0]}: ") and message in line
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.dtype=float32", "training.dtype is float32; set it to bfloat16, or the states to null"),
+        ("optimizer.stochastic_rounding=true", "set one of them to false or null"),
+        ("optimizer.states.first_moment=null", "expected a dtype for first_moment too, or null for all three"),
+    ],
+)
+def test_master_weights_stand_beside_bf16_parameters_that_are_rounded_to_the_nearest(override, message):
+    [line] = problems("fp8_optimizer", overrides=[override])
+    assert message in line
+
+
 def test_each_restricted_key_exists_and_its_value_in_base_is_fine():
     config = load("base").config
     for key, rule in values.VALUES.items():
@@ -343,9 +211,9 @@ def test_all_mistakes_of_all_layers_are_named_although_later_ones_replace_them(w
 
 
 def test_torchtitans_defaults_need_not_suit(tmp_path):
-    (tmp_path / "bare.yaml").write_text("description: bare\nmodel: {converters: [fp8]}\n")
+    (tmp_path / "bare.yaml").write_text("description: bare\n")
     [line] = problems(str(tmp_path / "bare.yaml"))
-    assert line.startswith("torchtitan default: model.name: there is one architecture; set it to 'llama'")
+    assert line.startswith("torchtitan default: model.converters: converts nothing until")
 
 
 def test_a_circle_of_parents(write):

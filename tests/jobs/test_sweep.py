@@ -1,0 +1,136 @@
+"""A sweep's cells, their order, what a command line does to the axes, and cells that do not fit."""
+
+import json
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from experiments import study
+from experiments.config import studies
+from experiments.config.studies import balanced
+from experiments.jobs import placement
+from experiments.jobs.runner import Run
+from experiments.training import scale
+from models.errors import InputError
+from tests.make_runs import write_run
+from tests.runs import run_study
+
+BLOG = ["llama3.2-1B", "llama3.2-3B", "llama3.1-8B", "qwen3-4B", "qwen3-14B"]
+
+
+def test_a_cell_is_a_study_with_overrides():
+    cells = studies.load(["sweep_b200_blog"]).cells()
+    assert len(cells) == 5 * 3 * 3 and [cell.values["model.flavor"] for cell in cells[::9]] == BLOG
+    cell = next(cell for cell in cells if cell.name == "qwen3-14B_seq8192_processes4")
+    assert cell.study.processes == 4 and cell.study.axes == {}
+    assert cell.study.overrides[-3:] == ["model.name=qwen3", "model.flavor=qwen3-14B", "training.seq_len=8192"]
+
+
+def test_every_beginning_of_the_order_covers_the_axes_evenly():
+    order = balanced(studies.load(["sweep_b200_blog"]).cells())
+    assert len({cell.name for cell in order}) == 45
+    for axis, size in ("model.flavor", 5), ("training.seq_len", 3), ("processes", 3):
+        for end in range(size, 46):
+            seen = Counter(cell.values[axis] for cell in order[:end])
+            assert len(seen) == size and max(seen.values()) - min(seen.values()) <= 2, (axis, end)
+    assert len({(cell.values["model.flavor"], cell.values["processes"]) for cell in order[:15]}) == 15
+
+
+def test_what_the_command_line_sets_is_no_axis_any_more():
+    plan = studies.load(["sweep_cpu"])
+    plan.override(["training.seq_len=64"], 2)
+    assert [cell.name for cell in plan.cells()] == ["cpu", "qwen3-cpu"]
+    assert {cell.study.processes for cell in plan.cells()} == {2} and "training.seq_len=64" in plan.overrides
+
+
+@pytest.mark.parametrize(
+    ("axes", "sentence"),
+    [
+        ({"training": {"steps": [1]}}, "study.yaml:6: axes: training.steps is no axis; there are model.flavor, "),
+        ({"processes": [0]}, "axes: processes: expected a list of numbers of 1 and more"),
+        ({"model": {"flavor": "cpu"}}, "axes: model.flavor: expected a list of names"),
+    ],
+)
+def test_axes_that_are_refused(axes, sentence, tmp_path):
+    plan = {"description": "x", "recipes": ["baseline"], "baseline": "baseline", "seeds": [0], "overlays": ["cpu"]}
+    text = yaml.safe_dump(plan, sort_keys=False, default_flow_style=None) + yaml.safe_dump({"axes": axes})
+    (tmp_path / "study.yaml").write_text(text)
+    with pytest.raises(InputError, match=sentence):
+        studies.load([str(tmp_path)])
+
+
+def test_an_unknown_flavor_of_an_axis_gets_a_sentence(fails, tmp_path):
+    (tmp_path / "study.yaml").write_text(
+        "description: x\nrecipes: [baseline]\nbaseline: baseline\nseeds: [0]\noverlays: [cpu]\n"
+        "axes:\n  model:\n    flavor: [qwen3-cpuu]\n"
+    )
+    assert "unknown model `qwen3-cpuu`; did you mean `qwen3-cpu`" in fails(study.main, tmp_path)
+
+
+SWEEP = """description: x
+recipes: [baseline, puzzle_fp8]
+baseline: baseline
+seeds: [0]
+overlays: [cpu]
+axes:
+  model:
+    flavor: [cpu, qwen3-cpu]
+  training:
+    seq_len: [64, 256]
+  processes: [1, 4]
+"""
+
+
+@pytest.fixture
+def node(monkeypatch, tmp_path):
+    """(folder of a sweep, turns) on two GPUs of 128 MB each; `turns` are the runs of each turn, which takes 30 s."""
+    turns, now = [], [0.0]
+
+    def run_all(runs: list[Run], *args) -> list[int]:
+        now[0] += 30
+        turns.append([str(run.directory.parent.relative_to(tmp_path)) for run in runs])
+        for run in runs:
+            write_run(run.directory, run.arguments[0])
+        return [0] * len(runs)
+
+    monkeypatch.setattr(study, "run_all", run_all)
+    monkeypatch.setattr(study, "write_page", lambda *page: None)  # seconds of drawing
+    monkeypatch.setattr(study, "_left", lambda budget: budget - now[0])
+    monkeypatch.setattr(study.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(placement, "gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(scale, "device", SimpleNamespace(TYPE="cuda", memory_bytes=lambda: 128e6))
+    (tmp_path / "study.yaml").write_text(SWEEP)
+    return tmp_path, turns
+
+
+def test_cells_that_do_not_fit_stay_in_the_table(node):
+    folder, turns = node
+    code, printed = run_study(folder)
+    assert code == 0 and [len(turn) for turn in turns] == [6]  # of one process, and small enough
+    assert printed.count("takes 4 GPUs, and 2 are here") == 8 and printed.count("needs about 0.1 GiB of 0 GiB") == 2
+    record = json.loads((folder / "qwen3-cpu_seq256_processes1/cell.json").read_text())
+    assert record["needed"] > record["available"] == 128e6 and record["values"]["training.seq_len"] == 256
+
+
+def test_a_budget_begins_whole_cells_and_the_sweep_goes_on(node):
+    """A cell takes 30 s, so 70 s are enough for two."""
+    folder, turns = node
+    code, printed = run_study(folder, "--budget", 70)
+    assert code == 75 and "to go on with them: python -m experiments.study" in printed
+    places = ["cpu_seq64_processes1", "cpu_seq256_processes1", "qwen3-cpu_seq64_processes1"]
+    assert turns == [[f"{place}/baseline", f"{place}/puzzle_fp8"] for place in places[:2]]
+    code, printed = run_study(folder)
+    assert code == 0 and turns[2] == [f"{places[2]}/baseline", f"{places[2]}/puzzle_fp8"]
+    assert printed.count("complete already") == 4
+
+
+def test_a_dry_run_lists_the_cells_for_other_gpus(capsys, fails):
+    assert "--gpu is for --dry-run of a sweep" in fails(study.main, "four_way", "--gpu", "b200")
+    keys = ["model.name=qwen3", "model.flavor=qwen3-14B", "training.seq_len=8192"]
+    assert study.main(["sweep_b200_blog", *keys, "--dry-run", "--gpu", "b200"]) == 0
+    printed = capsys.readouterr().out
+    assert "3 cells, 2 of which B200 can run" in printed
+    assert "processes1: cannot run: needs about 179.1 GiB of 168 GiB" in printed
+    assert "processes4: would run: about 97.8 GiB of 168 GiB" in printed

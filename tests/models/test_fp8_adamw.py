@@ -1,0 +1,92 @@
+"""AdamW with states in FP8 and FP16: PyTorch's in float32, the range that scales give, shards, checkpoints."""
+
+import json
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from experiments.config import recipes
+from experiments.training import preflight
+from models import flops, optimizer
+from models.architectures import model_args
+from models.fp8_adamw import STATES, AdamWFp8LM
+from tests import processes
+from tests.runs import ONE_DEVICE
+
+KEYS = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
+PAPER = dict(zip(STATES, (torch.float8_e4m3fn, torch.float16, torch.float16), strict=True))
+
+
+def stepped(gradients: list[torch.Tensor], dtypes=PAPER) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """A parameter after these gradients, and its states."""
+    weight = nn.Parameter(torch.linspace(-1, 1, gradients[0].numel()).bfloat16())
+    adamw = AdamWFp8LM([weight], dtypes, **KEYS)
+    for gradient in gradients:
+        weight.grad = gradient.clone()
+        adamw.step()
+    return weight.detach(), adamw.state[weight]
+
+
+def noise(steps: int = 5, size: int = 1000) -> list[torch.Tensor]:
+    return list(torch.randn(steps, size, generator=torch.Generator().manual_seed(0)).bfloat16())
+
+
+def test_in_float32_it_is_pytorchs():
+    weight, state = stepped(noise(), dict.fromkeys(STATES, torch.float32))
+    reference = nn.Parameter(torch.linspace(-1, 1, 1000).bfloat16().float())
+    adamw = torch.optim.AdamW([reference], foreach=False, **KEYS)
+    for gradient in noise():
+        reference.grad = gradient.float()
+        adamw.step()
+    for name, key in ("first_moment", "exp_avg"), ("second_moment", "exp_avg_sq"):
+        assert torch.equal(state[name], adamw.state[reference][key])
+    assert torch.equal(state["master_weights"], reference) and torch.equal(weight, reference.bfloat16())
+
+
+def test_states_have_their_dtypes_and_fill_their_range():
+    weight, state = stepped(noise())
+    for name, dtype in PAPER.items():
+        scale = state[f"{name}_scale"]
+        assert state[name].dtype == dtype and scale == 2 ** scale.log2().round() and scale.dtype == torch.float32
+        assert 0.1 < state[name].float().abs().max() / torch.finfo(dtype).max <= 1
+    assert weight.dtype == torch.bfloat16
+    assert torch.equal(weight, (state["master_weights"].float() / state["master_weights_scale"]).bfloat16())
+
+
+@pytest.mark.parametrize("exponent", [-40, 20])
+def test_gradients_of_any_size_are_kept_as_well_as_others(exponent):
+    """Scales take up a power of two, so the stored bits are the same; FP16 itself ends at 2^-24, before its square."""
+    (_, plain), (_, scaled) = (stepped([g * 2.0**e for g in noise()]) for e in (0, exponent))
+    for name, power in ("first_moment", exponent), ("second_moment", 2 * exponent):
+        assert torch.equal(plain[name].float(), scaled[name].float())
+        assert plain[f"{name}_scale"] / scaled[f"{name}_scale"] == 2.0**power
+
+
+def test_a_sudden_gradient_overflows_nothing():
+    sudden = torch.ones(1000).bfloat16()
+    sudden[7] = 2.0**20
+    weight, state = stepped([torch.full((1000,), 1e-3).bfloat16(), sudden])
+    first = state["first_moment"].float() / state["first_moment_scale"]
+    second = state["second_moment"].float() / state["second_moment_scale"]
+    assert first[7] == pytest.approx(2**20 / 10, rel=2**-4) and second[7] == pytest.approx(2**40 / 1000, rel=2**-11)
+    assert weight.isfinite().all()
+
+
+def test_the_estimate_counts_the_bytes_that_are_kept():
+    for name, expected in ("baseline", 4), ("float32_optimizer", 12), ("fp8_optimizer", 5):
+        config = recipes.load(name, ["cpu"]).config
+        model = nn.Linear(512, 512, bias=False).bfloat16()
+        container = optimizer.build_optimizers([model], config.optimizer, ONE_DEVICE)
+        model.weight.grad = torch.ones_like(model.weight)
+        container.step()
+        (state,) = next(iter(container)).state.values()
+        kept = sum(tensor.nbytes for tensor in state.values()) / model.weight.numel()
+        assert kept == pytest.approx(expected, rel=1e-4)
+        assert preflight.memory_estimate(config)["optimizer"] == expected * flops.parameters(model_args(config))
+
+
+def test_shards_are_stepped_as_the_whole_tensor_is_and_resume_exactly(tmp_path):
+    processes.run([sys.executable, "-m", "tests.models.fp8_adamw_ranks", tmp_path])
+    assert json.loads((tmp_path / "result.json").read_text()) == {"sharded": True, "resumed": True}

@@ -1,0 +1,76 @@
+"""Gradients in FP8 blocks: what one rounding costs, what arrives, and why sums in FP8 are another matter."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from experiments.benchmark_gradient_sums import HOW, compare
+from experiments.config import recipes
+from experiments.training import preflight
+from models.errors import InputError
+from models.fp8_gradients import Fp8ReduceScatter, decode, encode
+
+
+def planted(*shape: int) -> torch.Tensor:
+    """Normal values; the 256 of each block share a magnitude between about 1e-25 and 1e25."""
+    torch.manual_seed(0)
+    size = 10 ** torch.empty(*shape[:-1], -(-shape[-1] // 256)).uniform_(-25, 25)
+    return torch.randn(shape) * size.repeat_interleave(256, -1)[..., : shape[-1]]
+
+
+def test_each_value_is_off_by_a_sixteenth_of_itself_or_little_of_its_blocks_largest():
+    rows = planted(3, 1000)
+    encoded = encode(rows)
+    assert (encoded.dtype, tuple(encoded.shape)) == (torch.uint8, (3, 4 * 260))
+    error = (decode(encoded)[:, :1000] - rows).abs()
+    for start in range(0, 1000, 256):  # e4m3 has steps of 2^-9 next to 0
+        block = rows[:, start : start + 256]
+        bound = torch.maximum(block.abs() / 16, block.abs().amax(1, keepdim=True) / 448 * 2**-10) * 1.0001
+        assert (error[:, start : start + 256] <= bound).all()
+        noise = error[:, start : start + 256].double().square().sum(1) / block.double().square().sum(1)
+        assert (-10 * noise.log10() > 30).all()  # dB
+
+
+def test_extreme_blocks():
+    rows = torch.zeros(1, 4 * 256)
+    rows[0, 256], rows[0, 512:514], rows[0, 768] = 3e38, torch.tensor([1e-45, -1e-39]), torch.inf
+    zeros, large, small, infinite = decode(encode(rows))[0].unflatten(0, (4, 256))
+    assert not zeros.any() and large[0] == pytest.approx(3e38) and small.abs().max() <= 1.1e-39
+    assert infinite.isnan().all()  # a diverging run is seen to
+
+
+def test_every_rank_gets_its_share_of_the_sum(monkeypatch):
+    """Of three ranks, whose group's other members are played; 70 values a rank are less than a block."""
+    torch.manual_seed(0)
+    gradients = torch.randn(3, 3 * 70)
+    everything = torch.stack([encode(rows.view(3, 70)) for rows in gradients])
+    for rank in range(3):
+        monkeypatch.setattr(dist, "all_to_all_single", lambda out, _, group, r=rank: out.copy_(everything[:, r]))
+        share = torch.empty(70)
+        Fp8ReduceScatter()(share, gradients[rank], SimpleNamespace(size=lambda: 3), dist.ReduceOp.SUM)
+        exact = gradients.sum(0)[rank * 70 :][:70]
+        assert 0 < (share - exact).norm() / exact.norm() < 1 / 32
+
+
+def test_a_sum_in_float32_needs_no_scaling_and_sums_in_fp8_lose_by_every_rank():
+    """Gradients that agree in part, as those of ranks do."""
+    torch.manual_seed(0)
+    gradients = torch.randn(1 << 12) + torch.randn(32, 1 << 12)
+    few, many = ({row["how"]: row for row in compare([gradients], ranks)} for ranks in (2, 32))
+    assert tuple(many) == HOW
+    assert min(few["block"]["snr_db"], many["block"]["snr_db"], many["tensor"]["snr_db"]) > 30
+    assert max(many[how]["snr_db"] for how in ("post", "pre", "auto", "best")) < few["auto"]["snr_db"] < 30
+    assert many["post"]["at_limit"] > 0.1 and many["pre"]["at_limit"] == 0 and many["auto"]["at_limit"] <= 1e-5
+    assert many["pre"]["lost"] > 10 * many["post"]["lost"] and many["auto"]["factors"][0] < 1
+    assert many["best"]["snr_db"] >= max(many[how]["snr_db"] for how in ("post", "pre", "auto"))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_without_shards_it_is_refused(replicas):
+    replicate = f"parallelism.data_parallel_replicate_degree={replicas}"
+    config = recipes.load("fp8_gradients", ["cpu"], [replicate]).config
+    with pytest.raises(InputError, match="quantize.gradients needs FSDP .* set it to null"):
+        preflight.check_ranks(config, replicas)
+    preflight.check_ranks(config, 2 * replicas)

@@ -1,0 +1,150 @@
+"""What ranks send: the recorded table against the closed form, and a run that promises FP8 and sends bf16.
+
+One process stands for rank 0 of several: the backend `fake` takes every collective and sends nothing. That real ones
+are recorded the same way is part of tests/jobs/test_launcher.py.
+"""
+
+import os
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.autograd import DeviceType
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torchtitan import train as titan
+from torchtitan.distributed import ParallelDims
+
+from experiments.config import recipes
+from experiments.training import collectives
+from experiments.training.proof import Proof, ProofError
+from experiments.training.trainer import Trainer
+from models import float8, llama, train_spec
+from models.train_spec import parallelize
+
+TOKENS = 32
+EACH, COMBINED = "tensorwise_fp8_allgather_amax_each", "tensorwise_fp8_allgather"
+LAYERS = 7  # linear ones of the model's one block
+
+
+@cache
+def profile_step(name: str, *overrides: str, ranks: int = 2) -> dict:
+    """What the proof records of collectives, of one forward and backward pass of a recipe on a model of one block."""
+    config = recipes.load(name, ["cpu"], ["compile.enable=false", *overrides]).config
+    keys = config.parallelism
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        dims = ParallelDims(
+            dp_replicate=keys.data_parallel_replicate_degree, dp_shard=keys.data_parallel_shard_degree,
+            cp=1, tp=1, pp=1, ep=1, etp=1, world_size=ranks,
+        )  # fmt: skip
+        dims.build_mesh()
+        model = llama.Llama(replace(llama.FLAVORS["cpu"], n_layers=1, vocab_size=64)).bfloat16()
+        converter = float8.Float8Converter(config, dims)
+        converter.convert(model)
+        model = parallelize(model, dims, config)
+        fp8 = config.quantize.linear.float8.recipe_name
+        sharding = collectives.sharding(config, dims)
+        proof = Proof(model, [], fp8, TOKENS, allow_orphans=True, sharding=sharding)
+        with proof.profile(1):
+            model(torch.zeros(1, TOKENS, dtype=torch.long)).float().mean().backward()
+            converter.post_optimizer_hook([model])
+        return proof.record()["collectives"]
+    finally:
+        dist.destroy_process_group()
+
+
+def calls(record: dict, collective: str) -> dict[tuple[int, str], int]:
+    return {(r["ranks"], r["dtype"]): r["calls"] for r in record["table"] if r["collective"] == collective}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "ranks", "all_reduces"),
+    [
+        ("baseline_compiled", [], 2, 0),
+        ("tensorwise_fp8_compiled", [], 2, 0),
+        (EACH, [], 2, 2 * LAYERS),  # once for each of two gathers
+        (COMBINED, [], 4, 2 * LAYERS + 1),  # the first step has no scales from the one before
+        ("fp8_gradients", [], 2, 0),
+        ("fp8_gradients", [], 3, 0),  # 3: rows and blocks are padded
+        ("baseline_compiled", ["parallelism.fsdp_reshard_after_forward=never"], 2, 0),
+        ("baseline_compiled", ["parallelism.fsdp_reshard_after_forward=always"], 3, 0),  # 3: rows are padded
+    ],
+)
+def test_bytes_are_those_of_the_closed_form(recipe, overrides, ranks, all_reduces):
+    record = profile_step(recipe, *overrides, ranks=ranks)
+    assert record["gathered_bytes"] == record["gathered_bytes_expected"] > 0
+    assert record["reduced_bytes"] == record["reduced_bytes_expected"] > 0
+    assert record["all_reduces"] == all_reduces
+    for row in record["table"]:
+        share = (ranks - 1) / ranks * (2 if row["collective"] == collectives.ALL_REDUCE else 1)
+        assert row["bus_bytes"] == pytest.approx(row["payload_bytes"] * share, abs=row["calls"])
+
+
+def test_fp8_saves_half_of_the_blocks_weights():
+    bf16, fp8 = (profile_step(name)["gathered_bytes"] for name in ("tensorwise_fp8_compiled", EACH))
+    assert bf16 - fp8 == 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 768 * 256)
+
+
+@pytest.mark.parametrize("recipe", ["baseline_compiled", "fp8_gradients"])
+def test_replicas_reduce_their_shards_of_gradients_in_float32(recipe):
+    record = profile_step(recipe, "parallelism.data_parallel_replicate_degree=2", ranks=4)
+    assert (record["shards"], record["replicas"]) == (2, 2)
+    assert record["gathered_bytes"] == record["gathered_bytes_expected"]
+    [row] = [row for row in record["table"] if row["collective"] == collectives.ALL_REDUCE]
+    assert row["payload_bytes"] == row["bus_bytes"] == profile_step("baseline_compiled")["reduced_bytes"] / 2
+
+
+def test_a_run_that_promises_fp8_and_sends_bf16_fails(monkeypatch):
+    """torchao's layer, which casts its weight itself where FSDP2 has not."""
+    monkeypatch.setattr(float8, "replace", lambda config, **keys: replace(config, **keys | _IN_BF16))
+    with pytest.raises(ProofError, match="not .all. of what enable_fsdp_float8_all_gather promises"):
+        profile_step.__wrapped__(EACH)
+
+
+def test_a_run_that_promises_fp8_gradients_and_sends_float32_fails(monkeypatch):
+    monkeypatch.setattr(train_spec, "Fp8ReduceScatter", DefaultReduceScatter)
+    with pytest.raises(ProofError, match="not .all. of what quantize.gradients promises was sent in FP8"):
+        profile_step.__wrapped__("fp8_gradients")
+
+
+def test_fp8_gradients_take_260_bytes_where_float32_takes_1024():
+    float32, fp8 = (profile_step(name)["reduced_bytes"] for name in ("baseline_compiled", "fp8_gradients"))
+    assert fp8 / float32 == pytest.approx(260 / 1024, rel=2e-3)  # a last block may be padded
+
+
+_IN_BF16 = {"enable_fsdp_float8_all_gather": False}
+
+
+def test_nccl_is_told_its_thread_blocks_before_it_starts(config, monkeypatch):
+    monkeypatch.setattr(titan.Trainer, "init_distributed", lambda self: os.environ["NCCL_MAX_CTAS"])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    trainer = Trainer.__new__(Trainer)
+    trainer.job_config, config.comm.nccl_max_ctas = config, 8
+    assert trainer.init_distributed() == "8"
+
+
+def kernel(name: str, start: float, end: float, **more) -> SimpleNamespace:
+    """One of a profile's events on a GPU; times in microseconds."""
+    facts = {"device_type": DeviceType.CUDA, "is_user_annotation": False} | more
+    return SimpleNamespace(name=name, time_range=SimpleNamespace(start=start, end=end), **facts)
+
+
+def test_exposed_time_is_that_of_nccl_kernels_beside_which_nothing_computes():
+    events = [
+        kernel("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 0, 10),
+        kernel("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", 8, 20),  # on another stream, beside the first
+        kernel("nvjet_qqtst_128x256", 2, 6),
+        kernel("triton_poi_fused_add_0", 5, 9),
+        kernel("nvjet_qqtst_128x256", 18, 30),
+        kernel("ncclDevKernel_AllReduce_Max_f32_RING_LL", 40, 41),
+        kernel("Memcpy DtoD (Device -> Device)", 10, 12),  # no computing
+        kernel("FSDP::all_gather", 0, 50, is_user_annotation=True),
+        kernel("aten::mm", 0, 50, device_type=DeviceType.CPU),
+    ]
+    seconds = collectives.nccl_seconds(events)
+    assert seconds == {"seconds": pytest.approx(21e-6), "exposed_seconds": pytest.approx((2 + 9 + 1) * 1e-6)}
+    assert collectives.nccl_seconds(events[2:5]) is None

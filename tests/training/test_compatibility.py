@@ -1,0 +1,76 @@
+"""The table of what FP8 goes with is true: what works there trains, with its proof, and what is refused is refused."""
+
+import json
+import re
+import socket
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from analysis.compatibility import cells
+from experiments.config import recipes
+from experiments.training import preflight
+from models.errors import InputError
+from tests import processes
+from tests.runs import SMALL
+
+CELLS = {f"{cell.recipe} with {cell.pairing}": cell for cell in cells()}
+WORKING = [name for name, cell in CELLS.items() if not cell.refused]
+REFUSED = [name for name, cell in CELLS.items() if cell.refused]
+QUICK = [
+    "compile.enable=false",
+    "model.sizes.n_layers=1",
+    *SMALL,
+    "training.steps=3",
+    "metrics.enable_tensorboard=false",
+]
+
+
+def arguments(name: str, out: Path) -> list[str]:
+    return [CELLS[name].recipe, "--overlay", "cpu", "--out", str(out), *QUICK, *CELLS[name].keys]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> dict[str, tuple[int, Path]]:
+    """Trains all cells that work with several processes; (exit code, run directory) by cell."""
+    folder = tmp_path_factory.mktemp("cells")
+    places = {name: folder / str(place) for place, name in enumerate(WORKING) if CELLS[name].processes > 1}
+    ports = free_ports(len(places))
+    runs = [
+        (CELLS[name].processes, port, arguments(name, place))
+        for (name, place), port in zip(places.items(), ports, strict=True)
+    ]
+    (folder / "runs.json").write_text(json.dumps(runs))
+    printed = processes.run([sys.executable, "-m", "tests.training.compatible_ranks", folder / "runs.json"], 290).stdout
+    codes = {place: int(code) for code, place in re.findall(r"^exit code (\d+): (.*)$", printed, re.MULTILINE)}
+    return {name: (codes[str(place)], place) for name, place in places.items()}
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [server.getsockname()[1] for server in sockets]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WORKING)
+def test_what_works_trains_and_proves_its_fp8(name, trained, run_here, tmp_path):
+    if CELLS[name].processes > 1:
+        code, run = trained[name]
+    else:
+        code, run = run_here(*arguments(name, tmp_path)), tmp_path
+    assert code == 0
+    manifest, proof = (json.loads((run / f"{kind}.json").read_text()) for kind in ("manifest", "proof"))
+    assert manifest["status"] == "completed" and manifest["world_size"] == CELLS[name].processes
+    assert proof["fp8_flops"] >= 0.99 * proof["fp8_flops_expected"] > 0
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_refused_with_its_sentence(name):
+    cell = CELLS[name]
+    with pytest.raises(InputError) as error:
+        config = recipes.load(cell.recipe, ["cpu"], cell.keys).config
+        preflight.check_ranks(config, cell.processes)
+    assert cell.refused in str(error.value) and ("set " in str(error.value))

@@ -1,0 +1,201 @@
+"""FP8 for a part of a run's steps: the same numbers as runs that stop and go on in the other precision."""
+
+import copy
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+from experiments.config import recipes
+from experiments.config.phases import fp8_steps
+from experiments.training import trainer
+from models import float8
+from models.errors import InputError
+from models.fp8_linear import Fp8Linear, Products
+from tests import processes
+from tests.runs import TINY, losses_of, manifest_of
+
+FP8, FLOAT8 = "tensorwise_fp8_compiled", "quantize.linear.float8"
+EAGER, COMPILED = ["compile.enable=false"], ["compile.artifacts_dir="]
+
+
+def phase(first: int | str, last: int | str) -> list[str]:
+    return [f"{FLOAT8}.first_step={first}", f"{FLOAT8}.last_step={last}"]
+
+
+@pytest.fixture
+def losses(run_here, tmp_path):
+    """Trains a recipe in this process up to a step, of which it keeps a checkpoint; its losses, one a step."""
+
+    def train(out: str, recipe: str, steps: int, keys: list[str], after: str | None = None) -> list[float]:
+        """`after` names the run whose last checkpoint this one begins with."""
+        keys = [*TINY, *keys, f"training.steps={steps}", "lr_scheduler.warmup_steps=2", "checkpoint.enable=true"]
+        if after:
+            [start] = (tmp_path / after / "checkpoint").iterdir()
+            keys += [f"checkpoint.initial_load_path={start}", "checkpoint.initial_load_model_only=false"]
+        assert run_here(recipe, "--overlay", "cpu", "--out", tmp_path / out, *keys) == 0
+        return losses_of(tmp_path / out)
+
+    return train
+
+
+# ---- the same numbers ----
+
+
+def test_a_switch_is_what_checkpoint_and_relaunch_is(losses, tmp_path):
+    """bf16, FP8 and bf16 again, two steps each; the run is interrupted and goes on in the phase of its step."""
+    out, keys = tmp_path / "switched", [*EAGER, *phase(3, 4)]
+    losses("switched", FP8, 5, keys)
+    first_attempt = json.loads((out / "timing.json").read_text())
+    (out / "manifest.json").write_text(json.dumps(manifest_of(out) | {"status": "running"}))
+    switched = losses("switched", FP8, 6, keys)
+
+    parts = losses("first", "baseline", 2, EAGER)
+    parts += losses("second", FP8, 4, EAGER, after="first")
+    parts += losses("third", "baseline", 6, EAGER, after="second")
+    assert switched == parts
+
+    assert {step: switch["in_fp8"] for step, switch in first_attempt["switches"].items()} == {"3": True, "5": False}
+    proof, summary = (json.loads((out / f"{name}.json").read_text()) for name in ("proof", "summary"))
+    assert {first: phase["in_fp8"] for first, phase in proof["phases"].items()} == {"1": False, "3": True, "5": False}
+    assert [phase["profiled_step"] for phase in proof["phases"].values()] == [2, 4, 6]  # both attempts'
+    assert proof["profiled_step"] == 4 and proof["fp8_share_of_steps"] == pytest.approx(1 / 3)
+    assert summary["fp8_share"] == pytest.approx(proof["fp8_share_of_matmul_flops"] / 3)
+
+
+def test_never_and_always(losses):
+    baseline, never = (losses(*run) for run in (("a", "baseline", 2, EAGER), ("b", FP8, 2, [*EAGER, *phase(3, 9)])))
+    fp8, always = (losses(*run) for run in (("c", FP8, 2, EAGER), ("d", FP8, 2, [*EAGER, *phase(1, 2)])))
+    assert never == baseline != fp8 == always
+
+
+@pytest.mark.slow
+def test_compiled_too(losses, tmp_path):
+    switched = losses("switched", FP8, 5, [*COMPILED, *phase(3, 4)])
+    assert losses("first", "baseline_compiled", 2, COMPILED) == switched[:2]
+    assert losses("second", FP8, 4, COMPILED, after="first") == switched[2:4]
+    switches = json.loads((tmp_path / "switched/timing.json").read_text())["switches"]
+    assert switches["3"]["compile_s"] > 0 and switches["5"]["compile_s"] == 0
+
+
+def test_a_checkpoint_is_of_its_phases(monkeypatch):
+    """The length of a run may change, unless its last step in FP8 depends on it."""
+    monkeypatch.setattr(trainer.dist, "get_world_size", lambda: 1)
+
+    def differing(*keys: str) -> dict:
+        one, other = (
+            trainer._identity(recipes.load("fp8_then_bf16", ["cpu"], [*keys, length]).config, "corpus")
+            for length in ("training.steps=60", "training.steps=100")
+        )
+        return {key: (one[key], other[key]) for key in one if one[key] != other[key]}
+
+    assert differing() == {f"{FLOAT8}.last_step": (54, 90)}
+    assert not differing(f"{FLOAT8}.last_step=54")
+
+
+@pytest.mark.slow
+def test_two_processes_that_recompute_activations(tmp_path):
+    """FSDP2 gathers weights in bf16."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+    keys = [*TINY, *EAGER, *phase(2, 3), "activation_checkpoint.mode=full"]
+    command = [*torchrun, "-m", "experiments.run", FP8, "--overlay", "cpu"]
+    processes.run([*command, "--out", tmp_path / "run", *keys])
+    assert manifest_of(tmp_path / "run")["world_size"] == 2
+    phases = json.loads((tmp_path / "run/proof.json").read_text())["phases"]
+    assert {first: phase["in_fp8"] for first, phase in phases.items()} == {"1": False, "2": True, "4": False}
+
+
+# ---- the layer ----
+
+
+def results(module: nn.Module, call: Callable) -> list[torch.Tensor]:
+    x = torch.ones(16, 32).cumsum(0).sin().bfloat16().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = call(x)
+    out.float().square().sum().backward()
+    return [out.detach(), x.grad, *(p.grad for p in module.parameters())]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_first_switch_compiles_once_and_the_way_back_not_at_all(dtype, recompute):
+    """Without new parameters. float32 parameters are cast by autocast, as those of `nn.Linear` are."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    plain = nn.Sequential(nn.Linear(32, 32, bias=False), nn.SiLU(), nn.Linear(32, 32, bias=False)).to(dtype)
+    how, fp8 = Products("tensorwise", emulate=True, keep_weight=False), copy.deepcopy(plain)
+    for name in "0", "2":
+        fp8.set_submodule(name, Fp8Linear.from_float(fp8.get_submodule(name), how))
+    switched, graphs = copy.deepcopy(fp8), []
+    block = partial(checkpoint, switched, use_reentrant=False) if recompute else switched
+    compiled = torch.compile(block, backend="eager", fullgraph=True)
+    for on in (False, True, False, True):
+        float8.switch(switched, on)
+        switched.zero_grad()
+        before = counters["stats"]["unique_graphs"]
+        found = results(switched, compiled)
+        graphs.append(counters["stats"]["unique_graphs"] - before)
+        other = copy.deepcopy(fp8 if on else plain)
+        assert all(torch.equal(a, b) for a, b in zip(found, results(other, other), strict=True))
+    assert graphs == [1, 1, 0, 0]
+
+
+def test_rates_leave_out_the_steps_after_a_switch(train, monkeypatch):
+    """The one that compiles, the next, and the profiled one; here without the ten at the start of the process.
+
+    FP8's ranges are due in steps 2 and 7, the latter in bf16. Compiled kernels are kept once: from two calls PyTorch
+    would load the last one's.
+    """
+    kept = []
+    monkeypatch.setattr(trainer, "NOT_STEADY_STEPS", 0)
+    monkeypatch.setattr(trainer.compile_cache, "save", kept.append)
+    keys = [*TINY, *EAGER, *phase(2, 6), "training.steps=7", "metrics.fp8_ranges_every=5"]
+    _, windows = train(recipes.load(FP8, ["cpu"], keys).config, 7)
+    assert [line["step"] for line in windows if not line["not_steady"]] == [5, 6]
+    assert [line["step"] for line in windows if "fp8_ranges" in line] == [2]
+    assert len(kept) == 1
+
+
+# ---- the keys ----
+
+
+@pytest.mark.parametrize(
+    ("name", "overlay", "steps"),
+    [
+        ("bf16_then_fp8", [], range(101, 1001)),
+        ("fp8_then_bf16", [], range(1, 901)),
+        ("bf16_fp8_bf16", [], range(101, 901)),
+        ("bf16_fp8_bf16", ["cpu"], range(11, 55)),
+        (FP8, ["cpu"], range(1, 61)),
+        ("baseline", ["cpu"], range(0)),
+    ],
+)
+def test_steps_in_fp8(name, overlay, steps):
+    assert fp8_steps(recipes.load(name, overlay).config) == steps
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "sentence"),
+    [
+        ("bf16_then_fp8", ["first_step=later"], "expected a step of at least 1, or after_warmup, got 'later'"),
+        ("bf16_then_fp8", ["last_step=0"], "expected a step of at least 1, or before_last_tenth, got 0"),
+        ("bf16_then_fp8", ["first_step=1.5"], "expected an integer, got 1.5"),
+        ("bf16_then_fp8", ["last_step=10"], "last_step: is step 10, before first_step, which is 11: FP8 would never"),
+        ("baseline", ["first_step=5"], "recipe_name: is null, so there is no FP8 to switch"),
+        ("bf16_then_fp8", ["enable_fsdp_float8_all_gather=true"], "gathers weights in FP8, of which bf16 steps cannot"),
+    ],
+)
+def test_what_phases_cannot_be(name, keys, sentence):
+    with pytest.raises(InputError, match=sentence):
+        recipes.load(name, ["cpu"], [f"{FLOAT8}.{key}" for key in keys])
+
+
+def test_cuda_graphs_would_hide_what_a_phase_does():
+    with pytest.raises(InputError, match="leaves nothing to prove a later phase by"):
+        recipes.load("bf16_then_fp8", ["cpu"], ["compile.cuda_graphs=true"])
