@@ -86,7 +86,8 @@ def test_more_processes_than_gpus_are_refused(command, fails, tmp_path, monkeypa
 
 
 def test_processes_that_torchrun_has_started_are_not_started_again(fails, monkeypatch):
-    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}.items():
+    started = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in started.items():
         monkeypatch.setenv(name, value)
     said = fails(run.main, "baseline", "--overlay", "cpu", "--processes", "2")
     assert "torchrun or srun has started 4: leave --processes out" in said
