@@ -34,7 +34,7 @@ class Ranks:
         self._outputs = []  # of each rank, rank 0's aside
         self._ended: list[int] = []  # ranks, in the order in which they ended
         self._kill_at: float | None = None
-        self._meeting = _reserved_port()
+        self._meeting = reserved_port()
         if processes > 1:
             environment = environment | _shared(gpus, processes)
         try:
@@ -101,7 +101,7 @@ class Ranks:
         return said[-1] if said else f"see {self.log}"
 
 
-def _reserved_port() -> socket.socket:
+def reserved_port() -> socket.socket:
     """A socket with a port that rank 0 can listen on and that Linux gives to nobody else until it is closed."""
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch.distributed's store does

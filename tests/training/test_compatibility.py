@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from analysis.compatibility import cells
 from experiments.config import recipes
+from experiments.jobs.launcher import reserved_port
 from experiments.training import preflight
 from models.errors import InputError
 from tests import processes
@@ -37,21 +37,14 @@ def trained(tmp_path_factory) -> dict[str, tuple[int, Path]]:
     """Trains all cells that work with several processes; (exit code, run directory) by cell."""
     folder = tmp_path_factory.mktemp("cells")
     places = {name: folder / str(place) for place, name in enumerate(WORKING) if CELLS[name].processes > 1}
-    ports = free_ports(len(places))
-    runs = [
-        (CELLS[name].processes, port, arguments(name, place))
-        for (name, place), port in zip(places.items(), ports, strict=True)
-    ]
-    (folder / "runs.json").write_text(json.dumps(runs))
-    printed = processes.run([sys.executable, "-m", "tests.training.compatible_ranks", folder / "runs.json"], 290).stdout
-    codes = {place: int(code) for code, place in re.findall(r"^exit code (\d+): (.*)$", printed, re.MULTILINE)}
-    return {name: (codes[str(place)], place) for name, place in places.items()}
-
-
-def free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [server.getsockname()[1] for server in sockets]
+        ports = {name: stack.enter_context(reserved_port()).getsockname()[1] for name in places}
+        runs = [(CELLS[name].processes, ports[name], arguments(name, place)) for name, place in places.items()]
+        (folder / "runs.json").write_text(json.dumps(runs))
+        command = [sys.executable, "-m", "tests.training.compatible_ranks", folder / "runs.json"]
+        printed = processes.run(command, 290).stdout
+    codes = {place: int(code) for code, place in re.findall(r"^exit code (\d+): (.*)$", printed, re.MULTILINE)}
+    return {name: (codes.get(str(place)), place) for name, place in places.items()}
 
 
 @pytest.mark.slow
