@@ -24,10 +24,13 @@ class Timeline:
         self._last = now
 
     def end_first_step(self) -> None:
-        """The device is done with the first step. What torch.compile took of it is a phase of its own."""
+        """The device is done with a run's first step. What torch.compile took of it is a phase of its own.
+
+        `compiled_s` counts from the start of the process, which may have trained before.
+        """
         self.mark("first_step")
-        self.phases["compile"] = compiled_s()
-        self.phases["first_step"] -= self.phases["compile"]
+        before, self.phases["compile"] = self.phases.get("compile", 0.0), compiled_s()
+        self.phases["first_step"] -= self.phases["compile"] - before
 
     def marked(self, build, before: str, after: str | None = None):
         """`build`, with the time until its call marked as `before`, and its own as `after`."""

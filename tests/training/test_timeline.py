@@ -1,0 +1,15 @@
+"""Where a run's warm-up went."""
+
+from experiments.training import timeline
+from experiments.training.timeline import Timeline
+from models import device
+
+
+def test_phases_add_up_for_a_second_run_of_one_process(monkeypatch):
+    """What torch.compile took counts from the start of the process: 4 s of the first run, 1 s of the second."""
+    marks = Timeline()
+    for now, compiled in (10.0, 4.0), (25.0, 5.0):
+        monkeypatch.setattr(device, "seconds_since_process_start", lambda now=now: now)
+        monkeypatch.setattr(timeline, "compiled_s", lambda compiled=compiled: compiled)
+        marks.end_first_step()
+    assert marks.phases == {"first_step": 20.0, "compile": 5.0}
