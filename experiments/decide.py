@@ -228,7 +228,7 @@ def _command(keys: tuple[str, ...], overlay: str, gpus: int) -> str:
     if gpus <= A_NODE:
         names = f"baseline_compiled {GATHERED}"
         return f"python -m experiments.study {names} --processes {gpus} {settings} training.steps=60"
-    start = f"sbatch --nodes={math.ceil(gpus / A_NODE_OF_ALPS)} launch/alps_multinode.sbatch"
+    start = f"sbatch --wait --nodes={math.ceil(gpus / A_NODE_OF_ALPS)} launch/alps_multinode.sbatch"
     return (
         f"for r in baseline_compiled {GATHERED}; do {start} $r --out runs/decide/$r/seed0 {settings} "
         "training.steps=60; done; python -m analysis.report runs/decide --baseline baseline_compiled"

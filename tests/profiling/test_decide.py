@@ -90,6 +90,11 @@ def test_ten_lines(capsys):
     assert f"experiments.study baseline_compiled {decide.GATHERED} --processes 8 " in text["settle it"]
 
 
+def test_the_report_on_jobs_waits_for_them(ask):
+    command = ask("llama3.1-8B", "--gpu", "gh200", "--gpus", 16)["command"]
+    assert "sbatch --wait --nodes=4 launch/alps_multinode.sbatch" in command and "; done; python -m" in command
+
+
 def test_readme_shows_what_the_command_prints(capsys):
     example = next(part for part in README.read_text().split("\n\n") if "$ python -m experiments.decide" in part)
     command, *shown = [line[4:] for line in example.splitlines()]
