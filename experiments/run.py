@@ -46,15 +46,15 @@ def main(argv: list[str] | None = None) -> int:
     stop.listen()
     try:
         recipe = recipes.load(args.name, args.overlay, args.overrides, args.seed)
-        starts_ranks = args.processes > 1 and _is_alone(args.processes)
+        if starts_ranks := args.processes > 1 and _is_alone(args.processes):
+            placement.gpus_for(args.processes)
+            os.environ |= variables(0, args.processes)  # for the checks; each rank gets its own
         if args.dry_run:
-            os.environ |= variables(0, args.processes) if starts_ranks else {}
             return dry_run(recipe, args.budget)
         from experiments.training import attempt  # torch: seconds, which a misspelt name need not wait for
 
         if starts_ranks:
-            attempt.check(recipe.config, args.processes, stop)
-            placement.gpus_for(args.processes)
+            attempt.check(recipe, args.processes, args.out, stop)
             out = args.out or attempt.new_directory(recipe)
             arguments = [*(argv or sys.argv[1:]), *([] if args.out else ["--out", str(out)])]
             return start_ranks(Run(recipe.name, out, arguments, args.processes), stop)

@@ -41,7 +41,8 @@ def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
     from experiments.training.run_directory import RunDirectory
     from experiments.training.timeline import TIMELINE
 
-    check(recipe.config, world_size, stop)
+    preflight.check_ranks(recipe.config, world_size)
+    preflight.check_checkpoints(recipe.config, stop.budget_s)
     facts = preflight.facts(recipe, world_size) if rank == 0 else None
     if not out and world_size > 1:  # each would make its own
         raise InputError("a run of several processes needs --out DIR, so that all of them write to the same place")
@@ -69,12 +70,14 @@ def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
     return end.code
 
 
-def check(config, world_size: int, stop: Stop) -> None:
-    """Raise `InputError` for keys that so many processes or a time budget rule out."""
-    from experiments.training import preflight
+def check(recipe, world_size: int, out: Path | None, stop: Stop) -> None:
+    """Raise `InputError` for what would end the ranks of a run before they train, of which one alone would say why."""
+    from experiments.training import preflight, run_directory
 
-    preflight.check_ranks(config, world_size)
-    preflight.check_checkpoints(config, stop.budget_s)
+    for _ in preflight.all_checks(recipe.config, world_size, stop.budget_s):
+        pass
+    if out:
+        run_directory.check(out, recipes.to_yaml(recipe), world_size)
 
 
 def new_directory(recipe) -> Path:

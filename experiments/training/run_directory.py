@@ -60,10 +60,10 @@ class RunDirectory:
         another run, it is no run directory, or it cannot be written.
         """
         self.path = path
-        self._check_folder()  # before the lock leaves a file in it
+        _check_folder(path)  # before the lock leaves a file in it
         self._lock = lock(self.path, "run")
         try:
-            earlier = self._unfinished_run(recipe_yaml, facts.get("world_size", 1))
+            earlier = _unfinished_run(path, recipe_yaml, facts.get("world_size", 1))
             write_whole(self.path / "recipe.yaml", recipe_yaml)  # first: a full disk stops here, nothing moved
             self.manifest = {
                 "layout_version": LAYOUT_VERSION,
@@ -84,48 +84,6 @@ class RunDirectory:
             if isinstance(error, OSError):
                 error = InputError(f"{self.path}: {error.strerror}: make room, or choose another --out")
             raise error from None
-
-    def _check_folder(self) -> None:
-        """Raise `InputError` for a folder of something else, and for a pipe or the like in the place of a record."""
-        names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
-        for path in map(self.path.joinpath, names):
-            kind = "file" if path.name in (*_RECORDS, "manifest.json", "recipe.yaml", "log.txt") else ""
-            kind = "folder" if path.name in ("checkpoint", "damaged_checkpoints", "tb") else kind
-            kind = "folder" if re.fullmatch(r"attempt\d+", path.name) else kind
-            if kind and not {"file": path.is_file, "folder": path.is_dir}[kind]():
-                raise InputError(f"{path} is not a {kind}: move it away, or choose another --out")
-        others = {name for name in names if not name.startswith(".")} - {"log.txt", "recipe.yaml"}
-        if others and "recipe.yaml" not in names and not read_json(self.path / "manifest.json"):
-            raise InputError(f"{self.path} holds files and is no run directory: choose another --out")
-
-    def _unfinished_run(self, recipe_yaml: str, world_size: int) -> dict | None:
-        """The manifest of the run to go on with, empty if it is missing or torn; None in a new directory."""
-        existing_files = {p.name for p in self.path.iterdir() if not p.name.startswith(".")} - {"log.txt"}
-        if not existing_files:
-            return None
-        earlier = read_json(self.path / "manifest.json")
-        if earlier.get("status") == "completed":
-            raise InputError(f"{self.path} holds a completed run: choose another --out, or delete it")
-        if "recipe.yaml" in existing_files:
-            self._check_same_recipe(recipe_yaml)
-        if earlier.get("world_size", world_size) != world_size:
-            raise InputError(
-                f"{self.path} holds an unfinished run of {earlier['world_size']} processes, and this one has "
-                f"{world_size}: start as many, or choose another --out"
-            )
-        return earlier
-
-    def _check_same_recipe(self, recipe_yaml: str) -> None:
-        path = self.path / "recipe.yaml"
-        try:
-            same = _without_steps(path.read_text(encoding="utf-8")) == _without_steps(recipe_yaml)
-        except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
-            raise InputError(f"{path} is damaged: delete it to go on with the run, or choose another --out") from None
-        if not same:
-            raise InputError(
-                f"{self.path} holds an unfinished run of another recipe: give the same name, overlays, seed and keys "
-                "to go on with it, or choose another --out"
-            )
 
     def _set_aside(self, earlier: dict | None) -> int:
         """Number of this attempt; the records of an unfinished one are moved to attempt<k>/."""
@@ -170,6 +128,58 @@ class RunDirectory:
             self.write_json("summary.json", summarize(self.path, self.manifest))
         self.write_json("manifest.json", self.manifest)
         os.close(self._lock)
+
+
+def check(path: Path, recipe_yaml: str, world_size: int) -> None:
+    """Raise `InputError` where `RunDirectory` would, for whoever starts its ranks; adds nothing but the lock's file."""
+    _check_folder(path)
+    os.close(lock(path, "run"))
+    _unfinished_run(path, recipe_yaml, world_size)
+
+
+def _check_folder(path: Path) -> None:
+    """Raise `InputError` for a folder of something else, and for a pipe or the like in the place of a record."""
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    for entry in map(path.joinpath, names):
+        kind = "file" if entry.name in (*_RECORDS, "manifest.json", "recipe.yaml", "log.txt") else ""
+        kind = "folder" if entry.name in ("checkpoint", "damaged_checkpoints", "tb") else kind
+        kind = "folder" if re.fullmatch(r"attempt\d+", entry.name) else kind
+        if kind and not {"file": entry.is_file, "folder": entry.is_dir}[kind]():
+            raise InputError(f"{entry} is not a {kind}: move it away, or choose another --out")
+    others = {name for name in names if not name.startswith(".")} - {"log.txt", "recipe.yaml"}
+    if others and "recipe.yaml" not in names and not read_json(path / "manifest.json"):
+        raise InputError(f"{path} holds files and is no run directory: choose another --out")
+
+
+def _unfinished_run(path: Path, recipe_yaml: str, world_size: int) -> dict | None:
+    """The manifest of the run to go on with, empty if it is missing or torn; None in a new directory."""
+    existing_files = {p.name for p in path.iterdir() if not p.name.startswith(".")} - {"log.txt"}
+    if not existing_files:
+        return None
+    earlier = read_json(path / "manifest.json")
+    if earlier.get("status") == "completed":
+        raise InputError(f"{path} holds a completed run: choose another --out, or delete it")
+    if "recipe.yaml" in existing_files:
+        _check_same_recipe(path, recipe_yaml)
+    if earlier.get("world_size", world_size) != world_size:
+        raise InputError(
+            f"{path} holds an unfinished run of {earlier['world_size']} processes, and this one has "
+            f"{world_size}: start as many, or choose another --out"
+        )
+    return earlier
+
+
+def _check_same_recipe(folder: Path, recipe_yaml: str) -> None:
+    path = folder / "recipe.yaml"
+    try:
+        same = _without_steps(path.read_text(encoding="utf-8")) == _without_steps(recipe_yaml)
+    except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
+        raise InputError(f"{path} is damaged: delete it to go on with the run, or choose another --out") from None
+    if not same:
+        raise InputError(
+            f"{folder} holds an unfinished run of another recipe: give the same name, overlays, seed and keys "
+            "to go on with it, or choose another --out"
+        )
 
 
 def _without_steps(recipe_yaml: str) -> dict:

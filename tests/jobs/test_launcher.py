@@ -77,12 +77,28 @@ def test_signals_reach_all_ranks(ranks):
     assert end(started) == -signal.SIGTERM
 
 
-@pytest.mark.parametrize("command", [run, study])
-def test_more_processes_than_gpus_are_refused(command, fails, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("command", "more"), [(run, []), (run, ["--dry-run"]), (study, [])])
+def test_more_processes_than_gpus_are_refused(command, more, fails, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    arguments = ["baseline", "--overlay", "cpu", "--processes", "3", "--out", tmp_path / "out"]
+    arguments = ["baseline", "--overlay", "cpu", "--processes", "3", "--out", tmp_path / "out", *more]
     assert "a run of 3 processes needs 3 GPUs, and 2 are here" in fails(command.main, *arguments)
     assert not (tmp_path / "out").exists()
+
+
+def test_bad_input_is_refused_before_any_rank_is_started(fails, tmp_path, monkeypatch):
+    """A model that the machine cannot hold, and folders that hold something else: nothing is written into them."""
+    monkeypatch.setattr(run, "start_ranks", None)
+    two = ["baseline", "--overlay", "cpu", "--processes", "2", "--out"]
+    huge = ["model.flavor=llama3.1-8B", "training.seq_len=131072", "training.local_batch_size=64"]
+    assert "the run needs about" in fails(run.main, *two, tmp_path / "new", *huge)
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "thesis.tex").touch()
+    assert "holds files and is no run directory" in fails(run.main, *two, tmp_path)
+    (tmp_path / "manifest.json").write_text('{"status": "completed", "world_size": 2}')
+    assert "holds a completed run" in fails(run.main, *two, tmp_path)
+    (tmp_path / "manifest.json").write_text('{"status": "interrupted", "world_size": 3}')
+    assert "an unfinished run of 3 processes, and this one has 2" in fails(run.main, *two, tmp_path)
+    assert not (tmp_path / "log.txt").exists()
 
 
 def test_processes_that_torchrun_has_started_are_not_started_again(fails, monkeypatch):
