@@ -43,7 +43,7 @@ class Study(BaseModel):
     seeds: list[int] = Field(min_length=1)
     overlays: list[str]
     overrides: list[str] = []
-    processes: int = Field(1, ge=1)  # of each run: one a GPU, which FSDP2 shards the model over
+    processes: int = Field(1, ge=1, le=9999)  # of each run: one a GPU, which FSDP2 shards the model over
     axes: dict[str, object] = {}  # values of keys in their sections, as a recipe has them, and of `processes`
 
     @field_validator("axes")
@@ -53,7 +53,7 @@ class Study(BaseModel):
             if key not in AXES:
                 raise ValueError(f"{key} is no axis; there are {', '.join(AXES)}")
             kind = AXES[key][0]
-            if not isinstance(values, list) or not values or any(type(v) is not kind or v in ("", 0) for v in values):
+            if not isinstance(values, list) or not values or any(type(v) is not kind or v <= kind() for v in values):
                 raise ValueError(f"{key}: expected a list of {'names' if kind is str else 'numbers of 1 and more'}")
         return axes
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from experiments.jobs.ranks import variables
 from experiments.jobs.signals import STUDY_PID
 from models.errors import InputError
 
@@ -42,11 +43,11 @@ def start(
     """Start `python -m` on a GPU, near its cores; the process ends with this one.
 
     It has a session of its own: the terminal's Ctrl-C reaches only this process, which passes it on. `gpu` and `place`
-    are as for `binding`; `environment` is added to this process's.
+    are as for `binding`; `environment` is added to this process's, whose variables of ranks are not passed on.
     """
-    variables = {STUDY_PID: str(os.getpid())} | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}) | (environment or {})
+    own = variables(0, 1) | {STUDY_PID: str(os.getpid())} | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
     command = [*binding(gpu, place), sys.executable, "-m", *arguments]
-    return subprocess.Popen(command, env=os.environ | variables, start_new_session=True, **streams)
+    return subprocess.Popen(command, env=os.environ | own | (environment or {}), start_new_session=True, **streams)
 
 
 def binding(gpu: str | None, place: int, sysfs: Path = Path("/sys")) -> list[str]:

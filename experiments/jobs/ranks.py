@@ -17,18 +17,20 @@ def number(name: str, default: int, least: int = 0) -> int:
 
 
 def process_count(text: str) -> int:
-    """`--processes` on a command line. Raises ArgumentTypeError for what is no number of 1 and more."""
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"expected a number of 1 and more, got {text}")
+    """`--processes` on a command line. Raises ArgumentTypeError for what is no number from 1 to 9,999."""
+    if not text.isdecimal() or not 0 < int(text) < 10_000:
+        raise ArgumentTypeError(f"expected a number from 1 to 9999, got {text}")
     return int(text)
 
 
 def variables(rank: int, processes: int, port: int = 0) -> dict[str, str]:
-    """torch.distributed's, for one of several processes on this machine; `port` is where rank 0 listens."""
+    """torch.distributed's, for one of several processes on this machine; `port` is where rank 0 listens.
+
+    It does so itself, also where a torchrun around this process listens for its own.
+    """
     numbers = {"RANK": rank, "WORLD_SIZE": processes, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": processes}
-    return {name: str(value) for name, value in (numbers | {"MASTER_PORT": port}).items()} | {
-        "MASTER_ADDR": "127.0.0.1"
-    }
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": False}
+    return {name: str(value) for name, value in (numbers | meeting).items()}
 
 
 def set_rank_environment() -> tuple[int, int]:

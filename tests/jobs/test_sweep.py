@@ -50,6 +50,7 @@ def test_what_the_command_line_sets_is_no_axis_any_more():
     [
         ({"training": {"steps": [1]}}, "study.yaml:6: axes: training.steps is no axis; there are model.flavor, "),
         ({"processes": [0]}, "axes: processes: expected a list of numbers of 1 and more"),
+        ({"processes": [-1, 2]}, "axes: processes: expected a list of numbers of 1 and more"),
         ({"model": {"flavor": "cpu"}}, "axes: model.flavor: expected a list of names"),
     ],
 )
