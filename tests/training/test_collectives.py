@@ -105,6 +105,13 @@ def test_a_run_that_promises_fp8_and_sends_bf16_fails(monkeypatch):
         profile_step.__wrapped__(EACH)
 
 
+def test_a_run_that_promises_fp8_and_of_which_no_gather_is_seen_fails(monkeypatch):
+    """As where another version of torch gathers by an operator that is not counted."""
+    monkeypatch.delitem(collectives._OPERATORS, "c10d::_allgather_base_")
+    with pytest.raises(ProofError, match="gathered 0 bytes of weights"):
+        profile_step.__wrapped__(EACH)
+
+
 def test_a_run_that_promises_fp8_gradients_and_sends_float32_fails(monkeypatch):
     monkeypatch.setattr(train_spec, "Fp8ReduceScatter", DefaultReduceScatter)
     with pytest.raises(ProofError, match="not .all. of what quantize.gradients promises was sent in FP8"):
