@@ -23,6 +23,8 @@ RUNGS = {
 # Speed over bf16 of Llama 3 70B on 128 H100 (dev-discuss.pytorch.org/t/2359), which does not give batch and length.
 PUBLISHED = {COMPUTE: 1.40, EACH: 1.42, COMBINED: 1.50}
 
+NCCL = {"ms": "seconds", "exposed ms": "exposed_seconds"}
+
 
 def sent(runs: pd.DataFrame) -> pd.DataFrame:
     """One row a rung, by the proof of its first completed run: MB in a step as recorded and by closed form, and calls.
@@ -39,7 +41,7 @@ def sent(runs: pd.DataFrame) -> pd.DataFrame:
                 "closed_form": found.get("gathered_bytes_expected", math.nan) / 1e6,
                 "reduced": found.get("reduced_bytes", math.nan) / 1e6,
                 "all_reduces": found.get("all_reduces"),
-                **{f"NCCL, {key.replace('_', ' ')}": value for key, value in (found.get("nccl") or {}).items()},
+                **{f"NCCL, {key}": 1e3 * found["nccl"][seconds] for key, seconds in NCCL.items() if found.get("nccl")},
             }
     return pd.DataFrame.from_dict(rows, orient="index")
 

@@ -31,7 +31,7 @@ def runs(tmp_path):
 def test_what_rungs_send_is_read_from_their_proofs(runs):
     found = ladder.sent(runs.frames.runs)
     assert found["gathered"].to_dict() == {COMPILED: 40.0, COMPUTE: 40.0, COMBINED: 20.0}
-    assert found.loc[COMBINED, ["closed_form", "all_reduces", "NCCL, exposed seconds"]].tolist() == [20.0, 7, 0.125]
+    assert found.loc[COMBINED, ["closed_form", "all_reduces", "NCCL, exposed ms"]].tolist() == [20.0, 7, 125.0]
     [line] = [note for note in notes(rows_of(runs)) if note.startswith("Sent among the ranks")]
     assert f"gathered 20.0 MB, reduced 30.0 MB ({COMBINED} seed 0)" in line
     texts = [text.get_text() for axes in allgather_ladder(runs).axes for text in axes.texts]
