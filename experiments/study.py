@@ -35,7 +35,7 @@ from experiments.config.values import VALUES
 from experiments.jobs import placement
 from experiments.jobs.exit_codes import complain, leave
 from experiments.jobs.files import lock, new_folder, out_directory, read_json, write_whole
-from experiments.jobs.ranks import process_count
+from experiments.jobs.ranks import number, process_count
 from experiments.jobs.runner import Run, run_all
 from experiments.jobs.shares import BUDGET, CHECKPOINT_RATE, END_S, Shares
 from experiments.jobs.signals import COME_BACK, FOR_GOOD, Stop, budget_seconds
@@ -53,6 +53,10 @@ def main(argv: list[str] | None = None) -> int:
     stop = Stop()
     stop.listen()
     try:
+        if (started := number("WORLD_SIZE", 1)) > 1:
+            raise InputError(
+                f"WORLD_SIZE is {started}, as under torchrun: unset it, or start one study without torchrun"
+            )
         study, out = _resolve(args)
         if args.gpu and not (args.dry_run and study.axes):
             raise InputError("--gpu is for --dry-run of a sweep, which then says what fits: leave it out")

@@ -101,12 +101,15 @@ def test_bad_input_is_refused_before_any_rank_is_started(fails, tmp_path, monkey
     assert not (tmp_path / "log.txt").exists()
 
 
-def test_processes_that_torchrun_has_started_are_not_started_again(fails, monkeypatch):
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [(run, "has started 4: leave --processes out"), (study, "start one study without torchrun")],
+)
+def test_processes_that_torchrun_has_started_are_not_started_again(command, sentence, fails, monkeypatch):
     started = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     for name, value in started.items():
         monkeypatch.setenv(name, value)
-    said = fails(run.main, "baseline", "--overlay", "cpu", "--processes", "2")
-    assert "torchrun or srun has started 4: leave --processes out" in said
+    assert sentence in fails(command.main, "baseline", "--overlay", "cpu", "--processes", "2")
 
 
 def test_processes_on_a_cpu_share_its_peak(monkeypatch):
