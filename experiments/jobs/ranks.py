@@ -42,8 +42,8 @@ def set_rank_environment() -> tuple[int, int]:
     if given := [name for name in _RANK_VARIABLES[:2] if name in env]:
         if missing := [name for name in _RANK_VARIABLES if name not in env]:
             raise InputError(
-                f"the environment variable {given[0]} is set and {missing[0]} is not: unset it for one process, or "
-                "start several with --processes N, torchrun or srun, which set all of them"
+                f"the environment variable {given[0]} is set and {missing[0]} is not: unset it; torchrun, srun and "
+                "--processes N set all that their processes need"
             )
     elif number("SLURM_STEP_NUM_TASKS", 1) > 1:
         _take_over_from_srun()

@@ -172,10 +172,10 @@ def test_shell_files_are_clean():
     processes.run(["shellcheck", "-x", *files])
 
 
-def login(*arguments: str) -> subprocess.CompletedProcess:
+def login(*arguments: str, file=STUDY) -> subprocess.CompletedProcess:
     """The job file as a program on a login node."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    command = ["bash", STUDY, *arguments]
+    command = ["bash", file, *arguments]
     environment["PYTHON"] = sys.executable
     return processes.run(command, check=False, env=environment)
 
@@ -200,6 +200,12 @@ def test_dry_run_on_a_login_node_says_what_would_run():
 def test_login_node_mistakes(arguments, sentence):
     done = login(*arguments)
     assert done.returncode == 2 and done.stderr.startswith("error: ") and sentence in done.stderr
+
+
+def test_a_run_over_nodes_is_checked_with_its_number_of_processes():
+    """Without it the recipe that is for several GPUs would be refused."""
+    said = login("--dry-run", "tensorwise_fp8_allgather", file=MULTINODE).stderr
+    assert "bash launch/alps_fp8.sbatch --dry-run tensorwise_fp8_allgather --processes N" in said
 
 
 # ---- jobs ----
