@@ -61,14 +61,14 @@ class Ranks:
         self._ended.append(rank)
 
     def poll(self) -> int | None:
-        """The exit code once all ranks have ended; those that outlive the first one for `GRACE_S` are killed."""
+        """The exit code once all ranks have ended; those that outlive one, or SIGINT, for `GRACE_S` are killed."""
         if self.returncode is None and len(self._ended) == len(self.children):
             first = next((rank for rank in self._ended if self.children[rank].returncode), 0)
             self.returncode = self.children[first].returncode
             agreed = self.returncode > FAILED and self.returncode == self.children[0].returncode
             self.first = 0 if agreed else first
             self._meeting.close()
-        elif self._ended:
+        elif self._ended or self._kill_at:
             self._kill_at = self._kill_at or time.monotonic() + GRACE_S
             if time.monotonic() > self._kill_at:
                 self._kill()
@@ -77,6 +77,8 @@ class Ranks:
     def send_signal(self, number: signal.Signals) -> None:
         for child in self.children:
             child.send_signal(number)
+        if number == signal.SIGINT:  # a second Ctrl-C, which a rank that waits for another one does not hear
+            self._kill_at = self._kill_at or time.monotonic() + GRACE_S
 
     def _kill(self) -> None:
         for child in self.children:

@@ -77,6 +77,16 @@ def test_signals_reach_all_ranks(ranks):
     assert end(started) == -signal.SIGTERM
 
 
+def test_a_second_ctrl_c_ends_ranks_that_hang(ranks, tmp_path, monkeypatch):
+    monkeypatch.setattr(launcher, "GRACE_S", 0.3)
+    started = ranks("print('listens', file=sys.stderr, flush=True); time.sleep(60)", [(0, None)])
+    while not (tmp_path / "log.txt").read_text():  # once Python has taken over SIGINT
+        time.sleep(0.02)
+    started.send_signal(signal.SIGSTOP)
+    started.send_signal(signal.SIGINT)
+    assert end(started) < 0
+
+
 @pytest.mark.parametrize(("command", "more"), [(run, []), (run, ["--dry-run"]), (study, [])])
 def test_more_processes_than_gpus_are_refused(command, more, fails, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
