@@ -64,7 +64,7 @@ find_container() {
 # Whether runs have started and none of them keeps checkpoints.
 starts_anew() {
   local recipes
-  recipes=$(cat "$out"/recipe.yaml "$out"/*/*/recipe.yaml 2>/dev/null) || true
+  recipes=$(cat "$out"/recipe.yaml "$out"/*/*/recipe.yaml "$out"/*/*/*/recipe.yaml 2>/dev/null) || true
   [ -n "$recipes" ] && ! grep -A1 '^checkpoint:' <<<"$recipes" | grep 'enable: true' >/dev/null
 }
 
