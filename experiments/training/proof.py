@@ -55,7 +55,6 @@ class Proof:
     recipe_name: str | None  # quantize.linear.float8.recipe_name, None for a run in bf16
     tokens: int  # of one forward pass on this rank: batch times sequence
     passes_per_step: int = 1  # gradient accumulation
-    fp8_share_of_steps: float = 1.0  # less where a part of the run is in bf16
     allow_orphans: bool = False  # trainable parameters in no optimizer are what the recipe is about
     sharding: collectives.Sharding | None = None  # of several ranks
     orphans: list[str] = field(default_factory=list)
@@ -222,7 +221,6 @@ class Proof:
             "fp8_flops": _in_fp8(gemm_flops),
             "fp8_flops_expected": self.fp8_flops_expected,
             "fp8_share_of_matmul_flops": _in_fp8(gemm_flops) / total if total else None,
-            "fp8_share_of_steps": self.fp8_share_of_steps,
             "phases": {first: self.phases[first] for first in sorted(self.phases)},
             "attention": ", ".join(self.attention) or None,
             "parameters": self.parameters,
