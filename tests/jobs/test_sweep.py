@@ -38,11 +38,12 @@ def test_every_beginning_of_the_order_covers_the_axes_evenly():
     assert len({(cell.values["model.flavor"], cell.values["processes"]) for cell in order[:15]}) == 15
 
 
-def test_what_the_command_line_sets_is_no_axis_any_more():
+@pytest.mark.parametrize("seq_len", ["training.seq_len=64", "training={seq_len: 64}"])
+def test_what_the_command_line_sets_is_no_axis_any_more(seq_len):
     plan = studies.load(["sweep_cpu"])
-    plan.override(["training.seq_len=64"], 2)
+    plan.override([seq_len], 2)
     assert [cell.name for cell in plan.cells()] == ["cpu", "qwen3-cpu"]
-    assert {cell.study.processes for cell in plan.cells()} == {2} and "training.seq_len=64" in plan.overrides
+    assert {cell.study.processes for cell in plan.cells()} == {2} and seq_len in plan.overrides
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,7 @@ def test_what_the_command_line_sets_is_no_axis_any_more():
         ({"training": {"steps": [1]}}, "study.yaml:6: axes: training.steps is no axis; there are model.flavor, "),
         ({"processes": [0]}, "axes: processes: expected a list of numbers of 1 and more"),
         ({"model": {"flavor": "cpu"}}, "axes: model.flavor: expected a list of names"),
+        ({"processes": [1, 2, 1]}, "axes: processes: 1 is there twice: leave one out"),
     ],
 )
 def test_axes_that_are_refused(axes, sentence, tmp_path):
