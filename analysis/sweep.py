@@ -13,6 +13,7 @@ from analysis.runs import read_json
 from analysis.table import by_recipe, known, rows_of
 
 STUDY = "sweep"
+QUESTION = "Where is FP8 faster than bf16, and by how much?"
 CELL = "cell.json"  # in a cell's folder: its value on each axis, the estimate of its memory, and why it cannot run
 PROCESSES = "processes"
 ALIKE = ("device", "torch", "torchao")  # where cells differ in one of these, their speeds do not compare

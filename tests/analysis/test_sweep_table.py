@@ -65,6 +65,7 @@ def test_table_page_and_json_of_a_sweep(folder, capsys):
     assert main([str(folder), "--html", str(html), "--json", str(figures)]) == 0
     printed, page, rows = capsys.readouterr().out, html.read_text(), json.loads(figures.read_text())["rows"]
     assert "1.25 (1.2" in printed and "0.80 (0.7" in printed and OBSTACLE in printed and "about 1.0" in printed
+    assert sweep.QUESTION in printed and f"<h1>{sweep.QUESTION}</h1>" in page and "Should this Llama" not in page
     assert page.count("<svg") == 9 and OBSTACLE in page  # FP8's speed-up, and four quantities of each recipe
     assert rows[3]["efficiency"]["ratio"] == pytest.approx(0.8) and rows[-1]["rate"] is None
 
