@@ -34,7 +34,9 @@ def study(tmp_path):
             prove(path, precisions)
             timing = json.loads((path / "timing.json").read_text())
             switches = {"7": {"in_fp8": True, "compile_s": 3.0}} if len(precisions) > 1 else {}
-            (path / "timing.json").write_text(json.dumps(timing | {"switches": switches}))
+            aside = path / "attempt1" if seed else path  # two of the runs were resumed after their switch
+            aside.mkdir(exist_ok=True)
+            (aside / "timing.json").write_text(json.dumps(timing | {"switches": switches}))
     return compare(tmp_path)
 
 
