@@ -236,21 +236,23 @@ def _in_fp8(gemm_flops: dict[str, int]) -> int:
 def count_gemm_flops(events) -> dict[str, int]:
     """FLOPs by operator of a profile's matrix multiplications by linear layers and experts; attention's are not in it.
 
-    `events` are those of `torch.profiler.profile(record_shapes=True)`.
+    `events` are those of `torch.profiler.profile(record_shapes=True)`. What torch.compile calls while it compiles, to
+    trace or to try kernels, is not counted: a phase of one step is profiled in the step that compiles it.
     """
-    gemms = [event for event in events if event.name in _GEMM_OPS]
+    gemms = [event for event in events if event.name in _GEMM_OPS and not _compiling(event)]
     # Eager FP8 enters as aten::mm of a tensor subclass, which calls _scaled_mm; other GEMMs may call one another too.
     around_fp8 = {id(parent) for event in gemms if event.name in _FP8_OPS for parent in _callers(event)}
     flops = Counter()
     for event in gemms:
-        inside = any(parent.name in _GEMM_OPS for parent in _callers(event))
-        if event.name not in _FP8_OPS and (inside or id(event) in around_fp8):
+        is_fp8 = event.name in _FP8_OPS
+        inside = any(parent.name in (_FP8_OPS if is_fp8 else _GEMM_OPS) for parent in _callers(event))
+        if inside or (not is_fp8 and id(event) in around_fp8):
             continue
         # addmm has the bias first; every other operand after the two matrices is a scale or an output
         left, right = event.input_shapes[1:3] if event.name == "aten::addmm" else event.input_shapes[:2]
         flops[event.name] += 2 * math.prod(left) * right[-1]  # all experts' rows are in one matrix of a grouped product
     for event in events:
-        if product := _TEMPLATE.match(event.name):
+        if (product := _TEMPLATE.match(event.name)) and not _compiling(event):
             name = "triton _scaled_mm" if product[1] == "scaled_" else "triton mm"
             flops[name] += _template_flops(event.input_shapes)
     return dict(flops)
@@ -263,6 +265,11 @@ def _template_flops(shapes: list[list[int]]) -> int:
     """
     left, right, *_, product = [math.prod(shape) for shape in shapes if len(shape) == 2 and min(shape) > 1]
     return 2 * math.isqrt(left * right * product)
+
+
+def _compiling(event) -> bool:
+    """Whether the compiler called it, by the names of torch._dynamo.utils.dynamo_timed."""
+    return any(parent.name.endswith("(dynamo_timed)") for parent in _callers(event))
 
 
 def _callers(event) -> list:
