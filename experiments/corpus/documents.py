@@ -1,6 +1,7 @@
 """Where documents come from: the standard library, parquet files, or a dataset on Hugging Face's hub."""
 
 import hashlib
+import os
 import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,15 +61,14 @@ def digest_of(files: list[Path]) -> str:
 
 def _stdlib_files(with_tests: bool) -> list[Path]:
     """The interpreter's *.py files, ordered by path, without those that its build generated: they name the machine."""
-    root = Path(sysconfig.get_path("stdlib"))
     excluded = {"site-packages", "dist-packages"} | (set() if with_tests else TEST_FOLDERS)
-    files = []
-    for path in sorted(root.rglob("*.py")):
-        top, *folders = path.relative_to(root).parts
-        generated = path.name.startswith("_sysconfigdata") or (folders and top.startswith("config-"))
-        if not generated and excluded.isdisjoint((top, *folders)):
-            files.append(path)
-    return files
+    files, root = [], sysconfig.get_path("stdlib")
+    for folder, folders, names in os.walk(root):
+        generated = {name for name in folders if folder == root and name.startswith("config-")}
+        folders[:] = {*folders} - excluded - generated  # os.walk enters what is left
+        names = [name for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")]
+        files += [Path(folder, name) for name in names]
+    return sorted(files)
 
 
 def _stdlib_documents(files: list[Path]) -> Iterator[str]:

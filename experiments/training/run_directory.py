@@ -44,6 +44,12 @@ def command() -> str:
     return shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]])
 
 
+def _packages() -> dict[str, str]:
+    """{name: version} of what is installed."""
+    read = (distribution.metadata for distribution in distributions())  # once each: name and version would do it anew
+    return dict(sorted((m["Name"], m["Version"]) for m in read if m["Name"]))  # broken: no name
+
+
 class RunDirectory:
     """A run directory that no other live process writes to."""
 
@@ -68,7 +74,7 @@ class RunDirectory:
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
                 "python": platform.python_version(),
-                "packages": dict(sorted((d.name, d.version) for d in distributions() if d.name)),  # broken: no name
+                "packages": _packages(),
                 "git": git_state(),
                 **facts,
             }

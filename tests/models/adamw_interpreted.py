@@ -1,11 +1,12 @@
 """AdamW's kernels in Triton's interpreter, on CPU tensors.
 
-test_fused_adamw.py runs this file with pytest in a process of its own, and again in two that shard a model, because
+test_fused_adamw.py runs this file with pytest in a process of its own, and as two ranks that shard a model, because
 Triton has to find TRITON_INTERPRET=1 when it is imported.
 """
 
 import copy
 import os
+import sys
 
 import pytest
 import torch
@@ -83,8 +84,13 @@ def test_states_of_pytorchs_adamw_load_and_its_own_load_there(how):
 
 
 def main() -> None:
-    """Two steps of a sharded model and of a parameter that each rank has whole, beside the same in one process."""
-    dist.init_process_group("gloo")
+    """Two steps of a sharded model and of a parameter that each rank has whole, beside the same in one process.
+
+    The second rank is a fork of the first, which imports torch once.
+    """
+    rank = 1 if (child := os.fork()) == 0 else 0
+    store = dist.FileStore(sys.argv[1], 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 301), nn.Linear(301, 7)).bfloat16()
@@ -106,8 +112,10 @@ def main() -> None:
             optimizer.zero_grad()
     for p, w in zip(sharded, whole, strict=True):
         torch.testing.assert_close(p.full_tensor(), w, rtol=2**-7, atol=1e-6)
-    print("equal on rank", os.environ["RANK"], flush=True)
     dist.destroy_process_group()
+    if child:
+        assert os.waitpid(child, 0)[1] == 0
+        print("equal on both ranks")
 
 
 if __name__ == "__main__":

@@ -72,9 +72,8 @@ def test_kernels_do_what_adamw_and_plain_casts_do():
 
 
 @pytest.mark.slow
-def test_a_sharded_model_is_stepped_as_a_whole_one():
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--module"]
-    assert run_interpreted(*launcher, "tests.models.adamw_interpreted").count("equal on rank") == 2
+def test_a_sharded_model_is_stepped_as_a_whole_one(tmp_path):
+    assert "equal on both ranks" in run_interpreted("tests.models.adamw_interpreted", tmp_path / "store")
 
 
 # ---- where it is chosen ----

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -18,7 +17,6 @@ from experiments.training import trainer
 from models import float8
 from models.errors import InputError
 from models.fp8_linear import Fp8Linear, Products
-from tests import processes
 from tests.runs import TINY, losses_of, manifest_of
 
 FP8, FLOAT8 = "tensorwise_fp8_compiled", "quantize.linear.float8"
@@ -97,18 +95,6 @@ def test_a_checkpoint_is_of_its_phases(monkeypatch):
 
     assert differing() == {f"{FLOAT8}.last_step": (54, 90)}
     assert not differing(f"{FLOAT8}.last_step=54")
-
-
-@pytest.mark.slow
-def test_two_processes_that_recompute_activations(tmp_path):
-    """FSDP2 gathers weights in bf16."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
-    keys = [*TINY, *EAGER, *phase(2, 3), "activation_checkpoint.mode=full"]
-    command = [*torchrun, "-m", "experiments.run", FP8, "--overlay", "cpu"]
-    processes.run([*command, "--out", tmp_path / "run", *keys])
-    assert manifest_of(tmp_path / "run")["world_size"] == 2
-    phases = json.loads((tmp_path / "run/proof.json").read_text())["phases"]
-    assert {first: phase["in_fp8"] for first, phase in phases.items()} == {"1": False, "2": True, "4": False}
 
 
 # ---- the layer ----

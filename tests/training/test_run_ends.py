@@ -1,7 +1,6 @@
 """Runs that are stopped, killed or fail keep what they have and go on from it, equal bit for bit; and one on a GPU."""
 
 import json
-import os
 import resource
 import signal
 import subprocess
@@ -137,15 +136,15 @@ def test_a_gradient_that_is_not_finite_ends_the_run_in_its_step(tmp_path, run_he
 
 
 @pytest.mark.slow
-def test_full_disk_leaves_readable_metrics(tmp_path):
+def test_full_disk_leaves_readable_metrics(tmp_path, run_here, monkeypatch):
     """A limit on file sizes stands in for a disk that fills up while the run writes."""
-    out, limit = tmp_path / "run", 20_000
-    done = processes.run(
-        [*RUN, "--out", out, *TINY, "training.steps=120"], check=False,
-        env={**os.environ, "GIT_DIR": "/nowhere"},  # a long diff of this code would not fit the manifest
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )  # fmt: skip
-    assert done.returncode == 1
+    monkeypatch.setenv("GIT_DIR", "/nowhere")  # a long diff of this code would not fit the manifest
+    out, limits = tmp_path / "run", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        assert run_here(*BASELINE, "--out", out, *TINY, "training.steps=120") == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     manifest = manifest_of(out)
     assert manifest["status"] == "failed" and "File too large" in manifest["error"]
     steps = [line["step"] for line in lines_of(out)]
