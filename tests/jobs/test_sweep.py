@@ -136,3 +136,5 @@ def test_a_dry_run_lists_the_cells_for_other_gpus(capsys, fails):
     assert "3 cells, 2 of which B200 can run" in printed
     assert "processes1: cannot run: needs about 179.1 GiB of 168 GiB" in printed
     assert "processes4: would run: about 97.8 GiB of 168 GiB" in printed
+    assert study.main(["sweep_b200_blog", "model.flavor=llama3.2-1B", *keys[2:], "--dry-run", "--gpu", "a100"]) == 0
+    assert "processes1: cannot run: A100 has no FP8 units" in capsys.readouterr().out
