@@ -182,9 +182,12 @@ class Proof:
             )
         expected = 0.99 * self.fp8_flops_expected  # more where activation checkpointing computes twice
         if in_fp8 and self.fp8_flops < expected:
+            frozen = any(not parameter.requires_grad for parameter in self.model.parameters())
+            hint = "; of frozen layers before all trained ones nothing is computed backward: add them to filter_fqns"
             raise ProofError(
                 f"in step {step} aten::_scaled_mm did {self.fp8_flops:.3e} FLOPs, and the {len(self.converted)} "
                 f"converted layers account for {self.fp8_flops_expected:.3e}: not (all) of the FP8 recipe ran in FP8"
+                f"{hint if frozen else ''}"
             )
 
     def _check_wire(self, profiler) -> None:

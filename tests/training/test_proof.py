@@ -109,6 +109,13 @@ def test_a_run_that_is_not_what_its_recipe_says_fails(harm, sentence):
         record_of_step(model, optimizer, x)
 
 
+def test_frozen_layers_without_a_backward_pass_get_a_hint():
+    model, optimizer, x = build()
+    model.first.weight.requires_grad_(False)
+    with pytest.raises(ProofError, match="did .* FLOPs.* add them to filter_fqns"):
+        record_of_step(model, optimizer, x.detach())
+
+
 def test_products_of_the_other_phase_fail():
     model, _, x = build()
     proof = Proof(model, [], "tensorwise", TOKENS, allow_orphans=True)
