@@ -29,6 +29,7 @@ RECORDING_STEP = 2  # profiled with CUDA graphs: they warm up in the first; from
 _FP8_OPS = {"aten::_scaled_mm", "aten::_scaled_mm_v2"}
 # Of linear layers and experts; attention is another kernel, or bmm. On a CPU experts are mm, one after the other.
 _GEMM_OPS = _FP8_OPS | {"aten::mm", "aten::addmm", "aten::_grouped_mm"}
+_COMPILATIONS = {f"{key} (dynamo_timed)" for key in ("_compile.compile_inner", "backward._backward_impl")}
 # With max-autotune inductor may compile a product into a kernel of its own, such as triton_tem_fused__scaled_mm_3
 _TEMPLATE = re.compile(r"triton_tem_.*?_(scaled_|add)?mm_")
 _ATTENTION_OPS = {
@@ -271,8 +272,8 @@ def _template_flops(shapes: list[list[int]]) -> int:
 
 
 def _compiling(event) -> bool:
-    """Whether the compiler called it, by the names of torch._dynamo.utils.dynamo_timed."""
-    return any(parent.name.endswith("(dynamo_timed)") for parent in _callers(event))
+    """Whether torch.compile called it to compile; what is called to record CUDA graphs is the step's own work."""
+    return any(parent.name in _COMPILATIONS for parent in _callers(event))
 
 
 def _callers(event) -> list:
