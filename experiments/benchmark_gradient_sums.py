@@ -35,6 +35,7 @@ from experiments.jobs.files import write_whole
 from experiments.jobs.ranks import set_rank_environment
 from experiments.jobs.signals import Stop
 from experiments.training.trainer import Trainer
+from models.errors import InputError
 from models.fp8_gradients import decode, encode
 
 RANKS = (2, 4, 8, 16, 32)
@@ -164,6 +165,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.benchmark_gradient_sums")
     parser.add_argument("file", nargs="?", type=Path, help="write the results here, as JSON")
     file = parser.parse_args(argv).file
+    if file and file.is_dir():  # said before the minutes that the sums take
+        raise InputError(f"{file} is a folder: name a file in it, as {file / 'sums.json'}")
     config = recipes.load("baseline", ["cpu"]).config
     gradients, losses = real_gradients(config)
     record = {

@@ -64,9 +64,10 @@ class Anchor:
 
 
 @cache
-def step(name: str, keys: tuple[str, ...] = (), overlays: tuple[str, ...] = ()) -> Step:
-    """Of a recipe's name or path. Raises `InputError` for a recipe without a roofline."""
+def step(name: str, keys: tuple[str, ...] = (), overlays: tuple[str, ...] = (), gpus: int = 1) -> Step:
+    """Of a recipe's name or path, on `gpus`. Raises `InputError` for a recipe without a roofline."""
     config = recipes.load(name, overlays, keys).config
+    config.training.global_batch_size //= gpus  # one GPU's part of it; torchtitan's -1 stays -1
     args, layers, tokens = model_args(config), preflight.fp8_layers(config), tokens_per_step(config)
     scaling = config.quantize.linear.float8.recipe_name
     passes = tokens // (config.training.local_batch_size * config.training.seq_len)
@@ -103,7 +104,7 @@ def _recomputed(name: str, keys: tuple[str, ...], recompute: str) -> Step:
 
 def own(study: str, gpu: str, gpus: int, files: dict[str, str], rates: dict, first_step_s: dict) -> Anchor:
     """From a kept study: recipe.yaml, tokens/s of a GPU, and seconds to the end of the first step, by scaling."""
-    steps = {scaling: step(path) for scaling, path in files.items()}
+    steps = {scaling: step(path, gpus=gpus) for scaling, path in files.items()}
     return replace(_anchor(study, "this project", gpu, gpus, steps, rates, first_step_s), ours=True)
 
 

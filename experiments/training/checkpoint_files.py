@@ -93,10 +93,10 @@ def read_item(checkpoint: Path, name: str) -> object:
     return item and torch.load(io.BytesIO(_content(checkpoint, item)), weights_only=True)
 
 
-def shapes(checkpoint: Path) -> dict[str, torch.Size]:
-    """Of a checkpoint's tensors, by name. Raises whatever unpickling a damaged .metadata raises."""
+def tensors(checkpoint: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Size and dtype of a checkpoint's tensors, by name. Raises whatever unpickling a damaged .metadata raises."""
     items = _Reader(checkpoint).read_metadata().state_dict_metadata
-    return {name: item.size for name, item in items.items() if hasattr(item, "size")}
+    return {name: (item.size, item.properties.dtype) for name, item in items.items() if hasattr(item, "size")}
 
 
 def load(state_dict: dict, checkpoint: Path) -> None:

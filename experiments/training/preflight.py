@@ -48,11 +48,20 @@ def _check_first_weights(config) -> None:
             f"{first}: holds no checkpoint: give the folder of one, as runs/STUDY/RECIPE/seed0/checkpoint/step-500"
         )
     try:
-        shapes = checkpoint_files.shapes(folder)
+        tensors = checkpoint_files.tensors(folder)
     except Exception as error:  # whatever unpickling raises
         raise InputError(f"{first}: its .metadata cannot be read ({error}): give another checkpoint") from error
-    if missing := [name for name, weight in _model(config).named_parameters() if shapes.get(name) != weight.shape]:
+    sizes = {name: size for name, (size, _) in tensors.items()}
+    if missing := [name for name, weight in _model(config).named_parameters() if sizes.get(name) != weight.shape]:
         raise InputError(f"{first}: is of another model, without this one's {by_pattern(missing)}: give another one")
+    asked = {name: dtype for name, dtype in asdict(config.optimizer.states).items() if dtype}
+    names = {name.rpartition(".")[2]: str(dtype).removeprefix("torch.") for name, (_, dtype) in tensors.items()}
+    saved = {name: names[name] for name in asdict(config.optimizer.states) if name in names}
+    if asked != saved and not config.checkpoint.initial_load_model_only:  # a cast would not fit a state's scale
+        raise InputError(
+            f"{first}: has optimizer.states {saved or 'null'}, the recipe {asked or 'null'}: choose a recipe with the "
+            "same, or set checkpoint.initial_load_model_only to true"
+        )
 
 
 def check_ranks(config, world_size: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from experiments.benchmark_gradient_sums import HOW, compare
+from experiments.benchmark_gradient_sums import HOW, compare, main
 from experiments.config import recipes
 from experiments.training import preflight
 from models.errors import InputError
@@ -65,6 +65,11 @@ def test_a_sum_in_float32_needs_no_scaling_and_sums_in_fp8_lose_by_every_rank():
     assert many["post"]["at_limit"] > 0.1 and many["pre"]["at_limit"] == 0 and many["auto"]["at_limit"] <= 1e-5
     assert many["pre"]["lost"] > 10 * many["post"]["lost"] and many["auto"]["factors"][0] < 1
     assert many["best"]["snr_db"] >= max(many[how]["snr_db"] for how in ("post", "pre", "auto"))
+
+
+def test_the_benchmark_asks_for_a_file_before_it_works(tmp_path):
+    with pytest.raises(InputError, match="is a folder: name a file in it"):
+        main([str(tmp_path)])
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

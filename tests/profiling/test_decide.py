@@ -84,9 +84,15 @@ def test_ten_lines(capsys):
     assert len(lines) == 10 and "on 8 h100: 100,000 steps of 65,536 tokens" in title
     text = dict((line[:11].strip(), line[11:]) for line in lines)
     assert text["should you"].startswith("yes: ") and text["run"].startswith("tensorwise_fp8_allgather --overlay h200")
-    assert "5 published and 0 own" in text["rests on"] and "GH200" in text["pays from"]
+    assert "5 published and 0 own" in text["rests on"] and "sending is assumed" in text["rests on"]
+    assert "GH200" in text["pays from"]
     assert "FSDP2, float8 all-gather: refused for rowwise_fp8_compiled" in text["goes with"]
     assert f"experiments.study baseline_compiled {decide.GATHERED} --processes 8 " in text["settle it"]
+
+
+def test_the_report_on_jobs_waits_for_them(ask):
+    command = ask("llama3.1-8B", "--gpu", "gh200", "--gpus", 16)["command"]
+    assert "sbatch --wait --nodes=4 launch/alps_multinode.sbatch" in command and "; done; python -m" in command
 
 
 def test_readme_shows_what_the_command_prints(capsys):
@@ -122,6 +128,21 @@ def test_a_training_that_does_not_fit_says_where_it_does(ask):
 def test_activations_are_recomputed_where_the_training_fits_only_so(ask):
     answer = ask("8B-published", "--gpu", "h100")
     assert answer["overlay"] == "h100" and answer["memory"]["fits_on_gpus"] == 1
+    asked = ask("8B-published", "--gpu", "h200", "activation_checkpoint.mode=full")
+    assert (asked["overlay"], asked["recompute"]) == ("h200", "full")
+    assert "Activation checkpointing, full: works" in asked["goes_with"]
+
+
+def test_a_global_batch_is_shared_by_the_gpus(ask):
+    asked = ["llama3.1-8B", "--gpu", "h100", "--gpus", 8]
+    once, eight_times = ask(*asked), ask(*asked, "training.global_batch_size=64")
+    assert (once["tokens_per_step"], eight_times["tokens_per_step"]) == (8 * 4096, 64 * 4096)
+    assert 7 < eight_times["step_s_bf16"] / once["step_s_bf16"] < 8
+
+
+def test_a_training_of_one_step_takes_its_first_step(ask):
+    answer = ask("8B-published", "--gpu", "gh200", "--steps", 1)
+    assert answer["hours"] == {name: answer["first_step_s"][name] / 3600 for name in ("bf16", "tensorwise")}
 
 
 @pytest.mark.parametrize(
@@ -130,6 +151,11 @@ def test_activations_are_recomputed_where_the_training_fits_only_so(ask):
         (["--gpu", "mi300x"], "which GPU is `mi300x`? Known are b200, "),
         ([], "which GPU? This machine has none: name one with --gpu. Known are b200, "),
         (["llama3-8B", "--gpu", "h100"], "unknown model `llama3-8B`; did you mean `llama3.1-8B`"),
+        (["--gpu", "h100", "--price", "-3"], "--price -3.0: expected a number of 0 and more"),
+        (["--gpu", "h100", "--price", "nan"], "--price nan: expected a number of 0 and more"),
+        (["llama3.1-8B", "llama3.2-1B", "--gpu", "h100"], "2 models, llama3.1-8B and llama3.2-1B: ask about one"),
+        (["--gpu", "h100", "compile.enable=false"], "leave out quantize.linear.float8.recipe_name and compile.enable"),
+        (["--gpu", "h100", "quantize.linear.float8.recipe_name=rowwise"], "compiled bf16 is compared to compiled FP8"),
     ],
 )
 def test_what_is_not_known_is_asked_back(arguments, sentence, fails, monkeypatch):
@@ -137,13 +163,17 @@ def test_what_is_not_known_is_asked_back(arguments, sentence, fails, monkeypatch
     assert sentence in fails(decide.main, *arguments)
 
 
-def test_own_gpu_runs_are_anchors_too(ask, tmp_path, monkeypatch):
-    keys = ["model.flavor=llama3.2-1B"]
+def keep(study, device, *keys):
+    """A study of GPU runs under `results/`."""
     for recipe, step_s in (("baseline_compiled", 0.10), ("tensorwise_fp8_compiled", 0.08)):
-        run = tmp_path / "h200_2027-01-01" / recipe / "seed0"
+        run = study / recipe / "seed0"
         write_run(run, recipe, lines=metrics_lines(last=60, step_s=step_s), steps=60, warm_up=20 / step_s / 10,
-                  hardware={"name": "NVIDIA H200", "type": "cuda"})  # fmt: skip
+                  hardware={"name": device, "type": "cuda"})  # fmt: skip
         (run / "recipe.yaml").write_text(recipes.to_yaml(recipes.load(recipe, ["h200"], keys)))
+
+
+def test_own_gpu_runs_are_anchors_too(ask, tmp_path, monkeypatch):
+    keep(tmp_path / "h200_2027-01-01", "NVIDIA H200", "model.flavor=llama3.2-1B")
     asked = ["llama3.2-1B", "--gpu", "h200", "--steps", 20_000]
     before = ask(*asked)["speed_up"]["tensorwise"]["expected"]
     monkeypatch.setattr(decide, "RESULTS", tmp_path)
@@ -151,3 +181,13 @@ def test_own_gpu_runs_are_anchors_too(ask, tmp_path, monkeypatch):
     assert answer["rests_on"]["ours"] == 1 and answer["nearest"]["speed_ups"]["tensorwise"] == pytest.approx(1.25)
     assert before < answer["speed_up"]["tensorwise"]["expected"] < 1.25
     assert answer["first_step_s"]["bf16"] == 20 and answer["first_step_s"]["tensorwise"] == 25
+
+
+def test_own_runs_without_floors_are_left_out(capsys, tmp_path, monkeypatch):
+    keep(tmp_path / "experts", "NVIDIA H200", "model.name=qwen3", "model.flavor=qwen3-moe-cpu")
+    keep(tmp_path / "emulated", "NVIDIA A100-SXM4-80GB", "model.flavor=llama3.2-1B")
+    monkeypatch.setattr(decide, "RESULTS", tmp_path)
+    assert decide.main(["llama3.2-1B", "--gpu", "h200"]) == 0
+    printed = capsys.readouterr()
+    assert "5 published and 0 own" in printed.out
+    assert "experts is left out: a mixture of experts has no roofline" in printed.err
