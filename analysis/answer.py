@@ -5,7 +5,7 @@ from shlex import quote
 
 from analysis.comparison import COMPILED, OWN, Comparison, in_order
 from analysis.losses import CANNOT_TELL, SAME, TOLERANCE, compute_for_margin
-from analysis.rates import AHEAD, FROM, MIN_STEPS, MOST_NEEDED, SpeedUp
+from analysis.rates import AHEAD, FROM, MIN_STEPS, MOST_NEEDED, SpeedUp, completed
 
 QUESTION = "Should this Llama be trained in FP8?"
 ANSWERS_DIFFER = 0.02  # a ratio by the median step that is this far from the ratio by the mean step is given beside it
@@ -111,7 +111,9 @@ def _claim(comparison: Comparison, recipe: str, gain: SpeedUp) -> str:
         if abs(ratio / gain.ratio - 1) > ANSWERS_DIFFER
     ]
     aside = f" ({'; '.join(others)})" if others else ""
-    return f"{recipe} has {gain.ratio:.2f} times the tokens/s of {comparison.opponent}{aside}"
+    share = completed(runs := comparison.frames.runs, runs, recipe)["fp8_share_of_steps"].mean()
+    part = f" (in FP8 in {share:.0%} of its steps)" if 0 < share < 1 else ""
+    return f"{recipe}{part} has {gain.ratio:.2f} times the tokens/s of {comparison.opponent}{aside}"
 
 
 def _by_clock(comparison: Comparison, recipe: str) -> float:

@@ -6,11 +6,11 @@ from html import escape
 from matplotlib.figure import Figure
 
 from analysis import plots
+from analysis import sweep as sweeps
 from analysis.answer import QUESTION, answer, details
 from analysis.comparison import Comparison
 from analysis.plots.sweep import RATIO
 from analysis.sweep import Sweep, values
-from analysis.sweep import matrix as matrix_of_sweep
 from analysis.table import COLUMNS, by_recipe, cells, matrix, notes, rows_of, seed, trained
 
 STYLE = """
@@ -55,7 +55,6 @@ def page(comparison: Comparison) -> str:
     rows, problems = rows_of(comparison), comparison.frames.problems
     columns, lines = matrix(comparison)
     parts = [
-        f"<h1>{QUESTION}</h1>",
         f'<p class="notes">{escape(trained(rows))}</p>',
         _scroll(_table(columns, map(_row, lines))),
         '<div class="answer">' + "".join(f"<p>{escape(sentence)}</p>" for sentence in answer(comparison)) + "</div>",
@@ -70,20 +69,19 @@ def page(comparison: Comparison) -> str:
         *(_figure(caption, figure) for caption, figure in figures(comparison).items()),
         "</div>",
     ]
-    return _document(parts)
+    return _document(QUESTION, parts)
 
 
 def sweep_page(sweep: Sweep) -> str:
     """A sweep's page: its table, and a heat map of each quantity for each recipe."""
-    columns, lines = matrix_of_sweep(sweep)
+    columns, lines = sweeps.matrix(sweep)
     drawn = [
         (recipe, quantity)
         for quantity in sorted(values(sweep.rows[0]), key=lambda quantity: quantity != RATIO)
         for recipe in dict.fromkeys(row.recipe for row in sweep.rows)
         if any(values(row)[quantity] is not None for row in sweep.rows if row.recipe == recipe)
     ]
-    return _document([
-        f"<h1>{QUESTION}</h1>",
+    return _document(sweeps.QUESTION, [
         _scroll(_table(columns, map(_row, lines))),
         f'<div class="notes">{_list(sweep.notes)}</div>',
         '<div class="figures">',
@@ -92,11 +90,11 @@ def sweep_page(sweep: Sweep) -> str:
     ])  # fmt: skip
 
 
-def _document(parts: list[str]) -> str:
+def _document(question: str, parts: list[str]) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
-        f'content="width=device-width, initial-scale=1"><title>{QUESTION}</title>'
-        f"<style>{STYLE}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
+        f'content="width=device-width, initial-scale=1"><title>{question}</title>'
+        f"<style>{STYLE}</style></head><body>\n<h1>{question}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
 
 

@@ -8,6 +8,7 @@ from zlib import crc32
 
 import numpy as np
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
+from typing_extensions import TypedDict
 
 from analysis.windows import Positive, Windows, durations, flaws, losses_finite, per_step, take
 
@@ -49,6 +50,13 @@ Text = Annotated[str, BeforeValidator(printable)] | None
 Steps = Annotated[int, Field(ge=0, lt=2**53)]
 Count = Steps | None
 NumberOrText = Annotated[float | None, BeforeValidator(_number)]
+Digits = Annotated[str, Field(pattern=r"^[0-9]{1,15}$")]
+
+
+class Precision(TypedDict):
+    """What a phase was in."""
+
+    in_fp8: bool
 
 
 class Facts(BaseModel):
@@ -95,7 +103,7 @@ class Facts(BaseModel):
     compile_cache: Text = _in("timing.json", "compile_cache")
     # Of the linear layers' FLOPs, as profiled.
     fp8_share: Annotated[float | None, Field(ge=0, le=1)] = _in("proof.json", "fp8_share_of_matmul_flops")
-    fp8_share_of_steps: float | None = _in("proof.json", "fp8_share_of_steps")  # less than 1 with phases in bf16
+    precisions: dict[Digits, Precision] | None = _in("proof.json", "phases")  # by the first step of each phase
     fp8_emulated: bool | None = _in("proof.json", "emulated")
     fp8_product: Text = _in("manifest.json", "fp8_product", "why")  # how FP8 matrices were multiplied, and why so
     fp8_flops: float | None = _in("proof.json", "fp8_flops")  # per step of one device
@@ -140,9 +148,10 @@ class Run:
         facts, tokens = self.facts, self.tokens_per_step
         memory, mfu = (_finite(self.windows[name]) for name in ("peak_memory_bytes", "mfu_logged"))
         changes = f" and changes {crc32(repr(facts.diff).encode()):08x}" if facts.diff else ""
-        hidden = {"study_budget_s", "diff", "fp8_flops", "fp8_flops_expected"}
+        hidden = {"study_budget_s", "diff", "fp8_flops", "fp8_flops_expected", "precisions"}
         return facts.model_dump(exclude=hidden) | {
             "fp8_share": None if facts.fp8_share is None else facts.fp8_share * self._fp8_steps,
+            "fp8_share_of_steps": self._fp8_steps,
             "code": facts.commit and facts.commit[:9] + changes,
             "orphans": None if facts.orphans is None else len(facts.orphans),
             "steps": self.steps,
@@ -159,8 +168,13 @@ class Run:
 
     @property
     def _fp8_steps(self) -> float:
-        """The share of its steps that are in FP8: all, where the record is from before there were phases."""
-        return 1.0 if self.facts.fp8_share_of_steps is None else self.facts.fp8_share_of_steps
+        """The share of its steps, as far as it came, that are in FP8: all, where nothing is recorded of phases."""
+        phases = sorted((int(first), phase["in_fp8"]) for first, phase in (self.facts.precisions or {}).items())
+        if not phases or not self.steps:
+            return 1.0
+        ends = [first for first, _ in phases[1:]] + [self.steps + 1]
+        spans = ((min(end, self.steps + 1) - first, on) for (first, on), end in zip(phases, ends, strict=True))
+        return sum(max(0, length) for length, on in spans if on) / self.steps
 
     def final_loss(self) -> float | None:
         """Mean over the last tenth of the steps, as far as they were logged; None where one is not finite."""

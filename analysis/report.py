@@ -75,7 +75,7 @@ def print_report(paths: list[Path], baseline: str | None, console: Console) -> C
 
 
 def _print_sweep(sweep: Sweep, console: Console) -> Sweep:
-    console.print(f"[bold]{QUESTION}[/]", table(*sweeps.matrix(sweep), fold=True))
+    console.print(f"[bold]{sweeps.QUESTION}[/]", table(*sweeps.matrix(sweep), fold=True))
     for sentence in sweep.notes:
         console.print(escape(sentence), soft_wrap=True)
     return sweep

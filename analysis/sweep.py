@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import reduce
 from pathlib import Path
 
 import yaml
@@ -14,6 +13,7 @@ from analysis.runs import read_json
 from analysis.table import by_recipe, known, rows_of
 
 STUDY = "sweep"
+QUESTION = "Where is FP8 faster than bf16, and by how much?"
 CELL = "cell.json"  # in a cell's folder: its value on each axis, the estimate of its memory, and why it cannot run
 PROCESSES = "processes"
 ALIKE = ("device", "torch", "torchao")  # where cells differ in one of these, their speeds do not compare
@@ -56,24 +56,38 @@ class Sweep:
 
 def is_sweep(path: Path) -> bool:
     """Whether a folder is a sweep's."""
-    return bool(_plan(path).get("axes"))
+    return isinstance(axes := _plan(path).get("axes"), dict) and bool(axes)
 
 
 def read(folder: Path) -> Sweep:
     """The sweep in a folder. Raises `LoadError` where no cell is recorded."""
-    plan, records = _plan(folder), {path.parent: read_json(path) for path in folder.glob(f"*/{CELL}")}
+    plan, found = _plan(folder), {path.parent: read_json(path) for path in sorted(folder.glob(f"*/{CELL}"))}
+    axes = dict(_flat(plan["axes"]))
+    records = {cell: record | {"values": values} for cell, record in found.items() if (values := _values(record, axes))}
     if not records:
-        raise LoadError(f"{folder}: has a sweep's study.yaml and no cell: start it again with experiments.study")
-    axes = {
-        key: reduce(dict.__getitem__, key.split("."), plan["axes"]) for key in next(iter(records.values()))["values"]
-    }
+        raise LoadError(f"{folder}: has a sweep's study.yaml and no cell of it: start it again with experiments.study")
+    others = [cell.name for cell in found if cell not in records]
+    problems = [f"{name}: left out, its {CELL} is damaged or of other axes than study.yaml's" for name in others]
     cells = sorted(records, key=lambda cell: [axes[key].index(value) for key, value in records[cell]["values"].items()])
-    problems: list[str] = []
     compared = {cell: _compared(cell, problems) for cell in cells}
     opponent = COMPILED if COMPILED in plan["recipes"] else plan["baseline"]
     rows = [row for cell in cells for row in _rows(cell, records[cell], compared[cell], plan, opponent)]
     notes = _notes([c for c in compared.values() if c], opponent) + [f"Note: {problem}" for problem in problems]
     return Sweep(opponent, axes, list(_with_efficiency(rows)), notes)
+
+
+def _flat(axes: dict, prefix: str = "") -> Iterator[tuple[str, list]]:
+    """(key.path, values) of each axis."""
+    for key, values in axes.items():
+        yield from _flat(values, f"{key}.") if isinstance(values, dict) else [(prefix + key, values)]
+
+
+def _values(record: dict, axes: dict[str, list]) -> dict | None:
+    """A cell's value on each axis, in the order of the axes; None where it has no value of theirs."""
+    values = record.get("values")
+    if not isinstance(values, dict) or values.keys() != axes.keys() or any(values[k] not in axes[k] for k in axes):
+        return None
+    return {key: values[key] for key in axes}
 
 
 def _plan(folder: Path) -> dict:
@@ -103,14 +117,16 @@ def _rows(cell: Path, record: dict, comparison: Comparison | None, plan: dict, o
         facts = (cell.name, record["values"], recipe)
         memory = {"needed": record["needed"], "available": record["available"]}
         done = comparison.completed(recipe) if comparison else 0
+        lost = (comparison.diverged | comparison.bf16_diverged).get(recipe) if comparison else None
+        diverged = [f"diverged in {lost[0]} of {lost[1]} seeds"] if lost else []
         if not done:
-            yield Row(
-                *facts, record["obstacle"] or ("not completed" if (cell / recipe).exists() else "not run"), **memory
-            )
+            [state] = diverged or ["not completed" if (cell / recipe).exists() else "not run"]
+            yield Row(*facts, record["obstacle"] or state, **memory)
             continue
         mean = means[recipe]
-        cut = f", cut to {mean['steps']:.0f} of {mean['steps_planned']:.0f} steps" if mean["steps_planned"] else ""
-        yield Row(*facts, f"{done} of {asked} run{'s' * (asked > 1)}{cut}", **memory, rate=comparison.rates[recipe],
+        cut = [f"cut to {mean['steps']:.0f} of {mean['steps_planned']:.0f} steps"] if mean["steps_planned"] else []
+        state = ", ".join([f"{done} of {asked} run{'s' * (asked > 1)}", *diverged, *cut])
+        yield Row(*facts, state, **memory, rate=comparison.rates[recipe],
                   over_bf16=comparison.speed_ups.get((recipe, opponent)), mfu=mean["mfu_bf16_peak"],
                   memory=mean["peak_memory_bytes"])  # fmt: skip
 

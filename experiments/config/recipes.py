@@ -156,7 +156,7 @@ def _resolve(name, overlays, overrides, seed) -> tuple[_Layer, Entries]:
             raise InputError(unknown("overlay", overlay, known_overlays))
         keys = read(known_overlays[overlay])
         layers.append({key: keys[key] for key in keys if key.split(".")[0] not in ("", "description")})
-    layers += map(_override, overrides)
+    layers += map(parse_override, overrides)
     if seed is not None:
         layers.append({"debug.seed": Entry(seed, "--seed")})
     _raise([problem for layer in layers for problem in rules.check_keys(layer)])
@@ -191,7 +191,7 @@ def _read_layer(path: Path) -> _Layer:
     return _Layer(name.value, base.value, description.value, keys)
 
 
-def _override(override: str) -> Entries:
+def parse_override(override: str) -> Entries:
     """`key.path=value` from the command line as a layer. Raises InputError."""
     origin = f"command line: {override}"
     key, equals, value = override.partition("=")

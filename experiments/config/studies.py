@@ -55,6 +55,8 @@ class Study(BaseModel):
             kind = AXES[key][0]
             if not isinstance(values, list) or not values or any(type(v) is not kind or v <= kind() for v in values):
                 raise ValueError(f"{key}: expected a list of {'names' if kind is str else 'numbers of 1 and more'}")
+            if twice := [value for value, count in Counter(values).items() if count > 1]:
+                raise ValueError(f"{key}: {twice[0]} is there twice: leave one out")  # both would be one folder
         return axes
 
     def cells(self) -> "list[Cell]":
@@ -72,7 +74,8 @@ class Study(BaseModel):
     def override(self, overrides: list[str], processes: int | None) -> None:
         """What a command line sets. A key that it sets is no axis any more."""
         self.overrides, self.processes = self.overrides + overrides, processes or self.processes
-        given = {override.partition("=")[0] for override in overrides} | ({PROCESSES} if processes else set())
+        given = {key for override in overrides for key in recipes.parse_override(override)}
+        given |= {PROCESSES} if processes else set()
         self.axes = nested({key: Entry(values, "") for key, values in flat(self.axes) if key not in given})
 
     def runs(self) -> Iterator[tuple[str, int]]:

@@ -101,8 +101,8 @@ def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
     if token_file.vocab_size > model_vocab_size:
         raise InputError(
             f"the tokenizer of {token_file.dataset} has {token_file.vocab_size:,} tokens and the model "
-            f"{model_vocab_size:,}: choose a flavor with a larger vocabulary, another model.hf_assets_path, or "
-            f"data.bpe_vocab_size={model_vocab_size} with an empty one"
+            f"{model_vocab_size:,}: choose a flavor or model.sizes with a larger vocabulary, another "
+            "model.hf_assets_path, or, with an empty one, a smaller data.bpe_vocab_size"
         )
 
 

@@ -29,6 +29,7 @@ RECORDING_STEP = 2  # profiled with CUDA graphs: they warm up in the first; from
 _FP8_OPS = {"aten::_scaled_mm", "aten::_scaled_mm_v2"}
 # Of linear layers and experts; attention is another kernel, or bmm. On a CPU experts are mm, one after the other.
 _GEMM_OPS = _FP8_OPS | {"aten::mm", "aten::addmm", "aten::_grouped_mm"}
+_COMPILATIONS = {f"{key} (dynamo_timed)" for key in ("_compile.compile_inner", "backward._backward_impl")}
 # With max-autotune inductor may compile a product into a kernel of its own, such as triton_tem_fused__scaled_mm_3
 _TEMPLATE = re.compile(r"triton_tem_.*?_(scaled_|add)?mm_")
 _ATTENTION_OPS = {
@@ -55,7 +56,6 @@ class Proof:
     recipe_name: str | None  # quantize.linear.float8.recipe_name, None for a run in bf16
     tokens: int  # of one forward pass on this rank: batch times sequence
     passes_per_step: int = 1  # gradient accumulation
-    fp8_share_of_steps: float = 1.0  # less where a part of the run is in bf16
     allow_orphans: bool = False  # trainable parameters in no optimizer are what the recipe is about
     sharding: collectives.Sharding | None = None  # of several ranks
     orphans: list[str] = field(default_factory=list)
@@ -183,9 +183,12 @@ class Proof:
             )
         expected = 0.99 * self.fp8_flops_expected  # more where activation checkpointing computes twice
         if in_fp8 and self.fp8_flops < expected:
+            frozen = any(not parameter.requires_grad for parameter in self.model.parameters())
+            hint = "; of frozen layers before all trained ones nothing is computed backward: add them to filter_fqns"
             raise ProofError(
                 f"in step {step} aten::_scaled_mm did {self.fp8_flops:.3e} FLOPs, and the {len(self.converted)} "
                 f"converted layers account for {self.fp8_flops_expected:.3e}: not (all) of the FP8 recipe ran in FP8"
+                f"{hint if frozen else ''}"
             )
 
     def _check_wire(self, profiler) -> None:
@@ -222,7 +225,6 @@ class Proof:
             "fp8_flops": _in_fp8(gemm_flops),
             "fp8_flops_expected": self.fp8_flops_expected,
             "fp8_share_of_matmul_flops": _in_fp8(gemm_flops) / total if total else None,
-            "fp8_share_of_steps": self.fp8_share_of_steps,
             "phases": {first: self.phases[first] for first in sorted(self.phases)},
             "attention": ", ".join(self.attention) or None,
             "parameters": self.parameters,
@@ -238,21 +240,23 @@ def _in_fp8(gemm_flops: dict[str, int]) -> int:
 def count_gemm_flops(events) -> dict[str, int]:
     """FLOPs by operator of a profile's matrix multiplications by linear layers and experts; attention's are not in it.
 
-    `events` are those of `torch.profiler.profile(record_shapes=True)`.
+    `events` are those of `torch.profiler.profile(record_shapes=True)`. What torch.compile calls while it compiles, to
+    trace or to try kernels, is not counted: a phase of one step is profiled in the step that compiles it.
     """
-    gemms = [event for event in events if event.name in _GEMM_OPS]
+    gemms = [event for event in events if event.name in _GEMM_OPS and not _compiling(event)]
     # Eager FP8 enters as aten::mm of a tensor subclass, which calls _scaled_mm; other GEMMs may call one another too.
     around_fp8 = {id(parent) for event in gemms if event.name in _FP8_OPS for parent in _callers(event)}
     flops = Counter()
     for event in gemms:
-        inside = any(parent.name in _GEMM_OPS for parent in _callers(event))
-        if event.name not in _FP8_OPS and (inside or id(event) in around_fp8):
+        is_fp8 = event.name in _FP8_OPS
+        inside = any(parent.name in (_FP8_OPS if is_fp8 else _GEMM_OPS) for parent in _callers(event))
+        if inside or (not is_fp8 and id(event) in around_fp8):
             continue
         # addmm has the bias first; every other operand after the two matrices is a scale or an output
         left, right = event.input_shapes[1:3] if event.name == "aten::addmm" else event.input_shapes[:2]
         flops[event.name] += 2 * math.prod(left) * right[-1]  # all experts' rows are in one matrix of a grouped product
     for event in events:
-        if product := _TEMPLATE.match(event.name):
+        if (product := _TEMPLATE.match(event.name)) and not _compiling(event):
             name = "triton _scaled_mm" if product[1] == "scaled_" else "triton mm"
             flops[name] += _template_flops(event.input_shapes)
     return dict(flops)
@@ -265,6 +269,11 @@ def _template_flops(shapes: list[list[int]]) -> int:
     """
     left, right, *_, product = [math.prod(shape) for shape in shapes if len(shape) == 2 and min(shape) > 1]
     return 2 * math.isqrt(left * right * product)
+
+
+def _compiling(event) -> bool:
+    """Whether torch.compile called it to compile; what is called to record CUDA graphs is the step's own work."""
+    return any(parent.name in _COMPILATIONS for parent in _callers(event))
 
 
 def _callers(event) -> list:

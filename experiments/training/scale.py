@@ -33,12 +33,15 @@ class Fit(NamedTuple):
 
 def fit(configs: Iterable, processes: int, gpu: str | None = None) -> Fit:
     """Of the neediest of some runs of so many processes: on GPUs of the kind `gpu`, or else on this machine."""
+    configs = list(configs)
     needed = max(preflight.memory_needed(config, processes) for config in configs)
     sharing = processes if device.TYPE == "cpu" else 1
     available = GPUS[gpu].memory if gpu else device.memory_bytes() / sharing
     here, obstacle = placement.gpus(), None
     if needed > available:
         obstacle = f"needs {preflight.memory_finding(needed, available)}"
+    elif gpu and not GPUS[gpu].datasheet.fp8 and any(config.quantize.linear.float8.recipe_name for config in configs):
+        obstacle = f"{GPUS[gpu].driver_name} has no FP8 units"
     elif not gpu and here != [None] and processes > len(here):
         obstacle = f"takes {processes} GPUs, and {len(here)} are here"
     return Fit(needed, available, obstacle)

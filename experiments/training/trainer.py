@@ -122,7 +122,6 @@ class Trainer(titan.Trainer):
             recipe_name=job_config.quantize.linear.float8.recipe_name,
             tokens=training.local_batch_size * training.seq_len,
             passes_per_step=self.gradient_accumulation_steps,
-            fp8_share_of_steps=len(self.fp8_steps) / training.steps,
             allow_orphans=convert_late,
             sharding=collectives.sharding(job_config, self.parallel_dims),
         )

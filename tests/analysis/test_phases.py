@@ -4,28 +4,39 @@ import json
 
 import pytest
 
-from analysis import phases, plots
+from analysis import answer, phases, plots
 from analysis.comparison import compare
+from analysis.load import load
 from analysis.plots.style import look
 from tests.make_runs import metrics_lines, write_run
 
 FP8, PART = "tensorwise_fp8_compiled", "bf16_then_fp8"
+# recipe, seconds a step, by the first of its 30 steps whether a phase is in FP8, what is added to the loss
+RUNS = [("baseline_compiled", 0.4, {1: False}, 0), (FP8, 0.2, {1: True}, 0.2), (PART, 0.25, {1: False, 7: True}, 0.1)]
+
+
+def prove(path, phases: dict[int, bool]) -> None:
+    proof = json.loads((path / "proof.json").read_text())
+    proof["phases"] = {first: {"in_fp8": in_fp8} for first, in_fp8 in phases.items()}
+    (path / "proof.json").write_text(json.dumps(proof))
 
 
 @pytest.fixture
 def study(tmp_path):
     """bf16 takes 0.4 s a step, FP8 0.2 s; the run of both 0.25 s, and 3 s of compiling. Seed k has a loss k higher."""
-    for recipe, step_s, share, shift in ("baseline_compiled", 0.4, 0, 0), (FP8, 0.2, 1, 0.2), (PART, 0.25, 0.75, 0.1):
+    for recipe, step_s, precisions, shift in RUNS:
         for seed in range(3):
             lines = metrics_lines(step_s=step_s)
             for line in lines:
                 line["losses"] = [loss + seed + shift for loss in line["losses"]]
             path = write_run(tmp_path / f"{recipe}{seed}", recipe, seed=seed, lines=lines, fp8_share=0.8,
-                             float8="tensorwise" if share else None)  # fmt: skip
-            proof, timing = (json.loads((path / f"{name}.json").read_text()) for name in ("proof", "timing"))
-            switches = {"8": {"in_fp8": True, "compile_s": 3.0}} if 0 < share < 1 else {}
-            (path / "proof.json").write_text(json.dumps(proof | {"fp8_share_of_steps": share}))
-            (path / "timing.json").write_text(json.dumps(timing | {"switches": switches}))
+                             float8="tensorwise" if shift else None)  # fmt: skip
+            prove(path, precisions)
+            timing = json.loads((path / "timing.json").read_text())
+            switches = {"7": {"in_fp8": True, "compile_s": 3.0}} if len(precisions) > 1 else {}
+            aside = path / "attempt1" if seed else path  # two of the runs were resumed after their switch
+            aside.mkdir(exist_ok=True)
+            (aside / "timing.json").write_text(json.dumps(timing | {"switches": switches}))
     return compare(tmp_path)
 
 
@@ -35,8 +46,24 @@ def test_costs(study):
     wall = {recipe: 4 + 10 + 20 * step_s for recipe, step_s in (("baseline_compiled", 0.4), (PART, 0.25))}
     assert part["wall time"] == pytest.approx(wall[PART] / wall["baseline_compiled"])
     assert part["compiling at switches, s"] == 3
-    assert part["at GH200's published speeds"] == pytest.approx(0.25 + 0.75 * 8800 / 10945)
-    assert study.proof == pytest.approx({FP8: 0.8, PART: 0.6})  # over all steps
+    assert part["at GH200's published speeds"] == pytest.approx(0.2 + 0.8 * 8800 / 10945)
+    assert study.proof == pytest.approx({FP8: 0.8, PART: 0.64})  # over all steps
+
+
+def test_the_sentence_on_speed_says_how_many_steps_are_in_fp8(study):
+    claims = [sentence for sentence in answer.details(study) if "times the tokens/s" in sentence]
+    assert [claim.split(" has ")[0] for claim in claims] == [FP8, f"{PART} (in FP8 in 80% of its steps)"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "phases", "share"), [(PART, {1: False, 28: True}, 0.1), ("fp8_then_bf16", {1: True}, 1)]
+)
+def test_a_run_that_was_stopped_is_in_fp8_as_far_as_it_came(tmp_path, recipe, phases, share):
+    """After 30 of 1,000 steps, by the budget of its study."""
+    stopped = {"steps": 1000, "status": "interrupted", "study_budget_s": 60.0, "float8": "tensorwise"}
+    prove(write_run(tmp_path / "run", recipe, lines=metrics_lines(), fp8_share=0.8, **stopped), phases)
+    (row,) = load(tmp_path).runs.to_dict("records")
+    assert row["fp8_share_of_steps"] == pytest.approx(share) and row["fp8_share"] == pytest.approx(0.8 * share)
 
 
 def test_a_point_is_at_its_wall_time_and_loss(study):

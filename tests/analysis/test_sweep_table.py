@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from analysis import plots, sweep
+from analysis.load import LoadError
 from analysis.report import main
 from tests.make_runs import write_run
 
@@ -64,6 +65,7 @@ def test_table_page_and_json_of_a_sweep(folder, capsys):
     assert main([str(folder), "--html", str(html), "--json", str(figures)]) == 0
     printed, page, rows = capsys.readouterr().out, html.read_text(), json.loads(figures.read_text())["rows"]
     assert "1.25 (1.2" in printed and "0.80 (0.7" in printed and OBSTACLE in printed and "about 1.0" in printed
+    assert sweep.QUESTION in printed and f"<h1>{sweep.QUESTION}</h1>" in page and "Should this Llama" not in page
     assert page.count("<svg") == 9 and OBSTACLE in page  # FP8's speed-up, and four quantities of each recipe
     assert rows[3]["efficiency"]["ratio"] == pytest.approx(0.8) and rows[-1]["rate"] is None
 
@@ -74,6 +76,31 @@ def test_a_cell_whose_runs_do_not_compare_is_named(folder):
     found = sweep.read(folder)
     assert "a_processes2: these runs differ in steps_asked" in found.notes[-1]
     assert [row.state for row in found.rows if row.cell == "a_processes2"] == ["not completed"] * 2
+
+
+def test_a_cell_that_diverged_says_so(folder):
+    for seeds, state in ((1,), "1 of 2 runs, diverged in 1 of 2 seeds"), ((0, 1), "diverged in 2 of 2 seeds"):
+        for seed in seeds:
+            manifest = folder / "a_processes2" / FP8 / f"seed{seed}" / "manifest.json"
+            manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"status": "diverged"}))
+        found = {(row.cell, row.recipe): row.state for row in sweep.read(folder).rows}
+        assert found["a_processes2", FP8] == state and found["a_processes1", FP8] == "2 of 2 runs"
+
+
+def test_cells_of_other_axes_are_left_out_and_named(folder):
+    """study.yaml was edited, or a cell's record is damaged."""
+    plan = yaml.safe_load((folder / "study.yaml").read_text())
+    (folder / "a_processes1" / "cell.json").write_text("{")
+    plan["axes"] = {"processes": [1, 2], "model": {"flavor": ["a", "c"]}}  # in another order
+    (folder / "study.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
+    found = sweep.read(folder)
+    assert [list(row.values.values()) for row in found.rows] == [[2, "a"]] * 2
+    assert [note.split(":")[1].strip() for note in found.notes if "left out" in note] == [
+        "a_processes1", "b_processes1", "b_processes2"
+    ]  # fmt: skip
+    (folder / "study.yaml").write_text(yaml.safe_dump(plan | {"axes": {"processes": [4]}}))
+    with pytest.raises(LoadError, match="no cell of it"):
+        sweep.read(folder)
 
 
 def test_cells_of_other_devices_are_named(folder):

@@ -38,11 +38,12 @@ def test_every_beginning_of_the_order_covers_the_axes_evenly():
     assert len({(cell.values["model.flavor"], cell.values["processes"]) for cell in order[:15]}) == 15
 
 
-def test_what_the_command_line_sets_is_no_axis_any_more():
+@pytest.mark.parametrize("seq_len", ["training.seq_len=64", "training={seq_len: 64}"])
+def test_what_the_command_line_sets_is_no_axis_any_more(seq_len):
     plan = studies.load(["sweep_cpu"])
-    plan.override(["training.seq_len=64"], 2)
+    plan.override([seq_len], 2)
     assert [cell.name for cell in plan.cells()] == ["cpu", "qwen3-cpu"]
-    assert {cell.study.processes for cell in plan.cells()} == {2} and "training.seq_len=64" in plan.overrides
+    assert {cell.study.processes for cell in plan.cells()} == {2} and seq_len in plan.overrides
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,7 @@ def test_what_the_command_line_sets_is_no_axis_any_more():
         ({"processes": [0]}, "axes: processes: expected a list of numbers of 1 and more"),
         ({"processes": [-1, 2]}, "axes: processes: expected a list of numbers of 1 and more"),
         ({"model": {"flavor": "cpu"}}, "axes: model.flavor: expected a list of names"),
+        ({"processes": [1, 2, 1]}, "axes: processes: 1 is there twice: leave one out"),
     ],
 )
 def test_axes_that_are_refused(axes, sentence, tmp_path):
@@ -135,3 +137,5 @@ def test_a_dry_run_lists_the_cells_for_other_gpus(capsys, fails):
     assert "3 cells, 2 of which B200 can run" in printed
     assert "processes1: cannot run: needs about 179.1 GiB of 168 GiB" in printed
     assert "processes4: would run: about 97.8 GiB of 168 GiB" in printed
+    assert study.main(["sweep_b200_blog", "model.flavor=llama3.2-1B", *keys[2:], "--dry-run", "--gpu", "a100"]) == 0
+    assert "processes1: cannot run: A100 has no FP8 units" in capsys.readouterr().out

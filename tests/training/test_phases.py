@@ -63,7 +63,7 @@ def test_a_switch_is_what_checkpoint_and_relaunch_is(losses, tmp_path):
     proof, summary = (json.loads((out / f"{name}.json").read_text()) for name in ("proof", "summary"))
     assert {first: phase["in_fp8"] for first, phase in proof["phases"].items()} == {"1": False, "3": True, "5": False}
     assert [phase["profiled_step"] for phase in proof["phases"].values()] == [2, 4, 6]  # both attempts'
-    assert proof["profiled_step"] == 4 and proof["fp8_share_of_steps"] == pytest.approx(1 / 3)
+    assert proof["profiled_step"] == 4
     assert summary["fp8_share"] == pytest.approx(proof["fp8_share_of_matmul_flops"] / 3)
 
 

@@ -58,6 +58,14 @@ def test_record_of_an_honest_run(recipe, fp8_gemms):
     assert record["parameters"]["moved_in_first_step"] == record["parameters"]["trainable"] == 3
 
 
+def test_products_of_the_compiler_do_not_count():
+    """The first step is the one that compiles."""
+    torch._dynamo.reset()
+    model, optimizer, x = build()
+    model.compile(backend="aot_eager")
+    assert record_of_step(model, optimizer, x)["gemm_flops"] == {"aten::_scaled_mm": 6 * GEMM, "aten::mm": 3 * GEMM}
+
+
 def test_with_states_in_fp8_every_parameter_moves_and_their_bytes_are_on_record():
     model, adamw, x = build(convert=False)
     assert record_of_step(model, adamw, x, None)["parameters"]["bytes_per_parameter"] == pytest.approx(
@@ -99,6 +107,13 @@ def test_a_run_that_is_not_what_its_recipe_says_fails(harm, sentence):
     harm(model, optimizer)
     with pytest.raises(ProofError, match=sentence):
         record_of_step(model, optimizer, x)
+
+
+def test_frozen_layers_without_a_backward_pass_get_a_hint():
+    model, optimizer, x = build()
+    model.first.weight.requires_grad_(False)
+    with pytest.raises(ProofError, match="did .* FLOPs.* add them to filter_fqns"):
+        record_of_step(model, optimizer, x.detach())
 
 
 def test_products_of_the_other_phase_fail():
