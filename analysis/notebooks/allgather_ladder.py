@@ -75,7 +75,7 @@ print(f"{1e6 * prediction.cost_of_an_all_reduce(prediction.SCALES[1]):.0f}")
 #   products alone gain nothing, and FP8 all-gather is what makes them pay. Groups of GPUs that each hold the whole
 #   model (`parallelism.data_parallel_replicate_degree`) send less between nodes; that was not predicted.
 #
-# What was left out, and why:
+# What is to be known of the runs, and which were left out:
 
 # %%
 print("\n".join(comparison.frames.problems) or "Nothing: every run that was found is complete and in the figures.")

@@ -100,7 +100,7 @@ plots.fp8_ranges(fp8_ranges(runs))
 print("\n".join(details(comparison)))
 
 # %% [markdown]
-# What was left out, and why:
+# What is to be known of the runs, and which were left out:
 
 # %%
 print("\n".join(comparison.frames.problems) or "Nothing: every run that was found is complete and in the figures.")

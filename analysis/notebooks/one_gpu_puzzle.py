@@ -55,7 +55,7 @@ plots.loss_difference(comparison.differences, comparison.margin, comparison.base
 print("\n".join(puzzle.conclusion(runs, comparison.steps)))
 
 # %% [markdown]
-# What was left out, and why:
+# What is to be known of the runs, and which were left out:
 
 # %%
 print("\n".join(comparison.frames.problems) or "Nothing: every run that was found is complete and in the figures.")

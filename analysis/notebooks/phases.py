@@ -47,7 +47,7 @@ plots.loss_difference(comparison.differences, comparison.margin, comparison.base
 print("\n".join(verdict.sentence() for verdict in comparison.verdicts.values()))
 
 # %% [markdown]
-# What was left out, and why:
+# What is to be known of the runs, and which were left out:
 
 # %%
 print("\n".join(comparison.frames.problems) or "Nothing: every run that was found is complete and in the figures.")
