@@ -91,11 +91,13 @@ decoupling.states(decoupled).round(4)
 plots.loss(decoupled.frames.runs, decoupled.frames.windows, True)
 
 # %%
-plots.loss_difference(decoupling.near(decoupled), decoupled.margin, decoupled.baseline)
+near = decoupling.near(decoupled)
+print(*(decoupled.verdicts[recipe].sentence() for recipe in near), sep="\n")
+plots.loss_difference(near, decoupled.margin, decoupled.baseline)
 
 # %% [markdown]
 # Here the paper's order came out, in all four of its settings. Master weights in bf16 are hardly better than none, the
-# `baseline`: both round a weight to 8 significant bits after each step. One seed gives no verdict.
+# `baseline`: both round a weight to 8 significant bits after each step.
 #
 # Why the second moment needs range: AdamW divides by its root. E4M3 holds values down to 2^-18 of a tensor's largest,
 # and smaller ones become 0. Then the first moment is divided by epsilon, 1e-8, and the weight is thrown to the end of
