@@ -62,9 +62,15 @@ pd.DataFrame(lines, columns=columns)
 # %%
 print("\n".join(measured.notes))
 
+# %% [markdown]
+# Speed over bf16 in each cell:
+
 # %%
 fp8 = next(row.recipe for row in measured.rows if row.recipe != measured.opponent)
 plots.heat_map(measured, "over bf16", fp8)
+
+# %% [markdown]
+# Efficiency of the FP8 runs in the cells of several processes:
 
 # %%
 plots.heat_map(measured, "efficiency", fp8)
