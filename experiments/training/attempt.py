@@ -41,15 +41,13 @@ def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
     from experiments.training.run_directory import RunDirectory
     from experiments.training.timeline import TIMELINE
 
-    preflight.check_ranks(recipe.config, world_size)
-    preflight.check_checkpoints(recipe.config, stop.budget_s)
     facts = preflight.facts(recipe, world_size) if rank == 0 else None
+    TIMELINE.mark("import")
+    for _ in preflight.all_checks(recipe.config, world_size, stop.budget_s):
+        pass  # before anything but prepared data is written
+    TIMELINE.mark("data")
     if not out and world_size > 1:  # each would make its own
         raise InputError("a run of several processes needs --out DIR, so that all of them write to the same place")
-    TIMELINE.mark("import")
-    for _ in preflight.all_checks(recipe.config, world_size):  # before anything but prepared data is written
-        pass
-    TIMELINE.mark("data")
     out = out or new_directory(recipe)
     directory = RunDirectory(out, recipes.to_yaml(recipe), facts) if facts else None
     recipe.config.job.dump_folder = str(out)

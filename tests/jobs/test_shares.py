@@ -1,4 +1,7 @@
-"""A study within a time budget: it ends in time, with equally many steps. test_sweep.py has one that goes on."""
+"""A study within a time budget: it ends in time, with equally many steps.
+
+That stopped runs go on is shown in test_launcher.py (after a signal), and what a later budget begins in test_sweep.py.
+"""
 
 import math
 from unittest.mock import Mock
