@@ -1,0 +1,256 @@
+"""What a run leaves behind: the name of each file and what it holds.
+
+Training writes with these models and analysis reads with them; nothing else describes a run directory.
+
+    recipe.yaml      fully resolved: `python -m experiments.run DIR/recipe.yaml` runs it again
+    manifest.json    `Manifest`: code, versions, machine, command, status; written at the start, completed at the end
+    metrics.jsonl    a `Window` a line; after kill -9 its last line may be torn
+    timing.json      `Timing`: where the warm-up went
+    proof.json       `Proof`: what ran in FP8
+    environment-*.json   `Environment`: all packages and the diff to the commit, once a study
+    log.txt          everything that was printed
+    tb/              TensorBoard
+    checkpoint/      torchtitan's, where the recipe asks for it
+    attempt<k>/      the records of an earlier attempt that did not end
+
+Times are in seconds, sizes in bytes, rates per second over all devices, shares of 1. null is unknown.
+"""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+LAYOUT_VERSION = 2  # of the directory; a record of another version is refused
+
+RECIPE = "recipe.yaml"
+MANIFEST = "manifest.json"
+METRICS = "metrics.jsonl"
+TIMING = "timing.json"
+PROOF = "proof.json"
+LOG = "log.txt"
+TENSORBOARD = "tb"
+CHECKPOINT = "checkpoint"
+ATTEMPT = "attempt{}"
+ENVIRONMENT = "environment-{}.json"
+
+Count = Annotated[int, Field(ge=0)]
+AtLeast1 = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Loss = float | None
+"""null where it was not finite."""
+
+
+class Record(BaseModel):
+    """A record with exactly these fields."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+# ---- manifest.json ----
+
+
+class Hardware(Record):
+    type: Literal["cpu", "cuda"]
+    name: str
+    memory_bytes: AtLeast1
+    threads: AtLeast1
+    cpu: str | None = None
+    cpu_instruction_sets: list[str] = []
+    visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES
+    cudnn: str | None = None
+    driver: str | None = None
+    sm_clock_max_mhz: float | None = None
+    power_limit_w: float | None = None
+
+
+class Peak(Record):
+    """Dense peak rates in FLOP/s."""
+
+    bf16: Positive
+    fp8: Positive | None
+    source: str
+
+
+class Fp8Matmul(Record):
+    """How FP8 matrices are multiplied."""
+
+    how: str
+    why: str
+
+
+class Git(Record):
+    """The code: null outside a git checkout."""
+
+    commit: str | None
+    changes: str | None  # digest of the diff to the commit, which the environment file holds; null without changes
+
+
+class Manifest(Record):
+    layout_version: Literal[2] = LAYOUT_VERSION
+    status: Literal["running", "completed", "interrupted", "diverged", "failed"]
+    attempt: AtLeast1  # the number of this process
+    start: datetime
+    end: datetime | None = None
+    error: str | None = None
+    command: str
+    host: str
+    pid: int
+    python: str
+    packages: dict[str, str]  # the versions that decide a run: torch, torchao, torchtitan, triton
+    environment: str  # the name of the environment file
+    git: Git
+    recipe: str
+    base: str | None
+    overlays: list[str]
+    description: str
+    seed: Count
+    steps: AtLeast1  # asked for
+    study_budget_s: Positive | None = None
+    compiled: bool
+    float8: str | None  # quantize.linear.float8.recipe_name
+    fp8_product: Fp8Matmul | None
+    world_size: AtLeast1
+    hardware: Hardware
+    peak_flops: Peak
+    flavor: str
+    parameters: AtLeast1
+    flops_per_token: Positive
+    flops_per_token_causal: Positive
+    seq_len: AtLeast1
+    dataset: str
+    data: str | None = None  # the token file: name and digest of its content; null until it is open
+    cuda: str | None
+
+
+class Environment(Record):
+    """All that was installed, and how the code differs from its commit."""
+
+    packages: dict[str, str]
+    diff: str | None
+
+
+# ---- metrics.jsonl ----
+
+
+class Window(Record):
+    """A log window: a line of metrics.jsonl."""
+
+    step: AtLeast1  # the last of the window
+    elapsed_s: Positive  # wall time since the process started
+    loss: Loss  # mean over the window
+    losses: list[Loss]  # of each step
+    grad_norm: float | None  # of the last step, before clipping; null where it was not finite
+    lr: float  # of the last step
+    tokens_per_s: Positive  # padding included
+    valid_tokens_per_s: Annotated[float, Field(ge=0)]  # without padding
+    step_s: list[Positive]  # duration of each step
+    data_wait_s: list[float]  # the host's wait for data in each step, which on a GPU may overlap with work
+    # Steps that rates leave out: the process's first 10 (one of them is profiled), and those that wrote a checkpoint,
+    # or looked at FP8's ranges.
+    not_steady: list[AtLeast1]
+    peak_memory_bytes: Count  # highest reserved memory of the device (on a CPU: resident set so far)
+    mfu_bf16_peak: float | None
+    mfu_fp8_peak: float | None
+    mfu_mixed_peak: float | None
+    fp8_ranges: dict[str, float | None] = {}  # in some windows of an FP8 run, see experiments/training/fp8_ranges.py
+
+    @model_validator(mode="after")
+    def _one_value_a_step(self) -> "Window":
+        steps = len(self.step_s)
+        if not 0 < steps <= self.step or {len(self.losses), len(self.data_wait_s)} != {steps}:
+            raise ValueError("step_s, losses and data_wait_s have a value for each step of the window")
+        if any(not self.step - steps < step <= self.step for step in self.not_steady):
+            raise ValueError("not_steady names steps outside the window")
+        return self
+
+
+# ---- timing.json ----
+
+
+class Switch(Record):
+    """A step that turned FP8 on or off."""
+
+    in_fp8: bool
+    compile_s: float = 0.0
+
+
+class Timing(Record):
+    warm_up_s: Positive  # from process start to the end of the first step
+    phases: dict[str, float]  # of the warm-up
+    compile_cache: Literal["cold", "warm", "none"]
+    switches: dict[str, Switch] = {}  # by step
+
+
+# ---- proof.json ----
+
+
+class Phase(Record):
+    """What the profile of one step of a phase showed."""
+
+    in_fp8: bool
+    profiled_step: AtLeast1
+    gemm_flops: dict[str, int]  # by operator
+
+
+class Parameters(Record):
+    """Which parameters the optimizer steps, and which moved in its first step."""
+
+    trainable: Count
+    in_optimizer: Count
+    elements_in_optimizer: Count
+    orphans: list[str]  # trainable, but in no optimizer, as the recipe asks
+    frozen: list[str]
+    moved_in_first_step: Count
+    still_in_first_step: list[str]
+    dtype_cannot_hold_first_update: list[str]
+    bytes_per_parameter: dict[Literal["weights", "states"], float] = {}
+
+
+class Nccl(Record):
+    """Seconds in which NCCL kernels ran, and in which no kernel but them did."""
+
+    seconds: float
+    exposed_seconds: float
+
+
+class Collective(Record):
+    """Calls of one collective among so many ranks in one dtype."""
+
+    collective: Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
+    ranks: AtLeast1
+    dtype: str
+    calls: Count
+    elements: Count
+    payload_bytes: Count
+    bus_bytes: Count
+
+
+class Collectives(Record):
+    """What one rank of several sent in the profiled step, and what closed forms expect."""
+
+    shards: AtLeast1
+    replicas: AtLeast1
+    table: list[Collective]
+    gathered_bytes: Count  # of weights
+    gathered_bytes_expected: Count
+    reduced_bytes: Count  # of gradients
+    reduced_bytes_expected: Count
+    all_reduces: Count
+    nccl: Nccl | None  # null on CPUs
+
+
+class Proof(Record):
+    recipe_name: str | None  # quantize.linear.float8.recipe_name
+    emulated: bool
+    converted_modules: dict[str, list[int]]  # name: shape of the weight
+    profiled_step: AtLeast1
+    gemm_flops: dict[str, int]  # of the last phase in FP8, where there is one
+    fp8_flops: Count  # per step of one device
+    fp8_flops_expected: Count  # by the converted layers, without what is computed twice
+    fp8_share_of_matmul_flops: Share | None
+    phases: dict[str, Phase]  # by first step
+    attention: str | None = None  # whose kernels computed it
+    parameters: Parameters
+    collectives: Collectives | None = None
