@@ -1,4 +1,5 @@
-"""Should this Llama be trained in FP8? A comparison in words: the answer first, then what it rests on."""
+"""Should this Llama be trained in FP8? A comparison in words: the answer first, then what it rests
+on."""
 
 from math import isnan
 from shlex import quote
@@ -21,31 +22,44 @@ def answer(comparison: Comparison) -> list[str]:
     first, best = _headline(comparison)
     lost = "; ".join(_lost(comparison))
     lost = "" if lost in first else f"{lost}."
-    return [sentence for sentence in (first, lost, _remedy(comparison, best), _worth(comparison)) if sentence]
+    return [
+        sentence
+        for sentence in (first, lost, _remedy(comparison, best), _worth(comparison))
+        if sentence
+    ]
 
 
 def details(comparison: Comparison) -> list[str]:
-    """What the answer rests on, a sentence each: of every recipe its speed, its break-even, and its loss."""
+    """What the answer rests on, a sentence each: of every recipe its speed, its break-even, and its
+    loss."""
     facts = []
     for recipe in dict.fromkeys([*comparison.fp8, *comparison.recipes]):
         gain = comparison.speed_ups.get((recipe, comparison.opponent))
         if gain and not isnan(gain.ratio):
-            facts.append(f"{_claim(comparison, recipe, gain)}{_certainty(comparison, recipe, gain)}.")
-        facts += [b.sentence() for b in comparison.break_evens.values() if b.a == recipe and recipe in comparison.fp8]
+            facts.append(
+                f"{_claim(comparison, recipe, gain)}{_certainty(comparison, recipe, gain)}."
+            )
+        facts += [
+            b.sentence()
+            for b in comparison.break_evens.values()
+            if b.a == recipe and recipe in comparison.fp8
+        ]
         if judged := comparison.verdicts.get(recipe):
             facts.append(judged.sentence())
     return facts
 
 
 def about_loss(comparison: Comparison) -> list[str]:
-    """Of each recipe that has one, the verdict on its loss; where it diverged; and what it would take to tell."""
+    """Of each recipe that has one, the verdict on its loss; where it diverged; and what it would
+    take to tell."""
     sentences = [f"{words}." for words in _lost(comparison)]
     sentences += [judged.sentence() for judged in comparison.verdicts.values()]
     return [sentence for sentence in (*sentences, _remedy(comparison, None)) if sentence]
 
 
 def _headline(comparison: Comparison) -> tuple[str, str | None]:
-    """The answer's first sentence, and the FP8 recipe that it is about, None if it is about none."""
+    """The answer's first sentence, and the FP8 recipe that it is about, None if it is about
+    none."""
     runs, opponent = comparison.frames.runs, comparison.opponent
     if (runs.loc[runs["status"] == "completed", "device_type"] == "cpu").any():
         return (
@@ -73,19 +87,31 @@ def _rank(comparison: Comparison, recipe: str, gain: SpeedUp) -> tuple:
 
 def _about(comparison: Comparison, recipe: str, gain: SpeedUp) -> str:
     """The headline about one FP8 recipe."""
-    opponent, judged, runs = comparison.opponent, comparison.verdicts.get(recipe), comparison.frames.runs
+    opponent, judged, runs = (
+        comparison.opponent,
+        comparison.verdicts.get(recipe),
+        comparison.frames.runs,
+    )
     worse = {r for r, v in comparison.verdicts.items() if v.worse}
     claim = _claim(comparison, recipe, gain)
     compiled = {COMPILED, *runs.loc[runs["compiled"].eq(True), "recipe"]}
     if recipe in compiled and opponent not in compiled:
         return f"No answer on FP8 alone: {claim}, but it is compiled too; it needs a completed run of {COMPILED}."
     if gain.runs == 1:
-        loss = f", and it ends at a far higher loss than {comparison.baseline}" if recipe in worse else ""
+        loss = (
+            f", and it ends at a far higher loss than {comparison.baseline}"
+            if recipe in worse
+            else ""
+        )
         return f"No verdict from {_single(comparison, recipe)}: {claim}{_pays_back(comparison, recipe)}{loss}."
     if gain.unclear or (gain.ratio - 1) * (_by_clock(comparison, recipe) - 1) < 0:
         return f"Cannot tell: {claim}{_certainty(comparison, recipe, gain)}."
     if gain.ratio < 1:
-        among = " of those that kept the loss" if comparison.spoilt | worse and recipe not in worse else ""
+        among = (
+            " of those that kept the loss"
+            if comparison.spoilt | worse and recipe not in worse
+            else ""
+        )
         return f"No: {claim}, and is the fastest in FP8{among}."
     if not comparison.proof[recipe]:
         return (
@@ -138,7 +164,11 @@ def _pays_back(comparison: Comparison, recipe: str) -> str:
     if paid and paid.outcome in (AHEAD, FROM):
         verb, runs = ("would be", ", beyond these runs") if paid.beyond else ("is", "")
         ran = comparison.frames.runs
-        warm = ran.loc[ran["recipe"].isin([recipe, comparison.opponent]), "compile_cache"].eq("warm").any()
+        warm = (
+            ran.loc[ran["recipe"].isin([recipe, comparison.opponent]), "compile_cache"]
+            .eq("warm")
+            .any()
+        )
         compilation = " (of some runs without compilation)" if warm else ""
         return f", and {verb} ahead {paid.word}, warm-up included{compilation}{runs}"
     return ""
@@ -171,7 +201,11 @@ def _remedy(comparison: Comparison, best: str | None) -> str:
         runs = f"about {gain.needed}" if gain.needed else f"more than {MOST_NEEDED}"
         needs.append(f"{runs} runs of each recipe for a ratio of {gain.ratio:.3f}")
     needs += [v.remedy() for v in comparison.verdicts.values() if v.outcome == CANNOT_TELL]
-    return f"To tell would take {', '.join(needs)} (for a chance of 80 %, by the spread seen here)." if needs else ""
+    return (
+        f"To tell would take {', '.join(needs)} (for a chance of 80 %, by the spread seen here)."
+        if needs
+        else ""
+    )
 
 
 def repeat_command(comparison: Comparison) -> str:
@@ -180,8 +214,14 @@ def repeat_command(comparison: Comparison) -> str:
     if (runs["source"] != OWN).any():
         return "each recipe with three or more."
     overlays = plan.get("overlays") or next((names for names in runs["overlays"] if names), [])
-    words = [*map(quote, in_order(runs["recipe"])), *(f"--overlay {quote(o)}" for o in overlays), "--seeds 0,1,2"]
-    return " ".join(["python -m experiments.study", *words, *map(quote, plan.get("overrides") or [])])
+    words = [
+        *map(quote, in_order(runs["recipe"])),
+        *(f"--overlay {quote(o)}" for o in overlays),
+        "--seeds 0,1,2",
+    ]
+    return " ".join(
+        ["python -m experiments.study", *words, *map(quote, plan.get("overrides") or [])]
+    )
 
 
 def _worth(comparison: Comparison) -> str:

@@ -1,4 +1,5 @@
-"""A benchmark of FP8 on four B200 (results/published_b200.yaml), read again: its figures against one another."""
+"""A benchmark of FP8 on four B200 (results/published_b200.yaml), read again: its figures against
+one another."""
 
 from types import SimpleNamespace
 
@@ -21,7 +22,8 @@ MODELS = {
 
 
 def scaling() -> pd.DataFrame:
-    """A row for each end of the range on four GPUs: what its tokens/s make of the speed-up and of the efficiency."""
+    """A row for each end of the range on four GPUs: what its tokens/s make of the speed-up and of
+    the efficiency."""
     by_gpus = PUBLISHED["tokens_per_s"]["llama3.2-1B"]
     (one,) = by_gpus[1]
     rows = [
@@ -35,18 +37,27 @@ def scaling() -> pd.DataFrame:
 
 
 def mfu() -> pd.DataFrame:
-    """A row for each MFU that it computes: of its peaks, which are sparse, and of the dense ones."""
+    """A row for each MFU that it computes: of its peaks, which are sparse, and of the dense
+    ones."""
     rows = []
     for entry in PUBLISHED["mfu"]:
         precision, tflops = entry["precision"], entry["tflops"]
         dense = getattr(GPUS["b200"].datasheet, precision) / 1e12
         row = {"precision": precision, "TFLOP/s": tflops, "its peak": PUBLISHED["peaks"][precision]}
-        rows.append(row | {"printed": entry["printed"], "dense peak": dense, "of the dense peak": tflops / dense})
+        rows.append(
+            row
+            | {
+                "printed": entry["printed"],
+                "dense peak": dense,
+                "of the dense peak": tflops / dense,
+            }
+        )
     return pd.DataFrame(rows).round(3)
 
 
 def tflops() -> pd.DataFrame:
-    """A row a model: the FLOPs that its tokens/s on one GPU are, at rows of 2,048, and those that it prints."""
+    """A row a model: the FLOPs that its tokens/s on one GPU are, at rows of 2,048, and those that
+    it prints."""
     rows = {}
     for model, args in MODELS.items():
         (rate,), (low, high) = PUBLISHED["tokens_per_s"][model][1], PUBLISHED["tflops"][model]
@@ -60,9 +71,13 @@ def tflops() -> pd.DataFrame:
 
 
 def lengths() -> pd.DataFrame:
-    """A row a model: tokens/s at each length over those at 2,048, if a FLOP took as long at each; it prints halves."""
+    """A row a model: tokens/s at each length over those at 2,048, if a FLOP took as long at each;
+    it prints halves."""
     rows = {
-        model: {length: flops_per_token(args, LENGTHS[0]) / flops_per_token(args, length) for length in LENGTHS}
+        model: {
+            length: flops_per_token(args, LENGTHS[0]) / flops_per_token(args, length)
+            for length in LENGTHS
+        }
         for model, args in MODELS.items()
     }
     return pd.DataFrame.from_dict(

@@ -1,4 +1,5 @@
-"""What some runs say about one another: what the report, the notebooks and the README show, computed once."""
+"""What some runs say about one another: what the report, the notebooks and the README show,
+computed once."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ SHARES_DIFFER = 0.01  # runs of one recipe convert the same layers, so their sha
 
 @dataclass(frozen=True)
 class Comparison:
-    """Recipes compared; only completed runs count. Opponents of the others are the baseline and the compiled one."""
+    """Recipes compared; only completed runs count. Opponents of the others are the baseline and the
+    compiled one."""
 
     frames: Frames
     plan: dict  # the study's own study.yaml, empty if there is none
@@ -41,11 +43,11 @@ class Comparison:
     baseline: str  # the recipe that losses are compared to
     recipes: list[str]  # those with a completed run, in the order in which they are shown
     fp8: list[str]  # those of them that ran in FP8
-    # Of each of `fp8` the share of the linear layers' FLOPs that was seen to run in FP8, in the run that has least; 0
-    # where that is unknown, emulated, or differs between its runs.
+    # Of each of `fp8` the share of the linear layers' FLOPs that was seen to run in FP8, in the run
+    # that has least; 0 where that is unknown, emulated, or differs between its runs.
     proof: dict[str, float]
-    # Recipe to (in how many seeds it diverged, in how many it ended either way), in FP8 of the seeds that ended in bf16
-    # too; without recipes that never did.
+    # Recipe to (in how many seeds it diverged, in how many it ended either way), in FP8 of the
+    # seeds that ended in bf16 too; without recipes that never did.
     diverged: dict[str, tuple[int, int]]
     bf16_diverged: dict[str, tuple[int, int]]
     rates: dict[str, Rate]
@@ -66,15 +68,23 @@ class Comparison:
 
     @property
     def left(self) -> dict[str, dict[int, tuple[float, float]]]:
-        """By recipe its seeds that ended far above its others, see `Verdict.left`; without recipes that have none."""
+        """By recipe its seeds that ended far above its others, see `Verdict.left`; without recipes
+        that have none."""
         left = {recipe: judged.left for recipe, judged in self.verdicts.items()}
-        left[self.baseline] = {k: v for judged in self.verdicts.values() for k, v in judged.baseline_left.items()}
+        left[self.baseline] = {
+            k: v for judged in self.verdicts.values() for k, v in judged.baseline_left.items()
+        }
         return {recipe: seeds for recipe, seeds in left.items() if seeds}
 
     @property
     def spoilt(self) -> set[str]:
-        """FP8 recipes that diverged in a larger share of their seeds than bf16, or of which a seed left the others."""
-        bf16 = [lost / n for r, (lost, n) in self.bf16_diverged.items() if r in (self.baseline, COMPILED)]
+        """FP8 recipes that diverged in a larger share of their seeds than bf16, or of which a seed
+        left the others."""
+        bf16 = [
+            lost / n
+            for r, (lost, n) in self.bf16_diverged.items()
+            if r in (self.baseline, COMPILED)
+        ]
         more = {r for r, (lost, n) in self.diverged.items() if lost / n > max(bf16, default=0)}
         return more | (self.left.keys() & {*self.fp8})
 
@@ -102,7 +112,8 @@ def compare(paths, baseline: str | None = None) -> Comparison:
     """Load `paths` and compare what they hold; without a `baseline` with the study's.
 
     Raises:
-        LoadError: as `analysis.load.load`, or if the runs are not of one study, or there is no recipe `baseline`.
+        LoadError: as `analysis.load.load`, or if the runs are not of one study, or there is no
+        recipe `baseline`.
     """
     frames = load(paths)
     runs, windows, by_step = frames.runs, frames.windows, steps(frames.windows)
@@ -111,8 +122,13 @@ def compare(paths, baseline: str | None = None) -> Comparison:
     _check_one_study(ended, windows)
     recipes, plan = in_order(done["recipe"]), _plan(runs)
     baseline = _baseline(baseline, plan, recipes, frames.problems)
-    fp8_runs = runs[runs["float8"].notna() | ((runs["source"] != OWN) & runs["recipe"].str.contains("fp8"))]
-    fp8, in_fp8 = [r for r in recipes if r in set(fp8_runs["recipe"])], ended["recipe"].isin(fp8_runs["recipe"])
+    fp8_runs = runs[
+        runs["float8"].notna() | ((runs["source"] != OWN) & runs["recipe"].str.contains("fp8"))
+    ]
+    fp8, in_fp8 = (
+        [r for r in recipes if r in set(fp8_runs["recipe"])],
+        ended["recipe"].isin(fp8_runs["recipe"]),
+    )
     opponents = [r for r in dict.fromkeys((baseline, COMPILED)) if r in recipes]
     rates = {r: speeds.rate_of(runs, by_step, r) for r in recipes}
     pairs = [(a, b) for a in recipes for b in opponents if a != b]
@@ -130,14 +146,19 @@ def compare(paths, baseline: str | None = None) -> Comparison:
         rates=rates,
         clock={r: speeds.by_clock(runs, windows, r) for r in recipes},
         speed_ups={(a, b): speeds.speed_up(rates[a], rates[b]) for a, b in pairs},
-        break_evens={(a, b): speeds.break_even(runs, windows, a, b, rates) for a, b in pairs if a not in opponents},
+        break_evens={
+            (a, b): speeds.break_even(runs, windows, a, b, rates)
+            for a, b in pairs
+            if a not in opponents
+        },
         differences={r: loss_difference(runs, by_step, r, baseline) for r in others},
         verdicts={r: verdict(runs, by_step, r, baseline) for r in others},
     )
 
 
 def _plan(runs: pd.DataFrame) -> dict:
-    """The study.yaml that all these runs share: two folders above each run. Empty if there is none that can be read."""
+    """The study.yaml that all these runs share: two folders above each run. Empty if there is none
+    that can be read."""
     folders = {Path(path).resolve().parents[1] for path in runs["path"]}
     try:
         (folder,) = folders
@@ -148,9 +169,12 @@ def _plan(runs: pd.DataFrame) -> dict:
 
 
 def _baseline(asked: str | None, plan: dict, recipes: list[str], problems: list[str]) -> str:
-    """The baseline that was asked for, else the study's, else `baseline` or its compiled twin, whichever there is."""
+    """The baseline that was asked for, else the study's, else `baseline` or its compiled twin,
+    whichever there is."""
     if asked not in (None, plan.get("baseline"), *recipes):
-        raise LoadError(f"no completed run of --baseline {asked}; there are {', '.join(recipes) or 'none'}")
+        raise LoadError(
+            f"no completed run of --baseline {asked}; there are {', '.join(recipes) or 'none'}"
+        )
     default = next((recipe for recipe in (BASELINE, COMPILED) if recipe in recipes), BASELINE)
     baseline = asked or plan.get("baseline", default)
     if baseline not in recipes:
@@ -172,10 +196,13 @@ def _diverged(ended: pd.DataFrame) -> dict[str, tuple[int, int]]:
 
 
 def _check_one_study(done: pd.DataFrame, windows: pd.DataFrame) -> None:
-    """Raise `LoadError` where runs cannot be compared: see `SHARED`, other learning rates, or a seed twice."""
+    """Raise `LoadError` where runs cannot be compared: see `SHARED`, other learning rates, or a
+    seed twice."""
     batch = done["tokens_per_step"]  # from logged times: whole numbers but for their rounding
     values = done.assign(
-        overlays=done["overlays"].map(lambda names: " + ".join(names) or "none", na_action="ignore"),
+        overlays=done["overlays"].map(
+            lambda names: " + ".join(names) or "none", na_action="ignore"
+        ),
         tokens_per_step=batch.mask(batch <= 1.01 * batch.min(), batch.min()).round(),
     )
     for column in (column for column in SHARED if column in values):
@@ -194,15 +221,22 @@ def _check_one_study(done: pd.DataFrame, windows: pd.DataFrame) -> None:
     twice = done[done.duplicated(["recipe", "seed"], keep=False)].sort_values(["recipe", "seed"])
     if len(twice):
         first, second = twice["path"].iloc[:2]
-        raise LoadError(f"{first} and {second} have the same recipe and seed: name the runs of one study")
+        raise LoadError(
+            f"{first} and {second} have the same recipe and seed: name the runs of one study"
+        )
 
 
 def cost_by_steps(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:
-    """Wall hours of a run of each length (rows) by recipe (columns), warm-up included: the mean of its runs.
+    """Wall hours of a run of each length (rows) by recipe (columns), warm-up included: the mean of
+    its runs.
 
-    Within the runs as measured; beyond them at the mean seconds of a steady step, NaN where there is none.
+    Within the runs as measured; beyond them at the mean seconds of a steady step, NaN where there
+    is none.
     """
     runs, windows, rates = comparison.frames.runs, comparison.frames.windows, comparison.rates
     steps = np.array(lengths)
-    hours = {r: speeds.spent(runs, windows, r, rates[r], steps).mean(axis=0) / 3600 for r in comparison.recipes}
+    hours = {
+        r: speeds.spent(runs, windows, r, rates[r], steps).mean(axis=0) / 3600
+        for r in comparison.recipes
+    }
     return pd.DataFrame(hours, index=pd.Index(lengths, name="steps"))

@@ -1,4 +1,5 @@
-"""Which of AdamW's states bear few bits: the study `precision_decoupling` beside FP8-LM's (arXiv 2310.18313)."""
+"""Which of AdamW's states bear few bits: the study `precision_decoupling` beside FP8-LM's (arXiv
+2310.18313)."""
 
 from pathlib import Path
 
@@ -22,14 +23,19 @@ NEAR = 0.1  # nats per token: beside a loss that differs by more, the others wou
 def near(comparison: Comparison) -> dict[str, pd.DataFrame]:
     """Of `comparison.differences` those that end near 0, whose lines one figure can tell apart."""
     verdicts = comparison.verdicts
-    return {r: frame for r, frame in comparison.differences.items() if abs(verdicts[r].difference) < NEAR}
+    return {
+        r: frame
+        for r, frame in comparison.differences.items()
+        if abs(verdicts[r].difference) < NEAR
+    }
 
 
 def states(comparison: Comparison) -> pd.DataFrame:
-    """One row a recipe: dtypes of what training keeps, bytes a parameter of it as measured, and the final loss.
+    """One row a recipe: dtypes of what training keeps, bytes a parameter of it as measured, and the
+    final loss.
 
-    Bytes are those of the tensors in memory after the first step, scales included and gradients not. The loss is a mean
-    over completed runs, and so is its difference to the baseline's.
+    Bytes are those of the tensors in memory after the first step, scales included and gradients
+    not. The loss is a mean over completed runs, and so is its difference to the baseline's.
     """
     runs, rows = comparison.frames.runs, {}
     for recipe in comparison.recipes:

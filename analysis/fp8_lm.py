@@ -1,4 +1,5 @@
-"""FP8-LM's levels beside bf16 (arXiv 2310.18313): what each sends, keeps and loses, from the study `fp8_lm`."""
+"""FP8-LM's levels beside bf16 (arXiv 2310.18313): what each sends, keeps and loses, from the study
+`fp8_lm`."""
 
 from pathlib import Path
 
@@ -12,13 +13,17 @@ STUDY = "fp8_lm/levels"  # under results/
 
 
 def levels(comparison: Comparison) -> pd.DataFrame:
-    """One row a recipe: MB that a step sends of weights and of gradients, what of bf16's that is, bytes a parameter
-    that training keeps from step to step, and the final loss."""
+    """One row a recipe: MB that a step sends of weights and of gradients, what of bf16's that is,
+    bytes a parameter that training keeps from step to step, and the final loss."""
     rows = {}
     for recipe in comparison.recipes:
         runs = completed(comparison.frames.runs, comparison.frames.runs, recipe)
-        weights, gradients = (runs[name].iloc[0] / 1e6 for name in ("gathered_bytes", "reduced_bytes"))
-        kept = read_json(Path(runs["path"].iloc[0]) / "proof.json")["parameters"]["bytes_per_parameter"]
+        weights, gradients = (
+            runs[name].iloc[0] / 1e6 for name in ("gathered_bytes", "reduced_bytes")
+        )
+        kept = read_json(Path(runs["path"].iloc[0]) / "proof.json")["parameters"][
+            "bytes_per_parameter"
+        ]
         rows[recipe] = {
             "weights, MB": weights,
             "gradients, MB": gradients,

@@ -9,7 +9,8 @@ COLUMNS = ["run", "recipe", "step", "tensor", "quantity", "group", "value"]
 
 
 def fp8_ranges(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row a value that the runs of `Frames.runs` kept: columns `COLUMNS`; empty where none kept any."""
+    """One row a value that the runs of `Frames.runs` kept: columns `COLUMNS`; empty where none kept
+    any."""
     rows = []
     for run in runs.itertuples():
         metrics = Path(run.path) / "metrics.jsonl"

@@ -1,4 +1,5 @@
-"""Gradients in FP8: how exactly they are added up over ranks, what ranks send, and what it does to the loss."""
+"""Gradients in FP8: how exactly they are added up over ranks, what ranks send, and what it does to
+the loss."""
 
 import json
 from pathlib import Path
@@ -22,7 +23,8 @@ WAYS = {
 
 
 def sums(path: Path = SUMS) -> pd.DataFrame:
-    """One row a number of ranks and way to add up, with the columns that the benchmark describes."""
+    """One row a number of ranks and way to add up, with the columns that the benchmark
+    describes."""
     return pd.DataFrame(json.loads(path.read_text())["sums"])
 
 
@@ -33,7 +35,8 @@ def decibels(path: Path = SUMS) -> pd.DataFrame:
 
 
 def sent(runs: pd.DataFrame) -> pd.DataFrame:
-    """MB of weights and of gradients that a step sends, by recipe, and the times fewer of gradients than in bf16."""
+    """MB of weights and of gradients that a step sends, by recipe, and the times fewer of gradients
+    than in bf16."""
     table = runs.groupby("recipe", sort=False)[["gathered_bytes", "reduced_bytes"]].max() / 1e6
     table.columns = ["weights, MB", "gradients, MB"]
     return table.assign(fewer=table.loc[BF16, "gradients, MB"] / table["gradients, MB"])

@@ -1,4 +1,5 @@
-"""The ladder to FP8 all-gather: what each rung sends, and whether its numbers are those of the rung before."""
+"""The ladder to FP8 all-gather: what each rung sends, and whether its numbers are those of the rung
+before."""
 
 import math
 from pathlib import Path
@@ -20,14 +21,16 @@ RUNGS = {
     f"{COMBINED}_ctas_16": "NCCL on at most 16 multiprocessors",
     f"{COMBINED}_ctas_8": "NCCL on at most 8 multiprocessors",
 }
-# Speed over bf16 of Llama 3 70B on 128 H100 (dev-discuss.pytorch.org/t/2359), which does not give batch and length.
+# Speed over bf16 of Llama 3 70B on 128 H100 (dev-discuss.pytorch.org/t/2359), which does not give
+# batch and length.
 PUBLISHED = {COMPUTE: 1.40, EACH: 1.42, COMBINED: 1.50}
 
 NCCL = {"ms": "seconds", "exposed ms": "exposed_seconds"}
 
 
 def sent(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row a rung, by the proof of its first completed run: MB in a step as recorded and by closed form, and calls.
+    """One row a rung, by the proof of its first completed run: MB in a step as recorded and by
+    closed form, and calls.
 
     And, of GPUs, milliseconds in which NCCL kernels ran, and in which no other kernel did.
     """
@@ -41,13 +44,18 @@ def sent(runs: pd.DataFrame) -> pd.DataFrame:
                 "closed_form": found.get("gathered_bytes_expected", math.nan) / 1e6,
                 "reduced": found.get("reduced_bytes", math.nan) / 1e6,
                 "all_reduces": found.get("all_reduces"),
-                **{f"NCCL, {key}": 1e3 * found["nccl"][seconds] for key, seconds in NCCL.items() if found.get("nccl")},
+                **{
+                    f"NCCL, {key}": 1e3 * found["nccl"][seconds]
+                    for key, seconds in NCCL.items()
+                    if found.get("nccl")
+                },
             }
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def same_numbers(windows: pd.DataFrame) -> list[str]:
-    """A sentence for each FP8 rung above the first: whether its losses and gradient norms are that one's, bit for bit.
+    """A sentence for each FP8 rung above the first: whether its losses and gradient norms are that
+    one's, bit for bit.
 
     With parameters in float32 it is not: a gather in bf16 rounds them first.
     """
@@ -66,4 +74,8 @@ def same_numbers(windows: pd.DataFrame) -> list[str]:
 def speed_ups(comparison: Comparison) -> dict[str, float]:
     """Speed of each rung over bf16, by the mean steady step; NaN where runs are too short."""
     found = {a: gain.ratio for (a, b), gain in comparison.speed_ups.items() if b == COMPILED}
-    return {rung: 1.0 if rung == COMPILED else found[rung] for rung in RUNGS if rung in {COMPILED, *found}}
+    return {
+        rung: 1.0 if rung == COMPILED else found[rung]
+        for rung in RUNGS
+        if rung in {COMPILED, *found}
+    }

@@ -1,7 +1,9 @@
-"""Is it the same loss? Paired differences over steps, and a verdict that says how many seeds it rests on.
+"""Is it the same loss? Paired differences over steps, and a verdict that says how many seeds it
+rests on.
 
-Here the loss is smoothed one way: the mean over a tenth of the run's steps, as far as they were logged; its last value
-is the final loss. A smoothed value uses nothing from later steps and lags by half of that tenth.
+Here the loss is smoothed one way: the mean over a tenth of the run's steps, as far as they were
+logged; its last value is the final loss. A smoothed value uses nothing from later steps and lags by
+half of that tenth.
 """
 
 import math
@@ -16,8 +18,8 @@ from analysis.record import final_from
 
 LEVEL = 0.90  # of the interval that decides: two one-sided tests at 5 % each, which is Schuirmann's test of equivalence
 MIN_SEEDS = 3  # pairs of runs below which nothing is said about equality
-# The margin, as a share of the baseline's final loss. DeepSeek-V3 (arXiv 2412.19437, section 3.3) reports FP8 within
-# 0.25 % of bf16, and takes that for well within what is random in training.
+# The margin, as a share of the baseline's final loss. DeepSeek-V3 (arXiv 2412.19437, section 3.3)
+# reports FP8 within 0.25 % of bf16, and takes that for well within what is random in training.
 TOLERANCE = 0.0025
 LEFT = 0.10  # of the loss: a seed this far above both the recipe's other seeds and the baseline has left them
 
@@ -26,12 +28,16 @@ NOT_ENOUGH, TOO_SHORT = "not enough seeds to say", "too short"
 
 
 def paired(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str, baseline: str) -> pd.DataFrame:
-    """Losses of the completed runs: a row a step that all of them logged, columns ("loss" or "reference", seed).
+    """Losses of the completed runs: a row a step that all of them logged, columns ("loss" or
+    "reference", seed).
 
-    "loss" is the recipe's, "reference" the baseline's; of the seeds (NaN where none was set) that both completed.
+    "loss" is the recipe's, "reference" the baseline's; of the seeds (NaN where none was set) that
+    both completed.
     """
     losses, reference = (
-        completed(runs, steps, name).dropna(subset="loss").pivot(index="step", columns="seed", values="loss")
+        completed(runs, steps, name)
+        .dropna(subset="loss")
+        .pivot(index="step", columns="seed", values="loss")
         for name in (recipe, baseline)
     )
     seeds = losses.columns.intersection(reference.columns)
@@ -39,16 +45,20 @@ def paired(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str, baseline: str) 
 
 
 def _final(by_step: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the last tenth of the steps, of a frame that has a row for each step that was logged."""
+    """The rows of the last tenth of the steps, of a frame that has a row for each step that was
+    logged."""
     return by_step.loc[final_from(by_step.index[-1]) :]
 
 
-def loss_difference(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str, baseline: str) -> pd.DataFrame:
+def loss_difference(
+    runs: pd.DataFrame, steps: pd.DataFrame, recipe: str, baseline: str
+) -> pd.DataFrame:
     """Smoothed difference of the loss to the baseline by step: columns step, difference, low, high.
 
-    The difference is a mean over seeds, with Student's 90 % interval at each step, as `judge` uses it; with one seed
-    low and high are NaN. Each interval holds for its step, not for all steps together. Empty where no seed was
-    completed in both recipes, or their logs have no step in common.
+    The difference is a mean over seeds, with Student's 90 % interval at each step, as `judge` uses
+    it; with one seed low and high are NaN. Each interval holds for its step, not for all steps
+    together. Empty where no seed was completed in both recipes, or their logs have no step in
+    common.
     """
     pairs = paired(runs, steps, recipe, baseline)
     if pairs.empty:
@@ -62,10 +72,11 @@ def loss_difference(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str, baseli
 def judge(differences: np.ndarray, margin: float | np.ndarray) -> np.ndarray:
     """Outcomes (...) from paired differences of the final loss (seeds, ...) and margins.
 
-    Runs with the same seed share weights and batches, so their paired difference can be resolved far below what another
-    seed does. "the same": its 90 % interval lies within the margins: two one-sided t-tests at 5 % (Schuirmann 1987,
-    J. Pharmacokinetics and Biopharmaceutics 15) reject a difference of a margin or more. "different": the interval lies
-    beyond one of them. Else "cannot tell".
+    Runs with the same seed share weights and batches, so their paired difference can be resolved
+    far below what another seed does. "the same": its 90 % interval lies within the margins: two
+    one-sided t-tests at 5 % (Schuirmann 1987, J. Pharmacokinetics and Biopharmaceutics 15) reject a
+    difference of a margin or more. "different": the interval lies beyond one of them. Else "cannot
+    tell".
     """
     if len(differences) < MIN_SEEDS:
         return np.full(np.shape(differences)[1:], NOT_ENOUGH)
@@ -78,7 +89,8 @@ def seeds_needed(difference: float, spread: float, more_than: int) -> int | None
     """Seeds with which `judge` would tell in 80 % of studies; None if more than 100.
 
     Args:
-        difference: the true one; spread: standard deviation of the paired differences; both in margins.
+        difference: the true one; spread: standard deviation of the paired differences; both in
+        margins.
         more_than: the seeds there are.
     """
     seeds = range(more_than + 1, MOST_NEEDED + 1)
@@ -86,10 +98,11 @@ def seeds_needed(difference: float, spread: float, more_than: int) -> int | None
 
 
 def chance_of_telling(seeds: int, difference: float, spread: float) -> float:
-    """How often `judge` says "the same" or "different", for a true `difference` and `spread` in margins.
+    """How often `judge` says "the same" or "different", for a true `difference` and `spread` in
+    margins.
 
-    For each spread that may come out (chi-square quantiles), the mean difference has to fall within what half of the
-    interval leaves of the margins, or as far beyond one of them.
+    For each spread that may come out (chi-square quantiles), the mean difference has to fall within
+    what half of the interval leaves of the margins, or as far beyond one of them.
     """
     quantiles, error = (np.arange(500) + 0.5) / 500, spread / math.sqrt(seeds)
     seen = error * np.sqrt(stats.chi2.ppf(quantiles, seeds - 1) / (seeds - 1))
@@ -113,10 +126,13 @@ class Verdict:
     low: float  # its 90 % interval
     high: float
     margin: float  # `TOLERANCE` of the baseline's final loss
-    # Where these runs cannot tell: seeds that would in 80 % of studies, by the spread that was seen, if the true
-    # difference is the one that was seen (zero where the interval holds it); None if more than 100.
+    # Where these runs cannot tell: seeds that would in 80 % of studies, by the spread that was
+    # seen, if the true difference is the one that was seen (zero where the interval holds it); None
+    # if more than 100.
     needed: int | None = None
-    left: dict[int, tuple[float, float]] = field(default_factory=dict)  # seeds of the recipe, see `_left`
+    left: dict[int, tuple[float, float]] = field(
+        default_factory=dict
+    )  # seeds of the recipe, see `_left`
     baseline_left: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     @property
@@ -153,7 +169,9 @@ class Verdict:
             TOO_SHORT: f"Too short (it takes {MIN_STEPS} steps) to say {same}",
         }[self.outcome]
         seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
-        interval = "" if math.isnan(self.low) else f", 90 % interval {self.low:+.4f} to {self.high:+.4f}"
+        interval = (
+            "" if math.isnan(self.low) else f", 90 % interval {self.low:+.4f} to {self.high:+.4f}"
+        )
         numbers = f"difference {self.difference:+.4f}{interval}, margin {self.margin:.4f}"
         return f"{opening} after {self.step:,} steps: {seeds}, {numbers}."
 
@@ -169,7 +187,8 @@ class Verdict:
 def verdict(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str, baseline: str) -> Verdict:
     """Is the final loss of `recipe` that of `baseline`? See `judge`.
 
-    The final loss is the mean over the last tenth of the steps, those that all compared runs logged.
+    The final loss is the mean over the last tenth of the steps, those that all compared runs
+    logged.
     """
     pairs = paired(runs, steps, recipe, baseline)
     if pairs.empty:
@@ -188,37 +207,47 @@ def verdict(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str, baseline: str)
         needed = seeds_needed(true / margin, differences.std(ddof=1) / margin, len(differences))
     numbers = (len(differences), step, mean, mean - half, mean + half, margin, needed)
     losses, references = final["loss"], final["reference"]
-    return Verdict(recipe, baseline, outcome, *numbers, _left(losses, references), _left(references, losses))
+    return Verdict(
+        recipe, baseline, outcome, *numbers, _left(losses, references), _left(references, losses)
+    )
 
 
 def _left(losses: pd.Series, reference: pd.Series) -> dict[int, tuple[float, float]]:
-    """Seeds that ended far above the recipe's others: seed to (its final loss, the highest of the others).
+    """Seeds that ended far above the recipe's others: seed to (its final loss, the highest of the
+    others).
 
-    "Far" is `LEFT` of the loss. A seed that is as far above in the other recipe too is a hard seed, and has not left.
+    "Far" is `LEFT` of the loss. A seed that is as far above in the other recipe too is a hard seed,
+    and has not left.
     """
     limit = LEFT * abs(min(losses.mean(), reference.mean()))
     left = [
         seed
         for seed in losses.index
-        if losses[seed] - losses.drop(seed).median() > limit and losses[seed] - reference[seed] > limit
+        if losses[seed] - losses.drop(seed).median() > limit
+        and losses[seed] - reference[seed] > limit
     ]
     return {int(seed): (float(losses[seed]), float(losses.drop(left).max())) for seed in left}
 
 
-# Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", arXiv 2203.15556, equation 10: the loss of a
-# model of N parameters after D tokens is E + A / N^ALPHA + B / D^BETA; fitted to 70 M to 16 B parameters.
+# Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", arXiv 2203.15556, equation
+# 10: the loss of a model of N parameters after D tokens is E + A / N^ALPHA + B / D^BETA; fitted to
+# 70 M to 16 B parameters.
 E, A, B, ALPHA, BETA = 1.69, 406.4, 410.7, 0.34, 0.28
 FITTED = (70e6, 16e9)
 PUBLISHED_PARAMETERS = 8.05e9
 
 
 def compute_for_margin(parameters: float | None) -> tuple[float, float]:
-    """(parameters, share of compute) that buys a loss lower by `TOLERANCE`, for a model trained compute-optimally.
+    """(parameters, share of compute) that buys a loss lower by `TOLERANCE`, for a model trained
+    compute-optimally.
 
-    Trained so, both terms of the law, that of the parameters N and that of the tokens D, fall with compute C = 6 N D as
-    C^-(ALPHA BETA / (ALPHA + BETA)). For a model outside of the law's range the published study's 8 B is taken.
+    Trained so, both terms of the law, that of the parameters N and that of the tokens D, fall with
+    compute C = 6 N D as C^-(ALPHA BETA / (ALPHA + BETA)). For a model outside of the law's range
+    the published study's 8 B is taken.
     """
     n = parameters if parameters and FITTED[0] <= parameters <= FITTED[1] else PUBLISHED_PARAMETERS
-    above = A / n**ALPHA * (1 + ALPHA / BETA)  # at the optimum the data's term is ALPHA / BETA of the size's
+    above = (
+        A / n**ALPHA * (1 + ALPHA / BETA)
+    )  # at the optimum the data's term is ALPHA / BETA of the size's
     left = 1 - TOLERANCE * (E + above) / above
     return n, left ** (-(ALPHA + BETA) / (ALPHA * BETA)) - 1

@@ -1,4 +1,5 @@
-"""Which runs to open when nobody says: the newest study under runs/, else the kept ones under results/.
+"""Which runs to open when nobody says: the newest study under runs/, else the kept ones under
+results/.
 
 results/ holds the README's studies, results/STUDY those of another study.
 """
@@ -11,7 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def runs(study: str = "") -> Path:
-    """The environment variable RUNS, else the newest study of runs/ with a run, named `study`…, else `results()`."""
+    """The environment variable RUNS, else the newest study of runs/ with a run, named `study`…,
+    else `results()`."""
     if given := os.environ.get("RUNS"):
         return Path(given)
     studies = [plan.parent for plan in (ROOT / "runs").glob(f"{study}*/study.yaml")]
@@ -20,7 +22,8 @@ def runs(study: str = "") -> Path:
 
 
 def results(study: str = "") -> Path:
-    """The folder of results/, or of results/STUDY, that is shown: the newest from a GPU, else the newest.
+    """The folder of results/, or of results/STUDY, that is shown: the newest from a GPU, else the
+    newest.
 
     Raises:
         FileNotFoundError: there is none.

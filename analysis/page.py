@@ -1,4 +1,5 @@
-"""The report as one self-contained HTML page: matrix and answer first, then what they rest on, runs, figures."""
+"""The report as one self-contained HTML page: matrix and answer first, then what they rest on,
+runs, figures."""
 
 from collections.abc import Iterable, Iterator
 from html import escape
@@ -23,13 +24,14 @@ h1 { font-size: 1.6rem; margin: .5rem 0; } h2 { font-size: 1.15rem; margin: 2rem
 .scroll { overflow-x: auto; }
 .hint { display: none; } @media (max-width: 900px) { .hint { display: block; } }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .45rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #ddd; }
-th:first-child, tr:not(.runs) > td:first-child { position: sticky; left: 0; background: #fff; }
-th { vertical-align: bottom; white-space: pre; } th:first-child, td:first-child { text-align: left; }
-tr.runs > td { padding: 0 0 .5rem 1rem; } summary { cursor: pointer; color: #444; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 1.5rem 1rem; }
-figure { margin: 0; } figure svg { width: 100%; height: auto; } figcaption { font-size: .85rem; color: #444; }
-small, .hint, .notes { font-size: .85rem; color: #444; }
+th, td { padding: .3rem .45rem; text-align: right; white-space: nowrap; border-bottom: 1px solid
+#ddd; } th:first-child, tr:not(.runs) > td:first-child { position: sticky; left: 0; background:
+#fff; } th { vertical-align: bottom; white-space: pre; } th:first-child, td:first-child {
+text-align: left; } tr.runs > td { padding: 0 0 .5rem 1rem; } summary { cursor: pointer; color:
+#444; } .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px),
+1fr)); gap: 1.5rem 1rem; } figure { margin: 0; } figure svg { width: 100%; height: auto; }
+figcaption { font-size: .85rem; color: #444; } small, .hint, .notes { font-size: .85rem; color:
+#444; }
 """
 
 
@@ -40,11 +42,17 @@ def figures(comparison: Comparison) -> dict[str, Figure]:
         "Loss by step, smoothed over a tenth of the steps.": plots.loss(runs, windows),
         f"Loss minus the loss of {baseline}, at the same step and seed. In the grey band two losses count as the "
         "same.": plots.loss_difference(comparison.differences, comparison.margin, baseline),
-        "Tokens per second, padding included.": plots.tokens_per_s(runs, comparison.rates, comparison.published),
+        "Tokens per second, padding included.": plots.tokens_per_s(
+            runs, comparison.rates, comparison.published
+        ),
         "Model FLOPs utilisation, by what it is divided by.": plots.mfu(runs),
         "How long a steady step takes.": plots.step_time(runs, comparison.steps),
-        "Wall time without warm-up, as the published study shows it.": plots.wall_after_warm_up(runs, windows),
-        f"How far ahead of {comparison.opponent} a recipe is in wall time, warm-up included.": plots.lead(comparison),
+        "Wall time without warm-up, as the published study shows it.": plots.wall_after_warm_up(
+            runs, windows
+        ),
+        f"How far ahead of {comparison.opponent} a recipe is in wall time, warm-up included.": plots.lead(
+            comparison
+        ),
         "Where the warm-up goes.": plots.warm_up(runs),
         "Peak memory.": plots.memory(runs),
     }
@@ -57,7 +65,9 @@ def page(comparison: Comparison) -> str:
     parts = [
         f'<p class="notes">{escape(trained(rows))}</p>',
         _scroll(_table(columns, map(_row, lines))),
-        '<div class="answer">' + "".join(f"<p>{escape(sentence)}</p>" for sentence in answer(comparison)) + "</div>",
+        '<div class="answer">'
+        + "".join(f"<p>{escape(sentence)}</p>" for sentence in answer(comparison))
+        + "</div>",
         "<h2>What this rests on</h2>",
         _list(details(comparison)),
         "<h2>Runs</h2>",
@@ -94,7 +104,9 @@ def _document(question: str, parts: list[str]) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         f'content="width=device-width, initial-scale=1"><title>{question}</title>'
-        f"<style>{STYLE}</style></head><body>\n<h1>{question}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
+        f"<style>{STYLE}</style></head><body>\n<h1>{question}</h1>\n"
+        + "\n".join(parts)
+        + "\n</body></html>\n"
     )
 
 

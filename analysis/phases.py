@@ -1,4 +1,5 @@
-"""What steps in bf16 before and after FP8 cost: as measured, and by the speeds of the published study's GPU."""
+"""What steps in bf16 before and after FP8 cost: as measured, and by the speeds of the published
+study's GPU."""
 
 from pathlib import Path
 
@@ -13,18 +14,24 @@ STUDY = "phases"
 
 
 def costs(comparison: Comparison) -> pd.DataFrame:
-    """One row a recipe, means over its completed runs; times as shares of the opponent's (see `Comparison.opponent`).
+    """One row a recipe, means over its completed runs; times as shares of the opponent's (see
+    `Comparison.opponent`).
 
-    Columns: share of the steps in FP8; wall time with and without warm-up; seconds that torch.compile took of the
-    switching steps, which the wall time contains; time at the published steady tokens/s of one GH200, with each step
-    at that of its precision (an estimate: it has neither warm-up nor switches).
+    Columns: share of the steps in FP8; wall time with and without warm-up; seconds that
+    torch.compile took of the switching steps, which the wall time contains; time at the published
+    steady tokens/s of one GH200, with each step at that of its precision (an estimate: it has
+    neither warm-up nor switches).
     """
     runs, rows = comparison.frames.runs, {}
     for recipe in comparison.recipes:
         of_recipe = completed(runs, runs, recipe)
         share = float(of_recipe["fp8_share_of_steps"].mean())
         timings = [read_json(file) for path in of_recipe["path"] for file in _timings(Path(path))]
-        compiled = [switch["compile_s"] for timing in timings for switch in timing.get("switches", {}).values()]
+        compiled = [
+            switch["compile_s"]
+            for timing in timings
+            for switch in timing.get("switches", {}).values()
+        ]
         rows[recipe] = {
             "steps in FP8": share,
             "wall time": of_recipe["wall_s"].mean(),
@@ -43,4 +50,6 @@ def _timings(run: Path) -> list[Path]:
     return [run / "timing.json", *run.glob("attempt*/timing.json")]
 
 
-_GH200 = TOKENS_PER_S["baseline_compiled"] / TOKENS_PER_S["tensorwise_fp8_compiled"]  # a step's time, of bf16's
+_GH200 = (
+    TOKENS_PER_S["baseline_compiled"] / TOKENS_PER_S["tensorwise_fp8_compiled"]
+)  # a step's time, of bf16's

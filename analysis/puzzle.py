@@ -1,6 +1,8 @@
-"""The one-GPU puzzle: which parameters the optimizer of each run owned, and whose loss each run's loss follows.
+"""The one-GPU puzzle: which parameters the optimizer of each run owned, and whose loss each run's
+loss follows.
 
-A recipe whose optimizer owns every parameter should follow the baseline, one with orphans the run that has them frozen.
+A recipe whose optimizer owns every parameter should follow the baseline, one with orphans the run
+that has them frozen.
 """
 
 from pathlib import Path
@@ -18,7 +20,8 @@ NEAR = 0.1  # a loss follows a reference if it is nearer to it than this part of
 
 
 def ownership(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row a recipe: what the proof of its first completed run says of parameter tensors (numbers, or names).
+    """One row a recipe: what the proof of its first completed run says of parameter tensors
+    (numbers, or names).
 
     And owned: the optimizer's share of all elements.
     """
@@ -36,7 +39,8 @@ def counts(owned: pd.DataFrame) -> pd.DataFrame:
 
 
 def nearest(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str) -> tuple[Verdict, Verdict] | None:
-    """The verdict on the reference whose final loss `recipe` follows, and that on the other; None if on neither."""
+    """The verdict on the reference whose final loss `recipe` follows, and that on the other; None
+    if on neither."""
     verdicts = (verdict(runs, steps, recipe, reference) for reference in (BASELINE, FROZEN))
     near, far = sorted(verdicts, key=lambda against: abs(against.difference))
     return (near, far) if abs(near.difference) < NEAR * abs(far.difference) else None
@@ -49,7 +53,9 @@ def conclusion(runs: pd.DataFrame, steps: pd.DataFrame) -> list[str]:
         return [f"No answer: it needs a completed run of {' and of '.join(missing)}."]
     for recipe in owned.index.drop([BASELINE, FROZEN]):
         pair = nearest(runs, steps, recipe)
-        explained &= pair is not None and pair[0].baseline == (FROZEN if owned["orphans"][recipe] else BASELINE)
+        explained &= pair is not None and pair[0].baseline == (
+            FROZEN if owned["orphans"][recipe] else BASELINE
+        )
         facts += _facts(recipe, pair)
     orphans = [names for names in owned["orphans"] if names]
     if not explained or orphans != [owned["frozen"][FROZEN]]:

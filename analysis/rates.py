@@ -1,10 +1,12 @@
-"""How fast, and from when on it pays: rates, their ratio, break-even. Takes the frames of analysis.load.
+"""How fast, and from when on it pays: rates, their ratio, break-even. Takes the frames of
+analysis.load.
 
-Processes of one recipe differ in speed from start to start, which cannot be seen within one of them. An interval
-therefore comes from several runs, or there is none. The rate of a run is that of its mean step, because the mean adds
-up to the wall time; the median leaves slow steps out.
+Processes of one recipe differ in speed from start to start, which cannot be seen within one of
+them. An interval therefore comes from several runs, or there is none. The rate of a run is that of
+its mean step, because the mean adds up to the wall time; the median leaves slow steps out.
 
-A recipe is looked up by its name in `runs`, and only its completed runs count. Pass the runs of one study.
+A recipe is looked up by its name in `runs`, and only its completed runs count. Pass the runs of one
+study.
 """
 
 import math
@@ -31,7 +33,8 @@ def completed(runs: pd.DataFrame, frame: pd.DataFrame, recipe: str) -> pd.DataFr
 
 
 def students(*samples: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
-    """Mean of one sample, or the difference of two samples' means, and half the width of its interval.
+    """Mean of one sample, or the difference of two samples' means, and half the width of its
+    interval.
 
     Args:
         samples: one or two arrays (runs, ...). Student's t interval of one, Welch's of two.
@@ -45,14 +48,17 @@ def students(*samples: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np
     errors = [sample.var(axis=0, ddof=1) / len(sample) for sample in samples]
     total = sum(errors)
     with np.errstate(invalid="ignore", divide="ignore"):
-        freedom = total**2 / sum(error**2 / (len(s) - 1) for error, s in zip(errors, samples, strict=True))
+        freedom = total**2 / sum(
+            error**2 / (len(s) - 1) for error, s in zip(errors, samples, strict=True)
+        )
         half = stats.t.ppf((1 + level) / 2, freedom) * np.sqrt(total)
     return centre, np.where(total > 0, half, 0.0)
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Steady tokens/s of a recipe over all devices; NaN where no run has `MIN_STEADY` steady steps."""
+    """Steady tokens/s of a recipe over all devices; NaN where no run has `MIN_STEADY` steady
+    steps."""
 
     mean: float  # by each run's mean step time; of several runs the geometric mean
     median: float  # the same by the median step time
@@ -78,12 +84,18 @@ def rate_of(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str) -> Rate:
 
 
 def by_clock(runs: pd.DataFrame, windows: pd.DataFrame, recipe: str) -> float:
-    """Tokens/s of `recipe` by the clock over all its steps after the first ten, steady or not, timed or not.
+    """Tokens/s of `recipe` by the clock over all its steps after the first ten, steady or not,
+    timed or not.
 
-    NaN where no run has enough of them. Resumed runs are left out, since their clock also has what was done again.
+    NaN where no run has enough of them. Resumed runs are left out, since their clock also has what
+    was done again.
     """
     chosen = runs[runs["attempt"].fillna(1) <= 1]
-    rows = completed(chosen, windows, recipe).dropna(subset="elapsed_s").query(f"step >= {NOT_STEADY_STEPS}")
+    rows = (
+        completed(chosen, windows, recipe)
+        .dropna(subset="elapsed_s")
+        .query(f"step >= {NOT_STEADY_STEPS}")
+    )
     ends = rows.sort_values("step").groupby("run")[["step", "elapsed_s"]].agg(["first", "last"])
     count, seconds = ((ends[name, "last"] - ends[name, "first"]) for name in ("step", "elapsed_s"))
     tokens = completed(runs, runs, recipe)["tokens_per_step"].median()
@@ -100,8 +112,9 @@ class SpeedUp:
     low: float  # 95 % interval of `ratio` (Welch's, of the logarithms); NaN where one of the two has a single run
     high: float
     runs: int  # of the recipe with fewer
-    # Runs of each recipe with which the ratio that was seen would be told from 1 in 80 % of studies, by the spread that
-    # was seen; None where the interval tells already, or where it would take more than 100.
+    # Runs of each recipe with which the ratio that was seen would be told from 1 in 80 % of
+    # studies, by the spread that was seen; None where the interval tells already, or where it would
+    # take more than 100.
     needed: int | None
 
     @property
@@ -131,7 +144,8 @@ def speed_up(a: Rate, b: Rate) -> SpeedUp:
 
 
 def _needed(difference: float, logs: list[np.ndarray]) -> int | None:
-    """See `SpeedUp.needed`; the power of a two-sided t-test of two samples, from the noncentral t distribution."""
+    """See `SpeedUp.needed`; the power of a two-sided t-test of two samples, from the noncentral t
+    distribution."""
     count = np.arange(2, MOST_NEEDED + 1)
     freedom, error = 2 * (count - 1), np.sqrt(sum(log.var(ddof=1) for log in logs) / count)
     power = stats.nct.sf(stats.t.ppf((1 + LEVEL) / 2, freedom), freedom, difference / error)
@@ -146,15 +160,18 @@ NEVER, UNKNOWN, UNCLEAR, NO_COMMON_STEP = "never", "too short", "cannot tell", "
 class BreakEven:
     """Whether and when recipe A has taken less wall time than recipe B in total, warm-up included.
 
-    Outcomes: ahead AHEAD; FROM a step on; UNTIL a step, and behind after it. NEVER: behind at the end and no faster per
-    step; and, where A is behind at the end: UNKNOWN, as the runs are too short for a rate, or UNCLEAR, as the runs
-    cannot tell which is faster per step. NO_COMMON_STEP: the logs cannot be compared.
+    Outcomes: ahead AHEAD; FROM a step on; UNTIL a step, and behind after it. NEVER: behind at the
+    end and no faster per step; and, where A is behind at the end: UNKNOWN, as the runs are too
+    short for a rate, or UNCLEAR, as the runs cannot tell which is faster per step. NO_COMMON_STEP:
+    the logs cannot be compared.
     """
 
     a: str
     b: str
     outcome: str
-    step: int | None = None  # 0 with AHEAD; the first whole step at which A is ahead with FROM, the last with UNTIL
+    step: int | None = (
+        None  # 0 with AHEAD; the first whole step at which A is ahead with FROM, the last with UNTIL
+    )
     low: float | None = None  # 95 % interval of `step` with several runs of both
     high: float | None = None  # infinite where A may never be
     beyond: bool = False  # whether `step` is beyond the runs, from lines that go on at the mean time of a steady step
@@ -164,14 +181,22 @@ class BreakEven:
     @property
     def word(self) -> str:
         """When A is ahead, for a table."""
-        return f"{self.outcome} {'about ' if self.beyond else ''}step {self.step:,}" if self.step else self.outcome
+        return (
+            f"{self.outcome} {'about ' if self.beyond else ''}step {self.step:,}"
+            if self.step
+            else self.outcome
+        )
 
     def sentence(self) -> str:
         """For people, with units."""
         if self.outcome == NO_COMMON_STEP:
             return f"The wall times of {self.a} and {self.b} cannot be compared: they have no timed step in common."
         if self.step is None:
-            verb = "never breaks even with" if self.outcome == NEVER else "may or may not break even with"
+            verb = (
+                "never breaks even with"
+                if self.outcome == NEVER
+                else "may or may not break even with"
+            )
             reason = {
                 NEVER: "is no faster per step",
                 UNKNOWN: f"the runs are too short to say which is faster per step (that takes {MIN_STEPS} steps)",
@@ -182,7 +207,9 @@ class BreakEven:
             return f"{self.a} is ahead of {self.b} from the start, warm-up included."
         facts = [self._interval()] if self.low is not None else []
         if self.outcome == FROM:
-            facts.append(f"{self.tokens / 1e6:,.3g} M tokens, {self.device_hours:,.3g} device-hours")
+            facts.append(
+                f"{self.tokens / 1e6:,.3g} M tokens, {self.device_hours:,.3g} device-hours"
+            )
         facts += ["beyond the end of these runs"] if self.beyond else []
         words = f" ({'; '.join(facts)})" if facts else ""
         if self.outcome == UNTIL:
@@ -192,16 +219,21 @@ class BreakEven:
     def _interval(self) -> str:
         first, last = ("not at all", "no end") if self.outcome == UNTIL else ("the start", "never")
         low = f"step {self.low:,.0f}" if self.low else first
-        return f"95 % interval: {low} to " + (last if math.isinf(self.high) else f"step {self.high:,.0f}")
+        return f"95 % interval: {low} to " + (
+            last if math.isinf(self.high) else f"step {self.high:,.0f}"
+        )
 
 
-def break_even(runs: pd.DataFrame, windows: pd.DataFrame, a: str, b: str, rates: dict[str, Rate]) -> BreakEven:
+def break_even(
+    runs: pd.DataFrame, windows: pd.DataFrame, a: str, b: str, rates: dict[str, Rate]
+) -> BreakEven:
     """From which step on, or until which, recipe `a` has cost less wall time than recipe `b`.
 
-    It is where the difference of the mean `elapsed_s` of both recipes' runs changes its sign for good. Within the runs
-    that is measured, between log windows on a straight line. Beyond them each run goes on at its mean seconds of a
-    steady step, unless several runs cannot tell which recipe is faster. The interval has the steps at which Welch's
-    t-test over the runs does not reject that both have cost the same.
+    It is where the difference of the mean `elapsed_s` of both recipes' runs changes its sign for
+    good. Within the runs that is measured, between log windows on a straight line. Beyond them each
+    run goes on at its mean seconds of a steady step, unless several runs cannot tell which recipe
+    is faster. The interval has the steps at which Welch's t-test over the runs does not reject that
+    both have cost the same.
     """
     steps = _common_steps(completed(runs, windows, a), completed(runs, windows, b))
     if not len(steps):
@@ -219,16 +251,24 @@ def break_even(runs: pd.DataFrame, windows: pd.DataFrame, a: str, b: str, rates:
     crossing, sign = (behind, -1) if outcome == UNTIL else (ahead, 1)
     ends = [_ahead_from(steps, sign * gap + side * half) for side in (-1, 1)]
     step, low, high = (_whole(x, outcome) for x in (crossing, *ends))
-    cost = np.interp(step, steps, spent_a.mean(axis=0)) * rows["world_size"].median() / 3600 if step else 0.0
+    cost = (
+        np.interp(step, steps, spent_a.mean(axis=0)) * rows["world_size"].median() / 3600
+        if step
+        else 0.0
+    )
     unknown = [None, None] if np.isnan(half).any() else [low, high]
     tokens = float(step * rows["tokens_per_step"].median())
     return BreakEven(a, b, outcome, int(step), *unknown, bool(step > last), tokens, float(cost))
 
 
-def spent(runs: pd.DataFrame, windows: pd.DataFrame, recipe: str, rate: Rate, steps: np.ndarray) -> np.ndarray:
-    """Wall seconds (runs, steps) that the completed runs of `recipe` had taken by `steps`, warm-up included.
+def spent(
+    runs: pd.DataFrame, windows: pd.DataFrame, recipe: str, rate: Rate, steps: np.ndarray
+) -> np.ndarray:
+    """Wall seconds (runs, steps) that the completed runs of `recipe` had taken by `steps`, warm-up
+    included.
 
-    Beyond its log a run goes on at its mean seconds of a steady step (the recipe's, where it has no rate of its own).
+    Beyond its log a run goes on at its mean seconds of a steady step (the recipe's, where it has no
+    rate of its own).
     """
     tokens, lines = completed(runs, runs, recipe)["tokens_per_step"].median(), []
     rows = completed(runs, windows, recipe).dropna(subset="elapsed_s").sort_values("step")
@@ -259,7 +299,8 @@ def _ahead_from(steps: np.ndarray, gap: np.ndarray) -> float:
 
 
 def _common_steps(*recipes: pd.DataFrame) -> np.ndarray:
-    """The logged steps that all runs in these windows cover; none where one of the recipes has no wall times."""
+    """The logged steps that all runs in these windows cover; none where one of the recipes has no
+    wall times."""
     windows = pd.concat(recipes).dropna(subset="elapsed_s")
     if windows["recipe"].nunique() < len(recipes):
         return np.empty(0)

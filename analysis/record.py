@@ -1,4 +1,5 @@
-"""A run as it was recorded, whichever program wrote it, and the row of the final table that is made from it."""
+"""A run as it was recorded, whichever program wrote it, and the row of the final table that is made
+from it."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,8 @@ class LayoutError(ValueError):
 
 
 def printable(text):
-    """`text` with control characters and lone surrogates escaped, so that a name stays one; other types as they are."""
+    """`text` with control characters and lone surrogates escaped, so that a name stays one; other
+    types as they are."""
     if not isinstance(text, str) or text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -42,7 +44,8 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 
 def _in(*path: str):
-    """A fact that a run directory has in this file, under this key of this section; None where it is not there."""
+    """A fact that a run directory has in this file, under this key of this section; None where it
+    is not there."""
     return Field(None, validation_alias=AliasPath(*path))
 
 
@@ -60,11 +63,14 @@ class Precision(TypedDict):
 
 
 class Facts(BaseModel):
-    """What is recorded of a run: columns of the final table. None is unknown; times in seconds, shares of 1."""
+    """What is recorded of a run: columns of the final table. None is unknown; times in seconds,
+    shares of 1."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, populate_by_name=True)
 
-    recipe: Annotated[str, BeforeValidator(printable), Field(pattern=r"\S")] = _in("manifest.json", "recipe")
+    recipe: Annotated[str, BeforeValidator(printable), Field(pattern=r"\S")] = _in(
+        "manifest.json", "recipe"
+    )
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = _in("manifest.json", "seed")
     status: Annotated[str, BeforeValidator(printable)] = _in("manifest.json", "status")
     error: Text = _in("manifest.json", "error")
@@ -72,7 +78,9 @@ class Facts(BaseModel):
     start: Text = _in("manifest.json", "start")  # ISO 8601
     steps_asked: Steps = _in("manifest.json", "steps")
     steps_planned: Count = None  # what it was asked for before it was cut, see `equally_long`
-    study_budget_s: float | None = _in("manifest.json", "study_budget_s")  # of the study that it was part of
+    study_budget_s: float | None = _in(
+        "manifest.json", "study_budget_s"
+    )  # of the study that it was part of
     overlays: list[Text] | None = _in("manifest.json", "overlays")
     flavor: Text = _in("manifest.json", "flavor")
     float8: Text = _in("manifest.json", "float8")
@@ -81,7 +89,9 @@ class Facts(BaseModel):
     flops_per_token: Positive | None = _in("manifest.json", "flops_per_token")
     seq_len: Annotated[Count, Field(gt=0)] = _in("recipe.yaml", "training", "seq_len")
     dataset: Text = _in("recipe.yaml", "training", "dataset")
-    data: Text = _in("manifest.json", "data")  # the corpus as it was tokenized, with a digest of its content
+    data: Text = _in(
+        "manifest.json", "data"
+    )  # the corpus as it was tokenized, with a digest of its content
     device: Text = _in("manifest.json", "hardware", "name")
     device_type: Text = _in("manifest.json", "hardware", "type")
     world_size: Annotated[Count, Field(gt=0)] = _in("manifest.json", "world_size")
@@ -96,22 +106,37 @@ class Facts(BaseModel):
     torch: Text = _in("manifest.json", "packages", "torch")
     torchao: Text = _in("manifest.json", "packages", "torchao")
     torchtitan: Text = _in("manifest.json", "packages", "torchtitan")
-    # From the start of the process to the end of the first and of the last step; summed over a resumed run's attempts.
+    # From the start of the process to the end of the first and of the last step; summed over a
+    # resumed run's attempts.
     warm_up_s: float | None = _in("timing.json", "warm_up_s")
     wall_s: float | None = None
-    phases: dict[str, float] | None = _in("timing.json", "phases")  # of the warm-up, of the last attempt
+    phases: dict[str, float] | None = _in(
+        "timing.json", "phases"
+    )  # of the warm-up, of the last attempt
     compile_cache: Text = _in("timing.json", "compile_cache")
     # Of the linear layers' FLOPs, as profiled.
-    fp8_share: Annotated[float | None, Field(ge=0, le=1)] = _in("proof.json", "fp8_share_of_matmul_flops")
-    precisions: dict[Digits, Precision] | None = _in("proof.json", "phases")  # by the first step of each phase
+    fp8_share: Annotated[float | None, Field(ge=0, le=1)] = _in(
+        "proof.json", "fp8_share_of_matmul_flops"
+    )
+    precisions: dict[Digits, Precision] | None = _in(
+        "proof.json", "phases"
+    )  # by the first step of each phase
     fp8_emulated: bool | None = _in("proof.json", "emulated")
-    fp8_product: Text = _in("manifest.json", "fp8_product", "why")  # how FP8 matrices were multiplied, and why so
+    fp8_product: Text = _in(
+        "manifest.json", "fp8_product", "why"
+    )  # how FP8 matrices were multiplied, and why so
     fp8_flops: float | None = _in("proof.json", "fp8_flops")  # per step of one device
-    fp8_flops_expected: float | None = _in("proof.json", "fp8_flops_expected")  # without what is computed twice
+    fp8_flops_expected: float | None = _in(
+        "proof.json", "fp8_flops_expected"
+    )  # without what is computed twice
     attention: Text = _in("proof.json", "attention")  # whose kernels computed it
-    gathered_bytes: Count = _in("proof.json", "collectives", "gathered_bytes")  # of weights in a step; of several ranks
+    gathered_bytes: Count = _in(
+        "proof.json", "collectives", "gathered_bytes"
+    )  # of weights in a step; of several ranks
     reduced_bytes: Count = _in("proof.json", "collectives", "reduced_bytes")  # of gradients
-    orphans: list | None = _in("proof.json", "parameters", "orphans")  # trainable, but in no optimizer, as asked
+    orphans: list | None = _in(
+        "proof.json", "parameters", "orphans"
+    )  # trainable, but in no optimizer, as asked
 
 
 @dataclass(frozen=True)
@@ -138,13 +163,15 @@ class Run:
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Over all devices, padding included; a whole number but for the rounding of logged times."""
+        """Over all devices, padding included; a whole number but for the rounding of logged
+        times."""
         counts = np.fromiter(map(len, self.windows["step_s"]), dtype=int)
         tokens = _finite(self.windows["tokens_per_s"] * durations(self.windows) / counts)
         return float(tokens[0]) if len(tokens) else None
 
     def row(self) -> dict[str, Any]:
-        """The run's row of the final table: what is recorded, and what follows from its windows; see `Frames`."""
+        """The run's row of the final table: what is recorded, and what follows from its windows;
+        see `Frames`."""
         facts, tokens = self.facts, self.tokens_per_step
         memory, mfu = (_finite(self.windows[name]) for name in ("peak_memory_bytes", "mfu_logged"))
         changes = f" and changes {crc32(repr(facts.diff).encode()):08x}" if facts.diff else ""
@@ -156,7 +183,9 @@ class Run:
             "orphans": None if facts.orphans is None else len(facts.orphans),
             "steps": self.steps,
             "final_loss": self.final_loss(),
-            "wall_s_without_warm_up": facts.wall_s - facts.warm_up_s if facts.wall_s and facts.warm_up_s else None,
+            "wall_s_without_warm_up": facts.wall_s - facts.warm_up_s
+            if facts.wall_s and facts.warm_up_s
+            else None,
             "peak_memory_bytes": int(memory.max()) if len(memory) else None,
             "mfu_logged": float(np.median(mfu)) if len(mfu) else None,
             "tokens_per_step": tokens,
@@ -168,16 +197,23 @@ class Run:
 
     @property
     def _fp8_steps(self) -> float:
-        """The share of its steps, as far as it came, that are in FP8: all, where nothing is recorded of phases."""
-        phases = sorted((int(first), phase["in_fp8"]) for first, phase in (self.facts.precisions or {}).items())
+        """The share of its steps, as far as it came, that are in FP8: all, where nothing is
+        recorded of phases."""
+        phases = sorted(
+            (int(first), phase["in_fp8"]) for first, phase in (self.facts.precisions or {}).items()
+        )
         if not phases or not self.steps:
             return 1.0
         ends = [first for first, _ in phases[1:]] + [self.steps + 1]
-        spans = ((min(end, self.steps + 1) - first, on) for (first, on), end in zip(phases, ends, strict=True))
+        spans = (
+            (min(end, self.steps + 1) - first, on)
+            for (first, on), end in zip(phases, ends, strict=True)
+        )
         return sum(max(0, length) for length, on in spans if on) / self.steps
 
     def final_loss(self) -> float | None:
-        """Mean over the last tenth of the steps, as far as they were logged; None where one is not finite."""
+        """Mean over the last tenth of the steps, as far as they were logged; None where one is not
+        finite."""
         first = final_from(self.steps)
         windows = take(self.windows, self.windows["step"] >= first)
         steps = per_step(windows)
@@ -185,19 +221,26 @@ class Run:
         return float(losses.mean()) if len(losses) and losses_finite(windows).all() else None
 
     def _rates(self, tokens: float) -> dict[str, float]:
-        """Steady rates, and the MFUs that follow from the median; NaN where unknown, as with fewer than two steps."""
+        """Steady rates, and the MFUs that follow from the median; NaN where unknown, as with fewer
+        than two steps."""
         steps = per_step(self.windows)
         seconds, waits = steps["seconds"][steps["steady"]], steps["data_wait_s"][steps["steady"]]
         if len(seconds) < 2:
             seconds = waits = np.array([math.nan])
         median = tokens / np.median(seconds)
         in_window = np.nan_to_num(durations(self.windows))
-        all_tokens, valid = (self.windows[name] @ in_window for name in ("tokens_per_s", "valid_tokens_per_s"))
+        all_tokens, valid = (
+            self.windows[name] @ in_window for name in ("tokens_per_s", "valid_tokens_per_s")
+        )
         facts = self.facts
-        flops, bf16, fp8 = (x or math.nan for x in (facts.flops_per_token, facts.peak_bf16, facts.peak_fp8))
+        flops, bf16, fp8 = (
+            x or math.nan for x in (facts.flops_per_token, facts.peak_bf16, facts.peak_fp8)
+        )
         per_device = median / (facts.world_size or math.nan)
         fp8_flops = math.nan if facts.fp8_flops is None else facts.fp8_flops
-        useful = min(fp8_flops, facts.fp8_flops_expected or math.inf)  # not what is computed twice; NaN if the first is
+        useful = min(
+            fp8_flops, facts.fp8_flops_expected or math.inf
+        )  # not what is computed twice; NaN if the first is
         in_fp8 = useful * self._fp8_steps * (facts.world_size or math.nan) / tokens
         return {
             "tokens_per_s": median,
@@ -216,22 +259,28 @@ class Run:
 
 
 def final_from(last: int) -> int:
-    """The first step of the last tenth of `last` steps (of fewer than ten the last): the final loss is their mean.
+    """The first step of the last tenth of `last` steps (of fewer than ten the last): the final loss
+    is their mean.
 
-    A share of the run, whatever its length and however often it logs, that is long enough to average batches out and
-    short enough to be its end.
+    A share of the run, whatever its length and however often it logs, that is long enough to
+    average batches out and short enough to be its end.
     """
     return last - max(1, last // 10) + 1
 
 
 def equally_long(runs: list[Run]) -> list[Run]:
-    """`runs`, with those that a study's time budget has stopped cut to the steps that all of these made.
+    """`runs`, with those that a study's time budget has stopped cut to the steps that all of these
+    made.
 
-    They then count as completed, at the end of a log window that all of them have. Runs of the study that did complete
-    are cut as well.
+    They then count as completed, at the end of a log window that all of them have. Runs of the
+    study that did complete are cut as well.
     """
     stopped = ("completed", "interrupted")
-    within = [run for run in runs if run.facts.study_budget_s and run.facts.status in stopped and run.steps]
+    within = [
+        run
+        for run in runs
+        if run.facts.study_budget_s and run.facts.status in stopped and run.steps
+    ]
     if all(run.facts.status == "completed" for run in within):
         return runs
     shared = set.intersection(*(set(run.windows["step"].tolist()) for run in within))
@@ -241,15 +290,21 @@ def equally_long(runs: list[Run]) -> list[Run]:
 
 def _cut(run: Run, last: int) -> Run:
     windows = take(run.windows, run.windows["step"] <= last)
-    ends = {"wall_s": known(windows["elapsed_s"][-1]), "status": "completed", "error": None, "steps_asked": last}
+    ends = {
+        "wall_s": known(windows["elapsed_s"][-1]),
+        "status": "completed",
+        "error": None,
+        "steps_asked": last,
+    }
     return replace(run, windows=windows).changed(**ends, steps_planned=run.facts.steps_asked)
 
 
 def with_verdict(run: Run) -> Run:
-    """The run with its status by what its log shows, and a problem for each reason to doubt its figures.
+    """The run with its status by what its log shows, and a problem for each reason to doubt its
+    figures.
 
-    `completed` becomes `diverged` where the loss is not finite in the last tenth of the steps, and `short` where the
-    log, or what it says of the loss, ends before the last step.
+    `completed` becomes `diverged` where the loss is not finite in the last tenth of the steps, and
+    `short` where the log, or what it says of the loss, ends before the last step.
     """
     status, where = run.facts.status, f"at step {run.steps} of {run.facts.steps_asked}"
     sentences = flaws(run.windows)
@@ -269,5 +324,9 @@ def with_verdict(run: Run) -> Run:
         sentences.append(f"short, its log ends {where}, so it is not averaged with others")
     elif run.final_loss() is None:
         status = "short"
-        sentences.append("short, its log has no loss in the last tenth of its steps, so it is not averaged with others")
-    return replace(run.changed(status=status), problems=run.problems + [f"{run.path}: {s}" for s in sentences])
+        sentences.append(
+            "short, its log has no loss in the last tenth of its steps, so it is not averaged with others"
+        )
+    return replace(
+        run.changed(status=status), problems=run.problems + [f"{run.path}: {s}" for s in sentences]
+    )

@@ -1,4 +1,5 @@
-"""A sweep: the comparison within each of its cells, and how the cells scale with the number of GPUs."""
+"""A sweep: the comparison within each of its cells, and how the cells scale with the number of
+GPUs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,15 +17,21 @@ STUDY = "sweep"
 QUESTION = "Where is FP8 faster than bf16, and by how much?"
 CELL = "cell.json"  # in a cell's folder: its value on each axis, the estimate of its memory, and why it cannot run
 PROCESSES = "processes"
-ALIKE = ("device", "torch", "torchao")  # where cells differ in one of these, their speeds do not compare
+ALIKE = (
+    "device",
+    "torch",
+    "torchao",
+)  # where cells differ in one of these, their speeds do not compare
 
 
 @dataclass(frozen=True)
 class Row:
-    """A recipe in a cell: means over its completed runs, None where there is none; rates over all its GPUs.
+    """A recipe in a cell: means over its completed runs, None where there is none; rates over all
+    its GPUs.
 
-    Bytes are a GPU's. `needed` and `available` are the estimate and the memory that there was when the sweep began.
-    `efficiency` is the speed-up over one process divided by the number of processes.
+    Bytes are a GPU's. `needed` and `available` are the estimate and the memory that there was when
+    the sweep began. `efficiency` is the speed-up over one process divided by the number of
+    processes.
     """
 
     cell: str
@@ -61,31 +68,57 @@ def is_sweep(path: Path) -> bool:
 
 def read(folder: Path) -> Sweep:
     """The sweep in a folder. Raises `LoadError` where no cell is recorded."""
-    plan, found = _plan(folder), {path.parent: read_json(path) for path in sorted(folder.glob(f"*/{CELL}"))}
+    plan, found = (
+        _plan(folder),
+        {path.parent: read_json(path) for path in sorted(folder.glob(f"*/{CELL}"))},
+    )
     axes = dict(_flat(plan["axes"]))
-    records = {cell: record | {"values": values} for cell, record in found.items() if (values := _values(record, axes))}
+    records = {
+        cell: record | {"values": values}
+        for cell, record in found.items()
+        if (values := _values(record, axes))
+    }
     if not records:
-        raise LoadError(f"{folder}: has a sweep's study.yaml and no cell of it: start it again with experiments.study")
+        raise LoadError(
+            f"{folder}: has a sweep's study.yaml and no cell of it: start it again with experiments.study"
+        )
     others = [cell.name for cell in found if cell not in records]
-    problems = [f"{name}: left out, its {CELL} is damaged or of other axes than study.yaml's" for name in others]
-    cells = sorted(records, key=lambda cell: [axes[key].index(value) for key, value in records[cell]["values"].items()])
+    problems = [
+        f"{name}: left out, its {CELL} is damaged or of other axes than study.yaml's"
+        for name in others
+    ]
+    cells = sorted(
+        records,
+        key=lambda cell: [axes[key].index(value) for key, value in records[cell]["values"].items()],
+    )
     compared = {cell: _compared(cell, problems) for cell in cells}
     opponent = COMPILED if COMPILED in plan["recipes"] else plan["baseline"]
-    rows = [row for cell in cells for row in _rows(cell, records[cell], compared[cell], plan, opponent)]
-    notes = _notes([c for c in compared.values() if c], opponent) + [f"Note: {problem}" for problem in problems]
+    rows = [
+        row for cell in cells for row in _rows(cell, records[cell], compared[cell], plan, opponent)
+    ]
+    notes = _notes([c for c in compared.values() if c], opponent) + [
+        f"Note: {problem}" for problem in problems
+    ]
     return Sweep(opponent, axes, list(_with_efficiency(rows)), notes)
 
 
 def _flat(axes: dict, prefix: str = "") -> Iterator[tuple[str, list]]:
     """(key.path, values) of each axis."""
     for key, values in axes.items():
-        yield from _flat(values, f"{key}.") if isinstance(values, dict) else [(prefix + key, values)]
+        yield from (
+            _flat(values, f"{key}.") if isinstance(values, dict) else [(prefix + key, values)]
+        )
 
 
 def _values(record: dict, axes: dict[str, list]) -> dict | None:
-    """A cell's value on each axis, in the order of the axes; None where it has no value of theirs."""
+    """A cell's value on each axis, in the order of the axes; None where it has no value of
+    theirs."""
     values = record.get("values")
-    if not isinstance(values, dict) or values.keys() != axes.keys() or any(values[k] not in axes[k] for k in axes):
+    if (
+        not isinstance(values, dict)
+        or values.keys() != axes.keys()
+        or any(values[k] not in axes[k] for k in axes)
+    ):
         return None
     return {key: values[key] for key in axes}
 
@@ -110,8 +143,14 @@ def _compared(cell: Path, problems: list[str]) -> Comparison | None:
         return None
 
 
-def _rows(cell: Path, record: dict, comparison: Comparison | None, plan: dict, opponent: str) -> Iterator[Row]:
-    means = dict((mean["recipe"], mean) for mean, _ in by_recipe(rows_of(comparison))) if comparison else {}
+def _rows(
+    cell: Path, record: dict, comparison: Comparison | None, plan: dict, opponent: str
+) -> Iterator[Row]:
+    means = (
+        dict((mean["recipe"], mean) for mean, _ in by_recipe(rows_of(comparison)))
+        if comparison
+        else {}
+    )
     asked = len(plan["seeds"])
     for recipe in plan["recipes"]:
         facts = (cell.name, record["values"], recipe)
@@ -124,7 +163,11 @@ def _rows(cell: Path, record: dict, comparison: Comparison | None, plan: dict, o
             yield Row(*facts, record["obstacle"] or state, **memory)
             continue
         mean = means[recipe]
-        cut = [f"cut to {mean['steps']:.0f} of {mean['steps_planned']:.0f} steps"] if mean["steps_planned"] else []
+        cut = (
+            [f"cut to {mean['steps']:.0f} of {mean['steps_planned']:.0f} steps"]
+            if mean["steps_planned"]
+            else []
+        )
         state = ", ".join([f"{done} of {asked} run{'s' * (asked > 1)}", *diverged, *cut])
         yield Row(*facts, state, **memory, rate=comparison.rates[recipe],
                   over_bf16=comparison.speed_ups.get((recipe, opponent)), mfu=mean["mfu_bf16_peak"],
@@ -138,14 +181,18 @@ def _with_efficiency(rows: list[Row]) -> Iterator[Row]:
     alone = {twin(row): row.rate for row in rows if row.processes == 1 and row.rate}
     for row in rows:
         if row.rate and row.processes > 1 and twin(row) in alone:
-            yield replace(row, efficiency=_shared(speed_up(row.rate, alone[twin(row)]), row.processes))
+            yield replace(
+                row, efficiency=_shared(speed_up(row.rate, alone[twin(row)]), row.processes)
+            )
         else:
             yield row
 
 
 def _shared(gain: SpeedUp, processes: int) -> SpeedUp:
     """Of each process its part in a speed-up over one."""
-    ratios = {name: getattr(gain, name) / processes for name in ("ratio", "by_median", "low", "high")}
+    ratios = {
+        name: getattr(gain, name) / processes for name in ("ratio", "by_median", "low", "high")
+    }
     return replace(gain, **ratios, needed=None)
 
 
@@ -157,17 +204,30 @@ def _notes(cells: list[Comparison], opponent: str) -> list[str]:
     ]
     runs = [run for cell in cells for run in cell.frames.runs.to_dict("records")]
     if runs and all(run["device_type"] == "cpu" for run in runs):
-        lines.append("These are CPUs: processes share the cores, so neither speed-up nor efficiency says how GPUs do.")
+        lines.append(
+            "These are CPUs: processes share the cores, so neither speed-up nor efficiency says how GPUs do."
+        )
     for column in ALIKE:
         if len(kinds := {str(run[column]) for run in runs if known(run[column]) is not None}) > 1:
-            lines.append(f"The cells differ in {column} ({', '.join(sorted(kinds))}), so they do not compare in speed.")
+            lines.append(
+                f"The cells differ in {column} ({', '.join(sorted(kinds))}), so they do not compare in speed."
+            )
     return lines + [f"Note: {problem}" for cell in cells for problem in cell.frames.problems]
 
 
 def matrix(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
     """(names of the columns, a line a cell and recipe)."""
     names = [key.rpartition(".")[2] for key in sweep.axes]
-    columns = ["recipe", *names, "tokens/s", "over bf16", "MFU", "memory GiB", "efficiency", "state"]
+    columns = [
+        "recipe",
+        *names,
+        "tokens/s",
+        "over bf16",
+        "MFU",
+        "memory GiB",
+        "efficiency",
+        "state",
+    ]
     return columns, [
         [row.recipe, *(f"{value:,}" if isinstance(value, int) else value for value in row.values.values()),
          *cells(row, sweep.opponent).values(), row.state]
@@ -180,9 +240,15 @@ def cells(row: Row, opponent: str) -> dict[str, str]:
     ran = row.rate is not None
     return {
         "tokens/s": "-" if not ran else f"{row.rate.mean:,.0f}" if row.rate.runs else "too short",
-        "over bf16": row.over_bf16.word if row.over_bf16 else "1" if ran and row.recipe == opponent else "-",
+        "over bf16": row.over_bf16.word
+        if row.over_bf16
+        else "1"
+        if ran and row.recipe == opponent
+        else "-",
         "MFU": "-" if row.mfu is None else f"{row.mfu:.1%}",
-        "memory GiB": f"{row.memory / 2**30:.1f}" if row.memory else f"about {row.needed / 2**30:.1f}",
+        "memory GiB": f"{row.memory / 2**30:.1f}"
+        if row.memory
+        else f"about {row.needed / 2**30:.1f}",
         "efficiency": row.efficiency.word if row.efficiency else "-",
     }
 
@@ -201,5 +267,7 @@ def values(row: Row) -> dict[str, float | None]:
 def plain(row: Row) -> dict:
     """For JSON."""
     rate = row.rate and vars(row.rate) | {"by_run": dict(row.rate.by_run)}
-    ratios = {name: (gain := getattr(row, name)) and vars(gain) for name in ("over_bf16", "efficiency")}
+    ratios = {
+        name: (gain := getattr(row, name)) and vars(gain) for name in ("over_bf16", "efficiency")
+    }
     return vars(row) | {"rate": rate} | ratios

@@ -1,4 +1,5 @@
-"""What terminal, page and README share: the matrix of recipes, the table of runs, what was trained, and notes."""
+"""What terminal, page and README share: the matrix of recipes, the table of runs, what was trained,
+and notes."""
 
 import math
 from itertools import groupby
@@ -14,7 +15,8 @@ COLUMNS = ("final\nloss", "tokens/s", "IQR", "MFU", "warm-up\ns", "wall\ns", "af
            "memory\nGiB", "status")  # fmt: skip
 _AVERAGED = ["final_loss", "tokens_per_s", "tokens_per_s_q1", "tokens_per_s_q3", "mfu_bf16_peak", "warm_up_s", "wall_s",
              "wall_s_without_warm_up", "fp8_share", "peak_memory_bytes"]  # fmt: skip
-# What may differ between runs that are compared, and could explain a part of a difference: column to its name.
+# What may differ between runs that are compared, and could explain a part of a difference: column
+# to its name.
 _NAMED = {
     "device": "device",  # refused where two are known
     "torch": "torch",
@@ -29,7 +31,8 @@ _NAMED = {
 
 
 def matrix(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """(names of the columns, a line a recipe): its speed, when it pays back, its loss, and the proof of FP8."""
+    """(names of the columns, a line a recipe): its speed, when it pays back, its loss, and the
+    proof of FP8."""
     step = max((v.step for v in comparison.verdicts.values()), default=0)
     loss = f"loss after {step:,} steps" if step else "loss"
     opponent = "compiled bf16" if comparison.opponent == COMPILED else comparison.opponent
@@ -38,10 +41,14 @@ def matrix(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     for recipe in in_order([*comparison.recipes, *comparison.diverged, *comparison.bf16_diverged]):
         rate, pair = comparison.rates.get(recipe), (recipe, comparison.opponent)
         gain, paid = comparison.speed_ups.get(pair), comparison.break_evens.get(pair)
-        speed = "-" if rate is None else "too short" if math.isnan(rate.mean) else f"{rate.mean:,.0f}"
+        speed = (
+            "-" if rate is None else "too short" if math.isnan(rate.mean) else f"{rate.mean:,.0f}"
+        )
         ratio = gain.word if gain else "1" if recipe == comparison.opponent else "-"
         pays = paid.word if paid else "-"
-        lines.append([recipe, speed, ratio, pays, _loss(comparison, recipe), _proof(comparison, recipe)])
+        lines.append(
+            [recipe, speed, ratio, pays, _loss(comparison, recipe), _proof(comparison, recipe)]
+        )
     return columns, lines
 
 
@@ -61,7 +68,13 @@ def _proof(comparison: Comparison, recipe: str) -> str:
     if share := comparison.proof[recipe]:
         return f"{share:.0%}"
     runs = completed(comparison.frames.runs, comparison.frames.runs, recipe)
-    return "emulated" if runs["fp8_emulated"].eq(True).any() else "differs" if runs["fp8_share"].gt(0).all() else "none"
+    return (
+        "emulated"
+        if runs["fp8_emulated"].eq(True).any()
+        else "differs"
+        if runs["fp8_share"].gt(0).all()
+        else "none"
+    )
 
 
 def rows_of(comparison: Comparison) -> list[dict]:
@@ -69,7 +82,9 @@ def rows_of(comparison: Comparison) -> list[dict]:
     runs = comparison.frames.runs
     order = {recipe: place for place, recipe in enumerate(in_order(runs["recipe"]))}
     rows = [{key: known(value) for key, value in row.items()} for row in runs.to_dict("records")]
-    return sorted(rows, key=lambda row: (order[row["recipe"]], row["seed"] is None, row["seed"] or 0))
+    return sorted(
+        rows, key=lambda row: (order[row["recipe"]], row["seed"] is None, row["seed"] or 0)
+    )
 
 
 def known(value):
@@ -78,7 +93,8 @@ def known(value):
 
 
 def by_recipe(rows: list[dict]) -> list[tuple[dict, list[dict]]]:
-    """For each recipe a row of means over its completed runs, and its runs; `rows` as from `rows_of`."""
+    """For each recipe a row of means over its completed runs, and its runs; `rows` as from
+    `rows_of`."""
     groups = [list(runs) for _, runs in groupby(rows, key=itemgetter("recipe"))]
     return [(_averaged(runs), runs) for runs in groups]
 
@@ -90,7 +106,9 @@ def _averaged(runs: list[dict]) -> dict:
     numbers = pd.DataFrame(done)[_AVERAGED].astype(float)
     means = {column: known(mean) for column, mean in numbers.mean().items()}
     spread = known(numbers["final_loss"].std())
-    return done[0] | means | {"loss_spread": spread, "runs": f"{len(done)} of {len(runs)} completed"}
+    return (
+        done[0] | means | {"loss_spread": spread, "runs": f"{len(done)} of {len(runs)} completed"}
+    )
 
 
 def seed(row: dict) -> str:
@@ -115,7 +133,8 @@ def cells(row: dict) -> list[str]:
 
 
 def status(row: dict) -> str:
-    """What became of a run, and where it ended; one that was killed had no time to write that it is not running."""
+    """What became of a run, and where it ended; one that was killed had no time to write that it is
+    not running."""
     if row.get("steps_planned"):
         return f"{row['steps']:.0f} of {row['steps_planned']:.0f}"
     word = "not ended" if row["status"] == "running" else row["status"]
@@ -133,13 +152,18 @@ def _format(value: float | None, spec: str) -> str:
 
 
 def trained(rows: list[dict]) -> str:
-    """What was trained, with what, when and where: of the first run, since those of a study share it, but for commits
-    and days, of which all are named."""
+    """What was trained, with what, when and where: of the first run, since those of a study share
+    it, but for commits and days, of which all are named."""
     row = next((row for row in rows if row["status"] == "completed"), rows[0])
     seeds, machine = len({row["seed"] for row in rows}), row["device"]
     if machine and (processes := row["world_size"] or 1) > 1:
-        machine = f"{processes:.0f} {'processes on' if row['device_type'] == 'cpu' else 'x'} {machine}"
-    step, rows_of_tokens = row["tokens_per_step"], row["seq_len"] and f" (rows of {row['seq_len']:,.0f})"
+        machine = (
+            f"{processes:.0f} {'processes on' if row['device_type'] == 'cpu' else 'x'} {machine}"
+        )
+    step, rows_of_tokens = (
+        row["tokens_per_step"],
+        row["seq_len"] and f" (rows of {row['seq_len']:,.0f})",
+    )
     parts = [
         f"model {row['flavor'] or 'unknown'}",
         row["parameters"] and f"{_short(row['parameters'])} parameters",
@@ -151,7 +175,11 @@ def trained(rows: list[dict]) -> str:
         f"{seeds} seeds" if seeds > 1 else "1 seed",
         " to ".join(sorted({*_kinds(rows, "date")})[:: max(1, len(_kinds(rows, "date")) - 1)]),
         row["code"] and f"commit {', '.join(_kinds(rows, 'code'))}",
-        *(f"{name} {row[name]}" for name in ("torch", "torchao", "torchtitan", "driver") if row[name]),
+        *(
+            f"{name} {row[name]}"
+            for name in ("torch", "torchao", "torchtitan", "driver")
+            if row[name]
+        ),
         machine,
         row["power_limit_w"] and f"power limit {row['power_limit_w']:.0f} W",
         row["sm_clock_max_mhz"] and f"clock up to {row['sm_clock_max_mhz']:.0f} MHz",
@@ -161,7 +189,9 @@ def trained(rows: list[dict]) -> str:
 
 def _short(number: float) -> str:
     """Three digits with k, M or B."""
-    unit, name = next(((unit, name) for unit, name in ((1e9, "B"), (1e6, "M")) if number >= unit), (1e3, "k"))
+    unit, name = next(
+        ((unit, name) for unit, name in ((1e9, "B"), (1e6, "M")) if number >= unit), (1e3, "k")
+    )
     return f"{number / unit:.3g} {name}"
 
 
@@ -184,13 +214,17 @@ def notes(rows: list[dict]) -> list[str]:
         lines.append(
             f"That peak differs by {max(peaks) / min(peaks) - 1:.0%} between the runs: compare tokens/s, not MFU."
         )
-    for first, planned in {(row["steps"], row["steps_planned"]) for row in rows if row.get("steps_planned")}:
+    for first, planned in {
+        (row["steps"], row["steps_planned"]) for row in rows if row.get("steps_planned")
+    }:
         lines.append(
             f"The study's time budget ended before its runs: all are compared over their first {first:,.0f} of "
             f"{planned:,.0f} steps."
         )
     if any(row["source"] != OWN for row in rows):
-        lines.append("Logs of other programs: their clock starts with the training loop, not with the process.")
+        lines.append(
+            "Logs of other programs: their clock starts with the training loop, not with the process."
+        )
     return lines + _differences(rows) + _warnings(rows)
 
 
@@ -219,10 +253,14 @@ def _warnings(rows: list[dict]) -> list[str]:
     """What is wrong with some runs."""
     lines = []
     if warm := [row for row in rows if row["compile_cache"] == "warm"]:
-        lines.append(f"Their warm-up leaves compilation out, as they found compiled kernels: {_names(warm)}.")
+        lines.append(
+            f"Their warm-up leaves compilation out, as they found compiled kernels: {_names(warm)}."
+        )
     if lost := [row for row in rows if row["orphans"]]:
         tensors = _by_kind(lost, "orphans")
-        lines.append(f"With trainable parameters in no optimizer, which never learn, as asked: {tensors}.")
+        lines.append(
+            f"With trainable parameters in no optimizer, which never learn, as asked: {tensors}."
+        )
     if noisy := [row for row in rows if (_spread(row) or 0) > NOISY]:
         lines.append(
             f"The quartiles of the step time are more than {NOISY:.0%} apart, as where something else runs on the "
@@ -233,8 +271,14 @@ def _warnings(rows: list[dict]) -> list[str]:
 
 def _by_kind(rows: list[dict], column: str) -> str:
     """Each value of a column, and the runs that have it."""
-    found = [(kind, _names([row for row in rows if row.get(column) == kind])) for kind in _kinds(rows, column)]
-    return "; ".join(f"{kind:.0f} ({runs})" if isinstance(kind, float) else f"{kind} ({runs})" for kind, runs in found)
+    found = [
+        (kind, _names([row for row in rows if row.get(column) == kind]))
+        for kind in _kinds(rows, column)
+    ]
+    return "; ".join(
+        f"{kind:.0f} ({runs})" if isinstance(kind, float) else f"{kind} ({runs})"
+        for kind, runs in found
+    )
 
 
 def _names(rows: list[dict]) -> str:
@@ -250,4 +294,8 @@ def _names(rows: list[dict]) -> str:
 
 def _kinds(rows: list[dict], column: str) -> list:
     """The different values of a column, in order; without those that are unknown."""
-    return [x for x in dict.fromkeys(row.get(column) for row in rows) if x is not None and not pd.isna(x)]
+    return [
+        x
+        for x in dict.fromkeys(row.get(column) for row in rows)
+        if x is not None and not pd.isna(x)
+    ]

@@ -1,4 +1,5 @@
-"""Log windows: lines of a metrics.jsonl as columns, the steps in them, and what is wrong with them."""
+"""Log windows: lines of a metrics.jsonl as columns, the steps in them, and what is wrong with
+them."""
 
 import math
 from collections.abc import Iterable
@@ -11,7 +12,9 @@ import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-NOT_STEADY_STEPS = 10  # a process's first steps: compilation, the profile, allocator and clocks settle
+NOT_STEADY_STEPS = (
+    10  # a process's first steps: compilation, the profile, allocator and clocks settle
+)
 DRIFT = 0.15  # of the step time, between the first and the last third of the steady steps
 MIN_DRIFT_STEPS = 30  # steady steps without which nothing is said of a drift
 MOST_STEPS = 10**7  # no log has more; each step of one takes memory
@@ -47,15 +50,20 @@ class _Line(TypedDict):
 TUPLES = ("losses", "step_s", "data_wait_s", "not_steady")
 COLUMNS = (*_Line.__annotations__, "mfu_logged")
 
-# One entry a window, in the order of steps: float arrays, `step` an int array, `TUPLES` object arrays of tuples, which
-# unlike lists cost no garbage collection. NaN is unknown or not finite or, of step times, not above 0.
+# One entry a window, in the order of steps: float arrays, `step` an int array, `TUPLES` object
+# arrays of tuples, which unlike lists cost no garbage collection. NaN is unknown or not finite or,
+# of step times, not above 0.
 Windows = dict[str, np.ndarray]
 
 
 def _fits_together(line: _Line) -> _Line:
     """Raise ValueError where a line's values belong to other steps than it says."""
     steps, last = len(line["step_s"]), line["step"]
-    if not 0 < steps <= last or len(line["losses"]) > steps or len(line.get("data_wait_s", ())) > steps:
+    if (
+        not 0 < steps <= last
+        or len(line["losses"]) > steps
+        or len(line.get("data_wait_s", ())) > steps
+    ):
         raise ValueError
     if any([not last - steps < step <= last for step in line["not_steady"]]):  # noqa: C419  # a list is faster
         raise ValueError
@@ -66,14 +74,19 @@ METRICS = TypeAdapter(list[Annotated[_Line, AfterValidator(_fits_together)]])
 
 
 def read_lines(path: Path, kind: TypeAdapter, problems: list[str]) -> list[dict]:
-    """The lines of a file of JSON lines that make a list of `kind`; others are left out, and `problems` says so."""
+    """The lines of a file of JSON lines that make a list of `kind`; others are left out, and
+    `problems` says so."""
     try:
         texts = path.read_bytes().splitlines()
     except OSError as error:
         problems.append(f"{path}: cannot be read ({error.strerror})")
         return []
     with suppress(ValidationError):  # all lines at once, which is faster
-        if len(sound := kind.validate_json(b"[%b]" % b",".join(texts), strict=True)) == len(texts) > 0:
+        if (
+            len(sound := kind.validate_json(b"[%b]" % b",".join(texts), strict=True))
+            == len(texts)
+            > 0
+        ):
             return sound
     lines, bad = [], []
     for number, text in enumerate(texts, start=1):
@@ -99,18 +112,26 @@ def from_lines(lines: Iterable[dict]) -> Windows:
     for name in COLUMNS:
         values = [line.get(name) for line in lines]
         if name in TUPLES:
-            windows[name] = _tuples([some or () for some in values], 1 / HUGE if name == "step_s" else -HUGE)
+            windows[name] = _tuples(
+                [some or () for some in values], 1 / HUGE if name == "step_s" else -HUGE
+            )
         else:
             column = np.array(values, dtype=int if name == "step" else float)
-            windows[name] = column if name == "step" else np.where(np.abs(column) < HUGE, column, math.nan)
+            windows[name] = (
+                column if name == "step" else np.where(np.abs(column) < HUGE, column, math.nan)
+            )
     return windows
 
 
 def _tuples(tuples: list[tuple], least: float) -> np.ndarray:
-    """An object array of tuples, with NaN for each value that is not finite or not above `least`."""
+    """An object array of tuples, with NaN for each value that is not finite or not above
+    `least`."""
     flat = np.array(list(chain.from_iterable(tuples)), dtype=float)
     if not ((least < flat) & (flat < HUGE)).all():
-        tuples = [tuple(v if v is not None and least < v < HUGE else math.nan for v in some) for some in tuples]
+        tuples = [
+            tuple(v if v is not None and least < v < HUGE else math.nan for v in some)
+            for some in tuples
+        ]
     return np.fromiter(tuples, dtype=object, count=len(tuples))
 
 
@@ -118,7 +139,8 @@ def of_log(step: np.ndarray, count: np.ndarray, seconds: np.ndarray, **columns) 
     """Windows of one process's log that times no single steps.
 
     Args:
-        step, count, seconds: of each window, its last step, its number of steps, and its duration: spread over them
+        step, count, seconds: of each window, its last step, its number of steps, and its duration:
+        spread over them
             evenly, and summed up for `elapsed_s`.
         columns: further columns of `Windows`, NaN where unknown; `loss` is the last step's.
     """
@@ -129,10 +151,13 @@ def of_log(step: np.ndarray, count: np.ndarray, seconds: np.ndarray, **columns) 
         "losses": [(loss,) for loss in columns["loss"]],
         "step_s": [(duration / n,) * n for duration, n in zip(seconds, count, strict=True)],
         "not_steady": [
-            tuple(range(a, b + 1)) if a < first[0] + NOT_STEADY_STEPS else () for a, b in zip(first, step, strict=True)
+            tuple(range(a, b + 1)) if a < first[0] + NOT_STEADY_STEPS else ()
+            for a, b in zip(first, step, strict=True)
         ],
     }
-    return from_lines(dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    return from_lines(
+        dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+    )
 
 
 def take(windows: Windows, which) -> Windows:
@@ -155,9 +180,10 @@ def per_step(windows) -> dict[str, np.ndarray]:
     """One entry a step of `windows`: `Windows`, or a frame with such columns, of any runs.
 
     Returns:
-        window: index of the step's window; step; loss, seconds, data_wait_s: NaN where unknown (a log that has only
-        its windows' last loss gives the last step that one); steady: the step's duration is known, and it is neither
-        one of its process's first 10 nor after one that saved a checkpoint.
+        window: index of the step's window; step; loss, seconds, data_wait_s: NaN where unknown (a
+        log that has only its windows' last loss gives the last step that one); steady: the step's
+        duration is known, and it is neither one of its process's first 10 nor after one that saved
+        a checkpoint.
     """
     lengths = np.fromiter(map(len, windows["step_s"]), dtype=int)
     ends, last = lengths.cumsum(), np.asarray(windows["step"], dtype=int)
@@ -190,13 +216,19 @@ def first_steps(windows: Windows) -> np.ndarray:
 
 
 def flaws(windows: Windows) -> list[str]:
-    """What a reader of the figures should know of the windows: missing steps, bad step times, a drift."""
+    """What a reader of the figures should know of the windows: missing steps, bad step times, a
+    drift."""
     sentences = []
     first, before = first_steps(windows), np.append(0, windows["step"][:-1])
     if len(gaps := np.flatnonzero(first > before + 1)):
-        names = [f"{a} to {b}" if a < b else f"{a}" for a, b in zip(before[gaps] + 1, first[gaps] - 1, strict=True)]
+        names = [
+            f"{a} to {b}" if a < b else f"{a}"
+            for a, b in zip(before[gaps] + 1, first[gaps] - 1, strict=True)
+        ]
         count = (first - before - 1)[gaps].sum()
-        sentences.append(f"steps missing from its log: {count:,} ({', '.join(names[:3])}{', ...' * (len(gaps) > 3)})")
+        sentences.append(
+            f"steps missing from its log: {count:,} ({', '.join(names[:3])}{', ...' * (len(gaps) > 3)})"
+        )
     steps = per_step(windows)
     if len(bad := steps["step"][np.isnan(steps["seconds"])]):
         sentences.append(
@@ -208,7 +240,9 @@ def flaws(windows: Windows) -> list[str]:
         third = len(steady) // 3
         low, early, high = np.quantile(steady[:third], [0.25, 0.5, 0.75])
         late_low, late, late_high = np.quantile(steady[-third:], [0.25, 0.5, 0.75])
-        if abs(late / early - 1) >= DRIFT and (late_low > high or low > late_high):  # by more than their noise
+        if abs(late / early - 1) >= DRIFT and (
+            late_low > high or low > late_high
+        ):  # by more than their noise
             sentences.append(
                 f"its step time drifts: of the steady steps the median is {early:.3g} s in the first third and "
                 f"{late:.3g} s in the last, so its rate is a mixture"

@@ -1,16 +1,20 @@
 """Measure variants of recipes against one another on one GPU, within a time budget.
 
-    python -m experiments.bench [VARIANT…] [--steps N] [--budget SECONDS] [--overlay O]… [--out DIR] [key.path=value …]
+    python -m experiments.bench [VARIANT…] [--steps N] [--budget SECONDS] [--overlay O]… [--out DIR]
+    [key.path=value …]
 
-VARIANT is a recipe, or a recipe with keys of its own: tensorwise_fp8_compiled+optimizer.implementation=foreach. The
-default is the recipes of the study four_way, and what rounding to bf16 where eager does costs compiled bf16.
+VARIANT is a recipe, or a recipe with keys of its own:
+tensorwise_fp8_compiled+optimizer.implementation=foreach. The default is the recipes of the study
+four_way, and what rounding to bf16 where eager does costs compiled bf16.
 
-A measurement is a process that trains N steps as experiments.run does, and profiles two more. Each variant is measured
-once; then again, in the opposite order, as long as another round fits into the budget: a clock that drifts slows all
-variants alike. DIR/bench.json has the results after each measurement, in the form that
-`python -m experiments.roofline VARIANT --gpu GPU --against DIR/bench.json` reads; beside it are the kernels of each.
+A measurement is a process that trains N steps as experiments.run does, and profiles two more. Each
+variant is measured once; then again, in the opposite order, as long as another round fits into the
+budget: a clock that drifts slows all variants alike. DIR/bench.json has the results after each
+measurement, in the form that `python -m experiments.roofline VARIANT --gpu GPU --against
+DIR/bench.json` reads; beside it are the kernels of each.
 
-Exit codes: 1 if a variant could not be measured, 2 for bad input, 75 and 130 when asked to stop, as experiments.run.
+Exit codes: 1 if a variant could not be measured, 2 for bad input, 75 and 130 when asked to stop, as
+experiments.run.
 """
 
 import argparse
@@ -35,21 +39,35 @@ from experiments.profiling.rounds import Rounds, file_names
 from experiments.profiling.table import print_tables
 from models.errors import InputError
 
-# All compiled recipes round to bf16 where eager does, although only rowwise needs it: see recipes/base.yaml.
+# All compiled recipes round to bf16 where eager does, although only rowwise needs it: see
+# recipes/base.yaml.
 NATIVE_ROUNDING = "baseline_compiled+compile.emulate_precision_casts=false"
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.bench", description="Measure variants of recipes against one another."
+        prog="python -m experiments.bench",
+        description="Measure variants of recipes against one another.",
     )
-    parser.add_argument("words", nargs="*", metavar="VARIANT", help="NAME or NAME+key=value+key=value")
-    parser.add_argument("--steps", type=int, default=40, metavar="N", help="of a measurement (default: %(default)s)")
     parser.add_argument(
-        "--budget", type=budget_seconds, default=600, metavar="S", help="seconds in all (default: %(default)s)"
+        "words", nargs="*", metavar="VARIANT", help="NAME or NAME+key=value+key=value"
     )
-    parser.add_argument("--overlay", action="append", metavar="O", help="where or how big (default: as a study)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")
+    parser.add_argument(
+        "--steps", type=int, default=40, metavar="N", help="of a measurement (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--budget",
+        type=budget_seconds,
+        default=600,
+        metavar="S",
+        help="seconds in all (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--overlay", action="append", metavar="O", help="where or how big (default: as a study)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)"
+    )
     args = parser.parse_intermixed_args(argv)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     end = time.monotonic() + args.budget
@@ -71,14 +89,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def is_variant(word: str) -> bool:
-    """Whether a word of the command line is a variant; if not, it is an override for all of them."""
+    """Whether a word of the command line is a variant; if not, it is an override for all of
+    them."""
     return "=" not in word or "+" in word.partition("=")[0]
 
 
 def _prepare(args, console: Console) -> tuple[dict[str, Recipe], dict]:
-    """Resolve and check everything ahead, data included, and make the directory with the variants' recipes.
+    """Resolve and check everything ahead, data included, and make the directory with the variants'
+    recipes.
 
-    Returns the recipes by variant, and what bench.json says of code, machine and command. Raises `InputError`.
+    Returns the recipes by variant, and what bench.json says of code, machine and command. Raises
+    `InputError`.
     """
     labels = list(dict.fromkeys(word for word in args.words if is_variant(word)))
     labels = labels or [*load([DEFAULT]).recipes, NATIVE_ROUNDING]
@@ -87,14 +108,18 @@ def _prepare(args, console: Console) -> tuple[dict[str, Recipe], dict]:
         if not name.endswith(".yaml") and name not in recipes.names():
             raise InputError(recipes.unknown("recipe", name, recipes.names()))
 
-    from experiments.profiling.worker import PROFILED_STEPS  # torch: seconds, which a misspelt name need not wait for
+    from experiments.profiling.worker import (
+        PROFILED_STEPS,
+    )  # torch: seconds, which a misspelt name need not wait for
     from experiments.training import preflight
     from experiments.training.metrics import NOT_STEADY_STEPS
     from experiments.training.scale import choose_scale
     from models import device
 
     if args.steps <= NOT_STEADY_STEPS:
-        raise InputError(f"--steps {args.steps}: the first {NOT_STEADY_STEPS} steps are not steady, so give more")
+        raise InputError(
+            f"--steps {args.steps}: the first {NOT_STEADY_STEPS} steps are not steady, so give more"
+        )
     overlays = args.overlay
     if overlays is None:
         overlays, why = choose_scale()
@@ -110,12 +135,18 @@ def _prepare(args, console: Console) -> tuple[dict[str, Recipe], dict]:
     args.out = args.out or Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}"
     _write_recipes(args.out, variants)
     os.environ.setdefault(device.MEASURED_PEAK, str(device.peak().bf16))
-    chosen = {"overlays": overlays, "overrides": overrides, "steps": args.steps, "budget_s": args.budget}
+    chosen = {
+        "overlays": overlays,
+        "overrides": overrides,
+        "steps": args.steps,
+        "budget_s": args.budget,
+    }
     return variants, _facts() | chosen
 
 
 def _write_recipes(out: Path, variants: dict[str, Recipe]) -> None:
-    """Make the directory with the variants' resolved recipes. Raises `InputError` if it is not a new or empty one."""
+    """Make the directory with the variants' resolved recipes. Raises `InputError` if it is not a
+    new or empty one."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):

@@ -1,20 +1,25 @@
-"""How exactly gradients of many ranks are added up in FP8: `python -m experiments.benchmark_gradient_sums [FILE]`.
+"""How exactly gradients of many ranks are added up in FP8: `python -m
+experiments.benchmark_gradient_sums [FILE]`.
 
-An experiment on numbers, in one process. The small model of the overlay `cpu` trains for its 60 steps. Then it gets the
-gradients of 32 batches without a step between them: those of 32 simulated ranks. Of the first 2, 4, … 32 of them, sums
-are compared to the exact one (float64). FILE gets the results as JSON.
+An experiment on numbers, in one process. The small model of the overlay `cpu` trains for its 60
+steps. Then it gets the gradients of 32 batches without a step between them: those of 32 simulated
+ranks. Of the first 2, 4, … 32 of them, sums are compared to the exact one (float64). FILE gets the
+results as JSON.
 
-Signal to noise, in dB: 10 log10(sum of squares of the exact sum / sum of squares of the error), over all parameters;
-`worst_snr_db` is that of the parameter with the lowest. 20 dB is an error of a tenth, 40 dB one of a hundredth.
+Signal to noise, in dB: 10 log10(sum of squares of the exact sum / sum of squares of the error),
+over all parameters; `worst_snr_db` is that of the parameter with the lowest. 20 dB is an error of a
+tenth, 40 dB one of a hundredth.
 
-Ways to add up (`HOW`). `block`: e4m3 with a scale for 256 values, added up in float32, as the key `quantize.gradients`
-does. `tensor`: e4m3 with one scale a parameter, shared by all ranks, added up in float32. The others have that scale
-too, and add up in e4m3: rank after rank, each partial sum rounded and cut at 448, as where a ring of ranks passes them
-on. They differ in a factor before the rounding, as in FP8-LM (arXiv 2310.18313, section 2.1), and the result is divided
-by it. `post`: 1, so that sums can exceed 448. `pre`: 1 / ranks, so that none can, but small gradients become 0. `auto`:
-mu, which is halved while more than 0.001 % of a parameter's sums lie at 448; each parameter has its own. (The paper
-lets mu grow again over 1,000 steps, at most to the double, as it is halved again there.) `best`: for each parameter the
-factor of 2^0, 2^-0.5, … 2^-8 with the least error. It takes the exact sum to find it: no rule for mu does better.
+Ways to add up (`HOW`). `block`: e4m3 with a scale for 256 values, added up in float32, as the key
+`quantize.gradients` does. `tensor`: e4m3 with one scale a parameter, shared by all ranks, added up
+in float32. The others have that scale too, and add up in e4m3: rank after rank, each partial sum
+rounded and cut at 448, as where a ring of ranks passes them on. They differ in a factor before the
+rounding, as in FP8-LM (arXiv 2310.18313, section 2.1), and the result is divided by it. `post`: 1,
+so that sums can exceed 448. `pre`: 1 / ranks, so that none can, but small gradients become 0.
+`auto`: mu, which is halved while more than 0.001 % of a parameter's sums lie at 448; each parameter
+has its own. (The paper lets mu grow again over 1,000 steps, at most to the double, as it is halved
+again there.) `best`: for each parameter the factor of 2^0, 2^-0.5, … 2^-8 with the least error. It
+takes the exact sum to find it: no rule for mu does better.
 """
 
 import argparse
@@ -80,7 +85,9 @@ def _scale(gradients: torch.Tensor) -> torch.Tensor:
 
 
 def _lost(gradients: torch.Tensor, received: torch.Tensor) -> float:
-    return ((received == 0) & (gradients != 0)).sum().item() / max(1, gradients.count_nonzero().item())
+    return ((received == 0) & (gradients != 0)).sum().item() / max(
+        1, gradients.count_nonzero().item()
+    )
 
 
 def automatic(gradients: torch.Tensor) -> Sum:
@@ -114,7 +121,8 @@ def decibels(signal: float, noise: float) -> float:
 
 
 def compare(parameters: Iterable[torch.Tensor], ranks: int) -> list[dict]:
-    """One record a way to add up; of each parameter the gradients of `ranks` ranks or more, (ranks, n)."""
+    """One record a way to add up; of each parameter the gradients of `ranks` ranks or more, (ranks,
+    n)."""
     found = []
     for gradients in parameters:
         gradients = gradients[:ranks].float()
@@ -125,7 +133,8 @@ def compare(parameters: Iterable[torch.Tensor], ranks: int) -> list[dict]:
     for how in HOW:
         _, sizes, signals, noises, sums = zip(*(row for row in found if row[0] == how), strict=True)
         shares = {
-            name: sum(size * getattr(one, name) for size, one in zip(sizes, sums, strict=True)) / sum(sizes)
+            name: sum(size * getattr(one, name) for size, one in zip(sizes, sums, strict=True))
+            / sum(sizes)
             for name in ("lost", "at_limit")
         }
         records.append({
@@ -138,7 +147,8 @@ def compare(parameters: Iterable[torch.Tensor], ranks: int) -> list[dict]:
 
 
 def real_gradients(config) -> tuple[list[torch.Tensor], list[float]]:
-    """Of each parameter the gradients (ranks, n) of the trained model in batches that ranks would get, and the losses.
+    """Of each parameter the gradients (ranks, n) of the trained model in batches that ranks would
+    get, and the losses.
 
     They are in the dtype of the parameters, as FSDP2 gets them from the backward pass.
     """
@@ -150,7 +160,9 @@ def real_gradients(config) -> tuple[list[torch.Tensor], list[float]]:
     model, collected, losses = trainer.model_parts[0], [], []
     config.debug.seed += 1  # other rows than it was trained on
     for rank in range(max(RANKS)):
-        loader = build_dataloader(dp_world_size=max(RANKS), dp_rank=rank, tokenizer=None, job_config=config)
+        loader = build_dataloader(
+            dp_world_size=max(RANKS), dp_rank=rank, tokenizer=None, job_config=config
+        )
         inputs, labels = next(iter(loader))
         model.zero_grad()
         logits = model(inputs["input"].to(device.TYPE)).flatten(0, 1).float()
@@ -180,7 +192,10 @@ def main(argv: list[str] | None = None) -> int:
             record["sums"].append(row)
             snr = f"{row['snr_db']:5.1f} dB, worst parameter {row['worst_snr_db']:5.1f} dB"
             at_limit = "" if row["at_limit"] is None else f", at 448 {row['at_limit']:.3%}"
-            print(f"{ranks:3} ranks, {row['how']:7}{snr}, rounded to 0 {row['lost']:.2%}{at_limit}", flush=True)
+            print(
+                f"{ranks:3} ranks, {row['how']:7}{snr}, rounded to 0 {row['lost']:.2%}{at_limit}",
+                flush=True,
+            )
     if file:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, json.dumps(record, indent=1) + "\n")

@@ -1,9 +1,11 @@
-"""What the run's loop costs beside a bare PyTorch loop: `python -m experiments.benchmark_loop [STEPS]`.
+"""What the run's loop costs beside a bare PyTorch loop: `python -m experiments.benchmark_loop
+[STEPS]`.
 
-Both train the small model of the overlay `cpu` on this machine's device, in one process, a step of each in turn, so
-that a noisy machine slows both alike. Then compiled FP8 trains at this machine's scale, a look at its ranges after each
-step. Prints the ratio of the loops' median tokens/s, and the share of the time that looks take where they are as rare
-as the recipe says; exit code 1 below 95 % or above 1 %.
+Both train the small model of the overlay `cpu` on this machine's device, in one process, a step of
+each in turn, so that a noisy machine slows both alike. Then compiled FP8 trains at this machine's
+scale, a look at its ranges after each step. Prints the ratio of the loops' median tokens/s, and the
+share of the time that looks take where they are as rare as the recipe says; exit code 1 below 95 %
+or above 1 %.
 """
 
 import argparse
@@ -30,7 +32,8 @@ GOAL, MOST_FOR_LOOKS = 0.95, 0.01
 
 
 def bare_loop(model: torch.nn.Module, config) -> Callable[[], float]:
-    """The least that trains: a call is forward, loss, backward, clip, AdamW, and the loss read from the device."""
+    """The least that trains: a call is forward, loss, backward, clip, AdamW, and the loss read from
+    the device."""
     keys, parameters = config.optimizer, list(model.parameters())
     settings = {"lr": keys.lr, "betas": (keys.beta1, keys.beta2), "weight_decay": keys.weight_decay}
     optimizer = torch.optim.AdamW(parameters, fused=True, **settings)
@@ -39,7 +42,9 @@ def bare_loop(model: torch.nn.Module, config) -> Callable[[], float]:
     def step() -> float:
         inputs, labels = next(batches)
         logits = model(inputs["input"].to(device.TYPE))
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten().to(device.TYPE))
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1).float(), labels.flatten().to(device.TYPE)
+        )
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, config.training.max_norm)
@@ -51,7 +56,9 @@ def bare_loop(model: torch.nn.Module, config) -> Callable[[], float]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.benchmark_loop")
-    parser.add_argument("steps", nargs="?", type=int, default=60, help="training steps of each (default: 60)")
+    parser.add_argument(
+        "steps", nargs="?", type=int, default=60, help="training steps of each (default: 60)"
+    )
     steps = parser.parse_args(argv).steps
     if steps <= NOT_STEADY_STEPS:
         return complain(f"{steps} steps: the first {NOT_STEADY_STEPS} are not steady, so give more")
@@ -60,19 +67,27 @@ def main(argv: list[str] | None = None) -> int:
     run, alone = in_turn(config, lambda model: bare_loop(model, config))
     tokens = config.training.local_batch_size * config.training.seq_len
     ratio = alone / run
-    print(f"{device.name()}: bare loop {tokens / alone:,.0f} tokens/s, run {tokens / run:,.0f} tokens/s")
+    print(
+        f"{device.name()}: bare loop {tokens / alone:,.0f} tokens/s, run {tokens / run:,.0f} tokens/s"
+    )
     print(f"{ratio:.1%} of the bare loop's tokens/s, goal {GOAL:.0%}")
     keys = [f"training.steps={steps}", "metrics.fp8_ranges_every=0"]
-    fp8 = [recipes.load("tensorwise_fp8_compiled", choose_scale()[0], which).config for which in ([], keys)]
+    fp8 = [
+        recipes.load("tensorwise_fp8_compiled", choose_scale()[0], which).config
+        for which in ([], keys)
+    ]
     run, look = in_turn(fp8[1], lambda model: partial(fp8_ranges, model))
     apart = fp8[0].metrics.log_freq * fp8[0].metrics.fp8_ranges_every
     share = look / run / apart
-    print(f"FP8's ranges: a look takes {look / run:.1%} of a step, one in {apart} steps takes {share:.2%} of the time")
+    print(
+        f"FP8's ranges: a look takes {look / run:.1%} of a step, one in {apart} steps takes {share:.2%} of the time"
+    )
     return int(ratio < GOAL or share > MOST_FOR_LOOKS)
 
 
 def in_turn(config, other: Callable[[torch.nn.Module], Callable]) -> tuple[float, float]:
-    """Median seconds of a step of a run, and of a call of what `other` makes of its model, one after each step."""
+    """Median seconds of a step of a run, and of a call of what `other` makes of its model, one
+    after each step."""
     config.job.dump_folder = tempfile.mkdtemp(prefix="benchmark_loop_")
     trainer = Trainer(config, Stop())
     call = other(trainer.model_parts[0])

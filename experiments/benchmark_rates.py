@@ -1,11 +1,13 @@
-"""What this device sustains: matrix products of the model's own shapes in bf16 and FP8, copies, and on a GPU AdamW.
+"""What this device sustains: matrix products of the model's own shapes in bf16 and FP8, copies, and
+on a GPU AdamW.
 
     python -m experiments.benchmark_rates [--overlay O]… [--rounds N] [key.path=value …]
 
-Products and copies are the rates that models/gpus.py calls sustained; a product is 2 M N K FLOPs. At the published size
-20 rounds of them take 11 s without a pause: long enough for a power limit to lower the clock, for all products alike,
-and too short for a temperature limit. Then the gradients' norm, clipping and AdamW step the model's bf16 parameters,
-with this project's kernels and with PyTorch's; their rates are of the bytes that each has to move.
+Products and copies are the rates that models/gpus.py calls sustained; a product is 2 M N K FLOPs.
+At the published size 20 rounds of them take 11 s without a pause: long enough for a power limit to
+lower the clock, for all products alike, and too short for a temperature limit. Then the gradients'
+norm, clipping and AdamW step the model's bf16 parameters, with this project's kernels and with
+PyTorch's; their rates are of the bytes that each has to move.
 """
 
 import argparse
@@ -28,14 +30,18 @@ SPAN = 0.05  # seconds for which a round repeats a call
 COPIED = {"cuda": 2 << 30, "cpu": 64 << 20}  # bytes: far more than any cache
 MAX_NORM = 1e9  # clipping multiplies by 1, which takes as long, and leaves the gradients as they are for all rounds
 
-Work = dict[str, tuple[Callable, float, str]]  # by name: a call, its 1e12 FLOPs or bytes, and their unit per second
+Work = dict[
+    str, tuple[Callable, float, str]
+]  # by name: a call, its 1e12 FLOPs or bytes, and their unit per second
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.benchmark_rates")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value")
     parser.add_argument("--overlay", action="append", metavar="O")
-    parser.add_argument("--rounds", type=int, default=20, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=20, metavar="N", help="(default: %(default)s)"
+    )
     args = parser.parse_intermixed_args(argv)
     try:
         config = recipes.load("baseline", args.overlay or choose_scale()[0], args.overrides).config
@@ -43,7 +49,10 @@ def main(argv: list[str] | None = None) -> int:
     except InputError as error:
         return complain(error)
     print(f"{device.name()}, torch {torch.__version__}")
-    measure(products_and_copy(model, config.training.seq_len * config.training.local_batch_size), args.rounds)
+    measure(
+        products_and_copy(model, config.training.seq_len * config.training.local_batch_size),
+        args.rounds,
+    )
     if device.TYPE == "cuda":
         measure(optimizers(config), args.rounds)
     return 0
@@ -52,8 +61,8 @@ def main(argv: list[str] | None = None) -> int:
 def measure(work: Work, rounds: int) -> None:
     """Print the rate of each call and the median of its time over rounds.
 
-    In a round each call is repeated for about `SPAN`; the device is waited for before and after only, so that the
-    device and not its host sets the pace.
+    In a round each call is repeated for about `SPAN`; the device is waited for before and after
+    only, so that the device and not its host sets the pace.
     """
     times, seconds = {}, {name: [] for name in work}
     for name, (call, *_) in work.items():
@@ -69,23 +78,35 @@ def measure(work: Work, rounds: int) -> None:
 
 def products_and_copy(model, tokens: int) -> Work:
     shapes = sorted({(tokens, n, k) for n, k in flops.linear_shapes(model).values()})
-    work = {f"bf16 {m} x {n} x {k}": (_bf16(m, n, k), 2e-12 * m * n * k, "TFLOP/s") for m, n, k in shapes}
+    work = {
+        f"bf16 {m} x {n} x {k}": (_bf16(m, n, k), 2e-12 * m * n * k, "TFLOP/s")
+        for m, n, k in shapes
+    }
     if float8.product(device.TYPE, "tensorwise", emulate=False).how != float8.EMULATED:
-        work |= {f"FP8  {m} x {n} x {k}": (_fp8(m, n, k), 2e-12 * m * n * k, "TFLOP/s") for m, n, k in shapes}
+        work |= {
+            f"FP8  {m} x {n} x {k}": (_fp8(m, n, k), 2e-12 * m * n * k, "TFLOP/s")
+            for m, n, k in shapes
+        }
     source = torch.zeros(COPIED[device.TYPE], dtype=torch.uint8, device=device.TYPE)
     target = torch.empty_like(source)
     return work | {"copy": (lambda: target.copy_(source), 2e-12 * len(source), "TB/s")}
 
 
 def _bf16(m: int, n: int, k: int) -> Callable:
-    a, b = (torch.randn(*size, dtype=torch.bfloat16, device=device.TYPE) for size in ((m, k), (n, k)))
+    a, b = (
+        torch.randn(*size, dtype=torch.bfloat16, device=device.TYPE) for size in ((m, k), (n, k))
+    )
     return lambda: a @ b.t()
 
 
 def _fp8(m: int, n: int, k: int) -> Callable:
-    a, b = (torch.randn(*size, device=device.TYPE).to(torch.float8_e4m3fn) for size in ((m, k), (n, k)))
+    a, b = (
+        torch.randn(*size, device=device.TYPE).to(torch.float8_e4m3fn) for size in ((m, k), (n, k))
+    )
     one = torch.ones((), device=device.TYPE)
-    return lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+    return lambda: torch._scaled_mm(
+        a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
 
 
 def optimizers(config) -> Work:
@@ -97,8 +118,16 @@ def optimizers(config) -> Work:
     for p, gradient in zip(parameters, gradients, strict=True):
         p.grad = gradient
     keys = config.optimizer
-    settings = {"lr": keys.lr, "betas": (keys.beta1, keys.beta2), "eps": keys.eps, "weight_decay": keys.weight_decay}
-    fused, pytorch = FusedAdamW(parameters, **settings), torch.optim.AdamW(parameters, fused=True, **settings)
+    settings = {
+        "lr": keys.lr,
+        "betas": (keys.beta1, keys.beta2),
+        "eps": keys.eps,
+        "weight_decay": keys.weight_decay,
+    }
+    fused, pytorch = (
+        FusedAdamW(parameters, **settings),
+        torch.optim.AdamW(parameters, fused=True, **settings),
+    )
     norm, terabytes = gradient_norm(gradients), 1e-12 * sum(p.numel() for p in parameters)
     fused.step()
     pytorch.state = fused.state  # there may not be memory for two
@@ -111,10 +140,15 @@ def optimizers(config) -> Work:
         "norm": (lambda: gradient_norm(gradients), 2),
         "clipping and step": (clip_and_step, 14),
         "PyTorch's norm": (lambda: nn.utils.get_total_norm(gradients, foreach=True), 2),
-        "PyTorch's clipping": (lambda: nn.utils.clip_grads_with_norm_(parameters, MAX_NORM, norm, foreach=True), 4),
+        "PyTorch's clipping": (
+            lambda: nn.utils.clip_grads_with_norm_(parameters, MAX_NORM, norm, foreach=True),
+            4,
+        ),
         "PyTorch's step": (pytorch.step, 14),
     }
-    return {f"AdamW: {name}": (call, size * terabytes, "TB/s") for name, (call, size) in calls.items()}
+    return {
+        f"AdamW: {name}": (call, size * terabytes, "TB/s") for name, (call, size) in calls.items()
+    }
 
 
 def _random(shape: torch.Size) -> torch.Tensor:

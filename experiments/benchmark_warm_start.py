@@ -1,10 +1,12 @@
-"""How much sooner the first step comes with the kernels that an earlier run kept (training/compile_cache.py).
+"""How much sooner the first step comes with the kernels that an earlier run kept
+(training/compile_cache.py).
 
-    python -m experiments.benchmark_warm_start [RECIPE…] [--overlay O]… [--json FILE] [key.path=value …]
+    python -m experiments.benchmark_warm_start [RECIPE…] [--overlay O]… [--json FILE]
+    [key.path=value …]
 
-Each recipe runs twice for a few steps, both times with an empty inductor cache, as on another node: first without kept
-kernels, then with those of the first run. The default is the compiled recipes of the study four_way; a recipe that is
-not compiled is left out.
+Each recipe runs twice for a few steps, both times with an empty inductor cache, as on another node:
+first without kept kernels, then with those of the first run. The default is the compiled recipes of
+the study four_way; a recipe that is not compiled is left out.
 """
 
 import argparse
@@ -26,11 +28,24 @@ STEPS = 5  # the artifacts are kept after the profiled one, the third at the lat
 
 
 def first_step(recipe: str, options: list[str], kept: str) -> dict:
-    """timing.json of one run. Raises CalledProcessError if it fails; the run's own error is on stderr."""
+    """timing.json of one run. Raises CalledProcessError if it fails; the run's own error is on
+    stderr."""
     with tempfile.TemporaryDirectory() as folder:
         keys = [f"training.steps={STEPS}", f"compile.artifacts_dir={kept}"]
-        command = [sys.executable, "-m", "experiments.run", recipe, *options, *keys, "--out", f"{folder}/run"]
-        caches = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
+        command = [
+            sys.executable,
+            "-m",
+            "experiments.run",
+            recipe,
+            *options,
+            *keys,
+            "--out",
+            f"{folder}/run",
+        ]
+        caches = {
+            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+            "TRITON_CACHE_DIR": f"{folder}/triton",
+        }
         subprocess.run(command, env=os.environ | caches, stdout=subprocess.DEVNULL, check=True)
         timing = json.loads(Path(folder, "run/timing.json").read_text())
     print(
@@ -45,13 +60,17 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.benchmark_warm_start")
     parser.add_argument("names", nargs="*", metavar="RECIPE")
     parser.add_argument("--overlay", action="append", metavar="O")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every second of both starts")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write every second of both starts"
+    )
     args = parser.parse_intermixed_args(argv)
     overlays = args.overlay or choose_scale()[0]
     keys = [name for name in args.names if "=" in name]
     names = [name for name in args.names if "=" not in name] or load([DEFAULT]).recipes
     try:
-        compiled = [name for name in names if recipes.load(name, overlays, keys).config.compile.enable]
+        compiled = [
+            name for name in names if recipes.load(name, overlays, keys).config.compile.enable
+        ]
     except InputError as error:
         return complain(error)
     options = [part for overlay in overlays for part in ("--overlay", overlay)] + keys
@@ -62,11 +81,15 @@ def main(argv: list[str] | None = None) -> int:
             with tempfile.TemporaryDirectory() as kept:
                 cold, warm = (first_step(recipe, options, kept) for _ in range(2))
         except subprocess.CalledProcessError as run:
-            complain(f"the run of {recipe} failed with exit code {run.returncode}, for the reason above")
+            complain(
+                f"the run of {recipe} failed with exit code {run.returncode}, for the reason above"
+            )
             return max(run.returncode, FAILED)  # negative: a signal's
         warm_up = cold["warm_up_s"] / warm["warm_up_s"]
         compilation = cold["phases"]["compile"] / warm["phases"]["compile"]
-        print(f"{recipe:<28} warm-up shorter by a factor of {warm_up:.1f}, compilation of {compilation:.1f}")
+        print(
+            f"{recipe:<28} warm-up shorter by a factor of {warm_up:.1f}, compilation of {compilation:.1f}"
+        )
         record["recipes"][recipe] = {"cold": cold, "warm": warm}
         if args.json:
             args.json.write_text(json.dumps(record, indent=2) + "\n")

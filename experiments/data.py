@@ -12,10 +12,16 @@ from models.errors import InputError
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.data", description="Write a recipe's token file.")
-    parser.add_argument("command", choices=["prepare"], help="write the token file, if it is not there yet")
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.data", description="Write a recipe's token file."
+    )
+    parser.add_argument(
+        "command", choices=["prepare"], help="write the token file, if it is not there yet"
+    )
     parser.add_argument("name", metavar="RECIPE")
-    parser.add_argument("--overlay", action="append", default=[], metavar="O", help="may be repeated")
+    parser.add_argument(
+        "--overlay", action="append", default=[], metavar="O", help="may be repeated"
+    )
     parser.add_argument("overrides", nargs="*", metavar="key.path=value")
     arguments = parser.parse_intermixed_args(argv)
 
@@ -24,7 +30,10 @@ def main(argv: list[str] | None = None) -> int:
         config = recipes.load(arguments.name, arguments.overlay, arguments.overrides).config
         from torchtitan.tools.logging import init_logger
 
-        from experiments.corpus import rows, tokens  # torch: seconds, which a misspelt name need not wait for
+        from experiments.corpus import (
+            rows,
+            tokens,
+        )  # torch: seconds, which a misspelt name need not wait for
 
         init_logger()
         token_file = tokens.prepare(config)

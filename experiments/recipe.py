@@ -1,8 +1,9 @@
 """What recipes there are, and what they say.
 
-python -m experiments.recipe list                                            recipes, overlays and studies
-python -m experiments.recipe show NAME [--overlay O]… [key.path=value …]     resolved, and what it changes
-python -m experiments.recipe schema > recipes/schema.json                    for editors: completion and checks
+python -m experiments.recipe list                                            recipes, overlays and
+studies python -m experiments.recipe show NAME [--overlay O]… [key.path=value …]     resolved, and
+what it changes python -m experiments.recipe schema > recipes/schema.json                    for
+editors: completion and checks
 """
 
 import argparse
@@ -30,11 +31,19 @@ GROUPS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.recipe", description="Look at recipes.")
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.recipe", description="Look at recipes."
+    )
     parser.add_argument("command", choices=["list", "show", "schema"])
-    parser.add_argument("name", nargs="?", help="for show: a recipe's name, or the path of a recipe.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="e.g. training.steps=200")
-    parser.add_argument("--overlay", action="append", default=[], metavar="O", help="where or how big, e.g. cpu")
+    parser.add_argument(
+        "name", nargs="?", help="for show: a recipe's name, or the path of a recipe.yaml"
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key.path=value", help="e.g. training.steps=200"
+    )
+    parser.add_argument(
+        "--overlay", action="append", default=[], metavar="O", help="where or how big, e.g. cpu"
+    )
     args = parser.parse_intermixed_args(argv)
     if (args.command == "show") != (args.name is not None):
         parser.error("show takes a recipe's name; list and schema take nothing")
@@ -53,7 +62,12 @@ def main(argv: list[str] | None = None) -> int:
 def print_list() -> None:
     """Every recipe, overlay and study with its own line of description, group by group."""
     groups = {title: recipes.files(recipes.RECIPES / folder) for folder, title in GROUPS.items()}
-    groups = {"The four recipes": {name: groups["Further recipes"].pop(name) for name in recipes.THE_FOUR}, **groups}
+    groups = {
+        "The four recipes": {
+            name: groups["Further recipes"].pop(name) for name in recipes.THE_FOUR
+        },
+        **groups,
+    }
     for title, files in groups.items():
         CONSOLE.print(f"[bold]{title}[/]")
         for name, path in files.items():

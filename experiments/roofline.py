@@ -1,7 +1,8 @@
-"""The least time that a step can take: `python -m experiments.roofline NAME --gpu h200 [--overlay O]… [key=value …]`.
+"""The least time that a step can take: `python -m experiments.roofline NAME --gpu h200 [--overlay
+O]… [key=value …]`.
 
-`--against FILE` sets the measured parts of a step beside their floors. FILE is a bench.json of experiments.bench, NAME
-one of its variants; overlays and keys are those of the measurement.
+`--against FILE` sets the measured parts of a step beside their floors. FILE is a bench.json of
+experiments.bench, NAME one of its variants; overlays and keys are those of the measurement.
 """
 
 import argparse
@@ -25,16 +26,24 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m experiments.roofline", description="The least time a step can take."
     )
     parser.add_argument("name", help="a recipe's name or the path of a recipe.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="e.g. training.local_batch_size=2")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key.path=value", help="e.g. training.local_batch_size=2"
+    )
     parser.add_argument("--gpu", required=True, type=str.lower, metavar="GPU", help=", ".join(GPUS))
-    parser.add_argument("--overlay", action="append", default=[], metavar="O", help="where or how big, e.g. cpu")
-    parser.add_argument("--against", type=Path, metavar="FILE", help="measured parts of steps, as JSON")
+    parser.add_argument(
+        "--overlay", action="append", default=[], metavar="O", help="where or how big, e.g. cpu"
+    )
+    parser.add_argument(
+        "--against", type=Path, metavar="FILE", help="measured parts of steps, as JSON"
+    )
     args = parser.parse_intermixed_args(argv)
     try:
         if args.gpu not in GPUS:
             raise InputError(recipes.unknown("GPU", args.gpu, list(GPUS)))
         if args.against and (args.overlay or args.overrides):
-            raise InputError(f"{args.against} says with which overlays and keys it was measured: leave them out")
+            raise InputError(
+                f"{args.against} says with which overlays and keys it was measured: leave them out"
+            )
         if args.against:
             recipe, measured = read_measured(args.against, args.name, args.gpu)
         else:
@@ -56,10 +65,14 @@ def read_measured(path: Path, variant: str, gpu: str) -> tuple[recipes.Recipe, d
     try:
         bench = json.loads(path.read_text())
         if variant not in bench["variants"]:
-            raise InputError(recipes.unknown(f"variant in {path}", variant, list(bench["variants"])))
+            raise InputError(
+                recipes.unknown(f"variant in {path}", variant, list(bench["variants"]))
+            )
         figures, machine = bench["variants"][variant], bench["machine"]["name"]
         if find(machine) != gpu:
-            raise InputError(f"{path} was measured on {machine}, and --gpu is {gpu}: name the GPU it was measured on")
+            raise InputError(
+                f"{path} was measured on {machine}, and --gpu is {gpu}: name the GPU it was measured on"
+            )
         if not figures["rounds"]:
             raise InputError(f"{path} has no measurement of {variant}: {figures['error']}")
         measured = figures["parts"] | {"step": float(figures["step_s"])}
@@ -68,10 +81,14 @@ def read_measured(path: Path, variant: str, gpu: str) -> tuple[recipes.Recipe, d
     except InputError:
         raise
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} does not hold a measurement ({error!r}): give a bench.json of the bench") from None
+        raise InputError(
+            f"{path} does not hold a measurement ({error!r}): give a bench.json of the bench"
+        ) from None
 
 
-def show(recipe: recipes.Recipe, gpu_name: str, measured: dict[str, float], console: Console) -> None:
+def show(
+    recipe: recipes.Recipe, gpu_name: str, measured: dict[str, float], console: Console
+) -> None:
     """Print the table of parts, rates of the step, memory, and where the GPU's figures are from.
 
     Raises `InputError` for a recipe without a roofline on this GPU.
@@ -79,7 +96,9 @@ def show(recipe: recipes.Recipe, gpu_name: str, measured: dict[str, float], cons
     config, gpu, kernels = recipe.config, GPUS[gpu_name], work(recipe.config)
     rates = {"datasheet": gpu.datasheet} | ({"sustained": gpu.sustained} if gpu.sustained else {})
     seconds = {source: step_floors(kernels, peaks) for source, peaks in rates.items()}
-    seconds = {source: floors | {"step": sum(floors.values())} for source, floors in seconds.items()}
+    seconds = {
+        source: floors | {"step": sum(floors.values())} for source, floors in seconds.items()
+    }
     seconds |= {"measured": measured} if measured else {}
     title = f"{' '.join([recipe.name, *recipe.overlays, *recipe.overrides])} on {gpu_name}: least time of a step, ms"
     table = new_table(title, ["TFLOP", "GB", *seconds, *(["error"] if measured else [])])
@@ -88,8 +107,13 @@ def show(recipe: recipes.Recipe, gpu_name: str, measured: dict[str, float], cons
         cells = ["", ""]
         if part in least:
             own = [w for w in kernels if part in (w.part, "step")]  # the step has all of them
-            cells = [f"{sum(w.flops for w in own) / 1e12:.1f}", f"{sum(w.bytes for w in own) / 1e9:.1f}"]
-        cells += [f"{by_part[part] * 1e3:.1f}" if part in by_part else "" for by_part in seconds.values()]
+            cells = [
+                f"{sum(w.flops for w in own) / 1e12:.1f}",
+                f"{sum(w.bytes for w in own) / 1e9:.1f}",
+            ]
+        cells += [
+            f"{by_part[part] * 1e3:.1f}" if part in by_part else "" for by_part in seconds.values()
+        ]
         if part in least and measured.get(part):
             cells.append(f"{least[part] / measured[part] - 1:+.0%}")
         if part == "step":
@@ -108,7 +132,9 @@ def show(recipe: recipes.Recipe, gpu_name: str, measured: dict[str, float], cons
     fits = ": probably does not fit" if needed > gpu.memory else ""
     console.print(f"memory     about {needed / 1e9:.3g} of {gpu.memory / 1e9:.3g} GB{fits}")
     console.print(f"datasheet: {gpu.datasheet.source}")
-    console.print(f"sustained: {gpu.sustained.source if gpu.sustained else 'no measured rates of this GPU at hand'}")
+    console.print(
+        f"sustained: {gpu.sustained.source if gpu.sustained else 'no measured rates of this GPU at hand'}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """What this machine is, and a CPU where torchtitan expects an accelerator.
 
-torchtitan 0.2.2 picks its device module while it is imported, and takes CUDA on a machine without a GPU. Importing
-this module before torchtitan puts a CPU device there instead, and keeps out what torchtitan imports in vain.
+torchtitan 0.2.2 picks its device module while it is imported, and takes CUDA on a machine without a
+GPU. Importing this module before torchtitan puts a CPU device there instead, and keeps out what
+torchtitan imports in vain.
 """
 
 import math
@@ -18,7 +19,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: or its profiler announces itself on stderr
+os.environ.setdefault(
+    "KINETO_LOG_LEVEL", "99"
+)  # before torch: or its profiler announces itself on stderr
 import torch
 import torch._inductor.config
 
@@ -32,7 +35,9 @@ TYPE = "cuda" if torch.cuda.is_available() else "cpu"
 class _CpuDevice:
     """The part of `torch.cuda`'s interface that torchtitan's Trainer calls, for a CPU."""
 
-    set_device = synchronize = empty_cache = reset_peak_memory_stats = staticmethod(lambda *args: None)
+    set_device = synchronize = empty_cache = reset_peak_memory_stats = staticmethod(
+        lambda *args: None
+    )
     current_device = staticmethod(lambda: 0)
 
     @staticmethod
@@ -46,38 +51,52 @@ class _CpuDevice:
     @staticmethod
     def memory_stats(device=None) -> dict[str, int]:
         # Not getrusage's ru_maxrss: a child starts with its parent's.
-        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        status = dict(
+            line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines()
+        )
         peak = int(status["VmHWM"].split()[0]) * 1024  # high-water mark of resident memory, in KiB
         return {"active_bytes.all.peak": peak, "reserved_bytes.all.peak": peak}
 
 
 if TYPE == "cpu":
     if platform.machine() == "x86_64":
-        # Compiled code uses AVX2: in AVX-512 that of a SwiGLU in rowwise FP8 gave a NaN gradient of w1 on an Intel Xeon
-        # (torch 2.13). It holds for all recipes, or they would not compare. Delete this line once PyTorch is mended.
+        # Compiled code uses AVX2: in AVX-512 that of a SwiGLU in rowwise FP8 gave a NaN gradient of
+        # w1 on an Intel Xeon (torch 2.13). It holds for all recipes, or they would not compare.
+        # Delete this line once PyTorch is mended.
         torch._inductor.config.cpp.simdlen = 256
     with (
         patch("torch._utils._get_available_device_type", lambda: "cpu"),
         patch("torch._utils._get_device_module", lambda device_type: _CpuDevice),
     ):
         from torchtitan.tools import utils as titan_utils
-    _histc = torch.histc  # of integers on CUDA only: torchtitan counts the tokens of each expert with it
+    _histc = (
+        torch.histc
+    )  # of integers on CUDA only: torchtitan counts the tokens of each expert with it
     torch.histc = lambda x, *args, **keys: (
-        _histc(x, *args, **keys) if x.is_floating_point() else _histc(x.float(), *args, **keys).to(x.dtype)
+        _histc(x, *args, **keys)
+        if x.is_floating_point()
+        else _histc(x.float(), *args, **keys).to(x.dtype)
     )
 else:
     from torchtitan.tools import utils as titan_utils
-# torchtitan's own loaders of texts are not used here, and would import `datasets`, and with it pandas.
+# torchtitan's own loaders of texts are not used here, and would import `datasets`, and with it
+# pandas.
 _TEXTS = "torchtitan.hf_datasets.text_datasets"
 if _TEXTS not in sys.modules:
-    sys.modules[_TEXTS] = SimpleNamespace(build_text_dataloader=None, build_text_validation_dataloader=None)
+    sys.modules[_TEXTS] = SimpleNamespace(
+        build_text_dataloader=None, build_text_validation_dataloader=None
+    )
     import torchtitan.models.llama3
     import torchtitan.models.qwen3  # noqa: F401
 
     del sys.modules[_TEXTS]
 if titan_utils.device_type != TYPE:
-    raise ImportError("torchtitan was imported before models.device and took a GPU for granted: swap the imports")
-titan_utils.get_peak_flops = lambda device_name: peak().bf16  # torchtitan's table assumes an A100 for what it lacks
+    raise ImportError(
+        "torchtitan was imported before models.device and took a GPU for granted: swap the imports"
+    )
+titan_utils.get_peak_flops = lambda device_name: (
+    peak().bf16
+)  # torchtitan's table assumes an A100 for what it lacks
 
 
 @cache
@@ -94,14 +113,21 @@ def cpu_name() -> str:
 def instruction_sets() -> list[str]:
     """Those of the processor that numerical code is chosen by, as Linux names them."""
     flags = _cpuinfo().get("flags") or _cpuinfo().get("Features", "")
-    return [flag for flag in flags.split() if re.match("avx|amx|fma$|f16c|asimd|sve|sme[0-9]*$|bf16", flag)]
+    return [
+        flag
+        for flag in flags.split()
+        if re.match("avx|amx|fma$|f16c|asimd|sve|sme[0-9]*$|bf16", flag)
+    ]
 
 
 @cache
 def _cpuinfo() -> dict[str, str]:
     """What Linux says of the first core."""
     first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
-    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+    return {
+        key.strip(): value.strip()
+        for key, _, value in (line.partition(":") for line in first.splitlines())
+    }
 
 
 def cudnn() -> str | None:
@@ -128,7 +154,8 @@ def synchronize() -> None:
 
 
 def seconds(do: Callable, times: int = 1) -> float:
-    """Wall seconds of `times` calls of `do` in a row; the device is waited for at both ends, not in between."""
+    """Wall seconds of `times` calls of `do` in a row; the device is waited for at both ends, not in
+    between."""
     synchronize()
     start = time.perf_counter()
     for _ in range(times):
@@ -138,7 +165,8 @@ def seconds(do: Callable, times: int = 1) -> float:
 
 
 def read_later(scalar: torch.Tensor) -> Callable[[], float]:
-    """Have a scalar tensor copied to the host; the call waits for that, and for no work given to the device since."""
+    """Have a scalar tensor copied to the host; the call waits for that, and for no work given to
+    the device since."""
     if TYPE == "cpu":
         return scalar.item
     copy, copied = scalar.to("cpu", non_blocking=True), torch.cuda.Event()
@@ -156,17 +184,28 @@ MEASURED_PEAK = "MEASURED_BF16_PEAK_FLOPS"  # a study measures once and tells it
 
 @cache
 def peak() -> Rates:
-    """Datasheet peak of this device, or, where none applies, the fastest of some bf16 GEMMs measured here (~0.1 s)."""
+    """Datasheet peak of this device, or, where none applies, the fastest of some bf16 GEMMs
+    measured here (~0.1 s)."""
     if TYPE == "cuda" and (known := gpus.find(name())):
         return gpus.GPUS[known].datasheet
     if measured := os.environ.get(MEASURED_PEAK):
         with suppress(ValueError):
             if 0 < float(measured) < math.inf:
-                share = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if TYPE == "cpu" else 1  # processes share the cores
-                return Rates(float(measured) / share, None, "measured: fastest of 20 bf16 GEMMs, once for the study")
-        raise InputError(f"the environment variable {MEASURED_PEAK} is {measured!r}: set it to FLOP/s, or unset it")
+                share = (
+                    int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if TYPE == "cpu" else 1
+                )  # processes share the cores
+                return Rates(
+                    float(measured) / share,
+                    None,
+                    "measured: fastest of 20 bf16 GEMMs, once for the study",
+                )
+        raise InputError(
+            f"the environment variable {MEASURED_PEAK} is {measured!r}: set it to FLOP/s, or unset it"
+        )
     n, device = 1024 if TYPE == "cpu" else 8192, torch.device(TYPE)
-    own = torch.Generator(device)  # or a run's initial weights would depend on whether this was measured
+    own = torch.Generator(
+        device
+    )  # or a run's initial weights would depend on whether this was measured
     a, b = (torch.randn(n, n, dtype=torch.bfloat16, device=device, generator=own) for _ in range(2))
     best = min(seconds(partial(torch.matmul, a, b)) for _ in range(20))
     del a, b
@@ -175,14 +214,21 @@ def peak() -> Rates:
 
 
 def hardware() -> dict:
-    """What a manifest says of the machine; clock in MHz and power in W, None where nvidia-smi does not tell."""
+    """What a manifest says of the machine; clock in MHz and power in W, None where nvidia-smi does
+    not tell."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     driver = clock = power = None
     if TYPE == "cuda":
-        query = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,power.limit", "--format=csv,noheader,nounits"]
+        query = [
+            "nvidia-smi",
+            "--query-gpu=driver_version,clocks.max.sm,power.limit",
+            "--format=csv,noheader,nounits",
+        ]
         index = (visible or "0").split(",")[0]  # nvidia-smi does not follow CUDA_VISIBLE_DEVICES
         with suppress(OSError, subprocess.SubprocessError, ValueError):
-            answer = subprocess.run([*query, f"--id={index}"], capture_output=True, text=True, timeout=20).stdout
+            answer = subprocess.run(
+                [*query, f"--id={index}"], capture_output=True, text=True, timeout=20
+            ).stdout
             driver, clock, power = (part.strip() for part in answer.split(","))
     return {
         "type": TYPE,

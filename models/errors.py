@@ -5,9 +5,11 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Bad input: the message is one sentence (or one line per fault) that says what is wrong and how to mend it."""
+    """Bad input: the message is one sentence (or one line per fault) that says what is wrong and
+    how to mend it."""
 
 
 def by_pattern(names: Iterable[str]) -> str:
-    """Module names for an error sentence, with a pattern for the blocks' numbers: `layers.*.attention.wq, output`."""
+    """Module names for an error sentence, with a pattern for the blocks' numbers:
+    `layers.*.attention.wq, output`."""
     return ", ".join(sorted({re.sub(r"[.][0-9]+[.]", ".*.", name) for name in names}))

@@ -1,30 +1,36 @@
 """FP8 for this Llama: what it is, which linear layers run in it, and with which scaling.
 
-Formats. An FP8 number has 8 bits. e4m3 spends 4 of them on the exponent and 3 on the mantissa: its largest value is
-448, and rounding is off by up to 1/16. e5m2 spends 5 and 2: up to 57,344, off by up to 1/8. bf16 (8 and 7) reaches
-3e38 and is off by up to 1/256. In return FP8 units multiply twice as fast, and an operand is half as large.
+Formats. An FP8 number has 8 bits. e4m3 spends 4 of them on the exponent and 3 on the mantissa: its
+largest value is 448, and rounding is off by up to 1/16. e5m2 spends 5 and 2: up to 57,344, off by
+up to 1/8. bf16 (8 and 7) reaches 3e38 and is off by up to 1/256. In return FP8 units multiply twice
+as fast, and an operand is half as large.
 
-Scales. Many gradients are so small that FP8 would round them to 0. So an operand is first multiplied by a scale that
-takes its largest magnitude to the format's largest value, and the product is divided by the scales of both operands.
-`tensorwise` has one scale for each operand; then one outlier makes all its other values small. `rowwise` has one for
-each row of the left operand and each column of the right one, so that an outlier costs only its own row.
+Scales. Many gradients are so small that FP8 would round them to 0. So an operand is first
+multiplied by a scale that takes its largest magnitude to the format's largest value, and the
+product is divided by the scales of both operands. `tensorwise` has one scale for each operand; then
+one outlier makes all its other values small. `rowwise` has one for each row of the left operand and
+each column of the right one, so that an outlier costs only its own row.
 
-Products. A linear layer has three: output = input @ weight.T, gradient of the input = g @ weight, and gradient of the
-weight = g.T @ input, where g is the gradient of the output. Inputs and weights are e4m3. g is e5m2 under `tensorwise`,
-whose single scale needs the range, and e4m3 under `rowwise`. `rowwise_with_gw_hp` computes the last product in bf16.
+Products. A linear layer has three: output = input @ weight.T, gradient of the input = g @ weight,
+and gradient of the weight = g.T @ input, where g is the gradient of the output. Inputs and weights
+are e4m3. g is e5m2 under `tensorwise`, whose single scale needs the range, and e4m3 under
+`rowwise`. `rowwise_with_gw_hp` computes the last product in bf16.
 
-Transposed operands. FP8 units want the dimension over which they sum contiguous in memory; bf16 units read either
-order. The three products sum over input features, output features and tokens, so each of input, weight and g is needed
-as it is in one product and transposed in another: FP8 needs a second, transposed copy.
+Transposed operands. FP8 units want the dimension over which they sum contiguous in memory; bf16
+units read either order. The three products sum over input features, output features and tokens, so
+each of input, weight and g is needed as it is in one product and transposed in another: FP8 needs a
+second, transposed copy.
 
-What stays in bf16: embedding, norms, attention, residual stream, loss and the results of products; experts, which are
-no linear layers to torch, and the router that chooses among them; the output head, by the recipes' filter; weights,
-gradients and the optimizer's state (or float32, by `training.dtype`), so every step casts the weights anew.
+What stays in bf16: embedding, norms, attention, residual stream, loss and the results of products;
+experts, which are no linear layers to torch, and the router that chooses among them; the output
+head, by the recipes' filter; weights, gradients and the optimizer's state (or float32, by
+`training.dtype`), so every step casts the weights anew.
 
-The layers are those of models/fp8_linear.py, and torchao's where FSDP2 gathers weights in FP8. torchtitan's section
-`quantize.linear.float8` applies, with three differences to torchtitan's converter: a name filter is exact (a shell
-pattern over the full module name) and must match something; converting no layer is an error; and a CPU multiplies as
-models/fp8_product.py finds best.
+The layers are those of models/fp8_linear.py, and torchao's where FSDP2 gathers weights in FP8.
+torchtitan's section `quantize.linear.float8` applies, with three differences to torchtitan's
+converter: a name filter is exact (a shell pattern over the full module name) and must match
+something; converting no layer is an error; and a CPU multiplies as models/fp8_product.py finds
+best.
 """
 
 import logging
@@ -44,7 +50,10 @@ from models.errors import InputError, by_pattern
 from models.fp8_linear import Fp8Linear, Products
 from models.fp8_product import EMULATED, OPERATOR, Product
 
-for _name in ("torchao", "torch.utils._pytree"):  # importing torchao warns of kernels and calls that are not used here
+for _name in (
+    "torchao",
+    "torch.utils._pytree",
+):  # importing torchao warns of kernels and calls that are not used here
     logging.getLogger(_name).setLevel(logging.ERROR)
 from torchao.float8 import (  # noqa: E402
     Float8LinearConfig,
@@ -55,8 +64,13 @@ from torchao.float8 import (  # noqa: E402
 from torchao.float8.config import Float8GemmConfig  # noqa: E402
 from torchao.float8.float8_linear import Float8Linear  # noqa: E402
 
-FIRST_WITH_FP8 = (8, 9)  # compute capability of the first GPUs with FP8 matrix units: Ada, then Hopper
-AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word in filter_fqns for: skip layers too small to gain
+FIRST_WITH_FP8 = (
+    8,
+    9,
+)  # compute capability of the first GPUs with FP8 matrix units: Ada, then Hopper
+AUTO_FILTER = (
+    "auto_filter_small_kn"  # torchtitan's word in filter_fqns for: skip layers too small to gain
+)
 _ROUTER = ".moe.router.gate"  # how the names of routers end
 
 
@@ -72,33 +86,43 @@ def check_device(device: torch.device) -> None:
 
 @cache
 def product(device_type: str, recipe_name: str, emulate: bool) -> Product:
-    """How the FP8 products of a recipe are computed here. Arguments are keys of `quantize.linear.float8`.
+    """How the FP8 products of a recipe are computed here. Arguments are keys of
+    `quantize.linear.float8`.
 
-    On a GPU with FP8 units nothing is tried out: a product that it refuses fails the run and is not emulated.
+    On a GPU with FP8 units nothing is tried out: a product that it refuses fails the run and is not
+    emulated.
     """
     if emulate:
-        return Product(EMULATED, "operands are rounded to FP8 and multiplied in float32, as the recipe asks")
+        return Product(
+            EMULATED, "operands are rounded to FP8 and multiplied in float32, as the recipe asks"
+        )
     if device_type == "cpu":
         return fp8_product.choose(rowwise=recipe_name != "tensorwise")
     if torch.cuda.get_device_capability() >= FIRST_WITH_FP8:
         return Product(OPERATOR, "torch._scaled_mm runs on the GPU's FP8 units")
-    return Product(EMULATED, "operands are rounded to FP8 and multiplied in float32: this GPU has no FP8 units")
+    return Product(
+        EMULATED, "operands are rounded to FP8 and multiplied in float32: this GPU has no FP8 units"
+    )
 
 
 class Float8Converter:
     """torchtitan model converter `fp8`: swaps the chosen `nn.Linear`s for FP8 layers.
 
-    They are `Fp8Linear`s, or torchao's `Float8Linear`s where FSDP2 gathers weights in FP8. Does nothing while
-    `quantize.linear.float8.recipe_name` is null, so that a recipe turns FP8 on with that one key.
+    They are `Fp8Linear`s, or torchao's `Float8Linear`s where FSDP2 gathers weights in FP8. Does
+    nothing while `quantize.linear.float8.recipe_name` is null, so that a recipe turns FP8 on with
+    that one key.
     """
 
     def __init__(self, job_config, parallel_dims: ParallelDims):
         self.keys = job_config.quantize.linear.float8
-        self.saves_memory = parallel_dims.dp_shard_enabled or job_config.activation_checkpoint.mode != "none"
+        self.saves_memory = (
+            parallel_dims.dp_shard_enabled or job_config.activation_checkpoint.mode != "none"
+        )
         self.enabled = self.keys.recipe_name is not None
 
     def convert(self, model: nn.Module) -> None:
-        """Convert in place. Raises `InputError` if a filter matches nothing, nothing is left, or a size is unfit."""
+        """Convert in place. Raises `InputError` if a filter matches nothing, nothing is left, or a
+        size is unfit."""
         if not self.enabled:
             return
         keys, device_type = self.keys, "cuda" if torch.cuda.is_available() else "cpu"
@@ -113,7 +137,9 @@ class Float8Converter:
                 gemm_config_grad_input=backward,
                 gemm_config_grad_weight=backward,
             )
-            convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in chosen)
+            convert_to_float8_training(
+                model, config=config, module_filter_fn=lambda _, name: name in chosen
+            )
         else:
             how = Products(
                 recipe_name=keys.recipe_name,
@@ -127,7 +153,9 @@ class Float8Converter:
         for module in converted_modules(model).values():
             module.register_forward_pre_hook(_follow_autocast)
         kept = sorted({name for name, m in model.named_modules() if type(m) is nn.Linear})
-        logger.info(f"FP8 {keys.recipe_name}: {len(chosen)} linear layers converted, kept in bf16: {kept}")
+        logger.info(
+            f"FP8 {keys.recipe_name}: {len(chosen)} linear layers converted, kept in bf16: {kept}"
+        )
         logger.info(f"FP8 products: {products.how}; {products.why}")
 
     def post_optimizer_hook(self, model_parts: list[nn.Module]) -> None:
@@ -141,7 +169,8 @@ register_model_converter(Float8Converter, "fp8")
 
 
 def _follow_autocast(_: nn.Module, args: tuple) -> tuple | None:
-    """Cast the input as autocast would cast that of `nn.Linear`; torchao's own line for it looks at CUDA only."""
+    """Cast the input as autocast would cast that of `nn.Linear`; torchao's own line for it looks at
+    CUDA only."""
     device_type = args[0].device.type
     if torch.is_autocast_enabled(device_type):
         return (args[0].to(torch.get_autocast_dtype(device_type)),)
@@ -149,13 +178,16 @@ def _follow_autocast(_: nn.Module, args: tuple) -> tuple | None:
 
 
 def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -> set[str]:
-    """Names of the linear layers to convert: all but routers and those that `filter_fqns` names. Raises as `convert`.
+    """Names of the linear layers to convert: all but routers and those that `filter_fqns` names.
+    Raises as `convert`.
 
-    `filter_fqns` are full module names or shell patterns over them (`output`, `layers.*.attention.wk`), and/or
-    `auto_filter_small_kn`, torchao's heuristic for layers that are too small to gain.
+    `filter_fqns` are full module names or shell patterns over them (`output`,
+    `layers.*.attention.wk`), and/or `auto_filter_small_kn`, torchao's heuristic for layers that are
+    too small to gain.
     """
     linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    # A router has 1 in 100 of the FLOPs or less, and where FP8 rounds its scores a token goes to other experts.
+    # A router has 1 in 100 of the FLOPs or less, and where FP8 rounds its scores a token goes to
+    # other experts.
     chosen = {name for name in linears if not name.endswith(_ROUTER)}
     for pattern in filter_fqns:
         if pattern == AUTO_FILTER:
@@ -169,12 +201,20 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
         chosen -= matched
     if AUTO_FILTER in filter_fqns:
         if recipe_name == "rowwise_with_gw_hp":
-            raise InputError(f"torchao has no {AUTO_FILTER} for rowwise_with_gw_hp: name the layers instead")
+            raise InputError(
+                f"torchao has no {AUTO_FILTER} for rowwise_with_gw_hp: name the layers instead"
+            )
         worth_it = _auto_filter_for_recipe(recipe_name, filter_fqns=[])
         chosen = {name for name in chosen if worth_it(linears[name], name)}
     if not chosen:
-        raise InputError("FP8 would convert no layer: quantize.linear.float8.filter_fqns leaves none of them")
-    unfit = {name: linears[name] for name in chosen if any(size % 16 for size in linears[name].weight.shape)}
+        raise InputError(
+            "FP8 would convert no layer: quantize.linear.float8.filter_fqns leaves none of them"
+        )
+    unfit = {
+        name: linears[name]
+        for name in chosen
+        if any(size % 16 for size in linears[name].weight.shape)
+    }
     if unfit:
         name, linear = min(unfit.items())
         raise InputError(
@@ -188,18 +228,26 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
 def converted_modules(model: nn.Module) -> dict[str, nn.Linear]:
     """The FP8 layers of `model` by their name before compilation."""
     layers = (Fp8Linear, Float8Linear)
-    return {name.replace("_orig_mod.", ""): m for name, m in model.named_modules() if isinstance(m, layers)}
+    return {
+        name.replace("_orig_mod.", ""): m
+        for name, m in model.named_modules()
+        if isinstance(m, layers)
+    }
 
 
 def switch(model: nn.Module, on: bool) -> None:
-    """Have the FP8 layers multiply in FP8, or as `nn.Linear` does; torchao's always multiply in FP8."""
+    """Have the FP8 layers multiply in FP8, or as `nn.Linear` does; torchao's always multiply in
+    FP8."""
     for layer in converted_modules(model).values():
         layer.in_fp8 = on
 
 
 def fp8_products(layer: nn.Linear) -> int:
-    """How many of an FP8 layer's three products have FP8 operands; torchao's is used where all of them have."""
-    return 2 if isinstance(layer, Fp8Linear) and layer.how.recipe_name == "rowwise_with_gw_hp" else 3
+    """How many of an FP8 layer's three products have FP8 operands; torchao's is used where all of
+    them have."""
+    return (
+        2 if isinstance(layer, Fp8Linear) and layer.how.recipe_name == "rowwise_with_gw_hp" else 3
+    )
 
 
 def emulates(layer: nn.Linear) -> bool:

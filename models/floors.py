@@ -1,12 +1,14 @@
-"""The least time of a training step on one GPU, part by part, from shapes, peaks and memory bandwidth.
+"""The least time of a training step on one GPU, part by part, from shapes, peaks and memory
+bandwidth.
 
-A kernel needs at least its FLOPs over the peak of their precision, and at least its bytes over the memory bandwidth:
-the larger of the two is its floor. Kernels run one after another, so the floors of a step add up.
+A kernel needs at least its FLOPs over the peak of their precision, and at least its bytes over the
+memory bandwidth: the larger of the two is its floor. Kernels run one after another, so the floors
+of a step add up.
 
-Products and attention read their operands and write their results. What stands between two of them is read once and
-written once, however many kernels do it, so that an eager and a compiled recipe have the same floor. No floor has: gaps
-between kernels (`IDLE`), a second look at the same data (as when the largest value of a tensor must be known before its
-cast), and communication between GPUs.
+Products and attention read their operands and write their results. What stands between two of them
+is read once and written once, however many kernels do it, so that an eager and a compiled recipe
+have the same floor. No floor has: gaps between kernels (`IDLE`), a second look at the same data (as
+when the largest value of a tensor must be known before its cast), and communication between GPUs.
 """
 
 from collections.abc import Collection, Iterator
@@ -24,7 +26,8 @@ IDLE = "idle"  # the GPU waits: a part of measured steps that no floor predicts
 
 @dataclass(frozen=True)
 class Work:
-    """Kernels of one part: `flops` on operands of `operand_bytes` each, and `bytes` to and from GPU memory."""
+    """Kernels of one part: `flops` on operands of `operand_bytes` each, and `bytes` to and from GPU
+    memory."""
 
     part: str
     bytes: float
@@ -35,7 +38,9 @@ class Work:
         """The floor. Raises `InputError` for FP8 on a GPU without FP8 units."""
         peak = rates.fp8 if self.operand_bytes == 1 else rates.bf16
         if peak is None:
-            raise InputError("this GPU has no FP8 units: choose a recipe in bf16, as `baseline_compiled`")
+            raise InputError(
+                "this GPU has no FP8 units: choose a recipe in bf16, as `baseline_compiled`"
+            )
         return max(self.flops / peak, self.bytes / rates.bandwidth)
 
 
@@ -45,23 +50,31 @@ def step_floors(work: list[Work], rates: Rates) -> dict[str, float]:
 
 
 def step_work(config, args, fp8_layers: Collection[str]) -> list[Work]:
-    """What one optimizer step of a recipe has to do. Raises `InputError` for a setting whose work is not known here.
+    """What one optimizer step of a recipe has to do. Raises `InputError` for a setting whose work
+    is not known here.
 
     Args:
         config: a resolved recipe's `JobConfig`.
         args: its model's arguments.
-        fp8_layers: names of the linear layers that run in FP8, as `float8.choose_modules` gives them.
+        fp8_layers: names of the linear layers that run in FP8, as `float8.choose_modules` gives
+        them.
     """
     if config.training.mixed_precision_param != "bfloat16":
-        raise InputError("the roofline knows products of bf16 and FP8: set training.mixed_precision_param to bfloat16")
+        raise InputError(
+            "the roofline knows products of bf16 and FP8: set training.mixed_precision_param to bfloat16"
+        )
     if config.activation_checkpoint.mode not in ("none", "full"):
         raise InputError(
             f"activation_checkpoint.mode {config.activation_checkpoint.mode} has no roofline: set it to none or full"
         )
     if config.quantize.linear.float8.emulate:
-        raise InputError("emulated FP8 has no roofline: set quantize.linear.float8.emulate to false")
+        raise InputError(
+            "emulated FP8 has no roofline: set quantize.linear.float8.emulate to false"
+        )
     if flops.has_experts(args):
-        share = flops.share_of_products(args, [name for name in flops.linear_shapes(args) if ".attention." in name])
+        share = flops.share_of_products(
+            args, [name for name in flops.linear_shapes(args) if ".attention." in name]
+        )
         raise InputError(
             "a mixture of experts has no roofline: choose a dense flavor, as qwen3-8B. FP8 leaves experts, router and "
             f"head in bf16 and computes {share:.1%} of the products' FLOPs, so that it makes a step at most "
@@ -70,14 +83,21 @@ def step_work(config, args, fp8_layers: Collection[str]) -> list[Work]:
     passes, parameter_bytes = _passes(config), _itemsize(config) * flops.parameters(args)
     states = asdict(config.optimizer.states).values()
     state_bytes = flops.state_bytes(config.training.dtype, states) * flops.parameters(args)
-    one_pass = [*_linears(config, args, fp8_layers), *_attention(config, args), *_elementwise(config, args)]
-    # Cross entropy reads the bf16 logits forward and backward, and writes their gradient; the head is a linear layer.
+    one_pass = [
+        *_linears(config, args, fp8_layers),
+        *_attention(config, args),
+        *_elementwise(config, args),
+    ]
+    # Cross entropy reads the bf16 logits forward and backward, and writes their gradient; the head
+    # is a linear layer.
     one_pass.append(Work(LOSS, _tokens(config) * args.vocab_size * (2 + 2 + 2)))
     return [
         *(replace(w, bytes=passes * w.bytes, flops=passes * w.flops) for w in one_pass),
-        Work(ELEMENTWISE, 3 * (passes - 1) * parameter_bytes),  # gradients added to those of earlier passes
-        # The norm reads the gradients; AdamW reads them too, reads and writes states, and writes parameters, which it
-        # also reads where none of the states is a master weight.
+        Work(
+            ELEMENTWISE, 3 * (passes - 1) * parameter_bytes
+        ),  # gradients added to those of earlier passes
+        # The norm reads the gradients; AdamW reads them too, reads and writes states, and writes
+        # parameters, which it also reads where none of the states is a master weight.
         Work(OPTIMIZER, (3 if any(states) else 4) * parameter_bytes + 2 * state_bytes),
     ]
 
@@ -98,26 +118,38 @@ def _tokens(config) -> int:
 
 
 def _passes(config) -> int:
-    """Forward passes of a step (gradient accumulation); torchtitan's global batch size of -1 means one."""
+    """Forward passes of a step (gradient accumulation); torchtitan's global batch size of -1 means
+    one."""
     return max(1, config.training.global_batch_size // config.training.local_batch_size)
 
 
 def _forwards(config) -> int:
-    """How often a block's forward pass is computed: full activation checkpointing repeats it in the backward pass."""
+    """How often a block's forward pass is computed: full activation checkpointing repeats it in the
+    backward pass."""
     return 2 if config.activation_checkpoint.mode == "full" else 1
 
 
 def _linears(config, args, fp8_layers: Collection[str]) -> Iterator[Work]:
-    """The three products of each linear layer, and the casts of its operands that no other kernel does in passing."""
+    """The three products of each linear layer, and the casts of its operands that no other kernel
+    does in passing."""
     t, b = _tokens(config), _itemsize(config)
     for name, (n, k) in flops.linear_shapes(args).items():
         layer, fp8 = name.rpartition(".")[2], name in fp8_layers
         grad_weight_fp8 = fp8 and config.quantize.linear.float8.recipe_name != "rowwise_with_gw_hp"
-        forwards = 1 if layer in ("w2", "output") else _forwards(config)  # no gradient needs w2's output
-        yield from [_product(2 * t * n * k, t * k + n * k, t * n, fp8)] * forwards  # output = input x weight
-        yield _product(2 * t * n * k, t * n + n * k, t * k, fp8)  # grad_input = grad_output x weight
-        yield _product(2 * t * n * k, t * n + t * k, n * k, grad_weight_fp8)  # grad_weight = grad_output x input
-        # A weight becomes bf16, or FP8 as it is and transposed (1 + 1); a bf16 gradient becomes one in float32.
+        forwards = (
+            1 if layer in ("w2", "output") else _forwards(config)
+        )  # no gradient needs w2's output
+        yield from [
+            _product(2 * t * n * k, t * k + n * k, t * n, fp8)
+        ] * forwards  # output = input x weight
+        yield _product(
+            2 * t * n * k, t * n + n * k, t * k, fp8
+        )  # grad_input = grad_output x weight
+        yield _product(
+            2 * t * n * k, t * n + t * k, n * k, grad_weight_fp8
+        )  # grad_weight = grad_output x input
+        # A weight becomes bf16, or FP8 as it is and transposed (1 + 1); a bf16 gradient becomes one
+        # in float32.
         copies = int(fp8 or b > 2) + int(b > 2)
         yield Work(CASTS, copies * (b + 2) * n * k)
         if fp8:
@@ -125,27 +157,32 @@ def _linears(config, args, fp8_layers: Collection[str]) -> Iterator[Work]:
             yield Work(CASTS, t * (of_input * k + of_gradient * n))
 
 
-# Bytes per token and feature of a layer's input and of its output's gradient, where no norm, RoPE or SwiGLU makes them.
-# Attention gives the input of wo and the gradient of wv: read bf16, write FP8 as it is and transposed. The gradients of
-# wo and w2 are the residual stream's, which is written anyway: FP8 comes on top.
+# Bytes per token and feature of a layer's input and of its output's gradient, where no norm, RoPE
+# or SwiGLU makes them. Attention gives the input of wo and the gradient of wv: read bf16, write FP8
+# as it is and transposed. The gradients of wo and w2 are the residual stream's, which is written
+# anyway: FP8 comes on top.
 _LONE_CASTS = {"wo": (2 + 2, 2), "wv": (0, 2 + 2), "w2": (0, 2)}
 
 
 def _product(product_flops: int, operands: int, result: int, fp8: bool) -> Work:
     """A matrix product; `operands` and `result` are numbers of elements, and results are bf16."""
     size = 1 if fp8 else 2
-    return Work(MATMUL_FP8 if fp8 else MATMUL_BF16, size * operands + 2 * result, product_flops, size)
+    return Work(
+        MATMUL_FP8 if fp8 else MATMUL_BF16, size * operands + 2 * result, product_flops, size
+    )
 
 
 def _attention(config, args) -> Iterator[Work]:
     """Flash attention with a causal mask, which leaves half of the products to compute.
 
-    Forward two products (scores, output), 4 T seq dim FLOPs without a mask; backward five (scores again, and the
-    gradients of v, the probabilities, q and k), 2.5 times as many.
+    Forward two products (scores, output), 4 T seq dim FLOPs without a mask; backward five (scores
+    again, and the gradients of v, the probabilities, q and k), 2.5 times as many.
     """
     t, q, kv, layers = _tokens(config), flops.q_dim(args), flops.kv_dim(args), args.n_layers
     forward = 4 * t * config.training.seq_len * q / 2
-    yield from [Work(ATTENTION, layers * 2 * t * (2 * q + 2 * kv), layers * forward)] * _forwards(config)
+    yield from [Work(ATTENTION, layers * 2 * t * (2 * q + 2 * kv), layers * forward)] * _forwards(
+        config
+    )
     # reads q, k, v, the output and its gradient; writes the gradients of q, k, v
     yield Work(ATTENTION, layers * 2 * t * (4 * q + 4 * kv), layers * 2.5 * forward)
 
@@ -153,21 +190,33 @@ def _attention(config, args) -> Iterator[Work]:
 def _elementwise(config, args) -> Iterator[Work]:
     """Norms, residual sums, RoPE, SwiGLU and the embedding, in bytes per token.
 
-    A feature of the residual stream has `b` bytes, of results and operands of products 2, in FP8 as well: an operand is
-    written as it is and transposed, 1 + 1.
+    A feature of the residual stream has `b` bytes, of results and operands of products 2, in FP8 as
+    well: an operand is written as it is and transposed, 1 + 1.
     """
     t, b, d, f = _tokens(config), _itemsize(config), args.dim, args.hidden_dim
     rotated = flops.q_dim(args) + flops.kv_dim(args)
-    rope = 2 * 2 * rotated  # with the norms of queries and keys, which read their inputs again in the backward pass
-    sum_and_norm = (b + 2) * d + (b + 2) * d  # reads stream and a product's result; writes the sum and an operand
-    forward = 2 * sum_and_norm + rope + 2 * (2 * f + f)  # SwiGLU reads two results and writes an operand
-    # Each layer behind a norm gives a gradient of its input; also read: the stream and its gradient, which is written.
+    rope = (
+        2 * 2 * rotated
+    )  # with the norms of queries and keys, which read their inputs again in the backward pass
+    sum_and_norm = (b + 2) * d + (
+        b + 2
+    ) * d  # reads stream and a product's result; writes the sum and an operand
+    forward = (
+        2 * sum_and_norm + rope + 2 * (2 * f + f)
+    )  # SwiGLU reads two results and writes an operand
+    # Each layer behind a norm gives a gradient of its input; also read: the stream and its
+    # gradient, which is written.
     behind_norms = 2 if args.fused_projections else 5
     backward = behind_norms * 2 * d + 2 * (3 * b * d) + rope + 2 * rotated * args.qk_norm
-    backward += 2 * (f + 2 * f) + 2 * (2 * f)  # SwiGLU reads a gradient and both results; writes both gradients
-    repeated = (_forwards(config) - 1) * (forward - (b + 2) * d)  # ends before w2: no result to read, no sum to write
+    backward += 2 * (f + 2 * f) + 2 * (
+        2 * f
+    )  # SwiGLU reads a gradient and both results; writes both gradients
+    repeated = (_forwards(config) - 1) * (
+        forward - (b + 2) * d
+    )  # ends before w2: no result to read, no sum to write
     yield Work(ELEMENTWISE, args.n_layers * t * (forward + repeated + backward))
-    # The embedding is read and written, and normed for the first block; backward the last norm and a whole matrix of
-    # zeros with some rows. Under a tied head that matrix is added to the head's gradient (3).
+    # The embedding is read and written, and normed for the first block; backward the last norm and
+    # a whole matrix of zeros with some rows. Under a tied head that matrix is added to the head's
+    # gradient (3).
     yield Work(ELEMENTWISE, t * d * ((2 * b + 2) + (3 * b + 2)))
     yield Work(ELEMENTWISE, args.vocab_size * d * b * (1 + 3 * args.enable_weight_tying))

@@ -1,8 +1,9 @@
 """FLOPs and bytes: pure functions of a model's configuration, the same for every recipe.
 
-`args` is anything with `dim`, `n_layers`, `n_heads`, `n_kv_heads`, `head_dim`, `hidden_dim` (of the SwiGLU layer),
-`vocab_size`, `qk_norm` (queries and keys are normed), `enable_weight_tying` and `fused_projections`; a mixture of
-experts also has `moe_enabled`, `moe_inter_dim` (width of an expert), `moe_args.num_experts` and `moe_args.top_k`.
+`args` is anything with `dim`, `n_layers`, `n_heads`, `n_kv_heads`, `head_dim`, `hidden_dim` (of the
+SwiGLU layer), `vocab_size`, `qk_norm` (queries and keys are normed), `enable_weight_tying` and
+`fused_projections`; a mixture of experts also has `moe_enabled`, `moe_inter_dim` (width of an
+expert), `moe_args.num_experts` and `moe_args.top_k`.
 """
 
 import math
@@ -25,15 +26,28 @@ def kv_dim(args) -> int:
 def linear_shapes(args) -> dict[str, tuple[int, int]]:
     """(out_features, in_features) of every linear layer, by module name."""
     q, kv, ffn = q_dim(args), kv_dim(args), args.hidden_dim
-    rows = {"attention.wq": q, "attention.wk": kv, "attention.wv": kv, "feed_forward.w1": ffn, "feed_forward.w3": ffn}
+    rows = {
+        "attention.wq": q,
+        "attention.wk": kv,
+        "attention.wv": kv,
+        "feed_forward.w1": ffn,
+        "feed_forward.w3": ffn,
+    }
     if has_experts(args):
-        rows = {"attention.wq": q, "attention.wk": kv, "attention.wv": kv, "moe.router.gate": args.moe_args.num_experts}
+        rows = {
+            "attention.wq": q,
+            "attention.wk": kv,
+            "attention.wv": kv,
+            "moe.router.gate": args.moe_args.num_experts,
+        }
     if args.fused_projections:
         rows = {"attention.wqkv": q + 2 * kv, "feed_forward.w13": 2 * ffn}
     block = {name: (n, args.dim) for name, n in rows.items()}
     block |= {"attention.wo": (args.dim, q)}
     block |= {} if has_experts(args) else {"feed_forward.w2": (args.dim, ffn)}
-    shapes = {f"layers.{i}.{name}": shape for i in range(args.n_layers) for name, shape in block.items()}
+    shapes = {
+        f"layers.{i}.{name}": shape for i in range(args.n_layers) for name, shape in block.items()
+    }
     return shapes | {"output": (args.vocab_size, args.dim)}
 
 
@@ -43,14 +57,21 @@ def has_experts(args) -> bool:
 
 
 def expert_parameters(args, active: bool = False) -> int:
-    """Parameters of a block's experts, three matrices each: of all, or of the `active` ones that a token meets."""
+    """Parameters of a block's experts, three matrices each: of all, or of the `active` ones that a
+    token meets."""
     if not has_experts(args):
         return 0
-    return (args.moe_args.top_k if active else args.moe_args.num_experts) * 3 * args.dim * args.moe_inter_dim
+    return (
+        (args.moe_args.top_k if active else args.moe_args.num_experts)
+        * 3
+        * args.dim
+        * args.moe_inter_dim
+    )
 
 
 def parameters(args, active: bool = False) -> int:
-    """Number of parameters, or of the `active` ones of a token; a tied embedding is counted once, as the head."""
+    """Number of parameters, or of the `active` ones of a token; a tied embedding is counted once,
+    as the head."""
     linears = sum(n * k for n, k in linear_shapes(args).values())
     norms = (2 * args.n_layers + 1) * args.dim + 2 * args.n_layers * args.head_dim * args.qk_norm
     embedding = 0 if args.enable_weight_tying else args.vocab_size * args.dim
@@ -58,27 +79,32 @@ def parameters(args, active: bool = False) -> int:
 
 
 def share_of_products(args, layers: Collection[str]) -> float:
-    """The part of the FLOPs of linear layers and active experts that is done by `layers`, by their module names."""
+    """The part of the FLOPs of linear layers and active experts that is done by `layers`, by their
+    module names."""
     shapes = {name: n * k for name, (n, k) in linear_shapes(args).items()}
     everything = sum(shapes.values()) + args.n_layers * expert_parameters(args, active=True)
     return sum(map(shapes.get, layers)) / everything
 
 
 def most_speed_up(fp8_share: float) -> float:
-    """Of products of which FP8 computes a share, in half the time; casts and all that is no product are left out."""
+    """Of products of which FP8 computes a share, in half the time; casts and all that is no product
+    are left out."""
     return 1 / (1 - fp8_share / 2)
 
 
 def flops_per_token(args, seq_len: int, causal: bool = False) -> int:
-    """FLOPs of forward and backward per token: 6 per weight, input embedding left out, plus attention.
+    """FLOPs of forward and backward per token: 6 per weight, input embedding left out, plus
+    attention.
 
-    torchtitan's and the published study's formula: 6 N + 12 layers heads head_dim seq_len. Of experts N has the active
-    ones. `causal` halves the attention term, because a causal mask leaves half of it to compute; figures made with it
-    carry the word.
+    torchtitan's and the published study's formula: 6 N + 12 layers heads head_dim seq_len. Of
+    experts N has the active ones. `causal` halves the attention term, because a causal mask leaves
+    half of it to compute; figures made with it carry the word.
     """
     embedding = 0 if args.enable_weight_tying else args.vocab_size * args.dim
     attention = 12 * args.n_layers * q_dim(args) * seq_len
-    return 6 * (parameters(args, active=True) - embedding) + (attention // 2 if causal else attention)
+    return 6 * (parameters(args, active=True) - embedding) + (
+        attention // 2 if causal else attention
+    )
 
 
 GRADIENT_BLOCK = 256  # gradients that share a float32 scale where they are sent in FP8
@@ -92,16 +118,19 @@ def fsdp_bytes(
     reshard: str = "default",
     fp8_gradients: bool = False,
 ) -> tuple[int, int]:
-    """Bytes that one forward and backward pass all-gathers and reduce-scatters: of whole weights, of whole gradients.
+    """Bytes that one forward and backward pass all-gathers and reduce-scatters: of whole weights,
+    of whole gradients.
 
-    The embedding and the blocks are gathered twice, since FSDP2 frees them after their forward pass; the last norm and
-    the head, whose backward pass follows at once, are gathered once, and an embedding that is the head with them.
+    The embedding and the blocks are gathered twice, since FSDP2 frees them after their forward
+    pass; the last norm and the head, whose backward pass follows at once, are gathered once, and an
+    embedding that is the head with them.
 
     Args:
         shapes: of the parameters, by name, unsharded. FSDP2 pads rows to a multiple of `shards`.
         fp8: names of those that are cast to FP8 before they are gathered.
         gathered: bytes of an element of the other weights.
-        reshard: torchtitan's `parallelism.fsdp_reshard_after_forward`; always and never make exceptions.
+        reshard: torchtitan's `parallelism.fsdp_reshard_after_forward`; always and never make
+        exceptions.
         fp8_gradients: gradients are sent in FP8 with their scales, else in float32.
     """
     weights, reduced = 0, Counter()
@@ -113,17 +142,26 @@ def fsdp_bytes(
         together = ".".join(name.split(".")[:2]) if name.startswith(apart) else "norm and head"
         reduced[together] += elements // shards
     if fp8_gradients:
-        return weights, shards * sum(-(-n // GRADIENT_BLOCK) * (GRADIENT_BLOCK + 4) for n in reduced.values())
+        return weights, shards * sum(
+            -(-n // GRADIENT_BLOCK) * (GRADIENT_BLOCK + 4) for n in reduced.values()
+        )
     return weights, shards * sum(reduced.values()) * 4
 
 
 def state_bytes(training_dtype: str, state_dtypes: Collection[str | None]) -> int:
-    """Bytes of the optimizer's states of one parameter: of the dtypes that are given, else of two moments."""
+    """Bytes of the optimizer's states of one parameter: of the dtypes that are given, else of two
+    moments."""
     return sum(ITEMSIZE[dtype] for dtype in state_dtypes if dtype) or 2 * ITEMSIZE[training_dtype]
 
 
 def memory_estimate(
-    args, tokens: int, param_bytes: int, state_bytes: int, compiled: bool, recompute: bool, shards: int = 1
+    args,
+    tokens: int,
+    param_bytes: int,
+    state_bytes: int,
+    compiled: bool,
+    recompute: bool,
+    shards: int = 1,
 ) -> dict[str, float]:
     """Bytes that training needs on each device, to within about a quarter.
 
@@ -131,24 +169,35 @@ def memory_estimate(
         args: the model.
         tokens: tokens in one forward pass of the device (batch times sequence).
         param_bytes: bytes of one parameter (2 for bf16, 4 for fp32) and of its gradient.
-        state_bytes: bytes of the optimizer's states of one parameter: both moments and, where there are some, master
+        state_bytes: bytes of the optimizer's states of one parameter: both moments and, where there
+        are some, master
             weights.
         compiled: compiled kernels recompute some element-wise results instead of keeping them.
-        recompute: full activation checkpointing: each layer's input, and one layer's activations at a time.
-        shards: devices that FSDP shards parameters, gradients and states over. Activations and logits are not sharded,
-            and the weights of two blocks are gathered at a time: of the one that computes, and of the next. A tied
-            matrix and its gradient are whole from the embedding's forward pass to the end of its backward pass.
+        recompute: full activation checkpointing: each layer's input, and one layer's activations at
+        a time.
+        shards: devices that FSDP shards parameters, gradients and states over. Activations and
+        logits are not sharded,
+            and the weights of two blocks are gathered at a time: of the one that computes, and of
+            the next. A tied matrix and its gradient are whole from the embedding's forward pass to
+            the end of its backward pass.
     """
     n = parameters(args)
-    block = sum(rows * columns for name, (rows, columns) in linear_shapes(args).items() if name.startswith("layers.0."))
+    block = sum(
+        rows * columns
+        for name, (rows, columns) in linear_shapes(args).items()
+        if name.startswith("layers.0.")
+    )
     block += expert_parameters(args)
     tied = args.vocab_size * args.dim if args.enable_weight_tying else 0
-    # Kept for backward per token and layer, in bf16. Of width dim: the inputs of both norms and their outputs. Of the
-    # heads' width: q, k, v, the attention's output before and after its transposition; q and k before their norms. Of
-    # FFN width: w1's and w3's outputs, silu, the product; once for each expert that a token meets, which also keeps its
-    # input, and in float32 its output, for the product with the router's score.
+    # Kept for backward per token and layer, in bf16. Of width dim: the inputs of both norms and
+    # their outputs. Of the heads' width: q, k, v, the attention's output before and after its
+    # transposition; q and k before their norms. Of FFN width: w1's and w3's outputs, silu, the
+    # product; once for each expert that a token meets, which also keeps its input, and in float32
+    # its output, for the product with the router's score.
     of_heads = (3 if compiled else 4) * q_dim(args) + (q_dim(args) + kv_dim(args)) * args.qk_norm
-    experts, width = (args.moe_args.top_k, args.moe_inter_dim) if has_experts(args) else (1, args.hidden_dim)
+    experts, width = (
+        (args.moe_args.top_k, args.moe_inter_dim) if has_experts(args) else (1, args.hidden_dim)
+    )
     per_layer = 4 * args.dim + of_heads + (3 if compiled else 4) * experts * width
     per_layer += 3 * experts * args.dim * has_experts(args)
     per_token = args.n_layers * args.dim + per_layer if recompute else args.n_layers * per_layer

@@ -1,8 +1,9 @@
-"""AdamW whose states have dtypes of their own, down to FP8: precision decoupling of FP8-LM (arXiv 2310.18313).
+"""AdamW whose states have dtypes of their own, down to FP8: precision decoupling of FP8-LM (arXiv
+2310.18313).
 
-The parameters that the model computes with stay as they are, and are a rounded copy of the master weights. A state in
-FP8 or FP16 is stored times a scale, one a tensor: a power of two, so that scaling rounds nothing. bf16 and float32 have
-range enough without.
+The parameters that the model computes with stay as they are, and are a rounded copy of the master
+weights. A state in FP8 or FP16 is stored times a scale, one a tensor: a power of two, so that
+scaling rounds nothing. bf16 and float32 have range enough without.
 """
 
 import math
@@ -22,7 +23,8 @@ CHUNK = 1 << 24  # elements that are in float32 together: five such copies of a 
 class AdamWFp8LM(torch.optim.Optimizer):
     """AdamW by PyTorch's formula, in float32, between states that are stored in other dtypes.
 
-    Shards of a tensor have the scale of the whole tensor, so that they are stepped as the whole tensor would be.
+    Shards of a tensor have the scale of the whole tensor, so that they are stepped as the whole
+    tensor would be.
 
     Args:
         params: contiguous parameters or groups of them; of FSDP's, each process steps its shards.
@@ -36,22 +38,30 @@ class AdamWFp8LM(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """Step the parameters that have a gradient. Checkpoints call it with a `closure` of None."""
-        stepped = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        """Step the parameters that have a gradient. Checkpoints call it with a `closure` of
+        None."""
+        stepped = [
+            (p, group) for group in self.param_groups for p in group["params"] if p.grad is not None
+        ]
         for parameter, _ in stepped:
             if not self.state[parameter]:
                 self._start(parameter)
-        for (parameter, group), largest in zip(stepped, self._largest([p for p, _ in stepped]), strict=True):
+        for (parameter, group), largest in zip(
+            stepped, self._largest([p for p, _ in stepped]), strict=True
+        ):
             self._step(parameter, group, self._scales(group, *largest))
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """As PyTorch's, which however casts the states to the dtype of their parameter: here they stay as saved."""
+        """As PyTorch's, which however casts the states to the dtype of their parameter: here they
+        stay as saved."""
         super().load_state_dict(state_dict)
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for number, parameter in zip(numbers, parameters, strict=True):
             saved = state_dict["state"].get(number, {})
-            self.state[parameter] = {k: t if k == "step" else t.to(parameter.device) for k, t in saved.items()}
+            self.state[parameter] = {
+                k: t if k == "step" else t.to(parameter.device) for k, t in saved.items()
+            }
 
     def _start(self, parameter: torch.Tensor) -> None:
         """Moments of 0; the first step takes the parameter for its master weights."""
@@ -62,7 +72,8 @@ class AdamWFp8LM(torch.optim.Optimizer):
             state[f"{name}_scale"] = torch.ones((), device=shard.device)
 
     def _largest(self, parameters: list[torch.Tensor]) -> torch.Tensor:
-        """Largest magnitudes of each parameter's gradient and states, over all shards: (parameters, 4), float32.
+        """Largest magnitudes of each parameter's gradient and states, over all shards: (parameters,
+        4), float32.
 
         One all-reduce a step, or one for each dimension of the mesh that shards.
         """
@@ -76,38 +87,51 @@ class AdamWFp8LM(torch.optim.Optimizer):
         largest = torch.stack(rows)
         sharded = [(p.device_mesh, dim, placement) for p in parameters if isinstance(p, DTensor)
                    for dim, placement in enumerate(p.placements)]  # fmt: skip
-        for mesh, dim in dict.fromkeys((mesh, dim) for mesh, dim, placement in sharded if placement.is_shard()):
+        for mesh, dim in dict.fromkeys(
+            (mesh, dim) for mesh, dim, placement in sharded if placement.is_shard()
+        ):
             dist.all_reduce(largest, dist.ReduceOp.MAX, group=mesh.get_group(dim))
         return largest
 
     def _scales(self, group: dict, gradient, first, second, master) -> dict[str, torch.Tensor]:
-        """Of each state, from a bound on what this step can make of it, so that nothing has to be computed twice.
+        """Of each state, from a bound on what this step can make of it, so that nothing has to be
+        computed twice.
 
         Args:
             gradient, first, second, master: largest magnitudes, scalars.
         """
         beta1, beta2 = group["betas"]
-        # A step is at most lr times the larger of these (Kingma & Ba, arXiv 1412.6980, section 2.1), but for rounding.
+        # A step is at most lr times the larger of these (Kingma & Ba, arXiv 1412.6980, section
+        # 2.1), but for rounding.
         furthest = 2 * group["lr"] * max(1, (1 - beta1) / math.sqrt(1 - beta2))
         bounds = (
             beta1 * first + (1 - beta1) * gradient,
             beta2 * second + (1 - beta2) * gradient.square(),
             master + furthest,
         )
-        return {name: _scale(bound, self.dtypes[name]) for name, bound in zip(STATES, bounds, strict=True)}
+        return {
+            name: _scale(bound, self.dtypes[name])
+            for name, bound in zip(STATES, bounds, strict=True)
+        }
 
     def _step(self, parameter: torch.Tensor, group: dict, scales: dict[str, torch.Tensor]) -> None:
         """One parameter, chunk by chunk."""
         state = self.state[parameter]
         begins = not state["step"]
         state["step"] += 1
-        old = [1.0 if begins and name == "master_weights" else state[f"{name}_scale"] for name in STATES]
+        old = [
+            1.0 if begins and name == "master_weights" else state[f"{name}_scale"]
+            for name in STATES
+        ]
         kept = [local(tensor).view(-1) for tensor in (parameter, *(state[name] for name in STATES))]
         flat = [local(parameter.grad).flatten(), *kept]
-        for gradient, weight, *stored in zip(*(tensor.split(CHUNK) for tensor in flat), strict=True):
+        for gradient, weight, *stored in zip(
+            *(tensor.split(CHUNK) for tensor in flat), strict=True
+        ):
             sources = [*stored[:2], weight] if begins else stored
             first, second, master = (
-                source.to(torch.float32, copy=True).div_(s) for source, s in zip(sources, old, strict=True)
+                source.to(torch.float32, copy=True).div_(s)
+                for source, s in zip(sources, old, strict=True)
             )
             _adamw(master, gradient.float(), first, second, state["step"].item(), group)
             for place, value, name in zip(stored, (first, second, master), STATES, strict=True):
@@ -120,7 +144,8 @@ class AdamWFp8LM(torch.optim.Optimizer):
 
 
 def _adamw(weight, gradient, first, second, step: float, group: dict) -> None:
-    """Step number `step` of AdamW on float32 tensors, in place, in PyTorch's order of operations."""
+    """Step number `step` of AdamW on float32 tensors, in place, in PyTorch's order of
+    operations."""
     (beta1, beta2), lr = group["betas"], group["lr"]
     weight.mul_(1 - lr * group["weight_decay"])
     first.lerp_(gradient, 1 - beta1)
@@ -130,10 +155,13 @@ def _adamw(weight, gradient, first, second, step: float, group: dict) -> None:
 
 
 def _scale(bound: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The largest power of two that keeps values up to `bound` in the range of `dtype`; 1 where it is not scaled."""
+    """The largest power of two that keeps values up to `bound` in the range of `dtype`; 1 where it
+    is not scaled."""
     if dtype not in SCALED:
         return torch.ones_like(bound)
-    exponent = torch.frexp(SCALED[dtype] / bound.clamp(min=1e-30)).exponent - 1  # of a mantissa from 0.5 to 1
+    exponent = (
+        torch.frexp(SCALED[dtype] / bound.clamp(min=1e-30)).exponent - 1
+    )  # of a mantissa from 0.5 to 1
     return torch.exp2(exponent.float())
 
 
@@ -142,11 +170,14 @@ def _magnitude(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.numel():
         return torch.zeros((), device=tensor.device)
     chunks = tensor.flatten().split(CHUNK)
-    return torch.stack([torch.linalg.vector_norm(chunk.float(), math.inf) for chunk in chunks]).max()
+    return torch.stack(
+        [torch.linalg.vector_norm(chunk.float(), math.inf) for chunk in chunks]
+    ).max()
 
 
 def _placed_as(parameter: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
-    """A state's shard as a tensor that is sharded as its parameter is; checkpoints put it together."""
+    """A state's shard as a tensor that is sharded as its parameter is; checkpoints put it
+    together."""
     if not isinstance(parameter, DTensor):
         return shard
     keys = {"shape": parameter.shape, "stride": parameter.stride(), "run_check": False}

@@ -1,12 +1,13 @@
 """Gradients that FSDP2 sends in FP8 and adds up in float32: a reduce-scatter for `FSDPModule`.
 
-Each rank cuts what it has for another rank into blocks of 256 values and sends each block in e4m3, with the float32
-step that takes e4m3's largest value, 448, to the block's largest magnitude. Values and steps travel in one buffer of
-bytes, by one all-to-all: 260 bytes a block where float32 takes 1,024. The receiver multiplies and adds up in float32,
-so a gradient is rounded to FP8 once, however many ranks there are, and no sum can leave FP8's range.
+Each rank cuts what it has for another rank into blocks of 256 values and sends each block in e4m3,
+with the float32 step that takes e4m3's largest value, 448, to the block's largest magnitude. Values
+and steps travel in one buffer of bytes, by one all-to-all: 260 bytes a block where float32 takes
+1,024. The receiver multiplies and adds up in float32, so a gradient is rounded to FP8 once, however
+many ranks there are, and no sum can leave FP8's range.
 
-A sum in FP8, as in FP8-LM (arXiv 2310.18313), rounds again at every rank and has to be kept within the range;
-experiments/benchmark_gradient_sums.py compares both.
+A sum in FP8, as in FP8-LM (arXiv 2310.18313), rounds again at every rank and has to be kept within
+the range; experiments/benchmark_gradient_sums.py compares both.
 """
 
 import torch
@@ -22,13 +23,15 @@ _SMALLEST_STEP = torch.finfo(torch.float32).tiny  # a block of zeros must not di
 
 
 class Fp8ReduceScatter(DefaultReduceScatter):
-    """For `FSDPModule.set_custom_reduce_scatter`; it gives the same sums in every run, as it adds up in ranks' order.
+    """For `FSDPModule.set_custom_reduce_scatter`; it gives the same sums in every run, as it adds
+    up in ranks' order.
 
     With hybrid sharding FSDP2 adds up the shards of the replicas afterwards, in float32.
     """
 
     def __call__(self, output_tensor, input_tensor, group, op, async_op=False) -> None:
-        """Writes a rank's share of the sum, float32 (n), from each rank's gradients, float32 (ranks x n)."""
+        """Writes a rank's share of the sum, float32 (n), from each rank's gradients, float32 (ranks
+        x n)."""
         assert op == dist.ReduceOp.SUM and not async_op  # see models/train_spec.py
         sent = encode(input_tensor.view(group.size(), -1))
         received = torch.empty_like(sent)
@@ -37,7 +40,8 @@ class Fp8ReduceScatter(DefaultReduceScatter):
 
 
 def encode(rows: torch.Tensor) -> torch.Tensor:
-    """uint8 (r, b * 260) for float32 (r, n), where b blocks hold n values: those of all blocks, then their steps.
+    """uint8 (r, b * 260) for float32 (r, n), where b blocks hold n values: those of all blocks,
+    then their steps.
 
     A block with a value that is not finite becomes nan, so that a run notices.
     """
@@ -50,6 +54,8 @@ def encode(rows: torch.Tensor) -> torch.Tensor:
 
 def decode(encoded: torch.Tensor) -> torch.Tensor:
     """float32 (r, b * 256) for what `encode` gave."""
-    values, steps = encoded.split([encoded.shape[1] // (GRADIENT_BLOCK + 4) * size for size in (GRADIENT_BLOCK, 4)], 1)
+    values, steps = encoded.split(
+        [encoded.shape[1] // (GRADIENT_BLOCK + 4) * size for size in (GRADIENT_BLOCK, 4)], 1
+    )
     blocks = values.view(_E4M3).float().unflatten(1, (-1, GRADIENT_BLOCK))
     return (blocks * steps.contiguous().view(torch.float32).unsqueeze(-1)).flatten(1)

@@ -15,9 +15,11 @@ class Scaling:
     """What differs between the recipes of `quantize.linear.float8.recipe_name`."""
 
     rows: bool  # each row or column has a scale, a power of 2; else each operand has one, which is any number
-    gradient: torch.dtype  # format of output gradients; e5m2 has the range that one scale for all of them needs
-    # Whether the weight gradient is a product in FP8. Where it is not, the weight has one scale, a power of 2, in the
-    # product of the input gradient.
+    gradient: (
+        torch.dtype
+    )  # format of output gradients; e5m2 has the range that one scale for all of them needs
+    # Whether the weight gradient is a product in FP8. Where it is not, the weight has one scale, a
+    # power of 2, in the product of the input gradient.
     fp8_weight_gradient: bool = True
 
 
@@ -39,17 +41,21 @@ class Fp8(NamedTuple):
 
 
 def cast(x: torch.Tensor, dtype: torch.dtype, scaling: Scaling, along: int | None) -> Fp8:
-    """x: (m, n), in `dtype` with the float32 scale of the whole, or of each row (`along` 1) or column (0)."""
+    """x: (m, n), in `dtype` with the float32 scale of the whole, or of each row (`along` 1) or
+    column (0)."""
     scale = _scale(x, dtype, scaling, along)
     most = torch.finfo(dtype).max
     return Fp8((x.float() * scale).clamp(-most, most).to(dtype), scale)
 
 
-def cast_both(x: torch.Tensor, dtype: torch.dtype, scaling: Scaling, emulate: bool) -> tuple[Fp8, Fp8]:
+def cast_both(
+    x: torch.Tensor, dtype: torch.dtype, scaling: Scaling, emulate: bool
+) -> tuple[Fp8, Fp8]:
     """x: (m, n), for the product that takes it by rows and for the one that takes it by columns.
 
-    On a GPU one kernel writes both where they have the same scale. Where rows and columns have scales of their own, a
-    compiler's kernels, which cast by rows as they find the row's largest, move less.
+    On a GPU one kernel writes both where they have the same scale. Where rows and columns have
+    scales of their own, a compiler's kernels, which cast by rows as they find the row's largest,
+    move less.
     """
     if not in_one_pass(x, scaling, emulate):
         return cast(x, dtype, scaling, along=1), cast(x, dtype, scaling, along=0)
@@ -59,11 +65,14 @@ def cast_both(x: torch.Tensor, dtype: torch.dtype, scaling: Scaling, emulate: bo
 
 
 def in_one_pass(x: torch.Tensor, scaling: Scaling, emulate: bool) -> bool:
-    """Whether the kernel casts it; where products are emulated, the GPU may have no instructions for FP8."""
+    """Whether the kernel casts it; where products are emulated, the GPU may have no instructions
+    for FP8."""
     return x.is_cuda and not scaling.rows and not emulate
 
 
-def _scale(x: torch.Tensor, dtype: torch.dtype, scaling: Scaling, along: int | None) -> torch.Tensor:
+def _scale(
+    x: torch.Tensor, dtype: torch.dtype, scaling: Scaling, along: int | None
+) -> torch.Tensor:
     if scaling.rows and along is not None:
         largest = x.abs().amax(along, keepdim=True)
     else:  # by rows first, as a compiler can find it within the kernel that makes x
@@ -73,18 +82,24 @@ def _scale(x: torch.Tensor, dtype: torch.dtype, scaling: Scaling, along: int | N
     return scale.log2().floor().exp2() if scaling.rows else scale
 
 
-# An operator, and not the kernel's launch, is what graphs have: two casts of one matrix are then seen to be the same,
-# and the result is kept for the backward pass instead of being made again.
+# An operator, and not the kernel's launch, is what graphs have: two casts of one matrix are then
+# seen to be the same, and the result is kept for the backward pass instead of being made again.
 @torch.library.custom_op("fp8::cast_and_transpose", mutates_args=())
-def _cast_and_transpose(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _cast_and_transpose(
+    x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
     from models.fp8_cast_kernel import cast_and_transpose  # which imports Triton
 
     (m, n), most = x.shape, torch.finfo(dtype).max
     made = _empty(x, scale, dtype)
-    cast_and_transpose[(-(-n // TILE), -(-m // TILE))](x, scale, *made, m, n, most, TILE=TILE, num_warps=WARPS)
+    cast_and_transpose[(-(-n // TILE), -(-m // TILE))](
+        x, scale, *made, m, n, most, TILE=TILE, num_warps=WARPS
+    )
     return made
 
 
 @_cast_and_transpose.register_fake
-def _empty(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _empty(
+    x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(x, dtype=dtype), x.new_empty(x.shape[::-1], dtype=dtype)

@@ -1,8 +1,10 @@
-"""AdamW for bf16 parameters on a GPU: the gradients' norm in one pass, clipping and step in another.
+"""AdamW for bf16 parameters on a GPU: the gradients' norm in one pass, clipping and step in
+another.
 
-16 bytes a parameter move between GPU and memory: 2 to read the gradient for the norm, then 8 to read parameter,
-gradient and both moments, and 6 to write all but the gradient. Each pass is one launch over all parameters. PyTorch's
-take 20 bytes, since clipping reads and writes the gradients on its own, and hundreds of launches; its norm is in bf16.
+16 bytes a parameter move between GPU and memory: 2 to read the gradient for the norm, then 8 to
+read parameter, gradient and both moments, and 6 to write all but the gradient. Each pass is one
+launch over all parameters. PyTorch's take 20 bytes, since clipping reads and writes the gradients
+on its own, and hundreds of launches; its norm is in bf16.
 """
 
 from collections.abc import Iterable
@@ -13,10 +15,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-CHUNK = 1 << 16  # elements of a program of the kernels: several tiles, so that looking up its tensor costs little
-# With these each thread has 4 loads of 16 bytes under way, and takes 79 and 58 registers on compute capability 9.0: 768
-# and 1024 threads on a multiprocessor, or 48 and 64 KiB under way, more than its share of the bandwidth times a
-# microsecond of latency, some 36 KB.
+CHUNK = (
+    1 << 16
+)  # elements of a program of the kernels: several tiles, so that looking up its tensor costs little
+# With these each thread has 4 loads of 16 bytes under way, and takes 79 and 58 registers on compute
+# capability 9.0: 768 and 1024 threads on a multiprocessor, or 48 and 64 KiB under way, more than
+# its share of the bandwidth times a microsecond of latency, some 36 KB.
 NORM_TILE, STEP_TILE = 8192, 2048
 WARPS = 8
 
@@ -27,16 +31,20 @@ class FusedAdamW(torch.optim.AdamW):
     It computes in float32, as `AdamW(fused=True)` does, and rounds what it stores to bf16.
 
     Args:
-        params: contiguous bf16 parameters on one GPU, or groups of them; of FSDP's, each process steps its shards.
+        params: contiguous bf16 parameters on one GPU, or groups of them; of FSDP's, each process
+        steps its shards.
         keys: `lr`, `betas`, `eps` and `weight_decay`, as PyTorch's.
     """
 
     def __init__(self, params: Iterable, **keys):
-        super().__init__(params, fused=True, **keys)  # which decides where `step` is kept: on the GPU
+        super().__init__(
+            params, fused=True, **keys
+        )  # which decides where `step` is kept: on the GPU
         self._norm, self._max_norm = None, inf
 
     def clip(self, norm: torch.Tensor, max_norm: float) -> None:
-        """Have the next step, and only that, scale the gradients down to `max_norm` as it reads them.
+        """Have the next step, and only that, scale the gradients down to `max_norm` as it reads
+        them.
 
         `norm` is that of all gradients, a float32 scalar on their device. They become those of
         `torch.nn.utils.clip_grad_norm_`, without rounding.
@@ -50,7 +58,8 @@ class FusedAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """Step the parameters that have a gradient. Raises `ValueError` for one that is not contiguous or not bf16.
+        """Step the parameters that have a gradient. Raises `ValueError` for one that is not
+        contiguous or not bf16.
 
         Checkpoints call it with a `closure` of None; there are no others here.
         """
@@ -81,12 +90,16 @@ class FusedAdamW(torch.optim.AdamW):
 def gradient_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     """The norm of bf16 gradients together, a float32 scalar on their GPU, the same in each call.
 
-    Shards are added up over the processes that hold them, copies are not. Raises `ValueError` for a gradient that is
-    not contiguous or not bf16.
+    Shards are added up over the processes that hold them, copies are not. Raises `ValueError` for a
+    gradient that is not contiguous or not bf16.
     """
     by_sharding: dict[tuple, list[torch.Tensor]] = {}
     for gradient in gradients:
-        sharding = (gradient.device_mesh, gradient.placements) if isinstance(gradient, DTensor) else (None, ())
+        sharding = (
+            (gradient.device_mesh, gradient.placements)
+            if isinstance(gradient, DTensor)
+            else (None, ())
+        )
         by_sharding.setdefault(sharding, []).append(local(gradient))
     squares = []
     for (mesh, placements), shards in by_sharding.items():
@@ -102,7 +115,9 @@ def _sum_of_squares(tensors: list[torch.Tensor]) -> torch.Tensor:
 
     chunks, table, align = _tables(tensors)
     partial = torch.empty(len(chunks), dtype=torch.float32, device=chunks.device)
-    sum_of_squares[(len(chunks),)](chunks, table, partial, ALIGN=align, CHUNK=CHUNK, TILE=NORM_TILE, num_warps=WARPS)
+    sum_of_squares[(len(chunks),)](
+        chunks, table, partial, ALIGN=align, CHUNK=CHUNK, TILE=NORM_TILE, num_warps=WARPS
+    )
     return partial.sum()
 
 
@@ -117,18 +132,24 @@ def _tables(*columns: list[torch.Tensor], more: list[torch.Tensor] | None = None
     """What the kernels find their tensors by, see models/adamw_kernels.py.
 
     Args:
-        columns: lists of bf16 tensors; those at the same place in each have the same number of elements.
+        columns: lists of bf16 tensors; those at the same place in each have the same number of
+        elements.
         more: one more list of tensors, of any kind.
 
     Returns:
-        The chunks (int32, n x 2), the table (int64, a row for each tensor), and what all bf16 addresses are multiples
-        of, in bytes. Gradients have new addresses in every step, and so the table is new in each call.
+        The chunks (int32, n x 2), the table (int64, a row for each tensor), and what all bf16
+        addresses are multiples of, in bytes. Gradients have new addresses in every step, and so the
+        table is new in each call.
     """
     for tensor in (tensor for column in columns for tensor in column):
         if tensor.dtype != torch.bfloat16 or not tensor.is_contiguous():
-            raise ValueError(f"expected contiguous bf16 tensors, got {tensor.dtype} with strides {tensor.stride()}")
+            raise ValueError(
+                f"expected contiguous bf16 tensors, got {tensor.dtype} with strides {tensor.stride()}"
+            )
     sizes = tuple(tensor.numel() for tensor in columns[0])
-    addresses = [[tensor.data_ptr() for tensor in column] for column in (*columns, *([more] if more else []))]
+    addresses = [
+        [tensor.data_ptr() for tensor in column] for column in (*columns, *([more] if more else []))
+    ]
     aligned = all(address % 16 == 0 for column in addresses[: len(columns)] for address in column)
     device = columns[0][0].device
     rows = list(zip(sizes, *addresses, strict=True))

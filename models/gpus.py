@@ -1,7 +1,8 @@
-"""What GPUs can do: peaks of matrix multiplication, memory bandwidth and memory, each with its source.
+"""What GPUs can do: peaks of matrix multiplication, memory bandwidth and memory, each with its
+source.
 
-`datasheet` has the maker's figures, `sustained` measured ones: a GPU at its power limit lowers its clock, so that even
-the best GEMMs reach only 71 to 87 % of the datasheet.
+`datasheet` has the maker's figures, `sustained` measured ones: a GPU at its power limit lowers its
+clock, so that even the best GEMMs reach only 71 to 87 % of the datasheet.
 """
 
 import re
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rates:
-    """Dense matrix-multiply peaks in FLOP/s (`fp8` is None without FP8 units), and memory bandwidth in B/s."""
+    """Dense matrix-multiply peaks in FLOP/s (`fp8` is None without FP8 units), and memory bandwidth
+    in B/s."""
 
     bf16: float
     fp8: float | None
@@ -20,7 +22,8 @@ class Rates:
 
 @dataclass(frozen=True)
 class Links:
-    """What joins GPUs: bandwidths of one GPU in each direction in B/s, by the datasheets, and `node` GPUs to a node."""
+    """What joins GPUs: bandwidths of one GPU in each direction in B/s, by the datasheets, and
+    `node` GPUs to a node."""
 
     node: int
     nvlink: float
@@ -28,9 +31,11 @@ class Links:
     source: str
 
     def bus_bandwidth(self, gpus: int) -> float:
-        """What limits collectives among so many GPUs, in bus bytes per second (nccl-tests' convention).
+        """What limits collectives among so many GPUs, in bus bytes per second (nccl-tests'
+        convention).
 
-        Over nodes every ring of GPUs enters and leaves a node once, each by another GPU's network card.
+        Over nodes every ring of GPUs enters and leaves a node once, each by another GPU's network
+        card.
         """
         return self.nvlink if gpus <= self.node else min(self.nvlink, self.node * self.network)
 
@@ -56,26 +61,36 @@ def _rates(bf16: float, fp8: float | None, bandwidth: float, source: str) -> Rat
     return Rates(bf16 * 1e12, fp8 and fp8 * 1e12, source, bandwidth * 1e12)
 
 
-# "Maximum achievable matmul FLOPS": the best of many GEMM shapes, each the mean of 100 runs, torch 2.6 and 2.7.
+# "Maximum achievable matmul FLOPS": the best of many GEMM shapes, each the mean of 100 runs, torch
+# 2.6 and 2.7.
 _GEMMS = "GEMMs: github.com/stas00/ml-engineering, compute/accelerator, table of August 2026"
 _NO_COPY = f"{_GEMMS}; bandwidth: the datasheet's, for want of a measured one"
 _H100 = "NVIDIA H100 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/h100), dense"
 _H200 = "NVIDIA H200 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/h200), dense"
-_GH200 = "NVIDIA GH200 Superchip datasheet (nvidia.com/en-us/data-center/grace-hopper-superchip), dense"
-_A100 = "NVIDIA A100 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/a100), dense, 80 GB SXM"
+_GH200 = (
+    "NVIDIA GH200 Superchip datasheet (nvidia.com/en-us/data-center/grace-hopper-superchip), dense"
+)
+_A100 = (
+    "NVIDIA A100 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/a100), dense, 80 GB SXM"
+)
 _B200 = "NVIDIA Blackwell datasheet (resources.nvidia.com), dense, one GPU of an HGX B200"
 _L40S = "NVIDIA L40S datasheet (nvidia.com/en-us/data-center/l40s), dense"
-# `python -m experiments.benchmark_rates` measures a GPU's own rates; an H200's are not measured yet.
+# `python -m experiments.benchmark_rates` measures a GPU's own rates; an H200's are not measured
+# yet.
 _H200_GOALS = f"bf16 and copies: assumed (80 and 90 % of the datasheet), for want of a measurement; FP8 {_GEMMS}"
 
 _HGX = "DGX user guides (docs.nvidia.com/dgx): 900 GB/s of NVLink both ways, 1800 on B200; a 400 Gb/s card for each GPU"
 _8_GPUS, _8_B200 = Links(8, 450e9, 50e9, _HGX), Links(8, 900e9, 50e9, _HGX)
 _ALPS = Links(
-    4, 450e9, 25e9, "Alps: De Sensi et al., arXiv 2408.14090: NVLink, Slingshot 11 with 200 Gb/s for each GPU"
+    4,
+    450e9,
+    25e9,
+    "Alps: De Sensi et al., arXiv 2408.14090: NVLink, Slingshot 11 with 200 Gb/s for each GPU",
 )
 
-# The keys are names for the command line. A device is the first GPU whose `driver_name` is in the device's name, so a
-# chip's other products stand before it. "NVIDIA GH200 120GB" and "480GB" name the CPU's memory; the GPU's is 96 GB.
+# The keys are names for the command line. A device is the first GPU whose `driver_name` is in the
+# device's name, so a chip's other products stand before it. "NVIDIA GH200 120GB" and "480GB" name
+# the CPU's memory; the GPU's is 96 GB.
 GPUS = {
     "b200": Gpu("B200", 180e9, _rates(2250, 4500, 7.7, _B200), _rates(1745.0, 3432.5, 7.7, _NO_COPY), _8_B200),
     "gh200-144gb": Gpu("GH200 144G", 144e9, _rates(989, 1979, 4.9, f"{_GH200}, HBM3e"),
@@ -95,5 +110,9 @@ GPUS = {
 
 
 def find(device_name: str) -> str | None:
-    """The key in `GPUS` for a driver's name of a GPU, e.g. `NVIDIA GH200 120GB`; None if it is not in the table."""
-    return next((name for name, gpu in GPUS.items() if re.search(rf"\b{gpu.driver_name}\b", device_name)), None)
+    """The key in `GPUS` for a driver's name of a GPU, e.g. `NVIDIA GH200 120GB`; None if it is not
+    in the table."""
+    return next(
+        (name for name, gpu in GPUS.items() if re.search(rf"\b{gpu.driver_name}\b", device_name)),
+        None,
+    )

@@ -1,5 +1,6 @@
-"""The architecture: torchtitan's Llama 3 with RoPE in real numbers where it is compiled, tied embeddings, and a choice
-of the attention kernel and of fused projections. Sizes are one line each in `FLAVORS`.
+"""The architecture: torchtitan's Llama 3 with RoPE in real numbers where it is compiled, tied
+embeddings, and a choice of the attention kernel and of fused projections. Sizes are one line each
+in `FLAVORS`.
 """
 
 from collections.abc import Iterable
@@ -19,13 +20,19 @@ from torchtitan.models.utils import trunc_normal_
 
 from models import flops
 
-# PyTorch's fourth, EFFICIENT_ATTENTION, has grouped KV heads from torch 2.14 on (pytorch pull request 191085).
-ATTENTION_BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "math": SDPBackend.MATH}
+# PyTorch's fourth, EFFICIENT_ATTENTION, has grouped KV heads from torch 2.14 on (pytorch pull
+# request 191085).
+ATTENTION_BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
 
 
 @dataclass
 class FromRecipe:
-    """What torchtitan's arguments of a model lack: keys of the recipe's section `model`, and FLOPs of its sizes."""
+    """What torchtitan's arguments of a model lack: keys of the recipe's section `model`, and FLOPs
+    of its sizes."""
 
     attention_backend: str = "auto"  # or a key of `ATTENTION_BACKENDS`
     fused_projections: bool = False  # projections of the same input are one matrix
@@ -35,13 +42,17 @@ class FromRecipe:
         self.max_seq_len = max(self.max_seq_len, job_config.training.seq_len)
         super().update_from_config(job_config, **kwargs)
         keys = job_config.model
-        self.attention_backend, self.fused_projections = keys.attention_backend, keys.fused_projections
+        self.attention_backend, self.fused_projections = (
+            keys.attention_backend,
+            keys.fused_projections,
+        )
         for name, size in asdict(keys.sizes).items():
             if size is not None:
                 setattr(self, name, size)
 
     def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
-        """From the configuration, not from `model`: the same for every recipe, whatever compile or FP8 did to it."""
+        """From the configuration, not from `model`: the same for every recipe, whatever compile or
+        FP8 did to it."""
         return flops.parameters(self), flops.flops_per_token(self, seq_len)
 
 
@@ -64,23 +75,32 @@ class LlamaArgs(FromRecipe, TransformerModelArgs):
 
     @hidden_dim.setter
     def hidden_dim(self, width: int) -> None:
-        """By the two arguments that torchtitan computes it from, for the present `dim`; half a unit for rounding."""
+        """By the two arguments that torchtitan computes it from, for the present `dim`; half a unit
+        for rounding."""
         self.ffn_dim_multiplier, self.multiple_of = (width + 0.5) / int(2 * 4 * self.dim / 3), 1
 
 
 def _llama(rope_factor: float = 1.0, **sizes) -> LlamaArgs:
-    """Llama 3's arguments; `rope_factor` stretches RoPE's long wavelengths, as Llama 3.1 and 3.2 do."""
-    return LlamaArgs(rope_theta=500000, rope_scaling_args=RoPEScalingArgs(scaling_factor=rope_factor), **sizes)
+    """Llama 3's arguments; `rope_factor` stretches RoPE's long wavelengths, as Llama 3.1 and 3.2
+    do."""
+    return LlamaArgs(
+        rope_theta=500000, rope_scaling_args=RoPEScalingArgs(scaling_factor=rope_factor), **sizes
+    )
 
 
-_8B = dict(dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, ffn_dim_multiplier=1.3, multiple_of=1024)  # FFN 14336
+_8B = dict(
+    dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, ffn_dim_multiplier=1.3, multiple_of=1024
+)  # FFN 14336
 _LLAMA_3_2 = dict(n_kv_heads=8, vocab_size=128256, rope_factor=32.0, enable_weight_tying=True)
 FLAVORS = {
     "8B-published": _llama(**_8B, vocab_size=131072),  # 8.05 B parameters, the published study's
     "llama3.1-8B": _llama(**_8B, vocab_size=128256, rope_factor=8.0),
     "llama3.2-3B": _llama(**_LLAMA_3_2, dim=3072, n_layers=28, n_heads=24),  # FFN 8192
-    "llama3.2-1B": _llama(**_LLAMA_3_2, dim=2048, n_layers=16, n_heads=32, ffn_dim_multiplier=1.5),  # FFN 8192
-    # The same architecture in seconds a step on two cores; every dimension a multiple of 16, as FP8 asks.
+    "llama3.2-1B": _llama(
+        **_LLAMA_3_2, dim=2048, n_layers=16, n_heads=32, ffn_dim_multiplier=1.5
+    ),  # FFN 8192
+    # The same architecture in seconds a step on two cores; every dimension a multiple of 16, as FP8
+    # asks.
     "cpu": _llama(dim=256, n_layers=4, n_heads=8, n_kv_heads=4, vocab_size=4096),  # FFN 768
 }
 
@@ -88,8 +108,9 @@ FLAVORS = {
 def apply_rope(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
     """Rotate each pair of neighbouring features by its position's angle.
 
-    Compiled in real arithmetic, because inductor has no code for complex tensors; eager in complex, as torchtitan's
-    `apply_rotary_emb`: one multiplication instead of six operators on every second number.
+    Compiled in real arithmetic, because inductor has no code for complex tensors; eager in complex,
+    as torchtitan's `apply_rotary_emb`: one multiplication instead of six operators on every second
+    number.
 
     Args:
         x: (batch, seq, heads, head_dim), as what is returned; computed in float32.
@@ -101,7 +122,9 @@ def apply_rope(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
         return torch.view_as_real(turned).flatten(-2).type_as(x)
     even, odd = pairs.unbind(-1)
     cos, sin = rope.unsqueeze(-3).unbind(-1)
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).type_as(x)
+    return (
+        torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).type_as(x)
+    )
 
 
 class InnerAttention(nn.Module):
@@ -111,17 +134,25 @@ class InnerAttention(nn.Module):
         super().__init__()
         self.backend = backend
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, enable_gqa: bool, **_) -> torch.Tensor:
-        """q: (batch, heads, seq, head_dim); k, v: (batch, kv_heads, seq, head_dim); returns the shape of q.
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, enable_gqa: bool, **_
+    ) -> torch.Tensor:
+        """q: (batch, heads, seq, head_dim); k, v: (batch, kv_heads, seq, head_dim); returns the
+        shape of q.
 
         Scores are scaled by head_dim^-0.5, which torchtitan's Qwen3 also passes as `scale`.
         """
-        with nullcontext() if self.backend == "auto" else sdpa_kernel(ATTENTION_BACKENDS[self.backend]):
+        with (
+            nullcontext()
+            if self.backend == "auto"
+            else sdpa_kernel(ATTENTION_BACKENDS[self.backend])
+        ):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=enable_gqa)
 
 
 class Attention(titan.Attention):
-    """torchtitan's attention with `apply_rope`; `freqs_cis` is `Llama`'s buffer, (seq, head_dim / 2, 2) in int32."""
+    """torchtitan's attention with `apply_rope`; `freqs_cis` is `Llama`'s buffer, (seq, head_dim /
+    2, 2) in int32."""
 
     def __init__(self, args: LlamaArgs):
         super().__init__(args)
@@ -143,7 +174,8 @@ class Attention(titan.Attention):
 
 
 class FusedAttention(Attention):
-    """`Attention` with one matrix for queries, keys and values. Its rows are drawn as the three are: the same model."""
+    """`Attention` with one matrix for queries, keys and values. Its rows are drawn as the three
+    are: the same model."""
 
     def __init__(self, args: LlamaArgs):
         super().__init__(args)
@@ -160,7 +192,8 @@ class FusedAttention(Attention):
 
 
 class FusedFeedForward(titan.FeedForward):
-    """torchtitan's SwiGLU with one matrix for w1 and w3. Its rows are drawn as the two are: the same model."""
+    """torchtitan's SwiGLU with one matrix for w1 and w3. Its rows are drawn as the two are: the
+    same model."""
 
     def __init__(self, args: LlamaArgs):
         super().__init__(args.dim, 4 * args.dim, args.multiple_of, args.ffn_dim_multiplier)
@@ -178,13 +211,15 @@ class FusedFeedForward(titan.FeedForward):
 
 
 def _stacked(*linears: nn.Linear) -> tuple[nn.Linear, list[int]]:
-    """A new layer with as many rows as these layers have together, and how many rows each of them has."""
+    """A new layer with as many rows as these layers have together, and how many rows each of them
+    has."""
     rows = [linear.out_features for linear in linears]
     return nn.Linear(linears[0].in_features, sum(rows), bias=False), rows
 
 
 class Llama(Transformer):
-    """torchtitan's Transformer with the attention above and, where the flavor says so, a tied output head."""
+    """torchtitan's Transformer with the attention above and, where the flavor says so, a tied
+    output head."""
 
     def __init__(self, args: LlamaArgs):
         super().__init__(args)
@@ -203,5 +238,6 @@ class Llama(Transformer):
         super().init_weights(buffer_device)
 
     def _precompute_freqs_cis(self) -> torch.Tensor:
-        """float32 rotations, as integers: FSDP2 would cast them to bf16, as it does a block's other arguments."""
+        """float32 rotations, as integers: FSDP2 would cast them to bf16, as it does a block's other
+        arguments."""
         return torch.view_as_real(super()._precompute_freqs_cis()).view(torch.int32)

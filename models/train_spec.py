@@ -1,4 +1,5 @@
-"""What torchtitan's Trainer builds a run from: model, frozen parameters, compilation and sharding, optimizer, loss."""
+"""What torchtitan's Trainer builds a run from: model, frozen parameters, compilation and sharding,
+optimizer, loss."""
 
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -24,7 +25,8 @@ from models.optimizer import build_optimizers
 
 
 def train_spec(name: str, **builders) -> TrainSpec:
-    """The TrainSpec of an architecture; `builders` are the parts that are not the model's: data, metrics."""
+    """The TrainSpec of an architecture; `builders` are the parts that are not the model's: data,
+    metrics."""
     return TrainSpec(
         model_cls=ARCHITECTURES[name].model,
         model_args=ARCHITECTURES[name].flavors,
@@ -45,17 +47,24 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
     """
     parameters = dict(model.named_parameters())
     for pattern in patterns:
-        matched = [parameter for name, parameter in parameters.items() if fnmatchcase(name, pattern)]
+        matched = [
+            parameter for name, parameter in parameters.items() if fnmatchcase(name, pattern)
+        ]
         if not matched:
-            raise InputError(f"model.freeze: `{pattern}` matches no parameter; there are {by_pattern(parameters)}")
+            raise InputError(
+                f"model.freeze: `{pattern}` matches no parameter; there are {by_pattern(parameters)}"
+            )
         for parameter in matched:
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in parameters.values()):
-        raise InputError(f"model.freeze={patterns} leaves no parameter to train: leave a pattern out")
+        raise InputError(
+            f"model.freeze={patterns} leaves no parameter to train: leave a pattern out"
+        )
 
 
 def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> nn.Module:
-    """torchtitan's `parallelize_llama`, which also follows the keys `model.freeze`, `compile` and `quantize.gradients`.
+    """torchtitan's `parallelize_llama`, which also follows the keys `model.freeze`, `compile` and
+    `quantize.gradients`.
 
     It serves any model of an embedding, blocks, a norm and a head by Llama's names.
     """
@@ -69,7 +78,9 @@ def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> nn
         others = [name for name in keys.components if name != "model"]
         job_config = replace(job_config, compile=replace(keys, components=others))
     tied = model.model_args.enable_weight_tying
-    compile_blocks = _compile_around_experts if has_experts(model.model_args) else titan.apply_compile
+    compile_blocks = (
+        _compile_around_experts if has_experts(model.model_args) else titan.apply_compile
+    )
     with (
         patch.object(titan, "fully_shard", _with_embedding(model) if tied else fully_shard),
         patch.object(titan, "apply_compile", compile_blocks),
@@ -79,7 +90,8 @@ def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> nn
         model.compile(backend=keys.backend)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # The same as torchtitan's average with a division factor of 1; gloo, the CPU's backend, has sums alone.
+            # The same as torchtitan's average with a division factor of 1; gloo, the CPU's backend,
+            # has sums alone.
             module.set_force_sum_reduction_for_comms(True)
             if job_config.quantize.gradients:
                 module.set_custom_reduce_scatter(Fp8ReduceScatter())
@@ -87,12 +99,14 @@ def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> nn
 
 
 def _compile_around_experts(model: nn.Module, keys) -> None:
-    """torchtitan's compilation of what stands around experts, since no graph has how many tokens each of them gets."""
+    """torchtitan's compilation of what stands around experts, since no graph has how many tokens
+    each of them gets."""
     with_experts.apply_compile(model, keys, ep_enabled=False)
 
 
 def _with_embedding(model: nn.Module):
-    """`fully_shard` for torchtitan's calls, of which one would shard the embedding and another one the head and norm.
+    """`fully_shard` for torchtitan's calls, of which one would shard the embedding and another one
+    the head and norm.
 
     A tied matrix is both: sharded twice, it would be two parameters from then on.
     """

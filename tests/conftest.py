@@ -7,7 +7,9 @@ from collections import Counter
 from dataclasses import replace
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers and what they start share the cores
-os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # ... which another pool of processes would not
+os.environ.setdefault(
+    "TORCHINDUCTOR_COMPILE_THREADS", "1"
+)  # ... which another pool of processes would not
 import pytest
 import torch
 import torch.distributed as dist
@@ -23,8 +25,11 @@ from tests.make_corpus import words, write_parquet, write_tokenizer
 
 
 def pytest_collection_modifyitems(items):
-    """Files with most slow tests begin, so that no worker is left alone with one; GPU tests skip themselves."""
-    slow = Counter(item.path for item in items if "slow" in item.keywords and "gpu" not in item.keywords)
+    """Files with most slow tests begin, so that no worker is left alone with one; GPU tests skip
+    themselves."""
+    slow = Counter(
+        item.path for item in items if "slow" in item.keywords and "gpu" not in item.keywords
+    )
     items.sort(key=lambda item: -slow[item.path])
     if not torch.cuda.is_available():
         for item in items:
@@ -34,7 +39,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def process_as_before():
-    """A command under test sets up logging to streams that are gone after it, environment variables and signals."""
+    """A command under test sets up logging to streams that are gone after it, environment variables
+    and signals."""
     root, environment = logging.getLogger(), dict(os.environ)
     handlers, mask = root.handlers[:], signal.pthread_sigmask(signal.SIG_BLOCK, [])
     answers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -77,7 +83,8 @@ def train(tmp_path, flavors):
 
 @pytest.fixture
 def run_here(flavors):
-    """`python -m experiments.run`, in this process, to its exit code: quicker, where one of its own shows no more."""
+    """`python -m experiments.run`, in this process, to its exit code: quicker, where one of its own
+    shows no more."""
 
     def run(*arguments) -> int:
         return main([*map(str, arguments)])
@@ -87,7 +94,8 @@ def run_here(flavors):
 
 @pytest.fixture
 def fails(capsys):
-    """Call a command's main in this process; returns what it wrote to stderr, after an exit with code 2."""
+    """Call a command's main in this process; returns what it wrote to stderr, after an exit with
+    code 2."""
 
     def call(main, *arguments) -> str:
         assert main([*map(str, arguments)]) == 2

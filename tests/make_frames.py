@@ -7,7 +7,8 @@ TOKENS = 100  # a step
 
 
 def run(recipe, seed=0, warm_up=5.0, seconds=0.1, losses=None, steps=100, status="completed"):
-    """Frames of one run: `warm_up` ends with step 1, the first 10 steps are not steady; `seconds` may be an array."""
+    """Frames of one run: `warm_up` ends with step 1, the first 10 steps are not steady; `seconds`
+    may be an array."""
     number = np.arange(1, steps + 1)
     seconds = np.where(number == 1, 0, seconds)
     name = {"run": f"{recipe}/seed{seed}/{status}", "recipe": recipe, "seed": seed}

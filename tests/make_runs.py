@@ -8,7 +8,8 @@ TOKENS = 100  # per step
 
 
 def metrics_lines(first=1, last=30, step_s=0.1, window=1) -> list[dict]:
-    """What one process logs for steps `first` to `last`: 4 s of start-up, 10 slow steps, then `step_s` each."""
+    """What one process logs for steps `first` to `last`: 4 s of start-up, 10 slow steps, then
+    `step_s` each."""
     elapsed, lines = 4.0, []
     for end in range(first + window - 1, last + 1, window):
         steps = range(end - window + 1, end + 1)
@@ -37,13 +38,21 @@ def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, fp8_share=0
              "overlays": [], "hardware": {"name": "GPU", "type": "cuda"}, "peak_flops": PEAK, "world_size": 1,
              "flops_per_token": FLOPS, "float8": recipe.split("_")[0] if "_fp8_" in recipe else None}  # fmt: skip
     (path / "manifest.json").write_text(json.dumps(facts | manifest))
-    (path / "recipe.yaml").write_text("training:\n  seq_len: 50\n  dataset: python_stdlib\nvalidation:\n  seq_len: 1\n")
+    (path / "recipe.yaml").write_text(
+        "training:\n  seq_len: 50\n  dataset: python_stdlib\nvalidation:\n  seq_len: 1\n"
+    )
     phases = {"import": warm_up - 1.0, "first_step": 1.0}
     timing = {"warm_up_s": warm_up, "phases": phases, "compile_cache": "cold"}
     (path / "timing.json").write_text(json.dumps(timing))
-    fp8 = {"fp8_share_of_matmul_flops": fp8_share, "fp8_flops": fp8_share * FLOPS * TOKENS, "emulated": False}
+    fp8 = {
+        "fp8_share_of_matmul_flops": fp8_share,
+        "fp8_flops": fp8_share * FLOPS * TOKENS,
+        "emulated": False,
+    }
     (path / "proof.json").write_text(json.dumps(fp8))
-    write_lines(path / "metrics.jsonl", metrics_lines(last=steps, step_s=step_s) if lines is None else lines)
+    write_lines(
+        path / "metrics.jsonl", metrics_lines(last=steps, step_s=step_s) if lines is None else lines
+    )
     (path / "summary.json").write_text('{"recipe": "baseline"}\n')
     (path / "log.txt").write_text("step 1\n")
     (path / "tb").mkdir()
@@ -52,7 +61,8 @@ def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, fp8_share=0
 
 
 def write_study(folder, fp8_step_s=0.08, fp8_warm_up=40.0, loss_shift=0.0, seeds=3, device="cuda"):
-    """Three seeds of a compiled baseline at 0.1 s a step and of FP8; each seed's losses are shifted by 0.05.
+    """Three seeds of a compiled baseline at 0.1 s a step and of FP8; each seed's losses are shifted
+    by 0.05.
 
     The baseline ends at about 10, so that the margin is about 0.025.
     """
@@ -69,21 +79,26 @@ def write_study(folder, fp8_step_s=0.08, fp8_warm_up=40.0, loss_shift=0.0, seeds
             float8 = "tensorwise" if "fp8" in recipe else None
             facts = {"hardware": {"name": "GPU", "type": device}, "float8": float8, "warm_up": 5.0 + late,
                      "fp8_share": 0.75 if float8 else 0.0}  # fmt: skip
-            write_run(folder / f"{recipe}{seed}", recipe, lines=lines, steps=200, seed=seed, **facts)
+            write_run(
+                folder / f"{recipe}{seed}", recipe, lines=lines, steps=200, seed=seed, **facts
+            )
     return folder
 
 
 def write_resumed_run(path, **manifest) -> Path:
-    """A run whose first process was killed after step 25 and whose second went on from a checkpoint of step 20."""
+    """A run whose first process was killed after step 25 and whose second went on from a checkpoint
+    of step 20."""
     killed = metrics_lines(last=25)
-    write_run(path, lines=killed[:20] + metrics_lines(first=21, last=40), steps=40, attempt=2, **manifest)
+    write_run(
+        path, lines=killed[:20] + metrics_lines(first=21, last=40), steps=40, attempt=2, **manifest
+    )
     write_run(path / "attempt1", lines=killed, steps=40, status="running", attempt=1, **manifest)
     return path
 
 
 def write_published(path, seconds=(30.0, 4.0, 5.0, 2.5, 2.5, 2.5), last_loss=None) -> Path:
-    """A log of the published project: a line at step 1, then every 5, of 4,096 tokens a step of which a fifth are not
-    padding; `seconds` since the line before."""
+    """A log of the published project: a line at step 1, then every 5, of 4,096 tokens a step of
+    which a fifth are not padding; `seconds` since the line before."""
     lines, step = [], 0
     for number, duration in enumerate(seconds):
         count = 1 if number == 0 else 4 if number == 1 else 5
@@ -99,8 +114,11 @@ def write_published(path, seconds=(30.0, 4.0, 5.0, 2.5, 2.5, 2.5), last_loss=Non
     return path
 
 
-def write_tensorboard(folder, log_freq=10, first=1, last=50, step_s=0.5, last_loss=None, without=()) -> Path:
-    """What a process of torchtitan writes: step 1 (2 s) and every `log_freq`-th; 1,000 tokens a step on 2 devices."""
+def write_tensorboard(
+    folder, log_freq=10, first=1, last=50, step_s=0.5, last_loss=None, without=()
+) -> Path:
+    """What a process of torchtitan writes: step 1 (2 s) and every `log_freq`-th; 1,000 tokens a
+    step on 2 devices."""
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(folder)
@@ -132,11 +150,14 @@ def change(folder, runs, seeds=(0, 1, 2), name="manifest.json", **values) -> Non
 
 
 def change_lines(folder, recipe, changed, seeds=(0, 1, 2)) -> None:
-    """The lines of each metrics.jsonl of a recipe, by a function of line and seed: what changes, None for no line."""
+    """The lines of each metrics.jsonl of a recipe, by a function of line and seed: what changes,
+    None for no line."""
     for seed in seeds:
         file = folder / f"{recipe}{seed}" / "metrics.jsonl"
         lines = [json.loads(line) for line in file.read_text().splitlines()]
-        write_lines(file, [line | new for line in lines if (new := changed(line, seed)) is not None])
+        write_lines(
+            file, [line | new for line in lines if (new := changed(line, seed)) is not None]
+        )
 
 
 def plus(*shifts):

@@ -1,4 +1,5 @@
-"""For tests that start runs: from where, with which keys, and what a run directory holds; and the published logs."""
+"""For tests that start runs: from where, with which keys, and what a run directory holds; and the
+published logs."""
 
 import contextlib
 import io
@@ -35,9 +36,14 @@ def manifest_of(run: Path) -> dict:
 
 
 def run_study(*args) -> tuple[int, str]:
-    """(exit code, what was printed) of the command, called in this process; its runs are processes of their own."""
+    """(exit code, what was printed) of the command, called in this process; its runs are processes
+    of their own."""
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), patch.dict(os.environ):
+    with (
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(printed),
+        patch.dict(os.environ),
+    ):
         code = study.main([*map(str, args)])
     return code, printed.getvalue()
 

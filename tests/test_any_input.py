@@ -1,4 +1,5 @@
-"""Whatever a user writes gives a valid result or an `InputError`: nothing else is raised, and nothing is written."""
+"""Whatever a user writes gives a valid result or an `InputError`: nothing else is raised, and
+nothing is written."""
 
 import json
 import os
@@ -26,12 +27,23 @@ bounded = settings(
 )  # fmt: skip
 KEYS = [key for key, _ in flat(Config().to_dict())]
 NUMBERS = st.integers() | st.floats() | st.sampled_from([0, -1, 1, 10**18, 1e-300, 1e300])
-SCALARS = st.none() | st.booleans() | NUMBERS | st.text(max_size=20) | st.sampled_from(["", ".", "..", "/x", "a/../b"])
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | NUMBERS
+    | st.text(max_size=20)
+    | st.sampled_from(["", ".", "..", "/x", "a/../b"])
+)
 VALUES_OF_ANY_TYPE = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
 )
 SECTIONS = st.dictionaries(st.sampled_from(KEYS + list(VALUES) * 2), VALUES_OF_ANY_TYPE, max_size=4)
-WORDS = st.text(max_size=30) | st.sampled_from([*recipes.names(), "cpu", "four_way", "", "..", "/", "x.yaml"])
+WORDS = st.text(max_size=30) | st.sampled_from(
+    [*recipes.names(), "cpu", "four_way", "", "..", "/", "x.yaml"]
+)
 
 
 def in_sections(keys: dict[str, object]) -> dict:
@@ -47,7 +59,9 @@ def in_sections(keys: dict[str, object]) -> dict:
 
 
 def written(keys: dict[str, object]) -> str:
-    return yaml.safe_dump({"description": "x", "base": "baseline"} | in_sections(keys), allow_unicode=True)
+    return yaml.safe_dump(
+        {"description": "x", "base": "baseline"} | in_sections(keys), allow_unicode=True
+    )
 
 
 @pytest.fixture
@@ -59,7 +73,11 @@ def folder(tmp_path, monkeypatch):
 
 
 @bounded
-@given(text=st.binary(max_size=80) | st.text(max_size=80).map(str.encode) | SECTIONS.map(written).map(str.encode))
+@given(
+    text=st.binary(max_size=80)
+    | st.text(max_size=80).map(str.encode)
+    | SECTIONS.map(written).map(str.encode)
+)
 def test_files_of_recipes_and_studies(folder, text):
     (folder / "input.yaml").write_bytes(text)
     try:
@@ -77,7 +95,11 @@ def test_files_of_recipes_and_studies(folder, text):
 @bounded
 @given(
     keys=st.lists(
-        st.builds("{}={}".format, st.sampled_from(KEYS) | st.text(max_size=20), SCALARS.map(json.dumps) | st.text())
+        st.builds(
+            "{}={}".format,
+            st.sampled_from(KEYS) | st.text(max_size=20),
+            SCALARS.map(json.dumps) | st.text(),
+        )
         | st.text(max_size=40),
         max_size=3,
     ),
@@ -88,11 +110,15 @@ def test_keys_and_seeds_of_the_command_line(folder, keys, seed):
         config = recipes.load("baseline", ["cpu"], keys, seed).config
     except InputError:
         return
-    assert all(rule(value) is None for key, value in flat(config.to_dict()) if (rule := VALUES.get(key)))
+    assert all(
+        rule(value) is None for key, value in flat(config.to_dict()) if (rule := VALUES.get(key))
+    )
 
 
 @bounded
-@given(name=WORDS, overlays=st.lists(WORDS, max_size=2), names=st.lists(WORDS, min_size=1, max_size=3))
+@given(
+    name=WORDS, overlays=st.lists(WORDS, max_size=2), names=st.lists(WORDS, min_size=1, max_size=3)
+)
 def test_names(folder, name, overlays, names):
     for load, arguments in (recipes.load, (name, overlays)), (studies.load, (names,)):
         try:
@@ -104,7 +130,11 @@ def test_names(folder, name, overlays, names):
 @bounded
 @given(
     study=st.fixed_dictionaries(
-        {}, optional={key: VALUES_OF_ANY_TYPE | st.lists(WORDS | NUMBERS) for key in studies.Study.model_fields}
+        {},
+        optional={
+            key: VALUES_OF_ANY_TYPE | st.lists(WORDS | NUMBERS)
+            for key in studies.Study.model_fields
+        },
     )
 )
 def test_studies(folder, study):
@@ -121,12 +151,18 @@ def test_studies(folder, study):
     meta=VALUES_OF_ANY_TYPE
     | st.fixed_dictionaries(
         {"dataset": SCALARS, "vocab_size": SCALARS, "eos_id": SCALARS},
-        optional={"dtype": SCALARS | st.sampled_from(["uint16", "uint32", "float16", "O", "<f8", "S0"])},
+        optional={
+            "dtype": SCALARS | st.sampled_from(["uint16", "uint32", "float16", "O", "<f8", "S0"])
+        },
     )
 )
 def test_what_a_token_file_says_of_itself(tmp_path, meta):
     np.save(tmp_path / "documents.npy", np.arange(8))
-    for name, content in ("tokens.bin", bytes(64)), ("tokenizer.json", b"{}"), ("meta.json", json.dumps(meta).encode()):
+    for name, content in (
+        ("tokens.bin", bytes(64)),
+        ("tokenizer.json", b"{}"),
+        ("meta.json", json.dumps(meta).encode()),
+    ):
         (tmp_path / name).write_bytes(content)
     (tmp_path / "checksum").write_text(digest_of([tmp_path / name for name in FILES]))
     try:
@@ -144,10 +180,18 @@ def test_what_a_token_file_says_of_itself(tmp_path, meta):
     )
 )  # fmt: skip
 def test_variables_of_ranks(variables):
-    alone = {name: value for name, value in os.environ.items() if "RANK" not in name and "SLURM" not in name}
+    alone = {
+        name: value
+        for name, value in os.environ.items()
+        if "RANK" not in name and "SLURM" not in name
+    }
     with patch.dict(os.environ, alone | variables, clear=True):
         try:
             rank, world_size = set_rank_environment()
         except InputError:
             return
-        assert 0 <= rank < world_size and os.environ["MASTER_ADDR"] and int(os.environ["LOCAL_RANK"]) >= 0
+        assert (
+            0 <= rank < world_size
+            and os.environ["MASTER_ADDR"]
+            and int(os.environ["LOCAL_RANK"]) >= 0
+        )

@@ -10,14 +10,25 @@ import pytest
 from tests import processes
 from tests.processes import ROOT
 
-# A room is a folder. What each may import besides itself; a file directly in experiments/ is a command and may use all.
+# A room is a folder. What each may import besides itself; a file directly in experiments/ is a
+# command and may use all.
 ROOMS = {
     "models": set(),
     "experiments/config": {"models"},
     "experiments/corpus": {"models", "experiments/config"},
     "experiments/jobs": {"models"},
-    "experiments/training": {"models", "experiments/config", "experiments/corpus", "experiments/jobs"},
-    "experiments/profiling": {"models", "experiments/config", "experiments/jobs", "experiments/training"},
+    "experiments/training": {
+        "models",
+        "experiments/config",
+        "experiments/corpus",
+        "experiments/jobs",
+    },
+    "experiments/profiling": {
+        "models",
+        "experiments/config",
+        "experiments/jobs",
+        "experiments/training",
+    },
     "analysis": {"models/flops", "models/gpus"},
 }
 COMMANDS = {path.stem for path in ROOT.glob("experiments/[a-z]*.py")}
@@ -32,7 +43,9 @@ def imports_of(path: Path) -> set[str]:
         if isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{a.name}" for a in node.names]
         imported |= {
-            name.replace(".", "/") for name in names if name.split(".")[0] in ("experiments", "models", "analysis")
+            name.replace(".", "/")
+            for name in names
+            if name.split(".")[0] in ("experiments", "models", "analysis")
         }
     return imported
 
@@ -41,15 +54,25 @@ def imports_of(path: Path) -> set[str]:
 def test_a_room_imports_only_from_rooms_below(room):
     for path in (ROOT / room).rglob("*.py"):
         for name in imports_of(path):
-            allowed = any(name == below or name.startswith(f"{below}/") for below in {room, *ROOMS[room]})
+            allowed = any(
+                name == below or name.startswith(f"{below}/") for below in {room, *ROOMS[room]}
+            )
             assert allowed, f"{path.relative_to(ROOT)} imports {name}"
 
 
 def test_no_file_imports_itself_by_way_of_others():
-    files = [path for room in ("models", "experiments", "analysis") for path in (ROOT / room).rglob("*.py")]
-    modules = {str(path.relative_to(ROOT).with_suffix("")).removesuffix("/__init__"): path for path in files}
+    files = [
+        path
+        for room in ("models", "experiments", "analysis")
+        for path in (ROOT / room).rglob("*.py")
+    ]
+    modules = {
+        str(path.relative_to(ROOT).with_suffix("")).removesuffix("/__init__"): path
+        for path in files
+    }
     graph = {
-        module: {name if name in modules else str(Path(name).parent) for name in imports_of(path)} & modules.keys()
+        module: {name if name in modules else str(Path(name).parent) for name in imports_of(path)}
+        & modules.keys()
         for module, path in modules.items()
     }
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
@@ -58,11 +81,14 @@ def test_no_file_imports_itself_by_way_of_others():
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_no_command_imports_another(command):
     names = imports_of(ROOT / f"experiments/{command}.py")
-    assert COMMANDS.isdisjoint(name.split("/")[1] for name in names if name.startswith("experiments/"))
+    assert COMMANDS.isdisjoint(
+        name.split("/")[1] for name in names if name.startswith("experiments/")
+    )
 
 
 def imported_with(module: str, then: str = "") -> set[str]:
-    """Names of all modules that importing one imports, and of their packages; `then` is run afterwards."""
+    """Names of all modules that importing one imports, and of their packages; `then` is run
+    afterwards."""
     line = f"import sys, {module}; print(*sys.modules, *{{name.split('.')[0] for name in sys.modules}}); {then}"
     return set(processes.run([sys.executable, "-c", line]).stdout.split())
 

@@ -78,4 +78,7 @@ print(f"{1e6 * prediction.cost_of_an_all_reduce(prediction.SCALES[1]):.0f}")
 # What is to be known of the runs, and which were left out:
 
 # %%
-print("\n".join(comparison.frames.problems) or "Nothing: every run that was found is complete and in the figures.")
+print(
+    "\n".join(comparison.frames.problems)
+    or "Nothing: every run that was found is complete and in the figures."
+)

@@ -33,7 +33,9 @@ def execute(name: str, environment: dict[str, str]) -> nbformat.NotebookNode:
         nbclient.exceptions.CellExecutionError: a cell raised.
     """
     notebook = jupytext.read(HERE / f"{name}.py")
-    notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    notebook.metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}
+    }
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"{name}-{number}"
         cell.metadata = {}
@@ -52,7 +54,9 @@ def kept_runs(name: str) -> str:
 def main(names: list[str]) -> int:
     for name in names or NOTEBOOKS:
         if name == "published" and "PUBLISHED_LOGS" not in os.environ:
-            print("left as it is: published.ipynb, which needs PUBLISHED_LOGS=folder of the published logs")
+            print(
+                "left as it is: published.ipynb, which needs PUBLISHED_LOGS=folder of the published logs"
+            )
             continue
         runs = os.environ.get("RUNS") or kept_runs(name)  # kept runs, not somebody's newest
         path = HERE / f"{name}.ipynb"

@@ -103,4 +103,7 @@ print("\n".join(details(comparison)))
 # What is to be known of the runs, and which were left out:
 
 # %%
-print("\n".join(comparison.frames.problems) or "Nothing: every run that was found is complete and in the figures.")
+print(
+    "\n".join(comparison.frames.problems)
+    or "Nothing: every run that was found is complete and in the figures."
+)

@@ -25,7 +25,9 @@ from analysis.comparison import compare
 
 comparison = compare(newest.runs(puzzle.STUDY))
 runs, windows = comparison.frames.runs, comparison.frames.windows
-runs.groupby("recipe", sort=False).agg(runs=("run", "count"), device=("device", "first"), steps=("steps", "max"))
+runs.groupby("recipe", sort=False).agg(
+    runs=("run", "count"), device=("device", "first"), steps=("steps", "max")
+)
 
 # %% [markdown]
 # ## Who owns what
@@ -58,4 +60,7 @@ print("\n".join(puzzle.conclusion(runs, comparison.steps)))
 # What is to be known of the runs, and which were left out:
 
 # %%
-print("\n".join(comparison.frames.problems) or "Nothing: every run that was found is complete and in the figures.")
+print(
+    "\n".join(comparison.frames.problems)
+    or "Nothing: every run that was found is complete and in the figures."
+)

@@ -19,7 +19,9 @@ from analysis.comparison import compare
 
 comparison = compare(newest.runs(phases.STUDY))
 runs, windows = comparison.frames.runs, comparison.frames.windows
-runs.groupby("recipe", sort=False).agg(runs=("run", "count"), device=("device", "first"), steps=("steps", "max"))
+runs.groupby("recipe", sort=False).agg(
+    runs=("run", "count"), device=("device", "first"), steps=("steps", "max")
+)
 
 # %% [markdown]
 # ## What it costs
@@ -50,4 +52,7 @@ print("\n".join(verdict.sentence() for verdict in comparison.verdicts.values()))
 # What is to be known of the runs, and which were left out:
 
 # %%
-print("\n".join(comparison.frames.problems) or "Nothing: every run that was found is complete and in the figures.")
+print(
+    "\n".join(comparison.frames.problems)
+    or "Nothing: every run that was found is complete and in the figures."
+)

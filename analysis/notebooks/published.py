@@ -70,7 +70,10 @@ plots.loss_difference(comparison.differences, comparison.margin, comparison.base
 
 # %%
 share = (runs["valid_tokens_per_s"] / runs["tokens_per_s"]).set_axis(runs["recipe"])
-print("share of tokens that are not padding:", {recipe: f"{value:.1%}" for recipe, value in share.items()})
+print(
+    "share of tokens that are not padding:",
+    {recipe: f"{value:.1%}" for recipe, value in share.items()},
+)
 
 # %% [markdown]
 # ## What the logs say

@@ -1,8 +1,9 @@
 """The published project's logs (course project "FP8 Training", ETH Zurich, May 2025), read as runs.
 
-A log has a line at step 1 and then every few steps: `time_delta` is the seconds since the line before, `loss` the last
-step's, `training_tokens_percentage` the share of tokens that are not padding. It was written when training had ended.
-Its MFU is recomputed: under torch.compile the logged one counts the input embedding as if it were multiplied.
+A log has a line at step 1 and then every few steps: `time_delta` is the seconds since the line
+before, `loss` the last step's, `training_tokens_percentage` the share of tokens that are not
+padding. It was written when training had ended. Its MFU is recomputed: under torch.compile the
+logged one counts the input embedding as if it were multiplied.
 """
 
 import re
@@ -21,12 +22,14 @@ from models.gpus import GPUS
 
 PEAK = GPUS["gh200"].datasheet
 SEQ_LEN = 4096
-# The published model: an 8 B Llama with a vocabulary of 131,072 (`8B-published` of models.llama, without torch).
+# The published model: an 8 B Llama with a vocabulary of 131,072 (`8B-published` of models.llama,
+# without torch).
 MODEL = SimpleNamespace(
     dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, head_dim=128, hidden_dim=14336, vocab_size=131072,
     qk_norm=False, enable_weight_tying=False, fused_projections=False,
 )  # fmt: skip
-# Median tokens/s of the steady steps of those logs (github.com/mak2508/lsai-proj, output/data), one GH200.
+# Median tokens/s of the steady steps of those logs (github.com/mak2508/lsai-proj, output/data), one
+# GH200.
 TOKENS_PER_S = {
     "baseline": 8151.0,
     "baseline_compiled": 8800.0,
@@ -58,7 +61,9 @@ def read_published(path: Path) -> Run:
     lines = {line["step"]: line for line in reversed(read_lines(path, LINE, problems))}
     if not lines:
         needed = "step, loss, tokens_per_second, time_delta"
-        raise LayoutError(f"{problems[0]}; it is no log of the published project, whose lines have {needed}")
+        raise LayoutError(
+            f"{problems[0]}; it is no log of the published project, whose lines have {needed}"
+        )
     windows = _windows([lines[step] for step in sorted(lines)])
     recipe = recipe_name(path)
     kind = re.fullmatch("(?:baseline|(rowwise|tensorwise)_fp8)(_compiled)?", recipe)
@@ -89,7 +94,11 @@ def _windows(lines: list[_Line]) -> Windows:
     def column(name: str) -> np.ndarray:
         return np.array([line.get(name) for line in lines], dtype=float)
 
-    step, rate, seconds = column("step").astype(int), column("tokens_per_second"), column("time_delta")
+    step, rate, seconds = (
+        column("step").astype(int),
+        column("tokens_per_second"),
+        column("time_delta"),
+    )
     since = np.diff(step, prepend=0)
     # Steps since the line before, from the tokens done: right also where that line is missing.
     tokens = rate * seconds
@@ -103,6 +112,7 @@ def _windows(lines: list[_Line]) -> Windows:
 
 
 def recipe_name(path: Path) -> str:
-    """This project's name: `fp8-rowwise-compile_20250525_173352.jsonl`, without its time, is rowwise_fp8_compiled."""
+    """This project's name: `fp8-rowwise-compile_20250525_173352.jsonl`, without its time, is
+    rowwise_fp8_compiled."""
     name = re.sub(r"\W+", "_", re.sub(r"_\d{8}_\d{6}$", "", path.stem))
     return re.sub("_compile$", "_compiled", re.sub("^fp8_(rowwise|tensorwise)", r"\1_fp8", name))

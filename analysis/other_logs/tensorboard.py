@@ -1,7 +1,8 @@
 """TensorBoard folders of plain torchtitan, read as runs.
 
-torchtitan trains into FOLDER and logs to FOLDER/tb/TIME, or, where all ranks log, to FOLDER/tb/TIME/rank_K. Each
-process writes a file of events of its own, so a training that was resumed has several.
+torchtitan trains into FOLDER and logs to FOLDER/tb/TIME, or, where all ranks log, to
+FOLDER/tb/TIME/rank_K. Each process writes a file of events of its own, so a training that was
+resumed has several.
 """
 
 import math
@@ -16,7 +17,11 @@ from analysis.record import Facts, LayoutError, Run, known, printable
 from analysis.windows import join, of_log, take
 
 EVENTS = "events.out.tfevents.*"
-_LOSS, _RATE, _SECONDS = "loss_metrics/global_avg_loss", "throughput(tps)", "time_metrics/end_to_end(s)"
+_LOSS, _RATE, _SECONDS = (
+    "loss_metrics/global_avg_loss",
+    "throughput(tps)",
+    "time_metrics/end_to_end(s)",
+)
 _NAMED_BY_TORCHTITAN = re.compile(r"tb|tensorboard|\d{8}-\d{4}|rank_\d+|replica_\d+")
 
 
@@ -27,17 +32,20 @@ def named_folder(folder: Path) -> Path:
 
 
 def read_tensorboard(folders: list[Path]) -> list[Run]:
-    """The trainings in the event folders of one folder; a process that logs step 1 begins one, others go on with it.
+    """The trainings in the event folders of one folder; a process that logs step 1 begins one,
+    others go on with it.
 
-    The recipe is the name of that folder. `warm_up_s` and `wall_s` begin where the logs do, when torchtitan had built
-    its metrics. Rates are over all devices where the log counts the tokens of all (`n_tokens_seen`), else of one
-    device. Where all ranks logged, the first one's log is read.
+    The recipe is the name of that folder. `warm_up_s` and `wall_s` begin where the logs do, when
+    torchtitan had built its metrics. Rates are over all devices where the log counts the tokens of
+    all (`n_tokens_seen`), else of one device. Where all ranks logged, the first one's log is read.
 
     Raises:
         LayoutError: they hold no loss of torchtitan's.
     """
     files = [file for folder in _first_ranks(folders) for file in folder.glob(EVENTS)]
-    files.sort(key=lambda file: (file.parent, _number(file.name)))  # by minute, and within it by second
+    files.sort(
+        key=lambda file: (file.parent, _number(file.name))
+    )  # by minute, and within it by second
     trainings: list[list[Run]] = []
     for process in filter(None, map(_read, files)):
         if process.windows["step"][0] == 1 or not trainings:
@@ -45,7 +53,9 @@ def read_tensorboard(folders: list[Path]) -> list[Run]:
         trainings[-1].append(process)
     if not trainings:
         where = ", ".join(map(str, folders))
-        raise LayoutError(f"{where}: its TensorBoard events hold no {_LOSS}, so they are not torchtitan's")
+        raise LayoutError(
+            f"{where}: its TensorBoard events hold no {_LOSS}, so they are not torchtitan's"
+        )
     return [_joined(processes) for processes in trainings]
 
 
@@ -63,11 +73,17 @@ def _number(name: str) -> int:
 
 
 def _read(file: Path) -> Run | None:
-    """What one process logged; None if there is no loss in its file of events, as of a process that soon died."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # takes half a second
+    """What one process logged; None if there is no loss in its file of events, as of a process that
+    soon died."""
+    from tensorboard.backend.event_processing.event_accumulator import (
+        EventAccumulator,
+    )  # takes half a second
 
     log = EventAccumulator(str(file), size_guidance={"scalars": 0}).Reload()
-    values = {tag: {e.step: e.value for e in log.Scalars(tag) if e.step > 0} for tag in log.Tags()["scalars"]}
+    values = {
+        tag: {e.step: e.value for e in log.Scalars(tag) if e.step > 0}
+        for tag in log.Tags()["scalars"]
+    }
     if not values.get(_LOSS):
         return None
     step = np.array(sorted(values[_LOSS]))
@@ -75,7 +91,8 @@ def _read(file: Path) -> Run | None:
     def column(tag: str) -> np.ndarray:
         return np.array([values.get(tag, {}).get(s, math.nan) for s in step.tolist()])
 
-    # torchtitan logs step 1 and every log_freq-th, and divides a window's time by log_freq, also that of step 1.
+    # torchtitan logs step 1 and every log_freq-th, and divides a window's time by log_freq, also
+    # that of step 1.
     log_freq = int(np.gcd.reduce(step[step > 1])) or 1
     count = np.diff(step, prepend=max(0, step[0] - log_freq))
     seconds, rate, tokens = column(_SECONDS) * log_freq, column(_RATE), column("n_tokens_seen")
@@ -104,9 +121,11 @@ def _joined(processes: list[Run]) -> Run:
         passed += before.windows["elapsed_s"][-1]
         resumed = process.windows | {"elapsed_s": process.windows["elapsed_s"] + passed}
         windows = join([take(windows, windows["step"] < process.windows["step"][0]), resumed])
-    path = processes[0].path if len({run.path for run in processes}) == 1 else named_folder(processes[0].path)
-    problem = (
-        f"{path}: TensorBoard does not say how a run ended, it is taken as completed at step {windows['step'][-1]}"
+    path = (
+        processes[0].path
+        if len({run.path for run in processes}) == 1
+        else named_folder(processes[0].path)
     )
+    problem = f"{path}: TensorBoard does not say how a run ended, it is taken as completed at step {windows['step'][-1]}"
     run = replace(processes[0], path=path, windows=windows, problems=[problem])
     return run.changed(wall_s=known(windows["elapsed_s"][-1]))

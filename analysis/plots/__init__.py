@@ -1,7 +1,9 @@
-"""The figures: frames of `analysis.load` in, a matplotlib Figure out. Nothing here computes a result or writes a file.
+"""The figures: frames of `analysis.load` in, a matplotlib Figure out. Nothing here computes a
+result or writes a file.
 
-A recipe has the same colour and marker in every figure. Its completed runs are drawn together. A run that is not
-completed has a dashed line of its own, labelled with its status, and no bar. A figure without data says why.
+A recipe has the same colour and marker in every figure. Its completed runs are drawn together. A
+run that is not completed has a dashed line of its own, labelled with its status, and no bar. A
+figure without data says why.
 """
 # ruff: noqa: F401  # what is imported is what the package offers
 

@@ -1,5 +1,5 @@
-"""Rows of horizontal bars, one a recipe: from zero to the median of its completed runs, a mark for each run, the value
-beside."""
+"""Rows of horizontal bars, one a recipe: from zero to the median of its completed runs, a mark for
+each run, the value beside."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,8 @@ def set_rows(axes: Axes, labels: Sequence[str], x_label: str) -> None:
 
 
 def completed_with(runs: pd.DataFrame, column: str) -> list[Group]:
-    """The completed runs of each recipe that have a value in `column`. Raises `NoData` if none has."""
+    """The completed runs of each recipe that have a value in `column`. Raises `NoData` if none
+    has."""
     completed = [group for group in groups(runs[runs[column].notna()]) if group.completed]
     if not completed:
         raise NoData(f"no completed run has {column}")

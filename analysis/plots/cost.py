@@ -18,7 +18,8 @@ _SMALL_SHARE = 0.03  # of the longest warm-up: phases below it in every row are 
 
 @plot
 def warm_up(axes: Axes, runs: pd.DataFrame) -> None:
-    """Seconds from process start to the end of step 1, by phase; a recipe's completed runs are averaged."""
+    """Seconds from process start to the end of step 1, by phase; a recipe's completed runs are
+    averaged."""
     completed = completed_with(runs, "warm_up_s")
     table = pd.DataFrame([_mean_phases(group.runs) for group in completed]).fillna(0.0)
     total = table.sum(axis=1)
@@ -39,8 +40,12 @@ def warm_up(axes: Axes, runs: pd.DataFrame) -> None:
 
 
 def _mean_phases(runs: pd.DataFrame) -> pd.Series:
-    """Mean seconds by phase; what phases leave of a warm-up (without timing.json; of earlier attempts) is not split."""
-    phases, whole = pd.DataFrame([phases or {} for phases in runs["phases"]]), runs["warm_up_s"].mean()
+    """Mean seconds by phase; what phases leave of a warm-up (without timing.json; of earlier
+    attempts) is not split."""
+    phases, whole = (
+        pd.DataFrame([phases or {} for phases in runs["phases"]]),
+        runs["warm_up_s"].mean(),
+    )
     mean = phases.fillna(0.0).mean()
     if (rest := whole - mean.sum()) > 0.01 * whole:
         mean["not_split"] = rest
@@ -49,7 +54,8 @@ def _mean_phases(runs: pd.DataFrame) -> pd.Series:
 
 @plot
 def memory(axes: Axes, runs: pd.DataFrame) -> None:
-    """Highest memory of a run in GiB: median over a recipe's completed runs, and a mark for each."""
+    """Highest memory of a run in GiB: median over a recipe's completed runs, and a mark for
+    each."""
     completed = completed_with(runs, "peak_memory_bytes")
     for y, group in enumerate(completed):
         draw_row(axes, y, group, group.runs["peak_memory_bytes"] / 2**30, "{} GiB")

@@ -14,10 +14,12 @@ from analysis.record import final_from
 
 @plot
 def loss(axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame, log: bool = False) -> None:
-    """Training loss (nats per token) by step: means over a tenth of the steps, drawn in their middle.
+    """Training loss (nats per token) by step: means over a tenth of the steps, drawn in their
+    middle.
 
-    The last one is the final loss where log windows divide that tenth. Line: mean of a recipe's seeds; band: from the
-    smallest to the largest of them. `log`: of the loss, where one recipe's is many times the others'.
+    The last one is the final loss where log windows divide that tenth. Line: mean of a recipe's
+    seeds; band: from the smallest to the largest of them. `log`: of the loss, where one recipe's is
+    many times the others'.
     """
     drawn = curves(runs, windows, "loss")
     for index, (group, frame) in enumerate(drawn):
@@ -36,23 +38,34 @@ def loss(axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame, log: bool = Fals
 
 
 @plot
-def loss_difference(axes: Axes, differences: dict[str, pd.DataFrame], margin: float | None, baseline: str) -> None:
-    """Loss of each recipe minus the baseline's, by step, with its band and the margin of "the same".
+def loss_difference(
+    axes: Axes, differences: dict[str, pd.DataFrame], margin: float | None, baseline: str
+) -> None:
+    """Loss of each recipe minus the baseline's, by step, with its band and the margin of "the
+    same".
 
     Args:
         differences: by recipe, see `analysis.losses.loss_difference`.
         margin: what counts as the same, in nats per token; None or NaN if there is none.
         baseline: the recipe that was subtracted.
     """
-    kept = {r: differences[r].set_index("step") for r in in_order(differences) if len(differences[r])}
+    kept = {
+        r: differences[r].set_index("step") for r in in_order(differences) if len(differences[r])
+    }
     if not kept:
         raise NoData(f"no recipe has a loss at the same step and seed as {name(baseline)}")
     for index, (recipe, frame) in enumerate(kept.items()):
-        draw_line(axes, recipe, frame.rename(columns={"difference": "middle"}), stagger=index / len(kept))
+        draw_line(
+            axes, recipe, frame.rename(columns={"difference": "middle"}), stagger=index / len(kept)
+        )
     axes.axhline(0, color="black", linewidth=0.8)
     finish(axes, f"loss − loss of {name(baseline)}\n(nats per token)")
     several = any(frame["low"].notna().any() for frame in kept.values())
-    words = [f"Bands: {LEVEL:.0%} interval over the seeds, as in the verdict." if several else "One seed: no interval."]
+    words = [
+        f"Bands: {LEVEL:.0%} interval over the seeds, as in the verdict."
+        if several
+        else "One seed: no interval."
+    ]
     if margin and not math.isnan(margin):
         axes.axhspan(-margin, margin, color=GREY, alpha=0.15, linewidth=0, zorder=0)
         axes.annotate(f"margin ± {margin:.3g}", (0, margin), xycoords=axes.get_yaxis_transform(), xytext=(3, -2),

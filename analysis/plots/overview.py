@@ -14,7 +14,9 @@ def summary(comparison: Comparison) -> Figure:
     runs, windows = comparison.frames.runs, comparison.frames.windows
     titles = {
         "Loss": lambda axes: loss.panel(axes, runs, windows),
-        "Speed": lambda axes: tokens_per_s.panel(axes, runs, comparison.rates, comparison.published),
+        "Speed": lambda axes: tokens_per_s.panel(
+            axes, runs, comparison.rates, comparison.published
+        ),
         "Lead in wall time": lambda axes: lead.panel(axes, comparison),
         "Model FLOPs utilisation": lambda axes: mfu.panel(axes, runs),
     }

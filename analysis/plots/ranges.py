@@ -11,15 +11,18 @@ _MARKERS = "osD^vPX*"
 
 
 def fp8_ranges(ranges: pd.DataFrame) -> Figure:
-    """Flushed shares and largest values by step, of weights and of their gradients; of the first FP8 run with any.
+    """Flushed shares and largest values by step, of weights and of their gradients; of the first
+    FP8 run with any.
 
     Args:
         ranges: see `analysis.fp8_ranges.fp8_ranges`.
     """
     first = ranges[ranges["run"] == ranges["run"].iloc[0]] if len(ranges) else ranges
     titles = {
-        f"{tensor.capitalize()}s: {words}": lambda axes, tensor=tensor, quantity=quantity: group_lines.panel(
-            axes, first[(first["tensor"] == tensor) & (first["quantity"] == quantity)], quantity
+        f"{tensor.capitalize()}s: {words}": lambda axes, tensor=tensor, quantity=quantity: (
+            group_lines.panel(
+                axes, first[(first["tensor"] == tensor) & (first["quantity"] == quantity)], quantity
+            )
         )
         for tensor in ("weight", "gradient")
         for quantity, words in _QUANTITIES.items()

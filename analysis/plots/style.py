@@ -1,4 +1,5 @@
-"""What all figures share: look of a recipe, sizes and fonts, notes, panels without data, and bytes that do not vary."""
+"""What all figures share: look of a recipe, sizes and fonts, notes, panels without data, and bytes
+that do not vary."""
 
 import functools
 import io
@@ -44,7 +45,8 @@ class Look(NamedTuple):
     marker: str
 
 
-# Okabe and Ito's colours, which colour-blind readers tell apart too, without those too pale for a line on white.
+# Okabe and Ito's colours, which colour-blind readers tell apart too, without those too pale for a
+# line on white.
 _LOOKS = {
     "baseline": Look("#444444", "o"),
     "baseline_compiled": Look("#0072B2", "s"),
@@ -73,11 +75,15 @@ _OTHER_MARKERS = ("P", "X", "*", "p", "h")
 
 
 def look(recipe: str) -> Look:
-    """Colour and marker of a recipe: the same in every figure, for a recipe with a name of its own as well."""
+    """Colour and marker of a recipe: the same in every figure, for a recipe with a name of its own
+    as well."""
     if recipe in _LOOKS:
         return _LOOKS[recipe]
     number = zlib.crc32(recipe.encode())
-    return Look(_OTHER_COLOURS[number % len(_OTHER_COLOURS)], _OTHER_MARKERS[number // 7 % len(_OTHER_MARKERS)])
+    return Look(
+        _OTHER_COLOURS[number % len(_OTHER_COLOURS)],
+        _OTHER_MARKERS[number // 7 % len(_OTHER_MARKERS)],
+    )
 
 
 def name(recipe: str) -> str:
@@ -96,8 +102,11 @@ class Plot(Figure):
         return to_png(self, dpi=110)
 
 
-def panels(titles: dict[str, Callable[[Axes], None]], size: tuple[float, float], columns: int = 1) -> Figure:
-    """A figure of `size` inches, in this module's style whatever the user's settings are: title to what draws below it.
+def panels(
+    titles: dict[str, Callable[[Axes], None]], size: tuple[float, float], columns: int = 1
+) -> Figure:
+    """A figure of `size` inches, in this module's style whatever the user's settings are: title to
+    what draws below it.
 
     The layout stays as it comes out, so that saving the figure again gives the same bytes.
     """
@@ -108,13 +117,16 @@ def panels(titles: dict[str, Callable[[Axes], None]], size: tuple[float, float],
             axes.set_title(title, loc="left", fontweight="bold")
             draw(axes)
         figure.draw_without_rendering()
-        figure.get_layout_engine().execute(figure)  # constrained layout comes to rest in the second pass
+        figure.get_layout_engine().execute(
+            figure
+        )  # constrained layout comes to rest in the second pass
         figure.set_layout_engine("none")
     return figure
 
 
 def plot(draw: Callable[..., None]) -> Callable[..., Figure]:
-    """Make `draw(axes, ...)` a function of the other arguments that returns a figure of half a page.
+    """Make `draw(axes, ...)` a function of the other arguments that returns a figure of half a
+    page.
 
     Its attribute `panel` draws into axes. Both say in the panel why there is no data.
     """
@@ -126,7 +138,9 @@ def plot(draw: Callable[..., None]) -> Callable[..., Figure]:
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
             text = textwrap.fill(f"no data: {why}", 40)
-            axes.text(0.5, 0.5, text, ha="center", va="center", color=GREY, transform=axes.transAxes)
+            axes.text(
+                0.5, 0.5, text, ha="center", va="center", color=GREY, transform=axes.transAxes
+            )
 
     @functools.wraps(draw)
     def figure(*args) -> Figure:
@@ -137,13 +151,15 @@ def plot(draw: Callable[..., None]) -> Callable[..., Figure]:
 
 
 def make_room(axes: Axes, names: int) -> None:
-    """Make the figure as high as so many names of recipes beside this panel need, each on up to three lines."""
+    """Make the figure as high as so many names of recipes beside this panel need, each on up to
+    three lines."""
     figure, rows = axes.figure, axes.get_gridspec().nrows
     figure.set_figheight(max(figure.get_figheight(), rows * (1.3 + 0.46 * names)))
 
 
 def note(axes: Axes, *sentences: str) -> None:
-    """Small grey text below the x label, each sentence on lines of its own, no wider than the panel."""
+    """Small grey text below the x label, each sentence on lines of its own, no wider than the
+    panel."""
     inches = axes.figure.get_figwidth() / axes.get_gridspec().ncols - 1.15
     width = int(inches * 72 / (0.56 * SMALL))  # the mean character is 0.56 of the font size wide
     axes.annotate(

@@ -1,4 +1,5 @@
-"""How long does it take? Wall time by step without the warm-up, and the lead over another recipe with it."""
+"""How long does it take? Wall time by step without the warm-up, and the lead over another recipe
+with it."""
 
 import numpy as np
 import pandas as pd
@@ -17,10 +18,17 @@ def clock_start(runs: pd.DataFrame) -> str:
 
 @plot
 def wall_after_warm_up(axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame) -> None:
-    """Seconds since the end of step 1 by step: the published view, in which compilation costs nothing."""
+    """Seconds since the end of step 1 by step: the published view, in which compilation costs
+    nothing."""
     first = windows[windows["step_s"].notna()].sort_values("step").drop_duplicates("run")
-    ends = {row.run: row.elapsed_s - sum(row.step_s[1:]) for row in first.itertuples() if row.step == len(row.step_s)}
-    seconds = windows["elapsed_s"] - windows["run"].map(ends).astype(float)  # NaN where the log begins after step 1
+    ends = {
+        row.run: row.elapsed_s - sum(row.step_s[1:])
+        for row in first.itertuples()
+        if row.step == len(row.step_s)
+    }
+    seconds = windows["elapsed_s"] - windows["run"].map(ends).astype(
+        float
+    )  # NaN where the log begins after step 1
     for group, frame in curves(runs, windows.assign(seconds=seconds), "seconds"):
         draw_curves(axes, group, frame)
     finish(axes, "wall time since the end of step 1 (s)")
@@ -30,14 +38,17 @@ def wall_after_warm_up(axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame) ->
 
 @plot
 def lead(axes: Axes, comparison: Comparison) -> None:
-    """Seconds that each recipe is ahead of the opponent by step, warm-up included, and where it gets or loses the lead.
+    """Seconds that each recipe is ahead of the opponent by step, warm-up included, and where it
+    gets or loses the lead.
 
-    Above zero a recipe has taken less wall time. Band: from the first to the last of its runs, where there are several;
-    each against the mean of the opponent's runs.
+    Above zero a recipe has taken less wall time. Band: from the first to the last of its runs,
+    where there are several; each against the mean of the opponent's runs.
     """
     runs, opponent = comparison.frames.runs, comparison.opponent
     drawn = curves(runs, comparison.frames.windows, "elapsed_s")
-    totals = [frame.mean(axis=1) for group, frame in drawn if group.completed and group.recipe == opponent]
+    totals = [
+        frame.mean(axis=1) for group, frame in drawn if group.completed and group.recipe == opponent
+    ]
     if not totals:
         raise NoData(f"there is no completed run of {name(opponent)} to be ahead of")
     (total,) = totals
@@ -56,7 +67,12 @@ def lead(axes: Axes, comparison: Comparison) -> None:
     against = [paid for (_, b), paid in comparison.break_evens.items() if b == opponent]
     for paid in against:
         if paid.outcome in (FROM, UNTIL) and not paid.beyond:
-            shape = {"markersize": 7, "markerfacecolor": "white", "markeredgecolor": look(paid.a).colour, "zorder": 5}
+            shape = {
+                "markersize": 7,
+                "markerfacecolor": "white",
+                "markeredgecolor": look(paid.a).colour,
+                "zorder": 5,
+            }
             axes.plot(paid.step, 0, look(paid.a).marker, **shape)
     words = "; ".join(f"{name(paid.a)} {paid.word}" for paid in against)
     note(axes, f"Ahead: {words}. The clock starts with {clock_start(runs)}.")

@@ -1,4 +1,5 @@
-"""Phases of a run: `quantize.linear.float8.first_step` and `last_step` say which of its steps are in FP8."""
+"""Phases of a run: `quantize.linear.float8.first_step` and `last_step` say which of its steps are
+in FP8."""
 
 from typing import TYPE_CHECKING
 
@@ -9,9 +10,14 @@ if TYPE_CHECKING:
 
 
 def first_and_last(config: "Config") -> tuple[int | None, int | None]:
-    """The two keys as numbers of steps, from 1; None where FP8 begins with the run, or ends with it."""
+    """The two keys as numbers of steps, from 1; None where FP8 begins with the run, or ends with
+    it."""
     keys, steps = config.quantize.linear.float8, config.training.steps
-    first = config.lr_scheduler.warmup_steps + 1 if keys.first_step == "after_warmup" else keys.first_step
+    first = (
+        config.lr_scheduler.warmup_steps + 1
+        if keys.first_step == "after_warmup"
+        else keys.first_step
+    )
     last = steps - max(1, steps // 10) if keys.last_step == "before_last_tenth" else keys.last_step
     return first, last
 

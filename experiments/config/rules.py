@@ -1,4 +1,5 @@
-"""What a recipe may say: the keys and types of `Config`, the values of `VALUES`, and which keys contradict each other.
+"""What a recipe may say: the keys and types of `Config`, the values of `VALUES`, and which keys
+contradict each other.
 
 torchtitan is imported where it is used: it imports torch, which listing recipes need not.
 """
@@ -26,7 +27,9 @@ def build(entries: Entries) -> "Config":
     """The config of a recipe's keys, defaults filled in. Raises pydantic's ValidationError."""
     from experiments.config.keys import Config
 
-    return _validator(Config).validate_json(json.dumps(nested(entries)))  # JSON: the mode in which 1 is a float too
+    return _validator(Config).validate_json(
+        json.dumps(nested(entries))
+    )  # JSON: the mode in which 1 is a float too
 
 
 _validator = functools.cache(TypeAdapter)
@@ -49,7 +52,9 @@ def check_keys(layer: Entries) -> list[str]:
             messages[key] = message
     for key, default in flat(known):
         if key in layer and key.startswith(WITHOUT_EFFECT) and layer[key].value != default:
-            messages.setdefault(key, f"has no effect here; leave it out, got {shown(layer[key].value)}")
+            messages.setdefault(
+                key, f"has no effect here; leave it out, got {shown(layer[key].value)}"
+            )
     if "job.description" in layer:
         messages["job.description"] = "write it as `description:` at the top of the recipe"
     return [f"{layer[key].origin}: {key}: {message}" for key, message in messages.items()]
@@ -60,9 +65,13 @@ def explain(error: ValidationError, entries: Entries, known: dict) -> dict[str, 
     messages = {}
     for detail in error.errors(include_url=False):
         key = ".".join(map(str, detail["loc"]))
-        while key and key not in entries and detail["type"] != "missing":  # without list indices and union members
+        while (
+            key and key not in entries and detail["type"] != "missing"
+        ):  # without list indices and union members
             key = key.rpartition(".")[0]
-        messages.setdefault(key, _sentence(key, detail, known))  # of a union the first member's error
+        messages.setdefault(
+            key, _sentence(key, detail, known)
+        )  # of a union the first member's error
     return messages
 
 
@@ -84,11 +93,19 @@ def _sentence(key: str, detail: dict, known: dict) -> str:
         siblings = functools.reduce(dict.__getitem__, sections, known)
         elsewhere = [other for other, _ in flat(known) if other.endswith(f".{name}")]
         near = difflib.get_close_matches(name, siblings, n=1) or elsewhere
-        return f"unknown key; did you mean `{near[0]}`?" if near else f"unknown key; known here: {', '.join(siblings)}"
+        return (
+            f"unknown key; did you mean `{near[0]}`?"
+            if near
+            else f"unknown key; known here: {', '.join(siblings)}"
+        )
     if kind == "missing":
         return "is missing"
     if kind not in EXPECTED and kind != "literal_error":
-        return str(detail["ctx"]["error"]) if "error" in detail.get("ctx", {}) else f"{detail['msg']}, got {got}"
+        return (
+            str(detail["ctx"]["error"])
+            if "error" in detail.get("ctx", {})
+            else f"{detail['msg']}, got {got}"
+        )
     item = f"item {detail['loc'][-1] + 1}: " if isinstance(detail["loc"][-1], int) else ""
     return f"{item}expected {EXPECTED.get(kind) or detail['ctx']['expected']}, got {got}"
 
@@ -97,7 +114,8 @@ def _sentence(key: str, detail: dict, known: dict) -> str:
 
 
 def contradictions(config: "Config", entries: Entries) -> list[str]:
-    """What is wrong with the whole recipe: torchtitan's defaults that do not suit, and keys that contradict others."""
+    """What is wrong with the whole recipe: torchtitan's defaults that do not suit, and keys that
+    contradict others."""
     values = dict(flat(asdict(config)))
     defaults = [(key, message) for key, rule in VALUES.items() if (message := rule(values[key]))]
     return [
@@ -118,19 +136,34 @@ def _conflicts(config: "Config") -> Iterator[tuple[str, str]]:
     loader, total_steps = training.dataloader, config.lr_scheduler.total_steps
     local, whole = training.local_batch_size, training.global_batch_size
     if whole > 0 and whole % local:
-        yield "training.global_batch_size", f"expected a multiple of local_batch_size ({local}), got {whole}"
+        yield (
+            "training.global_batch_size",
+            f"expected a multiple of local_batch_size ({local}), got {whole}",
+        )
     if not loader.num_workers and (loader.persistent_workers or loader.prefetch_factor):
-        yield "training.dataloader.num_workers", "expected 1 or more with persistent_workers or prefetch_factor, got 0"
+        yield (
+            "training.dataloader.num_workers",
+            "expected 1 or more with persistent_workers or prefetch_factor, got 0",
+        )
     if total_steps and total_steps < training.steps:
-        yield "lr_scheduler.total_steps", f"expected at least training.steps ({training.steps}), got {total_steps}"
+        yield (
+            "lr_scheduler.total_steps",
+            f"expected at least training.steps ({training.steps}), got {total_steps}",
+        )
     if config.checkpoint.initial_load_path and not config.checkpoint.enable:
-        yield "checkpoint.initial_load_path", "is not read without checkpoints; set checkpoint.enable to true"
+        yield (
+            "checkpoint.initial_load_path",
+            "is not read without checkpoints; set checkpoint.enable to true",
+        )
     if optimizer.stochastic_rounding and training.dtype != "bfloat16":
         message = f"rounds bf16 weights, and training.dtype is {training.dtype}; set one of them otherwise"
         yield "optimizer.stochastic_rounding", message
     yield from _state_conflicts(config)
     if optimizer.built == "before_conversion" and compiled.enable:
-        yield "optimizer.built", "its late conversion would find compiled blocks; set compile.enable to false"
+        yield (
+            "optimizer.built",
+            "its late conversion would find compiled blocks; set compile.enable to false",
+        )
     if compiled.cuda_graphs and not compiled.enable:
         yield "compile.cuda_graphs", "records compiled graphs; set compile.enable to true"
     if compiled.cuda_graphs and whole > local:
@@ -147,9 +180,14 @@ def _state_conflicts(config: "Config") -> Iterator[tuple[str, str]]:
     if not any(states.values()):
         return
     if missing := [name for name, dtype in states.items() if dtype is None]:
-        yield "optimizer.states", f"expected a dtype for {' and '.join(missing)} too, or null for all three"
+        yield (
+            "optimizer.states",
+            f"expected a dtype for {' and '.join(missing)} too, or null for all three",
+        )
     if config.training.dtype != "bfloat16":
-        message = f"master weights are for bf16 parameters, and training.dtype is {config.training.dtype}"
+        message = (
+            f"master weights are for bf16 parameters, and training.dtype is {config.training.dtype}"
+        )
         yield "optimizer.states", f"{message}; set it to bfloat16, or the states to null"
     if config.optimizer.stochastic_rounding:
         message = "rounds bf16 weights for want of master weights, which optimizer.states has; set one of them to false"
@@ -164,14 +202,25 @@ def _data_conflicts(config: "Config") -> Iterator[tuple[str, str]]:
         ("training.dataset_path", config.training.dataset_path, is_parquet, "parquet"),
         ("data.text_column", data.text_column != "text", not is_stdlib, "parquet"),
         ("data.subset", data.subset, not is_stdlib and not is_parquet, "a name on Hugging Face"),
-        ("data.split", data.split != "train", not is_stdlib and not is_parquet, "a name on Hugging Face"),
+        (
+            "data.split",
+            data.split != "train",
+            not is_stdlib and not is_parquet,
+            "a name on Hugging Face",
+        ),
     ):
         if is_given and not is_read:
-            yield key, f"is not read with training.dataset={dataset}; leave it out, or set training.dataset to {other}"
+            yield (
+                key,
+                f"is not read with training.dataset={dataset}; leave it out, or set training.dataset to {other}",
+            )
 
 
 def _fp8_conflicts(config: "Config") -> Iterator[tuple[str, str]]:
-    keys, tokens = config.quantize.linear.float8, config.training.seq_len * config.training.local_batch_size
+    keys, tokens = (
+        config.quantize.linear.float8,
+        config.training.seq_len * config.training.local_batch_size,
+    )
     for key in ("fast_accumulation_in_backward", "emulate"):
         if keys.recipe_name is None and getattr(keys, key):
             yield f"{FLOAT8}.{key}", "does nothing without a recipe_name; set it to false"
@@ -192,9 +241,15 @@ def _phase_conflicts(config: "Config") -> Iterator[tuple[str, str]]:
         return
     phases = f"first_step and last_step of {FLOAT8}"
     if keys.recipe_name is None:
-        yield f"{FLOAT8}.recipe_name", f"is null, so there is no FP8 to switch; set it, or {phases} to null"
+        yield (
+            f"{FLOAT8}.recipe_name",
+            f"is null, so there is no FP8 to switch; set it, or {phases} to null",
+        )
     if last is not None and last < (first or 1):
-        yield f"{FLOAT8}.last_step", f"is step {last}, before first_step, which is {first or 1}: FP8 would never run"
+        yield (
+            f"{FLOAT8}.last_step",
+            f"is step {last}, before first_step, which is {first or 1}: FP8 would never run",
+        )
     if keys.enable_fsdp_float8_all_gather:
         message = f"gathers weights in FP8, of which bf16 steps cannot be made; set it to false, or {phases} to null"
         yield f"{FLOAT8}.enable_fsdp_float8_all_gather", message
@@ -221,9 +276,13 @@ def schema() -> dict:
 
     titans = type("Titans", (Config.__base__,), {"__pydantic_config__": Config.__pydantic_config__})
     recipe, inherited = (TypeAdapter(kind).json_schema() for kind in (Config, dataclass(titans)))
-    for name, section in recipe["$defs"].items():  # pydantic misses the docstrings of inherited fields
+    for name, section in recipe[
+        "$defs"
+    ].items():  # pydantic misses the docstrings of inherited fields
         documented = inherited["$defs"].get(name, section)["properties"]
-        section["properties"] = {key: documented.get(key, {}) | value for key, value in section["properties"].items()}
+        section["properties"] = {
+            key: documented.get(key, {}) | value for key, value in section["properties"].items()
+        }
     del recipe["$defs"]["Job"]["properties"]["description"]
     own = {
         "base": {"type": "string", "description": "The parent recipe's name"},

@@ -1,6 +1,8 @@
-"""Studies: what is compared, with what, and at which scale; a file of `recipes/studies/`, or some recipes.
+"""Studies: what is compared, with what, and at which scale; a file of `recipes/studies/`, or some
+recipes.
 
-A study with `axes` is a sweep: it has a cell for each combination of their values, and each cell is a study.
+A study with `axes` is a sweep: it has a cell for each combination of their values, and each cell is
+a study.
 """
 
 import os
@@ -43,8 +45,12 @@ class Study(BaseModel):
     seeds: list[int] = Field(min_length=1)
     overlays: list[str]
     overrides: list[str] = []
-    processes: int = Field(1, ge=1, le=9999)  # of each run: one a GPU, which FSDP2 shards the model over
-    axes: dict[str, object] = {}  # values of keys in their sections, as a recipe has them, and of `processes`
+    processes: int = Field(
+        1, ge=1, le=9999
+    )  # of each run: one a GPU, which FSDP2 shards the model over
+    axes: dict[
+        str, object
+    ] = {}  # values of keys in their sections, as a recipe has them, and of `processes`
 
     @field_validator("axes")
     @classmethod
@@ -53,22 +59,39 @@ class Study(BaseModel):
             if key not in AXES:
                 raise ValueError(f"{key} is no axis; there are {', '.join(AXES)}")
             kind = AXES[key][0]
-            if not isinstance(values, list) or not values or any(type(v) is not kind or v <= kind() for v in values):
-                raise ValueError(f"{key}: expected a list of {'names' if kind is str else 'numbers of 1 and more'}")
+            if (
+                not isinstance(values, list)
+                or not values
+                or any(type(v) is not kind or v <= kind() for v in values)
+            ):
+                raise ValueError(
+                    f"{key}: expected a list of {'names' if kind is str else 'numbers of 1 and more'}"
+                )
             if twice := [value for value, count in Counter(values).items() if count > 1]:
-                raise ValueError(f"{key}: {twice[0]} is there twice: leave one out")  # both would be one folder
+                raise ValueError(
+                    f"{key}: {twice[0]} is there twice: leave one out"
+                )  # both would be one folder
         return axes
 
     def cells(self) -> "list[Cell]":
         """All of them, in the order of the axes' values; a study without axes is its only cell."""
         axes = dict(flat(self.axes))
-        return [self._cell(dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
+        return [
+            self._cell(dict(zip(axes, values, strict=True))) for values in product(*axes.values())
+        ]
 
     def _cell(self, values: dict) -> "Cell":
         name = "_".join(AXES[key][1].format(value) for key, value in values.items())
-        keys = [f"{key}={value}" for key, value in values.items() if key not in (PROCESSES, "model.flavor")]
+        keys = [
+            f"{key}={value}"
+            for key, value in values.items()
+            if key not in (PROCESSES, "model.flavor")
+        ]
         flavor = recipes.flavor_keys(values["model.flavor"]) if "model.flavor" in values else []
-        own = {"overrides": [*self.overrides, *flavor, *keys], "processes": values.get(PROCESSES, self.processes)}
+        own = {
+            "overrides": [*self.overrides, *flavor, *keys],
+            "processes": values.get(PROCESSES, self.processes),
+        }
         return Cell(name, values, self.model_copy(update={"axes": {}, **own}))
 
     def override(self, overrides: list[str], processes: int | None) -> None:
@@ -76,15 +99,23 @@ class Study(BaseModel):
         self.overrides, self.processes = self.overrides + overrides, processes or self.processes
         given = {key for override in overrides for key in recipes.parse_override(override)}
         given |= {PROCESSES} if processes else set()
-        self.axes = nested({key: Entry(values, "") for key, values in flat(self.axes) if key not in given})
+        self.axes = nested(
+            {key: Entry(values, "") for key, values in flat(self.axes) if key not in given}
+        )
 
     def runs(self) -> Iterator[tuple[str, int]]:
-        """(recipe, seed), each once, in the order in which they run: a seed's recipes one after the other."""
-        return ((recipe, seed) for seed in dict.fromkeys(self.seeds) for recipe in dict.fromkeys(self.recipes))
+        """(recipe, seed), each once, in the order in which they run: a seed's recipes one after the
+        other."""
+        return (
+            (recipe, seed)
+            for seed in dict.fromkeys(self.seeds)
+            for recipe in dict.fromkeys(self.recipes)
+        )
 
 
 class Cell(NamedTuple):
-    """A part of a sweep: its folder within the sweep's, its value on each axis, and the study that it is."""
+    """A part of a sweep: its folder within the sweep's, its value on each axis, and the study that
+    it is."""
 
     name: str
     values: dict[str, str | int]
@@ -92,7 +123,8 @@ class Cell(NamedTuple):
 
 
 def balanced(cells: Iterable[Cell]) -> list[Cell]:
-    """An order of which every beginning covers the axes evenly: each value, then each pair of values of two axes.
+    """An order of which every beginning covers the axes evenly: each value, then each pair of
+    values of two axes.
 
     The next cell is always the one whose values were there least often; of equal ones, the first.
     """
@@ -123,14 +155,20 @@ def load(names: list[str]) -> Study:
         return read(known[names[0]])
     for name in names:
         if name in known:
-            raise InputError(f"{name} is a study, so it stands alone; with other names, list its recipes")
+            raise InputError(
+                f"{name} is a study, so it stands alone; with other names, list its recipes"
+            )
         if name not in recipes.names():
             if "/" in name or os.path.exists(name):
                 raise InputError(_about_path(name))
-            raise InputError(recipes.unknown("study or recipe", name, sorted(known) + recipes.names()))
+            raise InputError(
+                recipes.unknown("study or recipe", name, sorted(known) + recipes.names())
+            )
     names = list(dict.fromkeys(names))
     baseline = "baseline" if "baseline" in names else names[0]
-    return Study(description=", ".join(names), recipes=names, baseline=baseline, seeds=[0], overlays=[AUTO])
+    return Study(
+        description=", ".join(names), recipes=names, baseline=baseline, seeds=[0], overlays=[AUTO]
+    )
 
 
 def _about_path(path: str) -> str:

@@ -1,4 +1,5 @@
-"""What the value of one key may be, besides its type: a range, one value, text of a certain form. See `VALUES`."""
+"""What the value of one key may be, besides its type: a range, one value, text of a certain form.
+See `VALUES`."""
 
 import json
 import re
@@ -16,13 +17,19 @@ def shown(value: object) -> str:
 
 
 def rule(accepts: Callable[[object], bool], words: str) -> Rule:
-    """The rule that `accepts` is true of a value, said in `words`. null passes: the key's type says where it may be."""
-    return lambda value: None if value is None or accepts(value) else f"expected {words}, got {shown(value)}"
+    """The rule that `accepts` is true of a value, said in `words`. null passes: the key's type says
+    where it may be."""
+    return lambda value: (
+        None if value is None or accepts(value) else f"expected {words}, got {shown(value)}"
+    )
 
 
 def only(expected: object, why: str) -> Rule:
-    """One value: another would fail in torchtitan, be ignored, or run code that the recipe names."""
-    return lambda value: None if value == expected else f"{why}; set it to {shown(expected)}, got {shown(value)}"
+    """One value: another would fail in torchtitan, be ignored, or run code that the recipe
+    names."""
+    return lambda value: (
+        None if value == expected else f"{why}; set it to {shown(expected)}, got {shown(value)}"
+    )
 
 
 def text(pattern: str, words: str) -> Rule:
@@ -44,7 +51,8 @@ _SECONDS = rule(lambda value: 1 <= value <= 1_000_000, "at least 1 and at most 1
 _SIZE = rule(lambda value: 1 <= value <= 1_000_000, "at least 1 and at most 1,000,000")
 _NOT_SUPPORTED = only(False, "not supported")
 _NO_TENSOR_PARALLEL = only(
-    1, "compiled, its backward pass fails in torch 2.13, with and without FP8, so FSDP shards the model instead"
+    1,
+    "compiled, its backward pass fails in torch 2.13, with and without FP8, so FSDP shards the model instead",
 )
 _NOT_PARALLEL = only(1, "not supported: FSDP shards the model instead")
 _NO_CODE = only("", "would run code that the recipe names")
@@ -64,17 +72,23 @@ VALUES: dict[str, Rule] = {
     "job.custom_config_module": _NO_CODE,
     "job.save_config_file": only(None, "each run writes its recipe.yaml anyway"),
     "profiling.enable_profiling": only(
-        False, "cannot run beside the proof's profiler; `python -m experiments.bench` gives times by part"
+        False,
+        "cannot run beside the proof's profiler; `python -m experiments.bench` gives times by part",
     ),  # torch aborts the process where one profiler ends within another
     "profiling.profile_freq": _AT_LEAST_1,
     "profiling.save_memory_snapshot_folder": _RUN_FOLDER,
     "metrics.log_freq": _AT_LEAST_1,
     "metrics.fp8_ranges_every": _AT_LEAST_0,
     "metrics.save_tb_folder": _RUN_FOLDER,
-    **{f"model.sizes.{name}": _SIZE for name in ("dim", "n_heads", "n_kv_heads", "head_dim", "hidden_dim")},
+    **{
+        f"model.sizes.{name}": _SIZE
+        for name in ("dim", "n_heads", "n_kv_heads", "head_dim", "hidden_dim")
+    },
     "model.sizes.vocab_size": _SIZE,
     "model.sizes.n_layers": rule(lambda value: 1 <= value <= 1000, "at least 1 and at most 1,000"),
-    "model.converters": only(["fp8"], "converts nothing until quantize.linear.float8.recipe_name is set"),
+    "model.converters": only(
+        ["fp8"], "converts nothing until quantize.linear.float8.recipe_name is set"
+    ),
     "optimizer.name": only("AdamW", "there is one optimizer"),
     "optimizer.lr": _AT_LEAST_0,
     "optimizer.beta1": _BELOW_1,
@@ -92,11 +106,15 @@ VALUES: dict[str, Rule] = {
     "training.global_batch_size": _AUTO_OR_COUNT,
     "training.seq_len": rule(lambda value: value >= 2, "at least 2"),
     "training.max_norm": rule(lambda value: value > 0, "more than 0"),
-    "training.steps": rule(lambda value: 1 <= value <= 10**9, "at least 1 and at most 1,000,000,000"),
+    "training.steps": rule(
+        lambda value: 1 <= value <= 10**9, "at least 1 and at most 1,000,000,000"
+    ),
     "training.enable_cpu_offload": _NOT_SUPPORTED,
     "training.gc_freq": _AT_LEAST_1,
     "training.gc_debug": _NOT_SUPPORTED,
-    "training.dataloader.num_workers": rule(lambda value: 0 <= value <= 1000, "at least 0 and at most 1,000"),
+    "training.dataloader.num_workers": rule(
+        lambda value: 0 <= value <= 1000, "at least 0 and at most 1,000"
+    ),
     "training.dataloader.prefetch_factor": _AT_LEAST_1,
     "parallelism.data_parallel_replicate_degree": _AT_LEAST_1,
     "parallelism.data_parallel_shard_degree": _AUTO_OR_COUNT,
@@ -125,7 +143,9 @@ VALUES: dict[str, Rule] = {
     "comm.nccl_max_ctas": rule(lambda value: 1 <= value <= 64, "at least 1 and at most 64"),
     "comm.init_timeout_seconds": _SECONDS,
     "comm.train_timeout_seconds": _SECONDS,
-    "comm.trace_buf_size": rule(lambda value: 0 <= value <= 10**6, "at least 0 and at most 1,000,000"),
+    "comm.trace_buf_size": rule(
+        lambda value: 0 <= value <= 10**6, "at least 0 and at most 1,000,000"
+    ),
     "comm.save_traces_folder": _RUN_FOLDER,
     "comm.save_traces_file_prefix": text(_INSIDE, "a file within the run directory"),
     "comm.mode": only("default", "the other modes do not train"),

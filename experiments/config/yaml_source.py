@@ -1,8 +1,10 @@
-"""YAML in which every value knows where it was written: what recipes and studies are read from, and written to.
+"""YAML in which every value knows where it was written: what recipes and studies are read from, and
+written to.
 
-The values are those of YAML 1.2's core schema: `3e-4` is a number and `yes` is text, unlike in PyYAML's own loader.
-Tags and aliases are errors, so that reading a file cannot run anything, and what no recipe needs is refused: files of
-more than 100 kB, more than 20 levels of nesting, integers of more than 18 digits, text that no file can hold.
+The values are those of YAML 1.2's core schema: `3e-4` is a number and `yes` is text, unlike in
+PyYAML's own loader. Tags and aliases are errors, so that reading a file cannot run anything, and
+what no recipe needs is refused: files of more than 100 kB, more than 20 levels of nesting, integers
+of more than 18 digits, text that no file can hold.
 """
 
 import functools
@@ -22,14 +24,16 @@ MAX_BYTES, MAX_DEPTH, MAX_DIGITS = 100_000, 20, 18
 
 @dataclass(frozen=True)
 class Entry:
-    """A value and its origin, e.g. `recipes/base.yaml:12`. A section's value is {}: its keys are entries themselves."""
+    """A value and its origin, e.g. `recipes/base.yaml:12`. A section's value is {}: its keys are
+    entries themselves."""
 
     value: object
     origin: str
 
 
 Entries = dict[str, Entry]
-"""A document by `key.path`, each section before its keys. `below | above` merges two of them: `above` wins."""
+"""A document by `key.path`, each section before its keys. `below | above` merges two of them:
+`above` wins."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -39,7 +43,9 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent, index):
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
-            self._refuse(f"the alias *{event.anchor} is not allowed: write the value out, or share it through `base`")
+            self._refuse(
+                f"the alias *{event.anchor} is not allowed: write the value out, or share it through `base`"
+            )
         if event.tag is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
             self._refuse(f"the tag {tag} is not allowed: a recipe holds plain values only")
@@ -55,14 +61,18 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def _refuse(self, problem: str, node: yaml.Node | None = None):
-        raise yaml.composer.ComposerError(None, None, problem, (node or self.peek_event()).start_mark)
+        raise yaml.composer.ComposerError(
+            None, None, problem, (node or self.peek_event()).start_mark
+        )
 
 
 class _Dumper(yaml.SafeDumper):
     """Quotes what either kind of YAML would not read as text."""
 
 
-_FLOAT = re.compile(r"[-+]?(\.\d+|\d+\.\d*|\d+(?=[eE]))([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
+_FLOAT = re.compile(
+    r"[-+]?(\.\d+|\d+\.\d*|\d+(?=[eE]))([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+)
 for _class in (_Loader, _Dumper):
     for _type, _pattern, _first in (
         ("null", re.compile(r"(~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
@@ -78,16 +88,22 @@ def read(path: Path) -> Entries:
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     try:
         if not path.is_file():  # opening a pipe would wait for ever
-            raise InputError(f"{name}: is not a file, or a link that leads nowhere: give a YAML file")
+            raise InputError(
+                f"{name}: is not a file, or a link that leads nowhere: give a YAML file"
+            )
         with open(path, "rb") as file:
             text = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {error.strerror}") from error
     if len(text) > MAX_BYTES:
-        raise InputError(f"{name}: has more than {MAX_BYTES // 1000} kB, which no recipe or study needs")
+        raise InputError(
+            f"{name}: has more than {MAX_BYTES // 1000} kB, which no recipe or study needs"
+        )
     entries = parse(text, lambda line: f"{name}:{line}")
     if entries[""].value not in ({}, None):
-        raise InputError(f"{name}:1: expected keys with their values, got {shown(entries[''].value)}")
+        raise InputError(
+            f"{name}:1: expected keys with their values, got {shown(entries[''].value)}"
+        )
     return entries
 
 
@@ -103,18 +119,26 @@ def parse(text: bytes | str, where: Callable[[int], str], root: str = "") -> Ent
         raise InputError(f"{where(1)}: not a text file in UTF-8: {error.reason}") from error
     except yaml.MarkedYAMLError as error:
         context = f" {error.context}" if error.context else ""
-        raise InputError(f"{where(error.problem_mark.line + 1)}: YAML error{context}: {error.problem}") from error
+        raise InputError(
+            f"{where(error.problem_mark.line + 1)}: YAML error{context}: {error.problem}"
+        ) from error
     entries: Entries = {}
 
     def collect(node: yaml.Node, origin: str, path: str) -> None:
         if path in entries:
-            raise InputError(f"{origin}: {path}: already given at {entries[path].origin}; keep one of them")
+            raise InputError(
+                f"{origin}: {path}: already given at {entries[path].origin}; keep one of them"
+            )
         is_section = isinstance(node, yaml.MappingNode)
-        entries[path] = Entry({} if is_section else loader.construct_object(node, deep=True), origin)
+        entries[path] = Entry(
+            {} if is_section else loader.construct_object(node, deep=True), origin
+        )
         for key, value in node.value if is_section else ():
             origin = where(key.start_mark.line + 1)
             if not isinstance(key, yaml.ScalarNode) or not re.fullmatch(r"\w+", key.value):
-                raise InputError(f"{origin}: expected a key's name, of letters, digits and _, before the colon")
+                raise InputError(
+                    f"{origin}: expected a key's name, of letters, digits and _, before the colon"
+                )
             collect(value, origin, f"{path}.{key.value}".lstrip("."))
 
     collect(node or yaml.ScalarNode("tag:yaml.org,2002:null", ""), where(1), root)

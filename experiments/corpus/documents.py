@@ -1,4 +1,5 @@
-"""Where documents come from: the standard library, parquet files, or a dataset on Hugging Face's hub."""
+"""Where documents come from: the standard library, parquet files, or a dataset on Hugging Face's
+hub."""
 
 import hashlib
 import os
@@ -19,7 +20,8 @@ TEST_FOLDERS = {"test", "tests", "idle_test"}
 
 @dataclass(frozen=True)
 class Source:
-    """A corpus: `documents()` gives the same texts in the same order each time, and `digest` identifies them."""
+    """A corpus: `documents()` gives the same texts in the same order each time, and `digest`
+    identifies them."""
 
     name: str
     digest: str
@@ -37,7 +39,9 @@ def open_source(config: Config) -> Source:
         return Source(name, digest_of(files), partial(_stdlib_documents, files))
     if name == "parquet":
         files = _parquet_files(config.training.dataset_path)
-        return Source(name, f"{digest_of(files)}:{column}", partial(_parquet_documents, files, column))
+        return Source(
+            name, f"{digest_of(files)}:{column}", partial(_parquet_documents, files, column)
+        )
     if config.data.max_tokens is None:
         raise InputError(
             f"training.dataset={name!r} is none of {', '.join(STDLIB)}, parquet, so it is streamed from Hugging Face: "
@@ -60,20 +64,25 @@ def digest_of(files: list[Path]) -> str:
 
 
 def _stdlib_files(with_tests: bool) -> list[Path]:
-    """The interpreter's *.py files, ordered by path, without those that its build generated: they name the machine."""
+    """The interpreter's *.py files, ordered by path, without those that its build generated: they
+    name the machine."""
     excluded = {"site-packages", "dist-packages"} | (set() if with_tests else TEST_FOLDERS)
     files, root = [], sysconfig.get_path("stdlib")
     for folder, folders, names in os.walk(root):
         generated = {name for name in folders if folder == root and name.startswith("config-")}
         folders[:] = {*folders} - excluded - generated  # os.walk enters what is left
-        names = [name for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")]
+        names = [
+            name for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")
+        ]
         files += [Path(folder, name) for name in names]
     return sorted(files)
 
 
 def _stdlib_documents(files: list[Path]) -> Iterator[str]:
     for path in files:
-        yield path.read_text(encoding="utf-8", errors="replace")  # a few tests are in other encodings on purpose
+        yield path.read_text(
+            encoding="utf-8", errors="replace"
+        )  # a few tests are in other encodings on purpose
 
 
 # ---- parquet ----
@@ -82,13 +91,19 @@ def _stdlib_documents(files: list[Path]) -> Iterator[str]:
 def _parquet_files(given: str | None) -> list[Path]:
     """The parquet file, or the folder's files by name."""
     if not given:
-        raise InputError("training.dataset=parquet needs training.dataset_path: a .parquet file or a folder of them")
+        raise InputError(
+            "training.dataset=parquet needs training.dataset_path: a .parquet file or a folder of them"
+        )
     path = Path(given)
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    no_files = [file for file in files if not file.is_file()]  # folders, pipes, links that lead nowhere
+    no_files = [
+        file for file in files if not file.is_file()
+    ]  # folders, pipes, links that lead nowhere
     if no_files or not files:
         what = f"{no_files[0]} is not a file" if no_files else f"{path} holds no *.parquet file"
-        raise InputError(f"training.dataset_path={given}: {what}: give a .parquet file or a folder of them")
+        raise InputError(
+            f"training.dataset_path={given}: {what}: give a .parquet file or a folder of them"
+        )
     return files
 
 
@@ -117,7 +132,9 @@ def _hub_documents(config: Config) -> Iterator[str]:
     with readable(f"the dataset {name} could not be read from Hugging Face", mend):
         import datasets
 
-        for row in datasets.load_dataset(name, config.data.subset, split=config.data.split, streaming=True):
+        for row in datasets.load_dataset(
+            name, config.data.subset, split=config.data.split, streaming=True
+        ):
             _require_column(column, list(row), name)
             yield from _texts([row[column]], column, name)
 
@@ -132,14 +149,18 @@ def readable(what: str, mend: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:  # of a dozen libraries: no network, no such name, no access, a broken file
+    except (
+        Exception
+    ) as error:  # of a dozen libraries: no network, no such name, no access, a broken file
         reason = " ".join(str(error).split())
         raise InputError(f"{what} ({type(error).__name__}: {reason}): {mend}") from error
 
 
 def _require_column(wanted: str, names: list[str], where: str) -> None:
     if names.count(wanted) > 1:
-        raise InputError(f"{where} has {names.count(wanted)} columns {wanted!r}: convert it anew, with one of them")
+        raise InputError(
+            f"{where} has {names.count(wanted)} columns {wanted!r}: convert it anew, with one of them"
+        )
     if wanted not in names:
         raise InputError(f"data.text_column, in {where}: {unknown('column', wanted, names)}")
 
@@ -148,5 +169,7 @@ def _texts(values: list, column: str, where: str) -> Iterator[str]:
     """The texts of a column that are not empty."""
     for value in filter(None, values):
         if not isinstance(value, str):
-            raise InputError(f"column {column!r} of {where} does not hold text: set data.text_column to another")
+            raise InputError(
+                f"column {column!r} of {where} does not hold text: set data.text_column to another"
+            )
         yield value

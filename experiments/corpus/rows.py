@@ -17,18 +17,19 @@ from experiments.corpus.tokens import TokenFile, prepare
 from models.errors import InputError
 
 Row = tuple[dict[str, torch.Tensor], torch.Tensor]
-"""{"input": int64 [seq_len]} and the labels, int64 [seq_len]; the default collate stacks them as torchtitan wants."""
+"""{"input": int64 [seq_len]} and the labels, int64 [seq_len]; the default collate stacks them as
+torchtitan wants."""
 
 
 class Rows(Dataset):
     """A token file in rows of `seq_len` tokens, laid out as `data.layout` says.
 
-    packed: row i is tokens[i * seq_len : (i + 1) * seq_len + 1], the input and, one further, the labels. Neighbours
-    share one token, so that every token but the file's first is a label exactly once; the incomplete last row is left
-    out. Documents in one row see each other.
+    packed: row i is tokens[i * seq_len : (i + 1) * seq_len + 1], the input and, one further, the
+    labels. Neighbours share one token, so that every token but the file's first is a label exactly
+    once; the incomplete last row is left out. Documents in one row see each other.
 
-    padded: row i is document i, cut to seq_len + 1 tokens or padded with end-of-text. The document's own end-of-text is
-    a label; what follows it is IGNORE_INDEX.
+    padded: row i is document i, cut to seq_len + 1 tokens or padded with end-of-text. The
+    document's own end-of-text is a label; what follows it is IGNORE_INDEX.
     """
 
     def __init__(self, token_file: TokenFile, config: Config):
@@ -46,7 +47,9 @@ class Rows(Dataset):
 
     def __getitem__(self, i: int) -> Row:
         file, length = self.token_file, self.seq_len + 1
-        start, end = file.documents[i : i + 2] if self.is_padded else (i * self.seq_len, len(file.tokens))
+        start, end = (
+            file.documents[i : i + 2] if self.is_padded else (i * self.seq_len, len(file.tokens))
+        )
         piece = file.tokens[start : min(end, start + length)]
         row = torch.full((length,), file.eos_id)
         row[: len(piece)] = torch.from_numpy(piece.astype(np.int64))
@@ -56,9 +59,11 @@ class Rows(Dataset):
 
 
 class EpochShuffle(Sampler[int]):
-    """Endless row numbers: one permutation of all rows per epoch, of which rank r of W takes every W-th.
+    """Endless row numbers: one permutation of all rows per epoch, of which rank r of W takes every
+    W-th.
 
-    The count runs on over an epoch's end, so that the rows of a global batch depend on seed and data, not on W.
+    The count runs on over an epoch's end, so that the rows of a global batch depend on seed and
+    data, not on W.
     """
 
     def __init__(self, n_rows: int, seed: int, rank: int, world_size: int):
@@ -71,12 +76,15 @@ class EpochShuffle(Sampler[int]):
             yield from order[first :: self.world_size].tolist()
 
 
-def build_dataloader(dp_world_size: int, dp_rank: int, tokenizer: None, job_config: Config) -> ParallelAwareDataloader:
-    """torchtitan's `build_dataloader_fn`: endless batches of {"input": [batch, seq_len]} and labels [batch, seq_len].
+def build_dataloader(
+    dp_world_size: int, dp_rank: int, tokenizer: None, job_config: Config
+) -> ParallelAwareDataloader:
+    """torchtitan's `build_dataloader_fn`: endless batches of {"input": [batch, seq_len]} and labels
+    [batch, seq_len].
 
-    Both are int64 on the CPU; `batch` is training.local_batch_size. Prepares the token file where it isn't there.
-    `debug.seed` orders the rows, and the loader's state resumes after the last batch that was given.
-    `tokenizer` is not used: the corpus has its own. Raises InputError.
+    Both are int64 on the CPU; `batch` is training.local_batch_size. Prepares the token file where
+    it isn't there. `debug.seed` orders the rows, and the loader's state resumes after the last
+    batch that was given. `tokenizer` is not used: the corpus has its own. Raises InputError.
     """
     rows = Rows(prepare(job_config), job_config)
     needed = _rows_needed(job_config, dp_world_size)
@@ -107,7 +115,8 @@ def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
 
 
 def describe(token_file: TokenFile, config: Config, world_size: int = 1) -> str:
-    """One sentence about what the run would read of a prepared token file. Raises InputError if that is not a row."""
+    """One sentence about what the run would read of a prepared token file. Raises InputError if
+    that is not a row."""
     rows = Rows(token_file, config)
     needed = _rows_needed(config, world_size)
     tokenizer = config.model.hf_assets_path
@@ -120,7 +129,12 @@ def describe(token_file: TokenFile, config: Config, world_size: int = 1) -> str:
 
 
 def _rows_needed(config: Config, dp_world_size: int) -> int:
-    """Rows that all ranks read in the whole run; a negative global batch size means torchtitan's default."""
+    """Rows that all ranks read in the whole run; a negative global batch size means torchtitan's
+    default."""
     training = config.training
-    batch = training.global_batch_size if training.global_batch_size > 0 else training.local_batch_size * dp_world_size
+    batch = (
+        training.global_batch_size
+        if training.global_batch_size > 0
+        else training.local_batch_size * dp_world_size
+    )
     return training.steps * batch

@@ -1,4 +1,5 @@
-"""Text to tokens: by a tokenizer.json, a tokenizer of Hugging Face's hub, or a BPE trained on the corpus."""
+"""Text to tokens: by a tokenizer.json, a tokenizer of Hugging Face's hub, or a BPE trained on the
+corpus."""
 
 import itertools
 import re
@@ -14,13 +15,17 @@ from models.errors import InputError
 END_OF_TEXT_NAMES = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eot_id|>")
 BATCH_CHARACTERS = 4_000_000  # encoded at once: enough for every core, and takes about 0.5 GB
 BPE_BATCHES = 25  # the BPE learns from the corpus' beginning: more takes minutes and changes little
-LOCAL_PATH = re.compile(r"[./~].*|.*\.json|.*/.*/.*")  # what cannot be a hub name: `name` or `owner/name`
+LOCAL_PATH = re.compile(
+    r"[./~].*|.*\.json|.*/.*/.*"
+)  # what cannot be a hub name: `name` or `owner/name`
 
 
 def open_tokenizer(config: Config) -> tuple[str, Callable[[Source], Tokenizer]]:
-    """The tokenizer's identity, which enters the token file's hash, and a function that loads it for a corpus.
+    """The tokenizer's identity, which enters the token file's hash, and a function that loads it
+    for a corpus.
 
-    A tokenizer of the hub is identified by its name. Raises `InputError` if it is a local file that is not there.
+    A tokenizer of the hub is identified by its name. Raises `InputError` if it is a local file that
+    is not there.
     """
     given, vocab_size = config.model.hf_assets_path, config.data.bpe_vocab_size
     path = Path(given)
@@ -64,18 +69,23 @@ def end_of_text(tokenizer: Tokenizer) -> int:
     for name in END_OF_TEXT_NAMES:
         if (token := tokenizer.token_to_id(name)) is not None:
             return token
-    raise InputError(f"the tokenizer has no end-of-text token: add one of {', '.join(END_OF_TEXT_NAMES)} to it")
+    raise InputError(
+        f"the tokenizer has no end-of-text token: add one of {', '.join(END_OF_TEXT_NAMES)} to it"
+    )
 
 
 def encode(tokenizer: Tokenizer, documents: Iterator[str]) -> Iterator[tuple[list[int], bool]]:
-    """The pieces' token ids, without specials such as end-of-text, and whether a document ends with the piece."""
+    """The pieces' token ids, without specials such as end-of-text, and whether a document ends with
+    the piece."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True  # "</s>" in a document is text, not the document's end
     mend = "give another model.hf_assets_path, with a token for unknown words"
     for batch in _batches(documents):
         with readable("the tokenizer cannot encode the corpus", mend):
-            encodings = tokenizer.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
+            encodings = tokenizer.encode_batch_fast(
+                [text for text, _ in batch], add_special_tokens=False
+            )
         for encoding, (_, document_ends) in zip(encodings, batch, strict=True):
             yield encoding.ids, document_ends
 

@@ -2,14 +2,14 @@
 
 A token file is a folder `<data.cache_dir>/<dataset>-<content hash>/`:
 
-    tokens.bin      each document's tokens and an end-of-text; uint16 where the vocabulary fits, else uint32
-    documents.npy   int64 [number of documents + 1]: where in tokens.bin each document starts, and the end
-    tokenizer.json  what encoded it
-    meta.json       the corpus and its hash, the vocabulary's size, end-of-text, dtype
-    checksum        blake2b of these four
+    tokens.bin      each document's tokens and an end-of-text; uint16 where the vocabulary fits,
+    else uint32 documents.npy   int64 [number of documents + 1]: where in tokens.bin each document
+    starts, and the end tokenizer.json  what encoded it meta.json       the corpus and its hash, the
+    vocabulary's size, end-of-text, dtype checksum        blake2b of these four
 
-The content hash covers the corpus, the tokenizer, `data.max_tokens` and the format's version. What lives on Hugging
-Face's hub enters it by name, not by content, so that a node without internet finds what was prepared elsewhere.
+The content hash covers the corpus, the tokenizer, `data.max_tokens` and the format's version. What
+lives on Hugging Face's hub enters it by name, not by content, so that a node without internet finds
+what was prepared elsewhere.
 """
 
 import fcntl
@@ -58,28 +58,36 @@ class TokenFile:
 
     @classmethod
     def open(cls, path: Path) -> "TokenFile":
-        """Raises `InputError` where a file is missing or differs from what was written: all of it is read once."""
+        """Raises `InputError` where a file is missing or differs from what was written: all of it
+        is read once."""
         try:
             if (path / "checksum").read_text() != digest_of([path / name for name in FILES]):
                 raise ValueError("the checksum is another")
             meta = json.loads((path / "meta.json").read_text())
-            if not isinstance(meta, dict) or not all(test(meta.get(key)) for key, test in _META.items()):
+            if not isinstance(meta, dict) or not all(
+                test(meta.get(key)) for key, test in _META.items()
+            ):
                 raise ValueError(f"meta.json does not say what it should of {', '.join(_META)}")
             tokens = np.memmap(path / "tokens.bin", dtype=meta["dtype"], mode="r")
             documents = np.load(path / "documents.npy")
             return cls(path, tokens, documents, meta["dataset"], meta["vocab_size"], meta["eos_id"])
         except (OSError, ValueError) as error:
-            raise InputError(f"the token file {path} is damaged ({error}): delete that folder and run again") from error
+            raise InputError(
+                f"the token file {path} is damaged ({error}): delete that folder and run again"
+            ) from error
 
 
 def prepare(config: Config) -> TokenFile:
     """The token file that `config` asks for, written if it isn't there.
 
-    Concurrent callers (the ranks of a job, the recipes of a study) wait for the first and open what it wrote.
-    Raises `InputError` for whatever is wrong with the corpus, the tokenizer or the folder.
+    Concurrent callers (the ranks of a job, the recipes of a study) wait for the first and open what
+    it wrote. Raises `InputError` for whatever is wrong with the corpus, the tokenizer or the
+    folder.
     """
     cache = Path(config.data.cache_dir)
-    with readable("the corpus or its tokenizer could not be read", "make it readable, or give another path"):
+    with readable(
+        "the corpus or its tokenizer could not be read", "make it readable, or give another path"
+    ):
         source, (tokenizer_identity, load_tokenizer) = open_source(config), open_tokenizer(config)
     content = [FORMAT_VERSION, source.digest, tokenizer_identity, config.data.max_tokens]
     content_hash = hashlib.blake2b(json.dumps(content).encode()).hexdigest()[:12]
@@ -98,21 +106,28 @@ def prepare(config: Config) -> TokenFile:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Wait until no other process prepares `folder`; a file system without locks costs a warning."""
+    """Wait until no other process prepares `folder`; a file system without locks costs a
+    warning."""
     with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            for abandoned in folder.parent.glob(f".{folder.name}.*.partial"):  # by a process that was killed
+            for abandoned in folder.parent.glob(
+                f".{folder.name}.*.partial"
+            ):  # by a process that was killed
                 shutil.rmtree(abandoned, ignore_errors=True)
         except OSError as error:
-            logger.warning(f"{folder.parent}: {error.strerror}: several processes may prepare the same data at once")
+            logger.warning(
+                f"{folder.parent}: {error.strerror}: several processes may prepare the same data at once"
+            )
         yield
 
 
 def _write(folder: Path, source: Source, load_tokenizer, max_tokens: int | None) -> None:
-    """Write the token file beside `folder` and rename it, so that `folder` is whole whenever it is there."""
+    """Write the token file beside `folder` and rename it, so that `folder` is whole whenever it is
+    there."""
     logger.info(f"Preparing {folder}")
-    # The tokenizer's threads are done before anything forks; unset, each later fork prints a warning about them.
+    # The tokenizer's threads are done before anything forks; unset, each later fork prints a
+    # warning about them.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     tokenizer = load_tokenizer(source)
     with tempfile.TemporaryDirectory(".partial", f".{folder.name}.", folder.parent) as temporary:
@@ -123,7 +138,10 @@ def _write(folder: Path, source: Source, load_tokenizer, max_tokens: int | None)
         (partial / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
         (partial / "checksum").write_text(digest_of([partial / name for name in FILES]))
-        for path in (*partial.iterdir(), partial):  # a power cut may otherwise keep a file's name and lose its content
+        for path in (
+            *partial.iterdir(),
+            partial,
+        ):  # a power cut may otherwise keep a file's name and lose its content
             descriptor = os.open(path, os.O_RDONLY)
             os.fsync(descriptor)
             os.close(descriptor)
@@ -134,12 +152,16 @@ def _write(folder: Path, source: Source, load_tokenizer, max_tokens: int | None)
                 raise
 
 
-def _write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, max_tokens: int | None) -> dict:
+def _write_tokens(
+    folder: Path, source: Source, tokenizer: Tokenizer, max_tokens: int | None
+) -> dict:
     """Write tokens.bin and documents.npy; returns what meta.json says of them."""
     eos_id = end_of_text(tokenizer)
     vocab_size = max(tokenizer.get_vocab().values()) + 1  # foreign vocabularies may have holes
     if vocab_size > MAX_VOCABULARY:
-        raise InputError(f"the tokenizer has a token of number {vocab_size - 1:,}: number them from 0, without gaps")
+        raise InputError(
+            f"the tokenizer has a token of number {vocab_size - 1:,}: number them from 0, without gaps"
+        )
     dtype = np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
     offsets, length = array("q", [0]), 0
     with open(folder / "tokens.bin", "wb") as tokens:
@@ -153,6 +175,8 @@ def _write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, max_tokens
             if max_tokens is not None and offsets[-1] >= max_tokens:
                 break
     if len(offsets) == 1:
-        raise InputError(f"the corpus {source.name} holds no text: give another training.dataset or dataset_path")
+        raise InputError(
+            f"the corpus {source.name} holds no text: give another training.dataset or dataset_path"
+        )
     np.save(folder / "documents.npy", np.array(offsets, np.int64))
     return {"vocab_size": vocab_size, "eos_id": eos_id, "dtype": dtype.name}

@@ -21,7 +21,9 @@ COMPLETED, FAILED, BAD_INPUT, DIVERGED = 0, 1, 2, 3
 
 def complain(error: Exception | str) -> int:
     """Print what is wrong with the input; the exit code."""
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error:[/] {escape(str(error))}")
+    Console(stderr=True, soft_wrap=True, highlight=False).print(
+        f"[red]error:[/] {escape(str(error))}"
+    )
     return BAD_INPUT
 
 
@@ -39,18 +41,22 @@ class _Output(io.FileIO):
 
 
 def _without_failures(stream) -> io.TextIOWrapper:
-    descriptor = stream.fileno() if stream else os.open(os.devnull, os.O_WRONLY)  # None: the shell closed it (`>&-`)
+    descriptor = (
+        stream.fileno() if stream else os.open(os.devnull, os.O_WRONLY)
+    )  # None: the shell closed it (`>&-`)
     output = io.BufferedWriter(_Output(descriptor, "w", closefd=False))
     encoding, errors = stream and stream.encoding, "backslashreplace"  # a locale may lack a letter
     return io.TextIOWrapper(output, encoding, errors, line_buffering=True)
 
 
 def leave(command: Callable[[], int]) -> NoReturn:
-    """Do a command's work, and end the process with its exit code, without the interpreter's clean-up.
+    """Do a command's work, and end the process with its exit code, without the interpreter's
+    clean-up.
 
-    The clean-up can wait for 300 s for inductor's pool of compile workers (pytorch issue 162199), and with several
-    ranks gloo sometimes aborts in it. The pool ends by itself once its pipe is closed. Output that cannot be written
-    (a closed pipe, a full disk) changes nothing about the work and its exit code.
+    The clean-up can wait for 300 s for inductor's pool of compile workers (pytorch issue 162199),
+    and with several ranks gloo sometimes aborts in it. The pool ends by itself once its pipe is
+    closed. Output that cannot be written (a closed pipe, a full disk) changes nothing about the
+    work and its exit code.
     """
     sys.stdout, sys.stderr = map(_without_failures, (sys.stdout, sys.stderr))
     try:

@@ -1,4 +1,5 @@
-"""Folders and files of a run: locked while they are in use, and never left torn by a process that is killed."""
+"""Folders and files of a run: locked while they are in use, and never left torn by a process that
+is killed."""
 
 import fcntl
 import itertools
@@ -13,14 +14,16 @@ from models.errors import InputError
 
 
 def out_directory(text: str) -> Path:
-    """The folder that a command line names. Raises ArgumentTypeError for an empty name, as of an unset variable."""
+    """The folder that a command line names. Raises ArgumentTypeError for an empty name, as of an
+    unset variable."""
     if not text.strip():
         raise ArgumentTypeError("expected a folder, got an empty name")
     return Path(text)
 
 
 def new_folder(path: Path) -> Path:
-    """Make a folder that nobody else has: `path`, or `path`-2, -3 ... when others start within the same second.
+    """Make a folder that nobody else has: `path`, or `path`-2, -3 ... when others start within the
+    same second.
 
     Raises `InputError` where it cannot be made.
     """
@@ -35,7 +38,8 @@ def new_folder(path: Path) -> Path:
 
 
 def lock(folder: Path, user: str) -> int:
-    """Lock a folder, made if it is missing, until the descriptor that this returns is closed or the process ends.
+    """Lock a folder, made if it is missing, until the descriptor that this returns is closed or the
+    process ends.
 
     Raises `InputError` if another `user` (run or study) has locked it, or it cannot be written.
     """
@@ -54,7 +58,9 @@ def lock(folder: Path, user: str) -> int:
             f"{folder} is being written by another {user} that is alive: choose another --out, or wait for it"
         ) from None
     except OSError as error:  # some parallel file systems are mounted without locks
-        logging.getLogger().warning(f"{folder}: {error.strerror}: nothing keeps a second {user} out of it")
+        logging.getLogger().warning(
+            f"{folder}: {error.strerror}: nothing keeps a second {user} out of it"
+        )
     return descriptor
 
 
@@ -71,7 +77,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def read_json(path: Path) -> dict:
-    """Contents of a JSON file, empty if it is missing, torn, or a pipe, which reading would wait for."""
+    """Contents of a JSON file, empty if it is missing, torn, or a pipe, which reading would wait
+    for."""
     try:
         content = json.loads(path.read_bytes()) if path.is_file() else {}
     except (OSError, ValueError, RecursionError):
@@ -81,7 +88,9 @@ def read_json(path: Path) -> dict:
 
 def read_metrics(path: Path) -> list[dict]:
     """Lines of a metrics.jsonl, in order; torn ones are left out."""
-    return list(filter(None, map(_window, path.read_bytes().splitlines() if path.is_file() else [])))
+    return list(
+        filter(None, map(_window, path.read_bytes().splitlines() if path.is_file() else []))
+    )
 
 
 def _window(text: bytes) -> dict:

@@ -30,8 +30,14 @@ def describe(line: dict) -> str:
 
 
 def progress_bar(console: Console, shown: bool) -> Progress:
-    """The bar of a run and of a study's runs, which does nothing unless `shown`; tasks carry a `window` field."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[window]}"))
+    """The bar of a run and of a study's runs, which does nothing unless `shown`; tasks carry a
+    `window` field."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[window]}"),
+    )
     return Progress(*columns, TimeRemainingColumn(), console=console, disable=not shown)
 
 
@@ -39,15 +45,17 @@ def progress_bar(console: Console, shown: bool) -> Progress:
 def display(name: str, steps: int, log_file: Path | None):
     """Send the log to `log_file` (rank 0) and to the screen. Raises OSError for the file.
 
-    Other ranks have no log file, and show warnings only. Yields a function that moves the bar of this name:
-    `completed` is the step, `window` a few words about the last log window.
+    Other ranks have no log file, and show warnings only. Yields a function that moves the bar of
+    this name: `completed` is the step, `window` a few words about the last log window.
     """
     root, console = logging.getLogger(), Console()
     before, level = root.handlers, root.level
     live = bool(log_file) and console.is_terminal
     if live:
         screen = RichHandler(logging.WARNING, console, show_path=False)
-        screen.addFilter(lambda record: record.name != "py.warnings")  # libraries' deprecations: log file only
+        screen.addFilter(
+            lambda record: record.name != "py.warnings"
+        )  # libraries' deprecations: log file only
     else:
         screen = logging.StreamHandler(sys.stdout)
         screen.setLevel(logging.INFO if log_file else logging.WARNING)

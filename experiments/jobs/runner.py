@@ -1,8 +1,10 @@
-"""Runs as processes: as many at once as there are GPUs, each on its own or several; the others wait for free ones.
+"""Runs as processes: as many at once as there are GPUs, each on its own or several; the others wait
+for free ones.
 
-Each run compiles with an empty cache folder of its own, which is removed after it: otherwise the first run would pay
-for what later runs compile, and their warm-ups would not compare. The ranks of one run share its folders, which PyTorch
-guards with locks. Folders that the user has set are left as they are.
+Each run compiles with an empty cache folder of its own, which is removed after it: otherwise the
+first run would pay for what later runs compile, and their warm-ups would not compare. The ranks of
+one run share its folders, which PyTorch guards with locks. Folders that the user has set are left
+as they are.
 """
 
 import math
@@ -25,11 +27,15 @@ from experiments.jobs.progress import describe, progress_bar
 from experiments.jobs.shares import Shares
 from experiments.jobs.signals import COME_BACK, FOR_GOOD, Stop
 
-COMPILE_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}  # variable: folder's name
+COMPILE_CACHES = {
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+}  # variable: folder's name
 
 
 class Run(NamedTuple):
-    """One run of a study: `arguments` are those of experiments.run, which each of its `processes` gets as a rank."""
+    """One run of a study: `arguments` are those of experiments.run, which each of its `processes`
+    gets as a rank."""
 
     title: str
     directory: Path
@@ -37,12 +43,15 @@ class Run(NamedTuple):
     processes: int = 1
 
 
-def run_all(runs: list[Run], console: Console, stop: Stop, shares: Shares | None = None) -> list[int]:
-    """Exit codes of the runs that were started, negative for the number of a signal that killed one.
+def run_all(
+    runs: list[Run], console: Console, stop: Stop, shares: Shares | None = None
+) -> list[int]:
+    """Exit codes of the runs that were started, negative for the number of a signal that killed
+    one.
 
-    A request to `stop` is passed on to the runs; they are waited for, and no other is started. With `shares` of a time
-    budget, each run is asked to stop when its share is spent. Raises `InputError` for a run of more processes than
-    there are GPUs.
+    A request to `stop` is passed on to the runs; they are waited for, and no other is started. With
+    `shares` of a time budget, each run is asked to stop when its share is spent. Raises
+    `InputError` for a run of more processes than there are GPUs.
     """
     for run in runs:
         placement.gpus_for(run.processes)
@@ -57,13 +66,16 @@ def run_all(runs: list[Run], console: Console, stop: Stop, shares: Shares | None
                 jobs.pass_on_request()
                 jobs.collect_ended()
                 jobs.stop_whose_share_is_spent()
-            except KeyboardInterrupt:  # a second Ctrl-C: the runs are not to wait for the end of a step either
+            except (
+                KeyboardInterrupt
+            ):  # a second Ctrl-C: the runs are not to wait for the end of a step either
                 jobs.send(signal.SIGINT)
     return jobs.codes
 
 
 class _Jobs:
-    """The runs that wait, those that run, the free GPUs, and the exit codes of those that have ended."""
+    """The runs that wait, those that run, the free GPUs, and the exit codes of those that have
+    ended."""
 
     def __init__(self, runs: list[Run], console: Console, bar, stop: Stop, shares: Shares | None):
         self.waiting, self.running, self.codes = list(runs), [], []
@@ -75,15 +87,21 @@ class _Jobs:
         return bool(self.waiting) and not self.stop.code and not (self.shares and self.shares.over)
 
     def start_waiting(self) -> None:
-        """Start runs while there are free GPUs. One that cannot be started is noted and stops no other."""
-        while self.starts_more() and len(self.free) >= (count := placement.gpus_for(self.waiting[0].processes)):
+        """Start runs while there are free GPUs. One that cannot be started is noted and stops no
+        other."""
+        while self.starts_more() and len(self.free) >= (
+            count := placement.gpus_for(self.waiting[0].processes)
+        ):
             run, gpus = self.waiting.pop(0), self.free[:count]
             until = self.shares.until(len(self.waiting)) if self.shares else math.inf
             try:
                 self.running.append(_Process(run, until, gpus, self.bar, self.console))
                 del self.free[:count]
             except OSError as error:  # a file where its directory should be, a full disk
-                self.console.print(escape(f"{run.title}: failed: {error.filename}: {error.strerror}"), soft_wrap=True)
+                self.console.print(
+                    escape(f"{run.title}: failed: {error.filename}: {error.strerror}"),
+                    soft_wrap=True,
+                )
                 self.codes.append(BAD_INPUT)
 
     def pass_on_request(self) -> None:
@@ -106,7 +124,11 @@ class _Jobs:
 
     def stop_whose_share_is_spent(self) -> None:
         for process in self.running:
-            if self.shares and not process.asked_at and self.shares.spent(process.until, process.step):
+            if (
+                self.shares
+                and not process.asked_at
+                and self.shares.spent(process.until, process.step)
+            ):
                 process.asked_at = time.monotonic()
                 process.ranks.send_signal(signal.SIGUSR1)
 
@@ -125,9 +147,21 @@ class _Process:
         self.step = 0  # the last one on record; 0 as long as it has made none of its own
         run.directory.mkdir(parents=True, exist_ok=True)
         self.earlier = read_last_line(run.directory / "metrics.jsonl")
-        self.compile_cache = tempfile.TemporaryDirectory(prefix="compile-cache-", ignore_cleanup_errors=True)
-        caches = {x: f"{self.compile_cache.name}/{name}" for x, name in COMPILE_CACHES.items() if not set_by_user(x)}
-        self.ranks = Ranks(["experiments.run", *run.arguments], gpus, run.processes, caches, run.directory / "log.txt")
+        self.compile_cache = tempfile.TemporaryDirectory(
+            prefix="compile-cache-", ignore_cleanup_errors=True
+        )
+        caches = {
+            x: f"{self.compile_cache.name}/{name}"
+            for x, name in COMPILE_CACHES.items()
+            if not set_by_user(x)
+        }
+        self.ranks = Ranks(
+            ["experiments.run", *run.arguments],
+            gpus,
+            run.processes,
+            caches,
+            run.directory / "log.txt",
+        )
         self.task = bar.add_task(run.title, total=None, window="starting")
         names = ", ".join(gpu for _, gpu in gpus if gpu is not None)
         self._print("started" + (f" on GPU {names}" if names else ""))
@@ -150,7 +184,9 @@ class _Process:
         elif code in (FAILED, BAD_INPUT):
             outcome = "failed"
         else:
-            outcome = self._manifest().get("status", "interrupted" if code in (COME_BACK, FOR_GOOD) else "failed")
+            outcome = self._manifest().get(
+                "status", "interrupted" if code in (COME_BACK, FOR_GOOD) else "failed"
+            )
         if self.ranks.first:
             outcome = f"rank {self.ranks.first} {outcome}"
         if line and code != BAD_INPUT:  # what is in the directory may be another run's
@@ -160,14 +196,21 @@ class _Process:
         return code
 
     def _print(self, event: str, always: bool = False) -> None:
-        """Print a line; in a terminal the bar shows the event instead, unless something is wrong."""
+        """Print a line; in a terminal the bar shows the event instead, unless something is
+        wrong."""
         if always or not self.console.is_terminal:
-            self.console.print(escape(f"{datetime.now():%H:%M:%S} {self.run.title}: {event}"), soft_wrap=True)
+            self.console.print(
+                escape(f"{datetime.now():%H:%M:%S} {self.run.title}: {event}"), soft_wrap=True
+            )
 
     def _manifest(self) -> dict:
         return read_json(self.run.directory / "manifest.json")
 
 
 def set_by_user(variable: str) -> bool:
-    """Whether this process was started with the environment variable; torch sets TORCHINDUCTOR_CACHE_DIR by itself."""
-    return any(x.startswith(f"{variable}=".encode()) for x in Path("/proc/self/environ").read_bytes().split(b"\0"))
+    """Whether this process was started with the environment variable; torch sets
+    TORCHINDUCTOR_CACHE_DIR by itself."""
+    return any(
+        x.startswith(f"{variable}=".encode())
+        for x in Path("/proc/self/environ").read_bytes().split(b"\0")
+    )

@@ -1,9 +1,11 @@
-"""The time budget of a study, shared out so that it ends in time and its runs have made equally many steps.
+"""The time budget of a study, shared out so that it ends in time and its runs have made equally
+many steps.
 
-Each run gets the same share of the time that is left, its warm-up included. Once a run has ended, the later ones stop
-at as many steps, even before their share is spent, and the time that they do not use goes to the runs after them. The
-comparison is over the steps that all runs have made. A run whose warm-up takes much of its share lowers that number for
-all; how long a warm-up will take is not known beforehand.
+Each run gets the same share of the time that is left, its warm-up included. Once a run has ended,
+the later ones stop at as many steps, even before their share is spent, and the time that they do
+not use goes to the runs after them. The comparison is over the steps that all runs have made. A run
+whose warm-up takes much of its share lowers that number for all; how long a warm-up will take is
+not known beforehand.
 """
 
 import math
@@ -18,7 +20,8 @@ class Shares:
     """The time left, and the steps that the runs before have made."""
 
     def __init__(self, seconds: float, places: int, end_s: float = END_S):
-        """`seconds` are left of the budget, `places` runs go at once, and each takes `end_s` to end once asked."""
+        """`seconds` are left of the budget, `places` runs go at once, and each takes `end_s` to end
+        once asked."""
         self.end = time.monotonic() + seconds
         self.places = places
         self.end_s = end_s
@@ -26,7 +29,8 @@ class Shares:
         self._longest_end_s = 0.0
 
     def until(self, waiting: int) -> float:
-        """The time at which a run that starts now is to be asked to stop; `waiting` others come after it."""
+        """The time at which a run that starts now is to be asked to stop; `waiting` others come
+        after it."""
         turns = math.ceil((waiting + 1) / self.places)
         now = time.monotonic()
         return now + (self.end - now) / turns - self.end_s
@@ -41,7 +45,8 @@ class Shares:
         return time.monotonic() >= until or step >= self.fewest
 
     def ended(self, step: int, asked_at: float) -> None:
-        """A run that was asked to stop at time `asked_at` has ended after `step` steps, 0 within its warm-up."""
+        """A run that was asked to stop at time `asked_at` has ended after `step` steps, 0 within
+        its warm-up."""
         self.fewest = min(self.fewest, step or math.inf)
         self._longest_end_s = max(self._longest_end_s, time.monotonic() - asked_at)
         self.end_s = self._longest_end_s

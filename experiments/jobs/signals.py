@@ -1,8 +1,9 @@
 """How a run or a study is asked to end early: by a signal, or by its time budget.
 
-SIGUSR1 (a cluster's time limit is near) and a spent budget end it with COME_BACK: whoever started it may start it
-again. SIGTERM and SIGINT (Ctrl-C) end it with FOR_GOOD. Training ends at its next step boundary. Before the first step
-there is nothing to save, so a request ends the process at once; so does a second Ctrl-C at any time.
+SIGUSR1 (a cluster's time limit is near) and a spent budget end it with COME_BACK: whoever started
+it may start it again. SIGTERM and SIGINT (Ctrl-C) end it with FOR_GOOD. Training ends at its next
+step boundary. Before the first step there is nothing to save, so a request ends the process at
+once; so does a second Ctrl-C at any time.
 """
 
 import _thread
@@ -29,7 +30,8 @@ class Interrupted(Exception):
 
 
 def budget_seconds(text: str) -> float:
-    """Seconds on a command line. Raises ArgumentTypeError unless they are more than 0 and finite."""
+    """Seconds on a command line. Raises ArgumentTypeError unless they are more than 0 and
+    finite."""
     seconds = float(text)
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"expected seconds, more than 0, got {text}")
@@ -37,7 +39,8 @@ def budget_seconds(text: str) -> float:
 
 
 class Stop:
-    """The first request to end: `code` is 0, COME_BACK or FOR_GOOD, `why` the signal's name or the budget."""
+    """The first request to end: `code` is 0, COME_BACK or FOR_GOOD, `why` the signal's name or the
+    budget."""
 
     def __init__(self, budget_s: float | None = None):
         self.budget_s = budget_s  # since the process started; None: no limit
@@ -47,12 +50,15 @@ class Stop:
         self._interrupted_at: float | None = None
 
     def listen(self) -> None:
-        """Take over SIGINT, SIGTERM and SIGUSR1. Called first in a program, before there are other threads."""
-        # A blocked signal that came before this line waits for it. Children inherit the block: a cluster may signal
-        # every process of a job, and a compile worker would die of it.
+        """Take over SIGINT, SIGTERM and SIGUSR1. Called first in a program, before there are other
+        threads."""
+        # A blocked signal that came before this line waits for it. Children inherit the block: a
+        # cluster may signal every process of a job, and a compile worker would die of it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         threading.Thread(target=self._await_usr1, daemon=True).start()
-        signal.signal(signal.SIGUSR1, lambda *_: self._come_back())  # a library's thread may be older than the block
+        signal.signal(
+            signal.SIGUSR1, lambda *_: self._come_back()
+        )  # a library's thread may be older than the block
         signal.signal(signal.SIGINT, self._handle)
         signal.signal(signal.SIGTERM, self._handle)
         if study := os.environ.get(STUDY_PID):
@@ -87,12 +93,17 @@ class Stop:
             raise KeyboardInterrupt
 
     def _is_second_ctrl_c(self) -> bool:
-        """Whether it is the user's second Ctrl-C. A study passes the first on as SIGTERM, and the second as SIGINT."""
+        """Whether it is the user's second Ctrl-C. A study passes the first on as SIGTERM, and the
+        second as SIGINT."""
         first, self._interrupted_at = self._interrupted_at, self._interrupted_at or time.monotonic()
         if os.environ.get(STUDY_PID):
             return self._code != 0
-        return first is not None and time.monotonic() - first > 1  # one Ctrl-C may arrive by two ways
+        return (
+            first is not None and time.monotonic() - first > 1
+        )  # one Ctrl-C may arrive by two ways
 
     def _ask(self, code: int, why: str) -> None:
-        if not self._code:  # the first wins: a cluster that wants a job to come back may follow up with SIGTERM
+        if (
+            not self._code
+        ):  # the first wins: a cluster that wants a job to come back may follow up with SIGTERM
             self._code, self.why = code, why

@@ -1,4 +1,5 @@
-"""Measured pairs of bf16 and FP8, with the floors of what was measured: what models/calibration.py is fitted to."""
+"""Measured pairs of bf16 and FP8, with the floors of what was measured: what models/calibration.py
+is fitted to."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -20,7 +21,11 @@ PUBLISHED = ROOT / "results" / "published.yaml"
 BF16 = "baseline_compiled"
 FP8 = {scaling: f"{scaling}_fp8_compiled" for scaling in CAST_BYTES}
 # What a kept run of a recipe measures.
-SCALINGS = {BF16: "bf16"} | {name: s for s, name in FP8.items()} | {"tensorwise_fp8_allgather": "tensorwise"}
+SCALINGS = (
+    {BF16: "bf16"}
+    | {name: s for s, name in FP8.items()}
+    | {"tensorwise_fp8_allgather": "tensorwise"}
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Anchor:
-    """Runs that were measured side by side. `tokens_per_s` are a GPU's and `first_step_s` of bf16 and of scalings."""
+    """Runs that were measured side by side. `tokens_per_s` are a GPU's and `first_step_s` of bf16
+    and of scalings."""
 
     name: str
     source: str
@@ -50,7 +56,10 @@ class Anchor:
 
     @property
     def speed_ups(self) -> dict[str, float]:
-        return {scaling: self.tokens_per_s[scaling] / self.tokens_per_s["bf16"] for scaling in self.pairs}
+        return {
+            scaling: self.tokens_per_s[scaling] / self.tokens_per_s["bf16"]
+            for scaling in self.pairs
+        }
 
     @property
     def share(self) -> float:
@@ -58,14 +67,18 @@ class Anchor:
         return next(iter(self.pairs.values())).bf16 / (self.tokens / self.tokens_per_s["bf16"])
 
     def distance(self, gpu: str, gpus: int, step: Step) -> float:
-        """In factors of e of parameters, tokens a step, and GPUs; another kind of GPU counts as one."""
+        """In factors of e of parameters, tokens a step, and GPUs; another kind of GPU counts as
+        one."""
         ratios = [(self.parameters, step.parameters), (self.tokens, step.tokens), (self.gpus, gpus)]
         return sum(abs(log(a / b)) for a, b in ratios) + (self.gpu != gpu)
 
 
 @cache
-def step(name: str, keys: tuple[str, ...] = (), overlays: tuple[str, ...] = (), gpus: int = 1) -> Step:
-    """Of a recipe's name or path, on `gpus`. Raises `InputError` for a recipe without a roofline."""
+def step(
+    name: str, keys: tuple[str, ...] = (), overlays: tuple[str, ...] = (), gpus: int = 1
+) -> Step:
+    """Of a recipe's name or path, on `gpus`. Raises `InputError` for a recipe without a
+    roofline."""
     config = recipes.load(name, overlays, keys).config
     config.training.global_batch_size //= gpus  # one GPU's part of it; torchtitan's -1 stays -1
     args, layers, tokens = model_args(config), preflight.fp8_layers(config), tokens_per_step(config)
@@ -87,9 +100,15 @@ def published() -> tuple[Anchor, ...]:
 
 
 def _published(entry: dict) -> Anchor:
-    keys, fp8_keys, rates = tuple(entry["keys"]), tuple(entry.get("fp8_keys", [])), entry["tokens_per_s"]
+    keys, fp8_keys, rates = (
+        tuple(entry["keys"]),
+        tuple(entry.get("fp8_keys", [])),
+        entry["tokens_per_s"],
+    )
     names = {BF16: keys} | {FP8[s]: (*keys, *fp8_keys) for s in FP8 if s in rates}
-    steps = {SCALINGS[name]: _recomputed(name, keys, entry["recompute"]) for name, keys in names.items()}
+    steps = {
+        SCALINGS[name]: _recomputed(name, keys, entry["recompute"]) for name, keys in names.items()
+    }
     where = (entry[key] for key in ("name", "source", "gpu", "gpus"))
     return _anchor(*where, steps, rates, entry.get("first_step_s", {}))
 
@@ -98,22 +117,33 @@ def _recomputed(name: str, keys: tuple[str, ...], recompute: str) -> Step:
     """With activations kept (none), recomputed (full), or the mean of both (half)."""
     modes = ["none", "full"] if recompute == "half" else [recompute]
     ways = [step(name, (*keys, f"activation_checkpoint.mode={mode}")) for mode in modes]
-    work = [replace(w, flops=w.flops / len(ways), bytes=w.bytes / len(ways)) for way in ways for w in way.work]
+    work = [
+        replace(w, flops=w.flops / len(ways), bytes=w.bytes / len(ways))
+        for way in ways
+        for w in way.work
+    ]
     return replace(ways[0], work=work)
 
 
-def own(study: str, gpu: str, gpus: int, files: dict[str, str], rates: dict, first_step_s: dict) -> Anchor:
-    """From a kept study: recipe.yaml, tokens/s of a GPU, and seconds to the end of the first step, by scaling."""
+def own(
+    study: str, gpu: str, gpus: int, files: dict[str, str], rates: dict, first_step_s: dict
+) -> Anchor:
+    """From a kept study: recipe.yaml, tokens/s of a GPU, and seconds to the end of the first step,
+    by scaling."""
     steps = {scaling: step(path, gpus=gpus) for scaling, path in files.items()}
     return replace(_anchor(study, "this project", gpu, gpus, steps, rates, first_step_s), ours=True)
 
 
 def _anchor(name, source, gpu, gpus, steps: dict[str, Step], rates, first_step_s) -> Anchor:
     bf16 = steps["bf16"]
-    pairs = {scaling: floors(bf16, fp8, gpu, gpus) for scaling, fp8 in steps.items() if scaling != "bf16"}
+    pairs = {
+        scaling: floors(bf16, fp8, gpu, gpus) for scaling, fp8 in steps.items() if scaling != "bf16"
+    }
     return Anchor(name, source, gpu, gpus, bf16.tokens, bf16.parameters, pairs, rates, first_step_s)
 
 
 def calibrations(anchors: Iterable[Anchor]) -> dict[str, Calibration]:
     """One for each scaling."""
-    return {s: calibrate([(a.pairs[s], a.speed_ups[s]) for a in anchors if s in a.pairs]) for s in FP8}
+    return {
+        s: calibrate([(a.pairs[s], a.speed_ups[s]) for a in anchors if s in a.pairs]) for s in FP8
+    }

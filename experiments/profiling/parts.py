@@ -1,8 +1,9 @@
 """Where a step's time goes: the kernels of a profile, sorted into the parts of models/floors.py.
 
-A kernel is recognised by its name and by the operators that launched it. On a CPU operators take the place of kernels,
-each with its own time without that of operators inside it. Compiled kernels do several things at once, and most of
-FP8's casts count as what they are fused with: compare casts and element-wise work together with their floors.
+A kernel is recognised by its name and by the operators that launched it. On a CPU operators take
+the place of kernels, each with its own time without that of operators inside it. Compiled kernels
+do several things at once, and most of FP8's casts count as what they are fused with: compare casts
+and element-wise work together with their floors.
 """
 
 import re
@@ -11,7 +12,17 @@ from dataclasses import dataclass
 
 from torch.autograd import DeviceType
 
-from models.floors import ATTENTION, CASTS, ELEMENTWISE, IDLE, LOSS, MATMUL_BF16, MATMUL_FP8, OPTIMIZER, PARTS
+from models.floors import (
+    ATTENTION,
+    CASTS,
+    ELEMENTWISE,
+    IDLE,
+    LOSS,
+    MATMUL_BF16,
+    MATMUL_FP8,
+    OPTIMIZER,
+    PARTS,
+)
 
 OTHER = "other"  # kernels that no rule knows
 LOSS_REGION = "loss"  # the name of the profiler region around the loss function
@@ -21,8 +32,9 @@ LOSS_REGION = "loss"  # the name of the profiler region around the loss function
 class Kernel:
     """One launch of a kernel, with its name as the profiler gives it.
 
-    `callers` are the operators and regions that launched it, innermost first; after a backward operator the forward
-    ones that it belongs to. `seconds` leave out the time in which a kernel that started before it still ran.
+    `callers` are the operators and regions that launched it, innermost first; after a backward
+    operator the forward ones that it belongs to. `seconds` leave out the time in which a kernel
+    that started before it still ran.
     """
 
     name: str
@@ -30,26 +42,31 @@ class Kernel:
     seconds: float
 
 
-# The first rule that matches decides. It is matched against lines: the kernel's name (\A), then its callers, innermost
-# first (^). Kernels of a CUDA graph have a name only; compiled ones are named after their operators.
+# The first rule that matches decides. It is matched against lines: the kernel's name (\A), then its
+# callers, innermost first (^). Kernels of a CUDA graph have a name only; compiled ones are named
+# after their operators.
 RULES = (
-    # Optimizers have a region of their own; then the gradients' norm and clipping, and models/adamw_kernels.py.
+    # Optimizers have a region of their own; then the gradients' norm and clipping, and
+    # models/adamw_kernels.py.
     (OPTIMIZER, r"^Optimizer\.step#|^aten::(_foreach_|linalg_vector_norm)|multi_tensor_apply_kernel"
                 r"|\A(sum_of_squares|adamw)$"),
-    # On a CPU a scaled product calls other operators. cuBLAS's names begin with an operand's type: q for e4m3, and
-    # probably r for e5m2.
+    # On a CPU a scaled product calls other operators. cuBLAS's names begin with an operand's type:
+    # q for e4m3, and probably r for e5m2.
     (MATMUL_FP8, r"^aten::_scaled_mm|\A(triton_tem_.*scaled_mm|nvjet_(sm\d+_)?[qr]|.*(?i:gemm).*e4m3)"),
-    # The model's only batched products are attention's. Element-wise kernels fused around it carry its name as well.
+    # The model's only batched products are attention's. Element-wise kernels fused around it carry
+    # its name as well.
     (ATTENTION, r"^aten::(_?scaled_dot_product|bmm)|\A(?!.*_fused_).*(flash|fmha)"),
     # An mm must have launched the kernel itself: an mm is around FP8's casts, too.
     (MATMUL_BF16, r"\A(triton_tem_.*mm|nvjet_|.*(?i:gemm|gemv|splitk)|.*\n(aten::mm$|mkl(dnn)?::.*linear))"),
     (LOSS, rf"^{LOSS_REGION}$|log_softmax|nll_loss|SoftMax(For|Back)ward"),
-    # A pointwise kernel finds no largest value. If it clamps (to FP8's range), it is a second pass for a cast alone.
+    # A pointwise kernel finds no largest value. If it clamps (to FP8's range), it is a second pass
+    # for a cast alone.
     (CASTS, r"\Atriton_poi_fused.*_clamp_"),
-    # A norm, RoPE, a sum or SwiGLU would be there without FP8, although it now also finds a largest value or casts.
+    # A norm, RoPE, a sum or SwiGLU would be there without FP8, although it now also finds a largest
+    # value or casts.
     (ELEMENTWISE, r"\A.*_fused.*_(add|silu|sum)_"),
-    # What the FP8 layers' autograd functions do besides products (a sum of two layers' gradients is outside of them),
-    # with this project's kernel for it, and autocast's copies to bf16 and back.
+    # What the FP8 layers' autograd functions do besides products (a sum of two layers' gradients is
+    # outside of them), with this project's kernel for it, and autocast's copies to bf16 and back.
     (CASTS, r"\A(cast_and_transpose$|.*(_fused.*_(abs|to_copy)_|(?i:float8)))"
             r"|^(_Fp8Products|matmul_with_hp_or_float8_args|_ToFloat8)"
             r"|\A.*\naten::copy_\n(.+\n)*aten::linear$"),
@@ -58,7 +75,8 @@ RULES = (
 
 
 def part_of(name: str, callers: Sequence[str]) -> str:
-    """The part of the step that a kernel with this name and these callers (see `Kernel`) belongs to, or `OTHER`."""
+    """The part of the step that a kernel with this name and these callers (see `Kernel`) belongs
+    to, or `OTHER`."""
     lines = "\n".join([name, *callers])
     return next((part for part, pattern in RULES if re.search(pattern, lines, re.MULTILINE)), OTHER)
 
@@ -72,23 +90,31 @@ def busy_seconds(kernels: Iterable[Kernel]) -> dict[str, float]:
     return seconds
 
 
-def step_parts(busy: dict[str, float], profiled_s: float, step_s: float, host_is_device: bool) -> dict[str, float]:
-    """Parts of a steady step of `step_s` that add up to it, from those of a profiled step of `profiled_s`.
+def step_parts(
+    busy: dict[str, float], profiled_s: float, step_s: float, host_is_device: bool
+) -> dict[str, float]:
+    """Parts of a steady step of `step_s` that add up to it, from those of a profiled step of
+    `profiled_s`.
 
-    Profiling slows the host and not a GPU's kernels: what they leave of a steady step is the time the GPU idles. Where
-    the host itself computes, profiling slows everything alike.
+    Profiling slows the host and not a GPU's kernels: what they leave of a steady step is the time
+    the GPU idles. Where the host itself computes, profiling slows everything alike.
     """
     total = sum(busy.values())
     whole = max(profiled_s, total) if host_is_device else max(step_s, total)
-    return {part: seconds * step_s / whole for part, seconds in (busy | {IDLE: whole - total}).items()}
+    return {
+        part: seconds * step_s / whole for part, seconds in (busy | {IDLE: whole - total}).items()
+    }
 
 
 def top_kernels(kernels: Iterable[Kernel], steps: int) -> list[dict]:
-    """The 60 kernels that take most time: name, launching operator, part, calls and seconds per step."""
+    """The 60 kernels that take most time: name, launching operator, part, calls and seconds per
+    step."""
     seconds: dict[tuple, list[float]] = {}
     for kernel in kernels:
         op, part = next(iter(kernel.callers), None), part_of(kernel.name, kernel.callers)
-        seconds.setdefault((kernel.name[:200], op, part), []).append(kernel.seconds)  # some names are pages long
+        seconds.setdefault((kernel.name[:200], op, part), []).append(
+            kernel.seconds
+        )  # some names are pages long
     rows = [
         {"name": name, "op": op, "part": part, "calls": len(s) / steps, "s": sum(s) / steps}
         for (name, op, part), s in seconds.items()
@@ -104,16 +130,26 @@ def read_kernels(profiler) -> list[Kernel]:
     events = profiler.events()
     on_gpu = [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
     operators = [e for e in events if e.device_type == DeviceType.CPU]
-    # By its number and thread a backward operator finds its forward one; of several the last has made it.
+    # By its number and thread a backward operator finds its forward one; of several the last has
+    # made it.
     forward = {
         (e.sequence_nr, e.thread): e
         for e in operators
-        if e.scope != _BACKWARD_NODE and e.sequence_nr >= 0 and not e.name.startswith("autograd::engine")
+        if e.scope != _BACKWARD_NODE
+        and e.sequence_nr >= 0
+        and not e.name.startswith("autograd::engine")
     }
     if not on_gpu:  # operators and compiled kernels; other events are Python around them
-        computing = [e for e in operators if re.search(r"^(aten|mkl|mkldnn|quantized|torchao)::|_fused_", e.name)]
-        return [Kernel(e.name, _callers(e, forward), e.self_cpu_time_total / 1e6) for e in computing]
-    # The profiler tells which operator launched a kernel by name and duration: those with both equal can be exchanged.
+        computing = [
+            e
+            for e in operators
+            if re.search(r"^(aten|mkl|mkldnn|quantized|torchao)::|_fused_", e.name)
+        ]
+        return [
+            Kernel(e.name, _callers(e, forward), e.self_cpu_time_total / 1e6) for e in computing
+        ]
+    # The profiler tells which operator launched a kernel by name and duration: those with both
+    # equal can be exchanged.
     launched: dict[tuple, list] = {}
     for operator in operators:
         for kernel in operator.kernels:
@@ -129,13 +165,18 @@ def read_kernels(profiler) -> list[Kernel]:
 
 
 def _callers(event, forward: dict) -> tuple[str, ...]:
-    """Names from an operator outwards; after a backward node, those of the forward operator that made it."""
+    """Names from an operator outwards; after a backward node, those of the forward operator that
+    made it."""
     names: list[str] = []
     while event is not None:
         names.append(event.name)
         if event.scope == _BACKWARD_NODE:
             event = forward.get((event.sequence_nr, event.fwd_thread))
-        elif event.sequence_nr >= 0 and event.cpu_parent is not None and event.cpu_parent.scope == _BACKWARD_NODE:
+        elif (
+            event.sequence_nr >= 0
+            and event.cpu_parent is not None
+            and event.cpu_parent.scope == _BACKWARD_NODE
+        ):
             event = None  # an operator with a gradient: activation checkpointing's second forward pass ends here
         else:
             event = event.cpu_parent

@@ -1,4 +1,5 @@
-"""The measurements of experiments.bench: rounds over all variants, each measurement a process of its own."""
+"""The measurements of experiments.bench: rounds over all variants, each measurement a process of
+its own."""
 
 import json
 import os
@@ -31,14 +32,20 @@ class Failed(NotMeasured):
 
 def file_names(labels: Iterable[str]) -> dict[str, str]:
     """How the names of each variant's files begin."""
-    return {label: re.sub(r"[^\w.-]+", "_", f"{place}-{label}")[:80] for place, label in enumerate(labels, 1)}
+    return {
+        label: re.sub(r"[^\w.-]+", "_", f"{place}-{label}")[:80]
+        for place, label in enumerate(labels, 1)
+    }
 
 
-def turns(variants: list[str], took: dict[str, float], left: Callable[[], float]) -> Iterator[tuple[int, str]]:
-    """(round, variant): all variants once, then backwards, then forwards again, while a whole round fits.
+def turns(
+    variants: list[str], took: dict[str, float], left: Callable[[], float]
+) -> Iterator[tuple[int, str]]:
+    """(round, variant): all variants once, then backwards, then forwards again, while a whole round
+    fits.
 
-    The caller keeps in `took` the seconds of each variant's last measurement; a variant that is not in it is left out.
-    `left` gives the seconds that are left.
+    The caller keeps in `took` the seconds of each variant's last measurement; a variant that is not
+    in it is left out. `left` gives the seconds that are left.
     """
     order, number = list(variants), 1
     while order:
@@ -53,20 +60,30 @@ class Rounds:
     """The measurements of some variants, and the directory in which they are kept.
 
     Args:
-        labels: of the variants, whose resolved recipes are in the directory; ratios are to the first.
+        labels: of the variants, whose resolved recipes are in the directory; ratios are to the
+        first.
         facts: what bench.json says of machine and command.
         out: the directory.
         left: seconds that are left of the budget.
         stop: what the user asks for.
     """
 
-    def __init__(self, labels: Iterable[str], facts: dict, out: Path, left: Callable[[], float], stop: Stop):
-        self.files, self.facts, self.out, self.left, self.stop = file_names(labels), facts, out, left, stop
+    def __init__(
+        self, labels: Iterable[str], facts: dict, out: Path, left: Callable[[], float], stop: Stop
+    ):
+        self.files, self.facts, self.out, self.left, self.stop = (
+            file_names(labels),
+            facts,
+            out,
+            left,
+            stop,
+        )
         self.records: dict[str, list[dict]] = {label: [] for label in self.files}
         self.errors = {label: "its turn did not come" for label in self.files}
 
     def run(self, console: Console) -> None:
-        """Measure until the budget is spent or the user stops it; bench.json is up to date after each measurement."""
+        """Measure until the budget is spent or the user stops it; bench.json is up to date after
+        each measurement."""
         took: dict[str, float] = {}
         for number, label in turns(list(self.files), took, self.left):
             start = time.monotonic()
@@ -87,16 +104,23 @@ class Rounds:
             if self.stop.code or self.left() < 0:
                 return
         if took:
-            console.print(f"Another round takes about {sum(took.values()):.0f} s, and {self.left():.0f} s are left.")
+            console.print(
+                f"Another round takes about {sum(took.values()):.0f} s, and {self.left():.0f} s are left."
+            )
 
     def summary(self) -> dict:
         """The contents of bench.json."""
         return self.facts | {"variants": summarize(self.records, self.errors)}
 
     def _measure(self, label: str, number: int) -> dict:
-        """One measurement. Its kernels stay in the record's file. Raises `Failed`, `NotMeasured`."""
+        """One measurement. Its kernels stay in the record's file. Raises `Failed`,
+        `NotMeasured`."""
         stem = self.out / f"{self.files[label]}.round{number}"
-        recipe, record, log = self.out / f"{self.files[label]}.yaml", Path(f"{stem}.json"), Path(f"{stem}.log")
+        recipe, record, log = (
+            self.out / f"{self.files[label]}.yaml",
+            Path(f"{stem}.json"),
+            Path(f"{stem}.log"),
+        )
         arguments = ["experiments.profiling.worker", str(recipe), str(record)]
         with open(log, "w") as output:
             child = placement.start(arguments, placement.gpus()[0], 0, stdout=output, stderr=output)
@@ -114,7 +138,9 @@ class Rounds:
         if child.returncode:
             raise Failed(f"failed: {_reason(log, child.returncode)}")
         log.unlink()
-        return {key: value for key, value in json.loads(record.read_text()).items() if key != "kernels"}
+        return {
+            key: value for key, value in json.loads(record.read_text()).items() if key != "kernels"
+        }
 
 
 def _end(child: subprocess.Popen) -> None:
@@ -129,7 +155,8 @@ def _end(child: subprocess.Popen) -> None:
 
 
 def _reason(log: Path, code: int) -> str:
-    """Why a measurement failed: the signal that killed it, or the last line of its log that begins with `error: `."""
+    """Why a measurement failed: the signal that killed it, or the last line of its log that begins
+    with `error: `."""
     if code < 0:
         return f"killed by {signal.Signals(-code).name}, see {log}"
     lines = [line for line in log.read_text().splitlines() if line.startswith("error: ")]

@@ -15,10 +15,12 @@ from models.gpus import GPUS, find
 
 
 def summarize(rounds: dict[str, list[dict]], errors: dict[str, str]) -> dict[str, dict]:
-    """`variants` of bench.json: for each the figures of its median round (of two the faster), and all rounds.
+    """`variants` of bench.json: for each the figures of its median round (of two the faster), and
+    all rounds.
 
     Args:
-        rounds: records of experiments.profiling.worker by variant, with their `round`; ratios are to the first variant.
+        rounds: records of experiments.profiling.worker by variant, with their `round`; ratios are
+        to the first variant.
         errors: why there is no (further) measurement of a variant.
     """
     reference = {record["round"]: record for record in next(iter(rounds.values()))}
@@ -28,17 +30,30 @@ def summarize(rounds: dict[str, list[dict]], errors: dict[str, str]) -> dict[str
         if not records:
             continue
         median = sorted(records, key=lambda record: record["step_s"])[(len(records) - 1) // 2]
-        variants[label] |= {key: median[key] for key in ("step_s", "tokens_per_s", "mfu_bf16_peak", "parts")}
-        variants[label]["peak_memory_bytes"] = max(record["peak_memory_bytes"] for record in records)
+        variants[label] |= {
+            key: median[key] for key in ("step_s", "tokens_per_s", "mfu_bf16_peak", "parts")
+        }
+        variants[label]["peak_memory_bytes"] = max(
+            record["peak_memory_bytes"] for record in records
+        )
         # A ratio is of two measurements in the same round, when clocks were about the same.
-        pairs = [(record, reference[record["round"]]) for record in records if record["round"] in reference]
+        pairs = [
+            (record, reference[record["round"]])
+            for record in records
+            if record["round"] in reference
+        ]
         if ratios := [record["tokens_per_s"] / first["tokens_per_s"] for record, first in pairs]:
-            variants[label]["ratio"] = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+            variants[label]["ratio"] = {
+                "median": statistics.median(ratios),
+                "min": min(ratios),
+                "max": max(ratios),
+            }
     return variants
 
 
 def print_tables(summary: dict, recipes: dict[str, Recipe], console: Console) -> None:
-    """Print the rates, then the parts of a step against their floors where the GPU's rates are known."""
+    """Print the rates, then the parts of a step against their floors where the GPU's rates are
+    known."""
     machine, variants = summary["machine"], summary["variants"]
     console.print()
     for number, (label, variant) in enumerate(variants.items(), 1):
@@ -47,12 +62,23 @@ def print_tables(summary: dict, recipes: dict[str, Recipe], console: Console) ->
     console.print(_rates_table(machine, variants))
     if any(variant["rounds"] for variant in variants.values()):
         gpu = find(machine["name"]) if machine["type"] == "cuda" else None
-        console.print(_parts_table(variants, {label: floors(recipes[label], gpu) for label in variants} if gpu else {}))
+        console.print(
+            _parts_table(
+                variants, {label: floors(recipes[label], gpu) for label in variants} if gpu else {}
+            )
+        )
 
 
 def new_table(title: str, columns: list[str], **keys) -> Table:
     """A table of figures, whose first column has a name for each row."""
-    table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1), pad_edge=False, title=escape(title), **keys)
+    table = Table(
+        box=SIMPLE_HEAD,
+        header_style="bold",
+        padding=(0, 1),
+        pad_edge=False,
+        title=escape(title),
+        **keys,
+    )
     table.title_justify = table.caption_justify = "left"
     for number, column in enumerate(["", *columns]):
         table.add_column(column, justify="right" if number else "left", no_wrap=not number)
@@ -60,7 +86,17 @@ def new_table(title: str, columns: list[str], **keys) -> Table:
 
 
 def _rates_table(machine: dict, variants: dict[str, dict]) -> Table:
-    columns = ["rounds", "tokens/s", "step, ms", "ratio", "min to max", "MFU", "memory, GiB", "warm-up, s", "compiled"]
+    columns = [
+        "rounds",
+        "tokens/s",
+        "step, ms",
+        "ratio",
+        "min to max",
+        "MFU",
+        "memory, GiB",
+        "warm-up, s",
+        "compiled",
+    ]
     compiled = {label: _compiled(variant["rounds"]) for label, variant in variants.items()}
     caption = "compiled: kernels, and what they read and write by inductor's count; a block's graphs serve all blocks"
     title = f"{machine['name']}, torch {machine['packages']['torch']}"
@@ -93,7 +129,8 @@ def _warm_up(rounds: list[dict]) -> str:
 
 
 def _compiled(rounds: list[dict]) -> str:
-    """Kernels and GB of all graphs, in the round that took fewest of them from the cache: `72, 8.97 GB`."""
+    """Kernels and GB of all graphs, in the round that took fewest of them from the cache: `72, 8.97
+    GB`."""
     most = max((record["compiled_graphs"] for record in rounds), key=len, default=[])
     kernels, size = (sum(graph[key] for graph in most) for key in ("kernels", "bytes"))
     return f"{kernels}, {size / 1e9:.3g} GB" if most else ""
@@ -101,14 +138,17 @@ def _compiled(rounds: list[dict]) -> str:
 
 def work(config) -> list[Work]:
     """What a step of a resolved recipe has to do. Raises `InputError` where that is not known."""
-    from experiments.training import preflight  # torch: seconds, which a misspelt name need not wait for
+    from experiments.training import (
+        preflight,
+    )  # torch: seconds, which a misspelt name need not wait for
 
     check_one_precision(config)
     return step_work(config, preflight.model_args(config), preflight.fp8_layers(config))
 
 
 def floors(recipe: Recipe, gpu: str) -> dict[str, float]:
-    """Least seconds of each part on a GPU of `models.gpus.GPUS`; empty if the recipe has no roofline."""
+    """Least seconds of each part on a GPU of `models.gpus.GPUS`; empty if the recipe has no
+    roofline."""
     try:
         return step_floors(work(recipe.config), GPUS[gpu].rates)
     except InputError:

@@ -1,9 +1,11 @@
-"""One measurement of experiments.bench, a process of its own: trains a recipe, and profiles its last steps.
+"""One measurement of experiments.bench, a process of its own: trains a recipe, and profiles its
+last steps.
 
     python -m experiments.profiling.worker RECIPE.yaml RECORD.json
 
-The recipe is resolved and trains `training.steps` steps. In the first of the last three the profiler starts, which can
-take seconds: it records the two after that. A failure has exit code 1 and prints a line `error: …`.
+The recipe is resolved and trains `training.steps` steps. In the first of the last three the
+profiler starts, which can take seconds: it records the two after that. A failure has exit code 1
+and prints a line `error: …`.
 """
 
 import json
@@ -43,14 +45,23 @@ class Measurement:
         self.not_steady: set[int] = set()
         self.tokens_per_step = self.peak_memory_bytes = 0
         self.warm_up: dict = {}
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.TYPE == "cuda" else [])]
-        self.profiler = profile(activities=activities, schedule=schedule(wait=0, warmup=1, active=RECORDED_STEPS))
+        activities = [
+            ProfilerActivity.CPU,
+            *([ProfilerActivity.CUDA] if device.TYPE == "cuda" else []),
+        ]
+        self.profiler = profile(
+            activities=activities, schedule=schedule(wait=0, warmup=1, active=RECORDED_STEPS)
+        )
         self.metrics.on_step, self.metrics.on_window = self.on_step, self.on_window
 
     def on_step(self, step: int) -> None:
         if step == 1:
             phases = dict(TIMELINE.phases)
-            self.warm_up = {"s": sum(phases.values()), "phases": phases, "compile_cache": compile_cache.state()}
+            self.warm_up = {
+                "s": sum(phases.values()),
+                "phases": phases,
+                "compile_cache": compile_cache.state(),
+            }
         if step >= self.starting - 1:
             device.synchronize()
         if step == self.starting - 1:
@@ -68,8 +79,13 @@ class Measurement:
         self.peak_memory_bytes = max(self.peak_memory_bytes, line["peak_memory_bytes"])
 
     def record(self) -> dict:
-        """What bench.json has of a round, and the kernels. Times in seconds, memory in bytes, MFU a fraction."""
-        steady = [s for step, s in self.step_s.items() if step < self.starting and step not in self.not_steady]
+        """What bench.json has of a round, and the kernels. Times in seconds, memory in bytes, MFU a
+        fraction."""
+        steady = [
+            s
+            for step, s in self.step_s.items()
+            if step < self.starting and step not in self.not_steady
+        ]
         profiled = [s for step, s in self.step_s.items() if step > self.starting]
         step_s = statistics.median(steady)
         kernels = parts.read_kernels(self.profiler)
@@ -79,7 +95,9 @@ class Measurement:
             "step_s": step_s,
             "tokens_per_s": rate,
             "mfu_bf16_peak": self.metrics.utilisation(rate)["mfu_bf16_peak"],
-            "parts": parts.step_parts(busy, statistics.mean(profiled), step_s, host_is_device=device.TYPE == "cpu"),
+            "parts": parts.step_parts(
+                busy, statistics.mean(profiled), step_s, host_is_device=device.TYPE == "cpu"
+            ),
             "peak_memory_bytes": self.peak_memory_bytes,
             "warm_up": self.warm_up,
             "steady_step_s": steady,
@@ -99,10 +117,12 @@ def count_compiled() -> None:
 
 
 def compiled_graphs() -> list[dict]:
-    """Kernels of each graph that inductor compiled, and the bytes that they read and write, as inductor counts them.
+    """Kernels of each graph that inductor compiled, and the bytes that they read and write, as
+    inductor counts them.
 
-    This project's cast to FP8 is included; products and attention are kernels of libraries and not counted. A block's
-    graphs, forward and backward, serve all blocks. A graph that came from the compile cache is not in the list.
+    This project's cast to FP8 is included; products and attention are kernels of libraries and not
+    counted. A block's graphs, forward and backward, serve all blocks. A graph that came from the
+    compile cache is not in the list.
     """
     from torch._inductor import metrics
     from torch._inductor.scheduler import ExternKernelSchedulerNode
@@ -122,7 +142,9 @@ def measure(config, stop: Stop) -> dict:
     preflight.check_ranks(config, world_size=1)
     preflight.check_device(config)
     preflight.check_memory(config)
-    if device.TYPE == "cpu":  # compiled C++ has names in a profile only if it was compiled for that; Triton always has
+    if (
+        device.TYPE == "cpu"
+    ):  # compiled C++ has names in a profile only if it was compiled for that; Triton always has
         torch._inductor.config.cpp.enable_kernel_profile = True
         config.compile.artifacts_dir = ""
     count_compiled()

@@ -45,12 +45,14 @@ def read(path: Path, model: type[AnyRecord]) -> AnyRecord:
 
 
 def read_if_there(path: Path, model: type[AnyRecord]) -> AnyRecord | None:
-    """Read a record that a run may have ended too early to write. Raises `RecordError` if it does not fit."""
+    """Read a record that a run may have ended too early to write. Raises `RecordError` if it does
+    not fit."""
     return read(path, model) if path.exists() else None
 
 
 def append(path: Path, window: Window) -> None:
-    """Add a line to metrics.jsonl, whole or not at all. Raises OSError, for example on a full disk."""
+    """Add a line to metrics.jsonl, whole or not at all. Raises OSError, for example on a full
+    disk."""
     line = (window.model_dump_json(exclude_defaults=True) + "\n").encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     size = os.fstat(descriptor).st_size
@@ -65,7 +67,8 @@ def append(path: Path, window: Window) -> None:
 
 
 def read_windows(path: Path) -> list[Window]:
-    """Read metrics.jsonl: no windows if it is missing, without a torn last line. Raises `RecordError`."""
+    """Read metrics.jsonl: no windows if it is missing, without a torn last line. Raises
+    `RecordError`."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
@@ -94,7 +97,8 @@ def last_window(folder: Path) -> Window | None:
 
 
 def _first_problem(error: ValidationError, number: str = "") -> str:
-    """The first of pydantic's errors as `field: reason`; the index of a list of lines as `line 3`."""
+    """The first of pydantic's errors as `field: reason`; the index of a list of lines as `line
+    3`."""
     problem = error.errors(include_url=False)[0]
     place = [str(part) for part in problem["loc"]]
     if number and place:

@@ -1,19 +1,19 @@
 """What a run leaves behind: the name of each file and what it holds.
 
-Training writes with these models and analysis reads with them; nothing else describes a run directory.
+Training writes with these models and analysis reads with them; nothing else describes a run
+directory.
 
     recipe.yaml      fully resolved: `python -m experiments.run DIR/recipe.yaml` runs it again
-    manifest.json    `Manifest`: code, versions, machine, command, status; written at the start, completed at the end
-    metrics.jsonl    a `Window` a line; after kill -9 its last line may be torn
-    timing.json      `Timing`: where the warm-up went
-    proof.json       `Proof`: what ran in FP8
+    manifest.json    `Manifest`: code, versions, machine, command, status; written at the start,
+    completed at the end metrics.jsonl    a `Window` a line; after kill -9 its last line may be torn
+    timing.json      `Timing`: where the warm-up went proof.json       `Proof`: what ran in FP8
     environment-*.json   `Environment`: all packages and the diff to the commit, once a study
-    log.txt          everything that was printed
-    tb/              TensorBoard
-    checkpoint/      torchtitan's, where the recipe asks for it
-    attempt<k>/      the records of an earlier attempt that did not end
+    log.txt          everything that was printed tb/              TensorBoard checkpoint/
+    torchtitan's, where the recipe asks for it attempt<k>/      the records of an earlier attempt
+    that did not end
 
-Times are in seconds, sizes in bytes, rates per second over all devices, shares of 1. null is unknown.
+Times are in seconds, sizes in bytes, rates per second over all devices, shares of 1. null is
+unknown.
 """
 
 from datetime import datetime
@@ -84,7 +84,9 @@ class Git(Record):
     """The code: null outside a git checkout."""
 
     commit: str | None
-    changes: str | None  # digest of the diff to the commit, which the environment file holds; null without changes
+    changes: (
+        str | None
+    )  # digest of the diff to the commit, which the environment file holds; null without changes
 
 
 class Manifest(Record):
@@ -146,21 +148,29 @@ class Window(Record):
     tokens_per_s: Positive  # padding included
     valid_tokens_per_s: Annotated[float, Field(ge=0)]  # without padding
     step_s: list[Positive]  # duration of each step
-    data_wait_s: list[float]  # the host's wait for data in each step, which on a GPU may overlap with work
-    # Steps that rates leave out: the process's first 10 (one of them is profiled), and those that wrote a checkpoint,
-    # or looked at FP8's ranges.
+    data_wait_s: list[
+        float
+    ]  # the host's wait for data in each step, which on a GPU may overlap with work
+    # Steps that rates leave out: the process's first 10 (one of them is profiled), and those that
+    # wrote a checkpoint, or looked at FP8's ranges.
     not_steady: list[AtLeast1]
-    peak_memory_bytes: Count  # highest reserved memory of the device (on a CPU: resident set so far)
+    peak_memory_bytes: (
+        Count  # highest reserved memory of the device (on a CPU: resident set so far)
+    )
     mfu_bf16_peak: float | None
     mfu_fp8_peak: float | None
     mfu_mixed_peak: float | None
-    fp8_ranges: dict[str, float | None] = {}  # in some windows of an FP8 run, see experiments/training/fp8_ranges.py
+    fp8_ranges: dict[
+        str, float | None
+    ] = {}  # in some windows of an FP8 run, see experiments/training/fp8_ranges.py
 
     @model_validator(mode="after")
     def _one_value_a_step(self) -> "Window":
         steps = len(self.step_s)
         if not 0 < steps <= self.step or {len(self.losses), len(self.data_wait_s)} != {steps}:
-            raise ValueError("step_s, losses and data_wait_s have a value for each step of the window")
+            raise ValueError(
+                "step_s, losses and data_wait_s have a value for each step of the window"
+            )
         if any(not self.step - steps < step <= self.step for step in self.not_steady):
             raise ValueError("not_steady names steps outside the window")
         return self

@@ -7,7 +7,8 @@ CELL = "cell.json"
 
 
 class Cell(Record):
-    """A cell of a sweep: its value on each axis, the estimate of its memory in bytes, and why it cannot run."""
+    """A cell of a sweep: its value on each axis, the estimate of its memory in bytes, and why it
+    cannot run."""
 
     values: dict[str, str | int]
     needed: float

@@ -19,11 +19,14 @@ from experiments.jobs.ranks import set_rank_environment
 from experiments.jobs.signals import Interrupted, Stop
 from models.errors import InputError
 
-Summarize = Callable[[Path, dict], dict]  # a run directory and its manifest -> the contents of summary.json
+Summarize = Callable[
+    [Path, dict], dict
+]  # a run directory and its manifest -> the contents of summary.json
 
 
 class End(NamedTuple):
-    """Status and error sentence for the manifest, exit code, and whether all ranks end like this."""
+    """Status and error sentence for the manifest, exit code, and whether all ranks end like
+    this."""
 
     status: str
     error: str | None
@@ -32,9 +35,11 @@ class End(NamedTuple):
 
 
 def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
-    """Train a resolved recipe into `out` (None: a new directory under runs/); returns the exit code.
+    """Train a resolved recipe into `out` (None: a new directory under runs/); returns the exit
+    code.
 
-    `stop` is asked at each step boundary whether to end. Raises `InputError` for what can be known before training.
+    `stop` is asked at each step boundary whether to end. Raises `InputError` for what can be known
+    before training.
     """
     rank, world_size = set_rank_environment()
     from experiments.training import preflight
@@ -47,12 +52,16 @@ def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
         pass  # before anything but prepared data is written
     TIMELINE.mark("data")
     if not out and world_size > 1:  # each would make its own
-        raise InputError("a run of several processes needs --out DIR, so that all of them write to the same place")
+        raise InputError(
+            "a run of several processes needs --out DIR, so that all of them write to the same place"
+        )
     out = out or new_directory(recipe)
     directory = RunDirectory(out, recipes.to_yaml(recipe), facts) if facts else None
     recipe.config.job.dump_folder = str(out)
     try:
-        with display(recipe.name, recipe.config.training.steps, out / "log.txt" if directory else None) as move_bar:
+        with display(
+            recipe.name, recipe.config.training.steps, out / "log.txt" if directory else None
+        ) as move_bar:
             end = _train(recipe, directory, move_bar, stop)
     except OSError as error:  # log.txt cannot be opened
         end = End("failed", f"{error.filename}: {error.strerror}", FAILED)
@@ -60,7 +69,9 @@ def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
         try:
             directory.finish(end.status, end.error, summarize)
         except OSError as error:  # a full disk: what was written before stays as it is
-            sentence = f"{out}: {error.strerror}: the end of the run ({end.status}) is not on record"
+            sentence = (
+                f"{out}: {error.strerror}: the end of the run ({end.status}) is not on record"
+            )
             print(sentence, file=sys.stderr)
         line = f"{end.status}: {out}" + (f" ({end.error})" if end.error else "")
         Console(soft_wrap=True, highlight=False).print(escape(line))
@@ -69,7 +80,8 @@ def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
 
 
 def check(recipe, world_size: int, out: Path | None, stop: Stop) -> None:
-    """Raise `InputError` for what would end the ranks of a run before they train, of which one alone would say why."""
+    """Raise `InputError` for what would end the ranks of a run before they train, of which one
+    alone would say why."""
     from experiments.training import preflight, run_directory
 
     for _ in preflight.all_checks(recipe.config, world_size, stop.budget_s):
@@ -121,7 +133,8 @@ def _train(recipe, directory, move_bar, stop: Stop) -> End:
 
 
 def _record(trainer, directory, move_bar) -> None:
-    """Have the trainer write its log lines, timing and proof into the directory as soon as each is there."""
+    """Have the trainer write its log lines, timing and proof into the directory as soon as each is
+    there."""
     from experiments.training import compile_cache
     from experiments.training.metrics import JsonLines
     from experiments.training.trainer import TIMELINE
@@ -151,7 +164,8 @@ def _record(trainer, directory, move_bar) -> None:
 
 
 def _leave(end: End) -> None:
-    """Leave the process group, after the first rank's last record: a cluster may end all ranks when one exits."""
+    """Leave the process group, after the first rank's last record: a cluster may end all ranks when
+    one exits."""
     from torch import distributed as dist
 
     if dist.is_initialized():

@@ -1,7 +1,8 @@
 """torchtitan's checkpoints of one run, and what torchtitan lacks.
 
-A damaged or foreign checkpoint is found before it is loaded, one can be asked for at any step, nothing but checkpoints
-is deleted, and a checkpoint that cannot be written or read is an ordinary error.
+A damaged or foreign checkpoint is found before it is loaded, one can be asked for at any step,
+nothing but checkpoints is deleted, and a checkpoint that cannot be written or read is an ordinary
+error.
 """
 
 import json
@@ -22,7 +23,8 @@ IDENTITY = "train_state.identity"  # name of the item in a checkpoint
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or read. torch's own exception is none that `except Exception` catches."""
+    """A checkpoint could not be written or read. torch's own exception is none that `except
+    Exception` catches."""
 
 
 def _ordinary(task: str, error: CheckpointException) -> CheckpointError:
@@ -33,8 +35,8 @@ def _ordinary(task: str, error: CheckpointException) -> CheckpointError:
 class Checkpoints(CheckpointManager):
     """Checkpoints of one run.
 
-    `asked` makes the next step boundary save, whatever the interval; `identity` is what a checkpoint must have been
-    written with to be this run's, a JSON object of text and numbers.
+    `asked` makes the next step boundary save, whatever the interval; `identity` is what a
+    checkpoint must have been written with to be this run's, a JSON object of text and numbers.
     """
 
     asked = False
@@ -44,7 +46,8 @@ class Checkpoints(CheckpointManager):
         return super()._should_save(curr_step, last_step) or (self.asked and self.enable)
 
     def save(self, curr_step: int, last_step: bool = False) -> None:
-        """As torchtitan's, which leaves one too many after the last step. Raises `CheckpointError`."""
+        """As torchtitan's, which leaves one too many after the last step. Raises
+        `CheckpointError`."""
         with self._saving():
             super().save(curr_step, last_step)
         if last_step and self.enable:
@@ -52,14 +55,17 @@ class Checkpoints(CheckpointManager):
 
     @contextmanager
     def _saving(self):
-        """What was written of a checkpoint that fails is deleted: the records of the run's end may need its room."""
+        """What was written of a checkpoint that fails is deleted: the records of the run's end may
+        need its room."""
         try:
             yield
         except CheckpointException as error:
             free = shutil.disk_usage(Path(self.folder).parent).free / 2**30
             if dist.get_rank() == 0:
                 self._delete_unfinished()
-            raise _ordinary(f"a checkpoint could not be saved, with {free:.1f} GiB free", error) from error
+            raise _ordinary(
+                f"a checkpoint could not be saved, with {free:.1f} GiB free", error
+            ) from error
 
     def _async_wait(self) -> None:
         try:
@@ -78,8 +84,9 @@ class Checkpoints(CheckpointManager):
     def load(self, step: int = -1) -> bool:
         """Load `step`, or the newest whole one (-1); False if there is none. All ranks call it.
 
-        A damaged one is set aside with a warning. Raises `InputError` for one of another run, and `CheckpointError` if
-        none could be read although they looked whole: then the weights are no longer those of step 0 either.
+        A damaged one is set aside with a warning. Raises `InputError` for one of another run, and
+        `CheckpointError` if none could be read although they looked whole: then the weights are no
+        longer those of step 0 either.
         """
         if not self.enable or step != -1:
             return super().load(step)
@@ -97,10 +104,14 @@ class Checkpoints(CheckpointManager):
             )
         first = self.initial_load_path
         if first and (problem := self._on_first_rank(lambda: checkpoint_files.damage(Path(first)))):
-            raise InputError(f"checkpoint.initial_load_path={first} is damaged ({problem}): give another checkpoint")
+            raise InputError(
+                f"checkpoint.initial_load_path={first} is damaged ({problem}): give another checkpoint"
+            )
         return super().load()
 
-    def dcp_load(self, state_dict: dict, checkpoint_id: str, from_hf: bool, from_quantized: bool) -> None:
+    def dcp_load(
+        self, state_dict: dict, checkpoint_id: str, from_hf: bool, from_quantized: bool
+    ) -> None:
         """As torchtitan's, of plain data only. Raises `CheckpointError`."""
         if from_hf:
             return super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
@@ -113,23 +124,28 @@ class Checkpoints(CheckpointManager):
         return None
 
     def _find_load_step(self, folder: str = "") -> int:
-        """Step of the newest finished checkpoint, -1 if there is none; torchtitan's takes any name with a number."""
+        """Step of the newest finished checkpoint, -1 if there is none; torchtitan's takes any name
+        with a number."""
         return max(checkpoint_files.steps(Path(folder or self.folder)), default=-1)
 
     def _purge_stale_checkpoints(self) -> None:
-        """Delete all but the last `keep_latest_k`; torchtitan's deletes whatever has `step-<int>` in its name."""
+        """Delete all but the last `keep_latest_k`; torchtitan's deletes whatever has `step-<int>`
+        in its name."""
         if self.keep_latest_k > 0 and dist.get_rank() == 0:
             for step in checkpoint_files.steps(Path(self.folder))[: -self.keep_latest_k]:
                 self.purge_queue.put(self._create_checkpoint_id(step))
 
     def _newest_whole(self) -> int:
-        """Step of the newest checkpoint that is whole, -1 if there is none; others are cleared away.
+        """Step of the newest checkpoint that is whole, -1 if there is none; others are cleared
+        away.
 
         Raises `InputError` if it is another run's.
         """
         folder = Path(self.folder)
         if folder.is_symlink():
-            raise InputError(f"{folder} is a link, and a run deletes nothing outside its directory: put a folder there")
+            raise InputError(
+                f"{folder} is a link, and a run deletes nothing outside its directory: put a folder there"
+            )
         self._delete_unfinished()
         while (step := self._find_load_step()) != -1:
             if (problem := checkpoint_files.damage(folder / f"step-{step}")) is None:
@@ -142,13 +158,17 @@ class Checkpoints(CheckpointManager):
 
     def _delete_unfinished(self) -> None:
         for step in checkpoint_files.steps(Path(self.folder), whole=False):
-            logger.warning(f"{self._create_checkpoint_id(step)} was not written to its end: deleted")
+            logger.warning(
+                f"{self._create_checkpoint_id(step)} was not written to its end: deleted"
+            )
             shutil.rmtree(self._create_checkpoint_id(step))
 
     def _check_identity(self, checkpoint: Path) -> None:
         identity = json.loads(checkpoint_files.read_item(checkpoint, IDENTITY) or "{}")
         differing = [key for key, value in self.identity.items() if identity.get(key) != value]
-        differences = [f"{key} ({identity.get(key)} there, {self.identity[key]} here)" for key in differing]
+        differences = [
+            f"{key} ({identity.get(key)} there, {self.identity[key]} here)" for key in differing
+        ]
         if differences:
             raise InputError(
                 f"{checkpoint} is of another run, which differs in {', '.join(differences[:3])}: give the data and "
@@ -161,11 +181,14 @@ class Checkpoints(CheckpointManager):
         aside.mkdir(exist_ok=True)
         place = aside / f"{checkpoint.name}-{len(list(aside.iterdir()))}"
         checkpoint.rename(place)
-        logger.warning(f"{checkpoint} is damaged ({problem}): moved to {place}, going on from the one before")
+        logger.warning(
+            f"{checkpoint} is damaged ({problem}): moved to {place}, going on from the one before"
+        )
 
     @staticmethod
     def _on_first_rank(do):
-        """What `do` returns on the first rank, on every rank; an `InputError` that it raises too."""
+        """What `do` returns on the first rank, on every rank; an `InputError` that it raises
+        too."""
         result = [None, None]
         if dist.get_rank() == 0:
             try:

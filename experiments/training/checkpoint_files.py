@@ -1,10 +1,12 @@
-"""torch's distributed checkpoints on disk: which there are, which are whole, and reading them as plain data.
+"""torch's distributed checkpoints on disk: which there are, which are whole, and reading them as
+plain data.
 
-A checkpoint is a folder `step-<int>`: files `*.distcp` of items, each as torch.save writes it, and `.metadata`, a
-pickle that lists them. PyTorch writes .metadata last and by renaming it: a folder without one was never finished.
+A checkpoint is a folder `step-<int>`: files `*.distcp` of items, each as torch.save writes it, and
+`.metadata`, a pickle that lists them. PyTorch writes .metadata last and by renaming it: a folder
+without one was never finished.
 
-A pickle can run code when it is read. Here only numbers, text, tensors and the classes of PyTorch's own lists are read,
-so a checkpoint from elsewhere can hold wrong weights, but it cannot run code.
+A pickle can run code when it is read. Here only numbers, text, tensors and the classes of PyTorch's
+own lists are read, so a checkpoint from elsewhere can hold wrong weights, but it cannot run code.
 """
 
 import io
@@ -47,27 +49,35 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def steps(folder: Path, whole: bool = True) -> list[int]:
-    """Steps of a folder's checkpoints, ascending: of those with .metadata, or of those that were never finished.
+    """Steps of a folder's checkpoints, ascending: of those with .metadata, or of those that were
+    never finished.
 
     Folders without `.distcp` files and links are no checkpoints, whatever their names.
     """
     checkpoints = []
     for path in folder.glob("step-*"):
-        is_checkpoint = re.fullmatch(r"step-(0|[1-9]\d*)", path.name) and path.is_dir() and not path.is_symlink()
+        is_checkpoint = (
+            re.fullmatch(r"step-(0|[1-9]\d*)", path.name)
+            and path.is_dir()
+            and not path.is_symlink()
+        )
         if is_checkpoint and any(path.glob("*.distcp")) and (path / ".metadata").is_file() == whole:
             checkpoints.append(int(path.name.removeprefix("step-")))
     return sorted(checkpoints)
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint's files, None if nothing: every item is read and its CRC-32 compared.
+    """What is wrong with a checkpoint's files, None if nothing: every item is read and its CRC-32
+    compared.
 
     torch.save writes each item as a zip archive with checksums, which torch.load does not look at.
     """
     try:
         items = _Reader(checkpoint).read_metadata().storage_data.values()
         with ThreadPoolExecutor(_READERS) as readers:
-            return next(filter(None, readers.map(lambda item: _damaged_item(checkpoint, item), items)), None)
+            return next(
+                filter(None, readers.map(lambda item: _damaged_item(checkpoint, item), items)), None
+            )
     except Exception as error:  # whatever unpickling a damaged .metadata raises
         return f".metadata: {type(error).__name__}: {error}"
 
@@ -94,16 +104,23 @@ def read_item(checkpoint: Path, name: str) -> object:
 
 
 def tensors(checkpoint: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Size and dtype of a checkpoint's tensors, by name. Raises whatever unpickling a damaged .metadata raises."""
+    """Size and dtype of a checkpoint's tensors, by name. Raises whatever unpickling a damaged
+    .metadata raises."""
     items = _Reader(checkpoint).read_metadata().state_dict_metadata
-    return {name: (item.size, item.properties.dtype) for name, item in items.items() if hasattr(item, "size")}
+    return {
+        name: (item.size, item.properties.dtype)
+        for name, item in items.items()
+        if hasattr(item, "size")
+    }
 
 
 def load(state_dict: dict, checkpoint: Path) -> None:
     """`torch.distributed.checkpoint.load` of plain data only. All ranks call it."""
     from torchtitan.components import dataloader  # which keeps its state as a pickle of numbers
 
-    plain_pickle = SimpleNamespace(dumps=pickle.dumps, loads=lambda data: _PlainUnpickler(io.BytesIO(data)).load())
+    plain_pickle = SimpleNamespace(
+        dumps=pickle.dumps, loads=lambda data: _PlainUnpickler(io.BytesIO(data)).load()
+    )
     with patch.object(dataloader, "pickle", plain_pickle):
         dcp.load(state_dict, storage_reader=_Reader(checkpoint), planner=_Planner())
 

@@ -1,11 +1,13 @@
-"""What the ranks of a run send one another in a step: collectives by dtype, and how much of them compute does not hide.
+"""What the ranks of a run send one another in a step: collectives by dtype, and how much of them
+compute does not hide.
 
-Bytes follow nccl-tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md). The payload is the whole tensor: an
-all-gather's output, the input of a reduce-scatter or of an all-to-all. Bus bytes are what the link of a rank carries in
-each direction, however fast: among n ranks 2(n-1)/n of the payload in an all-reduce, (n-1)/n in the others.
+Bytes follow nccl-tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md). The payload is the whole
+tensor: an all-gather's output, the input of a reduce-scatter or of an all-to-all. Bus bytes are
+what the link of a rank carries in each direction, however fast: among n ranks 2(n-1)/n of the
+payload in an all-reduce, (n-1)/n in the others.
 
-Operators of `c10d::` are counted, which are the same for all backends. gloo's own are not: its reduce-scatter is an
-all-reduce.
+Operators of `c10d::` are counted, which are the same for all backends. gloo's own are not: its
+reduce-scatter is an all-reduce.
 """
 
 import math
@@ -19,7 +21,12 @@ from torch.profiler import ProfilerActivity
 
 from models.flops import fsdp_bytes
 
-ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL = "all-gather", "reduce-scatter", "all-reduce", "all-to-all"
+ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL = (
+    "all-gather",
+    "reduce-scatter",
+    "all-reduce",
+    "all-to-all",
+)
 _OPERATORS = {
     "c10d::_allgather_base_": ALL_GATHER,
     "c10d::_reduce_scatter_base_": REDUCE_SCATTER,
@@ -39,14 +46,19 @@ class Sharding:
     weight_bytes: int  # of an element that is gathered, where it is not in FP8
     reshard: str  # parallelism.fsdp_reshard_after_forward
     fp8: bool  # the recipe promises that the weights of converted layers are gathered in FP8
-    fp8_gradients: bool = False  # and that gradients are sent in FP8, by all-to-all; else they are in float32
+    fp8_gradients: bool = (
+        False  # and that gradients are sent in FP8, by all-to-all; else they are in float32
+    )
 
     @property
     def ranks(self) -> int:
         return self.shards * self.replicas
 
-    def expected(self, shapes: Mapping[str, Sequence[int]], converted: Collection[str], passes: int) -> dict[str, int]:
-        """Payloads of a step by closed form: of weights that are gathered, of gradients that are reduced.
+    def expected(
+        self, shapes: Mapping[str, Sequence[int]], converted: Collection[str], passes: int
+    ) -> dict[str, int]:
+        """Payloads of a step by closed form: of weights that are gathered, of gradients that are
+        reduced.
 
         Args:
             shapes: of the parameters by name, unsharded.
@@ -54,9 +66,14 @@ class Sharding:
             passes: forward passes of a step.
         """
         fp8 = converted if self.fp8 else ()
-        gathered, reduced = fsdp_bytes(shapes, self.shards, fp8, self.weight_bytes, self.reshard, self.fp8_gradients)
+        gathered, reduced = fsdp_bytes(
+            shapes, self.shards, fp8, self.weight_bytes, self.reshard, self.fp8_gradients
+        )
         sent = passes * (self.shards > 1)
-        return {"gathered_bytes_expected": sent * gathered, "reduced_bytes_expected": sent * reduced}
+        return {
+            "gathered_bytes_expected": sent * gathered,
+            "reduced_bytes_expected": sent * reduced,
+        }
 
 
 def sharding(config, parallel_dims) -> Sharding | None:
@@ -80,7 +97,8 @@ def activities(sharding: Sharding | None) -> list[ProfilerActivity]:
 
 
 def record(profiler, sharding: Sharding) -> dict:
-    """What this rank sent, from a finished profile of one step with shapes; see `table` and `nccl_seconds`."""
+    """What this rank sent, from a finished profile of one step with shapes; see `table` and
+    `nccl_seconds`."""
     rows = table(profiler.profiler.kineto_results.experimental_event_tree(), sharding)
 
     def total(key: str, *collectives: str) -> int:
@@ -110,7 +128,9 @@ def table(tree: Iterable, sharding: Sharding) -> list[dict]:
     for event, in_reduction in _calls(tree):
         kind = _OPERATORS[event.name]
         sizes = [sum(math.prod(tensor.sizes) for tensor in tensors) for tensors in _tensors(event)]
-        if kind == ALL_REDUCE:  # besides FSDP's, over replicas, there are only some of a few scalars over all ranks
+        if (
+            kind == ALL_REDUCE
+        ):  # besides FSDP's, over replicas, there are only some of a few scalars over all ranks
             ranks = sharding.replicas if in_reduction else sharding.ranks
         elif kind == ALL_TO_ALL:
             ranks = sharding.shards
@@ -121,7 +141,9 @@ def table(tree: Iterable, sharding: Sharding) -> list[dict]:
         row = rows.setdefault(tuple(key.values()), key | dict.fromkeys(_COUNTED, 0))
         share = (ranks - 1) / ranks * (2 if kind == ALL_REDUCE else 1)
         payload = max(sizes) * dtype.itemsize
-        for name, value in zip(_COUNTED, (1, max(sizes), payload, round(payload * share)), strict=True):
+        for name, value in zip(
+            _COUNTED, (1, max(sizes), payload, round(payload * share)), strict=True
+        ):
             row[name] += value
     return sorted(rows.values(), key=lambda row: -row["payload_bytes"])
 
@@ -149,7 +171,8 @@ def _tensors(event) -> Iterator[list]:
 
 
 def nccl_seconds(events: Iterable) -> dict[str, float] | None:
-    """Seconds in which NCCL kernels ran, and in which no kernel but them did; None where there are none.
+    """Seconds in which NCCL kernels ran, and in which no kernel but them did; None where there are
+    none.
 
     A rank's NCCL kernel runs from its launch on, also while it waits for the other ranks.
     """
@@ -161,7 +184,10 @@ def nccl_seconds(events: Iterable) -> dict[str, float] | None:
         (sends if _NCCL.match(kernel.name) else computes).append(interval)
     if not sends:
         return None
-    return {"seconds": covered(sends), "exposed_seconds": covered(sends + computes) - covered(computes)}
+    return {
+        "seconds": covered(sends),
+        "exposed_seconds": covered(sends + computes) - covered(computes),
+    }
 
 
 def covered(intervals: Iterable[tuple[float, float]]) -> float:

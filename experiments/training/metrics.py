@@ -1,16 +1,19 @@
-"""What a run writes down while it trains: one flushed line per log window, step times without extra synchronisation.
+"""What a run writes down while it trains: one flushed line per log window, step times without extra
+synchronisation.
 
 A line of metrics.jsonl (times in seconds, rates over all devices; what is not finite is null):
   step, elapsed_s        last step of the window; wall time since the process started
   loss, losses           mean over the window; every step's, in order
   grad_norm, lr          of the last step; the norm is the one before clipping
-  tokens_per_s           tokens through the model, padding included; valid_tokens_per_s leaves padding out
-  step_s, data_wait_s    every step's duration; the host's wait for data in it, which on a GPU may overlap with work
-  not_steady             steps of the window that rates leave out: the process's first 10 (one of them is profiled),
+  tokens_per_s           tokens through the model, padding included; valid_tokens_per_s leaves
+  padding out step_s, data_wait_s    every step's duration; the host's wait for data in it, which on
+  a GPU may overlap with work not_steady             steps of the window that rates leave out: the
+  process's first 10 (one of them is profiled),
                          and those that wrote a checkpoint, or looked at FP8's ranges
-  peak_memory_bytes      highest reserved memory of the device in the window (on a CPU: resident set so far)
-  mfu_bf16_peak, mfu_fp8_peak, mfu_mixed_peak     fractions, see the README; null where no peak applies
-  fp8_ranges             in some windows of an FP8 run: see experiments/training/fp8_ranges.py; in TensorBoard too
+  peak_memory_bytes      highest reserved memory of the device in the window (on a CPU: resident set
+  so far) mfu_bf16_peak, mfu_fp8_peak, mfu_mixed_peak     fractions, see the README; null where no
+  peak applies fp8_ranges             in some windows of an FP8 run: see
+  experiments/training/fp8_ranges.py; in TensorBoard too
 """
 
 import json
@@ -28,7 +31,9 @@ from torchtitan.components.metrics import MetricsProcessor
 
 from experiments.training.fp8_ranges import fp8_ranges
 
-NOT_STEADY_STEPS = 10  # a process's first steps: compilation, the profile, allocator and clocks settle
+NOT_STEADY_STEPS = (
+    10  # a process's first steps: compilation, the profile, allocator and clocks settle
+)
 
 
 class Diverged(RuntimeError):
@@ -36,13 +41,15 @@ class Diverged(RuntimeError):
 
 
 class JsonLines:
-    """An append-only file of JSON lines that stays readable: a line is written whole or not at all."""
+    """An append-only file of JSON lines that stays readable: a line is written whole or not at
+    all."""
 
     def __init__(self, path: Path):
         self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def append(self, record: dict) -> None:
-        """Write one line. Raises OSError on a full disk, leaving the lines before it as they were."""
+        """Write one line. Raises OSError on a full disk, leaving the lines before it as they
+        were."""
         line = (json.dumps(record, allow_nan=False) + "\n").encode()
         size = os.fstat(self.descriptor).st_size
         try:
@@ -59,7 +66,8 @@ def _finite(value: float) -> float | None:
 
 
 class _Clock:
-    """Step durations: CUDA events, read when the log synchronises anyway; the host's clock on a CPU."""
+    """Step durations: CUDA events, read when the log synchronises anyway; the host's clock on a
+    CPU."""
 
     def __init__(self):
         self.start()
@@ -84,7 +92,9 @@ class _Clock:
         """Seconds of every step since the last call. Waits for the last one to end."""
         if device.TYPE == "cuda":
             self.marks[-1].synchronize()
-            seconds = [a.elapsed_time(b) / 1000 for a, b in zip(self.marks, self.marks[1:], strict=False)]
+            seconds = [
+                a.elapsed_time(b) / 1000 for a, b in zip(self.marks, self.marks[1:], strict=False)
+            ]
         else:
             seconds = [b - a for a, b in zip(self.marks, self.marks[1:], strict=False)]
         self.marks = self.marks[-1:]
@@ -92,20 +102,26 @@ class _Clock:
 
 
 class Metrics(MetricsProcessor):
-    """torchtitan's processor (console, TensorBoard, W&B), which also keeps what metrics.jsonl records.
+    """torchtitan's processor (console, TensorBoard, W&B), which also keeps what metrics.jsonl
+    records.
 
-    The trainer hands over each step's loss and tokens, has torchtitan log within the step, and calls `end_step` after.
+    The trainer hands over each step's loss and tokens, has torchtitan log within the step, and
+    calls `end_step` after.
     """
 
     def __init__(self, job_config, parallel_dims, model_args):
         super().__init__(job_config, parallel_dims)
         self.fp8_flops_per_token = 0.0  # set by the proof once a step was profiled
         # Set by whoever keeps the records:
-        self.on_resume: Callable[[int], None] = lambda step: None  # before the first step; the checkpoint's, 0: none
+        self.on_resume: Callable[[int], None] = lambda step: (
+            None
+        )  # before the first step; the checkpoint's, 0: none
         self.on_step: Callable[[int], None] = lambda step: None  # a step has ended
         self.on_window: Callable[[dict], None] = lambda line: None  # a log window has ended
         # Set by the trainer:
-        self.stops_here: Callable[[], bool] = lambda: False  # whether training stops after this step
+        self.stops_here: Callable[[], bool] = lambda: (
+            False
+        )  # whether training stops after this step
         self.diverged = ""  # why training ends with this step: what was not finite
         self.clock = _Clock()
         self._windows = 0
@@ -113,14 +129,17 @@ class Metrics(MetricsProcessor):
         self._reset_window()
 
     def _reset_window(self):
-        self.losses: list[torch.Tensor] = []  # one per step, on the device: summed over micro-batches
+        self.losses: list[
+            torch.Tensor
+        ] = []  # one per step, on the device: summed over micro-batches
         self.valid_tokens = 0
         self.tokens = 0
         self.not_steady: list[int] = []
         self._waits: list[float] = []
 
     def should_log(self, step: int) -> bool:
-        """Also at the last step and where a checkpoint is saved, so that no step is lost at an end or over a resume.
+        """Also at the last step and where a checkpoint is saved, so that no step is lost at an end
+        or over a resume.
 
         torchtitan asks this once in every step, after the work.
         """
@@ -144,16 +163,22 @@ class Metrics(MetricsProcessor):
         super().log(step, global_avg_loss, global_max_loss, grad_norm, extra_metrics | curves)
 
     def _fp8_ranges(self, step: int) -> dict[str, float]:
-        """Of the second log window, whose time no warm-up holds, and each `metrics.fp8_ranges_every`-th after it."""
+        """Of the second log window, whose time no warm-up holds, and each
+        `metrics.fp8_ranges_every`-th after it."""
         every, window = self.job_config.metrics.fp8_ranges_every, self._windows
         self._windows += 1
-        if not every or window % every != 1 % every or not (found := fp8_ranges(self.model_parts[0])):
+        if (
+            not every
+            or window % every != 1 % every
+            or not (found := fp8_ranges(self.model_parts[0]))
+        ):
             return {}
         self.not_steady.append(step)
         return found
 
     def end_step(self, step: int) -> None:
-        """Close the step; at the end of a window, write its line. Raises `Diverged` after the line is written."""
+        """Close the step; at the end of a window, write its line. Raises `Diverged` after the line
+        is written."""
         self.clock.tick()
         self.on_step(step)
         if self._pending is None:
@@ -167,8 +192,13 @@ class Metrics(MetricsProcessor):
         if self.diverged:
             raise Diverged(self.diverged)
 
-    def _line(self, step: int, grad_norm: float, lr: float, peak_memory: float, ranges: dict[str, float]) -> dict:
-        losses, counts = torch.stack(self.losses), torch.tensor([self.tokens, self.valid_tokens], dtype=torch.float64)
+    def _line(
+        self, step: int, grad_norm: float, lr: float, peak_memory: float, ranges: dict[str, float]
+    ) -> dict:
+        losses, counts = (
+            torch.stack(self.losses),
+            torch.tensor([self.tokens, self.valid_tokens], dtype=torch.float64),
+        )
         if self.parallel_dims.dp_cp_enabled:
             group = self.parallel_dims.get_mesh("loss").get_group()
             counts = counts.to(losses.device)
@@ -193,7 +223,11 @@ class Metrics(MetricsProcessor):
             "not_steady": sorted(set(self.not_steady)),
             "peak_memory_bytes": int(peak_memory),
             **self.utilisation(tokens / seconds / self.parallel_dims.world_size),
-            **({"fp8_ranges": {name: _finite(value) for name, value in ranges.items()}} if ranges else {}),
+            **(
+                {"fp8_ranges": {name: _finite(value) for name, value in ranges.items()}}
+                if ranges
+                else {}
+            ),
         }
 
     def utilisation(self, tokens_per_s: float) -> dict[str, float | None]:
@@ -201,7 +235,9 @@ class Metrics(MetricsProcessor):
         peak, flops = device.peak(), self.num_flops_per_token
         mixed = None
         if peak.fp8:
-            ideal = self.fp8_flops_per_token / peak.fp8 + (flops - self.fp8_flops_per_token) / peak.bf16
+            ideal = (
+                self.fp8_flops_per_token / peak.fp8 + (flops - self.fp8_flops_per_token) / peak.bf16
+            )
             mixed = tokens_per_s * ideal
         return {
             "mfu_bf16_peak": tokens_per_s * flops / peak.bf16,

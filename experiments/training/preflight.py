@@ -1,4 +1,5 @@
-"""What can be known before a run. Each check raises an `InputError`, or returns a sentence about what it looked at."""
+"""What can be known before a run. Each check raises an `InputError`, or returns a sentence about
+what it looked at."""
 
 import os
 import shutil
@@ -20,11 +21,14 @@ from models.architectures import build, label, model_args
 from models.errors import InputError, by_pattern
 from models.train_spec import freeze
 
-HOPELESS = 1.3  # times the memory that is there, beyond which no inaccuracy of the estimate can help
+HOPELESS = (
+    1.3  # times the memory that is there, beyond which no inaccuracy of the estimate can help
+)
 
 
 def check_checkpoints(config, budget_s: float | None = None) -> None:
-    """Raise `InputError` for folders that are shared or not there, and for a time budget without checkpoints."""
+    """Raise `InputError` for folders that are shared or not there, and for a time budget without
+    checkpoints."""
     folder = PurePath(config.checkpoint.folder)
     if folder.is_absolute() or ".." in folder.parts or not folder.parts:
         raise InputError(
@@ -50,14 +54,27 @@ def _check_first_weights(config) -> None:
     try:
         tensors = checkpoint_files.tensors(folder)
     except Exception as error:  # whatever unpickling raises
-        raise InputError(f"{first}: its .metadata cannot be read ({error}): give another checkpoint") from error
+        raise InputError(
+            f"{first}: its .metadata cannot be read ({error}): give another checkpoint"
+        ) from error
     sizes = {name: size for name, (size, _) in tensors.items()}
-    if missing := [name for name, weight in _model(config).named_parameters() if sizes.get(name) != weight.shape]:
-        raise InputError(f"{first}: is of another model, without this one's {by_pattern(missing)}: give another one")
+    if missing := [
+        name
+        for name, weight in _model(config).named_parameters()
+        if sizes.get(name) != weight.shape
+    ]:
+        raise InputError(
+            f"{first}: is of another model, without this one's {by_pattern(missing)}: give another one"
+        )
     asked = {name: dtype for name, dtype in asdict(config.optimizer.states).items() if dtype}
-    names = {name.rpartition(".")[2]: str(dtype).removeprefix("torch.") for name, (_, dtype) in tensors.items()}
+    names = {
+        name.rpartition(".")[2]: str(dtype).removeprefix("torch.")
+        for name, (_, dtype) in tensors.items()
+    }
     saved = {name: names[name] for name in asdict(config.optimizer.states) if name in names}
-    if asked != saved and not config.checkpoint.initial_load_model_only:  # a cast would not fit a state's scale
+    if (
+        asked != saved and not config.checkpoint.initial_load_model_only
+    ):  # a cast would not fit a state's scale
         raise InputError(
             f"{first}: has optimizer.states {saved or 'null'}, the recipe {asked or 'null'}: choose a recipe with the "
             "same, or set checkpoint.initial_load_model_only to true"
@@ -95,7 +112,8 @@ def check_ranks(config, world_size: int) -> None:
 
 
 def _check_sharding(config, world_size: int) -> None:
-    """Raise `InputError` for what needs whole weights, since FSDP shards them, and for replicas without shards."""
+    """Raise `InputError` for what needs whole weights, since FSDP shards them, and for replicas
+    without shards."""
     if config.parallelism.data_parallel_replicate_degree == world_size:
         raise InputError(  # the loss is divided by all ranks' tokens before DDP takes the mean over ranks
             f"parallelism.data_parallel_replicate_degree={world_size} leaves nothing to shard, and torchtitan 0.2.2 "
@@ -119,17 +137,25 @@ def check_device(config) -> str:
     if config.quantize.linear.float8.recipe_name and not config.quantize.linear.float8.emulate:
         float8.check_device(torch.device(device.TYPE))
     if device.TYPE == "cpu" and config.model.attention_backend == "cudnn":
-        raise InputError("model.attention_backend cudnn needs a GPU: on a CPU there are auto, flash and math")
+        raise InputError(
+            "model.attention_backend cudnn needs a GPU: on a CPU there are auto, flash and math"
+        )
     gpu_only = {
         "compile.cuda_graphs": config.compile.cuda_graphs,
         "comm.nccl_max_ctas": config.comm.nccl_max_ctas,
         "profiling.enable_memory_snapshot": config.profiling.enable_memory_snapshot,
     }
     if device.TYPE == "cpu" and (asked := [key for key, value in gpu_only.items() if value]):
-        raise InputError(f"{asked[0]} needs a GPU: set it to {'null' if 'nccl' in asked[0] else 'false'}")
+        raise InputError(
+            f"{asked[0]} needs a GPU: set it to {'null' if 'nccl' in asked[0] else 'false'}"
+        )
     compiles = "torchao's optimizer" if config.optimizer.stochastic_rounding else ""
     compiles = "compile.enable" if config.compile.enable else compiles
-    if device.TYPE == "cpu" and compiles and not shutil.which(compiler := os.environ.get("CXX", "g++").split(" ")[0]):
+    if (
+        device.TYPE == "cpu"
+        and compiles
+        and not shutil.which(compiler := os.environ.get("CXX", "g++").split(" ")[0])
+    ):
         raise InputError(
             f"{compiles} needs a C++ compiler on a CPU and `{compiler}` is not there: install g++, point the "
             "environment variable CXX at another one, or run the recipe `baseline`, which is not compiled"
@@ -139,7 +165,8 @@ def check_device(config) -> str:
 
 
 def slow_attention(config) -> str | None:
-    """What to do about a cuDNN older than 9.15, whose attention PyTorch does not take; None if there is nothing to do.
+    """What to do about a cuDNN older than 9.15, whose attention PyTorch does not take; None if
+    there is nothing to do.
 
     PyTorch prefers cuDNN's attention on GPUs of compute capability 9 and up.
     """
@@ -156,7 +183,8 @@ def slow_attention(config) -> str | None:
 
 
 def check_memory(config, world_size: int = 1) -> str:
-    """Estimated need of each device against what it has; an error only far beyond that, since it is an estimate."""
+    """Estimated need of each device against what it has; an error only far beyond that, since it is
+    an estimate."""
     need, capacity = memory_needed(config, world_size), device.memory_bytes()
     if device.TYPE == "cpu":  # the processes of the run here share it
         capacity /= number("LOCAL_WORLD_SIZE", 1, least=1)
@@ -187,7 +215,9 @@ def memory_estimate(config, world_size: int = 1) -> dict[str, float]:
     recompute = config.activation_checkpoint.mode == "full"
     shards = max(1, world_size // config.parallelism.data_parallel_replicate_degree)
     args = model_args(config)
-    return flops.memory_estimate(args, tokens, param_bytes, state_bytes, config.compile.enable, recompute, shards)
+    return flops.memory_estimate(
+        args, tokens, param_bytes, state_bytes, config.compile.enable, recompute, shards
+    )
 
 
 def checkpoint_bytes(config) -> float:
@@ -199,7 +229,11 @@ def checkpoint_bytes(config) -> float:
 def fp8_layers(config) -> set[str]:
     """Names of the linear layers that the recipe runs in FP8."""
     keys = config.quantize.linear.float8
-    return float8.choose_modules(_model(config), keys.recipe_name, keys.filter_fqns) if keys.recipe_name else set()
+    return (
+        float8.choose_modules(_model(config), keys.recipe_name, keys.filter_fqns)
+        if keys.recipe_name
+        else set()
+    )
 
 
 def _model(config) -> torch.nn.Module:
@@ -213,9 +247,17 @@ def check_model(config) -> str:
     args = model_args(config)
     name = config.quantize.linear.float8.recipe_name
     freeze(_model(config), config.model.freeze)
-    precision = f"{len(fp8_layers(config))} linear layers in {name} FP8{_when(config)}" if name else "no FP8"
+    precision = (
+        f"{len(fp8_layers(config))} linear layers in {name} FP8{_when(config)}"
+        if name
+        else "no FP8"
+    )
     per_token = flops.flops_per_token(args, config.training.seq_len) / 1e9
-    active = f" ({flops.parameters(args, active=True) / 1e9:.3g} B active)" if flops.has_experts(args) else ""
+    active = (
+        f" ({flops.parameters(args, active=True) / 1e9:.3g} B active)"
+        if flops.has_experts(args)
+        else ""
+    )
     return f"{flops.parameters(args) / 1e9:.3g} B parameters{active}, {per_token:.4g} GFLOP per token, {precision}"
 
 
@@ -224,11 +266,16 @@ def _when(config) -> str:
     in_fp8, steps = fp8_steps(config), config.training.steps
     if len(in_fp8) == steps:
         return ""
-    return f" in steps {in_fp8[0]} to {in_fp8[-1]} of {steps}" if in_fp8 else f" in none of the {steps} steps"
+    return (
+        f" in steps {in_fp8[0]} to {in_fp8[-1]} of {steps}"
+        if in_fp8
+        else f" in none of the {steps} steps"
+    )
 
 
 def check_data(config, world_size: int = 1, token_file: TokenFile | None = None) -> str:
-    """The token file, prepared if it is not there yet, and that the model has a row for each of its tokens."""
+    """The token file, prepared if it is not there yet, and that the model has a row for each of its
+    tokens."""
     token_file = token_file or rows.prepare(config)
     rows.check_vocabulary(token_file, model_args(config).vocab_size)
     return rows.describe(token_file, config, world_size)
@@ -245,7 +292,8 @@ def all_checks(config, world_size: int, budget_s: float | None = None) -> Iterat
 
 
 def facts(recipe: Recipe, world_size: int) -> dict:
-    """What the manifest says of a run from the start: the recipe, the machine, and the figures that rates need."""
+    """What the manifest says of a run from the start: the recipe, the machine, and the figures that
+    rates need."""
     config, args = recipe.config, model_args(recipe.config)
     fp8 = config.quantize.linear.float8
     return {
@@ -258,7 +306,9 @@ def facts(recipe: Recipe, world_size: int) -> dict:
         "study_budget_s": number(BUDGET, 0) or None,
         "compiled": config.compile.enable,
         "float8": fp8.recipe_name,
-        "fp8_product": asdict(float8.product(device.TYPE, fp8.recipe_name, fp8.emulate)) if fp8.recipe_name else None,
+        "fp8_product": asdict(float8.product(device.TYPE, fp8.recipe_name, fp8.emulate))
+        if fp8.recipe_name
+        else None,
         "world_size": world_size,
         "hardware": device.hardware(),
         "peak_flops": device.peak_record(),

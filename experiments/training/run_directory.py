@@ -1,15 +1,13 @@
 """The directory a run leaves behind: who may write it, what it says of itself, and how it ended.
 
 recipe.yaml     fully resolved: `python -m experiments.run DIR/recipe.yaml` runs it again
-manifest.json   code, versions, machine, command, data, status: written at the start, completed at the end
-metrics.jsonl   one line per log window, see experiments.training.metrics
-timing.json     where the warm-up went, and what torch.compile took of the steps that switched FP8 on or off
-proof.json      what ran in FP8, see experiments.training.proof
-summary.json    the row of the final table, see analysis.runs
-log.txt         everything that was printed
-tb/             TensorBoard
-checkpoint/     torchtitan's, where the recipe asks for it
-attempt<k>/     records of an earlier attempt that did not end, as metrics.jsonl
+manifest.json   code, versions, machine, command, data, status: written at the start, completed at
+the end metrics.jsonl   one line per log window, see experiments.training.metrics timing.json
+where the warm-up went, and what torch.compile took of the steps that switched FP8 on or off
+proof.json      what ran in FP8, see experiments.training.proof summary.json    the row of the final
+table, see analysis.runs log.txt         everything that was printed tb/             TensorBoard
+checkpoint/     torchtitan's, where the recipe asks for it attempt<k>/     records of an earlier
+attempt that did not end, as metrics.jsonl
 """
 
 import json
@@ -46,7 +44,9 @@ def command() -> str:
 
 def _packages() -> dict[str, str]:
     """{name: version} of what is installed."""
-    read = (distribution.metadata for distribution in distributions())  # once each: name and version would do it anew
+    read = (
+        distribution.metadata for distribution in distributions()
+    )  # once each: name and version would do it anew
     return dict(sorted((m["Name"], m["Version"]) for m in read if m["Name"]))  # broken: no name
 
 
@@ -54,17 +54,20 @@ class RunDirectory:
     """A run directory that no other live process writes to."""
 
     def __init__(self, path: Path, recipe_yaml: str, facts: dict):
-        """Lock `path`, set the records of an unfinished run aside, write recipe.yaml, and manifest.json with `facts`.
+        """Lock `path`, set the records of an unfinished run aside, write recipe.yaml, and
+        manifest.json with `facts`.
 
-        Raises `InputError`, and changes nothing in it, if another live process holds it, it holds a completed or
-        another run, it is no run directory, or it cannot be written.
+        Raises `InputError`, and changes nothing in it, if another live process holds it, it holds a
+        completed or another run, it is no run directory, or it cannot be written.
         """
         self.path = path
         _check_folder(path)  # before the lock leaves a file in it
         self._lock = lock(self.path, "run")
         try:
             earlier = _unfinished_run(path, recipe_yaml, facts.get("world_size", 1))
-            write_whole(self.path / "recipe.yaml", recipe_yaml)  # first: a full disk stops here, nothing moved
+            write_whole(
+                self.path / "recipe.yaml", recipe_yaml
+            )  # first: a full disk stops here, nothing moved
             self.manifest = {
                 "layout_version": LAYOUT_VERSION,
                 "status": "running",
@@ -82,7 +85,9 @@ class RunDirectory:
         except (OSError, InputError) as error:
             os.close(self._lock)
             if isinstance(error, OSError):
-                error = InputError(f"{self.path}: {error.strerror}: make room, or choose another --out")
+                error = InputError(
+                    f"{self.path}: {error.strerror}: make room, or choose another --out"
+                )
             raise error from None
 
     def _set_aside(self, earlier: dict | None) -> int:
@@ -96,20 +101,31 @@ class RunDirectory:
             return attempt  # a start was killed after its last move below
         aside = self.path / f"attempt{attempt}"
         aside.mkdir(exist_ok=True)
-        for name in (*_RECORDS, "manifest.json"):  # the manifest last: a start that is killed here is repeated
+        for name in (
+            *_RECORDS,
+            "manifest.json",
+        ):  # the manifest last: a start that is killed here is repeated
             if (self.path / name).exists():
                 (self.path / name).rename(aside / name)
         return attempt + 1
 
     def take_over(self, step: int) -> dict:
-        """Resumed from the checkpoint of `step` (0: none): take the earlier attempt's lines up to it, and its proof.
+        """Resumed from the checkpoint of `step` (0: none): take the earlier attempt's lines up to
+        it, and its proof.
 
-        Returns that proof, empty if there is none. An attempt that trains far enough writes a proof of its own.
+        Returns that proof, empty if there is none. An attempt that trains far enough writes a proof
+        of its own.
         """
         for attempt in range(self.manifest["attempt"] - 1, 0, -1) if step else ():
-            lines = [x for x in read_metrics(self.path / f"attempt{attempt}" / "metrics.jsonl") if x["step"] <= step]
+            lines = [
+                x
+                for x in read_metrics(self.path / f"attempt{attempt}" / "metrics.jsonl")
+                if x["step"] <= step
+            ]
             if lines:  # an attempt that died before its first step has none
-                write_whole(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+                write_whole(
+                    self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines)
+                )
                 if proof := read_json(self.path / f"attempt{attempt}" / "proof.json"):
                     self.write_json("proof.json", proof)
                 return proof
@@ -118,8 +134,14 @@ class RunDirectory:
     def write_json(self, name: str, content: dict) -> None:
         write_whole(self.path / name, json.dumps(content, indent=2) + "\n")
 
-    def finish(self, status: str, error: str | None = None, summarize: Callable[[Path, dict], dict] | None = None):
-        """Write summary.json, which `summarize` makes, then the end into the manifest, and unlock the directory.
+    def finish(
+        self,
+        status: str,
+        error: str | None = None,
+        summarize: Callable[[Path, dict], dict] | None = None,
+    ):
+        """Write summary.json, which `summarize` makes, then the end into the manifest, and unlock
+        the directory.
 
         A run that is killed in between has not ended, so that the next start writes both.
         """
@@ -131,17 +153,21 @@ class RunDirectory:
 
 
 def check(path: Path, recipe_yaml: str, world_size: int) -> None:
-    """Raise `InputError` where `RunDirectory` would, for whoever starts its ranks; adds nothing but the lock's file."""
+    """Raise `InputError` where `RunDirectory` would, for whoever starts its ranks; adds nothing but
+    the lock's file."""
     _check_folder(path)
     os.close(lock(path, "run"))
     _unfinished_run(path, recipe_yaml, world_size)
 
 
 def _check_folder(path: Path) -> None:
-    """Raise `InputError` for a folder of something else, and for a pipe or the like in the place of a record."""
+    """Raise `InputError` for a folder of something else, and for a pipe or the like in the place of
+    a record."""
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     for entry in map(path.joinpath, names):
-        kind = "file" if entry.name in (*_RECORDS, "manifest.json", "recipe.yaml", "log.txt") else ""
+        kind = (
+            "file" if entry.name in (*_RECORDS, "manifest.json", "recipe.yaml", "log.txt") else ""
+        )
         kind = "folder" if entry.name in ("checkpoint", "damaged_checkpoints", "tb") else kind
         kind = "folder" if re.fullmatch(r"attempt\d+", entry.name) else kind
         if kind and not {"file": entry.is_file, "folder": entry.is_dir}[kind]():
@@ -152,7 +178,8 @@ def _check_folder(path: Path) -> None:
 
 
 def _unfinished_run(path: Path, recipe_yaml: str, world_size: int) -> dict | None:
-    """The manifest of the run to go on with, empty if it is missing or torn; None in a new directory."""
+    """The manifest of the run to go on with, empty if it is missing or torn; None in a new
+    directory."""
     existing_files = {p.name for p in path.iterdir() if not p.name.startswith(".")} - {"log.txt"}
     if not existing_files:
         return None
@@ -174,7 +201,9 @@ def _check_same_recipe(folder: Path, recipe_yaml: str) -> None:
     try:
         same = _without_steps(path.read_text(encoding="utf-8")) == _without_steps(recipe_yaml)
     except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
-        raise InputError(f"{path} is damaged: delete it to go on with the run, or choose another --out") from None
+        raise InputError(
+            f"{path} is damaged: delete it to go on with the run, or choose another --out"
+        ) from None
     if not same:
         raise InputError(
             f"{folder} holds an unfinished run of another recipe: give the same name, overlays, seed and keys "
@@ -190,11 +219,14 @@ def _without_steps(recipe_yaml: str) -> dict:
 
 
 def git_state() -> dict[str, str | None]:
-    """Commit of this code and what differs from it (tracked files only); None outside a git checkout."""
+    """Commit of this code and what differs from it (tracked files only); None outside a git
+    checkout."""
     outputs = []
     for arguments in ["git", "rev-parse", "HEAD"], ["git", "diff", "HEAD"]:
         try:
-            done = subprocess.run(arguments, cwd=Path(__file__).parent, capture_output=True, timeout=20, check=True)
+            done = subprocess.run(
+                arguments, cwd=Path(__file__).parent, capture_output=True, timeout=20, check=True
+            )
             outputs.append(done.stdout.decode(errors="replace"))
         except (OSError, subprocess.SubprocessError):
             outputs.append("")

@@ -1,4 +1,5 @@
-"""Where the warm-up goes: every second from process start to the end of the first step belongs to one phase."""
+"""Where the warm-up goes: every second from process start to the end of the first step belongs to
+one phase."""
 
 from torch._dynamo.utils import calculate_time_spent
 
@@ -24,7 +25,8 @@ class Timeline:
         self._last = now
 
     def end_first_step(self) -> None:
-        """The device is done with a run's first step. What torch.compile took of it is a phase of its own.
+        """The device is done with a run's first step. What torch.compile took of it is a phase of
+        its own.
 
         `compiled_s` counts from the start of the process, which may have trained before.
         """

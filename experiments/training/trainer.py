@@ -3,17 +3,19 @@
 What is called, in this order; `*` marks what this project adds or adds to:
 
     train
-      checkpointer.load                   * the newest whole checkpoint, if there is one    checkpoint.py
-      should_continue_training            * last step? asked to stop? the first time: records go on from this step
-      train_step                          * switch FP8 on or off by the step's number            models/float8.py
-                                          * watch the optimizer (first step), profile (third of a phase)  proof.py
+      checkpointer.load                   * the newest whole checkpoint, if there is one
+      checkpoint.py should_continue_training            * last step? asked to stop? the first time:
+      records go on from this step train_step                          * switch FP8 on or off by the
+      step's number            models/float8.py
+                                          * watch the optimizer (first step), profile (third of a
+                                          phase)  proof.py
         batch_generator                   * count tokens
         forward_backward_step             * keep each micro-batch's loss
-        clip_grad_norm_                   * our norm; clip here, or within a fused optimizer       models/optimizer.py
-        optimizers.step, lr_schedulers.step
-        metrics_processor.should_log      * norm finite? do all ranks stop here?
-        metrics_processor.log               at the end of a log window
-        metrics_processor.end_step        * the window's line; timing.json, proof.json      metrics.py, attempt.py
+        clip_grad_norm_                   * our norm; clip here, or within a fused optimizer
+        models/optimizer.py optimizers.step, lr_schedulers.step metrics_processor.should_log      *
+        norm finite? do all ranks stop here? metrics_processor.log               at the end of a log
+        window metrics_processor.end_step        * the window's line; timing.json, proof.json
+        metrics.py, attempt.py
       checkpointer.save                   * also where the run was asked to stop
 """
 
@@ -72,7 +74,9 @@ for _name in ARCHITECTURES:
 
 
 _IDENTITY_SECTIONS = ("model", "optimizer", "lr_scheduler", "training", "quantize")
-_RANDOM = {"cpu": torch} | ({"cuda": torch.cuda} if device.TYPE == "cuda" else {})  # what draws random numbers
+_RANDOM = {"cpu": torch} | (
+    {"cuda": torch.cuda} if device.TYPE == "cuda" else {}
+)  # what draws random numbers
 
 
 class _Finished(Exception):
@@ -80,19 +84,28 @@ class _Finished(Exception):
 
 
 def _identity(config, data: str) -> dict:
-    """What a checkpoint's numbers depend on, as key paths and values; how long the run is does not matter.
+    """What a checkpoint's numbers depend on, as key paths and values; how long the run is does not
+    matter.
 
-    `data` is name and content hash of the token file, which stand for the keys that say where it comes from.
+    `data` is name and content hash of the token file, which stand for the keys that say where it
+    comes from.
     """
     sections = {name: asdict(getattr(config, name)) for name in _IDENTITY_SECTIONS}
-    del sections["training"]["steps"], sections["training"]["dataset_path"], sections["model"]["hf_assets_path"]
+    del (
+        sections["training"]["steps"],
+        sections["training"]["dataset_path"],
+        sections["model"]["hf_assets_path"],
+    )
     keys = dict(flat(sections)) | {"debug.seed": config.debug.seed, "data": data}
-    keys |= zip((f"{FLOAT8}.first_step", f"{FLOAT8}.last_step"), first_and_last(config), strict=True)
+    keys |= zip(
+        (f"{FLOAT8}.first_step", f"{FLOAT8}.last_step"), first_and_last(config), strict=True
+    )
     return keys | {"processes": dist.get_world_size()}
 
 
 class Trainer(titan.Trainer):
-    """One run. Call `train()`; `proof` and `metrics_processor` hold the records, `data` names what it reads.
+    """One run. Call `train()`; `proof` and `metrics_processor` hold the records, `data` names what
+    it reads.
 
     Raises what torchtitan raises, and `ProofError`, `Diverged`, `Interrupted`, `InputError`.
     """
@@ -114,7 +127,9 @@ class Trainer(titan.Trainer):
             float8.Float8Converter(job_config, self.parallel_dims).convert(self.model_parts[0])
         training = job_config.training
         if training.dtype == training.mixed_precision_param:
-            self.maybe_enable_amp = nullcontext()  # nothing to cast; autocast would only slow down every operator
+            self.maybe_enable_amp = (
+                nullcontext()
+            )  # nothing to cast; autocast would only slow down every operator
         self.fp8_steps = fp8_steps(job_config)
         self.proof = Proof(
             model=self.model_parts[0],
@@ -133,11 +148,14 @@ class Trainer(titan.Trainer):
         self._micro_losses: list[torch.Tensor] = []
         self._steps_done = 0  # by this process: fewer than self.step after a resume
         self._phase = self._steps_in_phase = 0  # its first step; steps of it that this process did
-        self.switches: dict[int, dict] = {}  # by step: whether to FP8, and what torch.compile took of it
+        self.switches: dict[
+            int, dict
+        ] = {}  # by step: whether to FP8, and what torch.compile took of it
         TIMELINE.mark("optimizer")
 
     def init_distributed(self):
-        """As torchtitan's; one rank alone has only itself to wait for, for which it needs no NCCL."""
+        """As torchtitan's; one rank alone has only itself to wait for, for which it needs no
+        NCCL."""
         if ctas := self.job_config.comm.nccl_max_ctas:
             os.environ["NCCL_MAX_CTAS"] = str(ctas)  # read when a communicator is created
         alone = {device.TYPE: "gloo"} if os.environ["WORLD_SIZE"] == "1" else {}
@@ -145,9 +163,13 @@ class Trainer(titan.Trainer):
             return super().init_distributed()
 
     def state_dict(self) -> dict:
-        """What torchtitan checkpoints of its trainer, the random numbers to come of every rank, and whose it is."""
+        """What torchtitan checkpoints of its trainer, the random numbers to come of every rank, and
+        whose it is."""
         random = {name: source.get_rng_state() for name, source in _RANDOM.items()}
-        own = {f"random_{dist.get_rank()}": random, "identity": json.dumps(self.checkpointer.identity)}
+        own = {
+            f"random_{dist.get_rank()}": random,
+            "identity": json.dumps(self.checkpointer.identity),
+        }
         return super().state_dict() | own
 
     def load_state_dict(self, state_dict: dict) -> None:
@@ -161,7 +183,8 @@ class Trainer(titan.Trainer):
             super().train()
 
     def should_continue_training(self) -> bool:
-        """torchtitan's question at each step boundary, the first time right after loading a checkpoint."""
+        """torchtitan's question at each step boundary, the first time right after loading a
+        checkpoint."""
         if not self._steps_done:
             if self.step > (asked := self.job_config.training.steps):
                 raise InputError(
@@ -170,7 +193,11 @@ class Trainer(titan.Trainer):
             self.metrics_processor.on_resume(self.step)
         self.stop.deferred = self.stop.deferred or self._steps_done > 0
         if self._stop_code:
-            kept = "a checkpoint was saved" if self.checkpointer.enable else "without a checkpoint: none are enabled"
+            kept = (
+                "a checkpoint was saved"
+                if self.checkpointer.enable
+                else "without a checkpoint: none are enabled"
+            )
             why = self.stop.why or "another rank"
             raise Interrupted(self._stop_code, f"stopped after step {self.step} by {why}, {kept}")
         if not super().should_continue_training():
@@ -178,13 +205,15 @@ class Trainer(titan.Trainer):
         return True
 
     def _stops_here(self) -> bool:
-        """Whether this step is the last because a rank was asked to stop; all ranks ask one another in each step.
+        """Whether this step is the last because a rank was asked to stop; all ranks ask one another
+        in each step.
 
         By now the device has the optimizer's step to do while the host waits for the gradient norm.
         """
         if not math.isfinite(self._norm()):
             self.metrics_processor.diverged = (
-                f"the gradient norm was not finite in step {self.step}" + self._parameters_not_finite()
+                f"the gradient norm was not finite in step {self.step}"
+                + self._parameters_not_finite()
             )
         code = torch.tensor(self.stop.code)
         if dist.get_world_size() > 1:
@@ -207,14 +236,18 @@ class Trainer(titan.Trainer):
 
     def train_step(self, data_iterator):
         metrics = self.metrics_processor
-        saved_before = self.checkpointer._should_save(self.step - 1)  # between two steps: this one's time holds it
+        saved_before = self.checkpointer._should_save(
+            self.step - 1
+        )  # between two steps: this one's time holds it
         self._enter_phase()
         self._steps_done += 1
         self._steps_in_phase += 1
         if self._steps_done == 1:
             metrics.clock.start()
         self._micro_losses.clear()
-        clip = patch.object(titan.dist_utils, "clip_grad_norm_", self._clip)  # torchtitan has no hook for it
+        clip = patch.object(
+            titan.dist_utils, "clip_grad_norm_", self._clip
+        )  # torchtitan has no hook for it
         compiled_before = compiled_s()
         with self._observed(), clip:
             super().train_step(data_iterator)
@@ -224,16 +257,21 @@ class Trainer(titan.Trainer):
         if self._steps_done == 1:
             device.synchronize()
             TIMELINE.end_first_step()
-        to_come = 0 < len(self.fp8_steps) < self.job_config.training.steps  # another precision, with its own kernels
+        to_come = (
+            0 < len(self.fp8_steps) < self.job_config.training.steps
+        )  # another precision, with its own kernels
         if self._profiles() and len(self.switches) == to_come:  # by now all is compiled
             compile_cache.save(self.job_config)
-        settling = self._steps_in_phase <= PROFILED_STEP  # a switch may compile, and the third step is profiled
+        settling = (
+            self._steps_in_phase <= PROFILED_STEP
+        )  # a switch may compile, and the third step is profiled
         if self._steps_done <= NOT_STEADY_STEPS or settling or saved_before:
             metrics.not_steady.append(self.step)
         metrics.end_step(self.step)
 
     def _enter_phase(self) -> None:
-        """Switch FP8 on or off where this step asks for it: by its number, whichever step a resumed run begins with."""
+        """Switch FP8 on or off where this step asks for it: by its number, whichever step a resumed
+        run begins with."""
         phase = self._phase_of(self.step)
         if phase == self._phase:
             return
@@ -246,7 +284,9 @@ class Trainer(titan.Trainer):
 
     def _phase_of(self, step: int) -> int:
         """The first step of the phase that `step` belongs to."""
-        return max(first for first in (1, self.fp8_steps.start, self.fp8_steps.stop) if first <= step)
+        return max(
+            first for first in (1, self.fp8_steps.start, self.fp8_steps.stop) if first <= step
+        )
 
     @contextmanager
     def _observed(self):
@@ -262,29 +302,45 @@ class Trainer(titan.Trainer):
             watch.remove()
             self.proof.after_step()
         if profiled:
-            useful = min(self.proof.fp8_flops, self.proof.fp8_flops_expected)  # without what is computed twice
-            self.metrics_processor.fp8_flops_per_token = useful / (self.proof.tokens * self.proof.passes_per_step)
+            useful = min(
+                self.proof.fp8_flops, self.proof.fp8_flops_expected
+            )  # without what is computed twice
+            self.metrics_processor.fp8_flops_per_token = useful / (
+                self.proof.tokens * self.proof.passes_per_step
+            )
 
     def _profiles(self) -> bool:
-        """Whether this step is its phase's profiled one; in a phase that ends before that, its last step is."""
+        """Whether this step is its phase's profiled one; in a phase that ends before that, its last
+        step is."""
         chosen = RECORDING_STEP if self.job_config.compile.cuda_graphs else PROFILED_STEP
-        last = self.step == self.job_config.training.steps or self._phase_of(self.step + 1) != self._phase
+        last = (
+            self.step == self.job_config.training.steps
+            or self._phase_of(self.step + 1) != self._phase
+        )
         return self._steps_in_phase == chosen or (self._steps_in_phase < chosen and last)
 
     def _clip(self, parameters: list[torch.nn.Parameter], max_norm: float, **_) -> torch.Tensor:
-        """Clip gradients as torchtitan does, or within the optimizer's step; not if their norm is not finite."""
+        """Clip gradients as torchtitan does, or within the optimizer's step; not if their norm is
+        not finite."""
         norm = optimizer.gradient_norm(parameters)
         self._norm = device.read_later(norm)
         optimizer.clip(self.optimizers, parameters, norm, max_norm)
         return norm
 
     def _parameters_not_finite(self) -> str:
-        """The end of a sentence that names parameters whose gradient is not finite, of the first rank that has any."""
-        with_gradient = ((name, p.grad) for name, p in self.proof.trainable().items() if p.grad is not None)
+        """The end of a sentence that names parameters whose gradient is not finite, of the first
+        rank that has any."""
+        with_gradient = (
+            (name, p.grad) for name, p in self.proof.trainable().items() if p.grad is not None
+        )
         names = [name for name, gradient in with_gradient if not local(gradient).isfinite().all()]
         by_rank = [names] * dist.get_world_size()
         dist.all_gather_object(by_rank, names, group=self._hosts)
         if not (names := next(filter(None, by_rank), [])):
-            return ", although each gradient is"  # their squares add up to more than the dtype holds
-        more = f" and {len(names) - len(shown)} more" if len(names) > len(shown := names[:3]) else ""
+            return (
+                ", although each gradient is"  # their squares add up to more than the dtype holds
+            )
+        more = (
+            f" and {len(names) - len(shown)} more" if len(names) > len(shown := names[:3]) else ""
+        )
         return f": the gradient of {', '.join(shown)}{more}"

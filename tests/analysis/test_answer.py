@@ -1,4 +1,5 @@
-"""The answer, from run directories made by hand: each with a truth that a wrong answer would hide."""
+"""The answer, from run directories made by hand: each with a truth that a wrong answer would
+hide."""
 
 import json
 import re
@@ -36,13 +37,23 @@ def test_yes(tmp_path):
     comparison = compare(write_study(tmp_path))
     first, *rest = answer(comparison)
     assert first.startswith(f"Yes: {FP8} has 1.25 times the tokens/s of baseline_compiled")
-    assert re.search("and would be ahead from about step 2,01[01], warm-up included, beyond these runs", first)
+    assert re.search(
+        "and would be ahead from about step 2,01[01], warm-up included, beyond these runs", first
+    )
     assert first.endswith("It ends at the same loss after 200 steps.")
     (worth,) = rest
-    assert "0.25 %" in worth and "9 % of the compute" in worth and "2203.15556" in worth and "2412.19437" in worth
+    assert (
+        "0.25 %" in worth
+        and "9 % of the compute" in worth
+        and "2203.15556" in worth
+        and "2412.19437" in worth
+    )
     assert any("3 seeds, difference +0.0010" in fact for fact in details(comparison))
     row = cells(tmp_path)[FP8]
-    assert (row["over compiled bf16"], row["loss after 200 steps"]) == ("1.25 (1.25 to 1.25)", "the same")
+    assert (row["over compiled bf16"], row["loss after 200 steps"]) == (
+        "1.25 (1.25 to 1.25)",
+        "the same",
+    )
     assert row["pays back"].startswith("from about step 2,01") and row["FP8 proof"] == "75%"
 
 
@@ -50,8 +61,14 @@ def test_yes(tmp_path):
     ("changed", "expected"),
     [
         ({"fp8_step_s": 0.11}, f"No: {FP8} has 0.91 times"),
-        ({"loss_shift": 0.5}, f"No: {FP8} has 1.25 times .* but it ends at a higher loss than baseline"),
-        ({"loss_shift": -0.5}, f"Yes: {FP8} has 1.25 times .* It ends at a lower loss after 200 steps.$"),
+        (
+            {"loss_shift": 0.5},
+            f"No: {FP8} has 1.25 times .* but it ends at a higher loss than baseline",
+        ),
+        (
+            {"loss_shift": -0.5},
+            f"Yes: {FP8} has 1.25 times .* It ends at a lower loss after 200 steps.$",
+        ),
         ({"seeds": 2}, f"For speed, yes: {FP8} has 1.25 times"),
         ({"device": "cpu"}, "No answer about speed: these runs are from a CPU"),
         ({"fp8_step_s": 0.1}, f"Cannot tell: {FP8} has 1.00 times"),
@@ -68,33 +85,59 @@ def test_single_runs_get_no_verdict_but_the_command_that_repeats_them(tmp_path):
     assert first.startswith(
         f"No verdict from one run each: {FP8} has 1.25 times the tokens/s of baseline_compiled, and"
     )
-    assert second.endswith(f": python -m experiments.study baseline baseline_compiled {FP8} --seeds 0,1,2")
+    assert second.endswith(
+        f": python -m experiments.study baseline baseline_compiled {FP8} --seeds 0,1,2"
+    )
     assert cells(folder)[FP8]["over compiled bf16"] == "1.25, one run"
     for run in folder.iterdir():
         (folder / run.name.rstrip("0")).mkdir()
         run.rename(folder / run.name.rstrip("0") / "seed0")
-    (folder / "study.yaml").write_text("overlays: [h200]\noverrides: ['model.flavor=cpu', 'a=[1, 2]']\n")
-    assert answer(compare(folder))[1].endswith("--overlay h200 --seeds 0,1,2 model.flavor=cpu 'a=[1, 2]'")
+    (folder / "study.yaml").write_text(
+        "overlays: [h200]\noverrides: ['model.flavor=cpu', 'a=[1, 2]']\n"
+    )
+    assert answer(compare(folder))[1].endswith(
+        "--overlay h200 --seeds 0,1,2 model.flavor=cpu 'a=[1, 2]'"
+    )
 
 
 def test_processes_that_differ_are_no_yes(tmp_path):
-    """Equal recipes whose processes differ by 10 %: a single pair would be told apart, and three are not."""
+    """Equal recipes whose processes differ by 10 %: a single pair would be told apart, and three
+    are not."""
     random = np.random.default_rng(3)
     for seed in range(3):
         for recipe in ("baseline", "baseline_compiled", FP8):
             step_s = 0.1 * np.exp(0.1 * random.normal())
-            write_run(tmp_path / f"{recipe}{seed}", recipe, step_s=step_s, steps=60, seed=seed, fp8_share=0.75)
+            write_run(
+                tmp_path / f"{recipe}{seed}",
+                recipe,
+                step_s=step_s,
+                steps=60,
+                seed=seed,
+                fp8_share=0.75,
+            )
     first, second, _ = answer(compare(tmp_path))
     assert first.startswith(f"Cannot tell: {FP8} has ") and "95 % interval" in first
-    assert re.search(r"To tell would take (about|more than) \d+ runs of each recipe for a ratio of", second)
+    assert re.search(
+        r"To tell would take (about|more than) \d+ runs of each recipe for a ratio of", second
+    )
 
 
 def test_the_fastest_that_keeps_the_loss_is_the_answer(tmp_path):
     write_study(tmp_path, loss_shift=0.5)
     for seed in range(3):
-        lines = [json.loads(line) for line in (tmp_path / f"baseline{seed}" / "metrics.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line)
+            for line in (tmp_path / f"baseline{seed}" / "metrics.jsonl").read_text().splitlines()
+        ]
         faster = [line | {"step_s": [0.09 if line["step"] > 10 else 1.0]} for line in lines]
-        write_run(tmp_path / f"r{seed}", "rowwise_fp8_compiled", lines=faster, steps=200, seed=seed, fp8_share=0.75)
+        write_run(
+            tmp_path / f"r{seed}",
+            "rowwise_fp8_compiled",
+            lines=faster,
+            steps=200,
+            seed=seed,
+            fp8_share=0.75,
+        )
     comparison = compare(tmp_path)
     first = answer(comparison)[0]
     assert first.startswith("Yes: rowwise_fp8_compiled has 1.11 times") and "the same loss" in first
@@ -117,7 +160,9 @@ def test_too_few_steps_say_how_many_it_takes(tmp_path, steps):
     for seed in range(3):
         for recipe in ("baseline", "baseline_compiled", FP8):
             write_run(tmp_path / f"{recipe}{seed}", recipe, steps=steps, seed=seed, fp8_share=0.75)
-    assert answer(compare(tmp_path)) == ["Too short to answer: a rate takes runs of 30 steps or more."]
+    assert answer(compare(tmp_path)) == [
+        "Too short to answer: a rate takes runs of 30 steps or more."
+    ]
     row = cells(tmp_path)[FP8]
     assert (row["tokens/s"], row[f"loss after {steps} steps"]) == ("too short", "too short")
 
@@ -131,7 +176,12 @@ def test_an_answer_has_five_sentences_at_most(tmp_path):
     change(tmp_path, "r", [0], status="diverged")
     change_lines(tmp_path, "r", plus(0, -0.05, 0, 0.05), range(4))
     sentences = answer(compare(tmp_path))
-    assert [s.split(":")[0].split(" ")[0] for s in sentences] == ["Yes", "rowwise_fp8_compiled", "To", '"The']
+    assert [s.split(":")[0].split(" ")[0] for s in sentences] == [
+        "Yes",
+        "rowwise_fp8_compiled",
+        "To",
+        '"The',
+    ]
     assert len(re.findall(r"\.(?= [A-Z]|$)", "\n".join(sentences), re.M)) <= 5
 
 
@@ -161,24 +211,48 @@ BUILD = {"torch": "2.13.0", "torchao": "0.18.0"}
 SAME = {"hardware": GPU, "packages": BUILD, "git": {"commit": "0a", "diff": None}}
 DOUBLE = [line | {"tokens_per_s": 2 * line["tokens_per_s"]} for line in metrics_lines()]
 OTHER_RATE = [line | {"lr": 1e-2} for line in metrics_lines()]
-OTHER_POWER = "The runs differ in power limit (W): 350 (baseline seed 0); 700 (baseline_compiled seed 0)."
+OTHER_POWER = (
+    "The runs differ in power limit (W): 350 (baseline seed 0); 700 (baseline_compiled seed 0)."
+)
 
 
 @pytest.mark.parametrize(
     ("other", "refused", "sentence"),
     [
-        ({"hardware": GPU | {"name": "another GPU"}}, True, "differ in device (GPU, another GPU) and cannot be"),
-        ({"packages": BUILD | {"torch": "2.11.0"}}, True, "differ in torch (2.13.0, 2.11.0) and cannot be"),
-        ({"packages": BUILD | {"torchao": "0.17.0"}}, True, "differ in torchao (0.18.0, 0.17.0) and cannot be"),
+        (
+            {"hardware": GPU | {"name": "another GPU"}},
+            True,
+            "differ in device (GPU, another GPU) and cannot be",
+        ),
+        (
+            {"packages": BUILD | {"torch": "2.11.0"}},
+            True,
+            "differ in torch (2.13.0, 2.11.0) and cannot be",
+        ),
+        (
+            {"packages": BUILD | {"torchao": "0.17.0"}},
+            True,
+            "differ in torchao (0.18.0, 0.17.0) and cannot be",
+        ),
         ({"overlays": ["fp32_master"]}, True, "differ in overlays (none, fp32_master)"),
         ({"lines": DOUBLE}, True, "differ in tokens_per_step (100.0, 200.0)"),
         ({"lines": OTHER_RATE}, True, "differ in their learning rate (at step 1: 0.001, 0.01)"),
-        ({"git": {"commit": "0b", "diff": None}}, False, "The runs differ in commit: 0a (baseline seed 0); 0b"),
-        ({"hardware": GPU | {"driver": "580.2"}}, False, "The runs differ in driver: 570.1 (baseline seed 0); 580.2"),
+        (
+            {"git": {"commit": "0b", "diff": None}},
+            False,
+            "The runs differ in commit: 0a (baseline seed 0); 0b",
+        ),
+        (
+            {"hardware": GPU | {"driver": "580.2"}},
+            False,
+            "The runs differ in driver: 570.1 (baseline seed 0); 580.2",
+        ),
         ({"hardware": GPU | {"power_limit_w": 700.0}}, False, OTHER_POWER),
     ],
 )
-def test_runs_of_another_study_build_or_machine_are_refused_or_named(tmp_path, capsys, other, refused, sentence):
+def test_runs_of_another_study_build_or_machine_are_refused_or_named(
+    tmp_path, capsys, other, refused, sentence
+):
     write_run(tmp_path / "a", **SAME)
     write_run(tmp_path / "b", "baseline_compiled", **SAME | other)
     assert main([str(tmp_path)]) == (2 if refused else 0)
@@ -193,7 +267,8 @@ def test_a_seed_of_two_studies_is_refused(tmp_path, capsys):
 
 
 def test_names_are_shown_as_names(tmp_path, capsys):
-    """A line break in a recipe's name must not look like a line of the answer, nor markup like markup."""
+    """A line break in a recipe's name must not look like a line of the answer, nor markup like
+    markup."""
     write_study(tmp_path)
     change(tmp_path, FP8, recipe="x\nYes: it is proven <b>[red]")
     assert main([str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
@@ -210,17 +285,28 @@ def test_logs_without_a_common_step_get_a_sentence(tmp_path, capsys):
         write_lines(path, [line for line in lines if line["step"] in kept])
     assert main([str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
     printed = capsys.readouterr().out
-    assert f"The wall times of {FP8} and baseline cannot be compared: they have no timed step in common." in printed
-    assert f"The losses of {FP8} and baseline cannot be compared: no seed was completed with both" in printed
+    assert (
+        f"The wall times of {FP8} and baseline cannot be compared: they have no timed step in common."
+        in printed
+    )
+    assert (
+        f"The losses of {FP8} and baseline cannot be compared: no seed was completed with both"
+        in printed
+    )
 
 
 # The rest of what is compared
 
 
 def test_cost_of_a_run_of_n_steps(tmp_path):
-    """Measured within the runs, and 0.1 s a step beyond their 200: 14 s for the first 10 steps, then steady."""
-    hours = cost_by_steps(compare(write_study(tmp_path, seeds=1)), [100, 10_000])["baseline_compiled"]
-    assert hours[100] * 3600 == pytest.approx(14 + 90 * 0.1) and hours[10_000] * 3600 == pytest.approx(14 + 999)
+    """Measured within the runs, and 0.1 s a step beyond their 200: 14 s for the first 10 steps,
+    then steady."""
+    hours = cost_by_steps(compare(write_study(tmp_path, seeds=1)), [100, 10_000])[
+        "baseline_compiled"
+    ]
+    assert hours[100] * 3600 == pytest.approx(14 + 90 * 0.1) and hours[
+        10_000
+    ] * 3600 == pytest.approx(14 + 999)
 
 
 def test_published_rates_are_marked_beside_runs_of_the_published_model(tmp_path):
@@ -242,6 +328,9 @@ def test_a_study_is_compared_with_its_own_baseline(tmp_path, capsys):
     assert main([str(tmp_path), "--baseline", "second_in_bf16"]) == 0
     assert "first ends at the same loss as second_in_bf16" in capsys.readouterr().out
     assert main([str(tmp_path), "--baseline", "bogus"]) == 2
-    assert "no completed run of --baseline bogus; there are baseline_compiled, first" in capsys.readouterr().out
+    assert (
+        "no completed run of --baseline bogus; there are baseline_compiled, first"
+        in capsys.readouterr().out
+    )
     (tmp_path / "study.yaml").write_text("baseline: bogus\n")
     assert "no completed run of bogus: losses are not compared" in compare(tmp_path).frames.problems

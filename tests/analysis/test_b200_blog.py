@@ -7,7 +7,10 @@ from models.flops import parameters
 
 def test_efficiency_and_mfu_are_recomputed():
     scaling, mfu = b200_blog.scaling(), b200_blog.mfu()
-    assert scaling["efficiency"].tolist() == [0.714, 0.774] and scaling["of 4 x 1 GPU"].tolist() == [168000] * 2
+    assert (
+        scaling["efficiency"].tolist() == [0.714, 0.774]
+        and scaling["of 4 x 1 GPU"].tolist() == [168000] * 2
+    )
     assert mfu["of the dense peak"].tolist() == [0.169, 0.156, 0.096]
     assert (mfu["TFLOP/s"] / mfu["its peak"]).round(3).tolist() == mfu["printed"].tolist()
 

@@ -14,16 +14,24 @@ STATES = {"first_moment": "float8_e4m3fn", "second_moment": "float16", "master_w
 def study(tmp_path):
     """The baseline, states in 16 bits and less, and a loss that jumps to 100 after 10 steps."""
     none, last = dict.fromkeys(STATES), "fp8_optimizer_fp8_second_moment"
-    for recipe, shift, states in ("float32_optimizer", 0, none), ("fp8_optimizer", 0.05, STATES), (last, 100, STATES):
+    for recipe, shift, states in (
+        ("float32_optimizer", 0, none),
+        ("fp8_optimizer", 0.05, STATES),
+        (last, 100, STATES),
+    ):
         lines = metrics_lines()
         for line in lines:
-            line["losses"] = [loss + shift * (shift < 1 or line["step"] > 10) for loss in line["losses"]]
+            line["losses"] = [
+                loss + shift * (shift < 1 or line["step"] > 10) for loss in line["losses"]
+            ]
             line["loss"] = line["losses"][0]
         path = write_run(tmp_path / recipe, recipe, lines=lines)
         keys = yaml.safe_load((path / "recipe.yaml").read_text())
         keys["training"]["dtype"], keys["optimizer"] = "bfloat16", {"states": states}
         (path / "recipe.yaml").write_text(yaml.safe_dump(keys))
-        change_json(path / "proof.json", parameters={"bytes_per_parameter": {"weights": 2.0, "states": 5.5}})
+        change_json(
+            path / "proof.json", parameters={"bytes_per_parameter": {"weights": 2.0, "states": 5.5}}
+        )
     return compare(tmp_path, baseline="float32_optimizer")
 
 
@@ -36,7 +44,11 @@ def test_the_table_has_dtypes_bytes_and_losses(study):
         "float16",
         "equal",
     ]
-    assert list(reference[["second moment", "master weights", "difference"]]) == ["bfloat16", "none", 0]
+    assert list(reference[["second moment", "master weights", "difference"]]) == [
+        "bfloat16",
+        "none",
+        0,
+    ]
     assert row["bytes"] == 7.5 and row["difference"] == pytest.approx(0.05)
 
 

@@ -1,4 +1,5 @@
-"""Frames from run directories, whole and damaged ones; logs of other programs are in test_load_logs.py."""
+"""Frames from run directories, whole and damaged ones; logs of other programs are in
+test_load_logs.py."""
 
 import json
 import shutil
@@ -29,7 +30,13 @@ def test_runs_at_any_depth_each_once_with_the_row_of_the_final_table(tmp_path):
         "data": "stdlib-1f", "hardware": {"name": "H200", "type": "cuda", "driver": "580.1", "power_limit_w": "700.00",
                                           "sm_clock_max_mhz": "[N/A]"},
     }  # fmt: skip
-    b = write_run(tmp_path / "other" / "fp8" / "seed1", "tensorwise_fp8_compiled", seed=1, fp8_share=0.5, **facts)
+    b = write_run(
+        tmp_path / "other" / "fp8" / "seed1",
+        "tensorwise_fp8_compiled",
+        seed=1,
+        fp8_share=0.5,
+        **facts,
+    )
     frames = load([tmp_path / "study", a, str(tmp_path)])
     assert frames.problems == []
     assert frames.runs["run"].tolist() == ["other/fp8/seed1", "study/baseline/seed0"]
@@ -46,7 +53,9 @@ def test_runs_at_any_depth_each_once_with_the_row_of_the_final_table(tmp_path):
     }  # fmt: skip
     assert frames.runs.iloc[0][list(expected)].to_dict() == expected
     assert frames.runs["sm_clock_max_mhz"].isna().all()
-    manifest = json.loads((b / "manifest.json").read_text())  # a summary is made before its manifest is written
+    manifest = json.loads(
+        (b / "manifest.json").read_text()
+    )  # a summary is made before its manifest is written
     assert summarize(b, manifest | {"status": "failed"})["status"] == "failed"
 
 
@@ -55,9 +64,18 @@ def test_windows_and_steps(tmp_path):
     write_run(tmp_path / "b", seed=1)
     frames = load(tmp_path)
     window = frames.windows[frames.windows["run"] == "a"].iloc[2]
-    assert (window["step"], window["recipe"], window["seed"], window["grad_norm"]) == (15, "baseline", 0, 1.0)
-    assert window["elapsed_s"] == pytest.approx(4 + 10 + 0.5) and window["tokens_per_s"] == pytest.approx(1000)
-    assert window["losses"] == pytest.approx((8.9, 8.8, 8.7, 8.6, 8.5)) and window["not_steady"] == ()
+    assert (window["step"], window["recipe"], window["seed"], window["grad_norm"]) == (
+        15,
+        "baseline",
+        0,
+        1.0,
+    )
+    assert window["elapsed_s"] == pytest.approx(4 + 10 + 0.5) and window[
+        "tokens_per_s"
+    ] == pytest.approx(1000)
+    assert (
+        window["losses"] == pytest.approx((8.9, 8.8, 8.7, 8.6, 8.5)) and window["not_steady"] == ()
+    )
     assert np.isnan(window["mfu_mixed_peak"]) and np.isnan(window["mfu_logged"])
     per_step = steps(frames.windows)
     pd.testing.assert_frame_equal(  # the same steps, however many a window holds
@@ -66,7 +84,9 @@ def test_windows_and_steps(tmp_path):
     )
     assert per_step["step"].tolist() == 2 * list(range(1, 31))
     assert per_step.loc[~per_step["steady"], "step"].tolist() == 2 * list(range(1, 11))
-    assert per_step.iloc[29].drop(["run", "recipe"]).tolist() == pytest.approx([0, 30, 7.0, 0.1, 0.001, True])
+    assert per_step.iloc[29].drop(["run", "recipe"]).tolist() == pytest.approx(
+        [0, 30, 7.0, 0.1, 0.001, True]
+    )
     some = frames.windows[(frames.windows["seed"] == 1) & (frames.windows["step"] > 28)]
     assert steps(some)["step"].tolist() == [29, 30]
 
@@ -75,22 +95,32 @@ def test_windows_and_steps(tmp_path):
 
 
 def test_time_of_earlier_attempts_is_added(tmp_path):
-    """The first process ended at 4 + 10 + 1.5 s; the second took over 20 steps and logged steps 21 to 40."""
+    """The first process ended at 4 + 10 + 1.5 s; the second took over 20 steps and logged steps 21
+    to 40."""
     run = write_resumed_run(tmp_path / "run")
 
     def check():
         frames = load(run)
         assert frames.problems == [] and len(frames.runs) == 1
         elapsed = frames.windows.set_index("step")["elapsed_s"]
-        assert elapsed[[20, 21, 40]].tolist() == pytest.approx([4 + 10 + 1, 15.5 + 4 + 1, 15.5 + 4 + 10 + 1])
+        assert elapsed[[20, 21, 40]].tolist() == pytest.approx(
+            [4 + 10 + 1, 15.5 + 4 + 1, 15.5 + 4 + 10 + 1]
+        )
         assert frames.runs["wall_s"][0] == pytest.approx(elapsed[40])
-        assert steps(frames.windows).query("not steady")["step"].tolist() == [*range(1, 11), *range(21, 31)]
+        assert steps(frames.windows).query("not steady")["step"].tolist() == [
+            *range(1, 11),
+            *range(21, 31),
+        ]
 
     check()
     assert load(run).runs["warm_up_s"].tolist() == [10]
     change_json(run / "manifest.json", attempt=3)
-    assert load(run).problems == [f"{run}/attempt2: missing, so the times of that attempt are not counted"]
-    write_run(run / "attempt2", lines=metrics_lines(last=25)[:20])  # it logged nothing of its own: no time twice
+    assert load(run).problems == [
+        f"{run}/attempt2: missing, so the times of that attempt are not counted"
+    ]
+    write_run(
+        run / "attempt2", lines=metrics_lines(last=25)[:20]
+    )  # it logged nothing of its own: no time twice
     check()
 
 
@@ -100,14 +130,20 @@ def test_time_of_earlier_attempts_is_added(tmp_path):
 @pytest.mark.parametrize("last", [12, 0])  # a run may fail before its first step
 @pytest.mark.parametrize("status", ["running", "interrupted", "diverged", "failed"])
 def test_runs_that_are_not_completed_are_there_and_named(tmp_path, status, last):
-    run = write_run(tmp_path / "run", status=status, lines=metrics_lines(last=last), error="the disk is full")
+    run = write_run(
+        tmp_path / "run", status=status, lines=metrics_lines(last=last), error="the disk is full"
+    )
     for name in ("proof.json", "metrics.jsonl", "timing.json") if last == 0 else ("proof.json",):
         (run / name).unlink()
     frames = load(tmp_path)
-    assert frames.runs[["status", "steps", "error"]].values.tolist() == [[status, last, "the disk is full"]]
+    assert frames.runs[["status", "steps", "error"]].values.tolist() == [
+        [status, last, "the disk is full"]
+    ]
     assert frames.runs["final_loss"].notna().tolist() == [last > 0]
     assert len(frames.windows) == len(steps(frames.windows)) == last
-    word = "not ended (running, or killed)" if status == "running" else status  # a killed run cannot write that it was
+    word = (
+        "not ended (running, or killed)" if status == "running" else status
+    )  # a killed run cannot write that it was
     where = f"at step {last} of 30 (the disk is full)"
     assert frames.problems == [f"{run}: {word} {where}, so it is not averaged with others"]
 
@@ -122,10 +158,16 @@ def test_a_log_that_ends_on_a_loss_that_is_not_finite_has_diverged(tmp_path, los
     assert frames.problems == [
         f"{run}: its loss is not finite by step 30: it counts as diverged, although its log says completed"
     ]
-    assert np.isnan(steps(frames.windows)["loss"].iloc[-1]) and steps(frames.windows)["loss"].notna().sum() == 29
+    assert (
+        np.isnan(steps(frames.windows)["loss"].iloc[-1])
+        and steps(frames.windows)["loss"].notna().sum() == 29
+    )
     lines[2] |= {"losses": [loss]}
     frames = load(write_run(tmp_path / "early", lines=[*lines[:-1], metrics_lines()[-1]]))
-    assert frames.runs["status"].tolist() == ["completed"] and "not finite by step 3" in frames.problems[0]
+    assert (
+        frames.runs["status"].tolist() == ["completed"]
+        and "not finite by step 3" in frames.problems[0]
+    )
 
 
 def drifting(step):
@@ -146,7 +188,9 @@ DOUBTS = {  # what is other about the line of a step, None for no such line: how
 @pytest.mark.parametrize("sentence", DOUBTS)
 def test_what_makes_a_rate_doubtful_is_named(tmp_path, sentence):
     changed, rate = DOUBTS[sentence]
-    lines = [line | new for line in metrics_lines(last=300) if (new := changed(line["step"])) is not None]
+    lines = [
+        line | new for line in metrics_lines(last=300) if (new := changed(line["step"])) is not None
+    ]
     run = write_run(tmp_path / "run", lines=lines, steps=300)
     frames = load(run)
     (problem,) = frames.problems
@@ -158,13 +202,21 @@ def test_what_makes_a_rate_doubtful_is_named(tmp_path, sentence):
 
 @pytest.mark.parametrize("jumps_at", [1, 20])
 def test_wall_times_of_a_clock_that_jumps_are_not_used(tmp_path, jumps_at):
-    late = [line | {"elapsed_s": line["elapsed_s"] + 3600 * (line["step"] >= jumps_at)} for line in metrics_lines()]
+    late = [
+        line | {"elapsed_s": line["elapsed_s"] + 3600 * (line["step"] >= jumps_at)}
+        for line in metrics_lines()
+    ]
     run = write_run(tmp_path / "late", lines=late)
     write_run(tmp_path / "sound", seed=1)
     frames = load(tmp_path)
     (problem,) = frames.problems
-    assert problem.startswith(f"{run}: its clock jumps by +3,600 s by step {jumps_at}, which its step times do not")
-    assert frames.runs[["wall_s", "wall_s_without_warm_up"]].isna().all(axis=1).tolist() == [True, False]
+    assert problem.startswith(
+        f"{run}: its clock jumps by +3,600 s by step {jumps_at}, which its step times do not"
+    )
+    assert frames.runs[["wall_s", "wall_s_without_warm_up"]].isna().all(axis=1).tolist() == [
+        True,
+        False,
+    ]
     assert frames.windows.groupby("run")["elapsed_s"].count().to_dict() == {"late": 0, "sound": 30}
     assert frames.runs["tokens_per_s"].tolist() == pytest.approx([1000, 1000])
 
@@ -188,7 +240,9 @@ def test_what_is_no_run_is_named_beside_those_that_are(tmp_path):
     text = "\n".join(frames.problems)
     assert f"{newer}: layout version 2" in text and f"{empty}: holds no run" in text
     assert f"{poor}: its manifest.json lacks recipe, seed, status" in text
-    assert f"{tmp_path}/questions.jsonl" in text and len(frames.problems) == 5  # and how the TensorBoard's run ended
+    assert (
+        f"{tmp_path}/questions.jsonl" in text and len(frames.problems) == 5
+    )  # and how the TensorBoard's run ended
     for paths, sentence in (([tmp_path, tmp_path / "nowhere"], "nowhere: no such file or folder"), ([], "no path"),
                             (empty, "empty: holds no run"), (newer, "layout version 2")):  # fmt: skip
         with pytest.raises(LoadError, match=sentence):

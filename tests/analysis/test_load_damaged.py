@@ -18,7 +18,9 @@ DAMAGE = {
     "cut off": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "garbage": lambda path: path.write_bytes(b"\xff\x00{]\n\x80" * 9),
     "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),  # reading it would wait for ever
-    "nested": lambda path: path.write_bytes(b"training:\n  seq_len: " * path.name.endswith("yaml") + b"[" * 100_000),
+    "nested": lambda path: path.write_bytes(
+        b"training:\n  seq_len: " * path.name.endswith("yaml") + b"[" * 100_000
+    ),
 }
 
 
@@ -33,7 +35,9 @@ def test_a_damaged_file_is_named_or_harmless(tmp_path, name, damage):
     if before.runs.equals(after.runs) and before.windows.equals(after.windows):
         assert after.problems == [] and name not in RESTED_ON
     else:
-        assert any(str(damaged) in problem and name in problem for problem in after.problems), after.problems
+        assert any(str(damaged) in problem and name in problem for problem in after.problems), (
+            after.problems
+        )
         assert after.runs.query("seed == 1")["tokens_per_s"].tolist() == pytest.approx([1000])
         assert len(after.windows.query("seed == 1")) == 30
 
@@ -78,14 +82,22 @@ def test_cut_off_last_line_and_missing_end(tmp_path):
      ("manifest.json", "seed", "one", True), ("manifest.json", "status", 3, True), ("manifest.json", "steps", -1, True),
      ("manifest.json", "hardware", "GPU", True)],
 )  # fmt: skip
-def test_a_record_of_another_type_is_named_and_the_others_used(tmp_path, name, key, value, left_out):
+def test_a_record_of_another_type_is_named_and_the_others_used(
+    tmp_path, name, key, value, left_out
+):
     write_run(tmp_path / "sound")
     run = write_run(tmp_path / "run")
     change_json(run / name, **{key: value})
     frames = load(tmp_path)
-    of_the_record = f"/{name}: {key} is of another type or size than it should be, so it is left out"
-    assert frames.problems == [f"{run}{f': its manifest.json has no usable {key}' if left_out else of_the_record}"]
-    assert frames.runs["tokens_per_s"].tolist() == pytest.approx([1000] if left_out else [1000, 1000])
+    of_the_record = (
+        f"/{name}: {key} is of another type or size than it should be, so it is left out"
+    )
+    assert frames.problems == [
+        f"{run}{f': its manifest.json has no usable {key}' if left_out else of_the_record}"
+    ]
+    assert frames.runs["tokens_per_s"].tolist() == pytest.approx(
+        [1000] if left_out else [1000, 1000]
+    )
 
 
 BAD_VALUES = [None, "a\nb", "\ud800", -1, 1e308, 10**400, float("nan"), [[]], {"name": "x\n"}]
@@ -97,7 +109,9 @@ def test_no_value_of_a_record_is_a_traceback_or_forges_a_line(tmp_path, name):
                     study_budget_s=1.0, fp8_product={"why": "x"}, start="2026-01-01")  # fmt: skip
     content = json.loads((run / name).read_text())
     sections = {key: value for key, value in content.items() if isinstance(value, dict)}
-    for *section, key in [(key,) for key in content] + [(name, key) for name in sections for key in sections[name]]:
+    for *section, key in [(key,) for key in content] + [
+        (name, key) for name in sections for key in sections[name]
+    ]:
         for bad in BAD_VALUES:
             changed = json.loads(json.dumps(content))
             (changed[section[0]] if section else changed)[key] = bad
@@ -107,7 +121,11 @@ def test_no_value_of_a_record_is_a_traceback_or_forges_a_line(tmp_path, name):
             except LoadError as error:
                 texts = [str(error)]
             else:
-                texts = [*frames.problems, *(str(value) for value in frames.runs.iloc[0]), *frames.windows["recipe"]]
+                texts = [
+                    *frames.problems,
+                    *(str(value) for value in frames.runs.iloc[0]),
+                    *frames.windows["recipe"],
+                ]
                 json.dumps(frames.runs.dropna(axis="columns").to_dict("records"), allow_nan=False)
             assert all(text.isprintable() for text in texts), (key, bad)
 
@@ -117,7 +135,10 @@ def test_names_are_shown_as_names(tmp_path):
     write_run(tmp_path / "c")
     frames = load(tmp_path)
     assert frames.runs["recipe"].tolist()[0] == frames.windows["recipe"][0] == "tensor\\nYes: FP8"
-    assert frames.runs["run"].tolist() == ["a\\nb/seed0", "c"] and frames.runs["error"][0] == "\\x1b[2J"
+    assert (
+        frames.runs["run"].tolist() == ["a\\nb/seed0", "c"]
+        and frames.runs["error"][0] == "\\x1b[2J"
+    )
 
 
 def test_many_problems_of_a_kind_are_summarised(tmp_path):

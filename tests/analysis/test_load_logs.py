@@ -1,4 +1,5 @@
-"""Frames from logs of other programs: the published project's, and plain torchtitan's TensorBoard folders."""
+"""Frames from logs of other programs: the published project's, and plain torchtitan's TensorBoard
+folders."""
 
 import json
 
@@ -19,7 +20,9 @@ from tests.runs import PUBLISHED_LOGS, needs_published_logs
 def test_published_log(tmp_path):
     log = write_published(tmp_path / "tensorwise-fp8-compiled.jsonl")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    lines[1]["training_tokens_percentage"] = 45.0  # of the tokens of 4 of its 25 steps; 20 % of the others
+    lines[1]["training_tokens_percentage"] = (
+        45.0  # of the tokens of 4 of its 25 steps; 20 % of the others
+    )
     write_lines(log, lines)
     frames = load(log)
     assert frames.problems == []
@@ -30,11 +33,13 @@ def test_published_log(tmp_path):
     }  # fmt: skip
     row = frames.runs.iloc[0]
     assert row[list(expected)].to_dict() == expected and row[["seed", "steps_asked"]].isna().all()
-    assert row["tokens_per_s"] == pytest.approx(8192) and row["valid_tokens_per_s"] == pytest.approx(
-        8192 * (0.2 + 0.25 * 4 / 25)
-    )
+    assert row["tokens_per_s"] == pytest.approx(8192) and row[
+        "valid_tokens_per_s"
+    ] == pytest.approx(8192 * (0.2 + 0.25 * 4 / 25))
     per_token = flops.flops_per_token(FLAVORS["8B-published"], 4096)
-    assert row["flops_per_token"] == per_token and row["mfu_bf16_peak"] == pytest.approx(8192 * per_token / 989e12)
+    assert row["flops_per_token"] == per_token and row["mfu_bf16_peak"] == pytest.approx(
+        8192 * per_token / 989e12
+    )
     assert row["parameters"] == flops.parameters(FLAVORS["8B-published"])
     assert frames.windows["elapsed_s"].tolist() == [30, 34, 39, 41.5, 44, 46.5]
     assert frames.windows["mfu_logged"].tolist() == [0.5] * 6
@@ -45,7 +50,13 @@ def test_published_log(tmp_path):
 
 
 def test_the_projects_own_names_are_this_projects_recipes(tmp_path):
-    for name in ("baseline", "baseline-compile", "fp8-rowwise-compile", "fp8-tensorwise-compile", "flash-attn-fa3"):
+    for name in (
+        "baseline",
+        "baseline-compile",
+        "fp8-rowwise-compile",
+        "fp8-tensorwise-compile",
+        "flash-attn-fa3",
+    ):
         write_published(tmp_path / f"{name}_20250525_173352.jsonl")
     (tmp_path / "stale").mkdir()
     write_lines(tmp_path / "stale" / "baseline_20250525_022943.jsonl", [{"step": 1, "loss": 1.0}])
@@ -53,7 +64,9 @@ def test_the_projects_own_names_are_this_projects_recipes(tmp_path):
     assert sorted(frames.runs["recipe"]) == ["baseline", "baseline_compiled", "flash_attn_fa3", "rowwise_fp8_compiled",
                                              "tensorwise_fp8_compiled"]  # fmt: skip
     assert set(published.TOKENS_PER_S) < set(frames.runs["recipe"])
-    assert "stale/baseline_20250525_022943.jsonl" in frames.problems[0] and len(frames.problems) == 1
+    assert (
+        "stale/baseline_20250525_022943.jsonl" in frames.problems[0] and len(frames.problems) == 1
+    )
 
 
 def test_damaged_published_log(tmp_path):
@@ -81,7 +94,9 @@ def test_published_figures():
     runs = frames.runs.set_index("recipe").loc[expected.index]
     assert frames.problems == [] and (frames.runs["status"] == "completed").all()
     assert expected["tokens_per_s"].to_dict() == published.TOKENS_PER_S
-    rounded = runs[list(expected)].round({"tokens_per_s": 0, "mfu_bf16_peak": 3, "warm_up_s": 1, "wall_s": 1})
+    rounded = runs[list(expected)].round(
+        {"tokens_per_s": 0, "mfu_bf16_peak": 3, "warm_up_s": 1, "wall_s": 1}
+    )
     assert rounded.to_dict() == expected.to_dict()
     assert (100 * runs["valid_tokens_per_s"] / runs["tokens_per_s"]).round(1).tolist() == [22.6] * 4
     assert runs["mfu_logged"]["tensorwise_fp8_compiled"] == pytest.approx(0.606, abs=5e-4)
@@ -96,7 +111,9 @@ def test_published_figures():
     [(write_published, "{}.jsonl", {"seconds": (30.0, 4.0, 5.0)}, "10 of 25"),
      (write_tensorboard, "{}/tb/20260131-1200", {"last": 20}, "20 of 50")],
 )  # fmt: skip
-def test_a_log_that_ends_early_or_not_finite_is_not_completed(tmp_path, write, name, short, ends, loss):
+def test_a_log_that_ends_early_or_not_finite_is_not_completed(
+    tmp_path, write, name, short, ends, loss
+):
     """Beside a whole log, so that the shorter one is seen to be short."""
     for recipe, keys in {"whole": {}, "lost": {"last_loss": loss}, "short": short}.items():
         write(tmp_path / name.format(recipe), **keys)
@@ -126,27 +143,37 @@ def test_tensorboard_of_torchtitan(tmp_path, log_freq):
     assert per_step["step"].tolist() == list(range(1, 51))
     assert per_step["seconds"].tolist() == pytest.approx([2.0] + [0.5] * 49)
     assert per_step.loc[~per_step["steady"], "step"].tolist() == list(range(1, 11))
-    assert frames.windows["loss"].iloc[-1] == pytest.approx(5.0) and per_step["loss"].iloc[-1] == pytest.approx(5.0)
+    assert frames.windows["loss"].iloc[-1] == pytest.approx(5.0) and per_step["loss"].iloc[
+        -1
+    ] == pytest.approx(5.0)
     assert frames.problems == [
         f"{folder}: TensorBoard does not say how a run ended, it is taken as completed at step 50"
     ]
 
 
 def test_a_training_that_was_resumed_is_one_run(tmp_path):
-    """The first process logged up to step 30, the second went on from step 20, at 0.55 instead of 0.5 s a step."""
+    """The first process logged up to step 30, the second went on from step 20, at 0.55 instead of
+    0.5 s a step."""
     tb = tmp_path / "llama3_8b" / "tb"
     write_tensorboard(tb / "20260131-1200", last=30)
     write_tensorboard(tb / "20260131-1300", first=30, step_s=0.55)
     (tb / "20260131-1330").mkdir()
-    (tb / "20260131-1330" / "events.out.tfevents.9.host.1.0").write_bytes(b"")  # killed before its first line
+    (tb / "20260131-1330" / "events.out.tfevents.9.host.1.0").write_bytes(
+        b""
+    )  # killed before its first line
     frames = load(tmp_path)
     row, *others = frames.runs.to_dict("records")
     assert not others and row["recipe"] == "llama3_8b" and len(frames.problems) == 1
     assert frames.windows["step"].tolist() == [1, 10, 20, 30, 40, 50]
     first = 2 + 29 * 0.5
-    assert frames.windows["elapsed_s"].tolist() == pytest.approx([2, 6.5, 11.5, first + 5.5, first + 11, first + 16.5])
+    assert frames.windows["elapsed_s"].tolist() == pytest.approx(
+        [2, 6.5, 11.5, first + 5.5, first + 11, first + 16.5]
+    )
     assert row["wall_s"] == pytest.approx(first + 16.5) and row["warm_up_s"] == pytest.approx(2)
-    assert steps(frames.windows).query("not steady")["step"].tolist() == [*range(1, 11), *range(21, 31)]
+    assert steps(frames.windows).query("not steady")["step"].tolist() == [
+        *range(1, 11),
+        *range(21, 31),
+    ]
 
 
 def test_a_training_that_began_anew_is_another_run_and_of_many_ranks_the_first_is_read(tmp_path):
@@ -170,7 +197,11 @@ def test_what_is_no_log_is_named(tmp_path, name, content, sentence):
     (tmp_path / "other" / name).write_bytes(content)
     frames = load(tmp_path)
     (problem,) = frames.problems
-    assert frames.runs["run"].tolist() == ["sound"] and f"{tmp_path}/other" in problem and sentence in problem
+    assert (
+        frames.runs["run"].tolist() == ["sound"]
+        and f"{tmp_path}/other" in problem
+        and sentence in problem
+    )
 
 
 def test_tensorboard_that_does_not_count_tokens_gives_rates_of_one_device(tmp_path):

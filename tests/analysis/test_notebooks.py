@@ -12,14 +12,20 @@ from analysis.notebooks.execute import HERE, NOTEBOOKS, execute, kept_runs
 from analysis.readme import LOSSES, README, generated
 from tests.runs import PUBLISHED_LOGS, needs_published_logs
 
-EXECUTABLE = [pytest.param(name, marks=needs_published_logs if name == "published" else []) for name in NOTEBOOKS]
+EXECUTABLE = [
+    pytest.param(name, marks=needs_published_logs if name == "published" else [])
+    for name in NOTEBOOKS
+]
 
 
 def text_outputs(notebook: nbformat.NotebookNode) -> list[str]:
     """What the cells printed or returned as text, one entry a cell; figures are left out."""
     found = []
     for cell in notebook.cells:
-        parts = [o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.get("outputs", [])]
+        parts = [
+            o.get("text") or o.get("data", {}).get("text/plain", "")
+            for o in cell.get("outputs", [])
+        ]
         found.append("".join(part for part in parts if not part.startswith("<Figure")))
     return found
 
@@ -29,13 +35,17 @@ def text_outputs(notebook: nbformat.NotebookNode) -> list[str]:
 def test_notebook_executes_and_its_text_is_current(name):
     environment = {"RUNS": kept_runs(name), "PUBLISHED_LOGS": str(PUBLISHED_LOGS)}
     kept = nbformat.read(HERE / f"{name}.ipynb", as_version=4)
-    assert text_outputs(execute(name, environment)) == text_outputs(kept), "stale: run `make notebooks`"
+    assert text_outputs(execute(name, environment)) == text_outputs(kept), (
+        "stale: run `make notebooks`"
+    )
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_kept_notebook_shows_its_figures_and_no_timestamps(name):
     cells = nbformat.read(HERE / f"{name}.ipynb", as_version=4).cells
-    plots = [cell for cell in cells if cell.cell_type == "code" and cell.source.startswith("plots.")]
+    plots = [
+        cell for cell in cells if cell.cell_type == "code" and cell.source.startswith("plots.")
+    ]
     assert plots and all("image/png" in cell.outputs[0].data for cell in plots)
     assert not any("execution" in cell.metadata for cell in cells)
 
@@ -43,10 +53,14 @@ def test_kept_notebook_shows_its_figures_and_no_timestamps(name):
 def test_readme_shows_the_results():
     folder, text = newest.results(), README.read_text()
     comparison = compare(folder)
-    assert generated(text, comparison, folder, newest.results(LOSSES)) == text, "stale: run `make readme`"
+    assert generated(text, comparison, folder, newest.results(LOSSES)) == text, (
+        "stale: run `make readme`"
+    )
     assert (folder / "summary.png").exists()
     page = (folder / "report.html").read_text()
-    assert all(escape(sentence) in page for sentence in answer(comparison)), "stale: run `make readme`"
+    assert all(escape(sentence) in page for sentence in answer(comparison)), (
+        "stale: run `make readme`"
+    )
 
 
 def test_newest_results_prefer_a_gpu_and_are_of_one_study(tmp_path, monkeypatch):
@@ -63,7 +77,9 @@ def test_newest_results_prefer_a_gpu_and_are_of_one_study(tmp_path, monkeypatch)
     kept("a", "cuda", "2026-01-01")
     kept("b", "cpu", "2026-02-01")
     kept("puzzle/c", "cuda", "2026-03-01")
-    assert newest.results().name == newest.runs().name == "a" and newest.results("puzzle").name == "c"
+    assert (
+        newest.results().name == newest.runs().name == "a" and newest.results("puzzle").name == "c"
+    )
     write_run(tmp_path / "runs" / "mine" / "baseline" / "seed0")
     (tmp_path / "runs" / "mine" / "study.yaml").touch()
     write_run(tmp_path / "runs" / "a single run")

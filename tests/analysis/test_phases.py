@@ -11,8 +11,13 @@ from analysis.plots.style import look
 from tests.make_runs import metrics_lines, write_run
 
 FP8, PART = "tensorwise_fp8_compiled", "bf16_then_fp8"
-# recipe, seconds a step, by the first of its 30 steps whether a phase is in FP8, what is added to the loss
-RUNS = [("baseline_compiled", 0.4, {1: False}, 0), (FP8, 0.2, {1: True}, 0.2), (PART, 0.25, {1: False, 7: True}, 0.1)]
+# recipe, seconds a step, by the first of its 30 steps whether a phase is in FP8, what is added to
+# the loss
+RUNS = [
+    ("baseline_compiled", 0.4, {1: False}, 0),
+    (FP8, 0.2, {1: True}, 0.2),
+    (PART, 0.25, {1: False, 7: True}, 0.1),
+]
 
 
 def prove(path, phases: dict[int, bool]) -> None:
@@ -23,7 +28,8 @@ def prove(path, phases: dict[int, bool]) -> None:
 
 @pytest.fixture
 def study(tmp_path):
-    """bf16 takes 0.4 s a step, FP8 0.2 s; the run of both 0.25 s, and 3 s of compiling. Seed k has a loss k higher."""
+    """bf16 takes 0.4 s a step, FP8 0.2 s; the run of both 0.25 s, and 3 s of compiling. Seed k has
+    a loss k higher."""
     for recipe, step_s, precisions, shift in RUNS:
         for seed in range(3):
             lines = metrics_lines(step_s=step_s)
@@ -34,7 +40,9 @@ def study(tmp_path):
             prove(path, precisions)
             timing = json.loads((path / "timing.json").read_text())
             switches = {"7": {"in_fp8": True, "compile_s": 3.0}} if len(precisions) > 1 else {}
-            aside = path / "attempt1" if seed else path  # two of the runs were resumed after their switch
+            aside = (
+                path / "attempt1" if seed else path
+            )  # two of the runs were resumed after their switch
             aside.mkdir(exist_ok=True)
             (aside / "timing.json").write_text(json.dumps(timing | {"switches": switches}))
     return compare(tmp_path)
@@ -43,7 +51,10 @@ def study(tmp_path):
 def test_costs(study):
     part, bf16 = phases.costs(study).loc[PART], phases.costs(study).loc["baseline_compiled"]
     assert list(bf16) == [0, 1, 1, 0, 1]
-    wall = {recipe: 4 + 10 + 20 * step_s for recipe, step_s in (("baseline_compiled", 0.4), (PART, 0.25))}
+    wall = {
+        recipe: 4 + 10 + 20 * step_s
+        for recipe, step_s in (("baseline_compiled", 0.4), (PART, 0.25))
+    }
     assert part["wall time"] == pytest.approx(wall[PART] / wall["baseline_compiled"])
     assert part["compiling at switches, s"] == 3
     assert part["at GH200's published speeds"] == pytest.approx(0.2 + 0.8 * 8800 / 10945)
@@ -52,18 +63,31 @@ def test_costs(study):
 
 def test_the_sentence_on_speed_says_how_many_steps_are_in_fp8(study):
     claims = [sentence for sentence in answer.details(study) if "times the tokens/s" in sentence]
-    assert [claim.split(" has ")[0] for claim in claims] == [FP8, f"{PART} (in FP8 in 80% of its steps)"]
+    assert [claim.split(" has ")[0] for claim in claims] == [
+        FP8,
+        f"{PART} (in FP8 in 80% of its steps)",
+    ]
 
 
 @pytest.mark.parametrize(
-    ("recipe", "phases", "share"), [(PART, {1: False, 28: True}, 0.1), ("fp8_then_bf16", {1: True}, 1)]
+    ("recipe", "phases", "share"),
+    [(PART, {1: False, 28: True}, 0.1), ("fp8_then_bf16", {1: True}, 1)],
 )
 def test_a_run_that_was_stopped_is_in_fp8_as_far_as_it_came(tmp_path, recipe, phases, share):
     """After 30 of 1,000 steps, by the budget of its study."""
-    stopped = {"steps": 1000, "status": "interrupted", "study_budget_s": 60.0, "float8": "tensorwise"}
-    prove(write_run(tmp_path / "run", recipe, lines=metrics_lines(), fp8_share=0.8, **stopped), phases)
+    stopped = {
+        "steps": 1000,
+        "status": "interrupted",
+        "study_budget_s": 60.0,
+        "float8": "tensorwise",
+    }
+    prove(
+        write_run(tmp_path / "run", recipe, lines=metrics_lines(), fp8_share=0.8, **stopped), phases
+    )
     (row,) = load(tmp_path).runs.to_dict("records")
-    assert row["fp8_share_of_steps"] == pytest.approx(share) and row["fp8_share"] == pytest.approx(0.8 * share)
+    assert row["fp8_share_of_steps"] == pytest.approx(share) and row["fp8_share"] == pytest.approx(
+        0.8 * share
+    )
 
 
 def test_a_point_is_at_its_wall_time_and_loss(study):

@@ -1,4 +1,5 @@
-"""What would mislead: studies of three seeds in which one thing is wrong, and what answer and matrix must say of it."""
+"""What would mislead: studies of three seeds in which one thing is wrong, and what answer and
+matrix must say of it."""
 
 import re
 import shutil
@@ -16,10 +17,13 @@ FP8 = "tensorwise_fp8_compiled"
 
 
 def slow_tenths(folder):
-    """By the median step FP8 is 1.25 times as fast; every tenth takes five times as long, so in total it is slower."""
+    """By the median step FP8 is 1.25 times as fast; every tenth takes five times as long, so in
+    total it is slower."""
 
     def slower(line, seed):
-        late = max(0, (line["step"] - 5) // 10)  # of those after the first 10 steps, which are slow anyway
+        late = max(
+            0, (line["step"] - 5) // 10
+        )  # of those after the first 10 steps, which are slow anyway
         slow = {"step_s": [0.4]} if line["step"] % 10 == 5 and late else {}
         return {"elapsed_s": line["elapsed_s"] + late * (0.4 - 0.08)} | slow
 
@@ -48,7 +52,9 @@ def slow_steps_not_logged(folder):
 
 def diverged(**seeds):
     """The seeds of each recipe that diverge."""
-    return lambda folder: [change(folder, recipe, of, status="diverged") for recipe, of in seeds.items()]
+    return lambda folder: [
+        change(folder, recipe, of, status="diverged") for recipe, of in seeds.items()
+    ]
 
 
 def shifted(recipe, *shifts):
@@ -65,7 +71,11 @@ def slow_by_the_clock(**told):
 
     def slower(line, seed):
         late = max(0, (line["step"] - 5) // 10)
-        slow = {name: value(line["step"]) for name, value in told.items()} if line["step"] % 10 == 5 and late else {}
+        slow = (
+            {name: value(line["step"]) for name, value in told.items()}
+            if line["step"] % 10 == 5 and late
+            else {}
+        )
         return {"elapsed_s": line["elapsed_s"] + late * (0.6 - 0.08)} | slow
 
     return lambda folder: change_lines(folder, FP8, slower)
@@ -91,7 +101,11 @@ def billionth(folder):
 
 LOSS, PROOF = "loss after 200 steps", "FP8 proof"
 UNPROVEN = f"No answer: {FP8} has 1.25 times .* nothing proves that it ran in FP8"
-SHARE, SPEED, BF16 = "fp8_share_of_matmul_flops", "over compiled bf16", ("baseline", "baseline_compiled")
+SHARE, SPEED, BF16 = (
+    "fp8_share_of_matmul_flops",
+    "over compiled bf16",
+    ("baseline", "baseline_compiled"),
+)
 LEFT = "seed 1 left the recipe's other seeds: it ends at a loss of 18."
 BY_CLOCK = f"Cannot tell: {FP8} has 1.25 times .*0.7\\d times by the clock"
 PLANTED = {
@@ -169,7 +183,9 @@ def test_planted_cases(tmp_path, case):
 
 def test_a_single_run_that_ends_far_above_is_said(tmp_path):
     write_study(tmp_path, seeds=1, loss_shift=8)
-    assert re.match("No verdict from one run each: .* ends at a far higher loss", answer(compare(tmp_path))[0])
+    assert re.match(
+        "No verdict from one run each: .* ends at a far higher loss", answer(compare(tmp_path))[0]
+    )
 
 
 @pytest.mark.parametrize(

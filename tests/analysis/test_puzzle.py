@@ -1,4 +1,5 @@
-"""The one-GPU puzzle: who owns which weight, what may be asked for, and what the runs are taken to say."""
+"""The one-GPU puzzle: who owns which weight, what may be asked for, and what the runs are taken to
+say."""
 
 import json
 
@@ -26,7 +27,9 @@ def config(name, *keys):
 
 def proof_of_a_step(trainer) -> tuple[dict, set[str]]:
     """A trainer's proof, and the names of what its optimizer owns."""
-    owned = {id(p) for group in trainer.optimizers.optimizers[0].param_groups for p in group["params"]}
+    owned = {
+        id(p) for group in trainer.optimizers.optimizers[0].param_groups for p in group["params"]
+    }
     names = {name for name, p in trainer.model_parts[0].named_parameters() if id(p) in owned}
     return trainer.proof.record(), names
 
@@ -39,16 +42,25 @@ def test_optimizer_built_first_does_not_own_what_is_converted(train):
     parameters = record["parameters"]
     assert not owned & LINEARS and "tok_embeddings.weight" in owned
     assert set(parameters["orphans"]) == set(parameters["still_in_first_step"]) == LINEARS
-    assert (parameters["trainable"], parameters["in_optimizer"], parameters["moved_in_first_step"]) == (39, 11, 2)
+    assert (
+        parameters["trainable"],
+        parameters["in_optimizer"],
+        parameters["moved_in_first_step"],
+    ) == (39, 11, 2)
     assert len(record["converted_modules"]) == len(LINEARS)
 
 
 def test_optimizer_built_last_owns_and_moves_all(train):
     record, owned = proof_of_a_step(train(config("puzzle_fp8_optimizer_last"))[0])
     parameters = record["parameters"]
-    assert LINEARS < owned and len(owned) == parameters["in_optimizer"] == parameters["trainable"] == 39
+    assert (
+        LINEARS < owned
+        and len(owned) == parameters["in_optimizer"] == parameters["trainable"] == 39
+    )
     assert parameters["orphans"] == parameters["still_in_first_step"] == []
-    assert parameters["moved_in_first_step"] == 30  # bf16 norm weights of 1 cannot take so small a step
+    assert (
+        parameters["moved_in_first_step"] == 30
+    )  # bf16 norm weights of 1 cannot take so small a step
 
 
 def test_frozen_weights_are_the_orphans(train):
@@ -66,7 +78,10 @@ def test_new_parameters_without_fsdp_are_refused_in_other_recipes():
 
 
 def test_a_pattern_that_freezes_nothing_is_an_error_ahead():
-    with pytest.raises(InputError, match=r"model.freeze: `layers.\*.wq` matches no parameter; .*attention.wq.weight"):
+    with pytest.raises(
+        InputError,
+        match=r"model.freeze: `layers.\*.wq` matches no parameter; .*attention.wq.weight",
+    ):
         preflight.check_model(config("puzzle_bf16_frozen", "model.freeze=['layers.*.wq']"))
 
 
@@ -74,13 +89,23 @@ def test_a_pattern_that_freezes_nothing_is_an_error_ahead():
 
 HIGHER = {"puzzle_fp8_optimizer_first": 1.0, "puzzle_bf16_frozen": 1.0}
 ORPHANS = {"puzzle_fp8_optimizer_first": ["a", "b"]}
-ALL = ["baseline", "puzzle_fp8", "puzzle_fp8_optimizer_last", "puzzle_fp8_optimizer_first", "puzzle_bf16_frozen"]
+ALL = [
+    "baseline",
+    "puzzle_fp8",
+    "puzzle_fp8_optimizer_last",
+    "puzzle_fp8_optimizer_first",
+    "puzzle_bf16_frozen",
+]
 
 
 def concluded(folder, higher=HIGHER, orphans=ORPHANS, recipes=ALL):
-    """The conclusion from one run a recipe: its loss is that much higher, its optimizer lacks those of 10 tensors."""
+    """The conclusion from one run a recipe: its loss is that much higher, its optimizer lacks those
+    of 10 tensors."""
     for name in recipes:
-        lines = [line | {"losses": [loss + higher.get(name, 0) for loss in line["losses"]]} for line in metrics_lines()]
+        lines = [
+            line | {"losses": [loss + higher.get(name, 0) for loss in line["losses"]]}
+            for line in metrics_lines()
+        ]
         run = write_run(folder / name / "seed0", name, lines=lines, parameters=100)
         lost, frozen = orphans.get(name, []), ["a", "b"] if name == puzzle.FROZEN else []
         owned = 10 - len(lost) - len(frozen)
@@ -96,7 +121,9 @@ def test_explained_where_each_follows_what_its_optimizer_owns(tmp_path):
     first, second, *facts = concluded(tmp_path)
     assert first.startswith("At batch 1 on one device FP8 learns as bf16 does")
     assert "then 2 of them, 20% of all parameters, are never stepped" in second
-    assert any(fact.startswith("puzzle_fp8_optimizer_first follows puzzle_bf16_frozen: ") for fact in facts)
+    assert any(
+        fact.startswith("puzzle_fp8_optimizer_first follows puzzle_bf16_frozen: ") for fact in facts
+    )
     assert any(fact.startswith("puzzle_fp8 follows baseline: ") for fact in facts)
 
 

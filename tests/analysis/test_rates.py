@@ -7,7 +7,18 @@ import pandas as pd
 import pytest
 
 from analysis import rates
-from analysis.rates import AHEAD, FROM, NEVER, NO_COMMON_STEP, UNCLEAR, UNKNOWN, UNTIL, Rate, rate_of, speed_up
+from analysis.rates import (
+    AHEAD,
+    FROM,
+    NEVER,
+    NO_COMMON_STEP,
+    UNCLEAR,
+    UNKNOWN,
+    UNTIL,
+    Rate,
+    rate_of,
+    speed_up,
+)
 from tests.make_frames import TOKENS, run, study
 from tests.runs import PUBLISHED_LOGS, needs_published_logs
 
@@ -16,15 +27,21 @@ from tests.runs import PUBLISHED_LOGS, needs_published_logs
 
 def rate(*tokens_per_s) -> Rate:
     """Of runs with these rates."""
-    frames = study(*(run("a", seed, seconds=TOKENS / each) for seed, each in enumerate(tokens_per_s)))
+    frames = study(
+        *(run("a", seed, seconds=TOKENS / each) for seed, each in enumerate(tokens_per_s))
+    )
     return rate_of(frames[0], frames[2], "a")
 
 
 def test_a_rate_is_by_the_mean_step_and_keeps_the_median():
-    seconds = np.where(np.arange(100) % 10 == 5, 0.5, 0.1)  # every tenth is five times as slow: 0.14 on average
+    seconds = np.where(
+        np.arange(100) % 10 == 5, 0.5, 0.1
+    )  # every tenth is five times as slow: 0.14 on average
     runs, _, steps = study(run("a", seconds=seconds))
     found = rate_of(runs, steps, "a")
-    assert (found.mean, found.median) == pytest.approx((TOKENS / 0.14, TOKENS / 0.1)) and found.runs == 1
+    assert (found.mean, found.median) == pytest.approx(
+        (TOKENS / 0.14, TOKENS / 0.1)
+    ) and found.runs == 1
 
 
 def test_one_run_has_no_interval_and_several_have_students():
@@ -32,26 +49,46 @@ def test_one_run_has_no_interval_and_several_have_students():
     several = rate(490, 500, 510)
     logs = np.log([490, 500, 510])
     half = 4.303 * logs.std(ddof=1) / math.sqrt(3)
-    assert np.log([several.low, several.high]) == pytest.approx(logs.mean() + half * np.array([-1, 1]), rel=1e-4)
+    assert np.log([several.low, several.high]) == pytest.approx(
+        logs.mean() + half * np.array([-1, 1]), rel=1e-4
+    )
 
 
 def test_only_completed_runs_of_the_recipe_with_enough_steady_steps_count():
-    others = [run("b", seconds=9.0), run("a", 2, seconds=7.0, status="failed"), run("a", 3, seconds=5.0, steps=29)]
+    others = [
+        run("b", seconds=9.0),
+        run("a", 2, seconds=7.0, status="failed"),
+        run("a", 3, seconds=5.0, steps=29),
+    ]
     runs, _, steps = study(run("a", 0, seconds=0.1), run("a", 1, seconds=0.1, steps=30), *others)
-    assert rate_of(runs, steps, "a").runs == 2 and rate_of(runs, steps, "a").mean == pytest.approx(TOKENS / 0.1)
+    assert rate_of(runs, steps, "a").runs == 2 and rate_of(runs, steps, "a").mean == pytest.approx(
+        TOKENS / 0.1
+    )
     short = study(run("a", steps=29), run("b"))
     unknown = rate_of(short[0], short[2], "a")
-    assert math.isnan(unknown.mean) and math.isnan(speed_up(unknown, rate_of(short[0], short[2], "b")).ratio)
+    assert math.isnan(unknown.mean) and math.isnan(
+        speed_up(unknown, rate_of(short[0], short[2], "b")).ratio
+    )
 
 
 def test_a_ratio_of_single_runs_has_no_interval_and_tells_nothing():
-    for a, b in ((rate(125), rate(100)), (rate(125), rate(100, 101, 102)), (rate(125, 126, 127), rate(100))):
+    for a, b in (
+        (rate(125), rate(100)),
+        (rate(125), rate(100, 101, 102)),
+        (rate(125, 126, 127), rate(100)),
+    ):
         gain = speed_up(a, b)
-        assert gain.ratio == pytest.approx(1.25, rel=0.02) and math.isnan(gain.low) and gain.unclear and gain.runs == 1
+        assert (
+            gain.ratio == pytest.approx(1.25, rel=0.02)
+            and math.isnan(gain.low)
+            and gain.unclear
+            and gain.runs == 1
+        )
 
 
 def test_intervals_cover_what_differs_between_processes():
-    """Studies of two equal recipes whose processes differ by 1 %: a difference is told in about 5 % of them."""
+    """Studies of two equal recipes whose processes differ by 1 %: a difference is told in about 5 %
+    of them."""
     random = np.random.default_rng(0)
     logs = 0.01 * random.normal(size=(1000, 2, 3))
     series = [[Rate(1, 1, 1, 1, pd.Series(np.exp(runs))) for runs in both] for both in logs]
@@ -59,7 +96,8 @@ def test_intervals_cover_what_differs_between_processes():
 
 
 def test_what_it_takes_to_tell_a_ratio():
-    """Processes that differ by 1 %, a ratio of 1.01: a two-sample t-test at 5 % has a power of 80 % with 17 each."""
+    """Processes that differ by 1 %, a ratio of 1.01: a two-sample t-test at 5 % has a power of 80 %
+    with 17 each."""
     gain = speed_up(rate(99, 100, 101), rate(98, 99, 100))
     assert gain.unclear and gain.needed == pytest.approx(17, abs=1)
     assert speed_up(rate(125, 126), rate(100, 101)).needed is None  # these tell
@@ -70,14 +108,25 @@ def test_what_it_takes_to_tell_a_ratio():
 
 
 def break_even(runs, windows, steps, a="a", b="b"):
-    return rates.break_even(runs, windows, a, b, {recipe: rate_of(runs, steps, recipe) for recipe in (a, b)})
+    return rates.break_even(
+        runs, windows, a, b, {recipe: rate_of(runs, steps, recipe) for recipe in (a, b)}
+    )
 
 
 B = {"warm_up": 5, "seconds": 0.5}
-FASTER = {"warm_up": 15.05, "seconds": 0.3}  # 10.05 s behind at step 1, 0.2 s a step gained from step 2 on
+FASTER = {
+    "warm_up": 15.05,
+    "seconds": 0.3,
+}  # 10.05 s behind at step 1, 0.2 s a step gained from step 2 on
 FAR = {"warm_up": 105.1, "seconds": 0.3}
-MEAN = {"warm_up": 105.1, "seconds": np.where(np.arange(100) % 10 == 0, 1.2, 0.2)}  # median 0.2, mean 0.3
-PAUSED = {"warm_up": 10, "seconds": np.where(np.arange(100) == 50, 20.0, 0.1)}  # after it had taken the lead
+MEAN = {
+    "warm_up": 105.1,
+    "seconds": np.where(np.arange(100) % 10 == 0, 1.2, 0.2),
+}  # median 0.2, mean 0.3
+PAUSED = {
+    "warm_up": 10,
+    "seconds": np.where(np.arange(100) == 50, 20.0, 0.1),
+}  # after it had taken the lead
 LOSES = "a is ahead of b until step"
 NEVER_SAID = "a never breaks even with b: it is behind at the end, and is no faster per step."
 
@@ -89,7 +138,14 @@ NEVER_SAID = "a never breaks even with b: it is behind at the end, and is no fas
         (FAR, B, FROM, 502, True, "beyond the end of these runs"),
         (MEAN, B, FROM, pytest.approx(502, abs=5), True, "beyond the end of these runs"),
         (PAUSED, B, FROM, 64, False, "at step 64"),
-        ({"warm_up": 1, "seconds": 0.5}, B | {"warm_up": 9}, AHEAD, 0, False, "ahead of b from the start"),
+        (
+            {"warm_up": 1, "seconds": 0.5},
+            B | {"warm_up": 9},
+            AHEAD,
+            0,
+            False,
+            "ahead of b from the start",
+        ),
         (B, {"warm_up": 9.1, "seconds": 0.4}, UNTIL, pytest.approx(42, abs=1), False, LOSES),
         (B, {"warm_up": 85, "seconds": 0.4}, UNTIL, pytest.approx(801, abs=1), True, LOSES),
         ({"warm_up": 9, "seconds": 0.5}, B | {"seconds": 0.4}, NEVER, None, False, NEVER_SAID),
@@ -99,7 +155,11 @@ NEVER_SAID = "a never breaks even with b: it is behind at the end, and is no fas
 )
 def test_break_even(a, b, outcome, step, beyond, words):
     found = break_even(*study(run("a", **a), run("b", **b)))
-    assert (found.outcome, found.step, found.beyond) == (outcome, step, beyond) and words in found.sentence()
+    assert (found.outcome, found.step, found.beyond) == (
+        outcome,
+        step,
+        beyond,
+    ) and words in found.sentence()
     assert found.low is None  # no interval from single runs
 
 
@@ -112,15 +172,25 @@ def test_what_it_costs_until_break_even():
 def test_several_runs_that_do_not_tell_the_faster_one_are_not_extrapolated():
     b = [run("b", seed, 5, 0.5) for seed in (0, 1)]
     found = break_even(*study(run("a", 0, 105, 0.3), run("a", 1, 105, 0.6), *b))
-    assert (found.outcome, found.step) == (UNCLEAR, None) and "cannot tell which is faster" in found.sentence()
+    assert (found.outcome, found.step) == (
+        UNCLEAR,
+        None,
+    ) and "cannot tell which is faster" in found.sentence()
 
 
 def test_the_interval_of_several_runs_covers_the_break_even_step():
-    """Truth: 10 s behind and 0.2 s a step faster, so step 51 to 52; processes differ in warm-up and speed."""
+    """Truth: 10 s behind and 0.2 s a step faster, so step 51 to 52; processes differ in warm-up and
+    speed."""
     random, inside = np.random.default_rng(0), []
     for _ in range(40):
-        a = [run("a", k, 15.05 + random.normal(), 0.3 * (1 + 0.02 * random.normal()), steps=60) for k in range(3)]
-        b = [run("b", k, 5 + random.normal(), 0.5 * (1 + 0.02 * random.normal()), steps=60) for k in range(3)]
+        a = [
+            run("a", k, 15.05 + random.normal(), 0.3 * (1 + 0.02 * random.normal()), steps=60)
+            for k in range(3)
+        ]
+        b = [
+            run("b", k, 5 + random.normal(), 0.5 * (1 + 0.02 * random.normal()), steps=60)
+            for k in range(3)
+        ]
         found = break_even(*study(*a, *b))
         inside.append(found.low <= 52 <= found.high)
     assert np.mean(inside) >= 0.9 and "95 % interval: step" in found.sentence()
@@ -147,5 +217,9 @@ def test_break_even_of_the_published_runs(a, b, beyond, step):
     from analysis.comparison import compare
 
     found = compare(PUBLISHED_LOGS).break_evens[a, b]
-    assert (found.outcome, found.step, found.beyond) == (FROM, pytest.approx(step, rel=0.02), beyond)
+    assert (found.outcome, found.step, found.beyond) == (
+        FROM,
+        pytest.approx(step, rel=0.02),
+        beyond,
+    )
     assert found.tokens == found.step * 4096

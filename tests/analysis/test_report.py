@@ -18,18 +18,25 @@ from tests.make_runs import metrics_lines, write_run, write_study
 
 def test_row_of_a_run(tmp_path):
     row = summarize(write_run(tmp_path / "a", step_s=0.1, fp8_share=0.5))
-    assert row["tokens_per_s"] == pytest.approx(1000) and row["valid_tokens_per_s"] == pytest.approx(500)
+    assert row["tokens_per_s"] == pytest.approx(1000) and row[
+        "valid_tokens_per_s"
+    ] == pytest.approx(500)
     assert row["final_loss"] == pytest.approx(10 - 2.9)  # mean of steps 28 to 30
     assert row["mfu_bf16_peak"] == pytest.approx(1.0) and row["mfu_fp8_peak"] == pytest.approx(0.5)
     assert row["mfu_mixed_peak"] == pytest.approx(0.75)  # half of the FLOPs at twice the peak
     assert (row["warm_up_s"], row["peak_memory_bytes"]) == (5.0, 30 * 2**20)
-    assert row["wall_s"] == pytest.approx(4 + 10 + 2) and row["wall_s_without_warm_up"] == pytest.approx(11)
+    assert row["wall_s"] == pytest.approx(4 + 10 + 2) and row[
+        "wall_s_without_warm_up"
+    ] == pytest.approx(11)
     assert row["data_wait_share"] == pytest.approx(0.01)
 
 
 def test_a_recipes_line_has_the_means_of_its_completed_runs(tmp_path):
     for seed, step_s in enumerate((0.1, 0.2)):
-        lines = [line | {"losses": [loss + seed for loss in line["losses"]]} for line in metrics_lines(step_s=step_s)]
+        lines = [
+            line | {"losses": [loss + seed for loss in line["losses"]]}
+            for line in metrics_lines(step_s=step_s)
+        ]
         write_run(tmp_path / f"{seed}", lines=lines, seed=seed)
     write_run(tmp_path / "failed", lines=metrics_lines(last=5), seed=2, status="failed")
     ((mean, runs),) = by_recipe(rows_of(compare(tmp_path)))
@@ -38,7 +45,13 @@ def test_a_recipes_line_has_the_means_of_its_completed_runs(tmp_path):
 
 
 def test_what_was_trained_is_said(tmp_path):
-    machine = {"name": "H200", "type": "cuda", "driver": "570.1", "power_limit_w": "350.00", "sm_clock_max_mhz": 1980}
+    machine = {
+        "name": "H200",
+        "type": "cuda",
+        "driver": "570.1",
+        "power_limit_w": "350.00",
+        "sm_clock_max_mhz": 1980,
+    }
     path = write_run(tmp_path / "a", flavor="8B-published", parameters=8_050_000_000, start="2026-01-02T03:04:05+00:00",
                      overlays=["h200"], hardware=machine, world_size=4, git={"commit": "0123456789abc", "diff": "+"},
                      packages={"torch": "2.13.0", "torchao": "0.18.0", "torchtitan": "0.2.2"})  # fmt: skip
@@ -56,10 +69,18 @@ def test_what_was_trained_is_said(tmp_path):
 def test_what_is_wrong_with_a_run_is_named_on_table_and_page(tmp_path, capsys):
     write_run(tmp_path / "runs" / "whole")
     failed = metrics_lines(last=12)
-    write_run(tmp_path / "runs" / "b", "baseline_compiled", lines=failed, status="failed", error="the disk is full")
+    write_run(
+        tmp_path / "runs" / "b",
+        "baseline_compiled",
+        lines=failed,
+        status="failed",
+        error="the disk is full",
+    )
     killed = write_run(tmp_path / "runs" / "killed", seed=1, status="running", lines=[])
     varying = metrics_lines()
-    for line in varying[10::2]:  # 0.1 s and 0.2 s by turns: the quartiles, 500 and 1,000 tokens/s, are 75 % apart
+    for line in varying[
+        10::2
+    ]:  # 0.1 s and 0.2 s by turns: the quartiles, 500 and 1,000 tokens/s, are 75 % apart
         line["step_s"] = [0.2]
     write_run(tmp_path / "runs" / "shared", seed=2, lines=varying)
     assert main([str(tmp_path / "runs"), "--html", str(tmp_path / "page.html")]) == 0
@@ -68,7 +89,10 @@ def test_what_is_wrong_with_a_run_is_named_on_table_and_page(tmp_path, capsys):
         assert "failed at step 12 of 30 (the disk is full), so it is not averaged" in shown
         assert f"{killed}: not ended (running, or killed) at step 0 of 30" in shown
         assert "not ended at 0" in shown and "running at 0" not in shown
-        assert "as where something else runs on the machine: baseline seed 2. Repeat such runs" in shown
+        assert (
+            "as where something else runs on the machine: baseline seed 2. Repeat such runs"
+            in shown
+        )
 
 
 def test_lines_out_of_order_or_twice_are_sorted_and_said(tmp_path, capsys):
@@ -78,19 +102,37 @@ def test_lines_out_of_order_or_twice_are_sorted_and_said(tmp_path, capsys):
     assert main([str(tmp_path)]) == 0
     assert "its steps are out of order or repeated" in capsys.readouterr().out
     rows = [summarize(tmp_path / name) for name in ("whole", "odd")]
-    assert rows[0]["final_loss"] == rows[1]["final_loss"] and rows[0]["tokens_per_s"] == rows[1]["tokens_per_s"]
+    assert (
+        rows[0]["final_loss"] == rows[1]["final_loss"]
+        and rows[0]["tokens_per_s"] == rows[1]["tokens_per_s"]
+    )
 
 
 def test_page_and_json(tmp_path, capsys):
-    """The page has the matrix before the answer, its runs folded under each recipe, and fetches nothing."""
+    """The page has the matrix before the answer, its runs folded under each recipe, and fetches
+    nothing."""
     write_study(tmp_path / "runs")
-    write_run(tmp_path / "runs" / "broken", "rowwise_fp8_compiled", status="failed", error="a <b>bad</b> day")
+    write_run(
+        tmp_path / "runs" / "broken",
+        "rowwise_fp8_compiled",
+        status="failed",
+        error="a <b>bad</b> day",
+    )
     whole, figures = tmp_path / "page.html", tmp_path / "report.json"
     assert main([str(tmp_path / "runs"), "--html", str(whole), "--json", str(figures)]) == 0
     html, plain = whole.read_text(), json.loads(figures.read_text())
-    places = [html.index(x) for x in ("over compiled bf16", "Yes: tensorwise", "rests on", "<details>", "<svg")]
-    assert places == sorted(places) and html.count("<details>") == 4 and "3 runs of tensorwise" in html
-    assert html.count("<svg") == 9 and "a &lt;b&gt;bad&lt;/b&gt; day" in html and html.count("scroll it sideways") == 2
+    places = [
+        html.index(x)
+        for x in ("over compiled bf16", "Yes: tensorwise", "rests on", "<details>", "<svg")
+    ]
+    assert (
+        places == sorted(places) and html.count("<details>") == 4 and "3 runs of tensorwise" in html
+    )
+    assert (
+        html.count("<svg") == 9
+        and "a &lt;b&gt;bad&lt;/b&gt; day" in html
+        and html.count("scroll it sideways") == 2
+    )
     assert not re.search(r'(src|href)="http', html)  # nothing is fetched
     assert plain["answer"][0].startswith("Yes") and len(plain["runs"]) == 10
     assert {v["outcome"] for v in plain["verdicts"]} == {"the same"}
@@ -99,7 +141,8 @@ def test_page_and_json(tmp_path, capsys):
 
 
 def test_a_long_study_gives_a_small_page(tmp_path):
-    """A line has at most 400 points, however many windows there are: 20,000 make a page of 0.8 MB."""
+    """A line has at most 400 points, however many windows there are: 20,000 make a page of 0.8
+    MB."""
     sizes = []
     for steps in (1000, 3000):
         write_run(tmp_path / f"{steps}" / "a", lines=metrics_lines(last=steps), steps=steps)
@@ -110,7 +153,9 @@ def test_a_long_study_gives_a_small_page(tmp_path):
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_nothing_is_cut_off_in_a_narrow_terminal(tmp_path, width):
-    row = summarize(write_run(tmp_path / "a", "rowwise_gw_hp_fp8_compiled", step_s=0.001, fp8_share=0.5))
+    row = summarize(
+        write_run(tmp_path / "a", "rowwise_gw_hp_fp8_compiled", step_s=0.001, fp8_share=0.5)
+    )
     console = Console(width=width, record=True, file=open("/dev/null", "w"))
     for view in tables([row | {"wall_s": 12345.6}], width):
         console.print(view)
@@ -129,7 +174,9 @@ def test_runs_with_other_attention_kernels_are_named(tmp_path):
     assert not any("attention" in line for line in notes(rows_of(compare([tmp_path / "baseline"]))))
 
 
-@pytest.mark.parametrize(("redirection", "code"), [("> /dev/full", 1), (">&-", 0), ("| head -c 1", 0)])
+@pytest.mark.parametrize(
+    ("redirection", "code"), [("> /dev/full", 1), (">&-", 0), ("| head -c 1", 0)]
+)
 def test_output_that_cannot_be_written_is_no_traceback(tmp_path, redirection, code):
     write_run(tmp_path / "runs")
     command = f"{sys.executable} -m analysis.report {tmp_path / 'runs'} {redirection}"

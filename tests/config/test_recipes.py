@@ -38,7 +38,9 @@ def test_the_recipes_that_are_compared_are_one_change_apart(name, expected):
 def test_each_recipe_marks_its_one_intervention(name):
     lines = recipes.paths()[name].read_text().splitlines()
     marked = [line.split(":")[0].strip() for line in lines if " # <- the intervention" in line]
-    assert len(marked) == 1, "write ` # <- the intervention` behind the one key that the recipe changes"
+    assert len(marked) == 1, (
+        "write ` # <- the intervention` behind the one key that the recipe changes"
+    )
     assert marked[0] in {part for key, _, _ in difference(load(name)) for part in key.split(".")}
 
 
@@ -64,8 +66,12 @@ def test_every_recipe_loads_with_every_overlay_which_touches_only_what_it_says(o
         keys = load(name).config.optimizer
         if overlay == "fp32_master" and (keys.stochastic_rounding or keys.states.master_weights):
             continue  # float32 weights are not rounded, and need no others beside them: refused
-        before, after = (dict(rules.flat(load(name, overlays).config.to_dict())) for overlays in ([], [overlay]))
-        assert {key for key in before if before[key] != after[key]} <= {key for key, _ in rules.flat(tree)}
+        before, after = (
+            dict(rules.flat(load(name, overlays).config.to_dict())) for overlays in ([], [overlay])
+        )
+        assert {key for key in before if before[key] != after[key]} <= {
+            key for key, _ in rules.flat(tree)
+        }
         assert after["job.description"] == before["job.description"]
 
 
@@ -80,13 +86,17 @@ def test_what_needs_no_config_does_not_import_torch(command):
 
 def test_the_list_has_the_four_first(capsys):
     recipe.main(["list"])
-    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    listed = [
+        line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")
+    ]
     assert listed[:4] == list(recipes.THE_FOUR)
     assert sorted(listed) == sorted([*recipes.names(), *OVERLAYS, *recipes.files(STUDIES)])
 
 
 def test_show_prints_what_a_recipe_changes(capsys):
-    assert recipe.main(["show", "rowwise_fp8_compiled", "--overlay", "cpu", "training.steps=5"]) == 0
+    assert (
+        recipe.main(["show", "rowwise_fp8_compiled", "--overlay", "cpu", "training.steps=5"]) == 0
+    )
     shown = capsys.readouterr().out
     assert "steps: 5\n" in shown and f"{FLOAT8}.recipe_name: None -> 'rowwise'" in shown
     assert recipe.main(["show", "rowwis"]) == 2
@@ -97,12 +107,17 @@ def test_editors_find_the_schema_with_torchtitans_documentation(capsys):
     recipe.main(["schema"])
     schema = json.loads(capsys.readouterr().out)
     model = schema["$defs"]["Model"]["properties"]
-    assert "model config" in model["flavor"]["description"] and "Kernel" in model["attention_backend"]["description"]
+    assert (
+        "model config" in model["flavor"]["description"]
+        and "Kernel" in model["attention_backend"]["description"]
+    )
     assert schema["required"] == ["description"] and "base" in schema["properties"]
     for section in schema["$defs"].values():  # a file may give some of the keys
         assert "required" not in section and not section["additionalProperties"]
     for path in {*recipes.RECIPES.rglob("*.yaml")} - {*STUDIES.glob("*")}:
-        reference = path.read_text().splitlines()[0].removeprefix("# yaml-language-server: $schema=")
+        reference = (
+            path.read_text().splitlines()[0].removeprefix("# yaml-language-server: $schema=")
+        )
         right = (path.parent / reference).resolve() == recipes.RECIPES / "schema.json"
         assert right, f"{path} lacks the first line of its neighbours, `# yaml-language-server: …`"
 
@@ -111,14 +126,28 @@ def test_editors_find_the_schema_with_torchtitans_documentation(capsys):
 
 
 def test_later_layers_win_and_numbers_are_yaml_1_2(write):
-    keys = "optimizer: {lr: 3e-4, eps: 1E-9, weight_decay: 0}\ntraining: {max_norm: .inf, steps: 12}"
+    keys = (
+        "optimizer: {lr: 3e-4, eps: 1E-9, weight_decay: 0}\ntraining: {max_norm: .inf, steps: 12}"
+    )
     write("foo", f"base: baseline\ndescription: foo\n{keys}")
     write("overlays/short", "description: short\ntraining: {steps: 30, seq_len: 64}")
     overrides = ["training.steps=7", "optimizer={lr: 9e-1}", "compile.artifacts_dir="]
     config = load("foo", ["cpu", "short"], overrides, seed=3).config
-    assert (config.training.steps, config.training.seq_len, config.training.local_batch_size) == (7, 64, 4)
-    assert (config.optimizer.lr, config.optimizer.eps, config.optimizer.weight_decay) == (0.9, 1e-9, 0.0)
-    assert (config.training.max_norm, config.debug.seed, config.compile.artifacts_dir) == (float("inf"), 3, None)
+    assert (config.training.steps, config.training.seq_len, config.training.local_batch_size) == (
+        7,
+        64,
+        4,
+    )
+    assert (config.optimizer.lr, config.optimizer.eps, config.optimizer.weight_decay) == (
+        0.9,
+        1e-9,
+        0.0,
+    )
+    assert (config.training.max_norm, config.debug.seed, config.compile.artifacts_dir) == (
+        float("inf"),
+        3,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,7 +155,9 @@ def test_later_layers_win_and_numbers_are_yaml_1_2(write):
 )
 def test_a_resolved_recipe_loads_to_the_same_whatever_its_texts(text, tmp_path):
     quoted = json.dumps(text, ensure_ascii=False)
-    resolved = load("rowwise_fp8_compiled", ["cpu", "as_published"], [f"model.hf_assets_path={quoted}"], seed=5)
+    resolved = load(
+        "rowwise_fp8_compiled", ["cpu", "as_published"], [f"model.hf_assets_path={quoted}"], seed=5
+    )
     assert resolved.config.model.hf_assets_path == text
     path = tmp_path / "recipe.yaml"
     path.write_text(to_yaml(resolved), encoding="utf-8")
@@ -136,10 +167,18 @@ def test_a_resolved_recipe_loads_to_the_same_whatever_its_texts(text, tmp_path):
     tree = yaml.safe_load(to_yaml(resolved))  # for other readers too
     assert tree["model"]["hf_assets_path"] == text
     assert list(tree) == ["name", "description", *load("baseline").config.to_dict()]
-    assert "rowwise_fp8_compiled, fully resolved\n# overlays: cpu, as_published\n" in to_yaml(resolved)
+    assert "rowwise_fp8_compiled, fully resolved\n# overlays: cpu, as_published\n" in to_yaml(
+        resolved
+    )
 
 
 def test_a_recipe_of_ones_own_may_live_anywhere(tmp_path):
-    (tmp_path / "short.yaml").write_text("base: baseline\ndescription: short\ntraining: {steps: 5}\n")
+    (tmp_path / "short.yaml").write_text(
+        "base: baseline\ndescription: short\ntraining: {steps: 5}\n"
+    )
     short = load(str(tmp_path / "short.yaml"))
-    assert (short.name, short.base, difference(short)) == ("short", "baseline", [("training.steps", 1000, 5)])
+    assert (short.name, short.base, difference(short)) == (
+        "short",
+        "baseline",
+        [("training.steps", 1000, 5)],
+    )

@@ -16,12 +16,17 @@ IGNORE = -100
 
 
 def loader(config, rank=0, world_size=1):
-    return rows.build_dataloader(dp_world_size=world_size, dp_rank=rank, tokenizer=None, job_config=config)
+    return rows.build_dataloader(
+        dp_world_size=world_size, dp_rank=rank, tokenizer=None, job_config=config
+    )
 
 
 def take(batches, n):
     """n batches as lists, for comparing."""
-    return [(inputs["input"].tolist(), labels.tolist()) for inputs, labels in itertools.islice(batches, n)]
+    return [
+        (inputs["input"].tolist(), labels.tolist())
+        for inputs, labels in itertools.islice(batches, n)
+    ]
 
 
 def test_packed_rows_join_documents_and_shift_labels(config):
@@ -68,7 +73,9 @@ def test_ranks_share_every_epoch_without_overlap(config):
     config.training.seq_len = 3
     n_rows = (len(prepare(config).tokens) - 1) // 3
     world_size = 4
-    assert n_rows % world_size, "an epoch must end in the middle of a global batch for this test to mean anything"
+    assert n_rows % world_size, (
+        "an epoch must end in the middle of a global batch for this test to mean anything"
+    )
     alone = take(loader(config), n_rows * world_size)
     ranks = [take(loader(config, rank, world_size), n_rows) for rank in range(world_size)]
     assert [row for step in zip(*ranks, strict=True) for row in step] == alone
@@ -98,10 +105,14 @@ def test_a_run_longer_than_the_data_is_warned_of_once(config, caplog):
 def test_a_corpus_that_suits_neither_the_rows_nor_the_model(config):
     file = prepare(config)
     rows.check_vocabulary(file, 500)
-    with pytest.raises(InputError, match="has 500 tokens and the model 499.*a smaller data.bpe_vocab_size"):
+    with pytest.raises(
+        InputError, match="has 500 tokens and the model 499.*a smaller data.bpe_vocab_size"
+    ):
         rows.check_vocabulary(file, 499)
     config.training.seq_len = 10_000
-    with pytest.raises(InputError, match=r"240 tokens, fewer than one row \(10,001\): lower training.seq_len"):
+    with pytest.raises(
+        InputError, match=r"240 tokens, fewer than one row \(10,001\): lower training.seq_len"
+    ):
         loader(config)
 
 
@@ -109,7 +120,12 @@ def test_command_prepares_ahead_of_the_run(config, monkeypatch, capsys):
     received = []
     load = lambda *arguments: received.append(arguments) or SimpleNamespace(config=config)  # noqa: E731
     monkeypatch.setattr("experiments.config.recipes.load", load)
-    assert data.main(["prepare", "baseline", "--overlay", "cpu", "training.steps=2", "--overlay", "h200"]) == 0
+    assert (
+        data.main(
+            ["prepare", "baseline", "--overlay", "cpu", "training.steps=2", "--overlay", "h200"]
+        )
+        == 0
+    )
     assert received == [("baseline", ["cpu", "h200"], ["training.steps=2"])]
     assert str(prepare(config).path) in capsys.readouterr().out
 

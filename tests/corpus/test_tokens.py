@@ -78,7 +78,9 @@ def test_large_vocabulary_is_stored_in_32_bits(config):
 
 
 def prepare_in_child(config, start, results):
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the parent's tokenizer threads are not in its fork
+    os.environ["TOKENIZERS_PARALLELISM"] = (
+        "false"  # the parent's tokenizer threads are not in its fork
+    )
     start.wait()
     results.put(len(prepare(config).tokens))
 
@@ -87,7 +89,9 @@ def test_concurrent_preparers_share_one_file(config):
     write_parquet(config.training.dataset_path, words(20_000))
     fork = multiprocessing.get_context("fork")
     start, results = fork.Barrier(2), fork.Queue()
-    children = [fork.Process(target=prepare_in_child, args=(config, start, results)) for _ in range(2)]
+    children = [
+        fork.Process(target=prepare_in_child, args=(config, start, results)) for _ in range(2)
+    ]
     for child in children:
         child.start()
     for child in children:
@@ -106,9 +110,15 @@ def test_python_stdlib_with_its_own_bpe(config, monkeypatch):
     config.data.max_tokens = 10_000
     file = prepare(config)
     sentence = rows.describe(file, config)
-    assert sentence.startswith("python_stdlib: 1") and "vocabulary 512 (BPE trained on it)" in sentence
-    first = Tokenizer.from_file(str(file.path / "tokenizer.json")).decode(file.tokens[: file.documents[1]].tolist())
-    assert first == (package / "__init__.py").read_text()  # the first file by name, and nothing lost
+    assert (
+        sentence.startswith("python_stdlib: 1") and "vocabulary 512 (BPE trained on it)" in sentence
+    )
+    first = Tokenizer.from_file(str(file.path / "tokenizer.json")).decode(
+        file.tokens[: file.documents[1]].tolist()
+    )
+    assert (
+        first == (package / "__init__.py").read_text()
+    )  # the first file by name, and nothing lost
 
 
 def test_hub_dataset_is_streamed_and_then_found_offline(config, monkeypatch):
@@ -123,7 +133,11 @@ def test_hub_dataset_is_streamed_and_then_found_offline(config, monkeypatch):
         raise ConnectionError("Couldn't reach the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    config.training.dataset, config.data.subset, config.data.text_column = "someone/texts", "small", "boby"
+    config.training.dataset, config.data.subset, config.data.text_column = (
+        "someone/texts",
+        "small",
+        "boby",
+    )
     assert "is none of python_stdlib, " in refused(config) and "data.max_tokens" in refused(config)
     config.data.max_tokens = 5
     assert "unknown column `boby`; did you mean `body`? known: body" in refused(config)
@@ -136,7 +150,9 @@ def test_hub_dataset_is_streamed_and_then_found_offline(config, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     assert prepare(config).path == file.path
     config.data.split = "test"
-    assert re.search("someone/texts.*Couldn't reach.*experiments.data prepare.*python_stdlib", refused(config))
+    assert re.search(
+        "someone/texts.*Couldn't reach.*experiments.data prepare.*python_stdlib", refused(config)
+    )
 
 
 # ---- what is not right ----
@@ -182,21 +198,57 @@ def token_far_away(path):
 @pytest.mark.parametrize(
     "name, spoil, sentence",
     [
-        ("corpus.parquet", lambda path: path.write_text("text\nhello\n"), "could not be read as parquet"),
-        ("corpus.parquet", lambda path: os.truncate(path, path.stat().st_size - 9), "could not be read as parquet"),
+        (
+            "corpus.parquet",
+            lambda path: path.write_text("text\nhello\n"),
+            "could not be read as parquet",
+        ),
+        (
+            "corpus.parquet",
+            lambda path: os.truncate(path, path.stat().st_size - 9),
+            "could not be read as parquet",
+        ),
         ("corpus.parquet", damaged_page, "could not be read as parquet"),
-        ("corpus.parquet", text_that_is_not_utf8, "could not be read as parquet with text in UTF-8"),
+        (
+            "corpus.parquet",
+            text_that_is_not_utf8,
+            "could not be read as parquet with text in UTF-8",
+        ),
         ("corpus.parquet", two_columns_of_one_name, "has 2 columns 'text'"),
         ("corpus.parquet", lambda path: write_parquet(path, ["", ""]), "parquet holds no text"),
-        ("corpus.parquet", lambda path: (path.unlink(), os.mkfifo(path)), "corpus.parquet is not a file: give"),
-        ("corpus.parquet", lambda path: (path.unlink(), path.mkdir(), (path / "x.parquet").mkdir()), "is not a file"),
+        (
+            "corpus.parquet",
+            lambda path: (path.unlink(), os.mkfifo(path)),
+            "corpus.parquet is not a file: give",
+        ),
+        (
+            "corpus.parquet",
+            lambda path: (path.unlink(), path.mkdir(), (path / "x.parquet").mkdir()),
+            "is not a file",
+        ),
         ("corpus.parquet", lambda path: (path.unlink(), path.mkdir()), "holds no *.parquet file"),
-        ("tokenizer.json", lambda path: write_tokenizer(path, {"w1": 0}), "no end-of-text token: add one of"),
-        ("tokenizer.json", lambda path: (path.unlink(), os.mkfifo(path)), "tokenizer.json does not exist"),
+        (
+            "tokenizer.json",
+            lambda path: write_tokenizer(path, {"w1": 0}),
+            "no end-of-text token: add one of",
+        ),
+        (
+            "tokenizer.json",
+            lambda path: (path.unlink(), os.mkfifo(path)),
+            "tokenizer.json does not exist",
+        ),
         ("tokenizer.json", lambda path: path.write_text("{}"), "could not be read"),
         ("tokenizer.json", tokenizer_without_unknown, "cannot encode the corpus"),
-        ("tokenizer.json", token_far_away, "has a token of number 4,000,000,000: number them from 0"),
-        ("cache", lambda path: path.write_text(""), "File exists: name a data.cache_dir that can be written"),
+        (
+            "tokenizer.json",
+            token_far_away,
+            "has a token of number 4,000,000,000: number them from 0",
+        ),
+        (
+            "cache",
+            lambda path: path.write_text(""),
+            "File exists: name a data.cache_dir that can be written",
+        ),
     ],
 )
 def test_bad_file_gets_one_sentence(config, tmp_path, name, spoil, sentence):
@@ -209,14 +261,26 @@ def test_bad_file_gets_one_sentence(config, tmp_path, name, spoil, sentence):
     [
         ("training.dataset_path", None, "needs training.dataset_path"),
         ("training.dataset_path", "corpse.parquet", "corpse.parquet is not a file: give"),
-        ("training.dataset_path", "x" * 300, "could not be read (OSError: [Errno 36] File name too long"),
-        ("data.text_column", "texts", "unknown column `texts`; did you mean `text`? known: id, text"),
+        (
+            "training.dataset_path",
+            "x" * 300,
+            "could not be read (OSError: [Errno 36] File name too long",
+        ),
+        (
+            "data.text_column",
+            "texts",
+            "unknown column `texts`; did you mean `text`? known: id, text",
+        ),
         ("data.text_column", "id", "column 'id' of corpus.parquet does not hold text"),
         ("data.cache_dir", "/proc/nowhere/data", "name a data.cache_dir that can be written"),
         ("data.cache_dir", "x" * 300, "File name too long: name a data.cache_dir"),
         ("model.hf_assets_path", "./llama", "model.hf_assets_path=./llama: llama does not exist"),
         ("model.hf_assets_path", "empty", "empty/tokenizer.json does not exist"),
-        ("model.hf_assets_path", "corpus.parquet", "model.hf_assets_path=corpus.parquet could not be read"),
+        (
+            "model.hf_assets_path",
+            "corpus.parquet",
+            "model.hf_assets_path=corpus.parquet could not be read",
+        ),
     ],
 )
 def test_bad_setting_gets_one_sentence(config, tmp_path, monkeypatch, key, value, sentence):
@@ -236,7 +300,10 @@ def test_a_full_disk_leaves_nothing_behind(config, monkeypatch, where):
     prepared = prepare(config).path
     shutil.rmtree(prepared)
     monkeypatch.setattr(where, full)
-    assert "No space left on device: name a data.cache_dir that can be written and has room" in refused(config)
+    assert (
+        "No space left on device: name a data.cache_dir that can be written and has room"
+        in refused(config)
+    )
     monkeypatch.undo()
     assert [path.name for path in prepared.parent.iterdir()] == [f".{prepared.name}.lock"]
 
@@ -246,10 +313,15 @@ def test_what_a_killed_process_left_is_removed(config):
     shutil.rmtree(prepared)
     (prepared.parent / f".{prepared.name}.killed.partial").mkdir()
     assert prepare(config).path == prepared
-    assert {path.name for path in prepared.parent.iterdir()} == {f".{prepared.name}.lock", prepared.name}
+    assert {path.name for path in prepared.parent.iterdir()} == {
+        f".{prepared.name}.lock",
+        prepared.name,
+    }
 
 
-def test_a_file_system_without_locks_costs_a_warning_and_who_is_first_is_believed(config, monkeypatch, caplog):
+def test_a_file_system_without_locks_costs_a_warning_and_who_is_first_is_believed(
+    config, monkeypatch, caplog
+):
     def no_locks(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -259,7 +331,10 @@ def test_a_file_system_without_locks_costs_a_warning_and_who_is_first_is_believe
     monkeypatch.setattr("os.fsync", lambda _: path.exists() or shutil.move(f"{path}.first", path))
     assert prepare(config).path == path
     assert {entry.name for entry in path.parent.iterdir()} == {f".{path.name}.lock", path.name}
-    assert f"{path.parent}: No locks available: several processes may prepare the same data" in caplog.text
+    assert (
+        f"{path.parent}: No locks available: several processes may prepare the same data"
+        in caplog.text
+    )
 
 
 def change_meta(path):
@@ -267,7 +342,9 @@ def change_meta(path):
     meta.write_text(json.dumps(json.loads(meta.read_text()) | {"dtype": "float16"}))
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "documents.npy", "meta.json", "tokenizer.json", "checksum"])
+@pytest.mark.parametrize(
+    "name", ["tokens.bin", "documents.npy", "meta.json", "tokenizer.json", "checksum"]
+)
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -284,4 +361,6 @@ def change_meta(path):
 def test_damaged_file_says_what_to_delete(config, name, spoil):
     path = prepare(config).path
     spoil(path / name)
-    assert re.fullmatch(f"the token file {path} is damaged .*: delete that folder and run again", refused(config))
+    assert re.fullmatch(
+        f"the token file {path} is damaged .*: delete that folder and run again", refused(config)
+    )

@@ -18,7 +18,9 @@ NEVER_CLEANED_UP = "import atexit, runpy, time; atexit.register(time.sleep, 600)
         ("data prepare baselin", 2, "did you mean"),
         ("study baselin", 2, "did you mean"),
         ("bench baselin", 2, "did you mean"),
-        pytest.param("profiling.worker nowhere.yaml record.json", 1, "error:", marks=pytest.mark.slow),
+        pytest.param(
+            "profiling.worker nowhere.yaml record.json", 1, "error:", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_commands_do_not_wait_for_the_interpreters_clean_up(command, code, sentence):
@@ -28,24 +30,38 @@ def test_commands_do_not_wait_for_the_interpreters_clean_up(command, code, sente
     assert done.returncode == code and sentence in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("experiments/[a-z]*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("experiments/[a-z]*.py")), ids=lambda path: path.stem
+)
 def test_every_command_leaves_so(path):
     assert 'if __name__ == "__main__":\n    leave(' in path.read_text()
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "sentence"), [("1 / 0", 1, "ZeroDivisionError"), ("number('X', 0)", 2, "X is 'nonsense'")]
+    ("command", "code", "sentence"),
+    [("1 / 0", 1, "ZeroDivisionError"), ("number('X', 0)", 2, "X is 'nonsense'")],
 )
 def test_a_command_that_raises_says_why_and_leaves(command, code, sentence, monkeypatch):
     monkeypatch.setenv("X", "nonsense")
-    imports = "from experiments.jobs.exit_codes import leave; from experiments.jobs.ranks import number; "
-    done = processes.run([sys.executable, "-c", f"{NEVER_CLEANED_UP}{imports}leave(lambda: {command})"], check=False)
-    assert done.returncode == code and sentence in done.stderr and ("Traceback" in done.stderr) == (code == 1)
+    imports = (
+        "from experiments.jobs.exit_codes import leave; from experiments.jobs.ranks import number; "
+    )
+    done = processes.run(
+        [sys.executable, "-c", f"{NEVER_CLEANED_UP}{imports}leave(lambda: {command})"], check=False
+    )
+    assert (
+        done.returncode == code
+        and sentence in done.stderr
+        and ("Traceback" in done.stderr) == (code == 1)
+    )
 
 
-@pytest.mark.parametrize("redirection", ["> /dev/full", ">&-", "| head -c 1", "> /dev/full 2> /dev/full"])
+@pytest.mark.parametrize(
+    "redirection", ["> /dev/full", ">&-", "| head -c 1", "> /dev/full 2> /dev/full"]
+)
 def test_output_that_cannot_be_written_changes_no_exit_code(redirection):
-    """Also where much is printed after a pipe has closed. `pipefail` gives the command's own code."""
+    """Also where much is printed after a pipe has closed. `pipefail` gives the command's own
+    code."""
     line = (
         "import logging, sys; from rich.console import Console; from experiments.jobs.exit_codes import leave\n"
         "def command():\n"
@@ -56,7 +72,8 @@ def test_output_that_cannot_be_written_changes_no_exit_code(redirection):
         "leave(command)"
     )
     done = processes.run(
-        ["bash", "-o", "pipefail", "-c", f'"$0" -c "$1" {redirection}', sys.executable, line], check=False
+        ["bash", "-o", "pipefail", "-c", f'"$0" -c "$1" {redirection}', sys.executable, line],
+        check=False,
     )
     assert done.returncode == 3 and "Error" not in done.stderr and "Traceback" not in done.stderr
 
@@ -85,9 +102,12 @@ leave(command)
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["hangs", "works"])
 def test_the_compile_pool_is_not_waited_for_and_ends(pool, monkeypatch):
-    """pytorch issue 162199: at a regular end, a pool that does not answer is waited for, for 300 s."""
+    """pytorch issue 162199: at a regular end, a pool that does not answer is waited for, for 300
+    s."""
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "2")
-    with processes.started([sys.executable, "-c", POOL, pool], stdout=subprocess.PIPE, text=True) as process:
+    with processes.started(
+        [sys.executable, "-c", POOL, pool], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.wait(120) == 0
         workers = [int(pid) for pid in process.stdout.read().split()]
         assert len(workers) >= 2 and (pool == "hangs" or all(map(processes.ends, workers)))

@@ -10,7 +10,8 @@ from experiments.jobs import placement
 
 @pytest.fixture
 def sysfs(tmp_path):
-    """A Grace Hopper node: four memory nodes with cores, and the memory of four GPUs as nodes without."""
+    """A Grace Hopper node: four memory nodes with cores, and the memory of four GPUs as nodes
+    without."""
     for node in range(8):
         folder = tmp_path / f"devices/system/node/node{node}"
         folder.mkdir(parents=True)
@@ -36,11 +37,17 @@ def test_gpus_are_those_that_the_cluster_gave(visible, gpus, monkeypatch):
     assert placement.gpus() == gpus
 
 
-@pytest.mark.parametrize(("nearest", "node"), [(-1, 2), (1, 1), (5, 2)])  # unknown; known; a GPU's own memory
+@pytest.mark.parametrize(
+    ("nearest", "node"), [(-1, 2), (1, 1), (5, 2)]
+)  # unknown; known; a GPU's own memory
 def test_a_run_is_bound_to_the_cores_and_memory_of_its_gpu(nearest, node, sysfs, tool, monkeypatch):
     monkeypatch.setattr(placement, "_nearest", lambda gpu, root: nearest)
     tool("numactl", "exit 0")
-    assert placement.binding("2", 2, sysfs) == ["numactl", f"--cpunodebind={node}", f"--membind={node}"]
+    assert placement.binding("2", 2, sysfs) == [
+        "numactl",
+        f"--cpunodebind={node}",
+        f"--membind={node}",
+    ]
     assert placement.binding(None, 0, sysfs) == []
     tool("numactl", "exit 1")  # as in a container whose memory may not be chosen
     assert placement.binding("2", 2, sysfs) == []
@@ -56,9 +63,16 @@ def test_the_kernels_memory_node_of_a_gpu(sysfs, tool):
 
 def test_what_is_started_is_no_rank_of_what_started_it(monkeypatch):
     """As where a study is started by torchrun, or by a shell in which its variables are set."""
-    told = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    told = {
+        "WORLD_SIZE": "1",
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
     for name in told:
         monkeypatch.setenv(name, "2" if told[name].isdecimal() else "True")
     printed = f"import os; print(*map(os.environ.get, {list(told)}))"
-    child = placement.start(["timeit", "-n1", "-r1", printed], None, 0, stdout=subprocess.PIPE, text=True)
+    child = placement.start(
+        ["timeit", "-n1", "-r1", printed], None, 0, stdout=subprocess.PIPE, text=True
+    )
     assert child.communicate()[0].splitlines()[0].split() == list(told.values())

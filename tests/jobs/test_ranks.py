@@ -9,7 +9,15 @@ from experiments.jobs.ranks import set_rank_environment
 from models.errors import InputError
 from tests import processes
 
-NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
+NAMES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_PROCID",
+)
 SRUN = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
 MEETING = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
@@ -22,7 +30,9 @@ def environment(monkeypatch):
     return variables
 
 
-@pytest.mark.parametrize(("variables", "ranks"), [({}, (0, 1)), (SRUN | MEETING, (5, 8)), (TORCHRUN | MEETING, (1, 2))])
+@pytest.mark.parametrize(
+    ("variables", "ranks"), [({}, (0, 1)), (SRUN | MEETING, (5, 8)), (TORCHRUN | MEETING, (1, 2))]
+)
 def test_ranks(environment, variables, ranks):
     environment |= variables
     assert set_rank_environment() == ranks
@@ -34,7 +44,10 @@ def test_ranks(environment, variables, ranks):
     [
         (SRUN, "export MASTER_ADDR"),
         ({"SLURM_STEP_NUM_TASKS": "8"}, "SLURM_PROCID is not: unset it, or start with srun"),
-        ({"SLURM_STEP_NUM_TASKS": "many"}, "SLURM_STEP_NUM_TASKS is 'many': set it to 0 or more, or unset it"),
+        (
+            {"SLURM_STEP_NUM_TASKS": "many"},
+            "SLURM_STEP_NUM_TASKS is 'many': set it to 0 or more, or unset it",
+        ),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is set and RANK is not"),
         ({"RANK": "0"}, "RANK is set and WORLD_SIZE is not"),
         (TORCHRUN | {"RANK": "-1"}, "RANK is '-1'"),

@@ -42,7 +42,8 @@ def test_a_request_before_the_first_step_ends_at_once(stop):
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_boundary(stop):
-    """The first one does, also after another request; what follows within a second is the same, by another way."""
+    """The first one does, also after another request; what follows within a second is the same, by
+    another way."""
     stop.deferred = True
     for number in signal.SIGTERM, signal.SIGINT, signal.SIGINT:
         send(number)
@@ -53,14 +54,17 @@ def test_a_second_ctrl_c_does_not_wait_for_the_boundary(stop):
 
 
 def test_a_second_ctrl_c_on_a_study_ends_its_runs_at_once(stop, tmp_path, monkeypatch):
-    """The run gets SIGTERM for the first and waits for its step; the study's own second one reaches it as SIGINT."""
+    """The run gets SIGTERM for the first and waits for its step; the study's own second one reaches
+    it as SIGINT."""
     monkeypatch.setattr(placement, "gpus", lambda: [None])
     started = []
 
     def start(arguments, gpu, place, environment, stdout, stderr):
         variables = os.environ | environment | {STUDY_PID: str(os.getpid())}
         command = [sys.executable, "-c", BUSY.format(True)]
-        child = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True)
+        child = subprocess.Popen(
+            command, env=variables, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
+        )
         started.append((child.stdout.readline(), variables["TORCHINDUCTOR_CACHE_DIR"]))
         os.kill(os.getpid(), signal.SIGINT)
         return child
@@ -88,7 +92,9 @@ def test_a_run_does_not_outlive_its_study():
         f"child = subprocess.Popen([sys.executable, '-c', {BUSY.format(False)!r}], stdout=subprocess.PIPE)\n"
         "child.stdout.readline(); print(child.pid, flush=True); child.wait()"
     )
-    with processes.started([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+    with processes.started(
+        [sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True
+    ) as process:
         child_pid = int(process.stdout.readline())
         process.kill()
         process.wait()

@@ -26,15 +26,21 @@ def test_a_study_of_named_recipes():
 
 def test_folders_that_are_refused(tmp_path, fails):
     (tmp_path / "file").touch()
-    assert "cannot be written, because of" in fails(*BASELINE, "--dry-run", "--out", tmp_path / "file/x")
+    assert "cannot be written, because of" in fails(
+        *BASELINE, "--dry-run", "--out", tmp_path / "file/x"
+    )
     (tmp_path / "other").mkdir()
     (tmp_path / "other/study.yaml").write_text(PLAN)
     assert "holds another study" in fails(*BASELINE, "--seeds", "1", "--out", tmp_path / "other")
     (tmp_path / "run").mkdir()
     (tmp_path / "run/manifest.json").write_text("{}")
-    assert "holds a run, and a study needs a folder of its own" in fails(*BASELINE, "--out", tmp_path / "run")
+    assert "holds a run, and a study needs a folder of its own" in fails(
+        *BASELINE, "--out", tmp_path / "run"
+    )
     locked = lock(tmp_path / "used", "study")
-    assert "is being written by another study that is alive" in fails(*BASELINE, "--out", tmp_path / "used")
+    assert "is being written by another study that is alive" in fails(
+        *BASELINE, "--out", tmp_path / "used"
+    )
     os.close(locked)
     assert [path.name for path in (tmp_path / "used").iterdir()] == [".lock"]
 
@@ -45,7 +51,10 @@ def test_folders_that_are_refused(tmp_path, fails):
         (["--seeds=0,-1"], "expected numbers of 0 and more"),
         (["--seeds="], "expected numbers of 0 and more"),
         ([f"--seeds=0,{10**20}"], "seeds: expected at least 0 and less than 1e+18, got 1000"),
-        (["--budget", "3", "training.steps=5"], "--budget 3 is too little: ending a run and the table alone take"),
+        (
+            ["--budget", "3", "training.steps=5"],
+            "--budget 3 is too little: ending a run and the table alone take",
+        ),
     ],
 )
 def test_what_is_refused_leaves_no_folder(arguments, sentence, fails, tmp_path):
@@ -54,7 +63,9 @@ def test_what_is_refused_leaves_no_folder(arguments, sentence, fails, tmp_path):
 
 
 def test_each_run_of_a_study_is_there_once(tmp_path):
-    (tmp_path / "study.yaml").write_text(PLAN.replace("[0]", "[1, 0, 1]").replace("[baseline]", "[baseline, baseline]"))
+    (tmp_path / "study.yaml").write_text(
+        PLAN.replace("[0]", "[1, 0, 1]").replace("[baseline]", "[baseline, baseline]")
+    )
     assert list(studies.load([str(tmp_path)]).runs()) == [("baseline", 1), ("baseline", 0)]
 
 
@@ -89,7 +100,9 @@ def test_dry_run_of_a_complete_study_would_run_nothing(tmp_path, capsys):
     (tmp_path / "baseline/seed0/manifest.json").write_text('{"status": "completed"}')
     assert study.main(["baseline", "--overlay", "cpu", "--dry-run", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert f"complete already: {tmp_path / 'baseline/seed0'}" in printed and "would run" not in printed
+    assert (
+        f"complete already: {tmp_path / 'baseline/seed0'}" in printed and "would run" not in printed
+    )
 
 
 def test_page_that_cannot_be_written_costs_no_table(tmp_path, monkeypatch, capsys):
@@ -103,10 +116,14 @@ def test_page_that_cannot_be_written_costs_no_table(tmp_path, monkeypatch, capsy
 
 
 def test_a_studys_mistakes_come_with_their_lines(tmp_path):
-    (tmp_path / "study.yaml").write_text("description: x\nrecipes: baseline\nbaseline: baseline\nseedz: [0]\n")
+    (tmp_path / "study.yaml").write_text(
+        "description: x\nrecipes: baseline\nbaseline: baseline\nseedz: [0]\n"
+    )
     with pytest.raises(InputError) as caught:
         studies.load([str(tmp_path)])
-    assert "study.yaml:2: recipes: " in str(caught.value) and "study.yaml:4: seedz: " in str(caught.value)
+    assert "study.yaml:2: recipes: " in str(caught.value) and "study.yaml:4: seedz: " in str(
+        caught.value
+    )
     assert "seeds: is missing" in str(caught.value)
 
 

@@ -15,17 +15,26 @@ pytestmark = pytest.mark.slow
 
 
 def test_study_goes_on_after_a_failure_and_later_from_where_it_was(tmp_path, monkeypatch):
-    """The first recipe misses a compiler, the second needs none; called again, only the first is run.
+    """The first recipe misses a compiler, the second needs none; called again, only the first is
+    run.
 
-    It compiles its loss in a cache of its own, which is gone afterwards: whatever was compiled before, it starts cold.
+    It compiles its loss in a cache of its own, which is gone afterwards: whatever was compiled
+    before, it starts cold.
     """
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the study's, and not its runs', who share C++ headers
+    monkeypatch.setattr(
+        tempfile, "tempdir", str(tmp_path)
+    )  # the study's, and not its runs', who share C++ headers
     monkeypatch.setattr(runner, "set_by_user", lambda variable: False)
     monkeypatch.setattr(study, "write_page", Mock())  # which would draw figures for seconds
     out, fast = tmp_path / "study", [*SMALL, "training.steps=3", "compile.components=[loss]"]
     out.mkdir()
-    plan = {"description": "x", "recipes": ["baseline_compiled", "baseline"], "baseline": "baseline", "seeds": [0]}
+    plan = {
+        "description": "x",
+        "recipes": ["baseline_compiled", "baseline"],
+        "baseline": "baseline",
+        "seeds": [0],
+    }
     (out / "study.yaml").write_text(yaml.safe_dump(plan | {"overlays": ["cpu"], "overrides": fast}))
     code, printed = run_study(out)
     assert code == 1
@@ -37,5 +46,8 @@ def test_study_goes_on_after_a_failure_and_later_from_where_it_was(tmp_path, mon
     assert code == 0
     assert f"complete already: {out / 'baseline' / 'seed0'}" in printed
     assert "baseline_compiled seed 0: completed at step 3" in printed
-    assert json.loads((out / "baseline_compiled/seed0/timing.json").read_text())["compile_cache"] == "cold"
+    assert (
+        json.loads((out / "baseline_compiled/seed0/timing.json").read_text())["compile_cache"]
+        == "cold"
+    )
     assert not list(tmp_path.glob("compile-cache-*"))

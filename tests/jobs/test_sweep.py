@@ -25,7 +25,11 @@ def test_a_cell_is_a_study_with_overrides():
     assert len(cells) == 5 * 3 * 3 and [cell.values["model.flavor"] for cell in cells[::9]] == BLOG
     cell = next(cell for cell in cells if cell.name == "qwen3-14B_seq8192_processes4")
     assert cell.study.processes == 4 and cell.study.axes == {}
-    assert cell.study.overrides[-3:] == ["model.name=qwen3", "model.flavor=qwen3-14B", "training.seq_len=8192"]
+    assert cell.study.overrides[-3:] == [
+        "model.name=qwen3",
+        "model.flavor=qwen3-14B",
+        "training.seq_len=8192",
+    ]
 
 
 def test_every_beginning_of_the_order_covers_the_axes_evenly():
@@ -35,7 +39,9 @@ def test_every_beginning_of_the_order_covers_the_axes_evenly():
         for end in range(size, 46):
             seen = Counter(cell.values[axis] for cell in order[:end])
             assert len(seen) == size and max(seen.values()) - min(seen.values()) <= 2, (axis, end)
-    assert len({(cell.values["model.flavor"], cell.values["processes"]) for cell in order[:15]}) == 15
+    assert (
+        len({(cell.values["model.flavor"], cell.values["processes"]) for cell in order[:15]}) == 15
+    )
 
 
 @pytest.mark.parametrize("seq_len", ["training.seq_len=64", "training={seq_len: 64}"])
@@ -49,7 +55,10 @@ def test_what_the_command_line_sets_is_no_axis_any_more(seq_len):
 @pytest.mark.parametrize(
     ("axes", "sentence"),
     [
-        ({"training": {"steps": [1]}}, "study.yaml:6: axes: training.steps is no axis; there are model.flavor, "),
+        (
+            {"training": {"steps": [1]}},
+            "study.yaml:6: axes: training.steps is no axis; there are model.flavor, ",
+        ),
         ({"processes": [0]}, "axes: processes: expected a list of numbers of 1 and more"),
         ({"processes": [-1, 2]}, "axes: processes: expected a list of numbers of 1 and more"),
         ({"model": {"flavor": "cpu"}}, "axes: model.flavor: expected a list of names"),
@@ -57,8 +66,16 @@ def test_what_the_command_line_sets_is_no_axis_any_more(seq_len):
     ],
 )
 def test_axes_that_are_refused(axes, sentence, tmp_path):
-    plan = {"description": "x", "recipes": ["baseline"], "baseline": "baseline", "seeds": [0], "overlays": ["cpu"]}
-    text = yaml.safe_dump(plan, sort_keys=False, default_flow_style=None) + yaml.safe_dump({"axes": axes})
+    plan = {
+        "description": "x",
+        "recipes": ["baseline"],
+        "baseline": "baseline",
+        "seeds": [0],
+        "overlays": ["cpu"],
+    }
+    text = yaml.safe_dump(plan, sort_keys=False, default_flow_style=None) + yaml.safe_dump(
+        {"axes": axes}
+    )
     (tmp_path / "study.yaml").write_text(text)
     with pytest.raises(InputError, match=sentence):
         studies.load([str(tmp_path)])
@@ -88,7 +105,8 @@ axes:
 
 @pytest.fixture
 def node(monkeypatch, tmp_path):
-    """(folder of a sweep, turns) on two GPUs of 128 MB each; `turns` are the runs of each turn, which takes 30 s."""
+    """(folder of a sweep, turns) on two GPUs of 128 MB each; `turns` are the runs of each turn,
+    which takes 30 s."""
     turns, now = [], [0.0]
 
     def run_all(runs: list[Run], *args) -> list[int]:
@@ -112,9 +130,15 @@ def test_cells_that_do_not_fit_stay_in_the_table(node):
     folder, turns = node
     code, printed = run_study(folder)
     assert code == 0 and [len(turn) for turn in turns] == [6]  # of one process, and small enough
-    assert printed.count("takes 4 GPUs, and 2 are here") == 8 and printed.count("needs about 0.1 GiB of 0 GiB") == 2
+    assert (
+        printed.count("takes 4 GPUs, and 2 are here") == 8
+        and printed.count("needs about 0.1 GiB of 0 GiB") == 2
+    )
     record = json.loads((folder / "qwen3-cpu_seq256_processes1/cell.json").read_text())
-    assert record["needed"] > record["available"] == 128e6 and record["values"]["training.seq_len"] == 256
+    assert (
+        record["needed"] > record["available"] == 128e6
+        and record["values"]["training.seq_len"] == 256
+    )
 
 
 def test_a_budget_begins_whole_cells_and_the_sweep_goes_on(node):
@@ -137,5 +161,10 @@ def test_a_dry_run_lists_the_cells_for_other_gpus(capsys, fails):
     assert "3 cells, 2 of which B200 can run" in printed
     assert "processes1: cannot run: needs about 179.1 GiB of 168 GiB" in printed
     assert "processes4: would run: about 97.8 GiB of 168 GiB" in printed
-    assert study.main(["sweep_b200_blog", "model.flavor=llama3.2-1B", *keys[2:], "--dry-run", "--gpu", "a100"]) == 0
+    assert (
+        study.main(
+            ["sweep_b200_blog", "model.flavor=llama3.2-1B", *keys[2:], "--dry-run", "--gpu", "a100"]
+        )
+        == 0
+    )
     assert "processes1: cannot run: A100 has no FP8 units" in capsys.readouterr().out

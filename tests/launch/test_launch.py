@@ -1,4 +1,5 @@
-"""The job files on a real Slurm with fake GPUs: submitted as a user submits them, with the CPU overlay."""
+"""The job files on a real Slurm with fake GPUs: submitted as a user submits them, with the CPU
+overlay."""
 
 import json
 import os
@@ -23,10 +24,13 @@ KEYS = ["compile.enable=false", "training.seq_len=64", "training.local_batch_siz
         "checkpoint.enable=true", "checkpoint.interval=10", "checkpoint.keep_latest_k=2"]  # fmt: skip
 STUDY, MULTINODE = "launch/alps_fp8.sbatch", "launch/alps_multinode.sbatch"
 HAS_SLURM = all(
-    shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin") for name in ("slurmctld", "slurmd", "munged")
+    shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin")
+    for name in ("slurmctld", "slurmd", "munged")
 )
 
-slurm = pytest.mark.skipif(not HAS_SLURM, reason="needs Slurm: slurmctld slurmd slurm-client munge libslurm-dev gcc")
+slurm = pytest.mark.skipif(
+    not HAS_SLURM, reason="needs Slurm: slurmctld slurmd slurm-client munge libslurm-dev gcc"
+)
 
 
 class Cluster:
@@ -46,7 +50,9 @@ class Cluster:
 
     def submit(self, *arguments: str) -> str:
         """Number of a job; arguments before the job file are sbatch's."""
-        return self.command("sbatch", "--parsable", f"--output={self.logs}/%j.log", *map(str, arguments))
+        return self.command(
+            "sbatch", "--parsable", f"--output={self.logs}/%j.log", *map(str, arguments)
+        )
 
     def log(self, job: str) -> str:
         path = self.logs / f"{job}.log"
@@ -87,7 +93,10 @@ def cluster(tmp_path_factory):
     script = [ROOT / "tests/launch/slurm.sh", "up", folder / "slurm"]
     try:
         yield Cluster(
-            folder, subprocess.run(script, capture_output=True, text=True, timeout=120, check=True).stdout.strip()
+            folder,
+            subprocess.run(
+                script, capture_output=True, text=True, timeout=120, check=True
+            ).stdout.strip(),
         )
     finally:
         processes.run([*script[:1], "down", *script[2:]])
@@ -96,7 +105,9 @@ def cluster(tmp_path_factory):
 class Job:
     """A job that was submitted, and what is done to its run, in a thread, once that trains."""
 
-    def __init__(self, cluster: Cluster, arguments: list[str], folder: str, run: str, act=lambda job: None):
+    def __init__(
+        self, cluster: Cluster, arguments: list[str], folder: str, run: str, act=lambda job: None
+    ):
         self.cluster, self.number = cluster, cluster.submit(*arguments)
         self.folder = cluster.runs / f"{folder}-{self.number}"
         self.run = self.folder / run
@@ -117,7 +128,9 @@ def hold_until_signalled(job: Job) -> None:
     pid = manifest_of(job.run)["pid"]
     os.kill(pid, signal.SIGSTOP)
     usr1, status = 1 << (signal.SIGUSR1 - 1), Path(f"/proc/{pid}/status")
-    with suppress(ProcessLookupError, FileNotFoundError):  # a slow machine's time limit may have ended it
+    with suppress(
+        ProcessLookupError, FileNotFoundError
+    ):  # a slow machine's time limit may have ended it
         until(lambda: int(re.search(r"ShdPnd:\s*(\w+)", status.read_text())[1], 16) & usr1)
         os.kill(pid, signal.SIGCONT)
 
@@ -152,7 +165,8 @@ def jobs(cluster) -> dict[str, Job]:
 
 @pytest.fixture(scope="module")
 def four(jobs):
-    """(folder, last state, log) of the four recipes side by side, one of which, baseline_compiled, is killed."""
+    """(folder, last state, log) of the four recipes side by side, one of which, baseline_compiled,
+    is killed."""
     job = jobs["four"]
     return job.folder, job.end(), job.cluster.log(job.number)
 
@@ -168,13 +182,20 @@ def uninterrupted(four):
 def test_shell_files_are_clean():
     if not shutil.which("shellcheck"):
         pytest.skip("needs shellcheck")
-    files = [*ROOT.glob("launch/*.sh"), *ROOT.glob("launch/*.sbatch"), ROOT / "tests/launch/slurm.sh", ROOT / ".ci/run"]
+    files = [
+        *ROOT.glob("launch/*.sh"),
+        *ROOT.glob("launch/*.sbatch"),
+        ROOT / "tests/launch/slurm.sh",
+        ROOT / ".ci/run",
+    ]
     processes.run(["shellcheck", "-x", *files])
 
 
 def login(*arguments: str, file=STUDY) -> subprocess.CompletedProcess:
     """The job file as a program on a login node."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("SLURM")
+    }
     command = ["bash", file, *arguments]
     environment["PYTHON"] = sys.executable
     return processes.run(command, check=False, env=environment)
@@ -182,17 +203,26 @@ def login(*arguments: str, file=STUDY) -> subprocess.CompletedProcess:
 
 @pytest.mark.slow
 def test_dry_run_on_a_login_node_says_what_would_run():
-    done = login("--dry-run", "--overlay", "cpu", "--seeds", "0,1", "baseline", "tensorwise_fp8_compiled")
+    done = login(
+        "--dry-run", "--overlay", "cpu", "--seeds", "0,1", "baseline", "tensorwise_fp8_compiled"
+    )
     assert done.returncode == 0, done.stderr
     would = [line for line in done.stdout.splitlines() if line.startswith("would run")]
-    assert len(would) == 4 and "tensorwise_fp8_compiled seed 1: 60 steps" in would[3] and "28 linear" in would[3]
+    assert (
+        len(would) == 4
+        and "tensorwise_fp8_compiled seed 1: 60 steps" in would[3]
+        and "28 linear" in would[3]
+    )
     assert "python_stdlib: " in done.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["tensorwise_fp8"], "unknown recipe `tensorwise_fp8`; did you mean tensorwise_fp8_compiled"),
+        (
+            ["tensorwise_fp8"],
+            "unknown recipe `tensorwise_fp8`; did you mean tensorwise_fp8_compiled",
+        ),
         (["baseline"], "submit it: sbatch"),
         (["baseline", "--overlay"], "--overlay needs a value"),
     ],
@@ -218,7 +248,9 @@ def test_unknown_name_ends_the_job_at_once(cluster):
     state = cluster.wait(job)
     assert (state["JobState"], state["ExitCode"]) == ("FAILED", "2:0")
     assert state["RunTime"] <= "00:00:03"  # it takes longer to import torch
-    assert "unknown recipe `rowise_fp8_compiled`; did you mean rowwise_fp8_compiled" in cluster.log(job)
+    assert "unknown recipe `rowise_fp8_compiled`; did you mean rowwise_fp8_compiled" in cluster.log(
+        job
+    )
 
 
 @slurm
@@ -237,7 +269,10 @@ def test_no_requeue_where_it_would_start_again_from_the_first_step(jobs):
     state, log = job.end(), job.cluster.log(job.number)
     assert (state["ExitCode"], state["Restarts"]) == ("75:0", "0")
     assert manifest_of(job.run)["status"] == "interrupted" and "requeued;" not in log
-    assert "not requeued (without checkpoint.enable=true unfinished runs start again from step 1). To go on: " in log
+    assert (
+        "not requeued (without checkpoint.enable=true unfinished runs start again from step 1). To go on: "
+        in log
+    )
 
 
 @slurm
@@ -246,8 +281,13 @@ def test_four_recipes_side_by_side_each_on_its_own_gpu(four):
     folder, _, log = four
     manifests = [manifest_of(folder / recipe / "seed0") for recipe in FOUR]
     assert [m["hardware"]["visible_devices"] for m in manifests] == ["0", "1", "2", "3"]
-    assert max(m["start"] for m in manifests) < min(m["end"] for m in manifests if m["status"] == "completed")
-    assert "Should this Llama be trained in FP8?" in log and (folder / "report.html").stat().st_size > 10_000
+    assert max(m["start"] for m in manifests) < min(
+        m["end"] for m in manifests if m["status"] == "completed"
+    )
+    assert (
+        "Should this Llama be trained in FP8?" in log
+        and (folder / "report.html").stat().st_size > 10_000
+    )
 
 
 @slurm
@@ -263,11 +303,15 @@ def test_one_failure_stops_no_other_and_shows_in_the_exit_code(four):
 @slurm
 @pytest.mark.slow
 def test_more_runs_than_gpus_and_scancel(cluster, jobs, uninterrupted):
-    """One GPU, two seeds: the second waits. Cancelled under the first, whose checkpoint the folder goes on from."""
+    """One GPU, two seeds: the second waits. Cancelled under the first, whose checkpoint the folder
+    goes on from."""
     job = jobs["queue"]
     assert job.end()["JobState"] == "CANCELLED"
     until(lambda: manifest_of(job.run)["status"] != "running")
-    assert manifest_of(job.run)["status"] == "interrupted" and not (job.folder / "baseline/seed1").exists()
+    assert (
+        manifest_of(job.run)["status"] == "interrupted"
+        and not (job.folder / "baseline/seed1").exists()
+    )
     last = lines_of(job.run)[-1]["step"]
     assert losses_of(job.run) == uninterrupted[:last]
     again = cluster.submit("--gpus-per-node=1", STUDY, str(job.folder))
@@ -288,7 +332,9 @@ def test_two_nodes_stop_together_are_requeued_and_go_on(cluster, jobs):
     first, last = manifest_of(job.run / "attempt1"), manifest_of(job.run)
     assert (first["status"], last["status"], last["world_size"]) == ("interrupted", "completed", 2)
     assert [line["step"] for line in lines_of(job.run)] == list(range(1, STEPS + 1))
-    assert json.loads((job.run / "attempt1/proof.json").read_text())["fp8_share_of_matmul_flops"] == pytest.approx(0.75)
+    assert json.loads((job.run / "attempt1/proof.json").read_text())[
+        "fp8_share_of_matmul_flops"
+    ] == pytest.approx(0.75)
 
 
 @slurm
@@ -296,7 +342,9 @@ def test_two_nodes_stop_together_are_requeued_and_go_on(cluster, jobs):
 def test_time_limit_requeues_and_the_run_goes_on_where_it_was(jobs, uninterrupted):
     job = jobs["limited"]
     state = job.end()
-    assert state["JobState"] == "COMPLETED" and int(state["Restarts"]) >= 1, job.cluster.log(job.number)
+    assert state["JobState"] == "COMPLETED" and int(state["Restarts"]) >= 1, job.cluster.log(
+        job.number
+    )
     assert manifest_of(job.run)["status"] == "completed" and losses_of(job.run) == uninterrupted
     before = (
         job.run / f"attempt{manifest_of(job.run)['attempt'] - 1}"

@@ -1,7 +1,7 @@
 """AdamW's kernels in Triton's interpreter, on CPU tensors.
 
-test_fused_adamw.py runs this file with pytest in a process of its own, and as two ranks that shard a model, because
-Triton has to find TRITON_INTERPRET=1 when it is imported.
+test_fused_adamw.py runs this file with pytest in a process of its own, and as two ranks that shard
+a model, because Triton has to find TRITON_INTERPRET=1 when it is imported.
 """
 
 import copy
@@ -17,7 +17,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from models.fused_adamw import CHUNK, NORM_TILE, STEP_TILE, FusedAdamW, gradient_norm
-from models.optimizer import OptimizersContainer  # by way of models.device, which comes before torchtitan
+from models.optimizer import (
+    OptimizersContainer,
+)  # by way of models.device, which comes before torchtitan
 from tests.models.interpreter import round_to_nearest
 from tests.models.test_fused_adamw import SETTINGS, check_steps, parameters
 
@@ -32,7 +34,10 @@ def test_a_step_is_adamws_in_float32_rounded_to_bf16(scale):
 
 def test_addresses_of_any_kind_and_groups_with_settings_of_their_own():
     even, odd = parameters([(64, 3)])[0], nn.Parameter(parameters([(4000,)])[0].detach()[1:])
-    groups = [{"params": [even], "lr": 1e-3}, {"params": [odd], "weight_decay": 0.0, "betas": (0.0, 0.9)}]
+    groups = [
+        {"params": [even], "lr": 1e-3},
+        {"params": [odd], "weight_decay": 0.0, "betas": (0.0, 0.9)},
+    ]
     assert odd.data_ptr() % 16
     check_steps(FusedAdamW(groups, **SETTINGS), 1.0, torch.float32)
 
@@ -54,12 +59,16 @@ def test_the_norm_is_in_float32_and_tells_what_is_not_finite():
     gradients = [torch.randn(shape).bfloat16() for shape in SHAPES]
     norm = gradient_norm(gradients)
     assert norm.dtype == torch.float32 and norm.ndim == 0
-    assert norm.item() == pytest.approx(torch.cat([g.flatten() for g in gradients]).double().norm().item(), rel=1e-6)
+    assert norm.item() == pytest.approx(
+        torch.cat([g.flatten() for g in gradients]).double().norm().item(), rel=1e-6
+    )
     gradients[2][-1] = float("inf")
     assert not gradient_norm(gradients).isfinite()
 
 
-@pytest.mark.parametrize("wrong", [torch.ones(4), torch.ones(4, 4).bfloat16().t()], ids=["float32", "transposed"])
+@pytest.mark.parametrize(
+    "wrong", [torch.ones(4), torch.ones(4, 4).bfloat16().t()], ids=["float32", "transposed"]
+)
 def test_what_the_kernels_cannot_read_is_refused(wrong):
     with pytest.raises(ValueError, match="contiguous bf16"):
         gradient_norm([wrong])
@@ -78,13 +87,16 @@ def test_states_of_pytorchs_adamw_load_and_its_own_load_there(how):
     first.step()
     for saved, loads in ((first, second), (second, third)):
         loads.load_state_dict(copy.deepcopy(saved.state_dict()))
-        for state, expected in zip(*(c.optimizers[0].state.values() for c in (loads, saved)), strict=True):
+        for state, expected in zip(
+            *(c.optimizers[0].state.values() for c in (loads, saved)), strict=True
+        ):
             assert state.keys() == expected.keys()
             assert all(torch.equal(state[key], expected[key]) for key in state)
 
 
 def main() -> None:
-    """Two steps of a sharded model and of a parameter that each rank has whole, beside the same in one process.
+    """Two steps of a sharded model and of a parameter that each rank has whole, beside the same in
+    one process.
 
     The second rank is a fork of the first, which imports torch once.
     """

@@ -2,8 +2,9 @@
 
     python -m tests.models.fp8_adamw_ranks FOLDER
 
-The first rank writes result.json: whether parameters and states are the same bits, sharded and whole, after some steps,
-and after as many more from a checkpoint in FOLDER. Ranks are forks of one process, which imports torch once.
+The first rank writes result.json: whether parameters and states are the same bits, sharded and
+whole, after some steps, and after as many more from a checkpoint in FOLDER. Ranks are forks of one
+process, which imports torch once.
 """
 
 import json
@@ -44,7 +45,9 @@ def train(model: nn.Module, optimizer, generator: torch.Generator, steps: int) -
             noise = torch.randn(2, *p.shape, generator=generator)
             gradient = (noise[0] * (4 * noise[1]).exp()).bfloat16()
             sharded = isinstance(p, DTensor)
-            p.grad = distribute_tensor(gradient, p.device_mesh, p.placements) if sharded else gradient
+            p.grad = (
+                distribute_tensor(gradient, p.device_mesh, p.placements) if sharded else gradient
+            )
         optimizer.step()
 
 
@@ -63,11 +66,17 @@ def main(folder: Path, rank: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2)
     alone, sharded, resumed = whole(), fully_shard(whole()), fully_shard(whole())
     optimizer = AdamWFp8LM(alone.parameters(), PAPER, **KEYS)
-    first, second = (OptimizersContainer([model], AdamWFp8LM, KEYS | {"dtypes": PAPER}) for model in (sharded, resumed))
+    first, second = (
+        OptimizersContainer([model], AdamWFp8LM, KEYS | {"dtypes": PAPER})
+        for model in (sharded, resumed)
+    )
     for model, each in ((alone, optimizer), (sharded, first)):
         train(model, each, torch.Generator().manual_seed(1), 10)
     result = {"sharded": same(sharded, first.optimizers[0], alone, optimizer)}
-    dcp.save({"model": get_model_state_dict(sharded), "optimizer": first}, checkpoint_id=folder / "checkpoint")
+    dcp.save(
+        {"model": get_model_state_dict(sharded), "optimizer": first},
+        checkpoint_id=folder / "checkpoint",
+    )
     weights = get_model_state_dict(resumed)
     checkpoint_files.load({"model": weights, "optimizer": second}, folder / "checkpoint")
     set_model_state_dict(resumed, weights)

@@ -1,7 +1,7 @@
 """The kernel of FP8's casts in Triton's interpreter, on CPU tensors, beside plain operators.
 
-test_fp8_linear.py runs this file with pytest in a process of its own, because Triton has to find TRITON_INTERPRET=1
-when it is imported.
+test_fp8_linear.py runs this file with pytest in a process of its own, because Triton has to find
+TRITON_INTERPRET=1 when it is imported.
 """
 
 import pytest
@@ -30,19 +30,25 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype.itemsize > 1:
         return torch.equal(a.nan_to_num(-1), b.nan_to_num(-1))
     nan = b.float().isnan()
-    return torch.equal(a.float().isnan(), nan) and torch.equal(a.view(torch.uint8)[~nan], b.view(torch.uint8)[~nan])
+    return torch.equal(a.float().isnan(), nan) and torch.equal(
+        a.view(torch.uint8)[~nan], b.view(torch.uint8)[~nan]
+    )
 
 
 VALUES = {
     "normal": lambda x: x,
     "of all sizes": lambda x: x * torch.logspace(-30, 30, x.shape[1]),  # most become 0 or subnormal
     "zeros": lambda x: x * 0,
-    "one that is not finite": lambda x: x.index_put((torch.tensor(1), torch.tensor(2)), torch.tensor(float("nan"))),
+    "one that is not finite": lambda x: x.index_put(
+        (torch.tensor(1), torch.tensor(2)), torch.tensor(float("nan"))
+    ),
 }
 
 
 @pytest.mark.parametrize("values", VALUES)
-@pytest.mark.parametrize("shape", [(16, 16), (TILE, 2 * TILE), (TILE + 16, 48), (3, 2 * TILE + 5)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(16, 16), (TILE, 2 * TILE), (TILE + 16, 48), (3, 2 * TILE + 5)], ids=str
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("low", [E4M3, E5M2])
 def test_both_are_what_plain_operators_cast(low, dtype, shape, values):
@@ -71,7 +77,9 @@ def test_the_operator_is_one_that_compilers_can_trust():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_layers_results_are_those_of_plain_operators(dtype, keep_weight, monkeypatch):
     skip_unless_multiplied("tensorwise")
-    made = results(Fp8Linear.from_float(linear(dtype), Products("tensorwise", keep_weight=keep_weight)), dtype)
+    made = results(
+        Fp8Linear.from_float(linear(dtype), Products("tensorwise", keep_weight=keep_weight)), dtype
+    )
     for module in (fp8_linear, fp8_operands):
         monkeypatch.setattr(module, "in_one_pass", plain)
     expected = results(Fp8Linear.from_float(linear(dtype), Products("tensorwise")), dtype)
@@ -80,9 +88,13 @@ def test_a_layers_results_are_those_of_plain_operators(dtype, keep_weight, monke
 
 @pytest.mark.parametrize("keep_weight", [True, False])
 def test_what_is_kept_for_the_backward_pass_is_in_fp8_but_weights_of_shards(keep_weight):
-    """A weight that FSDP2 gathered must not stay, so the backward pass takes it as the parameter that it was."""
+    """A weight that FSDP2 gathered must not stay, so the backward pass takes it as the parameter
+    that it was."""
     skip_unless_multiplied("tensorwise")
-    layer, kept = Fp8Linear.from_float(linear(), Products("tensorwise", keep_weight=keep_weight)), []
+    layer, kept = (
+        Fp8Linear.from_float(linear(), Products("tensorwise", keep_weight=keep_weight)),
+        [],
+    )
     with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x), x)[1], lambda x: x):
         layer(torch.randn(16, layer.in_features).bfloat16().requires_grad_())
     wide = [x for x in kept if x.dim() and x.dtype.itemsize > 1]

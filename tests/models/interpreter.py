@@ -1,6 +1,7 @@
 """Triton's interpreter, which runs kernels on CPU tensors.
 
-Triton has to find TRITON_INTERPRET=1 when it is imported: `run_interpreted` starts a process that has it.
+Triton has to find TRITON_INTERPRET=1 when it is imported: `run_interpreted` starts a process that
+has it.
 """
 
 import os
@@ -16,7 +17,8 @@ def run_interpreted(*command: str) -> str:
 
 
 def round_to_nearest() -> None:
-    """The interpreter cuts bf16 off and leaves FP8's small numbers out; GPUs round to the nearest."""
+    """The interpreter cuts bf16 off and leaves FP8's small numbers out; GPUs round to the
+    nearest."""
     import torch
     from triton.runtime import interpreter
 

@@ -1,4 +1,5 @@
-"""Candidates for speed: their recipes and keys do what they say. Fused projections have a file of their own."""
+"""Candidates for speed: their recipes and keys do what they say. Fused projections have a file of
+their own."""
 
 import math
 
@@ -11,20 +12,32 @@ from models import float8, floors, gpus
 from tests.costs import work
 from tests.runs import ONE_DEVICE, TINY, lines_of
 
-ONLY_ON_A_GPU = ("cuda_graphs", "fast_accumulation", "fast_accumulation_tensorwise", "tuned_pointwise")
+ONLY_ON_A_GPU = (
+    "cuda_graphs",
+    "fast_accumulation",
+    "fast_accumulation_tensorwise",
+    "tuned_pointwise",
+)
 CANDIDATES = [name for name in recipes.names() if name.startswith("candidate_")]
 
 
 def test_the_study_of_losses_has_all_that_a_cpu_can_tell_apart():
     missing = set(CANDIDATES) - set(studies.load(["candidates"]).recipes)
     known = {f"candidate_{name}" for name in ONLY_ON_A_GPU}
-    assert missing == known, "a candidate goes into recipes/studies/candidates.yaml, or is named in ONLY_ON_A_GPU"
+    assert missing == known, (
+        "a candidate goes into recipes/studies/candidates.yaml, or is named in ONLY_ON_A_GPU"
+    )
 
 
 @pytest.mark.parametrize("name", CANDIDATES)
 def test_a_candidate_changes_what_its_file_says_and_has_a_floor(name):
     tree = yaml.safe_load(recipes.paths()[name].read_text())
-    changed = {key for key, _ in rules.flat({k: v for k, v in tree.items() if k not in ("base", "description")})}
+    changed = {
+        key
+        for key, _ in rules.flat(
+            {k: v for k, v in tree.items() if k not in ("base", "description")}
+        )
+    }
     recipe = recipes.load(name)
     assert {key for key, *_ in recipes.difference(recipe)} == changed
     rates = gpus.GPUS["h200"].sustained
@@ -44,12 +57,18 @@ def test_products_that_accumulate_fast(name, everywhere, monkeypatch):
     float8.Float8Converter(config, ONE_DEVICE).convert(model)
     x = torch.randn(16, 32, dtype=torch.bfloat16, requires_grad=True)
     operator, fast = torch._scaled_mm, []
-    monkeypatch.setattr(torch, "_scaled_mm", lambda *a, **k: (fast.append(k["use_fast_accum"]), operator(*a, **k))[1])
+    monkeypatch.setattr(
+        torch,
+        "_scaled_mm",
+        lambda *a, **k: (fast.append(k["use_fast_accum"]), operator(*a, **k))[1],
+    )
     model(x).sum().backward()
     assert fast == [True, everywhere, everywhere]
 
 
-@pytest.mark.parametrize("name, step", [("candidate_cuda_graphs", 2), ("tensorwise_fp8_compiled", 3)])
+@pytest.mark.parametrize(
+    "name, step", [("candidate_cuda_graphs", 2), ("tensorwise_fp8_compiled", 3)]
+)
 def test_the_proof_is_of_a_step_that_calls_operators(name, step, train):
     config = recipes.load(name, ["cpu"], TINY).config
     config.compile.enable = False  # to be quick

@@ -1,4 +1,5 @@
-"""A mixture of experts: attention in FP8, experts and router in bf16, and what share of the FLOPs that leaves."""
+"""A mixture of experts: attention in FP8, experts and router in bf16, and what share of the FLOPs
+that leaves."""
 
 from dataclasses import replace
 
@@ -37,7 +38,8 @@ def test_parameters_and_flops_are_torchtitans(flavor):
 
 
 def test_attention_is_a_third_and_fp8_gains_little():
-    """By hand: 48 (18,874,368 attention + 262,144 router + 37,748,736 in 8 experts), and 311,164,928 in the head."""
+    """By hand: 48 (18,874,368 attention + 262,144 router + 37,748,736 in 8 experts), and
+    311,164,928 in the head."""
     args = qwen3.FLAVORS["qwen3-30B-A3B"]
     share = flops.share_of_products(args, attention_layers(args))
     assert share == 905_969_664 / 3_041_656_832
@@ -54,24 +56,37 @@ def test_a_token_goes_through_its_best_experts():
         scores, chosen = layer.router.gate(x[0]).softmax(-1).topk(args.moe_args.top_k)
         w1, w2, w3 = layer.experts.w1, layer.experts.w2, layer.experts.w3
         rows = [
-            sum(s * (F.silu(token @ w1[e].T) * (token @ w3[e].T)) @ w2[e].T for s, e in zip(of, which, strict=True))
-            for token, of, which in zip(x[0], scores / scores.sum(-1, keepdim=True), chosen, strict=True)
+            sum(
+                s * (F.silu(token @ w1[e].T) * (token @ w3[e].T)) @ w2[e].T
+                for s, e in zip(of, which, strict=True)
+            )
+            for token, of, which in zip(
+                x[0], scores / scores.sum(-1, keepdim=True), chosen, strict=True
+            )
         ]
         torch.testing.assert_close(layer(x)[0], torch.stack(rows))
 
 
 def test_a_run_proves_the_share_that_sizes_predict(train):
-    keys = [*KEYS, *TINY, "model.sizes.n_layers=2", "compile.backend=eager"]  # traced as compiled, and quick
+    keys = [
+        *KEYS,
+        *TINY,
+        "model.sizes.n_layers=2",
+        "compile.backend=eager",
+    ]  # traced as compiled, and quick
     trainer, _ = train(recipes.load("tensorwise_fp8_compiled", ["cpu"], keys).config, count=3)
     proof, args = trainer.proof.record(), trainer.model_args
     in_fp8 = attention_layers(args)
     assert set(proof["converted_modules"]) == in_fp8
-    assert proof["fp8_share_of_matmul_flops"] == pytest.approx(flops.share_of_products(args, in_fp8), rel=1e-12)
+    assert proof["fp8_share_of_matmul_flops"] == pytest.approx(
+        flops.share_of_products(args, in_fp8), rel=1e-12
+    )
     assert proof["parameters"]["elements_in_optimizer"] == flops.parameters(args)
 
 
 def test_a_grouped_product_counts_each_row_once():
-    """That of GPUs: 48 rows shared among 4 experts of 16 x 32, forward, and its two products backward."""
+    """That of GPUs: 48 rows shared among 4 experts of 16 x 32, forward, and its two products
+    backward."""
     x = torch.randn(48, 32, dtype=torch.bfloat16, requires_grad=True)
     w = torch.randn(4, 16, 32, dtype=torch.bfloat16, requires_grad=True)
     ends = torch.tensor([8, 8, 40, 48], dtype=torch.int32)
@@ -90,7 +105,13 @@ def test_routers_stay_in_bf16_whether_or_not_a_filter_names_them(patterns):
 
 
 def test_what_experts_have_not_is_refused(fails):
-    with pytest.raises(InputError, match="model.sizes.hidden_dim is not of qwen3-moe-cpu.*leave it out"):
+    with pytest.raises(
+        InputError, match="model.sizes.hidden_dim is not of qwen3-moe-cpu.*leave it out"
+    ):
         model_args(recipes.load("baseline", [], [*KEYS, "model.sizes.hidden_dim=512"]).config)
     words = fails(decide.main, "qwen3-30B-A3B", "--gpu", "h200", "--gpus", "8")
-    assert "no roofline: choose a dense flavor" in words and "29.8% " in words and "at most 1.175 times" in words
+    assert (
+        "no roofline: choose a dense flavor" in words
+        and "29.8% " in words
+        and "at most 1.175 times" in words
+    )

@@ -1,4 +1,5 @@
-"""The floors of a step: FLOPs against counted ones, bytes by hand, steps against published ones; the names of GPUs."""
+"""The floors of a step: FLOPs against counted ones, bytes by hand, steps against published ones;
+the names of GPUs."""
 
 import pytest
 import torch
@@ -11,17 +12,25 @@ from tests.costs import total, work
 
 PUBLISHED = {"baseline": 8_151, "baseline_compiled": 8_800, "rowwise_fp8_compiled": 9_315,
              "tensorwise_fp8_compiled": 10_945}  # tokens/s on a GH200: README, "What differs"  # fmt: skip
-BLOCKS = 6 * 4096 * 32 * 4096 * (4096 + 1024 + 1024 + 4096 + 3 * 14336)  # FLOPs of all linear layers but the head
+BLOCKS = (
+    6 * 4096 * 32 * 4096 * (4096 + 1024 + 1024 + 4096 + 3 * 14336)
+)  # FLOPs of all linear layers but the head
 
 
 @pytest.mark.parametrize(
     ("name", "in_fp8"),
-    [("baseline", 0), ("tensorwise_fp8_compiled", BLOCKS), ("rowwise_gw_hp_fp8_compiled", BLOCKS * 2 / 3)],
+    [
+        ("baseline", 0),
+        ("tensorwise_fp8_compiled", BLOCKS),
+        ("rowwise_gw_hp_fp8_compiled", BLOCKS * 2 / 3),
+    ],
 )
 def test_flops_are_those_of_the_formula_in_every_recipe(name, in_fp8):
     args, step = llama.FLAVORS["8B-published"], work(name)
     causal = 6 * 32 * 4096 * 4096  # per token: the formula's attention, 12 layers dim seq, halved
-    norms = 6 * (2 * 32 + 1) * 4096  # per token: weights that the formula counts and that no matrix product has
+    norms = (
+        6 * (2 * 32 + 1) * 4096
+    )  # per token: weights that the formula counts and that no matrix product has
     matmul = total(step, "flops", floors.MATMUL_FP8, floors.MATMUL_BF16)
     assert matmul == 4096 * (flops.flops_per_token(args, 4096, causal=True) - causal - norms)
     assert total(step, "flops", floors.MATMUL_FP8) == in_fp8
@@ -37,7 +46,10 @@ def test_flops_are_those_of_the_formula_in_every_recipe(name, in_fp8):
 def test_flops_are_what_torch_counts(keys):
     from torchtitan.distributed.activation_checkpoint import apply_ac
 
-    config, step = recipes.load("baseline", ["cpu"], keys).config, work("baseline", *keys, overlays=("cpu",))
+    config, step = (
+        recipes.load("baseline", ["cpu"], keys).config,
+        work("baseline", *keys, overlays=("cpu",)),
+    )
     model = build(config)
     if config.activation_checkpoint.mode == "full":
         apply_ac(model, config.activation_checkpoint, model_compile_enabled=False)
@@ -49,8 +61,8 @@ def test_flops_are_what_torch_counts(keys):
 
 D, KV, F, LAYERS, TOKENS, VOCABULARY = 256, 128, 768, 4, 4 * 256, 4096  # of the overlay `cpu`
 WEIGHTS = LAYERS * (2 * D * D + 2 * KV * D + 3 * F * D)  # of the blocks' linear layers
-# Bytes for each of D, KV, F. Forward: sum and norm 4 + 4 twice, RoPE 4, SwiGLU 4 + 2. Backward: RoPE 4, five gradients
-# behind norms 2 each, stream and its gradient 4 + 2 twice, SwiGLU 6 + 4.
+# Bytes for each of D, KV, F. Forward: sum and norm 4 + 4 twice, RoPE 4, SwiGLU 4 + 2. Backward:
+# RoPE 4, five gradients behind norms 2 each, stream and its gradient 4 + 2 twice, SwiGLU 6 + 4.
 IN_BLOCKS = (16 + 4) * D + 4 * KV + 6 * F + (4 + 10 + 12) * D + 4 * KV + 10 * F
 OUTSIDE = 6 * D + 8 * D  # embedding and first norm; backward the last norm and the embedding
 # FP8 as it is and transposed: input of wo, gradient of wv, gradients of wo and w2, and each weight.
@@ -65,10 +77,16 @@ LONE_CASTS = TOKENS * LAYERS * (4 * D + 4 * KV + 2 * 2 * D) + 4 * WEIGHTS
 def test_bytes_of_a_small_model_by_hand(name, casts):
     step = work(name, overlays=("cpu",))
     assert total(step, "bytes", floors.CASTS) == casts
-    assert total(step, "bytes", floors.ELEMENTWISE) == TOKENS * (LAYERS * IN_BLOCKS + OUTSIDE) + 2 * VOCABULARY * D
+    assert (
+        total(step, "bytes", floors.ELEMENTWISE)
+        == TOKENS * (LAYERS * IN_BLOCKS + OUTSIDE) + 2 * VOCABULARY * D
+    )
     assert total(step, "bytes", floors.LOSS) == 6 * TOKENS * VOCABULARY
-    # gradients read for the norm; gradients, parameters and moments read, and all but gradients written
-    assert total(step, "bytes", floors.OPTIMIZER) == 2 * (1 + 4 + 3) * flops.parameters(llama.FLAVORS["cpu"])
+    # gradients read for the norm; gradients, parameters and moments read, and all but gradients
+    # written
+    assert total(step, "bytes", floors.OPTIMIZER) == 2 * (1 + 4 + 3) * flops.parameters(
+        llama.FLAVORS["cpu"]
+    )
 
 
 def test_float32_parameters_become_bf16_and_their_gradients_float32():
@@ -85,9 +103,14 @@ def test_fused_projections_have_fewer_gradients_to_add_up():
 
 
 def test_states_are_read_and_written():
-    """Beside them the gradient is read twice; parameters are written, and read where they are stepped themselves."""
+    """Beside them the gradient is read twice; parameters are written, and read where they are
+    stepped themselves."""
     count = flops.parameters(llama.FLAVORS["8B-published"])
-    for name, expected in ("baseline", 16), ("float32_optimizer", 6 + 2 * 12), ("fp8_optimizer", 6 + 2 * 5):
+    for name, expected in (
+        ("baseline", 16),
+        ("float32_optimizer", 6 + 2 * 12),
+        ("fp8_optimizer", 6 + 2 * 5),
+    ):
         assert total(work(name), "bytes", floors.OPTIMIZER) == expected * count
 
 

@@ -1,4 +1,5 @@
-"""AdamW with states in FP8 and FP16: PyTorch's in float32, the range that scales give, shards, checkpoints."""
+"""AdamW with states in FP8 and FP16: PyTorch's in float32, the range that scales give, shards,
+checkpoints."""
 
 import json
 import sys
@@ -19,7 +20,9 @@ KEYS = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 PAPER = dict(zip(STATES, (torch.float8_e4m3fn, torch.float16, torch.float16), strict=True))
 
 
-def stepped(gradients: list[torch.Tensor], dtypes=PAPER) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def stepped(
+    gradients: list[torch.Tensor], dtypes=PAPER
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """A parameter after these gradients, and its states."""
     weight = nn.Parameter(torch.linspace(-1, 1, gradients[0].numel()).bfloat16())
     adamw = AdamWFp8LM([weight], dtypes, **KEYS)
@@ -42,22 +45,31 @@ def test_in_float32_it_is_pytorchs():
         adamw.step()
     for name, key in ("first_moment", "exp_avg"), ("second_moment", "exp_avg_sq"):
         assert torch.equal(state[name], adamw.state[reference][key])
-    assert torch.equal(state["master_weights"], reference) and torch.equal(weight, reference.bfloat16())
+    assert torch.equal(state["master_weights"], reference) and torch.equal(
+        weight, reference.bfloat16()
+    )
 
 
 def test_states_have_their_dtypes_and_fill_their_range():
     weight, state = stepped(noise())
     for name, dtype in PAPER.items():
         scale = state[f"{name}_scale"]
-        assert state[name].dtype == dtype and scale == 2 ** scale.log2().round() and scale.dtype == torch.float32
+        assert (
+            state[name].dtype == dtype
+            and scale == 2 ** scale.log2().round()
+            and scale.dtype == torch.float32
+        )
         assert 0.1 < state[name].float().abs().max() / torch.finfo(dtype).max <= 1
     assert weight.dtype == torch.bfloat16
-    assert torch.equal(weight, (state["master_weights"].float() / state["master_weights_scale"]).bfloat16())
+    assert torch.equal(
+        weight, (state["master_weights"].float() / state["master_weights_scale"]).bfloat16()
+    )
 
 
 @pytest.mark.parametrize("exponent", [-40, 20])
 def test_gradients_of_any_size_are_kept_as_well_as_others(exponent):
-    """Scales take up a power of two, so the stored bits are the same; FP16 itself ends at 2^-24, before its square."""
+    """Scales take up a power of two, so the stored bits are the same; FP16 itself ends at 2^-24,
+    before its square."""
     (_, plain), (_, scaled) = (stepped([g * 2.0**e for g in noise()]) for e in (0, exponent))
     for name, power in ("first_moment", exponent), ("second_moment", 2 * exponent):
         assert torch.equal(plain[name].float(), scaled[name].float())
@@ -70,7 +82,9 @@ def test_a_sudden_gradient_overflows_nothing():
     weight, state = stepped([torch.full((1000,), 1e-3).bfloat16(), sudden])
     first = state["first_moment"].float() / state["first_moment_scale"]
     second = state["second_moment"].float() / state["second_moment_scale"]
-    assert first[7] == pytest.approx(2**20 / 10, rel=2**-4) and second[7] == pytest.approx(2**40 / 1000, rel=2**-11)
+    assert first[7] == pytest.approx(2**20 / 10, rel=2**-4) and second[7] == pytest.approx(
+        2**40 / 1000, rel=2**-11
+    )
     assert weight.isfinite().all()
 
 
@@ -84,7 +98,9 @@ def test_the_estimate_counts_the_bytes_that_are_kept():
         (state,) = next(iter(container)).state.values()
         kept = sum(tensor.nbytes for tensor in state.values()) / model.weight.numel()
         assert kept == pytest.approx(expected, rel=1e-4)
-        assert preflight.memory_estimate(config)["optimizer"] == expected * flops.parameters(model_args(config))
+        assert preflight.memory_estimate(config)["optimizer"] == expected * flops.parameters(
+            model_args(config)
+        )
 
 
 def test_shards_are_stepped_as_the_whole_tensor_is_and_resume_exactly(tmp_path):

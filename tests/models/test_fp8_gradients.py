@@ -1,4 +1,5 @@
-"""Gradients in FP8 blocks: what one rounding costs, what arrives, and why sums in FP8 are another matter."""
+"""Gradients in FP8 blocks: what one rounding costs, what arrives, and why sums in FP8 are another
+matter."""
 
 from types import SimpleNamespace
 
@@ -27,9 +28,14 @@ def test_each_value_is_off_by_a_sixteenth_of_itself_or_little_of_its_blocks_larg
     error = (decode(encoded)[:, :1000] - rows).abs()
     for start in range(0, 1000, 256):  # e4m3 has steps of 2^-9 next to 0
         block = rows[:, start : start + 256]
-        bound = torch.maximum(block.abs() / 16, block.abs().amax(1, keepdim=True) / 448 * 2**-10) * 1.0001
+        bound = (
+            torch.maximum(block.abs() / 16, block.abs().amax(1, keepdim=True) / 448 * 2**-10)
+            * 1.0001
+        )
         assert (error[:, start : start + 256] <= bound).all()
-        noise = error[:, start : start + 256].double().square().sum(1) / block.double().square().sum(1)
+        noise = error[:, start : start + 256].double().square().sum(
+            1
+        ) / block.double().square().sum(1)
         assert (-10 * noise.log10() > 30).all()  # dB
 
 
@@ -42,14 +48,19 @@ def test_extreme_blocks():
 
 
 def test_every_rank_gets_its_share_of_the_sum(monkeypatch):
-    """Of three ranks, whose group's other members are played; 70 values a rank are less than a block."""
+    """Of three ranks, whose group's other members are played; 70 values a rank are less than a
+    block."""
     torch.manual_seed(0)
     gradients = torch.randn(3, 3 * 70)
     everything = torch.stack([encode(rows.view(3, 70)) for rows in gradients])
     for rank in range(3):
-        monkeypatch.setattr(dist, "all_to_all_single", lambda out, _, group, r=rank: out.copy_(everything[:, r]))
+        monkeypatch.setattr(
+            dist, "all_to_all_single", lambda out, _, group, r=rank: out.copy_(everything[:, r])
+        )
         share = torch.empty(70)
-        Fp8ReduceScatter()(share, gradients[rank], SimpleNamespace(size=lambda: 3), dist.ReduceOp.SUM)
+        Fp8ReduceScatter()(
+            share, gradients[rank], SimpleNamespace(size=lambda: 3), dist.ReduceOp.SUM
+        )
         exact = gradients.sum(0)[rank * 70 :][:70]
         assert 0 < (share - exact).norm() / exact.norm() < 1 / 32
 
@@ -61,8 +72,16 @@ def test_a_sum_in_float32_needs_no_scaling_and_sums_in_fp8_lose_by_every_rank():
     few, many = ({row["how"]: row for row in compare([gradients], ranks)} for ranks in (2, 32))
     assert tuple(many) == HOW
     assert min(few["block"]["snr_db"], many["block"]["snr_db"], many["tensor"]["snr_db"]) > 30
-    assert max(many[how]["snr_db"] for how in ("post", "pre", "auto", "best")) < few["auto"]["snr_db"] < 30
-    assert many["post"]["at_limit"] > 0.1 and many["pre"]["at_limit"] == 0 and many["auto"]["at_limit"] <= 1e-5
+    assert (
+        max(many[how]["snr_db"] for how in ("post", "pre", "auto", "best"))
+        < few["auto"]["snr_db"]
+        < 30
+    )
+    assert (
+        many["post"]["at_limit"] > 0.1
+        and many["pre"]["at_limit"] == 0
+        and many["auto"]["at_limit"] <= 1e-5
+    )
     assert many["pre"]["lost"] > 10 * many["post"]["lost"] and many["auto"]["factors"][0] < 1
     assert many["best"]["snr_db"] >= max(many[how]["snr_db"] for how in ("post", "pre", "auto"))
 

@@ -1,4 +1,5 @@
-"""The FP8 layer: torchao's arithmetic bit for bit, scales of rows in every product, compiled graphs that are cached."""
+"""The FP8 layer: torchao's arithmetic bit for bit, scales of rows in every product, compiled graphs
+that are cached."""
 
 import copy
 
@@ -45,12 +46,15 @@ def skip_unless_multiplied(name: str) -> None:
 @pytest.mark.parametrize("row_scales", [True, False])
 @pytest.mark.parametrize("name", SCALINGS)
 def test_the_arithmetic_is_torchaos(name, row_scales, dtype):
-    """Powers of 2 in the product or after it are the same; only bf16's largest numbers could tell."""
+    """Powers of 2 in the product or after it are the same; only bf16's largest numbers could
+    tell."""
     from torchao.float8 import Float8LinearConfig
     from torchao.float8.float8_linear import Float8Linear
 
     skip_unless_multiplied(name)
-    torchaos = Float8Linear.from_float(linear(dtype), config=Float8LinearConfig.from_recipe_name(name))
+    torchaos = Float8Linear.from_float(
+        linear(dtype), config=Float8LinearConfig.from_recipe_name(name)
+    )
     own = Fp8Linear.from_float(linear(dtype), Products(name, row_scales=row_scales))
     for expected, result in zip(results(torchaos, dtype), results(own, dtype), strict=True):
         assert torch.equal(expected, result)
@@ -70,7 +74,8 @@ def test_emulation_rounds_alike(name):
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_autocast_does_not_change_what_is_emulated(compiled):
-    """As with float32 parameters on one device; the input comes in bf16, as the layer's hook casts it."""
+    """As with float32 parameters on one device; the input comes in bf16, as the layer's hook casts
+    it."""
     layer = Fp8Linear.from_float(linear(torch.float32), Products("tensorwise", emulate=True))
     apart = layer(torch.ones(16, K).sin().bfloat16())
     with torch.autocast("cpu", torch.bfloat16):
@@ -80,10 +85,14 @@ def test_autocast_does_not_change_what_is_emulated(compiled):
 
 @pytest.mark.parametrize(
     ("row_scales", "products"),
-    [(True, [(TOKENS, True), (TOKENS, False), (N, False)]), (False, [(TOKENS, True), (1, False), (1, False)])],
+    [
+        (True, [(TOKENS, True), (TOKENS, False), (N, False)]),
+        (False, [(TOKENS, True), (1, False), (1, False)]),
+    ],
 )
 def test_scales_of_rows_go_to_the_product_where_it_takes_them(row_scales, products, monkeypatch):
-    """(numbers in the scale of the left operand, fast accumulation) of each; elsewhere the result is scaled."""
+    """(numbers in the scale of the left operand, fast accumulation) of each; elsewhere the result
+    is scaled."""
     skip_unless_multiplied("rowwise")
     calls, operator = [], torch._scaled_mm
 
@@ -101,7 +110,9 @@ def test_scales_of_rows_go_to_the_product_where_it_takes_them(row_scales, produc
     [((9, 0), "13.0", True, True), ((9, 0), "13.0", False, False), ((9, 0), "12.8", True, False),
      ((10, 0), "13.0", True, False)],
 )  # fmt: skip
-def test_hopper_is_given_scales_of_rows_if_it_multiplies_by_them(capability, cuda, right, given, monkeypatch):
+def test_hopper_is_given_scales_of_rows_if_it_multiplies_by_them(
+    capability, cuda, right, given, monkeypatch
+):
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(fp8_product, "_kinds", lambda rowwise: [("rows", ())])
@@ -113,13 +124,21 @@ def test_hopper_is_given_scales_of_rows_if_it_multiplies_by_them(capability, cud
 def test_compiled_activation_checkpointing_keeps_the_input_alone(name):
     torch.manual_seed(0)
     how = Products(name, emulate=True, keep_weight=False)
-    layers = nn.Sequential(*(Fp8Linear.from_float(nn.Linear(K, K, bias=False), how) for _ in range(3)))
+    layers = nn.Sequential(
+        *(Fp8Linear.from_float(nn.Linear(K, K, bias=False), how) for _ in range(3))
+    )
     plain, x = copy.deepcopy(layers), torch.randn(TOKENS, K, requires_grad=True)
-    compiled = torch.compile(lambda x: checkpoint(layers, x, use_reentrant=False), backend="aot_eager_decomp_partition")
+    compiled = torch.compile(
+        lambda x: checkpoint(layers, x, use_reentrant=False), backend="aot_eager_decomp_partition"
+    )
     kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda saved: (kept.append(saved), saved)[1], lambda saved: saved):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda saved: (kept.append(saved), saved)[1], lambda saved: saved
+    ):
         out = compiled(x)
-    matrices = {saved.data_ptr() for saved in kept if saved.dim() == 2 and 1 not in saved.shape}  # not scales
+    matrices = {
+        saved.data_ptr() for saved in kept if saved.dim() == 2 and 1 not in saved.shape
+    }  # not scales
     assert matrices <= {tensor.data_ptr() for tensor in (x, *layers.parameters())}
     for each in (out, plain(x)):
         each.square().sum().backward()
@@ -134,8 +153,12 @@ def test_a_compiled_graph_is_found_again():
     for _ in range(2):
         torch._dynamo.reset()
         counters.clear()
-        layer = Fp8Linear.from_float(nn.Linear(32, 32, bias=False).bfloat16(), Products("rowwise", emulate=True))
-        torch.compile(layer)(torch.randn(16, 32, dtype=torch.bfloat16, requires_grad=True)).sum().backward()
+        layer = Fp8Linear.from_float(
+            nn.Linear(32, 32, bias=False).bfloat16(), Products("rowwise", emulate=True)
+        )
+        torch.compile(layer)(
+            torch.randn(16, 32, dtype=torch.bfloat16, requires_grad=True)
+        ).sum().backward()
         counts.append(dict(counters["aot_autograd"]))
     assert not any("autograd_cache_bypass" in count for count in counts)
     assert counts[1]["autograd_cache_hit"] == 1

@@ -1,4 +1,5 @@
-"""FP8 products on a CPU: the operator where it is right and fast, kept off oneDNN or emulated where it is not."""
+"""FP8 products on a CPU: the operator where it is right and fast, kept off oneDNN or emulated where
+it is not."""
 
 import json
 import platform
@@ -28,7 +29,8 @@ def chosen_anew():
 
 
 def times(monkeypatch, **seconds: float) -> None:
-    """Have the probe measure these seconds for the operator, by who multiplies, and 1 for float32."""
+    """Have the probe measure these seconds for the operator, by who multiplies, and 1 for
+    float32."""
 
     def measure(do, operands) -> float:
         if do is fp8_product._reference:
@@ -42,12 +44,26 @@ def times(monkeypatch, **seconds: float) -> None:
     ("onednn", "kept_off", "factor", "how", "why"),
     [
         (2.0, 2.0, 1, OPERATOR, "is right and fast"),
-        (400.0, 2.0, 1, WITHOUT_ONEDNN, "kept off oneDNN, with which it (takes over 30 times as long|refuses)"),
-        (400.0, 400.0, 1, EMULATED, "in float32, because torch._scaled_mm .*over 30 times as long as float32 for e4m3"),
+        (
+            400.0,
+            2.0,
+            1,
+            WITHOUT_ONEDNN,
+            "kept off oneDNN, with which it (takes over 30 times as long|refuses)",
+        ),
+        (
+            400.0,
+            400.0,
+            1,
+            EMULATED,
+            "in float32, because torch._scaled_mm .*over 30 times as long as float32 for e4m3",
+        ),
         (2.0, 2.0, 1.1, EMULATED, "gives a wrong e4m3 x e4m3 with one scale per tensor"),
     ],
 )
-def test_an_operator_is_used_where_it_is_right_and_fast(onednn, kept_off, factor, how, why, monkeypatch):
+def test_an_operator_is_used_where_it_is_right_and_fast(
+    onednn, kept_off, factor, how, why, monkeypatch
+):
     operator = torch._scaled_mm
     monkeypatch.setattr(torch, "_scaled_mm", lambda *a, **k: operator(*a, **k) * factor)
     times(monkeypatch, onednn=onednn, kept_off=kept_off)
@@ -57,10 +73,13 @@ def test_an_operator_is_used_where_it_is_right_and_fast(onednn, kept_off, factor
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_kept_off_onednn_the_product_is_exact_and_bf16_is_not_touched(compiled, monkeypatch):
-    """Computed in float32 from FP8 operands, as PyTorch's own code does; compiled graphs call another overload."""
+    """Computed in float32 from FP8 operands, as PyTorch's own code does; compiled graphs call
+    another overload."""
     seen = []
     call = fp8_product._call
-    monkeypatch.setattr(fp8_product, "_call", lambda *a, **k: (seen.append("called"), call(*a, **k))[1])
+    monkeypatch.setattr(
+        fp8_product, "_call", lambda *a, **k: (seen.append("called"), call(*a, **k))[1]
+    )
     times(monkeypatch, onednn=400.0, kept_off=2.0)
     fp8_product._wrap_kernels.cache_clear()
     fp8_product.choose(rowwise=False)
@@ -89,11 +108,11 @@ def test_with_fewer_instruction_sets_products_are_right(environment, monkeypatch
 import json, torch
 from models import fp8_product
 product = fp8_product.choose(rowwise=False)
-torch.ones(1024, 256, dtype=torch.bfloat16) @ torch.ones(256, 256, dtype=torch.bfloat16)  # as training would
-a, b = torch.randn(64, 32).to(torch.float8_e4m3fn), torch.randn(48, 32).to(torch.float8_e4m3fn).t()
-one = torch.tensor(1.0)
-error = (torch._scaled_mm(a, b, one, one, out_dtype=torch.float32) - a.float() @ b.float()).abs().max().item()
-print(json.dumps([product.how, error]))
+torch.ones(1024, 256, dtype=torch.bfloat16) @ torch.ones(256, 256, dtype=torch.bfloat16)  # as
+training would a, b = torch.randn(64, 32).to(torch.float8_e4m3fn), torch.randn(48,
+32).to(torch.float8_e4m3fn).t() one = torch.tensor(1.0) error = (torch._scaled_mm(a, b, one, one,
+out_dtype=torch.float32) - a.float() @ b.float()).abs().max().item() print(json.dumps([product.how,
+error]))
 """
     how, error = json.loads(processes.run([sys.executable, "-c", code]).stdout)
     assert how in (OPERATOR, WITHOUT_ONEDNN) and error < 1e-4
@@ -117,15 +136,25 @@ def test_the_report_says_how_products_were_computed(tmp_path):
     why = "torch._scaled_mm is kept off oneDNN"
     for seed in (0, 1):
         path = tmp_path / f"b{seed}"
-        write_run(path, "tensorwise_fp8_compiled", seed=seed, fp8_product={"how": WITHOUT_ONEDNN, "why": why})
-    lines = [line for line in notes(rows_of(compare([tmp_path]))) if line.startswith("FP8 products")]
+        write_run(
+            path,
+            "tensorwise_fp8_compiled",
+            seed=seed,
+            fp8_product={"how": WITHOUT_ONEDNN, "why": why},
+        )
+    lines = [
+        line for line in notes(rows_of(compare([tmp_path]))) if line.startswith("FP8 products")
+    ]
     assert lines == [f"FP8 products: {why} (tensorwise_fp8_compiled seeds 0, 1)."]
 
 
 @pytest.mark.parametrize(
     ("cpuinfo", "sets"),
     [
-        ({"Features": "fp asimd evtstrm sve2 bf16", "CPU part": "0xd4f"}, ["asimd", "sve2", "bf16"]),  # a Grace
+        (
+            {"Features": "fp asimd evtstrm sve2 bf16", "CPU part": "0xd4f"},
+            ["asimd", "sve2", "bf16"],
+        ),  # a Grace
         ({"flags": "fpu smep smx fma avx2"}, ["fma", "avx2"]),
     ],
 )

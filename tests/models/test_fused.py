@@ -47,7 +47,8 @@ def test_a_seed_draws_the_same_weights():
 
 
 def test_logits_and_gradients_are_the_same():
-    """In float32, to its rounding: the input's gradient is summed in one product, where there were three and sums."""
+    """In float32, to its rounding: the input's gradient is summed in one product, where there were
+    three and sums."""
     torch.manual_seed(1)
     tokens, labels = torch.randint(4096, (2, 2, 64))
     logits, gradients = [], []
@@ -71,7 +72,9 @@ def test_filters_and_freezing_know_the_fused_names():
     assert "16 linear layers in tensorwise FP8" in preflight.check_model(frozen)
     keys = "quantize.linear.float8.filter_fqns=[output,layers.*.attention.{}]"
     assert "12 linear layers" in preflight.check_model(config(keys.format("wqkv")))
-    with pytest.raises(InputError, match=r"`layers.\*.attention.wq` matches no linear layer.*attention.wqkv"):
+    with pytest.raises(
+        InputError, match=r"`layers.\*.attention.wq` matches no linear layer.*attention.wqkv"
+    ):
         preflight.check_model(config(keys.format("wq")))
 
 
@@ -82,7 +85,9 @@ def test_a_run_in_fp8_proves_itself(train):
     """The fused layers are what runs in FP8, and all of them move; eager, to be quick."""
     trainer, _ = train(config(*TINY, "training.steps=1", "compile.enable=false"))
     record = trainer.proof.record()
-    assert record["converted_modules"].keys() == {f"layers.{i}.{name}" for i in range(4) for name in BLOCK}
+    assert record["converted_modules"].keys() == {
+        f"layers.{i}.{name}" for i in range(4) for name in BLOCK
+    }
     assert record["converted_modules"]["layers.0.attention.wqkv"] == [256 + 2 * 128, 256]
     assert record["fp8_flops"] == record["fp8_flops_expected"] > 0
     assert record["parameters"]["trainable"] == record["parameters"]["in_optimizer"] == 4 * 6 + 3

@@ -1,4 +1,5 @@
-"""AdamW fused over all parameters: its kernels, in Triton's interpreter and on a GPU, and where it is chosen."""
+"""AdamW fused over all parameters: its kernels, in Triton's interpreter and on a GPU, and where it
+is chosen."""
 
 import copy
 
@@ -22,8 +23,8 @@ def parameters(shapes: list[tuple], device: str = "cpu") -> list[nn.Parameter]:
 
 
 def check_steps(optimizer: FusedAdamW, scale: float, dtype: torch.dtype) -> None:
-    """Three steps of random gradients times `scale`, and all of the state after each, are those of PyTorch's fused
-    AdamW, which starts each step from the same state and keeps it in `dtype`."""
+    """Three steps of random gradients times `scale`, and all of the state after each, are those of
+    PyTorch's fused AdamW, which starts each step from the same state and keeps it in `dtype`."""
     for _ in range(3):
         reference = in_dtype(optimizer, dtype)
         pairs = list(zip(parameters_of(optimizer), parameters_of(reference), strict=True))
@@ -33,7 +34,9 @@ def check_steps(optimizer: FusedAdamW, scale: float, dtype: torch.dtype) -> None
         norm = gradient_norm([p.grad for p, _ in pairs])
         optimizer.clip(norm, MAX_NORM)
         optimizer.step()
-        reference.grad_scale = torch.clamp((norm + 1e-6) / MAX_NORM, min=1.0)  # a fused step divides gradients by it
+        reference.grad_scale = torch.clamp(
+            (norm + 1e-6) / MAX_NORM, min=1.0
+        )  # a fused step divides gradients by it
         reference.step()
         for p, exact in pairs:
             assert_rounded(p, exact)
@@ -44,7 +47,10 @@ def check_steps(optimizer: FusedAdamW, scale: float, dtype: torch.dtype) -> None
 
 def in_dtype(optimizer: FusedAdamW, dtype: torch.dtype) -> torch.optim.AdamW:
     """PyTorch's AdamW with copies of the parameters and of the state of another."""
-    groups = [[nn.Parameter(p.detach().to(dtype, copy=True)) for p in g["params"]] for g in optimizer.param_groups]
+    groups = [
+        [nn.Parameter(p.detach().to(dtype, copy=True)) for p in g["params"]]
+        for g in optimizer.param_groups
+    ]
     other = torch.optim.AdamW([{"params": group} for group in groups], fused=True)
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     return other
@@ -55,10 +61,13 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def assert_rounded(result: torch.Tensor, exact: torch.Tensor) -> None:
-    """It is the nearest bf16 number; a neighbour of it only where the last bits of float32 decide, in few elements."""
+    """It is the nearest bf16 number; a neighbour of it only where the last bits of float32 decide,
+    in few elements."""
     assert result.dtype == torch.bfloat16
     nearest = exact.detach().bfloat16()
-    torch.testing.assert_close(result.detach(), nearest, rtol=2**-7, atol=1e-6 * nearest.abs().max().item())
+    torch.testing.assert_close(
+        result.detach(), nearest, rtol=2**-7, atol=1e-6 * nearest.abs().max().item()
+    )
     assert (result != nearest).sum() <= 1 + 0.03 * result.numel()
 
 
@@ -73,7 +82,9 @@ def test_kernels_do_what_adamw_and_plain_casts_do():
 
 @pytest.mark.slow
 def test_a_sharded_model_is_stepped_as_a_whole_one(tmp_path):
-    assert "equal on both ranks" in run_interpreted("tests.models.adamw_interpreted", tmp_path / "store")
+    assert "equal on both ranks" in run_interpreted(
+        "tests.models.adamw_interpreted", tmp_path / "store"
+    )
 
 
 # ---- where it is chosen ----
@@ -89,7 +100,9 @@ def test_a_sharded_model_is_stepped_as_a_whole_one(tmp_path):
         (torch.bfloat16, "cuda", ["optimizer.stochastic_rounding=true"], False),
     ],
 )
-def test_it_steps_bf16_parameters_on_gpus_where_the_recipe_says_fused(dtype, device, overrides, kernels):
+def test_it_steps_bf16_parameters_on_gpus_where_the_recipe_says_fused(
+    dtype, device, overrides, kernels
+):
     from experiments.config import recipes
 
     keys = recipes.load("baseline", [], overrides).config.optimizer
@@ -99,7 +112,10 @@ def test_it_steps_bf16_parameters_on_gpus_where_the_recipe_says_fused(dtype, dev
         [built] = optimizer.build_optimizers([model], keys, ONE_DEVICE)
     assert isinstance(built, FusedAdamW) == kernels
     group = built.param_groups[0]
-    assert float(group["lr"]) == pytest.approx(keys.lr) and group["betas"] == (keys.beta1, keys.beta2)
+    assert float(group["lr"]) == pytest.approx(keys.lr) and group["betas"] == (
+        keys.beta1,
+        keys.beta2,
+    )
     assert (group["eps"], group["weight_decay"]) == (keys.eps, keys.weight_decay)
 
 

@@ -15,7 +15,11 @@ from models.architectures import ARCHITECTURES
 from models.errors import InputError
 from models.fp8_linear import Fp8Linear, Products
 
-FLAVORS = {flavor: args for architecture in ARCHITECTURES.values() for flavor, args in architecture.flavors.items()}
+FLAVORS = {
+    flavor: args
+    for architecture in ARCHITECTURES.values()
+    for flavor, args in architecture.flavors.items()
+}
 
 
 def meta_model(flavor: str) -> llama.Llama:
@@ -28,7 +32,9 @@ def test_rope_equals_torchtitans():
     q, k = torch.randn(2, 5, 4, 64), torch.randn(2, 5, 2, 64)
     rope = torch.view_as_real(freqs)[:5]
     expected = apply_rotary_emb(q, k, freqs)
-    torch.testing.assert_close((llama.apply_rope(q, rope), llama.apply_rope(k, rope)), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        (llama.apply_rope(q, rope), llama.apply_rope(k, rope)), expected, rtol=0, atol=1e-6
+    )
     assert llama.apply_rope(q.bfloat16(), rope).dtype == torch.bfloat16
 
 
@@ -39,12 +45,14 @@ def test_rotations_stay_float32_in_a_model_of_bf16():
     x = torch.randn(1, 8, 8, 32)
     whole, cut = (llama.apply_rope(x, table[:8]) for table in (before, before.bfloat16().float()))
     assert not torch.equal(whole, cut)
-    assert torch.equal(llama.apply_rope(x, model.bfloat16().freqs_cis[:8].view(torch.float32)), whole)
+    assert torch.equal(
+        llama.apply_rope(x, model.bfloat16().freqs_cis[:8].view(torch.float32)), whole
+    )
 
 
-# Hand-computed. Published: 131072 * 4096 = 536,870,912 in the embedding and in the head; a layer has
-# 4096 * (4096 + 1024 + 1024 + 4096) + 3 * 4096 * 14336 + 2 * 4096 = 218,112,000; 32 of them and a norm of 4096.
-# FLOPs per token: 6 * (8,053,329,920 - 536,870,912) + 12 * 32 * 32 * 128 * 4096.
+# Hand-computed. Published: 131072 * 4096 = 536,870,912 in the embedding and in the head; a layer
+# has 4096 * (4096 + 1024 + 1024 + 4096) + 3 * 4096 * 14336 + 2 * 4096 = 218,112,000; 32 of them and
+# a norm of 4096. FLOPs per token: 6 * (8,053,329,920 - 536,870,912) + 12 * 32 * 32 * 128 * 4096.
 @pytest.mark.parametrize(
     ("flavor", "parameters", "flops_per_token"),
     [
@@ -52,10 +60,22 @@ def test_rotations_stay_float32_in_a_model_of_bf16():
         ("llama3.1-8B", 8_030_261_248, 6 * (8_030_261_248 - 128256 * 4096) + 12 * 32 * 4096 * 4096),
         ("llama3.2-1B", 1_235_814_400, 6 * 1_235_814_400 + 12 * 16 * 2048 * 4096),
         ("llama3.2-3B", 3_212_749_824, 6 * 3_212_749_824 + 12 * 28 * 3072 * 4096),
-        ("qwen3-0.6B", 596_049_920, 6 * 596_049_920 + 12 * 28 * 16 * 128 * 4096),  # dim 1024; heads 16 x 128
+        (
+            "qwen3-0.6B",
+            596_049_920,
+            6 * 596_049_920 + 12 * 28 * 16 * 128 * 4096,
+        ),  # dim 1024; heads 16 x 128
         ("qwen3-4B", 4_022_468_096, 6 * 4_022_468_096 + 12 * 36 * 32 * 128 * 4096),
-        ("qwen3-30B-A3B", 30_532_122_624, 6 * (3_353_032_704 - 151936 * 2048) + 12 * 48 * 32 * 128 * 4096),
-        ("qwen3-14B", 14_768_307_200, 6 * (14_768_307_200 - 151936 * 5120) + 12 * 40 * 40 * 128 * 4096),
+        (
+            "qwen3-30B-A3B",
+            30_532_122_624,
+            6 * (3_353_032_704 - 151936 * 2048) + 12 * 48 * 32 * 128 * 4096,
+        ),
+        (
+            "qwen3-14B",
+            14_768_307_200,
+            6 * (14_768_307_200 - 151936 * 5120) + 12 * 40 * 40 * 128 * 4096,
+        ),
     ],
 )
 def test_parameters_and_flops(flavor, parameters, flops_per_token):
@@ -68,7 +88,11 @@ def test_parameters_and_flops(flavor, parameters, flops_per_token):
 
 @pytest.mark.parametrize(
     ("name", "flavor", "fused"),
-    [(name, flavor, False) for name, architecture in ARCHITECTURES.items() for flavor in architecture.flavors]
+    [
+        (name, flavor, False)
+        for name, architecture in ARCHITECTURES.items()
+        for flavor in architecture.flavors
+    ]
     + [("llama", flavor, True) for flavor in llama.FLAVORS],
 )
 def test_formulas_describe_the_model_that_is_built(name, flavor, fused):
@@ -77,33 +101,43 @@ def test_formulas_describe_the_model_that_is_built(name, flavor, fused):
         model = ARCHITECTURES[name].model(args)
     assert sum(p.numel() for p in model.parameters()) == flops.parameters(args)
     assert flops.parameters(args) == flops.parameters(FLAVORS[flavor])
-    built = {name: tuple(m.weight.shape) for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    built = {
+        name: tuple(m.weight.shape) for name, m in model.named_modules() if isinstance(m, nn.Linear)
+    }
     assert built == flops.linear_shapes(args)
 
 
 def test_tied_head_stays_tied_after_initialisation():
-    args = llama.LlamaArgs(dim=64, n_layers=1, n_heads=4, vocab_size=256, max_seq_len=16, enable_weight_tying=True)
+    args = llama.LlamaArgs(
+        dim=64, n_layers=1, n_heads=4, vocab_size=256, max_seq_len=16, enable_weight_tying=True
+    )
     with torch.device("meta"):
         model = llama.Llama(args)
     model.to_empty(device="cpu")
     with torch.no_grad():
         model.init_weights()
     assert model.output.weight is model.tok_embeddings.weight
-    assert len(list(model.parameters())) == 11  # 7 linears and 2 norms in the layer, the last norm, one embedding
+    assert (
+        len(list(model.parameters())) == 11
+    )  # 7 linears and 2 norms in the layer, the last norm, one embedding
 
 
 @pytest.mark.parametrize("backend", ["flash", "math", pytest.param("cudnn", marks=pytest.mark.gpu)])
 def test_attention_backends_agree(backend):
     q, k, v = (torch.randn(1, heads, 64, 64, device=device.TYPE, dtype=torch.bfloat16, requires_grad=True)
                for heads in (4, 2, 2))  # fmt: skip
-    auto, chosen = (llama.InnerAttention(name)(q, k, v, enable_gqa=True) for name in ("auto", backend))
+    auto, chosen = (
+        llama.InnerAttention(name)(q, k, v, enable_gqa=True) for name in ("auto", backend)
+    )
     torch.testing.assert_close(chosen, auto, rtol=0.02, atol=0.02)  # bf16's rounding is 0.004
     chosen.sum().backward()
     assert k.grad.isfinite().all()
 
 
 def test_an_attention_kernel_without_grouped_heads_is_no_choice():
-    with pytest.raises(InputError, match="model.attention_backend: expected 'auto', 'flash', 'cudnn' or 'math'"):
+    with pytest.raises(
+        InputError, match="model.attention_backend: expected 'auto', 'flash', 'cudnn' or 'math'"
+    ):
         recipes.load("baseline", [], ["model.attention_backend=efficient"])
 
 
@@ -115,7 +149,11 @@ IN_A_BLOCK = ["attention.wq", "attention.wk", "attention.wv", "attention.wo",
 
 @pytest.mark.parametrize(
     ("patterns", "left_out"),
-    [([], set()), (["output"], {"output"}), (["output", "layers.*.attention.w[kv]"], {"output", "wk", "wv"})],
+    [
+        ([], set()),
+        (["output"], {"output"}),
+        (["output", "layers.*.attention.w[kv]"], {"output", "wk", "wv"}),
+    ],
 )
 def test_filters_leave_out_exactly_what_they_name(patterns, left_out):
     every = {"output", *(f"layers.{i}.{name}" for i in range(4) for name in IN_A_BLOCK)}
@@ -124,8 +162,13 @@ def test_filters_leave_out_exactly_what_they_name(patterns, left_out):
 
 
 def test_auto_filter_drops_small_layers():
-    chosen = float8.choose_modules(meta_model("8B-published"), "tensorwise", ["output", float8.AUTO_FILTER])
-    assert {name.split(".", 2)[2] for name in chosen} == set(IN_A_BLOCK) - {"attention.wk", "attention.wv"}
+    chosen = float8.choose_modules(
+        meta_model("8B-published"), "tensorwise", ["output", float8.AUTO_FILTER]
+    )
+    assert {name.split(".", 2)[2] for name in chosen} == set(IN_A_BLOCK) - {
+        "attention.wk",
+        "attention.wv",
+    }
 
 
 @pytest.mark.parametrize(
@@ -147,7 +190,9 @@ def test_a_wrong_choice_of_layers_is_an_error(patterns, sentence):
 def test_gpu_without_fp8_names_the_recipe_to_use(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
-    with pytest.raises(InputError, match=r"NVIDIA A100 \(compute capability 8.0\).*`baseline_compiled`"):
+    with pytest.raises(
+        InputError, match=r"NVIDIA A100 \(compute capability 8.0\).*`baseline_compiled`"
+    ):
         float8.check_device(torch.device("cuda"))
 
 
@@ -155,9 +200,12 @@ def test_gpu_without_fp8_names_the_recipe_to_use(monkeypatch):
 
 
 def test_a_compiled_block_casts_a_shared_input_once():
-    """At most seven weights and four inputs in both passes, and seven gradients once; eager makes six casts a layer."""
+    """At most seven weights and four inputs in both passes, and seven gradients once; eager makes
+    six casts a layer."""
     block = llama.Llama(llama.FLAVORS["cpu"]).layers["0"].bfloat16()
-    for name, linear in [(name, m) for name, m in block.named_modules() if isinstance(m, nn.Linear)]:
+    for name, linear in [
+        (name, m) for name, m in block.named_modules() if isinstance(m, nn.Linear)
+    ]:
         block.set_submodule(name, Fp8Linear.from_float(linear, Products("tensorwise")))
     casts = []
 
@@ -166,7 +214,9 @@ def test_a_compiled_block_casts_a_shared_input_once():
         casts.append(sum(result.dtype.itemsize == 1 for result in results))
         return graph
 
-    backend = aot_autograd(fw_compiler=count, bw_compiler=count, partition_fn=min_cut_rematerialization_partition)
+    backend = aot_autograd(
+        fw_compiler=count, bw_compiler=count, partition_fn=min_cut_rematerialization_partition
+    )
     x = torch.randn(1, 32, 256, dtype=torch.bfloat16, requires_grad=True)
     rope = torch.randn(64, 16, 2).view(torch.int32)
     torch.compile(block, backend=backend, fullgraph=True)(x, rope, None).sum().backward()

@@ -20,13 +20,22 @@ TOKENS = torch.arange(128).view(2, 64) * 37 % 512
 
 
 def logits_and_model(tied: bool) -> tuple[torch.Tensor, qwen3.Qwen3]:
-    """(2, 64, 512) of a model whose weights do not depend on what draws random numbers; its norms are not 1."""
-    args = replace(qwen3.FLAVORS["qwen3-cpu"], n_layers=2, vocab_size=512, max_seq_len=64, enable_weight_tying=tied)
+    """(2, 64, 512) of a model whose weights do not depend on what draws random numbers; its norms
+    are not 1."""
+    args = replace(
+        qwen3.FLAVORS["qwen3-cpu"],
+        n_layers=2,
+        vocab_size=512,
+        max_seq_len=64,
+        enable_weight_tying=tied,
+    )
     model = qwen3.Qwen3(args)
     with torch.no_grad():
         model.init_weights()
         for number, (name, parameter) in enumerate(model.named_parameters()):
-            values = (torch.arange(parameter.numel()) ** 2 * (7 + number) % 10007 / 10007 - 0.5).view_as(parameter)
+            values = (
+                torch.arange(parameter.numel()) ** 2 * (7 + number) % 10007 / 10007 - 0.5
+            ).view_as(parameter)
             parameter.copy_(1 + values if "norm" in name else values / 8)
         return model(TOKENS), model
 
@@ -44,13 +53,18 @@ def test_logits_are_hugging_faces(tied):
             max_position_embeddings=args.max_seq_len, tie_word_embeddings=tied,
         )
     )  # fmt: skip
-    theirs.load_state_dict(Qwen3StateDictAdapter(args, None).to_hf(model.state_dict()), strict=not tied)
+    theirs.load_state_dict(
+        Qwen3StateDictAdapter(args, None).to_hf(model.state_dict()), strict=not tied
+    )
     with torch.no_grad():
         torch.testing.assert_close(logits, theirs(TOKENS).logits, rtol=0, atol=1e-5)
 
 
 # Of transformers 5.23.0 with the weights above: for tests where it is not installed.
-RECORDED = {False: [-0.12079, 0.06429, 0.04344, -0.11730], True: [0.32750, 0.03915, 1.47207, -0.11436]}
+RECORDED = {
+    False: [-0.12079, 0.06429, 0.04344, -0.11730],
+    True: [0.32750, 0.03915, 1.47207, -0.11436],
+}
 
 
 @pytest.mark.parametrize("tied", RECORDED)
@@ -60,7 +74,9 @@ def test_logits_are_those_that_hugging_faces_model_gave(tied):
 
 
 def test_fp8_converts_its_layers_and_the_run_proves_it(train):
-    config = recipes.load("tensorwise_fp8_compiled", ["cpu"], [*KEYS, *TINY, "model.sizes.n_layers=2"]).config
+    config = recipes.load(
+        "tensorwise_fp8_compiled", ["cpu"], [*KEYS, *TINY, "model.sizes.n_layers=2"]
+    ).config
     config.compile.enable = False  # to be quick
     trainer, windows = train(config, count=3)
     proof = trainer.proof.record()
@@ -70,22 +86,31 @@ def test_fp8_converts_its_layers_and_the_run_proves_it(train):
     in_blocks = sum(n * k for n, k in layers.values())
     assert proof["fp8_share_of_matmul_flops"] == pytest.approx(in_blocks / (in_blocks + head))
     assert windows[-1]["losses"][0] < windows[0]["losses"][0]
-    assert trainer.checkpointer.identity["model.sizes.n_layers"] == 2  # no other size goes on with its checkpoints
+    assert (
+        trainer.checkpointer.identity["model.sizes.n_layers"] == 2
+    )  # no other size goes on with its checkpoints
 
 
-@pytest.mark.parametrize(("name", "flavor"), [(name, next(iter(a.flavors))) for name, a in ARCHITECTURES.items()])
+@pytest.mark.parametrize(
+    ("name", "flavor"), [(name, next(iter(a.flavors))) for name, a in ARCHITECTURES.items()]
+)
 def test_sizes_of_a_recipe_replace_those_of_a_flavor(name, flavor):
     sizes = "{dim: 96, n_layers: 3, n_heads: 6, n_kv_heads: 3, hidden_dim: 176, vocab_size: 320}"
     keys = [f"model.name={name}", f"model.flavor={flavor}", f"model.sizes={sizes}"]
     config = recipes.load("baseline", [], keys).config
     with torch.device("meta"):
         model = build(config)
-    assert len(model.layers) == 3 and model.tok_embeddings.weight.shape == model.output.weight.shape == (320, 96)
+    assert len(
+        model.layers
+    ) == 3 and model.tok_embeddings.weight.shape == model.output.weight.shape == (320, 96)
     assert model.layers["0"].feed_forward.w1.weight.shape == (176, 96)
     head = {"llama": 16, "qwen3": 128}[name]
     assert model.layers["0"].attention.wk.weight.shape == (3 * head, 96)
     assert sum(p.numel() for p in model.parameters()) == flops.parameters(model_args(config))
-    assert label(config) == f"{flavor}, dim 96, n_layers 3, n_heads 6, n_kv_heads 3, hidden_dim 176, vocab_size 320"
+    assert (
+        label(config)
+        == f"{flavor}, dim 96, n_layers 3, n_heads 6, n_kv_heads 3, hidden_dim 176, vocab_size 320"
+    )
 
 
 @pytest.mark.parametrize("width", [16, 100, 768, 1000, 4095])

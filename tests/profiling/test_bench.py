@@ -1,4 +1,5 @@
-"""The benchmark: variants, rounds within a budget, failures and signals, tables, and one real measurement."""
+"""The benchmark: variants, rounds within a budget, failures and signals, tables, and one real
+measurement."""
 
 import json
 import os
@@ -15,7 +16,17 @@ from experiments.config import recipes
 from experiments.jobs.signals import FOR_GOOD, Stop
 from experiments.profiling import rounds, table
 from models import device
-from models.floors import ATTENTION, CASTS, ELEMENTWISE, IDLE, LOSS, MATMUL_BF16, MATMUL_FP8, OPTIMIZER, PARTS
+from models.floors import (
+    ATTENTION,
+    CASTS,
+    ELEMENTWISE,
+    IDLE,
+    LOSS,
+    MATMUL_BF16,
+    MATMUL_FP8,
+    OPTIMIZER,
+    PARTS,
+)
 from tests import processes
 
 
@@ -51,10 +62,14 @@ def test_a_misspelt_variant_names_the_nearest_and_does_not_wait_for_torch():
     assert ended.stdout == "2 False\n" and "did you mean `tensorwise_fp8_compiled`" in ended.stderr
 
 
-def test_the_default_has_the_four_and_compiled_bf16_with_its_own_rounding(tmp_path, monkeypatch, capsys):
+def test_the_default_has_the_four_and_compiled_bf16_with_its_own_rounding(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(rounds.Rounds, "run", lambda self, console: None)
     arguments = ["--overlay", "cpu", "--out", str(tmp_path), "training.seq_len=64"]
-    assert bench.main([*arguments, "--steps", "10"]) == 2 and "--steps 10" in capsys.readouterr().err
+    assert (
+        bench.main([*arguments, "--steps", "10"]) == 2 and "--steps 10" in capsys.readouterr().err
+    )
     bench.main(arguments)
     names = [path.stem for path in sorted(tmp_path.glob("*.yaml"))]
     assert [name.split("-")[1] for name in names[:4]] == list(recipes.THE_FOUR)
@@ -109,7 +124,10 @@ def test_a_variant_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatc
     assert written["works_too"]["ratio"] == {"median": 1, "min": 1, "max": 1}
     assert written["out_of_memory"]["error"] == "failed: OutOfMemoryError: CUDA out of memory."
     assert "killed by SIGKILL" in written["killed"]["error"]
-    assert not (tmp_path / "1-works.round1.log").exists() and (tmp_path / "3-killed.round1.log").exists()
+    assert (
+        not (tmp_path / "1-works.round1.log").exists()
+        and (tmp_path / "3-killed.round1.log").exists()
+    )
     shown = _tables(measured.summary(), {})
     assert "2  out_of_memory: failed: OutOfMemoryError: CUDA out of memory.\n" in shown
     assert any(line.split() == ["2", "0"] for line in shown.splitlines())
@@ -117,7 +135,9 @@ def test_a_variant_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatc
 
 def test_a_spent_budget_ends_the_measurement_and_keeps_the_others(tmp_path, monkeypatch):
     """In a later round that is no failure."""
-    once = f"test -e {tmp_path}/seen && exec sleep 60; touch {tmp_path}/seen; cp {tmp_path}/record $2"
+    once = (
+        f"test -e {tmp_path}/seen && exec sleep 60; touch {tmp_path}/seen; cp {tmp_path}/record $2"
+    )
     for scripts, errors in (
         ({"works": once}, {}),
         ({"works": f"cp {tmp_path}/record $2", "slow": "exec sleep 60", "never": "exit 0"},
@@ -135,7 +155,10 @@ def test_sigterm_ends_the_worker_and_keeps_what_is_there(tmp_path, monkeypatch):
     stop = Stop()
     stop.listen()
     stop.deferred = True
-    scripts = {"works": f"cp {tmp_path}/record $2", "slow": f"echo $$ > {tmp_path}/pid; exec sleep 60"}
+    scripts = {
+        "works": f"cp {tmp_path}/record $2",
+        "slow": f"echo $$ > {tmp_path}/pid; exec sleep 60",
+    }
     measured = _rounds(tmp_path, monkeypatch, scripts, lambda: 99, stop)
     threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
     measured.run(Console(quiet=True))
@@ -146,7 +169,10 @@ def test_sigterm_ends_the_worker_and_keeps_what_is_there(tmp_path, monkeypatch):
 
 def test_figures_are_of_the_median_round_and_ratios_of_the_same_round():
     def records(*step_s: float) -> list[dict]:
-        return [RECORD | {"round": i, "step_s": s, "tokens_per_s": 1 / s} for i, s in enumerate(step_s, 1)]
+        return [
+            RECORD | {"round": i, "step_s": s, "tokens_per_s": 1 / s}
+            for i, s in enumerate(step_s, 1)
+        ]
 
     variants = table.summarize({"first": records(0.5, 0.4, 0.6), "second": records(0.25, 0.25)}, {})
     assert variants["first"]["step_s"] == 0.5 and variants["first"]["tokens_per_s"] == 2
@@ -159,9 +185,16 @@ def test_parts_stand_beside_their_floors_and_what_inductor_counted():
     recipe = recipes.load("tensorwise_fp8_compiled", ["h200"])
     floor = table.floors(recipe, "h200")
     assert set(floor) == set(PARTS) and 0 < floor[MATMUL_FP8] < 0.5
-    cold = RECORD | {"round": 1, "compiled_graphs": [{"kernels": 30, "bytes": 2e9}, {"kernels": 39, "bytes": 3.74e9}]}
-    variants = table.summarize({"eager": [RECORD | {"round": 1}], "tensorwise": [cold, RECORD | {"round": 2}]}, {})
-    shown = _tables({"machine": machine, "variants": variants}, {"eager": recipe, "tensorwise": recipe})
+    cold = RECORD | {
+        "round": 1,
+        "compiled_graphs": [{"kernels": 30, "bytes": 2e9}, {"kernels": 39, "bytes": 3.74e9}],
+    }
+    variants = table.summarize(
+        {"eager": [RECORD | {"round": 1}], "tensorwise": [cold, RECORD | {"round": 2}]}, {}
+    )
+    shown = _tables(
+        {"machine": machine, "variants": variants}, {"eager": recipe, "tensorwise": recipe}
+    )
     (counted,) = (line.split() for line in shown.splitlines() if " GB" in line)
     assert counted[0] == "2" and counted[-3:] == ["69,", "5.74", "GB"]
     measured, least = shown.splitlines()[-3:-1]
@@ -172,17 +205,34 @@ def test_parts_stand_beside_their_floors_and_what_inductor_counted():
 
 @pytest.mark.slow
 def test_two_recipes_are_measured_for_real(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(rounds, "turns", lambda variants, took, left: ((1, variant) for variant in variants))  # once
+    monkeypatch.setattr(
+        rounds, "turns", lambda variants, took, left: ((1, variant) for variant in variants)
+    )  # once
     fp8 = "tensorwise_fp8_compiled+compile.enable=false"
-    small = ["training.seq_len=64", "training.local_batch_size=1", "--overlay", "cpu", "--steps", "13"]
-    assert bench.main(["baseline", fp8, *small, "--budget", "300", "--out", str(tmp_path / "out")]) == 0
+    small = [
+        "training.seq_len=64",
+        "training.local_batch_size=1",
+        "--overlay",
+        "cpu",
+        "--steps",
+        "13",
+    ]
+    assert (
+        bench.main(["baseline", fp8, *small, "--budget", "300", "--out", str(tmp_path / "out")])
+        == 0
+    )
     written = json.loads((tmp_path / "out" / "bench.json").read_text())
-    assert written["machine"]["name"] == device.name() and list(written["variants"]) == ["baseline", fp8]
+    assert written["machine"]["name"] == device.name() and list(written["variants"]) == [
+        "baseline",
+        fp8,
+    ]
     for label, variant in written["variants"].items():
         parts = variant["parts"]
         assert sum(parts.values()) == pytest.approx(variant["step_s"])
         assert (parts[MATMUL_FP8] > 0) == (parts[CASTS] > 0) == (label == fp8)
-        assert all(parts[part] > 0 for part in (MATMUL_BF16, ATTENTION, ELEMENTWISE, LOSS, OPTIMIZER))
+        assert all(
+            parts[part] > 0 for part in (MATMUL_BF16, ATTENTION, ELEMENTWISE, LOSS, OPTIMIZER)
+        )
         assert set(parts) == {*PARTS, IDLE} and parts[IDLE] < 0.9 * variant["step_s"]
         (only,) = variant["rounds"]
         assert len(only["steady_step_s"]) == 3 and len(only["profiled_step_s"]) == 2

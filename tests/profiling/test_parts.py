@@ -13,21 +13,35 @@ from torch.profiler import profile, record_function
 
 from experiments.profiling import parts
 from experiments.profiling.parts import OTHER, part_of
-from models.floors import ATTENTION, CASTS, ELEMENTWISE, IDLE, LOSS, MATMUL_BF16, MATMUL_FP8, OPTIMIZER, PARTS
+from models.floors import (
+    ATTENTION,
+    CASTS,
+    ELEMENTWISE,
+    IDLE,
+    LOSS,
+    MATMUL_BF16,
+    MATMUL_FP8,
+    OPTIMIZER,
+    PARTS,
+)
 
 ELEMENT = "void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<c10::BFloat16, c10::BFloat16>>"
 COPY = "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>"
 FP8_LINEAR = ("matmul_with_hp_or_float8_args",)
 FP8_MM = ("aten::_scaled_mm", "PythonSubclass", "aten::mm", *FP8_LINEAR)
 FP8_BACKWARD = "matmul_with_hp_or_float8_argsBackward"
-GRAPH = ("## Call CompiledFxGraph fudnkae2h4oe ##", "CompiledFunction", "Torch-Compiled Region: 0/0")
+GRAPH = (
+    "## Call CompiledFxGraph fudnkae2h4oe ##",
+    "CompiledFunction",
+    "Torch-Compiled Region: 0/0",
+)
 
 
 @pytest.mark.parametrize(
     "part, name, callers",
     [
-        # The name alone tells, as in a CUDA graph. Names, some cut, from profiles of Hopper GPUs that others published,
-        # and from PyTorch's sources
+        # The name alone tells, as in a CUDA graph. Names, some cut, from profiles of Hopper GPUs
+        # that others published, and from PyTorch's sources
         (MATMUL_FP8, "nvjet_qqtst_128x256_128x6_2x1_v_bz_coopA_TNT", ()),
         (MATMUL_FP8, "nvjet_sm90_qqtst_128x128_128x6_1x2_h_bz_ovscale_TNT", ()),
         (MATMUL_FP8, "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cutlass::float_e4m3_t>>", ()),
@@ -49,8 +63,8 @@ GRAPH = ("## Call CompiledFxGraph fudnkae2h4oe ##", "CompiledFunction", "Torch-C
         (ELEMENTWISE, "Memcpy DtoD (Device -> Device)", ()),
         (ELEMENTWISE, "Memset (Device)", ()),
         (OTHER, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", ()),
-        # Compiled: inductor names a kernel by its kind and by its operators in alphabetical order; operators like those
-        # that this project's profiles on a CPU show
+        # Compiled: inductor names a kernel by its kind and by its operators in alphabetical order;
+        # operators like those that this project's profiles on a CPU show
         (MATMUL_FP8, "triton_tem_fused__scaled_mm_3", GRAPH),
         (MATMUL_BF16, "triton_tem_fused_mm_3", GRAPH),
         (LOSS, "triton_red_fused__log_softmax__to_copy_view_0", GRAPH),
@@ -65,8 +79,9 @@ GRAPH = ("## Call CompiledFxGraph fudnkae2h4oe ##", "CompiledFunction", "Torch-C
         (CASTS, "triton_red_fused_abs_max_t_3", GRAPH),
         (CASTS, "cast_and_transpose", ("fp8::cast_and_transpose", *GRAPH)),
         (CASTS, "graph_0_cpp_fused__to_copy_mul_reciprocal_t_15", GRAPH),
-        # The callers alone tell. Operators as this project's profiles on a CPU show them; those of mkldnn, bmm and
-        # autocast's copies, and a GPU's kernels below operators, as PyTorch's sources have them
+        # The callers alone tell. Operators as this project's profiles on a CPU show them; those of
+        # mkldnn, bmm and autocast's copies, and a GPU's kernels below operators, as PyTorch's
+        # sources have them
         (OPTIMIZER, "aten::mul_", ("aten::mul_", "aten::_foreach_mul_")),
         (OPTIMIZER, "aten::linalg_vector_norm", ("aten::linalg_vector_norm",)),
         (OPTIMIZER, "triton_for_fused_0", ("Torch-Compiled Region: 2/0", "Optimizer.step#AdamW.step")),
@@ -77,7 +92,8 @@ GRAPH = ("## Call CompiledFxGraph fudnkae2h4oe ##", "CompiledFunction", "Torch-C
         (ATTENTION, "aten::zeros", ("aten::zeros", "aten::_scaled_dot_product_flash_attention_for_cpu_backward")),
         (ATTENTION, "aten::bmm", ("aten::bmm", "aten::matmul")),
         (LOSS, COPY, ("aten::copy_", "aten::_to_copy", "ToCopyBackward0", "aten::_to_copy", "aten::to", "loss")),
-        # ... casts, and the copies that _scaled_mm's layout asks for; a sum of two gradients is neither
+        # ... casts, and the copies that _scaled_mm's layout asks for; a sum of two gradients is
+        # neither
         (CASTS, ELEMENT, ("aten::mul", "_ToFloat8ConstrFunc")),
         (CASTS, ELEMENT, ("aten::mul", "_Fp8ProductsBackward")),
         (CASTS, COPY, ("aten::copy_", "aten::contiguous", "PythonSubclass", "aten::mm", *FP8_LINEAR)),
@@ -99,7 +115,8 @@ def _event(name, start, end, gpu=False, **keys):
 
 
 def _gpu_profile():
-    """Two steps' worth of a GPU's profile in microseconds: a loss, its backward on another thread, and a graph."""
+    """Two steps' worth of a GPU's profile in microseconds: a loss, its backward on another thread,
+    and a graph."""
     loss = _event("loss", 0, 10)
     copy = _event("aten::copy_", 1, 3, sequence_nr=-1)
     to = _event("aten::_to_copy", 1, 4, sequence_nr=7)
@@ -136,11 +153,15 @@ def test_kernels_of_a_gpu_count_once_and_know_their_callers():
 def test_a_forward_pass_within_the_backward_one_is_not_its_callers():
     linear = _event("aten::linear", 0, 4, sequence_nr=7)
     backward = _event("MmBackward0", 20, 40, sequence_nr=7, fwd_thread=1, scope=1)
-    again = _event("aten::silu", 21, 25, sequence_nr=30)  # activation checkpointing: a gradient is kept track of
+    again = _event(
+        "aten::silu", 21, 25, sequence_nr=30
+    )  # activation checkpointing: a gradient is kept track of
     product = _event("aten::mm", 30, 35, sequence_nr=-1)
     events = EventList([linear, backward, again, product])
     events._populate_cpu_children()
-    callers = {k.name: k.callers for k in parts.read_kernels(SimpleNamespace(events=lambda: events))}
+    callers = {
+        k.name: k.callers for k in parts.read_kernels(SimpleNamespace(events=lambda: events))
+    }
     assert callers["aten::silu"] == ("aten::silu",)
     assert callers["aten::mm"] == ("aten::mm", "MmBackward0", "aten::linear")
 
@@ -165,5 +186,10 @@ def test_a_gpu_idles_for_what_a_steady_step_leaves_and_a_cpu_for_its_share():
     assert on_gpu == pytest.approx(busy | {IDLE: 0.1})
     on_cpu = parts.step_parts(busy, profiled_s=0.8, step_s=0.4, host_is_device=True)
     assert on_cpu == pytest.approx({MATMUL_BF16: 0.15, LOSS: 0.05, IDLE: 0.2})
-    faster_than_its_kernels = parts.step_parts(busy, profiled_s=0.9, step_s=0.2, host_is_device=False)
-    assert sum(faster_than_its_kernels.values()) == pytest.approx(0.2) and faster_than_its_kernels[IDLE] == 0
+    faster_than_its_kernels = parts.step_parts(
+        busy, profiled_s=0.9, step_s=0.2, host_is_device=False
+    )
+    assert (
+        sum(faster_than_its_kernels.values()) == pytest.approx(0.2)
+        and faster_than_its_kernels[IDLE] == 0
+    )

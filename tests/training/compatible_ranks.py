@@ -1,6 +1,7 @@
 """Trains what a JSON file names, one run after the other, and prints the exit codes.
 
-Ranks are forks of one process, and each makes all runs of as many processes: importing torch takes longer than a run.
+Ranks are forks of one process, and each makes all runs of as many processes: importing torch takes
+longer than a run.
 """
 
 import json

@@ -31,7 +31,10 @@ class Evil:
 
 def save(folder, step: int, **items):
     """A whole checkpoint; its path."""
-    own = {"train_state": {"step": step, "identity": json.dumps(IDENTITY)}, "weight": torch.arange(1000.0)}
+    own = {
+        "train_state": {"step": step, "identity": json.dumps(IDENTITY)},
+        "weight": torch.arange(1000.0),
+    }
     dcp.save(own | items, checkpoint_id=folder / f"step-{step}", no_dist=True)
     return folder / f"step-{step}"
 
@@ -40,15 +43,25 @@ def save(folder, step: int, **items):
 def checkpoints(tmp_path):
     """Those of a run whose folder is empty, without a trainer."""
     manager = object.__new__(Checkpoints)
-    manager.enable, manager.folder, manager.identity = False, str(tmp_path / "run/checkpoint"), dict(IDENTITY)
+    manager.enable, manager.folder, manager.identity = (
+        False,
+        str(tmp_path / "run/checkpoint"),
+        dict(IDENTITY),
+    )
     (tmp_path / "run/checkpoint").mkdir(parents=True)
     return manager
 
 
 def test_only_checkpoints_are_deleted(checkpoints, tmp_path, monkeypatch):
-    """Neither other files with such names, nor what links lead to; checkpoints that were never finished are."""
+    """Neither other files with such names, nor what links lead to; checkpoints that were never
+    finished are."""
     folder, elsewhere = tmp_path / "run/checkpoint", tmp_path / "elsewhere/step-8"
-    others = [folder / "step-notes/f", folder / "step-7/thesis.tex", folder / "my-step-3/f", elsewhere / "__0_0.distcp"]
+    others = [
+        folder / "step-notes/f",
+        folder / "step-7/thesis.tex",
+        folder / "my-step-3/f",
+        elsewhere / "__0_0.distcp",
+    ]
     for file in others:
         file.parent.mkdir(parents=True)
         file.write_text("mine")
@@ -69,12 +82,15 @@ def test_only_checkpoints_are_deleted(checkpoints, tmp_path, monkeypatch):
     assert stale == [str(folder / "step-2")]
 
 
-@pytest.mark.parametrize(("key", "value"), [("debug.seed", 1), ("model.flavor", "8B"), ("data", "corpus-2")])
+@pytest.mark.parametrize(
+    ("key", "value"), [("debug.seed", 1), ("model.flavor", "8B"), ("data", "corpus-2")]
+)
 def test_a_checkpoint_of_another_run_is_refused(checkpoints, tmp_path, key, value):
     path = save(tmp_path / "run/checkpoint", 6)
     checkpoints.identity[key] = value
     with pytest.raises(
-        InputError, match=f"is of another run, which differs in {key} .{IDENTITY[key]} there, {value} he"
+        InputError,
+        match=f"is of another run, which differs in {key} .{IDENTITY[key]} there, {value} he",
     ):
         checkpoints._newest_whole()
     assert (path / ".metadata").exists()
@@ -103,7 +119,9 @@ def test_metadata_that_would_run_code_is_damage(tmp_path):
     assert not trace.exists()
 
 
-@pytest.mark.parametrize("hidden", [lambda evil: {"item": evil}, lambda evil: {"nested": {"lr": [1.0, evil]}}])
+@pytest.mark.parametrize(
+    "hidden", [lambda evil: {"item": evil}, lambda evil: {"nested": {"lr": [1.0, evil]}}]
+)
 def test_items_that_would_run_code_are_not_loaded(tmp_path, hidden):
     """As of a foreign `checkpoint.initial_load_path`."""
     trace = tmp_path / "trace"
@@ -118,7 +136,9 @@ def test_a_folder_outside_the_run_is_left_alone(checkpoints, tmp_path):
     (unfinished / ".metadata").unlink()
     (tmp_path / "run/checkpoint").rmdir()
     (tmp_path / "run/checkpoint").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(InputError, match="checkpoint is a link, and a run deletes nothing outside its directory"):
+    with pytest.raises(
+        InputError, match="checkpoint is a link, and a run deletes nothing outside its directory"
+    ):
         checkpoints._newest_whole()
     assert unfinished.is_dir()
 
@@ -127,7 +147,9 @@ def test_first_weights_that_are_damaged_or_of_another_model(checkpoints, tmp_pat
     path, trace = save(tmp_path, 2), tmp_path / "trace"
     keys = ["checkpoint.enable=true", f"checkpoint.initial_load_path={path}"]
     config = recipes.load("baseline", ["cpu"], keys).config
-    with pytest.raises(InputError, match="is of another model, without this one's layers[.][*].attention.wk.weight"):
+    with pytest.raises(
+        InputError, match="is of another model, without this one's layers[.][*].attention.wk.weight"
+    ):
         preflight.check_checkpoints(config)
     file = next(path.glob("*.distcp"))
     file.write_bytes(flip(file.read_bytes()))
@@ -152,11 +174,17 @@ def test_a_run_goes_on_with_its_own_data_only(tmp_path, run_here, config, capsys
     command = ["baseline", "--overlay", "cpu", "--out", out, *TINY, "training.seq_len=16", *keys]
     assert run_here(*command) == 0
     data = manifest_of(out)["data"]
-    assert data.startswith("parquet-") and json.loads((out / "summary.json").read_text())["data"] == data
+    assert (
+        data.startswith("parquet-")
+        and json.loads((out / "summary.json").read_text())["data"] == data
+    )
     (out / "manifest.json").write_text(json.dumps(manifest_of(out) | {"status": "running"}))
     write_parquet(corpus, words(60))
     assert run_here(*command, "training.steps=6") == 2
-    assert f"differs in data ({data} there, {manifest_of(out)['data']} here)" in manifest_of(out)["error"]
+    assert (
+        f"differs in data ({data} there, {manifest_of(out)['data']} here)"
+        in manifest_of(out)["error"]
+    )
     write_parquet(corpus, words(30))
     assert run_here(*command, "training.steps=3") == 2
     assert "is of step 4, and training.steps=3 asks for fewer" in manifest_of(out)["error"]
@@ -167,8 +195,12 @@ def test_a_run_goes_on_with_its_own_data_only(tmp_path, run_here, config, capsys
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["disabled", "async"])
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, run_here, mode):
-    """A limit on file sizes stands in for a full disk. torch's exception is none that `except Exception` catches."""
-    out, keys = tmp_path / "run", ["checkpoint.enable=true", "checkpoint.interval=2", f"checkpoint.async_mode={mode}"]
+    """A limit on file sizes stands in for a full disk. torch's exception is none that `except
+    Exception` catches."""
+    out, keys = (
+        tmp_path / "run",
+        ["checkpoint.enable=true", "checkpoint.interval=2", f"checkpoint.async_mode={mode}"],
+    )
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limit[1]))
     try:
@@ -176,5 +208,8 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, run_here, mo
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     manifest = manifest_of(out)
-    assert manifest["status"] == "failed" and "CheckpointError: a checkpoint could not be saved" in manifest["error"]
+    assert (
+        manifest["status"] == "failed"
+        and "CheckpointError: a checkpoint could not be saved" in manifest["error"]
+    )
     assert not list((out / "checkpoint").iterdir()) and (out / "summary.json").exists()

@@ -1,7 +1,8 @@
-"""What ranks send: the recorded table against the closed form, and a run that promises FP8 and sends bf16.
+"""What ranks send: the recorded table against the closed form, and a run that promises FP8 and
+sends bf16.
 
-One process stands for rank 0 of several: the backend `fake` takes every collective and sends nothing. That real ones
-are recorded the same way is part of tests/jobs/test_launcher.py.
+One process stands for rank 0 of several: the backend `fake` takes every collective and sends
+nothing. That real ones are recorded the same way is part of tests/jobs/test_launcher.py.
 """
 
 import os
@@ -32,7 +33,8 @@ LAYERS = 7  # linear ones of the model's one block
 
 @cache
 def profile_step(name: str, *overrides: str, ranks: int = 2) -> dict:
-    """What the proof records of collectives, of one forward and backward pass of a recipe on a model of one block."""
+    """What the proof records of collectives, of one forward and backward pass of a recipe on a
+    model of one block."""
     config = recipes.load(name, ["cpu"], ["compile.enable=false", *overrides]).config
     keys = config.parallelism
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
@@ -58,7 +60,11 @@ def profile_step(name: str, *overrides: str, ranks: int = 2) -> dict:
 
 
 def calls(record: dict, collective: str) -> dict[tuple[int, str], int]:
-    return {(r["ranks"], r["dtype"]): r["calls"] for r in record["table"] if r["collective"] == collective}
+    return {
+        (r["ranks"], r["dtype"]): r["calls"]
+        for r in record["table"]
+        if r["collective"] == collective
+    }
 
 
 @pytest.mark.parametrize(
@@ -71,7 +77,12 @@ def calls(record: dict, collective: str) -> dict[tuple[int, str], int]:
         ("fp8_gradients", [], 2, 0),
         ("fp8_gradients", [], 3, 0),  # 3: rows and blocks are padded
         ("baseline_compiled", ["parallelism.fsdp_reshard_after_forward=never"], 2, 0),
-        ("baseline_compiled", ["parallelism.fsdp_reshard_after_forward=always"], 3, 0),  # 3: rows are padded
+        (
+            "baseline_compiled",
+            ["parallelism.fsdp_reshard_after_forward=always"],
+            3,
+            0,
+        ),  # 3: rows are padded
     ],
 )
 def test_bytes_are_those_of_the_closed_form(recipe, overrides, ranks, all_reduces):
@@ -95,13 +106,21 @@ def test_replicas_reduce_their_shards_of_gradients_in_float32(recipe):
     assert (record["shards"], record["replicas"]) == (2, 2)
     assert record["gathered_bytes"] == record["gathered_bytes_expected"]
     [row] = [row for row in record["table"] if row["collective"] == collectives.ALL_REDUCE]
-    assert row["payload_bytes"] == row["bus_bytes"] == profile_step("baseline_compiled")["reduced_bytes"] / 2
+    assert (
+        row["payload_bytes"]
+        == row["bus_bytes"]
+        == profile_step("baseline_compiled")["reduced_bytes"] / 2
+    )
 
 
 def test_a_run_that_promises_fp8_and_sends_bf16_fails(monkeypatch):
     """torchao's layer, which casts its weight itself where FSDP2 has not."""
-    monkeypatch.setattr(float8, "replace", lambda config, **keys: replace(config, **keys | _IN_BF16))
-    with pytest.raises(ProofError, match="not .all. of what enable_fsdp_float8_all_gather promises"):
+    monkeypatch.setattr(
+        float8, "replace", lambda config, **keys: replace(config, **keys | _IN_BF16)
+    )
+    with pytest.raises(
+        ProofError, match="not .all. of what enable_fsdp_float8_all_gather promises"
+    ):
         profile_step.__wrapped__(EACH)
 
 
@@ -114,12 +133,16 @@ def test_a_run_that_promises_fp8_and_of_which_no_gather_is_seen_fails(monkeypatc
 
 def test_a_run_that_promises_fp8_gradients_and_sends_float32_fails(monkeypatch):
     monkeypatch.setattr(train_spec, "Fp8ReduceScatter", DefaultReduceScatter)
-    with pytest.raises(ProofError, match="not .all. of what quantize.gradients promises was sent in FP8"):
+    with pytest.raises(
+        ProofError, match="not .all. of what quantize.gradients promises was sent in FP8"
+    ):
         profile_step.__wrapped__("fp8_gradients")
 
 
 def test_fp8_gradients_take_260_bytes_where_float32_takes_1024():
-    float32, fp8 = (profile_step(name)["reduced_bytes"] for name in ("baseline_compiled", "fp8_gradients"))
+    float32, fp8 = (
+        profile_step(name)["reduced_bytes"] for name in ("baseline_compiled", "fp8_gradients")
+    )
     assert fp8 / float32 == pytest.approx(260 / 1024, rel=2e-3)  # a last block may be padded
 
 
@@ -143,7 +166,9 @@ def kernel(name: str, start: float, end: float, **more) -> SimpleNamespace:
 def test_exposed_time_is_that_of_nccl_kernels_beside_which_nothing_computes():
     events = [
         kernel("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 0, 10),
-        kernel("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", 8, 20),  # on another stream, beside the first
+        kernel(
+            "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", 8, 20
+        ),  # on another stream, beside the first
         kernel("nvjet_qqtst_128x256", 2, 6),
         kernel("triton_poi_fused_add_0", 5, 9),
         kernel("nvjet_qqtst_128x256", 18, 30),
@@ -153,5 +178,8 @@ def test_exposed_time_is_that_of_nccl_kernels_beside_which_nothing_computes():
         kernel("aten::mm", 0, 50, device_type=DeviceType.CPU),
     ]
     seconds = collectives.nccl_seconds(events)
-    assert seconds == {"seconds": pytest.approx(21e-6), "exposed_seconds": pytest.approx((2 + 9 + 1) * 1e-6)}
+    assert seconds == {
+        "seconds": pytest.approx(21e-6),
+        "exposed_seconds": pytest.approx((2 + 9 + 1) * 1e-6),
+    }
     assert collectives.nccl_seconds(events[2:5]) is None

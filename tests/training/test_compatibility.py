@@ -1,4 +1,5 @@
-"""The table of what FP8 goes with is true: what works there trains, with its proof, and what is refused is refused."""
+"""The table of what FP8 goes with is true: what works there trains, with its proof, and what is
+refused is refused."""
 
 import json
 import re
@@ -36,19 +37,29 @@ def arguments(name: str, out: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> dict[str, tuple[int, Path]]:
-    """Trains all cells that work with several processes, and SWITCHED; (exit code, run directory) by name."""
+    """Trains all cells that work with several processes, and SWITCHED; (exit code, run directory)
+    by name."""
     folder = tmp_path_factory.mktemp("cells")
     several = [name for name in WORKING if CELLS[name].processes > 1]
     places = {name: folder / str(place) for place, name in enumerate([*several, SWITCHED])}
     with ExitStack() as stack:
         ports = {name: stack.enter_context(reserved_port()).getsockname()[1] for name in places}
-        runs = [(CELLS[name].processes, ports[name], arguments(name, places[name])) for name in several]
-        switched = [*arguments(RECOMPUTED, places[SWITCHED]), f"{FLOAT8}.first_step=2", f"{FLOAT8}.last_step=2"]
+        runs = [
+            (CELLS[name].processes, ports[name], arguments(name, places[name])) for name in several
+        ]
+        switched = [
+            *arguments(RECOMPUTED, places[SWITCHED]),
+            f"{FLOAT8}.first_step=2",
+            f"{FLOAT8}.last_step=2",
+        ]
         runs.append((2, ports[SWITCHED], switched))
         (folder / "runs.json").write_text(json.dumps(runs))
         command = [sys.executable, "-m", "tests.training.compatible_ranks", folder / "runs.json"]
         printed = processes.run(command, 290).stdout
-    codes = {place: int(code) for code, place in re.findall(r"^exit code (\d+): (.*)$", printed, re.MULTILINE)}
+    codes = {
+        place: int(code)
+        for code, place in re.findall(r"^exit code (\d+): (.*)$", printed, re.MULTILINE)
+    }
     return {name: (codes.get(str(place)), place) for name, place in places.items()}
 
 
@@ -60,7 +71,9 @@ def test_what_works_trains_and_proves_its_fp8(name, trained, run_here, tmp_path)
     else:
         code, run = run_here(*arguments(name, tmp_path)), tmp_path
     assert code == 0
-    manifest, proof = (json.loads((run / f"{kind}.json").read_text()) for kind in ("manifest", "proof"))
+    manifest, proof = (
+        json.loads((run / f"{kind}.json").read_text()) for kind in ("manifest", "proof")
+    )
     assert manifest["status"] == "completed" and manifest["world_size"] == CELLS[name].processes
     assert proof["fp8_flops"] >= 0.99 * proof["fp8_flops_expected"] > 0
 
@@ -71,7 +84,11 @@ def test_two_processes_that_recompute_activations_switch_together(trained):
     code, run = trained[SWITCHED]
     assert code == 0
     phases = json.loads((run / "proof.json").read_text())["phases"]
-    assert {first: phase["in_fp8"] for first, phase in phases.items()} == {"1": False, "2": True, "3": False}
+    assert {first: phase["in_fp8"] for first, phase in phases.items()} == {
+        "1": False,
+        "2": True,
+        "3": False,
+    }
 
 
 @pytest.mark.parametrize("name", REFUSED)

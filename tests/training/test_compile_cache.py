@@ -1,4 +1,5 @@
-"""Kernels that single runs keep for the next one; that they make it start warm is in tests/jobs/test_study.py."""
+"""Kernels that single runs keep for the next one; that they make it start warm is in
+tests/jobs/test_study.py."""
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ def config(tmp_path, monkeypatch):
     monkeypatch.setitem(compile_cache.counters["inductor"], "fxgraph_cache_hit", 3)
     monkeypatch.setitem(compile_cache.counters["inductor"], "fxgraph_cache_miss", 0)
     monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"kernels", None))
-    return recipes.load("baseline_compiled", ["cpu"], [f"compile.artifacts_dir={tmp_path / 'kept'}"]).config
+    return recipes.load(
+        "baseline_compiled", ["cpu"], [f"compile.artifacts_dir={tmp_path / 'kept'}"]
+    ).config
 
 
 def test_kernels_are_kept_once(config):
@@ -48,8 +51,16 @@ def test_kernels_of_different_runs_are_told_apart(monkeypatch):
         return compile_cache.path(recipes.load(name, ["cpu"], keys).config)
 
     first = file()
-    assert file("tensorwise_fp8_compiled", "training.steps=7", "optimizer.lr=1e-4", "debug.seed=3") == first
-    others = [*map(file, ("rowwise_fp8_compiled", "baseline_compiled", "candidate_adamw_stochastic_rounding"))]
+    assert (
+        file("tensorwise_fp8_compiled", "training.steps=7", "optimizer.lr=1e-4", "debug.seed=3")
+        == first
+    )
+    others = [
+        *map(
+            file,
+            ("rowwise_fp8_compiled", "baseline_compiled", "candidate_adamw_stochastic_rounding"),
+        )
+    ]
     others.append(file("tensorwise_fp8_compiled", "training.seq_len=128"))
     for module, name in (compile_cache, "version"), (compile_cache.device, "name"):
         with monkeypatch.context() as changed:

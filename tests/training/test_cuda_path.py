@@ -1,10 +1,12 @@
-"""What runs on a GPU, tried without one: PyTorch's CUDA build on a stand-in for CUDA that does nothing.
+"""What runs on a GPU, tried without one: PyTorch's CUDA build on a stand-in for CUDA that does
+nothing.
 
-Inductor and Triton compile for an H200, and all that is launched and waited for is real; only no kernel computes, and
-memory reads as zeros. So this finds what crashes and what the host waits for, and says nothing of losses and speed.
+Inductor and Triton compile for an H200, and all that is launched and waited for is real; only no
+kernel computes, and memory reads as zeros. So this finds what crashes and what the host waits for,
+and says nothing of losses and speed.
 
-It needs torch's CUDA build (several GB), which this project does not install on a machine without a GPU. In another
-virtual environment, from a package index that has it (PyPI, on x86-64):
+It needs torch's CUDA build (several GB), which this project does not install on a machine without a
+GPU. In another virtual environment, from a package index that has it (PyPI, on x86-64):
 
     pip install torch==2.11.0 -r requirements.txt -r requirements-tools.txt
     python -m pytest tests/training/test_cuda_path.py
@@ -33,22 +35,37 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(torch.version.cuda is None, reason="needs a CUDA build of torch"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and tests for it"),
-    pytest.mark.skipif(not CUDA_HEADERS.exists(), reason="needs the headers that come with torch's wheels for CUDA 13"),
-    pytest.mark.skipif(not (shutil.which("cc") and shutil.which("nm")), reason="needs a C compiler: cc and nm"),
+    pytest.mark.skipif(
+        not CUDA_HEADERS.exists(),
+        reason="needs the headers that come with torch's wheels for CUDA 13",
+    ),
+    pytest.mark.skipif(
+        not (shutil.which("cc") and shutil.which("nm")), reason="needs a C compiler: cc and nm"
+    ),
 ]
 
 
 @pytest.fixture(scope="module")
 def stand_in(tmp_path_factory) -> Path:
-    """A library with all that torch and Triton call of CUDA's driver and runtime, cuBLAS and NCCL."""
+    """A library with all that torch and Triton call of CUDA's driver and runtime, cuBLAS and
+    NCCL."""
     folder = tmp_path_factory.mktemp("cuda")
-    called = processes.run(["nm", "-D", "--undefined-only", *PACKAGES.glob("torch/lib/*.so")]).stdout
+    called = processes.run(
+        ["nm", "-D", "--undefined-only", *PACKAGES.glob("torch/lib/*.so")]
+    ).stdout
     called += (TRITON / "driver.c").read_text()
     names = sorted(set(re.findall(r"\b(?:__cuda|cuda|cublas|nccl|cu[A-Z])\w+", called)))
     rest = folder / "rest.c"
-    rest.write_text("".join(f"__attribute__((weak)) int {name}() {{ return 0; }}\n" for name in names))
+    rest.write_text(
+        "".join(f"__attribute__((weak)) int {name}() {{ return 0; }}\n" for name in names)
+    )
     library = folder / "libcuda.so.1"
-    include = ["-I", CUDA_HEADERS, "-I", TRITON / "include"]  # Triton's packages those that CUDA's include
+    include = [
+        "-I",
+        CUDA_HEADERS,
+        "-I",
+        TRITON / "include",
+    ]  # Triton's packages those that CUDA's include
     kind = ["-w", "-shared", "-fPIC", f"-Wl,-soname,{library.name}"]
     processes.run(["cc", *kind, *include, "tests/training/cuda_stand_in.c", rest, "-o", library])
     return library
@@ -56,14 +73,25 @@ def stand_in(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def train(stand_in, tmp_path):
-    """Trains a recipe on the stand-in; returns its run directory, and its launches and waits in their order."""
+    """Trains a recipe on the stand-in; returns its run directory, and its launches and waits in
+    their order."""
 
     def call(recipe: str) -> tuple[Path, list[str]]:
         out, calls = tmp_path / "run", tmp_path / "calls"
         cuda = {"LD_PRELOAD": stand_in, "TRITON_LIBCUDA_PATH": stand_in.parent, "CUDA_CALLS": calls}
         caches = {name: tmp_path / name for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
         environment = os.environ | {name: str(path) for name, path in (cuda | caches).items()}
-        command = [sys.executable, "-m", "experiments.run", recipe, "--overlay", "cpu", *KEYS, "--out", out]
+        command = [
+            sys.executable,
+            "-m",
+            "experiments.run",
+            recipe,
+            "--overlay",
+            "cpu",
+            *KEYS,
+            "--out",
+            out,
+        ]
         processes.run([*command, f"compile.artifacts_dir={tmp_path}"], seconds=280, env=environment)
         return out, calls.read_text().splitlines()
 
@@ -81,7 +109,11 @@ def test_a_recipe_runs_on_cuda(name, train):
     manifest, proof = manifest_of(run), json.loads((run / "proof.json").read_text())
     assert manifest["status"] == "completed"
     assert manifest["hardware"]["name"] == "NVIDIA H200 (stand-in)"
-    assert [(line["step"], line["loss"]) for line in lines_of(run)] == [(1, 0.0), (3, 0.0), (6, 0.0)]
+    assert [(line["step"], line["loss"]) for line in lines_of(run)] == [
+        (1, 0.0),
+        (3, 0.0),
+        (6, 0.0),
+    ]
     assert "Traceback" not in (run / "log.txt").read_text()
     assert proof["attention"] == "flash"
     assert proof["parameters"]["in_optimizer"] == proof["parameters"]["trainable"] == 39
@@ -94,4 +126,7 @@ def test_a_recipe_runs_on_cuda(name, train):
     assert len(steps) == calls.count("sum_of_squares") == 6
     between = calls[steps[3] : steps[4]]  # of two steps, the first of which logs nothing
     waits = [call for call in between if call.startswith("wait")]
-    assert waits == ["wait for event", *["wait for stream"] * 3]  # the norm, and torchtitan's copies of the batch
+    assert waits == [
+        "wait for event",
+        *["wait for stream"] * 3,
+    ]  # the norm, and torchtitan's copies of the batch

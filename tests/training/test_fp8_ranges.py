@@ -12,7 +12,9 @@ from models.fp8_linear import Fp8Linear, Products
 from tests.runs import TINY, lines_of
 
 
-def layer(weight: torch.Tensor, gradient: torch.Tensor | None = None, recipe: str = "tensorwise") -> nn.Module:
+def layer(
+    weight: torch.Tensor, gradient: torch.Tensor | None = None, recipe: str = "tensorwise"
+) -> nn.Module:
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     linear.weight = nn.Parameter(weight)
     linear.weight.grad = gradient
@@ -25,7 +27,9 @@ def test_a_scale_for_the_whole_flushes_what_is_far_below_its_largest_value():
     weight = torch.full((16, 16), 1.0)
     weight[0, :4], weight[1, :8] = -448.0, 2.0**-11
     ranges = fp8_ranges(layer(weight))
-    assert ranges.keys() == {f"weight/{quantity}/w1" for quantity in ("amax", "scale", "saturated", "flushed")}
+    assert ranges.keys() == {
+        f"weight/{quantity}/w1" for quantity in ("amax", "scale", "saturated", "flushed")
+    }
     assert list(ranges.values()) == [448, 1, 4 / 256, 8 / 256]
 
 
@@ -50,10 +54,17 @@ def test_without_fp8_there_is_nothing():
 @pytest.mark.slow
 def test_a_run_shows_them_in_tensorboard_and_keeps_them(run_here, tmp_path):
     out = tmp_path / "run"
-    keys = [*TINY, "metrics.fp8_ranges_every=2", "metrics.enable_tensorboard=true", "compile.enable=false"]
+    keys = [
+        *TINY,
+        "metrics.fp8_ranges_every=2",
+        "metrics.enable_tensorboard=true",
+        "compile.enable=false",
+    ]
     assert run_here("tensorwise_fp8_compiled", "--overlay", "cpu", "--out", out, *keys) == 0
     with_ranges = {line["step"]: line for line in lines_of(out) if "fp8_ranges" in line}
-    assert set(with_ranges) == {2, 4} and all(step in line["not_steady"] for step, line in with_ranges.items())
+    assert set(with_ranges) == {2, 4} and all(
+        step in line["not_steady"] for step, line in with_ranges.items()
+    )
     kept = with_ranges[4]["fp8_ranges"]
     assert len(kept) == 7 * 2 * 4  # seven layers of a block, weight and gradient, four quantities
     [folder] = {path.parent for path in (out / "tb").rglob("events.*")}

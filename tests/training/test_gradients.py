@@ -1,4 +1,5 @@
-"""Compiled code computes the gradients that eager code does: of every recipe and parameter, on this machine."""
+"""Compiled code computes the gradients that eager code does: of every recipe and parameter, on this
+machine."""
 
 from dataclasses import asdict, replace
 
@@ -25,7 +26,9 @@ def configs() -> dict[str, object]:
     by_graph = {}
     for name in sorted(recipes.names(), key=lambda name: name.startswith("candidate")):
         config = recipes.load(name, ["cpu"], KEYS).config
-        graph = str([asdict(section) for section in (config.model, config.compile, config.quantize)])
+        graph = str(
+            [asdict(section) for section in (config.model, config.compile, config.quantize)]
+        )
         if config.compile.enable:
             by_graph.setdefault(graph, (name, config))
     by_graph["qwen3"] = "qwen3", recipes.load("tensorwise_fp8_compiled", ["cpu"], QWEN3).config
@@ -54,8 +57,9 @@ def gradients(config, compiled: bool) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_compiled_gradients_are_eager_ones(name, flavors):
-    """By the norm of each parameter's gradient, to 3 %, since kernels may add up in another order and FP8 magnifies the
-    difference; to 15 % where kernels round less often than eager code does."""
+    """By the norm of each parameter's gradient, to 3 %, since kernels may add up in another order
+    and FP8 magnifies the difference; to 15 % where kernels round less often than eager code
+    does."""
     compiled, eager = (gradients(CONFIGS[name], which) for which in (True, False))
     assert compiled.keys() == eager.keys()
     error = {key: ((compiled[key] - eager[key]).norm() / eager[key].norm()).item() for key in eager}

@@ -18,10 +18,15 @@ def test_a_run_proves_itself_and_resumes_exactly(run_here, tmp_path):
         f"checkpoint.initial_load_path={tmp_path}/whole/checkpoint/step-2",
     ]
     for out, more in ("whole", []), ("resumed", start):
-        assert run_here("fp8_optimizer", "--overlay", "cpu", "--out", tmp_path / out, *keys, *more) == 0
+        assert (
+            run_here("fp8_optimizer", "--overlay", "cpu", "--out", tmp_path / out, *keys, *more)
+            == 0
+        )
     assert losses_of(tmp_path / "resumed") == losses_of(tmp_path / "whole")[2:]
     for other in "baseline", "float32_optimizer", "fp8_optimizer_fp8_master":
-        with pytest.raises(InputError, match="has optimizer.states {'first_moment': 'float8_e4m3fn', .* to true"):
+        with pytest.raises(
+            InputError, match="has optimizer.states {'first_moment': 'float8_e4m3fn', .* to true"
+        ):
             preflight.check_checkpoints(recipes.load(other, ["cpu"], [*keys, *start]).config)
     proof = json.loads((tmp_path / "whole/proof.json").read_text())["parameters"]
     assert proof["moved_in_first_step"] > 0 and not proof["still_in_first_step"]

@@ -1,4 +1,5 @@
-"""FP8 for a part of a run's steps: the same numbers as runs that stop and go on in the other precision."""
+"""FP8 for a part of a run's steps: the same numbers as runs that stop and go on in the other
+precision."""
 
 import copy
 import json
@@ -29,14 +30,26 @@ def phase(first: int | str, last: int | str) -> list[str]:
 
 @pytest.fixture
 def losses(run_here, tmp_path):
-    """Trains a recipe in this process up to a step, of which it keeps a checkpoint; its losses, one a step."""
+    """Trains a recipe in this process up to a step, of which it keeps a checkpoint; its losses, one
+    a step."""
 
-    def train(out: str, recipe: str, steps: int, keys: list[str], after: str | None = None) -> list[float]:
+    def train(
+        out: str, recipe: str, steps: int, keys: list[str], after: str | None = None
+    ) -> list[float]:
         """`after` names the run whose last checkpoint this one begins with."""
-        keys = [*TINY, *keys, f"training.steps={steps}", "lr_scheduler.warmup_steps=2", "checkpoint.enable=true"]
+        keys = [
+            *TINY,
+            *keys,
+            f"training.steps={steps}",
+            "lr_scheduler.warmup_steps=2",
+            "checkpoint.enable=true",
+        ]
         if after:
             [start] = (tmp_path / after / "checkpoint").iterdir()
-            keys += [f"checkpoint.initial_load_path={start}", "checkpoint.initial_load_model_only=false"]
+            keys += [
+                f"checkpoint.initial_load_path={start}",
+                "checkpoint.initial_load_model_only=false",
+            ]
         assert run_here(recipe, "--overlay", "cpu", "--out", tmp_path / out, *keys) == 0
         return losses_of(tmp_path / out)
 
@@ -47,7 +60,8 @@ def losses(run_here, tmp_path):
 
 
 def test_a_switch_is_what_checkpoint_and_relaunch_is(losses, tmp_path):
-    """bf16, FP8 and bf16 again, two steps each; the run is interrupted and goes on in the phase of its step."""
+    """bf16, FP8 and bf16 again, two steps each; the run is interrupted and goes on in the phase of
+    its step."""
     out, keys = tmp_path / "switched", [*EAGER, *phase(3, 4)]
     losses("switched", FP8, 5, keys)
     first_attempt = json.loads((out / "timing.json").read_text())
@@ -59,17 +73,34 @@ def test_a_switch_is_what_checkpoint_and_relaunch_is(losses, tmp_path):
     parts += losses("third", "baseline", 6, EAGER, after="second")
     assert switched == parts
 
-    assert {step: switch["in_fp8"] for step, switch in first_attempt["switches"].items()} == {"3": True, "5": False}
-    proof, summary = (json.loads((out / f"{name}.json").read_text()) for name in ("proof", "summary"))
-    assert {first: phase["in_fp8"] for first, phase in proof["phases"].items()} == {"1": False, "3": True, "5": False}
-    assert [phase["profiled_step"] for phase in proof["phases"].values()] == [2, 4, 6]  # both attempts'
+    assert {step: switch["in_fp8"] for step, switch in first_attempt["switches"].items()} == {
+        "3": True,
+        "5": False,
+    }
+    proof, summary = (
+        json.loads((out / f"{name}.json").read_text()) for name in ("proof", "summary")
+    )
+    assert {first: phase["in_fp8"] for first, phase in proof["phases"].items()} == {
+        "1": False,
+        "3": True,
+        "5": False,
+    }
+    assert [phase["profiled_step"] for phase in proof["phases"].values()] == [
+        2,
+        4,
+        6,
+    ]  # both attempts'
     assert proof["profiled_step"] == 4
     assert summary["fp8_share"] == pytest.approx(proof["fp8_share_of_matmul_flops"] / 3)
 
 
 def test_never_and_always(losses):
-    baseline, never = (losses(*run) for run in (("a", "baseline", 2, EAGER), ("b", FP8, 2, [*EAGER, *phase(3, 9)])))
-    fp8, always = (losses(*run) for run in (("c", FP8, 2, EAGER), ("d", FP8, 2, [*EAGER, *phase(1, 2)])))
+    baseline, never = (
+        losses(*run) for run in (("a", "baseline", 2, EAGER), ("b", FP8, 2, [*EAGER, *phase(3, 9)]))
+    )
+    fp8, always = (
+        losses(*run) for run in (("c", FP8, 2, EAGER), ("d", FP8, 2, [*EAGER, *phase(1, 2)]))
+    )
     assert never == baseline != fp8 == always
 
 
@@ -88,7 +119,9 @@ def test_a_checkpoint_is_of_its_phases(monkeypatch):
 
     def differing(*keys: str) -> dict:
         one, other = (
-            trainer._identity(recipes.load("fp8_then_bf16", ["cpu"], [*keys, length]).config, "corpus")
+            trainer._identity(
+                recipes.load("fp8_then_bf16", ["cpu"], [*keys, length]).config, "corpus"
+            )
             for length in ("training.steps=60", "training.steps=100")
         )
         return {key: (one[key], other[key]) for key in one if one[key] != other[key]}
@@ -111,10 +144,13 @@ def results(module: nn.Module, call: Callable) -> list[torch.Tensor]:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_the_first_switch_compiles_once_and_the_way_back_not_at_all(dtype, recompute):
-    """Without new parameters. float32 parameters are cast by autocast, as those of `nn.Linear` are."""
+    """Without new parameters. float32 parameters are cast by autocast, as those of `nn.Linear`
+    are."""
     torch.manual_seed(0)
     torch._dynamo.reset()
-    plain = nn.Sequential(nn.Linear(32, 32, bias=False), nn.SiLU(), nn.Linear(32, 32, bias=False)).to(dtype)
+    plain = nn.Sequential(
+        nn.Linear(32, 32, bias=False), nn.SiLU(), nn.Linear(32, 32, bias=False)
+    ).to(dtype)
     how, fp8 = Products("tensorwise", emulate=True, keep_weight=False), copy.deepcopy(plain)
     for name in "0", "2":
         fp8.set_submodule(name, Fp8Linear.from_float(fp8.get_submodule(name), how))
@@ -133,10 +169,11 @@ def test_the_first_switch_compiles_once_and_the_way_back_not_at_all(dtype, recom
 
 
 def test_rates_leave_out_the_steps_after_a_switch(train, monkeypatch):
-    """The one that compiles, the next, and the profiled one; here without the ten at the start of the process.
+    """The one that compiles, the next, and the profiled one; here without the ten at the start of
+    the process.
 
-    FP8's ranges are due in steps 2 and 7, the latter in bf16. Compiled kernels are kept once: from two calls PyTorch
-    would load the last one's.
+    FP8's ranges are due in steps 2 and 7, the latter in bf16. Compiled kernels are kept once: from
+    two calls PyTorch would load the last one's.
     """
     kept = []
     monkeypatch.setattr(trainer, "NOT_STEADY_STEPS", 0)
@@ -169,12 +206,28 @@ def test_steps_in_fp8(name, overlay, steps):
 @pytest.mark.parametrize(
     ("name", "keys", "sentence"),
     [
-        ("bf16_then_fp8", ["first_step=later"], "expected a step of at least 1, or after_warmup, got 'later'"),
-        ("bf16_then_fp8", ["last_step=0"], "expected a step of at least 1, or before_last_tenth, got 0"),
+        (
+            "bf16_then_fp8",
+            ["first_step=later"],
+            "expected a step of at least 1, or after_warmup, got 'later'",
+        ),
+        (
+            "bf16_then_fp8",
+            ["last_step=0"],
+            "expected a step of at least 1, or before_last_tenth, got 0",
+        ),
         ("bf16_then_fp8", ["first_step=1.5"], "expected an integer, got 1.5"),
-        ("bf16_then_fp8", ["last_step=10"], "last_step: is step 10, before first_step, which is 11: FP8 would never"),
+        (
+            "bf16_then_fp8",
+            ["last_step=10"],
+            "last_step: is step 10, before first_step, which is 11: FP8 would never",
+        ),
         ("baseline", ["first_step=5"], "recipe_name: is null, so there is no FP8 to switch"),
-        ("bf16_then_fp8", ["enable_fsdp_float8_all_gather=true"], "gathers weights in FP8, of which bf16 steps cannot"),
+        (
+            "bf16_then_fp8",
+            ["enable_fsdp_float8_all_gather=true"],
+            "gathers weights in FP8, of which bf16 steps cannot",
+        ),
     ],
 )
 def test_what_phases_cannot_be(name, keys, sentence):

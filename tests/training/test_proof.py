@@ -30,7 +30,9 @@ def build(recipe="tensorwise", convert=True, emulate=False):
     torch.manual_seed(0)
     model = Net().to(torch.bfloat16)
     for name in ("first", "second") if convert else ():
-        model.set_submodule(name, Fp8Linear.from_float(getattr(model, name), Products(recipe, emulate=emulate)))
+        model.set_submodule(
+            name, Fp8Linear.from_float(getattr(model, name), Products(recipe, emulate=emulate))
+        )
     x = torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16, requires_grad=True)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0), x
 
@@ -46,7 +48,9 @@ def record_of_step(model, optimizer, x, recipe: str | None = "tensorwise") -> di
     return proof.record()
 
 
-@pytest.mark.parametrize(("recipe", "fp8_gemms"), [("tensorwise", 6), ("rowwise", 6), ("rowwise_with_gw_hp", 4)])
+@pytest.mark.parametrize(
+    ("recipe", "fp8_gemms"), [("tensorwise", 6), ("rowwise", 6), ("rowwise_with_gw_hp", 4)]
+)
 def test_record_of_an_honest_run(recipe, fp8_gemms):
     if float8.product("cpu", recipe, False).how == float8.EMULATED:
         pytest.skip(f"torch {torch.__version__} has no {recipe} FP8 operator for the CPU")
@@ -63,24 +67,34 @@ def test_products_of_the_compiler_do_not_count():
     torch._dynamo.reset()
     model, optimizer, x = build()
     model.compile(backend="aot_eager")
-    assert record_of_step(model, optimizer, x)["gemm_flops"] == {"aten::_scaled_mm": 6 * GEMM, "aten::mm": 3 * GEMM}
+    assert record_of_step(model, optimizer, x)["gemm_flops"] == {
+        "aten::_scaled_mm": 6 * GEMM,
+        "aten::mm": 3 * GEMM,
+    }
 
 
 def test_with_states_in_fp8_every_parameter_moves_and_their_bytes_are_on_record():
     model, adamw, x = build(convert=False)
-    assert record_of_step(model, adamw, x, None)["parameters"]["bytes_per_parameter"] == pytest.approx(
-        {"weights": 2, "states": 4}, rel=0.001
-    )
+    assert record_of_step(model, adamw, x, None)["parameters"][
+        "bytes_per_parameter"
+    ] == pytest.approx({"weights": 2, "states": 4}, rel=0.001)
     model, _, x = build(convert=False)
     dtypes = dict(zip(STATES, (torch.float8_e4m3fn, torch.float16, torch.float16), strict=True))
-    adamw = AdamWFp8LM(model.parameters(), dtypes, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0)
+    adamw = AdamWFp8LM(
+        model.parameters(), dtypes, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0
+    )
     parameters = record_of_step(model, adamw, x, None)["parameters"]
     assert parameters["moved_in_first_step"] == parameters["trainable"] == 3
-    assert parameters["bytes_per_parameter"] == pytest.approx({"weights": 2, "states": 5}, rel=0.001)
+    assert parameters["bytes_per_parameter"] == pytest.approx(
+        {"weights": 2, "states": 5}, rel=0.001
+    )
 
 
 def test_what_is_not_fp8_is_not_called_so():
-    bf16, emulated = record_of_step(*build(convert=False), None), record_of_step(*build(emulate=True))
+    bf16, emulated = (
+        record_of_step(*build(convert=False), None),
+        record_of_step(*build(emulate=True)),
+    )
     assert bf16["fp8_share_of_matmul_flops"] == emulated["fp8_share_of_matmul_flops"] == 0
     assert emulated["emulated"] and not bf16["emulated"]
 
@@ -97,9 +111,15 @@ def in_bf16(layer: Fp8Linear) -> None:
 @pytest.mark.parametrize(
     ("harm", "sentence"),
     [
-        (lambda model, _: [in_bf16(model.first), in_bf16(model.second)], r"did 0.000e\+00 FLOPs, and the 2 converted"),
+        (
+            lambda model, _: [in_bf16(model.first), in_bf16(model.second)],
+            r"did 0.000e\+00 FLOPs, and the 2 converted",
+        ),
         (lambda model, _: in_bf16(model.second), "did .* FLOPs"),
-        (lambda _, optimizer: setattr(optimizer, "step", lambda: None), "3 parameters did not move in the first optim"),
+        (
+            lambda _, optimizer: setattr(optimizer, "step", lambda: None),
+            "3 parameters did not move in the first optim",
+        ),
     ],
 )
 def test_a_run_that_is_not_what_its_recipe_says_fails(harm, sentence):
@@ -125,7 +145,10 @@ def test_products_of_the_other_phase_fail():
     ):
         model(x)
     float8.switch(model, on=False)
-    with pytest.raises(ProofError, match=r"did 0.000e\+00 FLOPs, and the 2 converted"), proof.profile(5, first=4):
+    with (
+        pytest.raises(ProofError, match=r"did 0.000e\+00 FLOPs, and the 2 converted"),
+        proof.profile(5, first=4),
+    ):
         model(x)
 
 
@@ -140,16 +163,23 @@ def test_optimizer_built_before_a_conversion_that_replaces_parameters_fails():
     model = Net().to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters())
     config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
-    convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name != "head")
-    with pytest.raises(ProofError, match="2 trainable parameters are in no optimizer.*first.weight"):
+    convert_to_float8_training(
+        model, config=config, module_filter_fn=lambda _, name: name != "head"
+    )
+    with pytest.raises(
+        ProofError, match="2 trainable parameters are in no optimizer.*first.weight"
+    ):
         record_of_step(model, optimizer, None)
 
 
 def test_weights_that_need_not_move():
-    """Those that bf16 cannot move (neighbours of 1.0 are 2^-8 away) are named; frozen ones do not count."""
+    """Those that bf16 cannot move (neighbours of 1.0 are 2^-8 away) are named; frozen ones do not
+    count."""
     model, optimizer, x = build()
     nn.init.ones_(model.head.weight)
-    assert record_of_step(model, optimizer, x)["parameters"]["dtype_cannot_hold_first_update"] == ["head.weight"]
+    assert record_of_step(model, optimizer, x)["parameters"]["dtype_cannot_hold_first_update"] == [
+        "head.weight"
+    ]
     model, optimizer, x = build()
     model.head.weight.requires_grad_(False)
     assert record_of_step(model, optimizer, x)["parameters"]["trainable"] == 2
@@ -175,14 +205,23 @@ def test_gemm_flops_of_every_operator():
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_products_that_inductor_compiled_count(transposed):
-    """With max-autotune a Triton kernel takes an operator's place; it names itself to the profiler, with its arguments.
+    """With max-autotune a Triton kernel takes an operator's place; it names itself to the profiler,
+    with its arguments.
 
     An operand that the graph transposes may be passed as it lies in memory.
     """
     m, k, n = 32, 64, 32
-    a, b, out = torch.empty(m, k), torch.empty(n, k) if transposed else torch.empty(k, n), torch.empty(m, n)
+    a, b, out = (
+        torch.empty(m, k),
+        torch.empty(n, k) if transposed else torch.empty(k, n),
+        torch.empty(m, n),
+    )
     scales = [torch.empty(m, 1), torch.empty(1, n)]
-    kernels = {"triton_tem_fused__scaled_mm_3": scales, "triton_tem_fused_mm_t_1": [], "triton_poi_fused_mm_2": []}
+    kernels = {
+        "triton_tem_fused__scaled_mm_3": scales,
+        "triton_tem_fused_mm_t_1": [],
+        "triton_poi_fused_mm_2": [],
+    }
     with torch.profiler.profile(record_shapes=True) as profiler:
         for kernel, more in kernels.items():
             with torch._C._profiler._RecordFunctionFast(kernel, [a, b, *more, out], {}):

@@ -36,29 +36,68 @@ def test_dry_run_says_what_would_run(capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("tensorwise_fp8", "unknown recipe `tensorwise_fp8`; did you mean `tensorwise_fp8_compiled`"),
-        ("baseline training.stepz=3", "training.stepz=3: training.stepz: unknown key; did you mean `steps`?"),
+        (
+            "tensorwise_fp8",
+            "unknown recipe `tensorwise_fp8`; did you mean `tensorwise_fp8_compiled`",
+        ),
+        (
+            "baseline training.stepz=3",
+            "training.stepz=3: training.stepz: unknown key; did you mean `steps`?",
+        ),
         ("baseline model.flavor=8B", "model.flavor '8B' is not one of 8B-published"),
-        ("baseline model.flavor=qwen3-8B", "cpu: choose one of them, or set model.name to qwen3, which has it"),
+        (
+            "baseline model.flavor=qwen3-8B",
+            "cpu: choose one of them, or set model.name to qwen3, which has it",
+        ),
         ("baseline model.name=qwen3", "model.flavor 'cpu' is not one of qwen3-0.6B"),
-        (f"baseline {QWEN} model.fused_projections=true", "model.fused_projections is not there for qwen3"),
+        (
+            f"baseline {QWEN} model.fused_projections=true",
+            "model.fused_projections is not there for qwen3",
+        ),
         ("baseline model.sizes.n_heads=7", "model.sizes: n_heads (7) must divide dim (256)"),
-        (f"baseline {QWEN} model.sizes.n_kv_heads=3", "model.sizes: n_kv_heads (3) must divide n_heads (8)"),
-        (f"baseline {QWEN} model.sizes.head_dim=15", "a head has 15 features, and rotations need an even number"),
+        (
+            f"baseline {QWEN} model.sizes.n_kv_heads=3",
+            "model.sizes: n_kv_heads (3) must divide n_heads (8)",
+        ),
+        (
+            f"baseline {QWEN} model.sizes.head_dim=15",
+            "a head has 15 features, and rotations need an even number",
+        ),
         ("baseline model.sizes.head_dim=64", "model.sizes.head_dim is not a Llama's"),
         ("baseline model.sizes.vocab_size=512", "has 4,096 tokens and the model 512"),
-        ("tensorwise_fp8_compiled model.sizes.hidden_dim=1000", "w1 is 1000 x 256, and FP8 needs multiples of 16"),
+        (
+            "tensorwise_fp8_compiled model.sizes.hidden_dim=1000",
+            "w1 is 1000 x 256, and FP8 needs multiples of 16",
+        ),
         ("baseline model.hf_assets_path=./nowhere", "does not exist"),
         ("baseline model.attention_backend=cudnn", "model.attention_backend cudnn needs a GPU"),
         ("baseline comm.nccl_max_ctas=16", "comm.nccl_max_ctas needs a GPU: set it to null"),
         ("baseline compile.cuda_graphs=true", "compile.cuda_graphs"),
-        ("baseline profiling.enable_memory_snapshot=true", "profiling.enable_memory_snapshot needs a GPU: set it to"),
-        ("baseline model.freeze=['*.weight']", "model.freeze=['*.weight'] leaves no parameter to train"),
-        ("baseline checkpoint.enable=true checkpoint.initial_load_path=x", "initial_load_path=x: holds no checkpoint"),
+        (
+            "baseline profiling.enable_memory_snapshot=true",
+            "profiling.enable_memory_snapshot needs a GPU: set it to",
+        ),
+        (
+            "baseline model.freeze=['*.weight']",
+            "model.freeze=['*.weight'] leaves no parameter to train",
+        ),
+        (
+            "baseline checkpoint.enable=true checkpoint.initial_load_path=x",
+            "initial_load_path=x: holds no checkpoint",
+        ),
         ("baseline --budget 60", "--budget needs checkpoints"),
-        ("baseline parallelism.data_parallel_shard_degree=3", "is 1 x 3, which must be the number of processes, 1: "),
-        ("tensorwise_fp8_allgather", "enable_fsdp_float8_all_gather needs FSDP over two or more processes"),
-        ("tensorwise_fp8_compiled quantize.linear.float8.filter_fqns=[lm_head]", "`lm_head` matches no linear layer"),
+        (
+            "baseline parallelism.data_parallel_shard_degree=3",
+            "is 1 x 3, which must be the number of processes, 1: ",
+        ),
+        (
+            "tensorwise_fp8_allgather",
+            "enable_fsdp_float8_all_gather needs FSDP over two or more processes",
+        ),
+        (
+            "tensorwise_fp8_compiled quantize.linear.float8.filter_fqns=[lm_head]",
+            "`lm_head` matches no linear layer",
+        ),
     ],
 )
 def test_what_a_run_would_fail_on_is_found_before_it(fails, words, sentence, monkeypatch):
@@ -72,8 +111,16 @@ def test_what_a_run_would_fail_on_is_found_before_it(fails, words, sentence, mon
         ([], {"WORLD_SIZE": "2"}, "needs --out DIR"),
         (["--budget", "60"], {}, "--budget needs checkpoints"),
         ([], {"STUDY_BUDGET_S": "an hour"}, "the environment variable STUDY_BUDGET_S is 'an hour'"),
-        (["model.fused_projections=true"], {"WORLD_SIZE": "2"}, "model.fused_projections needs whole weights"),
-        (["optimizer.built=before_conversion"], {"WORLD_SIZE": "2"}, "optimizer.built needs whole weights"),
+        (
+            ["model.fused_projections=true"],
+            {"WORLD_SIZE": "2"},
+            "model.fused_projections needs whole weights",
+        ),
+        (
+            ["optimizer.built=before_conversion"],
+            {"WORLD_SIZE": "2"},
+            "optimizer.built needs whole weights",
+        ),
         (
             [
                 "model.flavor=llama3.2-1B",
@@ -85,20 +132,56 @@ def test_what_a_run_would_fail_on_is_found_before_it(fails, words, sentence, mon
             {"WORLD_SIZE": "2"},
             "the head of llama3.2-1B is also its embedding, which FSDP gathers in bf16",
         ),
-        (["training.global_batch_size=12"], {"WORLD_SIZE": "2"}, "expected a multiple of local_batch_size x processes"),
-        (["parallelism.data_parallel_replicate_degree=3"], {"WORLD_SIZE": "2"}, "is 3 x 1, which must be the number"),
-        (["parallelism.data_parallel_shard_degree=4"], {"WORLD_SIZE": "2"}, "is 1 x 4, which must be the number of"),
+        (
+            ["training.global_batch_size=12"],
+            {"WORLD_SIZE": "2"},
+            "expected a multiple of local_batch_size x processes",
+        ),
+        (
+            ["parallelism.data_parallel_replicate_degree=3"],
+            {"WORLD_SIZE": "2"},
+            "is 3 x 1, which must be the number",
+        ),
+        (
+            ["parallelism.data_parallel_shard_degree=4"],
+            {"WORLD_SIZE": "2"},
+            "is 1 x 4, which must be the number of",
+        ),
         (["training.dataset=c4"], {}, "say with data.max_tokens how much of it to read"),
-        (["model.flavor=8B-published", "training.local_batch_size=10000"], {}, "the run needs about"),
-        ([], {"WORLD_SIZE": "two"}, "the environment variable WORLD_SIZE is 'two': set it to 1 or more, or unset it"),
-        ([], {device.MEASURED_PEAK: "fast"}, f"the environment variable {device.MEASURED_PEAK} is 'fast'"),
-        ([], {device.MEASURED_PEAK: "nan"}, f"the environment variable {device.MEASURED_PEAK} is 'nan'"),
+        (
+            ["model.flavor=8B-published", "training.local_batch_size=10000"],
+            {},
+            "the run needs about",
+        ),
+        (
+            [],
+            {"WORLD_SIZE": "two"},
+            "the environment variable WORLD_SIZE is 'two': set it to 1 or more, or unset it",
+        ),
+        (
+            [],
+            {device.MEASURED_PEAK: "fast"},
+            f"the environment variable {device.MEASURED_PEAK} is 'fast'",
+        ),
+        (
+            [],
+            {device.MEASURED_PEAK: "nan"},
+            f"the environment variable {device.MEASURED_PEAK} is 'nan'",
+        ),
     ],
 )
-def test_what_is_refused_leaves_no_directory(fails, arguments, variables, sentence, monkeypatch, tmp_path):
+def test_what_is_refused_leaves_no_directory(
+    fails, arguments, variables, sentence, monkeypatch, tmp_path
+):
     monkeypatch.setattr(device, "peak", device.peak.__wrapped__)
     monkeypatch.setattr(device, "TYPE", "cpu")
-    one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    one = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }
     for name, value in (one | variables).items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
@@ -108,7 +191,13 @@ def test_what_is_refused_leaves_no_directory(fails, arguments, variables, senten
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--budget", "-3"), ("--budget", "nan"), ("--budget", "inf"), ("--budget", "x"), ("--out", "")],
+    [
+        ("--budget", "-3"),
+        ("--budget", "nan"),
+        ("--budget", "inf"),
+        ("--budget", "x"),
+        ("--out", ""),
+    ],
 )
 def test_options_that_make_no_sense(option, value, capsys):
     with pytest.raises(SystemExit, match="2"):
@@ -117,9 +206,16 @@ def test_options_that_make_no_sense(option, value, capsys):
 
 
 def test_vocabulary_larger_than_the_models(fails, config):
-    keys = [f"training.dataset_path={config.training.dataset_path}", f"data.cache_dir={config.data.cache_dir}"]
+    keys = [
+        f"training.dataset_path={config.training.dataset_path}",
+        f"data.cache_dir={config.data.cache_dir}",
+    ]
     write_tokenizer(config.model.hf_assets_path, {"</s>": 0} | {f"w{i}": i for i in range(1, 5000)})
-    keys += ["training.dataset=parquet", f"model.hf_assets_path={config.model.hf_assets_path}", "training.seq_len=8"]
+    keys += [
+        "training.dataset=parquet",
+        f"model.hf_assets_path={config.model.hf_assets_path}",
+        "training.seq_len=8",
+    ]
     assert "has 5,000 tokens and the model 4,096" in fails(main, *BASELINE, *keys, "--dry-run")
 
 
@@ -127,7 +223,10 @@ def test_vocabulary_larger_than_the_models(fails, config):
 def test_no_cpp_compiler(monkeypatch, fails):
     monkeypatch.setenv("CXX", "no-such-compiler")
     errors = fails(main, "baseline_compiled", "--overlay", "cpu", "--dry-run")
-    assert "needs a C++ compiler on a CPU and `no-such-compiler` is not" in errors and "variable CXX" in errors
+    assert (
+        "needs a C++ compiler on a CPU and `no-such-compiler` is not" in errors
+        and "variable CXX" in errors
+    )
 
 
 # ---- the machine ----
@@ -141,7 +240,13 @@ def test_no_cpp_compiler(monkeypatch, fails):
         ("", 1, "1", 24, "needs .* here: choose a smaller model.flavor or the overlay `cpu`"),
         # activations and logits are not sharded: 176 and 40 GiB on each of 8 GPUs
         ("training.local_batch_size=8", 8, "1", 139, "needs about 224.3 GiB of 139 GiB"),
-        ("training.local_batch_size=8 activation_checkpoint.mode=full", 8, "1", 139, "about 61.8 GiB of 139 GiB$"),
+        (
+            "training.local_batch_size=8 activation_checkpoint.mode=full",
+            8,
+            "1",
+            139,
+            "about 61.8 GiB of 139 GiB$",
+        ),
         ("", 4, "4", 96, "of 24 GiB"),  # processes of one machine without a GPU share its memory
         ("", 4, "x", 96, "LOCAL_WORLD_SIZE is 'x'"),
     ],
@@ -151,21 +256,28 @@ def test_memory(keys, world_size, local, memory, finding, monkeypatch):
     monkeypatch.setattr(device, "memory_bytes", lambda: memory * 2**30)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
     try:
-        assert re.search(finding, preflight.check_memory(recipes.load("baseline", [], keys.split()).config, world_size))
+        assert re.search(
+            finding,
+            preflight.check_memory(recipes.load("baseline", [], keys.split()).config, world_size),
+        )
     except InputError as error:
         assert re.search(finding, str(error))
 
 
 @pytest.mark.slow
 def test_peak_memory_is_the_process_own():
-    """A study that has trained a tokenizer has a peak of its own, which its runs must not start from."""
+    """A study that has trained a tokenizer has a peak of its own, which its runs must not start
+    from."""
     child = "from models import device; print(device._CpuDevice.memory_stats()['active_bytes.all.peak'])"
-    parent = f"import subprocess, sys; b'x' * 2**30; subprocess.run([sys.executable, '-c', {child!r}])"
+    parent = (
+        f"import subprocess, sys; b'x' * 2**30; subprocess.run([sys.executable, '-c', {child!r}])"
+    )
     assert 50 * 2**20 < int(processes.run([sys.executable, "-c", parent]).stdout) < 2**30
 
 
 def test_one_rank_alone_starts_no_library_for_several(train, monkeypatch):
-    """On a GPU it would start NCCL; here the map of backends says so of the CPU, where there is none."""
+    """On a GPU it would start NCCL; here the map of backends says so of the CPU, where there is
+    none."""
     monkeypatch.setitem(dist.Backend.default_device_backend_map, device.TYPE, "nccl")
     train(recipes.load("baseline", ["cpu"], TINY).config)
     assert dist.get_backend() == "gloo"

@@ -39,14 +39,23 @@ def contents(path) -> dict:
     ("existing", "sentence"),
     [
         ({"thesis.tex": "all of it"}, "holds files and is no run directory"),
-        ({"manifest.json": '{"layout_version": 1, "status": "completed"}'}, "holds a completed run"),
+        (
+            {"manifest.json": '{"layout_version": 1, "status": "completed"}'},
+            "holds a completed run",
+        ),
         ({"recipe.yaml": "a: 2"}, "holds an unfinished run of another recipe"),
         (
             {"recipe.yaml": "a: " + "[" * 5000, "manifest.json": '{"status": "running"}'},
             "recipe.yaml is damaged: delete",
         ),
-        ({"recipe.yaml": "a: [1", "manifest.json": '{"status": "running"}'}, "recipe.yaml is damaged: delete it to go"),
-        ({"manifest.json": '{"world_size": 2}'}, "an unfinished run of 2 processes, and this one has 4: start as many"),
+        (
+            {"recipe.yaml": "a: [1", "manifest.json": '{"status": "running"}'},
+            "recipe.yaml is damaged: delete it to go",
+        ),
+        (
+            {"manifest.json": '{"world_size": 2}'},
+            "an unfinished run of 2 processes, and this one has 4: start as many",
+        ),
     ],
 )
 def test_directories_that_are_refused_stay_as_they_are(tmp_path, existing, sentence):
@@ -69,7 +78,10 @@ def test_directories_that_a_command_refuses(tmp_path, fails):
     """One that cannot be made, and one with an unfinished run of other keys."""
     recipe = recipes.to_yaml(recipes.load("baseline", ["cpu"], ["optimizer.lr=2e-3"]))
     (tmp_path / "recipe.yaml").write_text(recipe)
-    for out, sentence in ("/proc/nowhere", ""), (tmp_path, "holds an unfinished run of another recipe"):
+    for out, sentence in (
+        ("/proc/nowhere", ""),
+        (tmp_path, "holds an unfinished run of another recipe"),
+    ):
         errors = fails(main, "baseline", "--overlay", "cpu", "--out", out)
         assert sentence in errors and "choose another --out" in errors
 
@@ -97,7 +109,9 @@ def test_what_is_no_record_is_refused(tmp_path, names, make, kind):
         (tmp_path / name).rename(tmp_path.parent / f"{tmp_path.name}-{name}")
 
 
-@pytest.mark.parametrize("line", ["null", "[1]", "{}", '{"step": "x"}', '{"step": 1.5}', "[" * 100_000, "9" * 5000])
+@pytest.mark.parametrize(
+    "line", ["null", "[1]", "{}", '{"step": "x"}', '{"step": 1.5}', "[" * 100_000, "9" * 5000]
+)
 def test_lines_that_are_no_window_are_left_out(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text(LINE + line + "\n")
     assert files.read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1}]
@@ -108,7 +122,10 @@ def test_a_full_disk_at_the_start_changes_nothing(unfinished):
     before = contents(unfinished)
 
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
-    with patch.object(run_directory, "write_whole", full), pytest.raises(InputError, match="left on device: make room"):
+    with (
+        patch.object(run_directory, "write_whole", full),
+        pytest.raises(InputError, match="left on device: make room"),
+    ):
         again(unfinished)
     assert contents(unfinished) == before
     assert again(unfinished).manifest["attempt"] == 2
@@ -127,7 +144,9 @@ def test_a_start_that_is_killed_loses_no_attempt(unfinished):
     assert (unfinished / "metrics.jsonl").read_text() == LINE
 
 
-@pytest.mark.parametrize("manifest", ['{"layout_version": 1, "sta', '{"attempt": "/../x"}', '{"attempt": -1}'])
+@pytest.mark.parametrize(
+    "manifest", ['{"layout_version": 1, "sta', '{"attempt": "/../x"}', '{"attempt": -1}']
+)
 def test_records_of_a_damaged_manifest_are_set_aside(unfinished, manifest):
     (unfinished / "manifest.json").write_text(manifest)
     assert again(unfinished).manifest["attempt"] == 2

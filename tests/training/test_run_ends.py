@@ -1,4 +1,5 @@
-"""Runs that are stopped, killed or fail keep what they have and go on from it, equal bit for bit; and one on a GPU."""
+"""Runs that are stopped, killed or fail keep what they have and go on from it, equal bit for bit;
+and one on a GPU."""
 
 import json
 import resource
@@ -37,8 +38,12 @@ def training(out, *overrides: str) -> Iterator[subprocess.Popen]:
 
 @pytest.mark.slow
 def test_killed_run_keeps_its_lines_and_resumes_from_its_checkpoint(tmp_path, run_here):
-    """Windows of 3 steps, checkpoints every 4: windows also end at checkpoints, so that each step is there once."""
-    out, keys = tmp_path / "run", ["training.steps=16", "checkpoint.enable=true", "checkpoint.interval=4"]
+    """Windows of 3 steps, checkpoints every 4: windows also end at checkpoints, so that each step
+    is there once."""
+    out, keys = (
+        tmp_path / "run",
+        ["training.steps=16", "checkpoint.enable=true", "checkpoint.interval=4"],
+    )
     keys.append("metrics.log_freq=3")
     with training(out, *keys) as process:
         process.kill()
@@ -49,9 +54,13 @@ def test_killed_run_keeps_its_lines_and_resumes_from_its_checkpoint(tmp_path, ru
     assert [line["step"] for line in after] == [1, 3, 4, 6, 8, 9, 12, 15, 16]
     assert [len(line["losses"]) for line in after] == [1, 2, 1, 2, 2, 1, 3, 3, 1]
     assert [line["losses"] for line in after[: len(before)]] == [line["losses"] for line in before]
-    manifest, summary = (json.loads((out / name).read_text()) for name in ("manifest.json", "summary.json"))
+    manifest, summary = (
+        json.loads((out / name).read_text()) for name in ("manifest.json", "summary.json")
+    )
     assert (manifest["status"], manifest["attempt"]) == ("completed", 2)
-    assert summary["wall_s"] == pytest.approx(before[-1]["elapsed_s"] + after[-1]["elapsed_s"])  # both attempts count
+    assert summary["wall_s"] == pytest.approx(
+        before[-1]["elapsed_s"] + after[-1]["elapsed_s"]
+    )  # both attempts count
 
 
 @pytest.mark.slow
@@ -70,7 +79,8 @@ def test_interrupted_run_ends_at_a_step_with_a_checkpoint(tmp_path):
 
 @pytest.mark.slow
 def test_budget_and_damaged_checkpoints(tmp_path, run_here):
-    """Stopped by its budget, its newest checkpoint damaged and one half written, a run goes on from the one before."""
+    """Stopped by its budget, its newest checkpoint damaged and one half written, a run goes on from
+    the one before."""
     out, whole = tmp_path / "run", tmp_path / "whole"
     budget = [*KEEP, "--out", out, "training.steps=4000", "--budget", "9"]
     assert processes.run([*RUN, *SHORT, *budget], check=False).returncode == COME_BACK
@@ -92,8 +102,11 @@ def test_budget_and_damaged_checkpoints(tmp_path, run_here):
     assert (out / f"damaged_checkpoints/step-{stopped}-0").is_dir()
     assert run_here(*BASELINE, *SHORT, "--out", whole, steps) == 0
     assert losses_of(out) == losses_of(whole)
-    # As if killed between its last step and its end: nothing is left to train, and everything is there
-    (out / "manifest.json").write_text(json.dumps(manifest_of(out) | {"status": "running", "end": None}))
+    # As if killed between its last step and its end: nothing is left to train, and everything is
+    # there
+    (out / "manifest.json").write_text(
+        json.dumps(manifest_of(out) | {"status": "running", "end": None})
+    )
     wall = json.loads((out / "summary.json").read_text())["wall_s"]
     both = [lines_of(out / "attempt1")[-1], lines_of(out)[-1]]
     assert wall == pytest.approx(sum(line["elapsed_s"] for line in both))
@@ -108,7 +121,11 @@ def test_diverged_run_keeps_everything_up_to_then(tmp_path, run_here):
     assert run_here(*BASELINE, "--out", out, "optimizer.lr=1e30", *TINY) == 3
     lines, manifest = lines_of(out), manifest_of(out)
     assert manifest["status"] == "diverged" and "not finite" in manifest["error"]
-    assert lines[0]["loss"] > 0 and len(lines) < 4 and None in (lines[-1]["loss"], lines[-1]["grad_norm"])
+    assert (
+        lines[0]["loss"] > 0
+        and len(lines) < 4
+        and None in (lines[-1]["loss"], lines[-1]["grad_norm"])
+    )
     assert json.loads((out / "summary.json").read_text())["status"] == "diverged"
 
 
@@ -164,7 +181,15 @@ def test_run_that_skipped_the_conversion_fails(tmp_path, run_here, monkeypatch):
 def test_one_step_of_the_published_model_on_a_gpu(tmp_path):
     out = tmp_path / "run"
     keys = ["training.steps=4", "metrics.log_freq=1"]
-    command = [sys.executable, "-m", "experiments.run", "tensorwise_fp8_compiled", "--out", out, *keys]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.run",
+        "tensorwise_fp8_compiled",
+        "--out",
+        out,
+        *keys,
+    ]
     processes.run(command, seconds=280)
     proof = json.loads((out / "proof.json").read_text())
     assert proof["fp8_share_of_matmul_flops"] > 0.9 and not proof["emulated"]

@@ -1,4 +1,5 @@
-"""Tied embeddings on two ranks, whose FSDP2 shards the matrix of embedding and head once; and gradients in FP8."""
+"""Tied embeddings on two ranks, whose FSDP2 shards the matrix of embedding and head once; and
+gradients in FP8."""
 
 import json
 import os
@@ -25,20 +26,29 @@ def free_ports(count: int) -> list[int]:
 
 
 def test_a_tied_matrix_trains_and_resumes_on_two_ranks(tmp_path):
-    """Gradients are one process's to 1e-6 of their norm: float32 rounds to 6e-8, and two ranks add up in another order.
-    A matrix that lost one of its two uses would be off by about 1. In FP8 the gradient of each rank is rounded by up to
-    1/16, and on average by less than half of that. Training is in FP8, and goes on from a checkpoint bit for bit."""
+    """Gradients are one process's to 1e-6 of their norm: float32 rounds to 6e-8, and two ranks add
+    up in another order. A matrix that lost one of its two uses would be off by about 1. In FP8 the
+    gradient of each rank is rounded by up to 1/16, and on average by less than half of that.
+    Training is in FP8, and goes on from a checkpoint bit for bit."""
     write_tokenizer(tmp_path / "tokenizer.json")
     write_parquet(tmp_path / "corpus.parquet", words(200))
-    paths = {"model.hf_assets_path": "tokenizer.json", "training.dataset_path": "corpus.parquet", "data.cache_dir": "c"}
-    recipe = recipes.load("baseline", ["cpu"], [*KEYS, *(f"{key}={tmp_path / name}" for key, name in paths.items())])
+    paths = {
+        "model.hf_assets_path": "tokenizer.json",
+        "training.dataset_path": "corpus.parquet",
+        "data.cache_dir": "c",
+    }
+    recipe = recipes.load(
+        "baseline", ["cpu"], [*KEYS, *(f"{key}={tmp_path / name}" for key, name in paths.items())]
+    )
     (tmp_path / "recipe.yaml").write_text(recipes.to_yaml(recipe))
     ports = " ".join(map(str, free_ports(4)))
     shared = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "PORTS": ports}
     command = [sys.executable, "-m", "tests.training.tied_ranks", tmp_path]
     with ExitStack() as stack:
         ranks = [
-            stack.enter_context(processes.started(command, env=shared | {"RANK": rank, "LOCAL_RANK": rank}))
+            stack.enter_context(
+                processes.started(command, env=shared | {"RANK": rank, "LOCAL_RANK": rank})
+            )
             for rank in "01"
         ]
         assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]

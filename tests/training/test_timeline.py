@@ -6,7 +6,8 @@ from models import device
 
 
 def test_phases_add_up_for_a_second_run_of_one_process(monkeypatch):
-    """What torch.compile took counts from the start of the process: 4 s of the first run, 1 s of the second."""
+    """What torch.compile took counts from the start of the process: 4 s of the first run, 1 s of
+    the second."""
     marks = Timeline()
     for now, compiled in (10.0, 4.0), (25.0, 5.0):
         monkeypatch.setattr(device, "seconds_since_process_start", lambda now=now: now)

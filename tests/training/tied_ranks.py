@@ -2,9 +2,9 @@
 
     python -m tests.training.tied_ranks FOLDER
 
-FOLDER holds recipe.yaml. The first rank writes result.json: each parameter's gradient beside one process's, as the norm
-of their difference over the gradient's, sent in float32 and in FP8; and, in FP8, the losses of all steps and of those
-after a resume from step 2.
+FOLDER holds recipe.yaml. The first rank writes result.json: each parameter's gradient beside one
+process's, as the norm of their difference over the gradient's, sent in float32 and in FP8; and, in
+FP8, the losses of all steps and of those after a resume from step 2.
 """
 
 import json
@@ -30,7 +30,9 @@ from models.train_spec import parallelize
 
 def backward(model: torch.nn.Module, tokens: torch.Tensor) -> None:
     """The loss is a sum, so that those of all rows add up."""
-    F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum").backward()
+    F.cross_entropy(
+        model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"
+    ).backward()
 
 
 def gradient_errors(config, port: int) -> dict[str, float]:
