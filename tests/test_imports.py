@@ -15,21 +15,24 @@ from tests.processes import ROOT
 ROOMS = {
     "models": set(),
     "experiments/config": {"models"},
-    "experiments/corpus": {"models", "experiments/config"},
-    "experiments/jobs": {"models"},
+    "experiments/records": set(),
+    "experiments/jobs": {"models", "experiments/records"},
+    "experiments/corpus": {"models", "experiments/config", "experiments/jobs"},
     "experiments/training": {
         "models",
+        "experiments/records",
         "experiments/config",
         "experiments/corpus",
         "experiments/jobs",
     },
     "experiments/profiling": {
         "models",
+        "experiments/records",
         "experiments/config",
         "experiments/jobs",
         "experiments/training",
     },
-    "analysis": {"models/flops", "models/gpus"},
+    "analysis": {"models/flops", "models/gpus", "experiments/records"},
 }
 COMMANDS = {path.stem for path in ROOT.glob("experiments/[a-z]*.py")}
 FOR_ANALYSIS = {"pandas", "scipy", "matplotlib"}
