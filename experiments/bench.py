@@ -111,7 +111,7 @@ def _prepare(args, console: Console) -> tuple[dict[str, Recipe], dict]:
     from experiments.profiling.worker import (
         PROFILED_STEPS,
     )  # torch: seconds, which a misspelt name need not wait for
-    from experiments.training import preflight
+    from experiments.training import plan
     from experiments.training.metrics import NOT_STEADY_STEPS
     from experiments.training.scale import choose_scale
     from models import device
@@ -130,8 +130,7 @@ def _prepare(args, console: Console) -> tuple[dict[str, Recipe], dict]:
         name, own = recipes.split_variant(label)
         variants[label] = recipes.load(name, overlays, [*overrides, *own, *measured])
         check_one_precision(variants[label].config)
-        preflight.check_model(variants[label].config)
-        preflight.check_data(variants[label].config)
+        plan.open_data(plan.plan(variants[label]))
     args.out = args.out or Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}"
     _write_recipes(args.out, variants)
     os.environ.setdefault(device.MEASURED_PEAK, str(device.peak().bf16))

@@ -19,10 +19,9 @@ from torch import nn
 
 from experiments.config import recipes
 from experiments.jobs.exit_codes import complain, leave
-from experiments.training import preflight
 from experiments.training.scale import choose_scale
 from models import device, float8, flops
-from models.architectures import build
+from models.architectures import build, model_args
 from models.errors import InputError
 from models.fused_adamw import FusedAdamW, gradient_norm
 
@@ -45,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_intermixed_args(argv)
     try:
         config = recipes.load("baseline", args.overlay or choose_scale()[0], args.overrides).config
-        model = preflight.model_args(config)
+        model = model_args(config)
     except InputError as error:
         return complain(error)
     print(f"{device.name()}, torch {torch.__version__}")

@@ -177,19 +177,22 @@ def _goes_with(config, gpus: int) -> list[str]:
 def _memory(keys: tuple[str, ...], gpu: str, gpus: int) -> tuple[str, dict]:
     """The overlay with which the training fits, or else needs least, and what it needs of a GPU's
     memory."""
-    from experiments.training import preflight
+    from experiments.training.plan import memory_by_use, plan
 
-    configs = {
-        overlay: recipes.load("baseline_compiled", (overlay,), keys).config for overlay in OVERLAYS
+    plans = {
+        overlay: plan(recipes.load("baseline_compiled", (overlay,), keys), gpus)
+        for overlay in OVERLAYS
     }
-    preflight.check_ranks(configs[AS_IS], gpus)
     has = GPUS[gpu].memory
-    needs = {overlay: preflight.memory_needed(config, gpus) for overlay, config in configs.items()}
+    needs = {overlay: plans[overlay].memory_needed for overlay in OVERLAYS}
     overlay = next((overlay for overlay in OVERLAYS if needs[overlay] <= has), RECOMPUTED)
     more = (n for n in (2**k for k in range(13)) if n > gpus)
     fits_on = gpus if needs[overlay] <= has else None
+    recomputed = plans[RECOMPUTED].config, plans[RECOMPUTED].args
+    replicas = recomputed[0].parallelism.data_parallel_replicate_degree
     fits_on = fits_on or next(
-        (n for n in more if preflight.memory_needed(configs[RECOMPUTED], n) <= has), None
+        (n for n in more if sum(memory_by_use(*recomputed, max(1, n // replicas)).values()) <= has),
+        None,
     )
     return overlay, {"needed_bytes": needs[overlay], "gpu_bytes": has, "fits_on_gpus": fits_on}
 

@@ -17,7 +17,6 @@ from experiments.jobs.exit_codes import complain, leave
 from experiments.profiling.table import new_table, work
 from models.errors import InputError
 from models.floors import PARTS, step_floors, tokens_per_step
-from models.flops import flops_per_token
 from models.gpus import GPUS, find
 
 
@@ -93,7 +92,7 @@ def show(
 
     Raises `InputError` for a recipe without a roofline on this GPU.
     """
-    config, gpu, kernels = recipe.config, GPUS[gpu_name], work(recipe.config)
+    config, gpu, kernels = recipe.config, GPUS[gpu_name], work(recipe)
     rates = {"datasheet": gpu.datasheet} | ({"sustained": gpu.sustained} if gpu.sustained else {})
     seconds = {source: step_floors(kernels, peaks) for source, peaks in rates.items()}
     seconds = {
@@ -121,14 +120,15 @@ def show(
         table.add_row(part, *cells, style="bold" if part == "step" else None)
     console.print(table)
 
-    from experiments.training import preflight  # torch: see `work`
+    from experiments.training.plan import plan  # torch: see `work`
 
-    per_token = flops_per_token(preflight.model_args(config), config.training.seq_len)
+    planned = plan(recipe)
+    per_token = planned.flops_per_token
     for source, by_part in seconds.items():
         rate = tokens_per_step(config) / by_part["step"]
         mfu = rate * per_token / gpu.datasheet.bf16
         console.print(f"{source:<10} {rate:>8,.0f} tokens/s, {mfu:.1%} MFU of the bf16 peak")
-    needed = preflight.memory_needed(config)
+    needed = planned.memory_needed
     fits = ": probably does not fit" if needed > gpu.memory else ""
     console.print(f"memory     about {needed / 1e9:.3g} of {gpu.memory / 1e9:.3g} GB{fits}")
     console.print(f"datasheet: {gpu.datasheet.source}")

@@ -117,11 +117,15 @@ def summarize(directory: Path, manifest: dict) -> dict:
 def dry_run(recipe, budget_s: float | None) -> int:
     """Check configuration, device, data and memory, and say what would run. Raises what a run would
     raise."""
-    from experiments.training import preflight
+    from experiments.corpus.rows import describe
+    from experiments.training.plan import check_here, open_data, plan
 
     _, world_size = set_rank_environment()
     console = Console(highlight=False, soft_wrap=True)
-    for topic, finding in preflight.all_checks(recipe.config, world_size, budget_s):
+    planned = plan(recipe, world_size)
+    findings = [("model", planned.describe()), *check_here(planned, budget_s)]
+    findings.append(("data", describe(open_data(planned), recipe.config, world_size)))
+    for topic, finding in findings:
         console.print(f"[bold]{topic:<8}[/] {escape(finding)}")
     overlays = "".join(f" + {name}" for name in recipe.overlays)
     console.print(

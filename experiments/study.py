@@ -165,11 +165,14 @@ def _resolve(args) -> tuple[Study, Path]:
     return study, out or Path("runs") / f"{names[0]}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _configs(study: Study) -> Iterator[tuple]:
-    """(recipe's name, its configuration)."""
-    return (
-        (name, recipes.load(name, study.overlays, study.overrides).config) for name in study.recipes
-    )
+def _plans(study: Study) -> list:
+    """What each recipe asks for, checked."""
+    from experiments.training.plan import plan
+
+    return [
+        plan(recipes.load(name, study.overlays, study.overrides), study.processes)
+        for name in study.recipes
+    ]
 
 
 def _prepare(study: Study, console: Console) -> None:
@@ -190,26 +193,14 @@ def _prepare(study: Study, console: Console) -> None:
         )
     if problem := next(filter(None, map(VALUES["debug.seed"], study.seeds)), None):
         raise InputError(f"seeds: {problem}")
-    runs = [
-        (recipe, config, cell.study.processes)
-        for cell in study.cells()
-        for recipe, config in _configs(cell.study)
-    ]
-    from experiments.corpus.rows import prepare
-    from experiments.training import preflight
+    from experiments.corpus.tokens import prepare
+    from experiments.training.plan import check_data
     from models import device
 
-    for _, config, processes in runs:
-        preflight.check_model(config)
-        preflight.check_ranks(config, processes)
-        preflight.check_checkpoints(config)
+    plans = [planned for cell in study.cells() for planned in _plans(cell.study)]
     os.environ.setdefault(device.MEASURED_PEAK, str(device.peak().bf16))
-    files = {
-        recipe: prepare(config) for recipe, config, _ in runs[: len(study.recipes)]
-    }  # the same in all cells
-    data = [
-        preflight.check_data(config, processes, files[recipe]) for recipe, config, processes in runs
-    ]
+    files = [prepare(planned.config) for planned in plans[: len(study.recipes)]]  # in all cells
+    data = [check_data(planned, files[i % len(files)]) for i, planned in enumerate(plans)]
     console.print(escape(f"Data: {data[0]}."), soft_wrap=True)
 
 
@@ -241,7 +232,7 @@ def _cells(study: Study, gpu: str | None = None) -> tuple[list[Cell], list[tuple
 
     can_run, records = [], []
     for cell in study.cells():
-        found = fit((config for _, config in _configs(cell.study)), cell.study.processes, gpu)
+        found = fit(_plans(cell.study), gpu)
         records.append((cell, {"values": cell.values, **found._asdict()}))
         can_run += [] if found.obstacle else [cell]
     return balanced(can_run), records
@@ -257,12 +248,8 @@ def _left(budget: float) -> float:
 
 def _shares(study: Study, budget: float) -> Shares:
     """Shares of what is left of `budget`."""
-    from experiments.training import preflight
-
     os.environ[BUDGET] = str(math.ceil(budget))
-    checkpoint = max(
-        preflight.checkpoint_bytes(config) for _, config in _configs(study)
-    )  # of all ranks together
+    checkpoint = max(planned.checkpoint_bytes for planned in _plans(study))
     places = len(placement.gpus()) // placement.gpus_for(study.processes)
     return Shares(_left(budget), places, END_S + checkpoint / CHECKPOINT_RATE)
 
@@ -287,11 +274,12 @@ def _incomplete(cells: list[Cell], out: Path, console: Console) -> Iterator[Run]
 def _dry_run(study: Study, out: Path, console: Console) -> int:
     """Say what would run. The machine that trains may be another one, so device and memory are not
     checked."""
-    from experiments.training import preflight
+    from experiments.training.plan import plan
 
     for run in _incomplete(study.cells(), out, console):
-        config = recipes.load(run.arguments[0], study.overlays, study.overrides).config
-        work = f"{config.training.steps} steps, {preflight.check_model(config)}"
+        recipe = recipes.load(run.arguments[0], study.overlays, study.overrides)
+        planned = plan(recipe, run.processes)
+        work = f"{recipe.config.training.steps} steps, {planned.describe()}"
         work += f", {run.processes} processes" if run.processes > 1 else ""
         console.print(
             escape(f"would run {run.title}: {work}, into {run.directory}"), soft_wrap=True
@@ -302,7 +290,7 @@ def _dry_run(study: Study, out: Path, console: Console) -> int:
 def _list_cells(study: Study, gpu: str | None, console: Console) -> int:
     """Say which cells of a sweep would run, in their order, and which not, with the estimates of
     their memory."""
-    from experiments.training.preflight import memory_finding
+    from experiments.training.plan import memory_finding
 
     cells, records = _cells(study, gpu)
     where = GPUS[gpu].driver_name if gpu else "this machine"
@@ -345,7 +333,7 @@ def _run(
         return 0
     again = f"Not all runs completed; to go on with them: {PROGRAM} {quote(str(out))}"
     if budget and not any(
-        config.checkpoint.enable for cell in cells for _, config in _configs(cell.study)
+        planned.config.checkpoint.enable for cell in cells for planned in _plans(cell.study)
     ):
         again += " (from their first step: only with checkpoint.enable=true do runs keep what they have done)"
     console.print(escape(again), soft_wrap=True)

@@ -6,7 +6,7 @@ from models.floors import Work
 
 
 def work(name: str, *overrides: str, overlays: tuple = ()) -> list[Work]:
-    return table.work(recipes.load(name, overlays, overrides).config)
+    return table.work(recipes.load(name, overlays, overrides))
 
 
 def total(work: list[Work], field: str, *parts: str) -> float:

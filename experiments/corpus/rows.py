@@ -77,7 +77,11 @@ class EpochShuffle(Sampler[int]):
 
 
 def build_dataloader(
-    dp_world_size: int, dp_rank: int, tokenizer: None, job_config: Config
+    dp_world_size: int,
+    dp_rank: int,
+    tokenizer: None,
+    job_config: Config,
+    token_file: TokenFile | None = None,
 ) -> ParallelAwareDataloader:
     """torchtitan's `build_dataloader_fn`: endless batches of {"input": [batch, seq_len]} and labels
     [batch, seq_len].
@@ -86,7 +90,7 @@ def build_dataloader(
     it isn't there. `debug.seed` orders the rows, and the loader's state resumes after the last
     batch that was given. `tokenizer` is not used: the corpus has its own. Raises InputError.
     """
-    rows = Rows(prepare(job_config), job_config)
+    rows = Rows(token_file or prepare(job_config), job_config)
     needed = _rows_needed(job_config, dp_world_size)
     if dp_rank == 0 and needed > len(rows):
         logger.warning(

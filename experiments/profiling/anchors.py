@@ -10,9 +10,7 @@ import yaml
 
 from experiments.config import recipes
 from experiments.config.yaml_source import ROOT
-from experiments.training import preflight
-from models import flops
-from models.architectures import model_args
+from experiments.training.plan import plan
 from models.calibration import CAST_BYTES, Calibration, Pair, calibrate, extra_cast_bytes, pair
 from models.floors import Work, step_work, tokens_per_step
 from models.gpus import GPUS
@@ -79,13 +77,15 @@ def step(
 ) -> Step:
     """Of a recipe's name or path, on `gpus`. Raises `InputError` for a recipe without a
     roofline."""
-    config = recipes.load(name, overlays, keys).config
+    recipe = recipes.load(name, overlays, keys)
+    config = recipe.config
     config.training.global_batch_size //= gpus  # one GPU's part of it; torchtitan's -1 stays -1
-    args, layers, tokens = model_args(config), preflight.fp8_layers(config), tokens_per_step(config)
+    planned, tokens = plan(recipe), tokens_per_step(config)
+    args, layers = planned.args, planned.fp8_layers
     scaling = config.quantize.linear.float8.recipe_name
     passes = tokens // (config.training.local_batch_size * config.training.seq_len)
     casts = extra_cast_bytes(args, layers, scaling, tokens, passes) if scaling else 0.0
-    return Step(step_work(config, args, layers), casts, tokens, flops.parameters(args))
+    return Step(step_work(config, args, layers), casts, tokens, planned.parameters)
 
 
 def floors(bf16: Step, fp8: Step, gpu: str, gpus: int) -> Pair:

@@ -136,21 +136,20 @@ def _compiled(rounds: list[dict]) -> str:
     return f"{kernels}, {size / 1e9:.3g} GB" if most else ""
 
 
-def work(config) -> list[Work]:
+def work(recipe: Recipe) -> list[Work]:
     """What a step of a resolved recipe has to do. Raises `InputError` where that is not known."""
-    from experiments.training import (
-        preflight,
-    )  # torch: seconds, which a misspelt name need not wait for
+    from experiments.training.plan import plan  # torch: seconds
 
-    check_one_precision(config)
-    return step_work(config, preflight.model_args(config), preflight.fp8_layers(config))
+    check_one_precision(recipe.config)
+    planned = plan(recipe)
+    return step_work(recipe.config, planned.args, planned.fp8_layers)
 
 
 def floors(recipe: Recipe, gpu: str) -> dict[str, float]:
     """Least seconds of each part on a GPU of `models.gpus.GPUS`; empty if the recipe has no
     roofline."""
     try:
-        return step_floors(work(recipe.config), GPUS[gpu].rates)
+        return step_floors(work(recipe), GPUS[gpu].rates)
     except InputError:
         return {}
 

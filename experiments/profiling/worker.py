@@ -26,7 +26,8 @@ from experiments.jobs.exit_codes import COMPLETED, FAILED, leave
 from experiments.jobs.ranks import set_rank_environment
 from experiments.jobs.signals import Stop
 from experiments.profiling import parts
-from experiments.training import compile_cache, preflight
+from experiments.training import compile_cache
+from experiments.training.plan import check_here, plan
 from experiments.training.trainer import TIMELINE, Trainer
 from models.errors import InputError
 
@@ -137,11 +138,10 @@ def compiled_graphs() -> list[dict]:
     return list(graphs.values())
 
 
-def measure(config, stop: Stop) -> dict:
+def measure(recipe: recipes.Recipe, stop: Stop) -> dict:
     """Train as experiments.run does, and return the record. Raises what a run raises."""
-    preflight.check_ranks(config, world_size=1)
-    preflight.check_device(config)
-    preflight.check_memory(config)
+    check_here(plan(recipe, world_size=1))
+    config = recipe.config
     if (
         device.TYPE == "cpu"
     ):  # compiled C++ has names in a profile only if it was compiled for that; Triton always has
@@ -163,10 +163,10 @@ def main(recipe: str, record: str) -> int:
     stop.listen()
     try:
         set_rank_environment()
-        config = recipes.load(recipe).config
+        loaded = recipes.load(recipe)
         with tempfile.TemporaryDirectory() as folder:
-            config.job.dump_folder = folder
-            Path(record).write_text(json.dumps(measure(config, stop), indent=1) + "\n")
+            loaded.config.job.dump_folder = folder
+            Path(record).write_text(json.dumps(measure(loaded, stop), indent=1) + "\n")
         return COMPLETED
     except Exception as error:
         reason = str(error)

@@ -42,14 +42,15 @@ def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
     before training.
     """
     rank, world_size = set_rank_environment()
-    from experiments.training import preflight
-    from experiments.training.run_directory import RunDirectory
+    from experiments.training.plan import check_here, open_data, plan
+    from experiments.training.run_directory import RunDirectory, facts_of
     from experiments.training.timeline import TIMELINE
 
-    facts = preflight.facts(recipe, world_size) if rank == 0 else None
+    planned = plan(recipe, world_size)
+    facts = facts_of(planned) if rank == 0 else None
     TIMELINE.mark("import")
-    for _ in preflight.all_checks(recipe.config, world_size, stop.budget_s):
-        pass  # before anything but prepared data is written
+    check_here(planned, stop.budget_s)
+    open_data(planned)  # before anything but prepared data is written
     TIMELINE.mark("data")
     if not out and world_size > 1:  # each would make its own
         raise InputError(
@@ -82,10 +83,12 @@ def run(recipe, out: Path | None, stop: Stop, summarize: Summarize) -> int:
 def check(recipe, world_size: int, out: Path | None, stop: Stop) -> None:
     """Raise `InputError` for what would end the ranks of a run before they train, of which one
     alone would say why."""
-    from experiments.training import preflight, run_directory
+    from experiments.training import run_directory
+    from experiments.training.plan import check_here, open_data, plan
 
-    for _ in preflight.all_checks(recipe.config, world_size, stop.budget_s):
-        pass
+    planned = plan(recipe, world_size)
+    check_here(planned, stop.budget_s)
+    open_data(planned)
     if out:
         run_directory.check(out, recipes.to_yaml(recipe), world_size)
 
@@ -98,13 +101,13 @@ def new_directory(recipe) -> Path:
 
 def _train(recipe, directory, move_bar, stop: Stop) -> End:
     """Train to the end, whatever it is, and put its reason into the log."""
-    from experiments.training import preflight
     from experiments.training.metrics import Diverged
+    from experiments.training.plan import slow_attention
     from experiments.training.trainer import Trainer
 
     trainer = None
     try:
-        if slow := preflight.slow_attention(recipe.config):
+        if slow := slow_attention(recipe.config):
             logging.getLogger().warning(slow)
         trainer = Trainer(recipe.config, stop)
         if directory:

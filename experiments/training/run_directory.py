@@ -19,13 +19,20 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
 
+import torch
 import yaml
 
 from experiments.jobs.files import lock, read_json, read_metrics, write_whole
+from experiments.jobs.ranks import number
+from experiments.jobs.shares import BUDGET
+from experiments.training.plan import Plan
+from models import device, float8, flops
+from models.architectures import label
 from models.errors import InputError
 
 LAYOUT_VERSION = 1  # of the directory; analysis.runs.py refuses versions that it does not know
@@ -231,3 +238,32 @@ def git_state() -> dict[str, str | None]:
         except (OSError, subprocess.SubprocessError):
             outputs.append("")
     return {"commit": outputs[0].strip() or None, "diff": outputs[1] or None}
+
+
+def facts_of(planned: Plan) -> dict:
+    """What the manifest says of a run from the start: the recipe, the machine, and the figures that
+    rates need."""
+    recipe, config, args = planned.recipe, planned.config, planned.args
+    fp8 = config.quantize.linear.float8
+    return {
+        "recipe": recipe.name,
+        "base": recipe.base,
+        "overlays": list(recipe.overlays),
+        "description": recipe.description,
+        "seed": config.debug.seed,
+        "steps": config.training.steps,
+        "study_budget_s": number(BUDGET, 0) or None,
+        "compiled": config.compile.enable,
+        "float8": fp8.recipe_name,
+        "fp8_product": asdict(float8.product(device.TYPE, fp8.recipe_name, fp8.emulate))
+        if fp8.recipe_name
+        else None,
+        "world_size": planned.world_size,
+        "hardware": device.hardware(),
+        "peak_flops": device.peak_record(),
+        "flavor": label(config),
+        "parameters": flops.parameters(args),
+        "flops_per_token": flops.flops_per_token(args, config.training.seq_len),
+        "flops_per_token_causal": flops.flops_per_token(args, config.training.seq_len, causal=True),
+        "cuda": torch.version.cuda,
+    }

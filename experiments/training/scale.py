@@ -1,32 +1,27 @@
 """Which overlays suit this machine, and which runs it can hold."""
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from experiments.config import recipes
 from experiments.jobs import placement
-from experiments.training import preflight
+from experiments.training.plan import Plan, memory_finding, plan
 from models import device
 from models.gpus import GPUS
 
 
 def choose_scale(processes: int = 1) -> tuple[list[str], str]:
-    """Overlays for runs of so many processes on this machine, and one sentence of why."""
+    """Choose overlays for runs of so many processes on this machine, and say why in a sentence."""
     if device.TYPE == "cpu":
-        return [
-            "cpu"
-        ], "the CPU scale, a small Llama of the same architecture, because there is no GPU here"
+        small = "a small Llama of the same architecture, because there is no GPU here"
+        return ["cpu"], f"the CPU scale, {small}"
     have = f"{device.name()} has {device.memory_bytes() / 2**30:.0f} GiB"
     for overlay in ("h200", "h100"):  # as it is; with its activations recomputed
-        need = preflight.memory_needed(recipes.load("baseline", [overlay]).config, processes)
-        if need <= device.memory_bytes():
-            gib = f"about {need / 2**30:.0f} GiB"
-            return [
-                overlay
-            ], f"the published size (overlay {overlay}), because it needs {gib} and {have}"
-    return [
-        "cpu"
-    ], f"the CPU scale, because the published size needs {need / 2**30:.0f} GiB even so and {have}"
+        needed = plan(recipes.load("baseline", [overlay]), processes).memory_needed
+        gib = f"{needed / 2**30:.0f} GiB"
+        if needed <= device.memory_bytes():
+            size = f"the published size (overlay {overlay})"
+            return [overlay], f"{size}, because it needs about {gib} and {have}"
+    return ["cpu"], f"the CPU scale, because the published size needs {gib} even so and {have}"
 
 
 class Fit(NamedTuple):
@@ -38,22 +33,23 @@ class Fit(NamedTuple):
     obstacle: str | None
 
 
-def fit(configs: Iterable, processes: int, gpu: str | None = None) -> Fit:
-    """Of the neediest of some runs of so many processes: on GPUs of the kind `gpu`, or else on this
-    machine."""
-    configs = list(configs)
-    needed = max(preflight.memory_needed(config, processes) for config in configs)
-    sharing = processes if device.TYPE == "cpu" else 1
-    available = GPUS[gpu].memory if gpu else device.memory_bytes() / sharing
-    here, obstacle = placement.gpus(), None
+def fit(plans: list[Plan], gpu: str | None = None) -> Fit:
+    """Compare the neediest of some runs, all of as many processes, with this machine or with GPUs
+    of a kind."""
+    processes = plans[0].world_size
+    needed = max(planned.memory_needed for planned in plans)
+    available = float(GPUS[gpu].memory) if gpu else _available_here(processes)
+    here = placement.gpus()
+    obstacle = None
     if needed > available:
-        obstacle = f"needs {preflight.memory_finding(needed, available)}"
-    elif (
-        gpu
-        and not GPUS[gpu].datasheet.fp8
-        and any(config.quantize.linear.float8.recipe_name for config in configs)
-    ):
+        obstacle = f"needs {memory_finding(needed, available)}"
+    elif gpu and not GPUS[gpu].datasheet.fp8 and any(planned.fp8_layers for planned in plans):
         obstacle = f"{GPUS[gpu].driver_name} has no FP8 units"
     elif not gpu and here != [None] and processes > len(here):
         obstacle = f"takes {processes} GPUs, and {len(here)} are here"
     return Fit(needed, available, obstacle)
+
+
+def _available_here(processes: int) -> float:
+    """Bytes of a device; processes without a GPU share the machine's."""
+    return device.memory_bytes() / (processes if device.TYPE == "cpu" else 1)

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from experiments.config import recipes
-from experiments.training import preflight
-from models import flops, optimizer
-from models.architectures import model_args
+from experiments.training.plan import plan
+from models import optimizer
 from models.fp8_adamw import STATES, AdamWFp8LM
 from tests import processes
 from tests.runs import ONE_DEVICE
@@ -90,17 +89,16 @@ def test_a_sudden_gradient_overflows_nothing():
 
 def test_the_estimate_counts_the_bytes_that_are_kept():
     for name, expected in ("baseline", 4), ("float32_optimizer", 12), ("fp8_optimizer", 5):
-        config = recipes.load(name, ["cpu"]).config
+        recipe = recipes.load(name, ["cpu"])
         model = nn.Linear(512, 512, bias=False).bfloat16()
-        container = optimizer.build_optimizers([model], config.optimizer, ONE_DEVICE)
+        container = optimizer.build_optimizers([model], recipe.config.optimizer, ONE_DEVICE)
         model.weight.grad = torch.ones_like(model.weight)
         container.step()
         (state,) = next(iter(container)).state.values()
         kept = sum(tensor.nbytes for tensor in state.values()) / model.weight.numel()
         assert kept == pytest.approx(expected, rel=1e-4)
-        assert preflight.memory_estimate(config)["optimizer"] == expected * flops.parameters(
-            model_args(config)
-        )
+        planned = plan(recipe)
+        assert planned.memory["optimizer"] == expected * planned.parameters
 
 
 def test_shards_are_stepped_as_the_whole_tensor_is_and_resume_exactly(tmp_path):

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from experiments.benchmark_gradient_sums import HOW, compare, main
 from experiments.config import recipes
-from experiments.training import preflight
+from experiments.training.plan import plan
 from models.errors import InputError
 from models.fp8_gradients import Fp8ReduceScatter, decode, encode
 
@@ -94,7 +94,7 @@ def test_the_benchmark_asks_for_a_file_before_it_works(tmp_path):
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_without_shards_it_is_refused(replicas):
     replicate = f"parallelism.data_parallel_replicate_degree={replicas}"
-    config = recipes.load("fp8_gradients", ["cpu"], [replicate]).config
+    config = recipes.load("fp8_gradients", ["cpu"], [replicate])
     with pytest.raises(InputError, match="quantize.gradients needs FSDP .* set it to null"):
-        preflight.check_ranks(config, replicas)
-    preflight.check_ranks(config, 2 * replicas)
+        plan(config, replicas)
+    plan(config, 2 * replicas)

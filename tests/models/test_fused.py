@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from experiments.config import recipes
-from experiments.training import preflight
+from experiments.training.plan import plan
 from models import llama
 from models.errors import InputError
 from tests.runs import TINY
@@ -16,8 +16,8 @@ STACKS = {"attention.wqkv": ("attention.wq", "attention.wk", "attention.wv"),
 BLOCK = ["attention.wqkv", "attention.wo", "feed_forward.w13", "feed_forward.w2"]
 
 
-def config(*keys):
-    return recipes.load("candidate_fused_projections", ["cpu"], keys).config
+def recipe(*keys):
+    return recipes.load("candidate_fused_projections", ["cpu"], keys)
 
 
 def initialised(fused: bool, seed: int = 0) -> llama.Llama:
@@ -68,14 +68,14 @@ def test_logits_and_gradients_are_the_same():
 
 
 def test_filters_and_freezing_know_the_fused_names():
-    frozen = config("model.freeze=['layers.*.attention.wqkv.weight']")
-    assert "16 linear layers in tensorwise FP8" in preflight.check_model(frozen)
+    frozen = recipe("model.freeze=['layers.*.attention.wqkv.weight']")
+    assert "16 linear layers in tensorwise FP8" in plan(frozen).describe()
     keys = "quantize.linear.float8.filter_fqns=[output,layers.*.attention.{}]"
-    assert "12 linear layers" in preflight.check_model(config(keys.format("wqkv")))
+    assert "12 linear layers" in plan(recipe(keys.format("wqkv"))).describe()
     with pytest.raises(
         InputError, match=r"`layers.\*.attention.wq` matches no linear layer.*attention.wqkv"
     ):
-        preflight.check_model(config(keys.format("wq")))
+        plan(recipe(keys.format("wq")))
 
 
 # ---- a run ----
@@ -83,7 +83,7 @@ def test_filters_and_freezing_know_the_fused_names():
 
 def test_a_run_in_fp8_proves_itself(train):
     """The fused layers are what runs in FP8, and all of them move; eager, to be quick."""
-    trainer, _ = train(config(*TINY, "training.steps=1", "compile.enable=false"))
+    trainer, _ = train(recipe(*TINY, "training.steps=1", "compile.enable=false").config)
     record = trainer.proof.record()
     assert record["converted_modules"].keys() == {
         f"layers.{i}.{name}" for i in range(4) for name in BLOCK

@@ -10,8 +10,9 @@ import torch
 from torch.distributed import checkpoint as dcp
 
 from experiments.config import recipes
-from experiments.training import checkpoint, checkpoint_files, preflight
+from experiments.training import checkpoint, checkpoint_files
 from experiments.training.checkpoint import Checkpoints
+from experiments.training.plan import plan
 from models.errors import InputError
 from tests.make_corpus import words, write_parquet
 from tests.runs import TINY, manifest_of
@@ -146,11 +147,11 @@ def test_a_folder_outside_the_run_is_left_alone(checkpoints, tmp_path):
 def test_first_weights_that_are_damaged_or_of_another_model(checkpoints, tmp_path, monkeypatch):
     path, trace = save(tmp_path, 2), tmp_path / "trace"
     keys = ["checkpoint.enable=true", f"checkpoint.initial_load_path={path}"]
-    config = recipes.load("baseline", ["cpu"], keys).config
+    recipe = recipes.load("baseline", ["cpu"], keys)
     with pytest.raises(
         InputError, match="is of another model, without this one's layers[.][*].attention.wk.weight"
     ):
-        preflight.check_checkpoints(config)
+        plan(recipe, world_size=1)
     file = next(path.glob("*.distcp"))
     file.write_bytes(flip(file.read_bytes()))
     monkeypatch.setattr(checkpoint.dist, "get_rank", lambda: 0)
@@ -161,7 +162,7 @@ def test_first_weights_that_are_damaged_or_of_another_model(checkpoints, tmp_pat
         checkpoints.load()
     (path / ".metadata").write_bytes(pickle.dumps(Evil(trace)))
     with pytest.raises(InputError, match="mkdir, which is no plain data"):
-        preflight.check_checkpoints(config)
+        plan(recipe, world_size=1)
     assert not trace.exists()
 
 

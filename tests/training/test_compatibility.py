@@ -12,7 +12,7 @@ import pytest
 from analysis.compatibility import cells
 from experiments.config import recipes
 from experiments.jobs.launcher import reserved_port
-from experiments.training import preflight
+from experiments.training.plan import plan
 from models.errors import InputError
 from tests import processes
 from tests.runs import SMALL
@@ -95,6 +95,5 @@ def test_two_processes_that_recompute_activations_switch_together(trained):
 def test_what_is_refused_is_refused_with_its_sentence(name):
     cell = CELLS[name]
     with pytest.raises(InputError) as error:
-        config = recipes.load(cell.recipe, ["cpu"], cell.keys).config
-        preflight.check_ranks(config, cell.processes)
+        plan(recipes.load(cell.recipe, ["cpu"], cell.keys), cell.processes)
     assert cell.refused in str(error.value) and ("set " in str(error.value))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments.config import recipes
-from experiments.training import preflight
+from experiments.training.plan import plan
 from models.errors import InputError
 from tests.runs import TINY, losses_of
 
@@ -27,7 +27,7 @@ def test_a_run_proves_itself_and_resumes_exactly(run_here, tmp_path):
         with pytest.raises(
             InputError, match="has optimizer.states {'first_moment': 'float8_e4m3fn', .* to true"
         ):
-            preflight.check_checkpoints(recipes.load(other, ["cpu"], [*keys, *start]).config)
+            plan(recipes.load(other, ["cpu"], [*keys, *start]), world_size=1)
     proof = json.loads((tmp_path / "whole/proof.json").read_text())["parameters"]
     assert proof["moved_in_first_step"] > 0 and not proof["still_in_first_step"]
     assert {kind: round(count, 2) for kind, count in proof["bytes_per_parameter"].items()} == {

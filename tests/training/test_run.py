@@ -11,7 +11,7 @@ import torch.distributed as dist
 from experiments.config import recipes
 from experiments.jobs.progress import display
 from experiments.run import main
-from experiments.training import preflight
+from experiments.training.plan import check_here, plan, slow_attention
 from models import device
 from models.errors import InputError
 from tests import processes
@@ -101,7 +101,7 @@ def test_dry_run_says_what_would_run(capsys):
     ],
 )
 def test_what_a_run_would_fail_on_is_found_before_it(fails, words, sentence, monkeypatch):
-    monkeypatch.setattr(preflight.device, "TYPE", "cpu")
+    monkeypatch.setattr(device, "TYPE", "cpu")
     assert sentence in fails(main, *words.split(), "--overlay", "cpu", "--dry-run")
 
 
@@ -256,10 +256,8 @@ def test_memory(keys, world_size, local, memory, finding, monkeypatch):
     monkeypatch.setattr(device, "memory_bytes", lambda: memory * 2**30)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
     try:
-        assert re.search(
-            finding,
-            preflight.check_memory(recipes.load("baseline", [], keys.split()).config, world_size),
-        )
+        planned = plan(recipes.load("baseline", [], keys.split()), world_size)
+        assert re.search(finding, dict(check_here(planned))["memory"])
     except InputError as error:
         assert re.search(finding, str(error))
 
@@ -292,7 +290,7 @@ def test_a_cudnn_that_is_too_old_is_named(version, backend, warned, monkeypatch)
     monkeypatch.setattr(device, "cudnn", lambda: version)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     config = recipes.load("baseline", ["h200"], [f"model.attention_backend={backend}"]).config
-    assert bool(preflight.slow_attention(config)) == warned
+    assert bool(slow_attention(config)) == warned
 
 
 def test_what_was_not_logged_before_a_run_does_not_silence_its_log(tmp_path):

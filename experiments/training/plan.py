@@ -1,0 +1,349 @@
+"""Work out once what a recipe asks for, and refuse what cannot run before anything is written.
+
+    plan        the model, its layers in FP8, ranks, memory, checkpoints: needs no GPU and no data
+    check_here  what this machine must have: FP8 units, a compiler, memory
+    open_data   the token file, prepared where it is not there yet
+
+Each raises `InputError` with a sentence that says what to change.
+"""
+
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
+
+import torch
+
+from experiments.config.phases import fp8_steps
+from experiments.config.recipes import Recipe
+from experiments.jobs.ranks import number
+from experiments.training import checkpoint_files
+from models import device, float8, flops
+from models.architectures import build, model_args
+from models.errors import InputError, by_pattern
+from models.train_spec import freeze
+
+if TYPE_CHECKING:
+    from experiments.corpus.tokens import TokenFile
+
+HOPELESS = 1.3  # times the memory: more is an error; less a remark, since it is an estimate
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a recipe asks of each of `world_size` processes."""
+
+    recipe: Recipe
+    world_size: int
+    args: object  # of the model's class
+    parameters: int
+    flops_per_token: int
+    fp8_layers: frozenset[str]  # names of linear layers; empty for a run in bf16
+    fp8_steps: range  # counted from 1
+    shards: int  # processes that share parameters, gradients and optimizer states
+    memory: dict[str, float]  # bytes on each device by use
+
+    @property
+    def config(self):
+        return self.recipe.config
+
+    @property
+    def memory_needed(self) -> float:
+        """Bytes on each device."""
+        return sum(self.memory.values())
+
+    @property
+    def checkpoint_bytes(self) -> float:
+        """Size of a checkpoint on disk; 0 if the recipe writes none."""
+        whole = (self.memory["parameters"] + self.memory["optimizer"]) * self.shards
+        return whole if self.config.checkpoint.enable else 0
+
+    def describe(self) -> str:
+        """Say what is trained, in which precision."""
+        size = f"{self.parameters / 1e9:.3g} B parameters"
+        if flops.has_experts(self.args):
+            size += f" ({flops.parameters(self.args, active=True) / 1e9:.3g} B active)"
+        return f"{size}, {self.flops_per_token / 1e9:.4g} GFLOP per token, {self._precision()}"
+
+    def _precision(self) -> str:
+        name, steps = self.config.quantize.linear.float8.recipe_name, self.config.training.steps
+        if name is None:
+            return "no FP8"
+        precision = f"{len(self.fp8_layers)} linear layers in {name} FP8"
+        if len(self.fp8_steps) == steps:
+            return precision
+        if not self.fp8_steps:
+            return f"{precision} in none of the {steps} steps"
+        return f"{precision} in steps {self.fp8_steps[0]} to {self.fp8_steps[-1]} of {steps}"
+
+
+def plan(recipe: Recipe, world_size: int | None = None) -> Plan:
+    """Work out and check a recipe for so many processes.
+
+    Without `world_size` it is the work of one device, whoever the others are: ranks and checkpoints
+    are not checked then.
+    """
+    config, args = recipe.config, model_args(recipe.config)
+    with torch.device("meta"):  # modules by name, no weights
+        model = build(config)
+    freeze(model, config.model.freeze)
+    keys = config.quantize.linear.float8
+    layers = set()
+    if keys.recipe_name:
+        layers = float8.choose_modules(model, keys.recipe_name, keys.filter_fqns)
+    shards = 1
+    if world_size:
+        shards = _check_ranks(config, world_size)
+        if world_size > 1:
+            _check_sharding(config, args, world_size, layers)
+        _check_checkpoints(config, model)
+    return Plan(
+        recipe=recipe,
+        world_size=world_size or 1,
+        args=args,
+        parameters=flops.parameters(args),
+        flops_per_token=flops.flops_per_token(args, config.training.seq_len),
+        fp8_layers=frozenset(layers),
+        fp8_steps=fp8_steps(config),
+        shards=shards,
+        memory=memory_by_use(config, args, shards),
+    )
+
+
+def memory_by_use(config, args, shards: int) -> dict[str, float]:
+    """Estimate the bytes on each device that shares its parameters with `shards` - 1 others."""
+    training = config.training
+    return flops.memory_estimate(
+        args,
+        tokens=training.local_batch_size * training.seq_len,
+        param_bytes=flops.ITEMSIZE[training.dtype],
+        state_bytes=flops.state_bytes(training.dtype, asdict(config.optimizer.states).values()),
+        compiled=config.compile.enable,
+        recompute=config.activation_checkpoint.mode == "full",
+        shards=shards,
+    )
+
+
+def memory_finding(needed: float, available: float) -> str:
+    """Say how many bytes are needed of how many."""
+    return f"about {needed / 2**30:.1f} GiB of {available / 2**30:.0f} GiB"
+
+
+# ---- ranks ----
+
+
+def _check_ranks(config, world_size: int) -> int:
+    """Check what must suit the number of processes; returns the number of shards."""
+    degrees, keys = config.parallelism, config.training
+    replicas, shards = degrees.data_parallel_replicate_degree, degrees.data_parallel_shard_degree
+    if shards == -1:
+        shards = max(1, world_size // replicas)
+    if replicas * shards != world_size:
+        raise InputError(
+            "parallelism.data_parallel_replicate_degree x data_parallel_shard_degree is "
+            f"{replicas} x {shards}, which must be the number of processes, {world_size}: "
+            "change a degree (1 and -1 always fit), or start as many"
+        )
+    batch = keys.global_batch_size
+    if batch > 0 and batch % (keys.local_batch_size * world_size):
+        raise InputError(
+            f"training.global_batch_size={batch}: expected a multiple of local_batch_size x "
+            f"processes, {keys.local_batch_size} x {world_size}, or -1"
+        )
+    if shards == 1:
+        _check_needs_shards(config)
+    return shards
+
+
+def _check_needs_shards(config) -> None:
+    all_gather = config.quantize.linear.float8.enable_fsdp_float8_all_gather
+    asked = {
+        "quantize.linear.float8.enable_fsdp_float8_all_gather": "false"
+        if all_gather and config.optimizer.built is None
+        else None,
+        "quantize.gradients": "null" if config.quantize.gradients else None,
+    }
+    for key, off in asked.items():
+        if off:
+            raise InputError(
+                f"{key} needs FSDP over two or more processes: run it with --processes 2 or more, "
+                f"or set it to {off}"
+            )
+
+
+def _check_sharding(config, args, world_size: int, fp8_layers: set[str]) -> None:
+    """Refuse what needs whole weights, since FSDP shards them, and replicas without shards."""
+    if config.parallelism.data_parallel_replicate_degree == world_size:
+        # the loss is divided by all ranks' tokens before DDP takes the mean over ranks
+        raise InputError(
+            f"parallelism.data_parallel_replicate_degree={world_size} leaves nothing to shard, and "
+            f"torchtitan 0.2.2 then divides gradients by the {world_size} processes twice: set it "
+            "to 1, or to less than the processes"
+        )
+    sharded = f"needs whole weights, and {world_size} processes shard them: set it to"
+    if config.model.fused_projections:
+        raise InputError(f"model.fused_projections {sharded} false")
+    if config.optimizer.built == "before_conversion":
+        raise InputError(f"optimizer.built {sharded} null")
+    gathered = config.quantize.linear.float8.enable_fsdp_float8_all_gather
+    if gathered and args.enable_weight_tying and "output" in fp8_layers:
+        raise InputError(
+            f"the head of {config.model.flavor} is also its embedding, which FSDP gathers in bf16: "
+            "set quantize.linear.float8.filter_fqns to [output]"
+        )
+
+
+# ---- checkpoints ----
+
+
+def _check_checkpoints(config, model: torch.nn.Module) -> None:
+    """Refuse a folder that other runs may share, and first weights that are not this model's."""
+    folder = PurePath(config.checkpoint.folder)
+    if folder.is_absolute() or ".." in folder.parts or not folder.parts:
+        raise InputError(
+            f"checkpoint.folder={config.checkpoint.folder}: expected a folder within the run "
+            "directory, as checkpoint: a run must not delete or load another's checkpoints"
+        )
+    if config.checkpoint.initial_load_path:
+        _check_first_weights(config, model)
+
+
+def _check_first_weights(config, model: torch.nn.Module) -> None:
+    first = f"checkpoint.initial_load_path={config.checkpoint.initial_load_path}"
+    folder = Path(config.checkpoint.initial_load_path)
+    if not (folder / ".metadata").is_file():
+        raise InputError(
+            f"{first}: holds no checkpoint: give the folder of one, "
+            "as runs/STUDY/RECIPE/seed0/checkpoint/step-500"
+        )
+    try:
+        tensors = checkpoint_files.tensors(folder)
+    except Exception as error:  # whatever unpickling raises
+        raise InputError(
+            f"{first}: its .metadata cannot be read ({error}): give another checkpoint"
+        ) from error
+    sizes = {name: size for name, (size, _) in tensors.items()}
+    weights = model.named_parameters()
+    missing = [name for name, weight in weights if sizes.get(name) != weight.shape]
+    if missing:
+        raise InputError(
+            f"{first}: is of another model, without this one's {by_pattern(missing)}: "
+            "give another one"
+        )
+    if not config.checkpoint.initial_load_model_only:
+        _check_first_states(config, first, tensors)
+
+
+def _check_first_states(config, first: str, tensors: dict) -> None:
+    """Refuse optimizer states of other dtypes: a cast would not fit a state's scale."""
+    states = asdict(config.optimizer.states)
+    asked = {name: dtype for name, dtype in states.items() if dtype}
+    saved = {name.rpartition(".")[2]: dtype for name, (_, dtype) in tensors.items()}
+    found = {name: str(saved[name]).removeprefix("torch.") for name in states if name in saved}
+    if asked != found:
+        raise InputError(
+            f"{first}: has optimizer.states {found or 'null'}, the recipe {asked or 'null'}: "
+            "choose a recipe with the same, or set checkpoint.initial_load_model_only to true"
+        )
+
+
+# ---- this machine ----
+
+
+def check_here(plan: Plan, budget_s: float | None = None) -> list[tuple[str, str]]:
+    """Check what this machine must have for a run; returns (topic, finding) for people."""
+    config = plan.config
+    if budget_s is not None and not config.checkpoint.enable:
+        raise InputError(
+            "--budget needs checkpoints, or what it stops starts again from the first step: "
+            "add checkpoint.enable=true"
+        )
+    if config.quantize.linear.float8.recipe_name and not config.quantize.linear.float8.emulate:
+        float8.check_device(torch.device(device.TYPE))
+    if device.TYPE == "cpu":
+        _check_cpu(config)
+    here = f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
+    if slow := slow_attention(config):
+        here += f"; {slow}"
+    return [("device", here), ("memory", _check_memory(plan))]
+
+
+def _check_cpu(config) -> None:
+    if config.model.attention_backend == "cudnn":
+        raise InputError(
+            "model.attention_backend cudnn needs a GPU: on a CPU there are auto, flash and math"
+        )
+    needs_gpu = (
+        ("compile.cuda_graphs", config.compile.cuda_graphs, "false"),
+        ("comm.nccl_max_ctas", config.comm.nccl_max_ctas, "null"),
+        ("profiling.enable_memory_snapshot", config.profiling.enable_memory_snapshot, "false"),
+    )
+    for key, value, off in needs_gpu:
+        if value:
+            raise InputError(f"{key} needs a GPU: set it to {off}")
+    compiler = os.environ.get("CXX", "g++").split(" ")[0]
+    if shutil.which(compiler):
+        return
+    compiles = "torchao's optimizer" if config.optimizer.stochastic_rounding else ""
+    compiles = "compile.enable" if config.compile.enable else compiles
+    if compiles:
+        raise InputError(
+            f"{compiles} needs a C++ compiler on a CPU and `{compiler}` is not there: install g++, "
+            "point the environment variable CXX at another one, or run the recipe `baseline`, "
+            "which is not compiled"
+        )
+
+
+def slow_attention(config) -> str | None:
+    """Say what to do about a cuDNN older than 9.15, whose attention PyTorch does not take.
+
+    None if there is nothing to do. PyTorch prefers cuDNN's attention on GPUs of compute capability
+    9 and up.
+    """
+    version, other = device.cudnn(), config.model.attention_backend in ("flash", "math")
+    if not version or other or torch.cuda.get_device_capability() < (9, 0):
+        return None
+    if tuple(map(int, version.split(".")[:2])) >= (9, 15):
+        return None
+    package = f"nvidia-cudnn-cu{(torch.version.cuda or '13').split('.')[0]}"
+    return (
+        f"cuDNN {version} is older than 9.15, with which PyTorch takes a slower attention: take "
+        "its folder off LD_LIBRARY_PATH, or install a newer one "
+        f"(python -m pip install '{package}>=9.15')"
+    )
+
+
+def _check_memory(plan: Plan) -> str:
+    """Compare the estimate with what each device has; an error only far beyond that."""
+    available = device.memory_bytes()
+    if device.TYPE == "cpu":  # the processes of the run here share it
+        available /= number("LOCAL_WORLD_SIZE", 1, least=1)
+    finding = memory_finding(plan.memory_needed, available)
+    if plan.memory_needed > HOPELESS * available:
+        raise InputError(
+            f"the run needs {finding} here: choose a smaller model.flavor or the overlay `cpu`, "
+            "recompute activations (activation_checkpoint.mode=full), lower "
+            "training.local_batch_size, or shard over more GPUs"
+        )
+    return finding if plan.memory_needed <= available else f"{finding}: this will probably not fit"
+
+
+# ---- data ----
+
+
+def open_data(plan: Plan) -> "TokenFile":
+    """Open the token file of a plan, prepared where it is not there yet, and check it."""
+    from experiments.corpus import tokens
+
+    token_file = tokens.prepare(plan.config)
+    check_data(plan, token_file)
+    return token_file
+
+
+def check_data(plan: Plan, token_file: "TokenFile") -> str:
+    """Check that the model has a row for each token; returns what the run would read."""
+    from experiments.corpus import rows
+
+    rows.check_vocabulary(token_file, plan.args.vocab_size)
+    return rows.describe(token_file, plan.config, plan.world_size)
