@@ -5,7 +5,6 @@ import json
 import os
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
@@ -15,9 +14,6 @@ from experiments.config import recipes, studies
 from experiments.config.keys import Config
 from experiments.config.rules import flat
 from experiments.config.values import VALUES
-from experiments.corpus.documents import digest_of
-from experiments.corpus.rows import check_vocabulary
-from experiments.corpus.tokens import FILES, TokenFile
 from experiments.jobs.ranks import set_rank_environment
 from models.errors import InputError
 
@@ -144,31 +140,6 @@ def test_studies(folder, study):
     except InputError:
         return
     assert len(list(read.runs())) == len(read.recipes) * len(read.seeds) > 0
-
-
-@bounded
-@given(
-    meta=VALUES_OF_ANY_TYPE
-    | st.fixed_dictionaries(
-        {"dataset": SCALARS, "vocab_size": SCALARS, "eos_id": SCALARS},
-        optional={
-            "dtype": SCALARS | st.sampled_from(["uint16", "uint32", "float16", "O", "<f8", "S0"])
-        },
-    )
-)
-def test_what_a_token_file_says_of_itself(tmp_path, meta):
-    np.save(tmp_path / "documents.npy", np.arange(8))
-    for name, content in (
-        ("tokens.bin", bytes(64)),
-        ("tokenizer.json", b"{}"),
-        ("meta.json", json.dumps(meta).encode()),
-    ):
-        (tmp_path / name).write_bytes(content)
-    (tmp_path / "checksum").write_text(digest_of([tmp_path / name for name in FILES]))
-    try:
-        check_vocabulary(TokenFile.open(tmp_path), 4096)
-    except InputError as error:
-        assert str(tmp_path) in str(error) or "tokens and the model 4,096" in str(error)
 
 
 @bounded

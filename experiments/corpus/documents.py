@@ -4,7 +4,7 @@ hub."""
 import hashlib
 import os
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ class Source:
 
 
 def open_source(config: Config) -> Source:
-    """The corpus that `training.dataset` names; of the hub nothing is read yet.
+    """Find the corpus that `training.dataset` names; of the hub nothing is read yet.
 
     Raises `InputError` if it is not there, and `OSError` if its files cannot be read.
     """
@@ -39,20 +39,19 @@ def open_source(config: Config) -> Source:
         return Source(name, digest_of(files), partial(_stdlib_documents, files))
     if name == "parquet":
         files = _parquet_files(config.training.dataset_path)
-        return Source(
-            name, f"{digest_of(files)}:{column}", partial(_parquet_documents, files, column)
-        )
+        documents = partial(_parquet_documents, files, column)
+        return Source(name, f"{digest_of(files)}:{column}", documents)
     if config.data.max_tokens is None:
         raise InputError(
-            f"training.dataset={name!r} is none of {', '.join(STDLIB)}, parquet, so it is streamed from Hugging Face: "
-            "say with data.max_tokens how much of it to read"
+            f"training.dataset={name!r} is none of {', '.join(STDLIB)}, parquet, so it is streamed "
+            "from Hugging Face: say with data.max_tokens how much of it to read"
         )
     digest = ":".join(["hub", name, str(config.data.subset), config.data.split, column])
     return Source(name, digest, partial(_hub_documents, config))
 
 
 def digest_of(files: list[Path]) -> str:
-    """blake2b of the files' contents, in their order; about a second per GB."""
+    """Hash the files' contents, in their order, with blake2b; about a second per GB."""
     total = hashlib.blake2b(digest_size=16)
     for path in files:
         with open(path, "rb") as file:
@@ -64,46 +63,37 @@ def digest_of(files: list[Path]) -> str:
 
 
 def _stdlib_files(with_tests: bool) -> list[Path]:
-    """The interpreter's *.py files, ordered by path, without those that its build generated: they
-    name the machine."""
-    excluded = {"site-packages", "dist-packages"} | (set() if with_tests else TEST_FOLDERS)
-    files, root = [], sysconfig.get_path("stdlib")
-    for folder, folders, names in os.walk(root):
-        generated = {name for name in folders if folder == root and name.startswith("config-")}
-        folders[:] = {*folders} - excluded - generated  # os.walk enters what is left
-        names = [
-            name for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")
-        ]
-        files += [Path(folder, name) for name in names]
+    """List the interpreter's *.py files by path, without those that its build generated: they name
+    the machine."""
+    excluded = {"site-packages", "dist-packages"}
+    if not with_tests:
+        excluded |= TEST_FOLDERS
+    files = []
+    for folder, folders, names in os.walk(sysconfig.get_path("stdlib")):
+        # os.walk enters what is left; config-* is the build's
+        folders[:] = [f for f in folders if f not in excluded and not f.startswith("config-")]
+        paths = (Path(folder, name) for name in names if not name.startswith("_sysconfigdata"))
+        files += [path for path in paths if path.suffix == ".py"]
     return sorted(files)
 
 
 def _stdlib_documents(files: list[Path]) -> Iterator[str]:
-    for path in files:
-        yield path.read_text(
-            encoding="utf-8", errors="replace"
-        )  # a few tests are in other encodings on purpose
+    for path in files:  # a few tests are in other encodings on purpose
+        yield path.read_text(encoding="utf-8", errors="replace")
 
 
 # ---- parquet ----
 
 
 def _parquet_files(given: str | None) -> list[Path]:
-    """The parquet file, or the folder's files by name."""
+    """List the parquet file, or the folder's files by name."""
+    mend = "give a .parquet file or a folder of them"
     if not given:
-        raise InputError(
-            "training.dataset=parquet needs training.dataset_path: a .parquet file or a folder of them"
-        )
+        raise InputError(f"training.dataset=parquet needs training.dataset_path: {mend}")
     path = Path(given)
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    no_files = [
-        file for file in files if not file.is_file()
-    ]  # folders, pipes, links that lead nowhere
-    if no_files or not files:
-        what = f"{no_files[0]} is not a file" if no_files else f"{path} holds no *.parquet file"
-        raise InputError(
-            f"training.dataset_path={given}: {what}: give a .parquet file or a folder of them"
-        )
+    if not files or not path.exists():
+        raise InputError(f"training.dataset_path={given}: no *.parquet file is there: {mend}")
     return files
 
 
@@ -127,14 +117,15 @@ def _parquet_documents(files: list[Path], column: str) -> Iterator[str]:
 
 
 def _hub_documents(config: Config) -> Iterator[str]:
-    name, column = config.training.dataset, config.data.text_column
-    mend = "run `python -m experiments.data prepare ...` on a node with internet, or use training.dataset=python_stdlib"
+    name, column, data = config.training.dataset, config.data.text_column, config.data
+    mend = (
+        "run `python -m experiments.data prepare ...` on a node with internet, "
+        "or use training.dataset=python_stdlib"
+    )
     with readable(f"the dataset {name} could not be read from Hugging Face", mend):
         import datasets
 
-        for row in datasets.load_dataset(
-            name, config.data.subset, split=config.data.split, streaming=True
-        ):
+        for row in datasets.load_dataset(name, data.subset, split=data.split, streaming=True):
             _require_column(column, list(row), name)
             yield from _texts([row[column]], column, name)
 
@@ -144,29 +135,24 @@ def _hub_documents(config: Config) -> Iterator[str]:
 
 @contextmanager
 def readable(what: str, mend: str) -> Iterator[None]:
-    """Any error of the libraries that read corpora and tokenizers becomes an `InputError`."""
+    """Turn any error of the libraries that read corpora and tokenizers into an `InputError`: no
+    network, no such name, no access, a broken file."""
     try:
         yield
     except InputError:
         raise
-    except (
-        Exception
-    ) as error:  # of a dozen libraries: no network, no such name, no access, a broken file
+    except Exception as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{what} ({type(error).__name__}: {reason}): {mend}") from error
 
 
 def _require_column(wanted: str, names: list[str], where: str) -> None:
-    if names.count(wanted) > 1:
-        raise InputError(
-            f"{where} has {names.count(wanted)} columns {wanted!r}: convert it anew, with one of them"
-        )
     if wanted not in names:
         raise InputError(f"data.text_column, in {where}: {unknown('column', wanted, names)}")
 
 
-def _texts(values: list, column: str, where: str) -> Iterator[str]:
-    """The texts of a column that are not empty."""
+def _texts(values: Iterable[str | None], column: str, where: str) -> Iterator[str]:
+    """Give the texts of a column that are not empty."""
     for value in filter(None, values):
         if not isinstance(value, str):
             raise InputError(

@@ -3,22 +3,22 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from experiments.config.keys import Config  # before torchtitan, for its CPU device  # isort: skip
-from torchtitan.components.dataloader import ParallelAwareDataloader
+from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.tools.logging import logger
 
-from experiments.corpus.tokens import TokenFile, prepare
+from experiments.corpus.tokens import TokenFile
 from models.errors import InputError
 
 Row = tuple[dict[str, torch.Tensor], torch.Tensor]
-"""{"input": int64 [seq_len]} and the labels, int64 [seq_len]; the default collate stacks them as
-torchtitan wants."""
+"""{"input": int64 [seq_len]} and the labels, int64 [seq_len]."""
 
 
 class Rows(Dataset):
@@ -33,100 +33,115 @@ class Rows(Dataset):
     """
 
     def __init__(self, token_file: TokenFile, config: Config):
-        self.token_file, self.seq_len = token_file, config.training.seq_len
+        self.token_file = token_file
+        self.seq_len = config.training.seq_len
         self.is_padded = config.data.layout == "padded"
         if len(self) < 1:
             raise InputError(
                 f"{token_file.dataset} has {len(token_file.tokens):,} tokens, fewer than one row "
-                f"({self.seq_len + 1:,}): lower training.seq_len, raise data.max_tokens, or give a larger corpus"
+                f"({self.seq_len + 1:,}): lower training.seq_len, raise data.max_tokens, or give a "
+                "larger corpus"
             )
 
     def __len__(self) -> int:
-        file = self.token_file
-        return len(file.documents) - 1 if self.is_padded else (len(file.tokens) - 1) // self.seq_len
+        if self.is_padded:
+            return len(self.token_file.documents) - 1
+        return (len(self.token_file.tokens) - 1) // self.seq_len
 
     def __getitem__(self, i: int) -> Row:
-        file, length = self.token_file, self.seq_len + 1
-        start, end = (
-            file.documents[i : i + 2] if self.is_padded else (i * self.seq_len, len(file.tokens))
-        )
-        piece = file.tokens[start : min(end, start + length)]
-        row = torch.full((length,), file.eos_id)
+        start, end = i * self.seq_len, len(self.token_file.tokens)
+        if self.is_padded:
+            start, end = self.token_file.documents[i : i + 2]
+        piece = self.token_file.tokens[start : min(end, start + self.seq_len + 1)]
+        row = torch.full((self.seq_len + 1,), self.token_file.eos_id)
         row[: len(piece)] = torch.from_numpy(piece.astype(np.int64))
         labels = row[1:].clone()
         labels[len(piece) - 1 :] = IGNORE_INDEX
         return {"input": row[:-1]}, labels
 
 
-class EpochShuffle(Sampler[int]):
-    """Endless row numbers: one permutation of all rows per epoch, of which rank r of W takes every
-    W-th.
+def row_numbers(n_rows: int, seed: int, rank: int, world_size: int) -> Iterator[int]:
+    """Shuffle all rows anew each epoch, without end, and give rank r of W every W-th.
 
     The count runs on over an epoch's end, so that the rows of a global batch depend on seed and
     data, not on W.
     """
+    for epoch in itertools.count():
+        order = np.random.default_rng((seed, epoch)).permutation(n_rows)
+        first = (rank - epoch * n_rows) % world_size
+        yield from order[first::world_size].tolist()
 
-    def __init__(self, n_rows: int, seed: int, rank: int, world_size: int):
-        self.n_rows, self.seed, self.rank, self.world_size = n_rows, seed, rank, world_size
 
-    def __iter__(self) -> Iterator[int]:
-        for epoch in itertools.count():
-            order = np.random.default_rng((self.seed, epoch)).permutation(self.n_rows)
-            first = (self.rank - epoch * self.n_rows) % self.world_size
-            yield from order[first :: self.world_size].tolist()
+class Loader(BaseDataLoader):
+    """Endless batches of {"input": [batch, seq_len]} and labels [batch, seq_len], int64 on the CPU.
+
+    Its state is the number of batches that it has given, the same on every rank; it goes on with
+    the next one.
+    """
+
+    def __init__(self, rows: Rows, config: Config, rank: int, world_size: int):
+        self.rows, self.training = rows, config.training
+        self.row_numbers = partial(row_numbers, len(rows), config.debug.seed, rank, world_size)
+        self.given = 0
+
+    def __iter__(self) -> Iterator[Row]:
+        skipped = self.given * self.training.local_batch_size
+        batches = DataLoader(
+            self.rows,
+            self.training.local_batch_size,
+            sampler=itertools.islice(self.row_numbers(), skipped, None),
+            generator=torch.Generator(),  # the global one is the model's, and checkpointed
+            **asdict(self.training.dataloader),
+        )
+        for batch in batches:
+            self.given += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"batches": self.given}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.given = state_dict["batches"]
 
 
 def build_dataloader(
-    dp_world_size: int,
-    dp_rank: int,
-    tokenizer: None,
-    job_config: Config,
-    token_file: TokenFile | None = None,
-) -> ParallelAwareDataloader:
-    """torchtitan's `build_dataloader_fn`: endless batches of {"input": [batch, seq_len]} and labels
-    [batch, seq_len].
+    token_file: TokenFile, dp_world_size: int, dp_rank: int, tokenizer: None, job_config: Config
+) -> Loader:
+    """Give a data-parallel rank its batches, in an order that `debug.seed` decides.
 
-    Both are int64 on the CPU; `batch` is training.local_batch_size. Prepares the token file where
-    it isn't there. `debug.seed` orders the rows, and the loader's state resumes after the last
-    batch that was given. `tokenizer` is not used: the corpus has its own. Raises InputError.
+    With a token file it is torchtitan's `build_dataloader_fn`. `tokenizer` is not used: the corpus
+    has its own. Raises InputError if the corpus has no row.
     """
-    rows = Rows(token_file or prepare(job_config), job_config)
+    rows = Rows(token_file, job_config)
     needed = _rows_needed(job_config, dp_world_size)
     if dp_rank == 0 and needed > len(rows):
         logger.warning(
-            f"The run reads {rows.token_file.dataset} {needed / len(rows):.1f} times: "
+            f"The run reads {token_file.dataset} {needed / len(rows):.1f} times: "
             f"{needed:,} rows are needed and it has {len(rows):,}"
         )
-    return ParallelAwareDataloader(
-        rows,
-        dp_rank,
-        dp_world_size,
-        batch_size=job_config.training.local_batch_size,
-        sampler=EpochShuffle(len(rows), job_config.debug.seed, dp_rank, dp_world_size),
-        generator=torch.Generator(),  # or making an iterator draws from those numbers that a checkpoint restores
-        **asdict(job_config.training.dataloader),
-    )
+    return Loader(rows, job_config, dp_rank, dp_world_size)
 
 
 def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
-    """Raises InputError where the corpus has tokens that the model's embedding has no row for."""
+    """Raise InputError where the corpus has tokens that the model's embedding has no row for."""
     if token_file.vocab_size > model_vocab_size:
         raise InputError(
-            f"the tokenizer of {token_file.dataset} has {token_file.vocab_size:,} tokens and the model "
-            f"{model_vocab_size:,}: choose a flavor or model.sizes with a larger vocabulary, another "
-            "model.hf_assets_path, or, with an empty one, a smaller data.bpe_vocab_size"
+            f"the tokenizer of {token_file.dataset} has {token_file.vocab_size:,} tokens and the "
+            f"model {model_vocab_size:,}: choose a flavor or model.sizes with a larger vocabulary, "
+            "another model.hf_assets_path, or, with an empty one, a smaller data.bpe_vocab_size"
         )
 
 
 def describe(token_file: TokenFile, config: Config, world_size: int = 1) -> str:
-    """One sentence about what the run would read of a prepared token file. Raises InputError if
-    that is not a row."""
+    """Say in a sentence what a run reads of a token file. Raises InputError if that is no row."""
     rows = Rows(token_file, config)
     needed = _rows_needed(config, world_size)
     tokenizer = config.model.hf_assets_path
+    vocabulary = f"of {tokenizer}" if tokenizer else "BPE trained on it"
     return (
-        f"{token_file.dataset}: {len(token_file.tokens):,} tokens in {len(token_file.documents) - 1:,} documents, "
-        f"vocabulary {token_file.vocab_size:,} ({f'of {tokenizer}' if tokenizer else 'BPE trained on it'}), "
+        f"{token_file.dataset}: {len(token_file.tokens):,} tokens in "
+        f"{len(token_file.documents) - 1:,} documents, "
+        f"vocabulary {token_file.vocab_size:,} ({vocabulary}), "
         f"{len(rows):,} {config.data.layout} rows of {config.training.seq_len:,}; "
         f"the run reads {needed:,} rows, {needed / len(rows):.1%} of them"
     )
@@ -135,10 +150,7 @@ def describe(token_file: TokenFile, config: Config, world_size: int = 1) -> str:
 def _rows_needed(config: Config, dp_world_size: int) -> int:
     """Rows that all ranks read in the whole run; a negative global batch size means torchtitan's
     default."""
-    training = config.training
-    batch = (
-        training.global_batch_size
-        if training.global_batch_size > 0
-        else training.local_batch_size * dp_world_size
-    )
-    return training.steps * batch
+    batch = config.training.global_batch_size
+    if batch < 0:
+        batch = config.training.local_batch_size * dp_world_size
+    return config.training.steps * batch

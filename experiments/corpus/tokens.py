@@ -2,26 +2,25 @@
 
 A token file is a folder `<data.cache_dir>/<dataset>-<content hash>/`:
 
-    tokens.bin      each document's tokens and an end-of-text; uint16 where the vocabulary fits,
-    else uint32 documents.npy   int64 [number of documents + 1]: where in tokens.bin each document
-    starts, and the end tokenizer.json  what encoded it meta.json       the corpus and its hash, the
-    vocabulary's size, end-of-text, dtype checksum        blake2b of these four
+    tokens.bin       each document's tokens and an end-of-text; uint16 where the vocabulary fits
+                     into 16 bits, else uint32
+    documents.npy    int64 [number of documents + 1]: where in tokens.bin each document starts,
+                     and the end
+    tokenizer.json   what encoded it
+    meta.json        the corpus and its hash, the vocabulary's size, end-of-text, dtype
+    checksum         blake2b of these four
 
 The content hash covers the corpus, the tokenizer, `data.max_tokens` and the format's version. What
 lives on Hugging Face's hub enters it by name, not by content, so that a node without internet finds
 what was prepared elsewhere.
 """
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import shutil
-import tempfile
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,18 +30,13 @@ from tokenizers import Tokenizer
 from experiments.config.keys import Config
 from experiments.corpus.documents import Source, digest_of, open_source, readable
 from experiments.corpus.tokenizer import encode, end_of_text, open_tokenizer
+from experiments.jobs.files import lock_file
 from models.errors import InputError
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION, MAX_VOCABULARY = 2, 10_000_000
+FORMAT_VERSION = 2
 FILES = ("tokens.bin", "documents.npy", "tokenizer.json", "meta.json")
-_META = {
-    "dtype": lambda value: value in ("uint16", "uint32"),
-    "dataset": lambda value: isinstance(value, str),
-    "vocab_size": lambda value: type(value) is int,
-    "eos_id": lambda value: type(value) is int,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,98 +52,67 @@ class TokenFile:
 
     @classmethod
     def open(cls, path: Path) -> "TokenFile":
-        """Raises `InputError` where a file is missing or differs from what was written: all of it
-        is read once."""
+        """Read all of it once. Raises `InputError` where it differs from what was written."""
         try:
             if (path / "checksum").read_text() != digest_of([path / name for name in FILES]):
                 raise ValueError("the checksum is another")
             meta = json.loads((path / "meta.json").read_text())
-            if not isinstance(meta, dict) or not all(
-                test(meta.get(key)) for key, test in _META.items()
-            ):
-                raise ValueError(f"meta.json does not say what it should of {', '.join(_META)}")
             tokens = np.memmap(path / "tokens.bin", dtype=meta["dtype"], mode="r")
             documents = np.load(path / "documents.npy")
-            return cls(path, tokens, documents, meta["dataset"], meta["vocab_size"], meta["eos_id"])
         except (OSError, ValueError) as error:
             raise InputError(
                 f"the token file {path} is damaged ({error}): delete that folder and run again"
             ) from error
+        return cls(path, tokens, documents, meta["dataset"], meta["vocab_size"], meta["eos_id"])
 
 
 def prepare(config: Config) -> TokenFile:
-    """The token file that `config` asks for, written if it isn't there.
+    """Open the token file that `config` asks for, written first if it isn't there.
 
     Concurrent callers (the ranks of a job, the recipes of a study) wait for the first and open what
     it wrote. Raises `InputError` for whatever is wrong with the corpus, the tokenizer or the
     folder.
     """
-    cache = Path(config.data.cache_dir)
-    with readable(
-        "the corpus or its tokenizer could not be read", "make it readable, or give another path"
-    ):
-        source, (tokenizer_identity, load_tokenizer) = open_source(config), open_tokenizer(config)
+    with readable("the corpus or its tokenizer could not be read", "give another path"):
+        source = open_source(config)
+        tokenizer_identity, load_tokenizer = open_tokenizer(config)
     content = [FORMAT_VERSION, source.digest, tokenizer_identity, config.data.max_tokens]
     content_hash = hashlib.blake2b(json.dumps(content).encode()).hexdigest()[:12]
+    cache = Path(config.data.cache_dir)
     folder = cache / f"{source.name.replace('/', '--')}-{content_hash}"
     try:
         if not folder.exists():
             cache.mkdir(parents=True, exist_ok=True)
-            with _lock(folder):
+            with lock_file(cache / f".{folder.name}.lock", wait=True):
                 if not folder.exists():
-                    _write(folder, source, load_tokenizer, config.data.max_tokens)
+                    _write(folder, source, load_tokenizer(source), config.data.max_tokens)
     except OSError as error:
-        mend = "name a data.cache_dir that can be written and has room"
-        raise InputError(f"data.cache_dir={cache}: {error.strerror or error}: {mend}") from error
+        raise InputError(
+            f"data.cache_dir={cache}: {error.strerror or error}: "
+            "name a data.cache_dir that can be written and has room"
+        ) from error
     return TokenFile.open(folder)
 
 
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Wait until no other process prepares `folder`; a file system without locks costs a
-    warning."""
-    with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            for abandoned in folder.parent.glob(
-                f".{folder.name}.*.partial"
-            ):  # by a process that was killed
-                shutil.rmtree(abandoned, ignore_errors=True)
-        except OSError as error:
-            logger.warning(
-                f"{folder.parent}: {error.strerror}: several processes may prepare the same data at once"
-            )
-        yield
-
-
-def _write(folder: Path, source: Source, load_tokenizer, max_tokens: int | None) -> None:
+def _write(folder: Path, source: Source, tokenizer: Tokenizer, max_tokens: int | None) -> None:
     """Write the token file beside `folder` and rename it, so that `folder` is whole whenever it is
     there."""
     logger.info(f"Preparing {folder}")
     # The tokenizer's threads are done before anything forks; unset, each later fork prints a
     # warning about them.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    tokenizer = load_tokenizer(source)
-    with tempfile.TemporaryDirectory(".partial", f".{folder.name}.", folder.parent) as temporary:
-        partial = Path(temporary) / "tokens"
-        partial.mkdir()  # with the permissions that the user's folders have, unlike the temporary one
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # by a process that was killed
+    partial.mkdir()
+    try:
         meta = {"dataset": source.name, "source_hash": source.digest}
         meta |= _write_tokens(partial, source, tokenizer, max_tokens)
         (partial / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
         (partial / "checksum").write_text(digest_of([partial / name for name in FILES]))
-        for path in (
-            *partial.iterdir(),
-            partial,
-        ):  # a power cut may otherwise keep a file's name and lose its content
-            descriptor = os.open(path, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.close(descriptor)
-        try:
-            partial.rename(folder)
-        except OSError:
-            if not folder.exists():  # where it does, another process was first, for want of a lock
-                raise
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # unless it was renamed
 
 
 def _write_tokens(
@@ -158,25 +121,22 @@ def _write_tokens(
     """Write tokens.bin and documents.npy; returns what meta.json says of them."""
     eos_id = end_of_text(tokenizer)
     vocab_size = max(tokenizer.get_vocab().values()) + 1  # foreign vocabularies may have holes
-    if vocab_size > MAX_VOCABULARY:
-        raise InputError(
-            f"the tokenizer has a token of number {vocab_size - 1:,}: number them from 0, without gaps"
-        )
     dtype = np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
-    offsets, length = array("q", [0]), 0
+    documents, length = array("q", [0]), 0
     with open(folder / "tokens.bin", "wb") as tokens:
         for ids, document_ends in encode(tokenizer, source.documents()):
-            tokens.write(np.array(ids, dtype).tobytes())
             length += len(ids)
-            if document_ends and length:
-                tokens.write(np.array([eos_id], dtype).tobytes())
-                offsets.append(offsets[-1] + length + 1)
+            document_ends = document_ends and length > 0
+            if document_ends:
+                ids = [*ids, eos_id]
+                documents.append(documents[-1] + length + 1)
                 length = 0
-            if max_tokens is not None and offsets[-1] >= max_tokens:
+            tokens.write(np.array(ids, dtype).tobytes())
+            if max_tokens is not None and documents[-1] >= max_tokens:
                 break
-    if len(offsets) == 1:
+    if len(documents) == 1:
         raise InputError(
             f"the corpus {source.name} holds no text: give another training.dataset or dataset_path"
         )
-    np.save(folder / "documents.npy", np.array(offsets, np.int64))
+    np.save(folder / "documents.npy", np.array(documents, np.int64))
     return {"vocab_size": vocab_size, "eos_id": eos_id, "dtype": dtype.name}

@@ -36,7 +36,7 @@ from torchtitan.protocols.train_spec import register_train_spec
 
 from experiments.config.phases import first_and_last, fp8_steps
 from experiments.config.rules import FLOAT8, flat
-from experiments.corpus import rows
+from experiments.corpus import rows, tokens
 from experiments.jobs.signals import Interrupted, Stop
 from experiments.training import collectives, compile_cache
 from experiments.training.checkpoint import Checkpoints
@@ -50,10 +50,10 @@ from models.fused_adamw import local
 from models.train_spec import train_spec
 
 
-def _build_dataloader(job_config, **kwargs):
-    loader = rows.build_dataloader(job_config=job_config, **kwargs)
-    rows.check_vocabulary(loader.dataset.token_file, model_args(job_config).vocab_size)
-    return loader
+def _build_dataloader(job_config, **keys):
+    token_file = tokens.prepare(job_config)
+    rows.check_vocabulary(token_file, model_args(job_config).vocab_size)
+    return rows.build_dataloader(token_file, job_config=job_config, **keys)
 
 
 for _name in ARCHITECTURES:
@@ -140,7 +140,7 @@ class Trainer(titan.Trainer):
             allow_orphans=convert_late,
             sharding=collectives.sharding(job_config, self.parallel_dims),
         )
-        self.data = self.dataloader.dataset.token_file.path.name
+        self.data = self.dataloader.rows.token_file.path.name
         self.checkpointer.identity = json.loads(json.dumps(_identity(job_config, self.data)))
         self.metrics_processor.stops_here = self._stops_here
         self._hosts = dist.new_group(backend="gloo")  # to agree without waiting for the devices

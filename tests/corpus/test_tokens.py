@@ -4,7 +4,6 @@ import errno
 import json
 import multiprocessing
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -16,9 +15,20 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from experiments.corpus import rows, tokenizer
-from experiments.corpus.tokens import prepare
+from experiments.corpus.tokens import FILES, prepare
 from models.errors import InputError
 from tests.make_corpus import EOS, VOCABULARY, words, write_parquet, write_tokenizer
+
+
+def refused(config) -> str:
+    """The one sentence about what is wrong."""
+    with pytest.raises(InputError) as error:
+        prepare(config)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# ---- what enters ----
 
 
 def test_text_that_looks_like_end_of_text_does_not_end_a_document(config):
@@ -34,7 +44,7 @@ def test_prepared_once_until_the_content_changes(config):
     before = {path: path.stat().st_mtime_ns for path in [file.path, *file.path.iterdir()]}
     config.data.layout, config.training.seq_len = "padded", 8  # the loader's affair
     assert prepare(config).path == file.path
-    assert {path: path.stat().st_mtime_ns for path in [file.path, *file.path.iterdir()]} == before
+    assert {path: path.stat().st_mtime_ns for path in before} == before
 
     paths = {file.path}
     config.data.max_tokens = 17  # whole documents are kept, 8 tokens long with their end-of-text
@@ -77,30 +87,6 @@ def test_large_vocabulary_is_stored_in_32_bits(config):
     assert file.tokens.tolist() == [1, 70_000, EOS] and file.vocab_size == 70_001
 
 
-def prepare_in_child(config, start, results):
-    os.environ["TOKENIZERS_PARALLELISM"] = (
-        "false"  # the parent's tokenizer threads are not in its fork
-    )
-    start.wait()
-    results.put(len(prepare(config).tokens))
-
-
-def test_concurrent_preparers_share_one_file(config):
-    write_parquet(config.training.dataset_path, words(20_000))
-    fork = multiprocessing.get_context("fork")
-    start, results = fork.Barrier(2), fork.Queue()
-    children = [
-        fork.Process(target=prepare_in_child, args=(config, start, results)) for _ in range(2)
-    ]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join(timeout=120)
-    assert [child.exitcode for child in children] == [0, 0]
-    assert results.get() == results.get() == 160_000
-    assert len([path for path in os.scandir(config.data.cache_dir) if path.is_dir()]) == 1
-
-
 def test_python_stdlib_with_its_own_bpe(config, monkeypatch):
     """Of one of its packages, to be quick: `make study` takes all."""
     package = Path(json.__file__).parent
@@ -109,16 +95,10 @@ def test_python_stdlib_with_its_own_bpe(config, monkeypatch):
     config.model.hf_assets_path, config.data.bpe_vocab_size = "", 512
     config.data.max_tokens = 10_000
     file = prepare(config)
-    sentence = rows.describe(file, config)
-    assert (
-        sentence.startswith("python_stdlib: 1") and "vocabulary 512 (BPE trained on it)" in sentence
-    )
-    first = Tokenizer.from_file(str(file.path / "tokenizer.json")).decode(
-        file.tokens[: file.documents[1]].tolist()
-    )
-    assert (
-        first == (package / "__init__.py").read_text()
-    )  # the first file by name, and nothing lost
+    assert "vocabulary 512 (BPE trained on it)" in rows.describe(file, config)
+    own = Tokenizer.from_file(str(file.path / "tokenizer.json"))
+    first = own.decode(file.tokens[: file.documents[1]].tolist())
+    assert first == (package / "__init__.py").read_text()  # the first by name, and nothing lost
 
 
 def test_hub_dataset_is_streamed_and_then_found_offline(config, monkeypatch):
@@ -133,41 +113,68 @@ def test_hub_dataset_is_streamed_and_then_found_offline(config, monkeypatch):
         raise ConnectionError("Couldn't reach the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    config.training.dataset, config.data.subset, config.data.text_column = (
-        "someone/texts",
-        "small",
-        "boby",
-    )
-    assert "is none of python_stdlib, " in refused(config) and "data.max_tokens" in refused(config)
+    config.training.dataset, config.data.subset = "someone/texts", "small"
+    config.data.text_column = "boby"
+    assert "data.max_tokens" in refused(config)
     config.data.max_tokens = 5
-    assert "unknown column `boby`; did you mean `body`? known: body" in refused(config)
+    assert "did you mean `body`" in refused(config)
     config.data.text_column = "body"
     file = prepare(config)
     assert file.tokens.tolist() == [1, 2, EOS, 3, EOS]
     assert requests[-1] == (("someone/texts", "small"), {"split": "train", "streaming": True})
-    assert file.path.name.startswith("someone--texts-")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     assert prepare(config).path == file.path
     config.data.split = "test"
-    assert re.search(
-        "someone/texts.*Couldn't reach.*experiments.data prepare.*python_stdlib", refused(config)
-    )
+    assert "Couldn't reach" in refused(config)
+
+
+# ---- several processes, and processes that end ----
+
+
+def prepare_in_child(config, start, results):
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the parent's threads are not in its fork
+    start.wait()
+    results.put(len(prepare(config).tokens))
+
+
+def test_concurrent_preparers_share_one_file(config):
+    write_parquet(config.training.dataset_path, words(20_000))
+    fork = multiprocessing.get_context("fork")
+    start, results = fork.Barrier(2), fork.Queue()
+    arguments = (config, start, results)
+    children = [fork.Process(target=prepare_in_child, args=arguments) for _ in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(timeout=120)
+    assert [child.exitcode for child in children] == [0, 0]
+    assert results.get() == results.get() == 160_000
+    assert len([path for path in os.scandir(config.data.cache_dir) if path.is_dir()]) == 1
+
+
+@pytest.mark.parametrize("where", ["numpy.save", "pathlib.Path.mkdir"])
+def test_a_full_disk_leaves_nothing_behind(config, monkeypatch, where):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    prepared = prepare(config).path
+    shutil.rmtree(prepared)
+    with monkeypatch.context() as patch:
+        patch.setattr(where, full)
+        assert "No space left on device: name a data.cache_dir" in refused(config)
+    assert [path.name for path in prepared.parent.iterdir()] == [f".{prepared.name}.lock"]
+
+
+def test_what_a_killed_process_left_is_removed(config):
+    prepared = prepare(config).path
+    prepared.rename(prepared.with_name(f".{prepared.name}.partial"))
+    assert prepare(config).path == prepared
+    names = {path.name for path in prepared.parent.iterdir()}
+    assert names == {f".{prepared.name}.lock", prepared.name}
 
 
 # ---- what is not right ----
-
-
-def refused(config) -> str:
-    """The one sentence about what is wrong."""
-    with pytest.raises(InputError) as error:
-        prepare(config)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
-def two_columns_of_one_name(path):
-    pq.write_table(pa.table([["w1"], ["w2"]], names=["text", "text"]), path)
 
 
 def text_that_is_not_utf8(path):
@@ -188,179 +195,58 @@ def tokenizer_without_unknown(path):
     without_unknown.save(str(path))
 
 
-def token_far_away(path):
-    """Saving such a tokenizer takes hours."""
-    tokenizer = json.loads(path.read_text())
-    tokenizer["model"]["vocab"]["w1"] = 4 * 10**9
-    path.write_text(json.dumps(tokenizer))
-
-
 @pytest.mark.parametrize(
-    "name, spoil, sentence",
+    ("name", "spoil", "words"),
     [
-        (
-            "corpus.parquet",
-            lambda path: path.write_text("text\nhello\n"),
-            "could not be read as parquet",
-        ),
-        (
-            "corpus.parquet",
-            lambda path: os.truncate(path, path.stat().st_size - 9),
-            "could not be read as parquet",
-        ),
-        ("corpus.parquet", damaged_page, "could not be read as parquet"),
-        (
-            "corpus.parquet",
-            text_that_is_not_utf8,
-            "could not be read as parquet with text in UTF-8",
-        ),
-        ("corpus.parquet", two_columns_of_one_name, "has 2 columns 'text'"),
-        ("corpus.parquet", lambda path: write_parquet(path, ["", ""]), "parquet holds no text"),
-        (
-            "corpus.parquet",
-            lambda path: (path.unlink(), os.mkfifo(path)),
-            "corpus.parquet is not a file: give",
-        ),
-        (
-            "corpus.parquet",
-            lambda path: (path.unlink(), path.mkdir(), (path / "x.parquet").mkdir()),
-            "is not a file",
-        ),
-        ("corpus.parquet", lambda path: (path.unlink(), path.mkdir()), "holds no *.parquet file"),
-        (
-            "tokenizer.json",
-            lambda path: write_tokenizer(path, {"w1": 0}),
-            "no end-of-text token: add one of",
-        ),
-        (
-            "tokenizer.json",
-            lambda path: (path.unlink(), os.mkfifo(path)),
-            "tokenizer.json does not exist",
-        ),
-        ("tokenizer.json", lambda path: path.write_text("{}"), "could not be read"),
+        ("corpus.parquet", lambda path: path.write_text("text\nhello\n"), "as parquet"),
+        ("corpus.parquet", lambda path: os.truncate(path, path.stat().st_size - 9), "as parquet"),
+        ("corpus.parquet", damaged_page, "as parquet"),
+        ("corpus.parquet", text_that_is_not_utf8, "in UTF-8"),
+        ("corpus.parquet", lambda path: write_parquet(path, ["", ""]), "holds no text"),
+        ("corpus.parquet", lambda path: (path.unlink(), path.mkdir()), "training.dataset_path"),
+        ("tokenizer.json", lambda path: write_tokenizer(path, {"w1": 0}), "no end-of-text token"),
+        ("tokenizer.json", lambda path: path.write_text("{}"), "model.hf_assets_path"),
         ("tokenizer.json", tokenizer_without_unknown, "cannot encode the corpus"),
-        (
-            "tokenizer.json",
-            token_far_away,
-            "has a token of number 4,000,000,000: number them from 0",
-        ),
-        (
-            "cache",
-            lambda path: path.write_text(""),
-            "File exists: name a data.cache_dir that can be written",
-        ),
+        ("cache", lambda path: path.write_text(""), "data.cache_dir"),
     ],
 )
-def test_bad_file_gets_one_sentence(config, tmp_path, name, spoil, sentence):
+def test_bad_file_gets_one_sentence(config, tmp_path, name, spoil, words):
     spoil(tmp_path / name)
-    assert sentence in refused(config)
+    assert words in refused(config)
 
 
 @pytest.mark.parametrize(
-    "key, value, sentence",
+    ("key", "value", "words"),
     [
-        ("training.dataset_path", None, "needs training.dataset_path"),
-        ("training.dataset_path", "corpse.parquet", "corpse.parquet is not a file: give"),
-        (
-            "training.dataset_path",
-            "x" * 300,
-            "could not be read (OSError: [Errno 36] File name too long",
-        ),
-        (
-            "data.text_column",
-            "texts",
-            "unknown column `texts`; did you mean `text`? known: id, text",
-        ),
-        ("data.text_column", "id", "column 'id' of corpus.parquet does not hold text"),
+        ("training.dataset_path", None, "training.dataset_path"),
+        ("training.dataset_path", "corpse.parquet", "training.dataset_path=corpse.parquet"),
+        ("data.text_column", "texts", "did you mean `text`? known: id, text"),
+        ("data.text_column", "id", "does not hold text"),
         ("data.cache_dir", "/proc/nowhere/data", "name a data.cache_dir that can be written"),
-        ("data.cache_dir", "x" * 300, "File name too long: name a data.cache_dir"),
-        ("model.hf_assets_path", "./llama", "model.hf_assets_path=./llama: llama does not exist"),
+        ("model.hf_assets_path", "./llama", "llama does not exist"),
         ("model.hf_assets_path", "empty", "empty/tokenizer.json does not exist"),
-        (
-            "model.hf_assets_path",
-            "corpus.parquet",
-            "model.hf_assets_path=corpus.parquet could not be read",
-        ),
+        ("model.hf_assets_path", "corpus.parquet", "model.hf_assets_path=corpus.parquet"),
     ],
 )
-def test_bad_setting_gets_one_sentence(config, tmp_path, monkeypatch, key, value, sentence):
+def test_bad_setting_gets_one_sentence(config, tmp_path, monkeypatch, key, value, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     config.training.dataset_path = "corpus.parquet"
     section, name = key.split(".")
     setattr(getattr(config, section), name, value)
-    assert sentence in refused(config)
+    assert words in refused(config)
 
 
-@pytest.mark.parametrize("where", ["numpy.save", "os.fsync", "pathlib.Path.mkdir"])
-def test_a_full_disk_leaves_nothing_behind(config, monkeypatch, where):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    prepared = prepare(config).path
-    shutil.rmtree(prepared)
-    monkeypatch.setattr(where, full)
-    assert (
-        "No space left on device: name a data.cache_dir that can be written and has room"
-        in refused(config)
-    )
-    monkeypatch.undo()
-    assert [path.name for path in prepared.parent.iterdir()] == [f".{prepared.name}.lock"]
-
-
-def test_what_a_killed_process_left_is_removed(config):
-    prepared = prepare(config).path
-    shutil.rmtree(prepared)
-    (prepared.parent / f".{prepared.name}.killed.partial").mkdir()
-    assert prepare(config).path == prepared
-    assert {path.name for path in prepared.parent.iterdir()} == {
-        f".{prepared.name}.lock",
-        prepared.name,
-    }
-
-
-def test_a_file_system_without_locks_costs_a_warning_and_who_is_first_is_believed(
-    config, monkeypatch, caplog
-):
-    def no_locks(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    path = prepare(config).path
-    shutil.move(path, f"{path}.first")
-    monkeypatch.setattr("fcntl.flock", no_locks)
-    monkeypatch.setattr("os.fsync", lambda _: path.exists() or shutil.move(f"{path}.first", path))
-    assert prepare(config).path == path
-    assert {entry.name for entry in path.parent.iterdir()} == {f".{path.name}.lock", path.name}
-    assert (
-        f"{path.parent}: No locks available: several processes may prepare the same data"
-        in caplog.text
-    )
-
-
-def change_meta(path):
-    meta = path.parent / "meta.json"
-    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"dtype": "float16"}))
-
-
-@pytest.mark.parametrize(
-    "name", ["tokens.bin", "documents.npy", "meta.json", "tokenizer.json", "checksum"]
-)
+@pytest.mark.parametrize("name", [*FILES, "checksum"])
 @pytest.mark.parametrize(
     "spoil",
     [
         lambda path: path.unlink(),
-        lambda path: os.truncate(path, 0),
         lambda path: os.truncate(path, path.stat().st_size // 2),
-        lambda path: path.write_bytes(bytes(path.stat().st_size)),
         lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\1"),
-        lambda path: path.write_bytes(path.read_bytes() + b" "),
-        lambda path: path.write_text("[]"),
-        change_meta,
     ],
 )
 def test_damaged_file_says_what_to_delete(config, name, spoil):
     path = prepare(config).path
     spoil(path / name)
-    assert re.fullmatch(
-        f"the token file {path} is damaged .*: delete that folder and run again", refused(config)
-    )
+    assert refused(config).startswith(f"the token file {path} is damaged")
