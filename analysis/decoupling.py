@@ -8,7 +8,8 @@ import yaml
 
 from analysis.comparison import Comparison
 from analysis.rates import completed
-from analysis.runs import read_json
+from experiments.records.files import read
+from experiments.records.run import PROOF, Proof
 
 STUDY = "precision_decoupling"
 PAPER = {  # what its table 6 and figure 8 say of the loss
@@ -44,7 +45,7 @@ def states(comparison: Comparison) -> pd.DataFrame:
         keys = yaml.safe_load((path / "recipe.yaml").read_text())
         parameters = keys["training"]["dtype"]
         dtypes = keys["optimizer"]["states"]
-        kept = read_json(path / "proof.json")["parameters"]["bytes_per_parameter"]
+        kept = read(path / PROOF, Proof).parameters.bytes_per_parameter
         rows[recipe] = {
             "parameters": parameters,
             "first moment": dtypes["first_moment"] or parameters,

@@ -7,7 +7,8 @@ import pandas as pd
 
 from analysis.comparison import Comparison
 from analysis.rates import completed
-from analysis.runs import read_json
+from experiments.records.files import read
+from experiments.records.run import PROOF, Proof
 
 STUDY = "fp8_lm/levels"  # under results/
 
@@ -21,14 +22,12 @@ def levels(comparison: Comparison) -> pd.DataFrame:
         weights, gradients = (
             runs[name].iloc[0] / 1e6 for name in ("gathered_bytes", "reduced_bytes")
         )
-        kept = read_json(Path(runs["path"].iloc[0]) / "proof.json")["parameters"][
-            "bytes_per_parameter"
-        ]
+        proof = read(Path(runs["path"].iloc[0]) / PROOF, Proof)
         rows[recipe] = {
             "weights, MB": weights,
             "gradients, MB": gradients,
             "sent": weights + gradients,
-            "bytes a parameter": sum(kept.values()),
+            "bytes a parameter": sum(proof.parameters.bytes_per_parameter.values()),
             "final loss": runs["final_loss"].mean(),
         }
     table = pd.DataFrame.from_dict(rows, orient="index")

@@ -8,7 +8,8 @@ import pandas as pd
 
 from analysis.comparison import COMPILED, Comparison, in_order
 from analysis.rates import completed
-from analysis.runs import read_json
+from experiments.records.files import read
+from experiments.records.run import PROOF, Proof
 
 STUDY = "allgather_ladder"
 COMPUTE = "tensorwise_fp8_compiled"
@@ -37,7 +38,8 @@ def sent(runs: pd.DataFrame) -> pd.DataFrame:
     rows = {}
     for recipe in filter(RUNGS.get, in_order(runs["recipe"])):
         for run in completed(runs, runs, recipe).head(1).itertuples():
-            found = read_json(Path(run.path) / "proof.json").get("collectives") or {}
+            collectives = read(Path(run.path) / PROOF, Proof).collectives
+            found = collectives.model_dump() if collectives else {}
             rows[recipe] = {
                 "rung": RUNGS[recipe],
                 "gathered": found.get("gathered_bytes", math.nan) / 1e6,

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from analysis.load import final_from
 from analysis.rates import MIN_STEPS, MOST_NEEDED, POWER, completed, students
-from analysis.record import final_from
 
 LEVEL = 0.90  # of the interval that decides: two one-sided tests at 5 % each, which is Schuirmann's test of equivalence
 MIN_SEEDS = 3  # pairs of runs below which nothing is said about equality

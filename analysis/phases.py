@@ -8,7 +8,8 @@ import pandas as pd
 from analysis.comparison import Comparison
 from analysis.other_logs.published import TOKENS_PER_S
 from analysis.rates import completed
-from analysis.runs import read_json
+from experiments.records.files import read
+from experiments.records.run import TIMING, Timing
 
 STUDY = "phases"
 
@@ -26,12 +27,10 @@ def costs(comparison: Comparison) -> pd.DataFrame:
     for recipe in comparison.recipes:
         of_recipe = completed(runs, runs, recipe)
         share = float(of_recipe["fp8_share_of_steps"].mean())
-        timings = [read_json(file) for path in of_recipe["path"] for file in _timings(Path(path))]
-        compiled = [
-            switch["compile_s"]
-            for timing in timings
-            for switch in timing.get("switches", {}).values()
+        timings = [
+            read(file, Timing) for path in of_recipe["path"] for file in _timings(Path(path))
         ]
+        compiled = [switch.compile_s for timing in timings for switch in timing.switches.values()]
         rows[recipe] = {
             "steps in FP8": share,
             "wall time": of_recipe["wall_s"].mean(),
@@ -47,7 +46,7 @@ def costs(comparison: Comparison) -> pd.DataFrame:
 
 def _timings(run: Path) -> list[Path]:
     """Of all attempts at a run, as its wall time is."""
-    return [run / "timing.json", *run.glob("attempt*/timing.json")]
+    return [run / TIMING, *run.glob(f"attempt*/{TIMING}")]
 
 
 _GH200 = (

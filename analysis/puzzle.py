@@ -12,7 +12,8 @@ import pandas as pd
 from analysis.comparison import BASELINE, in_order
 from analysis.losses import NOT_ENOUGH, Verdict, verdict
 from analysis.rates import completed
-from analysis.runs import read_json
+from experiments.records.files import read
+from experiments.records.run import PROOF, Proof
 
 STUDY = "one_gpu_puzzle"
 FROZEN = "puzzle_bf16_frozen"
@@ -28,7 +29,9 @@ def ownership(runs: pd.DataFrame) -> pd.DataFrame:
     rows = {}
     for recipe in in_order(runs["recipe"]):
         for run in completed(runs, runs, recipe).head(1).itertuples():
-            proof = read_json(Path(run.path) / "proof.json")["parameters"]
+            proof = read(Path(run.path) / PROOF, Proof).parameters.model_dump(
+                exclude={"bytes_per_parameter"}
+            )
             rows[recipe] = proof | {"owned": proof.pop("elements_in_optimizer") / run.parameters}
     return pd.DataFrame.from_dict(rows, orient="index")
 

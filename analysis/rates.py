@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis.windows import NOT_STEADY_STEPS
+from analysis.runs import NOT_STEADY_STEPS
 
 LEVEL = 0.95  # confidence of the intervals of rates, ratios and break-even steps
 MIN_STEADY = 20  # steady steps that a run needs for a rate

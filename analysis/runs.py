@@ -1,237 +1,217 @@
-"""A run directory, read: its row of the final table and its log windows. Needs neither torch nor
-pandas."""
+"""A run as it was recorded: facts and log windows, of a run directory or of another program's log."""
 
-import json
 import math
-import re
-from copy import deepcopy
-from dataclasses import dataclass
-from datetime import datetime
-from functools import reduce
-from itertools import takewhile
-from operator import getitem
+from dataclasses import dataclass, field
+from os.path import commonprefix
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import yaml
-from pydantic import ValidationError
+import pandas as pd
 
-from analysis.record import Facts, LayoutError, Run, with_verdict
-from analysis.windows import METRICS, Windows, durations, first_steps, from_lines, read_lines, take
+from experiments.records.files import read, read_if_there, read_windows
+from experiments.records.run import (
+    ATTEMPT,
+    MANIFEST,
+    METRICS,
+    PROOF,
+    TIMING,
+    Manifest,
+    Proof,
+    Timing,
+    Window,
+)
 
-LAYOUT_VERSION = 1  # of run directories, see experiments.training.run_directory
-_NEEDED = ("recipe", "seed", "status", "steps", "overlays", "hardware", "peak_flops", "world_size",
-           "flops_per_token")  # of the manifest; the seed may be null  # fmt: skip
+# A process's first steps: compilation, the profile; allocator and clocks settle.
+NOT_STEADY_STEPS = 10
+_NOT_NUMBERS = {"losses", "step_s", "data_wait_s", "not_steady", "fp8_ranges"}
+# One row a log window: the contract's fields, and what another program called its MFU.
+WINDOW_COLUMNS = [*Window.model_fields, "mfu_logged"]
+_NUMBERS = [name for name in WINDOW_COLUMNS if name not in _NOT_NUMBERS | {"step"}]
+_SAME_NAME = {"recipe", "seed", "status", "error", "attempt", "study_budget_s", "overlays", "flavor",
+              "float8", "compiled", "parameters", "flops_per_token", "seq_len", "dataset", "data",
+              "world_size"}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Attempt:
-    """One process of a run. `lasted_s` is how long it was on record, 0 where its manifest has no
-    end (kill -9)."""
-
-    windows: Windows
-    facts: Facts
-    lasted_s: float
+class LayoutError(ValueError):
+    """Files that this analysis does not know how to read."""
 
 
-def summarize(run: Path, manifest: dict | None = None) -> dict:
-    """The row of one run directory, see `analysis.load.Frames`; what its records do not tell is
-    None.
+@dataclass
+class Run:
+    """What a run left behind.
 
     Args:
-        run: the run directory.
-        manifest: what its manifest.json will be, where that is not written yet.
+        source: "run directory", "published log" or "tensorboard".
+        facts: columns of `analysis.load.Frames.runs`, and of a run with phases `precisions`: by
+            first step, whether the phase is in FP8.
+        windows: columns `WINDOW_COLUMNS`.
+        problems: one sentence for each reason to doubt its figures.
+        study: of another program's log, the folder whose logs should be equally long.
+    """
+
+    path: Path
+    source: str
+    facts: dict[str, Any]
+    windows: pd.DataFrame
+    problems: list[str] = field(default_factory=list)
+    study: Path | None = None
+
+    @property
+    def steps(self) -> int:
+        """The last step on record."""
+        return int(self.windows["step"].max()) if len(self.windows) else 0
+
+    def doubt(self, sentence: str) -> None:
+        """Add a sentence to `problems`."""
+        self.problems.append(f"{self.path}: {sentence}")
+
+
+def even_windows(
+    step: np.ndarray, count: np.ndarray, seconds: np.ndarray, data_wait=math.nan, **columns
+) -> pd.DataFrame:
+    """Make `Run.windows` of one process's log that times windows, but no single steps.
+
+    Args:
+        step, count, seconds: of each window the last step, the number of steps, and the duration,
+            which is spread over the steps evenly.
+        data_wait: share of the duration that the host waited for data.
+        columns: further columns. `loss` is the last step's.
+    """
+    frame = pd.DataFrame({"step": step, "elapsed_s": np.cumsum(seconds)} | columns)
+    frame = frame.reindex(columns=WINDOW_COLUMNS).astype(dict.fromkeys(_NUMBERS, float))
+    each, waits = seconds / count, seconds / count * data_wait
+    first = step - count + 1
+    settled = first[0] + NOT_STEADY_STEPS
+    frame["losses"] = [
+        [math.nan] * (n - 1) + [loss] for n, loss in zip(count, frame["loss"], strict=True)
+    ]
+    frame["step_s"] = [[value] * n for n, value in zip(count, each, strict=True)]
+    frame["data_wait_s"] = [[value] * n for n, value in zip(count, waits, strict=True)]
+    frame["not_steady"] = [
+        [*range(start, end + 1)] if start < settled else []
+        for start, end in zip(first, step, strict=True)
+    ]
+    return frame
+
+
+def read_run(path: Path) -> Run:
+    """Read a run directory.
 
     Raises:
-        LayoutError: there is no manifest, it is of another layout, or it lacks what is needed.
+        RecordError: a record is missing or does not fit its model.
     """
-    return with_verdict(read_run(run, manifest)).row()
-
-
-def read_run(path: Path, manifest: dict | None = None) -> Run:
-    """A run directory. Records that are missing or damaged are named in `problems`, and what can be
-    used is used.
-
-    Arguments and errors as of `summarize`.
-    """
-    problems: list[str] = []
-    if pipe := next(
-        (file for pattern in ("*", "attempt*/*") for file in path.glob(pattern) if file.is_fifo()),
-        None,
-    ):
-        raise LayoutError(
-            f"{path}: {pipe.relative_to(path)} is a pipe, which reading would wait for"
-        )
-    manifest = read_json(path / "manifest.json") if manifest is None else deepcopy(manifest)
-    version = manifest.get("layout_version")
-    if version != LAYOUT_VERSION:
-        reason = (
-            "no readable manifest.json" if version is None else f"layout version {version!r:.20}"
-        )
-        raise LayoutError(
-            f"{path}: {reason}; this analysis reads run directories of layout version {LAYOUT_VERSION}"
-        )
-    if missing := [
-        key for key in _NEEDED if key not in manifest or manifest[key] is None and key != "seed"
-    ]:
-        raise LayoutError(f"{path}: its manifest.json lacks {', '.join(missing)}")
-    earlier = {
-        int(p.name[7:]): p for p in path.glob("attempt*") if re.fullmatch(r"attempt\d{1,6}", p.name)
-    }
-    number = manifest.get("attempt", 1)
-    missing = (
-        [k for k in range(1, number) if k not in earlier]
-        if type(number) is int and number < 10**6
-        else []
-    )
-    problems += [
-        f"{path}/attempt{k}: missing, so the times of that attempt are not counted" for k in missing
-    ]
-    attempts = [
-        _attempt(earlier[k], read_json(earlier[k] / "manifest.json"), problems)
-        for k in sorted(earlier)
-    ]
-    attempts.append(_attempt(path, manifest, problems, last=True))
-    elapsed, wall = _clock(path, attempts, problems)
-    warm_ups = [
-        attempt.facts.warm_up_s for attempt in attempts if attempt.facts.warm_up_s is not None
-    ]
-    windows = attempts[-1].windows | {"elapsed_s": elapsed}
-    run = Run(path, "run directory", attempts[-1].facts, windows, problems)
-    return run.changed(wall_s=wall, warm_up_s=sum(warm_ups) if warm_ups else None)
-
-
-def read_json(path: Path) -> dict:
-    """Contents of a JSON file, empty if it is missing or torn."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _read_recipe(path: Path) -> dict:
-    """A resolved recipe, of which only the section `training` is read (all take 15 ms); empty as
-    `read_json`."""
-    try:
-        section = re.search(r"^training:\n(  .*\n)+(?=\w)", path.read_text("utf-8"), re.MULTILINE)
-        return yaml.safe_load(section[0]) if section else {}
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return {}
-
-
-def _attempt(path: Path, manifest: dict, problems: list[str], last: bool = False) -> _Attempt:
-    """The records of one process; of the last one those that describe the run, too."""
-    completed = last and manifest["status"] == "completed"
-    # every process that got past its first step has written both
-    trained = completed or any((path / name).exists() for name in ("timing.json", "proof.json"))
-    windows = _windows(path / "metrics.jsonl", trained, problems)
-    expected = {"timing.json": trained or len(windows["step"]) > 0}
-    if last:
-        expected |= {"proof.json": completed, "recipe.yaml": True}
-    records = {"manifest.json": manifest} if last else {}
-    for name, must_be_there in expected.items():
-        file = path / name
-        records[name] = read_json(file) if name.endswith(".json") else _read_recipe(file)
-        if not records[name] and (must_be_there or file.exists()):
-            problems.append(
-                f"{file}: {'cannot be read' if file.exists() else 'missing'}, so what it tells is unknown"
-            )
-    try:
-        span = datetime.fromisoformat(manifest["end"]) - datetime.fromisoformat(manifest["start"])
-        lasted = max(0.0, span.total_seconds())
-    except (KeyError, TypeError, ValueError):
-        lasted = 0.0
-    return _Attempt(windows, _facts(path, records, problems), lasted)
-
-
-def _facts(path: Path, records: dict[str, dict], problems: list[str]) -> Facts:
-    """What the records (by file name) tell, without the values that are of another type, which are
-    named.
-
-    Raises `LayoutError` if one of `_NEEDED` is among them.
-    """
-    bad = {
-        tuple(alias.path[:2])
-        for column in Facts.model_fields.values()
-        if (alias := column.validation_alias) and len(alias.path) > 2
-        if not isinstance(records.get(alias.path[0], {}).get(alias.path[1]), dict | None)
-    }
-    try:
-        Facts.model_validate(records)
-    except ValidationError as error:
-        bad |= {
-            tuple(takewhile(lambda key: isinstance(key, str), e["loc"])) for e in error.errors()
+    manifest = read(path / MANIFEST, Manifest)
+    maybe = read if manifest.status == "completed" else read_if_there
+    maybe(path / TIMING, Timing)
+    proof = maybe(path / PROOF, Proof)
+    folders = [path / ATTEMPT.format(number) for number in range(1, manifest.attempt)]
+    attempts = [_Attempt(folder) for folder in [*folders, path]]
+    windows = pd.DataFrame(map(vars, attempts[-1].windows), columns=WINDOW_COLUMNS)
+    windows = windows.astype(dict.fromkeys(_NUMBERS, float) | {"step": int})
+    run = Run(path, "run directory", _facts(manifest, proof), windows)
+    timings = [attempt.timing for attempt in attempts if attempt.timing]
+    if timings:
+        run.facts |= {
+            "warm_up_s": sum(timing.warm_up_s for timing in timings),
+            "phases": timings[-1].phases,
+            "compile_cache": timings[-1].compile_cache,
         }
-    for file, *sections, key in sorted(bad):
-        if file == "manifest.json" and key in _NEEDED:
-            raise LayoutError(f"{path}: its manifest.json has no usable {key}")
-        place = ".".join([*sections, key])
-        problems.append(
-            f"{path / file}: {place} is of another type or size than it should be, so it is left out"
-        )
-        del reduce(getitem, sections, records[file])[key]
-    return Facts.model_validate(records)
+    _set_clock(run, attempts)
+    return run
 
 
-def _windows(path: Path, expected: bool, problems: list[str]) -> Windows:
-    """The windows of one attempt, by step."""
-    if expected and not path.exists():
-        problems.append(f"{path}: missing, so there are no losses and no rates")
-    lines = read_lines(path, METRICS, problems) if path.exists() else []
-    by_step = {
-        line["step"]: line for line in reversed(lines)
-    }  # of a repeated step the first line stays
-    ordered = [by_step[step] for step in sorted(by_step)]
-    if ordered != lines:
-        problems.append(
-            f"{path}: its steps are out of order or repeated; sorted, and the first line of each is used"
-        )
-    return from_lines(ordered)
+class _Attempt:
+    """One process of a run."""
+
+    def __init__(self, folder: Path):
+        manifest = read(folder / MANIFEST, Manifest)
+        self.windows = read_windows(folder / METRICS)
+        self.timing = read_if_there(folder / TIMING, Timing)
+        self.lasted_s = 0.0  # unknown after kill -9
+        if manifest.end:
+            self.lasted_s = (manifest.end - manifest.start).total_seconds()
 
 
-def _clock(
-    path: Path, attempts: list[_Attempt], problems: list[str]
-) -> tuple[np.ndarray, float | None]:
-    """(seconds since the first attempt began at each window of the last one, seconds of all
-    attempts together).
+def _facts(manifest: Manifest, proof: Proof | None) -> dict[str, Any]:
+    """Name what the records tell as `analysis.load.Frames.runs` does."""
+    facts = manifest.model_dump(include=_SAME_NAME)
+    facts |= {
+        "start": manifest.start.isoformat(timespec="milliseconds"),
+        "date": f"{manifest.start:%Y-%m-%d}",
+        "steps_asked": manifest.steps,
+        "device": manifest.hardware.name,
+        "device_type": manifest.hardware.type,
+        "driver": manifest.hardware.driver,
+        "power_limit_w": manifest.hardware.power_limit_w,
+        "sm_clock_max_mhz": manifest.hardware.sm_clock_max_mhz,
+        "peak_bf16": manifest.peak_flops.bf16,
+        "peak_fp8": manifest.peak_flops.fp8,
+        "peak_source": manifest.peak_flops.source,
+        "commit": manifest.git.commit,
+        "fp8_product": manifest.fp8_product and manifest.fp8_product.why,
+    }
+    facts |= {name: manifest.packages.get(name) for name in ("torch", "torchao", "torchtitan")}
+    if manifest.git.commit:
+        changes = manifest.git.changes
+        facts["code"] = manifest.git.commit[:9] + (f" and changes {changes}" if changes else "")
+    if proof:
+        facts |= {
+            "fp8_share": proof.fp8_share_of_matmul_flops,
+            "fp8_emulated": proof.emulated,
+            "fp8_flops": min(proof.fp8_flops, proof.fp8_flops_expected),
+            "precisions": {int(first): phase.in_fp8 for first, phase in proof.phases.items()},
+            "attention": proof.attention,
+            "orphans": len(proof.parameters.orphans),
+        }
+        if proof.collectives:
+            facts["gathered_bytes"] = proof.collectives.gathered_bytes
+            facts["reduced_bytes"] = proof.collectives.reduced_bytes
+    return facts
 
-    A resumed attempt's metrics begin with the lines it took over from the one before; each line's
-    `elapsed_s` counts from the start of the process that wrote it. Of an attempt without a line of
-    its own, its manifest's times are all there is. Where a clock does not fit the step times,
-    nothing is known: NaN and None.
+
+def _set_clock(run: Run, attempts: list[_Attempt]) -> None:
+    """Count `elapsed_s` on from earlier attempts, and `wall_s` over all of them.
+
+    The log of a resumed attempt begins with the lines that it took over from the attempt before.
+    Where a clock does not fit the step times, wall times are unknown: NaN.
     """
-    before, clock, total = np.empty(0), np.empty(0), 0.0
+    before: list[float] = []
+    clock: list[float] = []
+    total = 0.0
     for attempt in attempts:
-        stamps = attempt.windows["elapsed_s"]
-        shared = min(len(stamps), len(before))
-        differs = np.flatnonzero(stamps[:shared] != before[:shared])
-        taken_over = differs[0] if len(differs) else shared
-        if jump := _jump(take(attempt.windows, slice(taken_over, None)), attempt.facts.warm_up_s):
-            problems.append(f"{path}: {jump}, so its wall times are not used")
-            return np.full(len(attempts[-1].windows["step"]), math.nan), None
-        clock = np.concatenate([clock[:taken_over], stamps[taken_over:] + total])
-        total += stamps[-1] if len(stamps) > taken_over else attempt.lasted_s
+        stamps = [window.elapsed_s for window in attempt.windows]
+        taken_over = len(commonprefix([before, stamps]))
+        own = stamps[taken_over:]
+        jump = _jump(attempt.windows[taken_over:], attempt.timing)
+        if jump:
+            run.doubt(f"{jump}, so its wall times are not used")
+            run.windows["elapsed_s"] = math.nan
+            return
+        clock = clock[:taken_over] + [total + stamp for stamp in own]
+        total += own[-1] if own else attempt.lasted_s
         before = stamps
-    return clock, float(total) or None
+    run.windows["elapsed_s"] = clock
+    run.facts["wall_s"] = total or None
 
 
-def _jump(windows: Windows, warm_up_s: float | None) -> str | None:
-    """Where the clock of one process does not fit its step times, to within 10 s and a tenth; None
-    if it fits.
+def _jump(windows: list[Window], timing: Timing | None) -> str | None:
+    """Say where the clock of one process leaves its step times by more than 10 s and a tenth.
 
-    At the end of the first step the clock, `elapsed_s`, shows the warm-up; then each step adds its
-    time.
+    At the end of the first step the clock shows the warm-up. Then each step adds its time.
     """
-    if not len(windows["step"]):
-        return None
-    expected, passed = durations(windows), np.diff(windows["elapsed_s"], prepend=0)
-    expected[0] += (warm_up_s or math.nan) - windows["step_s"][0][0]
-    expected[1:][first_steps(windows)[1:] > windows["step"][:-1] + 1] = (
-        math.nan
-    )  # after a gap, nothing is known
-    off = np.flatnonzero(np.abs(passed - expected) > 10 + 0.1 * np.abs(expected))
-    if not len(off):
-        return None
-    jump, step = (passed - expected)[off[0]], windows["step"][off[0]]
-    return f"its clock jumps by {jump:+,.0f} s by step {step}, which its step times do not show"
+    clock, step = 0.0, 0
+    for window in windows:
+        expected = sum(window.step_s)
+        known = window.step - len(window.step_s) == step  # not after a gap
+        if not clock:
+            known = timing is not None
+            expected += timing.warm_up_s - window.step_s[0] if known else 0
+        off = window.elapsed_s - clock - expected
+        if known and abs(off) > 10 + 0.1 * expected:
+            return (
+                f"its clock jumps by {off:+,.0f} s by step {window.step}, which its step times "
+                "do not show"
+            )
+        clock, step = window.elapsed_s, window.step
+    return None

@@ -10,12 +10,13 @@ import yaml
 from analysis.comparison import COMPILED, Comparison, compare
 from analysis.load import LoadError
 from analysis.rates import Rate, SpeedUp, speed_up
-from analysis.runs import read_json
 from analysis.table import by_recipe, known, rows_of
+from experiments.records.files import RecordError
+from experiments.records.files import read as read_record
+from experiments.records.study import CELL, Cell
 
 STUDY = "sweep"
 QUESTION = "Where is FP8 faster than bf16, and by how much?"
-CELL = "cell.json"  # in a cell's folder: its value on each axis, the estimate of its memory, and why it cannot run
 PROCESSES = "processes"
 ALIKE = (
     "device",
@@ -70,7 +71,7 @@ def read(folder: Path) -> Sweep:
     """The sweep in a folder. Raises `LoadError` where no cell is recorded."""
     plan, found = (
         _plan(folder),
-        {path.parent: read_json(path) for path in sorted(folder.glob(f"*/{CELL}"))},
+        {path.parent: _record(path) for path in sorted(folder.glob(f"*/{CELL}"))},
     )
     axes = dict(_flat(plan["axes"]))
     records = {
@@ -108,6 +109,14 @@ def _flat(axes: dict, prefix: str = "") -> Iterator[tuple[str, list]]:
         yield from (
             _flat(values, f"{key}.") if isinstance(values, dict) else [(prefix + key, values)]
         )
+
+
+def _record(path: Path) -> dict:
+    """A cell's record, empty where it is damaged."""
+    try:
+        return read_record(path, Cell).model_dump()
+    except RecordError:
+        return {}
 
 
 def _values(record: dict, axes: dict[str, list]) -> dict | None:

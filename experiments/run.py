@@ -12,7 +12,6 @@ ranks end with.
 import argparse
 import os
 import sys
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -81,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
             out = args.out or attempt.new_directory(recipe)
             arguments = [*(argv or sys.argv[1:]), *([] if args.out else ["--out", str(out)])]
             return start_ranks(Run(recipe.name, out, arguments, args.processes), stop)
-        return attempt.run(recipe, args.out, stop, summarize)
+        return attempt.run(recipe, args.out, stop, None)
     except InputError as error:
         return complain(error)
     except KeyboardInterrupt:
@@ -105,13 +104,6 @@ def start_ranks(run: Run, stop: Stop) -> int:
     codes = run_all([run], console, stop)
     console.print(escape(f"Everything is in {run.directory}"), soft_wrap=True)
     return next((FAILED if code < 0 else code for code in codes), stop.code)
-
-
-def summarize(directory: Path, manifest: dict) -> dict:
-    """The contents of summary.json: the run's row of the final table."""
-    from analysis import runs  # after training, so that no start waits for it
-
-    return runs.summarize(directory, manifest)
 
 
 def dry_run(recipe, budget_s: float | None) -> int:

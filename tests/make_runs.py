@@ -3,8 +3,31 @@
 import json
 from pathlib import Path
 
+from experiments.records.files import append, read_windows, write
+from experiments.records.run import (
+    MANIFEST,
+    METRICS,
+    PROOF,
+    RECIPE,
+    TIMING,
+    Manifest,
+    Proof,
+    Timing,
+    Window,
+)
+
 FLOPS, PEAK = 1e6, {"bf16": 1e9, "fp8": 2e9, "source": "made up"}
 TOKENS = 100  # per step
+MANIFEST_FACTS = {
+    "status": "completed", "attempt": 1, "start": "2026-01-01T10:00:00Z", "command": "run",
+    "host": "here", "pid": 1, "python": "3.11", "environment": "environment-0.json", "base": None,
+    "packages": {"torch": "2.13.0", "torchao": "0.18.0", "torchtitan": "0.2.2"},
+    "git": {"commit": None, "changes": None}, "overlays": [], "description": "", "compiled": False,
+    "fp8_product": None, "world_size": 1, "peak_flops": PEAK, "flavor": "cpu", "parameters": 100,
+    "hardware": {"name": "GPU", "type": "cuda", "memory_bytes": 1, "threads": 1},
+    "flops_per_token": FLOPS, "flops_per_token_causal": FLOPS, "seq_len": 50,
+    "dataset": "python_stdlib", "cuda": None,
+}  # fmt: skip
 
 
 def metrics_lines(first=1, last=30, step_s=0.1, window=1) -> list[dict]:
@@ -27,34 +50,59 @@ def metrics_lines(first=1, last=30, step_s=0.1, window=1) -> list[dict]:
 
 
 def write_lines(path: Path, lines: list[dict]) -> None:
+    """Write lines of JSON that no model describes."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, fp8_share=0.0, lines=None, warm_up=5.0,
-              **manifest) -> Path:  # fmt: skip
-    """A run directory of `TOKENS` tokens a step, with what every run directory holds."""
-    path.mkdir(parents=True)
-    facts = {"layout_version": 1, "status": "completed", "error": None, "recipe": recipe, "seed": seed, "steps": steps,
-             "overlays": [], "hardware": {"name": "GPU", "type": "cuda"}, "peak_flops": PEAK, "world_size": 1,
-             "flops_per_token": FLOPS, "float8": recipe.split("_")[0] if "_fp8_" in recipe else None}  # fmt: skip
-    (path / "manifest.json").write_text(json.dumps(facts | manifest))
-    (path / "recipe.yaml").write_text(
-        "training:\n  seq_len: 50\n  dataset: python_stdlib\nvalidation:\n  seq_len: 1\n"
-    )
-    phases = {"import": warm_up - 1.0, "first_step": 1.0}
-    timing = {"warm_up_s": warm_up, "phases": phases, "compile_cache": "cold"}
-    (path / "timing.json").write_text(json.dumps(timing))
-    fp8 = {
-        "fp8_share_of_matmul_flops": fp8_share,
-        "fp8_flops": fp8_share * FLOPS * TOKENS,
-        "emulated": False,
+def write_metrics(path: Path, lines: list[dict]) -> None:
+    """Write lines such as those of `metrics_lines` as a metrics.jsonl."""
+    path.write_bytes(b"")
+    for line in lines:
+        append(path, Window.model_validate(line))
+
+
+def proof(fp8_share=0.0, parameters=None, **changed) -> Proof:
+    """A proof by which `fp8_share` of the FLOPs ran in FP8."""
+    flops = int(fp8_share * FLOPS * TOKENS)
+    owned = {"trainable": 10, "in_optimizer": 10, "elements_in_optimizer": 10, "orphans": [],
+             "frozen": [], "moved_in_first_step": 10, "still_in_first_step": [],
+             "dtype_cannot_hold_first_update": []}  # fmt: skip
+    facts = {"recipe_name": None, "emulated": False, "converted_modules": {}, "profiled_step": 3,
+             "gemm_flops": {}, "fp8_flops": flops, "fp8_flops_expected": flops,
+             "fp8_share_of_matmul_flops": fp8_share, "phases": {}, "attention": "flash",
+             "parameters": owned | (parameters or {})}  # fmt: skip
+    return Proof.model_validate(facts | changed)
+
+
+def phases(in_fp8: dict[int, bool]) -> dict[str, dict]:
+    """A proof's phases, by first step whether each is in FP8."""
+    return {
+        str(first): {"in_fp8": on, "profiled_step": first, "gemm_flops": {}}
+        for first, on in in_fp8.items()
     }
-    (path / "proof.json").write_text(json.dumps(fp8))
-    write_lines(
-        path / "metrics.jsonl", metrics_lines(last=steps, step_s=step_s) if lines is None else lines
-    )
-    (path / "summary.json").write_text('{"recipe": "baseline"}\n')
-    (path / "log.txt").write_text("step 1\n")
+
+
+def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, fp8_share=0.0, lines=None,
+              warm_up=5.0, proves=None, **manifest) -> Path:  # fmt: skip
+    """Write a run directory of `TOKENS` tokens a step.
+
+    Args:
+        proves: what is different in its proof.
+        manifest: what is different in its manifest; of sections only these values.
+    """
+    path.mkdir(parents=True)
+    for section in ("hardware", "packages", "git"):
+        manifest[section] = MANIFEST_FACTS[section] | manifest.get(section, {})
+    float8 = recipe.split("_")[0] if "_fp8_" in recipe else None
+    facts = MANIFEST_FACTS | {"recipe": recipe, "seed": seed, "steps": steps, "float8": float8}
+    facts |= manifest
+    write(path / MANIFEST, Manifest.model_validate_json(json.dumps(facts)))
+    (path / RECIPE).write_text("training:\n  seq_len: 50\n  dataset: python_stdlib\n")
+    in_phases = {"import": warm_up - 1.0, "first_step": 1.0}
+    write(path / TIMING, Timing(warm_up_s=warm_up, phases=in_phases, compile_cache="cold"))
+    write(path / PROOF, proof(fp8_share, **(proves or {})))
+    lines = metrics_lines(last=steps, step_s=step_s) if lines is None else lines
+    write_metrics(path / METRICS, lines)
     (path / "tb").mkdir()
     (path / "tb" / "events.out.tfevents.1.host.1.0").write_bytes(b"events")
     return path
@@ -150,13 +198,14 @@ def change(folder, runs, seeds=(0, 1, 2), name="manifest.json", **values) -> Non
 
 
 def change_lines(folder, recipe, changed, seeds=(0, 1, 2)) -> None:
-    """The lines of each metrics.jsonl of a recipe, by a function of line and seed: what changes,
-    None for no line."""
+    """Change the lines of each metrics.jsonl of a recipe by a function of line and seed, which
+    gives what is different, None for no line."""
     for seed in seeds:
-        file = folder / f"{recipe}{seed}" / "metrics.jsonl"
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        write_lines(
-            file, [line | new for line in lines if (new := changed(line, seed)) is not None]
+        file = folder / f"{recipe}{seed}" / METRICS
+        lines = [window.model_dump() for window in read_windows(file)]
+        news = [changed(line, seed) for line in lines]
+        write_metrics(
+            file, [line | new for line, new in zip(lines, news, strict=True) if new is not None]
         )
 
 

@@ -9,14 +9,12 @@ logged one counts the input embedding as if it were multiplied.
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NotRequired
 
 import numpy as np
-from pydantic import TypeAdapter
-from typing_extensions import TypedDict
+import pandas as pd
+from pydantic import BaseModel, PositiveFloat, PositiveInt, ValidationError
 
-from analysis.record import Facts, LayoutError, Run
-from analysis.windows import Positive, Step, Value, Windows, of_log, read_lines
+from analysis.runs import LayoutError, Run, even_windows
 from models.flops import flops_per_token, parameters
 from models.gpus import GPUS
 
@@ -38,77 +36,82 @@ TOKENS_PER_S = {
 }
 
 
-class _Line(TypedDict):
-    step: Step
-    loss: Value
-    tokens_per_second: Positive
-    time_delta: Positive
-    training_tokens_percentage: NotRequired[Value]
-    mfu: NotRequired[Value]
-    learning_rate: NotRequired[Value]
-
-
-LINE = TypeAdapter(list[_Line])
+class Line(BaseModel):
+    step: PositiveInt
+    loss: float | None
+    tokens_per_second: PositiveFloat
+    time_delta: PositiveFloat
+    training_tokens_percentage: float | None = None
+    mfu: float | None = None
+    learning_rate: float | None = None
 
 
 def read_published(path: Path) -> Run:
-    """One published log. `warm_up_s` and `wall_s` begin with the training loop.
+    """Read one published log. `warm_up_s` and `wall_s` begin with the training loop.
 
     Raises:
-        LayoutError: the file holds no line of one.
+        LayoutError: a line is none of such a log.
     """
-    problems: list[str] = []
-    lines = {line["step"]: line for line in reversed(read_lines(path, LINE, problems))}
+    try:
+        lines = [Line.model_validate_json(line) for line in path.read_bytes().splitlines()]
+    except ValidationError as error:
+        raise _no_log(path, error.errors()[0]["msg"]) from error
     if not lines:
-        needed = "step, loss, tokens_per_second, time_delta"
-        raise LayoutError(
-            f"{problems[0]}; it is no log of the published project, whose lines have {needed}"
-        )
-    windows = _windows([lines[step] for step in sorted(lines)])
+        raise _no_log(path, "is empty")
+    windows = _windows(pd.DataFrame(map(vars, lines)).drop_duplicates("step").sort_values("step"))
     recipe = recipe_name(path)
+    facts = {
+        "recipe": recipe,
+        "status": "completed",
+        "device": "NVIDIA GH200",
+        "device_type": "cuda",
+        "world_size": 1,
+        "wall_s": windows["elapsed_s"].iloc[-1],
+        "peak_bf16": PEAK.bf16,
+        "peak_fp8": PEAK.fp8,
+        "peak_source": PEAK.source,
+        "flops_per_token": flops_per_token(MODEL, SEQ_LEN),
+        "parameters": parameters(MODEL),
+        "flavor": "8B-published",
+        "seq_len": SEQ_LEN,
+    }
     kind = re.fullmatch("(?:baseline|(rowwise|tensorwise)_fp8)(_compiled)?", recipe)
-    facts = Facts(
-        recipe=recipe,
-        status="completed",
-        device="NVIDIA GH200",
-        device_type="cuda",
-        world_size=1,
-        warm_up_s=float(windows["elapsed_s"][0]) if windows["step"][0] == 1 else None,
-        wall_s=float(windows["elapsed_s"][-1]),
-        peak_bf16=PEAK.bf16,
-        peak_fp8=PEAK.fp8,
-        peak_source=PEAK.source,
-        flops_per_token=flops_per_token(MODEL, SEQ_LEN),
-        parameters=parameters(MODEL),
-        flavor="8B-published",
-        float8=kind and kind[1],
-        compiled=kind and kind[2] is not None,
-        seq_len=SEQ_LEN,
+    if kind:
+        facts |= {"float8": kind[1], "compiled": kind[2] is not None}
+    if windows["step"][0] == 1:
+        facts["warm_up_s"] = windows["elapsed_s"][0]
+    return Run(path, "published log", facts, windows, study=path.resolve().parent)
+
+
+def _no_log(path: Path, reason: str) -> LayoutError:
+    return LayoutError(
+        f"{path}: {reason}; it is no log of the published project, whose lines have step, loss, "
+        "tokens_per_second, time_delta"
     )
-    return Run(path, "published log", facts, windows, problems, study=path.resolve().parent)
 
 
-def _windows(lines: list[_Line]) -> Windows:
-    """The windows of a log's lines, which are in the order of their steps."""
-
-    def column(name: str) -> np.ndarray:
-        return np.array([line.get(name) for line in lines], dtype=float)
-
+def _windows(log: pd.DataFrame) -> pd.DataFrame:
+    """Make `Run.windows` of a log's lines, which are in the order of their steps."""
     step, rate, seconds = (
-        column("step").astype(int),
-        column("tokens_per_second"),
-        column("time_delta"),
+        log[name].to_numpy() for name in ("step", "tokens_per_second", "time_delta")
     )
     since = np.diff(step, prepend=0)
     # Steps since the line before, from the tokens done: right also where that line is missing.
     tokens = rate * seconds
     count = np.clip(np.rint(tokens / np.median(tokens / since)), 1, since).astype(int)
     flops = flops_per_token(MODEL, SEQ_LEN)
-    return of_log(
-        step, count, seconds, loss=column("loss"), lr=column("learning_rate"), tokens_per_s=rate,
-        valid_tokens_per_s=rate * column("training_tokens_percentage") / 100, mfu_bf16_peak=rate * flops / PEAK.bf16,
-        mfu_fp8_peak=rate * flops / PEAK.fp8, mfu_logged=column("mfu") / 100,
-    )  # fmt: skip
+    return even_windows(
+        step,
+        count,
+        seconds,
+        loss=log["loss"].to_numpy(float),
+        lr=log["learning_rate"].to_numpy(float),
+        tokens_per_s=rate,
+        valid_tokens_per_s=rate * log["training_tokens_percentage"].to_numpy(float) / 100,
+        mfu_bf16_peak=rate * flops / PEAK.bf16,
+        mfu_fp8_peak=rate * flops / PEAK.fp8,
+        mfu_logged=log["mfu"].to_numpy(float) / 100,
+    )
 
 
 def recipe_name(path: Path) -> str:

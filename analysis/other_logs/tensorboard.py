@@ -5,16 +5,14 @@ FOLDER/tb/TIME/rank_K. Each process writes a file of events of its own, so a tra
 resumed has several.
 """
 
-import math
 import re
-from dataclasses import replace
-from itertools import pairwise
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
-from analysis.record import Facts, LayoutError, Run, known, printable
-from analysis.windows import join, of_log, take
+from analysis.runs import LayoutError, Run, even_windows
 
 EVENTS = "events.out.tfevents.*"
 _LOSS, _RATE, _SECONDS = (
@@ -22,6 +20,8 @@ _LOSS, _RATE, _SECONDS = (
     "throughput(tps)",
     "time_metrics/end_to_end(s)",
 )
+_TAGS = [_LOSS, _RATE, _SECONDS, "time_metrics/data_loading(%)", "memory/max_reserved(GiB)",
+         "mfu(%)", "n_tokens_seen", "grad_norm", "lr"]  # fmt: skip
 _NAMED_BY_TORCHTITAN = re.compile(r"tb|tensorboard|\d{8}-\d{4}|rank_\d+|replica_\d+")
 
 
@@ -32,7 +32,7 @@ def named_folder(folder: Path) -> Path:
 
 
 def read_tensorboard(folders: list[Path]) -> list[Run]:
-    """The trainings in the event folders of one folder; a process that logs step 1 begins one,
+    """Read the trainings in the event folders of one folder. A process that logs step 1 begins one,
     others go on with it.
 
     The recipe is the name of that folder. `warm_up_s` and `wall_s` begin where the logs do, when
@@ -42,21 +42,26 @@ def read_tensorboard(folders: list[Path]) -> list[Run]:
     Raises:
         LayoutError: they hold no loss of torchtitan's.
     """
-    files = [file for folder in _first_ranks(folders) for file in folder.glob(EVENTS)]
-    files.sort(
-        key=lambda file: (file.parent, _number(file.name))
-    )  # by minute, and within it by second
-    trainings: list[list[Run]] = []
+    files = list(chain.from_iterable(folder.glob(EVENTS) for folder in _first_ranks(folders)))
+    files.sort(key=lambda file: (file.parent, _number(file.name)))  # by minute, then by second
+    trainings: list[Run] = []
     for process in filter(None, map(_read, files)):
         if process.windows["step"][0] == 1 or not trainings:
-            trainings.append([])
-        trainings[-1].append(process)
+            trainings.append(process)
+        else:
+            _go_on(trainings[-1], process)
     if not trainings:
         where = ", ".join(map(str, folders))
         raise LayoutError(
             f"{where}: its TensorBoard events hold no {_LOSS}, so they are not torchtitan's"
         )
-    return [_joined(processes) for processes in trainings]
+    for run in trainings:
+        run.facts["wall_s"] = run.windows["elapsed_s"].iloc[-1]
+        run.doubt(
+            "TensorBoard does not say how a run ended, it is taken as completed at step "
+            f"{run.steps}"
+        )
+    return trainings
 
 
 def _first_ranks(folders: list[Path]) -> list[Path]:
@@ -69,63 +74,55 @@ def _first_ranks(folders: list[Path]) -> list[Path]:
 
 def _number(name: str) -> int:
     """The first number in a name, 0 without one."""
-    return int(match[0]) if (match := re.search(r"\d+", name)) else 0
+    match = re.search(r"\d+", name)
+    return int(match[0]) if match else 0
 
 
 def _read(file: Path) -> Run | None:
     """What one process logged; None if there is no loss in its file of events, as of a process that
     soon died."""
-    from tensorboard.backend.event_processing.event_accumulator import (
-        EventAccumulator,
-    )  # takes half a second
+    from tensorboard.backend.event_processing import event_accumulator  # takes half a second
 
-    log = EventAccumulator(str(file), size_guidance={"scalars": 0}).Reload()
-    values = {
-        tag: {e.step: e.value for e in log.Scalars(tag) if e.step > 0}
-        for tag in log.Tags()["scalars"]
-    }
-    if not values.get(_LOSS):
+    log = event_accumulator.EventAccumulator(str(file), size_guidance={"scalars": 0}).Reload()
+    tags = {}
+    for tag in log.Tags()["scalars"]:
+        tags[tag] = pd.Series({event.step: event.value for event in log.Scalars(tag)}, dtype=float)
+    logged = tags.get(_LOSS, pd.Series()).drop(0, errors="ignore").index.sort_values()
+    if logged.empty:
         return None
-    step = np.array(sorted(values[_LOSS]))
-
-    def column(tag: str) -> np.ndarray:
-        return np.array([values.get(tag, {}).get(s, math.nan) for s in step.tolist()])
-
+    scalars = pd.DataFrame(tags).reindex(index=logged, columns=_TAGS)
+    step = logged.to_numpy()
     # torchtitan logs step 1 and every log_freq-th, and divides a window's time by log_freq, also
-    # that of step 1.
+    # the time of step 1.
     log_freq = int(np.gcd.reduce(step[step > 1])) or 1
-    count = np.diff(step, prepend=max(0, step[0] - log_freq))
-    seconds, rate, tokens = column(_SECONDS) * log_freq, column(_RATE), column("n_tokens_seen")
-    ratio = np.diff(tokens) / (rate * seconds)[1:]  # tokens of all devices over those of one
-    devices = round(float(np.nanmedian(ratio))) if np.isfinite(ratio).any() else None
-    waits = column("time_metrics/data_loading(%)") / 100 * seconds / count
-    windows = of_log(
-        step, count, seconds, loss=column(_LOSS), lr=column("lr"), grad_norm=column("grad_norm"),
-        tokens_per_s=rate * (devices or 1), data_wait_s=[(w,) * n for w, n in zip(waits, count, strict=True)],
-        peak_memory_bytes=column("memory/max_reserved(GiB)") * 2**30, mfu_logged=column("mfu(%)") / 100,
-    )  # fmt: skip
-    folder, elapsed = named_folder(file.parent), windows["elapsed_s"]
-    facts = Facts(
-        recipe=printable(folder.name),
-        status="completed",
-        world_size=devices,
-        warm_up_s=known(elapsed[0]) if step[0] == 1 else None,
+    seconds = scalars[_SECONDS] * log_freq
+    ratio = (scalars["n_tokens_seen"].diff() / (scalars[_RATE] * seconds)).median()
+    devices = 1
+    facts = {"recipe": named_folder(file.parent).name, "status": "completed"}
+    if ratio > 0:  # tokens of all devices over the tokens of one
+        facts["world_size"] = devices = round(ratio)
+    if step[0] == 1:
+        facts["warm_up_s"] = seconds.iloc[0]
+    windows = even_windows(
+        step,
+        np.diff(step, prepend=max(0, step[0] - log_freq)),
+        seconds.to_numpy(),
+        (scalars["time_metrics/data_loading(%)"] / 100).to_numpy(),
+        loss=scalars[_LOSS].to_numpy(),
+        lr=scalars["lr"].to_numpy(),
+        grad_norm=scalars["grad_norm"].to_numpy(),
+        tokens_per_s=(scalars[_RATE] * devices).to_numpy(),
+        peak_memory_bytes=(scalars["memory/max_reserved(GiB)"] * 2**30).to_numpy(),
+        mfu_logged=(scalars["mfu(%)"] / 100).to_numpy(),
     )
-    return Run(file.parent, "tensorboard", facts, windows, study=folder.parent)
+    return Run(file.parent, "tensorboard", facts, windows, study=named_folder(file.parent).parent)
 
 
-def _joined(processes: list[Run]) -> Run:
-    """One training: each process goes on with the steps of those before it, which it may repeat."""
-    windows, passed = processes[0].windows, 0.0
-    for before, process in pairwise(processes):
-        passed += before.windows["elapsed_s"][-1]
-        resumed = process.windows | {"elapsed_s": process.windows["elapsed_s"] + passed}
-        windows = join([take(windows, windows["step"] < process.windows["step"][0]), resumed])
-    path = (
-        processes[0].path
-        if len({run.path for run in processes}) == 1
-        else named_folder(processes[0].path)
-    )
-    problem = f"{path}: TensorBoard does not say how a run ended, it is taken as completed at step {windows['step'][-1]}"
-    run = replace(processes[0], path=path, windows=windows, problems=[problem])
-    return run.changed(wall_s=known(windows["elapsed_s"][-1]))
+def _go_on(run: Run, process: Run) -> None:
+    """Add the log of a process that goes on with a training, and may repeat steps of its end."""
+    before, resumed = run.windows, process.windows
+    resumed["elapsed_s"] += before["elapsed_s"].iloc[-1]
+    kept = before[before["step"] < resumed["step"][0]]
+    run.windows = pd.concat([kept, resumed], ignore_index=True)
+    if process.path != run.path:
+        run.path = named_folder(run.path)

@@ -6,10 +6,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.comparison import in_order
+from analysis.load import final_from
 from analysis.losses import LEVEL
 from analysis.plots.series import curves, draw_curves, draw_line, finish
 from analysis.plots.style import GREY, SMALL, NoData, name, note, plot
-from analysis.record import final_from
 
 
 @plot

@@ -206,9 +206,16 @@ def test_compilation_is_not_credited_to_fp8(tmp_path):
 # What may be compared
 
 
-GPU = {"name": "GPU", "type": "cuda", "driver": "570.1", "power_limit_w": 350.0}
+GPU = {
+    "name": "GPU",
+    "type": "cuda",
+    "driver": "570.1",
+    "power_limit_w": 350.0,
+    "memory_bytes": 1,
+    "threads": 1,
+}
 BUILD = {"torch": "2.13.0", "torchao": "0.18.0"}
-SAME = {"hardware": GPU, "packages": BUILD, "git": {"commit": "0a", "diff": None}}
+SAME = {"hardware": GPU, "packages": BUILD, "git": {"commit": "0a", "changes": None}}
 DOUBLE = [line | {"tokens_per_s": 2 * line["tokens_per_s"]} for line in metrics_lines()]
 OTHER_RATE = [line | {"lr": 1e-2} for line in metrics_lines()]
 OTHER_POWER = (
@@ -238,7 +245,7 @@ OTHER_POWER = (
         ({"lines": DOUBLE}, True, "differ in tokens_per_step (100.0, 200.0)"),
         ({"lines": OTHER_RATE}, True, "differ in their learning rate (at step 1: 0.001, 0.01)"),
         (
-            {"git": {"commit": "0b", "diff": None}},
+            {"git": {"commit": "0b", "changes": None}},
             False,
             "The runs differ in commit: 0a (baseline seed 0); 0b",
         ),
@@ -267,14 +274,12 @@ def test_a_seed_of_two_studies_is_refused(tmp_path, capsys):
 
 
 def test_names_are_shown_as_names(tmp_path, capsys):
-    """A line break in a recipe's name must not look like a line of the answer, nor markup like
-    markup."""
+    """What looks like markup is none."""
     write_study(tmp_path)
-    change(tmp_path, FP8, recipe="x\nYes: it is proven <b>[red]")
+    change(tmp_path, FP8, recipe="x <b>[red]")
     assert main([str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
     printed, page = capsys.readouterr().out, (tmp_path / "page.html").read_text()
-    assert r"x\nYes: it is proven <b>[red]" in printed and "\nYes: it" not in printed + page
-    assert r"x\nYes: it is proven &lt;b&gt;[red]" in page
+    assert "x <b>[red]" in printed and "x &lt;b&gt;[red]" in page
 
 
 def test_logs_without_a_common_step_get_a_sentence(tmp_path, capsys):

@@ -5,7 +5,7 @@ import yaml
 
 from analysis import decoupling, plots
 from analysis.comparison import compare
-from tests.make_runs import change_json, metrics_lines, write_run
+from tests.make_runs import metrics_lines, write_run
 
 STATES = {"first_moment": "float8_e4m3fn", "second_moment": "float16", "master_weights": "float16"}
 
@@ -25,13 +25,11 @@ def study(tmp_path):
                 loss + shift * (shift < 1 or line["step"] > 10) for loss in line["losses"]
             ]
             line["loss"] = line["losses"][0]
-        path = write_run(tmp_path / recipe, recipe, lines=lines)
+        kept = {"bytes_per_parameter": {"weights": 2.0, "states": 5.5}}
+        path = write_run(tmp_path / recipe, recipe, lines=lines, proves={"parameters": kept})
         keys = yaml.safe_load((path / "recipe.yaml").read_text())
         keys["training"]["dtype"], keys["optimizer"] = "bfloat16", {"states": states}
         (path / "recipe.yaml").write_text(yaml.safe_dump(keys))
-        change_json(
-            path / "proof.json", parameters={"bytes_per_parameter": {"weights": 2.0, "states": 5.5}}
-        )
     return compare(tmp_path, baseline="float32_optimizer")
 
 

@@ -1,6 +1,5 @@
 """The ladder to FP8 all-gather: what is read from runs, and the prediction."""
 
-import json
 import math
 
 import pandas as pd
@@ -19,21 +18,13 @@ from tests.make_runs import write_run
 def runs(tmp_path):
     """Of three rungs, of two ranks; the last one's losses are others."""
     for rung, gathered in ((COMPILED, 40e6), (COMPUTE, 40e6), (COMBINED, 20e6)):
-        path = tmp_path / rung / "seed0"
-        write_run(
-            path, recipe=rung, float8=None if rung == COMPILED else "tensorwise", world_size=2
-        )
-        proof = json.loads((path / "proof.json").read_text())
-        sizes = {
-            "gathered_bytes": int(gathered),
-            "gathered_bytes_expected": int(gathered),
-            "reduced_bytes": 30_000_000,
-        }
-        proof["collectives"] = sizes | {
-            "all_reduces": 7,
-            "nccl": {"seconds": 0.5, "exposed_seconds": 0.125},
-        }
-        (path / "proof.json").write_text(json.dumps(proof))
+        sent = {"shards": 2, "replicas": 1, "table": [], "gathered_bytes": int(gathered),
+                "gathered_bytes_expected": int(gathered), "reduced_bytes": 30_000_000,
+                "reduced_bytes_expected": 30_000_000, "all_reduces": 7,
+                "nccl": {"seconds": 0.5, "exposed_seconds": 0.125}}  # fmt: skip
+        float8 = None if rung == COMPILED else "tensorwise"
+        write_run(tmp_path / rung / "seed0", rung, float8=float8, world_size=2,
+                  proves={"collectives": sent})  # fmt: skip
     return compare(tmp_path)
 
 

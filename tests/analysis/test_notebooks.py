@@ -67,7 +67,7 @@ def test_newest_results_prefer_a_gpu_and_are_of_one_study(tmp_path, monkeypatch)
     from tests.make_runs import write_run
 
     def kept(name, device, start):
-        facts = {"hardware": {"name": "x", "type": device}, "start": start}
+        facts = {"hardware": {"name": "x", "type": device}, "start": f"{start}T00:00:00Z"}
         write_run(tmp_path / "results" / name / "baseline" / "seed0", **facts)
         (tmp_path / "results" / name / "study.yaml").touch()
 

@@ -6,9 +6,9 @@ import pytest
 
 from analysis import answer, phases, plots
 from analysis.comparison import compare
-from analysis.load import load
 from analysis.plots.style import look
 from tests.make_runs import metrics_lines, write_run
+from tests.make_runs import phases as in_phases
 
 FP8, PART = "tensorwise_fp8_compiled", "bf16_then_fp8"
 # recipe, seconds a step, by the first of its 30 steps whether a phase is in FP8, what is added to
@@ -20,12 +20,6 @@ RUNS = [
 ]
 
 
-def prove(path, phases: dict[int, bool]) -> None:
-    proof = json.loads((path / "proof.json").read_text())
-    proof["phases"] = {first: {"in_fp8": in_fp8} for first, in_fp8 in phases.items()}
-    (path / "proof.json").write_text(json.dumps(proof))
-
-
 @pytest.fixture
 def study(tmp_path):
     """bf16 takes 0.4 s a step, FP8 0.2 s; the run of both 0.25 s, and 3 s of compiling. Seed k has
@@ -35,16 +29,12 @@ def study(tmp_path):
             lines = metrics_lines(step_s=step_s)
             for line in lines:
                 line["losses"] = [loss + seed + shift for loss in line["losses"]]
+            proves = {"phases": in_phases(precisions)}
             path = write_run(tmp_path / f"{recipe}{seed}", recipe, seed=seed, lines=lines, fp8_share=0.8,
-                             float8="tensorwise" if shift else None)  # fmt: skip
-            prove(path, precisions)
+                             float8="tensorwise" if shift else None, proves=proves)  # fmt: skip
             timing = json.loads((path / "timing.json").read_text())
             switches = {"7": {"in_fp8": True, "compile_s": 3.0}} if len(precisions) > 1 else {}
-            aside = (
-                path / "attempt1" if seed else path
-            )  # two of the runs were resumed after their switch
-            aside.mkdir(exist_ok=True)
-            (aside / "timing.json").write_text(json.dumps(timing | {"switches": switches}))
+            (path / "timing.json").write_text(json.dumps(timing | {"switches": switches}))
     return compare(tmp_path)
 
 
@@ -67,27 +57,6 @@ def test_the_sentence_on_speed_says_how_many_steps_are_in_fp8(study):
         FP8,
         f"{PART} (in FP8 in 80% of its steps)",
     ]
-
-
-@pytest.mark.parametrize(
-    ("recipe", "phases", "share"),
-    [(PART, {1: False, 28: True}, 0.1), ("fp8_then_bf16", {1: True}, 1)],
-)
-def test_a_run_that_was_stopped_is_in_fp8_as_far_as_it_came(tmp_path, recipe, phases, share):
-    """After 30 of 1,000 steps, by the budget of its study."""
-    stopped = {
-        "steps": 1000,
-        "status": "interrupted",
-        "study_budget_s": 60.0,
-        "float8": "tensorwise",
-    }
-    prove(
-        write_run(tmp_path / "run", recipe, lines=metrics_lines(), fp8_share=0.8, **stopped), phases
-    )
-    (row,) = load(tmp_path).runs.to_dict("records")
-    assert row["fp8_share_of_steps"] == pytest.approx(share) and row["fp8_share"] == pytest.approx(
-        0.8 * share
-    )
 
 
 def test_a_point_is_at_its_wall_time_and_loss(study):

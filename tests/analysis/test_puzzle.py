@@ -1,8 +1,6 @@
 """The one-GPU puzzle: who owns which weight, what may be asked for, and what the runs are taken to
 say."""
 
-import json
-
 import pytest
 
 from analysis import puzzle
@@ -106,13 +104,13 @@ def concluded(folder, higher=HIGHER, orphans=ORPHANS, recipes=ALL):
             line | {"losses": [loss + higher.get(name, 0) for loss in line["losses"]]}
             for line in metrics_lines()
         ]
-        run = write_run(folder / name / "seed0", name, lines=lines, parameters=100)
         lost, frozen = orphans.get(name, []), ["a", "b"] if name == puzzle.FROZEN else []
         owned = 10 - len(lost) - len(frozen)
         parameters = {"trainable": 10 - len(frozen), "in_optimizer": owned, "elements_in_optimizer": 10 * owned,
                       "orphans": lost, "frozen": frozen, "moved_in_first_step": owned,
                       "still_in_first_step": lost}  # fmt: skip
-        (run / "proof.json").write_text(json.dumps({"parameters": parameters}))
+        write_run(folder / name / "seed0", name, lines=lines, parameters=100,
+                  proves={"parameters": parameters})  # fmt: skip
     frames = load(folder)
     return puzzle.conclusion(frames.runs, steps(frames.windows))
 

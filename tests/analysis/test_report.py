@@ -10,25 +10,9 @@ from rich.console import Console
 from analysis.comparison import compare
 from analysis.page import page
 from analysis.report import main, tables
-from analysis.runs import summarize
 from analysis.table import by_recipe, cells, notes, rows_of, trained
 from tests import processes
 from tests.make_runs import metrics_lines, write_run, write_study
-
-
-def test_row_of_a_run(tmp_path):
-    row = summarize(write_run(tmp_path / "a", step_s=0.1, fp8_share=0.5))
-    assert row["tokens_per_s"] == pytest.approx(1000) and row[
-        "valid_tokens_per_s"
-    ] == pytest.approx(500)
-    assert row["final_loss"] == pytest.approx(10 - 2.9)  # mean of steps 28 to 30
-    assert row["mfu_bf16_peak"] == pytest.approx(1.0) and row["mfu_fp8_peak"] == pytest.approx(0.5)
-    assert row["mfu_mixed_peak"] == pytest.approx(0.75)  # half of the FLOPs at twice the peak
-    assert (row["warm_up_s"], row["peak_memory_bytes"]) == (5.0, 30 * 2**20)
-    assert row["wall_s"] == pytest.approx(4 + 10 + 2) and row[
-        "wall_s_without_warm_up"
-    ] == pytest.approx(11)
-    assert row["data_wait_share"] == pytest.approx(0.01)
 
 
 def test_a_recipes_line_has_the_means_of_its_completed_runs(tmp_path):
@@ -49,13 +33,12 @@ def test_what_was_trained_is_said(tmp_path):
         "name": "H200",
         "type": "cuda",
         "driver": "570.1",
-        "power_limit_w": "350.00",
+        "power_limit_w": 350.0,
         "sm_clock_max_mhz": 1980,
     }
-    path = write_run(tmp_path / "a", flavor="8B-published", parameters=8_050_000_000, start="2026-01-02T03:04:05+00:00",
-                     overlays=["h200"], hardware=machine, world_size=4, git={"commit": "0123456789abc", "diff": "+"},
+    write_run(tmp_path / "a", flavor="8B-published", parameters=8_050_000_000, start="2026-01-02T03:04:05Z",
+              dataset="c4", overlays=["h200"], hardware=machine, world_size=4, git={"commit": "0123456789abc", "changes": "1139c175"},
                      packages={"torch": "2.13.0", "torchao": "0.18.0", "torchtitan": "0.2.2"})  # fmt: skip
-    (path / "recipe.yaml").write_text("training:\n  dataset: c4\n  seq_len: 50\nvalidation: {}\n")
     comparison = compare(tmp_path)
     sentence = trained(rows_of(comparison))
     assert "tokens/s are of all 4 processes together" in page(comparison)
@@ -93,19 +76,6 @@ def test_what_is_wrong_with_a_run_is_named_on_table_and_page(tmp_path, capsys):
             "as where something else runs on the machine: baseline seed 2. Repeat such runs"
             in shown
         )
-
-
-def test_lines_out_of_order_or_twice_are_sorted_and_said(tmp_path, capsys):
-    whole, odd = metrics_lines(), metrics_lines()
-    write_run(tmp_path / "whole", lines=whole)
-    write_run(tmp_path / "odd", "baseline_compiled", lines=[*odd[::-1], odd[3]])
-    assert main([str(tmp_path)]) == 0
-    assert "its steps are out of order or repeated" in capsys.readouterr().out
-    rows = [summarize(tmp_path / name) for name in ("whole", "odd")]
-    assert (
-        rows[0]["final_loss"] == rows[1]["final_loss"]
-        and rows[0]["tokens_per_s"] == rows[1]["tokens_per_s"]
-    )
 
 
 def test_page_and_json(tmp_path, capsys):
@@ -153,9 +123,8 @@ def test_a_long_study_gives_a_small_page(tmp_path):
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_nothing_is_cut_off_in_a_narrow_terminal(tmp_path, width):
-    row = summarize(
-        write_run(tmp_path / "a", "rowwise_gw_hp_fp8_compiled", step_s=0.001, fp8_share=0.5)
-    )
+    write_run(tmp_path / "a", "rowwise_gw_hp_fp8_compiled", step_s=0.001, fp8_share=0.5)
+    (row,) = rows_of(compare(tmp_path))
     console = Console(width=width, record=True, file=open("/dev/null", "w"))
     for view in tables([row | {"wall_s": 12345.6}], width):
         console.print(view)
@@ -167,8 +136,7 @@ def test_nothing_is_cut_off_in_a_narrow_terminal(tmp_path, width):
 
 def test_runs_with_other_attention_kernels_are_named(tmp_path):
     for recipe, attention in ("baseline", "flash"), ("baseline_compiled", "cudnn"):
-        proof = write_run(tmp_path / recipe, recipe) / "proof.json"
-        proof.write_text(json.dumps(json.loads(proof.read_text()) | {"attention": attention}))
+        write_run(tmp_path / recipe, recipe, proves={"attention": attention})
     (note,) = [line for line in notes(rows_of(compare([tmp_path]))) if "attention" in line]
     assert "flash (baseline seed 0); cudnn (baseline_compiled seed 0)" in note
     assert not any("attention" in line for line in notes(rows_of(compare([tmp_path / "baseline"]))))

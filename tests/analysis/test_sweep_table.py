@@ -153,7 +153,8 @@ def test_cells_of_other_devices_are_named(folder):
     for path in manifest.parents[2].glob("*/*/manifest.json"):
         path.write_text(
             json.dumps(
-                json.loads(path.read_text()) | {"hardware": {"name": "other", "type": "cuda"}}
+                json.loads(path.read_text())
+                | {"hardware": {"name": "other", "type": "cuda", "memory_bytes": 1, "threads": 1}}
             )
         )
     assert any("differ in device (GPU, other)" in note for note in sweep.read(folder).notes)
