@@ -3,12 +3,12 @@
 The two codes of commands that were interrupted are in experiments/jobs/signals.py.
 """
 
-import errno
 import io
 import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 from rich.console import Console
@@ -20,33 +20,19 @@ COMPLETED, FAILED, BAD_INPUT, DIVERGED = 0, 1, 2, 3
 
 
 def complain(error: Exception | str) -> int:
-    """Print what is wrong with the input; the exit code."""
-    Console(stderr=True, soft_wrap=True, highlight=False).print(
-        f"[red]error:[/] {escape(str(error))}"
-    )
+    """Print what is wrong with the input; returns the exit code."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(f"[red]error:[/] {escape(str(error))}")
     return BAD_INPUT
 
 
 class _Output(io.FileIO):
-    """A file whose failures raise nothing: `error` keeps the last one."""
-
-    error: OSError | None = None
+    """A file whose failures raise nothing: a closed pipe ends no training."""
 
     def write(self, data) -> int:
-        try:
+        with suppress(OSError):
             return super().write(data)
-        except OSError as error:
-            self.error = error
-            return len(data)
-
-
-def _without_failures(stream) -> io.TextIOWrapper:
-    descriptor = (
-        stream.fileno() if stream else os.open(os.devnull, os.O_WRONLY)
-    )  # None: the shell closed it (`>&-`)
-    output = io.BufferedWriter(_Output(descriptor, "w", closefd=False))
-    encoding, errors = stream and stream.encoding, "backslashreplace"  # a locale may lack a letter
-    return io.TextIOWrapper(output, encoding, errors, line_buffering=True)
+        return len(data)
 
 
 def leave(command: Callable[[], int]) -> NoReturn:
@@ -55,10 +41,14 @@ def leave(command: Callable[[], int]) -> NoReturn:
 
     The clean-up can wait for 300 s for inductor's pool of compile workers (pytorch issue 162199),
     and with several ranks gloo sometimes aborts in it. The pool ends by itself once its pipe is
-    closed. Output that cannot be written (a closed pipe, a full disk) changes nothing about the
-    work and its exit code.
+    closed.
     """
-    sys.stdout, sys.stderr = map(_without_failures, (sys.stdout, sys.stderr))
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        output = io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False))
+        # "backslashreplace": a locale may lack a letter
+        text = io.TextIOWrapper(output, stream.encoding, "backslashreplace", line_buffering=True)
+        setattr(sys, name, text)
     try:
         code = command()
     except InputError as error:
@@ -70,8 +60,5 @@ def leave(command: Callable[[], int]) -> NoReturn:
         code = FAILED
     logging.shutdown()
     sys.stdout.flush()
-    error = sys.stdout.buffer.raw.error
-    if error and error.errno != errno.EPIPE:
-        print(f"standard output could not be written: {error.strerror}", file=sys.stderr)
     sys.stderr.flush()
     os._exit(code)

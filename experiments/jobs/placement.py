@@ -1,20 +1,34 @@
-"""The GPUs that a study may use, and processes that keep to one of them, its cores and its
-memory."""
+"""The GPUs that runs may use, and the processes of a run, near their GPUs' cores and memory."""
 
+import math
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
+from experiments.jobs.exit_codes import FAILED
 from experiments.jobs.ranks import variables
 from experiments.jobs.signals import STUDY_PID
 from models.errors import InputError
 
+GRACE_S = 30  # from one rank's end to the killing of the others: rank 0 writes how the run ended
+
+
+# ---- GPUs ----
+
 
 def gpus() -> list[str | None]:
-    """Indices or UUIDs as CUDA_VISIBLE_DEVICES has them (a cluster sets it), or all; [None] where
-    there is none."""
+    """List the GPUs that a cluster gave (CUDA_VISIBLE_DEVICES: indices or UUIDs), or all of them.
+
+    [None] where there is none.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name.strip() for name in visible.split(",") if name.strip()] or [None]
@@ -24,8 +38,8 @@ def gpus() -> list[str | None]:
 
 
 def gpus_for(processes: int) -> int:
-    """How many of `gpus` a run of some processes takes: one each; without GPUs the machine is one,
-    for all.
+    """Count the `gpus` that a run of some processes takes: one each; without GPUs the machine is
+    one, for all.
 
     Raises `InputError` if there are not so many.
     """
@@ -34,70 +48,180 @@ def gpus_for(processes: int) -> int:
         return 1
     if processes > len(there):
         raise InputError(
-            f"a run of {processes} processes needs {processes} GPUs, and {len(there)} are here: lower `processes`, or "
-            "start it where there are as many"
+            f"a run of {processes} processes needs {processes} GPUs, and {len(there)} are here: "
+            "lower `processes`, or start it where there are as many"
         )
     return processes
 
 
-def start(
-    arguments: list[str], gpu: str | None, place: int, environment: dict | None = None, **streams
-) -> subprocess.Popen:
-    """Start `python -m` on a GPU, near its cores; the process ends with this one.
-
-    It has a session of its own: the terminal's Ctrl-C reaches only this process, which passes it
-    on. `gpu` and `place` are as for `binding`; `environment` is added to this process's, whose
-    variables of ranks are not passed on.
-    """
-    own = (
-        variables(0, 1)
-        | {STUDY_PID: str(os.getpid())}
-        | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
-    )
-    command = [*binding(gpu, place), sys.executable, "-m", *arguments]
-    return subprocess.Popen(
-        command, env=os.environ | own | (environment or {}), start_new_session=True, **streams
-    )
-
-
 def binding(gpu: str | None, place: int, sysfs: Path = Path("/sys")) -> list[str]:
-    """The `numactl` command that keeps a process and its memory near a GPU; empty where there is no
-    choice.
+    """Return the `numactl` command that keeps a process and its memory near a GPU.
 
-    `place` is the GPU's among those of `gpus`: the memory node of this number, where the kernel
-    names none.
+    `place` is the GPU's among `gpus`: the memory node of this number, where the kernel names none.
+    Empty where there is no choice.
     """
-    # A Grace Hopper lists each GPU's own memory as a node without cores, which a host's memory must
-    # stay out of
-    folders = [
-        p.parent
-        for p in sysfs.glob("devices/system/node/node[0-9]*/cpulist")
-        if p.read_text().strip()
-    ]
-    nodes = sorted(int(folder.name.removeprefix("node")) for folder in folders)
-    if gpu is None or len(nodes) < 2 or not shutil.which("numactl"):
+    if gpu is None or not shutil.which("numactl"):
+        return []
+    # A Grace Hopper lists each GPU's own memory as a node without cores: no place for a process
+    lists = sysfs.glob("devices/system/node/node[0-9]*/cpulist")
+    nodes = sorted(int(cores.parent.name[4:]) for cores in lists if cores.read_text().strip())
+    if len(nodes) < 2:
         return []
     node = _nearest(gpu, sysfs)
     if node not in nodes:
         node = nodes[place % len(nodes)]
     command = ["numactl", f"--cpunodebind={node}", f"--membind={node}"]
-    # A container may own some of the nodes only, or forbid any choice of memory: then nothing
-    # starts with it
+    # A container may own only some nodes, or forbid any choice: then nothing starts with numactl
     permitted = subprocess.run([*command, "true"], capture_output=True).returncode == 0
     return command if permitted else []
 
 
 def _nearest(gpu: str, sysfs: Path) -> int | None:
-    """The memory node that the kernel gives for a GPU's slot; None or -1 if it gives none."""
+    """Read the memory node of a GPU's slot; None or -1 if the kernel gives none."""
     query = ["nvidia-smi", f"--id={gpu}", "--query-gpu=pci.bus_id", "--format=csv,noheader"]
     try:
-        slot = (
-            subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
-            .stdout.strip()
-            .lower()
-        )
-        return int(
-            (sysfs / "bus/pci/devices" / slot[-12:] / "numa_node").read_text()
-        )  # domain of 4 digits, not 8
+        slot = subprocess.check_output(query, text=True, timeout=20).strip().lower()
+        # the kernel writes a domain of 4 digits, nvidia-smi one of 8
+        return int((sysfs / "bus/pci/devices" / slot[-12:] / "numa_node").read_text())
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
+
+
+# ---- processes ----
+
+
+class Ranks:
+    """The processes of a run, one a rank: started together, told of one another, ended together.
+
+    Attributes, once all have ended:
+        returncode: of the first rank that failed; negative for a signal's number.
+        first: the number of that rank, or 0 if all failed alike.
+    """
+
+    def __init__(
+        self,
+        arguments: list[str],
+        log: Path,
+        gpus: list[tuple[int, str | None]],
+        processes: int = 1,
+        environment: dict[str, str] | None = None,
+    ):
+        """Start `python -m ARGUMENTS` once a rank. Raises OSError.
+
+        Rank 0's stderr is added to `log`; its stdout, which repeats the log, is dropped. What
+        another rank prints is kept for `last_words`. `gpus` are (place, GPU) as for `binding`.
+        """
+        self.log, self.gpus, self.processes = log, gpus, processes
+        self.first, self.returncode = 0, None
+        self.children: list[subprocess.Popen] = []
+        self._outputs = {0: open(log, "a", encoding="utf-8")}  # noqa: SIM115  # for as long as the processes
+        self._ended: list[int] = []  # ranks, in the order of their ends
+        self._kill_at = math.inf
+        self._meeting = reserved_port()
+        try:
+            for rank in range(processes):
+                self._start(rank, arguments, environment or {})
+        except OSError:
+            self._kill()
+            raise
+
+    def _start(self, rank: int, arguments: list[str], environment: dict[str, str]) -> None:
+        """Start a process in a session of its own: a terminal's Ctrl-C reaches only this process,
+        which passes it on. It ends with this one."""
+        place, gpu = self.gpus[rank % len(self.gpus)]
+        own = variables(rank, self.processes, self._meeting.getsockname()[1])
+        own |= {STUDY_PID: str(os.getpid())} | self._shares() | environment
+        stdout = subprocess.DEVNULL
+        if rank:
+            stdout = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+            self._outputs[rank] = stdout
+        child = subprocess.Popen(
+            [*binding(gpu, place), sys.executable, "-m", *arguments],
+            env=os.environ | own,
+            stdout=stdout,
+            stderr=self._outputs[rank],
+            start_new_session=True,
+        )
+        self.children.append(child)
+        threading.Thread(target=self._await, args=[rank], daemon=True).start()
+
+    def _shares(self) -> dict[str, str]:
+        """Return what all ranks are told: they see all GPUs of the run, between which NCCL copies,
+        and each takes its share of the cores."""
+        told = {}
+        names = [gpu for _, gpu in self.gpus if gpu]
+        if names:
+            told["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+        if self.processes > 1 and "OMP_NUM_THREADS" not in os.environ:
+            sharing = max(self.processes, len(gpus()))
+            told["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)) // sharing or 1)
+        return told
+
+    def _await(self, rank: int) -> None:
+        self.children[rank].wait()
+        self._ended.append(rank)
+
+    def poll(self) -> int | None:
+        """Return the exit code once all have ended. Kill those that outlive one, or a Ctrl-C, for
+        `GRACE_S`."""
+        if len(self._ended) == len(self.children):
+            failed = [rank for rank in self._ended if self.children[rank].returncode]
+            self.first = failed[0] if failed else 0
+            self.returncode = self.children[self.first].returncode
+            if self.returncode > FAILED and self.returncode == self.children[0].returncode:
+                self.first = 0  # all have agreed
+            self._meeting.close()
+        elif self._ended:
+            self.kill_after(GRACE_S)
+        if time.monotonic() > self._kill_at:
+            self._kill()
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Pass a request on to all ranks."""
+        for child in self.children:
+            child.send_signal(number)
+        if number == signal.SIGINT:  # a second Ctrl-C: a rank that waits for another is deaf to it
+            self.kill_after(GRACE_S)
+
+    def kill_after(self, seconds: float) -> None:
+        """Have `poll` kill what still runs then, unless that was asked for already."""
+        self._kill_at = min(self._kill_at, time.monotonic() + seconds)
+
+    def end(self, grace_s: float) -> None:
+        """Ask all to end, and wait for them; kill them after `grace_s` seconds."""
+        self.send_signal(signal.SIGTERM)
+        self.kill_after(grace_s)
+        while self.poll() is None:
+            time.sleep(0.1)
+
+    def _kill(self) -> None:
+        for child in self.children:
+            if child.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)  # its compile workers too
+
+    def last_words(self) -> str:
+        """Return the last line of the rank that failed first; if that is not rank 0, add all that
+        it printed to the log."""
+        with suppress(OSError):  # a full disk
+            text = self.log.read_text("utf-8", errors="replace")
+            if self.first:
+                self._outputs[self.first].seek(0)
+                text = self._outputs[self.first].read()
+                title = f"---- output of rank {self.first}, which failed first ----"
+                self._outputs[0].write(f"{title}\n{text}")
+                self._outputs[0].flush()
+            lines = [line for line in text.splitlines() if line.strip()]
+            if lines and self.returncode != -signal.SIGKILL:  # which leaves no time for words
+                return lines[-1]
+        return f"see {self.log}"
+
+
+def reserved_port() -> socket.socket:
+    """Bind a port that rank 0 can listen on and that Linux gives to nobody else until the socket is
+    closed."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's store does
+    reserved.bind(("", 0))
+    return reserved

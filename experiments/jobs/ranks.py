@@ -5,14 +5,11 @@ from argparse import ArgumentTypeError
 
 from models.errors import InputError
 
-_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
-
-def number(name: str, default: int, least: int = 0) -> int:
-    """An environment variable's number. Raises `InputError` naming the variable where it is
-    none."""
+def number(name: str, default: int = 0, least: int = 0) -> int:
+    """Read a number from an environment variable. Raises `InputError` where it is none."""
     text = os.environ.get(name, str(default))
-    if not text.isdecimal() or len(text) > 9 or int(text) < least:
+    if not text.isdecimal() or int(text) < least:
         raise InputError(
             f"the environment variable {name} is {text!r}: set it to {least} or more, or unset it"
         )
@@ -20,86 +17,67 @@ def number(name: str, default: int, least: int = 0) -> int:
 
 
 def process_count(text: str) -> int:
-    """`--processes` on a command line. Raises ArgumentTypeError for what is no number from 1 to
-    9,999."""
+    """Read `--processes`. Raises ArgumentTypeError for what is no number from 1 to 9,999."""
     if not text.isdecimal() or not 0 < int(text) < 10_000:
         raise ArgumentTypeError(f"expected a number from 1 to 9999, got {text}")
     return int(text)
 
 
 def variables(rank: int, processes: int, port: int = 0) -> dict[str, str]:
-    """torch.distributed's, for one of several processes on this machine; `port` is where rank 0
-    listens.
+    """Return torch.distributed's variables for one of several processes on this machine.
 
-    It does so itself, also where a torchrun around this process listens for its own.
+    Rank 0 listens at `port` itself, also where a torchrun around this process listens for its own.
     """
-    numbers = {
+    told = {
         "RANK": rank,
         "WORLD_SIZE": processes,
         "LOCAL_RANK": rank,
         "LOCAL_WORLD_SIZE": processes,
-    }
-    meeting = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
         "TORCHELASTIC_USE_AGENT_STORE": False,
     }
-    return {name: str(value) for name, value in (numbers | meeting).items()}
+    return {name: str(value) for name, value in told.items()}
 
 
 def set_rank_environment() -> tuple[int, int]:
-    """(rank, world size), and torch.distributed's variables set: torchrun's, srun's, or those of
-    one process.
+    """Set torch.distributed's variables to torchrun's, srun's, or those of one process; returns
+    (rank, world size).
 
     Raises `InputError` where variables are missing or no numbers.
     """
     env = os.environ
-    if given := [name for name in _RANK_VARIABLES[:2] if name in env]:
-        if missing := [name for name in _RANK_VARIABLES if name not in env]:
-            raise InputError(
-                f"the environment variable {given[0]} is set and {missing[0]} is not: unset it; torchrun, srun and "
-                "--processes N set all that their processes need"
-            )
+    if "RANK" in env or "WORLD_SIZE" in env:
+        _require("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     elif number("SLURM_STEP_NUM_TASKS", 1) > 1:
         _take_over_from_srun()
     else:
         env |= variables(0, 1)
-    rank, world_size, _ = (
-        number("RANK", 0),
-        number("WORLD_SIZE", 1, least=1),
-        number("LOCAL_RANK", 0),
-    )
-    if rank >= world_size:
+    rank, world_size = number("RANK"), number("WORLD_SIZE", least=1)
+    if rank >= world_size or number("LOCAL_RANK") >= world_size:
         raise InputError(
-            f"the environment variable RANK is {rank}, and WORLD_SIZE {world_size}: ranks begin at 0"
-        )
-    if "MASTER_ADDR" not in env or number("MASTER_PORT", 1 << 16) >= 1 << 16:
-        raise InputError(
-            f"rank {rank} must be told where to meet the others: start with torchrun or srun, or set MASTER_ADDR to "
-            "the first rank's host and MASTER_PORT to a number below 65,536"
+            f"the environment variable RANK is {rank}, LOCAL_RANK {env['LOCAL_RANK']} and "
+            f"WORLD_SIZE {world_size}: ranks begin at 0"
         )
     return rank, world_size
 
 
 def _take_over_from_srun() -> None:
-    env = os.environ
-    for name in ("SLURM_PROCID", "SLURM_LOCALID"):
-        if name not in env:
-            raise InputError(
-                f"SLURM_STEP_NUM_TASKS is set and {name} is not: unset it, or start with srun"
-            )
-    if "MASTER_ADDR" not in env or "MASTER_PORT" not in env:
-        raise InputError(
-            "several tasks of srun must be told where to meet: export MASTER_ADDR=$(hostname) and MASTER_PORT in "
-            "the batch script, as launch/alps_multinode.sbatch does"
-        )
+    _require("SLURM_PROCID", "SLURM_LOCALID", "MASTER_ADDR", "MASTER_PORT")
     import torch
 
-    devices = torch.cuda.device_count() or number("SLURM_STEP_NUM_TASKS", 1)
-    env |= {
-        "RANK": str(number("SLURM_PROCID", 0)),
-        "WORLD_SIZE": env["SLURM_STEP_NUM_TASKS"],
-        "LOCAL_RANK": str(
-            number("SLURM_LOCALID", 0) % devices
-        ),  # 0 where each task sees its GPU alone
-    }
+    tasks = number("SLURM_STEP_NUM_TASKS")
+    local = number("SLURM_LOCALID") % (torch.cuda.device_count() or tasks)  # a task may see one GPU
+    ours = {"RANK": number("SLURM_PROCID"), "WORLD_SIZE": tasks, "LOCAL_RANK": local}
+    os.environ |= {name: str(value) for name, value in ours.items()}
+
+
+def _require(*names: str) -> None:
+    given = [name for name in names if name in os.environ] or ["SLURM_STEP_NUM_TASKS"]
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise InputError(
+            f"the environment variable {given[0]} is set and {missing[0]} is not: start several "
+            "processes with --processes N, torchrun, or srun after `export MASTER_ADDR=$(hostname) "
+            f"MASTER_PORT=…` as in launch/alps_multinode.sbatch; for one process unset {given[0]}"
+        )

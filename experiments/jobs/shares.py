@@ -17,7 +17,7 @@ BUDGET = "STUDY_BUDGET_S"  # in the environment of a study's runs: their manifes
 
 
 class Shares:
-    """The time left, and the steps that the runs before have made."""
+    """The time left, and the fewest steps that a run before has made."""
 
     def __init__(self, seconds: float, places: int, end_s: float = END_S):
         """`seconds` are left of the budget, `places` runs go at once, and each takes `end_s` to end
@@ -26,11 +26,11 @@ class Shares:
         self.places = places
         self.end_s = end_s
         self.fewest = math.inf
-        self._longest_end_s = 0.0
+        self._ends_s = []
 
     def until(self, waiting: int) -> float:
-        """The time at which a run that starts now is to be asked to stop; `waiting` others come
-        after it."""
+        """Return the time at which a run that starts now is to be asked to stop; `waiting` others
+        come after it."""
         turns = math.ceil((waiting + 1) / self.places)
         now = time.monotonic()
         return now + (self.end - now) / turns - self.end_s
@@ -45,8 +45,9 @@ class Shares:
         return time.monotonic() >= until or step >= self.fewest
 
     def ended(self, step: int, asked_at: float) -> None:
-        """A run that was asked to stop at time `asked_at` has ended after `step` steps, 0 within
-        its warm-up."""
-        self.fewest = min(self.fewest, step or math.inf)
-        self._longest_end_s = max(self._longest_end_s, time.monotonic() - asked_at)
-        self.end_s = self._longest_end_s
+        """Note that a run that was asked to stop at time `asked_at` has ended after `step` steps,
+        0 within its warm-up."""
+        if step:
+            self.fewest = min(self.fewest, step)
+        self._ends_s.append(time.monotonic() - asked_at)
+        self.end_s = max(self._ends_s)

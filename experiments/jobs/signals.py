@@ -17,7 +17,8 @@ import threading
 import time
 
 COME_BACK, FOR_GOOD = 75, 130  # exit codes: EX_TEMPFAIL of sysexits.h; a shell's for Ctrl-C
-STUDY_PID = "STUDY_PID"  # in the environment of what a study or a run starts: the process that it must not outlive
+# In the environment of what a study or a run starts: the process that it must not outlive.
+STUDY_PID = "STUDY_PID"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -30,8 +31,7 @@ class Interrupted(Exception):
 
 
 def budget_seconds(text: str) -> float:
-    """Seconds on a command line. Raises ArgumentTypeError unless they are more than 0 and
-    finite."""
+    """Read `--budget`. Raises ArgumentTypeError unless it is more than 0 and finite."""
     seconds = float(text)
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"expected seconds, more than 0, got {text}")
@@ -39,15 +39,14 @@ def budget_seconds(text: str) -> float:
 
 
 class Stop:
-    """The first request to end: `code` is 0, COME_BACK or FOR_GOOD, `why` the signal's name or the
-    budget."""
+    """The first request to end: `code` is 0, COME_BACK or FOR_GOOD; `why` the signal or budget."""
 
     def __init__(self, budget_s: float | None = None):
         self.budget_s = budget_s  # since the process started; None: no limit
         self.deferred = False  # set once a step boundary will come that looks at `code`
         self.why = ""
         self._code = 0
-        self._interrupted_at: float | None = None
+        self._interrupted_at = math.inf  # first Ctrl-C
 
     def listen(self) -> None:
         """Take over SIGINT, SIGTERM and SIGUSR1. Called first in a program, before there are other
@@ -56,12 +55,12 @@ class Stop:
         # cluster may signal every process of a job, and a compile worker would die of it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         threading.Thread(target=self._await_usr1, daemon=True).start()
-        signal.signal(
-            signal.SIGUSR1, lambda *_: self._come_back()
-        )  # a library's thread may be older than the block
+        # a library's thread may be older than the block
+        signal.signal(signal.SIGUSR1, lambda *_: self._come_back())
         signal.signal(signal.SIGINT, self._handle)
         signal.signal(signal.SIGTERM, self._handle)
-        if study := os.environ.get(STUDY_PID):
+        study = os.environ.get(STUDY_PID)
+        if study:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if study != str(os.getppid()):  # it has died since it started this process
                 sys.exit(FOR_GOOD)
@@ -69,12 +68,18 @@ class Stop:
     @property
     def code(self) -> int:
         """0, or the exit code that was asked for."""
-        if self.budget_s is not None and not self._code:
+        if self.budget_s is not None:
             from models.device import seconds_since_process_start
 
             if seconds_since_process_start() > self.budget_s:
                 self._ask(COME_BACK, f"the time budget of {self.budget_s:g} s")
         return self._code
+
+    def _ask(self, code: int, why: str) -> None:
+        """Note a request. The first wins: a cluster that wants a job to come back may send SIGTERM
+        after it."""
+        if not self._code:
+            self._code, self.why = code, why
 
     def _await_usr1(self) -> None:
         signal.sigwait({signal.SIGUSR1})
@@ -88,22 +93,15 @@ class Stop:
     def _handle(self, number: int, frame) -> None:
         at_once = number == signal.SIGINT and self._is_second_ctrl_c()
         self._ask(FOR_GOOD, signal.Signals(number).name)
-        if not self.deferred or at_once:
-            self.deferred = True  # a request may come twice, and the second must not disturb the end of the first
+        if at_once or not self.deferred:
+            self.deferred = True  # the next request must not disturb the end that this one begins
             raise KeyboardInterrupt
 
     def _is_second_ctrl_c(self) -> bool:
-        """Whether it is the user's second Ctrl-C. A study passes the first on as SIGTERM, and the
-        second as SIGINT."""
-        first, self._interrupted_at = self._interrupted_at, self._interrupted_at or time.monotonic()
+        """Whether the user insists. A study passes the first Ctrl-C on as SIGTERM, the second as
+        SIGINT; without one, what comes within a second is the same Ctrl-C by another way."""
         if os.environ.get(STUDY_PID):
             return self._code != 0
-        return (
-            first is not None and time.monotonic() - first > 1
-        )  # one Ctrl-C may arrive by two ways
-
-    def _ask(self, code: int, why: str) -> None:
-        if (
-            not self._code
-        ):  # the first wins: a cluster that wants a job to come back may follow up with SIGTERM
-            self._code, self.why = code, why
+        now = time.monotonic()
+        self._interrupted_at = min(self._interrupted_at, now)
+        return now - self._interrupted_at > 1

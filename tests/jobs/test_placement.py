@@ -1,7 +1,6 @@
 """One GPU for each run, and a process near its cores and memory."""
 
 import os
-import subprocess
 
 import pytest
 
@@ -59,20 +58,3 @@ def test_the_kernels_memory_node_of_a_gpu(sysfs, tool):
     (slot / "numa_node").write_text("3\n")
     tool("nvidia-smi", "echo 00000009:01:00.0")
     assert placement._nearest("1", sysfs) == 3
-
-
-def test_what_is_started_is_no_rank_of_what_started_it(monkeypatch):
-    """As where a study is started by torchrun, or by a shell in which its variables are set."""
-    told = {
-        "WORLD_SIZE": "1",
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-    }
-    for name in told:
-        monkeypatch.setenv(name, "2" if told[name].isdecimal() else "True")
-    printed = f"import os; print(*map(os.environ.get, {list(told)}))"
-    child = placement.start(
-        ["timeit", "-n1", "-r1", printed], None, 0, stdout=subprocess.PIPE, text=True
-    )
-    assert child.communicate()[0].splitlines()[0].split() == list(told.values())

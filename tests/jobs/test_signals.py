@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -16,15 +17,16 @@ from tests import processes
 
 # a run within a step that lasts for a minute
 BUSY = (
-    "import time; from experiments.jobs.signals import Stop; s = Stop(); s.listen(); s.deferred = {}; print(flush=True)"
-    "\ntime.sleep(60)"
+    "import sys, time; from experiments.jobs.signals import Stop\n"
+    "stop = Stop(); stop.listen(); stop.deferred = {}; print('listens', file=sys.stderr)\n"
+    "time.sleep(60)"
 )
 
 
 def send(number: int) -> None:
     """To this process, and wait for it to be answered."""
     os.kill(os.getpid(), number)
-    time.sleep(0.2)
+    time.sleep(0.1)
 
 
 @pytest.fixture
@@ -56,32 +58,30 @@ def test_a_second_ctrl_c_does_not_wait_for_the_boundary(stop):
 def test_a_second_ctrl_c_on_a_study_ends_its_runs_at_once(stop, tmp_path, monkeypatch):
     """The run gets SIGTERM for the first and waits for its step; the study's own second one reaches
     it as SIGINT."""
-    monkeypatch.setattr(placement, "gpus", lambda: [None])
-    started = []
+    (tmp_path / "busy.py").write_text(
+        "import os; open('cache', 'w').write(os.environ['TORCHINDUCTOR_CACHE_DIR'])\n"
+        + BUSY.format(True)
+    )
+    log = tmp_path / "a/log.txt"
+    pauses = []
 
-    def start(arguments, gpu, place, environment, stdout, stderr):
-        variables = os.environ | environment | {STUDY_PID: str(os.getpid())}
-        command = [sys.executable, "-c", BUSY.format(True)]
-        child = subprocess.Popen(
-            command, env=variables, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
-        )
-        started.append((child.stdout.readline(), variables["TORCHINDUCTOR_CACHE_DIR"]))
-        os.kill(os.getpid(), signal.SIGINT)
-        return child
-
-    def insist(seconds, calls=[], sleep=time.sleep):  # noqa: B006
-        """In place of the runner's pause: the second Ctrl-C comes in its second one."""
-        calls.append(seconds)
-        sleep(1.2)
-        if len(calls) == 2:
+    def insist(seconds, sleep=time.sleep):
+        """In place of the runner's pause: Ctrl-C once the run listens, and again after a second."""
+        sleep(1.2 if pauses else 0.05)
+        if log.read_text() and len(pauses) < 2:
+            pauses.append(seconds)
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(runner, "set_by_user", lambda variable: False)
-    monkeypatch.setattr(placement, "start", start)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{processes.ROOT}")
+    monkeypatch.setattr(placement, "gpus", lambda: [None])
+    monkeypatch.setattr(runner, "COMMAND", "busy")
+    monkeypatch.setattr(runner, "COMPILE_CACHES", {"TORCHINDUCTOR_CACHE_DIR"})
     monkeypatch.setattr(runner.time, "sleep", insist)
-    begin, run = time.monotonic(), Run("a", tmp_path / "a", [])
-    assert run_all([run], Console(), stop) == [-signal.SIGINT]
-    assert time.monotonic() - begin < 30 and not os.path.exists(started[0][1])
+    begin = time.monotonic()
+    assert run_all([Run("a", log.parent, [])], Console(), stop) == [-signal.SIGINT]
+    assert time.monotonic() - begin < 30
+    assert not Path(Path("cache").read_text()).exists()
 
 
 def test_a_run_does_not_outlive_its_study():
@@ -89,8 +89,9 @@ def test_a_run_does_not_outlive_its_study():
     parent = (
         "import os, subprocess, sys\n"
         f"os.environ[{STUDY_PID!r}] = str(os.getpid())\n"
-        f"child = subprocess.Popen([sys.executable, '-c', {BUSY.format(False)!r}], stdout=subprocess.PIPE)\n"
-        "child.stdout.readline(); print(child.pid, flush=True); child.wait()"
+        f"command = [sys.executable, '-c', {BUSY.format(False)!r}]\n"
+        "child = subprocess.Popen(command, stderr=subprocess.PIPE)\n"
+        "child.stderr.readline(); print(child.pid, flush=True); child.wait()"
     )
     with processes.started(
         [sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.compatibility import cells
 from experiments.config import recipes
-from experiments.jobs.launcher import reserved_port
+from experiments.jobs.placement import reserved_port
 from experiments.training.plan import plan
 from models.errors import InputError
 from tests import processes
