@@ -76,10 +76,8 @@ def main(argv: list[str] | None = None) -> int:
         can_run = balanced(part for part in parts if not (part.record and part.record.obstacle))
         if not study.axes:
             placement.gpus_for(study.processes)
-        if args.budget and can_run and _shares(can_run[0], args.budget).over:
-            raise InputError(
-                f"--budget {args.budget:g} is too little: ending a run and the table take as long"
-            )
+        if args.budget and can_run:
+            _check_budget(args.budget, can_run[0])
         if not args.out and not (out / PLAN).exists():
             out = new_folder(out)
         print(f"Into {out}")
@@ -286,6 +284,15 @@ def _shares(part: Part, budget: float) -> Shares:
     checkpoint = max(planned.checkpoint_bytes for planned in part.plans.values())
     places = len(placement.gpus()) // placement.gpus_for(part.study.processes)
     return Shares(_left(budget), places, END_S + checkpoint / CHECKPOINT_RATE)
+
+
+def _check_budget(budget: float, part: Part) -> None:
+    shares = _shares(part, budget)
+    if shares.over:
+        raise InputError(
+            f"--budget {budget:g} is too little: ending a run and the table alone take "
+            f"{TABLE_S + shares.end_s:.0f} s"
+        )
 
 
 def _incomplete(part: Part, out: Path) -> Iterator[Run]:

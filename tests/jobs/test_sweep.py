@@ -116,7 +116,11 @@ def node(monkeypatch, tmp_path):
             write_run(run.directory, run.arguments[0])
         return [0] * len(runs)
 
+    def is_complete(folder) -> bool:
+        return (folder / "manifest.json").exists()
+
     monkeypatch.setattr(study, "run_all", run_all)
+    monkeypatch.setattr(study, "_is_complete", is_complete)
     monkeypatch.setattr(study, "write_page", lambda *page: None)  # seconds of drawing
     monkeypatch.setattr(study, "_left", lambda budget: budget - now[0])
     monkeypatch.setattr(study.time, "monotonic", lambda: now[0])
