@@ -1,182 +1,163 @@
-"""torchtitan's checkpoints of one run, and what torchtitan lacks.
+"""Save and load torchtitan's checkpoints of one run, and guard what torchtitan does not.
 
-A damaged or foreign checkpoint is found before it is loaded, one can be asked for at any step,
-nothing but checkpoints is deleted, and a checkpoint that cannot be written or read is an ordinary
-error.
+A damaged or foreign checkpoint is found before it is loaded. One can be asked for at any step.
+Nothing but checkpoints is deleted. A checkpoint that cannot be written or read is an ordinary
+error. And a checkpoint from elsewhere can hold wrong weights, but it cannot run code: all that is
+read of it is numbers, text, tensors and the classes of PyTorch's own lists.
+
+On disk a checkpoint is a folder `step-<int>` of torch.distributed.checkpoint: files `*.distcp` of
+items, each as torch.save writes it, and `.metadata`, a pickle that lists the items. PyTorch writes
+.metadata last and by renaming it: a folder without one was never finished.
 """
 
+import io
 import json
+import pickle
+import re
 import shutil
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
+import torch
 import torch.distributed as dist
+from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torchtitan.components.checkpoint import MODEL, CheckpointManager
 from torchtitan.tools.logging import logger
 
-from experiments.training import checkpoint_files
 from models.errors import InputError
 
 ASIDE = "damaged_checkpoints"  # beside the checkpoints' folder
-IDENTITY = "train_state.identity"  # name of the item in a checkpoint
+_IDENTITY = MetadataIndex("train_state.identity")
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read. torch's own exception is none that `except
     Exception` catches."""
 
-
-def _ordinary(task: str, error: CheckpointException) -> CheckpointError:
-    reason = next(iter(error.failures.values()))[0]
-    return CheckpointError(f"{task}: {type(reason).__name__}: {reason}")
+    def __init__(self, task: str, error: CheckpointException):
+        reason = next(iter(error.failures.values()))[0]
+        super().__init__(f"{task}: {type(reason).__name__}: {reason}")
 
 
 class Checkpoints(CheckpointManager):
     """Checkpoints of one run.
 
-    `asked` makes the next step boundary save, whatever the interval; `identity` is what a
-    checkpoint must have been written with to be this run's, a JSON object of text and numbers.
+    `asked` makes the next step boundary save, whatever the interval. `identity` is what a
+    checkpoint of this run must have been written with, a JSON object of text and numbers.
     """
 
     asked = False
     identity: dict = {}  # noqa: RUF012  # set by the trainer
 
+    # ---- saving ----
+
     def _should_save(self, curr_step: int, last_step: bool = False) -> bool:
         return super()._should_save(curr_step, last_step) or (self.asked and self.enable)
 
     def save(self, curr_step: int, last_step: bool = False) -> None:
-        """As torchtitan's, which leaves one too many after the last step. Raises
-        `CheckpointError`."""
+        """Save where it is due. Raises `CheckpointError`."""
         with self._saving():
             super().save(curr_step, last_step)
-        if last_step and self.enable:
+        if last_step and self.enable:  # torchtitan leaves one too many
             self._purge_stale_checkpoints()
 
-    @contextmanager
-    def _saving(self):
-        """What was written of a checkpoint that fails is deleted: the records of the run's end may
-        need its room."""
-        try:
-            yield
-        except CheckpointException as error:
-            free = shutil.disk_usage(Path(self.folder).parent).free / 2**30
-            if dist.get_rank() == 0:
-                self._delete_unfinished()
-            raise _ordinary(
-                f"a checkpoint could not be saved, with {free:.1f} GiB free", error
-            ) from error
-
-    def _async_wait(self) -> None:
-        try:
-            super()._async_wait()
-        except CheckpointException:
-            self.save_future = None  # reported once
-            raise
-
     def close(self) -> None:
-        """As torchtitan's, which does not wait for an asynchronous save that is under way."""
+        """Wait for a save that is under way, which torchtitan does not, and end its threads."""
         if self.enable:
             with self._saving():
                 self._async_wait()
         super().close()
 
-    def load(self, step: int = -1) -> bool:
-        """Load `step`, or the newest whole one (-1); False if there is none. All ranks call it.
-
-        A damaged one is set aside with a warning. Raises `InputError` for one of another run, and
-        `CheckpointError` if none could be read although they looked whole: then the weights are no
-        longer those of step 0 either.
-        """
-        if not self.enable or step != -1:
-            return super().load(step)
-        unreadable = False
-        while (newest := self._on_first_rank(self._newest_whole)) != -1:
-            try:
-                return super().load(newest)
-            except CheckpointError as error:
-                unreadable, reason = True, str(error)
-                self._on_first_rank(lambda: self._set_aside(newest, reason))  # noqa: B023
-        if unreadable:
-            raise CheckpointError(
-                f"no checkpoint in {self.folder} could be read, so they were set aside in {ASIDE}: the same command "
-                "again starts from the first step"
-            )
-        first = self.initial_load_path
-        if first and (problem := self._on_first_rank(lambda: checkpoint_files.damage(Path(first)))):
-            raise InputError(
-                f"checkpoint.initial_load_path={first} is damaged ({problem}): give another checkpoint"
-            )
-        return super().load()
-
-    def dcp_load(
-        self, state_dict: dict, checkpoint_id: str, from_hf: bool, from_quantized: bool
-    ) -> None:
-        """As torchtitan's, of plain data only. Raises `CheckpointError`."""
-        if from_hf:
-            return super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Delete what was written of a checkpoint that fails: the run's last records may need its
+        room."""
         try:
-            checkpoint_files.load(state_dict, Path(checkpoint_id))
+            yield
         except CheckpointException as error:
-            raise _ordinary(f"{checkpoint_id} could not be read", error) from error
-        if MODEL in self.states:
-            self.states[MODEL].load_state_dict(state_dict)
-        return None
-
-    def _find_load_step(self, folder: str = "") -> int:
-        """Step of the newest finished checkpoint, -1 if there is none; torchtitan's takes any name
-        with a number."""
-        return max(checkpoint_files.steps(Path(folder or self.folder)), default=-1)
+            self.save_future = None  # reported once
+            free = shutil.disk_usage(Path(self.folder).parent).free / 2**30
+            if dist.get_rank() == 0:
+                self._delete_unfinished()
+            task = f"a checkpoint could not be saved, with {free:.1f} GiB free"
+            raise CheckpointError(task, error) from error
 
     def _purge_stale_checkpoints(self) -> None:
-        """Delete all but the last `keep_latest_k`; torchtitan's deletes whatever has `step-<int>`
-        in its name."""
+        """Delete all but the last `keep_latest_k`; torchtitan deletes whatever has `step-<int>` in
+        its name."""
         if self.keep_latest_k > 0 and dist.get_rank() == 0:
-            for step in checkpoint_files.steps(Path(self.folder))[: -self.keep_latest_k]:
+            for step in steps(Path(self.folder))[: -self.keep_latest_k]:
                 self.purge_queue.put(self._create_checkpoint_id(step))
 
-    def _newest_whole(self) -> int:
-        """Step of the newest checkpoint that is whole, -1 if there is none; others are cleared
-        away.
+    # ---- loading ----
 
-        Raises `InputError` if it is another run's.
+    def load(self, step: int = -1) -> bool:
+        """Load `step`, or the newest whole checkpoint (-1), or that of initial_load_path; False if
+        there is none. All ranks call it.
+
+        Raises `InputError` for a checkpoint of another run and for damaged first weights, and
+        `CheckpointError`.
+        """
+        answer = [step, None]
+        if self.enable and step == -1:
+            if dist.get_rank() == 0:
+                try:
+                    answer[0] = self._newest_whole()
+                except InputError as error:
+                    answer[1] = str(error)
+            dist.broadcast_object_list(answer)
+        step, refusal = answer
+        if refusal:
+            raise InputError(refusal)
+        return super().load(step)
+
+    def _newest_whole(self) -> int:
+        """Find the step of the newest whole checkpoint, -1 if there is none; clear others away.
+
+        Raises `InputError` if the checkpoint is another run's.
         """
         folder = Path(self.folder)
         if folder.is_symlink():
             raise InputError(
-                f"{folder} is a link, and a run deletes nothing outside its directory: put a folder there"
+                f"{folder} is a link, and a run deletes nothing outside its directory: put a "
+                "folder there"
             )
         self._delete_unfinished()
-        while (step := self._find_load_step()) != -1:
-            if (problem := checkpoint_files.damage(folder / f"step-{step}")) is None:
-                self._check_identity(folder / f"step-{step}")
-                return step
-            self._set_aside(step, problem)
+        for step in reversed(steps(folder)):
+            checkpoint = folder / f"step-{step}"
+            try:
+                check(checkpoint)
+            except Exception as error:  # whatever reading damaged files raises
+                self._set_aside(checkpoint, error)
+                continue
+            self._check_identity(checkpoint)
+            return step
         if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()  # torchtitan takes an empty one for a run without its checkpoint.initial_load_path
+            folder.rmdir()  # or torchtitan would not look at initial_load_path
+        if self.initial_load_path:
+            try:
+                check(Path(self.initial_load_path))
+            except Exception as error:
+                raise InputError(
+                    f"checkpoint.initial_load_path={self.initial_load_path} is damaged ({error}): "
+                    "give another checkpoint"
+                ) from error
         return -1
 
     def _delete_unfinished(self) -> None:
-        for step in checkpoint_files.steps(Path(self.folder), whole=False):
-            logger.warning(
-                f"{self._create_checkpoint_id(step)} was not written to its end: deleted"
-            )
-            shutil.rmtree(self._create_checkpoint_id(step))
+        for step in steps(Path(self.folder), whole=False):
+            checkpoint = self._create_checkpoint_id(step)
+            logger.warning(f"{checkpoint} was not written to its end: deleted")
+            shutil.rmtree(checkpoint)
 
-    def _check_identity(self, checkpoint: Path) -> None:
-        identity = json.loads(checkpoint_files.read_item(checkpoint, IDENTITY) or "{}")
-        differing = [key for key, value in self.identity.items() if identity.get(key) != value]
-        differences = [
-            f"{key} ({identity.get(key)} there, {self.identity[key]} here)" for key in differing
-        ]
-        if differences:
-            raise InputError(
-                f"{checkpoint} is of another run, which differs in {', '.join(differences[:3])}: give the data and "
-                f"keys that it was made with, move {checkpoint.parent} away, or choose another --out"
-            )
-
-    def _set_aside(self, step: int, problem: str) -> None:
-        checkpoint = Path(self._create_checkpoint_id(step))
+    def _set_aside(self, checkpoint: Path, problem: Exception) -> None:
         aside = Path(self.folder).parent / ASIDE
         aside.mkdir(exist_ok=True)
         place = aside / f"{checkpoint.name}-{len(list(aside.iterdir()))}"
@@ -185,17 +166,119 @@ class Checkpoints(CheckpointManager):
             f"{checkpoint} is damaged ({problem}): moved to {place}, going on from the one before"
         )
 
-    @staticmethod
-    def _on_first_rank(do):
-        """What `do` returns on the first rank, on every rank; an `InputError` that it raises
-        too."""
-        result = [None, None]
-        if dist.get_rank() == 0:
-            try:
-                result[0] = do()
-            except InputError as error:
-                result[1] = str(error)
-        dist.broadcast_object_list(result)
-        if result[1]:
-            raise InputError(result[1])
-        return result[0]
+    def _check_identity(self, checkpoint: Path) -> None:
+        """Raise `InputError` if another run wrote a whole checkpoint."""
+        reader = _Reader(checkpoint)
+        item = reader.read_metadata().storage_data[_IDENTITY]
+        found = json.loads(torch.load(reader.content(item), weights_only=True))
+        differences = [
+            f"{key} ({found.get(key)} there, {value} here)"
+            for key, value in self.identity.items()
+            if found.get(key) != value
+        ]
+        if differences:
+            raise InputError(
+                f"{checkpoint} is of another run, which differs in {', '.join(differences[:3])}: "
+                "give the data and keys that it was made with, move "
+                f"{checkpoint.parent} away, or choose another --out"
+            )
+
+    def _find_load_step(self, folder: str = "") -> int:
+        """Find the newest finished checkpoint; torchtitan takes any name with a number."""
+        return max(steps(Path(folder or self.folder)), default=-1)
+
+    def dcp_load(self, state_dict: dict, checkpoint_id: str, **_) -> None:
+        """Load plain data only. Raises `CheckpointError`."""
+        load(state_dict, checkpoint_id)
+        self.states[MODEL].load_state_dict(state_dict)
+
+
+# ---- reading checkpoints ----
+
+
+def steps(folder: Path, whole: bool = True) -> list[int]:
+    """List the steps of a folder's checkpoints, ascending: the whole ones, or the unfinished ones.
+
+    Links, and folders without `.distcp` files, are no checkpoints, whatever their names.
+    """
+    found = []
+    for path in folder.glob("step-*"):
+        named = re.fullmatch(r"step-(0|[1-9]\d*)", path.name) and not path.is_symlink()
+        if named and any(path.glob("*.distcp")) and (path / ".metadata").is_file() == whole:
+            found.append(int(path.name.removeprefix("step-")))
+    return sorted(found)
+
+
+def tensors(checkpoint: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Name size and dtype of a checkpoint's tensors. Raises whatever unpickling a damaged .metadata
+    raises."""
+    items = _Reader(checkpoint).read_metadata().state_dict_metadata.items()
+    return {
+        name: (item.size, item.properties.dtype) for name, item in items if hasattr(item, "size")
+    }
+
+
+def check(checkpoint: Path) -> None:
+    """Read every item and compare its CRC-32. Raises whatever reading a damaged file raises.
+
+    torch.save writes each item as a zip archive with checksums, which torch.load does not look at.
+    """
+    reader = _Reader(checkpoint)
+
+    def check_item(item) -> None:
+        if zipfile.ZipFile(reader.content(item)).testzip():
+            raise zipfile.BadZipFile(f"{item.relative_path}: wrong checksum")
+
+    items = reader.read_metadata().storage_data.values()
+    with ThreadPoolExecutor(4) as readers:  # each holds an item, up to 1 GiB for 8 B parameters
+        list(readers.map(check_item, items))
+
+
+def load(state_dict: dict, checkpoint: str | Path) -> None:
+    """Load plain data as `torch.distributed.checkpoint.load` does. Raises `CheckpointError`."""
+    try:
+        dcp.load(state_dict, storage_reader=_Reader(checkpoint), planner=_Planner())
+    except CheckpointException as error:
+        raise CheckpointError(f"{checkpoint} could not be read", error) from error
+
+
+class _Reader(dcp.FileSystemReader):
+    def read_metadata(self, *_, **__) -> dcp.Metadata:
+        with open(self.path / ".metadata", "rb") as file:
+            return _PlainUnpickler(file).load()
+
+    def content(self, item) -> io.BytesIO:
+        with open(self.path / item.relative_path, "rb") as file:
+            file.seek(item.offset)
+            return io.BytesIO(file.read(item.length))
+
+
+class _Planner(DefaultLoadPlanner):
+    def load_bytes(self, read_item, value: io.BytesIO) -> None:
+        """Load an item that is no tensor. Raises if it is more than plain data."""
+        torch.load(value, weights_only=True)
+        value.seek(0)
+        super().load_bytes(read_item, value)
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Refuses the classes that no checkpoint needs, before they can run code."""
+
+    def find_class(self, module: str, name: str):
+        if name not in _PLAIN.get(module, ()):
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no plain data")
+        return super().find_class(module, name)
+
+
+_DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+_PLAIN = {
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
+        "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size"} | _DTYPES,
+    "pathlib": {"Path", "PosixPath"},
+    "collections": {"OrderedDict"},
+}  # fmt: skip

@@ -18,7 +18,7 @@ import torch
 from experiments.config.phases import fp8_steps
 from experiments.config.recipes import Recipe
 from experiments.jobs.ranks import number
-from experiments.training import checkpoint_files
+from experiments.training import checkpoint
 from models import device, float8, flops
 from models.architectures import build, model_args
 from models.errors import InputError, by_pattern
@@ -218,7 +218,7 @@ def _check_first_weights(config, model: torch.nn.Module) -> None:
             "as runs/STUDY/RECIPE/seed0/checkpoint/step-500"
         )
     try:
-        tensors = checkpoint_files.tensors(folder)
+        tensors = checkpoint.tensors(folder)
     except Exception as error:  # whatever unpickling raises
         raise InputError(
             f"{first}: its .metadata cannot be read ({error}): give another checkpoint"

@@ -15,7 +15,7 @@ from pathlib import Path
 from models.fp8_adamw import AdamWFp8LM
 from tests.models.test_fp8_adamw import KEYS, PAPER
 
-from experiments.training import checkpoint_files  # isort: skip
+from experiments.training import checkpoint  # isort: skip
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -78,7 +78,7 @@ def main(folder: Path, rank: int) -> None:
         checkpoint_id=folder / "checkpoint",
     )
     weights = get_model_state_dict(resumed)
-    checkpoint_files.load({"model": weights, "optimizer": second}, folder / "checkpoint")
+    checkpoint.load({"model": weights, "optimizer": second}, folder / "checkpoint")
     set_model_state_dict(resumed, weights)
     for model, each in ((sharded, first), (resumed, second)):
         train(model, each, torch.Generator().manual_seed(2), 5)

@@ -6,12 +6,14 @@ import pickle
 import resource
 
 import pytest
-import torch
+import torch.distributed as dist
+from torch import nn
 from torch.distributed import checkpoint as dcp
 
 from experiments.config import recipes
-from experiments.training import checkpoint, checkpoint_files
-from experiments.training.checkpoint import Checkpoints
+from experiments.config.keys import Config
+from experiments.training import checkpoint
+from experiments.training.checkpoint import CheckpointError, Checkpoints
 from experiments.training.plan import plan
 from models.errors import InputError
 from tests.make_corpus import words, write_parquet
@@ -30,71 +32,73 @@ class Evil:
         return os.mkdir, (self.trace,)
 
 
-def save(folder, step: int, **items):
-    """A whole checkpoint; its path."""
-    own = {
-        "train_state": {"step": step, "identity": json.dumps(IDENTITY)},
-        "weight": torch.arange(1000.0),
-    }
-    dcp.save(own | items, checkpoint_id=folder / f"step-{step}", no_dist=True)
-    return folder / f"step-{step}"
+@pytest.fixture
+def run(tmp_path):
+    """Checkpoints of a run of one process, of a weight and its step."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    config = Config().checkpoint
+    config.enable, config.interval, config.keep_latest_k = True, 1000, 2
+    manager = Checkpoints(
+        None, [nn.Linear(30, 40, bias=False)], None, None, {}, config, None, str(tmp_path / "run")
+    )
+    manager.identity = dict(IDENTITY)
+    manager.states = {"model": manager.states["model"], "train_state": {"step": 0}}
+    yield manager
+    manager.close()
+    dist.destroy_process_group()
+
+
+def save(run: Checkpoints, *steps: int) -> None:
+    """Save at step boundaries where the interval asks for none."""
+    run.asked, run.keep_latest_k = True, 0
+    for step in steps:
+        run.states["train_state"] = {"step": step, "identity": json.dumps(run.identity)}
+        run.save(step)
+    run.states["train_state"] = {"step": 0}
+
+
+def loaded(run: Checkpoints) -> int:
+    """The step of the checkpoint that a run goes on from; 0 for none."""
+    assert run.load() == bool(run.states["train_state"]["step"])
+    return run.states["train_state"]["step"]
 
 
 @pytest.fixture
-def checkpoints(tmp_path):
-    """Those of a run whose folder is empty, without a trainer."""
-    manager = object.__new__(Checkpoints)
-    manager.enable, manager.folder, manager.identity = (
-        False,
-        str(tmp_path / "run/checkpoint"),
-        dict(IDENTITY),
-    )
-    (tmp_path / "run/checkpoint").mkdir(parents=True)
-    return manager
+def folder(tmp_path):
+    return tmp_path / "run/checkpoint"
 
 
-def test_only_checkpoints_are_deleted(checkpoints, tmp_path, monkeypatch):
+def test_only_checkpoints_are_deleted(run, folder, tmp_path):
     """Neither other files with such names, nor what links lead to; checkpoints that were never
     finished are."""
-    folder, elsewhere = tmp_path / "run/checkpoint", tmp_path / "elsewhere/step-8"
-    others = [
-        folder / "step-notes/f",
-        folder / "step-7/thesis.tex",
-        folder / "my-step-3/f",
-        elsewhere / "__0_0.distcp",
-    ]
-    for file in others:
-        file.parent.mkdir(parents=True)
-        file.write_text("mine")
-    (folder / "step-notes.txt").write_text("mine")
-    (folder / "step-15").symlink_to(tmp_path / "nowhere")
-    (folder / "step-8").symlink_to(elsewhere)
-    for step in 2, 4, 6, 12:
-        save(folder, step)
+    save(run, 2, 4, 6, 12)
     (folder / "step-12/.metadata").unlink()
+    elsewhere = tmp_path / "elsewhere/step-8/__0_0.distcp"
+    others = ["step-notes/f", "step-7/thesis.tex", "my-step-3/f", "step-notes.txt"]
+    files = [elsewhere, *(folder / name for name in others)]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+    (folder / "step-15").symlink_to(tmp_path / "nowhere")
+    (folder / "step-8").symlink_to(elsewhere.parent)
     names = {path.name for path in folder.iterdir()}
-    assert checkpoints._newest_whole() == 6
-    assert names - {path.name for path in folder.iterdir()} == {"step-12"}
-    assert all(file.read_text() == "mine" for file in others)
-    stale = []
-    checkpoints.keep_latest_k, checkpoints.purge_queue = 2, type("Queue", (), {"put": stale.append})
-    monkeypatch.setattr(checkpoint.dist, "get_rank", lambda: 0)
-    checkpoints._purge_stale_checkpoints()
-    assert stale == [str(folder / "step-2")]
+    assert loaded(run) == 6
+    run.keep_latest_k = 2
+    run.save(14, last_step=True)
+    run.close()  # waits for what is to be deleted
+    assert names - {path.name for path in folder.iterdir()} == {"step-2", "step-4", "step-12"}
+    assert all(file.read_text() == "mine" for file in files)
 
 
 @pytest.mark.parametrize(
     ("key", "value"), [("debug.seed", 1), ("model.flavor", "8B"), ("data", "corpus-2")]
 )
-def test_a_checkpoint_of_another_run_is_refused(checkpoints, tmp_path, key, value):
-    path = save(tmp_path / "run/checkpoint", 6)
-    checkpoints.identity[key] = value
-    with pytest.raises(
-        InputError,
-        match=f"is of another run, which differs in {key} .{IDENTITY[key]} there, {value} he",
-    ):
-        checkpoints._newest_whole()
-    assert (path / ".metadata").exists()
+def test_a_checkpoint_of_another_run_is_refused(run, folder, key, value):
+    save(run, 6)
+    run.identity[key] = value
+    with pytest.raises(InputError, match=rf"differs in {key} .{IDENTITY[key]} there, {value} here"):
+        run.load()
+    assert (folder / "step-6/.metadata").exists()
 
 
 def flip(content: bytes) -> bytes:
@@ -103,21 +107,23 @@ def flip(content: bytes) -> bytes:
     return content[:middle] + bytes([content[middle] ^ 16]) + content[middle + 1 :]
 
 
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
 @pytest.mark.parametrize("harm", [flip, lambda content: content[:-200], lambda content: b""])
-def test_damaged_checkpoints_are_set_aside(checkpoints, tmp_path, harm):
-    folder = tmp_path / "run/checkpoint"
-    save(folder, 2)
-    file = next(save(folder, 4).glob("*.distcp"))
+def test_damaged_checkpoints_are_set_aside(run, folder, harm, name):
+    if (harm, name) == (flip, ".metadata"):
+        pytest.skip("a list of items has no checksum")
+    save(run, 2, 4)
+    file = folder / "step-4" / name
     file.write_bytes(harm(file.read_bytes()))
-    assert checkpoints._newest_whole() == 2
-    assert [path.name for path in (tmp_path / "run" / checkpoint.ASIDE).iterdir()] == ["step-4-0"]
+    assert loaded(run) == 2
+    assert [path.name for path in (folder.parent / checkpoint.ASIDE).iterdir()] == ["step-4-0"]
 
 
-def test_metadata_that_would_run_code_is_damage(tmp_path):
-    path, trace = save(tmp_path, 2), tmp_path / "trace"
-    (path / ".metadata").write_bytes(pickle.dumps(Evil(trace)))
-    assert "posix.mkdir, which is no plain data" in checkpoint_files.damage(path)
-    assert not trace.exists()
+def test_metadata_that_would_run_code_is_damage(run, folder, tmp_path, caplog):
+    save(run, 2)
+    (folder / "step-2/.metadata").write_bytes(pickle.dumps(Evil(tmp_path / "trace")))
+    assert loaded(run) == 0 and "posix.mkdir, which is no plain data" in caplog.text
+    assert not (tmp_path / "trace").exists()
 
 
 @pytest.mark.parametrize(
@@ -125,68 +131,75 @@ def test_metadata_that_would_run_code_is_damage(tmp_path):
 )
 def test_items_that_would_run_code_are_not_loaded(tmp_path, hidden):
     """As of a foreign `checkpoint.initial_load_path`."""
-    trace = tmp_path / "trace"
-    path = save(tmp_path, 2, **hidden(Evil(trace)))
-    with pytest.raises(dcp.api.CheckpointException):
-        checkpoint_files.load(hidden(0.0) | {"weight": torch.zeros(1000)}, path)
-    assert not trace.exists()
+    dcp.save(hidden(Evil(tmp_path / "trace")), checkpoint_id=tmp_path / "step-2", no_dist=True)
+    with pytest.raises(CheckpointError):
+        checkpoint.load(hidden(0.0), tmp_path / "step-2")
+    assert not (tmp_path / "trace").exists()
 
 
-def test_a_folder_outside_the_run_is_left_alone(checkpoints, tmp_path):
-    unfinished = save(tmp_path / "elsewhere", 8)
-    (unfinished / ".metadata").unlink()
-    (tmp_path / "run/checkpoint").rmdir()
-    (tmp_path / "run/checkpoint").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(
-        InputError, match="checkpoint is a link, and a run deletes nothing outside its directory"
-    ):
-        checkpoints._newest_whole()
-    assert unfinished.is_dir()
+def test_a_folder_outside_the_run_is_left_alone(run, folder, tmp_path):
+    save(run, 8)
+    (folder / "step-8/.metadata").unlink()
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="is a link"):
+        run.load()
+    assert (tmp_path / "elsewhere/step-8").is_dir()
 
 
-def test_first_weights_that_are_damaged_or_of_another_model(checkpoints, tmp_path, monkeypatch):
-    path, trace = save(tmp_path, 2), tmp_path / "trace"
-    keys = ["checkpoint.enable=true", f"checkpoint.initial_load_path={path}"]
-    recipe = recipes.load("baseline", ["cpu"], keys)
-    with pytest.raises(
-        InputError, match="is of another model, without this one's layers[.][*].attention.wk.weight"
-    ):
+def test_first_weights_that_are_damaged_or_of_another_model(run, folder, tmp_path):
+    save(run, 2)
+    first = folder.rename(tmp_path / "first") / "step-2"
+    recipe = recipes.load(
+        "baseline", ["cpu"], ["checkpoint.enable=true", f"checkpoint.initial_load_path={first}"]
+    )
+    with pytest.raises(InputError, match="without this one's layers[.][*].attention.wk.weight"):
         plan(recipe, world_size=1)
-    file = next(path.glob("*.distcp"))
+    file = first / "__0_0.distcp"
     file.write_bytes(flip(file.read_bytes()))
-    monkeypatch.setattr(checkpoint.dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(checkpoint.dist, "broadcast_object_list", lambda _: None)
-    monkeypatch.setattr(checkpoints, "enable", True)
-    checkpoints.initial_load_path = str(path)
+    run.initial_load_path = str(first)
     with pytest.raises(InputError, match="initial_load_path=.*step-2 is damaged .*wrong checksum"):
-        checkpoints.load()
-    (path / ".metadata").write_bytes(pickle.dumps(Evil(trace)))
+        run.load()
+    (first / ".metadata").write_bytes(pickle.dumps(Evil(tmp_path / "trace")))
     with pytest.raises(InputError, match="mkdir, which is no plain data"):
         plan(recipe, world_size=1)
-    assert not trace.exists()
+    assert not (tmp_path / "trace").exists()
+
+
+# ---- runs ----
+
+
+@pytest.fixture
+def command(config, tmp_path):
+    """The command line of a run of a model of 97,000 parameters, which saves its checkpoints."""
+    training = config.training
+    sizes = "{dim: 64, n_layers: 1, n_heads: 4, n_kv_heads: 2, hidden_dim: 96, vocab_size: 512}"
+    keys = {
+        "training.dataset": "parquet",
+        "training.dataset_path": training.dataset_path,
+        "training.seq_len": 16,
+        "model.hf_assets_path": config.model.hf_assets_path,
+        "model.flavor": "llama3.2-1B",
+        "model.sizes": sizes,
+        "data.cache_dir": config.data.cache_dir,
+        "checkpoint.enable": "true",
+    }
+    keys = [f"{key}={value}" for key, value in keys.items()]
+    return ["baseline", "--overlay", "cpu", "--out", tmp_path / "run", *TINY, *keys]
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_its_own_data_only(tmp_path, run_here, config, capsys):
+def test_a_run_goes_on_with_its_own_data_only(tmp_path, run_here, config, command):
     """The content of a parquet file is replaced between two attempts; then put back."""
-    out, corpus = tmp_path / "run", config.training.dataset_path
-    keys = ["training.dataset=parquet", f"training.dataset_path={corpus}", f"data.cache_dir={config.data.cache_dir}",
-            f"model.hf_assets_path={config.model.hf_assets_path}", "checkpoint.enable=true"]  # fmt: skip
-    command = ["baseline", "--overlay", "cpu", "--out", out, *TINY, "training.seq_len=16", *keys]
+    out = tmp_path / "run"
     assert run_here(*command) == 0
     data = manifest_of(out)["data"]
-    assert (
-        data.startswith("parquet-")
-        and json.loads((out / "summary.json").read_text())["data"] == data
-    )
     (out / "manifest.json").write_text(json.dumps(manifest_of(out) | {"status": "running"}))
-    write_parquet(corpus, words(60))
+    write_parquet(config.training.dataset_path, words(60))
     assert run_here(*command, "training.steps=6") == 2
-    assert (
-        f"differs in data ({data} there, {manifest_of(out)['data']} here)"
-        in manifest_of(out)["error"]
-    )
-    write_parquet(corpus, words(30))
+    differs = f"differs in data ({data} there, {manifest_of(out)['data']} here)"
+    assert differs in manifest_of(out)["error"]
+    write_parquet(config.training.dataset_path, words(30))
     assert run_here(*command, "training.steps=3") == 2
     assert "is of step 4, and training.steps=3 asks for fewer" in manifest_of(out)["error"]
     assert run_here(*command, "training.steps=6") == 0
@@ -195,22 +208,16 @@ def test_a_run_goes_on_with_its_own_data_only(tmp_path, run_here, config, capsys
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["disabled", "async"])
-def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, run_here, mode):
-    """A limit on file sizes stands in for a full disk. torch's exception is none that `except
-    Exception` catches."""
-    out, keys = (
-        tmp_path / "run",
-        ["checkpoint.enable=true", "checkpoint.interval=2", f"checkpoint.async_mode={mode}"],
-    )
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, run_here, command, mode):
+    """A limit on file sizes stands in for a full disk."""
+    keys = ["checkpoint.interval=2", f"checkpoint.async_mode={mode}"]
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limit[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, limit[1]))
     try:
-        assert run_here("baseline", "--overlay", "cpu", "--out", out, *TINY, *keys) == 1
+        assert run_here(*command, *keys) == 1
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    manifest = manifest_of(out)
-    assert (
-        manifest["status"] == "failed"
-        and "CheckpointError: a checkpoint could not be saved" in manifest["error"]
-    )
-    assert not list((out / "checkpoint").iterdir()) and (out / "summary.json").exists()
+    manifest = manifest_of(tmp_path / "run")
+    assert manifest["status"] == "failed"
+    assert "CheckpointError: a checkpoint could not be saved" in manifest["error"]
+    assert not list((tmp_path / "run/checkpoint").iterdir())
