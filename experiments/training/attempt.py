@@ -17,6 +17,8 @@ from experiments.jobs.files import new_folder
 from experiments.jobs.progress import describe, display
 from experiments.jobs.ranks import set_rank_environment
 from experiments.jobs.signals import Interrupted, Stop
+from experiments.records.files import read_if_there, write
+from experiments.records.run import PROOF, Proof
 from models.errors import InputError
 
 Summarize = Callable[
@@ -146,7 +148,8 @@ def _record(trainer, directory, move_bar) -> None:
 
     def on_resume(step: int) -> None:
         nonlocal lines
-        trainer.proof.take_over(directory.take_over(step), step)
+        directory.take_over(step)
+        trainer.proof.take_over(read_if_there(directory.path / PROOF, Proof), step)
         lines = JsonLines(directory.path / "metrics.jsonl")
 
     def on_window(line: dict) -> None:
@@ -161,7 +164,7 @@ def _record(trainer, directory, move_bar) -> None:
         if first or step in trainer.switches:
             directory.write_json("timing.json", warm_up | {"switches": trainer.switches})
         if step == trainer.proof.profiled_step:
-            directory.write_json("proof.json", trainer.proof.record())
+            write(directory.path / PROOF, trainer.proof.record())
 
     metrics.on_resume, metrics.on_window, metrics.on_step = on_resume, on_window, on_step
 

@@ -1,102 +1,101 @@
-"""Proof of what a run did, because FP8 fails silently: a run that is not in FP8 trains in bf16 and
+"""Prove what a run did, because FP8 fails silently: a run that is not in FP8 trains in bf16 and
 looks fine.
 
-Three claims, checked while the run trains and kept in proof.json; a claim that does not hold stops
-the run:
-  1. an FP8 recipe has converted layers, and in one profiled step `aten::_scaled_mm` did the FLOPs
-  they account for;
-     where FP8 is switched on and off, one step of each phase is profiled, and `aten::_scaled_mm`
-     did none in bf16; several ranks sent no more bytes of weights and gradients than the recipe's
-     precisions take (collectives.py);
-  2. every trainable parameter is in the optimizer;
-  3. every one of them moved in the first optimizer step, where its gradient and its dtype allow it.
-A recipe that leaves parameters out of the optimizer on purpose (`optimizer.built`) has those
-orphans on record instead.
+Three claims. A claim that does not hold stops the run:
+
+  1. An FP8 recipe has converted layers, and in one profiled step `aten::_scaled_mm` does the FLOPs
+     that these layers account for. Where FP8 is switched on and off, one step of each phase is
+     profiled, and `aten::_scaled_mm` does nothing in bf16. Several ranks send no more bytes of
+     weights and gradients than the recipe's precisions take.
+  2. Every trainable parameter is in the optimizer. (A recipe can leave parameters out on purpose,
+     by `optimizer.built`; such orphans are on record instead.)
+  3. Every parameter moves in the first optimizer step, where its gradient and its dtype allow it.
+
+The trainer calls, in this order:
+
+    Proof(...)                   checks claim 2, and that layers were converted
+    before_step(), after_step()  around the first optimizer step: check claim 3
+    profile(...)                 around a step of each phase: checks claim 1
+    record()                     gives the contents of proof.json
 """
 
 import math
 import re
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 from torch.autograd import DeviceType
-from torch.profiler import profile
+from torch.profiler import ProfilerActivity, profile
 
+from experiments.records import run
 from experiments.training import collectives
 from models import float8
 from models.fused_adamw import local
 
 PROFILED_STEP = 3  # the first step compiles, the second may compile again
-RECORDING_STEP = 2  # profiled with CUDA graphs: they warm up in the first; from the third on no operator is called
-_FP8_OPS = {"aten::_scaled_mm", "aten::_scaled_mm_v2"}
-# Of linear layers and experts; attention is another kernel, or bmm. On a CPU experts are mm, one
-# after the other.
-_GEMM_OPS = _FP8_OPS | {"aten::mm", "aten::addmm", "aten::_grouped_mm"}
-_COMPILATIONS = {
-    f"{key} (dynamo_timed)" for key in ("_compile.compile_inner", "backward._backward_impl")
-}
-# With max-autotune inductor may compile a product into a kernel of its own, such as
-# triton_tem_fused__scaled_mm_3
-_TEMPLATE = re.compile(r"triton_tem_.*?_(scaled_|add)?mm_")
-_ATTENTION_OPS = {
-    "aten::_scaled_dot_product_cudnn_attention": "cudnn",
-    "aten::_scaled_dot_product_flash_attention": "flash",
-    "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
-    "aten::_scaled_dot_product_efficient_attention": "efficient",
-    "aten::_scaled_dot_product_attention_math": "math",
-}
-_CHUNK = 1 << 24  # elements looked at together when searching a parameter for ones that must move
-_WITNESSES = 64  # elements remembered per parameter
+# Of runs with CUDA graphs: the first step warms them up, the second records them, and from the
+# third step on no operator is called.
+RECORDING_STEP = 2
 
 
 class ProofError(RuntimeError):
     """The run is not what its recipe says."""
 
 
-@dataclass
 class Proof:
-    """Collects the evidence of one run. Raises `ProofError`, from the start for claim 2 and a
-    missing conversion."""
+    """Collects the evidence of one run. Raises `ProofError`.
 
-    model: nn.Module
-    optimizers: list[torch.optim.Optimizer]
-    recipe_name: str | None  # quantize.linear.float8.recipe_name, None for a run in bf16
-    tokens: int  # of one forward pass on this rank: batch times sequence
-    passes_per_step: int = 1  # gradient accumulation
-    allow_orphans: bool = False  # trainable parameters in no optimizer are what the recipe is about
-    sharding: collectives.Sharding | None = None  # of several ranks
-    orphans: list[str] = field(default_factory=list)
-    parameters: dict = field(default_factory=dict)
-    gemm_flops: dict[str, int] = field(default_factory=dict)
-    attention: list[str] = field(default_factory=list)
-    sent: dict | None = None  # of several ranks, see collectives.record
-    profiled_step: int | None = None
-    phases: dict[int, dict] = field(
-        default_factory=dict
-    )  # by first step: what the profile of one step of it showed
+    Args:
+        config: the recipe's `JobConfig`.
+        model: converted and parallelized.
+        dims: torchtitan's `ParallelDims`.
+        passes_per_step: gradient accumulation.
+    """
 
-    def __post_init__(self):
-        self.converted = float8.converted_modules(self.model)
+    def __init__(
+        self,
+        config,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        dims,
+        passes_per_step: int = 1,
+    ):
+        self.config, self.model, self.optimizer, self.dims = config, model, optimizer, dims
+        self.passes_per_step = passes_per_step
+        batch = config.training.local_batch_size * config.training.seq_len
+        self.tokens = batch * passes_per_step  # of one step of this rank
+        self.profiled_step: int | None = None  # the last one
+        self.fp8_flops = 0  # of FP8 matmuls in that step
+        self.phases: dict[str, run.Phase] = {}  # by first step
+        self.attention: str | None = None
+        self.collectives: run.Collectives | None = None
+        self.parameters: run.Parameters | None = None
+        self.recipe_name = config.quantize.linear.float8.recipe_name
+        self.converted = float8.converted_modules(model)
         if self.recipe_name and not self.converted:
             raise ProofError(
                 f"the recipe asks for {self.recipe_name} FP8 and no layer was converted"
             )
         self._check_optimizer()
-        self._witnesses: dict[
-            str, tuple[torch.Tensor, torch.Tensor]
-        ] = {}  # indices and values before the step
-        self._resumed = False
 
-    def take_over(self, record: dict, step: int) -> None:
-        """Phases that an earlier attempt at the run profiled, by its record, up to the `step` that
-        was resumed from."""
-        phases = record.get("phases", {}).items()
-        self.phases = {
-            int(first): phase for first, phase in phases if phase["profiled_step"] <= step
-        }
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Name the model's parameters as before compilation."""
+        named = self.model.named_parameters()
+        return {name.replace("_orig_mod.", ""): parameter for name, parameter in named}
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self.named_parameters().items() if p.requires_grad}
+
+    def take_over(self, record: run.Proof | None, step: int) -> None:
+        """Keep the phases that an earlier attempt profiled up to `step`, which was resumed from."""
+        for first, phase in record.phases.items() if record else ():
+            if phase.profiled_step <= step:
+                self.phases[first] = phase
+
+    # ---- claim 1: FP8 layers multiply in FP8 ----
 
     @property
     def emulated(self) -> bool:
@@ -105,273 +104,264 @@ class Proof:
 
     @property
     def fp8_flops_expected(self) -> int:
-        """FLOPs per step that the converted layers account for: 2 M N K for each GEMM with FP8
-        operands."""
-        weights = sum(
-            m.in_features * m.out_features * float8.fp8_products(m) for m in self.converted.values()
-        )
-        return 2 * self.tokens * self.passes_per_step * weights
+        """Count the FLOPs of a step's FP8 matmuls: 2 M N K each."""
+        layers = self.converted.values()
+        elements = sum(m.in_features * m.out_features * float8.fp8_products(m) for m in layers)
+        return 2 * self.tokens * elements
 
     @property
-    def fp8_flops(self) -> int:
-        """FLOPs per step that `aten::_scaled_mm`, or a compiled kernel in its place, was last seen
-        to do."""
-        return _in_fp8(self.gemm_flops)
+    def fp8_flops_per_token(self) -> float:
+        """Divide the FP8 FLOPs of the profiled step, without what is computed twice, by tokens."""
+        return min(self.fp8_flops, self.fp8_flops_expected) / self.tokens
 
-    def trainable(self) -> dict[str, nn.Parameter]:
-        return {
-            n.replace("_orig_mod.", ""): p
-            for n, p in self.model.named_parameters()
-            if p.requires_grad
-        }
+    @contextmanager
+    def profile(self, step: int, first: int = 1, in_fp8: bool = True) -> Iterator[None]:
+        """Profile what runs inside, one step, and check its matmuls and collectives.
+
+        Args:
+            first: the first step of the phase.
+            in_fp8: whether the phase is in FP8, if the recipe is.
+        """
+        several = self.dims.world_size > 1
+        activities = None if several else [ProfilerActivity.CPU]  # None: GPUs' too, for NCCL
+        with profile(activities=activities, record_shapes=True) as profiler:
+            yield
+        events = [event for event in profiler.events() if event.device_type == DeviceType.CPU]
+        flops = count_matmul_flops(events)
+        self.phases[str(first)] = run.Phase(in_fp8=in_fp8, profiled_step=step, gemm_flops=flops)
+        self.profiled_step, self.fp8_flops = step, _in_fp8(flops)
+        kernels = {_ATTENTION[event.name] for event in events if event.name in _ATTENTION}
+        self.attention = ", ".join(sorted(kernels)) or None
+        if several:
+            self._check_collectives(profiler)
+        if not self.emulated:
+            self._check_matmuls(step, in_fp8)
+
+    def _check_matmuls(self, step: int, in_fp8: bool) -> None:
+        did = f"in step {step} aten::_scaled_mm did {self.fp8_flops:.3e} FLOPs"
+        if not in_fp8 and self.fp8_flops:
+            raise ProofError(f"{did}, and the recipe has this step in bf16")
+        # Activation checkpointing computes more than is expected.
+        if in_fp8 and self.fp8_flops < 0.99 * self.fp8_flops_expected:
+            hint = ""
+            if self.config.model.freeze:
+                hint = (
+                    "; of frozen layers before all trained ones nothing is computed backward: "
+                    "add them to filter_fqns"
+                )
+            raise ProofError(
+                f"{did}, and the {len(self.converted)} converted layers account for "
+                f"{self.fp8_flops_expected:.3e}: not (all) of the FP8 recipe ran in FP8{hint}"
+            )
+
+    def _check_collectives(self, profiler) -> None:
+        sent = self.collectives = collectives.record(
+            profiler,
+            self.config,
+            self.dims,
+            shapes={name: p.shape for name, p in self.named_parameters().items()},
+            converted={f"{name}.weight" for name in self.converted},
+            passes=self.passes_per_step,
+        )
+        if self.config.quantize.linear.float8.enable_fsdp_float8_all_gather:
+            key = "quantize.linear.float8.enable_fsdp_float8_all_gather"
+            _check_bytes(key, "weights", sent.gathered_bytes, sent.gathered_bytes_expected)
+        if self.config.quantize.gradients:
+            key = "quantize.gradients"
+            _check_bytes(key, "gradients", sent.reduced_bytes, sent.reduced_bytes_expected)
+
+    # ---- claim 2: parameters are in the optimizer ----
 
     def _check_optimizer(self) -> None:
-        """Claim 2."""
-        owned = {
-            id(p) for opt in self.optimizers for group in opt.param_groups for p in group["params"]
-        }
+        owned = set()
+        for group in self.optimizer.param_groups:
+            owned.update(map(id, group["params"]))
         self.orphans = [name for name, p in self.trainable().items() if id(p) not in owned]
-        if self.orphans and not self.allow_orphans:
+        if self.orphans and self.config.optimizer.built != "before_conversion":
             raise ProofError(
-                f"{len(self.orphans)} trainable parameters are in no optimizer and would never learn, "
-                f"{self.orphans[0]} among them: build the optimizer after the FP8 conversion, which can replace "
-                "parameters"
+                f"{len(self.orphans)} trainable parameters are in no optimizer and would never "
+                f"learn, {self.orphans[0]} among them: build the optimizer after the FP8 "
+                "conversion, which can replace parameters"
             )
+
+    # ---- claim 3: parameters move ----
 
     @torch.no_grad()
     def before_step(self) -> None:
-        """Before the first optimizer step: find in every parameter some elements that it must
-        change.
+        """Before the first optimizer step: find elements of each parameter that it must change.
 
-        After a resume the optimizer's moments are old and its step can be of any size: then nothing
-        is certain.
+        After a resume nothing is certain to change: the optimizer's moments are old, and its step
+        can be of any size.
         """
-        self._resumed = any(opt.state for opt in self.optimizers)
-        groups = [group for opt in self.optimizers for group in opt.param_groups]
-        learning_rate = {id(p): group["lr"] for group in groups for p in group["params"]}
+        self._resumed = bool(self.optimizer.state)
+        self._witnesses: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        lr = float(self.optimizer.param_groups[0]["lr"])
         for name, parameter in self.trainable().items():
             if parameter.grad is None:
                 raise ProofError(f"{name} is trainable and got no gradient")
-            if self._resumed:
-                continue
-            lr = float(
-                learning_rate.get(id(parameter), groups[0]["lr"])
-            )  # an orphan's: what it ought to be
-            if witness := _find_witness(local(parameter), local(parameter.grad), lr):
+            witness = _find_witness(local(parameter), local(parameter.grad), lr)
+            if witness and not self._resumed:
                 self._witnesses[name] = witness
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Claim 3, after the first optimizer step."""
-        parameters, still = self.trainable(), []
+        """After the first optimizer step: check that these elements changed."""
+        parameters = self.trainable()
+        owned = {name: p for name, p in parameters.items() if name not in self.orphans}
+        still = []
         for name, (index, before) in self._witnesses.items():
             if torch.equal(local(parameters[name]).flatten()[index], before):
                 still.append(name)
-        if owned_still := [name for name in still if name not in self.orphans]:
+        stuck = [name for name in still if name in owned]
+        if stuck:
             raise ProofError(
-                f"{len(owned_still)} parameters did not move in the first optimizer step, {owned_still[0]} among them, "
-                "although their gradient and dtype allow it: the optimizer steps something else"
+                f"{len(stuck)} parameters did not move in the first optimizer step, {stuck[0]} "
+                "among them, although their gradient and dtype allow it: the optimizer steps "
+                "something else"
             )
-        owned = [p for name, p in parameters.items() if name not in self.orphans]
-        self.parameters = {
-            "trainable": len(parameters),
-            "in_optimizer": len(owned),
-            "elements_in_optimizer": sum(p.numel() for p in owned),
-            "orphans": self.orphans,
-            "frozen": [
-                n.replace("_orig_mod.", "")
-                for n, p in self.model.named_parameters()
-                if not p.requires_grad
-            ],
-            "moved_in_first_step": len(self._witnesses) - len(still),
-            "still_in_first_step": still,
-            # bf16 keeps 8 significant bits: lr 5e-7 of the first step cannot move a norm weight of
-            # 1.0
-            "dtype_cannot_hold_first_update": []
-            if self._resumed
-            else sorted(set(parameters) - set(self._witnesses)),
-            "bytes_per_parameter": self._bytes_per_parameter(owned),
-        }
-        self._witnesses = {}
-
-    def _bytes_per_parameter(self, owned: list[nn.Parameter]) -> dict[str, float]:
-        """What this rank keeps from step to step: its tensors of parameters and of the optimizer's
-        states."""
-        kept = [
-            tensor
-            for opt in self.optimizers
-            for state in opt.state.values()
-            for tensor in state.values()
-        ]
-        weights, states = (
-            sum(local(tensor).nbytes for tensor in tensors) for tensors in (owned, kept)
+        # bf16 keeps 8 significant bits: lr 5e-7 of the first step cannot move a norm weight of 1.0
+        unmovable = sorted(parameters.keys() - self._witnesses.keys())
+        self.parameters = run.Parameters(
+            trainable=len(parameters),
+            in_optimizer=len(owned),
+            elements_in_optimizer=sum(p.numel() for p in owned.values()),
+            orphans=self.orphans,
+            frozen=[n for n, p in self.named_parameters().items() if not p.requires_grad],
+            moved_in_first_step=len(self._witnesses) - len(still),
+            still_in_first_step=still,
+            dtype_cannot_hold_first_update=[] if self._resumed else unmovable,
+            bytes_per_parameter=self._bytes_per_parameter(owned.values()),
         )
-        elements = sum(local(parameter).numel() for parameter in owned)
-        return {"weights": weights / elements, "states": states / elements}
 
-    @contextmanager
-    def profile(self, step: int, first: int = 1, in_fp8: bool = True):
-        """Claim 1: profile what runs inside, and count the FLOPs of its matrix multiplications by
-        operator.
-
-        `first` is the phase's first step, `in_fp8` whether the phase is in FP8, where the recipe
-        is.
-        """
-        with profile(
-            activities=collectives.activities(self.sharding), record_shapes=True
-        ) as profiler:
-            yield
-        events = [event for event in profiler.events() if event.device_type == DeviceType.CPU]
-        self.profiled_step, self.gemm_flops = step, count_gemm_flops(events)
-        self.attention = sorted(
-            {_ATTENTION_OPS[event.name] for event in events if event.name in _ATTENTION_OPS}
+    def _bytes_per_parameter(self, owned: Iterable[nn.Parameter]) -> dict[str, float]:
+        """Measure what this rank keeps from step to step: weights and optimizer states."""
+        weights = [local(parameter) for parameter in owned]
+        elements = sum(weight.numel() for weight in weights)
+        states = sum(
+            sum(local(tensor).nbytes for tensor in state.values())
+            for state in self.optimizer.state.values()
         )
-        self.phases[first] = {
-            "in_fp8": in_fp8,
-            "profiled_step": step,
-            "gemm_flops": self.gemm_flops,
-        }
-        if self.sharding:
-            self._check_wire(profiler)
-        if self.emulated:
-            return
-        if not in_fp8 and self.fp8_flops:
-            raise ProofError(
-                f"in step {step} aten::_scaled_mm did {self.fp8_flops:.3e} FLOPs, and the recipe has this step in bf16"
-            )
-        expected = (
-            0.99 * self.fp8_flops_expected
-        )  # more where activation checkpointing computes twice
-        if in_fp8 and self.fp8_flops < expected:
-            frozen = any(not parameter.requires_grad for parameter in self.model.parameters())
-            hint = "; of frozen layers before all trained ones nothing is computed backward: add them to filter_fqns"
-            raise ProofError(
-                f"in step {step} aten::_scaled_mm did {self.fp8_flops:.3e} FLOPs, and the {len(self.converted)} "
-                f"converted layers account for {self.fp8_flops_expected:.3e}: not (all) of the FP8 recipe ran in FP8"
-                f"{hint if frozen else ''}"
-            )
-
-    def _check_wire(self, profiler) -> None:
-        """The second half of claim 1."""
-        shapes = {
-            name.replace("_orig_mod.", ""): p.shape for name, p in self.model.named_parameters()
-        }
-        weights = [f"{name}.weight" for name in self.converted]
-        expected = self.sharding.expected(shapes, weights, self.passes_per_step)
-        self.sent = collectives.record(profiler, self.sharding) | expected
-        gathered, promised = (
-            self.sent[key] for key in ("gathered_bytes", "gathered_bytes_expected")
-        )
-        if self.sharding.fp8 and not 0 < gathered <= promised:
-            raise ProofError(
-                f"in step {self.profiled_step} ranks gathered {gathered:,} bytes of weights, and with those of "
-                f"{len(weights)} converted layers in FP8 it would be {promised:,}: not (all) of what "
-                "enable_fsdp_float8_all_gather promises was sent in FP8"
-            )
-        reduced, promised = (self.sent[key] for key in ("reduced_bytes", "reduced_bytes_expected"))
-        if self.sharding.fp8_gradients and not 0 < reduced <= promised:
-            raise ProofError(
-                f"in step {self.profiled_step} ranks sent {reduced:,} bytes of gradients, and in FP8 with their scales "
-                f"it would be {promised:,}: not (all) of what quantize.gradients promises was sent in FP8"
-            )
-
-    def record(self) -> dict:
-        """The contents of proof.json; FLOPs and shares are those of the last phase in FP8, if there
-        is one."""
-        last = max(self.phases, key=lambda first: (self.phases[first]["in_fp8"], first))
-        gemm_flops = self.phases[last]["gemm_flops"]
-        total = sum(gemm_flops.values())
         return {
-            "recipe_name": self.recipe_name,
-            "emulated": self.emulated,
-            "converted_modules": {name: list(m.weight.shape) for name, m in self.converted.items()},
-            "profiled_step": self.phases[last]["profiled_step"],
-            "gemm_flops": gemm_flops,
-            "fp8_flops": _in_fp8(gemm_flops),
-            "fp8_flops_expected": self.fp8_flops_expected,
-            "fp8_share_of_matmul_flops": _in_fp8(gemm_flops) / total if total else None,
-            "phases": {first: self.phases[first] for first in sorted(self.phases)},
-            "attention": ", ".join(self.attention) or None,
-            "parameters": self.parameters,
-            "collectives": self.sent,
+            "weights": sum(weight.nbytes for weight in weights) / elements,
+            "states": states / elements,
         }
 
+    # ---- proof.json ----
 
-def _in_fp8(gemm_flops: dict[str, int]) -> int:
-    """FLOPs of FP8 products, of those by operator or kernel."""
-    return sum(count for name, count in gemm_flops.items() if "_scaled_mm" in name)
+    def record(self) -> run.Proof:
+        """Sum up the evidence; FLOPs and shares are those of the last phase in FP8, if any."""
+        phase = max(self.phases.values(), key=lambda phase: (phase.in_fp8, phase.profiled_step))
+        fp8, total = _in_fp8(phase.gemm_flops), sum(phase.gemm_flops.values())
+        weights = {name: list(layer.weight.shape) for name, layer in self.converted.items()}
+        return run.Proof(
+            recipe_name=self.recipe_name,
+            emulated=self.emulated,
+            converted_modules=weights,
+            profiled_step=phase.profiled_step,
+            gemm_flops=phase.gemm_flops,
+            fp8_flops=fp8,
+            fp8_flops_expected=self.fp8_flops_expected,
+            fp8_share_of_matmul_flops=fp8 / total if total else None,
+            phases=self.phases,
+            attention=self.attention,
+            parameters=self.parameters,
+            collectives=self.collectives,
+        )
 
 
-def count_gemm_flops(events) -> dict[str, int]:
-    """FLOPs by operator of a profile's matrix multiplications by linear layers and experts;
-    attention's are not in it.
+def _check_bytes(key: str, what: str, sent: int, expected: int) -> None:
+    if not 0 < sent <= expected:
+        raise ProofError(
+            f"ranks sent {sent:,} bytes of {what} in a step, and in FP8 it would be {expected:,}: "
+            f"not (all) of what {key} promises was sent in FP8"
+        )
 
-    `events` are those of `torch.profiler.profile(record_shapes=True)`. What torch.compile calls
-    while it compiles, to trace or to try kernels, is not counted: a phase of one step is profiled
-    in the step that compiles it.
+
+# ---- reading a profile ----
+
+_FP8_MATMULS = {"aten::_scaled_mm", "aten::_scaled_mm_v2"}
+# Of linear layers and of experts, which a CPU multiplies one after the other. Attention is bmm or a
+# kernel of its own.
+_MATMULS = {"aten::mm", "aten::addmm", "aten::_grouped_mm"}
+_ATTENTION = {
+    "aten::_scaled_dot_product_cudnn_attention": "cudnn",
+    "aten::_scaled_dot_product_flash_attention": "flash",
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
+    "aten::_scaled_dot_product_efficient_attention": "efficient",
+    "aten::_scaled_dot_product_attention_math": "math",
+}
+# With max-autotune inductor may compile a matmul into a kernel of its own, as
+# triton_tem_fused__scaled_mm_3.
+_TEMPLATE = re.compile(r"triton_tem_.*?_(scaled_|add)?mm_")
+_COMPILATIONS = {
+    f"{key} (dynamo_timed)" for key in ("_compile.compile_inner", "backward._backward_impl")
+}
+
+
+def count_matmul_flops(events: Iterable) -> dict[str, int]:
+    """Count the FLOPs of matmuls by operator, in a profile with shapes; without attention's.
+
+    What torch.compile calls while it compiles, to trace or to try kernels, is not counted: a phase
+    of one step is profiled in the step that compiles it.
     """
-    gemms = [event for event in events if event.name in _GEMM_OPS and not _compiling(event)]
-    # Eager FP8 enters as aten::mm of a tensor subclass, which calls _scaled_mm; other GEMMs may
-    # call one another too.
-    around_fp8 = {
-        id(parent) for event in gemms if event.name in _FP8_OPS for parent in _callers(event)
-    }
     flops = Counter()
-    for event in gemms:
-        is_fp8 = event.name in _FP8_OPS
-        inside = any(
-            parent.name in (_FP8_OPS if is_fp8 else _GEMM_OPS) for parent in _callers(event)
-        )
-        if inside or (not is_fp8 and id(event) in around_fp8):
-            continue
-        # addmm has the bias first; every other operand after the two matrices is a scale or an
-        # output
-        left, right = (
-            event.input_shapes[1:3] if event.name == "aten::addmm" else event.input_shapes[:2]
-        )
-        flops[event.name] += (
-            2 * math.prod(left) * right[-1]
-        )  # all experts' rows are in one matrix of a grouped product
     for event in events:
-        if (product := _TEMPLATE.match(event.name)) and not _compiling(event):
-            name = "triton _scaled_mm" if product[1] == "scaled_" else "triton mm"
-            flops[name] += _template_flops(event.input_shapes)
+        for matmul in _matmuls(event) if event.cpu_parent is None else ():
+            name, count = _flops(matmul)
+            flops[name] += count
     return dict(flops)
 
 
-def _template_flops(shapes: list[list[int]]) -> int:
-    """FLOPs of a kernel that gets two operands first, each perhaps transposed, and the product
-    last.
+def _matmuls(event) -> list:
+    """List the matmuls that an operator is or calls.
 
-    (m k) (k n) (m n) is (m n k) squared. Scales of rows have a dimension of 1, and are no matrices.
+    Eager FP8 enters as aten::mm of a tensor subclass, which calls _scaled_mm: the latter counts.
+    Any other matmul that calls matmuls counts itself.
     """
-    left, right, *_, product = [
-        math.prod(shape) for shape in shapes if len(shape) == 2 and min(shape) > 1
-    ]
-    return 2 * math.isqrt(left * right * product)
+    if event.name in _COMPILATIONS:
+        return []
+    if event.name in _FP8_MATMULS or _TEMPLATE.match(event.name):
+        return [event]
+    called = []
+    for child in event.cpu_children:
+        called += _matmuls(child)
+    if event.name in _MATMULS:
+        return [matmul for matmul in called if matmul.name in _FP8_MATMULS] or [event]
+    return called
 
 
-def _compiling(event) -> bool:
-    """Whether torch.compile called it to compile; what is called to record CUDA graphs is the
-    step's own work."""
-    return any(parent.name in _COMPILATIONS for parent in _callers(event))
+def _flops(matmul) -> tuple[str, int]:
+    """Name a matmul's operator and count its FLOPs, 2 M N K."""
+    template = _TEMPLATE.match(matmul.name)
+    if template:  # two operands come first, each perhaps transposed, and the output last
+        # Scales of rows have a dimension of 1 and are no matrices.
+        matrices = [math.prod(s) for s in matmul.input_shapes if len(s) == 2 and min(s) > 1]
+        name = "triton _scaled_mm" if template[1] == "scaled_" else "triton mm"
+        # (m k) (k n) (m n) is (m n k) squared
+        return name, 2 * math.isqrt(matrices[0] * matrices[1] * matrices[-1])
+    operands = matmul.input_shapes[matmul.name == "aten::addmm" :]  # without addmm's bias
+    # A grouped matmul has the rows of all experts in its left operand.
+    return matmul.name, 2 * math.prod(operands[0]) * operands[1][-1]
 
 
-def _callers(event) -> list:
-    """The operators that called this one, innermost first."""
-    callers = []
-    while (event := event.cpu_parent) is not None:
-        callers.append(event)
-    return callers
+def _in_fp8(flops: dict[str, int]) -> int:
+    """Add up the FLOPs of FP8 matmuls."""
+    return sum(count for name, count in flops.items() if "_scaled_mm" in name)
+
+
+# ---- finding elements that must move ----
+
+_CHUNK = 1 << 24  # elements looked at together, which bounds memory
+_WITNESSES = 64  # elements remembered per parameter
 
 
 def _find_witness(
     weight: torch.Tensor, grad: torch.Tensor, lr: float
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Indices and values of some elements that Adam's first step, lr * g / (|g| + eps), is sure to
-    change, if any.
+    """Find some elements that Adam's first step, lr * g / (|g| + eps), is sure to change, if any.
 
-    Half the step is taken for certain, and gradients near eps (1e-8) are left out.
+    Returns their indices and values. Half the step is taken for certain, and gradients near eps
+    (1e-8) are left out.
     """
     weights, grads = weight.flatten(), grad.flatten()
     for start in range(0, weights.numel(), _CHUNK):

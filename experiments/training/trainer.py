@@ -38,7 +38,7 @@ from experiments.config.phases import first_and_last, fp8_steps
 from experiments.config.rules import FLOAT8, flat
 from experiments.corpus import rows, tokens
 from experiments.jobs.signals import Interrupted, Stop
-from experiments.training import collectives, compile_cache
+from experiments.training import compile_cache
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.metrics import NOT_STEADY_STEPS, Metrics
 from experiments.training.proof import PROFILED_STEP, RECORDING_STEP, Proof
@@ -132,13 +132,11 @@ class Trainer(titan.Trainer):
             )  # nothing to cast; autocast would only slow down every operator
         self.fp8_steps = fp8_steps(job_config)
         self.proof = Proof(
-            model=self.model_parts[0],
-            optimizers=list(self.optimizers),
-            recipe_name=job_config.quantize.linear.float8.recipe_name,
-            tokens=training.local_batch_size * training.seq_len,
-            passes_per_step=self.gradient_accumulation_steps,
-            allow_orphans=convert_late,
-            sharding=collectives.sharding(job_config, self.parallel_dims),
+            job_config,
+            self.model_parts[0],
+            self.optimizers.optimizers[0],
+            self.parallel_dims,
+            self.gradient_accumulation_steps,
         )
         self.data = self.dataloader.rows.token_file.path.name
         self.checkpointer.identity = json.loads(json.dumps(_identity(job_config, self.data)))
@@ -302,12 +300,7 @@ class Trainer(titan.Trainer):
             watch.remove()
             self.proof.after_step()
         if profiled:
-            useful = min(
-                self.proof.fp8_flops, self.proof.fp8_flops_expected
-            )  # without what is computed twice
-            self.metrics_processor.fp8_flops_per_token = useful / (
-                self.proof.tokens * self.proof.passes_per_step
-            )
+            self.metrics_processor.fp8_flops_per_token = self.proof.fp8_flops_per_token
 
     def _profiles(self) -> bool:
         """Whether this step is its phase's profiled one; in a phase that ends before that, its last

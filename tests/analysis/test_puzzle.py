@@ -37,7 +37,7 @@ def proof_of_a_step(trainer) -> tuple[dict, set[str]]:
 
 def test_optimizer_built_first_does_not_own_what_is_converted(train):
     record, owned = proof_of_a_step(train(recipe("puzzle_fp8_optimizer_first").config)[0])
-    parameters = record["parameters"]
+    parameters = record.parameters.model_dump()
     assert not owned & LINEARS and "tok_embeddings.weight" in owned
     assert set(parameters["orphans"]) == set(parameters["still_in_first_step"]) == LINEARS
     assert (
@@ -45,12 +45,12 @@ def test_optimizer_built_first_does_not_own_what_is_converted(train):
         parameters["in_optimizer"],
         parameters["moved_in_first_step"],
     ) == (39, 11, 2)
-    assert len(record["converted_modules"]) == len(LINEARS)
+    assert len(record.converted_modules) == len(LINEARS)
 
 
 def test_optimizer_built_last_owns_and_moves_all(train):
     record, owned = proof_of_a_step(train(recipe("puzzle_fp8_optimizer_last").config)[0])
-    parameters = record["parameters"]
+    parameters = record.parameters.model_dump()
     assert (
         owned > LINEARS
         and len(owned) == parameters["in_optimizer"] == parameters["trainable"] == 39
@@ -63,8 +63,8 @@ def test_optimizer_built_last_owns_and_moves_all(train):
 
 def test_frozen_weights_are_the_orphans(train):
     record, owned = proof_of_a_step(train(recipe("puzzle_bf16_frozen").config)[0])
-    assert set(record["parameters"]["frozen"]) == LINEARS
-    assert not owned & LINEARS and len(owned) == record["parameters"]["trainable"] == 11
+    assert set(record.parameters.frozen) == LINEARS
+    assert not owned & LINEARS and len(owned) == record.parameters.trainable == 11
 
 
 # ---- what is still refused ----

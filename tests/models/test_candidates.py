@@ -75,7 +75,7 @@ def test_the_proof_is_of_a_step_that_calls_operators(name, step, train):
     with torch._inductor.config.patch({"triton.cudagraphs": None}):
         trainer, _ = train(config, count=4)
         assert torch._inductor.config.triton.cudagraphs == (step == 2)
-    assert trainer.proof.record()["profiled_step"] == step
+    assert trainer.proof.record().profiled_step == step
 
 
 @pytest.mark.gpu

@@ -10,7 +10,7 @@ from torch.profiler import profile
 
 from experiments import decide
 from experiments.config import recipes
-from experiments.training.proof import count_gemm_flops
+from experiments.training.proof import count_matmul_flops
 
 from models import device  # noqa: F401  # before torchtitan  # isort: skip
 from torchtitan.models.utils import get_moe_model_nparams_and_flops
@@ -77,11 +77,11 @@ def test_a_run_proves_the_share_that_sizes_predict(train):
     trainer, _ = train(recipes.load("tensorwise_fp8_compiled", ["cpu"], keys).config, count=3)
     proof, args = trainer.proof.record(), trainer.model_args
     in_fp8 = attention_layers(args)
-    assert set(proof["converted_modules"]) == in_fp8
-    assert proof["fp8_share_of_matmul_flops"] == pytest.approx(
+    assert set(proof.converted_modules) == in_fp8
+    assert proof.fp8_share_of_matmul_flops == pytest.approx(
         flops.share_of_products(args, in_fp8), rel=1e-12
     )
-    assert proof["parameters"]["elements_in_optimizer"] == flops.parameters(args)
+    assert proof.parameters.elements_in_optimizer == flops.parameters(args)
 
 
 def test_a_grouped_product_counts_each_row_once():
@@ -93,7 +93,7 @@ def test_a_grouped_product_counts_each_row_once():
     with profile(record_shapes=True) as profiler:
         out = torch._grouped_mm(x, w.transpose(-2, -1), offs=ends)
         out.backward(torch.ones_like(out))
-    assert count_gemm_flops(profiler.events()) == {"aten::_grouped_mm": 3 * 2 * 48 * 16 * 32}
+    assert count_matmul_flops(profiler.events()) == {"aten::_grouped_mm": 3 * 2 * 48 * 16 * 32}
 
 
 @pytest.mark.parametrize("patterns", [[], ["*.router.gate"]])

@@ -85,11 +85,11 @@ def test_a_run_in_fp8_proves_itself(train):
     """The fused layers are what runs in FP8, and all of them move; eager, to be quick."""
     trainer, _ = train(recipe(*TINY, "training.steps=1", "compile.enable=false").config)
     record = trainer.proof.record()
-    assert record["converted_modules"].keys() == {
+    assert record.converted_modules.keys() == {
         f"layers.{i}.{name}" for i in range(4) for name in BLOCK
     }
-    assert record["converted_modules"]["layers.0.attention.wqkv"] == [256 + 2 * 128, 256]
-    assert record["fp8_flops"] == record["fp8_flops_expected"] > 0
-    assert record["parameters"]["trainable"] == record["parameters"]["in_optimizer"] == 4 * 6 + 3
+    assert record.converted_modules["layers.0.attention.wqkv"] == [256 + 2 * 128, 256]
+    assert record.fp8_flops == record.fp8_flops_expected > 0
+    assert record.parameters.trainable == record.parameters.in_optimizer == 4 * 6 + 3
     moved = 4 * 4 + 2  # bf16 norm weights of 1 cannot take so small a step
-    assert record["parameters"]["moved_in_first_step"] == moved
+    assert record.parameters.moved_in_first_step == moved

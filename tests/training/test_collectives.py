@@ -1,5 +1,5 @@
-"""What ranks send: the recorded table against the closed form, and a run that promises FP8 and
-sends bf16.
+"""What ranks send: the recorded table against the closed form, and runs that promise FP8 and send
+something else.
 
 One process stands for rank 0 of several: the backend `fake` takes every collective and sends
 nothing. That real ones are recorded the same way is part of tests/jobs/test_launcher.py.
@@ -20,27 +20,29 @@ from torchtitan import train as titan
 from torchtitan.distributed import ParallelDims
 
 from experiments.config import recipes
+from experiments.records.run import Collectives
 from experiments.training import collectives
 from experiments.training.proof import Proof, ProofError
 from experiments.training.trainer import Trainer
 from models import float8, llama, train_spec
 from models.train_spec import parallelize
 
-TOKENS = 32
 EACH, COMBINED = "tensorwise_fp8_allgather_amax_each", "tensorwise_fp8_allgather"
 LAYERS = 7  # linear ones of the model's one block
 
 
 @cache
-def profile_step(name: str, *overrides: str, ranks: int = 2) -> dict:
+def profile_step(name: str, *overrides: str, ranks: int = 2) -> Collectives:
     """What the proof records of collectives, of one forward and backward pass of a recipe on a
     model of one block."""
-    config = recipes.load(name, ["cpu"], ["compile.enable=false", *overrides]).config
-    keys = config.parallelism
+    keys = ["compile.enable=false", "training.local_batch_size=1", "training.seq_len=32"]
+    config = recipes.load(name, ["cpu"], [*keys, *overrides]).config
+    degrees = config.parallelism
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
         dims = ParallelDims(
-            dp_replicate=keys.data_parallel_replicate_degree, dp_shard=keys.data_parallel_shard_degree,
+            dp_replicate=degrees.data_parallel_replicate_degree,
+            dp_shard=degrees.data_parallel_shard_degree,
             cp=1, tp=1, pp=1, ep=1, etp=1, world_size=ranks,
         )  # fmt: skip
         dims.build_mesh()
@@ -48,105 +50,93 @@ def profile_step(name: str, *overrides: str, ranks: int = 2) -> dict:
         converter = float8.Float8Converter(config, dims)
         converter.convert(model)
         model = parallelize(model, dims, config)
-        fp8 = config.quantize.linear.float8.recipe_name
-        sharding = collectives.sharding(config, dims)
-        proof = Proof(model, [], fp8, TOKENS, allow_orphans=True, sharding=sharding)
+        proof = Proof(config, model, torch.optim.AdamW(model.parameters()), dims)
         with proof.profile(1):
-            model(torch.zeros(1, TOKENS, dtype=torch.long)).float().mean().backward()
+            model(torch.zeros(1, 32, dtype=torch.long)).float().mean().backward()
             converter.post_optimizer_hook([model])
-        return proof.record()["collectives"]
+        return proof.collectives
     finally:
         dist.destroy_process_group()
-
-
-def calls(record: dict, collective: str) -> dict[tuple[int, str], int]:
-    return {
-        (r["ranks"], r["dtype"]): r["calls"]
-        for r in record["table"]
-        if r["collective"] == collective
-    }
 
 
 @pytest.mark.parametrize(
     ("recipe", "overrides", "ranks", "all_reduces"),
     [
-        ("baseline_compiled", [], 2, 0),
-        ("tensorwise_fp8_compiled", [], 2, 0),
-        (EACH, [], 2, 2 * LAYERS),  # once for each of two gathers
-        (COMBINED, [], 4, 2 * LAYERS + 1),  # the first step has no scales from the one before
-        ("fp8_gradients", [], 2, 0),
-        ("fp8_gradients", [], 3, 0),  # 3: rows and blocks are padded
-        ("baseline_compiled", ["parallelism.fsdp_reshard_after_forward=never"], 2, 0),
-        (
-            "baseline_compiled",
-            ["parallelism.fsdp_reshard_after_forward=always"],
-            3,
-            0,
-        ),  # 3: rows are padded
+        ("baseline_compiled", (), 2, 0),
+        ("tensorwise_fp8_compiled", (), 2, 0),
+        (EACH, (), 2, 2 * LAYERS),  # once for each of two gathers
+        (COMBINED, (), 4, 2 * LAYERS + 1),  # the first step has no scales from the one before
+        ("fp8_gradients", (), 2, 0),
+        ("fp8_gradients", (), 3, 0),  # 3: rows and blocks are padded
+        ("baseline_compiled", ("parallelism.fsdp_reshard_after_forward=never",), 2, 0),
+        ("baseline_compiled", ("parallelism.fsdp_reshard_after_forward=always",), 3, 0),
     ],
 )
 def test_bytes_are_those_of_the_closed_form(recipe, overrides, ranks, all_reduces):
     record = profile_step(recipe, *overrides, ranks=ranks)
-    assert record["gathered_bytes"] == record["gathered_bytes_expected"] > 0
-    assert record["reduced_bytes"] == record["reduced_bytes_expected"] > 0
-    assert record["all_reduces"] == all_reduces
-    for row in record["table"]:
-        share = (ranks - 1) / ranks * (2 if row["collective"] == collectives.ALL_REDUCE else 1)
-        assert row["bus_bytes"] == pytest.approx(row["payload_bytes"] * share, abs=row["calls"])
-
-
-def test_fp8_saves_half_of_the_blocks_weights():
-    bf16, fp8 = (profile_step(name)["gathered_bytes"] for name in ("tensorwise_fp8_compiled", EACH))
-    assert bf16 - fp8 == 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 768 * 256)
+    assert record.gathered_bytes == record.gathered_bytes_expected > 0
+    assert record.reduced_bytes == record.reduced_bytes_expected > 0
+    assert record.all_reduces == all_reduces
+    for row in record.table:
+        share = (ranks - 1) / ranks * (2 if row.collective == "all-reduce" else 1)
+        assert row.ranks == ranks
+        assert row.bus_bytes == pytest.approx(row.payload_bytes * share, abs=1)
 
 
 @pytest.mark.parametrize("recipe", ["baseline_compiled", "fp8_gradients"])
 def test_replicas_reduce_their_shards_of_gradients_in_float32(recipe):
     record = profile_step(recipe, "parallelism.data_parallel_replicate_degree=2", ranks=4)
-    assert (record["shards"], record["replicas"]) == (2, 2)
-    assert record["gathered_bytes"] == record["gathered_bytes_expected"]
-    [row] = [row for row in record["table"] if row["collective"] == collectives.ALL_REDUCE]
-    assert (
-        row["payload_bytes"]
-        == row["bus_bytes"]
-        == profile_step("baseline_compiled")["reduced_bytes"] / 2
-    )
+    assert (record.shards, record.replicas) == (2, 2)
+    assert record.gathered_bytes == record.gathered_bytes_expected
+    [row] = [row for row in record.table if row.collective == "all-reduce"]
+    alone = profile_step("baseline_compiled").reduced_bytes
+    assert row.payload_bytes == row.bus_bytes == alone / 2
 
 
-def test_a_run_that_promises_fp8_and_sends_bf16_fails(monkeypatch):
-    """torchao's layer, which casts its weight itself where FSDP2 has not."""
-    monkeypatch.setattr(
-        float8, "replace", lambda config, **keys: replace(config, **keys | _IN_BF16)
-    )
-    with pytest.raises(
-        ProofError, match="not .all. of what enable_fsdp_float8_all_gather promises"
-    ):
-        profile_step.__wrapped__(EACH)
+def test_what_fp8_saves():
+    """Half of the blocks' weights; and gradients take 260 bytes where float32 takes 1,024."""
+    saved = profile_step("tensorwise_fp8_compiled").gathered_bytes
+    saved -= profile_step(EACH).gathered_bytes
+    assert saved == 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 768 * 256)
+    fp8, float32 = (profile_step(name) for name in ("fp8_gradients", "baseline_compiled"))
+    assert fp8.reduced_bytes / float32.reduced_bytes == pytest.approx(260 / 1024, rel=2e-3)
 
 
-def test_a_run_that_promises_fp8_and_of_which_no_gather_is_seen_fails(monkeypatch):
+# ---- promises that are not kept ----
+
+
+def gather_in_bf16(patch) -> None:
+    """torchao's layer casts its weight itself where FSDP2 has not."""
+    keys = {"enable_fsdp_float8_all_gather": False}
+    patch.setattr(float8, "replace", lambda config, **more: replace(config, **more | keys))
+
+
+def see_no_gather(patch) -> None:
     """As where another version of torch gathers by an operator that is not counted."""
-    monkeypatch.delitem(collectives._OPERATORS, "c10d::_allgather_base_")
-    with pytest.raises(ProofError, match="gathered 0 bytes of weights"):
-        profile_step.__wrapped__(EACH)
+    patch.delitem(collectives._OPERATORS, "c10d::_allgather_base_")
 
 
-def test_a_run_that_promises_fp8_gradients_and_sends_float32_fails(monkeypatch):
-    monkeypatch.setattr(train_spec, "Fp8ReduceScatter", DefaultReduceScatter)
-    with pytest.raises(
-        ProofError, match="not .all. of what quantize.gradients promises was sent in FP8"
-    ):
-        profile_step.__wrapped__("fp8_gradients")
+def reduce_in_float32(patch) -> None:
+    patch.setattr(train_spec, "Fp8ReduceScatter", DefaultReduceScatter)
 
 
-def test_fp8_gradients_take_260_bytes_where_float32_takes_1024():
-    float32, fp8 = (
-        profile_step(name)["reduced_bytes"] for name in ("baseline_compiled", "fp8_gradients")
-    )
-    assert fp8 / float32 == pytest.approx(260 / 1024, rel=2e-3)  # a last block may be padded
+@pytest.mark.parametrize(
+    ("recipe", "harm", "sentence"),
+    [
+        (EACH, gather_in_bf16, "enable_fsdp_float8_all_gather promises"),
+        (EACH, see_no_gather, "sent 0 bytes of weights"),
+        ("fp8_gradients", reduce_in_float32, "quantize.gradients promises"),
+    ],
+)
+def test_a_run_that_promises_fp8_and_sends_something_else_fails(
+    recipe, harm, sentence, monkeypatch
+):
+    harm(monkeypatch)
+    with pytest.raises(ProofError, match=sentence):
+        profile_step.__wrapped__(recipe)
 
 
-_IN_BF16 = {"enable_fsdp_float8_all_gather": False}
+# ---- NCCL ----
 
 
 def test_nccl_is_told_its_thread_blocks_before_it_starts(config, monkeypatch):
@@ -177,9 +167,7 @@ def test_exposed_time_is_that_of_nccl_kernels_beside_which_nothing_computes():
         kernel("FSDP::all_gather", 0, 50, is_user_annotation=True),
         kernel("aten::mm", 0, 50, device_type=DeviceType.CPU),
     ]
-    seconds = collectives.nccl_seconds(events)
-    assert seconds == {
-        "seconds": pytest.approx(21e-6),
-        "exposed_seconds": pytest.approx((2 + 9 + 1) * 1e-6),
-    }
+    nccl = collectives.nccl_seconds(events)
+    assert nccl.seconds == pytest.approx(21e-6)
+    assert nccl.exposed_seconds == pytest.approx((2 + 9 + 1) * 1e-6)
     assert collectives.nccl_seconds(events[2:5]) is None
