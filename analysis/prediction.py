@@ -1,167 +1,159 @@
-"""A prediction of the ladder to FP8 all-gather on GPUs, from the least time of a step: nobody has
-measured it here.
+"""A prediction of the ladder to FP8 all-gather on GPUs, where nobody has measured it here.
 
-A step is the sum of its products and attention at the GPU's sustained rates and of what it reads
-and writes at its memory bandwidth, as in models/floors.py, and of what is sent beside nothing.
+A step takes the least time of its kernels (models/floors.py) and of what is sent beside nothing.
 FSDP2 gathers a block's weights while the block before computes, and reduces its gradients while the
-next one does, over one link: of that, what takes longer than the computing is exposed, and the
-first gather and the last reduction are. Latencies, contention of NCCL's kernels with products for
+next one does, over one link. Of that, what takes longer than the computing is exposed, and so are
+the first gather and the last reduction. Latencies, contention of NCCL's kernels with matmuls for
 multiprocessors, and the host's time are left out; so the two rungs with FP8 all-gather are one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from types import SimpleNamespace
 
 import pandas as pd
 
 from analysis.comparison import COMPILED
-from analysis.ladder import COMBINED, COMPUTE, EACH, PUBLISHED
-from models.flops import fsdp_bytes, kv_dim, linear_shapes
+from analysis.studies import COMBINED, COMPUTE, EACH, LADDER_PUBLISHED, llama_3
+from models import floors
+from models.flops import fsdp_bytes, linear_shapes
 from models.gpus import GPUS
 
+SEQ_LEN = 8192
+PARTS = {
+    "matmuls, ms": [floors.MATMUL_FP8, floors.MATMUL_BF16],
+    "attention, ms": [floors.ATTENTION],
+    "casts, ms": [floors.CASTS],
+    "other kernels, ms": [floors.ELEMENTWISE, floors.LOSS, floors.OPTIMIZER],
+}
 
-def _llama(**sizes) -> SimpleNamespace:
-    return SimpleNamespace(n_kv_heads=8, head_dim=128, vocab_size=128256, qk_norm=False, enable_weight_tying=False,
-                           fused_projections=False, **sizes)  # fmt: skip
+
+EXPOSED = "sent beside nothing, ms"
 
 
 @dataclass(frozen=True)
 class Scale:
     """A training run: its model, its GPUs, and what each of them computes in a step."""
 
-    model: str
+    name: str
     args: SimpleNamespace
     gpus: int
     gpu: str  # a key of models.gpus.GPUS, one with links
-    tokens: int
-    seq_len: int
+    rows: int  # of `SEQ_LEN` tokens, on each GPU
     recompute: bool  # full activation checkpointing
 
-    @property
-    def name(self) -> str:
-        return f"{self.model} on {self.gpus} {self.gpu.upper()}"
 
-
-_8B = _llama(dim=4096, n_layers=32, n_heads=32, hidden_dim=14336)
-_70B = _llama(dim=8192, n_layers=80, n_heads=64, hidden_dim=28672)
+_8B = llama_3(4096, 32, 32, 14336)
+_70B = llama_3(8192, 80, 64, 28672)
 SCALES = [
-    # torchtitan's benchmark of December 2024 (rows of 8,192, two a GPU; its selective checkpointing
-    # is not counted)
-    Scale("8 B", _8B, 8, "h100", 2 * 8192, 8192, False),
-    # the post's, which does not say how much a GPU computes: one row of 8,192 is assumed
-    Scale("70 B", _70B, 128, "h100", 8192, 8192, True),
+    # torchtitan's benchmark of December 2024; its selective checkpointing is not counted
+    Scale("8 B on 8 H100", _8B, 8, "h100", 2, False),
+    # the post's, which does not say how much a GPU computes: one row is assumed
+    Scale("70 B on 128 H100", _70B, 128, "h100", 1, True),
     # the same on Alps, whose nodes have half of the network's bandwidth for each GPU, and four GPUs
-    Scale("8 B", _8B, 8, "gh200", 2 * 8192, 8192, False),
-    Scale("70 B", _70B, 128, "gh200", 8192, 8192, True),
+    Scale("8 B on 8 GH200", _8B, 8, "gh200", 2, False),
+    Scale("70 B on 128 GH200", _70B, 128, "gh200", 1, True),
 ]
 # 8,532 over 6,667 tokens/s: github.com/pytorch/torchtitan,
 # benchmarks/llama3_h100_202412_torchtitan.md
-_MEASURED = {
+_PUBLISHED = {
     ("8 B on 8 H100", COMBINED): 8532 / 6667,
-    ("70 B on 128 H100", COMPUTE): PUBLISHED[COMPUTE],
-    ("70 B on 128 H100", COMBINED): PUBLISHED[COMBINED],
+    ("70 B on 128 H100", COMPUTE): LADDER_PUBLISHED[COMPUTE],
+    ("70 B on 128 H100", COMBINED): LADDER_PUBLISHED[COMBINED],
 }
 
 
-def step(scale: Scale, rung: str) -> dict[str, float]:
-    """Seconds of a step's parts, and bytes that it gathers and reduces."""
-    rates, head = GPUS[scale.gpu].rates, scale.args.vocab_size * scale.args.dim
-    fp8, gathered_fp8 = rung != COMPILED, rung in (EACH, COMBINED)
-    linears = linear_shapes(scale.args)
-    weights = sum(rows * columns for rows, columns in linears.values()) - head  # of the blocks
-    passes = 4 if scale.recompute else 3  # forward, two backward; forward again
-    products = (
-        2
-        * scale.tokens
-        * (passes * weights / (rates.fp8 if fp8 else rates.bf16) + 3 * head / rates.bf16)
-    )
-    attention = (
-        2 * scale.tokens * scale.seq_len * scale.args.dim * scale.args.n_layers
-    )  # one causal forward pass
-    attention *= (2 + 2.5 if scale.recompute else 1 + 2.5) / rates.bf16
-    # Every GPU casts whole weights for both directions: it reads 2 bytes and writes 1. Or it casts
-    # shards of them and transposes what it gathered, reading and writing 1.
-    casts = weights * (2 * 3 / scale.gpus + 2 if gathered_fp8 else 2 * 3) * fp8
-    parts = {
-        "products": products,
-        "attention": attention,
-        "other kernels": _other_bytes(scale, fp8) / rates.bandwidth,
-        "casts of weights": casts / rates.bandwidth,
-    }
-    names = {f"{name}.weight" for name in linears if name != "output"}
-    sent = _exposed(scale, sum(parts.values()), names if gathered_fp8 else set())
-    return parts | sent
-
-
-def _other_bytes(scale: Scale, fp8: bool) -> float:
-    """To and from memory, of kernels that are no products: see models/floors.py, for bf16
-    parameters."""
-    args, d, kv, f = scale.args, scale.args.dim, kv_dim(scale.args), scale.args.hidden_dim
-    forward, backward = 16 * d + 4 * (d + kv) + 6 * f, 22 * d + 4 * (d + kv) + 10 * f
-    again = forward - 4 * d if scale.recompute else 0
-    block = forward + again + backward + (8 * d + 4 * kv) * fp8
-    optimizer = (
-        16 * sum(rows * columns for rows, columns in linear_shapes(args).values()) / scale.gpus
-    )
-    return scale.tokens * (args.n_layers * block + 14 * d + 6 * args.vocab_size) + optimizer
-
-
-def _exposed(scale: Scale, computing: float, fp8: set[str]) -> dict[str, float]:
-    """Seconds in which a GPU sends and does not compute, of a step that computes for so long; and
-    bytes of the step."""
-    args, bandwidth = scale.args, GPUS[scale.gpu].links.bus_bandwidth(scale.gpus)
-    share = (scale.gpus - 1) / scale.gpus
-    shapes = {f"{name}.weight": shape for name, shape in linear_shapes(args).items()}
-    shapes |= {"tok_embeddings.weight": (args.vocab_size, args.dim)}
-
-    def seconds(prefix: str) -> tuple[float, float]:
-        own = {name: shape for name, shape in shapes.items() if name.startswith(prefix)}
-        gathered, reduced = fsdp_bytes(own, scale.gpus, fp8, reshard="never")  # gathered once
-        return gathered * share / bandwidth, reduced * share / bandwidth
-
-    (gather, reduce), embedding = seconds("layers.0."), seconds("tok_embeddings.")
-    forward = computing / args.n_layers / (4 if scale.recompute else 3)
-    backward = computing / args.n_layers - forward
-    beside = args.n_layers * (max(0.0, gather - forward) + max(0.0, gather + reduce - backward))
-    gathered, reduced = fsdp_bytes(shapes, scale.gpus, fp8)
-    return {
-        "sent beside nothing": beside + sum(embedding),
-        "gathered": gathered,
-        "reduced": reduced,
-    }
-
-
 def table() -> pd.DataFrame:
-    """One row a scale and rung: milliseconds by part, GB that are sent, predicted and measured
-    speed over bf16."""
-    rows = []
+    """Predict each scale and rung: milliseconds by part, GB sent, and speed over bf16."""
+    steps = {}
     for scale in SCALES:
-        whole = {}
         for rung in (COMPILED, COMPUTE, COMBINED):
-            found = step(scale, rung)
-            sizes = {f"{name}, GB": found.pop(name) / 1e9 for name in ("gathered", "reduced")}
-            whole[rung] = sum(found.values())
-            rows.append(
-                {
-                    "scale": scale.name,
-                    "rung": rung,
-                    **{f"{part}, ms": 1e3 * s for part, s in found.items()},
-                    **sizes,
-                }
-                | {
-                    "predicted": whole[COMPILED] / whole[rung],
-                    "published": _MEASURED.get((scale.name, rung)),
-                }
-            )
-    return pd.DataFrame(rows).set_index(["scale", "rung"])
+            steps[scale.name, rung] = step(scale, rung)
+    predicted = pd.DataFrame.from_dict(steps, orient="index").rename_axis(["scale", "rung"])
+    seconds = predicted.filter(like=", ms").sum(axis="columns")
+    predicted["predicted"] = seconds.groupby("scale").transform("first") / seconds
+    return predicted.assign(published=pd.Series(_PUBLISHED))
 
 
 def cost_of_an_all_reduce(scale: Scale) -> float:
-    """Seconds that an all-reduce for each weight costs, by the published 1.42 and 1.50 and a
-    predicted step in bf16."""
-    found = step(scale, COMPILED)
-    in_bf16 = sum(found.values()) - found["gathered"] - found["reduced"]
-    calls = 2 * (
-        len(linear_shapes(scale.args)) - 1
-    )  # forward and backward, of all layers but the head
-    return in_bf16 * (1 / PUBLISHED[EACH] - 1 / PUBLISHED[COMBINED]) / calls
+    """Work out the seconds of an all-reduce for a single weight's scale.
+
+    They follow from the published 1.42 and 1.50 if bf16 takes as long as predicted.
+    """
+    seconds = sum(step(scale, COMPILED)[part] for part in [*PARTS, EXPOSED]) / 1e3
+    calls = 2 * len(_fp8_layers(scale.args))  # forward and backward
+    return seconds * (1 / LADDER_PUBLISHED[EACH] - 1 / LADDER_PUBLISHED[COMBINED]) / calls
+
+
+def step(scale: Scale, rung: str) -> dict[str, float]:
+    """Predict a step of one GPU: milliseconds of its parts, and the GB that it sends."""
+    rates, layers = GPUS[scale.gpu].rates, _fp8_layers(scale.args)
+    in_fp8 = [] if rung == COMPILED else layers
+    sent_in_fp8 = layers if rung in (EACH, COMBINED) else []
+    work = floors.step_work(_config(scale), scale.args, in_fp8)
+    least = floors.step_floors(work, rates)
+    least[floors.OPTIMIZER] /= scale.gpus  # sharded
+    least[floors.CASTS] += _more_cast_bytes(scale, in_fp8, sent_in_fp8) / rates.bandwidth
+    parts = {name: 1e3 * sum(least[part] for part in of) for name, of in PARTS.items()}
+    exposed = _exposed(scale, sum(least.values()), sent_in_fp8)
+    gathered, reduced = _sent(scale, "", sent_in_fp8)
+    sizes = {"gathered, GB": gathered / 1e9, "reduced, GB": reduced / 1e9}
+    return parts | {EXPOSED: 1e3 * exposed} | sizes
+
+
+def _fp8_layers(args) -> list[str]:
+    """Name the layers that run in FP8: all but the head."""
+    return [name for name in linear_shapes(args) if name != "output"]
+
+
+def _config(scale: Scale) -> SimpleNamespace:
+    """Make the keys of a recipe that models/floors.py reads."""
+    mode = "full" if scale.recompute else "none"
+    return SimpleNamespace(
+        training=SimpleNamespace(
+            dtype="bfloat16",
+            mixed_precision_param="bfloat16",
+            local_batch_size=scale.rows,
+            global_batch_size=scale.rows,
+            seq_len=SEQ_LEN,
+        ),
+        activation_checkpoint=SimpleNamespace(mode=mode),
+        quantize=SimpleNamespace(
+            linear=SimpleNamespace(float8=SimpleNamespace(emulate=False, recipe_name="tensorwise"))
+        ),
+        optimizer=SimpleNamespace(states=make_dataclass("States", [])()),
+    )
+
+
+def _more_cast_bytes(scale: Scale, in_fp8: list[str], sent_in_fp8: list[str]) -> float:
+    """Count the bytes that casts of sharded weights take beyond those of models/floors.py.
+
+    A floor casts a weight once: it reads 2 bytes and writes 1 twice, as it is and transposed. After
+    a gather in bf16 every GPU casts whole weights twice, forward and backward, reading 2 and
+    writing 1. Before a gather in FP8 it does so with its shard, and transposes what it gathered.
+    """
+    shapes = linear_shapes(scale.args)
+    weights = sum(rows * columns for rows, columns in (shapes[name] for name in in_fp8))
+    casts = 2 * 3 / scale.gpus + 2 if sent_in_fp8 else 2 * 3
+    return weights * (casts - 4)
+
+
+def _sent(scale: Scale, prefix: str, in_fp8: list[str], **how) -> tuple[int, int]:
+    """Count the bytes gathered and reduced in a step, of the parameters with a prefix."""
+    args = scale.args
+    shapes = {f"{name}.weight": shape for name, shape in linear_shapes(args).items()}
+    shapes["tok_embeddings.weight"] = (args.vocab_size, args.dim)
+    chosen = {name: shape for name, shape in shapes.items() if name.startswith(prefix)}
+    return fsdp_bytes(chosen, scale.gpus, [f"{name}.weight" for name in in_fp8], **how)
+
+
+def _exposed(scale: Scale, computing: float, in_fp8: list[str]) -> float:
+    """Predict the seconds in which a GPU sends and does not compute; the step computes so long."""
+    per_byte = (1 - 1 / scale.gpus) / GPUS[scale.gpu].links.bus_bandwidth(scale.gpus)
+    # Either is gathered once a pass, forward and backward.
+    block = [per_byte * size for size in _sent(scale, "layers.0.", in_fp8, reshard="never")]
+    embedding = [per_byte * size for size in _sent(scale, "tok_embeddings.", [], reshard="never")]
+    gather, reduce = block
+    forward = computing / scale.args.n_layers / (4 if scale.recompute else 3)
+    backward = computing / scale.args.n_layers - forward
+    beside = max(0.0, gather - forward) + max(0.0, gather + reduce - backward)
+    return scale.args.n_layers * beside + sum(embedding)

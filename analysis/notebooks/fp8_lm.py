@@ -1,38 +1,39 @@
 # %% [markdown]
-# # FP8 beyond products
+# # FP8 beyond matmuls
 #
-# FP8-LM (Peng et al., arXiv 2310.18313) puts more than matrix products in FP8: gradients that GPUs exchange, the states
-# of the optimizer, and what sharding sends. It opens the runs that are kept under `results/`.
+# FP8-LM (Peng et al., arXiv 2310.18313) puts more than matmuls in FP8: gradients that GPUs
+# exchange, the states of the optimizer, and what sharding sends. It opens the runs that are kept
+# under `results/`.
 
 # %% [markdown]
 # ## Gradients
 #
-# With FSDP2 each of n GPUs has gradients of all parameters, and needs the sum over all GPUs of its own share. The
-# recipe `fp8_gradients` sends them in e4m3, with a scale for each block of 256, by all-to-all: each GPU gets its share
-# of everybody's gradients, and adds them up in float32 (`models/fp8_gradients.py`). A ring of partial sums in FP8 would
-# send as many bytes.
+# With FSDP2 each of n GPUs has gradients of all parameters, and needs the sum over all GPUs of its
+# own share. The recipe `fp8_gradients` sends them in e4m3, with a scale for each block of 256, by
+# all-to-all: each GPU gets its share of everybody's gradients, and adds them up in float32
+# (`models/fp8_gradients.py`). A ring of partial sums in FP8 would send as many bytes.
 
 # %%
-from analysis import decoupling, fp8_lm, gradients, newest, plots
+from analysis import newest, plots, studies
 from analysis.comparison import compare
 from analysis.table import rows_of, trained
 
-exchanged = compare(newest.results(gradients.STUDY))
+exchanged = compare(newest.results("fp8_lm/gradients"))
 print(trained(rows_of(exchanged)))
 
 # %% [markdown]
-# Bytes that a step sends, as the profile of a step showed in each run. A run whose recipe promises FP8 gradients and
-# sends more bytes than the closed form (`fsdp_bytes` in `models/flops.py`) fails.
+# Bytes that a step sends, as the profile of a step showed in each run. A run whose recipe promises
+# FP8 gradients and sends more bytes than the closed form (`fsdp_bytes` in `models/flops.py`) fails.
 
 # %%
-gradients.sent(exchanged.frames.runs).round(3)
+studies.gradient_bytes(exchanged.frames.runs).round(3)
 
 # %% [markdown]
 # What it does to the loss:
 
 # %%
 print(*(verdict.sentence() for verdict in exchanged.verdicts.values()), sep="\n")
-print(gradients.apart(exchanged.frames.windows))
+print(studies.losses_apart(exchanged.frames.windows))
 
 # %%
 plots.loss_difference(exchanged.differences, exchanged.margin, exchanged.baseline)
@@ -40,86 +41,97 @@ plots.loss_difference(exchanged.differences, exchanged.margin, exchanged.baselin
 # %% [markdown]
 # ### Why the sum is in float32
 #
-# FP8-LM adds up in FP8, and every rank that adds its gradients rounds the sum again. It also has to choose a factor
-# before the rounding. With 1 (post-scaling: the mean is taken after the sum) sums exceed FP8's largest value. With 1/n
-# (pre-scaling) none can, but small gradients become 0. Its automatic scaling looks for a factor mu between them.
+# FP8-LM adds up in FP8, and every rank that adds its gradients rounds the sum again. It also has to
+# choose a factor before the rounding. With 1 (post-scaling: the mean is taken after the sum) sums
+# exceed FP8's largest value. With 1/n (pre-scaling) none can, but small gradients become 0. Its
+# automatic scaling looks for a factor mu between them.
 #
-# `experiments/benchmark_gradient_sums.py` took gradients of the small model after 60 steps, in 32 different batches, as
-# those of 32 ranks, and added up those of the first 2 to 32 in each way. Signal to noise of the sum, in dB, over all
-# parameters:
+# `experiments/benchmark_gradient_sums.py` took gradients of the small model after 60 steps, in 32
+# different batches, as those of 32 ranks, and added up those of the first 2 to 32 in each way.
+# Signal to noise of the sum, in dB, over all parameters:
 
 # %%
-gradients.decibels().round(1)
+sums = studies.gradient_sums()
+studies.gradient_decibels(sums).round(1)
 
 # %%
-plots.gradient_sums(gradients.sums())
+plots.gradient_sums(sums)
 
 # %% [markdown]
-# Added up in float32, a gradient is rounded once, and the errors of the ranks average out, so the sum of more ranks is
-# no less exact. No sum can overflow, so no factor has to be found. Added up in FP8, the sum is less exact with every
-# rank. The factor matters if it is 1, and otherwise little: the best one in hindsight, of 17 for each parameter, is
-# hardly better than mu or 1/n. What FP8 sums lose, they lose by the rounding of partial sums, which no factor mends.
+# Added up in float32, a gradient is rounded once, and the errors of the ranks average out, so the
+# sum of more ranks is no less exact. No sum can overflow, so no factor has to be found. Added up in
+# FP8, the sum is less exact with every rank. The factor matters if it is 1, and otherwise little:
+# the best one in hindsight, of 17 for each parameter, is hardly better than mu or 1/n. What FP8
+# sums lose, they lose by the rounding of partial sums, which no factor mends.
 
 # %% [markdown]
 # ## Optimizer states
 #
-# AdamW keeps two moments of each parameter, and master weights beside parameters that are too coarse to be stepped.
-# FP8-LM's precision decoupling gives each of them the fewest bits that it bears: the first moment FP8 (E4M3), the
-# second moment FP16, the master weights FP16, with a scale for each tensor. The recipe `fp8_optimizer` does that
-# (`models/fp8_adamw.py`). The study `precision_decoupling` repeats the paper's table 6 and figure 8, in which one state
-# at a time has another precision; here products are in bf16 in all runs, so that only the optimizer differs.
+# AdamW keeps two moments of each parameter, and master weights beside parameters that are too
+# coarse to be stepped. FP8-LM's precision decoupling gives each of them the fewest bits that it
+# bears: the first moment FP8 (E4M3), the second moment FP16, the master weights FP16, with a scale
+# for each tensor. The recipe `fp8_optimizer` does that (`models/fp8_adamw.py`). The study
+# `precision_decoupling` repeats the paper's table 6 and figure 8, in which one state at a time has
+# another precision; here matmuls are in bf16 in all runs, so that only the optimizer differs.
 #
-# * `float32_optimizer`: the same code with all three states in float32; the others are compared to it.
-# * `float32_parameters`: PyTorch's AdamW on float32 parameters, which are their own master weights. Then activations
-#   between products are in float32 too, so its loss differs for more than one reason.
+# * `float32_optimizer`: the same code with all three states in float32; the others are compared to
+#   it.
+# * `float32_parameters`: PyTorch's AdamW on float32 parameters, which are their own master weights.
+#   Then activations between matmuls are in float32 too, so its loss differs for more than one
+#   reason.
 # * `baseline`: bf16 parameters that are stepped themselves, and bf16 moments.
 
 # %%
-decoupled = compare(newest.results(decoupling.STUDY))
+decoupled = compare(newest.results("precision_decoupling"))
 print(trained(rows_of(decoupled)))
 
 # %% [markdown]
-# Bytes are those of a parameter and its optimizer states, measured from the tensors that a run keeps from step to step:
-# 7 against 12 with float32 parameters. The paper counts 6 against 16: master weights, moments, and gradients of 1 byte
-# against 4, without the parameters that the products read. FSDP2 keeps gradients until the step in the dtype of the
-# parameters, so here they are not of 1 byte. The last column is what the paper says of the loss.
+# Bytes are those of a parameter and its optimizer states, measured from the tensors that a run
+# keeps from step to step: 7 against 12 with float32 parameters. The paper counts 6 against 16:
+# master weights, moments, and gradients of 1 byte against 4, without the parameters that the
+# matmuls read. FSDP2 keeps gradients until the step in the dtype of the parameters, so here they
+# are not of 1 byte. The last column is what the paper says of the loss.
 
 # %%
-decoupling.states(decoupled).round(4)
+studies.optimizer_states(decoupled).round(4)
 
 # %%
 plots.loss(decoupled.frames.runs, decoupled.frames.windows, True)
 
 # %%
-near = decoupling.near(decoupled)
+near = studies.small_differences(decoupled)
 print(*(decoupled.verdicts[recipe].sentence() for recipe in near), sep="\n")
 plots.loss_difference(near, decoupled.margin, decoupled.baseline)
 
 # %% [markdown]
-# Here the paper's order came out, in all four of its settings. Master weights in bf16 are hardly better than none, the
-# `baseline`: both round a weight to 8 significant bits after each step.
+# Here the paper's order came out, in all four of its settings. Master weights in bf16 are hardly
+# better than none, the `baseline`: both round a weight to 8 significant bits after each step.
 #
-# Why the second moment needs range: AdamW divides by its root. E4M3 holds values down to 2^-18 of a tensor's largest,
-# and smaller ones become 0. Then the first moment is divided by epsilon, 1e-8, and the weight is thrown to the end of
-# its range. FP16 holds values down to 2^-40. Why master weights need precision: E4M3 has 4 significant bits, and a step
-# of less than 1/32 of a weight is lost.
+# Why the second moment needs range: AdamW divides by its root. E4M3 holds values down to 2^-18 of a
+# tensor's largest, and smaller ones become 0. Then the first moment is divided by epsilon, 1e-8,
+# and the weight is thrown to the end of its range. FP16 holds values down to 2^-40. Why master
+# weights need precision: E4M3 has 4 significant bits, and a step of less than 1/32 of a weight is
+# lost.
 
 # %% [markdown]
 # ## All levels together
 #
-# The recipe `fp8_lm` has FP8 products, FP8 all-gather, FP8 gradients and these optimizer states. The study `fp8_lm` has
-# each beside compiled bf16, whose bf16 states take 6 bytes and cannot hold small steps.
+# The recipe `fp8_lm` has FP8 matmuls, FP8 all-gather, FP8 gradients and these optimizer states. The
+# study `fp8_lm` has each beside compiled bf16, whose bf16 states take 6 bytes and cannot hold small
+# steps.
 #
-# What the paper says: communication 63 to 65 % less; GPU memory 69.6 to 49.4 GB (7 B), 68.2 to 48.9 (13 B), 66.1 to
-# 40.3 (175 B); zero-shot accuracy 58.4 against 58.0 and 61.0 against 60.4. Here less is saved on the wire, because
-# embedding and head are gathered in bf16, and they are two fifths of so small a model.
+# What the paper says: communication 63 to 65 % less; GPU memory 69.6 to 49.4 GB (7 B), 68.2 to 48.9
+# (13 B), 66.1 to 40.3 (175 B); zero-shot accuracy 58.4 against 58.0 and 61.0 against 60.4. Here
+# less is saved on the wire, because embedding and head are gathered in bf16, and they are two
+# fifths of so small a model.
 
 # %%
-levels = compare(newest.results(fp8_lm.STUDY))
+levels = compare(newest.results("fp8_lm/levels"))
 print(trained(rows_of(levels)))
-fp8_lm.levels(levels).round(4)
+studies.fp8_lm_levels(levels).round(4)
 
 # %% [markdown]
-# Whole tensors dealt out to ranks, the paper's way to shard (ZeRO), are not built: for 8 B the fullest of 32 ranks
-# would hold 2.09 times the average, and of 128 ranks 8.4 times. Scales that all ranks agree on remove the reason for
-# it: a tensor that FSDP2 cuts into shards is scaled as a whole.
+# Whole tensors dealt out to ranks, the paper's way to shard (ZeRO), are not built: for 8 B the
+# fullest of 32 ranks would hold 2.09 times the average, and of 128 ranks 8.4 times. Scales that all
+# ranks agree on remove the reason for it: a tensor that FSDP2 cuts into shards is scaled as a
+# whole.

@@ -5,16 +5,29 @@ A recipe has the same colour and marker in every figure. Its completed runs are 
 run that is not completed has a dashed line of its own, labelled with its status, and no bar. A
 figure without data says why.
 """
-# ruff: noqa: F401  # what is imported is what the package offers
 
-from analysis.plots.cost import memory, warm_up
-from analysis.plots.gradients import gradient_sums
-from analysis.plots.ladder import allgather_ladder
-from analysis.plots.learning import loss, loss_difference
-from analysis.plots.overview import summary
-from analysis.plots.phases import trade
-from analysis.plots.ranges import fp8_ranges
-from analysis.plots.speed import mfu, step_time, tokens_per_s
-from analysis.plots.style import to_png, to_svg
-from analysis.plots.sweep import heat_map
-from analysis.plots.wall import lead, wall_after_warm_up
+from matplotlib.figure import Figure
+
+from analysis.comparison import Comparison
+from analysis.plots.bars import memory, mfu, step_time, tokens_per_s, warm_up
+from analysis.plots.by_step import lead, loss, loss_difference, wall_after_warm_up
+from analysis.plots.studies import allgather_ladder, fp8_ranges, gradient_sums, heat_map, trade
+from analysis.plots.style import panels, to_png, to_svg
+
+__all__ = [
+    "allgather_ladder", "fp8_ranges", "gradient_sums", "heat_map", "lead", "loss",
+    "loss_difference", "memory", "mfu", "step_time", "summary", "to_png", "to_svg", "tokens_per_s",
+    "trade", "wall_after_warm_up", "warm_up",
+]  # fmt: skip
+
+
+def summary(comparison: Comparison) -> Figure:
+    """Draw the answer in four panels, for the README."""
+    runs = comparison.frames.runs
+    draws = {
+        "Loss": (loss, runs, comparison.frames.windows),
+        "Speed": (tokens_per_s, runs, comparison.rates, comparison.published),
+        "Lead in wall time": (lead, comparison),
+        "Model FLOPs utilisation": (mfu, runs),
+    }
+    return panels(draws, (9, 6.4), columns=2)

@@ -1,43 +1,24 @@
-"""What all figures share: look of a recipe, sizes and fonts, notes, panels without data, and bytes
-that do not vary."""
+"""What all figures share: the look of a recipe, panels, notes, and bytes that do not vary.
+
+Fonts, sizes and grids are in style.mplstyle.
+"""
 
 import functools
 import io
 import textwrap
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import matplotlib
 import matplotlib.style
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 HALF_PAGE = (5.0, 3.4)  # inches: a figure of one panel
 SMALL = 8  # points, the smallest font
 GREY = "#666666"
-_STYLE = {
-    "font.size": 9,
-    "axes.labelsize": 9,
-    "axes.titlesize": 9,
-    "xtick.labelsize": SMALL,
-    "ytick.labelsize": SMALL,
-    "legend.fontsize": SMALL,
-    "legend.frameon": False,
-    "legend.labelspacing": 0.3,
-    "legend.handlelength": 1.3,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#E4E4E4",
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 4.5,
-    "figure.constrained_layout.h_pad": 0.06,
-    "svg.fonttype": "path",  # text looks the same whatever fonts a reader has
-    "svg.hashsalt": "analysis.plots",
-}
+STYLE = ["default", "analysis.plots.style"]
 
 
 class Look(NamedTuple):
@@ -47,48 +28,56 @@ class Look(NamedTuple):
 
 # Okabe and Ito's colours, which colour-blind readers tell apart too, without those too pale for a
 # line on white.
-_LOOKS = {
-    "baseline": Look("#444444", "o"),
-    "baseline_compiled": Look("#0072B2", "s"),
-    "rowwise_fp8_compiled": Look("#009E73", "^"),
-    "tensorwise_fp8_compiled": Look("#D55E00", "D"),
-    "rowwise_gw_hp_fp8_compiled": Look("#CC79A7", "v"),
+BLACK, BLUE, GREEN = Look("#444444", "o"), Look("#0072B2", "s"), Look("#009E73", "^")
+RED, PINK, SKY = Look("#D55E00", "D"), Look("#CC79A7", "v"), Look("#56B4E9", "P")
+ORANGE = Look("#E69F00", "X")
+LOOKS = {
+    "baseline": BLACK,
+    "baseline_compiled": BLUE,
+    "rowwise_fp8_compiled": GREEN,
+    "tensorwise_fp8_compiled": RED,
+    "rowwise_gw_hp_fp8_compiled": PINK,
     # of a study that has none of those above but bf16 and tensorwise FP8
-    "bf16_fp8_bf16": Look("#009E73", "^"),
-    "bf16_then_fp8": Look("#CC79A7", "v"),
-    "fp8_then_bf16": Look("#56B4E9", "P"),
-    # of a study that has none of those above but the first
-    "puzzle_fp8": Look("#0072B2", "s"),
-    "puzzle_fp8_optimizer_last": Look("#009E73", "^"),
-    "puzzle_fp8_optimizer_first": Look("#D55E00", "D"),
-    "puzzle_bf16_frozen": Look("#CC79A7", "v"),
-    # likewise
-    "float32_optimizer": Look("#0072B2", "s"),
-    "float32_parameters": Look("#56B4E9", "P"),
-    "fp8_optimizer": Look("#009E73", "^"),
-    "fp8_optimizer_bf16_master": Look("#CC79A7", "v"),
-    "fp8_optimizer_fp8_master": Look("#D55E00", "D"),
-    "fp8_optimizer_fp8_second_moment": Look("#E69F00", "X"),
+    "bf16_fp8_bf16": GREEN,
+    "bf16_then_fp8": PINK,
+    "fp8_then_bf16": SKY,
+    # of studies that have none of those above but the first
+    "puzzle_fp8": BLUE,
+    "puzzle_fp8_optimizer_last": GREEN,
+    "puzzle_fp8_optimizer_first": RED,
+    "puzzle_bf16_frozen": PINK,
+    "float32_optimizer": BLUE,
+    "float32_parameters": SKY,
+    "fp8_optimizer": GREEN,
+    "fp8_optimizer_bf16_master": PINK,
+    "fp8_optimizer_fp8_master": RED,
+    "fp8_optimizer_fp8_second_moment": ORANGE,
 }
-_OTHER_COLOURS = ("#E69F00", "#56B4E9", "#882255", "#999933")
-_OTHER_MARKERS = ("P", "X", "*", "p", "h")
+OTHER_COLOURS = ("#E69F00", "#56B4E9", "#882255", "#999933")
+OTHER_MARKERS = ("P", "X", "*", "p", "h")
 
 
 def look(recipe: str) -> Look:
-    """Colour and marker of a recipe: the same in every figure, for a recipe with a name of its own
-    as well."""
-    if recipe in _LOOKS:
-        return _LOOKS[recipe]
+    """Choose colour and marker of a recipe: the same in every figure, also for a user's recipe."""
     number = zlib.crc32(recipe.encode())
-    return Look(
-        _OTHER_COLOURS[number % len(_OTHER_COLOURS)],
-        _OTHER_MARKERS[number // 7 % len(_OTHER_MARKERS)],
-    )
+    colour = OTHER_COLOURS[number % len(OTHER_COLOURS)]
+    return LOOKS.get(recipe, Look(colour, OTHER_MARKERS[number // 7 % len(OTHER_MARKERS)]))
 
 
 def name(recipe: str) -> str:
-    """A recipe's name for people, on one line."""
+    """Write a recipe's name for people, on one line."""
     return recipe.replace("_", " ").replace("fp8", "FP8").replace("$", r"\$")
+
+
+def short_lines(text: str) -> str:
+    """Break a name into lines that fit beside a panel."""
+    return textwrap.fill(text, 15)
+
+
+def number(value: float) -> str:
+    """Write three significant digits, or all before the point."""
+    digits = 0 if value == 0 else max(0, 2 - int(np.floor(np.log10(abs(value)))))
+    return f"{value:,.{digits}f}"
 
 
 class NoData(Exception):
@@ -103,63 +92,56 @@ class Plot(Figure):
 
 
 def panels(
-    titles: dict[str, Callable[[Axes], None]], size: tuple[float, float], columns: int = 1
+    draws: dict[str, Sequence], size: tuple[float, float] = HALF_PAGE, columns: int = 1
 ) -> Figure:
-    """A figure of `size` inches, in this module's style whatever the user's settings are: title to
-    what draws below it.
+    """Draw a figure of several panels.
 
     The layout stays as it comes out, so that saving the figure again gives the same bytes.
+
+    Args:
+        draws: title of a panel to what draws it: a function of this package, and its arguments.
+        size: in inches.
     """
-    with matplotlib.style.context(["default", _STYLE]):
+    with matplotlib.style.context(STYLE):
         figure = Plot(figsize=size, layout="constrained")
-        for place, (title, draw) in enumerate(titles.items(), start=1):
-            axes = figure.add_subplot(len(titles) // columns, columns, place)
+        for place, (title, (draw, *arguments)) in enumerate(draws.items(), start=1):
+            axes = figure.add_subplot(len(draws) // columns, columns, place)
             axes.set_title(title, loc="left", fontweight="bold")
-            draw(axes)
+            try:
+                draw.on(axes, *arguments)
+            except NoData as why:
+                axes.set_axis_off()
+                text = textwrap.fill(f"no data: {why}", 40)
+                axes.text(0.5, 0.5, text, ha="center", color=GREY, transform=axes.transAxes)
         figure.draw_without_rendering()
-        figure.get_layout_engine().execute(
-            figure
-        )  # constrained layout comes to rest in the second pass
+        # constrained layout comes to rest in the second pass
+        figure.get_layout_engine().execute(figure)
         figure.set_layout_engine("none")
     return figure
 
 
 def plot(draw: Callable[..., None]) -> Callable[..., Figure]:
-    """Make `draw(axes, ...)` a function of the other arguments that returns a figure of half a
-    page.
+    """Make `draw(axes, ...)` a function of the other arguments that returns a figure.
 
-    Its attribute `panel` draws into axes. Both say in the panel why there is no data.
+    Its attribute `on`, which `panels` calls, is `draw`.
     """
 
-    def panel(axes: Axes, *args) -> None:
-        try:
-            draw(axes, *args)
-        except NoData as why:
-            axes.set(xticks=[], yticks=[])
-            axes.spines[:].set_visible(False)
-            text = textwrap.fill(f"no data: {why}", 40)
-            axes.text(
-                0.5, 0.5, text, ha="center", va="center", color=GREY, transform=axes.transAxes
-            )
-
     @functools.wraps(draw)
-    def figure(*args) -> Figure:
-        return panels({"": lambda axes: panel(axes, *args)}, HALF_PAGE)
+    def figure(*arguments) -> Figure:
+        return panels({"": (figure, *arguments)})
 
-    figure.panel = panel
+    figure.on = draw
     return figure
 
 
 def make_room(axes: Axes, names: int) -> None:
-    """Make the figure as high as so many names of recipes beside this panel need, each on up to
-    three lines."""
+    """Make the figure as high as so many names beside this panel need, up to three lines each."""
     figure, rows = axes.figure, axes.get_gridspec().nrows
     figure.set_figheight(max(figure.get_figheight(), rows * (1.3 + 0.46 * names)))
 
 
 def note(axes: Axes, *sentences: str) -> None:
-    """Small grey text below the x label, each sentence on lines of its own, no wider than the
-    panel."""
+    """Write small grey text below the x label, no wider than the panel, a paragraph a sentence."""
     inches = axes.figure.get_figwidth() / axes.get_gridspec().ncols - 1.15
     width = int(inches * 72 / (0.56 * SMALL))  # the mean character is 0.56 of the font size wide
     axes.annotate(
@@ -169,18 +151,23 @@ def note(axes: Axes, *sentences: str) -> None:
     )  # fmt: skip
 
 
+def legend_beside(axes: Axes, **how) -> None:
+    """Write the names of lines on the right, in their colours."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), labelcolor="linecolor", **how)
+
+
 def to_svg(figure: Figure) -> str:
-    """The figure as SVG text, the same for the same figure: no date, no random ids."""
+    """Save a figure as SVG text, the same for the same figure: no date, no random ids."""
     return _saved(figure, format="svg", metadata={"Date": None, "Creator": None}).decode()
 
 
 def to_png(figure: Figure, dpi: int = 200) -> bytes:
-    """The figure as PNG, the same for the same figure. `dpi`: pixels per inch."""
+    """Save a figure as PNG, the same for the same figure. `dpi`: pixels per inch."""
     return _saved(figure, format="png", metadata={"Software": None}, dpi=dpi)
 
 
 def _saved(figure: Figure, **how) -> bytes:
     file = io.BytesIO()
-    with matplotlib.style.context(["default", _STYLE]):
+    with matplotlib.style.context(STYLE):
         figure.savefig(file, **how)
     return file.getvalue()

@@ -1,6 +1,8 @@
-"""What is generated is current: the notebooks' text and the README's table."""
+"""What is generated is current: the notebooks' text, and the README's tables."""
 
+import os
 from html import escape
+from itertools import chain
 
 import nbformat
 import pytest
@@ -8,80 +10,62 @@ import pytest
 from analysis import newest
 from analysis.answer import answer
 from analysis.comparison import compare
-from analysis.notebooks.execute import HERE, NOTEBOOKS, execute, kept_runs
+from analysis.notebooks.execute import HERE, NOTEBOOKS, execute
 from analysis.readme import LOSSES, README, generated
+from tests.make_runs import write_run
 from tests.runs import PUBLISHED_LOGS, needs_published_logs
 
-EXECUTABLE = [
-    pytest.param(name, marks=needs_published_logs if name == "published" else [])
-    for name in NOTEBOOKS
-]
+MARKS = {"published": needs_published_logs}
+EXECUTABLE = [pytest.param(name, marks=MARKS.get(name, [])) for name in NOTEBOOKS]
 
 
-def text_outputs(notebook: nbformat.NotebookNode) -> list[str]:
-    """What the cells printed or returned as text, one entry a cell; figures are left out."""
-    found = []
-    for cell in notebook.cells:
-        parts = [
-            o.get("text") or o.get("data", {}).get("text/plain", "")
-            for o in cell.get("outputs", [])
-        ]
-        found.append("".join(part for part in parts if not part.startswith("<Figure")))
-    return found
+def texts_of(notebook: nbformat.NotebookNode) -> list[str]:
+    """What the cells printed or returned as text; figures are left out."""
+    outputs = chain.from_iterable(cell.get("outputs", []) for cell in notebook.cells)
+    found = [out.get("text") or out.get("data", {}).get("text/plain", "") for out in outputs]
+    return [text for text in found if not text.startswith("<")]  # figures
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXECUTABLE)
-def test_notebook_executes_and_its_text_is_current(name):
-    environment = {"RUNS": kept_runs(name), "PUBLISHED_LOGS": str(PUBLISHED_LOGS)}
+def test_notebook_executes_and_its_text_is_current(name, monkeypatch):
+    monkeypatch.delenv("RUNS", raising=False)
+    monkeypatch.setenv("PUBLISHED_LOGS", os.fspath(PUBLISHED_LOGS))
     kept = nbformat.read(HERE / f"{name}.ipynb", as_version=4)
-    assert text_outputs(execute(name, environment)) == text_outputs(kept), (
-        "stale: run `make notebooks`"
-    )
+    assert texts_of(execute(name)) == texts_of(kept), "stale: run `make notebooks`"
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_kept_notebook_shows_its_figures_and_no_timestamps(name):
     cells = nbformat.read(HERE / f"{name}.ipynb", as_version=4).cells
-    plots = [
-        cell for cell in cells if cell.cell_type == "code" and cell.source.startswith("plots.")
-    ]
-    assert plots and all("image/png" in cell.outputs[0].data for cell in plots)
+    drawn = [cell for cell in cells if cell.source.startswith("plots.")]
+    assert drawn and all("image/png" in cell.outputs[0].data for cell in drawn)
     assert not any("execution" in cell.metadata for cell in cells)
 
 
 def test_readme_shows_the_results():
     folder, text = newest.results(), README.read_text()
-    comparison = compare(folder)
-    assert generated(text, comparison, folder, newest.results(LOSSES)) == text, (
-        "stale: run `make readme`"
-    )
-    assert (folder / "summary.png").exists()
-    page = (folder / "report.html").read_text()
-    assert all(escape(sentence) in page for sentence in answer(comparison)), (
-        "stale: run `make readme`"
-    )
+    comparison, page = compare(folder), (folder / "report.html").read_text()
+    current = generated(text, comparison, folder, newest.results(LOSSES)) == text
+    current &= all(escape(sentence) in page for sentence in answer(comparison))
+    assert current and (folder / "summary.png").exists(), "stale: run `make readme`"
 
 
 def test_newest_results_prefer_a_gpu_and_are_of_one_study(tmp_path, monkeypatch):
-    from tests.make_runs import write_run
-
-    def kept(name, device, start):
-        facts = {"hardware": {"name": "x", "type": device}, "start": f"{start}T00:00:00Z"}
-        write_run(tmp_path / "results" / name / "baseline" / "seed0", **facts)
-        (tmp_path / "results" / name / "study.yaml").touch()
+    def kept(folder, device="cuda", start="2026-01-01"):
+        facts = {"hardware": {"type": device}, "start": f"{start}T00:00:00Z"}
+        write_run(tmp_path / folder / "baseline" / "seed0", **facts)
+        (tmp_path / folder / "study.yaml").touch()
 
     monkeypatch.setattr(newest, "ROOT", tmp_path)
     with pytest.raises(FileNotFoundError, match="make study"):
         newest.results()
-    kept("a", "cuda", "2026-01-01")
-    kept("b", "cpu", "2026-02-01")
-    kept("puzzle/c", "cuda", "2026-03-01")
-    assert (
-        newest.results().name == newest.runs().name == "a" and newest.results("puzzle").name == "c"
-    )
-    write_run(tmp_path / "runs" / "mine" / "baseline" / "seed0")
-    (tmp_path / "runs" / "mine" / "study.yaml").touch()
+    kept("results/a")
+    kept("results/b", "cpu", "2026-02-01")
+    kept("results/puzzle/c", start="2026-03-01")
+    assert newest.results().name == newest.runs().name == "a"
+    assert newest.results("puzzle").name == "c"
+    kept("runs/mine")
     write_run(tmp_path / "runs" / "a single run")
     (tmp_path / "runs" / "not begun").mkdir()
     (tmp_path / "runs" / "not begun" / "study.yaml").touch()

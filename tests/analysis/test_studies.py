@@ -1,0 +1,288 @@
+"""The tables and figures of single studies, from planted runs."""
+
+import json
+import math
+
+import pandas as pd
+import pytest
+import yaml
+
+from analysis import answer, plots, prediction, studies
+from analysis.comparison import COMPILED, compare
+from analysis.load import load, steps
+from analysis.plots.style import look
+from analysis.studies import COMBINED, COMPUTE, EACH
+from analysis.table import notes, rows_of
+from experiments.records.run import RECIPE, TIMING
+from models.architectures import ARCHITECTURES
+from models.flops import parameters
+from models.gpus import GPUS
+from tests.make_runs import metrics_lines, phases, write_run
+
+
+def shifted(shift, from_step=1, **how) -> list[dict]:
+    """Lines whose losses are higher from a step on."""
+    lines = metrics_lines(**how)
+    for line in lines[from_step - 1 :]:
+        line["losses"] = [loss + shift for loss in line["losses"]]
+        line["loss"] += shift
+    return lines
+
+
+# ---- four_way ----
+
+
+def test_fp8_ranges_are_drawn_by_group(tmp_path):
+    lines = metrics_lines()
+    values = {"weight/flushed/feed_forward.w1": 0.25, "weight/amax/attention.wq": 3.0}
+    lines[1]["fp8_ranges"] = values
+    write_run(tmp_path / "run", lines=lines)
+    ranges = studies.fp8_ranges(load(tmp_path).runs)
+    assert ranges.drop(columns="run").values.tolist() == [
+        [2, "weight", "flushed", "feed_forward.w1", 0.25],
+        [2, "weight", "amax", "attention.wq", 3],
+    ]
+    weights, largest, *gradients = plots.fp8_ranges(ranges).axes
+    assert [line.get_label() for line in weights.lines + largest.lines] == ["w1", "wq"]
+    for axes in gradients + plots.fp8_ranges(ranges[:0]).axes:
+        assert "no data: no run kept FP8's ranges" in axes.texts[0].get_text().replace("\n", " ")
+
+
+# ---- one_gpu_puzzle ----
+
+HIGHER = {"puzzle_fp8_optimizer_first": 1.0, "puzzle_bf16_frozen": 1.0}
+ORPHANS = {"puzzle_fp8_optimizer_first": ["a", "b"]}
+PUZZLE = ["baseline", "puzzle_fp8", "puzzle_fp8_optimizer_last", *HIGHER]
+
+
+def concluded(folder, higher=HIGHER, orphans=ORPHANS, recipes=PUZZLE):
+    """The answer from one run a recipe: its loss is that much higher, its optimizer lacks those of
+    10 tensors."""
+    for name in recipes:
+        lost, frozen = orphans.get(name, []), ["a", "b"] if name == studies.FROZEN else []
+        owned = {"elements_in_optimizer": 10 * (10 - len(lost + frozen))}
+        proves = {"parameters": owned | {"orphans": lost, "frozen": frozen}}
+        write_run(folder / name, name, lines=shifted(higher.get(name, 0)), proves=proves)
+    frames = load(folder)
+    return studies.puzzle_answer(frames.runs, steps(frames.windows)), frames.runs
+
+
+def test_explained_where_each_follows_what_its_optimizer_owns(tmp_path):
+    (first, second, *facts), runs = concluded(tmp_path)
+    assert first.startswith("At batch 1 on one device FP8 learns as bf16 does")
+    assert "then 2 of them, 20% of all parameters, are never stepped" in second
+    follows = [fact.split(":")[0] for fact in facts]
+    assert "puzzle_fp8_optimizer_first follows puzzle_bf16_frozen" in follows
+    assert "puzzle_fp8 follows baseline" in follows
+    owned = studies.ownership(runs)[["orphans", "frozen", "owned"]]
+    assert owned.loc["puzzle_fp8_optimizer_first"].tolist() == [2, 0, 0.8]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"higher": {"puzzle_bf16_frozen": 1.0}},  # the wrong order costs nothing
+        {"higher": HIGHER | {"puzzle_fp8": 1.0}},  # FP8 itself does not learn
+        {"higher": HIGHER | {"puzzle_fp8_optimizer_first": 0.5}},  # follows neither
+        {"orphans": {"puzzle_fp8_optimizer_first": ["a"]}},  # not the weights that were frozen
+        {"recipes": [name for name in PUZZLE if name not in ORPHANS]},
+    ],
+)
+def test_not_explained_otherwise(tmp_path, changed):
+    said, _ = concluded(tmp_path, **changed)
+    assert said[0].startswith("These runs do not explain the report")
+
+
+def test_no_answer_without_the_frozen_run(tmp_path):
+    said, _ = concluded(tmp_path, recipes=PUZZLE[:-1])
+    assert said == ["No answer: it needs a completed run of puzzle_bf16_frozen."]
+
+
+# ---- precision_decoupling ----
+
+
+def test_optimizer_states_with_a_loss_that_jumps_to_100(tmp_path):
+    states = dict.fromkeys(["second_moment", "master_weights"], "float16")
+    states["first_moment"] = "float8_e4m3fn"
+    diverging = "fp8_optimizer_fp8_second_moment"
+    for recipe, lines, dtypes in (
+        ("float32_optimizer", metrics_lines(), dict.fromkeys(states)),
+        ("fp8_optimizer", shifted(0.05), states),
+        (diverging, shifted(100, from_step=11), states),
+    ):
+        kept = {"bytes_per_parameter": {"weights": 2.0, "states": 5.5}}
+        path = write_run(tmp_path / recipe, recipe, lines=lines, proves={"parameters": kept})
+        keys = yaml.safe_load((path / RECIPE).read_text())
+        keys["training"]["dtype"], keys["optimizer"] = "bfloat16", {"states": dtypes}
+        (path / RECIPE).write_text(yaml.safe_dump(keys))
+    comparison = compare(tmp_path, baseline="float32_optimizer")
+    table = studies.optimizer_states(comparison)
+    row = table.loc["fp8_optimizer"]
+    assert row[["parameters", "first moment", "FP8-LM"]].tolist() == ["bfloat16", "E4M3", "equal"]
+    assert row["bytes"] == 7.5 and row["difference"] == pytest.approx(0.05)
+    reference = table.loc["float32_optimizer", ["second moment", "master weights", "difference"]]
+    assert reference.tolist() == ["bfloat16", "none", 0]
+    assert list(studies.small_differences(comparison)) == ["fp8_optimizer"]
+    (axes,) = plots.loss(comparison.frames.runs, comparison.frames.windows, True).axes
+    assert axes.get_yscale() == "log"
+    assert max(line.get_ydata().max() for line in axes.lines) > 100
+
+
+# ---- fp8_lm ----
+
+
+def test_sums_by_way_and_ranks(tmp_path):
+    """Way k loses k dB with each further rank."""
+    rows = []
+    for k, how in enumerate(studies.WAYS):
+        rows += [{"ranks": n, "how": how, "snr_db": 40.0 - k * n} for n in (2, 8)]
+    (tmp_path / "sums.json").write_text(json.dumps({"sums": rows}))
+    sums = studies.gradient_sums(tmp_path / "sums.json")
+    table = studies.gradient_decibels(sums)
+    assert table[8].to_dict() == dict(zip(studies.WAYS.values(), range(40, -1, -8), strict=True))
+    (axes,) = plots.gradient_sums(sums).axes
+    lines = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
+    assert lines[studies.WAYS["auto"]] == [34, 16] and len(lines) == 6
+
+
+def test_bytes_and_losses_beside_bf16():
+    sent = {"gathered_bytes": 2e6, "reduced_bytes": [8e6, 2e6]}
+    runs = pd.DataFrame({"recipe": [COMPILED, "fp8_gradients"], **sent})
+    assert studies.gradient_bytes(runs).loc["fp8_gradients"].tolist() == [2, 2, 4]
+    losses = [(COMPILED, 1, 5.0), (COMPILED, 2, 4.0), ("fp8_gradients", 1, 5.001),
+              ("fp8_gradients", 2, 3.998), ("fp8_gradients", 3, 9.0)]  # fmt: skip
+    windows = pd.DataFrame(losses, columns=["recipe", "step", "loss"]).assign(seed=7)
+    said = studies.losses_apart(windows)
+    assert "In 2 log windows" in said and "at most 0.0020, at step 2 of seed 7" in said
+
+
+# ---- allgather_ladder ----
+
+
+def test_what_rungs_send_is_read_from_their_proofs(tmp_path):
+    for rung, gathered in ((COMPILED, 40_000_000), (COMPUTE, 40_000_000), (COMBINED, 20_000_000)):
+        collectives = {
+            "shards": 2, "replicas": 1, "table": [], "all_reduces": 7,
+            "gathered_bytes": gathered, "gathered_bytes_expected": gathered,
+            "reduced_bytes": 30_000_000, "reduced_bytes_expected": 30_000_000,
+            "nccl": {"seconds": 0.5, "exposed_seconds": 0.125},
+        }  # fmt: skip
+        float8 = None if rung == COMPILED else "tensorwise"
+        proves = {"collectives": collectives}
+        write_run(tmp_path / rung, rung, float8=float8, world_size=2, proves=proves)
+    comparison = compare(tmp_path)
+    found = studies.ladder_bytes(comparison.frames.runs)
+    assert found["gathered"].to_dict() == {COMPILED: 40.0, COMPUTE: 40.0, COMBINED: 20.0}
+    columns = ["closed_form", "all_reduces", "NCCL, exposed ms"]
+    assert found.loc[COMBINED, columns].tolist() == [20.0, 7, 125.0]
+    [line] = [
+        note for note in notes(rows_of(comparison)) if note.startswith("Sent among the ranks")
+    ]
+    assert f"gathered 20.0 MB, reduced 30.0 MB ({COMBINED} seed 0)" in line
+    speed, sizes = plots.allgather_ladder(comparison).axes
+    assert "20.0, 30.0\n7 all-reduces" in [text.get_text() for text in sizes.texts]
+    assert any("◇ 1.50" in text.get_text() for text in speed.texts)
+
+
+def test_rungs_are_compared_bit_for_bit():
+    log = {COMPUTE: [2.0, 1.0], EACH: [2.0, 1.0], COMBINED: [2.0, math.nextafter(1.0, 2)]}
+    rows = []
+    for recipe, losses in log.items():
+        rows += [(recipe, 0, step, (loss,), 1.0) for step, loss in enumerate(losses)]
+    windows = pd.DataFrame(rows, columns=["recipe", "seed", "step", "losses", "grad_norm"])
+    each, combined = studies.same_numbers(windows)
+    assert "2 of 2" in each and "1 of 2" in combined
+
+
+def test_prediction_exposes_what_a_slow_network_cannot_hide():
+    """70 B on 128 GPUs: 856 M weights a block in bf16 need 17 ms at 100 GB/s, and their gradients
+    34 ms."""
+    links = GPUS["gh200"].links
+    assert links.bus_bandwidth(4) == 450e9 and links.bus_bandwidth(8) == 4 * 25e9
+    table = prediction.table()
+    fast, slow = (table.loc[f"70 B on 128 {gpu}"] for gpu in ("H100", "GH200"))
+    sent = "sent beside nothing, ms"
+    assert (fast[sent] < 20).all()
+    assert slow.loc[COMPUTE, sent] > slow.loc[COMBINED, sent] > 1000
+    assert slow.loc[COMBINED, "predicted"] > 1.2 * slow.loc[COMPUTE, "predicted"]
+    assert fast["published"].dropna().tolist() == [1.40, 1.50]
+
+
+# ---- phases ----
+
+FP8, PART = "tensorwise_fp8_compiled", "bf16_then_fp8"
+
+
+@pytest.fixture
+def phases_study(tmp_path):
+    """bf16 takes 0.4 s a step, FP8 0.2 s; the run of both 0.25 s, and 3 s of compiling.
+
+    Two of its three runs were resumed after their switch.
+    """
+    for recipe, step_s, in_fp8, shift in (
+        (COMPILED, 0.4, {1: False}, 0),
+        (FP8, 0.2, {1: True}, 0.2),
+        (PART, 0.25, {1: False, 7: True}, 0.1),
+    ):
+        for seed in range(3):
+            path, float8 = tmp_path / f"{recipe}{seed}", "tensorwise" if shift else None
+            lines, proves = shifted(seed + shift, step_s=step_s), {"phases": phases(in_fp8)}
+            facts = {"seed": seed, "float8": float8, "fp8_share": 0.8}
+            write_run(path, recipe, lines=lines, proves=proves, **facts)
+            if recipe == PART:
+                timing = json.loads((path / TIMING).read_text())
+                timing["switches"] = {"7": {"in_fp8": True, "compile_s": 3.0}}
+                aside = path / "attempt1" if seed else path
+                aside.mkdir(exist_ok=True)
+                (aside / TIMING).write_text(json.dumps(timing))
+    return compare(tmp_path)
+
+
+def test_what_phases_cost_and_buy(phases_study):
+    costs = studies.phase_costs(phases_study)
+    assert costs.loc[COMPILED].tolist() == [0, 1, 1, 0, 1]
+    part = costs.loc[PART]
+    assert part["wall time"] == pytest.approx((14 + 20 * 0.25) / (14 + 20 * 0.4))
+    assert part["compiling at switches, s"] == 3
+    assert part["at GH200's published speeds"] == pytest.approx(0.2 + 0.8 * 8800 / 10945)
+    assert phases_study.proof == pytest.approx({FP8: 0.8, PART: 0.64})  # over all steps
+    (axes,) = plots.trade(phases_study).axes
+    points = {line.get_color(): line for line in axes.lines if line.get_marker() != "None"}
+    for recipe, step_s, loss in ((COMPILED, 0.4, 0), (FP8, 0.2, 0.2), (PART, 0.25, 0.1)):
+        (x,), (y,) = points[look(recipe).colour].get_data()
+        assert (x, y) == pytest.approx(((14 + 20 * step_s) / (14 + 20 * 0.4), loss))
+
+
+def test_the_sentence_on_speed_says_how_many_steps_are_in_fp8(phases_study):
+    claims = [said for said in answer.details(phases_study) if "times the tokens/s" in said]
+    heads = [claim.split(" has ")[0] for claim in claims]
+    assert heads == [FP8, f"{PART} (in FP8 in 80% of its steps)"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "in_fp8", "share"),
+    [(PART, {1: False, 28: True}, 0.1), ("fp8_then_bf16", {1: True}, 1)],
+)
+def test_a_run_that_was_stopped_is_in_fp8_as_far_as_it_came(tmp_path, recipe, in_fp8, share):
+    """After 30 of 1,000 steps, by the budget of its study."""
+    stopped = {"steps": 1000, "status": "interrupted", "study_budget_s": 60.0}
+    write_run(tmp_path / "run", recipe, lines=metrics_lines(), fp8_share=0.8, float8="tensorwise",
+              proves={"phases": phases(in_fp8)}, **stopped)  # fmt: skip
+    (row,) = load(tmp_path).runs.to_dict("records")
+    assert row["fp8_share_of_steps"] == pytest.approx(share)
+    assert row["fp8_share"] == pytest.approx(0.8 * share)
+
+
+# ---- the benchmark on B200 ----
+
+
+def test_the_benchmarks_figures_are_recomputed():
+    scaling, mfu = studies.b200_scaling(), studies.b200_mfu()
+    assert scaling["efficiency"].tolist() == [0.714, 0.774]
+    assert scaling["of 4 x 1 GPU"].tolist() == [168000] * 2
+    assert mfu["of the dense peak"].tolist() == [0.169, 0.156, 0.096]
+    assert (mfu["TFLOP/s"] / mfu["its peak"]).round(3).tolist() == mfu["printed"].tolist()
+    assert studies.b200_tflops()["TFLOP/s"].tolist() == [345, 531]
+    assert studies.b200_lengths()[8192].tolist() == [0.77, 0.83, 0.25]
+    for name, args in studies.B200_MODELS.items():
+        assert parameters(args) == parameters(ARCHITECTURES["llama"].flavors[name])

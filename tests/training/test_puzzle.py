@@ -1,0 +1,48 @@
+"""The one-GPU puzzle: which weights each recipe's optimizer owns, and what is still refused."""
+
+import pytest
+
+from experiments.config import recipes
+from experiments.training.plan import plan
+from models.errors import InputError
+from tests.runs import TINY
+
+BLOCK = ["attention.wq", "attention.wk", "attention.wv", "attention.wo",
+         "feed_forward.w1", "feed_forward.w2", "feed_forward.w3"]  # fmt: skip
+LINEARS = {f"layers.{k // 7}.{BLOCK[k % 7]}.weight" for k in range(4 * 7)}
+
+
+def recipe(name, *keys):
+    return recipes.load(name, ["cpu"], [*TINY, "training.steps=1", *keys])
+
+
+@pytest.mark.parametrize(
+    ("name", "trainable", "orphans", "frozen", "moved"),
+    [
+        ("puzzle_fp8_optimizer_first", 39, LINEARS, set(), 2),
+        # norm weights of 1 in bf16 cannot take so small a step
+        ("puzzle_fp8_optimizer_last", 39, set(), set(), 30),
+        ("puzzle_bf16_frozen", 11, set(), LINEARS, 2),
+    ],
+)
+def test_which_weights_the_optimizer_owns_and_moves(train, name, trainable, orphans, frozen, moved):
+    trainer, _ = train(recipe(name).config)
+    groups = trainer.optimizers.optimizers[0].param_groups
+    ids = {id(parameter) for group in groups for parameter in group["params"]}
+    weights = dict(trainer.model_parts[0].named_parameters())
+    owned = {name for name, parameter in weights.items() if id(parameter) in ids}
+    assert owned == weights.keys() - orphans - frozen
+    proof = trainer.proof.record().parameters
+    assert (proof.trainable, proof.in_optimizer) == (trainable, len(owned))
+    assert set(proof.orphans) == set(proof.still_in_first_step) == orphans
+    assert (set(proof.frozen), proof.moved_in_first_step) == (frozen, moved)
+
+
+def test_new_parameters_without_fsdp_are_refused_in_other_recipes():
+    with pytest.raises(InputError, match="needs FSDP over two or more processes"):
+        plan(recipe("tensorwise_fp8_allgather"), world_size=1)
+
+
+def test_a_pattern_that_freezes_nothing_is_an_error_ahead():
+    with pytest.raises(InputError, match=r"model.freeze: .*matches no parameter"):
+        plan(recipe("puzzle_bf16_frozen", "model.freeze=['layers.*.wq']"), world_size=1)
