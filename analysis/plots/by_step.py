@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.comparison import OWN, Comparison, in_order
+from analysis.load import final_from
 from analysis.losses import LEVEL
 from analysis.plots.style import (
     GREY,
@@ -22,7 +23,6 @@ from analysis.plots.style import (
     short_lines,
 )  # fmt: skip
 from analysis.rates import FROM, UNTIL
-from analysis.load import final_from
 
 AnyFrame = TypeVar("AnyFrame", pd.Series, pd.DataFrame)
 POINTS = 400  # of a line: more than its pixels would only make pages large
