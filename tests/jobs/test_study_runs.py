@@ -1,0 +1,122 @@
+"""A study's runs: side by side, on after a failure, within a budget. Stand-ins train in their
+place; tests/jobs/test_study.py has real ones."""
+
+import math
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from experiments import study
+from experiments.jobs import runner, shares
+from experiments.jobs.shares import Shares
+from experiments.records.files import last_window, read
+from experiments.records.run import Manifest
+from models import device
+from tests.runs import run_study
+
+NAMES = ["baseline", "baseline_compiled"]
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Starts a study of stand-ins, which take 10 ms a step; returns exit code and output."""
+    monkeypatch.setattr(runner, "COMMAND", "tests.jobs.stand_in")
+    monkeypatch.setattr(runner, "COMPILE_CACHES", {"TORCHINDUCTOR_CACHE_DIR"})
+    monkeypatch.setattr(study, "write_page", Mock())  # which would draw figures for seconds
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("STEP_S", "0.01")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def call(*arguments) -> tuple[int, str]:
+        return run_study(*arguments)
+
+    return call
+
+
+def manifests(out: Path) -> list[Manifest]:
+    return [read(out / name / "seed0/manifest.json", Manifest) for name in NAMES]
+
+
+def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_path, monkeypatch):
+    """Each run compiles in a folder of its own, which is gone afterwards."""
+    out = tmp_path / "study"
+    monkeypatch.setenv("FAILING", "baseline")
+    code, printed = start(*NAMES, "--overlay", "cpu", "--out", out, "training.steps=30")
+    assert code == 1 and f"python -m experiments.study {out}" in printed
+    assert "baseline seed 0: failed: error: no compiler" in printed
+    assert "baseline_compiled seed 0: completed at step 30, loss 7.000" in printed
+    monkeypatch.delenv("FAILING")
+    code, printed = start(out)
+    assert code == 0 and [manifest.status for manifest in manifests(out)] == ["completed"] * 2
+    assert f"complete already: {out}/baseline_compiled/seed0" in printed
+    caches = {path.read_text() for path in out.rglob("caches")}
+    assert len(caches) == 2 and not any(Path(folder).exists() for folder in caches)
+
+
+def test_runs_go_side_by_side_each_on_a_gpu_of_its_own(start, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    code, printed = start(*NAMES, "--overlay", "cpu", "--out", tmp_path / "s", "training.steps=30")
+    assert code == 0 and "started on GPU 4" in printed and "started on GPU 7" in printed
+    first, second = manifests(tmp_path / "s")
+    assert (first.hardware.visible_devices, second.hardware.visible_devices) == ("4", "7")
+    assert max(first.start, second.start) < min(first.end, second.end)
+
+
+def test_a_run_that_cannot_be_started_is_named_and_stops_no_other(start, tmp_path):
+    out = tmp_path / "study"
+    (out / "baseline").mkdir(parents=True)
+    (out / "baseline/seed0").touch()
+    (out / "study.yaml").write_text(
+        "description: x\nrecipes: [baseline, baseline_compiled]\nbaseline: baseline\nseeds: [0]\n"
+        "overlays: [cpu]\noverrides: [training.steps=12]\n"
+    )
+    code, printed = start(out)
+    assert code == 1 and f"baseline seed 0: failed: {out}/baseline/seed0: File exists" in printed
+    assert "baseline_compiled seed 0: completed at step 12" in printed
+
+
+# ---- budgets ----
+
+
+def test_a_study_ends_within_its_budget_with_equally_many_steps(start, tmp_path, monkeypatch):
+    """The budget counts from the start of the process, which here is that of the tests."""
+    monkeypatch.setattr(study, "TABLE_S", 1)
+    monkeypatch.setattr(study, "END_S", 1)
+    end = device.seconds_since_process_start() + 8
+    keys = ["training.steps=5000", "checkpoint.enable=true"]
+    out = tmp_path / "study"
+    code, printed = start(*NAMES, "--overlay", "cpu", "--out", out, *keys, "--budget", end)
+    assert code == 75 and device.seconds_since_process_start() < end
+    made = [last_window(out / name / "seed0").step for name in NAMES]
+    assert 10 < made[0] <= made[1] < 5000 and printed.count(f"{made[0]} of 5000") == 2, printed
+    assert [manifest.status for manifest in manifests(out)] == ["interrupted"] * 2
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time, as a list of one number."""
+    now = [1000.0]
+    monkeypatch.setattr(shares.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_each_run_has_the_same_share_of_what_is_left(clock):
+    share = Shares(seconds=400, places=1, end_s=5)
+    assert share.until(waiting=3) == 1000 + 100 - 5
+    clock[0] = 1040.0  # the first stopped early
+    assert share.until(waiting=2) == 1040 + 120 - 5
+    side_by_side = Shares(seconds=400, places=4)
+    assert side_by_side.until(waiting=3) == side_by_side.until(waiting=0)
+
+
+def test_a_run_stops_at_the_fewest_steps_of_those_before_it(clock):
+    share = Shares(seconds=400, places=1)
+    assert not share.spent(until=2000, step=10**6)
+    share.ended(step=0, asked_at=999)  # it did not get past its warm-up
+    assert share.fewest == math.inf
+    share.ended(step=300, asked_at=970)
+    assert share.spent(until=2000, step=300) and not share.spent(until=2000, step=299)
+    assert share.end_s == 30 and share.until(waiting=0) == 1400 - 30 and not share.over
+    clock[0] = 1371.0
+    assert share.over
