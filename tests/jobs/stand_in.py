@@ -1,11 +1,13 @@
 """In the place of experiments.run: `python -m tests.jobs.stand_in RECIPE … --out DIR`.
 
 Makes a step each `STEP_S` seconds up to the key training.steps, or until it is asked to stop, and
-leaves a run's records. A recipe named in the variable `FAILING` ends with exit code 2.
+leaves a run's records. Started again, it goes on without pauses. A recipe that the variable
+`FAILING` names ends with exit code 2, one of `KILLED` is killed at step 12.
 """
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -23,33 +25,45 @@ def main() -> int:
     stop = Stop()
     stop.listen()
     stop.deferred = True
-    start, arguments = datetime.now(UTC), sys.argv
-    recipe, out = arguments[1], Path(arguments[arguments.index("--out") + 1])
+    recipe, arguments = sys.argv[1], sys.argv
+    out = Path(arguments[arguments.index("--out") + 1])
     keys = dict(word.split("=", 1) for word in arguments if "=" in word)
-    steps = int(keys["training.steps"])
-    (out / "caches").write_text(os.environ["TORCHINDUCTOR_CACHE_DIR"])
-    if recipe in os.environ.get("FAILING", ""):
-        return complain("no compiler")
-    made = last_window(out)
-    for line in metrics_lines(last=steps)[made.step if made else 0 :]:
-        if stop.code:
-            break
-        time.sleep(float(os.environ["STEP_S"]))
-        append(out / METRICS, Window.model_validate(line))
     facts = {
         "seed": int(arguments[arguments.index("--seed") + 1]),
-        "steps": steps,
-        "status": "interrupted" if stop.code else "completed",
-        "study_budget_s": 1.0 if stop.code else None,
-        "start": start.isoformat(),
-        "end": datetime.now(UTC).isoformat(),
+        "steps": int(keys["training.steps"]),
+        "start": datetime.now(UTC).isoformat(),
         "hardware": {"visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")},
+        "pid": os.getpid(),
     }
+    (out / "caches").write_text(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
+    if recipe in os.environ.get("FAILING", "").split():
+        return complain("no compiler")
+    write_records(out, recipe, status="running", **facts)
+    with open(out / RECIPE, "a") as file:
+        file.write(f"checkpoint:\n  enable: {keys.get('checkpoint.enable', 'false')}\n")
+    made = last_window(out)
+    for line in metrics_lines(last=facts["steps"])[made.step if made else 0 :]:
+        if stop.code:
+            break
+        if not made:
+            time.sleep(float(os.environ.get("STEP_S", 0)))
+        append(out / METRICS, Window.model_validate(line))
+        if line["step"] == 12 and recipe in os.environ.get("KILLED", "").split():
+            os.kill(os.getpid(), signal.SIGKILL)
+    facts["status"] = "interrupted" if stop.code else "completed"
+    facts["study_budget_s"] = 1.0 if stop.code else None
+    write_records(out, recipe, end=datetime.now(UTC).isoformat(), **facts)
+    return stop.code
+
+
+def write_records(out: Path, recipe: str, **facts) -> None:
+    """Those of a run that a test has made."""
     with tempfile.TemporaryDirectory() as folder:
         run = write_run(Path(folder, "run"), recipe, **facts)
-        for name in (MANIFEST, TIMING, PROOF, RECIPE):
+        for name in (MANIFEST, TIMING, PROOF):
             shutil.move(run / name, out / name)
-    return stop.code
+        if not (out / RECIPE).exists():
+            shutil.move(run / RECIPE, out / RECIPE)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,8 @@ def test_its_torch_and_all_it_has_are_kept(install, tmp_path):
         ["launch/install.sh", tmp_path / "venv"], env=os.environ | {"PYTHON": python}
     )
     assert "which is activated" in again.stdout
-    where = "from importlib.util import find_spec; print(find_spec('torch').origin)"  # in no time: it imported before
+    # in no time: it imported before
+    where = "from importlib.util import find_spec; print(find_spec('torch').origin)"
     assert processes.run([python, "-c", where]).stdout.strip() == which
 
 
