@@ -22,7 +22,7 @@ import os
 import sys
 import time
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -161,12 +161,12 @@ def _facts() -> dict:
     from experiments.training import run_directory
     from models import device
 
-    git = run_directory.git_state()
+    commit, diff = run_directory.git_state()
     packages = {name: version(name) for name in ("torch", "torchao", "torchtitan", "triton")}
     return {
         "command": run_directory.command(),
-        "start": run_directory.now(),
-        "git": {"commit": git["commit"], "changed": bool(git["diff"])},
+        "start": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "git": {"commit": commit, "changed": bool(diff)},
         "machine": device.hardware() | {"packages": packages, "peak_flops": device.peak_record()},
     }
 

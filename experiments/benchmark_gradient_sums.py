@@ -39,6 +39,7 @@ from experiments.jobs.exit_codes import leave
 from experiments.jobs.files import write_whole
 from experiments.jobs.ranks import set_rank_environment
 from experiments.jobs.signals import Stop
+from experiments.training.plan import Plan, open_data, plan
 from experiments.training.trainer import Trainer
 from models.errors import InputError
 from models.fp8_gradients import decode, encode
@@ -146,23 +147,22 @@ def compare(parameters: Iterable[torch.Tensor], ranks: int) -> list[dict]:
     return records
 
 
-def real_gradients(config) -> tuple[list[torch.Tensor], list[float]]:
+def real_gradients(planned: Plan) -> tuple[list[torch.Tensor], list[float]]:
     """Of each parameter the gradients (ranks, n) of the trained model in batches that ranks would
     get, and the losses.
 
     They are in the dtype of the parameters, as FSDP2 gets them from the backward pass.
     """
+    config, token_file = planned.config, open_data(planned)
     config.job.dump_folder = tempfile.mkdtemp(prefix="benchmark_gradient_sums_")
     set_rank_environment()
-    trainer = Trainer(config, Stop())
+    trainer = Trainer(planned, token_file, Stop())
     trainer.train()
     trainer.close()
     model, collected, losses = trainer.model_parts[0], [], []
     config.debug.seed += 1  # other rows than it was trained on
     for rank in range(max(RANKS)):
-        loader = build_dataloader(
-            dp_world_size=max(RANKS), dp_rank=rank, tokenizer=None, job_config=config
-        )
+        loader = build_dataloader(token_file, max(RANKS), rank, None, config)
         inputs, labels = next(iter(loader))
         model.zero_grad()
         logits = model(inputs["input"].to(device.TYPE)).flatten(0, 1).float()
@@ -179,8 +179,9 @@ def main(argv: list[str] | None = None) -> int:
     file = parser.parse_args(argv).file
     if file and file.is_dir():  # said before the minutes that the sums take
         raise InputError(f"{file} is a folder: name a file in it, as {file / 'sums.json'}")
-    config = recipes.load("baseline", ["cpu"]).config
-    gradients, losses = real_gradients(config)
+    planned = plan(recipes.load("baseline", ["cpu"]))
+    config = planned.config
+    gradients, losses = real_gradients(planned)
     record = {
         "torch": torch.__version__, "device": device.name(), "trained_steps": config.training.steps,
         "parameters": sum(of_ranks.shape[1] for of_ranks in gradients), "dtype": config.training.dtype,

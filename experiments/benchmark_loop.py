@@ -25,19 +25,20 @@ from experiments.jobs.ranks import set_rank_environment
 from experiments.jobs.signals import Stop
 from experiments.training.fp8_ranges import fp8_ranges
 from experiments.training.metrics import NOT_STEADY_STEPS
+from experiments.training.plan import Plan, open_data, plan
 from experiments.training.scale import choose_scale
 from experiments.training.trainer import Trainer
 
 GOAL, MOST_FOR_LOOKS = 0.95, 0.01
 
 
-def bare_loop(model: torch.nn.Module, config) -> Callable[[], float]:
+def bare_loop(model: torch.nn.Module, config, token_file) -> Callable[[], float]:
     """The least that trains: a call is forward, loss, backward, clip, AdamW, and the loss read from
     the device."""
     keys, parameters = config.optimizer, list(model.parameters())
     settings = {"lr": keys.lr, "betas": (keys.beta1, keys.beta2), "weight_decay": keys.weight_decay}
     optimizer = torch.optim.AdamW(parameters, fused=True, **settings)
-    batches = iter(build_dataloader(dp_world_size=1, dp_rank=0, tokenizer=None, job_config=config))
+    batches = iter(build_dataloader(token_file, 1, 0, None, config))
 
     def step() -> float:
         inputs, labels = next(batches)
@@ -63,8 +64,9 @@ def main(argv: list[str] | None = None) -> int:
     if steps <= NOT_STEADY_STEPS:
         return complain(f"{steps} steps: the first {NOT_STEADY_STEPS} are not steady, so give more")
     set_rank_environment()
-    config = recipes.load("baseline", ["cpu"], [f"training.steps={steps}"]).config
-    run, alone = in_turn(config, lambda model: bare_loop(model, config))
+    baseline = plan(recipes.load("baseline", ["cpu"], [f"training.steps={steps}"]))
+    config, token_file = baseline.config, open_data(baseline)
+    run, alone = in_turn(baseline, lambda model: bare_loop(model, config, token_file))
     tokens = config.training.local_batch_size * config.training.seq_len
     ratio = alone / run
     print(
@@ -73,11 +75,11 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{ratio:.1%} of the bare loop's tokens/s, goal {GOAL:.0%}")
     keys = [f"training.steps={steps}", "metrics.fp8_ranges_every=0"]
     fp8 = [
-        recipes.load("tensorwise_fp8_compiled", choose_scale()[0], which).config
+        plan(recipes.load("tensorwise_fp8_compiled", choose_scale()[0], which))
         for which in ([], keys)
     ]
     run, look = in_turn(fp8[1], lambda model: partial(fp8_ranges, model))
-    apart = fp8[0].metrics.log_freq * fp8[0].metrics.fp8_ranges_every
+    apart = fp8[0].config.metrics.log_freq * fp8[0].config.metrics.fp8_ranges_every
     share = look / run / apart
     print(
         f"FP8's ranges: a look takes {look / run:.1%} of a step, one in {apart} steps takes {share:.2%} of the time"
@@ -85,11 +87,11 @@ def main(argv: list[str] | None = None) -> int:
     return int(ratio < GOAL or share > MOST_FOR_LOOKS)
 
 
-def in_turn(config, other: Callable[[torch.nn.Module], Callable]) -> tuple[float, float]:
+def in_turn(planned: Plan, other: Callable[[torch.nn.Module], Callable]) -> tuple[float, float]:
     """Median seconds of a step of a run, and of a call of what `other` makes of its model, one
     after each step."""
-    config.job.dump_folder = tempfile.mkdtemp(prefix="benchmark_loop_")
-    trainer = Trainer(config, Stop())
+    planned.config.job.dump_folder = tempfile.mkdtemp(prefix="benchmark_loop_")
+    trainer = Trainer(planned, open_data(planned), Stop())
     call = other(trainer.model_parts[0])
     run_s, other_s, last = [], [], time.perf_counter()
 
@@ -100,7 +102,7 @@ def in_turn(config, other: Callable[[torch.nn.Module], Callable]) -> tuple[float
         other_s.append(device.seconds(call))
         last = time.perf_counter()
 
-    trainer.metrics_processor.on_step = after_step
+    trainer.on_step = after_step
     trainer.train()
     trainer.close()
     run, alone = (statistics.median(times[NOT_STEADY_STEPS:]) for times in (run_s, other_s))

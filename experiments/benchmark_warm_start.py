@@ -1,11 +1,11 @@
 """How much sooner the first step comes with the kernels that an earlier run kept
-(training/compile_cache.py).
+(TORCHINDUCTOR_CACHE_DIR).
 
     python -m experiments.benchmark_warm_start [RECIPE…] [--overlay O]… [--json FILE]
     [key.path=value …]
 
-Each recipe runs twice for a few steps, both times with an empty inductor cache, as on another node:
-first without kept kernels, then with those of the first run. The default is the compiled recipes of
+Each recipe runs twice for a few steps: first with an empty cache, then with the kernels of the first
+run. The default is the compiled recipes of
 the study four_way; a recipe that is not compiled is left out.
 """
 
@@ -24,14 +24,14 @@ from experiments.training.scale import choose_scale
 from models import device
 from models.errors import InputError
 
-STEPS = 5  # the artifacts are kept after the profiled one, the third at the latest
+STEPS = 5
 
 
 def first_step(recipe: str, options: list[str], kept: str) -> dict:
     """timing.json of one run. Raises CalledProcessError if it fails; the run's own error is on
     stderr."""
     with tempfile.TemporaryDirectory() as folder:
-        keys = [f"training.steps={STEPS}", f"compile.artifacts_dir={kept}"]
+        keys = [f"training.steps={STEPS}"]
         command = [
             sys.executable,
             "-m",
@@ -43,8 +43,8 @@ def first_step(recipe: str, options: list[str], kept: str) -> dict:
             f"{folder}/run",
         ]
         caches = {
-            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
-            "TRITON_CACHE_DIR": f"{folder}/triton",
+            "TORCHINDUCTOR_CACHE_DIR": f"{kept}/inductor",
+            "TRITON_CACHE_DIR": f"{kept}/triton",
         }
         subprocess.run(command, env=os.environ | caches, stdout=subprocess.DEVNULL, check=True)
         timing = json.loads(Path(folder, "run/timing.json").read_text())

@@ -12,14 +12,15 @@ ranks end with.
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
 from experiments.config import recipes
+from experiments.config.yaml_source import ROOT
 from experiments.jobs import placement
 from experiments.jobs.exit_codes import COMPLETED, FAILED, complain, leave
-from experiments.jobs.files import out_directory
 from experiments.jobs.ranks import process_count, set_rank_environment, variables
 from experiments.jobs.runner import Run, run_all
 from experiments.jobs.signals import Stop, budget_seconds
@@ -27,13 +28,55 @@ from models.errors import InputError
 
 
 def main(argv: list[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    args = _parser().parse_intermixed_args(words)
+    # Compiled kernels are kept from run to run; a study gives each of its runs an empty folder
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(ROOT / ".cache/inductor"))
+    stop = Stop(args.budget)
+    stop.listen()
+    try:
+        recipe = recipes.load(args.name, args.overlay, args.overrides, args.seed)
+        starts_ranks = args.processes > 1 and _is_alone(args.processes)
+        if starts_ranks:
+            placement.gpus_for(args.processes)
+            os.environ |= variables(0, args.processes)  # for the checks; each rank gets its own
+        _, world_size = set_rank_environment()
+
+        # torch: seconds, which a misspelt name need not wait for
+        from experiments.training.plan import check_data, check_here, open_data, plan
+        from experiments.training.timeline import TIMELINE
+
+        planned = plan(recipe, world_size)
+        findings = [("model", planned.describe()), *check_here(planned, args.budget)]
+        TIMELINE.mark("import")
+        token_file = open_data(planned)
+        TIMELINE.mark("data")
+        if args.dry_run:
+            return _say([*findings, ("data", check_data(planned, token_file))], recipe)
+
+        from experiments.training import attempt, run_directory
+
+        if not starts_ranks:
+            return attempt.run(planned, token_file, args.out, stop)
+        if args.out:
+            run_directory.check(args.out, planned)
+        out = args.out or attempt.new_directory(planned)
+        more = [] if args.out else ["--out", str(out)]
+        steps = recipe.config.training.steps
+        run = Run(recipe.name, out, [*words, *more], args.processes, steps, compiles_anew=False)
+        return start_ranks(run, stop)
+    except InputError as error:
+        return complain(error)
+    except KeyboardInterrupt:
+        return stop.code
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.run", description="Run one recipe."
     )
-    parser.add_argument(
-        "name",
-        help="a recipe's name (`python -m experiments.recipe list`) or the path of a recipe.yaml",
-    )
+    name = "a recipe's name (`python -m experiments.recipe list`) or the path of a recipe.yaml"
+    parser.add_argument("name", help=name)
     parser.add_argument(
         "overrides", nargs="*", metavar="key.path=value", help="e.g. training.steps=200"
     )
@@ -50,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--out",
-        type=out_directory,
+        type=Path,
         metavar="DIR",
         help="run directory (default: a new one under runs/)",
     )
@@ -61,68 +104,39 @@ def main(argv: list[str] | None = None) -> int:
         help="stop after S seconds, to be resumed later",
     )
     parser.add_argument("--dry-run", action="store_true", help="check everything short of training")
-    args = parser.parse_intermixed_args(argv)
-    stop = Stop(args.budget)
-    stop.listen()
-    try:
-        recipe = recipes.load(args.name, args.overlay, args.overrides, args.seed)
-        if starts_ranks := args.processes > 1 and _is_alone(args.processes):
-            placement.gpus_for(args.processes)
-            os.environ |= variables(0, args.processes)  # for the checks; each rank gets its own
-        if args.dry_run:
-            return dry_run(recipe, args.budget)
-        from experiments.training import (
-            attempt,
-        )  # torch: seconds, which a misspelt name need not wait for
-
-        if starts_ranks:
-            attempt.check(recipe, args.processes, args.out, stop)
-            out = args.out or attempt.new_directory(recipe)
-            arguments = [*(argv or sys.argv[1:]), *([] if args.out else ["--out", str(out)])]
-            return start_ranks(Run(recipe.name, out, arguments, args.processes), stop)
-        return attempt.run(recipe, args.out, stop, None)
-    except InputError as error:
-        return complain(error)
-    except KeyboardInterrupt:
-        return stop.code
+    return parser
 
 
 def _is_alone(processes: int) -> bool:
-    """Whether nobody has started several ranks yet. Raises `InputError` if others than asked for
+    """True if nobody has started several ranks yet. Raises `InputError` if others than asked for
     have been."""
     _, started = set_rank_environment()
     if started not in (1, processes):
         raise InputError(
-            f"--processes {processes}, but torchrun or srun has started {started}: leave --processes out"
+            f"--processes {processes}, but torchrun or srun has started {started}: "
+            "leave --processes out"
         )
     return started == 1
 
 
 def start_ranks(run: Run, stop: Stop) -> int:
-    """Start the ranks of a run and wait for them; the exit code."""
+    """Start the ranks of a run and wait for them; returns the exit code."""
     console = Console(highlight=False)
     codes = run_all([run], console, stop)
     console.print(escape(f"Everything is in {run.directory}"), soft_wrap=True)
-    return next((FAILED if code < 0 else code for code in codes), stop.code)
+    if not codes:
+        return stop.code
+    return FAILED if codes[0] < 0 else codes[0]
 
 
-def dry_run(recipe, budget_s: float | None) -> int:
-    """Check configuration, device, data and memory, and say what would run. Raises what a run would
-    raise."""
-    from experiments.corpus.rows import describe
-    from experiments.training.plan import check_here, open_data, plan
-
-    _, world_size = set_rank_environment()
+def _say(findings: list[tuple[str, str]], recipe: recipes.Recipe) -> int:
+    """Print what was checked, and what would run."""
     console = Console(highlight=False, soft_wrap=True)
-    planned = plan(recipe, world_size)
-    findings = [("model", planned.describe()), *check_here(planned, budget_s)]
-    findings.append(("data", describe(open_data(planned), recipe.config, world_size)))
     for topic, finding in findings:
         console.print(f"[bold]{topic:<8}[/] {escape(finding)}")
-    overlays = "".join(f" + {name}" for name in recipe.overlays)
-    console.print(
-        f"[bold]ready[/]    {recipe.name}{overlays}, seed {recipe.config.debug.seed}, would run"
-    )
+    name = " + ".join([recipe.name, *recipe.overlays])
+    seed = recipe.config.debug.seed
+    console.print(f"[bold]ready[/]    {escape(name)}, seed {seed}, would run")
     return COMPLETED
 
 

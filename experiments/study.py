@@ -50,7 +50,6 @@ from models.gpus import GPUS
 
 PROGRAM = "python -m experiments.study"
 TABLE_S = 10  # what the table and the page take at the end
-NO_ARTIFACTS = 'compile.artifacts_dir=""'  # another run's kernels would make a warm-up shorter
 
 
 class Part(NamedTuple):
@@ -298,7 +297,7 @@ def _check_budget(budget: float, part: Part) -> None:
 def _incomplete(part: Part, out: Path) -> Iterator[Run]:
     """Yield the runs that are not complete; print the folders of the others."""
     study = part.study
-    shared = [NO_ARTIFACTS, *study.overrides]
+    shared = list(study.overrides)
     for overlay in study.overlays:
         shared += ["--overlay", overlay]
     if study.processes > 1:

@@ -240,9 +240,16 @@ def hardware() -> dict:
         "visible_devices": visible,  # which GPUs of several
         "cudnn": cudnn(),  # the version that PyTorch has loaded: it decides which attention runs
         "driver": driver,
-        "sm_clock_max_mhz": clock,
-        "power_limit_w": power,
+        "sm_clock_max_mhz": _number(clock),
+        "power_limit_w": _number(power),
     }
+
+
+def _number(text: str | None) -> float | None:
+    """Read a number of nvidia-smi, which says [N/A] where there is none."""
+    with suppress(TypeError, ValueError):
+        return float(text)
+    return None
 
 
 def seconds_since_process_start() -> float:

@@ -15,9 +15,12 @@ import torch
 import torch.distributed as dist
 
 from experiments.config.keys import Config
+from experiments.config.recipes import Recipe
 from experiments.jobs.ranks import set_rank_environment
 from experiments.jobs.signals import Stop
+from experiments.records.run import Window
 from experiments.run import main
+from experiments.training.plan import open_data, plan
 from experiments.training.trainer import Trainer
 from models import device  # noqa: F401
 from models.architectures import ARCHITECTURES
@@ -65,11 +68,12 @@ def flavors(monkeypatch):
 def train(tmp_path, flavors):
     """Trains the first steps of a config in this process; gives the trainer and its log windows."""
 
-    def steps(config, count=1) -> tuple[Trainer, list[dict]]:
+    def steps(config, count=1) -> tuple[Trainer, list[Window]]:
         config.job.dump_folder = str(tmp_path)
         set_rank_environment()
-        trainer, windows = Trainer(config, Stop()), []
-        trainer.metrics_processor.on_window = windows.append
+        planned = plan(Recipe("test", None, (), (), None, "", config), world_size=1)
+        trainer, windows = Trainer(planned, open_data(planned), Stop()), []
+        trainer.on_window = windows.append
         batches = trainer.batch_generator(trainer.dataloader)
         for trainer.step in range(1, count + 1):
             trainer.train_step(batches)

@@ -122,10 +122,6 @@ class Compile(titan.Compile):
     """Try several configurations of each element-wise kernel and keep the fastest
     (torch._inductor.config)."""
 
-    artifacts_dir: str | None = ".cache/compile"
-    """Folder in which compiled kernels are kept for the next run of the recipe; null or an empty
-    one keeps none."""
-
 
 @dataclass
 class Float8Linear(titan.Float8Linear):

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from experiments.records.run import Window
+
 _PLAIN = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
 
 
@@ -23,10 +25,10 @@ class _LogFile(logging.FileHandler):
             super().close()
 
 
-def describe(line: dict) -> str:
-    """A log window in a few words."""
-    loss = "not finite" if line["loss"] is None else f"{line['loss']:.3f}"
-    return f"loss {loss}  {line['tokens_per_s']:,.0f} tokens/s"
+def describe(window: Window) -> str:
+    """Say a log window in a few words."""
+    loss = "not finite" if window.loss is None else f"{window.loss:.3f}"
+    return f"loss {loss}  {window.tokens_per_s:,.0f} tokens/s"
 
 
 def progress_bar(console: Console, shown: bool) -> Progress:

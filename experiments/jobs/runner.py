@@ -47,6 +47,7 @@ class Run(NamedTuple):
     arguments: list[str]
     processes: int = 1
     steps: int | None = None
+    compiles_anew: bool = True  # or with the kernels that earlier runs kept
 
 
 def run_all(
@@ -149,7 +150,9 @@ class _Process:
         self.caches = tempfile.TemporaryDirectory(
             prefix="compile-cache-", ignore_cleanup_errors=True
         )
-        folders = {name: f"{self.caches.name}/{name}" for name in COMPILE_CACHES}
+        folders = {}
+        if run.compiles_anew:
+            folders = {name: f"{self.caches.name}/{name}" for name in COMPILE_CACHES}
         arguments = [COMMAND, *run.arguments]
         self.ranks = Ranks(arguments, run.directory / LOG, gpus, run.processes, folders)
         self.task = bar.add_task(run.title, total=run.steps, window="starting")
@@ -161,7 +164,7 @@ class _Process:
         self.window = last_window(self.run.directory)
         if self.window:
             self.step = self.window.step if self.window != self.earlier else 0
-            words = describe(self.window.model_dump())
+            words = describe(self.window)
             self.bar.update(self.task, completed=self.window.step, window=words)
 
     def report(self) -> int:
@@ -174,7 +177,7 @@ class _Process:
         if self.ranks.first:
             outcome = f"rank {self.ranks.first} {outcome}"
         if self.window and code != BAD_INPUT:  # then the directory may hold another run
-            outcome += f" at step {self.window.step}, {describe(self.window.model_dump())}"
+            outcome += f" at step {self.window.step}, {describe(self.window)}"
         self.bar.update(self.task, window=outcome)
         if code:
             outcome += f": {self.ranks.last_words()}"

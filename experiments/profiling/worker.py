@@ -26,9 +26,10 @@ from experiments.jobs.exit_codes import COMPLETED, FAILED, leave
 from experiments.jobs.ranks import set_rank_environment
 from experiments.jobs.signals import Stop
 from experiments.profiling import parts
-from experiments.training import compile_cache
-from experiments.training.plan import check_here, plan
-from experiments.training.trainer import TIMELINE, Trainer
+from experiments.records.run import Window
+from experiments.training.plan import check_here, open_data, plan
+from experiments.training.timeline import TIMELINE, compile_cache
+from experiments.training.trainer import Trainer
 from models.errors import InputError
 
 RECORDED_STEPS = 2
@@ -39,7 +40,7 @@ class Measurement:
     """Step times of a trainer as it trains, and the profile of its last steps."""
 
     def __init__(self, trainer):
-        self.metrics = trainer.metrics_processor
+        self.meter = trainer.meter
         self.last = trainer.job_config.training.steps
         self.starting = self.last - RECORDED_STEPS  # the step in which the profiler starts
         self.step_s: dict[int, float] = {}
@@ -53,7 +54,7 @@ class Measurement:
         self.profiler = profile(
             activities=activities, schedule=schedule(wait=0, warmup=1, active=RECORDED_STEPS)
         )
-        self.metrics.on_step, self.metrics.on_window = self.on_step, self.on_window
+        trainer.on_step, trainer.on_window = self.on_step, self.on_window
 
     def on_step(self, step: int) -> None:
         if step == 1:
@@ -61,7 +62,7 @@ class Measurement:
             self.warm_up = {
                 "s": sum(phases.values()),
                 "phases": phases,
-                "compile_cache": compile_cache.state(),
+                "compile_cache": compile_cache(),
             }
         if step >= self.starting - 1:
             device.synchronize()
@@ -72,12 +73,12 @@ class Measurement:
         elif step >= self.starting:
             self.profiler.step()
 
-    def on_window(self, line: dict) -> None:
-        seconds = line["step_s"]
-        self.step_s |= dict(enumerate(seconds, line["step"] - len(seconds) + 1))
-        self.not_steady |= set(line["not_steady"])
-        self.tokens_per_step = round(line["tokens_per_s"] * sum(seconds) / len(seconds))
-        self.peak_memory_bytes = max(self.peak_memory_bytes, line["peak_memory_bytes"])
+    def on_window(self, window: Window) -> None:
+        seconds = window.step_s
+        self.step_s |= dict(enumerate(seconds, window.step - len(seconds) + 1))
+        self.not_steady |= set(window.not_steady)
+        self.tokens_per_step = round(window.tokens_per_s * sum(seconds) / len(seconds))
+        self.peak_memory_bytes = max(self.peak_memory_bytes, window.peak_memory_bytes)
 
     def record(self) -> dict:
         """What bench.json has of a round, and the kernels. Times in seconds, memory in bytes, MFU a
@@ -95,7 +96,7 @@ class Measurement:
         return {
             "step_s": step_s,
             "tokens_per_s": rate,
-            "mfu_bf16_peak": self.metrics.utilisation(rate)["mfu_bf16_peak"],
+            "mfu_bf16_peak": self.meter.utilisation(rate)["mfu_bf16_peak"],
             "parts": parts.step_parts(
                 busy, statistics.mean(profiled), step_s, host_is_device=device.TYPE == "cpu"
             ),
@@ -140,15 +141,15 @@ def compiled_graphs() -> list[dict]:
 
 def measure(recipe: recipes.Recipe, stop: Stop) -> dict:
     """Train as experiments.run does, and return the record. Raises what a run raises."""
-    check_here(plan(recipe, world_size=1))
-    config = recipe.config
+    planned = plan(recipe, world_size=1)
+    check_here(planned)
+    token_file = open_data(planned)
     if (
         device.TYPE == "cpu"
     ):  # compiled C++ has names in a profile only if it was compiled for that; Triton always has
         torch._inductor.config.cpp.enable_kernel_profile = True
-        config.compile.artifacts_dir = ""
     count_compiled()
-    trainer = Trainer(config, stop)
+    trainer = Trainer(planned, token_file, stop)
     trainer.loss_fn = record_function(parts.LOSS_REGION)(trainer.loss_fn)
     measurement = Measurement(trainer)
     trainer.train()

@@ -18,6 +18,7 @@ import torch
 from experiments.config.phases import fp8_steps
 from experiments.config.recipes import Recipe
 from experiments.jobs.ranks import number
+from experiments.jobs.shares import BUDGET
 from experiments.training import checkpoint
 from models import device, float8, flops
 from models.architectures import build, model_args
@@ -263,6 +264,9 @@ def check_here(plan: Plan, budget_s: float | None = None) -> list[tuple[str, str
         float8.check_device(torch.device(device.TYPE))
     if device.TYPE == "cpu":
         _check_cpu(config)
+    # Variables that the manifest needs: refused now, where they are no numbers
+    number(BUDGET, 0)
+    device.peak()
     here = f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
     if slow := slow_attention(config):
         here += f"; {slow}"

@@ -1,14 +1,23 @@
 """Where the warm-up goes: every second from process start to the end of the first step belongs to
 one phase."""
 
-from torch._dynamo.utils import calculate_time_spent
+from torch._dynamo.utils import calculate_time_spent, counters
 
 from models import device
 
 
 def compiled_s() -> float:
-    """Seconds that torch.compile took of this process so far, backward graphs included."""
+    """Return the seconds that torch.compile took of this process, backward graphs included."""
     return calculate_time_spent().get("total_wall_time", 0.0)
+
+
+def compile_cache() -> str:
+    """`cold` if inductor compiled any graph, `warm` if all came from its cache, `none` without
+    any."""
+    found, graphs = counters["inductor"], counters["aot_autograd"]["autograd_cache_hit"]
+    if found["fxgraph_cache_miss"]:
+        return "cold"
+    return "warm" if graphs + found["fxgraph_cache_hit"] else "none"
 
 
 class Timeline:
@@ -19,32 +28,32 @@ class Timeline:
         self._last = 0.0
 
     def mark(self, phase: str) -> None:
-        """The time since the last mark belongs to `phase`."""
+        """Count the time since the last mark for `phase`."""
         now = device.seconds_since_process_start()
         self.phases[phase] = self.phases.get(phase, 0.0) + now - self._last
         self._last = now
 
-    def end_first_step(self) -> None:
-        """The device is done with a run's first step. What torch.compile took of it is a phase of
-        its own.
-
-        `compiled_s` counts from the start of the process, which may have trained before.
-        """
-        self.mark("first_step")
-        before, self.phases["compile"] = self.phases.get("compile", 0.0), compiled_s()
-        self.phases["first_step"] -= self.phases["compile"] - before
-
-    def marked(self, build, before: str, after: str | None = None):
-        """`build`, with the time until its call marked as `before`, and its own as `after`."""
+    def marked(self, build, before: str = "", after: str = ""):
+        """Wrap `build`: count the time until its call for `before`, its own for `after`."""
 
         def marked(*args, **kwargs):
-            self.mark(before)
+            if before:
+                self.mark(before)
             built = build(*args, **kwargs)
             if after:
                 self.mark(after)
             return built
 
         return marked
+
+    def end_first_step(self) -> None:
+        """Count what torch.compile took of a run's first step as a phase of its own.
+
+        `compiled_s` counts from the start of the process, which may have trained before.
+        """
+        self.mark("first_step")
+        before, self.phases["compile"] = self.phases.get("compile", 0.0), compiled_s()
+        self.phases["first_step"] -= self.phases["compile"] - before
 
 
 TIMELINE = Timeline()

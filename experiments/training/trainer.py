@@ -1,339 +1,389 @@
-"""torchtitan's Trainer with this project's records around it; its loop is used as it is.
+"""Train a recipe: torchtitan's parts, in the order in which `Trainer` calls them.
 
-What is called, in this order; `*` marks what this project adds or adds to:
-
-    train
-      checkpointer.load                   * the newest whole checkpoint, if there is one
-      checkpoint.py should_continue_training            * last step? asked to stop? the first time:
-      records go on from this step train_step                          * switch FP8 on or off by the
-      step's number            models/float8.py
-                                          * watch the optimizer (first step), profile (third of a
-                                          phase)  proof.py
-        batch_generator                   * count tokens
-        forward_backward_step             * keep each micro-batch's loss
-        clip_grad_norm_                   * our norm; clip here, or within a fused optimizer
-        models/optimizer.py optimizers.step, lr_schedulers.step metrics_processor.should_log      *
-        norm finite? do all ranks stop here? metrics_processor.log               at the end of a log
-        window metrics_processor.end_step        * the window's line; timing.json, proof.json
-        metrics.py, attempt.py
-      checkpointer.save                   * also where the run was asked to stop
+torchtitan builds the parts (`titan.Trainer.__init__`): process group, model, FP8 conversion,
+sharding and compilation, optimizer, schedule. `Trainer.train` is a run and `Trainer.train_step` a
+step of it: read both from top to bottom.
 """
 
 import json
 import math
 import os
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, replace
+from datetime import timedelta
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
 
 from models import device  # before anything of torchtitan: see there  # isort: skip
 import torchtitan.train as titan
+from torchtitan.components.checkpoint import DATALOADER
 from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.components.metrics import build_metrics_processor
+from torchtitan.distributed import utils as dist_utils
 from torchtitan.protocols.train_spec import register_train_spec
+from torchtitan.tools.logging import logger
+from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 
-from experiments.config.phases import first_and_last, fp8_steps
+from experiments.config.phases import first_and_last
 from experiments.config.rules import FLOAT8, flat
-from experiments.corpus import rows, tokens
+from experiments.corpus.rows import build_dataloader
+from experiments.corpus.tokens import TokenFile
 from experiments.jobs.signals import Interrupted, Stop
-from experiments.training import compile_cache
+from experiments.records.run import Switch, Window
 from experiments.training.checkpoint import Checkpoints
-from experiments.training.metrics import NOT_STEADY_STEPS, Metrics
+from experiments.training.fp8_ranges import fp8_ranges
+from experiments.training.metrics import NOT_STEADY_STEPS, Meter, finite
+from experiments.training.plan import Plan
 from experiments.training.proof import PROFILED_STEP, RECORDING_STEP, Proof
 from experiments.training.timeline import TIMELINE, compiled_s
 from models import float8, optimizer
-from models.architectures import ARCHITECTURES, model_args
+from models.architectures import ARCHITECTURES
 from models.errors import InputError
 from models.fused_adamw import local
 from models.train_spec import train_spec
 
-
-def _build_dataloader(job_config, **keys):
-    token_file = tokens.prepare(job_config)
-    rows.check_vocabulary(token_file, model_args(job_config).vocab_size)
-    return rows.build_dataloader(token_file, job_config=job_config, **keys)
-
-
 for _name in ARCHITECTURES:
     _spec = train_spec(
         _name,
-        build_dataloader_fn=TIMELINE.marked(_build_dataloader, before="distributed", after="data"),
-        # torchtitan converts the model between building it and building this
-        build_metrics_processor_fn=TIMELINE.marked(Metrics, before="conversion"),
+        build_dataloader_fn=None,  # built with the token file, below
+        build_metrics_processor_fn=TIMELINE.marked(build_metrics_processor, before="conversion"),
     )
     register_train_spec(
         _name,
         replace(
             _spec,
-            model_cls=TIMELINE.marked(_spec.model_cls, before="model_build", after="model_build"),
+            model_cls=TIMELINE.marked(_spec.model_cls, after="model_build"),
             build_optimizers_fn=TIMELINE.marked(_spec.build_optimizers_fn, before="model_build"),
         ),
     )
 
-
-_IDENTITY_SECTIONS = ("model", "optimizer", "lr_scheduler", "training", "quantize")
-_RANDOM = {"cpu": torch} | (
-    {"cuda": torch.cuda} if device.TYPE == "cuda" else {}
-)  # what draws random numbers
+_RANDOM = {"cpu": torch}  # what draws random numbers
+if device.TYPE == "cuda":
+    _RANDOM["cuda"] = torch.cuda
 
 
-class _Finished(Exception):
-    """The last step is done."""
-
-
-def _identity(config, data: str) -> dict:
-    """What a checkpoint's numbers depend on, as key paths and values; how long the run is does not
-    matter.
-
-    `data` is name and content hash of the token file, which stand for the keys that say where it
-    comes from.
-    """
-    sections = {name: asdict(getattr(config, name)) for name in _IDENTITY_SECTIONS}
-    del (
-        sections["training"]["steps"],
-        sections["training"]["dataset_path"],
-        sections["model"]["hf_assets_path"],
-    )
-    keys = dict(flat(sections)) | {"debug.seed": config.debug.seed, "data": data}
-    keys |= zip(
-        (f"{FLOAT8}.first_step", f"{FLOAT8}.last_step"), first_and_last(config), strict=True
-    )
-    return keys | {"processes": dist.get_world_size()}
+class Diverged(RuntimeError):
+    """A loss or a gradient norm is not finite."""
 
 
 class Trainer(titan.Trainer):
-    """One run. Call `train()`; `proof` and `metrics_processor` hold the records, `data` names what
-    it reads.
+    """One run of a plan. Whoever starts a trainer may set `on_resume`, `on_step`, `on_window`."""
 
-    Raises what torchtitan raises, and `ProofError`, `Diverged`, `Interrupted`, `InputError`.
-    """
-
-    metrics_processor: Metrics
     checkpointer: Checkpoints
 
-    def __init__(self, job_config, stop: Stop):
+    def __init__(self, plan: Plan, token_file: TokenFile, stop: Stop):
         TIMELINE.mark("import")
-        self.stop = stop
-        compile_cache.restore(job_config)
-        TIMELINE.mark("compile_cache")
-        convert_late = job_config.optimizer.built == "before_conversion"
-        unconverted = replace(job_config, model=replace(job_config.model, converters=[]))
+        config = plan.config
+        self.plan, self.stop = plan, stop
+        self.on_resume: Callable[[int], object] = _nothing  # the checkpoint's step, 0 without one
+        self.on_step: Callable[[int], object] = _nothing  # a step has ended
+        self.on_window: Callable[[Window], object] = _nothing  # a log window has ended
+
+        convert_late = config.optimizer.built == "before_conversion"
+        unconverted = replace(config, model=replace(config.model, converters=[]))
         with patch.object(titan, "CheckpointManager", Checkpoints):  # torchtitan has no hook for it
-            super().__init__(unconverted if convert_late else job_config)
+            super().__init__(unconverted if convert_late else config)
+        model = self.model_parts[0]
         if convert_late:
-            self.job_config = job_config
-            float8.Float8Converter(job_config, self.parallel_dims).convert(self.model_parts[0])
-        training = job_config.training
-        if training.dtype == training.mixed_precision_param:
-            self.maybe_enable_amp = (
-                nullcontext()
-            )  # nothing to cast; autocast would only slow down every operator
-        self.fp8_steps = fp8_steps(job_config)
+            self.job_config = config
+            float8.Float8Converter(config, self.parallel_dims).convert(model)
+        if config.training.dtype == config.training.mixed_precision_param:
+            # Nothing to cast: autocast would only slow down every operator
+            self.maybe_enable_amp = nullcontext()
+
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        self.dataloader = build_dataloader(token_file, world_size, rank, None, config)
+        self.checkpointer.states[DATALOADER] = self.dataloader
+        self.checkpointer.identity = _identity(config, token_file.path.name)
         self.proof = Proof(
-            job_config,
-            self.model_parts[0],
+            config,
+            model,
             self.optimizers.optimizers[0],
             self.parallel_dims,
             self.gradient_accumulation_steps,
         )
-        self.data = self.dataloader.rows.token_file.path.name
-        self.checkpointer.identity = json.loads(json.dumps(_identity(job_config, self.data)))
-        self.metrics_processor.stops_here = self._stops_here
+        self.meter = Meter(plan, self.proof.tokens * world_size)
+        self.switches: dict[str, Switch] = {}  # by step
         self._hosts = dist.new_group(backend="gloo")  # to agree without waiting for the devices
         self._stop_code = 0
-        self._micro_losses: list[torch.Tensor] = []
         self._steps_done = 0  # by this process: fewer than self.step after a resume
         self._phase = self._steps_in_phase = 0  # its first step; steps of it that this process did
-        self.switches: dict[
-            int, dict
-        ] = {}  # by step: whether to FP8, and what torch.compile took of it
+        self._windows = 0
+        self._disturbed = False  # the next step's time holds a checkpoint or a look at FP8's ranges
         TIMELINE.mark("optimizer")
 
     def init_distributed(self):
-        """As torchtitan's; one rank alone has only itself to wait for, for which it needs no
-        NCCL."""
+        """Called by torchtitan's `__init__` first."""
         if ctas := self.job_config.comm.nccl_max_ctas:
             os.environ["NCCL_MAX_CTAS"] = str(ctas)  # read when a communicator is created
-        alone = {device.TYPE: "gloo"} if os.environ["WORLD_SIZE"] == "1" else {}
-        with patch.dict(dist.Backend.default_device_backend_map, alone):
-            return super().init_distributed()
+        if os.environ["WORLD_SIZE"] == "1":  # a rank alone waits for nobody and needs no NCCL
+            dist.Backend.default_device_backend_map[device.TYPE] = "gloo"
+        dims = super().init_distributed()
+        TIMELINE.mark("distributed")
+        return dims
+
+    @record
+    def train(self) -> None:
+        """Train to the last step.
+
+        Raises `Interrupted`, `Diverged`, `ProofError`, `InputError`, and what torchtitan raises.
+        """
+        config, last = self.job_config, self.job_config.training.steps
+        self.checkpointer.load(step=config.checkpoint.load_step)
+        if self.step > last:
+            raise InputError(
+                f"the run's checkpoint is of step {self.step}, and training.steps={last} asks for "
+                "fewer: raise it"
+            )
+        self.on_resume(self.step)
+        logger.info(f"Training starts at step {self.step + 1}")
+        snapshots = maybe_enable_memory_snapshot(
+            config.profiling, global_step=self.step, base_folder=config.job.dump_folder
+        )
+        with snapshots as memory_profiler:
+            batches = self.batch_generator(self.dataloader)
+            while self.step < last:
+                self.step += 1
+                self.gc_handler.run(self.step)
+                self.train_step(batches)
+                self.checkpointer.save(self.step, last_step=self.step == last)
+                self._disturbed |= self.checkpointer._should_save(self.step)
+                if memory_profiler:
+                    memory_profiler.step()
+                if self.step == 1:  # all is compiled: from now on a rank that waits long is stuck
+                    seconds = timedelta(seconds=config.comm.train_timeout_seconds)
+                    dist_utils.set_pg_timeouts(seconds, self.parallel_dims)
+                self.stop.deferred = True  # a request to stop waits for the end of a step
+                if self._stop_code:
+                    raise Interrupted(self._stop_code, self._why_it_stops())
+
+    def train_step(self, batches: Iterator) -> None:
+        """Do one step; end the log window if it is the window's last one."""
+        self._enter_phase()
+        self._steps_done += 1
+        self._steps_in_phase += 1
+        if self._steps_done == 1:
+            self.meter.clock.start()
+        compiled_before = compiled_s()
+
+        with self._profiled():
+            self.optimizers.zero_grad()
+            lr = self.lr_schedulers.schedulers[0].get_last_lr()[0]
+            micro_batches, local_tokens, tokens = self._fetch(batches)
+            losses = [self._forward_backward(*batch, tokens) for batch in micro_batches]
+            read_norm = self._clip_gradients()
+            self.checkpointer.maybe_wait_for_staging()
+            self._step_optimizer()
+            self.lr_schedulers.step()
+            norm = read_norm()  # the device has the optimizer's step to do while the host waits
+            self._agree_to_stop()
+
+        loss = torch.stack(losses).sum()
+        self._note_step(loss, tokens)
+        if self._steps_done == 1:
+            device.synchronize()
+            TIMELINE.end_first_step()
+        if switch := self.switches.get(str(self.step)):
+            switch.compile_s = compiled_s() - compiled_before
+        self.meter.clock.tick()
+        self.on_step(self.step)
+        if self._ends_window(norm):
+            self._end_window(loss * tokens / local_tokens, norm, lr)
+
+    # ---- FP8 on or off ----
+
+    def _enter_phase(self) -> None:
+        """Switch FP8 on or off if the step asks for it: by its number, also after a resume."""
+        phase = self._phase_of(self.step)
+        if phase == self._phase:
+            return
+        in_fp8 = self.step in self.plan.fp8_steps
+        float8.switch(self.model_parts[0], in_fp8)
+        if self._steps_done:
+            self.switches[str(self.step)] = Switch(in_fp8=in_fp8)
+        self._phase, self._steps_in_phase = phase, 0
+        self.meter.fp8_flops_per_token = 0.0  # until a step of the phase is profiled
+
+    def _phase_of(self, step: int) -> int:
+        """Return the first step of the phase that `step` belongs to."""
+        starts = (1, self.plan.fp8_steps.start, self.plan.fp8_steps.stop)
+        return max(start for start in starts if start <= step)
+
+    # ---- evidence ----
+
+    def _profiled(self):
+        """Have the proof profile the step if it is its phase's profiled one."""
+        if not self._is_profiled():
+            return nullcontext()
+        return self.proof.profile(self.step, self._phase, self.step in self.plan.fp8_steps)
+
+    def _is_profiled(self) -> bool:
+        """True for one step of each phase: the third, or the last if the phase is shorter."""
+        chosen = RECORDING_STEP if self.job_config.compile.cuda_graphs else PROFILED_STEP
+        last = self.step == self.job_config.training.steps
+        last = last or self._phase_of(self.step + 1) != self._phase
+        return self._steps_in_phase == chosen or (self._steps_in_phase < chosen and last)
+
+    def _step_optimizer(self) -> None:
+        first = self._steps_done == 1
+        if first:
+            self.proof.before_step()
+        self.optimizers.step()
+        if first:
+            self.proof.after_step()
+
+    # ---- the parts of a step ----
+
+    def _fetch(self, batches: Iterator) -> tuple[list, torch.Tensor, torch.Tensor | float]:
+        """Get the step's micro-batches, and count their tokens without padding: here, of all
+        ranks."""
+        micro_batches = [next(batches) for _ in range(self.gradient_accumulation_steps)]
+        waits = self.metrics_processor.data_loading_times[-len(micro_batches) :]
+        self.meter.data_wait_s.append(sum(waits))
+        valid = sum((labels != IGNORE_INDEX).sum() for _, labels in micro_batches)
+        valid = valid.to(self.device)
+        if self.parallel_dims.dp_enabled:
+            batch_mesh = self.parallel_dims.get_mesh("batch")
+            return micro_batches, valid, dist_utils.dist_sum(valid, batch_mesh)
+        return micro_batches, valid, valid.float()
+
+    def _forward_backward(self, inputs: dict, labels, tokens) -> torch.Tensor:
+        """Add a micro-batch's gradients; returns its part of the step's loss."""
+        loss = self.forward_backward_step(
+            input_dict={name: tensor.to(self.device) for name, tensor in inputs.items()},
+            labels=labels.to(self.device),
+            global_valid_tokens=tokens,
+        )
+        return loss.detach()
+
+    def _clip_gradients(self) -> Callable[[], float]:
+        """Clip gradients by their norm, all ranks' shards included; returns how to read the norm.
+
+        A norm that is not finite changes no gradient, so that `_not_finite` can tell them apart.
+        """
+        parameters = list(self.model_parts[0].parameters())
+        norm = optimizer.gradient_norm(parameters)
+        optimizer.clip(self.optimizers, parameters, norm, self.job_config.training.max_norm)
+        return device.read_later(norm)
+
+    def _agree_to_stop(self) -> None:
+        """Ask all ranks whether one of them was asked to stop; then all stop after this step."""
+        code = torch.tensor(self.stop.code)
+        if self.plan.world_size > 1:
+            dist.all_reduce(code, dist.ReduceOp.MAX, group=self._hosts)
+        if self.step < self.job_config.training.steps:
+            self._stop_code = int(code)
+        self.checkpointer.asked = self._stop_code > 0
+
+    def _why_it_stops(self) -> str:
+        kept = "without a checkpoint: none are enabled"
+        if self.checkpointer.enable:
+            kept = "a checkpoint was saved"
+        return f"stopped after step {self.step} by {self.stop.why or 'another rank'}, {kept}"
+
+    # ---- the end of a step ----
+
+    def _note_step(self, loss: torch.Tensor, tokens: torch.Tensor | float) -> None:
+        self.meter.losses.append(loss)
+        self.meter.valid_tokens.append(tokens)
+        # A switch may compile, and a step of the phase is profiled
+        settling = self._steps_in_phase <= PROFILED_STEP or self._steps_done <= NOT_STEADY_STEPS
+        if settling or self._disturbed:
+            self.meter.not_steady.append(self.step)
+        self._disturbed = False
+        if self._is_profiled():
+            self.meter.fp8_flops_per_token = self.proof.fp8_flops_per_token
+
+    def _ends_window(self, norm: float) -> bool:
+        """True also at the last step and where a checkpoint is saved: a resume loses no step."""
+        last = self.step == self.job_config.training.steps
+        saves = self.checkpointer._should_save(self.step, last_step=last)
+        asked = self.metrics_processor.should_log(self.step)
+        return asked or last or saves or self._stop_code > 0 or not math.isfinite(norm)
+
+    def _end_window(self, local_loss: torch.Tensor, norm: float, lr: float) -> None:
+        """Log torchtitan's curves and hand over the window's record. Raises `Diverged` after
+        that."""
+        processor = self.metrics_processor
+        ranges = self._ranges()
+        peak_memory = processor.device_memory_monitor.get_peak_stats().max_reserved_gib * 2**30
+        window = self.meter.close(self.step, norm, lr, peak_memory)
+        window.fp8_ranges = {name: finite(value) for name, value in ranges.items()}
+        loss = math.nan if window.losses[-1] is None else window.losses[-1]
+        largest = loss
+        if self.parallel_dims.dp_cp_enabled:
+            largest = dist_utils.dist_max(local_loss, self.parallel_dims.get_mesh("loss"))
+        curves = {f"fp8_{name}": value for name, value in ranges.items()}
+        curves |= {"n_tokens_seen": self.ntokens_seen * self.plan.world_size, "lr": lr}
+        processor.log(self.step, loss, largest, norm, curves)
+        self.on_window(window)
+        if None in window.losses:
+            raise Diverged(f"the loss was not finite by step {self.step}")
+        if window.grad_norm is None:
+            raise Diverged(
+                f"the gradient norm was not finite in step {self.step}{self._not_finite()}"
+            )
+
+    def _ranges(self) -> dict[str, float]:
+        """Record FP8 ranges in window 2 (window 1 holds the warm-up) and every N windows after
+        it."""
+        every, window = self.job_config.metrics.fp8_ranges_every, self._windows
+        self._windows += 1
+        if not every or window % every != 1 % every:
+            return {}
+        found = fp8_ranges(self.model_parts[0])
+        self._disturbed = bool(found)
+        return found
+
+    def _not_finite(self) -> str:
+        """Name parameters whose gradient is not finite, of the first rank that has any."""
+        names = [
+            name
+            for name, parameter in self.proof.trainable().items()
+            if parameter.grad is not None and not local(parameter.grad).isfinite().all()
+        ]
+        by_rank = [names] * self.plan.world_size
+        dist.all_gather_object(by_rank, names, group=self._hosts)
+        names = next(filter(None, by_rank), [])
+        if not names:  # their squares add up to more than the dtype holds
+            return ", although each gradient is"
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return f": the gradient of {', '.join(names[:3])}{more}"
+
+    # ---- checkpoints ----
 
     def state_dict(self) -> dict:
-        """What torchtitan checkpoints of its trainer, the random numbers to come of every rank, and
+        """Give what torchtitan checkpoints of a trainer, each rank's random numbers to come, and
         whose it is."""
         random = {name: source.get_rng_state() for name, source in _RANDOM.items()}
-        own = {
-            f"random_{dist.get_rank()}": random,
-            "identity": json.dumps(self.checkpointer.identity),
-        }
-        return super().state_dict() | own
+        identity = json.dumps(self.checkpointer.identity)
+        return super().state_dict() | {f"random_{dist.get_rank()}": random, "identity": identity}
 
     def load_state_dict(self, state_dict: dict) -> None:
         super().load_state_dict(state_dict)
         for name, source in _RANDOM.items():
             source.set_rng_state(state_dict[f"random_{dist.get_rank()}"][name])
 
-    def train(self) -> None:
-        """Train to the last step."""
-        with suppress(_Finished):
-            super().train()
 
-    def should_continue_training(self) -> bool:
-        """torchtitan's question at each step boundary, the first time right after loading a
-        checkpoint."""
-        if not self._steps_done:
-            if self.step > (asked := self.job_config.training.steps):
-                raise InputError(
-                    f"the run's checkpoint is of step {self.step}, and training.steps={asked} asks for fewer: raise it"
-                )
-            self.metrics_processor.on_resume(self.step)
-        self.stop.deferred = self.stop.deferred or self._steps_done > 0
-        if self._stop_code:
-            kept = (
-                "a checkpoint was saved"
-                if self.checkpointer.enable
-                else "without a checkpoint: none are enabled"
-            )
-            why = self.stop.why or "another rank"
-            raise Interrupted(self._stop_code, f"stopped after step {self.step} by {why}, {kept}")
-        if not super().should_continue_training():
-            raise _Finished  # past torchtitan's two seconds of waiting for other ranks, who wait for one another here
-        return True
+def _identity(config, data: str) -> dict:
+    """Name what a checkpoint's numbers depend on, as key paths and values; not how long the run is.
 
-    def _stops_here(self) -> bool:
-        """Whether this step is the last because a rank was asked to stop; all ranks ask one another
-        in each step.
+    `data` is name and content hash of the token file, which stand for the keys that say where it
+    comes from.
+    """
+    sections = ("model", "optimizer", "lr_scheduler", "training", "quantize")
+    keys = dict(flat({name: asdict(getattr(config, name)) for name in sections}))
+    for key in "training.steps", "training.dataset_path", "model.hf_assets_path":
+        del keys[key]
+    first, last = first_and_last(config)
+    keys |= {f"{FLOAT8}.first_step": first, f"{FLOAT8}.last_step": last}
+    keys |= {"debug.seed": config.debug.seed, "data": data, "processes": dist.get_world_size()}
+    return json.loads(json.dumps(keys))  # as it will be read back
 
-        By now the device has the optimizer's step to do while the host waits for the gradient norm.
-        """
-        if not math.isfinite(self._norm()):
-            self.metrics_processor.diverged = (
-                f"the gradient norm was not finite in step {self.step}"
-                + self._parameters_not_finite()
-            )
-        code = torch.tensor(self.stop.code)
-        if dist.get_world_size() > 1:
-            dist.all_reduce(code, dist.ReduceOp.MAX, group=self._hosts)
-        if self.step < self.job_config.training.steps:
-            self._stop_code = int(code)
-        self.checkpointer.asked = self._stop_code > 0
-        return self.checkpointer.asked
 
-    def batch_generator(self, data_iterable):
-        for input_dict, labels in super().batch_generator(data_iterable):
-            self.metrics_processor.tokens += labels.numel()
-            self.metrics_processor.valid_tokens += int((labels != IGNORE_INDEX).sum())
-            yield input_dict, labels
-
-    def forward_backward_step(self, **kwargs) -> torch.Tensor:
-        loss = super().forward_backward_step(**kwargs)
-        self._micro_losses.append(loss.detach())
-        return loss
-
-    def train_step(self, data_iterator):
-        metrics = self.metrics_processor
-        saved_before = self.checkpointer._should_save(
-            self.step - 1
-        )  # between two steps: this one's time holds it
-        self._enter_phase()
-        self._steps_done += 1
-        self._steps_in_phase += 1
-        if self._steps_done == 1:
-            metrics.clock.start()
-        self._micro_losses.clear()
-        clip = patch.object(
-            titan.dist_utils, "clip_grad_norm_", self._clip
-        )  # torchtitan has no hook for it
-        compiled_before = compiled_s()
-        with self._observed(), clip:
-            super().train_step(data_iterator)
-        if self.step in self.switches:
-            self.switches[self.step]["compile_s"] = compiled_s() - compiled_before
-        metrics.losses.append(torch.stack(self._micro_losses).sum())
-        if self._steps_done == 1:
-            device.synchronize()
-            TIMELINE.end_first_step()
-        to_come = (
-            0 < len(self.fp8_steps) < self.job_config.training.steps
-        )  # another precision, with its own kernels
-        if self._profiles() and len(self.switches) == to_come:  # by now all is compiled
-            compile_cache.save(self.job_config)
-        settling = (
-            self._steps_in_phase <= PROFILED_STEP
-        )  # a switch may compile, and the third step is profiled
-        if self._steps_done <= NOT_STEADY_STEPS or settling or saved_before:
-            metrics.not_steady.append(self.step)
-        metrics.end_step(self.step)
-
-    def _enter_phase(self) -> None:
-        """Switch FP8 on or off where this step asks for it: by its number, whichever step a resumed
-        run begins with."""
-        phase = self._phase_of(self.step)
-        if phase == self._phase:
-            return
-        in_fp8 = self.step in self.fp8_steps
-        float8.switch(self.model_parts[0], in_fp8)
-        if self._steps_done:
-            self.switches[self.step] = {"in_fp8": in_fp8}
-        self._phase, self._steps_in_phase = phase, 0
-        self.metrics_processor.fp8_flops_per_token = 0.0  # until a step of the phase is profiled
-
-    def _phase_of(self, step: int) -> int:
-        """The first step of the phase that `step` belongs to."""
-        return max(
-            first for first in (1, self.fp8_steps.start, self.fp8_steps.stop) if first <= step
-        )
-
-    @contextmanager
-    def _observed(self):
-        """The proof's share of a step: watch the optimizer in the first, profile a later one."""
-        watch = None
-        if self._steps_done == 1:
-            watch = self.optimizers.register_step_pre_hook(lambda *_: self.proof.before_step())
-        profiled = self._profiles()
-        phase = {"first": self._phase, "in_fp8": self.step in self.fp8_steps}
-        with self.proof.profile(self.step, **phase) if profiled else nullcontext():
-            yield
-        if watch:
-            watch.remove()
-            self.proof.after_step()
-        if profiled:
-            self.metrics_processor.fp8_flops_per_token = self.proof.fp8_flops_per_token
-
-    def _profiles(self) -> bool:
-        """Whether this step is its phase's profiled one; in a phase that ends before that, its last
-        step is."""
-        chosen = RECORDING_STEP if self.job_config.compile.cuda_graphs else PROFILED_STEP
-        last = (
-            self.step == self.job_config.training.steps
-            or self._phase_of(self.step + 1) != self._phase
-        )
-        return self._steps_in_phase == chosen or (self._steps_in_phase < chosen and last)
-
-    def _clip(self, parameters: list[torch.nn.Parameter], max_norm: float, **_) -> torch.Tensor:
-        """Clip gradients as torchtitan does, or within the optimizer's step; not if their norm is
-        not finite."""
-        norm = optimizer.gradient_norm(parameters)
-        self._norm = device.read_later(norm)
-        optimizer.clip(self.optimizers, parameters, norm, max_norm)
-        return norm
-
-    def _parameters_not_finite(self) -> str:
-        """The end of a sentence that names parameters whose gradient is not finite, of the first
-        rank that has any."""
-        with_gradient = (
-            (name, p.grad) for name, p in self.proof.trainable().items() if p.grad is not None
-        )
-        names = [name for name, gradient in with_gradient if not local(gradient).isfinite().all()]
-        by_rank = [names] * dist.get_world_size()
-        dist.all_gather_object(by_rank, names, group=self._hosts)
-        if not (names := next(filter(None, by_rank), [])):
-            return (
-                ", although each gradient is"  # their squares add up to more than the dtype holds
-            )
-        more = (
-            f" and {len(names) - len(shown)} more" if len(names) > len(shown := names[:3]) else ""
-        )
-        return f": the gradient of {', '.join(shown)}{more}"
+def _nothing(_) -> None:
+    """Listen to nothing."""

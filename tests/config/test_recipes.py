@@ -131,7 +131,7 @@ def test_later_layers_win_and_numbers_are_yaml_1_2(write):
     )
     write("foo", f"base: baseline\ndescription: foo\n{keys}")
     write("overlays/short", "description: short\ntraining: {steps: 30, seq_len: 64}")
-    overrides = ["training.steps=7", "optimizer={lr: 9e-1}", "compile.artifacts_dir="]
+    overrides = ["training.steps=7", "optimizer={lr: 9e-1}", "training.dataset_path="]
     config = load("foo", ["cpu", "short"], overrides, seed=3).config
     assert (config.training.steps, config.training.seq_len, config.training.local_batch_size) == (
         7,
@@ -143,7 +143,7 @@ def test_later_layers_win_and_numbers_are_yaml_1_2(write):
         1e-9,
         0.0,
     )
-    assert (config.training.max_norm, config.debug.seed, config.compile.artifacts_dir) == (
+    assert (config.training.max_norm, config.debug.seed, config.training.dataset_path) == (
         float("inf"),
         3,
         None,

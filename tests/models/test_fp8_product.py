@@ -123,8 +123,8 @@ def test_a_run_tells_how_its_products_were_computed(tmp_path, run_here, monkeypa
     times(monkeypatch, onednn=400.0, kept_off=400.0)
     out, eager = tmp_path / "run", ["--overlay", "cpu", "compile.enable=false", *TINY]
     assert run_here("tensorwise_fp8_compiled", *eager, "--out", out) == 0
-    manifest, summary = manifest_of(out), json.loads((out / "summary.json").read_text())
-    assert manifest["fp8_product"]["how"] == EMULATED and summary["fp8_emulated"]
+    manifest, proof = manifest_of(out), json.loads((out / "proof.json").read_text())
+    assert manifest["fp8_product"]["how"] == EMULATED and proof["emulated"]
     assert "over 30 times as long" in manifest["fp8_product"]["why"]
 
 

@@ -85,7 +85,7 @@ def test_fp8_converts_its_layers_and_the_run_proves_it(train):
     assert {name: tuple(shape) for name, shape in proof.converted_modules.items()} == layers
     in_blocks = sum(n * k for n, k in layers.values())
     assert proof.fp8_share_of_matmul_flops == pytest.approx(in_blocks / (in_blocks + head))
-    assert windows[-1]["losses"][0] < windows[0]["losses"][0]
+    assert windows[-1].losses[0] < windows[0].losses[0]
     assert (
         trainer.checkpointer.identity["model.sizes.n_layers"] == 2
     )  # no other size goes on with its checkpoints

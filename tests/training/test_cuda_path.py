@@ -92,7 +92,7 @@ def train(stand_in, tmp_path):
             "--out",
             out,
         ]
-        processes.run([*command, f"compile.artifacts_dir={tmp_path}"], seconds=280, env=environment)
+        processes.run(command, seconds=280, env=environment)
         return out, calls.read_text().splitlines()
 
     return call

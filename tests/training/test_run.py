@@ -196,7 +196,6 @@ def test_what_is_refused_leaves_no_directory(
         ("--budget", "nan"),
         ("--budget", "inf"),
         ("--budget", "x"),
-        ("--out", ""),
     ],
 )
 def test_options_that_make_no_sense(option, value, capsys):

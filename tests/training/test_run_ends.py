@@ -54,13 +54,8 @@ def test_killed_run_keeps_its_lines_and_resumes_from_its_checkpoint(tmp_path, ru
     assert [line["step"] for line in after] == [1, 3, 4, 6, 8, 9, 12, 15, 16]
     assert [len(line["losses"]) for line in after] == [1, 2, 1, 2, 2, 1, 3, 3, 1]
     assert [line["losses"] for line in after[: len(before)]] == [line["losses"] for line in before]
-    manifest, summary = (
-        json.loads((out / name).read_text()) for name in ("manifest.json", "summary.json")
-    )
+    manifest = manifest_of(out)
     assert (manifest["status"], manifest["attempt"]) == ("completed", 2)
-    assert summary["wall_s"] == pytest.approx(
-        before[-1]["elapsed_s"] + after[-1]["elapsed_s"]
-    )  # both attempts count
 
 
 @pytest.mark.slow
@@ -107,12 +102,8 @@ def test_budget_and_damaged_checkpoints(tmp_path, run_here):
     (out / "manifest.json").write_text(
         json.dumps(manifest_of(out) | {"status": "running", "end": None})
     )
-    wall = json.loads((out / "summary.json").read_text())["wall_s"]
-    both = [lines_of(out / "attempt1")[-1], lines_of(out)[-1]]
-    assert wall == pytest.approx(sum(line["elapsed_s"] for line in both))
     assert run_here(*BASELINE, *SHORT, "--out", out, *KEEP, steps) == 0
     assert losses_of(out) == losses_of(whole) and (out / "proof.json").exists()
-    assert json.loads((out / "summary.json").read_text())["wall_s"] > wall
 
 
 @pytest.mark.slow
@@ -126,7 +117,6 @@ def test_diverged_run_keeps_everything_up_to_then(tmp_path, run_here):
         and len(lines) < 4
         and None in (lines[-1]["loss"], lines[-1]["grad_norm"])
     )
-    assert json.loads((out / "summary.json").read_text())["status"] == "diverged"
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from experiments.config import recipes
 from experiments.jobs.signals import Stop
+from experiments.training.plan import open_data, plan
 from experiments.training.trainer import Trainer
 
 from models import device  # isort: skip
@@ -62,29 +63,31 @@ def gradient_errors(config, port: int) -> dict[str, float]:
     return {name: ((whole[name] - g).norm() / g.norm()).item() for name, g in expected.items()}
 
 
-def train(config, folder: Path, port: int) -> list[float]:
+def train(recipe, folder: Path, port: int) -> list[float]:
     """Losses of the steps that this process does."""
     os.environ["MASTER_PORT"] = str(port)
-    config.job.dump_folder, windows = str(folder), []
-    trainer = Trainer(config, Stop())
-    trainer.metrics_processor.on_window = windows.append
+    recipe.config.job.dump_folder, windows = str(folder), []
+    planned = plan(recipe, world_size=2)
+    trainer = Trainer(planned, open_data(planned), Stop())
+    trainer.on_window = windows.append
     trainer.train()
     trainer.close()
     dist.barrier()
     dist.destroy_process_group()
-    return [loss for window in windows for loss in window["losses"]]
+    return [loss for window in windows for loss in window.losses]
 
 
 def main(folder: Path) -> None:
     ports = [int(port) for port in os.environ["PORTS"].split()]
-    config = recipes.load(str(folder / "recipe.yaml")).config
+    recipe = recipes.load(str(folder / "recipe.yaml"))
+    config = recipe.config
     result = {"errors": gradient_errors(config, ports[0])}
     config.quantize.gradients = "float8"
     result["fp8_errors"] = gradient_errors(config, ports[1])
-    result["whole"] = train(config, folder / "whole", ports[2])
+    result["whole"] = train(recipe, folder / "whole", ports[2])
     if os.environ["RANK"] == "0":
         shutil.copytree(folder / "whole/checkpoint/step-2", folder / "resumed/checkpoint/step-2")
-    result["resumed"] = train(config, folder / "resumed", ports[3])
+    result["resumed"] = train(recipe, folder / "resumed", ports[3])
     if os.environ["RANK"] == "0":
         (folder / "result.json").write_text(json.dumps(result))
 
