@@ -79,81 +79,63 @@ def cost_of_an_all_reduce(scale: Scale) -> float:
 
     They follow from the published 1.42 and 1.50 if bf16 takes as long as predicted.
     """
-    seconds = sum(step(scale, COMPILED)[part] for part in [*PARTS, EXPOSED]) / 1e3
-    calls = 2 * len(_fp8_layers(scale.args))  # forward and backward
+    in_bf16 = step(scale, COMPILED)
+    seconds = sum(in_bf16[part] for part in [*PARTS, EXPOSED]) / 1e3
+    calls = 2 * (len(linear_shapes(scale.args)) - 1)  # forward and backward, all but the head
     return seconds * (1 / LADDER_PUBLISHED[EACH] - 1 / LADDER_PUBLISHED[COMBINED]) / calls
 
 
 def step(scale: Scale, rung: str) -> dict[str, float]:
     """Predict a step of one GPU: milliseconds of its parts, and the GB that it sends."""
-    rates, layers = GPUS[scale.gpu].rates, _fp8_layers(scale.args)
-    in_fp8 = [] if rung == COMPILED else layers
-    sent_in_fp8 = layers if rung in (EACH, COMBINED) else []
-    work = floors.step_work(_config(scale), scale.args, in_fp8)
-    least = floors.step_floors(work, rates)
+    shapes, rates = linear_shapes(scale.args), GPUS[scale.gpu].rates
+    layers = [name for name in shapes if name != "output"]  # the head stays in bf16
+    weights = sum(shapes[name][0] * shapes[name][1] for name in layers)
+    fp8_layers = [] if rung == COMPILED else layers
+    sent_in_fp8 = rung in (EACH, COMBINED)
+    least = floors.step_floors(floors.step_work(_config(scale), scale.args, fp8_layers), rates)
     least[floors.OPTIMIZER] /= scale.gpus  # sharded
-    least[floors.CASTS] += _more_cast_bytes(scale, in_fp8, sent_in_fp8) / rates.bandwidth
+    if fp8_layers:
+        # A roofline reads 2 bytes of a weight and writes 1 twice, as it is and transposed. After a
+        # gather in bf16 every GPU casts whole weights forward and backward, reading 2 bytes and
+        # writing 1. Before a gather in FP8 it casts only its shard so, and transposes the whole.
+        casts = 2 * 3 / scale.gpus + 2 if sent_in_fp8 else 2 * 3
+        least[floors.CASTS] += (casts - 4) * weights / rates.bandwidth
+    block, sent_bytes = weights / scale.args.n_layers, 1 if sent_in_fp8 else 2
+    exposed = _exposed(scale, sum(least.values()), sent_bytes * block, 4 * block)
     parts = {name: 1e3 * sum(least[part] for part in of) for name, of in PARTS.items()}
-    exposed = _exposed(scale, sum(least.values()), sent_in_fp8)
-    gathered, reduced = _sent(scale, "", sent_in_fp8)
+    every = {f"{name}.weight": shape for name, shape in shapes.items()}
+    every["tok_embeddings.weight"] = (scale.args.vocab_size, scale.args.dim)
+    in_fp8 = [f"{name}.weight" for name in layers] if sent_in_fp8 else []
+    gathered, reduced = fsdp_bytes(every, scale.gpus, in_fp8)
     sizes = {"gathered, GB": gathered / 1e9, "reduced, GB": reduced / 1e9}
     return parts | {EXPOSED: 1e3 * exposed} | sizes
 
 
-def _fp8_layers(args) -> list[str]:
-    """Name the layers that run in FP8: all but the head."""
-    return [name for name in linear_shapes(args) if name != "output"]
-
-
 def _config(scale: Scale) -> SimpleNamespace:
     """Make the keys of a recipe that models/floors.py reads."""
-    mode = "full" if scale.recompute else "none"
+    float8 = SimpleNamespace(emulate=False, recipe_name="tensorwise")
     return SimpleNamespace(
         training=SimpleNamespace(
-            dtype="bfloat16",
-            mixed_precision_param="bfloat16",
-            local_batch_size=scale.rows,
-            global_batch_size=scale.rows,
-            seq_len=SEQ_LEN,
+            dtype="bfloat16", mixed_precision_param="bfloat16", seq_len=SEQ_LEN,
+            local_batch_size=scale.rows, global_batch_size=scale.rows,
         ),
-        activation_checkpoint=SimpleNamespace(mode=mode),
-        quantize=SimpleNamespace(
-            linear=SimpleNamespace(float8=SimpleNamespace(emulate=False, recipe_name="tensorwise"))
-        ),
+        activation_checkpoint=SimpleNamespace(mode="full" if scale.recompute else "none"),
+        quantize=SimpleNamespace(linear=SimpleNamespace(float8=float8)),
         optimizer=SimpleNamespace(states=make_dataclass("States", [])()),
-    )
+    )  # fmt: skip
 
 
-def _more_cast_bytes(scale: Scale, in_fp8: list[str], sent_in_fp8: list[str]) -> float:
-    """Count the bytes that casts of sharded weights take beyond those of models/floors.py.
+def _exposed(scale: Scale, computing: float, gathered: float, reduced: float) -> float:
+    """Predict the seconds in which a GPU sends and does not compute.
 
-    A floor casts a weight once: it reads 2 bytes and writes 1 twice, as it is and transposed. After
-    a gather in bf16 every GPU casts whole weights twice, forward and backward, reading 2 and
-    writing 1. Before a gather in FP8 it does so with its shard, and transposes what it gathered.
+    Args:
+        computing: seconds of the step.
+        gathered, reduced: bytes of a block's weights and of its gradients.
     """
-    shapes = linear_shapes(scale.args)
-    weights = sum(rows * columns for rows, columns in (shapes[name] for name in in_fp8))
-    casts = 2 * 3 / scale.gpus + 2 if sent_in_fp8 else 2 * 3
-    return weights * (casts - 4)
-
-
-def _sent(scale: Scale, prefix: str, in_fp8: list[str], **how) -> tuple[int, int]:
-    """Count the bytes gathered and reduced in a step, of the parameters with a prefix."""
-    args = scale.args
-    shapes = {f"{name}.weight": shape for name, shape in linear_shapes(args).items()}
-    shapes["tok_embeddings.weight"] = (args.vocab_size, args.dim)
-    chosen = {name: shape for name, shape in shapes.items() if name.startswith(prefix)}
-    return fsdp_bytes(chosen, scale.gpus, [f"{name}.weight" for name in in_fp8], **how)
-
-
-def _exposed(scale: Scale, computing: float, in_fp8: list[str]) -> float:
-    """Predict the seconds in which a GPU sends and does not compute; the step computes so long."""
     per_byte = (1 - 1 / scale.gpus) / GPUS[scale.gpu].links.bus_bandwidth(scale.gpus)
-    # Either is gathered once a pass, forward and backward.
-    block = [per_byte * size for size in _sent(scale, "layers.0.", in_fp8, reshard="never")]
-    embedding = [per_byte * size for size in _sent(scale, "tok_embeddings.", [], reshard="never")]
-    gather, reduce = block
     forward = computing / scale.args.n_layers / (4 if scale.recompute else 3)
     backward = computing / scale.args.n_layers - forward
-    beside = max(0.0, gather - forward) + max(0.0, gather + reduce - backward)
-    return scale.args.n_layers * beside + sum(embedding)
+    beside = max(0.0, gathered * per_byte - forward)
+    beside += max(0.0, (gathered + reduced) * per_byte - backward)
+    embedding = scale.args.vocab_size * scale.args.dim * (2 + 4) * per_byte
+    return scale.args.n_layers * beside + embedding

@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 
 from analysis.comparison import BASELINE, COMPILED, Comparison, in_order
-from analysis.losses import NOT_ENOUGH, verdict
+from analysis.losses import verdict
 from analysis.newest import ROOT
 from analysis.other_logs.published import TOKENS_PER_S
 from experiments.records.files import read, read_windows
@@ -100,25 +100,21 @@ def puzzle_answer(runs: pd.DataFrame, steps: pd.DataFrame) -> list[str]:
     missing = [recipe for recipe in (BASELINE, FROZEN) if recipe not in found]
     if missing:
         return [f"No answer: it needs a completed run of {' and of '.join(missing)}."]
-    explained, facts, orphans = True, [], []
-    for recipe in found:
-        if recipe in (BASELINE, FROZEN):
-            continue
-        expected = BASELINE
-        if found[recipe].orphans:
-            orphans.append(found[recipe].orphans)
-            expected = FROZEN
+    lost = found.pop(FROZEN).frozen
+    explained, facts = any(proof.orphans == lost for proof in found.values()), []
+    for recipe in [recipe for recipe in found if recipe != BASELINE]:
         followed, sentences = _followed(runs, steps, recipe)
-        explained = explained and followed == expected
+        expected = {BASELINE: [], FROZEN: lost}.get(followed)
+        explained = explained and found[recipe].orphans == expected
         facts += sentences
-    if not explained or orphans != [found[FROZEN].frozen]:
+    if not explained:
         return ["These runs do not explain the report. Whose loss follows which:", *facts]
     never_stepped = 1 - ownership(runs)["owned"][FROZEN]
     return [
         "At batch 1 on one device FP8 learns as bf16 does: its final loss is at least ten times "
         "nearer to that of bf16 than to that of bf16 with frozen weights.",
         "It does not where the optimizer was built before a conversion that replaces the weights: "
-        f"then {len(orphans[0])} of them, {never_stepped:.0%} of all parameters, are never "
+        f"then {len(lost)} of them, {never_stepped:.0%} of all parameters, are never "
         "stepped, and the loss is that of bf16 with them frozen.",
         *facts,
     ]
@@ -130,13 +126,11 @@ def _followed(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str) -> tuple[str
     near, far = sorted(verdicts, key=lambda judged: abs(judged.difference))
     if not abs(near.difference) < FOLLOWS * abs(far.difference):
         return None, [f"{recipe} follows neither {BASELINE} nor {FROZEN}."]
-    sentences = [
+    follows = (
         f"{recipe} follows {near.baseline}: its final loss differs by {near.difference:+.4f} from "
         f"that, and by {far.difference:+.4f} from that of {far.baseline}."
-    ]
-    if near.outcome != NOT_ENOUGH:
-        sentences.append(near.sentence())
-    return near.baseline, sentences
+    )
+    return near.baseline, [follows, near.sentence()]
 
 
 # ---- precision_decoupling: which of AdamW's states bear few bits (FP8-LM, arXiv 2310.18313) ----
@@ -298,6 +292,12 @@ def ladder_speed_ups(comparison: Comparison) -> dict[str, float]:
 
 # A step's time over bf16's at the published speeds of one GH200.
 GH200 = TOKENS_PER_S["baseline_compiled"] / TOKENS_PER_S["tensorwise_fp8_compiled"]
+PHASE_COSTS = {
+    "fp8_share_of_steps": "steps in FP8",
+    "wall_s": "wall time",
+    "wall_s_without_warm_up": "without warm-up",
+    "compiling": "compiling at switches, s",
+}
 
 
 def phase_costs(comparison: Comparison) -> pd.DataFrame:
@@ -311,17 +311,10 @@ def phase_costs(comparison: Comparison) -> pd.DataFrame:
     runs = comparison.frames.runs
     done = runs[runs["status"] == "completed"]
     done = done.assign(compiling=[_compiling_at_switches(Path(path)) for path in done["path"]])
-    means = done.groupby("recipe")[
-        ["fp8_share_of_steps", "wall_s", "wall_s_without_warm_up", "compiling"]
-    ].mean()
-    opponent = means.loc[comparison.opponent]
-    table = pd.DataFrame({
-        "steps in FP8": means["fp8_share_of_steps"],
-        "wall time": means["wall_s"] / opponent["wall_s"],
-        "without warm-up": means["wall_s_without_warm_up"] / opponent["wall_s_without_warm_up"],
-        "compiling at switches, s": means["compiling"],
-        "at GH200's published speeds": 1 - means["fp8_share_of_steps"] * (1 - GH200),
-    })  # fmt: skip
+    table = done.groupby("recipe")[list(PHASE_COSTS)].mean().rename(columns=PHASE_COSTS)
+    times = ["wall time", "without warm-up"]
+    table[times] /= table.loc[comparison.opponent, times]
+    table["at GH200's published speeds"] = 1 - table["steps in FP8"] * (1 - GH200)
     return table.loc[comparison.recipes]
 
 
@@ -336,7 +329,6 @@ def _compiling_at_switches(run: Path) -> float:
 # ---- sweep: a benchmark of FP8 on four B200, its figures read against one another ----
 
 B200 = yaml.safe_load((ROOT / "results" / "published_b200.yaml").read_text())
-LENGTHS = (2048, 4096, 8192)
 
 
 def llama_3(dim, layers, heads, hidden_dim, head_dim=128, tied=False) -> SimpleNamespace:
@@ -356,38 +348,25 @@ B200_MODELS = {
 
 def b200_scaling() -> pd.DataFrame:
     """Work out speed-up and efficiency on four GPUs from tokens/s, for both ends of the range."""
-    rates = B200["tokens_per_s"]["llama3.2-1B"]
-    (one,) = rates[1]
-    table = pd.DataFrame({"tokens/s on 4": rates[4], "of 4 x 1 GPU": 4 * one})
-    table["speed-up"] = table["tokens/s on 4"] / one
-    table["printed speed-up"] = B200["speed_up_on_4"]
-    table["efficiency"] = table["speed-up"] / 4
-    table["printed efficiency"] = B200["efficiency_on_4"]
-    return table.round(3)
+    table = pd.DataFrame(B200["scaling"])
+    table["speed-up"] = table["tokens/s on 4"] / table["tokens/s on 1"]
+    return table.assign(efficiency=table["speed-up"] / 4).round(3)
 
 
 def b200_mfu() -> pd.DataFrame:
-    """Work out each printed MFU again: of the benchmark's sparse peaks, and of the dense ones."""
-    table = pd.DataFrame(B200["mfu"]).rename(columns={"tflops": "TFLOP/s"})
-    dense = {"bf16": GPUS["b200"].datasheet.bf16, "fp8": GPUS["b200"].datasheet.fp8}
-    table.insert(2, "its peak", table["precision"].map(B200["peaks"]))
-    table["dense peak"] = table["precision"].map(dense) / 1e12
+    """Work out each printed MFU again, of the dense peaks; the benchmark's are the sparse ones."""
+    table = pd.DataFrame(B200["mfu"])
+    table["dense peak"] = table["precision"].map(vars(GPUS["b200"].datasheet)) / 1e12
     table["of the dense peak"] = table["TFLOP/s"] / table["dense peak"]
     return table.round(3)
 
 
 def b200_tflops() -> pd.DataFrame:
     """Turn tokens/s on one GPU into FLOPs, a row a model, beside the printed ones."""
-    rows = {}
-    for model, args in B200_MODELS.items():
-        (rate,), (low, high) = B200["tokens_per_s"][model][1], B200["tflops"][model]
-        rows[model] = {
-            "tokens/s": rate,
-            "TFLOP/s": rate * flops_per_token(args, LENGTHS[0]) / 1e12,
-            "without attention": rate * flops_per_token(args, 0) / 1e12,
-            "printed": f"{low} to {high}",
-        }
-    return pd.DataFrame.from_dict(rows, orient="index").round(0)
+    table = pd.DataFrame.from_dict(B200["tflops"], orient="index")
+    table["TFLOP/s"] = table["tokens/s"] * _flops_per_token(2048) / 1e12
+    table["without attention"] = table["tokens/s"] * _flops_per_token(0) / 1e12
+    return table.round(0)
 
 
 def b200_lengths() -> pd.DataFrame:
@@ -395,8 +374,14 @@ def b200_lengths() -> pd.DataFrame:
 
     A row a model; the benchmark prints halves.
     """
-    table = pd.DataFrame(index=list(LENGTHS))
-    for model, args in B200_MODELS.items():
-        by_length = pd.Series({length: flops_per_token(args, length) for length in LENGTHS})
-        table[model] = by_length[LENGTHS[0]] / by_length
-    return table.assign(printed=[1, 0.5, 0.25]).T.round(2)
+    shortest = _flops_per_token(2048)
+    table = pd.DataFrame(
+        {length: shortest / _flops_per_token(length) for length in B200["lengths"]}
+    )
+    table.loc["printed"] = B200["lengths"]
+    return table.round(2)
+
+
+def _flops_per_token(length: int) -> pd.Series:
+    """Count FLOPs by model."""
+    return pd.Series({name: flops_per_token(args, length) for name, args in B200_MODELS.items()})

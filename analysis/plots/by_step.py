@@ -1,6 +1,5 @@
 """Lines by step: the loss, its difference to the baseline's, and the wall time."""
 
-import math
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -56,12 +55,11 @@ def curves(runs: pd.DataFrame, windows: pd.DataFrame, column: str) -> list[Curve
     return found
 
 
-def draw(axes: Axes, of: Curves, stagger: float | None = None) -> None:
+def draw(axes: Axes, of: Curves, marked: bool = False) -> None:
     """Draw completed runs as their mean in a band of all, others as a dashed line each."""
     frame = of.frame
     if of.status == "completed":
-        band = frame.agg(["mean", "min", "max"], axis=1)
-        draw_band(axes, of.recipe, band, stagger)
+        draw_band(axes, of.recipe, frame.agg(["mean", "min", "max"], axis=1), marked)
         return
     label = short_lines(f"{name(of.recipe)} ({of.status})")
     for run in frame.dropna(axis=1, how="all"):
@@ -71,22 +69,21 @@ def draw(axes: Axes, of: Curves, stagger: float | None = None) -> None:
         label = "_"
 
 
-def draw_band(axes: Axes, recipe: str, band: pd.DataFrame, stagger: float | None = None) -> None:
+def draw_band(axes: Axes, recipe: str, band: pd.DataFrame, marked: bool) -> None:
     """Draw a line in the recipe's colour, in its band.
 
     Args:
         band: by step the line and the ends of its band, which may be NaN.
-        stagger: if given there are markers, shifted by this part of their distance: equal curves
-            show each other's.
+        marked: with markers, a fifth further on for each line: equal curves show each other's.
     """
     colour, marker = look(recipe)
     line, low, high = thinned(band).to_numpy().T
-    steps = thinned(band).index
-    (drawn,) = axes.plot(steps, line, color=colour, label=short_lines(name(recipe)))
-    if stagger is not None:
+    steps, marks = thinned(band).index, {}
+    if marked:
         every = max(1, len(line) // 6)
-        drawn.set(marker=marker, markevery=(int(stagger * every), every),
-                  markeredgecolor="white", markeredgewidth=0.5)  # fmt: skip
+        marks = {"marker": marker, "markevery": (len(axes.lines) * every // 5 % every, every)}
+    axes.plot(steps, line, color=colour, label=short_lines(name(recipe)),
+              markeredgecolor="white", markeredgewidth=0.5, **marks)  # fmt: skip
     if not np.array_equal(low, high, equal_nan=True):
         axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
 
@@ -111,7 +108,7 @@ def finish(axes: Axes, y_label: str) -> None:
 
 def draw_margin(axes: Axes, margin: float | None) -> list[str]:
     """Draw the band in which losses count as the same, if there is one; return what to note."""
-    if not margin or math.isnan(margin):
+    if not margin:
         return []
     axes.axhspan(-margin, margin, color=GREY, alpha=0.15, linewidth=0, zorder=0)
     return ["Grey: so near, two losses count as the same."]
@@ -126,10 +123,10 @@ def loss(axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame, log: bool = Fals
     them. `log`: of the loss, where one recipe's is many times the others'.
     """
     drawn = curves(runs, windows, "loss")
-    for index, of in enumerate(drawn):
+    for of in drawn:
         tenth = len(of.frame.loc[final_from(of.frame.index[-1]) :])
         smooth = of.frame.rolling(tenth, center=True).mean().dropna(how="all")
-        draw(axes, of._replace(frame=smooth), stagger=index / len(drawn))
+        draw(axes, of._replace(frame=smooth), marked=True)
     finish(axes, "loss (nats per token)")
     if log:
         axes.set_yscale("log")
@@ -150,17 +147,17 @@ def loss_difference(
 
     Args:
         differences: by recipe, see `analysis.losses.loss_difference`.
-        margin: what counts as the same, in nats per token; None or NaN if there is none.
+        margin: what counts as the same, in nats per token; None if there is none.
         baseline: the recipe that was subtracted.
     """
     recipes = [recipe for recipe in in_order(differences) if len(differences[recipe])]
     if not recipes:
         raise NoData(f"no recipe has a loss at the same step and seed as {name(baseline)}")
     several = False
-    for index, recipe in enumerate(recipes):
+    for recipe in recipes:
         frame = differences[recipe].set_index("step")
         several = several or frame["low"].notna().any()
-        draw_band(axes, recipe, frame[["difference", "low", "high"]], index / len(recipes))
+        draw_band(axes, recipe, frame[["difference", "low", "high"]], marked=True)
     axes.axhline(0, color="black", linewidth=0.8)
     finish(axes, f"loss − loss of {name(baseline)}\n(nats per token)")
     words = draw_margin(axes, margin)

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import CenteredNorm, Normalize
 from matplotlib.figure import Figure
 
 from analysis.comparison import Comparison, in_order
@@ -119,12 +118,11 @@ def trade(axes: Axes, comparison: Comparison) -> None:
     if not {opponent, baseline} <= {*wall.index}:
         raise NoData(f"it takes completed runs of {name(baseline)} and of {name(opponent)}")
     wall = wall / wall.loc[opponent, "mean"]
+    losses = {r: (v.difference, v.low, v.high) for r, v in comparison.verdicts.items()}
+    losses[baseline] = (0.0, math.nan, math.nan)
     for recipe in in_order(wall.index):
         (colour, marker), (fastest, mean, slowest) = look(recipe), wall.loc[recipe]
-        loss, low, high = 0.0, math.nan, math.nan
-        if recipe in comparison.verdicts:
-            judged = comparison.verdicts[recipe]
-            loss, low, high = judged.difference, judged.low, judged.high
+        loss, low, high = losses[recipe]
         axes.hlines(loss, fastest, slowest, colour, linewidth=1)
         axes.vlines(mean, low, high, colour, linewidth=1)
         axes.plot(mean, loss, marker, color=colour, markersize=7, markeredgecolor="white",
@@ -219,12 +217,8 @@ def heat_map(axes: Axes, sweep: Sweep, quantity: str, recipe: str) -> None:
 
 def _others(row: Row, across: str) -> str:
     """Name a row of the map by the cell's values on all axes but the one that goes to the right."""
-    parts = []
-    for key, value in row.values.items():
-        axis = key.rpartition(".")[2]
-        if key != across:
-            parts.append(value if axis == "flavor" else f"{axis} {value}")
-    return ", ".join(parts) or " "
+    others = [(key.rpartition(".")[2], value) for key, value in row.values.items() if key != across]
+    return ", ".join(f"{axis} {value}" for axis, value in others) or " "
 
 
 def _colour(axes: Axes, numbers: np.ndarray, quantity: str) -> None:
@@ -232,10 +226,9 @@ def _colour(axes: Axes, numbers: np.ndarray, quantity: str) -> None:
 
     A ratio goes from red over white at 1 to blue, others go from white to blue.
     """
+    colours, lowest, highest = "Blues", 0.0, 2 * np.nanmax(numbers)
     if quantity == RATIO:
         numbers = np.log(numbers)
-        largest = max(0.01, np.nanmax(np.abs(numbers)))
-        axes.imshow(numbers, cmap="RdBu", norm=CenteredNorm(halfrange=2 * largest), aspect="auto")
-    else:
-        norm = Normalize(0, 2 * np.nanmax(numbers))
-        axes.imshow(numbers, cmap="Blues", norm=norm, aspect="auto")
+        highest = 2 * max(0.01, np.nanmax(np.abs(numbers)))
+        colours, lowest = "RdBu", -highest
+    axes.imshow(numbers, colours, vmin=lowest, vmax=highest, aspect="auto")
