@@ -81,7 +81,7 @@ def products_and_copy(model, tokens: int) -> Work:
         f"bf16 {m} x {n} x {k}": (_bf16(m, n, k), 2e-12 * m * n * k, "TFLOP/s")
         for m, n, k in shapes
     }
-    if float8.product(device.TYPE, "tensorwise", emulate=False).how != float8.EMULATED:
+    if float8.matmul(device.TYPE, "tensorwise", emulate=False).how != float8.EMULATED:
         work |= {
             f"FP8  {m} x {n} x {k}": (_fp8(m, n, k), 2e-12 * m * n * k, "TFLOP/s")
             for m, n, k in shapes

@@ -7,36 +7,36 @@ as fast, and an operand is half as large.
 
 Scales. Many gradients are so small that FP8 would round them to 0. So an operand is first
 multiplied by a scale that takes its largest magnitude to the format's largest value, and the
-product is divided by the scales of both operands. `tensorwise` has one scale for each operand; then
-one outlier makes all its other values small. `rowwise` has one for each row of the left operand and
-each column of the right one, so that an outlier costs only its own row.
+matmul's result is divided by the scales of both operands. `tensorwise` has one scale for each
+operand; then one outlier makes all its other values small. `rowwise` has one for each row of the
+left operand and each column of the right one, so that an outlier costs only its own row.
 
-Products. A linear layer has three: output = input @ weight.T, gradient of the input = g @ weight,
+Matmuls. A linear layer has three: output = input @ weight.T, gradient of the input = g @ weight,
 and gradient of the weight = g.T @ input, where g is the gradient of the output. Inputs and weights
 are e4m3. g is e5m2 under `tensorwise`, whose single scale needs the range, and e4m3 under
-`rowwise`. `rowwise_with_gw_hp` computes the last product in bf16.
+`rowwise`. `rowwise_with_gw_hp` computes the last matmul in bf16.
 
 Transposed operands. FP8 units want the dimension over which they sum contiguous in memory; bf16
-units read either order. The three products sum over input features, output features and tokens, so
-each of input, weight and g is needed as it is in one product and transposed in another: FP8 needs a
+units read either order. The three matmuls sum over input features, output features and tokens, so
+each of input, weight and g is needed as it is in one matmul and transposed in another: FP8 needs a
 second, transposed copy.
 
-What stays in bf16: embedding, norms, attention, residual stream, loss and the results of products;
+What stays in bf16: embedding, norms, attention, residual stream, loss and the results of matmuls;
 experts, which are no linear layers to torch, and the router that chooses among them; the output
 head, by the recipes' filter; weights, gradients and the optimizer's state (or float32, by
 `training.dtype`), so every step casts the weights anew.
 
-The layers are those of models/fp8_linear.py, and torchao's where FSDP2 gathers weights in FP8.
-torchtitan's section `quantize.linear.float8` applies, with three differences to torchtitan's
-converter: a name filter is exact (a shell pattern over the full module name) and must match
-something; converting no layer is an error; and a CPU multiplies as models/fp8_product.py finds
-best.
+The layers are torchao's `Float8Linear`; with `implementation: fast`, those of models/fast_float8.py,
+which compute the same. torchtitan's section `quantize.linear.float8` applies, with three
+differences to torchtitan's converter: a name filter is exact (a shell pattern over the full module
+name) and must match something; converting no layer is an error; and a CPU multiplies as
+models/fp8_matmul.py says.
 """
 
 import logging
+from collections.abc import Collection
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import cache
 
 import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
 import torch
@@ -45,15 +45,11 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.model_converter import register_model_converter
 from torchtitan.tools.logging import logger
 
-from models import fp8_product
 from models.errors import InputError, by_pattern
-from models.fp8_linear import Fp8Linear, Products
-from models.fp8_product import EMULATED, OPERATOR, Product
+from models.fp8_matmul import EMULATED, FIRST_WITH_FP8, matmul
 
-for _name in (
-    "torchao",
-    "torch.utils._pytree",
-):  # importing torchao warns of kernels and calls that are not used here
+# Importing torchao warns of kernels and calls that are not used here.
+for _name in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 from torchao.float8 import (  # noqa: E402
     Float8LinearConfig,
@@ -61,17 +57,33 @@ from torchao.float8 import (  # noqa: E402
     convert_to_float8_training,
     precompute_float8_dynamic_scale_for_fsdp,
 )
-from torchao.float8.config import Float8GemmConfig  # noqa: E402
+from torchao.float8.config import Float8GemmConfig, ScalingType  # noqa: E402
 from torchao.float8.float8_linear import Float8Linear  # noqa: E402
 
-FIRST_WITH_FP8 = (
-    8,
-    9,
-)  # compute capability of the first GPUs with FP8 matrix units: Ada, then Hopper
-AUTO_FILTER = (
-    "auto_filter_small_kn"  # torchtitan's word in filter_fqns for: skip layers too small to gain
-)
+AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word for: skip layers too small to gain
 _ROUTER = ".moe.router.gate"  # how the names of routers end
+
+
+class SwitchedFloat8Linear(Float8Linear):
+    """torchao's layer, which multiplies as `nn.Linear` does while FP8 is off.
+
+    Both have the same parameter. The first switch of a compiled layer compiles a second graph; the
+    way back finds the first graph again.
+    """
+
+    in_fp8 = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (..., in_features); the output has its dtype, or autocast's."""
+        if not self.in_fp8:
+            return nn.functional.linear(x, self.weight)
+        device_type = x.device.type
+        if torch.is_autocast_enabled(device_type):  # torchao's own line for it looks at CUDA only
+            x = x.to(torch.get_autocast_dtype(device_type))
+        return self.forward_in_fp8(x)
+
+    def forward_in_fp8(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
 
 
 def check_device(device: torch.device) -> None:
@@ -79,38 +91,17 @@ def check_device(device: torch.device) -> None:
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < FIRST_WITH_FP8:
         major, minor = torch.cuda.get_device_capability(device)
         raise InputError(
-            f"{torch.cuda.get_device_name(device)} (compute capability {major}.{minor}) has no FP8 units, which came "
-            "with 8.9 (Ada, Hopper): train the recipe `baseline_compiled` instead"
+            f"{torch.cuda.get_device_name(device)} (compute capability {major}.{minor}) has no "
+            "FP8 units, which came with 8.9 (Ada, Hopper): train the recipe `baseline_compiled` "
+            "instead"
         )
-
-
-@cache
-def product(device_type: str, recipe_name: str, emulate: bool) -> Product:
-    """How the FP8 products of a recipe are computed here. Arguments are keys of
-    `quantize.linear.float8`.
-
-    On a GPU with FP8 units nothing is tried out: a product that it refuses fails the run and is not
-    emulated.
-    """
-    if emulate:
-        return Product(
-            EMULATED, "operands are rounded to FP8 and multiplied in float32, as the recipe asks"
-        )
-    if device_type == "cpu":
-        return fp8_product.choose(rowwise=recipe_name != "tensorwise")
-    if torch.cuda.get_device_capability() >= FIRST_WITH_FP8:
-        return Product(OPERATOR, "torch._scaled_mm runs on the GPU's FP8 units")
-    return Product(
-        EMULATED, "operands are rounded to FP8 and multiplied in float32: this GPU has no FP8 units"
-    )
 
 
 class Float8Converter:
     """torchtitan model converter `fp8`: swaps the chosen `nn.Linear`s for FP8 layers.
 
-    They are `Fp8Linear`s, or torchao's `Float8Linear`s where FSDP2 gathers weights in FP8. Does
-    nothing while `quantize.linear.float8.recipe_name` is null, so that a recipe turns FP8 on with
-    that one key.
+    Does nothing while `quantize.linear.float8.recipe_name` is null, so that a recipe turns FP8 on
+    with that one key.
     """
 
     def __init__(self, job_config, parallel_dims: ParallelDims):
@@ -121,42 +112,22 @@ class Float8Converter:
         self.enabled = self.keys.recipe_name is not None
 
     def convert(self, model: nn.Module) -> None:
-        """Convert in place. Raises `InputError` if a filter matches nothing, nothing is left, or a
-        size is unfit."""
+        """Convert in place. Raises `InputError` as `choose_modules`."""
         if not self.enabled:
             return
         keys, device_type = self.keys, "cuda" if torch.cuda.is_available() else "cpu"
         chosen = choose_modules(model, keys.recipe_name, keys.filter_fqns)
-        products = product(device_type, keys.recipe_name, keys.emulate)
-        if keys.enable_fsdp_float8_all_gather:
-            backward = Float8GemmConfig(use_fast_accum=keys.fast_accumulation_in_backward)
-            config = replace(
-                Float8LinearConfig.from_recipe_name(keys.recipe_name),
-                emulate=products.how == EMULATED,
-                enable_fsdp_float8_all_gather=True,
-                gemm_config_grad_input=backward,
-                gemm_config_grad_weight=backward,
-            )
-            convert_to_float8_training(
-                model, config=config, module_filter_fn=lambda _, name: name in chosen
-            )
-        else:
-            how = Products(
-                recipe_name=keys.recipe_name,
-                fast_backward=keys.fast_accumulation_in_backward,
-                row_scales=device_type == "cpu" or fp8_product.takes_row_scales(),
-                emulate=products.how == EMULATED,
-                keep_weight=not self.saves_memory,
-            )
-            for name in chosen:
-                model.set_submodule(name, Fp8Linear.from_float(model.get_submodule(name), how))
-        for module in converted_modules(model).values():
-            module.register_forward_pre_hook(_follow_autocast)
+        how = matmul(device_type, keys.recipe_name, keys.emulate)
+        convert(model, chosen, keys, how.how == EMULATED)
+        if keys.implementation == "fast":
+            from models import fast_float8  # whose layer is a subclass of the one above
+
+            fast_float8.convert(converted_modules(model).values(), not self.saves_memory)
         kept = sorted({name for name, m in model.named_modules() if type(m) is nn.Linear})
         logger.info(
             f"FP8 {keys.recipe_name}: {len(chosen)} linear layers converted, kept in bf16: {kept}"
         )
-        logger.info(f"FP8 products: {products.how}; {products.why}")
+        logger.info(f"FP8 matmuls: {how.how}; {how.why}")
 
     def post_optimizer_hook(self, model_parts: list[nn.Module]) -> None:
         """Compute the scales of all FSDP float8 weights with one all-reduce instead of one each."""
@@ -168,22 +139,13 @@ class Float8Converter:
 register_model_converter(Float8Converter, "fp8")
 
 
-def _follow_autocast(_: nn.Module, args: tuple) -> tuple | None:
-    """Cast the input as autocast would cast that of `nn.Linear`; torchao's own line for it looks at
-    CUDA only."""
-    device_type = args[0].device.type
-    if torch.is_autocast_enabled(device_type):
-        return (args[0].to(torch.get_autocast_dtype(device_type)),)
-    return None
-
-
 def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -> set[str]:
-    """Names of the linear layers to convert: all but routers and those that `filter_fqns` names.
-    Raises as `convert`.
+    """Choose the linear layers to convert: all but routers and those that `filter_fqns` names.
 
     `filter_fqns` are full module names or shell patterns over them (`output`,
     `layers.*.attention.wk`), and/or `auto_filter_small_kn`, torchao's heuristic for layers that are
-    too small to gain.
+    too small to gain. Raises `InputError` if a filter matches nothing, nothing is left, or a size
+    is unfit.
     """
     linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     # A router has 1 in 100 of the FLOPs or less, and where FP8 rounds its scores a token goes to
@@ -210,46 +172,50 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
         raise InputError(
             "FP8 would convert no layer: quantize.linear.float8.filter_fqns leaves none of them"
         )
-    unfit = {
-        name: linears[name]
-        for name in chosen
-        if any(size % 16 for size in linears[name].weight.shape)
-    }
+    unfit = [name for name in chosen if any(size % 16 for size in linears[name].weight.shape)]
     if unfit:
-        name, linear = min(unfit.items())
+        name = min(unfit)
         raise InputError(
-            f"{name} is {linear.out_features} x {linear.in_features}, and FP8 needs multiples of 16: "
-            "add it to quantize.linear.float8.filter_fqns or choose another model.flavor or model.sizes "
-            f"({len(unfit)} such layers)"
+            f"{name} is {linears[name].out_features} x {linears[name].in_features}, and FP8 needs "
+            "multiples of 16: add it to quantize.linear.float8.filter_fqns or choose another "
+            f"model.flavor or model.sizes ({len(unfit)} such layers)"
         )
     return chosen
 
 
-def converted_modules(model: nn.Module) -> dict[str, nn.Linear]:
+def convert(model: nn.Module, names: Collection[str], keys, emulate: bool) -> None:
+    """Swap the linear layers of these names; `keys` is the section `quantize.linear.float8`."""
+    backward = Float8GemmConfig(use_fast_accum=keys.fast_accumulation_in_backward)
+    config = replace(
+        Float8LinearConfig.from_recipe_name(keys.recipe_name),
+        emulate=emulate,
+        enable_fsdp_float8_all_gather=keys.enable_fsdp_float8_all_gather,
+        gemm_config_grad_input=backward,
+        gemm_config_grad_weight=backward,
+    )
+    convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in names)
+    for layer in converted_modules(model).values():
+        layer.__class__ = SwitchedFloat8Linear
+
+
+def converted_modules(model: nn.Module) -> dict[str, Float8Linear]:
     """The FP8 layers of `model` by their name before compilation."""
-    layers = (Fp8Linear, Float8Linear)
-    return {
-        name.replace("_orig_mod.", ""): m
-        for name, m in model.named_modules()
-        if isinstance(m, layers)
-    }
+    modules = model.named_modules()
+    return {name.replace("_orig_mod.", ""): m for name, m in modules if isinstance(m, Float8Linear)}
 
 
 def switch(model: nn.Module, on: bool) -> None:
-    """Have the FP8 layers multiply in FP8, or as `nn.Linear` does; torchao's always multiply in
-    FP8."""
+    """Have the FP8 layers multiply in FP8, or as `nn.Linear` does."""
     for layer in converted_modules(model).values():
         layer.in_fp8 = on
 
 
-def fp8_products(layer: nn.Linear) -> int:
-    """How many of an FP8 layer's three products have FP8 operands; torchao's is used where all of
-    them have."""
-    return (
-        2 if isinstance(layer, Fp8Linear) and layer.how.recipe_name == "rowwise_with_gw_hp" else 3
-    )
+def matmuls_in_fp8(layer: Float8Linear) -> int:
+    """How many of an FP8 layer's three matmuls have FP8 operands."""
+    weight_gradient = layer.config.cast_config_input_for_grad_weight.scaling_type
+    return 2 if weight_gradient is ScalingType.DISABLED else 3
 
 
-def emulates(layer: nn.Linear) -> bool:
+def emulates(layer: Float8Linear) -> bool:
     """Whether an FP8 layer rounds to FP8 but multiplies in float32."""
-    return layer.how.emulate if isinstance(layer, Fp8Linear) else layer.config.emulate
+    return layer.config.emulate

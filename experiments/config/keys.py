@@ -125,6 +125,10 @@ class Compile(titan.Compile):
 
 @dataclass
 class Float8Linear(titan.Float8Linear):
+    implementation: Literal["torchao", "fast"] = "torchao"
+    """The FP8 layer: `torchao`'s, or `fast`, models/fast_float8.py, which computes the same and
+    moves fewer bytes."""
+
     fast_accumulation_in_backward: bool = False
     """Let the backward products, too, add up within the tensor cores, as the forward one does: less
     exact."""

@@ -68,7 +68,7 @@ RULES = (
     # What the FP8 layers' autograd functions do besides products (a sum of two layers' gradients is
     # outside of them), with this project's kernel for it, and autocast's copies to bf16 and back.
     (CASTS, r"\A(cast_and_transpose$|.*(_fused.*_(abs|to_copy)_|(?i:float8)))"
-            r"|^(_Fp8Products|matmul_with_hp_or_float8_args|_ToFloat8)"
+            r"|^(_Fp8Matmuls|matmul_with_hp_or_float8_args|_ToFloat8)"
             r"|\A.*\naten::copy_\n(.+\n)*aten::linear$"),
     (ELEMENTWISE, r"^aten::|\A.*(_fused_|at::native)|\AMem(cpy|set)"),
 )  # fmt: skip

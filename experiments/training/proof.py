@@ -106,7 +106,7 @@ class Proof:
     def fp8_flops_expected(self) -> int:
         """Count the FLOPs of a step's FP8 matmuls: 2 M N K each."""
         layers = self.converted.values()
-        elements = sum(m.in_features * m.out_features * float8.fp8_products(m) for m in layers)
+        elements = sum(m.in_features * m.out_features * float8.matmuls_in_fp8(m) for m in layers)
         return 2 * self.tokens * elements
 
     @property

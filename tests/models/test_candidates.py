@@ -8,14 +8,16 @@ import torch
 import yaml
 
 from experiments.config import recipes, rules, studies
-from models import float8, floors, gpus
+from models import floors, gpus
 from tests.costs import work
-from tests.runs import ONE_DEVICE, TINY, lines_of
+from tests.runs import TINY, lines_of
 
 ONLY_ON_A_GPU = (
     "cuda_graphs",
     "fast_accumulation",
     "fast_accumulation_tensorwise",
+    "fast_rowwise",
+    "fast_tensorwise",
     "tuned_pointwise",
 )
 CANDIDATES = [name for name in recipes.names() if name.startswith("candidate_")]
@@ -43,27 +45,6 @@ def test_a_candidate_changes_what_its_file_says_and_has_a_floor(name):
     rates = gpus.GPUS["h200"].sustained
     parent = sum(floors.step_floors(work(recipe.base), rates).values())
     assert sum(floors.step_floors(work(name), rates).values()) == pytest.approx(parent, rel=0.15)
-
-
-@pytest.mark.parametrize("name", ["rowwise", "tensorwise"])
-@pytest.mark.parametrize("everywhere", [False, True])
-def test_products_that_accumulate_fast(name, everywhere, monkeypatch):
-    keys = [f"quantize.linear.float8.fast_accumulation_in_backward={str(everywhere).lower()}"]
-    config = recipes.load(f"{name}_fp8_compiled", ["cpu"], keys).config
-    config.quantize.linear.float8.filter_fqns = []
-    if float8.product("cpu", name, False).how == float8.EMULATED:
-        pytest.skip(f"this torch has no {name} operator on a CPU")
-    model = torch.nn.Sequential(torch.nn.Linear(32, 32, bias=False)).bfloat16()
-    float8.Float8Converter(config, ONE_DEVICE).convert(model)
-    x = torch.randn(16, 32, dtype=torch.bfloat16, requires_grad=True)
-    operator, fast = torch._scaled_mm, []
-    monkeypatch.setattr(
-        torch,
-        "_scaled_mm",
-        lambda *a, **k: (fast.append(k["use_fast_accum"]), operator(*a, **k))[1],
-    )
-    model(x).sum().backward()
-    assert fast == [True, everywhere, everywhere]
 
 
 @pytest.mark.parametrize(

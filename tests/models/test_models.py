@@ -13,7 +13,7 @@ from experiments.config import recipes
 from models import device, float8, flops, llama
 from models.architectures import ARCHITECTURES
 from models.errors import InputError
-from models.fp8_linear import Fp8Linear, Products
+from tests.models.layers import converted
 
 FLAVORS = {
     flavor: args
@@ -199,14 +199,12 @@ def test_gpu_without_fp8_names_the_recipe_to_use(monkeypatch):
 # ---- compiled ----
 
 
-def test_a_compiled_block_casts_a_shared_input_once():
+@pytest.mark.parametrize("fast", [False, True], ids=["torchao", "fast"])
+def test_a_compiled_block_casts_a_shared_input_once(fast):
     """At most seven weights and four inputs in both passes, and seven gradients once; eager makes
     six casts a layer."""
     block = llama.Llama(llama.FLAVORS["cpu"]).layers["0"].bfloat16()
-    for name, linear in [
-        (name, m) for name, m in block.named_modules() if isinstance(m, nn.Linear)
-    ]:
-        block.set_submodule(name, Fp8Linear.from_float(linear, Products("tensorwise")))
+    converted(block, fast=fast)
     casts = []
 
     def count(graph, _):

@@ -95,7 +95,7 @@ GRAPH = (
         # ... casts, and the copies that _scaled_mm's layout asks for; a sum of two gradients is
         # neither
         (CASTS, ELEMENT, ("aten::mul", "_ToFloat8ConstrFunc")),
-        (CASTS, ELEMENT, ("aten::mul", "_Fp8ProductsBackward")),
+        (CASTS, ELEMENT, ("aten::mul", "_Fp8MatmulsBackward")),
         (CASTS, COPY, ("aten::copy_", "aten::contiguous", "PythonSubclass", "aten::mm", *FP8_LINEAR)),
         (ELEMENTWISE, ELEMENT, ("aten::add", f"autograd::engine::evaluate_function: {FP8_BACKWARD}")),
         # ... autocast's copies, and others

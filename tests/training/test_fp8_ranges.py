@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from experiments.training.fp8_ranges import fp8_ranges
-from models.fp8_linear import Fp8Linear, Products
+from tests.models.layers import converted
 from tests.runs import TINY, lines_of
 
 
@@ -18,8 +18,9 @@ def layer(
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     linear.weight = nn.Parameter(weight)
     linear.weight.grad = gradient
-    block = nn.ModuleDict({"w1": Fp8Linear.from_float(linear, Products(recipe))})
-    return nn.ModuleDict({"layers": nn.ModuleDict({"0": block})})
+    block = nn.ModuleDict({"w1": linear})
+    model = nn.ModuleDict({"layers": nn.ModuleDict({"0": block})})
+    return converted(model, recipe, emulate=True)
 
 
 def test_a_scale_for_the_whole_flushes_what_is_far_below_its_largest_value():

@@ -1,23 +1,14 @@
 """FP8 for a part of a run's steps: the same numbers as runs that stop and go on in the other
 precision."""
 
-import copy
 import json
-from collections.abc import Callable
-from functools import partial
 
 import pytest
-import torch
-from torch import nn
-from torch._dynamo.utils import counters
-from torch.utils.checkpoint import checkpoint
 
 from experiments.config import recipes
 from experiments.config.phases import fp8_steps
 from experiments.training import trainer
-from models import float8
 from models.errors import InputError
-from models.fp8_linear import Fp8Linear, Products
 from tests.runs import TINY, losses_of, manifest_of
 
 FP8, FLOAT8 = "tensorwise_fp8_compiled", "quantize.linear.float8"
@@ -125,44 +116,6 @@ def test_a_checkpoint_is_of_its_phases(monkeypatch):
 
     assert differing() == {f"{FLOAT8}.last_step": (54, 90)}
     assert not differing(f"{FLOAT8}.last_step=54")
-
-
-# ---- the layer ----
-
-
-def results(module: nn.Module, call: Callable) -> list[torch.Tensor]:
-    x = torch.ones(16, 32).cumsum(0).sin().bfloat16().requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16):
-        out = call(x)
-    out.float().square().sum().backward()
-    return [out.detach(), x.grad, *(p.grad for p in module.parameters())]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("recompute", [False, True])
-def test_the_first_switch_compiles_once_and_the_way_back_not_at_all(dtype, recompute):
-    """Without new parameters. float32 parameters are cast by autocast, as those of `nn.Linear`
-    are."""
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    plain = nn.Sequential(
-        nn.Linear(32, 32, bias=False), nn.SiLU(), nn.Linear(32, 32, bias=False)
-    ).to(dtype)
-    how, fp8 = Products("tensorwise", emulate=True, keep_weight=False), copy.deepcopy(plain)
-    for name in "0", "2":
-        fp8.set_submodule(name, Fp8Linear.from_float(fp8.get_submodule(name), how))
-    switched, graphs = copy.deepcopy(fp8), []
-    block = partial(checkpoint, switched, use_reentrant=False) if recompute else switched
-    compiled = torch.compile(block, backend="eager", fullgraph=True)
-    for on in (False, True, False, True):
-        float8.switch(switched, on)
-        switched.zero_grad()
-        before = counters["stats"]["unique_graphs"]
-        found = results(switched, compiled)
-        graphs.append(counters["stats"]["unique_graphs"] - before)
-        other = copy.deepcopy(fp8 if on else plain)
-        assert all(torch.equal(a, b) for a, b in zip(found, results(other, other), strict=True))
-    assert graphs == [1, 1, 0, 0]
 
 
 def test_rates_leave_out_the_steps_after_a_switch(train, monkeypatch):

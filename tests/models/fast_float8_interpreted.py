@@ -1,0 +1,96 @@
+"""The candidate's kernel in Triton's interpreter, on CPU tensors, beside plain operators.
+
+test_float8.py runs this file with pytest in a process of its own, because Triton has to find
+TRITON_INTERPRET=1 when it is imported. The interpreter cuts bf16 off and leaves FP8's small numbers
+out; the fixture has it round to the nearest, as GPUs do.
+"""
+
+import pytest
+import torch
+from torchao.float8 import Float8LinearConfig
+from torchao.float8.config import CastConfig
+from triton.runtime import interpreter
+
+from models import fast_float8
+from models.fast_float8 import TILE, cast, cast_both, cast_twice
+from tests.models.layers import layer, results
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+TENSORWISE = Float8LinearConfig.from_recipe_name("tensorwise")
+FORMATS = {
+    "bf16": (torch.bfloat16, torch.int16),
+    "fp8e4nv": (E4M3, torch.uint8),
+    "fp8e5": (E5M2, torch.uint8),
+}
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch):
+    converts = interpreter._convert_float
+
+    def convert(data, source, target, mode):
+        if str(source) != "fp32" or str(target) not in FORMATS:
+            return converts(data, source, target, mode)
+        to, bits = FORMATS[str(target)]
+        return torch.from_numpy(data.copy()).to(to).view(bits).numpy()
+
+    monkeypatch.setattr(interpreter, "_convert_float", convert)
+    monkeypatch.setattr(fast_float8, "in_one_pass", lambda x, config: not config.emulate)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal to the last bit, but for the sign of what is no number."""
+    a, b = a.contiguous(), b.contiguous()
+    nan = b.float().isnan()
+    bits, expected = a.view(torch.uint8), b.view(torch.uint8)
+    return torch.equal(a.float().isnan(), nan) and torch.equal(bits[~nan], expected[~nan])
+
+
+VALUES = {
+    "normal": lambda x: x,
+    "of all sizes": lambda x: x * torch.logspace(-30, 30, x.shape[1]),  # most become 0 or subnormal
+    "zeros": lambda x: x * 0,
+    "one that is not finite": lambda x: x.index_put(
+        (torch.tensor(1), torch.tensor(2)), torch.tensor(float("nan"))
+    ),
+}
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("shape", [(16, 16), (TILE + 16, 48), (3, 2 * TILE + 5)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("low", [E4M3, E5M2])
+def test_both_are_what_plain_operators_cast(low, dtype, shape, values):
+    torch.manual_seed(0)
+    x, how = VALUES[values](torch.randn(shape)).to(dtype), CastConfig(target_dtype=low)
+    by_rows, by_columns = cast_both(x, how, TENSORWISE)
+    expected = cast(x, how, TENSORWISE, dim=1)
+    for made in (by_rows, by_columns):
+        assert made.data.shape == x.shape and same(made.data, expected.data)
+        assert torch.equal(made.scale.nan_to_num(-1), expected.scale.nan_to_num(-1))
+    assert by_rows.data.is_contiguous() and by_columns.data.t().is_contiguous()
+
+
+def test_values_beyond_the_largest_become_it():
+    x = torch.tensor([[1.0, -2.0, 500.0, -1e30]]).repeat(16, 4)
+    low, _ = cast_twice(x, torch.tensor(1.0), E4M3)
+    assert low[0, :4].float().tolist() == [1.0, -2.0, 448.0, -448.0]
+
+
+def test_the_operator_is_one_that_compilers_can_trust():
+    x, scale = torch.randn(32, 48).bfloat16(), torch.tensor(3.0)
+    torch.library.opcheck(torch.ops.fp8.cast_and_transpose.default, (x, scale, E5M2))
+
+
+@pytest.mark.parametrize("keep_weight", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_layers_results_are_torchaos(dtype, keep_weight):
+    """A weight that FSDP2 gathered must not stay: the backward pass takes the parameter itself."""
+    fast, kept = layer("tensorwise", dtype, fast=True), []
+    fast[0].keep_weight = keep_weight
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x), x)[1], lambda x: x):
+        made = results(fast, dtype)
+    in_bytes = {x.data_ptr() for x in kept if x.dtype.itemsize == 1}
+    assert len(in_bytes) == 1 + keep_weight
+    assert (fast[0].weight.data_ptr() in {x.data_ptr() for x in kept}) != keep_weight
+    assert all(map(torch.equal, made, results(layer("tensorwise", dtype), dtype)))

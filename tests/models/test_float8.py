@@ -1,0 +1,261 @@
+"""The FP8 layers, torchao's and the candidate: their arithmetic, phases, recomputation; how a CPU
+multiplies."""
+
+import copy
+import json
+import os
+import platform
+import sys
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+from models import device, fast_float8, float8, fp8_matmul
+from models.fp8_matmul import EMULATED, OPERATOR, WITHOUT_ONEDNN
+from tests import processes
+from tests.models.layers import RECIPES, TOKENS, K, N, converted, layer, results
+from tests.runs import TINY, manifest_of
+
+both = pytest.mark.parametrize("fast", [False, True], ids=["torchao", "fast"])
+
+
+@pytest.fixture
+def scaled_mm(monkeypatch) -> list:
+    """(numbers in the scale of the left operand, fast accumulation) of each FP8 matmul."""
+    calls, operator = [], torch._scaled_mm
+
+    def called(a, b, scale_a, scale_b, **keys):
+        calls.append((scale_a.numel(), keys.get("use_fast_accum", False)))
+        return operator(a, b, scale_a, scale_b, **keys)
+
+    monkeypatch.setattr(torch, "_scaled_mm", called)
+    return calls
+
+
+# ---- the candidate's arithmetic ----
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(("emulate", "row_scales"), [(False, True), (False, False), (True, True)])
+def test_the_candidate_computes_what_torchao_does(recipe, dtype, emulate, row_scales, monkeypatch):
+    monkeypatch.setattr(fast_float8, "takes_row_scales", lambda x: row_scales)
+    torchaos, fast = (
+        results(layer(recipe, dtype, fast=fast, emulate=emulate), dtype) for fast in (False, True)
+    )
+    assert all(map(torch.equal, torchaos, fast))
+
+
+@pytest.mark.parametrize(
+    ("row_scales", "matmuls"),
+    [
+        (True, [(TOKENS, True), (TOKENS, False), (N, False)]),
+        (False, [(TOKENS, True), (1, False), (1, False)]),
+    ],
+)
+def test_the_candidate_gives_scales_of_rows_to_a_matmul_that_takes_them(
+    row_scales, matmuls, scaled_mm, monkeypatch
+):
+    monkeypatch.setattr(fast_float8, "takes_row_scales", lambda x: row_scales)
+    results(layer("rowwise", fast=True))
+    assert sorted(scaled_mm) == sorted(matmuls)
+
+
+@pytest.mark.parametrize(
+    ("capability", "cuda", "takes"),
+    [((9, 0), "13.0", True), ((9, 0), "12.8", False), ((10, 0), "13.0", False)],
+)
+def test_hopper_takes_scales_of_rows(capability, cuda, takes, monkeypatch):
+    from torch._subclasses import FakeTensorMode
+
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    with FakeTensorMode():
+        assert fast_float8.takes_row_scales(torch.empty(1, device="cuda")) == takes
+
+
+# ---- both layers ----
+
+
+@both
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_backward_matmuls_accumulate_fast_if_asked(recipe, everywhere, fast, scaled_mm):
+    model = layer(recipe, fast=fast, fast_accumulation_in_backward=everywhere)
+    results(model)
+    assert [is_fast for _, is_fast in scaled_mm] == [True, everywhere, everywhere]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_emulation_rounds_alike(recipe):
+    """The same FP8 operands, multiplied in float32: to bf16's rounding."""
+    for real, emulated in zip(
+        results(layer(recipe)), results(layer(recipe, emulate=True)), strict=True
+    ):
+        assert (real.float() - emulated.float()).norm() < 0.01 * real.float().norm()
+
+
+@both
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_casts_the_input_and_not_what_is_emulated(compiled, fast):
+    """As with float32 parameters on one device."""
+    torch._dynamo.reset()
+    model, x = layer("tensorwise", torch.float32, emulate=True, fast=fast), torch.ones(16, K).sin()
+    apart = model(x.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        within = (torch.compile(model, backend="aot_eager") if compiled else model)(x)
+    assert within.dtype == torch.bfloat16 and torch.equal(apart, within)
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_first_switch_compiles_once_and_the_way_back_not_at_all(dtype, recompute, fast):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    linears = [nn.Linear(K, K, bias=False) for _ in range(2)]
+    plain = nn.Sequential(linears[0], nn.SiLU(), linears[1]).to(dtype)
+    fp8 = converted(copy.deepcopy(plain), emulate=True, fast=fast)
+    switched, graphs = copy.deepcopy(fp8), []
+    block = partial(checkpoint, switched, use_reentrant=False) if recompute else switched
+    compiled = torch.compile(block, backend="eager", fullgraph=True)
+
+    def values(module: nn.Module, call) -> list[torch.Tensor]:
+        x = torch.ones(16, K).cumsum(0).sin().bfloat16().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = call(x)
+        out.float().square().sum().backward()
+        return [out.detach(), x.grad, *(p.grad for p in module.parameters())]
+
+    for on in (False, True, False, True):
+        float8.switch(switched, on)
+        switched.zero_grad()
+        before = counters["stats"]["unique_graphs"]
+        found = values(switched, compiled)
+        graphs.append(counters["stats"]["unique_graphs"] - before)
+        other = copy.deepcopy(fp8 if on else plain)
+        assert all(map(torch.equal, found, values(other, other)))
+    assert graphs == [1, 1, 0, 0]
+
+
+@both
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_compiled_activation_checkpointing_keeps_the_input_alone(recipe, fast):
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(nn.Linear(K, K, bias=False) for _ in range(3)))
+    layers = converted(layers, recipe, emulate=True, fast=fast)
+    plain, x = copy.deepcopy(layers), torch.randn(TOKENS, K, requires_grad=True)
+    compiled = torch.compile(
+        lambda x: checkpoint(layers, x, use_reentrant=False), backend="aot_eager_decomp_partition"
+    )
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda saved: (kept.append(saved), saved)[1], lambda saved: saved
+    ):
+        out = compiled(x)
+    matrices = [saved for saved in kept if saved.dim() == 2 and 1 not in saved.shape]  # no scales
+    pointers = {tensor.data_ptr() for tensor in (x, *layers.parameters())}
+    assert {matrix.data_ptr() for matrix in matrices} <= pointers
+    for each in (out, plain(x)):
+        each.square().sum().backward()
+    for checkpointed, expected in zip(layers.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(checkpointed.grad, expected.grad)
+
+
+# ---- how FP8 matrices are multiplied ----
+
+
+@pytest.mark.parametrize(
+    ("sets", "runs", "emulate", "how"),
+    [
+        (["avx2", "avx512f"], True, False, OPERATOR),
+        (["amx_int8", "amx_fp16"], True, False, OPERATOR),
+        (["amx_int8"], True, False, WITHOUT_ONEDNN),
+        (["amx_int8"], False, False, EMULATED),
+        (["amx_int8"], True, True, EMULATED),
+    ],
+)
+def test_a_cpu_multiplies_by_a_rule(sets, runs, emulate, how, monkeypatch):
+    kept_off = []
+    monkeypatch.setattr(fp8_matmul, "instruction_sets", lambda: sets)
+    monkeypatch.setattr(fp8_matmul, "_runs_on_cpu", lambda rowwise: runs)
+    monkeypatch.setattr(fp8_matmul, "keep_off_onednn", lambda: kept_off.append(True))
+    matmul = fp8_matmul.matmul.__wrapped__("cpu", "tensorwise", emulate)
+    assert matmul.how == how and matmul.why and bool(kept_off) == (how == WITHOUT_ONEDNN)
+
+
+@pytest.mark.parametrize("capability, how", [((8, 0), EMULATED), ((9, 0), OPERATOR)])
+def test_a_gpu_multiplies_with_its_fp8_units(capability, how, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert fp8_matmul.matmul.__wrapped__("cuda", "rowwise", False).how == how
+
+
+OFF_ONEDNN = """
+import torch
+from models import fp8_matmul
+
+enabled, call = [], fp8_matmul._call
+def seen(kernel, keys, *args, **kwargs):
+    enabled.append(torch._C._get_mkldnn_enabled())
+    return call(kernel, keys, *args, **kwargs)
+fp8_matmul._call = seen
+fp8_matmul.keep_off_onednn()
+torch.ones(1024, 256, dtype=torch.bfloat16) @ torch.ones(256, 256, dtype=torch.bfloat16)
+a, b = torch.randn(48, 32).to(torch.float8_e5m2), torch.randn(64, 32).to(torch.float8_e4m3fn).t()
+half = torch.tensor(0.5)
+def product(a, b):
+    return torch._scaled_mm(a, b, half, half, out_dtype=torch.float32)
+for call_it in (product, torch.compile(product)):
+    torch.testing.assert_close(call_it(a, b), a.float() @ b.float() / 4, rtol=1e-5, atol=1e-5)
+assert len(enabled) >= 2 and torch._C._get_mkldnn_enabled() == enabled[0]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "environment", [{}, {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}], ids=str
+)
+def test_kept_off_onednn_the_matmul_is_exact(environment, monkeypatch):
+    """Eager and compiled, which call two overloads; oneDNN is back for bf16 after each."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    processes.run([sys.executable, "-c", OFF_ONEDNN])
+
+
+@pytest.mark.slow
+def test_a_run_tells_how_its_matmuls_were_computed(tmp_path, run_here):
+    out, keys = tmp_path / "run", ["compile.enable=false", "quantize.linear.float8.emulate=true"]
+    assert run_here("tensorwise_fp8_compiled", "--overlay", "cpu", *TINY, *keys, "--out", out) == 0
+    assert manifest_of(out)["fp8_product"]["how"] == EMULATED
+    assert json.loads((out / "proof.json").read_text())["emulated"]
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "sets"),
+    [
+        (
+            {"Features": "fp asimd evtstrm sve2 bf16", "CPU part": "0xd4f"},
+            ["asimd", "sve2", "bf16"],
+        ),  # a Grace
+        ({"flags": "fpu smep smx fma avx2"}, ["fma", "avx2"]),
+    ],
+)
+def test_the_manifest_names_the_processor(cpuinfo, sets, monkeypatch):
+    monkeypatch.setattr(device, "_cpuinfo", lambda: cpuinfo)
+    facts = device.hardware()
+    assert facts["cpu_instruction_sets"] == sets and facts["cpu"] == platform.machine()
+
+
+# ---- the candidate's kernel ----
+
+
+def test_the_kernel_in_tritons_interpreter():
+    """In a process that has TRITON_INTERPRET=1 when Triton is imported."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    file = "tests/models/fast_float8_interpreted.py"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", file]
+    processes.run(command, env=environment)
