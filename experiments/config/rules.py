@@ -230,6 +230,9 @@ def _fp8_conflicts(config: "Config") -> Iterator[tuple[str, str]]:
     if keys.enable_fsdp_float8_all_gather and keys.recipe_name != "tensorwise":
         message = f"needs recipe_name: tensorwise, got {shown(keys.recipe_name)}; set it to false"
         yield f"{FLOAT8}.enable_fsdp_float8_all_gather", message
+    if keys.enable_fsdp_float8_all_gather and keys.implementation != "torchao":
+        message = "casts weights itself, not what FSDP gathers in FP8; set it to torchao"
+        yield f"{FLOAT8}.implementation", message
     if keys.precompute_float8_dynamic_scale_for_fsdp and not keys.enable_fsdp_float8_all_gather:
         message = "needs enable_fsdp_float8_all_gather: true; set that, or set this to false"
         yield f"{FLOAT8}.precompute_float8_dynamic_scale_for_fsdp", message

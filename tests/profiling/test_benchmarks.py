@@ -31,7 +31,7 @@ def test_rates_are_of_many_calls_in_a_row(monkeypatch, capsys):
         "1.000 ms"
     )
     fp8, bf16 = (sum(line.startswith(name) for line in lines) for name in ("FP8", "bf16"))
-    assert fp8 == bf16 * (float8.product(device.TYPE, "tensorwise", False).how != float8.EMULATED)
+    assert fp8 == bf16 * (float8.matmul(device.TYPE, "tensorwise", False).how != float8.EMULATED)
 
 
 def test_a_run_that_fails_ends_the_measurement_of_warm_starts_with_a_sentence(
