@@ -6,8 +6,8 @@ on a GPU AdamW.
 Products and copies are the rates that models/gpus.py calls sustained; a product is 2 M N K FLOPs.
 At the published size 20 rounds of them take 11 s without a pause: long enough for a power limit to
 lower the clock, for all products alike, and too short for a temperature limit. Then the gradients'
-norm, clipping and AdamW step the model's bf16 parameters, with this project's kernels and with
-PyTorch's; their rates are of the bytes that each has to move.
+norm, clipping and AdamW step the model's bf16 parameters; their rates are of the bytes that each
+has to move.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from experiments.training.scale import choose_scale
 from models import device, float8, flops
 from models.architectures import build, model_args
 from models.errors import InputError
-from models.fused_adamw import FusedAdamW, gradient_norm
+from models.optimizer import clip, gradient_norm
 
 SPAN = 0.05  # seconds for which a round repeats a call
 COPIED = {"cuda": 2 << 30, "cpu": 64 << 20}  # bytes: far more than any cache
@@ -109,41 +109,18 @@ def _fp8(m: int, n: int, k: int) -> Callable:
 
 
 def optimizers(config) -> Work:
-    """Both step the model's parameters, with the same state and gradients."""
+    """Norm, clipping and step of PyTorch's fused AdamW over the model's parameters."""
     with torch.device("meta"):
         shapes = [p.shape for p in build(config).parameters()]
     parameters = [nn.Parameter(_random(shape)) for shape in shapes]
-    gradients = [_random(shape) for shape in shapes]
-    for p, gradient in zip(parameters, gradients, strict=True):
-        p.grad = gradient
-    keys = config.optimizer
-    settings = {
-        "lr": keys.lr,
-        "betas": (keys.beta1, keys.beta2),
-        "eps": keys.eps,
-        "weight_decay": keys.weight_decay,
-    }
-    fused, pytorch = (
-        FusedAdamW(parameters, **settings),
-        torch.optim.AdamW(parameters, fused=True, **settings),
-    )
-    norm, terabytes = gradient_norm(gradients), 1e-12 * sum(p.numel() for p in parameters)
-    fused.step()
-    pytorch.state = fused.state  # there may not be memory for two
-
-    def clip_and_step() -> None:
-        fused.clip(norm, MAX_NORM)
-        fused.step()
-
+    for p in parameters:
+        p.grad = _random(p.shape)
+    adamw = torch.optim.AdamW(parameters, lr=config.optimizer.lr, fused=True)
+    norm, terabytes = gradient_norm(parameters), 1e-12 * sum(p.numel() for p in parameters)
     calls = {  # and the bytes a parameter that each has to move
-        "norm": (lambda: gradient_norm(gradients), 2),
-        "clipping and step": (clip_and_step, 14),
-        "PyTorch's norm": (lambda: nn.utils.get_total_norm(gradients, foreach=True), 2),
-        "PyTorch's clipping": (
-            lambda: nn.utils.clip_grads_with_norm_(parameters, MAX_NORM, norm, foreach=True),
-            4,
-        ),
-        "PyTorch's step": (pytorch.step, 14),
+        "norm": (lambda: gradient_norm(parameters), 2),
+        "clipping": (lambda: clip(parameters, norm, MAX_NORM), 4),
+        "step": (adamw.step, 14),
     }
     return {
         f"AdamW: {name}": (call, size * terabytes, "TB/s") for name, (call, size) in calls.items()

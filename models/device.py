@@ -5,6 +5,7 @@ GPU. Importing this module before torchtitan puts a CPU device there instead, an
 torchtitan imports in vain.
 """
 
+import logging
 import math
 import os
 import platform
@@ -17,19 +18,29 @@ from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import patch
 
-os.environ.setdefault(
-    "KINETO_LOG_LEVEL", "99"
-)  # before torch: or its profiler announces itself on stderr
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or torch's profiler announces itself on stderr
 import torch
 import torch._inductor.config
+from torch.distributed.tensor import DTensor
 
 from models import gpus
 from models.errors import InputError
 from models.gpus import Rates
 
+# Importing torchao warns of kernels and calls that are not used here.
+for _name in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_name).setLevel(logging.ERROR)
+
 TYPE = "cuda" if torch.cuda.is_available() else "cpu"
+_float_histc = torch.histc
+
+
+def _histc(x: torch.Tensor, *args, **keys) -> torch.Tensor:
+    """`torch.histc`, of integers too."""
+    if x.is_floating_point():
+        return _float_histc(x, *args, **keys)
+    return _float_histc(x.float(), *args, **keys).to(x.dtype)
 
 
 class _CpuDevice:
@@ -59,44 +70,41 @@ class _CpuDevice:
 
 
 if TYPE == "cpu":
+    # torchtitan asks torch for a device while it is imported, and takes "cuda" if there is none.
+    _as_it_is = torch._utils._get_available_device_type, torch._utils._get_device_module
+    torch._utils._get_available_device_type = lambda: "cpu"
+    torch._utils._get_device_module = lambda device_type: _CpuDevice
+    from torchtitan.tools import utils as titan_utils
+
+    torch._utils._get_available_device_type, torch._utils._get_device_module = _as_it_is
+    # torchtitan counts the tokens of each expert by histc of integers, which only CUDA has.
+    torch.histc = _histc
     if platform.machine() == "x86_64":
         # Compiled code uses AVX2: in AVX-512 that of a SwiGLU in rowwise FP8 gave a NaN gradient of
         # w1 on an Intel Xeon (torch 2.13). It holds for all recipes, or they would not compare.
         # Delete this line once PyTorch is mended.
         torch._inductor.config.cpp.simdlen = 256
-    with (
-        patch("torch._utils._get_available_device_type", lambda: "cpu"),
-        patch("torch._utils._get_device_module", lambda device_type: _CpuDevice),
-    ):
-        from torchtitan.tools import utils as titan_utils
-    _histc = (
-        torch.histc
-    )  # of integers on CUDA only: torchtitan counts the tokens of each expert with it
-    torch.histc = lambda x, *args, **keys: (
-        _histc(x, *args, **keys)
-        if x.is_floating_point()
-        else _histc(x.float(), *args, **keys).to(x.dtype)
-    )
 else:
     from torchtitan.tools import utils as titan_utils
-# torchtitan's own loaders of texts are not used here, and would import `datasets`, and with it
-# pandas.
+# torchtitan's own table assumes an A100 for what it lacks.
+titan_utils.get_peak_flops = lambda device_name: peak().bf16
+# torchtitan's own loaders of texts are not used here, and would import `datasets` and pandas.
 _TEXTS = "torchtitan.hf_datasets.text_datasets"
-if _TEXTS not in sys.modules:
-    sys.modules[_TEXTS] = SimpleNamespace(
-        build_text_dataloader=None, build_text_validation_dataloader=None
-    )
-    import torchtitan.models.llama3
-    import torchtitan.models.qwen3  # noqa: F401
+sys.modules[_TEXTS] = SimpleNamespace(
+    build_text_dataloader=None, build_text_validation_dataloader=None
+)
+import torchtitan.models.llama3  # noqa: E402
+import torchtitan.models.qwen3  # noqa: E402, F401
 
-    del sys.modules[_TEXTS]
-if titan_utils.device_type != TYPE:
-    raise ImportError(
-        "torchtitan was imported before models.device and took a GPU for granted: swap the imports"
-    )
-titan_utils.get_peak_flops = lambda device_name: (
-    peak().bf16
-)  # torchtitan's table assumes an A100 for what it lacks
+del sys.modules[_TEXTS]
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Take this rank's plain data of a parameter or gradient out of FSDP's and torchao's
+    wrappers."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor.to_local()
+    return getattr(tensor, "_tensor", tensor)
 
 
 @cache

@@ -12,7 +12,6 @@ Read from top to bottom: kernel, casts, matmul, the three matmuls of a layer, th
 asks for it by `quantize.linear.float8.implementation: fast`. No GPU has timed it yet.
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -21,8 +20,6 @@ import triton.language as tl
 from torchao.float8.config import CastConfig, Float8LinearConfig, ScalingGranularity, ScalingType
 from torchao.float8.float8_linear import Float8Linear
 from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
-
-from models.float8 import SwitchedFloat8Linear
 
 # ---- one kernel for both casts ----
 
@@ -79,7 +76,7 @@ def _empty(
 
 
 class Fp8(NamedTuple):
-    """A matrix in FP8, and what its values were multiplied by: one scale, or one a row or column."""
+    """A matrix in FP8, and the scale of its values: one for all, or one a row or column."""
 
     data: torch.Tensor
     scale: torch.Tensor
@@ -117,10 +114,9 @@ def _by_rows(how: CastConfig) -> bool:
 
 
 def _scale(x: torch.Tensor, how: CastConfig, config: Float8LinearConfig, dim: int) -> torch.Tensor:
-    if _by_rows(how):
-        amax = x.abs().amax(dim, keepdim=True)
-    else:  # by rows first, which inductor can do within the kernel that makes x
-        amax = x.abs().amax(1).amax()
+    size = x.abs()
+    # Of a whole matrix by rows first: inductor can do that within the kernel that makes x.
+    amax = size.amax(dim, keepdim=True) if _by_rows(how) else size.amax(1).amax()
     return amax_to_scale(amax, how.target_dtype, config.round_scales_to_power_of_2)
 
 
@@ -216,19 +212,13 @@ def _cast_and_keep(x: torch.Tensor, how: CastConfig, config: Float8LinearConfig,
 # ---- the layer ----
 
 
-class FastFloat8Linear(SwitchedFloat8Linear):
+class FastFloat8Linear(Float8Linear):
     """A layer with torchao's configuration, whose matmuls are those above."""
 
     # Keep the FP8 weight until the backward pass: 1 byte a weight, 7 GB for 8 B. Not under FSDP2,
     # where every rank would keep all of it, nor where activations are recomputed.
     keep_weight = False
 
-    def forward_in_fp8(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (..., in_features); the output has its dtype."""
         return _Fp8Matmuls.apply(x, self.weight, self.config, self.keep_weight)
-
-
-def convert(layers: Iterable[Float8Linear], keep_weight: bool) -> None:
-    """Make torchao's layers these."""
-    for layer in layers:
-        layer.__class__ = FastFloat8Linear
-        layer.keep_weight = keep_weight

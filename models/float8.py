@@ -26,14 +26,13 @@ experts, which are no linear layers to torch, and the router that chooses among 
 head, by the recipes' filter; weights, gradients and the optimizer's state (or float32, by
 `training.dtype`), so every step casts the weights anew.
 
-The layers are torchao's `Float8Linear`; with `implementation: fast`, those of models/fast_float8.py,
-which compute the same. torchtitan's section `quantize.linear.float8` applies, with three
-differences to torchtitan's converter: a name filter is exact (a shell pattern over the full module
-name) and must match something; converting no layer is an error; and a CPU multiplies as
-models/fp8_matmul.py says.
+The layers are torchao's `Float8Linear`, or, with `implementation: fast`, the candidate of
+models/fast_float8.py, which computes the same. torchtitan's section `quantize.linear.float8`
+applies, with three differences to torchtitan's converter: a name filter is exact (a shell pattern
+over the full module name) and must match something; converting no layer is an error; and a CPU
+multiplies as models/fp8_matmul.py says.
 """
 
-import logging
 from collections.abc import Collection
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -41,24 +40,21 @@ from fnmatch import fnmatchcase
 import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
 import torch
 from torch import nn
-from torchtitan.distributed import ParallelDims
-from torchtitan.protocols.model_converter import register_model_converter
-from torchtitan.tools.logging import logger
-
-from models.errors import InputError, by_pattern
-from models.fp8_matmul import EMULATED, FIRST_WITH_FP8, matmul
-
-# Importing torchao warns of kernels and calls that are not used here.
-for _name in ("torchao", "torch.utils._pytree"):
-    logging.getLogger(_name).setLevel(logging.ERROR)
-from torchao.float8 import (  # noqa: E402
+from torchao.float8 import (
     Float8LinearConfig,
     _auto_filter_for_recipe,
     convert_to_float8_training,
     precompute_float8_dynamic_scale_for_fsdp,
 )
-from torchao.float8.config import Float8GemmConfig, ScalingType  # noqa: E402
-from torchao.float8.float8_linear import Float8Linear  # noqa: E402
+from torchao.float8.config import Float8GemmConfig, ScalingType
+from torchao.float8.float8_linear import Float8Linear
+from torchtitan.distributed import ParallelDims
+from torchtitan.protocols.model_converter import register_model_converter
+from torchtitan.tools.logging import logger
+
+from models.errors import InputError, by_pattern
+from models.fast_float8 import FastFloat8Linear
+from models.fp8_matmul import EMULATED, FIRST_WITH_FP8, matmul
 
 AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word for: skip layers too small to gain
 _ROUTER = ".moe.router.gate"  # how the names of routers end
@@ -80,10 +76,14 @@ class SwitchedFloat8Linear(Float8Linear):
         device_type = x.device.type
         if torch.is_autocast_enabled(device_type):  # torchao's own line for it looks at CUDA only
             x = x.to(torch.get_autocast_dtype(device_type))
-        return self.forward_in_fp8(x)
-
-    def forward_in_fp8(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x)
+
+
+class SwitchedFastLinear(SwitchedFloat8Linear, FastFloat8Linear):
+    """The candidate's layer, switched likewise: `super()` above is then the candidate."""
+
+
+LAYERS = {"torchao": SwitchedFloat8Linear, "fast": SwitchedFastLinear}
 
 
 def check_device(device: torch.device) -> None:
@@ -118,11 +118,7 @@ class Float8Converter:
         keys, device_type = self.keys, "cuda" if torch.cuda.is_available() else "cpu"
         chosen = choose_modules(model, keys.recipe_name, keys.filter_fqns)
         how = matmul(device_type, keys.recipe_name, keys.emulate)
-        convert(model, chosen, keys, how.how == EMULATED)
-        if keys.implementation == "fast":
-            from models import fast_float8  # whose layer is a subclass of the one above
-
-            fast_float8.convert(converted_modules(model).values(), not self.saves_memory)
+        convert(model, chosen, keys, how.how == EMULATED, keep_weight=not self.saves_memory)
         kept = sorted({name for name, m in model.named_modules() if type(m) is nn.Linear})
         logger.info(
             f"FP8 {keys.recipe_name}: {len(chosen)} linear layers converted, kept in bf16: {kept}"
@@ -183,7 +179,9 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
     return chosen
 
 
-def convert(model: nn.Module, names: Collection[str], keys, emulate: bool) -> None:
+def convert(
+    model: nn.Module, names: Collection[str], keys, emulate: bool, keep_weight: bool = False
+) -> None:
     """Swap the linear layers of these names; `keys` is the section `quantize.linear.float8`."""
     backward = Float8GemmConfig(use_fast_accum=keys.fast_accumulation_in_backward)
     config = replace(
@@ -195,7 +193,8 @@ def convert(model: nn.Module, names: Collection[str], keys, emulate: bool) -> No
     )
     convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in names)
     for layer in converted_modules(model).values():
-        layer.__class__ = SwitchedFloat8Linear
+        layer.__class__ = LAYERS[keys.implementation]
+        layer.keep_weight = keep_weight  # read by the candidate
 
 
 def converted_modules(model: nn.Module) -> dict[str, Float8Linear]:

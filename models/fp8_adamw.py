@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from models.fused_adamw import local
+from models.device import local
 
 STATES = ("first_moment", "second_moment", "master_weights")
 SCALED = {torch.float8_e4m3fn: 448.0, torch.float16: 65504.0}  # with the largest value of each

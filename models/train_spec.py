@@ -1,18 +1,23 @@
-"""What torchtitan's Trainer builds a run from: model, frozen parameters, compilation and sharding,
-optimizer, loss."""
+"""Give torchtitan's Trainer what a run is built from: model, optimizer, loss; and parallelize."""
 
-from dataclasses import replace
 from fnmatch import fnmatchcase
-from unittest.mock import patch
 
 import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
 import torch
 import torch._inductor.config
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 from torchtitan.components.loss import build_cross_entropy_loss
 from torchtitan.components.lr_scheduler import build_lr_schedulers
+from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.activation_checkpoint import apply_ac
 from torchtitan.models.llama3.infra import parallelize as titan
 from torchtitan.models.llama4.infra import parallelize as with_experts
 from torchtitan.protocols.train_spec import TrainSpec
@@ -47,15 +52,12 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
     """
     parameters = dict(model.named_parameters())
     for pattern in patterns:
-        matched = [
-            parameter for name, parameter in parameters.items() if fnmatchcase(name, pattern)
-        ]
+        matched = [name for name in parameters if fnmatchcase(name, pattern)]
         if not matched:
-            raise InputError(
-                f"model.freeze: `{pattern}` matches no parameter; there are {by_pattern(parameters)}"
-            )
-        for parameter in matched:
-            parameter.requires_grad_(False)
+            there = by_pattern(parameters)
+            raise InputError(f"model.freeze: `{pattern}` matches no parameter; there are {there}")
+        for name in matched:
+            parameters[name].requires_grad_(False)
     if not any(parameter.requires_grad for parameter in parameters.values()):
         raise InputError(
             f"model.freeze={patterns} leaves no parameter to train: leave a pattern out"
@@ -63,58 +65,70 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
 
 
 def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> nn.Module:
-    """torchtitan's `parallelize_llama`, which also follows the keys `model.freeze`, `compile` and
-    `quantize.gradients`.
+    """Freeze, recompute, compile and shard a model as the recipe asks, in torchtitan's order.
 
-    It serves any model of an embedding, blocks, a norm and a head by Llama's names.
+    Serves any model of an embedding, blocks, a norm and a head by Llama's names.
     """
     freeze(model, job_config.model.freeze)
+
     keys = job_config.compile
+    compiled = keys.enable and "model" in keys.components
+    by_block = compiled and keys.scope == "block"
     torch._inductor.config.emulate_precision_casts = keys.emulate_precision_casts
     torch._inductor.config.triton.cudagraphs = keys.cuda_graphs
     torch._inductor.config.max_autotune_pointwise = keys.max_autotune_pointwise
-    whole = keys.enable and "model" in keys.components and keys.scope == "model"
-    if whole:  # torchtitan would compile block by block
-        others = [name for name in keys.components if name != "model"]
-        job_config = replace(job_config, compile=replace(keys, components=others))
-    tied = model.model_args.enable_weight_tying
-    compile_blocks = (
-        _compile_around_experts if has_experts(model.model_args) else titan.apply_compile
-    )
-    with (
-        patch.object(titan, "fully_shard", _with_embedding(model) if tied else fully_shard),
-        patch.object(titan, "apply_compile", compile_blocks),
-    ):
-        model = titan.parallelize_llama(model, parallel_dims, job_config)
-    if whole:
+
+    if job_config.activation_checkpoint.mode != "none":
+        apply_ac(
+            model,
+            job_config.activation_checkpoint,
+            model_compile_enabled=by_block,
+            op_sac_save_list=titan._op_sac_save_list,
+            base_folder=job_config.job.dump_folder,
+        )
+    if by_block and has_experts(model.model_args):
+        # No graph has how many tokens each expert gets: what stands around experts is compiled.
+        with_experts.apply_compile(model, keys, ep_enabled=False)
+    elif by_block:
+        titan.apply_compile(model, keys)
+    if parallel_dims.fsdp_enabled:
+        axes = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
+        _shard(model, parallel_dims.get_mesh(axes), job_config)
+    if compiled and not by_block:
         model.compile(backend=keys.backend)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            # The same as torchtitan's average with a division factor of 1; gloo, the CPU's backend,
-            # has sums alone.
-            module.set_force_sum_reduction_for_comms(True)
-            if job_config.quantize.gradients:
-                module.set_custom_reduce_scatter(Fp8ReduceScatter())
     return model
 
 
-def _compile_around_experts(model: nn.Module, keys) -> None:
-    """torchtitan's compilation of what stands around experts, since no graph has how many tokens
-    each of them gets."""
-    with_experts.apply_compile(model, keys, ep_enabled=False)
+def _shard(model: nn.Module, mesh: DeviceMesh, job_config) -> None:
+    """Shard parameters, gradients and optimizer states by FSDP2, as torchtitan's `apply_fsdp` does.
 
-
-def _with_embedding(model: nn.Module):
-    """`fully_shard` for torchtitan's calls, of which one would shard the embedding and another one
-    the head and norm.
-
-    A tied matrix is both: sharded twice, it would be two parameters from then on.
+    Differs for a tied head: torchtitan shards the embedding in one group and the head in another,
+    and sharded twice the matrix would be two parameters from then on.
     """
+    training, reshard = job_config.training, job_config.parallelism.fsdp_reshard_after_forward
+    policy = MixedPrecisionPolicy(
+        param_dtype=TORCH_DTYPE_MAP[training.mixed_precision_param],
+        reduce_dtype=TORCH_DTYPE_MAP[training.mixed_precision_reduce],
+    )
+    keys = {"mesh": mesh, "mp_policy": policy}
+    if training.enable_cpu_offload:
+        keys["offload_policy"] = CPUOffloadPolicy()
 
-    def shard(modules: nn.Module | list[nn.Module], **keys) -> None:
-        if isinstance(modules, list):
-            modules = [model.tok_embeddings, *modules]
-        if modules is not model.tok_embeddings:
-            fully_shard(modules, **keys)
+    last = [model.norm, model.output]
+    if model.model_args.enable_weight_tying:
+        last.insert(0, model.tok_embeddings)
+    else:
+        fully_shard(model.tok_embeddings, **keys, reshard_after_forward=reshard != "never")
+    for block in model.layers.values():
+        fully_shard(block, **keys, reshard_after_forward=reshard != "never")
+    # The last group's backward pass follows at once, so its weights stay gathered.
+    fully_shard(last, **keys, reshard_after_forward=reshard == "always")
+    fully_shard(model, **keys)
 
-    return shard
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # Sums, not means: the loss is divided by all ranks' tokens. gloo has sums alone.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+            if job_config.quantize.gradients:
+                module.set_custom_reduce_scatter(Fp8ReduceScatter())

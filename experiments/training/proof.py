@@ -33,7 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 from experiments.records import run
 from experiments.training import collectives
 from models import float8
-from models.fused_adamw import local
+from models.device import local
 
 PROFILED_STEP = 3  # the first step compiles, the second may compile again
 # Of runs with CUDA graphs: the first step warms them up, the second records them, and from the

@@ -10,7 +10,6 @@ import shlex
 import socket
 import subprocess
 import sys
-from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
@@ -152,9 +151,10 @@ def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> ru
     """Say what runs where; write the environment file."""
     recipe, config = plan.recipe, plan.config
     keys, seq_len = config.quantize.linear.float8, config.training.seq_len
-    product = None
+    matmul = None
     if keys.recipe_name:
-        product = asdict(float8.product(device.TYPE, keys.recipe_name, keys.emulate))
+        how, why = float8.matmul(device.TYPE, keys.recipe_name, keys.emulate)
+        matmul = run.Fp8Matmul(how=how, why=why)
     commit, diff = git_state()
     packages = _packages()
     peak = device.peak()
@@ -178,7 +178,7 @@ def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> ru
         study_budget_s=number(BUDGET, 0) or None,
         compiled=config.compile.enable,
         float8=keys.recipe_name,
-        fp8_product=product and run.Fp8Matmul(**product),
+        fp8_product=matmul,
         world_size=plan.world_size,
         hardware=run.Hardware(**device.hardware()),
         peak_flops=run.Peak(bf16=peak.bf16, fp8=peak.fp8, source=peak.source),

@@ -43,7 +43,7 @@ from experiments.training.timeline import TIMELINE, compiled_s
 from models import float8, optimizer
 from models.architectures import ARCHITECTURES
 from models.errors import InputError
-from models.fused_adamw import local
+from models.device import local
 from models.train_spec import train_spec
 
 for _name in ARCHITECTURES:
@@ -267,7 +267,7 @@ class Trainer(titan.Trainer):
         """
         parameters = list(self.model_parts[0].parameters())
         norm = optimizer.gradient_norm(parameters)
-        optimizer.clip(self.optimizers, parameters, norm, self.job_config.training.max_norm)
+        optimizer.clip(parameters, norm, self.job_config.training.max_norm)
         return device.read_later(norm)
 
     def _agree_to_stop(self) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from experiments.config.keys import Float8Linear as Keys
-from models import fast_float8, float8
+from models import float8
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 K, N, TOKENS = 64, 96, 48
@@ -26,9 +26,8 @@ def converted(
     how = float8.matmul("cuda" if torch.cuda.is_available() else "cpu", recipe, emulate)
     if how.how == float8.EMULATED and not emulate:
         pytest.skip(f"torch {torch.__version__} has no {recipe} FP8 operator here")
-    float8.convert(model, names, Keys(recipe_name=recipe, **keys), emulate)
-    if fast:
-        fast_float8.convert(float8.converted_modules(model).values(), keep_weight=True)
+    keys |= {"recipe_name": recipe, "implementation": "fast" if fast else "torchao"}
+    float8.convert(model, names, Keys(**keys), emulate)
     return model
 
 

@@ -1,4 +1,4 @@
-"""The optimizer with stochastic rounding. This project's own kernels: test_fused_adamw.py."""
+"""The optimizer that a recipe asks for, and clipping."""
 
 import pytest
 import torch
@@ -39,3 +39,24 @@ def test_stochastic_rounding_keeps_updates_that_rounding_to_the_nearest_loses():
     assert torch.equal(nearest[large], start[large])
     update = (stochastic.float() - start.float())[large] * exact[large].sign()
     assert update.mean().item() == pytest.approx(exact[large].abs().mean().item(), rel=0.3)
+
+
+@pytest.mark.parametrize("largest", [float("inf"), float("nan")])
+def test_a_norm_that_is_not_finite_changes_no_gradient(largest):
+    weights = [nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))]
+    weights[0].grad, weights[1].grad = torch.full((4,), 3.0), torch.tensor([largest, 1, 1, 1])
+    before = [weight.grad.clone() for weight in weights]
+    norm = optimizer.gradient_norm(weights)
+    optimizer.clip(weights, norm, 1.0)
+    assert not norm.isfinite()
+    for weight, gradient in zip(weights, before, strict=True):
+        assert torch.equal(weight.grad.nan_to_num(-1), gradient.nan_to_num(-1))
+
+
+def test_gradients_are_scaled_down_to_the_norm_and_not_up():
+    weights = [nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))]
+    for most, expected in ((1.0, 1.0), (1e9, 10.0)):
+        weights[0].grad, weights[1].grad = torch.full((4,), 3.0), torch.full((4,), 4.0)
+        norm = optimizer.gradient_norm(weights)
+        optimizer.clip(weights, norm, most)
+        assert norm == 10 and optimizer.gradient_norm(weights).item() == pytest.approx(expected)

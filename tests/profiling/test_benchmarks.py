@@ -57,7 +57,7 @@ def test_the_bare_loop_trains_the_runs_model(capsys):
 
 
 @pytest.mark.gpu
-def test_both_optimizers_are_measured(capsys):
+def test_the_optimizer_is_measured(capsys):
     assert benchmark_rates.main(["--overlay", "cpu", "--rounds", "2"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("AdamW")]
-    assert len(rows) == 5 and sum("PyTorch" in row for row in rows) == 3
+    assert len(rows) == 3
