@@ -42,8 +42,8 @@ from experiments.training.proof import PROFILED_STEP, RECORDING_STEP, Proof
 from experiments.training.timeline import TIMELINE, compiled_s
 from models import float8, optimizer
 from models.architectures import ARCHITECTURES
-from models.errors import InputError
 from models.device import local
+from models.errors import InputError
 from models.train_spec import train_spec
 
 for _name in ARCHITECTURES:
