@@ -3,6 +3,7 @@ computed once."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -14,22 +15,18 @@ from analysis.load import Frames, LoadError, load, steps
 from analysis.losses import Verdict, loss_difference, verdict
 from analysis.other_logs.published import TOKENS_PER_S
 from analysis.rates import BreakEven, Rate, SpeedUp
+from experiments.records.study import PLAN
 
 BASELINE = "baseline"
 COMPILED = "baseline_compiled"  # the fair opponent of compiled FP8
 PUBLISHED_FLAVOR = "8B-published"
 OWN = "run directory"  # the source of this project's own runs
-ORDER = (BASELINE, COMPILED, "rowwise_fp8_compiled", "tensorwise_fp8_compiled", "rowwise_gw_hp_fp8_compiled",
-         "bf16_fp8_bf16", "bf16_then_fp8", "fp8_then_bf16",
-         "puzzle_fp8", "puzzle_fp8_optimizer_last", "puzzle_fp8_optimizer_first", "puzzle_bf16_frozen",
-         "float32_parameters", "float32_optimizer", "fp8_optimizer", "fp8_optimizer_bf16_master",
-         "fp8_optimizer_fp8_master", "fp8_optimizer_fp8_second_moment")  # fmt: skip
+# Recipes that are listed first, in this order; others follow as their study started them.
+FIRST = (BASELINE, COMPILED, "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 # Runs that differ in one of these are of different studies, or their speeds cannot be compared.
-SHARED = ("device", "torch", "torchao", "flavor", "overlays", "dataset", "data", "seq_len", "world_size",
-          "tokens_per_step", "flops_per_token", "steps_asked")  # fmt: skip
-
-
-SHARES_DIFFER = 0.01  # runs of one recipe convert the same layers, so their shares of FP8 differ by rounding only
+SHARED = ["device", "torch", "torchao", "flavor", "overlays", "dataset", "data", "seq_len",
+          "world_size", "tokens_per_step", "flops_per_token", "steps_asked"]  # fmt: skip
+SHARES_DIFFER = 0.01  # shares of FP8 of runs that convert the same layers differ by rounding only
 
 
 @dataclass(frozen=True)
@@ -46,8 +43,8 @@ class Comparison:
     # Of each of `fp8` the share of the linear layers' FLOPs that was seen to run in FP8, in the run
     # that has least; 0 where that is unknown, emulated, or differs between its runs.
     proof: dict[str, float]
-    # Recipe to (in how many seeds it diverged, in how many it ended either way), in FP8 of the
-    # seeds that ended in bf16 too; without recipes that never did.
+    # recipe -> (diverged seeds, finished seeds). Recipes that never diverged are absent. FP8 counts
+    # seeds that finished in bf16 too.
     diverged: dict[str, tuple[int, int]]
     bf16_diverged: dict[str, tuple[int, int]]
     rates: dict[str, Rate]
@@ -62,31 +59,33 @@ class Comparison:
         """What an FP8 recipe has to beat: the compiled baseline where there is one."""
         return COMPILED if COMPILED in self.recipes else self.baseline
 
-    def completed(self, recipe: str) -> int:
-        """How many of its runs are."""
-        return len(speeds.completed(self.frames.runs, self.frames.runs, recipe))
+    @property
+    def all_diverged(self) -> dict[str, tuple[int, int]]:
+        return self.diverged | self.bf16_diverged
 
     @property
     def left(self) -> dict[str, dict[int, tuple[float, float]]]:
-        """By recipe its seeds that ended far above its others, see `Verdict.left`; without recipes
-        that have none."""
+        """recipe -> its seeds that ended far above its others, see `Verdict.left`. Recipes without
+        such seeds are absent."""
         left = {recipe: judged.left for recipe, judged in self.verdicts.items()}
-        left[self.baseline] = {
-            k: v for judged in self.verdicts.values() for k, v in judged.baseline_left.items()
-        }
+        left[self.baseline] = {}
+        for judged in self.verdicts.values():
+            left[self.baseline] |= judged.baseline_left
         return {recipe: seeds for recipe, seeds in left.items() if seeds}
 
     @property
     def spoilt(self) -> set[str]:
         """FP8 recipes that diverged in a larger share of their seeds than bf16, or of which a seed
         left the others."""
-        bf16 = [
-            lost / n
-            for r, (lost, n) in self.bf16_diverged.items()
-            if r in (self.baseline, COMPILED)
-        ]
-        more = {r for r, (lost, n) in self.diverged.items() if lost / n > max(bf16, default=0)}
+        shares = {recipe: lost / n for recipe, (lost, n) in self.all_diverged.items()}
+        usual = max(shares.get(recipe, 0) for recipe in (self.baseline, COMPILED))
+        more = {recipe for recipe in self.diverged if shares[recipe] > usual}
         return more | (self.left.keys() & {*self.fp8})
+
+    @property
+    def worse(self) -> set[str]:
+        """Recipes whose loss is proven to be higher than the baseline's."""
+        return {recipe for recipe, judged in self.verdicts.items() if judged.worse}
 
     @property
     def margin(self) -> float | None:
@@ -103,9 +102,9 @@ class Comparison:
 
 
 def in_order(recipes: Iterable[str]) -> list[str]:
-    """Each recipe once: the known ones first, in the order in which they are always listed."""
-    present = list(dict.fromkeys(recipes))
-    return [r for r in ORDER if r in present] + [r for r in present if r not in ORDER]
+    """Each recipe once: those of `FIRST` first, the others as they come."""
+    present = dict.fromkeys(recipes)
+    return list(dict.fromkeys([*(recipe for recipe in FIRST if recipe in present), *present]))
 
 
 def compare(paths, baseline: str | None = None) -> Comparison:
@@ -113,26 +112,25 @@ def compare(paths, baseline: str | None = None) -> Comparison:
 
     Raises:
         LoadError: as `analysis.load.load`, or if the runs are not of one study, or there is no
-        recipe `baseline`.
+            recipe `baseline`.
     """
     frames = load(paths)
     runs, windows, by_step = frames.runs, frames.windows, steps(frames.windows)
-    done = runs[runs["status"] == "completed"]
     ended = runs[runs["status"].isin(["completed", "diverged"])]
     _check_one_study(ended, windows)
-    recipes, plan = in_order(done["recipe"]), _plan(runs)
+    recipes = in_order(runs.loc[runs["status"] == "completed", "recipe"])
+    folders = {Path(path).resolve().parents[1] for path in runs["path"]}
+    plan = read_plan(folders.pop()) if len(folders) == 1 else {}
     baseline = _baseline(baseline, plan, recipes, frames.problems)
-    fp8_runs = runs[
-        runs["float8"].notna() | ((runs["source"] != OWN) & runs["recipe"].str.contains("fp8"))
-    ]
-    fp8, in_fp8 = (
-        [r for r in recipes if r in set(fp8_runs["recipe"])],
-        ended["recipe"].isin(fp8_runs["recipe"]),
-    )
+    named_fp8 = (runs["source"] != OWN) & runs["recipe"].str.contains("fp8")
+    all_fp8 = set(runs.loc[runs["float8"].notna() | named_fp8, "recipe"])
+    fp8 = [recipe for recipe in recipes if recipe in all_fp8]
+    in_fp8 = ended["recipe"].isin(all_fp8)
+    bf16_seeds = ended.loc[~in_fp8, "seed"]
     opponents = [r for r in dict.fromkeys((baseline, COMPILED)) if r in recipes]
-    rates = {r: speeds.rate_of(runs, by_step, r) for r in recipes}
-    pairs = [(a, b) for a in recipes for b in opponents if a != b]
     others = [r for r in recipes if r != baseline] if baseline in recipes else []
+    rates = {recipe: speeds.rate_of(runs, by_step, recipe) for recipe in recipes}
+    pairs = [(a, b) for a, b in product(recipes, opponents) if a != b]
     return Comparison(
         frames=frames,
         plan=plan,
@@ -141,7 +139,7 @@ def compare(paths, baseline: str | None = None) -> Comparison:
         recipes=recipes,
         fp8=fp8,
         proof={r: _proof(speeds.completed(runs, runs, r)) for r in fp8},
-        diverged=_diverged(ended[in_fp8 & ended["seed"].isin(ended.loc[~in_fp8, "seed"])]),
+        diverged=_diverged(ended[in_fp8 & ended["seed"].isin(bf16_seeds)]),
         bf16_diverged=_diverged(ended[~in_fp8]),
         rates=rates,
         clock={r: speeds.by_clock(runs, windows, r) for r in recipes},
@@ -156,16 +154,12 @@ def compare(paths, baseline: str | None = None) -> Comparison:
     )
 
 
-def _plan(runs: pd.DataFrame) -> dict:
-    """The study.yaml that all these runs share: two folders above each run. Empty if there is none
-    that can be read."""
-    folders = {Path(path).resolve().parents[1] for path in runs["path"]}
+def read_plan(folder: Path) -> dict:
+    """Read a study's study.yaml; empty where there is none that can be read."""
     try:
-        (folder,) = folders
-        plan = yaml.safe_load((folder / "study.yaml").read_text())
-    except (OSError, ValueError, IndexError, yaml.YAMLError):
+        return yaml.safe_load((folder / PLAN).read_text()) or {}
+    except (OSError, yaml.YAMLError):
         return {}
-    return plan if isinstance(plan, dict) else {}
 
 
 def _baseline(asked: str | None, plan: dict, recipes: list[str], problems: list[str]) -> str:
@@ -175,7 +169,7 @@ def _baseline(asked: str | None, plan: dict, recipes: list[str], problems: list[
         raise LoadError(
             f"no completed run of --baseline {asked}; there are {', '.join(recipes) or 'none'}"
         )
-    default = next((recipe for recipe in (BASELINE, COMPILED) if recipe in recipes), BASELINE)
+    default = COMPILED if COMPILED in recipes and BASELINE not in recipes else BASELINE
     baseline = asked or plan.get("baseline", default)
     if baseline not in recipes:
         problems.append(f"no completed run of {baseline}: losses are not compared")
@@ -184,46 +178,49 @@ def _baseline(asked: str | None, plan: dict, recipes: list[str], problems: list[
 
 def _proof(rows: pd.DataFrame) -> float:
     """`Comparison.proof` of a recipe's completed runs."""
-    emulated = rows["fp8_emulated"].map(lambda value: value is True)
-    shares = rows["fp8_share"].astype(float).fillna(0.0).mask(emulated, 0.0)
+    shares = rows["fp8_share"].fillna(0.0).mask(rows["fp8_emulated"].eq(True), 0.0)
     return float(shares.min()) if shares.max() - shares.min() < SHARES_DIFFER else 0.0
 
 
 def _diverged(ended: pd.DataFrame) -> dict[str, tuple[int, int]]:
     """`Comparison.diverged` of runs that are completed or diverged."""
-    lost = {recipe: rows["status"] == "diverged" for recipe, rows in ended.groupby("recipe")}
-    return {recipe: (int(which.sum()), len(which)) for recipe, which in lost.items() if which.any()}
+    lost = ended["status"].eq("diverged").groupby(ended["recipe"]).agg(["sum", "count"])
+    counts = lost[lost["sum"] > 0].astype(int)
+    return dict(zip(counts.index, counts.itertuples(index=False, name=None), strict=True))
 
 
-def _check_one_study(done: pd.DataFrame, windows: pd.DataFrame) -> None:
+def _check_one_study(ended: pd.DataFrame, windows: pd.DataFrame) -> None:
     """Raise `LoadError` where runs cannot be compared: see `SHARED`, other learning rates, or a
     seed twice."""
-    batch = done["tokens_per_step"]  # from logged times: whole numbers but for their rounding
-    values = done.assign(
-        overlays=done["overlays"].map(
-            lambda names: " + ".join(names) or "none", na_action="ignore"
-        ),
-        tokens_per_step=batch.mask(batch <= 1.01 * batch.min(), batch.min()).round(),
-    )
-    for column in (column for column in SHARED if column in values):
-        if len(kinds := values[column].dropna().unique()) > 1:
-            raise LoadError(
-                f"these runs differ in {column} ({', '.join(map(str, kinds))}) and cannot be compared: name the runs "
-                "of one study"
-            )
-    rates = windows[windows["run"].isin(done["run"])].groupby("step")["lr"].agg(["min", "max"])
-    if (other := rates[rates["max"] > 1.01 * rates["min"]]).size:
+    values = ended[SHARED].copy()
+    values["overlays"] = values["overlays"].map(_joined, na_action="ignore")
+    batch = values["tokens_per_step"]  # from logged times: whole numbers but for their rounding
+    values["tokens_per_step"] = batch.mask(batch <= 1.01 * batch.min(), batch.min()).round()
+    for column in SHARED:
+        kinds = values[column].dropna().unique()
+        if len(kinds) > 1:
+            raise _differ(f"{column} ({', '.join(map(str, kinds))})")
+    rates = windows[windows["run"].isin(ended["run"])].groupby("step")["lr"].agg(["min", "max"])
+    other = rates[rates["max"] > 1.01 * rates["min"]]
+    if len(other):
         low, high = other.iloc[0]
-        raise LoadError(
-            f"these runs differ in their learning rate (at step {other.index[0]}: {low:g}, {high:g}) and cannot be "
-            "compared: name the runs of one study"
-        )
-    twice = done[done.duplicated(["recipe", "seed"], keep=False)].sort_values(["recipe", "seed"])
+        raise _differ(f"their learning rate (at step {other.index[0]}: {low:g}, {high:g})")
+    twice = ended[ended.duplicated(["recipe", "seed"], keep=False)].sort_values(["recipe", "seed"])
     if len(twice):
         first, second = twice["path"].iloc[:2]
         raise LoadError(
             f"{first} and {second} have the same recipe and seed: name the runs of one study"
         )
+
+
+def _joined(overlays: list[str]) -> str:
+    return " + ".join(overlays) or "none"
+
+
+def _differ(what: str) -> LoadError:
+    return LoadError(
+        f"these runs differ in {what} and cannot be compared: name the runs of one study"
+    )
 
 
 def cost_by_steps(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:

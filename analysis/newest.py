@@ -4,9 +4,12 @@ results/.
 results/ holds the README's studies, results/STUDY those of another study.
 """
 
-import json
 import os
 from pathlib import Path
+
+from experiments.records.files import read
+from experiments.records.run import MANIFEST, Manifest
+from experiments.records.study import PLAN
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -14,10 +17,11 @@ ROOT = Path(__file__).resolve().parent.parent
 def runs(study: str = "") -> Path:
     """The environment variable RUNS, else the newest study of runs/ with a run, named `study`…,
     else `results()`."""
-    if given := os.environ.get("RUNS"):
+    given = os.environ.get("RUNS")
+    if given:
         return Path(given)
-    studies = [plan.parent for plan in (ROOT / "runs").glob(f"{study}*/study.yaml")]
-    begun = [folder for folder in studies if any(folder.glob("**/manifest.json"))]
+    studies = [plan.parent for plan in (ROOT / "runs").glob(f"{study}*/{PLAN}")]
+    begun = [folder for folder in studies if any(folder.glob(f"**/{MANIFEST}"))]
     return max(begun, key=lambda folder: folder.stat().st_mtime) if begun else results(study)
 
 
@@ -29,11 +33,13 @@ def results(study: str = "") -> Path:
         FileNotFoundError: there is none.
     """
     kept = {}
-    for path in (ROOT / "results" / study).glob("*/study.yaml"):
-        for run in path.parent.glob("**/seed*/manifest.json"):
-            manifest = json.loads(run.read_text())
-            kept[manifest["hardware"]["type"] != "cpu", manifest["start"]] = path.parent
+    for plan in (ROOT / "results" / study).glob(f"*/{PLAN}"):
+        for path in plan.parent.glob(f"**/seed*/{MANIFEST}"):
+            manifest = read(path, Manifest)
+            kept[manifest.hardware.type != "cpu", manifest.start] = plan.parent
     if not kept:
-        how = "name a folder with RUNS=..., or run `make study`, or the README's command for these, first"
-        raise FileNotFoundError(f"results/{study} holds no runs: {how}")
+        raise FileNotFoundError(
+            f"results/{study} holds no runs: name a folder with RUNS=..., or run `make study`, or "
+            "the README's command for these, first"
+        )
     return kept[max(kept)]

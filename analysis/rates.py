@@ -84,23 +84,18 @@ def rate_of(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str) -> Rate:
 
 
 def by_clock(runs: pd.DataFrame, windows: pd.DataFrame, recipe: str) -> float:
-    """Tokens/s of `recipe` by the clock over all its steps after the first ten, steady or not,
-    timed or not.
+    """Work out the tokens/s of `recipe` by the clock, over all steps after the first ten, steady or
+    not.
 
-    NaN where no run has enough of them. Resumed runs are left out, since their clock also has what
-    was done again.
+    NaN where no run has enough of them. Resumed runs are left out: their clock also counts the
+    steps that were repeated.
     """
-    chosen = runs[runs["attempt"].fillna(1) <= 1]
-    rows = (
-        completed(chosen, windows, recipe)
-        .dropna(subset="elapsed_s")
-        .query(f"step >= {NOT_STEADY_STEPS}")
-    )
-    ends = rows.sort_values("step").groupby("run")[["step", "elapsed_s"]].agg(["first", "last"])
-    count, seconds = ((ends[name, "last"] - ends[name, "first"]) for name in ("step", "elapsed_s"))
+    never_resumed = runs[runs["attempt"].fillna(1) <= 1]
+    rows = completed(never_resumed, windows, recipe).query(f"step >= {NOT_STEADY_STEPS}")
+    by_run = rows.dropna(subset="elapsed_s").groupby("run")[["step", "elapsed_s"]]
+    passed = (by_run.max() - by_run.min()).query(f"step >= {MIN_STEADY} and elapsed_s > 0")
     tokens = completed(runs, runs, recipe)["tokens_per_step"].median()
-    rates = (tokens * count / seconds)[(count >= MIN_STEADY) & (seconds > 0)]
-    return float(np.exp(np.log(rates.astype(float)).mean()))
+    return float(np.exp(np.log(tokens * passed["step"] / passed["elapsed_s"]).mean()))
 
 
 @dataclass(frozen=True)
@@ -109,7 +104,9 @@ class SpeedUp:
 
     ratio: float
     by_median: float  # the same ratio by the median step
-    low: float  # 95 % interval of `ratio` (Welch's, of the logarithms); NaN where one of the two has a single run
+    low: (
+        float  # 95 % interval of `ratio` (Welch's, of the logarithms); NaN with a single run of one
+    )
     high: float
     runs: int  # of the recipe with fewer
     # Runs of each recipe with which the ratio that was seen would be told from 1 in 80 % of
@@ -125,14 +122,15 @@ class SpeedUp:
     @property
     def word(self) -> str:
         """The ratio and how certain it is, for a table."""
-        if math.isnan(self.ratio):
+        if not self.runs:
             return "-"
-        interval = ", one run" if self.runs == 1 else f" ({self.low:.2f} to {self.high:.2f})"
-        return f"{self.ratio:.2f}{interval}"
+        if self.runs == 1:
+            return f"{self.ratio:.2f}, one run"
+        return f"{self.ratio:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
 def speed_up(a: Rate, b: Rate) -> SpeedUp:
-    """Ratio of two rates; NaN where one is."""
+    """Divide two rates; NaN where one is."""
     fewer = min(a.runs, b.runs)
     if not fewer:
         return SpeedUp(*[math.nan] * 4, fewer, None)
@@ -149,11 +147,18 @@ def _needed(difference: float, logs: list[np.ndarray]) -> int | None:
     count = np.arange(2, MOST_NEEDED + 1)
     freedom, error = 2 * (count - 1), np.sqrt(sum(log.var(ddof=1) for log in logs) / count)
     power = stats.nct.sf(stats.t.ppf((1 + LEVEL) / 2, freedom), freedom, difference / error)
-    return int(count[power >= POWER][0]) if (power >= POWER).any() else None
+    return next(iter(count[power >= POWER].tolist()), None)
 
 
 AHEAD, FROM, UNTIL = "from the start", "from", "until"
 NEVER, UNKNOWN, UNCLEAR, NO_COMMON_STEP = "never", "too short", "cannot tell", "no common step"
+_BEHIND = {
+    NEVER: "never breaks even with {b}: it is behind at the end, and is no faster per step",
+    UNKNOWN: "may or may not break even with {b}: it is behind at the end, and the runs are too "
+    f"short to say which is faster per step (that takes {MIN_STEPS} steps)",
+    UNCLEAR: "may or may not break even with {b}: it is behind at the end, and these runs cannot "
+    "tell which is faster per step",
+}
 
 
 @dataclass(frozen=True)
@@ -169,59 +174,48 @@ class BreakEven:
     a: str
     b: str
     outcome: str
-    step: int | None = (
-        None  # 0 with AHEAD; the first whole step at which A is ahead with FROM, the last with UNTIL
-    )
+    # 0 with AHEAD; with FROM the first whole step at which A is ahead, with UNTIL the last.
+    step: int | None = None
     low: float | None = None  # 95 % interval of `step` with several runs of both
     high: float | None = None  # infinite where A may never be
-    beyond: bool = False  # whether `step` is beyond the runs, from lines that go on at the mean time of a steady step
+    beyond: bool = False  # `step` is beyond the runs: lines go on at the mean steady step time
     tokens: float | None = None  # that a run has seen by `step`
     device_hours: float | None = None  # A's wall time by then, times its devices (GPUs)
 
     @property
     def word(self) -> str:
         """When A is ahead, for a table."""
-        return (
-            f"{self.outcome} {'about ' if self.beyond else ''}step {self.step:,}"
-            if self.step
-            else self.outcome
-        )
+        if not self.step:
+            return self.outcome
+        return f"{self.outcome} {'about ' * self.beyond}step {self.step:,}"
 
     def sentence(self) -> str:
         """For people, with units."""
         if self.outcome == NO_COMMON_STEP:
-            return f"The wall times of {self.a} and {self.b} cannot be compared: they have no timed step in common."
-        if self.step is None:
-            verb = (
-                "never breaks even with"
-                if self.outcome == NEVER
-                else "may or may not break even with"
+            return (
+                f"The wall times of {self.a} and {self.b} cannot be compared: they have no timed "
+                "step in common."
             )
-            reason = {
-                NEVER: "is no faster per step",
-                UNKNOWN: f"the runs are too short to say which is faster per step (that takes {MIN_STEPS} steps)",
-                UNCLEAR: "these runs cannot tell which is faster per step",
-            }[self.outcome]
-            return f"{self.a} {verb} {self.b}: it is behind at the end, and {reason}."
+        if self.outcome in _BEHIND:
+            return f"{self.a} {_BEHIND[self.outcome].format(b=self.b)}."
         if self.outcome == AHEAD:
             return f"{self.a} is ahead of {self.b} from the start, warm-up included."
         facts = [self._interval()] if self.low is not None else []
         if self.outcome == FROM:
-            facts.append(
-                f"{self.tokens / 1e6:,.3g} M tokens, {self.device_hours:,.3g} device-hours"
-            )
-        facts += ["beyond the end of these runs"] if self.beyond else []
+            cost = f"{self.tokens / 1e6:,.3g} M tokens, {self.device_hours:,.3g} device-hours"
+            facts.append(cost)
+        facts += ["beyond the end of these runs"] * self.beyond
         words = f" ({'; '.join(facts)})" if facts else ""
-        if self.outcome == UNTIL:
-            return f"{self.a} is ahead of {self.b} until step {self.step:,}{words}, and behind after it."
-        return f"{self.a} breaks even with {self.b} at step {self.step:,}{words}."
+        if self.outcome == FROM:
+            return f"{self.a} breaks even with {self.b} at step {self.step:,}{words}."
+        until = f"until step {self.step:,}{words}, and behind after it"
+        return f"{self.a} is ahead of {self.b} {until}."
 
     def _interval(self) -> str:
         first, last = ("not at all", "no end") if self.outcome == UNTIL else ("the start", "never")
         low = f"step {self.low:,.0f}" if self.low else first
-        return f"95 % interval: {low} to " + (
-            last if math.isinf(self.high) else f"step {self.high:,.0f}"
-        )
+        high = last if math.isinf(self.high) else f"step {self.high:,.0f}"
+        return f"95 % interval: {low} to {high}"
 
 
 def break_even(
@@ -238,27 +232,28 @@ def break_even(
     steps = _common_steps(completed(runs, windows, a), completed(runs, windows, b))
     if not len(steps):
         return BreakEven(a, b, NO_COMMON_STEP)
-    gain, last, rows = speed_up(rates[a], rates[b]), steps[-1], completed(runs, runs, a)
+    gain, last = speed_up(rates[a], rates[b]), steps[-1]
     clear = gain.runs == 1 or (gain.runs > 1 and not gain.unclear)
     if clear:
         steps = np.concatenate([steps, last * (1 + np.geomspace(1e-3, FAR, 4000))])
     spent_a, spent_b = (spent(runs, windows, recipe, rates[recipe], steps) for recipe in (a, b))
     gap, half = students(spent_a, spent_b)
-    ahead, behind = _ahead_from(steps, gap), _ahead_from(steps, -gap)
-    if math.isinf(ahead) and (behind == 0 or math.isinf(behind)):
-        return BreakEven(a, b, UNKNOWN if not gain.runs else NEVER if clear else UNCLEAR)
-    outcome = (FROM if ahead else AHEAD) if math.isfinite(ahead) else UNTIL
-    crossing, sign = (behind, -1) if outcome == UNTIL else (ahead, 1)
-    ends = [_ahead_from(steps, sign * gap + side * half) for side in (-1, 1)]
-    step, low, high = (_whole(x, outcome) for x in (crossing, *ends))
-    cost = (
-        np.interp(step, steps, spent_a.mean(axis=0)) * rows["world_size"].median() / 3600
-        if step
-        else 0.0
-    )
-    unknown = [None, None] if np.isnan(half).any() else [low, high]
-    tokens = float(step * rows["tokens_per_step"].median())
-    return BreakEven(a, b, outcome, int(step), *unknown, bool(step > last), tokens, float(cost))
+    crossing = _ahead_from(steps, gap)
+    outcome, sign = FROM if crossing else AHEAD, 1
+    if math.isinf(crossing):
+        crossing, outcome, sign = _ahead_from(steps, -gap), UNTIL, -1
+        if crossing == 0 or math.isinf(crossing):
+            behind = NEVER if clear else UNCLEAR
+            return BreakEven(a, b, behind if gain.runs else UNKNOWN)
+    step = int(_whole(crossing, outcome))
+    low, high = None, None
+    if not np.isnan(half).any():
+        ends = [_ahead_from(steps, sign * gap + side * half) for side in (-1, 1)]
+        low, high = (_whole(end, outcome) for end in ends)
+    facts = completed(runs, runs, a)[["world_size", "tokens_per_step"]].median()
+    hours = np.interp(step, steps, spent_a.mean(axis=0)) / 3600 if step else 0.0
+    cost = step * facts["tokens_per_step"], hours * facts["world_size"]
+    return BreakEven(a, b, outcome, step, low, high, bool(step > last), *map(float, cost))
 
 
 def spent(
@@ -271,12 +266,12 @@ def spent(
     rate of its own).
     """
     tokens, lines = completed(runs, runs, recipe)["tokens_per_step"].median(), []
-    rows = completed(runs, windows, recipe).dropna(subset="elapsed_s").sort_values("step")
+    rows = completed(runs, windows, recipe).dropna(subset="elapsed_s")
     for name, run in rows.groupby("run"):
-        more = np.clip(steps - run["step"].iloc[-1], 0, None)
         seconds = tokens / rate.by_run.get(name, rate.mean)
+        more = np.clip(steps - run["step"].iloc[-1], 0, None)
         within = np.interp(steps, run["step"], run["elapsed_s"])
-        lines.append(np.where(more > 0, within + more * seconds, within))
+        lines.append(within + np.where(more > 0, more * seconds, 0.0))
     return np.array(lines) if lines else np.full((1, len(steps)), math.nan)
 
 
@@ -292,7 +287,8 @@ def _ahead_from(steps: np.ndarray, gap: np.ndarray) -> float:
     behind = np.flatnonzero(~(gap < 0))
     if not len(behind):
         return 0.0
-    if (last := behind[-1]) == len(gap) - 1:
+    last = behind[-1]
+    if last == len(gap) - 1:
         return math.inf
     part = gap[last] / (gap[last] - gap[last + 1])
     return float(steps[last] + part * (steps[last + 1] - steps[last]))
@@ -301,8 +297,9 @@ def _ahead_from(steps: np.ndarray, gap: np.ndarray) -> float:
 def _common_steps(*recipes: pd.DataFrame) -> np.ndarray:
     """The logged steps that all runs in these windows cover; none where one of the recipes has no
     wall times."""
-    windows = pd.concat(recipes).dropna(subset="elapsed_s")
-    if windows["recipe"].nunique() < len(recipes):
+    timed = [windows.dropna(subset="elapsed_s") for windows in recipes]
+    if any(windows.empty for windows in timed):
         return np.empty(0)
+    windows = pd.concat(timed)
     steps, ends = np.unique(windows["step"]), windows.groupby("run")["step"].agg(["min", "max"])
     return steps[(ends["min"].max() <= steps) & (steps <= ends["max"].min())]
