@@ -162,12 +162,14 @@ def _facts() -> dict:
     from models import device
 
     commit, diff = run_directory.git_state()
+    peak = device.peak()
+    peak_flops = {"bf16": peak.bf16, "fp8": peak.fp8, "source": peak.source}
     packages = {name: version(name) for name in ("torch", "torchao", "torchtitan", "triton")}
     return {
         "command": run_directory.command(),
         "start": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "git": {"commit": commit, "changed": bool(diff)},
-        "machine": device.hardware() | {"packages": packages, "peak_flops": device.peak_record()},
+        "machine": device.hardware() | {"packages": packages, "peak_flops": peak_flops},
     }
 
 

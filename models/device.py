@@ -6,7 +6,6 @@ torchtitan imports in vain.
 """
 
 import logging
-import math
 import os
 import platform
 import re
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,10 +60,8 @@ class _CpuDevice:
     @staticmethod
     def memory_stats(device=None) -> dict[str, int]:
         # Not getrusage's ru_maxrss: a child starts with its parent's.
-        status = dict(
-            line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines()
-        )
-        peak = int(status["VmHWM"].split()[0]) * 1024  # high-water mark of resident memory, in KiB
+        status = Path("/proc/self/status").read_text()
+        peak = int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) * 1024  # of resident memory
         return {"active_bytes.all.peak": peak, "reserved_bytes.all.peak": peak}
 
 
@@ -109,7 +105,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 @cache
 def name() -> str:
-    """The GPU's or the processor's name."""
+    """Name the GPU or the processor."""
     return torch.cuda.get_device_name() if TYPE == "cuda" else cpu_name()
 
 
@@ -121,21 +117,15 @@ def cpu_name() -> str:
 def instruction_sets() -> list[str]:
     """Those of the processor that numerical code is chosen by, as Linux names them."""
     flags = _cpuinfo().get("flags") or _cpuinfo().get("Features", "")
-    return [
-        flag
-        for flag in flags.split()
-        if re.match("avx|amx|fma$|f16c|asimd|sve|sme[0-9]*$|bf16", flag)
-    ]
+    numerical = re.compile("avx|amx|fma$|f16c|asimd|sve|sme[0-9]*$|bf16")
+    return [flag for flag in flags.split() if numerical.match(flag)]
 
 
 @cache
 def _cpuinfo() -> dict[str, str]:
     """What Linux says of the first core."""
     first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
-    return {
-        key.strip(): value.strip()
-        for key, _, value in (line.partition(":") for line in first.splitlines())
-    }
+    return dict(re.findall(r"^(.*?)\s*: ?(.*)$", first, re.MULTILINE))
 
 
 def cudnn() -> str | None:
@@ -149,11 +139,6 @@ def memory_bytes() -> int:
     if TYPE == "cuda":
         return torch.cuda.get_device_properties(0).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def peak_record() -> dict:
-    """`peak` as records have it."""
-    return {key: getattr(peak(), key) for key in ("bf16", "fp8", "source")}
 
 
 def synchronize() -> None:
@@ -187,57 +172,49 @@ def read_later(scalar: torch.Tensor) -> Callable[[], float]:
     return read
 
 
-MEASURED_PEAK = "MEASURED_BF16_PEAK_FLOPS"  # a study measures once and tells its runs, so that their MFUs compare
+# A study measures once and tells its runs, so that their MFUs compare.
+MEASURED_PEAK = "MEASURED_BF16_PEAK_FLOPS"
 
 
 @cache
 def peak() -> Rates:
     """Datasheet peak of this device, or, where none applies, the fastest of some bf16 GEMMs
     measured here (~0.1 s)."""
-    if TYPE == "cuda" and (known := gpus.find(name())):
+    known = gpus.find(name()) if TYPE == "cuda" else None
+    if known:
         return gpus.GPUS[known].datasheet
-    if measured := os.environ.get(MEASURED_PEAK):
-        with suppress(ValueError):
-            if 0 < float(measured) < math.inf:
-                share = (
-                    int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if TYPE == "cpu" else 1
-                )  # processes share the cores
-                return Rates(
-                    float(measured) / share,
-                    None,
-                    "measured: fastest of 20 bf16 GEMMs, once for the study",
-                )
-        raise InputError(
-            f"the environment variable {MEASURED_PEAK} is {measured!r}: set it to FLOP/s, or unset it"
-        )
-    n, device = 1024 if TYPE == "cpu" else 8192, torch.device(TYPE)
-    own = torch.Generator(
-        device
-    )  # or a run's initial weights would depend on whether this was measured
-    a, b = (torch.randn(n, n, dtype=torch.bfloat16, device=device, generator=own) for _ in range(2))
+    if MEASURED_PEAK in os.environ:
+        return _studys_peak(os.environ[MEASURED_PEAK])
+    n = 1024 if TYPE == "cpu" else 8192
+    # A generator of its own: a run's initial weights must not depend on whether this was measured.
+    own, options = torch.Generator(TYPE), {"dtype": torch.bfloat16, "device": TYPE}
+    a, b = (torch.randn(n, n, generator=own, **options) for _ in range(2))
     best = min(seconds(partial(torch.matmul, a, b)) for _ in range(20))
     del a, b
     titan_utils.device_module.empty_cache()
     return Rates(2 * n**3 / best, None, f"measured: fastest of 20 bf16 GEMMs of {n} x {n} x {n}")
 
 
+def _studys_peak(measured: str) -> Rates:
+    """The peak that a study measured, of which processes on a CPU share the cores."""
+    share = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if TYPE == "cpu" else 1
+    try:
+        flops = float(measured)
+    except ValueError:
+        flops = 0.0
+    if not flops > 0:  # NaN too
+        raise InputError(
+            f"the environment variable {MEASURED_PEAK} is {measured!r}: "
+            "set it to FLOP/s, or unset it"
+        )
+    return Rates(flops / share, None, "measured: fastest of 20 bf16 GEMMs, once for the study")
+
+
 def hardware() -> dict:
     """What a manifest says of the machine; clock in MHz and power in W, None where nvidia-smi does
     not tell."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    driver = clock = power = None
-    if TYPE == "cuda":
-        query = [
-            "nvidia-smi",
-            "--query-gpu=driver_version,clocks.max.sm,power.limit",
-            "--format=csv,noheader,nounits",
-        ]
-        index = (visible or "0").split(",")[0]  # nvidia-smi does not follow CUDA_VISIBLE_DEVICES
-        with suppress(OSError, subprocess.SubprocessError, ValueError):
-            answer = subprocess.run(
-                [*query, f"--id={index}"], capture_output=True, text=True, timeout=20
-            ).stdout
-            driver, clock, power = (part.strip() for part in answer.split(","))
+    driver, clock, power = _nvidia_smi(visible) if TYPE == "cuda" else [None] * 3
     return {
         "type": TYPE,
         "name": name(),
@@ -248,20 +225,25 @@ def hardware() -> dict:
         "visible_devices": visible,  # which GPUs of several
         "cudnn": cudnn(),  # the version that PyTorch has loaded: it decides which attention runs
         "driver": driver,
-        "sm_clock_max_mhz": _number(clock),
-        "power_limit_w": _number(power),
+        "sm_clock_max_mhz": clock,
+        "power_limit_w": power,
     }
 
 
-def _number(text: str | None) -> float | None:
-    """Read a number of nvidia-smi, which says [N/A] where there is none."""
-    with suppress(TypeError, ValueError):
-        return float(text)
-    return None
+def _nvidia_smi(visible: str | None) -> list[str | None]:
+    """Ask for driver, largest clock and power limit; nvidia-smi ignores CUDA_VISIBLE_DEVICES."""
+    query = "--query-gpu=driver_version,clocks.max.sm,power.limit"
+    gpu = f"--id={(visible or '0').split(',')[0]}"
+    command = ["nvidia-smi", query, gpu, "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.SubprocessError):
+        answer = ""
+    parts = answer.strip().split(", ")
+    return parts if len(parts) == 3 else [None] * 3
 
 
 def seconds_since_process_start() -> float:
     """Wall seconds since the kernel started this process, to 10 ms: imports count as warm-up."""
-    with open("/proc/self/stat") as stat:
-        start_ticks = int(stat.read().rsplit(")", 1)[1].split()[19])
+    start_ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from torchao.float8.config import CastConfig, Float8LinearConfig, ScalingGranularity, ScalingType
 from torchao.float8.float8_linear import Float8Linear
 from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
@@ -53,9 +54,7 @@ def cast_and_transpose(x, scale, low, transposed, m, n, MOST: tl.constexpr, TILE
 # An operator, so that compiled graphs hold the cast and not the kernel's launch: two casts of one
 # matrix are then seen to be the same, and the result is kept instead of being made again.
 @torch.library.custom_op("fp8::cast_and_transpose", mutates_args=())
-def cast_twice(
-    x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
+def cast_twice(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """x: (m, n), contiguous. Returns (m, n) and (n, m) in FP8, both contiguous."""
     low, transposed = _empty(x, scale, dtype)
     m, n = x.shape
@@ -66,9 +65,7 @@ def cast_twice(
 
 
 @cast_twice.register_fake
-def _empty(
-    x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _empty(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x, dtype=dtype), x.new_empty(x.shape[::-1], dtype=dtype)
 
 
@@ -78,20 +75,20 @@ def _empty(
 class Fp8(NamedTuple):
     """A matrix in FP8, and the scale of its values: one for all, or one a row or column."""
 
-    data: torch.Tensor
-    scale: torch.Tensor
+    data: Tensor
+    scale: Tensor
 
     def t(self) -> "Fp8":
         return Fp8(self.data.t(), self.scale.t())
 
 
-def cast(x: torch.Tensor, how: CastConfig, config: Float8LinearConfig, dim: int) -> Fp8:
+def cast(x: Tensor, how: CastConfig, config: Float8LinearConfig, dim: int) -> Fp8:
     """Cast x, (m, n), for a matmul that sums over dimension `dim`."""
     scale = _scale(x, how, config, dim)
     return Fp8(to_fp8_saturated(x.float() * scale, how.target_dtype), scale)
 
 
-def cast_both(x: torch.Tensor, how: CastConfig, config: Float8LinearConfig) -> tuple[Fp8, Fp8]:
+def cast_both(x: Tensor, how: CastConfig, config: Float8LinearConfig) -> tuple[Fp8, Fp8]:
     """Cast x, (m, n), for the matmul that sums over its columns and for the one over its rows."""
     if not in_one_pass(x, config):
         return cast(x, how, config, dim=1), cast(x, how, config, dim=0)
@@ -100,7 +97,7 @@ def cast_both(x: torch.Tensor, how: CastConfig, config: Float8LinearConfig) -> t
     return Fp8(low, scale), Fp8(transposed.t(), scale)
 
 
-def in_one_pass(x: torch.Tensor, config: Float8LinearConfig) -> bool:
+def in_one_pass(x: Tensor, config: Float8LinearConfig) -> bool:
     """Whether the kernel casts x: on a GPU, where both casts have the same scale.
 
     Scales of rows differ from those of columns; inductor's kernels, which cast rows as they find
@@ -113,7 +110,7 @@ def _by_rows(how: CastConfig) -> bool:
     return how.scaling_granularity is ScalingGranularity.AXISWISE
 
 
-def _scale(x: torch.Tensor, how: CastConfig, config: Float8LinearConfig, dim: int) -> torch.Tensor:
+def _scale(x: Tensor, how: CastConfig, config: Float8LinearConfig, dim: int) -> Tensor:
     size = x.abs()
     # Of a whole matrix by rows first: inductor can do that within the kernel that makes x.
     amax = size.amax(dim, keepdim=True) if _by_rows(how) else size.amax(1).amax()
@@ -123,31 +120,28 @@ def _scale(x: torch.Tensor, how: CastConfig, config: Float8LinearConfig, dim: in
 # ---- a matmul ----
 
 
-def multiply(a: Fp8, b: Fp8, dtype: torch.dtype, fast: bool, config: Float8LinearConfig):
+def multiply(a: Fp8, b: Fp8, dtype: torch.dtype, fast: bool, config: Float8LinearConfig) -> Tensor:
     """a @ b in `dtype`: (m, k) by (k, n); `fast` adds up within the tensor cores, less exactly."""
     if config.emulate:
         with torch.autocast(a.data.device.type, enabled=False):  # which would multiply in bf16
             return ((a.data.float() / a.scale) @ (b.data.float() / b.scale)).to(dtype)
     # FP8 units want each row of the left operand and each column of the right one in one piece.
     left, right = a.data.contiguous(), b.data.t().contiguous().t()
-    inverse_a, inverse_b = a.scale.reciprocal(), b.scale.reciprocal()
-    if not a.scale.dim():
-        return torch._scaled_mm(
-            left, right, inverse_a, inverse_b, out_dtype=dtype, use_fast_accum=fast
-        )
-    inverse_b = inverse_b.expand(1, right.shape[1]).contiguous()  # both have to be of one kind
-    if fast or takes_row_scales(left):
-        out = torch._scaled_mm(
-            left, right, inverse_a, inverse_b, out_dtype=torch.bfloat16, use_fast_accum=fast
-        )
-    else:
-        one = inverse_a.new_ones(())
-        out = torch._scaled_mm(left, right, one, one, out_dtype=torch.bfloat16)
-        out = out * (inverse_a * inverse_b)
-    return out.to(dtype)  # with scales of rows the matmul itself is bf16
+    scale_a, scale_b, afterwards = a.scale.reciprocal(), b.scale.reciprocal(), None
+    by_rows = a.scale.dim() > 0
+    if by_rows:
+        scale_b = scale_b.expand(1, right.shape[1]).contiguous()  # both have to be of one kind
+        if not (fast or takes_row_scales(left)):
+            afterwards = scale_a * scale_b
+            scale_a = scale_b = scale_a.new_ones(())
+    out_dtype = torch.bfloat16 if by_rows else dtype  # the only one that takes scales of rows
+    out = torch._scaled_mm(left, right, scale_a, scale_b, out_dtype=out_dtype, use_fast_accum=fast)
+    if afterwards is not None:
+        out = out * afterwards
+    return out.to(dtype)
 
 
-def takes_row_scales(x: torch.Tensor) -> bool:
+def takes_row_scales(x: Tensor) -> bool:
     """Whether a matmul without fast accumulation is given scales of rows.
 
     On Hopper cuBLASLt takes them from CUDA 12.9 on (pytorch pull request 157905). On other GPUs a
@@ -200,7 +194,7 @@ class _Fp8Matmuls(torch.autograd.Function):
         return to_input.reshape(ctx.shape), to_weight, None, None
 
 
-def _cast_and_keep(x: torch.Tensor, how: CastConfig, config: Float8LinearConfig, keep: bool):
+def _cast_and_keep(x: Tensor, how: CastConfig, config: Float8LinearConfig, keep: bool):
     """Returns x for the forward matmul, and what the backward pass needs: x and None, or, if it is
     to `keep` what the kernel cast, x by columns in FP8 and its scale."""
     if keep and in_one_pass(x, config):
@@ -219,6 +213,6 @@ class FastFloat8Linear(Float8Linear):
     # where every rank would keep all of it, nor where activations are recomputed.
     keep_weight = False
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """x: (..., in_features); the output has its dtype."""
         return _Fp8Matmuls.apply(x, self.weight, self.config, self.keep_weight)

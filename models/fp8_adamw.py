@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from models.device import local
@@ -40,15 +41,15 @@ class AdamWFp8LM(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:
         """Step the parameters that have a gradient. Checkpoints call it with a `closure` of
         None."""
-        stepped = [
-            (p, group) for group in self.param_groups for p in group["params"] if p.grad is not None
-        ]
-        for parameter, _ in stepped:
-            if not self.state[parameter]:
-                self._start(parameter)
-        for (parameter, group), largest in zip(
-            stepped, self._largest([p for p, _ in stepped]), strict=True
-        ):
+        stepped, groups = [], []
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    stepped.append(parameter)
+                    groups.append(group)
+                    if not self.state[parameter]:
+                        self._start(parameter)
+        for parameter, group, largest in zip(stepped, groups, self._largest(stepped), strict=True):
             self._step(parameter, group, self._scales(group, *largest))
 
     def load_state_dict(self, state_dict: dict) -> None:
@@ -63,7 +64,7 @@ class AdamWFp8LM(torch.optim.Optimizer):
                 k: t if k == "step" else t.to(parameter.device) for k, t in saved.items()
             }
 
-    def _start(self, parameter: torch.Tensor) -> None:
+    def _start(self, parameter: Tensor) -> None:
         """Moments of 0; the first step takes the parameter for its master weights."""
         shard, state = local(parameter), self.state[parameter]
         state["step"] = torch.tensor(0.0)
@@ -71,7 +72,7 @@ class AdamWFp8LM(torch.optim.Optimizer):
             state[name] = _placed_as(parameter, torch.zeros_like(shard, dtype=dtype))
             state[f"{name}_scale"] = torch.ones((), device=shard.device)
 
-    def _largest(self, parameters: list[torch.Tensor]) -> torch.Tensor:
+    def _largest(self, parameters: list[Tensor]) -> Tensor:
         """Largest magnitudes of each parameter's gradient and states, over all shards: (parameters,
         4), float32.
 
@@ -85,15 +86,16 @@ class AdamWFp8LM(torch.optim.Optimizer):
                 stored[2] = _magnitude(local(p))
             rows.append(torch.stack([_magnitude(local(p.grad)), *stored]))
         largest = torch.stack(rows)
-        sharded = [(p.device_mesh, dim, placement) for p in parameters if isinstance(p, DTensor)
-                   for dim, placement in enumerate(p.placements)]  # fmt: skip
-        for mesh, dim in dict.fromkeys(
-            (mesh, dim) for mesh, dim, placement in sharded if placement.is_shard()
-        ):
+        axes = {}  # in one order on all ranks
+        for p in parameters:
+            for dim, placement in enumerate(getattr(p, "placements", ())):
+                if placement.is_shard():
+                    axes[p.device_mesh, dim] = None
+        for mesh, dim in axes:
             dist.all_reduce(largest, dist.ReduceOp.MAX, group=mesh.get_group(dim))
         return largest
 
-    def _scales(self, group: dict, gradient, first, second, master) -> dict[str, torch.Tensor]:
+    def _scales(self, group: dict, gradient, first, second, master) -> dict[str, Tensor]:
         """Of each state, from a bound on what this step can make of it, so that nothing has to be
         computed twice.
 
@@ -114,31 +116,31 @@ class AdamWFp8LM(torch.optim.Optimizer):
             for name, bound in zip(STATES, bounds, strict=True)
         }
 
-    def _step(self, parameter: torch.Tensor, group: dict, scales: dict[str, torch.Tensor]) -> None:
+    def _step(self, parameter: Tensor, group: dict, scales: dict[str, Tensor]) -> None:
         """One parameter, chunk by chunk."""
         state = self.state[parameter]
         begins = not state["step"]
         state["step"] += 1
-        old = [
-            1.0 if begins and name == "master_weights" else state[f"{name}_scale"]
-            for name in STATES
-        ]
-        kept = [local(tensor).view(-1) for tensor in (parameter, *(state[name] for name in STATES))]
-        flat = [local(parameter.grad).flatten(), *kept]
-        for gradient, weight, *stored in zip(
-            *(tensor.split(CHUNK) for tensor in flat), strict=True
-        ):
-            sources = [*stored[:2], weight] if begins else stored
-            first, second, master = (
-                source.to(torch.float32, copy=True).div_(s)
-                for source, s in zip(sources, old, strict=True)
-            )
-            _adamw(master, gradient.float(), first, second, state["step"].item(), group)
-            for place, value, name in zip(stored, (first, second, master), STATES, strict=True):
-                if place.dtype in SCALED:
-                    value.mul_(scales[name]).clamp_(-SCALED[place.dtype], SCALED[place.dtype])
+        step, old = state["step"].item(), [state[f"{name}_scale"] for name in STATES]
+        weights, *stored = (local(t).view(-1) for t in (parameter, *map(state.get, STATES)))
+        gradients = local(parameter.grad).flatten()
+        for at in range(0, len(weights), CHUNK):
+            chunk = slice(at, at + CHUNK)
+            places = [tensor[chunk] for tensor in stored]
+            values = [
+                place.to(torch.float32, copy=True).div_(scale)
+                for place, scale in zip(places, old, strict=True)
+            ]
+            first, second, master = values
+            if begins:
+                master.copy_(weights[chunk])
+            _adamw(master, gradients[chunk].float(), first, second, step, group)
+            for place, value, name in zip(places, values, STATES, strict=True):
+                largest = SCALED.get(place.dtype)
+                if largest:
+                    value.mul_(scales[name]).clamp_(-largest, largest)
                 place.copy_(value)
-            weight.copy_(stored[2].float().div_(scales["master_weights"]))
+            weights[chunk] = master.copy_(places[2]).div_(scales["master_weights"])
         for name, scale in scales.items():
             state[f"{name}_scale"].copy_(scale)
 
@@ -154,7 +156,7 @@ def _adamw(weight, gradient, first, second, step: float, group: dict) -> None:
     weight.addcdiv_(first, root, value=-lr / (1 - beta1**step))
 
 
-def _scale(bound: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _scale(bound: Tensor, dtype: torch.dtype) -> Tensor:
     """The largest power of two that keeps values up to `bound` in the range of `dtype`; 1 where it
     is not scaled."""
     if dtype not in SCALED:
@@ -165,7 +167,7 @@ def _scale(bound: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.exp2(exponent.float())
 
 
-def _magnitude(tensor: torch.Tensor) -> torch.Tensor:
+def _magnitude(tensor: Tensor) -> Tensor:
     """The largest magnitude, a float32 scalar; 0 of an empty shard."""
     if not tensor.numel():
         return torch.zeros((), device=tensor.device)
@@ -175,7 +177,7 @@ def _magnitude(tensor: torch.Tensor) -> torch.Tensor:
     ).max()
 
 
-def _placed_as(parameter: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
+def _placed_as(parameter: Tensor, shard: Tensor) -> Tensor:
     """A state's shard as a tensor that is sharded as its parameter is; checkpoints put it
     together."""
     if not isinstance(parameter, DTensor):
