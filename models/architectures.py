@@ -25,54 +25,49 @@ ARCHITECTURES = {
 
 
 def model_args(config) -> llama.LlamaArgs | qwen3.Qwen3Args:
-    """The flavor's arguments with the recipe's keys. Raises `InputError` for a flavor or sizes that
-    cannot be."""
-    name, flavor, flavors = (
-        config.model.name,
-        config.model.flavor,
-        ARCHITECTURES[config.model.name].flavors,
-    )
-    if flavor not in flavors:
-        others = [
-            other for other, architecture in ARCHITECTURES.items() if flavor in architecture.flavors
-        ]
-        hint = (
-            f": choose one of them, or set model.name to {others[0]}, which has it"
-            if others
-            else ""
-        )
-        raise InputError(f"model.flavor {flavor!r} is not one of {', '.join(flavors)}{hint}")
-    if name == "llama" and config.model.sizes.head_dim:
+    """Give the flavor's arguments with the recipe's keys in them.
+
+    Raises `InputError` for a flavor or sizes that cannot be.
+    """
+    keys, sizes = config.model, config.model.sizes
+    args = replace(_flavor(keys.name, keys.flavor))  # a copy: the flavor stays as it is
+    if keys.name == "llama" and sizes.head_dim:
         raise InputError(
-            "model.sizes.head_dim is not a Llama's, whose heads have dim / n_heads features: leave it out"
+            "model.sizes.head_dim is not a Llama's, whose heads have dim / n_heads features: "
+            "leave it out"
         )
-    if name != "llama" and config.model.fused_projections:
+    if keys.name != "llama" and keys.fused_projections:
         raise InputError(
-            f"model.fused_projections is not there for {name}: set it to false, or model.name to llama"
+            f"model.fused_projections is not there for {keys.name}: set it to false, or "
+            "model.name to llama"
         )
-    args = replace(flavors[flavor])  # a copy: the flavor stays as it is
-    if has_experts(args) and config.model.sizes.hidden_dim:
+    if has_experts(args) and sizes.hidden_dim:
         raise InputError(
-            f"model.sizes.hidden_dim is not of {flavor}, which has experts of one width: leave it out"
+            f"model.sizes.hidden_dim is not of {keys.flavor}, which has experts of one width: "
+            "leave it out"
         )
     args.update_from_config(config)
-    _check_heads(args, name)
+    divides = "model.sizes: {} ({}) must divide {} ({}): change one of them"
+    if keys.name == "llama" and args.dim % args.n_heads:
+        raise InputError(divides.format("n_heads", args.n_heads, "dim", args.dim))
+    if args.n_heads % args.n_kv_heads:
+        raise InputError(divides.format("n_kv_heads", args.n_kv_heads, "n_heads", args.n_heads))
+    if args.head_dim % 2:
+        raise InputError(
+            f"model.sizes: a head has {args.head_dim} features, and rotations need an even number "
+            "of them"
+        )
     return args
 
 
-def _check_heads(args, name: str) -> None:
-    if name == "llama" and args.dim % args.n_heads:
-        raise InputError(
-            f"model.sizes: n_heads ({args.n_heads}) must divide dim ({args.dim}): change one of them"
-        )
-    if args.n_heads % args.n_kv_heads:
-        raise InputError(
-            f"model.sizes: n_kv_heads ({args.n_kv_heads}) must divide n_heads ({args.n_heads}): change one of them"
-        )
-    if args.head_dim % 2:
-        raise InputError(
-            f"model.sizes: a head has {args.head_dim} features, and rotations need an even number of them"
-        )
+def _flavor(name: str, flavor: str) -> llama.LlamaArgs | qwen3.Qwen3Args:
+    flavors, hint = ARCHITECTURES[name].flavors, ""
+    if flavor in flavors:
+        return flavors[flavor]
+    for other, architecture in ARCHITECTURES.items():
+        if flavor in architecture.flavors:
+            hint = f": choose one of them, or set model.name to {other}, which has it"
+    raise InputError(f"model.flavor {flavor!r} is not one of {', '.join(flavors)}{hint}")
 
 
 def build(config) -> nn.Module:
@@ -83,7 +78,6 @@ def build(config) -> nn.Module:
 def label(config) -> str:
     """What tables call the model: its flavor, and sizes that are others, as `cpu, dim 512, n_layers
     8`."""
-    others = [
-        f"{name} {size}" for name, size in asdict(config.model.sizes).items() if size is not None
-    ]
+    sizes = asdict(config.model.sizes)
+    others = [f"{name} {size}" for name, size in sizes.items() if size is not None]
     return ", ".join([config.model.flavor, *others])

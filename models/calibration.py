@@ -7,9 +7,9 @@ differently with the size of a model:
 
 * Casts read and write more than they must: a scale needs the largest value first, so a tensor is
 read twice. This is
-  counted and not fitted: `CAST_BYTES` an element. Beside the products it is less, the larger the
+  counted and not fitted: `CAST_BYTES` an element. Beside the matmuls it is less, the larger the
   matrices are, and it is why small models lose with FP8.
-* FP8 products reach a smaller part of their peak than bf16 products do of theirs; rowwise ones,
+* FP8 matmuls reach a smaller part of their peak than bf16 matmuls do of theirs; rowwise ones,
 whose kernel multiplies
   each row and column by its scale, a still smaller one. `efficiency` is the relation of those two
   parts. It is the one number that is fitted, for each scaling, by least squares of the logarithm of
@@ -39,29 +39,29 @@ from models.gpus import Rates
 # Bytes for each element of an FP8 layer's input, weight and gradient of its output, beyond the
 # floor of casts. Inductor counted 5.99 (tensorwise) and 7.27 GB (rowwise) in a block of 8 B at
 # 4,096 tokens, and 2.15 in bf16; the floor of its casts is 1.02 GB, and it has 554 M elements.
-# These are torchao's layers, which the anchors ran (results/LOG.md, "the CUDA path counted, not
-# timed"). This project's tensorwise kernel moves less, which no GPU has timed yet.
+# These are torchao's layers, which the anchors ran too (results/LOG.md, "the CUDA path counted, not
+# timed").
 CAST_BYTES = {"tensorwise": 5.1, "rowwise": 7.4}
 _EFFICIENCIES = np.geomspace(0.05, 20, 6000)  # steps of 0.1 %
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Seconds of a step by floors: all of bf16's; FP8's products, its casts as counted, and the
+    """Seconds of a step by floors: all of bf16's; FP8's matmuls, its casts as counted, and the
     rest of its step."""
 
     bf16: float
-    products: float
+    matmuls: float
     casts: float
     rest: float
 
     def speed_up(self, efficiency):
         """Tokens/s in FP8 over those in bf16."""
-        return self.bf16 / (self.rest + self.casts + self.products / efficiency)
+        return self.bf16 / (self.rest + self.casts + self.matmuls / efficiency)
 
     def saved(self, efficiency: float) -> float:
-        """The part of a bf16 step that FP8 products save."""
-        return (self.bf16 - self.rest - self.products / efficiency) / self.bf16
+        """The part of a bf16 step that FP8 matmuls save."""
+        return (self.bf16 - self.rest - self.matmuls / efficiency) / self.bf16
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,9 @@ def pair(bf16: list[Work], fp8: list[Work], cast_bytes: float, rates: Rates, gpu
     before, after = step_floors(bf16, rates), step_floors(fp8, rates)
     for floors in (before, after):
         floors[OPTIMIZER] /= gpus
-    products, casts = after[MATMUL_FP8], after[CASTS] + cast_bytes / rates.bandwidth
-    return Pair(
-        sum(before.values()), products, casts, sum(after.values()) - products - after[CASTS]
-    )
+    matmuls, casts = after[MATMUL_FP8], after[CASTS] + cast_bytes / rates.bandwidth
+    rest = sum(after.values()) - matmuls - after[CASTS]
+    return Pair(bf16=sum(before.values()), matmuls=matmuls, casts=casts, rest=rest)
 
 
 def extra_cast_bytes(

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or torch's profiler announces itself on stderr
 import torch
 import torch._inductor.config
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from models import gpus
@@ -34,7 +35,7 @@ TYPE = "cuda" if torch.cuda.is_available() else "cpu"
 _float_histc = torch.histc
 
 
-def _histc(x: torch.Tensor, *args, **keys) -> torch.Tensor:
+def _histc(x: Tensor, *args, **keys) -> Tensor:
     """`torch.histc`, of integers too."""
     if x.is_floating_point():
         return _float_histc(x, *args, **keys)
@@ -95,7 +96,7 @@ import torchtitan.models.qwen3  # noqa: E402, F401
 del sys.modules[_TEXTS]
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
+def local(tensor: Tensor) -> Tensor:
     """Take this rank's plain data of a parameter or gradient out of FSDP's and torchao's
     wrappers."""
     if isinstance(tensor, DTensor):
@@ -157,7 +158,7 @@ def seconds(do: Callable, times: int = 1) -> float:
     return time.perf_counter() - start
 
 
-def read_later(scalar: torch.Tensor) -> Callable[[], float]:
+def read_later(scalar: Tensor) -> Callable[[], float]:
     """Have a scalar tensor copied to the host; the call waits for that, and for no work given to
     the device since."""
     if TYPE == "cpu":

@@ -5,7 +5,7 @@ A kernel needs at least its FLOPs over the peak of their precision, and at least
 memory bandwidth: the larger of the two is its floor. Kernels run one after another, so the floors
 of a step add up.
 
-Products and attention read their operands and write their results. What stands between two of them
+Matmuls and attention read their operands and write their results. What stands between two of them
 is read once and written once, however many kernels do it, so that an eager and a compiled recipe
 have the same floor. No floor has: gaps between kernels (`IDLE`), a second look at the same data (as
 when the largest value of a tensor must be known before its cast), and communication between GPUs.
@@ -18,9 +18,10 @@ from models import flops
 from models.errors import InputError
 from models.gpus import Rates
 
-MATMUL_FP8, MATMUL_BF16, ATTENTION, CASTS, ELEMENTWISE, LOSS, OPTIMIZER = PARTS = (
-    "matmul FP8", "matmul bf16", "attention", "casts and scales", "norms and element-wise", "loss", "optimizer",
-)  # fmt: skip
+MATMUL_FP8, MATMUL_BF16, ATTENTION = "matmul FP8", "matmul bf16", "attention"
+CASTS, ELEMENTWISE = "casts and scales", "norms and element-wise"
+LOSS, OPTIMIZER = "loss", "optimizer"
+PARTS = (MATMUL_FP8, MATMUL_BF16, ATTENTION, CASTS, ELEMENTWISE, LOSS, OPTIMIZER)
 IDLE = "idle"  # the GPU waits: a part of measured steps that no floor predicts
 
 
@@ -61,45 +62,41 @@ def step_work(config, args, fp8_layers: Collection[str]) -> list[Work]:
     """
     if config.training.mixed_precision_param != "bfloat16":
         raise InputError(
-            "the roofline knows products of bf16 and FP8: set training.mixed_precision_param to bfloat16"
+            "the roofline knows matmuls in bf16 and FP8: set training.mixed_precision_param to "
+            "bfloat16"
         )
     if config.activation_checkpoint.mode not in ("none", "full"):
         raise InputError(
-            f"activation_checkpoint.mode {config.activation_checkpoint.mode} has no roofline: set it to none or full"
+            f"activation_checkpoint.mode {config.activation_checkpoint.mode} has no roofline: "
+            "set it to none or full"
         )
     if config.quantize.linear.float8.emulate:
         raise InputError(
             "emulated FP8 has no roofline: set quantize.linear.float8.emulate to false"
         )
     if flops.has_experts(args):
-        share = flops.share_of_products(
-            args, [name for name in flops.linear_shapes(args) if ".attention." in name]
-        )
+        attention = [name for name in flops.linear_shapes(args) if ".attention." in name]
+        share = flops.share_of_matmuls(args, attention)
         raise InputError(
-            "a mixture of experts has no roofline: choose a dense flavor, as qwen3-8B. FP8 leaves experts, router and "
-            f"head in bf16 and computes {share:.1%} of the products' FLOPs, so that it makes a step at most "
-            f"{flops.most_speed_up(share):.3f} times as fast"
+            "a mixture of experts has no roofline: choose a dense flavor, as qwen3-8B. FP8 leaves "
+            f"experts, router and head in bf16 and computes {share:.1%} of the matmuls' FLOPs, so "
+            f"that it makes a step at most {flops.most_speed_up(share):.3f} times as fast"
         )
     passes, parameter_bytes = _passes(config), _itemsize(config) * flops.parameters(args)
     states = asdict(config.optimizer.states).values()
     state_bytes = flops.state_bytes(config.training.dtype, states) * flops.parameters(args)
-    one_pass = [
-        *_linears(config, args, fp8_layers),
-        *_attention(config, args),
-        *_elementwise(config, args),
-    ]
     # Cross entropy reads the bf16 logits forward and backward, and writes their gradient; the head
     # is a linear layer.
-    one_pass.append(Work(LOSS, _tokens(config) * args.vocab_size * (2 + 2 + 2)))
-    return [
-        *(replace(w, bytes=passes * w.bytes, flops=passes * w.flops) for w in one_pass),
-        Work(
-            ELEMENTWISE, 3 * (passes - 1) * parameter_bytes
-        ),  # gradients added to those of earlier passes
-        # The norm reads the gradients; AdamW reads them too, reads and writes states, and writes
-        # parameters, which it also reads where none of the states is a master weight.
-        Work(OPTIMIZER, (3 if any(states) else 4) * parameter_bytes + 2 * state_bytes),
-    ]
+    loss = Work(LOSS, _tokens(config) * args.vocab_size * (2 + 2 + 2))
+    one_pass = [*_linears(config, args, fp8_layers), *_attention(config, args)]
+    one_pass += [*_elementwise(config, args), loss]
+    # Gradients are added to those of earlier passes.
+    added_up = Work(ELEMENTWISE, 3 * (passes - 1) * parameter_bytes)
+    # The norm reads the gradients; AdamW reads them too, reads and writes states, and writes
+    # parameters, which it also reads where none of the states is a master weight.
+    optimizer = Work(OPTIMIZER, (3 if any(states) else 4) * parameter_bytes + 2 * state_bytes)
+    all_passes = [replace(w, bytes=passes * w.bytes, flops=passes * w.flops) for w in one_pass]
+    return [*all_passes, added_up, optimizer]
 
 
 def tokens_per_step(config) -> int:
@@ -130,24 +127,17 @@ def _forwards(config) -> int:
 
 
 def _linears(config, args, fp8_layers: Collection[str]) -> Iterator[Work]:
-    """The three products of each linear layer, and the casts of its operands that no other kernel
+    """The three matmuls of each linear layer, and the casts of its operands that no other kernel
     does in passing."""
     t, b = _tokens(config), _itemsize(config)
+    weight_gradient_too = config.quantize.linear.float8.recipe_name != "rowwise_with_gw_hp"
     for name, (n, k) in flops.linear_shapes(args).items():
         layer, fp8 = name.rpartition(".")[2], name in fp8_layers
-        grad_weight_fp8 = fp8 and config.quantize.linear.float8.recipe_name != "rowwise_with_gw_hp"
-        forwards = (
-            1 if layer in ("w2", "output") else _forwards(config)
-        )  # no gradient needs w2's output
-        yield from [
-            _product(2 * t * n * k, t * k + n * k, t * n, fp8)
-        ] * forwards  # output = input x weight
-        yield _product(
-            2 * t * n * k, t * n + n * k, t * k, fp8
-        )  # grad_input = grad_output x weight
-        yield _product(
-            2 * t * n * k, t * n + t * k, n * k, grad_weight_fp8
-        )  # grad_weight = grad_output x input
+        # No gradient needs the output of w2 or of the head: their forward pass is not repeated.
+        forwards = 1 if layer in ("w2", "output") else _forwards(config)
+        yield from forwards * [_matmul(t, n, k, fp8)]  # output = input x weight
+        yield _matmul(t, k, n, fp8)  # gradient of the input = gradient x weight
+        yield _matmul(n, k, t, fp8 and weight_gradient_too)  # of the weight = gradient x input
         # A weight becomes bf16, or FP8 as it is and transposed (1 + 1); a bf16 gradient becomes one
         # in float32.
         copies = int(fp8 or b > 2) + int(b > 2)
@@ -164,25 +154,22 @@ def _linears(config, args, fp8_layers: Collection[str]) -> Iterator[Work]:
 _LONE_CASTS = {"wo": (2 + 2, 2), "wv": (0, 2 + 2), "w2": (0, 2)}
 
 
-def _product(product_flops: int, operands: int, result: int, fp8: bool) -> Work:
-    """A matrix product; `operands` and `result` are numbers of elements, and results are bf16."""
-    size = 1 if fp8 else 2
-    return Work(
-        MATMUL_FP8 if fp8 else MATMUL_BF16, size * operands + 2 * result, product_flops, size
-    )
+def _matmul(m: int, n: int, k: int, fp8: bool) -> Work:
+    """(m, k) by (k, n), with a bf16 result."""
+    part, size = (MATMUL_FP8, 1) if fp8 else (MATMUL_BF16, 2)
+    return Work(part, size * (m * k + k * n) + 2 * m * n, 2 * m * n * k, size)
 
 
 def _attention(config, args) -> Iterator[Work]:
-    """Flash attention with a causal mask, which leaves half of the products to compute.
+    """Flash attention with a causal mask, which leaves half of the matmuls to compute.
 
-    Forward two products (scores, output), 4 T seq dim FLOPs without a mask; backward five (scores
+    Forward two matmuls (scores, output), 4 T seq dim FLOPs without a mask; backward five (scores
     again, and the gradients of v, the probabilities, q and k), 2.5 times as many.
     """
     t, q, kv, layers = _tokens(config), flops.q_dim(args), flops.kv_dim(args), args.n_layers
     forward = 4 * t * config.training.seq_len * q / 2
-    yield from [Work(ATTENTION, layers * 2 * t * (2 * q + 2 * kv), layers * forward)] * _forwards(
-        config
-    )
+    once = Work(ATTENTION, layers * 2 * t * (2 * q + 2 * kv), layers * forward)
+    yield from _forwards(config) * [once]
     # reads q, k, v, the output and its gradient; writes the gradients of q, k, v
     yield Work(ATTENTION, layers * 2 * t * (4 * q + 4 * kv), layers * 2.5 * forward)
 
@@ -190,30 +177,25 @@ def _attention(config, args) -> Iterator[Work]:
 def _elementwise(config, args) -> Iterator[Work]:
     """Norms, residual sums, RoPE, SwiGLU and the embedding, in bytes per token.
 
-    A feature of the residual stream has `b` bytes, of results and operands of products 2, in FP8 as
+    A feature of the residual stream has `b` bytes, of results and operands of matmuls 2, in FP8 as
     well: an operand is written as it is and transposed, 1 + 1.
     """
     t, b, d, f = _tokens(config), _itemsize(config), args.dim, args.hidden_dim
     rotated = flops.q_dim(args) + flops.kv_dim(args)
-    rope = (
-        2 * 2 * rotated
-    )  # with the norms of queries and keys, which read their inputs again in the backward pass
-    sum_and_norm = (b + 2) * d + (
-        b + 2
-    ) * d  # reads stream and a product's result; writes the sum and an operand
-    forward = (
-        2 * sum_and_norm + rope + 2 * (2 * f + f)
-    )  # SwiGLU reads two results and writes an operand
+    # RoPE has the norms of queries and keys with it, which read their inputs again backward.
+    rope = 2 * 2 * rotated
+    # A sum and norm reads the stream and a matmul's result, and writes the sum and an operand.
+    sum_and_norm = 2 * (b + 2) * d
+    # SwiGLU reads two results and writes an operand.
+    forward = 2 * sum_and_norm + rope + 2 * (2 * f + f)
     # Each layer behind a norm gives a gradient of its input; also read: the stream and its
     # gradient, which is written.
     behind_norms = 2 if args.fused_projections else 5
     backward = behind_norms * 2 * d + 2 * (3 * b * d) + rope + 2 * rotated * args.qk_norm
-    backward += 2 * (f + 2 * f) + 2 * (
-        2 * f
-    )  # SwiGLU reads a gradient and both results; writes both gradients
-    repeated = (_forwards(config) - 1) * (
-        forward - (b + 2) * d
-    )  # ends before w2: no result to read, no sum to write
+    # SwiGLU reads a gradient and both results, and writes both gradients.
+    backward += 2 * (f + 2 * f) + 2 * (2 * f)
+    # Recomputation ends before w2: no result to read, no sum to write.
+    repeated = (_forwards(config) - 1) * (forward - (b + 2) * d)
     yield Work(ELEMENTWISE, args.n_layers * t * (forward + repeated + backward))
     # The embedding is read and written, and normed for the first block; backward the last norm and
     # a whole matrix of zeros with some rows. Under a tied head that matrix is added to the head's

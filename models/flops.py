@@ -26,25 +26,18 @@ def kv_dim(args) -> int:
 def linear_shapes(args) -> dict[str, tuple[int, int]]:
     """(out_features, in_features) of every linear layer, by module name."""
     q, kv, ffn = q_dim(args), kv_dim(args), args.hidden_dim
-    rows = {
-        "attention.wq": q,
-        "attention.wk": kv,
-        "attention.wv": kv,
-        "feed_forward.w1": ffn,
-        "feed_forward.w3": ffn,
-    }
-    if has_experts(args):
-        rows = {
-            "attention.wq": q,
-            "attention.wk": kv,
-            "attention.wv": kv,
-            "moe.router.gate": args.moe_args.num_experts,
-        }
+    columns = {"attention.wo": q}  # of those that give the residual stream
     if args.fused_projections:
         rows = {"attention.wqkv": q + 2 * kv, "feed_forward.w13": 2 * ffn}
+    else:
+        rows = {"attention.wq": q, "attention.wk": kv, "attention.wv": kv}
+        rows |= {} if has_experts(args) else {"feed_forward.w1": ffn, "feed_forward.w3": ffn}
+    if has_experts(args):
+        rows["moe.router.gate"] = args.moe_args.num_experts
+    else:
+        columns["feed_forward.w2"] = ffn
     block = {name: (n, args.dim) for name, n in rows.items()}
-    block |= {"attention.wo": (args.dim, q)}
-    block |= {} if has_experts(args) else {"feed_forward.w2": (args.dim, ffn)}
+    block |= {name: (args.dim, k) for name, k in columns.items()}
     shapes = {
         f"layers.{i}.{name}": shape for i in range(args.n_layers) for name, shape in block.items()
     }
@@ -78,7 +71,7 @@ def parameters(args, active: bool = False) -> int:
     return linears + args.n_layers * expert_parameters(args, active) + norms + embedding
 
 
-def share_of_products(args, layers: Collection[str]) -> float:
+def share_of_matmuls(args, layers: Collection[str]) -> float:
     """The part of the FLOPs of linear layers and active experts that is done by `layers`, by their
     module names."""
     shapes = {name: n * k for name, (n, k) in linear_shapes(args).items()}
@@ -87,7 +80,7 @@ def share_of_products(args, layers: Collection[str]) -> float:
 
 
 def most_speed_up(fp8_share: float) -> float:
-    """Of products of which FP8 computes a share, in half the time; casts and all that is no product
+    """Of matmuls of which FP8 computes a share, in half the time; casts and all that is no matmul
     are left out."""
     return 1 / (1 - fp8_share / 2)
 
@@ -191,7 +184,7 @@ def memory_estimate(
     tied = args.vocab_size * args.dim if args.enable_weight_tying else 0
     # Kept for backward per token and layer, in bf16. Of width dim: the inputs of both norms and
     # their outputs. Of the heads' width: q, k, v, the attention's output before and after its
-    # transposition; q and k before their norms. Of FFN width: w1's and w3's outputs, silu, the
+    # transposition; q and k before their norms. Of FFN width: w1's and w3's outputs, silu, their
     # product; once for each expert that a token meets, which also keeps its input, and in float32
     # its output, for the product with the router's score.
     of_heads = (3 if compiled else 4) * q_dim(args) + (q_dim(args) + kv_dim(args)) * args.qk_norm

@@ -13,6 +13,7 @@ the range; experiments/benchmark_gradient_sums.py compares both.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
 from models.flops import GRADIENT_BLOCK
@@ -39,7 +40,7 @@ class Fp8ReduceScatter(DefaultReduceScatter):
         torch.sum(decode(received)[:, : output_tensor.numel()], 0, out=output_tensor)
 
 
-def encode(rows: torch.Tensor) -> torch.Tensor:
+def encode(rows: Tensor) -> Tensor:
     """uint8 (r, b * 260) for float32 (r, n), where b blocks hold n values: those of all blocks,
     then their steps.
 
@@ -52,7 +53,7 @@ def encode(rows: torch.Tensor) -> torch.Tensor:
     return torch.cat([values.view(torch.uint8), steps.view(torch.uint8)], 1)
 
 
-def decode(encoded: torch.Tensor) -> torch.Tensor:
+def decode(encoded: Tensor) -> Tensor:
     """float32 (r, b * 256) for what `encode` gave."""
     values, steps = encoded.split(
         [encoded.shape[1] // (GRADIENT_BLOCK + 4) * size for size in (GRADIENT_BLOCK, 4)], 1

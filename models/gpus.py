@@ -42,7 +42,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One product."""
+    """One model of GPU."""
 
     driver_name: str  # a part of the name that the driver gives it
     memory: float  # bytes
@@ -77,42 +77,48 @@ _B200 = "NVIDIA Blackwell datasheet (resources.nvidia.com), dense, one GPU of an
 _L40S = "NVIDIA L40S datasheet (nvidia.com/en-us/data-center/l40s), dense"
 # `python -m experiments.benchmark_rates` measures a GPU's own rates; an H200's are not measured
 # yet.
-_H200_GOALS = f"bf16 and copies: assumed (80 and 90 % of the datasheet), for want of a measurement; FP8 {_GEMMS}"
-
-_HGX = "DGX user guides (docs.nvidia.com/dgx): 900 GB/s of NVLink both ways, 1800 on B200; a 400 Gb/s card for each GPU"
-_8_GPUS, _8_B200 = Links(8, 450e9, 50e9, _HGX), Links(8, 900e9, 50e9, _HGX)
-_ALPS = Links(
-    4,
-    450e9,
-    25e9,
-    "Alps: De Sensi et al., arXiv 2408.14090: NVLink, Slingshot 11 with 200 Gb/s for each GPU",
+_H200_GOALS = (
+    "bf16 and copies: assumed (80 and 90 % of the datasheet), for want of a measurement; FP8 "
+    f"{_GEMMS}"
 )
 
+_HGX = (
+    "DGX user guides (docs.nvidia.com/dgx): 900 GB/s of NVLink both ways, 1800 on B200; "
+    "a 400 Gb/s card for each GPU"
+)
+_8_GPUS, _8_B200 = Links(8, 450e9, 50e9, _HGX), Links(8, 900e9, 50e9, _HGX)
+_SLINGSHOT = (
+    "Alps: De Sensi et al., arXiv 2408.14090: NVLink, Slingshot 11 with 200 Gb/s for each GPU"
+)
+_ALPS = Links(4, 450e9, 25e9, _SLINGSHOT)
+
 # The keys are names for the command line. A device is the first GPU whose `driver_name` is in the
-# device's name, so a chip's other products stand before it. "NVIDIA GH200 120GB" and "480GB" name
+# device's name, so a chip's variants stand before it. "NVIDIA GH200 120GB" and "480GB" name
 # the CPU's memory; the GPU's is 96 GB.
 GPUS = {
-    "b200": Gpu("B200", 180e9, _rates(2250, 4500, 7.7, _B200), _rates(1745.0, 3432.5, 7.7, _NO_COPY), _8_B200),
+    "b200": Gpu("B200", 180e9, _rates(2250, 4500, 7.7, _B200),
+                _rates(1745.0, 3432.5, 7.7, _NO_COPY), _8_B200),
     "gh200-144gb": Gpu("GH200 144G", 144e9, _rates(989, 1979, 4.9, f"{_GH200}, HBM3e"),
                        _rates(828.6, 1535.0, 4.9, f"{_NO_COPY}; at 900 W")),
     "gh200": Gpu("GH200", 96e9, _rates(989, 1979, 4.0, f"{_GH200}, HBM3"), links=_ALPS),
     "h200-nvl": Gpu("H200 NVL", 141e9, _rates(835, 1671, 4.8, f"{_H200}, NVL")),
-    "h200": Gpu("H200", 141e9, _rates(989, 1979, 4.8, f"{_H200}, SXM"), _rates(790, 1453.4, 4.3, _H200_GOALS),
-                _8_GPUS),
+    "h200": Gpu("H200", 141e9, _rates(989, 1979, 4.8, f"{_H200}, SXM"),
+                _rates(790, 1453.4, 4.3, _H200_GOALS), _8_GPUS),
     "h100-pcie": Gpu("H100 PCIe", 80e9, _rates(756, 1513, 2.0, f"{_H100}, PCIe")),
     "h100-nvl": Gpu("H100 NVL", 94e9, _rates(835, 1671, 3.9, f"{_H100}, NVL")),
-    "h100": Gpu("H100", 80e9, _rates(989, 1979, 3.35, f"{_H100}, SXM"), _rates(794.5, 1402.6, 3.35, _NO_COPY),
-                _8_GPUS),
+    "h100": Gpu("H100", 80e9, _rates(989, 1979, 3.35, f"{_H100}, SXM"),
+                _rates(794.5, 1402.6, 3.35, _NO_COPY), _8_GPUS),
     "l40s": Gpu("L40S", 48e9, _rates(362.05, 733, 0.864, _L40S)),
     # Other A100s multiply as fast and have slower memory.
-    "a100": Gpu("A100", 80e9, _rates(312, None, 2.039, _A100), _rates(271.2, None, 2.039, _NO_COPY)),
+    "a100": Gpu("A100", 80e9, _rates(312, None, 2.039, _A100),
+                _rates(271.2, None, 2.039, _NO_COPY)),
 }  # fmt: skip
 
 
 def find(device_name: str) -> str | None:
     """The key in `GPUS` for a driver's name of a GPU, e.g. `NVIDIA GH200 120GB`; None if it is not
     in the table."""
-    return next(
-        (name for name, gpu in GPUS.items() if re.search(rf"\b{gpu.driver_name}\b", device_name)),
-        None,
-    )
+    for name, gpu in GPUS.items():
+        if re.search(rf"\b{gpu.driver_name}\b", device_name):
+            return name
+    return None

@@ -4,14 +4,14 @@ in `FLAVORS`.
 """
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import ClassVar
 
 import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 from torchtitan.models.llama3.model import model as titan
@@ -42,10 +42,8 @@ class FromRecipe:
         self.max_seq_len = max(self.max_seq_len, job_config.training.seq_len)
         super().update_from_config(job_config, **kwargs)
         keys = job_config.model
-        self.attention_backend, self.fused_projections = (
-            keys.attention_backend,
-            keys.fused_projections,
-        )
+        self.attention_backend = keys.attention_backend
+        self.fused_projections = keys.fused_projections
         for name, size in asdict(keys.sizes).items():
             if size is not None:
                 setattr(self, name, size)
@@ -88,24 +86,25 @@ def _llama(rope_factor: float = 1.0, **sizes) -> LlamaArgs:
     )
 
 
-_8B = dict(
-    dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, ffn_dim_multiplier=1.3, multiple_of=1024
-)  # FFN 14336
-_LLAMA_3_2 = dict(n_kv_heads=8, vocab_size=128256, rope_factor=32.0, enable_weight_tying=True)
+_llama_8b = partial(
+    _llama, dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, ffn_dim_multiplier=1.3,
+    multiple_of=1024,
+)  # FFN 14336  # fmt: skip
+_llama_3_2 = partial(
+    _llama, n_kv_heads=8, vocab_size=128256, rope_factor=32.0, enable_weight_tying=True
+)  # FFN 8192
 FLAVORS = {
-    "8B-published": _llama(**_8B, vocab_size=131072),  # 8.05 B parameters, the published study's
-    "llama3.1-8B": _llama(**_8B, vocab_size=128256, rope_factor=8.0),
-    "llama3.2-3B": _llama(**_LLAMA_3_2, dim=3072, n_layers=28, n_heads=24),  # FFN 8192
-    "llama3.2-1B": _llama(
-        **_LLAMA_3_2, dim=2048, n_layers=16, n_heads=32, ffn_dim_multiplier=1.5
-    ),  # FFN 8192
+    "8B-published": _llama_8b(vocab_size=131072),  # 8.05 B parameters, the published study's
+    "llama3.1-8B": _llama_8b(vocab_size=128256, rope_factor=8.0),
+    "llama3.2-3B": _llama_3_2(dim=3072, n_layers=28, n_heads=24),
+    "llama3.2-1B": _llama_3_2(dim=2048, n_layers=16, n_heads=32, ffn_dim_multiplier=1.5),
     # The same architecture in seconds a step on two cores; every dimension a multiple of 16, as FP8
     # asks.
     "cpu": _llama(dim=256, n_layers=4, n_heads=8, n_kv_heads=4, vocab_size=4096),  # FFN 768
 }
 
 
-def apply_rope(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
+def apply_rope(x: Tensor, rope: Tensor) -> Tensor:
     """Rotate each pair of neighbouring features by its position's angle.
 
     Compiled in real arithmetic, because inductor has no code for complex tensors; eager in complex,
@@ -122,9 +121,8 @@ def apply_rope(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
         return torch.view_as_real(turned).flatten(-2).type_as(x)
     even, odd = pairs.unbind(-1)
     cos, sin = rope.unsqueeze(-3).unbind(-1)
-    return (
-        torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).type_as(x)
-    )
+    turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
+    return turned.flatten(-2).type_as(x)
 
 
 class InnerAttention(nn.Module):
@@ -134,20 +132,17 @@ class InnerAttention(nn.Module):
         super().__init__()
         self.backend = backend
 
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, enable_gqa: bool, **_
-    ) -> torch.Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, enable_gqa: bool, **_) -> Tensor:
         """q: (batch, heads, seq, head_dim); k, v: (batch, kv_heads, seq, head_dim); returns the
         shape of q.
 
         Scores are scaled by head_dim^-0.5, which torchtitan's Qwen3 also passes as `scale`.
         """
-        with (
-            nullcontext()
-            if self.backend == "auto"
-            else sdpa_kernel(ATTENTION_BACKENDS[self.backend])
-        ):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=enable_gqa)
+        keys = {"is_causal": True, "enable_gqa": enable_gqa}
+        if self.backend == "auto":
+            return F.scaled_dot_product_attention(q, k, v, **keys)
+        with sdpa_kernel(ATTENTION_BACKENDS[self.backend]):
+            return F.scaled_dot_product_attention(q, k, v, **keys)
 
 
 class Attention(titan.Attention):
@@ -168,7 +163,7 @@ class Attention(titan.Attention):
         out = self.inner_attention(q, k, v, enable_gqa=self.enable_gqa)
         return self.wo(out.transpose(1, 2).reshape(batch, seq, -1))
 
-    def _project(self, x: torch.Tensor) -> Iterable[torch.Tensor]:
+    def _project(self, x: Tensor) -> Iterable[Tensor]:
         """Queries, keys and values of x: (batch, seq, features) each."""
         return (projection(x) for projection in (self.wq, self.wk, self.wv))
 
@@ -237,7 +232,7 @@ class Llama(Transformer):
         self._tie()  # again: Module.to_empty() gave the two modules separate tensors
         super().init_weights(buffer_device)
 
-    def _precompute_freqs_cis(self) -> torch.Tensor:
+    def _precompute_freqs_cis(self) -> Tensor:
         """float32 rotations, as integers: FSDP2 would cast them to bf16, as it does a block's other
         arguments."""
         return torch.view_as_real(super()._precompute_freqs_cis()).view(torch.int32)

@@ -2,7 +2,7 @@
 
 Beside a Llama: a head's size is its own and not dim / heads, and queries and keys are normed before
 RoPE, head by head. RoPE turns feature i with feature i + head_dim / 2, in the dtype of the
-products, as Hugging Face's implementation does.
+matmuls, as Hugging Face's implementation does.
 
 In a mixture of experts a block's SwiGLU layer is one of many, the experts. A router scores them for
 each token, and the token goes through the few best. Nothing keeps the experts equally busy:
@@ -11,6 +11,7 @@ a loss for it, which torchtitan lacks.
 """
 
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 from models import device  # before torchtitan: see there  # isort: skip
 from torchtitan.models.qwen3 import Qwen3Model, Qwen3ModelArgs, qwen3_args
@@ -24,22 +25,25 @@ class Qwen3Args(FromRecipe, Qwen3ModelArgs):
 
 
 def _published(size: str) -> Qwen3Args:
-    return Qwen3Args(
-        **{field.name: getattr(qwen3_args[size], field.name) for field in fields(Qwen3ModelArgs)}
-    )
+    theirs = qwen3_args[size]
+    return Qwen3Args(**{f.name: getattr(theirs, f.name) for f in fields(Qwen3ModelArgs)})
 
 
-FLAVORS = {f"qwen3-{size}": _published(size) for size in ("0.6B", "1.7B", "4B", "8B", "14B", "30B-A3B")} | {
-    # The same architecture in seconds a step on two cores; tied as up to 4B, heads together wider
-    # than dim as in 0.6B.
-    "qwen3-cpu": Qwen3Args(dim=256, n_layers=4, n_heads=8, n_kv_heads=4, head_dim=64, hidden_dim=768, vocab_size=4096,
-                           enable_weight_tying=True),
+_SIZES = ("0.6B", "1.7B", "4B", "8B", "14B", "30B-A3B")
+# The same architecture in seconds a step on two cores; heads together wider than dim as in 0.6B.
+_small = partial(
+    Qwen3Args, dim=256, n_layers=4, n_heads=8, n_kv_heads=4, head_dim=64, vocab_size=4096
+)
+FLAVORS = {f"qwen3-{size}": _published(size) for size in _SIZES} | {
+    "qwen3-cpu": _small(hidden_dim=768, enable_weight_tying=True),  # tied as up to 4B
     # A token meets 2 of 8 experts; they have twice the weights of the attention, as the 8 of 128 of
     # 30B-A3B.
-    "qwen3-moe-cpu": Qwen3Args(dim=256, n_layers=4, n_heads=8, n_kv_heads=4, head_dim=64, vocab_size=4096,
-                               moe_enabled=True, moe_inter_dim=512,
-                               moe_args=replace(qwen3_args["30B-A3B"].moe_args, num_experts=8, top_k=2)),
-}  # fmt: skip
+    "qwen3-moe-cpu": _small(
+        moe_enabled=True,
+        moe_inter_dim=512,
+        moe_args=replace(qwen3_args["30B-A3B"].moe_args, num_experts=8, top_k=2),
+    ),
+}
 
 
 class Qwen3(Qwen3Model):
@@ -49,7 +53,6 @@ class Qwen3(Qwen3Model):
         super().__init__(args)
         for block in self.layers.values():
             block.attention.inner_attention = InnerAttention(args.attention_backend)
-            if (
-                args.moe_enabled
-            ):  # a GPU computes all experts in one kernel, a CPU one after the other
+            if args.moe_enabled:
+                # a GPU computes all experts in one kernel, a CPU one after the other
                 block.moe.experts.use_grouped_mm = device.TYPE == "cuda"

@@ -41,7 +41,7 @@ def test_attention_is_a_third_and_fp8_gains_little():
     """By hand: 48 (18,874,368 attention + 262,144 router + 37,748,736 in 8 experts), and
     311,164,928 in the head."""
     args = qwen3.FLAVORS["qwen3-30B-A3B"]
-    share = flops.share_of_products(args, attention_layers(args))
+    share = flops.share_of_matmuls(args, attention_layers(args))
     assert share == 905_969_664 / 3_041_656_832
     assert 1.17 < flops.most_speed_up(share) < 1.18
     assert flops.most_speed_up(1) == 2
@@ -79,7 +79,7 @@ def test_a_run_proves_the_share_that_sizes_predict(train):
     in_fp8 = attention_layers(args)
     assert set(proof.converted_modules) == in_fp8
     assert proof.fp8_share_of_matmul_flops == pytest.approx(
-        flops.share_of_products(args, in_fp8), rel=1e-12
+        flops.share_of_matmuls(args, in_fp8), rel=1e-12
     )
     assert proof.parameters.elements_in_optimizer == flops.parameters(args)
 
