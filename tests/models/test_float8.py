@@ -253,6 +253,7 @@ def test_the_manifest_names_the_processor(cpuinfo, sets, monkeypatch):
 # ---- the candidate's kernel ----
 
 
+@pytest.mark.slow
 def test_the_kernel_in_tritons_interpreter():
     """In a process that has TRITON_INTERPRET=1 when Triton is imported."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
