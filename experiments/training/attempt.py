@@ -99,29 +99,25 @@ def _train(plan: Plan, token_file: TokenFile, directory, move_bar, stop: Stop) -
 
 def _record(trainer: Trainer, directory: RunDirectory, move_bar) -> None:
     """Write windows, timing and proof as soon as the trainer has them."""
-    warm_up = {}
+    path, warm_up = directory.path, {}
 
     def on_resume(step: int) -> None:
         trainer.proof.take_over(directory.take_over(step), step)
 
     def on_step(step: int) -> None:
         move_bar(completed=step)
-        if not warm_up:
+        first = not warm_up
+        if first:
             phases = dict(TIMELINE.phases)
             warm_up.update(warm_up_s=sum(phases.values()), phases=phases)
             warm_up["compile_cache"] = compile_cache()
-            write_timing()
-        elif str(step) in trainer.switches:
-            write_timing()
+        if first or str(step) in trainer.switches:
+            files.write(path / TIMING, Timing(**warm_up, switches=trainer.switches))
         if step == trainer.proof.profiled_step:
-            files.write(directory.path / PROOF, trainer.proof.record())
-
-    def write_timing() -> None:
-        timing = Timing(**warm_up, switches=trainer.switches)
-        files.write(directory.path / TIMING, timing)
+            files.write(path / PROOF, trainer.proof.record())
 
     def on_window(window: Window) -> None:
-        files.append(directory.path / METRICS, window)
+        files.append(path / METRICS, window)
         move_bar(window=describe(window))
 
     trainer.on_resume, trainer.on_step, trainer.on_window = on_resume, on_step, on_window

@@ -2,6 +2,7 @@
 
 import math
 import time
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -30,12 +31,11 @@ class Clock:
 
     def read(self) -> list[float]:
         """Return the seconds of each step since the last call, once the last step has ended."""
-        starts, ends = self.marks[:-1], self.marks[1:]
-        self.marks = self.marks[-1:]
+        marks, self.marks = self.marks, self.marks[-1:]
         if device.TYPE == "cpu":
-            return [end - start for start, end in zip(starts, ends, strict=True)]
-        ends[-1].synchronize()
-        return [start.elapsed_time(end) / 1000 for start, end in zip(starts, ends, strict=True)]
+            return [end - start for start, end in pairwise(marks)]
+        marks[-1].synchronize()
+        return [start.elapsed_time(end) / 1000 for start, end in pairwise(marks)]
 
     @staticmethod
     def _now():
@@ -61,6 +61,14 @@ class Meter:
         self.valid_tokens: list[float | torch.Tensor] = []  # of all ranks
         self.data_wait_s: list[float] = []
         self.not_steady: list[int] = []
+
+    def end_step(self, step: int, loss: torch.Tensor, tokens: float | torch.Tensor, steady: bool):
+        """Take the step's time and note what it did."""
+        self.clock.tick()
+        self.losses.append(loss)
+        self.valid_tokens.append(tokens)
+        if not steady:
+            self.not_steady.append(step)
 
     def close(self, step: int, grad_norm: float, lr: float, peak_memory: float) -> Window:
         """Make the record of the window that `step` ends. All ranks call it."""

@@ -15,7 +15,6 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import torch
-import yaml
 
 from experiments.config import recipes
 from experiments.corpus.tokens import TokenFile
@@ -76,7 +75,8 @@ class RunDirectory:
     def take_over(self, step: int) -> run.Proof | None:
         """Go on from the checkpoint of `step` (0: none) with what an earlier attempt recorded.
 
-        Takes the windows up to `step` and the proof, which is returned. An attempt that trains far enough writes a proof of its own.
+        Takes the windows up to `step` and the proof, which is returned. An attempt that trains far
+        enough writes a proof of its own.
         """
         for attempt in range(self.manifest.attempt - 1, 0, -1) if step else ():
             earlier = self.path / run.ATTEMPT.format(attempt)
@@ -115,8 +115,11 @@ def _check_unfinished(path: Path, plan: Plan) -> run.Manifest | None:
         ) from None
     if earlier and earlier.status == "completed":
         raise InputError(f"{path} holds a completed run: choose another --out, or delete it")
-    if (path / run.RECIPE).exists():
-        _check_same_recipe(path, recipes.to_yaml(plan.recipe))
+    if (path / run.RECIPE).exists() and not _is_same(path / run.RECIPE, plan):
+        raise InputError(
+            f"{path} holds an unfinished run of another recipe: give the same name, overlays, "
+            "seed and keys to go on with it, or choose another --out"
+        )
     if earlier and earlier.world_size != plan.world_size:
         raise InputError(
             f"{path} holds an unfinished run of {earlier.world_size} processes, and this one has "
@@ -125,26 +128,15 @@ def _check_unfinished(path: Path, plan: Plan) -> run.Manifest | None:
     return earlier
 
 
-def _check_same_recipe(folder: Path, recipe_yaml: str) -> None:
-    path = folder / run.RECIPE
+def _is_same(recipe: Path, plan: Plan) -> bool:
+    """Compare a resolved recipe with the plan's, but for how long it runs. Raises `InputError`."""
     try:
-        same = _without_steps(path.read_text(encoding="utf-8")) == _without_steps(recipe_yaml)
-    except (ValueError, TypeError, AttributeError, yaml.YAMLError):
-        raise InputError(
-            f"{path} is damaged: delete it to go on with the run, or choose another --out"
-        ) from None
-    if not same:
-        raise InputError(
-            f"{folder} holds an unfinished run of another recipe: give the same name, overlays, "
-            "seed and keys to go on with it, or choose another --out"
-        )
-
-
-def _without_steps(recipe_yaml: str) -> dict:
-    """Parse a resolved recipe, without what may change between attempts: how long it runs."""
-    resolved = yaml.safe_load(recipe_yaml)
-    resolved["training"].pop("steps")
-    return resolved
+        earlier = recipes.load(str(recipe)).config
+    except InputError as error:
+        mend = "delete it to go on with the run, or choose another --out"
+        raise InputError(f"{recipe} is damaged: {mend}:\n{error}") from None
+    earlier.training.steps = plan.config.training.steps
+    return earlier == plan.config
 
 
 def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> run.Manifest:
@@ -221,13 +213,21 @@ def command() -> str:
 
 def git_state() -> tuple[str | None, str | None]:
     """Give the commit of this code and its diff to that; None outside a git checkout."""
-    outputs = []
-    for arguments in ["git", "rev-parse", "HEAD"], ["git", "diff", "HEAD"]:
-        try:
-            done = subprocess.run(
-                arguments, cwd=Path(__file__).parent, capture_output=True, timeout=20, check=True
-            )
-            outputs.append(done.stdout.decode(errors="replace"))
-        except (OSError, subprocess.SubprocessError):
-            outputs.append("")
-    return outputs[0].strip() or None, outputs[1] or None
+    commit = _git("rev-parse", "HEAD")
+    return commit and commit.strip(), _git("diff", "HEAD")
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *arguments],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout or None

@@ -110,8 +110,9 @@ class Trainer(titan.Trainer):
         self.switches: dict[str, Switch] = {}  # by step
         self._hosts = dist.new_group(backend="gloo")  # to agree without waiting for the devices
         self._stop_code = 0
-        self._steps_done = 0  # by this process: fewer than self.step after a resume
-        self._phase = self._steps_in_phase = 0  # its first step; steps of it that this process did
+        self._first_step = 0  # of this process
+        self._phase = 0  # its first step
+        self._profiled_step = self._steady_from = 0  # of the phase
         self._windows = 0
         self._disturbed = False  # the next step's time holds a checkpoint or a look at FP8's ranges
         TIMELINE.mark("optimizer")
@@ -159,84 +160,84 @@ class Trainer(titan.Trainer):
                     dist_utils.set_pg_timeouts(seconds, self.parallel_dims)
                 self.stop.deferred = True  # a request to stop waits for the end of a step
                 if self._stop_code:
-                    raise Interrupted(self._stop_code, self._why_it_stops())
+                    kept = "a checkpoint was saved"
+                    if not self.checkpointer.enable:
+                        kept = "without a checkpoint: none are enabled"
+                    why = f"stopped after step {self.step} by {self.stop.why or 'another rank'}"
+                    raise Interrupted(self._stop_code, f"{why}, {kept}")
 
     def train_step(self, batches: Iterator) -> None:
         """Do one step; end the log window if it is the window's last one."""
         self._enter_phase()
-        self._steps_done += 1
-        self._steps_in_phase += 1
-        if self._steps_done == 1:
-            self.meter.clock.start()
+        first = self.step == self._first_step
+        profiled = self.step == self._profiled_step
+        in_fp8 = self.step in self.plan.fp8_steps
         compiled_before = compiled_s()
+        if first:
+            self.meter.clock.start()
 
-        with self._profiled():
+        with self.proof.profile(self.step, self._phase, in_fp8) if profiled else nullcontext():
             self.optimizers.zero_grad()
             lr = self.lr_schedulers.schedulers[0].get_last_lr()[0]
             micro_batches, local_tokens, tokens = self._fetch(batches)
-            losses = [self._forward_backward(*batch, tokens) for batch in micro_batches]
-            read_norm = self._clip_gradients()
+            losses = []
+            for inputs, labels in micro_batches:
+                loss = self.forward_backward_step(
+                    input_dict=inputs, labels=labels, global_valid_tokens=tokens
+                )
+                losses.append(loss.detach())
+
+            parameters = list(self.model_parts[0].parameters())
+            norm = optimizer.gradient_norm(parameters)
+            optimizer.clip(parameters, norm, self.job_config.training.max_norm)
+            read_norm = device.read_later(norm)
             self.checkpointer.maybe_wait_for_staging()
-            self._step_optimizer()
+            if first:
+                self.proof.before_step()
+            self.optimizers.step()
+            if first:
+                self.proof.after_step()
             self.lr_schedulers.step()
+
             norm = read_norm()  # the device has the optimizer's step to do while the host waits
             self._agree_to_stop()
 
-        loss = torch.stack(losses).sum()
-        self._note_step(loss, tokens)
-        if self._steps_done == 1:
+        if first:
             device.synchronize()
             TIMELINE.end_first_step()
+        if profiled:
+            self.meter.fp8_flops_per_token = self.proof.fp8_flops_per_token
         if switch := self.switches.get(str(self.step)):
             switch.compile_s = compiled_s() - compiled_before
-        self.meter.clock.tick()
+        loss = torch.stack(losses).sum()
+        steady = self.step >= self._steady_from and not self._disturbed
+        self._disturbed = False
+        self.meter.end_step(self.step, loss, tokens, steady)
         self.on_step(self.step)
         if self._ends_window(norm):
             self._end_window(loss * tokens / local_tokens, norm, lr)
 
-    # ---- FP8 on or off ----
+    # ---- the parts of a step ----
 
     def _enter_phase(self) -> None:
         """Switch FP8 on or off if the step asks for it: by its number, also after a resume."""
-        phase = self._phase_of(self.step)
+        starts = (1, self.plan.fp8_steps.start, self.plan.fp8_steps.stop)
+        phase = max(start for start in starts if start <= self.step)
         if phase == self._phase:
             return
         in_fp8 = self.step in self.plan.fp8_steps
         float8.switch(self.model_parts[0], in_fp8)
-        if self._steps_done:
+        if self._phase:
             self.switches[str(self.step)] = Switch(in_fp8=in_fp8)
-        self._phase, self._steps_in_phase = phase, 0
-        self.meter.fp8_flops_per_token = 0.0  # until a step of the phase is profiled
-
-    def _phase_of(self, step: int) -> int:
-        """Return the first step of the phase that `step` belongs to."""
-        starts = (1, self.plan.fp8_steps.start, self.plan.fp8_steps.stop)
-        return max(start for start in starts if start <= step)
-
-    # ---- evidence ----
-
-    def _profiled(self):
-        """Have the proof profile the step if it is its phase's profiled one."""
-        if not self._is_profiled():
-            return nullcontext()
-        return self.proof.profile(self.step, self._phase, self.step in self.plan.fp8_steps)
-
-    def _is_profiled(self) -> bool:
-        """True for one step of each phase: the third, or the last if the phase is shorter."""
+        self._phase, self._first_step = phase, self._first_step or self.step
+        # One step of each phase is profiled: the third, or the last if the phase is shorter
         chosen = RECORDING_STEP if self.job_config.compile.cuda_graphs else PROFILED_STEP
-        last = self.step == self.job_config.training.steps
-        last = last or self._phase_of(self.step + 1) != self._phase
-        return self._steps_in_phase == chosen or (self._steps_in_phase < chosen and last)
-
-    def _step_optimizer(self) -> None:
-        first = self._steps_done == 1
-        if first:
-            self.proof.before_step()
-        self.optimizers.step()
-        if first:
-            self.proof.after_step()
-
-    # ---- the parts of a step ----
+        later = [start for start in starts if start > self.step]
+        last = min([*later, self.job_config.training.steps + 1]) - 1
+        self._profiled_step = min(self.step + chosen - 1, last)
+        settled = self.step + PROFILED_STEP  # a switch may compile
+        self._steady_from = max(settled, self._first_step + NOT_STEADY_STEPS)
+        self.meter.fp8_flops_per_token = 0.0  # until a step of the phase is profiled
 
     def _fetch(self, batches: Iterator) -> tuple[list, torch.Tensor, torch.Tensor | float]:
         """Get the step's micro-batches, and count their tokens without padding: here, of all
@@ -244,31 +245,15 @@ class Trainer(titan.Trainer):
         micro_batches = [next(batches) for _ in range(self.gradient_accumulation_steps)]
         waits = self.metrics_processor.data_loading_times[-len(micro_batches) :]
         self.meter.data_wait_s.append(sum(waits))
-        valid = sum((labels != IGNORE_INDEX).sum() for _, labels in micro_batches)
-        valid = valid.to(self.device)
+        valid = sum((labels != IGNORE_INDEX).sum() for _, labels in micro_batches).to(self.device)
+        tokens = valid.float()
         if self.parallel_dims.dp_enabled:
-            batch_mesh = self.parallel_dims.get_mesh("batch")
-            return micro_batches, valid, dist_utils.dist_sum(valid, batch_mesh)
-        return micro_batches, valid, valid.float()
-
-    def _forward_backward(self, inputs: dict, labels, tokens) -> torch.Tensor:
-        """Add a micro-batch's gradients; returns its part of the step's loss."""
-        loss = self.forward_backward_step(
-            input_dict={name: tensor.to(self.device) for name, tensor in inputs.items()},
-            labels=labels.to(self.device),
-            global_valid_tokens=tokens,
-        )
-        return loss.detach()
-
-    def _clip_gradients(self) -> Callable[[], float]:
-        """Clip gradients by their norm, all ranks' shards included; returns how to read the norm.
-
-        A norm that is not finite changes no gradient, so that `_not_finite` can tell them apart.
-        """
-        parameters = list(self.model_parts[0].parameters())
-        norm = optimizer.gradient_norm(parameters)
-        optimizer.clip(parameters, norm, self.job_config.training.max_norm)
-        return device.read_later(norm)
+            tokens = dist_utils.dist_sum(valid, self.parallel_dims.get_mesh("batch"))
+        on_device = []
+        for inputs, labels in micro_batches:
+            inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
+            on_device.append((inputs, labels.to(self.device)))
+        return on_device, valid, tokens
 
     def _agree_to_stop(self) -> None:
         """Ask all ranks whether one of them was asked to stop; then all stop after this step."""
@@ -279,24 +264,7 @@ class Trainer(titan.Trainer):
             self._stop_code = int(code)
         self.checkpointer.asked = self._stop_code > 0
 
-    def _why_it_stops(self) -> str:
-        kept = "without a checkpoint: none are enabled"
-        if self.checkpointer.enable:
-            kept = "a checkpoint was saved"
-        return f"stopped after step {self.step} by {self.stop.why or 'another rank'}, {kept}"
-
-    # ---- the end of a step ----
-
-    def _note_step(self, loss: torch.Tensor, tokens: torch.Tensor | float) -> None:
-        self.meter.losses.append(loss)
-        self.meter.valid_tokens.append(tokens)
-        # A switch may compile, and a step of the phase is profiled
-        settling = self._steps_in_phase <= PROFILED_STEP or self._steps_done <= NOT_STEADY_STEPS
-        if settling or self._disturbed:
-            self.meter.not_steady.append(self.step)
-        self._disturbed = False
-        if self._is_profiled():
-            self.meter.fp8_flops_per_token = self.proof.fp8_flops_per_token
+    # ---- the end of a log window ----
 
     def _ends_window(self, norm: float) -> bool:
         """True also at the last step and where a checkpoint is saved: a resume loses no step."""
