@@ -13,7 +13,6 @@ items, each as torch.save writes it, and `.metadata`, a pickle that lists the it
 import io
 import json
 import pickle
-import re
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -105,18 +104,18 @@ class Checkpoints(CheckpointManager):
         Raises `InputError` for a checkpoint of another run and for damaged first weights, and
         `CheckpointError`.
         """
-        answer = [step, None]
-        if self.enable and step == -1:
-            if dist.get_rank() == 0:
-                try:
-                    answer[0] = self._newest_whole()
-                except InputError as error:
-                    answer[1] = str(error)
-            dist.broadcast_object_list(answer)
-        step, refusal = answer
-        if refusal:
-            raise InputError(refusal)
-        return super().load(step)
+        if not self.enable or step != -1:
+            return super().load(step)
+        newest = [None]
+        if dist.get_rank() == 0:
+            try:
+                newest = [self._newest_whole()]
+            except InputError as refusal:
+                newest = [refusal]
+        dist.broadcast_object_list(newest)
+        if isinstance(newest[0], InputError):
+            raise newest[0]
+        return super().load(newest[0])
 
     def _newest_whole(self) -> int:
         """Find the step of the newest whole checkpoint, -1 if there is none; clear others away.
@@ -203,9 +202,10 @@ def steps(folder: Path, whole: bool = True) -> list[int]:
     """
     found = []
     for path in folder.glob("step-*"):
-        named = re.fullmatch(r"step-(0|[1-9]\d*)", path.name) and not path.is_symlink()
-        if named and any(path.glob("*.distcp")) and (path / ".metadata").is_file() == whole:
-            found.append(int(path.name.removeprefix("step-")))
+        step = path.name.removeprefix("step-")
+        ours = step.isdecimal() and not path.is_symlink() and any(path.glob("*.distcp"))
+        if ours and (path / ".metadata").is_file() == whole:
+            found.append(int(step))
     return sorted(found)
 
 
@@ -265,20 +265,24 @@ class _PlainUnpickler(pickle.Unpickler):
     """Refuses the classes that no checkpoint needs, before they can run code."""
 
     def find_class(self, module: str, name: str):
-        if name not in _PLAIN.get(module, ()):
+        if f"{module}.{name}" not in _PLAIN:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no plain data")
         return super().find_class(module, name)
 
 
-_DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 _PLAIN = {
-    "torch.distributed.checkpoint.metadata": {
-        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
-        "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
-    },
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch.serialization": {"_get_layout"},
-    "torch": {"Size"} | _DTYPES,
-    "pathlib": {"Path", "PosixPath"},
-    "collections": {"OrderedDict"},
-}  # fmt: skip
+    "torch.distributed.checkpoint.metadata.BytesStorageMetadata",
+    "torch.distributed.checkpoint.metadata.ChunkStorageMetadata",
+    "torch.distributed.checkpoint.metadata.Metadata",
+    "torch.distributed.checkpoint.metadata.MetadataIndex",
+    "torch.distributed.checkpoint.metadata.StorageMeta",
+    "torch.distributed.checkpoint.metadata.TensorProperties",
+    "torch.distributed.checkpoint.metadata.TensorStorageMetadata",
+    "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING",
+    "torch.distributed.checkpoint.filesystem._StorageInfo",
+    "torch.serialization._get_layout",
+    "torch.Size",
+    "pathlib.PosixPath",
+    "collections.OrderedDict",
+    *(str(value) for value in vars(torch).values() if isinstance(value, torch.dtype)),
+}

@@ -24,6 +24,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 import torch
 from torch import nn
@@ -52,42 +53,20 @@ class Proof:
         config: the recipe's `JobConfig`.
         model: converted and parallelized.
         dims: torchtitan's `ParallelDims`.
-        passes_per_step: gradient accumulation.
+        passes: forward passes of a step (gradient accumulation).
     """
 
     def __init__(
-        self,
-        config,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        dims,
-        passes_per_step: int = 1,
+        self, config, model: nn.Module, optimizer: torch.optim.Optimizer, dims, passes: int = 1
     ):
-        self.config, self.model, self.optimizer, self.dims = config, model, optimizer, dims
-        self.passes_per_step = passes_per_step
-        batch = config.training.local_batch_size * config.training.seq_len
-        self.tokens = batch * passes_per_step  # of one step of this rank
-        self.profiled_step: int | None = None  # the last one
-        self.fp8_flops = 0  # of FP8 matmuls in that step
-        self.phases: dict[str, run.Phase] = {}  # by first step
-        self.attention: str | None = None
-        self.collectives: run.Collectives | None = None
-        self.parameters: run.Parameters | None = None
-        self.recipe_name = config.quantize.linear.float8.recipe_name
-        self.converted = float8.converted_modules(model)
-        if self.recipe_name and not self.converted:
-            raise ProofError(
-                f"the recipe asks for {self.recipe_name} FP8 and no layer was converted"
-            )
+        self.config, self.optimizer, self.dims, self.passes = config, optimizer, dims, passes
+        named = model.named_parameters()
+        self.parameters = {name.replace("_orig_mod.", ""): p for name, p in named}
+        self.trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
+        self.phases = {}  # by first step
+        self.profiled_step = self.sent = self.movement = None
+        self._check_conversion(model)
         self._check_optimizer()
-
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Name the model's parameters as before compilation."""
-        named = self.model.named_parameters()
-        return {name.replace("_orig_mod.", ""): parameter for name, parameter in named}
-
-    def trainable(self) -> dict[str, nn.Parameter]:
-        return {name: p for name, p in self.named_parameters().items() if p.requires_grad}
 
     def take_over(self, record: run.Proof | None, step: int) -> None:
         """Keep the phases that an earlier attempt profiled up to `step`, which was resumed from."""
@@ -97,22 +76,27 @@ class Proof:
 
     # ---- claim 1: FP8 layers multiply in FP8 ----
 
-    @property
-    def emulated(self) -> bool:
-        """Whether layers round to FP8 but multiply in high precision."""
-        return any(map(float8.emulates, self.converted.values()))
-
-    @property
-    def fp8_flops_expected(self) -> int:
-        """Count the FLOPs of a step's FP8 matmuls: 2 M N K each."""
+    def _check_conversion(self, model: nn.Module) -> None:
+        self.recipe_name = self.config.quantize.linear.float8.recipe_name
+        self.converted = float8.converted_modules(model)
+        if self.recipe_name and not self.converted:
+            raise ProofError(
+                f"the recipe asks for {self.recipe_name} FP8 and no layer was converted"
+            )
         layers = self.converted.values()
-        elements = sum(m.in_features * m.out_features * float8.matmuls_in_fp8(m) for m in layers)
-        return 2 * self.tokens * elements
-
-    @property
-    def fp8_flops_per_token(self) -> float:
-        """Divide the FP8 FLOPs of the profiled step, without what is computed twice, by tokens."""
-        return min(self.fp8_flops, self.fp8_flops_expected) / self.tokens
+        # Emulation rounds to FP8 and multiplies in high precision.
+        self.emulated = any(map(float8.emulates, layers))
+        keys = self.config.training
+        self.tokens = keys.local_batch_size * keys.seq_len * self.passes  # of a step on this rank
+        # An FP8 matmul of M tokens and a weight of N K elements is 2 M N K FLOPs.
+        self.fp8_flops_expected = (
+            2
+            * self.tokens
+            * sum(
+                layer.in_features * layer.out_features * float8.matmuls_in_fp8(layer)
+                for layer in layers
+            )
+        )
 
     @contextmanager
     def profile(self, step: int, first: int = 1, in_fp8: bool = True) -> Iterator[None]:
@@ -129,22 +113,21 @@ class Proof:
         events = [event for event in profiler.events() if event.device_type == DeviceType.CPU]
         flops = count_matmul_flops(events)
         self.phases[str(first)] = run.Phase(in_fp8=in_fp8, profiled_step=step, gemm_flops=flops)
-        self.profiled_step, self.fp8_flops = step, _in_fp8(flops)
-        kernels = {_ATTENTION[event.name] for event in events if event.name in _ATTENTION}
-        self.attention = ", ".join(sorted(kernels)) or None
+        self.profiled_step = step
+        self.attention = {_ATTENTION[event.name] for event in events if event.name in _ATTENTION}
         if several:
             self._check_collectives(profiler)
-        if not self.emulated:
-            self._check_matmuls(step, in_fp8)
+        self._check_matmuls(step, in_fp8, _in_fp8(flops))
 
-    def _check_matmuls(self, step: int, in_fp8: bool) -> None:
-        did = f"in step {step} aten::_scaled_mm did {self.fp8_flops:.3e} FLOPs"
-        if not in_fp8 and self.fp8_flops:
-            raise ProofError(f"{did}, and the recipe has this step in bf16")
+    def _check_matmuls(self, step: int, in_fp8: bool, flops: int) -> None:
         # Activation checkpointing computes more than is expected.
-        if in_fp8 and self.fp8_flops < 0.99 * self.fp8_flops_expected:
+        self.fp8_flops_per_token = min(flops, self.fp8_flops_expected) / self.tokens
+        did = f"in step {step} aten::_scaled_mm did {flops:.3e} FLOPs"
+        if flops and not in_fp8:
+            raise ProofError(f"{did}, and the recipe has this step in bf16")
+        if in_fp8 and not self.emulated and flops < 0.99 * self.fp8_flops_expected:
             hint = ""
-            if self.config.model.freeze:
+            if len(self.trainable) < len(self.parameters):
                 hint = (
                     "; of frozen layers before all trained ones nothing is computed backward: "
                     "add them to filter_fqns"
@@ -155,14 +138,10 @@ class Proof:
             )
 
     def _check_collectives(self, profiler) -> None:
-        sent = self.collectives = collectives.record(
-            profiler,
-            self.config,
-            self.dims,
-            shapes={name: p.shape for name, p in self.named_parameters().items()},
-            converted={f"{name}.weight" for name in self.converted},
-            passes=self.passes_per_step,
-        )
+        shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
+        in_fp8 = {f"{name}.weight" for name in self.converted}
+        sent = collectives.record(profiler, self.config, self.dims, shapes, in_fp8, self.passes)
+        self.sent = sent
         if self.config.quantize.linear.float8.enable_fsdp_float8_all_gather:
             key = "quantize.linear.float8.enable_fsdp_float8_all_gather"
             _check_bytes(key, "weights", sent.gathered_bytes, sent.gathered_bytes_expected)
@@ -176,7 +155,7 @@ class Proof:
         owned = set()
         for group in self.optimizer.param_groups:
             owned.update(map(id, group["params"]))
-        self.orphans = [name for name, p in self.trainable().items() if id(p) not in owned]
+        self.orphans = [name for name, p in self.trainable.items() if id(p) not in owned]
         if self.orphans and self.config.optimizer.built != "before_conversion":
             raise ProofError(
                 f"{len(self.orphans)} trainable parameters are in no optimizer and would never "
@@ -194,9 +173,9 @@ class Proof:
         can be of any size.
         """
         self._resumed = bool(self.optimizer.state)
-        self._witnesses: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._witnesses = {}  # by parameter: indices of elements, and their values
         lr = float(self.optimizer.param_groups[0]["lr"])
-        for name, parameter in self.trainable().items():
+        for name, parameter in self.trainable.items():
             if parameter.grad is None:
                 raise ProofError(f"{name} is trainable and got no gradient")
             witness = _find_witness(local(parameter), local(parameter.grad), lr)
@@ -206,44 +185,40 @@ class Proof:
     @torch.no_grad()
     def after_step(self) -> None:
         """After the first optimizer step: check that these elements changed."""
-        parameters = self.trainable()
-        owned = {name: p for name, p in parameters.items() if name not in self.orphans}
-        still = []
-        for name, (index, before) in self._witnesses.items():
-            if torch.equal(local(parameters[name]).flatten()[index], before):
-                still.append(name)
-        stuck = [name for name in still if name in owned]
+        still = [
+            name
+            for name, (index, before) in self._witnesses.items()
+            if torch.equal(local(self.trainable[name]).flatten()[index], before)
+        ]
+        stuck = [name for name in still if name not in self.orphans]
         if stuck:
             raise ProofError(
                 f"{len(stuck)} parameters did not move in the first optimizer step, {stuck[0]} "
                 "among them, although their gradient and dtype allow it: the optimizer steps "
                 "something else"
             )
+        owned = [p for name, p in self.trainable.items() if name not in self.orphans]
         # bf16 keeps 8 significant bits: lr 5e-7 of the first step cannot move a norm weight of 1.0
-        unmovable = sorted(parameters.keys() - self._witnesses.keys())
-        self.parameters = run.Parameters(
-            trainable=len(parameters),
+        unmovable = sorted(self.trainable.keys() - self._witnesses.keys())
+        self.movement = run.Parameters(
+            trainable=len(self.trainable),
             in_optimizer=len(owned),
-            elements_in_optimizer=sum(p.numel() for p in owned.values()),
+            elements_in_optimizer=sum(p.numel() for p in owned),
             orphans=self.orphans,
-            frozen=[n for n, p in self.named_parameters().items() if not p.requires_grad],
+            frozen=[name for name in self.parameters if name not in self.trainable],
             moved_in_first_step=len(self._witnesses) - len(still),
             still_in_first_step=still,
             dtype_cannot_hold_first_update=[] if self._resumed else unmovable,
-            bytes_per_parameter=self._bytes_per_parameter(owned.values()),
+            bytes_per_parameter=self._bytes_per_parameter(owned),
         )
 
-    def _bytes_per_parameter(self, owned: Iterable[nn.Parameter]) -> dict[str, float]:
+    def _bytes_per_parameter(self, owned: list[nn.Parameter]) -> dict[str, float]:
         """Measure what this rank keeps from step to step: weights and optimizer states."""
-        weights = [local(parameter) for parameter in owned]
-        elements = sum(weight.numel() for weight in weights)
-        states = sum(
-            sum(local(tensor).nbytes for tensor in state.values())
-            for state in self.optimizer.state.values()
-        )
+        states = chain.from_iterable(state.values() for state in self.optimizer.state.values())
+        elements = sum(local(parameter).numel() for parameter in owned)
         return {
-            "weights": sum(weight.nbytes for weight in weights) / elements,
-            "states": states / elements,
+            "weights": sum(local(parameter).nbytes for parameter in owned) / elements,
+            "states": sum(local(state).nbytes for state in states) / elements,
         }
 
     # ---- proof.json ----
@@ -252,20 +227,19 @@ class Proof:
         """Sum up the evidence; FLOPs and shares are those of the last phase in FP8, if any."""
         phase = max(self.phases.values(), key=lambda phase: (phase.in_fp8, phase.profiled_step))
         fp8, total = _in_fp8(phase.gemm_flops), sum(phase.gemm_flops.values())
-        weights = {name: list(layer.weight.shape) for name, layer in self.converted.items()}
         return run.Proof(
             recipe_name=self.recipe_name,
             emulated=self.emulated,
-            converted_modules=weights,
+            converted_modules={name: [*m.weight.shape] for name, m in self.converted.items()},
             profiled_step=phase.profiled_step,
             gemm_flops=phase.gemm_flops,
             fp8_flops=fp8,
             fp8_flops_expected=self.fp8_flops_expected,
             fp8_share_of_matmul_flops=fp8 / total if total else None,
             phases=self.phases,
-            attention=self.attention,
-            parameters=self.parameters,
-            collectives=self.collectives,
+            attention=", ".join(sorted(self.attention)) or None,
+            parameters=self.movement,
+            collectives=self.sent,
         )
 
 
@@ -294,7 +268,8 @@ _ATTENTION = {
 # triton_tem_fused__scaled_mm_3.
 _TEMPLATE = re.compile(r"triton_tem_.*?_(scaled_|add)?mm_")
 _COMPILATIONS = {
-    f"{key} (dynamo_timed)" for key in ("_compile.compile_inner", "backward._backward_impl")
+    "_compile.compile_inner (dynamo_timed)",
+    "backward._backward_impl (dynamo_timed)",
 }
 
 
@@ -363,11 +338,10 @@ def _find_witness(
     Returns their indices and values. Half the step is taken for certain, and gradients near eps
     (1e-8) are left out.
     """
-    weights, grads = weight.flatten(), grad.flatten()
-    for start in range(0, weights.numel(), _CHUNK):
-        w, g = weights[start : start + _CHUNK], grads[start : start + _CHUNK]
+    weights, grads = weight.flatten().split(_CHUNK), grad.flatten().split(_CHUNK)
+    for i, (w, g) in enumerate(zip(weights, grads, strict=True)):
         moves = (w.float() - 0.5 * lr * g.float().sign()).to(w.dtype) != w
-        index = (moves & (g.abs() > 1e-6)).nonzero().flatten()[:_WITNESSES] + start
+        index = (moves & (g.abs() > 1e-6)).nonzero().flatten()[:_WITNESSES]
         if index.numel():
-            return index, weights[index].clone()
+            return i * _CHUNK + index, w[index]
     return None

@@ -311,7 +311,7 @@ class Trainer(titan.Trainer):
         """Name parameters whose gradient is not finite, of the first rank that has any."""
         names = [
             name
-            for name, parameter in self.proof.trainable().items()
+            for name, parameter in self.proof.trainable.items()
             if parameter.grad is not None and not local(parameter.grad).isfinite().all()
         ]
         by_rank = [names] * self.plan.world_size

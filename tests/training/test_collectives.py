@@ -54,7 +54,7 @@ def profile_step(name: str, *overrides: str, ranks: int = 2) -> Collectives:
         with proof.profile(1):
             model(torch.zeros(1, 32, dtype=torch.long)).float().mean().backward()
             converter.post_optimizer_hook([model])
-        return proof.collectives
+        return proof.sent
     finally:
         dist.destroy_process_group()
 
