@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.profiler import profile
 
 from experiments import decide
@@ -47,24 +46,11 @@ def test_attention_is_a_third_and_fp8_gains_little():
     assert flops.most_speed_up(1) == 2
 
 
-def test_a_token_goes_through_its_best_experts():
-    args = replace(qwen3.FLAVORS["qwen3-moe-cpu"], n_layers=1, max_seq_len=16)
-    layer = qwen3.Qwen3(args).layers["0"].moe
-    with torch.no_grad():
-        layer.init_weights(0.02, torch.device("cpu"))
-        x = torch.randn(1, 16, args.dim)
-        scores, chosen = layer.router.gate(x[0]).softmax(-1).topk(args.moe_args.top_k)
-        w1, w2, w3 = layer.experts.w1, layer.experts.w2, layer.experts.w3
-        rows = [
-            sum(
-                s * (F.silu(token @ w1[e].T) * (token @ w3[e].T)) @ w2[e].T
-                for s, e in zip(of, which, strict=True)
-            )
-            for token, of, which in zip(
-                x[0], scores / scores.sum(-1, keepdim=True), chosen, strict=True
-            )
-        ]
-        torch.testing.assert_close(layer(x)[0], torch.stack(rows))
+def test_tokens_are_counted_by_expert_on_a_cpu_too():
+    """torchtitan counts them by a histogram of integers."""
+    chosen = torch.tensor([3, 0, 3, 1])
+    assert torch.histc(chosen, bins=4, min=0, max=4).tolist() == [1, 1, 0, 2]
+    assert torch.histc(chosen.float(), bins=4, min=0, max=4).dtype == torch.float32
 
 
 def test_a_run_proves_the_share_that_sizes_predict(train):
