@@ -129,15 +129,15 @@ class Ranks:
         """Start a process in a session of its own: a terminal's Ctrl-C reaches only this process,
         which passes it on. It ends with this one."""
         place, gpu = self.gpus[rank % len(self.gpus)]
-        own = variables(rank, self.processes, self._meeting.getsockname()[1])
-        own |= {STUDY_PID: str(os.getpid())} | self._shares() | environment
+        environment = os.environ | self._shared() | environment
+        environment |= variables(rank, self.processes, self._meeting.getsockname()[1])
         stdout = subprocess.DEVNULL
         if rank:
             stdout = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
             self._outputs[rank] = stdout
         child = subprocess.Popen(
             [*binding(gpu, place), sys.executable, "-m", *arguments],
-            env=os.environ | own,
+            env=environment,
             stdout=stdout,
             stderr=self._outputs[rank],
             start_new_session=True,
@@ -145,17 +145,17 @@ class Ranks:
         self.children.append(child)
         threading.Thread(target=self._await, args=[rank], daemon=True).start()
 
-    def _shares(self) -> dict[str, str]:
+    def _shared(self) -> dict[str, str]:
         """Return what all ranks are told: they see all GPUs of the run, between which NCCL copies,
         and each takes its share of the cores."""
-        told = {}
+        shared = {STUDY_PID: str(os.getpid())}
         names = [gpu for _, gpu in self.gpus if gpu]
         if names:
-            told["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+            shared["CUDA_VISIBLE_DEVICES"] = ",".join(names)
         if self.processes > 1 and "OMP_NUM_THREADS" not in os.environ:
             sharing = max(self.processes, len(gpus()))
-            told["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)) // sharing or 1)
-        return told
+            shared["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)) // sharing or 1)
+        return shared
 
     def _await(self, rank: int) -> None:
         self.children[rank].wait()

@@ -10,13 +10,14 @@ import os
 import signal
 import tempfile
 import time
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 from experiments.jobs import placement
 from experiments.jobs.exit_codes import BAD_INPUT, COMPLETED, DIVERGED
@@ -25,7 +26,7 @@ from experiments.jobs.progress import describe, progress_bar
 from experiments.jobs.shares import Shares
 from experiments.jobs.signals import COME_BACK, FOR_GOOD, Stop
 from experiments.records.files import last_window
-from experiments.records.run import LOG
+from experiments.records.run import LOG, Window
 
 # Variables of cache folders, but for those that the user has set. This is looked at before torch is
 # imported, which sets one by itself.
@@ -63,130 +64,122 @@ def run_all(
         placement.gpus_for(run.processes)
     stop.deferred = True
     with progress_bar(console, console.is_terminal) as bar:
-        jobs = _Jobs(runs, console, bar, stop, shares or Shares(math.inf, 1))
+        jobs = _Jobs(console, bar, stop, shares or Shares(math.inf, 1))
         try:
-            while jobs.running or jobs.starts_more():
-                jobs.look()
-        finally:  # whatever ends this loop ends the runs too
+            jobs.work(list(runs))
+        finally:  # whatever ends the work ends the runs too
             jobs.send(signal.SIGTERM)
     return jobs.codes
 
 
+@dataclass
+class _Started:
+    """A run that was started; what it prints is in its log."""
+
+    run: Run
+    ranks: Ranks
+    caches: tempfile.TemporaryDirectory
+    until: float  # when its share of a budget is spent
+    earlier: Window | None  # the last log window that was there before
+    task: TaskID  # its line on the screen
+    asked_at: float = 0.0  # when it was asked to stop because its share is spent; 0 until then
+
+
 class _Jobs:
-    """The runs that wait, those that run, the free GPUs, and the exit codes of ended runs."""
+    """The runs that run, the free GPUs, and the exit codes of the runs that have ended."""
 
-    def __init__(self, runs: list[Run], console: Console, bar: Progress, stop: Stop, shares):
-        self.waiting, self.running, self.codes = list(runs), [], []
-        self.free = list(enumerate(placement.gpus()))
+    def __init__(self, console: Console, bar: Progress, stop: Stop, shares: Shares):
         self.console, self.bar, self.stop, self.shares = console, bar, stop, shares
-        self._passed_on = False
+        self.running: list[_Started] = []
+        self.free = list(enumerate(placement.gpus()))
+        self.codes: list[int] = []
 
-    def starts_more(self) -> bool:
-        return bool(self.waiting) and not self.stop.code and not self.shares.over
-
-    def look(self) -> None:
-        """Do what has become due: start runs, pass a request on, note the runs that have ended."""
-        try:
-            self.start_waiting()
-            time.sleep(0.2)
-            if self.stop.code and not self._passed_on:
-                self._passed_on = True
-                self.send(signal.SIGUSR1 if self.stop.code == COME_BACK else signal.SIGTERM)
-            for process in list(self.running):
-                self._look_at(process)
-        except KeyboardInterrupt:  # a second Ctrl-C: the runs do not wait for a step's end either
-            self.send(signal.SIGINT)
-
-    def start_waiting(self) -> None:
-        """Start runs while there are free GPUs."""
-        while self.starts_more():
-            count = placement.gpus_for(self.waiting[0].processes)
-            if count > len(self.free):
-                return
-            run = self.waiting.pop(0)
-            until = self.shares.until(len(self.waiting))
+    def work(self, waiting: list[Run]) -> None:
+        """Start runs as GPUs become free, pass a request to stop on, and note how runs end."""
+        passed_on = False
+        while self.running or self._starts_more(waiting):
             try:
-                process = _Process(run, self.free[:count], until, self.bar, self.console)
-            except OSError as error:  # a full disk; the next run may find room
-                failure = f"{run.title}: failed: {error.filename}: {error.strerror}"
-                self.console.print(escape(failure), soft_wrap=True)
-                self.codes.append(BAD_INPUT)
-            else:
-                self.running.append(process)
-                del self.free[:count]
-
-    def _look_at(self, process: "_Process") -> None:
-        ended = process.ranks.poll() is not None  # first: no line is written after that
-        process.show()
-        if ended:
-            self.running.remove(process)
-            self.free = sorted(self.free + process.ranks.gpus)
-            self.codes.append(process.report())
-            if process.asked_at:
-                self.shares.ended(process.step, process.asked_at)
-        elif not process.asked_at and self.shares.spent(process.until, process.step):
-            process.asked_at = time.monotonic()
-            process.ranks.send_signal(signal.SIGUSR1)
+                self._start_waiting(waiting)
+                time.sleep(0.2)
+                if self.stop.code and not passed_on:
+                    passed_on = True
+                    self.send(signal.SIGUSR1 if self.stop.code == COME_BACK else signal.SIGTERM)
+                for started in list(self.running):
+                    self._look_at(started)
+            except KeyboardInterrupt:  # a second Ctrl-C: runs do not wait for a step's end either
+                self.send(signal.SIGINT)
 
     def send(self, request: signal.Signals) -> None:
-        for process in self.running:
-            process.ranks.send_signal(request)
+        for started in self.running:
+            started.ranks.send_signal(request)
 
+    def _starts_more(self, waiting: list[Run]) -> bool:
+        return bool(waiting) and not self.stop.code and not self.shares.over
 
-class _Process:
-    """A run that was started, and its line on the screen; what it prints is in its log.
+    def _start_waiting(self, waiting: list[Run]) -> None:
+        while self._starts_more(waiting):
+            count = placement.gpus_for(waiting[0].processes)
+            if count > len(self.free):
+                return
+            run = waiting.pop(0)
+            try:
+                self._start(run, self.free[:count], self.shares.until(len(waiting)))
+            except OSError as error:  # a full disk; the next run may find room
+                self._say(run, f"failed: {error.filename}: {error.strerror}", always=True)
+                self.codes.append(BAD_INPUT)
 
-    Attributes:
-        until: when its share of a budget is spent.
-        asked_at: when it was asked to stop for that; 0 until then.
-        step: its last one on record; 0 as long as it has made none of its own.
-    """
-
-    def __init__(self, run: Run, gpus: list, until: float, bar: Progress, console: Console):
-        self.run, self.until, self.bar, self.console = run, until, bar, console
-        self.asked_at, self.step = 0.0, 0
+    def _start(self, run: Run, gpus: list, until: float) -> None:
         run.directory.mkdir(parents=True, exist_ok=True)
-        self.window = self.earlier = last_window(run.directory)
-        self.caches = tempfile.TemporaryDirectory(
-            prefix="compile-cache-", ignore_cleanup_errors=True
-        )
+        earlier = last_window(run.directory)
+        caches = tempfile.TemporaryDirectory(prefix="compile-cache-", ignore_cleanup_errors=True)
         folders = {}
         if run.compiles_anew:
-            folders = {name: f"{self.caches.name}/{name}" for name in COMPILE_CACHES}
+            folders = {name: f"{caches.name}/{name}" for name in COMPILE_CACHES}
         arguments = [COMMAND, *run.arguments]
-        self.ranks = Ranks(arguments, run.directory / LOG, gpus, run.processes, folders)
-        self.task = bar.add_task(run.title, total=run.steps, window="starting")
+        ranks = Ranks(arguments, run.directory / LOG, gpus, run.processes, folders)
+        del self.free[: len(gpus)]
+        task = self.bar.add_task(run.title, total=run.steps, window="starting")
+        self.running.append(_Started(run, ranks, caches, until, earlier, task))
         names = ", ".join(gpu for _, gpu in gpus if gpu)
-        self._print(f"started on GPU {names}" if names else "started")
+        self._say(run, f"started on GPU {names}" if names else "started")
 
-    def show(self) -> None:
-        """Move the bar to the last log window."""
-        self.window = last_window(self.run.directory)
-        if self.window:
-            self.step = self.window.step if self.window != self.earlier else 0
-            words = describe(self.window)
-            self.bar.update(self.task, completed=self.window.step, window=words)
+    def _look_at(self, started: _Started) -> None:
+        """Move the bar of a run; note that it has ended, or ask it to stop."""
+        ended = started.ranks.poll() is not None  # first: no line is written after that
+        window = last_window(started.run.directory)
+        step = 0  # as long as it has made none of its own
+        if window:
+            self.bar.update(started.task, completed=window.step, window=describe(window))
+            step = window.step if window != started.earlier else 0
+        if ended:
+            self._note_end(started, window)
+            if started.asked_at:
+                self.shares.ended(step, started.asked_at)
+        elif not started.asked_at and self.shares.spent(started.until, step):
+            started.asked_at = time.monotonic()
+            started.ranks.send_signal(signal.SIGUSR1)
 
-    def report(self) -> int:
-        """Print how the run ended, with its last log window; returns its exit code."""
-        self.caches.cleanup()
-        code = self.ranks.returncode
+    def _note_end(self, started: _Started, window: Window | None) -> None:
+        """Print how a run ended, with its last log window, and free its GPUs."""
+        started.caches.cleanup()
+        self.running.remove(started)
+        self.free = sorted(self.free + started.ranks.gpus)
+        code = started.ranks.returncode
+        self.codes.append(code)
         outcome = ENDS.get(code, "failed")
         if code < 0:
             outcome = f"killed by {signal.Signals(-code).name}"
-        if self.ranks.first:
-            outcome = f"rank {self.ranks.first} {outcome}"
-        if self.window and code != BAD_INPUT:  # then the directory may hold another run
-            outcome += f" at step {self.window.step}, {describe(self.window)}"
-        self.bar.update(self.task, window=outcome)
+        if started.ranks.first:
+            outcome = f"rank {started.ranks.first} {outcome}"
+        if window and code != BAD_INPUT:  # then the directory may hold another run
+            outcome += f" at step {window.step}, {describe(window)}"
+        self.bar.update(started.task, window=outcome)
         if code:
-            outcome += f": {self.ranks.last_words()}"
-        self._print(outcome, always=code != 0)
-        return code
+            outcome += f": {started.ranks.last_words()}"
+        self._say(started.run, outcome, always=code != 0)
 
-    def _print(self, event: str, always: bool = False) -> None:
-        """Print a line; in a terminal the bar shows the event instead, unless something is
-        wrong."""
+    def _say(self, run: Run, event: str, always: bool = False) -> None:
+        """Print a line; in a terminal the bar shows the event instead, unless it is a failure."""
         if always or not self.console.is_terminal:
-            line = f"{datetime.now():%H:%M:%S} {self.run.title}: {event}"
+            line = f"{datetime.now():%H:%M:%S} {run.title}: {event}"
             self.console.print(escape(line), soft_wrap=True)

@@ -108,27 +108,6 @@ def test_a_dry_run_says_what_would_run_and_a_folder_may_have_an_equals_sign(tmp_
     assert "60 steps, " in printed and " B parameters, " in printed
 
 
-@pytest.mark.parametrize(
-    "names",
-    [["four_ways"], ["four_way", "baseline"], ["./runs"], ["./recipe.yaml"], ["./nowhere"]],
-)
-def test_names_that_are_no_study(names, tmp_path, monkeypatch):
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "recipe.yaml").touch()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=names[0]):
-        studies.load(names)
-
-
-def test_a_studys_mistakes_come_with_their_lines(tmp_path):
-    mistakes = "description: x\nrecipes: baseline\nbaseline: baseline\nseedz: [0]\n"
-    (tmp_path / "study.yaml").write_text(mistakes)
-    with pytest.raises(InputError) as caught:
-        studies.load([str(tmp_path)])
-    for place in ("study.yaml:2: recipes: ", "study.yaml:4: seedz: ", "seeds: "):
-        assert place in str(caught.value)
-
-
 def test_scale_follows_the_machine(monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cuda")
     monkeypatch.setattr(device, "name", lambda: "NVIDIA H200")

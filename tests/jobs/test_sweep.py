@@ -5,7 +5,6 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 from experiments import study
 from experiments.config import studies
@@ -13,7 +12,6 @@ from experiments.config.studies import balanced
 from experiments.jobs import placement
 from experiments.jobs.runner import Run
 from experiments.training import scale
-from models.errors import InputError
 from tests.make_runs import write_run
 from tests.runs import run_study
 
@@ -52,43 +50,6 @@ def test_what_the_command_line_sets_is_no_axis_any_more(seq_len):
     assert {cell.study.processes for cell in plan.cells()} == {2} and seq_len in plan.overrides
 
 
-@pytest.mark.parametrize(
-    ("axes", "sentence"),
-    [
-        (
-            {"training": {"steps": [1]}},
-            "study.yaml:6: axes: training.steps is no axis; there are model.flavor, ",
-        ),
-        ({"processes": [0]}, "axes: processes: expected a list of numbers of 1 and more"),
-        ({"processes": [-1, 2]}, "axes: processes: expected a list of numbers of 1 and more"),
-        ({"model": {"flavor": "cpu"}}, "axes: model.flavor: expected a list of names"),
-        ({"processes": [1, 2, 1]}, "axes: processes: 1 is there twice: leave one out"),
-    ],
-)
-def test_axes_that_are_refused(axes, sentence, tmp_path):
-    plan = {
-        "description": "x",
-        "recipes": ["baseline"],
-        "baseline": "baseline",
-        "seeds": [0],
-        "overlays": ["cpu"],
-    }
-    text = yaml.safe_dump(plan, sort_keys=False, default_flow_style=None) + yaml.safe_dump(
-        {"axes": axes}
-    )
-    (tmp_path / "study.yaml").write_text(text)
-    with pytest.raises(InputError, match=sentence):
-        studies.load([str(tmp_path)])
-
-
-def test_an_unknown_flavor_of_an_axis_gets_a_sentence(fails, tmp_path):
-    (tmp_path / "study.yaml").write_text(
-        "description: x\nrecipes: [baseline]\nbaseline: baseline\nseeds: [0]\noverlays: [cpu]\n"
-        "axes:\n  model:\n    flavor: [qwen3-cpuu]\n"
-    )
-    assert "unknown model `qwen3-cpuu`; did you mean `qwen3-cpu`" in fails(study.main, tmp_path)
-
-
 SWEEP = """description: x
 recipes: [baseline, puzzle_fp8]
 baseline: baseline
@@ -116,11 +77,7 @@ def node(monkeypatch, tmp_path):
             write_run(run.directory, run.arguments[0])
         return [0] * len(runs)
 
-    def is_complete(folder) -> bool:
-        return (folder / "manifest.json").exists()
-
     monkeypatch.setattr(study, "run_all", run_all)
-    monkeypatch.setattr(study, "_is_complete", is_complete)
     monkeypatch.setattr(study, "write_page", lambda *page: None)  # seconds of drawing
     monkeypatch.setattr(study, "_left", lambda budget: budget - now[0])
     monkeypatch.setattr(study.time, "monotonic", lambda: now[0])
@@ -157,18 +114,13 @@ def test_a_budget_begins_whole_cells_and_the_sweep_goes_on(node):
     assert printed.count("complete already") == 4
 
 
-def test_a_dry_run_lists_the_cells_for_other_gpus(capsys, fails):
-    assert "--gpu is for --dry-run of a sweep" in fails(study.main, "four_way", "--gpu", "b200")
+def test_a_dry_run_lists_the_cells_for_other_gpus(capsys):
     keys = ["model.name=qwen3", "model.flavor=qwen3-14B", "training.seq_len=8192"]
     assert study.main(["sweep_b200_blog", *keys, "--dry-run", "--gpu", "b200"]) == 0
     printed = capsys.readouterr().out
     assert "3 cells, 2 of which B200 can run" in printed
     assert "processes1: cannot run: needs about 179.1 GiB of 168 GiB" in printed
     assert "processes4: would run: about 97.8 GiB of 168 GiB" in printed
-    assert (
-        study.main(
-            ["sweep_b200_blog", "model.flavor=llama3.2-1B", *keys[2:], "--dry-run", "--gpu", "a100"]
-        )
-        == 0
-    )
+    keys = ["model.flavor=llama3.2-1B", *keys[2:], "--dry-run", "--gpu", "a100"]
+    assert study.main(["sweep_b200_blog", *keys]) == 0
     assert "processes1: cannot run: A100 has no FP8 units" in capsys.readouterr().out
