@@ -72,18 +72,14 @@ def main(argv: list[str] | None = None) -> int:
         _check_output(study, out)
         if args.dry_run:
             return _list_cells(study, parts, args.gpu) if study.axes else _list_runs(parts[0], out)
-        can_run = balanced(part for part in parts if not (part.record and part.record.obstacle))
-        if not study.axes:
-            placement.gpus_for(study.processes)
-        if args.budget and can_run:
-            _check_budget(args.budget, can_run[0])
+        chosen = _choose(study, parts, args.budget)
         if not args.out and not (out / PLAN).exists():
             out = new_folder(out)
         print(f"Into {out}")
         with claim_folder(out, "study", PLAN):
             _write_plans(study, parts, out)
             console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-            codes = _run(can_run, out, args.budget, console, stop)
+            codes = _run(chosen, out, args.budget, console, stop)
             if not stop.code:
                 _report(study, out, console)
             return _exit_code(codes, parts, out, stop)
@@ -199,6 +195,26 @@ def _check_output(study: Study, out: Path) -> None:
         )
 
 
+def _can_run(parts: list[Part]) -> list[Part]:
+    """Order the cells that can run so that any beginning covers the axes evenly."""
+    return balanced(part for part in parts if not (part.record and part.record.obstacle))
+
+
+def _choose(study: Study, parts: list[Part], budget: float | None) -> list[Part]:
+    """Choose what to run, in its order. A cell that cannot run is no error, a whole study is."""
+    if not study.axes:
+        placement.gpus_for(study.processes)
+    chosen = _can_run(parts)
+    if budget and chosen:
+        shares = _shares(chosen[0], budget)
+        if shares.over:
+            raise InputError(
+                f"--budget {budget:g} is too little: ending a run and the table alone take "
+                f"{TABLE_S + shares.end_s:.0f} s"
+            )
+    return chosen
+
+
 def _list_runs(part: Part, out: Path) -> int:
     """Say what would run. Device and memory are not checked: another machine may train."""
     for run in _incomplete(part, out):
@@ -213,7 +229,7 @@ def _list_cells(study: Study, parts: list[Part], gpu: str | None) -> int:
     """Say which cells of a sweep would run, in their order, and which not, by their memory."""
     from experiments.training.plan import memory_finding
 
-    can_run = balanced(part for part in parts if not part.record.obstacle)
+    can_run = _can_run(parts)
     where = GPUS[gpu].driver_name if gpu else "this machine"
     names, seeds = ", ".join(study.recipes), ", ".join(map(str, study.seeds))
     print(f"{len(parts)} cells, {len(can_run)} of which {where} can run: {names}; seeds {seeds}")
@@ -283,15 +299,6 @@ def _shares(part: Part, budget: float) -> Shares:
     checkpoint = max(planned.checkpoint_bytes for planned in part.plans.values())
     places = len(placement.gpus()) // placement.gpus_for(part.study.processes)
     return Shares(_left(budget), places, END_S + checkpoint / CHECKPOINT_RATE)
-
-
-def _check_budget(budget: float, part: Part) -> None:
-    shares = _shares(part, budget)
-    if shares.over:
-        raise InputError(
-            f"--budget {budget:g} is too little: ending a run and the table alone take "
-            f"{TABLE_S + shares.end_s:.0f} s"
-        )
 
 
 def _incomplete(part: Part, out: Path) -> Iterator[Run]:

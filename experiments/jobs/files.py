@@ -5,7 +5,6 @@ import fcntl
 import json
 import logging
 import os
-from argparse import ArgumentTypeError
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -92,43 +91,7 @@ def lock_file(path: Path, wait: bool) -> TextIO:
     return file
 
 
-# ---- until their last callers have moved to the functions above and to experiments.records ----
-
-
-def out_directory(text: str) -> Path:
-    """The folder that a command line names. Raises ArgumentTypeError for an empty name, as of an
-    unset variable."""
-    if not text.strip():
-        raise ArgumentTypeError("expected a folder, got an empty name")
-    return Path(text)
-
-
-def lock(folder: Path, user: str) -> int:
-    """Lock a folder, made if it is missing, until the descriptor that this returns is closed or the
-    process ends.
-
-    Raises `InputError` if another `user` (run or study) has locked it, or it cannot be written.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file: choose another --out")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise InputError(f"{folder}: {error.strerror}: choose another --out") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise InputError(
-            f"{folder} is being written by another {user} that is alive: choose another --out, "
-            "or wait for it"
-        ) from None
-    except OSError as error:  # some parallel file systems are mounted without locks
-        logging.getLogger().warning(
-            f"{folder}: {error.strerror}: nothing keeps a second {user} out of it"
-        )
-    return descriptor
+# ---- until their last callers have moved to experiments.records ----
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -151,31 +114,3 @@ def read_json(path: Path) -> dict:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def read_metrics(path: Path) -> list[dict]:
-    """Lines of a metrics.jsonl, in order; torn ones are left out."""
-    return list(
-        filter(None, map(_window, path.read_bytes().splitlines() if path.is_file() else []))
-    )
-
-
-def _window(text: bytes) -> dict:
-    """A line of a metrics.jsonl; empty if it is none."""
-    with suppress(ValueError, RecursionError):
-        line = json.loads(text)
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
-            return line
-    return {}
-
-
-def read_last_line(path: Path) -> dict:
-    """Last whole line of a metrics.jsonl, empty if there is none yet; cheap on a long file."""
-    try:
-        with open(path if path.is_file() else os.devnull, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
-            whole = [line for line in file.read().split(b"\n")[:-1] if line]
-    except OSError:
-        return {}
-    line = _window(whole[-1]) if whole else {}
-    return line if line.keys() >= {"step", "loss", "tokens_per_s"} else {}

@@ -43,7 +43,7 @@ def four_way(tmp_path_factory):
     To spare the time, its runs share the compile cache that this machine has.
     """
     out = tmp_path_factory.mktemp("studies") / "four_way"
-    keys = [*SMALL, f"training.steps={STEPS}"]
+    keys = [*SMALL, f"training.steps={STEPS}", "model.sizes={n_layers: 2}"]
     with patch.object(runner, "COMPILE_CACHES", set()):
         code, printed = run_study("four_way", "--overlay", "cpu", "--out", out, *keys)
     assert code == 0, printed
@@ -96,15 +96,15 @@ def test_losses(records):
 
 
 def test_what_ran_in_fp8(records):
-    """28 of 29 linear layers; at width 256 and vocabulary 4096 their FLOPs are 3/4 of all
+    """14 of 15 linear layers; at width 256 and vocabulary 4096 their FLOPs are 3/5 of all
     GEMMs'."""
     for recipe in FOUR:
         proof, in_fp8 = records[recipe].proof, recipe in FOUR[2:]
-        assert len(proof.converted_modules) == (28 if in_fp8 else 0)
+        assert len(proof.converted_modules) == (14 if in_fp8 else 0)
         assert "output" not in proof.converted_modules and proof.attention == "flash"
         seen = in_fp8 and not proof.emulated
-        assert proof.fp8_share_of_matmul_flops == pytest.approx(0.75 if seen else 0)
-        assert proof.parameters.in_optimizer == 39
+        assert proof.fp8_share_of_matmul_flops == pytest.approx(0.6 if seen else 0)
+        assert proof.parameters.in_optimizer == 21
 
 
 def test_every_step_has_its_times_and_rates(records):
