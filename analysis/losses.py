@@ -16,12 +16,14 @@ from scipy import stats
 from analysis.load import final_from
 from analysis.rates import MIN_STEPS, MOST_NEEDED, POWER, completed, students
 
-LEVEL = 0.90  # of the interval that decides: two one-sided tests at 5 % each, which is Schuirmann's test of equivalence
+# Of the interval that decides: two one-sided tests at 5 % each, Schuirmann's test of equivalence.
+LEVEL = 0.90
 MIN_SEEDS = 3  # pairs of runs below which nothing is said about equality
 # The margin, as a share of the baseline's final loss. DeepSeek-V3 (arXiv 2412.19437, section 3.3)
 # reports FP8 within 0.25 % of bf16, and takes that for well within what is random in training.
 TOLERANCE = 0.0025
-LEFT = 0.10  # of the loss: a seed this far above both the recipe's other seeds and the baseline has left them
+# Of the loss: a seed this far above both the recipe's other seeds and the baseline has left them.
+LEFT = 0.10
 
 SAME, DIFFERENT, CANNOT_TELL = "the same", "different", "cannot tell"
 NOT_ENOUGH, TOO_SHORT = "not enough seeds to say", "too short"
@@ -149,16 +151,16 @@ class Verdict:
     def word(self) -> str:
         """One word for a table."""
         if self.outcome == DIFFERENT:
-            return "higher" if self.difference > 0 else "lower"
-        few = "one seed" if self.seeds == 1 else f"{self.seeds} seeds"
-        return few if self.outcome == NOT_ENOUGH else self.outcome
+            return "higher" if self.worse else "lower"
+        return _count(self.seeds) if self.outcome == NOT_ENOUGH else self.outcome
 
     def sentence(self) -> str:
         """For people, with the numbers it rests on."""
+        pair = f"{self.recipe} and {self.baseline}"
         if self.seeds == 0:
             return (
-                f"The losses of {self.recipe} and {self.baseline} cannot be compared: no seed was completed with both, "
-                "at a step that both logged."
+                f"The losses of {pair} cannot be compared: no seed was completed with both, at a "
+                "step that both logged."
             )
         same = f"whether {self.recipe} ends at the same loss as {self.baseline}"
         opening = {
@@ -168,24 +170,25 @@ class Verdict:
             NOT_ENOUGH: f"It takes {MIN_SEEDS} seeds or more to say {same}",
             TOO_SHORT: f"Too short (it takes {MIN_STEPS} steps) to say {same}",
         }[self.outcome]
-        seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
-        interval = (
-            "" if math.isnan(self.low) else f", 90 % interval {self.low:+.4f} to {self.high:+.4f}"
-        )
-        numbers = f"difference {self.difference:+.4f}{interval}, margin {self.margin:.4f}"
-        return f"{opening} after {self.step:,} steps: {seeds}, {numbers}."
+        numbers = [f"{self.seeds} seed{'s' * (self.seeds > 1)}, difference {self.difference:+.4f}"]
+        if not math.isnan(self.low):
+            numbers.append(f"90 % interval {self.low:+.4f} to {self.high:+.4f}")
+        numbers.append(f"margin {self.margin:.4f}")
+        return f"{opening} after {self.step:,} steps: {', '.join(numbers)}."
 
     def remedy(self) -> str:
-        """What it would take to tell, empty if these runs tell."""
-        if self.outcome != CANNOT_TELL:
-            return ""
+        """What it would take to tell, where these runs cannot."""
         if self.needed is None:
             return f"more than {MOST_NEEDED} seeds, or longer runs, for the loss of {self.recipe}"
         return f"about {self.needed} seeds for the loss of {self.recipe}"
 
 
+def _count(seeds: int) -> str:
+    return "one seed" if seeds == 1 else f"{seeds} seeds"
+
+
 def verdict(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str, baseline: str) -> Verdict:
-    """Is the final loss of `recipe` that of `baseline`? See `judge`.
+    """Judge whether the final loss of `recipe` is that of `baseline`, see `judge`.
 
     The final loss is the mean over the last tenth of the steps, those that all compared runs
     logged.
@@ -194,39 +197,38 @@ def verdict(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str, baseline: str)
     if pairs.empty:
         return Verdict(recipe, baseline, NOT_ENOUGH, 0, 0, *[math.nan] * 4)
     final, step = _final(pairs).mean(), int(pairs.index[-1])
-    differences = (final["loss"] - final["reference"]).to_numpy()
-    reference = abs(float(final["reference"].mean()))
+    losses, references = final["loss"], final["reference"]
+    differences = (losses - references).to_numpy()
+    reference = abs(float(references.mean()))
     margin = TOLERANCE * reference
-    outcome = TOO_SHORT if step < MIN_STEPS else str(judge(differences, margin))
+    outcome = str(judge(differences, margin))
     if outcome == NOT_ENOUGH and (differences > LEFT * reference).all():
         outcome = DIFFERENT  # so far above that no count of seeds would make it the same
+    if step < MIN_STEPS:
+        outcome = TOO_SHORT
     mean, half = map(float, students(differences, level=LEVEL))
     needed = None
     if outcome == CANNOT_TELL:
-        true = mean if abs(mean) > half else 0.0
-        needed = seeds_needed(true / margin, differences.std(ddof=1) / margin, len(differences))
-    numbers = (len(differences), step, mean, mean - half, mean + half, margin, needed)
-    losses, references = final["loss"], final["reference"]
-    return Verdict(
-        recipe, baseline, outcome, *numbers, _left(losses, references), _left(references, losses)
-    )
+        spread = differences.std(ddof=1) / margin
+        true = mean / margin if abs(mean) > half else 0.0
+        needed = seeds_needed(true, spread, len(differences))
+    left = _left(losses, references), _left(references, losses)
+    interval = mean, mean - half, mean + half, margin
+    return Verdict(recipe, baseline, outcome, len(differences), step, *interval, needed, *left)
 
 
 def _left(losses: pd.Series, reference: pd.Series) -> dict[int, tuple[float, float]]:
-    """Seeds that ended far above the recipe's others: seed to (its final loss, the highest of the
-    others).
+    """Find seeds that ended far above the recipe's others: seed -> (its final loss, the highest of
+    the others).
 
     "Far" is `LEFT` of the loss. A seed that is as far above in the other recipe too is a hard seed,
     and has not left.
     """
     limit = LEFT * abs(min(losses.mean(), reference.mean()))
-    left = [
-        seed
-        for seed in losses.index
-        if losses[seed] - losses.drop(seed).median() > limit
-        and losses[seed] - reference[seed] > limit
-    ]
-    return {int(seed): (float(losses[seed]), float(losses.drop(left).max())) for seed in left}
+    others = pd.Series({seed: losses.drop(seed).median() for seed in losses.index}, dtype=float)
+    left = losses[(losses - others > limit) & (losses - reference > limit)]
+    highest = float(losses.drop(left.index).max())
+    return {int(seed): (float(loss), highest) for seed, loss in left.items()}
 
 
 # Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", arXiv 2203.15556, equation

@@ -1,4 +1,4 @@
-"""A run as it was recorded: facts and log windows, of a run directory or of another program's log."""
+"""A run as it was recorded: facts and log windows, of a run directory or another program's log."""
 
 import math
 from dataclasses import dataclass, field
@@ -28,9 +28,9 @@ _NOT_NUMBERS = {"losses", "step_s", "data_wait_s", "not_steady", "fp8_ranges"}
 # One row a log window: the contract's fields, and what another program called its MFU.
 WINDOW_COLUMNS = [*Window.model_fields, "mfu_logged"]
 _NUMBERS = [name for name in WINDOW_COLUMNS if name not in _NOT_NUMBERS | {"step"}]
-_SAME_NAME = {"recipe", "seed", "status", "error", "attempt", "study_budget_s", "overlays", "flavor",
-              "float8", "compiled", "parameters", "flops_per_token", "seq_len", "dataset", "data",
-              "world_size"}  # fmt: skip
+_SAME_NAME = {"recipe", "seed", "status", "error", "attempt", "study_budget_s", "overlays",
+              "flavor", "float8", "compiled", "parameters", "flops_per_token", "seq_len", "dataset",
+              "data", "world_size"}  # fmt: skip
 
 
 class LayoutError(ValueError):

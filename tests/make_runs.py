@@ -40,12 +40,14 @@ def metrics_lines(first=1, last=30, step_s=0.1, window=1) -> list[dict]:
         losses = [10 - step / 10 for step in steps]
         elapsed += sum(seconds)
         rate = TOKENS * window / sum(seconds)
-        lines.append({"step": end, "elapsed_s": elapsed, "loss": sum(losses) / window, "losses": losses,
-                      "grad_norm": 1.0, "lr": 1e-3, "tokens_per_s": rate, "valid_tokens_per_s": rate / 2,
-                      "step_s": seconds, "data_wait_s": [s / 100 for s in seconds],
-                      "not_steady": [step for step in steps if step < first + 10],
-                      "peak_memory_bytes": end * 2**20, "mfu_bf16_peak": rate * FLOPS / PEAK["bf16"],
-                      "mfu_fp8_peak": rate * FLOPS / PEAK["fp8"], "mfu_mixed_peak": None})  # fmt: skip
+        lines.append({
+            "step": end, "elapsed_s": elapsed, "loss": sum(losses) / window, "losses": losses,
+            "grad_norm": 1.0, "lr": 1e-3, "tokens_per_s": rate, "valid_tokens_per_s": rate / 2,
+            "step_s": seconds, "data_wait_s": [s / 100 for s in seconds],
+            "not_steady": [step for step in steps if step < first + 10],
+            "peak_memory_bytes": end * 2**20, "mfu_bf16_peak": rate * FLOPS / PEAK["bf16"],
+            "mfu_fp8_peak": rate * FLOPS / PEAK["fp8"], "mfu_mixed_peak": None,
+        })  # fmt: skip
     return lines
 
 
@@ -114,22 +116,20 @@ def write_study(folder, fp8_step_s=0.08, fp8_warm_up=40.0, loss_shift=0.0, seeds
 
     The baseline ends at about 10, so that the margin is about 0.025.
     """
+    recipes = {"baseline": 0.1, "baseline_compiled": 0.1, "tensorwise_fp8_compiled": fp8_step_s}
     for seed in range(seeds):
-        for recipe, step_s, late, shift in (
-            ("baseline", 0.1, 0, 0), ("baseline_compiled", 0.1, 0, 0),
-            ("tensorwise_fp8_compiled", fp8_step_s, fp8_warm_up, loss_shift + 0.001 * seed),
-        ):  # fmt: skip
+        for recipe, step_s in recipes.items():
+            late, shift, share = 0.0, 19 + 0.05 * seed, 0.0
+            if "fp8" in recipe:
+                late, shift, share = fp8_warm_up, shift + loss_shift + 0.001 * seed, 0.75
             lines = metrics_lines(last=200, step_s=step_s)
             for line in lines:
                 line["elapsed_s"] += late
-                line["losses"] = [loss + 19 + 0.05 * seed + shift for loss in line["losses"]]
-                line["loss"] += 19 + 0.05 * seed + shift
-            float8 = "tensorwise" if "fp8" in recipe else None
-            facts = {"hardware": {"name": "GPU", "type": device}, "float8": float8, "warm_up": 5.0 + late,
-                     "fp8_share": 0.75 if float8 else 0.0}  # fmt: skip
-            write_run(
-                folder / f"{recipe}{seed}", recipe, lines=lines, steps=200, seed=seed, **facts
-            )
+                line["losses"] = [loss + shift for loss in line["losses"]]
+                line["loss"] += shift
+            facts = {"warm_up": 5.0 + late, "fp8_share": share, "hardware": {"type": device}}
+            place = folder / f"{recipe}{seed}"
+            write_run(place, recipe, lines=lines, steps=200, seed=seed, **facts)
     return folder
 
 
@@ -176,10 +176,12 @@ def write_tensorboard(
         count = step if step == 1 else min(log_freq, step - 1)
         seconds = 2.0 if step == 1 else step_s * count
         loss = last_loss if last_loss is not None and step == last else 10 - step / 10
-        values = {"loss_metrics/global_avg_loss": loss, "loss_metrics/global_max_loss": 10.0,
-                  "grad_norm": 1.5, "throughput(tps)": count * 1000 / seconds, "mfu(%)": 40.0,
-                  "time_metrics/end_to_end(s)": seconds / log_freq, "time_metrics/data_loading(%)": 2.0,
-                  "memory/max_reserved(GiB)": 3.0, "lr": 1e-3, "n_tokens_seen": step * 2000}  # fmt: skip
+        values = {
+            "loss_metrics/global_avg_loss": loss, "loss_metrics/global_max_loss": 10.0, "lr": 1e-3,
+            "grad_norm": 1.5, "throughput(tps)": count * 1000 / seconds, "mfu(%)": 40.0,
+            "time_metrics/end_to_end(s)": seconds / log_freq, "time_metrics/data_loading(%)": 2.0,
+            "memory/max_reserved(GiB)": 3.0, "n_tokens_seen": step * 2000,
+        }  # fmt: skip
         for tag in values.keys() - set(without):
             writer.add_scalar(tag, values[tag], step)
     writer.close()

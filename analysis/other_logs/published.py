@@ -23,8 +23,8 @@ SEQ_LEN = 4096
 # The published model: an 8 B Llama with a vocabulary of 131,072 (`8B-published` of models.llama,
 # without torch).
 MODEL = SimpleNamespace(
-    dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, head_dim=128, hidden_dim=14336, vocab_size=131072,
-    qk_norm=False, enable_weight_tying=False, fused_projections=False,
+    dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, head_dim=128, hidden_dim=14336,
+    vocab_size=131072, qk_norm=False, enable_weight_tying=False, fused_projections=False,
 )  # fmt: skip
 # Median tokens/s of the steady steps of those logs (github.com/mak2508/lsai-proj, output/data), one
 # GH200.

@@ -14,73 +14,61 @@ from models.llama import FLAVORS
 from tests.make_runs import write_lines, write_published, write_run, write_tensorboard
 from tests.runs import PUBLISHED_LOGS, needs_published_logs
 
+
+def facts(row: pd.Series, expected: dict) -> bool:
+    """Whether a row has these values: numbers to a millionth."""
+    return row[list(expected)].to_dict() == {
+        key: pytest.approx(value) if isinstance(value, float) else value
+        for key, value in expected.items()
+    }
+
+
 # ---- the published project's ----
 
 
 def test_published_log(tmp_path):
-    log = write_published(tmp_path / "tensorwise-fp8-compiled.jsonl")
+    log = write_published(tmp_path / "fp8-tensorwise-compile_20250525_173352.jsonl")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    lines[1]["training_tokens_percentage"] = (
-        45.0  # of the tokens of 4 of its 25 steps; 20 % of the others
-    )
+    lines[1]["training_tokens_percentage"] = 45.0  # of 4 of its 25 steps; 20 % of the others
     write_lines(log, lines)
     frames = load(log)
-    assert frames.problems == []
-    expected = {
-        "run": "tensorwise-fp8-compiled.jsonl", "recipe": "tensorwise_fp8_compiled", "source": "published log",
-        "float8": "tensorwise", "status": "completed", "steps": 25, "tokens_per_step": 4096, "tokens": 25 * 4096,
-        "batch": 1, "warm_up_s": 30, "wall_s": 46.5, "mfu_logged": 0.5,
-    }  # fmt: skip
-    row = frames.runs.iloc[0]
-    assert row[list(expected)].to_dict() == expected and row[["seed", "steps_asked"]].isna().all()
-    assert row["tokens_per_s"] == pytest.approx(8192) and row[
-        "valid_tokens_per_s"
-    ] == pytest.approx(8192 * (0.2 + 0.25 * 4 / 25))
     per_token = flops.flops_per_token(FLAVORS["8B-published"], 4096)
-    assert row["flops_per_token"] == per_token and row["mfu_bf16_peak"] == pytest.approx(
-        8192 * per_token / 989e12
-    )
-    assert row["parameters"] == flops.parameters(FLAVORS["8B-published"])
+    assert frames.problems == [] and facts(frames.runs.iloc[0], {
+        "run": log.name, "recipe": "tensorwise_fp8_compiled", "source": "published log",
+        "float8": "tensorwise", "status": "completed", "steps": 25, "tokens_per_step": 4096.0,
+        "tokens": 25 * 4096, "batch": 1, "warm_up_s": 30.0, "wall_s": 46.5, "mfu_logged": 0.5,
+        "tokens_per_s": 8192.0, "valid_tokens_per_s": 8192 * (0.2 + 0.25 * 4 / 25),
+        "flops_per_token": per_token, "mfu_bf16_peak": 8192 * per_token / 989e12,
+        "parameters": flops.parameters(FLAVORS["8B-published"]),
+    })  # fmt: skip
+    assert frames.runs[["seed", "steps_asked"]].isna().all(axis=None)
     assert frames.windows["elapsed_s"].tolist() == [30, 34, 39, 41.5, 44, 46.5]
-    assert frames.windows["mfu_logged"].tolist() == [0.5] * 6
-    per_step = steps(frames.windows)
-    assert per_step["step"].tolist() == list(range(1, 26))
-    assert per_step["seconds"].tolist() == [30.0] + [1.0] * 9 + [0.5] * 15
-    assert per_step.loc[per_step["loss"].notna(), "step"].tolist() == [1, 5, 10, 15, 20, 25]
+    by_step = steps(frames.windows)
+    assert by_step["step"].tolist() == list(range(1, 26))
+    assert by_step["seconds"].tolist() == [30.0] + [1.0] * 9 + [0.5] * 15
+    assert by_step.loc[by_step["loss"].notna(), "step"].tolist() == [1, 5, 10, 15, 20, 25]
 
 
-def test_the_projects_own_names_are_this_projects_recipes(tmp_path):
-    for name in (
-        "baseline",
-        "baseline-compile",
-        "fp8-rowwise-compile",
-        "fp8-tensorwise-compile",
-        "flash-attn-fa3",
-    ):
-        write_published(tmp_path / f"{name}_20250525_173352.jsonl")
-    (tmp_path / "stale").mkdir()
-    write_lines(tmp_path / "stale" / "baseline_20250525_022943.jsonl", [{"step": 1, "loss": 1.0}])
-    frames = load(tmp_path)
-    assert sorted(frames.runs["recipe"]) == ["baseline", "baseline_compiled", "flash_attn_fa3", "rowwise_fp8_compiled",
-                                             "tensorwise_fp8_compiled"]  # fmt: skip
-    assert set(published.TOKENS_PER_S) < set(frames.runs["recipe"])
-    assert (
-        "stale/baseline_20250525_022943.jsonl" in frames.problems[0] and len(frames.problems) == 1
-    )
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [("baseline", "baseline"), ("baseline-compile", "baseline_compiled"),
+     ("fp8-rowwise-compile", "rowwise_fp8_compiled"), ("flash-attn-fa3", "flash_attn_fa3")],
+)  # fmt: skip
+def test_the_projects_own_names_are_this_projects_recipes(tmp_path, name, recipe):
+    assert published.recipe_name(tmp_path / f"{name}_20250525_173352.jsonl") == recipe
 
 
-def test_damaged_published_log(tmp_path):
+def test_a_missing_line_is_named_and_its_steps_are_not_timed(tmp_path):
     log = write_published(tmp_path / "baseline.jsonl")
     lines = log.read_bytes().splitlines(keepends=True)
-    log.write_bytes(b"".join([*lines[:3], b"garbage\n", lines[4], lines[5][:-30]]))
-    with pytest.raises(LoadError, match="baseline.jsonl: .* it is no log of the published project"):
-        load(log)
     log.write_bytes(b"".join([*lines[:3], *lines[4:]]))
     frames = load(log)
     assert frames.problems == [f"{log}: steps missing from its log: 5 (11 to 15)"]
-    assert frames.windows["step"].tolist() == [1, 5, 10, 20, 25]
     assert steps(frames.windows)["step"].tolist() == [*range(1, 11), *range(16, 26)]
     assert steps(frames.windows)["seconds"].iloc[-1] == 0.5
+    log.write_bytes(b"".join([*lines[:5], lines[5][:-30]]))
+    with pytest.raises(LoadError, match="baseline.jsonl: .* no log of the published project"):
+        load(log)
 
 
 @needs_published_logs
@@ -94,10 +82,8 @@ def test_published_figures():
     runs = frames.runs.set_index("recipe").loc[expected.index]
     assert frames.problems == [] and (frames.runs["status"] == "completed").all()
     assert expected["tokens_per_s"].to_dict() == published.TOKENS_PER_S
-    rounded = runs[list(expected)].round(
-        {"tokens_per_s": 0, "mfu_bf16_peak": 3, "warm_up_s": 1, "wall_s": 1}
-    )
-    assert rounded.to_dict() == expected.to_dict()
+    digits = {"tokens_per_s": 0, "mfu_bf16_peak": 3, "warm_up_s": 1, "wall_s": 1}
+    assert runs[list(expected)].round(digits).to_dict() == expected.to_dict()
     assert (100 * runs["valid_tokens_per_s"] / runs["tokens_per_s"]).round(1).tolist() == [22.6] * 4
     assert runs["mfu_logged"]["tensorwise_fp8_compiled"] == pytest.approx(0.606, abs=5e-4)
 
@@ -105,21 +91,19 @@ def test_published_figures():
 # ---- how a log ended, which it does not say ----
 
 
-@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 @pytest.mark.parametrize(
     ("write", "name", "short", "ends"),
     [(write_published, "{}.jsonl", {"seconds": (30.0, 4.0, 5.0)}, "10 of 25"),
      (write_tensorboard, "{}/tb/20260131-1200", {"last": 20}, "20 of 50")],
 )  # fmt: skip
-def test_a_log_that_ends_early_or_not_finite_is_not_completed(
-    tmp_path, write, name, short, ends, loss
-):
+def test_a_log_that_ends_early_or_not_finite_is_not_completed(tmp_path, write, name, short, ends):
     """Beside a whole log, so that the shorter one is seen to be short."""
-    for recipe, keys in {"whole": {}, "lost": {"last_loss": loss}, "short": short}.items():
+    lost = {"nan": {"last_loss": float("nan")}, "inf": {"last_loss": float("inf")}}
+    for recipe, keys in ({"whole": {}, "short": short} | lost).items():
         write(tmp_path / name.format(recipe), **keys)
     frames = load(tmp_path)
     status = frames.runs.set_index("recipe")["status"].to_dict()
-    assert status == {"whole": "completed", "lost": "diverged", "short": "short"}
+    assert status == {"whole": "completed", "short": "short", "nan": "diverged", "inf": "diverged"}
     text = "\n".join(frames.problems)
     assert f"short, its log ends at step {ends}" in text
     assert f"its loss is not finite by step {ends.split()[-1]}: it counts as diverged" in text
@@ -132,48 +116,37 @@ def test_a_log_that_ends_early_or_not_finite_is_not_completed(
 def test_tensorboard_of_torchtitan(tmp_path, log_freq):
     folder = write_tensorboard(tmp_path / "llama3_8b" / "tb" / "20260131-1200", log_freq=log_freq)
     frames = load(tmp_path)
-    row = frames.runs.iloc[0]
-    assert (row["recipe"], row["source"], row["steps"]) == ("llama3_8b", "tensorboard", 50)
-    assert row["world_size"] == 2 and row["tokens_per_step"] == pytest.approx(2000)
-    assert row["tokens_per_s"] == pytest.approx(4000)
-    assert row["data_wait_share"] == pytest.approx(0.02) and row["peak_memory_bytes"] == 3 * 2**30
-    assert row["warm_up_s"] == pytest.approx(2) and row["wall_s"] == pytest.approx(2 + 49 * 0.5)
-    assert np.isnan(row["mfu_bf16_peak"]) and row["mfu_logged"] == pytest.approx(0.4)
-    per_step = steps(frames.windows)
-    assert per_step["step"].tolist() == list(range(1, 51))
-    assert per_step["seconds"].tolist() == pytest.approx([2.0] + [0.5] * 49)
-    assert per_step.loc[~per_step["steady"], "step"].tolist() == list(range(1, 11))
-    assert frames.windows["loss"].iloc[-1] == pytest.approx(5.0) and per_step["loss"].iloc[
-        -1
-    ] == pytest.approx(5.0)
-    assert frames.problems == [
-        f"{folder}: TensorBoard does not say how a run ended, it is taken as completed at step 50"
-    ]
+    assert facts(frames.runs.iloc[0], {
+        "recipe": "llama3_8b", "source": "tensorboard", "steps": 50, "world_size": 2,
+        "tokens_per_step": 2000.0, "tokens_per_s": 4000.0, "data_wait_share": 0.02,
+        "peak_memory_bytes": 3 * 2**30, "warm_up_s": 2.0, "wall_s": 2 + 49 * 0.5, "mfu_logged": 0.4,
+        "final_loss": np.mean([10 - step / 10 for step in range(46, 51) if step % log_freq == 0]),
+    })  # fmt: skip
+    assert frames.runs["mfu_bf16_peak"].isna().all()
+    by_step = steps(frames.windows)
+    assert by_step["step"].tolist() == list(range(1, 51))
+    assert by_step["seconds"].tolist() == pytest.approx([2.0] + [0.5] * 49)
+    assert by_step.loc[~by_step["steady"], "step"].tolist() == list(range(1, 11))
+    (problem,) = frames.problems
+    assert problem.startswith(f"{folder}: TensorBoard does not say how a run ended")
 
 
 def test_a_training_that_was_resumed_is_one_run(tmp_path):
     """The first process logged up to step 30, the second went on from step 20, at 0.55 instead of
-    0.5 s a step."""
+    0.5 s a step. The third was killed before its first line."""
     tb = tmp_path / "llama3_8b" / "tb"
     write_tensorboard(tb / "20260131-1200", last=30)
     write_tensorboard(tb / "20260131-1300", first=30, step_s=0.55)
     (tb / "20260131-1330").mkdir()
-    (tb / "20260131-1330" / "events.out.tfevents.9.host.1.0").write_bytes(
-        b""
-    )  # killed before its first line
+    (tb / "20260131-1330" / "events.out.tfevents.9.host.1.0").write_bytes(b"")
     frames = load(tmp_path)
-    row, *others = frames.runs.to_dict("records")
-    assert not others and row["recipe"] == "llama3_8b" and len(frames.problems) == 1
-    assert frames.windows["step"].tolist() == [1, 10, 20, 30, 40, 50]
     first = 2 + 29 * 0.5
-    assert frames.windows["elapsed_s"].tolist() == pytest.approx(
-        [2, 6.5, 11.5, first + 5.5, first + 11, first + 16.5]
-    )
-    assert row["wall_s"] == pytest.approx(first + 16.5) and row["warm_up_s"] == pytest.approx(2)
-    assert steps(frames.windows).query("not steady")["step"].tolist() == [
-        *range(1, 11),
-        *range(21, 31),
-    ]
+    assert frames.runs["recipe"].tolist() == ["llama3_8b"] and len(frames.problems) == 1
+    assert facts(frames.runs.iloc[0], {"wall_s": first + 16.5, "warm_up_s": 2.0})
+    elapsed = {1: 2, 10: 6.5, 20: 11.5, 30: first + 5.5, 40: first + 11, 50: first + 16.5}
+    assert frames.windows.set_index("step")["elapsed_s"].to_dict() == pytest.approx(elapsed)
+    not_steady = steps(frames.windows).query("not steady")["step"].tolist()
+    assert not_steady == [*range(1, 11), *range(21, 31)]
 
 
 def test_a_training_that_began_anew_is_another_run_and_of_many_ranks_the_first_is_read(tmp_path):
@@ -187,9 +160,9 @@ def test_a_training_that_began_anew_is_another_run_and_of_many_ranks_the_first_i
 
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
-    [("events.out.tfevents.1.host.1.0", b"", "its TensorBoard events hold no loss_metrics/global_avg_loss, so they"),
-     ("events.out.tfevents.1.host.1.0", b"garbage" * 20, "its TensorBoard events hold no loss_metrics/global_avg_loss"),
-     ("a.jsonl", b'{"step": 1}\n', "it is no log of the published project, whose lines have step, loss, tokens_per")],
+    [("events.out.tfevents.1.host.1.0", b"", "hold no loss_metrics/global_avg_loss"),
+     ("events.out.tfevents.1.host.1.0", b"garbage" * 20, "hold no loss_metrics/global_avg_loss"),
+     ("a.jsonl", b'{"step": 1}\n', "it is no log of the published project")],
 )  # fmt: skip
 def test_what_is_no_log_is_named(tmp_path, name, content, sentence):
     write_run(tmp_path / "sound")
@@ -197,14 +170,11 @@ def test_what_is_no_log_is_named(tmp_path, name, content, sentence):
     (tmp_path / "other" / name).write_bytes(content)
     frames = load(tmp_path)
     (problem,) = frames.problems
-    assert (
-        frames.runs["run"].tolist() == ["sound"]
-        and f"{tmp_path}/other" in problem
-        and sentence in problem
-    )
+    assert frames.runs["run"].tolist() == ["sound"]
+    assert f"{tmp_path}/other" in problem and sentence in problem
 
 
 def test_tensorboard_that_does_not_count_tokens_gives_rates_of_one_device(tmp_path):
     row = load(write_tensorboard(tmp_path / "titan", without=("n_tokens_seen", "lr"))).runs.iloc[0]
-    assert row["tokens_per_s"] == pytest.approx(2000) and np.isnan(row["world_size"])
-    assert np.isnan(row["valid_tokens_per_s"])
+    assert row["tokens_per_s"] == pytest.approx(2000)
+    assert row[["world_size", "valid_tokens_per_s"]].isna().all()

@@ -156,7 +156,7 @@ def test_verdicts(shift, noise, outcome, words):
             1,
             60,
             NOT_ENOUGH,
-            "It takes 3 seeds or more to say whether a ends at the same loss as base after 60 steps: ",
+            "It takes 3 seeds or more to say whether a ends at the same loss as base after 60",
         ),
         (2, 60, NOT_ENOUGH, "It takes 3 seeds or more"),
         (
