@@ -226,23 +226,23 @@ def test_warm_up_is_stacked_by_phase(study):
 
 
 def test_a_figure_without_data_says_why(study):
-    frames, steps = study.frames, study.steps.query("step <= 10")
-    runs, windows = frames.runs.assign(status="failed"), frames.windows[:0]
-    empty = replace(study, frames=load.Frames(runs, windows, []), rates={})
-    alone = replace(empty, frames=load.Frames(runs, frames.windows, []))
-    for figure, why in (
-        (plots.loss(runs, windows), "no log window has loss"),
-        (plots.wall_after_warm_up(runs, windows), "no log window has seconds"),
-        (plots.lead(empty), "no log window has elapsed_s"),
-        (plots.lead(alone), "there is no completed run of baseline"),
-        (plots.tokens_per_s(runs, {}, None), "no completed run has tokens_per_s"),
-        (plots.mfu(frames.runs.assign(mfu_bf16_peak=np.nan)), "no completed run has mfu_bf16_peak"),
-        (plots.warm_up(runs), "no completed run has warm_up_s"),
-        (plots.memory(runs), "no completed run has peak_memory_bytes"),
-        (plots.step_time(frames.runs, steps), "no run has steady steps: train 30 or more"),
-        (plots.loss_difference({}, 0.1, "baseline"), "no recipe has a loss at the same step"),
-    ):
+    frames = study.frames
+    failed, windows = frames.runs.assign(status="failed"), frames.windows[:0]
+    alone = replace(study, frames=load.Frames(failed, frames.windows, []))
+    drawn = {
+        "no log window has loss": plots.loss(failed, windows),
+        "no log window has seconds": plots.wall_after_warm_up(failed, windows),
+        "there is no completed run of baseline": plots.lead(alone),
+        "no completed run has tokens_per_s": plots.tokens_per_s(failed, {}, None),
+        "no completed run has mfu_bf16_peak": plots.mfu(failed),
+        "no completed run has warm_up_s": plots.warm_up(failed),
+        "no completed run has peak_memory_bytes": plots.memory(failed),
+        "no run has steady steps: train 30 or more": plots.step_time(failed, study.steps),
+        "no recipe has a loss at the same step": plots.loss_difference({}, 0.1, "baseline"),
+    }
+    for why, figure in drawn.items():
         assert f"no data: {why}" in written_in(figure)
+    empty = replace(study, frames=load.Frames(failed, windows, []), rates={})
     assert written_in(plots.summary(empty)).count("no data") == 4
 
 
