@@ -93,7 +93,10 @@ def draw_diamond(axes: Axes, x: float, y: float) -> None:
 
 @plot
 def tokens_per_s(
-    axes: Axes, runs: pd.DataFrame, rates: dict[str, Rate], published: dict[str, float] | None
+    axes: Axes,
+    runs: pd.DataFrame,
+    rates: dict[str, Rate],
+    published: dict[str, float] | None = None,
 ) -> None:
     """Draw tokens per second of each recipe, over all devices, padding included.
 
