@@ -19,25 +19,25 @@ experiments.run.
 
 import argparse
 import os
-import sys
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-
-from rich.console import Console
-from rich.markup import escape
+from typing import TYPE_CHECKING
 
 from experiments.config import recipes
 from experiments.config.phases import check_one_precision
-from experiments.config.recipes import Recipe
 from experiments.config.studies import DEFAULT, load
 from experiments.jobs.exit_codes import complain, leave
+from experiments.jobs.files import claim_folder, dated_folder, new_folder
 from experiments.jobs.signals import Stop, budget_seconds
 from experiments.profiling.rounds import Rounds, file_names
-from experiments.profiling.table import print_tables
+from experiments.profiling.table import tables
 from models.errors import InputError
+
+if TYPE_CHECKING:
+    from experiments.training.plan import Plan
 
 # All compiled recipes round to bf16 where eager does, although only rowwise needs it: see
 # recipes/base.yaml.
@@ -69,50 +69,47 @@ def main(argv: list[str] | None = None) -> int:
         "--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)"
     )
     args = parser.parse_intermixed_args(argv)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     end = time.monotonic() + args.budget
     stop = Stop()
     stop.listen()
     try:
-        variants, facts = _prepare(args, console)
+        variants, facts = _prepare(args)
+        out = args.out or new_folder(dated_folder("bench"))
+        lock = claim_folder(out, "bench")
     except InputError as error:
         return complain(error)
     except KeyboardInterrupt:
         return stop.code
-    rounds = Rounds(variants, facts, args.out, lambda: end - time.monotonic(), stop)
+    for label, file in file_names(variants).items():
+        (out / f"{file}.yaml").write_text(recipes.to_yaml(variants[label].recipe))
+    rounds = Rounds(variants, facts, out, lambda: end - time.monotonic(), stop)
     stop.deferred = True  # between two looks at the process that measures
-    with suppress(KeyboardInterrupt):  # Ctrl-C once more
-        rounds.run(console)
-    print_tables(rounds.summary(), variants, console)
-    console.print(escape(f"Everything is in {args.out}"), soft_wrap=True)
+    with lock, suppress(KeyboardInterrupt):  # Ctrl-C once more
+        rounds.run()
+    print(f"\n{tables(rounds.summary(), variants)}\nEverything is in {out}")
     return stop.code or int(bool(rounds.errors))
 
 
 def is_variant(word: str) -> bool:
-    """Whether a word of the command line is a variant; if not, it is an override for all of
-    them."""
+    """Tell a variant from an override for all variants."""
     return "=" not in word or "+" in word.partition("=")[0]
 
 
-def _prepare(args, console: Console) -> tuple[dict[str, Recipe], dict]:
-    """Resolve and check everything ahead, data included, and make the directory with the variants'
-    recipes.
-
-    Returns the recipes by variant, and what bench.json says of code, machine and command. Raises
-    `InputError`.
-    """
+def _prepare(args) -> tuple[dict[str, "Plan"], dict]:
+    """Plan and check all variants, prepare their data, and gather what bench.json says of code,
+    machine and command. Raises `InputError`."""
     labels = list(dict.fromkeys(word for word in args.words if is_variant(word)))
     labels = labels or [*load([DEFAULT]).recipes, NATIVE_ROUNDING]
     overrides = [word for word in args.words if not is_variant(word)]
-    for name, _ in map(recipes.split_variant, labels):
+    for label in labels:
+        name, _ = recipes.split_variant(label)
         if not name.endswith(".yaml") and name not in recipes.names():
             raise InputError(recipes.unknown("recipe", name, recipes.names()))
 
-    from experiments.profiling.worker import (
-        PROFILED_STEPS,
-    )  # torch: seconds, which a misspelt name need not wait for
-    from experiments.training import plan
+    # torch: seconds, which a misspelt name need not wait for
+    from experiments.profiling.worker import PROFILED_STEPS
     from experiments.training.metrics import NOT_STEADY_STEPS
+    from experiments.training.plan import open_data, plan
     from experiments.training.scale import choose_scale
     from models import device
 
@@ -123,50 +120,31 @@ def _prepare(args, console: Console) -> tuple[dict[str, Recipe], dict]:
     overlays = args.overlay
     if overlays is None:
         overlays, why = choose_scale()
-        console.print(escape(f"Scale: {why}."), soft_wrap=True)
-    steps = f"training.steps={args.steps + PROFILED_STEPS}"
-    measured, variants = [steps, "checkpoint.enable=false", "metrics.enable_tensorboard=false"], {}
+        print(f"Scale: {why}.")
+    measured = [f"training.steps={args.steps + PROFILED_STEPS}"]
+    measured += ["checkpoint.enable=false", "metrics.enable_tensorboard=false"]
+    variants = {}
     for label in labels:
         name, own = recipes.split_variant(label)
-        variants[label] = recipes.load(name, overlays, [*overrides, *own, *measured])
-        check_one_precision(variants[label].config)
-        plan.open_data(plan.plan(variants[label]))
-    args.out = args.out or Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}"
-    _write_recipes(args.out, variants)
+        recipe = recipes.load(name, overlays, [*overrides, *own, *measured])
+        check_one_precision(recipe.config)
+        variants[label] = plan(recipe, world_size=1)
+        open_data(variants[label])
     os.environ.setdefault(device.MEASURED_PEAK, str(device.peak().bf16))
-    chosen = {
-        "overlays": overlays,
-        "overrides": overrides,
-        "steps": args.steps,
-        "budget_s": args.budget,
-    }
-    return variants, _facts() | chosen
-
-
-def _write_recipes(out: Path, variants: dict[str, Recipe]) -> None:
-    """Make the directory with the variants' resolved recipes. Raises `InputError` if it is not a
-    new or empty one."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()):
-            raise InputError(f"{out} is not empty: choose another --out")
-        for label, file in file_names(variants).items():
-            (out / f"{file}.yaml").write_text(recipes.to_yaml(variants[label]))
-    except OSError as error:
-        raise InputError(f"{out}: {error.strerror}: choose another --out") from None
+    chosen = {"overlays": overlays, "overrides": overrides}
+    return variants, _facts() | chosen | {"steps": args.steps, "budget_s": args.budget}
 
 
 def _facts() -> dict:
-    """What bench.json says of code, machine and command."""
-    from experiments.training import run_directory
+    from experiments.training.run_directory import command, git_state
     from models import device
 
-    commit, diff = run_directory.git_state()
+    commit, diff = git_state()
     peak = device.peak()
     peak_flops = {"bf16": peak.bf16, "fp8": peak.fp8, "source": peak.source}
     packages = {name: version(name) for name in ("torch", "torchao", "torchtitan", "triton")}
     return {
-        "command": run_directory.command(),
+        "command": command(),
         "start": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "git": {"commit": commit, "changed": bool(diff)},
         "machine": device.hardware() | {"packages": packages, "peak_flops": peak_flops},

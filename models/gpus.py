@@ -75,7 +75,7 @@ _A100 = (
 )
 _B200 = "NVIDIA Blackwell datasheet (resources.nvidia.com), dense, one GPU of an HGX B200"
 _L40S = "NVIDIA L40S datasheet (nvidia.com/en-us/data-center/l40s), dense"
-# `python -m experiments.benchmark_rates` measures a GPU's own rates; an H200's are not measured
+# `python -m experiments.benchmarks.rates` measures a GPU's own rates; an H200's are not measured
 # yet.
 _H200_GOALS = (
     "bf16 and copies: assumed (80 and 90 % of the datasheet), for want of a measurement; FP8 "

@@ -2,11 +2,12 @@
 
 from experiments.config import recipes
 from experiments.profiling import table
+from experiments.training.plan import plan
 from models.floors import Work
 
 
 def work(name: str, *overrides: str, overlays: tuple = ()) -> list[Work]:
-    return table.work(recipes.load(name, overlays, overrides))
+    return table.work(plan(recipes.load(name, overlays, overrides)))
 
 
 def total(work: list[Work], field: str, *parts: str) -> float:

@@ -46,7 +46,7 @@ plots.loss_difference(exchanged.differences, exchanged.margin, exchanged.baselin
 # exceed FP8's largest value. With 1/n (pre-scaling) none can, but small gradients become 0. Its
 # automatic scaling looks for a factor mu between them.
 #
-# `experiments/benchmark_gradient_sums.py` took gradients of the small model after 60 steps, in 32
+# `experiments/benchmarks/gradient_sums.py` took gradients of the small model after 60 steps, in 32
 # different batches, as those of 32 ranks, and added up those of the first 2 to 32 in each way.
 # Signal to noise of the sum, in dB, over all parameters:
 

@@ -1,18 +1,20 @@
-"""Measured pairs of bf16 and FP8, with the floors of what was measured: what models/calibration.py
-is fitted to."""
+"""Anchors: runs in bf16 and FP8 that were measured side by side, with the rooflines of their steps.
+models/calibration.py is fitted to them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import cache
 from math import log
 
+import numpy as np
 import yaml
 
 from experiments.config import recipes
 from experiments.config.yaml_source import ROOT
-from experiments.training.plan import plan
+from experiments.profiling.table import work
+from experiments.training.plan import Plan, plan
 from models.calibration import CAST_BYTES, Calibration, Pair, calibrate, extra_cast_bytes, pair
-from models.floors import Work, step_work, tokens_per_step
+from models.floors import tokens_per_step
 from models.gpus import GPUS
 
 PUBLISHED = ROOT / "results" / "published.yaml"
@@ -21,25 +23,15 @@ FP8 = {scaling: f"{scaling}_fp8_compiled" for scaling in CAST_BYTES}
 # What a kept run of a recipe measures.
 SCALINGS = (
     {BF16: "bf16"}
-    | {name: s for s, name in FP8.items()}
+    | {name: scaling for scaling, name in FP8.items()}
     | {"tensorwise_fp8_allgather": "tensorwise"}
 )
 
 
 @dataclass(frozen=True)
-class Step:
-    """What one GPU does in a step of a recipe."""
-
-    work: list[Work]
-    extra_cast_bytes: float
-    tokens: int
-    parameters: int
-
-
-@dataclass(frozen=True)
 class Anchor:
-    """Runs that were measured side by side. `tokens_per_s` are a GPU's and `first_step_s` of bf16
-    and of scalings."""
+    """Runs that were measured side by side. `tokens_per_s` are a GPU's; they and `first_step_s` are
+    by bf16 and scaling."""
 
     name: str
     source: str
@@ -54,96 +46,117 @@ class Anchor:
 
     @property
     def speed_ups(self) -> dict[str, float]:
-        return {
-            scaling: self.tokens_per_s[scaling] / self.tokens_per_s["bf16"]
-            for scaling in self.pairs
-        }
+        bf16 = self.tokens_per_s["bf16"]
+        return {scaling: self.tokens_per_s[scaling] / bf16 for scaling in self.pairs}
 
     @property
     def share(self) -> float:
-        """A bf16 step's floor over its measured time."""
-        return next(iter(self.pairs.values())).bf16 / (self.tokens / self.tokens_per_s["bf16"])
+        """A bf16 step's roofline over its measured time."""
+        roofline = next(iter(self.pairs.values())).bf16
+        return roofline / (self.tokens / self.tokens_per_s["bf16"])
 
-    def distance(self, gpu: str, gpus: int, step: Step) -> float:
+    def distance(self, gpu: str, gpus: int, step: Plan) -> float:
         """In factors of e of parameters, tokens a step, and GPUs; another kind of GPU counts as
         one."""
-        ratios = [(self.parameters, step.parameters), (self.tokens, step.tokens), (self.gpus, gpus)]
-        return sum(abs(log(a / b)) for a, b in ratios) + (self.gpu != gpu)
+        tokens = tokens_per_step(step.config)
+        ratios = (self.parameters / step.parameters, self.tokens / tokens, self.gpus / gpus)
+        return sum(abs(log(ratio)) for ratio in ratios) + (self.gpu != gpu)
 
 
-@cache
-def step(
-    name: str, keys: tuple[str, ...] = (), overlays: tuple[str, ...] = (), gpus: int = 1
-) -> Step:
-    """Of a recipe's name or path, on `gpus`. Raises `InputError` for a recipe without a
-    roofline."""
-    recipe = recipes.load(name, overlays, keys)
-    config = recipe.config
-    config.training.global_batch_size //= gpus  # one GPU's part of it; torchtitan's -1 stays -1
-    planned, tokens = plan(recipe), tokens_per_step(config)
-    args, layers = planned.args, planned.fp8_layers
-    scaling = config.quantize.linear.float8.recipe_name
-    passes = tokens // (config.training.local_batch_size * config.training.seq_len)
-    casts = extra_cast_bytes(args, layers, scaling, tokens, passes) if scaling else 0.0
-    return Step(step_work(config, args, layers), casts, tokens, planned.parameters)
+def plan_of(
+    name: str, keys: Iterable[str] = (), overlays: Iterable[str] = (), gpus: int = 1
+) -> Plan:
+    """Plan what one of some GPUs does in a step of a recipe, given by its name or path.
+
+    Raises `InputError` for a recipe without a roofline.
+    """
+    recipe = recipes.load(name, list(overlays), list(keys))
+    recipe.config.training.global_batch_size //= gpus  # torchtitan's -1 stays -1
+    planned = plan(recipe)
+    work(planned)
+    return planned
 
 
-def floors(bf16: Step, fp8: Step, gpu: str, gpus: int) -> Pair:
-    """Raises `InputError` for a GPU without FP8 units."""
-    return pair(bf16.work, fp8.work, fp8.extra_cast_bytes, GPUS[gpu].rates, gpus)
+def rooflines(bf16: Plan, fp8: Plan, gpu: str, gpus: int) -> Pair:
+    """Work out the least times of the same step in bf16 and in FP8.
 
-
-@cache
-def published() -> tuple[Anchor, ...]:
-    """Those of results/published.yaml."""
-    return tuple(map(_published, yaml.safe_load(PUBLISHED.read_text())))
-
-
-def _published(entry: dict) -> Anchor:
-    keys, fp8_keys, rates = (
-        tuple(entry["keys"]),
-        tuple(entry.get("fp8_keys", [])),
-        entry["tokens_per_s"],
-    )
-    names = {BF16: keys} | {FP8[s]: (*keys, *fp8_keys) for s in FP8 if s in rates}
-    steps = {
-        SCALINGS[name]: _recomputed(name, keys, entry["recompute"]) for name, keys in names.items()
-    }
-    where = (entry[key] for key in ("name", "source", "gpu", "gpus"))
-    return _anchor(*where, steps, rates, entry.get("first_step_s", {}))
-
-
-def _recomputed(name: str, keys: tuple[str, ...], recompute: str) -> Step:
-    """With activations kept (none), recomputed (full), or the mean of both (half)."""
-    modes = ["none", "full"] if recompute == "half" else [recompute]
-    ways = [step(name, (*keys, f"activation_checkpoint.mode={mode}")) for mode in modes]
-    work = [
-        replace(w, flops=w.flops / len(ways), bytes=w.bytes / len(ways))
-        for way in ways
-        for w in way.work
-    ]
-    return replace(ways[0], work=work)
-
-
-def own(
-    study: str, gpu: str, gpus: int, files: dict[str, str], rates: dict, first_step_s: dict
-) -> Anchor:
-    """From a kept study: recipe.yaml, tokens/s of a GPU, and seconds to the end of the first step,
-    by scaling."""
-    steps = {scaling: step(path, gpus=gpus) for scaling, path in files.items()}
-    return replace(_anchor(study, "this project", gpu, gpus, steps, rates, first_step_s), ours=True)
-
-
-def _anchor(name, source, gpu, gpus, steps: dict[str, Step], rates, first_step_s) -> Anchor:
-    bf16 = steps["bf16"]
-    pairs = {
-        scaling: floors(bf16, fp8, gpu, gpus) for scaling, fp8 in steps.items() if scaling != "bf16"
-    }
-    return Anchor(name, source, gpu, gpus, bf16.tokens, bf16.parameters, pairs, rates, first_step_s)
+    Raises `InputError` for a GPU without FP8 units.
+    """
+    tokens, training = tokens_per_step(fp8.config), fp8.config.training
+    passes = tokens // (training.local_batch_size * training.seq_len)
+    scaling = fp8.config.quantize.linear.float8.recipe_name
+    casts = extra_cast_bytes(fp8.args, fp8.fp8_layers, scaling, tokens, passes)
+    return pair(work(bf16), work(fp8), casts, GPUS[gpu].rates, gpus)
 
 
 def calibrations(anchors: Iterable[Anchor]) -> dict[str, Calibration]:
-    """One for each scaling."""
-    return {
-        s: calibrate([(a.pairs[s], a.speed_ups[s]) for a in anchors if s in a.pairs]) for s in FP8
-    }
+    """Fit the time model, one for each scaling."""
+    measured = {scaling: [] for scaling in FP8}
+    for anchor in anchors:
+        for scaling, speed_up in anchor.speed_ups.items():
+            measured[scaling].append((anchor.pairs[scaling], speed_up))
+    return {scaling: calibrate(pairs) for scaling, pairs in measured.items()}
+
+
+# ---- measured by others ----
+
+
+@cache
+def published() -> list[Anchor]:
+    """Read results/published.yaml."""
+    return [_published(entry) for entry in yaml.safe_load(PUBLISHED.read_text())]
+
+
+def _published(entry: dict) -> Anchor:
+    # Selective recomputation, `half`, lies halfway between none and full.
+    modes = {"none": ["none"], "full": ["full"], "half": ["none", "full"]}[entry["recompute"]]
+    rates, gpu, gpus = entry["tokens_per_s"], entry["gpu"], entry["gpus"]
+    pairs = {}
+    for scaling in [s for s in FP8 if s in rates]:
+        ways = []
+        for mode in modes:
+            keys = [*entry["keys"], f"activation_checkpoint.mode={mode}"]
+            bf16 = plan_of(BF16, keys)
+            fp8 = plan_of(FP8[scaling], [*keys, *entry.get("fp8_keys", [])])
+            ways.append(astuple(rooflines(bf16, fp8, gpu, gpus)))
+        pairs[scaling] = Pair(*np.mean(ways, axis=0))
+    return Anchor(
+        name=entry["name"],
+        source=entry["source"],
+        gpu=gpu,
+        gpus=gpus,
+        tokens=tokens_per_step(bf16.config),
+        parameters=bf16.parameters,
+        pairs=pairs,
+        tokens_per_s=rates,
+        first_step_s=entry.get("first_step_s", {}),
+    )
+
+
+# ---- measured by us ----
+
+
+def own(
+    study: str,
+    gpu: str,
+    gpus: int,
+    files: dict[str, str],
+    rates: dict[str, float],
+    first_step_s: dict[str, float],
+) -> Anchor:
+    """Make an anchor of a kept study: recipe.yaml, tokens/s of a GPU, and seconds to the end of the
+    first step, by scaling."""
+    plans = {scaling: plan_of(file, gpus=gpus) for scaling, file in files.items()}
+    bf16 = plans.pop("bf16")
+    return Anchor(
+        name=study,
+        source="this project",
+        gpu=gpu,
+        gpus=gpus,
+        tokens=tokens_per_step(bf16.config),
+        parameters=bf16.parameters,
+        pairs={scaling: rooflines(bf16, fp8, gpu, gpus) for scaling, fp8 in plans.items()},
+        tokens_per_s=rates,
+        first_step_s=first_step_s,
+        ours=True,
+    )

@@ -3,7 +3,7 @@
 A kernel is recognised by its name and by the operators that launched it. On a CPU operators take
 the place of kernels, each with its own time without that of operators inside it. Compiled kernels
 do several things at once, and most of FP8's casts count as what they are fused with: compare casts
-and element-wise work together with their floors.
+and element-wise work together with their rooflines.
 """
 
 import re
@@ -46,43 +46,55 @@ class Kernel:
 # callers, innermost first (^). Kernels of a CUDA graph have a name only; compiled ones are named
 # after their operators.
 RULES = (
-    # Optimizers have a region of their own; then the gradients' norm and clipping, and
-    # models/adamw_kernels.py.
-    (OPTIMIZER, r"^Optimizer\.step#|^aten::(_foreach_|linalg_vector_norm)|multi_tensor_apply_kernel"
-                r"|\A(sum_of_squares|adamw)$"),
-    # On a CPU a scaled product calls other operators. cuBLAS's names begin with an operand's type:
+    # Optimizers have a region of their own; then the gradients' norm and clipping.
+    (
+        OPTIMIZER,
+        r"^Optimizer\.step#|^aten::(_foreach_|linalg_vector_norm)|multi_tensor_apply_kernel",
+    ),
+    # On a CPU a scaled matmul calls other operators. cuBLAS's names begin with an operand's type:
     # q for e4m3, and probably r for e5m2.
-    (MATMUL_FP8, r"^aten::_scaled_mm|\A(triton_tem_.*scaled_mm|nvjet_(sm\d+_)?[qr]|.*(?i:gemm).*e4m3)"),
-    # The model's only batched products are attention's. Element-wise kernels fused around it carry
+    (
+        MATMUL_FP8,
+        r"^aten::_scaled_mm|\A(triton_tem_.*scaled_mm|nvjet_(sm\d+_)?[qr]|.*(?i:gemm).*e4m3)",
+    ),
+    # The model's only batched matmuls are attention's. Element-wise kernels fused around it carry
     # its name as well.
     (ATTENTION, r"^aten::(_?scaled_dot_product|bmm)|\A(?!.*_fused_).*(flash|fmha)"),
     # An mm must have launched the kernel itself: an mm is around FP8's casts, too.
-    (MATMUL_BF16, r"\A(triton_tem_.*mm|nvjet_|.*(?i:gemm|gemv|splitk)|.*\n(aten::mm$|mkl(dnn)?::.*linear))"),
+    (
+        MATMUL_BF16,
+        r"\A(triton_tem_.*mm|nvjet_|.*(?i:gemm|gemv|splitk)"
+        r"|.*\n(aten::mm$|mkl(dnn)?::.*linear))",
+    ),
     (LOSS, rf"^{LOSS_REGION}$|log_softmax|nll_loss|SoftMax(For|Back)ward"),
     # A pointwise kernel finds no largest value. If it clamps (to FP8's range), it is a second pass
     # for a cast alone.
     (CASTS, r"\Atriton_poi_fused.*_clamp_"),
-    # A norm, RoPE, a sum or SwiGLU would be there without FP8, although it now also finds a largest
-    # value or casts.
+    # Kernels with a norm, RoPE, sum or SwiGLU count as element-wise even if an amax or cast is
+    # fused in.
     (ELEMENTWISE, r"\A.*_fused.*_(add|silu|sum)_"),
-    # What the FP8 layers' autograd functions do besides products (a sum of two layers' gradients is
-    # outside of them), with this project's kernel for it, and autocast's copies to bf16 and back.
-    (CASTS, r"\A(cast_and_transpose$|.*(_fused.*_(abs|to_copy)_|(?i:float8)))"
-            r"|^(_Fp8Matmuls|matmul_with_hp_or_float8_args|_ToFloat8)"
-            r"|\A.*\naten::copy_\n(.+\n)*aten::linear$"),
+    # What the autograd functions of FP8 layers do besides matmuls (a sum of two layers' gradients
+    # is outside of them): torchao's, and those of models/fast_float8.py with its kernel; and
+    # autocast's copies to bf16 and back.
+    (
+        CASTS,
+        r"\A(cast_and_transpose$|.*(_fused.*_(abs|to_copy)_|(?i:float8)))"
+        r"|^(_Fp8Matmuls|matmul_with_hp_or_float8_args|_ToFloat8)"
+        r"|\A.*\naten::copy_\n(.+\n)*aten::linear$",
+    ),
     (ELEMENTWISE, r"^aten::|\A.*(_fused_|at::native)|\AMem(cpy|set)"),
-)  # fmt: skip
+)
 
 
 def part_of(name: str, callers: Sequence[str]) -> str:
-    """The part of the step that a kernel with this name and these callers (see `Kernel`) belongs
-    to, or `OTHER`."""
+    """Find the part of the step that a kernel with this name and these callers (see `Kernel`)
+    belongs to, or `OTHER`."""
     lines = "\n".join([name, *callers])
     return next((part for part, pattern in RULES if re.search(pattern, lines, re.MULTILINE)), OTHER)
 
 
 def busy_seconds(kernels: Iterable[Kernel]) -> dict[str, float]:
-    """Seconds by part; all of `PARTS`, and `OTHER` only if there is any."""
+    """Add up seconds by part; all of `PARTS`, and `OTHER` only if there is any."""
     seconds = dict.fromkeys(PARTS, 0.0)
     for kernel in kernels:
         part = part_of(kernel.name, kernel.callers)
@@ -93,8 +105,7 @@ def busy_seconds(kernels: Iterable[Kernel]) -> dict[str, float]:
 def step_parts(
     busy: dict[str, float], profiled_s: float, step_s: float, host_is_device: bool
 ) -> dict[str, float]:
-    """Parts of a steady step of `step_s` that add up to it, from those of a profiled step of
-    `profiled_s`.
+    """Split a steady step of `step_s` into parts, as the profiled step of `profiled_s` is.
 
     Profiling slows the host and not a GPU's kernels: what they leave of a steady step is the time
     the GPU idles. Where the host itself computes, profiling slows everything alike.
@@ -107,26 +118,29 @@ def step_parts(
 
 
 def top_kernels(kernels: Iterable[Kernel], steps: int) -> list[dict]:
-    """The 60 kernels that take most time: name, launching operator, part, calls and seconds per
-    step."""
+    """List the 60 kernels that take most time: name, launching operator, part, calls and seconds
+    per step."""
     seconds: dict[tuple, list[float]] = {}
     for kernel in kernels:
-        op, part = next(iter(kernel.callers), None), part_of(kernel.name, kernel.callers)
-        seconds.setdefault((kernel.name[:200], op, part), []).append(
-            kernel.seconds
-        )  # some names are pages long
+        operator = next(iter(kernel.callers), None)
+        part = part_of(kernel.name, kernel.callers)
+        key = (kernel.name[:200], operator, part)  # some names are pages long
+        seconds.setdefault(key, []).append(kernel.seconds)
     rows = [
-        {"name": name, "op": op, "part": part, "calls": len(s) / steps, "s": sum(s) / steps}
-        for (name, op, part), s in seconds.items()
+        {"name": name, "op": operator, "part": part, "calls": len(s) / steps, "s": sum(s) / steps}
+        for (name, operator, part), s in seconds.items()
     ]
     return sorted(rows, key=lambda row: -row["s"])[:60]
 
 
+# ---- reading a profile ----
+
 _BACKWARD_NODE = 1  # RecordScope::BACKWARD_FUNCTION
+_COMPUTES = re.compile(r"(aten|mkl|mkldnn|quantized|torchao)::|.*_fused_")
 
 
 def read_kernels(profiler) -> list[Kernel]:
-    """GPU kernels of a finished `torch.profiler.profile`; operators where there are none."""
+    """Read GPU kernels of a finished `torch.profiler.profile`; operators where there are none."""
     events = profiler.events()
     on_gpu = [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
     operators = [e for e in events if e.device_type == DeviceType.CPU]
@@ -139,15 +153,16 @@ def read_kernels(profiler) -> list[Kernel]:
         and e.sequence_nr >= 0
         and not e.name.startswith("autograd::engine")
     }
-    if not on_gpu:  # operators and compiled kernels; other events are Python around them
-        computing = [
-            e
-            for e in operators
-            if re.search(r"^(aten|mkl|mkldnn|quantized|torchao)::|_fused_", e.name)
-        ]
-        return [
-            Kernel(e.name, _callers(e, forward), e.self_cpu_time_total / 1e6) for e in computing
-        ]
+    if on_gpu:
+        return _of_gpu(on_gpu, operators, forward)
+    return [  # operators and compiled kernels; other events are Python around them
+        Kernel(e.name, _callers(e, forward), e.self_cpu_time_total / 1e6)
+        for e in operators
+        if _COMPUTES.match(e.name)
+    ]
+
+
+def _of_gpu(on_gpu: list, operators: list, forward: dict) -> list[Kernel]:
     # The profiler tells which operator launched a kernel by name and duration: those with both
     # equal can be exchanged.
     launched: dict[tuple, list] = {}
@@ -157,27 +172,24 @@ def read_kernels(profiler) -> list[Kernel]:
     kernels, covered = [], 0.0
     for event in sorted(on_gpu, key=lambda e: e.time_range.start):
         start, end = event.time_range.start, event.time_range.end
-        operators = launched.get((event.name, end - start))
-        callers = _callers(operators.pop(), forward) if operators else ()
+        launchers = launched.get((event.name, end - start))
+        callers = _callers(launchers.pop(), forward) if launchers else ()
         kernels.append(Kernel(event.name, callers, max(0.0, end - max(start, covered)) / 1e6))
         covered = max(covered, end)
     return kernels
 
 
 def _callers(event, forward: dict) -> tuple[str, ...]:
-    """Names from an operator outwards; after a backward node, those of the forward operator that
-    made it."""
+    """Name the callers from an operator outwards; after a backward node, those of the forward
+    operator that made it."""
     names: list[str] = []
     while event is not None:
         names.append(event.name)
+        parent = event.cpu_parent
         if event.scope == _BACKWARD_NODE:
             event = forward.get((event.sequence_nr, event.fwd_thread))
-        elif (
-            event.sequence_nr >= 0
-            and event.cpu_parent is not None
-            and event.cpu_parent.scope == _BACKWARD_NODE
-        ):
-            event = None  # an operator with a gradient: activation checkpointing's second forward pass ends here
+        elif event.sequence_nr >= 0 and parent is not None and parent.scope == _BACKWARD_NODE:
+            break  # an operator with a gradient: full recomputation's forward pass ends here
         else:
-            event = event.cpu_parent
+            event = parent
     return tuple(names)

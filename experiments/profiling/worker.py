@@ -5,7 +5,7 @@ last steps.
 
 The recipe is resolved and trains `training.steps` steps. In the first of the last three the
 profiler starts, which can take seconds: it records the two after that. A failure has exit code 1
-and prints a line `error: …`.
+and ends stderr with a line `error: …`.
 """
 
 import json
@@ -22,7 +22,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from experiments.config import recipes
-from experiments.jobs.exit_codes import COMPLETED, FAILED, leave
+from experiments.jobs.exit_codes import COMPLETED, FAILED, complain, leave
 from experiments.jobs.ranks import set_rank_environment
 from experiments.jobs.signals import Stop
 from experiments.profiling import parts
@@ -39,31 +39,25 @@ PROFILED_STEPS = 1 + RECORDED_STEPS  # in the first of them the profiler starts
 class Measurement:
     """Step times of a trainer as it trains, and the profile of its last steps."""
 
-    def __init__(self, trainer):
+    def __init__(self, trainer: Trainer):
         self.meter = trainer.meter
         self.last = trainer.job_config.training.steps
         self.starting = self.last - RECORDED_STEPS  # the step in which the profiler starts
-        self.step_s: dict[int, float] = {}
-        self.not_steady: set[int] = set()
-        self.tokens_per_step = self.peak_memory_bytes = 0
+        self.windows: list[Window] = []
         self.warm_up: dict = {}
-        activities = [
-            ProfilerActivity.CPU,
-            *([ProfilerActivity.CUDA] if device.TYPE == "cuda" else []),
-        ]
+        activities = [ProfilerActivity.CPU]
+        if device.TYPE == "cuda":
+            activities.append(ProfilerActivity.CUDA)
         self.profiler = profile(
             activities=activities, schedule=schedule(wait=0, warmup=1, active=RECORDED_STEPS)
         )
-        trainer.on_step, trainer.on_window = self.on_step, self.on_window
+        trainer.on_step, trainer.on_window = self.on_step, self.windows.append
 
     def on_step(self, step: int) -> None:
         if step == 1:
             phases = dict(TIMELINE.phases)
-            self.warm_up = {
-                "s": sum(phases.values()),
-                "phases": phases,
-                "compile_cache": compile_cache(),
-            }
+            self.warm_up = {"s": sum(phases.values()), "phases": phases}
+            self.warm_up["compile_cache"] = compile_cache()
         if step >= self.starting - 1:
             device.synchronize()
         if step == self.starting - 1:
@@ -73,34 +67,30 @@ class Measurement:
         elif step >= self.starting:
             self.profiler.step()
 
-    def on_window(self, window: Window) -> None:
-        seconds = window.step_s
-        self.step_s |= dict(enumerate(seconds, window.step - len(seconds) + 1))
-        self.not_steady |= set(window.not_steady)
-        self.tokens_per_step = round(window.tokens_per_s * sum(seconds) / len(seconds))
-        self.peak_memory_bytes = max(self.peak_memory_bytes, window.peak_memory_bytes)
-
     def record(self) -> dict:
-        """What bench.json has of a round, and the kernels. Times in seconds, memory in bytes, MFU a
-        fraction."""
-        steady = [
-            s
-            for step, s in self.step_s.items()
-            if step < self.starting and step not in self.not_steady
-        ]
-        profiled = [s for step, s in self.step_s.items() if step > self.starting]
+        """Say what bench.json has of a round, and the kernels. Times in seconds, memory in bytes,
+        MFU a fraction."""
+        steady, profiled = [], []
+        for window in self.windows:
+            first = window.step - len(window.step_s) + 1
+            for step, seconds in enumerate(window.step_s, first):
+                if step > self.starting:
+                    profiled.append(seconds)
+                elif step < self.starting and step not in window.not_steady:
+                    steady.append(seconds)
         step_s = statistics.median(steady)
+        last = self.windows[-1]
+        tokens = round(last.tokens_per_s * statistics.mean(last.step_s))
         kernels = parts.read_kernels(self.profiler)
         busy = {part: s / len(profiled) for part, s in parts.busy_seconds(kernels).items()}
-        rate = self.tokens_per_step / step_s
         return {
             "step_s": step_s,
-            "tokens_per_s": rate,
-            "mfu_bf16_peak": self.meter.utilisation(rate)["mfu_bf16_peak"],
+            "tokens_per_s": tokens / step_s,
+            "mfu_bf16_peak": self.meter.utilisation(tokens / step_s)["mfu_bf16_peak"],
             "parts": parts.step_parts(
                 busy, statistics.mean(profiled), step_s, host_is_device=device.TYPE == "cpu"
             ),
-            "peak_memory_bytes": self.peak_memory_bytes,
+            "peak_memory_bytes": max(window.peak_memory_bytes for window in self.windows),
             "warm_up": self.warm_up,
             "steady_step_s": steady,
             "profiled_step_s": profiled,
@@ -119,10 +109,10 @@ def count_compiled() -> None:
 
 
 def compiled_graphs() -> list[dict]:
-    """Kernels of each graph that inductor compiled, and the bytes that they read and write, as
-    inductor counts them.
+    """Count the kernels of each graph that inductor compiled, and the bytes that they read and
+    write, as inductor counts them.
 
-    This project's cast to FP8 is included; products and attention are kernels of libraries and not
+    The fast layer's cast to FP8 is included; matmuls and attention are kernels of libraries and not
     counted. A block's graphs, forward and backward, serve all blocks. A graph that came from the
     compile cache is not in the list.
     """
@@ -131,8 +121,9 @@ def compiled_graphs() -> list[dict]:
 
     graphs: dict[int, dict] = {}
     for node, words in metrics.nodes_num_elem:
-        own = str(getattr(node.node, "op_overload", "")).startswith("fp8.cast_and_transpose")
-        if own or not isinstance(node, ExternKernelSchedulerNode):
+        operator = str(getattr(node.node, "op_overload", None))
+        of_library = isinstance(node, ExternKernelSchedulerNode)
+        if not of_library or operator == "fp8.cast_and_transpose.default":
             graph = graphs.setdefault(id(node.scheduler), {"kernels": 0, "bytes": 0})
             graph["kernels"] += 1
             graph["bytes"] += 4 * words
@@ -143,13 +134,10 @@ def measure(recipe: recipes.Recipe, stop: Stop) -> dict:
     """Train as experiments.run does, and return the record. Raises what a run raises."""
     planned = plan(recipe, world_size=1)
     check_here(planned)
-    token_file = open_data(planned)
-    if (
-        device.TYPE == "cpu"
-    ):  # compiled C++ has names in a profile only if it was compiled for that; Triton always has
+    if device.TYPE == "cpu":  # only then has compiled C++ names in a profile; Triton always has
         torch._inductor.config.cpp.enable_kernel_profile = True
     count_compiled()
-    trainer = Trainer(planned, token_file, stop)
+    trainer = Trainer(planned, open_data(planned), stop)
     trainer.loss_fn = record_function(parts.LOSS_REGION)(trainer.loss_fn)
     measurement = Measurement(trainer)
     trainer.train()
@@ -167,16 +155,16 @@ def main(recipe: str, record: str) -> int:
         loaded = recipes.load(recipe)
         with tempfile.TemporaryDirectory() as folder:
             loaded.config.job.dump_folder = folder
-            Path(record).write_text(json.dumps(measure(loaded, stop), indent=1) + "\n")
+            measured = measure(loaded, stop)
+        Path(record).write_text(json.dumps(measured, indent=1) + "\n")
         return COMPLETED
+    except InputError as error:
+        complain(error)
     except Exception as error:
-        reason = str(error)
-        if not isinstance(error, InputError):
-            logging.getLogger().exception("the measurement failed")
-            reason = f"{type(error).__name__}: {error}"
+        logging.getLogger().exception("the measurement failed")
         # its first sentence: of a GPU that is out of memory it is a paragraph
-        print("error:", re.split(r"(?<=[.]) |\n", reason)[0], flush=True)
-        return FAILED
+        complain(re.split(r"(?<=[.]) |\n", f"{type(error).__name__}: {error}")[0])
+    return FAILED
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from experiments.benchmark_gradient_sums import HOW, compare, main
+from experiments.benchmarks.gradient_sums import HOW, compare, main
 from experiments.config import recipes
 from experiments.training.plan import plan
 from models.errors import InputError

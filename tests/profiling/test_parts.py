@@ -56,9 +56,7 @@ GRAPH = (
         (LOSS, "void at::native::(anonymous namespace)::nll_loss_backward_reduce_cuda_kernel_2d<float>", ()),
         (CASTS, "void at::native::unrolled_elementwise_kernel<at::native::float8_copy_kernel_cuda>", ()),
         (OPTIMIZER, "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>", ()),
-        (CASTS, "cast_and_transpose", ()),  # this project's own, as the next two
-        (OPTIMIZER, "sum_of_squares", ()),
-        (OPTIMIZER, "adamw", ("Optimizer.step#FusedAdamW.step",)),
+        (CASTS, "cast_and_transpose", ()),  # of models/fast_float8.py
         (ELEMENTWISE, ELEMENT, ()),
         (ELEMENTWISE, "Memcpy DtoD (Device -> Device)", ()),
         (ELEMENTWISE, "Memset (Device)", ()),

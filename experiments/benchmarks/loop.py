@@ -1,0 +1,125 @@
+"""What the run's loop costs beside a bare PyTorch loop: `python -m experiments.benchmarks.loop
+[STEPS]`.
+
+Both train the small model of the overlay `cpu` on this machine's device, in one process, a step of
+each in turn, so that a noisy machine slows both alike. Then compiled FP8 trains at this machine's
+scale, and its ranges are checked after each step. Prints the ratio of the loops' median tokens/s,
+and the share of the time that range checks take where they are as rare as the recipe says; exit
+code 1 below 95 % or above 1 %.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+
+from models import device  # before torchtitan: see there  # isort: skip
+import torch
+from torch.nn.functional import cross_entropy
+
+from experiments.config import recipes
+from experiments.corpus.rows import build_dataloader
+from experiments.corpus.tokens import TokenFile
+from experiments.jobs.exit_codes import complain, leave
+from experiments.jobs.ranks import set_rank_environment
+from experiments.jobs.signals import Stop
+from experiments.training.fp8_ranges import fp8_ranges
+from experiments.training.metrics import NOT_STEADY_STEPS
+from experiments.training.plan import Plan, open_data, plan
+from experiments.training.scale import choose_scale
+from experiments.training.trainer import Trainer
+
+GOAL, MOST_FOR_CHECKS = 0.95, 0.01
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.loop")
+    parser.add_argument(
+        "steps", nargs="?", type=int, default=60, help="training steps of each (default: 60)"
+    )
+    steps = parser.parse_args(argv).steps
+    if steps <= NOT_STEADY_STEPS:
+        return complain(f"{steps} steps: the first {NOT_STEADY_STEPS} are not steady, so give more")
+    set_rank_environment()
+    ratio = loops(steps)
+    share = range_checks(steps)
+    return int(ratio < GOAL or share > MOST_FOR_CHECKS)
+
+
+def loops(steps: int) -> float:
+    """Compare the run's loop to the bare one; returns their ratio of tokens/s."""
+    planned = plan(recipes.load("baseline", ["cpu"], [f"training.steps={steps}"]))
+    config, token_file = planned.config, open_data(planned)
+    run_s, bare_s = in_turn(planned, lambda model: bare_loop(model, config, token_file))
+    tokens = config.training.local_batch_size * config.training.seq_len
+    print(
+        f"{device.name()}: bare loop {tokens / bare_s:,.0f} tokens/s, "
+        f"run {tokens / run_s:,.0f} tokens/s"
+    )
+    print(f"{bare_s / run_s:.1%} of the bare loop's tokens/s, goal {GOAL:.0%}")
+    return bare_s / run_s
+
+
+def range_checks(steps: int) -> float:
+    """Time checks of FP8's ranges; returns the share of the time that they take in a run."""
+    overlays, _ = choose_scale()
+    recipe = recipes.load("tensorwise_fp8_compiled", overlays, [f"training.steps={steps}"])
+    metrics = recipe.config.metrics
+    apart = metrics.log_freq * metrics.fp8_ranges_every
+    metrics.fp8_ranges_every = 0  # here they are called after each step instead
+    run_s, check_s = in_turn(plan(recipe), lambda model: partial(fp8_ranges, model))
+    share = check_s / run_s / apart
+    print(
+        f"FP8's ranges: a check takes {check_s / run_s:.1%} of a step, "
+        f"one in {apart} steps takes {share:.2%} of the time"
+    )
+    return share
+
+
+def in_turn(planned: Plan, other: Callable[[torch.nn.Module], Callable]) -> tuple[float, float]:
+    """Time a run's steps, and after each a call of what `other` makes of its model; returns the
+    median seconds of both."""
+    planned.config.job.dump_folder = tempfile.mkdtemp(prefix="benchmark_loop_")
+    trainer = Trainer(planned, open_data(planned), Stop())
+    call = other(trainer.model_parts[0])
+    run_s, other_s, last = [], [], time.perf_counter()
+
+    def after_step(step: int) -> None:
+        nonlocal last
+        device.synchronize()  # or the run's work on a GPU would count as the other's
+        run_s.append(time.perf_counter() - last)
+        other_s.append(device.seconds(call))
+        last = time.perf_counter()
+
+    trainer.on_step = after_step
+    trainer.train()
+    trainer.close()
+    steady = slice(NOT_STEADY_STEPS, None)
+    return statistics.median(run_s[steady]), statistics.median(other_s[steady])
+
+
+def bare_loop(model: torch.nn.Module, config, token_file: TokenFile) -> Callable[[], float]:
+    """Make the least that trains: a call is forward, loss, backward, clip, AdamW, and the loss read
+    from the device."""
+    keys, parameters = config.optimizer, list(model.parameters())
+    settings = {"lr": keys.lr, "betas": (keys.beta1, keys.beta2), "weight_decay": keys.weight_decay}
+    optimizer = torch.optim.AdamW(parameters, fused=True, **settings)
+    batches = iter(build_dataloader(token_file, 1, 0, None, config))
+
+    def step() -> float:
+        inputs, labels = next(batches)
+        logits = model(inputs["input"].to(device.TYPE))
+        loss = cross_entropy(logits.flatten(0, 1).float(), labels.flatten().to(device.TYPE))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, config.training.max_norm)
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+if __name__ == "__main__":
+    leave(main)

@@ -1,0 +1,233 @@
+"""Estimate whether FP8 pays for a training: its memory, speed, first step and hours.
+
+How the speed-up is predicted and how far off the prediction may be: models/calibration.py.
+"""
+
+import math
+from collections.abc import Iterable
+from shlex import join
+
+from experiments.config import recipes
+from experiments.profiling.anchors import (
+    BF16,
+    FP8,
+    Anchor,
+    calibrations,
+    plan_of,
+    published,
+    rooflines,
+)
+from experiments.training.plan import Plan, memory_by_use, plan
+from models.architectures import label
+from models.calibration import Pair
+from models.errors import InputError
+from models.floors import tokens_per_step
+from models.gpus import GPUS
+
+BEST = "tensorwise"  # the faster scaling ...
+GATHERED = "tensorwise_fp8_allgather"  # ... and its recipe for several GPUs
+# Overlays as experiments/training/scale.py chooses them, of which the second recomputes
+# activations.
+AS_IS, RECOMPUTED = "h200", "h100"
+A_NODE, A_NODE_OF_ALPS = 8, 4  # GPUs
+
+
+def estimate(
+    keys: list[str],
+    gpu: str,
+    gpus: int,
+    price: float | None,
+    own: Iterable[Anchor],
+    refused: dict[str, list[str]],
+) -> dict:
+    """Answer with seconds, bytes, shares and steps as numbers, None for never.
+
+    Args:
+        keys: what the training sets in the recipes.
+        gpu: a key of `models.gpus.GPUS`.
+        price: of a GPU's hour.
+        own: this project's measurements.
+        refused: recipes that refuse to run, by what they are paired with in the README's table.
+
+    Raises:
+        InputError: for a training that the recipes cannot describe.
+    """
+    overlay, memory = _memory(keys, gpu, gpus)
+    bf16 = plan_of(BF16, keys, [overlay], gpus)
+    config = bf16.config
+    if config.quantize.linear.float8.recipe_name or not config.compile.enable:
+        raise InputError(
+            "compiled bf16 is compared to compiled FP8: leave out "
+            "quantize.linear.float8.recipe_name and compile.enable"
+        )
+    measured = [*published(), *own]
+    measured.sort(key=lambda anchor: anchor.distance(gpu, gpus, bf16))
+    nearest = ("name", "source", "parameters", "speed_ups")
+    answer = {
+        "model": label(config),
+        "parameters": bf16.parameters,
+        "gpu": gpu,
+        "gpus": gpus,
+        "tokens_per_step": tokens_per_step(config) * gpus,
+        "steps": config.training.steps,
+        "memory": memory,
+        "recipe": BF16,
+        "overlay": overlay,
+        "recompute": config.activation_checkpoint.mode,
+        "command": None,
+        "goes_with": _goes_with(bf16, gpus, refused),
+        "nearest": {key: getattr(measured[0], key) for key in nearest},
+    }
+    obstacle = _obstacle(memory, gpu, gpus)
+    if obstacle:
+        return {"should_you": "no", "reason": obstacle, **answer}
+    pairs = {}
+    for scaling, name in FP8.items():
+        pairs[scaling] = rooflines(bf16, plan_of(name, keys, [overlay], gpus), gpu, gpus)
+    answer |= _speed(pairs, measured)
+    answer |= _time(pairs[BEST], measured, answer, price)
+    verdict, reason = _verdict(answer)
+    if verdict != "no":
+        answer["recipe"] = FP8[BEST] if gpus == 1 else GATHERED
+    answer["command"] = _command(keys, overlay, gpus)
+    return {"should_you": verdict, "reason": reason, **answer}
+
+
+def _memory(keys: list[str], gpu: str, gpus: int) -> tuple[str, dict]:
+    """Choose the overlay with which the training fits, or else needs least memory."""
+    as_is = plan(recipes.load(BF16, [AS_IS], keys), gpus)
+    recomputed = plan(recipes.load(BF16, [RECOMPUTED], keys), gpus)
+    has = GPUS[gpu].memory
+    overlay, needed = AS_IS, as_is.memory_needed
+    if needed > has:
+        overlay, needed = RECOMPUTED, recomputed.memory_needed
+    more = [2**k for k in range(13) if 2**k > gpus]
+    fits_on = next((n for n in [gpus, *more] if _memory_on(recomputed, n) <= has), None)
+    return overlay, {"needed_bytes": needed, "gpu_bytes": has, "fits_on_gpus": fits_on}
+
+
+def _memory_on(planned: Plan, gpus: int) -> float:
+    replicas = planned.config.parallelism.data_parallel_replicate_degree
+    return sum(memory_by_use(planned.config, planned.args, max(1, gpus // replicas)).values())
+
+
+def _goes_with(planned: Plan, gpus: int, refused: dict[str, list[str]]) -> list[str]:
+    """Say what FP8 has to go with in this training, and whether it does: rows of the README's
+    table."""
+    config = planned.config
+    rows = {
+        "torch.compile": True,
+        "FSDP2, weights gathered in bf16": gpus > 1,
+        "FSDP2, float8 all-gather": gpus > 1,
+        "Tied embeddings under FSDP2": gpus > 1 and planned.args.enable_weight_tying,
+        "Activation checkpointing, full": config.activation_checkpoint.mode == "full",
+        "Qwen3": config.model.name == "qwen3",
+    }
+    works = {name: "works" for name, needed in rows.items() if needed}
+    for name in works.keys() & refused.keys():
+        works[name] = f"refused for {' and '.join(refused[name])}"
+    return [f"{name}: {how}" for name, how in works.items()]
+
+
+def _obstacle(memory: dict, gpu: str, gpus: int) -> str | None:
+    """Say why there is nothing to compare."""
+    fits_on = memory["fits_on_gpus"]
+    if fits_on != gpus:
+        where = f"ask again with --gpus {fits_on}" if fits_on else "nor would 4,096"
+        return f"{gpus} {gpu} cannot hold this training, in FP8 as little as in bf16: {where}"
+    if GPUS[gpu].rates.fp8 is None:
+        return f"{gpu} has no FP8 units: FP8 would be emulated there, and slower than bf16"
+    return None
+
+
+def _speed(pairs: dict[str, Pair], measured: list[Anchor]) -> dict:
+    """Predict the speed-ups of both scalings, and say what the prediction rests on."""
+    fits = calibrations(measured)
+    ours = sum(anchor.ours for anchor in measured)
+    best = pairs[BEST]
+    return {
+        "speed_up": {scaling: fits[scaling].speed_up(pair) for scaling, pair in pairs.items()},
+        "rests_on": {
+            "published": len(measured) - ours,
+            "ours": ours,
+            "off_by_up_to": {scaling: fit.error - 1 for scaling, fit in fits.items()},
+        },
+        "of_a_bf16_step": {
+            "saved_by_products": best.saved(fits[BEST].efficiency),
+            "spent_on_casts": best.casts / best.bf16,
+        },
+    }
+
+
+def _time(best: Pair, measured: list[Anchor], answer: dict, price: float | None) -> dict:
+    """Work out from which step FP8 pays, hours and cost. `measured` has the nearest anchor first.
+
+    A bf16 step takes as many times its roofline as the nearest anchor's did; at the ends of the
+    range, as any anchor's.
+    """
+    gain, gpus, later_steps = answer["speed_up"][BEST], answer["gpus"], answer["steps"] - 1
+    shares = [anchor.share for anchor in measured]
+    timed = next(anchor for anchor in measured if {"bf16", BEST} <= anchor.first_step_s.keys())
+    first = {precision: timed.first_step_s[precision] for precision in ("bf16", BEST)}
+    later_s = first[BEST] - first["bf16"]
+    step_s = {"bf16": best.bf16 / shares[0]}
+    step_s[BEST] = step_s["bf16"] / gain["expected"]
+    hours = {p: (first[p] + later_steps * step_s[p]) / 3600 for p in first}
+    whose = "own" if timed.ours else "published"
+    return {
+        "step_s_bf16": step_s["bf16"],
+        "first_step_s": {**first, "measured": f"{whose}, {timed.name}, {timed.source}"},
+        "pays_from_step": {
+            "expected": _pays_from(later_s, step_s["bf16"], gain["expected"]),
+            "earliest": _pays_from(later_s, best.bf16 / min(shares), gain["high"]),
+            "latest": _pays_from(later_s, best.bf16 / max(shares), gain["low"]),
+        },
+        "hours": hours,
+        "cost": {p: hours[p] * gpus * price for p in hours} if price else None,
+    }
+
+
+def _pays_from(later_s: float, step_s: float, speed_up: float) -> int | None:
+    """Find the step at which FP8, whose first step ends `later_s` later, has caught up; None if it
+    never does."""
+    if speed_up <= 1:
+        return None
+    return max(1, 1 + math.ceil(later_s / (step_s * (1 - 1 / speed_up))))
+
+
+def _verdict(answer: dict) -> tuple[str, str]:
+    """Say yes if FP8 ends sooner even at the worst end of the range, no if it is expected not to,
+    else measure; and why."""
+    steps, pays, shares = answer["steps"], answer["pays_from_step"], answer["of_a_bf16_step"]
+    reason = (
+        f"FP8 matmuls save {shares['saved_by_products']:.0%} of a bf16 step, and casts to FP8 "
+        f"take {shares['spent_on_casts']:.0%}"
+    )
+    if pays["latest"] and pays["latest"] <= steps:
+        return "yes", reason
+    if pays["expected"] is None:
+        return "no", reason
+    if pays["expected"] <= steps:
+        return "measure", f"{reason}; that this pays within {steps:,} steps is likely, not certain"
+    few = f"but {steps:,} steps are too few to earn back the longer first step"
+    return "no", f"{reason}, {few}"
+
+
+def _command(keys: list[str], overlay: str, gpus: int) -> str:
+    """Give the command that would measure it: the bench on one GPU, a study of 60 steps on a
+    node's, runs and their report beyond."""
+    own = [key for key in keys if not key.startswith("training.steps=")]
+    settings = join(["--overlay", overlay, *own])
+    if gpus == 1:
+        names = " ".join([BF16, *FP8.values()])
+        return f"python -m experiments.bench {names} --budget 600 {settings}"
+    if gpus <= A_NODE:
+        return (
+            f"python -m experiments.study {BF16} {GATHERED} --processes {gpus} {settings} "
+            "training.steps=60"
+        )
+    start = f"sbatch --wait --nodes={math.ceil(gpus / A_NODE_OF_ALPS)} launch/alps_multinode.sbatch"
+    return (
+        f"for r in {BF16} {GATHERED}; do {start} $r --out runs/decide/$r/seed0 {settings} "
+        f"training.steps=60; done; python -m analysis.report runs/decide --baseline {BF16}"
+    )
