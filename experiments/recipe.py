@@ -1,33 +1,22 @@
 """What recipes there are, and what they say.
 
-python -m experiments.recipe list                                            recipes, overlays and
-studies python -m experiments.recipe show NAME [--overlay O]… [key.path=value …]     resolved, and
-what it changes python -m experiments.recipe schema > recipes/schema.json                    for
-editors: completion and checks
+python -m experiments.recipe list                           recipes, overlays and studies
+python -m experiments.recipe show NAME [--overlay O]… [key.path=value …]
+                                                            resolved, and what it changes
+python -m experiments.recipe schema > recipes/schema.json   for editors: completion and checks
 """
 
 import argparse
 import json
+from dataclasses import dataclass
 
-from rich.console import Console
-from rich.markup import escape
+from pydantic import TypeAdapter
 
-from experiments.config import recipes, rules
-from experiments.config.yaml_source import read
+from experiments.config import recipes, yaml_source
 from experiments.jobs.exit_codes import COMPLETED, complain, leave
 from models.errors import InputError
 
-CONSOLE = Console(highlight=False, soft_wrap=True)
-GROUPS = {
-    "": "Further recipes",
-    "candidates": "Candidates, one change each",
-    "phases": "Phases: FP8 for a part of the steps",
-    "puzzle": "Puzzle: does FP8 learn on one GPU?",
-    "ladder": "Ladder: the steps to FP8 all-gather on several GPUs",
-    "fp8_lm": "FP8-LM: FP8 beyond products",
-    "overlays": "Overlays: where, and how big",
-    "studies": "Studies",
-}
+TITLES = recipes.GROUPS | {"overlays": "Overlays: where, and how big", "studies": "Studies"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -53,35 +42,54 @@ def main(argv: list[str] | None = None) -> int:
         elif args.command == "show":
             print_recipe(recipes.load(args.name, args.overlay, args.overrides))
         else:
-            print(json.dumps(rules.schema(), indent=2))
+            print(json.dumps(schema(), indent=2))
         return COMPLETED
     except InputError as error:
         return complain(error)
 
 
 def print_list() -> None:
-    """Every recipe, overlay and study with its own line of description, group by group."""
-    groups = {title: recipes.files(recipes.RECIPES / folder) for folder, title in GROUPS.items()}
-    groups = {
-        "The four recipes": {
-            name: groups["Further recipes"].pop(name) for name in recipes.THE_FOUR
-        },
-        **groups,
-    }
+    """Print every recipe, overlay and study with its own line of description, group by group."""
+    known = recipes.paths()
+    groups = {"The four recipes": {name: known[name] for name in recipes.THE_FOUR}}
+    for folder, title in TITLES.items():
+        files = recipes.files(recipes.RECIPES / folder)
+        groups[title] = {name: files[name] for name in files if name not in recipes.THE_FOUR}
     for title, files in groups.items():
-        CONSOLE.print(f"[bold]{title}[/]")
+        print(title)
         for name, path in files.items():
-            description = read(path).get("description")
-            CONSOLE.print(f"  {name:<40} {escape(str(description.value)) if description else ''}")
+            print(f"  {name:<40} {yaml_source.read(path)['description'].value}")
 
 
 def print_recipe(recipe: recipes.Recipe) -> None:
-    """The resolved recipe, then its difference from its parent."""
-    CONSOLE.print(escape(recipes.to_yaml(recipe)))
+    """Print the resolved recipe, then its difference from its parent."""
+    print(recipes.to_yaml(recipe))
     if recipe.base:
-        CONSOLE.print(f"[bold]Difference from {recipe.base}:[/]")
+        print(f"Difference from {recipe.base}:")
     for key, before, after in recipes.difference(recipe):
-        CONSOLE.print(f"  {key}: {escape(repr(before))} -> {escape(repr(after))}")
+        print(f"  {key}: {before!r} -> {after!r}")
+
+
+def schema() -> dict:
+    """Make the JSON schema of a recipe file, with torchtitan's own documentation of each key."""
+    from experiments.config.keys import Config  # torch
+
+    titans = type("Titans", (Config.__base__,), {"__pydantic_config__": Config.__pydantic_config__})
+    inherited = TypeAdapter(dataclass(titans)).json_schema()["$defs"]
+    recipe = TypeAdapter(Config).json_schema()
+    for name, section in recipe["$defs"].items():
+        # pydantic misses the docstrings of inherited fields
+        documented = inherited.get(name, section)["properties"]
+        for key, value in section["properties"].items():
+            section["properties"][key] = documented.get(key, {}) | value
+    del recipe["properties"]["job"]
+    text = {"type": "string"}
+    recipe["properties"] |= {
+        "base": text | {"description": "The parent recipe's name"},
+        "description": text | {"description": "One line that says what this recipe is"},
+    }
+    recipe["required"] = ["description"]
+    return recipe
 
 
 if __name__ == "__main__":

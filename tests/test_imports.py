@@ -17,7 +17,7 @@ BELOW_TRAINING = ["models", "experiments/records", "experiments/config", "experi
 ROOMS = {
     "models": [],
     "experiments/records": [],
-    "experiments/config": ["models"],
+    "experiments/config": ["models", "experiments/records"],
     "experiments/jobs": ["models", "experiments/records"],
     "experiments/corpus": ["models", "experiments/config", "experiments/jobs"],
     "experiments/training": [*BELOW_TRAINING, "experiments/corpus"],

@@ -32,7 +32,6 @@ FILES = {
     "unknown_flavor/study.yaml": STUDY + "axes: {model: {flavor: [qwen3-cpuu]}}\n",
     "no_axis/study.yaml": STUDY + "axes: {training: {steps: [1]}}\n",
     "zero/study.yaml": STUDY + "axes: {processes: [0]}\n",
-    "twice/study.yaml": STUDY + "axes: {processes: [1, 1]}\n",
     "wrong_study/study.yaml": "description: x\nrecipes: baseline\nbaseline: b\nseedz: [0]\n",
     "torn.yaml": "description: x\nbase: baseline\ntraining: {steps: [\n",
     "no_mapping.yaml": "- a\n",
@@ -72,7 +71,6 @@ CASES = [
     "experiments.study unknown_flavor",
     "experiments.study no_axis",
     "experiments.study zero",
-    "experiments.study twice",
     # keys
     f"{RUN} training.stepz=3",
     f"{RUN} training.steps=0",

@@ -1,51 +1,127 @@
 """The recipe's types: torchtitan's `JobConfig`, and the few keys that torchtitan has no name for.
 
-A key keeps torchtitan's section, name and type, so torchtitan's documentation applies. Declared
-here are the keys that this project adds, and those of which it takes fewer values.
+A key keeps torchtitan's section, name, default and documentation. Declared here are the keys that
+this project adds, and torchtitan's keys of which fewer values make sense: a bare annotation narrows
+the values and keeps the default.
 """
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from models import device  # noqa: F401  # before torchtitan: see there  # isort: skip
 from torchtitan.config import job_config as titan
+
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+AutoOrCount = Literal[-1] | Count
+Size = Annotated[int, Field(ge=1, le=1_000_000)] | None
+Share = Annotated[float, Field(ge=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+NOT_BUILT = "not supported: FSDP shards the model instead; leave it out"
+REFUSED = {
+    "job": "a run's folder is --out, its line the recipe's `description`; leave it out",
+    "profiling.enable_profiling": "cannot run beside the proof's profiler; leave it out: "
+    "`python -m experiments.bench` gives times by part",
+    "parallelism.tensor_parallel_degree": "compiled, its backward pass fails in torch 2.13, with "
+    "and without FP8; leave it out: FSDP shards the model instead",
+    "parallelism.pipeline_parallel": NOT_BUILT,
+    "parallelism.context_parallel": NOT_BUILT,
+    "parallelism.expert_": NOT_BUILT,
+    "checkpoint.folder": "always `checkpoint` in the run directory; leave it out",
+    "metrics.save_tb_folder": "always `tb` in the run directory; leave it out",
+    "compile.artifacts_dir": "PyTorch keeps compiled kernels, in $TORCHINDUCTOR_CACHE_DIR; "
+    "leave it out",
+    "quantize.linear.mx": "not supported: FP8 is quantize.linear.float8; leave it out",
+    "quantize.grouped_mm": "not supported: FP8 is quantize.linear.float8; leave it out",
+    "experimental": "would run code that the recipe names; leave it out",
+}
+"""What to do instead of setting keys of torchtitan's, by how they begin."""
+
+
+def section(*left_out: str) -> Callable[[type], type]:
+    """Make a section of recipes from torchtitan's.
+
+    Keys that begin with one of `left_out` are none of a recipe's. torchtitan reads them, so they
+    become attributes of the class, with torchtitan's values. Sections within the section begin with
+    their defaults.
+    """
+
+    def make(cls: type) -> type:
+        defaults = cls.__base__()
+        for key in fields(defaults):
+            if key.name.startswith(left_out):
+                cls.__annotations__[key.name] = ClassVar
+                setattr(cls, key.name, getattr(defaults, key.name))
+        for name, kind in cls.__annotations__.items():
+            if is_dataclass(kind):
+                setattr(cls, name, field(default_factory=kind))
+        return dataclass(cls)
+
+    return make
+
+
+@section("")  # all of them
+class Job(titan.Job):
+    """Set by the run, not by its recipe."""
+
+
+@section("enable_profiling", "save_", "profiler_")
+class Profiling(titan.Profiling):
+    profile_freq: Count
+
+
+@section("save_tb_folder")
+class Metrics(titan.Metrics):
+    log_freq: Count
+
+    fp8_ranges_every: CountOrZero = 20
+    """Log windows from one look at the ranges of FP8's weights and gradients to the next, from the
+    second window on; 0: never. The curves are in TensorBoard and in metrics.jsonl."""
 
 
 @dataclass
 class Sizes:
     """Sizes in place of the flavor's; null keeps them."""
 
-    dim: int | None = None
+    dim: Size = None
     """Features of the residual stream."""
 
-    n_layers: int | None = None
+    n_layers: Size = None
     """Transformer blocks."""
 
-    n_heads: int | None = None
+    n_heads: Size = None
     """Heads of queries. A Llama's heads have dim / n_heads features each."""
 
-    n_kv_heads: int | None = None
+    n_kv_heads: Size = None
     """Heads of keys and values, which divide n_heads."""
 
-    head_dim: int | None = None
+    head_dim: Size = None
     """Features of a head, where model.name is qwen3."""
 
-    hidden_dim: int | None = None
+    hidden_dim: Size = None
     """Width of the SwiGLU layer; a Llama's null is the flavor's rule for dim (8/3 of it, scaled and
     rounded up)."""
 
-    vocab_size: int | None = None
+    vocab_size: Size = None
     """Rows of the embedding and of the output head; `data.bpe_vocab_size` is the tokenizer's."""
 
 
-@dataclass
+@section("tokenizer_path")
 class Model(titan.Model):
     name: Literal["llama", "qwen3"] = "llama"
     """The architecture: `llama` (Llama 3) or `qwen3`; its flavors are in models/NAME.py."""
 
-    sizes: Sizes = field(default_factory=Sizes)
+    converters: Annotated[list[Literal["fp8"]], Field(min_length=1, max_length=1)] = field(
+        default_factory=lambda: ["fp8"]
+    )
+    """Converts nothing until `quantize.linear.float8.recipe_name` is set."""
+
+    sizes: Sizes
     """Sizes in place of the flavor's, as `{dim: 512, n_layers: 8}`."""
 
     attention_backend: Literal["auto", "flash", "cudnn", "math"] = "auto"
@@ -57,8 +133,8 @@ class Model(titan.Model):
     `layers.*.attention.wq.weight`."""
 
     fused_projections: bool = False
-    """One matrix, `wqkv`, for wq, wk and wv, and one, `w13`, for w1 and w3: fewer and larger matrix
-    products."""
+    """One matrix, `wqkv`, for wq, wk and wv, and one, `w13`, for w1 and w3: fewer and larger
+    matmuls."""
 
 
 StateDtype = Literal["float32", "bfloat16", "float16", "float8_e4m3fn"] | None
@@ -67,8 +143,7 @@ StateDtype = Literal["float32", "bfloat16", "float16", "float8_e4m3fn"] | None
 @dataclass
 class States:
     """Dtypes of AdamW's states, all three or none, see models/fp8_adamw.py. null: moments in the
-    parameters' dtype, and no weights beside the parameters. In FP8 and FP16 each tensor has a
-    scale."""
+    parameters' dtype, and no master weights. In FP8 and FP16 each tensor has a scale."""
 
     first_moment: StateDtype = None
     """Of the mean of the gradients."""
@@ -80,9 +155,18 @@ class States:
     """Of the weights that are stepped, of which the bf16 parameters are a rounded copy."""
 
 
-@dataclass
+@section("early_step_in_backward")  # which leaves no gradients for the proof to look at
 class Optimizer(titan.Optimizer):
-    states: States = field(default_factory=States)
+    name: Literal["AdamW"]
+    lr: NotNegative
+    beta1: Beta
+    beta2: Beta
+    eps: Annotated[float, Field(gt=0, le=1e-4)]
+    """Epsilon. With 0, a parameter without a gradient becomes nan; beside a large one, gradients
+    count for nothing."""
+    weight_decay: NotNegative
+
+    states: States
     """Dtypes of the states, as `{first_moment: float8_e4m3fn, second_moment: float16,
     master_weights: float16}`; with them `implementation` has no meaning."""
 
@@ -97,7 +181,57 @@ class Optimizer(titan.Optimizer):
     after, and that key needs FSDP."""
 
 
-@dataclass
+@section()
+class LRScheduler(titan.LRScheduler):
+    warmup_steps: CountOrZero
+    total_steps: Count | None
+    decay_ratio: Share | None
+    min_lr_factor: Share
+
+
+@section()
+class DataLoader(titan.DataLoader):
+    num_workers: CountOrZero
+    prefetch_factor: Count | None
+
+
+@section("enable_cpu_offload", "gc_debug")
+class Training(titan.Training):
+    local_batch_size: Count
+    global_batch_size: AutoOrCount
+    seq_len: Annotated[int, Field(ge=2)]
+    max_norm: Annotated[float, Field(gt=0)]
+    steps: Count
+    gc_freq: Count
+    dataloader: DataLoader
+
+
+@section(
+    "tensor_", "pipeline_", "context_", "expert_",
+    "disable_loss_parallel", "enable_async_tensor_parallel", "module_fqns_per_model_part",
+)  # fmt: skip
+class Parallelism(titan.Parallelism):
+    data_parallel_replicate_degree: Count
+    data_parallel_shard_degree: AutoOrCount
+
+
+@section(
+    "folder", "enable_ft_", "initial_load_in_hf", "last_save_in_hf",
+    "load_only", "load_step", "exclude_from_loading", "create_seed_checkpoint",
+)  # fmt: skip
+class Checkpoint(titan.Checkpoint):
+    interval: Count
+    keep_latest_k: Literal[0] | Annotated[int, Field(ge=2)]  # the last may be half written
+
+
+@section()
+class ActivationCheckpoint(titan.ActivationCheckpoint):
+    selective_ac_option: Annotated[str, Field(pattern=r"^(op|[1-9]\d*)$")]
+    memory_budget: Share
+    determinism_check: Literal["default", "none"]
+
+
+@section()
 class Compile(titan.Compile):
     components: list[Literal["model", "loss"]] = field(default_factory=lambda: ["model", "loss"])
     """What is compiled."""
@@ -123,59 +257,54 @@ class Compile(titan.Compile):
     (torch._inductor.config)."""
 
 
-@dataclass
+@section()
 class Float8Linear(titan.Float8Linear):
     implementation: Literal["torchao", "fast"] = "torchao"
     """The FP8 layer: `torchao`'s, or `fast`, models/fast_float8.py, which computes the same and
     moves fewer bytes."""
 
     fast_accumulation_in_backward: bool = False
-    """Let the backward products, too, add up within the tensor cores, as the forward one does: less
+    """Let the backward matmuls, too, add up within the tensor cores, as the forward one does: less
     exact."""
 
-    first_step: int | str | None = None
+    first_step: Literal["after_warmup"] | Count | None = None
     """First step in FP8, those before it are in bf16: a number, or `after_warmup` of
-    `lr_scheduler.warmup_steps`;
-    null: the run starts in FP8."""
+    `lr_scheduler.warmup_steps`; null: the run starts in FP8."""
 
-    last_step: int | str | None = None
+    last_step: Literal["before_last_tenth"] | Count | None = None
     """Last step in FP8, those after it are in bf16: a number, or `before_last_tenth` of
     `training.steps`; null: the run ends in FP8."""
 
 
-@dataclass
+@section("mx")
 class QuantizedLinear(titan.QuantizedLinear):
-    float8: Float8Linear = field(default_factory=Float8Linear)
+    float8: Float8Linear
 
 
-@dataclass
+@section("grouped_mm")
 class Quantize(titan.Quantize):
-    linear: QuantizedLinear = field(default_factory=QuantizedLinear)
+    linear: QuantizedLinear
 
     gradients: Literal["float8"] | None = None
     """Send gradients in FP8 where FSDP2 reduce-scatters them, with a scale for each block of 256
-    values, and add them up in float32; null: send them in float32. With or without FP8 products;
+    values, and add them up in float32; null: send them in float32. With or without FP8 matmuls;
     needs no FP8 units."""
 
 
-@dataclass
-class Metrics(titan.Metrics):
-    fp8_ranges_every: int = 20
-    """Log windows from one look at the ranges of FP8's weights and gradients to the next, from the
-    second window on;
-    0: never. The curves are in TensorBoard and in metrics.jsonl."""
-
-
-@dataclass
+@section("save_", "mode")
 class Comm(titan.Comm):
-    nccl_max_ctas: int | None = None
+    init_timeout_seconds: Count
+    train_timeout_seconds: Count
+    trace_buf_size: CountOrZero
+
+    nccl_max_ctas: Annotated[int, Field(ge=1, le=64)] | None = None
     """Most thread blocks, each on a multiprocessor of its own, that NCCL uses for a collective
     (NCCL_MAX_CTAS); null leaves it to NCCL and the environment. GPUs only."""
 
 
-@dataclass
+@section("moe_")
 class Debug(titan.Debug):
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=10**18)] = 0
     """Seed of the weights and of the order of the data; every run has one."""
 
 
@@ -194,11 +323,11 @@ class Data:
     split: str = "train"
     """Split of a Hugging Face dataset."""
 
-    max_tokens: int | None = None
+    max_tokens: Count | None = None
     """Stop after this many tokens. Hugging Face datasets are streamed and need it; null reads
     everything."""
 
-    bpe_vocab_size: int = 32768
+    bpe_vocab_size: Annotated[int, Field(ge=257, le=10**6)] = 32768  # 256 bytes and end-of-text
     """Size of the byte-level BPE trained on the corpus itself, where `model.hf_assets_path` is
     empty."""
 
@@ -206,17 +335,26 @@ class Data:
     """Where prepared token files are kept, one folder per content hash."""
 
 
-@dataclass
+@section("memory_estimation", "fault_tolerance", "experimental", "validation")
 class Config(titan.JobConfig):
-    __pydantic_config__ = ConfigDict(
-        extra="forbid", strict=True, use_attribute_docstrings=True
-    )  # for its sections too
+    # for its sections too
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
-    model: Model = field(default_factory=Model)
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    compile: Compile = field(default_factory=Compile)
-    quantize: Quantize = field(default_factory=Quantize)
-    metrics: Metrics = field(default_factory=Metrics)
-    comm: Comm = field(default_factory=Comm)
-    debug: Debug = field(default_factory=Debug)
-    data: Data = field(default_factory=Data)
+    job: Job
+    profiling: Profiling
+    metrics: Metrics
+    model: Model
+    optimizer: Optimizer
+    lr_scheduler: LRScheduler
+    training: Training
+    parallelism: Parallelism
+    checkpoint: Checkpoint
+    activation_checkpoint: ActivationCheckpoint
+    compile: Compile
+    quantize: Quantize
+    comm: Comm
+    debug: Debug
+    data: Data
+
+
+VALIDATOR = TypeAdapter(Config)

@@ -34,6 +34,6 @@ def check_one_precision(config: "Config") -> None:
     """Raise `InputError` for a recipe of several phases, whose steps do not take one time."""
     if first_and_last(config) != (None, None):
         raise InputError(
-            "the steps of a recipe with phases do not take one time: give its parent, or set first_step and last_step "
-            "of quantize.linear.float8 to null"
+            "the steps of a recipe with phases do not take one time: give its parent, "
+            "or set first_step and last_step of quantize.linear.float8 to null"
         )

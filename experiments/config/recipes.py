@@ -1,27 +1,28 @@
 """Recipes: YAML in, one validated torchtitan `JobConfig` out.
 
 A recipe is `NAME.yaml` in `recipes/` or one of its folders: its parent (`base:`), one line about it
-(`description:`), and the keys it changes in torchtitan's sections or those of
-`experiments/config/keys.py`. Its layers, of which a later one wins, are its ancestors from
-base.yaml down, the recipe, overlays (`recipes/overlays/`), and `key.path=value` from the command
-line. Mappings merge, everything else replaces. Each layer must be right by itself.
+(`description:`), and the keys it changes in the sections of `experiments/config/keys.py`. Its
+layers, of which a later one wins, are its ancestors from base.yaml down, the recipe, overlays
+(`recipes/overlays/`), and `key.path=value` from the command line. Mappings merge, everything else
+replaces. Each layer must be right by itself.
 """
 
-import difflib
 import functools
 import itertools
+import json
 import operator
 import os
 import re
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from experiments.config import rules
-from experiments.config.values import text
-from experiments.config.yaml_source import ROOT, Entries, Entry, dump, parse, read
+from pydantic import ValidationError
+
+from experiments.config import yaml_source
+from experiments.config.rules import contradictions
+from experiments.config.yaml_source import ROOT, Entries, Entry, flat, unknown
 from models.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,17 +30,16 @@ if TYPE_CHECKING:
 
 RECIPES = ROOT / "recipes"
 OVERLAYS = RECIPES / "overlays"
-GROUPS = (
-    "",
-    "phases",
-    "ladder",
-    "fp8_lm",
-    "candidates",
-    "puzzle",
-)  # folders of recipes in `recipes/`
+GROUPS = {
+    "": "Further recipes",
+    "candidates": "Candidates, one change each",
+    "phases": "Phases: FP8 for a part of the steps",
+    "puzzle": "Puzzle: does FP8 learn on one GPU?",
+    "ladder": "Ladder: the steps to FP8 all-gather on several GPUs",
+    "fp8_lm": "FP8-LM: FP8 beyond matmuls",
+}
+"""Folders of recipes in `recipes/`, and their titles."""
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
-DESCRIPTION = text(".+", "a line of text on what this is for")
-NAME = text(r"\w[\w .+-]{0,99}", "letters, digits, _, -, + and ., at most 100")
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,17 @@ class Recipe:
 
 
 def files(folder: Path) -> dict[str, Path]:
-    """A folder's YAML files by name."""
+    """List a folder's YAML files by name."""
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def paths() -> dict[str, Path]:
-    """Each recipe's file by its name, group by group."""
-    return {name: path for group in GROUPS for name, path in files(RECIPES / group).items()}
+    """List each recipe's file by its name, group by group."""
+    return functools.reduce(operator.or_, [files(RECIPES / group) for group in GROUPS])
 
 
 def names() -> list[str]:
-    """All recipes."""
+    """List all recipes."""
     return list(paths())
 
 
@@ -83,49 +83,52 @@ def load(
         seed: debug.seed.
 
     Raises:
-        InputError: with the first layer that cannot be read, else with all mistakes in the keys of
-        all layers, else
-            with all contradictions of the result.
+        InputError: if a file cannot be read; else listing every wrong key of every layer; else
+            listing keys that contradict each other.
     """
-    layer, entries = _resolve(name, overlays, overrides, seed)
-    config = rules.build(entries)
-    _raise(rules.contradictions(config, entries))
-    config.job.description = layer.description
+    file, entries = _resolve(name, overlays, overrides, seed)
+    config = _build(entries)
+    default = Entry(None, "default")
+    _refuse(
+        f"{entries.get(key, default).origin}: {key}: {message}"
+        for key, message in contradictions(config)
+    )
+    config.job.description = file.description
     return Recipe(
-        layer.name, layer.base, tuple(overlays), tuple(overrides), seed, layer.description, config
+        file.name,
+        file.base.value,
+        tuple(overlays),
+        tuple(overrides),
+        seed,
+        file.description,
+        config,
     )
 
 
 def to_yaml(recipe: Recipe) -> str:
-    """The fully resolved recipe: every key of every section. It loads by path to an equal
+    """Write the fully resolved recipe: every key of every section. It loads by path to an equal
     config."""
-    header = f"{recipe.name}, fully resolved\noverlays: {', '.join(recipe.overlays) or 'none'}\n"
-    header += f"overrides: {' '.join(recipe.overrides) or 'none'}\n"
+    overlays, overrides = list(recipe.overlays), list(recipe.overrides)
+    header = f"# {recipe.name}, fully resolved; overlays: {overlays}, overrides: {overrides}\n"
+    named = {"name": recipe.name, "description": recipe.description}
     sections = asdict(recipe.config)
-    del sections["job"]["description"]
-    return textwrap.indent(header, "# ") + dump(
-        {"name": recipe.name, "description": recipe.description, **sections}
-    )
+    del sections["job"]
+    return header + yaml_source.dump(named | sections)
 
 
 def difference(recipe: Recipe) -> list[tuple[str, object, object]]:
-    """(key.path, parent's value, this recipe's value), the parent resolved with the same overlays
-    and overrides."""
+    """List (key.path, parent's value, this recipe's value), the parent resolved with the same
+    overlays and overrides."""
     if recipe.base is None:
         return []
-    parent = rules.build(_resolve(recipe.base, recipe.overlays, recipe.overrides, recipe.seed)[1])
-    parent.job.description = recipe.description
-    values = dict(rules.flat(asdict(recipe.config)))
-    return [
-        (key, value, values[key])
-        for key, value in rules.flat(asdict(parent))
-        if value != values[key]
-    ]
+    _, entries = _resolve(recipe.base, recipe.overlays, recipe.overrides, recipe.seed)
+    before, after = dict(flat(asdict(_build(entries)))), dict(flat(asdict(recipe.config)))
+    return [(key, before[key], after[key]) for key in before if before[key] != after[key]]
 
 
 def split_variant(variant: str) -> tuple[str, list[str]]:
-    """A recipe's name and its own overrides: `NAME+key=value+key=value`; a plus within a value
-    stays in it."""
+    """Split `NAME+key=value+key=value` into the recipe's name and its own overrides; a plus within
+    a value stays in it."""
     name, *overrides = re.split(r"\+(?=[A-Za-z_][\w.]*=)", variant)
     return name, overrides
 
@@ -135,107 +138,107 @@ def flavor_keys(flavor: str) -> list[str]:
     there is none."""
     from models.architectures import ARCHITECTURES  # torch
 
-    flavors = {
-        flavor: name
-        for name, architecture in ARCHITECTURES.items()
-        for flavor in architecture.flavors
-    }
-    if flavor not in flavors:
-        raise InputError(
-            f"{unknown('model', flavor, flavors)}; for other sizes: 'model.sizes={{dim: 2048}}'"
-        )
-    return [f"model.name={flavors[flavor]}", f"model.flavor={flavor}"]
-
-
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """The error sentence for a name that is not in `known`: it gives the nearest names, and all."""
-    near = difflib.get_close_matches(name, known, n=2)
-    hint = f" did you mean {' or '.join(f'`{word}`' for word in near)}?" if near else ""
-    return f"unknown {kind} `{name}`;{hint} known: {', '.join(known)}"
-
-
-def _raise(problems: list[str]) -> None:
-    if problems:
-        raise InputError("\n".join(problems))
+    known = {}
+    for name, architecture in ARCHITECTURES.items():
+        known |= dict.fromkeys(architecture.flavors, name)
+    if flavor not in known:
+        sizes = "for other sizes: 'model.sizes={dim: 2048}'"
+        raise InputError(f"{unknown('model', flavor, known)}; {sizes}")
+    return [f"model.name={known[flavor]}", f"model.flavor={flavor}"]
 
 
 # ---- layers ----
 
 
-class _Layer(NamedTuple):
-    """A recipe's file."""
+class _File(NamedTuple):
+    """A recipe's file, without what it inherits."""
 
     name: str
-    base: str | None
+    base: Entry
     description: str
     keys: Entries
 
 
-def _resolve(name, overlays, overrides, seed) -> tuple[_Layer, Entries]:
-    """The recipe's own layer, and the keys of all layers merged. Raises InputError."""
-    known = paths()
-    if name.endswith(".yaml") and not os.path.exists(name):
-        raise InputError(
-            f"{name}: no such file; give the path of a recipe, or a name: {', '.join(known)}"
-        )
-    if not name.endswith(".yaml") and name not in known:
-        raise InputError(unknown("recipe", name, known))
-    chain = _chain(known.get(name) or Path(os.path.realpath(name)), [])
-    layers = [layer.keys for layer in chain]
-    known_overlays = files(OVERLAYS)
+def _resolve(name, overlays, overrides, seed) -> tuple[_File, Entries]:
+    """Read a recipe's own file, and merge the keys of all layers, each checked by itself."""
+    chain = _chain(name)
+    layers = [file.keys for file in chain]
+    known = files(OVERLAYS)
     for overlay in overlays:
-        if overlay not in known_overlays:
-            raise InputError(unknown("overlay", overlay, known_overlays))
-        keys = read(known_overlays[overlay])
-        layers.append(
-            {key: keys[key] for key in keys if key.split(".")[0] not in ("", "description")}
-        )
+        if overlay not in known:
+            raise InputError(unknown("overlay", overlay, known))
+        layers.append(_read(known[overlay]).keys)
     layers += map(parse_override, overrides)
     if seed is not None:
-        layers.append({"debug.seed": Entry(seed, "--seed")})
-    _raise([problem for layer in layers for problem in rules.check_keys(layer)])
+        layers.append({"debug": Entry({}, "--seed"), "debug.seed": Entry(seed, "--seed")})
+    _refuse(itertools.chain.from_iterable(map(_mistakes, layers)))
     return chain[-1], functools.reduce(operator.or_, layers)
 
 
-def _chain(path: Path, descendants: list[Path]) -> list[_Layer]:
-    """The recipe and its ancestors, oldest first. Raises InputError if one of them is no recipe."""
-    layer = _read_layer(path)
-    if path in descendants:
-        circle = [*descendants[descendants.index(path) :], path]
-        raise InputError(
-            f"{path.name}: base: circular: {' -> '.join(recipe.stem for recipe in circle)}"
-        )
-    ancestors = _chain(paths()[layer.base], [*descendants, path]) if layer.base else []
-    return [*ancestors, layer]
+def _chain(name: str) -> list[_File]:
+    """Read a recipe, by name or path, and its ancestors; the oldest first."""
+    known = paths()
+    if name not in known and not name.endswith(".yaml"):
+        raise InputError(unknown("recipe", name, known))
+    chain = [_read(known.get(name) or Path(os.path.realpath(name)))]
+    while chain[0].base.value is not None:
+        parent, origin = str(chain[0].base.value), chain[0].base.origin
+        if parent not in known:
+            raise InputError(f"{origin}: base: {unknown('recipe', parent, known)}")
+        if len(chain) > len(known):
+            raise InputError(f"{origin}: base: {parent} is its own ancestor")
+        chain.insert(0, _read(known[parent]))
+    return chain
 
 
-def _read_layer(path: Path) -> _Layer:
-    """One file. Raises InputError for what is wrong besides the keys of its sections."""
-    keys, known = read(path), paths()
-    is_listed, default = path == known.get(path.stem), Entry(None, keys.pop("").origin)
-    base, description = keys.pop("base", default), keys.pop("description", default)
-    name = Entry(path.stem, default.origin)
-    if not is_listed:  # a run's recipe.yaml says whose it is
-        name = keys.pop("name", name)
-    if is_listed and path.stem != "base" and base.value is None:
-        raise InputError(
-            f"{base.origin}: base: missing; name the parent recipe, e.g. `base: baseline`"
-        )
-    if base.value not in [None, *known]:
-        raise InputError(f"{base.origin}: base: {unknown('recipe', str(base.value), known)}")
-    for key, entry, rule in (("description", description, DESCRIPTION), ("name", name, NAME)):
-        if message := rule(entry.value or ""):
-            raise InputError(f"{entry.origin}: {key}: {message}")
-    return _Layer(name.value, base.value, description.value, keys)
+def _read(path: Path) -> _File:
+    """Read the file of a recipe or of an overlay. Only a resolved recipe gives a `name`."""
+    keys = yaml_source.read(path)
+    origin = keys.pop("").origin
+    if "description" not in keys:
+        raise InputError(f"{origin}: description: is missing; say in a line what this is for")
+    base = keys.pop("base", Entry(None, origin))
+    name = keys.pop("name", Entry(path.stem, origin))
+    if not re.fullmatch(r"\w[\w .+-]*", str(name.value)):  # it names a run's folder
+        raise InputError(f"{name.origin}: name: should be letters, digits, _, -, + and .")
+    return _File(name.value, base, keys.pop("description").value, keys)
 
 
 def parse_override(override: str) -> Entries:
-    """`key.path=value` from the command line as a layer. Raises InputError."""
+    """Read `key.path=value` from the command line as a layer. Raises `InputError`."""
     origin = f"command line: {override}"
     key, equals, value = override.partition("=")
-    if not equals or not re.fullmatch(r"\w+(\.\w+){0,9}", key):
+    if not equals:
         raise InputError(f"{origin}: expected key.path=value, e.g. training.steps=100")
     sections = itertools.accumulate(key.split(".")[:-1], "{}.{}".format)
-    return {section: Entry({}, origin) for section in sections} | parse(
-        value, lambda line: origin, key
-    )
+    layer = {section: Entry({}, origin) for section in sections}
+    return layer | yaml_source.parse(value, lambda line: origin, key)
+
+
+# ---- keys ----
+
+
+def _build(entries: Entries) -> "Config":
+    """Validate keys and fill in defaults. JSON is pydantic's mode in which 1 is a float too."""
+    from experiments.config import keys  # torch, which listing recipes does not need
+
+    return keys.VALIDATOR.validate_json(json.dumps(yaml_source.nested(entries), default=str))
+
+
+def _mistakes(layer: Entries) -> list[str]:
+    """What is wrong with the keys of one layer, whether or not a later layer replaces them."""
+    from experiments.config import keys
+
+    try:
+        _build(layer)
+    except ValidationError as error:
+        sections = asdict(keys.Config())
+        known = [*sections, *dict(flat(sections))]
+        return yaml_source.mistakes(error, layer, known, keys.REFUSED)
+    return []
+
+
+def _refuse(problems: Iterable[str]) -> None:
+    lines = "\n".join(problems)
+    if lines:
+        raise InputError(lines)

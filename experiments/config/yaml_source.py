@@ -1,25 +1,24 @@
-"""YAML in which every value knows where it was written: what recipes and studies are read from, and
-written to.
+"""YAML in which every value knows where it was written: read it, say what is wrong with it, write
+it.
 
 The values are those of YAML 1.2's core schema: `3e-4` is a number and `yes` is text, unlike in
-PyYAML's own loader. Tags and aliases are errors, so that reading a file cannot run anything, and
-what no recipe needs is refused: files of more than 100 kB, more than 20 levels of nesting, integers
-of more than 18 digits, text that no file can hold.
+PyYAML's own loader.
 """
 
+import difflib
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from pydantic import ValidationError
 
-from experiments.config.values import shown
 from models.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
-MAX_BYTES, MAX_DEPTH, MAX_DIGITS = 100_000, 20, 18
 
 
 @dataclass(frozen=True)
@@ -32,117 +31,74 @@ class Entry:
 
 
 Entries = dict[str, Entry]
-"""A document by `key.path`, each section before its keys. `below | above` merges two of them:
-`above` wins."""
+"""A document by `key.path`, each section before its keys; "" is the whole. `below | above` merges
+two of them: `above` wins."""
+
+
+# ---- read and write ----
 
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = {}
-    depth = 0
-
-    def compose_node(self, parent, index):
-        event = self.peek_event()
-        if isinstance(event, yaml.AliasEvent):
-            self._refuse(
-                f"the alias *{event.anchor} is not allowed: write the value out, or share it through `base`"
-            )
-        if event.tag is not None:
-            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            self._refuse(f"the tag {tag} is not allowed: a recipe holds plain values only")
-        if self.depth == MAX_DEPTH:
-            self._refuse(f"more than {MAX_DEPTH} levels of nesting")
-        self.depth += 1
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        if node.tag.endswith(":int") and len(node.value.lstrip("-+")) > MAX_DIGITS:
-            self._refuse(f"an integer of more than {MAX_DIGITS} digits", node)
-        if isinstance(node, yaml.ScalarNode) and re.search("[\0\ud800-\udfff]", node.value):
-            self._refuse("text with a NUL or half a character (a lone surrogate)", node)
-        return node
-
-    def _refuse(self, problem: str, node: yaml.Node | None = None):
-        raise yaml.composer.ComposerError(
-            None, None, problem, (node or self.peek_event()).start_mark
-        )
 
 
 class _Dumper(yaml.SafeDumper):
     """Quotes what either kind of YAML would not read as text."""
 
 
-_FLOAT = re.compile(
-    r"[-+]?(\.\d+|\d+\.\d*|\d+(?=[eE]))([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
-)
-for _class in (_Loader, _Dumper):
-    for _type, _pattern, _first in (
-        ("null", re.compile(r"(~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
-        ("bool", re.compile(r"(true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
-        ("int", re.compile(r"[-+]?(0|[1-9]\d*)$"), list("-+0123456789")),
-        ("float", _FLOAT, list("-+.0123456789")),
-    ):
-        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_type}", _pattern, _first)
+_NUMBER = r"[-+]?(\.\d+|\d+\.\d*|\d+(?=[eE]))([eE][-+]?\d+)?$"
+for _type, _pattern, _first in (
+    ("null", r"(~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("bool", r"(true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    ("int", r"[-+]?(0|[1-9]\d*)$", list("-+0123456789")),
+    ("float", rf"{_NUMBER}|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$", list("-+.0123456789")),
+):
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_type}", re.compile(_pattern), _first)
 
 
 def read(path: Path) -> Entries:
-    """The keys of a file, and "", the whole. Raises InputError."""
+    """Read the keys of a file. Raises `InputError`."""
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     try:
-        if not path.is_file():  # opening a pipe would wait for ever
-            raise InputError(
-                f"{name}: is not a file, or a link that leads nowhere: give a YAML file"
-            )
-        with open(path, "rb") as file:
-            text = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{name}: cannot be read: {error.strerror}") from error
-    if len(text) > MAX_BYTES:
-        raise InputError(
-            f"{name}: has more than {MAX_BYTES // 1000} kB, which no recipe or study needs"
-        )
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{name}: cannot be read: {error}") from error
     entries = parse(text, lambda line: f"{name}:{line}")
     if entries[""].value not in ({}, None):
-        raise InputError(
-            f"{name}:1: expected keys with their values, got {shown(entries[''].value)}"
-        )
+        raise InputError(f"{name}:1: expected keys with their values")
     return entries
 
 
-def parse(text: bytes | str, where: Callable[[int], str], root: str = "") -> Entries:
-    """One YAML document: what stands at the key.path `root` and below.
+def parse(text: str, where: Callable[[int], str], root: str = "") -> Entries:
+    """Read one YAML document: what stands at the key.path `root` and below.
 
-    `where` gives the origin of a line, counted from 1. Raises InputError for the first fault.
+    `where` gives the origin of a line, counted from 1. Raises `InputError` for the first fault.
     """
+    entries: Entries = {}
     try:
         loader = _Loader(text)
-        node = loader.get_single_node()
-    except yaml.reader.ReaderError as error:
-        raise InputError(f"{where(1)}: not a text file in UTF-8: {error.reason}") from error
+        nothing = yaml.ScalarNode("tag:yaml.org,2002:null", "")
+        for path, node, line in _walk(loader.get_single_node() or nothing, root, 1):
+            is_section = isinstance(node, yaml.MappingNode)
+            value = {} if is_section else loader.construct_object(node, deep=True)
+            if path in entries:
+                earlier = entries[path].origin
+                raise InputError(f"{where(line)}: {path}: already given at {earlier}; keep one")
+            entries[path] = Entry(value, where(line))
     except yaml.MarkedYAMLError as error:
-        context = f" {error.context}" if error.context else ""
-        raise InputError(
-            f"{where(error.problem_mark.line + 1)}: YAML error{context}: {error.problem}"
-        ) from error
-    entries: Entries = {}
-
-    def collect(node: yaml.Node, origin: str, path: str) -> None:
-        if path in entries:
-            raise InputError(
-                f"{origin}: {path}: already given at {entries[path].origin}; keep one of them"
-            )
-        is_section = isinstance(node, yaml.MappingNode)
-        entries[path] = Entry(
-            {} if is_section else loader.construct_object(node, deep=True), origin
-        )
-        for key, value in node.value if is_section else ():
-            origin = where(key.start_mark.line + 1)
-            if not isinstance(key, yaml.ScalarNode) or not re.fullmatch(r"\w+", key.value):
-                raise InputError(
-                    f"{origin}: expected a key's name, of letters, digits and _, before the colon"
-                )
-            collect(value, origin, f"{path}.{key.value}".lstrip("."))
-
-    collect(node or yaml.ScalarNode("tag:yaml.org,2002:null", ""), where(1), root)
+        line = error.problem_mark.line + 1
+        raise InputError(f"{where(line)}: YAML error: {error.problem}") from error
     return entries
+
+
+def _walk(node: yaml.Node, path: str, line: int) -> Iterator[tuple[str, yaml.Node, int]]:
+    """(key.path, node, line) of a node, and of those below it."""
+    yield path, node, line
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            below = f"{path}.{key.value}".lstrip(".")
+            yield from _walk(value, below, key.start_mark.line + 1)
 
 
 def nested(entries: Entries) -> dict:
@@ -151,13 +107,75 @@ def nested(entries: Entries) -> dict:
     for path, entry in entries.items():
         *sections, key = path.split(".")
         section = functools.reduce(lambda outer, name: outer.setdefault(name, {}), sections, tree)
-        if entry.value == {}:
-            section.setdefault(key, {})
-        else:
-            section[key] = entry.value
+        section.setdefault(key, copy(entry.value))
     return tree
+
+
+def flat(section: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """(key.path, value) of every key that isn't a section."""
+    for key, value in section.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def dump(data: dict) -> str:
     """YAML text, keys in the order given, that `parse` reads as the same values."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+# ---- say what is wrong ----
+
+_SHOULD_BE = {
+    "bool_type": "should be true or false",
+    "dict_type": "should be keys below it",
+    "dataclass_type": "should be keys below it",
+}
+"""pydantic's messages in the words of YAML, by their type."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """The error sentence for a name that is not in `known`: it gives the nearest names, and all."""
+    near = difflib.get_close_matches(name, known, n=2)
+    hint = f" did you mean `{'` or `'.join(near)}`?" if near else ""
+    return f"unknown {kind} `{name}`;{hint} known: {', '.join(known)}"
+
+
+def mistakes(
+    error: ValidationError, entries: Entries, known: list[str], refused: dict[str, str]
+) -> list[str]:
+    """A line for each key that pydantic refuses: where it was written, and what would be right.
+
+    `known` holds the keys that there are; `refused` what to do instead of others, by how they
+    begin.
+    """
+    by_key: dict[str, list[dict]] = {}
+    for detail in error.errors(include_url=False):
+        key = ".".join(map(str, detail["loc"]))
+        while key not in ("", *entries) and detail["type"] != "missing":
+            key = key.rpartition(".")[0]  # without list indices and members of a union
+        by_key.setdefault(key, []).append(detail)
+    lines = []
+    for key, details in by_key.items():
+        origin = entries[key if key in entries else ""].origin
+        reasons = [why for beginning, why in refused.items() if key.startswith(beginning)]
+        message = reasons[0] if reasons else _sentence(key, details, known)
+        lines.append(f"{origin}: {key}: {message}")
+    return lines
+
+
+def _sentence(key: str, details: list[dict], known: list[str]) -> str:
+    """What is wrong with one key; `details` has an error for each type that it may have."""
+    kind, value = details[0]["type"], details[0]["input"]
+    if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+        name = key.rpartition(".")[2]
+        elsewhere = [other for other in known if other.endswith(f".{name}")]
+        near = elsewhere or difflib.get_close_matches(key, known, n=1)
+        return f"unknown key; did you mean `{near[0]}`?" if near else "unknown key"
+    if kind == "missing":
+        return "is missing"
+    words = [
+        _SHOULD_BE.get(detail["type"], detail["msg"].removeprefix("Input ")) for detail in details
+    ]
+    return f"{' or '.join(words)}, got {value!r:.80}"

@@ -10,7 +10,7 @@ Each raises `InputError` with a sentence that says what to change.
 import os
 import shutil
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -98,7 +98,8 @@ def plan(recipe: Recipe, world_size: int | None = None) -> Plan:
         shards = _check_ranks(config, world_size)
         if world_size > 1:
             _check_sharding(config, args, world_size, layers)
-        _check_checkpoints(config, model)
+        if config.checkpoint.initial_load_path:
+            _check_first_weights(config, model)
     return Plan(
         recipe=recipe,
         world_size=world_size or 1,
@@ -196,18 +197,6 @@ def _check_sharding(config, args, world_size: int, fp8_layers: set[str]) -> None
 
 
 # ---- checkpoints ----
-
-
-def _check_checkpoints(config, model: torch.nn.Module) -> None:
-    """Refuse a folder that other runs may share, and first weights that are not this model's."""
-    folder = PurePath(config.checkpoint.folder)
-    if folder.is_absolute() or ".." in folder.parts or not folder.parts:
-        raise InputError(
-            f"checkpoint.folder={config.checkpoint.folder}: expected a folder within the run "
-            "directory, as checkpoint: a run must not delete or load another's checkpoints"
-        )
-    if config.checkpoint.initial_load_path:
-        _check_first_weights(config, model)
 
 
 def _check_first_weights(config, model: torch.nn.Module) -> None:

@@ -29,7 +29,8 @@ from torchtitan.tools.logging import logger
 from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 
 from experiments.config.phases import first_and_last
-from experiments.config.rules import FLOAT8, flat
+from experiments.config.rules import FLOAT8
+from experiments.config.yaml_source import flat
 from experiments.corpus.rows import build_dataloader
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.signals import Interrupted, Stop

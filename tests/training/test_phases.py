@@ -155,14 +155,14 @@ def test_steps_in_fp8(name, overlay, steps):
         (
             "bf16_then_fp8",
             ["first_step=later"],
-            "expected a step of at least 1, or after_warmup, got 'later'",
+            "first_step: should be 'after_warmup'",
         ),
         (
             "bf16_then_fp8",
             ["last_step=0"],
-            "expected a step of at least 1, or before_last_tenth, got 0",
+            "last_step: should be 'before_last_tenth'",
         ),
-        ("bf16_then_fp8", ["first_step=1.5"], "expected an integer, got 1.5"),
+        ("bf16_then_fp8", ["first_step=1.5"], "first_step: should be 'after_warmup'"),
         (
             "bf16_then_fp8",
             ["last_step=10"],

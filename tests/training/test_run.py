@@ -42,7 +42,7 @@ def test_dry_run_says_what_would_run(capsys):
         ),
         (
             "baseline training.stepz=3",
-            "training.stepz=3: training.stepz: unknown key; did you mean `steps`?",
+            "training.stepz=3: training.stepz: unknown key; did you mean `training.steps`?",
         ),
         ("baseline model.flavor=8B", "model.flavor '8B' is not one of 8B-published"),
         (
