@@ -1,4 +1,4 @@
-"""Trains what a JSON file names, one run after the other, and prints the exit codes.
+"""Trains what a JSON file lists as [processes, arguments], and prints the exit codes.
 
 Ranks are forks of one process, and each makes all runs of as many processes: importing torch takes
 longer than a run.
@@ -7,29 +7,32 @@ longer than a run.
 import json
 import os
 import sys
-from itertools import groupby
 from pathlib import Path
 
+from experiments.jobs.placement import reserved_port
 from experiments.jobs.ranks import variables
 from experiments.run import main
 from experiments.training import attempt, trainer  # noqa: F401  # before the forks
 
 
-def train(rank: int, runs: list[tuple[int, int, list[str]]]) -> None:
-    for processes, port, arguments in runs:
+def fork(rank: int, processes: int, runs: list[tuple[int, list[str]]]) -> int:
+    """Make the runs as one of their processes; returns its number."""
+    child = os.fork()
+    if child:
+        return child
+    for port, arguments in runs:
         os.environ.update(variables(rank, processes, port))
         code = main(arguments)
         if rank == 0:
             print(f"exit code {code}: {arguments[arguments.index('--out') + 1]}", flush=True)
+    os._exit(0)
 
 
-named = sorted(json.loads(Path(sys.argv[1]).read_text()), key=lambda run: run[0])
-for processes, group in groupby(named, key=lambda run: run[0]):
-    runs, children = [*group], []
-    for rank in range(processes):
-        if not (child := os.fork()):
-            train(rank, runs)
-            os._exit(0)
-        children.append(child)
-    for child in children:
+asked = json.loads(Path(sys.argv[1]).read_text())
+for processes in {processes for processes, _ in asked}:
+    of_as_many = [arguments for count, arguments in asked if count == processes]
+    sockets = [reserved_port() for _ in of_as_many]
+    ports = [socket.getsockname()[1] for socket in sockets]
+    runs = list(zip(ports, of_as_many, strict=True))
+    for child in [fork(rank, processes, runs) for rank in range(processes)]:
         os.waitpid(child, 0)
