@@ -173,8 +173,7 @@ def _check(study: Study, gpu: str | None) -> list[Part]:
                 recipes.load(recipe, part.overlays, part.overrides), part.processes
             )
         if study.axes:
-            found = fit(list(plans.values()), gpu)
-            record = CellRecord(values=values, **found._asdict())
+            record = fit(values, list(plans.values()), gpu)
         parts.append(Part(name, values, part, plans, record))
     for part in parts:
         for recipe, planned in part.plans.items():

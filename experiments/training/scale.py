@@ -1,9 +1,8 @@
 """Which overlays suit this machine, and which runs it can hold."""
 
-from typing import NamedTuple
-
 from experiments.config import recipes
 from experiments.jobs import placement
+from experiments.records.study import Cell
 from experiments.training.plan import Plan, memory_finding, plan
 from models import device
 from models.gpus import GPUS
@@ -24,18 +23,8 @@ def choose_scale(processes: int = 1) -> tuple[list[str], str]:
     return ["cpu"], f"the CPU scale, because the published size needs {gib} even so and {have}"
 
 
-class Fit(NamedTuple):
-    """Bytes that a run needs of each device by estimate, bytes that there are, and why it cannot
-    run, if so."""
-
-    needed: float
-    available: float
-    obstacle: str | None
-
-
-def fit(plans: list[Plan], gpu: str | None = None) -> Fit:
-    """Compare the neediest of some runs, all of as many processes, with this machine or with GPUs
-    of a kind."""
+def fit(values: dict[str, str | int], plans: list[Plan], gpu: str | None = None) -> Cell:
+    """Compare the neediest run of a sweep's cell with this machine, or with GPUs of a kind."""
     processes = plans[0].world_size
     needed = max(planned.memory_needed for planned in plans)
     available = float(GPUS[gpu].memory) if gpu else _available_here(processes)
@@ -47,7 +36,7 @@ def fit(plans: list[Plan], gpu: str | None = None) -> Fit:
         obstacle = f"{GPUS[gpu].driver_name} has no FP8 units"
     elif not gpu and here != [None] and processes > len(here):
         obstacle = f"takes {processes} GPUs, and {len(here)} are here"
-    return Fit(needed, available, obstacle)
+    return Cell(values=values, needed=needed, available=available, obstacle=obstacle)
 
 
 def _available_here(processes: int) -> float:

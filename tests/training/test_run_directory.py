@@ -9,7 +9,6 @@ from unittest.mock import Mock, patch
 import pytest
 
 from experiments.config import recipes
-from experiments.jobs import files
 from experiments.records.run import Environment, Manifest
 from experiments.run import main
 from experiments.training import run_directory
@@ -134,11 +133,3 @@ def test_a_run_goes_on_without_its_manifest(unfinished, claim):
     (unfinished / "manifest.json").unlink()
     assert claim().manifest.attempt == 2
     assert (unfinished / "attempt1/metrics.jsonl").read_text() == WINDOW
-
-
-def test_no_folder_is_given_twice(tmp_path):
-    made = [files.new_folder(tmp_path / "runs/four_way-20260101-000000") for _ in range(3)]
-    assert [path.name.removeprefix("four_way-20260101-000000") for path in made] == ["", "-2", "-3"]
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="choose another --out"):
-        files.new_folder(tmp_path / "file/x")

@@ -136,8 +136,8 @@ def test_a_gradient_that_is_not_finite_ends_the_run_in_its_step(tmp_path, run_he
     manifest, last = manifest_of(out), lines_of(out)[-1]
     assert manifest["status"] == "diverged"
     assert manifest["error"] == (
-        "the gradient norm was not finite in step 2: the gradient of layers.1.feed_forward.w1.weight, "
-        "layers.3.feed_forward.w1.weight"
+        "the gradient norm was not finite in step 2: the gradient of "
+        "layers.1.feed_forward.w1.weight, layers.3.feed_forward.w1.weight"
     )
     assert last["step"] == 2 and last["grad_norm"] is None and last["loss"] > 0
 
