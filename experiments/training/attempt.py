@@ -46,11 +46,11 @@ def run(plan: Plan, token_file: TokenFile, out: Path | None, stop: Stop) -> int:
             "place"
         )
     out = out or new_directory(plan)
-    first = os.environ["RANK"] == "0"
-    directory = RunDirectory(out, plan, token_file) if first else None
+    directory = log = None
+    if os.environ["RANK"] == "0":
+        directory, log = RunDirectory(out, plan, token_file), out / LOG
     plan.config.job.dump_folder = str(out)
     try:
-        log = out / LOG if first else None
         with display(plan.recipe.name, plan.config.training.steps, log) as move_bar:
             end = _train(plan, token_file, directory, move_bar, stop)
     except OSError as error:  # log.txt cannot be opened
@@ -71,7 +71,8 @@ def _train(plan: Plan, token_file: TokenFile, directory, move_bar, stop: Stop) -
     """Train to the end, whatever it is, and put its reason into the log."""
     trainer = None
     try:
-        if slow := slow_attention(plan.config):
+        slow = slow_attention(plan.config)
+        if slow:
             logging.getLogger().warning(slow)
         trainer = Trainer(plan, token_file, stop)
         if directory:

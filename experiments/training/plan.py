@@ -57,8 +57,9 @@ class Plan:
     @property
     def checkpoint_bytes(self) -> float:
         """Size of a checkpoint on disk; 0 if the recipe writes none."""
-        whole = (self.memory["parameters"] + self.memory["optimizer"]) * self.shards
-        return whole if self.config.checkpoint.enable else 0
+        if not self.config.checkpoint.enable:
+            return 0
+        return (self.memory["parameters"] + self.memory["optimizer"]) * self.shards
 
     def describe(self) -> str:
         """Say what is trained, in which precision."""
@@ -153,25 +154,19 @@ def _check_ranks(config, world_size: int) -> int:
             f"training.global_batch_size={batch}: expected a multiple of local_batch_size x "
             f"processes, {keys.local_batch_size} x {world_size}, or -1"
         )
-    if shards == 1:
-        _check_needs_shards(config)
+    if shards == 1 and config.quantize.gradients:
+        raise _needs_shards("quantize.gradients", "null")
+    all_gather = config.quantize.linear.float8.enable_fsdp_float8_all_gather
+    if shards == 1 and all_gather and config.optimizer.built is None:
+        raise _needs_shards("quantize.linear.float8.enable_fsdp_float8_all_gather", "false")
     return shards
 
 
-def _check_needs_shards(config) -> None:
-    all_gather = config.quantize.linear.float8.enable_fsdp_float8_all_gather
-    asked = {
-        "quantize.linear.float8.enable_fsdp_float8_all_gather": "false"
-        if all_gather and config.optimizer.built is None
-        else None,
-        "quantize.gradients": "null" if config.quantize.gradients else None,
-    }
-    for key, off in asked.items():
-        if off:
-            raise InputError(
-                f"{key} needs FSDP over two or more processes: run it with --processes 2 or more, "
-                f"or set it to {off}"
-            )
+def _needs_shards(key: str, off: str) -> InputError:
+    return InputError(
+        f"{key} needs FSDP over two or more processes: run it with --processes 2 or more, "
+        f"or set it to {off}"
+    )
 
 
 def _check_sharding(config, args, world_size: int, fp8_layers: set[str]) -> None:
@@ -257,7 +252,8 @@ def check_here(plan: Plan, budget_s: float | None = None) -> list[tuple[str, str
     number(BUDGET, 0)
     device.peak()
     here = f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
-    if slow := slow_attention(config):
+    slow = slow_attention(config)
+    if slow:
         here += f"; {slow}"
     return [("device", here), ("memory", _check_memory(plan))]
 
@@ -276,11 +272,12 @@ def _check_cpu(config) -> None:
         if value:
             raise InputError(f"{key} needs a GPU: set it to {off}")
     compiler = os.environ.get("CXX", "g++").split(" ")[0]
-    if shutil.which(compiler):
-        return
-    compiles = "torchao's optimizer" if config.optimizer.stochastic_rounding else ""
-    compiles = "compile.enable" if config.compile.enable else compiles
-    if compiles:
+    compiles = ""
+    if config.optimizer.stochastic_rounding:
+        compiles = "torchao's optimizer"
+    if config.compile.enable:
+        compiles = "compile.enable"
+    if compiles and not shutil.which(compiler):
         raise InputError(
             f"{compiles} needs a C++ compiler on a CPU and `{compiler}` is not there: install g++, "
             "point the environment variable CXX at another one, or run the recipe `baseline`, "
@@ -319,7 +316,9 @@ def _check_memory(plan: Plan) -> str:
             "recompute activations (activation_checkpoint.mode=full), lower "
             "training.local_batch_size, or shard over more GPUs"
         )
-    return finding if plan.memory_needed <= available else f"{finding}: this will probably not fit"
+    if plan.memory_needed > available:
+        finding += ": this will probably not fit"
+    return finding
 
 
 # ---- data ----

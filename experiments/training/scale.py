@@ -27,9 +27,11 @@ def fit(values: dict[str, str | int], plans: list[Plan], gpu: str | None = None)
     """Compare the neediest run of a sweep's cell with this machine, or with GPUs of a kind."""
     processes = plans[0].world_size
     needed = max(planned.memory_needed for planned in plans)
-    available = float(GPUS[gpu].memory) if gpu else _available_here(processes)
-    here = placement.gpus()
-    obstacle = None
+    here, available, obstacle = placement.gpus(), device.memory_bytes(), None
+    if gpu:
+        available = GPUS[gpu].memory
+    elif device.TYPE == "cpu":  # its processes share it
+        available /= processes
     if needed > available:
         obstacle = f"needs {memory_finding(needed, available)}"
     elif gpu and not GPUS[gpu].datasheet.fp8 and any(planned.fp8_layers for planned in plans):
@@ -37,8 +39,3 @@ def fit(values: dict[str, str | int], plans: list[Plan], gpu: str | None = None)
     elif not gpu and here != [None] and processes > len(here):
         obstacle = f"takes {processes} GPUs, and {len(here)} are here"
     return Cell(values=values, needed=needed, available=available, obstacle=obstacle)
-
-
-def _available_here(processes: int) -> float:
-    """Bytes of a device; processes without a GPU share the machine's."""
-    return device.memory_bytes() / (processes if device.TYPE == "cpu" else 1)

@@ -120,7 +120,8 @@ class Trainer(titan.Trainer):
 
     def init_distributed(self):
         """Called by torchtitan's `__init__` first."""
-        if ctas := self.job_config.comm.nccl_max_ctas:
+        ctas = self.job_config.comm.nccl_max_ctas
+        if ctas:
             os.environ["NCCL_MAX_CTAS"] = str(ctas)  # read when a communicator is created
         if os.environ["WORLD_SIZE"] == "1":  # a rank alone waits for nobody and needs no NCCL
             dist.Backend.default_device_backend_map[device.TYPE] = "gloo"
@@ -208,8 +209,8 @@ class Trainer(titan.Trainer):
             TIMELINE.end_first_step()
         if profiled:
             self.meter.fp8_flops_per_token = self.proof.fp8_flops_per_token
-        if switch := self.switches.get(str(self.step)):
-            switch.compile_s = compiled_s() - compiled_before
+        if str(self.step) in self.switches:
+            self.switches[str(self.step)].compile_s = compiled_s() - compiled_before
         loss = torch.stack(losses).sum()
         steady = self.step >= self._steady_from and not self._disturbed
         self._disturbed = False
@@ -320,8 +321,9 @@ class Trainer(titan.Trainer):
         names = next(filter(None, by_rank), [])
         if not names:  # their squares add up to more than the dtype holds
             return ", although each gradient is"
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        return f": the gradient of {', '.join(names[:3])}{more}"
+        if len(names) > 3:
+            names[3:] = [f"{len(names) - 3} more"]
+        return f": the gradient of {', '.join(names)}"
 
     # ---- checkpoints ----
 
