@@ -1,5 +1,5 @@
-"""launch/missing.py FILE…: what of these requirements this Python lacks, in a sentence, and exit
-code 2; or nothing."""
+"""launch/missing.py FILE…: say which of these requirements this Python lacks, with exit code 2;
+nothing if it lacks none."""
 
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -9,8 +9,8 @@ from pathlib import Path
 from pip._vendor.packaging.requirements import Requirement
 
 
-def there(requirement: Requirement) -> bool:
-    """Whether it is installed in a version that fits; triton may have come with torch under another
+def is_there(requirement: Requirement) -> bool:
+    """True if a version that fits is installed; triton may have come with torch under another
     name."""
     try:
         return requirement.specifier.contains(version(requirement.name), prereleases=True)
@@ -18,15 +18,12 @@ def there(requirement: Requirement) -> bool:
         return not requirement.specifier and find_spec(requirement.name) is not None
 
 
-lines = [
-    line
-    for file in sys.argv[1:]
-    for line in Path(file).read_text().splitlines()
-    if not line.startswith("#")
-]
-if missing := [line for line in lines if not there(Requirement(line))]:
-    files = " ".join(f"-r {file}" for file in sys.argv[1:])
-    print(
-        f"missing: {', '.join(missing)}; where a package index can be reached: {sys.executable} -m pip install {files}"
-    )
+files, missing = sys.argv[1:], []
+for file in files:
+    for line in Path(file).read_text().splitlines():
+        if not line.startswith("#") and not is_there(Requirement(line)):
+            missing.append(line)
+if missing:
+    install = " ".join([sys.executable, "-m pip install", *(f"-r {file}" for file in files)])
+    print(f"missing: {', '.join(missing)}; where a package index can be reached: {install}")
     sys.exit(2)

@@ -1,11 +1,8 @@
-"""Folders and files of a run: locked while they are in use, and never left torn by a process that
-is killed."""
+"""Output folders of runs, studies and benches: named, checked, and locked while in use."""
 
 import fcntl
-import json
 import logging
 import os
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
@@ -89,28 +86,3 @@ def lock_file(path: Path, wait: bool) -> TextIO:
             f"{path.parent}: {error.strerror}: nothing keeps a second process out of it"
         )
     return file
-
-
-# ---- until their last callers have moved to experiments.records ----
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file, whole or not at all. Raises OSError."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(content if isinstance(content, bytes) else content.encode())
-        part.replace(path)
-    except OSError:
-        with suppress(OSError):
-            part.unlink()
-        raise
-
-
-def read_json(path: Path) -> dict:
-    """Contents of a JSON file, empty if it is missing, torn, or a pipe, which reading would wait
-    for."""
-    try:
-        content = json.loads(path.read_bytes()) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
