@@ -18,11 +18,11 @@ def is_there(requirement: Requirement) -> bool:
         return not requirement.specifier and find_spec(requirement.name) is not None
 
 
-files, missing = sys.argv[1:], []
+files, lines = sys.argv[1:], []
 for file in files:
-    for line in Path(file).read_text().splitlines():
-        if not line.startswith("#") and not is_there(Requirement(line)):
-            missing.append(line)
+    lines += Path(file).read_text().splitlines()
+asked = [line for line in lines if not line.startswith("#")]
+missing = [line for line in asked if not is_there(Requirement(line))]
 if missing:
     install = " ".join([sys.executable, "-m pip install", *(f"-r {file}" for file in files)])
     print(f"missing: {', '.join(missing)}; where a package index can be reached: {install}")
