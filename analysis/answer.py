@@ -108,7 +108,7 @@ def _about(comparison: Comparison, recipe: str, gain: SpeedUp) -> str:
     if not comparison.proof[recipe]:
         return (
             f"No answer: {claim}, but nothing proves that it ran in FP8: it has no proof, or its "
-            "proof.json says 0 %, says that the products were emulated, or differs between the "
+            "proof.json says 0 %, says that the matmuls were emulated, or differs between the "
             "runs."
         )
     if recipe in worse:

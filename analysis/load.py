@@ -119,7 +119,6 @@ class Frames:
                 steady steps and its quartiles, padding included; without padding
             fp8_share: of the linear layers' FLOPs, over all steps of the run: less than its proof's
                 where there are phases in bf16. fp8_share_of_steps: of the steps
-            fp8_flops: per step of one device, without what is computed twice
             data_wait_share: of the steady steps' time
             mfu_bf16_peak, mfu_fp8_peak, mfu_mixed_peak: of that median; mfu_logged: what another
                 program called its MFU
@@ -311,7 +310,7 @@ def _ask_for_longest(runs: list[Run]) -> None:
 
 def _judge(run: Run, by_step: pd.DataFrame) -> None:
     """Set the status by what the log shows, and name what makes its figures doubtful."""
-    for flaw in (_missing_steps(run.windows), _drift(by_step)):
+    for flaw in (_missing_steps(by_step), _drift(by_step)):
         if flaw:
             run.doubt(flaw)
     status, asked = run.facts["status"], run.facts.get("steps_asked") or 0
@@ -334,16 +333,13 @@ def _judge(run: Run, by_step: pd.DataFrame) -> None:
         run.doubt(f"short, its log ends {where}, so it is not averaged with others")
 
 
-def _missing_steps(windows: pd.DataFrame) -> str | None:
+def _missing_steps(by_step: pd.DataFrame) -> str | None:
     """Name the steps that lie between the log's windows."""
-    before = windows["step"].shift(fill_value=0)
-    first = windows["step"] - windows["step_s"].map(len) + 1
-    gaps = [(a, b) for a, b in zip(before + 1, first - 1, strict=True) if a <= b]
-    if not gaps:
+    there = by_step["step"].tolist()
+    missing = sorted(set(range(1, max(there, default=0))).difference(there))
+    if not missing:
         return None
-    names = [f"{a} to {b}" if a < b else f"{a}" for a, b in gaps[:3]]
-    names += ["..."] * (len(gaps) > 3)
-    return f"steps missing from its log: {sum(b - a + 1 for a, b in gaps):,} ({', '.join(names)})"
+    return f"steps missing from its log: {len(missing):,} (from {missing[0]} to {missing[-1]})"
 
 
 def _drift(by_step: pd.DataFrame) -> str | None:

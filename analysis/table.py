@@ -12,8 +12,20 @@ from analysis.rates import completed
 
 # IQR as a share of the median: published FP8 gains 6 to 34 %; the README's runs have at most 17 %.
 NOISY = 0.3
-COLUMNS = ("final\nloss", "tokens/s", "IQR", "MFU", "warm-up\ns", "wall\ns", "after\nwarm-up",
-           "FP8\nshare", "memory\nGiB", "status")  # fmt: skip
+# What the table of runs shows: column to the fact, and its format.
+_CELLS = {
+    "final\nloss": ("final_loss", ".3f"),
+    "tokens/s": ("tokens_per_s", ",.0f"),
+    "IQR": ("iqr", ".1%"),
+    "MFU": ("mfu_bf16_peak", ".1%"),
+    "warm-up\ns": ("warm_up_s", ".1f"),
+    "wall\ns": ("wall_s", ".1f"),
+    "after\nwarm-up": ("wall_s_without_warm_up", ".1f"),
+    "FP8\nshare": ("fp8_share", ".1%"),
+    "memory\nGiB": ("peak_memory_gib", ".1f"),
+    "status": ("runs", ""),
+}
+COLUMNS = tuple(_CELLS)
 _AVERAGED = ["final_loss", "tokens_per_s", "tokens_per_s_q1", "tokens_per_s_q3", "mfu_bf16_peak",
              "warm_up_s", "wall_s", "wall_s_without_warm_up", "fp8_share",
              "peak_memory_bytes"]  # fmt: skip
@@ -113,20 +125,15 @@ def seed(row: dict) -> str:
 
 def cells(row: dict) -> list[str]:
     """Cells of `COLUMNS`, of a run or of a recipe's means."""
-    spread = row.get("loss_spread")
-    memory = row["peak_memory_bytes"]
-    return [
-        _format(row["final_loss"], ".3f") + (f" ± {spread:.3f}" if spread else ""),
-        _format(row["tokens_per_s"], ",.0f"),
-        _format(_spread(row), ".1%"),
-        _format(row["mfu_bf16_peak"], ".1%"),
-        _format(row["warm_up_s"], ".1f"),
-        _format(row["wall_s"], ".1f"),
-        _format(row["wall_s_without_warm_up"], ".1f"),
-        "emulated" if row["fp8_emulated"] else _format(row["fp8_share"], ".1%"),
-        _format(memory and memory / 2**30, ".1f"),
-        row.get("runs") or status(row),
-    ]
+    facts = {"runs": status(row), "iqr": _iqr(row)} | row
+    if row["peak_memory_bytes"]:
+        facts["peak_memory_gib"] = row["peak_memory_bytes"] / 2**30
+    found = {column: _format(facts.get(fact), spec) for column, (fact, spec) in _CELLS.items()}
+    if row.get("loss_spread"):
+        found["final\nloss"] += f" ± {row['loss_spread']:.3f}"
+    if row["fp8_emulated"]:
+        found["FP8\nshare"] = "emulated"
+    return list(found.values())
 
 
 def status(row: dict) -> str:
@@ -137,13 +144,13 @@ def status(row: dict) -> str:
     return word if row["steps_asked"] in (None, row["steps"]) else f"{word} at {row['steps']:.0f}"
 
 
-def _spread(row: dict) -> float | None:
+def _iqr(row: dict) -> float | None:
     """Distance of the quartiles of tokens/s, as a share of the median."""
     median = row["tokens_per_s"]
     return median and (row["tokens_per_s_q3"] - row["tokens_per_s_q1"]) / median
 
 
-def _format(value: float | None, spec: str) -> str:
+def _format(value, spec: str) -> str:
     return "-" if value is None else format(value, spec)
 
 
@@ -277,7 +284,7 @@ def _warnings(rows: list[dict]) -> list[str]:
             "The recipe leaves trainable parameters out of the optimizer on purpose, so they never "
             f"learn: {_joined(_by_kind(lost, 'orphans'))}."
         )
-    noisy = [row for row in rows if (_spread(row) or 0) > NOISY]
+    noisy = [row for row in rows if (_iqr(row) or 0) > NOISY]
     if noisy:
         lines.append(
             f"The quartiles of the step time are more than {NOISY:.0%} apart, as where something "

@@ -31,7 +31,8 @@ def test_runs_at_any_depth_each_once(tmp_path):
         "source": "run directory", "path": str(b), "recipe": name, "seed": 1, "compiled": True,
         "float8": "tensorwise", "code": "abc and changes 1f",
         "torch": "2.13.0", "date": "2026-01-01", "driver": "580.1", "power_limit_w": 700,
-        "data": "stdlib-1f", "seq_len": 50, "peak_bf16": 1e9, "flops_per_token": FLOPS,
+        "data": "stdlib-1f", "seq_len": 50, "peak_bf16": 1e9,
+        "flops_per_token": FLOPS,
         "phases": {"import": 4.0, "first_step": 1.0}, "tokens_per_step": 100, "tokens": 3000, "batch": 2, "peak_memory_bytes": 30 * 2**20,
         "warm_up_s": 5.0,
     }  # fmt: skip
@@ -150,7 +151,7 @@ def drifting(step):
 
 
 DOUBTS = {  # what is other about the line of a step, None for no such line; the rate
-    "steps missing from its log: 50 (101 to 150)": (gap, 1000),
+    "steps missing from its log: 50 (from 101 to 150)": (gap, 1000),
     "its step time drifts: ": (drifting, drifting(155)["tokens_per_s"]),
 }
 

@@ -63,7 +63,7 @@ def test_a_missing_line_is_named_and_its_steps_are_not_timed(tmp_path):
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join([*lines[:3], *lines[4:]]))
     frames = load(log)
-    assert frames.problems == [f"{log}: steps missing from its log: 5 (11 to 15)"]
+    assert frames.problems == [f"{log}: steps missing from its log: 5 (from 11 to 15)"]
     assert steps(frames.windows)["step"].tolist() == [*range(1, 11), *range(16, 26)]
     assert steps(frames.windows)["seconds"].iloc[-1] == 0.5
     log.write_bytes(b"".join([*lines[:5], lines[5][:-30]]))
