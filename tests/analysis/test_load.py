@@ -33,7 +33,8 @@ def test_runs_at_any_depth_each_once(tmp_path):
         "torch": "2.13.0", "date": "2026-01-01", "driver": "580.1", "power_limit_w": 700,
         "data": "stdlib-1f", "seq_len": 50, "peak_bf16": 1e9,
         "flops_per_token": FLOPS,
-        "phases": {"import": 4.0, "first_step": 1.0}, "tokens_per_step": 100, "tokens": 3000, "batch": 2, "peak_memory_bytes": 30 * 2**20,
+        "phases": {"import": 4.0, "first_step": 1.0}, "tokens_per_step": 100,
+        "tokens": 3000, "batch": 2, "peak_memory_bytes": 30 * 2**20,
         "warm_up_s": 5.0,
     }  # fmt: skip
     assert frames.runs.iloc[0][list(expected)].to_dict() == expected
