@@ -43,39 +43,24 @@ def main(argv: list[str] | None = None) -> int:
     if steps <= NOT_STEADY_STEPS:
         return complain(f"{steps} steps: the first {NOT_STEADY_STEPS} are not steady, so give more")
     set_rank_environment()
-    ratio = loops(steps)
-    share = range_checks(steps)
-    return int(ratio < GOAL or share > MOST_FOR_CHECKS)
+    keys = [f"training.steps={steps}"]
 
+    baseline = plan(recipes.load("baseline", ["cpu"], keys))
+    token_file = open_data(baseline)
+    run_s, bare_s = in_turn(baseline, lambda model: bare_loop(model, baseline.config, token_file))
+    ratio = bare_s / run_s
+    print(f"{device.name()}: a step takes {bare_s:.4f} s in a bare loop, {run_s:.4f} s in the run")
+    print(f"{ratio:.1%} of the bare loop's tokens/s, goal {GOAL:.0%}")
 
-def loops(steps: int) -> float:
-    """Compare the run's loop to the bare one; returns their ratio of tokens/s."""
-    planned = plan(recipes.load("baseline", ["cpu"], [f"training.steps={steps}"]))
-    config, token_file = planned.config, open_data(planned)
-    run_s, bare_s = in_turn(planned, lambda model: bare_loop(model, config, token_file))
-    tokens = config.training.local_batch_size * config.training.seq_len
-    print(
-        f"{device.name()}: bare loop {tokens / bare_s:,.0f} tokens/s, "
-        f"run {tokens / run_s:,.0f} tokens/s"
-    )
-    print(f"{bare_s / run_s:.1%} of the bare loop's tokens/s, goal {GOAL:.0%}")
-    return bare_s / run_s
-
-
-def range_checks(steps: int) -> float:
-    """Time checks of FP8's ranges; returns the share of the time that they take in a run."""
-    overlays, _ = choose_scale()
-    recipe = recipes.load("tensorwise_fp8_compiled", overlays, [f"training.steps={steps}"])
+    recipe = recipes.load("tensorwise_fp8_compiled", choose_scale()[0], keys)
     metrics = recipe.config.metrics
     apart = metrics.log_freq * metrics.fp8_ranges_every
     metrics.fp8_ranges_every = 0  # here they are called after each step instead
     run_s, check_s = in_turn(plan(recipe), lambda model: partial(fp8_ranges, model))
     share = check_s / run_s / apart
-    print(
-        f"FP8's ranges: a check takes {check_s / run_s:.1%} of a step, "
-        f"one in {apart} steps takes {share:.2%} of the time"
-    )
-    return share
+    print(f"FP8's ranges: a check takes {check_s / run_s:.1%} of a step, ", end="")
+    print(f"one in {apart} steps takes {share:.2%} of the time")
+    return int(ratio < GOAL or share > MOST_FOR_CHECKS)
 
 
 def in_turn(planned: Plan, other: Callable[[torch.nn.Module], Callable]) -> tuple[float, float]:

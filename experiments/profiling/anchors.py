@@ -37,8 +37,7 @@ class Anchor:
     source: str
     gpu: str
     gpus: int
-    tokens: int  # a step and GPU
-    parameters: int
+    bf16: Plan
     pairs: dict[str, Pair]
     tokens_per_s: dict[str, float]
     first_step_s: dict[str, float]
@@ -53,13 +52,16 @@ class Anchor:
     def share(self) -> float:
         """A bf16 step's roofline over its measured time."""
         roofline = next(iter(self.pairs.values())).bf16
-        return roofline / (self.tokens / self.tokens_per_s["bf16"])
+        return roofline * self.tokens_per_s["bf16"] / tokens_per_step(self.bf16.config)
 
-    def distance(self, gpu: str, gpus: int, step: Plan) -> float:
+    def distance(self, gpu: str, gpus: int, bf16: Plan) -> float:
         """In factors of e of parameters, tokens a step, and GPUs; another kind of GPU counts as
         one."""
-        tokens = tokens_per_step(step.config)
-        ratios = (self.parameters / step.parameters, self.tokens / tokens, self.gpus / gpus)
+        ratios = (
+            self.bf16.parameters / bf16.parameters,
+            tokens_per_step(self.bf16.config) / tokens_per_step(bf16.config),
+            self.gpus / gpus,
+        )
         return sum(abs(log(ratio)) for ratio in ratios) + (self.gpu != gpu)
 
 
@@ -120,17 +122,8 @@ def _published(entry: dict) -> Anchor:
             fp8 = plan_of(FP8[scaling], [*keys, *entry.get("fp8_keys", [])])
             ways.append(astuple(rooflines(bf16, fp8, gpu, gpus)))
         pairs[scaling] = Pair(*np.mean(ways, axis=0))
-    return Anchor(
-        name=entry["name"],
-        source=entry["source"],
-        gpu=gpu,
-        gpus=gpus,
-        tokens=tokens_per_step(bf16.config),
-        parameters=bf16.parameters,
-        pairs=pairs,
-        tokens_per_s=rates,
-        first_step_s=entry.get("first_step_s", {}),
-    )
+    first_step_s = entry.get("first_step_s", {})
+    return Anchor(entry["name"], entry["source"], gpu, gpus, bf16, pairs, rates, first_step_s)
 
 
 # ---- measured by us ----
@@ -148,15 +141,5 @@ def own(
     first step, by scaling."""
     plans = {scaling: plan_of(file, gpus=gpus) for scaling, file in files.items()}
     bf16 = plans.pop("bf16")
-    return Anchor(
-        name=study,
-        source="this project",
-        gpu=gpu,
-        gpus=gpus,
-        tokens=tokens_per_step(bf16.config),
-        parameters=bf16.parameters,
-        pairs={scaling: rooflines(bf16, fp8, gpu, gpus) for scaling, fp8 in plans.items()},
-        tokens_per_s=rates,
-        first_step_s=first_step_s,
-        ours=True,
-    )
+    pairs = {scaling: rooflines(bf16, fp8, gpu, gpus) for scaling, fp8 in plans.items()}
+    return Anchor(study, "this project", gpu, gpus, bf16, pairs, rates, first_step_s, ours=True)

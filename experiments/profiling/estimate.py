@@ -30,6 +30,23 @@ GATHERED = "tensorwise_fp8_allgather"  # ... and its recipe for several GPUs
 # activations.
 AS_IS, RECOMPUTED = "h200", "h100"
 A_NODE, A_NODE_OF_ALPS = 8, 4  # GPUs
+BENCH = (
+    "python -m experiments.bench baseline_compiled tensorwise_fp8_compiled rowwise_fp8_compiled "
+    "--budget 600 {settings}"
+)
+STUDY = (
+    "python -m experiments.study baseline_compiled tensorwise_fp8_allgather --processes {gpus} "
+    "{settings} training.steps=60"
+)
+JOBS = (
+    "for r in baseline_compiled tensorwise_fp8_allgather; do sbatch --wait --nodes={nodes} "
+    "launch/alps_multinode.sbatch $r --out runs/decide/$r/seed0 {settings} training.steps=60; "
+    "done; python -m analysis.report runs/decide --baseline baseline_compiled"
+)
+BALANCE = (
+    "FP8 matmuls save {saved_by_products:.0%} of a bf16 step, and casts to FP8 take "
+    "{spent_on_casts:.0%}"
+)
 
 
 def estimate(
@@ -62,7 +79,7 @@ def estimate(
         )
     measured = [*published(), *own]
     measured.sort(key=lambda anchor: anchor.distance(gpu, gpus, bf16))
-    nearest = ("name", "source", "parameters", "speed_ups")
+    nearest = measured[0]
     answer = {
         "model": label(config),
         "parameters": bf16.parameters,
@@ -76,7 +93,12 @@ def estimate(
         "recompute": config.activation_checkpoint.mode,
         "command": None,
         "goes_with": _goes_with(bf16, gpus, refused),
-        "nearest": {key: getattr(measured[0], key) for key in nearest},
+        "nearest": {
+            "name": nearest.name,
+            "source": nearest.source,
+            "parameters": nearest.bf16.parameters,
+            "speed_ups": nearest.speed_ups,
+        },
     }
     obstacle = _obstacle(memory, gpu, gpus)
     if obstacle:
@@ -198,11 +220,8 @@ def _pays_from(later_s: float, step_s: float, speed_up: float) -> int | None:
 def _verdict(answer: dict) -> tuple[str, str]:
     """Say yes if FP8 ends sooner even at the worst end of the range, no if it is expected not to,
     else measure; and why."""
-    steps, pays, shares = answer["steps"], answer["pays_from_step"], answer["of_a_bf16_step"]
-    reason = (
-        f"FP8 matmuls save {shares['saved_by_products']:.0%} of a bf16 step, and casts to FP8 "
-        f"take {shares['spent_on_casts']:.0%}"
-    )
+    steps, pays = answer["steps"], answer["pays_from_step"]
+    reason = BALANCE.format(**answer["of_a_bf16_step"])
     if pays["latest"] and pays["latest"] <= steps:
         return "yes", reason
     if pays["expected"] is None:
@@ -217,17 +236,8 @@ def _command(keys: list[str], overlay: str, gpus: int) -> str:
     """Give the command that would measure it: the bench on one GPU, a study of 60 steps on a
     node's, runs and their report beyond."""
     own = [key for key in keys if not key.startswith("training.steps=")]
-    settings = join(["--overlay", overlay, *own])
-    if gpus == 1:
-        names = " ".join([BF16, *FP8.values()])
-        return f"python -m experiments.bench {names} --budget 600 {settings}"
-    if gpus <= A_NODE:
-        return (
-            f"python -m experiments.study {BF16} {GATHERED} --processes {gpus} {settings} "
-            "training.steps=60"
-        )
-    start = f"sbatch --wait --nodes={math.ceil(gpus / A_NODE_OF_ALPS)} launch/alps_multinode.sbatch"
-    return (
-        f"for r in {BF16} {GATHERED}; do {start} $r --out runs/decide/$r/seed0 {settings} "
-        f"training.steps=60; done; python -m analysis.report runs/decide --baseline {BF16}"
-    )
+    command = BENCH
+    if gpus > 1:
+        command = STUDY if gpus <= A_NODE else JOBS
+    nodes = math.ceil(gpus / A_NODE_OF_ALPS)
+    return command.format(gpus=gpus, nodes=nodes, settings=join(["--overlay", overlay, *own]))
