@@ -21,7 +21,6 @@ from tests.runs import TINY, losses_of, run_study
 def ranks(tmp_path, monkeypatch):
     """Starts two ranks that run some lines of Python, and waits for their end."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(placement, "GRACE_S", 0.3)
 
     def start(line: str, gpus: tuple = ((0, None),)) -> Ranks:
         (tmp_path / "stand_in.py").write_text(f"import os, sys, time\n{line}")
@@ -65,7 +64,8 @@ def test_each_rank_is_told_of_the_others_and_of_its_share(ranks, tmp_path, monke
     assert log.read_text().startswith(f"{rank_0}\n----") and log.read_text().endswith(rank_1 + "\n")
 
 
-def test_a_killed_rank_ends_the_others_although_they_wait_for_it(ranks):
+def test_a_killed_rank_ends_the_others_although_they_wait_for_it(ranks, monkeypatch):
+    monkeypatch.setattr(placement, "GRACE_S", 0.3)
     started = ranks("time.sleep(60)")
     started.children[1].kill()
     assert end(started) == -signal.SIGKILL and started.first == 1
@@ -83,7 +83,8 @@ def test_signals_reach_all_ranks(ranks):
     assert end(started) == -signal.SIGTERM
 
 
-def test_a_second_ctrl_c_ends_ranks_that_hang(ranks, tmp_path):
+def test_a_second_ctrl_c_ends_ranks_that_hang(ranks, tmp_path, monkeypatch):
+    monkeypatch.setattr(placement, "GRACE_S", 0.3)
     started = ranks("print('listens', file=sys.stderr, flush=True)\ntime.sleep(60)")
     while not (tmp_path / "log.txt").read_text():  # once Python has taken over SIGINT
         time.sleep(0.02)
