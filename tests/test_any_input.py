@@ -2,8 +2,6 @@
 nothing is written."""
 
 import json
-import os
-from unittest.mock import patch
 
 import pytest
 import yaml
@@ -13,7 +11,6 @@ from hypothesis import strategies as st
 from experiments.config import recipes, studies
 from experiments.config.keys import Config
 from experiments.config.yaml_source import flat
-from experiments.jobs.ranks import set_rank_environment
 from models.errors import InputError
 
 bounded = settings(
@@ -71,18 +68,6 @@ def test_keys_and_seeds_of_the_command_line(folder, override, seed):
 
 @bounded
 @given(
-    name=WORDS, overlays=st.lists(WORDS, max_size=2), names=st.lists(WORDS, min_size=1, max_size=3)
-)
-def test_names(folder, name, overlays, names):
-    for load, arguments in (recipes.load, (name, overlays)), (studies.load, (names,)):
-        try:
-            load(*arguments)
-        except InputError as error:
-            assert str(error)
-
-
-@bounded
-@given(
     study=st.fixed_dictionaries(
         {},
         optional={
@@ -98,29 +83,3 @@ def test_studies(folder, study):
     except InputError:
         return
     assert len(list(read.runs())) == len(read.recipes) * len(read.seeds) > 0
-
-
-@bounded
-@given(
-    variables=st.dictionaries(
-        st.sampled_from(["RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID",
-                         "MASTER_ADDR", "MASTER_PORT"]),
-        NUMBERS.map(str) | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
-    )
-)  # fmt: skip
-def test_variables_of_ranks(variables):
-    alone = {
-        name: value
-        for name, value in os.environ.items()
-        if "RANK" not in name and "SLURM" not in name
-    }
-    with patch.dict(os.environ, alone | variables, clear=True):
-        try:
-            rank, world_size = set_rank_environment()
-        except InputError:
-            return
-        assert (
-            0 <= rank < world_size
-            and os.environ["MASTER_ADDR"]
-            and int(os.environ["LOCAL_RANK"]) >= 0
-        )

@@ -122,8 +122,8 @@ def difference(recipe: Recipe) -> list[tuple[str, object, object]]:
     if recipe.base is None:
         return []
     _, entries = _resolve(recipe.base, recipe.overlays, recipe.overrides, recipe.seed)
-    before, after = dict(flat(asdict(_build(entries)))), dict(flat(asdict(recipe.config)))
-    return [(key, before[key], after[key]) for key in before if before[key] != after[key]]
+    before, after = flat(asdict(_build(entries))), dict(flat(asdict(recipe.config)))
+    return [(key, value, after[key]) for key, value in before if value != after[key]]
 
 
 def split_variant(variant: str) -> tuple[str, list[str]]:

@@ -6,7 +6,7 @@ What is said is in tests/messages.txt.
 import pytest
 
 from experiments.config import recipes
-from experiments.config.recipes import load, to_yaml
+from experiments.config.recipes import load
 from models.errors import InputError
 
 FLOAT8 = "quantize.linear.float8"
@@ -186,10 +186,3 @@ def test_what_is_no_text_is_no_recipe(write):
     for name in ("folder", "bytes"):
         [line] = problems(name)
         assert line.startswith(f"recipes/{name}.yaml: ")
-
-
-def test_an_old_resolved_recipe_names_the_keys_that_are_no_more(tmp_path):
-    text = to_yaml(load("baseline", ["cpu"])) + "validation: {enable: false}\n"
-    (tmp_path / "recipe.yaml").write_text(text)
-    [line] = problems(str(tmp_path / "recipe.yaml"))
-    assert f"recipe.yaml:{len(text.splitlines())}: validation: " in line
