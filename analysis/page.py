@@ -66,7 +66,7 @@ def figures(comparison: Comparison) -> dict[str, Figure]:
     """Draw the figures by caption, in the order in which they answer: loss, speed, time, cost."""
     runs, windows, baseline = comparison.frames.runs, comparison.frames.windows, comparison.baseline
     differences = plots.loss_difference(comparison.differences, comparison.margin, baseline)
-    speed = plots.tokens_per_s(runs, comparison.rates, comparison.published)
+    speed = plots.tokens_per_s(comparison.rates, comparison.published)
     return {
         "Loss by step, smoothed over a tenth of the steps.": plots.loss(runs, windows),
         f"Loss minus the loss of {baseline}, at the same step and seed. In the grey band two "

@@ -4,7 +4,6 @@ Each part names its study. A row is a recipe unless a docstring says otherwise.
 """
 
 import json
-import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,24 +20,23 @@ from models.flops import flops_per_token
 from models.gpus import GPUS
 
 
-def first_runs(runs: pd.DataFrame) -> dict[str, Path]:
-    """Find the folder of each recipe's first completed run, recipes in the usual order."""
+def first_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    """Choose each recipe's first completed run, recipes in the usual order, and read its proof.
+
+    The proof's columns are named by their place in it: `parameters.orphans`.
+    """
     done = runs[runs["status"] == "completed"].drop_duplicates("recipe")
-    paths = dict(zip(done["recipe"], map(Path, done["path"]), strict=True))
-    return {recipe: paths[recipe] for recipe in in_order(paths)}
+    done = done.set_index("recipe").loc[in_order(done["recipe"])].rename_axis(None)
+    proofs = [read(Path(path) / PROOF, Proof).model_dump() for path in done["path"]]
+    return done.join(pd.json_normalize(proofs, max_level=2).set_index(done.index), rsuffix=" proof")
 
 
-def proofs(runs: pd.DataFrame) -> dict[str, Proof]:
-    """Read the proof of each recipe's first completed run."""
-    return {recipe: read(path / PROOF, Proof) for recipe, path in first_runs(runs).items()}
-
-
-def kept_bytes(proof: Proof) -> float:
+def kept_bytes(first: pd.DataFrame) -> pd.Series:
     """Add up the bytes a parameter that training keeps from step to step: weights and states.
 
     They were measured from the tensors in memory after the first step, scales included.
     """
-    return sum(proof.parameters.bytes_per_parameter.values())
+    return first.filter(like="parameters.bytes_per_parameter.").sum(axis="columns")
 
 
 def bytes_sent(runs: pd.DataFrame) -> pd.DataFrame:
@@ -49,10 +47,9 @@ def bytes_sent(runs: pd.DataFrame) -> pd.DataFrame:
 
 def final_losses(comparison: Comparison) -> pd.DataFrame:
     """Average the final loss over completed runs, and subtract the baseline's."""
-    runs = comparison.frames.runs
-    done = runs[runs["status"] == "completed"]
-    losses = done.groupby("recipe")["final_loss"].mean().reindex(comparison.recipes)
-    difference = losses - losses.get(comparison.baseline, math.nan)
+    done = comparison.frames.runs.query("status == 'completed'")
+    losses = done.groupby("recipe")["final_loss"].mean()
+    difference = losses - losses[comparison.baseline]
     return pd.DataFrame({"final loss": losses, "difference": difference})
 
 
@@ -80,14 +77,13 @@ def ownership(runs: pd.DataFrame) -> pd.DataFrame:
 
     `owned` is the optimizer's share of all elements.
     """
-    sizes = runs.drop_duplicates("recipe").set_index("recipe")["parameters"]
-    rows = {}
-    for recipe, proof in proofs(runs).items():
-        found = proof.parameters.model_dump(exclude={"bytes_per_parameter"})
-        owned = found.pop("elements_in_optimizer") / sizes[recipe]
-        rows[recipe] = found | {"owned": round(owned, 3)}
-    table = pd.DataFrame.from_dict(rows, orient="index")
-    return table.map(lambda value: len(value) if isinstance(value, list) else value)
+    first = first_runs(runs)
+    table = first.filter(regex=r"^parameters\.[a-z_]+$")
+    table.columns = table.columns.str.removeprefix("parameters.")
+    elements = table.pop("elements_in_optimizer")
+    listed = table.select_dtypes(object).columns
+    table[listed] = table[listed].map(len)
+    return table.assign(owned=(elements / first["parameters"]).round(3))
 
 
 def puzzle_answer(runs: pd.DataFrame, steps: pd.DataFrame) -> list[str]:
@@ -96,18 +92,26 @@ def puzzle_answer(runs: pd.DataFrame, steps: pd.DataFrame) -> list[str]:
     The runs explain the report if every recipe whose optimizer owns all parameters follows the
     baseline, and the one recipe with orphans follows the run that has these orphans frozen.
     """
-    found = {recipe: proof.parameters for recipe, proof in proofs(runs).items()}
-    missing = [recipe for recipe in (BASELINE, FROZEN) if recipe not in found]
-    if missing:
-        return [f"No answer: it needs a completed run of {' and of '.join(missing)}."]
-    lost = found.pop(FROZEN).frozen
-    explained, facts = any(proof.orphans == lost for proof in found.values()), []
-    for recipe in [recipe for recipe in found if recipe != BASELINE]:
-        followed, sentences = _followed(runs, steps, recipe)
-        expected = {BASELINE: [], FROZEN: lost}.get(followed)
-        explained = explained and found[recipe].orphans == expected
-        facts += sentences
-    if not explained:
+    first = first_runs(runs)
+    if not {BASELINE, FROZEN} <= {*first.index}:
+        return [f"No answer: it needs completed runs of {BASELINE} and of {FROZEN}."]
+    lost = first.loc[FROZEN, "parameters.frozen"]
+    orphans = first["parameters.orphans"].drop([BASELINE, FROZEN])
+    expected, follows, facts = {BASELINE: [], FROZEN: lost}, {}, []
+    for recipe in orphans.index:
+        verdicts = [verdict(runs, steps, recipe, reference) for reference in expected]
+        near, far = sorted(verdicts, key=lambda judged: abs(judged.difference))
+        follows[recipe] = None
+        facts.append(f"{recipe} follows neither {BASELINE} nor {FROZEN}.")
+        if abs(near.difference) < FOLLOWS * abs(far.difference):
+            follows[recipe] = expected[near.baseline]
+            facts[-1] = (
+                f"{recipe} follows {near.baseline}: its final loss differs by "
+                f"{near.difference:+.4f} from that, and by {far.difference:+.4f} from that of "
+                f"{far.baseline}."
+            )
+            facts.append(near.sentence())
+    if lost not in orphans.tolist() or follows != orphans.to_dict():
         return ["These runs do not explain the report. Whose loss follows which:", *facts]
     never_stepped = 1 - ownership(runs)["owned"][FROZEN]
     return [
@@ -118,19 +122,6 @@ def puzzle_answer(runs: pd.DataFrame, steps: pd.DataFrame) -> list[str]:
         "stepped, and the loss is that of bf16 with them frozen.",
         *facts,
     ]
-
-
-def _followed(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str) -> tuple[str | None, list[str]]:
-    """Find whose final loss a recipe follows, the baseline's or the frozen run's; and say so."""
-    verdicts = [verdict(runs, steps, recipe, reference) for reference in (BASELINE, FROZEN)]
-    near, far = sorted(verdicts, key=lambda judged: abs(judged.difference))
-    if not abs(near.difference) < FOLLOWS * abs(far.difference):
-        return None, [f"{recipe} follows neither {BASELINE} nor {FROZEN}."]
-    follows = (
-        f"{recipe} follows {near.baseline}: its final loss differs by {near.difference:+.4f} from "
-        f"that, and by {far.difference:+.4f} from that of {far.baseline}."
-    )
-    return near.baseline, [follows, near.sentence()]
 
 
 # ---- precision_decoupling: which of AdamW's states bear few bits (FP8-LM, arXiv 2310.18313) ----
@@ -147,20 +138,19 @@ SMALL = 0.1  # nats per token: beside a loss that differs by more, the others wo
 
 def optimizer_states(comparison: Comparison) -> pd.DataFrame:
     """List the dtypes of what training keeps, its measured bytes a parameter, and the loss."""
-    rows = {}
-    for recipe, path in first_runs(comparison.frames.runs).items():
-        keys = yaml.safe_load((path / RECIPE).read_text())
-        parameters, states = keys["training"]["dtype"], keys["optimizer"]["states"]
-        rows[recipe] = {
-            "parameters": parameters,
-            "first moment": states["first_moment"] or parameters,
-            "second moment": states["second_moment"] or parameters,
-            "master weights": states["master_weights"] or "none",
-            "bytes": kept_bytes(read(path / PROOF, Proof)),
-        }
-    table = pd.DataFrame.from_dict(rows, orient="index").replace({"float8_e4m3fn": "E4M3"})
-    table = table.join(final_losses(comparison))
-    return table.assign(**{"FP8-LM": [FP8_LM_LOSS.get(recipe, "") for recipe in table.index]})
+    first = first_runs(comparison.frames.runs)
+    recipes = [yaml.safe_load((Path(path) / RECIPE).read_text()) for path in first["path"]]
+    keys = pd.json_normalize(recipes).set_index(first.index)
+    dtype, states = keys["training.dtype"], "optimizer.states."
+    table = pd.DataFrame({
+        "parameters": dtype,
+        "first moment": keys[states + "first_moment"].fillna(dtype),
+        "second moment": keys[states + "second_moment"].fillna(dtype),
+        "master weights": keys[states + "master_weights"].fillna("none"),
+        "bytes": kept_bytes(first),
+    }).replace({"float8_e4m3fn": "E4M3"})  # fmt: skip
+    paper = table.index.to_series().map(FP8_LM_LOSS).fillna("")
+    return table.join(final_losses(comparison)).assign(**{"FP8-LM": paper})
 
 
 def small_differences(comparison: Comparison) -> dict[str, pd.DataFrame]:
@@ -189,9 +179,8 @@ def fp8_lm_levels(comparison: Comparison) -> pd.DataFrame:
     runs = comparison.frames.runs
     table = bytes_sent(runs).loc[comparison.recipes]
     sent = table.sum(axis="columns")
-    of_bf16 = sent / sent[comparison.baseline] - 1
-    table["sent, to bf16"] = [f"{100 * share:+.0f} %" for share in of_bf16]
-    table["bytes a parameter"] = {r: kept_bytes(proof) for r, proof in proofs(runs).items()}
+    table["sent, to bf16"] = (100 * sent / sent[comparison.baseline] - 100).map("{:+.0f} %".format)
+    table["bytes a parameter"] = kept_bytes(first_runs(runs))
     return table.join(final_losses(comparison))
 
 
@@ -236,6 +225,15 @@ RUNGS = {
     f"{COMBINED}_ctas_16": "NCCL on at most 16 multiprocessors",
     f"{COMBINED}_ctas_8": "NCCL on at most 8 multiprocessors",
 }
+# Columns of the proof, and of the table.
+SENT = {
+    "collectives.gathered_bytes": "gathered",
+    "collectives.gathered_bytes_expected": "closed_form",
+    "collectives.reduced_bytes": "reduced",
+    "collectives.all_reduces": "all_reduces",
+    "collectives.nccl.seconds": "NCCL, ms",
+    "collectives.nccl.exposed_seconds": "NCCL, exposed ms",
+}
 # Speed over bf16 of Llama 3 70B on 128 H100 (dev-discuss.pytorch.org/t/2359), which does not give
 # batch and length.
 LADDER_PUBLISHED = {COMPUTE: 1.40, EACH: 1.42, COMBINED: 1.50}
@@ -246,22 +244,13 @@ def ladder_bytes(runs: pd.DataFrame) -> pd.DataFrame:
 
     On GPUs also the milliseconds in which NCCL kernels ran, and in which no other kernel did.
     """
-    rows = {}
-    for recipe, proof in proofs(runs).items():
-        found = proof.collectives
-        if recipe not in RUNGS or found is None:
-            continue
-        rows[recipe] = {
-            "rung": RUNGS[recipe],
-            "gathered": found.gathered_bytes / 1e6,
-            "closed_form": found.gathered_bytes_expected / 1e6,
-            "reduced": found.reduced_bytes / 1e6,
-            "all_reduces": found.all_reduces,
-        }
-        if found.nccl:
-            rows[recipe]["NCCL, ms"] = 1e3 * found.nccl.seconds
-            rows[recipe]["NCCL, exposed ms"] = 1e3 * found.nccl.exposed_seconds
-    return pd.DataFrame.from_dict(rows, orient="index")
+    first = first_runs(runs)
+    sent = first.reindex(columns=SENT).rename(columns=SENT)
+    sent[["gathered", "closed_form", "reduced"]] /= 1e6
+    sent[["NCCL, ms", "NCCL, exposed ms"]] *= 1e3
+    sent.insert(0, "rung", first.index.map(RUNGS))
+    known = sent.dropna(subset=["rung", "gathered"]).dropna(axis="columns", how="all")
+    return known.astype({"all_reduces": int})
 
 
 def same_numbers(windows: pd.DataFrame) -> list[str]:
@@ -269,23 +258,23 @@ def same_numbers(windows: pd.DataFrame) -> list[str]:
 
     With parameters in float32 it does not: a gather in bf16 rounds them first.
     """
-    logs = {recipe: log.set_index(["seed", "step"]) for recipe, log in windows.groupby("recipe")}
+    losses, norms = (
+        windows.pivot(index=["seed", "step"], columns="recipe", values=column)
+        for column in ("losses", "grad_norm")
+    )
     lines = []
-    for recipe in RUNGS:
-        if recipe not in logs or COMPUTE not in logs or recipe in (COMPILED, COMPUTE):
-            continue
-        both = logs[COMPUTE].join(logs[recipe], how="inner", rsuffix="_above")
-        same_loss = both["losses"] == both["losses_above"]
-        equal = (same_loss & (both["grad_norm"] == both["grad_norm_above"])).sum()
-        lines.append(f"{recipe}: equal to the last bit in {equal} of {len(both)} log windows.")
+    for recipe in [rung for rung in list(RUNGS)[2:] if rung in losses]:
+        both = losses[recipe].notna() & losses[COMPUTE].notna()
+        equal = (losses[recipe] == losses[COMPUTE]) & (norms[recipe] == norms[COMPUTE])
+        counts = f"{equal[both].sum()} of {both.sum()}"
+        lines.append(f"{recipe}: equal to the last bit in {counts} log windows.")
     return lines
 
 
-def ladder_speed_ups(comparison: Comparison) -> dict[str, float]:
-    """Look up each rung's speed over bf16, by the mean steady step; NaN if runs are too short."""
-    over_bf16 = {a: gain.ratio for (a, b), gain in comparison.speed_ups.items() if b == COMPILED}
-    rungs = {rung: over_bf16[rung] for rung in RUNGS if rung in over_bf16}
-    return {COMPILED: 1.0} | rungs if rungs else {}
+def ladder_speed_ups(comparison: Comparison) -> pd.Series:
+    """Look up each rung's speed over bf16, by the mean steady step, without runs too short."""
+    ratios = {a: gain.ratio for (a, b), gain in comparison.speed_ups.items() if b == COMPILED}
+    return pd.Series({COMPILED: 1.0} | ratios).reindex(list(RUNGS)).dropna()
 
 
 # ---- phases: what steps in bf16 before and after FP8 cost ----
@@ -304,13 +293,12 @@ def phase_costs(comparison: Comparison) -> pd.DataFrame:
     """Average what completed runs cost; times are shares of the opponent's.
 
     Columns: share of the steps in FP8; wall time with and without warm-up; seconds that
-    torch.compile took of the switching steps, which the wall time contains; time at the published
-    steady tokens/s of one GH200, each step at the speed of its precision (an estimate without
-    warm-up and switches).
+    torch.compile took of the switching steps, over all attempts, which the wall time contains; time
+    at the published steady tokens/s of one GH200, each step at the speed of its precision (an
+    estimate without warm-up and switches).
     """
-    runs = comparison.frames.runs
-    done = runs[runs["status"] == "completed"]
-    done = done.assign(compiling=[_compiling_at_switches(Path(path)) for path in done["path"]])
+    done = comparison.frames.runs.query("status == 'completed'").copy()
+    done["compiling"] = done["path"].map(_compiling_at_switches)
     table = done.groupby("recipe")[list(PHASE_COSTS)].mean().rename(columns=PHASE_COSTS)
     times = ["wall time", "without warm-up"]
     table[times] /= table.loc[comparison.opponent, times]
@@ -318,12 +306,9 @@ def phase_costs(comparison: Comparison) -> pd.DataFrame:
     return table.loc[comparison.recipes]
 
 
-def _compiling_at_switches(run: Path) -> float:
-    """Add up what torch.compile took of switching steps, over all attempts at a run."""
-    seconds = 0.0
-    for file in run.glob(f"**/{TIMING}"):
-        seconds += sum(switch.compile_s for switch in read(file, Timing).switches.values())
-    return seconds
+def _compiling_at_switches(run: str) -> float:
+    timings = [read(file, Timing) for file in Path(run).glob(f"**/{TIMING}")]
+    return sum(sum(s.compile_s for s in timing.switches.values()) for timing in timings)
 
 
 # ---- sweep: a benchmark of FP8 on four B200, its figures read against one another ----
@@ -374,14 +359,12 @@ def b200_lengths() -> pd.DataFrame:
 
     A row a model; the benchmark prints halves.
     """
-    shortest = _flops_per_token(2048)
-    table = pd.DataFrame(
-        {length: shortest / _flops_per_token(length) for length in B200["lengths"]}
-    )
+    per_token = pd.DataFrame({length: _flops_per_token(length) for length in B200["lengths"]})
+    table = (1 / per_token).mul(_flops_per_token(2048), axis="index")
     table.loc["printed"] = B200["lengths"]
     return table.round(2)
 
 
 def _flops_per_token(length: int) -> pd.Series:
     """Count FLOPs by model."""
-    return pd.Series({name: flops_per_token(args, length) for name, args in B200_MODELS.items()})
+    return pd.Series(B200_MODELS).map(lambda args: flops_per_token(args, length))

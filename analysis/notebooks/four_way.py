@@ -45,7 +45,7 @@ plots.loss(runs, windows)
 # differ.
 
 # %%
-plots.tokens_per_s(runs, comparison.rates, comparison.published)
+plots.tokens_per_s(comparison.rates, comparison.published)
 
 # %% [markdown]
 # **Model FLOPs utilisation.** The published convention divides by the bf16 peak, also where the

@@ -96,7 +96,7 @@ print(trained(rows_of(decoupled)))
 studies.optimizer_states(decoupled).round(4)
 
 # %%
-plots.loss(decoupled.frames.runs, decoupled.frames.windows, True)
+plots.loss(decoupled.frames.runs, decoupled.frames.windows, "log")
 
 # %%
 near = studies.small_differences(decoupled)

@@ -32,7 +32,7 @@ mfu["mfu_logged"] = windows.groupby("recipe")["mfu_logged"].median()
 mfu.round({"tokens_per_s": 0, "mfu_bf16_peak": 3, "mfu_logged": 3})
 
 # %%
-plots.tokens_per_s(runs, comparison.rates)
+plots.tokens_per_s(comparison.rates)
 
 # %%
 plots.mfu(runs)

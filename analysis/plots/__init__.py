@@ -26,7 +26,7 @@ def summary(comparison: Comparison) -> Figure:
     runs = comparison.frames.runs
     draws = {
         "Loss": (loss, runs, comparison.frames.windows),
-        "Speed": (tokens_per_s, runs, comparison.rates, comparison.published),
+        "Speed": (tokens_per_s, comparison.rates, comparison.published),
         "Lead in wall time": (lead, comparison),
         "Model FLOPs utilisation": (mfu, runs),
     }

@@ -7,12 +7,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.comparison import Comparison, in_order
+from analysis.comparison import Comparison
 from analysis.losses import LEVEL
-from analysis.plots.bars import draw_diamond, set_rows, write_beside
+from analysis.plots.bars import completed, draw_bars, set_rows, write_beside
 from analysis.plots.by_step import draw_margin
 from analysis.plots.style import (
-    GREY,
     SMALL,
     NoData,
     legend_beside,
@@ -20,10 +19,9 @@ from analysis.plots.style import (
     make_room,
     name,
     note,
-    number,
     panels,
     plot,
-    short_lines,
+    short_name,
 )  # fmt: skip
 from analysis.studies import LADDER_PUBLISHED, RUNGS, WAYS, ladder_bytes, ladder_speed_ups
 from analysis.sweep import Row, Sweep, cells, values
@@ -43,42 +41,26 @@ def allgather_ladder(comparison: Comparison) -> Figure:
 @plot
 def ladder_speed(axes: Axes, comparison: Comparison) -> None:
     """Draw tokens per second over bf16's, by the mean steady step; hollow diamonds: published."""
-    found = ladder_speed_ups(comparison)
-    if not found:
+    speed_ups = ladder_speed_ups(comparison)
+    if len(speed_ups) == 1:
         raise NoData("no completed run of baseline_compiled and of a rung above it")
-    for y, (rung, ratio) in enumerate(found.items()):
-        axes.barh(y, ratio, 0.6, color=look(rung).colour, alpha=0.55, linewidth=0)
-        text = "too short" if math.isnan(ratio) else f"{ratio:.2f}"
-        if rung in LADDER_PUBLISHED:
-            draw_diamond(axes, LADDER_PUBLISHED[rung], y)
-            text += f"\n◇ {LADDER_PUBLISHED[rung]:.2f}"
-        write_beside(axes, y, text)
-    set_rows(axes, map(RUNGS.get, found), "tokens/s over those in bf16")
-    axes.set_xlim(left=0)
-    words = "◇ published: Llama 3 70B on 128 H100."
-    if (comparison.frames.runs["device_type"] == "cpu").all():
-        words += " These are CPUs: their speed says nothing of GPUs."
-    note(axes, words)
+    draw_bars(axes, speed_ups, published=LADDER_PUBLISHED)
+    set_rows(axes, speed_ups.index.map(RUNGS), "tokens/s over those in bf16")
+    note(axes, "◇ published: Llama 3 70B on 128 H100. The speed of CPUs says nothing of GPUs.")
 
 
 @plot
 def ladder_sizes(axes: Axes, runs: pd.DataFrame) -> None:
-    """Draw MB that are gathered and reduced in a step, one bar below the other.
-
-    Beside them stand the calls of all-reduce.
-    """
+    """Draw MB that are gathered and reduced in a step, one bar below the other."""
     found = ladder_bytes(runs)
     if found.empty:
         raise NoData("no completed run of several ranks")
-    for y, row in enumerate(found.itertuples()):
-        colour = look(row.Index).colour
-        axes.barh(y - 0.15, row.gathered, 0.28, color=colour, alpha=0.55, linewidth=0)
-        axes.barh(y + 0.15, row.reduced, 0.28, color=colour, alpha=0.25, linewidth=0)
-        sizes = f"{number(row.gathered)}, {number(row.reduced)}"
-        write_beside(axes, y, f"{sizes}\n{row.all_reduces:.0f} all-reduces")
+    draw_bars(axes, found["gathered"], "{} gathered", y=-0.2, height=0.28)
+    draw_bars(axes, found["reduced"], "{} reduced", y=0.1, height=0.28, alpha=0.25)
+    for row, calls in enumerate(found["all_reduces"]):
+        write_beside(axes, row + 0.4, f"{calls} all-reduces")
     set_rows(axes, found["rung"], "MB a step")
-    note(axes, "Upper bars: weights that are gathered; lower ones: gradients that are reduced, in "
-               "float32.")  # fmt: skip
+    note(axes, "Upper bars: weights; lower bars: gradients, in float32.")
 
 
 # ---- fp8_lm ----
@@ -112,30 +94,28 @@ def trade(axes: Axes, comparison: Comparison) -> None:
     Wall time is over the opponent's mean. Horizontal line: from the fastest to the slowest of its
     runs. Vertical line: the interval of the verdict.
     """
-    runs, opponent, baseline = comparison.frames.runs, comparison.opponent, comparison.baseline
-    done = runs[(runs["status"] == "completed") & runs["wall_s"].notna()]
-    wall = done.groupby("recipe", sort=False)["wall_s"].agg(["min", "mean", "max"])
+    opponent, baseline = comparison.opponent, comparison.baseline
+    wall = completed(comparison.frames.runs, "wall_s").groupby(level=0, sort=False)["wall_s"]
+    wall = wall.agg(["min", "mean", "max"])
     if not {opponent, baseline} <= {*wall.index}:
         raise NoData(f"it takes completed runs of {name(baseline)} and of {name(opponent)}")
-    wall = wall / wall.loc[opponent, "mean"]
-    losses = {r: (v.difference, v.low, v.high) for r, v in comparison.verdicts.items()}
-    losses[baseline] = (0.0, math.nan, math.nan)
-    for recipe in in_order(wall.index):
-        (colour, marker), (fastest, mean, slowest) = look(recipe), wall.loc[recipe]
-        loss, low, high = losses[recipe]
+    wall /= wall.loc[opponent, "mean"]
+    draw_margin(axes, comparison.margin)
+    for recipe, (fastest, mean, slowest) in zip(wall.index, wall.to_numpy(), strict=True):
+        loss, half = 0.0, math.nan
+        if recipe != baseline:
+            judged = comparison.verdicts[recipe]
+            loss, half = judged.difference, judged.high - judged.difference
+        colour, marker = look(recipe)
         axes.hlines(loss, fastest, slowest, colour, linewidth=1)
-        axes.vlines(mean, low, high, colour, linewidth=1)
-        axes.plot(mean, loss, marker, color=colour, markersize=7, markeredgecolor="white",
-                  label=short_lines(name(recipe)))  # fmt: skip
-    axes.axhline(0, color="black", linewidth=0.8, zorder=0)
-    words = ["Left and below is better.", *draw_margin(axes, comparison.margin)]
-    several = any(not math.isnan(judged.low) for judged in comparison.verdicts.values())
-    lines = f"Lines: range of the times, {LEVEL:.0%} interval of the loss."
+        axes.errorbar(mean, loss, half, fmt=marker, color=colour, markersize=7, elinewidth=1,
+                      label=short_name(recipe))  # fmt: skip
     axes.set(xlabel=f"wall time over {name(opponent)}, warm-up included",
              ylabel=f"final loss − that of {name(baseline)}\n(nats per token)")  # fmt: skip
     make_room(axes, len(wall))
     legend_beside(axes)
-    note(axes, " ".join([*words, lines if several else "One seed."]))
+    note(axes, "Left and below is better. Grey: so near, two losses count as the same. Lines: "
+               f"range of the times, {LEVEL:.0%} interval of the loss over seeds.")  # fmt: skip
 
 
 # ---- how near to its limits FP8 was ----
@@ -171,7 +151,7 @@ def group_lines(axes: Axes, ranges: pd.DataFrame, quantity: str) -> None:
         legend_beside(axes)
     else:
         axes.set_ylim(0, max(1e-4, 1.1 * ranges["value"].max()))
-        axes.ticklabel_format(axis="y", style="scientific", scilimits=(0, 0))
+        axes.ticklabel_format(axis="y", scilimits=(0, 0))
     axes.set_xlabel(f"step of {ranges['run'].iloc[0].replace('$', '')}")
 
 
@@ -202,17 +182,13 @@ def heat_map(axes: Axes, sweep: Sweep, quantity: str, recipe: str) -> None:
     if numbers.isna().all(axis=None):
         raise NoData(f"no completed run of {recipe} has {quantity}")
     _colour(axes, numbers, quantity)
-    axes.set_facecolor("#EEEEEE")
     for (y, x), text in np.ndenumerate(texts):
         lines = text.replace(" (", "\n(").replace(", ", "\n").replace("about ", "about\n")
-        colour = GREY if np.isnan(numbers.iloc[y, x]) else "black"
-        axes.text(x, y, lines, ha="center", va="center", fontsize=SMALL, color=colour)
+        axes.text(x, y, lines, ha="center", va="center", fontsize=SMALL)
+    set_rows(axes, numbers.index, across.rpartition(".")[2])
     axes.set_xticks(range(numbers.shape[1]), numbers.columns)
-    axes.set_yticks(range(len(numbers)), numbers.index)
-    axes.set(xlabel=across.rpartition(".")[2], ylim=(len(numbers) - 0.5, -0.5))
+    axes.set_facecolor("#EEEEEE")
     axes.grid(visible=False)
-    axes.tick_params(length=0)
-    make_room(axes, len(numbers))
 
 
 def _others(row: Row, across: str) -> str:

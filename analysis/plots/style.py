@@ -31,17 +31,16 @@ class Look(NamedTuple):
 BLACK, BLUE, GREEN = Look("#444444", "o"), Look("#0072B2", "s"), Look("#009E73", "^")
 RED, PINK, SKY = Look("#D55E00", "D"), Look("#CC79A7", "v"), Look("#56B4E9", "P")
 ORANGE = Look("#E69F00", "X")
+# Recipes with the same look are of different studies.
 LOOKS = {
     "baseline": BLACK,
     "baseline_compiled": BLUE,
     "rowwise_fp8_compiled": GREEN,
     "tensorwise_fp8_compiled": RED,
     "rowwise_gw_hp_fp8_compiled": PINK,
-    # of a study that has none of those above but bf16 and tensorwise FP8
     "bf16_fp8_bf16": GREEN,
     "bf16_then_fp8": PINK,
     "fp8_then_bf16": SKY,
-    # of studies that have none of those above but the first
     "puzzle_fp8": BLUE,
     "puzzle_fp8_optimizer_last": GREEN,
     "puzzle_fp8_optimizer_first": RED,
@@ -53,15 +52,14 @@ LOOKS = {
     "fp8_optimizer_fp8_master": RED,
     "fp8_optimizer_fp8_second_moment": ORANGE,
 }
-OTHER_COLOURS = ("#E69F00", "#56B4E9", "#882255", "#999933")
-OTHER_MARKERS = ("P", "X", "*", "p", "h")
+OTHER_COLOURS, OTHER_MARKERS = ("#E69F00", "#56B4E9", "#882255", "#999933"), "PX*ph"
 
 
 def look(recipe: str) -> Look:
     """Choose colour and marker of a recipe: the same in every figure, also for a user's recipe."""
-    number = zlib.crc32(recipe.encode())
-    colour = OTHER_COLOURS[number % len(OTHER_COLOURS)]
-    return LOOKS.get(recipe, Look(colour, OTHER_MARKERS[number // 7 % len(OTHER_MARKERS)]))
+    digest = zlib.crc32(recipe.encode())
+    colour = OTHER_COLOURS[digest % len(OTHER_COLOURS)]
+    return LOOKS.get(recipe, Look(colour, OTHER_MARKERS[digest // 7 % len(OTHER_MARKERS)]))
 
 
 def name(recipe: str) -> str:
@@ -69,9 +67,9 @@ def name(recipe: str) -> str:
     return recipe.replace("_", " ").replace("fp8", "FP8").replace("$", r"\$")
 
 
-def short_lines(text: str) -> str:
-    """Break a name into lines that fit beside a panel."""
-    return textwrap.fill(text, 15)
+def short_name(recipe: str) -> str:
+    """Break a recipe's name into lines that fit beside a panel."""
+    return textwrap.fill(name(recipe), 15)
 
 
 def number(value: float) -> str:
@@ -140,15 +138,13 @@ def make_room(axes: Axes, names: int) -> None:
     figure.set_figheight(max(figure.get_figheight(), rows * (1.3 + 0.46 * names)))
 
 
-def note(axes: Axes, *sentences: str) -> None:
-    """Write small grey text below the x label, no wider than the panel, a paragraph a sentence."""
+def note(axes: Axes, text: str) -> None:
+    """Write small grey text below the x label, no wider than the panel."""
     inches = axes.figure.get_figwidth() / axes.get_gridspec().ncols - 1.15
     width = int(inches * 72 / (0.56 * SMALL))  # the mean character is 0.56 of the font size wide
-    axes.annotate(
-        "\n".join(textwrap.fill(sentence, width) for sentence in sentences), (0, 0),
-        xycoords=(axes.transAxes, axes.xaxis.label), xytext=(0, -3), textcoords="offset points",
-        ha="left", va="top", fontsize=SMALL, color=GREY,
-    )  # fmt: skip
+    below = (axes.transAxes, axes.xaxis.label)
+    axes.annotate(textwrap.fill(text, width), (0, 0), (0, -3), xycoords=below,
+                  textcoords="offset points", va="top", fontsize=SMALL, color=GREY)  # fmt: skip
 
 
 def legend_beside(axes: Axes, **how) -> None:

@@ -94,8 +94,8 @@ def test_not_explained_otherwise(tmp_path, changed):
 
 
 def test_no_answer_without_the_frozen_run(tmp_path):
-    said, _ = concluded(tmp_path, recipes=PUZZLE[:-1])
-    assert said == ["No answer: it needs a completed run of puzzle_bf16_frozen."]
+    (said,), _ = concluded(tmp_path, recipes=PUZZLE[:-1])
+    assert said.startswith("No answer")
 
 
 # ---- precision_decoupling ----
@@ -119,7 +119,7 @@ def test_optimizer_states_with_a_loss_that_jumps_to_100(tmp_path):
     ]  # fmt: skip
     assert row["difference"] == pytest.approx(0.05)
     assert list(studies.small_differences(comparison)) == ["fp8_optimizer"]
-    (axes,) = plots.loss(comparison.frames.runs, comparison.frames.windows, True).axes
+    (axes,) = plots.loss(comparison.frames.runs, comparison.frames.windows, "log").axes
     assert axes.get_yscale() == "log" and axes.get_ylim()[1] > 100
 
 
@@ -169,8 +169,9 @@ def test_what_rungs_send_is_read_from_their_proofs(tmp_path):
     said = "\n".join(notes(rows_of(comparison)))
     assert f"gathered 20.0 MB, reduced 30.0 MB ({COMBINED} seed 0)" in said
     speed, sizes = plots.allgather_ladder(comparison).axes
-    assert "20.0, 30.0\n7 all-reduces" in [text.get_text() for text in sizes.texts]
-    assert any("◇ 1.50" in text.get_text() for text in speed.texts)
+    written = [text.get_text() for text in sizes.texts]
+    assert {"20.0 gathered", "30.0 reduced", "7 all-reduces"} <= {*written}
+    assert any("◇ published 1.50" in text.get_text() for text in speed.texts)
 
 
 def test_rungs_are_compared_bit_for_bit():
