@@ -8,6 +8,8 @@ multiprocessors, and the host's time are left out; so the two rungs with FP8 all
 """
 
 from dataclasses import dataclass, make_dataclass
+from itertools import product
+from math import prod
 from types import SimpleNamespace
 
 import pandas as pd
@@ -25,8 +27,6 @@ PARTS = {
     "casts, ms": [floors.CASTS],
     "other kernels, ms": [floors.ELEMENTWISE, floors.LOSS, floors.OPTIMIZER],
 }
-
-
 EXPOSED = "sent beside nothing, ms"
 
 
@@ -34,108 +34,97 @@ EXPOSED = "sent beside nothing, ms"
 class Scale:
     """A training run: its model, its GPUs, and what each of them computes in a step."""
 
-    name: str
     args: SimpleNamespace
     gpus: int
     gpu: str  # a key of models.gpus.GPUS, one with links
     rows: int  # of `SEQ_LEN` tokens, on each GPU
-    recompute: bool  # full activation checkpointing
+    recomputation: str  # a mode of activation_checkpoint
 
 
 _8B = llama_3(4096, 32, 32, 14336)
 _70B = llama_3(8192, 80, 64, 28672)
-SCALES = [
+POST = "70 B on 128 H100"
+SCALES = {
     # torchtitan's benchmark of December 2024; its selective checkpointing is not counted
-    Scale("8 B on 8 H100", _8B, 8, "h100", 2, False),
+    "8 B on 8 H100": Scale(_8B, 8, "h100", 2, "none"),
     # the post's, which does not say how much a GPU computes: one row is assumed
-    Scale("70 B on 128 H100", _70B, 128, "h100", 1, True),
+    POST: Scale(_70B, 128, "h100", 1, "full"),
     # the same on Alps, whose nodes have half of the network's bandwidth for each GPU, and four GPUs
-    Scale("8 B on 8 GH200", _8B, 8, "gh200", 2, False),
-    Scale("70 B on 128 GH200", _70B, 128, "gh200", 1, True),
-]
-# 8,532 over 6,667 tokens/s: github.com/pytorch/torchtitan,
-# benchmarks/llama3_h100_202412_torchtitan.md
-_PUBLISHED = {
-    ("8 B on 8 H100", COMBINED): 8532 / 6667,
-    ("70 B on 128 H100", COMPUTE): LADDER_PUBLISHED[COMPUTE],
-    ("70 B on 128 H100", COMBINED): LADDER_PUBLISHED[COMBINED],
+    "8 B on 8 GH200": Scale(_8B, 8, "gh200", 2, "none"),
+    "70 B on 128 GH200": Scale(_70B, 128, "gh200", 1, "full"),
 }
+PUBLISHED = pd.Series({
+    # github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: tokens/s
+    ("8 B on 8 H100", COMBINED): 8532 / 6667,
+    (POST, COMPUTE): LADDER_PUBLISHED[COMPUTE],
+    (POST, COMBINED): LADDER_PUBLISHED[COMBINED],
+})  # fmt: skip
 
 
 def table() -> pd.DataFrame:
     """Predict each scale and rung: milliseconds by part, GB sent, and speed over bf16."""
-    steps = {}
-    for scale in SCALES:
-        for rung in (COMPILED, COMPUTE, COMBINED):
-            steps[scale.name, rung] = step(scale, rung)
+    pairs = product(SCALES, (COMPILED, COMPUTE, COMBINED))
+    steps = {(name, rung): step(SCALES[name], rung) for name, rung in pairs}
     predicted = pd.DataFrame.from_dict(steps, orient="index").rename_axis(["scale", "rung"])
     seconds = predicted.filter(like=", ms").sum(axis="columns")
     predicted["predicted"] = seconds.groupby("scale").transform("first") / seconds
-    return predicted.assign(published=pd.Series(_PUBLISHED))
+    return predicted.assign(published=PUBLISHED)
 
 
-def cost_of_an_all_reduce(scale: Scale) -> float:
-    """Work out the seconds of an all-reduce for a single weight's scale.
+def cost_of_an_all_reduce(predicted: pd.DataFrame) -> float:
+    """Work out the seconds of an all-reduce for a single weight's scale; `predicted` as `table`'s.
 
     They follow from the published 1.42 and 1.50 if bf16 takes as long as predicted.
     """
-    in_bf16 = step(scale, COMPILED)
-    seconds = sum(in_bf16[part] for part in [*PARTS, EXPOSED]) / 1e3
-    calls = 2 * (len(linear_shapes(scale.args)) - 1)  # forward and backward, all but the head
+    seconds = predicted.filter(like=", ms").loc[(POST, COMPILED)].sum() / 1e3
+    calls = 2 * (len(linear_shapes(_70B)) - 1)  # forward and backward, all but the head
     return seconds * (1 / LADDER_PUBLISHED[EACH] - 1 / LADDER_PUBLISHED[COMBINED]) / calls
 
 
 def step(scale: Scale, rung: str) -> dict[str, float]:
     """Predict a step of one GPU: milliseconds of its parts, and the GB that it sends."""
-    shapes, rates = linear_shapes(scale.args), GPUS[scale.gpu].rates
+    args, gpu, shapes = scale.args, GPUS[scale.gpu], linear_shapes(scale.args)
+    embedding = args.vocab_size * args.dim
     layers = [name for name in shapes if name != "output"]  # the head stays in bf16
-    weights = sum(shapes[name][0] * shapes[name][1] for name in layers)
+    weights = sum(prod(shapes[name]) for name in layers)
     fp8_layers = [] if rung == COMPILED else layers
-    sent_in_fp8 = rung in (EACH, COMBINED)
-    least = floors.step_floors(floors.step_work(_config(scale), scale.args, fp8_layers), rates)
+    sent_in_fp8 = [f"{name}.weight" for name in layers if rung == COMBINED]
+    least = floors.step_floors(floors.step_work(_config(scale), args, fp8_layers), gpu.rates)
     least[floors.OPTIMIZER] /= scale.gpus  # sharded
     if fp8_layers:
         # A roofline reads 2 bytes of a weight and writes 1 twice, as it is and transposed. After a
         # gather in bf16 every GPU casts whole weights forward and backward, reading 2 bytes and
         # writing 1. Before a gather in FP8 it casts only its shard so, and transposes the whole.
         casts = 2 * 3 / scale.gpus + 2 if sent_in_fp8 else 2 * 3
-        least[floors.CASTS] += (casts - 4) * weights / rates.bandwidth
-    block, sent_bytes = weights / scale.args.n_layers, 1 if sent_in_fp8 else 2
-    exposed = _exposed(scale, sum(least.values()), sent_bytes * block, 4 * block)
-    parts = {name: 1e3 * sum(least[part] for part in of) for name, of in PARTS.items()}
+        least[floors.CASTS] += (casts - 4) * weights / gpu.rates.bandwidth
+    # Of each block what takes longer to send than to compute is exposed, and so are the first
+    # gather and the last reduction, of the embedding.
+    computing = sum(least.values()) / args.n_layers
+    forward = computing / (4 if scale.recomputation == "full" else 3)
+    seconds_a_byte = (1 - 1 / scale.gpus) / gpu.links.bus_bandwidth(scale.gpus)
+    gathering = (1 if sent_in_fp8 else 2) * weights / args.n_layers * seconds_a_byte
+    reducing = 4 * weights / args.n_layers * seconds_a_byte
+    exposed = max(0.0, gathering - forward)
+    exposed += max(0.0, gathering + reducing - (computing - forward))
+    all_exposed = args.n_layers * exposed + (2 + 4) * embedding * seconds_a_byte
     every = {f"{name}.weight": shape for name, shape in shapes.items()}
-    every["tok_embeddings.weight"] = (scale.args.vocab_size, scale.args.dim)
-    in_fp8 = [f"{name}.weight" for name in layers] if sent_in_fp8 else []
-    gathered, reduced = fsdp_bytes(every, scale.gpus, in_fp8)
+    every["tok_embeddings.weight"] = (args.vocab_size, args.dim)
+    gathered, reduced = fsdp_bytes(every, scale.gpus, sent_in_fp8)
+    parts = {name: 1e3 * sum(least[part] for part in of) for name, of in PARTS.items()}
     sizes = {"gathered, GB": gathered / 1e9, "reduced, GB": reduced / 1e9}
-    return parts | {EXPOSED: 1e3 * exposed} | sizes
+    return parts | {EXPOSED: 1e3 * all_exposed} | sizes
 
 
 def _config(scale: Scale) -> SimpleNamespace:
     """Make the keys of a recipe that models/floors.py reads."""
     float8 = SimpleNamespace(emulate=False, recipe_name="tensorwise")
+    training = SimpleNamespace(
+        dtype="bfloat16", mixed_precision_param="bfloat16", seq_len=SEQ_LEN,
+        local_batch_size=scale.rows, global_batch_size=scale.rows,
+    )  # fmt: skip
     return SimpleNamespace(
-        training=SimpleNamespace(
-            dtype="bfloat16", mixed_precision_param="bfloat16", seq_len=SEQ_LEN,
-            local_batch_size=scale.rows, global_batch_size=scale.rows,
-        ),
-        activation_checkpoint=SimpleNamespace(mode="full" if scale.recompute else "none"),
+        training=training,
+        activation_checkpoint=SimpleNamespace(mode=scale.recomputation),
         quantize=SimpleNamespace(linear=SimpleNamespace(float8=float8)),
         optimizer=SimpleNamespace(states=make_dataclass("States", [])()),
-    )  # fmt: skip
-
-
-def _exposed(scale: Scale, computing: float, gathered: float, reduced: float) -> float:
-    """Predict the seconds in which a GPU sends and does not compute.
-
-    Args:
-        computing: seconds of the step.
-        gathered, reduced: bytes of a block's weights and of its gradients.
-    """
-    per_byte = (1 - 1 / scale.gpus) / GPUS[scale.gpu].links.bus_bandwidth(scale.gpus)
-    forward = computing / scale.args.n_layers / (4 if scale.recompute else 3)
-    backward = computing / scale.args.n_layers - forward
-    beside = max(0.0, gathered * per_byte - forward)
-    beside += max(0.0, (gathered + reduced) * per_byte - backward)
-    embedding = scale.args.vocab_size * scale.args.dim * (2 + 4) * per_byte
-    return scale.args.n_layers * beside + embedding
+    )

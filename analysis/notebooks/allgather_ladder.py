@@ -64,7 +64,8 @@ print("\n".join(studies.same_numbers(windows)))
 # known (assumed: one row of 8,192 tokens a GPU, activations recomputed).
 
 # %%
-prediction.table().round(2)
+predicted = prediction.table()
+predicted.round(2)
 
 # %% [markdown]
 # * In a node of eight, and between nodes with 400 Gb/s for each GPU, matmuls take longer than
@@ -75,7 +76,7 @@ prediction.table().round(2)
 #   microseconds:
 
 # %%
-print(f"{1e6 * prediction.cost_of_an_all_reduce(prediction.SCALES[1]):.0f}")
+print(f"{1e6 * prediction.cost_of_an_all_reduce(predicted):.0f}")
 
 # %% [markdown]
 # * On Alps a node has a quarter of that bandwidth, so that 70 B sharded over 128 GPUs waits for its
