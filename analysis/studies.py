@@ -258,16 +258,14 @@ def same_numbers(windows: pd.DataFrame) -> list[str]:
 
     With parameters in float32 it does not: a gather in bf16 rounds them first.
     """
-    losses, norms = (
-        windows.pivot(index=["seed", "step"], columns="recipe", values=column)
-        for column in ("losses", "grad_norm")
-    )
+    computed = windows[["losses", "grad_norm"]].agg(tuple, axis="columns")
+    logged = windows.assign(computed=computed)
+    table = logged.pivot(index=["seed", "step"], columns="recipe", values="computed")
     lines = []
-    for recipe in [rung for rung in list(RUNGS)[2:] if rung in losses]:
-        both = losses[recipe].notna() & losses[COMPUTE].notna()
-        equal = (losses[recipe] == losses[COMPUTE]) & (norms[recipe] == norms[COMPUTE])
-        counts = f"{equal[both].sum()} of {both.sum()}"
-        lines.append(f"{recipe}: equal to the last bit in {counts} log windows.")
+    for recipe in [rung for rung in list(RUNGS)[2:] if rung in table]:
+        both = table[[COMPUTE, recipe]].dropna()
+        equal = (both[COMPUTE] == both[recipe]).sum()
+        lines.append(f"{recipe}: equal to the last bit in {equal} of {len(both)} log windows.")
     return lines
 
 

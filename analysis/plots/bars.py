@@ -21,7 +21,7 @@ from analysis.plots.style import (
     number,
     plot,
     short_name,
-)  # fmt: skip
+)
 from analysis.rates import LEVEL, MIN_STEPS, Rate
 
 # Column: the text beside a bar, and how dark the bar is.
@@ -63,9 +63,15 @@ def set_rows(axes: Axes, names: Iterable[str], x_label: str) -> None:
 
 
 def draw_bars(
-    axes: Axes, values: pd.Series, text="{}", published=None, mean=np.median, y=0.0, height=0.6,
+    axes: Axes,
+    values: pd.Series,
+    text="{}",
+    published=None,
+    mean=np.median,
+    y=0.0,
+    height=0.6,
     alpha=0.55,
-) -> None:  # fmt: skip
+) -> None:
     """Draw a bar a recipe, from zero to the mean of its runs, with a mark for each of several runs.
 
     Args:
@@ -83,8 +89,9 @@ def draw_bars(
             axes.plot(of_recipe, rows, marker, color=colour, markersize=4, zorder=3)
         beside = text.format(number(length))
         if published and recipe in published:
-            axes.plot(published[recipe], row + 0.17, "d", markerfacecolor="white",
-                      markeredgecolor=GREY)  # fmt: skip
+            axes.plot(
+                published[recipe], row + 0.17, "d", markerfacecolor="white", markeredgecolor=GREY
+            )
             beside += f"\n◇ published {number(published[recipe])}"
         write_beside(axes, row + y, beside)
     axes.set_xlim(left=0)
@@ -92,8 +99,16 @@ def draw_bars(
 
 def write_beside(axes: Axes, y: float, text: str) -> None:
     """Write text right of the axes at the height of a row."""
-    axes.annotate(text, (1, y), (5, 0), xycoords=axes.get_yaxis_transform(), va="center",
-                  textcoords="offset points", fontsize=SMALL, annotation_clip=False)  # fmt: skip
+    axes.annotate(
+        text,
+        (1, y),
+        (5, 0),
+        xycoords=axes.get_yaxis_transform(),
+        va="center",
+        textcoords="offset points",
+        fontsize=SMALL,
+        annotation_clip=False,
+    )
 
 
 @plot
@@ -116,8 +131,11 @@ def tokens_per_s(
     for y, rate in enumerate(known.values()):
         axes.plot([rate.low, rate.high], [y, y], color="black", solid_capstyle="butt")
     set_rows(axes, known, "tokens/s")
-    note(axes, "Bar: by the mean steady step. Marks: runs, where there are several; black line: "
-               f"{LEVEL:.0%} interval over them.")  # fmt: skip
+    note(
+        axes,
+        "Bar: by the mean steady step. Marks: runs, where there are several; black line: "
+        f"{LEVEL:.0%} interval over them.",
+    )
 
 
 @plot
@@ -131,8 +149,11 @@ def mfu(axes: Axes, runs: pd.DataFrame) -> None:
         y = (index - (known.shape[1] - 1) / 2) * height
         draw_bars(axes, known[peak].dropna(), text, y=y, height=0.9 * height, alpha=alpha)
     set_rows(axes, done.index, "MFU (%)")
-    note(axes, f"Peak: {'; '.join(done['peak_source'].unique())}. Mixed: each FLOP against the "
-               "peak of the precision it ran in.")  # fmt: skip
+    note(
+        axes,
+        f"Peak: {'; '.join(done['peak_source'].unique())}. Mixed: each FLOP against the "
+        "peak of the precision it ran in.",
+    )
 
 
 @plot
@@ -148,8 +169,14 @@ def step_time(axes: Axes, runs: pd.DataFrame, steps: pd.DataFrame) -> None:
         milliseconds = 1000 * steady.loc[steady["recipe"] == recipe, "seconds"]
         colour, marker = look(recipe)
         # Of many steps evenly spread quantiles, the extremes among them, stand for all.
-        box = axes.boxplot(thinned(milliseconds), positions=[y], orientation="horizontal",
-                           widths=0.5, manage_ticks=False, sym=marker)  # fmt: skip
+        box = axes.boxplot(
+            thinned(milliseconds),
+            positions=[y],
+            orientation="horizontal",
+            widths=0.5,
+            manage_ticks=False,
+            sym=marker,
+        )
         setp(sum(box.values(), []), color=colour)
         setp(box["boxes"], facecolor=to_rgba(colour, 0.35))
         setp(box["fliers"], markeredgecolor=colour)
@@ -167,10 +194,9 @@ def warm_up(axes: Axes, runs: pd.DataFrame) -> None:
     """
     done = completed(runs, "warm_up_s")
     phases = pd.DataFrame([*done["phases"]], index=done.index).fillna(0.0)
-    rest = done["warm_up_s"] - phases.sum(axis=1)
-    phases["not_split"] = rest.where(rest > 0.01 * done["warm_up_s"], 0.0)
+    phases.columns = phases.columns.str.replace("_", " ")
+    phases["not split"] = done["warm_up_s"] - phases.sum(axis=1)
     table = phases.groupby(level=0, sort=False).mean()
-    table = table.loc[:, table.any()].rename(columns=lambda phase: phase.replace("_", " "))
     total = table.sum(axis=1)
     small = [p for p in table if p not in PHASES or table[p].max() < SMALL_SHARE * total.max()]
     table = table.assign(other=table[small].sum(axis=1)).drop(columns=small)

@@ -20,7 +20,7 @@ from analysis.plots.style import (
     note,
     plot,
     short_name,
-)  # fmt: skip
+)
 from analysis.rates import FROM, UNTIL, completed
 
 AnyFrame = TypeVar("AnyFrame", pd.Series, pd.DataFrame)
@@ -46,8 +46,13 @@ def draw_runs(axes: Axes, runs: pd.DataFrame, curves: pd.DataFrame) -> None:
         if not together.empty:
             draw_band(axes, recipe, together.agg(["mean", "min", "max"], axis="columns"))
         for run, status in of_recipe.loc[~done, ["run", "status"]].itertuples(index=False):
-            axes.plot(thinned(curves[run].dropna()), "--", color=look(recipe).colour, linewidth=1,
-                      label=short_name(f"{recipe} ({status})"))  # fmt: skip
+            axes.plot(
+                thinned(curves[run].dropna()),
+                "--",
+                color=look(recipe).colour,
+                linewidth=1,
+                label=short_name(f"{recipe} ({status})"),
+            )
 
 
 def draw_band(axes: Axes, recipe: str, band: pd.DataFrame) -> None:
@@ -62,8 +67,9 @@ def draw_band(axes: Axes, recipe: str, band: pd.DataFrame) -> None:
     line, low, high = thinned(band).to_numpy().T
     steps, every = thinned(band).index, max(1, len(line) // 6)
     first = len(axes.lines) * every // 5 % every
-    axes.plot(steps, line, color=colour, label=short_name(recipe), marker=marker,
-              markevery=(first, every))  # fmt: skip
+    axes.plot(
+        steps, line, color=colour, label=short_name(recipe), marker=marker, markevery=(first, every)
+    )
     axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
@@ -91,9 +97,17 @@ def draw_margin(axes: Axes, margin: float) -> None:
     """Draw the zero line, and the band in which losses count as the same."""
     axes.axhline(0, color="black", linewidth=0.8)
     axes.axhspan(-margin, margin, color=GREY, alpha=0.15, linewidth=0, zorder=0)
-    axes.text(0.01, margin, f"margin ± {margin:.3g}", transform=axes.get_yaxis_transform(),
-              va="top", fontsize=SMALL, color=GREY, zorder=4,
-              bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1})  # fmt: skip
+    axes.text(
+        0.01,
+        margin,
+        f"margin ± {margin:.3g}",
+        transform=axes.get_yaxis_transform(),
+        va="top",
+        fontsize=SMALL,
+        color=GREY,
+        zorder=4,
+        bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1},
+    )
 
 
 def _smoothed(losses: pd.Series) -> pd.Series:
@@ -134,8 +148,11 @@ def loss_difference(
         if len(differences[recipe]):
             draw_band(axes, recipe, differences[recipe].set_index("step"))
     finish(axes, f"loss − loss of {name(baseline)}\n(nats per token)")
-    note(axes, f"Grey: so near, two losses count as the same. Bands: {LEVEL:.0%} interval over "
-               "several seeds, as in the verdict.")  # fmt: skip
+    note(
+        axes,
+        f"Grey: so near, two losses count as the same. Bands: {LEVEL:.0%} interval over "
+        "several seeds, as in the verdict.",
+    )
 
 
 def clock_start(runs: pd.DataFrame) -> str:
@@ -178,7 +195,14 @@ def lead(axes: Axes, comparison: Comparison) -> None:
     for paid in against:
         if paid.outcome in (FROM, UNTIL) and not paid.beyond:
             colour, marker = look(paid.a)
-            axes.plot(paid.step, 0, marker, markersize=7, markerfacecolor="white",
-                      markeredgecolor=colour, zorder=5)  # fmt: skip
+            axes.plot(
+                paid.step,
+                0,
+                marker,
+                markersize=7,
+                markerfacecolor="white",
+                markeredgecolor=colour,
+                zorder=5,
+            )
     words = "; ".join(f"{name(paid.a)} {paid.word}" for paid in against)
     note(axes, f"Ahead: {words}. The clock starts with {clock_start(runs)}.")

@@ -22,7 +22,7 @@ from analysis.plots.style import (
     panels,
     plot,
     short_name,
-)  # fmt: skip
+)
 from analysis.studies import LADDER_PUBLISHED, RUNGS, WAYS, ladder_bytes, ladder_speed_ups
 from analysis.sweep import Row, Sweep, cells, values
 
@@ -97,7 +97,7 @@ def trade(axes: Axes, comparison: Comparison) -> None:
     opponent, baseline = comparison.opponent, comparison.baseline
     wall = completed(comparison.frames.runs, "wall_s").groupby(level=0, sort=False)["wall_s"]
     wall = wall.agg(["min", "mean", "max"])
-    if not {opponent, baseline} <= {*wall.index}:
+    if comparison.margin is None or opponent not in wall.index:
         raise NoData(f"it takes completed runs of {name(baseline)} and of {name(opponent)}")
     wall /= wall.loc[opponent, "mean"]
     draw_margin(axes, comparison.margin)
@@ -108,14 +108,27 @@ def trade(axes: Axes, comparison: Comparison) -> None:
             loss, half = judged.difference, judged.high - judged.difference
         colour, marker = look(recipe)
         axes.hlines(loss, fastest, slowest, colour, linewidth=1)
-        axes.errorbar(mean, loss, half, fmt=marker, color=colour, markersize=7, elinewidth=1,
-                      label=short_name(recipe))  # fmt: skip
-    axes.set(xlabel=f"wall time over {name(opponent)}, warm-up included",
-             ylabel=f"final loss − that of {name(baseline)}\n(nats per token)")  # fmt: skip
+        axes.errorbar(
+            mean,
+            loss,
+            half,
+            fmt=marker,
+            color=colour,
+            markersize=7,
+            elinewidth=1,
+            label=short_name(recipe),
+        )
+    axes.set(
+        xlabel=f"wall time over {name(opponent)}, warm-up included",
+        ylabel=f"final loss − that of {name(baseline)}\n(nats per token)",
+    )
     make_room(axes, len(wall))
     legend_beside(axes)
-    note(axes, "Left and below is better. Grey: so near, two losses count as the same. Lines: "
-               f"range of the times, {LEVEL:.0%} interval of the loss over seeds.")  # fmt: skip
+    note(
+        axes,
+        "Left and below is better. Grey: so near, two losses count as the same. Lines: "
+        f"range of the times, {LEVEL:.0%} interval of the loss over seeds.",
+    )
 
 
 # ---- how near to its limits FP8 was ----
@@ -128,7 +141,7 @@ def fp8_ranges(ranges: pd.DataFrame) -> Figure:
 
     They are of the first FP8 run with any. `ranges` as from `analysis.studies.fp8_ranges`.
     """
-    first = ranges[ranges["run"] == ranges["run"].iloc[0]] if len(ranges) else ranges
+    first = ranges[ranges["run"] == next(iter(ranges["run"]), None)]
     draws = {}
     for tensor in ("weight", "gradient"):
         for quantity, words in QUANTITIES.items():

@@ -143,8 +143,16 @@ def note(axes: Axes, text: str) -> None:
     inches = axes.figure.get_figwidth() / axes.get_gridspec().ncols - 1.15
     width = int(inches * 72 / (0.56 * SMALL))  # the mean character is 0.56 of the font size wide
     below = (axes.transAxes, axes.xaxis.label)
-    axes.annotate(textwrap.fill(text, width), (0, 0), (0, -3), xycoords=below,
-                  textcoords="offset points", va="top", fontsize=SMALL, color=GREY)  # fmt: skip
+    axes.annotate(
+        textwrap.fill(text, width),
+        (0, 0),
+        (0, -3),
+        xycoords=below,
+        textcoords="offset points",
+        va="top",
+        fontsize=SMALL,
+        color=GREY,
+    )
 
 
 def legend_beside(axes: Axes, **how) -> None:

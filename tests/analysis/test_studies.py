@@ -246,15 +246,6 @@ def test_the_sentence_on_speed_says_how_many_steps_are_in_fp8(phases_study):
     assert heads == [FP8, f"{PART} (in FP8 in 80% of its steps)"]
 
 
-def test_a_run_that_was_stopped_is_in_fp8_as_far_as_it_came(tmp_path):
-    """After 30 of 1,000 steps, by the budget of its study."""
-    stopped = {"steps": 1000, "status": "interrupted", "study_budget_s": 60.0}
-    write_run(tmp_path / "run", PART, lines=metrics_lines(), fp8_share=0.8, float8="tensorwise",
-              proves={"phases": phases({1: False, 28: True})}, **stopped)  # fmt: skip
-    (row,) = load(tmp_path).runs.to_dict("records")
-    assert (row["fp8_share_of_steps"], row["fp8_share"]) == pytest.approx((0.1, 0.08))
-
-
 # ---- the benchmark on B200 ----
 
 
