@@ -34,7 +34,7 @@ PEAKS = {
 PHASES = {
     "import": "#332288", "distributed": "#88CCEE", "data": "#44AA99", "model build": "#117733",
     "conversion": "#999933", "optimizer": "#AA4499", "compile": "#CC6677", "first step": "#DDCC77",
-    "other": "#999999", "not split": "#DDDDDD",
+    "other": "#999999",
 }  # fmt: skip
 SMALL_SHARE = 0.03  # of the longest warm-up: phases below it in every row are merged
 
@@ -188,18 +188,15 @@ def step_time(axes: Axes, runs: pd.DataFrame, steps: pd.DataFrame) -> None:
 
 @plot
 def warm_up(axes: Axes, runs: pd.DataFrame) -> None:
-    """Draw seconds from process start to the end of step 1 by phase: means of completed runs.
-
-    What phases leave of a warm-up (without timing.json; of earlier attempts) is not split.
-    """
+    """Draw seconds from process start to the end of step 1 by phase: means of completed runs."""
     done = completed(runs, "warm_up_s")
     phases = pd.DataFrame([*done["phases"]], index=done.index).fillna(0.0)
     phases.columns = phases.columns.str.replace("_", " ")
-    phases["not split"] = done["warm_up_s"] - phases.sum(axis=1)
     table = phases.groupby(level=0, sort=False).mean()
-    total = table.sum(axis=1)
+    total = done["warm_up_s"].groupby(level=0, sort=False).mean()
     small = [p for p in table if p not in PHASES or table[p].max() < SMALL_SHARE * total.max()]
-    table = table.assign(other=table[small].sum(axis=1)).drop(columns=small)
+    table = table.drop(columns=small)
+    table["other"] = total - table.sum(axis=1)
     table = table[[phase for phase in PHASES if phase in table]]
     table.plot.barh(ax=axes, stacked=True, color=PHASES, width=0.6, edgecolor="white")
     x_label = f"seconds to the end of step 1; the clock starts with\n{clock_start(runs)}"
@@ -207,7 +204,7 @@ def warm_up(axes: Axes, runs: pd.DataFrame) -> None:
     for y, seconds in enumerate(total):
         write_beside(axes, y, f"{number(seconds)} s")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
-    note(axes, f"Other: {', '.join(small)}.")
+    note(axes, f"Other: {', '.join([*small, 'what no phase holds'])}.")
 
 
 @plot
