@@ -16,6 +16,7 @@ from tests.processes import ROOT
 
 TINY = ["training.steps=4", "training.seq_len=64", "training.local_batch_size=1"]
 SMALL = ["training.seq_len=128", "training.local_batch_size=2"]
+SMALLEST = "model.sizes={dim: 64, n_layers: 1, n_heads: 4, n_kv_heads: 2, hidden_dim: 96}"
 ONE_DEVICE = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
 
 PUBLISHED_LOGS = Path(os.environ.get("PUBLISHED_LOGS") or ROOT / "published_logs")

@@ -106,6 +106,22 @@ class Checkpoints(CheckpointManager):
         """
         if not self.enable or step != -1:
             return super().load(step)
+        unreadable = None
+        while True:
+            newest = self._newest_of_all_ranks()
+            if newest == -1 and unreadable:
+                raise unreadable  # which may have changed weights: the next attempt starts anew
+            try:
+                return super().load(newest)
+            except CheckpointError as error:  # its checksums are right, and it is no use
+                if newest == -1:
+                    raise
+                unreadable = error
+                if dist.get_rank() == 0:
+                    self._set_aside(Path(self.folder) / f"step-{newest}", error)
+
+    def _newest_of_all_ranks(self) -> int:
+        """Let the first rank find the newest whole checkpoint, and tell the others."""
         newest = [None]
         if dist.get_rank() == 0:
             try:
@@ -115,7 +131,7 @@ class Checkpoints(CheckpointManager):
         dist.broadcast_object_list(newest)
         if isinstance(newest[0], InputError):
             raise newest[0]
-        return super().load(newest[0])
+        return newest[0]
 
     def _newest_whole(self) -> int:
         """Find the step of the newest whole checkpoint, -1 if there is none; clear others away.
@@ -133,10 +149,11 @@ class Checkpoints(CheckpointManager):
             checkpoint = folder / f"step-{step}"
             try:
                 check(checkpoint)
+                written_with = _identity(checkpoint)
             except Exception as error:  # whatever reading damaged files raises
                 self._set_aside(checkpoint, error)
                 continue
-            self._check_identity(checkpoint)
+            self._check_identity(checkpoint, written_with)
             return step
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()  # or torchtitan would not look at initial_load_path
@@ -165,11 +182,8 @@ class Checkpoints(CheckpointManager):
             f"{checkpoint} is damaged ({problem}): moved to {place}, going on from the one before"
         )
 
-    def _check_identity(self, checkpoint: Path) -> None:
+    def _check_identity(self, checkpoint: Path, found: dict) -> None:
         """Raise `InputError` if another run wrote a whole checkpoint."""
-        reader = _Reader(checkpoint)
-        item = reader.read_metadata().storage_data[_IDENTITY]
-        found = json.loads(torch.load(reader.content(item), weights_only=True))
         differences = [
             f"{key} ({found.get(key)} there, {value} here)"
             for key, value in self.identity.items()
@@ -216,6 +230,15 @@ def tensors(checkpoint: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {
         name: (item.size, item.properties.dtype) for name, item in items if hasattr(item, "size")
     }
+
+
+def _identity(checkpoint: Path) -> dict:
+    """Read what a checkpoint was written with; nothing for one of another program."""
+    reader = _Reader(checkpoint)
+    item = reader.read_metadata().storage_data.get(_IDENTITY)
+    if item is None:
+        return {}
+    return json.loads(torch.load(reader.content(item), weights_only=True))
 
 
 def check(checkpoint: Path) -> None:
