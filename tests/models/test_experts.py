@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from experiments import decide
 from experiments.config import recipes
 from experiments.training.proof import count_matmul_flops
 
@@ -15,8 +14,6 @@ from models import device  # noqa: F401  # before torchtitan  # isort: skip
 from torchtitan.models.utils import get_moe_model_nparams_and_flops
 
 from models import float8, flops, qwen3
-from models.architectures import model_args
-from models.errors import InputError
 from tests.runs import TINY
 
 KEYS = ["model.name=qwen3", "model.flavor=qwen3-moe-cpu"]
@@ -54,12 +51,7 @@ def test_tokens_are_counted_by_expert_on_a_cpu_too():
 
 
 def test_a_run_proves_the_share_that_sizes_predict(train):
-    keys = [
-        *KEYS,
-        *TINY,
-        "model.sizes.n_layers=2",
-        "compile.backend=eager",
-    ]  # traced as compiled, and quick
+    keys = [*KEYS, *TINY, "model.sizes.n_layers=1", "compile.enable=false"]
     trainer, _ = train(recipes.load("tensorwise_fp8_compiled", ["cpu"], keys).config, count=3)
     proof, args = trainer.proof.record(), trainer.model_args
     in_fp8 = attention_layers(args)
@@ -88,16 +80,3 @@ def test_routers_stay_in_bf16_whether_or_not_a_filter_names_them(patterns):
     with torch.device("meta"):
         chosen = float8.choose_modules(qwen3.Qwen3(args), "rowwise", patterns)
     assert chosen == attention_layers(args) | {"output"}
-
-
-def test_what_experts_have_not_is_refused(fails):
-    with pytest.raises(
-        InputError, match="model.sizes.hidden_dim is not of qwen3-moe-cpu.*leave it out"
-    ):
-        model_args(recipes.load("baseline", [], [*KEYS, "model.sizes.hidden_dim=512"]).config)
-    words = fails(decide.main, "qwen3-30B-A3B", "--gpu", "h200", "--gpus", "8")
-    assert (
-        "no roofline: choose a dense flavor" in words
-        and "29.8% " in words
-        and "at most 1.175 times" in words
-    )

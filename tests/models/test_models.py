@@ -9,7 +9,6 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torchtitan.models.llama3.model.model import apply_rotary_emb, precompute_freqs_cis
 
-from experiments.config import recipes
 from models import device, float8, flops, llama, qwen3
 from models.architectures import ARCHITECTURES
 from models.errors import InputError
@@ -112,13 +111,6 @@ def test_attention_backends_agree(backend):
     assert k.grad.isfinite().all()
 
 
-def test_an_attention_kernel_without_grouped_heads_is_no_choice():
-    with pytest.raises(
-        InputError, match="model.attention_backend: expected 'auto', 'flash', 'cudnn' or 'math'"
-    ):
-        recipes.load("baseline", [], ["model.attention_backend=efficient"])
-
-
 # ---- which layers FP8 converts ----
 
 IN_A_BLOCK = ["attention.wq", "attention.wk", "attention.wv", "attention.wo",
@@ -149,20 +141,10 @@ def test_auto_filter_drops_small_layers():
     }
 
 
-@pytest.mark.parametrize(
-    ("patterns", "sentence"),
-    [
-        (["lm_head"], "`lm_head` matches no linear layer.*output"),
-        (["wq"], "`wq` matches no linear layer.*output"),
-        (["*"], "would convert no layer"),
-        (["output", float8.AUTO_FILTER], "would convert no layer"),
-        ([], "0 is 40 x 64, and FP8 needs multiples of 16.*2 such layers"),
-    ],
-)
-def test_a_wrong_choice_of_layers_is_an_error(patterns, sentence):
-    model = meta_model("cpu") if patterns else nn.Sequential(nn.Linear(64, 40), nn.Linear(40, 64))
-    with pytest.raises(InputError, match=sentence):
-        float8.choose_modules(model, "tensorwise", patterns)
+def test_sizes_that_fp8_cannot_multiply_are_counted():
+    model = nn.Sequential(nn.Linear(64, 40), nn.Linear(40, 64))
+    with pytest.raises(InputError, match="0 is 40 x 64, and FP8 needs multiples of 16.*2 such"):
+        float8.choose_modules(model, "tensorwise", [])
 
 
 def test_gpu_without_fp8_names_the_recipe_to_use(monkeypatch):

@@ -30,8 +30,7 @@ def test_a_run_that_fails_ends_the_measurement_of_warm_starts(tmp_path, monkeypa
     assert "failed with exit code 3" in capsys.readouterr().err
 
 
-def test_the_bare_loop_trains_the_runs_model(fails):
-    assert "not steady" in fails(loop.main, "10")
+def test_the_bare_loop_trains_the_runs_model():
     config = recipes.load("baseline", ["cpu"], ["training.seq_len=64"]).config
     model = llama.Llama(llama.FLAVORS["cpu"]).to(device.TYPE, torch.bfloat16)
     step = loop.bare_loop(model, config, prepare(config))

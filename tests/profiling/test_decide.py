@@ -147,23 +147,6 @@ def test_a_global_batch_is_shared_by_the_gpus(ask):
     assert 7 < eight_times["step_s_bf16"] / once["step_s_bf16"] < 8
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--gpu", "mi300x"], "which GPU is `mi300x`?"),
-        ([], "name one with --gpu"),
-        (["llama3-8B", "--gpu", "h100"], "did you mean `llama3.1-8B`"),
-        (["--gpu", "h100", "--price", "nan"], "--price"),
-        (["llama3.1-8B", "llama3.2-1B", "--gpu", "h100"], "ask about one"),
-        (["--gpu", "h100", "compile.enable=false"], "compile.enable"),
-        (["qwen3-30B-A3B", "--gpu", "h200"], "a mixture of experts has no roofline"),
-    ],
-)
-def test_what_is_not_known_is_asked_back(arguments, words, fails, monkeypatch):
-    monkeypatch.setattr("models.device.TYPE", "cpu")
-    assert words in fails(decide.main, *arguments)
-
-
 # ---- our own measurements ----
 
 

@@ -51,25 +51,3 @@ def test_a_measurement_brings_its_overlays_and_keys(bench, capsys, fails):
     assert "baseline cpu training.seq_len=64 compile.enable=true on h200" in printed
     assert "25,600 tokens/s" in printed  # 4 x 64 in 10 ms
     assert "leave them out" in fails(roofline.main, *options, "--overlay", "cpu")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("baselin --gpu h200", "baselin"),
-        ("tensorwise_fp8_compiled --gpu a100", "no FP8 units"),
-        ("baseline --gpu h200 activation_checkpoint.mode=selective", "activation_checkpoint.mode"),
-        ("baseline --gpu h200 --against nowhere.json", "nowhere.json: No such file"),
-    ],
-)
-def test_mistakes_are_a_sentence(arguments, words, fails):
-    assert words in fails(roofline.main, *arguments.split())
-
-
-def test_a_file_without_the_measurement_says_what_it_has(bench, fails):
-    assert "known: other" in fails(roofline.main, "baseline", *bench("other"))
-    failed = {"rounds": [], "error": "failed: CUDA out of memory."}
-    assert failed["error"] in fails(roofline.main, "baseline", *bench("baseline", step=failed))
-    assert "AMD EPYC" in fails(roofline.main, "baseline", *bench("baseline", "AMD EPYC"))
-    arguments = bench("baseline", machine={})
-    assert "does not hold a measurement" in fails(roofline.main, "baseline", *arguments)
