@@ -8,7 +8,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ import pandas as pd
 
 from analysis.other_logs.published import read_published
 from analysis.other_logs.tensorboard import EVENTS, named_folder, read_tensorboard
-from analysis.runs import LayoutError, Run, read_run
+from analysis.runs import Run, read_run
 from experiments.records.files import RecordError
 from experiments.records.run import MANIFEST, METRICS, RECIPE
 
@@ -24,8 +23,7 @@ DRIFT = 0.15  # of the step time, between the first and the last third of the st
 MIN_DRIFT_STEPS = 30  # steady steps without which nothing is said of a drift
 _NAMED, _ALIKE = 3, 10  # how many of more than so many problems that are alike are named
 
-RUN_COLUMNS = [
-    "run",
+RECORDED = [
     "path",
     "source",
     "recipe",
@@ -34,6 +32,7 @@ RUN_COLUMNS = [
     "error",
     "attempt",
     "start",
+    "date",
     "steps_asked",
     "steps_planned",
     "overlays",
@@ -54,6 +53,7 @@ RUN_COLUMNS = [
     "peak_bf16",
     "peak_fp8",
     "peak_source",
+    "code",
     "commit",
     "torch",
     "torchao",
@@ -69,17 +69,16 @@ RUN_COLUMNS = [
     "gathered_bytes",
     "reduced_bytes",
     "orphans",
-    "fp8_share_of_steps",
-    "code",
+]
+WORKED_OUT = [
     "steps",
-    "final_loss",
-    "wall_s_without_warm_up",
-    "peak_memory_bytes",
-    "mfu_logged",
     "tokens_per_step",
     "tokens",
     "batch",
-    "date",
+    "final_loss",
+    "wall_s_without_warm_up",
+    "fp8_share_of_steps",
+    "peak_memory_bytes",
     "tokens_per_s",
     "tokens_per_s_q1",
     "tokens_per_s_q3",
@@ -88,7 +87,9 @@ RUN_COLUMNS = [
     "mfu_bf16_peak",
     "mfu_fp8_peak",
     "mfu_mixed_peak",
+    "mfu_logged",
 ]
+_INTERNAL = ["study", "study_budget_s", "precisions", "fp8_flops"]
 
 
 class LoadError(ValueError):
@@ -150,30 +151,29 @@ def load(paths: str | Path | Iterable[str | Path]) -> Frames:
     if missing:
         raise LoadError(f"{', '.join(missing)}: no such file or folder")
     unreadable: list[str] = []
-    runs = list(_read(paths, unreadable))
-    if not runs:
+    found = list(_read(paths, unreadable))
+    if not found:
         raise LoadError("; ".join(_summarized(unreadable)) or "no path was given to load runs from")
-    runs.sort(key=lambda run: ("start" not in run.facts, run.facts.get("start")))
-    _cut_to_equal_length(runs)
-    _ask_for_longest(runs)
-    parent = Path(os.path.commonpath([run.path.resolve().parent for run in runs]))
-    rows, windows = [], []
-    for run in runs:
-        name = run.path.resolve().relative_to(parent).as_posix()
-        owner = {"run": name, "recipe": run.facts["recipe"], "seed": run.facts.get("seed")}
-        owned = pd.concat([pd.DataFrame(owner, index=run.windows.index), run.windows], axis=1)
-        by_step = steps(owned)
-        _judge(run, by_step)
-        rows.append({"run": name, "path": str(run.path), "source": run.source} | _row(run, by_step))
-        windows.append(owned)
-    frame = pd.DataFrame(rows, columns=RUN_COLUMNS)
-    unknown = frame.columns[frame.isna().all()]
-    problems = [*chain.from_iterable(run.problems for run in runs), *unreadable]
-    return Frames(
-        frame.astype(dict.fromkeys(unknown, float)),
-        pd.concat(windows, ignore_index=True).astype({"seed": float}),
-        _summarized(problems),
-    )
+    found.sort(key=lambda run: ("start" not in run.facts, run.facts.get("start")))
+    parent = Path(os.path.commonpath([run.path.resolve().parent for run in found]))
+    names = [run.path.resolve().relative_to(parent).as_posix() for run in found]
+    facts = [{"phases": {}, "precisions": {}, "path": run.path} | run.facts for run in found]
+    runs = pd.DataFrame(facts, index=names).reindex(columns=[*RECORDED, *_INTERNAL])
+    runs = runs.astype(dict.fromkeys(runs.columns[runs.isna().all()], float) | {"path": str})
+    logs = [run.windows.assign(run=name) for name, run in zip(names, found, strict=True)]
+    owners = runs[["recipe", "seed"]].astype({"seed": float})
+    windows = pd.concat(logs, ignore_index=True).join(owners, on="run")
+    windows = _cut_to_equal_length(runs, windows)
+    by_step = steps(windows)
+    runs = _with_rates(runs, windows, by_step)
+    logged = dict(list(by_step.groupby("run")))
+    problems = []
+    for run, name in zip(found, names, strict=True):
+        runs.loc[name, "status"], judged = _judge(runs.loc[name])
+        doubts = [*run.problems, *_flaws(logged.get(name, by_step[:0])), *judged]
+        problems += [f"{run.path}: {doubt}" for doubt in doubts]
+    runs = runs.rename_axis("run").reset_index()[["run", *RECORDED, *WORKED_OUT]]
+    return Frames(runs, windows, _summarized(problems + unreadable))
 
 
 def steps(windows: pd.DataFrame) -> pd.DataFrame:
@@ -184,24 +184,23 @@ def steps(windows: pd.DataFrame) -> pd.DataFrame:
     seconds are known.
     """
     values = ["losses", "step_s", "data_wait_s"]
-    counts = windows["step_s"].map(len).to_numpy(int)
-    by_step = windows[["run", "recipe", "seed", "step", "not_steady", *values]].explode(values)
-    after = np.repeat(counts.cumsum(), counts) - np.arange(len(by_step)) - 1  # steps to the last
-    by_step["step"] -= after
-    by_step[values] = by_step[values].astype(float)
+    by_step = windows[["run", "recipe", "seed", "not_steady", *values]].copy()
+    ends = zip(windows["step"], windows["step_s"], strict=True)
+    by_step["step"] = [[*range(end - len(times) + 1, end + 1)] for end, times in ends]
+    by_step = by_step.explode(["step", *values], ignore_index=True)
+    by_step = by_step.astype(dict.fromkeys(values, float) | {"step": int})
     not_steady = zip(by_step["step"], by_step.pop("not_steady"), strict=True)
     by_step["steady"] = [step not in others for step, others in not_steady]
     by_step["steady"] &= by_step["step_s"].notna()
-    names = {"losses": "loss", "step_s": "seconds"}
-    return by_step.rename(columns=names).reset_index(drop=True)
+    return by_step.rename(columns={"losses": "loss", "step_s": "seconds"})
 
 
-def final_from(last: int) -> int:
+def final_from(last):
     """The first step of the last tenth of `last` steps, whose mean loss is the final loss.
 
     A tenth is long enough to average batches out, and short enough to be the run's end.
     """
-    return last - max(1, last // 10) + 1
+    return last - np.maximum(1, last // 10) + 1
 
 
 # ---- what is there ----
@@ -213,27 +212,21 @@ def _read(paths: list[Path], problems: list[str]) -> Iterator[Run]:
 
     Event folders of one training belong together: each of its processes has written one.
     """
-    seen = set()
-    events: dict[Path, list[Path]] = defaultdict(list)
+    places: dict[tuple[Callable, Path], dict[Path, Path]] = defaultdict(dict)
     for path in paths:
         found = list(_walk(path))
         if not found:
             problems.append(f"{path}: holds no run")
         for read, place in found:
-            if place.resolve() in seen:
-                continue
-            seen.add(place.resolve())
-            if read is read_tensorboard:
-                events[named_folder(place)].append(place)
-                continue
-            try:
-                yield read(place)
-            except (LayoutError, RecordError) as error:
-                problems.append(str(error))
-    for folders in events.values():
+            owner = named_folder(place) if read is read_tensorboard else place.resolve()
+            places[read, owner].setdefault(place.resolve(), place)
+    for (read, _), of_one_run in places.items():
         try:
-            yield from read_tensorboard(folders)
-        except LayoutError as error:
+            if read is read_tensorboard:
+                yield from read_tensorboard(list(of_one_run.values()))
+            else:
+                yield from map(read, of_one_run.values())
+        except RecordError as error:
             problems.append(str(error))
 
 
@@ -261,171 +254,134 @@ def _summarized(problems: list[str]) -> list[str]:
     for problem in problems:
         reason = problem.rsplit("/", 1)[-1].partition(": ")[2]  # without the run's place
         alike[re.sub(r"[\d.,]+", "#", reason)].append(problem)
+    kept = []
     for group in alike.values():
         if len(group) > _ALIKE:
-            group[_NAMED:] = [
-                f"{len(group) - _NAMED:,} more runs or files have the same problem as {group[0]}"
-            ]
-    return list(chain.from_iterable(alike.values()))
+            more = f"{len(group) - _NAMED:,} more runs or files"
+            group[_NAMED:] = [f"{more} have the same problem as {group[0]}"]
+        kept += group
+    return kept
 
 
 # ---- what becomes of a run beside others ----
 
 
-def _cut_to_equal_length(runs: list[Run]) -> None:
+def _cut_to_equal_length(runs: pd.DataFrame, windows: pd.DataFrame) -> pd.DataFrame:
     """Cut the runs of a study whose time budget has stopped some of them to the last window that
     all of them have. They then count as completed."""
-    stopped = ("completed", "interrupted")
-    within = [
-        run
-        for run in runs
-        if run.facts.get("study_budget_s") and run.facts["status"] in stopped and run.steps
-    ]
-    if all(run.facts["status"] == "completed" for run in within):
-        return
-    last = max(set.intersection(*(set(run.windows["step"]) for run in within)), default=None)
-    if last is None:
-        return
-    for run in within:
-        run.windows = run.windows[run.windows["step"] <= last]
-        planned = run.facts["steps_asked"]
-        run.facts |= {"status": "completed", "error": None}
-        run.facts |= {"steps_asked": int(last), "steps_planned": planned}
-        run.facts["wall_s"] = run.windows["elapsed_s"].iloc[-1]
+    budgeted = runs[runs["study_budget_s"].notna()].query("status in ['completed', 'interrupted']")
+    within = windows["run"].isin(budgeted.index)
+    cut = budgeted.loc[windows.loc[within, "run"].unique()]
+    counts = windows.loc[within, "step"].value_counts()
+    if (cut["status"] == "completed").all() or counts.max() < len(cut):
+        return windows
+    last = counts.index[counts == len(cut)].max()
+    windows = windows[~within | (windows["step"] <= last)]
+    wall_s = windows.groupby("run")["elapsed_s"].last()
+    cut = cut.assign(steps_planned=cut["steps_asked"], steps_asked=last, wall_s=wall_s)
+    runs.loc[cut.index] = cut.assign(status="completed", error=np.nan)
+    return windows.reset_index(drop=True)
 
 
-def _ask_for_longest(runs: list[Run]) -> None:
-    """Ask of another program's log as many steps as the longest log of its folder has."""
-    longest: dict[Path, int] = defaultdict(int)
-    for run in runs:
-        if run.study:
-            longest[run.study] = max(run.steps, longest[run.study])
-    for run in runs:
-        if run.study and run.steps < longest[run.study]:
-            run.facts["steps_asked"] = longest[run.study]
+# ---- what the logs say ----
 
 
-# ---- what its log says ----
+def _with_rates(runs: pd.DataFrame, windows: pd.DataFrame, by_step: pd.DataFrame) -> pd.DataFrame:
+    """Add the columns `WORKED_OUT`, and how many windows have a loss that is not finite."""
+    count, duration = (windows["step_s"].map(of).astype(float) for of in (len, sum))
+    windows = windows.assign(count=count, duration=duration, lost=~np.isfinite(windows["loss"]))
+    windows = windows.eval("""
+        window_tokens = tokens_per_s * duration
+        valid_tokens = valid_tokens_per_s * duration
+        tokens_per_step = window_tokens / count
+    """)
+    logged = windows.groupby("run").agg(
+        steps=("step", "max"),
+        tokens_per_step=("tokens_per_step", "first"),  # whole but for the rounding of logged times
+        window_tokens=("window_tokens", "mean"),
+        valid_tokens=("valid_tokens", "mean"),
+        peak_memory_bytes=("peak_memory_bytes", "max"),
+        mfu_logged=("mfu_logged", "median"),
+    )
+    lost = windows[windows["lost"]].groupby("run")["step"]
+    lost = lost.agg(lost="count", lost_from="min", lost_until="max")
+    steady = by_step[by_step["steady"]].groupby("run")
+    quartiles = [0.25, 0.5, 0.75]
+    step_s = steady["seconds"].quantile(quartiles).unstack().reindex(columns=quartiles)
+    step_s = step_s.set_axis(["low_s", "median_s", "high_s"], axis="columns")
+    means = steady.agg(mean_s=("seconds", "mean"), data_wait_s=("data_wait_s", "mean"))
+
+    runs = runs.join([logged, lost, step_s, means])
+    runs["steps"] = runs["steps"].fillna(0).astype(int)
+    longest = runs.groupby("study")["steps"].transform("max")
+    runs["steps_asked"] = runs["steps_asked"].mask(runs["steps"] < longest, longest)
+    runs["fp8_share_of_steps"] = runs.apply(_share_of_steps, axis="columns")
+    final = final_from(runs["steps"])
+    late = by_step[by_step["step"] >= final.reindex(by_step["run"]).to_numpy()]
+    losses = late.groupby("run")["loss"].mean()
+    runs["final_loss"] = losses.mask(runs["lost_until"] >= final)
+    runs["batch"] = (runs["tokens_per_step"] / runs["seq_len"]).round()
+    runs["tokens"] = runs["tokens_per_step"].round() * runs["steps"]
+    return runs.eval("""
+        fp8_share = fp8_share * fp8_share_of_steps
+        wall_s_without_warm_up = wall_s - warm_up_s
+        tokens_per_s = tokens_per_step / median_s
+        tokens_per_s_q1 = tokens_per_step / high_s
+        tokens_per_s_q3 = tokens_per_step / low_s
+        valid_tokens_per_s = tokens_per_s * valid_tokens / window_tokens
+        data_wait_share = data_wait_s / mean_s
+        mfu_bf16_peak = tokens_per_s / world_size * flops_per_token / peak_bf16
+        mfu_fp8_peak = tokens_per_s / world_size * flops_per_token / peak_fp8
+        in_fp8 = fp8_flops * fp8_share_of_steps * world_size / tokens_per_step
+        ideal_s = in_fp8 / peak_fp8 + (flops_per_token - in_fp8) / peak_bf16
+        mfu_mixed_peak = tokens_per_s / world_size * ideal_s
+    """)
 
 
-def _judge(run: Run, by_step: pd.DataFrame) -> None:
-    """Set the status by what the log shows, and name what makes its figures doubtful."""
-    for flaw in (_missing_steps(by_step), _drift(by_step)):
-        if flaw:
-            run.doubt(flaw)
-    status, asked = run.facts["status"], run.facts.get("steps_asked") or 0
-    where = f"at step {run.steps} of {asked}"
-    lost = run.windows.loc[~np.isfinite(run.windows["loss"]), "step"].tolist()
-    if status != "completed":
-        word = "not ended (running, or killed)" if status == "running" else status
-        why = f" ({run.facts['error']})" if run.facts.get("error") else ""
-        run.doubt(f"{word} {where}{why}, so it is not averaged with others")
-    elif lost:
-        verdict = (
-            f"{len(lost)} of its log windows have such losses, the last ends at step {lost[-1]}"
-        )
-        if lost[-1] >= final_from(run.steps):
-            run.facts["status"] = "diverged"
-            verdict = "it counts as diverged, although its log says completed"
-        run.doubt(f"its loss is not finite by step {lost[0]}: {verdict}")
-    elif run.steps < asked:
-        run.facts["status"] = "short"
-        run.doubt(f"short, its log ends {where}, so it is not averaged with others")
+def _share_of_steps(run: pd.Series) -> float:
+    """The part of the steps, as far as the run came, that are in FP8: all, without phases."""
+    if not run["precisions"] or not run["steps"]:
+        return 1.0
+    in_fp8 = pd.Series(run["precisions"]).sort_index()
+    return in_fp8.reindex(range(1, run["steps"] + 1), method="ffill").astype(float).mean()
 
 
-def _missing_steps(by_step: pd.DataFrame) -> str | None:
-    """Name the steps that lie between the log's windows."""
-    there = by_step["step"].tolist()
-    missing = sorted(set(range(1, max(there, default=0))).difference(there))
-    if not missing:
-        return None
-    return f"steps missing from its log: {len(missing):,} (from {missing[0]} to {missing[-1]})"
-
-
-def _drift(by_step: pd.DataFrame) -> str | None:
-    """Name a step time that changes between the run's thirds by more than its noise."""
+def _flaws(by_step: pd.DataFrame) -> list[str]:
+    """Name steps that lie between the log's windows, and a step time that changes between the run's
+    thirds by more than its noise."""
+    flaws = []
+    missing = sorted(set(range(1, max(by_step["step"], default=0))).difference(by_step["step"]))
+    if missing:
+        count = f"{len(missing):,} (from {missing[0]} to {missing[-1]})"
+        flaws.append(f"steps missing from its log: {count}")
     steady = by_step.loc[by_step["steady"], "seconds"]
-    if len(steady) < MIN_DRIFT_STEPS:
-        return None
     third, quartiles = len(steady) // 3, [0.25, 0.5, 0.75]
+    if len(steady) < MIN_DRIFT_STEPS:
+        return flaws
     low, early, high = steady[:third].quantile(quartiles)
     late_low, late, late_high = steady[-third:].quantile(quartiles)
-    if abs(late / early - 1) < DRIFT or (late_low <= high and low <= late_high):
-        return None
-    return (
-        f"its step time drifts: of the steady steps the median is {early:.3g} s in the first third "
-        f"and {late:.3g} s in the last, so its rate is a mixture"
-    )
-
-
-def _row(run: Run, by_step: pd.DataFrame) -> dict:
-    """Make the run's row of `Frames.runs`: what is recorded, and what follows from its windows."""
-    facts, windows = {"phases": {}} | run.facts, run.windows
-    durations = windows["step_s"].map(sum)
-    tokens = (windows["tokens_per_s"] * durations / windows["step_s"].map(len)).dropna()
-    in_fp8 = _share_in_fp8(facts.pop("precisions", {}), run.steps)
-    facts |= {
-        "fp8_share_of_steps": in_fp8,
-        "steps": run.steps,
-        "final_loss": _final_loss(run, by_step),
-        "peak_memory_bytes": windows["peak_memory_bytes"].max(),
-        "mfu_logged": windows["mfu_logged"].median(),
-    }
-    if facts.get("fp8_share"):
-        facts["fp8_share"] *= in_fp8
-    if facts.get("wall_s") and facts.get("warm_up_s"):
-        facts["wall_s_without_warm_up"] = facts["wall_s"] - facts["warm_up_s"]
-    if len(tokens):
-        per_step = float(tokens.iloc[0])  # a whole number but for the rounding of logged times
-        facts |= {"tokens_per_step": per_step, "tokens": round(per_step) * run.steps}
-        if facts.get("seq_len"):
-            facts["batch"] = round(per_step / facts["seq_len"])
-    steady = by_step[by_step["steady"]]
-    if len(tokens) and len(steady) > 1:
-        facts |= _rates(facts, steady)
-        valid, every = (
-            windows[name] @ durations for name in ("valid_tokens_per_s", "tokens_per_s")
+    if abs(late / early - 1) >= DRIFT and (late_low > high or low > late_high):
+        flaws.append(
+            f"its step time drifts: of the steady steps the median is {early:.3g} s in the first "
+            f"third and {late:.3g} s in the last, so its rate is a mixture"
         )
-        facts["valid_tokens_per_s"] = facts["tokens_per_s"] * (valid / every)
-    return facts
+    return flaws
 
 
-def _share_in_fp8(precisions: dict[int, bool], steps: int) -> float:
-    """The part of the steps, as far as the run came, that are in FP8: all, without phases."""
-    if not precisions or not steps:
-        return 1.0
-    first = sorted(precisions)
-    phase = np.searchsorted(first, np.arange(1, steps + 1), side="right") - 1
-    return float(np.array([precisions[step] for step in first])[phase].mean())
-
-
-def _final_loss(run: Run, by_step: pd.DataFrame) -> float | None:
-    """Mean over the last tenth of the steps, as far as they were logged; None where one is not
-    finite."""
-    first = final_from(run.steps)
-    logged = run.windows.loc[run.windows["step"] >= first, "loss"]
-    losses = by_step.loc[by_step["step"] >= first, "loss"]
-    return float(losses.mean()) if np.isfinite(logged).all() else None
-
-
-def _rates(facts: dict, steady: pd.DataFrame) -> dict[str, float]:
-    """Work out the rates of the steady steps, and the MFUs that follow from the median."""
-    tokens, seconds = facts["tokens_per_step"], steady["seconds"]
-    median = tokens / seconds.median()
-    rates = {
-        "tokens_per_s": median,
-        "tokens_per_s_q1": tokens / seconds.quantile(0.75),
-        "tokens_per_s_q3": tokens / seconds.quantile(0.25),
-        "data_wait_share": steady["data_wait_s"].sum(skipna=False) / seconds.sum(),
-    }
-    flops, bf16, fp8 = (facts.get(name) for name in ("flops_per_token", "peak_bf16", "peak_fp8"))
-    if not flops:
-        return rates
-    per_device = median / facts["world_size"]
-    rates["mfu_bf16_peak"] = per_device * flops / bf16
-    if fp8:
-        rates["mfu_fp8_peak"] = per_device * flops / fp8
-    if fp8 and "fp8_flops" in facts:
-        in_fp8 = facts["fp8_flops"] * facts["fp8_share_of_steps"] * facts["world_size"] / tokens
-        rates["mfu_mixed_peak"] = per_device * (in_fp8 / fp8 + (flops - in_fp8) / bf16)
-    return rates
+def _judge(run: pd.Series) -> tuple[str, list[str]]:
+    """The status by what the log shows, and why the run is not averaged with others."""
+    status, where = run["status"], f"at step {run['steps']} of {run['steps_asked']:.0f}"
+    if status != "completed":
+        word = "not ended (running, or killed)" if status == "running" else status
+        why = f" ({run['error']})" if isinstance(run["error"], str) else ""
+        return status, [f"{word} {where}{why}, so it is not averaged with others"]
+    if run["lost"] > 0:
+        lost = f"its loss is not finite by step {run['lost_from']:.0f}"
+        if run["lost_until"] >= final_from(run["steps"]):
+            verdict = f"{lost}: it counts as diverged, although its log says completed"
+            return "diverged", [verdict]
+        count = f"{run['lost']:.0f} of its log windows have such losses"
+        return status, [f"{lost}: {count}, the last ends at step {run['lost_until']:.0f}"]
+    if run["steps"] < run["steps_asked"]:
+        return "short", [f"short, its log ends {where}, so it is not averaged with others"]
+    return status, []

@@ -24,17 +24,32 @@ from experiments.records.run import (
 
 # A process's first steps: compilation, the profile; allocator and clocks settle.
 NOT_STEADY_STEPS = 10
-_NOT_NUMBERS = {"losses", "step_s", "data_wait_s", "not_steady", "fp8_ranges"}
 # One row a log window: the contract's fields, and what another program called its MFU.
 WINDOW_COLUMNS = [*Window.model_fields, "mfu_logged"]
-_NUMBERS = [name for name in WINDOW_COLUMNS if name not in _NOT_NUMBERS | {"step"}]
-_SAME_NAME = {"recipe", "seed", "status", "error", "attempt", "study_budget_s", "overlays",
-              "flavor", "float8", "compiled", "parameters", "flops_per_token", "seq_len", "dataset",
-              "data", "world_size"}  # fmt: skip
-
-
-class LayoutError(ValueError):
-    """Files that this analysis does not know how to read."""
+_NOT_NUMBERS = {"step", "losses", "step_s", "data_wait_s", "not_steady", "fp8_ranges"}
+_NUMBERS = dict.fromkeys([name for name in WINDOW_COLUMNS if name not in _NOT_NUMBERS], float)
+# Columns of the runs frame that have another name than the record's field.
+_RENAMED = {
+    "steps": "steps_asked",
+    "hardware.name": "device",
+    "hardware.type": "device_type",
+    "hardware.driver": "driver",
+    "hardware.power_limit_w": "power_limit_w",
+    "hardware.sm_clock_max_mhz": "sm_clock_max_mhz",
+    "peak_flops.bf16": "peak_bf16",
+    "peak_flops.fp8": "peak_fp8",
+    "peak_flops.source": "peak_source",
+    "git.commit": "commit",
+    "fp8_product.why": "fp8_product",
+    "packages.torch": "torch",
+    "packages.torchao": "torchao",
+    "packages.torchtitan": "torchtitan",
+    "timing.phases": "phases",
+    "timing.compile_cache": "compile_cache",
+    "proof.fp8_share_of_matmul_flops": "fp8_share",
+    "proof.emulated": "fp8_emulated",
+    "proof.attention": "attention",
+}
 
 
 @dataclass
@@ -42,29 +57,17 @@ class Run:
     """What a run left behind.
 
     Args:
-        source: "run directory", "published log" or "tensorboard".
-        facts: columns of `analysis.load.Frames.runs`, and of a run with phases `precisions`: by
-            first step, whether the phase is in FP8.
+        facts: columns of `analysis.load.Frames.runs`. Also, where they are known, `precisions` (by
+            the first step of each phase, whether the phase is in FP8), `fp8_flops` of a step of one
+            device, `study_budget_s`, and `study`: the folder whose logs should be equally long.
         windows: columns `WINDOW_COLUMNS`.
         problems: one sentence for each reason to doubt its figures.
-        study: of another program's log, the folder whose logs should be equally long.
     """
 
     path: Path
-    source: str
     facts: dict[str, Any]
     windows: pd.DataFrame
     problems: list[str] = field(default_factory=list)
-    study: Path | None = None
-
-    @property
-    def steps(self) -> int:
-        """The last step on record."""
-        return int(self.windows["step"].max()) if len(self.windows) else 0
-
-    def doubt(self, sentence: str) -> None:
-        """Add a sentence to `problems`."""
-        self.problems.append(f"{self.path}: {sentence}")
 
 
 def even_windows(
@@ -79,18 +82,17 @@ def even_windows(
         columns: further columns. `loss` is the last step's.
     """
     frame = pd.DataFrame({"step": step, "elapsed_s": np.cumsum(seconds)} | columns)
-    frame = frame.reindex(columns=WINDOW_COLUMNS).astype(dict.fromkeys(_NUMBERS, float))
-    each, waits = seconds / count, seconds / count * data_wait
-    first = step - count + 1
-    settled = first[0] + NOT_STEADY_STEPS
+    frame = frame.reindex(columns=WINDOW_COLUMNS).astype(_NUMBERS)
+    each = pd.DataFrame({"step_s": seconds / count, "data_wait_s": seconds / count * data_wait})
+    settled = step[0] - count[0] + 1 + NOT_STEADY_STEPS
+    for name in each:
+        frame[name] = [[value] * n for value, n in zip(each[name], count, strict=True)]
     frame["losses"] = [
         [math.nan] * (n - 1) + [loss] for n, loss in zip(count, frame["loss"], strict=True)
     ]
-    frame["step_s"] = [[value] * n for n, value in zip(count, each, strict=True)]
-    frame["data_wait_s"] = [[value] * n for n, value in zip(count, waits, strict=True)]
     frame["not_steady"] = [
-        [*range(start, end + 1)] if start < settled else []
-        for start, end in zip(first, step, strict=True)
+        [*range(last - n + 1, last + 1)] if last - n + 1 < settled else []
+        for last, n in zip(step, count, strict=True)
     ]
     return frame
 
@@ -107,16 +109,10 @@ def read_run(path: Path) -> Run:
     proof = maybe(path / PROOF, Proof)
     folders = [path / ATTEMPT.format(number) for number in range(1, manifest.attempt)]
     attempts = [_Attempt(folder) for folder in [*folders, path]]
-    windows = pd.DataFrame(map(vars, attempts[-1].windows), columns=WINDOW_COLUMNS)
-    windows = windows.astype(dict.fromkeys(_NUMBERS, float) | {"step": int})
-    run = Run(path, "run directory", _facts(manifest, proof), windows)
     timings = [attempt.timing for attempt in attempts if attempt.timing]
-    if timings:
-        run.facts |= {
-            "warm_up_s": sum(timing.warm_up_s for timing in timings),
-            "phases": timings[-1].phases,
-            "compile_cache": timings[-1].compile_cache,
-        }
+    facts = _facts(manifest, timings, proof)
+    windows = pd.DataFrame(map(vars, attempts[-1].windows), columns=WINDOW_COLUMNS)
+    run = Run(path, facts, windows.astype(_NUMBERS | {"step": int}))
     _set_clock(run, attempts)
     return run
 
@@ -133,48 +129,37 @@ class _Attempt:
             self.lasted_s = (manifest.end - manifest.start).total_seconds()
 
 
-def _facts(manifest: Manifest, proof: Proof | None) -> dict[str, Any]:
+def _facts(manifest: Manifest, timings: list[Timing], proof: Proof | None) -> dict[str, Any]:
     """Name what the records tell as `analysis.load.Frames.runs` does."""
-    facts = manifest.model_dump(include=_SAME_NAME)
+    records = manifest.model_dump()
+    if timings:
+        records["timing"] = timings[-1].model_dump()
+    if proof:
+        records["proof"] = proof.model_dump()
+    (facts,) = pd.json_normalize(records, max_level=1).rename(columns=_RENAMED).to_dict("records")
     facts |= {
+        "source": "run directory",
         "start": manifest.start.isoformat(timespec="milliseconds"),
         "date": f"{manifest.start:%Y-%m-%d}",
-        "steps_asked": manifest.steps,
-        "device": manifest.hardware.name,
-        "device_type": manifest.hardware.type,
-        "driver": manifest.hardware.driver,
-        "power_limit_w": manifest.hardware.power_limit_w,
-        "sm_clock_max_mhz": manifest.hardware.sm_clock_max_mhz,
-        "peak_bf16": manifest.peak_flops.bf16,
-        "peak_fp8": manifest.peak_flops.fp8,
-        "peak_source": manifest.peak_flops.source,
-        "commit": manifest.git.commit,
-        "fp8_product": manifest.fp8_product and manifest.fp8_product.why,
+        "warm_up_s": sum(timing.warm_up_s for timing in timings) or None,
     }
-    facts |= {name: manifest.packages.get(name) for name in ("torch", "torchao", "torchtitan")}
     if manifest.git.commit:
         changes = manifest.git.changes
         facts["code"] = manifest.git.commit[:9] + (f" and changes {changes}" if changes else "")
     if proof:
-        facts |= {
-            "fp8_share": proof.fp8_share_of_matmul_flops,
-            "fp8_emulated": proof.emulated,
-            "fp8_flops": min(proof.fp8_flops, proof.fp8_flops_expected),
-            "precisions": {int(first): phase.in_fp8 for first, phase in proof.phases.items()},
-            "attention": proof.attention,
-            "orphans": len(proof.parameters.orphans),
-        }
+        facts["fp8_flops"] = min(proof.fp8_flops, proof.fp8_flops_expected)
+        facts["precisions"] = {int(first): phase.in_fp8 for first, phase in proof.phases.items()}
+        facts["orphans"] = len(proof.parameters.orphans)
         if proof.collectives:
-            facts["gathered_bytes"] = proof.collectives.gathered_bytes
-            facts["reduced_bytes"] = proof.collectives.reduced_bytes
+            facts |= proof.collectives.model_dump(include={"gathered_bytes", "reduced_bytes"})
     return facts
 
 
 def _set_clock(run: Run, attempts: list[_Attempt]) -> None:
     """Count `elapsed_s` on from earlier attempts, and `wall_s` over all of them.
 
-    The log of a resumed attempt begins with the lines that it took over from the attempt before.
-    Where a clock does not fit the step times, wall times are unknown: NaN.
+    The log of an attempt starts with the windows that it took over from the one before. Where a
+    clock does not fit the step times, wall times are unknown.
     """
     before: list[float] = []
     clock: list[float] = []
@@ -183,11 +168,12 @@ def _set_clock(run: Run, attempts: list[_Attempt]) -> None:
         stamps = [window.elapsed_s for window in attempt.windows]
         taken_over = len(commonprefix([before, stamps]))
         own = stamps[taken_over:]
-        jump = _jump(attempt.windows[taken_over:], attempt.timing)
-        if jump:
-            run.doubt(f"{jump}, so its wall times are not used")
-            run.windows["elapsed_s"] = math.nan
-            return
+        if own and attempt.timing:
+            jump = _jump(attempt.windows[taken_over:], attempt.timing)
+            if jump:
+                run.problems.append(jump)
+                run.windows["elapsed_s"] = math.nan
+                return
         clock = clock[:taken_over] + [total + stamp for stamp in own]
         total += own[-1] if own else attempt.lasted_s
         before = stamps
@@ -195,23 +181,22 @@ def _set_clock(run: Run, attempts: list[_Attempt]) -> None:
     run.facts["wall_s"] = total or None
 
 
-def _jump(windows: list[Window], timing: Timing | None) -> str | None:
+def _jump(windows: list[Window], timing: Timing) -> str | None:
     """Say where the clock of one process leaves its step times by more than 10 s and a tenth.
 
     At the end of the first step the clock shows the warm-up. Then each step adds its time.
     """
-    clock, step = 0.0, 0
-    for window in windows:
-        expected = sum(window.step_s)
-        known = window.step - len(window.step_s) == step  # not after a gap
-        if not clock:
-            known = timing is not None
-            expected += timing.warm_up_s - window.step_s[0] if known else 0
-        off = window.elapsed_s - clock - expected
-        if known and abs(off) > 10 + 0.1 * expected:
-            return (
-                f"its clock jumps by {off:+,.0f} s by step {window.step}, which its step times "
-                "do not show"
-            )
-        clock, step = window.elapsed_s, window.step
-    return None
+    expected = np.array([sum(window.step_s) for window in windows])
+    expected[0] += timing.warm_up_s - windows[0].step_s[0]
+    off = np.diff([window.elapsed_s for window in windows], prepend=0) - expected
+    counts = np.array([len(window.step_s) for window in windows])
+    after_gap = np.diff([window.step for window in windows]) > counts[1:]
+    off[1:][after_gap] = 0.0
+    jumps = np.flatnonzero(abs(off) > 10 + 0.1 * expected)
+    if not len(jumps):
+        return None
+    first = jumps[0]
+    return (
+        f"its clock jumps by {off[first]:+,.0f} s by step {windows[first].step}, which its step "
+        "times do not show, so its wall times are not used"
+    )

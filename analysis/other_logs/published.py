@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, PositiveFloat, PositiveInt, ValidationError
 
-from analysis.runs import LayoutError, Run, even_windows
+from analysis.runs import Run, even_windows
+from experiments.records.files import RecordError
 from models.flops import flops_per_token, parameters
 from models.gpus import GPUS
 
@@ -50,7 +51,7 @@ def read_published(path: Path) -> Run:
     """Read one published log. `warm_up_s` and `wall_s` begin with the training loop.
 
     Raises:
-        LayoutError: a line is none of such a log.
+        RecordError: a line is none of such a log.
     """
     try:
         lines = [Line.model_validate_json(line) for line in path.read_bytes().splitlines()]
@@ -61,6 +62,8 @@ def read_published(path: Path) -> Run:
     windows = _windows(pd.DataFrame(map(vars, lines)).drop_duplicates("step").sort_values("step"))
     recipe = recipe_name(path)
     facts = {
+        "source": "published log",
+        "study": str(path.resolve().parent),
         "recipe": recipe,
         "status": "completed",
         "device": "NVIDIA GH200",
@@ -80,11 +83,11 @@ def read_published(path: Path) -> Run:
         facts |= {"float8": kind[1], "compiled": kind[2] is not None}
     if windows["step"][0] == 1:
         facts["warm_up_s"] = windows["elapsed_s"][0]
-    return Run(path, "published log", facts, windows, study=path.resolve().parent)
+    return Run(path, facts, windows)
 
 
-def _no_log(path: Path, reason: str) -> LayoutError:
-    return LayoutError(
+def _no_log(path: Path, reason: str) -> RecordError:
+    return RecordError(
         f"{path}: {reason}; it is no log of the published project, whose lines have step, loss, "
         "tokens_per_second, time_delta"
     )

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.runs import LayoutError, Run, even_windows
+from analysis.runs import Run, even_windows
+from experiments.records.files import RecordError
 
 EVENTS = "events.out.tfevents.*"
 _LOSS, _RATE, _SECONDS = (
@@ -40,7 +41,7 @@ def read_tensorboard(folders: list[Path]) -> list[Run]:
     all (`n_tokens_seen`), else of one device. Where all ranks logged, the first one's log is read.
 
     Raises:
-        LayoutError: they hold no loss of torchtitan's.
+        RecordError: they hold no loss of torchtitan's.
     """
     files = list(chain.from_iterable(folder.glob(EVENTS) for folder in _first_ranks(folders)))
     files.sort(key=lambda file: (file.parent, _number(file.name)))  # by minute, then by second
@@ -52,14 +53,14 @@ def read_tensorboard(folders: list[Path]) -> list[Run]:
             _go_on(trainings[-1], process)
     if not trainings:
         where = ", ".join(map(str, folders))
-        raise LayoutError(
+        raise RecordError(
             f"{where}: its TensorBoard events hold no {_LOSS}, so they are not torchtitan's"
         )
     for run in trainings:
         run.facts["wall_s"] = run.windows["elapsed_s"].iloc[-1]
-        run.doubt(
-            "TensorBoard does not say how a run ended, it is taken as completed at step "
-            f"{run.steps}"
+        last = run.windows["step"].iloc[-1]
+        run.problems.append(
+            f"TensorBoard does not say how a run ended, it is taken as completed at step {last}"
         )
     return trainings
 
@@ -98,7 +99,13 @@ def _read(file: Path) -> Run | None:
     seconds = scalars[_SECONDS] * log_freq
     ratio = (scalars["n_tokens_seen"].diff() / (scalars[_RATE] * seconds)).median()
     devices = 1
-    facts = {"recipe": named_folder(file.parent).name, "status": "completed"}
+    trained_into = named_folder(file.parent)
+    facts = {
+        "source": "tensorboard",
+        "study": str(trained_into.parent),
+        "recipe": trained_into.name,
+        "status": "completed",
+    }
     if ratio > 0:  # tokens of all devices over the tokens of one
         facts["world_size"] = devices = round(ratio)
     if step[0] == 1:
@@ -115,7 +122,7 @@ def _read(file: Path) -> Run | None:
         peak_memory_bytes=(scalars["memory/max_reserved(GiB)"] * 2**30).to_numpy(),
         mfu_logged=(scalars["mfu(%)"] / 100).to_numpy(),
     )
-    return Run(file.parent, "tensorboard", facts, windows, study=named_folder(file.parent).parent)
+    return Run(file.parent, facts, windows)
 
 
 def _go_on(run: Run, process: Run) -> None:
