@@ -11,6 +11,7 @@ asks for them, and does not guess.
 import argparse
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,21 +95,18 @@ def main(argv: list[str] | None = None) -> int:
 
 def _gpu(name: str | None) -> str:
     """Find the key in `GPUS`. Raises `InputError` with a question where the name is not known."""
-    known = (
-        f"Known are {', '.join(GPUS)}; for another one, add its datasheet's line to models/gpus.py"
-    )
-    if name is not None:
-        gpu = name.lower() if name.lower() in GPUS else find(name)
-        asked = f"which GPU is `{name}`?"
-    else:
+    asked = f"which GPU is `{name}`?"
+    if name is None:
         from models import device
 
-        has_one = device.TYPE == "cuda"
-        gpu = find(device.name()) if has_one else None
-        here = device.name() if has_one else "none"
-        asked = f"which GPU? This machine has {here}: name one with --gpu."
+        name = device.name() if device.TYPE == "cuda" else "none"
+        asked = f"which GPU? This machine has {name}: name one with --gpu."
+    gpu = name.lower() if name.lower() in GPUS else find(name)
     if gpu is None:
-        raise InputError(f"{asked} {known}")
+        raise InputError(
+            f"{asked} Known are {', '.join(GPUS)}; "
+            "for another one, add its datasheet's line to models/gpus.py"
+        )
     return gpu
 
 
@@ -138,25 +136,24 @@ def kept(results: Path) -> Iterator["Anchor"]:
         names = {s: name for name, s in SCALINGS.items() if name in first.index}
         if "bf16" not in names or len(names) == 1:
             continue
-        gpu, gpus = find(first["device"].iloc[0]), int(first["world_size"].iloc[0])
+        chosen = first.loc[names.values()].set_axis(names.keys())
+        gpu, gpus = find(chosen["device"].iloc[0]), int(chosen["world_size"].iloc[0])
         by_step = steps(frames.windows)
         rates = {s: rate_of(runs, by_step, name).mean / gpus for s, name in names.items()}
         if gpu and GPUS[gpu].rates.fp8 and all(rate > 0 for rate in rates.values()):
-            chosen = {s: first.loc[name] for s, name in names.items()}
-            files = {s: str(Path(run["path"], RECIPE)) for s, run in chosen.items()}
-            first_step_s = {s: float(run["warm_up_s"]) for s, run in chosen.items()}
+            files = {s: f"{path}/{RECIPE}" for s, path in chosen["path"].items()}
             try:
-                yield own(str(study), gpu, gpus, files, rates, first_step_s)
+                yield own(str(study), gpu, gpus, files, rates, chosen["warm_up_s"].to_dict())
             except InputError as error:
                 complain(f"{study} is left out: {error}")
 
 
 def refused() -> dict[str, list[str]]:
     """Read from the README's table which recipes refuse to run, by what they are paired with."""
-    recipes_of = {}
+    recipes_of = defaultdict(list)
     for cell in cells():
         if cell.refused:
-            recipes_of.setdefault(cell.pairing, []).append(cell.recipe)
+            recipes_of[cell.pairing].append(cell.recipe)
     return recipes_of
 
 

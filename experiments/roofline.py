@@ -18,6 +18,16 @@ from models.errors import InputError
 from models.floors import PARTS, Work, step_floors, tokens_per_step
 from models.gpus import GPUS, Gpu, find
 
+TEXT = """\
+{name} on {gpu}: least time of a step, ms
+{table}
+
+{rates}
+memory     about {needed:.3g} of {has:.3g} GB{fits}
+datasheet: {datasheet}
+sustained: {sustained}"""
+NOT_MEASURED = "no measured rates of this GPU at hand"
+
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
@@ -90,24 +100,23 @@ def text(recipe: recipes.Recipe, gpu_name: str, measured: dict[str, float]) -> s
 
     planned, gpu = plan(recipe), GPUS[gpu_name]
     table = _table(work(planned), gpu, measured)
-    name = " ".join([recipe.name, *recipe.overlays, *recipe.overrides])
-    lines = [
-        f"{name} on {gpu_name}: least time of a step, ms",
-        table.to_string(float_format="{:,.1f}".format, na_rep=""),
-        "",
-    ]
+    rows = table.to_string(float_format="{:,.1f}".format, na_rep="")
+    rates = []
     for source in table.columns.intersection(["datasheet", "sustained", "measured"]):
         rate = tokens_per_step(planned.config) / table.loc["step", source] * 1e3
         mfu = rate * planned.flops_per_token / gpu.datasheet.bf16
-        lines.append(f"{source:<10} {rate:>8,.0f} tokens/s, {mfu:.1%} MFU of the bf16 peak")
-    fits = ": probably does not fit" if planned.memory_needed > gpu.memory else ""
-    sustained = gpu.sustained.source if gpu.sustained else "no measured rates of this GPU at hand"
-    lines += [
-        f"memory     about {planned.memory_needed / 1e9:.3g} of {gpu.memory / 1e9:.3g} GB{fits}",
-        f"datasheet: {gpu.datasheet.source}",
-        f"sustained: {sustained}",
-    ]
-    return "\n".join(lines)
+        rates.append(f"{source:<10} {rate:>8,.0f} tokens/s, {mfu:.1%} MFU of the bf16 peak")
+    return TEXT.format(
+        name=" ".join([recipe.name, *recipe.overlays, *recipe.overrides]),
+        gpu=gpu_name,
+        table=rows,
+        rates="\n".join(rates),
+        needed=planned.memory_needed / 1e9,
+        has=gpu.memory / 1e9,
+        fits=": probably does not fit" if planned.memory_needed > gpu.memory else "",
+        datasheet=gpu.datasheet.source,
+        sustained=gpu.sustained.source if gpu.sustained else NOT_MEASURED,
+    )
 
 
 def _table(kernels: list[Work], gpu: Gpu, measured: dict[str, float]) -> pd.DataFrame:

@@ -1,5 +1,4 @@
-"""What the run's loop costs beside a bare PyTorch loop: `python -m experiments.benchmarks.loop
-[STEPS]`.
+"""What the run's loop costs beside a bare PyTorch loop: `python -m experiments.benchmarks.loop`.
 
 Both train the small model of the overlay `cpu` on this machine's device, in one process, a step of
 each in turn, so that a noisy machine slows both alike. Then compiled FP8 trains at this machine's
@@ -8,7 +7,6 @@ and the share of the time that range checks take where they are as rare as the r
 code 1 below 95 % or above 1 %.
 """
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -22,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from experiments.config import recipes
 from experiments.corpus.rows import build_dataloader
 from experiments.corpus.tokens import TokenFile
-from experiments.jobs.exit_codes import complain, leave
+from experiments.jobs.exit_codes import leave
 from experiments.jobs.ranks import set_rank_environment
 from experiments.jobs.signals import Stop
 from experiments.training.fp8_ranges import fp8_ranges
@@ -31,28 +29,21 @@ from experiments.training.plan import Plan, open_data, plan
 from experiments.training.scale import choose_scale
 from experiments.training.trainer import Trainer
 
+STEPS = "training.steps=60"
 GOAL, MOST_FOR_CHECKS = 0.95, 0.01
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.loop")
-    parser.add_argument(
-        "steps", nargs="?", type=int, default=60, help="training steps of each (default: 60)"
-    )
-    steps = parser.parse_args(argv).steps
-    if steps <= NOT_STEADY_STEPS:
-        return complain(f"{steps} steps: the first {NOT_STEADY_STEPS} are not steady, so give more")
+def main() -> int:
     set_rank_environment()
-    keys = [f"training.steps={steps}"]
 
-    baseline = plan(recipes.load("baseline", ["cpu"], keys))
+    baseline = plan(recipes.load("baseline", ["cpu"], [STEPS]))
     token_file = open_data(baseline)
     run_s, bare_s = in_turn(baseline, lambda model: bare_loop(model, baseline.config, token_file))
     ratio = bare_s / run_s
     print(f"{device.name()}: a step takes {bare_s:.4f} s in a bare loop, {run_s:.4f} s in the run")
     print(f"{ratio:.1%} of the bare loop's tokens/s, goal {GOAL:.0%}")
 
-    recipe = recipes.load("tensorwise_fp8_compiled", choose_scale()[0], keys)
+    recipe = recipes.load("tensorwise_fp8_compiled", choose_scale()[0], [STEPS])
     metrics = recipe.config.metrics
     apart = metrics.log_freq * metrics.fp8_ranges_every
     metrics.fp8_ranges_every = 0  # here they are called after each step instead

@@ -1,6 +1,6 @@
 """What this device sustains: matmuls of the model's own shapes in bf16 and FP8, and copies.
 
-    python -m experiments.benchmarks.rates [--overlay O]… [--seconds S] [key.path=value …]
+    python -m experiments.benchmarks.rates [--overlay O]… [key.path=value …]
 
 They are the rates that models/gpus.py calls sustained; a matmul is 2 M N K FLOPs. Each is repeated
 for a second: long enough for a power limit to lower the clock, too short for a temperature limit.
@@ -25,7 +25,6 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.rates")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value")
     parser.add_argument("--overlay", action="append", metavar="O")
-    parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="of each")
     args = parser.parse_intermixed_args(argv)
     config = recipes.load("baseline", args.overlay or choose_scale()[0], args.overrides).config
     tokens = config.training.seq_len * config.training.local_batch_size
@@ -37,12 +36,12 @@ def main(argv: list[str] | None = None) -> int:
         kinds["FP8"] = fp8_matmul
     for kind, matmul in kinds.items():
         for n, k in sorted(set(shapes)):
-            seconds = median_seconds(matmul(tokens, n, k), args.seconds)
+            seconds = median_seconds(matmul(tokens, n, k))
             report(f"{kind:<4} {tokens} x {n} x {k}", 2 * tokens * n * k, "TFLOP/s", seconds)
 
     source = torch.zeros(COPIED[device.TYPE], dtype=torch.uint8, device=device.TYPE)
     target = torch.empty_like(source)
-    seconds = median_seconds(lambda: target.copy_(source), args.seconds)
+    seconds = median_seconds(lambda: target.copy_(source))
     report("copy", 2 * len(source), "TB/s", seconds)
     return 0
 
@@ -62,11 +61,11 @@ def fp8_matmul(m: int, n: int, k: int) -> Callable:
     return lambda: torch._scaled_mm(a, b.t(), one, one, **keys)
 
 
-def median_seconds(call: Callable, span_s: float) -> float:
-    """Repeat a call for `span_s`; the device is waited for around blocks of calls, so that the
+def median_seconds(call: Callable) -> float:
+    """Repeat a call for a second; the device is waited for around blocks of calls, so that the
     device and not its host sets the pace."""
     timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
-    return timer.blocked_autorange(min_run_time=span_s).median
+    return timer.blocked_autorange(min_run_time=1.0).median
 
 
 def report(name: str, amount: int, unit: str, seconds: float) -> None:

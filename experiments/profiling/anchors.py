@@ -45,8 +45,8 @@ class Anchor:
 
     @property
     def speed_ups(self) -> dict[str, float]:
-        bf16 = self.tokens_per_s["bf16"]
-        return {scaling: self.tokens_per_s[scaling] / bf16 for scaling in self.pairs}
+        rates = self.tokens_per_s
+        return {scaling: rates[scaling] / rates["bf16"] for scaling in self.pairs}
 
     @property
     def share(self) -> float:
@@ -100,33 +100,26 @@ def calibrations(anchors: Iterable[Anchor]) -> dict[str, Calibration]:
     return {scaling: calibrate(pairs) for scaling, pairs in measured.items()}
 
 
-# ---- measured by others ----
-
-
 @cache
 def published() -> list[Anchor]:
     """Read results/published.yaml."""
-    return [_published(entry) for entry in yaml.safe_load(PUBLISHED.read_text())]
+    return [_published(**entry) for entry in yaml.safe_load(PUBLISHED.read_text())]
 
 
-def _published(entry: dict) -> Anchor:
+def _published(
+    name, source, gpu, gpus, keys, recompute, tokens_per_s, fp8_keys=(), first_step_s=None
+) -> Anchor:
     # Selective recomputation, `half`, lies halfway between none and full.
-    modes = {"none": ["none"], "full": ["full"], "half": ["none", "full"]}[entry["recompute"]]
-    rates, gpu, gpus = entry["tokens_per_s"], entry["gpu"], entry["gpus"]
+    modes = ["none", "full"] if recompute == "half" else [recompute]
     pairs = {}
-    for scaling in [s for s in FP8 if s in rates]:
+    for scaling in [s for s in FP8 if s in tokens_per_s]:
         ways = []
         for mode in modes:
-            keys = [*entry["keys"], f"activation_checkpoint.mode={mode}"]
-            bf16 = plan_of(BF16, keys)
-            fp8 = plan_of(FP8[scaling], [*keys, *entry.get("fp8_keys", [])])
+            with_mode = [*keys, f"activation_checkpoint.mode={mode}"]
+            bf16, fp8 = plan_of(BF16, with_mode), plan_of(FP8[scaling], [*with_mode, *fp8_keys])
             ways.append(astuple(rooflines(bf16, fp8, gpu, gpus)))
         pairs[scaling] = Pair(*np.mean(ways, axis=0))
-    first_step_s = entry.get("first_step_s", {})
-    return Anchor(entry["name"], entry["source"], gpu, gpus, bf16, pairs, rates, first_step_s)
-
-
-# ---- measured by us ----
+    return Anchor(name, source, gpu, gpus, bf16, pairs, tokens_per_s, first_step_s or {})
 
 
 def own(

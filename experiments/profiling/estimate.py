@@ -19,7 +19,6 @@ from experiments.profiling.anchors import (
 )
 from experiments.training.plan import Plan, memory_by_use, plan
 from models.architectures import label
-from models.calibration import Pair
 from models.errors import InputError
 from models.floors import tokens_per_step
 from models.gpus import GPUS
@@ -81,6 +80,8 @@ def estimate(
     measured.sort(key=lambda anchor: anchor.distance(gpu, gpus, bf16))
     nearest = measured[0]
     answer = {
+        "should_you": "no",
+        "reason": _obstacle(memory, gpu, gpus),
         "model": label(config),
         "parameters": bf16.parameters,
         "gpu": gpu,
@@ -100,37 +101,73 @@ def estimate(
             "speed_ups": nearest.speed_ups,
         },
     }
-    obstacle = _obstacle(memory, gpu, gpus)
-    if obstacle:
-        return {"should_you": "no", "reason": obstacle, **answer}
+    if answer["reason"]:
+        return answer
+
+    # speed
     pairs = {}
     for scaling, name in FP8.items():
         pairs[scaling] = rooflines(bf16, plan_of(name, keys, [overlay], gpus), gpu, gpus)
-    answer |= _speed(pairs, measured)
-    answer |= _time(pairs[BEST], measured, answer, price)
-    verdict, reason = _verdict(answer)
+    fits, best = calibrations(measured), pairs[BEST]
+    ours = sum(anchor.ours for anchor in measured)
+    answer["speed_up"] = {scaling: fits[scaling].speed_up(pair) for scaling, pair in pairs.items()}
+    answer["rests_on"] = {
+        "published": len(measured) - ours,
+        "ours": ours,
+        "off_by_up_to": {scaling: fit.error - 1 for scaling, fit in fits.items()},
+    }
+    balance = {
+        "saved_by_products": best.saved(fits[BEST].efficiency),
+        "spent_on_casts": best.casts / best.bf16,
+    }
+    answer["of_a_bf16_step"] = balance
+
+    # time: a bf16 step takes as many times its roofline as the nearest anchor's did; at the ends of
+    # the range, as any anchor's
+    gain, shares = answer["speed_up"][BEST], [anchor.share for anchor in measured]
+    timed = next(anchor for anchor in measured if BEST in anchor.first_step_s)
+    first_s = {precision: timed.first_step_s[precision] for precision in ("bf16", BEST)}
+    step_s = {"bf16": best.bf16 / shares[0]}
+    step_s[BEST] = step_s["bf16"] / gain["expected"]
+    later_s = first_s[BEST] - first_s["bf16"]
+    pays = {
+        "expected": _pays_from(later_s, step_s["bf16"], gain["expected"]),
+        "earliest": _pays_from(later_s, best.bf16 / min(shares), gain["high"]),
+        "latest": _pays_from(later_s, best.bf16 / max(shares), gain["low"]),
+    }
+    whose = "own" if timed.ours else "published"
+    later_steps = answer["steps"] - 1
+    hours = {p: (first_s[p] + later_steps * step_s[p]) / 3600 for p in step_s}
+    answer["step_s_bf16"] = step_s["bf16"]
+    answer["first_step_s"] = first_s | {"measured": f"{whose}, {timed.name}, {timed.source}"}
+    answer["pays_from_step"] = pays
+    answer["hours"] = hours
+    answer["cost"] = {p: hours[p] * gpus * price for p in hours} if price else None
+
+    # verdict
+    verdict, doubt = _verdict(pays, answer["steps"])
+    answer["should_you"] = verdict
+    answer["reason"] = BALANCE.format(**balance) + doubt
     if verdict != "no":
         answer["recipe"] = FP8[BEST] if gpus == 1 else GATHERED
     answer["command"] = _command(keys, overlay, gpus)
-    return {"should_you": verdict, "reason": reason, **answer}
+    return answer
 
 
 def _memory(keys: list[str], gpu: str, gpus: int) -> tuple[str, dict]:
     """Choose the overlay with which the training fits, or else needs least memory."""
-    as_is = plan(recipes.load(BF16, [AS_IS], keys), gpus)
-    recomputed = plan(recipes.load(BF16, [RECOMPUTED], keys), gpus)
-    has = GPUS[gpu].memory
-    overlay, needed = AS_IS, as_is.memory_needed
-    if needed > has:
-        overlay, needed = RECOMPUTED, recomputed.memory_needed
-    more = [2**k for k in range(13) if 2**k > gpus]
-    fits_on = next((n for n in [gpus, *more] if _memory_on(recomputed, n) <= has), None)
+    plans = {name: plan(recipes.load(BF16, [name], keys), gpus) for name in (AS_IS, RECOMPUTED)}
+    has, recomputed = GPUS[gpu].memory, plans[RECOMPUTED]
+    overlay = AS_IS if plans[AS_IS].memory_needed <= has else RECOMPUTED
+    replicas = recomputed.config.parallelism.data_parallel_replicate_degree
+    fits_on = None
+    for count in [gpus, *(2**k for k in range(gpus.bit_length(), 13))]:
+        uses = memory_by_use(recomputed.config, recomputed.args, max(1, count // replicas))
+        if sum(uses.values()) <= has:
+            fits_on = count
+            break
+    needed = plans[overlay].memory_needed
     return overlay, {"needed_bytes": needed, "gpu_bytes": has, "fits_on_gpus": fits_on}
-
-
-def _memory_on(planned: Plan, gpus: int) -> float:
-    replicas = planned.config.parallelism.data_parallel_replicate_degree
-    return sum(memory_by_use(planned.config, planned.args, max(1, gpus // replicas)).values())
 
 
 def _goes_with(planned: Plan, gpus: int, refused: dict[str, list[str]]) -> list[str]:
@@ -162,53 +199,6 @@ def _obstacle(memory: dict, gpu: str, gpus: int) -> str | None:
     return None
 
 
-def _speed(pairs: dict[str, Pair], measured: list[Anchor]) -> dict:
-    """Predict the speed-ups of both scalings, and say what the prediction rests on."""
-    fits = calibrations(measured)
-    ours = sum(anchor.ours for anchor in measured)
-    best = pairs[BEST]
-    return {
-        "speed_up": {scaling: fits[scaling].speed_up(pair) for scaling, pair in pairs.items()},
-        "rests_on": {
-            "published": len(measured) - ours,
-            "ours": ours,
-            "off_by_up_to": {scaling: fit.error - 1 for scaling, fit in fits.items()},
-        },
-        "of_a_bf16_step": {
-            "saved_by_products": best.saved(fits[BEST].efficiency),
-            "spent_on_casts": best.casts / best.bf16,
-        },
-    }
-
-
-def _time(best: Pair, measured: list[Anchor], answer: dict, price: float | None) -> dict:
-    """Work out from which step FP8 pays, hours and cost. `measured` has the nearest anchor first.
-
-    A bf16 step takes as many times its roofline as the nearest anchor's did; at the ends of the
-    range, as any anchor's.
-    """
-    gain, gpus, later_steps = answer["speed_up"][BEST], answer["gpus"], answer["steps"] - 1
-    shares = [anchor.share for anchor in measured]
-    timed = next(anchor for anchor in measured if {"bf16", BEST} <= anchor.first_step_s.keys())
-    first = {precision: timed.first_step_s[precision] for precision in ("bf16", BEST)}
-    later_s = first[BEST] - first["bf16"]
-    step_s = {"bf16": best.bf16 / shares[0]}
-    step_s[BEST] = step_s["bf16"] / gain["expected"]
-    hours = {p: (first[p] + later_steps * step_s[p]) / 3600 for p in first}
-    whose = "own" if timed.ours else "published"
-    return {
-        "step_s_bf16": step_s["bf16"],
-        "first_step_s": {**first, "measured": f"{whose}, {timed.name}, {timed.source}"},
-        "pays_from_step": {
-            "expected": _pays_from(later_s, step_s["bf16"], gain["expected"]),
-            "earliest": _pays_from(later_s, best.bf16 / min(shares), gain["high"]),
-            "latest": _pays_from(later_s, best.bf16 / max(shares), gain["low"]),
-        },
-        "hours": hours,
-        "cost": {p: hours[p] * gpus * price for p in hours} if price else None,
-    }
-
-
 def _pays_from(later_s: float, step_s: float, speed_up: float) -> int | None:
     """Find the step at which FP8, whose first step ends `later_s` later, has caught up; None if it
     never does."""
@@ -217,19 +207,16 @@ def _pays_from(later_s: float, step_s: float, speed_up: float) -> int | None:
     return max(1, 1 + math.ceil(later_s / (step_s * (1 - 1 / speed_up))))
 
 
-def _verdict(answer: dict) -> tuple[str, str]:
+def _verdict(pays: dict[str, int | None], steps: int) -> tuple[str, str]:
     """Say yes if FP8 ends sooner even at the worst end of the range, no if it is expected not to,
-    else measure; and why."""
-    steps, pays = answer["steps"], answer["pays_from_step"]
-    reason = BALANCE.format(**answer["of_a_bf16_step"])
+    else measure; and what is doubtful."""
     if pays["latest"] and pays["latest"] <= steps:
-        return "yes", reason
+        return "yes", ""
     if pays["expected"] is None:
-        return "no", reason
+        return "no", ""
     if pays["expected"] <= steps:
-        return "measure", f"{reason}; that this pays within {steps:,} steps is likely, not certain"
-    few = f"but {steps:,} steps are too few to earn back the longer first step"
-    return "no", f"{reason}, {few}"
+        return "measure", f"; that this pays within {steps:,} steps is likely, not certain"
+    return "no", f", but {steps:,} steps are too few to earn back the longer first step"
 
 
 def _command(keys: list[str], overlay: str, gpus: int) -> str:

@@ -1,6 +1,5 @@
 """What experiments.bench makes of its rounds: the variants of bench.json, and two tables."""
 
-import statistics
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -52,19 +51,14 @@ def summarize(rounds: dict[str, list[dict]], errors: dict[str, str]) -> dict[str
 
 
 def _figures(records: list[dict], reference: dict[int, float]) -> dict:
-    by_time = sorted(records, key=itemgetter("step_s"))
-    median = by_time[(len(records) - 1) // 2]  # of two the faster
+    median = sorted(records, key=itemgetter("step_s"))[(len(records) - 1) // 2]  # of two the faster
     figures = {key: median[key] for key in ("step_s", "tokens_per_s", "mfu_bf16_peak", "parts")}
     figures["peak_memory_bytes"] = max(record["peak_memory_bytes"] for record in records)
     # A ratio is of two measurements in the same round, when clocks were about the same.
-    ratios = [
-        record["tokens_per_s"] / reference[record["round"]]
-        for record in records
-        if record["round"] in reference
-    ]
-    if ratios:
-        median_ratio = statistics.median(ratios)
-        figures["ratio"] = {"median": median_ratio, "min": min(ratios), "max": max(ratios)}
+    rates = pd.Series({record["round"]: record["tokens_per_s"] for record in records})
+    ratios = (rates / pd.Series(reference)).dropna()
+    if len(ratios):
+        figures["ratio"] = ratios.agg(["median", "min", "max"]).to_dict()
     return figures
 
 
@@ -75,45 +69,49 @@ def tables(summary: dict, plans: dict[str, "Plan"]) -> str:
     """Show the rates, then the parts of a step, with their rooflines where the GPU's rates are
     known."""
     machine, variants = summary["machine"], summary["variants"]
-    names = [f"{machine['name']}, torch {machine['packages']['torch']}"]
+    gpu = find(machine["name"]) if machine["type"] == "cuda" else None
+    lines = [f"{machine['name']}, torch {machine['packages']['torch']}"]
+    rates, parts = {}, {}
     for number, (label, variant) in enumerate(variants.items(), 1):
         error = f": {variant['error']}" if variant["error"] else ""
-        names.append(f"{number}  {label}{error}")
-    texts = ["\n".join(names), _rates(variants)]
-    if any(variant["rounds"] for variant in variants.values()):
-        gpu = find(machine["name"]) if machine["type"] == "cuda" else None
-        rooflines = {label: roofline(plans[label], gpu) for label in variants if gpu}
-        texts.append(_parts(variants, rooflines))
-    return "\n\n".join(texts)
+        lines.append(f"{number}  {label}{error}")
+        rates[number] = _rates(variant)
+        if variant["rounds"]:
+            parts[f"{number}"] = variant["parts"]
+            if gpu:
+                parts[f"roofline of {number}"] = roofline(plans[label], gpu)
+    lines += ["", pd.DataFrame.from_dict(rates, orient="index").fillna("").to_string(), COMPILED]
+    if parts:
+        milliseconds = pd.DataFrame.from_dict(parts, orient="index").dropna(how="all") * 1e3
+        milliseconds["step"] = milliseconds.sum(axis=1)
+        shown = milliseconds.to_string(float_format="{:,.1f}".format, na_rep="")
+        lines += ["", "a step by parts, ms", shown]
+    return "\n".join(lines)
 
 
-def _rates(variants: dict[str, dict]) -> str:
-    rows = {}
-    for number, variant in enumerate(variants.values(), 1):
-        rounds = variant["rounds"]
-        rows[number] = {"rounds": len(rounds)}
-        if rounds:
-            rows[number] |= {
-                "tokens/s": f"{variant['tokens_per_s']:,.0f}",
-                "step, ms": f"{variant['step_s'] * 1e3:,.1f}",
-                "MFU": f"{variant['mfu_bf16_peak']:.1%}",
-                "memory, GiB": f"{variant['peak_memory_bytes'] / 2**30:.1f}",
-                "warm-up, s": _warm_up(rounds),
-                "compiled": _compiled(rounds),
-            }
-            if "ratio" in variant:
-                rows[number]["ratio (min to max)"] = RATIO.format(**variant["ratio"])
-    table = pd.DataFrame.from_dict(rows, orient="index").fillna("").to_string()
-    if any(_compiled(variant["rounds"]) for variant in variants.values()):
-        table += f"\n{COMPILED}"
-    return table
-
-
-RATIO = "{median:.3f} ({min:.3f} to {max:.3f})"
 COMPILED = (
     "compiled: kernels, and what they read and write by inductor's count; a block's graphs serve "
     "all blocks"
 )
+RATIO = "{median:.3f} ({min:.3f} to {max:.3f})"
+
+
+def _rates(variant: dict) -> dict:
+    rounds = variant["rounds"]
+    if not rounds:
+        return {"rounds": 0}
+    row = {
+        "rounds": len(rounds),
+        "tokens/s": f"{variant['tokens_per_s']:,.0f}",
+        "step, ms": f"{variant['step_s'] * 1e3:,.1f}",
+        "MFU": f"{variant['mfu_bf16_peak']:.1%}",
+        "memory, GiB": f"{variant['peak_memory_bytes'] / 2**30:.1f}",
+        "warm-up, s": _warm_up(rounds),
+        "compiled": _compiled(rounds),
+    }
+    if "ratio" in variant:
+        row["ratio (min to max)"] = RATIO.format(**variant["ratio"])
+    return row
 
 
 def _warm_up(rounds: list[dict]) -> str:
@@ -126,21 +124,8 @@ def _warm_up(rounds: list[dict]) -> str:
 def _compiled(rounds: list[dict]) -> str:
     """Count kernels and GB of all graphs, in the round that took fewest of them from the cache:
     `72, 8.97 GB`."""
-    graphs = max((record["compiled_graphs"] for record in rounds), key=len, default=[])
-    kernels = sum(graph["kernels"] for graph in graphs)
-    size = sum(graph["bytes"] for graph in graphs)
-    return f"{kernels}, {size / 1e9:.3g} GB" if graphs else ""
-
-
-def _parts(variants: dict[str, dict], rooflines: dict[str, dict[str, float]]) -> str:
-    """Show milliseconds; below each variant that was measured its roofline, which has no idle
-    time."""
-    rows = {}
-    for number, (label, variant) in enumerate(variants.items(), 1):
-        if variant["rounds"]:
-            rows[str(number)] = variant["parts"]
-            if rooflines.get(label):
-                rows[f"roofline of {number}"] = rooflines[label]
-    parts = pd.DataFrame.from_dict(rows, orient="index") * 1e3
-    parts["step"] = parts.sum(axis=1)
-    return "a step by parts, ms\n" + parts.to_string(float_format="{:,.1f}".format, na_rep="")
+    graphs = max((record["compiled_graphs"] for record in rounds), key=len)
+    if not graphs:
+        return ""
+    total = pd.DataFrame(graphs).sum()
+    return f"{total['kernels']:.0f}, {total['bytes'] / 1e9:.3g} GB"

@@ -11,7 +11,7 @@ from models import device, float8, llama
 
 
 def test_rates_of_matmuls_and_copies(monkeypatch, capsys):
-    monkeypatch.setattr(rates, "median_seconds", lambda call, span_s: call() is None or 1e-3)
+    monkeypatch.setattr(rates, "median_seconds", lambda call: call() is None or 1e-3)
     monkeypatch.setitem(rates.COPIED, device.TYPE, 1 << 20)
     assert rates.main(["--overlay", "cpu", "training.seq_len=64"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if "/s" in line]
