@@ -17,10 +17,9 @@ from experiments.jobs.files import dated_folder, new_folder
 from experiments.jobs.progress import describe, display
 from experiments.jobs.signals import Interrupted, Stop
 from experiments.records import files
-from experiments.records.run import LOG, METRICS, PROOF, TIMING, Timing, Window
+from experiments.records.run import LOG, METRICS, PROOF, TIMING, Window
 from experiments.training.plan import Plan, slow_attention
 from experiments.training.run_directory import RunDirectory
-from experiments.training.timeline import TIMELINE, compile_cache
 from experiments.training.trainer import Diverged, Trainer
 from models.errors import InputError
 
@@ -100,20 +99,15 @@ def _train(plan: Plan, token_file: TokenFile, directory, move_bar, stop: Stop) -
 
 def _record(trainer: Trainer, directory: RunDirectory, move_bar) -> None:
     """Write windows, timing and proof as soon as the trainer has them."""
-    path, warm_up = directory.path, {}
+    path = directory.path
 
     def on_resume(step: int) -> None:
         trainer.proof.take_over(directory.take_over(step), step)
 
     def on_step(step: int) -> None:
         move_bar(completed=step)
-        first = not warm_up
-        if first:
-            phases = dict(TIMELINE.phases)
-            warm_up.update(warm_up_s=sum(phases.values()), phases=phases)
-            warm_up["compile_cache"] = compile_cache()
-        if first or str(step) in trainer.switches:
-            files.write(path / TIMING, Timing(**warm_up, switches=trainer.switches))
+        if str(step) in trainer.timing.switches or not (path / TIMING).exists():
+            files.write(path / TIMING, trainer.timing)
         if step == trainer.proof.profiled_step:
             files.write(path / PROOF, trainer.proof.record())
 

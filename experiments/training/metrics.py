@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from experiments.records.run import Window
 from experiments.training.plan import Plan
+from experiments.training.proof import Proof
 from models import device
 
 # Of a process, the first: compilation, the profile, allocator and clocks settle.
@@ -18,16 +19,18 @@ NOT_STEADY_STEPS = 10
 class Clock:
     """Times steps: by CUDA events, read when a window ends anyway; by the host's clock on a CPU."""
 
-    def __init__(self):
-        self.start()
-
     def start(self) -> None:
         """Begin the first step."""
-        self.marks = [self._now()]
+        self.marks = []
+        self.tick()
 
     def tick(self) -> None:
-        """End a step."""
-        self.marks.append(self._now())
+        """End a step, and begin the next."""
+        if device.TYPE == "cpu":
+            self.marks.append(time.perf_counter())
+        else:
+            self.marks.append(torch.cuda.Event(enable_timing=True))
+            self.marks[-1].record()
 
     def read(self) -> list[float]:
         """Return the seconds of each step since the last call, once the last step has ended."""
@@ -37,22 +40,12 @@ class Clock:
         marks[-1].synchronize()
         return [start.elapsed_time(end) / 1000 for start, end in pairwise(marks)]
 
-    @staticmethod
-    def _now():
-        if device.TYPE == "cpu":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
 
 class Meter:
     """Collects the steps of a log window; `close` makes its record."""
 
-    def __init__(self, plan: Plan, tokens_per_step: int):
-        """`tokens_per_step` are those of all ranks, padding included."""
-        self.plan, self.tokens_per_step = plan, tokens_per_step
-        self.fp8_flops_per_token = 0.0  # known once a step was profiled
+    def __init__(self, plan: Plan, proof: Proof):
+        self.plan, self.proof = plan, proof
         self.clock = Clock()
         self._clear()
 
@@ -77,33 +70,34 @@ class Meter:
             dist.all_reduce(losses)
         step_s = self.clock.read()
         seconds = sum(step_s)
-        tokens_per_s = self.tokens_per_step * len(step_s) / seconds
+        tokens = self.proof.tokens * self.plan.world_size * len(step_s)  # padding included
         window = Window(
             step=step,
             elapsed_s=round(device.seconds_since_process_start(), 3),
             loss=finite(losses.mean().item()),
-            losses=[finite(loss) for loss in losses.tolist()],
+            losses=list(map(finite, losses.tolist())),
             grad_norm=finite(grad_norm),
             lr=lr,
-            tokens_per_s=tokens_per_s,
+            tokens_per_s=tokens / seconds,
             valid_tokens_per_s=sum(map(float, self.valid_tokens)) / seconds,
             step_s=[round(s, 6) for s in step_s],
             data_wait_s=[round(s, 6) for s in self.data_wait_s],
             not_steady=self.not_steady,
             peak_memory_bytes=int(peak_memory),
-            **self.utilisation(tokens_per_s),
+            **self.utilisation(tokens / seconds),
         )
         self._clear()
         return window
 
     def utilisation(self, tokens_per_s: float) -> dict[str, float | None]:
         """Give the three MFUs of all ranks together at `tokens_per_s`: fractions of 1."""
-        peak, flops, fp8_flops = device.peak(), self.plan.flops_per_token, self.fp8_flops_per_token
+        peak, flops = device.peak(), self.plan.flops_per_token
+        in_fp8 = self.proof.fp8_flops_per_token
         rate = tokens_per_s / self.plan.world_size
         by_fp8 = by_both = None
         if peak.fp8:
             by_fp8 = rate * flops / peak.fp8
-            by_both = rate * (fp8_flops / peak.fp8 + (flops - fp8_flops) / peak.bf16)
+            by_both = rate * (in_fp8 / peak.fp8 + (flops - in_fp8) / peak.bf16)
         return {
             "mfu_bf16_peak": rate * flops / peak.bf16,
             "mfu_fp8_peak": by_fp8,

@@ -44,16 +44,13 @@ class RunDirectory:
         """
         self.path = path
         self._lock = claim_folder(path, "run", *_MARKS)
+        earlier = check(path, plan)
         try:
-            earlier = _check_unfinished(path, plan)
             text = recipes.to_yaml(plan.recipe)
             files.write_whole(path / run.RECIPE, text)  # first: a full disk stops here
             attempt = self._set_aside(earlier)
             self.manifest = _manifest(plan, token_file, attempt, path)
             files.write(path / run.MANIFEST, self.manifest)
-        except InputError:
-            self._lock.close()
-            raise
         except OSError as error:
             self._lock.close()
             mend = "make room, or choose another --out"
@@ -99,23 +96,26 @@ class RunDirectory:
         self._lock.close()
 
 
-def check(path: Path, plan: Plan) -> None:
-    """Raise `InputError` for a folder of something else, and for a completed or another run."""
+def check(path: Path, plan: Plan) -> run.Manifest | None:
+    """Check that a folder is new, empty, or holds the same run unfinished; return its manifest.
+
+    Raises `InputError`.
+    """
     check_folder(path, "run", *_MARKS)
-    _check_unfinished(path, plan)
-
-
-def _check_unfinished(path: Path, plan: Plan) -> run.Manifest | None:
-    """Check that the run in a directory is unfinished and the same; return its manifest, if any."""
     try:
         earlier = files.read_if_there(path / run.MANIFEST, run.Manifest)
-    except files.RecordError as error:
+        before = plan.config
+        if (path / run.RECIPE).exists():
+            before = recipes.load(str(path / run.RECIPE)).config
+            before.training.steps = plan.config.training.steps  # which may change
+    except (files.RecordError, InputError) as error:
         raise InputError(
-            f"{error}: move {run.MANIFEST} away to go on, or choose another --out"
+            f"{path} holds a damaged record: move it away to go on with the run, or choose "
+            f"another --out:\n{error}"
         ) from None
     if earlier and earlier.status == "completed":
         raise InputError(f"{path} holds a completed run: choose another --out, or delete it")
-    if (path / run.RECIPE).exists() and not _is_same(path / run.RECIPE, plan):
+    if before != plan.config:
         raise InputError(
             f"{path} holds an unfinished run of another recipe: give the same name, overlays, "
             "seed and keys to go on with it, or choose another --out"
@@ -126,17 +126,6 @@ def _check_unfinished(path: Path, plan: Plan) -> run.Manifest | None:
             f"{plan.world_size}: start as many, or choose another --out"
         )
     return earlier
-
-
-def _is_same(recipe: Path, plan: Plan) -> bool:
-    """Compare a resolved recipe with the plan's, but for how long it runs. Raises `InputError`."""
-    try:
-        earlier = recipes.load(str(recipe)).config
-    except InputError as error:
-        mend = "delete it to go on with the run, or choose another --out"
-        raise InputError(f"{recipe} is damaged: {mend}:\n{error}") from None
-    earlier.training.steps = plan.config.training.steps
-    return earlier == plan.config
 
 
 def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> run.Manifest:

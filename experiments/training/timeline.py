@@ -3,6 +3,7 @@ one phase."""
 
 from torch._dynamo.utils import calculate_time_spent, counters
 
+from experiments.records.run import Timing
 from models import device
 
 
@@ -46,14 +47,19 @@ class Timeline:
 
         return marked
 
-    def end_first_step(self) -> None:
-        """Count what torch.compile took of a run's first step as a phase of its own.
+    def end_first_step(self) -> Timing:
+        """Count what torch.compile took of a run's first step as a phase of its own; return all.
 
         `compiled_s` counts from the start of the process, which may have trained before.
         """
         self.mark("first_step")
         before, self.phases["compile"] = self.phases.get("compile", 0.0), compiled_s()
         self.phases["first_step"] -= self.phases["compile"] - before
+        return Timing(
+            warm_up_s=sum(self.phases.values()),
+            phases=dict(self.phases),
+            compile_cache=compile_cache(),
+        )
 
 
 TIMELINE = Timeline()

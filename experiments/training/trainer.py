@@ -8,7 +8,7 @@ step of it: read both from top to bottom.
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -34,7 +34,7 @@ from experiments.config.yaml_source import flat
 from experiments.corpus.rows import build_dataloader
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.signals import Interrupted, Stop
-from experiments.records.run import Switch, Window
+from experiments.records.run import Switch, Timing, Window
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.fp8_ranges import fp8_ranges
 from experiments.training.metrics import NOT_STEADY_STEPS, Meter, finite
@@ -72,7 +72,7 @@ class Diverged(RuntimeError):
 
 
 class Trainer(titan.Trainer):
-    """One run of a plan. Whoever starts a trainer may set `on_resume`, `on_step`, `on_window`."""
+    """One run of a plan. Whoever starts a trainer may replace its `on_...` functions."""
 
     checkpointer: Checkpoints
 
@@ -80,9 +80,6 @@ class Trainer(titan.Trainer):
         TIMELINE.mark("import")
         config = plan.config
         self.plan, self.stop = plan, stop
-        self.on_resume: Callable[[int], object] = _nothing  # the checkpoint's step, 0 without one
-        self.on_step: Callable[[int], object] = _nothing  # a step has ended
-        self.on_window: Callable[[Window], object] = _nothing  # a log window has ended
 
         convert_late = config.optimizer.built == "before_conversion"
         unconverted = replace(config, model=replace(config.model, converters=[]))
@@ -107,16 +104,25 @@ class Trainer(titan.Trainer):
             self.parallel_dims,
             self.gradient_accumulation_steps,
         )
-        self.meter = Meter(plan, self.proof.tokens * world_size)
-        self.switches: dict[str, Switch] = {}  # by step
+        self.meter = Meter(plan, self.proof)
+        self.timing: Timing | None = None  # until the first step of this process has ended
         self._hosts = dist.new_group(backend="gloo")  # to agree without waiting for the devices
         self._stop_code = 0
-        self._first_step = 0  # of this process
         self._phase = 0  # its first step
-        self._profiled_step = self._steady_from = 0  # of the phase
+        self._profiled_step = 0  # of the phase
+        self._steady_from = 0
         self._windows = 0
         self._disturbed = False  # the next step's time holds a checkpoint or a look at FP8's ranges
         TIMELINE.mark("optimizer")
+
+    def on_resume(self, step: int) -> None:
+        """Called after the checkpoint of `step` was loaded; with 0 if there is none."""
+
+    def on_step(self, step: int) -> None:
+        """Called when a step has ended."""
+
+    def on_window(self, window: Window) -> None:
+        """Called when a log window has ended."""
 
     def init_distributed(self):
         """Called by torchtitan's `__init__` first."""
@@ -154,7 +160,6 @@ class Trainer(titan.Trainer):
                 self.gc_handler.run(self.step)
                 self.train_step(batches)
                 self.checkpointer.save(self.step, last_step=self.step == last)
-                self._disturbed |= self.checkpointer._should_save(self.step)
                 if memory_profiler:
                     memory_profiler.step()
                 if self.step == 1:  # all is compiled: from now on a rank that waits long is stuck
@@ -170,13 +175,16 @@ class Trainer(titan.Trainer):
 
     def train_step(self, batches: Iterator) -> None:
         """Do one step; end the log window if it is the window's last one."""
-        self._enter_phase()
-        first = self.step == self._first_step
-        profiled = self.step == self._profiled_step
-        in_fp8 = self.step in self.plan.fp8_steps
+        config, fp8_steps = self.job_config, self.plan.fp8_steps
+        in_fp8, switches = self.step in fp8_steps, (fp8_steps.start, fp8_steps.stop)
         compiled_before = compiled_s()
+        first = self.timing is None
         if first:
+            self._steady_from = self.step + NOT_STEADY_STEPS
             self.meter.clock.start()
+        if first or self.step in switches:
+            self._enter_phase(in_fp8)
+        profiled = self.step == self._profiled_step
 
         with self.proof.profile(self.step, self._phase, in_fp8) if profiled else nullcontext():
             self.optimizers.zero_grad()
@@ -191,7 +199,7 @@ class Trainer(titan.Trainer):
 
             parameters = list(self.model_parts[0].parameters())
             norm = optimizer.gradient_norm(parameters)
-            optimizer.clip(parameters, norm, self.job_config.training.max_norm)
+            optimizer.clip(parameters, norm, config.training.max_norm)
             read_norm = device.read_later(norm)
             self.checkpointer.maybe_wait_for_staging()
             if first:
@@ -206,56 +214,52 @@ class Trainer(titan.Trainer):
 
         if first:
             device.synchronize()
-            TIMELINE.end_first_step()
-        if profiled:
-            self.meter.fp8_flops_per_token = self.proof.fp8_flops_per_token
-        if str(self.step) in self.switches:
-            self.switches[str(self.step)].compile_s = compiled_s() - compiled_before
+            self.timing = TIMELINE.end_first_step()
+        elif self.step in switches:
+            compile_s = compiled_s() - compiled_before
+            self.timing.switches[str(self.step)] = Switch(in_fp8=in_fp8, compile_s=compile_s)
         loss = torch.stack(losses).sum()
         steady = self.step >= self._steady_from and not self._disturbed
         self._disturbed = False
         self.meter.end_step(self.step, loss, tokens, steady)
         self.on_step(self.step)
-        if self._ends_window(norm):
+        # Also at the last step and where a checkpoint is saved: a resume loses no step
+        ends = self._stop_code or self.step == config.training.steps or not math.isfinite(norm)
+        saves = self.checkpointer._should_save(self.step)
+        if ends or saves or self.metrics_processor.should_log(self.step):
             self._end_window(loss * tokens / local_tokens, norm, lr)
+        self._disturbed |= saves
 
     # ---- the parts of a step ----
 
-    def _enter_phase(self) -> None:
-        """Switch FP8 on or off if the step asks for it: by its number, also after a resume."""
-        starts = (1, self.plan.fp8_steps.start, self.plan.fp8_steps.stop)
-        phase = max(start for start in starts if start <= self.step)
-        if phase == self._phase:
-            return
-        in_fp8 = self.step in self.plan.fp8_steps
+    def _enter_phase(self, in_fp8: bool) -> None:
+        """Switch FP8 on or off, by the number of the step, also after a resume."""
         float8.switch(self.model_parts[0], in_fp8)
-        if self._phase:
-            self.switches[str(self.step)] = Switch(in_fp8=in_fp8)
-        self._phase, self._first_step = phase, self._first_step or self.step
+        fp8_steps, last = self.plan.fp8_steps, self.job_config.training.steps
+        starts = {1, fp8_steps.start, fp8_steps.stop, last + 1}
+        self._phase = max(start for start in starts if start <= self.step)
         # One step of each phase is profiled: the third, or the last if the phase is shorter
+        end = min(start for start in starts if start > self.step)
         chosen = RECORDING_STEP if self.job_config.compile.cuda_graphs else PROFILED_STEP
-        later = [start for start in starts if start > self.step]
-        last = min([*later, self.job_config.training.steps + 1]) - 1
-        self._profiled_step = min(self.step + chosen - 1, last)
-        settled = self.step + PROFILED_STEP  # a switch may compile
-        self._steady_from = max(settled, self._first_step + NOT_STEADY_STEPS)
-        self.meter.fp8_flops_per_token = 0.0  # until a step of the phase is profiled
+        self._profiled_step = min(self.step + chosen, end) - 1
+        self._steady_from = max(self._steady_from, self.step + PROFILED_STEP)  # it may compile
+        self.proof.fp8_flops_per_token = 0.0  # until a step of the phase is profiled
 
     def _fetch(self, batches: Iterator) -> tuple[list, torch.Tensor, torch.Tensor | float]:
         """Get the step's micro-batches, and count their tokens without padding: here, of all
         ranks."""
-        micro_batches = [next(batches) for _ in range(self.gradient_accumulation_steps)]
-        waits = self.metrics_processor.data_loading_times[-len(micro_batches) :]
+        rows = [next(batches) for _ in range(self.gradient_accumulation_steps)]
+        waits = self.metrics_processor.data_loading_times[-len(rows) :]
         self.meter.data_wait_s.append(sum(waits))
-        valid = sum((labels != IGNORE_INDEX).sum() for _, labels in micro_batches).to(self.device)
+        valid = sum((labels != IGNORE_INDEX).sum() for _, labels in rows).to(self.device)
         tokens = valid.float()
         if self.parallel_dims.dp_enabled:
             tokens = dist_utils.dist_sum(valid, self.parallel_dims.get_mesh("batch"))
-        on_device = []
-        for inputs, labels in micro_batches:
-            inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
-            on_device.append((inputs, labels.to(self.device)))
-        return on_device, valid, tokens
+        micro_batches = []
+        for inputs, labels in rows:
+            inputs = {"input": inputs["input"].to(self.device)}
+            micro_batches.append((inputs, labels.to(self.device)))
+        return micro_batches, valid, tokens
 
     def _agree_to_stop(self) -> None:
         """Ask all ranks whether one of them was asked to stop; then all stop after this step."""
@@ -266,64 +270,42 @@ class Trainer(titan.Trainer):
             self._stop_code = int(code)
         self.checkpointer.asked = self._stop_code > 0
 
-    # ---- the end of a log window ----
-
-    def _ends_window(self, norm: float) -> bool:
-        """True also at the last step and where a checkpoint is saved: a resume loses no step."""
-        last = self.step == self.job_config.training.steps
-        saves = self.checkpointer._should_save(self.step, last_step=last)
-        asked = self.metrics_processor.should_log(self.step)
-        return asked or last or saves or self._stop_code > 0 or not math.isfinite(norm)
-
     def _end_window(self, local_loss: torch.Tensor, norm: float, lr: float) -> None:
-        """Log torchtitan's curves and hand over the window's record. Raises `Diverged` after
-        that."""
-        processor = self.metrics_processor
-        ranges = self._ranges()
+        """Hand over the record of a log window, and log torchtitan's curves. Raises `Diverged`."""
+        processor, every = self.metrics_processor, self.job_config.metrics.fp8_ranges_every
+        ranges = {}
+        # In window 2 (window 1 holds the warm-up) and every N windows after it
+        if every and self._windows % every == 1 % every:
+            ranges = fp8_ranges(self.model_parts[0])
+        self._windows += 1
+        self._disturbed = bool(ranges)
         peak_memory = processor.device_memory_monitor.get_peak_stats().max_reserved_gib * 2**30
         window = self.meter.close(self.step, norm, lr, peak_memory)
         window.fp8_ranges = {name: finite(value) for name, value in ranges.items()}
-        loss = math.nan if window.losses[-1] is None else window.losses[-1]
-        largest = loss
+        self.on_window(window)
+        if None in window.losses:
+            raise Diverged(f"the loss was not finite by step {self.step}")
+        if window.grad_norm is None:
+            raise Diverged(f"the gradient norm was not finite in step {self.step}: {self._why()}")
+        loss = largest = window.losses[-1]
         if self.parallel_dims.dp_cp_enabled:
             largest = dist_utils.dist_max(local_loss, self.parallel_dims.get_mesh("loss"))
         curves = {f"fp8_{name}": value for name, value in ranges.items()}
         curves |= {"n_tokens_seen": self.ntokens_seen * self.plan.world_size, "lr": lr}
         processor.log(self.step, loss, largest, norm, curves)
-        self.on_window(window)
-        if None in window.losses:
-            raise Diverged(f"the loss was not finite by step {self.step}")
-        if window.grad_norm is None:
-            raise Diverged(
-                f"the gradient norm was not finite in step {self.step}{self._not_finite()}"
-            )
 
-    def _ranges(self) -> dict[str, float]:
-        """Record FP8 ranges in window 2 (window 1 holds the warm-up) and every N windows after
-        it."""
-        every, window = self.job_config.metrics.fp8_ranges_every, self._windows
-        self._windows += 1
-        if not every or window % every != 1 % every:
-            return {}
-        found = fp8_ranges(self.model_parts[0])
-        self._disturbed = bool(found)
-        return found
-
-    def _not_finite(self) -> str:
-        """Name parameters whose gradient is not finite, of the first rank that has any."""
-        names = [
-            name
-            for name, parameter in self.proof.trainable.items()
-            if parameter.grad is not None and not local(parameter.grad).isfinite().all()
-        ]
+    def _why(self) -> str:
+        """Name parameters whose gradient is not finite on any rank."""
+        names = []
+        for name, parameter in self.proof.trainable.items():
+            if not local(parameter.grad).isfinite().all():
+                names.append(name)
         by_rank = [names] * self.plan.world_size
         dist.all_gather_object(by_rank, names, group=self._hosts)
-        names = next(filter(None, by_rank), [])
-        if not names:  # their squares add up to more than the dtype holds
-            return ", although each gradient is"
-        if len(names) > 3:
-            names[3:] = [f"{len(names) - 3} more"]
-        return f": the gradient of {', '.join(names)}"
+        names = sorted(set().union(*by_rank))
+        if not names:
+            return "each gradient is, but their squares add up to more than the dtype holds"
+        return f"{len(names)} gradients are not, those of {', '.join(names[:3])} among them"
 
     # ---- checkpoints ----
 
@@ -354,7 +336,3 @@ def _identity(config, data: str) -> dict:
     keys |= {f"{FLOAT8}.first_step": first, f"{FLOAT8}.last_step": last}
     keys |= {"debug.seed": config.debug.seed, "data": data, "processes": dist.get_world_size()}
     return json.loads(json.dumps(keys))  # as it will be read back
-
-
-def _nothing(_) -> None:
-    """Listen to nothing."""

@@ -53,9 +53,9 @@ def contents(path) -> dict:
     [
         ({"thesis.tex": "all of it"}, "holds no unfinished run"),
         ({"recipe.yaml": RECIPE.replace("lr: 0.001", "lr: 0.002")}, "another recipe"),
-        ({"recipe.yaml": "a: [1"}, "recipe.yaml is damaged: delete"),
-        ({"recipe.yaml": "a"}, "recipe.yaml is damaged: delete"),
-        ({"manifest.json": '{"layout_version": 2, "sta'}, "manifest.json away"),
+        ({"recipe.yaml": "a: [1"}, "holds a damaged record"),
+        ({"recipe.yaml": "a"}, "holds a damaged record"),
+        ({"manifest.json": '{"layout_version": 2, "sta'}, "holds a damaged record"),
         ({"manifest.json": '{"layout_version": 1}'}, "manifest.json: layout_version"),
     ],
 )

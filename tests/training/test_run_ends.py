@@ -120,8 +120,8 @@ def test_a_gradient_that_is_not_finite_ends_the_run_in_its_step(tmp_path, train,
     assert train("metrics.log_freq=50") == 3
     last = lines_of(tmp_path / "run")[-1]
     assert manifest_of(tmp_path / "run")["error"] == (
-        "the gradient norm was not finite in step 2: the gradient of "
-        "layers.0.feed_forward.w1.weight"
+        "the gradient norm was not finite in step 2, nor the gradients of "
+        "layers.0.feed_forward.w1.weight (1 in all)"
     )
     assert last["step"] == 2 and last["grad_norm"] is None and last["loss"] > 0
 
