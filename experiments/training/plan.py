@@ -66,18 +66,12 @@ class Plan:
         size = f"{self.parameters / 1e9:.3g} B parameters"
         if flops.has_experts(self.args):
             size += f" ({flops.parameters(self.args, active=True) / 1e9:.3g} B active)"
-        return f"{size}, {self.flops_per_token / 1e9:.4g} GFLOP per token, {self._precision()}"
-
-    def _precision(self) -> str:
-        name, steps = self.config.quantize.linear.float8.recipe_name, self.config.training.steps
-        if name is None:
-            return "no FP8"
-        precision = f"{len(self.fp8_layers)} linear layers in {name} FP8"
-        if len(self.fp8_steps) == steps:
-            return precision
-        if not self.fp8_steps:
-            return f"{precision} in none of the {steps} steps"
-        return f"{precision} in steps {self.fp8_steps[0]} to {self.fp8_steps[-1]} of {steps}"
+        name, steps = self.config.quantize.linear.float8.recipe_name, self.fp8_steps
+        precision = "no FP8"
+        if name:
+            precision = f"{len(self.fp8_layers)} linear layers in {name} FP8"
+            precision += f" in {len(steps)} of {self.config.training.steps} steps"
+        return f"{size}, {self.flops_per_token / 1e9:.4g} GFLOP per token, {precision}"
 
 
 def plan(recipe: Recipe, world_size: int | None = None) -> Plan:
@@ -96,9 +90,7 @@ def plan(recipe: Recipe, world_size: int | None = None) -> Plan:
         layers = float8.choose_modules(model, keys.recipe_name, keys.filter_fqns)
     shards = 1
     if world_size:
-        shards = _check_ranks(config, world_size)
-        if world_size > 1:
-            _check_sharding(config, args, world_size, layers)
+        shards = _check_ranks(config, args, world_size, layers)
         if config.checkpoint.initial_load_path:
             _check_first_weights(config, model)
     return Plan(
@@ -136,59 +128,54 @@ def memory_finding(needed: float, available: float) -> str:
 # ---- ranks ----
 
 
-def _check_ranks(config, world_size: int) -> int:
+def _check_ranks(config, args, world_size: int, fp8_layers: set[str]) -> int:
     """Check what must suit the number of processes; returns the number of shards."""
-    degrees, keys = config.parallelism, config.training
+    degrees, keys, several = config.parallelism, config.training, world_size > 1
+    float8_keys = config.quantize.linear.float8
     replicas, shards = degrees.data_parallel_replicate_degree, degrees.data_parallel_shard_degree
     if shards == -1:
         shards = max(1, world_size // replicas)
-    if replicas * shards != world_size:
-        raise InputError(
+    batch, parts = keys.global_batch_size, keys.local_batch_size * world_size
+    built, gathered = config.optimizer.built, float8_keys.enable_fsdp_float8_all_gather
+    tied_head_in_fp8 = args.enable_weight_tying and "output" in fp8_layers
+    alone = "needs FSDP over two or more processes: run it with --processes 2 or more, or set it to"
+    sharded = f"needs whole weights, and {world_size} processes shard them: set it to"
+    refused = (
+        (
+            replicas * shards != world_size,
             "parallelism.data_parallel_replicate_degree x data_parallel_shard_degree is "
             f"{replicas} x {shards}, which must be the number of processes, {world_size}: "
-            "change a degree (1 and -1 always fit), or start as many"
-        )
-    batch = keys.global_batch_size
-    if batch > 0 and batch % (keys.local_batch_size * world_size):
-        raise InputError(
+            "change a degree (1 and -1 always fit), or start as many",
+        ),
+        (
+            batch > 0 and batch % parts,
             f"training.global_batch_size={batch}: expected a multiple of local_batch_size x "
-            f"processes, {keys.local_batch_size} x {world_size}, or -1"
-        )
-    if shards == 1 and config.quantize.gradients:
-        raise _needs_shards("quantize.gradients", "null")
-    all_gather = config.quantize.linear.float8.enable_fsdp_float8_all_gather
-    if shards == 1 and all_gather and config.optimizer.built is None:
-        raise _needs_shards("quantize.linear.float8.enable_fsdp_float8_all_gather", "false")
-    return shards
-
-
-def _needs_shards(key: str, off: str) -> InputError:
-    return InputError(
-        f"{key} needs FSDP over two or more processes: run it with --processes 2 or more, "
-        f"or set it to {off}"
-    )
-
-
-def _check_sharding(config, args, world_size: int, fp8_layers: set[str]) -> None:
-    """Refuse what needs whole weights, since FSDP shards them, and replicas without shards."""
-    if config.parallelism.data_parallel_replicate_degree == world_size:
-        # the loss is divided by all ranks' tokens before DDP takes the mean over ranks
-        raise InputError(
+            f"processes, {keys.local_batch_size} x {world_size}, or -1",
+        ),
+        (shards == 1 and config.quantize.gradients, f"quantize.gradients {alone} null"),
+        (
+            shards == 1 and gathered and built is None,
+            f"quantize.linear.float8.enable_fsdp_float8_all_gather {alone} false",
+        ),
+        (
+            # the loss is divided by all ranks' tokens before DDP takes the mean over ranks
+            several and replicas == world_size,
             f"parallelism.data_parallel_replicate_degree={world_size} leaves nothing to shard, and "
             f"torchtitan 0.2.2 then divides gradients by the {world_size} processes twice: set it "
-            "to 1, or to less than the processes"
-        )
-    sharded = f"needs whole weights, and {world_size} processes shard them: set it to"
-    if config.model.fused_projections:
-        raise InputError(f"model.fused_projections {sharded} false")
-    if config.optimizer.built == "before_conversion":
-        raise InputError(f"optimizer.built {sharded} null")
-    gathered = config.quantize.linear.float8.enable_fsdp_float8_all_gather
-    if gathered and args.enable_weight_tying and "output" in fp8_layers:
-        raise InputError(
+            "to 1, or to less than the processes",
+        ),
+        (several and config.model.fused_projections, f"model.fused_projections {sharded} false"),
+        (several and built == "before_conversion", f"optimizer.built {sharded} null"),
+        (
+            several and gathered and tied_head_in_fp8,
             f"the head of {config.model.flavor} is also its embedding, which FSDP gathers in bf16: "
-            "set quantize.linear.float8.filter_fqns to [output]"
-        )
+            "set quantize.linear.float8.filter_fqns to [output]",
+        ),
+    )
+    for applies, sentence in refused:
+        if applies:
+            raise InputError(sentence)
+    return shards
 
 
 # ---- checkpoints ----
@@ -197,20 +184,18 @@ def _check_sharding(config, args, world_size: int, fp8_layers: set[str]) -> None
 def _check_first_weights(config, model: torch.nn.Module) -> None:
     first = f"checkpoint.initial_load_path={config.checkpoint.initial_load_path}"
     folder = Path(config.checkpoint.initial_load_path)
-    if not (folder / ".metadata").is_file():
-        raise InputError(
-            f"{first}: holds no checkpoint: give the folder of one, "
-            "as runs/STUDY/RECIPE/seed0/checkpoint/step-500"
-        )
     try:
         tensors = checkpoint.tensors(folder)
     except Exception as error:  # whatever unpickling raises
         raise InputError(
-            f"{first}: its .metadata cannot be read ({error}): give another checkpoint"
+            f"{first}: holds no checkpoint that can be read ({error}): give the folder of one, "
+            "as runs/STUDY/RECIPE/seed0/checkpoint/step-500"
         ) from error
-    sizes = {name: size for name, (size, _) in tensors.items()}
-    weights = model.named_parameters()
-    missing = [name for name, weight in weights if sizes.get(name) != weight.shape]
+    missing = [
+        name
+        for name, weight in model.named_parameters()
+        if name not in tensors or tensors[name][0] != weight.shape
+    ]
     if missing:
         raise InputError(
             f"{first}: is of another model, without this one's {by_pattern(missing)}: "
@@ -259,29 +244,23 @@ def check_here(plan: Plan, budget_s: float | None = None) -> list[tuple[str, str
 
 
 def _check_cpu(config) -> None:
-    if config.model.attention_backend == "cudnn":
-        raise InputError(
-            "model.attention_backend cudnn needs a GPU: on a CPU there are auto, flash and math"
-        )
-    needs_gpu = (
-        ("compile.cuda_graphs", config.compile.cuda_graphs, "false"),
-        ("comm.nccl_max_ctas", config.comm.nccl_max_ctas, "null"),
-        ("profiling.enable_memory_snapshot", config.profiling.enable_memory_snapshot, "false"),
-    )
-    for key, value, off in needs_gpu:
-        if value:
+    cudnn, snapshot = config.model.attention_backend == "cudnn", config.profiling
+    needs_gpu = {
+        "model.attention_backend": (cudnn, "auto, flash or math"),
+        "compile.cuda_graphs": (config.compile.cuda_graphs, "false"),
+        "comm.nccl_max_ctas": (config.comm.nccl_max_ctas, "null"),
+        "profiling.enable_memory_snapshot": (snapshot.enable_memory_snapshot, "false"),
+    }
+    for key, (asked, off) in needs_gpu.items():
+        if asked:
             raise InputError(f"{key} needs a GPU: set it to {off}")
     compiler = os.environ.get("CXX", "g++").split(" ")[0]
-    compiles = ""
-    if config.optimizer.stochastic_rounding:
-        compiles = "torchao's optimizer"
-    if config.compile.enable:
-        compiles = "compile.enable"
+    compiles = config.compile.enable or config.optimizer.stochastic_rounding
     if compiles and not shutil.which(compiler):
         raise InputError(
-            f"{compiles} needs a C++ compiler on a CPU and `{compiler}` is not there: install g++, "
-            "point the environment variable CXX at another one, or run the recipe `baseline`, "
-            "which is not compiled"
+            f"a compiled model or optimizer needs a C++ compiler on a CPU and `{compiler}` is not "
+            "there: install g++, point the environment variable CXX at another one, or run the "
+            "recipe `baseline`, which is not compiled"
         )
 
 

@@ -24,7 +24,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 
 import torch
 from torch import nn
@@ -89,14 +88,8 @@ class Proof:
         keys = self.config.training
         self.tokens = keys.local_batch_size * keys.seq_len * self.passes  # of a step on this rank
         # An FP8 matmul of M tokens and a weight of N K elements is 2 M N K FLOPs.
-        self.fp8_flops_expected = (
-            2
-            * self.tokens
-            * sum(
-                layer.in_features * layer.out_features * float8.matmuls_in_fp8(layer)
-                for layer in layers
-            )
-        )
+        weights = sum(layer.weight.numel() * float8.matmuls_in_fp8(layer) for layer in layers)
+        self.fp8_flops_expected = 2 * self.tokens * weights
 
     @contextmanager
     def profile(self, step: int, first: int = 1, in_fp8: bool = True) -> Iterator[None]:
@@ -140,14 +133,16 @@ class Proof:
     def _check_collectives(self, profiler) -> None:
         shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
         in_fp8 = {f"{name}.weight" for name in self.converted}
-        sent = collectives.record(profiler, self.config, self.dims, shapes, in_fp8, self.passes)
-        self.sent = sent
-        if self.config.quantize.linear.float8.enable_fsdp_float8_all_gather:
-            key = "quantize.linear.float8.enable_fsdp_float8_all_gather"
-            _check_bytes(key, "weights", sent.gathered_bytes, sent.gathered_bytes_expected)
-        if self.config.quantize.gradients:
-            key = "quantize.gradients"
-            _check_bytes(key, "gradients", sent.reduced_bytes, sent.reduced_bytes_expected)
+        self.sent = collectives.record(
+            profiler, self.config, self.dims, shapes, in_fp8, self.passes
+        )
+        keys, sent = self.config.quantize, self.sent
+        if keys.linear.float8.enable_fsdp_float8_all_gather:
+            name = "quantize.linear.float8.enable_fsdp_float8_all_gather"
+            _check_bytes(name, "weights", sent.gathered_bytes, sent.gathered_bytes_expected)
+        if keys.gradients:
+            name = "quantize.gradients"
+            _check_bytes(name, "gradients", sent.reduced_bytes, sent.reduced_bytes_expected)
 
     # ---- claim 2: parameters are in the optimizer ----
 
@@ -214,12 +209,12 @@ class Proof:
 
     def _bytes_per_parameter(self, owned: list[nn.Parameter]) -> dict[str, float]:
         """Measure what this rank keeps from step to step: weights and optimizer states."""
-        states = chain.from_iterable(state.values() for state in self.optimizer.state.values())
         elements = sum(local(parameter).numel() for parameter in owned)
-        return {
-            "weights": sum(local(parameter).nbytes for parameter in owned) / elements,
-            "states": sum(local(state).nbytes for state in states) / elements,
-        }
+        states = 0
+        for state in self.optimizer.state.values():
+            states += sum(local(tensor).nbytes for tensor in state.values())
+        weights = sum(local(parameter).nbytes for parameter in owned)
+        return {"weights": weights / elements, "states": states / elements}
 
     # ---- proof.json ----
 

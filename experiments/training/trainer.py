@@ -142,7 +142,7 @@ class Trainer(titan.Trainer):
         Raises `Interrupted`, `Diverged`, `ProofError`, `InputError`, and what torchtitan raises.
         """
         config, last = self.job_config, self.job_config.training.steps
-        self.checkpointer.load(step=config.checkpoint.load_step)
+        self.checkpointer.load()
         if self.step > last:
             raise InputError(
                 f"the run's checkpoint is of step {self.step}, and training.steps={last} asks for "
@@ -286,7 +286,7 @@ class Trainer(titan.Trainer):
         if None in window.losses:
             raise Diverged(f"the loss was not finite by step {self.step}")
         if window.grad_norm is None:
-            raise Diverged(f"the gradient norm was not finite in step {self.step}: {self._why()}")
+            raise Diverged(f"the gradient norm was not finite in step {self.step}, {self._why()}")
         loss = largest = window.losses[-1]
         if self.parallel_dims.dp_cp_enabled:
             largest = dist_utils.dist_max(local_loss, self.parallel_dims.get_mesh("loss"))
@@ -304,8 +304,8 @@ class Trainer(titan.Trainer):
         dist.all_gather_object(by_rank, names, group=self._hosts)
         names = sorted(set().union(*by_rank))
         if not names:
-            return "each gradient is, but their squares add up to more than the dtype holds"
-        return f"{len(names)} gradients are not, those of {', '.join(names[:3])} among them"
+            return "and each gradient is: their squares add up to more than the dtype holds"
+        return f"nor the gradients of {', '.join(names[:3])} ({len(names)} in all)"
 
     # ---- checkpoints ----
 
