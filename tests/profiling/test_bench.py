@@ -27,7 +27,6 @@ from models.floors import (
     OPTIMIZER,
     PARTS,
 )
-from tests import processes
 
 # ---- variants ----
 
@@ -47,21 +46,9 @@ def test_a_variant_is_a_recipe_with_keys_of_its_own(text, name, overrides):
     assert not bench.is_variant("optimizer.lr=1e+3")
 
 
-def test_a_misspelt_variant_names_the_nearest_and_does_not_wait_for_torch():
-    words = ["tensorwise_fp8_compild+compile.enable=false"]
-    code = "import sys; from experiments import bench; "
-    code += f"print(bench.main({words}), 'torch' in sys.modules)"
-    ended = processes.run([sys.executable, "-c", code])
-    assert ended.stdout == "2 False\n" and "did you mean `tensorwise_fp8_compiled`" in ended.stderr
-
-
-def test_the_default_has_the_four_and_compiled_bf16_with_its_own_rounding(
-    tmp_path, monkeypatch, fails
-):
+def test_the_default_has_the_four_and_compiled_bf16_with_its_own_rounding(tmp_path, monkeypatch):
     monkeypatch.setattr(rounds.Rounds, "run", lambda self: None)
-    arguments = ["--overlay", "cpu", "--out", str(tmp_path), "training.seq_len=64"]
-    assert "--steps 10" in fails(bench.main, *arguments, "--steps", "10")
-    bench.main(arguments)
+    bench.main(["--overlay", "cpu", "--out", str(tmp_path), "training.seq_len=64"])
     paths = sorted(tmp_path.glob("*.yaml"))
     names = [path.stem.split("-")[1] for path in paths]
     assert names[:4] == list(recipes.THE_FOUR)
@@ -143,16 +130,13 @@ def test_a_variant_that_fails_says_why_and_the_others_go_on(tmp_path, measure):
 
 
 def test_a_spent_budget_ends_the_measurement_and_keeps_the_others(tmp_path, measure):
-    """In a later round that is no failure."""
     works = f"cp {tmp_path}/record $2"
-    once = f"test -e {tmp_path}/seen && exec sleep 60; touch {tmp_path}/seen; {works}"
-    of_three = {"works": works, "slow": "exec sleep 60", "never": "exit 0"}
+    end = time.monotonic() + 1
+    scripts = {"works": works, "slow": "exec sleep 60", "never": "exit 0"}
+    measured, written = measure(scripts, lambda: end - time.monotonic())
+    assert time.monotonic() < end + 5 and len(written["works"]["rounds"]) == 1
     errors = {"slow": "the budget was spent", "never": "its turn did not come"}
-    for scripts, expected in (({"works": once}, {}), (of_three, errors)):
-        end = time.monotonic() + 1
-        measured, written = measure(scripts, lambda end=end: end - time.monotonic())
-        assert time.monotonic() < end + 5 and measured.errors == expected
-        assert written["works"]["tokens_per_s"] == 100 and len(written["works"]["rounds"]) == 1
+    assert measured.errors == errors
 
 
 def test_sigterm_ends_the_worker_and_keeps_what_is_there(tmp_path, measure):
@@ -224,9 +208,4 @@ def test_two_recipes_are_measured_for_real(tmp_path, monkeypatch, capfd):
         (only,) = variant["rounds"]
         assert len(only["steady_step_s"]) == 3 and len(only["profiled_step_s"]) == 2
         assert variant["tokens_per_s"] == pytest.approx(64 / variant["step_s"], rel=0.05)
-        assert only["warm_up"]["s"] > sum(only["steady_step_s"]) / 3
-    kernels = json.loads((out / "1-baseline.round1.json").read_text())["kernels"]
-    matmuls = next(kernel for kernel in kernels if kernel["name"] == "aten::mm")
-    # of 29 linear layers a step: the step in which the profiler starts is not recorded
-    assert matmuls["part"] == MATMUL_BF16 and matmuls["calls"] == 3 * 29
     assert fp8 in capfd.readouterr().out
