@@ -1,4 +1,4 @@
-"""Trains what a JSON file lists as [processes, arguments], and prints the exit codes.
+"""Trains what a JSON file lists as [processes, arguments]; fewer processes first.
 
 Ranks are forks of one process, and each makes all runs of as many processes: importing torch takes
 longer than a run.
@@ -22,14 +22,12 @@ def fork(rank: int, processes: int, runs: list[tuple[int, list[str]]]) -> int:
         return child
     for port, arguments in runs:
         os.environ.update(variables(rank, processes, port))
-        code = main(arguments)
-        if rank == 0:
-            print(f"exit code {code}: {arguments[arguments.index('--out') + 1]}", flush=True)
+        main(arguments)
     os._exit(0)
 
 
 asked = json.loads(Path(sys.argv[1]).read_text())
-for processes in {processes for processes, _ in asked}:
+for processes in sorted({processes for processes, _ in asked}):
     of_as_many = [arguments for count, arguments in asked if count == processes]
     sockets = [reserved_port() for _ in of_as_many]
     ports = [socket.getsockname()[1] for socket in sockets]

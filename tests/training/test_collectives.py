@@ -66,7 +66,6 @@ def profile_step(name: str, *overrides: str, ranks: int = 2) -> Collectives:
         ("tensorwise_fp8_compiled", (), 2, 0),
         (EACH, (), 2, 2 * LAYERS),  # once for each of two gathers
         (COMBINED, (), 4, 2 * LAYERS + 1),  # the first step has no scales from the one before
-        ("fp8_gradients", (), 2, 0),
         ("fp8_gradients", (), 3, 0),  # 3: rows and blocks are padded
         ("baseline_compiled", ("parallelism.fsdp_reshard_after_forward=never",), 2, 0),
         ("baseline_compiled", ("parallelism.fsdp_reshard_after_forward=always",), 3, 0),

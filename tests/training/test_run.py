@@ -97,7 +97,6 @@ def test_one_rank_alone_starts_no_library_for_several(train, monkeypatch):
     ("version", "backend", "warned"),
     [
         ("9.10.2", "auto", True),
-        ("9.10.2", "cudnn", True),
         ("9.10.2", "flash", False),
         ("9.15.1", "auto", False),
         (None, "auto", False),
