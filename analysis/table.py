@@ -43,6 +43,9 @@ _NAMED = {
 }
 
 
+_SENT = "gathered {gathered_bytes:,.0f} bytes, reduced {reduced_bytes:,.0f} bytes"
+
+
 def matrix(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """(names of the columns, a line a recipe): its speed, when it pays back, its loss, and the
     proof of FP8."""
@@ -110,13 +113,14 @@ def by_recipe(rows: list[dict]) -> list[tuple[dict, list[dict]]]:
 
 
 def _averaged(runs: list[dict]) -> dict:
-    done = [row for row in runs if row["status"] == "completed"]
+    done = pd.DataFrame(row for row in runs if row["status"] == "completed")
     count = {"runs": f"{len(done)} of {len(runs)} completed"}
-    if not done:
+    if done.empty:
         return runs[0] | count
-    numbers = pd.DataFrame(done)[_AVERAGED].astype(float)
+    numbers = done[_AVERAGED].astype(float)
     means = numbers.mean().to_dict() | {"loss_spread": numbers["final_loss"].std()}
-    return done[0] | {column: known(mean) for column, mean in means.items()} | count
+    means = {column: known(mean) for column, mean in means.items()}
+    return next(row for row in runs if row["status"] == "completed") | means | count
 
 
 def seed(row: dict) -> str:
@@ -162,21 +166,17 @@ def trained(rows: list[dict]) -> str:
     """
     row = next((row for row in rows if row["status"] == "completed"), rows[0])
     facts = {key: value for key, value in row.items() if value is not None}
-    seeds, days = len({row["seed"] for row in rows}), sorted(_kinds(rows, "date"))
-    facts |= {"seeds": f"{seeds} seed{'s' * (seeds > 1)}", "flavor": row["flavor"] or "unknown"}
-    facts["code"] = ", ".join(_kinds(rows, "code"))
-    facts["date"] = " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))
-    facts["overlays"] = ", ".join(row["overlays"] or [])
+    days = sorted(_kinds(rows, "date"))
+    facts |= {
+        "flavor": row["flavor"] or "unknown",
+        "seeds": len(_kinds(rows, "seed")),
+        "code": ", ".join(_kinds(rows, "code")),
+        "date": " to ".join(dict.fromkeys([*days[:1], *days[-1:]])),
+        "overlays": ", ".join(row["overlays"] or []),
+    }
     for name in ("parameters", "tokens"):
         facts[name] = row[name] and _short(row[name])
-    if row["seq_len"]:
-        facts["rows"] = f" (rows of {row['seq_len']:,.0f})"
-    if row["device"] and (row["world_size"] or 1) > 1:
-        processes = "processes on" if row["device_type"] == "cpu" else "x"
-        facts["device"] = f"{row['world_size']:.0f} {processes} {row['device']}"
-    parts = [
-        text.format_map({"rows": ""} | facts) for key, text in _TRAINED.items() if facts.get(key)
-    ]
+    parts = [text.format_map(facts) for key, text in _TRAINED.items() if facts.get(key)]
     return f"Trained: {'; '.join(parts)}."
 
 
@@ -184,11 +184,12 @@ _TRAINED = {
     "flavor": "model {flavor}",
     "parameters": "{parameters} parameters",
     "steps": "{steps:,} steps",
-    "tokens_per_step": "{tokens_per_step:,.0f} tokens a step{rows}",
+    "tokens_per_step": "{tokens_per_step:,.0f} tokens a step",
+    "seq_len": "rows of {seq_len:,.0f} tokens",
     "tokens": "{tokens} tokens a run",
     "dataset": "data {dataset}",
     "overlays": "overlays {overlays}",
-    "seeds": "{seeds}",
+    "seeds": "seeds: {seeds}",
     "date": "{date}",
     "code": "commit {code}",
     "torch": "torch {torch}",
@@ -196,6 +197,7 @@ _TRAINED = {
     "torchtitan": "torchtitan {torchtitan}",
     "driver": "driver {driver}",
     "device": "{device}",
+    "world_size": "processes: {world_size:.0f}",
     "power_limit_w": "power limit {power_limit_w:.0f} W",
     "sm_clock_max_mhz": "clock up to {sm_clock_max_mhz:.0f} MHz",
 }
@@ -225,11 +227,8 @@ def notes(rows: list[dict]) -> list[str]:
         if n > 1
     ]
     peaks = _kinds(rows, "peak_bf16")
-    if peaks and max(peaks) > 1.01 * min(peaks):
-        more = max(peaks) / min(peaks) - 1
-        lines.append(
-            f"That peak differs by {more:.0%} between the runs: compare tokens/s, not MFU."
-        )
+    if max(peaks, default=0) > 1.01 * min(peaks, default=0):
+        lines.append("That peak differs between the runs: compare tokens/s, not MFU.")
     cut = {(row["steps"], row["steps_planned"]) for row in rows if row["steps_planned"]}
     lines += [
         "The study's time budget ended before its runs: all are compared over their first "
@@ -255,11 +254,7 @@ def _differences(rows: list[dict]) -> list[str]:
                 f"The runs differ in {name}: {_joined(kinds)}. Part of a difference may come from "
                 "that."
             )
-    sent = [
-        row | {"sent": "gathered {gathered_bytes:,.1f} MB, reduced {reduced_bytes:,.1f} MB".format(
-            **{name: row[name] / 1e6 for name in ("gathered_bytes", "reduced_bytes")})}
-        for row in done if row["gathered_bytes"]
-    ]  # fmt: skip
+    sent = [row | {"sent": _SENT.format_map(row)} for row in done if row["gathered_bytes"]]
     for opening, found in (
         ("Sent among the ranks in a step", _by_kind(sent, "sent")),
         ("FP8 products", _by_kind(done, "fp8_product")),

@@ -41,10 +41,10 @@ def test_what_was_trained_is_said(tmp_path):
     sentence = trained(rows_of(comparison))
     assert "tokens/s are of all 4 processes together" in page(comparison)
     assert sentence in page(comparison) and sentence == (
-        "Trained: model 8B-published; 8.05 B parameters; 30 steps; 100 tokens a step (rows of 50); "
-        "3 k tokens a run; data c4; overlays h200; 1 seed; 2026-01-02; commit 012345678 and "
-        "changes 1139c175; torch 2.13.0; torchao 0.18.0; torchtitan 0.2.2; driver 570.1; 4 x H200; "
-        "power limit 350 W; clock up to 1980 MHz."
+        "Trained: model 8B-published; 8.05 B parameters; 30 steps; 100 tokens a step; rows of 50 "
+        "tokens; 3 k tokens a run; data c4; overlays h200; seeds: 1; 2026-01-02; commit 012345678 "
+        "and changes 1139c175; torch 2.13.0; torchao 0.18.0; torchtitan 0.2.2; driver 570.1; H200; "
+        "processes: 4; power limit 350 W; clock up to 1980 MHz."
     )
 
 

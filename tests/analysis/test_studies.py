@@ -166,7 +166,7 @@ def test_what_rungs_send_is_read_from_their_proofs(tmp_path):
     assert found.loc[COMPILED].tolist() == [40, 40, 30, 7, 500, 125]
     assert found.loc[COMBINED].tolist() == [20, 20, 30, 7, 500, 125]
     said = "\n".join(notes(rows_of(comparison)))
-    assert f"gathered 20.0 MB, reduced 30.0 MB ({COMBINED} seed 0)" in said
+    assert f"gathered 20,000,000 bytes, reduced 30,000,000 bytes ({COMBINED} seed 0)" in said
     speed, sizes = plots.allgather_ladder(comparison).axes
     written = [text.get_text() for text in sizes.texts]
     assert {"20.0 gathered", "30.0 reduced", "7 all-reduces"} <= {*written}
