@@ -42,10 +42,6 @@ class Row:
     memory: float | None = None
     efficiency: SpeedUp | None = None
 
-    @property
-    def processes(self) -> int:
-        return self.values.get(PROCESSES, 1)
-
 
 @dataclass(frozen=True)
 class Sweep:
@@ -82,7 +78,8 @@ def read(folder: Path) -> Sweep:
         for recipe in plan["recipes"]:
             values = {key: cell.values[key] for key in axes}
             row = Row(path.name, values, recipe, "", cell.needed, cell.available)
-            row.state = cell.obstacle or _missing(path / recipe)
+            missing = "not completed" if (path / recipe).exists() else "not run"
+            row.state = cell.obstacle or missing
             if comparison:
                 _fill(row, comparison, opponent, len(plan["seeds"]))
             rows.append(row)
@@ -132,17 +129,13 @@ def _compared(cell: Path, problems: list[str]) -> Comparison | None:
         return None
 
 
-def _missing(recipe: Path) -> str:
-    return "not completed" if recipe.exists() else "not run"
-
-
 def _fill(row: Row, comparison: Comparison, opponent: str, asked: int) -> None:
     """Fill in what the runs of a recipe have shown."""
     runs = completed(comparison.frames.runs, comparison.frames.runs, row.recipe)
     diverged = comparison.all_diverged.get(row.recipe)
     states = [f"diverged in {diverged[0]} of {diverged[1]} seeds"] if diverged else []
     if len(runs):
-        states.insert(0, f"{len(runs)} of {asked} run{'s' * (asked > 1)}")
+        states.insert(0, f"{len(runs)} of {asked} runs")
         planned = runs["steps_planned"].iloc[0]
         if planned > 0:
             states.append(f"cut to {runs['steps'].iloc[0]:.0f} of {planned:.0f} steps")
@@ -155,16 +148,15 @@ def _fill(row: Row, comparison: Comparison, opponent: str, asked: int) -> None:
 
 def _set_efficiency(rows: list[Row]) -> None:
     """Divide each speed-up over one process by the number of processes."""
-
-    def twins(row: Row) -> tuple:
-        return row.recipe, *(value for key, value in row.values.items() if key != PROCESSES)
-
-    alone = {twins(row): row.rate for row in rows if row.processes == 1 and row.rate}
     for row in rows:
-        if row.rate and row.processes > 1 and twins(row) in alone:
-            gain = speed_up(row.rate, alone[twins(row)])
+        processes = row.values.get(PROCESSES, 1)
+        on_one = row.values | {PROCESSES: 1}
+        alone = [other.rate for other in rows
+                 if other.recipe == row.recipe and other.values == on_one]  # fmt: skip
+        if processes > 1 and row.rate and any(alone):
+            gain = speed_up(row.rate, alone[0])
             parts = ("ratio", "by_median", "low", "high")
-            shares = {part: getattr(gain, part) / row.processes for part in parts}
+            shares = {part: getattr(gain, part) / processes for part in parts}
             row.efficiency = replace(gain, **shares, needed=None)
 
 

@@ -112,7 +112,7 @@ def test_a_log_that_ends_early_or_not_finite_is_not_completed(tmp_path, write, n
 # ---- torchtitan's ----
 
 
-@pytest.mark.parametrize("log_freq", [1, 5, 10])
+@pytest.mark.parametrize("log_freq", [1, 10])
 def test_tensorboard_of_torchtitan(tmp_path, log_freq):
     folder = write_tensorboard(tmp_path / "llama3_8b" / "tb" / "20260131-1200", log_freq=log_freq)
     frames = load(tmp_path)
@@ -160,8 +160,7 @@ def test_a_training_that_began_anew_is_another_run_and_of_many_ranks_the_first_i
 
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
-    [("events.out.tfevents.1.host.1.0", b"", "hold no loss_metrics/global_avg_loss"),
-     ("events.out.tfevents.1.host.1.0", b"garbage" * 20, "hold no loss_metrics/global_avg_loss"),
+    [("events.out.tfevents.1.host.1.0", b"garbage" * 20, "hold no loss_metrics/global_avg_loss"),
      ("a.jsonl", b'{"step": 1}\n', "it is no log of the published project")],
 )  # fmt: skip
 def test_what_is_no_log_is_named(tmp_path, name, content, sentence):
