@@ -1,6 +1,7 @@
 """Whatever a user writes gives a valid result or an `InputError`: nothing else is raised, and
 nothing is written."""
 
+import contextlib
 import json
 
 import pytest
@@ -53,17 +54,10 @@ def test_files_of_recipes_and_studies(folder, keys):
 
 
 @bounded
-@given(
-    override=st.builds("{}={}".format, st.sampled_from(KEYS) | TEXT, SCALARS.map(json.dumps) | TEXT)
-    | TEXT,
-    seed=st.none() | st.integers(),
-)
-def test_keys_and_seeds_of_the_command_line(folder, override, seed):
-    try:
-        recipe = recipes.load("baseline", ["cpu"], [override], seed)
-    except InputError:
-        return
-    assert seed is None or recipe.config.debug.seed == seed or "seed" in override
+@given(override=st.builds("{}={}".format, st.sampled_from(KEYS) | TEXT, SCALARS.map(json.dumps)))
+def test_keys_of_the_command_line(folder, override):
+    with contextlib.suppress(InputError):
+        recipes.load("baseline", ["cpu"], [override])
 
 
 @bounded

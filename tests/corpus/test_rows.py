@@ -104,13 +104,15 @@ def test_a_corpus_that_suits_neither_the_rows_nor_the_model(config):
         loader(config)
 
 
-def test_command_prepares_ahead_of_the_run(config, monkeypatch, capsys, fails):
+def test_command_prepares_ahead_of_the_run(config, monkeypatch, capsys):
     received = []
-    load = lambda *arguments: received.append(arguments) or SimpleNamespace(config=config)  # noqa: E731
+
+    def load(*arguments):
+        received.append(arguments)
+        return SimpleNamespace(config=config)
+
     monkeypatch.setattr("experiments.config.recipes.load", load)
     words = ["prepare", "baseline", "--overlay", "cpu", "training.steps=2", "--overlay", "h200"]
     assert data.main(words) == 0
     assert received == [("baseline", ["cpu", "h200"], ["training.steps=2"])]
     assert str(prepare(config).path) in capsys.readouterr().out
-    config.training.dataset_path = None
-    assert "training.dataset_path" in fails(data.main, "prepare", "baseline")

@@ -77,12 +77,6 @@ def test_ranks_that_fail_alike_are_one_failure(ranks):
     assert end(started) == 2 and started.first == 0 and started.last_words() == "error: why"
 
 
-def test_signals_reach_all_ranks(ranks):
-    started = ranks("time.sleep(60)")
-    started.end(grace_s=20)
-    assert end(started) == -signal.SIGTERM
-
-
 def test_a_second_ctrl_c_ends_ranks_that_hang(ranks, tmp_path, monkeypatch):
     monkeypatch.setattr(placement, "GRACE_S", 0.3)
     started = ranks("print('listens', file=sys.stderr, flush=True)\ntime.sleep(60)")

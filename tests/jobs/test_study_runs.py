@@ -63,19 +63,6 @@ def test_runs_go_side_by_side_each_on_a_gpu_of_its_own(start, tmp_path, monkeypa
     assert max(first.start, second.start) < min(first.end, second.end)
 
 
-def test_a_run_that_cannot_be_started_is_named_and_stops_no_other(start, tmp_path):
-    out = tmp_path / "study"
-    (out / "baseline").mkdir(parents=True)
-    (out / "baseline/seed0").touch()
-    (out / "study.yaml").write_text(
-        "description: x\nrecipes: [baseline, baseline_compiled]\nbaseline: baseline\nseeds: [0]\n"
-        "overlays: [cpu]\noverrides: [training.steps=12]\n"
-    )
-    code, printed = start(out)
-    assert code == 1 and f"baseline seed 0: failed: {out}/baseline/seed0: File exists" in printed
-    assert "baseline_compiled seed 0: completed at step 12" in printed
-
-
 # ---- budgets ----
 
 

@@ -42,12 +42,11 @@ def test_every_beginning_of_the_order_covers_the_axes_evenly():
     )
 
 
-@pytest.mark.parametrize("seq_len", ["training.seq_len=64", "training={seq_len: 64}"])
-def test_what_the_command_line_sets_is_no_axis_any_more(seq_len):
+def test_what_the_command_line_sets_is_no_axis_any_more():
     plan = studies.load(["sweep_cpu"])
-    plan.override([seq_len], 2)
+    plan.override(["training={seq_len: 64}"], 2)
     assert [cell.name for cell in plan.cells()] == ["cpu", "qwen3-cpu"]
-    assert {cell.study.processes for cell in plan.cells()} == {2} and seq_len in plan.overrides
+    assert {cell.study.processes for cell in plan.cells()} == {2}
 
 
 SWEEP = """description: x

@@ -58,7 +58,6 @@ def test_dry_run_on_a_login_node_says_what_would_run():
     [
         (["tensorwise_fp8"], STUDY, "did you mean tensorwise_fp8_compiled"),
         (["baseline"], STUDY, "sbatch"),
-        (["baseline", "--overlay"], STUDY, "--overlay"),
         # without its number of processes the recipe for several GPUs would be refused
         (["--dry-run", "tensorwise_fp8_allgather"], MULTINODE, f"{STUDY} --dry-run"),
     ],
