@@ -102,14 +102,13 @@ def _prepare(args) -> tuple[dict[str, "Plan"], dict]:
     labels = labels or [*load([DEFAULT]).recipes, NATIVE_ROUNDING]
     overrides = [word for word in args.words if not is_variant(word)]
     for label in labels:
-        name, _ = recipes.split_variant(label)
-        if not name.endswith(".yaml") and name not in recipes.names():
-            raise InputError(recipes.unknown("recipe", name, recipes.names()))
+        recipes.load(recipes.split_variant(label)[0])
 
     # torch: seconds, which a misspelt name need not wait for
     from experiments.profiling.worker import PROFILED_STEPS
     from experiments.training.metrics import NOT_STEADY_STEPS
     from experiments.training.plan import open_data, plan
+    from experiments.training.run_directory import command, git_state
     from experiments.training.scale import choose_scale
     from models import device
 
@@ -121,8 +120,11 @@ def _prepare(args) -> tuple[dict[str, "Plan"], dict]:
     if overlays is None:
         overlays, why = choose_scale()
         print(f"Scale: {why}.")
-    measured = [f"training.steps={args.steps + PROFILED_STEPS}"]
-    measured += ["checkpoint.enable=false", "metrics.enable_tensorboard=false"]
+    measured = [
+        f"training.steps={args.steps + PROFILED_STEPS}",
+        "checkpoint.enable=false",
+        "metrics.enable_tensorboard=false",
+    ]
     variants = {}
     for label in labels:
         name, own = recipes.split_variant(label)
@@ -131,23 +133,21 @@ def _prepare(args) -> tuple[dict[str, "Plan"], dict]:
         variants[label] = plan(recipe, world_size=1)
         open_data(variants[label])
     os.environ.setdefault(device.MEASURED_PEAK, str(device.peak().bf16))
-    chosen = {"overlays": overlays, "overrides": overrides}
-    return variants, _facts() | chosen | {"steps": args.steps, "budget_s": args.budget}
-
-
-def _facts() -> dict:
-    from experiments.training.run_directory import command, git_state
-    from models import device
-
     commit, diff = git_state()
     peak = device.peak()
-    peak_flops = {"bf16": peak.bf16, "fp8": peak.fp8, "source": peak.source}
-    packages = {name: version(name) for name in ("torch", "torchao", "torchtitan", "triton")}
-    return {
+    machine = device.hardware() | {
+        "packages": {name: version(name) for name in ("torch", "torchao", "torchtitan", "triton")},
+        "peak_flops": {"bf16": peak.bf16, "fp8": peak.fp8, "source": peak.source},
+    }
+    return variants, {
         "command": command(),
         "start": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "git": {"commit": commit, "changed": bool(diff)},
-        "machine": device.hardware() | {"packages": packages, "peak_flops": peak_flops},
+        "machine": machine,
+        "overlays": overlays,
+        "overrides": overrides,
+        "steps": args.steps,
+        "budget_s": args.budget,
     }
 
 

@@ -7,8 +7,7 @@ import argparse
 import time
 
 from experiments.config import recipes
-from experiments.jobs.exit_codes import COMPLETED, complain, leave
-from models.errors import InputError
+from experiments.jobs.exit_codes import COMPLETED, leave
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,22 +25,18 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_intermixed_args(argv)
 
     start = time.perf_counter()
-    try:
-        config = recipes.load(arguments.name, arguments.overlay, arguments.overrides).config
-        from torchtitan.tools.logging import init_logger
+    config = recipes.load(arguments.name, arguments.overlay, arguments.overrides).config
 
-        from experiments.corpus import (
-            rows,
-            tokens,
-        )  # torch: seconds, which a misspelt name need not wait for
+    # torch: seconds, which a misspelt name need not wait for
+    from torchtitan.tools.logging import init_logger
 
-        init_logger()
-        token_file = tokens.prepare(config)
-        seconds = time.perf_counter() - start
-        print(f"{rows.describe(token_file, config)}\n{token_file.path} ({seconds:.1f} s)")
-        return COMPLETED
-    except InputError as error:
-        return complain(error)
+    from experiments.corpus import rows, tokens
+
+    init_logger()
+    token_file = tokens.prepare(config)
+    seconds = time.perf_counter() - start
+    print(f"{rows.describe(token_file, config)}\n{token_file.path} ({seconds:.1f} s)")
+    return COMPLETED
 
 
 if __name__ == "__main__":

@@ -79,16 +79,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--price", type=float, metavar="P", help="of a GPU's hour, in any currency")
     parser.add_argument("--json", action="store_true", help="the answer as JSON")
     args = parser.parse_intermixed_args(argv)
-    try:
-        gpu = _gpu(args.gpu)  # before torch is imported, which takes seconds
-        if args.price is not None and not 0 <= args.price < math.inf:
-            raise InputError(f"--price {args.price}: expected a number of 0 and more")
-        keys = _keys(args)
-        from experiments.profiling.estimate import estimate
+    gpu, keys = _gpu(args.gpu), _keys(args)  # before torch is imported, which takes seconds
+    if args.price is not None and not 0 <= args.price < math.inf:
+        raise InputError(f"--price {args.price}: expected a number of 0 and more")
 
-        answer = estimate(keys, gpu, args.gpus, args.price, kept(RESULTS), refused())
-    except InputError as error:
-        return complain(error)
+    from experiments.profiling.estimate import estimate
+
+    answer = estimate(keys, gpu, args.gpus, args.price, kept(RESULTS), refused())
     print(json.dumps(answer, indent=2) if args.json else text(answer))
     return COMPLETED
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.config import recipes
-from experiments.jobs.exit_codes import complain, leave
+from experiments.jobs.exit_codes import COMPLETED, leave
 from experiments.profiling.table import work
 from models.errors import InputError
 from models.floors import PARTS, Work, step_floors, tokens_per_step
@@ -45,22 +45,18 @@ def main(argv: list[str] | None = None) -> int:
         "--against", type=Path, metavar="FILE", help="measured parts of steps, as JSON"
     )
     args = parser.parse_intermixed_args(argv)
-    try:
-        if args.gpu not in GPUS:
-            raise InputError(recipes.unknown("GPU", args.gpu, list(GPUS)))
-        if args.against:
-            if args.overlay or args.overrides:
-                raise InputError(
-                    f"{args.against} says with which overlays and keys it was measured: "
-                    "leave them out"
-                )
-            recipe, measured = read_measured(args.against, args.name, args.gpu)
-        else:
-            recipe, measured = recipes.load(args.name, args.overlay, args.overrides), {}
-        print(text(recipe, args.gpu, measured))
-        return 0
-    except InputError as error:
-        return complain(error)
+    if args.gpu not in GPUS:
+        raise InputError(recipes.unknown("GPU", args.gpu, list(GPUS)))
+    if not args.against:
+        recipe, measured = recipes.load(args.name, args.overlay, args.overrides), {}
+    elif args.overlay or args.overrides:
+        raise InputError(
+            f"{args.against} says with which overlays and keys it was measured: leave them out"
+        )
+    else:
+        recipe, measured = read_measured(args.against, args.name, args.gpu)
+    print(text(recipe, args.gpu, measured))
+    return COMPLETED
 
 
 def read_measured(path: Path, variant: str, gpu: str) -> tuple[recipes.Recipe, dict[str, float]]:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from experiments.config.keys import Config
 from experiments.config.recipes import Recipe
+from experiments.jobs.exit_codes import complain
 from experiments.jobs.ranks import set_rank_environment
 from experiments.jobs.signals import Stop
 from experiments.records.run import Window
@@ -24,6 +25,7 @@ from experiments.training.plan import open_data, plan
 from experiments.training.trainer import Trainer
 from models import device  # noqa: F401
 from models.architectures import ARCHITECTURES
+from models.errors import InputError
 from tests.make_corpus import words, write_parquet, write_tokenizer
 
 
@@ -102,7 +104,11 @@ def fails(capsys):
     code 2."""
 
     def call(main, *arguments) -> str:
-        assert main([*map(str, arguments)]) == 2
+        try:
+            code = main([*map(str, arguments)])
+        except InputError as error:  # as leave() does
+            code = complain(error)
+        assert code == 2
         errors = capsys.readouterr().err
         assert errors.startswith("error: ") and "Traceback" not in errors
         return errors

@@ -7,6 +7,7 @@ and the share of the time that range checks take where they are as rare as the r
 code 1 below 95 % or above 1 %.
 """
 
+import argparse
 import statistics
 import tempfile
 import time
@@ -33,7 +34,8 @@ STEPS = "training.steps=60"
 GOAL, MOST_FOR_CHECKS = 0.95, 0.01
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
+    argparse.ArgumentParser(prog="python -m experiments.benchmarks.loop").parse_args(argv)
     set_rank_environment()
 
     baseline = plan(recipes.load("baseline", ["cpu"], [STEPS]))

@@ -65,14 +65,13 @@ def _train_bpe(documents: Iterator[str], vocab_size: int) -> Tokenizer:
 
 def end_of_text(tokenizer: Tokenizer) -> int:
     """Find the token that ends a document. Raises `InputError` if there is none."""
-    ids = map(tokenizer.token_to_id, END_OF_TEXT_NAMES)
-    found = next((token for token in ids if token is not None), None)
-    if found is None:
-        raise InputError(
-            "the tokenizer has no end-of-text token: add one of "
-            f"{', '.join(END_OF_TEXT_NAMES)} to it"
-        )
-    return found
+    for name in END_OF_TEXT_NAMES:
+        token = tokenizer.token_to_id(name)
+        if token is not None:
+            return token
+    raise InputError(
+        f"the tokenizer has no end-of-text token: add one of {', '.join(END_OF_TEXT_NAMES)} to it"
+    )
 
 
 def encode(tokenizer: Tokenizer, documents: Iterator[str]) -> Iterator[tuple[list[int], bool]]:
@@ -85,8 +84,8 @@ def encode(tokenizer: Tokenizer, documents: Iterator[str]) -> Iterator[tuple[lis
     for texts, ends in _batches(documents):
         with readable("the tokenizer cannot encode the corpus", mend):
             encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        ids = (encoding.ids for encoding in encodings)
-        yield from zip(ids, ends, strict=True)
+        for encoding, document_ends in zip(encodings, ends, strict=True):
+            yield encoding.ids, document_ends
 
 
 def _batches(documents: Iterator[str]) -> Iterator[tuple[list[str], list[bool]]]:

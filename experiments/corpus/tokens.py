@@ -126,12 +126,11 @@ def _write_tokens(
     with open(folder / "tokens.bin", "wb") as tokens:
         for ids, document_ends in encode(tokenizer, source.documents()):
             length += len(ids)
-            document_ends = document_ends and length > 0
-            if document_ends:
-                ids = [*ids, eos_id]
+            tokens.write(np.array(ids, dtype).tobytes())
+            if document_ends and length:
+                tokens.write(dtype.type(eos_id).tobytes())
                 documents.append(documents[-1] + length + 1)
                 length = 0
-            tokens.write(np.array(ids, dtype).tobytes())
             if max_tokens is not None and documents[-1] >= max_tokens:
                 break
     if len(documents) == 1:
