@@ -22,7 +22,8 @@ ONE_DEVICE = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, et
 PUBLISHED_LOGS = Path(os.environ.get("PUBLISHED_LOGS") or ROOT / "published_logs")
 needs_published_logs = pytest.mark.skipif(
     not PUBLISHED_LOGS.is_dir(),
-    reason="needs the published logs: set PUBLISHED_LOGS to a copy of output/data of github.com/mak2508/lsai-proj",
+    reason="needs the published logs: set PUBLISHED_LOGS to a copy of output/data of "
+    "github.com/mak2508/lsai-proj",
 )
 
 

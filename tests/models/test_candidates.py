@@ -67,7 +67,7 @@ def test_a_candidate_trains_on_a_gpu_as_its_parent_does(name, tmp_path):
 
     last = {}
     for recipe in (name, recipes.load(name).base):
-        torch.compiler.reset()  # what another recipe compiled in this process may not serve this one
+        torch.compiler.reset()  # each recipe compiles anew
         assert main([recipe, "--overlay", "cpu", *TINY, "--out", str(tmp_path / recipe)]) == 0
         last[recipe] = lines_of(tmp_path / recipe)[-1]["loss"]
     assert math.isclose(*last.values(), rel_tol=0.01)

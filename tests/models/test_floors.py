@@ -10,8 +10,12 @@ from models import floors, flops, gpus, llama
 from models.architectures import build
 from tests.costs import total, work
 
-PUBLISHED = {"baseline": 8_151, "baseline_compiled": 8_800, "rowwise_fp8_compiled": 9_315,
-             "tensorwise_fp8_compiled": 10_945}  # tokens/s on a GH200: README, "What differs"  # fmt: skip
+PUBLISHED = {
+    "baseline": 8_151,
+    "baseline_compiled": 8_800,
+    "rowwise_fp8_compiled": 9_315,
+    "tensorwise_fp8_compiled": 10_945,
+}  # tokens/s on a GH200: README, "What differs"
 BLOCKS = (
     6 * 4096 * 32 * 4096 * (4096 + 1024 + 1024 + 4096 + 3 * 14336)
 )  # FLOPs of all linear layers but the head
@@ -40,9 +44,12 @@ def test_flops_are_those_of_the_formula_in_every_recipe(name, in_fp8):
 
 @pytest.mark.parametrize(
     "keys",
-    [[], ["activation_checkpoint.mode=full", "activation_checkpoint.early_stop=true"],
-     ["model.name=qwen3", "model.flavor=qwen3-cpu"]],
-)  # fmt: skip
+    [
+        [],
+        ["activation_checkpoint.mode=full", "activation_checkpoint.early_stop=true"],
+        ["model.name=qwen3", "model.flavor=qwen3-cpu"],
+    ],
+)
 def test_flops_are_what_torch_counts(keys):
     from torchtitan.distributed.activation_checkpoint import apply_ac
 
@@ -71,9 +78,13 @@ LONE_CASTS = TOKENS * LAYERS * (4 * D + 4 * KV + 2 * 2 * D) + 4 * WEIGHTS
 
 @pytest.mark.parametrize(
     ("name", "casts"),
-    [("baseline", 0), ("baseline_compiled", 0), ("rowwise_fp8_compiled", LONE_CASTS),
-     ("tensorwise_fp8_compiled", LONE_CASTS)],
-)  # fmt: skip
+    [
+        ("baseline", 0),
+        ("baseline_compiled", 0),
+        ("rowwise_fp8_compiled", LONE_CASTS),
+        ("tensorwise_fp8_compiled", LONE_CASTS),
+    ],
+)
 def test_bytes_of_a_small_model_by_hand(name, casts):
     step = work(name, overlays=("cpu",))
     assert total(step, "bytes", floors.CASTS) == casts
@@ -96,8 +107,10 @@ def test_float32_parameters_become_bf16_and_their_gradients_float32():
 
 def test_fused_projections_have_fewer_gradients_to_add_up():
     """One bf16 matrix behind each norm instead of three and two."""
-    separate, fused = (work("tensorwise_fp8_compiled", *keys, overlays=("cpu",))
-                       for keys in ([], ["model.fused_projections=true"]))  # fmt: skip
+    separate, fused = (
+        work("tensorwise_fp8_compiled", *keys, overlays=("cpu",))
+        for keys in ([], ["model.fused_projections=true"])
+    )
     saved = total(separate, "bytes", floors.ELEMENTWISE) - total(fused, "bytes", floors.ELEMENTWISE)
     assert saved == LAYERS * TOKENS * 2 * 3 * D
 
@@ -130,11 +143,17 @@ def test_published_steps_are_slower_than_their_floor(name):
 
 @pytest.mark.parametrize(
     ("device_name", "gpu", "bf16", "fp8"),
-    [("NVIDIA GH200 120GB", "gh200", 989, 1979), ("NVIDIA GH200 144G HBM3e", "gh200-144gb", 989, 1979),
-     ("NVIDIA H200", "h200", 989, 1979), ("NVIDIA H100 PCIe", "h100-pcie", 756, 1513),
-     ("NVIDIA H100 NVL", "h100-nvl", 835, 1671), ("NVIDIA A100-SXM4-80GB", "a100", 312, None),
-     ("GeForce 256", None, 0, 0), ("NVIDIA GB200", None, 0, 0)],
-)  # fmt: skip
+    [
+        ("NVIDIA GH200 120GB", "gh200", 989, 1979),
+        ("NVIDIA GH200 144G HBM3e", "gh200-144gb", 989, 1979),
+        ("NVIDIA H200", "h200", 989, 1979),
+        ("NVIDIA H100 PCIe", "h100-pcie", 756, 1513),
+        ("NVIDIA H100 NVL", "h100-nvl", 835, 1671),
+        ("NVIDIA A100-SXM4-80GB", "a100", 312, None),
+        ("GeForce 256", None, 0, 0),
+        ("NVIDIA GB200", None, 0, 0),
+    ],
+)
 def test_drivers_names_find_their_gpu_and_its_dense_peaks(device_name, gpu, bf16, fp8):
     assert gpus.find(device_name) == gpu
     if gpu:

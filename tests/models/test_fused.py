@@ -9,8 +9,10 @@ from experiments.training.plan import plan
 from models import llama
 from tests.runs import TINY
 
-STACKS = {"attention.wqkv": ("attention.wq", "attention.wk", "attention.wv"),
-          "feed_forward.w13": ("feed_forward.w1", "feed_forward.w3")}  # fmt: skip
+STACKS = {
+    "attention.wqkv": ("attention.wq", "attention.wk", "attention.wv"),
+    "feed_forward.w13": ("feed_forward.w1", "feed_forward.w3"),
+}
 BLOCK = ["attention.wqkv", "attention.wo", "feed_forward.w13", "feed_forward.w2"]
 
 
@@ -58,8 +60,13 @@ def test_logits_and_gradients_are_the_same():
     torch.testing.assert_close(logits[1], logits[0], rtol=1e-5, atol=1e-5)  # logits of about 1
     expected = stacked(gradients[0])
     for name, gradient in gradients[1].items():
-        torch.testing.assert_close(gradient / expected[name].norm(), expected[name] / expected[name].norm(),
-                                   rtol=0, atol=1e-6, msg=name)  # fmt: skip
+        torch.testing.assert_close(
+            gradient / expected[name].norm(),
+            expected[name] / expected[name].norm(),
+            rtol=0,
+            atol=1e-6,
+            msg=name,
+        )
 
 
 # ---- what is known before a run ----

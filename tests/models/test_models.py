@@ -100,8 +100,8 @@ def test_tied_head_stays_tied_after_initialisation():
 
 @pytest.mark.parametrize("backend", ["flash", "math", pytest.param("cudnn", marks=pytest.mark.gpu)])
 def test_attention_backends_agree(backend):
-    q, k, v = (torch.randn(1, heads, 64, 64, device=device.TYPE, dtype=torch.bfloat16, requires_grad=True)
-               for heads in (4, 2, 2))  # fmt: skip
+    kind = {"device": device.TYPE, "dtype": torch.bfloat16, "requires_grad": True}
+    q, k, v = (torch.randn(1, heads, 64, 64, **kind) for heads in (4, 2, 2))
     auto, chosen = (
         llama.InnerAttention(name)(q, k, v, enable_gqa=True) for name in ("auto", backend)
     )
