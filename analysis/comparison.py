@@ -10,11 +10,19 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from analysis import rates as speeds
 from analysis.load import Frames, LoadError, load, steps
 from analysis.losses import Verdict, loss_difference, verdict
 from analysis.other_logs.published import TOKENS_PER_S
-from analysis.rates import BreakEven, Rate, SpeedUp
+from analysis.rates import (
+    BreakEven,
+    Completed,
+    Rate,
+    SpeedUp,
+    break_even,
+    completed,
+    speed_up,
+    spent,
+)
 from experiments.records.study import PLAN
 
 BASELINE = "baseline"
@@ -31,13 +39,14 @@ SHARES_DIFFER = 0.01  # shares of FP8 of runs that convert the same layers diffe
 
 @dataclass(frozen=True)
 class Comparison:
-    """Recipes compared; only completed runs count. Opponents of the others are the baseline and the
-    compiled one."""
+    """Recipes compared. Opponents of the others are the baseline and the compiled one."""
 
     frames: Frames
     plan: dict  # the study's own study.yaml, empty if there is none
     steps: pd.DataFrame  # one row a step, see `analysis.load.steps`
     baseline: str  # the recipe that losses are compared to
+    opponent: str  # what FP8 has to beat: the compiled baseline where there is one
+    completed: dict[str, Completed]  # by recipe
     recipes: list[str]  # those with a completed run, in the order in which they are shown
     fp8: list[str]  # those of them that ran in FP8
     # Of each of `fp8` the share of the linear layers' FLOPs that was seen to run in FP8, in the run
@@ -46,65 +55,24 @@ class Comparison:
     # recipe -> (diverged seeds, finished seeds). Recipes that never diverged are absent. FP8 counts
     # seeds that finished in bf16 too.
     diverged: dict[str, tuple[int, int]]
-    bf16_diverged: dict[str, tuple[int, int]]
+    # recipe -> its seeds that ended far above its others, see `Verdict.left`
+    left: dict[str, dict[int, tuple[float, float]]]
+    # FP8 recipes that diverged in a larger share of their seeds than bf16, or have seeds in `left`
+    spoilt: set[str]
     rates: dict[str, Rate]
-    clock: dict[str, float]  # tokens/s by the clock, see `analysis.rates.by_clock`
     speed_ups: dict[tuple[str, str], SpeedUp]  # by recipe and opponent
     break_evens: dict[tuple[str, str], BreakEven]  # by recipe, none of the opponents, and opponent
     differences: dict[str, pd.DataFrame]  # of a recipe's smoothed loss to the baseline's
     verdicts: dict[str, Verdict]  # whether a recipe ends at the baseline's loss
-
-    @property
-    def opponent(self) -> str:
-        """What an FP8 recipe has to beat: the compiled baseline where there is one."""
-        return COMPILED if COMPILED in self.recipes else self.baseline
-
-    @property
-    def all_diverged(self) -> dict[str, tuple[int, int]]:
-        return self.diverged | self.bf16_diverged
-
-    @property
-    def left(self) -> dict[str, dict[int, tuple[float, float]]]:
-        """recipe -> its seeds that ended far above its others, see `Verdict.left`. Recipes without
-        such seeds are absent."""
-        left = {recipe: judged.left for recipe, judged in self.verdicts.items()}
-        left[self.baseline] = {}
-        for judged in self.verdicts.values():
-            left[self.baseline] |= judged.baseline_left
-        return {recipe: seeds for recipe, seeds in left.items() if seeds}
-
-    @property
-    def spoilt(self) -> set[str]:
-        """FP8 recipes that diverged in a larger share of their seeds than bf16, or of which a seed
-        left the others."""
-        shares = {recipe: lost / n for recipe, (lost, n) in self.all_diverged.items()}
-        usual = max(shares.get(recipe, 0) for recipe in (self.baseline, COMPILED))
-        more = {recipe for recipe in self.diverged if shares[recipe] > usual}
-        return more | (self.left.keys() & {*self.fp8})
-
-    @property
-    def worse(self) -> set[str]:
-        """Recipes whose loss is proven to be higher than the baseline's."""
-        return {recipe for recipe, judged in self.verdicts.items() if judged.worse}
-
-    @property
-    def margin(self) -> float | None:
-        """The margin of equality in nats per token, None without a verdict."""
-        return next((v.margin for v in self.verdicts.values() if v.seeds), None)
-
-    @property
-    def published(self) -> dict[str, float] | None:
-        """Published tokens/s to mark in figures: where these runs are of the published model."""
-        runs = self.frames.runs
-        flavors = set(runs.loc[runs["source"] == OWN, "flavor"].dropna())
-        published = {r: TOKENS_PER_S[r] for r in self.recipes if r in TOKENS_PER_S}
-        return published if flavors == {PUBLISHED_FLAVOR} else None
+    margin: float | None  # of equality in nats per token, None without a verdict
+    # tokens/s to mark in figures where these runs are of the published model
+    published: dict[str, float] | None
 
 
 def in_order(recipes: Iterable[str]) -> list[str]:
     """Each recipe once: those of `FIRST` first, the others as they come."""
-    present = dict.fromkeys(recipes)
-    return list(dict.fromkeys([*(recipe for recipe in FIRST if recipe in present), *present]))
+    recipes = list(recipes)
+    return sorted(set(recipes), key=[*FIRST, *recipes].index)
 
 
 def compare(paths, baseline: str | None = None) -> Comparison:
@@ -118,39 +86,61 @@ def compare(paths, baseline: str | None = None) -> Comparison:
     runs, windows, by_step = frames.runs, frames.windows, steps(frames.windows)
     ended = runs[runs["status"].isin(["completed", "diverged"])]
     _check_one_study(ended, windows)
-    recipes = in_order(runs.loc[runs["status"] == "completed", "recipe"])
     folders = {Path(path).resolve().parents[1] for path in runs["path"]}
     plan = read_plan(folders.pop()) if len(folders) == 1 else {}
+    recipes = in_order(runs.loc[runs["status"] == "completed", "recipe"])
     baseline = _baseline(baseline, plan, recipes, frames.problems)
     named_fp8 = (runs["source"] != OWN) & runs["recipe"].str.contains("fp8")
     all_fp8 = set(runs.loc[runs["float8"].notna() | named_fp8, "recipe"])
     fp8 = [recipe for recipe in recipes if recipe in all_fp8]
-    in_fp8 = ended["recipe"].isin(all_fp8)
-    bf16_seeds = ended.loc[~in_fp8, "seed"]
-    opponents = [r for r in dict.fromkeys((baseline, COMPILED)) if r in recipes]
-    others = [r for r in recipes if r != baseline] if baseline in recipes else []
-    rates = {recipe: speeds.rate_of(runs, by_step, recipe) for recipe in recipes}
-    pairs = [(a, b) for a, b in product(recipes, opponents) if a != b]
+    done = {recipe: completed(recipe, runs, windows, by_step) for recipe in recipes}
+    rates = {recipe: of.rate for recipe, of in done.items()}
+
+    opponents = [recipe for recipe in recipes if recipe in (baseline, COMPILED)]
+    speed_ups, break_evens = {}, {}
+    for a, b in product(recipes, opponents):
+        if a != b:
+            speed_ups[a, b] = speed_up(rates[a], rates[b])
+        if a not in opponents:
+            break_evens[a, b] = break_even(done[a], done[b])
+
+    differences, verdicts, left = {}, {}, {baseline: {}}
+    for recipe in recipes if baseline in recipes else []:
+        if recipe != baseline:
+            differences[recipe] = loss_difference(done[recipe], done[baseline])
+            verdicts[recipe] = judged = verdict(done[recipe], done[baseline])
+            left[recipe] = judged.left
+            left[baseline] |= judged.baseline_left
+    left = {recipe: seeds for recipe, seeds in left.items() if seeds}
+    margins = [judged.margin for judged in verdicts.values() if judged.seeds]
+
+    diverged = _diverged(ended, all_fp8)
+    shares = {recipe: lost / finished for recipe, (lost, finished) in diverged.items()}
+    usual = max(shares.get(baseline, 0), shares.get(COMPILED, 0))
+    more = {recipe for recipe, share in shares.items() if share > usual}
+
+    flavors = set(runs.loc[runs["source"] == OWN, "flavor"].dropna())
+    published = {recipe: TOKENS_PER_S[recipe] for recipe in recipes if recipe in TOKENS_PER_S}
     return Comparison(
         frames=frames,
         plan=plan,
         steps=by_step,
         baseline=baseline,
+        opponent=COMPILED if COMPILED in recipes else baseline,
+        completed=done,
         recipes=recipes,
         fp8=fp8,
-        proof={r: _proof(speeds.completed(runs, runs, r)) for r in fp8},
-        diverged=_diverged(ended[in_fp8 & ended["seed"].isin(bf16_seeds)]),
-        bf16_diverged=_diverged(ended[~in_fp8]),
+        proof={recipe: _proof(done[recipe].runs) for recipe in fp8},
+        diverged=diverged,
+        left=left,
+        spoilt=(more | left.keys()) & all_fp8,
         rates=rates,
-        clock={r: speeds.by_clock(runs, windows, r) for r in recipes},
-        speed_ups={(a, b): speeds.speed_up(rates[a], rates[b]) for a, b in pairs},
-        break_evens={
-            (a, b): speeds.break_even(runs, windows, a, b, rates)
-            for a, b in pairs
-            if a not in opponents
-        },
-        differences={r: loss_difference(runs, by_step, r, baseline) for r in others},
-        verdicts={r: verdict(runs, by_step, r, baseline) for r in others},
+        speed_ups=speed_ups,
+        break_evens=break_evens,
+        differences=differences,
+        verdicts=verdicts,
+        margin=next(iter(margins), None),
+        published=published if flavors == {PUBLISHED_FLAVOR} else None,
     )
 
 
@@ -163,12 +153,11 @@ def read_plan(folder: Path) -> dict:
 
 
 def _baseline(asked: str | None, plan: dict, recipes: list[str], problems: list[str]) -> str:
-    """The baseline that was asked for, else the study's, else `baseline` or its compiled twin,
-    whichever there is."""
+    """Choose the baseline that was asked for, else the study's, else `baseline` or its compiled
+    twin, whichever there is."""
     if asked not in (None, plan.get("baseline"), *recipes):
-        raise LoadError(
-            f"no completed run of --baseline {asked}; there are {', '.join(recipes) or 'none'}"
-        )
+        there = ", ".join(recipes) or "none"
+        raise LoadError(f"no completed run of --baseline {asked}; there are {there}")
     default = COMPILED if COMPILED in recipes and BASELINE not in recipes else BASELINE
     baseline = asked or plan.get("baseline", default)
     if baseline not in recipes:
@@ -176,35 +165,38 @@ def _baseline(asked: str | None, plan: dict, recipes: list[str], problems: list[
     return baseline
 
 
-def _proof(rows: pd.DataFrame) -> float:
-    """`Comparison.proof` of a recipe's completed runs."""
-    shares = rows["fp8_share"].fillna(0.0).mask(rows["fp8_emulated"].eq(True), 0.0)
+def _proof(runs: pd.DataFrame) -> float:
+    """Find `Comparison.proof` of a recipe's completed runs."""
+    shares = runs["fp8_share"].fillna(0.0).mask(runs["fp8_emulated"].eq(True), 0.0)
     return float(shares.min()) if shares.max() - shares.min() < SHARES_DIFFER else 0.0
 
 
-def _diverged(ended: pd.DataFrame) -> dict[str, tuple[int, int]]:
-    """`Comparison.diverged` of runs that are completed or diverged."""
-    lost = ended["status"].eq("diverged").groupby(ended["recipe"]).agg(["sum", "count"])
-    counts = lost[lost["sum"] > 0].astype(int)
-    return dict(zip(counts.index, counts.itertuples(index=False, name=None), strict=True))
+def _diverged(ended: pd.DataFrame, fp8: set[str]) -> dict[str, tuple[int, int]]:
+    """Count `Comparison.diverged` of runs that are completed or diverged."""
+    in_fp8 = ended["recipe"].isin(fp8)
+    counted = ended[~in_fp8 | ended["seed"].isin(ended.loc[~in_fp8, "seed"])]
+    lost = counted["status"].eq("diverged").groupby(counted["recipe"]).agg(["sum", "count"])
+    return {recipe: (int(n), int(of)) for recipe, n, of in lost[lost["sum"] > 0].itertuples()}
 
 
 def _check_one_study(ended: pd.DataFrame, windows: pd.DataFrame) -> None:
     """Raise `LoadError` where runs cannot be compared: see `SHARED`, other learning rates, or a
     seed twice."""
     values = ended[SHARED].copy()
-    values["overlays"] = values["overlays"].map(_joined, na_action="ignore")
+    values["overlays"] = values["overlays"].map(" + ".join, na_action="ignore").replace("", "none")
     batch = values["tokens_per_step"]  # from logged times: whole numbers but for their rounding
     values["tokens_per_step"] = batch.mask(batch <= 1.01 * batch.min(), batch.min()).round()
-    for column in SHARED:
-        kinds = values[column].dropna().unique()
-        if len(kinds) > 1:
-            raise _differ(f"{column} ({', '.join(map(str, kinds))})")
-    rates = windows[windows["run"].isin(ended["run"])].groupby("step")["lr"].agg(["min", "max"])
-    other = rates[rates["max"] > 1.01 * rates["min"]]
-    if len(other):
-        low, high = other.iloc[0]
-        raise _differ(f"their learning rate (at step {other.index[0]}: {low:g}, {high:g})")
+    kinds = {column: list(map(str, values[column].dropna().unique())) for column in SHARED}
+    differ = [f"{column} ({', '.join(of)})" for column, of in kinds.items() if len(of) > 1]
+    by_step = windows[windows["run"].isin(ended["run"])].groupby("step")["lr"]
+    rates = by_step.agg(low="min", high="max").query("high > 1.01 * low")
+    for step, (low, high) in rates.head(1).iterrows():
+        differ.append(f"their learning rate (at step {step}: {low:g}, {high:g})")
+    if differ:
+        raise LoadError(
+            f"these runs differ in {', '.join(differ)} and cannot be compared: name the runs of "
+            "one study"
+        )
     twice = ended[ended.duplicated(["recipe", "seed"], keep=False)].sort_values(["recipe", "seed"])
     if len(twice):
         first, second = twice["path"].iloc[:2]
@@ -213,27 +205,13 @@ def _check_one_study(ended: pd.DataFrame, windows: pd.DataFrame) -> None:
         )
 
 
-def _joined(overlays: list[str]) -> str:
-    return " + ".join(overlays) or "none"
-
-
-def _differ(what: str) -> LoadError:
-    return LoadError(
-        f"these runs differ in {what} and cannot be compared: name the runs of one study"
-    )
-
-
 def cost_by_steps(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:
-    """Wall hours of a run of each length (rows) by recipe (columns), warm-up included: the mean of
-    its runs.
+    """Average the wall hours of a run of each length (rows) by recipe (columns), warm-up included.
 
     Within the runs as measured; beyond them at the mean seconds of a steady step, NaN where there
     is none.
     """
-    runs, windows, rates = comparison.frames.runs, comparison.frames.windows, comparison.rates
-    steps = np.array(lengths)
-    hours = {
-        r: speeds.spent(runs, windows, r, rates[r], steps).mean(axis=0) / 3600
-        for r in comparison.recipes
-    }
+    hours = {}
+    for recipe, of in comparison.completed.items():
+        hours[recipe] = spent(of, np.array(lengths)).mean(axis=0) / 3600
     return pd.DataFrame(hours, index=pd.Index(lengths, name="steps"))

@@ -7,14 +7,14 @@ half of that tenth.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 from analysis.load import final_from
-from analysis.rates import MIN_STEPS, MOST_NEEDED, POWER, completed, students
+from analysis.rates import MIN_STEPS, MOST_NEEDED, POWER, Completed, interval
 
 # Of the interval that decides: two one-sided tests at 5 % each, Schuirmann's test of equivalence.
 LEVEL = 0.90
@@ -27,48 +27,44 @@ LEFT = 0.10
 
 SAME, DIFFERENT, CANNOT_TELL = "the same", "different", "cannot tell"
 NOT_ENOUGH, TOO_SHORT = "not enough seeds to say", "too short"
+HIGHER, LOWER = "higher", "lower"  # what is different, for people
 
 
-def paired(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str, baseline: str) -> pd.DataFrame:
-    """Losses of the completed runs: a row a step that all of them logged, columns ("loss" or
+def paired(recipe: Completed, baseline: Completed) -> pd.DataFrame:
+    """Pair the losses of two recipes: a row a step that all runs logged, columns ("loss" or
     "reference", seed).
 
     "loss" is the recipe's, "reference" the baseline's; of the seeds (NaN where none was set) that
     both completed.
     """
     losses, reference = (
-        completed(runs, steps, name)
-        .dropna(subset="loss")
-        .pivot(index="step", columns="seed", values="loss")
-        for name in (recipe, baseline)
+        of.steps.dropna(subset="loss").pivot(index="step", columns="seed", values="loss")
+        for of in (recipe, baseline)
     )
     seeds = losses.columns.intersection(reference.columns)
     return pd.concat({"loss": losses[seeds], "reference": reference[seeds]}, axis=1).dropna()
 
 
 def _final(by_step: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the last tenth of the steps, of a frame that has a row for each step that was
-    logged."""
+    """Choose the last tenth of the steps, as far as they were logged."""
     return by_step.loc[final_from(by_step.index[-1]) :]
 
 
-def loss_difference(
-    runs: pd.DataFrame, steps: pd.DataFrame, recipe: str, baseline: str
-) -> pd.DataFrame:
-    """Smoothed difference of the loss to the baseline by step: columns step, difference, low, high.
+def loss_difference(recipe: Completed, baseline: Completed) -> pd.DataFrame:
+    """Smooth the difference of the loss to the baseline's: columns step, difference, low, high.
 
     The difference is a mean over seeds, with Student's 90 % interval at each step, as `judge` uses
     it; with one seed low and high are NaN. Each interval holds for its step, not for all steps
     together. Empty where no seed was completed in both recipes, or their logs have no step in
     common.
     """
-    pairs = paired(runs, steps, recipe, baseline)
+    pairs = paired(recipe, baseline)
     if pairs.empty:
         return pd.DataFrame(columns=["step", "difference", "low", "high"], dtype=float)
     smooth = (pairs["loss"] - pairs["reference"]).rolling(len(_final(pairs))).mean().dropna()
-    difference, half = students(smooth.to_numpy().T, level=LEVEL)
-    bands = {"difference": difference, "low": difference - half, "high": difference + half}
-    return pd.DataFrame(bands, index=smooth.index).reset_index()
+    low, high = interval(smooth.to_numpy().T, level=LEVEL)
+    bands = {"difference": smooth.mean(axis=1), "low": low, "high": high}
+    return pd.DataFrame(bands).reset_index()
 
 
 def judge(differences: np.ndarray, margin: float | np.ndarray) -> np.ndarray:
@@ -82,8 +78,9 @@ def judge(differences: np.ndarray, margin: float | np.ndarray) -> np.ndarray:
     """
     if len(differences) < MIN_SEEDS:
         return np.full(np.shape(differences)[1:], NOT_ENOUGH)
-    mean, half = students(differences, level=LEVEL)
-    same, different = np.abs(mean) + half < margin, np.abs(mean) - half > margin
+    low, high = interval(differences, level=LEVEL)
+    same = (-margin < low) & (high < margin)
+    different = (margin < low) | (high < -margin)
     return np.select([same, different], [SAME, DIFFERENT], CANNOT_TELL)
 
 
@@ -115,6 +112,26 @@ def chance_of_telling(seeds: int, difference: float, spread: float) -> float:
     return float(np.mean(same + true.sf(1 + half) + true.cdf(-1 - half)))
 
 
+_OPENINGS = {
+    SAME: "{recipe} ends at the same loss as {baseline}",
+    DIFFERENT: "{recipe} ends at a {word} loss than {baseline}",
+    CANNOT_TELL: "These runs cannot tell whether {recipe} ends at the same loss as {baseline}",
+    NOT_ENOUGH: f"It takes {MIN_SEEDS} seeds or more to say whether {{recipe}} ends at the same "
+    "loss as {baseline}",
+    TOO_SHORT: f"Too short (it takes {MIN_STEPS} steps) to say whether {{recipe}} ends at the same "
+    "loss as {baseline}",
+}
+_NO_SEED = (
+    "The losses of {recipe} and {baseline} cannot be compared: no seed was completed with both, at "
+    "a step that both logged."
+)
+_ONE_SEED = " after {step:,} steps: 1 seed, difference {difference:+.4f}, margin {margin:.4f}."
+_SEEDS = (
+    " after {step:,} steps: {seeds} seeds, difference {difference:+.4f}, "
+    "90 % interval {low:+.4f} to {high:+.4f}, margin {margin:.4f}."
+)
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Whether a recipe ends at the baseline's loss."""
@@ -131,95 +148,59 @@ class Verdict:
     # Where these runs cannot tell: seeds that would in 80 % of studies, by the spread that was
     # seen, if the true difference is the one that was seen (zero where the interval holds it); None
     # if more than 100.
-    needed: int | None = None
-    left: dict[int, tuple[float, float]] = field(
-        default_factory=dict
-    )  # seeds of the recipe, see `_left`
-    baseline_left: dict[int, tuple[float, float]] = field(default_factory=dict)
-
-    @property
-    def worse(self) -> bool:
-        """Whether the loss is proven to be higher by more than the margin."""
-        return self.outcome == DIFFERENT and self.difference > 0
-
-    @property
-    def conclusive(self) -> bool:
-        """Whether the runs can tell."""
-        return self.outcome in (SAME, DIFFERENT)
+    needed: int | None
+    # Seeds that ended far above the others: seed -> (its final loss, the highest of the others).
+    left: dict[int, tuple[float, float]]
+    baseline_left: dict[int, tuple[float, float]]
 
     @property
     def word(self) -> str:
-        """One word for a table."""
+        """The outcome, for a table."""
+        if self.outcome == NOT_ENOUGH:
+            return f"{self.seeds} of {MIN_SEEDS} seeds"
         if self.outcome == DIFFERENT:
-            return "higher" if self.worse else "lower"
-        return _count(self.seeds) if self.outcome == NOT_ENOUGH else self.outcome
+            return HIGHER if self.difference > 0 else LOWER
+        return self.outcome
 
     def sentence(self) -> str:
         """For people, with the numbers it rests on."""
-        pair = f"{self.recipe} and {self.baseline}"
-        if self.seeds == 0:
-            return (
-                f"The losses of {pair} cannot be compared: no seed was completed with both, at a "
-                "step that both logged."
-            )
-        same = f"whether {self.recipe} ends at the same loss as {self.baseline}"
-        opening = {
-            SAME: f"{self.recipe} ends at the same loss as {self.baseline}",
-            DIFFERENT: f"{self.recipe} ends at a {self.word} loss than {self.baseline}",
-            CANNOT_TELL: f"These runs cannot tell {same}",
-            NOT_ENOUGH: f"It takes {MIN_SEEDS} seeds or more to say {same}",
-            TOO_SHORT: f"Too short (it takes {MIN_STEPS} steps) to say {same}",
-        }[self.outcome]
-        numbers = [f"{self.seeds} seed{'s' * (self.seeds > 1)}, difference {self.difference:+.4f}"]
-        if not math.isnan(self.low):
-            numbers.append(f"90 % interval {self.low:+.4f} to {self.high:+.4f}")
-        numbers.append(f"margin {self.margin:.4f}")
-        return f"{opening} after {self.step:,} steps: {', '.join(numbers)}."
-
-    def remedy(self) -> str:
-        """What it would take to tell, where these runs cannot."""
-        if self.needed is None:
-            return f"more than {MOST_NEEDED} seeds, or longer runs, for the loss of {self.recipe}"
-        return f"about {self.needed} seeds for the loss of {self.recipe}"
+        template = _NO_SEED
+        if self.seeds:
+            template = _OPENINGS[self.outcome] + (_ONE_SEED if self.seeds == 1 else _SEEDS)
+        return template.format(**vars(self), word=self.word)
 
 
-def _count(seeds: int) -> str:
-    return "one seed" if seeds == 1 else f"{seeds} seeds"
-
-
-def verdict(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str, baseline: str) -> Verdict:
-    """Judge whether the final loss of `recipe` is that of `baseline`, see `judge`.
+def verdict(recipe: Completed, baseline: Completed) -> Verdict:
+    """Judge whether the final loss of a recipe is the baseline's, see `judge`.
 
     The final loss is the mean over the last tenth of the steps, those that all compared runs
     logged.
     """
-    pairs = paired(runs, steps, recipe, baseline)
+    names = recipe.recipe, baseline.recipe
+    pairs = paired(recipe, baseline)
     if pairs.empty:
-        return Verdict(recipe, baseline, NOT_ENOUGH, 0, 0, *[math.nan] * 4)
+        return Verdict(*names, NOT_ENOUGH, 0, 0, *[math.nan] * 4, None, {}, {})
     final, step = _final(pairs).mean(), int(pairs.index[-1])
     losses, references = final["loss"], final["reference"]
     differences = (losses - references).to_numpy()
-    reference = abs(float(references.mean()))
+    mean, reference = float(differences.mean()), abs(float(references.mean()))
+    low, high = map(float, interval(differences, level=LEVEL))
     margin = TOLERANCE * reference
     outcome = str(judge(differences, margin))
     if outcome == NOT_ENOUGH and (differences > LEFT * reference).all():
         outcome = DIFFERENT  # so far above that no count of seeds would make it the same
     if step < MIN_STEPS:
         outcome = TOO_SHORT
-    mean, half = map(float, students(differences, level=LEVEL))
     needed = None
     if outcome == CANNOT_TELL:
-        spread = differences.std(ddof=1) / margin
-        true = mean / margin if abs(mean) > half else 0.0
-        needed = seeds_needed(true, spread, len(differences))
+        true = 0.0 if low <= 0 <= high else mean / margin
+        needed = seeds_needed(true, differences.std(ddof=1) / margin, len(differences))
     left = _left(losses, references), _left(references, losses)
-    interval = mean, mean - half, mean + half, margin
-    return Verdict(recipe, baseline, outcome, len(differences), step, *interval, needed, *left)
+    return Verdict(*names, outcome, len(differences), step, mean, low, high, margin, needed, *left)
 
 
 def _left(losses: pd.Series, reference: pd.Series) -> dict[int, tuple[float, float]]:
-    """Find seeds that ended far above the recipe's others: seed -> (its final loss, the highest of
-    the others).
+    """Find seeds that ended far above the recipe's others, see `Verdict.left`.
 
     "Far" is `LEFT` of the loss. A seed that is as far above in the other recipe too is a hard seed,
     and has not left.
@@ -239,17 +220,16 @@ FITTED = (70e6, 16e9)
 PUBLISHED_PARAMETERS = 8.05e9
 
 
-def compute_for_margin(parameters: float | None) -> tuple[float, float]:
-    """(parameters, share of compute) that buys a loss lower by `TOLERANCE`, for a model trained
-    compute-optimally.
+def compute_for_margin(parameters: float) -> tuple[float, float]:
+    """Work out (parameters, share of compute) that buys a loss lower by `TOLERANCE`, for a model
+    trained compute-optimally.
 
     Trained so, both terms of the law, that of the parameters N and that of the tokens D, fall with
     compute C = 6 N D as C^-(ALPHA BETA / (ALPHA + BETA)). For a model outside of the law's range
     the published study's 8 B is taken.
     """
-    n = parameters if parameters and FITTED[0] <= parameters <= FITTED[1] else PUBLISHED_PARAMETERS
-    above = (
-        A / n**ALPHA * (1 + ALPHA / BETA)
-    )  # at the optimum the data's term is ALPHA / BETA of the size's
+    n = parameters if FITTED[0] <= parameters <= FITTED[1] else PUBLISHED_PARAMETERS
+    # At the optimum the data's term is ALPHA / BETA of the size's.
+    above = A / n**ALPHA * (1 + ALPHA / BETA)
     left = 1 - TOLERANCE * (E + above) / above
     return n, left ** (-(ALPHA + BETA) / (ALPHA * BETA)) - 1

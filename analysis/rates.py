@@ -1,16 +1,14 @@
-"""How fast, and from when on it pays: rates, their ratio, break-even. Takes the frames of
-analysis.load.
+"""How fast, and from when on it pays: rates, their ratio, break-even.
 
 Processes of one recipe differ in speed from start to start, which cannot be seen within one of
 them. An interval therefore comes from several runs, or there is none. The rate of a run is that of
 its mean step, because the mean adds up to the wall time; the median leaves slow steps out.
-
-A recipe is looked up by its name in `runs`, and only its completed runs count. Pass the runs of one
-study.
 """
 
 import math
+import warnings
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -26,33 +24,18 @@ MOST_NEEDED = 100  # above so many runs each, nobody repeats a study
 FAR = 1e12  # lines are extended to so many times the length of the runs: without end, for any rate
 
 
-def completed(runs: pd.DataFrame, frame: pd.DataFrame, recipe: str) -> pd.DataFrame:
-    """Rows of `frame` (runs, windows or steps) that belong to the completed runs of `recipe`."""
-    chosen = runs.loc[(runs["recipe"] == recipe) & (runs["status"] == "completed"), "run"]
-    return frame[frame["run"].isin(chosen)]
-
-
-def students(*samples: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
-    """Mean of one sample, or the difference of two samples' means, and half the width of its
-    interval.
+def interval(a: np.ndarray, b: np.ndarray | None = None, level: float = LEVEL) -> np.ndarray:
+    """Estimate an interval of the mean of `a`, or of how far it is above the mean of `b`.
 
     Args:
-        samples: one or two arrays (runs, ...). Student's t interval of one, Welch's of two.
+        a, b: samples (runs, ...). Student's t interval of one, Welch's of two.
 
     Returns:
-        Two arrays (...); the second is NaN where a sample has a single run.
+        (2, ...): the low and the high end, NaN where a sample has less than two runs.
     """
-    centre = samples[0].mean(axis=0) - sum(sample.mean(axis=0) for sample in samples[1:])
-    if min(map(len, samples)) < 2:
-        return centre, np.full(np.shape(centre), math.nan)
-    errors = [sample.var(axis=0, ddof=1) / len(sample) for sample in samples]
-    total = sum(errors)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        freedom = total**2 / sum(
-            error**2 / (len(s) - 1) for error, s in zip(errors, samples, strict=True)
-        )
-        half = stats.t.ppf((1 + level) / 2, freedom) * np.sqrt(total)
-    return centre, np.where(total > 0, half, 0.0)
+    with warnings.catch_warnings(action="ignore"):  # samples that are small, or have no spread
+        test = stats.ttest_1samp(a, 0.0) if b is None else stats.ttest_ind(a, b, equal_var=False)
+        return np.array(test.confidence_interval(level))
 
 
 @dataclass(frozen=True)
@@ -64,6 +47,7 @@ class Rate:
     median: float  # the same by the median step time
     low: float  # 95 % interval of `mean` over the runs; NaN with one run
     high: float
+    clock: float  # by the clock, see `_by_clock`
     by_run: pd.Series  # tokens/s by the mean step of each run that has a rate, indexed by its name
 
     @property
@@ -71,43 +55,56 @@ class Rate:
         return len(self.by_run)
 
 
-def rate_of(runs: pd.DataFrame, steps: pd.DataFrame, recipe: str) -> Rate:
-    """The steady rate of the completed runs of `recipe`; `steps` as from `analysis.load.steps`."""
-    tokens = completed(runs, runs, recipe)["tokens_per_step"].median()
-    by_run = completed(runs, steps[steps["steady"]], recipe).groupby("run")["seconds"]
-    by_run = by_run.agg(["mean", "median", "count"]).query(f"count >= {MIN_STEADY}")
-    if by_run.empty:
-        return Rate(*[math.nan] * 4, by_run["mean"])
-    logs = np.log(tokens / by_run[["mean", "median"]].to_numpy())
-    (mean, median), (half, _) = students(logs)
-    return Rate(*map(math.exp, (mean, median, mean - half, mean + half)), tokens / by_run["mean"])
+class Completed(NamedTuple):
+    """The completed runs of one recipe of a study. Only they count."""
+
+    recipe: str
+    runs: pd.DataFrame  # their rows in the frames of analysis.load
+    windows: pd.DataFrame
+    steps: pd.DataFrame
+    tokens_per_step: float
+    rate: Rate
 
 
-def by_clock(runs: pd.DataFrame, windows: pd.DataFrame, recipe: str) -> float:
-    """Work out the tokens/s of `recipe` by the clock, over all steps after the first ten, steady or
-    not.
+def completed(
+    recipe: str, runs: pd.DataFrame, windows: pd.DataFrame, steps: pd.DataFrame
+) -> Completed:
+    """Choose the completed runs of a recipe; `steps` as from `analysis.load.steps`."""
+    done = runs[(runs["recipe"] == recipe) & (runs["status"] == "completed")]
+    windows = windows[windows["run"].isin(done["run"])]
+    steps = steps[steps["run"].isin(done["run"])]
+    tokens = done["tokens_per_step"].median()
+    by_run = steps[steps["steady"]].groupby("run")["seconds"].agg(["mean", "median", "count"])
+    rates = tokens / by_run.loc[by_run["count"] >= MIN_STEADY, ["mean", "median"]]
+    logs = np.log(rates)
+    ends = np.exp(interval(logs["mean"]))
+    clock = tokens * _steps_by_clock(done, windows)
+    rate = Rate(*np.exp(logs.mean()), *ends, clock, rates["mean"])
+    return Completed(recipe, done, windows, steps, tokens, rate)
+
+
+def _steps_by_clock(runs: pd.DataFrame, windows: pd.DataFrame) -> float:
+    """Work out steps/s by the clock, over all steps after the first ten, steady or not.
 
     NaN where no run has enough of them. Resumed runs are left out: their clock also counts the
     steps that were repeated.
     """
-    never_resumed = runs[runs["attempt"].fillna(1) <= 1]
-    rows = completed(never_resumed, windows, recipe).query(f"step >= {NOT_STEADY_STEPS}")
-    by_run = rows.dropna(subset="elapsed_s").groupby("run")[["step", "elapsed_s"]]
-    passed = (by_run.max() - by_run.min()).query(f"step >= {MIN_STEADY} and elapsed_s > 0")
-    tokens = completed(runs, runs, recipe)["tokens_per_step"].median()
-    return float(np.exp(np.log(tokens * passed["step"] / passed["elapsed_s"]).mean()))
+    resumed = runs.loc[runs["attempt"] > 1, "run"]
+    late = windows[~windows["run"].isin(resumed) & (windows["step"] >= NOT_STEADY_STEPS)]
+    by_run = late.dropna(subset="elapsed_s").groupby("run")[["step", "elapsed_s"]]
+    passed = (by_run.max() - by_run.min()).query(f"step >= {MIN_STEADY}")
+    return float(np.exp(np.log(passed["step"] / passed["elapsed_s"]).mean()))
 
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """A's tokens/s over B's, by the mean step; above 1, A is faster."""
+    """A's tokens/s over B's, by the mean step; above 1, A is faster. NaN where one has no rate."""
 
     ratio: float
     by_median: float  # the same ratio by the median step
-    low: (
-        float  # 95 % interval of `ratio` (Welch's, of the logarithms); NaN with a single run of one
-    )
-    high: float
+    by_clock: float  # and by the clock
+    low: float  # 95 % interval of `ratio` (Welch's, of the logarithms)
+    high: float  # both NaN with a single run of one
     runs: int  # of the recipe with fewer
     # Runs of each recipe with which the ratio that was seen would be told from 1 in 80 % of
     # studies, by the spread that was seen; None where the interval tells already, or where it would
@@ -130,46 +127,49 @@ class SpeedUp:
 
 
 def speed_up(a: Rate, b: Rate) -> SpeedUp:
-    """Divide two rates; NaN where one is."""
-    fewer = min(a.runs, b.runs)
-    if not fewer:
-        return SpeedUp(*[math.nan] * 4, fewer, None)
-    logs = [np.log(rate.by_run.to_numpy()) for rate in (a, b)]
-    centre, half = map(float, students(*logs))
-    needed = _needed(abs(centre), logs) if half > 0 and half >= abs(centre) else None
-    ends = (math.exp(centre - half), math.exp(centre + half))
-    return SpeedUp(math.exp(centre), a.median / b.median, *ends, fewer, needed)
+    """Divide two rates."""
+    logs_a, logs_b = np.log(a.by_run), np.log(b.by_run)
+    low, high = np.exp(interval(logs_a, logs_b))
+    needed = None
+    if low < 1 < high:
+        needed = _needed(logs_a.mean() - logs_b.mean(), logs_a.var() + logs_b.var())
+    ratios = a.mean / b.mean, a.median / b.median, a.clock / b.clock
+    return SpeedUp(*ratios, low, high, min(a.runs, b.runs), needed)
 
 
-def _needed(difference: float, logs: list[np.ndarray]) -> int | None:
+def _needed(difference: float, variance: float) -> int | None:
     """See `SpeedUp.needed`; the power of a two-sided t-test of two samples, from the noncentral t
     distribution."""
-    count = np.arange(2, MOST_NEEDED + 1)
-    freedom, error = 2 * (count - 1), np.sqrt(sum(log.var(ddof=1) for log in logs) / count)
-    power = stats.nct.sf(stats.t.ppf((1 + LEVEL) / 2, freedom), freedom, difference / error)
-    return next(iter(count[power >= POWER].tolist()), None)
+    runs = np.arange(2, MOST_NEEDED + 1)
+    freedom, errors = 2 * (runs - 1), np.sqrt(variance / runs)
+    critical = stats.t.ppf((1 + LEVEL) / 2, freedom)
+    power = stats.nct.sf(critical, freedom, abs(difference) / errors)
+    return next(iter(runs[power >= POWER].tolist()), None)
 
 
+# When A has taken less wall time than B. AHEAD: always. FROM a step on; UNTIL a step, and not after
+# it. A is behind at the end, and NEVER: no faster per step; UNKNOWN: the runs are too short for a
+# rate; UNCLEAR: they cannot tell which is faster per step.
 AHEAD, FROM, UNTIL = "from the start", "from", "until"
 NEVER, UNKNOWN, UNCLEAR, NO_COMMON_STEP = "never", "too short", "cannot tell", "no common step"
-_BEHIND = {
-    NEVER: "never breaks even with {b}: it is behind at the end, and is no faster per step",
-    UNKNOWN: "may or may not break even with {b}: it is behind at the end, and the runs are too "
-    f"short to say which is faster per step (that takes {MIN_STEPS} steps)",
-    UNCLEAR: "may or may not break even with {b}: it is behind at the end, and these runs cannot "
-    "tell which is faster per step",
+_SENTENCES = {
+    AHEAD: "{a} is ahead of {b} from the start, warm-up included.",
+    FROM: "{a} breaks even with {b} at step {step:,} ({facts}).",
+    UNTIL: "{a} is ahead of {b} until step {step:,} ({facts}), and behind after it.",
+    NEVER: "{a} never breaks even with {b}: it is behind at the end, and is no faster per step.",
+    UNKNOWN: "{a} may or may not break even with {b}: it is behind at the end, and the runs are "
+    f"too short to say which is faster per step (that takes {MIN_STEPS} steps).",
+    UNCLEAR: "{a} may or may not break even with {b}: it is behind at the end, and these runs "
+    "cannot tell which is faster per step.",
+    NO_COMMON_STEP: "The wall times of {a} and {b} cannot be compared: they have no timed step in "
+    "common.",
 }
 
 
 @dataclass(frozen=True)
 class BreakEven:
-    """Whether and when recipe A has taken less wall time than recipe B in total, warm-up included.
-
-    Outcomes: ahead AHEAD; FROM a step on; UNTIL a step, and behind after it. NEVER: behind at the
-    end and no faster per step; and, where A is behind at the end: UNKNOWN, as the runs are too
-    short for a rate, or UNCLEAR, as the runs cannot tell which is faster per step. NO_COMMON_STEP:
-    the logs cannot be compared.
-    """
+    """Whether and when recipe A has taken less wall time than recipe B in total, warm-up
+    included."""
 
     a: str
     b: str
@@ -187,40 +187,24 @@ class BreakEven:
         """When A is ahead, for a table."""
         if not self.step:
             return self.outcome
-        return f"{self.outcome} {'about ' * self.beyond}step {self.step:,}"
+        about = "about " * self.beyond
+        return f"{self.outcome} {about}step {self.step:,}"
 
     def sentence(self) -> str:
         """For people, with units."""
-        if self.outcome == NO_COMMON_STEP:
-            return (
-                f"The wall times of {self.a} and {self.b} cannot be compared: they have no timed "
-                "step in common."
-            )
-        if self.outcome in _BEHIND:
-            return f"{self.a} {_BEHIND[self.outcome].format(b=self.b)}."
-        if self.outcome == AHEAD:
-            return f"{self.a} is ahead of {self.b} from the start, warm-up included."
-        facts = [self._interval()] if self.low is not None else []
-        if self.outcome == FROM:
-            cost = f"{self.tokens / 1e6:,.3g} M tokens, {self.device_hours:,.3g} device-hours"
-            facts.append(cost)
-        facts += ["beyond the end of these runs"] * self.beyond
-        words = f" ({'; '.join(facts)})" if facts else ""
-        if self.outcome == FROM:
-            return f"{self.a} breaks even with {self.b} at step {self.step:,}{words}."
-        until = f"until step {self.step:,}{words}, and behind after it"
-        return f"{self.a} is ahead of {self.b} {until}."
-
-    def _interval(self) -> str:
-        first, last = ("not at all", "no end") if self.outcome == UNTIL else ("the start", "never")
-        low = f"step {self.low:,.0f}" if self.low else first
-        high = last if math.isinf(self.high) else f"step {self.high:,.0f}"
-        return f"95 % interval: {low} to {high}"
+        facts = []
+        if self.low is not None:
+            high = f"{self.high:,.0f}".replace("inf", "no end")
+            facts.append(f"95 % interval: step {self.low:,.0f} to {high}")
+        if self.step is not None:
+            millions = self.tokens / 1e6
+            facts.append(f"{millions:,.3g} M tokens, {self.device_hours:,.3g} device-hours")
+        if self.beyond:
+            facts.append("beyond the end of these runs")
+        return _SENTENCES[self.outcome].format(**vars(self), facts="; ".join(facts))
 
 
-def break_even(
-    runs: pd.DataFrame, windows: pd.DataFrame, a: str, b: str, rates: dict[str, Rate]
-) -> BreakEven:
+def break_even(a: Completed, b: Completed) -> BreakEven:
     """From which step on, or until which, recipe `a` has cost less wall time than recipe `b`.
 
     It is where the difference of the mean `elapsed_s` of both recipes' runs changes its sign for
@@ -229,77 +213,61 @@ def break_even(
     is faster. The interval has the steps at which Welch's t-test over the runs does not reject that
     both have cost the same.
     """
-    steps = _common_steps(completed(runs, windows, a), completed(runs, windows, b))
-    if not len(steps):
-        return BreakEven(a, b, NO_COMMON_STEP)
-    gain, last = speed_up(rates[a], rates[b]), steps[-1]
-    clear = gain.runs == 1 or (gain.runs > 1 and not gain.unclear)
+    timed = pd.concat([a.windows, b.windows]).dropna(subset="elapsed_s")
+    by_run = timed.groupby("run")["step"]
+    common = timed["step"].between(by_run.min().max(), by_run.max().min())
+    steps = np.unique(timed.loc[common, "step"])
+    if timed["recipe"].nunique() < 2 or not len(steps):
+        return BreakEven(a.recipe, b.recipe, NO_COMMON_STEP)
+    last, gain = steps[-1], speed_up(a.rate, b.rate)
+    clear = gain.runs == 1 or not gain.unclear
     if clear:
         steps = np.concatenate([steps, last * (1 + np.geomspace(1e-3, FAR, 4000))])
-    spent_a, spent_b = (spent(runs, windows, recipe, rates[recipe], steps) for recipe in (a, b))
-    gap, half = students(spent_a, spent_b)
-    crossing = _ahead_from(steps, gap)
-    outcome, sign = FROM if crossing else AHEAD, 1
-    if math.isinf(crossing):
-        crossing, outcome, sign = _ahead_from(steps, -gap), UNTIL, -1
-        if crossing == 0 or math.isinf(crossing):
+    spent_a, spent_b = spent(a, steps), spent(b, steps)
+    mean_a = spent_a.mean(axis=0)
+    gap = mean_a - spent_b.mean(axis=0)
+    low, high = interval(spent_a, spent_b)
+    if gap[-1] < 0:
+        step, *ends = (_below_from(steps, line) for line in (gap, low, high))
+        outcome = FROM if step else AHEAD
+    else:
+        step, *ends = (max(0, _below_from(steps, -line) - 1) for line in (gap, high, low))
+        outcome = UNTIL
+        if step in (0, math.inf):
             behind = NEVER if clear else UNCLEAR
-            return BreakEven(a, b, behind if gain.runs else UNKNOWN)
-    step = int(_whole(crossing, outcome))
-    low, high = None, None
-    if not np.isnan(half).any():
-        ends = [_ahead_from(steps, sign * gap + side * half) for side in (-1, 1)]
-        low, high = (_whole(end, outcome) for end in ends)
-    facts = completed(runs, runs, a)[["world_size", "tokens_per_step"]].median()
-    hours = np.interp(step, steps, spent_a.mean(axis=0)) / 3600 if step else 0.0
-    cost = step * facts["tokens_per_step"], hours * facts["world_size"]
-    return BreakEven(a, b, outcome, step, low, high, bool(step > last), *map(float, cost))
+            return BreakEven(a.recipe, b.recipe, behind if gain.runs else UNKNOWN)
+    if np.isnan(low).any():
+        ends = None, None
+    seconds = np.interp(step, np.append(0, steps), np.append(0, mean_a))
+    hours = float(seconds / 3600 * a.runs["world_size"].median())
+    beyond, tokens = bool(step > last), float(step * a.tokens_per_step)
+    return BreakEven(a.recipe, b.recipe, outcome, step, *ends, beyond, tokens, hours)
 
 
-def spent(
-    runs: pd.DataFrame, windows: pd.DataFrame, recipe: str, rate: Rate, steps: np.ndarray
-) -> np.ndarray:
-    """Wall seconds (runs, steps) that the completed runs of `recipe` had taken by `steps`, warm-up
-    included.
+def spent(of: Completed, steps: np.ndarray) -> np.ndarray:
+    """Work out the wall seconds (runs, steps) that runs had taken by `steps`, warm-up included.
 
     Beyond its log a run goes on at its mean seconds of a steady step (the recipe's, where it has no
     rate of its own).
     """
-    tokens, lines = completed(runs, runs, recipe)["tokens_per_step"].median(), []
-    rows = completed(runs, windows, recipe).dropna(subset="elapsed_s")
-    for name, run in rows.groupby("run"):
-        seconds = tokens / rate.by_run.get(name, rate.mean)
-        more = np.clip(steps - run["step"].iloc[-1], 0, None)
-        within = np.interp(steps, run["step"], run["elapsed_s"])
-        lines.append(within + np.where(more > 0, more * seconds, 0.0))
+    lines = []
+    for name, run in of.windows.dropna(subset="elapsed_s").groupby("run"):
+        seconds = of.tokens_per_step / of.rate.by_run.get(name, of.rate.mean)
+        more = 2 * FAR * run["step"].iloc[-1]
+        end = run[["step", "elapsed_s"]].iloc[-1] + [more, more * seconds]
+        step, elapsed = np.vstack([run[["step", "elapsed_s"]], end]).T
+        lines.append(np.interp(steps, step, elapsed))
     return np.array(lines) if lines else np.full((1, len(steps)), math.nan)
 
 
-def _whole(crossing: float, outcome: str) -> float:
-    """The first whole step after a crossing, or the last one before it."""
-    if crossing == 0 or math.isinf(crossing):
-        return crossing
-    return math.ceil(crossing) - 1 if outcome == UNTIL else math.floor(crossing) + 1
-
-
-def _ahead_from(steps: np.ndarray, gap: np.ndarray) -> float:
-    """From where on `gap` is below zero for good: 0 if everywhere, infinite if not at the end."""
+def _below_from(steps: np.ndarray, gap: np.ndarray) -> float:
+    """The first whole step from which on `gap` is below zero for good: 0 if everywhere, infinite if
+    not at the end."""
     behind = np.flatnonzero(~(gap < 0))
     if not len(behind):
-        return 0.0
+        return 0
     last = behind[-1]
     if last == len(gap) - 1:
         return math.inf
     part = gap[last] / (gap[last] - gap[last + 1])
-    return float(steps[last] + part * (steps[last + 1] - steps[last]))
-
-
-def _common_steps(*recipes: pd.DataFrame) -> np.ndarray:
-    """The logged steps that all runs in these windows cover; none where one of the recipes has no
-    wall times."""
-    timed = [windows.dropna(subset="elapsed_s") for windows in recipes]
-    if any(windows.empty for windows in timed):
-        return np.empty(0)
-    windows = pd.concat(timed)
-    steps, ends = np.unique(windows["step"]), windows.groupby("run")["step"].agg(["min", "max"])
-    return steps[(ends["min"].max() <= steps) & (steps <= ends["max"].min())]
+    return math.floor(steps[last] + part * (steps[last + 1] - steps[last])) + 1

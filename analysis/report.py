@@ -98,8 +98,8 @@ def as_json(comparison: Comparison | Sweep) -> str:
             "speed_ups": [{"recipe": a, "over": b} | vars(gain) for (a, b), gain in gains],
             "break_evens": list(comparison.break_evens.values()),
             "verdicts": list(comparison.verdicts.values()),
-            "clock": comparison.clock,
-            "diverged": comparison.all_diverged,
+            "clock": {recipe: rate.clock for recipe, rate in comparison.rates.items()},
+            "diverged": comparison.diverged,
             "problems": comparison.frames.problems,
         }
     return json.dumps(_plain(content), indent=2, allow_nan=False) + "\n"

@@ -86,12 +86,13 @@ def ownership(runs: pd.DataFrame) -> pd.DataFrame:
     return table.assign(owned=(elements / first["parameters"]).round(3))
 
 
-def puzzle_answer(runs: pd.DataFrame, steps: pd.DataFrame) -> list[str]:
+def puzzle_answer(comparison: Comparison) -> list[str]:
     """Say what the runs show, the answer first, a sentence each.
 
     The runs explain the report if every recipe whose optimizer owns all parameters follows the
     baseline, and the one recipe with orphans follows the run that has these orphans frozen.
     """
+    runs, done = comparison.frames.runs, comparison.completed
     first = first_runs(runs)
     if not {BASELINE, FROZEN} <= {*first.index}:
         return [f"No answer: it needs completed runs of {BASELINE} and of {FROZEN}."]
@@ -99,7 +100,7 @@ def puzzle_answer(runs: pd.DataFrame, steps: pd.DataFrame) -> list[str]:
     orphans = first["parameters.orphans"].drop([BASELINE, FROZEN])
     expected, follows, facts = {BASELINE: [], FROZEN: lost}, {}, []
     for recipe in orphans.index:
-        verdicts = [verdict(runs, steps, recipe, reference) for reference in expected]
+        verdicts = [verdict(done[recipe], done[reference]) for reference in expected]
         near, far = sorted(verdicts, key=lambda judged: abs(judged.difference))
         follows[recipe] = None
         facts.append(f"{recipe} follows neither {BASELINE} nor {FROZEN}.")

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.comparison import COMPILED, Comparison, compare, read_plan
 from analysis.load import LoadError
-from analysis.rates import Rate, SpeedUp, completed, speed_up
+from analysis.rates import Rate, SpeedUp, speed_up
 from analysis.table import known
 from experiments.records.files import RecordError
 from experiments.records.files import read as read_record
@@ -131,10 +131,10 @@ def _compared(cell: Path, problems: list[str]) -> Comparison | None:
 
 def _fill(row: Row, comparison: Comparison, opponent: str, asked: int) -> None:
     """Fill in what the runs of a recipe have shown."""
-    runs = completed(comparison.frames.runs, comparison.frames.runs, row.recipe)
-    diverged = comparison.all_diverged.get(row.recipe)
+    diverged = comparison.diverged.get(row.recipe)
     states = [f"diverged in {diverged[0]} of {diverged[1]} seeds"] if diverged else []
-    if len(runs):
+    if row.recipe in comparison.completed:
+        runs = comparison.completed[row.recipe].runs
         states.insert(0, f"{len(runs)} of {asked} runs")
         planned = runs["steps_planned"].iloc[0]
         if planned > 0:
@@ -155,7 +155,7 @@ def _set_efficiency(rows: list[Row]) -> None:
                  if other.recipe == row.recipe and other.values == on_one]  # fmt: skip
         if processes > 1 and row.rate and any(alone):
             gain = speed_up(row.rate, alone[0])
-            parts = ("ratio", "by_median", "low", "high")
+            parts = ("ratio", "by_median", "by_clock", "low", "high")
             shares = {part: getattr(gain, part) / processes for part in parts}
             row.efficiency = replace(gain, **shares, needed=None)
 

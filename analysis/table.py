@@ -8,7 +8,6 @@ from operator import itemgetter
 import pandas as pd
 
 from analysis.comparison import COMPILED, OWN, Comparison, in_order
-from analysis.rates import completed
 
 # IQR as a share of the median: published FP8 gains 6 to 34 %; the README's runs have at most 17 %.
 NOISY = 0.3
@@ -54,7 +53,7 @@ def matrix(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     loss = f"loss after {step:,} steps" if step else "loss"
     over = "over compiled bf16" if opponent == COMPILED else f"over {opponent}"
     lines = []
-    for recipe in in_order([*comparison.recipes, *comparison.all_diverged]):
+    for recipe in in_order([*comparison.recipes, *comparison.diverged]):
         speed, ratio, pays = "-", "1" if recipe == opponent else "-", "-"
         if recipe in comparison.rates:
             rate = comparison.rates[recipe]
@@ -69,10 +68,10 @@ def matrix(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
 
 
 def _loss(comparison: Comparison, recipe: str) -> str:
-    if recipe in comparison.all_diverged:
-        return "diverged in {} of {}".format(*comparison.all_diverged[recipe])
+    if recipe in comparison.diverged:
+        return "diverged in {} of {}".format(*comparison.diverged[recipe])
     if recipe in comparison.left:
-        runs = len(completed(comparison.frames.runs, comparison.frames.runs, recipe))
+        runs = len(comparison.completed[recipe].runs)
         return f"{len(comparison.left[recipe])} of {runs} left the others"
     if recipe in comparison.verdicts:
         return comparison.verdicts[recipe].word
@@ -84,7 +83,7 @@ def _proof(comparison: Comparison, recipe: str) -> str:
         return "-"
     if comparison.proof[recipe]:
         return f"{comparison.proof[recipe]:.0%}"
-    runs = completed(comparison.frames.runs, comparison.frames.runs, recipe)
+    runs = comparison.completed[recipe].runs
     if runs["fp8_emulated"].eq(True).any():
         return "emulated"
     return "differs" if runs["fp8_share"].gt(0).all() else "none"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from analysis.compatibility import cells
 from analysis.load import load, steps
-from analysis.rates import rate_of
+from analysis.rates import completed
 from experiments.config import recipes
 from experiments.config.yaml_source import ROOT
 from experiments.jobs.exit_codes import COMPLETED, complain, leave
@@ -136,7 +136,8 @@ def kept(results: Path) -> Iterator["Anchor"]:
         chosen = first.loc[names.values()].set_axis(names.keys())
         gpu, gpus = find(chosen["device"].iloc[0]), int(chosen["world_size"].iloc[0])
         by_step = steps(frames.windows)
-        rates = {s: rate_of(runs, by_step, name).mean / gpus for s, name in names.items()}
+        done = {s: completed(name, runs, frames.windows, by_step) for s, name in names.items()}
+        rates = {s: of.rate.mean / gpus for s, of in done.items()}
         if gpu and GPUS[gpu].rates.fp8 and all(rate > 0 for rate in rates.values()):
             files = {s: f"{path}/{RECIPE}" for s, path in chosen["path"].items()}
             try:

@@ -59,7 +59,7 @@ plots.loss_difference(comparison.differences, comparison.margin, comparison.base
 # ## The answer
 
 # %%
-print("\n".join(studies.puzzle_answer(runs, comparison.steps)))
+print("\n".join(studies.puzzle_answer(comparison)))
 
 # %% [markdown]
 # What is to be known of the runs, and which were left out:

@@ -120,7 +120,7 @@ def tokens_per_s(
     """Draw tokens per second of each recipe, over all devices, padding included.
 
     Args:
-        rates: by recipe, see `analysis.rates.rate_of`.
+        rates: by recipe, see `analysis.rates.Rate`.
         published: tokens/s by recipe to compare with.
     """
     known = {recipe: rate for recipe, rate in rates.items() if rate.runs}

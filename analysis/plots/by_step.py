@@ -21,7 +21,7 @@ from analysis.plots.style import (
     plot,
     short_name,
 )
-from analysis.rates import FROM, UNTIL, completed
+from analysis.rates import FROM, UNTIL
 
 AnyFrame = TypeVar("AnyFrame", pd.Series, pd.DataFrame)
 POINTS = 400  # of a line: more than its pixels would only make pages large
@@ -179,9 +179,9 @@ def lead(axes: Axes, comparison: Comparison) -> None:
     """
     runs, windows = comparison.frames.runs, comparison.frames.windows
     opponent = comparison.opponent
-    reference = completed(runs, windows, opponent).groupby("step")["elapsed_s"].mean().dropna()
-    if reference.empty:
+    if opponent not in comparison.completed:
         raise NoData(f"there is no completed run of {name(opponent)} to be ahead of")
+    reference = comparison.completed[opponent].windows.groupby("step")["elapsed_s"].mean().dropna()
     elapsed = windows.pivot(index="step", columns="run", values="elapsed_s")
     taken = np.interp(elapsed.index, reference.index, reference, left=np.nan, right=np.nan)
     draw_runs(axes, runs[runs["recipe"] != opponent], -elapsed.sub(taken, axis="index"))

@@ -55,7 +55,7 @@ def test_yes(tmp_path):
         ),
         ({"loss_shift": -0.5}, f"Yes: {FP8} has 1.25 times .* It ends at a lower loss after 200"),
         ({"seeds": 2}, f"For speed, yes: {FP8} has 1.25 times"),
-        ({"seeds": 1, "loss_shift": 8}, "No verdict from one run each: .* at a far higher loss"),
+        ({"seeds": 1, "loss_shift": 8}, "No verdict from a single run: .* at a far higher loss"),
         ({"device": "cpu"}, "No answer about speed: these runs are from a CPU"),
         ({"fp8_step_s": 0.1}, f"Cannot tell: {FP8} has 1.00 times"),
         ({"fp8_warm_up": -1.0}, f"Yes: {FP8} has 1.25 times .*, and is ahead from the start"),
@@ -70,7 +70,7 @@ def test_single_runs_get_no_verdict_but_the_command_that_repeats_them(tmp_path):
         write_run(tmp_path / recipe / "seed0", recipe, float8="x" if ";" in recipe else None)
     (tmp_path / "study.yaml").write_text("overlays: [h200]\noverrides: ['a=[1, 2]']\n")
     first, second = answer(compare(tmp_path))
-    assert first.startswith("No verdict from one run each: x; rm -rf ~ has 1.00 times")
+    assert first.startswith("No verdict from a single run: x; rm -rf ~ has 1.00 times")
     assert second.endswith(
         ": python -m experiments.study baseline baseline_compiled 'x; rm -rf ~' --overlay h200 "
         "--seeds 0,1,2 'a=[1, 2]'"

@@ -99,15 +99,15 @@ IN_EACH = f"For speed, yes.*baseline diverged in 1 of 3 .*{FP8} diverged in 1"
 MORE = f"No: baseline diverged in 1 .*{FP8} diverged in 2"
 NONE_LEFT = "No answer: it needs completed .*baseline diverged in 3 of 3"
 SPREAD = r"For speed, yes.* about 1\d seeds for the loss of tensorwise"
-WARM = "Yes.*warm-up included .of some runs without compilation."
-SINGLE = "No verdict from a single run of baseline_compiled"
+WARM = "Yes.*warm-up included.*some runs have no compilation"
+SINGLE = "No verdict from a single run: "
 PLANTED = {
     "slow steps that the median hides": ([lines(slow_tenths(0.4, True))], MEDIAN, PAYS, "never"),
     "slow steps that are not steady": (
         [lines(slow_tenths(0.6, False))], CLOCK.format(7), SPEED, KEPT),
     "slow steps that are not logged": ([lines(not_logged)], CLOCK.format(2), SPEED, KEPT),
     "one seed diverges": (
-        [diverged(FP8, 2)], f"No: {FP8} diverged in 1 of 3 seeds, where", LOSS,
+        [diverged(FP8, 2)], f"No: {FP8} diverged in 1 of 3 seeds.", LOSS,
         "diverged in 1 of 3"),
     "all seeds diverge": (
         [diverged(FP8, *ALL)], f"No: {FP8} diverged in 3 of 3", LOSS, "diverged in 3 of 3"),
@@ -142,8 +142,8 @@ PLANTED = {
     "a proof of 0 %": ([proof(**{SHARE: 0.0})], UNPROVEN, PROOF, "none"),
     "emulated": ([proof(emulated=True)], UNPROVEN, PROOF, "emulated"),
     "proofs that differ between seeds": ([proof([1], **{SHARE: 0.01})], UNPROVEN, PROOF, "differs"),
-    "one seed without a proof": ([no_proof], "For speed, yes", LOSS, "2 seeds"),
-    "one seed of FP8 is missing": ([gone(FP8, 2)], "For speed, yes", LOSS, "2 seeds"),
+    "one seed without a proof": ([no_proof], "For speed, yes", LOSS, "2 of 3 seeds"),
+    "one seed of FP8 is missing": ([gone(FP8, 2)], "For speed, yes", LOSS, "2 of 3 seeds"),
     "a single run of the opponent": (
         [gone("baseline_compiled", 1, 2)], SINGLE, SPEED, "1.25, one run"),
     "only FP8 finds compiled kernels": (

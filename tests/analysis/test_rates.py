@@ -3,10 +3,9 @@
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from analysis import rates
+from analysis.comparison import compare
 from analysis.rates import (
     AHEAD,
     FROM,
@@ -15,84 +14,59 @@ from analysis.rates import (
     UNCLEAR,
     UNKNOWN,
     UNTIL,
-    Rate,
-    rate_of,
+    break_even,
+    interval,
     speed_up,
 )
 from tests.make_frames import TOKENS, run, study
 from tests.runs import PUBLISHED_LOGS, needs_published_logs
 
-# Rates
+# ---- rates ----
 
 
-def rate(*tokens_per_s) -> Rate:
-    """Of runs with these rates."""
-    frames = study(
-        *(run("a", seed, seconds=TOKENS / each) for seed, each in enumerate(tokens_per_s))
-    )
-    return rate_of(frames[0], frames[2], "a")
+def rate(*tokens_per_s):
+    """The rate of runs with these."""
+    runs = [run("a", seed, seconds=TOKENS / each) for seed, each in enumerate(tokens_per_s)]
+    return study(*runs)["a"].rate
 
 
 def test_a_rate_is_by_the_mean_step_and_keeps_the_median():
-    seconds = np.where(
-        np.arange(100) % 10 == 5, 0.5, 0.1
-    )  # every tenth is five times as slow: 0.14 on average
-    runs, _, steps = study(run("a", seconds=seconds))
-    found = rate_of(runs, steps, "a")
-    assert (found.mean, found.median) == pytest.approx(
-        (TOKENS / 0.14, TOKENS / 0.1)
-    ) and found.runs == 1
+    seconds = np.where(np.arange(100) % 10 == 5, 0.5, 0.1)  # 0.14 on average
+    found = study(run("a", seconds=seconds))["a"].rate
+    assert found.mean == pytest.approx(TOKENS / 0.14)
+    assert found.median == pytest.approx(TOKENS / 0.1)
 
 
 def test_one_run_has_no_interval_and_several_have_students():
-    assert math.isnan(rate(500).low) and rate(500).mean == pytest.approx(500)
-    several = rate(490, 500, 510)
+    one, several = rate(500), rate(490, 500, 510)
+    assert one.mean == pytest.approx(500) and math.isnan(one.low)
     logs = np.log([490, 500, 510])
     half = 4.303 * logs.std(ddof=1) / math.sqrt(3)
-    assert np.log([several.low, several.high]) == pytest.approx(
-        logs.mean() + half * np.array([-1, 1]), rel=1e-4
-    )
+    assert math.log(several.low) == pytest.approx(logs.mean() - half, rel=1e-4)
+    assert math.log(several.high) == pytest.approx(logs.mean() + half, rel=1e-4)
 
 
 def test_only_completed_runs_of_the_recipe_with_enough_steady_steps_count():
-    others = [
-        run("b", seconds=9.0),
-        run("a", 2, seconds=7.0, status="failed"),
-        run("a", 3, seconds=5.0, steps=29),
-    ]
-    runs, _, steps = study(run("a", 0, seconds=0.1), run("a", 1, seconds=0.1, steps=30), *others)
-    assert rate_of(runs, steps, "a").runs == 2 and rate_of(runs, steps, "a").mean == pytest.approx(
-        TOKENS / 0.1
-    )
-    short = study(run("a", steps=29), run("b"))
-    unknown = rate_of(short[0], short[2], "a")
-    assert math.isnan(unknown.mean) and math.isnan(
-        speed_up(unknown, rate_of(short[0], short[2], "b")).ratio
-    )
+    own = [run("a", 0), run("a", 1, steps=30), run("a", 3, seconds=5.0, steps=29)]
+    found = study(*own, run("b", seconds=9.0), run("a", 2, seconds=7.0, status="failed"))
+    assert found["a"].rate.runs == 2 and found["a"].rate.mean == pytest.approx(TOKENS / 0.1)
+    short = study(run("a", steps=29))["a"].rate
+    assert short.runs == 0 and math.isnan(short.mean)
+    assert math.isnan(speed_up(short, found["b"].rate).ratio)
 
 
-def test_a_ratio_of_single_runs_has_no_interval_and_tells_nothing():
-    for a, b in (
-        (rate(125), rate(100)),
-        (rate(125), rate(100, 101, 102)),
-        (rate(125, 126, 127), rate(100)),
-    ):
-        gain = speed_up(a, b)
-        assert (
-            gain.ratio == pytest.approx(1.25, rel=0.02)
-            and math.isnan(gain.low)
-            and gain.unclear
-            and gain.runs == 1
-        )
+@pytest.mark.parametrize(("a", "b"), [([125], [100]), ([125], [100, 101]), ([125, 126], [100])])
+def test_a_ratio_of_single_runs_has_no_interval_and_tells_nothing(a, b):
+    gain = speed_up(rate(*a), rate(*b))
+    assert gain.ratio == pytest.approx(1.25, rel=0.02)
+    assert gain.runs == 1 and gain.unclear and math.isnan(gain.low)
 
 
 def test_intervals_cover_what_differs_between_processes():
-    """Studies of two equal recipes whose processes differ by 1 %: a difference is told in about 5 %
-    of them."""
-    random = np.random.default_rng(0)
-    logs = 0.01 * random.normal(size=(1000, 2, 3))
-    series = [[Rate(1, 1, 1, 1, pd.Series(np.exp(runs))) for runs in both] for both in logs]
-    assert 0.93 <= np.mean([speed_up(*both).unclear for both in series]) <= 0.98
+    """Studies of two equal recipes with three runs each: 5 % of the intervals leave zero out."""
+    a, b = np.random.default_rng(0).normal(size=(2, 3, 1000))
+    low, high = interval(a, b)
+    assert 0.93 <= np.mean((low < 0) & (high > 0)) <= 0.98
 
 
 def test_what_it_takes_to_tell_a_ratio():
@@ -104,122 +78,87 @@ def test_what_it_takes_to_tell_a_ratio():
     assert speed_up(rate(99, 100, 101), rate(99, 100, 101)).needed is None  # nothing to tell
 
 
-# Break-even
-
-
-def break_even(runs, windows, steps, a="a", b="b"):
-    return rates.break_even(
-        runs, windows, a, b, {recipe: rate_of(runs, steps, recipe) for recipe in (a, b)}
-    )
-
+# ---- break-even ----
 
 B = {"warm_up": 5, "seconds": 0.5}
-FASTER = {
-    "warm_up": 15.05,
-    "seconds": 0.3,
-}  # 10.05 s behind at step 1, 0.2 s a step gained from step 2 on
+SLOW_START = B | {"warm_up": 9}
+# 10.05 s behind at step 1, 0.2 s a step gained from step 2 on
+FASTER = {"warm_up": 15.05, "seconds": 0.3}
 FAR = {"warm_up": 105.1, "seconds": 0.3}
-MEAN = {
-    "warm_up": 105.1,
-    "seconds": np.where(np.arange(100) % 10 == 0, 1.2, 0.2),
-}  # median 0.2, mean 0.3
-PAUSED = {
-    "warm_up": 10,
-    "seconds": np.where(np.arange(100) == 50, 20.0, 0.1),
-}  # after it had taken the lead
-LOSES = "a is ahead of b until step"
-NEVER_SAID = "a never breaks even with b: it is behind at the end, and is no faster per step."
+MEAN = {"warm_up": 105.1, "seconds": np.where(np.arange(100) % 10 == 0, 1.2, 0.2)}  # 0.3
+# after it had taken the lead
+PAUSED = {"warm_up": 10, "seconds": np.where(np.arange(100) == 50, 20.0, 0.1)}
+SLOWER = {"warm_up": 9, "seconds": 0.4}
+SHORT = {"steps": 4}
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "outcome", "step", "beyond", "words"),
+    ("a", "b", "outcome", "step", "beyond"),
     [
-        (FASTER, B, FROM, 52, False, "a breaks even with b at step 52 ("),
-        (FAR, B, FROM, 502, True, "beyond the end of these runs"),
-        (MEAN, B, FROM, pytest.approx(502, abs=5), True, "beyond the end of these runs"),
-        (PAUSED, B, FROM, 64, False, "at step 64"),
-        (
-            {"warm_up": 1, "seconds": 0.5},
-            B | {"warm_up": 9},
-            AHEAD,
-            0,
-            False,
-            "ahead of b from the start",
-        ),
-        (B, {"warm_up": 9.1, "seconds": 0.4}, UNTIL, pytest.approx(42, abs=1), False, LOSES),
-        (B, {"warm_up": 85, "seconds": 0.4}, UNTIL, pytest.approx(801, abs=1), True, LOSES),
-        ({"warm_up": 9, "seconds": 0.5}, B | {"seconds": 0.4}, NEVER, None, False, NEVER_SAID),
-        (FASTER | {"steps": 4}, B | {"steps": 4}, UNKNOWN, None, False, "takes 30 steps"),
-        (B | {"steps": 29}, FASTER | {"steps": 29}, AHEAD, 0, False, "ahead of b from the start"),
+        (FASTER, B, FROM, 52, False),
+        (FAR, B, FROM, 502, True),
+        (MEAN, B, FROM, pytest.approx(502, abs=5), True),
+        (PAUSED, B, FROM, 64, False),
+        (B, SLOW_START, AHEAD, 0, False),
+        (B, SLOWER | {"warm_up": 9.1}, UNTIL, pytest.approx(42, abs=1), False),
+        (B, SLOWER | {"warm_up": 85}, UNTIL, pytest.approx(801, abs=1), True),
+        (SLOW_START, SLOWER | {"warm_up": 5}, NEVER, None, False),
+        (FASTER | SHORT, B | SHORT, UNKNOWN, None, False),
+        (B | SHORT, FASTER | SHORT, AHEAD, 0, False),
     ],
 )
-def test_break_even(a, b, outcome, step, beyond, words):
-    found = break_even(*study(run("a", **a), run("b", **b)))
-    assert (found.outcome, found.step, found.beyond) == (
-        outcome,
-        step,
-        beyond,
-    ) and words in found.sentence()
+def test_break_even(a, b, outcome, step, beyond):
+    found = break_even(*study(run("a", **a), run("b", **b)).values())
+    assert (found.outcome, found.step, found.beyond) == (outcome, step, beyond)
     assert found.low is None  # no interval from single runs
+    assert "a" in found.sentence() and ("beyond the end" in found.sentence()) == beyond
 
 
 def test_what_it_costs_until_break_even():
-    found = break_even(*study(run("a", **FAR), run("b", **B)))
+    found = break_even(*study(run("a", **FAR), run("b", **B)).values())
     assert found.tokens == 502 * TOKENS
     assert found.device_hours == pytest.approx(2 * (105.1 + 501 * 0.3) / 3600)
 
 
 def test_several_runs_that_do_not_tell_the_faster_one_are_not_extrapolated():
     b = [run("b", seed, 5, 0.5) for seed in (0, 1)]
-    found = break_even(*study(run("a", 0, 105, 0.3), run("a", 1, 105, 0.6), *b))
-    assert (found.outcome, found.step) == (
-        UNCLEAR,
-        None,
-    ) and "cannot tell which is faster" in found.sentence()
+    found = break_even(*study(run("a", 0, 105, 0.3), run("a", 1, 105, 0.6), *b).values())
+    assert (found.outcome, found.step) == (UNCLEAR, None)
 
 
 def test_the_interval_of_several_runs_covers_the_break_even_step():
     """Truth: 10 s behind and 0.2 s a step faster, so step 51 to 52; processes differ in warm-up and
     speed."""
     random, inside = np.random.default_rng(0), []
-    for _ in range(40):
-        a = [
-            run("a", k, 15.05 + random.normal(), 0.3 * (1 + 0.02 * random.normal()), steps=60)
-            for k in range(3)
-        ]
-        b = [
-            run("b", k, 5 + random.normal(), 0.5 * (1 + 0.02 * random.normal()), steps=60)
-            for k in range(3)
-        ]
-        found = break_even(*study(*a, *b))
+    for _ in range(20):
+        runs = []
+        for recipe, warm_up, seconds in ("a", 15.05, 0.3), ("b", 5, 0.5):
+            for seed, (late, slow) in enumerate(random.normal(size=(3, 2))):
+                pace = seconds * (1 + 0.02 * slow)
+                runs.append(run(recipe, seed, warm_up + late, pace, steps=60))
+        found = break_even(*study(*runs).values())
         inside.append(found.low <= 52 <= found.high)
     assert np.mean(inside) >= 0.9 and "95 % interval: step" in found.sentence()
 
 
 def test_logs_without_a_common_step_are_not_compared():
-    runs, windows, steps = study(run("a"), run("b"))
-    windows = windows[(windows["recipe"] == "a") == (windows["step"] <= 50)]
-    found = break_even(runs, windows, steps)
-    assert found.outcome == NO_COMMON_STEP and "no timed step in common" in found.sentence()
+    a, b = study(run("a"), run("b")).values()
+    a = a._replace(windows=a.windows[a.windows["step"] <= 50])
+    b = b._replace(windows=b.windows[b.windows["step"] > 50])
+    assert break_even(a, b).outcome == NO_COMMON_STEP
+    untimed = b._replace(windows=b.windows.assign(elapsed_s=math.nan))
+    assert break_even(a, untimed).outcome == NO_COMMON_STEP
 
 
 @needs_published_logs
-@pytest.mark.parametrize(
-    ("a", "b", "beyond", "step"),
-    [
-        ("tensorwise_fp8_compiled", "baseline_compiled", False, 725),
-        ("tensorwise_fp8_compiled", "baseline", False, 794),
-        ("rowwise_fp8_compiled", "baseline_compiled", True, 3800),
-        ("rowwise_fp8_compiled", "baseline", True, 2120),
-    ],
-)
-def test_break_even_of_the_published_runs(a, b, beyond, step):
-    from analysis.comparison import compare
-
-    found = compare(PUBLISHED_LOGS).break_evens[a, b]
-    assert (found.outcome, found.step, found.beyond) == (
-        FROM,
-        pytest.approx(step, rel=0.02),
-        beyond,
-    )
-    assert found.tokens == found.step * 4096
+def test_break_even_of_the_published_runs():
+    found = compare(PUBLISHED_LOGS).break_evens
+    steps = {pair: paid.step for pair, paid in found.items()}
+    assert steps == {
+        ("tensorwise_fp8_compiled", "baseline_compiled"): pytest.approx(725, rel=0.02),
+        ("tensorwise_fp8_compiled", "baseline"): pytest.approx(794, rel=0.02),
+        ("rowwise_fp8_compiled", "baseline_compiled"): pytest.approx(3800, rel=0.02),
+        ("rowwise_fp8_compiled", "baseline"): pytest.approx(2120, rel=0.02),
+    }
+    for paid in found.values():
+        assert paid.outcome == FROM and paid.beyond == (paid.step > 1000)

@@ -9,7 +9,7 @@ import yaml
 
 from analysis import answer, plots, prediction, studies
 from analysis.comparison import COMPILED, compare
-from analysis.load import load, steps
+from analysis.load import load
 from analysis.plots.style import look
 from analysis.studies import COMBINED, COMPUTE, EACH
 from analysis.table import notes, rows_of
@@ -62,8 +62,8 @@ def concluded(folder, higher=HIGHER, orphans=ORPHANS, recipes=PUZZLE):
         owned = {"elements_in_optimizer": 10 * (10 - len(lost + frozen))}
         proves = {"parameters": owned | {"orphans": lost, "frozen": frozen}}
         write_run(folder / name, name, lines=shifted(higher.get(name, 0)), proves=proves)
-    frames = load(folder)
-    return studies.puzzle_answer(frames.runs, steps(frames.windows)), frames.runs
+    comparison = compare(folder)
+    return studies.puzzle_answer(comparison), comparison.frames.runs
 
 
 def test_explained_where_each_follows_what_its_optimizer_owns(tmp_path):
