@@ -10,7 +10,7 @@ import yaml
 from experiments.config import recipes, studies, yaml_source
 from models import floors, gpus
 from tests.costs import work
-from tests.runs import TINY, lines_of
+from tests.runs import SMALLEST, TINY, lines_of
 
 ONLY_ON_A_GPU = (
     "cuda_graphs",
@@ -51,7 +51,7 @@ def test_a_candidate_changes_what_its_file_says_and_has_a_floor(name):
     "name, step", [("candidate_cuda_graphs", 2), ("tensorwise_fp8_compiled", 3)]
 )
 def test_the_proof_is_of_a_step_that_calls_operators(name, step, train):
-    config = recipes.load(name, ["cpu"], TINY).config
+    config = recipes.load(name, ["cpu"], [*TINY, SMALLEST]).config
     config.compile.enable = False  # to be quick
     with torch._inductor.config.patch({"triton.cudagraphs": None}):
         trainer, _ = train(config, count=4)
