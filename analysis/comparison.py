@@ -55,8 +55,7 @@ class Comparison:
     # recipe -> (diverged seeds, finished seeds). Recipes that never diverged are absent. FP8 counts
     # seeds that finished in bf16 too.
     diverged: dict[str, tuple[int, int]]
-    # recipe -> its seeds that ended far above its others, see `Verdict.left`
-    left: dict[str, dict[int, tuple[float, float]]]
+    left: dict[str, dict]  # recipe -> its seeds that ended far above its others, as `Verdict.left`
     # FP8 recipes that diverged in a larger share of their seeds than bf16, or have seeds in `left`
     spoilt: set[str]
     rates: dict[str, Rate]
@@ -183,7 +182,7 @@ def _check_one_study(ended: pd.DataFrame, windows: pd.DataFrame) -> None:
     """Raise `LoadError` where runs cannot be compared: see `SHARED`, other learning rates, or a
     seed twice."""
     values = ended[SHARED].copy()
-    values["overlays"] = values["overlays"].map(" + ".join, na_action="ignore").replace("", "none")
+    values["overlays"] = values["overlays"].map(str, na_action="ignore")
     batch = values["tokens_per_step"]  # from logged times: whole numbers but for their rounding
     values["tokens_per_step"] = batch.mask(batch <= 1.01 * batch.min(), batch.min()).round()
     kinds = {column: list(map(str, values[column].dropna().unique())) for column in SHARED}
@@ -197,12 +196,11 @@ def _check_one_study(ended: pd.DataFrame, windows: pd.DataFrame) -> None:
             f"these runs differ in {', '.join(differ)} and cannot be compared: name the runs of "
             "one study"
         )
-    twice = ended[ended.duplicated(["recipe", "seed"], keep=False)].sort_values(["recipe", "seed"])
-    if len(twice):
-        first, second = twice["path"].iloc[:2]
-        raise LoadError(
-            f"{first} and {second} have the same recipe and seed: name the runs of one study"
-        )
+    for _, paths in ended.groupby(["recipe", "seed"], dropna=False)["path"]:
+        if len(paths) > 1:
+            raise LoadError(
+                f"{' and '.join(paths)} have the same recipe and seed: name the runs of one study"
+            )
 
 
 def cost_by_steps(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:

@@ -150,8 +150,8 @@ class Verdict:
     # if more than 100.
     needed: int | None
     # Seeds that ended far above the others: seed -> (its final loss, the highest of the others).
-    left: dict[int, tuple[float, float]]
-    baseline_left: dict[int, tuple[float, float]]
+    left: dict[int, tuple]
+    baseline_left: dict[int, tuple]
 
     @property
     def word(self) -> str:

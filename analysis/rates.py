@@ -71,8 +71,7 @@ def completed(
 ) -> Completed:
     """Choose the completed runs of a recipe; `steps` as from `analysis.load.steps`."""
     done = runs[(runs["recipe"] == recipe) & (runs["status"] == "completed")]
-    windows = windows[windows["run"].isin(done["run"])]
-    steps = steps[steps["run"].isin(done["run"])]
+    windows, steps = (frame[frame["run"].isin(done["run"])] for frame in (windows, steps))
     tokens = done["tokens_per_step"].median()
     by_run = steps[steps["steady"]].groupby("run")["seconds"].agg(["mean", "median", "count"])
     rates = tokens / by_run.loc[by_run["count"] >= MIN_STEADY, ["mean", "median"]]
@@ -238,7 +237,7 @@ def break_even(a: Completed, b: Completed) -> BreakEven:
             return BreakEven(a.recipe, b.recipe, behind if gain.runs else UNKNOWN)
     if np.isnan(low).any():
         ends = None, None
-    seconds = np.interp(step, np.append(0, steps), np.append(0, mean_a))
+    seconds = np.interp(step, steps, mean_a, left=0.0)
     hours = float(seconds / 3600 * a.runs["world_size"].median())
     beyond, tokens = bool(step > last), float(step * a.tokens_per_step)
     return BreakEven(a.recipe, b.recipe, outcome, step, *ends, beyond, tokens, hours)

@@ -132,7 +132,6 @@ def test_verdicts(shift, noise, outcome, word):
         (1, 60, NOT_ENOUGH, "It takes 3 seeds or more"),
         (2, 60, NOT_ENOUGH, "It takes 3 seeds or more"),
         (3, 29, TOO_SHORT, "Too short (it takes 30 steps)"),
-        (3, 1, TOO_SHORT, "Too short (it takes 30 steps)"),
     ],
 )
 def test_few_seeds_or_steps_give_a_difference_and_no_verdict(count, steps, outcome, words):
@@ -151,15 +150,7 @@ def test_a_seed_that_jumps_is_named():
 
 
 def test_what_the_margin_is_worth():
-    """For 8.05 B parameters, from equation 10 of Hoffmann et al. with the best D, by trying."""
-    n, more = compute_for_margin(math.nan)
-    sizes, data = np.geomspace(1e8, 1e12, 200_001), np.geomspace(1e9, 1e15, 200_001)
-
-    def best(compute):
-        return (1.69 + 406.4 / sizes**0.34 + 410.7 / (compute / 6 / sizes) ** 0.28).min()
-
-    slopes = 0.34 * 406.4 / n**0.34 - 0.28 * 410.7 / data**0.28
-    compute = 6 * n * data[np.argmin(abs(slopes))]
-    assert best(compute * (1 + more)) == pytest.approx((1 - 0.0025) * best(compute), rel=1e-5)
-    assert (n, more) == (8.05e9, pytest.approx(0.092, abs=0.001))
-    assert compute_for_margin(5e6)[0] == 8.05e9 and compute_for_margin(1e9)[0] == 1e9
+    """By equation 10 of Hoffmann et al. with the best D; found by trying sizes and tokens."""
+    assert compute_for_margin(math.nan) == (8.05e9, pytest.approx(0.0922, abs=0.0001))
+    assert compute_for_margin(5e6)[0] == 8.05e9
+    assert compute_for_margin(1e9)[0] == 1e9

@@ -44,10 +44,6 @@ def gone(recipe, *seeds):
     return lambda folder: [shutil.rmtree(folder / f"{recipe}{seed}") for seed in seeds]
 
 
-def no_proof(folder):
-    (folder / f"{FP8}1" / "proof.json").unlink()
-
-
 # ---- what is other about a line, by line and seed ----
 
 
@@ -71,6 +67,10 @@ def not_logged(line, seed):
     return {"elapsed_s": line["elapsed_s"] + 50 * (line["step"] > 150)}
 
 
+def half(line, seed):
+    return {} if line["step"] < 101 else None
+
+
 def not_finite(where):
     lost = {"loss": None, "losses": [None]}
     return lambda line, seed: lost if where(line["step"]) else {}
@@ -89,6 +89,12 @@ def of_seconds(step_s, late=0.0):
 
 
 LOSS, PROOF, SPEED, PAYS = "loss after 200 steps", "FP8 proof", "over compiled bf16", "pays back"
+# 0.02 s a step pay 40 s back after 2,000 steady steps; the first ten are as slow in both
+YES = (
+    f"Yes: {FP8} has 1.25 times the tokens/s of baseline_compiled, and would be ahead from about "
+    "step 2,01[01], warm-up included, beyond these runs. It ends at the same loss after 200 steps.*"
+    "9 % of the compute"
+)
 SHARE = "fp8_share_of_matmul_flops"
 UNPROVEN = f"No answer: {FP8} has 1.25 times .* nothing proves that it ran in FP8"
 LEFT = "seed 1 left the recipe's other seeds: it ends at a loss of 18."
@@ -102,6 +108,7 @@ SPREAD = r"For speed, yes.* about 1\d seeds for the loss of tensorwise"
 WARM = "Yes.*warm-up included.*some runs have no compilation"
 SINGLE = "No verdict from a single run: "
 PLANTED = {
+    "nothing is wrong": ([], YES, SPEED, KEPT),
     "slow steps that the median hides": ([lines(slow_tenths(0.4, True))], MEDIAN, PAYS, "never"),
     "slow steps that are not steady": (
         [lines(slow_tenths(0.6, False))], CLOCK.format(7), SPEED, KEPT),
@@ -109,8 +116,6 @@ PLANTED = {
     "one seed diverges": (
         [diverged(FP8, 2)], f"No: {FP8} diverged in 1 of 3 seeds.", LOSS,
         "diverged in 1 of 3"),
-    "all seeds diverge": (
-        [diverged(FP8, *ALL)], f"No: {FP8} diverged in 3 of 3", LOSS, "diverged in 3 of 3"),
     "a seed that only the compiled baseline completed diverges": (
         [facts("baseline", [2], status="failed"), diverged(FP8, 2)],
         f"No: {FP8} diverged in 1 of 3 seeds", LOSS, "diverged in 1 of 3"),
@@ -125,8 +130,6 @@ PLANTED = {
         f"No: {FP8} diverged in 3 of 3 seeds", LOSS, "diverged in 3 of 3"),
     "some losses are not finite": (
         [lines(not_finite(lambda step: step == 100))], "Yes", LOSS, "the same"),
-    "one seed jumps by 8, finite": (
-        [shifted(FP8, 0, 8, 0)], f"No: {FP8} {LEFT}", LOSS, "1 of 3 left the others"),
     "two seeds of three jump": (
         [shifted(FP8, 0, 8, 8)], f"No: {FP8} {LEFT}.*{FP8} seed 2 left", LOSS,
         "2 of 3 left the others"),
@@ -142,14 +145,14 @@ PLANTED = {
     "a proof of 0 %": ([proof(**{SHARE: 0.0})], UNPROVEN, PROOF, "none"),
     "emulated": ([proof(emulated=True)], UNPROVEN, PROOF, "emulated"),
     "proofs that differ between seeds": ([proof([1], **{SHARE: 0.01})], UNPROVEN, PROOF, "differs"),
-    "one seed without a proof": ([no_proof], "For speed, yes", LOSS, "2 of 3 seeds"),
-    "one seed of FP8 is missing": ([gone(FP8, 2)], "For speed, yes", LOSS, "2 of 3 seeds"),
+    "the log of one seed ends early": ([lines(half, [0])], "For speed, yes", LOSS, "2 of 3 seeds"),
     "a single run of the opponent": (
         [gone("baseline_compiled", 1, 2)], SINGLE, SPEED, "1.25, one run"),
     "only FP8 finds compiled kernels": (
         [facts(name="timing.json", compile_cache="warm")], WARM, LOSS, "the same"),
     "one seed is four times as fast": (
-        [lines(of_seconds(0.02, 40), [2])], "Cannot tell.*about .* runs", PAYS, "cannot tell"),
+        [lines(of_seconds(0.02, 40), [2])], "Cannot tell.*95 % interval.*would take .* runs", PAYS,
+        "cannot tell"),
     "a lead that takes 20 billion steps: 2e-9 s a step on 40 s": (
         [*(lines(of_seconds(1e-8), recipe=r) for r in BF16), lines(of_seconds(8e-9, 40))],
         "Yes.* about step 2\\d,\\d{3},\\d{3},\\d{3}", LOSS, "the same"),
@@ -165,6 +168,6 @@ def test_planted_cases(tmp_path, case):
     comparison = compare(tmp_path)
     assert re.match(expected, " ".join(answer(comparison)))
     columns, found = matrix(comparison)
-    row = next(line for line in found if line[0] == FP8)
-    assert row[columns.index(column)] == cell
+    rows = {row[0]: row for row in found}
+    assert rows[FP8][columns.index(column)] == cell
     as_json(comparison)

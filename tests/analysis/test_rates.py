@@ -38,12 +38,11 @@ def test_a_rate_is_by_the_mean_step_and_keeps_the_median():
 
 
 def test_one_run_has_no_interval_and_several_have_students():
-    one, several = rate(500), rate(490, 500, 510)
-    assert one.mean == pytest.approx(500) and math.isnan(one.low)
-    logs = np.log([490, 500, 510])
-    half = 4.303 * logs.std(ddof=1) / math.sqrt(3)
-    assert math.log(several.low) == pytest.approx(logs.mean() - half, rel=1e-4)
-    assert math.log(several.high) == pytest.approx(logs.mean() + half, rel=1e-4)
+    assert math.isnan(rate(500).low)
+    found, half = rate(100 / math.e, 100, 100 * math.e), 4.303 / math.sqrt(3)
+    assert found.mean == pytest.approx(100)
+    assert math.log(found.high / 100) == pytest.approx(half, rel=1e-4)
+    assert math.log(100 / found.low) == pytest.approx(half, rel=1e-4)
 
 
 def test_only_completed_runs_of_the_recipe_with_enough_steady_steps_count():
@@ -60,13 +59,6 @@ def test_a_ratio_of_single_runs_has_no_interval_and_tells_nothing(a, b):
     gain = speed_up(rate(*a), rate(*b))
     assert gain.ratio == pytest.approx(1.25, rel=0.02)
     assert gain.runs == 1 and gain.unclear and math.isnan(gain.low)
-
-
-def test_intervals_cover_what_differs_between_processes():
-    """Studies of two equal recipes with three runs each: 5 % of the intervals leave zero out."""
-    a, b = np.random.default_rng(0).normal(size=(2, 3, 1000))
-    low, high = interval(a, b)
-    assert 0.93 <= np.mean((low < 0) & (high > 0)) <= 0.98
 
 
 def test_what_it_takes_to_tell_a_ratio():
@@ -111,13 +103,10 @@ def test_break_even(a, b, outcome, step, beyond):
     found = break_even(*study(run("a", **a), run("b", **b)).values())
     assert (found.outcome, found.step, found.beyond) == (outcome, step, beyond)
     assert found.low is None  # no interval from single runs
+    if a is FAR:
+        seconds = 105.1 + 501 * 0.3
+        assert found.device_hours == pytest.approx(2 * seconds / 3600)
     assert "a" in found.sentence() and ("beyond the end" in found.sentence()) == beyond
-
-
-def test_what_it_costs_until_break_even():
-    found = break_even(*study(run("a", **FAR), run("b", **B)).values())
-    assert found.tokens == 502 * TOKENS
-    assert found.device_hours == pytest.approx(2 * (105.1 + 501 * 0.3) / 3600)
 
 
 def test_several_runs_that_do_not_tell_the_faster_one_are_not_extrapolated():
@@ -162,3 +151,4 @@ def test_break_even_of_the_published_runs():
     }
     for paid in found.values():
         assert paid.outcome == FROM and paid.beyond == (paid.step > 1000)
+        assert paid.tokens == 4096 * paid.step
