@@ -15,7 +15,6 @@ from analysis.rates import (
     UNKNOWN,
     UNTIL,
     break_even,
-    interval,
     speed_up,
 )
 from tests.make_frames import TOKENS, run, study
