@@ -1,11 +1,11 @@
 """What is generated is current: the notebooks' text, and the README's tables."""
 
 import os
-from html import escape
 from itertools import chain
 
 import nbformat
 import pytest
+from markupsafe import escape
 
 from analysis import newest
 from analysis.answer import answer
