@@ -64,7 +64,7 @@ RECORDED = [
     "compile_cache",
     "fp8_share",
     "fp8_emulated",
-    "fp8_product",
+    "fp8_matmul",
     "attention",
     "gathered_bytes",
     "reduced_bytes",

@@ -40,7 +40,7 @@ _RENAMED = {
     "peak_flops.fp8": "peak_fp8",
     "peak_flops.source": "peak_source",
     "git.commit": "commit",
-    "fp8_product.why": "fp8_product",
+    "fp8_matmul.why": "fp8_matmul",
     "packages.torch": "torch",
     "packages.torchao": "torchao",
     "packages.torchtitan": "torchtitan",

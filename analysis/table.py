@@ -256,7 +256,7 @@ def _differences(rows: list[dict]) -> list[str]:
     sent = [row | {"sent": _SENT.format_map(row)} for row in done if row["gathered_bytes"]]
     for opening, found in (
         ("Sent among the ranks in a step", _by_kind(sent, "sent")),
-        ("FP8 products", _by_kind(done, "fp8_product")),
+        ("FP8 products", _by_kind(done, "fp8_matmul")),
     ):
         if found:
             lines.append(f"{opening}: {_joined(found)}.")

@@ -18,7 +18,6 @@ experiments.run.
 """
 
 import argparse
-import os
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -132,12 +131,9 @@ def _prepare(args) -> tuple[dict[str, "Plan"], dict]:
         check_one_precision(recipe.config)
         variants[label] = plan(recipe, world_size=1)
         open_data(variants[label])
-    os.environ.setdefault(device.MEASURED_PEAK, str(device.peak().bf16))
     commit, diff = git_state()
-    peak = device.peak()
     machine = device.hardware() | {
         "packages": {name: version(name) for name in ("torch", "torchao", "torchtitan", "triton")},
-        "peak_flops": {"bf16": peak.bf16, "fp8": peak.fp8, "source": peak.source},
     }
     return variants, {
         "command": command(),

@@ -163,7 +163,6 @@ def _check(study: Study, gpu: str | None) -> list[Part]:
     from experiments.corpus.tokens import prepare
     from experiments.training.plan import check_data, plan
     from experiments.training.scale import fit
-    from models import device
 
     parts, data, findings = [], {}, []
     for name, values, part in study.cells():
@@ -181,7 +180,6 @@ def _check(study: Study, gpu: str | None) -> list[Part]:
                 data[recipe] = prepare(planned.config)
             findings.append(check_data(planned, data[recipe]))
     print(f"Data: {findings[0]}.")
-    os.environ.setdefault(device.MEASURED_PEAK, str(device.peak().bf16))
     return parts
 
 

@@ -6,6 +6,7 @@ torchtitan imports in vain.
 """
 
 import logging
+import math
 import os
 import platform
 import re
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +25,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from models import gpus
-from models.errors import InputError
 from models.gpus import Rates
 
 # Importing torchao warns of kernels and calls that are not used here.
@@ -83,8 +83,8 @@ if TYPE == "cpu":
         torch._inductor.config.cpp.simdlen = 256
 else:
     from torchtitan.tools import utils as titan_utils
-# torchtitan's own table assumes an A100 for what it lacks.
-titan_utils.get_peak_flops = lambda device_name: peak().bf16
+# torchtitan's own table assumes an A100 for what it lacks: without a datasheet its log says nan.
+titan_utils.get_peak_flops = lambda device_name: peak().bf16 if peak() else math.nan
 # torchtitan's own loaders of texts are not used here, and would import `datasets` and pandas.
 _TEXTS = "torchtitan.hf_datasets.text_datasets"
 sys.modules[_TEXTS] = SimpleNamespace(
@@ -173,42 +173,12 @@ def read_later(scalar: Tensor) -> Callable[[], float]:
     return read
 
 
-# A study measures once and tells its runs, so that their MFUs compare.
-MEASURED_PEAK = "MEASURED_BF16_PEAK_FLOPS"
-
-
 @cache
-def peak() -> Rates:
-    """Datasheet peak of this device, or, where none applies, the fastest of some bf16 GEMMs
-    measured here (~0.1 s)."""
+def peak() -> Rates | None:
+    """Give the datasheet's rates of this GPU; None for a CPU and for a GPU that models/gpus.py does
+    not know."""
     known = gpus.find(name()) if TYPE == "cuda" else None
-    if known:
-        return gpus.GPUS[known].datasheet
-    if MEASURED_PEAK in os.environ:
-        return _studys_peak(os.environ[MEASURED_PEAK])
-    n = 1024 if TYPE == "cpu" else 8192
-    # A generator of its own: a run's initial weights must not depend on whether this was measured.
-    own, options = torch.Generator(TYPE), {"dtype": torch.bfloat16, "device": TYPE}
-    a, b = (torch.randn(n, n, generator=own, **options) for _ in range(2))
-    best = min(seconds(partial(torch.matmul, a, b)) for _ in range(20))
-    del a, b
-    titan_utils.device_module.empty_cache()
-    return Rates(2 * n**3 / best, None, f"measured: fastest of 20 bf16 GEMMs of {n} x {n} x {n}")
-
-
-def _studys_peak(measured: str) -> Rates:
-    """The peak that a study measured, of which processes on a CPU share the cores."""
-    share = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if TYPE == "cpu" else 1
-    try:
-        flops = float(measured)
-    except ValueError:
-        flops = 0.0
-    if not flops > 0:  # NaN too
-        raise InputError(
-            f"the environment variable {MEASURED_PEAK} is {measured!r}: "
-            "set it to FLOP/s, or unset it"
-        )
-    return Rates(flops / share, None, "measured: fastest of 20 bf16 GEMMs, once for the study")
+    return gpus.GPUS[known].datasheet if known else None
 
 
 def hardware() -> dict:

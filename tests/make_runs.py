@@ -23,7 +23,7 @@ MANIFEST_FACTS = {
     "host": "here", "pid": 1, "python": "3.11", "environment": "environment-0.json", "base": None,
     "packages": {"torch": "2.13.0", "torchao": "0.18.0", "torchtitan": "0.2.2"},
     "git": {"commit": None, "changes": None}, "overlays": [], "description": "", "compiled": False,
-    "fp8_product": None, "world_size": 1, "peak_flops": PEAK, "flavor": "cpu", "parameters": 100,
+    "fp8_matmul": None, "world_size": 1, "peak_flops": PEAK, "flavor": "cpu", "parameters": 100,
     "hardware": {"name": "GPU", "type": "cuda", "memory_bytes": 1, "threads": 1},
     "flops_per_token": FLOPS, "flops_per_token_causal": FLOPS, "seq_len": 50,
     "dataset": "python_stdlib", "cuda": None,

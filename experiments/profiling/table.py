@@ -104,11 +104,12 @@ def _rates(variant: dict) -> dict:
         "rounds": len(rounds),
         "tokens/s": f"{variant['tokens_per_s']:,.0f}",
         "step, ms": f"{variant['step_s'] * 1e3:,.1f}",
-        "MFU": f"{variant['mfu_bf16_peak']:.1%}",
         "memory, GiB": f"{variant['peak_memory_bytes'] / 2**30:.1f}",
         "warm-up, s": _warm_up(rounds),
         "compiled": _compiled(rounds),
     }
+    if variant["mfu_bf16_peak"]:
+        row["MFU"] = f"{variant['mfu_bf16_peak']:.1%}"
     if "ratio" in variant:
         row["ratio (min to max)"] = RATIO.format(**variant["ratio"])
     return row

@@ -86,7 +86,7 @@ class Measurement:
         return {
             "step_s": step_s,
             "tokens_per_s": tokens / step_s,
-            "mfu_bf16_peak": self.meter.utilisation(tokens / step_s)["mfu_bf16_peak"],
+            "mfu_bf16_peak": self.meter.utilisation(tokens / step_s).get("mfu_bf16_peak"),
             "parts": parts.step_parts(
                 busy, statistics.mean(profiled), step_s, host_is_device=device.TYPE == "cpu"
             ),

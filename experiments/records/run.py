@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-LAYOUT_VERSION = 2  # of the directory; a record of another version is refused
+LAYOUT_VERSION = 3  # of the directory; a record of another version is refused
 
 RECIPE = "recipe.yaml"
 MANIFEST = "manifest.json"
@@ -90,7 +90,7 @@ class Git(Record):
 
 
 class Manifest(Record):
-    layout_version: Literal[2] = LAYOUT_VERSION
+    layout_version: Literal[3] = LAYOUT_VERSION
     status: Literal["running", "completed", "interrupted", "diverged", "failed"]
     attempt: AtLeast1  # the number of this process
     start: datetime
@@ -112,10 +112,10 @@ class Manifest(Record):
     study_budget_s: Positive | None = None
     compiled: bool
     float8: str | None  # quantize.linear.float8.recipe_name
-    fp8_product: Fp8Matmul | None
+    fp8_matmul: Fp8Matmul | None
     world_size: AtLeast1
     hardware: Hardware
-    peak_flops: Peak
+    peak_flops: Peak | None  # the datasheet's; null for CPUs and unknown GPUs
     flavor: str
     parameters: AtLeast1
     flops_per_token: Positive
@@ -157,9 +157,9 @@ class Window(Record):
     peak_memory_bytes: (
         Count  # highest reserved memory of the device (on a CPU: resident set so far)
     )
-    mfu_bf16_peak: float | None
-    mfu_fp8_peak: float | None
-    mfu_mixed_peak: float | None
+    mfu_bf16_peak: float | None = None  # null where no datasheet gives the peak
+    mfu_fp8_peak: float | None = None
+    mfu_mixed_peak: float | None = None
     fp8_ranges: dict[
         str, float | None
     ] = {}  # in some windows of an FP8 run, see experiments/training/fp8_ranges.py

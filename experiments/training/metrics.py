@@ -90,8 +90,13 @@ class Meter:
         return window
 
     def utilisation(self, tokens_per_s: float) -> dict[str, float | None]:
-        """Give the three MFUs of all ranks together at `tokens_per_s`: fractions of 1."""
+        """Give the three MFUs of all ranks together at `tokens_per_s`: fractions of 1.
+
+        Without a datasheet's peak there are none.
+        """
         peak, flops = device.peak(), self.plan.flops_per_token
+        if peak is None:
+            return {}
         in_fp8 = self.proof.fp8_flops_per_token
         rate = tokens_per_s / self.plan.world_size
         by_fp8 = by_both = None

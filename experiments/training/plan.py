@@ -233,9 +233,7 @@ def check_here(plan: Plan, budget_s: float | None = None) -> list[tuple[str, str
         float8.check_device(torch.device(device.TYPE))
     if device.TYPE == "cpu":
         _check_cpu(config)
-    # Variables that the manifest needs: refused now, where they are no numbers
-    number(BUDGET, 0)
-    device.peak()
+    number(BUDGET, 0)  # which the manifest needs: refused now, where it is no number
     here = f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
     slow = slow_attention(config)
     if slow:

@@ -138,7 +138,6 @@ def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> ru
         matmul = run.Fp8Matmul(how=how, why=why)
     commit, diff = git_state()
     packages = _packages()
-    peak = device.peak()
     return run.Manifest(
         status="running",
         attempt=attempt,
@@ -159,10 +158,10 @@ def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> ru
         study_budget_s=number(BUDGET, 0) or None,
         compiled=config.compile.enable,
         float8=keys.recipe_name,
-        fp8_product=matmul,
+        fp8_matmul=matmul,
         world_size=plan.world_size,
         hardware=run.Hardware(**device.hardware()),
-        peak_flops=run.Peak(bf16=peak.bf16, fp8=peak.fp8, source=peak.source),
+        peak_flops=_peak(),
         flavor=label(config),
         parameters=plan.parameters,
         flops_per_token=plan.flops_per_token,
@@ -172,6 +171,12 @@ def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> ru
         data=token_file.path.name,
         cuda=torch.version.cuda,
     )
+
+
+def _peak() -> run.Peak | None:
+    """Give the datasheet's peak of this GPU, if there is one."""
+    rates = device.peak()
+    return rates and run.Peak(bf16=rates.bf16, fp8=rates.fp8, source=rates.source)
 
 
 def _write_environment(path: Path, environment: run.Environment) -> str:

@@ -12,7 +12,6 @@ from experiments.jobs import placement
 from experiments.jobs.placement import Ranks
 from experiments.records.files import last_window, read
 from experiments.records.run import Manifest, Proof
-from models import device
 from tests import processes
 from tests.runs import TINY, losses_of, run_study
 
@@ -96,13 +95,6 @@ def test_nothing_is_written_before_ranks_whose_input_is_bad(fails, tmp_path, mon
     (tmp_path / "thesis.tex").touch()
     assert str(tmp_path) in fails(run.main, *two, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_processes_on_a_cpu_share_its_peak(monkeypatch):
-    monkeypatch.setattr(device, "TYPE", "cpu")
-    monkeypatch.setenv(device.MEASURED_PEAK, "8e9")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert device.peak.__wrapped__().bf16 == 4e9
 
 
 @pytest.mark.slow

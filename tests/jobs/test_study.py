@@ -110,15 +110,13 @@ def test_what_ran_in_fp8(records):
 def test_every_step_has_its_times_and_rates(records):
     assert len({record.manifest.flops_per_token for record in records.values()}) == 1
     for record in records.values():
-        flops, peak = record.manifest.flops_per_token, record.manifest.peak_flops
-        assert peak.source.startswith("measured") and peak.fp8 is None
+        assert record.manifest.peak_flops is None  # no datasheet
         assert [window.step for window in record.windows] == list(range(1, STEPS + 1))
         for window in record.windows:
             rate = window.tokens_per_s
             assert window.not_steady == ([window.step] if window.step <= 10 else [])
             assert rate == pytest.approx(256 / window.step_s[0], rel=1e-4)
-            assert window.mfu_bf16_peak == pytest.approx(rate * flops / peak.bf16)
-            assert window.mfu_fp8_peak is None
+            assert window.mfu_bf16_peak is window.mfu_fp8_peak is None
         waited = sum(window.data_wait_s[0] for window in record.windows)
         assert waited < 0.05 * sum(window.step_s[0] for window in record.windows)
 

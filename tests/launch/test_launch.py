@@ -82,7 +82,6 @@ class Cluster:
             "PYTHON": str(ROOT / "tests/launch/python.sh"),
             "REAL_PYTHON": sys.executable,
             "OMP_NUM_THREADS": "1",  # many runs on two cores
-            "MEASURED_BF16_PEAK_FLOPS": "1e11",
         }
 
     def command(self, *command: str) -> str:

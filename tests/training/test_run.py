@@ -30,16 +30,6 @@ def test_dry_run_says_what_would_run(capsys):
 # ---- bad input: its sentences are in tests/messages.txt ----
 
 
-@pytest.mark.parametrize("value", ["fast", "nan", "-1"])
-def test_what_is_refused_leaves_no_directory(fails, value, monkeypatch, tmp_path):
-    monkeypatch.setattr(device, "peak", device.peak.__wrapped__)
-    monkeypatch.setattr(device, "TYPE", "cpu")
-    monkeypatch.setenv(device.MEASURED_PEAK, value)
-    monkeypatch.chdir(tmp_path)
-    assert f"variable {device.MEASURED_PEAK} is '{value}'" in fails(main, *BASELINE)
-    assert not (tmp_path / "runs").exists()
-
-
 # ---- the machine ----
 
 

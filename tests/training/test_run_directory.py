@@ -21,7 +21,7 @@ RECIPE = recipes.to_yaml(PLAN.recipe)
 WINDOW = (
     '{"step":1,"elapsed_s":5.0,"loss":8.0,"losses":[8.0],"grad_norm":1.0,"lr":0.1,"tokens_per_s":9.0,'
     '"valid_tokens_per_s":9.0,"step_s":[1.0],"data_wait_s":[0.0],"not_steady":[1],'
-    '"peak_memory_bytes":1,"mfu_bf16_peak":0.1,"mfu_fp8_peak":null,"mfu_mixed_peak":null}\n'
+    '"peak_memory_bytes":1}\n'
 )
 
 
@@ -55,7 +55,7 @@ def contents(path) -> dict:
         ({"recipe.yaml": RECIPE.replace("lr: 0.001", "lr: 0.002")}, "another recipe"),
         ({"recipe.yaml": "a: [1"}, "holds a damaged record"),
         ({"recipe.yaml": "a"}, "holds a damaged record"),
-        ({"manifest.json": '{"layout_version": 2, "sta'}, "holds a damaged record"),
+        ({"manifest.json": '{"layout_version": 3, "sta'}, "holds a damaged record"),
         ({"manifest.json": '{"layout_version": 1}'}, "manifest.json: layout_version"),
     ],
 )
