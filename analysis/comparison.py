@@ -23,7 +23,7 @@ from analysis.rates import (
     speed_up,
     spent,
 )
-from experiments.records.study import PLAN
+from experiments.records.study import STUDY_FILE
 
 BASELINE = "baseline"
 COMPILED = "baseline_compiled"  # the fair opponent of compiled FP8
@@ -146,7 +146,7 @@ def compare(paths, baseline: str | None = None) -> Comparison:
 def read_plan(folder: Path) -> dict:
     """Read a study's study.yaml; empty where there is none that can be read."""
     try:
-        return yaml.safe_load((folder / PLAN).read_text()) or {}
+        return yaml.safe_load((folder / STUDY_FILE).read_text()) or {}
     except (OSError, yaml.YAMLError):
         return {}
 

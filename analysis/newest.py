@@ -9,7 +9,7 @@ from pathlib import Path
 
 from experiments.records.files import read
 from experiments.records.run import MANIFEST, Manifest
-from experiments.records.study import PLAN
+from experiments.records.study import STUDY_FILE
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -20,7 +20,7 @@ def runs(study: str = "") -> Path:
     given = os.environ.get("RUNS")
     if given:
         return Path(given)
-    studies = [plan.parent for plan in (ROOT / "runs").glob(f"{study}*/{PLAN}")]
+    studies = [plan.parent for plan in (ROOT / "runs").glob(f"{study}*/{STUDY_FILE}")]
     begun = [folder for folder in studies if any(folder.glob(f"**/{MANIFEST}"))]
     return max(begun, key=lambda folder: folder.stat().st_mtime) if begun else results(study)
 
@@ -33,7 +33,7 @@ def results(study: str = "") -> Path:
         FileNotFoundError: there is none.
     """
     kept = {}
-    for plan in (ROOT / "results" / study).glob(f"*/{PLAN}"):
+    for plan in (ROOT / "results" / study).glob(f"*/{STUDY_FILE}"):
         for path in plan.parent.glob(f"**/seed*/{MANIFEST}"):
             manifest = read(path, Manifest)
             kept[manifest.hardware.type != "cpu", manifest.start] = plan.parent

@@ -29,7 +29,7 @@ from experiments.config import recipes
 from experiments.config.phases import check_one_precision
 from experiments.config.studies import DEFAULT, load
 from experiments.jobs.exit_codes import complain, leave
-from experiments.jobs.files import claim_folder, dated_folder, new_folder
+from experiments.jobs.folders import claim_folder, dated_folder, new_folder
 from experiments.jobs.signals import Stop, budget_seconds
 from experiments.profiling.rounds import Rounds, file_names
 from experiments.profiling.table import tables

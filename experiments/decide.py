@@ -22,7 +22,7 @@ from analysis.rates import completed
 from experiments.config import recipes
 from experiments.config.yaml_source import ROOT
 from experiments.jobs.exit_codes import COMPLETED, complain, leave
-from experiments.jobs.ranks import process_count
+from experiments.jobs.rank_environment import process_count
 from experiments.records.run import MANIFEST, RECIPE
 from models.errors import InputError
 from models.gpus import GPUS, find

@@ -21,7 +21,7 @@ from experiments.config import recipes
 from experiments.config.yaml_source import ROOT
 from experiments.jobs import placement
 from experiments.jobs.exit_codes import COMPLETED, FAILED, complain, leave
-from experiments.jobs.ranks import process_count, set_rank_environment, variables
+from experiments.jobs.rank_environment import process_count, set_rank_environment, variables
 from experiments.jobs.runner import Run, run_all
 from experiments.jobs.signals import Stop, budget_seconds
 from models.errors import InputError

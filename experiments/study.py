@@ -36,14 +36,14 @@ from experiments.config import recipes
 from experiments.config.studies import AUTO, DEFAULT, Study, balanced, load, read
 from experiments.jobs import placement
 from experiments.jobs.exit_codes import COMPLETED, FAILED, complain, leave
-from experiments.jobs.files import check_folder, claim_folder, dated_folder, new_folder
-from experiments.jobs.ranks import number, process_count
+from experiments.jobs.folders import check_folder, claim_folder, dated_folder, new_folder
+from experiments.jobs.rank_environment import number, process_count
 from experiments.jobs.runner import Run, run_all
 from experiments.jobs.shares import BUDGET, CHECKPOINT_RATE, END_S, Shares
 from experiments.jobs.signals import COME_BACK, FOR_GOOD, Stop, budget_seconds
 from experiments.records import files
 from experiments.records.run import MANIFEST, TENSORBOARD, Manifest
-from experiments.records.study import CELL, PLAN
+from experiments.records.study import CELL, STUDY_FILE
 from experiments.records.study import Cell as CellRecord
 from models.errors import InputError
 from models.gpus import GPUS
@@ -73,10 +73,10 @@ def main(argv: list[str] | None = None) -> int:
         if args.dry_run:
             return _list_cells(study, parts, args.gpu) if study.axes else _list_runs(parts[0], out)
         chosen = _choose(study, parts, args.budget)
-        if not args.out and not (out / PLAN).exists():
+        if not args.out and not (out / STUDY_FILE).exists():
             out = new_folder(out)
         print(f"Into {out}")
-        with claim_folder(out, "study", PLAN):
+        with claim_folder(out, "study", STUDY_FILE):
             _write_plans(study, parts, out)
             console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
             codes = _run(chosen, out, args.budget, console, stop)
@@ -114,10 +114,12 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
         raise InputError(
             "WORLD_SIZE is set, as under torchrun: unset it, or start one study without torchrun"
         )
-    overrides = [name for name in args.names if "=" in name and not (Path(name) / PLAN).exists()]
+    overrides = [
+        name for name in args.names if "=" in name and not (Path(name) / STUDY_FILE).exists()
+    ]
     names = [name for name in args.names if name not in overrides] or [DEFAULT]
     study = load(names)
-    if (Path(names[0]) / PLAN).exists():
+    if (Path(names[0]) / STUDY_FILE).exists():
         if args.overlay or args.seeds or args.processes or overrides or args.out:
             raise InputError(
                 "an unfinished study goes on as it was started: leave the other arguments out"
@@ -184,8 +186,8 @@ def _check(study: Study, gpu: str | None) -> list[Part]:
 
 
 def _check_output(study: Study, out: Path) -> None:
-    check_folder(out, "study", PLAN)
-    if (out / PLAN).exists() and read(out / PLAN) != study:
+    check_folder(out, "study", STUDY_FILE)
+    if (out / STUDY_FILE).exists() and read(out / STUDY_FILE) != study:
         raise InputError(
             f"{out} holds another study: choose another --out, or go on with that one: "
             f"{PROGRAM} {out}"
@@ -248,7 +250,9 @@ def _write_plans(study: Study, parts: list[Part], out: Path) -> None:
     try:
         for folder, plan in plans.items():
             folder.mkdir(exist_ok=True)
-            files.write_whole(folder / PLAN, yaml.safe_dump(plan.model_dump(), sort_keys=False))
+            files.write_whole(
+                folder / STUDY_FILE, yaml.safe_dump(plan.model_dump(), sort_keys=False)
+            )
         for part in parts:
             if part.record:
                 files.write(out / part.name / CELL, part.record)

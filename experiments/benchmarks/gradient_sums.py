@@ -38,7 +38,7 @@ from torch.nn.functional import cross_entropy
 from experiments.config import recipes
 from experiments.corpus.rows import build_dataloader
 from experiments.jobs.exit_codes import leave
-from experiments.jobs.ranks import set_rank_environment
+from experiments.jobs.rank_environment import set_rank_environment
 from experiments.jobs.signals import Stop
 from experiments.records.files import write_whole
 from experiments.training.plan import Plan, open_data, plan

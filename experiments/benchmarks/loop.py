@@ -22,7 +22,7 @@ from experiments.config import recipes
 from experiments.corpus.rows import build_dataloader
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.exit_codes import leave
-from experiments.jobs.ranks import set_rank_environment
+from experiments.jobs.rank_environment import set_rank_environment
 from experiments.jobs.signals import Stop
 from experiments.training.fp8_ranges import fp8_ranges
 from experiments.training.metrics import NOT_STEADY_STEPS

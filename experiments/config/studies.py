@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from typing_extensions import TypedDict
 
 from experiments.config import recipes, yaml_source
-from experiments.records.study import PLAN
+from experiments.records.study import STUDY_FILE
 from models.errors import InputError
 
 STUDIES = recipes.RECIPES / "studies"
@@ -128,14 +128,14 @@ def load(names: list[str]) -> Study:
     """
     known = recipes.files(STUDIES)
     if len(names) == 1:
-        plan = known.get(names[0], Path(names[0]) / PLAN)
+        plan = known.get(names[0], Path(names[0]) / STUDY_FILE)
         if plan.exists():
             return read(plan)
     for name in names:
         if name in known:
             raise InputError(f"{name} is a study, so it stands alone: list its recipes instead")
         if name not in recipes.names():
-            kind = f"study (by name, or by a directory with its {PLAN}) or recipe"
+            kind = f"study (by name, or by a directory with its {STUDY_FILE}) or recipe"
             raise InputError(recipes.unknown(kind, name, [*known, *recipes.names()]))
     names = list(dict.fromkeys(names))
     baseline = "baseline" if "baseline" in names else names[0]

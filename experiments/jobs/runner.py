@@ -21,8 +21,8 @@ from rich.progress import Progress, TaskID
 
 from experiments.jobs import placement
 from experiments.jobs.exit_codes import BAD_INPUT, COMPLETED, DIVERGED
-from experiments.jobs.placement import Ranks
 from experiments.jobs.progress import describe, progress_bar
+from experiments.jobs.ranks import Ranks
 from experiments.jobs.shares import Shares
 from experiments.jobs.signals import COME_BACK, FOR_GOOD, Stop
 from experiments.records.files import last_window

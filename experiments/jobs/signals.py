@@ -18,7 +18,7 @@ import time
 
 COME_BACK, FOR_GOOD = 75, 130  # exit codes: EX_TEMPFAIL of sysexits.h; a shell's for Ctrl-C
 # In the environment of what a study or a run starts: the process that it must not outlive.
-STUDY_PID = "STUDY_PID"
+STARTER_PID = "STARTER_PID"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -59,7 +59,7 @@ class Stop:
         signal.signal(signal.SIGUSR1, lambda *_: self._come_back())
         signal.signal(signal.SIGINT, self._handle)
         signal.signal(signal.SIGTERM, self._handle)
-        study = os.environ.get(STUDY_PID)
+        study = os.environ.get(STARTER_PID)
         if study:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if study != str(os.getppid()):  # it has died since it started this process
@@ -100,7 +100,7 @@ class Stop:
     def _is_second_ctrl_c(self) -> bool:
         """Whether the user insists. A study passes the first Ctrl-C on as SIGTERM, the second as
         SIGINT; without one, what comes within a second is the same Ctrl-C by another way."""
-        if os.environ.get(STUDY_PID):
+        if os.environ.get(STARTER_PID):
             return self._code != 0
         now = time.monotonic()
         self._interrupted_at = min(self._interrupted_at, now)

@@ -2,7 +2,9 @@
 
 from experiments.records.run import Record
 
-PLAN = "study.yaml"  # what it was started with, in its folder and in that of each cell of a sweep
+STUDY_FILE = (
+    "study.yaml"  # what it was started with, in its folder and in that of each cell of a sweep
+)
 CELL = "cell.json"
 
 

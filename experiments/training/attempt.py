@@ -13,7 +13,7 @@ from torch import distributed as dist
 
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.exit_codes import BAD_INPUT, COMPLETED, DIVERGED, FAILED
-from experiments.jobs.files import dated_folder, new_folder
+from experiments.jobs.folders import dated_folder, new_folder
 from experiments.jobs.progress import describe, display
 from experiments.jobs.signals import Interrupted, Stop
 from experiments.records import files

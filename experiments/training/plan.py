@@ -17,7 +17,7 @@ import torch
 
 from experiments.config.phases import fp8_steps
 from experiments.config.recipes import Recipe
-from experiments.jobs.ranks import number
+from experiments.jobs.rank_environment import number
 from experiments.jobs.shares import BUDGET
 from experiments.training import checkpoint
 from models import device, float8, flops

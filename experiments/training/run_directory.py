@@ -18,8 +18,8 @@ import torch
 
 from experiments.config import recipes
 from experiments.corpus.tokens import TokenFile
-from experiments.jobs.files import check_folder, claim_folder
-from experiments.jobs.ranks import number
+from experiments.jobs.folders import check_folder, claim_folder
+from experiments.jobs.rank_environment import number
 from experiments.jobs.shares import BUDGET
 from experiments.records import files, run, study
 from experiments.training.plan import Plan
@@ -184,7 +184,7 @@ def _write_environment(path: Path, environment: run.Environment) -> str:
     text = environment.model_dump_json(indent=2) + "\n"
     name = run.ENVIRONMENT.format(_digest(text))
     above = path.absolute().parent.parent  # the study's folder is above the recipe's
-    folder = above if (above / study.PLAN).exists() else path
+    folder = above if (above / study.STUDY_FILE).exists() else path
     if not (folder / name).exists():
         files.write_whole(folder / name, text)
     return name

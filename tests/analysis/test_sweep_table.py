@@ -11,7 +11,7 @@ from analysis import plots, sweep
 from analysis.load import LoadError
 from analysis.report import main
 from experiments.records.files import write
-from experiments.records.study import CELL, PLAN, Cell
+from experiments.records.study import CELL, STUDY_FILE, Cell
 from tests.make_runs import change_json, write_run
 
 BF16, FP8 = "baseline_compiled", "tensorwise_fp8_compiled"
@@ -33,13 +33,13 @@ def folder(tmp_path):
         cell = {"values": {"model.flavor": flavor, "processes": processes}, "needed": 2.0**30}
         cell |= {"available": 2.0**33, "obstacle": None if step_s else OBSTACLE}
         write(path / CELL, Cell.model_validate(cell))
-        (path / PLAN).write_text(yaml.safe_dump(STUDY))
+        (path / STUDY_FILE).write_text(yaml.safe_dump(STUDY))
         speeds = {"a": {BF16: 1, FP8: 1.25}, "b": {BF16: 1}}[flavor] if step_s else {}
         for recipe, speed in speeds.items():
             for seed in (0, 1):
                 facts = {"step_s": step_s / speed * (1 + 0.01 * seed), "world_size": processes}
                 write_run(path / recipe / f"seed{seed}", recipe, seed=seed, flavor=flavor, **facts)
-    (tmp_path / PLAN).write_text(yaml.safe_dump(STUDY | {"axes": AXES}))
+    (tmp_path / STUDY_FILE).write_text(yaml.safe_dump(STUDY | {"axes": AXES}))
     return tmp_path
 
 
@@ -101,14 +101,14 @@ def test_cells_of_other_axes_are_left_out_and_named(folder):
     """study.yaml was edited, or a cell's record is damaged."""
     (folder / "a_processes1" / CELL).write_text("{")
     axes = {"processes": [1, 2], "model": {"flavor": ["a", "c"]}}  # in another order
-    (folder / PLAN).write_text(yaml.safe_dump(STUDY | {"axes": axes}, sort_keys=False))
+    (folder / STUDY_FILE).write_text(yaml.safe_dump(STUDY | {"axes": axes}, sort_keys=False))
     found = sweep.read(folder)
     assert [list(row.values.values()) for row in found.rows] == [[2, "a"]] * 2
     for cell, note in zip(
         ("a_processes1", "b_processes1", "b_processes2"), found.notes[-3:], strict=True
     ):
         assert f"{cell}/{CELL}: " in note
-    (folder / PLAN).write_text(yaml.safe_dump(STUDY | {"axes": {"processes": [4]}}))
+    (folder / STUDY_FILE).write_text(yaml.safe_dump(STUDY | {"axes": {"processes": [4]}}))
     with pytest.raises(LoadError, match="no cell of it"):
         sweep.read(folder)
 

@@ -9,7 +9,8 @@ import pytest
 
 from experiments import run
 from experiments.jobs import placement
-from experiments.jobs.placement import Ranks
+from experiments.jobs import ranks as jobs_ranks
+from experiments.jobs.ranks import Ranks
 from experiments.records.files import last_window, read
 from experiments.records.run import Manifest, Proof
 from tests import processes
@@ -64,7 +65,7 @@ def test_each_rank_is_told_of_the_others_and_of_its_share(ranks, tmp_path, monke
 
 
 def test_a_killed_rank_ends_the_others_although_they_wait_for_it(ranks, monkeypatch):
-    monkeypatch.setattr(placement, "GRACE_S", 0.3)
+    monkeypatch.setattr(jobs_ranks, "GRACE_S", 0.3)
     started = ranks("time.sleep(60)")
     started.children[1].kill()
     assert end(started) == -signal.SIGKILL and started.first == 1
@@ -77,7 +78,7 @@ def test_ranks_that_fail_alike_are_one_failure(ranks):
 
 
 def test_a_second_ctrl_c_ends_ranks_that_hang(ranks, tmp_path, monkeypatch):
-    monkeypatch.setattr(placement, "GRACE_S", 0.3)
+    monkeypatch.setattr(jobs_ranks, "GRACE_S", 0.3)
     started = ranks("print('listens', file=sys.stderr, flush=True)\ntime.sleep(60)")
     while not (tmp_path / "log.txt").read_text():  # once Python has taken over SIGINT
         time.sleep(0.02)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from experiments.jobs import placement, runner
 from experiments.jobs.runner import Run, run_all
-from experiments.jobs.signals import FOR_GOOD, STUDY_PID, Stop
+from experiments.jobs.signals import FOR_GOOD, STARTER_PID, Stop
 from tests import processes
 
 # a run within a step that lasts for a minute
@@ -31,7 +31,7 @@ def send(number: int) -> None:
 
 @pytest.fixture
 def stop(monkeypatch):
-    monkeypatch.delenv(STUDY_PID, raising=False)
+    monkeypatch.delenv(STARTER_PID, raising=False)
     stop = Stop()
     stop.listen()
     return stop
@@ -88,7 +88,7 @@ def test_a_run_does_not_outlive_its_study():
     """The study is killed with -9; what it started gets SIGTERM."""
     parent = (
         "import os, subprocess, sys\n"
-        f"os.environ[{STUDY_PID!r}] = str(os.getpid())\n"
+        f"os.environ[{STARTER_PID!r}] = str(os.getpid())\n"
         f"command = [sys.executable, '-c', {BUSY.format(False)!r}]\n"
         "child = subprocess.Popen(command, stderr=subprocess.PIPE)\n"
         "child.stderr.readline(); print(child.pid, flush=True); child.wait()"
