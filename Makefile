@@ -1,16 +1,25 @@
-# make study    train the four recipes and print the comparison (creates .venv first if it is missing)
-# make test     the tests
-# make check    lint and formatting
-# make notebooks   execute the notebooks again; make readme: its table and figure, from results/
-# make install  only the environment; PYTHON=... chooses the interpreter
-.PHONY: study test check notebooks readme install tools
+.PHONY: help study test lab check notebooks readme install tools
 PYTHON_IN_VENV = .venv/bin/python
+
+help:
+	@echo "make study      train the four recipes on real text, here, and print the comparison"
+	@echo "make lab        open the notebooks in JupyterLab, on your newest runs or on RUNS=folder"
+	@echo "make test       run the tests"
+	@echo "make check      lint and check the formatting"
+	@echo "make notebooks  execute the notebooks again, on results/"
+	@echo "make readme     write the generated parts of README.md and docs/ again, from results/"
+	@echo "make install    make the environment .venv, as all of these do first; PYTHON=... chooses the interpreter"
 
 study: .venv/installed
 	$(PYTHON_IN_VENV) -m experiments.study four_way
 
 test: tools
 	$(PYTHON_IN_VENV) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+lab: tools
+	@$(PYTHON_IN_VENV) launch/missing.py requirements-lab.txt >/dev/null \
+		|| $(PYTHON_IN_VENV) -m pip install -qq --disable-pip-version-check -r requirements-lab.txt
+	$(if $(RUNS),RUNS=$(abspath $(RUNS))) $(PYTHON_IN_VENV) -m jupyterlab analysis/notebooks
 
 check: tools
 	$(PYTHON_IN_VENV) -m ruff check .

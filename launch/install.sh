@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # launch/install.sh [VENV]: make the environment (default .venv) with everything in requirements.txt and
 #   requirements-tools.txt; where no package index can be reached, with what is there, if that is enough for a study.
-#   A Python that already has torch keeps it (images, clusters, clouds): the environment sees its packages.
+#   A Python that already has torch keeps it (images, clusters, clouds): the environment sees its packages. What
+#   NVIDIA's images pin (PIP_CONSTRAINT) is kept too, but for torchao.
 #   Without a GPU, torch comes from constraints-cpu.txt; with one, from requirements.txt's range.
 #   PYTHON names the interpreter to use; otherwise the first of python3, python3.12, python3.11 that fits.
 set -euo pipefail
@@ -42,6 +43,7 @@ elif own_torch=$("$PYTHON" -c "$find_torch" 2>/dev/null); then
   "$PYTHON" -m venv "${options[@]}" "$venv"
   for packages in "$venv"/lib/python3*/site-packages; do echo "$shared" >"$packages/shared.pth"; done
   echo "torch==$own_torch" >"$keep"
+  [ ! -f "${PIP_CONSTRAINT-}" ] || sed '/^torchao\b/d' "$PIP_CONSTRAINT" >>"$keep"
 elif wheels_fit; then
   "$PYTHON" -m venv "$venv"
   rm -f "$keep" "$venv"/lib/python3*/site-packages/shared.pth
@@ -50,17 +52,26 @@ else
     "newer system, or a container (launch/Dockerfile)" >&2
   exit 2
 fi
-constraints=()
+constraints=() asked=requirements.txt
 if [ -f "$keep" ]; then
   constraints=(-c "$keep")
+  unset PIP_CONSTRAINT
+  if "$python" -c 'import triton' 2>/dev/null; then # under another name, maybe: pip would put a second one over it
+    asked=$venv/requirements.txt
+    sed '/^triton$/d' requirements.txt >"$asked"
+  fi
 elif ! nvidia-smi >/dev/null 2>&1; then
   echo "no GPU here: torch as in constraints-cpu.txt"
   constraints=(-c constraints-cpu.txt)
 fi
 echo "installing into $venv, a minute or two"
-"$python" -m pip install --quiet --disable-pip-version-check "${constraints[@]}" -r requirements.txt \
-  -r requirements-tools.txt || {
+if ! said=$("$python" -m pip install -qq --disable-pip-version-check "${constraints[@]}" -r "$asked" \
+  -r requirements-tools.txt 2>&1); then
+  echo "$said" >&2
   missing=$("$python" launch/missing.py requirements.txt) || { echo "error: $missing" >&2; exit 2; }
   echo "pip could not get everything (its reason is here too), but what is there is enough for a study"
-}
+fi
+# What an editable install comes to, so that a notebook finds `analysis` from any folder. pip would need setuptools for
+# it, which an environment without a package index may lack.
+for packages in "$venv"/lib/python3*/site-packages; do echo "$PWD" >"$packages/project.pth"; done
 touch "$venv/installed"
