@@ -1,12 +1,19 @@
-"""Write the README's generated parts from results/: `python -m analysis.readme`.
+"""Write the generated parts of README.md and docs/ from results/.
 
-The report of the same runs is written beside them. Below the matrix are the verdicts of the runs
-that were made for the loss, `results/loss_fp32`. A test compares what is generated.
+    python -m analysis.readme
+
+The figure and the page of the kept study are written beside its runs. A test compares all that is
+generated. Exit codes: 0 written, 2 for a wrong command line.
 """
 
+import argparse
 import os
 import sys
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
+
+import yaml
 
 from analysis import compatibility, newest, plots
 from analysis.answer import about_loss, answer, details
@@ -15,23 +22,32 @@ from analysis.page import render
 from analysis.report import write_page
 from analysis.table import COLUMNS, by_recipe, cells, matrix, notes, rows_of, trained
 
-README = newest.ROOT / "README.md"
+PUBLISHED = newest.ROOT / "results" / "published.yaml"
 LOSSES = "loss_fp32"  # the results/ of the four recipes whose parameters can hold every step
 
 
-def generated(text: str, comparison: Comparison, folder: Path, losses: Path) -> str:
-    """Replace the generated parts of the README's text.
+def generated(study: Comparison, losses: Comparison) -> dict[Path, str]:
+    """Return the text of every file that has a generated part.
 
     Args:
-        comparison: of the study that the matrix shows, which is in `folder`.
-        losses: folder of the study that the verdicts on the loss are from.
+        study: the four recipes, of which table and figure are shown.
+        losses: the runs that the verdicts on the loss are from.
     """
-    text = with_section(text, "results", section(comparison, folder, losses))
-    pairings = {}
-    for cell in compatibility.cells():
-        pairings.setdefault(cell.pairing, []).append(cell)
-    table = render("compatibility.md.j2", pairings=pairings)
-    return with_section(text, "compatibility", table)
+    by_pairing = groupby(compatibility.cells(), key=attrgetter("pairing"))
+    pairings = {name: list(cells) for name, cells in by_pairing}
+    parts = {
+        "README.md": ("published", render("published.md.j2", measured=published())),
+        "docs/reading_the_table.md": ("results", section(study, losses)),
+        "docs/fp8_goes_with.md": (
+            "compatibility",
+            render("compatibility.md.j2", pairings=pairings),
+        ),
+    }
+    texts = {}
+    for name, (part, content) in parts.items():
+        path = newest.ROOT / name
+        texts[path] = with_section(path.read_text(encoding="utf-8"), part, content)
+    return texts
 
 
 def with_section(text: str, name: str, content: str) -> str:
@@ -41,22 +57,31 @@ def with_section(text: str, name: str, content: str) -> str:
     return f"{before}{begin}\n{content.strip()}\n{end}{rest.split(end)[1]}"
 
 
-def section(comparison: Comparison, folder: Path, losses: Path) -> str:
-    """Write the matrix, the answer and the verdicts on the loss as Markdown."""
-    rows, judged = rows_of(comparison), compare(losses)
-    columns, lines = matrix(comparison)
+def published() -> list[dict]:
+    """Read what others measured, with the speed of each FP8 recipe over compiled bf16."""
+    measured = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
+    for one in measured:
+        rates = one["tokens_per_s"]
+        one["ratios"] = {scaling: rate / rates["bf16"] for scaling, rate in rates.items()}
+    return measured
+
+
+def section(study: Comparison, losses: Comparison) -> str:
+    """Write the table, the answer and the verdicts on the loss as Markdown."""
+    rows = rows_of(study)
+    columns, lines = matrix(study)
     means = [[mean["recipe"], *cells(mean)] for mean, _ in by_recipe(rows)]
     return render(
         "results.md.j2",
-        folder=_place(folder),
+        folder=_place(newest.results()),
         trained=trained(rows),
         matrix=(columns, _as_code(lines)),
-        answer=answer(comparison),
+        answer=answer(study),
         means=(["recipe", *(name.replace("\n", " ") for name in COLUMNS)], _as_code(means)),
-        details=details(comparison) + notes(rows),
-        losses_folder=_place(losses),
-        losses_trained=trained(rows_of(judged)),
-        about_loss=about_loss(judged),
+        details=details(study) + notes(rows),
+        losses_folder=_place(newest.results(LOSSES)),
+        losses_trained=trained(rows_of(losses)),
+        about_loss=about_loss(losses),
     )
 
 
@@ -70,13 +95,20 @@ def _place(folder: Path) -> str:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.readme",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.parse_args()
     folder = Path(os.path.relpath(newest.results()))  # the page names files by it
-    comparison = compare(folder)
-    text = generated(README.read_text(), comparison, folder, newest.results(LOSSES))
-    (folder / "summary.png").write_bytes(plots.to_png(plots.summary(comparison), dpi=110))
-    write_page(comparison, folder / "report.html")
-    README.write_text(text)
-    print(f"wrote {README.name}, and summary.png and report.html of {_place(folder)}")
+    study = compare(folder)
+    for path, text in generated(study, compare(newest.results(LOSSES))).items():
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {_place(path)}")
+    (folder / "summary.png").write_bytes(plots.to_png(plots.summary(study), dpi=110))
+    write_page(study, folder / "report.html")
+    print(f"wrote summary.png and report.html of {_place(folder)}")
     return 0
 
 

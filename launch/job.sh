@@ -8,12 +8,16 @@ die() {
   exit 2
 }
 
+# Prints what the head of a job file says of it.
+usage() { sed -n 's/^# \{0,1\}//p; /^\[/q' "$0" | sed '1,/^$/d'; }
+
 # Sorts a command line into names, overlays, out, dry_run and the rest.
 parse() {
   names=() overlays=() rest=() dry_run=() out=
   while [ $# -gt 0 ]; do
     case $1 in
-      --overlay | --out | --seed | --seeds | --processes | --budget)
+      -h | --help) usage && exit ;;
+      --overlay | --out | --seed | --seeds | --processes | --budget | --gpu)
         [ $# -gt 1 ] || die "$1 needs a value"
         case $1 in
           --overlay) overlays+=("$1" "$2") ;;

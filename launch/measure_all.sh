@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# Measure on this machine's GPUs what no GPU has shown yet, and bring tables and notebooks up to date with it.
+#
+#   launch/measure_all.sh [--gpu h200] [PART…]   all parts that this machine has GPUs for, or some
+#   launch/measure_all.sh --dry-run [PART…]      lists the commands, each of which can be pasted, and runs none
+#
+# Parts: speed, loss, puzzle, phases, decoupling, candidates (one GPU each); sweep (4), ladder, gradients, levels (8).
+# A part that was stopped goes on where it was, if it is started again with --at FOLDER, the name that it printed.
+# --gpu is the GPU's name in models/gpus.py. Results go into results/, benches into runs/.
+# Exit codes: 0 all measured, 1 a command failed (the others went on), 2 bad input, 75 and 130 asked to stop.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 2
+python=${PYTHON:-.venv/bin/python}
+parts="speed loss puzzle phases decoupling candidates sweep ladder gradients levels"
+gpu=h200 at='' dry_run='' chosen=() failed=()
+
+die() { echo "error: $*" >&2; exit 2; }
+
+while [ $# -gt 0 ]; do
+  case $1 in
+    -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" && exit ;;
+    --dry-run) dry_run=yes ;;
+    --gpu | --at)
+      [ $# -gt 1 ] || die "$1 needs a value"
+      declare "${1#--}=$2" && shift
+      ;;
+    *)
+      [[ " $parts " == *" $1 "* ]] || die "unknown part \`$1\`; known: $parts"
+      chosen+=("$1")
+      ;;
+  esac
+  shift
+done
+[ ${#chosen[@]} -gt 0 ] || read -ra chosen <<<"$parts"
+version=$("$python" -c 'from importlib.metadata import version; print(version("torch").split("+")[0])') ||
+  die "$python has no torch: run \`make install\`, or name another Python with PYTHON=..."
+at=${at:-${gpu}_$(date +%F)_torch$version}
+gpus=$(nvidia-smi --list-gpus 2>/dev/null | wc -l)
+[ -n "$dry_run" ] || [ "$gpus" -gt 0 ] || die "no GPU here: --dry-run lists what a machine with GPUs would run"
+
+run() { # COMMAND…: say it, and run it
+  local code=0
+  echo "python -m $*"
+  [ -n "$dry_run" ] || "$python" -m "$@" || code=$?
+  case $code in
+    0) ;;
+    75 | 130) exit "$code" ;; # it was asked to stop
+    *) failed+=("$*") ;;
+  esac
+}
+study() { run experiments.study "$@"; }
+bench() { run experiments.bench "$@"; }
+
+# Sizes: the four recipes at the published 8.05 B, studies of the loss with Llama 3.2 1B.
+small=model.flavor=llama3.2-1B seeds=(--seeds "0,1,2")
+
+speed() {
+  study four_way "${seeds[@]}" --out "results/$at"
+  [ -f "runs/bench_$at/bench.json" ] || bench --budget 600 --out "runs/bench_$at"
+  run experiments.roofline tensorwise_fp8_compiled --gpu "$gpu" --against "runs/bench_$at/bench.json"
+  run experiments.benchmarks.rates       # what rooflines rest on
+  run experiments.benchmarks.warm_start  # first step, cold and warm cache
+}
+loss() { # parameters that can hold every update; and one seed in pure bf16
+  study four_way --overlay fp32_master "${seeds[@]}" "$small" --out "results/loss_fp32/$at"
+  study four_way --overlay no_recompute "$small" --out "results/loss_bf16/$at"
+}
+puzzle() { study one_gpu_puzzle "${seeds[@]}" "$small" --out "results/one_gpu_puzzle/$at"; }
+phases() { study phases "${seeds[@]}" "$small" --out "results/phases/$at"; }
+decoupling() { study precision_decoupling "${seeds[@]}" "$small" --out "results/precision_decoupling/$at"; }
+candidates() { # each beside its parent, and their losses
+  bench tensorwise_fp8_compiled candidate_fast_tensorwise candidate_fused_projections candidate_bf16_wk_wv \
+    candidate_native_rounding candidate_fast_accumulation_tensorwise candidate_tuned_pointwise
+  bench tensorwise_fp8_compiled+compile.scope=model candidate_fp8_head candidate_cuda_graphs --budget 1500
+  bench rowwise_fp8_compiled candidate_fast_rowwise candidate_fast_accumulation rowwise_gw_hp_fp8_compiled
+  bench baseline_compiled candidate_adamw_stochastic_rounding
+  study candidates "$small" --out "results/candidates/$at"
+}
+sweep() { study sweep_b200_blog "${seeds[@]}" --out "results/sweep/$at"; } # 45 cells
+ladder() {
+  study baseline_compiled tensorwise_fp8_compiled tensorwise_fp8_allgather_amax_each tensorwise_fp8_allgather \
+    tensorwise_fp8_allgather_ctas_16 tensorwise_fp8_allgather_ctas_8 --processes 8 "${seeds[@]}" \
+    --out "results/allgather_ladder/$at"
+}
+gradients() {
+  study baseline_compiled fp8_gradients --processes 8 "${seeds[@]}" --out "results/fp8_lm/gradients/$at"
+}
+levels() { study fp8_lm --processes 8 "${seeds[@]}" --out "results/fp8_lm/levels/$at"; }
+
+echo "# into folders named $at; to go on with it: --at $at"
+for part in "${chosen[@]}"; do
+  case $part in
+    sweep) needed=4 ;;
+    ladder | gradients | levels) needed=8 ;;
+    *) needed=1 ;;
+  esac
+  echo "# $part, GPUs: $needed"
+  if [ -z "$dry_run" ] && [ "$gpus" -lt "$needed" ]; then
+    echo "# left out: $gpus here"
+  else
+    "$part"
+  fi
+done
+echo "# tables and notebooks"
+run analysis.readme
+run analysis.notebooks.execute
+if [ ${#failed[@]} -gt 0 ]; then
+  printf 'failed: python -m %s\n' "${failed[@]}" >&2
+  exit 1
+fi
