@@ -20,7 +20,7 @@ from analysis.answer import about_loss, answer, details
 from analysis.comparison import Comparison, compare
 from analysis.page import render
 from analysis.report import write_page
-from analysis.table import COLUMNS, by_recipe, cells, matrix, notes, rows_of, trained
+from analysis.table import matrix, notes, rows_of, trained
 
 PUBLISHED = newest.ROOT / "results" / "published.yaml"
 LOSSES = "loss_fp32"  # the results/ of the four recipes whose parameters can hold every step
@@ -34,7 +34,7 @@ def generated(study: Comparison, losses: Comparison) -> dict[Path, str]:
         losses: the runs that the verdicts on the loss are from.
     """
     by_pairing = groupby(compatibility.cells(), key=attrgetter("pairing"))
-    pairings = {name: list(cells) for name, cells in by_pairing}
+    pairings = {name: list(group) for name, group in by_pairing}
     parts = {
         "README.md": ("published", render("published.md.j2", measured=published())),
         "docs/reading_the_table.md": ("results", section(study, losses)),
@@ -70,24 +70,17 @@ def section(study: Comparison, losses: Comparison) -> str:
     """Write the table, the answer and the verdicts on the loss as Markdown."""
     rows = rows_of(study)
     columns, lines = matrix(study)
-    means = [[mean["recipe"], *cells(mean)] for mean, _ in by_recipe(rows)]
     return render(
         "results.md.j2",
         folder=_place(newest.results()),
         trained=trained(rows),
-        matrix=(columns, _as_code(lines)),
+        matrix=(columns, [[f"`{recipe}`", *line] for recipe, *line in lines]),
         answer=answer(study),
-        means=(["recipe", *(name.replace("\n", " ") for name in COLUMNS)], _as_code(means)),
         details=details(study) + notes(rows),
         losses_folder=_place(newest.results(LOSSES)),
         losses_trained=trained(rows_of(losses)),
         about_loss=about_loss(losses),
     )
-
-
-def _as_code(lines: list[list[str]]) -> list[list[str]]:
-    """Mark the recipes in the first column."""
-    return [[f"`{recipe}`", *rest] for recipe, *rest in lines]
 
 
 def _place(folder: Path) -> str:

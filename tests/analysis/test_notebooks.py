@@ -1,17 +1,13 @@
-"""What is generated is current: the notebooks' text, and the README's tables."""
+"""What is generated of the notebooks is current; and which runs they open."""
 
 import os
 from itertools import chain
 
 import nbformat
 import pytest
-from markupsafe import escape
 
 from analysis import newest
-from analysis.answer import answer
-from analysis.comparison import compare
 from analysis.notebooks.execute import HERE, NOTEBOOKS, execute
-from analysis.readme import LOSSES, README, generated
 from tests.make_runs import write_run
 from tests.runs import PUBLISHED_LOGS, needs_published_logs
 
@@ -41,14 +37,6 @@ def test_kept_notebook_shows_its_figures_and_no_timestamps(name):
     drawn = [cell for cell in cells if cell.source.startswith("plots.")]
     assert drawn and all("image/png" in cell.outputs[0].data for cell in drawn)
     assert not any("execution" in cell.metadata for cell in cells)
-
-
-def test_readme_shows_the_results():
-    folder, text = newest.results(), README.read_text()
-    comparison, page = compare(folder), (folder / "report.html").read_text()
-    current = generated(text, comparison, folder, newest.results(LOSSES)) == text
-    current &= all(escape(sentence) in page for sentence in answer(comparison))
-    assert current and (folder / "summary.png").exists(), "stale: run `make readme`"
 
 
 def test_newest_results_prefer_a_gpu_and_are_of_one_study(tmp_path, monkeypatch):
