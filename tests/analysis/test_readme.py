@@ -1,0 +1,47 @@
+"""README and docs: generated parts are current, links lead somewhere, the README stays short."""
+
+import re
+from functools import cache
+
+import pytest
+from markupsafe import escape
+
+from analysis import newest
+from analysis.answer import answer
+from analysis.comparison import compare
+from analysis.readme import LOSSES, generated
+from tests.processes import ROOT
+
+PAGES = ["README.md", "CONTRIBUTING.md", "launch/README.md", "results/LOG.md"]
+PAGES += sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md"))
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")
+
+
+def test_generated_parts_are_current():
+    folder = newest.results()
+    study = compare(folder)
+    texts = generated(study, compare(newest.results(LOSSES)))
+    assert all(path.read_text() == text for path, text in texts.items()), "stale: run `make readme`"
+    page = (folder / "report.html").read_text()
+    assert all(escape(sentence) in page for sentence in answer(study)), "stale: run `make readme`"
+
+
+@cache
+def anchors(page) -> set[str]:
+    """A page's headings, as GitHub makes links of them."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name):
+    page = ROOT / name
+    for path, anchor in LINK.findall(page.read_text()):
+        target = page.parent / path if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target), anchor
+
+
+def test_readme_is_one_page():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 150 and len(text.split()) <= 1600
