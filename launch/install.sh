@@ -42,6 +42,9 @@ elif own_torch=$("$PYTHON" -c "$find_torch" 2>/dev/null); then
   [ -n "$shared" ] || options=(--system-site-packages)
   "$PYTHON" -m venv "${options[@]}" "$venv"
   for packages in "$venv"/lib/python3*/site-packages; do echo "$shared" >"$packages/shared.pth"; done
+  if "$PYTHON" -c 'import setuptools' 2>/dev/null; then # an older one that venv brings along would hide it
+    "$python" -m pip uninstall -qq --yes setuptools 2>/dev/null || true
+  fi
   echo "torch==$own_torch" >"$keep"
   [ ! -f "${PIP_CONSTRAINT-}" ] || sed '/^torchao\b/d' "$PIP_CONSTRAINT" >>"$keep"
 elif wheels_fit; then

@@ -74,7 +74,7 @@ candidates() { # each beside its parent, and their losses
   bench tensorwise_fp8_compiled+compile.scope=model candidate_fp8_head candidate_cuda_graphs --budget 1500
   bench rowwise_fp8_compiled candidate_fast_rowwise candidate_fast_accumulation rowwise_gw_hp_fp8_compiled
   bench baseline_compiled candidate_adamw_stochastic_rounding
-  study candidates "$small" --out "results/candidates/$at"
+  study candidates --out "results/candidates/$at" "$small"
 }
 sweep() { study sweep_b200_blog "${seeds[@]}" --out "results/sweep/$at"; } # 45 cells
 ladder() {

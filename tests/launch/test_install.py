@@ -12,72 +12,60 @@ from tests import processes
 pytestmark = pytest.mark.slow
 
 PACKAGES = [Path(folder) for folder in sys.path if folder.endswith("-packages")]
-WHICH = "import pytest, torch, torchtitan; print(torch.__file__)"
 
 
 @pytest.fixture
 def install(tmp_path):
-    """Installs from a virtual environment that has these packages, without an index; returns how
-    that ended."""
+    """Installs from a virtual environment that has these packages, without an index and with what
+    NVIDIA's images pin; returns how that ended."""
 
     def call(*lacking: str):
-        image = tmp_path / "image"
+        image, pinned = tmp_path / "image", tmp_path / "constraint.txt"
         processes.run([sys.executable, "-m", "venv", "--without-pip", image])
         there = next(image.glob("lib/python*/site-packages"))
         for entry in (entry for folder in PACKAGES for entry in folder.iterdir()):
-            if not (
-                entry.name.lower().startswith(lacking)
-                or entry.suffix == ".pth"
-                or (there / entry.name).exists()
-            ):
+            wanted = entry.suffix != ".pth" and not entry.name.lower().startswith(lacking)
+            if wanted and not (there / entry.name).exists():
                 (there / entry.name).symlink_to(entry)
-        offline = {
-            "PIP_NO_INDEX": "1",
-            "PIP_CONFIG_FILE": "/dev/null",
-            "PYTHON": str(image / "bin/python"),
-        }
-        return processes.run(
-            ["launch/install.sh", tmp_path / "venv"], check=False, env=os.environ | offline
-        )
+        pinned.write_text("torchao==0.1\n")
+        offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null"}
+        offline |= {"PIP_CONSTRAINT": str(pinned), "PYTHON": str(image / "bin/python")}
+        command = ["launch/install.sh", tmp_path / "venv"]
+        return processes.run(command, check=False, env=os.environ | offline)
 
     return call
 
 
-def test_its_torch_and_all_it_has_are_kept(install, tmp_path):
+def test_its_torch_and_all_it_has_are_kept_in_silence(install, tmp_path):
     done = install()
-    assert done.returncode == 0 and "keeping this Python's torch 2." in done.stdout, (
-        done.stdout + done.stderr
-    )
-    assert "missing" not in done.stdout
-    which = processes.run([tmp_path / "venv/bin/python", "-c", WHICH]).stdout.strip()
-    assert Path(which).is_relative_to(tmp_path / "image")
-    python = str(tmp_path / "venv/bin/python")
-    again = processes.run(
-        ["launch/install.sh", tmp_path / "venv"], env=os.environ | {"PYTHON": python}
-    )
+    assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
+    assert "keeping this Python's torch 2." in done.stdout and len(done.stdout.splitlines()) == 2
+    python = tmp_path / "venv/bin/python"
+    # from any folder: a notebook's is its own
+    which = "import analysis, pytest, torch, torchtitan; print(analysis.__file__, torch.__file__)"
+    ours, torch = processes.run([python, "-c", which], cwd=tmp_path).stdout.split()
+    assert Path(ours).is_relative_to(processes.ROOT)
+    assert Path(torch).is_relative_to(tmp_path / "image")
+    activated = os.environ | {"PYTHON": str(python)}
+    again = processes.run(["launch/install.sh", tmp_path / "venv"], env=activated)
     assert "which is activated" in again.stdout
-    # in no time: it imported before
-    where = "from importlib.util import find_spec; print(find_spec('torch').origin)"
-    assert processes.run([python, "-c", where]).stdout.strip() == which
 
 
-def test_what_is_missing_is_named_with_the_command_that_gets_it(install, tmp_path):
-    done = install("torchtitan", "tokenizers")
-    assert done.returncode == 2 and not (tmp_path / "venv/installed").exists()
-    sentence = done.stderr.splitlines()[-1]
-    assert sentence.startswith(
-        "error: missing: torchtitan==0.2.2, tokenizers; where a package index can be reached: "
-    )
-    assert sentence.endswith(f"{tmp_path}/venv/bin/python -m pip install -r requirements.txt")
-
-
-def test_a_study_needs_no_tools(install, tmp_path):
-    done = install("pytest_timeout", "jupytext")
-    assert done.returncode == 0 and "enough for a study" in done.stdout, done.stdout + done.stderr
-    assert (tmp_path / "venv/installed").exists()
-    tools = processes.run(
-        [tmp_path / "venv/bin/python", "launch/missing.py", "requirements-tools.txt"], check=False
-    )
-    assert tools.returncode == 2 and tools.stdout.startswith(
-        "missing: jupytext, pytest-timeout; where a package index"
-    )
+@pytest.mark.parametrize(
+    ("lacking", "file", "code"),
+    [
+        (("torchtitan", "tokenizers"), "requirements.txt", 2),
+        (("pytest_timeout", "jupytext"), "requirements-tools.txt", 0),  # a study needs no tools
+    ],
+)
+def test_what_is_missing_is_named_with_the_command_that_gets_it(
+    install, tmp_path, lacking, file, code
+):
+    assert install(*lacking).returncode == code
+    assert (tmp_path / "venv/installed").exists() == (code == 0)
+    python = tmp_path / "venv/bin/python"
+    done = processes.run([python, "launch/missing.py", file], check=False)
+    missing, _, command = done.stdout.strip().partition("; where a package index can be reached: ")
+    assert done.returncode == 2 and command == f"{python} -m pip install -r {file}"
+    for name in lacking:
+        assert name.replace("_", "-") in missing
