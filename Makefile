@@ -19,7 +19,7 @@ test: tools
 lab: tools
 	@$(PYTHON_IN_VENV) launch/missing.py requirements-lab.txt >/dev/null \
 		|| $(PYTHON_IN_VENV) -m pip install -qq --disable-pip-version-check -r requirements-lab.txt
-	$(if $(RUNS),RUNS=$(abspath $(RUNS))) $(PYTHON_IN_VENV) -m jupyterlab analysis/notebooks
+	$(if $(RUNS),RUNS=$(abspath $(RUNS))) $(PYTHON_IN_VENV) -m jupyterlab --allow-root analysis/notebooks
 
 check: tools
 	$(PYTHON_IN_VENV) -m ruff check .
