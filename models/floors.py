@@ -12,7 +12,8 @@ when the largest value of a tensor must be known before its cast), and communica
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, make_dataclass, replace
+from types import SimpleNamespace
 
 from models import flops
 from models.errors import InputError
@@ -97,6 +98,26 @@ def step_work(config, args, fp8_layers: Collection[str]) -> list[Work]:
     optimizer = Work(OPTIMIZER, (3 if any(states) else 4) * parameter_bytes + 2 * state_bytes)
     all_passes = [replace(w, bytes=passes * w.bytes, flops=passes * w.flops) for w in one_pass]
     return [*all_passes, added_up, optimizer]
+
+
+def config(
+    seq_len: int, rows: float, passes: int = 1, recompute: str = "none", scaling: str = "tensorwise"
+) -> SimpleNamespace:
+    """Make the keys of a recipe that are read here, of a step in bf16 with AdamW in bf16.
+
+    A GPU's forward pass has `rows` of `seq_len` tokens; a step has so many `passes`.
+    """
+    training = SimpleNamespace(
+        dtype="bfloat16", mixed_precision_param="bfloat16", seq_len=seq_len,
+        local_batch_size=rows, global_batch_size=rows * passes,
+    )  # fmt: skip
+    float8 = SimpleNamespace(emulate=False, recipe_name=scaling)
+    return SimpleNamespace(
+        training=training,
+        activation_checkpoint=SimpleNamespace(mode=recompute),
+        quantize=SimpleNamespace(linear=SimpleNamespace(float8=float8)),
+        optimizer=SimpleNamespace(states=make_dataclass("States", [])()),
+    )
 
 
 def tokens_per_step(config) -> int:

@@ -75,6 +75,10 @@ _A100 = (
 )
 _B200 = "NVIDIA Blackwell datasheet (resources.nvidia.com), dense, one GPU of an HGX B200"
 _L40S = "NVIDIA L40S datasheet (nvidia.com/en-us/data-center/l40s), dense"
+_BLACKWELL = "NVIDIA Blackwell Ultra and GB200/GB300 NVL72 datasheets (nvidia.com), dense, one GPU of"
+_RTX = "NVIDIA {} whitepaper, appendix A, dense; FP8 with sums in FP32, as torch._scaled_mm asks"
+_ADA, _RTX_50 = _RTX.format("Ada GPU architecture"), _RTX.format("RTX Blackwell GPU architecture")
+_CDNA3 = "AMD Instinct {} data sheet (amd.com), dense"
 # `python -m experiments.benchmarks.rates` measures a GPU's own rates; an H200's are not measured
 # yet.
 _H200_GOALS = (
@@ -96,6 +100,9 @@ _ALPS = Links(4, 450e9, 25e9, _SLINGSHOT)
 # device's name, so a chip's variants stand before it. "NVIDIA GH200 120GB" and "480GB" name
 # the CPU's memory; the GPU's is 96 GB.
 GPUS = {
+    "gb300": Gpu("GB300", 279e9, _rates(2500, 5000, 8.0, f"{_BLACKWELL} a GB300 NVL72")),
+    "gb200": Gpu("GB200", 186e9, _rates(2500, 5000, 8.0, f"{_BLACKWELL} a GB200 NVL72")),
+    "b300": Gpu("B300", 270e9, _rates(2250, 4500, 8.0, f"{_BLACKWELL} an HGX B300")),
     "b200": Gpu("B200", 180e9, _rates(2250, 4500, 7.7, _B200),
                 _rates(1745.0, 3432.5, 7.7, _NO_COPY), _8_B200),
     "gh200-144gb": Gpu("GH200 144G", 144e9, _rates(989, 1979, 4.9, f"{_GH200}, HBM3e"),
@@ -108,6 +115,11 @@ GPUS = {
     "h100-nvl": Gpu("H100 NVL", 94e9, _rates(835, 1671, 3.9, f"{_H100}, NVL")),
     "h100": Gpu("H100", 80e9, _rates(989, 1979, 3.35, f"{_H100}, SXM"),
                 _rates(794.5, 1402.6, 3.35, _NO_COPY), _8_GPUS),
+    "mi325x": Gpu("MI325X", 256e9, _rates(1307.4, 2614.9, 6.0, _CDNA3.format("MI325X"))),
+    "mi300x": Gpu("MI300X", 192e9, _rates(1307.4, 2614.9, 5.3, _CDNA3.format("MI300X"))),
+    "rtx-pro-6000": Gpu("RTX PRO 6000", 96e9, _rates(503.8, 1007.6, 1.792, _RTX_50)),
+    "rtx-5090": Gpu("RTX 5090", 32e9, _rates(209.5, 419, 1.792, _RTX_50)),
+    "rtx-4090": Gpu("RTX 4090", 24e9, _rates(165.2, 330.3, 1.008, _ADA)),
     "l40s": Gpu("L40S", 48e9, _rates(362.05, 733, 0.864, _L40S)),
     # Other A100s multiply as fast and have slower memory.
     "a100": Gpu("A100", 80e9, _rates(312, None, 2.039, _A100),
@@ -116,9 +128,10 @@ GPUS = {
 
 
 def find(device_name: str) -> str | None:
-    """The key in `GPUS` for a driver's name of a GPU, e.g. `NVIDIA GH200 120GB`; None if it is not
-    in the table."""
+    """The key in `GPUS` for a driver's or a user's name of a GPU, e.g. `NVIDIA GH200 120GB` or
+    `h100-sxm`; None if it is not in the table."""
+    words = device_name.replace("-", " ")
     for name, gpu in GPUS.items():
-        if re.search(rf"\b{gpu.driver_name}\b", device_name):
+        if re.search(rf"\b{gpu.driver_name}\b", words, re.IGNORECASE):
             return name
     return None

@@ -1,0 +1,97 @@
+"""Features: what the speed-up of a training step depends on, in seconds of rooflines.
+
+Both steps' rooflines are at the datasheet's rates (models/floors.py); experiments/profiling/fit.py
+says how far from them real steps are.
+"""
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from statistics import mean
+from types import SimpleNamespace
+
+from experiments.profiling.pairs import Pair, Sizes
+from models import floors, flops
+from models.gpus import GPUS, Rates
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step in bf16 and in FP8 on one GPU; seconds, but for the count."""
+
+    matmuls: float  # in bf16, of all linear layers
+    left: float  # in bf16, of those that FP8 leaves out
+    fp8: float  # in FP8, of the others
+    attention: float
+    elementwise: float  # norms, RoPE, SwiGLU, loss, casts to bf16
+    optimizer: float
+    cast: float  # to move one byte of each element that is cast to FP8
+    fp8_matmuls: int  # how many
+
+
+def step(
+    configs: list, args, fp8_layers: Collection[str], rates: Rates, shards: float = 1
+) -> Step:
+    """Work out the rooflines of a step, the mean of several ways to recompute.
+
+    Args:
+        configs: as models/floors.py reads them, one for each way.
+        args: of the model, or of a tensor-parallel shard of it.
+        shards: GPUs that share the optimizer's work.
+
+    Raises:
+        InputError: for settings without a roofline.
+    """
+    ways = [asdict(_one(config, args, fp8_layers, rates, shards)) for config in configs]
+    return Step(**{name: mean(way[name] for way in ways) for name in ways[0]})
+
+
+def _one(config, args, fp8_layers, rates, shards) -> Step:
+    bf16 = floors.step_floors(floors.step_work(config, args, ()), rates)
+    fp8 = floors.step_floors(floors.step_work(config, args, fp8_layers), rates)
+    tokens, training = floors.tokens_per_step(config), config.training
+    passes = tokens / (training.local_batch_size * training.seq_len)
+    every = flops.linear_shapes(args)
+    shapes = [every[name] for name in fp8_layers]
+    # Of a layer FP8 casts the input, the gradient of the output, and once a pass the weight.
+    elements = sum(tokens * (n + k) + passes * n * k for n, k in shapes)
+    return Step(
+        matmuls=bf16[floors.MATMUL_BF16],
+        left=fp8[floors.MATMUL_BF16],
+        fp8=fp8[floors.MATMUL_FP8],
+        attention=bf16[floors.ATTENTION],
+        elementwise=bf16[floors.ELEMENTWISE] + bf16[floors.LOSS] + bf16[floors.CASTS],
+        optimizer=bf16[floors.OPTIMIZER] / shards,
+        cast=elements / rates.bandwidth,
+        fp8_matmuls=3 * passes * len(shapes),
+    )
+
+
+def shard(args, ways: int):
+    """Make the arguments of the part of a model that one of `ways` tensor-parallel GPUs computes.
+
+    Every matrix is cut along its heads, its FFN or its vocabulary.
+    """
+    if ways == 1:
+        return args
+    return SimpleNamespace(
+        dim=args.dim, n_layers=args.n_layers, n_heads=args.n_heads / ways,
+        n_kv_heads=max(1, args.n_kv_heads / ways), head_dim=args.head_dim,
+        hidden_dim=args.hidden_dim / ways, vocab_size=args.vocab_size / ways,
+        qk_norm=args.qk_norm, enable_weight_tying=args.enable_weight_tying,
+        fused_projections=args.fused_projections,
+    )  # fmt: skip
+
+
+def of_pair(pair: Pair, sizes: Sizes) -> Step:
+    """Work out the rooflines of a published step, whose parameters are taken to be in bf16."""
+    args = shard(sizes.arguments(), pair.tensor_parallel)
+    left_out = (*pair.left_out, *(() if pair.head_fp8 else ("output",)))
+    layers = [name for name in flops.linear_shapes(args) if not name.endswith(left_out)]
+    # Of two matmuls in FP8 the third, which stays in bf16, is that of the weight's gradient.
+    scaling = pair.scaling if pair.matmuls == 3 else "rowwise_with_gw_hp"
+    # Selective recomputation lies halfway between none and full.
+    modes = ["none", "full"] if pair.recompute == "half" else [pair.recompute or "none"]
+    rows = pair.batch / pair.context_parallel
+    configs = [floors.config(pair.sequence, rows, pair.passes, mode, scaling) for mode in modes]
+    shards = pair.gpus or 1
+    return step(configs, args, layers, GPUS[pair.gpu_key].datasheet, shards)

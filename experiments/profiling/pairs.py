@@ -1,0 +1,129 @@
+"""Pairs: training speeds in bf16 and FP8 that others measured side by side.
+
+`results/published/speedups.yaml` has them, with the sizes of their models.
+"""
+
+from functools import cache
+from types import SimpleNamespace
+from typing import Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, model_validator
+
+from experiments.config.yaml_source import ROOT
+from models.gpus import find
+
+PUBLISHED = ROOT / "results" / "published" / "speedups.yaml"
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Sizes(_Entry):
+    """The sizes of a model, as its makers released it."""
+
+    dim: PositiveInt
+    layers: PositiveInt
+    heads: PositiveInt
+    kv_heads: PositiveInt
+    ffn: PositiveInt
+    vocab: PositiveInt
+    head_dim: PositiveInt | None = None  # else dim / heads
+    gated: bool = True  # an FFN of three matrices (SwiGLU), else of two
+    tied: bool = False  # the head is the embedding
+
+    def arguments(self) -> SimpleNamespace:
+        """Make a model's arguments as models/flops.py reads them."""
+        # Two matrices of an FFN that is not gated have the FLOPs of three that are narrower.
+        hidden = self.ffn if self.gated else self.ffn * 2 / 3
+        return SimpleNamespace(
+            dim=self.dim, n_layers=self.layers, n_heads=self.heads, n_kv_heads=self.kv_heads,
+            head_dim=self.head_dim or self.dim // self.heads, hidden_dim=hidden,
+            vocab_size=self.vocab, qk_norm=False, enable_weight_tying=self.tied,
+            fused_projections=False,
+        )  # fmt: skip
+
+
+class Pair(_Entry):
+    """One pair of figures. The head of the file explains the fields."""
+
+    name: str
+    model: str
+    billions: PositiveFloat | None = None  # parameters
+    kind: Literal["dense", "experts", "lora", "part"]
+    stack: Literal[
+        "torchao", "torchao eager", "Transformer Engine", "hand-written", "XLA", "other"
+    ]
+    scaling: Literal[
+        "tensorwise", "rowwise", "delayed", "mxfp8", "blockwise", "static", "other", "not stated"
+    ]
+    gpu: str
+    gpus: PositiveInt | None = None
+    parallelism: str = ""
+    tensor_parallel: PositiveInt = 1
+    context_parallel: PositiveInt = 1
+    batch: PositiveFloat | None = None
+    sequence: PositiveInt | None = None
+    passes: PositiveInt = 1
+    assumed: tuple[str, ...] = ()
+    recompute: Literal["none", "half", "full"] | None = None
+    compile: str | None = None
+    software: str | None = None
+    matmuls: Literal[2, 3] = 3
+    left_out: tuple[str, ...] = ()
+    head_fp8: bool = False
+    all_gather: str | None = None
+    unit: str | None = None
+    bf16: PositiveFloat | None = None
+    fp8: PositiveFloat | None = None
+    lower_is_better: bool = False
+    ratio: PositiveFloat | None = None
+    source: str
+    place: str
+    date: str | None = None
+    confidence: Literal["a", "b", "c"]
+    fairness: Literal["clean", "minor", "doubtful"]
+    note: str = ""
+
+    @model_validator(mode="after")
+    def _figures(self) -> "Pair":
+        both = self.bf16 is not None and self.fp8 is not None and self.unit is not None
+        if both == (self.ratio is not None):
+            raise ValueError("give bf16 and fp8 with their unit, or else their ratio")
+        return self
+
+    @property
+    def speed_up(self) -> float:
+        """FP8's speed over bf16's."""
+        if self.ratio:
+            return self.ratio
+        return self.bf16 / self.fp8 if self.lower_is_better else self.fp8 / self.bf16
+
+    @property
+    def gpu_key(self) -> str | None:
+        """The GPU's key in `models.gpus.GPUS`."""
+        return find(self.gpu)
+
+    @property
+    def group(self) -> tuple:
+        """What is left out together: pairs of one model, stack and release."""
+        return (self.model, self.stack, self.software or self.source)
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether the time model may be fitted to the pair: a fair one whose step is known, of
+        matmuls as the recipes have them."""
+        known = self.kind == "dense" and self.sequence and self.batch and self.gpu_key
+        alike = self.stack in ("Transformer Engine", "hand-written") or (
+            self.stack == "torchao" and self.scaling in ("tensorwise", "rowwise")
+        )
+        return bool(known and alike and self.fairness != "doubtful")
+
+
+@cache
+def read() -> tuple[list[Pair], dict[str, Sizes]]:
+    """Read all pairs, and the sizes of models by name."""
+    content = yaml.load(PUBLISHED.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    sizes = {name: Sizes(**entry) for name, entry in content["models"].items()}
+    return [Pair(**entry) for entry in content["pairs"]], sizes
