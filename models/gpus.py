@@ -75,7 +75,9 @@ _A100 = (
 )
 _B200 = "NVIDIA Blackwell datasheet (resources.nvidia.com), dense, one GPU of an HGX B200"
 _L40S = "NVIDIA L40S datasheet (nvidia.com/en-us/data-center/l40s), dense"
-_BLACKWELL = "NVIDIA Blackwell Ultra and GB200/GB300 NVL72 datasheets (nvidia.com), dense, one GPU of"
+_BLACKWELL = (
+    "NVIDIA Blackwell Ultra and GB200/GB300 NVL72 datasheets (nvidia.com), dense, one GPU of"
+)
 _RTX = "NVIDIA {} whitepaper, appendix A, dense; FP8 with sums in FP32, as torch._scaled_mm asks"
 _ADA, _RTX_50 = _RTX.format("Ada GPU architecture"), _RTX.format("RTX Blackwell GPU architecture")
 _CDNA3 = "AMD Instinct {} data sheet (amd.com), dense"
@@ -125,6 +127,21 @@ GPUS = {
     "a100": Gpu("A100", 80e9, _rates(312, None, 2.039, _A100),
                 _rates(271.2, None, 2.039, _NO_COPY)),
 }  # fmt: skip
+
+# GPUs whose matmul units are alike.
+CHIPS = {
+    "Hopper": ("h100", "h100-pcie", "h100-nvl", "h200", "h200-nvl", "gh200", "gh200-144gb"),
+    "Blackwell": ("b200", "b300", "gb200", "gb300"),
+    "RTX Blackwell": ("rtx-5090", "rtx-pro-6000"),
+    "Ada": ("rtx-4090", "l40s"),
+    "CDNA 3": ("mi300x", "mi325x"),
+    "Ampere": ("a100",),
+}
+
+
+def chip(gpu: str | None) -> str | None:
+    """Name the chip of a key in `GPUS`."""
+    return next((name for name, gpus in CHIPS.items() if gpu in gpus), None)
 
 
 def find(device_name: str) -> str | None:

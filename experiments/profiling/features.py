@@ -28,9 +28,7 @@ class Step:
     fp8_matmuls: int  # how many
 
 
-def step(
-    configs: list, args, fp8_layers: Collection[str], rates: Rates, shards: float = 1
-) -> Step:
+def step(configs: list, args, fp8_layers: Collection[str], rates: Rates, shards: float = 1) -> Step:
     """Work out the rooflines of a step, the mean of several ways to recompute.
 
     Args:
@@ -83,8 +81,17 @@ def shard(args, ways: int):
 
 
 def of_pair(pair: Pair, sizes: Sizes) -> Step:
-    """Work out the rooflines of a published step, whose parameters are taken to be in bf16."""
-    args = shard(sizes.arguments(), pair.tensor_parallel)
+    """Work out the rooflines of a published step, whose parameters are taken to be in bf16.
+
+    Blocks are alike: the rooflines of one and of two blocks give those of all.
+    """
+    one, two = (asdict(_of_blocks(pair, sizes, blocks)) for blocks in (1, 2))
+    others = sizes.layers - 1
+    return Step(**{name: one[name] + others * (two[name] - one[name]) for name in one})
+
+
+def _of_blocks(pair: Pair, sizes: Sizes, blocks: int) -> Step:
+    args = shard(sizes.arguments(blocks), pair.tensor_parallel)
     left_out = (*pair.left_out, *(() if pair.head_fp8 else ("output",)))
     layers = [name for name in flops.linear_shapes(args) if not name.endswith(left_out)]
     # Of two matmuls in FP8 the third, which stays in bf16, is that of the weight's gradient.
@@ -93,5 +100,4 @@ def of_pair(pair: Pair, sizes: Sizes) -> Step:
     modes = ["none", "full"] if pair.recompute == "half" else [pair.recompute or "none"]
     rows = pair.batch / pair.context_parallel
     configs = [floors.config(pair.sequence, rows, pair.passes, mode, scaling) for mode in modes]
-    shards = pair.gpus or 1
-    return step(configs, args, layers, GPUS[pair.gpu_key].datasheet, shards)
+    return step(configs, args, layers, GPUS[pair.gpu_key].datasheet, pair.gpus or 1)

@@ -13,11 +13,12 @@ tensor parallelism sends, FP8 all-gather, and slower FP8 matmuls where a matrix 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import cache
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import least_squares
+from scipy.optimize import OptimizeResult, approx_fprime, least_squares
 
 from experiments.profiling import features, pairs
 from experiments.profiling.features import Step
@@ -49,7 +50,9 @@ PARAMETERS = {
 _NAMES = list(PARAMETERS)
 _PRIOR = np.array([parameter.prior for parameter in PARAMETERS.values()])
 _SPREAD = np.array([parameter.spread for parameter in PARAMETERS.values()])
-_NOISE = 0.05  # of a published speed-up, as a logarithm: by how much two reports of one thing differ
+_NOISE = (
+    0.05  # of a published speed-up, as a logarithm: by how much two reports of one thing differ
+)
 SHARE = 0.8  # of left-out pairs that a range is to hold
 
 
@@ -61,8 +64,10 @@ class Observation(NamedTuple):
     group: tuple
     stack: str
     scaling: str
+    gpu: str  # a key of models.gpus.GPUS
     step: Step
     speed_up: float
+    bf16_s: float | None = None  # measured, of a bf16 step on one GPU
 
 
 # ---- from pairs to a table ----
@@ -86,8 +91,13 @@ def published() -> tuple[Observation, ...]:
 def _observation(several: list[pairs.Pair], sizes: dict[str, pairs.Sizes]) -> Observation:
     pair = several[0]
     speed_up = float(np.median([one.speed_up for one in several]))
-    step = features.of_pair(pair, sizes[pair.model])
-    return Observation(pair.name, pair.group, pair.stack, pair.scaling, step, speed_up)
+    step, bf16_s = features.of_pair(pair, sizes[pair.model]), None
+    if pair.unit == "tok/s/gpu":
+        tokens = pair.batch * pair.sequence * pair.passes / pair.context_parallel
+        bf16_s = tokens / pair.tensor_parallel / pair.bf16
+    return Observation(
+        pair.name, pair.group, pair.stack, pair.scaling, pair.gpu_key, step, speed_up, bf16_s
+    )  # fmt: skip
 
 
 def table(observations: Iterable[Observation]) -> pd.DataFrame:
@@ -130,8 +140,8 @@ def log_speed_up(parameters: np.ndarray, rows: Mapping[str, np.ndarray]) -> np.n
     return np.log(both.bf16 / both.fp8)
 
 
-def fit(rows: pd.DataFrame, start: np.ndarray = _PRIOR) -> np.ndarray:
-    """Fit the parameters; groups weigh the same however many rows they have."""
+def fit(rows: pd.DataFrame, start: np.ndarray = _PRIOR) -> OptimizeResult:
+    """Fit the parameters, `x`; groups weigh the same however many rows they have."""
     columns = {name: rows[name].to_numpy() for name in rows}
     measured = np.log(columns["speed_up"])
     weight = rows.groupby("group")["name"].transform("size").to_numpy() ** -0.5 / _NOISE
@@ -140,7 +150,7 @@ def fit(rows: pd.DataFrame, start: np.ndarray = _PRIOR) -> np.ndarray:
         errors = weight * (log_speed_up(parameters, columns) - measured)
         return np.concatenate([errors, (parameters - _PRIOR) / _SPREAD])
 
-    return least_squares(residuals, start, loss="soft_l1", bounds=(0, np.inf)).x
+    return least_squares(residuals, start, loss="soft_l1", bounds=(0, np.inf))
 
 
 # ---- how far off it is ----
@@ -151,7 +161,7 @@ def leave_one_out(rows: pd.DataFrame, start: np.ndarray = _PRIOR) -> pd.DataFram
     rows = rows.assign(predicted=np.nan)
     for group in rows["group"].unique():
         out = rows["group"] == group
-        rows.loc[out, "predicted"] = np.exp(log_speed_up(fit(rows[~out], start), rows[out]))
+        rows.loc[out, "predicted"] = np.exp(log_speed_up(fit(rows[~out], start).x, rows[out]))
     return rows.assign(error=np.log(rows["predicted"] / rows["speed_up"]))
 
 
@@ -166,14 +176,32 @@ def half_width(errors: pd.Series) -> float:
 
 
 class Fitted(NamedTuple):
-    """The fitted parameters, and each row as it is predicted when its group is left out."""
+    """The fitted parameters and their covariance, and each row as it is predicted when its group is
+    left out."""
 
     parameters: np.ndarray
+    covariance: np.ndarray
     rows: pd.DataFrame
 
     def half_width(self, stack: str = "torchao") -> float:
         """Give the range of a stack's predictions."""
         return half_width(self.rows.loc[self.rows["stack"] == stack, "error"])
+
+    def widths(self, rows: pd.DataFrame, times_wider: float = 1) -> np.ndarray:
+        """Give the range of new rows, wider where parameters matter that the pairs hardly tell."""
+        slopes = approx_fprime(self.parameters, log_speed_up, 1e-6, rows)
+        spread = np.sqrt(np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes))
+        return np.hypot(
+            times_wider * self.half_width(), NormalDist().inv_cdf((1 + SHARE) / 2) * spread
+        )
+
+    def pace(self, gpu: str) -> float:
+        """Give the part of a datasheet's peak that bf16 matmuls reach in torchao's steps: the
+        median of those on this GPU, or else of all."""
+        rows = self.rows[(self.rows["stack"] == "torchao") & self.rows["bf16_s"].notna()]
+        here = rows[rows["gpu"] == gpu]
+        rows = here if len(here) else rows
+        return float((times(self.parameters, rows).bf16 / rows["bf16_s"]).median())
 
     def by_stack(self) -> pd.DataFrame:
         """Summarize the errors of left-out groups: pairs, share inside the range, mean errors."""
@@ -198,5 +226,6 @@ class Fitted(NamedTuple):
 def fitted(own: Iterable[Observation] = ()) -> Fitted:
     """Fit to all published pairs and to `own` measurements."""
     rows = table([*published(), *own])
-    parameters = fit(rows)
-    return Fitted(parameters, leave_one_out(rows, parameters))
+    found = fit(rows)
+    covariance = np.linalg.inv(found.jac.T @ found.jac)
+    return Fitted(found.x, covariance, leave_one_out(rows, found.x))

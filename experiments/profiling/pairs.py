@@ -33,12 +33,12 @@ class Sizes(_Entry):
     gated: bool = True  # an FFN of three matrices (SwiGLU), else of two
     tied: bool = False  # the head is the embedding
 
-    def arguments(self) -> SimpleNamespace:
-        """Make a model's arguments as models/flops.py reads them."""
+    def arguments(self, blocks: int) -> SimpleNamespace:
+        """Make the arguments of a model of so many blocks, as models/flops.py reads them."""
         # Two matrices of an FFN that is not gated have the FLOPs of three that are narrower.
         hidden = self.ffn if self.gated else self.ffn * 2 / 3
         return SimpleNamespace(
-            dim=self.dim, n_layers=self.layers, n_heads=self.heads, n_kv_heads=self.kv_heads,
+            dim=self.dim, n_layers=blocks, n_heads=self.heads, n_kv_heads=self.kv_heads,
             head_dim=self.head_dim or self.dim // self.heads, hidden_dim=hidden,
             vocab_size=self.vocab, qk_norm=False, enable_weight_tying=self.tied,
             fused_projections=False,
@@ -52,9 +52,7 @@ class Pair(_Entry):
     model: str
     billions: PositiveFloat | None = None  # parameters
     kind: Literal["dense", "experts", "lora", "part"]
-    stack: Literal[
-        "torchao", "torchao eager", "Transformer Engine", "hand-written", "XLA", "other"
-    ]
+    stack: Literal["torchao", "torchao eager", "Transformer Engine", "hand-written", "XLA", "other"]
     scaling: Literal[
         "tensorwise", "rowwise", "delayed", "mxfp8", "blockwise", "static", "other", "not stated"
     ]
