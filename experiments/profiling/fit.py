@@ -1,10 +1,10 @@
 """Fit: how far real steps are from their rooflines, learned from pairs that were measured.
 
-Of both steps a roofline (experiments/profiling/features.py) is what the hardware allows. A real step
-takes longer, and its parts do so differently. `PARAMETERS` says by how much each part does, measured
-by bf16 matmuls, whose own slowness cancels in a speed-up. scipy fits the parameters by least squares
-on the logarithm of the speed-up. Each is also drawn to what was known of it before, as if this were
-one more measurement.
+A roofline (experiments/profiling/features.py) is the least time that the hardware allows. A real
+step takes longer, and its parts do so differently. `PARAMETERS` says by how much each part does,
+measured by bf16 matmuls, whose own slowness cancels in a speed-up. scipy fits the parameters by
+least squares on the logarithm of the speed-up. Each is also drawn to what was known of it before,
+as if this were one more measurement.
 
 Tried and left out, because groups that were left out were predicted no better with them: time that
 tensor parallelism sends, FP8 all-gather, and slower FP8 matmuls where a matrix is narrow.
