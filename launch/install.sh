@@ -5,8 +5,10 @@
 #   NVIDIA's images pin (PIP_CONSTRAINT) is kept too, but for torchao.
 #   Without a GPU, torch comes from constraints-cpu.txt; with one, from requirements.txt's range.
 #   PYTHON names the interpreter to use; otherwise the first of python3, python3.12, python3.11 that fits.
+#   Example: PYTHON=python3.12 launch/install.sh      Exit codes: 0 installed, 2 something is missing, and said.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+case ${1-} in -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' launch/install.sh && exit ;; esac
 venv=${1:-.venv}
 
 fits() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null; }

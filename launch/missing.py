@@ -1,6 +1,11 @@
-"""launch/missing.py FILE…: say which of these requirements this Python lacks, with exit code 2;
-nothing if it lacks none."""
+"""Say which requirements this Python lacks.
 
+    .venv/bin/python launch/missing.py requirements.txt
+
+Exit codes: 0 if it lacks none, 2 if it lacks some.
+"""
+
+import argparse
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -18,7 +23,11 @@ def is_there(requirement: Requirement) -> bool:
         return not requirement.specifier and find_spec(requirement.name) is not None
 
 
-files, lines = sys.argv[1:], []
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
+parser.add_argument("files", nargs="+", metavar="FILE")
+files, lines = parser.parse_args().files, []
 for file in files:
     lines += Path(file).read_text().splitlines()
 asked = [line for line in lines if not line.startswith("#")]
