@@ -87,6 +87,10 @@ def test_measure_all_lists_commands_that_exist():
         assert find_spec(module) and {name.partition("+")[0] for name in names} <= known
 
 
+def test_make_alone_lists_what_there_is():
+    assert "make study " in processes.run(["make"]).stdout.splitlines()[0]
+
+
 # ---- jobs ----
 
 
