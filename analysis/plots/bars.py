@@ -1,100 +1,96 @@
-"""Rows of horizontal bars, one a recipe: speed, utilisation, step time, warm-up and memory."""
+"""Rows of horizontal bars, one a recipe: speed, utilisation, step time, first step and memory."""
 
 from collections.abc import Iterable
 
-import numpy as np
 import pandas as pd
 from matplotlib.artist import setp
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from scipy.stats import gmean
 
-from analysis.comparison import in_order
+from analysis.comparison import Comparison, in_order
 from analysis.plots.by_step import clock_start, thinned
 from analysis.plots.style import (
-    GREY,
     SMALL,
     NoData,
+    finding,
     look,
     make_room,
+    name,
     note,
     number,
     plot,
     short_name,
 )
-from analysis.rates import LEVEL, MIN_STEPS, Rate
+from analysis.rates import LEVEL, MIN_STEPS
 
-# Column: the text beside a bar, and how dark the bar is.
-PEAKS = {
-    "mfu_bf16_peak": ("{} % of bf16 peak", 0.6),
-    "mfu_fp8_peak": ("{} % of FP8 peak", 0.4),
-    "mfu_mixed_peak": ("{} % mixed", 0.22),
-}
 # Paul Tol's muted colours, colour-blind safe, in the order in which the phases happen.
 PHASES = {
     "import": "#332288", "distributed": "#88CCEE", "data": "#44AA99", "model build": "#117733",
     "conversion": "#999933", "optimizer": "#AA4499", "compile": "#CC6677", "first step": "#DDCC77",
     "other": "#999999",
 }  # fmt: skip
-SMALL_SHARE = 0.03  # of the longest warm-up: phases below it in every row are merged
+SMALL_SHARE = 0.03  # of the longest first step: phases below it in every row are merged
 
 
-def completed(runs: pd.DataFrame, column: str) -> pd.DataFrame:
+def completed(comparison: Comparison, column: str) -> pd.DataFrame:
     """Choose the completed runs that have a value in a column, by recipe in the usual order.
 
     Raises:
         NoData: there is none.
     """
-    done = runs[runs["status"] == "completed"].dropna(subset=column)
+    done = comparison.frames.runs.query("status == 'completed'").dropna(subset=column)
     if done.empty:
         raise NoData(f"no completed run has {column}")
     return done.set_index("recipe").loc[in_order(done["recipe"])]
 
 
-def set_rows(axes: Axes, names: Iterable[str], x_label: str) -> None:
-    """Set ticks, limits and room for one row a name, the first on top."""
-    labels = [short_name(recipe) for recipe in dict.fromkeys(names)]
+def fastest(comparison: Comparison) -> str:
+    """Choose the recipe that findings are about: the fastest one in FP8, else the fastest."""
+    recipes = comparison.fp8 or comparison.recipes
+    return max(recipes, key=lambda recipe: comparison.rates[recipe].mean)
+
+
+def set_rows(axes: Axes, labels: Iterable[str], x_label: str) -> None:
+    """Set ticks, limits and room for one row a label, the first on top."""
+    labels = list(labels)
     axes.set_yticks(range(len(labels)), labels)
     axes.set(ylim=(len(labels) - 0.5, -0.5), xlabel=x_label, ylabel="")
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.xaxis.set_major_formatter("{x:,.10g}")
-    make_room(axes, len(labels))
+    axes.locator_params(axis="x", nbins=6)
+    make_room(axes, 3 * len(labels))
 
 
 def draw_bars(
-    axes: Axes,
-    values: pd.Series,
-    text="{}",
-    published=None,
-    mean=np.median,
-    y=0.0,
-    height=0.6,
-    alpha=0.55,
-) -> None:
+    axes: Axes, values: pd.Series, unit="", over: str | None = None, y=0.0, height=0.6, alpha=0.55
+) -> pd.Series:
     """Draw a bar a recipe, from zero to the mean of its runs, with a mark for each of several runs.
 
     Args:
         values: of the runs, indexed by recipe.
-        text: to write beside a bar, with its length for {}.
-        published: by recipe, drawn as a hollow diamond.
-        mean: the kind of mean, of an array.
+        unit: to write after a bar's length.
+        over: recipe whose bar is 1 in the ratios that are written below the lengths.
         y: how far below the middle of its row a bar is.
+
+    Returns:
+        The lengths, by recipe.
     """
-    for row, (recipe, of_recipe) in enumerate(values.groupby(level=0, sort=False)):
-        (colour, marker), length = look(recipe), mean(of_recipe)
-        axes.barh(row + y, length, height, color=colour, alpha=alpha, linewidth=0)
+    by_recipe = values.groupby(level=0, sort=False)
+    lengths = by_recipe.agg(gmean)
+    for row, (recipe, of_recipe) in enumerate(by_recipe):
+        _, colour, marker = look(recipe)
+        axes.barh(row + y, lengths[recipe], height, color=colour, alpha=alpha, linewidth=0)
         if len(of_recipe) > 1:
             rows = [row + y] * len(of_recipe)
             axes.plot(of_recipe, rows, marker, color=colour, markersize=4, zorder=3)
-        beside = text.format(number(length))
-        if published and recipe in published:
-            axes.plot(
-                published[recipe], row + 0.17, "d", markerfacecolor="white", markeredgecolor=GREY
-            )
-            beside += f"\n◇ published {number(published[recipe])}"
+        beside = f"{number(lengths[recipe])} {unit}"
+        if over in lengths and recipe != over:
+            beside += f"\n{lengths[recipe] / lengths[over]:.2f} ×"
         write_beside(axes, row + y, beside)
     axes.set_xlim(left=0)
+    return lengths
 
 
 def write_beside(axes: Axes, y: float, text: str) -> None:
@@ -111,63 +107,81 @@ def write_beside(axes: Axes, y: float, text: str) -> None:
     )
 
 
-@plot
-def tokens_per_s(
-    axes: Axes,
-    rates: dict[str, Rate],
-    published: dict[str, float] | None = None,
-) -> None:
-    """Draw tokens per second of each recipe, over all devices, padding included.
+def compare_bars(axes: Axes, comparison: Comparison, values: pd.Series, unit: str, of: str) -> None:
+    """Draw bars with their ratios to the opponent's, and the fastest FP8 recipe's as the finding.
 
     Args:
-        rates: by recipe, see `analysis.rates.Rate`.
-        published: tokens/s by recipe to compare with.
+        of: what is compared, for the finding.
     """
-    known = {recipe: rate for recipe, rate in rates.items() if rate.runs}
+    opponent, recipe = comparison.opponent, fastest(comparison)
+    lengths = draw_bars(axes, values, unit, opponent)
+    set_rows(axes, map(short_name, lengths.index), of)
+    if {opponent, recipe} <= {*lengths.index} and opponent != recipe:
+        ratio = lengths[recipe] / lengths[opponent]
+        finding(axes, f"{name(recipe)}: {ratio:.2f} times the {of} of {name(opponent)}")
+
+
+@plot
+def tokens_per_s(axes: Axes, comparison: Comparison) -> None:
+    """Draw tokens per second of each recipe, over all devices, padding included."""
+    known = {recipe: rate for recipe, rate in comparison.rates.items() if rate.runs}
     if not known:
         raise NoData(f"no run is long enough for a rate: train {MIN_STEPS} steps or more")
     speeds = pd.concat({recipe: rate.by_run for recipe, rate in known.items()}).droplevel(1)
-    draw_bars(axes, speeds, published=published, mean=gmean)
+    compare_bars(axes, comparison, speeds, "", "tokens/s")
     for y, rate in enumerate(known.values()):
         axes.plot([rate.low, rate.high], [y, y], color="black", solid_capstyle="butt")
-    set_rows(axes, known, "tokens/s")
     note(
         axes,
-        "Bar: by the mean steady step. Marks: runs, where there are several; black line: "
+        "By the mean steady step. Marks: runs, where there are several; black line: "
         f"{LEVEL:.0%} interval over them.",
     )
 
 
 @plot
-def mfu(axes: Axes, runs: pd.DataFrame) -> None:
-    """Draw model FLOPs utilisation in percent of each peak: bf16's, FP8's, and the mixed one."""
-    done = completed(runs, "mfu_bf16_peak")
-    known = 100 * done[list(PEAKS)].dropna(axis="columns", how="all")
-    height = 0.8 / max(2, known.shape[1])
-    for index, peak in enumerate(known):
-        text, alpha = PEAKS[peak]
-        y = (index - (known.shape[1] - 1) / 2) * height
-        draw_bars(axes, known[peak].dropna(), text, y=y, height=0.9 * height, alpha=alpha)
-    set_rows(axes, done.index, "MFU (%)")
+def memory(axes: Axes, comparison: Comparison) -> None:
+    """Draw the highest memory in GiB."""
+    done = completed(comparison, "peak_memory_bytes")
+    compare_bars(axes, comparison, done["peak_memory_bytes"] / 2**30, "GiB", "peak memory")
+    of_device = "reserved memory of a device"
+    if (done["device_type"] == "cpu").all():
+        of_device = "resident memory of the process"
+    axes.set_xlabel(f"peak {of_device} (GiB)")
+
+
+@plot
+def mfu(axes: Axes, comparison: Comparison) -> None:
+    """Draw model FLOPs utilisation in percent of the bf16 peak, and write that of the mixed one."""
+    done = completed(comparison, "mfu_bf16_peak")
+    lengths = draw_bars(axes, 100 * done["mfu_bf16_peak"], "%")
+    mixed = 100 * done["mfu_mixed_peak"].groupby(level=0, sort=False).mean()
+    for row, share in enumerate(mixed):
+        if share > 0:
+            write_beside(axes, row + 0.3, f"{share:.1f} % mixed")
+    set_rows(axes, map(short_name, lengths.index), "MFU (% of the bf16 peak)")
+    recipe = fastest(comparison)
+    if recipe in lengths:
+        finding(axes, f"{name(recipe)}: {lengths[recipe]:.1f} % of the bf16 peak")
     note(
         axes,
         f"Peak: {'; '.join(done['peak_source'].unique())}. Mixed: each FLOP against the "
-        "peak of the precision it ran in.",
+        "peak of the precision in which it ran.",
     )
 
 
 @plot
-def step_time(axes: Axes, runs: pd.DataFrame, steps: pd.DataFrame) -> None:
+def step_time(axes: Axes, comparison: Comparison) -> None:
     """Draw milliseconds of steady steps: box of quartiles, whiskers to 1.5 times their distance.
 
-    Outliers are marks. `steps` as from `analysis.load.steps`.
+    Outliers are marks.
     """
-    done = completed(runs, "tokens_per_s")["run"]
-    steady = steps[steps["steady"] & steps["run"].isin(done)].sort_values("seconds")
-    recipes = done.index.unique()
-    for y, recipe in enumerate(recipes):
-        milliseconds = 1000 * steady.loc[steady["recipe"] == recipe, "seconds"]
-        colour, marker = look(recipe)
+    done = completed(comparison, "tokens_per_s")["run"]
+    steady = comparison.steps.query("steady")
+    steady = steady[steady["run"].isin(done)].sort_values("seconds")
+    apart = {}
+    for y, (recipe, runs) in enumerate(done.groupby(level=0, sort=False)):
+        milliseconds = 1000 * steady.loc[steady["run"].isin(runs), "seconds"]
+        _, colour, marker = look(recipe)
         # Of many steps evenly spread quantiles, the extremes among them, stand for all.
         box = axes.boxplot(
             thinned(milliseconds),
@@ -180,16 +194,19 @@ def step_time(axes: Axes, runs: pd.DataFrame, steps: pd.DataFrame) -> None:
         setp(sum(box.values(), []), color=colour)
         setp(box["boxes"], facecolor=to_rgba(colour, 0.35))
         setp(box["fliers"], markeredgecolor=colour)
-        median = number(milliseconds.median())
-        write_beside(axes, y, f"{median} ms\n{len(milliseconds):,} steps")
-    set_rows(axes, recipes, "time of a steady step (ms)")
-    note(axes, "The axis does not start at zero.")
+        low, median, high = milliseconds.quantile([0.25, 0.5, 0.75])
+        apart[recipe] = (high - low) / median
+        write_beside(axes, y, f"mean {number(milliseconds.mean())}\n{len(milliseconds):,} steps")
+    set_rows(axes, map(short_name, apart), "time of a steady step (ms)")
+    most = 100 * max(apart.values())
+    finding(axes, f"Quartiles of a recipe's steps are at most {most:.1f} % apart")
+    note(axes, "Median, quartiles and outliers. The axis does not start at zero.")
 
 
 @plot
-def warm_up(axes: Axes, runs: pd.DataFrame) -> None:
+def warm_up(axes: Axes, comparison: Comparison) -> None:
     """Draw seconds from process start to the end of step 1 by phase: means of completed runs."""
-    done = completed(runs, "warm_up_s")
+    done = completed(comparison, "warm_up_s")
     phases = pd.DataFrame([*done["phases"]], index=done.index).fillna(0.0)
     phases.columns = phases.columns.str.replace("_", " ")
     table = phases.groupby(level=0, sort=False).mean()
@@ -199,19 +216,17 @@ def warm_up(axes: Axes, runs: pd.DataFrame) -> None:
     table["other"] = total - table.sum(axis=1)
     table = table[[phase for phase in PHASES if phase in table]]
     table.plot.barh(ax=axes, stacked=True, color=PHASES, width=0.6, edgecolor="white")
-    x_label = f"seconds to the end of step 1; the clock starts with\n{clock_start(runs)}"
-    set_rows(axes, table.index, x_label)
+    axes.get_legend().remove()
+    if table.shape[1] > 1:
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=table.shape[1])
+    set_rows(axes, map(short_name, table.index), "seconds to the end of step 1")
     for y, seconds in enumerate(total):
         write_beside(axes, y, f"{number(seconds)} s")
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
-    note(axes, f"Other: {', '.join([*small, 'what no phase holds'])}.")
-
-
-@plot
-def memory(axes: Axes, runs: pd.DataFrame) -> None:
-    """Draw the highest memory in GiB."""
-    done = completed(runs, "peak_memory_bytes")
-    draw_bars(axes, done["peak_memory_bytes"] / 2**30, "{} GiB")
-    cpu = (runs["device_type"] == "cpu").all()
-    what = "peak resident memory of the process" if cpu else "peak reserved memory of a device"
-    set_rows(axes, done.index, f"{what} (GiB)")
+    opponent, recipe = comparison.opponent, fastest(comparison)
+    if {opponent, recipe} <= {*total.index} and opponent != recipe:
+        more = total[recipe] - total[opponent]
+        when = "later" if more > 0 else "earlier"
+        words = f"{name(recipe)} ends step 1 {abs(more):,.0f} s {when} than {name(opponent)}"
+        finding(axes, words, pad=22)
+    other = f"Other: {', '.join([*small, 'what no phase holds'])}."
+    note(axes, f"The clock starts with {clock_start(comparison.frames.runs)}. {other}")

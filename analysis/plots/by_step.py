@@ -1,5 +1,6 @@
-"""Lines by step: the loss, its difference to the baseline's, and the wall time."""
+"""Lines by step: the loss, its difference to the baseline's, and the lead in wall time."""
 
+import math
 from typing import TypeVar
 
 import numpy as np
@@ -8,30 +9,36 @@ from matplotlib.axes import Axes
 
 from analysis.comparison import OWN, Comparison, in_order
 from analysis.load import final_from
-from analysis.losses import LEVEL
+from analysis.losses import LEVEL, TOLERANCE
 from analysis.plots.style import (
     GREY,
     SMALL,
     NoData,
+    finding,
     legend_beside,
     look,
     make_room,
     name,
     note,
+    number,
     plot,
     short_name,
 )
-from analysis.rates import FROM, UNTIL
+from analysis.rates import AHEAD, FROM, UNTIL
 
 AnyFrame = TypeVar("AnyFrame", pd.Series, pd.DataFrame)
 POINTS = 400  # of a line: more than its pixels would only make pages large
+FAR = 10  # margins: a loss that ends farther from the baseline's is off the axis of the others
 
 
-def draw_runs(axes: Axes, runs: pd.DataFrame, curves: pd.DataFrame) -> None:
-    """Draw completed runs of a recipe as their mean in a band of all, others as a dashed line each.
+def draw_runs(
+    axes: Axes, runs: pd.DataFrame, curves: pd.DataFrame, groups: list[list[str]]
+) -> None:
+    """Draw completed runs of a group of recipes as their mean in a band, others as a dashed line.
 
     Args:
         curves: what to draw, a row a step, a column a run.
+        groups: recipes that are drawn together.
 
     Raises:
         NoData: there is nothing to draw.
@@ -39,37 +46,32 @@ def draw_runs(axes: Axes, runs: pd.DataFrame, curves: pd.DataFrame) -> None:
     drawn = runs[runs["run"].isin(curves.dropna(axis="columns", how="all"))]
     if drawn.empty:
         raise NoData("no log window has it")
-    for recipe in in_order(drawn["recipe"]):
-        of_recipe = drawn[drawn["recipe"] == recipe]
-        done = of_recipe["status"] == "completed"
-        together = curves[of_recipe.loc[done, "run"]].dropna()
+    done = drawn["status"] == "completed"
+    for recipes in groups:
+        of_group = drawn.loc[done & drawn["recipe"].isin(recipes), "run"]
+        together = curves[of_group].dropna()
         if not together.empty:
-            draw_band(axes, recipe, together.agg(["mean", "min", "max"], axis="columns"))
-        for run, status in of_recipe.loc[~done, ["run", "status"]].itertuples(index=False):
-            axes.plot(
-                thinned(curves[run].dropna()),
-                "--",
-                color=look(recipe).colour,
-                linewidth=1,
-                label=short_name(f"{recipe} ({status})"),
-            )
+            draw_band(axes, recipes, together.agg(["mean", "min", "max"], axis="columns"))
+    for run, recipe, status in drawn.loc[~done, ["run", "recipe", "status"]].to_numpy():
+        label = f"{short_name(recipe)}\n({status})"
+        values = thinned(curves[run].dropna())
+        axes.plot(values, "--", color=look(recipe).colour, linewidth=1, label=label)
 
 
-def draw_band(axes: Axes, recipe: str, band: pd.DataFrame) -> None:
-    """Draw a line in the recipe's colour, in its band.
+def draw_band(axes: Axes, recipes: list[str], band: pd.DataFrame) -> None:
+    """Draw a line in the look of the first recipe, in its band.
 
     Markers are a fifth further on for each line, so that equal curves show each other's.
 
     Args:
         band: by step the line and the ends of its band, which may be NaN.
     """
-    colour, marker = look(recipe)
+    _, colour, marker = look(recipes[0])
     line, low, high = thinned(band).to_numpy().T
     steps, every = thinned(band).index, max(1, len(line) // 6)
-    first = len(axes.lines) * every // 5 % every
-    axes.plot(
-        steps, line, color=colour, label=short_name(recipe), marker=marker, markevery=(first, every)
-    )
+    shown = len(axes.lines) * every // 5 % every, every
+    label = "\n".join(map(short_name, recipes))
+    axes.plot(steps, line, color=colour, label=label, marker=marker, markevery=shown)
     axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
@@ -79,18 +81,32 @@ def thinned(values: AnyFrame) -> AnyFrame:
     return values.iloc[np.linspace(0, len(values) - 1, count).round().astype(int)]
 
 
-def finish(axes: Axes, y_label: str, scale: str = "linear") -> None:
-    """Write labels, and the names of the lines on the right in the order in which they end."""
-    axes.set(xlabel="step", ylabel=y_label, yscale=scale)
+def finish(axes: Axes, y_label: str, end: str) -> None:
+    """Write labels, and on the right, from top to bottom, each line's name and its end.
+
+    A line that leaves the axis says so there.
+
+    Args:
+        end: format of a line's last value.
+    """
+    axes.set(xlabel="step", ylabel=y_label)
     axes.margins(x=0)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter("{x:,.10g}")
-    axes.yaxis.set_minor_formatter("{x:,.10g}")
-    lines, names = axes.get_legend_handles_labels()
-    named = dict(zip(names, lines, strict=True)).values()
-    make_room(axes, len(named))
-    by_end = sorted(named, key=lambda line: line.get_ydata()[-1], reverse=True)
-    legend_beside(axes, handles=by_end)
+    axes.xaxis.set_major_formatter("{x:,.10g}")
+    axes.yaxis.set_major_formatter("{x:,.10g}")
+    lowest, highest = axes.get_ylim()
+    handles, names = axes.get_legend_handles_labels()
+    lines = sorted(dict(zip(names, handles, strict=True)).values(), key=_last, reverse=True)
+    for line in lines:
+        words = f"{line.get_label()}\n{end.format(_last(line))}"
+        if not lowest <= _last(line) <= highest:
+            words += ", off the axis"
+        line.set_label(words)
+    make_room(axes, sum(line.get_label().count("\n") + 1 for line in lines))
+    legend_beside(axes, handles=lines)
+
+
+def _last(line) -> float:
+    return line.get_ydata()[-1]
 
 
 def draw_margin(axes: Axes, margin: float) -> None:
@@ -110,6 +126,41 @@ def draw_margin(axes: Axes, margin: float) -> None:
     )
 
 
+# ---- loss ----
+
+
+@plot
+def loss(axes: Axes, comparison: Comparison) -> None:
+    """Draw the training loss (nats per token) by step: means over a tenth of the steps.
+
+    Recipes whose final losses coincide are one band. The axis ends at the loss of the beginning.
+    """
+    runs, windows = comparison.frames.runs, comparison.frames.windows
+    done = runs[runs["status"] == "completed"]
+    final = done.groupby("recipe")["final_loss"].mean().dropna().sort_values()
+    # A group ends where the next loss is higher by more than the margin.
+    group = (final.diff() > TOLERANCE * final).cumsum()
+    groups = [in_order(recipes) for recipes in final.groupby(group).groups.values()]
+    losses = windows.pivot(index="step", columns="run", values="loss").dropna(axis=1, how="all")
+    smooth = losses.apply(_smoothed)
+    draw_runs(axes, runs, smooth, groups)
+    lowest, highest = smooth.min(axis=None), smooth.bfill().iloc[0].max()
+    room = 0.05 * (highest - lowest)
+    axes.set_ylim(lowest - room, highest + room)
+    finish(axes, "loss (nats per token)", "{:,.4g}")
+    note(axes, "Mean over a tenth of the steps and over seeds; band: range of the runs.")
+    if len(groups) > 1:
+        apart = final - final.get(comparison.baseline, final.iloc[0])
+        far = apart.abs().idxmax()
+        words = " and ".join(name(recipe) for group in groups for recipe in group if far in group)
+        side = "above" if apart[far] > 0 else "below"
+        against = name(comparison.baseline)
+        finding(axes, f"{words}: final loss {abs(apart[far]):.3g} {side} {against}")
+    elif len(final) > 1:
+        spread = math.ceil(1000 * (final.iloc[-1] - final.iloc[0])) / 1000
+        finding(axes, f"Final losses within {spread:.3f} of one another")
+
+
 def _smoothed(losses: pd.Series) -> pd.Series:
     """Average each tenth of a run's steps; a mean is in the middle of its steps."""
     logged = losses.dropna()
@@ -118,41 +169,43 @@ def _smoothed(losses: pd.Series) -> pd.Series:
 
 
 @plot
-def loss(axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame, scale: str = "linear") -> None:
-    """Draw the training loss (nats per token) by step: means over a tenth of the steps.
+def loss_difference(axes: Axes, comparison: Comparison) -> None:
+    """Draw the loss of each recipe minus the baseline's, in its interval, over the margin.
 
-    The last one is the final loss where log windows divide that tenth. `scale`: "log" where one
-    recipe's loss is many times the others'.
+    A recipe that ends more than `FAR` margins away is off the axis, if another does not.
     """
-    losses = windows.pivot(index="step", columns="run", values="loss").dropna(axis=1, how="all")
-    draw_runs(axes, runs, losses.apply(_smoothed))
-    finish(axes, "loss (nats per token)", scale)
-    note(axes, "Mean over a tenth of the steps and over the seeds; band: range of the seeds.")
-
-
-@plot
-def loss_difference(
-    axes: Axes, differences: dict[str, pd.DataFrame], margin: float | None, baseline: str
-) -> None:
-    """Draw the loss of each recipe minus the baseline's, in its band, and the margin of equality.
-
-    Args:
-        differences: by recipe, see `analysis.losses.loss_difference`.
-        margin: what counts as the same, in nats per token; None if no two can be compared.
-        baseline: the recipe that was subtracted.
-    """
-    if margin is None:
-        raise NoData(f"no recipe has a loss at the same step and seed as {name(baseline)}")
+    margin, baseline = comparison.margin, name(comparison.baseline)
+    ends = {recipe: of.difference for recipe, of in comparison.verdicts.items() if of.seeds}
+    if not ends:
+        raise NoData("it takes completed runs of the baseline and of another recipe, equal seeds")
     draw_margin(axes, margin)
-    for recipe in in_order(differences):
-        if len(differences[recipe]):
-            draw_band(axes, recipe, differences[recipe].set_index("step"))
-    finish(axes, f"loss − loss of {name(baseline)}\n(nats per token)")
+    reach = [1.1 * margin]
+    for recipe in ends:
+        band = comparison.differences[recipe].set_index("step")[["difference", "low", "high"]]
+        if abs(ends[recipe]) < FAR * margin:
+            reach += band.abs().max().tolist()
+        else:
+            band[["low", "high"]] = math.nan
+        draw_band(axes, [recipe], band)
+    if len(reach) > 1:
+        axes.set_ylim(-np.nanmax(reach), np.nanmax(reach))
+    finish(axes, f"loss − loss of {baseline}\n(nats per token)", "{:+z.4f}")
     note(
         axes,
-        f"Grey: so near, two losses count as the same. Bands: {LEVEL:.0%} interval over "
-        "several seeds, as in the verdict.",
+        "Same step and seed. Grey: so near, two losses count as the same. Bands: "
+        f"{LEVEL:.0%} interval over several seeds.",
     )
+    worst = max(ends, key=lambda recipe: abs(ends[recipe]))
+    if abs(ends[worst]) < margin:
+        farthest = math.ceil(1000 * abs(ends[worst])) / 1000
+        finding(axes, f"No final loss is more than {farthest:.3f} from that of {baseline}")
+    else:
+        side = "above" if ends[worst] > 0 else "below"
+        apart = f"{abs(ends[worst]):.3g} {side} {baseline}"
+        finding(axes, f"{name(worst)} ends {apart}, {number(abs(ends[worst]) / margin)} margins")
+
+
+# ---- wall time ----
 
 
 def clock_start(runs: pd.DataFrame) -> str:
@@ -161,48 +214,66 @@ def clock_start(runs: pd.DataFrame) -> str:
 
 
 @plot
-def wall_after_warm_up(axes: Axes, runs: pd.DataFrame, windows: pd.DataFrame) -> None:
-    """Draw seconds since the end of step 1: the published view, compiling costs nothing."""
-    elapsed = windows.pivot(index="step", columns="run", values="elapsed_s")
-    draw_runs(axes, runs, elapsed - runs.set_index("run")["warm_up_s"])
-    finish(axes, "wall time since the end of step 1 (s)")
-    axes.set_ylim(bottom=0)
-    note(axes, "The warm-up is left out: compilation costs nothing here.")
-
-
-@plot
-def lead(axes: Axes, comparison: Comparison) -> None:
-    """Draw the seconds that each recipe is ahead of the opponent, warm-up included.
+def lead(axes: Axes, comparison: Comparison, warm_up: bool = True) -> None:
+    """Draw the seconds that each recipe is ahead of the opponent.
 
     Above zero a recipe has taken less wall time; a mark shows where it gets or loses the lead.
     Each run is drawn against the mean of the opponent's.
+
+    Args:
+        warm_up: counts too; without it compilation costs nothing, as in the published study.
     """
     runs, windows = comparison.frames.runs, comparison.frames.windows
-    opponent = comparison.opponent
+    opponent, against = comparison.opponent, name(comparison.opponent)
     if opponent not in comparison.completed:
-        raise NoData(f"there is no completed run of {name(opponent)} to be ahead of")
-    reference = comparison.completed[opponent].windows.groupby("step")["elapsed_s"].mean().dropna()
+        raise NoData(f"there is no completed run of {against} to be ahead of")
     elapsed = windows.pivot(index="step", columns="run", values="elapsed_s")
+    if not warm_up:
+        elapsed -= runs.set_index("run")["warm_up_s"]
+    reference = elapsed[comparison.completed[opponent].runs["run"]].mean(axis="columns").dropna()
     taken = np.interp(elapsed.index, reference.index, reference, left=np.nan, right=np.nan)
-    draw_runs(axes, runs[runs["recipe"] != opponent], -elapsed.sub(taken, axis="index"))
-    axes.axhline(0, color=look(opponent).colour, label=short_name(opponent))
+    others = runs[runs["recipe"] != opponent]
+    groups = [[recipe] for recipe in in_order(others["recipe"])]
+    draw_runs(axes, others, -elapsed.sub(taken, axis="index"), groups)
+    axes.axhline(0, color=look(opponent).colour, linewidth=1)
+    axes.margins(y=0.12)
     small = {"transform": axes.transAxes, "color": GREY, "fontsize": SMALL, "fontstyle": "italic"}
     axes.text(0.01, 0.98, "ahead", va="top", **small)
     axes.text(0.01, 0.02, "behind", va="bottom", **small)
-    finish(axes, f"lead over {name(opponent)},\nwarm-up included (s)")
-    axes.margins(y=0.12)
+    included = "included" if warm_up else "left out"
+    finish(axes, f"lead over {against} (s),\nfirst step (compile) {included}", "{:+,.0f} s")
+    if warm_up:
+        _crossings(axes, comparison)
+    else:
+        done = runs[runs["status"] == "completed"]
+        taken = done.groupby("recipe")["wall_s_without_warm_up"].mean()
+        least, gained = name(taken.idxmin()), taken[opponent] - taken.min()
+        finding(axes, f"After the first step {least} is the fastest: {gained:,.0f} s gained")
+
+
+def _crossings(axes: Axes, comparison: Comparison) -> None:
+    """Mark the steps from or until which recipes are ahead of the opponent, and say so."""
+    opponent = comparison.opponent
     against = [paid for (_, b), paid in comparison.break_evens.items() if b == opponent]
     for paid in against:
         if paid.outcome in (FROM, UNTIL) and not paid.beyond:
-            colour, marker = look(paid.a)
-            axes.plot(
-                paid.step,
-                0,
-                marker,
-                markersize=7,
-                markerfacecolor="white",
-                markeredgecolor=colour,
-                zorder=5,
-            )
+            _, colour, marker = look(paid.a)
+            looks = {"markersize": 7, "markerfacecolor": "white", "markeredgecolor": colour}
+            axes.plot(paid.step, 0, marker, **looks, zorder=5)
+            free = -15 if paid.outcome == FROM else 7  # right of a line that rises, or that falls
+            axes.annotate(f"step {paid.step:,}", (paid.step, 0), (5, free),
+                          textcoords="offset points", color=colour, fontweight="bold")  # fmt: skip
     words = "; ".join(f"{name(paid.a)} {paid.word}" for paid in against)
-    note(axes, f"Ahead: {words}. The clock starts with {clock_start(runs)}.")
+    runs = comparison.frames.runs
+    run = runs.iloc[0]
+    scale = (
+        f"{number(run['parameters'] / 1e6)} M parameters on {run['world_size']:.0f} {run['device']}"
+    )
+    note(axes, f"{scale}. Ahead: {words}. The clock starts with {clock_start(runs)}.")
+    ahead = [paid for paid in against if paid.outcome in (AHEAD, FROM)]
+    if not ahead:
+        finding(axes, f"No recipe overtakes {name(opponent)}")
+        return
+    first = min(ahead, key=lambda paid: paid.step)
+    be = "would be" if first.beyond else "is"
+    finding(axes, f"{name(first.a)} {be} ahead of {name(opponent)} {first.word}")

@@ -1,4 +1,4 @@
-"""What all figures share: the look of a recipe, panels, notes, and bytes that do not vary.
+"""What all figures share: how a recipe looks, panels, findings, notes, and bytes that do not vary.
 
 Fonts, sizes and grids are in style.mplstyle.
 """
@@ -16,60 +16,70 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 HALF_PAGE = (5.0, 3.4)  # inches: a figure of one panel
-SMALL = 8  # points, the smallest font
+TEXT, SMALL = 9, 8  # points: the usual font, and the smallest
 GREY = "#666666"
+NOTE = "note"  # the id of notes in a figure
 STYLE = ["default", "analysis.plots.style"]
 
 
 class Look(NamedTuple):
+    """How a recipe looks, and what it is called, in every figure."""
+
+    name: str
     colour: str
     marker: str
 
 
 # Okabe and Ito's colours, which colour-blind readers tell apart too, without those too pale for a
 # line on white.
-BLACK, BLUE, GREEN = Look("#444444", "o"), Look("#0072B2", "s"), Look("#009E73", "^")
-RED, PINK, SKY = Look("#D55E00", "D"), Look("#CC79A7", "v"), Look("#56B4E9", "P")
-ORANGE = Look("#E69F00", "X")
-# Recipes with the same look are of different studies.
+BLACK, BLUE, GREEN = ("#444444", "o"), ("#0072B2", "s"), ("#009E73", "^")
+RED, PINK, SKY = ("#D55E00", "D"), ("#CC79A7", "v"), ("#56B4E9", "P")
+ORANGE, PURPLE = ("#E69F00", "X"), ("#882255", "h")
+OTHERS = ORANGE, PURPLE, SKY
+# Recipes with the same colour are of different studies.
 LOOKS = {
-    "baseline": BLACK,
-    "baseline_compiled": BLUE,
-    "rowwise_fp8_compiled": GREEN,
-    "tensorwise_fp8_compiled": RED,
-    "rowwise_gw_hp_fp8_compiled": PINK,
-    "bf16_fp8_bf16": GREEN,
-    "bf16_then_fp8": PINK,
-    "fp8_then_bf16": SKY,
-    "puzzle_fp8": BLUE,
-    "puzzle_fp8_optimizer_last": GREEN,
-    "puzzle_fp8_optimizer_first": RED,
-    "puzzle_bf16_frozen": PINK,
-    "float32_optimizer": BLUE,
-    "float32_parameters": SKY,
-    "fp8_optimizer": GREEN,
-    "fp8_optimizer_bf16_master": PINK,
-    "fp8_optimizer_fp8_master": RED,
-    "fp8_optimizer_fp8_second_moment": ORANGE,
+    "baseline": Look("eager bf16", *BLACK),
+    "baseline_compiled": Look("compiled bf16", *BLUE),
+    "rowwise_fp8_compiled": Look("rowwise FP8", *GREEN),
+    "tensorwise_fp8_compiled": Look("tensorwise FP8", *RED),
+    "rowwise_gw_hp_fp8_compiled": Look("rowwise FP8, weight gradients in bf16", *PINK),
+    "bf16_fp8_bf16": Look("bf16, FP8, bf16", *GREEN),
+    "bf16_then_fp8": Look("bf16, then FP8", *PINK),
+    "fp8_then_bf16": Look("FP8, then bf16", *SKY),
+    "puzzle_fp8": Look("FP8", *BLUE),
+    "puzzle_fp8_optimizer_last": Look("FP8, optimizer built after conversion", *GREEN),
+    "puzzle_fp8_optimizer_first": Look("FP8, optimizer built before conversion", *RED),
+    "puzzle_bf16_frozen": Look("bf16, the same weights frozen", *PINK),
+    "float32_optimizer": Look("optimizer in float32", *BLUE),
+    "float32_parameters": Look("parameters in float32", *SKY),
+    "fp8_optimizer": Look("FP8-LM's optimizer", *GREEN),
+    "fp8_optimizer_bf16_master": Look("master weights in bf16", *PINK),
+    "fp8_optimizer_fp8_master": Look("master weights in FP8", *RED),
+    "fp8_optimizer_fp8_second_moment": Look("second moment in FP8", *ORANGE),
+    "fp8_gradients": Look("gradients sent in FP8", *GREEN),
+    "fp8_lm": Look("all levels of FP8-LM", *ORANGE),
+    "tensorwise_fp8_allgather_amax_each": Look("FP8 all-gather, a scale at a time", *GREEN),
+    "tensorwise_fp8_allgather": Look("FP8 all-gather, all scales at once", *PINK),
+    "tensorwise_fp8_allgather_ctas_16": Look("NCCL on 16 multiprocessors", *SKY),
+    "tensorwise_fp8_allgather_ctas_8": Look("NCCL on 8 multiprocessors", *ORANGE),
 }
-OTHER_COLOURS, OTHER_MARKERS = ("#E69F00", "#56B4E9", "#882255", "#999933"), "PX*ph"
 
 
 def look(recipe: str) -> Look:
-    """Choose colour and marker of a recipe: the same in every figure, also for a user's recipe."""
-    digest = zlib.crc32(recipe.encode())
-    colour = OTHER_COLOURS[digest % len(OTHER_COLOURS)]
-    return LOOKS.get(recipe, Look(colour, OTHER_MARKERS[digest // 7 % len(OTHER_MARKERS)]))
+    """Look up how a recipe looks; a user's own recipe has its file's name."""
+    words = recipe.replace("_", " ").replace("fp8", "FP8").replace("$", r"\$")
+    other = OTHERS[zlib.crc32(recipe.encode()) % len(OTHERS)]
+    return LOOKS.get(recipe, Look(words, *other))
 
 
 def name(recipe: str) -> str:
-    """Write a recipe's name for people, on one line."""
-    return recipe.replace("_", " ").replace("fp8", "FP8").replace("$", r"\$")
+    """Look up what a recipe is called, on one line."""
+    return look(recipe).name
 
 
 def short_name(recipe: str) -> str:
-    """Break a recipe's name into lines that fit beside a panel."""
-    return textwrap.fill(name(recipe), 15)
+    """Break what a recipe is called into lines that fit beside a panel."""
+    return textwrap.fill(name(recipe), 17)
 
 
 def number(value: float) -> str:
@@ -85,29 +95,41 @@ class NoData(Exception):
 class Plot(Figure):
     """A figure that a notebook shows by itself, and the same way each time."""
 
-    def _repr_png_(self) -> bytes:
-        return to_png(self, dpi=110)
+    @property
+    def empty(self) -> bool:
+        """Whether no panel has data."""
+        return not any(axes.axison for axes in self.axes)
+
+    @property
+    def alternative(self) -> str:
+        """The text of the figure, for readers who cannot see the figure: findings and notes."""
+        texts = []
+        for axes in self.axes:
+            texts += [axes.get_title("left")]
+            texts += [text.get_text() for text in axes.texts if text.get_gid() == NOTE]
+        return ". ".join(" ".join(text.split()) for text in texts if text)
+
+    def _repr_png_(self) -> tuple[bytes, dict]:
+        return to_png(self), {"width": int(100 * self.get_figwidth())}
 
 
-def panels(
-    draws: dict[str, Sequence], size: tuple[float, float] = HALF_PAGE, columns: int = 1
-) -> Figure:
+def panels(draws: list[Sequence], size: tuple[float, float] = HALF_PAGE, columns: int = 1) -> Plot:
     """Draw a figure of several panels.
 
     The layout stays as it comes out, so that saving the figure again gives the same bytes.
 
     Args:
-        draws: title of a panel to what draws it: a function of this package, and its arguments.
+        draws: of each panel what draws it: a function of this package, and its arguments.
         size: in inches.
     """
     with matplotlib.style.context(STYLE):
         figure = Plot(figsize=size, layout="constrained")
-        for place, (title, (draw, *arguments)) in enumerate(draws.items(), start=1):
+        for place, (draw, *arguments) in enumerate(draws, start=1):
             axes = figure.add_subplot(len(draws) // columns, columns, place)
-            axes.set_title(title, loc="left", fontweight="bold")
             try:
                 draw.on(axes, *arguments)
             except NoData as why:
+                axes.clear()
                 axes.set_axis_off()
                 text = textwrap.fill(f"no data: {why}", 40)
                 axes.text(0.5, 0.5, text, ha="center", color=GREY, transform=axes.transAxes)
@@ -118,41 +140,51 @@ def panels(
     return figure
 
 
-def plot(draw: Callable[..., None]) -> Callable[..., Figure]:
+def plot(draw: Callable[..., None]) -> Callable[..., Plot]:
     """Make `draw(axes, ...)` a function of the other arguments that returns a figure.
 
     Its attribute `on`, which `panels` calls, is `draw`.
     """
 
     @functools.wraps(draw)
-    def figure(*arguments) -> Figure:
-        return panels({"": (figure, *arguments)})
+    def figure(*arguments) -> Plot:
+        return panels([(figure, *arguments)])
 
     figure.on = draw
     return figure
 
 
-def make_room(axes: Axes, names: int) -> None:
-    """Make the figure as high as so many names beside this panel need, up to three lines each."""
+def make_room(axes: Axes, lines: int) -> None:
+    """Make the figure as high as so many lines of text beside this panel need."""
     figure, rows = axes.figure, axes.get_gridspec().nrows
-    figure.set_figheight(max(figure.get_figheight(), rows * (1.3 + 0.46 * names)))
+    figure.set_figheight(max(figure.get_figheight(), rows * (1.3 + 0.155 * lines)))
+
+
+def finding(axes: Axes, text: str, pad: float = 6) -> None:
+    """Write the finding, `pad` points above the panel."""
+    axes.set_title(_filled(axes, text, 0.68), loc="left", fontweight="bold", pad=pad)
 
 
 def note(axes: Axes, text: str) -> None:
-    """Write small grey text below the x label, no wider than the panel."""
-    inches = axes.figure.get_figwidth() / axes.get_gridspec().ncols - 1.15
-    width = int(inches * 72 / (0.56 * SMALL))  # the mean character is 0.56 of the font size wide
-    below = (axes.transAxes, axes.xaxis.label)
+    """Write a note below the x label, no wider than the panel."""
     axes.annotate(
-        textwrap.fill(text, width),
+        _filled(axes, text, 0.5),
         (0, 0),
         (0, -3),
-        xycoords=below,
+        xycoords=(axes.transAxes, axes.xaxis.label),
         textcoords="offset points",
         va="top",
         fontsize=SMALL,
         color=GREY,
+        gid=NOTE,
     )
+
+
+def _filled(axes: Axes, text: str, width: float) -> str:
+    """Break text into lines as wide as the panel; the mean character has so much of the font's
+    size."""
+    inches = axes.figure.get_figwidth() / axes.get_gridspec().ncols - 1.1
+    return textwrap.fill(text, int(inches * 72 / (width * TEXT)))
 
 
 def legend_beside(axes: Axes, **how) -> None:
