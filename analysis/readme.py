@@ -99,7 +99,7 @@ def main() -> int:
     for path, text in generated(study, compare(newest.results(LOSSES))).items():
         path.write_text(text, encoding="utf-8")
         print(f"wrote {_place(path)}")
-    (folder / "summary.png").write_bytes(plots.to_png(plots.summary(study), dpi=110))
+    (folder / "summary.png").write_bytes(plots.to_png(plots.summary(study)))
     write_page(study, folder / "report.html")
     print(f"wrote summary.png and report.html of {_place(folder)}")
     return 0

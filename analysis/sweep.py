@@ -186,14 +186,36 @@ def _notes(cells: list[Comparison], opponent: str) -> list[str]:
     return lines
 
 
+def answer(sweep: Sweep) -> str:
+    """Write in how many cells FP8 is faster than bf16, and by how much."""
+    gains = [row.over_bf16.ratio for row in sweep.rows if row.over_bf16 and row.over_bf16.runs]
+    if not gains:
+        return "No answer: no cell has runs in FP8 and in bf16 that are long enough for a rate."
+    faster = sum(gain > 1 for gain in gains)
+    return (
+        f"FP8 is faster than bf16 in {faster} of {len(gains)} cells: it has {min(gains):.2f} to "
+        f"{max(gains):.2f} times the tokens/s."
+    )
+
+
+def short_names(sweep: Sweep) -> dict[str, str]:
+    """Name the recipes in the table: bf16 and fp8 where the sweep has one of each."""
+    recipes = dict.fromkeys(row.recipe for row in sweep.rows)
+    if len(recipes) != 2:
+        return {recipe: recipe for recipe in recipes}
+    return dict.fromkeys(recipes, "fp8") | {sweep.opponent: "bf16"}
+
+
 def matrix(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
     """(names of the columns, a line a cell and recipe)."""
     names = [key.rpartition(".")[2] for key in sweep.axes]
     columns = ["recipe", *names, *values(sweep.rows[0]), "state"]
-    lines = []
+    lines, recipes = [], short_names(sweep)
     for row in sweep.rows:
         of_axes = [f"{x:,}" if isinstance(x, int) else x for x in row.values.values()]
-        lines.append([row.recipe, *of_axes, *cells(row, sweep.opponent).values(), row.state])
+        lines.append(
+            [recipes[row.recipe], *of_axes, *cells(row, sweep.opponent).values(), row.state]
+        )
     return columns, lines
 
 

@@ -199,7 +199,7 @@ def step_time(axes: Axes, comparison: Comparison) -> None:
         write_beside(axes, y, f"mean {number(milliseconds.mean())}\n{len(milliseconds):,} steps")
     set_rows(axes, map(short_name, apart), "time of a steady step (ms)")
     most = 100 * max(apart.values())
-    finding(axes, f"Quartiles of a recipe's steps are at most {most:.1f} % apart")
+    finding(axes, f"Quartiles of a recipe's steps are at most {most:.1f}\xa0% apart")
     note(axes, "Median, quartiles and outliers. The axis does not start at zero.")
 
 
@@ -216,9 +216,7 @@ def warm_up(axes: Axes, comparison: Comparison) -> None:
     table["other"] = total - table.sum(axis=1)
     table = table[[phase for phase in PHASES if phase in table]]
     table.plot.barh(ax=axes, stacked=True, color=PHASES, width=0.6, edgecolor="white")
-    axes.get_legend().remove()
-    if table.shape[1] > 1:
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=table.shape[1])
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=table.shape[1])
     set_rows(axes, map(short_name, table.index), "seconds to the end of step 1")
     for y, seconds in enumerate(total):
         write_beside(axes, y, f"{number(seconds)} s")

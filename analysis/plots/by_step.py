@@ -144,7 +144,7 @@ def loss(axes: Axes, comparison: Comparison) -> None:
     losses = windows.pivot(index="step", columns="run", values="loss").dropna(axis=1, how="all")
     smooth = losses.apply(_smoothed)
     draw_runs(axes, runs, smooth, groups)
-    lowest, highest = smooth.min(axis=None), smooth.bfill().iloc[0].max()
+    lowest, highest = smooth.min(axis=None), smooth.bfill().iloc[0].median()
     room = 0.05 * (highest - lowest)
     axes.set_ylim(lowest - room, highest + room)
     finish(axes, "loss (nats per token)", "{:,.4g}")
@@ -255,12 +255,14 @@ def _crossings(axes: Axes, comparison: Comparison) -> None:
     """Mark the steps from or until which recipes are ahead of the opponent, and say so."""
     opponent = comparison.opponent
     against = [paid for (_, b), paid in comparison.break_evens.items() if b == opponent]
-    for paid in against:
+    for below, paid in enumerate(against):
         if paid.outcome in (FROM, UNTIL) and not paid.beyond:
             _, colour, marker = look(paid.a)
             looks = {"markersize": 7, "markerfacecolor": "white", "markeredgecolor": colour}
             axes.plot(paid.step, 0, marker, **looks, zorder=5)
-            free = -15 if paid.outcome == FROM else 7  # right of a line that rises, or that falls
+            free = (
+                -15 - 11 * below if paid.outcome == FROM else 7
+            )  # right of a line that rises, or that falls
             axes.annotate(f"step {paid.step:,}", (paid.step, 0), (5, free),
                           textcoords="offset points", color=colour, fontweight="bold")  # fmt: skip
     words = "; ".join(f"{name(paid.a)} {paid.word}" for paid in against)
@@ -274,6 +276,6 @@ def _crossings(axes: Axes, comparison: Comparison) -> None:
     if not ahead:
         finding(axes, f"No recipe overtakes {name(opponent)}")
         return
-    first = min(ahead, key=lambda paid: paid.step)
+    first = min(ahead, key=lambda paid: (paid.step, -comparison.rates[paid.a].mean))
     be = "would be" if first.beyond else "is"
     finding(axes, f"{name(first.a)} {be} ahead of {name(opponent)} {first.word}")

@@ -193,8 +193,9 @@ def legend_beside(axes: Axes, **how) -> None:
 
 
 def to_svg(figure: Figure) -> str:
-    """Save a figure as SVG text, the same for the same figure: no date, no random ids."""
-    return _saved(figure, format="svg", metadata={"Date": None, "Creator": None}).decode()
+    """Save a figure as an SVG element, the same for the same figure: no date, no random ids."""
+    text = _saved(figure, format="svg", metadata={"Date": None, "Creator": None}).decode()
+    return text[text.index("<svg") :]  # without the XML declaration
 
 
 def to_png(figure: Figure, dpi: int = 200) -> bytes:
