@@ -10,16 +10,14 @@ from analysis.comparison import Comparison
 from analysis.plots.studies import FINDINGS
 from analysis.table import COLUMNS, by_recipe, cells, matrix, notes, rows_of, seed, trained
 
-# In the order in which they answer: time, speed, loss, then what these rest on.
+# In the order in which they answer.
 FIGURES = (
     plots.lead,
     plots.tokens_per_s,
     plots.loss_difference,
     plots.loss,
     plots.warm_up,
-    plots.step_time,
     plots.memory,
-    plots.mfu,
 )
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),

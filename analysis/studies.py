@@ -39,12 +39,6 @@ def kept_bytes(first: pd.DataFrame) -> pd.Series:
     return first.filter(like="parameters.bytes_per_parameter.").sum(axis="columns")
 
 
-def bytes_sent(runs: pd.DataFrame) -> pd.DataFrame:
-    """Look up the MB of weights and of gradients that a step sends."""
-    sizes = runs.groupby("recipe", sort=False)[["gathered_bytes", "reduced_bytes"]].max() / 1e6
-    return sizes.set_axis(["weights, MB", "gradients, MB"], axis="columns")
-
-
 def final_losses(comparison: Comparison) -> pd.DataFrame:
     """Average the final loss over completed runs, and subtract the baseline's."""
     done = comparison.frames.runs.query("status == 'completed'")
@@ -87,34 +81,29 @@ def ownership(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def puzzle_answer(comparison: Comparison) -> list[str]:
-    """Say what the runs show, the answer first, a sentence each.
+    """Write what the runs show, the answer first, then a sentence a recipe.
 
     The runs explain the report if every recipe whose optimizer owns all parameters follows the
-    baseline, and the one recipe with orphans follows the run that has these orphans frozen.
+    baseline, and the recipe with orphans follows the run that has these orphans frozen.
     """
-    runs, done = comparison.frames.runs, comparison.completed
-    first = first_runs(runs)
+    done, first = comparison.completed, first_runs(comparison.frames.runs)
     if not {BASELINE, FROZEN} <= {*first.index}:
         return [f"No answer: it needs completed runs of {BASELINE} and of {FROZEN}."]
     lost = first.loc[FROZEN, "parameters.frozen"]
     orphans = first["parameters.orphans"].drop([BASELINE, FROZEN])
-    expected, follows, facts = {BASELINE: [], FROZEN: lost}, {}, []
-    for recipe in orphans.index:
-        verdicts = [verdict(done[recipe], done[reference]) for reference in expected]
-        near, far = sorted(verdicts, key=lambda judged: abs(judged.difference))
-        follows[recipe] = None
-        facts.append(f"{recipe} follows neither {BASELINE} nor {FROZEN}.")
-        if abs(near.difference) < FOLLOWS * abs(far.difference):
-            follows[recipe] = expected[near.baseline]
-            facts[-1] = (
-                f"{recipe} follows {near.baseline}: its final loss differs by "
-                f"{near.difference:+.4f} from that, and by {far.difference:+.4f} from that of "
-                f"{far.baseline}."
-            )
-            facts.append(near.sentence())
-    if lost not in orphans.tolist() or follows != orphans.to_dict():
+    explained, facts = lost in orphans.tolist(), []
+    for recipe, missing in orphans.items():
+        pairs = [verdict(done[recipe], done[reference]) for reference in (BASELINE, FROZEN)]
+        to_bf16, to_frozen = (judged.difference for judged in pairs)
+        facts.append(
+            f"{recipe}: its optimizer lacks {len(missing)} weights; its final loss differs by "
+            f"{to_bf16:+.4f} from that of {BASELINE}, by {to_frozen:+.4f} from that of {FROZEN}."
+        )
+        near, far = (to_frozen, to_bf16) if missing else (to_bf16, to_frozen)
+        explained &= missing in ([], lost) and abs(near) < FOLLOWS * abs(far)
+    if not explained:
         return ["These runs do not explain the report. Whose loss follows which:", *facts]
-    never_stepped = 1 - ownership(runs)["owned"][FROZEN]
+    never_stepped = 1 - ownership(comparison.frames.runs)["owned"][FROZEN]
     return [
         "At batch 1 on one device FP8 learns as bf16 does: its final loss is at least ten times "
         "nearer to that of bf16 than to that of bf16 with frozen weights.",
@@ -134,7 +123,6 @@ FP8_LM_LOSS = {
     "fp8_optimizer_fp8_master": "higher",
     "fp8_optimizer_fp8_second_moment": "diverges",
 }
-SMALL = 0.1  # nats per token: beside a loss that differs by more, the others would be one line
 
 
 def optimizer_states(comparison: Comparison) -> pd.DataFrame:
@@ -154,13 +142,6 @@ def optimizer_states(comparison: Comparison) -> pd.DataFrame:
     return table.join(final_losses(comparison)).assign(**{"FP8-LM": paper})
 
 
-def small_differences(comparison: Comparison) -> dict[str, pd.DataFrame]:
-    """Choose the loss differences that end near 0, which one figure can tell apart."""
-    verdicts = comparison.verdicts
-    differences = comparison.differences.items()
-    return {r: frame for r, frame in differences if abs(verdicts[r].difference) < SMALL}
-
-
 # ---- fp8_lm: gradients, optimizer states and all-gather in FP8 beside bf16 ----
 
 SUMS = ROOT / "results" / "fp8_lm" / "gradients" / "sums.json"
@@ -178,54 +159,27 @@ WAYS = {
 def fp8_lm_levels(comparison: Comparison) -> pd.DataFrame:
     """List what each recipe sends in a step, beside bf16; what it keeps in memory; its loss."""
     runs = comparison.frames.runs
-    table = bytes_sent(runs).loc[comparison.recipes]
-    sent = table.sum(axis="columns")
-    table["sent, to bf16"] = (100 * sent / sent[comparison.baseline] - 100).map("{:+.0f} %".format)
+    sent = runs.groupby("recipe")[["gathered_bytes", "reduced_bytes"]].max() / 1e6
+    table = sent.set_axis(["weights, MB", "gradients, MB"], axis="columns").loc[comparison.recipes]
+    of_bf16 = table.sum(axis="columns").pipe(lambda total: total / total[comparison.baseline])
+    table["sent, to bf16"] = (100 * of_bf16 - 100).map("{:+.0f} %".format)
     table["bytes a parameter"] = kept_bytes(first_runs(runs))
     return table.join(final_losses(comparison))
 
 
-def gradient_bytes(runs: pd.DataFrame) -> pd.DataFrame:
-    """List what each recipe sends in a step, and how many times fewer gradients than bf16."""
-    table = bytes_sent(runs)
-    gradients = table["gradients, MB"]
-    return table.assign(fewer=gradients[COMPILED] / gradients)
-
-
-def losses_apart(windows: pd.DataFrame) -> str:
-    """Say how far single steps of paired runs with FP8 gradients come apart at most."""
-    losses = windows.pivot(index=["seed", "step"], columns="recipe", values="loss")
-    apart = (losses["fp8_gradients"] - losses[COMPILED]).abs().dropna()
-    seed, step = apart.idxmax()
-    return (
-        f"In {len(apart)} log windows the losses differ by at most {apart.max():.4f}, "
-        f"at step {step} of seed {seed:.0f}."
-    )
-
-
 def gradient_sums(path: Path = SUMS) -> pd.DataFrame:
-    """Read how exact sums of FP8 gradients are: a row a number of ranks and way to add up."""
-    return pd.DataFrame(json.loads(path.read_text())["sums"])
-
-
-def gradient_decibels(sums: pd.DataFrame) -> pd.DataFrame:
-    """Arrange signal to noise in dB: a row a way to add up, a column a number of ranks."""
-    table = sums.pivot(index="how", columns="ranks", values="snr_db")
-    return table.loc[list(WAYS)].rename(index=WAYS)
+    """Read how exact sums of FP8 gradients are, in dB: a row a number of ranks, a column a way."""
+    sums = pd.DataFrame(json.loads(path.read_text())["sums"])
+    table = sums.pivot(index="ranks", columns="how", values="snr_db")
+    return table[list(WAYS)].rename(columns=WAYS)
 
 
 # ---- allgather_ladder: what each rung sends, and whether it computes the same ----
 
 COMPUTE = "tensorwise_fp8_compiled"
 EACH, COMBINED = "tensorwise_fp8_allgather_amax_each", "tensorwise_fp8_allgather"
-RUNGS = {
-    COMPILED: "bf16",
-    COMPUTE: "FP8 matmuls, gathered in bf16",
-    EACH: "gathered in FP8, an all-reduce for each scale",
-    COMBINED: "one all-reduce for all scales",
-    f"{COMBINED}_ctas_16": "NCCL on at most 16 multiprocessors",
-    f"{COMBINED}_ctas_8": "NCCL on at most 8 multiprocessors",
-}
+CTAS = [f"{COMBINED}_ctas_16", f"{COMBINED}_ctas_8"]
+RUNGS = [COMPILED, COMPUTE, EACH, COMBINED, *CTAS]
 # Columns of the proof, and of the table.
 SENT = {
     "collectives.gathered_bytes": "gathered",
@@ -249,8 +203,7 @@ def ladder_bytes(runs: pd.DataFrame) -> pd.DataFrame:
     sent = first.reindex(columns=SENT).rename(columns=SENT)
     sent[["gathered", "closed_form", "reduced"]] /= 1e6
     sent[["NCCL, ms", "NCCL, exposed ms"]] *= 1e3
-    sent.insert(0, "rung", first.index.map(RUNGS))
-    known = sent.dropna(subset=["rung", "gathered"]).dropna(axis="columns", how="all")
+    known = sent[sent.index.isin(RUNGS)].dropna(subset="gathered").dropna(axis=1, how="all")
     return known.astype({"all_reduces": int})
 
 
@@ -263,17 +216,11 @@ def same_numbers(windows: pd.DataFrame) -> list[str]:
     logged = windows.assign(computed=computed)
     table = logged.pivot(index=["seed", "step"], columns="recipe", values="computed")
     lines = []
-    for recipe in [rung for rung in list(RUNGS)[2:] if rung in table]:
+    for recipe in table.columns.intersection(RUNGS[2:], sort=False):
         both = table[[COMPUTE, recipe]].dropna()
         equal = (both[COMPUTE] == both[recipe]).sum()
         lines.append(f"{recipe}: equal to the last bit in {equal} of {len(both)} log windows.")
     return lines
-
-
-def ladder_speed_ups(comparison: Comparison) -> pd.Series:
-    """Look up each rung's speed over bf16, by the mean steady step, without runs too short."""
-    ratios = {a: gain.ratio for (a, b), gain in comparison.speed_ups.items() if b == COMPILED}
-    return pd.Series({COMPILED: 1.0} | ratios).reindex(list(RUNGS)).dropna()
 
 
 # ---- phases: what steps in bf16 before and after FP8 cost ----

@@ -1,10 +1,15 @@
-"""Execute the notebooks: `python -m analysis.notebooks.execute [NAME …]`, or `make notebooks`.
+"""Execute the notebooks, each from its own folder: `make notebooks`.
 
-The source of a notebook is `NAME.py` in this folder (jupytext's percent format). The executed
-`NAME.ipynb` beside it is generated, with its figures and without timestamps, so that the same runs
-give the same file.
+    python -m analysis.notebooks.execute one_gpu_puzzle
+
+The source of a notebook is NAME.py in this folder (jupytext's percent format). The executed
+NAME.ipynb beside it is generated, with its figures and without timestamps, so that the same runs
+give the same file. With the environment variable PUBLISHED_LOGS, the folder of the published logs,
+`published` is executed too, and docs/figures/lead_published.png drawn. Exit codes: 0 executed, 1 a
+cell raised, 2 for a wrong command line.
 """
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -13,9 +18,11 @@ import jupytext
 import nbformat
 from nbclient import NotebookClient
 
-from analysis import newest
+from analysis import newest, plots
+from analysis.comparison import compare
 
 HERE = Path(__file__).resolve().parent
+LEAD = newest.ROOT / "docs" / "figures" / "lead_published.png"
 # Notebook: the study whose kept runs it shows, see `analysis.newest.results`.
 NOTEBOOKS = {
     "four_way": "",
@@ -32,8 +39,8 @@ NOTEBOOKS = {
 def execute(name: str) -> nbformat.NotebookNode:
     """Run a notebook and return it with its outputs.
 
-    It shows the runs in the environment variable RUNS, or else the kept ones, not somebody's
-    newest. Names of its files are part of its text, so they are relative to the project's folder.
+    The notebook shows the runs in the environment variable RUNS, or else the kept ones, not
+    somebody's newest. Names of files are part of its text, so they are relative to its folder.
 
     Raises:
         nbclient.exceptions.CellExecutionError: a cell raised.
@@ -44,23 +51,36 @@ def execute(name: str) -> nbformat.NotebookNode:
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"{name}-{number}"
         cell.metadata = {}
-    kept = newest.results(NOTEBOOKS[name]).relative_to(newest.ROOT)
-    where = {"metadata": {"path": newest.ROOT}}
+    kept = os.path.relpath(newest.results(NOTEBOOKS[name]), HERE)
+    where = {"metadata": {"path": HERE}}
     client = NotebookClient(notebook, timeout=120, record_timing=False, resources=where)
-    client.execute(env={"RUNS": str(kept)} | os.environ)
+    client.execute(env={"RUNS": kept} | os.environ)
     notebook.metadata.pop("language_info", None)  # names the interpreter's patch version
     return notebook
 
 
-def main(names: list[str]) -> int:
-    for name in names or NOTEBOOKS:
-        if name == "published" and "PUBLISHED_LOGS" not in os.environ:
+def main(argv: list[str] | None = None) -> int:
+    """Execute the notebooks that are named, or all."""
+    what, _, more = __doc__.partition("\n")
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.notebooks.execute",
+        description=what,
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", nargs="*", choices=[*NOTEBOOKS, []], help="default: all")
+    logs = os.environ.get("PUBLISHED_LOGS")
+    for name in parser.parse_args(argv).name or NOTEBOOKS:
+        if name == "published" and not logs:
             print("left as it is: published.ipynb; set PUBLISHED_LOGS=folder of the published logs")
             continue
         nbformat.write(execute(name), HERE / f"{name}.ipynb")
         print(f"wrote analysis/notebooks/{name}.ipynb")
+        if name == "published":
+            figure = plots.panels([(plots.lead, compare(logs))], (8, 4))
+            LEAD.write_bytes(plots.to_png(figure))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -2,15 +2,15 @@
 # # FP8 beyond matmuls
 #
 # FP8-LM (Peng et al., arXiv 2310.18313) puts more than matmuls in FP8: gradients that GPUs
-# exchange, the states of the optimizer, and what sharding sends. It opens the runs that are kept
-# under `results/`.
+# exchange, the states of the optimizer, and what sharding sends. This notebook shows the runs that
+# are kept under `results/`.
 
 # %% [markdown]
 # ## Gradients
 #
 # With FSDP2 each of n GPUs has gradients of all parameters, and needs the sum over all GPUs of its
 # own share. The recipe `fp8_gradients` sends them in e4m3, with a scale for each block of 256, by
-# all-to-all: each GPU gets its share of everybody's gradients, and adds them up in float32
+# all-to-all. Each GPU gets its share of everybody's gradients and adds them up in float32
 # (`models/fp8_gradients.py`). A ring of partial sums in FP8 would send as many bytes.
 
 # %%
@@ -22,55 +22,53 @@ exchanged = compare(newest.results("fp8_lm/gradients"))
 print(trained(rows_of(exchanged)))
 
 # %% [markdown]
-# Bytes that a step sends, as the profile of a step showed in each run. A run whose recipe promises
-# FP8 gradients and sends more bytes than the closed form (`fsdp_bytes` in `models/flops.py`) fails.
+# MB that a step sends, as a profiled step of each run showed. A run whose recipe promises FP8
+# gradients and sends more than the closed form (`fsdp_bytes` in `models/flops.py`) fails.
 
 # %%
-studies.gradient_bytes(exchanged.frames.runs).round(3)
+studies.fp8_lm_levels(exchanged).round(4)
 
 # %% [markdown]
 # What it does to the loss:
 
 # %%
 print(*(verdict.sentence() for verdict in exchanged.verdicts.values()), sep="\n")
-print(studies.losses_apart(exchanged.frames.windows))
 
 # %%
-plots.loss_difference(exchanged.differences, exchanged.margin, exchanged.baseline)
+plots.loss_difference(exchanged)
 
 # %% [markdown]
 # ### Why the sum is in float32
 #
-# FP8-LM adds up in FP8, and every rank that adds its gradients rounds the sum again. It also has to
-# choose a factor before the rounding. With 1 (post-scaling: the mean is taken after the sum) sums
-# exceed FP8's largest value. With 1/n (pre-scaling) none can, but small gradients become 0. Its
-# automatic scaling looks for a factor mu between them.
+# FP8-LM adds up in FP8, and every rank that adds its gradients rounds the sum again. A factor has
+# to be chosen before the rounding. With 1 (post-scaling: the mean is taken after the sum) sums
+# exceed FP8's largest value. With 1/n (pre-scaling) no sum can, but small gradients become 0.
+# FP8-LM's automatic scaling looks for a factor mu between them.
 #
 # `experiments/benchmarks/gradient_sums.py` took gradients of the small model after 60 steps, in 32
-# different batches, as those of 32 ranks, and added up those of the first 2 to 32 in each way.
+# different batches, as those of 32 ranks. It added up those of the first 2 to 32 in each way.
 # Signal to noise of the sum, in dB, over all parameters:
 
 # %%
 sums = studies.gradient_sums()
-studies.gradient_decibels(sums).round(1)
+sums.T.round(1)
 
 # %%
 plots.gradient_sums(sums)
 
 # %% [markdown]
-# Added up in float32, a gradient is rounded once, and the errors of the ranks average out, so the
-# sum of more ranks is no less exact. No sum can overflow, so no factor has to be found. Added up in
-# FP8, the sum is less exact with every rank. The factor matters if it is 1, and otherwise little:
-# the best one in hindsight, of 17 for each parameter, is hardly better than mu or 1/n. What FP8
-# sums lose, they lose by the rounding of partial sums, which no factor mends.
+# In float32 sums a gradient is rounded once, and the errors of the ranks average out. No sum can
+# overflow, so no factor has to be found. Summing in FP8 loses precision with every rank. The factor
+# matters if it is 1, and otherwise little: the best one in hindsight, of 17 for each parameter, is
+# hardly better than mu or 1/n. What is lost is lost by rounding partial sums, whatever the factor.
 
 # %% [markdown]
 # ## Optimizer states
 #
 # AdamW keeps two moments of each parameter, and master weights beside parameters that are too
-# coarse to be stepped. FP8-LM's precision decoupling gives each of them the fewest bits that it
-# bears: the first moment FP8 (E4M3), the second moment FP16, the master weights FP16, with a scale
-# for each tensor. The recipe `fp8_optimizer` does that (`models/fp8_adamw.py`). The study
+# coarse to be stepped. FP8-LM's precision decoupling gives each state as few bits as it bears: the
+# first moment FP8 (E4M3), the second moment FP16, the master weights FP16, with a scale for each
+# tensor. The recipe `fp8_optimizer` does that (`models/fp8_adamw.py`). The study
 # `precision_decoupling` repeats the paper's table 6 and figure 8, in which one state at a time has
 # another precision; here matmuls are in bf16 in all runs, so that only the optimizer differs.
 #
@@ -96,12 +94,13 @@ print(trained(rows_of(decoupled)))
 studies.optimizer_states(decoupled).round(4)
 
 # %%
-plots.loss(decoupled.frames.runs, decoupled.frames.windows, "log")
+plots.loss(decoupled)
 
 # %%
-near = studies.small_differences(decoupled)
-print(*(decoupled.verdicts[recipe].sentence() for recipe in near), sep="\n")
-plots.loss_difference(near, decoupled.margin, decoupled.baseline)
+plots.loss_difference(decoupled)
+
+# %%
+print(*(verdict.sentence() for verdict in decoupled.verdicts.values()), sep="\n")
 
 # %% [markdown]
 # Here the paper's order came out, in all four of its settings. Master weights in bf16 are hardly

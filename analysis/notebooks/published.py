@@ -18,13 +18,39 @@ from analysis.comparison import compare, cost_by_steps
 
 comparison = compare(os.environ["PUBLISHED_LOGS"])
 runs, windows = comparison.frames.runs, comparison.frames.windows
+print(*answer(comparison), sep="\n")
+
+# %% [markdown]
+# ## "With warm-up FP8 brings no benefit"
+#
+# The published figure leaves the first step out:
+
+# %%
+plots.lead(comparison, False)
+
+# %% [markdown]
+# With the first step, rowwise FP8 indeed takes longer over 1000 steps. Tensorwise FP8 had the
+# shortest total time. The clock of these logs starts with training, so the start of the process is
+# in neither figure.
+
+# %%
+plots.lead(comparison)
+
+# %% [markdown]
+# Hours of a run of N steps:
+
+# %%
+cost_by_steps(comparison, [100, 1_000, 10_000, 100_000]).round(3)
 
 # %% [markdown]
 # ## Speed
-#
-# Steps after the first ten: in the table by their median, in the figure by their mean. The
-# published MFU of the compiled runs is 6.25 % too high: under `torch.compile` the input embedding
-# was no longer left out of the FLOPs. Recomputed from the model's sizes:
+
+# %%
+plots.tokens_per_s(comparison)
+
+# %% [markdown]
+# The published MFU of the compiled runs is 6.25 % too high. Under `torch.compile` the input
+# embedding was no longer left out of the FLOPs. Recomputed from the model's sizes:
 
 # %%
 mfu = runs.set_index("recipe")[["tokens_per_s", "mfu_bf16_peak"]]
@@ -32,54 +58,28 @@ mfu["mfu_logged"] = windows.groupby("recipe")["mfu_logged"].median()
 mfu.round({"tokens_per_s": 0, "mfu_bf16_peak": 3, "mfu_logged": 3})
 
 # %%
-plots.tokens_per_s(comparison.rates)
-
-# %%
-plots.mfu(runs)
-
-# %% [markdown]
-# ## "With warm-up FP8 brings no benefit"
-#
-# The published figure leaves the warm-up out.
-
-# %%
-plots.wall_after_warm_up(runs, windows)
-
-# %% [markdown]
-# With it, rowwise FP8 indeed takes longer over 1000 steps. Tensorwise FP8 does not: it had the
-# shortest total time. The clock of these logs starts with training, so the start of the process is
-# in neither figure.
-
-# %%
-plots.lead(comparison)
-
-# %%
-cost_by_steps(comparison, [100, 1_000, 10_000, 100_000]).round(3)
+plots.mfu(comparison)
 
 # %% [markdown]
 # ## "Training loss is almost identical"
 #
-# One run each, without a seed: the runs do not even share their first weights, so a difference
-# cannot be told from what another seed would have given, and has no interval.
+# There is one run of each recipe, without a seed. The runs do not share their first weights. So a
+# difference cannot be told from what another seed would have given, and has no interval.
 
 # %%
-plots.loss(runs, windows)
+plots.loss_difference(comparison)
 
 # %%
-plots.loss_difference(comparison.differences, comparison.margin, comparison.baseline)
+plots.loss(comparison)
 
 # %% [markdown]
-# Most of what was trained on was padding:
+# Most of what was trained on was padding. Share of tokens that are not padding:
 
 # %%
-share = (runs["valid_tokens_per_s"] / runs["tokens_per_s"]).set_axis(runs["recipe"])
-print(
-    "share of tokens that are not padding:",
-    {recipe: f"{value:.1%}" for recipe, value in share.items()},
-)
+(runs["valid_tokens_per_s"] / runs["tokens_per_s"]).set_axis(runs["recipe"]).round(3)
 
 # %% [markdown]
-# ## What the logs say
+# ## Evidence
 
 # %%
-print("\n".join(answer(comparison) + details(comparison)))
+print(*details(comparison), sep="\n")

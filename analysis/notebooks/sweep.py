@@ -3,7 +3,7 @@
 #
 # A benchmark on four B200 (D. Baisya, *Pre-Training Large Language Models with FP8*, December 2025)
 # measured five models at three lengths on one, two and four GPUs, in bf16 and in FP8. Its text
-# gives few figures, and these do not fit together. First they are read again; then comes the same
+# gives few figures, and these do not fit together. Here they are read again. Then comes the same
 # kind of sweep, with everything recorded.
 #
 # Figures of that text are in `results/published_b200.yaml`, with the sections that they are from.
@@ -50,8 +50,8 @@ studies.b200_lengths()
 # %% [markdown]
 # ## The sweep, measured here
 #
-# The newest sweep under `runs/`, or the one in `results/`. For another: `RUNS=folder jupyter lab`.
-# A cell is a model, a length and a number of GPUs (or of CPU processes); in each cell the recipes
+# The newest sweep under `runs/`, or the one in `results/`. For another: `RUNS=folder make lab`. A
+# cell is a model, a length and a number of GPUs (or of CPU processes); in each cell the recipes
 # start from the same weights and read the same batches. Efficiency is tokens/s on N over N times
 # tokens/s on one. Intervals take several seeds.
 #
@@ -60,21 +60,24 @@ studies.b200_lengths()
 
 # %%
 measured = sweep.read(newest.runs("sweep"))
-columns, lines = sweep.matrix(measured)
-pd.DataFrame(lines, columns=columns)
-
-# %%
-print("\n".join(measured.notes))
-
-# %% [markdown]
-# Speed over bf16 in each cell:
+print(sweep.answer(measured))
 
 # %%
 fp8 = next(row.recipe for row in measured.rows if row.recipe != measured.opponent)
 plots.heat_map(measured, "over bf16", fp8)
 
 # %% [markdown]
-# Efficiency of the FP8 runs in the cells of several processes:
+# Efficiency in the cells of several processes:
 
 # %%
 plots.heat_map(measured, "efficiency", fp8)
+
+# %% [markdown]
+# Every cell:
+
+# %%
+columns, lines = sweep.matrix(measured)
+pd.DataFrame(lines, columns=columns)
+
+# %%
+print(*measured.notes, sep="\n")

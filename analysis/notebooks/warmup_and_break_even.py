@@ -1,27 +1,26 @@
 # %% [markdown]
 # # Is FP8 worth it for a run of N steps?
 #
-# Compilation comes first and pays back later. The published study left the warm-up out of its
-# figure and concluded that with it FP8 brings no benefit; whether that holds depends on how long
-# the run is.
+# Compilation comes first and pays back later. The published study left the first step out of its
+# figure. It concluded that with the first step FP8 brings no benefit. That depends on how long the
+# run is.
 #
-# It opens the newest study under `runs/`, or the kept one under `results/`. For another:
-# `RUNS=folder jupyter lab`.
+# This notebook shows the newest study under `runs/`, or the kept one under `results/`. For another:
+# `RUNS=folder make lab`.
 
 # %%
 from analysis import newest, plots
 from analysis.comparison import compare, cost_by_steps
 
 comparison = compare(newest.runs())
-runs = comparison.frames.runs
 
 # %% [markdown]
-# ## Where the warm-up goes
+# ## The first step (compile)
 #
-# From the start of the process to the end of the first step.
+# From the start of the process to the end of step 1:
 
 # %%
-plots.warm_up(runs)
+plots.warm_up(comparison)
 
 # %% [markdown]
 # ## When it is paid back
@@ -30,13 +29,13 @@ plots.warm_up(runs)
 plots.lead(comparison)
 
 # %%
-print("\n".join(b.sentence() for b in comparison.break_evens.values()) or "No run in FP8 to judge.")
+print(*(b.sentence() for b in comparison.break_evens.values()), sep="\n")
 
 # %% [markdown]
 # ## A run of N steps
 #
-# Hours of one run, warm-up included: what was measured, and beyond it the mean seconds of a steady
-# step.
+# Hours of one run, first step included. Within the runs they were measured. Beyond them each step
+# takes the time of a mean steady step.
 
 # %%
 cost_by_steps(comparison, [100, 1_000, 10_000, 100_000]).round(3)

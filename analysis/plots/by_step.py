@@ -24,7 +24,7 @@ from analysis.plots.style import (
     plot,
     short_name,
 )
-from analysis.rates import AHEAD, FROM, UNTIL
+from analysis.rates import AHEAD, FROM
 
 AnyFrame = TypeVar("AnyFrame", pd.Series, pd.DataFrame)
 POINTS = 400  # of a line: more than its pixels would only make pages large
@@ -109,23 +109,6 @@ def _last(line) -> float:
     return line.get_ydata()[-1]
 
 
-def draw_margin(axes: Axes, margin: float) -> None:
-    """Draw the zero line, and the band in which losses count as the same."""
-    axes.axhline(0, color="black", linewidth=0.8)
-    axes.axhspan(-margin, margin, color=GREY, alpha=0.15, linewidth=0, zorder=0)
-    axes.text(
-        0.01,
-        margin,
-        f"margin ± {margin:.3g}",
-        transform=axes.get_yaxis_transform(),
-        va="top",
-        fontsize=SMALL,
-        color=GREY,
-        zorder=4,
-        bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1},
-    )
-
-
 # ---- loss ----
 
 
@@ -149,15 +132,13 @@ def loss(axes: Axes, comparison: Comparison) -> None:
     axes.set_ylim(lowest - room, highest + room)
     finish(axes, "loss (nats per token)", "{:,.4g}")
     note(axes, "Mean over a tenth of the steps and over seeds; band: range of the runs.")
+    apart = final - final.get(comparison.baseline, final.min())
+    far = apart.abs().idxmax()
     if len(groups) > 1:
-        apart = final - final.get(comparison.baseline, final.iloc[0])
-        far = apart.abs().idxmax()
-        words = " and ".join(name(recipe) for group in groups for recipe in group if far in group)
-        side = "above" if apart[far] > 0 else "below"
-        against = name(comparison.baseline)
-        finding(axes, f"{words}: final loss {abs(apart[far]):.3g} {side} {against}")
+        words = " and ".join(name(recipe) for recipe in groups[group[far]])
+        finding(axes, f"{words}: final loss {_beside(apart[far], comparison.baseline)}")
     elif len(final) > 1:
-        spread = math.ceil(1000 * (final.iloc[-1] - final.iloc[0])) / 1000
+        spread = math.ceil(1000 * (final.max() - final.min())) / 1000
         finding(axes, f"Final losses within {spread:.3f} of one another")
 
 
@@ -174,35 +155,41 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
 
     A recipe that ends more than `FAR` margins away is off the axis, if another does not.
     """
-    margin, baseline = comparison.margin, name(comparison.baseline)
+    margin, baseline = comparison.margin, comparison.baseline
     ends = {recipe: of.difference for recipe, of in comparison.verdicts.items() if of.seeds}
     if not ends:
         raise NoData("it takes completed runs of the baseline and of another recipe, equal seeds")
-    draw_margin(axes, margin)
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.axhspan(-margin, margin, color=GREY, alpha=0.15, linewidth=0, zorder=0)
     reach = [1.1 * margin]
-    for recipe in ends:
+    for recipe, end in ends.items():
         band = comparison.differences[recipe].set_index("step")[["difference", "low", "high"]]
-        if abs(ends[recipe]) < FAR * margin:
+        if abs(end) < FAR * margin:
             reach += band.abs().max().tolist()
         else:
             band[["low", "high"]] = math.nan
         draw_band(axes, [recipe], band)
     if len(reach) > 1:
         axes.set_ylim(-np.nanmax(reach), np.nanmax(reach))
-    finish(axes, f"loss − loss of {baseline}\n(nats per token)", "{:+z.4f}")
+    finish(axes, f"loss − loss of {name(baseline)}\n(nats per token)", "{:+z.4f}")
     note(
         axes,
-        "Same step and seed. Grey: so near, two losses count as the same. Bands: "
-        f"{LEVEL:.0%} interval over several seeds.",
+        f"Same step and seed. Grey: margin ± {margin:.3g}, in which two losses count as the same. "
+        f"Bands: {LEVEL:.0%} interval over several seeds.",
     )
-    worst = max(ends, key=lambda recipe: abs(ends[recipe]))
-    if abs(ends[worst]) < margin:
-        farthest = math.ceil(1000 * abs(ends[worst])) / 1000
-        finding(axes, f"No final loss is more than {farthest:.3f} from that of {baseline}")
+    far, end = max(ends.items(), key=lambda item: abs(item[1]))
+    if abs(end) < margin:
+        words = f"No final loss is more than {math.ceil(1000 * abs(end)) / 1000:.3f} from that of "
+        finding(axes, words + name(baseline))
     else:
-        side = "above" if ends[worst] > 0 else "below"
-        apart = f"{abs(ends[worst]):.3g} {side} {baseline}"
-        finding(axes, f"{name(worst)} ends {apart}, {number(abs(ends[worst]) / margin)} margins")
+        words = f"{name(far)} ends {_beside(end, baseline)}"
+        finding(axes, f"{words}, {number(abs(end) / margin)} margins")
+
+
+def _beside(difference: float, baseline: str) -> str:
+    """Write how far a loss is above the baseline's, or below."""
+    side = "above" if difference > 0 else "below"
+    return f"{abs(difference):.3g} {side} {name(baseline)}"
 
 
 # ---- wall time ----
@@ -242,36 +229,31 @@ def lead(axes: Axes, comparison: Comparison, warm_up: bool = True) -> None:
     axes.text(0.01, 0.02, "behind", va="bottom", **small)
     included = "included" if warm_up else "left out"
     finish(axes, f"lead over {against} (s),\nfirst step (compile) {included}", "{:+,.0f} s")
-    if warm_up:
-        _crossings(axes, comparison)
-    else:
-        done = runs[runs["status"] == "completed"]
-        taken = done.groupby("recipe")["wall_s_without_warm_up"].mean()
-        least, gained = name(taken.idxmin()), taken[opponent] - taken.min()
-        finding(axes, f"After the first step {least} is the fastest: {gained:,.0f} s gained")
-
-
-def _crossings(axes: Axes, comparison: Comparison) -> None:
-    """Mark the steps from or until which recipes are ahead of the opponent, and say so."""
-    opponent = comparison.opponent
-    against = [paid for (_, b), paid in comparison.break_evens.items() if b == opponent]
-    for below, paid in enumerate(against):
-        if paid.outcome in (FROM, UNTIL) and not paid.beyond:
-            _, colour, marker = look(paid.a)
-            looks = {"markersize": 7, "markerfacecolor": "white", "markeredgecolor": colour}
-            axes.plot(paid.step, 0, marker, **looks, zorder=5)
-            free = (
-                -15 - 11 * below if paid.outcome == FROM else 7
-            )  # right of a line that rises, or that falls
-            axes.annotate(f"step {paid.step:,}", (paid.step, 0), (5, free),
-                          textcoords="offset points", color=colour, fontweight="bold")  # fmt: skip
-    words = "; ".join(f"{name(paid.a)} {paid.word}" for paid in against)
-    runs = comparison.frames.runs
     run = runs.iloc[0]
     scale = (
         f"{number(run['parameters'] / 1e6)} M parameters on {run['world_size']:.0f} {run['device']}"
     )
-    note(axes, f"{scale}. Ahead: {words}. The clock starts with {clock_start(runs)}.")
+    note(axes, f"{scale}. The clock starts with {clock_start(runs)}.")
+    if warm_up:
+        _mark_crossings(axes, comparison)
+    else:
+        total = runs[runs["status"] == "completed"].groupby("recipe")["wall_s_without_warm_up"]
+        least, gained = name(total.mean().idxmin()), total.mean()[opponent] - total.mean().min()
+        finding(axes, f"After the first step {least} is the fastest: {gained:,.0f} s gained")
+
+
+def _mark_crossings(axes: Axes, comparison: Comparison) -> None:
+    """Mark the steps from or until which recipes are ahead; the first of them is the finding."""
+    opponent = comparison.opponent
+    against = [paid for (_, b), paid in comparison.break_evens.items() if b == opponent]
+    for below, paid in enumerate(against, start=1):
+        if paid.step and not paid.beyond:
+            _, colour, marker = look(paid.a)
+            axes.plot(
+                paid.step, 0, marker, markersize=7, color=colour, markerfacecolor="white", zorder=5
+            )
+            axes.annotate(f"step {paid.step:,}", (paid.step, 0), (5, -4 - 11 * below),
+                          textcoords="offset points", color=colour, fontweight="bold")  # fmt: skip
     ahead = [paid for paid in against if paid.outcome in (AHEAD, FROM)]
     if not ahead:
         finding(axes, f"No recipe overtakes {name(opponent)}")

@@ -1,31 +1,25 @@
 """Figures of single studies; their tables are in analysis/studies.py."""
 
-import math
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 
 from analysis.comparison import COMPILED, Comparison
-from analysis.losses import LEVEL
-from analysis.plots.bars import completed, draw_bars, set_rows, write_beside
-from analysis.plots.by_step import draw_margin
+from analysis.plots.bars import draw_bars, set_rows, tokens_per_s, write_beside
 from analysis.plots.style import (
     SMALL,
     NoData,
     Plot,
     finding,
     legend_beside,
-    look,
-    make_room,
     name,
     note,
     panels,
     plot,
     short_name,
 )
-from analysis.studies import LADDER_PUBLISHED, WAYS, ladder_bytes, ladder_speed_ups
+from analysis.studies import LADDER_PUBLISHED, ladder_bytes
 from analysis.sweep import Row, Sweep, cells, values
 
 # ---- allgather_ladder ----
@@ -33,34 +27,22 @@ from analysis.sweep import Row, Sweep, cells, values
 
 def allgather_ladder(comparison: Comparison) -> Plot:
     """Draw rung by rung the published speed over bf16, the measured one, and what a rank sends."""
-    measured = ladder_speed_ups(comparison)
-    runs = comparison.frames.runs
-    draws = [
-        (
-            ladder_speed,
-            pd.Series({COMPILED: 1.0} | LADDER_PUBLISHED),
-            "70 B on 128 H100, published",
-        ),
-        (ladder_speed, measured, f"here, on {runs['device'].iloc[0]}"),
-        (ladder_sizes, runs),
-    ]
+    draws = [(published_ladder,), (tokens_per_s, comparison), (ladder_sizes, comparison)]
     return panels(draws, (11, 3.2), columns=3)
 
 
 @plot
-def ladder_speed(axes: Axes, speed_ups: pd.Series, where: str) -> None:
-    """Draw tokens per second over bf16's, by the mean steady step."""
-    if len(speed_ups) == 1:
-        raise NoData("no completed run of baseline_compiled and of a rung above it")
-    draw_bars(axes, speed_ups, "×")
-    set_rows(axes, map(short_name, speed_ups.index), "tokens/s over those in bf16")
-    finding(axes, f"{speed_ups.iloc[-1]:.2f} times bf16: {where}")
+def published_ladder(axes: Axes) -> None:
+    """Draw the published tokens per second over those in bf16."""
+    lengths = draw_bars(axes, pd.Series({COMPILED: 1.0} | LADDER_PUBLISHED), "×")
+    set_rows(axes, map(short_name, lengths.index), "tokens/s over those in bf16")
+    finding(axes, f"Published, 70 B on 128 H100: {lengths.max():.2f} times the tokens/s of bf16")
 
 
 @plot
-def ladder_sizes(axes: Axes, runs: pd.DataFrame) -> None:
+def ladder_sizes(axes: Axes, comparison: Comparison) -> None:
     """Draw MB that are gathered and reduced in a step, one bar below the other."""
-    found = ladder_bytes(runs)
+    found = ladder_bytes(comparison.frames.runs)
     if found.empty:
         raise NoData("no completed run of several ranks")
     gathered = draw_bars(axes, found["gathered"], "gathered", y=-0.2, height=0.28)
@@ -85,70 +67,21 @@ def gradient_sums(axes: Axes, sums: pd.DataFrame) -> None:
 
     `sums` as from `analysis.studies.gradient_sums`.
     """
-    table = sums.pivot(index="ranks", columns="how", values="snr_db")[list(WAYS)]
-    in_fp8 = ["in FP8" in words for words in WAYS.values()]
+    in_fp8 = sums.columns.str.startswith("in FP8")
     styles = np.where(in_fp8, "s--", "o-").tolist()
-    table.rename(columns=WAYS).plot(ax=axes, style=styles, color=SUM_COLOURS)
+    sums.plot(ax=axes, style=styles, color=SUM_COLOURS)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(table.index, table.index)
+    axes.set_xticks(sums.index, sums.index)
     axes.set(xlabel="ranks", ylabel="signal to noise of the sum (dB)", ylim=(0, None))
     legend_beside(axes, title="e4m3 gradients, added up")
-    few, many = table.index[[0, -1]]
-    gained = (table.loc[many] - table.loc[few]).groupby(list(in_fp8)).agg(["min", "max"])
+    gained = sums.iloc[-1] - sums.iloc[0]
+    lost = -gained[in_fp8]
     finding(
         axes,
-        f"From {few} to {many} ranks sums in FP8 lose {-gained.loc[True, 'max']:.0f} to "
-        f"{-gained.loc[True, 'min']:.0f} dB, sums in float32 gain {gained.loc[False, 'min']:.0f}",
+        f"From {sums.index[0]} to {sums.index[-1]} ranks sums in FP8 lose {lost.min():.0f} to "
+        f"{lost.max():.0f} dB, sums in float32 gain {gained[~in_fp8].min():.0f}",
     )
     note(axes, "20 dB: an error of a tenth, 40 dB: of a hundredth.")
-
-
-# ---- phases ----
-
-
-@plot
-def trade(axes: Axes, comparison: Comparison) -> None:
-    """Draw a point a recipe: its final loss less the baseline's, against its wall time.
-
-    Wall time is over the opponent's mean. Horizontal line: from the fastest to the slowest of its
-    runs. Vertical line: the interval of the verdict.
-    """
-    opponent, baseline, margin = comparison.opponent, comparison.baseline, comparison.margin
-    wall = completed(comparison, "wall_s").groupby(level=0, sort=False)["wall_s"]
-    wall = wall.agg(["min", "mean", "max"])
-    if margin is None or opponent not in wall.index:
-        raise NoData(f"it takes completed runs of {name(baseline)} and of {name(opponent)}")
-    wall /= wall.loc[opponent, "mean"]
-    draw_margin(axes, margin)
-    losses = []
-    for recipe, (fastest, mean, slowest) in zip(wall.index, wall.to_numpy(), strict=True):
-        loss, half = 0.0, math.nan
-        if recipe != baseline:
-            judged = comparison.verdicts[recipe]
-            loss, half = judged.difference, judged.high - judged.difference
-        losses.append(loss)
-        _, colour, marker = look(recipe)
-        words = f"{short_name(recipe)}\n{mean:.2f} ×, {loss:+.4f}"
-        axes.hlines(loss, fastest, slowest, colour, linewidth=1)
-        axes.errorbar(mean, loss, half, fmt=marker, color=colour, markersize=7, label=words)
-    axes.set(
-        xlabel=f"wall time over {name(opponent)}, first step included",
-        ylabel=f"final loss − that of {name(baseline)}\n(nats per token)",
-    )
-    make_room(axes, 3 * len(wall))
-    legend_beside(axes)
-    times = wall["mean"].drop(opponent)
-    within = sum(abs(loss) < margin for loss in losses)
-    finding(
-        axes,
-        f"{times.min():.2f} to {times.max():.2f} times the wall time; {within} of {len(losses)} "
-        "losses within the margin",
-    )
-    note(
-        axes,
-        "Left and below is better. Grey: so near, two losses count as the same. Lines: "
-        f"range of the times, {LEVEL:.0%} interval of the loss over seeds.",
-    )
 
 
 # ---- how near to its limits FP8 was ----
