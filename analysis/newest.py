@@ -19,7 +19,8 @@ def runs(study: str = "") -> Path:
     else `results()`."""
     given = os.environ.get("RUNS")
     if given:
-        return Path(given)
+        folder = Path(given)  # from where the command runs, else from the project's folder
+        return folder if folder.exists() else ROOT / folder
     studies = [plan.parent for plan in (ROOT / "runs").glob(f"{study}*/{STUDY_FILE}")]
     begun = [folder for folder in studies if any(folder.glob(f"**/{MANIFEST}"))]
     return max(begun, key=lambda folder: folder.stat().st_mtime) if begun else results(study)

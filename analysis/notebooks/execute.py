@@ -68,16 +68,21 @@ def main(argv: list[str] | None = None) -> int:
         epilog=more,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", nargs="*", choices=[*NOTEBOOKS, []], help="default: all")
+    names = f"of {', '.join(NOTEBOOKS)} (default: all)"
+    parser.add_argument("name", nargs="*", metavar="NAME", help=names)
     logs = os.environ.get("PUBLISHED_LOGS")
-    for name in parser.parse_args(argv).name or NOTEBOOKS:
+    asked = parser.parse_args(argv).name or list(NOTEBOOKS)
+    if not set(asked) <= NOTEBOOKS.keys():
+        parser.error(f"there are the notebooks {', '.join(NOTEBOOKS)}")
+    for name in asked:
         if name == "published" and not logs:
             print("left as it is: published.ipynb; set PUBLISHED_LOGS=folder of the published logs")
             continue
         nbformat.write(execute(name), HERE / f"{name}.ipynb")
         print(f"wrote analysis/notebooks/{name}.ipynb")
         if name == "published":
-            figure = plots.panels([(plots.lead, compare(logs))], (8, 4))
+            figure = plots.panels([(plots.lead, compare(newest.ROOT / logs))], (8, 4))
+            LEAD.parent.mkdir(parents=True, exist_ok=True)
             LEAD.write_bytes(plots.to_png(figure))
     return 0
 

@@ -42,20 +42,11 @@ plots.lead(comparison, False)
 # ## Speed
 #
 # Tokens per second come from the mean steady step: all steps after the first ten. The interval
-# comes from several runs of a recipe.
+# comes from several runs of a recipe. Model FLOPs utilisation (MFU) divides by the bf16 peak, also
+# where matmuls run in FP8. A CPU has no datasheet's peak, so it has no MFU.
 
 # %%
 plots.tokens_per_s(comparison)
-
-# %%
-plots.step_time(comparison)
-
-# %% [markdown]
-# Model FLOPs utilisation divides by the bf16 peak, also where matmuls run in FP8. The mixed figure
-# takes each FLOP against the peak of its precision. A CPU has no datasheet's peak, so it has none.
-
-# %%
-plots.mfu(comparison)
 
 # %% [markdown]
 # ## Loss

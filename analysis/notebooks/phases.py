@@ -37,11 +37,11 @@ print(trained(rows_of(comparison)))
 # %%
 studies.phase_costs(comparison).round(2)
 
+# %%
+plots.lead(comparison)
+
 # %% [markdown]
 # ## What it buys
-
-# %%
-plots.trade(comparison)
 
 # %%
 plots.loss_difference(comparison)

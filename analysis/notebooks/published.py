@@ -6,17 +6,18 @@
 # parameters, sequence 4096, batch 1, 1000 steps. The report drew three conclusions from four plots.
 # Its own logs contradict two of them.
 #
-# The logs are not part of this project. Fetch them and name their folder: `PUBLISHED_LOGS=folder
-# make notebooks`.
+# The logs are not part of this project. Fetch them into `published_logs`, or name their folder:
+# `PUBLISHED_LOGS=folder make lab`.
 
 # %%
 import os
 
-from analysis import plots
+from analysis import newest, plots
 from analysis.answer import answer, details
 from analysis.comparison import compare, cost_by_steps
 
-comparison = compare(os.environ["PUBLISHED_LOGS"])
+logs = newest.ROOT / os.environ.get("PUBLISHED_LOGS", "published_logs")
+comparison = compare(logs)
 runs, windows = comparison.frames.runs, comparison.frames.windows
 print(*answer(comparison), sep="\n")
 
@@ -56,9 +57,6 @@ plots.tokens_per_s(comparison)
 mfu = runs.set_index("recipe")[["tokens_per_s", "mfu_bf16_peak"]]
 mfu["mfu_logged"] = windows.groupby("recipe")["mfu_logged"].median()
 mfu.round({"tokens_per_s": 0, "mfu_bf16_peak": 3, "mfu_logged": 3})
-
-# %%
-plots.mfu(comparison)
 
 # %% [markdown]
 # ## "Training loss is almost identical"

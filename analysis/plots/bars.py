@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from scipy.stats import gmean
 
 from analysis.comparison import Comparison, in_order
-from analysis.plots.by_step import clock_start
+from analysis.plots.by_step import clock_start, fastest
 from analysis.plots.style import (
     SMALL,
     NoData,
@@ -39,12 +40,6 @@ def completed(comparison: Comparison, column: str) -> pd.DataFrame:
     return done.set_index("recipe").loc[in_order(done["recipe"])]
 
 
-def fastest(comparison: Comparison) -> str:
-    """Choose the recipe that findings are about: the fastest one in FP8, else the fastest."""
-    recipes = comparison.fp8 or comparison.recipes
-    return max(recipes, key=lambda recipe: comparison.rates[recipe].mean)
-
-
 def set_rows(axes: Axes, labels: Iterable[str], x_label: str) -> None:
     """Set ticks, limits and room for one row a label, the first on top."""
     labels = list(labels)
@@ -72,7 +67,7 @@ def draw_bars(
     """
     by_recipe = values.groupby(level=0, sort=False)
     lengths = by_recipe.agg(gmean)
-    for row, (recipe, of_recipe) in enumerate(by_recipe, start=y):
+    for row, (recipe, of_recipe) in zip(y + np.arange(len(lengths)), by_recipe, strict=True):
         _, colour, marker = look(recipe)
         axes.barh(row, lengths[recipe], height, color=colour, alpha=alpha, linewidth=0)
         if len(of_recipe) > 1:
@@ -113,11 +108,14 @@ def tokens_per_s(axes: Axes, comparison: Comparison) -> None:
         raise NoData(f"no run is long enough for a rate: train {MIN_STEPS} steps or more")
     speeds = pd.concat({recipe: rate.by_run for recipe, rate in known.items()}).droplevel(1)
     compare_bars(axes, comparison, speeds, "", "tokens/s")
-    shares = comparison.frames.runs.groupby("recipe")["mfu_bf16_peak"].mean()
+    labels = []
     for y, (recipe, rate) in enumerate(known.items()):
         axes.plot([rate.low, rate.high], [y, y], color="black", solid_capstyle="butt")
-        if shares[recipe] > 0:
-            write_beside(axes, y + 0.35, f"MFU {shares[recipe]:.1%}")
+        labels.append(short_name(recipe))
+        share = comparison.completed[recipe].runs["mfu_bf16_peak"].mean()
+        if share > 0:
+            labels[-1] += f"\nMFU {share:.1%}"
+    axes.set_yticks(range(len(labels)), labels)
     note(
         axes,
         "By the mean steady step. Marks: runs, where there are several; black line: "

@@ -3,6 +3,7 @@
 Fonts, sizes and grids are in style.mplstyle.
 """
 
+import base64
 import functools
 import io
 import textwrap
@@ -109,8 +110,9 @@ class Plot(Figure):
             texts += [text.get_text() for text in axes.texts if text.get_gid() == NOTE]
         return ". ".join(" ".join(text.split()) for text in texts if text)
 
-    def _repr_png_(self) -> tuple[bytes, dict]:
-        return to_png(self), {"width": int(100 * self.get_figwidth())}
+    def _repr_mimebundle_(self, **_) -> tuple[dict, dict]:
+        png, width = base64.b64encode(to_png(self)).decode(), int(100 * self.get_figwidth())
+        return {"image/png": png}, {"image/png": {"width": width}}
 
 
 def panels(draws: list[Sequence], size: tuple[float, float] = HALF_PAGE, columns: int = 1) -> Plot:

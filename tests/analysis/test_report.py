@@ -93,7 +93,7 @@ def test_page_and_json(tmp_path, capsys):
     order = ("Yes: tensorwise", "over compiled bf16", "<svg", "rests on", "Each run", "Trained: ")
     places = [html.index(words) for words in order]
     assert places == sorted(places) and "3 runs of tensorwise" in html
-    assert html.count("<svg") == html.count('aria-label="') == 8
+    assert html.count("<svg") == html.count('aria-label="') == 6
     assert "a &lt;b&gt;bad&lt;/b&gt; day" in html
     assert not re.search(r'(src|href)="http', html)  # nothing is fetched
     assert plain["answer"][0].startswith("Yes") and len(plain["runs"]) == 10
