@@ -12,7 +12,7 @@ from analysis.rates import Rate, SpeedUp, speed_up
 from analysis.table import known
 from experiments.records.files import RecordError
 from experiments.records.files import read as read_record
-from experiments.records.study import CELL, Cell
+from experiments.records.study import CELL, Fit
 
 STUDY = "sweep"
 QUESTION = "Where is FP8 faster than bf16, and by how much?"
@@ -97,12 +97,12 @@ def _by_key(axes: dict) -> dict[str, list]:
     return flat
 
 
-def _cells(folder: Path, axes: dict[str, list], problems: list[str]) -> dict[Path, Cell]:
+def _cells(folder: Path, axes: dict[str, list], problems: list[str]) -> dict[Path, Fit]:
     """The recorded cells by their folder, in the order of the axes' values."""
     cells = {}
     for path in sorted(folder.glob(f"*/{CELL}")):
         try:
-            cell = read_record(path, Cell)
+            cell = read_record(path, Fit)
         except RecordError as error:
             problems.append(str(error))
             continue

@@ -1,31 +1,26 @@
-"""Write a recipe's token file ahead of a job, for compute nodes without internet:
+"""Write a recipe's token file ahead of a job, for compute nodes without internet.
 
-python -m experiments.data prepare RECIPE [--overlay O]… [key.path=value …]
+    python -m experiments.data prepare RECIPE [--overlay O]… [key.path=value …]
+
+Example: python -m experiments.data prepare baseline --overlay alps data.cache_dir=/scratch/tokens
+
+Exit codes: 0 written, or there already; 2 for bad input.
 """
 
-import argparse
 import time
 
 from experiments.config import recipes
+from experiments.config.command_line import CommandLine
 from experiments.jobs.exit_codes import COMPLETED, leave
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.data", description="Write a recipe's token file."
-    )
-    parser.add_argument(
-        "command", choices=["prepare"], help="write the token file, if it is not there yet"
-    )
-    parser.add_argument("name", metavar="RECIPE")
-    parser.add_argument(
-        "--overlay", action="append", default=[], metavar="O", help="may be repeated"
-    )
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value")
-    arguments = parser.parse_intermixed_args(argv)
-
+    parser = CommandLine("experiments.data", __doc__)
+    parser.add_argument("command", choices=["prepare"])
+    parser.add_recipe()
+    args = parser.parse(argv)
     start = time.perf_counter()
-    config = recipes.load(arguments.name, arguments.overlay, arguments.overrides).config
+    config = recipes.load(args.name, args.overlay, args.overrides).config
 
     # torch: seconds, which a misspelt name need not wait for
     from torchtitan.tools.logging import init_logger

@@ -1,46 +1,41 @@
-"""What recipes there are, and what they say.
+"""Say what recipes there are, and what one of them changes.
 
-python -m experiments.recipe list                           recipes, overlays and studies
-python -m experiments.recipe show NAME [--overlay O]… [key.path=value …]
-                                                            resolved, and what it changes
-python -m experiments.recipe schema > recipes/schema.json   for editors: completion and checks
+    python -m experiments.recipe list [--all]    the four recipes, studies and overlays; all recipes
+    python -m experiments.recipe show NAME [--all] [--overlay O]… [key.path=value …]
+                                                 what a recipe changes; all its keys
+    python -m experiments.recipe schema          a JSON schema of recipes, for editors
+
+Example: python -m experiments.recipe show tensorwise_fp8_compiled --all --overlay cpu
+
+Exit codes: 0, or 2 for bad input.
 """
 
-import argparse
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from experiments.config import recipes, yaml_source
+from experiments.config.command_line import CommandLine
+from experiments.config.studies import STUDIES
 from experiments.jobs.exit_codes import COMPLETED, complain, leave
 from models.errors import InputError
 
-TITLES = recipes.GROUPS | {"overlays": "Overlays: where, and how big", "studies": "Studies"}
-
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.recipe", description="Look at recipes."
-    )
+    parser = CommandLine("experiments.recipe", __doc__)
     parser.add_argument("command", choices=["list", "show", "schema"])
-    parser.add_argument(
-        "name", nargs="?", help="for show: a recipe's name, or the path of a recipe.yaml"
-    )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key.path=value", help="e.g. training.steps=200"
-    )
-    parser.add_argument(
-        "--overlay", action="append", default=[], metavar="O", help="where or how big, e.g. cpu"
-    )
-    args = parser.parse_intermixed_args(argv)
+    parser.add_recipe(nargs="?")
+    parser.add_argument("--all", action="store_true", help="all recipes, or all keys of one")
+    args = parser.parse(argv)
     if (args.command == "show") != (args.name is not None):
-        parser.error("show takes a recipe's name; list and schema take nothing")
+        parser.error("show takes a recipe's name; list and schema take none")
     try:
         if args.command == "list":
-            print_list()
+            print_list(args.all)
         elif args.command == "show":
-            print_recipe(recipes.load(args.name, args.overlay, args.overrides))
+            print_recipe(args.name, args.overlay, args.overrides, args.all)
         else:
             print(json.dumps(schema(), indent=2))
         return COMPLETED
@@ -48,26 +43,47 @@ def main(argv: list[str] | None = None) -> int:
         return complain(error)
 
 
-def print_list() -> None:
-    """Print every recipe, overlay and study with its own line of description, group by group."""
+def print_list(everything: bool) -> None:
+    """Print recipes, studies and overlays, each with its own line of description."""
     known = recipes.paths()
-    groups = {"The four recipes": {name: known[name] for name in recipes.THE_FOUR}}
-    for folder, title in TITLES.items():
+    _print_group("The four recipes", {name: known[name] for name in recipes.THE_FOUR})
+    _print_group("Studies: python -m experiments.study NAME", recipes.files(STUDIES))
+    _print_group("Overlays: --overlay NAME, where and how big", recipes.files(recipes.OVERLAYS))
+    if not everything:
+        print(f"{len(known) - len(recipes.THE_FOUR)} more recipes: add --all")
+        return
+    for folder, title in recipes.GROUPS.items():
         files = recipes.files(recipes.RECIPES / folder)
-        groups[title] = {name: files[name] for name in files if name not in recipes.THE_FOUR}
-    for title, files in groups.items():
-        print(title)
-        for name, path in files.items():
-            print(f"  {name:<40} {yaml_source.read(path)['description'].value}")
+        others = {name: path for name, path in files.items() if name not in recipes.THE_FOUR}
+        _print_group(title, others)
 
 
-def print_recipe(recipe: recipes.Recipe) -> None:
-    """Print the resolved recipe, then its difference from its parent."""
-    print(recipes.to_yaml(recipe))
+def _print_group(title: str, files: dict[str, Path]) -> None:
+    print(title)
+    for name, path in files.items():
+        print(f"  {name:<40} {yaml_source.read(path)['description'].value}")
+
+
+def print_recipe(name: str, overlays: list[str], overrides: list[str], everything: bool) -> None:
+    """Print what a recipe changes in its parent, what overlays and keys change in the recipe, and
+    all keys if they are asked for."""
+    recipe = recipes.load(name, overlays, overrides)
+    print(f"{recipe.name}: {recipe.description}")
     if recipe.base:
-        print(f"Difference from {recipe.base}:")
-    for key, before, after in recipes.difference(recipe):
-        print(f"  {key}: {before!r} -> {after!r}")
+        _print_changes(f"Changes in {recipe.base}", recipes.difference(recipe))
+    if overlays or overrides:
+        changes = recipes.changes(recipes.load(name).config, recipe.config)
+        _print_changes(f"Changed by {', '.join([*overlays, *overrides])}", changes)
+    if everything:
+        print(f"All keys:\n{recipes.to_yaml(recipe)}")
+    else:
+        print("All keys: add --all")
+
+
+def _print_changes(title: str, changes: list[tuple[str, object, object]]) -> None:
+    print(f"{title}:" if changes else f"{title}: nothing")
+    for key, before, after in changes:
+        print(f"  {key}: {json.dumps(before)} -> {json.dumps(after)}")
 
 
 def schema() -> dict:

@@ -1,17 +1,22 @@
-"""The least time that a step can take: `python -m experiments.roofline NAME --gpu h200
-[--overlay O]… [key=value …]`.
+"""Work out the least time that a step of a recipe can take on a GPU, part by part.
+
+    python -m experiments.roofline NAME --gpu GPU [--overlay O]… [key.path=value …] [--against FILE]
 
 `--against FILE` sets the measured parts of a step beside their rooflines. FILE is a bench.json of
 experiments.bench, NAME one of its variants; overlays and keys are those of the measurement.
+
+Example: python -m experiments.roofline tensorwise_fp8_compiled --gpu h200
+
+Exit codes: 0, or 2 for bad input.
 """
 
-import argparse
-import json
 from pathlib import Path
 
 import pandas as pd
+from pydantic import BaseModel, ValidationError
 
 from experiments.config import recipes
+from experiments.config.command_line import CommandLine
 from experiments.jobs.exit_codes import COMPLETED, leave
 from experiments.profiling.table import work
 from models.errors import InputError
@@ -23,28 +28,19 @@ TEXT = """\
 {table}
 
 {rates}
-memory     about {needed:.3g} of {has:.3g} GB{fits}
+memory     about {needed:.3g} of {has:.3g} GiB{fits}
 datasheet: {datasheet}
 sustained: {sustained}"""
 NOT_MEASURED = "no measured rates of this GPU at hand"
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.roofline", description="The least time a step can take."
-    )
-    parser.add_argument("name", help="a recipe's name or the path of a recipe.yaml")
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key.path=value", help="e.g. training.local_batch_size=2"
-    )
-    parser.add_argument("--gpu", required=True, type=str.lower, metavar="GPU", help=", ".join(GPUS))
-    parser.add_argument(
-        "--overlay", action="append", default=[], metavar="O", help="where or how big, e.g. cpu"
-    )
-    parser.add_argument(
-        "--against", type=Path, metavar="FILE", help="measured parts of steps, as JSON"
-    )
-    args = parser.parse_intermixed_args(argv)
+    parser = CommandLine("experiments.roofline", __doc__)
+    parser.add_recipe()
+    add = parser.add_argument
+    add("--gpu", required=True, type=str.lower, metavar="GPU", help=", ".join(GPUS))
+    add("--against", type=Path, metavar="FILE", help="a bench.json: measured parts of steps")
+    args = parser.parse(argv)
     if args.gpu not in GPUS:
         raise InputError(recipes.unknown("GPU", args.gpu, list(GPUS)))
     if not args.against:
@@ -59,32 +55,55 @@ def main(argv: list[str] | None = None) -> int:
     return COMPLETED
 
 
+class Machine(BaseModel):
+    name: str
+
+
+class Measured(BaseModel):
+    """A variant: no rounds and an error, or figures."""
+
+    rounds: list
+    error: str | None
+    step_s: float = 0.0
+    parts: dict[str, float] = {}
+
+
+class Bench(BaseModel):
+    """What is read of a bench.json."""
+
+    machine: Machine
+    variants: dict[str, Measured]
+    overlays: list[str]
+    overrides: list[str]
+
+
 def read_measured(path: Path, variant: str, gpu: str) -> tuple[recipes.Recipe, dict[str, float]]:
     """Read a variant's recipe as it was measured, and seconds of each part and of the `step`.
 
     Raises `InputError` saying what is not there.
     """
     try:
-        bench = json.loads(path.read_text())
-        machine, variants = bench["machine"]["name"], bench["variants"]
+        bench = Bench.model_validate_json(path.read_bytes())
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "content"
         raise InputError(
-            f"{path} does not hold a measurement ({error!r}): give a bench.json of the bench"
+            f"give a bench.json of the bench: {path} holds no measurement ({where}: {first['msg']})"
         ) from None
-    if variant not in variants:
-        raise InputError(recipes.unknown(f"variant in {path}", variant, list(variants)))
+    if variant not in bench.variants:
+        raise InputError(recipes.unknown(f"variant in {path}", variant, list(bench.variants)))
+    machine, measured = bench.machine.name, bench.variants[variant]
     if find(machine) != gpu:
         raise InputError(
             f"{path} was measured on {machine}, and --gpu is {gpu}: name the GPU it was measured on"
         )
-    figures = variants[variant]
-    if not figures["rounds"]:
-        raise InputError(f"{path} has no measurement of {variant}: {figures['error']}")
+    if not measured.rounds:
+        raise InputError(f"{path} has no measurement of {variant}: {measured.error}")
     name, own = recipes.split_variant(variant)
-    recipe = recipes.load(name, bench["overlays"], [*bench["overrides"], *own])
-    return recipe, figures["parts"] | {"step": figures["step_s"]}
+    recipe = recipes.load(name, bench.overlays, [*bench.overrides, *own])
+    return recipe, measured.parts | {"step": measured.step_s}
 
 
 def text(recipe: recipes.Recipe, gpu_name: str, measured: dict[str, float]) -> str:
@@ -107,8 +126,8 @@ def text(recipe: recipes.Recipe, gpu_name: str, measured: dict[str, float]) -> s
         gpu=gpu_name,
         table=rows,
         rates="\n".join(rates),
-        needed=planned.memory_needed / 1e9,
-        has=gpu.memory / 1e9,
+        needed=planned.memory_needed / 2**30,
+        has=gpu.memory / 2**30,
         fits=": probably does not fit" if planned.memory_needed > gpu.memory else "",
         datasheet=gpu.datasheet.source,
         sustained=gpu.sustained.source if gpu.sustained else NOT_MEASURED,

@@ -107,7 +107,7 @@ def real_gradients(planned: Plan) -> tuple[list[torch.Tensor], list[float]]:
     model, collected, losses = trainer.model_parts[0], [], []
     config.debug.seed += 1  # other rows than it was trained on
     for rank in range(max(RANKS)):
-        inputs, labels = next(iter(build_dataloader(token_file, max(RANKS), rank, None, config)))
+        inputs, labels = next(iter(build_dataloader(token_file, max(RANKS), rank, config)))
         model.zero_grad()
         logits = model(inputs["input"].to(device.TYPE)).flatten(0, 1).float()
         loss = cross_entropy(logits, labels.flatten().to(device.TYPE))

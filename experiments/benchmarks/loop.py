@@ -84,7 +84,7 @@ def bare_loop(model: torch.nn.Module, config, token_file: TokenFile) -> Callable
     keys, parameters = config.optimizer, list(model.parameters())
     settings = {"lr": keys.lr, "betas": (keys.beta1, keys.beta2), "weight_decay": keys.weight_decay}
     optimizer = torch.optim.AdamW(parameters, fused=True, **settings)
-    batches = iter(build_dataloader(token_file, 1, 0, None, config))
+    batches = iter(build_dataloader(token_file, 1, 0, config))
 
     def step() -> float:
         inputs, labels = next(batches)

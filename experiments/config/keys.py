@@ -65,7 +65,7 @@ def section(*left_out: str) -> Callable[[type], type]:
     return make
 
 
-@section("")  # all of them
+@section("")  # every key begins so: none of them is a recipe's
 class Job(titan.Job):
     """Set by the run, not by its recipe."""
 
@@ -259,6 +259,16 @@ class Compile(titan.Compile):
 
 @section()
 class Float8Linear(titan.Float8Linear):
+    """FP8 of linear layers.
+
+    torchtitan's own keys are recipe_name, which turns FP8 on, enable_fsdp_float8_all_gather,
+    precompute_float8_dynamic_scale_for_fsdp and emulate; the others are declared here.
+    """
+
+    filter_fqns: list[str] = field(default_factory=list)
+    """Linear layers that stay in bf16, by their full names: `output`, or `layers.*.attention.wq` of
+    all blocks."""
+
     implementation: Literal["torchao", "fast"] = "torchao"
     """The FP8 layer: `torchao`'s, or `fast`, models/fast_float8.py, which computes the same and
     moves fewer bytes."""

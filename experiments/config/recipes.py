@@ -4,7 +4,7 @@ A recipe is `NAME.yaml` in `recipes/` or one of its folders: its parent (`base:`
 (`description:`), and the keys it changes in the sections of `experiments/config/keys.py`. Its
 layers, of which a later one wins, are its ancestors from base.yaml down, the recipe, overlays
 (`recipes/overlays/`), and `key.path=value` from the command line. Mappings merge, everything else
-replaces. Each layer must be right by itself.
+replaces. What they add up to is checked once, and a mistake is reported with its origin.
 """
 
 import functools
@@ -13,7 +13,7 @@ import json
 import operator
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,6 +39,7 @@ GROUPS = {
     "fp8_lm": "FP8-LM: FP8 beyond matmuls",
 }
 """Folders of recipes in `recipes/`, and their titles."""
+LISTED = "`python -m experiments.recipe list --all` has all"
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
 
@@ -83,16 +84,20 @@ def load(
         seed: debug.seed.
 
     Raises:
-        InputError: if a file cannot be read; else listing every wrong key of every layer; else
-            listing keys that contradict each other.
+        InputError: if a file cannot be read; else listing every wrong key; else listing keys that
+            contradict each other.
     """
-    file, entries = _resolve(name, overlays, overrides, seed)
-    config = _build(entries)
+    chain = _chain(name)
+    entries = _merge(chain, overlays, overrides, seed)
+    config = _validate(entries)
     default = Entry(None, "default")
-    _refuse(
+    problems = [
         f"{entries.get(key, default).origin}: {key}: {message}"
         for key, message in contradictions(config)
-    )
+    ]
+    if problems:
+        raise InputError("\n".join(problems))
+    file = chain[-1]
     config.job.description = file.description
     return Recipe(
         file.name,
@@ -121,9 +126,16 @@ def difference(recipe: Recipe) -> list[tuple[str, object, object]]:
     overlays and overrides."""
     if recipe.base is None:
         return []
-    _, entries = _resolve(recipe.base, recipe.overlays, recipe.overrides, recipe.seed)
-    before, after = flat(asdict(_build(entries))), dict(flat(asdict(recipe.config)))
-    return [(key, value, after[key]) for key, value in before if value != after[key]]
+    chain = _chain(recipe.base)
+    entries = _merge(chain, recipe.overlays, recipe.overrides, recipe.seed)
+    return changes(_validate(entries), recipe.config)
+
+
+def changes(before: "Config", after: "Config") -> list[tuple[str, object, object]]:
+    """List (key.path, value before, value after) of the keys that differ."""
+    values = dict(flat(asdict(after)))
+    keys = flat(asdict(before))
+    return [(key, value, values[key]) for key, value in keys if value != values[key]]
 
 
 def split_variant(variant: str) -> tuple[str, list[str]]:
@@ -159,36 +171,43 @@ class _File(NamedTuple):
     keys: Entries
 
 
-def _resolve(name, overlays, overrides, seed) -> tuple[_File, Entries]:
-    """Read a recipe's own file, and merge the keys of all layers, each checked by itself."""
-    chain = _chain(name)
-    layers = [file.keys for file in chain]
-    known = files(OVERLAYS)
-    for overlay in overlays:
-        if overlay not in known:
-            raise InputError(unknown("overlay", overlay, known))
-        layers.append(_read(known[overlay]).keys)
-    layers += map(parse_override, overrides)
-    if seed is not None:
-        layers.append({"debug": Entry({}, "--seed"), "debug.seed": Entry(seed, "--seed")})
-    _refuse(itertools.chain.from_iterable(map(_mistakes, layers)))
-    return chain[-1], functools.reduce(operator.or_, layers)
-
-
 def _chain(name: str) -> list[_File]:
     """Read a recipe, by name or path, and its ancestors; the oldest first."""
     known = paths()
     if name not in known and not name.endswith(".yaml"):
-        raise InputError(unknown("recipe", name, known))
-    chain = [_read(known.get(name) or Path(os.path.realpath(name)))]
+        raise InputError(unknown("recipe", name, known, LISTED))
+    return _with_ancestors(known.get(name) or Path(os.path.realpath(name)), known)
+
+
+def _with_ancestors(path: Path, known: dict[str, Path]) -> list[_File]:
+    """Read a file and those it is based on, each a name of `known`; the oldest first."""
+    chain = [_read(path)]
     while chain[0].base.value is not None:
         parent, origin = str(chain[0].base.value), chain[0].base.origin
         if parent not in known:
-            raise InputError(f"{origin}: base: {unknown('recipe', parent, known)}")
+            raise InputError(f"{origin}: base: {unknown('recipe', parent, known, LISTED)}")
         if len(chain) > len(known):
             raise InputError(f"{origin}: base: {parent} is its own ancestor")
         chain.insert(0, _read(known[parent]))
     return chain
+
+
+def _merge(chain: list[_File], overlays, overrides, seed) -> Entries:
+    """Merge the keys of a recipe, its overlays, the command line's keys, and the seed."""
+    layers = [file.keys for file in chain]
+    known = files(OVERLAYS)
+    for overlay in overlays:
+        if overlay not in known:
+            raise InputError(unknown("overlay", overlay, known, LISTED))
+        layers += [file.keys for file in _with_ancestors(known[overlay], known)]
+    layers += map(parse_override, overrides)
+    if seed is not None:
+        layers.append({"debug": Entry({}, "--seed"), "debug.seed": Entry(seed, "--seed")})
+    merged = functools.reduce(operator.or_, layers)
+    values = [key for key, entry in merged.items() if entry.value != {}]
+    # a value in the place of a section hides the keys below it
+    hidden = tuple(f"{key}." for key in values)
+    return {key: entry for key, entry in merged.items() if not key.startswith(hidden)}
 
 
 def _read(path: Path) -> _File:
@@ -218,27 +237,18 @@ def parse_override(override: str) -> Entries:
 # ---- keys ----
 
 
-def _build(entries: Entries) -> "Config":
-    """Validate keys and fill in defaults. JSON is pydantic's mode in which 1 is a float too."""
+def _validate(entries: Entries) -> "Config":
+    """Validate keys and fill in defaults. JSON is pydantic's mode in which 1 is a float too.
+
+    Raises `InputError` with a line for each wrong key.
+    """
     from experiments.config import keys  # torch, which listing recipes does not need
 
-    return keys.VALIDATOR.validate_json(json.dumps(yaml_source.nested(entries), default=str))
-
-
-def _mistakes(layer: Entries) -> list[str]:
-    """What is wrong with the keys of one layer, whether or not a later layer replaces them."""
-    from experiments.config import keys
-
+    text = json.dumps(yaml_source.nested(entries), default=str)
     try:
-        _build(layer)
+        return keys.VALIDATOR.validate_json(text)
     except ValidationError as error:
         sections = asdict(keys.Config())
         known = [*sections, *dict(flat(sections))]
-        return yaml_source.mistakes(error, layer, known, keys.REFUSED)
-    return []
-
-
-def _refuse(problems: Iterable[str]) -> None:
-    lines = "\n".join(problems)
-    if lines:
-        raise InputError(lines)
+        lines = yaml_source.mistakes(error, entries, known, keys.REFUSED)
+        raise InputError("\n".join(lines)) from error

@@ -5,21 +5,21 @@ A study with `axes` is a sweep: it has a cell for each combination of their valu
 a study.
 """
 
-from collections import Counter
-from collections.abc import Iterable
-from itertools import combinations, product
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from typing_extensions import TypedDict
 
 from experiments.config import recipes, yaml_source
-from experiments.records.study import STUDY_FILE
+from experiments.records.study import STUDY_FILE, Fit
 from models.errors import InputError
 
 STUDIES = recipes.RECIPES / "studies"
 DEFAULT = "four_way"
+SEED_LIMIT = 10**18
 AUTO = "auto"  # among the overlays: what this machine can hold
 PROCESSES = "processes"
 FOLDERS = {
@@ -44,7 +44,7 @@ class Study(BaseModel):
     description: str
     recipes: list[str] = Field(min_length=1)
     baseline: str
-    seeds: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
+    seeds: list[Annotated[int, Field(ge=0, lt=SEED_LIMIT)]] = Field(min_length=1)
     overlays: list[str]
     overrides: list[str] = []
     processes: int = Field(1, ge=1)  # of each run: one a GPU, which FSDP2 shards the model over
@@ -56,7 +56,8 @@ class Study(BaseModel):
         return dict(yaml_source.flat(axes)) if isinstance(axes, dict) else axes
 
     def cells(self) -> "list[Cell]":
-        """All of them, in the order of the axes' values; a study without axes is its only cell."""
+        """List the cells in the order of the axes' values; a study without axes is its only
+        cell."""
         combined = product(*(dict.fromkeys(values) for values in self.axes.values()))
         return [self._cell(dict(zip(self.axes, values, strict=True))) for values in combined]
 
@@ -91,52 +92,37 @@ class Study(BaseModel):
         return [(recipe, seed) for seed, recipe in pairs]
 
 
-class Cell(NamedTuple):
-    """A part of a sweep: its folder within the sweep's, its value on each axis, and the study that
-    it is."""
+@dataclass
+class Cell:
+    """A part of a sweep, or a whole study as its only part."""
 
-    name: str
-    values: dict[str, str | int]
+    name: str  # of its folder; empty for a whole study
+    values: dict[str, str | int]  # on each axis
     study: Study
+    plans: dict = field(default_factory=dict)  # {recipe: Plan}
+    fit: Fit | None = None  # whether this machine holds a sweep's cell
 
-
-def balanced(cells: Iterable[Cell]) -> list[Cell]:
-    """Order cells so that every beginning covers the axes evenly: each value, then each pair of
-    values of two axes.
-
-    The next cell is always the one whose values were there least often; of equal ones, the first.
-    """
-    left, order, seen = list(cells), [], Counter()
-
-    def often(cell: Cell) -> list[int]:
-        values = cell.values.items()
-        return [sum(seen[group] for group in combinations(values, size)) for size in (1, 2)]
-
-    while left:
-        cell = min(left, key=often)
-        left.remove(cell)
-        order.append(cell)
-        for size in (1, 2):
-            seen.update(combinations(cell.values.items(), size))
-    return order
+    @property
+    def checkpoint_bytes(self) -> float:
+        """Size of its largest checkpoint; 0 if no recipe writes any."""
+        return max(planned.checkpoint_bytes for planned in self.plans.values())
 
 
 def load(names: list[str]) -> Study:
-    """Read the study of this name or the plan of this directory, or make a study of these recipes.
+    """Read the study of this name, or make a study of these recipes.
 
     Raises `InputError` with file and line, or with the nearest names.
     """
     known = recipes.files(STUDIES)
-    if len(names) == 1:
-        plan = known.get(names[0], Path(names[0]) / STUDY_FILE)
-        if plan.exists():
-            return read(plan)
+    if len(names) == 1 and names[0] in known:
+        return read(known[names[0]])
     for name in names:
         if name in known:
             raise InputError(f"{name} is a study, so it stands alone: list its recipes instead")
         if name not in recipes.names():
-            kind = f"study (by name, or by a directory with its {STUDY_FILE}) or recipe"
-            raise InputError(recipes.unknown(kind, name, [*known, *recipes.names()]))
+            kind = f"study, recipe, or folder with a {STUDY_FILE}"
+            near = [*known, *recipes.names()]
+            raise InputError(recipes.unknown(kind, name, near, recipes.LISTED))
     names = list(dict.fromkeys(names))
     baseline = "baseline" if "baseline" in names else names[0]
     return Study(
@@ -150,8 +136,19 @@ def read(path: Path) -> Study:
     keys = yaml_source.nested(entries)
     del keys[""]
     try:
-        return Study.model_validate(keys)
+        study = Study.model_validate(keys)
     except ValidationError as error:
         known = [*Study.model_fields, *(f"axes.{axis}" for axis in FOLDERS)]
         lines = yaml_source.mistakes(error, entries, known, {})
         raise InputError("\n".join(lines)) from error
+    known = recipes.names()
+    for name in study.recipes:
+        if name not in known:  # also a path: each recipe has a folder of its name
+            sentence = recipes.unknown("recipe", name, known, recipes.LISTED)
+            raise InputError(f"{entries['recipes'].origin}: recipes: {sentence}")
+    if study.baseline not in study.recipes:
+        raise InputError(
+            f"{entries['baseline'].origin}: baseline: {study.baseline} is not one of the study's "
+            f"recipes: {', '.join(study.recipes)}"
+        )
+    return study

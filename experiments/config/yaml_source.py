@@ -135,11 +135,12 @@ _SHOULD_BE = {
 """pydantic's messages in the words of YAML, by their type."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """The error sentence for a name that is not in `known`: it gives the nearest names, and all."""
+def unknown(kind: str, name: str, known: Iterable[str], listed: str = "") -> str:
+    """Say that a name is not in `known`: the nearest names first, then all of them, or how they are
+    `listed`."""
     near = difflib.get_close_matches(name, known, n=2)
-    hint = f" did you mean `{'` or `'.join(near)}`?" if near else ""
-    return f"unknown {kind} `{name}`;{hint} known: {', '.join(known)}"
+    hint = f"did you mean `{'` or `'.join(near)}`? " if near else ""
+    return f"{hint}`{name}` is no {kind}: {listed or 'choose ' + ', '.join(known)}"
 
 
 def mistakes(
@@ -172,7 +173,7 @@ def _sentence(key: str, details: list[dict], known: list[str]) -> str:
         name = key.rpartition(".")[2]
         elsewhere = [other for other in known if other.endswith(f".{name}")]
         near = elsewhere or difflib.get_close_matches(key, known, n=1)
-        return f"unknown key; did you mean `{near[0]}`?" if near else "unknown key"
+        return f"did you mean `{near[0]}`? There is no such key" if near else "there is no such key"
     if kind == "missing":
         return "is missing"
     words = [

@@ -104,22 +104,19 @@ class Loader(BaseDataLoader):
         self.given = state_dict["batches"]
 
 
-def build_dataloader(
-    token_file: TokenFile, dp_world_size: int, dp_rank: int, tokenizer: None, job_config: Config
-) -> Loader:
+def build_dataloader(token_file: TokenFile, world_size: int, rank: int, config: Config) -> Loader:
     """Give a data-parallel rank its batches, in an order that `debug.seed` decides.
 
-    With a token file it is torchtitan's `build_dataloader_fn`. `tokenizer` is not used: the corpus
-    has its own. Raises InputError if the corpus has no row.
+    Raises InputError if the corpus has no row.
     """
-    rows = Rows(token_file, job_config)
-    needed = _rows_needed(job_config, dp_world_size)
-    if dp_rank == 0 and needed > len(rows):
+    rows = Rows(token_file, config)
+    needed = _rows_needed(config, world_size)
+    if rank == 0 and needed > len(rows):
         logger.warning(
             f"The run reads {token_file.dataset} {needed / len(rows):.1f} times: "
             f"{needed:,} rows are needed and it has {len(rows):,}"
         )
-    return Loader(rows, job_config, dp_rank, dp_world_size)
+    return Loader(rows, config, rank, world_size)
 
 
 def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
@@ -147,10 +144,10 @@ def describe(token_file: TokenFile, config: Config, world_size: int = 1) -> str:
     )
 
 
-def _rows_needed(config: Config, dp_world_size: int) -> int:
+def _rows_needed(config: Config, world_size: int) -> int:
     """Rows that all ranks read in the whole run; a negative global batch size means torchtitan's
     default."""
     batch = config.training.global_batch_size
     if batch < 0:
-        batch = config.training.local_batch_size * dp_world_size
+        batch = config.training.local_batch_size * world_size
     return config.training.steps * batch

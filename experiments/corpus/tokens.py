@@ -21,7 +21,7 @@ import logging
 import os
 import shutil
 from array import array
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +64,13 @@ class TokenFile:
                 f"the token file {path} is damaged ({error}): delete that folder and run again"
             ) from error
         return cls(path, tokens, documents, meta["dataset"], meta["vocab_size"], meta["eos_id"])
+
+
+def asked(config: Config) -> tuple:
+    """Gather the keys that decide the token file: those of corpus and tokenizer."""
+    training = config.training
+    source = (training.dataset, training.dataset_path, config.model.hf_assets_path)
+    return (*source, *astuple(config.data))
 
 
 def prepare(config: Config) -> TokenFile:

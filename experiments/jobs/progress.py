@@ -2,16 +2,22 @@
 
 import logging
 import sys
+import time
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from statistics import mean
 
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from experiments.records.run import Window
+from experiments.records.files import RecordError, read_windows
+from experiments.records.run import METRICS, Window
 
+LINE_EVERY_S = 10
 _PLAIN = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
 
 
@@ -25,10 +31,45 @@ class _LogFile(logging.FileHandler):
             super().close()
 
 
-def describe(window: Window) -> str:
-    """Say a log window in a few words."""
+def describe(window: Window, tokens_per_s: float | None = None) -> str:
+    """Say a log window in a few words; with another rate than the window's if it is given."""
     loss = "not finite" if window.loss is None else f"{window.loss:.3f}"
-    return f"loss {loss}  {window.tokens_per_s:,.0f} tokens/s"
+    return f"loss {loss}  {tokens_per_s or window.tokens_per_s:,.0f} tokens/s"
+
+
+def steady_rate(run: Path) -> float | None:
+    """Return tokens/s of the mean steady step of a run, as the table has it; None without one."""
+    windows, steady = [], []
+    with suppress(RecordError):
+        windows = read_windows(run / METRICS)
+    for window in windows:
+        for step, seconds in enumerate(window.step_s, window.step - len(window.step_s) + 1):
+            if step not in window.not_steady:
+                steady.append(seconds)
+    if not steady:
+        return None
+    tokens_per_step = windows[-1].tokens_per_s * mean(windows[-1].step_s)
+    return tokens_per_step / mean(steady)
+
+
+class PlainLines:
+    """A run's progress in plain lines, where there is no terminal to draw a bar in."""
+
+    def __init__(self, steps: int | None, say: Callable[[str], None]):
+        self.steps, self.say = steps, say
+        self.next_at = time.monotonic() + LINE_EVERY_S
+        self.said = 0  # the step of the last line
+
+    def show(self, window: Window) -> None:
+        """Say how far the run is, `LINE_EVERY_S` seconds after the last line at the earliest."""
+        if time.monotonic() < self.next_at or window.step == self.said:
+            return
+        self.next_at, self.said = time.monotonic() + LINE_EVERY_S, window.step
+        line = f"step {window.step}, {describe(window)}"
+        if self.steps:
+            left = timedelta(seconds=round((self.steps - window.step) * mean(window.step_s)))
+            line = f"step {window.step} of {self.steps}, {describe(window)}, {left} left"
+        self.say(line)
 
 
 def progress_bar(console: Console, shown: bool) -> Progress:

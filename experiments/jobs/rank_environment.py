@@ -40,9 +40,9 @@ def variables(rank: int, processes: int, port: int = 0) -> dict[str, str]:
     return {name: str(value) for name, value in told.items()}
 
 
-def set_rank_environment() -> tuple[int, int]:
+def set_rank_environment() -> int:
     """Set torch.distributed's variables to torchrun's, srun's, or those of one process; returns
-    (rank, world size).
+    the number of processes.
 
     Raises `InputError` where variables are missing or no numbers.
     """
@@ -59,7 +59,7 @@ def set_rank_environment() -> tuple[int, int]:
             f"the environment variable RANK is {rank}, LOCAL_RANK {env['LOCAL_RANK']} and "
             f"WORLD_SIZE {world_size}: ranks begin at 0"
         )
-    return rank, world_size
+    return world_size
 
 
 def _take_over_from_srun() -> None:

@@ -109,9 +109,10 @@ class Ranks:
         return self.returncode
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Pass a request on to all ranks."""
+        """Pass a request on to all ranks; one that was stopped (SIGSTOP) goes on, to obey it."""
         for child in self.children:
             child.send_signal(number)
+            child.send_signal(signal.SIGCONT)
         if number == signal.SIGINT:  # a second Ctrl-C: a rank that waits for another is deaf to it
             self.kill_after(GRACE_S)
 

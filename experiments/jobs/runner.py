@@ -5,13 +5,13 @@ run would pay for what later runs compile, and their warm-ups would not compare.
 run share its folders, which PyTorch guards with locks.
 """
 
-import math
 import os
 import signal
 import tempfile
 import time
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,9 +21,9 @@ from rich.progress import Progress, TaskID
 
 from experiments.jobs import placement
 from experiments.jobs.exit_codes import BAD_INPUT, COMPLETED, DIVERGED
-from experiments.jobs.progress import describe, progress_bar
+from experiments.jobs.progress import PlainLines, describe, progress_bar, steady_rate
 from experiments.jobs.ranks import Ranks
-from experiments.jobs.shares import Shares
+from experiments.jobs.shares import Budget
 from experiments.jobs.signals import COME_BACK, FOR_GOOD, Stop
 from experiments.records.files import last_window
 from experiments.records.run import LOG, Window
@@ -45,6 +45,7 @@ class Run(NamedTuple):
 
     title: str
     directory: Path
+    recipe: str
     arguments: list[str]
     processes: int = 1
     steps: int | None = None
@@ -52,24 +53,23 @@ class Run(NamedTuple):
 
 
 def run_all(
-    runs: list[Run], console: Console, stop: Stop, shares: Shares | None = None
+    runs: list[Run], console: Console, stop: Stop, budget: Budget | None = None
 ) -> list[int]:
-    """Start runs and wait for them; returns the exit codes of those that were started.
+    """Start runs and wait for them; returns an exit code each, COME_BACK if its turn did not come.
 
     A code is negative for the number of a signal that killed the run. A request to `stop` is passed
-    on to the runs, and no other is started. With `shares` of a time budget, each run is asked to
-    stop when its share is spent. Raises `InputError` for a run of more processes than GPUs.
+    on to the runs, and no other is started. Within a `budget` each run is asked to stop when its
+    share is spent. Raises `InputError` for a run of more processes than GPUs.
     """
-    for run in runs:
-        placement.gpus_for(run.processes)
     stop.deferred = True
     with progress_bar(console, console.is_terminal) as bar:
-        jobs = _Jobs(console, bar, stop, shares or Shares(math.inf, 1))
+        jobs = _Jobs(console, bar, stop, budget or Budget())
         try:
             jobs.work(list(runs))
         finally:  # whatever ends the work ends the runs too
+            stop.deferred = False
             jobs.send(signal.SIGTERM)
-    return jobs.codes
+    return jobs.codes + [COME_BACK] * (len(runs) - len(jobs.codes))
 
 
 @dataclass
@@ -82,16 +82,18 @@ class _Started:
     until: float  # when its share of a budget is spent
     earlier: Window | None  # the last log window that was there before
     task: TaskID  # its line on the screen
-    asked_at: float = 0.0  # when it was asked to stop because its share is spent; 0 until then
+    lines: PlainLines  # in place of that
+    asked_at: float | None = None  # when it was asked to stop because its share is spent
 
 
 class _Jobs:
     """The runs that run, the free GPUs, and the exit codes of the runs that have ended."""
 
-    def __init__(self, console: Console, bar: Progress, stop: Stop, shares: Shares):
-        self.console, self.bar, self.stop, self.shares = console, bar, stop, shares
+    def __init__(self, console: Console, bar: Progress, stop: Stop, budget: Budget):
+        self.console, self.bar, self.stop, self.budget = console, bar, stop, budget
         self.running: list[_Started] = []
         self.free = list(enumerate(placement.gpus()))
+        self.places = len(self.free)
         self.codes: list[int] = []
 
     def work(self, waiting: list[Run]) -> None:
@@ -114,7 +116,7 @@ class _Jobs:
             started.ranks.send_signal(request)
 
     def _starts_more(self, waiting: list[Run]) -> bool:
-        return bool(waiting) and not self.stop.code and not self.shares.over
+        return bool(waiting) and not self.stop.code and not self.budget.over
 
     def _start_waiting(self, waiting: list[Run]) -> None:
         while self._starts_more(waiting):
@@ -122,8 +124,9 @@ class _Jobs:
             if count > len(self.free):
                 return
             run = waiting.pop(0)
+            until = self.budget.until(len(waiting), self.places // count)
             try:
-                self._start(run, self.free[:count], self.shares.until(len(waiting)))
+                self._start(run, self.free[:count], until)
             except OSError as error:  # a full disk; the next run may find room
                 self._say(run, f"failed: {error.filename}: {error.strerror}", always=True)
                 self.codes.append(BAD_INPUT)
@@ -139,28 +142,32 @@ class _Jobs:
         ranks = Ranks(arguments, run.directory / LOG, gpus, run.processes, folders)
         del self.free[: len(gpus)]
         task = self.bar.add_task(run.title, total=run.steps, window="starting")
-        self.running.append(_Started(run, ranks, caches, until, earlier, task))
+        lines = PlainLines(run.steps, partial(self._say, run))
+        self.running.append(_Started(run, ranks, caches, until, earlier, task, lines))
         names = ", ".join(gpu for _, gpu in gpus if gpu)
         self._say(run, f"started on GPU {names}" if names else "started")
 
     def _look_at(self, started: _Started) -> None:
-        """Move the bar of a run; note that it has ended, or ask it to stop."""
+        """Show how far a run is; note that it has ended, or ask it to stop."""
         ended = started.ranks.poll() is not None  # first: no line is written after that
         window = last_window(started.run.directory)
         step = 0  # as long as it has made none of its own
-        if window:
+        if window and window != started.earlier:
             self.bar.update(started.task, completed=window.step, window=describe(window))
-            step = window.step if window != started.earlier else 0
+            step = window.step
         if ended:
             self._note_end(started, window)
-            if started.asked_at:
-                self.shares.ended(step, started.asked_at)
-        elif not started.asked_at and self.shares.spent(started.until, step):
-            started.asked_at = time.monotonic()
+            if started.asked_at is not None:
+                self.budget.ended(step, started.asked_at)
+            return
+        if step:
+            started.lines.show(window)
+        if started.asked_at is None and self.budget.spent(started.until, step):
+            started.asked_at = self.budget.clock()
             started.ranks.send_signal(signal.SIGUSR1)
 
     def _note_end(self, started: _Started, window: Window | None) -> None:
-        """Print how a run ended, with its last log window, and free its GPUs."""
+        """Print how a run ended, with its steady rate, and free its GPUs."""
         started.caches.cleanup()
         self.running.remove(started)
         self.free = sorted(self.free + started.ranks.gpus)
@@ -172,7 +179,8 @@ class _Jobs:
         if started.ranks.first:
             outcome = f"rank {started.ranks.first} {outcome}"
         if window and code != BAD_INPUT:  # then the directory may hold another run
-            outcome += f" at step {window.step}, {describe(window)}"
+            rate = steady_rate(started.run.directory)
+            outcome += f" at step {window.step}, {describe(window, rate)}"
         self.bar.update(started.task, window=outcome)
         if code:
             outcome += f": {started.ranks.last_words()}"

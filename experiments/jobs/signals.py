@@ -7,7 +7,6 @@ once; so does a second Ctrl-C at any time.
 """
 
 import _thread
-import argparse
 import ctypes
 import math
 import os
@@ -30,14 +29,6 @@ class Interrupted(Exception):
         self.code = code
 
 
-def budget_seconds(text: str) -> float:
-    """Read `--budget`. Raises ArgumentTypeError unless it is more than 0 and finite."""
-    seconds = float(text)
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, got {text}")
-    return seconds
-
-
 class Stop:
     """The first request to end: `code` is 0, COME_BACK or FOR_GOOD; `why` the signal or budget."""
 
@@ -51,8 +42,8 @@ class Stop:
     def listen(self) -> None:
         """Take over SIGINT, SIGTERM and SIGUSR1. Called first in a program, before there are other
         threads."""
-        # A blocked signal that came before this line waits for it. Children inherit the block: a
-        # cluster may signal every process of a job, and a compile worker would die of it.
+        # SIGUSR1 is blocked, and a thread waits for it. Children inherit the block: a cluster may
+        # signal every process of a job, and a compile worker would die of it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         threading.Thread(target=self._await_usr1, daemon=True).start()
         # a library's thread may be older than the block

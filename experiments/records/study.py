@@ -2,17 +2,20 @@
 
 from experiments.records.run import Record
 
-STUDY_FILE = (
-    "study.yaml"  # what it was started with, in its folder and in that of each cell of a sweep
-)
+# What a study was started with: in its folder, and in that of each cell of a sweep
+STUDY_FILE = "study.yaml"
 CELL = "cell.json"
 
 
-class Cell(Record):
-    """A cell of a sweep: its value on each axis, the estimate of its memory in bytes, and why it
-    cannot run."""
+class Fit(Record):
+    """Whether a cell of a sweep fits the machine: its value on each axis, the estimate of its
+    memory in bytes, and why it cannot run."""
 
     values: dict[str, str | int]
     needed: float
     available: float
     obstacle: str | None
+
+    @property
+    def memory(self) -> str:
+        return f"about {self.needed / 2**30:.1f} GiB of {self.available / 2**30:.0f} GiB"

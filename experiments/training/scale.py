@@ -2,7 +2,7 @@
 
 from experiments.config import recipes
 from experiments.jobs import placement
-from experiments.records.study import Cell
+from experiments.records.study import Fit
 from experiments.training.plan import Plan, memory_finding, plan
 from models import device
 from models.gpus import GPUS
@@ -23,7 +23,7 @@ def choose_scale(processes: int = 1) -> tuple[list[str], str]:
     return ["cpu"], f"the CPU scale, because the published size needs {gib} even so and {have}"
 
 
-def fit(values: dict[str, str | int], plans: list[Plan], gpu: str | None = None) -> Cell:
+def fit(values: dict[str, str | int], plans: list[Plan], gpu: str | None = None) -> Fit:
     """Compare the neediest run of a sweep's cell with this machine, or with GPUs of a kind."""
     processes = plans[0].world_size
     needed = max(planned.memory_needed for planned in plans)
@@ -38,4 +38,4 @@ def fit(values: dict[str, str | int], plans: list[Plan], gpu: str | None = None)
         obstacle = f"{GPUS[gpu].driver_name} has no FP8 units"
     elif not gpu and here != [None] and processes > len(here):
         obstacle = f"takes {processes} GPUs, and {len(here)} are here"
-    return Cell(values=values, needed=needed, available=available, obstacle=obstacle)
+    return Fit(values=values, needed=needed, available=available, obstacle=obstacle)

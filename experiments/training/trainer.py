@@ -94,7 +94,7 @@ class Trainer(titan.Trainer):
             self.maybe_enable_amp = nullcontext()
 
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        self.dataloader = build_dataloader(token_file, world_size, rank, None, config)
+        self.dataloader = build_dataloader(token_file, world_size, rank, config)
         self.checkpointer.states[DATALOADER] = self.dataloader
         self.checkpointer.identity = _identity(config, token_file.path.name)
         self.proof = Proof(

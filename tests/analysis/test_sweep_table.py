@@ -10,7 +10,7 @@ from analysis import plots, sweep
 from analysis.load import LoadError
 from analysis.report import main
 from experiments.records.files import write
-from experiments.records.study import CELL, STUDY_FILE, Cell
+from experiments.records.study import CELL, STUDY_FILE, Fit
 from tests.make_runs import change_json, write_run
 
 BF16, FP8 = "baseline_compiled", "tensorwise_fp8_compiled"
@@ -31,7 +31,7 @@ def folder(tmp_path):
         path.mkdir()
         cell = {"values": {"model.flavor": flavor, "processes": processes}, "needed": 2.0**30}
         cell |= {"available": 2.0**33, "obstacle": None if step_s else OBSTACLE}
-        write(path / CELL, Cell.model_validate(cell))
+        write(path / CELL, Fit.model_validate(cell))
         (path / STUDY_FILE).write_text(yaml.safe_dump(STUDY))
         speeds = {"a": {BF16: 1, FP8: 1.25}, "b": {BF16: 1}}[flavor] if step_s else {}
         for recipe, speed in speeds.items():

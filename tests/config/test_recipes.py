@@ -61,18 +61,24 @@ def test_every_recipe_loads_with_every_overlay_which_touches_only_what_it_says(o
 # ---- the command ----
 
 
-def test_the_list_has_the_four_first(capsys):
-    recipe.main(["list"])
+def test_the_list_has_the_four_first_then_studies_and_overlays(capsys):
+    short = [*recipes.THE_FOUR, *recipes.files(STUDIES), *OVERLAYS]
+    others = {*recipes.names()} - {*recipes.THE_FOUR}
+    for options, expected in ([], short), (["--all"], [*short, *others]):
+        recipe.main(["list", *options])
+        lines = capsys.readouterr().out.splitlines()
+        listed = [line.split()[0] for line in lines if line.startswith("  ")]
+        assert listed[: len(short)] == short and sorted(listed) == sorted(expected)
+
+
+def test_show_begins_with_what_a_recipe_changes(capsys):
+    words = ["show", "rowwise_fp8_compiled", "--overlay", "cpu", "training.steps=5"]
+    recipe.main(words)
     lines = capsys.readouterr().out.splitlines()
-    listed = [line.split()[0] for line in lines if line.startswith("  ")]
-    assert listed[:4] == list(recipes.THE_FOUR)
-    assert sorted(listed) == sorted([*recipes.names(), *OVERLAYS, *recipes.files(STUDIES)])
-
-
-def test_show_prints_what_a_recipe_changes(capsys):
-    recipe.main(["show", "rowwise_fp8_compiled", "--overlay", "cpu", "training.steps=5"])
-    shown = capsys.readouterr().out
-    assert "steps: 5\n" in shown and f"{FLOAT8}.recipe_name: None -> 'rowwise'" in shown
+    assert lines[2] == f'  {FLOAT8}.recipe_name: null -> "rowwise"'
+    assert "  training.steps: 1000 -> 5" in lines and len(lines) < 20
+    recipe.main([*words, "--all"])
+    assert "steps: 5\n" in capsys.readouterr().out
 
 
 def test_editors_find_the_schema_with_torchtitans_documentation():
@@ -163,15 +169,15 @@ def refused(*args) -> list[str]:
     return [line.rsplit(": ", 1)[0] for line in str(error.value).splitlines()]
 
 
-def test_all_mistakes_of_all_layers_are_named_although_later_ones_replace_them(write):
+def test_all_mistakes_are_named_where_they_were_made(write):
     write("foo", "base: baseline\ndescription: foo\ntraining: {seq_len: 0}")
-    write("overlays/bar", "description: bar\ntraining: {seq_len: many, steps: 0}")
-    keys = ["training.seq_len=256", "optimizer.lr=1e-3", "model.flavour=cpu"]
-    assert refused("foo", ["bar", "cpu"], keys) == [
-        "recipes/foo.yaml:3: training.seq_len",
-        "recipes/overlays/bar.yaml:2: training.seq_len",
-        "recipes/overlays/bar.yaml:2: training.steps",
+    write("overlays/bar", "description: bar\nbase: short\ntraining: {steps: 0}")
+    write("overlays/short", "description: short\noptimizer: 1\ncompile: {enable: 1}")
+    assert refused("foo", ["bar"], ["compile.enable=true", "model.flavour=cpu"]) == [
         "command line: model.flavour=cpu: model.flavour",
+        "recipes/overlays/short.yaml:2: optimizer",
+        "recipes/foo.yaml:3: training.seq_len",
+        "recipes/overlays/bar.yaml:3: training.steps",
     ]
 
 

@@ -16,7 +16,7 @@ IGNORE = -100
 
 
 def loader(config, rank=0, world_size=1):
-    return rows.build_dataloader(prepare(config), world_size, rank, None, config)
+    return rows.build_dataloader(prepare(config), world_size, rank, config)
 
 
 def pairs(inputs, labels) -> list:

@@ -79,12 +79,21 @@ def test_ranks_that_fail_alike_are_one_failure(ranks):
 
 def test_a_second_ctrl_c_ends_ranks_that_hang(ranks, tmp_path, monkeypatch):
     monkeypatch.setattr(jobs_ranks, "GRACE_S", 0.3)
-    started = ranks("print('listens', file=sys.stderr, flush=True)\ntime.sleep(60)")
-    while not (tmp_path / "log.txt").read_text():  # once Python has taken over SIGINT
+    started = ranks(
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "print('listens', file=sys.stderr, flush=True)\ntime.sleep(60)"
+    )
+    while not (tmp_path / "log.txt").read_text():
         time.sleep(0.02)
-    started.send_signal(signal.SIGSTOP)
     started.send_signal(signal.SIGINT)
     assert end(started) < 0
+
+
+def test_a_rank_that_was_stopped_obeys(ranks):
+    started = ranks("time.sleep(60)")
+    started.children[1].send_signal(signal.SIGSTOP)
+    started.send_signal(signal.SIGTERM)
+    assert end(started) == -signal.SIGTERM
 
 
 def test_nothing_is_written_before_ranks_whose_input_is_bad(fails, tmp_path, monkeypatch):

@@ -12,9 +12,9 @@ MEETING = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 
 @pytest.mark.parametrize(
     ("variables", "expected"),
-    [({}, (0, 1, "0")), (SRUN | MEETING, (5, 8, "1")), (TORCHRUN | MEETING, (1, 2, "1"))],
+    [({}, (1, "0")), (SRUN | MEETING, (8, "1")), (TORCHRUN | MEETING, (2, "1"))],
 )
 def test_ranks(variables, expected, monkeypatch):
     environment = dict(variables)
     monkeypatch.setattr("os.environ", environment)
-    assert (*set_rank_environment(), environment["LOCAL_RANK"]) == expected
+    assert (set_rank_environment(), environment["LOCAL_RANK"]) == expected

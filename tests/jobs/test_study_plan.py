@@ -5,6 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from analysis import report
 from experiments import study
 from experiments.config import studies
 from experiments.jobs.folders import claim_folder, lock_file, new_folder
@@ -61,8 +62,8 @@ def test_what_is_refused_leaves_no_folder(fails, tmp_path):
 
 def test_a_full_disk_costs_a_study_its_page_and_no_table(tmp_path, monkeypatch, capsys):
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
-    monkeypatch.setattr(study, "write_page", full)
-    monkeypatch.setattr(study, "_incomplete", lambda *part: [])
+    monkeypatch.setattr(report, "write_page", full)
+    monkeypatch.setattr(study, "_incomplete", lambda *cell: [])
     (tmp_path / "study.yaml").write_text(PLAN)
     write_run(tmp_path / "baseline/seed0")
     assert study.main([str(tmp_path)]) == 0
@@ -79,7 +80,7 @@ def test_each_run_of_a_study_is_there_once(tmp_path):
     (tmp_path / "study.yaml").write_text(
         PLAN.replace("[0]", "[1, 0, 1]").replace("[baseline]", "[baseline, baseline]")
     )
-    assert list(studies.load([str(tmp_path)]).runs()) == [("baseline", 1), ("baseline", 0)]
+    assert list(studies.read(tmp_path / "study.yaml").runs()) == [("baseline", 1), ("baseline", 0)]
 
 
 def test_a_dry_run_says_what_would_run_and_a_folder_may_have_an_equals_sign(tmp_path, capsys):

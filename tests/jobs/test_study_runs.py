@@ -7,9 +7,10 @@ from unittest.mock import Mock
 
 import pytest
 
+from analysis import report
 from experiments import study
-from experiments.jobs import runner, shares
-from experiments.jobs.shares import Shares
+from experiments.jobs import runner
+from experiments.jobs.shares import END_S, TABLE_S, Budget
 from experiments.records.files import last_window, read
 from experiments.records.run import Manifest
 from models import device
@@ -23,7 +24,7 @@ def start(tmp_path, monkeypatch):
     """Starts a study of stand-ins, which take 10 ms a step; returns exit code and output."""
     monkeypatch.setattr(runner, "COMMAND", "tests.jobs.stand_in")
     monkeypatch.setattr(runner, "COMPILE_CACHES", {"TORCHINDUCTOR_CACHE_DIR"})
-    monkeypatch.setattr(study, "write_page", Mock())  # which would draw figures for seconds
+    monkeypatch.setattr(report, "write_page", Mock())  # which would draw figures for seconds
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("STEP_S", "0.01")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -82,29 +83,38 @@ def test_a_study_ends_within_its_budget_with_equally_many_steps(start, tmp_path,
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def clock():
     """The time, as a list of one number."""
-    now = [1000.0]
-    monkeypatch.setattr(shares.time, "monotonic", lambda: now[0])
-    return now
+    return [1000.0]
 
 
-def test_each_run_has_the_same_share_of_what_is_left(clock):
-    share = Shares(seconds=400, places=1, end_s=5)
-    assert share.until(waiting=3) == 1000 + 100 - 5
+@pytest.fixture
+def budget(clock):
+    """400 s for runs."""
+    return Budget(400 + TABLE_S, clock=lambda: clock[0])
+
+
+def test_each_run_has_the_same_share_of_what_is_left(budget, clock):
+    assert budget.until(waiting=3, places=1) == 1000 + 100 - END_S
     clock[0] = 1040.0  # the first stopped early
-    assert share.until(waiting=2) == 1040 + 120 - 5
-    side_by_side = Shares(seconds=400, places=4)
-    assert side_by_side.until(waiting=3) == side_by_side.until(waiting=0)
+    assert budget.until(waiting=2, places=1) == 1040 + 120 - END_S
+    assert budget.until(waiting=3, places=4) == budget.until(waiting=0, places=4)
 
 
-def test_a_run_stops_at_the_fewest_steps_of_those_before_it(clock):
-    share = Shares(seconds=400, places=1)
-    assert not share.spent(until=2000, step=10**6)
-    share.ended(step=0, asked_at=999)  # it did not get past its warm-up
-    assert share.fewest == math.inf
-    share.ended(step=300, asked_at=970)
-    assert share.spent(until=2000, step=300) and not share.spent(until=2000, step=299)
-    assert share.end_s == 30 and share.until(waiting=0) == 1400 - 30 and not share.over
+def test_a_run_stops_at_the_fewest_steps_of_those_before_it(budget, clock):
+    assert not budget.spent(until=2000, step=10**6)
+    budget.ended(step=0, asked_at=999)  # it did not get past its warm-up
+    assert budget.fewest == math.inf
+    budget.ended(step=300, asked_at=970)
+    assert budget.spent(until=2000, step=300) and not budget.spent(until=2000, step=299)
+    assert budget.end_s == 30 and budget.until(0, places=1) == 1400 - 30 and not budget.over
     clock[0] = 1371.0
-    assert share.over
+    assert budget.over
+
+
+def test_a_cell_begins_if_it_would_end_in_time(budget, clock):
+    with budget.cell(checkpoint_bytes=0) as may_begin:
+        assert may_begin
+        clock[0] += 250
+    with budget.cell(checkpoint_bytes=0) as may_begin:
+        assert not may_begin

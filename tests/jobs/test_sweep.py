@@ -2,16 +2,20 @@
 
 import json
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
+from analysis import report
 from experiments import study
 from experiments.config import studies
-from experiments.config.studies import balanced
+from experiments.config.sweep import balanced
 from experiments.jobs import placement
 from experiments.jobs.runner import Run
+from experiments.jobs.shares import Budget
 from experiments.training import scale
+from models import device
 from tests.make_runs import write_run
 from tests.runs import run_study
 
@@ -73,13 +77,13 @@ def node(monkeypatch, tmp_path):
         now[0] += 30
         turns.append([str(run.directory.parent.relative_to(tmp_path)) for run in runs])
         for run in runs:
-            write_run(run.directory, run.arguments[0])
+            write_run(run.directory, run.recipe)
         return [0] * len(runs)
 
     monkeypatch.setattr(study, "run_all", run_all)
-    monkeypatch.setattr(study, "write_page", lambda *page: None)  # seconds of drawing
-    monkeypatch.setattr(study, "_left", lambda budget: budget - now[0])
-    monkeypatch.setattr(study.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(report, "write_page", lambda *page: None)  # seconds of drawing
+    monkeypatch.setattr(study, "Budget", partial(Budget, clock=lambda: now[0]))
+    monkeypatch.setattr(device, "seconds_since_process_start", lambda: 0)
     monkeypatch.setattr(placement, "gpus", lambda: ["0", "1"])
     monkeypatch.setattr(scale, "device", SimpleNamespace(TYPE="cuda", memory_bytes=lambda: 128e6))
     (tmp_path / "study.yaml").write_text(SWEEP)
@@ -102,9 +106,9 @@ def test_cells_that_do_not_fit_stay_in_the_table(node):
 
 
 def test_a_budget_begins_whole_cells_and_the_sweep_goes_on(node):
-    """A cell takes 30 s, so 70 s are enough for two."""
+    """A cell takes 30 s, so 75 s are enough for two, and the table."""
     folder, turns = node
-    code, printed = run_study(folder, "--budget", 70)
+    code, printed = run_study(folder, "--budget", 75)
     assert code == 75 and "to go on with them: python -m experiments.study" in printed
     places = ["cpu_seq64_processes1", "cpu_seq256_processes1", "qwen3-cpu_seq64_processes1"]
     assert turns == [[f"{place}/baseline", f"{place}/puzzle_fp8"] for place in places[:2]]
