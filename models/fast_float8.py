@@ -12,6 +12,7 @@ Read from top to bottom: kernel, casts, matmul, the three matmuls of a layer, th
 asks for it by `quantize.linear.float8.implementation: fast`. No GPU has timed it yet.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -72,8 +73,27 @@ def _empty(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor
 # ---- casts ----
 
 
+def power_of_2(amax: Tensor, dtype: torch.dtype, least=1e-12, saturates=False) -> Tensor:
+    """Give the largest power of two that takes `amax`, but at least `least`, to no more than the
+    format's largest value; if it `saturates`, to the same exponent.
+
+    From the bits: torchao's float64 division, log2, floor and exp2 are inlined where rows are cast.
+    Both formats' largest values have the mantissa 1.75. Infinity and NaN give NaN.
+    """
+    bits = amax.float().clamp(min=least).view(torch.int32)
+    exponent, mantissa = bits >> 23, bits & 0x7FFFFF
+    largest_exponent = math.frexp(torch.finfo(dtype).max)[1] - 1
+    exponent = 2 * 127 + largest_exponent - exponent  # 127 stands for 2^0
+    if not saturates:
+        exponent = exponent - (mantissa > 0x600000).int()
+    return torch.where(amax.isfinite(), (exponent << 23).view(torch.float32), math.nan)
+
+
 class Fp8(NamedTuple):
-    """A matrix in FP8, and the scale of its values: one for all, or one a row or column."""
+    """A matrix in FP8, and the scale of its values: one for all, or one a row or column.
+
+    Emulated ones may have one a value.
+    """
 
     data: Tensor
     scale: Tensor
@@ -114,7 +134,8 @@ def _scale(x: Tensor, how: CastConfig, config: Float8LinearConfig, dim: int) -> 
     size = x.abs()
     # Of a whole matrix by rows first: inductor can do that within the kernel that makes x.
     amax = size.amax(dim, keepdim=True) if _by_rows(how) else size.amax(1).amax()
-    return amax_to_scale(amax, how.target_dtype, config.round_scales_to_power_of_2)
+    to_scale = power_of_2 if config.round_scales_to_power_of_2 else amax_to_scale
+    return to_scale(amax, how.target_dtype)
 
 
 # ---- a matmul ----

@@ -26,8 +26,9 @@ experts, which are no linear layers to torch, and the router that chooses among 
 head, by the recipes' filter; weights, gradients and the optimizer's state (or float32, by
 `training.dtype`), so every step casts the weights anew.
 
-The layers are torchao's `Float8Linear`, or, with `implementation: fast`, the candidate of
-models/fast_float8.py, which computes the same. torchtitan's section `quantize.linear.float8`
+The layers are torchao's `Float8Linear`, or, with `implementation: fast` and where FP8 is emulated,
+the candidate of models/fast_float8.py, which computes the same. Scales of other shapes are those of
+models/scalings.py. torchtitan's section `quantize.linear.float8`
 applies, with three differences to torchtitan's converter: a name filter is exact (a shell pattern
 over the full module name) and must match something; converting no layer is an error; and a CPU
 multiplies as models/fp8_matmul.py says.
@@ -55,8 +56,10 @@ from torchtitan.tools.logging import logger
 from models.errors import InputError, by_pattern
 from models.fast_float8 import FastFloat8Linear
 from models.fp8_matmul import EMULATED, FIRST_WITH_FP8, matmul
+from models.scalings import GRADIENTS, SCALINGS, ScaledLinear, end_step
 
 AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word for: skip layers too small to gain
+FIRST_AND_LAST = "first_and_last_block"
 _ROUTER = ".moe.router.gate"  # how the names of routers end
 
 
@@ -81,6 +84,10 @@ class SwitchedFloat8Linear(Float8Linear):
 
 class SwitchedFastLinear(SwitchedFloat8Linear, FastFloat8Linear):
     """The candidate's layer, switched likewise: `super()` above is then the candidate."""
+
+
+class SwitchedScaledLinear(SwitchedFloat8Linear, ScaledLinear):
+    """A layer with scales of another shape, switched likewise."""
 
 
 LAYERS = {"torchao": SwitchedFloat8Linear, "fast": SwitchedFastLinear}
@@ -126,10 +133,13 @@ class Float8Converter:
         logger.info(f"FP8 matmuls: {how.how}; {how.why}")
 
     def post_optimizer_hook(self, model_parts: list[nn.Module]) -> None:
-        """Compute the scales of all FSDP float8 weights with one all-reduce instead of one each."""
+        """Compute the scales of all FSDP float8 weights with one all-reduce instead of one each;
+        note the largest values that delayed scales come from."""
         if self.enabled and self.keys.precompute_float8_dynamic_scale_for_fsdp:
             for part in model_parts:
                 precompute_float8_dynamic_scale_for_fsdp(part)
+        for part in model_parts:
+            end_step(part)
 
 
 register_model_converter(Float8Converter, "fp8")
@@ -139,16 +149,20 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
     """Choose the linear layers to convert: all but routers and those that `filter_fqns` names.
 
     `filter_fqns` are full module names or shell patterns over them (`output`,
-    `layers.*.attention.wk`), and/or `auto_filter_small_kn`, torchao's heuristic for layers that are
-    too small to gain. Raises `InputError` if a filter matches nothing, nothing is left, or a size
+    `layers.*.attention.wk`), and/or `first_and_last_block`, and/or `auto_filter_small_kn`, torchao's
+    heuristic for layers that are too small to gain. Raises `InputError` if a filter matches nothing, nothing is left, or a size
     is unfit.
     """
     linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     # A router has 1 in 100 of the FLOPs or less, and where FP8 rounds its scores a token goes to
     # other experts.
     chosen = {name for name in linears if not name.endswith(_ROUTER)}
+    blocks = [name.split(".")[1] for name in linears if name.startswith("layers.")]
     for pattern in filter_fqns:
         if pattern == AUTO_FILTER:
+            continue
+        if pattern == FIRST_AND_LAST:
+            chosen = {name for name in chosen if name.split(".")[1] not in (blocks[0], blocks[-1])}
             continue
         matched = {name for name in linears if fnmatchcase(name, pattern)}
         if not matched:
@@ -158,9 +172,9 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
             )
         chosen -= matched
     if AUTO_FILTER in filter_fqns:
-        if recipe_name == "rowwise_with_gw_hp":
+        if recipe_name not in ("tensorwise", "rowwise"):
             raise InputError(
-                f"torchao has no {AUTO_FILTER} for rowwise_with_gw_hp: name the layers instead"
+                f"torchao has no {AUTO_FILTER} for {recipe_name}: name the layers instead"
             )
         worth_it = _auto_filter_for_recipe(recipe_name, filter_fqns=[])
         chosen = {name for name in chosen if worth_it(linears[name], name)}
@@ -183,9 +197,13 @@ def convert(
     model: nn.Module, names: Collection[str], keys, emulate: bool, keep_weight: bool = False
 ) -> None:
     """Swap the linear layers of these names; `keys` is the section `quantize.linear.float8`."""
+    scaling = SCALINGS.get(keys.recipe_name)
+    config = Float8LinearConfig.from_recipe_name("tensorwise" if scaling else keys.recipe_name)
+    if keys.gradient_format:
+        config = _with_gradients(config, GRADIENTS[keys.gradient_format])
     backward = Float8GemmConfig(use_fast_accum=keys.fast_accumulation_in_backward)
     config = replace(
-        Float8LinearConfig.from_recipe_name(keys.recipe_name),
+        config,
         emulate=emulate,
         enable_fsdp_float8_all_gather=keys.enable_fsdp_float8_all_gather,
         gemm_config_grad_input=backward,
@@ -193,8 +211,19 @@ def convert(
     )
     convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in names)
     for layer in converted_modules(model).values():
-        layer.__class__ = LAYERS[keys.implementation]
+        layer.__class__ = LAYERS["fast" if emulate else keys.implementation]
         layer.keep_weight = keep_weight  # read by the candidate
+        if scaling:
+            layer.__class__ = SwitchedScaledLinear
+            gradients = GRADIENTS.get(keys.gradient_format)
+            layer.begin(keys.recipe_name, gradients, keys.amax_history)
+
+
+def _with_gradients(config: Float8LinearConfig, dtype: torch.dtype) -> Float8LinearConfig:
+    """Cast gradients of outputs to another format."""
+    names = ("cast_config_grad_output", "cast_config_grad_output_for_grad_weight")
+    casts = {name: replace(getattr(config, name), target_dtype=dtype) for name in names}
+    return replace(config, **casts)
 
 
 def converted_modules(model: nn.Module) -> dict[str, Float8Linear]:

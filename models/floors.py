@@ -75,6 +75,9 @@ def step_work(config, args, fp8_layers: Collection[str]) -> list[Work]:
         raise InputError(
             "emulated FP8 has no roofline: set quantize.linear.float8.emulate to false"
         )
+    recipe_name = config.quantize.linear.float8.recipe_name
+    if recipe_name not in (None, "tensorwise", "rowwise", "rowwise_with_gw_hp"):
+        raise InputError(f"{recipe_name} FP8 has no roofline: choose tensorwise or rowwise")
     if flops.has_experts(args):
         attention = [name for name in flops.linear_shapes(args) if ".attention." in name]
         share = flops.share_of_matmuls(args, attention)

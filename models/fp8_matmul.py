@@ -20,6 +20,7 @@ from models.device import instruction_sets
 
 OPERATOR, WITHOUT_ONEDNN, EMULATED = "operator", "operator without oneDNN", "emulated"
 FIRST_WITH_FP8 = (8, 9)  # compute capability of the first GPUs with FP8 units: Ada, then Hopper
+BY_BLOCKS = ("blockwise", "mxfp8", "mxfp8_ocp")  # models/scalings.py
 _IN_FLOAT32 = "operands are rounded to FP8 and multiplied in float32"
 
 
@@ -38,11 +39,13 @@ def matmul(device_type: str, recipe_name: str, emulate: bool) -> Matmul:
     """
     if emulate:
         return Matmul(EMULATED, f"{_IN_FLOAT32}, as the recipe asks")
+    if recipe_name in BY_BLOCKS:
+        return Matmul(EMULATED, f"{_IN_FLOAT32}: scales of blocks have no matmul here")
     if device_type == "cuda":
         if torch.cuda.get_device_capability() < FIRST_WITH_FP8:
             return Matmul(EMULATED, f"{_IN_FLOAT32}: this GPU has no FP8 units")
         return Matmul(OPERATOR, "torch._scaled_mm runs on the GPU's FP8 units")
-    if not _runs_on_cpu(rowwise=recipe_name != "tensorwise"):
+    if not _runs_on_cpu(rowwise=recipe_name not in ("tensorwise", "delayed")):
         refused = f"torch {torch.__version__} has no {recipe_name} torch._scaled_mm for CPUs"
         return Matmul(EMULATED, f"{_IN_FLOAT32}: {refused}")
     if "amx_int8" in instruction_sets() and "amx_fp16" not in instruction_sets():

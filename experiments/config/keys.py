@@ -257,17 +257,31 @@ class Compile(titan.Compile):
     (torch._inductor.config)."""
 
 
+_TORCHAOS = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
+Scaling = _TORCHAOS | Literal["delayed", "blockwise", "mxfp8", "mxfp8_ocp"] | None
+
+
 @section()
 class Float8Linear(titan.Float8Linear):
     """FP8 of linear layers.
 
-    torchtitan's own keys are recipe_name, which turns FP8 on, enable_fsdp_float8_all_gather,
+    torchtitan's own keys are enable_fsdp_float8_all_gather,
     precompute_float8_dynamic_scale_for_fsdp and emulate; the others are declared here.
     """
 
+    recipe_name: Scaling = None
+    """How operands are scaled, which turns FP8 on: torchtitan's three, see models/float8.py, or one
+    of models/scalings.py, of which only `delayed` runs on FP8 units. null: no FP8."""
+
     filter_fqns: list[str] = field(default_factory=list)
     """Linear layers that stay in bf16, by their full names: `output`, or `layers.*.attention.wq` of
-    all blocks."""
+    all blocks; `first_and_last_block` are these two blocks'."""
+
+    amax_history: Count = 16
+    """Steps whose largest values give the scales of `delayed`."""
+
+    gradient_format: Literal["e4m3", "e5m2"] | None = None
+    """FP8 format of gradients of outputs; null: e5m2 where a scale is a tensor's, else e4m3."""
 
     implementation: Literal["torchao", "fast"] = "torchao"
     """The FP8 layer: `torchao`'s, or `fast`, models/fast_float8.py, which computes the same and

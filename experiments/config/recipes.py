@@ -34,6 +34,7 @@ GROUPS = {
     "": "Further recipes",
     "candidates": "Candidates, one change each",
     "phases": "Phases: FP8 for a part of the steps",
+    "scalings": "Scalings: other scales and formats for FP8",
     "puzzle": "Puzzle: does FP8 learn on one GPU?",
     "ladder": "Ladder: the steps to FP8 all-gather on several GPUs",
     "fp8_lm": "FP8-LM: FP8 beyond matmuls",

@@ -1,0 +1,209 @@
+"""FP8 with scales of other shapes: delayed, by blocks, MXFP8.
+
+`delayed` has one scale for a tensor, as `tensorwise`, but takes it from the largest values of the
+last steps, so that a cast need not first find the largest value. `blockwise` is DeepSeek-V3's
+(arXiv 2412.19437): 1 x 128 values of inputs and gradients share a float32 scale, and 128 x 128 of
+weights. `mxfp8` is OCP's format: 32 values share a power of two of 8 bits (e8m0), which is rounded
+so that nothing saturates (arXiv 2506.08027); `mxfp8_ocp` rounds as the OCP text does, and saturates
+up to an eighth of the range.
+
+Read from top to bottom: scales, the cast, the three matmuls of a layer, the layer.
+
+Blocks never cross the sum of a matmul. A matmul has its operands with the summed dimension last,
+and each operand is cast anew for each matmul that it is part of:
+
+    output             sums over input features     input      (tokens, in)   weight   (out, in)
+    input's gradient   sums over output features    gradient   (tokens, out)  weight.T (in, out)
+    weight's gradient  sums over tokens             gradient.T (out, tokens)  input.T  (in, tokens)
+
+`delayed` runs on FP8 units. The others are emulated everywhere: they are rounded to FP8 as their
+hardware would, and multiplied in float32, which is exact but for the order of sums.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from torchao.float8.float8_linear import Float8Linear
+from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
+
+from models.fast_float8 import Fp8, multiply, power_of_2
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+GRADIENTS = {"e4m3": E4M3, "e5m2": E5M2}
+
+# ---- scales ----
+
+SMALLEST_MX = 448 * 2.0**-127  # the largest value whose e8m0 scale is the smallest one
+
+
+def mx_up(amax: Tensor, dtype: torch.dtype) -> Tensor:
+    """The largest power of two that takes `amax` to no more than the format's largest value."""
+    return power_of_2(amax, dtype, least=SMALLEST_MX)
+
+
+def mx_ocp(amax: Tensor, dtype: torch.dtype) -> Tensor:
+    """The power of two that gives `amax` the exponent of the format's largest value (OCP MX 1.0,
+    6.3)."""
+    return power_of_2(amax, dtype, least=SMALLEST_MX, saturates=True)
+
+
+Block = tuple[int | None, int | None]
+"""Rows, and values along the sum, that share a scale; None: all."""
+
+TENSOR: Block = (None, None)
+
+
+class Scaling(NamedTuple):
+    """How a layer's operands are cast."""
+
+    values: Block  # of inputs and of gradients of outputs
+    weights: Block
+    scale: Callable[[Tensor, torch.dtype], Tensor]  # from a block's largest magnitude
+    scale_bytes: int
+    gradients: torch.dtype = E4M3
+    delayed: bool = False
+
+
+SCALINGS = {
+    "delayed": Scaling(TENSOR, TENSOR, amax_to_scale, 4, gradients=E5M2, delayed=True),
+    "blockwise": Scaling((1, 128), (128, 128), amax_to_scale, 4),
+    "mxfp8": Scaling((1, 32), (1, 32), mx_up, 1),
+    "mxfp8_ocp": Scaling((1, 32), (1, 32), mx_ocp, 1),
+}
+
+
+# ---- the cast ----
+
+
+def largest(x: Tensor, block: Block) -> tuple[Tensor, Tensor]:
+    """Cut x, (rows, sum), into blocks, filled up with 0: returns (blocks, rows, blocks, sum) in
+    float32, and the largest magnitude of each block."""
+    rows, columns = x.shape
+    high, wide = block[0] or rows, block[1] or columns
+    filled = pad(x.float(), (0, -columns % wide, 0, -rows % high))
+    tiles = filled.unflatten(1, (-1, wide)).unflatten(0, (-1, high))
+    return tiles, tiles.abs().amax((1, 3), keepdim=True)
+
+
+def cast(x: Tensor, block: Block, dtype: torch.dtype, scale: Callable) -> Fp8:
+    """Cast x, (rows, sum), with a scale for each block; it comes back as one for each value."""
+    tiles, amax = largest(x, block)
+    scales = scale(amax, dtype).expand_as(tiles)
+    low = to_fp8_saturated(tiles * scales, dtype)
+    rows, columns = x.shape
+    low, scales = (t.flatten(2, 3).flatten(0, 1)[:rows, :columns] for t in (low, scales))
+    return Fp8(low, scales)
+
+
+def scale_bytes(shape: tuple[int, int], block: Block, each: int) -> int:
+    """Count the bytes of the scales of a matrix."""
+    high, wide = (all_of_it if size is None else size for size, all_of_it in zip(block, shape))
+    return -(-shape[0] // high) * -(-shape[1] // wide) * each
+
+
+# ---- the three matmuls of a layer ----
+
+INPUT, WEIGHT, GRADIENT = range(3)  # rows of a layer's `largest_values`
+
+
+@torch._dynamo.allow_in_graph
+class _ScaledMatmuls(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, values, recipe_name, gradients, config):
+        rows = x.reshape(-1, x.shape[-1])  # (tokens, in_features)
+        ctx.save_for_backward(rows, weight)
+        ctx.scaling = SCALINGS[recipe_name]._replace(gradients=gradients)
+        ctx.values, ctx.config, ctx.shape = values, config, x.shape
+        x8 = _cast(rows, INPUT, ctx)
+        w8 = _cast(weight, WEIGHT, ctx)
+        fast = config.gemm_config_output.use_fast_accum
+        return multiply(x8, w8.t(), x.dtype, fast, config).reshape(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        rows, weight = ctx.saved_tensors
+        g = gradient.reshape(-1, gradient.shape[-1])  # (tokens, out_features)
+        config, dtype = ctx.config, gradient.dtype
+
+        g8, w8 = _cast(g, GRADIENT, ctx), _cast(weight.t(), WEIGHT, ctx)
+        fast = config.gemm_config_grad_input.use_fast_accum
+        to_input = multiply(g8, w8.t(), dtype, fast, config)
+
+        g8, x8 = _cast(g.t(), GRADIENT, ctx), _cast(rows.t(), INPUT, ctx)
+        fast = config.gemm_config_grad_weight.use_fast_accum
+        to_weight = multiply(g8, x8.t(), dtype, fast, config)
+        return to_input.reshape(ctx.shape), to_weight, None, None, None, None
+
+
+def _cast(x: Tensor, what: int, ctx) -> Fp8:
+    """Cast x, (rows, sum); `what` is INPUT, WEIGHT or GRADIENT."""
+    scaling = ctx.scaling
+    dtype = scaling.gradients if what == GRADIENT else E4M3
+    if scaling.delayed:
+        return _cast_delayed(x, ctx.values[what], dtype)
+    block = scaling.weights if what == WEIGHT else scaling.values
+    return cast(x, block, dtype, scaling.scale)
+
+
+def _cast_delayed(x: Tensor, values: Tensor, dtype: torch.dtype) -> Fp8:
+    """Cast with the scale of earlier steps, and note this step's largest value.
+
+    Values beyond the earlier ones saturate. Where there are no earlier ones, in the first step in
+    FP8, the scale is this step's.
+    """
+    amax, before = x.abs().amax().float(), values[1:].amax()
+    values[0] = torch.maximum(values[0], amax)
+    scale = amax_to_scale(torch.where(before > 0, before, amax), dtype)
+    return Fp8(to_fp8_saturated(x.float() * scale, dtype), scale)
+
+
+# ---- the layer ----
+
+
+class ScaledLinear(Float8Linear):
+    """A layer whose matmuls are those above. torchao's configuration says how operands multiply."""
+
+    recipe_name: str  # of `SCALINGS`
+    gradients: torch.dtype
+
+    def begin(self, recipe_name: str, gradients: torch.dtype | None, history: int) -> None:
+        """Set the scaling and the format of gradients, None for the scaling's own; `delayed` looks
+        back `history` steps."""
+        self.recipe_name, scaling = recipe_name, SCALINGS[recipe_name]
+        self.gradients, values = gradients or scaling.gradients, None
+        if scaling.delayed:  # of this step so far, then of the last ones
+            values = torch.zeros(3, 1 + history, device=self.weight.device)
+        self.register_buffer("largest_values", values)
+
+    def _apply(self, fn, recurse=True):
+        """Begin with no history when torchtitan gives the model memory."""
+        empty = self.largest_values is not None and self.largest_values.is_meta
+        super()._apply(fn, recurse)
+        if empty:
+            self.largest_values.zero_()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., in_features); the output has its dtype."""
+        # The compiler takes no functions as arguments, but names.
+        how = self.recipe_name, self.gradients, self.config
+        return _ScaledMatmuls.apply(x, self.weight, self.largest_values, *how)
+
+
+@torch.no_grad()
+def end_step(model: nn.Module) -> None:
+    """Make this step's largest values, of all ranks, the last step's."""
+    layers = [m for m in model.modules() if isinstance(m, ScaledLinear) and m.in_fp8]
+    buffers = [layer.largest_values for layer in layers if layer.largest_values is not None]
+    if not buffers:
+        return
+    now = torch.stack([values[:, 0] for values in buffers])
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(now, dist.ReduceOp.MAX)
+    for values, largest_now in zip(buffers, now, strict=True):
+        values.copy_(values.roll(1, dims=1))
+        values[:, 1], values[:, 0] = largest_now, 0
