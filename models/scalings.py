@@ -84,8 +84,10 @@ def largest(x: Tensor, block: Block) -> tuple[Tensor, Tensor]:
     float32, and the largest magnitude of each block."""
     rows, columns = x.shape
     high, wide = block[0] or rows, block[1] or columns
-    filled = pad(x.float(), (0, -columns % wide, 0, -rows % high))
-    tiles = filled.unflatten(1, (-1, wide)).unflatten(0, (-1, high))
+    x = x.float()
+    if columns % wide or rows % high:
+        x = pad(x, (0, -columns % wide, 0, -rows % high))
+    tiles = x.unflatten(1, (-1, wide)).unflatten(0, (-1, high))
     return tiles, tiles.abs().amax((1, 3), keepdim=True)
 
 
