@@ -149,9 +149,9 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
     """Choose the linear layers to convert: all but routers and those that `filter_fqns` names.
 
     `filter_fqns` are full module names or shell patterns over them (`output`,
-    `layers.*.attention.wk`), and/or `first_and_last_block`, and/or `auto_filter_small_kn`, torchao's
-    heuristic for layers that are too small to gain. Raises `InputError` if a filter matches nothing, nothing is left, or a size
-    is unfit.
+    `layers.*.attention.wk`), `first_and_last_block`, or `auto_filter_small_kn`, torchao's heuristic
+    for layers that are too small to gain. Raises `InputError` if a filter matches nothing, nothing
+    is left, or a size is unfit.
     """
     linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     # A router has 1 in 100 of the FLOPs or less, and where FP8 rounds its scores a token goes to

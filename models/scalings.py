@@ -20,7 +20,6 @@ and each operand is cast anew for each matmul that it is part of:
 hardware would, and multiplied in float32, which is exact but for the order of sums.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -51,60 +50,67 @@ def mx_ocp(amax: Tensor, dtype: torch.dtype) -> Tensor:
     return power_of_2(amax, dtype, least=SMALLEST_MX, saturates=True)
 
 
-Block = tuple[int | None, int | None]
-"""Rows, and values along the sum, that share a scale; None: all."""
-
-TENSOR: Block = (None, None)
+SCALES = {"float32": amax_to_scale, "mx_up": mx_up, "mx_ocp": mx_ocp}
 
 
 class Scaling(NamedTuple):
     """How a layer's operands are cast."""
 
-    values: Block  # of inputs and of gradients of outputs
-    weights: Block
-    scale: Callable[[Tensor, torch.dtype], Tensor]  # from a block's largest magnitude
-    scale_bytes: int
-    gradients: torch.dtype = E4M3
-    delayed: bool = False
+    values: tuple[int, int] | None  # rows x values along the sum that share a scale; None: all
+    weights: tuple[int, int] | None
+    scale: str = "float32"  # of `SCALES`
+    scale_bytes: int = 4
+    gradients: torch.dtype = E4M3  # format of gradients of outputs
 
 
 SCALINGS = {
-    "delayed": Scaling(TENSOR, TENSOR, amax_to_scale, 4, gradients=E5M2, delayed=True),
-    "blockwise": Scaling((1, 128), (128, 128), amax_to_scale, 4),
-    "mxfp8": Scaling((1, 32), (1, 32), mx_up, 1),
-    "mxfp8_ocp": Scaling((1, 32), (1, 32), mx_ocp, 1),
+    "delayed": Scaling(None, None, gradients=E5M2),
+    "blockwise": Scaling((1, 128), (128, 128)),
+    "mxfp8": Scaling((1, 32), (1, 32), "mx_up", scale_bytes=1),
+    "mxfp8_ocp": Scaling((1, 32), (1, 32), "mx_ocp", scale_bytes=1),
 }
 
 
-# ---- the cast ----
+# ---- casts ----
 
 
-def largest(x: Tensor, block: Block) -> tuple[Tensor, Tensor]:
-    """Cut x, (rows, sum), into blocks, filled up with 0: returns (blocks, rows, blocks, sum) in
-    float32, and the largest magnitude of each block."""
-    rows, columns = x.shape
-    high, wide = block[0] or rows, block[1] or columns
+# An operator, so that compiled code calls it as it is. Inductor's C++ code of blocks along either
+# dimension does not always compile (pytorch issue 164428).
+@torch.library.custom_op("fp8::cast_blocks", mutates_args=())
+def cast_blocks(
+    x: Tensor, rows: int, along: int, scale: str, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Cast x, (rows, sum), with a scale for each `rows` x `along` of its values.
+
+    Returns FP8 and float32 of x's size: the scales are repeated for each value. Blocks at the end
+    may be smaller.
+    """
+    m, n = x.shape
     x = x.float()
-    if columns % wide or rows % high:
-        x = pad(x, (0, -columns % wide, 0, -rows % high))
-    tiles = x.unflatten(1, (-1, wide)).unflatten(0, (-1, high))
-    return tiles, tiles.abs().amax((1, 3), keepdim=True)
+    if m % rows or n % along:
+        x = pad(x, (0, -n % along, 0, -m % rows))
+    tiles = x.unflatten(1, (-1, along)).unflatten(0, (-1, rows))
+    scales = SCALES[scale](tiles.abs().amax((1, 3), keepdim=True), dtype)
+    both = to_fp8_saturated(tiles * scales, dtype), scales.expand_as(tiles)
+    low, scales = (t.flatten(2, 3).flatten(0, 1)[:m, :n].contiguous() for t in both)
+    return low, scales
 
 
-def cast(x: Tensor, block: Block, dtype: torch.dtype, scale: Callable) -> Fp8:
-    """Cast x, (rows, sum), with a scale for each block; it comes back as one for each value."""
-    tiles, amax = largest(x, block)
-    scales = scale(amax, dtype).expand_as(tiles)
-    low = to_fp8_saturated(tiles * scales, dtype)
-    rows, columns = x.shape
-    low, scales = (t.flatten(2, 3).flatten(0, 1)[:rows, :columns] for t in (low, scales))
-    return Fp8(low, scales)
+@cast_blocks.register_fake
+def _empty(x: Tensor, rows: int, along: int, scale: str, dtype: torch.dtype):
+    return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape, dtype=torch.float32)
 
 
-def scale_bytes(shape: tuple[int, int], block: Block, each: int) -> int:
-    """Count the bytes of the scales of a matrix."""
-    high, wide = (all_of_it if size is None else size for size, all_of_it in zip(block, shape))
-    return -(-shape[0] // high) * -(-shape[1] // wide) * each
+def cast_delayed(x: Tensor, values: Tensor, dtype: torch.dtype) -> Fp8:
+    """Cast with one scale, from the largest values of earlier steps, and note this step's.
+
+    Values beyond the earlier ones saturate. Where there are no earlier ones, in the first step in
+    FP8, the scale is this step's.
+    """
+    amax, before = x.abs().amax().float(), values[1:].amax()
+    values[0] = torch.maximum(values[0], amax)
+    scale = amax_to_scale(torch.where(before > 0, before, amax), dtype)
+    return Fp8(to_fp8_saturated(x.float() * scale, dtype), scale)
 
 
 # ---- the three matmuls of a layer ----
@@ -145,22 +151,10 @@ def _cast(x: Tensor, what: int, ctx) -> Fp8:
     """Cast x, (rows, sum); `what` is INPUT, WEIGHT or GRADIENT."""
     scaling = ctx.scaling
     dtype = scaling.gradients if what == GRADIENT else E4M3
-    if scaling.delayed:
-        return _cast_delayed(x, ctx.values[what], dtype)
     block = scaling.weights if what == WEIGHT else scaling.values
-    return cast(x, block, dtype, scaling.scale)
-
-
-def _cast_delayed(x: Tensor, values: Tensor, dtype: torch.dtype) -> Fp8:
-    """Cast with the scale of earlier steps, and note this step's largest value.
-
-    Values beyond the earlier ones saturate. Where there are no earlier ones, in the first step in
-    FP8, the scale is this step's.
-    """
-    amax, before = x.abs().amax().float(), values[1:].amax()
-    values[0] = torch.maximum(values[0], amax)
-    scale = amax_to_scale(torch.where(before > 0, before, amax), dtype)
-    return Fp8(to_fp8_saturated(x.float() * scale, dtype), scale)
+    if block is None:
+        return cast_delayed(x, ctx.values[what], dtype)
+    return Fp8(*cast_blocks(x, *block, scaling.scale, dtype))
 
 
 # ---- the layer ----
@@ -177,7 +171,7 @@ class ScaledLinear(Float8Linear):
         back `history` steps."""
         self.recipe_name, scaling = recipe_name, SCALINGS[recipe_name]
         self.gradients, values = gradients or scaling.gradients, None
-        if scaling.delayed:  # of this step so far, then of the last ones
+        if scaling.values is None:  # of this step so far, then of the last ones
             values = torch.zeros(3, 1 + history, device=self.weight.device)
         self.register_buffer("largest_values", values)
 
