@@ -113,7 +113,8 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path, bool]:
         raise InputError(
             "WORLD_SIZE is set, as under torchrun: unset it, or start one study without torchrun"
         )
-    unfinished = [name for name in args.names if (Path(name) / STUDY_FILE).exists()]
+    # os.path, which takes names of any length: an override may have more than 255 characters
+    unfinished = [name for name in args.names if os.path.exists(os.path.join(name, STUDY_FILE))]
     if unfinished:
         if len(args.names) > 1 or args.overlay or args.seeds or args.processes or args.out:
             raise InputError(

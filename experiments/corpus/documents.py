@@ -15,6 +15,7 @@ from experiments.config.recipes import unknown
 from models.errors import InputError
 
 STDLIB = {"python_stdlib": False, "python_stdlib_with_tests": True}
+PANIC = "PanicException"  # the tokenizers library's, which is no Exception
 TEST_FOLDERS = {"test", "tests", "idle_test"}
 
 
@@ -141,7 +142,9 @@ def readable(what: str, mend: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
         reason = " ".join(str(error).split())
         raise InputError(f"{what} ({type(error).__name__}: {reason}): {mend}") from error
 

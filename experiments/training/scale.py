@@ -14,7 +14,7 @@ def choose_scale(processes: int = 1) -> tuple[list[str], str]:
         small = "a small Llama of the same architecture, because there is no GPU here"
         return ["cpu"], f"the CPU scale, {small}"
     have = f"{device.name()} has {device.memory_bytes() / 2**30:.0f} GiB"
-    for overlay in ("h200", "h100"):  # as it is; with its activations recomputed
+    for overlay in ("no_recompute", "full_recompute"):
         needed = plan(recipes.load("baseline", [overlay]), processes).memory_needed
         gib = f"{needed / 2**30:.0f} GiB"
         if needed <= device.memory_bytes():

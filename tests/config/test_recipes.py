@@ -48,7 +48,9 @@ def test_each_recipe_marks_its_one_intervention(name):
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_recipe_loads_with_every_overlay_which_touches_only_what_it_says(overlay):
-    named = dict(flat(yaml.safe_load((recipes.OVERLAYS / f"{overlay}.yaml").read_text())))
+    content = yaml.safe_load((recipes.OVERLAYS / f"{overlay}.yaml").read_text())
+    parent = recipes.OVERLAYS / f"{content.get('base', overlay)}.yaml"
+    named = dict(flat(content | yaml.safe_load(parent.read_text())))
     for name in recipes.names():
         plain = load(name).config
         keys = plain.optimizer
