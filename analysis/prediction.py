@@ -17,7 +17,7 @@ import pandas as pd
 from analysis.comparison import COMPILED
 from analysis.studies import COMBINED, COMPUTE, EACH, LADDER_PUBLISHED, llama_3
 from models import floors
-from models.flops import fsdp_bytes, linear_shapes
+from models.flops import linear_shapes
 from models.gpus import GPUS
 
 SEQ_LEN = 8192
@@ -28,6 +28,7 @@ PARTS = {
     "other kernels, ms": [floors.ELEMENTWISE, floors.LOSS, floors.OPTIMIZER],
 }
 EXPOSED = "sent beside nothing, ms"
+SENT = {COMPILED: 2, COMPUTE: 2, COMBINED: 1}  # bytes of a gathered weight
 
 
 @dataclass(frozen=True)
@@ -62,57 +63,53 @@ PUBLISHED = pd.Series({
 
 
 def table() -> pd.DataFrame:
-    """Predict each scale and rung: milliseconds by part, GB sent, and speed over bf16."""
-    pairs = product(SCALES, (COMPILED, COMPUTE, COMBINED))
-    steps = {(name, rung): step(SCALES[name], rung) for name, rung in pairs}
-    predicted = pd.DataFrame.from_dict(steps, orient="index").rename_axis(["scale", "rung"])
-    seconds = predicted.filter(like=", ms").sum(axis="columns")
-    predicted["predicted"] = seconds.groupby("scale").transform("first") / seconds
+    """Predict each scale and rung: milliseconds by part, and speed over bf16."""
+    pairs = list(product(SCALES, SENT))
+    steps = [step(SCALES[name], rung) for name, rung in pairs]
+    index = pd.MultiIndex.from_tuples(pairs, names=["scale", "rung"])
+    predicted = 1e3 * pd.DataFrame(steps, index)
+    total = predicted.sum(axis="columns")
+    predicted["predicted"] = total.groupby("scale").transform("first") / total
     return predicted.assign(published=PUBLISHED)
 
 
-def cost_of_an_all_reduce(predicted: pd.DataFrame) -> float:
-    """Work out the seconds of an all-reduce for a single weight's scale; `predicted` as `table`'s.
+def cost_of_an_all_reduce() -> float:
+    """Work out the seconds of an all-reduce for a single weight's scale.
 
     They follow from the published 1.42 and 1.50 if bf16 takes as long as predicted.
     """
-    seconds = predicted.filter(like=", ms").loc[(POST, COMPILED)].sum() / 1e3
+    seconds = sum(step(SCALES[POST], COMPILED).values())
     calls = 2 * (len(linear_shapes(_70B)) - 1)  # forward and backward, all but the head
     return seconds * (1 / LADDER_PUBLISHED[EACH] - 1 / LADDER_PUBLISHED[COMBINED]) / calls
 
 
 def step(scale: Scale, rung: str) -> dict[str, float]:
-    """Predict a step of one GPU: milliseconds of its parts, and the GB that it sends."""
+    """Predict a step of one GPU: seconds of its parts."""
     args, gpu, shapes = scale.args, GPUS[scale.gpu], linear_shapes(scale.args)
     embedding = args.vocab_size * args.dim
     layers = [name for name in shapes if name != "output"]  # the head stays in bf16
     weights = sum(prod(shapes[name]) for name in layers)
     fp8_layers = [] if rung == COMPILED else layers
-    sent_in_fp8 = [f"{name}.weight" for name in layers if rung == COMBINED]
     least = floors.step_floors(floors.step_work(_config(scale), args, fp8_layers), gpu.rates)
     least[floors.OPTIMIZER] /= scale.gpus  # sharded
     if fp8_layers:
         # A roofline reads 2 bytes of a weight and writes 1 twice, as it is and transposed. After a
         # gather in bf16 every GPU casts whole weights forward and backward, reading 2 bytes and
         # writing 1. Before a gather in FP8 it casts only its shard so, and transposes the whole.
-        casts = 2 * 3 / scale.gpus + 2 if sent_in_fp8 else 2 * 3
+        casts = 2 * 3 / scale.gpus + 2 if rung == COMBINED else 2 * 3
         least[floors.CASTS] += (casts - 4) * weights / gpu.rates.bandwidth
     # Of each block what takes longer to send than to compute is exposed, and so are the first
     # gather and the last reduction, of the embedding.
     computing = sum(least.values()) / args.n_layers
     forward = computing / (4 if scale.recomputation == "full" else 3)
     seconds_a_byte = (1 - 1 / scale.gpus) / gpu.links.bus_bandwidth(scale.gpus)
-    gathering = (1 if sent_in_fp8 else 2) * weights / args.n_layers * seconds_a_byte
+    gathering = SENT[rung] * weights / args.n_layers * seconds_a_byte
     reducing = 4 * weights / args.n_layers * seconds_a_byte
     exposed = max(0.0, gathering - forward)
     exposed += max(0.0, gathering + reducing - (computing - forward))
     all_exposed = args.n_layers * exposed + (2 + 4) * embedding * seconds_a_byte
-    every = {f"{name}.weight": shape for name, shape in shapes.items()}
-    every["tok_embeddings.weight"] = (args.vocab_size, args.dim)
-    gathered, reduced = fsdp_bytes(every, scale.gpus, sent_in_fp8)
-    parts = {name: 1e3 * sum(least[part] for part in of) for name, of in PARTS.items()}
-    sizes = {"gathered, GB": gathered / 1e9, "reduced, GB": reduced / 1e9}
-    return parts | {EXPOSED: 1e3 * all_exposed} | sizes
+    parts = {name: sum(least[part] for part in of) for name, of in PARTS.items()}
+    return parts | {EXPOSED: all_exposed}
 
 
 def _config(scale: Scale) -> SimpleNamespace:

@@ -65,8 +65,7 @@ print(*studies.same_numbers(comparison.frames.windows), sep="\n")
 # (assumed: one row of 8,192 tokens a GPU, activations recomputed).
 
 # %%
-predicted = prediction.table()
-predicted.round(2)
+prediction.table().round(2)
 
 # %% [markdown]
 # * In a node of eight, and between nodes with 400 Gb/s for each GPU, matmuls take longer than
@@ -76,7 +75,7 @@ predicted.round(2)
 #   predicted, each of the 1,120 all-reduces for a single scale cost so many microseconds:
 
 # %%
-print(f"{1e6 * prediction.cost_of_an_all_reduce(predicted):.0f}")
+print(f"{1e6 * prediction.cost_of_an_all_reduce():.0f}")
 
 # %% [markdown]
 # * On Alps a node has a quarter of that bandwidth, so 70 B sharded over 128 GPUs waits for its

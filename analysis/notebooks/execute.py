@@ -61,29 +61,24 @@ def execute(name: str) -> nbformat.NotebookNode:
 
 def main(argv: list[str] | None = None) -> int:
     """Execute the notebooks that are named, or all."""
-    what, _, more = __doc__.partition("\n")
+    form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        prog="python -m analysis.notebooks.execute",
-        description=what,
-        epilog=more,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "python -m analysis.notebooks.execute", description=__doc__, formatter_class=form
     )
-    names = f"of {', '.join(NOTEBOOKS)} (default: all)"
-    parser.add_argument("name", nargs="*", metavar="NAME", help=names)
-    logs = os.environ.get("PUBLISHED_LOGS")
-    asked = parser.parse_args(argv).name or list(NOTEBOOKS)
-    if not set(asked) <= NOTEBOOKS.keys():
+    parser.add_argument("name", nargs="*", help=f"of {', '.join(NOTEBOOKS)} (default: all)")
+    names = parser.parse_args(argv).name or list(NOTEBOOKS)
+    if not NOTEBOOKS.keys() >= set(names):
         parser.error(f"there are the notebooks {', '.join(NOTEBOOKS)}")
-    for name in asked:
-        if name == "published" and not logs:
-            print("left as it is: published.ipynb; set PUBLISHED_LOGS=folder of the published logs")
-            continue
+    logs = os.environ.get("PUBLISHED_LOGS")
+    if not logs and "published" in names:
+        names.remove("published")
+        print("left as it is: published.ipynb; set PUBLISHED_LOGS=folder of the published logs")
+    for name in names:
         nbformat.write(execute(name), HERE / f"{name}.ipynb")
         print(f"wrote analysis/notebooks/{name}.ipynb")
-        if name == "published":
-            figure = plots.panels([(plots.lead, compare(newest.ROOT / logs))], (8, 4))
-            LEAD.parent.mkdir(parents=True, exist_ok=True)
-            LEAD.write_bytes(plots.to_png(figure))
+    if "published" in names:
+        figure = plots.panels([(plots.lead, compare(newest.ROOT / logs))], (8, 4))
+        LEAD.write_bytes(plots.to_png(figure))
     return 0
 
 

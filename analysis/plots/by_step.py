@@ -128,13 +128,12 @@ def loss(axes: Axes, comparison: Comparison) -> None:
     smooth = losses.apply(_smoothed)
     draw_runs(axes, runs, smooth, groups)
     lowest, highest = smooth.min(axis=None), smooth.bfill().iloc[0].median()
-    room = 0.05 * (highest - lowest)
-    axes.set_ylim(lowest - room, highest + room)
+    axes.set_ylim(0.98 * lowest, 1.02 * highest)
     finish(axes, "loss (nats per token)", "{:,.4g}")
     note(axes, "Mean over a tenth of the steps and over seeds; band: range of the runs.")
-    apart = final - final.get(comparison.baseline, final.min())
-    far = apart.abs().idxmax()
     if len(groups) > 1:
+        apart = final - final.get(comparison.baseline, final.min())
+        far = apart.abs().idxmax()
         words = " and ".join(name(recipe) for recipe in groups[group[far]])
         finding(axes, f"{words}: final loss {_beside(apart[far], comparison.baseline)}")
     elif len(final) > 1:
@@ -228,7 +227,7 @@ def lead(axes: Axes, comparison: Comparison, warm_up: bool = True) -> None:
     others = runs[runs["recipe"] != opponent]
     groups = [[recipe] for recipe in in_order(others["recipe"])]
     draw_runs(axes, others, -elapsed.sub(taken, axis="index"), groups)
-    axes.axhline(0, color=look(opponent).colour, linewidth=1)
+    axes.axhline(0, color=look(opponent).colour, label=short_name(opponent))
     axes.margins(y=0.12)
     small = {"transform": axes.transAxes, "color": GREY, "fontsize": SMALL, "fontstyle": "italic"}
     axes.text(0.01, 0.98, "ahead", va="top", **small)
@@ -236,10 +235,9 @@ def lead(axes: Axes, comparison: Comparison, warm_up: bool = True) -> None:
     included = "included" if warm_up else "left out"
     finish(axes, f"lead over {against} (s),\nfirst step (compile) {included}", "{:+,.0f} s")
     run = runs.iloc[0]
-    scale = (
-        f"{number(run['parameters'] / 1e9)} B parameters on {run['world_size']:.0f} {run['device']}"
-    )
-    note(axes, f"{scale}. The clock starts with {clock_start(runs)}.")
+    billions, devices = number(run["parameters"] / 1e9), f"{run['world_size']:.0f} {run['device']}"
+    start = f"The clock starts with {clock_start(runs)}."
+    note(axes, f"{billions} B parameters on {devices}. {start}")
     if warm_up:
         _mark_crossings(axes, comparison)
     else:
@@ -257,8 +255,8 @@ def _mark_crossings(axes: Axes, comparison: Comparison) -> None:
     for below, paid in enumerate(against, start=1):
         if paid.step and not paid.beyond:
             _, colour, marker = look(paid.a)
-            looks = {"markersize": 7, "markerfacecolor": "white", "markeredgecolor": colour}
-            axes.plot(paid.step, 0, marker, **looks, zorder=5)
+            looks = {"markersize": 8, "markerfacecolor": "white", "markeredgecolor": colour}
+            axes.plot(paid.step, 0, marker, **looks, markeredgewidth=1.5, zorder=5)
             axes.annotate(f"step {paid.step:,}", (paid.step, 0), (5, -4 - 11 * below),
                           textcoords="offset points", color=colour, fontweight="bold")  # fmt: skip
     ahead = [paid for paid in against if paid.outcome in (AHEAD, FROM)]
