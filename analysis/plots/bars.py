@@ -118,8 +118,8 @@ def tokens_per_s(axes: Axes, comparison: Comparison) -> None:
     axes.set_yticks(range(len(labels)), labels)
     note(
         axes,
-        "By the mean steady step. Marks: runs, where there are several; black line: "
-        f"{LEVEL:.0%} interval over them. MFU: of the bf16 peak, for FP8 too.",
+        f"By the mean steady step, on {comparison.frames.runs['device'].iloc[0]}. Marks: several "
+        f"runs; black line: {LEVEL:.0%} interval over them. MFU: of the bf16 peak, for FP8 too.",
     )
 
 
@@ -142,6 +142,7 @@ def warm_up(axes: Axes, comparison: Comparison) -> None:
     total = done["warm_up_s"]
     table = phases.fillna(0.0).assign(other=total - phases.sum(axis="columns"))
     table = table.groupby(level=0, sort=False).mean()
+    table = table.loc[:, table.gt(0).any()]
     table.plot.barh(ax=axes, stacked=True, color=PHASES, width=0.6, edgecolor="white")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(PHASES))
     set_rows(axes, map(short_name, table.index), "seconds to the end of step 1")

@@ -106,9 +106,9 @@ class Plot(Figure):
         """The text of the figure, for readers who cannot see the figure: findings and notes."""
         texts = []
         for axes in self.axes:
-            texts += [axes.get_title("left")]
+            texts += [axes.get_title("left"), "."]
             texts += [text.get_text() for text in axes.texts if text.get_gid() == NOTE]
-        return ". ".join(" ".join(text.split()) for text in texts if text)
+        return " ".join(" ".join(texts).split()).replace(" .", ".")
 
     def _repr_mimebundle_(self, **_) -> tuple[dict, dict]:
         png, width = base64.b64encode(to_png(self)).decode(), int(100 * self.get_figwidth())
