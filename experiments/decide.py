@@ -147,7 +147,7 @@ def _flavor(word: str) -> str:
 
     flavors = [*ARCHITECTURES["llama"].flavors, *ARCHITECTURES["qwen3"].flavors]
     of_size = [name for name in flavors if name.lower().endswith(f"-{word.lower()}")]
-    return next(iter(of_size), word)
+    return next(iter(of_size), word) if word not in flavors else word
 
 
 # ---- the answer in words ----

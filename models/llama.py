@@ -90,12 +90,17 @@ _llama_8b = partial(
     _llama, dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, ffn_dim_multiplier=1.3,
     multiple_of=1024,
 )  # FFN 14336  # fmt: skip
+_llama_3_1 = partial(
+    _llama, n_kv_heads=8, vocab_size=128256, rope_factor=8.0, multiple_of=4096
+)  # FFN 28672 and 53248
 _llama_3_2 = partial(
     _llama, n_kv_heads=8, vocab_size=128256, rope_factor=32.0, enable_weight_tying=True
 )  # FFN 8192
 FLAVORS = {
     "8B-published": _llama_8b(vocab_size=131072),  # 8.05 B parameters, the published study's
     "llama3.1-8B": _llama_8b(vocab_size=128256, rope_factor=8.0),
+    "llama3.1-70B": _llama_3_1(dim=8192, n_layers=80, n_heads=64, ffn_dim_multiplier=1.3),
+    "llama3.1-405B": _llama_3_1(dim=16384, n_layers=126, n_heads=128, ffn_dim_multiplier=1.2),
     "llama3.2-3B": _llama_3_2(dim=3072, n_layers=28, n_heads=24),
     "llama3.2-1B": _llama_3_2(dim=2048, n_layers=16, n_heads=32, ffn_dim_multiplier=1.5),
     # The same architecture in seconds a step on two cores; every dimension a multiple of 16, as FP8

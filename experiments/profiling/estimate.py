@@ -160,7 +160,8 @@ def _nearest(asked: Question, bf16: Plan) -> dict:
         apart += 0.5 * (pair.gpu_key != asked.gpu) + 2.5 * (chip(pair.gpu_key) != chip(asked.gpu))
         apart += (pair.stack != "torchao") + (pair.fairness == "doubtful")
         unlike = (pair.scaling != BEST) + (pair.sequence != bf16.config.training.seq_len)
-        return apart + 0.1 * unlike + 0.1 * (pair.fairness == "minor")
+        unlike += abs(log((pair.gpus or 1) / asked.gpus)) + (pair.fairness == "minor")
+        return apart + 0.1 * unlike
 
     of_kind = [pair for pair in pairs.read()[0] if pair.kind == kind and pair.billions]
     pair = min(of_kind, key=distance)

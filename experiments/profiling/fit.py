@@ -73,7 +73,6 @@ class Observation(NamedTuple):
 # ---- from pairs to a table ----
 
 
-@cache
 def published() -> tuple[Observation, ...]:
     """Make the observations of all pairs that calibrate.
 
@@ -156,12 +155,23 @@ def fit(rows: pd.DataFrame, start: np.ndarray = _PRIOR) -> OptimizeResult:
 # ---- how far off it is ----
 
 
+def spread(found: OptimizeResult, rows: pd.DataFrame) -> np.ndarray:
+    """Give the range of predictions that comes from parameters which the pairs hardly tell."""
+    slopes = np.atleast_2d(approx_fprime(found.x, log_speed_up, 1e-6, rows))
+    covariance = np.linalg.inv(found.jac.T @ found.jac)
+    variance = np.einsum("ij,jk,ik->i", slopes, covariance, slopes)
+    return NormalDist().inv_cdf((1 + SHARE) / 2) * np.sqrt(variance)
+
+
 def leave_one_out(rows: pd.DataFrame, start: np.ndarray = _PRIOR) -> pd.DataFrame:
-    """Predict each group from all others: columns `predicted` and `error`, a logarithm."""
-    rows = rows.assign(predicted=np.nan)
+    """Predict each group from all others: columns `predicted`, `spread` and `error`, the last two
+    logarithms."""
+    rows = rows.assign(predicted=np.nan, spread=np.nan)
     for group in rows["group"].unique():
         out = rows["group"] == group
-        rows.loc[out, "predicted"] = np.exp(log_speed_up(fit(rows[~out], start).x, rows[out]))
+        found = fit(rows[~out], start)
+        rows.loc[out, "predicted"] = np.exp(log_speed_up(found.x, rows[out]))
+        rows.loc[out, "spread"] = spread(found, rows[out])
     return rows.assign(error=np.log(rows["predicted"] / rows["speed_up"]))
 
 
@@ -176,24 +186,23 @@ def half_width(errors: pd.Series) -> float:
 
 
 class Fitted(NamedTuple):
-    """The fitted parameters and their covariance, and each row as it is predicted when its group is
-    left out."""
+    """The fit, and each row as it is predicted when its group is left out."""
 
-    parameters: np.ndarray
-    covariance: np.ndarray
+    found: OptimizeResult
     rows: pd.DataFrame
+
+    @property
+    def parameters(self) -> np.ndarray:
+        """The fitted parameters, in the order of `PARAMETERS`."""
+        return self.found.x
 
     def half_width(self, stack: str = "torchao") -> float:
         """Give the range of a stack's predictions."""
         return half_width(self.rows.loc[self.rows["stack"] == stack, "error"])
 
     def widths(self, rows: pd.DataFrame, times_wider: float = 1) -> np.ndarray:
-        """Give the range of new rows, wider where parameters matter that the pairs hardly tell."""
-        slopes = approx_fprime(self.parameters, log_speed_up, 1e-6, rows)
-        spread = np.sqrt(np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes))
-        return np.hypot(
-            times_wider * self.half_width(), NormalDist().inv_cdf((1 + SHARE) / 2) * spread
-        )
+        """Give the range of each new row of torchao's, as a logarithm to either side."""
+        return np.hypot(times_wider * self.half_width(), spread(self.found, rows))
 
     def pace(self, gpu: str) -> float:
         """Give the part of a datasheet's peak that bf16 matmuls reach in torchao's steps: the
@@ -203,29 +212,29 @@ class Fitted(NamedTuple):
         rows = here if len(here) else rows
         return float((times(self.parameters, rows).bf16 / rows["bf16_s"]).median())
 
+    def inside(self) -> pd.Series:
+        """Tell which rows lie in the range that the stack's other groups give."""
+        found = pd.Series(index=self.rows.index, dtype=bool)
+        for (stack, group), rows in self.rows.groupby(["stack", "group"]):
+            others = (self.rows["stack"] == stack) & (self.rows["group"] != group)
+            width = np.hypot(half_width(self.rows.loc[others, "error"]), rows["spread"])
+            found[rows.index] = rows["error"].abs() <= width
+        return found
+
     def by_stack(self) -> pd.DataFrame:
         """Summarize the errors of left-out groups: pairs, share inside the range, mean errors."""
-        found = {}
-        for stack, rows in self.rows.groupby("stack"):
-            inside = rows["error"].abs() <= self._range_without(stack, rows)
-            found[stack] = {
-                "pairs": len(rows),
-                "inside": inside.mean(),
-                "mean error": np.expm1(rows["error"].mean()),
-                "mean absolute error": np.expm1(rows["error"].abs().mean()),
-                "range": np.expm1(self.half_width(stack)),
-            }
-        return pd.DataFrame.from_dict(found, orient="index")
-
-    def _range_without(self, stack: str, rows: pd.DataFrame) -> pd.Series:
-        """Give each row's range from the errors of the stack's other groups."""
-        widths = {g: half_width(rows.loc[rows["group"] != g, "error"]) for g in set(rows["group"])}
-        return rows["group"].map(widths)
+        rows = self.rows.assign(inside=self.inside(), absolute=self.rows["error"].abs())
+        found = rows.groupby("stack").agg(
+            pairs=("name", "size"), inside=("inside", "mean"), mean_error=("error", "mean"),
+            mean_absolute_error=("absolute", "mean"), range=("error", half_width),
+        )  # fmt: skip
+        errors = ["mean_error", "mean_absolute_error", "range"]
+        return found.assign(**np.expm1(found[errors]))
 
 
-def fitted(own: Iterable[Observation] = ()) -> Fitted:
-    """Fit to all published pairs and to `own` measurements."""
-    rows = table([*published(), *own])
+@cache
+def fitted() -> Fitted:
+    """Fit to all published pairs."""
+    rows = table(published())
     found = fit(rows)
-    covariance = np.linalg.inv(found.jac.T @ found.jac)
-    return Fitted(found.x, covariance, leave_one_out(rows, found.x))
+    return Fitted(found, leave_one_out(rows, found.x))

@@ -1,192 +1,188 @@
-"""Should this training be in FP8? The estimate against what was measured, and the command's
-answers."""
+"""Should this training be in FP8? The data set, the prediction of what was measured, and the
+command's answers."""
 
 import json
+import shlex
 
+import numpy as np
 import pytest
+import yaml
 
-from experiments import decide
-from experiments.config import recipes
-from experiments.profiling import anchors, estimate
-from tests.make_runs import metrics_lines, write_run
+from experiments import decide, run
+from experiments.profiling import features, fit, pairs
+from models.gpus import CHIPS, GPUS
 from tests.processes import ROOT
-
-DIM_512 = "model.sizes={dim: 512, n_layers: 8, n_heads: 8, n_kv_heads: 8}"
 
 
 @pytest.fixture
 def ask(capsys):
     """Ask the command; returns its answer from JSON."""
 
-    def call(*arguments) -> dict:
-        assert decide.main([*map(str, arguments), "--json"]) == 0
+    def call(words: str) -> dict:
+        assert decide.main([*shlex.split(words), "--json"]) == 0
         return json.loads(capsys.readouterr().out)
 
     return call
 
 
-# ---- predictions against measurements ----
+@pytest.fixture(scope="module")
+def fitted() -> fit.Fitted:
+    return fit.fitted()
+
+
+# ---- the data set ----
+
+
+def test_every_pair_is_named_once_and_has_both_figures_or_their_ratio():
+    found, sizes = pairs.read()
+    assert len({pair.name for pair in found}) == len(found) > 200
+    assert all(0.4 < pair.speed_up < 2.5 for pair in found)
+    assert {pair.model for pair in found} >= set(sizes)  # no sizes without a pair
+    entry = found[0].model_dump(exclude_unset=True)
+    for wrong in ({"fp8": None}, {"ratio": 1.2}, {"fairness": "fine"}, {"gpux": "H100"}):
+        with pytest.raises(ValueError, match=next(iter(wrong)).split("x")[0]):
+            pairs.Pair(**entry | wrong)
+
+
+def test_the_data_set_has_the_readmes_measurements():
+    measured = {round(pair.speed_up, 6) for pair in pairs.read()[0]}
+    for entry in yaml.safe_load((ROOT / "results/published.yaml").read_text()):
+        rates = entry["tokens_per_s"]
+        ratios = {round(rates[s] / rates["bf16"], 6) for s in rates if s != "bf16"}
+        assert ratios <= measured, entry["name"]
+
+
+def test_doubtful_pairs_and_other_questions_calibrate_nothing():
+    names = {observation.name for observation in fit.published()}
+    for pair in pairs.read()[0]:
+        if pair.fairness == "doubtful" or pair.kind != "dense":
+            assert pair.name not in names
+    # 8 to 128 GPUs are one observation
+    assert len([name for name in names if name.startswith("dgxc_2411_8b")]) == 1
+
+
+# ---- the time model ----
+
+
+def test_left_out_groups_lie_inside_the_range(fitted):
+    assert 0.75 < fitted.inside().mean() < 0.95
+    torchao = fitted.by_stack().loc["torchao"]
+    assert torchao["range"] < 0.14 and abs(torchao["mean_error"]) < 0.03
+
+
+def test_fit_finds_the_parameters_that_made_the_speed_ups(fitted):
+    made = fitted.parameters * np.linspace(0.9, 1.1, len(fitted.parameters))
+    rows = fitted.rows.assign(speed_up=np.exp(fit.log_speed_up(made, fitted.rows)))
+    again = np.exp(fit.log_speed_up(fit.fit(rows).x, rows))
+    assert again.to_numpy() == pytest.approx(rows["speed_up"].to_numpy(), rel=0.02)
 
 
 @pytest.mark.parametrize(
-    ("name", "scaling", "measured"),
-    [
-        ("course study, 1 GH200", "tensorwise", 1.24),
-        ("course study, 1 GH200", "rowwise", 1.06),
-        ("torchao, 8 H100", "tensorwise", 1.25),
-        ("torchao, 8 H100", "rowwise", 1.10),
-        ("torchtitan, 8 H100", "tensorwise", 8532 / 6667),
-        ("torchtitan, 128 H100", "tensorwise", 8380 / 6514),
-    ],
+    "change", [{"batch": 16}, {"sequence": 32768, "batch": 0.5}, {"tensor_parallel": 4}]
 )
-def test_each_published_speed_up_is_predicted_from_the_others(name, scaling, measured):
-    published = anchors.published()
-    left_out = next(anchor for anchor in published if anchor.name == name)
-    assert left_out.speed_ups[scaling] == pytest.approx(measured, rel=0.005)
-    others = [anchor for anchor in published if anchor is not left_out]
-    predicted = anchors.calibrations(others)[scaling].speed_up(left_out.pairs[scaling])
-    assert predicted["expected"] == pytest.approx(measured, rel=0.1)
-    with_it = anchors.calibrations(published)[scaling].speed_up(left_out.pairs[scaling])
-    assert with_it["low"] < measured < with_it["high"]
-
-
-def nanochat(depth: int) -> dict[str, float]:
-    """Expected speed-ups of a Llama with the width, depth and FLOPs of nanochat's models."""
-    dim = 64 * depth
-    sizes = {"dim": dim, "n_layers": depth, "n_heads": dim // 128, "n_kv_heads": dim // 128}
-    sizes |= {"hidden_dim": dim * 8 // 48 * 16, "vocab_size": 32768}
-    keys = [f"model.sizes={json.dumps(sizes)}", "training.seq_len=2048"]
-    keys.append("training.local_batch_size=32")
-    bf16, fits = anchors.plan_of(anchors.BF16, keys), anchors.calibrations(anchors.published())
-    expected = {}
-    for scaling, name in anchors.FP8.items():
-        pair = anchors.rooflines(bf16, anchors.plan_of(name, keys), "h100", 8)
-        expected[scaling] = fits[scaling].speed_up(pair)["expected"]
-    return expected
-
-
-def test_smaller_models_outside_of_the_anchors_are_predicted():
-    """github.com/karpathy/nanochat, dev/LOG.md of 2026-02-02: 1.17 and 0.90 with d26, and d12 was
-    slower in FP8.
-
-    They are no anchors, because they are no Llamas.
-    """
-    assert nanochat(26) == pytest.approx({"tensorwise": 1.17, "rowwise": 0.90}, rel=0.05)
-    assert max(nanochat(12).values()) < 1
+def test_larger_matmuls_gain_and_attention_does_not(fitted, change):
+    """More tokens a pass make FP8 gain more; longer rows and narrower matrices make it gain
+    less."""
+    found, sizes = pairs.read()
+    pair = next(pair for pair in found if pair.name == "course_gh200_tensorwise")
+    ratios = []
+    for one in (
+        pair.model_copy(update={"batch": 2}),
+        pair.model_copy(update={"batch": 2} | change),
+    ):
+        step = features.of_pair(one, sizes[one.model])
+        asked = fit.Observation("", (), "torchao", "tensorwise", "h100", step, 1.0)
+        ratios.append(fit.log_speed_up(fitted.parameters, fit.table([asked]))[0])
+    assert (ratios[1] > ratios[0]) == (change == {"batch": 16})
 
 
 # ---- answers ----
 
 
 def test_the_published_study_asked_again(ask):
-    asked = ["8B-published", "--gpu", "NVIDIA GH200 120GB", "--price", 2]
-    answer = ask(*asked, "--steps", 2000)
-    assert (answer["should_you"], answer["gpu"]) == ("yes", "gh200")
-    assert answer["nearest"]["name"] == "course study, 1 GH200"
-    assert answer["memory"]["fits_on_gpus"] == 1
-    assert answer["step_s_bf16"] == pytest.approx(4096 / 8800)  # of the same training
-    pays = answer["pays_from_step"]
-    assert pays["earliest"] < 728 < pays["latest"]
-    assert pays["expected"] == pytest.approx(728, rel=0.1)
-    assert answer["cost"]["bf16"] == 2 * answer["hours"]["bf16"] > answer["cost"]["tensorwise"]
-    assert [ask(*asked, "--steps", n)["should_you"] for n in (1000, 300)] == ["measure", "no"]
-    hours = ask(*asked, "--steps", 1)["hours"]
-    assert hours == {name: answer["first_step_s"][name] / 3600 for name in hours}
+    """It overtook at step 728, compiled as one graph."""
+    asked = "8B-published --gpu 'NVIDIA GH200 120GB' compile.scope=model --price 2 --steps"
+    answer = ask(f"{asked} 1000")
+    assert answer["verdict"] == "MEASURE FIRST"
+    assert answer["nearest"]["name"] == "course_gh200_tensorwise"
+    assert answer["step_s"]["bf16"] == pytest.approx(4096 / 8800, rel=0.05)
+    overtakes = answer["overtakes_at_step"]
+    assert overtakes["high"] < 728 < overtakes["low"]
+    assert overtakes["expected"] == pytest.approx(728, rel=0.1)
+    assert answer["cost"]["in bf16"] == 2 * answer["hours"]["in bf16"]
+    assert ask(f"{asked} 300")["verdict"] == "NO"
+    assert ask(f"{asked} 3k")["verdict"] == "YES"
+    assert ask(f"{asked} 300 --first-step 0")["verdict"] == "YES"
 
 
-def test_ten_lines(capsys):
-    arguments = "llama3.1-8B --gpu h100 --gpus 8 --sequence 8192 --steps 100000"
-    assert decide.main(arguments.split()) == 0
-    title, *lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 10 and "on 8 h100: 100,000 steps of 65,536 tokens" in title
-    text = {line[:11].strip(): line[11:] for line in lines}
-    assert text["should you"].startswith("yes: ")
-    assert text["run"].startswith("tensorwise_fp8_allgather --overlay h200")
-    assert "5 published runs and 0 own" in text["rests on"]
-    assert "FSDP2, float8 all-gather: refused for rowwise_fp8_compiled" in text["goes with"]
-    assert "experiments.study baseline_compiled tensorwise_fp8_allgather" in text["settle it"]
+@pytest.mark.parametrize(
+    ("words", "verdict", "why"),
+    [
+        ("8B --gpu h100-sxm --gpus 8 --seq-len 8192 --tokens 100B", "YES", "save"),
+        ("70B --gpu h100 --gpus 256 --seq-len 8192", "YES", "save"),
+        ("8B --gpu a100 --gpus 8 --steps 1M", "NO", "no FP8 units"),
+        ("8B --gpu h100 --gpus 8 --steps 10", "NO", "too few"),
+        ("1B --gpu h100 --seq-len 512 'model.sizes={dim: 512}'", "NO", "launches"),
+        ("8B --gpu rtx-5090", "DOES NOT FIT", "--gpus 4"),
+        ("8B --gpu h100 --gpus 8 --tensor-parallel 8", "MEASURE FIRST", "casts"),
+        ("30B-A3B --gpu h100 --gpus 16", "MEASURE FIRST", "experts"),
+        ("8B --gpu mi300x --gpus 8", "MEASURE FIRST", "save"),
+    ],
+)
+def test_four_answers(ask, words, verdict, why):
+    answer = ask(words)
+    assert (answer["verdict"], why in answer["why"]) == (verdict, True)
 
 
-def test_readme_shows_what_the_command_prints(capsys):
-    parts = (ROOT / "README.md").read_text().split("\n\n")
-    example = next(part for part in parts if "$ python -m experiments.decide" in part)
-    command, *shown = [line[4:] for line in example.splitlines()]
-    assert decide.main(command.split()[4:]) == 0
-    assert capsys.readouterr().out.splitlines() == shown, (
-        f"stale: put what `{command}` prints into README.md"
-    )
+def test_what_no_pair_shows_has_a_wider_range(ask):
+    known, unknown = (ask(f"8B --gpus 8 --gpu {gpu}") for gpu in ("b200", "b300"))
+    ranges = [one["speed_up"]["tensorwise"] for one in (known, unknown)]
+    assert ranges[1]["high"] / ranges[1]["low"] > 1.1 * ranges[0]["high"] / ranges[0]["low"]
+    assert "no fitted pair is of b300" in unknown["trust"] and "no " not in known["trust"]
+    assert unknown["nearest"]["gpu"] == "B200"  # of the same chip
 
 
-def test_no_where_fp8_cannot_pay(ask):
-    answer = ask("llama3.1-8B", "--gpu", "a100", "--gpus", 8, "--steps", 10**6)
-    assert answer["should_you"] == "no" and "no FP8 units" in answer["reason"]
-    assert answer["recipe"] == "baseline_compiled" and "speed_up" not in answer
-    # 512 features spend more on casts than matmuls save
-    answer = ask("llama3.2-1B", DIM_512, "--gpu", "h100", "--batch", 8, "--steps", 10**7)
-    assert answer["should_you"] == "no" and answer["recipe"] == "baseline_compiled"
-    saved, spent = answer["of_a_bf16_step"].values()
-    assert saved < spent and answer["pays_from_step"]["expected"] is None
+def test_tokens_of_a_training_are_shared_by_its_data_parallel_gpus(ask):
+    one = ask("8B --gpu h200 --gpus 8 --tokens 1B")
+    cut = ask("8B --gpu h200 --gpus 8 --tokens 1B --tensor-parallel 2")
+    assert one["tokens_per_step"] == 2 * cut["tokens_per_step"] == 8 * 4096
+    assert one["steps"] == 30518 and cut["steps"] == 61036
+    more = ask("8B --gpu h200 --gpus 8 training.global_batch_size=64")
+    assert more["step_s"]["bf16"] == pytest.approx(8 * one["step_s"]["bf16"], rel=0.1)
 
 
-def test_memory_decides_on_gpus_and_recomputation(ask):
-    asked = ["llama3.1-8B", "--gpu", "h100", "--batch", 2, "training.dtype=float32"]
-    answer = ask(*asked)
-    assert answer["should_you"] == "no" and "ask again with --gpus 2" in answer["reason"]
-    assert ask(*asked, "--gpus", 2, "--steps", 10**6)["recipe"] == estimate.GATHERED
-    answer = ask("8B-published", "--gpu", "h100")
-    assert answer["overlay"] == "h100" and answer["memory"]["fits_on_gpus"] == 1
-    answer = ask("8B-published", "--gpu", "h200", "activation_checkpoint.mode=full")
-    assert (answer["overlay"], answer["recompute"]) == ("h200", "full")
-    assert "Activation checkpointing, full: works" in answer["goes_with"]
+def test_the_printed_command_runs(capsys):
+    words = "cpu --gpu h200 --steps 20 --verbose --batch 4 --seq-len 256 data.bpe_vocab_size=4096"
+    assert decide.main([*words.split(), "training.dataset=python_stdlib"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    command = next(line for line in lines if line.startswith("run ")).split()[1:]
+    assert command[:3] == ["python", "-m", "experiments.run"]
+    assert run.main([*command[3:], "--dry-run"]) == 0
+    assert "20 steps" in capsys.readouterr().out
 
 
-def test_a_global_batch_is_shared_by_the_gpus(ask):
-    asked = ["llama3.1-8B", "--gpu", "h100", "--gpus", 8]
-    once, eight_times = ask(*asked), ask(*asked, "training.global_batch_size=64")
-    assert (once["tokens_per_step"], eight_times["tokens_per_step"]) == (8 * 4096, 64 * 4096)
-    assert 7 < eight_times["step_s_bf16"] / once["step_s_bf16"] < 8
+def test_a_node_is_asked_with_its_processes(ask):
+    answer = ask("8B --gpu h100 --gpus 8")
+    assert "--processes 8" in answer["run"] and "model.flavor=llama3.1-8B" in answer["run"]
+    assert "--processes 8" in answer["measure"] and "tensorwise_fp8_allgather" in answer["run"]
+    assert "sbatch --nodes=4 " in ask("8B --gpu gh200 --gpus 16")["run"]
 
 
-# ---- our own measurements ----
+@pytest.mark.parametrize("page", ["README.md", "docs/decide.md"])
+def test_pages_show_what_the_command_prints(page, capsys):
+    parts = (ROOT / page).read_text(encoding="utf-8").split("\n\n")
+    examples = [part for part in parts if "$ python -m experiments.decide" in part]
+    for example in examples:
+        command, *shown = [line[4:] for line in example.splitlines()]
+        assert decide.main(shlex.split(command)[4:]) == 0
+        printed = capsys.readouterr().out.splitlines()
+        assert printed == shown, f"stale: put what `{command}` prints into {page}"
+    assert examples
 
 
-@pytest.fixture
-def keep(tmp_path, monkeypatch):
-    """Keep a study of GPU runs where the command looks for them."""
-    monkeypatch.setattr(decide, "RESULTS", tmp_path)
-
-    def write(study, device, *keys) -> None:
-        for recipe, step_s in (("baseline_compiled", 0.10), ("tensorwise_fp8_compiled", 0.08)):
-            run = tmp_path / study / recipe / "seed0"
-            write_run(
-                run,
-                recipe,
-                lines=metrics_lines(last=60, step_s=step_s),
-                steps=60,
-                warm_up=2 / step_s,
-                hardware={"name": device, "type": "cuda"},
-            )
-            resolved = recipes.load(recipe, ["h200"], keys)
-            (run / "recipe.yaml").write_text(recipes.to_yaml(resolved))
-
-    return write
-
-
-def test_own_gpu_runs_are_anchors_too(ask, keep):
-    asked = ["llama3.2-1B", "--gpu", "h200", "--steps", 20_000]
-    before = ask(*asked)["speed_up"]["tensorwise"]["expected"]
-    keep("h200_2027-01-01", "NVIDIA H200", "model.flavor=llama3.2-1B")
-    answer = ask(*asked)
-    assert answer["rests_on"]["ours"] == 1
-    assert answer["nearest"]["speed_ups"]["tensorwise"] == pytest.approx(1.25)
-    assert before < answer["speed_up"]["tensorwise"]["expected"] < 1.25
-    assert answer["first_step_s"]["bf16"] == 20 and answer["first_step_s"]["tensorwise"] == 25
-
-
-def test_own_runs_without_a_roofline_are_left_out(capsys, keep):
-    keep("experts", "NVIDIA H200", "model.name=qwen3", "model.flavor=qwen3-moe-cpu")
-    keep("emulated", "NVIDIA A100-SXM4-80GB", "model.flavor=llama3.2-1B")
-    assert decide.main(["llama3.2-1B", "--gpu", "h200"]) == 0
-    printed = capsys.readouterr()
-    assert "5 published runs and 0 own" in printed.out
-    assert "experts is left out: a mixture of experts has no roofline" in printed.err
+def test_numbers_and_names_as_people_write_them():
+    assert [decide.number(text) for text in ("300", "100k", "1.5T")] == [300, 1e5, 1.5e12]
+    assert decide.whole("2M") == 2_000_000
+    for name, key in (("H100-SXM", "h100"), ("nvidia b200", "b200"), ("MI300X", "mi300x")):
+        assert decide._gpu(name) == key
+    assert {gpu for gpus in CHIPS.values() for gpu in gpus} == set(GPUS)

@@ -1,0 +1,139 @@
+"""Draw what others measured, and how well the time model predicts it: `docs/figures/`.
+
+    python -m experiments.profiling.pictures [--out FOLDER]
+
+Exit code 0.
+"""
+
+import argparse
+from pathlib import Path
+from statistics import median
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.lines import Line2D
+
+from experiments.config.yaml_source import ROOT
+from experiments.jobs.exit_codes import COMPLETED, leave
+from experiments.profiling import fit, pairs
+from models.gpus import chip
+
+COLOURS = {
+    "torchao": "#0072b2",
+    "Transformer Engine": "#e69f00",
+    "hand-written": "#009e73",
+    "other": "#8c8c8c",
+}
+MARKERS = {"Hopper": "o", "Blackwell": "s", "RTX Blackwell": "^", "Ada": "v", "other GPU": "D"}
+TICKS = {0.1: "0.1", 1: "1", 8: "8", 70: "70", 405: "405"}  # billions of parameters
+# Pairs that lose, and why: label and its place.
+LOSSES = {
+    "titan_1207_8b_tp2_rowwise": ("rowwise, matrices cut in two", (9, 0.86)),
+    "nanochat_d26_rowwise": ("rowwise, small matrices", (0.1, 0.83)),
+    "gptoss120b_mxfp8_attn_bs2": ("memory at its limit", (25, 0.70)),
+    "rocm72_gpt2xl_mi300x": ("MI300X", (2.2, 0.72)),
+    "surogate_lora_b200_0.6B": ("LoRA, 4,096 tokens", (0.075, 0.95)),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.profiling.pictures",
+        description="Draw the published speed-ups and the predictions of left-out groups.",
+        epilog="example: python -m experiments.profiling.pictures --out docs/figures; exit code 0",
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "figures", metavar="FOLDER")
+    args = parser.parse_args(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name, draw in (("speedups_published", published), ("decide_leave_one_out", left_out)):
+        figure = draw()
+        figure.savefig(args.out / f"{name}.png", dpi=200, bbox_inches="tight")
+        plt.close(figure)
+    return COMPLETED
+
+
+def _axes(title: str) -> tuple[plt.Figure, plt.Axes]:
+    figure, axes = plt.subplots(figsize=(8.4, 5.2))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(title, loc="left", fontsize=12)
+    axes.grid(alpha=0.25)
+    return figure, axes
+
+
+def published() -> plt.Figure:
+    """Draw each pair over the size of its model: colour by stack, shape by GPU."""
+    found = [pair for pair in pairs.read()[0] if pair.billions and pair.kind != "part"]
+    fair = [pair for pair in found if pair.fairness != "doubtful"]
+    losing = [pair for pair in fair if pair.speed_up < 1]
+    dense = [pair for pair in fair if pair.kind == "dense"]
+    middle, large = (
+        median(pair.speed_up for pair in dense if low < pair.billions < high)
+        for low, high in ((5, 10), (100, 1000))
+    )
+    figure, axes = _axes(
+        f"FP8 gains more the larger the model: {middle:.2f} times at 8 B, {large:.2f} beyond "
+        f"100 B (medians);\n{len(losing)} of {len(fair)} fair pairs lose: small ones, LoRA, "
+        "experts, or cut by tensor parallelism"
+    )
+    axes.axhspan(0.6, 1, color="#d55e00", alpha=0.07)
+    axes.axhline(1, color="#d55e00", linewidth=1)
+    for pair in sorted(found, key=lambda pair: pair.stack == "torchao"):
+        colour = COLOURS.get(pair.stack, COLOURS["other"])
+        marker = MARKERS.get(chip(pair.gpu_key), "D")
+        lost = "#d55e00" if pair.speed_up < 1 else colour
+        face = colour if pair.kind == "dense" else "white"
+        strength = 0.15 if pair.fairness == "doubtful" else 0.85
+        axes.scatter(pair.billions, pair.speed_up, marker=marker, s=34, facecolor=face,
+                     edgecolor=lost, linewidth=1.1, alpha=strength)  # fmt: skip
+        if pair.name in LOSSES:
+            label, place = LOSSES[pair.name]
+            arrow = {"arrowstyle": "-", "color": "#555555", "linewidth": 0.7}
+            point = (pair.billions, pair.speed_up)
+            axes.annotate(label, point, place, fontsize=8, arrowprops=arrow)
+    axes.set_xscale("log")
+    axes.set_xticks(list(TICKS), list(TICKS.values()))
+    axes.minorticks_off()
+    axes.set_ylim(0.6, 1.85)
+    axes.set_xlabel("parameters, billions")
+    axes.set_ylabel("speed of FP8 over bf16")
+    shapes = [Line2D([], [], marker=m, color="#555555", linestyle="", label=name)
+              for name, m in MARKERS.items()]  # fmt: skip
+    colours = [Line2D([], [], marker="o", color=c, linestyle="", label=name)
+               for name, c in COLOURS.items()]  # fmt: skip
+    hollow = {"markerfacecolor": "white", "color": "#555555", "linestyle": "", "marker": "o"}
+    notes = [
+        Line2D([], [], label="experts or LoRA", **hollow),
+        Line2D([], [], label="doubtful: faint", alpha=0.25, **hollow),
+    ]
+    axes.legend(handles=[*colours, *shapes, *notes], fontsize=8, ncols=1, frameon=False,
+                loc="upper left", bbox_to_anchor=(1.0, 1.0))  # fmt: skip
+    return figure
+
+
+def left_out() -> plt.Figure:
+    """Draw each fitted pair as it is predicted when its group is left out."""
+    fitted = fit.fitted()
+    rows, width = fitted.rows, fitted.half_width()
+    figure, axes = _axes(
+        f"Predicted without their own group, {fitted.inside().mean():.0%} of {len(rows)} pairs lie "
+        "in the 80 % range"
+    )
+    ends = pd.Series([0.85, 1.65])
+    axes.plot(ends, ends, color="#555555", linewidth=1)
+    axes.fill_between(ends, ends * (1 - width), ends * (1 + width), color="#0072b2", alpha=0.1,
+                      label=f"80 % range of torchao, ±{width:.0%}")  # fmt: skip
+    for stack, of in rows.groupby("stack"):
+        for scaling, marker in (("rowwise", "s"), ("", "o")):
+            shown = of[(of["scaling"] == "rowwise") == (marker == "s")]
+            if len(shown):
+                label = f"{stack}, {scaling}".removesuffix(", ")
+                axes.scatter(shown["predicted"], shown["speed_up"], s=30, marker=marker,
+                             color=COLOURS[stack], alpha=0.8, label=label)  # fmt: skip
+    axes.set_xlabel("predicted speed of FP8 over bf16")
+    axes.set_ylabel("measured")
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+if __name__ == "__main__":
+    leave(main)
