@@ -151,7 +151,8 @@ def test_published_steps_are_slower_than_their_floor(name):
         ("NVIDIA H100 NVL", "h100-nvl", 835, 1671),
         ("NVIDIA A100-SXM4-80GB", "a100", 312, None),
         ("GeForce 256", None, 0, 0),
-        ("NVIDIA GB200", None, 0, 0),
+        ("NVIDIA GB200", "gb200", 2500, 5000),
+        ("h100-sxm", "h100", 989, 1979),
     ],
 )
 def test_drivers_names_find_their_gpu_and_its_dense_peaks(device_name, gpu, bf16, fp8):

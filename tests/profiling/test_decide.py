@@ -158,7 +158,7 @@ def test_the_printed_command_runs(capsys):
     command = next(line for line in lines if line.startswith("run ")).split()[1:]
     assert command[:3] == ["python", "-m", "experiments.run"]
     assert run.main([*command[3:], "--dry-run"]) == 0
-    assert "20 steps" in capsys.readouterr().out
+    assert "reads 80 rows" in capsys.readouterr().out  # 20 steps of 4
 
 
 def test_a_node_is_asked_with_its_processes(ask):
