@@ -17,7 +17,6 @@ from analysis.other_logs.published import TOKENS_PER_S
 from experiments.records.files import read, read_windows
 from experiments.records.run import METRICS, PROOF, RECIPE, TIMING, Proof, Timing
 from models.flops import flops_per_token
-from models.gpus import GPUS
 
 
 def first_runs(runs: pd.DataFrame) -> pd.DataFrame:
@@ -275,21 +274,6 @@ B200_MODELS = {
     "llama3.2-1B": llama_3(2048, 16, 32, 8192, head_dim=64, tied=True),
     "llama3.1-8B": llama_3(4096, 32, 32, 14336),
 }
-
-
-def b200_scaling() -> pd.DataFrame:
-    """Work out speed-up and efficiency on four GPUs from tokens/s, for both ends of the range."""
-    table = pd.DataFrame(B200["scaling"])
-    table["speed-up"] = table["tokens/s on 4"] / table["tokens/s on 1"]
-    return table.assign(efficiency=table["speed-up"] / 4).round(3)
-
-
-def b200_mfu() -> pd.DataFrame:
-    """Work out each printed MFU again, of the dense peaks; the benchmark's are the sparse ones."""
-    table = pd.DataFrame(B200["mfu"])
-    table["dense peak"] = table["precision"].map(vars(GPUS["b200"].datasheet)) / 1e12
-    table["of the dense peak"] = table["TFLOP/s"] / table["dense peak"]
-    return table.round(3)
 
 
 def b200_tflops() -> pd.DataFrame:

@@ -18,7 +18,8 @@ import pandas as pd
 
 from analysis import newest, plots, studies, sweep
 
-studies.b200_scaling()
+scaling = pd.DataFrame(studies.B200["scaling"])
+scaling.eval("efficiency = `tokens/s on 4` / `tokens/s on 1` / 4").round(3)
 
 # %% [markdown]
 # ## How much of the GPU does it use?
@@ -27,7 +28,7 @@ studies.b200_scaling()
 # cannot reach. Of the dense peaks its MFU is twice as high.
 
 # %%
-studies.b200_mfu()
+pd.DataFrame(studies.B200["mfu"]).eval("dense_mfu = 2 * `TFLOP/s` / `its peak`").round(3)
 
 # %% [markdown]
 # Its tokens/s say more again. At rows of 2,048 they are more FLOPs than it prints, even with

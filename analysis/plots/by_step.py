@@ -164,12 +164,12 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
     for recipe, end in ends.items():
         band = comparison.differences[recipe].set_index("step")[["difference", "low", "high"]]
         if abs(end) < FAR * margin:
-            reach += band.abs().max().tolist()
+            reach.append(band.abs().max(axis=None))
         else:
             band[["low", "high"]] = math.nan
         draw_band(axes, [recipe], band)
     if len(reach) > 1:
-        axes.set_ylim(-np.nanmax(reach), np.nanmax(reach))
+        axes.set_ylim(-max(reach), max(reach))
     finish(axes, f"loss − loss of {name(baseline)}\n(nats per token)", "{:+z.4f}")
     note(
         axes,

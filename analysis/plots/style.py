@@ -9,6 +9,7 @@ import io
 import textwrap
 import zlib
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import NamedTuple
 
 import matplotlib.style
@@ -35,8 +36,8 @@ class Look(NamedTuple):
 # line on white.
 BLACK, BLUE, GREEN = ("#444444", "o"), ("#0072B2", "s"), ("#009E73", "^")
 RED, PINK, SKY = ("#D55E00", "D"), ("#CC79A7", "v"), ("#56B4E9", "P")
-ORANGE, PURPLE = ("#E69F00", "X"), ("#882255", "h")
-OTHERS = ORANGE, PURPLE, SKY
+ORANGE = ("#E69F00", "X")
+OTHERS = list(product(["#E69F00", "#56B4E9", "#882255", "#999933"], "PX*ph"))  # of other recipes
 # Recipes with the same colour are of different studies.
 LOOKS = {
     "baseline": Look("eager bf16", *BLACK),
