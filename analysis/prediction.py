@@ -7,7 +7,7 @@ the first gather and the last reduction. Latencies, contention of NCCL's kernels
 multiprocessors, and the host's time are left out; so the two rungs with FP8 all-gather are one.
 """
 
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 from types import SimpleNamespace
@@ -90,7 +90,8 @@ def step(scale: Scale, rung: str) -> dict[str, float]:
     layers = [name for name in shapes if name != "output"]  # the head stays in bf16
     weights = sum(prod(shapes[name]) for name in layers)
     fp8_layers = [] if rung == COMPILED else layers
-    least = floors.step_floors(floors.step_work(_config(scale), args, fp8_layers), gpu.rates)
+    config = floors.config(SEQ_LEN, scale.rows, recompute=scale.recomputation)
+    least = floors.step_floors(floors.step_work(config, args, fp8_layers), gpu.rates)
     least[floors.OPTIMIZER] /= scale.gpus  # sharded
     if fp8_layers:
         # A roofline reads 2 bytes of a weight and writes 1 twice, as it is and transposed. After a
@@ -110,18 +111,3 @@ def step(scale: Scale, rung: str) -> dict[str, float]:
     all_exposed = args.n_layers * exposed + (2 + 4) * embedding * seconds_a_byte
     parts = {name: sum(least[part] for part in of) for name, of in PARTS.items()}
     return parts | {EXPOSED: all_exposed}
-
-
-def _config(scale: Scale) -> SimpleNamespace:
-    """Make the keys of a recipe that models/floors.py reads."""
-    float8 = SimpleNamespace(emulate=False, recipe_name="tensorwise")
-    training = SimpleNamespace(
-        dtype="bfloat16", mixed_precision_param="bfloat16", seq_len=SEQ_LEN,
-        local_batch_size=scale.rows, global_batch_size=scale.rows,
-    )  # fmt: skip
-    return SimpleNamespace(
-        training=training,
-        activation_checkpoint=SimpleNamespace(mode=scale.recomputation),
-        quantize=SimpleNamespace(linear=SimpleNamespace(float8=float8)),
-        optimizer=SimpleNamespace(states=make_dataclass("States", [])()),
-    )

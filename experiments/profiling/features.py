@@ -95,7 +95,7 @@ def _of_blocks(pair: Pair, sizes: Sizes, blocks: int) -> Step:
     left_out = (*pair.left_out, *(() if pair.head_fp8 else ("output",)))
     layers = [name for name in flops.linear_shapes(args) if not name.endswith(left_out)]
     # Of two matmuls in FP8 the third, which stays in bf16, is that of the weight's gradient.
-    scaling = pair.scaling if pair.matmuls == 3 else "rowwise_with_gw_hp"
+    scaling = "tensorwise" if pair.matmuls == 3 else "rowwise_with_gw_hp"
     # Selective recomputation lies halfway between none and full.
     modes = ["none", "full"] if pair.recompute == "half" else [pair.recompute or "none"]
     rows = pair.batch / pair.context_parallel
