@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         if not starts_ranks:
             return attempt.run(planned, token_file, args.out, stop)
         if args.out:
-            run_directory.check(args.out, planned)
+            run_directory.check(args.out, planned, token_file)
         out = args.out or attempt.new_directory(planned)
         more = [] if args.out else ["--out", str(out)]
         steps = recipe.config.training.steps

@@ -158,6 +158,13 @@ def seconds(do: Callable, times: int = 1) -> float:
     return time.perf_counter() - start
 
 
+def put(x: Tensor, where: torch.device) -> Tensor:
+    """Copy a tensor of the host to the device, without waiting for the work that the device has."""
+    if TYPE == "cpu":
+        return x
+    return x.pin_memory().to(where, non_blocking=True)
+
+
 def read_later(scalar: Tensor) -> Callable[[], float]:
     """Have a scalar tensor copied to the host; the call waits for that, and for no work given to
     the device since."""

@@ -53,44 +53,18 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.model_converter import register_model_converter
 from torchtitan.tools.logging import logger
 
+from models import fp8_matmul
 from models.errors import InputError, by_pattern
 from models.fast_float8 import FastFloat8Linear
-from models.fp8_matmul import EMULATED, FIRST_WITH_FP8, matmul
 from models.scalings import GRADIENTS, SCALINGS, ScaledLinear, end_step
 
 AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word for: skip layers too small to gain
 FIRST_AND_LAST = "first_and_last_block"
+FIRST_WITH_FP8 = (8, 9)  # compute capability of the first GPUs with FP8 units: Ada, then Hopper
 _ROUTER = ".moe.router.gate"  # how the names of routers end
 
 
-class SwitchedFloat8Linear(Float8Linear):
-    """torchao's layer, which multiplies as `nn.Linear` does while FP8 is off.
-
-    Both have the same parameter. The first switch of a compiled layer compiles a second graph; the
-    way back finds the first graph again.
-    """
-
-    in_fp8 = True
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (..., in_features); the output has its dtype, or autocast's."""
-        if not self.in_fp8:
-            return nn.functional.linear(x, self.weight)
-        device_type = x.device.type
-        if torch.is_autocast_enabled(device_type):  # torchao's own line for it looks at CUDA only
-            x = x.to(torch.get_autocast_dtype(device_type))
-        return super().forward(x)
-
-
-class SwitchedFastLinear(SwitchedFloat8Linear, FastFloat8Linear):
-    """The candidate's layer, switched likewise: `super()` above is then the candidate."""
-
-
-class SwitchedScaledLinear(SwitchedFloat8Linear, ScaledLinear):
-    """A layer with scales of another shape, switched likewise."""
-
-
-LAYERS = {"torchao": SwitchedFloat8Linear, "fast": SwitchedFastLinear}
+# ---- choose ----
 
 
 def check_device(device: torch.device) -> None:
@@ -102,47 +76,6 @@ def check_device(device: torch.device) -> None:
             "FP8 units, which came with 8.9 (Ada, Hopper): train the recipe `baseline_compiled` "
             "instead"
         )
-
-
-class Float8Converter:
-    """torchtitan model converter `fp8`: swaps the chosen `nn.Linear`s for FP8 layers.
-
-    Does nothing while `quantize.linear.float8.recipe_name` is null, so that a recipe turns FP8 on
-    with that one key.
-    """
-
-    def __init__(self, job_config, parallel_dims: ParallelDims):
-        self.keys = job_config.quantize.linear.float8
-        self.saves_memory = (
-            parallel_dims.dp_shard_enabled or job_config.activation_checkpoint.mode != "none"
-        )
-        self.enabled = self.keys.recipe_name is not None
-
-    def convert(self, model: nn.Module) -> None:
-        """Convert in place. Raises `InputError` as `choose_modules`."""
-        if not self.enabled:
-            return
-        keys, device_type = self.keys, "cuda" if torch.cuda.is_available() else "cpu"
-        chosen = choose_modules(model, keys.recipe_name, keys.filter_fqns)
-        how = matmul(device_type, keys.recipe_name, keys.emulate)
-        convert(model, chosen, keys, how.how == EMULATED, keep_weight=not self.saves_memory)
-        kept = sorted({name for name, m in model.named_modules() if type(m) is nn.Linear})
-        logger.info(
-            f"FP8 {keys.recipe_name}: {len(chosen)} linear layers converted, kept in bf16: {kept}"
-        )
-        logger.info(f"FP8 matmuls: {how.how}; {how.why}")
-
-    def post_optimizer_hook(self, model_parts: list[nn.Module]) -> None:
-        """Compute the scales of all FSDP float8 weights with one all-reduce instead of one each;
-        note the largest values that delayed scales come from."""
-        if self.enabled and self.keys.precompute_float8_dynamic_scale_for_fsdp:
-            for part in model_parts:
-                precompute_float8_dynamic_scale_for_fsdp(part)
-        for part in model_parts:
-            end_step(part)
-
-
-register_model_converter(Float8Converter, "fp8")
 
 
 def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -> set[str]:
@@ -193,6 +126,51 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
     return chosen
 
 
+# ---- convert ----
+
+
+class Float8Converter:
+    """torchtitan model converter `fp8`: swaps the chosen `nn.Linear`s for FP8 layers.
+
+    Does nothing while `quantize.linear.float8.recipe_name` is null, so that a recipe turns FP8 on
+    with that one key.
+    """
+
+    def __init__(self, job_config, parallel_dims: ParallelDims):
+        self.keys = job_config.quantize.linear.float8
+        recomputes = job_config.activation_checkpoint.mode != "none"
+        self.keep_weight = not (parallel_dims.dp_shard_enabled or recomputes)
+        self.enabled = self.keys.recipe_name is not None
+
+    def convert(self, model: nn.Module) -> None:
+        """Convert in place. Raises `InputError` as `choose_modules`."""
+        if not self.enabled:
+            return
+        keys = self.keys
+        chosen = choose_modules(model, keys.recipe_name, keys.filter_fqns)
+        matmul = fp8_matmul.choose(keys.recipe_name, keys.emulate)
+        if matmul.how == fp8_matmul.WITHOUT_ONEDNN:
+            fp8_matmul.keep_off_onednn()
+        convert(model, chosen, keys, matmul.how == fp8_matmul.EMULATED, self.keep_weight)
+        kept = sorted({name for name, m in model.named_modules() if type(m) is nn.Linear})
+        logger.info(
+            f"FP8 {keys.recipe_name}: {len(chosen)} linear layers converted, kept in bf16: {kept}"
+        )
+        logger.info(f"FP8 matmuls: {matmul.how}; {matmul.why}")
+
+    def post_optimizer_hook(self, model_parts: list[nn.Module]) -> None:
+        """Compute the scales of all FSDP float8 weights with one all-reduce instead of one each;
+        note the largest values that delayed scales come from."""
+        if self.enabled and self.keys.precompute_float8_dynamic_scale_for_fsdp:
+            for part in model_parts:
+                precompute_float8_dynamic_scale_for_fsdp(part)
+        for part in model_parts:
+            end_step(part)
+
+
+register_model_converter(Float8Converter, "fp8")
+
+
 def convert(
     model: nn.Module, names: Collection[str], keys, emulate: bool, keep_weight: bool = False
 ) -> None:
@@ -226,10 +204,37 @@ def _with_gradients(config: Float8LinearConfig, dtype: torch.dtype) -> Float8Lin
     return replace(config, **casts)
 
 
-def converted_modules(model: nn.Module) -> dict[str, Float8Linear]:
-    """The FP8 layers of `model` by their name before compilation."""
-    modules = model.named_modules()
-    return {name.replace("_orig_mod.", ""): m for name, m in modules if isinstance(m, Float8Linear)}
+# ---- layers ----
+
+
+class SwitchedFloat8Linear(Float8Linear):
+    """torchao's layer, which multiplies as `nn.Linear` does while FP8 is off.
+
+    Both have the same parameter. The first switch of a compiled layer compiles a second graph; the
+    way back finds the first graph again.
+    """
+
+    in_fp8 = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (..., in_features); the output has its dtype, or autocast's."""
+        if not self.in_fp8:
+            return nn.functional.linear(x, self.weight)
+        device_type = x.device.type
+        if torch.is_autocast_enabled(device_type):  # torchao's own line for it looks at CUDA only
+            x = x.to(torch.get_autocast_dtype(device_type))
+        return super().forward(x)  # torchao/float8/float8_linear.py, or a class below
+
+
+class SwitchedFastLinear(SwitchedFloat8Linear, FastFloat8Linear):
+    """The candidate's layer, switched likewise: `super()` above is then the candidate."""
+
+
+class SwitchedScaledLinear(SwitchedFloat8Linear, ScaledLinear):
+    """A layer with scales of another shape, switched likewise."""
+
+
+LAYERS = {"torchao": SwitchedFloat8Linear, "fast": SwitchedFastLinear}
 
 
 def switch(model: nn.Module, on: bool) -> None:
@@ -238,12 +243,21 @@ def switch(model: nn.Module, on: bool) -> None:
         layer.in_fp8 = on
 
 
+# ---- read ----
+
+
+def converted_modules(model: nn.Module) -> dict[str, Float8Linear]:
+    """The FP8 layers of `model`, by the names that the model was built with."""
+    modules = model.named_modules()
+    return {built_name(name): m for name, m in modules if isinstance(m, Float8Linear)}
+
+
+def built_name(name: str) -> str:
+    """A parameter's or module's name without what compilation and recomputation wrap around it."""
+    return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
+
+
 def matmuls_in_fp8(layer: Float8Linear) -> int:
     """How many of an FP8 layer's three matmuls have FP8 operands."""
     weight_gradient = layer.config.cast_config_input_for_grad_weight.scaling_type
     return 2 if weight_gradient is ScalingType.DISABLED else 3
-
-
-def emulates(layer: Float8Linear) -> bool:
-    """Whether an FP8 layer rounds to FP8 but multiplies in float32."""
-    return layer.config.emulate

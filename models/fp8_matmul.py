@@ -1,6 +1,6 @@
 """How FP8 matrices are multiplied here: by `torch._scaled_mm`, or rounded to FP8 and in float32.
 
-A GPU with FP8 units multiplies with them. A matmul that the GPU refuses fails the run; it is not
+A GPU multiplies with its FP8 units. A matmul that the GPU refuses fails the run; it is not
 emulated.
 
 On a CPU PyTorch's own code for the operator computes in float32. But where a CPU has `amx_int8`,
@@ -16,10 +16,9 @@ from typing import NamedTuple
 
 import torch
 
-from models.device import instruction_sets
+from models import device
 
 OPERATOR, WITHOUT_ONEDNN, EMULATED = "operator", "operator without oneDNN", "emulated"
-FIRST_WITH_FP8 = (8, 9)  # compute capability of the first GPUs with FP8 units: Ada, then Hopper
 BY_BLOCKS = ("blockwise", "mxfp8", "mxfp8_ocp")  # models/scalings.py
 _IN_FLOAT32 = "operands are rounded to FP8 and multiplied in float32"
 
@@ -32,8 +31,8 @@ class Matmul(NamedTuple):
 
 
 @cache
-def matmul(device_type: str, recipe_name: str, emulate: bool) -> Matmul:
-    """Choose how this process multiplies FP8 matrices, and set it to that.
+def choose(recipe_name: str, emulate: bool) -> Matmul:
+    """Choose how this machine multiplies FP8 matrices.
 
     `recipe_name` and `emulate` are keys of `quantize.linear.float8`.
     """
@@ -41,15 +40,13 @@ def matmul(device_type: str, recipe_name: str, emulate: bool) -> Matmul:
         return Matmul(EMULATED, f"{_IN_FLOAT32}, as the recipe asks")
     if recipe_name in BY_BLOCKS:
         return Matmul(EMULATED, f"{_IN_FLOAT32}: scales of blocks have no matmul here")
-    if device_type == "cuda":
-        if torch.cuda.get_device_capability() < FIRST_WITH_FP8:
-            return Matmul(EMULATED, f"{_IN_FLOAT32}: this GPU has no FP8 units")
+    if device.TYPE == "cuda":
         return Matmul(OPERATOR, "torch._scaled_mm runs on the GPU's FP8 units")
     if not _runs_on_cpu(rowwise=recipe_name not in ("tensorwise", "delayed")):
         refused = f"torch {torch.__version__} has no {recipe_name} torch._scaled_mm for CPUs"
         return Matmul(EMULATED, f"{_IN_FLOAT32}: {refused}")
-    if "amx_int8" in instruction_sets() and "amx_fp16" not in instruction_sets():
-        keep_off_onednn()
+    instructions = device.instruction_sets()
+    if "amx_int8" in instructions and "amx_fp16" not in instructions:
         slow = "oneDNN has only slow reference code for FP8 on a CPU with amx_int8 without amx_fp16"
         return Matmul(WITHOUT_ONEDNN, f"torch._scaled_mm is kept off oneDNN: {slow}")
     return Matmul(OPERATOR, "torch._scaled_mm runs on the CPU")

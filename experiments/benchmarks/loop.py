@@ -24,8 +24,8 @@ from experiments.corpus.tokens import TokenFile
 from experiments.jobs.exit_codes import leave
 from experiments.jobs.rank_environment import set_rank_environment
 from experiments.jobs.signals import Stop
+from experiments.records.run import NOT_STEADY_STEPS
 from experiments.training.fp8_ranges import fp8_ranges
-from experiments.training.metrics import NOT_STEADY_STEPS
 from experiments.training.plan import Plan, open_data, plan
 from experiments.training.scale import choose_scale
 from experiments.training.trainer import Trainer

@@ -15,7 +15,7 @@ from torch.utils.benchmark import Timer
 from experiments.config import recipes
 from experiments.jobs.exit_codes import leave
 from experiments.training.scale import choose_scale
-from models import device, float8, flops
+from models import device, flops, fp8_matmul
 from models.architectures import model_args
 
 COPIED = {"cuda": 2 << 30, "cpu": 64 << 20}  # bytes: far more than any cache
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{device.name()}, torch {torch.__version__}")
 
     kinds = {"bf16": bf16_matmul}
-    if float8.matmul(device.TYPE, "tensorwise", emulate=False).how != float8.EMULATED:
+    if fp8_matmul.choose("tensorwise", emulate=False).how != fp8_matmul.EMULATED:
         kinds["FP8"] = fp8_matmul
     for kind, matmul in kinds.items():
         for n, k in sorted(set(shapes)):

@@ -3,14 +3,16 @@
 Training writes with these models and analysis reads with them; nothing else describes a run
 directory.
 
-    recipe.yaml      fully resolved: `python -m experiments.run DIR/recipe.yaml` runs it again
-    manifest.json    `Manifest`: code, versions, machine, command, status; written at the start,
-    completed at the end metrics.jsonl    a `Window` a line; after kill -9 its last line may be torn
-    timing.json      `Timing`: where the warm-up went proof.json       `Proof`: what ran in FP8
-    environment-*.json   `Environment`: all packages and the diff to the commit, once a study
-    log.txt          everything that was printed tb/              TensorBoard checkpoint/
-    torchtitan's, where the recipe asks for it attempt<k>/      the records of an earlier attempt
-    that did not end
+    recipe.yaml         fully resolved: `python -m experiments.run DIR/recipe.yaml` runs it again
+    manifest.json       `Manifest`: code, versions, machine, command; the status, which the end sets
+    metrics.jsonl       a `Window` a line; after kill -9 its last line may be torn
+    timing.json         `Timing`: where the warm-up went
+    proof.json          `Proof`: what ran in FP8
+    environment-*.json  `Environment`: all packages and the diff to the commit, once a study
+    log.txt             everything that was printed
+    tb/                 TensorBoard
+    checkpoint/         torchtitan's, where the recipe asks for it
+    attempt<k>/         the records of an earlier attempt that did not end
 
 Times are in seconds, sizes in bytes, rates per second over all devices, shares of 1. null is
 unknown.
@@ -22,6 +24,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 LAYOUT_VERSION = 3  # of the directory; a record of another version is refused
+NOT_STEADY_STEPS = 10  # of a process, the first: compilation, allocator and clocks settle
 
 RECIPE = "recipe.yaml"
 MANIFEST = "manifest.json"
@@ -84,9 +87,8 @@ class Git(Record):
     """The code: null outside a git checkout."""
 
     commit: str | None
-    changes: (
-        str | None
-    )  # digest of the diff to the commit, which the environment file holds; null without changes
+    # Digest of the diff to the commit, which the environment file holds; null without changes
+    changes: str | None
 
 
 class Manifest(Record):
@@ -124,6 +126,7 @@ class Manifest(Record):
     dataset: str
     data: str | None = None  # the token file: name and digest of its content; null until it is open
     cuda: str | None
+    notes: list[str] = []  # what a reader of the figures should know, seen by the end
 
 
 class Environment(Record):
@@ -148,21 +151,18 @@ class Window(Record):
     tokens_per_s: Positive  # padding included
     valid_tokens_per_s: Annotated[float, Field(ge=0)]  # without padding
     step_s: list[Positive]  # duration of each step
-    data_wait_s: list[
-        float
-    ]  # the host's wait for data in each step, which on a GPU may overlap with work
-    # Steps that rates leave out: the process's first 10 (one of them is profiled), and those that
-    # wrote a checkpoint, or looked at FP8's ranges.
+    # The host's wait for data in each step, which on a GPU may overlap with work
+    data_wait_s: list[float]
+    # Steps that rates leave out: a process's first 10, the first 3 of each phase (the third is
+    # profiled), and the step after one that saved a checkpoint or checked FP8's ranges
     not_steady: list[AtLeast1]
-    peak_memory_bytes: (
-        Count  # highest reserved memory of the device (on a CPU: resident set so far)
-    )
+    # Highest reserved memory of the device (on a CPU: resident set so far)
+    peak_memory_bytes: Count
     mfu_bf16_peak: float | None = None  # null where no datasheet gives the peak
     mfu_fp8_peak: float | None = None
     mfu_mixed_peak: float | None = None
-    fp8_ranges: dict[
-        str, float | None
-    ] = {}  # in some windows of an FP8 run, see experiments/training/fp8_ranges.py
+    # In some windows of an FP8 run, see experiments/training/fp8_ranges.py
+    fp8_ranges: dict[str, float | None] = {}
 
     @model_validator(mode="after")
     def _one_value_a_step(self) -> "Window":
@@ -202,6 +202,7 @@ class Phase(Record):
     in_fp8: bool
     profiled_step: AtLeast1
     gemm_flops: dict[str, int]  # by operator
+    row_scaled_flops: Count | None = None  # by FP8 matmuls that are given scales of rows
 
 
 class Parameters(Record):
@@ -262,5 +263,6 @@ class Proof(Record):
     fp8_share_of_matmul_flops: Share | None
     phases: dict[str, Phase]  # by first step
     attention: str | None = None  # whose kernels computed it
+    compiled_graphs: Count | None = None  # that torch.compile made; null in records of before
     parameters: Parameters
     collectives: Collectives | None = None

@@ -1,9 +1,10 @@
 """Save and load torchtitan's checkpoints of one run, and guard what torchtitan does not.
 
-A damaged or foreign checkpoint is found before it is loaded. One can be asked for at any step.
-Nothing but checkpoints is deleted. A checkpoint that cannot be written or read is an ordinary
-error. And a checkpoint from elsewhere can hold wrong weights, but it cannot run code: all that is
-read of it is numbers, text, tensors and the classes of PyTorch's own lists.
+A foreign checkpoint is refused before the run writes anything; a damaged one is found before it is
+loaded. One can be asked for at any step. Nothing but checkpoints is deleted. A checkpoint that
+cannot be written or read is an ordinary error. And a checkpoint from elsewhere can hold wrong
+weights, but it cannot run code: all that is read of it is numbers, text, tensors and the classes of
+PyTorch's own lists.
 
 On disk a checkpoint is a folder `step-<int>` of torch.distributed.checkpoint: files `*.distcp` of
 items, each as torch.save writes it, and `.metadata`, a pickle that lists the items. PyTorch writes
@@ -18,7 +19,9 @@ import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
 import torch
@@ -30,10 +33,16 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torchtitan.components.checkpoint import MODEL, CheckpointManager
 from torchtitan.tools.logging import logger
 
+from experiments.config.phases import first_and_last
+from experiments.config.rules import FLOAT8
+from experiments.config.yaml_source import flat
 from models.errors import InputError
 
+if TYPE_CHECKING:
+    from experiments.corpus.tokens import TokenFile
+    from experiments.training.plan import Plan
+
 ASIDE = "damaged_checkpoints"  # beside the checkpoints' folder
-_IDENTITY = MetadataIndex("train_state.identity")
 
 
 class CheckpointError(RuntimeError):
@@ -45,15 +54,70 @@ class CheckpointError(RuntimeError):
         super().__init__(f"{task}: {type(reason).__name__}: {reason}")
 
 
+# ---- before a run writes anything ----
+
+
+def identity(plan: "Plan", token_file: "TokenFile") -> dict:
+    """Name what a checkpoint's numbers depend on, as key paths and values; not how long the run is.
+
+    Name and content hash of the token file stand for the keys that say where it comes from.
+    """
+    config, sections = plan.config, ("model", "optimizer", "lr_scheduler", "training", "quantize")
+    keys = dict(flat({name: asdict(getattr(config, name)) for name in sections}))
+    for key in "training.steps", "training.dataset_path", "model.hf_assets_path":
+        del keys[key]
+    first, last = first_and_last(config)
+    keys |= {f"{FLOAT8}.first_step": first, f"{FLOAT8}.last_step": last}
+    keys |= {"debug.seed": config.debug.seed, "data": token_file.path.name}
+    keys["processes"] = plan.world_size
+    return json.loads(json.dumps(keys))  # as it will be read back
+
+
+def check_resume(folder: Path, expected: dict, last: int) -> None:
+    """Check that a run up to step `last` may go on from the newest checkpoint of a folder.
+
+    `expected` is the run's `identity`. Raises `InputError`. Damaged checkpoints are left to `load`.
+    """
+    if folder.is_symlink():
+        raise InputError(
+            f"{folder} is a link, and a run deletes nothing outside its directory: put a "
+            "folder there"
+        )
+    for step in reversed(steps(folder)):
+        checkpoint = folder / f"step-{step}"
+        try:
+            found = json.loads(train_state(checkpoint, "identity") or "{}")
+        except Exception:  # noqa: S112  # whatever reading damaged files raises
+            continue
+        if step > last:
+            raise InputError(
+                f"{checkpoint} is of step {step}, and training.steps={last} asks for fewer: raise "
+                "it, or choose another --out"
+            )
+        differences = [
+            f"{key} ({found.get(key)} there, {value} here)"
+            for key, value in expected.items()
+            if found.get(key) != value
+        ]
+        if differences:
+            raise InputError(
+                f"{checkpoint} is of another run, which differs in {', '.join(differences[:3])}: "
+                f"give the data and keys that it was made with, move {folder} away, or choose "
+                "another --out"
+            )
+        return
+
+
+# ---- in a run ----
+
+
 class Checkpoints(CheckpointManager):
     """Checkpoints of one run.
 
-    `asked` makes the next step boundary save, whatever the interval. `identity` is what a
-    checkpoint of this run must have been written with, a JSON object of text and numbers.
+    `asked` makes the next step boundary save, whatever the interval.
     """
 
     asked = False
-    identity: dict = {}  # noqa: RUF012  # set by the trainer
 
     # ---- saving ----
 
@@ -101,8 +165,7 @@ class Checkpoints(CheckpointManager):
         """Load `step`, or the newest whole checkpoint (-1), or that of initial_load_path; False if
         there is none. All ranks call it.
 
-        Raises `InputError` for a checkpoint of another run and for damaged first weights, and
-        `CheckpointError`.
+        Raises `InputError` for damaged first weights, and `CheckpointError`.
         """
         if not self.enable or step != -1:
             return super().load(step)
@@ -118,7 +181,7 @@ class Checkpoints(CheckpointManager):
                     raise
                 unreadable = error
                 if dist.get_rank() == 0:
-                    self._set_aside(Path(self.folder) / f"step-{newest}", error)
+                    self._set_aside(Path(self.folder) / f"step-{newest}", f"damaged ({error})")
 
     def _newest_of_all_ranks(self) -> int:
         """Let the first rank find the newest whole checkpoint, and tell the others."""
@@ -136,25 +199,20 @@ class Checkpoints(CheckpointManager):
     def _newest_whole(self) -> int:
         """Find the step of the newest whole checkpoint, -1 if there is none; clear others away.
 
-        Raises `InputError` if the checkpoint is another run's.
+        A link that is named like a checkpoint would be written through: it is set aside.
         """
         folder = Path(self.folder)
-        if folder.is_symlink():
-            raise InputError(
-                f"{folder} is a link, and a run deletes nothing outside its directory: put a "
-                "folder there"
-            )
         self._delete_unfinished()
+        for path in folder.glob("step-*"):
+            if path.is_symlink():
+                self._set_aside(path, "a link")
         for step in reversed(steps(folder)):
             checkpoint = folder / f"step-{step}"
             try:
                 check(checkpoint)
-                written_with = _identity(checkpoint)
+                return step
             except Exception as error:  # whatever reading damaged files raises
-                self._set_aside(checkpoint, error)
-                continue
-            self._check_identity(checkpoint, written_with)
-            return step
+                self._set_aside(checkpoint, f"damaged ({error})")
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()  # or torchtitan would not look at initial_load_path
         if self.initial_load_path:
@@ -173,28 +231,12 @@ class Checkpoints(CheckpointManager):
             logger.warning(f"{checkpoint} was not written to its end: deleted")
             shutil.rmtree(checkpoint)
 
-    def _set_aside(self, checkpoint: Path, problem: Exception) -> None:
+    def _set_aside(self, checkpoint: Path, problem: str) -> None:
         aside = Path(self.folder).parent / ASIDE
         aside.mkdir(exist_ok=True)
         place = aside / f"{checkpoint.name}-{len(list(aside.iterdir()))}"
         checkpoint.rename(place)
-        logger.warning(
-            f"{checkpoint} is damaged ({problem}): moved to {place}, going on from the one before"
-        )
-
-    def _check_identity(self, checkpoint: Path, found: dict) -> None:
-        """Raise `InputError` if another run wrote a whole checkpoint."""
-        differences = [
-            f"{key} ({found.get(key)} there, {value} here)"
-            for key, value in self.identity.items()
-            if found.get(key) != value
-        ]
-        if differences:
-            raise InputError(
-                f"{checkpoint} is of another run, which differs in {', '.join(differences[:3])}: "
-                "give the data and keys that it was made with, move "
-                f"{checkpoint.parent} away, or choose another --out"
-            )
+        logger.warning(f"{checkpoint} is {problem}: moved to {place}, and not loaded")
 
     def _find_load_step(self, folder: str = "") -> int:
         """Find the newest finished checkpoint; torchtitan takes any name with a number."""
@@ -232,13 +274,11 @@ def tensors(checkpoint: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     }
 
 
-def _identity(checkpoint: Path) -> dict:
-    """Read what a checkpoint was written with; nothing for one of another program."""
+def train_state(checkpoint: Path, name: str) -> int | str | None:
+    """Read a value of the trainer's `state_dict`; None if the checkpoint has none of this name."""
     reader = _Reader(checkpoint)
-    item = reader.read_metadata().storage_data.get(_IDENTITY)
-    if item is None:
-        return {}
-    return json.loads(torch.load(reader.content(item), weights_only=True))
+    item = reader.read_metadata().storage_data.get(MetadataIndex(f"train_state.{name}"))
+    return item and torch.load(reader.content(item), weights_only=True)
 
 
 def check(checkpoint: Path) -> None:
@@ -284,13 +324,27 @@ class _Planner(DefaultLoadPlanner):
         super().load_bytes(read_item, value)
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Refuses the classes that no checkpoint needs, before they can run code."""
+class _PlainUnpickler(pickle._Unpickler):
+    """Refuses the classes that no checkpoint needs, before they can run code.
+
+    Python's own implementation, because it lets one operation be replaced: BUILD, which sets
+    attributes, is for instances of the dataclasses among them, not for the classes themselves.
+    """
+
+    dispatch = dict(pickle._Unpickler.dispatch)  # noqa: RUF012  # never changed
 
     def find_class(self, module: str, name: str):
         if f"{module}.{name}" not in _PLAIN:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no plain data")
         return super().find_class(module, name)
+
+    def load_build(self):
+        built = self.stack[-2]
+        if isinstance(built, type) or not is_dataclass(built):
+            raise pickle.UnpicklingError(f"it sets attributes of {built!r}, which is no plain data")
+        super().load_build()
+
+    dispatch[pickle.BUILD[0]] = load_build
 
 
 _PLAIN = {

@@ -12,16 +12,15 @@ from experiments.training.plan import Plan
 from experiments.training.proof import Proof
 from models import device
 
-# Of a process, the first: compilation, the profile, allocator and clocks settle.
-NOT_STEADY_STEPS = 10
-
 
 class Clock:
     """Times steps: by CUDA events, read when a window ends anyway; by the host's clock on a CPU."""
 
+    def __init__(self):
+        self.marks: list = []
+
     def start(self) -> None:
         """Begin the first step."""
-        self.marks = []
         self.tick()
 
     def tick(self) -> None:
@@ -51,19 +50,24 @@ class Meter:
 
     def _clear(self) -> None:
         self.losses: list[torch.Tensor] = []  # this rank's part of each step's, on the device
-        self.valid_tokens: list[float | torch.Tensor] = []  # of all ranks
+        self.valid_tokens: list[float] = []  # of all ranks
         self.data_wait_s: list[float] = []
         self.not_steady: list[int] = []
 
-    def end_step(self, step: int, loss: torch.Tensor, tokens: float | torch.Tensor, steady: bool):
+    def end_step(
+        self, step: int, loss: torch.Tensor, tokens: float, waited_s: float, steady: bool
+    ) -> None:
         """Take the step's time and note what it did."""
         self.clock.tick()
         self.losses.append(loss)
         self.valid_tokens.append(tokens)
+        self.data_wait_s.append(waited_s)
         if not steady:
             self.not_steady.append(step)
 
-    def close(self, step: int, grad_norm: float, lr: float, peak_memory: float) -> Window:
+    def close(
+        self, step: int, grad_norm: float, lr: float, peak_memory: float, ranges: dict[str, float]
+    ) -> Window:
         """Make the record of the window that `step` ends. All ranks call it."""
         losses = torch.stack(self.losses)
         if self.plan.world_size > 1:
@@ -79,11 +83,12 @@ class Meter:
             grad_norm=finite(grad_norm),
             lr=lr,
             tokens_per_s=tokens / seconds,
-            valid_tokens_per_s=sum(map(float, self.valid_tokens)) / seconds,
+            valid_tokens_per_s=sum(self.valid_tokens) / seconds,
             step_s=[round(s, 6) for s in step_s],
             data_wait_s=[round(s, 6) for s in self.data_wait_s],
             not_steady=self.not_steady,
             peak_memory_bytes=int(peak_memory),
+            fp8_ranges={name: finite(value) for name, value in ranges.items()},
             **self.utilisation(tokens / seconds),
         )
         self._clear()

@@ -186,6 +186,7 @@ def _check_first_weights(config, model: torch.nn.Module) -> None:
     folder = Path(config.checkpoint.initial_load_path)
     try:
         tensors = checkpoint.tensors(folder)
+        step = checkpoint.train_state(folder, "step") or 0
     except Exception as error:  # whatever unpickling raises
         raise InputError(
             f"{first}: holds no checkpoint that can be read ({error}): give the folder of one, "
@@ -202,6 +203,11 @@ def _check_first_weights(config, model: torch.nn.Module) -> None:
             "give another one"
         )
     if not config.checkpoint.initial_load_model_only:
+        if step > config.training.steps:
+            raise InputError(
+                f"{first}: is of step {step}, and training.steps={config.training.steps} asks for "
+                "fewer: raise it, or set checkpoint.initial_load_model_only to true"
+            )
         _check_first_states(config, first, tensors)
 
 

@@ -3,30 +3,37 @@ looks fine.
 
 Three claims. A claim that does not hold stops the run:
 
-  1. An FP8 recipe has converted layers, and in one profiled step `aten::_scaled_mm` does the FLOPs
-     that these layers account for. Where FP8 is switched on and off, one step of each phase is
-     profiled, and `aten::_scaled_mm` does nothing in bf16. Several ranks send no more bytes of
-     weights and gradients than the recipe's precisions take.
-  2. Every trainable parameter is in the optimizer. (A recipe can leave parameters out on purpose,
+  1. Every trainable parameter is in the optimizer. (A recipe can leave parameters out on purpose,
      by `optimizer.built`; such orphans are on record instead.)
+  2. The layers in FP8 are those that the recipe names, and in one profiled step `aten::_scaled_mm`
+     does the FLOPs that these layers account for, with the recipe's scaling. Where FP8 is switched
+     on and off, one step of each phase is profiled, and `aten::_scaled_mm` does nothing in bf16.
+     Several ranks send no more bytes of weights and gradients than the recipe's precisions take.
+     A recipe with `torch.compile` has compiled graphs.
   3. Every parameter moves in the first optimizer step, where its gradient and its dtype allow it.
+
+An emulated run rounds to FP8 and multiplies in float32: it is on record as emulated, and the FLOPs
+and scaling of claim 2 are not checked.
 
 The trainer calls, in this order:
 
-    Proof(...)                   checks claim 2, and that layers were converted
+    Proof(...)                   checks claim 1, and which layers were converted
     before_step(), after_step()  around the first optimizer step: check claim 3
-    profile(...)                 around a step of each phase: checks claim 1
+    profile(...)                 around a step of each phase: checks claim 2
     record()                     gives the contents of proof.json
+
+A phase's profiled step encloses `before_step` where it is the run's first step, too.
 """
 
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -34,11 +41,6 @@ from experiments.records import run
 from experiments.training import collectives
 from models import float8
 from models.device import local
-
-PROFILED_STEP = 3  # the first step compiles, the second may compile again
-# Of runs with CUDA graphs: the first step warms them up, the second records them, and from the
-# third step on no operator is called.
-RECORDING_STEP = 2
 
 
 class ProofError(RuntimeError):
@@ -50,22 +52,43 @@ class Proof:
 
     Args:
         config: the recipe's `JobConfig`.
+        fp8_layers: names of the layers that the recipe converts.
         model: converted and parallelized.
         dims: torchtitan's `ParallelDims`.
         passes: forward passes of a step (gradient accumulation).
     """
 
     def __init__(
-        self, config, model: nn.Module, optimizer: torch.optim.Optimizer, dims, passes: int = 1
+        self,
+        config,
+        fp8_layers: Collection[str],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        dims,
+        passes: int,
     ):
         self.config, self.optimizer, self.dims, self.passes = config, optimizer, dims, passes
-        named = model.named_parameters()
-        self.parameters = {name.replace("_orig_mod.", ""): p for name, p in named}
+        self.recipe_name = config.quantize.linear.float8.recipe_name
+        self.parameters = {float8.built_name(name): p for name, p in model.named_parameters()}
         self.trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
-        self.phases = {}  # by first step
+        owned = set()
+        for group in optimizer.param_groups:
+            owned.update(map(id, group["params"]))
+        self.orphans = [name for name, p in self.trainable.items() if id(p) not in owned]
+        self.converted = float8.converted_modules(model)
+        layers = self.converted.values()
+        self.emulated = any(layer.config.emulate for layer in layers)
+        training = config.training
+        self.tokens = training.local_batch_size * training.seq_len * passes  # a step of this rank
+        # An FP8 matmul of M tokens and a weight of N K elements is 2 M N K FLOPs.
+        weights = sum(layer.weight.numel() * float8.matmuls_in_fp8(layer) for layer in layers)
+        self.fp8_flops_expected = 2 * self.tokens * weights
+        self.fp8_flops_per_token = 0.0  # of the last profiled step
+        self.phases: dict[str, run.Phase] = {}  # by first step
+        self.attention: set[str] = set()
         self.profiled_step = self.sent = self.movement = None
-        self._check_conversion(model)
         self._check_optimizer()
+        self._check_conversion(fp8_layers)
 
     def take_over(self, record: run.Proof | None, step: int) -> None:
         """Keep the phases that an earlier attempt profiled up to `step`, which was resumed from."""
@@ -73,52 +96,63 @@ class Proof:
             if phase.profiled_step <= step:
                 self.phases[first] = phase
 
-    # ---- claim 1: FP8 layers multiply in FP8 ----
+    # ---- claim 1: parameters are in the optimizer ----
 
-    def _check_conversion(self, model: nn.Module) -> None:
-        self.recipe_name = self.config.quantize.linear.float8.recipe_name
-        self.converted = float8.converted_modules(model)
-        if self.recipe_name and not self.converted:
+    def _check_optimizer(self) -> None:
+        if self.orphans and self.config.optimizer.built != "before_conversion":
             raise ProofError(
-                f"the recipe asks for {self.recipe_name} FP8 and no layer was converted"
+                f"{len(self.orphans)} trainable parameters are in no optimizer and would never "
+                f"learn, {self.orphans[0]} among them: build the optimizer after the FP8 "
+                "conversion, which can replace parameters"
             )
-        layers = self.converted.values()
-        # Emulation rounds to FP8 and multiplies in high precision.
-        self.emulated = any(map(float8.emulates, layers))
-        keys = self.config.training
-        self.tokens = keys.local_batch_size * keys.seq_len * self.passes  # of a step on this rank
-        # An FP8 matmul of M tokens and a weight of N K elements is 2 M N K FLOPs.
-        weights = sum(layer.weight.numel() * float8.matmuls_in_fp8(layer) for layer in layers)
-        self.fp8_flops_expected = 2 * self.tokens * weights
+
+    # ---- claim 2: FP8 layers multiply in FP8 ----
+
+    def _check_conversion(self, fp8_layers: Collection[str]) -> None:
+        if set(fp8_layers) != set(self.converted):
+            raise ProofError(
+                f"the recipe converts {len(fp8_layers)} linear layers to "
+                f"{self.recipe_name or 'no'} FP8, and {len(self.converted)} were converted"
+            )
 
     @contextmanager
-    def profile(self, step: int, first: int = 1, in_fp8: bool = True) -> Iterator[None]:
-        """Profile what runs inside, one step, and check its matmuls and collectives.
+    def profile(self, step: int, first: int, in_fp8: bool) -> Iterator[None]:
+        """Profile what runs inside, one step, and check its matmuls, collectives and graphs.
 
         Args:
             first: the first step of the phase.
-            in_fp8: whether the phase is in FP8, if the recipe is.
+            in_fp8: whether FP8 is expected in this step.
         """
         several = self.dims.world_size > 1
         activities = None if several else [ProfilerActivity.CPU]  # None: GPUs' too, for NCCL
         with profile(activities=activities, record_shapes=True) as profiler:
             yield
         events = [event for event in profiler.events() if event.device_type == DeviceType.CPU]
-        flops = count_matmul_flops(events)
-        self.phases[str(first)] = run.Phase(in_fp8=in_fp8, profiled_step=step, gemm_flops=flops)
+        matmuls = find_matmuls(events)
         self.profiled_step = step
         self.attention = {_ATTENTION[event.name] for event in events if event.name in _ATTENTION}
+        self.phases[str(first)] = run.Phase(
+            in_fp8=in_fp8,
+            profiled_step=step,
+            gemm_flops=count_flops(matmuls),
+            row_scaled_flops=_in_fp8(count_flops(filter(_has_row_scales, matmuls))),
+        )
         if several:
             self._check_collectives(profiler)
-        self._check_matmuls(step, in_fp8, _in_fp8(flops))
+        self._check_matmuls(self.phases[str(first)])
+        if self.config.compile.enable:
+            self._check_graphs()
 
-    def _check_matmuls(self, step: int, in_fp8: bool, flops: int) -> None:
+    def _check_matmuls(self, phase: run.Phase) -> None:
+        flops, step = _in_fp8(phase.gemm_flops), phase.profiled_step
         # Activation checkpointing computes more than is expected.
         self.fp8_flops_per_token = min(flops, self.fp8_flops_expected) / self.tokens
         did = f"in step {step} aten::_scaled_mm did {flops:.3e} FLOPs"
-        if flops and not in_fp8:
+        if flops and not phase.in_fp8:
             raise ProofError(f"{did}, and the recipe has this step in bf16")
-        if in_fp8 and not self.emulated and flops < 0.99 * self.fp8_flops_expected:
+        if self.emulated or not phase.in_fp8:
+            return
+        if flops < 0.99 * self.fp8_flops_expected:
             hint = ""
             if len(self.trainable) < len(self.parameters):
                 hint = (
@@ -128,6 +162,11 @@ class Proof:
             raise ProofError(
                 f"{did}, and the {len(self.converted)} converted layers account for "
                 f"{self.fp8_flops_expected:.3e}: not (all) of the FP8 recipe ran in FP8{hint}"
+            )
+        if bool(phase.row_scaled_flops) != self.recipe_name.startswith("rowwise"):
+            raise ProofError(
+                f"in step {step} {phase.row_scaled_flops:.3e} FP8 FLOPs had a scale for each row, "
+                f"and the recipe's scaling is {self.recipe_name}"
             )
 
     def _check_collectives(self, profiler) -> None:
@@ -144,18 +183,11 @@ class Proof:
             name = "quantize.gradients"
             _check_bytes(name, "gradients", sent.reduced_bytes, sent.reduced_bytes_expected)
 
-    # ---- claim 2: parameters are in the optimizer ----
-
-    def _check_optimizer(self) -> None:
-        owned = set()
-        for group in self.optimizer.param_groups:
-            owned.update(map(id, group["params"]))
-        self.orphans = [name for name, p in self.trainable.items() if id(p) not in owned]
-        if self.orphans and self.config.optimizer.built != "before_conversion":
+    def _check_graphs(self) -> None:
+        if compiled_graphs() == 0:
             raise ProofError(
-                f"{len(self.orphans)} trainable parameters are in no optimizer and would never "
-                f"learn, {self.orphans[0]} among them: build the optimizer after the FP8 "
-                "conversion, which can replace parameters"
+                "the recipe is compiled and torch.compile made no graph, so all of it ran eager: "
+                "unset TORCHDYNAMO_DISABLE, or choose the recipe `baseline`"
             )
 
     # ---- claim 3: parameters move ----
@@ -233,9 +265,15 @@ class Proof:
             fp8_share_of_matmul_flops=fp8 / total if total else None,
             phases=self.phases,
             attention=", ".join(sorted(self.attention)) or None,
+            compiled_graphs=compiled_graphs(),
             parameters=self.movement,
             collectives=self.sent,
         )
+
+
+def compiled_graphs() -> int:
+    """Count the graphs that torch.compile made of this process's code; cached kernels count too."""
+    return counters["stats"]["unique_graphs"]
 
 
 def _check_bytes(key: str, what: str, sent: int, expected: int) -> None:
@@ -268,17 +306,25 @@ _COMPILATIONS = {
 }
 
 
-def count_matmul_flops(events: Iterable) -> dict[str, int]:
-    """Count the FLOPs of matmuls by operator, in a profile with shapes; without attention's.
+def find_matmuls(events: Iterable) -> list:
+    """List the matmuls of a profile with shapes; without attention's.
 
-    What torch.compile calls while it compiles, to trace or to try kernels, is not counted: a phase
-    of one step is profiled in the step that compiles it.
+    What torch.compile calls while it compiles, to trace or to try kernels, is left out: a phase of
+    one step is profiled in the step that compiles it.
     """
-    flops = Counter()
+    found = []
     for event in events:
-        for matmul in _matmuls(event) if event.cpu_parent is None else ():
-            name, count = _flops(matmul)
-            flops[name] += count
+        if event.cpu_parent is None:
+            found += _matmuls(event)
+    return found
+
+
+def count_flops(matmuls: Iterable) -> dict[str, int]:
+    """Count the FLOPs of matmuls by operator."""
+    flops = Counter()
+    for matmul in matmuls:
+        name, count = _flops(matmul)
+        flops[name] += count
     return dict(flops)
 
 
@@ -312,6 +358,11 @@ def _flops(matmul) -> tuple[str, int]:
     operands = matmul.input_shapes[matmul.name == "aten::addmm" :]  # without addmm's bias
     # A grouped matmul has the rows of all experts in its left operand.
     return matmul.name, 2 * math.prod(operands[0]) * operands[1][-1]
+
+
+def _has_row_scales(matmul) -> bool:
+    """Whether an operand of a matmul is a column of scales, one for each row: (m, 1)."""
+    return any(len(shape) == 2 and shape[1] == 1 < shape[0] for shape in matmul.input_shapes)
 
 
 def _in_fp8(flops: dict[str, int]) -> int:

@@ -4,6 +4,7 @@ What the files hold is in experiments/records/run.py.
 """
 
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -22,8 +23,9 @@ from experiments.jobs.folders import check_folder, claim_folder
 from experiments.jobs.rank_environment import number
 from experiments.jobs.shares import BUDGET
 from experiments.records import files, run, study
+from experiments.training import checkpoint
 from experiments.training.plan import Plan
-from models import device, float8, flops
+from models import device, flops, fp8_matmul
 from models.architectures import label
 from models.errors import InputError
 
@@ -44,7 +46,7 @@ class RunDirectory:
         """
         self.path = path
         self._lock = claim_folder(path, "run", *_MARKS)
-        earlier = check(path, plan)
+        earlier = check(path, plan, token_file)
         try:
             text = recipes.to_yaml(plan.recipe)
             files.write_whole(path / run.RECIPE, text)  # first: a full disk stops here
@@ -82,11 +84,18 @@ class RunDirectory:
             if taken:  # an attempt that died before its first step has none
                 lines = [window.model_dump_json(exclude_defaults=True) for window in taken]
                 files.write_whole(self.path / run.METRICS, "\n".join([*lines, ""]))
-                proof = files.read_if_there(earlier / run.PROOF, run.Proof)
-                if proof:
-                    files.write(self.path / run.PROOF, proof)
-                return proof
+                return self._take_over_proof(earlier / run.PROOF)
         return None
+
+    def _take_over_proof(self, path: Path) -> run.Proof | None:
+        try:
+            proof = files.read_if_there(path, run.Proof)
+        except files.RecordError as error:
+            logging.getLogger().warning(f"{error}: left where it is, and not taken over")
+            return None
+        if proof:
+            files.write(self.path / run.PROOF, proof)
+        return proof
 
     def finish(self, status: str, error: str | None = None) -> None:
         """Write how the run ended, and unlock the directory."""
@@ -96,7 +105,7 @@ class RunDirectory:
         self._lock.close()
 
 
-def check(path: Path, plan: Plan) -> run.Manifest | None:
+def check(path: Path, plan: Plan, token_file: TokenFile) -> run.Manifest | None:
     """Check that a folder is new, empty, or holds the same run unfinished; return its manifest.
 
     Raises `InputError`.
@@ -125,6 +134,9 @@ def check(path: Path, plan: Plan) -> run.Manifest | None:
             f"{path} holds an unfinished run of {earlier.world_size} processes, and this one has "
             f"{plan.world_size}: start as many, or choose another --out"
         )
+    if plan.config.checkpoint.enable:
+        expected = checkpoint.identity(plan, token_file)
+        checkpoint.check_resume(path / run.CHECKPOINT, expected, plan.config.training.steps)
     return earlier
 
 
@@ -134,8 +146,7 @@ def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> ru
     keys, seq_len = config.quantize.linear.float8, config.training.seq_len
     matmul = None
     if keys.recipe_name:
-        how, why = float8.matmul(device.TYPE, keys.recipe_name, keys.emulate)
-        matmul = run.Fp8Matmul(how=how, why=why)
+        matmul = run.Fp8Matmul(**fp8_matmul.choose(keys.recipe_name, keys.emulate)._asdict())
     commit, diff = git_state()
     packages = _packages()
     return run.Manifest(

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import timedelta
 from unittest.mock import patch
 
@@ -28,25 +28,30 @@ from torchtitan.protocols.train_spec import register_train_spec
 from torchtitan.tools.logging import logger
 from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 
-from experiments.config.phases import first_and_last
-from experiments.config.rules import FLOAT8
-from experiments.config.yaml_source import flat
 from experiments.corpus.rows import build_dataloader
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.signals import Interrupted, Stop
-from experiments.records.run import Switch, Timing, Window
-from experiments.training.checkpoint import Checkpoints
+from experiments.records.run import NOT_STEADY_STEPS, Switch, Timing, Window
+from experiments.training.checkpoint import Checkpoints, identity
 from experiments.training.fp8_ranges import fp8_ranges
-from experiments.training.metrics import NOT_STEADY_STEPS, Meter, finite
+from experiments.training.metrics import Meter
 from experiments.training.plan import Plan
-from experiments.training.proof import PROFILED_STEP, RECORDING_STEP, Proof
+from experiments.training.proof import Proof
 from experiments.training.timeline import TIMELINE, compiled_s
 from models import float8, optimizer
 from models.architectures import ARCHITECTURES
 from models.device import local
-from models.errors import InputError
 from models.train_spec import train_spec
 
+# Steps of a phase, counted from 1. The first compiles, and the second may compile again.
+PROFILED_OF_PHASE = 3
+# With CUDA graphs the first warms them up, the second records them, and then no operator is called.
+PROFILED_WITH_GRAPHS = 2
+NOT_STEADY_OF_PHASE = 3  # with the profiled one
+
+# torchtitan's `__init__` calls these builders in this order: model, metrics, optimizer. Each call
+# ends a phase of the warm-up: the time from the model to the metrics is the conversion's; the time
+# from there to the optimizer, in which weights are made on the device, is the model's again.
 for _name in ARCHITECTURES:
     _spec = train_spec(
         _name,
@@ -83,6 +88,9 @@ class Trainer(titan.Trainer):
 
         convert_late = config.optimizer.built == "before_conversion"
         unconverted = replace(config, model=replace(config.model, converters=[]))
+        # In here, in this order: process group (`init_distributed`), model on the meta device, FP8
+        # conversion, metrics, recomputation, compilation and sharding (`parallelize` in
+        # models/train_spec.py), weights, optimizer, schedule, checkpoints.
         with patch.object(titan, "CheckpointManager", Checkpoints):  # torchtitan has no hook for it
             super().__init__(unconverted if convert_late else config)
         model = self.model_parts[0]
@@ -96,9 +104,10 @@ class Trainer(titan.Trainer):
         rank, world_size = dist.get_rank(), dist.get_world_size()
         self.dataloader = build_dataloader(token_file, world_size, rank, config)
         self.checkpointer.states[DATALOADER] = self.dataloader
-        self.checkpointer.identity = _identity(config, token_file.path.name)
+        self._identity = json.dumps(identity(plan, token_file))
         self.proof = Proof(
             config,
+            plan.fp8_layers,
             model,
             self.optimizers.optimizers[0],
             self.parallel_dims,
@@ -109,10 +118,10 @@ class Trainer(titan.Trainer):
         self._hosts = dist.new_group(backend="gloo")  # to agree without waiting for the devices
         self._stop_code = 0
         self._phase = 0  # its first step
-        self._profiled_step = 0  # of the phase
+        self._step_to_profile = 0  # in the phase
         self._steady_from = 0
         self._windows = 0
-        self._disturbed = False  # the next step's time holds a checkpoint or a look at FP8's ranges
+        self._disturbed = False  # the next step's time holds a checkpoint or a range check
         TIMELINE.mark("optimizer")
 
     def on_resume(self, step: int) -> None:
@@ -139,15 +148,10 @@ class Trainer(titan.Trainer):
     def train(self) -> None:
         """Train to the last step.
 
-        Raises `Interrupted`, `Diverged`, `ProofError`, `InputError`, and what torchtitan raises.
+        Raises `Interrupted`, `Diverged`, `ProofError`, and what torchtitan raises.
         """
         config, last = self.job_config, self.job_config.training.steps
         self.checkpointer.load()
-        if self.step > last:
-            raise InputError(
-                f"the run's checkpoint is of step {self.step}, and training.steps={last} asks for "
-                "fewer: raise it"
-            )
         self.on_resume(self.step)
         logger.info(f"Training starts at step {self.step + 1}")
         snapshots = maybe_enable_memory_snapshot(
@@ -184,16 +188,19 @@ class Trainer(titan.Trainer):
             self.meter.clock.start()
         if first or self.step in switches:
             self._enter_phase(in_fp8)
-        profiled = self.step == self._profiled_step
+        profiled = self.step == self._step_to_profile
 
         with self.proof.profile(self.step, self._phase, in_fp8) if profiled else nullcontext():
             self.optimizers.zero_grad()
             lr = self.lr_schedulers.schedulers[0].get_last_lr()[0]
-            micro_batches, local_tokens, tokens = self._fetch(batches)
+            micro_batches, waited_s = self._fetch(batches)
+            local_tokens, tokens = self._count_tokens(micro_batches)
             losses = []
             for inputs, labels in micro_batches:
                 loss = self.forward_backward_step(
-                    input_dict=inputs, labels=labels, global_valid_tokens=tokens
+                    input_dict={"input": device.put(inputs["input"], self.device)},
+                    labels=device.put(labels, self.device),
+                    global_valid_tokens=tokens,
                 )
                 losses.append(loss.detach())
 
@@ -221,7 +228,7 @@ class Trainer(titan.Trainer):
         loss = torch.stack(losses).sum()
         steady = self.step >= self._steady_from and not self._disturbed
         self._disturbed = False
-        self.meter.end_step(self.step, loss, tokens, steady)
+        self.meter.end_step(self.step, loss, tokens, waited_s, steady)
         self.on_step(self.step)
         # Also at the last step and where a checkpoint is saved: a resume loses no step
         ends = self._stop_code or self.step == config.training.steps or not math.isfinite(norm)
@@ -240,26 +247,24 @@ class Trainer(titan.Trainer):
         self._phase = max(start for start in starts if start <= self.step)
         # One step of each phase is profiled: the third, or the last if the phase is shorter
         end = min(start for start in starts if start > self.step)
-        chosen = RECORDING_STEP if self.job_config.compile.cuda_graphs else PROFILED_STEP
-        self._profiled_step = min(self.step + chosen, end) - 1
-        self._steady_from = max(self._steady_from, self.step + PROFILED_STEP)  # it may compile
+        graphs = self.job_config.compile.cuda_graphs
+        profiled = PROFILED_WITH_GRAPHS if graphs else PROFILED_OF_PHASE
+        self._step_to_profile = min(self.step + profiled, end) - 1
+        self._steady_from = max(self._steady_from, self.step + NOT_STEADY_OF_PHASE)
         self.proof.fp8_flops_per_token = 0.0  # until a step of the phase is profiled
 
-    def _fetch(self, batches: Iterator) -> tuple[list, torch.Tensor, torch.Tensor | float]:
-        """Get the step's micro-batches, and count their tokens without padding: here, of all
-        ranks."""
-        rows = [next(batches) for _ in range(self.gradient_accumulation_steps)]
-        waits = self.metrics_processor.data_loading_times[-len(rows) :]
-        self.meter.data_wait_s.append(sum(waits))
-        valid = sum((labels != IGNORE_INDEX).sum() for _, labels in rows).to(self.device)
-        tokens = valid.float()
-        if self.parallel_dims.dp_enabled:
-            tokens = dist_utils.dist_sum(valid, self.parallel_dims.get_mesh("batch"))
-        micro_batches = []
-        for inputs, labels in rows:
-            inputs = {"input": inputs["input"].to(self.device)}
-            micro_batches.append((inputs, labels.to(self.device)))
-        return micro_batches, valid, tokens
+    def _fetch(self, batches: Iterator) -> tuple[list, float]:
+        """Get the step's micro-batches, and the seconds that the host waited for them."""
+        micro_batches = [next(batches) for _ in range(self.gradient_accumulation_steps)]
+        return micro_batches, sum(self.metrics_processor.data_loading_times[-len(micro_batches) :])
+
+    def _count_tokens(self, micro_batches: list) -> tuple[float, float]:
+        """Count the step's tokens without padding, of this rank and of all, while devices work."""
+        local_tokens = sum((labels != IGNORE_INDEX).sum() for _, labels in micro_batches)
+        tokens = local_tokens.clone()
+        if self.plan.world_size > 1:
+            dist.all_reduce(tokens, group=self._hosts)
+        return float(local_tokens), float(tokens)
 
     def _agree_to_stop(self) -> None:
         """Ask all ranks whether one of them was asked to stop; then all stop after this step."""
@@ -274,14 +279,13 @@ class Trainer(titan.Trainer):
         """Hand over the record of a log window, and log torchtitan's curves. Raises `Diverged`."""
         processor, every = self.metrics_processor, self.job_config.metrics.fp8_ranges_every
         ranges = {}
-        # In window 2 (window 1 holds the warm-up) and every N windows after it
+        # Check FP8's ranges in window 2 (window 1 holds the warm-up) and every N windows after it
         if every and self._windows % every == 1 % every:
             ranges = fp8_ranges(self.model_parts[0])
         self._windows += 1
         self._disturbed = bool(ranges)
         peak_memory = processor.device_memory_monitor.get_peak_stats().max_reserved_gib * 2**30
-        window = self.meter.close(self.step, norm, lr, peak_memory)
-        window.fp8_ranges = {name: finite(value) for name, value in ranges.items()}
+        window = self.meter.close(self.step, norm, lr, peak_memory, ranges)
         self.on_window(window)
         if None in window.losses:
             raise Diverged(f"the loss was not finite by step {self.step}")
@@ -313,26 +317,10 @@ class Trainer(titan.Trainer):
         """Give what torchtitan checkpoints of a trainer, each rank's random numbers to come, and
         whose it is."""
         random = {name: source.get_rng_state() for name, source in _RANDOM.items()}
-        identity = json.dumps(self.checkpointer.identity)
-        return super().state_dict() | {f"random_{dist.get_rank()}": random, "identity": identity}
+        ours = {f"random_{dist.get_rank()}": random, "identity": self._identity}
+        return super().state_dict() | ours
 
     def load_state_dict(self, state_dict: dict) -> None:
         super().load_state_dict(state_dict)
         for name, source in _RANDOM.items():
             source.set_rng_state(state_dict[f"random_{dist.get_rank()}"][name])
-
-
-def _identity(config, data: str) -> dict:
-    """Name what a checkpoint's numbers depend on, as key paths and values; not how long the run is.
-
-    `data` is name and content hash of the token file, which stand for the keys that say where it
-    comes from.
-    """
-    sections = ("model", "optimizer", "lr_scheduler", "training", "quantize")
-    keys = dict(flat({name: asdict(getattr(config, name)) for name in sections}))
-    for key in "training.steps", "training.dataset_path", "model.hf_assets_path":
-        del keys[key]
-    first, last = first_and_last(config)
-    keys |= {f"{FLOAT8}.first_step": first, f"{FLOAT8}.last_step": last}
-    keys |= {"debug.seed": config.debug.seed, "data": data, "processes": dist.get_world_size()}
-    return json.loads(json.dumps(keys))  # as it will be read back

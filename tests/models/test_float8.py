@@ -136,18 +136,11 @@ def test_the_first_switch_compiles_once_and_the_way_back_not_at_all(dtype, recom
     ],
 )
 def test_a_cpu_multiplies_by_a_rule(sets, runs, emulate, how, monkeypatch):
-    kept_off = []
-    monkeypatch.setattr(fp8_matmul, "instruction_sets", lambda: sets)
+    monkeypatch.setattr(device, "TYPE", "cpu")
+    monkeypatch.setattr(device, "instruction_sets", lambda: sets)
     monkeypatch.setattr(fp8_matmul, "_runs_on_cpu", lambda rowwise: runs)
-    monkeypatch.setattr(fp8_matmul, "keep_off_onednn", lambda: kept_off.append(True))
-    matmul = fp8_matmul.matmul.__wrapped__("cpu", "tensorwise", emulate)
-    assert matmul.how == how and matmul.why and bool(kept_off) == (how == WITHOUT_ONEDNN)
-
-
-@pytest.mark.parametrize("capability, how", [((8, 0), EMULATED), ((9, 0), OPERATOR)])
-def test_a_gpu_multiplies_with_its_fp8_units(capability, how, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    assert fp8_matmul.matmul.__wrapped__("cuda", "rowwise", False).how == how
+    matmul = fp8_matmul.choose.__wrapped__("tensorwise", emulate)
+    assert matmul.how == how and matmul.why
 
 
 OFF_ONEDNN = """

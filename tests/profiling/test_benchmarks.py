@@ -7,7 +7,7 @@ import torch
 from experiments.benchmarks import loop, rates, warm_start
 from experiments.config import recipes
 from experiments.corpus.tokens import prepare
-from models import device, float8, llama
+from models import device, fp8_matmul, llama
 
 
 def test_rates_of_matmuls_and_copies(monkeypatch, capsys):
@@ -17,7 +17,7 @@ def test_rates_of_matmuls_and_copies(monkeypatch, capsys):
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if "/s" in line]
     assert lines.pop() == ["copy", f"{2 * (1 << 20) / 1e9:.3f}", "TB/s", "1.000", "ms"]
     kinds = [kind for kind, *_ in lines]
-    emulated = float8.matmul(device.TYPE, "tensorwise", False).how == float8.EMULATED
+    emulated = fp8_matmul.choose("tensorwise", False).how == fp8_matmul.EMULATED
     assert kinds.count("FP8") == (0 if emulated else kinds.count("bf16")) and "bf16" in kinds
 
 

@@ -12,8 +12,9 @@ from torch.distributed import checkpoint as dcp
 
 from experiments.config import recipes
 from experiments.config.keys import Config
+from experiments.run import main
 from experiments.training import checkpoint
-from experiments.training.checkpoint import CheckpointError, Checkpoints
+from experiments.training.checkpoint import CheckpointError, Checkpoints, check_resume
 from experiments.training.plan import plan
 from models.errors import InputError
 from tests.make_corpus import words, write_parquet
@@ -41,7 +42,6 @@ def run(tmp_path):
     manager = Checkpoints(
         None, [nn.Linear(30, 40, bias=False)], None, None, {}, config, None, str(tmp_path / "run")
     )
-    manager.identity = dict(IDENTITY)
     manager.states = {"model": manager.states["model"], "train_state": {"step": 0}}
     yield manager
     manager.close()
@@ -52,7 +52,7 @@ def save(run: Checkpoints, *steps: int) -> None:
     """Save at step boundaries where the interval asks for none."""
     run.asked, run.keep_latest_k = True, 0
     for step in steps:
-        run.states["train_state"] = {"step": step, "identity": json.dumps(run.identity)}
+        run.states["train_state"] = {"step": step, "identity": json.dumps(IDENTITY)}
         run.save(step)
     run.states["train_state"] = {"step": 0}
 
@@ -83,26 +83,29 @@ def test_only_checkpoints_are_deleted(run, folder, tmp_path):
     (folder / "step-8").symlink_to(elsewhere.parent)
     names = {path.name for path in folder.iterdir()}
     assert loaded(run) == 6
+    links = {path.name for path in (folder.parent / checkpoint.ASIDE).iterdir()}
+    assert {name.rpartition("-")[0] for name in links} == {"step-15", "step-8"}
     run.keep_latest_k = 2
     run.save(14, last_step=True)
     run.close()  # waits for what is to be deleted
-    assert names - {path.name for path in folder.iterdir()} == {"step-2", "step-4", "step-12"}
+    assert names - {path.name for path in folder.iterdir()} == {
+        "step-2",
+        "step-4",
+        "step-12",
+        "step-8",
+        "step-15",
+    }
     assert all(file.read_text() == "mine" for file in files)
 
 
-def test_a_checkpoint_of_another_run_is_refused(run, folder):
+def test_a_checkpoint_of_another_run_or_program_is_refused(run, folder):
     save(run, 6)
-    run.identity["data"] = "corpus-2"
+    check_resume(folder, IDENTITY, last=6)
     with pytest.raises(InputError, match="differs in data .corpus-1 there, corpus-2 here"):
-        run.load()
-    assert (folder / "step-6/.metadata").exists()
-
-
-def test_a_checkpoint_of_another_program_is_refused(run):
-    run.asked = True
-    run.save(6)
+        check_resume(folder, IDENTITY | {"data": "corpus-2"}, last=6)
+    run.save(8)
     with pytest.raises(InputError, match="is of another run, .* data .None there, corpus-1 here"):
-        run.load()
+        check_resume(folder, IDENTITY, last=8)
 
 
 def test_a_whole_checkpoint_that_cannot_be_loaded_is_set_aside(run, folder):
@@ -146,6 +149,11 @@ def test_metadata_that_would_run_code_is_damage(run, folder, tmp_path, caplog):
     (folder / "step-2/.metadata").write_bytes(pickle.dumps(Evil(tmp_path / "trace")))
     assert loaded(run) == 0 and "posix.mkdir, which is no plain data" in caplog.text
     assert not (tmp_path / "trace").exists()
+    sets_attributes = b"ctorch.distributed.checkpoint.metadata\nMetadata\n}X\x01\0\0\0aK\x01sb."
+    save(run, 2)
+    (folder / "step-2/.metadata").write_bytes(sets_attributes)
+    assert loaded(run) == 0 and "it sets attributes of" in caplog.text
+    assert not hasattr(dcp.metadata.Metadata, "a")
 
 
 def test_items_that_would_run_code_are_not_loaded(tmp_path):
@@ -158,13 +166,10 @@ def test_items_that_would_run_code_are_not_loaded(tmp_path):
 
 
 def test_a_folder_outside_the_run_is_left_alone(run, folder, tmp_path):
-    save(run, 8)
-    (folder / "step-8/.metadata").unlink()
-    folder.rename(tmp_path / "elsewhere")
+    folder.parent.mkdir()
     folder.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="is a link"):
-        run.load()
-    assert (tmp_path / "elsewhere/step-8").is_dir()
+        check_resume(folder, IDENTITY, last=8)
 
 
 def test_first_weights_that_are_damaged_or_of_another_model(run, folder, tmp_path):
@@ -182,7 +187,7 @@ def test_first_weights_that_are_damaged_or_of_another_model(run, folder, tmp_pat
         run.load()
 
 
-def test_a_run_goes_on_with_its_own_data_only(tmp_path, run_here, config):
+def test_a_run_goes_on_with_its_own_data_only(tmp_path, run_here, fails, config):
     """The content of a parquet file is replaced between two attempts."""
     out, training = tmp_path / "run", config.training
     keys = {
@@ -196,11 +201,11 @@ def test_a_run_goes_on_with_its_own_data_only(tmp_path, run_here, config):
     keys = [SMALLEST, "model.sizes.vocab_size=512", *(f"{key}={keys[key]}" for key in keys)]
     command = ["baseline", "--overlay", "cpu", "--out", out, *TINY, *keys]
     assert run_here(*command) == 0
-    data = manifest_of(out)["data"]
-    (out / "manifest.json").write_text(json.dumps(manifest_of(out) | {"status": "running"}))
-    assert run_here(*command, "training.steps=3") == 2
-    assert "is of step 4, and training.steps=3 asks for fewer" in manifest_of(out)["error"]
+    manifest = manifest_of(out) | {"status": "running"}
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    files = set(out.iterdir())
+    fewer = fails(main, *command, "training.steps=3")
+    assert "is of step 4, and training.steps=3 asks for fewer" in fewer
     write_parquet(training.dataset_path, words(60))
-    assert run_here(*command, "training.steps=6") == 2
-    differs = f"differs in data ({data} there, {manifest_of(out)['data']} here)"
-    assert differs in manifest_of(out)["error"]
+    assert f"differs in data ({manifest['data']} there, " in fails(main, *command)
+    assert set(out.iterdir()) == files and manifest_of(out) == manifest

@@ -2,6 +2,7 @@
 precision. Compiled layers that switch are in tests/models/test_float8.py."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 
@@ -10,6 +11,8 @@ from experiments.config.phases import fp8_steps
 from experiments.records.files import read
 from experiments.records.run import PROOF, TIMING, Proof, Timing
 from experiments.training import trainer
+from experiments.training.checkpoint import identity
+from experiments.training.plan import plan
 from models.errors import InputError
 from tests.runs import SMALLEST, TINY, losses_of, manifest_of
 
@@ -71,15 +74,13 @@ def test_the_first_switch_of_a_compiled_run_compiles(losses, tmp_path):
     assert switches["3"].compile_s > 0 == switches["5"].compile_s
 
 
-def test_a_checkpoint_is_of_its_phases(monkeypatch):
+def test_a_checkpoint_is_of_its_phases():
     """The length of a run may change, unless its last step in FP8 depends on it."""
-    monkeypatch.setattr(trainer.dist, "get_world_size", lambda: 1)
-
-    def identity(*keys: str) -> dict:
-        config = recipes.load("fp8_then_bf16", ["cpu"], keys).config
-        return trainer._identity(config, "corpus")
-
-    short, long = identity("training.steps=60"), identity("training.steps=100")
+    short, long = (
+        identity(plan(recipes.load("fp8_then_bf16", ["cpu"], [f"training.steps={steps}"])), Mock())
+        for steps in (60, 100)
+    )
+    del short["data"], long["data"]
     assert (short.pop(f"{FLOAT8}.last_step"), long.pop(f"{FLOAT8}.last_step")) == (54, 90)
     assert short == long
 

@@ -8,7 +8,7 @@ from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from experiments.config.keys import Config
-from experiments.training.proof import Proof, ProofError, count_matmul_flops
+from experiments.training.proof import Proof, ProofError, count_flops, find_matmuls
 from models import float8
 from models.fp8_adamw import STATES, AdamWFp8LM
 from tests.runs import ONE_DEVICE
@@ -32,6 +32,7 @@ class Run:
     def __init__(self, recipe: str | None = "tensorwise", convert: bool = True, emulate=False):
         torch.manual_seed(0)
         self.config, self.model = Config(), Net().to(torch.bfloat16)
+        self.in_fp8 = recipe is not None
         keys = self.config.quantize.linear.float8
         keys.recipe_name, keys.filter_fqns, keys.emulate = recipe, ["head"], emulate
         self.config.training.local_batch_size, self.config.training.seq_len = 1, TOKENS
@@ -41,12 +42,13 @@ class Run:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0)
 
     def proof(self) -> Proof:
-        return Proof(self.config, self.model, self.optimizer, ONE_DEVICE)
+        layers = ["first", "second"] if self.in_fp8 else []
+        return Proof(self.config, layers, self.model, self.optimizer, ONE_DEVICE, passes=1)
 
     def step(self):
         """The proof's record of one training step, observed as the trainer observes it."""
         proof = self.proof()
-        with proof.profile(1):
+        with proof.profile(1, first=1, in_fp8=self.in_fp8):
             self.model(self.x).float().square().mean().backward()
             proof.before_step()
             self.optimizer.step()
@@ -125,7 +127,7 @@ def convert_late(run: Run) -> None:
 @pytest.mark.parametrize(
     ("harm", "converted", "sentence"),
     [
-        (lambda run: None, False, "asks for tensorwise FP8 and no layer was converted"),
+        (lambda run: None, False, "converts 2 linear layers to tensorwise FP8, and 0 were"),
         (lambda run: in_bf16(run.model.second), True, "did .* FLOPs, and the 2 converted"),
         (skip_step, True, "3 parameters did not move"),
         (freeze, True, "did .* FLOPs.* add them to filter_fqns"),
@@ -144,11 +146,11 @@ def test_matmuls_of_the_other_phase_fail():
     run = Run()
     proof = run.proof()
     this_step = pytest.raises(ProofError, match="the recipe has this step in bf16")
-    with this_step, proof.profile(1, in_fp8=False):
+    with this_step, proof.profile(1, first=1, in_fp8=False):
         run.model(run.x)
     float8.switch(run.model, on=False)
     no_flops = pytest.raises(ProofError, match=r"did 0.000e\+00 FLOPs, and the 2 converted")
-    with no_flops, proof.profile(5, first=4):
+    with no_flops, proof.profile(5, first=4, in_fp8=True):
         run.model(run.x)
 
 
@@ -178,7 +180,7 @@ def test_flops_of_every_operator():
         a @ b
         torch.addmm(torch.zeros(5), a, b)
         torch.bmm(a.expand(2, 3, 4), b.expand(2, 4, 5))  # as attention's fallback does
-    assert count_matmul_flops(profiler.events()) == {"aten::mm": 120, "aten::addmm": 120}
+    assert count_flops(find_matmuls(profiler.events())) == {"aten::mm": 120, "aten::addmm": 120}
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -201,4 +203,7 @@ def test_matmuls_that_inductor_compiled_count(transposed):
             with torch._C._profiler._RecordFunctionFast(kernel, [*operands, *scales, out], {}):
                 pass
     flops = 2 * m * k * n
-    assert count_matmul_flops(profiler.events()) == {"triton _scaled_mm": flops, "triton mm": flops}
+    assert count_flops(find_matmuls(profiler.events())) == {
+        "triton _scaled_mm": flops,
+        "triton mm": flops,
+    }
