@@ -51,21 +51,22 @@ def main(argv: list[str] | None = None) -> int:
             os.environ |= variables(0, args.processes)  # for the checks; each rank gets its own
 
         # torch: seconds, which a misspelt name need not wait for
-        from experiments.training.plan import check_data, check_here, open_data, plan
+        from experiments.training.plan import check_here, open_data, plan
         from experiments.training.timeline import TIMELINE
 
         planned = plan(recipe, max(started, args.processes))
         findings = [("model", planned.describe()), *check_here(planned, args.budget)]
         TIMELINE.mark("import")
-        token_file = open_data(planned)
+        token_file, data = open_data(planned)
+        findings.append(("data", data))
         TIMELINE.mark("data")
         if args.dry_run:
-            return _say([*findings, ("data", check_data(planned, token_file))], recipe)
+            return _say(findings, recipe)
 
         from experiments.training import attempt, run_directory
 
         if not starts_ranks:
-            return attempt.run(planned, token_file, args.out, stop)
+            return attempt.run(planned, token_file, findings, args.out, stop)
         if args.out:
             run_directory.check(args.out, planned, token_file)
         out = args.out or attempt.new_directory(planned)

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from models import gpus
+from models.errors import InputError
 from models.gpus import Rates
 
 # Importing torchao warns of kernels and calls that are not used here.
@@ -110,6 +111,31 @@ def name() -> str:
     return torch.cuda.get_device_name() if TYPE == "cuda" else cpu_name()
 
 
+def check_driver() -> None:
+    """Raise `InputError` where there is a GPU that torch cannot use: a run would train on the CPU.
+
+    An empty CUDA_VISIBLE_DEVICES asks for that.
+    """
+    if TYPE == "cuda" or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return
+    gpus_here = _nvidia_smi("name,driver_version")
+    if not gpus_here:
+        return
+    has = f"nvidia-smi lists {gpus_here[0]} (driver {gpus_here[1]}"
+    on_cpu = "or set CUDA_VISIBLE_DEVICES= to train on the CPU"
+    if torch.version.cuda is None:
+        raise InputError(
+            f"{has}), and torch {torch.__version__} is built without CUDA: install "
+            f"requirements.txt without constraints-cpu.txt, {on_cpu}"
+        )
+    version = torch._C._cuda_getDriverVersion()
+    raise InputError(
+        f"{has}, for CUDA up to {version // 1000}.{version % 1000 // 10}), and torch "
+        f"{torch.__version__}, built for CUDA {torch.version.cuda}, finds no GPU: install a newer "
+        f"driver, or a torch that is built for the driver's CUDA, {on_cpu}"
+    )
+
+
 def cpu_name() -> str:
     """The processor's model, or its architecture where Linux does not name one, as on ARM."""
     return _cpuinfo().get("model name") or platform.machine()
@@ -192,7 +218,8 @@ def hardware() -> dict:
     """What a manifest says of the machine; clock in MHz and power in W, None where nvidia-smi does
     not tell."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    driver, clock, power = _nvidia_smi(visible) if TYPE == "cuda" else [None] * 3
+    known = _nvidia_smi("driver_version,clocks.max.sm,power.limit") if TYPE == "cuda" else None
+    driver, clock, power = known or [None] * 3
     return {
         "type": TYPE,
         "name": name(),
@@ -208,17 +235,17 @@ def hardware() -> dict:
     }
 
 
-def _nvidia_smi(visible: str | None) -> list[str | None]:
-    """Ask for driver, largest clock and power limit; nvidia-smi ignores CUDA_VISIBLE_DEVICES."""
-    query = "--query-gpu=driver_version,clocks.max.sm,power.limit"
-    gpu = f"--id={(visible or '0').split(',')[0]}"
-    command = ["nvidia-smi", query, gpu, "--format=csv,noheader,nounits"]
+def _nvidia_smi(query: str) -> list[str] | None:
+    """Ask for the first visible GPU's values; nvidia-smi itself ignores CUDA_VISIBLE_DEVICES."""
+    gpu = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0]
+    command = ["nvidia-smi", f"--query-gpu={query}", f"--id={gpu}"]
+    command.append("--format=csv,noheader,nounits")
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
-        answer = ""
-    parts = answer.strip().split(", ")
-    return parts if len(parts) == 3 else [None] * 3
+        return None
+    parts = answer.stdout.strip().split(", ")
+    return parts if len(parts) == query.count(",") + 1 else None
 
 
 def seconds_since_process_start() -> float:

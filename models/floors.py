@@ -88,7 +88,7 @@ def step_work(config, args, fp8_layers: Collection[str]) -> list[Work]:
         )
     passes, parameter_bytes = _passes(config), _itemsize(config) * flops.parameters(args)
     states = asdict(config.optimizer.states).values()
-    state_bytes = flops.state_bytes(config.training.dtype, states) * flops.parameters(args)
+    state_bytes = flops.state_bytes(config) * flops.parameters(args)
     # Cross entropy reads the bf16 logits forward and backward, and writes their gradient; the head
     # is a linear layer.
     loss = Work(LOSS, _tokens(config) * args.vocab_size * (2 + 2 + 2))

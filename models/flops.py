@@ -9,6 +9,7 @@ expert), `moe_args.num_experts` and `moe_args.top_k`.
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}  # bytes
 
@@ -141,64 +142,87 @@ def fsdp_bytes(
     return weights, shards * sum(reduced.values()) * 4
 
 
-def state_bytes(training_dtype: str, state_dtypes: Collection[str | None]) -> int:
-    """Bytes of the optimizer's states of one parameter: of the dtypes that are given, else of two
-    moments."""
-    return sum(ITEMSIZE[dtype] for dtype in state_dtypes if dtype) or 2 * ITEMSIZE[training_dtype]
+def state_bytes(config) -> int:
+    """Bytes of the optimizer's states of one parameter: of the dtypes that a recipe gives, else of
+    two moments."""
+    given = asdict(config.optimizer.states).values()
+    return sum(ITEMSIZE[dtype] for dtype in given if dtype) or 2 * ITEMSIZE[config.training.dtype]
 
 
-def memory_estimate(
-    args,
-    tokens: int,
-    param_bytes: int,
-    state_bytes: int,
-    compiled: bool,
-    recompute: bool,
-    shards: int = 1,
-) -> dict[str, float]:
-    """Bytes that training needs on each device, to within about a quarter.
+# Bytes per logit while the loss is computed: bf16 logits and their gradient; eager two float32
+# copies more.
+_LOSS_COMPILED, _LOSS_EAGER = 4, 12
+
+
+def memory_by_use(config, args, shards: int) -> dict[str, float]:
+    """Estimate the bytes that training needs on each device at the step's fullest moment, by use.
+
+    That is one of two: the beginning of the backward pass, when all activations are kept, or its
+    end, when all gradients are there. To within 10 % of what PyTorch's allocator counts.
 
     Args:
-        args: the model.
-        tokens: tokens in one forward pass of the device (batch times sequence).
-        param_bytes: bytes of one parameter (2 for bf16, 4 for fp32) and of its gradient.
-        state_bytes: bytes of the optimizer's states of one parameter: both moments and, where there
-        are some, master
-            weights.
-        compiled: compiled kernels recompute some element-wise results instead of keeping them.
-        recompute: full activation checkpointing: each layer's input, and one layer's activations at
-        a time.
+        config: a resolved recipe's `JobConfig`.
+        args: its model's arguments.
         shards: devices that FSDP shards parameters, gradients and states over. Activations and
-        logits are not sharded,
-            and the weights of two blocks are gathered at a time: of the one that computes, and of
-            the next. A tied matrix and its gradient are whole from the embedding's forward pass to
-            the end of its backward pass.
+            logits are not sharded.
     """
-    n = parameters(args)
-    block = sum(
-        rows * columns
-        for name, (rows, columns) in linear_shapes(args).items()
-        if name.startswith("layers.0.")
-    )
-    block += expert_parameters(args)
-    tied = args.vocab_size * args.dim if args.enable_weight_tying else 0
-    # Kept for backward per token and layer, in bf16. Of width dim: the inputs of both norms and
-    # their outputs. Of the heads' width: q, k, v, the attention's output before and after its
-    # transposition; q and k before their norms. Of FFN width: w1's and w3's outputs, silu, their
-    # product; once for each expert that a token meets, which also keeps its input, and in float32
-    # its output, for the product with the router's score.
-    of_heads = (3 if compiled else 4) * q_dim(args) + (q_dim(args) + kv_dim(args)) * args.qk_norm
-    experts, width = (
-        (args.moe_args.top_k, args.moe_inter_dim) if has_experts(args) else (1, args.hidden_dim)
-    )
-    per_layer = 4 * args.dim + of_heads + (3 if compiled else 4) * experts * width
-    per_layer += 3 * experts * args.dim * has_experts(args)
-    per_token = args.n_layers * args.dim + per_layer if recompute else args.n_layers * per_layer
-    return {
-        "parameters": n * param_bytes / shards,
-        "gradients": n * param_bytes / shards,
-        "optimizer": n * state_bytes / shards,
-        "gathered": (2 * block + 2 * tied) * 2 if shards > 1 else 0,  # in bf16
-        "activations": 2 * tokens * per_token,
-        "logits": tokens * args.vocab_size * (2 + 4 + 4),  # bf16, their float32 copy, its gradient
+    training, n = config.training, parameters(args)
+    tokens = training.local_batch_size * training.seq_len
+    per_parameter = ITEMSIZE[training.dtype]
+    head = args.vocab_size * args.dim
+    gradients = n * per_parameter / shards
+    accumulates = training.global_batch_size > training.local_batch_size * shards
+    reduced = gathered = 0
+    if shards > 1:
+        # The largest gradient, in bf16, in float32, and the shard of their sum.
+        reduced = head * (2 + 4 + 4 / shards)
+        gathered = 2 * 2 * _block(args)  # the block that computes and the next, in bf16
+    loss = _LOSS_COMPILED if config.compile.enable else _LOSS_EAGER
+    logits = loss * tokens * args.vocab_size
+    if shards > 1:
+        logits = max(logits + 2 * head, reduced)  # the head's weight is gathered
+    begin = {
+        "gradients": gradients if accumulates else 0,
+        "activations": 2 * tokens * _kept_features(config, args),  # in bf16
+        "logits": logits,
+        "gathered": gathered,
     }
+    end = {"gradients": gradients, "activations": 0, "logits": 0, "gathered": reduced}
+    fullest = max(begin, end, key=lambda uses: sum(uses.values()))
+    stay = {
+        "parameters": n * per_parameter / shards,
+        "optimizer": n * state_bytes(config) / shards,
+    }
+    return stay | fullest
+
+
+def _block(args) -> int:
+    """Parameters of a block's matrices."""
+    shapes = linear_shapes(args).items()
+    linears = sum(n * k for name, (n, k) in shapes if name.startswith("layers.0."))
+    return linears + expert_parameters(args)
+
+
+def _kept_features(config, args) -> int:
+    """Features of all layers that are kept for the backward pass of a token.
+
+    Of width dim: the inputs of both norms, and their outputs. Of the heads' width: queries, keys,
+    values and attention's output; queries and keys before their norms. Of the SwiGLU layer's width:
+    the outputs of w1 and w3, silu, their product; once for each expert that a token meets, which
+    also keeps its input, and in float32 its output, for the product with the router's score.
+    Compiled code computes silu again, and in FP8 all that its casts begin with: the norms' outputs
+    and the product.
+    """
+    recomputed = config.compile.enable
+    in_fp8 = recomputed and config.quantize.linear.float8.recipe_name is not None
+    heads = 2 * (q_dim(args) + kv_dim(args)) + (q_dim(args) + kv_dim(args)) * args.qk_norm
+    experts, width = 1, args.hidden_dim
+    if has_experts(args):
+        experts, width = args.moe_args.top_k, args.moe_inter_dim
+        in_fp8 = False  # experts stay in bf16
+    of_dim, of_width = 4 - 2 * in_fp8, 4 - recomputed - in_fp8
+    layer = of_dim * args.dim + heads + of_width * experts * width
+    layer += 3 * experts * args.dim * has_experts(args)
+    if config.activation_checkpoint.mode == "full":  # each layer's input, and one layer at a time
+        return args.n_layers * args.dim + layer
+    return args.n_layers * layer

@@ -35,6 +35,7 @@ class AdamWFp8LM(torch.optim.Optimizer):
 
     def __init__(self, params: Iterable, dtypes: dict[str, torch.dtype], **keys):
         self.dtypes = dtypes
+        self.clamped = dict.fromkeys(STATES, 0)  # values that became their dtype's largest
         super().__init__(params, keys)
 
     @torch.no_grad()
@@ -138,7 +139,9 @@ class AdamWFp8LM(torch.optim.Optimizer):
             for place, value, name in zip(places, values, STATES, strict=True):
                 largest = SCALED.get(place.dtype)
                 if largest:
-                    value.mul_(scales[name]).clamp_(-largest, largest)
+                    value.mul_(scales[name])
+                    self.clamped[name] += (value.abs() > largest).sum()
+                    value.clamp_(-largest, largest)
                 place.copy_(value)
             weights[chunk] = master.copy_(places[2]).div_(scales["master_weights"])
         for name, scale in scales.items():

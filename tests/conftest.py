@@ -74,7 +74,7 @@ def train(tmp_path, flavors):
         config.job.dump_folder = str(tmp_path)
         set_rank_environment()
         planned = plan(Recipe("test", None, (), (), None, "", config), world_size=1)
-        trainer, windows = Trainer(planned, open_data(planned), Stop()), []
+        trainer, windows = Trainer(planned, open_data(planned)[0], Stop()), []
         trainer.on_window = windows.append
         batches = trainer.batch_generator(trainer.dataloader)
         for trainer.step in range(1, count + 1):

@@ -98,7 +98,7 @@ def real_gradients(planned: Plan) -> tuple[list[torch.Tensor], list[float]]:
 
     They are in the dtype of the parameters, as FSDP2 gets them from the backward pass.
     """
-    config, token_file = planned.config, open_data(planned)
+    config, token_file = planned.config, open_data(planned)[0]
     config.job.dump_folder = tempfile.mkdtemp(prefix="benchmark_gradient_sums_")
     set_rank_environment()
     trainer = Trainer(planned, token_file, Stop())

@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     set_rank_environment()
 
     baseline = plan(recipes.load("baseline", ["cpu"], [STEPS]))
-    token_file = open_data(baseline)
+    token_file, _ = open_data(baseline)
     run_s, bare_s = in_turn(baseline, lambda model: bare_loop(model, baseline.config, token_file))
     ratio = bare_s / run_s
     print(f"{device.name()}: a step takes {bare_s:.4f} s in a bare loop, {run_s:.4f} s in the run")
@@ -60,7 +60,7 @@ def in_turn(planned: Plan, other: Callable[[torch.nn.Module], Callable]) -> tupl
     """Time a run's steps, and after each a call of what `other` makes of its model; returns the
     median seconds of both."""
     planned.config.job.dump_folder = tempfile.mkdtemp(prefix="benchmark_loop_")
-    trainer = Trainer(planned, open_data(planned), Stop())
+    trainer = Trainer(planned, open_data(planned)[0], Stop())
     call = other(trainer.model_parts[0])
     run_s, other_s, last = [], [], time.perf_counter()
 

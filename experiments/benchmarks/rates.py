@@ -1,64 +1,118 @@
-"""What this device sustains: matmuls of the model's own shapes in bf16 and FP8, and copies.
+"""What this device sustains: the matmuls of the recipes, in both precisions, attention, and copies.
 
     python -m experiments.benchmarks.rates [--overlay O]… [key.path=value …]
 
-They are the rates that models/gpus.py calls sustained; a matmul is 2 M N K FLOPs. Each is repeated
-for a second: long enough for a power limit to lower the clock, too short for a temperature limit.
+A linear layer has three matmuls (`output`, `input gradient`, `weight gradient`), each in the layout
+in which it finds its operands. In FP8 it is measured as the recipes run it: with one scale for each
+tensor, or with a scale for each row; adding up within the tensor cores (`fast`, forward) or exactly
+(backward). They are the rates that models/gpus.py calls sustained; a matmul is 2 M N K FLOPs. Each
+is repeated for a second: long enough for a power limit to lower the clock, too short for a
+temperature limit. Exit codes: 0, and 2 for bad input.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
+from torch import Tensor
+from torch.nn.attention import sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.benchmark import Timer
 
 from experiments.config import recipes
 from experiments.jobs.exit_codes import leave
 from experiments.training.scale import choose_scale
-from models import device, flops, fp8_matmul
+from models import device, flops
 from models.architectures import model_args
+from models.llama import ATTENTION_BACKENDS
 
 COPIED = {"cuda": 2 << 30, "cpu": 64 << 20}  # bytes: far more than any cache
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.rates")
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.benchmarks.rates",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("overrides", nargs="*", metavar="key.path=value")
     parser.add_argument("--overlay", action="append", metavar="O")
     args = parser.parse_intermixed_args(argv)
     config = recipes.load("baseline", args.overlay or choose_scale()[0], args.overrides).config
-    tokens = config.training.seq_len * config.training.local_batch_size
-    shapes = flops.linear_shapes(model_args(config)).values()
+    model, training = model_args(config), config.training
     print(f"{device.name()}, torch {torch.__version__}")
 
-    kinds = {"bf16": bf16_matmul}
-    if fp8_matmul.choose("tensorwise", emulate=False).how != fp8_matmul.EMULATED:
-        kinds["FP8"] = fp8_matmul
-    for kind, matmul in kinds.items():
-        for n, k in sorted(set(shapes)):
-            seconds = median_seconds(matmul(tokens, n, k))
-            report(f"{kind:<4} {tokens} x {n} x {k}", 2 * tokens * n * k, "TFLOP/s", seconds)
-
+    for n, k in sorted(set(flops.linear_shapes(model).values())):
+        for name, call in matmuls(training.seq_len * training.local_batch_size, n, k):
+            report(name, 2 * training.seq_len * training.local_batch_size * n * k, "TFLOP/s", call)
+    for backend in ATTENTION_BACKENDS:
+        forward, backward = attention(backend, model, training)
+        # A causal mask leaves half of the two matmuls of a forward pass, and of the five backward.
+        done = 2 * training.local_batch_size * training.seq_len**2 * flops.q_dim(model)
+        report(f"attention {backend} forward", done, "TFLOP/s", forward)
+        report(f"attention {backend} forward and backward", 3.5 * done, "TFLOP/s", backward)
     source = torch.zeros(COPIED[device.TYPE], dtype=torch.uint8, device=device.TYPE)
     target = torch.empty_like(source)
-    seconds = median_seconds(lambda: target.copy_(source))
-    report("copy", 2 * len(source), "TB/s", seconds)
+    report("copy", 2 * len(source), "TB/s", lambda: target.copy_(source))
     return 0
 
 
-def bf16_matmul(m: int, n: int, k: int) -> Callable:
-    a = torch.randn(m, k, device=device.TYPE).bfloat16()
-    b = torch.randn(n, k, device=device.TYPE).bfloat16()
-    return lambda: a @ b.t()
+def matmuls(tokens: int, n: int, k: int) -> Iterator[tuple[str, Callable]]:
+    """Give name and call of each matmul of a layer with an (n, k) weight."""
+    # Rows, columns and summed dimension; dtype of the left operand, which backward is a gradient;
+    # fast accumulation. In memory the operands are (tokens, k), (n, k) and (tokens, n).
+    shapes = {
+        "output": (tokens, n, k, E4M3, True),
+        "input gradient": (tokens, k, n, E5M2, False),
+        "weight gradient": (n, k, tokens, E5M2, False),
+    }
+    for name, (rows, columns, summed, gradient, fast) in shapes.items():
+        title = f"{name} {rows} x {columns} x {summed}"
+        left, right = operand(rows, summed), operand(columns, summed).t()
+        if name == "input gradient":  # the weight as it is
+            right = operand(summed, columns)
+        if name == "weight gradient":  # the gradient and the input as they are
+            left, right = operand(summed, rows).t(), operand(summed, columns)
+        yield f"bf16 {title}", partial(torch.matmul, left, right)
+        by_tensor = partial(fp8_matmul, left.to(gradient), right, by_rows=False)
+        by_rows = partial(fp8_matmul, left.to(E4M3), right, by_rows=True)
+        yield f"FP8 tensorwise {title}", by_tensor(fast=fast)
+        # Backward, torchao multiplies as tensorwise and scales the results by rows afterwards
+        yield f"FP8 rowwise {title}", by_rows(fast=fast)
 
 
-def fp8_matmul(m: int, n: int, k: int) -> Callable:
-    """Multiply in e4m3 with one scale a matrix, as forward passes do."""
-    a = torch.randn(m, k, device=device.TYPE).to(torch.float8_e4m3fn)
-    b = torch.randn(n, k, device=device.TYPE).to(torch.float8_e4m3fn)
-    one = torch.ones((), device=device.TYPE)
-    keys = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
-    return lambda: torch._scaled_mm(a, b.t(), one, one, **keys)
+def operand(rows: int, columns: int) -> Tensor:
+    return torch.randn(rows, columns, device=device.TYPE).bfloat16()
+
+
+def fp8_matmul(left: Tensor, right: Tensor, by_rows: bool, fast: bool) -> Callable:
+    """Multiply in FP8, whose units want the summed dimension of both operands contiguous."""
+    a, b = left.contiguous(), right.to(E4M3).t().contiguous().t()
+    scales = torch.ones((), device=a.device), torch.ones((), device=a.device)
+    if by_rows:
+        scales = torch.ones(len(a), 1, device=a.device), torch.ones(1, b.shape[1], device=a.device)
+    keys = {"out_dtype": torch.bfloat16, "use_fast_accum": fast}
+    return lambda: torch._scaled_mm(a, b, *scales, **keys)
+
+
+def attention(backend: str, model, training) -> tuple[Callable, Callable]:
+    """Give the calls of a forward pass, and of a forward and backward pass."""
+    heads = {"q": model.n_heads, "k": model.n_kv_heads, "v": model.n_kv_heads}
+    shape = training.local_batch_size, -1, training.seq_len, model.head_dim
+    q, k, v = (
+        operand(training.local_batch_size * n * training.seq_len, model.head_dim)
+        .view(shape)
+        .requires_grad_()
+        for n in heads.values()
+    )
+
+    def forward() -> Tensor:
+        with sdpa_kernel(ATTENTION_BACKENDS[backend]):
+            return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    return forward, lambda: forward().sum().backward()
 
 
 def median_seconds(call: Callable) -> float:
@@ -68,8 +122,15 @@ def median_seconds(call: Callable) -> float:
     return timer.blocked_autorange(min_run_time=1.0).median
 
 
-def report(name: str, amount: int, unit: str, seconds: float) -> None:
-    print(f"{name:<32}{amount / seconds / 1e12:>9.3f} {unit:<7} {1e3 * seconds:>9.3f} ms")
+def report(name: str, amount: float, unit: str, call: Callable) -> None:
+    """Measure and print a line. What this device lacks is named."""
+    try:
+        seconds = median_seconds(call)
+    except (RuntimeError, ValueError) as error:
+        print(f"{name:<56} not here: {str(error).splitlines()[0]}", flush=True)
+        return
+    rate = amount / seconds / 1e12
+    print(f"{name:<56}{rate:>9.3f} {unit:<7} {1e3 * seconds:>9.3f} ms", flush=True)
 
 
 if __name__ == "__main__":

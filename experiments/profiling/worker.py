@@ -137,7 +137,7 @@ def measure(recipe: recipes.Recipe, stop: Stop) -> dict:
     if device.TYPE == "cpu":  # only then has compiled C++ names in a profile; Triton always has
         torch._inductor.config.cpp.enable_kernel_profile = True
     count_compiled()
-    trainer = Trainer(planned, open_data(planned), stop)
+    trainer = Trainer(planned, open_data(planned)[0], stop)
     trainer.loss_fn = record_function(parts.LOSS_REGION)(trainer.loss_fn)
     measurement = Measurement(trainer)
     trainer.train()

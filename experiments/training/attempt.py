@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 from torch import distributed as dist
@@ -18,7 +19,7 @@ from experiments.jobs.progress import describe, display
 from experiments.jobs.signals import Interrupted, Stop
 from experiments.records import files
 from experiments.records.run import LOG, METRICS, PROOF, TIMING, Window
-from experiments.training.plan import Plan, slow_attention
+from experiments.training.plan import Finding, Plan, less_memory
 from experiments.training.run_directory import RunDirectory
 from experiments.training.trainer import Diverged, Trainer
 from models.errors import InputError
@@ -34,10 +35,13 @@ class End(NamedTuple):
     together: bool = False
 
 
-def run(plan: Plan, token_file: TokenFile, out: Path | None, stop: Stop) -> int:
+def run(
+    plan: Plan, token_file: TokenFile, findings: list[Finding], out: Path | None, stop: Stop
+) -> int:
     """Train into `out` (None: a new folder under runs/); returns the exit code.
 
-    The first rank writes the records. Raises `InputError` for a folder that cannot be used.
+    The first rank writes the records, and what was found before (`findings`) into the log. Raises
+    `InputError` for a folder that cannot be used.
     """
     if not out and plan.world_size > 1:  # each would make its own
         raise InputError(
@@ -51,6 +55,8 @@ def run(plan: Plan, token_file: TokenFile, out: Path | None, stop: Stop) -> int:
     plan.config.job.dump_folder = str(out)
     try:
         with display(plan.recipe.name, plan.config.training.steps, log) as move_bar:
+            for topic, finding in findings:
+                logging.getLogger().info(f"{topic}: {finding}")
             end = _train(plan, token_file, directory, move_bar, stop)
     except OSError as error:  # log.txt cannot be opened
         end = End("failed", f"{error.filename}: {error.strerror}", FAILED)
@@ -68,33 +74,42 @@ def new_directory(plan: Plan) -> Path:
 
 def _train(plan: Plan, token_file: TokenFile, directory, move_bar, stop: Stop) -> End:
     """Train to the end, whatever it is, and put its reason into the log."""
-    trainer = None
+    trainer, end = None, End("completed", None, COMPLETED, together=True)
     try:
-        slow = slow_attention(plan.config)
-        if slow:
-            logging.getLogger().warning(slow)
         trainer = Trainer(plan, token_file, stop)
         if directory:
             _record(trainer, directory, move_bar)
         trainer.train()
-        return End("completed", None, COMPLETED, together=True)
-    except Interrupted as stopped:
-        end = End("interrupted", str(stopped), stopped.code, together=True)
-    except KeyboardInterrupt:
-        end = End("interrupted", f"stopped by {stop.why} before the end of a step", stop.code)
-    except Diverged as error:
-        end = End("diverged", str(error), DIVERGED, together=True)
-    except InputError as error:
-        end = End("failed", str(error), BAD_INPUT)
-    except Exception as error:
-        logging.getLogger().exception("the run failed")
-        end = End("failed", f"{type(error).__name__}: {error}".splitlines()[0], FAILED)
+    except (Exception, KeyboardInterrupt) as error:
+        end = _end(error, plan, stop)
     finally:
         if trainer:
             with _only_logged("could not close the run cleanly"):
+                if directory:
+                    directory.manifest.notes = trainer.notes()
                 trainer.close()
-    logging.getLogger().error(end.error)
+    if end.error:
+        logging.getLogger().error(end.error)
     return end
+
+
+def _end(error: BaseException, plan: Plan, stop: Stop) -> End:
+    """Say how a run ends that an exception ended."""
+    match error:
+        case Interrupted():
+            return End("interrupted", str(error), error.code, together=True)
+        case KeyboardInterrupt():
+            sentence = f"stopped by {stop.why} before the end of a step"
+            return End("interrupted", sentence, stop.code)
+        case Diverged():
+            return End("diverged", str(error), DIVERGED, together=True)
+        case InputError():
+            return End("failed", str(error), BAD_INPUT)
+    logging.getLogger().error("the run failed", exc_info=error)
+    sentence = f"{type(error).__name__}: {error}".splitlines()[0]
+    if isinstance(error, torch.OutOfMemoryError):
+        sentence = f"the GPU is out of memory: {less_memory(plan.config)}"
+    return End("failed", sentence, FAILED)
 
 
 def _record(trainer: Trainer, directory: RunDirectory, move_bar) -> None:
@@ -102,13 +117,13 @@ def _record(trainer: Trainer, directory: RunDirectory, move_bar) -> None:
     path = directory.path
 
     def on_resume(step: int) -> None:
-        trainer.proof.take_over(directory.take_over(step), step)
+        trainer.proof.keep_phases(directory.take_over(step), step)
 
     def on_step(step: int) -> None:
         move_bar(completed=step)
         if str(step) in trainer.timing.switches or not (path / TIMING).exists():
             files.write(path / TIMING, trainer.timing)
-        if step == trainer.proof.profiled_step:
+        if step == trainer.proof.last_profiled:
             files.write(path / PROOF, trainer.proof.record())
 
     def on_window(window: Window) -> None:

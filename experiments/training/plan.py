@@ -7,6 +7,7 @@
 Each raises `InputError` with a sentence that says what to change.
 """
 
+import math
 import os
 import shutil
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from experiments.training import checkpoint
 from models import device, float8, flops
 from models.architectures import build, model_args
 from models.errors import InputError, by_pattern
+from models.flops import memory_by_use
 from models.train_spec import freeze
 
 if TYPE_CHECKING:
@@ -106,20 +108,6 @@ def plan(recipe: Recipe, world_size: int | None = None) -> Plan:
     )
 
 
-def memory_by_use(config, args, shards: int) -> dict[str, float]:
-    """Estimate the bytes on each device that shares its parameters with `shards` - 1 others."""
-    training = config.training
-    return flops.memory_estimate(
-        args,
-        tokens=training.local_batch_size * training.seq_len,
-        param_bytes=flops.ITEMSIZE[training.dtype],
-        state_bytes=flops.state_bytes(training.dtype, asdict(config.optimizer.states).values()),
-        compiled=config.compile.enable,
-        recompute=config.activation_checkpoint.mode == "full",
-        shards=shards,
-    )
-
-
 def memory_finding(needed: float, available: float) -> str:
     """Say how many bytes are needed of how many."""
     return f"about {needed / 2**30:.1f} GiB of {available / 2**30:.0f} GiB"
@@ -138,6 +126,9 @@ def _check_ranks(config, args, world_size: int, fp8_layers: set[str]) -> int:
     batch, parts = keys.global_batch_size, keys.local_batch_size * world_size
     built, gathered = config.optimizer.built, float8_keys.enable_fsdp_float8_all_gather
     tied_head_in_fp8 = args.enable_weight_tying and "output" in fp8_layers
+    rows = {name: n for name, (n, _) in flops.linear_shapes(args).items() if name in fp8_layers}
+    uneven = [name for name, n in rows.items() if n % shards]
+    even = max(n for n in range(1, shards + 1) if not math.gcd(*rows.values()) % n)
     alone = "needs FSDP over two or more processes: run it with --processes 2 or more, or set it to"
     sharded = f"needs whole weights, and {world_size} processes shard them: set it to"
     refused = (
@@ -170,6 +161,12 @@ def _check_ranks(config, args, world_size: int, fp8_layers: set[str]) -> int:
             several and gathered and tied_head_in_fp8,
             f"the head of {config.model.flavor} is also its embedding, which FSDP gathers in bf16: "
             "set quantize.linear.float8.filter_fqns to [output]",
+        ),
+        (
+            gathered and uneven,
+            f"FP8 all-gather shards rows evenly, and {', '.join(uneven[:1])} has rows that do not "
+            f"divide by {shards}: set quantize.linear.float8.enable_fsdp_float8_all_gather to "
+            f"false, or shard over {even} processes",
         ),
     )
     for applies, sentence in refused:
@@ -227,9 +224,13 @@ def _check_first_states(config, first: str, tensors: dict) -> None:
 # ---- this machine ----
 
 
-def check_here(plan: Plan, budget_s: float | None = None) -> list[tuple[str, str]]:
-    """Check what this machine must have for a run; returns (topic, finding) for people."""
+Finding = tuple[str, str]  # topic, and a sentence for people
+
+
+def check_here(plan: Plan, budget_s: float | None = None) -> list[Finding]:
+    """Check what this machine must have for a run."""
     config = plan.config
+    device.check_driver()
     if budget_s is not None and not config.checkpoint.enable:
         raise InputError(
             "--budget needs checkpoints, or what it stops starts again from the first step: "
@@ -295,25 +296,31 @@ def _check_memory(plan: Plan) -> str:
     finding = memory_finding(plan.memory_needed, available)
     if plan.memory_needed > HOPELESS * available:
         raise InputError(
-            f"the run needs {finding} here: choose a smaller model.flavor or the overlay `cpu`, "
-            "recompute activations (activation_checkpoint.mode=full), lower "
-            "training.local_batch_size, or shard over more GPUs"
+            f"the run needs {finding} here: {less_memory(plan.config)}, or choose a smaller "
+            "model.flavor or the overlay `cpu`"
         )
     if plan.memory_needed > available:
         finding += ": this will probably not fit"
     return finding
 
 
+def less_memory(config) -> str:
+    """Say by which overlay or key a run needs less memory."""
+    recompute = "recompute activations (overlay `full_recompute`), "
+    if config.activation_checkpoint.mode == "full":
+        recompute = ""
+    return f"{recompute}lower training.local_batch_size, or shard over more GPUs"
+
+
 # ---- data ----
 
 
-def open_data(plan: Plan) -> "TokenFile":
-    """Open the token file of a plan, prepared where it is not there yet, and check it."""
+def open_data(plan: Plan) -> tuple["TokenFile", str]:
+    """Open the token file of a plan, prepared where it is not there yet; say what it holds."""
     from experiments.corpus import tokens
 
     token_file = tokens.prepare(plan.config)
-    check_data(plan, token_file)
-    return token_file
+    return token_file, check_data(plan, token_file)
 
 
 def check_data(plan: Plan, token_file: "TokenFile") -> str:

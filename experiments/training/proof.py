@@ -86,11 +86,12 @@ class Proof:
         self.fp8_flops_per_token = 0.0  # of the last profiled step
         self.phases: dict[str, run.Phase] = {}  # by first step
         self.attention: set[str] = set()
-        self.profiled_step = self.sent = self.movement = None
+        self.last_profiled = 0  # a step of this process
+        self.sent = self.movement = None
         self._check_optimizer()
         self._check_conversion(fp8_layers)
 
-    def take_over(self, record: run.Proof | None, step: int) -> None:
+    def keep_phases(self, record: run.Proof | None, step: int) -> None:
         """Keep the phases that an earlier attempt profiled up to `step`, which was resumed from."""
         for first, phase in record.phases.items() if record else ():
             if phase.profiled_step <= step:
@@ -129,7 +130,7 @@ class Proof:
             yield
         events = [event for event in profiler.events() if event.device_type == DeviceType.CPU]
         matmuls = find_matmuls(events)
-        self.profiled_step = step
+        self.last_profiled = step
         self.attention = {_ATTENTION[event.name] for event in events if event.name in _ATTENTION}
         self.phases[str(first)] = run.Phase(
             in_fp8=in_fp8,
@@ -269,6 +270,20 @@ class Proof:
             parameters=self.movement,
             collectives=self.sent,
         )
+
+    def notes(self) -> list[str]:
+        """Say by which kernels, as far as figures depend on them."""
+        notes = []
+        if self.attention:
+            notes.append(f"attention: {', '.join(sorted(self.attention))}")
+        for phase in self.phases.values():
+            scaled, flops = phase.row_scaled_flops, _in_fp8(phase.gemm_flops)
+            if scaled and scaled < flops:
+                notes.append(
+                    f"row scales: {scaled / flops:.0%} of the FP8 FLOPs are of matmuls that take "
+                    "them; the results of the others are scaled afterwards"
+                )
+        return list(dict.fromkeys(notes))
 
 
 def compiled_graphs() -> int:

@@ -10,6 +10,7 @@ from models.gpus import GPUS
 
 def choose_scale(processes: int = 1) -> tuple[list[str], str]:
     """Choose overlays for runs of so many processes on this machine, and say why in a sentence."""
+    device.check_driver()
     if device.TYPE == "cpu":
         small = "a small Llama of the same architecture, because there is no GPU here"
         return ["cpu"], f"the CPU scale, {small}"

@@ -14,9 +14,13 @@ def compiled_s() -> float:
 
 def compile_cache() -> str:
     """`cold` if inductor compiled any graph, `warm` if all came from its cache, `none` without
-    any."""
+    any.
+
+    Some graphs cannot be cached (bypass): a block's with recomputation, whose random numbers are an
+    operator that inductor has no key for.
+    """
     found, graphs = counters["inductor"], counters["aot_autograd"]["autograd_cache_hit"]
-    if found["fxgraph_cache_miss"]:
+    if found["fxgraph_cache_miss"] + found["fxgraph_cache_bypass"]:
         return "cold"
     return "warm" if graphs + found["fxgraph_cache_hit"] else "none"
 

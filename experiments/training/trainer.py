@@ -311,6 +311,20 @@ class Trainer(titan.Trainer):
             return "and each gradient is: their squares add up to more than the dtype holds"
         return f"nor the gradients of {', '.join(names[:3])} ({len(names)} in all)"
 
+    def notes(self) -> list[str]:
+        """Say what a reader of this run's figures should know."""
+        notes, config = self.proof.notes(), self.job_config
+        warm_up, last = config.lr_scheduler.warmup_steps, config.training.steps
+        if warm_up > last:
+            notes.append(f"the learning rate's warm-up of {warm_up} steps was cut to {last}")
+        for name, count in getattr(self.optimizers.optimizers[0], "clamped", {}).items():
+            if int(count):
+                notes.append(
+                    f"{name}: {int(count)} values were beyond the range of their dtype and became "
+                    "its largest (on rank 0, since the process started)"
+                )
+        return notes
+
     # ---- checkpoints ----
 
     def state_dict(self) -> dict:

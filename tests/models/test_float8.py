@@ -25,6 +25,8 @@ both = pytest.mark.parametrize("fast", [False, True], ids=["torchao", "fast"])
 def scaled_mm(monkeypatch) -> list:
     """(numbers in the scale of the left operand, fast accumulation) of each FP8 matmul."""
     calls, operator = [], torch._scaled_mm
+    for recipe in RECIPES:
+        fp8_matmul.choose(recipe, emulate=False)  # which tries the operator
 
     def called(a, b, scale_a, scale_b, **keys):
         calls.append((scale_a.numel(), keys.get("use_fast_accum", False)))

@@ -7,18 +7,17 @@ import torch
 from experiments.benchmarks import loop, rates, warm_start
 from experiments.config import recipes
 from experiments.corpus.tokens import prepare
-from models import device, fp8_matmul, llama
+from models import device, llama
 
 
-def test_rates_of_matmuls_and_copies(monkeypatch, capsys):
+def test_rates_of_matmuls_attention_and_copies(monkeypatch, capsys):
     monkeypatch.setattr(rates, "median_seconds", lambda call: call() is None or 1e-3)
     monkeypatch.setitem(rates.COPIED, device.TYPE, 1 << 20)
     assert rates.main(["--overlay", "cpu", "training.seq_len=64"]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "/s" in line]
-    assert lines.pop() == ["copy", f"{2 * (1 << 20) / 1e9:.3f}", "TB/s", "1.000", "ms"]
-    kinds = [kind for kind, *_ in lines]
-    emulated = fp8_matmul.choose("tensorwise", False).how == fp8_matmul.EMULATED
-    assert kinds.count("FP8") == (0 if emulated else kinds.count("bf16")) and "bf16" in kinds
+    lines = [line for line in capsys.readouterr().out.splitlines() if " x " in line or "/s" in line]
+    assert lines.pop().split() == ["copy", f"{2 * (1 << 20) / 1e9:.3f}", "TB/s", "1.000", "ms"]
+    for words in ("bf16 input gradient", "FP8 tensorwise weight", "FP8 rowwise output", "flash"):
+        assert any(words in line for line in lines)
 
 
 def test_a_run_that_fails_ends_the_measurement_of_warm_starts(tmp_path, monkeypatch, capsys):

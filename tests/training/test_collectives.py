@@ -50,8 +50,9 @@ def profile_step(name: str, *overrides: str, ranks: int = 2) -> Collectives:
         converter = float8.Float8Converter(config, dims)
         converter.convert(model)
         model = parallelize(model, dims, config)
-        proof = Proof(config, model, torch.optim.AdamW(model.parameters()), dims)
-        with proof.profile(1):
+        names = float8.converted_modules(model)
+        proof = Proof(config, names, model, torch.optim.AdamW(model.parameters()), dims, passes=1)
+        with proof.profile(1, first=1, in_fp8=bool(names)):
             model(torch.zeros(1, 32, dtype=torch.long)).float().mean().backward()
             converter.post_optimizer_hook([model])
         return proof.sent

@@ -27,7 +27,7 @@ WINDOW = (
 
 @pytest.fixture(scope="module")
 def token_file():
-    return open_data(PLAN)
+    return open_data(PLAN)[0]
 
 
 @pytest.fixture
