@@ -7,6 +7,8 @@ from experiments.training.plan import Plan, memory_finding, plan
 from models import device
 from models.gpus import GPUS
 
+MOST = 0.95  # of the memory: the estimate is what PyTorch allocates, and CUDA and gaps come on top
+
 
 def choose_scale(processes: int = 1) -> tuple[list[str], str]:
     """Choose overlays for runs of so many processes on this machine, and say why in a sentence."""
@@ -18,7 +20,7 @@ def choose_scale(processes: int = 1) -> tuple[list[str], str]:
     for overlay in ("no_recompute", "full_recompute"):
         needed = plan(recipes.load("baseline", [overlay]), processes).memory_needed
         gib = f"{needed / 2**30:.0f} GiB"
-        if needed <= device.memory_bytes():
+        if needed <= MOST * device.memory_bytes():
             size = f"the published size (overlay {overlay})"
             return [overlay], f"{size}, because it needs about {gib} and {have}"
     return ["cpu"], f"the CPU scale, because the published size needs {gib} even so and {have}"

@@ -100,7 +100,12 @@ def test_a_dry_run_says_what_would_run_and_a_folder_may_have_an_equals_sign(tmp_
 def test_scale_follows_the_machine(monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cuda")
     monkeypatch.setattr(device, "name", lambda: "NVIDIA H200")
-    for gib, overlay in (141, "no_recompute"), (80, "full_recompute"), (24, "cpu"):
+    for gib, overlay in (
+        (141, "no_recompute"),
+        (80, "no_recompute"),
+        (65, "full_recompute"),
+        (24, "cpu"),
+    ):
         monkeypatch.setattr(device, "memory_bytes", lambda gib=gib: gib * 2**30)
         overlays, why = scale.choose_scale()
         assert overlays == [overlay] and f"NVIDIA H200 has {gib} GiB" in why

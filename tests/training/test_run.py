@@ -35,8 +35,8 @@ def test_dry_run_says_what_would_run(capsys):
 # ---- the machine ----
 
 
-# Peak GiB of torch.cuda.max_memory_allocated in steps 2 to 4, torch 2.11 with CUDA 13, of whole runs
-# on a stand-in for a GPU, which allocates as one and computes nothing.
+# Peak GiB of torch.cuda.max_memory_allocated in steps 2 to 4 of runs, torch 2.11 with CUDA 13, on a
+# stand-in for a GPU, which allocates as one and computes nothing.
 PEAKS = {
     ("baseline", "", 1): 71.65,
     ("baseline_compiled", "", 1): 64.18,
