@@ -87,13 +87,13 @@ def _place(folder: Path) -> str:
     return folder.resolve().relative_to(newest.ROOT).as_posix()
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m analysis.readme",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.parse_args()
+    parser.parse_args(argv)
     folder = Path(os.path.relpath(newest.results()))  # the page names files by it
     study = compare(folder)
     for path, text in generated(study, compare(newest.results(LOSSES))).items():
