@@ -1,7 +1,8 @@
-# shellcheck shell=bash disable=SC2034
+# shellcheck shell=bash disable=SC2034,SC2016
 # What the job files share; they source it in the repository's folder.
 set -euo pipefail
-recipe_files=(recipes/*.yaml recipes/candidates/*.yaml recipes/puzzle/*.yaml recipes/ladder/*.yaml recipes/phases/*.yaml recipes/fp8_lm/*.yaml)
+shopt -s extglob
+recipe_files=(recipes/*.yaml recipes/!(overlays|studies)/*.yaml)
 
 die() {
   echo "error: $*" >&2
@@ -38,17 +39,17 @@ parse() {
 check_name() { # NAME FILE…: it must be the name of one of the files
   local known
   known=$(basename -s .yaml -a "${@:2}")
-  grep -xF -e "$1" <<<"$known" >/dev/null || die "unknown recipe \`$1\`; $(nearest "$1" "$known")"
+  grep -xF -e "$1" <<<"$known" >/dev/null ||
+    die "$(nearest "$1" "$known")\`$1\` is no recipe: \`python -m experiments.recipe list --all\` has all"
 }
 
-# The known names, the most similar ones first where there is a python3 to tell.
+# The known names that are most similar, where there is a python3 to tell.
 nearest() {
   python3 -c '
 import difflib, sys
-known = sys.argv[2].split()
-near = difflib.get_close_matches(sys.argv[1], known, n=2)
-print("did you mean " + " or ".join(near) + "? " if near else "", "known: " + ", ".join(known), sep="")
-' "$1" "$2" 2>/dev/null || echo "known: ${2//$'\n'/, }"
+near = difflib.get_close_matches(sys.argv[1], sys.argv[2].split(), n=2)
+print("did you mean " + " or ".join(f"`{name}`" for name in near) + "? " if near else "", end="")
+' "$1" "$2" 2>/dev/null || true
 }
 
 # The container of launch/alps.toml, where srun can start one (CSCS's can); elsewhere the step runs in .venv.

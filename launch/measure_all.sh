@@ -4,14 +4,15 @@
 #   launch/measure_all.sh [--gpu h200] [PART…]   all parts that this machine has GPUs for, or some
 #   launch/measure_all.sh --dry-run [PART…]      lists the commands, each of which can be pasted, and runs none
 #
-# Parts: speed, loss, puzzle, phases, decoupling, candidates (one GPU each); sweep (4), ladder, gradients, levels (8).
+# Parts: speed, loss, puzzle, phases, decoupling, scalings, candidates (one GPU each); sweep (4); ladder, gradients,
+# levels (8).
 # A part that was stopped goes on where it was, if it is started again with --at FOLDER, the name that it printed.
 # --gpu is the GPU's name in models/gpus.py. Results go into results/, benches into runs/.
 # Exit codes: 0 all measured, 1 a command failed (the others went on), 2 bad input, 75 and 130 asked to stop.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 python=${PYTHON:-.venv/bin/python}
-parts="speed loss puzzle phases decoupling candidates sweep ladder gradients levels"
+parts="speed loss puzzle phases decoupling scalings candidates sweep ladder gradients levels"
 gpu=h200 at='' dry_run='' chosen=() failed=()
 
 die() { echo "error: $*" >&2; exit 2; }
@@ -68,6 +69,7 @@ loss() { # parameters that can hold every update; and one seed in pure bf16
 puzzle() { study one_gpu_puzzle "${seeds[@]}" "$small" --out "results/one_gpu_puzzle/$at"; }
 phases() { study phases "${seeds[@]}" "$small" --out "results/phases/$at"; }
 decoupling() { study precision_decoupling "${seeds[@]}" "$small" --out "results/precision_decoupling/$at"; }
+scalings() { study scalings --out "results/scalings/$at" "$small"; }
 candidates() { # each beside its parent, and their losses
   bench tensorwise_fp8_compiled candidate_fast_tensorwise candidate_fused_projections candidate_bf16_wk_wv \
     candidate_native_rounding candidate_fast_accumulation_tensorwise candidate_tuned_pointwise

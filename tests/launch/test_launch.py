@@ -65,7 +65,7 @@ def test_dry_run_on_a_login_node_says_what_would_run(arguments, line):
         (["--help"], STUDY, 0, "MAX_REQUEUES"),
         (["-h"], MULTINODE, 0, "NAME [--overlay O]"),
         (["-h"], MEASURE, 0, "Exit codes"),
-        (["tensorwise_fp8"], STUDY, 2, "did you mean tensorwise_fp8_compiled"),
+        (["tensorwise_fp8"], STUDY, 2, "did you mean `tensorwise_fp8_compiled`"),
         (["baseline"], STUDY, 2, "sbatch"),
         # without its number of processes the recipe for several GPUs would be refused
         (["--dry-run", "tensorwise_fp8_allgather"], MULTINODE, 2, f"{STUDY} --dry-run"),
@@ -202,7 +202,7 @@ def test_bad_input_ends_a_job_with_nothing_to_go_on_with(jobs):
     assert job.end() == "FAILED 2:0" and "training.stepz: unknown key" in job.log()
     assert "To go on" not in job.log() and not job.run("").exists()
     assert unknown.end() == "FAILED 2:0"
-    assert "did you mean rowwise_fp8_compiled" in unknown.log()
+    assert "did you mean `rowwise_fp8_compiled`" in unknown.log()
     assert unknown.state()["RunTime"] <= "00:00:03"  # it takes longer to import torch
 
 
