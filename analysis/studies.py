@@ -270,6 +270,15 @@ def llama_3(dim, layers, heads, hidden_dim, head_dim=128, tied=False) -> SimpleN
     )  # fmt: skip
 
 
+def b200_pairs() -> pd.DataFrame:
+    """List what others measured of dense models on a B200: FP8's speed over bf16's."""
+    file = ROOT / "results" / "published" / "speedups.yaml"
+    content = yaml.load(file.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    table = pd.DataFrame(content["pairs"]).query("gpu == 'B200' and kind == 'dense'")
+    table["over bf16"] = table["ratio"].fillna(table["fp8"] / table["bf16"]).round(3)
+    return table.set_index("model")[["scaling", "gpus", "over bf16", "fairness", "source"]]
+
+
 B200_MODELS = {
     "llama3.2-1B": llama_3(2048, 16, 32, 8192, head_dim=64, tied=True),
     "llama3.1-8B": llama_3(4096, 32, 32, 14336),

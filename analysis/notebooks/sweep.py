@@ -49,6 +49,15 @@ studies.b200_tflops()
 studies.b200_lengths()
 
 # %% [markdown]
+# ## What others measured on a B200
+#
+# Its FP8 gains 1.13 times at 8 B (380 and 430 TFLOP/s, one GPU). Other sources have 1.04 to 1.25
+# (`results/published/speedups.yaml`, on which `python -m experiments.decide` rests).
+
+# %%
+studies.b200_pairs()
+
+# %% [markdown]
 # ## The sweep, measured here
 #
 # The newest sweep under `runs/`, or the one in `results/`. For another: `RUNS=folder make lab`. A
