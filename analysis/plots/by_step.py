@@ -257,7 +257,7 @@ def _mark_crossings(axes: Axes, comparison: Comparison) -> None:
             _, colour, marker = look(paid.a)
             looks = {"markersize": 8, "markerfacecolor": "white", "markeredgecolor": colour}
             axes.plot(paid.step, 0, marker, **looks, markeredgewidth=1.5, zorder=5)
-            axes.annotate(paid.word, (paid.step, 0), (5, -4 - 11 * below),
+            axes.annotate(f"step {paid.step:,}", (paid.step, 0), (5, -4 - 11 * below),
                           textcoords="offset points", color=colour, fontweight="bold")  # fmt: skip
     ahead = [paid for paid in against if paid.outcome in (AHEAD, FROM)]
     if not ahead:

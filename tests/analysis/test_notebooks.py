@@ -24,7 +24,7 @@ def texts_of(notebook: nbformat.NotebookNode) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXECUTABLE)
-def test_notebook_executes_and_its_text_is_current(name, monkeypatch):
+def test_notebook_executes_in_its_own_folder_and_its_text_is_current(name, monkeypatch):
     monkeypatch.delenv("RUNS", raising=False)
     monkeypatch.setenv("PUBLISHED_LOGS", os.fspath(PUBLISHED_LOGS))
     kept = nbformat.read(HERE / f"{name}.ipynb", as_version=4)
@@ -46,6 +46,7 @@ def test_newest_results_prefer_a_gpu_and_are_of_one_study(tmp_path, monkeypatch)
         (tmp_path / folder / "study.yaml").touch()
 
     monkeypatch.setattr(newest, "ROOT", tmp_path)
+    monkeypatch.delenv("RUNS", raising=False)
     with pytest.raises(FileNotFoundError, match="make study"):
         newest.results()
     kept("results/a")
@@ -58,3 +59,5 @@ def test_newest_results_prefer_a_gpu_and_are_of_one_study(tmp_path, monkeypatch)
     (tmp_path / "runs" / "not begun").mkdir()
     (tmp_path / "runs" / "not begun" / "study.yaml").touch()
     assert newest.runs().name == "mine" and newest.runs("puzzle").name == "c"
+    monkeypatch.setenv("RUNS", "results/b")  # from the project's folder, wherever a kernel runs
+    assert newest.runs() == tmp_path / "results" / "b"

@@ -168,7 +168,7 @@ def test_lead_with_and_without_the_first_step(tmp_path, window):
     mark = figure.axes[0].lines[-1]
     assert mark.get_xydata().tolist() == [[26, 0]]
     assert "tensorwise FP8 is ahead of compiled bf16 from step 26" in written_in(figure)
-    assert "| from step 26 |" in written_in(figure) and "is 4 s ahead" in written_in(after)
+    assert "| step 26 |" in written_in(figure) and "is 4 s ahead" in written_in(after)
 
 
 def test_other_programs_clocks_start_with_training(tmp_path):
