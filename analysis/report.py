@@ -47,7 +47,7 @@ def table(columns: list[str], lines: list[list[str]], fold: bool = False) -> Tab
 
 
 def print_report(
-    paths: list[Path], baseline: str | None, console: Console
+    paths: list[Path], baseline: str | None, console: Console, verbose: bool = False
 ) -> Comparison | Sweep | None:
     """Print matrix, answer, what it rests on, the runs and notes, for runs below `paths`; None if
     there are none.

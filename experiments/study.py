@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
             console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
             codes = _run(cells_to_run, out, budget, console, stop)
             if not stop.code:
-                _report(study, out, console)
+                _report(study, out, console, args.verbose)
             return _exit_code(codes, cells, out, stop)
     except InputError as error:
         return complain(error)
@@ -99,6 +99,7 @@ def _command_line() -> CommandLine:
     add("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")
     add("--budget", type=seconds, metavar="S", help="end within S seconds, at equal steps")
     add("--dry-run", action="store_true", help="check recipes, data and paths; list what would run")
+    add("--verbose", action="store_true", help="print what the answer rests on too")
     add("--gpu", choices=GPUS, metavar="GPU", help="with --dry-run of a sweep: whose memory counts")
     return parser
 
@@ -299,24 +300,23 @@ def _is_complete(folder: Path) -> bool:
 # ---- report ----
 
 
-def _report(study: Study, out: Path, console: Console) -> None:
-    """Print the answer, write the page, and say where everything is."""
+def _report(study: Study, out: Path, console: Console, verbose: bool) -> None:
+    """Print the answer, write the page, and say where page, notebooks and curves are."""
     from analysis import report
 
     print()
-    page = curves = ""
-    comparison = report.print_report([out], study.baseline, console)
+    comparison = report.print_report([out], study.baseline, console, verbose)
+    page = out / "report.html"
+    print()
     if comparison:
         try:
-            report.write_page(comparison, out / "report.html")
-            page = ", report.html among it"
+            report.write_page(comparison, page)
+            print(f"Page: {page}")
         except OSError as error:
-            page = f", but for report.html ({error.strerror})"
+            print(f"No page: {page}: {error.strerror}")
+    print("Notebooks: make lab")
     if any(out.glob(f"*/*/{TENSORBOARD}")):
-        curves = f"; TensorBoard: tensorboard --logdir {quote(str(out))}"
-    print(f"\nEverything is in {out}{page}{curves}")
-    example = "python -m experiments.decide llama3.1-8B --gpu h100 --gpus 8 --steps 100000"
-    print(f"To estimate another model, GPU or number of steps: {example}")
+        print(f"Curves: tensorboard --logdir {quote(str(out))}")
 
 
 def _exit_code(codes: list[int], cells: list[Cell], out: Path, stop: Stop) -> int:

@@ -30,14 +30,20 @@ def _training(config: "Config") -> Found:
     training, total_steps = config.training, config.lr_scheduler.total_steps
     local, whole = training.local_batch_size, training.global_batch_size
     if whole > 0 and whole % local:
-        message = f"should be a multiple of local_batch_size ({local}), got {whole}"
-        yield "training.global_batch_size", message
+        yield (
+            "training.global_batch_size",
+            f"should be a multiple of local_batch_size ({local}), got {whole}",
+        )
     if total_steps and total_steps < training.steps:
-        message = f"should be at least training.steps ({training.steps}), got {total_steps}"
-        yield "lr_scheduler.total_steps", message
+        yield (
+            "lr_scheduler.total_steps",
+            f"should be at least training.steps ({training.steps}), got {total_steps}",
+        )
     if config.checkpoint.initial_load_path and not config.checkpoint.enable:
-        message = "is not read without checkpoints; set checkpoint.enable to true"
-        yield "checkpoint.initial_load_path", message
+        yield (
+            "checkpoint.initial_load_path",
+            "is not read without checkpoints; set checkpoint.enable to true",
+        )
 
 
 def _optimizer(config: "Config") -> Found:
@@ -45,20 +51,24 @@ def _optimizer(config: "Config") -> Found:
     dtypes = [states.first_moment, states.second_moment, states.master_weights]
     bf16_only = f"training.dtype is {dtype}; set that to bfloat16, or leave this out"
     if any(dtypes) and not all(dtypes):
-        message = "should be a dtype for each of the three states, or null for all three"
-        yield "optimizer.states", message
+        yield (
+            "optimizer.states",
+            "should be a dtype for each of the three states, or null for all three",
+        )
     if any(dtypes) and dtype != "bfloat16":
         yield "optimizer.states", f"has master weights of bf16 parameters, and {bf16_only}"
     if optimizer.stochastic_rounding and dtype != "bfloat16":
         yield "optimizer.stochastic_rounding", f"rounds bf16 weights, and {bf16_only}"
     if optimizer.stochastic_rounding and any(dtypes):
-        message = (
-            "is for want of the master weights that optimizer.states has; leave one of them out"
+        yield (
+            "optimizer.stochastic_rounding",
+            "is for want of the master weights that optimizer.states has; leave one of them out",
         )
-        yield "optimizer.stochastic_rounding", message
     if optimizer.built == "before_conversion" and config.compile.enable:
-        message = "its late conversion would find compiled blocks; set compile.enable to false"
-        yield "optimizer.built", message
+        yield (
+            "optimizer.built",
+            "its late conversion would find compiled blocks; set compile.enable to false",
+        )
 
 
 def _compile(config: "Config") -> Found:
@@ -67,17 +77,21 @@ def _compile(config: "Config") -> Found:
     if keys.cuda_graphs and not keys.enable:
         yield "compile.cuda_graphs", "records compiled graphs; set compile.enable to true"
     if keys.cuda_graphs and training.global_batch_size > training.local_batch_size:
-        message = (
-            "a step's second pass overwrites the gradients of its first; "
-            "set training.global_batch_size to -1"
+        yield (
+            "compile.cuda_graphs",
+            (
+                "a step's second pass overwrites the gradients of its first; "
+                "set training.global_batch_size to -1"
+            ),
         )
-        yield "compile.cuda_graphs", message
     if config.activation_checkpoint.mode == "memory_budget" and not by_blocks:
-        message = (
-            "memory_budget is the compiler's; "
-            "set compile.enable to true, scope to block, components to [model]"
+        yield (
+            "activation_checkpoint.mode",
+            (
+                "memory_budget is the compiler's; "
+                "set compile.enable to true, scope to block, components to [model]"
+            ),
         )
-        yield "activation_checkpoint.mode", message
 
 
 def _data(config: "Config") -> Found:
@@ -105,37 +119,53 @@ def _float8(config: "Config") -> Found:
             if getattr(keys, key):
                 yield f"{FLOAT8}.{key}", "does nothing without a recipe_name; set it to false"
     elif tokens % 16:
-        message = (
-            f"seq_len x local_batch_size is {tokens}; FP8 needs a multiple of 16, since the "
-            "weight-gradient GEMM contracts over tokens"
+        yield (
+            "training.seq_len",
+            (
+                f"seq_len x local_batch_size is {tokens}; FP8 needs a multiple of 16, since the "
+                "weight-gradient GEMM contracts over tokens"
+            ),
         )
-        yield "training.seq_len", message
     if gathers and keys.recipe_name != "tensorwise":
-        message = f"needs recipe_name: tensorwise, got {keys.recipe_name}; set it to false"
-        yield f"{FLOAT8}.enable_fsdp_float8_all_gather", message
+        yield (
+            f"{FLOAT8}.enable_fsdp_float8_all_gather",
+            f"needs recipe_name: tensorwise, got {keys.recipe_name}; set it to false",
+        )
     if gathers and keys.implementation != "torchao":
-        message = "casts weights itself, not what FSDP gathers in FP8; set it to torchao"
-        yield f"{FLOAT8}.implementation", message
+        yield (
+            f"{FLOAT8}.implementation",
+            "casts weights itself, not what FSDP gathers in FP8; set it to torchao",
+        )
     if keys.precompute_float8_dynamic_scale_for_fsdp and not gathers:
-        message = "needs enable_fsdp_float8_all_gather: true; set that, or set this to false"
-        yield f"{FLOAT8}.precompute_float8_dynamic_scale_for_fsdp", message
+        yield (
+            f"{FLOAT8}.precompute_float8_dynamic_scale_for_fsdp",
+            "needs enable_fsdp_float8_all_gather: true; set that, or set this to false",
+        )
 
 
 def _phases(config: "Config") -> Found:
     keys, (first, last) = config.quantize.linear.float8, first_and_last(config)
     or_no_phases = f"or first_step and last_step of {FLOAT8} to null"
     if keys.recipe_name is None:
-        message = f"is null, so there is no FP8 to switch; set it, {or_no_phases}"
-        yield f"{FLOAT8}.recipe_name", message
-    if last is not None and last < (first or 1):
-        message = f"is step {last}, before first_step, which is {first or 1}: FP8 would never run"
-        yield f"{FLOAT8}.last_step", message
-    if keys.enable_fsdp_float8_all_gather:
-        message = (
-            "gathers weights in FP8, of which bf16 steps cannot be made; "
-            f"set it to false, {or_no_phases}"
+        yield (
+            f"{FLOAT8}.recipe_name",
+            f"is null, so there is no FP8 to switch; set it, {or_no_phases}",
         )
-        yield f"{FLOAT8}.enable_fsdp_float8_all_gather", message
+    if last is not None and last < (first or 1):
+        yield (
+            f"{FLOAT8}.last_step",
+            f"is step {last}, before first_step, which is {first or 1}: FP8 would never run",
+        )
+    if keys.enable_fsdp_float8_all_gather:
+        yield (
+            f"{FLOAT8}.enable_fsdp_float8_all_gather",
+            (
+                "gathers weights in FP8, of which bf16 steps cannot be made; "
+                f"set it to false, {or_no_phases}"
+            ),
+        )
     if config.compile.cuda_graphs:
-        message = f"leaves nothing to prove a later phase by; set it to false, {or_no_phases}"
-        yield "compile.cuda_graphs", message
+        yield (
+            "compile.cuda_graphs",
+            f"leaves nothing to prove a later phase by; set it to false, {or_no_phases}",
+        )

@@ -2,8 +2,6 @@
 
 import logging
 import sys
-import time
-from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -37,39 +35,24 @@ def describe(window: Window, tokens_per_s: float | None = None) -> str:
     return f"loss {loss}  {tokens_per_s or window.tokens_per_s:,.0f} tokens/s"
 
 
+def describe_progress(window: Window, steps: int | None) -> str:
+    """Say how far a run is, and how long it will take at the rate of its last log window."""
+    if steps is None:
+        return f"step {window.step}, {describe(window)}"
+    left = timedelta(seconds=round((steps - window.step) * mean(window.step_s)))
+    return f"step {window.step} of {steps}, {describe(window)}, {left} left"
+
+
 def steady_rate(run: Path) -> float | None:
     """Return tokens/s of the mean steady step of a run, as the table has it; None without one."""
-    windows, steady = [], []
+    steady, tokens_per_step = [], 0.0
     with suppress(RecordError):
-        windows = read_windows(run / METRICS)
-    for window in windows:
-        for step, seconds in enumerate(window.step_s, window.step - len(window.step_s) + 1):
-            if step not in window.not_steady:
-                steady.append(seconds)
-    if not steady:
-        return None
-    tokens_per_step = windows[-1].tokens_per_s * mean(windows[-1].step_s)
-    return tokens_per_step / mean(steady)
-
-
-class PlainLines:
-    """A run's progress in plain lines, where there is no terminal to draw a bar in."""
-
-    def __init__(self, steps: int | None, say: Callable[[str], None]):
-        self.steps, self.say = steps, say
-        self.next_at = time.monotonic() + LINE_EVERY_S
-        self.said = 0  # the step of the last line
-
-    def show(self, window: Window) -> None:
-        """Say how far the run is, `LINE_EVERY_S` seconds after the last line at the earliest."""
-        if time.monotonic() < self.next_at or window.step == self.said:
-            return
-        self.next_at, self.said = time.monotonic() + LINE_EVERY_S, window.step
-        line = f"step {window.step}, {describe(window)}"
-        if self.steps:
-            left = timedelta(seconds=round((self.steps - window.step) * mean(window.step_s)))
-            line = f"step {window.step} of {self.steps}, {describe(window)}, {left} left"
-        self.say(line)
+        for window in read_windows(run / METRICS):
+            tokens_per_step = window.tokens_per_s * mean(window.step_s)
+            steps = range(window.step - len(window.step_s) + 1, window.step + 1)
+            seconds = zip(steps, window.step_s, strict=True)
+            steady += [s for step, s in seconds if step not in window.not_steady]
+    return tokens_per_step / mean(steady) if steady else None
 
 
 def progress_bar(console: Console, shown: bool) -> Progress:
@@ -92,30 +75,20 @@ def display(name: str, steps: int, log_file: Path | None):
     this name: `completed` is the step, `window` a few words about the last log window.
     """
     root, console = logging.getLogger(), Console()
-    before, level = root.handlers, root.level
     live = bool(log_file) and console.is_terminal
     if live:
         screen = RichHandler(logging.WARNING, console, show_path=False)
-        screen.addFilter(
-            lambda record: record.name != "py.warnings"
-        )  # libraries' deprecations: log file only
+        # libraries' deprecations are for the log file
+        screen.addFilter(lambda record: record.name != "py.warnings")
     else:
         screen = logging.StreamHandler(sys.stdout)
         screen.setLevel(logging.INFO if log_file else logging.WARNING)
         screen.setFormatter(_PLAIN)
-    handlers = [screen]
+    root.handlers = [screen]
     if log_file:
-        handlers.append(_LogFile(log_file, encoding="utf-8"))
-        handlers[-1].setFormatter(_PLAIN)
-    root.handlers = handlers
+        root.addHandler(_LogFile(log_file, encoding="utf-8"))
+        root.handlers[-1].setFormatter(_PLAIN)
     root.setLevel(logging.INFO)  # not by assignment: loggers remember what is enabled
     logging.captureWarnings(True)
-    try:
-        with progress_bar(console, live) as bar:
-            yield partial(bar.update, bar.add_task(name, total=steps, window="starting"))
-    finally:
-        logging.captureWarnings(False)
-        root.handlers = before
-        root.setLevel(level)
-        for handler in handlers:
-            handler.close()
+    with progress_bar(console, live) as bar:
+        yield partial(bar.update, bar.add_task(name, total=steps, window="starting"))

@@ -11,7 +11,6 @@ import tempfile
 import time
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,13 @@ from rich.progress import Progress, TaskID
 
 from experiments.jobs import placement
 from experiments.jobs.exit_codes import BAD_INPUT, COMPLETED, DIVERGED
-from experiments.jobs.progress import PlainLines, describe, progress_bar, steady_rate
+from experiments.jobs.progress import (
+    LINE_EVERY_S,
+    describe,
+    describe_progress,
+    progress_bar,
+    steady_rate,
+)
 from experiments.jobs.ranks import Ranks
 from experiments.jobs.shares import Budget
 from experiments.jobs.signals import COME_BACK, FOR_GOOD, Stop
@@ -82,7 +87,7 @@ class _Started:
     until: float  # when its share of a budget is spent
     earlier: Window | None  # the last log window that was there before
     task: TaskID  # its line on the screen
-    lines: PlainLines  # in place of that
+    line_at: float  # when the next line in place of that is due, where there is no terminal
     asked_at: float | None = None  # when it was asked to stop because its share is spent
 
 
@@ -142,8 +147,8 @@ class _Jobs:
         ranks = Ranks(arguments, run.directory / LOG, gpus, run.processes, folders)
         del self.free[: len(gpus)]
         task = self.bar.add_task(run.title, total=run.steps, window="starting")
-        lines = PlainLines(run.steps, partial(self._say, run))
-        self.running.append(_Started(run, ranks, caches, until, earlier, task, lines))
+        line_at = time.monotonic() + LINE_EVERY_S
+        self.running.append(_Started(run, ranks, caches, until, earlier, task, line_at))
         names = ", ".join(gpu for _, gpu in gpus if gpu)
         self._say(run, f"started on GPU {names}" if names else "started")
 
@@ -160,8 +165,9 @@ class _Jobs:
             if started.asked_at is not None:
                 self.budget.ended(step, started.asked_at)
             return
-        if step:
-            started.lines.show(window)
+        if step and time.monotonic() > started.line_at:
+            started.line_at = time.monotonic() + LINE_EVERY_S
+            self._say(started.run, describe_progress(window, started.run.steps))
         if started.asked_at is None and self.budget.spent(started.until, step):
             started.asked_at = self.budget.clock()
             started.ranks.send_signal(signal.SIGUSR1)

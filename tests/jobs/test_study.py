@@ -70,7 +70,8 @@ def test_every_run_is_in_the_table_and_complete(four_way, records):
     assert all(f" {recipe} " in printed for recipe in FOUR)
     assert printed.count("completed") >= 8  # a line as it ends, and the table's
     assert "no FP8 units" in printed and str(out) in printed
-    assert "report.html among it" in printed and (out / "report.html").stat().st_size > 10_000
+    page = out / "report.html"
+    assert f"Page: {page}" in printed and page.stat().st_size > 10_000
     for recipe in FOUR:
         names = {path.name for path in (out / recipe / "seed0").iterdir()}
         assert {"recipe.yaml", "log.txt", "tb"} <= names

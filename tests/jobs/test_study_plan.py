@@ -67,7 +67,7 @@ def test_a_full_disk_costs_a_study_its_page_and_no_table(tmp_path, monkeypatch, 
     (tmp_path / "study.yaml").write_text(PLAN)
     write_run(tmp_path / "baseline/seed0")
     assert study.main([str(tmp_path)]) == 0
-    assert "but for report.html (No space left on device)" in capsys.readouterr().out
+    assert "report.html: No space left on device" in capsys.readouterr().out
     monkeypatch.setattr(study.files, "write_whole", full)
     assert study.main([str(tmp_path)]) == 2
     assert "make room" in capsys.readouterr().err
@@ -78,6 +78,13 @@ def test_an_override_may_be_longer_than_a_files_name(fails):
 
 
 # ---- plans ----
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("3", [0, 1, 2]), ("0, 1,2", [0, 1, 2]), ("3,", [3]), ("4,3", [4, 3])]
+)
+def test_seeds_are_a_number_of_them_or_a_list(text, seeds):
+    assert study._seeds(text) == seeds
 
 
 def test_each_run_of_a_study_is_there_once(tmp_path):
@@ -93,6 +100,7 @@ def test_a_dry_run_says_what_would_run_and_a_folder_may_have_an_equals_sign(tmp_
     plan.write_text(PLAN)
     assert study.main([str(plan.parent), "--dry-run"]) == 0
     printed = capsys.readouterr().out
+    assert printed.startswith("Seeds: 0.\n")
     assert f"into {plan.parent / 'baseline/seed0'}" in printed
     assert "60 steps, " in printed and " B parameters, " in printed
 

@@ -2,18 +2,22 @@
 place; tests/jobs/test_study.py has real ones."""
 
 import math
+import re
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from analysis import report
+from analysis.comparison import compare
 from experiments import study
 from experiments.jobs import runner
+from experiments.jobs.progress import steady_rate
 from experiments.jobs.shares import END_S, TABLE_S, Budget
 from experiments.records.files import last_window, read
 from experiments.records.run import Manifest
 from models import device
+from tests.make_runs import change_lines, write_run
 from tests.runs import run_study
 
 NAMES = ["baseline", "baseline_compiled"]
@@ -53,6 +57,26 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
     assert f"complete already: {out}/baseline_compiled/seed0" in printed
     caches = {path.read_text() for path in out.rglob("caches")}
     assert len(caches) == 2 and not any(Path(folder).exists() for folder in caches)
+
+
+def test_where_there_is_no_terminal_a_line_says_how_far_each_run_is(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "LINE_EVERY_S", 0.0)
+    code, printed = start(*NAMES, "--overlay", "cpu", "--out", tmp_path / "s", "training.steps=90")
+    assert code == 0
+    for name in NAMES:
+        line = rf"{name} seed 0: step \d+ of 90, loss [\d.]+  [\d,]+ tokens/s, 0:00:\d+ left"
+        assert re.search(line, printed), printed
+
+
+def test_the_rate_of_a_run_that_ends_is_the_tables(tmp_path):
+    run = write_run(tmp_path / "baseline/seed0")
+    change_lines(
+        tmp_path,
+        "baseline/seed",
+        lambda line, _: {"step_s": [1.0 * line["step"]], "tokens_per_s": 100 / line["step"]},
+        [0],
+    )
+    assert steady_rate(run) == pytest.approx(compare(tmp_path).rates["baseline"].mean)
 
 
 def test_runs_go_side_by_side_each_on_a_gpu_of_its_own(start, tmp_path, monkeypatch):
