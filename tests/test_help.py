@@ -22,6 +22,6 @@ def test_help(module, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as end:
         importlib.import_module(module).main()
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert not end.value.code and not any(tmp_path.iterdir())
     assert f"python -m {module}" in said and "xit code" in said

@@ -20,9 +20,10 @@ so that sums can exceed 448. `pre`: 1 / ranks, so that none can, but small gradi
 has its own. (The paper lets mu grow again over 1,000 steps, at most to the double, as it is halved
 again there.) `best`: for each parameter the factor of 2^0, 2^-0.5, … 2^-8 with the least error. It
 takes the exact sum to find it: no rule for mu does better.
+
+Exit codes: 0, or 2 for bad input.
 """
 
-import argparse
 import json
 import math
 import tempfile
@@ -36,6 +37,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from experiments.config import recipes
+from experiments.config.command_line import CommandLine
 from experiments.corpus.rows import build_dataloader
 from experiments.jobs.exit_codes import leave
 from experiments.jobs.rank_environment import set_rank_environment
@@ -54,7 +56,7 @@ _LARGEST = torch.finfo(_E4M3).max
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.gradient_sums")
+    parser = CommandLine("experiments.benchmarks.gradient_sums", __doc__)
     parser.add_argument("file", nargs="?", type=Path, help="write the results here, as JSON")
     file = parser.parse_args(argv).file
     if file and file.is_dir():  # said before the minutes that the sums take

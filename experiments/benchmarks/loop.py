@@ -3,11 +3,11 @@
 Both train the small model of the overlay `cpu` on this machine's device, in one process, a step of
 each in turn, so that a noisy machine slows both alike. Then compiled FP8 trains at this machine's
 scale, and its ranges are checked after each step. Prints the ratio of the loops' median tokens/s,
-and the share of the time that range checks take where they are as rare as the recipe says; exit
-code 1 below 95 % or above 1 %.
+and the share of the time that range checks take where they are as rare as the recipe says.
+
+Exit codes: 0, or 1 below 95 % or above 1 %.
 """
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -19,6 +19,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from experiments.config import recipes
+from experiments.config.command_line import CommandLine
 from experiments.corpus.rows import build_dataloader
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.exit_codes import leave
@@ -35,7 +36,7 @@ GOAL, MOST_FOR_CHECKS = 0.95, 0.01
 
 
 def main(argv: list[str] | None = None) -> int:
-    argparse.ArgumentParser(prog="python -m experiments.benchmarks.loop").parse_args(argv)
+    CommandLine("experiments.benchmarks.loop", __doc__).parse_args(argv)
     set_rank_environment()
 
     baseline = plan(recipes.load("baseline", ["cpu"], [STEPS]))

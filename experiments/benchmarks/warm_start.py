@@ -5,9 +5,10 @@
 Each recipe runs twice for a few steps with the same folder for PyTorch's caches: first it is empty,
 then it holds what the first run compiled. The default is the compiled recipes of the study
 four_way. FILE gets timing.json of both starts.
+
+Exit codes: 0, 1 if a run failed, 2 for bad input.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 from experiments.config import recipes
+from experiments.config.command_line import CommandLine
 from experiments.config.studies import DEFAULT, load
 from experiments.jobs.exit_codes import FAILED, complain, leave
 from experiments.records.files import read
@@ -27,7 +29,7 @@ STEPS = 5
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.warm_start")
+    parser = CommandLine("experiments.benchmarks.warm_start", __doc__)
     parser.add_argument("names", nargs="*", metavar="RECIPE", default=load([DEFAULT]).recipes)
     parser.add_argument("--overlay", action="append", metavar="O")
     parser.add_argument("--json", type=Path, metavar="FILE")

@@ -4,17 +4,17 @@ last steps.
     python -m experiments.profiling.worker RECIPE.yaml RECORD.json
 
 The recipe is resolved and trains `training.steps` steps. In the first of the last three the
-profiler starts, which can take seconds: it records the two after that. A failure has exit code 1
-and ends stderr with a line `error: …`.
+profiler starts, which can take seconds: it records the two after that. A failure ends stderr with a
+line `error: …`.
+
+Exit codes: 0, or 1 for a failure.
 """
 
 import json
 import logging
 import re
 import statistics
-import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 
 from models import device  # before torchtitan: see there  # isort: skip
@@ -22,6 +22,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from experiments.config import recipes
+from experiments.config.command_line import CommandLine
 from experiments.jobs.exit_codes import COMPLETED, FAILED, complain, leave
 from experiments.jobs.rank_environment import set_rank_environment
 from experiments.jobs.signals import Stop
@@ -146,17 +147,21 @@ def measure(recipe: recipes.Recipe, stop: Stop) -> dict:
     return measurement.record()
 
 
-def main(recipe: str, record: str) -> int:
+def main(argv: list[str] | None = None) -> int:
+    parser = CommandLine("experiments.profiling.worker", __doc__)
+    parser.add_argument("recipe")
+    parser.add_argument("record", type=Path)
+    args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO)
     stop = Stop()
     stop.listen()
     try:
         set_rank_environment()
-        loaded = recipes.load(recipe)
+        loaded = recipes.load(args.recipe)
         with tempfile.TemporaryDirectory() as folder:
             loaded.config.job.dump_folder = folder
             measured = measure(loaded, stop)
-        Path(record).write_text(json.dumps(measured, indent=1) + "\n")
+        args.record.write_text(json.dumps(measured, indent=1) + "\n")
         return COMPLETED
     except InputError as error:
         complain(error)
@@ -168,4 +173,4 @@ def main(recipe: str, record: str) -> int:
 
 
 if __name__ == "__main__":
-    leave(partial(main, *sys.argv[1:]))
+    leave(main)
