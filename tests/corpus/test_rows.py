@@ -1,7 +1,7 @@
 """The loader: rows, their order, ranks, resuming, and the command that prepares ahead."""
 
 import itertools
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -105,14 +105,9 @@ def test_a_corpus_that_suits_neither_the_rows_nor_the_model(config):
 
 
 def test_command_prepares_ahead_of_the_run(config, monkeypatch, capsys):
-    received = []
-
-    def load(*arguments):
-        received.append(arguments)
-        return SimpleNamespace(config=config)
-
+    load = Mock(return_value=Mock(config=config))
     monkeypatch.setattr("experiments.config.recipes.load", load)
-    words = ["prepare", "baseline", "--overlay", "cpu", "training.steps=2", "--overlay", "h200"]
+    words = ["prepare", "baseline", "--overlay", "cpu", "training.steps=2", "--overlay", "alps"]
     assert data.main(words) == 0
-    assert received == [("baseline", ["cpu", "h200"], ["training.steps=2"])]
+    load.assert_called_once_with("baseline", ["cpu", "alps"], ["training.steps=2"])
     assert str(prepare(config).path) in capsys.readouterr().out

@@ -15,6 +15,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from experiments.corpus import rows, tokenizer
+from experiments.corpus.documents import readable
 from experiments.corpus.tokens import FILES, prepare
 from models.errors import InputError
 from tests.make_corpus import EOS, words, write_parquet
@@ -175,18 +176,10 @@ def text_that_is_not_utf8(path):
     pq.write_table(pa.table({"text": pa.StringArray.from_buffers(1, offsets, content)}), path)
 
 
-def damaged_page(path):
-    write_parquet(path, words(2000))
-    content = path.read_bytes()
-    footer = int.from_bytes(content[-8:-4], "little") + 8
-    path.write_bytes(content[:4] + bytes(len(content) - 4 - footer) + content[-footer:])
-
-
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
         (lambda path: os.truncate(path, path.stat().st_size - 9), "as parquet"),
-        (damaged_page, "as parquet"),
         (text_that_is_not_utf8, "in UTF-8"),
         (lambda path: write_parquet(path, ["", ""]), "holds no text"),
     ],
@@ -196,12 +189,14 @@ def test_a_corpus_that_cannot_be_read(config, spoil, words):
     assert words in refused(config)
 
 
+def test_a_panic_of_the_tokenizers_library_is_a_sentence():
+    panic = type("PanicException", (BaseException,), {})
+    with pytest.raises(InputError, match="PanicException"), readable("it cannot", "mend"):
+        raise panic
+
+
 @pytest.mark.parametrize("name", [*FILES, "checksum"])
-@pytest.mark.parametrize(
-    "spoil",
-    [lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\1")],
-)
-def test_damaged_file_says_what_to_delete(config, name, spoil):
+def test_damaged_file_says_what_to_delete(config, name):
     path = prepare(config).path
-    spoil(path / name)
+    os.truncate(path / name, 3)
     assert refused(config).startswith(f"the token file {path} is damaged")

@@ -110,7 +110,7 @@ def test_nothing_is_written_before_ranks_whose_input_is_bad(fails, tmp_path, mon
 @pytest.mark.slow
 def test_a_study_of_two_processes_is_stopped_and_goes_on_as_if_it_had_not_been(tmp_path, run_here):
     """FP8 under FSDP over gloo, gathered in FP8. The study gets SIGUSR1 once it trains."""
-    steps = 12
+    steps = 8
     recipe = ["tensorwise_fp8_allgather", "--processes", "2", "--overlay", "cpu"]
     short = [*TINY, "compile.enable=false", "checkpoint.enable=true", f"training.steps={steps}",
              "checkpoint.interval=100"]  # fmt: skip
@@ -119,7 +119,7 @@ def test_a_study_of_two_processes_is_stopped_and_goes_on_as_if_it_had_not_been(t
     command = [sys.executable, "-m", "experiments.study", *recipe, "--out", stopped, *short]
     with processes.started(command, stdout=sys.stderr) as process:
         deadline = time.monotonic() + 120
-        while not (window := last_window(folder)) or window.step < 3:
+        while not (window := last_window(folder)) or window.step < 2:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGUSR1)

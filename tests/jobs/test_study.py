@@ -1,6 +1,5 @@
 """A whole study as a user runs it, and what its run directories hold."""
 
-from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -133,7 +132,7 @@ def test_warm_up_is_counted_and_accounted_for(records):
 
 
 def test_a_runs_recipe_runs_again_with_the_same_losses(four_way, records, tmp_path, run_here):
-    recipe: Path = four_way[0] / "tensorwise_fp8_compiled/seed0/recipe.yaml"
+    recipe = four_way[0] / "baseline/seed0/recipe.yaml"
     assert run_here(recipe, "--out", tmp_path) == 0
-    assert losses_of(tmp_path) == records["tensorwise_fp8_compiled"].losses
-    assert read(tmp_path / MANIFEST, Manifest).recipe == "tensorwise_fp8_compiled"
+    assert losses_of(tmp_path) == records["baseline"].losses
+    assert read(tmp_path / MANIFEST, Manifest).recipe == "baseline"
