@@ -1,0 +1,247 @@
+"""Scales of other shapes: against arithmetic written down once more in float64, torchao's reference
+code, and themselves compiled; delayed scales from step to step and across a checkpoint."""
+
+import json
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torchao.float8.float8_utils import amax_to_scale
+from torchao.prototype.blockwise_fp8_training import kernels as blockwise
+from torchao.prototype.mx_formats import mx_tensor
+from torchao.prototype.mx_formats.config import ScaleCalculationMode
+
+from experiments.benchmarks import scalings as benchmark
+from experiments.config import recipes
+from models import fast_float8, float8, scalings
+from models.architectures import build
+from models.errors import InputError
+from tests.models.layers import converted
+from tests.runs import SMALLEST, TINY, losses_of, manifest_of
+
+E4M3, E5M2 = scalings.E4M3, scalings.E5M2
+BY_BLOCKS = ("blockwise", "mxfp8", "mxfp8_ocp")
+IN, OUT, TOKENS = 256, 144, 160  # 144 and 160 are no multiples of 128
+
+
+def operands(dtype=torch.float32) -> list[torch.Tensor]:
+    """x, weight and gradient of a layer, with magnitudes that differ from block to block."""
+    random = torch.Generator().manual_seed(0)
+    shapes = (TOKENS, IN), (OUT, IN), (TOKENS, OUT)
+    found = []
+    for shape in shapes:
+        matrix = torch.randn(shape, generator=random)
+        found.append((matrix * torch.randn(shape, generator=random).mul(3).exp()).to(dtype))
+    return found
+
+
+def layer(recipe: str, weight: torch.Tensor, **keys) -> nn.Module:
+    model = nn.Sequential(nn.Linear(*weight.t().shape, bias=False))
+    model[0].weight.data = weight.clone()
+    return converted(model, recipe, emulate=recipe in BY_BLOCKS, **keys)
+
+
+def results(model: nn.Module, x, gradient) -> list[torch.Tensor]:
+    x, model[0].weight.grad = x.clone().requires_grad_(), None
+    out = model(x)
+    out.backward(gradient)
+    return [out.detach(), x.grad, model[0].weight.grad]
+
+
+# ---- against independent arithmetic ----
+
+E4M3_VALUES = torch.tensor(
+    sorted(
+        {m / 8 * 2.0**-6 for m in range(8)}
+        | {(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8)} - {480.0}
+    ),
+    dtype=torch.float64,
+)
+
+
+def nearest(values: torch.Tensor) -> torch.Tensor:
+    """The E4M3 value next to each, which are no more than 448; ties to the even mantissa."""
+    size = values.abs()
+    above = torch.searchsorted(E4M3_VALUES, size).clamp(max=len(E4M3_VALUES) - 1)
+    below = (above - 1).clamp(min=0)
+    up, down = E4M3_VALUES[above] - size, size - E4M3_VALUES[below]
+    take_up = (up < down) | ((up == down) & (above % 2 == 0))
+    return torch.where(take_up, E4M3_VALUES[above], E4M3_VALUES[below]) * values.sign()
+
+
+def rounded(matrix: torch.Tensor, rows: int, along: int, scale) -> torch.Tensor:
+    found = matrix.double().clone()
+    for top in range(0, len(matrix), rows):
+        for left in range(0, matrix.shape[1], along):
+            block = found[top : top + rows, left : left + along]
+            factor = scale(block.abs().max().item())
+            block.copy_(nearest((block * factor).clamp(-448, 448)) / factor)
+    return found
+
+
+def as_deepseek(largest: float) -> float:
+    return float(torch.tensor(448 / largest).float())
+
+
+def mx(rounding):
+    """e8m0's exponent of the largest value over 448, or over 2^8 as in the OCP text."""
+    return {
+        "mxfp8": lambda largest: 2.0 ** -math.ceil(math.log2(largest / 448)),
+        "mxfp8_ocp": lambda largest: 2.0 ** (8 - math.floor(math.log2(largest))),
+    }[rounding]
+
+
+@pytest.mark.parametrize("recipe", BY_BLOCKS)
+def test_the_three_matmuls(recipe):
+    """Blocks lie along the sum of each matmul, of weights in both directions if square."""
+    x, weight, gradient = operands()
+    if recipe == "blockwise":
+        scale, values, weights = as_deepseek, (1, 128), (128, 128)
+    else:
+        scale, values, weights = mx(recipe), (1, 32), (1, 32)
+    of = {  # by matmul: left and right operand, each with the sum along its rows
+        "output": (rounded(x, *values, scale), rounded(weight, *weights, scale)),
+        "input's": (rounded(gradient, *values, scale), rounded(weight.t(), *weights, scale)),
+        "weight's": (rounded(gradient.t(), *values, scale), rounded(x.t(), *values, scale)),
+    }
+    found = results(layer(recipe, weight), x, gradient)
+    for (left, right), ours in zip(of.values(), found, strict=True):
+        assert torch.allclose(
+            left @ right.t(), ours.double(), rtol=1e-4, atol=1e-5 * ours.abs().max()
+        )
+
+
+def test_blocks_are_those_of_torchaos_reference():
+    x = operands(torch.bfloat16)[0][:128].contiguous()
+    along = scalings.cast_blocks(x, 1, 128, "float32", E4M3)
+    across = scalings.cast_blocks(x.t(), 1, 128, "float32", E4M3)
+    square = scalings.cast_blocks(x, 128, 128, "float32", E4M3)
+    theirs = blockwise.torch_blockwise_scale_act_quant_lhs(x)[0]
+    assert torch.equal(along[0].float(), theirs.float())
+    theirs = blockwise.torch_blockwise_scale_act_quant_rhs(x)[0]
+    assert torch.equal(across[0].t().float(), theirs.float())
+    theirs = blockwise.torch_blockwise_scale_weight_quant(x)[0]
+    assert torch.equal(square[0].float(), theirs.float())
+
+
+@pytest.mark.parametrize(("scale", "mode"), [("mx_up", "RCEIL"), ("mx_ocp", "FLOOR")])
+def test_mx_is_that_of_torchaos_reference(scale, mode):
+    x = operands(torch.bfloat16)[0]
+    low, scales = scalings.cast_blocks(x, 1, 32, scale, E4M3)
+    e8m0, theirs = mx_tensor.to_mx(x, E4M3, 32, ScaleCalculationMode[mode])
+    assert torch.equal(low.float(), theirs.float())
+    assert torch.equal(1 / scales[:, ::32], mx_tensor.get_fp_scale(e8m0).reshape(TOKENS, -1))
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_powers_of_2_are_torchaos_for_every_bf16(dtype):
+    finite = torch.arange(0x7F80, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    torchaos = amax_to_scale(finite, dtype, round_scales_to_power_of_2=True)
+    assert torch.equal(fast_float8.power_of_2(finite, dtype), torchaos)
+    lost = torch.tensor([math.inf, math.nan])
+    assert fast_float8.power_of_2(lost, dtype).isnan().all()
+
+
+@pytest.mark.parametrize("recipe", ["delayed", *BY_BLOCKS])
+def test_compiled_is_eager(recipe):
+    x, weight, gradient = (matrix[:, :128].contiguous() for matrix in operands(torch.bfloat16))
+    eager = results(layer(recipe, weight[:128]), x, gradient)
+    model = layer(recipe, weight[:128])
+    model.compile(fullgraph=True)
+    assert all(map(torch.equal, eager, results(model, x, gradient)))
+
+
+# ---- formats and layers ----
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "delayed", "blockwise"])
+def test_gradients_in_either_format(recipe):
+    x, weight, gradient = operands()
+    default, e4m3, e5m2 = (
+        results(layer(recipe, weight, gradient_format=name), x, gradient)
+        for name in (None, "e4m3", "e5m2")
+    )
+    assert torch.equal(e4m3[0], e5m2[0]) and not torch.equal(e4m3[1], e5m2[1])
+    assert torch.equal(default[1], (e5m2 if recipe in ("tensorwise", "delayed") else e4m3)[1])
+
+
+def test_the_first_and_the_last_block_stay_in_bf16():
+    with torch.device("meta"):
+        model = build(recipes.load("baseline", ["cpu"]).config)
+    names = float8.choose_modules(model, "tensorwise", ["output", "first_and_last_block"])
+    assert {name.split(".")[1] for name in names} == {"1", "2"}
+    with pytest.raises(InputError):
+        float8.choose_modules(model, "blockwise", ["auto_filter_small_kn"])
+
+
+# ---- delayed ----
+
+
+def test_delayed_scales_are_of_the_last_steps():
+    """In the first step the scale is the step's own; after a jump values saturate for a step; after
+    N steps it is forgotten."""
+    x, weight, gradient = operands()
+    model = layer("delayed", weight, amax_history=2)
+    tensorwise = results(layer("tensorwise", weight), x, gradient)
+    outputs = []
+    for factor in (1, 16, 1, 1, 1):
+        outputs.append(results(model, factor * x, gradient)[0] / factor)
+        scalings.end_step(model)
+    errors = [float((out - tensorwise[0]).norm() / tensorwise[0].norm()) for out in outputs]
+    assert torch.equal(outputs[0], tensorwise[0]) and torch.equal(outputs[4], tensorwise[0])
+    assert errors[1] > 0.5 and max(errors[2:4]) < 0.01
+
+
+def test_delayed_scales_go_on_across_a_checkpoint(run_here, tmp_path):
+    """Bit for bit."""
+    keys = [*TINY, SMALLEST, "compile.enable=false", "checkpoint.enable=true"]
+    keys += ["lr_scheduler.total_steps=4", "lr_scheduler.warmup_steps=2"]
+
+    def run(out: str, steps: int) -> list[float]:
+        where = ["--overlay", "cpu", "--out", tmp_path / out]
+        assert run_here("scaling_delayed", *where, *keys, f"training.steps={steps}") == 0
+        return losses_of(tmp_path / out)
+
+    whole = run("whole", 4)
+    run("parts", 2)
+    manifest = tmp_path / "parts" / "manifest.json"
+    manifest.write_text(json.dumps(manifest_of(manifest.parent) | {"status": "running"}))
+    assert run("parts", 4) == whole
+
+
+# ---- under outliers ----
+
+
+def test_the_order_of_scalings_under_outliers(monkeypatch):
+    """Where features are 2^16 times as large as others, finer scales keep more; without outliers
+    all keep the same, and powers of two that saturate a little less."""
+    monkeypatch.setattr(benchmark, "FACTORS", [1, 2**16])
+    keys = ["model.sizes={n_layers: 1}", "training.seq_len=64"]
+    torch.manual_seed(0)
+    model = build(recipes.load("baseline", ["cpu"], keys).config)
+    with torch.no_grad():
+        model.init_weights()
+    tokens = torch.randint(0, 4096, (2, 64))
+    rows = list(benchmark.under_outliers(model, tokens, tokens))
+    assert {row["exact_loss"] for row in rows} == {rows[0]["exact_loss"]}
+    kept = {(row["factor"], row["scaling"]): row["snr_db"]["output"] for row in rows}
+    order = ["tensorwise", "rowwise", "blockwise", "mxfp8"]
+    for coarse, fine in pairwise(order):
+        assert abs(kept[1, coarse] - kept[1, fine]) < 1
+        assert kept[2**16, coarse] + 1 < kept[2**16, fine]
+    assert kept[1, "mxfp8_ocp"] < kept[1, "mxfp8"] - 0.5
+
+
+def test_bytes_of_scales():
+    x, weight, gradient = torch.empty(128, 256), torch.empty(384, 256), torch.empty(128, 384)
+    by = {
+        name: benchmark.bytes_an_element(name, x, weight, gradient) for name in benchmark.COMPARED
+    }
+    elements = 2 * (128 * 256 + 384 * 256 + 128 * 384)
+    assert by["mxfp8"] == 1 + 1 / 32
+    assert by["tensorwise"] == 1 + 6 * 4 / elements
+    assert by["rowwise"] == 1 + 4 * 2 * (128 + 256 + 384) / elements
+    blocks = 2 * (128 * 256 + 128 * 384) / 128 + 2 * (384 * 256) / 128**2
+    assert by["blockwise"] == 1 + 4 * blocks / elements
