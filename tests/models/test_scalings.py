@@ -191,7 +191,7 @@ def test_delayed_scales_are_of_the_last_steps():
         scalings.end_step(model)
     errors = [float((out - tensorwise[0]).norm() / tensorwise[0].norm()) for out in outputs]
     assert torch.equal(outputs[0], tensorwise[0]) and torch.equal(outputs[4], tensorwise[0])
-    assert errors[1] > 0.5 and max(errors[2:4]) < 0.01
+    assert errors[1] > 0.1 and max(errors[2:4]) < 0.01
 
 
 def test_delayed_scales_go_on_across_a_checkpoint(run_here, tmp_path):
