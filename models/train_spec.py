@@ -8,7 +8,6 @@ import torch._inductor.config
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
     FSDPModule,
     MixedPrecisionPolicy,
     fully_shard,
@@ -111,8 +110,6 @@ def _shard(model: nn.Module, mesh: DeviceMesh, job_config) -> None:
         reduce_dtype=TORCH_DTYPE_MAP[training.mixed_precision_reduce],
     )
     keys = {"mesh": mesh, "mp_policy": policy}
-    if training.enable_cpu_offload:
-        keys["offload_policy"] = CPUOffloadPolicy()
 
     last = [model.norm, model.output]
     if model.model_args.enable_weight_tying:

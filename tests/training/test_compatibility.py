@@ -22,6 +22,9 @@ WORKING = [name for name, cell in CELLS.items() if not cell.refused]
 REFUSED = [name for name, cell in CELLS.items() if cell.refused]
 RECOMPUTED = CELLS["tensorwise_fp8_compiled with Activation checkpointing, full"]
 QUICK = [*SMALL, "training.steps=3", "compile.enable=false", "metrics.enable_tensorboard=false"]
+QUICK += ["compile.backend=aot_eager"]  # inductor's code is that of tests/jobs/test_study.py
+GATHER = "quantize.linear.float8.enable_fsdp_float8_all_gather=true"
+BY_THREE = "model.sizes={dim: 96, n_layers: 1, n_heads: 6, n_kv_heads: 3, hidden_dim: 144}"
 TIED = ["model.flavor=llama3.2-1B", SMALLEST, "model.sizes.vocab_size=4096"]
 TIED += ["training.dtype=float32", "training.mixed_precision_param=float32"]
 TIED += ["checkpoint.enable=true", "checkpoint.interval=2"]
@@ -48,6 +51,7 @@ def folder(tmp_path_factory) -> Path:
 
     phase = "quantize.linear.float8={first_step: 2, last_step: 2}"
     add("switched", 2, "model.sizes.n_layers=1", *RECOMPUTED.keys, phase, recipe=RECOMPUTED.recipe)
+    add("three", 3, BY_THREE, GATHER, recipe="tensorwise_fp8_compiled")
     in_fp8 = "quantize.gradients=float8"
     start = f"checkpoint.initial_load_path={folder}/start/checkpoint/step-1"
     add("start", 1, *TIED, "training.steps=1")
@@ -85,6 +89,19 @@ def test_two_processes_that_recompute_activations_switch_together(folder):
         "2": True,
         "3": False,
     }
+
+
+@pytest.mark.slow
+def test_three_processes_gather_fp8_rows_that_divide(folder):
+    sent = read(folder / "three" / PROOF, Proof).collectives
+    assert sent.shards == 3 and sent.gathered_bytes == sent.gathered_bytes_expected > 0
+
+
+def test_rows_that_do_not_divide_are_not_gathered_in_fp8():
+    recipe = recipes.load("tensorwise_fp8_compiled", ["cpu"], [GATHER])
+    assert plan(recipe, 4).shards == 4
+    with pytest.raises(InputError, match="layers.0.attention.w. has rows .* or shard over 2 proc"):
+        plan(recipe, 3)
 
 
 @pytest.mark.slow
