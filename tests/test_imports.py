@@ -1,9 +1,7 @@
-"""Imports go down only, room by room; a command imports what it needs and no more, and explains
-itself."""
+"""Imports go down only, room by room; and a command imports what it needs and no more."""
 
 import ast
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -69,18 +67,3 @@ RECORDS = "experiments.records.files, experiments.records.study"
 def test_what_is_not_imported(modules, needless):
     imported = processes.run([sys.executable, "-c", f"import sys, {modules}; print(*sys.modules)"])
     assert needless.isdisjoint(name.split(".")[0] for name in imported.stdout.split())
-
-
-def commands() -> list[str]:
-    """The modules that are run, each with `main(argv)`."""
-    paths = [*ROOT.glob("experiments/**/*.py"), *ROOT.glob("analysis/**/*.py")]
-    run = [path for path in paths if "\ndef main(argv:" in path.read_text()]
-    return sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in run)
-
-
-@pytest.mark.parametrize("command", commands())
-def test_help_has_an_example_and_the_exit_codes(command, capsys):
-    with pytest.raises(SystemExit) as end:
-        import_module(command).main(["-h"])
-    usage, _, text = capsys.readouterr().out.partition("\n\n")
-    assert not end.value.code and f"python -m {command}" in text and "Exit codes" in text
