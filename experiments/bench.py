@@ -93,7 +93,7 @@ def _prepare(args) -> tuple[dict[str, "Plan"], dict]:
     from experiments.profiling.worker import PROFILED_STEPS
     from experiments.records.run import NOT_STEADY_STEPS
     from experiments.training.plan import open_data, plan
-    from experiments.training.run_directory import command, git_state
+    from experiments.training.run_directory import VERSIONS, command, git_state
     from experiments.training.scale import choose_scale
     from models import device
 
@@ -119,7 +119,7 @@ def _prepare(args) -> tuple[dict[str, "Plan"], dict]:
         open_data(variants[label])
     commit, diff = git_state()
     machine = device.hardware() | {
-        "packages": {name: version(name) for name in ("torch", "torchao", "torchtitan", "triton")},
+        "packages": {name: version(name) for name in VERSIONS},
     }
     return variants, {
         "command": command(),

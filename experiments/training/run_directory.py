@@ -31,7 +31,7 @@ from models.errors import InputError
 
 _MARKS = (run.RECIPE, run.MANIFEST)  # one of them is in every run directory
 _RECORDS = (run.METRICS, run.TIMING, run.PROOF)
-_VERSIONS = ("torch", "torchao", "torchtitan", "triton")
+VERSIONS = ("torch", "torchao", "torchtitan", "triton")
 
 
 class RunDirectory:
@@ -157,7 +157,7 @@ def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> ru
         host=socket.gethostname(),
         pid=os.getpid(),
         python=platform.python_version(),
-        packages={name: packages[name] for name in _VERSIONS},
+        packages={name: packages[name] for name in VERSIONS},
         environment=_write_environment(path, run.Environment(packages=packages, diff=diff)),
         git=run.Git(commit=commit, changes=_digest(diff) if diff else None),
         recipe=recipe.name,

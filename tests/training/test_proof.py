@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from experiments.config.keys import Config
@@ -124,11 +125,23 @@ def convert_late(run: Run) -> None:
     convert_to_float8_training(run.model, config=config, module_filter_fn=lambda _, n: n != "head")
 
 
+def compile_nothing(run: Run) -> None:
+    """As with TORCHDYNAMO_DISABLE=1."""
+    run.config.compile.enable = True
+    counters.clear()
+
+
+def promise_rows(run: Run) -> None:
+    run.config.quantize.linear.float8.recipe_name = "rowwise"
+
+
 @pytest.mark.parametrize(
     ("harm", "converted", "sentence"),
     [
         (lambda run: None, False, "converts 2 linear layers to tensorwise FP8, and 0 were"),
         (lambda run: in_bf16(run.model.second), True, "did .* FLOPs, and the 2 converted"),
+        (promise_rows, True, "had a scale for each row, and the recipe's scaling is rowwise"),
+        (compile_nothing, True, "torch.compile made no graph"),
         (skip_step, True, "3 parameters did not move"),
         (freeze, True, "did .* FLOPs.* add them to filter_fqns"),
         (add_unused, True, "unused is trainable and got no gradient"),

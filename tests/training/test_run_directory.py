@@ -129,6 +129,13 @@ def test_a_start_that_is_killed_loses_no_attempt(unfinished, claim):
     assert (unfinished / "metrics.jsonl").read_text() == WINDOW
 
 
+def test_a_damaged_proof_keeps_no_run_from_going_on(unfinished, claim, caplog):
+    (unfinished / "proof.json").write_text("{")
+    assert claim().take_over(1) is None and "proof.json: " in caplog.text
+    assert (unfinished / "metrics.jsonl").read_text() == WINDOW
+    assert (unfinished / "attempt1/proof.json").read_text() == "{"
+
+
 def test_a_run_goes_on_without_its_manifest(unfinished, claim):
     (unfinished / "manifest.json").unlink()
     assert claim().manifest.attempt == 2

@@ -9,6 +9,7 @@ import sys
 from contextlib import contextmanager
 
 import pytest
+import torch
 
 from experiments.jobs.signals import COME_BACK
 from experiments.training.trainer import Trainer
@@ -145,6 +146,17 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, train, mode)
     assert manifest["status"] == "failed"
     assert "CheckpointError: a checkpoint could not be saved" in manifest["error"]
     assert not list((tmp_path / "run/checkpoint").iterdir())
+
+
+def test_a_run_without_memory_names_the_overlay_that_helps(tmp_path, train, before_step):
+    def fill(trainer: Trainer) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    before_step(2, fill)
+    assert train() == 1
+    manifest = manifest_of(tmp_path / "run")
+    assert "out of memory: recompute activations (overlay `full_" in manifest["error"]
+    assert "the learning rate's warm-up of 10 steps was cut to 4" in manifest["notes"]
 
 
 def test_run_that_skipped_the_conversion_fails(tmp_path, train, monkeypatch):

@@ -1,8 +1,19 @@
 """Where a run's warm-up went."""
 
+from collections import Counter
+
 from experiments.training import timeline
-from experiments.training.timeline import Timeline
+from experiments.training.timeline import Timeline, compile_cache
 from models import device
+
+
+def test_graphs_that_cannot_be_cached_were_compiled(monkeypatch):
+    """As with recomputation."""
+    found = {"inductor": Counter(fxgraph_cache_hit=2), "aot_autograd": Counter()}
+    monkeypatch.setattr(timeline, "counters", found)
+    assert compile_cache() == "warm"
+    found["inductor"]["fxgraph_cache_bypass"] = 1
+    assert compile_cache() == "cold"
 
 
 def test_phases_add_up_for_a_second_run_of_one_process(monkeypatch):
