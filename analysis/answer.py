@@ -1,82 +1,102 @@
 """Should this Llama be trained in FP8? A comparison in words: the answer first, then what it rests
-on."""
+on.
+
+All answers that there are stand in the tables of this page; tests/analysis/test_planted.py has a
+study for each.
+"""
 
 from shlex import join
 
 from analysis.comparison import COMPILED, OWN, Comparison, in_order
-from analysis.losses import (
-    CANNOT_TELL,
-    HIGHER,
-    LOWER,
-    SAME,
-    TOLERANCE,
-    compute_for_margin,
-)
-from analysis.rates import AHEAD, FROM, MIN_STEPS, MOST_NEEDED, SpeedUp
+from analysis.losses import CANNOT_TELL, HIGHER, LOWER, SAME, TOLERANCE, compute_for_margin
+from analysis.rates import AHEAD, FROM, MIN_STEPS
 
 QUESTION = "Should this Llama be trained in FP8?"
-# A ratio that is this far from the ratio by the mean step is given beside it.
-ANSWERS_DIFFER = 0.02
 
-# The first sentence of the answer: the first of these cases that is true of the runs.
-ANSWERS = {
-    "no opponents": "No answer: it needs completed runs in FP8, and in bf16 those of the baseline.",
+# The first sentence of the answer where no FP8 recipe can have one.
+NO_ANSWERS = {
+    "no opponents": "No answer: it needs completed runs in FP8, and of {opponent}.",
     "cpu": "No answer about speed: these runs are from a CPU, which has no FP8 units. They show "
     "the method, and what FP8 does to the loss of a small model.",
     "all spoilt": "No: {lost}.",
-    "no rate": f"Too short to answer: a rate takes runs of {MIN_STEPS} steps or more.",
-    # The others are about the FP8 recipe for which most speaks.
-    "compiled alone": "No answer on FP8 alone: {claim}, but it is compiled too; it needs a "
-    f"completed run of {COMPILED}.",
-    "single run, higher": "No verdict from a single run: {claim}{pays}, and it ends at a far "
-    "higher loss than {baseline}.",
-    "single run": "No verdict from a single run: {claim}{pays}.",
-    "unclear": "Cannot tell: {claim}, {certainty}.",
-    "slower": "No: {claim}; no FP8 recipe that kept the loss does better.",
-    "unproven": "No answer: {claim}, but nothing proves that it ran in FP8: it has no proof, or "
-    "its proof.json says 0 %, says that the matmuls were emulated, or differs between the runs.",
-    HIGHER: "No: {claim}{pays}, but it ends at a higher loss than {baseline}.",
+}
+# The first sentence of the answer otherwise. Each FP8 recipe has one of these outcomes. The answer
+# is about the recipe whose outcome stands first, of several about the fastest.
+OUTCOMES = {
     SAME: "Yes: {claim}{pays}. It ends at the same loss after {steps:,} steps.",
     LOWER: "Yes: {claim}{pays}. It ends at a lower loss after {steps:,} steps.",
     "loss unclear": "For speed, yes: {claim}{pays}. Whether the loss is the same, these runs "
     "cannot tell.",
+    "doubtful": "No plain yes: {claim}{pays}, but {doubt}.",
+    "doubtful speed": "No verdict: {claim}, but {doubt}.",
+    "single run": "No verdict from a single run: {claim}{pays}.",
+    "unclear": "Cannot tell: {claim}, {certainty}.",
+    "as fast": "No gain: {claim}, which is as fast.",
+    "slower": "No: {claim}; no FP8 recipe that kept the loss does better.",
+    "compiled alone": "No answer on FP8 alone: {claim}, but it is compiled too; it needs a "
+    f"completed run of {COMPILED}.",
+    HIGHER: "No: {claim}{pays}, but it ends at a higher loss than {opponent}.",
+    "no rate": f"Too short to answer: a rate takes runs of {MIN_STEPS} steps or more.",
+}
+# What forbids a plain yes, see analysis/doubts.py. Those of the first kind forbid any verdict on
+# the speed, those of the second a yes.
+DOUBTS_OF_SPEED = {
+    "run": "of {run} it is on record that {doubt}",
+    "proof": "nothing proves that it ran in FP8",
+    "proofs": "its proofs differ between its runs",
+    "settings": "they differ in more than their recipes say: {keys}",
+    "machine": "their machines differ: {what}",
+    "padding": "{own:.0%} of its tokens are padding, beside {others:.0%}",
+    "no clock": "the wall clock of {runs} cannot be used, so that time outside of steps is unknown",
+    "clock": "by the wall clock, over all steps after the first ten, it has {ratio:.2f} times",
+    "stall": "step {step:.0f} of {run} took {seconds:,.3g} s, and without such steps it has "
+    "{ratio:.2f} times",
+    "drift": "it has {first:.2f} times in the first third of the steps and {last:.2f} times in the "
+    "last",
+}
+DOUBTS = DOUBTS_OF_SPEED | {
+    "unfinished": "{own} of its {started} runs came to an end, beside {others} of {all_others}",
+    "alike": "its losses are those of {opponent} to the last bit in all {steps} steps",
+    "below": "{words}, which FP8 does not explain",
 }
 PAYS_BACK = ", and is ahead {}, warm-up included"
 WOULD_PAY_BACK = ", and would be ahead {}, warm-up included, beyond these runs"
 WARM = " (some runs have no compilation in it)"
-TOLD = (SAME, LOWER, HIGHER)
+MORE = "{what}: with {runs} runs of each the interval would reach {widths} to each side."
 WORTH = (
-    '"The same loss" means within {tolerance:g} % of the baseline\'s (as in DeepSeek-V3, arXiv '
+    '"The same loss" means within {tolerance:g} % of {opponent}\'s (as in DeepSeek-V3, arXiv '
     "2412.19437), which is worth {compute:.0f} % of the compute of a compute-optimal model of "
     "{billions:.3g} B parameters by the scaling law of Hoffmann et al. 2022 (arXiv 2203.15556)."
 )
 
 
 def answer(comparison: Comparison) -> list[str]:
-    """Write the answer, and what limits it: at most five sentences."""
-    lost = "; ".join(_lost(comparison))
-    case, best = _choose(comparison)
-    steps = max((judged.step for judged in comparison.verdicts.values()), default=0)
-    facts = {"lost": lost, "baseline": comparison.baseline, "steps": steps}
+    """Write the answer, a sentence, and then what limits it."""
+    lost = lost_runs(comparison)
+    case, best = choose(comparison)
+    facts = {"lost": "; ".join(lost), "opponent": comparison.opponent}
     if best:
         facts |= _facts(comparison, best)
-    sentences = [ANSWERS[case].format(**facts)]
-    if lost and case != "all spoilt":
-        sentences.append(f"{lost}.")
-    if case != "no opponents":
-        sentences += _remedy(comparison, best) + _worth(comparison)
-    return sentences
+    first = (NO_ANSWERS | OUTCOMES)[case].format(**facts)
+    told = [f"{words}." for words in lost if words not in first]
+    for recipe, doubts in comparison.doubts.items():
+        told += [
+            f"{recipe}: {words}." for words in _worded(comparison, doubts) if words not in first
+        ]
+    if case == "no opponents":
+        return [first, *told]
+    return [first, *told, *_remedy(comparison, best), *_worth(comparison)]
 
 
 def details(comparison: Comparison) -> list[str]:
     """Write what the answer rests on: of every recipe its speed, its break-even, and its loss."""
     sentences = []
-    for recipe in dict.fromkeys([*comparison.fp8, *comparison.recipes]):
+    for recipe in in_order([*comparison.fp8, *comparison.recipes]):
         gain = comparison.speed_ups.get((recipe, comparison.opponent))
         if gain and gain.runs:
             sentences.append("{claim}, {certainty}.".format(**_facts(comparison, recipe)))
-        paid = [of for of in comparison.break_evens.values() if of.a == recipe]
         if recipe in comparison.fp8:
+            paid = [of for of in comparison.break_evens.values() if of.a == recipe]
             sentences += [of.sentence() for of in paid]
         if recipe in comparison.verdicts:
             sentences.append(comparison.verdicts[recipe].sentence())
@@ -85,87 +105,94 @@ def details(comparison: Comparison) -> list[str]:
 
 def about_loss(comparison: Comparison) -> list[str]:
     """Write where recipes diverged, the verdicts on their losses, and what it takes to tell."""
-    sentences = [f"{words}." for words in _lost(comparison)]
+    sentences = [f"{words}." for words in lost_runs(comparison)]
     sentences += [judged.sentence() for judged in comparison.verdicts.values()]
     return sentences + _remedy(comparison, None)
 
 
-def _choose(comparison: Comparison) -> tuple[str, str | None]:
-    """Find the case of `ANSWERS`, and the FP8 recipe that it is about: that for which most
-    speaks."""
-    fp8, opponent, spoilt = comparison.fp8, comparison.opponent, comparison.spoilt
-    runs, verdicts = comparison.frames.runs, comparison.verdicts
-    losses = {recipe: judged.word for recipe, judged in verdicts.items()}
-    if not (fp8 or spoilt) or comparison.baseline in fp8 or opponent not in comparison.recipes:
+def choose(comparison: Comparison) -> tuple[str, str | None]:
+    """Find the case of `NO_ANSWERS` or `OUTCOMES`, and the FP8 recipe that it is about."""
+    fp8, opponent = comparison.fp8, comparison.opponent
+    if not fp8 or opponent in fp8 or opponent not in comparison.recipes:
         return "no opponents", None
-    if runs["device_type"].eq("cpu").any():
+    if comparison.frames.runs["device_type"].eq("cpu").any():
         return "cpu", None
-    gains = {r: comparison.speed_ups[r, opponent] for r in fp8 if r not in spoilt}
-    if not gains:
-        return "all spoilt", None
-    measured = [recipe for recipe, gain in gains.items() if gain.runs]
-    if not measured:
-        return "no rate", None
+    kept = [recipe for recipe in fp8 if recipe in comparison.recipes]
+    outcomes = {r: _outcome(comparison, r) for r in kept if r not in comparison.spoilt}
+    if not outcomes:
+        return ("all spoilt" if comparison.spoilt else "no opponents"), None
+    places = list(OUTCOMES)
 
-    def merits(recipe: str) -> tuple:
-        """What speaks for a recipe, most important first."""
-        gain, loss = gains[recipe], losses.get(recipe)
-        faster, proven = gain.low > 1, comparison.proof[recipe] > 0
-        return loss != HIGHER, faster, proven, faster and loss in TOLD, gain.ratio
+    def rank(recipe: str) -> tuple[int, float]:
+        ratio = comparison.speed_ups[recipe, opponent].ratio
+        return places.index(outcomes[recipe]), -ratio
 
-    best = max(measured, key=merits)
-    compiled = {COMPILED, *runs.loc[runs["compiled"].eq(True), "recipe"]}
-    if best in compiled and opponent not in compiled:
-        return "compiled alone", best
-    return _case(gains[best], losses.get(best), comparison.proof[best]), best
+    best = min(outcomes, key=rank)
+    return outcomes[best], best
 
 
-def _case(gain: SpeedUp, loss: str | None, proof: float) -> str:
-    """Find the case of `ANSWERS` for a recipe's speed, the word for its loss, and its proof."""
-    if gain.runs == 1:
-        return "single run, higher" if loss == HIGHER else "single run"
-    if gain.unclear or (gain.ratio - 1) * (gain.by_clock - 1) < 0:
-        return "unclear"
-    if gain.ratio < 1:
-        return "slower"
-    if not proof:
-        return "unproven"
-    return loss if loss in TOLD else "loss unclear"
+def _outcome(comparison: Comparison, recipe: str) -> str:
+    """Find the key of `OUTCOMES` for an FP8 recipe that kept the loss."""
+    gain = comparison.speed_ups[recipe, comparison.opponent]
+    loss = comparison.verdicts[recipe].word
+    doubts = {doubt.kind for doubt in comparison.doubts[recipe]}
+    compiled = [comparison.completed[r].runs["compiled"] for r in (recipe, comparison.opponent)]
+    cases = {
+        "no rate": gain.runs == 0,
+        "compiled alone": compiled[0].eq(True).any() and compiled[1].eq(False).any(),
+        "single run": gain.runs == 1,
+        "doubtful speed": not doubts.isdisjoint(DOUBTS_OF_SPEED),
+        "as fast": gain.as_fast,
+        "unclear": gain.unclear,
+        "slower": gain.ratio < 1,
+        HIGHER: loss == HIGHER,
+        "doubtful": bool(doubts),
+        "loss unclear": loss not in (SAME, LOWER),
+    }
+    return next((case for case, is_so in cases.items() if is_so), loss)
 
 
 def _facts(comparison: Comparison, recipe: str) -> dict[str, str]:
-    """Word what is known of a recipe beside its opponent, for the templates."""
+    """Word what is known of a recipe beside the opponent, for the templates."""
     opponent = comparison.opponent
     gain = comparison.speed_ups[recipe, opponent]
     share = comparison.completed[recipe].runs["fp8_share_of_steps"].mean()
     part = f" (in FP8 in {share:.0%} of its steps)" if 0 < share < 1 else ""
-    claim = f"{recipe}{part} has {gain.ratio:.2f} times the tokens/s of {opponent}"
-    for way, ratio in ("median step", gain.by_median), ("clock", gain.by_clock):
-        if abs(ratio / gain.ratio - 1) > ANSWERS_DIFFER:
-            claim += f" ({ratio:.2f} times by the {way})"
-    certainty = f"95 % interval {gain.low:.2f} to {gain.high:.2f}"
-    if gain.runs == 1:
-        certainty = "no interval from a single run"
+    certainty = "no interval from a single run"
+    if gain.runs > 1:
+        certainty = f"95 % interval {gain.low:.2f} to {gain.high:.2f}"
+        if gain.tries > 1:
+            certainty += f" for {gain.tries} FP8 recipes together"
     paid, pays = comparison.break_evens.get((recipe, opponent)), ""
     if paid and paid.outcome in (AHEAD, FROM):
         pays = (WOULD_PAY_BACK if paid.beyond else PAYS_BACK).format(paid.word)
         if comparison.frames.runs["compile_cache"].eq("warm").any():
             pays += WARM
-    return {"claim": claim, "certainty": certainty, "pays": pays}
+    doubts = _worded(comparison, comparison.doubts.get(recipe, []))
+    return {
+        "claim": f"{recipe}{part} has {gain.ratio:.2f} times the tokens/s of {opponent}",
+        "certainty": certainty,
+        "pays": pays,
+        "doubt": doubts[0] if doubts else "",
+        "steps": comparison.verdicts[recipe].step,
+    }
 
 
-def _lost(comparison: Comparison) -> list[str]:
-    """Say where a recipe diverged, or a seed of it left the others."""
+def _worded(comparison: Comparison, doubts: list) -> list[str]:
+    """Word doubts, those that forbid any verdict on the speed first."""
+    ordered = sorted(doubts, key=lambda doubt: list(DOUBTS).index(doubt.kind))
+    return [DOUBTS[d.kind].format(**d.facts, opponent=comparison.opponent) for d in ordered]
+
+
+def lost_runs(comparison: Comparison) -> list[str]:
+    """Say where a recipe diverged, or ended far from the opponent."""
     words = []
     for recipe in in_order([*comparison.recipes, *comparison.diverged]):
         if recipe in comparison.diverged:
-            lost, finished = comparison.diverged[recipe]
-            words.append(f"{recipe} diverged in {lost} of {finished} seeds")
-        for seed, (loss, highest) in comparison.left.get(recipe, {}).items():
-            words.append(
-                f"{recipe} seed {seed} left the recipe's other seeds: it ends at a loss of "
-                f"{loss:.2f}, they at {highest:.2f} or less"
-            )
+            lost, started = comparison.diverged[recipe]
+            words.append(f"{recipe} diverged in {lost} of {started} runs")
+        if recipe in comparison.verdicts:
+            words += comparison.verdicts[recipe].far_off()
     return words
 
 
@@ -174,18 +201,20 @@ def _remedy(comparison: Comparison, best: str | None) -> list[str]:
     gain = comparison.speed_ups.get((best, comparison.opponent))
     if gain and gain.runs == 1:
         return [f"To get one, repeat the runs with more seeds: {_repeat_command(comparison)}"]
-    needs = []
-    if gain and gain.unclear:
-        count = _count(gain.needed)
-        needs.append(f"{count} runs of each recipe for a ratio of {gain.ratio:.3f}")
-    unclear = [of for of in comparison.verdicts.values() if of.outcome == CANNOT_TELL]
-    needs += [f"{_count(of.needed)} seeds for the loss of {of.recipe}" for of in unclear]
-    chance = "for a chance of 80 %, by the spread seen here"
-    return [f"To tell would take {', '.join(needs)} ({chance})."] if needs else []
+    sentences = []
+    if gain and gain.unclear and gain.half_widths:
+        percent = [f"{width:.1%}" for width in gain.half_widths.values()]
+        sentences.append(_more(f"The speed of {best}", gain.half_widths, percent))
+    for judged in comparison.verdicts.values():
+        if judged.outcome == CANNOT_TELL:
+            nats = [f"{width:.4f}" for width in judged.half_widths.values()]
+            sentences.append(_more(f"The loss of {judged.recipe}", judged.half_widths, nats))
+    return sentences
 
 
-def _count(needed: int | None) -> str:
-    return f"about {needed}" if needed else f"more than {MOST_NEEDED}"
+def _more(what: str, runs: dict[int, float], widths: list[str]) -> str:
+    counts, reach = ", ".join(map(str, runs)), ", ".join(widths)
+    return MORE.format(what=what, runs=counts, widths=reach)
 
 
 def _repeat_command(comparison: Comparison) -> str:
@@ -202,8 +231,8 @@ def _repeat_command(comparison: Comparison) -> str:
 def _worth(comparison: Comparison) -> list[str]:
     """Say what a difference of one margin is worth; nothing where no verdict uses the margin."""
     words = {judged.word for judged in comparison.verdicts.values()}
-    if words.isdisjoint([*TOLD, CANNOT_TELL]):
+    if words.isdisjoint([SAME, LOWER, HIGHER, CANNOT_TELL]):
         return []
     parameters, more = compute_for_margin(comparison.frames.runs["parameters"].max())
     facts = {"tolerance": 100 * TOLERANCE, "compute": 100 * more, "billions": parameters / 1e9}
-    return [WORTH.format(**facts)]
+    return [WORTH.format(**facts, opponent=comparison.opponent)]

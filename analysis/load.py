@@ -3,6 +3,7 @@
 Reads run directories, logs of the published project and plain torchtitan's TensorBoard folders.
 """
 
+import math
 import os
 import re
 from collections import defaultdict
@@ -15,81 +16,15 @@ import pandas as pd
 
 from analysis.other_logs.published import read_published
 from analysis.other_logs.tensorboard import EVENTS, named_folder, read_tensorboard
-from analysis.runs import Run, read_run
+from analysis.runs import COLUMNS, Run, read_run
 from experiments.records.files import RecordError
-from experiments.records.run import MANIFEST, METRICS, RECIPE
+from experiments.records.run import MANIFEST, METRICS, NOT_STEADY_STEPS, RECIPE
 
 DRIFT = 0.15  # of the step time, between the first and the last third of the steady steps
 MIN_DRIFT_STEPS = 30  # steady steps without which nothing is said of a drift
+STALL = 20  # times the median: a step as long as that is named
+FAR = 0.10  # of the loss: so far above, no count of seeds would make it the same
 _NAMED, _ALIKE = 3, 10  # how many of more than so many problems that are alike are named
-
-RECORDED = [
-    "path",
-    "source",
-    "recipe",
-    "seed",
-    "status",
-    "error",
-    "attempt",
-    "start",
-    "date",
-    "steps_asked",
-    "steps_planned",
-    "overlays",
-    "flavor",
-    "float8",
-    "compiled",
-    "parameters",
-    "flops_per_token",
-    "seq_len",
-    "dataset",
-    "data",
-    "device",
-    "device_type",
-    "world_size",
-    "driver",
-    "power_limit_w",
-    "sm_clock_max_mhz",
-    "peak_bf16",
-    "peak_fp8",
-    "peak_source",
-    "code",
-    "commit",
-    "torch",
-    "torchao",
-    "torchtitan",
-    "warm_up_s",
-    "wall_s",
-    "phases",
-    "compile_cache",
-    "fp8_share",
-    "fp8_emulated",
-    "fp8_matmul",
-    "attention",
-    "gathered_bytes",
-    "reduced_bytes",
-    "orphans",
-]
-WORKED_OUT = [
-    "steps",
-    "tokens_per_step",
-    "tokens",
-    "batch",
-    "final_loss",
-    "wall_s_without_warm_up",
-    "fp8_share_of_steps",
-    "peak_memory_bytes",
-    "tokens_per_s",
-    "tokens_per_s_q1",
-    "tokens_per_s_q3",
-    "valid_tokens_per_s",
-    "data_wait_share",
-    "mfu_bf16_peak",
-    "mfu_fp8_peak",
-    "mfu_mixed_peak",
-    "mfu_logged",
-]
-_INTERNAL = ["study", "study_budget_s", "precisions", "fp8_flops"]
 
 
 class LoadError(ValueError):
@@ -103,8 +38,7 @@ class Frames:
 
     Args:
         runs: one row a run, in the order in which they were started where that is known. `run`
-            identifies it, `path` is where it is, `source` which program wrote it. Then what was
-            recorded (`analysis.runs`), and
+            identifies it; then `analysis.runs.COLUMNS`, and what is worked out:
 
             status: completed, running, interrupted, failed, diverged (also where the loss is not
                 finite at the end of a log that says completed), short (its log ends before the last
@@ -115,24 +49,31 @@ class Frames:
                 step, summed over a resumed run's attempts; wall_s_without_warm_up. Unknown where
                 the run's clock does not fit its step times.
             final_loss: mean over the last tenth of the steps
-            tokens_per_step, batch: tokens and sequences per step
-            tokens_per_s, tokens_per_s_q1, tokens_per_s_q3, valid_tokens_per_s: median over the
-                steady steps and its quartiles, padding included; without padding
+            tokens_per_step: tokens of all devices, padding included; valid_share: without padding
+            steady_steps, step_s: how many steady steps, and the mean of their seconds; iqr: the
+                distance of their quartiles as a share of the median; first_third_s, last_third_s:
+                medians; stall, stall_s: the longest step, if it takes `STALL` times the median;
+                without_stalls_s: the mean without such steps
+            clock_s: seconds a step by the clock, over all steps after the first ten, steady or not
+            tokens_per_s: by the mean steady step, padding included
             fp8_share: of the linear layers' FLOPs, over all steps of the run: less than its proof's
                 where there are phases in bf16. fp8_share_of_steps: of the steps
-            data_wait_share: of the steady steps' time
-            mfu_bf16_peak, mfu_fp8_peak, mfu_mixed_peak: of that median; mfu_logged: what another
-                program called its MFU
+            mfu_bf16_peak, mfu_fp8_peak, mfu_mixed_peak: of tokens_per_s
             peak_memory_bytes: of one device
             orphans: how many trainable parameters are in no optimizer, as the recipe asks
+            doubts: why the run is not what its recipe says, a sentence each
         windows: one row a log window: run, recipe, seed, and `analysis.runs.WINDOW_COLUMNS`.
             `elapsed_s` counts on from the earlier attempts of a run that was resumed.
+        steps: one row a step: run, recipe, seed, step, loss (NaN where the log has no value of the
+            step), seconds, steady: not among a process's first 10 steps, did not write a
+            checkpoint, and its seconds are known.
         problems: a sentence for each run that is not completed, each that could not be read, and
             each thing in a log that makes its figures doubtful.
     """
 
     runs: pd.DataFrame
     windows: pd.DataFrame
+    steps: pd.DataFrame
     problems: list[str]
 
 
@@ -155,44 +96,32 @@ def load(paths: str | Path | Iterable[str | Path]) -> Frames:
     if not found:
         raise LoadError("; ".join(_summarized(unreadable)) or "no path was given to load runs from")
     found.sort(key=lambda run: ("start" not in run.facts, run.facts.get("start")))
-    parent = Path(os.path.commonpath([run.path.resolve().parent for run in found]))
-    names = [run.path.resolve().relative_to(parent).as_posix() for run in found]
-    facts = [{"phases": {}, "precisions": {}, "path": run.path} | run.facts for run in found]
-    runs = pd.DataFrame(facts, index=names).reindex(columns=[*RECORDED, *_INTERNAL])
-    runs = runs.astype(dict.fromkeys(runs.columns[runs.isna().all()], float) | {"path": str})
-    logs = [run.windows.assign(run=name) for name, run in zip(names, found, strict=True)]
-    owners = runs[["recipe", "seed"]].astype({"seed": float})
-    windows = pd.concat(logs, ignore_index=True).join(owners, on="run")
-    windows = _cut_to_equal_length(runs, windows)
-    by_step = steps(windows)
-    runs = _with_rates(runs, windows, by_step)
-    logged = dict(list(by_step.groupby("run")))
+    runs, windows = _frames(found)
+    runs, windows = _cut_to_equal_length(runs, windows)
+    steps = _by_step(windows)
+    runs = runs.join(_logged(windows)).join(paces(steps)).join(clock(runs, windows))
+    runs = _work_out(_with_losses(runs, steps))
+    judged = [_judge(run) for _, run in runs.iterrows()]
+    runs["status"] = [status for status, _ in judged]
     problems = []
-    for run, name in zip(found, names, strict=True):
-        runs.loc[name, "status"], judged = _judge(runs.loc[name])
-        doubts = [*run.problems, *_flaws(logged.get(name, by_step[:0])), *judged]
-        problems += [f"{run.path}: {doubt}" for doubt in doubts]
-    runs = runs.rename_axis("run").reset_index()[["run", *RECORDED, *WORKED_OUT]]
-    return Frames(runs, windows, _summarized(problems + unreadable))
+    for run, doubts, (_, odd) in zip(found, runs["doubts"], judged, strict=True):
+        problems += [f"{run.path}: {words}" for words in [*run.problems, *doubts, *odd]]
+    runs = runs.rename_axis("run").reset_index()
+    return Frames(runs, windows, steps, _summarized(problems + unreadable))
 
 
-def steps(windows: pd.DataFrame) -> pd.DataFrame:
-    """Make one row a step of `Frames.windows`, or of some of its rows.
-
-    Columns: run, recipe, seed, step, loss, seconds, data_wait_s (NaN where the log has no value of
-    the step), steady: not among a process's first 10 steps, did not write a checkpoint, and its
-    seconds are known.
-    """
-    values = ["losses", "step_s", "data_wait_s"]
-    by_step = windows[["run", "recipe", "seed", "not_steady", *values]].copy()
+def _by_step(windows: pd.DataFrame) -> pd.DataFrame:
+    """Make `Frames.steps` of windows."""
+    frame = windows[["run", "recipe", "seed", "not_steady", "losses", "step_s"]].copy()
     ends = zip(windows["step"], windows["step_s"], strict=True)
-    by_step["step"] = [[*range(end - len(times) + 1, end + 1)] for end, times in ends]
-    by_step = by_step.explode(["step", *values], ignore_index=True)
-    by_step = by_step.astype(dict.fromkeys(values, float) | {"step": int})
-    not_steady = zip(by_step["step"], by_step.pop("not_steady"), strict=True)
-    by_step["steady"] = [step not in others for step, others in not_steady]
-    by_step["steady"] &= by_step["step_s"].notna()
-    return by_step.rename(columns={"losses": "loss", "step_s": "seconds"})
+    frame["step"] = [[*range(end - len(times) + 1, end + 1)] for end, times in ends]
+    frame = frame.explode(["step", "losses", "step_s"], ignore_index=True)
+    frame = frame.rename(columns={"losses": "loss", "step_s": "seconds"})
+    frame = frame.astype({"step": int, "loss": float, "seconds": float})
+    not_steady = zip(frame["step"], frame.pop("not_steady"), strict=True)
+    frame["steady"] = [step not in others for step, others in not_steady]
+    frame["steady"] &= frame["seconds"].notna()
+    return frame
 
 
 def final_from(last):
@@ -266,122 +195,186 @@ def _summarized(problems: list[str]) -> list[str]:
 # ---- what becomes of a run beside others ----
 
 
-def _cut_to_equal_length(runs: pd.DataFrame, windows: pd.DataFrame) -> pd.DataFrame:
+def _frames(found: list[Run]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Put the facts and the windows of runs into one frame each; a run is named by its place."""
+    parent = Path(os.path.commonpath([run.path.resolve().parent for run in found]))
+    names = [run.path.resolve().relative_to(parent).as_posix() for run in found]
+    facts = [run.facts | {"path": str(run.path), "doubts": run.doubts} for run in found]
+    runs = pd.DataFrame(facts, index=names, columns=[*COLUMNS, "doubts"])
+    runs = runs.astype(dict.fromkeys(runs.columns[runs.isna().all()], float))
+    runs["seed"] = runs["seed"].astype("Int64")  # a seed can have more digits than a float
+    logs = [run.windows.assign(run=name) for name, run in zip(names, found, strict=True)]
+    return runs, pd.concat(logs, ignore_index=True).join(runs[["recipe", "seed"]], on="run")
+
+
+def _cut_to_equal_length(
+    runs: pd.DataFrame, windows: pd.DataFrame
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Cut the runs of a study whose time budget has stopped some of them to the last window that
     all of them have. They then count as completed."""
+    runs = runs.assign(steps_planned=math.nan)
     budgeted = runs[runs["study_budget_s"].notna()].query("status in ['completed', 'interrupted']")
     within = windows["run"].isin(budgeted.index)
     cut = budgeted.loc[windows.loc[within, "run"].unique()]
     counts = windows.loc[within, "step"].value_counts()
     if (cut["status"] == "completed").all() or counts.max() < len(cut):
-        return windows
+        return runs, windows
     last = counts.index[counts == len(cut)].max()
-    windows = windows[~within | (windows["step"] <= last)]
-    wall_s = windows.groupby("run")["elapsed_s"].last()
-    cut = cut.assign(steps_planned=cut["steps_asked"], steps_asked=last, wall_s=wall_s)
-    runs.loc[cut.index] = cut.assign(status="completed", error=np.nan)
-    return windows.reset_index(drop=True)
+    later = windows[within & (windows["step"] > last)]
+    windows = windows[~within | (windows["step"] <= last)].reset_index(drop=True)
+    ends = windows.groupby("run")[["elapsed_s", "loss"]].last()
+    cut = cut.assign(steps_planned=cut["steps_asked"], steps_asked=last, wall_s=ends["elapsed_s"])
+    runs.loc[cut.index] = cut.assign(status="completed", error=math.nan)
+    for run, losses in later.groupby("run")["loss"]:
+        end = np.median(losses.tail(max(1, len(losses) // 10)))
+        if not end <= (1 + FAR) * ends.loc[run, "loss"]:
+            runs.loc[run, "doubts"].append(
+                f"after step {last}, to which the runs are cut, its loss went from "
+                f"{ends.loc[run, 'loss']:.2f} to {end:.2f}"
+            )
+    return runs, windows
 
 
 # ---- what the logs say ----
 
 
-def _with_rates(runs: pd.DataFrame, windows: pd.DataFrame, by_step: pd.DataFrame) -> pd.DataFrame:
-    """Add the columns `WORKED_OUT`, and how many windows have a loss that is not finite."""
-    count, duration = (windows["step_s"].map(of).astype(float) for of in (len, sum))
-    windows = windows.assign(count=count, duration=duration, lost=~np.isfinite(windows["loss"]))
-    windows = windows.eval("""
-        window_tokens = tokens_per_s * duration
-        valid_tokens = valid_tokens_per_s * duration
-        tokens_per_step = window_tokens / count
-    """)
+def _logged(windows: pd.DataFrame) -> pd.DataFrame:
+    """Work out by run what its windows hold: steps, tokens, memory, losses that are not finite."""
+    seconds = windows["step_s"].map(sum).astype(float)
+    windows = windows.assign(
+        tokens=windows["tokens_per_s"] * seconds,
+        valid=windows["valid_tokens_per_s"] * seconds,
+        count=windows["step_s"].map(len).astype(float),
+        lost=windows["step"].where(~np.isfinite(windows["loss"])),
+    )
+    windows["tokens_per_step"] = windows["tokens"] / windows["count"]
     logged = windows.groupby("run").agg(
         steps=("step", "max"),
-        tokens_per_step=("tokens_per_step", "first"),  # whole but for the rounding of logged times
-        window_tokens=("window_tokens", "mean"),
-        valid_tokens=("valid_tokens", "mean"),
+        count=("count", "sum"),
+        tokens_per_step=("tokens_per_step", "median"),
+        tokens=("tokens", "sum"),
+        valid=("valid", "mean"),
+        windows=("step", "count"),
         peak_memory_bytes=("peak_memory_bytes", "max"),
-        mfu_logged=("mfu_logged", "median"),
+        lost=("lost", "count"),
+        lost_from=("lost", "min"),
+        lost_until=("lost", "max"),
     )
-    lost = windows[windows["lost"]].groupby("run")["step"]
-    lost = lost.agg(lost="count", lost_from="min", lost_until="max")
-    steady = by_step[by_step["steady"]].groupby("run")
-    quartiles = [0.25, 0.5, 0.75]
-    step_s = steady["seconds"].quantile(quartiles).unstack().reindex(columns=quartiles)
-    step_s = step_s.set_axis(["low_s", "median_s", "high_s"], axis="columns")
-    means = steady.agg(mean_s=("seconds", "mean"), data_wait_s=("data_wait_s", "mean"))
+    # Tokens a step are whole but for the rounding of logged times.
+    logged["tokens_per_step"] = logged["tokens_per_step"].round()
+    logged["valid_share"] = logged["valid"] * logged["windows"] / logged["tokens"]
+    return logged.drop(columns=["valid", "windows", "tokens"])
 
-    runs = runs.join([logged, lost, step_s, means])
+
+def paces(steps: pd.DataFrame) -> pd.DataFrame:
+    """Work out by run how long its steady steps take, see `Frames`."""
+    paces = {}
+    for run, steady in steps[steps["steady"]].groupby("run"):
+        seconds = steady.set_index("step")["seconds"]
+        low, median, high = seconds.quantile([0.25, 0.5, 0.75])
+        usual = seconds[seconds <= STALL * median]
+        third = len(seconds) // 3 if len(seconds) >= MIN_DRIFT_STEPS else 0
+        longest = seconds.drop(usual.index)
+        paces[run] = {
+            "steady_steps": len(seconds),
+            "step_s": seconds.mean(),
+            "iqr": (high - low) / median,
+            "first_third_s": seconds[:third].median(),
+            "last_third_s": seconds[len(seconds) - third :].median(),
+            "without_stalls_s": usual.mean(),
+            "stall_s": longest.max(),
+            "stall": math.nan if longest.empty else longest.idxmax(),
+        }
+    columns = ["steady_steps", "step_s", "iqr", "first_third_s", "last_third_s",
+               "without_stalls_s", "stall_s", "stall"]  # fmt: skip
+    return pd.DataFrame.from_dict(paces, orient="index", columns=columns, dtype=float)
+
+
+def clock(runs: pd.DataFrame, windows: pd.DataFrame) -> pd.Series:
+    """Work out `clock_s`. It is unknown of resumed runs: their clock counts repeated steps too."""
+    late = windows[windows["step"] >= NOT_STEADY_STEPS].groupby("run")[["step", "elapsed_s"]]
+    passed = late.last() - late.first()
+    clock_s = (passed["elapsed_s"] / passed["step"]).rename("clock_s")
+    return clock_s.mask(runs["attempt"].reindex(clock_s.index) > 1)
+
+
+def _with_losses(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Add the final loss, and the steps that were asked for beside the longest log."""
     runs["steps"] = runs["steps"].fillna(0).astype(int)
     longest = runs.groupby("study")["steps"].transform("max")
     runs["steps_asked"] = runs["steps_asked"].mask(runs["steps"] < longest, longest)
-    runs["fp8_share_of_steps"] = runs.apply(_share_of_steps, axis="columns")
     final = final_from(runs["steps"])
-    late = by_step[by_step["step"] >= final.reindex(by_step["run"]).to_numpy()]
+    late = steps[steps["step"] >= final.reindex(steps["run"]).to_numpy()]
     losses = late.groupby("run")["loss"].mean()
     runs["final_loss"] = losses.mask(runs["lost_until"] >= final)
-    runs["batch"] = (runs["tokens_per_step"] / runs["seq_len"]).round()
-    runs["tokens"] = runs["tokens_per_step"].round() * runs["steps"]
-    return runs.eval("""
+    return runs
+
+
+def _work_out(runs: pd.DataFrame) -> pd.DataFrame:
+    """Add shares, rates and utilisation."""
+    runs["fp8_share_of_steps"] = runs.apply(_share_of_steps, axis="columns")
+    runs = runs.eval("""
         fp8_share = fp8_share * fp8_share_of_steps
+        tokens = tokens_per_step * steps
         wall_s_without_warm_up = wall_s - warm_up_s
-        tokens_per_s = tokens_per_step / median_s
-        tokens_per_s_q1 = tokens_per_step / high_s
-        tokens_per_s_q3 = tokens_per_step / low_s
-        valid_tokens_per_s = tokens_per_s * valid_tokens / window_tokens
-        data_wait_share = data_wait_s / mean_s
+        tokens_per_s = tokens_per_step / step_s
         mfu_bf16_peak = tokens_per_s / world_size * flops_per_token / peak_bf16
         mfu_fp8_peak = tokens_per_s / world_size * flops_per_token / peak_fp8
         in_fp8 = fp8_flops * fp8_share_of_steps * world_size / tokens_per_step
         ideal_s = in_fp8 / peak_fp8 + (flops_per_token - in_fp8) / peak_bf16
         mfu_mixed_peak = tokens_per_s / world_size * ideal_s
     """)
+    for run, mfu in runs["mfu_bf16_peak"].items():
+        if mfu > 1:
+            runs.loc[run, "doubts"].append(
+                f"its MFU is {mfu:.0%}, and no GPU is faster than its peak"
+            )
+    return runs.drop(columns=["in_fp8", "ideal_s"])
 
 
 def _share_of_steps(run: pd.Series) -> float:
     """The part of the steps, as far as the run came, that are in FP8: all, without phases."""
-    if not run["precisions"] or not run["steps"]:
+    if not isinstance(run["precisions"], dict) or not run["precisions"] or not run["steps"]:
         return 1.0
     in_fp8 = pd.Series(run["precisions"]).sort_index()
     return in_fp8.reindex(range(1, run["steps"] + 1), method="ffill").astype(float).mean()
 
 
-def _flaws(by_step: pd.DataFrame) -> list[str]:
-    """Name steps that lie between the log's windows, and a step time that changes between the run's
-    thirds by more than its noise."""
-    flaws = []
-    missing = sorted(set(range(1, max(by_step["step"], default=0))).difference(by_step["step"]))
-    if missing:
-        count = f"{len(missing):,} (from {missing[0]} to {missing[-1]})"
-        flaws.append(f"steps missing from its log: {count}")
-    steady = by_step.loc[by_step["steady"], "seconds"]
-    third, quartiles = len(steady) // 3, [0.25, 0.5, 0.75]
-    if len(steady) < MIN_DRIFT_STEPS:
-        return flaws
-    low, early, high = steady[:third].quantile(quartiles)
-    late_low, late, late_high = steady[-third:].quantile(quartiles)
-    if abs(late / early - 1) >= DRIFT and (late_low > high or low > late_high):
-        flaws.append(
-            f"its step time drifts: of the steady steps the median is {early:.3g} s in the first "
-            f"third and {late:.3g} s in the last, so its rate is a mixture"
-        )
-    return flaws
-
-
 def _judge(run: pd.Series) -> tuple[str, list[str]]:
-    """The status by what the log shows, and why the run is not averaged with others."""
+    """The status by what the log shows, and what a reader should know of the run."""
     status, where = run["status"], f"at step {run['steps']} of {run['steps_asked']:.0f}"
+    problems = list(_oddities(run))
     if status != "completed":
         word = "not ended (running, or killed)" if status == "running" else status
         why = f" ({run['error']})" if isinstance(run["error"], str) else ""
-        return status, [f"{word} {where}{why}, so it is not averaged with others"]
-    if run["lost"] > 0:
+        problems.append(f"{word} {where}{why}, so it is not averaged with others")
+    elif run["lost"] > 0:
         lost = f"its loss is not finite by step {run['lost_from']:.0f}"
         if run["lost_until"] >= final_from(run["steps"]):
-            verdict = f"{lost}: it counts as diverged, although its log says completed"
-            return "diverged", [verdict]
+            problems.append(f"{lost}: it counts as diverged, although its log says completed")
+            return "diverged", problems
         count = f"{run['lost']:.0f} of its log windows have such losses"
-        return status, [f"{lost}: {count}, the last ends at step {run['lost_until']:.0f}"]
-    if run["steps"] < run["steps_asked"]:
-        return "short", [f"short, its log ends {where}, so it is not averaged with others"]
-    return status, []
+        problems.append(f"{lost}: {count}, the last ends at step {run['lost_until']:.0f}")
+    elif run["steps"] < run["steps_asked"]:
+        problems.append(f"short, its log ends {where}, so it is not averaged with others")
+        return "short", problems
+    return status, problems
+
+
+def _oddities(run: pd.Series) -> Iterator[str]:
+    """Name steps that the log lacks, a step that stalled, and a step time that changes between the
+    run's thirds by more than its noise."""
+    if run["count"] < run["steps"]:
+        yield f"{run['steps'] - run['count']:.0f} steps are missing from its log"
+    if run["stall"] > 0:
+        yield (
+            f"its step {run['stall']:.0f} took {run['stall_s']:.3g} s, and steady steps without "
+            f"such ones {run['without_stalls_s']:.3g} s"
+        )
+    early, late = run["first_third_s"], run["last_third_s"]
+    changed = abs(late - early) > max(DRIFT * early, 0.9 * run["iqr"] * early)
+    if changed:
+        yield (
+            f"its step time drifts: the median is {early:.3g} s in the first third of the steady "
+            f"steps and {late:.3g} s in the last, so its rate is a mixture"
+        )

@@ -7,14 +7,13 @@ half of that tenth.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
-from analysis.load import final_from
-from analysis.rates import MIN_STEPS, MOST_NEEDED, POWER, Completed, interval
+from analysis.load import FAR, final_from
+from analysis.rates import MIN_STEPS, Completed, half_widths, interval
 
 # Of the interval that decides: two one-sided tests at 5 % each, Schuirmann's test of equivalence.
 LEVEL = 0.90
@@ -22,8 +21,6 @@ MIN_SEEDS = 3  # pairs of runs below which nothing is said about equality
 # The margin, as a share of the baseline's final loss. DeepSeek-V3 (arXiv 2412.19437, section 3.3)
 # reports FP8 within 0.25 % of bf16, and takes that for well within what is random in training.
 TOLERANCE = 0.0025
-# Of the loss: a seed this far above both the recipe's other seeds and the baseline has left them.
-LEFT = 0.10
 
 SAME, DIFFERENT, CANNOT_TELL = "the same", "different", "cannot tell"
 NOT_ENOUGH, TOO_SHORT = "not enough seeds to say", "too short"
@@ -45,9 +42,9 @@ def paired(recipe: Completed, baseline: Completed) -> pd.DataFrame:
     return pd.concat({"loss": losses[seeds], "reference": reference[seeds]}, axis=1).dropna()
 
 
-def _final(by_step: pd.DataFrame) -> pd.DataFrame:
+def _final(steps: pd.DataFrame) -> pd.DataFrame:
     """Choose the last tenth of the steps, as far as they were logged."""
-    return by_step.loc[final_from(by_step.index[-1]) :]
+    return steps.loc[final_from(steps.index[-1]) :]
 
 
 def loss_difference(recipe: Completed, baseline: Completed) -> pd.DataFrame:
@@ -62,54 +59,26 @@ def loss_difference(recipe: Completed, baseline: Completed) -> pd.DataFrame:
     if pairs.empty:
         return pd.DataFrame(columns=["step", "difference", "low", "high"], dtype=float)
     smooth = (pairs["loss"] - pairs["reference"]).rolling(len(_final(pairs))).mean().dropna()
-    low, high = interval(smooth.to_numpy().T, level=LEVEL)
+    low, high = interval(smooth.to_numpy(float).T, level=LEVEL)
     bands = {"difference": smooth.mean(axis=1), "low": low, "high": high}
     return pd.DataFrame(bands).reset_index()
 
 
-def judge(differences: np.ndarray, margin: float | np.ndarray) -> np.ndarray:
+def judge(differences: np.ndarray, margin: float | np.ndarray, tries: int = 1) -> np.ndarray:
     """Outcomes (...) from paired differences of the final loss (seeds, ...) and margins.
 
     Runs with the same seed share weights and batches, so their paired difference can be resolved
     far below what another seed does. "the same": its 90 % interval lies within the margins: two
     one-sided t-tests at 5 % (Schuirmann 1987, J. Pharmacokinetics and Biopharmaceutics 15) reject a
     difference of a margin or more. "different": the interval lies beyond one of them. Else "cannot
-    tell".
+    tell". With several `tries` the level is Bonferroni's.
     """
     if len(differences) < MIN_SEEDS:
         return np.full(np.shape(differences)[1:], NOT_ENOUGH)
-    low, high = interval(differences, level=LEVEL)
+    low, high = interval(differences, level=1 - (1 - LEVEL) / tries)
     same = (-margin < low) & (high < margin)
     different = (margin < low) | (high < -margin)
     return np.select([same, different], [SAME, DIFFERENT], CANNOT_TELL)
-
-
-def seeds_needed(difference: float, spread: float, more_than: int) -> int | None:
-    """Seeds with which `judge` would tell in 80 % of studies; None if more than 100.
-
-    Args:
-        difference: the true one; spread: standard deviation of the paired differences; both in
-        margins.
-        more_than: the seeds there are.
-    """
-    seeds = range(more_than + 1, MOST_NEEDED + 1)
-    return next((n for n in seeds if chance_of_telling(n, difference, spread) >= POWER), None)
-
-
-def chance_of_telling(seeds: int, difference: float, spread: float) -> float:
-    """How often `judge` says "the same" or "different", for a true `difference` and `spread` in
-    margins.
-
-    For each spread that may come out (chi-square quantiles), the mean difference has to fall within
-    what half of the interval leaves of the margins, or as far beyond one of them.
-    """
-    quantiles, error = (np.arange(500) + 0.5) / 500, spread / math.sqrt(seeds)
-    seen = error * np.sqrt(stats.chi2.ppf(quantiles, seeds - 1) / (seeds - 1))
-    half = stats.t.ppf((1 + LEVEL) / 2, seeds - 1) * seen
-    inner = np.clip(1 - half, 0, None)
-    true = stats.norm(difference, error)
-    same = true.cdf(inner) - true.cdf(-inner)
-    return float(np.mean(same + true.sf(1 + half) + true.cdf(-1 - half)))
 
 
 _OPENINGS = {
@@ -128,8 +97,9 @@ _NO_SEED = (
 _ONE_SEED = " after {step:,} steps: 1 seed, difference {difference:+.4f}, margin {margin:.4f}."
 _SEEDS = (
     " after {step:,} steps: {seeds} seeds, difference {difference:+.4f}, "
-    "90 % interval {low:+.4f} to {high:+.4f}, margin {margin:.4f}."
+    "{level:.3g} % interval {low:+.4f} to {high:+.4f}, margin {margin:.4f}."
 )
+FAR_OFF = "{recipe} ends far {side} {baseline} in {count} of {seeds} seeds ({ends} beside {beside})"
 
 
 @dataclass(frozen=True)
@@ -138,20 +108,22 @@ class Verdict:
 
     recipe: str
     baseline: str
-    outcome: str
-    seeds: int  # pairs of completed runs it rests on
-    step: int  # the last one that all of them logged
-    difference: float  # of the final loss, recipe less baseline, mean over seeds
-    low: float  # its 90 % interval
-    high: float
-    margin: float  # `TOLERANCE` of the baseline's final loss
-    # Where these runs cannot tell: seeds that would in 80 % of studies, by the spread that was
-    # seen, if the true difference is the one that was seen (zero where the interval holds it); None
-    # if more than 100.
-    needed: int | None
-    # Seeds that ended far above the others: seed -> (its final loss, the highest of the others).
-    left: dict[int, tuple]
-    baseline_left: dict[int, tuple]
+    outcome: str = NOT_ENOUGH
+    seeds: int = 0  # pairs of completed runs it rests on
+    step: int = 0  # the last one that all of them logged
+    difference: float = math.nan  # of the final loss, recipe less baseline, mean over seeds
+    low: float = math.nan  # its interval
+    high: float = math.nan
+    level: float = 100 * LEVEL  # of the interval, in percent
+    margin: float = math.nan  # `TOLERANCE` of the baseline's final loss
+    # Seeds whose final loss is `FAR` above (below) the baseline's of the same seed:
+    # seed -> (loss, the baseline's).
+    above: dict[int, tuple[float, float]] = field(default_factory=dict)
+    below: dict[int, tuple[float, float]] = field(default_factory=dict)
+    alike: bool = False  # all losses of all seeds are equal to the last bit
+    half_widths: dict[int, float] = field(
+        default_factory=dict
+    )  # of the interval with more seeds, if unclear
 
     @property
     def word(self) -> str:
@@ -162,6 +134,16 @@ class Verdict:
             return HIGHER if self.difference > 0 else LOWER
         return self.outcome
 
+    def far_off(self) -> list[str]:
+        """Say how many seeds end far above the baseline, and how many far below."""
+        words = []
+        for side, seeds in ("above", self.above), ("below", self.below):
+            if seeds:
+                losses, references = zip(*seeds.values(), strict=True)
+                facts = {"ends": _span(losses), "beside": _span(references), "count": len(seeds)}
+                words.append(FAR_OFF.format(**vars(self) | facts, side=side))
+        return words
+
     def sentence(self) -> str:
         """For people, with the numbers it rests on."""
         template = _NO_SEED
@@ -170,46 +152,58 @@ class Verdict:
         return template.format(**vars(self), word=self.word)
 
 
-def verdict(recipe: Completed, baseline: Completed) -> Verdict:
+def _span(losses) -> str:
+    """Write the lowest and the highest loss, or the only one."""
+    return " to ".join(dict.fromkeys(f"{end:.2f}" for end in (min(losses), max(losses))))
+
+
+def verdict(recipe: Completed, baseline: Completed, tries: int = 1) -> Verdict:
     """Judge whether the final loss of a recipe is the baseline's, see `judge`.
 
     The final loss is the mean over the last tenth of the steps, those that all compared runs
-    logged.
+    logged. Where it is `FAR` above in every seed, one seed is enough.
     """
-    names = recipe.recipe, baseline.recipe
+    names = {"recipe": recipe.recipe, "baseline": baseline.recipe}
     pairs = paired(recipe, baseline)
     if pairs.empty:
-        return Verdict(*names, NOT_ENOUGH, 0, 0, *[math.nan] * 4, None, {}, {})
+        return Verdict(**names)
     final, step = _final(pairs).mean(), int(pairs.index[-1])
     losses, references = final["loss"], final["reference"]
-    differences = (losses - references).to_numpy()
-    mean, reference = float(differences.mean()), abs(float(references.mean()))
-    low, high = map(float, interval(differences, level=LEVEL))
-    margin = TOLERANCE * reference
-    outcome = str(judge(differences, margin))
-    if outcome == NOT_ENOUGH and (differences > LEFT * reference).all():
-        outcome = DIFFERENT  # so far above that no count of seeds would make it the same
+    differences = (losses - references).to_numpy(float)
+    level = 1 - (1 - LEVEL) / tries
+    low, high = interval(differences, level=level)
+    margin = TOLERANCE * abs(float(references.mean()))
+    outcome = str(judge(differences, margin, tries))
+    above, below = _far(losses, references), _far(references, losses)
     if step < MIN_STEPS:
         outcome = TOO_SHORT
-    needed = None
+    elif len(above) == len(differences):
+        outcome = DIFFERENT
+    widths = {}
     if outcome == CANNOT_TELL:
-        true = 0.0 if low <= 0 <= high else mean / margin
-        needed = seeds_needed(true, differences.std(ddof=1) / margin, len(differences))
-    left = _left(losses, references), _left(references, losses)
-    return Verdict(*names, outcome, len(differences), step, mean, low, high, margin, needed, *left)
+        widths = half_widths(differences.var(ddof=1), level)
+    return Verdict(
+        **names,
+        outcome=outcome,
+        seeds=len(differences),
+        step=step,
+        difference=float(differences.mean()),
+        low=float(low),
+        high=float(high),
+        level=100 * level,
+        margin=margin,
+        above=above,
+        below={seed: ends[::-1] for seed, ends in below.items()},
+        alike=bool((pairs["loss"] == pairs["reference"]).all(axis=None)),
+        half_widths=widths,
+    )
 
 
-def _left(losses: pd.Series, reference: pd.Series) -> dict[int, tuple[float, float]]:
-    """Find seeds that ended far above the recipe's others, see `Verdict.left`.
-
-    "Far" is `LEFT` of the loss. A seed that is as far above in the other recipe too is a hard seed,
-    and has not left.
-    """
-    limit = LEFT * abs(min(losses.mean(), reference.mean()))
-    others = pd.Series({seed: losses.drop(seed).median() for seed in losses.index}, dtype=float)
-    left = losses[(losses - others > limit) & (losses - reference > limit)]
-    highest = float(losses.drop(left.index).max())
-    return {int(seed): (float(loss), highest) for seed, loss in left.items()}
+def _far(losses: pd.Series, references: pd.Series) -> dict[int, tuple[float, float]]:
+    """Find seeds whose loss is `FAR` above the other recipe's of the same seed."""
+    lowest = np.minimum(losses.abs(), references.abs())
+    far = losses[losses - references > FAR * lowest]
+    return {seed: (float(loss), float(references[seed])) for seed, loss in far.items()}
 
 
 # Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", arXiv 2203.15556, equation

@@ -2,7 +2,7 @@
 
 Processes of one recipe differ in speed from start to start, which cannot be seen within one of
 them. An interval therefore comes from several runs, or there is none. The rate of a run is that of
-its mean step, because the mean adds up to the wall time; the median leaves slow steps out.
+its mean steady step, because the mean adds up to the wall time.
 """
 
 import math
@@ -14,14 +14,13 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis.runs import NOT_STEADY_STEPS
+from analysis.load import DRIFT, Frames
 
 LEVEL = 0.95  # confidence of the intervals of rates, ratios and break-even steps
 MIN_STEADY = 20  # steady steps that a run needs for a rate
 MIN_STEPS = MIN_STEADY + 10  # the first 10 steps of a process are never steady
-POWER = 0.8  # chance of telling a difference that `needed` runs have
-MOST_NEEDED = 100  # above so many runs each, nobody repeats a study
-FAR = 1e12  # lines are extended to so many times the length of the runs: without end, for any rate
+SMALL = 0.01  # of the speed: two recipes that are so near are as fast
+REPEATS = (3, 5, 10)  # runs of which the width of the interval is foretold
 
 
 def interval(a: np.ndarray, b: np.ndarray | None = None, level: float = LEVEL) -> np.ndarray:
@@ -38,17 +37,27 @@ def interval(a: np.ndarray, b: np.ndarray | None = None, level: float = LEVEL) -
         return np.array(test.confidence_interval(level))
 
 
-@dataclass(frozen=True)
-class Rate:
+def half_widths(variance: float, level: float, samples: int = 1) -> dict[int, float]:
+    """Foretell half of the interval's width with so many runs, by the variance that was seen.
+
+    Args:
+        variance: of one sample, or the sum of both variances of two `samples`.
+    """
+    widths = {}
+    for runs in REPEATS:
+        critical = stats.t.ppf((1 + level) / 2, samples * (runs - 1))
+        widths[runs] = float(critical * math.sqrt(variance / runs))
+    return widths
+
+
+class Rate(NamedTuple):
     """Steady tokens/s of a recipe over all devices; NaN where no run has `MIN_STEADY` steady
     steps."""
 
-    mean: float  # by each run's mean step time; of several runs the geometric mean
-    median: float  # the same by the median step time
-    low: float  # 95 % interval of `mean` over the runs; NaN with one run
+    mean: float  # of several runs the geometric mean
+    low: float  # 95 % interval over the runs; NaN with one run
     high: float
-    clock: float  # by the clock, see `_by_clock`
-    by_run: pd.Series  # tokens/s by the mean step of each run that has a rate, indexed by its name
+    by_run: pd.Series  # of each run that has a rate, indexed by its name
 
     @property
     def runs(self) -> int:
@@ -62,58 +71,57 @@ class Completed(NamedTuple):
     runs: pd.DataFrame  # their rows in the frames of analysis.load
     windows: pd.DataFrame
     steps: pd.DataFrame
-    tokens_per_step: float
-    rate: Rate
+
+    @property
+    def timed(self) -> pd.DataFrame:
+        """The runs that are long enough for a rate."""
+        return self.runs[self.runs["steady_steps"] >= MIN_STEADY]
+
+    @property
+    def rate(self) -> Rate:
+        by_run = self.timed.set_index("run")["tokens_per_s"].astype(float)
+        mean, (low, high) = np.log(by_run).mean(), interval(np.log(by_run))
+        return Rate(mean=np.exp(mean), low=np.exp(low), high=np.exp(high), by_run=by_run)
 
 
-def completed(
-    recipe: str, runs: pd.DataFrame, windows: pd.DataFrame, steps: pd.DataFrame
-) -> Completed:
-    """Choose the completed runs of a recipe; `steps` as from `analysis.load.steps`."""
-    done = runs[(runs["recipe"] == recipe) & (runs["status"] == "completed")]
-    windows, steps = (frame[frame["run"].isin(done["run"])] for frame in (windows, steps))
-    tokens = done["tokens_per_step"].median()
-    by_run = steps[steps["steady"]].groupby("run")["seconds"].agg(["mean", "median", "count"])
-    rates = tokens / by_run.loc[by_run["count"] >= MIN_STEADY, ["mean", "median"]]
-    logs = np.log(rates)
-    ends = np.exp(interval(logs["mean"]))
-    clock = tokens * _steps_by_clock(done, windows)
-    rate = Rate(*np.exp(logs.mean()), *ends, clock, rates["mean"])
-    return Completed(recipe, done, windows, steps, tokens, rate)
-
-
-def _steps_by_clock(runs: pd.DataFrame, windows: pd.DataFrame) -> float:
-    """Work out steps/s by the clock, over all steps after the first ten, steady or not.
-
-    NaN where no run has enough of them. Resumed runs are left out: their clock also counts the
-    steps that were repeated.
-    """
-    resumed = runs.loc[runs["attempt"] > 1, "run"]
-    late = windows[~windows["run"].isin(resumed) & (windows["step"] >= NOT_STEADY_STEPS)]
-    by_run = late.dropna(subset="elapsed_s").groupby("run")[["step", "elapsed_s"]]
-    passed = (by_run.max() - by_run.min()).query(f"step >= {MIN_STEADY}")
-    return float(np.exp(np.log(passed["step"] / passed["elapsed_s"]).mean()))
+def completed_runs(recipe: str, frames: Frames) -> Completed:
+    """Choose the completed runs of a recipe."""
+    done = frames.runs.query("recipe == @recipe and status == 'completed'")
+    logs = (frame[frame["run"].isin(done["run"])] for frame in (frames.windows, frames.steps))
+    return Completed(recipe, done, *logs)
 
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """A's tokens/s over B's, by the mean step; above 1, A is faster. NaN where one has no rate."""
+    """A's tokens/s over B's, by the mean steady step; above 1, A is faster. NaN where one has no
+    rate, or a clock that cannot be used."""
 
     ratio: float
-    by_median: float  # the same ratio by the median step
-    by_clock: float  # and by the clock
-    low: float  # 95 % interval of `ratio` (Welch's, of the logarithms)
+    by_clock: float  # the same by the clock, over all steps after the first ten
+    first_third: float  # the same by the median step of the first third, and of the last
+    last_third: float
+    without_stalls: float
+    low: float  # interval of `ratio`: Welch's, of the logarithms; by pairs where these share places
     high: float  # both NaN with a single run of one
     runs: int  # of the recipe with fewer
-    # Runs of each recipe with which the ratio that was seen would be told from 1 in 80 % of
-    # studies, by the spread that was seen; None where the interval tells already, or where it would
-    # take more than 100.
-    needed: int | None
+    tries: int  # how many recipes were compared: the interval is wider with each
+    half_widths: dict[int, float]  # of the interval with more runs; empty with less than 3 runs
 
     @property
     def unclear(self) -> bool:
         """Whether these runs cannot tell which is faster."""
         return not (self.low > 1 or self.high < 1)
+
+    @property
+    def as_fast(self) -> bool:
+        return abs(self.ratio - 1) < SMALL
+
+    @property
+    def drifts(self) -> bool:
+        """Whether the last third of the steps says otherwise than the first."""
+        slowest, fastest = sorted([self.first_third, self.last_third])
+        turns = slowest < 1 - SMALL and fastest > 1 + SMALL
+        return turns or abs(self.last_third / self.first_third - 1) > DRIFT
 
     @property
     def word(self) -> str:
@@ -125,25 +133,51 @@ class SpeedUp:
         return f"{self.ratio:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
-def speed_up(a: Rate, b: Rate) -> SpeedUp:
-    """Divide two rates."""
-    logs_a, logs_b = np.log(a.by_run), np.log(b.by_run)
-    low, high = np.exp(interval(logs_a, logs_b))
-    needed = None
-    if low < 1 < high:
-        needed = _needed(logs_a.mean() - logs_b.mean(), logs_a.var() + logs_b.var())
-    ratios = a.mean / b.mean, a.median / b.median, a.clock / b.clock
-    return SpeedUp(*ratios, low, high, min(a.runs, b.runs), needed)
+def speed_up(a: Completed, b: Completed, tries: int = 1) -> SpeedUp:
+    """Divide the rates of two recipes.
+
+    Args:
+        tries: how many recipes are compared with `b`. The level of each interval is that of
+            Bonferroni, so that all of them hold together.
+    """
+    level = 1 - (1 - LEVEL) / tries
+    logs_a, logs_b = (np.log(of.timed["tokens_per_s"].astype(float)) for of in (a, b))
+    samples, variance = 2, logs_a.var() + logs_b.var()
+    ends = interval(logs_a, logs_b, level)
+    pairs = _pairs(a.timed, b.timed)
+    if len(pairs):
+        samples, variance, ends = 1, pairs.var(), interval(pairs, level=level)
+    low, high = np.exp(ends)
+    runs = min(len(logs_a), len(logs_b))
+    return SpeedUp(
+        ratio=_ratio(a, b, "step_s"),
+        by_clock=_ratio(a, b, "clock_s"),
+        first_third=_ratio(a, b, "first_third_s"),
+        last_third=_ratio(a, b, "last_third_s"),
+        without_stalls=_ratio(a, b, "without_stalls_s"),
+        low=low,
+        high=high,
+        runs=runs,
+        tries=tries,
+        half_widths=half_widths(variance, level, samples) if runs >= min(REPEATS) else {},
+    )
 
 
-def _needed(difference: float, variance: float) -> int | None:
-    """See `SpeedUp.needed`; the power of a two-sided t-test of two samples, from the noncentral t
-    distribution."""
-    runs = np.arange(2, MOST_NEEDED + 1)
-    freedom, errors = 2 * (runs - 1), np.sqrt(variance / runs)
-    critical = stats.t.ppf((1 + LEVEL) / 2, freedom)
-    power = stats.nct.sf(critical, freedom, abs(difference) / errors)
-    return next(iter(runs[power >= POWER].tolist()), None)
+def _ratio(a: Completed, b: Completed, column: str) -> float:
+    """Divide the geometric means of A's and B's tokens/s, by a column with seconds of a step."""
+    rates = [(of.timed["tokens_per_step"] / of.timed[column]).astype(float) for of in (a, b)]
+    mean_a, mean_b = (np.log(rate).mean(skipna=False) for rate in rates)
+    return float(np.exp(mean_a - mean_b))
+
+
+def _pairs(a: pd.DataFrame, b: pd.DataFrame) -> pd.Series:
+    """Take the logarithm of the ratio by seed, where both runs of each seed had the same host and
+    GPUs and not all seeds did; else empty. Machines then differ by more than recipes."""
+    place = ["host", "visible_devices"]
+    pairs = a.merge(b, on=["seed", *place], suffixes=("_a", "_b"))
+    shared = len(pairs) == len(a) == len(b) and len(pairs[place].drop_duplicates()) > 1
+    logs = np.log(pairs["tokens_per_s_a"] / pairs["tokens_per_s_b"])
+    return logs if shared and a["host"].notna().all() else logs[:0]
 
 
 # When A has taken less wall time than B. AHEAD: always. FROM a step on; UNTIL a step, and not after
@@ -153,13 +187,13 @@ AHEAD, FROM, UNTIL = "from the start", "from", "until"
 NEVER, UNKNOWN, UNCLEAR, NO_COMMON_STEP = "never", "too short", "cannot tell", "no common step"
 _SENTENCES = {
     AHEAD: "{a} is ahead of {b} from the start, warm-up included.",
-    FROM: "{a} breaks even with {b} at step {step:,} ({facts}).",
+    FROM: "{a} overtakes {b} at step {step:,} ({facts}).",
     UNTIL: "{a} is ahead of {b} until step {step:,} ({facts}), and behind after it.",
-    NEVER: "{a} never breaks even with {b}: it is behind at the end, and is no faster per step.",
-    UNKNOWN: "{a} may or may not break even with {b}: it is behind at the end, and the runs are "
-    f"too short to say which is faster per step (that takes {MIN_STEPS} steps).",
-    UNCLEAR: "{a} may or may not break even with {b}: it is behind at the end, and these runs "
-    "cannot tell which is faster per step.",
+    NEVER: "{a} never overtakes {b}: it is behind at the end, and is no faster per step.",
+    UNKNOWN: "{a} may or may not overtake {b}: it is behind at the end, and the runs are too short "
+    f"to say which is faster per step (that takes {MIN_STEPS} steps).",
+    UNCLEAR: "{a} may or may not overtake {b}: it is behind at the end, and these runs cannot tell "
+    "which will be faster per step.",
     NO_COMMON_STEP: "The wall times of {a} and {b} cannot be compared: they have no timed step in "
     "common.",
 }
@@ -209,8 +243,8 @@ def break_even(a: Completed, b: Completed) -> BreakEven:
     It is where the difference of the mean `elapsed_s` of both recipes' runs changes its sign for
     good. Within the runs that is measured, between log windows on a straight line. Beyond them each
     run goes on at its mean seconds of a steady step, unless several runs cannot tell which recipe
-    is faster. The interval has the steps at which Welch's t-test over the runs does not reject that
-    both have cost the same.
+    is faster, or the last third of their steps says otherwise than the first. The interval has the
+    steps at which Welch's t-test over the runs does not reject that both have cost the same.
     """
     timed = pd.concat([a.windows, b.windows]).dropna(subset="elapsed_s")
     by_run = timed.groupby("run")["step"]
@@ -218,10 +252,13 @@ def break_even(a: Completed, b: Completed) -> BreakEven:
     steps = np.unique(timed.loc[common, "step"])
     if timed["recipe"].nunique() < 2 or not len(steps):
         return BreakEven(a.recipe, b.recipe, NO_COMMON_STEP)
-    last, gain = steps[-1], speed_up(a.rate, b.rate)
-    clear = gain.runs == 1 or not gain.unclear
+    last, gain = steps[-1], speed_up(a, b)
+    tells = gain.runs == 1 or not gain.unclear
+    clear = tells and gain.ratio != 1 and not gain.drifts
     if clear:
-        steps = np.concatenate([steps, last * (1 + np.geomspace(1e-3, FAR, 4000))])
+        gap = spent(a, steps[-1:]).mean() - spent(b, steps[-1:]).mean()
+        gained = b.timed["step_s"].mean() - a.timed["step_s"].mean()  # by each further step
+        steps = np.append(steps, last + np.geomspace(1, 2 + 100 * abs(gap / gained), 2000))
     spent_a, spent_b = spent(a, steps), spent(b, steps)
     mean_a = spent_a.mean(axis=0)
     gap = mean_a - spent_b.mean(axis=0)
@@ -238,9 +275,17 @@ def break_even(a: Completed, b: Completed) -> BreakEven:
     if np.isnan(low).any():
         ends = None, None
     seconds = np.interp(step, steps, mean_a, left=0.0)
-    hours = float(seconds / 3600 * a.runs["world_size"].median())
-    beyond, tokens = bool(step > last), float(step * a.tokens_per_step)
-    return BreakEven(a.recipe, b.recipe, outcome, step, *ends, beyond, tokens, hours)
+    return BreakEven(
+        a=a.recipe,
+        b=b.recipe,
+        outcome=outcome,
+        step=step,
+        low=ends[0],
+        high=ends[1],
+        beyond=bool(step > last),
+        tokens=float(step * a.runs["tokens_per_step"].median()),
+        device_hours=float(seconds / 3600 * a.runs["world_size"].median()),
+    )
 
 
 def spent(of: Completed, steps: np.ndarray) -> np.ndarray:
@@ -249,13 +294,12 @@ def spent(of: Completed, steps: np.ndarray) -> np.ndarray:
     Beyond its log a run goes on at its mean seconds of a steady step (the recipe's, where it has no
     rate of its own).
     """
+    seconds = of.timed.set_index("run")["step_s"]
     lines = []
     for name, run in of.windows.dropna(subset="elapsed_s").groupby("run"):
-        seconds = of.tokens_per_step / of.rate.by_run.get(name, of.rate.mean)
-        more = 2 * FAR * run["step"].iloc[-1]
-        end = run[["step", "elapsed_s"]].iloc[-1] + [more, more * seconds]
-        step, elapsed = np.vstack([run[["step", "elapsed_s"]], end]).T
-        lines.append(np.interp(steps, step, elapsed))
+        logged = np.interp(steps, run["step"], run["elapsed_s"])
+        beyond = np.clip(steps - run["step"].iloc[-1], 0, None)
+        lines.append(logged + np.nan_to_num(beyond * seconds.get(name, seconds.mean())))
     return np.array(lines) if lines else np.full((1, len(steps)), math.nan)
 
 

@@ -1,13 +1,19 @@
-"""The comparison of some runs, or a sweep: `python -m analysis.report RUNS… [--baseline R] [--html
-F] [--json F]`."""
+"""The comparison of some runs, or a sweep.
+
+    python -m analysis.report runs/four_way-2026-11-22 --html report.html
+
+RUNS are run directories, folders that hold some, or published logs. Prints the answer and a table
+with a row a recipe; `--verbose` adds what they rest on.
+
+Exit codes: 2 for bad input.
+"""
 
 import argparse
-import json
 import sys
-from dataclasses import is_dataclass
 from pathlib import Path
 
 import pandas as pd
+from pydantic_core import to_json
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -18,19 +24,21 @@ from analysis.answer import QUESTION, answer, details
 from analysis.comparison import Comparison, compare
 from analysis.load import LoadError
 from analysis.sweep import Sweep
-from analysis.table import COLUMNS, cells, known, matrix, notes, rows_of, seed, trained
+from analysis.table import matrix, notes, rows_of, run_table, trained
 
 SPLIT = 5  # columns of the first part of a table that is too wide for one
 
 
-def tables(rows: list[dict], width: int) -> list[Table]:
+def tables(runs: pd.DataFrame, width: int) -> list[Table]:
     """The table of runs, one line a run, in two parts where `width` characters are too few for
     one."""
-    names = ["recipe", "seed"] if len({row["seed"] for row in rows}) > 1 else ["recipe"]
+    rows = run_table(runs)
+    if runs["seed"].nunique() < 2:
+        rows = rows.droplevel("seed")
     parts = []
-    for part in (slice(None), slice(SPLIT), slice(SPLIT, None)):
-        lines = [[row["recipe"], seed(row)][: len(names)] + cells(row)[part] for row in rows]
-        parts.append(table([*names, *COLUMNS[part]], lines))
+    for part in (rows, rows.iloc[:, :SPLIT], rows.iloc[:, SPLIT:]):
+        shown = part.reset_index()
+        parts.append(table([*shown], shown.to_numpy().tolist()))
     return parts[:1] if Console(width=1000).measure(parts[0]).maximum <= width else parts[1:]
 
 
@@ -49,10 +57,9 @@ def table(columns: list[str], lines: list[list[str]], fold: bool = False) -> Tab
 def print_report(
     paths: list[Path], baseline: str | None, console: Console, verbose: bool = False
 ) -> Comparison | Sweep | None:
-    """Print matrix, answer, what it rests on, the runs and notes, for runs below `paths`; None if
-    there are none.
+    """Print the answer and a row a recipe for runs below `paths`; None if there are none.
 
-    Of a sweep's folder, print its table and notes.
+    Of a sweep's folder, print a row a cell and recipe. `verbose` adds what they rest on.
     """
 
     def say(sentences: list[str], title: str = "") -> None:
@@ -64,54 +71,56 @@ def print_report(
     try:
         if len(paths) == 1 and sweeps.is_sweep(paths[0]):
             sweep = sweeps.read(paths[0])
-            console.print(f"[bold]{sweeps.QUESTION}[/]", table(*sweeps.matrix(sweep), fold=True))
-            say(sweep.notes)
+            say([sweep.answer], sweeps.QUESTION)
+            console.print(table(*sweeps.matrix(sweep), fold=True))
+            say(sweep.notes if verbose else [])
             return sweep
         comparison = compare(paths, baseline)
     except LoadError as error:
         console.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True)
         return None
-    rows = rows_of(comparison)
-    say([trained(rows)], QUESTION)
+    first, *others = answer(comparison)
+    say([first], QUESTION)
     console.print(table(*matrix(comparison), fold=True))
-    say(answer(comparison))
-    say(details(comparison), "What this rests on")
-    console.print("\n[bold]Runs[/]", *tables(rows, console.width), sep="\n")
-    say(notes(rows) + [f"Note: {problem}" for problem in comparison.frames.problems])
+    problems = [f"Note: {problem}" for problem in comparison.frames.problems]
+    if verbose:
+        rows = rows_of(comparison)
+        say([trained(rows), *others, *details(comparison)], "What this rests on")
+        console.print("\n[bold]Runs[/]", *tables(rows, console.width), sep="\n")
+        say(notes(rows) + problems)
+    elif problems or others:
+        say([f"{len(problems) + len(others)} notes on this: --verbose, or the page."])
     return comparison
 
 
-def as_json(comparison: Comparison | Sweep) -> str:
-    """Answer, rows, rates, ratios, break-even points and verdicts; of a sweep, its rows."""
+def as_json(comparison: Comparison | Sweep) -> bytes:
+    """Answer, runs, rates, ratios, break-even points and verdicts; of a sweep, its rows."""
     if isinstance(comparison, Sweep):
-        content = {name: getattr(comparison, name) for name in ("axes", "notes", "rows")}
+        found = comparison.table.map(lambda value: value._asdict())
+        content = {"answer": comparison.answer, "axes": comparison.axes, "notes": comparison.notes}
+        content["rows"] = found.reset_index().to_dict("records")
     else:
-        rows = rows_of(comparison)
         gains = comparison.speed_ups.items()
         content = {
             "answer": answer(comparison),
             "details": details(comparison),
-            "baseline": comparison.baseline,
-            "trained": trained(rows),
-            "runs": rows,
-            "rates": comparison.rates,
+            "opponent": comparison.opponent,
+            "trained": trained(rows_of(comparison)),
+            "runs": rows_of(comparison).drop(columns="settings").astype(object).to_dict("records"),
+            "rates": {recipe: of.rate.mean for recipe, of in comparison.completed.items()},
             "speed_ups": [{"recipe": a, "over": b} | vars(gain) for (a, b), gain in gains],
             "break_evens": list(comparison.break_evens.values()),
             "verdicts": list(comparison.verdicts.values()),
-            "clock": {recipe: rate.clock for recipe, rate in comparison.rates.items()},
+            "doubts": comparison.doubts,
             "diverged": comparison.diverged,
             "problems": comparison.frames.problems,
         }
-    return json.dumps(_plain(content), indent=2, allow_nan=False) + "\n"
+    return to_json(content, indent=2, inf_nan_mode="null", fallback=_plain) + b"\n"
 
 
 def _plain(value):
-    """`value` as JSON has it: objects and series as dictionaries, what is not finite as null."""
-    if is_dataclass(value):
-        value = vars(value)
-    if isinstance(value, dict | pd.Series):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return [*map(_plain, value)] if isinstance(value, list | tuple) else known(value)
+    """What pandas and numpy hold as JSON has it."""
+    return None if pd.isna(value) else value.item()
 
 
 def write_page(comparison: Comparison | Sweep, path: Path) -> None:
@@ -122,20 +131,25 @@ def write_page(comparison: Comparison | Sweep, path: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m analysis.report", description="Compare runs.")
-    kept = "run directories, folders that hold some, published logs"
-    parser.add_argument("runs", nargs="+", type=Path, help=kept)
-    parser.add_argument("--baseline", help="recipe to compare with (default: the study's)")
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUNS", help="what to compare")
+    add("--baseline", metavar="RECIPE", help="recipe to compare with (default: the study's)")
+    add("--verbose", action="store_true", help="add what the answer rests on, and each run")
     for name, what in ("html", "one self-contained page"), ("json", "the figures for programs"):
-        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {what}")
+        add(f"--{name}", type=Path, metavar="FILE", help=f"write {what}")
     args = parser.parse_args(argv)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    comparison = print_report(args.runs, args.baseline, console)
+    comparison = print_report(args.runs, args.baseline, console, args.verbose)
     if comparison is None:
         return 2
     try:
         if args.json:
-            args.json.write_text(as_json(comparison))
+            args.json.write_bytes(as_json(comparison))
         if args.html:
             write_page(comparison, args.html)
     except OSError as error:

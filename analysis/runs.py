@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import yaml
 
-from experiments.records.files import read, read_if_there, read_windows
+from experiments.records.files import RecordError, read, read_if_there, read_windows
 from experiments.records.run import (
     ATTEMPT,
     MANIFEST,
     METRICS,
+    NOT_STEADY_STEPS,
     PROOF,
+    RECIPE,
     TIMING,
     Manifest,
     Proof,
@@ -22,34 +25,67 @@ from experiments.records.run import (
     Window,
 )
 
-# A process's first steps: compilation, the profile; allocator and clocks settle.
-NOT_STEADY_STEPS = 10
+LEAST_SHARE = 0.1  # of matmul FLOPs in FP8: in no model that exists is the rest nine tenths
+# What a run leaves on record: the column of `analysis.load.Frames.runs`, and where it is in the
+# records. A place is empty where the value is worked out.
+COLUMNS = {
+    "path": "",
+    "source": "",
+    "study": "",
+    "recipe": "recipe",
+    "base": "base",
+    "seed": "seed",
+    "status": "status",
+    "error": "error",
+    "attempt": "attempt",
+    "start": "",
+    "date": "",
+    "steps_asked": "steps",
+    "study_budget_s": "study_budget_s",
+    "overlays": "overlays",
+    "settings": "",
+    "flavor": "flavor",
+    "float8": "float8",
+    "compiled": "compiled",
+    "parameters": "parameters",
+    "flops_per_token": "flops_per_token",
+    "seq_len": "seq_len",
+    "dataset": "dataset",
+    "data": "data",
+    "host": "host",
+    "pid": "pid",
+    "world_size": "world_size",
+    "device": "hardware.name",
+    "device_type": "hardware.type",
+    "visible_devices": "hardware.visible_devices",
+    "driver": "hardware.driver",
+    "power_limit_w": "hardware.power_limit_w",
+    "sm_clock_max_mhz": "hardware.sm_clock_max_mhz",
+    "peak_bf16": "peak_flops.bf16",
+    "peak_fp8": "peak_flops.fp8",
+    "peak_source": "peak_flops.source",
+    "code": "",
+    "torch": "packages.torch",
+    "torchao": "packages.torchao",
+    "torchtitan": "packages.torchtitan",
+    "fp8_matmul": "fp8_matmul.why",
+    "warm_up_s": "",
+    "wall_s": "",
+    "phases": "timing.phases",
+    "compile_cache": "timing.compile_cache",
+    "fp8_share": "proof.fp8_share_of_matmul_flops",
+    "fp8_emulated": "proof.emulated",
+    "fp8_flops": "",
+    "precisions": "",
+    "attention": "proof.attention",
+    "gathered_bytes": "",
+    "reduced_bytes": "",
+    "orphans": "",
+}
 # One row a log window: the contract's fields, and what another program called its MFU.
 WINDOW_COLUMNS = [*Window.model_fields, "mfu_logged"]
 _NOT_NUMBERS = {"step", "losses", "step_s", "data_wait_s", "not_steady", "fp8_ranges"}
 _NUMBERS = dict.fromkeys([name for name in WINDOW_COLUMNS if name not in _NOT_NUMBERS], float)
-# Columns of the runs frame that have another name than the record's field.
-_RENAMED = {
-    "steps": "steps_asked",
-    "hardware.name": "device",
-    "hardware.type": "device_type",
-    "hardware.driver": "driver",
-    "hardware.power_limit_w": "power_limit_w",
-    "hardware.sm_clock_max_mhz": "sm_clock_max_mhz",
-    "peak_flops.bf16": "peak_bf16",
-    "peak_flops.fp8": "peak_fp8",
-    "peak_flops.source": "peak_source",
-    "git.commit": "commit",
-    "fp8_matmul.why": "fp8_matmul",
-    "packages.torch": "torch",
-    "packages.torchao": "torchao",
-    "packages.torchtitan": "torchtitan",
-    "timing.phases": "phases",
-    "timing.compile_cache": "compile_cache",
-    "proof.fp8_share_of_matmul_flops": "fp8_share",
-    "proof.emulated": "fp8_emulated",
-    "proof.attention": "attention",
-}
 
 
 @dataclass
@@ -57,17 +93,19 @@ class Run:
     """What a run left behind.
 
     Args:
-        facts: columns of `analysis.load.Frames.runs`. Also, where they are known, `precisions` (by
-            the first step of each phase, whether the phase is in FP8), `fp8_flops` of a step of one
-            device, `study_budget_s`, and `study`: the folder whose logs should be equally long.
+        facts: by `COLUMNS`. `precisions`: by the first step of each phase, whether the phase is in
+            FP8. `fp8_flops`: of a step of one device. `study`: the folder whose logs should be
+            equally long. `settings`: the resolved recipe, by key.path.
         windows: columns `WINDOW_COLUMNS`.
-        problems: one sentence for each reason to doubt its figures.
+        problems: a sentence for each thing that a reader should know.
+        doubts: why the run is not what its recipe says. A run with a doubt gives no plain yes.
     """
 
     path: Path
     facts: dict[str, Any]
     windows: pd.DataFrame
     problems: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
 
 
 def even_windows(
@@ -105,38 +143,70 @@ def read_run(path: Path) -> Run:
     """
     manifest = read(path / MANIFEST, Manifest)
     maybe = read if manifest.status == "completed" else read_if_there
-    maybe(path / TIMING, Timing)
     proof = maybe(path / PROOF, Proof)
-    folders = [path / ATTEMPT.format(number) for number in range(1, manifest.attempt)]
-    attempts = [_Attempt(folder) for folder in [*folders, path]]
-    timings = [attempt.timing for attempt in attempts if attempt.timing]
-    facts = _facts(manifest, timings, proof)
-    windows = pd.DataFrame(map(vars, attempts[-1].windows), columns=WINDOW_COLUMNS)
+    last = _Attempt(manifest, maybe(path / TIMING, Timing), read_windows(path / METRICS))
+    attempts = [*map(_read_attempt, range(1, manifest.attempt), [path] * manifest.attempt), last]
+    facts = _facts(manifest, [each.timing for each in attempts if each.timing], proof)
+    facts["settings"] = _read_settings(path / RECIPE)
+    windows = pd.DataFrame(map(vars, last.windows), columns=WINDOW_COLUMNS)
     run = Run(path, facts, windows.astype(_NUMBERS | {"step": int}))
+    if last.timing and manifest.compiled and not last.timing.phases.get("compile"):
+        run.doubts.append("its recipe compiles, and no time was spent on compilation")
+    if proof:
+        run.doubts += _flaws(manifest.float8, proof)
     _set_clock(run, attempts)
     return run
 
 
+@dataclass
 class _Attempt:
     """One process of a run."""
 
-    def __init__(self, folder: Path):
-        manifest = read(folder / MANIFEST, Manifest)
-        self.windows = read_windows(folder / METRICS)
-        self.timing = read_if_there(folder / TIMING, Timing)
-        self.lasted_s = 0.0  # unknown after kill -9
-        if manifest.end:
-            self.lasted_s = (manifest.end - manifest.start).total_seconds()
+    manifest: Manifest
+    timing: Timing | None
+    windows: list[Window]
+
+    @property
+    def lasted_s(self) -> float:
+        """Seconds from its start to its end; 0 where that is unknown, after kill -9."""
+        end = self.manifest.end or self.manifest.start
+        return (end - self.manifest.start).total_seconds()
+
+
+def _read_attempt(number: int, run: Path) -> _Attempt:
+    folder = run / ATTEMPT.format(number)
+    timing = read_if_there(folder / TIMING, Timing)
+    return _Attempt(read(folder / MANIFEST, Manifest), timing, read_windows(folder / METRICS))
+
+
+def _read_settings(path: Path) -> dict[str, str]:
+    """Read a resolved recipe by key.path; empty where there is none."""
+    try:
+        return flat(yaml.safe_load(path.read_text()) or {}) if path.exists() else {}
+    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+        raise RecordError(f"{path}: is no recipe: {str(error).splitlines()[0]}") from error
+
+
+def flat(sections: dict, prefix: str = "") -> dict[str, str]:
+    """Turn sections within sections into key.path: value as text."""
+    found = {}
+    for key, value in sections.items():
+        if isinstance(value, dict) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = str(value)
+    return found
 
 
 def _facts(manifest: Manifest, timings: list[Timing], proof: Proof | None) -> dict[str, Any]:
-    """Name what the records tell as `analysis.load.Frames.runs` does."""
+    """Name what the records tell as `COLUMNS` does."""
     records = manifest.model_dump()
     if timings:
         records["timing"] = timings[-1].model_dump()
     if proof:
         records["proof"] = proof.model_dump()
-    (facts,) = pd.json_normalize(records, max_level=1).rename(columns=_RENAMED).to_dict("records")
+    (found,) = pd.json_normalize(records, max_level=1).to_dict("records")
+    facts = {column: found.get(place) for column, place in COLUMNS.items()}
     facts |= {
         "source": "run directory",
         "start": manifest.start.isoformat(timespec="milliseconds"),
@@ -153,6 +223,29 @@ def _facts(manifest: Manifest, timings: list[Timing], proof: Proof | None) -> di
         if proof.collectives:
             facts |= proof.collectives.model_dump(include={"gathered_bytes", "reduced_bytes"})
     return facts
+
+
+def _flaws(float8: str | None, proof: Proof) -> list[str]:
+    """Say where a proof is not what the recipe promises."""
+    share, total = proof.fp8_share_of_matmul_flops or 0.0, sum(proof.gemm_flops.values())
+    promised, shown = float8 or "bf16", proof.recipe_name or "bf16"
+    flaws = {
+        f"its recipe is {promised} and its proof {shown}": promised != shown,
+        "its FP8 matmuls were emulated": proof.emulated,
+        f"only {share:.1%} of its matmul FLOPs ran in FP8": float8 and share < LEAST_SHARE,
+        f"it is in bf16, and {share:.1%} of its matmul FLOPs ran in FP8": share and not float8,
+        f"its converted layers account for {proof.fp8_flops_expected:.3g} FP8 FLOPs, and "
+        f"{proof.fp8_flops:.3g} ran": proof.fp8_flops < 0.99 * proof.fp8_flops_expected,
+        "the share in its proof is not that of its FLOPs": (
+            total and abs(proof.fp8_flops / total - share) > 0.01
+        ),
+    }
+    for what in ("gathered", "reduced") if proof.collectives else ():
+        sent = getattr(proof.collectives, f"{what}_bytes")
+        expected = getattr(proof.collectives, f"{what}_bytes_expected")
+        flaw = f"its ranks {what} {sent:,} bytes a step, and its precisions take {expected:,}"
+        flaws[flaw] = abs(sent - expected) > 0.01 * expected
+    return [flaw for flaw, is_so in flaws.items() if is_so]
 
 
 def _set_clock(run: Run, attempts: list[_Attempt]) -> None:

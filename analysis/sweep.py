@@ -3,16 +3,18 @@ GPUs."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
 from analysis.comparison import COMPILED, Comparison, compare, read_plan
 from analysis.load import LoadError
-from analysis.rates import Rate, SpeedUp, speed_up
-from analysis.table import known
+from analysis.losses import HIGHER
+from analysis.rates import Completed, SpeedUp, speed_up
+from analysis.table import loss_word, speed_word
 from experiments.records.files import RecordError
 from experiments.records.files import read as read_record
-from experiments.records.study import CELL, Fit
+from experiments.records.study import CELL, STUDY_FILE, Cell
 
 STUDY = "sweep"
 QUESTION = "Where is FP8 faster than bf16, and by how much?"
@@ -20,36 +22,27 @@ PROCESSES = "processes"
 ALIKE = ("device", "torch", "torchao")  # speeds of cells that differ in these do not compare
 
 
-@dataclass
-class Row:
-    """A recipe in a cell: means over its completed runs, None where there is none; rates over all
-    its GPUs.
+class Value(NamedTuple):
+    """What a table and a heat map say, and as a number; None where that is unknown."""
 
-    Bytes are of one GPU. `needed` and `available` are the estimate and the memory that there was
-    when the sweep began. `efficiency` is the speed-up over one process divided by the number of
-    processes.
-    """
-
-    cell: str
-    values: dict[str, str | int]  # of the axes
-    recipe: str
-    state: str
-    needed: float
-    available: float
-    rate: Rate | None = None
-    over_bf16: SpeedUp | None = None
-    mfu: float | None = None
-    memory: float | None = None
-    efficiency: SpeedUp | None = None
+    text: str = "-"
+    number: float | None = None
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Rows in the order of the axes' values, and what a reader must know."""
+    """A row a recipe in a cell, in the order of the axes' values, and what a reader must know.
 
-    opponent: str  # the bf16 recipe that speeds are compared to
+    Args:
+        opponent: the bf16 recipe that speeds and losses are compared with.
+        axes: key.path of each axis, and its values.
+        table: a `Value` in each field; indexed by the axes and the recipe.
+    """
+
+    opponent: str
     axes: dict[str, list]
-    rows: list[Row]
+    table: pd.DataFrame
+    answer: str
     notes: list[str]
 
 
@@ -61,6 +54,9 @@ def is_sweep(path: Path) -> bool:
 def read(folder: Path) -> Sweep:
     """Read the sweep in a folder. Raises `LoadError` where no cell is recorded."""
     plan = read_plan(folder)
+    missing = {"recipes", "baseline", "seeds"} - plan.keys()
+    if missing:
+        raise LoadError(f"{folder / STUDY_FILE}: has no {', '.join(sorted(missing))}")
     axes = _by_key(plan["axes"])
     problems: list[str] = []
     cells = _cells(folder, axes, problems)
@@ -70,22 +66,29 @@ def read(folder: Path) -> Sweep:
             "experiments.study"
         )
     opponent = COMPILED if COMPILED in plan["recipes"] else plan["baseline"]
-    rows, compared = [], []
+    rows, completed, compared = {}, {}, []
     for path, cell in cells.items():
         comparison = _compared(path, problems)
         if comparison:
             compared.append(comparison)
         for recipe in plan["recipes"]:
-            values = {key: cell.values[key] for key in axes}
-            row = Row(path.name, values, recipe, "", cell.needed, cell.available)
+            place = (*(cell.values[key] for key in axes), recipe)
+            row = {"memory GiB": Value(f"about {cell.needed / 2**30:.1f}")}
             missing = "not completed" if (path / recipe).exists() else "not run"
-            row.state = cell.obstacle or missing
+            row["state"] = Value(cell.obstacle or missing)
             if comparison:
-                _fill(row, comparison, opponent, len(plan["seeds"]))
-            rows.append(row)
-    _set_efficiency(rows)
+                row |= _measured(comparison, recipe, opponent, len(plan["seeds"]))
+                completed[place] = comparison.completed.get(recipe)
+            rows[place] = row
+    table = pd.DataFrame.from_dict(rows, orient="index").reindex(columns=COLUMNS)
+    table.index = pd.MultiIndex.from_tuples(rows, names=[*axes, "recipe"])
+    table["efficiency"] = pd.Series(_efficiencies(completed, [*axes]), dtype=object).reindex(rows)
+    table = table.where(table.notna(), Value())
     notes = _notes(compared, opponent) + [f"Note: {problem}" for problem in problems]
-    return Sweep(opponent, axes, rows, notes)
+    return Sweep(opponent, axes, table, _answer(table, opponent), notes)
+
+
+COLUMNS = ["tokens/s", "over bf16", "loss", "MFU", "memory GiB", "efficiency", "state"]
 
 
 def _by_key(axes: dict) -> dict[str, list]:
@@ -97,12 +100,12 @@ def _by_key(axes: dict) -> dict[str, list]:
     return flat
 
 
-def _cells(folder: Path, axes: dict[str, list], problems: list[str]) -> dict[Path, Fit]:
+def _cells(folder: Path, axes: dict[str, list], problems: list[str]) -> dict[Path, Cell]:
     """The recorded cells by their folder, in the order of the axes' values."""
     cells = {}
     for path in sorted(folder.glob(f"*/{CELL}")):
         try:
-            cell = read_record(path, Fit)
+            cell = read_record(path, Cell)
         except RecordError as error:
             problems.append(str(error))
             continue
@@ -129,43 +132,76 @@ def _compared(cell: Path, problems: list[str]) -> Comparison | None:
         return None
 
 
-def _fill(row: Row, comparison: Comparison, opponent: str, asked: int) -> None:
-    """Fill in what the runs of a recipe have shown."""
-    diverged = comparison.diverged.get(row.recipe)
-    states = [f"diverged in {diverged[0]} of {diverged[1]} seeds"] if diverged else []
-    if row.recipe in comparison.completed:
-        runs = comparison.completed[row.recipe].runs
-        states.insert(0, f"{len(runs)} of {asked} runs")
-        planned = runs["steps_planned"].iloc[0]
+def _measured(comparison: Comparison, recipe: str, opponent: str, asked: int) -> dict[str, Value]:
+    """Word what the runs of a recipe have shown in a cell."""
+    row, states = {}, []
+    if recipe in comparison.completed:
+        of = comparison.completed[recipe]
+        states.append(f"{len(of.runs)} of {asked} runs")
+        planned = of.runs["steps_planned"].iloc[0]
         if planned > 0:
-            states.append(f"cut to {runs['steps'].iloc[0]:.0f} of {planned:.0f} steps")
-        row.rate = comparison.rates[row.recipe]
-        row.over_bf16 = comparison.speed_ups.get((row.recipe, opponent))
-        row.mfu = known(runs["mfu_bf16_peak"].mean())
-        row.memory = known(runs["peak_memory_bytes"].mean())
-    row.state = ", ".join(states) or row.state
+            states.append(f"cut to {of.runs['steps'].iloc[0]:.0f} of {planned:.0f} steps")
+        mfu, memory = of.runs["mfu_bf16_peak"].mean(), of.runs["peak_memory_bytes"].mean() / 2**30
+        row = {
+            "tokens/s": Value(speed_word(comparison, recipe), of.rate.mean),
+            "over bf16": Value("1" if recipe == opponent else "-"),
+            "loss": Value(loss_word(comparison, recipe)),
+            "memory GiB": Value(f"{memory:.1f}", memory),
+        }
+        if mfu > 0:
+            row["MFU"] = Value(f"{mfu:.1%}", mfu)
+        if (recipe, opponent) in comparison.speed_ups:
+            row["over bf16"] = _value(comparison.speed_ups[recipe, opponent])
+    if recipe in comparison.diverged:
+        states.append("diverged in {} of {} runs".format(*comparison.diverged[recipe]))
+    if states:
+        row["state"] = Value(", ".join(states))
+    return row
 
 
-def _set_efficiency(rows: list[Row]) -> None:
+def _value(gain: SpeedUp) -> Value:
+    return Value(gain.word, gain.ratio if gain.runs else None)
+
+
+def _efficiencies(completed: dict[tuple, Completed | None], axes: list[str]) -> dict[tuple, Value]:
     """Divide each speed-up over one process by the number of processes."""
-    for row in rows:
-        processes = row.values.get(PROCESSES, 1)
-        on_one = row.values | {PROCESSES: 1}
-        alone = [other.rate for other in rows
-                 if other.recipe == row.recipe and other.values == on_one]  # fmt: skip
-        if processes > 1 and row.rate and any(alone):
-            gain = speed_up(row.rate, alone[0])
-            parts = ("ratio", "by_median", "by_clock", "low", "high")
-            shares = {part: getattr(gain, part) / processes for part in parts}
-            row.efficiency = replace(gain, **shares, needed=None)
+    found = {}
+    for place, of in completed.items():
+        if PROCESSES not in axes:
+            break
+        at = axes.index(PROCESSES)
+        processes = place[at]
+        alone = completed.get((*place[:at], 1, *place[at + 1 :]))
+        if of and alone and processes > 1:
+            gain = speed_up(of, alone)
+            shares = {part: getattr(gain, part) / processes for part in ("ratio", "low", "high")}
+            found[place] = _value(replace(gain, **shares))
+    return found
+
+
+def _answer(table: pd.DataFrame, opponent: str) -> str:
+    """Say in how many cells FP8 is faster, and where that costs loss."""
+    rows = table[table["over bf16"].map(lambda value: value.number is not None)]
+    rows = rows[rows.index.get_level_values("recipe") != opponent]
+    if rows.empty:
+        return (
+            f"No answer: no cell has completed runs in FP8 and of {opponent} of 30 steps or more."
+        )
+    ratios = rows["over bf16"].map(lambda value: value.number)
+    words = rows["loss"].map(lambda value: value.text)
+    worse = words.str.contains(f"{HIGHER}|far above|diverged").sum()
+    return (
+        f"{(ratios > 1).sum()} of {len(rows)} measured cells are faster than {opponent}: "
+        f"{ratios.min():.2f} to {ratios.max():.2f} times its tokens/s; {worse} end at a higher loss."
+    )
 
 
 def _notes(cells: list[Comparison], opponent: str) -> list[str]:
     lines = [
-        f"tokens/s: of all GPUs of a run together, by the mean steady step. over bf16: over "
+        "tokens/s: of all GPUs of a run together, by the mean steady step. over bf16: over "
         f"{opponent} in the same cell. efficiency: tokens/s over N times those of one GPU. MFU: of "
-        "the bf16 peak, by the median step. memory: a GPU's peak, or the estimate where it did not "
-        "run. Intervals are of 95 %, over seeds; one run has none."
+        "the bf16 peak. memory: a GPU's peak, or the estimate where it did not run. Intervals are "
+        "of 95 %, over seeds; one run has none."
     ]
     if not cells:
         return lines
@@ -186,63 +222,11 @@ def _notes(cells: list[Comparison], opponent: str) -> list[str]:
     return lines
 
 
-def answer(sweep: Sweep) -> str:
-    """Write in how many cells FP8 is faster than bf16, and by how much."""
-    gains = [row.over_bf16.ratio for row in sweep.rows if row.over_bf16 and row.over_bf16.runs]
-    if not gains:
-        return "No answer: no cell has runs in FP8 and in bf16 that are long enough for a rate."
-    faster = sum(gain > 1 for gain in gains)
-    return (
-        f"FP8 is faster than bf16 in {faster} of {len(gains)} cells: it has {min(gains):.2f} to "
-        f"{max(gains):.2f} times the tokens/s."
-    )
-
-
-def short_names(sweep: Sweep) -> dict[str, str]:
-    """Name the recipes in the table: bf16 and fp8 where the sweep has one of each."""
-    recipes = dict.fromkeys(row.recipe for row in sweep.rows)
-    if len(recipes) != 2:
-        return {recipe: recipe for recipe in recipes}
-    return dict.fromkeys(recipes, "fp8") | {sweep.opponent: "bf16"}
-
-
 def matrix(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
     """(names of the columns, a line a cell and recipe)."""
     names = [key.rpartition(".")[2] for key in sweep.axes]
-    columns = ["recipe", *names, *values(sweep.rows[0]), "state"]
-    lines, recipes = [], short_names(sweep)
-    for row in sweep.rows:
-        of_axes = [f"{x:,}" if isinstance(x, int) else x for x in row.values.values()]
-        lines.append(
-            [recipes[row.recipe], *of_axes, *cells(row, sweep.opponent).values(), row.state]
-        )
-    return columns, lines
-
-
-def cells(row: Row, opponent: str) -> dict[str, str]:
-    """What tables and heat maps say of a row, by quantity."""
-    memory = row.memory or row.needed
-    found = dict.fromkeys(values(row), "-")
-    found["memory GiB"] = f"{'' if row.memory else 'about '}{memory / 2**30:.1f}"
-    if row.rate:
-        found["tokens/s"] = f"{row.rate.mean:,.0f}" if row.rate.runs else "too short"
-    if row.rate and row.recipe == opponent:
-        found["over bf16"] = "1"
-    if row.over_bf16:
-        found["over bf16"] = row.over_bf16.word
-    if row.mfu is not None:
-        found["MFU"] = f"{row.mfu:.1%}"
-    if row.efficiency:
-        found["efficiency"] = row.efficiency.word
-    return found
-
-
-def values(row: Row) -> dict[str, float | None]:
-    """The same as numbers; None where it is unknown."""
-    return {
-        "tokens/s": row.rate and known(row.rate.mean),
-        "over bf16": row.over_bf16 and known(row.over_bf16.ratio),
-        "MFU": row.mfu,
-        "memory GiB": row.memory and row.memory / 2**30,
-        "efficiency": row.efficiency and known(row.efficiency.ratio),
-    }
+    lines = []
+    for place, row in zip(sweep.table.index, sweep.table.to_numpy(), strict=True):
+        of_axes = [f"{x:,}" if isinstance(x, int) else x for x in place[:-1]]
+        lines.append([place[-1], *of_axes, *(value.text for value in row)])
+    return ["recipe", *names, *sweep.table], lines
