@@ -199,10 +199,11 @@ def _frames(found: list[Run]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Put the facts and the windows of runs into one frame each; a run is named by its place."""
     parent = Path(os.path.commonpath([run.path.resolve().parent for run in found]))
     names = [run.path.resolve().relative_to(parent).as_posix() for run in found]
-    facts = [run.facts | {"path": str(run.path), "doubts": run.doubts} for run in found]
-    runs = pd.DataFrame(facts, index=names, columns=[*COLUMNS, "doubts"])
+    facts = [{"phases": {}, "precisions": {}} | run.facts for run in found]
+    runs = pd.DataFrame(facts, index=names, columns=[*COLUMNS])
     runs = runs.astype(dict.fromkeys(runs.columns[runs.isna().all()], float))
-    runs["seed"] = runs["seed"].astype("Int64")  # a seed can have more digits than a float
+    runs["path"] = [str(run.path) for run in found]
+    runs["doubts"] = [run.doubts for run in found]
     logs = [run.windows.assign(run=name) for name, run in zip(names, found, strict=True)]
     return runs, pd.concat(logs, ignore_index=True).join(runs[["recipe", "seed"]], on="run")
 
@@ -334,7 +335,7 @@ def _work_out(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _share_of_steps(run: pd.Series) -> float:
     """The part of the steps, as far as the run came, that are in FP8: all, without phases."""
-    if not isinstance(run["precisions"], dict) or not run["precisions"] or not run["steps"]:
+    if not run["precisions"] or not run["steps"]:
         return 1.0
     in_fp8 = pd.Series(run["precisions"]).sort_index()
     return in_fp8.reindex(range(1, run["steps"] + 1), method="ffill").astype(float).mean()

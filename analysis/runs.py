@@ -206,7 +206,7 @@ def _facts(manifest: Manifest, timings: list[Timing], proof: Proof | None) -> di
     if proof:
         records["proof"] = proof.model_dump()
     (found,) = pd.json_normalize(records, max_level=1).to_dict("records")
-    facts = {column: found.get(place) for column, place in COLUMNS.items()}
+    facts = {column: found[place] for column, place in COLUMNS.items() if place in found}
     facts |= {
         "source": "run directory",
         "start": manifest.start.isoformat(timespec="milliseconds"),

@@ -192,7 +192,8 @@ def _answer(table: pd.DataFrame, opponent: str) -> str:
     worse = words.str.contains(f"{HIGHER}|far above|diverged").sum()
     return (
         f"{(ratios > 1).sum()} of {len(rows)} measured cells are faster than {opponent}: "
-        f"{ratios.min():.2f} to {ratios.max():.2f} times its tokens/s; {worse} end at a higher loss."
+        f"{ratios.min():.2f} to {ratios.max():.2f} times its tokens/s; {worse} end at a higher "
+        "loss."
     )
 
 

@@ -131,13 +131,13 @@ def run_table(runs: pd.DataFrame) -> pd.DataFrame:
     )
     table = {column: worded(facts[fact], form) for column, (fact, form) in _CELLS.items()}
     table["FP8\nshare"] = table["FP8\nshare"].mask(runs["fp8_emulated"].eq(True), "emulated")
-    index = [runs["recipe"], runs["seed"].map("{:d}".format, na_action="ignore").fillna("-")]
-    return pd.DataFrame(table).set_index(index)
+    return pd.DataFrame(table).set_index([runs["recipe"], worded(runs["seed"], "{}")])
 
 
 def worded(values: pd.Series, form: str) -> pd.Series:
     """Write values as text, "-" where one is unknown."""
-    return values.astype(object).map(form.format, na_action="ignore").fillna("-")
+    words = values.astype(object).map(form.format, na_action="ignore").fillna("-")
+    return words.str.removesuffix(".0") if form == "{}" else words
 
 
 def mean_table(runs: pd.DataFrame) -> pd.DataFrame:
@@ -220,9 +220,9 @@ def notes(runs: pd.DataFrame) -> list[str]:
     """What a reader must know to read the tables right."""
     lines = [
         "tokens/s: by the mean steady step (after the first 10); IQR: the distance of the "
-        "quartiles of the step time. FP8 share: of the FLOPs of the linear layers' matmuls, as seen in one "
-        "profiled step. Overtakes: where the total wall time, warm-up included, drops below the "
-        "other's. Wall: from process start; after warm-up: from the end of step 1."
+        "quartiles of the step time. FP8 share: of the FLOPs of the linear layers' matmuls, as "
+        "seen in one profiled step. Overtakes: where the total wall time, warm-up included, drops "
+        "below the other's. Wall: from process start; after warm-up: from the end of step 1."
     ]
     peaks = runs["peak_source"].dropna().unique()
     lines += [f"MFU is of the bf16 peak ({source})." for source in peaks]
@@ -289,7 +289,7 @@ def _warnings(runs: pd.DataFrame) -> list[str]:
 
 def _kinds(runs: pd.DataFrame, column: str) -> str:
     """Name the values of a column in order, each with the runs that have it."""
-    kinds = worded(runs[column], "{}").replace("-", "unknown").str.removesuffix(".0")
+    kinds = worded(runs[column], "{}").replace("-", "unknown")
     return "; ".join(
         f"{kind} ({_names(of)})" for kind, of in runs.groupby(kinds.to_numpy(), sort=False)
     )
@@ -299,7 +299,7 @@ def _names(runs: pd.DataFrame) -> str:
     """Name runs for people: each recipe once, with its seeds."""
     names = []
     for recipe, seeds in runs.groupby("recipe", sort=False)["seed"]:
-        listed = ", ".join(map(str, seeds.dropna()))
+        listed = ", ".join(worded(seeds.dropna(), "{}"))
         plural = "s" if len(seeds) > 1 else ""
         names.append(f"{recipe} seed{plural} {listed}" if listed else recipe)
     return ", ".join(names)

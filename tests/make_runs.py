@@ -16,7 +16,7 @@ from experiments.records.run import (
     Window,
 )
 
-FLOPS, PEAK = 1e6, {"bf16": 1e9, "fp8": 2e9, "source": "made up"}
+FLOPS, PEAK = 1e6, {"bf16": 2e9, "fp8": 4e9, "source": "made up"}
 TOKENS = 100  # per step
 MANIFEST_FACTS = {
     "status": "completed", "attempt": 1, "start": "2026-01-01T10:00:00Z", "command": "run",
@@ -65,12 +65,14 @@ def write_metrics(path: Path, lines: list[dict]) -> None:
 
 def proof(fp8_share=0.0, parameters=None, **changed) -> Proof:
     """A proof by which `fp8_share` of the FLOPs ran in FP8."""
-    flops = int(fp8_share * FLOPS * TOKENS)
+    total = int(FLOPS * TOKENS)
+    flops = int(fp8_share * total)
     owned = {"trainable": 10, "in_optimizer": 10, "elements_in_optimizer": 10, "orphans": [],
              "frozen": [], "moved_in_first_step": 10, "still_in_first_step": [],
              "dtype_cannot_hold_first_update": []}  # fmt: skip
     facts = {"recipe_name": None, "emulated": False, "converted_modules": {}, "profiled_step": 3,
-             "gemm_flops": {}, "fp8_flops": flops, "fp8_flops_expected": flops,
+             "gemm_flops": {"aten::_scaled_mm": flops, "aten::mm": total - flops},
+             "fp8_flops": flops, "fp8_flops_expected": flops,
              "fp8_share_of_matmul_flops": fp8_share, "phases": {}, "attention": "flash",
              "parameters": owned | (parameters or {})}  # fmt: skip
     return Proof.model_validate(facts | changed)
@@ -84,11 +86,12 @@ def phases(in_fp8: dict[int, bool]) -> dict[str, dict]:
     }
 
 
-def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, fp8_share=0.0, lines=None,
+def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, fp8_share=None, lines=None,
               warm_up=5.0, proves=None, **manifest) -> Path:  # fmt: skip
-    """Write a run directory of `TOKENS` tokens a step.
+    """Write a run directory of `TOKENS` tokens a step; no two seeds have the same losses.
 
     Args:
+        fp8_share: of the FLOPs; three quarters for an FP8 recipe.
         proves: what is different in its proof.
         manifest: what is different in its manifest; of sections only these values.
     """
@@ -99,11 +102,16 @@ def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, fp8_share=0
     facts = MANIFEST_FACTS | {"recipe": recipe, "seed": seed, "steps": steps, "float8": float8}
     facts |= manifest
     write(path / MANIFEST, Manifest.model_validate_json(json.dumps(facts)))
-    (path / RECIPE).write_text("training:\n  seq_len: 50\n  dataset: python_stdlib\n")
+    settings = {"seq_len": 50, "compile": {"enable": "compiled" in recipe}}
+    (path / RECIPE).write_text(json.dumps(settings))
     in_phases = {"import": warm_up - 1.0, "first_step": 1.0}
+    if facts["compiled"]:
+        in_phases["compile"] = 0.5
     write(path / TIMING, Timing(warm_up_s=warm_up, phases=in_phases, compile_cache="cold"))
-    write(path / PROOF, proof(fp8_share, **(proves or {})))
+    share = fp8_share if fp8_share is not None else 0.75 * bool(facts["float8"])
+    write(path / PROOF, proof(share, **{"recipe_name": facts["float8"]} | (proves or {})))
     lines = metrics_lines(last=steps, step_s=step_s) if lines is None else lines
+    lines = [line | {"losses": [x and x + 1e-9 * seed for x in line["losses"]]} for line in lines]
     write_metrics(path / METRICS, lines)
     (path / "tb").mkdir()
     (path / "tb" / "events.out.tfevents.1.host.1.0").write_bytes(b"events")

@@ -1,6 +1,7 @@
 """A sweep's table, efficiencies and heat map, from run directories with known speeds."""
 
 import json
+import math
 import shutil
 
 import pytest
@@ -10,8 +11,8 @@ from analysis import plots, sweep
 from analysis.load import LoadError
 from analysis.report import main
 from experiments.records.files import write
-from experiments.records.study import CELL, STUDY_FILE, Fit
-from tests.make_runs import change_json, write_run
+from experiments.records.study import CELL, STUDY_FILE, Cell
+from tests.make_runs import change_json, change_lines, write_run
 
 BF16, FP8 = "baseline_compiled", "tensorwise_fp8_compiled"
 # seconds of a step in bf16, by cell: two processes are 1.6 times as fast as one, and FP8 is 1.25
@@ -31,7 +32,7 @@ def folder(tmp_path):
         path.mkdir()
         cell = {"values": {"model.flavor": flavor, "processes": processes}, "needed": 2.0**30}
         cell |= {"available": 2.0**33, "obstacle": None if step_s else OBSTACLE}
-        write(path / CELL, Fit.model_validate(cell))
+        write(path / CELL, Cell.model_validate(cell))
         (path / STUDY_FILE).write_text(yaml.safe_dump(STUDY))
         speeds = {"a": {BF16: 1, FP8: 1.25}, "b": {BF16: 1}}[flavor] if step_s else {}
         for recipe, speed in speeds.items():
@@ -47,53 +48,82 @@ def change_runs(folder, pattern, **values):
         change_json(path, **values)
 
 
+def value(found, quantity, *place):
+    return found.table.loc[place, quantity]
+
+
 def test_rows_have_the_planted_speeds(folder):
-    found = {(row.cell, row.recipe): row for row in sweep.read(folder).rows}
-    assert len(found) == 8 and list(found)[:2] == [("a_processes1", BF16), ("a_processes1", FP8)]
-    one, two = found["a_processes1", FP8], found["a_processes2", FP8]
-    assert [one.over_bf16.ratio, two.over_bf16.ratio] == pytest.approx([1.25, 1.25])
-    assert one.over_bf16.low < 1.25 < one.over_bf16.high
-    assert [one.rate.mean, one.mfu] == pytest.approx([1250, 1.25], rel=0.01)
-    assert two.efficiency.ratio == pytest.approx(0.8)
-    assert two.efficiency.low < 0.8 < two.efficiency.high
-    assert one.efficiency is None and one.state == "2 of 2 runs"
-    assert found["b_processes1", BF16].over_bf16 is None
-    assert found["b_processes1", FP8].state == "not run"
-    assert found["b_processes2", FP8].state == OBSTACLE
+    found = sweep.read(folder)
+    assert len(found.table) == 8 and list(found.table.index[:2]) == [("a", 1, BF16), ("a", 1, FP8)]
+    for processes in (1, 2):
+        ratio = value(found, "over bf16", "a", processes, FP8)
+        assert ratio.number == pytest.approx(1.25) and ratio.text.startswith("1.25 (1.2")
+    rate, mfu = (value(found, quantity, "a", 1, FP8).number for quantity in ("tokens/s", "MFU"))
+    assert [rate, mfu] == pytest.approx([1250, 0.625], rel=0.01)
+    efficiency = value(found, "efficiency", "a", 2, FP8)
+    assert efficiency.number == pytest.approx(0.8) and efficiency.text.startswith("0.80 (0.7")
+    assert value(found, "efficiency", "a", 1, FP8).number is None
+    assert value(found, "over bf16", "b", 1, BF16).text == "1"
+    states = [value(found, "state", *place, FP8).text for place in [("a", 1), ("b", 1), ("b", 2)]]
+    assert states == ["2 of 2 runs", "not run", OBSTACLE]
+    assert found.answer.startswith("2 of 2 measured cells are faster than baseline_compiled: 1.25")
 
 
 def test_one_run_each_gives_no_interval(folder):
     for path in folder.glob("*/*/seed1"):
         shutil.rmtree(path)
-    row = next(row for row in sweep.read(folder).rows if row.efficiency)
-    assert row.efficiency.word == "0.80, one run" and row.state == "1 of 2 runs"
+    found = sweep.read(folder)
+    assert value(found, "efficiency", "a", 2, FP8).text == "0.80, one run"
+    assert value(found, "state", "a", 2, FP8).text == "1 of 2 runs"
+
+
+def test_a_cell_has_its_verdict_on_the_loss(folder):
+    for seed in (0, 1):
+        change_lines(
+            folder / "a_processes1" / FP8, "seed", lambda line, _: {"losses": [20.0]}, [seed]
+        )
+    found = sweep.read(folder)
+    assert value(found, "loss", "a", 1, FP8).text == "far above in 2 of 2"
+    assert found.answer.endswith("; 1 end at a higher loss.")
+
+
+def test_a_study_without_seeds_and_a_cell_without_its_memory_are_named(folder):
+    (folder / "a_processes1" / CELL).write_text(
+        '{"values": {}, "available": 1.0, "obstacle": null}'
+    )
+    assert "a_processes1/cell.json: needed: Field required" in sweep.read(folder).notes[-1]
+    (folder / STUDY_FILE).write_text(yaml.safe_dump({"recipes": [BF16], "axes": AXES}))
+    with pytest.raises(LoadError, match="study.yaml: has no baseline, seeds"):
+        sweep.read(folder)
 
 
 def test_table_page_and_json_of_a_sweep(folder, capsys):
     html, figures = folder / "page.html", folder / "figures.json"
     assert main([str(folder), "--html", str(html), "--json", str(figures)]) == 0
     printed, page = capsys.readouterr().out, html.read_text()
-    for words in ("1.25 (1.2", "0.80 (0.7", OBSTACLE, "about 1.0", sweep.QUESTION):
+    for words in ("1.25 (1.2", "0.80 (0.7", OBSTACLE, "about 1.0", sweep.QUESTION, "+0.0000"):
         assert words in printed
     assert f"<h1>{sweep.QUESTION}</h1>" in page and OBSTACLE in page
-    assert page.count("<svg") == 2 and sweep.answer(sweep.read(folder)) in page
+    assert page.count("<svg") == 9  # FP8's speed-up, and four quantities of each recipe
     rows = json.loads(figures.read_text())["rows"]
-    assert rows[3]["efficiency"]["ratio"] == pytest.approx(0.8) and rows[-1]["rate"] is None
+    assert rows[3]["efficiency"]["number"] == pytest.approx(0.8)
+    assert rows[-1]["tokens/s"]["number"] is None
 
 
 def test_a_cell_whose_runs_do_not_compare_is_named(folder):
     change_runs(folder, f"a_processes2/{BF16}/seed0", steps=29)
     found = sweep.read(folder)
     assert "a_processes2: these runs differ in steps_asked" in found.notes[-1]
-    assert [row.state for row in found.rows if row.cell == "a_processes2"] == ["not completed"] * 2
+    assert [value.text for value in found.table.loc[("a", 2), "state"]] == ["not completed"] * 2
 
 
-@pytest.mark.parametrize(("seeds", "state"), [("seed1", "1 of 2 runs, diverged in 1 of 2 seeds"),
-                                              ("*", "diverged in 2 of 2 seeds")])  # fmt: skip
+@pytest.mark.parametrize(("seeds", "state"), [("seed1", "1 of 2 runs, diverged in 1 of 2 runs"),
+                                              ("*", "diverged in 2 of 2 runs")])  # fmt: skip
 def test_a_cell_that_diverged_says_so(folder, seeds, state):
     change_runs(folder, f"a_processes2/{FP8}/{seeds}", status="diverged")
-    found = {(row.cell, row.recipe): row.state for row in sweep.read(folder).rows}
-    assert found["a_processes2", FP8] == state and found["a_processes1", FP8] == "2 of 2 runs"
+    found = sweep.read(folder)
+    assert value(found, "state", "a", 2, FP8).text == state
+    assert value(found, "state", "a", 1, FP8).text == "2 of 2 runs"
 
 
 def test_cells_of_other_axes_are_left_out_and_named(folder):
@@ -102,7 +132,7 @@ def test_cells_of_other_axes_are_left_out_and_named(folder):
     axes = {"processes": [1, 2], "model": {"flavor": ["a", "c"]}}  # in another order
     (folder / STUDY_FILE).write_text(yaml.safe_dump(STUDY | {"axes": axes}, sort_keys=False))
     found = sweep.read(folder)
-    assert [list(row.values.values()) for row in found.rows] == [[2, "a"]] * 2
+    assert list(found.table.index) == [(2, "a", BF16), (2, "a", FP8)]
     for cell, note in zip(
         ("a_processes1", "b_processes1", "b_processes2"), found.notes[-3:], strict=True
     ):
@@ -119,9 +149,8 @@ def test_cells_of_other_devices_are_named(folder):
 
 
 def test_heat_map_says_what_the_table_says(folder):
-    axes, scale = plots.heat_map(sweep.read(folder), "over bf16", FP8).axes
+    (axes,) = plots.heat_map(sweep.read(folder), "over bf16", FP8).axes
     texts = [text.get_text().replace("\n", " ") for text in axes.texts]
     assert texts[0].startswith("1.25 (") and texts[2:] == ["not run", OBSTACLE]
     image = axes.images[0].get_array()
-    assert image[0].tolist() == pytest.approx([1.25] * 2) and image.mask[1].all()
-    assert scale.get_ylim() == pytest.approx((0.8, 1.25))
+    assert image[0].tolist() == pytest.approx([math.log(1.25)] * 2) and image.mask[1].all()
