@@ -113,14 +113,14 @@ def about_loss(comparison: Comparison) -> list[str]:
 def choose(comparison: Comparison) -> tuple[str, str | None]:
     """Find the case of `NO_ANSWERS` or `OUTCOMES`, and the FP8 recipe that it is about."""
     fp8, opponent = comparison.fp8, comparison.opponent
-    if not fp8 or opponent in fp8 or opponent not in comparison.recipes:
+    spoilt = comparison.spoilt
+    if not (fp8 or spoilt) or opponent in fp8 or opponent not in comparison.recipes:
         return "no opponents", None
     if comparison.frames.runs["device_type"].eq("cpu").any():
         return "cpu", None
-    kept = [recipe for recipe in fp8 if recipe in comparison.recipes]
-    outcomes = {r: _outcome(comparison, r) for r in kept if r not in comparison.spoilt}
+    outcomes = {r: _outcome(comparison, r) for r in fp8 if r not in spoilt}
     if not outcomes:
-        return ("all spoilt" if comparison.spoilt else "no opponents"), None
+        return "all spoilt", None
     places = list(OUTCOMES)
 
     def rank(recipe: str) -> tuple[int, float]:

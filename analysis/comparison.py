@@ -44,7 +44,7 @@ class Comparison:
     opponent: str  # compiled bf16 where there is one, else the study's baseline
     completed: dict[str, Completed]  # by recipe
     recipes: list[str]  # those with a completed run, in the order in which they are shown
-    fp8: list[str]  # all that were started in FP8, in that order
+    fp8: list[str]  # those of them that ran in FP8
     # recipe -> (diverged runs, started runs). Recipes that never diverged are absent.
     diverged: dict[str, tuple[int, int]]
     # FP8 recipes that diverged in a larger share of their runs than bf16, or end far above it
@@ -85,9 +85,10 @@ def compare(paths, baseline: str | None = None) -> Comparison:
     recipes = in_order(runs.loc[runs["status"] == "completed", "recipe"])
     opponent = _opponent(baseline, plan, recipes, frames.problems)
     named_fp8 = (runs["source"] != OWN) & runs["recipe"].str.contains("fp8")
-    fp8 = in_order(runs.loc[runs["float8"].notna() | named_fp8, "recipe"])
+    all_fp8 = set(runs.loc[runs["float8"].notna() | named_fp8, "recipe"])
+    fp8 = [recipe for recipe in recipes if recipe in all_fp8]
     done = {recipe: completed_runs(recipe, frames) for recipe in recipes}
-    tries = {recipe: max(1, len(set(fp8) & set(recipes))) for recipe in fp8}
+    tries = dict.fromkeys(fp8, len(fp8))
 
     speed_ups, break_evens = {}, {}
     opponents = [recipe for recipe in recipes if recipe in (BASELINE, opponent)]
@@ -111,7 +112,7 @@ def compare(paths, baseline: str | None = None) -> Comparison:
     lost = runs["status"].eq("diverged").groupby(runs["recipe"]).agg(["sum", "count"])
     shares = lost["sum"] / lost["count"]
     usual = shares.reindex([BASELINE, opponent]).max()
-    spoilt = {recipe for recipe in fp8 if shares[recipe] > max(usual, 0)}
+    spoilt = {recipe for recipe in all_fp8 if shares[recipe] > max(usual, 0)}
     spoilt |= {recipe for recipe, judged in verdicts.items() if judged.above and recipe in fp8}
 
     flavors = set(runs.loc[runs["source"] == OWN, "flavor"].dropna())

@@ -8,7 +8,7 @@ from analysis import plots, sweep
 from analysis.answer import QUESTION, answer, details
 from analysis.comparison import Comparison
 from analysis.plots.studies import FINDINGS
-from analysis.table import COLUMNS, by_recipe, cells, matrix, notes, rows_of, seed, trained
+from analysis.table import COLUMNS, by_recipe, matrix, notes, rows_of, trained
 
 # In the order in which they answer.
 FIGURES = (
@@ -45,9 +45,7 @@ def page(comparison: Comparison) -> str:
         answer=answer(comparison),
         details=details(comparison),
         columns=list(COLUMNS),
-        recipes=list(by_recipe(rows)),
-        cells=cells,
-        seed=seed,
+        recipes=by_recipe(rows),
         notes=notes(rows),
         problems=comparison.frames.problems,
         figures=[figure for figure in drawn if not figure.empty],
@@ -56,9 +54,8 @@ def page(comparison: Comparison) -> str:
 
 def sweep_page(measured: sweep.Sweep) -> str:
     """Write the page of a sweep, with two heat maps of each recipe in FP8."""
-    recipes = dict.fromkeys(row.recipe for row in measured.rows)
     maps = []
-    for recipe in recipes.keys() - {measured.opponent}:
+    for recipe in measured.table.index.unique("recipe").drop(measured.opponent):
         maps += [plots.heat_map(measured, quantity, recipe) for quantity in FINDINGS]
     return render(
         "sweep.html.j2",

@@ -71,7 +71,7 @@ def print_report(
     try:
         if len(paths) == 1 and sweeps.is_sweep(paths[0]):
             sweep = sweeps.read(paths[0])
-            say([sweep.answer], sweeps.QUESTION)
+            say([sweeps.answer(sweep)], sweeps.QUESTION)
             console.print(table(*sweeps.matrix(sweep), fold=True))
             say(sweep.notes if verbose else [])
             return sweep
@@ -97,7 +97,11 @@ def as_json(comparison: Comparison | Sweep) -> bytes:
     """Answer, runs, rates, ratios, break-even points and verdicts; of a sweep, its rows."""
     if isinstance(comparison, Sweep):
         found = comparison.table.map(lambda value: value._asdict())
-        content = {"answer": comparison.answer, "axes": comparison.axes, "notes": comparison.notes}
+        content = {
+            "answer": sweeps.answer(comparison),
+            "axes": comparison.axes,
+            "notes": comparison.notes,
+        }
         content["rows"] = found.reset_index().to_dict("records")
     else:
         gains = comparison.speed_ups.items()

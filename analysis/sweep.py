@@ -14,7 +14,7 @@ from analysis.rates import Completed, SpeedUp, speed_up
 from analysis.table import loss_word, speed_word
 from experiments.records.files import RecordError
 from experiments.records.files import read as read_record
-from experiments.records.study import CELL, STUDY_FILE, Cell
+from experiments.records.study import CELL, STUDY_FILE, Fit
 
 STUDY = "sweep"
 QUESTION = "Where is FP8 faster than bf16, and by how much?"
@@ -42,7 +42,6 @@ class Sweep:
     opponent: str
     axes: dict[str, list]
     table: pd.DataFrame
-    answer: str
     notes: list[str]
 
 
@@ -85,7 +84,7 @@ def read(folder: Path) -> Sweep:
     table["efficiency"] = pd.Series(_efficiencies(completed, [*axes]), dtype=object).reindex(rows)
     table = table.where(table.notna(), Value())
     notes = _notes(compared, opponent) + [f"Note: {problem}" for problem in problems]
-    return Sweep(opponent, axes, table, _answer(table, opponent), notes)
+    return Sweep(opponent, axes, table, notes)
 
 
 COLUMNS = ["tokens/s", "over bf16", "loss", "MFU", "memory GiB", "efficiency", "state"]
@@ -100,12 +99,12 @@ def _by_key(axes: dict) -> dict[str, list]:
     return flat
 
 
-def _cells(folder: Path, axes: dict[str, list], problems: list[str]) -> dict[Path, Cell]:
+def _cells(folder: Path, axes: dict[str, list], problems: list[str]) -> dict[Path, Fit]:
     """The recorded cells by their folder, in the order of the axes' values."""
     cells = {}
     for path in sorted(folder.glob(f"*/{CELL}")):
         try:
-            cell = read_record(path, Cell)
+            cell = read_record(path, Fit)
         except RecordError as error:
             problems.append(str(error))
             continue
@@ -179,24 +178,6 @@ def _efficiencies(completed: dict[tuple, Completed | None], axes: list[str]) -> 
     return found
 
 
-def _answer(table: pd.DataFrame, opponent: str) -> str:
-    """Say in how many cells FP8 is faster, and where that costs loss."""
-    rows = table[table["over bf16"].map(lambda value: value.number is not None)]
-    rows = rows[rows.index.get_level_values("recipe") != opponent]
-    if rows.empty:
-        return (
-            f"No answer: no cell has completed runs in FP8 and of {opponent} of 30 steps or more."
-        )
-    ratios = rows["over bf16"].map(lambda value: value.number)
-    words = rows["loss"].map(lambda value: value.text)
-    worse = words.str.contains(f"{HIGHER}|far above|diverged").sum()
-    return (
-        f"{(ratios > 1).sum()} of {len(rows)} measured cells are faster than {opponent}: "
-        f"{ratios.min():.2f} to {ratios.max():.2f} times its tokens/s; {worse} end at a higher "
-        "loss."
-    )
-
-
 def _notes(cells: list[Comparison], opponent: str) -> list[str]:
     lines = [
         "tokens/s: of all GPUs of a run together, by the mean steady step. over bf16: over "
@@ -223,11 +204,34 @@ def _notes(cells: list[Comparison], opponent: str) -> list[str]:
     return lines
 
 
+def answer(sweep: Sweep) -> str:
+    """Write in how many cells FP8 is faster than bf16, by how much, and what became of the loss."""
+    rows = sweep.table.drop(sweep.opponent, level="recipe", errors="ignore")
+    ratios = rows["over bf16"].map(lambda value: value.number).dropna()
+    if ratios.empty:
+        return "No answer: no cell has runs in FP8 and in bf16 that are long enough for a rate."
+    losses = rows.loc[ratios.index, "loss"].map(lambda value: value.text)
+    worse = losses.str.contains(f"{HIGHER}|far above|diverged").sum()
+    return (
+        f"FP8 is faster than bf16 in {(ratios > 1).sum()} of {len(ratios)} cells: it has "
+        f"{ratios.min():.2f} to {ratios.max():.2f} times the tokens/s. In {worse} of them its loss "
+        "is higher."
+    )
+
+
+def short_names(sweep: Sweep) -> dict[str, str]:
+    """Name the recipes in the table: bf16 and fp8 where the sweep has one of each."""
+    recipes = sweep.table.index.unique("recipe")
+    if len(recipes) != 2:
+        return {recipe: recipe for recipe in recipes}
+    return dict.fromkeys(recipes, "fp8") | {sweep.opponent: "bf16"}
+
+
 def matrix(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
     """(names of the columns, a line a cell and recipe)."""
     names = [key.rpartition(".")[2] for key in sweep.axes]
-    lines = []
+    lines, recipes = [], short_names(sweep)
     for place, row in zip(sweep.table.index, sweep.table.to_numpy(), strict=True):
         of_axes = [f"{x:,}" if isinstance(x, int) else x for x in place[:-1]]
-        lines.append([place[-1], *of_axes, *(value.text for value in row)])
+        lines.append([recipes[place[-1]], *of_axes, *(value.text for value in row)])
     return ["recipe", *names, *sweep.table], lines

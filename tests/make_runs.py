@@ -16,7 +16,7 @@ from experiments.records.run import (
     Window,
 )
 
-FLOPS, PEAK = 1e6, {"bf16": 2e9, "fp8": 4e9, "source": "made up"}
+FLOPS, PEAK = 1e6, {"bf16": 1e9, "fp8": 2e9, "source": "made up"}
 TOKENS = 100  # per step
 MANIFEST_FACTS = {
     "status": "completed", "attempt": 1, "start": "2026-01-01T10:00:00Z", "command": "run",
@@ -136,6 +136,9 @@ def write_study(folder, fp8_step_s=0.08, fp8_warm_up=40.0, loss_shift=0.0, seeds
                 line["losses"] = [loss + shift for loss in line["losses"]]
                 line["loss"] += shift
             facts = {"warm_up": 5.0 + late, "fp8_share": share, "hardware": {"type": device}}
+            facts["peak_flops"] = {name: 2 * PEAK[name] for name in ("bf16", "fp8")} | {
+                "source": ""
+            }
             place = folder / f"{recipe}{seed}"
             write_run(place, recipe, lines=lines, steps=200, seed=seed, **facts)
     return folder

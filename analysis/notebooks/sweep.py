@@ -73,7 +73,7 @@ measured = sweep.read(newest.runs("sweep"))
 print(sweep.answer(measured))
 
 # %%
-fp8 = next(row.recipe for row in measured.rows if row.recipe != measured.opponent)
+fp8 = measured.table.index.unique("recipe").drop(measured.opponent)[0]
 plots.heat_map(measured, "over bf16", fp8)
 
 # %% [markdown]

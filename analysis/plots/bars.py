@@ -103,7 +103,7 @@ def compare_bars(axes: Axes, comparison: Comparison, values: pd.Series, unit: st
 @plot
 def tokens_per_s(axes: Axes, comparison: Comparison) -> None:
     """Draw tokens per second of each recipe, over all devices, padding included, and write MFU."""
-    known = {recipe: rate for recipe, rate in comparison.rates.items() if rate.runs}
+    known = {r: of.rate for r, of in comparison.completed.items() if of.rate.runs}
     if not known:
         raise NoData(f"no run is long enough for a rate: train {MIN_STEPS} steps or more")
     speeds = pd.concat({recipe: rate.by_run for recipe, rate in known.items()}).droplevel(1)

@@ -197,7 +197,7 @@ def _beside(difference: float, baseline: str) -> str:
 def fastest(comparison: Comparison) -> str:
     """Choose the recipe that findings are about: the fastest one in FP8, else the fastest."""
     recipes = comparison.fp8 or comparison.recipes
-    return max(recipes, key=lambda recipe: comparison.rates[recipe].mean)
+    return max(recipes, key=lambda recipe: comparison.completed[recipe].rate.mean)
 
 
 def clock_start(runs: pd.DataFrame) -> str:
@@ -263,6 +263,6 @@ def _mark_crossings(axes: Axes, comparison: Comparison) -> None:
     if not ahead:
         finding(axes, f"No recipe overtakes {name(opponent)}")
         return
-    first = min(ahead, key=lambda paid: (paid.step, -comparison.rates[paid.a].mean))
+    first = min(ahead, key=lambda paid: (paid.step, -comparison.completed[paid.a].rate.mean))
     be = "would be" if first.beyond else "is"
     finding(axes, f"{name(first.a)} {be} ahead of {name(opponent)} {first.word}")

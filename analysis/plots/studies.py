@@ -20,7 +20,7 @@ from analysis.plots.style import (
     short_name,
 )
 from analysis.studies import LADDER_PUBLISHED, ladder_bytes
-from analysis.sweep import Row, Sweep, cells, values
+from analysis.sweep import Sweep
 
 # ---- allgather_ladder ----
 
@@ -136,12 +136,13 @@ def heat_map(axes: Axes, sweep: Sweep, quantity: str, recipe: str) -> None:
     """
     across = ACROSS if ACROSS in sweep.axes else list(sweep.axes)[-1]
     fields = {}
-    for row in sweep.rows:
-        if row.recipe == recipe:
-            value, text = values(row)[quantity], cells(row, sweep.opponent)[quantity]
-            if value is None:
-                text = "-" if row.rate else row.state.split(",")[0]
-            fields[_others(row, across), row.values[across]] = {"number": value, "text": text}
+    for place, row in sweep.table.xs(recipe, level="recipe", drop_level=False).iterrows():
+        axes_values = dict(zip(sweep.axes, place, strict=False))
+        number, text = row[quantity].number, row[quantity].text
+        if number is None and row["tokens/s"].number is None:
+            text = row["state"].text.split(",")[0]
+        field = _others(axes_values, across), axes_values[across]
+        fields[field] = {"number": number, "text": text}
     table = pd.DataFrame.from_dict(fields, orient="index").unstack(sort=False)
     table = table[~(table["text"] == "-").all(axis="columns")]  # such as efficiencies of one GPU
     numbers, texts = table["number"].astype(float), table["text"]
@@ -159,9 +160,9 @@ def heat_map(axes: Axes, sweep: Sweep, quantity: str, recipe: str) -> None:
     finding(axes, FINDINGS[quantity].format(low=low, high=high, recipe=name(recipe)))
 
 
-def _others(row: Row, across: str) -> str:
+def _others(values: dict, across: str) -> str:
     """Name a row of the map by the cell's values on all axes but the one that goes to the right."""
-    others = [(key.rpartition(".")[2], value) for key, value in row.values.items() if key != across]
+    others = [(key.rpartition(".")[2], value) for key, value in values.items() if key != across]
     return "\n".join(f"{axis} {value}" for axis, value in others) or " "
 
 

@@ -257,7 +257,8 @@ PLANTED = {
     # row 10
     "losses of FP8 that are bf16's to the last bit": (
         [lines(lambda line, seed: {"losses": [30.0 + seed - line["step"] / 10]}, recipe=r)
-         for r in (BF16, FP8)], "doubtful", "to the last bit in all 200", "+0.0000"),
+         for r in (BF16, FP8)],
+        "doubtful", "to the last bit in all 200", "+0.0000"),
     # row 11
     "FP8 slows": ([lines(slowing)], "doubtful speed", "in the first third .* in the last", "cannot"),
     # row 12

@@ -75,7 +75,10 @@ def line_of(figure, style="-"):
     ("name", "expected"),
     [
         ("loss", ["tensorwise FP8 7.85", "(interrupted) 99, off the axis"]),
-        ("loss_difference", ["margin ± ", "tensorwise FP8 +0.2500", "loss − loss of eager bf16"]),
+        (
+            "loss_difference",
+            ["margin ± ", "tensorwise FP8 +0.2500", "loss − loss of compiled bf16"],
+        ),
         (
             "tokens_per_s",
             ["200 0.80 × | 250 | 400 1.60 × | 500 2.00 ×", "tensorwise FP8 MFU 50.0%"],
@@ -100,11 +103,11 @@ def test_titles_are_findings(figures):
     assert found == {
         "lead": f"tensorwise FP8 is ahead of {opponent} from step 11",
         "tokens_per_s": f"tensorwise FP8: 2.00 times the tokens/s of {opponent}",
-        "loss_difference": "tensorwise FP8 ends 0.25 above eager bf16, 13.2 margins",
-        "loss": "tensorwise FP8: final loss 0.25 above eager bf16",
+        "loss_difference": "tensorwise FP8 ends 0.25 above compiled bf16, 13.2 margins",
+        "loss": "tensorwise FP8: final loss 0.25 above compiled bf16",
         "warm_up": f"tensorwise FP8: +0 s to step 1 over {opponent}",
         "memory": f"tensorwise FP8: 1.00 times the peak memory of {opponent}",
-        "summary": "tensorwise FP8 ends 0.25 above eager bf16, 13.2 margins",
+        "summary": "tensorwise FP8 ends 0.25 above compiled bf16, 13.2 margins",
     }
     assert figures["lead"].alternative.startswith(f"{found['lead']}. 0.00570 B parameters")
 
@@ -182,7 +185,7 @@ def test_other_programs_clocks_start_with_training(tmp_path):
 def test_warm_up_is_stacked_by_phase(study):
     phases = {"import": 4.0, "distributed": 0.1, "compile": 30.0, "data": 0.2, "first_step": 1.9}
     runs = study.frames.runs.query("run == 'baseline/seed0'").assign(warm_up_s=50.0)
-    frames = load.Frames(runs.assign(phases=[phases]), study.frames.windows, [])
+    frames = load.Frames(runs.assign(phases=[phases]), study.frames.windows, study.frames.steps, [])
     (axes,) = plots.warm_up(replace(study, frames=frames)).axes
     stacked = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
     np.testing.assert_allclose(stacked, [(0, 4), (4, 0.2), (4.2, 30), (34.2, 15.8)])

@@ -218,8 +218,9 @@ def test_what_phases_cost_and_buy(phases_study):
     part = costs.loc[PART]
     assert part["wall time"] == pytest.approx((14 + 20 * 0.25) / (14 + 20 * 0.4))
     assert part["compiling at switches, s"] == 3
-    assert part["at GH200's published speeds"] == pytest.approx(0.2 + 0.8 * 8800 / 10945)
-    assert phases_study.proof == pytest.approx({FP8: 0.8, PART: 0.64})  # over all steps
+    assert part["at GH200's published speeds"] == pytest.approx(0.2 + 0.8 * 8777 / 10898)
+    shares = phases_study.frames.runs.groupby("recipe")["fp8_share"].mean()
+    assert shares[[FP8, PART]].tolist() == pytest.approx([0.8, 0.64])  # over all steps
 
 
 # ---- the benchmark on B200 ----
