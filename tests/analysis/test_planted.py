@@ -260,7 +260,8 @@ PLANTED = {
          for r in (BF16, FP8)],
         "doubtful", "to the last bit in all 200", "+0.0000"),
     # row 11
-    "FP8 slows": ([lines(slowing)], "doubtful speed", "in the first third .* in the last", "cannot"),
+    "FP8 slows": (
+        [lines(slowing)], "doubtful speed", "in the first third .* in the last", "cannot"),
     # row 12
     "all seeds end at another loss": (
         [shifted(FP8, 6, 8, 10)], "all spoilt",
