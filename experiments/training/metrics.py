@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
-from experiments.records.run import NOT_STEADY_STEPS, Window
+from experiments.records.run import Window
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof
 from models import device
