@@ -124,7 +124,7 @@ def test_the_published_study_asked_again(ask):
         ("8B --gpu h100 --gpus 8 --steps 10", "NO", "too few"),
         ("1B --gpu h100 --seq-len 512 'model.sizes={dim: 512}'", "NO", "launches"),
         ("8B --gpu rtx-5090", "DOES NOT FIT", "--gpus 4"),
-        ("8B --gpu h100 --gpus 8 --tensor-parallel 8", "MEASURE FIRST", "casts"),
+        ("8B --gpu h100 --gpus 8 --tensor-parallel 4", "MEASURE FIRST", "casts"),
         ("30B-A3B --gpu h100 --gpus 16", "MEASURE FIRST", "experts"),
         ("8B --gpu mi300x --gpus 8", "MEASURE FIRST", "save"),
     ],
