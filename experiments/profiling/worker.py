@@ -79,7 +79,7 @@ class Measurement:
                     profiled.append(seconds)
                 elif step < self.starting and step not in window.not_steady:
                     steady.append(seconds)
-        step_s = statistics.median(steady)
+        step_s = statistics.mean(steady)
         last = self.windows[-1]
         tokens = round(last.tokens_per_s * statistics.mean(last.step_s))
         kernels = parts.read_kernels(self.profiler)
