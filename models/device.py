@@ -128,12 +128,24 @@ def check_driver() -> None:
             f"{has}), and torch {torch.__version__} is built without CUDA: install "
             f"requirements.txt without constraints-cpu.txt, {on_cpu}"
         )
-    version = torch._C._cuda_getDriverVersion()
+    reason = _why_no_gpu()
+    version = re.search(r"found version (\d+)", reason)
+    if version:
+        cuda = int(version[1])
+        reason = f"the driver is for CUDA up to {cuda // 1000}.{cuda % 1000 // 10}"
     raise InputError(
-        f"{has}, for CUDA up to {version // 1000}.{version % 1000 // 10}), and torch "
-        f"{torch.__version__}, built for CUDA {torch.version.cuda}, finds no GPU: install a newer "
-        f"driver, or a torch that is built for the driver's CUDA, {on_cpu}"
+        f"{has}), which torch {torch.__version__}, built for CUDA {torch.version.cuda}, cannot use "
+        f"({reason}): install a newer driver, or a torch built for the driver's CUDA, {on_cpu}"
     )
+
+
+def _why_no_gpu() -> str:
+    """torch's own words."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).partition(". ")[0]
+    return "torch sees none"
 
 
 def cpu_name() -> str:
