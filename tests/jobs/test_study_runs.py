@@ -77,7 +77,7 @@ def test_the_rate_of_a_run_that_ends_is_the_tables(tmp_path):
         lambda line, _: {"step_s": [1.0 * line["step"]], "tokens_per_s": 100 / line["step"]},
         [0],
     )
-    assert steady_rate(run) == pytest.approx(compare(tmp_path).rates["baseline"].mean)
+    assert steady_rate(run) == pytest.approx(compare(tmp_path).completed["baseline"].rate.mean)
 
 
 def test_runs_go_side_by_side_each_on_a_gpu_of_its_own(start, tmp_path, monkeypatch):

