@@ -53,7 +53,7 @@ plots.tokens_per_s(comparison)
 #
 # Recipes whose losses coincide are one band. Runs with the same seed share weights and batches, so
 # their difference shows far smaller effects than the curves. Differences in the grey margin, 0.25 %
-# of the baseline's loss, count as the same.
+# of the loss, count as the same.
 
 # %%
 plots.loss_difference(comparison)

@@ -74,7 +74,7 @@ plots.loss(comparison)
 # Most of what was trained on was padding. Share of tokens that are not padding:
 
 # %%
-(runs["valid_tokens_per_s"] / runs["tokens_per_s"]).set_axis(runs["recipe"]).round(3)
+runs.set_index("recipe")["valid_share"].round(3)
 
 # %% [markdown]
 # ## Evidence
