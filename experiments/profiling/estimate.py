@@ -286,8 +286,9 @@ def _verdict(answer: dict) -> dict:
     steps, overtakes = answer["steps"] or math.inf, answer["overtakes_at_step"]
     kin = {chip(pair.gpu_key) for pair in pairs.read()[0] if pair.calibrates}
     if chip(answer["gpu"]) not in kin:
-        return {"verdict": MEASURE}
-    if (overtakes["low"] or math.inf) <= steps and overtakes["low"]:
+        why = f"nobody has measured this kind of GPU fairly; by its rooflines {answer['why']}"
+        return {"verdict": MEASURE, "why": why}
+    if overtakes["low"] and overtakes["low"] <= steps:
         return {"verdict": YES}
     if overtakes["high"] and overtakes["high"] <= steps:
         return {"verdict": MEASURE}

@@ -10,8 +10,7 @@ from pathlib import Path
 from statistics import median
 
 import matplotlib.pyplot as plt
-import pandas as pd
-from matplotlib.lines import Line2D
+import numpy as np
 
 from experiments.config.yaml_source import ROOT
 from experiments.jobs.exit_codes import COMPLETED, leave
@@ -25,6 +24,7 @@ COLOURS = {
     "other": "#8c8c8c",
 }
 MARKERS = {"Hopper": "o", "Blackwell": "s", "RTX Blackwell": "^", "Ada": "v", "other GPU": "D"}
+LOST = "#d55e00"
 TICKS = {0.1: "0.1", 1: "1", 8: "8", 70: "70", 405: "405"}  # billions of parameters
 # Pairs that lose, and why: label and its place.
 LOSSES = {
@@ -64,49 +64,40 @@ def published() -> plt.Figure:
     """Draw each pair over the size of its model: colour by stack, shape by GPU."""
     found = [pair for pair in pairs.read()[0] if pair.billions and pair.kind != "part"]
     fair = [pair for pair in found if pair.fairness != "doubtful"]
-    losing = [pair for pair in fair if pair.speed_up < 1]
+    losing = sum(pair.speed_up < 1 for pair in fair)
     dense = [pair for pair in fair if pair.kind == "dense"]
-    middle, large = (
-        median(pair.speed_up for pair in dense if low < pair.billions < high)
-        for low, high in ((5, 10), (100, 1000))
-    )
+    middle = median(pair.speed_up for pair in dense if 5 < pair.billions < 10)
+    large = median(pair.speed_up for pair in dense if pair.billions > 100)
     figure, axes = _axes(
         f"FP8 gains more the larger the model: {middle:.2f} times at 8 B, {large:.2f} beyond "
-        f"100 B (medians);\n{len(losing)} of {len(fair)} fair pairs lose: small ones, LoRA, "
-        "experts, or cut by tensor parallelism"
+        f"100 B (medians);\n{losing} of {len(fair)} fair pairs lose: small ones, LoRA, experts, "
+        "or cut by tensor parallelism"
     )
-    axes.axhspan(0.6, 1, color="#d55e00", alpha=0.07)
-    axes.axhline(1, color="#d55e00", linewidth=1)
+    axes.axhspan(0.6, 1, color=LOST, alpha=0.07)
+    axes.axhline(1, color=LOST, linewidth=1)
     for pair in sorted(found, key=lambda pair: pair.stack == "torchao"):
         colour = COLOURS.get(pair.stack, COLOURS["other"])
-        marker = MARKERS.get(chip(pair.gpu_key), "D")
-        lost = "#d55e00" if pair.speed_up < 1 else colour
-        face = colour if pair.kind == "dense" else "white"
-        strength = 0.15 if pair.fairness == "doubtful" else 0.85
-        axes.scatter(pair.billions, pair.speed_up, marker=marker, s=34, facecolor=face,
-                     edgecolor=lost, linewidth=1.1, alpha=strength)  # fmt: skip
+        style = {"marker": MARKERS.get(chip(pair.gpu_key), "D"), "markeredgecolor": colour}
+        style["color"] = colour if pair.kind == "dense" else "white"
+        if pair.speed_up < 1:
+            style["markeredgecolor"] = LOST
+        faint = 0.15 if pair.fairness == "doubtful" else 0.85
+        axes.plot(pair.billions, pair.speed_up, alpha=faint, **style)
         if pair.name in LOSSES:
             label, place = LOSSES[pair.name]
-            arrow = {"arrowstyle": "-", "color": "#555555", "linewidth": 0.7}
             point = (pair.billions, pair.speed_up)
-            axes.annotate(label, point, place, fontsize=8, arrowprops=arrow)
+            axes.annotate(label, point, place, fontsize=8, arrowprops={"arrowstyle": "-"})
     axes.set_xscale("log")
     axes.set_xticks(list(TICKS), list(TICKS.values()))
     axes.minorticks_off()
-    axes.set_ylim(0.6, 1.85)
-    axes.set_xlabel("parameters, billions")
-    axes.set_ylabel("speed of FP8 over bf16")
-    shapes = [Line2D([], [], marker=m, color="#555555", linestyle="", label=name)
-              for name, m in MARKERS.items()]  # fmt: skip
-    colours = [Line2D([], [], marker="o", color=c, linestyle="", label=name)
-               for name, c in COLOURS.items()]  # fmt: skip
-    hollow = {"markerfacecolor": "white", "color": "#555555", "linestyle": "", "marker": "o"}
-    notes = [
-        Line2D([], [], label="experts or LoRA", **hollow),
-        Line2D([], [], label="doubtful: faint", alpha=0.25, **hollow),
-    ]
-    axes.legend(handles=[*colours, *shapes, *notes], fontsize=8, ncols=1, frameon=False,
-                loc="upper left", bbox_to_anchor=(1.0, 1.0))  # fmt: skip
+    axes.set(xlabel="parameters, billions", ylabel="speed of FP8 over bf16", ylim=(0.6, 1.85))
+    for name, colour in COLOURS.items():
+        axes.plot([], [], "o", color=colour, label=name)
+    for name, marker in MARKERS.items():
+        axes.plot([], [], marker, color="#555555", label=name)
+    axes.plot([], [], "o", color="white", markeredgecolor="#555555", label="experts or LoRA")
+    axes.plot([], [], "o", color="#555555", alpha=0.2, label="doubtful: faint")
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 
@@ -118,19 +109,15 @@ def left_out() -> plt.Figure:
         f"Predicted without their own group, {fitted.inside().mean():.0%} of {len(rows)} pairs lie "
         "in the 80 % range"
     )
-    ends = pd.Series([0.85, 1.65])
+    ends = np.array([0.85, 1.65])
     axes.plot(ends, ends, color="#555555", linewidth=1)
-    axes.fill_between(ends, ends * (1 - width), ends * (1 + width), color="#0072b2", alpha=0.1,
-                      label=f"80 % range of torchao, ±{width:.0%}")  # fmt: skip
-    for stack, of in rows.groupby("stack"):
-        for scaling, marker in (("rowwise", "s"), ("", "o")):
-            shown = of[(of["scaling"] == "rowwise") == (marker == "s")]
-            if len(shown):
-                label = f"{stack}, {scaling}".removesuffix(", ")
-                axes.scatter(shown["predicted"], shown["speed_up"], s=30, marker=marker,
-                             color=COLOURS[stack], alpha=0.8, label=label)  # fmt: skip
-    axes.set_xlabel("predicted speed of FP8 over bf16")
-    axes.set_ylabel("measured")
+    label = f"80 % range of torchao, ±{width:.0%}"
+    axes.fill_between(ends, ends * (1 - width), ends * (1 + width), alpha=0.1, label=label)
+    for (stack, rowwise), of in rows.groupby(["stack", rows["scaling"] == "rowwise"]):
+        label, marker = (f"{stack}, rowwise", "s") if rowwise else (stack, "o")
+        colour = COLOURS[stack]
+        axes.plot(of["predicted"], of["speed_up"], marker, color=colour, alpha=0.8, label=label)
+    axes.set(xlabel="predicted speed of FP8 over bf16", ylabel="measured")
     axes.legend(fontsize=8, frameon=False)
     return figure
 
