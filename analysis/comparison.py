@@ -13,7 +13,6 @@ import yaml
 from analysis.doubts import Doubt, find_doubts
 from analysis.load import Frames, LoadError, load
 from analysis.losses import Verdict, loss_difference, verdict
-from analysis.other_logs.published import FLAVOR, TOKENS_PER_S
 from analysis.rates import (
     BreakEven,
     Completed,
@@ -55,8 +54,6 @@ class Comparison:
     differences: dict[str, pd.DataFrame]  # of a recipe's smoothed loss to the opponent's
     verdicts: dict[str, Verdict]  # whether a recipe ends at the opponent's loss
     margin: float | None  # of equality in nats per token, None without a verdict
-    # tokens/s to mark in figures where these runs are of the published model
-    published: dict[str, float] | None
 
     @property
     def baseline(self) -> str:
@@ -115,8 +112,6 @@ def compare(paths, baseline: str | None = None) -> Comparison:
     spoilt = {recipe for recipe in all_fp8 if shares[recipe] > max(usual, 0)}
     spoilt |= {recipe for recipe, judged in verdicts.items() if judged.above and recipe in fp8}
 
-    flavors = set(runs.loc[runs["source"] == OWN, "flavor"].dropna())
-    published = {recipe: TOKENS_PER_S[recipe] for recipe in recipes if recipe in TOKENS_PER_S}
     return Comparison(
         frames=frames,
         plan=plan,
@@ -132,7 +127,6 @@ def compare(paths, baseline: str | None = None) -> Comparison:
         differences=differences,
         verdicts=verdicts,
         margin=next(iter(margins), None),
-        published=published if flavors == {FLAVOR} else None,
     )
 
 

@@ -28,7 +28,7 @@ print(trained(rows_of(comparison)))
 #
 # Times are shares of compiled bf16's. The first switch compiles the model once more. The way back
 # compiles nothing. The last column is an estimate for a GPU with FP8 units: each step takes as long
-# as in the published study (one GH200, 8.05 B parameters, 8,800 and 10,945 tokens/s), without first
+# as in the published study (one GH200, 8.05 B parameters, 8,777 and 10,898 tokens/s), without first
 # step and switches.
 #
 # A CPU has no FP8 units, so FP8 is slower there, and its times say nothing about a GPU. Wall times

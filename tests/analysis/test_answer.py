@@ -97,13 +97,6 @@ def test_cost_of_a_run_of_n_steps(tmp_path):
     assert seconds == pytest.approx({100: 14 + 90 * 0.1, 10_000: 14 + 999})
 
 
-def test_published_rates_are_marked_beside_runs_of_the_published_model(tmp_path):
-    write_run(tmp_path / "ours" / "a", "baseline", flavor="8B-published")
-    write_run(tmp_path / "small" / "a", "baseline", flavor="cpu")
-    assert compare(tmp_path / "ours").published == {"baseline": 8123.0}
-    assert compare(tmp_path / "small").published is None
-
-
 def test_a_study_is_compared_with_its_own_baseline(tmp_path):
     """Wherever it is opened: by its folder, by its runs, and where no recipe is called baseline."""
     for name in ("first", "second_in_bf16", "baseline_compiled"):
