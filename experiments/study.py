@@ -304,7 +304,6 @@ def _report(study: Study, out: Path, console: Console, verbose: bool) -> None:
     """Print the answer, write the page, and say where page, notebooks and curves are."""
     from analysis import report
 
-    print()
     comparison = report.print_report([out], study.baseline, console, verbose)
     page = out / "report.html"
     print()
