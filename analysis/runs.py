@@ -154,6 +154,8 @@ def read_run(path: Path) -> Run:
         run.doubts.append("its recipe compiles, and no time was spent on compilation")
     if proof:
         run.doubts += _flaws(manifest.float8, proof)
+        if manifest.compiled and proof.compiled_graphs == 0:
+            run.doubts.append("its recipe compiles, and no graph was compiled")
     _set_clock(run, attempts)
     return run
 
