@@ -10,7 +10,6 @@ is repeated for a second: long enough for a power limit to lower the clock, too 
 temperature limit. Exit codes: 0, and 2 for bad input.
 """
 
-import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -21,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.benchmark import Timer
 
 from experiments.config import recipes
+from experiments.config.command_line import CommandLine
 from experiments.jobs.exit_codes import leave
 from experiments.training.scale import choose_scale
 from models import device, flops
@@ -32,25 +32,22 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.benchmarks.rates",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = CommandLine("experiments.benchmarks.rates", __doc__)
     parser.add_argument("overrides", nargs="*", metavar="key.path=value")
-    parser.add_argument("--overlay", action="append", metavar="O")
-    args = parser.parse_intermixed_args(argv)
+    parser.add_overlays(default=None)
+    args = parser.parse(argv)
     config = recipes.load("baseline", args.overlay or choose_scale()[0], args.overrides).config
     model, training = model_args(config), config.training
+    tokens = training.seq_len * training.local_batch_size
     print(f"{device.name()}, torch {torch.__version__}")
 
     for n, k in sorted(set(flops.linear_shapes(model).values())):
-        for name, call in matmuls(training.seq_len * training.local_batch_size, n, k):
-            report(name, 2 * training.seq_len * training.local_batch_size * n * k, "TFLOP/s", call)
+        for name, call in matmuls(tokens, n, k):
+            report(name, 2 * tokens * n * k, "TFLOP/s", call)
     for backend in ATTENTION_BACKENDS:
         forward, backward = attention(backend, model, training)
         # A causal mask leaves half of the two matmuls of a forward pass, and of the five backward.
-        done = 2 * training.local_batch_size * training.seq_len**2 * flops.q_dim(model)
+        done = 2 * tokens * training.seq_len * flops.q_dim(model)
         report(f"attention {backend} forward", done, "TFLOP/s", forward)
         report(f"attention {backend} forward and backward", 3.5 * done, "TFLOP/s", backward)
     source = torch.zeros(COPIED[device.TYPE], dtype=torch.uint8, device=device.TYPE)
@@ -76,11 +73,9 @@ def matmuls(tokens: int, n: int, k: int) -> Iterator[tuple[str, Callable]]:
         if name == "weight gradient":  # the gradient and the input as they are
             left, right = operand(summed, rows).t(), operand(summed, columns)
         yield f"bf16 {title}", partial(torch.matmul, left, right)
-        by_tensor = partial(fp8_matmul, left.to(gradient), right, by_rows=False)
-        by_rows = partial(fp8_matmul, left.to(E4M3), right, by_rows=True)
-        yield f"FP8 tensorwise {title}", by_tensor(fast=fast)
+        yield f"FP8 tensorwise {title}", fp8_matmul(left.to(gradient), right, False, fast)
         # Backward, torchao multiplies as tensorwise and scales the results by rows afterwards
-        yield f"FP8 rowwise {title}", by_rows(fast=fast)
+        yield f"FP8 rowwise {title}", fp8_matmul(left.to(E4M3), right, True, fast)
 
 
 def operand(rows: int, columns: int) -> Tensor:
@@ -99,13 +94,10 @@ def fp8_matmul(left: Tensor, right: Tensor, by_rows: bool, fast: bool) -> Callab
 
 def attention(backend: str, model, training) -> tuple[Callable, Callable]:
     """Give the calls of a forward pass, and of a forward and backward pass."""
-    heads = {"q": model.n_heads, "k": model.n_kv_heads, "v": model.n_kv_heads}
-    shape = training.local_batch_size, -1, training.seq_len, model.head_dim
+    batch, seq_len, heads = training.local_batch_size, training.seq_len, model.n_kv_heads
     q, k, v = (
-        operand(training.local_batch_size * n * training.seq_len, model.head_dim)
-        .view(shape)
-        .requires_grad_()
-        for n in heads.values()
+        operand(batch * n * seq_len, model.head_dim).view(batch, n, seq_len, -1).requires_grad_()
+        for n in (model.n_heads, heads, heads)
     )
 
     def forward() -> Tensor:

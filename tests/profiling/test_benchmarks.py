@@ -31,6 +31,8 @@ def test_a_run_that_fails_ends_the_measurement_of_warm_starts(tmp_path, monkeypa
 
 def test_the_bare_loop_trains_the_runs_model():
     config = recipes.load("baseline", ["cpu"], ["training.seq_len=64"]).config
+    torch.manual_seed(0)
     model = llama.Llama(llama.FLAVORS["cpu"]).to(device.TYPE, torch.bfloat16)
     step = loop.bare_loop(model, config, prepare(config))
-    assert step() > step() > 0
+    losses = [step() for _ in range(8)]
+    assert losses[0] > losses[-1] > 0
