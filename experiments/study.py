@@ -57,6 +57,8 @@ def main(argv: list[str] | None = None) -> int:
     stop.listen()
     try:
         study, out, resumed = _resolve(args)
+        print(f"Seeds: {', '.join(map(str, study.seeds))}.")
+        _choose_scale(study)
         cells = _plan_runs(study, args.gpu)
         if not resumed:
             _check_folder(study, out)
@@ -122,9 +124,7 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path, bool]:
                 "an unfinished study goes on as it was started: leave the other arguments out"
             )
         out = Path(unfinished[0])
-        study = read(out / STUDY_FILE)
-        print(f"Seeds: {', '.join(map(str, study.seeds))}.")
-        return study, out, True
+        return read(out / STUDY_FILE), out, True
     overrides = [name for name in args.names if "=" in name]
     names = [name for name in args.names if "=" not in name] or [DEFAULT]
     study = load(names)
@@ -136,7 +136,11 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path, bool]:
         raise InputError(
             "--gpu is for --dry-run of a sweep, which then says what fits: leave it out"
         )
-    print(f"Seeds: {', '.join(map(str, study.seeds))}.")
+    return study, args.out or dated_folder(names[0]), False
+
+
+def _choose_scale(study: Study) -> None:
+    """Replace the overlay `auto` by those that suit this machine."""
     if AUTO in study.overlays:
         from experiments.training import scale  # torch: seconds, which a wrong name need not wait
 
@@ -144,7 +148,6 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path, bool]:
         place = study.overlays.index(AUTO)
         study.overlays[place : place + 1] = chosen
         print(f"Scale: {why}.")
-    return study, args.out or dated_folder(names[0]), False
 
 
 def _seeds(text: str) -> list[int]:
