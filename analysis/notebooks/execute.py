@@ -33,6 +33,7 @@ NOTEBOOKS = {
     "allgather_ladder": "allgather_ladder",
     "sweep": "sweep",
     "fp8_lm": "precision_decoupling",
+    "scalings": "scalings",
 }
 
 

@@ -8,13 +8,15 @@ labelled with its status, and no bar. A figure without data says why.
 
 from analysis.comparison import Comparison
 from analysis.plots.bars import memory, tokens_per_s, warm_up
+from analysis.plots.by_bytes import scalings
 from analysis.plots.by_step import lead, loss, loss_difference
 from analysis.plots.studies import allgather_ladder, fp8_ranges, gradient_sums, heat_map
 from analysis.plots.style import Plot, panels, to_png, to_svg
 
 __all__ = [
     "allgather_ladder", "fp8_ranges", "gradient_sums", "heat_map", "lead", "loss",
-    "loss_difference", "memory", "panels", "summary", "to_png", "to_svg", "tokens_per_s", "warm_up",
+    "loss_difference", "memory", "panels", "scalings", "summary", "to_png", "to_svg",
+    "tokens_per_s", "warm_up",
 ]  # fmt: skip
 
 
