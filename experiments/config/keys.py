@@ -257,8 +257,9 @@ class Compile(titan.Compile):
     (torch._inductor.config)."""
 
 
-_TORCHAOS = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
-Scaling = _TORCHAOS | Literal["delayed", "blockwise", "mxfp8", "mxfp8_ocp"] | None
+Scaling = Literal[
+    "tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise", "mxfp8", "mxfp8_ocp",
+]  # fmt: skip
 
 
 @section()
@@ -269,7 +270,7 @@ class Float8Linear(titan.Float8Linear):
     precompute_float8_dynamic_scale_for_fsdp and emulate; the others are declared here.
     """
 
-    recipe_name: Scaling = None
+    recipe_name: Scaling | None = None
     """How operands are scaled, which turns FP8 on: torchtitan's three, see models/float8.py, or one
     of models/scalings.py, of which only `delayed` runs on FP8 units. null: no FP8."""
 

@@ -17,6 +17,7 @@ from torchao.float8.float8_scaling_utils import get_maybe_axiswise_dim
 from torchao.float8.float8_utils import tensor_to_scale, to_fp8_saturated
 
 from models import float8
+from models.scalings import ScaledLinear
 
 QUANTITIES = ("amax", "scale", "saturated", "flushed")
 
@@ -32,12 +33,14 @@ def fp8_ranges(model: nn.Module) -> dict[str, float]:
       flushed     fraction of the values that are not 0 and become 0
 
     Sharded weights are gathered one by one, so all ranks have to call this. Weights that FSDP2
-    gathers in FP8 have none: their scale is that of all shards.
+    gathers in FP8 have none: their scale is that of all shards; nor have weights with scales of
+    blocks.
     """
     groups: dict[str, list[torch.Tensor]] = defaultdict(list)
     for name, layer in float8.converted_modules(model).items():
         config = layer.config
-        if not layer.in_fp8 or config.enable_fsdp_float8_all_gather:
+        by_blocks = isinstance(layer, ScaledLinear) and layer.largest_values is None
+        if not layer.in_fp8 or config.enable_fsdp_float8_all_gather or by_blocks:
             continue
         group, powers_of_2 = re.sub(r"^layers\.\d+\.", "", name), config.round_scales_to_power_of_2
         groups[f"weight/{{}}/{group}"].append(
