@@ -7,7 +7,7 @@
 # `models/scalings.py` describes the scalings. Those of blocks are emulated here: rounded to FP8 and
 # multiplied in float32, so that their speed says nothing.
 #
-# The runs are small and short: 3 M parameters, 60 steps of 256 tokens, 5 seeds. Failures of FP8
+# The runs are small and short: 3.7 M parameters, 60 steps of 256 tokens, 5 seeds. Failures of FP8
 # that were reported came late, after 200 B tokens for SwiGLU's outliers (arXiv 2409.12517). Runs
 # like these cannot show late failures; the planted outliers below stand for them.
 
