@@ -138,11 +138,3 @@ def test_a_run_stops_at_the_fewest_steps_of_those_before_it(budget, clock):
     assert budget.end_s == 30 and budget.until(0, places=1) == 1400 - 30 and not budget.over
     clock[0] = 1371.0
     assert budget.over
-
-
-def test_a_cell_begins_if_it_would_end_in_time(budget, clock):
-    with budget.cell(checkpoint_bytes=0) as may_begin:
-        assert may_begin
-        clock[0] += 250
-    with budget.cell(checkpoint_bytes=0) as may_begin:
-        assert not may_begin
