@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from experiments.records.files import append, read_windows, write
+from experiments.records.files import read_windows, write
 from experiments.records.run import (
     MANIFEST,
     METRICS,
@@ -58,9 +58,8 @@ def write_lines(path: Path, lines: list[dict]) -> None:
 
 def write_metrics(path: Path, lines: list[dict]) -> None:
     """Write lines such as those of `metrics_lines` as a metrics.jsonl."""
-    path.write_bytes(b"")
-    for line in lines:
-        append(path, Window.model_validate(line))
+    windows = map(Window.model_validate, lines)
+    path.write_text("".join(f"{w.model_dump_json(exclude_defaults=True)}\n" for w in windows))
 
 
 def proof(fp8_share=0.0, parameters=None, **changed) -> Proof:
