@@ -45,8 +45,8 @@ print(*(verdict.sentence() for verdict in comparison.verdicts.values()), sep="\n
 # * Rounding a scale of 32 values as the OCP text does costs 1 dB or more, since the largest values
 #   saturate.
 # * A finer scale keeps hardly more of these tensors.
-# * Delayed scales of one step alone (`scaling_delayed_1`) vary most from seed to seed: each step in
-#   which values grow saturates.
+# * Delayed scales of one step alone (`scaling_delayed_1`) vary most from seed to seed, probably
+#   because each step in which values grow saturates.
 #
 # ## How far away is the trouble?
 #

@@ -27,6 +27,9 @@ def converted(
         pytest.skip(f"torch {torch.__version__} has no {recipe} FP8 operator here")
     keys |= {"recipe_name": recipe, "implementation": "fast" if fast else "torchao"}
     float8.convert(model, names, Keys(**keys), emulate)
+    if emulate and not fast and recipe in RECIPES:  # torchao's own emulation, to compare with
+        for layer in float8.converted_modules(model).values():
+            layer.__class__ = float8.LAYERS["torchao"]
     return model
 
 
