@@ -14,6 +14,8 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import yaml
+
 from experiments.jobs.exit_codes import complain, leave
 from experiments.jobs.signals import Stop
 from experiments.records.files import append, last_window
@@ -39,8 +41,9 @@ def main() -> int:
     if recipe in os.environ.get("FAILING", "").split():
         return complain("no compiler")
     write_records(out, recipe, status="running", **facts)
-    with open(out / RECIPE, "a") as file:
-        file.write(f"checkpoint:\n  enable: {keys.get('checkpoint.enable', 'false')}\n")
+    settings = yaml.safe_load((out / RECIPE).read_text())
+    settings["checkpoint"] = {"enable": keys.get("checkpoint.enable") == "true"}
+    (out / RECIPE).write_text(yaml.safe_dump(settings))
     made = last_window(out)
     for line in metrics_lines(last=facts["steps"])[made.step if made else 0 :]:
         if stop.code:

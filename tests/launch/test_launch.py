@@ -193,7 +193,7 @@ def on_slurm(test):
 @on_slurm
 def test_bad_input_ends_a_job_with_nothing_to_go_on_with(jobs):
     job = jobs["bad_input"]
-    assert job.end() == "FAILED 2:0" and "training.stepz: unknown key" in job.log()
+    assert job.end() == "FAILED 2:0" and "did you mean `training.steps`" in job.log()
     assert "To go on" not in job.log() and not job.run("").exists()
 
 
