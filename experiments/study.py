@@ -17,8 +17,8 @@ its estimate (`--dry-run` lists all cells, with `--gpu` for another machine's GP
 
 Example: python -m experiments.study four_way --seeds 3 training.steps=200
 
-Exit codes: 0 completed, 1 if any run failed, 2 for bad input, 75 if runs were stopped to be
-continued (SIGUSR1, --budget), 130 after SIGTERM or Ctrl-C.
+Exit codes: 0 completed, 1 if any run or the report failed, 2 for bad input, 75 if runs were stopped
+to be continued (SIGUSR1, --budget), 130 after SIGTERM or Ctrl-C.
 """
 
 import argparse
@@ -80,9 +80,10 @@ def main(argv: list[str] | None = None) -> int:
             _write_studies(study, cells, out)
             console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
             codes = _run(cells_to_run, out, budget, console, stop)
+            reported = COMPLETED
             if not stop.code:
-                _report(study, out, console, args.verbose)
-            return _exit_code(codes, cells, out, stop)
+                reported = _report(study, out, console, args.verbose)
+            return _exit_code(codes, cells, out, stop) or reported
     except InputError as error:
         return complain(error)
     except KeyboardInterrupt:
@@ -303,7 +304,21 @@ def _is_complete(folder: Path) -> bool:
 # ---- report ----
 
 
-def _report(study: Study, out: Path, console: Console, verbose: bool) -> None:
+def _report(study: Study, out: Path, console: Console, verbose: bool) -> int:
+    """Show what the runs say. A report that fails costs no run; returns the exit code."""
+    try:
+        _show(study, out, console, verbose)
+        return COMPLETED
+    except Exception as error:
+        folder = quote(str(out))
+        print(
+            f"All runs are kept, but their report failed ({type(error).__name__}: {error}): once "
+            f"that is mended, python -m analysis.report {folder} --html {folder}/report.html"
+        )
+        return FAILED
+
+
+def _show(study: Study, out: Path, console: Console, verbose: bool) -> None:
     """Print the answer, write the page, and say where page, notebooks and curves are."""
     from analysis import report
 

@@ -36,11 +36,16 @@ def describe(window: Window, tokens_per_s: float | None = None) -> str:
 
 
 def describe_progress(window: Window, steps: int | None) -> str:
-    """Say how far a run is, and how long it will take at the rate of its last log window."""
+    """Say how far a run is, and how long it will take at the rate of the steady steps of its last
+    log window, if there are any: a first step compiles."""
     if steps is None:
         return f"step {window.step}, {describe(window)}"
-    left = timedelta(seconds=round((steps - window.step) * mean(window.step_s)))
-    return f"step {window.step} of {steps}, {describe(window)}, {left} left"
+    line = f"step {window.step} of {steps}, {describe(window)}"
+    steady = _steady_seconds(window)
+    if not steady:
+        return line
+    left = timedelta(seconds=round((steps - window.step) * mean(steady)))
+    return f"{line}, {left} left"
 
 
 def steady_rate(run: Path) -> float | None:
@@ -49,10 +54,14 @@ def steady_rate(run: Path) -> float | None:
     with suppress(RecordError):
         for window in read_windows(run / METRICS):
             tokens_per_step = window.tokens_per_s * mean(window.step_s)
-            steps = range(window.step - len(window.step_s) + 1, window.step + 1)
-            seconds = zip(steps, window.step_s, strict=True)
-            steady += [s for step, s in seconds if step not in window.not_steady]
+            steady += _steady_seconds(window)
     return tokens_per_step / mean(steady) if steady else None
+
+
+def _steady_seconds(window: Window) -> list[float]:
+    steps = range(window.step - len(window.step_s) + 1, window.step + 1)
+    seconds = zip(steps, window.step_s, strict=True)
+    return [s for step, s in seconds if step not in window.not_steady]
 
 
 def progress_bar(console: Console, shown: bool) -> Progress:

@@ -73,6 +73,16 @@ def test_a_full_disk_costs_a_study_its_page_and_no_table(tmp_path, monkeypatch, 
     assert "make room" in capsys.readouterr().err
 
 
+def test_a_report_that_fails_costs_no_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(report, "print_report", Mock(side_effect=KeyError("run")))
+    monkeypatch.setattr(study, "_incomplete", lambda *cell: [])
+    (tmp_path / "study.yaml").write_text(PLAN)
+    run = write_run(tmp_path / "baseline/seed0")
+    assert study.main([str(tmp_path)]) == 1
+    assert f"python -m analysis.report {tmp_path}" in capsys.readouterr().out
+    assert (run / "manifest.json").exists()
+
+
 def test_an_override_may_be_longer_than_a_files_name(fails):
     fails(study.main, "baseline", "--overlay", "cpu", f"data.cache={'x' * 300}")
 

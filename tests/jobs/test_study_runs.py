@@ -13,12 +13,12 @@ from analysis import report
 from analysis.comparison import compare
 from experiments import study
 from experiments.jobs import runner
-from experiments.jobs.progress import steady_rate
+from experiments.jobs.progress import describe_progress, steady_rate
 from experiments.jobs.shares import END_S, TABLE_S, Budget
 from experiments.records.files import last_window, read
-from experiments.records.run import Manifest
+from experiments.records.run import Manifest, Window
 from models import device
-from tests.make_runs import change_lines, write_run
+from tests.make_runs import change_lines, metrics_lines, write_run
 from tests.runs import run_study
 
 NAMES = ["baseline", "baseline_compiled"]
@@ -67,6 +67,14 @@ def test_where_there_is_no_terminal_a_line_says_how_far_each_run_is(start, tmp_p
     for name in NAMES:
         line = rf"{name} seed 0: step \d+ of 90, loss [\d.]+  [\d,]+ tokens/s, 0:00:\d+ left"
         assert re.search(line, printed), printed
+
+
+def test_nothing_is_said_of_the_time_left_by_steps_that_are_not_steady():
+    first, *_, last = map(Window.model_validate, metrics_lines(last=90, window=30))
+    assert describe_progress(last, 91).endswith("0:00:00 left")
+    assert describe_progress(first, 90).endswith("0:00:06 left")
+    compiling = first.model_copy(update={"step": 1, "step_s": [60.0], "not_steady": [1]})
+    assert not describe_progress(compiling, 90).endswith("left")
 
 
 def test_the_rate_of_a_run_that_ends_is_the_tables(tmp_path):
