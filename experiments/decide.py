@@ -52,15 +52,12 @@ measure        {measure}"""
 
 def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_intermixed_args(argv)
-    gpu = _gpu(args.gpu)  # before torch is imported, which takes seconds
+    args.gpu = _gpu(args.gpu)  # before torch is imported, which takes seconds
 
-    from experiments.profiling.estimate import Question, estimate
+    from experiments.profiling.estimate import estimate
 
-    question = Question(
-        keys=_keys(args), gpu=gpu, gpus=args.gpus, tensor_parallel=args.tensor_parallel,
-        steps=args.steps, tokens=args.tokens, price=args.price, first_step=args.first_step,
-    )  # fmt: skip
-    answer = estimate(question)
+    args.keys = _keys(args)
+    answer = estimate(args)
     print(json.dumps(answer, indent=2) if args.json else text(answer, args.verbose))
     return COMPLETED
 

@@ -4,9 +4,11 @@ The speed-up is predicted by experiments/profiling/fit.py, which rests on what o
 """
 
 import math
-from dataclasses import dataclass
-from math import exp, log
+from math import log
 from shlex import join
+
+import numpy as np
+import pandas as pd
 
 from experiments.config import recipes
 from experiments.profiling import features, fit, pairs
@@ -23,7 +25,6 @@ BF16 = "baseline_compiled"
 FP8 = {name: f"{name}_fp8_compiled" for name in ("tensorwise", "rowwise")}
 BEST = "tensorwise"  # the faster scaling ...
 GATHERED = "tensorwise_fp8_allgather"  # ... and its recipe for several GPUs
-AS_IS, RECOMPUTED = "no_recompute", "full_recompute"  # overlays
 NODE, NODE_OF_ALPS, MOST = 8, 4, 4096  # GPUs
 WIDER = 2  # times the range, where no pair is near
 NEAR = 4  # times the parameters
@@ -37,8 +38,26 @@ FIRST_STEP_S = {
 }
 # Kernels that a block's forward and backward pass launch (results/LOG.md, "the CUDA path counted"):
 # inductor's, and 23 of matmuls and attention. A launch takes the host 5 µs, which is assumed.
-LAUNCHES = {"bf16": 14 + 23, "tensorwise": 69 + 23, "rowwise": 64 + 23}
+LAUNCHES = pd.Series({"bf16": 14 + 23, "tensorwise": 69 + 23, "rowwise": 64 + 23})
 LAUNCH_S = 5e-6
+
+LARGER = "it would fit on {0}: ask again with --gpus {0}"
+TOO_LARGE = "nor would it fit on {:,} of them"
+NO_UNITS = "{} has no FP8 units: FP8 would be emulated there, slower than bf16"
+EXPERTS = (
+    "experts stay in bf16: FP8 computes {:.0%} of the matmul FLOPs; others, with experts in FP8, "
+    "measured 0.75 to 1.43 times without a trend by size"
+)
+A_BOUND = "a bound and no prediction, because the time model knows dense models only"
+SAVED = "FP8 matmuls save {:.0%} of a bf16 step, casts and scales take {:.0%}"
+LAUNCHING = "; the host launches FP8's kernels slower than the GPU computes them"
+TRUST = "fitted to {} pairs, 80 % range ±{:.0%}"
+TWICE = ", twice as wide because {}"
+FROZEN = "no fitted pair trains with frozen weights"
+OTHER_GPU = "no fitted pair is of {}"
+OTHER_SIZE = f"no torchao pair is within {NEAR} times the size"
+UNMEASURED = "nobody has measured this kind of GPU fairly; by its rooflines {}"
+TOO_FEW = "{:,} steps are too few to earn back the longer first step; {}"
 
 RUN = "python -m experiments.run {recipe} {settings}"
 SBATCH = "sbatch --nodes={nodes} launch/alps_multinode.sbatch {recipe} {settings}"
@@ -51,50 +70,54 @@ JOBS = (
 )
 
 
-@dataclass(frozen=True)
-class Question:
-    """A training that somebody asks about; `keys` are what it sets in the recipes."""
-
-    keys: list[str]
-    gpu: str  # a key of models.gpus.GPUS
-    gpus: int = 1
-    tensor_parallel: int = 1
-    steps: int | None = None
-    tokens: float | None = None  # of the training, in place of steps
-    price: float | None = None  # of a GPU's hour
-    first_step: float | None = None  # seconds that FP8's takes longer
-
-
-def estimate(asked: Question) -> dict:
+def estimate(asked) -> dict:
     """Answer with a verdict, and with seconds, bytes and steps as numbers, None for never.
+
+    `asked` has the arguments of experiments.decide; `keys` are what they set in the recipes.
 
     Raises `InputError` for a training that the recipes cannot describe.
     """
     if asked.gpus % asked.tensor_parallel:
         ways = asked.tensor_parallel
         raise InputError(f"--gpus {asked.gpus}: expected a multiple of --tensor-parallel {ways}")
-    overlay, memory = _memory(asked)
+    gpu = GPUS[asked.gpu]
+    for overlay in ("no_recompute", "full_recompute"):
+        needed = _needed(asked, overlay, asked.gpus)
+        if needed <= gpu.memory:
+            break
     bf16 = _plan(BF16, asked, overlay)
-    answer = _facts(asked, bf16) | memory
-    if not memory["fits"]:
+    tokens = tokens_per_step(bf16.config) * asked.gpus // asked.tensor_parallel
+    answer = {
+        "model": label(bf16.config),
+        "billions": bf16.parameters / 1e9,
+        "gpu": asked.gpu,
+        "gpus": asked.gpus,
+        "steps": math.ceil(asked.tokens / tokens) if asked.tokens else asked.steps,
+        "tokens_per_step": tokens,
+        "nearest": _nearest(asked, bf16),
+        "needed_gib": needed / 2**30,
+        "gpu_gib": gpu.memory / 2**30,
+        "fits": needed <= gpu.memory,
+        "recomputes": overlay == "full_recompute",
+    }
+    if not answer["fits"]:
         return answer | {"verdict": DOES_NOT_FIT, "why": _more_gpus(asked)}
-    if GPUS[asked.gpu].datasheet.fp8 is None:
-        why = f"{asked.gpu} has no FP8 units: FP8 would be emulated there, slower than bf16"
-        return answer | {"verdict": NO, "why": why} | _commands(asked, answer, overlay, NO)
-    if flops.has_experts(bf16.args):
+    if gpu.datasheet.fp8 is None:
+        answer |= {"verdict": NO, "why": NO_UNITS.format(asked.gpu)}
+    elif flops.has_experts(bf16.args):
         answer |= _bound(bf16)
     else:
         work(bf16)  # refuses what has no roofline
         answer |= _speed(asked, bf16, overlay)
         answer |= _time(asked, bf16, answer)
         answer |= _verdict(answer)
-    return answer | _commands(asked, answer, overlay, answer["verdict"])
+    return answer | _commands(asked, answer, overlay)
 
 
-# ---- what is asked ----
+# ---- data: the training, its memory, and the pair that is most like it ----
 
 
-def _plan(name: str, asked: Question, overlay: str) -> Plan:
+def _plan(name: str, asked, overlay: str) -> Plan:
     """Plan what one GPU does in a step of a recipe."""
     recipe = recipes.load(name, [overlay], asked.keys)
     config = recipe.config
@@ -107,47 +130,23 @@ def _plan(name: str, asked: Question, overlay: str) -> Plan:
     return plan(recipe)
 
 
-def _memory(asked: Question) -> tuple[str, dict]:
-    """Choose the overlay with which the training fits, or else needs least memory."""
-    has = GPUS[asked.gpu].memory
-    overlay, needed = AS_IS, _needed(asked, AS_IS, asked.gpus)
-    if needed > has:
-        overlay, needed = RECOMPUTED, _needed(asked, RECOMPUTED, asked.gpus)
-    gib = {"needed_gib": needed / 2**30, "gpu_gib": has / 2**30}
-    return overlay, gib | {"fits": needed <= has, "recomputes": overlay == RECOMPUTED}
-
-
-def _needed(asked: Question, overlay: str, gpus: int) -> float:
+def _needed(asked, overlay: str, gpus: int) -> float:
     """Give the bytes that each of some GPUs needs, with one pass for a step."""
     keys = [*asked.keys, "training.global_batch_size=-1"]
     return plan(recipes.load(BF16, [overlay], keys), gpus).memory_needed
 
 
-def _more_gpus(asked: Question) -> str:
+def _more_gpus(asked) -> str:
     """Say on how many GPUs it would fit."""
     gpus = asked.gpus
     while gpus < MOST:
         gpus *= 2
-        if _needed(asked, RECOMPUTED, gpus) <= GPUS[asked.gpu].memory:
-            return f"it would fit on {gpus}: ask again with --gpus {gpus}"
-    return f"nor would it fit on {gpus:,} of them"
+        if _needed(asked, "full_recompute", gpus) <= GPUS[asked.gpu].memory:
+            return LARGER.format(gpus)
+    return TOO_LARGE.format(gpus)
 
 
-def _facts(asked: Question, bf16: Plan) -> dict:
-    tokens = tokens_per_step(bf16.config) * asked.gpus // asked.tensor_parallel
-    steps = math.ceil(asked.tokens / tokens) if asked.tokens else asked.steps
-    return {
-        "model": label(bf16.config),
-        "billions": bf16.parameters / 1e9,
-        "gpu": asked.gpu,
-        "gpus": asked.gpus,
-        "steps": steps,
-        "tokens_per_step": tokens,
-        "nearest": _nearest(asked, bf16),
-    }
-
-
-def _nearest(asked: Question, bf16: Plan) -> dict:
+def _nearest(asked, bf16: Plan) -> dict:
     """Choose the pair that is most like the training: in factors of e of parameters, of which
     another GPU, another stack or doubt counts as one or more."""
     kind = "experts" if flops.has_experts(bf16.args) else "dense"
@@ -169,81 +168,70 @@ def _nearest(asked: Question, bf16: Plan) -> dict:
     return named | {"speed_up": pair.speed_up}
 
 
-# ---- speed ----
+# ---- features and fit: the speed ----
 
 
 def _bound(bf16: Plan) -> dict:
     """Bound the speed-up of a mixture of experts, whose experts, router and head stay in bf16."""
     attention = [name for name in flops.linear_shapes(bf16.args) if ".attention." in name]
     share = flops.share_of_matmuls(bf16.args, attention)
-    return {
-        "verdict": MEASURE,
-        "at_most": flops.most_speed_up(share),
-        "why": f"experts stay in bf16: FP8 computes {share:.0%} of the matmul FLOPs; others, with "
-        "experts in FP8, measured 0.75 to 1.43 times without a trend by size",
-        "trust": "a bound and no prediction, because the time model knows dense models only",
-    }
+    bound = {"at_most": flops.most_speed_up(share), "trust": A_BOUND}
+    return bound | {"verdict": MEASURE, "why": EXPERTS.format(share)}
 
 
-def _speed(asked: Question, bf16: Plan, overlay: str) -> dict:
+def _speed(asked, bf16: Plan, overlay: str) -> dict:
     """Predict both steps' seconds and the speed-ups with their ranges, and say what they rest
     on."""
-    fitted, found = fit.fitted(), []
+    fitted, found, rates = fit.fitted(), [], GPUS[asked.gpu].datasheet
     for scaling, name in FP8.items():
         planned = _plan(name, asked, overlay)
         args = features.shard(planned.args, asked.tensor_parallel)
-        rates, layers = GPUS[asked.gpu].datasheet, planned.fp8_layers
-        step = features.step([planned.config], args, layers, rates, asked.gpus)
-        found.append(fit.Observation(name, (), "torchao", scaling, asked.gpu, step, 1.0))
-    rows, pace = fit.table(found), fitted.pace(asked.gpu)
+        step = features.step([planned.config], args, planned.fp8_layers, rates, asked.gpus)
+        found.append({"stack": "torchao", "scaling": scaling, **step})
+    rows = fit.table(found)
     both = fit.times(fitted.parameters, rows)
+    of_bf16 = both.bf16[0]
+    computing = pd.Series([of_bf16, *both.fp8], LAUNCHES.index) / fitted.pace(asked.gpu)
     training = bf16.config.training
     passes = tokens_per_step(bf16.config) / (training.local_batch_size * training.seq_len)
-    blocks = passes * bf16.args.n_layers
-    computing = {"bf16": both.bf16[0] / pace} | dict(zip(FP8, both.fp8 / pace, strict=True))
-    launching = {name: LAUNCH_S * count * blocks for name, count in LAUNCHES.items()}
-    step_s = {name: max(computing[name], launching[name]) for name in computing}
+    launching = LAUNCH_S * LAUNCHES * (passes * bf16.args.n_layers)
+    step_s = np.maximum(computing, launching)
     far = _far(asked, bf16)
     widths = fitted.widths(rows, WIDER if far else 1)
-    speed_up = {}
-    for scaling, width in zip(FP8, widths, strict=True):
-        ratio = step_s["bf16"] / step_s[scaling]
-        speed_up[scaling] = {
-            "expected": ratio, "low": ratio * exp(-width), "high": ratio * exp(width)
-        }  # fmt: skip
-    why = (
-        f"FP8 matmuls save {both.saved[0] / both.bf16[0]:.0%} of a bf16 step, casts and scales "
-        f"take {both.casts[0] / both.bf16[0]:.0%}"
-    )
+    ratios = step_s["bf16"] / step_s[list(FP8)]
+    ends = {"expected": ratios, "low": ratios * np.exp(-widths), "high": ratios * np.exp(widths)}
+    why = SAVED.format(both.saved[0] / of_bf16, both.casts[0] / of_bf16)
     if launching[BEST] > computing[BEST]:
-        why += "; the host launches FP8's kernels slower than the GPU computes them"
-    trust = f"fitted to {len(fitted.rows)} pairs, 80 % range ±{exp(widths[0]) - 1:.0%}"
+        why += LAUNCHING
+    trust = TRUST.format(len(fitted.rows), np.expm1(widths[0]))
     if far:
-        trust += f", twice as wide because {far}"
-    parameters = dict(zip(fit.PARAMETERS, fitted.parameters.tolist(), strict=True))
-    speed = {"step_s": step_s, "speed_up": speed_up, "why": why, "trust": trust}
-    return speed | {"fit": parameters}
+        trust += TWICE.format(far)
+    return {
+        "step_s": step_s.to_dict(),
+        "speed_up": pd.DataFrame(ends).to_dict("index"),
+        "why": why,
+        "trust": trust,
+        "fit": dict(zip(fit.PARAMETERS, fitted.parameters.tolist(), strict=True)),
+    }
 
 
-def _far(asked: Question, bf16: Plan) -> str:
+def _far(asked, bf16: Plan) -> str:
     """Say why no pair is near; empty where one is."""
     fitted = [pair for pair in pairs.read()[0] if pair.calibrates]
-    gpus, billions = {pair.gpu_key for pair in fitted}, bf16.parameters / 1e9
-    sizes = [pair.billions for pair in fitted if pair.stack == "torchao"]
+    sizes = [pair.billions * 1e9 for pair in fitted if pair.stack == "torchao"]
+    near = [size for size in sizes if 1 / NEAR < size / bf16.parameters < NEAR]
     reasons = {
-        "no fitted pair trains with frozen weights": bf16.config.model.freeze,
-        f"no fitted pair is of {asked.gpu}": asked.gpu not in gpus,
-        f"no torchao pair is within {NEAR} times the size": not any(
-            1 / NEAR < size / billions < NEAR for size in sizes
-        ),
+        FROZEN: bf16.config.model.freeze,
+        OTHER_GPU.format(asked.gpu): asked.gpu not in {pair.gpu_key for pair in fitted},
+        OTHER_SIZE: not near,
     }
     return " and ".join(reason for reason, applies in reasons.items() if applies)
 
 
-# ---- time ----
+# ---- the answer: time, verdict, commands ----
 
 
-def _time(asked: Question, bf16: Plan, answer: dict) -> dict:
+def _time(asked, bf16: Plan, answer: dict) -> dict:
     """Work out the first step, hours, cost, and from which step on FP8 is ahead."""
     scope, step_s, steps = bf16.config.compile.scope, answer["step_s"], answer["steps"]
     layers = bf16.args.n_layers if scope == "model" else 1
@@ -260,22 +248,14 @@ def _time(asked: Question, bf16: Plan, answer: dict) -> dict:
     cost = None
     if asked.price is not None:
         cost = {name: h * asked.gpus * asked.price for name, h in hours.items()}
-    overtakes = {
-        end: _overtakes(later_s, step_s["bf16"], ratio)
-        for end, ratio in answer["speed_up"][BEST].items()
-    }
+    overtakes = {}  # the step at which FP8 has caught up
+    for end, ratio in answer["speed_up"][BEST].items():
+        overtakes[end] = None
+        if ratio > 1:
+            lead_s = step_s["bf16"] * (1 - 1 / ratio)
+            overtakes[end] = max(1, 1 + math.ceil(later_s / lead_s))
     first = {"later_s": later_s, "first_step": source, "first_step_s": first_s}
     return first | {"hours": hours, "cost": cost, "overtakes_at_step": overtakes}
-
-
-def _overtakes(later_s: float, step_s: float, speed_up: float) -> int | None:
-    """Find the step at which FP8, whose first step ends `later_s` later, has caught up."""
-    if speed_up <= 1:
-        return None
-    return max(1, 1 + math.ceil(later_s / (step_s * (1 - 1 / speed_up))))
-
-
-# ---- the answer ----
 
 
 def _verdict(answer: dict) -> dict:
@@ -284,34 +264,30 @@ def _verdict(answer: dict) -> dict:
     Without steps the answer is that of a long training.
     """
     steps, overtakes = answer["steps"] or math.inf, answer["overtakes_at_step"]
+    why = answer["why"]
     kin = {chip(pair.gpu_key) for pair in pairs.read()[0] if pair.calibrates}
     if chip(answer["gpu"]) not in kin:
-        why = f"nobody has measured this kind of GPU fairly; by its rooflines {answer['why']}"
-        return {"verdict": MEASURE, "why": why}
-    if overtakes["low"] and overtakes["low"] <= steps:
-        return {"verdict": YES}
-    if overtakes["high"] and overtakes["high"] <= steps:
-        return {"verdict": MEASURE}
-    why = answer["why"]
+        return {"verdict": MEASURE, "why": UNMEASURED.format(why)}
+    for end, verdict in (("low", YES), ("high", MEASURE)):
+        if overtakes[end] and overtakes[end] <= steps:
+            return {"verdict": verdict}
     if overtakes["expected"]:
-        why = f"{steps:,} steps are too few to earn back the longer first step; {why}"
+        why = TOO_FEW.format(steps, why)
     return {"verdict": NO, "why": why}
 
 
-def _commands(asked: Question, answer: dict, overlay: str, verdict: str) -> dict:
+def _commands(asked, answer: dict, overlay: str) -> dict:
     """Give the recipe, the command that trains it, and the command that measures both."""
-    recipe = BF16
-    if verdict != NO:
-        recipe = FP8[BEST] if asked.gpus == 1 else GATHERED
-    keys = [f"training.steps={answer['steps']}"] if answer["steps"] else []
-    several = ["--processes", str(asked.gpus)] if 1 < asked.gpus <= NODE else []
-    settings = join(["--overlay", overlay, *several, *asked.keys])
-    run, measure = RUN, STUDY if several else BENCH
+    recipe = FP8[BEST] if asked.gpus == 1 else GATHERED
+    if answer["verdict"] == NO:
+        recipe = BF16
+    run, measure, several = RUN, BENCH, []
     if asked.gpus > NODE:
         run, measure = SBATCH, JOBS
+    elif asked.gpus > 1:
+        measure, several = STUDY, ["--processes", str(asked.gpus)]
+    if answer["steps"]:
+        run += f" training.steps={answer['steps']}"
+    settings = join(["--overlay", overlay, *several, *asked.keys])
     words = {"recipe": recipe, "nodes": math.ceil(asked.gpus / NODE_OF_ALPS), "settings": settings}
-    return {
-        "recipe": recipe,
-        "run": " ".join([run.format(**words), *keys]),
-        "measure": measure.format(**words),
-    }
+    return {"recipe": recipe, "run": run.format(**words), "measure": measure.format(**words)}

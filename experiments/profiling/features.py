@@ -5,30 +5,18 @@ says how far from them real steps are.
 """
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
-from statistics import mean
 from types import SimpleNamespace
+
+import pandas as pd
 
 from experiments.profiling.pairs import Pair, Sizes
 from models import floors, flops
 from models.gpus import GPUS, Rates
 
 
-@dataclass(frozen=True)
-class Step:
-    """A step in bf16 and in FP8 on one GPU; seconds, but for the count."""
-
-    matmuls: float  # in bf16, of all linear layers
-    left: float  # in bf16, of those that FP8 leaves out
-    fp8: float  # in FP8, of the others
-    attention: float
-    elementwise: float  # norms, RoPE, SwiGLU, loss, casts to bf16
-    optimizer: float
-    cast: float  # to move one byte of each element that is cast to FP8
-    fp8_matmuls: int  # how many
-
-
-def step(configs: list, args, fp8_layers: Collection[str], rates: Rates, shards: float = 1) -> Step:
+def step(
+    configs: list, args, fp8_layers: Collection[str], rates: Rates, shards: float = 1
+) -> pd.Series:
     """Work out the rooflines of a step, the mean of several ways to recompute.
 
     Args:
@@ -39,11 +27,11 @@ def step(configs: list, args, fp8_layers: Collection[str], rates: Rates, shards:
     Raises:
         InputError: for settings without a roofline.
     """
-    ways = [asdict(_one(config, args, fp8_layers, rates, shards)) for config in configs]
-    return Step(**{name: mean(way[name] for way in ways) for name in ways[0]})
+    ways = [_one(config, args, fp8_layers, rates, shards) for config in configs]
+    return pd.DataFrame(ways).mean()
 
 
-def _one(config, args, fp8_layers, rates, shards) -> Step:
+def _one(config, args, fp8_layers, rates, shards) -> dict[str, float]:
     bf16 = floors.step_floors(floors.step_work(config, args, ()), rates)
     fp8 = floors.step_floors(floors.step_work(config, args, fp8_layers), rates)
     tokens, training = floors.tokens_per_step(config), config.training
@@ -52,16 +40,16 @@ def _one(config, args, fp8_layers, rates, shards) -> Step:
     shapes = [every[name] for name in fp8_layers]
     # Of a layer FP8 casts the input, the gradient of the output, and once a pass the weight.
     elements = sum(tokens * (n + k) + passes * n * k for n, k in shapes)
-    return Step(
-        matmuls=bf16[floors.MATMUL_BF16],
-        left=fp8[floors.MATMUL_BF16],
-        fp8=fp8[floors.MATMUL_FP8],
-        attention=bf16[floors.ATTENTION],
-        elementwise=bf16[floors.ELEMENTWISE] + bf16[floors.LOSS] + bf16[floors.CASTS],
-        optimizer=bf16[floors.OPTIMIZER] / shards,
-        cast=elements / rates.bandwidth,
-        fp8_matmuls=3 * passes * len(shapes),
-    )
+    return {
+        "matmuls": bf16[floors.MATMUL_BF16],  # in bf16, of all linear layers
+        "left": fp8[floors.MATMUL_BF16],  # in bf16, of those that FP8 leaves out
+        "fp8": fp8[floors.MATMUL_FP8],  # in FP8, of the others
+        "attention": bf16[floors.ATTENTION],
+        "elementwise": bf16[floors.ELEMENTWISE] + bf16[floors.LOSS] + bf16[floors.CASTS],
+        "optimizer": bf16[floors.OPTIMIZER] / shards,
+        "cast": elements / rates.bandwidth,  # to move one byte of each element cast to FP8
+        "fp8_matmuls": 3 * passes * len(shapes),  # how many
+    }
 
 
 def shard(args, ways: int):
@@ -80,17 +68,16 @@ def shard(args, ways: int):
     )  # fmt: skip
 
 
-def of_pair(pair: Pair, sizes: Sizes) -> Step:
+def of_pair(pair: Pair, sizes: Sizes) -> pd.Series:
     """Work out the rooflines of a published step, whose parameters are taken to be in bf16.
 
     Blocks are alike: the rooflines of one and of two blocks give those of all.
     """
-    one, two = (asdict(_of_blocks(pair, sizes, blocks)) for blocks in (1, 2))
-    others = sizes.layers - 1
-    return Step(**{name: one[name] + others * (two[name] - one[name]) for name in one})
+    one, two = (_of_blocks(pair, sizes, blocks) for blocks in (1, 2))
+    return one + (sizes.layers - 1) * (two - one)
 
 
-def _of_blocks(pair: Pair, sizes: Sizes, blocks: int) -> Step:
+def _of_blocks(pair: Pair, sizes: Sizes, blocks: int) -> pd.Series:
     args = shard(sizes.arguments(blocks), pair.tensor_parallel)
     left_out = (*pair.left_out, *(() if pair.head_fp8 else ("output",)))
     layers = [name for name in flops.linear_shapes(args) if not name.endswith(left_out)]

@@ -11,8 +11,7 @@ tensor parallelism sends, FP8 all-gather, slower FP8 matmuls where a matrix is n
 apart from others, and an efficiency of torchao's own.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
 from functools import cache
 from statistics import NormalDist
 from typing import NamedTuple
@@ -22,61 +21,39 @@ import pandas as pd
 from scipy.optimize import OptimizeResult, approx_fprime, least_squares
 
 from experiments.profiling import features, pairs
-from experiments.profiling.features import Step
 
-
-class Parameter(NamedTuple):
-    """What was known before the fit, and how far off that may be."""
-
-    prior: float
-    spread: float
-    unit: str
-    meaning: str
-
-
-_TIMES = "times as far from its roofline as a bf16 matmul"
-_BYTES = "bytes moved for each element that is cast"
+# Of each parameter: what was known before the fit, and how far off that may be.
 PARAMETERS = {
-    "attention": Parameter(1.7, 0.5, _TIMES, "flash attention, which stays in bf16"),
-    "element-wise": Parameter(1.5, 0.5, _TIMES, "norms, RoPE, SwiGLU, loss"),
-    "efficiency tensorwise": Parameter(1.0, 0.2, "of a bf16 matmul's", "FP8 matmuls, one scale"),
-    "efficiency rowwise": Parameter(0.85, 0.2, "of a bf16 matmul's", "FP8 matmuls, scales of rows"),
-    # inductor counted 5.1 and, by rows, 7.4 in a block of 8 B (results/LOG.md, "the CUDA path")
-    "casts torchao": Parameter(6, 2, _BYTES, "amax, cast and transposition, compiled"),
-    "casts Transformer Engine": Parameter(3, 2, _BYTES, "scales of earlier steps need no amax"),
-    "casts hand-written": Parameter(3, 2, _BYTES, "fused by hand into the kernels before"),
-    "gap": Parameter(3, 5, "µs", "before and after each FP8 matmul: its scales, its launch"),
+    # times as far from its roofline as a bf16 matmul
+    "attention": (1.7, 0.5),  # flash attention, which stays in bf16
+    "element-wise": (1.5, 0.5),  # norms, RoPE, SwiGLU, loss
+    # of a bf16 matmul's
+    "efficiency tensorwise": (1.0, 0.2),  # FP8 matmuls, one scale
+    "efficiency rowwise": (0.85, 0.2),  # FP8 matmuls, scales of rows
+    # Bytes moved for each element that is cast. inductor counted 5.1 and, by rows, 7.4 in a block
+    # of 8 B (results/LOG.md, "the CUDA path").
+    "casts torchao": (6, 2),  # amax, cast and transposition, compiled
+    "casts Transformer Engine": (3, 2),  # scales of earlier steps need no amax
+    "casts hand-written": (3, 2),  # fused by hand into the kernels before
+    # µs before and after each FP8 matmul: its scales, its launch
+    "gap": (3, 5),
 }
 _NAMES = list(PARAMETERS)
-_PRIOR = np.array([parameter.prior for parameter in PARAMETERS.values()])
-_SPREAD = np.array([parameter.spread for parameter in PARAMETERS.values()])
+_PRIOR, _SPREAD = np.array(list(PARAMETERS.values())).T
 _NOISE = (
     0.05  # of a published speed-up, as a logarithm: by how much two reports of one thing differ
 )
 SHARE = 0.8  # of left-out pairs that a range is to hold
 
 
-class Observation(NamedTuple):
-    """A measured speed-up with the rooflines of its steps; those of a `group` are left out
-    together."""
-
-    name: str
-    group: tuple
-    stack: str
-    scaling: str
-    gpu: str  # a key of models.gpus.GPUS
-    step: Step
-    speed_up: float
-    bf16_s: float | None = None  # measured, of a bf16 step on one GPU
-
-
 # ---- from pairs to a table ----
 
 
-def published() -> tuple[Observation, ...]:
-    """Make the observations of all pairs that calibrate.
+def published() -> pd.DataFrame:
+    """Put all pairs that calibrate into a table: rooflines, speed-up, and a step's seconds in bf16.
 
-    Pairs that differ in nothing but the number of GPUs are one, with their median speed-up.
+    Pairs that differ in nothing but the number of GPUs are one, with their median speed-up. Rows of
+    a `group` are left out together.
     """
     found, sizes = pairs.read()
     alike = {}
@@ -84,28 +61,27 @@ def published() -> tuple[Observation, ...]:
         if pair.calibrates and pair.model in sizes:
             figures = {"name", "gpus", "bf16", "fp8", "ratio", "note", "passes"}
             alike.setdefault(pair.model_dump_json(exclude=figures), []).append(pair)
-    return tuple(_observation(several, sizes) for several in alike.values())
+    rows = []
+    for several in alike.values():
+        pair = several[0]
+        row = pair.model_dump(include={"name", "stack", "scaling"})
+        row |= {"group": pair.group, "gpu": pair.gpu_key}
+        row["speed_up"] = np.median([one.speed_up for one in several])
+        if pair.unit == "tok/s/gpu":
+            tokens = pair.batch * pair.sequence * pair.passes / pair.context_parallel
+            row["bf16_s"] = tokens / pair.tensor_parallel / pair.bf16  # on one GPU
+        rows.append(row | dict(features.of_pair(pair, sizes[pair.model])))
+    return table(rows)
 
 
-def _observation(several: list[pairs.Pair], sizes: dict[str, pairs.Sizes]) -> Observation:
-    pair = several[0]
-    speed_up = float(np.median([one.speed_up for one in several]))
-    step, bf16_s = features.of_pair(pair, sizes[pair.model]), None
-    if pair.unit == "tok/s/gpu":
-        tokens = pair.batch * pair.sequence * pair.passes / pair.context_parallel
-        bf16_s = tokens / pair.tensor_parallel / pair.bf16
-    return Observation(
-        pair.name, pair.group, pair.stack, pair.scaling, pair.gpu_key, step, speed_up, bf16_s
-    )  # fmt: skip
-
-
-def table(observations: Iterable[Observation]) -> pd.DataFrame:
-    """Put observations into rows, with the numbers of the parameters that are theirs."""
-    rows = pd.DataFrame([o._asdict() | asdict(o.step) for o in observations])
-    scaling = np.where(rows["scaling"] == "rowwise", "rowwise", "tensorwise")
-    rows["casts"] = ("casts " + rows["stack"]).map(_NAMES.index)
-    rows["efficiency"] = [_NAMES.index(f"efficiency {name}") for name in scaling]
-    return rows.drop(columns="step")
+def table(rows: list[dict]) -> pd.DataFrame:
+    """Put steps with their `stack` and `scaling` into a table, with the numbers of the parameters
+    that are theirs."""
+    made = pd.DataFrame(rows)
+    scaling = np.where(made["scaling"] == "rowwise", "rowwise", "tensorwise")
+    made["casts"] = ("casts " + made["stack"]).map(_NAMES.index)
+    made["efficiency"] = [_NAMES.index(f"efficiency {name}") for name in scaling]
+    return made
 
 
 # ---- the time model ----
@@ -161,7 +137,7 @@ def spread(found: OptimizeResult, rows: pd.DataFrame) -> np.ndarray:
     return NormalDist().inv_cdf((1 + SHARE) / 2) * np.sqrt(variance)
 
 
-def leave_one_out(rows: pd.DataFrame, start: np.ndarray = _PRIOR) -> pd.DataFrame:
+def leave_one_out(rows: pd.DataFrame, start: np.ndarray) -> pd.DataFrame:
     """Predict each group from all others: columns `predicted`, `spread` and `error`, the last two
     logarithms."""
     rows = rows.assign(predicted=np.nan, spread=np.nan)
@@ -194,11 +170,11 @@ class Fitted(NamedTuple):
         """The fitted parameters, in the order of `PARAMETERS`."""
         return self.found.x
 
-    def half_width(self, stack: str = "torchao") -> float:
-        """Give the range of a stack's predictions."""
-        return half_width(self.rows.loc[self.rows["stack"] == stack, "error"])
+    def half_width(self) -> float:
+        """Give the range of torchao's predictions."""
+        return half_width(self.rows.loc[self.rows["stack"] == "torchao", "error"])
 
-    def widths(self, rows: pd.DataFrame, times_wider: float = 1) -> np.ndarray:
+    def widths(self, rows: pd.DataFrame, times_wider: float) -> np.ndarray:
         """Give the range of each new row of torchao's, as a logarithm to either side."""
         return np.hypot(times_wider * self.half_width(), spread(self.found, rows))
 
@@ -219,20 +195,10 @@ class Fitted(NamedTuple):
             found[rows.index] = rows["error"].abs() <= width
         return found
 
-    def by_stack(self) -> pd.DataFrame:
-        """Summarize the errors of left-out groups: pairs, share inside the range, mean errors."""
-        rows = self.rows.assign(inside=self.inside(), absolute=self.rows["error"].abs())
-        found = rows.groupby("stack").agg(
-            pairs=("name", "size"), inside=("inside", "mean"), mean_error=("error", "mean"),
-            mean_absolute_error=("absolute", "mean"), range=("error", half_width),
-        )  # fmt: skip
-        errors = ["mean_error", "mean_absolute_error", "range"]
-        return found.assign(**np.expm1(found[errors]))
-
 
 @cache
 def fitted() -> Fitted:
     """Fit to all published pairs."""
-    rows = table(published())
+    rows = published()
     found = fit(rows)
     return Fitted(found, leave_one_out(rows, found.x))

@@ -53,7 +53,7 @@ def test_the_data_set_has_the_readmes_measurements():
 
 
 def test_doubtful_pairs_and_other_questions_calibrate_nothing():
-    names = {observation.name for observation in fit.published()}
+    names = set(fit.published()["name"])
     for pair in pairs.read()[0]:
         if pair.fairness == "doubtful" or pair.kind != "dense":
             assert pair.name not in names
@@ -66,8 +66,8 @@ def test_doubtful_pairs_and_other_questions_calibrate_nothing():
 
 def test_left_out_groups_lie_inside_the_range(fitted):
     assert 0.75 < fitted.inside().mean() < 0.95
-    torchao = fitted.by_stack().loc["torchao"]
-    assert torchao["range"] < 0.14 and abs(torchao["mean_error"]) < 0.03
+    torchao = fitted.rows[fitted.rows["stack"] == "torchao"]
+    assert fitted.half_width() < 0.13 and abs(torchao["error"].mean()) < 0.03
 
 
 def test_fit_finds_the_parameters_that_made_the_speed_ups(fitted):
@@ -85,14 +85,11 @@ def test_larger_matmuls_gain_and_attention_does_not(fitted, change):
     less."""
     found, sizes = pairs.read()
     pair = next(pair for pair in found if pair.name == "course_gh200_tensorwise")
-    ratios = []
-    for one in (
-        pair.model_copy(update={"batch": 2}),
-        pair.model_copy(update={"batch": 2} | change),
-    ):
-        step = features.of_pair(one, sizes[one.model])
-        asked = fit.Observation("", (), "torchao", "tensorwise", "h100", step, 1.0)
-        ratios.append(fit.log_speed_up(fitted.parameters, fit.table([asked]))[0])
+    rows = []
+    for keys in ({"batch": 2}, {"batch": 2} | change):
+        step = features.of_pair(pair.model_copy(update=keys), sizes[pair.model])
+        rows.append({"stack": "torchao", "scaling": "tensorwise", **step})
+    ratios = fit.log_speed_up(fitted.parameters, fit.table(rows))
     assert (ratios[1] > ratios[0]) == (change == {"batch": 16})
 
 
