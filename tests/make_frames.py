@@ -15,8 +15,14 @@ def run(recipe, seed=0, warm_up=5.0, seconds=0.1, losses=3.0, steps=100, status=
     step = np.arange(1, steps + 1)
     seconds = np.where(step == 1, 0, seconds)
     name = {"run": f"{recipe}/seed{seed}/{status}", "recipe": recipe, "seed": seed}
-    row = {"status": status, "tokens_per_step": TOKENS, "world_size": 2, "attempt": 1,
-           "host": "here", "visible_devices": None}
+    row = {
+        "status": status,
+        "tokens_per_step": TOKENS,
+        "world_size": 2,
+        "attempt": 1,
+        "host": "here",
+        "visible_devices": None,
+    }
     windows = {"step": step, "elapsed_s": warm_up + seconds.cumsum()}
     by_step = {"step": step, "loss": losses, "seconds": seconds, "steady": step > 10}
     return pd.DataFrame([name | row]), pd.DataFrame(name | windows), pd.DataFrame(name | by_step)

@@ -53,10 +53,8 @@ def test_flops_are_those_of_the_formula_in_every_recipe(name, in_fp8):
 def test_flops_are_what_torch_counts(keys):
     from torchtitan.distributed.activation_checkpoint import apply_ac
 
-    config, step = (
-        recipes.load("baseline", ["cpu"], keys).config,
-        work("baseline", *keys, overlays=("cpu",)),
-    )
+    config = recipes.load("baseline", ["cpu"], keys).config
+    step = work("baseline", *keys, overlays=("cpu",))
     model = build(config)
     if config.activation_checkpoint.mode == "full":
         apply_ac(model, config.activation_checkpoint, model_compile_enabled=False)
@@ -80,7 +78,6 @@ LONE_CASTS = TOKENS * LAYERS * (4 * D + 4 * KV + 2 * 2 * D) + 4 * WEIGHTS
     ("name", "casts"),
     [
         ("baseline", 0),
-        ("baseline_compiled", 0),
         ("rowwise_fp8_compiled", LONE_CASTS),
         ("tensorwise_fp8_compiled", LONE_CASTS),
     ],
@@ -93,11 +90,6 @@ def test_bytes_of_a_small_model_by_hand(name, casts):
         == TOKENS * (LAYERS * IN_BLOCKS + OUTSIDE) + 2 * VOCABULARY * D
     )
     assert total(step, "bytes", floors.LOSS) == 6 * TOKENS * VOCABULARY
-    # gradients read for the norm; gradients, parameters and moments read, and all but gradients
-    # written
-    assert total(step, "bytes", floors.OPTIMIZER) == 2 * (1 + 4 + 3) * flops.parameters(
-        llama.FLAVORS["cpu"]
-    )
 
 
 def test_float32_parameters_become_bf16_and_their_gradients_float32():
@@ -107,10 +99,8 @@ def test_float32_parameters_become_bf16_and_their_gradients_float32():
 
 def test_fused_projections_have_fewer_gradients_to_add_up():
     """One bf16 matrix behind each norm instead of three and two."""
-    separate, fused = (
-        work("tensorwise_fp8_compiled", *keys, overlays=("cpu",))
-        for keys in ([], ["model.fused_projections=true"])
-    )
+    separate = work("tensorwise_fp8_compiled", overlays=("cpu",))
+    fused = work("tensorwise_fp8_compiled", "model.fused_projections=true", overlays=("cpu",))
     saved = total(separate, "bytes", floors.ELEMENTWISE) - total(fused, "bytes", floors.ELEMENTWISE)
     assert saved == LAYERS * TOKENS * 2 * 3 * D
 
@@ -119,20 +109,21 @@ def test_states_are_read_and_written():
     """Beside them the gradient is read twice; parameters are written, and read where they are
     stepped themselves."""
     count = flops.parameters(llama.FLAVORS["8B-published"])
-    for name, expected in (
-        ("baseline", 16),
-        ("float32_optimizer", 6 + 2 * 12),
-        ("fp8_optimizer", 6 + 2 * 5),
-    ):
-        assert total(work(name), "bytes", floors.OPTIMIZER) == expected * count
+    expected = {"baseline": 16, "float32_optimizer": 6 + 2 * 12, "fp8_optimizer": 6 + 2 * 5}
+    for name, moved in expected.items():
+        assert total(work(name), "bytes", floors.OPTIMIZER) == moved * count
 
 
 def test_accumulation_repeats_all_but_the_optimizer():
-    one, two = work("baseline"), work("baseline", "training.global_batch_size=2")
+    bytes_of = []
+    for rows in (1, 2):
+        step = work("baseline", f"training.global_batch_size={rows}")
+        bytes_of.append({part: total(step, "bytes", part) for part in floors.PARTS})
+    one, two = bytes_of
     for part in (floors.MATMUL_BF16, floors.ATTENTION, floors.LOSS):
-        assert total(two, "bytes", part) == 2 * total(one, "bytes", part)
-    assert total(two, "bytes", floors.OPTIMIZER) == total(one, "bytes", floors.OPTIMIZER)
-    assert total(two, "bytes", floors.ELEMENTWISE) > 2 * total(one, "bytes", floors.ELEMENTWISE)
+        assert two[part] == 2 * one[part]
+    assert two[floors.OPTIMIZER] == one[floors.OPTIMIZER]
+    assert two[floors.ELEMENTWISE] > 2 * one[floors.ELEMENTWISE]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
