@@ -217,13 +217,12 @@ def _speed(asked, bf16: Plan, overlay: str) -> dict:
 
 def _far(asked, bf16: Plan) -> str:
     """Say why no pair is near; empty where one is."""
-    fitted = [pair for pair in pairs.read()[0] if pair.calibrates]
-    sizes = [pair.billions * 1e9 for pair in fitted if pair.stack == "torchao"]
-    near = [size for size in sizes if 1 / NEAR < size / bf16.parameters < NEAR]
+    rows = fit.fitted().rows
+    times = rows.loc[rows["stack"] == "torchao", "billions"] * 1e9 / bf16.parameters
     reasons = {
         FROZEN: bf16.config.model.freeze,
-        OTHER_GPU.format(asked.gpu): asked.gpu not in {pair.gpu_key for pair in fitted},
-        OTHER_SIZE: not near,
+        OTHER_GPU.format(asked.gpu): asked.gpu not in set(rows["gpu"]),
+        OTHER_SIZE: not times.between(1 / NEAR, NEAR, inclusive="neither").any(),
     }
     return " and ".join(reason for reason, applies in reasons.items() if applies)
 
@@ -242,8 +241,8 @@ def _time(asked, bf16: Plan, answer: dict) -> dict:
     later_s = first_s[BEST] - first_s["bf16"]
     hours = {}
     if steps:
-        ends = {name: first_s[name] + (steps - 1) * step_s[name] for name in first_s}
-        hours = {"in bf16": ends["bf16"] / 3600, "in FP8": ends[BEST] / 3600}
+        for name, words in (("bf16", "in bf16"), (BEST, "in FP8")):
+            hours[words] = (first_s[name] + (steps - 1) * step_s[name]) / 3600
     hours["saved per 1,000 steps"] = 1000 * (step_s["bf16"] - step_s[BEST]) / 3600
     cost = None
     if asked.price is not None:
@@ -265,8 +264,7 @@ def _verdict(answer: dict) -> dict:
     """
     steps, overtakes = answer["steps"] or math.inf, answer["overtakes_at_step"]
     why = answer["why"]
-    kin = {chip(pair.gpu_key) for pair in pairs.read()[0] if pair.calibrates}
-    if chip(answer["gpu"]) not in kin:
+    if chip(answer["gpu"]) not in set(fit.fitted().rows["gpu"].map(chip)):
         return {"verdict": MEASURE, "why": UNMEASURED.format(why)}
     for end, verdict in (("low", YES), ("high", MEASURE)):
         if overtakes[end] and overtakes[end] <= steps:

@@ -64,7 +64,7 @@ def published() -> pd.DataFrame:
     rows = []
     for several in alike.values():
         pair = several[0]
-        row = pair.model_dump(include={"name", "stack", "scaling"})
+        row = pair.model_dump(include={"name", "stack", "scaling", "billions"})
         row |= {"group": pair.group, "gpu": pair.gpu_key}
         row["speed_up"] = np.median([one.speed_up for one in several])
         if pair.unit == "tok/s/gpu":

@@ -112,11 +112,11 @@ class Pair(_Entry):
     def calibrates(self) -> bool:
         """Whether the time model may be fitted to the pair: a fair one whose step is known, of
         matmuls as the recipes have them."""
-        known = self.kind == "dense" and self.sequence and self.batch and self.gpu_key
-        alike = self.stack in ("Transformer Engine", "hand-written") or (
-            self.stack == "torchao" and self.scaling in ("tensorwise", "rowwise")
-        )
-        return bool(known and alike and self.fairness != "doubtful")
+        known = self.sequence and self.batch and self.gpu_key
+        alike = self.stack in ("Transformer Engine", "hand-written")
+        if self.stack == "torchao":
+            alike = self.scaling in ("tensorwise", "rowwise")
+        return bool(known and alike and self.kind == "dense" and self.fairness != "doubtful")
 
 
 @cache

@@ -144,6 +144,7 @@ def test_published_steps_are_slower_than_their_floor(name):
         ("GeForce 256", None, 0, 0),
         ("NVIDIA GB200", "gb200", 2500, 5000),
         ("h100-sxm", "h100", 989, 1979),
+        ("nvidia b200", "b200", 2250, 4500),
     ],
 )
 def test_drivers_names_find_their_gpu_and_its_dense_peaks(device_name, gpu, bf16, fp8):
