@@ -30,7 +30,7 @@ from experiments.config import recipes
 from experiments.config.command_line import CommandLine, seconds
 from experiments.config.phases import check_one_precision
 from experiments.config.studies import DEFAULT, load
-from experiments.jobs.exit_codes import complain, leave
+from experiments.jobs.exit_codes import leave
 from experiments.jobs.folders import claim_folder, dated_folder, new_folder
 from experiments.jobs.signals import Stop
 from experiments.profiling.rounds import Rounds, file_names
@@ -61,8 +61,6 @@ def main(argv: list[str] | None = None) -> int:
         variants, facts = _prepare(args)
         out = args.out or new_folder(dated_folder("bench"))
         lock = claim_folder(out, "bench")
-    except InputError as error:
-        return complain(error)
     except KeyboardInterrupt:
         return stop.code
     for label, file in file_names(variants).items():
@@ -118,14 +116,11 @@ def _prepare(args) -> tuple[dict[str, "Plan"], dict]:
         variants[label] = plan(recipe, world_size=1)
         open_data(variants[label])
     commit, diff = git_state()
-    machine = device.hardware() | {
-        "packages": {name: version(name) for name in VERSIONS},
-    }
     return variants, {
         "command": command(),
         "start": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "git": {"commit": commit, "changed": bool(diff)},
-        "machine": machine,
+        "machine": device.hardware() | {"packages": {name: version(name) for name in VERSIONS}},
         "overlays": overlays,
         "overrides": overrides,
         "steps": args.steps,

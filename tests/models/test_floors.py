@@ -132,23 +132,24 @@ def test_published_steps_are_slower_than_their_floor(name):
     assert PUBLISHED[name] < tokens_per_s < 3 * PUBLISHED[name]
 
 
-@pytest.mark.parametrize(
-    ("device_name", "gpu", "bf16", "fp8"),
-    [
-        ("NVIDIA GH200 120GB", "gh200", 989, 1979),
-        ("NVIDIA GH200 144G HBM3e", "gh200-144gb", 989, 1979),
-        ("NVIDIA H200", "h200", 989, 1979),
-        ("NVIDIA H100 PCIe", "h100-pcie", 756, 1513),
-        ("NVIDIA H100 NVL", "h100-nvl", 835, 1671),
-        ("NVIDIA A100-SXM4-80GB", "a100", 312, None),
-        ("GeForce 256", None, 0, 0),
-        ("NVIDIA GB200", "gb200", 2500, 5000),
-        ("h100-sxm", "h100", 989, 1979),
-        ("nvidia b200", "b200", 2250, 4500),
-    ],
-)
-def test_drivers_names_find_their_gpu_and_its_dense_peaks(device_name, gpu, bf16, fp8):
-    assert gpus.find(device_name) == gpu
-    if gpu:
-        peak = gpus.GPUS[gpu].datasheet
-        assert (peak.bf16, peak.fp8) == (bf16 * 1e12, fp8 and fp8 * 1e12)
+def test_drivers_names_find_their_gpu():
+    names = {
+        "NVIDIA GH200 120GB": "gh200",
+        "NVIDIA GH200 144G HBM3e": "gh200-144gb",
+        "NVIDIA H200": "h200",
+        "NVIDIA H100 PCIe": "h100-pcie",
+        "NVIDIA H100 NVL": "h100-nvl",
+        "NVIDIA A100-SXM4-80GB": "a100",
+        "GeForce 256": None,
+        "NVIDIA GB200": "gb200",
+        "nvidia b200": "b200",
+        "h100-sxm": "h100",
+    }
+    assert {name: gpus.find(name) for name in names} == names
+
+
+@pytest.mark.parametrize("gpu", gpus.GPUS)
+def test_peaks_are_dense_ones(gpu):
+    """Of the tensor cores FP8 has twice the rate of bf16; a sparse figure would be twice that."""
+    peak = gpus.GPUS[gpu].datasheet
+    assert peak.fp8 is None or peak.fp8 == pytest.approx(2 * peak.bf16, rel=0.02)
