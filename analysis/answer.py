@@ -59,8 +59,8 @@ DOUBTS = DOUBTS_OF_SPEED | {
     "alike": "its losses are those of {opponent} to the last bit in all {steps} steps",
     "below": "{words}, which FP8 does not explain",
 }
-PAYS_BACK = ", and is ahead {}, warm-up included"
-WOULD_PAY_BACK = ", and would be ahead {}, warm-up included, beyond these runs"
+PAYS_BACK = ", and is ahead {}, first step (compile) included"
+WOULD_PAY_BACK = ", and would be ahead {}, first step (compile) included, beyond these runs"
 WARM = " (some runs have no compilation in it)"
 MORE = "{what}: with {runs} runs of each the interval would reach {widths} to each side."
 WORTH = (

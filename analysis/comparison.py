@@ -55,11 +55,6 @@ class Comparison:
     verdicts: dict[str, Verdict]  # whether a recipe ends at the opponent's loss
     margin: float | None  # of equality in nats per token, None without a verdict
 
-    @property
-    def baseline(self) -> str:
-        """The recipe that losses are compared with."""
-        return self.opponent
-
 
 def in_order(recipes: Iterable[str]) -> list[str]:
     """Each recipe once: those of `FIRST` first, the others as they come."""
@@ -104,7 +99,6 @@ def compare(paths, baseline: str | None = None) -> Comparison:
         if recipe in fp8 and recipe != opponent:
             gain, judged = speed_ups[recipe, opponent], verdicts[recipe]
             doubts[recipe] = [*find_doubts(*pair, runs, gain, judged)]
-    margins = [judged.margin for judged in verdicts.values() if judged.seeds]
 
     lost = runs["status"].eq("diverged").groupby(runs["recipe"]).agg(["sum", "count"])
     shares = lost["sum"] / lost["count"]
@@ -126,7 +120,7 @@ def compare(paths, baseline: str | None = None) -> Comparison:
         break_evens=break_evens,
         differences=differences,
         verdicts=verdicts,
-        margin=next(iter(margins), None),
+        margin=next((judged.margin for judged in verdicts.values() if judged.seeds), None),
     )
 
 
@@ -180,7 +174,8 @@ def _check_one_study(frames: Frames) -> None:
 
 
 def cost_by_steps(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:
-    """Average the wall hours of a run of each length (rows) by recipe (columns), warm-up included.
+    """Average the wall hours of a run of each length (rows) by recipe (columns), the first step
+    (compile) included.
 
     Within the runs as measured; beyond them at the mean seconds of a steady step, NaN where there
     is none.

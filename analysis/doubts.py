@@ -107,16 +107,16 @@ def _settings(recipe: pd.DataFrame, opponent: pd.DataFrame) -> list[str]:
     settings = [*recipe["settings"], *opponent["settings"]]
     if None in files or not all(isinstance(each, dict) for each in settings):
         return []
-    differ = _differing(pd.DataFrame(settings))
-    said = _differing(pd.DataFrame(files))
+    differ, said = _differing(settings), _differing(files)
     return [key for key in differ if not key.startswith((*said, *LABELS))]
 
 
-def _differing(rows: pd.DataFrame) -> list[str]:
-    return [key for key in rows if rows[key].nunique(dropna=False) > 1]
+def _differing(settings: list[dict]) -> list[str]:
+    rows = pd.DataFrame(settings, dtype=object)
+    return [key for key in rows if rows[key].map(str).nunique() > 1]
 
 
-def of_file(recipe: str) -> dict[str, str] | None:
+def of_file(recipe: str) -> dict | None:
     """Read what a recipe's file and those of its ancestors say below base.yaml, by key.path; None
     where there is no such file."""
     paths = (ROOT / "recipes").rglob(f"{recipe}.yaml")

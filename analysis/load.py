@@ -9,6 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from operator import contains
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +101,7 @@ def load(paths: str | Path | Iterable[str | Path]) -> Frames:
     runs, windows = _cut_to_equal_length(runs, windows)
     steps = _by_step(windows)
     runs = runs.join(_logged(windows)).join(paces(steps)).join(clock(runs, windows))
-    runs = _work_out(_with_losses(runs, steps))
+    runs = _work_out(runs, steps)
     judged = [_judge(run) for _, run in runs.iterrows()]
     runs["status"] = [status for status, _ in judged]
     problems = []
@@ -113,15 +114,13 @@ def load(paths: str | Path | Iterable[str | Path]) -> Frames:
 def _by_step(windows: pd.DataFrame) -> pd.DataFrame:
     """Make `Frames.steps` of windows."""
     frame = windows[["run", "recipe", "seed", "not_steady", "losses", "step_s"]].copy()
-    ends = zip(windows["step"], windows["step_s"], strict=True)
-    frame["step"] = [[*range(end - len(times) + 1, end + 1)] for end, times in ends]
+    count = windows["step_s"].map(len)
+    frame["step"] = list(map(range, windows["step"] - count + 1, windows["step"] + 1))
     frame = frame.explode(["step", "losses", "step_s"], ignore_index=True)
     frame = frame.rename(columns={"losses": "loss", "step_s": "seconds"})
     frame = frame.astype({"step": int, "loss": float, "seconds": float})
-    not_steady = zip(frame["step"], frame.pop("not_steady"), strict=True)
-    frame["steady"] = [step not in others for step, others in not_steady]
-    frame["steady"] &= frame["seconds"].notna()
-    return frame
+    not_steady = list(map(contains, frame.pop("not_steady"), frame["step"]))
+    return frame.assign(steady=frame["seconds"].notna() & ~np.array(not_steady, bool))
 
 
 def final_from(last):
@@ -263,8 +262,12 @@ def _logged(windows: pd.DataFrame) -> pd.DataFrame:
     )
     # Tokens a step are whole but for the rounding of logged times.
     logged["tokens_per_step"] = logged["tokens_per_step"].round()
-    logged["valid_share"] = logged["valid"] * logged["windows"] / logged["tokens"]
-    return logged.drop(columns=["valid", "windows", "tokens"])
+    logged["valid_share"] = logged.pop("valid") * logged.pop("windows") / logged.pop("tokens")
+    return logged
+
+
+_PACES = ["steady_steps", "step_s", "iqr", "first_third_s", "last_third_s", "without_stalls_s",
+          "stall_s", "stall"]  # fmt: skip
 
 
 def paces(steps: pd.DataFrame) -> pd.DataFrame:
@@ -276,19 +279,17 @@ def paces(steps: pd.DataFrame) -> pd.DataFrame:
         usual = seconds[seconds <= STALL * median]
         third = len(seconds) // 3 if len(seconds) >= MIN_DRIFT_STEPS else 0
         longest = seconds.drop(usual.index)
-        paces[run] = {
-            "steady_steps": len(seconds),
-            "step_s": seconds.mean(),
-            "iqr": (high - low) / median,
-            "first_third_s": seconds[:third].median(),
-            "last_third_s": seconds[len(seconds) - third :].median(),
-            "without_stalls_s": usual.mean(),
-            "stall_s": longest.max(),
-            "stall": math.nan if longest.empty else longest.idxmax(),
-        }
-    columns = ["steady_steps", "step_s", "iqr", "first_third_s", "last_third_s",
-               "without_stalls_s", "stall_s", "stall"]  # fmt: skip
-    return pd.DataFrame.from_dict(paces, orient="index", columns=columns, dtype=float)
+        paces[run] = [
+            len(seconds),
+            seconds.mean(),
+            (high - low) / median,
+            seconds[:third].median(),
+            seconds[len(seconds) - third :].median(),
+            usual.mean(),
+            longest.max(),
+            math.nan if longest.empty else longest.idxmax(),
+        ]
+    return pd.DataFrame(paces, _PACES, dtype=float).T
 
 
 def clock(runs: pd.DataFrame, windows: pd.DataFrame) -> pd.Series:
@@ -299,20 +300,15 @@ def clock(runs: pd.DataFrame, windows: pd.DataFrame) -> pd.Series:
     return clock_s.mask(runs["attempt"].reindex(clock_s.index) > 1)
 
 
-def _with_losses(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """Add the final loss, and the steps that were asked for beside the longest log."""
+def _work_out(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Add the steps that were asked for beside the longest log, the final loss, and shares, rates
+    and utilisation."""
     runs["steps"] = runs["steps"].fillna(0).astype(int)
     longest = runs.groupby("study")["steps"].transform("max")
     runs["steps_asked"] = runs["steps_asked"].mask(runs["steps"] < longest, longest)
     final = final_from(runs["steps"])
     late = steps[steps["step"] >= final.reindex(steps["run"]).to_numpy()]
-    losses = late.groupby("run")["loss"].mean()
-    runs["final_loss"] = losses.mask(runs["lost_until"] >= final)
-    return runs
-
-
-def _work_out(runs: pd.DataFrame) -> pd.DataFrame:
-    """Add shares, rates and utilisation."""
+    runs["final_loss"] = late.groupby("run")["loss"].mean().mask(runs["lost_until"] >= final)
     runs["fp8_share_of_steps"] = runs.apply(_share_of_steps, axis="columns")
     runs = runs.eval("""
         fp8_share = fp8_share * fp8_share_of_steps
@@ -325,11 +321,8 @@ def _work_out(runs: pd.DataFrame) -> pd.DataFrame:
         ideal_s = in_fp8 / peak_fp8 + (flops_per_token - in_fp8) / peak_bf16
         mfu_mixed_peak = tokens_per_s / world_size * ideal_s
     """)
-    for run, mfu in runs["mfu_bf16_peak"].items():
-        if mfu > 1:
-            runs.loc[run, "doubts"].append(
-                f"its MFU is {mfu:.0%}, and no GPU is faster than its peak"
-            )
+    for doubts, mfu in runs.loc[runs["mfu_bf16_peak"] > 1, ["doubts", "mfu_bf16_peak"]].to_numpy():
+        doubts.append(f"its MFU is {mfu:.0%}, and no GPU is faster than its peak")
     return runs.drop(columns=["in_fp8", "ideal_s"])
 
 

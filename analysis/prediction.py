@@ -15,7 +15,8 @@ from types import SimpleNamespace
 import pandas as pd
 
 from analysis.comparison import COMPILED
-from analysis.studies import COMBINED, COMPUTE, EACH, LADDER_PUBLISHED, llama_3
+from analysis.other_logs.published import llama_3
+from analysis.studies import COMBINED, COMPUTE, EACH, LADDER_PUBLISHED
 from models import floors
 from models.flops import linear_shapes
 from models.gpus import GPUS

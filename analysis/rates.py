@@ -186,7 +186,7 @@ def _pairs(a: pd.DataFrame, b: pd.DataFrame) -> pd.Series:
 AHEAD, FROM, UNTIL = "from the start", "from", "until"
 NEVER, UNKNOWN, UNCLEAR, NO_COMMON_STEP = "never", "too short", "cannot tell", "no common step"
 _SENTENCES = {
-    AHEAD: "{a} is ahead of {b} from the start, warm-up included.",
+    AHEAD: "{a} is ahead of {b} from the start, first step (compile) included.",
     FROM: "{a} overtakes {b} at step {step:,} ({facts}).",
     UNTIL: "{a} is ahead of {b} until step {step:,} ({facts}), and behind after it.",
     NEVER: "{a} never overtakes {b}: it is behind at the end, and is no faster per step.",
@@ -201,7 +201,7 @@ _SENTENCES = {
 
 @dataclass(frozen=True)
 class BreakEven:
-    """Whether and when recipe A has taken less wall time than recipe B in total, warm-up
+    """Whether and when recipe A has taken less wall time than recipe B in total, first step
     included."""
 
     a: str
@@ -289,7 +289,7 @@ def break_even(a: Completed, b: Completed) -> BreakEven:
 
 
 def spent(of: Completed, steps: np.ndarray) -> np.ndarray:
-    """Work out the wall seconds (runs, steps) that runs had taken by `steps`, warm-up included.
+    """Work out the wall seconds (runs, steps) that runs had taken by `steps`, the first included.
 
     Beyond its log a run goes on at its mean seconds of a steady step (the recipe's, where it has no
     rate of its own).

@@ -119,17 +119,14 @@ def even_windows(
     """
     frame = pd.DataFrame({"step": step, "elapsed_s": np.cumsum(seconds)} | columns)
     frame = frame.reindex(columns=WINDOW_COLUMNS).astype(_NUMBERS)
-    each = pd.DataFrame({"step_s": seconds / count, "data_wait_s": seconds / count * data_wait})
-    settled = step[0] - count[0] + 1 + NOT_STEADY_STEPS
-    for name in each:
-        frame[name] = [[value] * n for value, n in zip(each[name], count, strict=True)]
+    each, first = seconds / count, step - count + 1
+    for name, values in ("step_s", each), ("data_wait_s", each * data_wait):
+        frame[name] = [[value] * n for value, n in zip(values, count, strict=True)]
     frame["losses"] = [
         [math.nan] * (n - 1) + [loss] for n, loss in zip(count, frame["loss"], strict=True)
     ]
-    frame["not_steady"] = [
-        [*range(last - n + 1, last + 1)] if last - n + 1 < settled else []
-        for last, n in zip(step, count, strict=True)
-    ]
+    settled = np.where(first < first[0] + NOT_STEADY_STEPS, step + 1, first)
+    frame["not_steady"] = list(map(list, map(range, first, settled)))
     return frame
 
 
@@ -179,7 +176,7 @@ def _read_attempt(number: int, run: Path) -> _Attempt:
     return _Attempt(read(folder / MANIFEST, Manifest), timing, read_windows(folder / METRICS))
 
 
-def _read_settings(path: Path) -> dict[str, str]:
+def _read_settings(path: Path) -> dict[str, Any]:
     """Read a resolved recipe by key.path; empty where there is none."""
     try:
         return flat(yaml.safe_load(path.read_text()) or {}) if path.exists() else {}
@@ -187,14 +184,14 @@ def _read_settings(path: Path) -> dict[str, str]:
         raise RecordError(f"{path}: is no recipe: {str(error).splitlines()[0]}") from error
 
 
-def flat(sections: dict, prefix: str = "") -> dict[str, str]:
-    """Turn sections within sections into key.path: value as text."""
+def flat(sections: dict, prefix: str = "") -> dict[str, Any]:
+    """Turn sections within sections into key.path: value."""
     found = {}
     for key, value in sections.items():
         if isinstance(value, dict) and value:
             found |= flat(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = str(value)
+            found[f"{prefix}{key}"] = value
     return found
 
 

@@ -5,7 +5,6 @@ Each part names its study. A row is a recipe unless a docstring says otherwise.
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import yaml
@@ -13,7 +12,7 @@ import yaml
 from analysis.comparison import BASELINE, COMPILED, Comparison, in_order
 from analysis.losses import verdict
 from analysis.newest import ROOT
-from analysis.other_logs.published import TOKENS_PER_S
+from analysis.other_logs.published import TOKENS_PER_S, llama_3
 from experiments.records.files import read, read_windows
 from experiments.records.run import METRICS, PROOF, RECIPE, TIMING, Proof, Timing
 from models.flops import flops_per_token
@@ -42,7 +41,7 @@ def final_losses(comparison: Comparison) -> pd.DataFrame:
     """Average the final loss over completed runs, and subtract the baseline's."""
     done = comparison.frames.runs.query("status == 'completed'")
     losses = done.groupby("recipe")["final_loss"].mean()
-    difference = losses - losses[comparison.baseline]
+    difference = losses - losses[comparison.opponent]
     return pd.DataFrame({"final loss": losses, "difference": difference})
 
 
@@ -160,7 +159,7 @@ def fp8_lm_levels(comparison: Comparison) -> pd.DataFrame:
     runs = comparison.frames.runs
     sent = runs.groupby("recipe")[["gathered_bytes", "reduced_bytes"]].max() / 1e6
     table = sent.set_axis(["weights, MB", "gradients, MB"], axis="columns").loc[comparison.recipes]
-    of_bf16 = table.sum(axis="columns").pipe(lambda total: total / total[comparison.baseline])
+    of_bf16 = table.sum(axis="columns").pipe(lambda total: total / total[comparison.opponent])
     table["sent, to bf16"] = (100 * of_bf16 - 100).map("{:+.0f} %".format)
     table["bytes a parameter"] = kept_bytes(first_runs(runs))
     return table.join(final_losses(comparison))
@@ -229,7 +228,7 @@ GH200 = TOKENS_PER_S["baseline_compiled"] / TOKENS_PER_S["tensorwise_fp8_compile
 PHASE_COSTS = {
     "fp8_share_of_steps": "steps in FP8",
     "wall_s": "wall time",
-    "wall_s_without_warm_up": "without warm-up",
+    "wall_s_without_warm_up": "without first step",
     "compiling": "compiling at switches, s",
 }
 
@@ -237,15 +236,15 @@ PHASE_COSTS = {
 def phase_costs(comparison: Comparison) -> pd.DataFrame:
     """Average what completed runs cost; times are shares of the opponent's.
 
-    Columns: share of the steps in FP8; wall time with and without warm-up; seconds that
+    Columns: share of the steps in FP8; wall time with and without the first step; seconds that
     torch.compile took of the switching steps, over all attempts, which the wall time contains; time
     at the published steady tokens/s of one GH200, each step at the speed of its precision (an
-    estimate without warm-up and switches).
+    estimate without first step and switches).
     """
     done = comparison.frames.runs.query("status == 'completed'").copy()
     done["compiling"] = done["path"].map(_compiling_at_switches)
     table = done.groupby("recipe")[list(PHASE_COSTS)].mean().rename(columns=PHASE_COSTS)
-    times = ["wall time", "without warm-up"]
+    times = ["wall time", "without first step"]
     table[times] /= table.loc[comparison.opponent, times]
     table["at GH200's published speeds"] = 1 - table["steps in FP8"] * (1 - GH200)
     return table.loc[comparison.recipes]
@@ -259,15 +258,6 @@ def _compiling_at_switches(run: str) -> float:
 # ---- sweep: a benchmark of FP8 on four B200, its figures read against one another ----
 
 B200 = yaml.safe_load((ROOT / "results" / "published_b200.yaml").read_text())
-
-
-def llama_3(dim, layers, heads, hidden_dim, head_dim=128, tied=False) -> SimpleNamespace:
-    """Make the arguments of a Llama 3, as models/flops.py reads them."""
-    return SimpleNamespace(
-        dim=dim, n_layers=layers, n_heads=heads, n_kv_heads=8, head_dim=head_dim,
-        hidden_dim=hidden_dim, vocab_size=128256, qk_norm=False, enable_weight_tying=tied,
-        fused_projections=False,
-    )  # fmt: skip
 
 
 def b200_pairs() -> pd.DataFrame:

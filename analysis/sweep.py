@@ -11,6 +11,7 @@ from analysis.comparison import COMPILED, Comparison, compare, read_plan
 from analysis.load import LoadError
 from analysis.losses import HIGHER
 from analysis.rates import Completed, SpeedUp, speed_up
+from analysis.runs import flat
 from analysis.table import loss_word, speed_word
 from experiments.records.files import RecordError
 from experiments.records.files import read as read_record
@@ -56,7 +57,7 @@ def read(folder: Path) -> Sweep:
     missing = {"recipes", "baseline", "seeds"} - plan.keys()
     if missing:
         raise LoadError(f"{folder / STUDY_FILE}: has no {', '.join(sorted(missing))}")
-    axes = _by_key(plan["axes"])
+    axes = flat(plan["axes"])
     problems: list[str] = []
     cells = _cells(folder, axes, problems)
     if not cells:
@@ -88,15 +89,6 @@ def read(folder: Path) -> Sweep:
 
 
 COLUMNS = ["tokens/s", "over bf16", "loss", "MFU", "memory GiB", "efficiency", "state"]
-
-
-def _by_key(axes: dict) -> dict[str, list]:
-    """Key to values of each axis: of {"model": {"flavor": […]}} that of model.flavor."""
-    flat = {}
-    for section, values in axes.items():
-        inner = _by_key(values) if isinstance(values, dict) else {"": values}
-        flat |= {f"{section}.{key}".rstrip("."): found for key, found in inner.items()}
-    return flat
 
 
 def _cells(folder: Path, axes: dict[str, list], problems: list[str]) -> dict[Path, Fit]:
@@ -212,11 +204,13 @@ def answer(sweep: Sweep) -> str:
         return "No answer: no cell has runs in FP8 and in bf16 that are long enough for a rate."
     losses = rows.loc[ratios.index, "loss"].map(lambda value: value.text)
     worse = losses.str.contains(f"{HIGHER}|far above|diverged").sum()
-    return (
+    said = (
         f"FP8 is faster than bf16 in {(ratios > 1).sum()} of {len(ratios)} cells: it has "
-        f"{ratios.min():.2f} to {ratios.max():.2f} times the tokens/s. In {worse} of them its loss "
-        "is higher."
+        f"{ratios.min():.2f} to {ratios.max():.2f} times the tokens/s."
     )
+    if worse:
+        said += f" In {worse} of them its loss is higher."
+    return said
 
 
 def short_names(sweep: Sweep) -> dict[str, str]:

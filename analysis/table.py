@@ -15,9 +15,9 @@ _CELLS = {
     "tokens/s": ("tokens_per_s", "{:,.0f}"),
     "IQR": ("iqr", "{:.1%}"),
     "MFU": ("mfu_bf16_peak", "{:.1%}"),
-    "warm-up\ns": ("warm_up_s", "{:.1f}"),
+    "first\nstep s": ("warm_up_s", "{:.1f}"),
     "wall\ns": ("wall_s", "{:.1f}"),
-    "after\nwarm-up": ("wall_s_without_warm_up", "{:.1f}"),
+    "after\nstep 1": ("wall_s_without_warm_up", "{:.1f}"),
     "FP8\nshare": ("fp8_share", "{:.1%}"),
     "memory\nGiB": ("peak_memory_gib", "{:.1f}"),
     "status": ("outcome", "{}"),
@@ -74,7 +74,8 @@ def matrix(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
             paid = comparison.break_evens[recipe, opponent].word
         found = loss_word(comparison, recipe), _share(comparison, recipe)
         lines.append([recipe, speed_word(comparison, recipe), ratio, paid, *found])
-    return ["recipe", "tokens/s", over, "overtakes", loss, "FP8 share of matmul FLOPs"], lines
+    names = ["recipe", "tokens/s", over, "overtakes at step", loss, "FP8 share of matmul FLOPs"]
+    return names, lines
 
 
 def speed_word(comparison: Comparison, recipe: str) -> str:
@@ -125,13 +126,16 @@ def rows_of(comparison: Comparison) -> pd.DataFrame:
 
 def run_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Word the table of runs: a row a run, indexed by recipe and seed."""
-    facts = runs.assign(
-        peak_memory_gib=runs["peak_memory_bytes"] / 2**30,
-        outcome=[status(run) for _, run in runs.iterrows()],
-    )
+    facts = runs.assign(outcome=[status(run) for _, run in runs.iterrows()])
+    table = _cells(facts, runs["fp8_emulated"].eq(True))
+    return table.set_index([runs["recipe"], worded(runs["seed"], "{}")])
+
+
+def _cells(facts: pd.DataFrame, emulated: pd.Series) -> pd.DataFrame:
+    facts = facts.assign(peak_memory_gib=facts["peak_memory_bytes"] / 2**30)
     table = {column: worded(facts[fact], form) for column, (fact, form) in _CELLS.items()}
-    table["FP8\nshare"] = table["FP8\nshare"].mask(runs["fp8_emulated"].eq(True), "emulated")
-    return pd.DataFrame(table).set_index([runs["recipe"], worded(runs["seed"], "{}")])
+    table["FP8\nshare"] = table["FP8\nshare"].mask(emulated, "emulated")
+    return pd.DataFrame(table)
 
 
 def worded(values: pd.Series, form: str) -> pd.Series:
@@ -142,21 +146,17 @@ def worded(values: pd.Series, form: str) -> pd.Series:
 
 def mean_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Word the means over each recipe's completed runs, as in `run_table`."""
-    facts = [fact for fact, _ in _CELLS.values()]
-    runs = runs.assign(peak_memory_gib=runs["peak_memory_bytes"] / 2**30)
+    facts = [fact for fact, _ in _CELLS.values() if fact in runs]
     done = runs[runs["status"] == "completed"].groupby("recipe", sort=False)
-    numbers = done[facts[:-1]].agg("mean").reindex(runs["recipe"].unique())
-    table = {
-        column: worded(numbers[fact], form) for column, (fact, form) in list(_CELLS.items())[:-1]
-    }
-    spread = worded(done["final_loss"].std().reindex(numbers.index), " ± {:.3f}")
-    table["final\nloss"] += spread.replace("-", "")
     started = runs.groupby("recipe", sort=False).size()
+    numbers = done[[*facts, "peak_memory_bytes"]].mean().reindex(started.index)
     counts = done.size().reindex(started.index, fill_value=0)
-    table["status"] = counts.map("{} of ".format) + started.map("{} completed".format)
-    emulated = runs[runs["fp8_emulated"].eq(True)]["recipe"].unique()
-    table["FP8\nshare"] = table["FP8\nshare"].mask(numbers.index.isin(emulated), "emulated")
-    return pd.DataFrame(table)
+    numbers["outcome"] = counts.map("{} of ".format) + started.map("{} completed".format)
+    emulated = runs["fp8_emulated"].eq(True).groupby(runs["recipe"], sort=False).any()
+    table = _cells(numbers, emulated)
+    spread = worded(done["final_loss"].std().reindex(started.index), " ± {:.3f}")
+    table["final\nloss"] += spread.replace("-", "")
+    return table
 
 
 def by_recipe(runs: pd.DataFrame) -> list[tuple[str, list[str], list[list[str]]]]:
@@ -188,14 +188,12 @@ def trained(runs: pd.DataFrame) -> str:
     all named.
     """
     first = runs.iloc[runs["status"].ne("completed").argmin()]
-    days = runs["date"].dropna()
+    days = runs["date"].dropna().sort_values()
     known = {key: value for key, value in first.items() if pd.api.types.is_scalar(value)}
     known |= {
         "seeds": runs["seed"].nunique(),
-        "code": ", ".join(runs["code"].dropna().unique()) or None,
-        "date": " to ".join(dict.fromkeys([*days.sort_values().iloc[[0, -1]]]))
-        if len(days)
-        else None,
+        "code": ", ".join(runs["code"].dropna().unique()),
+        "date": " to ".join(dict.fromkeys([*days[:1], *days[-1:]])),
         "overlays": ", ".join(first["overlays"]) if isinstance(first["overlays"], list) else None,
         "parameters": _short(first["parameters"]),
         "tokens": _short(first["tokens"]),
@@ -221,8 +219,9 @@ def notes(runs: pd.DataFrame) -> list[str]:
     lines = [
         "tokens/s: by the mean steady step (after the first 10); IQR: the distance of the "
         "quartiles of the step time. FP8 share: of the FLOPs of the linear layers' matmuls, as "
-        "seen in one profiled step. Overtakes: where the total wall time, warm-up included, drops "
-        "below the other's. Wall: from process start; after warm-up: from the end of step 1."
+        "seen in one profiled step. Overtakes at step: where the total wall time, first step "
+        "(compile) included, drops below the other's. First step: from process start to the end of "
+        "step 1. Wall: from process start; after step 1: from its end."
     ]
     peaks = runs["peak_source"].dropna().unique()
     lines += [f"MFU is of the bf16 peak ({source})." for source in peaks]

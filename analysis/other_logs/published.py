@@ -22,12 +22,20 @@ from models.gpus import GPUS
 PEAK = GPUS["gh200"].datasheet
 SEQ_LEN = 4096
 FLAVOR = "8B-published"
-# The published model: an 8 B Llama with a vocabulary of 131,072 (`8B-published` of models.llama,
-# without torch).
-MODEL = SimpleNamespace(
-    dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, head_dim=128, hidden_dim=14336,
-    vocab_size=131072, qk_norm=False, enable_weight_tying=False, fused_projections=False,
-)  # fmt: skip
+
+
+def llama_3(
+    dim, layers, heads, hidden_dim, head_dim=128, vocab_size=128256, tied=False
+) -> SimpleNamespace:
+    """Make the arguments of a Llama 3, as models/flops.py reads them without torch."""
+    return SimpleNamespace(
+        dim=dim, n_layers=layers, n_heads=heads, n_kv_heads=8, head_dim=head_dim,
+        hidden_dim=hidden_dim, vocab_size=vocab_size, qk_norm=False, enable_weight_tying=tied,
+        fused_projections=False,
+    )  # fmt: skip
+
+
+MODEL = llama_3(4096, 32, 32, 14336, vocab_size=131072)  # `8B-published` of models.llama
 # Tokens/s of the mean steady step of those logs (github.com/mak2508/lsai-proj, output/data), one
 # GH200.
 TOKENS_PER_S = {

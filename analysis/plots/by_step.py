@@ -1,7 +1,6 @@
 """Lines by step: the loss, its difference to the baseline's, and the lead in wall time."""
 
 import math
-from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -26,7 +25,6 @@ from analysis.plots.style import (
 )
 from analysis.rates import AHEAD, FROM
 
-AnyFrame = TypeVar("AnyFrame", pd.Series, pd.DataFrame)
 POINTS = 400  # of a line: more than its pixels would only make pages large
 FAR = 10  # margins: a loss that ends farther from the baseline's is off the axis of the others
 
@@ -75,7 +73,7 @@ def draw_band(axes: Axes, recipes: list[str], band: pd.DataFrame) -> None:
     axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def thinned(values: AnyFrame) -> AnyFrame:
+def thinned(values):
     """Choose at most `POINTS` rows evenly, the last among them."""
     count = min(len(values), POINTS)
     return values.iloc[np.linspace(0, len(values) - 1, count).round().astype(int)]
@@ -132,10 +130,10 @@ def loss(axes: Axes, comparison: Comparison) -> None:
     finish(axes, "loss (nats per token)", "{:,.4g}")
     note(axes, "Mean over a tenth of the steps and over seeds; band: range of the runs.")
     if len(groups) > 1:
-        apart = final - final.get(comparison.baseline, final.min())
+        apart = final - final.get(comparison.opponent, final.min())
         far = apart.abs().idxmax()
         words = " and ".join(name(recipe) for recipe in groups[group[far]])
-        finding(axes, f"{words}: final loss {_beside(apart[far], comparison.baseline)}")
+        finding(axes, f"{words}: final loss {_beside(apart[far], comparison.opponent)}")
     elif len(final) > 1:
         spread = math.ceil(1000 * (final.max() - final.min())) / 1000
         finding(axes, f"Final losses within {spread:.3f} of one another")
@@ -154,7 +152,7 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
 
     A recipe that ends more than `FAR` margins away is off the axis, if another does not.
     """
-    margin, baseline = comparison.margin, comparison.baseline
+    margin, baseline = comparison.margin, comparison.opponent
     ends = {recipe: of.difference for recipe, of in comparison.verdicts.items() if of.seeds}
     if not ends:
         raise NoData("it takes completed runs of the baseline and of another recipe, equal seeds")

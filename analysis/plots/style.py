@@ -40,30 +40,30 @@ ORANGE = ("#E69F00", "X")
 OTHERS = list(product(["#E69F00", "#56B4E9", "#882255", "#999933"], "PX*ph"))  # of other recipes
 # Recipes with the same colour are of different studies.
 LOOKS = {
-    "baseline": Look("eager bf16", *BLACK),
-    "baseline_compiled": Look("compiled bf16", *BLUE),
-    "rowwise_fp8_compiled": Look("rowwise FP8", *GREEN),
-    "tensorwise_fp8_compiled": Look("tensorwise FP8", *RED),
-    "rowwise_gw_hp_fp8_compiled": Look("rowwise FP8, weight gradients in bf16", *PINK),
-    "bf16_fp8_bf16": Look("bf16, FP8, bf16", *GREEN),
-    "bf16_then_fp8": Look("bf16, then FP8", *PINK),
-    "fp8_then_bf16": Look("FP8, then bf16", *SKY),
-    "puzzle_fp8": Look("FP8", *BLUE),
-    "puzzle_fp8_optimizer_last": Look("FP8, optimizer built after conversion", *GREEN),
-    "puzzle_fp8_optimizer_first": Look("FP8, optimizer built before conversion", *RED),
-    "puzzle_bf16_frozen": Look("bf16, the same weights frozen", *PINK),
-    "float32_optimizer": Look("optimizer in float32", *BLUE),
-    "float32_parameters": Look("parameters in float32", *SKY),
-    "fp8_optimizer": Look("FP8-LM's optimizer", *GREEN),
-    "fp8_optimizer_bf16_master": Look("master weights in bf16", *PINK),
-    "fp8_optimizer_fp8_master": Look("master weights in FP8", *RED),
-    "fp8_optimizer_fp8_second_moment": Look("second moment in FP8", *ORANGE),
-    "fp8_gradients": Look("gradients sent in FP8", *GREEN),
-    "fp8_lm": Look("all levels of FP8-LM", *ORANGE),
-    "tensorwise_fp8_allgather_amax_each": Look("FP8 all-gather, a scale at a time", *GREEN),
-    "tensorwise_fp8_allgather": Look("FP8 all-gather, all scales at once", *PINK),
-    "tensorwise_fp8_allgather_ctas_16": Look("NCCL on 16 multiprocessors", *SKY),
-    "tensorwise_fp8_allgather_ctas_8": Look("NCCL on 8 multiprocessors", *ORANGE),
+    "baseline": ("eager bf16", BLACK),
+    "baseline_compiled": ("compiled bf16", BLUE),
+    "rowwise_fp8_compiled": ("rowwise FP8", GREEN),
+    "tensorwise_fp8_compiled": ("tensorwise FP8", RED),
+    "rowwise_gw_hp_fp8_compiled": ("rowwise FP8, weight gradients in bf16", PINK),
+    "bf16_fp8_bf16": ("bf16, FP8, bf16", GREEN),
+    "bf16_then_fp8": ("bf16, then FP8", PINK),
+    "fp8_then_bf16": ("FP8, then bf16", SKY),
+    "puzzle_fp8": ("FP8", BLUE),
+    "puzzle_fp8_optimizer_last": ("FP8, optimizer built after conversion", GREEN),
+    "puzzle_fp8_optimizer_first": ("FP8, optimizer built before conversion", RED),
+    "puzzle_bf16_frozen": ("bf16, the same weights frozen", PINK),
+    "float32_optimizer": ("optimizer in float32", BLUE),
+    "float32_parameters": ("parameters in float32", SKY),
+    "fp8_optimizer": ("FP8-LM's optimizer", GREEN),
+    "fp8_optimizer_bf16_master": ("master weights in bf16", PINK),
+    "fp8_optimizer_fp8_master": ("master weights in FP8", RED),
+    "fp8_optimizer_fp8_second_moment": ("second moment in FP8", ORANGE),
+    "fp8_gradients": ("gradients sent in FP8", GREEN),
+    "fp8_lm": ("all levels of FP8-LM", ORANGE),
+    "tensorwise_fp8_allgather_amax_each": ("FP8 all-gather, a scale at a time", GREEN),
+    "tensorwise_fp8_allgather": ("FP8 all-gather, all scales at once", PINK),
+    "tensorwise_fp8_allgather_ctas_16": ("NCCL on 16 multiprocessors", SKY),
+    "tensorwise_fp8_allgather_ctas_8": ("NCCL on 8 multiprocessors", ORANGE),
 }
 
 
@@ -71,7 +71,8 @@ def look(recipe: str) -> Look:
     """Look up how a recipe looks; a user's own recipe has its file's name."""
     words = recipe.replace("_", " ").replace("fp8", "FP8").replace("$", r"\$")
     other = OTHERS[zlib.crc32(recipe.encode()) % len(OTHERS)]
-    return LOOKS.get(recipe, Look(words, *other))
+    called, (colour, marker) = LOOKS.get(recipe, (words, other))
+    return Look(called, colour, marker)
 
 
 def name(recipe: str) -> str:

@@ -70,6 +70,10 @@ def test_what_is_no_comparison_of_fp8_with_bf16_gives_no_answer(tmp_path):
             "commit: 0a (baseline seed 0); 0a and changes",
         ),
         ({"hardware": {"power_limit_w": 700.0}}, "(W): unknown (baseline seed 0); 700 (baseline_"),
+        (
+            {"proves": {"attention": "cudnn"}},
+            "attention kernels: flash (baseline seed 0); cudnn (baseline_compiled",
+        ),
         ({"data": None}, "data: stdlib-2e (baseline seed 0); unknown (baseline_compiled"),
     ],
 )
@@ -101,10 +105,10 @@ def test_a_study_is_compared_with_its_own_baseline(tmp_path):
     """Wherever it is opened: by its folder, by its runs, and where no recipe is called baseline."""
     for name in ("first", "second_in_bf16", "baseline_compiled"):
         write_run(tmp_path / name / "seed0", name)
-    assert compare(tmp_path).baseline == "baseline_compiled"
+    assert compare(tmp_path).opponent == "baseline_compiled"
     (tmp_path / "study.yaml").write_text("baseline: first\n")
     for paths in (tmp_path, [tmp_path / "first", tmp_path / "second_in_bf16"]):
-        assert compare(paths).baseline == "first" and "second_in_bf16" in compare(paths).verdicts
+        assert compare(paths).opponent == "first" and "second_in_bf16" in compare(paths).verdicts
     assert "first" in compare(tmp_path, "second_in_bf16").verdicts
     with pytest.raises(LoadError, match="no completed run of --baseline bogus"):
         compare(tmp_path, "bogus")
