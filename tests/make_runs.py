@@ -30,14 +30,14 @@ MANIFEST_FACTS = {
 }  # fmt: skip
 
 
-def metrics_lines(first=1, last=30, step_s=0.1, window=1) -> list[dict]:
-    """What one process logs for steps `first` to `last`: 4 s of start-up, 10 slow steps, then
-    `step_s` each."""
-    elapsed, lines = 4.0, []
+def metrics_lines(first=1, last=30, step_s=0.1, window=1, shift=0.0, late=0.0) -> list[dict]:
+    """What one process logs for steps `first` to `last`: 4 s of start-up and what it is late, 10
+    slow steps, then `step_s` each. Losses are higher by `shift`."""
+    elapsed, lines = 4.0 + late, []
     for end in range(first + window - 1, last + 1, window):
         steps = range(end - window + 1, end + 1)
         seconds = [1.0 if step < first + 10 else step_s for step in steps]
-        losses = [10 - step / 10 for step in steps]
+        losses = [10 - step / 10 + shift for step in steps]
         elapsed += sum(seconds)
         rate = TOKENS * window / sum(seconds)
         lines.append({
@@ -117,29 +117,22 @@ def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, fp8_share=N
     return path
 
 
-def write_study(folder, fp8_step_s=0.08, fp8_warm_up=40.0, loss_shift=0.0, seeds=3, device="cuda"):
+def write_study(folder, loss_shift=0.0, seeds=3):
     """Three seeds of a compiled baseline at 0.1 s a step and of FP8; each seed's losses are shifted
     by 0.05.
 
     The baseline ends at about 10, so that the margin is about 0.025.
     """
-    recipes = {"baseline": 0.1, "baseline_compiled": 0.1, "tensorwise_fp8_compiled": fp8_step_s}
+    peaks = {"bf16": 2e9, "fp8": 4e9, "source": ""}
+    recipes = {"baseline": 0.1, "baseline_compiled": 0.1, "tensorwise_fp8_compiled": 0.08}
     for seed in range(seeds):
         for recipe, step_s in recipes.items():
-            late, shift, share = 0.0, 19 + 0.05 * seed, 0.0
+            late, shift = 0.0, 19 + 0.05 * seed
             if "fp8" in recipe:
-                late, shift, share = fp8_warm_up, shift + loss_shift + 0.001 * seed, 0.75
-            lines = metrics_lines(last=200, step_s=step_s)
-            for line in lines:
-                line["elapsed_s"] += late
-                line["losses"] = [loss + shift for loss in line["losses"]]
-                line["loss"] += shift
-            facts = {"warm_up": 5.0 + late, "fp8_share": share, "hardware": {"type": device}}
-            facts["peak_flops"] = {name: 2 * PEAK[name] for name in ("bf16", "fp8")} | {
-                "source": ""
-            }
-            place = folder / f"{recipe}{seed}"
-            write_run(place, recipe, lines=lines, steps=200, seed=seed, **facts)
+                late, shift = 40.0, shift + loss_shift + 0.001 * seed
+            lines = metrics_lines(last=200, step_s=step_s, shift=shift, late=late)
+            facts = {"lines": lines, "steps": 200, "seed": seed, "peak_flops": peaks}
+            write_run(folder / f"{recipe}{seed}", recipe, warm_up=5.0 + late, **facts)
     return folder
 
 

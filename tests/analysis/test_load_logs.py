@@ -17,10 +17,7 @@ from tests.runs import PUBLISHED_LOGS, needs_published_logs
 
 def facts(row: pd.Series, expected: dict) -> bool:
     """Whether a row has these values: numbers to a millionth."""
-    return row[list(expected)].to_dict() == {
-        key: pytest.approx(value) if isinstance(value, float) else value
-        for key, value in expected.items()
-    }
+    return row[list(expected)].to_dict() == pytest.approx(expected)
 
 
 # ---- the published project's ----

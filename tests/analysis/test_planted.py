@@ -119,17 +119,6 @@ def late_clock(line, seed):
     return {"elapsed_s": line["elapsed_s"] + 60 * (line["step"] > 100)}
 
 
-def not_logged(line, seed):
-    """The log has a gap of 100 steps, in which FP8 took 0.58 s each."""
-    if 50 < line["step"] <= 150:
-        return None
-    return {"elapsed_s": line["elapsed_s"] + 50 * (line["step"] > 150)}
-
-
-def half(line, seed):
-    return {} if line["step"] < 101 else None
-
-
 def not_finite(where):
     lost = {"loss": None, "losses": [None]}
     return lambda line, seed: lost if where(line["step"]) else {}
@@ -176,7 +165,6 @@ def padded(line, seed):
 
 
 SHARE = "fp8_share_of_matmul_flops"
-NO_PEAK = [facts(r, peak_flops=None) for r in (BASE, BF16, FP8)]
 SLOW_HOST = {"host": ["a", "b", "c"]}
 # The plants, the outcome, what the whole answer holds, and the cell of FP8's row that begins so.
 PLANTED = {
@@ -187,15 +175,13 @@ PLANTED = {
         [lines(slow_tenths(0.4, True))], "slower", "0.89 times", "never"),
     "a lead that takes 20 billion steps: 2e-9 s a step on 40 s": (
         [*(lines(of_seconds(1e-8), recipe=r) for r in (BASE, BF16)), lines(of_seconds(8e-9, 40)),
-         *NO_PEAK],
+         *(facts(r, peak_flops=None) for r in (BASE, BF16, FP8))],
         SAME, "about step 2\\d,\\d{3},\\d{3},\\d{3}", "1.25"),
     # row 1
     "a stall outside the timed steps": (
         [lines(late_clock)], "doubtful speed", "clock of .* cannot be used", "no common step"),
     "slow steps that are not steady": (
         [lines(slow_tenths(0.6, False))], "doubtful speed", "0.7\\d times", "1.25"),
-    "slow steps that are not logged": (
-        [lines(not_logged)], "doubtful speed", "0.2\\d times", "1.25"),
     # row 2
     "one seed diverges": ([status(FP8, "diverged", 2)], "all spoilt", "in 1 of 3 runs",
                           "diverged in 1 of 3"),
@@ -205,9 +191,6 @@ PLANTED = {
     "each recipe diverges in another seed": (
         [status(BASE, "diverged", 2), status(BF16, "diverged", 1), status(FP8, "diverged", 0)],
         "loss unclear", "baseline diverged in 1 of 3 runs", "diverged in 1 of 3"),
-    "FP8 diverges more often": (
-        [status(BASE, "diverged", 2), status(FP8, "diverged", 0, 1)], "all spoilt", "2 of 3",
-        "diverged in 2 of 3"),
     "all of bf16 diverges": (
         [status(r, "diverged", *ALL) for r in (BASE, BF16)], "no opponents", "3 of 3", "-"),
     "logs end in NaN and say completed": (
@@ -217,7 +200,9 @@ PLANTED = {
     # row 3
     "FP8 runs fail": ([status(FP8, "failed", 2), status(BASE, "failed", 1)], "doubtful",
                       "2 of its 3 runs came to an end, beside 3 of 3", "+0.0005, 2 of 3 seeds"),
-    "the log of one seed ends early": ([lines(half, [0])], "doubtful", "2 of its 3 runs", "1.25"),
+    "the log of one seed ends early": (
+        [lines(lambda line, seed: {} if line["step"] < 101 else None, [0])],
+        "doubtful", "2 of its 3 runs", "1.25"),
     # row 4
     "a run blows up after the step to which all are cut": (
         [lines(blown_up), budget()], "doubtful speed", "its loss went from 19.* to 25", "1.25"),
@@ -238,8 +223,6 @@ PLANTED = {
     # row 8
     "a proof of 0 %": ([proof(fp8_flops=0, fp8_flops_expected=0, **{SHARE: 0.0})],
                        "doubtful speed", "only 0.0%", "0%"),
-    "a proof of 0.4 %": ([proof(gemm_flops={"aten::mm": 1000}, fp8_flops=4, fp8_flops_expected=4,
-                                **{SHARE: 0.004})], "doubtful speed", "only 0.4%", "0%"),
     "less than the converted layers": (
         [proof(fp8_flops_expected=10**9)], "doubtful speed", "account for 1e\\+09", "75%"),
     "another scaling than the recipe's": (
@@ -263,17 +246,16 @@ PLANTED = {
     "FP8 slows": (
         [lines(slowing)], "doubtful speed", "in the first third .* in the last", "cannot"),
     # row 12
-    "all seeds end at another loss": (
-        [shifted(FP8, 6, 8, 10)], "all spoilt",
-        "far above baseline_compiled in 3 of 3 seeds \\(15.95 to 20.05 beside 9.95 to 10.05\\)",
-        "far above in 3 of 3"),
     "two seeds of three jump": (
-        [shifted(FP8, 0, 8, 8)], "all spoilt", "in 2 of 3 seeds", "far above in 2 of 3"),
+        [shifted(FP8, 6, 0, 10)], "all spoilt",
+        "far above baseline_compiled in 2 of 3 seeds \\(15.95 to 20.05 beside 9.95 to 10.05\\)",
+        "far above in 2 of 3"),
     "one seed, and far above": (
         [gone(r, 1, 2) for r in (BASE, BF16, FP8)] + [lines(plus(8), [0])], "all spoilt",
         "in 1 of 1 seeds", "far above in 1 of 1"),
     "bf16's seed jumps, not FP8's": (
-        [shifted(BF16, 0, 8, 0)], "doubtful", "far below baseline_compiled in 1 of 3", "1.25"),
+        [shifted(BF16, 0, 8, 0)], "doubtful", "far below baseline_compiled in 1 of 3 .* FP8 does "
+        "not explain", "1.25"),
     "the same seed jumps in all recipes": (
         [shifted(r, 0, 8, 0) for r in (BASE, BF16, FP8)], SAME, "Yes", "+0.0010, the same"),
     "losses below zero": (
@@ -304,8 +286,6 @@ PLANTED = {
         "its MFU is 1250%", "1.25"),
     "padding in one recipe": (
         [lines(padded)], "doubtful speed", "90% of its tokens are padding, beside 50%", "1.25"),
-    "one seed ends far below": (
-        [shifted(FP8, 0, -8, 0)], "doubtful", "far below .* FP8 does not explain", "cannot tell"),
     "only FP8 finds compiled kernels": (
         [facts(name="timing.json", compile_cache="warm")], SAME, "some runs have no comp", "1.25"),
     # row 20
@@ -314,8 +294,6 @@ PLANTED = {
         "The loss of tensorwise_fp8_compiled: with 3, 5, 10 runs of each", "cannot tell"),
     "a single run of the opponent": (
         [gone(BF16, 1, 2)], "single run", "To get one, repeat", "1.25, one run"),
-    "one seed is four times as fast": (
-        [lines(of_seconds(0.02, 40), [2]), *NO_PEAK], "unclear", "would reach", "cannot tell"),
     "a lower loss": ([shifted(FP8, -0.5, -0.5, -0.5)], LOWER, "Yes.*a lower loss", "lower"),
     "a higher loss": ([shifted(FP8, 0.5, 0.5, 0.5)], HIGHER, "No.*a higher loss", "higher"),
     "a CPU": ([hardware(r, type="cpu") for r in (BASE, BF16, FP8)], "cpu", "No answer", "1.25"),

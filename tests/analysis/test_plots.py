@@ -30,13 +30,9 @@ def study(tmp_path_factory):
     higher; a third seed of tensorwise was interrupted with a loss that would show in a mean."""
     folder = tmp_path_factory.mktemp("study")
     for recipe, step_s in STEP_S.items():
-        share, apart = 0.75 * ("fp8" in recipe), 0.25 * (recipe == TENSORWISE)
         for seed in range(2):
-            lines = metrics_lines(step_s=step_s)
-            for line in lines:
-                line["loss"] += seed + apart
-                line["losses"] = [line["loss"]]
-            facts = {"lines": lines, "seed": seed, "fp8_share": share, "parameters": 5_700_000}
+            lines = metrics_lines(step_s=step_s, shift=seed + 0.25 * (recipe == TENSORWISE))
+            facts = {"lines": lines, "seed": seed, "parameters": 5_700_000}
             write_run(folder / recipe / f"seed{seed}", recipe, **facts)
     lines = metrics_lines(last=20, step_s=0.01)
     lines = [line | {"loss": 99.0, "losses": [99.0]} for line in lines]
@@ -161,8 +157,7 @@ def test_a_cpu_has_no_utilisation_and_resident_memory(tmp_path):
 def test_lead_with_and_without_the_first_step(tmp_path, window):
     """FP8 starts 3 s later and gains 0.2 s a step from step 11 on: ahead from step 26."""
     for recipe, step_s, late in (("baseline_compiled", 0.4, 0.0), (TENSORWISE, 0.2, 3.0)):
-        lines = metrics_lines(step_s=step_s, window=window)
-        lines = [line | {"elapsed_s": line["elapsed_s"] + late} for line in lines]
+        lines = metrics_lines(step_s=step_s, window=window, late=late)
         write_run(tmp_path / recipe, recipe, lines=lines, warm_up=5.0 + late)
     comparison = compare(tmp_path)
     figure, after = plots.lead(comparison), plots.lead(comparison, False)

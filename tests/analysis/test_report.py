@@ -10,16 +10,13 @@ from rich.console import Console
 from analysis.comparison import compare
 from analysis.page import page
 from analysis.report import main, tables
-from analysis.table import by_recipe, notes, rows_of, trained
+from analysis.table import by_recipe, rows_of, trained
 from tests.make_runs import metrics_lines, write_run, write_study
 
 
 def test_a_recipes_line_has_the_means_of_its_completed_runs(tmp_path):
     for seed, step_s in enumerate((0.1, 0.2)):
-        lines = [
-            line | {"losses": [loss + seed for loss in line["losses"]]}
-            for line in metrics_lines(step_s=step_s)
-        ]
+        lines = metrics_lines(step_s=step_s, shift=seed)
         write_run(tmp_path / f"{seed}", lines=lines, seed=seed)
     write_run(tmp_path / "failed", lines=metrics_lines(last=5), seed=2, status="failed")
     ((_, mean, runs),) = by_recipe(rows_of(compare(tmp_path)))
@@ -29,12 +26,7 @@ def test_a_recipes_line_has_the_means_of_its_completed_runs(tmp_path):
 
 
 def test_what_was_trained_is_said(tmp_path):
-    machine = {
-        "name": "H200",
-        "driver": "570.1",
-        "power_limit_w": 350.0,
-        "sm_clock_max_mhz": 1980.0,
-    }
+    machine = {"name": "H200", "driver": "570.1", "power_limit_w": 350.0, "sm_clock_max_mhz": 1980}
     write_run(tmp_path / "a", flavor="8B-published", parameters=8_050_000_000, world_size=4,
               start="2026-01-02T03:04:05Z", dataset="c4", overlays=["h200"], hardware=machine,
               git={"commit": "0123456789abc", "changes": "1139c175"})  # fmt: skip
@@ -125,11 +117,3 @@ def test_nothing_is_cut_off_in_a_narrow_terminal(tmp_path, width):
     for value in ("rowwise_gw_hp_fp8_compiled", "100,000", "12345.6", "50.0%", "completed"):
         assert value in printed
     assert "…" not in printed
-
-
-def test_runs_with_other_attention_kernels_are_named(tmp_path):
-    for recipe, attention in ("baseline", "flash"), ("baseline_compiled", "cudnn"):
-        write_run(tmp_path / recipe, recipe, proves={"attention": attention})
-    (note,) = [line for line in notes(rows_of(compare([tmp_path]))) if "attention" in line]
-    assert "flash (baseline seed 0); cudnn (baseline_compiled seed 0)" in note
-    assert not any("attention" in line for line in notes(rows_of(compare([tmp_path / "baseline"]))))

@@ -17,16 +17,6 @@ from models.architectures import ARCHITECTURES
 from models.flops import parameters
 from tests.make_runs import metrics_lines, phases, write_run
 
-
-def shifted(shift, from_step=1, **how) -> list[dict]:
-    """Lines whose losses are higher from a step on."""
-    lines = metrics_lines(**how)
-    for line in lines[from_step - 1 :]:
-        line["losses"] = [loss + shift for loss in line["losses"]]
-        line["loss"] += shift
-    return lines
-
-
 # ---- four_way ----
 
 
@@ -62,7 +52,9 @@ def concluded(folder, higher=HIGHER, orphans=ORPHANS, recipes=PUZZLE):
         lost, frozen = orphans.get(name, []), ["a", "b"] if name == studies.FROZEN else []
         owned = {"elements_in_optimizer": 10 * (10 - len(lost + frozen))}
         proves = {"parameters": owned | {"orphans": lost, "frozen": frozen}}
-        write_run(folder / name, name, lines=shifted(higher.get(name, 0)), proves=proves)
+        write_run(
+            folder / name, name, lines=metrics_lines(shift=higher.get(name, 0)), proves=proves
+        )
     comparison = compare(folder)
     return studies.puzzle_answer(comparison), comparison.frames.runs
 
@@ -104,8 +96,8 @@ def test_optimizer_states_with_a_loss_that_jumps_to_100(tmp_path):
     kept = {"parameters": {"bytes_per_parameter": {"weights": 2.0, "states": 5.5}}}
     for recipe, lines in (
         ("float32_optimizer", metrics_lines()),
-        ("fp8_optimizer", shifted(0.05)),
-        ("fp8_optimizer_fp8_second_moment", shifted(100, from_step=11)),
+        ("fp8_optimizer", metrics_lines(shift=0.05)),
+        ("fp8_optimizer_fp8_second_moment", metrics_lines(last=10) + metrics_lines(shift=100)[10:]),
     ):
         path = write_run(tmp_path / recipe, recipe, lines=lines, proves=kept)
         keys = {"training": {"dtype": "bfloat16"}, "optimizer": {"states": states}}
@@ -200,7 +192,10 @@ def phases_study(tmp_path):
     ):
         for seed in range(3):
             path, float8 = tmp_path / f"{recipe}{seed}", "tensorwise" if shift else None
-            lines, proves = shifted(seed + shift, step_s=step_s), {"phases": phases(in_fp8)}
+            lines, proves = (
+                metrics_lines(step_s=step_s, shift=seed + shift),
+                {"phases": phases(in_fp8)},
+            )
             facts = {"seed": seed, "float8": float8, "fp8_share": 0.8}
             write_run(path, recipe, lines=lines, proves=proves, **facts)
             if recipe == PART:

@@ -1,7 +1,6 @@
 """A sweep's table, efficiencies and heat map, from run directories with known speeds."""
 
 import json
-import shutil
 
 import pytest
 import yaml
@@ -66,14 +65,7 @@ def test_rows_have_the_planted_speeds(folder):
     states = [value(found, "state", *place, FP8).text for place in [("a", 1), ("b", 1), ("b", 2)]]
     assert states == ["2 of 2 runs", "not run", OBSTACLE]
     assert sweep.answer(found).startswith("FP8 is faster than bf16 in 2 of 2 cells: it has 1.25")
-
-
-def test_one_run_each_gives_no_interval(folder):
-    for path in folder.glob("*/*/seed1"):
-        shutil.rmtree(path)
-    found = sweep.read(folder)
-    assert value(found, "efficiency", "a", 2, FP8).text == "0.80, one run"
-    assert value(found, "state", "a", 2, FP8).text == "1 of 2 runs"
+    assert sweep.answer(found).endswith("times the tokens/s.")
 
 
 def test_a_cell_has_its_verdict_on_the_loss(folder):
