@@ -126,7 +126,7 @@ def test_a_study_of_two_processes_is_stopped_and_goes_on_as_if_it_had_not_been(t
         assert process.wait(timeout=120) == 75
     assert "by SIGUSR1, a checkpoint was saved" in read(folder / "manifest.json", Manifest).error
     code, said = run_study(stopped)
-    assert code == 0 and "processes: 2" in said, said
+    assert code == 0, said
     assert run_here(*recipe, "--out", whole, *short) == 0
     assert losses_of(folder) == losses_of(whole) and len(losses_of(whole)) == steps
     assert read(whole / "manifest.json", Manifest).world_size == 2
