@@ -15,23 +15,18 @@ from models.gpus import GPUS, Rates
 
 
 def step(
-    configs: list, args, fp8_layers: Collection[str], rates: Rates, shards: float = 1
-) -> pd.Series:
-    """Work out the rooflines of a step, the mean of several ways to recompute.
+    config, args, fp8_layers: Collection[str], rates: Rates, shards: float
+) -> dict[str, float]:
+    """Work out the rooflines of a step.
 
     Args:
-        configs: as models/floors.py reads them, one for each way.
+        config: as models/floors.py reads one.
         args: of the model, or of a tensor-parallel shard of it.
         shards: GPUs that share the optimizer's work.
 
     Raises:
         InputError: for settings without a roofline.
     """
-    ways = [_one(config, args, fp8_layers, rates, shards) for config in configs]
-    return pd.DataFrame(ways).mean()
-
-
-def _one(config, args, fp8_layers, rates, shards) -> dict[str, float]:
     bf16 = floors.step_floors(floors.step_work(config, args, ()), rates)
     fp8 = floors.step_floors(floors.step_work(config, args, fp8_layers), rates)
     tokens, training = floors.tokens_per_step(config), config.training
@@ -85,6 +80,7 @@ def _of_blocks(pair: Pair, sizes: Sizes, blocks: int) -> pd.Series:
     scaling = "tensorwise" if pair.matmuls == 3 else "rowwise_with_gw_hp"
     # Selective recomputation lies halfway between none and full.
     modes = ["none", "full"] if pair.recompute == "half" else [pair.recompute or "none"]
-    rows = pair.batch / pair.context_parallel
+    rows, rates = pair.batch / pair.context_parallel, GPUS[pair.gpu_key].datasheet
     configs = [floors.config(pair.sequence, rows, pair.passes, mode, scaling) for mode in modes]
-    return step(configs, args, layers, GPUS[pair.gpu_key].datasheet, pair.gpus or 1)
+    steps = [step(config, args, layers, rates, pair.gpus or 1) for config in configs]
+    return pd.DataFrame(steps).mean()
