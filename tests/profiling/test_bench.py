@@ -58,6 +58,7 @@ WORKER = """#!/bin/sh
 shift 2  # -m experiments.profiling.worker
 . "$1"
 """
+WORKS = "cp ${0%/*}/record $2"
 RECORD = {
     "step_s": 0.5,
     "tokens_per_s": 100.0,
@@ -92,13 +93,12 @@ def measure(tmp_path, monkeypatch):
 
 
 def test_a_variant_that_fails_says_why_and_the_others_go_on(tmp_path, measure):
-    works = f"cp {tmp_path}/record $2"
     measured, written = measure(
         {
-            "works": works,
+            "works": WORKS,
             "out_of_memory": "echo 'error: OutOfMemoryError: CUDA out of memory.' >&2; exit 1",
             "killed": "kill -9 $$",
-            "works_too": works,
+            "works_too": WORKS,
         },
         left=lambda: 1e-9,  # enough for the first round, too little for another
     )
@@ -115,9 +115,8 @@ def test_a_variant_that_fails_says_why_and_the_others_go_on(tmp_path, measure):
 
 def test_a_spent_budget_ends_the_measurement_and_keeps_the_others(tmp_path, measure):
     """In a later round that is no failure."""
-    works = f"cp {tmp_path}/record $2"
-    once = f"test -e {tmp_path}/seen && exec sleep 60; touch {tmp_path}/seen; {works}"
-    of_three = {"works": works, "slow": "exec sleep 60", "never": "exit 0"}
+    once = f"test -e {tmp_path}/seen && exec sleep 60; touch {tmp_path}/seen; {WORKS}"
+    of_three = {"works": WORKS, "slow": "exec sleep 60", "never": "exit 0"}
     errors = {"slow": "the budget was spent", "never": "its turn did not come"}
     for scripts, expected in (({"works": once}, {}), (of_three, errors)):
         end = time.monotonic() + 1
@@ -132,9 +131,7 @@ def test_sigterm_ends_the_worker_and_keeps_what_is_there(tmp_path, measure):
     stop.deferred = True
     slow = f"echo $$ > {tmp_path}/pid; exec sleep 60"
     threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    measured, written = measure(
-        {"works": f"cp {tmp_path}/record $2", "slow": slow}, lambda: 99, stop
-    )
+    measured, written = measure({"works": WORKS, "slow": slow}, lambda: 99, stop)
     assert stop.code == FOR_GOOD and measured.errors == {"slow": "ended by SIGTERM"}
     assert len(written["works"]["rounds"]) == 1
     with pytest.raises(ProcessLookupError):

@@ -77,20 +77,18 @@ def test_fit_finds_the_parameters_that_made_the_speed_ups(fitted):
     assert again.to_numpy() == pytest.approx(rows["speed_up"].to_numpy(), rel=0.02)
 
 
-@pytest.mark.parametrize(
-    "change", [{"batch": 16}, {"sequence": 32768, "batch": 0.5}, {"tensor_parallel": 4}]
-)
-def test_larger_matmuls_gain_and_attention_does_not(fitted, change):
+def test_larger_matmuls_gain_and_attention_does_not(fitted):
     """More tokens a pass make FP8 gain more; longer rows and narrower matrices make it gain
     less."""
     found, sizes = pairs.read()
     pair = next(pair for pair in found if pair.name == "course_gh200_tensorwise")
     rows = []
-    for keys in ({"batch": 2}, {"batch": 2} | change):
-        step = features.of_pair(pair.model_copy(update=keys), sizes[pair.model])
+    for change in ({}, {"batch": 16}, {"sequence": 32768, "batch": 0.5}, {"tensor_parallel": 4}):
+        changed = pair.model_copy(update={"batch": 2} | change)
+        step = features.of_pair(changed, sizes[pair.model])
         rows.append({"stack": "torchao", "scaling": "tensorwise", **step})
-    ratios = fit.log_speed_up(fitted.parameters, fit.table(rows))
-    assert (ratios[1] > ratios[0]) == (change == {"batch": 16})
+    usual, more, longer, narrower = fit.log_speed_up(fitted.parameters, fit.table(rows))
+    assert max(longer, narrower) < usual < more
 
 
 # ---- answers ----

@@ -43,7 +43,7 @@ def _profile(events: list[FunctionEvent]):
     return SimpleNamespace(events=lambda: events)
 
 
-def _gpu_profile():
+def test_kernels_of_a_gpu_count_once_and_know_their_callers():
     """Two steps' worth of a GPU's profile in microseconds: a loss, its backward on another thread,
     and a graph."""
     loss = _event("loss", 0, 10)
@@ -61,11 +61,8 @@ def _gpu_profile():
         _event("nvjet_qqtst_64x64", 182, 186, gpu=True),  # ... within it
         _event("nvjet_qqtst_64x32", 190, 205, gpu=True),  # ... and ends after both
     ]
-    return _profile([loss, copy, to, backward, copy_back, *on_gpu])
-
-
-def test_kernels_of_a_gpu_count_once_and_know_their_callers():
-    kernels = parts.read_kernels(_gpu_profile())
+    profiler = _profile([loss, copy, to, backward, copy_back, *on_gpu])
+    kernels = parts.read_kernels(profiler)
     assert [round(kernel.seconds * 1e6) for kernel in kernels] == [30, 40, 10, 0, 5]
     assert kernels[0].callers == ("aten::copy_", "aten::_to_copy", "loss")
     assert kernels[1].callers == ("aten::copy_", "ToCopyBackward0", "aten::_to_copy", "loss")
