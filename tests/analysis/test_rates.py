@@ -28,11 +28,10 @@ def rate(*tokens_per_s):
     return recipe(*tokens_per_s).rate
 
 
-def recipe(*tokens_per_s, **places):
-    """Runs with these tokens/s, and what is particular of each."""
+def recipe(*tokens_per_s):
+    """Runs with these tokens/s."""
     runs = [run("a", seed, seconds=TOKENS / each) for seed, each in enumerate(tokens_per_s)]
-    found = study(*runs)["a"]
-    return found._replace(runs=found.runs.assign(**places))
+    return study(*runs)["a"]
 
 
 def test_a_rate_is_by_the_mean_step():
@@ -71,19 +70,6 @@ def test_how_wide_the_interval_of_more_runs_would_be():
     expected = {runs: 0.01 * 2**0.5 * width for runs, width in widths.items()}
     assert gain.unclear and gain.half_widths == pytest.approx(expected, rel=0.01)
     assert speed_up(recipe(125, 126), recipe(100, 101)).half_widths == {}
-
-
-@pytest.mark.parametrize(("host", "told"), [(["x", "y", "z"], True), ("x", False)])
-def test_seeds_that_share_a_node_are_paired(host, told):
-    gain = speed_up(recipe(107.9, 54.05, 161.7, host=host), recipe(100, 50, 150, host=host))
-    assert gain.ratio == pytest.approx(1.079, abs=0.001) and gain.unclear != told
-
-
-def test_a_speed_up_that_turns_drifts():
-    slowing = run("a", seconds=np.linspace(0.08, 0.12, 100))
-    gain = speed_up(*study(slowing, run("b")).values())
-    assert gain.drifts and gain.first_third > 1 > gain.last_third
-    assert break_even(*study(slowing, run("b", warm_up=0)).values()).outcome == UNCLEAR
 
 
 # ---- break-even ----
