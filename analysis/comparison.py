@@ -151,7 +151,7 @@ def _check_one_study(frames: Frames) -> None:
     """Raise `LoadError` where runs cannot be compared: see `SHARED`, other learning rates, a seed
     twice, or one run as two seeds."""
     ended = frames.runs[frames.runs["status"].isin(["completed", "diverged"])]
-    kinds = {column: list(map(str, ended[column].dropna().map(str).unique())) for column in SHARED}
+    kinds = {column: ended[column].dropna().map(str).unique() for column in SHARED}
     differ = [f"{column} ({', '.join(of)})" for column, of in kinds.items() if len(of) > 1]
     rates = frames.windows[frames.windows["run"].isin(ended["run"])].groupby("step")["lr"]
     others = rates.agg(low="min", high="max").query("high > 1.01 * low")

@@ -51,9 +51,9 @@ def loss_difference(recipe: Completed, baseline: Completed) -> pd.DataFrame:
     """Smooth the difference of the loss to the baseline's: columns step, difference, low, high.
 
     The difference is a mean over seeds, with Student's 90 % interval at each step, as `judge` uses
-    it; with one seed low and high are NaN. Each interval holds for its step, not for all steps
-    together. Empty where no seed was completed in both recipes, or their logs have no step in
-    common.
+    it for a single recipe; with one seed low and high are NaN. Each interval holds for its step,
+    not for all steps together. Empty where no seed was completed in both recipes, or their logs
+    have no step in common.
     """
     pairs = paired(recipe, baseline)
     if pairs.empty:

@@ -138,7 +138,7 @@ def heat_map(axes: Axes, sweep: Sweep, quantity: str, recipe: str) -> None:
     fields = {}
     for place, row in sweep.table.xs(recipe, level="recipe", drop_level=False).iterrows():
         axes_values = dict(zip(sweep.axes, place, strict=False))
-        number, text = row[quantity].number, row[quantity].text
+        text, number = row[quantity]
         if number is None and row["tokens/s"].number is None:
             text = row["state"].text.split(",")[0]
         field = _others(axes_values, across), axes_values[across]
@@ -172,16 +172,11 @@ def _colour(axes: Axes, numbers: pd.DataFrame, quantity: str) -> None:
     A ratio goes from red over white at 1 to blue, a share from white to blue.
     """
     most = max(1.1, numbers.max(axis=None), 1 / numbers.min(axis=None))
-    scale, colours, ticks = (
-        LogNorm(1 / most, most),
-        [PALE_RED, "white", PALE_BLUE],
-        [1 / most, 1, most],
-    )
-    if quantity != RATIO:
-        scale, colours, ticks = Normalize(0, 1), colours[1:], [0, 0.5, 1]
+    scale, colours, ticks = Normalize(0, 1), ["white", PALE_BLUE], [0, 0.5, 1]
+    if quantity == RATIO:
+        scale, colours, ticks = LogNorm(1 / most, most), [PALE_RED, *colours], [1 / most, 1, most]
     colours = LinearSegmentedColormap.from_list("pale", colours)
-    bar = axes.figure.colorbar(
-        axes.imshow(numbers, colours, scale, aspect="auto"), ax=axes, label=quantity
-    )
+    image = axes.imshow(numbers, colours, scale, aspect="auto")
+    bar = axes.figure.colorbar(image, ax=axes, label=quantity)
     bar.set_ticks(ticks, labels=[f"{tick:.2f}" for tick in ticks])
     bar.minorticks_off()

@@ -204,8 +204,6 @@ def test_what_is_no_run_is_named_beside_those_that_are(tmp_path):
     (tmp_path / "questions.jsonl").write_text('{"question": "?"}\n')
     frames = load([tmp_path, empty])
     assert sorted(frames.runs["run"]) == ["published/baseline_compiled.jsonl", "run", "titan"]
-    assert frames.runs["seed"].isna().sum() == 2
-    assert sorted(frames.windows.groupby("run")["step"].max()) == [25, 30, 50]
     text = "\n".join(frames.problems)
     assert f"{empty}: holds no run" in text and f"{tmp_path}/questions.jsonl" in text
     assert len(frames.problems) == 3  # and how the TensorBoard's run ended

@@ -210,7 +210,7 @@ PLANTED = {
     "compilation moves the loss, and FP8 does not": (
         [shifted(r, 0.5, 0.5, 0.5) for r in (BF16, FP8)], SAME, "Yes", "+0.0010, the same"),
     "FP8 moves the loss away from compiled bf16 to eager's": (
-        [shifted(BF16, -0.3, -0.3, -0.3)], HIGHER, "No", "+0.3010, higher"),
+        [shifted(BF16, -0.3, -0.3, -0.3)], HIGHER, "No.*a higher loss", "+0.3010, higher"),
     # row 6
     "another weight decay": ([recipe_file("optimizer: {weight_decay: 0.5}\n")], "doubtful speed",
                              "optimizer.weight_decay", "1.25"),
@@ -295,7 +295,6 @@ PLANTED = {
     "a single run of the opponent": (
         [gone(BF16, 1, 2)], "single run", "To get one, repeat", "1.25, one run"),
     "a lower loss": ([shifted(FP8, -0.5, -0.5, -0.5)], LOWER, "Yes.*a lower loss", "lower"),
-    "a higher loss": ([shifted(FP8, 0.5, 0.5, 0.5)], HIGHER, "No.*a higher loss", "higher"),
     "a CPU": ([hardware(r, type="cpu") for r in (BASE, BF16, FP8)], "cpu", "No answer", "1.25"),
     "FP8 alone is compiled": (
         [gone(BF16, *ALL), facts(compiled=True), facts(name="timing.json", phases={"compile": 1})],
