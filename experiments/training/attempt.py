@@ -20,6 +20,7 @@ from experiments.jobs.signals import Interrupted, Stop
 from experiments.records import files
 from experiments.records.run import LOG, METRICS, PROOF, TIMING, Window
 from experiments.training.plan import Finding, Plan, less_memory
+from experiments.training.proof import ProofError
 from experiments.training.run_directory import RunDirectory
 from experiments.training.trainer import Diverged, Trainer
 from models.errors import InputError
@@ -105,6 +106,8 @@ def _end(error: BaseException, plan: Plan, stop: Stop) -> End:
             return End("diverged", str(error), DIVERGED, together=True)
         case InputError():
             return End("failed", str(error), BAD_INPUT)
+        case ProofError():
+            return End("failed", str(error), FAILED)
     logging.getLogger().error("the run failed", exc_info=error)
     sentence = f"{type(error).__name__}: {error}".splitlines()[0]
     if isinstance(error, torch.OutOfMemoryError):

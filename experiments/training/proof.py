@@ -188,7 +188,7 @@ class Proof:
         if compiled_graphs() == 0:
             raise ProofError(
                 "the recipe is compiled and torch.compile made no graph, so all of it ran eager: "
-                "unset TORCHDYNAMO_DISABLE, or choose the recipe `baseline`"
+                "unset TORCHDYNAMO_DISABLE, or say compile.enable=false"
             )
 
     # ---- claim 3: parameters move ----
