@@ -6,9 +6,9 @@ then the answer.
     python -m experiments.study DIR    goes on with an unfinished study, skipping what is complete
 
 NAME is a file of recipes/studies/, or recipes to compare: `python -m experiments.recipe list`.
-`--seeds 3` is short for `--seeds 0,1,2`; one seed alone is `--seeds 3,`. With `--processes N` each
+`--seeds 3` is short for `--seeds 0,1,2`; seed 3 alone is `--seeds 3,`. With `--processes N` each
 run takes N GPUs. A run that fails does not stop the others. Each run compiles anew, so that all
-warm-ups compare.
+first steps compare.
 
 `--budget S` ends the study within S seconds: all its runs stop at about the same step, and are
 compared over the steps that all of them have made. A study with axes, a sweep, keeps its runs whole
@@ -163,7 +163,9 @@ def _seeds(text: str) -> list[int]:
     if "," in text:
         return seeds
     if not 0 < seeds[0] <= 100:
-        raise InputError(f"--seeds {text}: expected 1 to 100 of them; seed {text} alone is {text},")
+        raise InputError(
+            f"--seeds {text}: expected 1 to 100 of them; for seed {text} alone: --seeds {text},"
+        )
     return list(range(seeds[0]))
 
 

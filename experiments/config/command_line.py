@@ -48,7 +48,7 @@ class CommandLine(argparse.ArgumentParser):
             if not equals and following:
                 value = following[0]
             self._name_the_key(option, value)
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            raise InputError(f"there is no {unknown[0]}: -h lists what there is")
         return args
 
     def _name_the_key(self, option: str, value: str) -> None:

@@ -295,10 +295,10 @@ def _check_memory(plan: Plan) -> str:
         available /= number("LOCAL_WORLD_SIZE", 1, least=1)
     finding = memory_finding(plan.memory_needed, available)
     if plan.memory_needed > HOPELESS * available:
-        raise InputError(
-            f"the run needs {finding} here: {less_memory(plan.config)}, or choose a smaller "
-            "model.flavor or the overlay `cpu`"
-        )
+        mend = less_memory(plan.config)
+        if device.TYPE == "cpu":
+            mend = "without a GPU, take the small Llama (--overlay cpu)"
+        raise InputError(f"the run needs {finding} here: {mend}, or choose a smaller model.flavor")
     if plan.memory_needed > available:
         finding += ": this will probably not fit"
     return finding
