@@ -22,7 +22,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torchao.float8.config import CastConfig, Float8LinearConfig, ScalingGranularity, ScalingType
+from torchao.float8.config import (
+    CastConfig,
+    Float8GemmConfig,
+    Float8LinearConfig,
+    ScalingGranularity,
+    ScalingType,
+)
 from torchao.float8.float8_linear import Float8Linear
 from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
 
@@ -144,13 +150,17 @@ def _scale(x: Tensor, how: CastConfig, config: Float8LinearConfig, dim: int) -> 
 # ---- a matmul ----
 
 
-def multiply(a: Fp8, b: Fp8, dtype: torch.dtype, fast: bool, config: Float8LinearConfig) -> Tensor:
-    """a @ b in `dtype`: (m, k) by (k, n); `fast` adds up within the tensor cores, less exactly."""
+def multiply(
+    a: Fp8, b: Fp8, dtype: torch.dtype, gemm: Float8GemmConfig, config: Float8LinearConfig
+) -> Tensor:
+    """a @ b in `dtype`: (m, k) by (k, n); fast accumulation adds up within the tensor cores, less
+    exactly."""
     if config.emulate:
         with torch.autocast(a.data.device.type, enabled=False):  # which would multiply in bf16
             return ((a.data.float() / a.scale) @ (b.data.float() / b.scale)).to(dtype)
     # FP8 units want each row of the left operand and each column of the right one in one piece.
     left, right = a.data.contiguous(), b.data.t().contiguous().t()
+    fast = gemm.use_fast_accum
     scale_a, scale_b, afterwards = a.scale.reciprocal(), b.scale.reciprocal(), None
     by_rows = a.scale.dim() > 0
     if by_rows:
@@ -192,7 +202,7 @@ class _Fp8Matmuls(torch.autograd.Function):
         w8, *kept_w = _cast_and_keep(weight, config.cast_config_weight, config, keep_weight)
         ctx.save_for_backward(*kept_x, *kept_w)
         ctx.config, ctx.shape, ctx.dtype = config, x.shape, x.dtype
-        out = multiply(x8, w8.t(), x.dtype, config.gemm_config_output.use_fast_accum, config)
+        out = multiply(x8, w8.t(), x.dtype, config.gemm_config_output, config)
         return out.reshape(*x.shape[:-1], -1)
 
     @staticmethod
@@ -209,12 +219,12 @@ class _Fp8Matmuls(torch.autograd.Function):
         if how.scaling_type is not ScalingType.DISABLED:
             g8, g8_by_columns = cast_both(g, config.cast_config_grad_output, config)
             x8 = cast(x, how, config, dim=0) if x_scale is None else Fp8(x, x_scale)
-            fast = config.gemm_config_grad_weight.use_fast_accum
-            to_weight = multiply(g8_by_columns.t(), x8, dtype, fast, config)
+            gemm = config.gemm_config_grad_weight
+            to_weight = multiply(g8_by_columns.t(), x8, dtype, gemm, config)
         else:
             g8 = cast(g, config.cast_config_grad_output, config, dim=1)
             to_weight = g.t() @ x
-        to_input = multiply(g8, w8, dtype, config.gemm_config_grad_input.use_fast_accum, config)
+        to_input = multiply(g8, w8, dtype, config.gemm_config_grad_input, config)
         return to_input.reshape(ctx.shape), to_weight, None, None
 
 

@@ -56,9 +56,10 @@ from torchtitan.tools.logging import logger
 from models import fp8_matmul
 from models.errors import InputError, by_pattern
 from models.fast_float8 import FastFloat8Linear
-from models.scalings import GRADIENTS, SCALINGS, ScaledLinear, end_step
+from models.scalings import SCALINGS, ScaledLinear, end_step
 
 AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word for: skip layers too small to gain
+GRADIENTS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 FIRST_AND_LAST = "first_and_last_block"
 FIRST_WITH_FP8 = (8, 9)  # compute capability of the first GPUs with FP8 units: Ada, then Hopper
 _ROUTER = ".moe.router.gate"  # how the names of routers end
@@ -177,8 +178,11 @@ def convert(
     """Swap the linear layers of these names; `keys` is the section `quantize.linear.float8`."""
     scaling = SCALINGS.get(keys.recipe_name)
     config = Float8LinearConfig.from_recipe_name("tensorwise" if scaling else keys.recipe_name)
-    if keys.gradient_format:
-        config = _with_gradients(config, GRADIENTS[keys.gradient_format])
+    gradients = keys.gradient_format
+    if scaling:
+        gradients = gradients or scaling.gradients
+    if gradients:
+        config = _with_gradients(config, GRADIENTS[gradients])
     backward = Float8GemmConfig(use_fast_accum=keys.fast_accumulation_in_backward)
     config = replace(
         config,
@@ -193,8 +197,7 @@ def convert(
         layer.keep_weight = keep_weight  # read by the candidate
         if scaling:
             layer.__class__ = SwitchedScaledLinear
-            gradients = GRADIENTS.get(keys.gradient_format)
-            layer.begin(keys.recipe_name, gradients, keys.amax_history)
+            layer.begin(keys.recipe_name, keys.amax_history)
 
 
 def _with_gradients(config: Float8LinearConfig, dtype: torch.dtype) -> Float8LinearConfig:

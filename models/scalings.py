@@ -20,6 +20,7 @@ and each operand is cast anew for each matmul that it is part of:
 hardware would, and multiplied in float32, which is exact but for the order of sums.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -31,26 +32,16 @@ from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
 
 from models.fast_float8 import Fp8, multiply, power_of_2
 
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-GRADIENTS = {"e4m3": E4M3, "e5m2": E5M2}
+E4M3 = torch.float8_e4m3fn
 
 # ---- scales ----
 
 SMALLEST_MX = 448 * 2.0**-127  # the largest value whose e8m0 scale is the smallest one
-
-
-def mx_up(amax: Tensor, dtype: torch.dtype) -> Tensor:
-    """The largest power of two that takes `amax` to no more than the format's largest value."""
-    return power_of_2(amax, dtype, least=SMALLEST_MX)
-
-
-def mx_ocp(amax: Tensor, dtype: torch.dtype) -> Tensor:
-    """The power of two that gives `amax` the exponent of the format's largest value (OCP MX 1.0,
-    6.3)."""
-    return power_of_2(amax, dtype, least=SMALLEST_MX, saturates=True)
-
-
-SCALES = {"float32": amax_to_scale, "mx_up": mx_up, "mx_ocp": mx_ocp}
+SCALES = {
+    "float32": amax_to_scale,
+    "mx_up": partial(power_of_2, least=SMALLEST_MX),
+    "mx_ocp": partial(power_of_2, least=SMALLEST_MX, saturates=True),  # OCP MX 1.0, 6.3
+}
 
 
 class Scaling(NamedTuple):
@@ -60,11 +51,11 @@ class Scaling(NamedTuple):
     weights: tuple[int, int] | None
     scale: str = "float32"  # of `SCALES`
     scale_bytes: int = 4
-    gradients: torch.dtype = E4M3  # format of gradients of outputs
+    gradients: str = "e4m3"  # format of gradients of outputs
 
 
 SCALINGS = {
-    "delayed": Scaling(None, None, gradients=E5M2),
+    "delayed": Scaling(None, None, gradients="e5m2"),
     "blockwise": Scaling((1, 128), (128, 128)),
     "mxfp8": Scaling((1, 32), (1, 32), "mx_up", scale_bytes=1),
     "mxfp8_ocp": Scaling((1, 32), (1, 32), "mx_ocp", scale_bytes=1),
@@ -121,15 +112,15 @@ INPUT, WEIGHT, GRADIENT = range(3)  # rows of a layer's `largest_values`
 @torch._dynamo.allow_in_graph
 class _ScaledMatmuls(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, values, recipe_name, gradients, config):
+    def forward(ctx, x, weight, values, recipe_name, config):
         rows = x.reshape(-1, x.shape[-1])  # (tokens, in_features)
         ctx.save_for_backward(rows, weight)
-        ctx.scaling = SCALINGS[recipe_name]._replace(gradients=gradients)
+        ctx.scaling = SCALINGS[recipe_name]
         ctx.values, ctx.config, ctx.shape = values, config, x.shape
         x8 = _cast(rows, INPUT, ctx)
         w8 = _cast(weight, WEIGHT, ctx)
-        fast = config.gemm_config_output.use_fast_accum
-        return multiply(x8, w8.t(), x.dtype, fast, config).reshape(*x.shape[:-1], -1)
+        out = multiply(x8, w8.t(), x.dtype, config.gemm_config_output, config)
+        return out.reshape(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -138,19 +129,18 @@ class _ScaledMatmuls(torch.autograd.Function):
         config, dtype = ctx.config, gradient.dtype
 
         g8, w8 = _cast(g, GRADIENT, ctx), _cast(weight.t(), WEIGHT, ctx)
-        fast = config.gemm_config_grad_input.use_fast_accum
-        to_input = multiply(g8, w8.t(), dtype, fast, config)
+        to_input = multiply(g8, w8.t(), dtype, config.gemm_config_grad_input, config)
 
         g8, x8 = _cast(g.t(), GRADIENT, ctx), _cast(rows.t(), INPUT, ctx)
-        fast = config.gemm_config_grad_weight.use_fast_accum
-        to_weight = multiply(g8, x8.t(), dtype, fast, config)
-        return to_input.reshape(ctx.shape), to_weight, None, None, None, None
+        to_weight = multiply(g8, x8.t(), dtype, config.gemm_config_grad_weight, config)
+        return to_input.reshape(ctx.shape), to_weight, None, None, None
 
 
 def _cast(x: Tensor, what: int, ctx) -> Fp8:
     """Cast x, (rows, sum); `what` is INPUT, WEIGHT or GRADIENT."""
-    scaling = ctx.scaling
-    dtype = scaling.gradients if what == GRADIENT else E4M3
+    scaling, dtype = ctx.scaling, E4M3
+    if what == GRADIENT:
+        dtype = ctx.config.cast_config_grad_output.target_dtype
     block = scaling.weights if what == WEIGHT else scaling.values
     if block is None:
         return cast_delayed(x, ctx.values[what], dtype)
@@ -161,17 +151,15 @@ def _cast(x: Tensor, what: int, ctx) -> Fp8:
 
 
 class ScaledLinear(Float8Linear):
-    """A layer whose matmuls are those above. torchao's configuration says how operands multiply."""
+    """A layer whose matmuls are those above. torchao's configuration says how operands multiply,
+    and the format of gradients."""
 
     recipe_name: str  # of `SCALINGS`
-    gradients: torch.dtype
 
-    def begin(self, recipe_name: str, gradients: torch.dtype | None, history: int) -> None:
-        """Set the scaling and the format of gradients, None for the scaling's own; `delayed` looks
-        back `history` steps."""
-        self.recipe_name, scaling = recipe_name, SCALINGS[recipe_name]
-        self.gradients, values = gradients or scaling.gradients, None
-        if scaling.values is None:  # of this step so far, then of the last ones
+    def begin(self, recipe_name: str, history: int) -> None:
+        """Set the scaling; `delayed` looks back `history` steps."""
+        self.recipe_name, values = recipe_name, None
+        if SCALINGS[recipe_name].values is None:  # of this step so far, then of the last ones
             values = torch.zeros(3, 1 + history, device=self.weight.device)
         self.register_buffer("largest_values", values)
 
@@ -186,7 +174,7 @@ class ScaledLinear(Float8Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in_features); the output has its dtype."""
         # The compiler takes no functions as arguments, but names.
-        how = self.recipe_name, self.gradients, self.config
+        how = self.recipe_name, self.config
         return _ScaledMatmuls.apply(x, self.weight, self.largest_values, *how)
 
 

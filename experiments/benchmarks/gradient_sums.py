@@ -26,7 +26,6 @@ Exit codes: 0, or 2 for bad input.
 
 import json
 import math
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -34,17 +33,13 @@ from typing import NamedTuple
 from models import device  # before torchtitan: see there  # isort: skip
 import pandas as pd
 import torch
-from torch.nn.functional import cross_entropy
 
+from experiments.benchmarks.small_run import batches, begin, loss_of
 from experiments.config import recipes
 from experiments.config.command_line import CommandLine
-from experiments.corpus.rows import build_dataloader
 from experiments.jobs.exit_codes import leave
-from experiments.jobs.rank_environment import set_rank_environment
-from experiments.jobs.signals import Stop
 from experiments.records.files import write_whole
-from experiments.training.plan import Plan, open_data, plan
-from experiments.training.trainer import Trainer
+from experiments.training.plan import Plan, plan
 from models.errors import InputError
 from models.fp8_gradients import decode, encode
 
@@ -100,19 +95,14 @@ def real_gradients(planned: Plan) -> tuple[list[torch.Tensor], list[float]]:
 
     They are in the dtype of the parameters, as FSDP2 gets them from the backward pass.
     """
-    config, token_file = planned.config, open_data(planned)[0]
-    config.job.dump_folder = tempfile.mkdtemp(prefix="benchmark_gradient_sums_")
-    set_rank_environment()
-    trainer = Trainer(planned, token_file, Stop())
+    config, (trainer, token_file) = planned.config, begin(planned)
     trainer.train()
     trainer.close()
     model, collected, losses = trainer.model_parts[0], [], []
     config.debug.seed += 1  # other rows than it was trained on
     for rank in range(max(RANKS)):
-        inputs, labels = next(iter(build_dataloader(token_file, max(RANKS), rank, config)))
         model.zero_grad()
-        logits = model(inputs["input"].to(device.TYPE)).flatten(0, 1).float()
-        loss = cross_entropy(logits, labels.flatten().to(device.TYPE))
+        loss = loss_of(model, *next(batches(config, token_file, max(RANKS), rank)))
         loss.backward()
         losses.append(loss.item())
         collected.append([parameter.grad.flatten().clone() for parameter in model.parameters()])
@@ -127,8 +117,9 @@ def compare(parameters: Iterable[torch.Tensor], ranks: int) -> list[dict]:
         gradients = gradients[:ranks].float()
         exact = gradients.double().sum(0)
         for how, one in zip(HOW, added_up(gradients, exact), strict=True):
-            squares = {"signal": _squares(exact), "noise": _squares(one.total - exact)}
-            found.append({"how": how, "size": exact.numel(), **squares, **one._asdict()})
+            row = {"how": how, "size": exact.numel()} | one._asdict()
+            row |= {"signal": squares(exact), "noise": squares(one.total - exact)}
+            found.append(row)
     records = []
     for how, sums in pd.DataFrame(found).groupby("how", sort=False):
         share = sums["size"] / sums["size"].sum()
@@ -147,7 +138,8 @@ def compare(parameters: Iterable[torch.Tensor], ranks: int) -> list[dict]:
     return records
 
 
-def _squares(values: torch.Tensor) -> float:
+def squares(values: torch.Tensor) -> float:
+    """Sum squares in float64."""
     return values.double().square().sum().item()
 
 
@@ -178,7 +170,7 @@ def added_up(gradients: torch.Tensor, exact: torch.Tensor) -> Iterator[Sum]:
     yield sum_in_fp8(gradients, 1 / ranks)
     yield automatic(gradients)
     tried = (sum_in_fp8(gradients, 2 ** (-half / 2)) for half in range(17))
-    yield min(tried, key=lambda found: _squares(found.total - exact))
+    yield min(tried, key=lambda found: squares(found.total - exact))
 
 
 def sum_in_float32(gradients: torch.Tensor, received: torch.Tensor) -> Sum:

@@ -9,27 +9,22 @@ Exit codes: 0, or 1 below 95 % or above 1 %.
 """
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 
 from models import device  # before torchtitan: see there  # isort: skip
 import torch
-from torch.nn.functional import cross_entropy
 
+from experiments.benchmarks.small_run import batches, begin, loss_of
 from experiments.config import recipes
 from experiments.config.command_line import CommandLine
-from experiments.corpus.rows import build_dataloader
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.exit_codes import leave
-from experiments.jobs.rank_environment import set_rank_environment
-from experiments.jobs.signals import Stop
 from experiments.records.run import NOT_STEADY_STEPS
 from experiments.training.fp8_ranges import fp8_ranges
 from experiments.training.plan import Plan, open_data, plan
 from experiments.training.scale import choose_scale
-from experiments.training.trainer import Trainer
 
 STEPS = "training.steps=60"
 GOAL, MOST_FOR_CHECKS = 0.95, 0.01
@@ -37,8 +32,6 @@ GOAL, MOST_FOR_CHECKS = 0.95, 0.01
 
 def main(argv: list[str] | None = None) -> int:
     CommandLine("experiments.benchmarks.loop", __doc__).parse_args(argv)
-    set_rank_environment()
-
     baseline = plan(recipes.load("baseline", ["cpu"], [STEPS]))
     token_file, _ = open_data(baseline)
     run_s, bare_s = in_turn(baseline, lambda model: bare_loop(model, baseline.config, token_file))
@@ -60,8 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 def in_turn(planned: Plan, other: Callable[[torch.nn.Module], Callable]) -> tuple[float, float]:
     """Time a run's steps, and after each a call of what `other` makes of its model; returns the
     median seconds of both."""
-    planned.config.job.dump_folder = tempfile.mkdtemp(prefix="benchmark_loop_")
-    trainer = Trainer(planned, open_data(planned)[0], Stop())
+    trainer, _ = begin(planned)
     call = other(trainer.model_parts[0])
     run_s, other_s, last = [], [], time.perf_counter()
 
@@ -85,12 +77,10 @@ def bare_loop(model: torch.nn.Module, config, token_file: TokenFile) -> Callable
     keys, parameters = config.optimizer, list(model.parameters())
     settings = {"lr": keys.lr, "betas": (keys.beta1, keys.beta2), "weight_decay": keys.weight_decay}
     optimizer = torch.optim.AdamW(parameters, fused=True, **settings)
-    batches = iter(build_dataloader(token_file, 1, 0, config))
+    read = batches(config, token_file)
 
     def step() -> float:
-        inputs, labels = next(batches)
-        logits = model(inputs["input"].to(device.TYPE))
-        loss = cross_entropy(logits.flatten(0, 1).float(), labels.flatten().to(device.TYPE))
+        loss = loss_of(model, *next(read))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, config.training.max_norm)

@@ -11,13 +11,14 @@ Then the trained model gets outliers: four features of each norm's output and of
 multiplied by a power of two, and the weights that read them divided by it. In exact arithmetic
 nothing changes, so what the loss gains is lost by the scaling. The factor at which a scaling
 breaks, in powers of two, is its distance from the run's own tensors.
+
+Example: python -m experiments.benchmarks.scalings out.json training.steps=20. Takes minutes on a
+CPU. Exit codes: 0 done, 2 wrong argument.
 """
 
-import argparse
 import copy
 import json
 import math
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,17 +26,14 @@ from models import device  # before torchtitan: see there  # isort: skip
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
+from experiments.benchmarks.small_run import batches, begin, loss_of
 from experiments.config import recipes
+from experiments.config.command_line import CommandLine
 from experiments.config.keys import Float8Linear
-from experiments.corpus.rows import build_dataloader
 from experiments.jobs.exit_codes import leave
-from experiments.jobs.rank_environment import set_rank_environment
-from experiments.jobs.signals import Stop
 from experiments.records.files import write_whole
-from experiments.training.plan import Plan, open_data, plan
-from experiments.training.trainer import Trainer
+from experiments.training.plan import Plan, plan
 from models import float8
 from models.errors import InputError
 from models.scalings import SCALINGS
@@ -43,29 +41,23 @@ from models.scalings import SCALINGS
 EARLY = 5
 MATMULS = ("output", "input's gradient", "weight's gradient")
 COMPARED = {
-    "tensorwise": {},
-    "tensorwise, e4m3 gradients": {"gradient_format": "e4m3"},
-    "rowwise": {},
-    "rowwise, e5m2 gradients": {"gradient_format": "e5m2"},
-    "blockwise": {},
-    "mxfp8": {},
-    "mxfp8_ocp": {},
+    "tensorwise": None,
+    "tensorwise, e4m3 gradients": "e4m3",
+    "rowwise": None,
+    "rowwise, e5m2 gradients": "e5m2",
+    "blockwise": None,
+    "mxfp8": None,
+    "mxfp8_ocp": None,
 }
-"""Scalings by name, whose first word is `recipe_name`, with their other keys. `delayed` rounds as
-`tensorwise` does while values do not jump."""
+"""Scalings by name, whose first word is `recipe_name`, with their `gradient_format`. `delayed`
+rounds as `tensorwise` does while values do not jump."""
 FACTORS = [2**power for power in (0, 4, 8, *range(10, 23))]
 BROKEN = 0.01  # of loss, above that without outliers
 OUTLIERS = 4  # features of each matrix
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.benchmarks.scalings",
-        description="Signal to noise of each FP8 scaling, on tensors of a run and under planted "
-        "outliers. Emulated; minutes on a CPU.",
-        epilog="Example: python -m experiments.benchmarks.scalings out.json training.steps=20. "
-        "Exit codes: 0 done, 2 wrong argument.",
-    )
+    parser = CommandLine("experiments.benchmarks.scalings", __doc__)
     parser.add_argument("file", type=Path, help="write the results here, as JSON")
     parser.add_argument("keys", nargs="*", metavar="key=value", help="of the recipe `baseline`")
     args = parser.parse_args(argv)
@@ -97,50 +89,44 @@ def main(argv: list[str] | None = None) -> int:
 def train(planned: Plan) -> tuple[tuple[nn.Module, Tensor, Tensor], list[dict]]:
     """Train the model. Returns it in float32 with the inputs and labels of a new batch, and the
     signal to noise of early and late matmuls."""
-    config, token_file = planned.config, open_data(planned)
-    config.job.dump_folder = tempfile.mkdtemp(prefix="benchmark_scalings_")
-    set_rank_environment()
-    trainer, rows = Trainer(planned, token_file, Stop()), []
+    config, (trainer, token_file) = planned.config, begin(planned)
     config.debug.seed += 1  # other rows than it is trained on
-    inputs, labels = next(iter(build_dataloader(token_file, 1, 0, config)))
-    batch = inputs["input"].to(device.TYPE), labels.to(device.TYPE)
+    model, batch, rows = trainer.model_parts[0], next(batches(config, token_file)), []
 
     def measure(step: int) -> None:
         if step in (EARLY, config.training.steps):
-            model = copy.deepcopy(trainer.model_parts[0])
             for name, operands in taken(model, *batch).items():
                 rows.extend({"step": step, "layer": name} | row for row in measured(*operands))
 
     trainer.on_step = measure
     trainer.train()
     trainer.close()
-    return (copy.deepcopy(trainer.model_parts[0]).float(), *batch), rows
+    return (model.float(), *batch), rows
 
 
 def taken(model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, tuple[Tensor, ...]]:
     """Take input (tokens, in), weight (out, in) and gradient (tokens, out) of each layer that
     recipes convert, in float32."""
-    operands = {}
+    model, seen, operands = copy.deepcopy(model), {}, {}
 
-    def keep(name: str):
-        def hook(layer: nn.Module, given: tuple[Tensor], out: Tensor) -> None:
-            def keep_gradient(gradient: Tensor) -> None:
-                three = given[0].flatten(0, -2), layer.weight, gradient.flatten(0, -2)
-                operands[name] = tuple(tensor.detach().float() for tensor in three)
+    def keep(layer: nn.Module, given: tuple[Tensor], out: Tensor) -> None:
+        out.retain_grad()
+        seen[layer] = given[0], out
 
-            out.register_hook(keep_gradient)
-
-        return hook
-
-    for name in float8.choose_modules(model, "rowwise", ["output"]):
-        model.get_submodule(name).register_forward_hook(keep(name))
+    layers = {name: model.get_submodule(name) for name in chosen(model)}
+    for layer in layers.values():
+        layer.register_forward_hook(keep)
     loss_of(model, inputs, labels).backward()
-    return dict(sorted(operands.items()))
+    for name, layer in layers.items():
+        x, out = seen[layer]
+        three = x.flatten(0, -2), layer.weight, out.grad.flatten(0, -2)
+        operands[name] = tuple(tensor.detach().float() for tensor in three)
+    return operands
 
 
-def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross entropy of a batch."""
-    return cross_entropy(model(inputs).flatten(0, 1).float(), labels.flatten())
+def chosen(model: nn.Module) -> list[str]:
+    """Name the layers that recipes convert."""
+    return sorted(float8.choose_modules(model, "rowwise", ["output"]))
 
 
 # ---- signal to noise ----
@@ -152,8 +138,12 @@ def measured(x: Tensor, weight: Tensor, gradient: Tensor) -> Iterator[dict]:
     for scaling in COMPARED:
         found = emulated(scaling, x, weight, gradient)
         for matmul, right, rounded in zip(MATMULS, exact, found, strict=True):
-            row = {"scaling": scaling, "matmul": matmul, "snr_db": decibels(right, rounded)}
-            yield row | {"bytes_an_element": bytes_an_element(scaling, x, weight, gradient)}
+            yield {
+                "scaling": scaling,
+                "matmul": matmul,
+                "snr_db": decibels(right, rounded - right),
+                "bytes_an_element": bytes_an_element(scaling, x, weight, gradient),
+            }
 
 
 def three_matmuls(x: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
@@ -174,53 +164,52 @@ def emulated(scaling: str, x: Tensor, weight: Tensor, gradient: Tensor) -> tuple
 
 def convert(model: nn.Module, names: list[str], scaling: str) -> None:
     """Convert layers to a scaling of `COMPARED`, emulated."""
-    keys = Float8Linear(recipe_name=scaling.partition(",")[0], **COMPARED[scaling])
+    recipe_name, gradient_format = scaling.partition(",")[0], COMPARED[scaling]
+    keys = Float8Linear(recipe_name=recipe_name, gradient_format=gradient_format)
     float8.convert(model, names, keys, emulate=True)
 
 
-def decibels(right: Tensor, rounded: Tensor) -> float:
-    """Signal to noise of a matrix."""
-    noise = (rounded.double() - right.double()).square().sum()
-    return float(10 * torch.log10(right.double().square().sum() / noise))
+def decibels(right: Tensor, error: Tensor) -> float:
+    """Signal to noise of a matrix in float64."""
+    return 10 * torch.log10(right.square().sum() / error.square().sum()).item()
 
 
 def bytes_an_element(scaling: str, x: Tensor, weight: Tensor, gradient: Tensor) -> float:
     """Count the bytes of the six operands of a layer's matmuls, scales too, by their elements."""
     name = scaling.partition(",")[0]
-    elements = scale_bytes = 0
+    blocks, elements, scale_bytes = SCALINGS.get(name), 0, 0
     for matrix in (x, weight, gradient):
         for rows, along in (matrix.shape, matrix.t().shape):
-            high, wide, each = rows, along, 4
+            scales, each = 1, 4
             if name == "rowwise":
-                high = 1
-            elif name != "tensorwise":
-                how = SCALINGS[name]
-                high, wide = how.weights if matrix is weight else how.values
-                each = how.scale_bytes
+                scales = rows
+            elif blocks:
+                high, wide = blocks.weights if matrix is weight else blocks.values
+                scales, each = math.ceil(rows / high) * math.ceil(along / wide), blocks.scale_bytes
             elements += rows * along
-            scale_bytes += each * math.ceil(rows / high) * math.ceil(along / wide)
+            scale_bytes += each * scales
     return 1 + scale_bytes / elements
 
 
 # ---- planted outliers ----
 
 
+@torch.no_grad()
 def plant(model: nn.Module, factor: float) -> nn.Module:
     """A copy of a model with outliers, exactly compensated if `factor` is a power of two."""
     model = copy.deepcopy(model)
     for block in model.layers.values():
         attention, mlp = block.attention, block.feed_forward
-        normed = [(block.attention_norm, (attention.wq, attention.wk, attention.wv))]
-        normed.append((block.ffn_norm, (mlp.w1, mlp.w3)))
-        with torch.no_grad():
-            for norm, readers in normed:
-                features = slice(0, None, len(norm.weight) // OUTLIERS)
-                norm.weight[features] *= factor
-                for reader in readers:
-                    reader.weight[:, features] /= factor
-            features = slice(0, None, len(mlp.w3.weight) // OUTLIERS)
-            mlp.w3.weight[features] *= factor
-            mlp.w2.weight[:, features] /= factor
+        readers = {
+            block.attention_norm: (attention.wq, attention.wk, attention.wv),
+            block.ffn_norm: (mlp.w1, mlp.w3),
+            mlp.w3: (mlp.w2,),
+        }
+        for layer, reading in readers.items():
+            features = slice(0, None, len(layer.weight) // OUTLIERS)
+            layer.weight[features] *= factor
+            for reader in reading:
+                reader.weight[:, features] /= factor
     return model
 
 
@@ -231,27 +220,32 @@ def under_outliers(model: nn.Module, inputs: Tensor, labels: Tensor) -> Iterator
         planted = plant(model, factor)
         exact = loss_of(planted, inputs, labels).item()
         rows = []
-        for operands in taken(copy.deepcopy(planted), inputs, labels).values():
+        for operands in taken(planted, inputs, labels).values():
             rows += measured(*operands)
         found = pd.DataFrame(rows).groupby(["scaling", "matmul"])["snr_db"].median()
         for scaling in COMPARED:
             converted = copy.deepcopy(planted)
-            names = float8.choose_modules(converted, "rowwise", ["output"])
-            convert(converted, names, scaling)
+            convert(converted, chosen(converted), scaling)
             with torch.no_grad():
                 loss = loss_of(converted, inputs, labels).item()
-            row = {"factor": factor, "scaling": scaling, "loss": loss, "exact_loss": exact}
-            yield row | {"snr_db": found[scaling].to_dict()}
+            yield {
+                "factor": factor,
+                "scaling": scaling,
+                "loss": loss,
+                "exact_loss": exact,
+                "snr_db": found[scaling].to_dict(),
+            }
 
 
 def breaks(stress: list[dict]) -> dict[str, int | None]:
     """Find, as a power of two, the least factor at which a scaling's loss is `BROKEN` or more above
     its own without outliers; None if none is."""
-    found = {}
+    found = dict.fromkeys(COMPARED)
     for scaling, rows in pd.DataFrame(stress).groupby("scaling", sort=False):
         rises = rows["loss"] - rows["loss"].iloc[0]
         broken = rows["factor"][~(rises < BROKEN)]  # NaN is broken too
-        found[scaling] = int(math.log2(broken.iloc[0])) if len(broken) else None
+        if len(broken):
+            found[scaling] = int(math.log2(broken.iloc[0]))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Scales of other shapes: against arithmetic written down once more in float64, torchao's reference
+"""Scales of other shapes: against arithmetic written down once more, torchao's reference
 code, and themselves compiled; delayed scales from step to step and across a checkpoint."""
 
 import json
@@ -21,7 +21,7 @@ from models.errors import InputError
 from tests.models.layers import converted
 from tests.runs import SMALLEST, TINY, losses_of, manifest_of
 
-E4M3, E5M2 = scalings.E4M3, scalings.E5M2
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 BY_BLOCKS = ("blockwise", "mxfp8", "mxfp8_ocp")
 IN, OUT, TOKENS = 256, 144, 160  # 144 and 160 are no multiples of 128
 
@@ -52,78 +52,46 @@ def results(model: nn.Module, x, gradient) -> list[torch.Tensor]:
 
 # ---- against independent arithmetic ----
 
-E4M3_VALUES = torch.tensor(
-    sorted(
-        {m / 8 * 2.0**-6 for m in range(8)}
-        | {(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8)} - {480.0}
-    ),
-    dtype=torch.float64,
-)
-
-
-def nearest(values: torch.Tensor) -> torch.Tensor:
-    """The E4M3 value next to each, which are no more than 448; ties to the even mantissa."""
-    size = values.abs()
-    above = torch.searchsorted(E4M3_VALUES, size).clamp(max=len(E4M3_VALUES) - 1)
-    below = (above - 1).clamp(min=0)
-    up, down = E4M3_VALUES[above] - size, size - E4M3_VALUES[below]
-    take_up = (up < down) | ((up == down) & (above % 2 == 0))
-    return torch.where(take_up, E4M3_VALUES[above], E4M3_VALUES[below]) * values.sign()
-
 
 def rounded(matrix: torch.Tensor, rows: int, along: int, scale) -> torch.Tensor:
-    found = matrix.double().clone()
+    found = matrix.clone()
     for top in range(0, len(matrix), rows):
         for left in range(0, matrix.shape[1], along):
             block = found[top : top + rows, left : left + along]
             factor = scale(block.abs().max().item())
-            block.copy_(nearest((block * factor).clamp(-448, 448)) / factor)
+            block.copy_((block * factor).clamp(-448, 448).to(E4M3).float() / factor)
     return found
 
 
-def as_deepseek(largest: float) -> float:
-    return float(torch.tensor(448 / largest).float())
-
-
-def mx(rounding):
-    """e8m0's exponent of the largest value over 448, or over 2^8 as in the OCP text."""
-    return {
-        "mxfp8": lambda largest: 2.0 ** -math.ceil(math.log2(largest / 448)),
-        "mxfp8_ocp": lambda largest: 2.0 ** (8 - math.floor(math.log2(largest))),
-    }[rounding]
-
-
-@pytest.mark.parametrize("recipe", BY_BLOCKS)
-def test_the_three_matmuls(recipe):
+@pytest.mark.parametrize(
+    ("recipe", "values", "weights", "scale"),
+    [
+        ("blockwise", (1, 128), (128, 128), lambda most: 448 / most),
+        ("mxfp8", (1, 32), (1, 32), lambda most: 2.0 ** -math.ceil(math.log2(most / 448))),
+        ("mxfp8_ocp", (1, 32), (1, 32), lambda most: 2.0 ** (8 - math.floor(math.log2(most)))),
+    ],
+)
+def test_the_three_matmuls(recipe, values, weights, scale):
     """Blocks lie along the sum of each matmul, of weights in both directions if square."""
     x, weight, gradient = operands()
-    if recipe == "blockwise":
-        scale, values, weights = as_deepseek, (1, 128), (128, 128)
-    else:
-        scale, values, weights = mx(recipe), (1, 32), (1, 32)
-    of = {  # by matmul: left and right operand, each with the sum along its rows
-        "output": (rounded(x, *values, scale), rounded(weight, *weights, scale)),
-        "input's": (rounded(gradient, *values, scale), rounded(weight.t(), *weights, scale)),
-        "weight's": (rounded(gradient.t(), *values, scale), rounded(x.t(), *values, scale)),
-    }
-    found = results(layer(recipe, weight), x, gradient)
-    for (left, right), ours in zip(of.values(), found, strict=True):
-        assert torch.allclose(
-            left @ right.t(), ours.double(), rtol=1e-4, atol=1e-5 * ours.abs().max()
-        )
+    of = [  # left and right operand of each matmul, with the sum along its rows
+        (rounded(x, *values, scale), rounded(weight, *weights, scale)),
+        (rounded(gradient, *values, scale), rounded(weight.t(), *weights, scale)),
+        (rounded(gradient.t(), *values, scale), rounded(x.t(), *values, scale)),
+    ]
+    for (left, right), ours in zip(of, results(layer(recipe, weight), x, gradient), strict=True):
+        assert torch.allclose(left @ right.t(), ours, rtol=1e-4, atol=1e-5 * ours.abs().max())
 
 
 def test_blocks_are_those_of_torchaos_reference():
     x = operands(torch.bfloat16)[0][:128].contiguous()
-    along = scalings.cast_blocks(x, 1, 128, "float32", E4M3)
-    across = scalings.cast_blocks(x.t(), 1, 128, "float32", E4M3)
-    square = scalings.cast_blocks(x, 128, 128, "float32", E4M3)
-    theirs = blockwise.torch_blockwise_scale_act_quant_lhs(x)[0]
-    assert torch.equal(along[0].float(), theirs.float())
-    theirs = blockwise.torch_blockwise_scale_act_quant_rhs(x)[0]
-    assert torch.equal(across[0].t().float(), theirs.float())
-    theirs = blockwise.torch_blockwise_scale_weight_quant(x)[0]
-    assert torch.equal(square[0].float(), theirs.float())
+    for rows, matrix, theirs in (
+        (1, x, blockwise.torch_blockwise_scale_act_quant_lhs(x)[0]),
+        (1, x.t(), blockwise.torch_blockwise_scale_act_quant_rhs(x)[0].t()),
+        (128, x, blockwise.torch_blockwise_scale_weight_quant(x)[0]),
+    ):
+        ours, _ = scalings.cast_blocks(matrix, rows, 128, "float32", E4M3)
+        assert torch.equal(ours.float(), theirs.float())
 
 
 @pytest.mark.parametrize(("scale", "mode"), [("mx_up", "RCEIL"), ("mx_ocp", "FLOOR")])

@@ -1,0 +1,36 @@
+"""What benchmarks share: a run in this process, its batches, and the loss of a batch."""
+
+import tempfile
+from collections.abc import Iterator
+
+from models import device  # before torchtitan: see there  # isort: skip
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from experiments.corpus.rows import build_dataloader
+from experiments.corpus.tokens import TokenFile
+from experiments.jobs.rank_environment import set_rank_environment
+from experiments.jobs.signals import Stop
+from experiments.training.plan import Plan, open_data
+from experiments.training.trainer import Trainer
+
+
+def begin(planned: Plan) -> tuple[Trainer, TokenFile]:
+    """Build the trainer of a run that leaves no results."""
+    planned.config.job.dump_folder = tempfile.mkdtemp(prefix="benchmark_")
+    set_rank_environment()
+    token_file, _ = open_data(planned)
+    return Trainer(planned, token_file, Stop()), token_file
+
+
+def batches(
+    config, token_file: TokenFile, ranks: int = 1, rank: int = 0
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Give inputs and labels as a rank reads them."""
+    for inputs, labels in build_dataloader(token_file, ranks, rank, config):
+        yield inputs["input"].to(device.TYPE), labels.to(device.TYPE)
+
+
+def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Compute the mean cross entropy of a batch."""
+    return cross_entropy(model(inputs).flatten(0, 1).float(), labels.flatten())
