@@ -44,8 +44,8 @@ def snr_by_bytes(axes: Axes, found: pd.DataFrame) -> None:
 def _draw(axes: Axes, found: pd.DataFrame, column: str, below: pd.Series, above: pd.Series) -> None:
     """Draw a marker and a bar a scaling; those of the same bytes stand beside one another."""
     places = found["bytes an element"] + 0.0007 * found.groupby("bytes an element").cumcount()
-    for number, name in enumerate(found.index):
+    for name, marker, colour in zip(found.index, MARKERS, COLOURS, strict=False):
         reach = [[below[name]], [above[name]]]
-        look = {"fmt": MARKERS[number], "color": COLOURS[number], "capsize": 3}
-        axes.errorbar([places[name]], [found[column][name]], yerr=reach, label=name, **look)
+        look = {"fmt": marker, "color": colour, "capsize": 3}
+        axes.errorbar(places[name], found[column][name], yerr=reach, label=name, **look)
     axes.set_xlabel("bytes an element, scales too")

@@ -33,6 +33,7 @@ from typing import NamedTuple
 from models import device  # before torchtitan: see there  # isort: skip
 import pandas as pd
 import torch
+from torchao.float8.float8_utils import to_fp8_saturated
 
 from experiments.benchmarks.small_run import batches, begin, loss_of
 from experiments.config import recipes
@@ -199,7 +200,7 @@ def automatic(gradients: torch.Tensor) -> Sum:
 
 def rounded(values: torch.Tensor) -> torch.Tensor:
     """Round float32 values as e4m3 holds them; those beyond its range become its largest."""
-    return values.clamp(-_LARGEST, _LARGEST).to(_E4M3).float()
+    return to_fp8_saturated(values, _E4M3).float()
 
 
 def _scale(gradients: torch.Tensor) -> torch.Tensor:
