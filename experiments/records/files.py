@@ -37,9 +37,7 @@ def write(path: Path, record: Record) -> None:
 def read(path: Path, model: type[AnyRecord]) -> AnyRecord:
     """Read a record. Raises `RecordError`."""
     try:
-        return model.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise RecordError(f"{path}: {error.strerror}") from error
+        return model.model_validate_json(_content(path))
     except ValidationError as error:
         raise RecordError(f"{path}: {_first_problem(error)}") from error
 
@@ -69,7 +67,7 @@ def append(path: Path, window: Window) -> None:
 def read_windows(path: Path) -> list[Window]:
     """Read metrics.jsonl: no windows if it is missing, without a torn last line. Raises
     `RecordError`."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    lines = _content(path).splitlines(keepends=True) if path.exists() else []
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
     try:
@@ -80,6 +78,13 @@ def read_windows(path: Path) -> list[Window]:
     if steps != sorted(set(steps)):
         raise RecordError(f"{path}: step: the steps of its lines do not ascend")
     return windows
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RecordError(f"{path}: {error.strerror}") from error
 
 
 def last_window(folder: Path) -> Window | None:

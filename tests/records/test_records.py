@@ -71,6 +71,11 @@ def test_a_torn_last_line_is_left_out(tmp_path):
     assert files.last_window(tmp_path).step == 2
 
 
+def test_a_log_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(files.RecordError, match=str(tmp_path)):
+        files.read_windows(tmp_path)
+
+
 def test_the_last_window_of_long_lines_and_of_no_file(tmp_path):
     assert files.last_window(tmp_path) is None
     steps = 5000
