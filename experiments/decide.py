@@ -8,6 +8,7 @@ It is an estimate from rooflines and from speed-ups that others measured: docs/d
 
 import argparse
 import json
+import math
 import re
 
 from experiments.config import recipes
@@ -182,12 +183,20 @@ def _times(answer: dict) -> dict[str, str]:
     words["pays"] = ""
     if answer["verdict"] == "YES" and not answer["steps"]:
         words["pays"] = f", YES from {words['low']} on"
-    hours = [f"{hours:.3g} h {name}" for name, hours in answer["hours"].items()]
+    times = [f"{duration(hours)} {name}" for name, hours in answer["hours"].items()]
     costs = [f"{cost:,.2f} {name}" for name, cost in (answer["cost"] or {}).items()]
-    words["times"] = "; cost ".join(", ".join(part) for part in (hours, costs) if part)
+    words["times"] = "about " + "; cost ".join(", ".join(part) for part in (times, costs) if part)
     words["steps_ms"] = ", ".join(f"{n} {1e3 * s:,.0f}" for n, s in answer["step_s"].items())
     words["parameters"] = ", ".join(f"{name} {x:.2f}" for name, x in answer["fit"].items())
     return words
+
+
+def duration(hours: float) -> str:
+    """Write hours with three digits, less than one of them in minutes."""
+    if abs(hours) < 1:
+        return f"{60 * hours:.3g} min"
+    digits = max(0, 2 - math.floor(math.log10(abs(hours))))
+    return f"{hours:,.{digits}f} h"
 
 
 if __name__ == "__main__":

@@ -65,15 +65,20 @@ class Plan:
 
     def describe(self) -> str:
         """Say what is trained, in which precision."""
-        size = f"{self.parameters / 1e9:.3g} B parameters"
+        size = f"{count(self.parameters)} parameters"
         if flops.has_experts(self.args):
-            size += f" ({flops.parameters(self.args, active=True) / 1e9:.3g} B active)"
+            size += f" ({count(flops.parameters(self.args, active=True))} active)"
         name, steps = self.config.quantize.linear.float8.recipe_name, self.fp8_steps
         precision = "no FP8"
         if name:
             precision = f"{len(self.fp8_layers)} linear layers in {name} FP8"
             precision += f" in {len(steps)} of {self.config.training.steps} steps"
         return f"{size}, {self.flops_per_token / 1e9:.4g} GFLOP per token, {precision}"
+
+
+def count(number: int) -> str:
+    """Write a number of parameters with three digits, in millions or billions."""
+    return f"{number / 1e9:.3g} B" if number >= 1e9 else f"{number / 1e6:.3g} M"
 
 
 def plan(recipe: Recipe, world_size: int | None = None) -> Plan:

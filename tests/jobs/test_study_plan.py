@@ -112,7 +112,7 @@ def test_a_dry_run_says_what_would_run_and_a_folder_may_have_an_equals_sign(tmp_
     printed = capsys.readouterr().out
     assert printed.startswith("Seeds: 0.\n")
     assert f"into {plan.parent / 'baseline/seed0'}" in printed
-    assert "60 steps, " in printed and " B parameters, " in printed
+    assert "60 steps, " in printed and " M parameters, " in printed
 
 
 def test_scale_follows_the_machine(monkeypatch):
