@@ -182,7 +182,7 @@ def test_delayed_scales_go_on_across_a_checkpoint(run_here, tmp_path):
 # ---- under outliers ----
 
 
-def test_the_order_of_scalings_under_outliers(monkeypatch, tmp_path):
+def test_the_order_of_scalings_under_outliers(monkeypatch, tmp_path, flavors):
     """Where features are 2^16 times as large as others, finer scales keep more; without outliers
     all keep the same, and powers of two that saturate a little less."""
     monkeypatch.setattr(benchmark, "FACTORS", [1, 2**16])

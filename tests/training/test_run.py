@@ -70,7 +70,7 @@ def test_the_estimate_of_memory_is_what_the_allocator_counts(recipe, keys, shard
     [
         ("1", 80, "about 71.5 GiB of 80 GiB$"),
         ("1", 60, "of 60 GiB: this will probably not fit"),
-        ("1", 24, "needs .* here: recompute activations .overlay `full_recompute`.,"),
+        ("1", 24, "of 24 GiB here: .*--overlay cpu"),
         ("4", 96, "of 24 GiB"),  # processes of one machine without a GPU share its memory
         ("x", 96, "LOCAL_WORLD_SIZE is 'x'"),
     ],
