@@ -102,8 +102,8 @@ def compare(paths, baseline: str | None = None) -> Comparison:
 
     lost = runs["status"].eq("diverged").groupby(runs["recipe"]).agg(["sum", "count"])
     shares = lost["sum"] / lost["count"]
-    usual = shares.reindex([BASELINE, opponent]).max()
-    spoilt = {recipe for recipe in all_fp8 if shares[recipe] > max(usual, 0)}
+    usual = shares.get(opponent, 0)
+    spoilt = {recipe for recipe in all_fp8 if shares[recipe] > usual}
     spoilt |= {recipe for recipe, judged in verdicts.items() if judged.above and recipe in fp8}
 
     return Comparison(

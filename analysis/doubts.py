@@ -9,7 +9,7 @@ import yaml
 
 from analysis.losses import Verdict
 from analysis.newest import ROOT
-from analysis.rates import Completed, SpeedUp
+from analysis.rates import SMALL, Completed, SpeedUp
 from analysis.runs import flat
 
 RATIOS_DIFFER = 0.02  # two ratios that are so far apart are both told
@@ -86,7 +86,7 @@ def _unfinished(recipe: str, opponent: str, runs: pd.DataFrame) -> Iterator[Doub
 def _paces(both: pd.DataFrame, gain: SpeedUp) -> Iterator[Doubt]:
     """Yield doubts where the mean steady step is not all there is to say of the speed."""
     told = abs(gain.by_clock / gain.ratio - 1) > RATIOS_DIFFER
-    if told and (gain.ratio - 1) * (gain.by_clock - 1) < 0:
+    if told and gain.ratio > 1 + SMALL >= gain.by_clock:
         yield Doubt("clock", {"ratio": gain.by_clock})
     stalled = both[both["stall"] > 0]
     if len(stalled) and abs(gain.without_stalls / gain.ratio - 1) > RATIOS_DIFFER:

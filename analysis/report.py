@@ -131,7 +131,8 @@ def write_page(comparison: Comparison | Sweep, path: Path) -> None:
     """Write the comparison, or the sweep, as one self-contained HTML page. Raises OSError."""
     from analysis.page import page, sweep_page  # draw figures
 
-    path.write_text(sweep_page(comparison) if isinstance(comparison, Sweep) else page(comparison))
+    text = sweep_page(comparison) if isinstance(comparison, Sweep) else page(comparison)
+    path.write_text(text, encoding="utf-8")
 
 
 def main(argv: list[str] | None = None) -> int:

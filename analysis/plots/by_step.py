@@ -259,7 +259,7 @@ def _mark_crossings(axes: Axes, comparison: Comparison) -> None:
                           textcoords="offset points", color=colour, fontweight="bold")  # fmt: skip
     ahead = [paid for paid in against if paid.outcome in (AHEAD, FROM)]
     if not ahead:
-        finding(axes, f"No recipe overtakes {name(opponent)}")
+        finding(axes, f"No FP8 recipe overtakes {name(opponent)}")
         return
     first = min(ahead, key=lambda paid: (paid.step, -comparison.completed[paid.a].rate.mean))
     be = "would be" if first.beyond else "is"
