@@ -86,7 +86,8 @@ def _unfinished(recipe: str, opponent: str, runs: pd.DataFrame) -> Iterator[Doub
 def _paces(both: pd.DataFrame, gain: SpeedUp) -> Iterator[Doubt]:
     """Yield doubts where the mean steady step is not all there is to say of the speed."""
     told = abs(gain.by_clock / gain.ratio - 1) > RATIOS_DIFFER
-    if told and gain.ratio > 1 + SMALL >= gain.by_clock:
+    opposite = (gain.ratio - 1) * (gain.by_clock - 1) < 0
+    if told and (opposite or gain.ratio > 1 + SMALL >= gain.by_clock):
         yield Doubt("clock", {"ratio": gain.by_clock})
     stalled = both[both["stall"] > 0]
     if len(stalled) and abs(gain.without_stalls / gain.ratio - 1) > RATIOS_DIFFER:

@@ -42,6 +42,7 @@ COLUMNS = {
     "steps_asked": "steps",
     "study_budget_s": "study_budget_s",
     "overlays": "overlays",
+    "notes": "notes",
     "settings": "",
     "flavor": "flavor",
     "float8": "float8",

@@ -243,6 +243,8 @@ def notes(runs: pd.DataFrame) -> list[str]:
             "Logs of other programs: their clock starts with the training loop, not with the "
             "process."
         )
+    noted = runs.explode("notes").dropna(subset="notes")
+    lines += [f"{note} ({_names(of)})." for note, of in noted.groupby("notes", sort=False)]
     return lines + _differences(runs[runs["status"] == "completed"]) + _warnings(runs)
 
 

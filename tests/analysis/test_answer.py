@@ -43,6 +43,7 @@ def test_the_fastest_that_keeps_the_loss_is_the_answer(tmp_path):
 
     def faster(line, seed):
         rates = {"tokens_per_s": 100 / 0.09, "valid_tokens_per_s": 50 / 0.09, "step_s": [0.09]}
+        rates["elapsed_s"] = line["elapsed_s"] - 0.01 * (line["step"] - 10)
         return {"losses": [line["losses"][0] + 0.001]} | (rates if line["step"] > 10 else {})
 
     change_lines(tmp_path, "r", faster)
