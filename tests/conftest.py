@@ -44,8 +44,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def process_as_before():
-    """A command under test sets up logging to streams that are gone after it, environment variables
-    and signals."""
+    """A command under test leaves logging to streams that are gone after it, environment variables,
+    handlers of signals and a process group."""
     root, environment = logging.getLogger(), dict(os.environ)
     handlers, mask = root.handlers[:], signal.pthread_sigmask(signal.SIG_BLOCK, [])
     answers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -56,6 +56,8 @@ def process_as_before():
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     for number, answer in answers.items():
         signal.signal(number, answer)
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.fixture
@@ -82,9 +84,7 @@ def train(tmp_path, flavors):
         trainer.close()
         return trainer, windows
 
-    yield steps
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    return steps
 
 
 @pytest.fixture
