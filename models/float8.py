@@ -92,11 +92,12 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
     # other experts.
     chosen = {name for name in linears if not name.endswith(_ROUTER)}
     blocks = [name.split(".")[1] for name in linears if name.startswith("layers.")]
+    ends = (f"layers.{blocks[0]}.", f"layers.{blocks[-1]}.") if blocks else ()
     for pattern in filter_fqns:
         if pattern == AUTO_FILTER:
             continue
         if pattern == FIRST_AND_LAST:
-            chosen = {name for name in chosen if name.split(".")[1] not in (blocks[0], blocks[-1])}
+            chosen = {name for name in chosen if not name.startswith(ends)}
             continue
         matched = {name for name in linears if fnmatchcase(name, pattern)}
         if not matched:

@@ -196,6 +196,11 @@ def memory_by_use(config, args, shards: int) -> dict[str, float]:
     return stay | fullest
 
 
+def memory_finding(needed: float, available: float) -> str:
+    """Say how many bytes are needed of how many."""
+    return f"about {needed / 2**30:.1f} GiB of {available / 2**30:.0f} GiB"
+
+
 def _block(args) -> int:
     """Parameters of a block's matrices."""
     shapes = linear_shapes(args).items()

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import torch
 
 from models import device
+from models.scalings import SCALINGS
 
 OPERATOR, WITHOUT_ONEDNN, EMULATED = "operator", "operator without oneDNN", "emulated"
-BY_BLOCKS = ("blockwise", "mxfp8", "mxfp8_ocp")  # models/scalings.py
 _IN_FLOAT32 = "operands are rounded to FP8 and multiplied in float32"
 
 
@@ -38,7 +38,8 @@ def choose(recipe_name: str, emulate: bool) -> Matmul:
     """
     if emulate:
         return Matmul(EMULATED, f"{_IN_FLOAT32}, as the recipe asks")
-    if recipe_name in BY_BLOCKS:
+    scaling = SCALINGS.get(recipe_name)
+    if scaling and scaling.values:
         return Matmul(EMULATED, f"{_IN_FLOAT32}: scales of blocks have no matmul here")
     if device.TYPE == "cuda":
         return Matmul(OPERATOR, "torch._scaled_mm runs on the GPU's FP8 units")

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from itertools import combinations
 
 from experiments.config.studies import Cell, Study
+from models.flops import memory_finding
 from models.gpus import GPUS
 
 
@@ -41,7 +42,8 @@ def list_cells(study: Study, cells: list[Cell], gpu: str | None) -> None:
     names, seeds = ", ".join(study.recipes), ", ".join(map(str, study.seeds))
     print(f"{len(cells)} cells, {len(runnable)} of which {where} can run: {names}; seeds {seeds}")
     for cell in runnable:
-        print(f"{cell.name}: would run: {cell.fit.memory}")
+        memory = memory_finding(cell.fit.needed, cell.fit.available)
+        print(f"{cell.name}: would run: {memory}")
     for cell in cells:
         if cell.fit.obstacle:
             print(f"{cell.name}: cannot run: {cell.fit.obstacle}")

@@ -72,8 +72,8 @@ def run_all(
         try:
             jobs.work(list(runs))
         finally:  # whatever ends the work ends the runs too
-            stop.deferred = False
             jobs.send(signal.SIGTERM)
+            stop.deferred = False
     return jobs.codes + [COME_BACK] * (len(runs) - len(jobs.codes))
 
 

@@ -40,9 +40,8 @@ PARAMETERS = {
 }
 _NAMES = list(PARAMETERS)
 _PRIOR, _SPREAD = np.array(list(PARAMETERS.values())).T
-_NOISE = (
-    0.05  # of a published speed-up, as a logarithm: by how much two reports of one thing differ
-)
+# Of a published speed-up, as a logarithm: by how much two reports of one thing differ
+_NOISE = 0.05
 SHARE = 0.8  # of left-out pairs that a range is to hold
 
 

@@ -15,7 +15,3 @@ class Fit(Record):
     needed: float
     available: float
     obstacle: str | None
-
-    @property
-    def memory(self) -> str:
-        return f"about {self.needed / 2**30:.1f} GiB of {self.available / 2**30:.0f} GiB"

@@ -24,7 +24,7 @@ from experiments.training import checkpoint
 from models import device, float8, flops
 from models.architectures import build, model_args
 from models.errors import InputError, by_pattern
-from models.flops import memory_by_use
+from models.flops import memory_by_use, memory_finding
 from models.train_spec import freeze
 
 if TYPE_CHECKING:
@@ -111,11 +111,6 @@ def plan(recipe: Recipe, world_size: int | None = None) -> Plan:
         shards=shards,
         memory=memory_by_use(config, args, shards),
     )
-
-
-def memory_finding(needed: float, available: float) -> str:
-    """Say how many bytes are needed of how many."""
-    return f"about {needed / 2**30:.1f} GiB of {available / 2**30:.0f} GiB"
 
 
 # ---- ranks ----

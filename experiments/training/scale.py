@@ -3,8 +3,9 @@
 from experiments.config import recipes
 from experiments.jobs import placement
 from experiments.records.study import Fit
-from experiments.training.plan import Plan, memory_finding, plan
+from experiments.training.plan import Plan, plan
 from models import device
+from models.flops import memory_finding
 from models.gpus import GPUS
 
 MOST = 0.95  # of the memory: the estimate is what PyTorch allocates, and CUDA and gaps come on top
