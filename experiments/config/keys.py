@@ -14,6 +14,8 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from models import device  # noqa: F401  # before torchtitan: see there  # isort: skip
 from torchtitan.config import job_config as titan
 
+from experiments.config.studies import SEED_LIMIT
+
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
 AutoOrCount = Literal[-1] | Count
@@ -329,7 +331,7 @@ class Comm(titan.Comm):
 
 @section("moe_")
 class Debug(titan.Debug):
-    seed: Annotated[int, Field(ge=0, lt=10**18)] = 0
+    seed: Annotated[int, Field(ge=0, lt=SEED_LIMIT)] = 0
     """Seed of the weights and of the order of the data; every run has one."""
 
 
