@@ -5,6 +5,7 @@ import pandas as pd
 
 from analysis.comparison import COMPILED, OWN, Comparison, in_order
 from analysis.doubts import MACHINE
+from analysis.load import final_from
 from analysis.rates import MIN_STEPS
 
 # IQR as a share of the median: published FP8 gains 6 to 34 %; the README's runs have at most 17 %.
@@ -63,7 +64,7 @@ def matrix(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     proof of FP8."""
     opponent = comparison.opponent
     step = max((v.step for v in comparison.verdicts.values()), default=0)
-    loss = f"loss after {step:,} steps" if step else "loss"
+    loss = f"final loss (steps {final_from(step):,} to {step:,})" if step else "final loss"
     over = "over compiled bf16" if opponent == COMPILED else f"over {opponent}"
     lines = []
     for recipe in in_order([*comparison.recipes, *comparison.diverged]):
@@ -195,16 +196,16 @@ def trained(runs: pd.DataFrame) -> str:
         "code": ", ".join(runs["code"].dropna().unique()),
         "date": " to ".join(dict.fromkeys([*days[:1], *days[-1:]])),
         "overlays": ", ".join(first["overlays"]) if isinstance(first["overlays"], list) else None,
-        "parameters": _short(first["parameters"]),
-        "tokens": _short(first["tokens"]),
+        "parameters": short(first["parameters"]),
+        "tokens": short(first["tokens"]),
     }
     known = {key: value for key, value in known.items() if not pd.isna(value) and value}
     parts = [text.format_map(known) for key, text in _TRAINED.items() if key in known]
     return f"Trained: {'; '.join(parts)}."
 
 
-def _short(number: float) -> str | None:
-    """Three digits with k, M or B."""
+def short(number: float) -> str | None:
+    """Write three digits with k, M or B."""
     for unit, name in (1e9, "B"), (1e6, "M"), (1e3, "k"):
         if number >= unit:
             return f"{number / unit:.3g} {name}"
