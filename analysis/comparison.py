@@ -22,7 +22,7 @@ from analysis.rates import (
     speed_up,
     spent,
 )
-from experiments.records.study import STUDY_FILE
+from experiments.records.run import STUDY_FILE
 
 BASELINE = "baseline"
 COMPILED = "baseline_compiled"  # the fair opponent of compiled FP8

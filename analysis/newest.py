@@ -8,8 +8,7 @@ import os
 from pathlib import Path
 
 from experiments.records.files import read
-from experiments.records.run import MANIFEST, Manifest
-from experiments.records.study import STUDY_FILE
+from experiments.records.run import MANIFEST, STUDY_FILE, Manifest
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -15,7 +15,7 @@ from analysis.runs import flat
 from analysis.table import loss_word, speed_word
 from experiments.records.files import RecordError
 from experiments.records.files import read as read_record
-from experiments.records.study import CELL, STUDY_FILE, Fit
+from experiments.records.run import CELL, STUDY_FILE, Fit
 
 STUDY = "sweep"
 QUESTION = "Where is FP8 faster than bf16, and by how much?"

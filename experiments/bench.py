@@ -31,10 +31,10 @@ from experiments.config.command_line import CommandLine, seconds
 from experiments.config.phases import check_one_precision
 from experiments.config.studies import DEFAULT, load
 from experiments.jobs.exit_codes import leave
-from experiments.jobs.folders import claim_folder, dated_folder, new_folder
 from experiments.jobs.signals import Stop
 from experiments.profiling.rounds import Rounds, file_names
 from experiments.profiling.table import tables
+from experiments.records.files import claim_folder, dated_folder, new_folder
 from models.errors import InputError
 
 if TYPE_CHECKING:

@@ -37,14 +37,13 @@ from experiments.config.command_line import CommandLine, seconds
 from experiments.config.studies import AUTO, DEFAULT, Cell, Study, load, read
 from experiments.jobs import placement
 from experiments.jobs.exit_codes import COMPLETED, FAILED, complain, leave
-from experiments.jobs.folders import check_folder, claim_folder, dated_folder, new_folder
 from experiments.jobs.rank_environment import number, process_count
 from experiments.jobs.runner import Run, run_all
 from experiments.jobs.shares import BUDGET, Budget
 from experiments.jobs.signals import COME_BACK, FOR_GOOD, Stop
 from experiments.records import files
-from experiments.records.run import MANIFEST, TENSORBOARD, Manifest
-from experiments.records.study import CELL, STUDY_FILE
+from experiments.records.files import check_folder, claim_folder, dated_folder, new_folder
+from experiments.records.run import CELL, MANIFEST, STUDY_FILE, TENSORBOARD, Manifest
 from models.errors import InputError
 from models.gpus import GPUS
 

@@ -15,10 +15,10 @@ from tests.processes import ROOT
 BELOW_TRAINING = ["models", "experiments/records", "experiments/config", "experiments/jobs"]
 ROOMS = {
     "models": [],
-    "experiments/records": [],
+    "experiments/records": ["models/errors"],
     "experiments/config": ["models", "experiments/records"],
     "experiments/jobs": ["models", "experiments/records"],
-    "experiments/corpus": ["models", "experiments/config", "experiments/jobs"],
+    "experiments/corpus": ["models", "experiments/records", "experiments/config"],
     "experiments/training": [*BELOW_TRAINING, "experiments/corpus"],
     "experiments/profiling": [*BELOW_TRAINING, "experiments/training"],
     "experiments/benchmarks": [*BELOW_TRAINING, "experiments/corpus", "experiments/training"],
@@ -51,7 +51,6 @@ def test_imports_go_down_only(room):
 
 
 LOADERS = {"datasets", "huggingface_hub", "torchvision", "transformers"}
-RECORDS = "experiments.records.files, experiments.records.study"
 
 
 @pytest.mark.parametrize(
@@ -59,7 +58,7 @@ RECORDS = "experiments.records.files, experiments.records.study"
     [
         ("experiments.run", FOR_ANALYSIS | TRAINING | {"pyarrow"}),
         ("experiments.study, experiments.bench, experiments.recipe, experiments.data", TRAINING),
-        (RECORDS, FOR_ANALYSIS | TRAINING),
+        ("experiments.records.files", FOR_ANALYSIS | TRAINING),
         ("analysis.report, analysis.readme, analysis.prediction", TRAINING),
         ("experiments.training.trainer", FOR_ANALYSIS | LOADERS),
     ],

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from typing_extensions import TypedDict
 
 from experiments.config import recipes, yaml_source
-from experiments.records.study import STUDY_FILE, Fit
+from experiments.records.run import STUDY_FILE, Fit
 from models.errors import InputError
 
 STUDIES = recipes.RECIPES / "studies"

@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 from experiments.config.keys import Config
 from experiments.corpus.documents import Source, digest_of, open_source, readable
 from experiments.corpus.tokenizer import encode, end_of_text, open_tokenizer
-from experiments.jobs.folders import lock_file
+from experiments.records.files import lock_file
 from models.errors import InputError
 
 logger = logging.getLogger(__name__)

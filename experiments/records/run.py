@@ -1,7 +1,8 @@
-"""What a run leaves behind: the name of each file and what it holds.
+"""What a run leaves behind, and a study beside its runs: the name of each file and what it holds.
 
 Training writes with these models and analysis reads with them; nothing else describes a run
-directory.
+directory. A study's folder has `study.yaml`, what the study was started with; so has each cell of a
+sweep, with a `cell.json` (`Fit`).
 
     recipe.yaml         fully resolved: `python -m experiments.run DIR/recipe.yaml` runs it again
     manifest.json       `Manifest`: code, versions, machine, command; the status, which the end sets
@@ -36,6 +37,8 @@ TENSORBOARD = "tb"
 CHECKPOINT = "checkpoint"
 ATTEMPT = "attempt{}"
 ENVIRONMENT = "environment-{}.json"
+STUDY_FILE = "study.yaml"
+CELL = "cell.json"
 
 Count = Annotated[int, Field(ge=0)]
 AtLeast1 = Annotated[int, Field(ge=1)]
@@ -266,3 +269,16 @@ class Proof(Record):
     compiled_graphs: Count | None = None  # that torch.compile made; null in records of before
     parameters: Parameters
     collectives: Collectives | None = None
+
+
+# ---- cell.json ----
+
+
+class Fit(Record):
+    """Whether a cell of a sweep fits the machine: its value on each axis, the estimate of its
+    memory in bytes, and why it cannot run."""
+
+    values: dict[str, str | int]
+    needed: float
+    available: float
+    obstacle: str | None

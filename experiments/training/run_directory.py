@@ -19,10 +19,10 @@ import torch
 
 from experiments.config import recipes
 from experiments.corpus.tokens import TokenFile
-from experiments.jobs.folders import check_folder, claim_folder
 from experiments.jobs.rank_environment import number
 from experiments.jobs.shares import BUDGET
-from experiments.records import files, run, study
+from experiments.records import files, run
+from experiments.records.files import check_folder, claim_folder
 from experiments.training import checkpoint
 from experiments.training.plan import Plan
 from models import device, flops, fp8_matmul
@@ -195,7 +195,7 @@ def _write_environment(path: Path, environment: run.Environment) -> str:
     text = environment.model_dump_json(indent=2) + "\n"
     name = run.ENVIRONMENT.format(_digest(text))
     above = path.absolute().parent.parent  # the study's folder is above the recipe's
-    folder = above if (above / study.STUDY_FILE).exists() else path
+    folder = above if (above / run.STUDY_FILE).exists() else path
     if not (folder / name).exists():
         files.write_whole(folder / name, text)
     return name

@@ -2,7 +2,7 @@
 
 from experiments.config import recipes
 from experiments.jobs import placement
-from experiments.records.study import Fit
+from experiments.records.run import Fit
 from experiments.training.plan import Plan, plan
 from models import device
 from models.flops import memory_finding

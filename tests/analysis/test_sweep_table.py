@@ -9,7 +9,7 @@ from analysis import plots, sweep
 from analysis.load import LoadError
 from analysis.report import main
 from experiments.records.files import write
-from experiments.records.study import CELL, STUDY_FILE, Fit
+from experiments.records.run import CELL, STUDY_FILE, Fit
 from tests.make_runs import change_json, change_lines, write_run
 
 BF16, FP8 = "baseline_compiled", "tensorwise_fp8_compiled"

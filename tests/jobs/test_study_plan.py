@@ -8,7 +8,7 @@ import pytest
 from analysis import report
 from experiments import study
 from experiments.config import studies
-from experiments.jobs.folders import claim_folder, lock_file, new_folder
+from experiments.records.files import claim_folder, lock_file, new_folder
 from experiments.training import scale
 from models import device
 from models.errors import InputError
