@@ -49,7 +49,7 @@ def final_losses(comparison: Comparison) -> pd.DataFrame:
 
 
 def fp8_ranges(runs: pd.DataFrame) -> pd.DataFrame:
-    """List what was recorded of FP8's ranges, a row a value: see training/fp8_ranges.py."""
+    """List what was recorded of FP8's ranges, a row a value: see training/metrics.py."""
     rows = []
     for run in runs.itertuples():
         for window in read_windows(Path(run.path) / METRICS):

@@ -51,8 +51,8 @@ def main(argv: list[str] | None = None) -> int:
             os.environ |= variables(0, args.processes)  # for the checks; each rank gets its own
 
         # torch: seconds, which a misspelt name need not wait for
+        from experiments.training.metrics import TIMELINE
         from experiments.training.plan import check_here, open_data, plan
-        from experiments.training.timeline import TIMELINE
 
         planned = plan(recipe, max(started, args.processes))
         findings = [("model", planned.describe()), *check_here(planned, args.budget)]

@@ -22,7 +22,7 @@ from experiments.config.command_line import CommandLine
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.exit_codes import leave
 from experiments.records.run import NOT_STEADY_STEPS
-from experiments.training.fp8_ranges import fp8_ranges
+from experiments.training.metrics import fp8_ranges
 from experiments.training.plan import Plan, open_data, plan
 from experiments.training.scale import choose_scale
 

@@ -28,8 +28,8 @@ from experiments.jobs.rank_environment import set_rank_environment
 from experiments.jobs.signals import Stop
 from experiments.profiling import parts
 from experiments.records.run import Window
+from experiments.training.metrics import TIMELINE, compile_cache
 from experiments.training.plan import check_here, open_data, plan
-from experiments.training.timeline import TIMELINE, compile_cache
 from experiments.training.trainer import Trainer
 from models.errors import InputError
 from models.floors import tokens_per_step

@@ -164,7 +164,7 @@ class Window(Record):
     mfu_bf16_peak: float | None = None  # null where no datasheet gives the peak
     mfu_fp8_peak: float | None = None
     mfu_mixed_peak: float | None = None
-    # In some windows of an FP8 run, see experiments/training/fp8_ranges.py
+    # In some windows of an FP8 run, see experiments/training/metrics.py
     fp8_ranges: dict[str, float | None] = {}
 
     @model_validator(mode="after")

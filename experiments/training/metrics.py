@@ -1,16 +1,92 @@
-"""Measure log windows: the duration of each step without extra synchronisation, losses, rates."""
+"""Measure a run: its warm-up, its log windows, and how near to FP8's limits its values are."""
 
 import math
+import re
 import time
+from collections import defaultdict
 from itertools import pairwise
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch._dynamo.utils import calculate_time_spent, counters
+from torch.distributed.tensor import DTensor
+from torchao.float8.config import CastConfig
+from torchao.float8.float8_scaling_utils import get_maybe_axiswise_dim
+from torchao.float8.float8_utils import tensor_to_scale, to_fp8_saturated
 
-from experiments.records.run import Window
+from experiments.records.run import Timing, Window
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof
-from models import device
+from models import device, float8
+from models.scalings import ScaledLinear
+
+# ---- the warm-up ----
+
+
+def compiled_s() -> float:
+    """Return the seconds that torch.compile took of this process, backward graphs included."""
+    return calculate_time_spent().get("total_wall_time", 0.0)
+
+
+def compile_cache() -> str:
+    """`cold` if inductor compiled any graph, `warm` if all came from its cache, `none` without
+    any.
+
+    Some graphs cannot be cached (bypass): a block's with recomputation, whose random numbers are an
+    operator that inductor has no key for.
+    """
+    found, graphs = counters["inductor"], counters["aot_autograd"]["autograd_cache_hit"]
+    if found["fxgraph_cache_miss"] + found["fxgraph_cache_bypass"]:
+        return "cold"
+    return "warm" if graphs + found["fxgraph_cache_hit"] else "none"
+
+
+class Timeline:
+    """Seconds by phase, in the order in which phases were first marked."""
+
+    def __init__(self):
+        self.phases: dict[str, float] = {}
+        self._last = 0.0
+
+    def mark(self, phase: str) -> None:
+        """Count the time since the last mark for `phase`."""
+        now = device.seconds_since_process_start()
+        self.phases[phase] = self.phases.get(phase, 0.0) + now - self._last
+        self._last = now
+
+    def marked(self, build, before: str = "", after: str = ""):
+        """Wrap `build`: count the time until its call for `before`, its own for `after`."""
+
+        def marked(*args, **kwargs):
+            if before:
+                self.mark(before)
+            built = build(*args, **kwargs)
+            if after:
+                self.mark(after)
+            return built
+
+        return marked
+
+    def end_first_step(self) -> Timing:
+        """Count what torch.compile took of a run's first step as a phase of its own; return all.
+
+        `compiled_s` counts from the start of the process, which may have trained before.
+        """
+        self.mark("first_step")
+        before, self.phases["compile"] = self.phases.get("compile", 0.0), compiled_s()
+        self.phases["first_step"] -= self.phases["compile"] - before
+        return Timing(
+            warm_up_s=sum(self.phases.values()),
+            phases=dict(self.phases),
+            compile_cache=compile_cache(),
+        )
+
+
+TIMELINE = Timeline()
+
+
+# ---- log windows ----
 
 
 class Clock:
@@ -118,3 +194,75 @@ class Meter:
 def finite(value: float) -> float | None:
     """Write a number that is not finite as null."""
     return value if math.isfinite(value) else None
+
+
+# ---- FP8's ranges ----
+
+# Compiled code casts where nobody can look, so at the end of some steps the weights and their
+# gradients are cast once more, by torchao's functions. A weight's gradient is not cast in training;
+# it stands for the gradients of outputs, which compiled code keeps to itself. A format too narrow
+# for its values shows here before it shows in the loss.
+
+QUANTITIES = ("amax", "scale", "saturated", "flushed")
+
+
+def fp8_ranges(model: nn.Module) -> dict[str, float]:
+    """Return `TENSOR/QUANTITY/GROUP` to value, for the layers that are in FP8 now.
+
+    TENSOR is `weight` or `gradient`. A GROUP is the same layer of all blocks, as `feed_forward.w1`.
+    The quantities:
+      amax        the largest absolute value of the group
+      scale       the smallest factor by which one of its casts multiplies
+      saturated   fraction of the values that become the format's largest value
+      flushed     fraction of the values that are not 0 and become 0
+
+    Sharded weights are gathered one by one, so all ranks have to call this. Weights that FSDP2
+    gathers in FP8 have none: their scale is that of all shards; nor have weights with scales of
+    blocks.
+    """
+    groups: dict[str, list[torch.Tensor]] = defaultdict(list)
+    for name, layer in float8.converted_modules(model).items():
+        config = layer.config
+        by_blocks = isinstance(layer, ScaledLinear) and layer.largest_values is None
+        if not layer.in_fp8 or config.enable_fsdp_float8_all_gather or by_blocks:
+            continue
+        group, powers_of_2 = re.sub(r"^layers\.\d+\.", "", name), config.round_scales_to_power_of_2
+        groups[f"weight/{{}}/{group}"].append(
+            _range(layer.weight, config.cast_config_weight, powers_of_2)
+        )
+        if layer.weight.grad is not None:
+            groups[f"gradient/{{}}/{group}"].append(
+                _range(layer.weight.grad, config.cast_config_grad_output, powers_of_2)
+            )
+    if not groups:
+        return {}
+    combined = torch.stack([_combined(torch.stack(layers)) for layers in groups.values()])
+    ranges = {}
+    for name, values in zip(groups, combined.tolist(), strict=True):  # one wait for the device
+        for quantity, value in zip(QUANTITIES, values, strict=True):
+            ranges[name.format(quantity)] = value
+    return ranges
+
+
+@torch.no_grad()
+def _range(x: torch.Tensor, cast: CastConfig, powers_of_2: bool) -> torch.Tensor:
+    """(4,) float32, the `QUANTITIES` of one matrix, cast by rows where rows have scales."""
+    x = x.full_tensor() if isinstance(x, DTensor) else x
+    dtype, granularity = cast.target_dtype, cast.scaling_granularity
+    rows = get_maybe_axiswise_dim(-1, granularity)
+    scale = tensor_to_scale(
+        x, dtype, scaling_granularity=granularity, axiswise_dim=rows,
+        round_scales_to_power_of_2=powers_of_2,
+    )  # fmt: skip
+    low = to_fp8_saturated(x.float() * scale, dtype)
+    size = low.view(torch.uint8) & 0x7F  # without the sign; bits compare faster than FP8 converts
+    largest = torch.tensor(torch.finfo(dtype).max).to(dtype).view(torch.uint8).item()
+    saturated, flushed = size == largest, (size == 0) & (x != 0)
+    shares = [mask.count_nonzero() / x.numel() for mask in (saturated, flushed)]
+    return torch.stack([x.abs().amax().float(), scale.amin(), *shares])
+
+
+def _combined(layers: torch.Tensor) -> torch.Tensor:
+    """(4,) of a group, from those of its layers (n, 4), which are of one size."""
+    amax, scale, saturated, flushed = layers.unbind(1)
+    return torch.stack([amax.amax(), scale.amin(), saturated.mean(), flushed.mean()])

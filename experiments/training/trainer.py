@@ -33,11 +33,9 @@ from experiments.corpus.tokens import TokenFile
 from experiments.jobs.signals import Interrupted, Stop
 from experiments.records.run import NOT_STEADY_STEPS, Switch, Timing, Window
 from experiments.training.checkpoint import Checkpoints, identity
-from experiments.training.fp8_ranges import fp8_ranges
-from experiments.training.metrics import Meter
+from experiments.training.metrics import TIMELINE, Meter, compiled_s, fp8_ranges
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof
-from experiments.training.timeline import TIMELINE, compiled_s
 from models import float8, optimizer
 from models.architectures import ARCHITECTURES
 from models.device import local

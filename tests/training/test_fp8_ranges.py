@@ -5,7 +5,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from experiments.training.fp8_ranges import fp8_ranges
+from experiments.training.metrics import fp8_ranges
 from tests.models.layers import converted
 from tests.runs import SMALLEST, TINY, lines_of
 

@@ -2,15 +2,15 @@
 
 from collections import Counter
 
-from experiments.training import timeline
-from experiments.training.timeline import Timeline, compile_cache
+from experiments.training import metrics
+from experiments.training.metrics import Timeline, compile_cache
 from models import device
 
 
 def test_graphs_that_cannot_be_cached_were_compiled(monkeypatch):
     """As with recomputation."""
     found = {"inductor": Counter(fxgraph_cache_hit=2), "aot_autograd": Counter()}
-    monkeypatch.setattr(timeline, "counters", found)
+    monkeypatch.setattr(metrics, "counters", found)
     assert compile_cache() == "warm"
     found["inductor"]["fxgraph_cache_bypass"] = 1
     assert compile_cache() == "cold"
@@ -22,6 +22,6 @@ def test_phases_add_up_for_a_second_run_of_one_process(monkeypatch):
     marks = Timeline()
     for now, compiled in (10.0, 4.0), (25.0, 5.0):
         monkeypatch.setattr(device, "seconds_since_process_start", lambda now=now: now)
-        monkeypatch.setattr(timeline, "compiled_s", lambda compiled=compiled: compiled)
+        monkeypatch.setattr(metrics, "compiled_s", lambda compiled=compiled: compiled)
         marks.end_first_step()
     assert marks.phases == {"first_step": 20.0, "compile": 5.0}
