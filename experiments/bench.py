@@ -90,9 +90,8 @@ def _prepare(args) -> tuple[dict[str, "Plan"], dict]:
     # torch: seconds, which a misspelt name need not wait for
     from experiments.profiling.worker import PROFILED_STEPS
     from experiments.records.run import NOT_STEADY_STEPS
-    from experiments.training.plan import open_data, plan
+    from experiments.training.plan import choose_scale, open_data, plan
     from experiments.training.run_directory import VERSIONS, command, git_state
-    from experiments.training.scale import choose_scale
     from models import device
 
     if args.steps <= NOT_STEADY_STEPS:

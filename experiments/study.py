@@ -142,9 +142,9 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path, bool]:
 def _choose_scale(study: Study) -> None:
     """Replace the overlay `auto` by those that suit this machine."""
     if AUTO in study.overlays:
-        from experiments.training import scale  # torch: seconds, which a wrong name need not wait
+        from experiments.training.plan import choose_scale  # torch: seconds, not for a wrong name
 
-        chosen, why = scale.choose_scale(study.processes)
+        chosen, why = choose_scale(study.processes)
         place = study.overlays.index(AUTO)
         study.overlays[place : place + 1] = chosen
         print(f"Scale: {why}.")
@@ -173,8 +173,7 @@ def _seeds(text: str) -> list[int]:
 
 def _plan_runs(study: Study, gpu: str | None) -> list[Cell]:
     """Work out what the runs of each cell ask for; of a sweep's, also whether they fit here."""
-    from experiments.training.plan import plan
-    from experiments.training.scale import fit
+    from experiments.training.plan import fit, plan
 
     cells = study.cells()
     for cell in cells:

@@ -23,8 +23,7 @@ from experiments.corpus.tokens import TokenFile
 from experiments.jobs.exit_codes import leave
 from experiments.records.run import NOT_STEADY_STEPS
 from experiments.training.metrics import fp8_ranges
-from experiments.training.plan import Plan, open_data, plan
-from experiments.training.scale import choose_scale
+from experiments.training.plan import Plan, choose_scale, open_data, plan
 
 STEPS = "training.steps=60"
 GOAL, MOST_FOR_CHECKS = 0.95, 0.01

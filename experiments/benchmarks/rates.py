@@ -22,7 +22,7 @@ from torch.utils.benchmark import Timer
 from experiments.config import recipes
 from experiments.config.command_line import CommandLine
 from experiments.jobs.exit_codes import leave
-from experiments.training.scale import choose_scale
+from experiments.training.plan import choose_scale
 from models import device, flops
 from models.architectures import model_args
 from models.llama import ATTENTION_BACKENDS

@@ -22,7 +22,7 @@ from experiments.config.studies import DEFAULT, load
 from experiments.jobs.exit_codes import FAILED, complain, leave
 from experiments.records.files import read
 from experiments.records.run import TIMING, Timing
-from experiments.training.scale import choose_scale
+from experiments.training.plan import choose_scale
 from models import device
 
 STEPS = 5

@@ -4,6 +4,8 @@
     check_here  what this machine must have: FP8 units, a compiler, memory
     open_data   the token file, prepared where it is not there yet
 
+And which size suits this machine: `choose_scale`, `fit`.
+
 Each raises `InputError` with a sentence that says what to change.
 """
 
@@ -16,20 +18,24 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from experiments.config import recipes
 from experiments.config.phases import fp8_steps
-from experiments.config.recipes import Recipe
+from experiments.jobs import placement
 from experiments.jobs.rank_environment import number
 from experiments.jobs.shares import BUDGET
+from experiments.records.study import Fit
 from experiments.training import checkpoint
 from models import device, float8, flops
 from models.architectures import build, model_args
 from models.errors import InputError, by_pattern
 from models.flops import memory_by_use, memory_finding
+from models.gpus import GPUS
 from models.train_spec import freeze
 
 if TYPE_CHECKING:
     from experiments.corpus.tokens import TokenFile
 
+MOST = 0.95  # of the memory: the estimate is what PyTorch allocates, and CUDA and gaps come on top
 HOPELESS = 1.3  # times the memory: more is an error; less a remark, since it is an estimate
 
 
@@ -37,7 +43,7 @@ HOPELESS = 1.3  # times the memory: more is an error; less a remark, since it is
 class Plan:
     """What a recipe asks of each of `world_size` processes."""
 
-    recipe: Recipe
+    recipe: recipes.Recipe
     world_size: int
     args: object  # of the model's class
     parameters: int
@@ -81,7 +87,7 @@ def count(number: int) -> str:
     return f"{number / 1e9:.3g} B" if number >= 1e9 else f"{number / 1e6:.3g} M"
 
 
-def plan(recipe: Recipe, world_size: int | None = None) -> Plan:
+def plan(recipe: recipes.Recipe, world_size: int | None = None) -> Plan:
     """Work out and check a recipe for so many processes.
 
     Without `world_size` it is the work of one device, whoever the others are: ranks and checkpoints
@@ -329,3 +335,40 @@ def check_data(plan: Plan, token_file: "TokenFile") -> str:
 
     rows.check_vocabulary(token_file, plan.args.vocab_size)
     return rows.describe(token_file, plan.config, plan.world_size)
+
+
+# ---- the size that suits this machine ----
+
+
+def choose_scale(processes: int = 1) -> tuple[list[str], str]:
+    """Choose overlays for runs of so many processes on this machine, and say why in a sentence."""
+    device.check_driver()
+    if device.TYPE == "cpu":
+        small = "a small Llama of the same architecture, because there is no GPU here"
+        return ["cpu"], f"the CPU scale, {small}"
+    have = f"{device.name()} has {device.memory_bytes() / 2**30:.0f} GiB"
+    for overlay in ("no_recompute", "full_recompute"):
+        needed = plan(recipes.load("baseline", [overlay]), processes).memory_needed
+        gib = f"{needed / 2**30:.0f} GiB"
+        if needed <= MOST * device.memory_bytes():
+            size = f"the published size (overlay {overlay})"
+            return [overlay], f"{size}, because it needs about {gib} and {have}"
+    return ["cpu"], f"the CPU scale, because the published size needs {gib} even so and {have}"
+
+
+def fit(values: dict[str, str | int], plans: list[Plan], gpu: str | None = None) -> Fit:
+    """Compare the neediest run of a sweep's cell with this machine, or with GPUs of a kind."""
+    processes = plans[0].world_size
+    needed = max(planned.memory_needed for planned in plans)
+    here, available, obstacle = placement.gpus(), device.memory_bytes(), None
+    if gpu:
+        available = GPUS[gpu].memory
+    elif device.TYPE == "cpu":  # its processes share it
+        available /= processes
+    if needed > available:
+        obstacle = f"needs {memory_finding(needed, available)}"
+    elif gpu and not GPUS[gpu].datasheet.fp8 and any(planned.fp8_layers for planned in plans):
+        obstacle = f"{GPUS[gpu].driver_name} has no FP8 units"
+    elif not gpu and here != [None] and processes > len(here):
+        obstacle = f"takes {processes} GPUs, and {len(here)} are here"
+    return Fit(values=values, needed=needed, available=available, obstacle=obstacle)

@@ -9,7 +9,7 @@ from analysis import report
 from experiments import study
 from experiments.config import studies
 from experiments.records.files import claim_folder, lock_file, new_folder
-from experiments.training import scale
+from experiments.training import plan as plans
 from models import device
 from models.errors import InputError
 from tests.make_runs import write_run
@@ -125,7 +125,7 @@ def test_scale_follows_the_machine(monkeypatch):
         (24, "cpu"),
     ):
         monkeypatch.setattr(device, "memory_bytes", lambda gib=gib: gib * 2**30)
-        overlays, why = scale.choose_scale()
+        overlays, why = plans.choose_scale()
         assert overlays == [overlay] and f"NVIDIA H200 has {gib} GiB" in why
     monkeypatch.setattr(device, "TYPE", "cpu")
-    assert scale.choose_scale()[0] == ["cpu"]
+    assert plans.choose_scale()[0] == ["cpu"]

@@ -14,7 +14,7 @@ from experiments.config.sweep import balanced
 from experiments.jobs import placement
 from experiments.jobs.runner import Run
 from experiments.jobs.shares import Budget
-from experiments.training import scale
+from experiments.training import plan as plans
 from models import device
 from tests.make_runs import write_run
 from tests.runs import run_study
@@ -85,7 +85,7 @@ def node(monkeypatch, tmp_path):
     monkeypatch.setattr(study, "Budget", partial(Budget, clock=lambda: now[0]))
     monkeypatch.setattr(device, "seconds_since_process_start", lambda: 0)
     monkeypatch.setattr(placement, "gpus", lambda: ["0", "1"])
-    monkeypatch.setattr(scale, "device", SimpleNamespace(TYPE="cuda", memory_bytes=lambda: 128e6))
+    monkeypatch.setattr(plans, "device", SimpleNamespace(TYPE="cuda", memory_bytes=lambda: 128e6))
     (tmp_path / "study.yaml").write_text(SWEEP)
     return tmp_path, turns
 

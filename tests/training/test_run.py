@@ -13,8 +13,7 @@ from experiments.config import recipes
 from experiments.config.studies import DEFAULT, load
 from experiments.jobs.progress import display
 from experiments.run import main
-from experiments.training.plan import check_here, plan, slow_attention
-from experiments.training.scale import choose_scale
+from experiments.training.plan import check_here, choose_scale, plan, slow_attention
 from models import device
 from models.errors import InputError
 from tests import processes
