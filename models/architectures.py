@@ -1,14 +1,34 @@
-"""The architectures: `model.name` chooses a class and its flavors, `model.flavor` and `model.sizes`
-a size."""
+"""Build a run's model: its architecture and size, frozen, compiled and sharded as the recipe asks.
+
+`model.name` chooses a class and its flavors, `model.flavor` and `model.sizes` a size.
+"""
 
 from dataclasses import asdict, replace
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
+import torch
+import torch._inductor.config
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torchtitan.components.loss import build_cross_entropy_loss
+from torchtitan.components.lr_scheduler import build_lr_schedulers
+from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.activation_checkpoint import apply_ac
+from torchtitan.models.llama3.infra import parallelize as titan
+from torchtitan.models.llama4.infra import parallelize as with_experts
+from torchtitan.protocols.train_spec import TrainSpec
 
 from models import llama, qwen3
-from models.errors import InputError
+from models.errors import InputError, by_pattern
 from models.flops import has_experts
+from models.fp8_gradients import Fp8ReduceScatter
+from models.optimizer import build_optimizers
+
+# ---- which model ----
 
 
 class Architecture(NamedTuple):
@@ -81,3 +101,109 @@ def label(config) -> str:
     sizes = asdict(config.model.sizes)
     others = [f"{name} {size}" for name, size in sizes.items() if size is not None]
     return ", ".join([config.model.flavor, *others])
+
+
+# ---- what torchtitan does with a model ----
+
+
+def train_spec(name: str, **builders) -> TrainSpec:
+    """The TrainSpec of an architecture; `builders` are the parts that are not the model's: data,
+    metrics."""
+    return TrainSpec(
+        model_cls=ARCHITECTURES[name].model,
+        model_args=ARCHITECTURES[name].flavors,
+        parallelize_fn=parallelize,
+        pipelining_fn=None,
+        build_optimizers_fn=build_optimizers,
+        build_lr_schedulers_fn=build_lr_schedulers,
+        build_loss_fn=build_cross_entropy_loss,
+        build_tokenizer_fn=None,
+        **builders,
+    )
+
+
+def freeze(model: nn.Module, patterns: list[str]) -> None:
+    """Stop training the parameters that shell patterns match.
+
+    Raises `InputError` if a pattern matches nothing, or nothing is left to train.
+    """
+    parameters = dict(model.named_parameters())
+    for pattern in patterns:
+        matched = [name for name in parameters if fnmatchcase(name, pattern)]
+        if not matched:
+            there = by_pattern(parameters)
+            raise InputError(f"model.freeze: `{pattern}` matches no parameter; there are {there}")
+        for name in matched:
+            parameters[name].requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise InputError(
+            f"model.freeze={patterns} leaves no parameter to train: leave a pattern out"
+        )
+
+
+def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> nn.Module:
+    """Freeze, recompute, compile and shard a model as the recipe asks, in torchtitan's order.
+
+    Serves any model of an embedding, blocks, a norm and a head by Llama's names.
+    """
+    freeze(model, job_config.model.freeze)
+
+    keys = job_config.compile
+    compiled = keys.enable and "model" in keys.components
+    by_block = compiled and keys.scope == "block"
+    torch._inductor.config.emulate_precision_casts = keys.emulate_precision_casts
+    torch._inductor.config.triton.cudagraphs = keys.cuda_graphs
+    torch._inductor.config.max_autotune_pointwise = keys.max_autotune_pointwise
+
+    if job_config.activation_checkpoint.mode != "none":
+        apply_ac(
+            model,
+            job_config.activation_checkpoint,
+            model_compile_enabled=by_block,
+            op_sac_save_list=titan._op_sac_save_list,
+            base_folder=job_config.job.dump_folder,
+        )
+    if by_block and has_experts(model.model_args):
+        # No graph has how many tokens each expert gets: what stands around experts is compiled.
+        with_experts.apply_compile(model, keys, ep_enabled=False)
+    elif by_block:
+        titan.apply_compile(model, keys)
+    if parallel_dims.fsdp_enabled:
+        axes = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
+        _shard(model, parallel_dims.get_mesh(axes), job_config)
+    if compiled and not by_block:
+        model.compile(backend=keys.backend)
+    return model
+
+
+def _shard(model: nn.Module, mesh: DeviceMesh, job_config) -> None:
+    """Shard parameters, gradients and optimizer states by FSDP2, as torchtitan's `apply_fsdp` does.
+
+    Differs for a tied head: torchtitan shards the embedding in one group and the head in another,
+    and sharded twice the matrix would be two parameters from then on.
+    """
+    training, reshard = job_config.training, job_config.parallelism.fsdp_reshard_after_forward
+    policy = MixedPrecisionPolicy(
+        param_dtype=TORCH_DTYPE_MAP[training.mixed_precision_param],
+        reduce_dtype=TORCH_DTYPE_MAP[training.mixed_precision_reduce],
+    )
+    keys = {"mesh": mesh, "mp_policy": policy}
+
+    last = [model.norm, model.output]
+    if model.model_args.enable_weight_tying:
+        last.insert(0, model.tok_embeddings)
+    else:
+        fully_shard(model.tok_embeddings, **keys, reshard_after_forward=reshard != "never")
+    for block in model.layers.values():
+        fully_shard(block, **keys, reshard_after_forward=reshard != "never")
+    # The last group's backward pass follows at once, so its weights stay gathered.
+    fully_shard(last, **keys, reshard_after_forward=reshard == "always")
+    fully_shard(model, **keys)
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # Sums, not means: the loss is divided by all ranks' tokens. gloo has sums alone.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+            if job_config.quantize.gradients:
+                module.set_custom_reduce_scatter(Fp8ReduceScatter())

@@ -33,7 +33,7 @@ class Fp8ReduceScatter(DefaultReduceScatter):
     def __call__(self, output_tensor, input_tensor, group, op, async_op=False) -> None:
         """Writes a rank's share of the sum, float32 (n), from each rank's gradients, float32 (ranks
         x n)."""
-        assert op == dist.ReduceOp.SUM and not async_op  # see models/train_spec.py
+        assert op == dist.ReduceOp.SUM and not async_op  # see models/architectures.py
         sent = encode(input_tensor.view(group.size(), -1))
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=group)

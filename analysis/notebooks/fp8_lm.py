@@ -68,7 +68,7 @@ plots.gradient_sums(sums)
 # AdamW keeps two moments of each parameter, and master weights beside parameters that are too
 # coarse to be stepped. FP8-LM's precision decoupling gives each state as few bits as it bears: the
 # first moment FP8 (E4M3), the second moment FP16, the master weights FP16, with a scale for each
-# tensor. The recipe `fp8_optimizer` does that (`models/fp8_adamw.py`). The study
+# tensor. The recipe `fp8_optimizer` does that (`models/optimizer.py`). The study
 # `precision_decoupling` repeats the paper's table 6 and figure 8, in which one state at a time has
 # another precision; here matmuls are in bf16 in all runs, so that only the optimizer differs.
 #

@@ -144,7 +144,7 @@ StateDtype = Literal["float32", "bfloat16", "float16", "float8_e4m3fn"] | None
 
 @dataclass
 class States:
-    """Dtypes of AdamW's states, all three or none, see models/fp8_adamw.py. null: moments in the
+    """Dtypes of AdamW's states, all three or none, see models/optimizer.py. null: moments in the
     parameters' dtype, and no master weights. In FP8 and FP16 each tensor has a scale."""
 
     first_moment: StateDtype = None

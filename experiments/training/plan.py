@@ -26,11 +26,10 @@ from experiments.jobs.shares import BUDGET
 from experiments.records.study import Fit
 from experiments.training import checkpoint
 from models import device, float8, flops
-from models.architectures import build, model_args
+from models.architectures import build, freeze, model_args
 from models.errors import InputError, by_pattern
 from models.flops import memory_by_use, memory_finding
 from models.gpus import GPUS
-from models.train_spec import freeze
 
 if TYPE_CHECKING:
     from experiments.corpus.tokens import TokenFile

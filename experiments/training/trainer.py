@@ -37,9 +37,8 @@ from experiments.training.metrics import TIMELINE, Meter, compiled_s, fp8_ranges
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof
 from models import float8, optimizer
-from models.architectures import ARCHITECTURES
+from models.architectures import ARCHITECTURES, train_spec
 from models.device import local
-from models.train_spec import train_spec
 
 # Steps of a phase, counted from 1. The first compiles, and the second may compile again.
 PROFILED_OF_PHASE = 3
@@ -88,7 +87,7 @@ class Trainer(titan.Trainer):
         unconverted = replace(config, model=replace(config.model, converters=[]))
         # In here, in this order: process group (`init_distributed`), model on the meta device, FP8
         # conversion, metrics, recomputation, compilation and sharding (`parallelize` in
-        # models/train_spec.py), weights, optimizer, schedule, checkpoints.
+        # models/architectures.py), weights, optimizer, schedule, checkpoints.
         with patch.object(titan, "CheckpointManager", Checkpoints):  # torchtitan has no hook for it
             super().__init__(unconverted if convert_late else config)
         model = self.model_parts[0]

@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from models.fp8_adamw import AdamWFp8LM
+from models.optimizer import AdamWFp8LM
 from tests.models.test_fp8_adamw import KEYS, PAPER
 
 from experiments.training import checkpoint  # isort: skip

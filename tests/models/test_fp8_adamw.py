@@ -11,7 +11,7 @@ from torch import nn
 from experiments.config import recipes
 from experiments.training.plan import plan
 from models import optimizer
-from models.fp8_adamw import STATES, AdamWFp8LM
+from models.optimizer import STATES, AdamWFp8LM
 from tests import processes
 from tests.runs import ONE_DEVICE
 

@@ -24,8 +24,8 @@ from experiments.records.run import Collectives
 from experiments.training import collectives
 from experiments.training.proof import Proof, ProofError
 from experiments.training.trainer import Trainer
-from models import float8, llama, train_spec
-from models.train_spec import parallelize
+from models import architectures, float8, llama
+from models.architectures import parallelize
 
 EACH, COMBINED = "tensorwise_fp8_allgather_amax_each", "tensorwise_fp8_allgather"
 LAYERS = 7  # linear ones of the model's one block
@@ -117,7 +117,7 @@ def see_no_gather(patch) -> None:
 
 
 def reduce_in_float32(patch) -> None:
-    patch.setattr(train_spec, "Fp8ReduceScatter", DefaultReduceScatter)
+    patch.setattr(architectures, "Fp8ReduceScatter", DefaultReduceScatter)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 
 from experiments.config import recipes
 from models import float8
-from models.architectures import build
-from models.train_spec import parallelize
+from models.architectures import build, parallelize
 from tests.runs import ONE_DEVICE
 
 pytestmark = pytest.mark.slow

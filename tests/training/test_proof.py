@@ -11,7 +11,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from experiments.config.keys import Config
 from experiments.training.proof import Proof, ProofError, count_flops, find_matmuls
 from models import float8
-from models.fp8_adamw import STATES, AdamWFp8LM
+from models.optimizer import STATES, AdamWFp8LM
 from tests.runs import ONE_DEVICE
 
 TOKENS, WIDTH = 32, 64
