@@ -23,7 +23,7 @@ from experiments.config.phases import fp8_steps
 from experiments.jobs import placement
 from experiments.jobs.rank_environment import number
 from experiments.jobs.shares import BUDGET
-from experiments.records.study import Fit
+from experiments.records.run import Fit
 from experiments.training import checkpoint
 from models import device, float8, flops
 from models.architectures import build, freeze, model_args
