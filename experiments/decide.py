@@ -12,8 +12,8 @@ import math
 import re
 
 from experiments.config import recipes
+from experiments.config.command_line import process_count
 from experiments.jobs.exit_codes import COMPLETED, leave
-from experiments.jobs.rank_environment import process_count
 from models.errors import InputError
 from models.gpus import GPUS, find
 

@@ -20,11 +20,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from experiments.config import recipes
-from experiments.config.command_line import CommandLine, seconds
+from experiments.config.command_line import CommandLine, process_count, seconds
 from experiments.config.yaml_source import ROOT
-from experiments.jobs import placement
 from experiments.jobs.exit_codes import COMPLETED, FAILED, complain, leave
-from experiments.jobs.rank_environment import process_count, set_rank_environment, variables
+from experiments.jobs.ranks import gpus_for, set_rank_environment, variables
 from experiments.jobs.runner import Run, run_all
 from experiments.jobs.signals import Stop
 from models.errors import InputError
@@ -47,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
             )
         starts_ranks = args.processes > started
         if starts_ranks:
-            placement.gpus_for(args.processes)
+            gpus_for(args.processes)
             os.environ |= variables(0, args.processes)  # for the checks; each rank gets its own
 
         # torch: seconds, which a misspelt name need not wait for

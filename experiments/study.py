@@ -33,11 +33,10 @@ import yaml
 from rich.console import Console
 
 from experiments.config import recipes, sweep
-from experiments.config.command_line import CommandLine, seconds
+from experiments.config.command_line import CommandLine, process_count, seconds
 from experiments.config.studies import AUTO, DEFAULT, Cell, Study, load, read
-from experiments.jobs import placement
 from experiments.jobs.exit_codes import COMPLETED, FAILED, complain, leave
-from experiments.jobs.rank_environment import number, process_count
+from experiments.jobs.ranks import gpus_for, number
 from experiments.jobs.runner import Run, run_all
 from experiments.jobs.shares import BUDGET, Budget
 from experiments.jobs.signals import COME_BACK, FOR_GOOD, Stop
@@ -70,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
             return COMPLETED
         cells_to_run = sweep.can_run(cells)
         if not study.axes:
-            placement.gpus_for(study.processes)
+            gpus_for(study.processes)
         budget = _budget(args.budget, cells_to_run)
         if not (args.out or resumed):
             out = new_folder(out)

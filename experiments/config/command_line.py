@@ -77,3 +77,10 @@ def seconds(text: str) -> float:
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"expected seconds, more than 0, got {text}")
     return number
+
+
+def process_count(text: str) -> int:
+    """Read `--processes`. Raises ArgumentTypeError for what is no number from 1 to 9,999."""
+    if not text.isdecimal() or not 0 < int(text) < 10_000:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 9999, got {text}")
+    return int(text)

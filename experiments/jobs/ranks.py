@@ -1,7 +1,9 @@
-"""The processes of a run: started together, told of one another, ended together."""
+"""The processes of a run: the GPUs that they get, how they are started and ended together, and how
+each of them knows which one it is."""
 
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,12 +14,80 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from experiments.jobs import placement
 from experiments.jobs.exit_codes import FAILED
-from experiments.jobs.rank_environment import variables
 from experiments.jobs.signals import STARTER_PID
+from models.errors import InputError
 
 GRACE_S = 30  # from one rank's end to the killing of the others: rank 0 writes how the run ended
+
+
+# ---- the GPUs of runs, and the cores and memory near them ----
+
+
+def gpus() -> list[str | None]:
+    """List the GPUs that a cluster gave (CUDA_VISIBLE_DEVICES: indices or UUIDs), or all of them.
+
+    [None] where there is none.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip()] or [None]
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())] or [None]
+
+
+def gpus_for(processes: int) -> int:
+    """Count the `gpus` that a run of some processes takes: one each; without GPUs the machine is
+    one, for all.
+
+    Raises `InputError` if there are not so many.
+    """
+    there = gpus()
+    if there == [None]:
+        return 1
+    if processes > len(there):
+        raise InputError(
+            f"a run of {processes} processes needs {processes} GPUs, and {len(there)} are here: "
+            "lower `processes`, or start it where there are as many"
+        )
+    return processes
+
+
+def binding(gpu: str | None, place: int, sysfs: Path = Path("/sys")) -> list[str]:
+    """Return the `numactl` command that keeps a process and its memory near a GPU.
+
+    `place` is the GPU's among `gpus`: the memory node of this number, where the kernel names none.
+    Empty where there is no choice.
+    """
+    if gpu is None or not shutil.which("numactl"):
+        return []
+    # A Grace Hopper lists each GPU's own memory as a node without cores: no place for a process
+    lists = sysfs.glob("devices/system/node/node[0-9]*/cpulist")
+    nodes = sorted(int(cores.parent.name[4:]) for cores in lists if cores.read_text().strip())
+    if len(nodes) < 2:
+        return []
+    node = _nearest(gpu, sysfs)
+    if node not in nodes:
+        node = nodes[place % len(nodes)]
+    command = ["numactl", f"--cpunodebind={node}", f"--membind={node}"]
+    # A container may own only some nodes, or forbid any choice: then nothing starts with numactl
+    permitted = subprocess.run([*command, "true"], capture_output=True).returncode == 0
+    return command if permitted else []
+
+
+def _nearest(gpu: str, sysfs: Path) -> int | None:
+    """Read the memory node of a GPU's slot; None or -1 if the kernel gives none."""
+    query = ["nvidia-smi", f"--id={gpu}", "--query-gpu=pci.bus_id", "--format=csv,noheader"]
+    try:
+        slot = subprocess.check_output(query, text=True, timeout=20).strip().lower()
+        # the kernel writes a domain of 4 digits, nvidia-smi one of 8
+        return int((sysfs / "bus/pci/devices" / slot[-12:] / "numa_node").read_text())
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+# ---- ranks, as their starter sees them ----
 
 
 class Ranks:
@@ -40,7 +110,7 @@ class Ranks:
 
         Rank 0's stderr is added to `log`; its stdout, which repeats the log, is dropped. What
         another rank prints is kept for `last_words`. `gpus` are (place, GPU) as for
-        `placement.binding`.
+        `binding`.
         """
         self.log, self.gpus, self.processes = log, gpus, processes
         self.first, self.returncode = 0, None
@@ -67,7 +137,7 @@ class Ranks:
             stdout = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
             self._outputs[rank] = stdout
         child = subprocess.Popen(
-            [*placement.binding(gpu, place), sys.executable, "-m", *arguments],
+            [*binding(gpu, place), sys.executable, "-m", *arguments],
             env=environment,
             stdout=stdout,
             stderr=self._outputs[rank],
@@ -84,7 +154,7 @@ class Ranks:
         if names:
             shared["CUDA_VISIBLE_DEVICES"] = ",".join(names)
         if self.processes > 1 and "OMP_NUM_THREADS" not in os.environ:
-            sharing = max(self.processes, len(placement.gpus()))
+            sharing = max(self.processes, len(gpus()))
             shared["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)) // sharing or 1)
         return shared
 
@@ -157,3 +227,76 @@ def reserved_port() -> socket.socket:
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's store does
     reserved.bind(("", 0))
     return reserved
+
+
+# ---- which of the ranks this process is: the variables of torchrun or srun ----
+
+
+def variables(rank: int, processes: int, port: int = 0) -> dict[str, str]:
+    """Return torch.distributed's variables for one of several processes on this machine.
+
+    Rank 0 listens at `port` itself, also where a torchrun around this process listens for its own.
+    """
+    told = {
+        "RANK": rank,
+        "WORLD_SIZE": processes,
+        "LOCAL_RANK": rank,
+        "LOCAL_WORLD_SIZE": processes,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": False,
+    }
+    return {name: str(value) for name, value in told.items()}
+
+
+def set_rank_environment() -> int:
+    """Set torch.distributed's variables to torchrun's, srun's, or those of one process; returns
+    the number of processes.
+
+    Raises `InputError` where variables are missing or no numbers.
+    """
+    env = os.environ
+    if "RANK" in env or "WORLD_SIZE" in env:
+        _require("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    elif number("SLURM_STEP_NUM_TASKS", 1) > 1:
+        _take_over_from_srun()
+    else:
+        env |= variables(0, 1)
+    rank, world_size = number("RANK"), number("WORLD_SIZE", least=1)
+    if rank >= world_size or number("LOCAL_RANK") >= world_size:
+        raise InputError(
+            f"the environment variable RANK is {rank}, LOCAL_RANK {env['LOCAL_RANK']} and "
+            f"WORLD_SIZE {world_size}: ranks begin at 0"
+        )
+    return world_size
+
+
+def _take_over_from_srun() -> None:
+    _require("SLURM_PROCID", "SLURM_LOCALID", "MASTER_ADDR", "MASTER_PORT")
+    import torch
+
+    tasks = number("SLURM_STEP_NUM_TASKS")
+    local = number("SLURM_LOCALID") % (torch.cuda.device_count() or tasks)  # a task may see one GPU
+    ours = {"RANK": number("SLURM_PROCID"), "WORLD_SIZE": tasks, "LOCAL_RANK": local}
+    os.environ |= {name: str(value) for name, value in ours.items()}
+
+
+def _require(*names: str) -> None:
+    given = [name for name in names if name in os.environ] or ["SLURM_STEP_NUM_TASKS"]
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise InputError(
+            f"the environment variable {given[0]} is set and {missing[0]} is not: start several "
+            "processes with --processes N, torchrun, or srun after `export MASTER_ADDR=$(hostname) "
+            f"MASTER_PORT=…` as in launch/alps_multinode.sbatch; for one process unset {given[0]}"
+        )
+
+
+def number(name: str, default: int = 0, least: int = 0) -> int:
+    """Read a number from an environment variable. Raises `InputError` where it is none."""
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal() or int(text) < least:
+        raise InputError(
+            f"the environment variable {name} is {text!r}: set it to {least} or more, or unset it"
+        )
+    return int(text)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, TaskID
 
-from experiments.jobs import placement
+from experiments.jobs import ranks
 from experiments.jobs.exit_codes import BAD_INPUT, COMPLETED, DIVERGED
 from experiments.jobs.progress import (
     LINE_EVERY_S,
@@ -97,7 +97,7 @@ class _Jobs:
     def __init__(self, console: Console, bar: Progress, stop: Stop, budget: Budget):
         self.console, self.bar, self.stop, self.budget = console, bar, stop, budget
         self.running: list[_Started] = []
-        self.free = list(enumerate(placement.gpus()))
+        self.free = list(enumerate(ranks.gpus()))
         self.places = len(self.free)
         self.codes: list[int] = []
 
@@ -125,7 +125,7 @@ class _Jobs:
 
     def _start_waiting(self, waiting: list[Run]) -> None:
         while self._starts_more(waiting):
-            count = placement.gpus_for(waiting[0].processes)
+            count = ranks.gpus_for(waiting[0].processes)
             if count > len(self.free):
                 return
             run = waiting.pop(0)

@@ -20,8 +20,8 @@ import torch
 
 from experiments.config import recipes
 from experiments.config.phases import fp8_steps
-from experiments.jobs import placement
-from experiments.jobs.rank_environment import number
+from experiments.jobs import ranks
+from experiments.jobs.ranks import number
 from experiments.jobs.shares import BUDGET
 from experiments.records.run import Fit
 from experiments.training import checkpoint
@@ -359,7 +359,7 @@ def fit(values: dict[str, str | int], plans: list[Plan], gpu: str | None = None)
     """Compare the neediest run of a sweep's cell with this machine, or with GPUs of a kind."""
     processes = plans[0].world_size
     needed = max(planned.memory_needed for planned in plans)
-    here, available, obstacle = placement.gpus(), device.memory_bytes(), None
+    here, available, obstacle = ranks.gpus(), device.memory_bytes(), None
     if gpu:
         available = GPUS[gpu].memory
     elif device.TYPE == "cpu":  # its processes share it

@@ -19,7 +19,7 @@ import torch
 
 from experiments.config import recipes
 from experiments.corpus.tokens import TokenFile
-from experiments.jobs.rank_environment import number
+from experiments.jobs.ranks import number
 from experiments.jobs.shares import BUDGET
 from experiments.records import files, run
 from experiments.records.files import check_folder, claim_folder

@@ -10,7 +10,7 @@ from tests import processes
 LEAVE = (
     "import atexit, time; atexit.register(time.sleep, 600)\n"
     "from experiments.jobs.exit_codes import leave\n"
-    "from experiments.jobs.rank_environment import number\n"
+    "from experiments.jobs.ranks import number\n"
 )
 
 

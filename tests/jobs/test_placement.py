@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from experiments.jobs import placement
+from experiments.jobs import ranks
 
 
 @pytest.fixture
@@ -33,23 +33,23 @@ def tool(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("visible", "gpus"), [("2,3", ["2", "3"]), ("", [None])])
 def test_gpus_are_those_that_the_cluster_gave(visible, gpus, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert placement.gpus() == gpus
+    assert ranks.gpus() == gpus
 
 
 @pytest.mark.parametrize(
     ("nearest", "node"), [(-1, 2), (1, 1), (5, 2)]
 )  # unknown; known; a GPU's own memory
 def test_a_run_is_bound_to_the_cores_and_memory_of_its_gpu(nearest, node, sysfs, tool, monkeypatch):
-    monkeypatch.setattr(placement, "_nearest", lambda gpu, root: nearest)
+    monkeypatch.setattr(ranks, "_nearest", lambda gpu, root: nearest)
     tool("numactl", "exit 0")
-    assert placement.binding("2", 2, sysfs) == [
+    assert ranks.binding("2", 2, sysfs) == [
         "numactl",
         f"--cpunodebind={node}",
         f"--membind={node}",
     ]
-    assert placement.binding(None, 0, sysfs) == []
+    assert ranks.binding(None, 0, sysfs) == []
     tool("numactl", "exit 1")  # as in a container whose memory may not be chosen
-    assert placement.binding("2", 2, sysfs) == []
+    assert ranks.binding("2", 2, sysfs) == []
 
 
 def test_the_kernels_memory_node_of_a_gpu(sysfs, tool):
@@ -57,4 +57,4 @@ def test_the_kernels_memory_node_of_a_gpu(sysfs, tool):
     slot.mkdir(parents=True)
     (slot / "numa_node").write_text("3\n")
     tool("nvidia-smi", "echo 00000009:01:00.0")
-    assert placement._nearest("1", sysfs) == 3
+    assert ranks._nearest("1", sysfs) == 3

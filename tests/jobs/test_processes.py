@@ -8,7 +8,6 @@ import time
 import pytest
 
 from experiments import run
-from experiments.jobs import placement
 from experiments.jobs import ranks as jobs_ranks
 from experiments.jobs.ranks import Ranks
 from experiments.records.files import last_window, read
@@ -50,7 +49,7 @@ def test_each_rank_is_told_of_the_others_and_of_its_share(ranks, tmp_path, monke
     """Whatever variables of ranks this process has, as where a study is started by torchrun."""
     for name in NAMES[:4]:
         monkeypatch.setenv(name, "7")
-    monkeypatch.setattr(placement, "gpus", lambda: ["4", "5", "6", "7"])
+    monkeypatch.setattr(jobs_ranks, "gpus", lambda: ["4", "5", "6", "7"])
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     told = (
         f"print(*map(os.environ.get, {NAMES}), file=sys.stderr)\nsys.exit(int(os.environ['RANK']))"

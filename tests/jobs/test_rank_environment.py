@@ -3,7 +3,7 @@ that are half set or nonsense."""
 
 import pytest
 
-from experiments.jobs.rank_environment import set_rank_environment
+from experiments.jobs.ranks import set_rank_environment
 
 SRUN = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from experiments.jobs import placement, runner
+from experiments.jobs import ranks, runner
 from experiments.jobs.runner import Run, run_all
 from experiments.jobs.signals import FOR_GOOD, STARTER_PID, Stop
 from tests import processes
@@ -74,7 +74,7 @@ def test_a_second_ctrl_c_on_a_study_ends_its_runs_at_once(stop, tmp_path, monkey
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{processes.ROOT}")
-    monkeypatch.setattr(placement, "gpus", lambda: [None])
+    monkeypatch.setattr(ranks, "gpus", lambda: [None])
     monkeypatch.setattr(runner, "COMMAND", "busy")
     monkeypatch.setattr(runner, "COMPILE_CACHES", {"TORCHINDUCTOR_CACHE_DIR"})
     monkeypatch.setattr(runner.time, "sleep", insist)

@@ -11,7 +11,7 @@ from analysis import report
 from experiments import study
 from experiments.config import studies
 from experiments.config.sweep import balanced
-from experiments.jobs import placement
+from experiments.jobs import ranks
 from experiments.jobs.runner import Run
 from experiments.jobs.shares import Budget
 from experiments.training import plan as plans
@@ -84,7 +84,7 @@ def node(monkeypatch, tmp_path):
     monkeypatch.setattr(report, "write_page", lambda *page: None)  # seconds of drawing
     monkeypatch.setattr(study, "Budget", partial(Budget, clock=lambda: now[0]))
     monkeypatch.setattr(device, "seconds_since_process_start", lambda: 0)
-    monkeypatch.setattr(placement, "gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(ranks, "gpus", lambda: ["0", "1"])
     monkeypatch.setattr(plans, "device", SimpleNamespace(TYPE="cuda", memory_bytes=lambda: 128e6))
     (tmp_path / "study.yaml").write_text(SWEEP)
     return tmp_path, turns

@@ -9,8 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from experiments.jobs.rank_environment import variables
-from experiments.jobs.ranks import reserved_port
+from experiments.jobs.ranks import reserved_port, variables
 from experiments.run import main
 from experiments.training import attempt, trainer  # noqa: F401  # before the forks
 
