@@ -27,11 +27,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.config import recipes
-from experiments.config.command_line import CommandLine, seconds
 from experiments.config.phases import check_one_precision
 from experiments.config.studies import DEFAULT, load
-from experiments.jobs.exit_codes import leave
-from experiments.jobs.signals import Stop
+from experiments.jobs.command import CommandLine, Stop, leave, seconds
 from experiments.profiling.rounds import Rounds, file_names
 from experiments.profiling.table import tables
 from experiments.records.files import claim_folder, dated_folder, new_folder

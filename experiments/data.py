@@ -10,8 +10,7 @@ Exit codes: 0 written, or there already; 2 for bad input.
 import time
 
 from experiments.config import recipes
-from experiments.config.command_line import CommandLine
-from experiments.jobs.exit_codes import COMPLETED, leave
+from experiments.jobs.command import COMPLETED, CommandLine, leave
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,8 +12,7 @@ import math
 import re
 
 from experiments.config import recipes
-from experiments.config.command_line import process_count
-from experiments.jobs.exit_codes import COMPLETED, leave
+from experiments.jobs.command import COMPLETED, leave, process_count
 from models.errors import InputError
 from models.gpus import GPUS, find
 

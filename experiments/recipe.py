@@ -17,9 +17,8 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from experiments.config import recipes, yaml_source
-from experiments.config.command_line import CommandLine
 from experiments.config.studies import STUDIES
-from experiments.jobs.exit_codes import COMPLETED, complain, leave
+from experiments.jobs.command import COMPLETED, CommandLine, complain, leave
 from models.errors import InputError
 
 

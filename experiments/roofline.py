@@ -16,8 +16,7 @@ import pandas as pd
 from pydantic import BaseModel, ValidationError
 
 from experiments.config import recipes
-from experiments.config.command_line import CommandLine
-from experiments.jobs.exit_codes import COMPLETED, leave
+from experiments.jobs.command import COMPLETED, CommandLine, leave
 from experiments.profiling.table import work
 from models.errors import InputError
 from models.floors import PARTS, Work, step_floors, tokens_per_step

@@ -20,12 +20,19 @@ from rich.console import Console
 from rich.markup import escape
 
 from experiments.config import recipes
-from experiments.config.command_line import CommandLine, process_count, seconds
 from experiments.config.yaml_source import ROOT
-from experiments.jobs.exit_codes import COMPLETED, FAILED, complain, leave
+from experiments.jobs.command import (
+    COMPLETED,
+    FAILED,
+    CommandLine,
+    Stop,
+    complain,
+    leave,
+    process_count,
+    seconds,
+)
 from experiments.jobs.ranks import gpus_for, set_rank_environment, variables
 from experiments.jobs.runner import Run, run_all
-from experiments.jobs.signals import Stop
 from models.errors import InputError
 
 

@@ -33,13 +33,22 @@ import yaml
 from rich.console import Console
 
 from experiments.config import recipes, sweep
-from experiments.config.command_line import CommandLine, process_count, seconds
 from experiments.config.studies import AUTO, DEFAULT, Cell, Study, load, read
-from experiments.jobs.exit_codes import COMPLETED, FAILED, complain, leave
+from experiments.jobs.command import (
+    COME_BACK,
+    COMPLETED,
+    FAILED,
+    FOR_GOOD,
+    CommandLine,
+    Stop,
+    complain,
+    leave,
+    process_count,
+    seconds,
+)
 from experiments.jobs.ranks import gpus_for, number
 from experiments.jobs.runner import Run, run_all
 from experiments.jobs.shares import BUDGET, Budget
-from experiments.jobs.signals import COME_BACK, FOR_GOOD, Stop
 from experiments.records import files
 from experiments.records.files import check_folder, claim_folder, dated_folder, new_folder
 from experiments.records.run import CELL, MANIFEST, STUDY_FILE, TENSORBOARD, Manifest

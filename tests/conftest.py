@@ -16,9 +16,8 @@ import torch.distributed as dist
 
 from experiments.config.keys import Config
 from experiments.config.recipes import Recipe
-from experiments.jobs.exit_codes import complain
+from experiments.jobs.command import Stop, complain
 from experiments.jobs.ranks import set_rank_environment
-from experiments.jobs.signals import Stop
 from experiments.records.run import Window
 from experiments.run import main
 from experiments.training.plan import open_data, plan

@@ -17,7 +17,7 @@ ROOMS = {
     "models": [],
     "experiments/records": ["models/errors"],
     "experiments/config": ["models", "experiments/records"],
-    "experiments/jobs": ["models", "experiments/records"],
+    "experiments/jobs": ["models", "experiments/records", "experiments/config"],
     "experiments/corpus": ["models", "experiments/records", "experiments/config"],
     "experiments/training": [*BELOW_TRAINING, "experiments/corpus"],
     "experiments/profiling": [*BELOW_TRAINING, "experiments/training"],

@@ -19,7 +19,7 @@ from unittest.mock import patch
 import pytest
 
 from experiments.config import recipes
-from experiments.jobs.exit_codes import complain
+from experiments.jobs.command import complain
 from models import device
 from models.errors import InputError
 from tests.make_corpus import words, write_parquet, write_tokenizer

@@ -37,8 +37,7 @@ from torchao.float8.float8_utils import to_fp8_saturated
 
 from experiments.benchmarks.small_run import batches, begin, loss_of
 from experiments.config import recipes
-from experiments.config.command_line import CommandLine
-from experiments.jobs.exit_codes import leave
+from experiments.jobs.command import CommandLine, leave
 from experiments.records.files import write_whole
 from experiments.training.plan import Plan, plan
 from models.errors import InputError

@@ -18,9 +18,8 @@ import torch
 
 from experiments.benchmarks.small_run import batches, begin, loss_of
 from experiments.config import recipes
-from experiments.config.command_line import CommandLine
 from experiments.corpus.tokens import TokenFile
-from experiments.jobs.exit_codes import leave
+from experiments.jobs.command import CommandLine, leave
 from experiments.records.run import NOT_STEADY_STEPS
 from experiments.training.metrics import fp8_ranges
 from experiments.training.plan import Plan, choose_scale, open_data, plan

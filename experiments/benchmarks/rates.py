@@ -20,8 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.benchmark import Timer
 
 from experiments.config import recipes
-from experiments.config.command_line import CommandLine
-from experiments.jobs.exit_codes import leave
+from experiments.jobs.command import CommandLine, leave
 from experiments.training.plan import choose_scale
 from models import device, flops
 from models.architectures import model_args

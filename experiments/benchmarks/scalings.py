@@ -29,9 +29,8 @@ from torch import Tensor, nn
 
 from experiments.benchmarks.small_run import batches, begin, loss_of
 from experiments.config import recipes
-from experiments.config.command_line import CommandLine
 from experiments.config.keys import Float8Linear
-from experiments.jobs.exit_codes import leave
+from experiments.jobs.command import CommandLine, leave
 from experiments.records.files import write_whole
 from experiments.training.plan import Plan, plan
 from models import float8

@@ -9,8 +9,8 @@ from torch.nn.functional import cross_entropy
 
 from experiments.corpus.rows import build_dataloader
 from experiments.corpus.tokens import TokenFile
+from experiments.jobs.command import Stop
 from experiments.jobs.ranks import set_rank_environment
-from experiments.jobs.signals import Stop
 from experiments.training.plan import Plan, open_data
 from experiments.training.trainer import Trainer
 

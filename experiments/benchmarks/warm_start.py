@@ -17,9 +17,8 @@ import tempfile
 from pathlib import Path
 
 from experiments.config import recipes
-from experiments.config.command_line import CommandLine
 from experiments.config.studies import DEFAULT, load
-from experiments.jobs.exit_codes import FAILED, complain, leave
+from experiments.jobs.command import FAILED, CommandLine, complain, leave
 from experiments.records.files import read
 from experiments.records.run import TIMING, Timing
 from experiments.training.plan import choose_scale

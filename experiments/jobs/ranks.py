@@ -14,8 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from experiments.jobs.exit_codes import FAILED
-from experiments.jobs.signals import STARTER_PID
+from experiments.jobs.command import FAILED, STARTER_PID
 from models.errors import InputError
 
 GRACE_S = 30  # from one rank's end to the killing of the others: rank 0 writes how the run ended

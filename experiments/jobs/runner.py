@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.progress import Progress, TaskID
 
 from experiments.jobs import ranks
-from experiments.jobs.exit_codes import BAD_INPUT, COMPLETED, DIVERGED
+from experiments.jobs.command import BAD_INPUT, COME_BACK, COMPLETED, DIVERGED, FOR_GOOD, Stop
 from experiments.jobs.progress import (
     LINE_EVERY_S,
     describe,
@@ -29,7 +29,6 @@ from experiments.jobs.progress import (
 )
 from experiments.jobs.ranks import Ranks
 from experiments.jobs.shares import Budget
-from experiments.jobs.signals import COME_BACK, FOR_GOOD, Stop
 from experiments.records.files import last_window
 from experiments.records.run import LOG, Window
 

@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from experiments.config.yaml_source import ROOT
-from experiments.jobs.exit_codes import COMPLETED, leave
+from experiments.jobs.command import COMPLETED, leave
 from experiments.profiling import fit, pairs
 from models.gpus import chip
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from experiments.jobs.command import Stop
 from experiments.jobs.ranks import Ranks, gpus
-from experiments.jobs.signals import Stop
 from experiments.profiling.table import summarize
 from experiments.records.files import write_whole
 

@@ -22,10 +22,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from experiments.config import recipes
-from experiments.config.command_line import CommandLine
-from experiments.jobs.exit_codes import COMPLETED, FAILED, complain, leave
+from experiments.jobs.command import COMPLETED, FAILED, CommandLine, Stop, complain, leave
 from experiments.jobs.ranks import set_rank_environment
-from experiments.jobs.signals import Stop
 from experiments.profiling import parts
 from experiments.records.run import Window
 from experiments.training.metrics import TIMELINE, compile_cache

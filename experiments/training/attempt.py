@@ -13,9 +13,8 @@ from rich.markup import escape
 from torch import distributed as dist
 
 from experiments.corpus.tokens import TokenFile
-from experiments.jobs.exit_codes import BAD_INPUT, COMPLETED, DIVERGED, FAILED
+from experiments.jobs.command import BAD_INPUT, COMPLETED, DIVERGED, FAILED, Interrupted, Stop
 from experiments.jobs.progress import describe, display
-from experiments.jobs.signals import Interrupted, Stop
 from experiments.records import files
 from experiments.records.files import dated_folder, new_folder
 from experiments.records.run import LOG, METRICS, PROOF, TIMING, Window

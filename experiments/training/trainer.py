@@ -30,7 +30,7 @@ from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 
 from experiments.corpus.rows import build_dataloader
 from experiments.corpus.tokens import TokenFile
-from experiments.jobs.signals import Interrupted, Stop
+from experiments.jobs.command import Interrupted, Stop
 from experiments.records.run import NOT_STEADY_STEPS, Switch, Timing, Window
 from experiments.training.checkpoint import Checkpoints, identity
 from experiments.training.metrics import TIMELINE, Meter, compiled_s, fp8_ranges

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from experiments.jobs.exit_codes import complain, leave
-from experiments.jobs.signals import Stop
+from experiments.jobs.command import Stop, complain, leave
 from experiments.records.files import append, last_window
 from experiments.records.run import MANIFEST, METRICS, PROOF, RECIPE, TIMING, Window
 from tests.make_runs import metrics_lines, write_run

@@ -9,7 +9,7 @@ from tests import processes
 
 LEAVE = (
     "import atexit, time; atexit.register(time.sleep, 600)\n"
-    "from experiments.jobs.exit_codes import leave\n"
+    "from experiments.jobs.command import leave\n"
     "from experiments.jobs.ranks import number\n"
 )
 
@@ -43,7 +43,7 @@ def test_output_that_cannot_be_written_changes_no_exit_code(redirection):
 POOL = """
 import signal, sys, time
 from torch._inductor.async_compile import AsyncCompile, _pool_set
-from experiments.jobs.exit_codes import leave
+from experiments.jobs.command import leave
 
 def command():
     AsyncCompile.warm_pool()

@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 from experiments.jobs import ranks, runner
+from experiments.jobs.command import FOR_GOOD, STARTER_PID, Stop
 from experiments.jobs.runner import Run, run_all
-from experiments.jobs.signals import FOR_GOOD, STARTER_PID, Stop
 from tests import processes
 
 # a run within a step that lasts for a minute
 BUSY = (
-    "import sys, time; from experiments.jobs.signals import Stop\n"
+    "import sys, time; from experiments.jobs.command import Stop\n"
     "stop = Stop(); stop.listen(); stop.deferred = {}; print('listens', file=sys.stderr)\n"
     "time.sleep(60)"
 )

@@ -2,9 +2,9 @@
 # The Python of a job whose runs are stand-ins: PYTHON=tests/launch/python.sh, REAL_PYTHON=…
 study='import sys
 from experiments import study
-from experiments.jobs import exit_codes, runner
+from experiments.jobs import command, runner
 runner.COMMAND = "tests.jobs.stand_in"
-exit_codes.leave(study.main)'
+command.leave(study.main)'
 if [ "$1 ${2-}" = "-m experiments.study" ]; then
   exec "$REAL_PYTHON" -c "$study" "${@:3}"
 fi

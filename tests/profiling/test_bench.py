@@ -12,7 +12,7 @@ import pytest
 
 from experiments import bench
 from experiments.config import recipes
-from experiments.jobs.signals import FOR_GOOD, Stop
+from experiments.jobs.command import FOR_GOOD, Stop
 from experiments.profiling import rounds, table
 from experiments.training.plan import plan
 from models import device

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from experiments.jobs.signals import COME_BACK
+from experiments.jobs.command import COME_BACK
 from experiments.training.trainer import Trainer
 from models import float8
 from tests import processes

@@ -1,0 +1,244 @@
+"""How a command begins, is asked to stop, and ends: its arguments, the signals that it obeys, its
+exit code, and its sentence about bad input."""
+
+import _thread
+import argparse
+import ctypes
+import io
+import logging
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from rich.console import Console
+from rich.markup import escape
+
+from experiments.config import recipes, yaml_source
+from models.errors import InputError
+
+COMPLETED, FAILED, BAD_INPUT, DIVERGED = 0, 1, 2, 3
+COME_BACK, FOR_GOOD = 75, 130  # EX_TEMPFAIL of sysexits.h; a shell's for Ctrl-C
+
+
+# ---- its arguments ----
+
+
+class CommandLine(argparse.ArgumentParser):
+    """A command's arguments. Its help is the docstring of its module."""
+
+    def __init__(self, module: str, docstring: str):
+        super().__init__(
+            prog=f"python -m {module}",
+            description=docstring,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def add_recipe(self, **name: object) -> None:
+        """Add a recipe's name, its overlays and keys; `name` has other arguments of the name."""
+        what = "a recipe (`python -m experiments.recipe list`), or the path of a recipe.yaml"
+        self.add_argument("name", **{"metavar": "RECIPE", "help": what} | name)
+        self.add_overlays(default=[])
+        self.add_argument(
+            "overrides", nargs="*", metavar="key.path=value", help="e.g. training.steps=200"
+        )
+
+    def add_overlays(self, default: list | None, more: str = "") -> None:
+        """Add `--overlay`, which may be repeated."""
+        self.add_argument(
+            "--overlay",
+            action="append",
+            default=default,
+            metavar="O",
+            help=f"where or how big, e.g. cpu; may be repeated{more}",
+        )
+
+    def parse(self, argv: list[str] | None) -> argparse.Namespace:
+        """Read the arguments. Raises `InputError` naming the key that an unknown option means."""
+        words = sys.argv[1:] if argv is None else argv
+        args, unknown = self.parse_known_intermixed_args(words)
+        if unknown:
+            option, equals, value = unknown[0].partition("=")
+            following = words[words.index(unknown[0]) + 1 :]
+            if not equals and following:
+                value = following[0]
+            self._name_the_key(option, value)
+            raise InputError(f"there is no {unknown[0]}: -h lists what there is")
+        return args
+
+    def _name_the_key(self, option: str, value: str) -> None:
+        name = option.strip("-").replace("-", "_")
+        options = [known for known in self._option_string_actions if known.startswith(option)]
+        if options:
+            raise InputError(f"did you mean {options[0]}? There is no option {option}")
+        keys = [key for key in _keys() if key.endswith((f".{name}", f"_{name}"))]
+        if keys:
+            raise InputError(
+                f"{keys[0]}={value} is how a recipe's key is set: there is no option {option}"
+            )
+
+
+def _keys() -> list[str]:
+    """List the keys that base.yaml and overlays set: reading all of torchtitan's takes seconds."""
+    keys: list[str] = []
+    for path in (recipes.paths()["base"], *recipes.files(recipes.OVERLAYS).values()):
+        keys += yaml_source.read(path)
+    return keys
+
+
+def seconds(text: str) -> float:
+    """Read `--budget`. Raises ArgumentTypeError unless it is more than 0 and finite."""
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, got {text}")
+    return number
+
+
+def process_count(text: str) -> int:
+    """Read `--processes`. Raises ArgumentTypeError for what is no number from 1 to 9,999."""
+    if not text.isdecimal() or not 0 < int(text) < 10_000:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 9999, got {text}")
+    return int(text)
+
+
+# ---- asked to stop ----
+#
+# SIGUSR1 (a cluster's time limit is near) and a spent budget end a run or a study with COME_BACK:
+# whoever started it may start it again. SIGTERM and SIGINT (Ctrl-C) end it with FOR_GOOD. Training
+# ends at its next step boundary. Before the first step there is nothing to save, so a request ends
+# the process at once; so does a second Ctrl-C at any time.
+
+# In the environment of what a study or a run starts: the process that it must not outlive.
+STARTER_PID = "STARTER_PID"
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Interrupted(Exception):
+    """Training ended at a step boundary because it was asked to; `code` is the exit code."""
+
+    def __init__(self, code: int, sentence: str):
+        super().__init__(sentence)
+        self.code = code
+
+
+class Stop:
+    """The first request to end: `code` is 0, COME_BACK or FOR_GOOD; `why` the signal or budget."""
+
+    def __init__(self, budget_s: float | None = None):
+        self.budget_s = budget_s  # since the process started; None: no limit
+        self.deferred = False  # set once a step boundary will come that looks at `code`
+        self.why = ""
+        self._code = 0
+        self._interrupted_at = math.inf  # first Ctrl-C
+
+    def listen(self) -> None:
+        """Take over SIGINT, SIGTERM and SIGUSR1. Called first in a program, before there are other
+        threads."""
+        # SIGUSR1 is blocked, and a thread waits for it. Children inherit the block: a cluster may
+        # signal every process of a job, and a compile worker would die of it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        threading.Thread(target=self._await_usr1, daemon=True).start()
+        # a library's thread may be older than the block
+        signal.signal(signal.SIGUSR1, lambda *_: self._come_back())
+        signal.signal(signal.SIGINT, self._handle)
+        signal.signal(signal.SIGTERM, self._handle)
+        study = os.environ.get(STARTER_PID)
+        if study:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if study != str(os.getppid()):  # it has died since it started this process
+                sys.exit(FOR_GOOD)
+
+    @property
+    def code(self) -> int:
+        """0, or the exit code that was asked for."""
+        if self.budget_s is not None:
+            from models.device import seconds_since_process_start
+
+            if seconds_since_process_start() > self.budget_s:
+                self._ask(COME_BACK, f"the time budget of {self.budget_s:g} s")
+        return self._code
+
+    def _ask(self, code: int, why: str) -> None:
+        """Note a request. The first wins: a cluster that wants a job to come back may send SIGTERM
+        after it."""
+        if not self._code:
+            self._code, self.why = code, why
+
+    def _await_usr1(self) -> None:
+        signal.sigwait({signal.SIGUSR1})
+        self._come_back()
+
+    def _come_back(self) -> None:
+        self._ask(COME_BACK, "SIGUSR1")
+        if not self.deferred:
+            _thread.interrupt_main()  # as SIGINT
+
+    def _handle(self, number: int, frame) -> None:
+        at_once = number == signal.SIGINT and self._is_second_ctrl_c()
+        self._ask(FOR_GOOD, signal.Signals(number).name)
+        if at_once or not self.deferred:
+            self.deferred = True  # the next request must not disturb the end that this one begins
+            raise KeyboardInterrupt
+
+    def _is_second_ctrl_c(self) -> bool:
+        """Whether the user insists. A study passes the first Ctrl-C on as SIGTERM, the second as
+        SIGINT; without one, what comes within a second is the same Ctrl-C by another way."""
+        if os.environ.get(STARTER_PID):
+            return self._code != 0
+        now = time.monotonic()
+        self._interrupted_at = min(self._interrupted_at, now)
+        return now - self._interrupted_at > 1
+
+
+# ---- its end ----
+
+
+def complain(error: Exception | str) -> int:
+    """Print what is wrong with the input; returns the exit code."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(f"[red]error:[/] {escape(str(error))}")
+    return BAD_INPUT
+
+
+class _Output(io.FileIO):
+    """A file whose failures raise nothing: a closed pipe ends no training."""
+
+    def write(self, data) -> int:
+        with suppress(OSError):
+            return super().write(data)
+        return len(data)
+
+
+def leave(command: Callable[[], int]) -> NoReturn:
+    """Do a command's work, and end the process with its exit code, without the interpreter's
+    clean-up.
+
+    The clean-up can wait for 300 s for inductor's pool of compile workers (pytorch issue 162199),
+    and with several ranks gloo sometimes aborts in it. The pool ends by itself once its pipe is
+    closed.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        output = io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False))
+        # "backslashreplace": a locale may lack a letter
+        text = io.TextIOWrapper(output, stream.encoding, "backslashreplace", line_buffering=True)
+        setattr(sys, name, text)
+    try:
+        code = command()
+    except InputError as error:
+        code = complain(error)
+    except SystemExit as end:  # argparse's, after --help and after bad arguments
+        code = int(end.code or 0)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        code = FAILED
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
