@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.config import recipes
-from experiments.config.phases import check_one_precision
+from experiments.config.rules import check_one_precision
 from experiments.config.studies import DEFAULT, load
 from experiments.jobs.command import CommandLine, Stop, leave, seconds
 from experiments.profiling.rounds import Rounds, file_names

@@ -32,8 +32,8 @@ from shlex import quote
 import yaml
 from rich.console import Console
 
-from experiments.config import recipes, sweep
-from experiments.config.studies import AUTO, DEFAULT, Cell, Study, load, read
+from experiments.config import recipes
+from experiments.config.studies import AUTO, DEFAULT, Cell, Study, can_run, load, read
 from experiments.jobs.command import (
     COME_BACK,
     COMPLETED,
@@ -47,12 +47,12 @@ from experiments.jobs.command import (
     seconds,
 )
 from experiments.jobs.ranks import gpus_for, number
-from experiments.jobs.runner import Run, run_all
-from experiments.jobs.shares import BUDGET, Budget
+from experiments.jobs.runner import BUDGET, Budget, Run, run_all
 from experiments.records import files
 from experiments.records.files import check_folder, claim_folder, dated_folder, new_folder
 from experiments.records.run import CELL, MANIFEST, STUDY_FILE, TENSORBOARD, Manifest
 from models.errors import InputError
+from models.flops import memory_finding
 from models.gpus import GPUS
 
 PROGRAM = "python -m experiments.study"
@@ -70,13 +70,13 @@ def main(argv: list[str] | None = None) -> int:
         if not resumed:
             _check_folder(study, out)
         if args.gpu:  # the data of another machine is not here
-            sweep.list_cells(study, cells, args.gpu)
+            _list_cells(study, cells, args.gpu)
             return COMPLETED
         _prepare_data(cells)
         if args.dry_run:
             _list_runs(study, cells, out)
             return COMPLETED
-        cells_to_run = sweep.can_run(cells)
+        cells_to_run = can_run(cells)
         if not study.axes:
             gpus_for(study.processes)
         budget = _budget(args.budget, cells_to_run)
@@ -221,13 +221,27 @@ def _prepare_data(cells: list[Cell]) -> None:
 def _list_runs(study: Study, cells: list[Cell], out: Path) -> None:
     """Print what would run. Device and memory are not checked: another machine may train."""
     if study.axes:
-        sweep.list_cells(study, cells, None)
+        _list_cells(study, cells, None)
         return
     for run in _incomplete(cells[0], out):
         work = f"{run.steps} steps, {cells[0].plans[run.recipe].describe()}"
         if run.processes > 1:
             work += f", {run.processes} processes"
         print(f"would run {run.title}: {work}, into {run.directory}")
+
+
+def _list_cells(study: Study, cells: list[Cell], gpu: str | None) -> None:
+    """Print which cells would run, in their order, and which not, by their memory."""
+    runnable = can_run(cells)
+    where = GPUS[gpu].driver_name if gpu else "this machine"
+    names, seeds = ", ".join(study.recipes), ", ".join(map(str, study.seeds))
+    print(f"{len(cells)} cells, {len(runnable)} of which {where} can run: {names}; seeds {seeds}")
+    for cell in runnable:
+        memory = memory_finding(cell.fit.needed, cell.fit.available)
+        print(f"{cell.name}: would run: {memory}")
+    for cell in cells:
+        if cell.fit.obstacle:
+            print(f"{cell.name}: cannot run: {cell.fit.obstacle}")
 
 
 def _budget(limit_s: float | None, cells: list[Cell]) -> Budget:

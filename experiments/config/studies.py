@@ -5,8 +5,10 @@ A study with `axes` is a sweep: it has a cell for each combination of their valu
 a study.
 """
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Annotated
 
@@ -106,6 +108,35 @@ class Cell:
     def checkpoint_bytes(self) -> float:
         """Size of its largest checkpoint; 0 if no recipe writes any."""
         return max(planned.checkpoint_bytes for planned in self.plans.values())
+
+
+def can_run(cells: list[Cell]) -> list[Cell]:
+    """Order the cells that can run so that any beginning covers the axes evenly."""
+    return balanced(cell for cell in cells if not (cell.fit and cell.fit.obstacle))
+
+
+def balanced(cells: Iterable[Cell]) -> list[Cell]:
+    """Order cells so that every beginning covers the axes evenly: each value, then each pair of
+    values of two axes.
+
+    The next cell is always the one whose values were there least often; of equal ones, the first.
+    """
+    left, order, seen = list(cells), [], Counter()
+
+    def often(cell: Cell) -> list[int]:
+        values = cell.values.items()
+        return [sum(seen[group] for group in combinations(values, size)) for size in (1, 2)]
+
+    while left:
+        cell = min(left, key=often)
+        left.remove(cell)
+        order.append(cell)
+        for size in (1, 2):
+            seen.update(combinations(cell.values.items(), size))
+    return order
+
+
+# ---- studies from files ----
 
 
 def load(names: list[str]) -> Study:

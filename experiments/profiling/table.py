@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from experiments.config.phases import check_one_precision
+from experiments.config.rules import check_one_precision
 from models.errors import InputError
 from models.floors import Work, step_floors, step_work
 from models.gpus import GPUS, find

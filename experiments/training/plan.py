@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from experiments.config import recipes
-from experiments.config.phases import fp8_steps
+from experiments.config.rules import fp8_steps
 from experiments.jobs import ranks
 from experiments.jobs.ranks import number
-from experiments.jobs.shares import BUDGET
+from experiments.jobs.runner import BUDGET
 from experiments.records.run import Fit
 from experiments.training import checkpoint
 from models import device, float8, flops

@@ -20,7 +20,7 @@ import torch
 from experiments.config import recipes
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.ranks import number
-from experiments.jobs.shares import BUDGET
+from experiments.jobs.runner import BUDGET
 from experiments.records import files, run
 from experiments.records.files import check_folder, claim_folder
 from experiments.training import checkpoint

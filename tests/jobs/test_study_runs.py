@@ -14,7 +14,7 @@ from analysis.comparison import compare
 from experiments import study
 from experiments.jobs import runner
 from experiments.jobs.progress import describe_progress, steady_rate
-from experiments.jobs.shares import END_S, TABLE_S, Budget
+from experiments.jobs.runner import END_S, TABLE_S, Budget
 from experiments.records.files import last_window, read
 from experiments.records.run import Manifest, Window
 from models import device

@@ -10,10 +10,9 @@ import pytest
 from analysis import report
 from experiments import study
 from experiments.config import studies
-from experiments.config.sweep import balanced
+from experiments.config.studies import balanced
 from experiments.jobs import ranks
-from experiments.jobs.runner import Run
-from experiments.jobs.shares import Budget
+from experiments.jobs.runner import Budget, Run
 from experiments.training import plan as plans
 from models import device
 from tests.make_runs import write_run

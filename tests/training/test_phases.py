@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from experiments.config import recipes
-from experiments.config.phases import fp8_steps
+from experiments.config.rules import fp8_steps
 from experiments.records.files import read
 from experiments.records.run import PROOF, TIMING, Proof, Timing
 from experiments.training import trainer
