@@ -16,20 +16,25 @@ what was prepared elsewhere.
 """
 
 import hashlib
+import itertools
 import json
 import logging
 import os
+import re
 import shutil
+import sysconfig
 from array import array
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from experiments.config.keys import Config
-from experiments.corpus.documents import Source, digest_of, open_source, readable
-from experiments.corpus.tokenizer import encode, end_of_text, open_tokenizer
+from experiments.config.recipes import unknown
 from experiments.records.files import lock_file
 from models.errors import InputError
 
@@ -37,6 +42,26 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
 FILES = ("tokens.bin", "documents.npy", "tokenizer.json", "meta.json")
+
+STDLIB = {"python_stdlib": False, "python_stdlib_with_tests": True}
+TEST_FOLDERS = {"test", "tests", "idle_test"}
+
+END_OF_TEXT_NAMES = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eot_id|>")
+BATCH_CHARACTERS = 4_000_000  # encoded at once: enough for every core, and takes about 0.5 GB
+BPE_BATCHES = 25  # the BPE learns from the corpus' beginning: more takes minutes, changes little
+# A path cannot be a hub name, which is `name` or `owner/name`.
+LOCAL_PATH = re.compile(r"[./~].*|.*\.json|.*/.*/.*")
+PANIC = "PanicException"  # the tokenizers library's, which is no Exception
+
+
+@dataclass(frozen=True)
+class Source:
+    """A corpus: `documents()` gives the same texts in the same order each time, and `digest`
+    identifies them."""
+
+    name: str
+    digest: str
+    documents: Callable[[], Iterator[str]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,3 +171,233 @@ def _write_tokens(
         )
     np.save(folder / "documents.npy", np.array(documents, np.int64))
     return {"vocab_size": vocab_size, "eos_id": eos_id, "dtype": dtype.name}
+
+
+# ---- documents: of the standard library, parquet files, or a dataset on Hugging Face's hub ----
+
+
+def open_source(config: Config) -> Source:
+    """Find the corpus that `training.dataset` names; of the hub nothing is read yet.
+
+    Raises `InputError` if it is not there, and `OSError` if its files cannot be read.
+    """
+    name, column = config.training.dataset, config.data.text_column
+    if name in STDLIB:
+        files = _stdlib_files(with_tests=STDLIB[name])
+        return Source(name, digest_of(files), partial(_stdlib_documents, files))
+    if name == "parquet":
+        files = _parquet_files(config.training.dataset_path)
+        documents = partial(_parquet_documents, files, column)
+        return Source(name, f"{digest_of(files)}:{column}", documents)
+    if config.data.max_tokens is None:
+        raise InputError(
+            f"training.dataset={name!r} is none of {', '.join(STDLIB)}, parquet, so it is streamed "
+            "from Hugging Face: say with data.max_tokens how much of it to read"
+        )
+    digest = ":".join(["hub", name, str(config.data.subset), config.data.split, column])
+    return Source(name, digest, partial(_hub_documents, config))
+
+
+def digest_of(files: list[Path]) -> str:
+    """Hash the files' contents, in their order, with blake2b; about a second per GB."""
+    total = hashlib.blake2b(digest_size=16)
+    for path in files:
+        with open(path, "rb") as file:
+            total.update(hashlib.file_digest(file, "blake2b").digest())
+    return total.hexdigest()
+
+
+# ---- the standard library ----
+
+
+def _stdlib_files(with_tests: bool) -> list[Path]:
+    """List the interpreter's *.py files by path, without those that its build generated: they name
+    the machine."""
+    excluded = {"site-packages", "dist-packages"}
+    if not with_tests:
+        excluded |= TEST_FOLDERS
+    files = []
+    for folder, folders, names in os.walk(sysconfig.get_path("stdlib")):
+        # os.walk enters what is left; config-* is the build's
+        folders[:] = [f for f in folders if f not in excluded and not f.startswith("config-")]
+        paths = (Path(folder, name) for name in names if not name.startswith("_sysconfigdata"))
+        files += [path for path in paths if path.suffix == ".py"]
+    return sorted(files)
+
+
+def _stdlib_documents(files: list[Path]) -> Iterator[str]:
+    for path in files:  # a few tests are in other encodings on purpose
+        yield path.read_text(encoding="utf-8", errors="replace")
+
+
+# ---- parquet ----
+
+
+def _parquet_files(given: str | None) -> list[Path]:
+    """List the parquet file, or the folder's files by name."""
+    mend = "give a .parquet file or a folder of them"
+    if not given:
+        raise InputError(f"training.dataset=parquet needs training.dataset_path: {mend}")
+    path = Path(given)
+    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    if not files or not path.exists():
+        raise InputError(f"training.dataset_path={given}: no *.parquet file is there: {mend}")
+    return files
+
+
+def _parquet_documents(files: list[Path], column: str) -> Iterator[str]:
+    import pyarrow.parquet
+
+    mend = "convert it anew, or take it out of training.dataset_path"
+    for path in files:  # all of them before the hours that encoding the first may take
+        with readable(f"{path} could not be read as parquet", mend):
+            _require_column(column, pyarrow.parquet.read_schema(path).names, str(path))
+    for path in files:
+        with (
+            readable(f"{path} could not be read as parquet with text in UTF-8", mend),
+            pyarrow.parquet.ParquetFile(path) as file,
+        ):
+            for batch in file.iter_batches(batch_size=1024, columns=[column]):
+                yield from _texts(batch.column(0).to_pylist(), column, str(path))
+
+
+# ---- Hugging Face's hub ----
+
+
+def _hub_documents(config: Config) -> Iterator[str]:
+    name, column, data = config.training.dataset, config.data.text_column, config.data
+    mend = (
+        "run `python -m experiments.data prepare ...` on a node with internet, "
+        "or use training.dataset=python_stdlib"
+    )
+    with readable(f"the dataset {name} could not be read from Hugging Face", mend):
+        import datasets
+
+        for row in datasets.load_dataset(name, data.subset, split=data.split, streaming=True):
+            _require_column(column, list(row), name)
+            yield from _texts([row[column]], column, name)
+
+
+# ---- columns of text ----
+
+
+@contextmanager
+def readable(what: str, mend: str) -> Iterator[None]:
+    """Turn any error of the libraries that read corpora and tokenizers into an `InputError`: no
+    network, no such name, no access, a broken file."""
+    try:
+        yield
+    except InputError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
+        reason = " ".join(str(error).split())
+        raise InputError(f"{what} ({type(error).__name__}: {reason}): {mend}") from error
+
+
+def _require_column(wanted: str, names: list[str], where: str) -> None:
+    if wanted not in names:
+        raise InputError(f"data.text_column, in {where}: {unknown('column', wanted, names)}")
+
+
+def _texts(values: Iterable[str | None], column: str, where: str) -> Iterator[str]:
+    """Give the texts of a column that are not empty."""
+    for value in filter(None, values):
+        if not isinstance(value, str):
+            raise InputError(
+                f"column {column!r} of {where} does not hold text: set data.text_column to another"
+            )
+        yield value
+
+
+# ---- text to tokens: a tokenizer.json, one of the hub, or a BPE trained on the corpus ----
+
+
+def open_tokenizer(config: Config) -> tuple[str, Callable[[Source], Tokenizer]]:
+    """Give the tokenizer's identity, which enters the token file's hash, and a function that loads
+    it for a corpus.
+
+    A tokenizer of the hub is identified by its name. Raises `InputError` if it is a local file that
+    is not there.
+    """
+    given, vocab_size = config.model.hf_assets_path, config.data.bpe_vocab_size
+    path = Path(given)
+    if not given:
+        return f"bpe:{vocab_size}", lambda source: _train_bpe(source.documents(), vocab_size)
+    if not path.exists() and not LOCAL_PATH.fullmatch(given):
+        return f"hub:{given}", lambda _: _read(Tokenizer.from_pretrained, given)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(
+            f"model.hf_assets_path={given}: {file} does not exist; give a tokenizer.json, a folder "
+            'with one, a name on Hugging Face, or "" to train a BPE on the corpus'
+        )
+    return digest_of([file]), lambda _: _read(Tokenizer.from_file, str(file))
+
+
+def _read(load: Callable[[str], Tokenizer], given: str) -> Tokenizer:
+    mend = "give a tokenizer.json of the `tokenizers` library, or fetch it on a node with internet"
+    with readable(f"model.hf_assets_path={given} could not be read", mend):
+        return load(given)
+
+
+def _train_bpe(documents: Iterator[str], vocab_size: int) -> Tokenizer:
+    """Train a byte-level BPE; the same documents give the same tokenizer."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT_NAMES[0]],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    beginning = itertools.islice(_batches(documents), BPE_BATCHES)
+    tokenizer.train_from_iterator((texts for texts, _ in beginning), trainer)
+    return tokenizer
+
+
+def end_of_text(tokenizer: Tokenizer) -> int:
+    """Find the token that ends a document. Raises `InputError` if there is none."""
+    for name in END_OF_TEXT_NAMES:
+        token = tokenizer.token_to_id(name)
+        if token is not None:
+            return token
+    raise InputError(
+        f"the tokenizer has no end-of-text token: add one of {', '.join(END_OF_TEXT_NAMES)} to it"
+    )
+
+
+def encode(tokenizer: Tokenizer, documents: Iterator[str]) -> Iterator[tuple[list[int], bool]]:
+    """Give the token ids of pieces of documents, without specials such as end-of-text, and whether
+    a document ends with the piece."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True  # "</s>" in a document is text, not the document's end
+    mend = "give another model.hf_assets_path, with a token for unknown words"
+    for texts, ends in _batches(documents):
+        with readable("the tokenizer cannot encode the corpus", mend):
+            encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        for encoding, document_ends in zip(encodings, ends, strict=True):
+            yield encoding.ids, document_ends
+
+
+def _batches(documents: Iterator[str]) -> Iterator[tuple[list[str], list[bool]]]:
+    """Gather documents, long ones in pieces of a batch's size, and whether a document ends with the
+    piece.
+
+    The tokenizer takes 100 times a text's size in memory; a cut costs a token or two.
+    """
+    texts, ends, room = [], [], BATCH_CHARACTERS
+    for document in documents:
+        for start in range(0, len(document), BATCH_CHARACTERS):
+            piece = document[start : start + BATCH_CHARACTERS]
+            texts.append(piece)
+            ends.append(start + len(piece) == len(document))
+            room -= len(piece)
+            if room <= 0:
+                yield texts, ends
+                texts, ends, room = [], [], BATCH_CHARACTERS
+    if texts:
+        yield texts, ends

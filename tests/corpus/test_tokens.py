@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from experiments.corpus import rows, tokenizer
-from experiments.corpus.documents import readable
-from experiments.corpus.tokens import FILES, prepare
+from experiments.corpus import rows, tokens
+from experiments.corpus.tokens import FILES, prepare, readable
 from models.errors import InputError
 from tests.make_corpus import EOS, words, write_parquet
 
@@ -75,7 +74,7 @@ def test_a_document_longer_than_a_batch_stays_one_document(config, characters, m
     by_letter = Tokenizer(models.WordLevel(letters, unk_token="w"))
     by_letter.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     by_letter.save(config.model.hf_assets_path)
-    monkeypatch.setattr(tokenizer, "BATCH_CHARACTERS", characters)
+    monkeypatch.setattr(tokens, "BATCH_CHARACTERS", characters)
     file = prepare(config)
     assert file.documents.tolist() == [0, 7, 13, 16]
     assert file.tokens.tolist() == [1, 3, 1, 4, 1, 5, EOS, 1, 6, 2, 1, 7, EOS, 1, 8, EOS]
