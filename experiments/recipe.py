@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from experiments.config import recipes, yaml_source
+from experiments.config import recipes
 from experiments.config.studies import STUDIES
 from experiments.jobs.command import COMPLETED, CommandLine, complain, leave
 from models.errors import InputError
@@ -60,7 +60,7 @@ def print_list(everything: bool) -> None:
 def _print_group(title: str, files: dict[str, Path]) -> None:
     print(title)
     for name, path in files.items():
-        print(f"  {name:<40} {yaml_source.read(path)['description'].value}")
+        print(f"  {name:<40} {recipes.read_yaml(path)['description'].value}")
 
 
 def print_recipe(name: str, overlays: list[str], overrides: list[str], everything: bool) -> None:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from experiments.config import recipes
-from experiments.config.yaml_source import ROOT
+from experiments.config.recipes import ROOT
 from experiments.jobs.command import (
     COMPLETED,
     FAILED,

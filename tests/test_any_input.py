@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from experiments.config import recipes, studies
 from experiments.config.keys import Config
-from experiments.config.yaml_source import flat
+from experiments.config.recipes import flat
 from models.errors import InputError
 
 bounded = settings(

@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from typing_extensions import TypedDict
 
-from experiments.config import recipes, yaml_source
+from experiments.config import recipes
 from experiments.records.run import STUDY_FILE, Fit
 from models.errors import InputError
 
@@ -55,7 +55,7 @@ class Study(BaseModel):
     @field_validator("axes", mode="before")
     @classmethod
     def _flat(cls, axes: dict) -> dict:
-        return dict(yaml_source.flat(axes)) if isinstance(axes, dict) else axes
+        return dict(recipes.flat(axes)) if isinstance(axes, dict) else axes
 
     def cells(self) -> "list[Cell]":
         """List the cells in the order of the axes' values; a study without axes is its only
@@ -163,14 +163,14 @@ def load(names: list[str]) -> Study:
 
 def read(path: Path) -> Study:
     """Read one file. Raises `InputError` with file and line."""
-    entries = yaml_source.read(path)
-    keys = yaml_source.nested(entries)
+    entries = recipes.read_yaml(path)
+    keys = recipes.nested(entries)
     del keys[""]
     try:
         study = Study.model_validate(keys)
     except ValidationError as error:
         known = [*Study.model_fields, *(f"axes.{axis}" for axis in FOLDERS)]
-        lines = yaml_source.mistakes(error, entries, known, {})
+        lines = recipes.mistakes(error, entries, known, {})
         raise InputError("\n".join(lines)) from error
     known = recipes.names()
     for name in study.recipes:

@@ -19,7 +19,7 @@ from typing import NoReturn
 from rich.console import Console
 from rich.markup import escape
 
-from experiments.config import recipes, yaml_source
+from experiments.config import recipes
 from models.errors import InputError
 
 COMPLETED, FAILED, BAD_INPUT, DIVERGED = 0, 1, 2, 3
@@ -88,7 +88,7 @@ def _keys() -> list[str]:
     """List the keys that base.yaml and overlays set: reading all of torchtitan's takes seconds."""
     keys: list[str] = []
     for path in (recipes.paths()["base"], *recipes.files(recipes.OVERLAYS).values()):
-        keys += yaml_source.read(path)
+        keys += recipes.read_yaml(path)
     return keys
 
 

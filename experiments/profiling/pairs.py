@@ -10,7 +10,7 @@ from typing import Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, model_validator
 
-from experiments.config.yaml_source import ROOT
+from experiments.config.recipes import ROOT
 from models.gpus import find
 
 PUBLISHED = ROOT / "results" / "published" / "speedups.yaml"

@@ -12,7 +12,7 @@ from statistics import median
 import matplotlib.pyplot as plt
 import numpy as np
 
-from experiments.config.yaml_source import ROOT
+from experiments.config.recipes import ROOT
 from experiments.jobs.command import COMPLETED, leave
 from experiments.profiling import fit, pairs
 from models.gpus import chip

@@ -33,8 +33,8 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torchtitan.components.checkpoint import MODEL, CheckpointManager
 from torchtitan.tools.logging import logger
 
+from experiments.config.recipes import flat
 from experiments.config.rules import FLOAT8, first_and_last
-from experiments.config.yaml_source import flat
 from models.errors import InputError
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ import pytest
 import yaml
 
 from experiments import recipe
-from experiments.config import recipes, yaml_source
-from experiments.config.recipes import difference, load, to_yaml
+from experiments.config import recipes
+from experiments.config.recipes import difference, flat, load, to_yaml
 from experiments.config.studies import STUDIES
-from experiments.config.yaml_source import flat
 from models.errors import InputError
 
 FLOAT8 = "quantize.linear.float8"
@@ -106,7 +105,7 @@ def write(tmp_path, monkeypatch):
     """A copy of recipes/ to add to: `write("foo", text)` makes recipes/foo.yaml."""
     folder = tmp_path / "recipes"
     shutil.copytree(recipes.RECIPES, folder)
-    monkeypatch.setattr(yaml_source, "ROOT", tmp_path)
+    monkeypatch.setattr(recipes, "ROOT", tmp_path)
     monkeypatch.setattr(recipes, "RECIPES", folder)
     monkeypatch.setattr(recipes, "OVERLAYS", folder / "overlays")
     return lambda name, text: (folder / f"{name}.yaml").write_text(text)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from experiments.config import recipes, studies, yaml_source
+from experiments.config import recipes, studies
 from models import floors, gpus
 from tests.costs import work
 from tests.runs import SMALLEST, TINY, lines_of
@@ -36,7 +36,7 @@ def test_a_candidate_changes_what_its_file_says_and_has_a_floor(name):
     tree = yaml.safe_load(recipes.paths()[name].read_text())
     changed = {
         key
-        for key, _ in yaml_source.flat(
+        for key, _ in recipes.flat(
             {k: v for k, v in tree.items() if k not in ("base", "description")}
         )
     }
