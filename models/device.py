@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -173,6 +174,16 @@ def cudnn() -> str | None:
     return version and f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
 
 
+def check_fp8_units() -> None:
+    """Raise `InputError` for a GPU without FP8 matrix units."""
+    major, minor = torch.cuda.get_device_capability()
+    if (major, minor) < (8, 9):
+        raise InputError(
+            f"{name()} (compute capability {major}.{minor}) has no FP8 units, which came with 8.9 "
+            "(Ada, Hopper): train the recipe `baseline_compiled` instead"
+        )
+
+
 def memory_bytes() -> int:
     """Memory of the GPU, or of the machine where there is none."""
     if TYPE == "cuda":
@@ -194,6 +205,24 @@ def seconds(do: Callable, times: int = 1) -> float:
         do()
     synchronize()
     return time.perf_counter() - start
+
+
+def mark():
+    """Mark this point of the device's work; nothing waits."""
+    if TYPE == "cpu":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(marks: list) -> list[float]:
+    """Return the seconds from each of some marks to the next, once the work before the last is
+    done."""
+    if TYPE == "cpu":
+        return [end - start for start, end in pairwise(marks)]
+    marks[-1].synchronize()
+    return [start.elapsed_time(end) / 1000 for start, end in pairwise(marks)]
 
 
 def put(x: Tensor, where: torch.device) -> Tensor:

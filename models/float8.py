@@ -1,4 +1,4 @@
-"""FP8 for this Llama: what it is, which linear layers run in it, and with which scaling.
+"""FP8 for this Llama: what it is, which linear layers run in it, with which scaling, and how.
 
 Formats. An FP8 number has 8 bits. e4m3 spends 4 of them on the exponent and 3 on the mantissa: its
 largest value is 448, and rounding is off by up to 1/16. e5m2 spends 5 and 2: up to 57,344, off by
@@ -26,17 +26,26 @@ experts, which are no linear layers to torch, and the router that chooses among 
 head, by the recipes' filter; weights, gradients and the optimizer's state (or float32, by
 `training.dtype`), so every step casts the weights anew.
 
-The layers are torchao's `Float8Linear`, or, with `implementation: fast` and where FP8 is emulated,
-the candidate of models/fast_float8.py, which computes the same. Scales of other shapes are those of
-models/scalings.py. torchtitan's section `quantize.linear.float8`
-applies, with three differences to torchtitan's converter: a name filter is exact (a shell pattern
-over the full module name) and must match something; converting no layer is an error; and a CPU
-multiplies as models/fp8_matmul.py says.
+The way of a recipe's section `quantize.linear.float8`, in the order of this file:
+
+    choose             recipe_name, filter_fqns, emulate: which layers, how many matmuls, by which
+                       operator. A run's plan has the answer, which the proof holds against the run
+    Float8Converter    called by torchtitan, which has built the model: `convert`
+    convert            the other keys: torchao's configuration of a layer, and the layer's class
+    Switched...Linear  the layers: torchao's, or, with `implementation: fast` and where FP8 is
+                       emulated, that of models/fast_float8.py, which computes the same; scales of
+                       other shapes are those of models/scalings.py
+    switch             first_step, last_step: called by the trainer where a phase begins
+
+Three differences to torchtitan's converter: a name filter is exact (a shell pattern over the full
+module name) and must match something; converting no layer is an error; and a CPU multiplies as
+models/fp8_matmul.py says.
 """
 
 from collections.abc import Collection
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
 import torch
@@ -47,13 +56,13 @@ from torchao.float8 import (
     convert_to_float8_training,
     precompute_float8_dynamic_scale_for_fsdp,
 )
-from torchao.float8.config import Float8GemmConfig, ScalingType
+from torchao.float8.config import Float8GemmConfig
 from torchao.float8.float8_linear import Float8Linear
 from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.model_converter import register_model_converter
 from torchtitan.tools.logging import logger
 
-from models import fp8_matmul
+from models import flops, fp8_matmul
 from models.errors import InputError, by_pattern
 from models.fast_float8 import FastFloat8Linear
 from models.scalings import SCALINGS, ScaledLinear, end_step
@@ -61,22 +70,42 @@ from models.scalings import SCALINGS, ScaledLinear, end_step
 AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word for: skip layers too small to gain
 GRADIENTS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 FIRST_AND_LAST = "first_and_last_block"
-FIRST_WITH_FP8 = (8, 9)  # compute capability of the first GPUs with FP8 units: Ada, then Hopper
 _ROUTER = ".moe.router.gate"  # how the names of routers end
 
 
 # ---- choose ----
 
 
-def check_device(device: torch.device) -> None:
-    """Raise `InputError` on a GPU without FP8 matrix units."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < FIRST_WITH_FP8:
-        major, minor = torch.cuda.get_device_capability(device)
-        raise InputError(
-            f"{torch.cuda.get_device_name(device)} (compute capability {major}.{minor}) has no "
-            "FP8 units, which came with 8.9 (Ada, Hopper): train the recipe `baseline_compiled` "
-            "instead"
-        )
+class Choice(NamedTuple):
+    """What FP8 changes of a model: nothing, as these values say, in a recipe without FP8."""
+
+    scaling: str | None = None  # quantize.linear.float8.recipe_name
+    layers: frozenset[str] = frozenset()  # names of linear layers
+    matmul: fp8_matmul.Matmul | None = None
+    flops_per_token: int = 0  # in FP8, forward and backward
+
+    @property
+    def emulated(self) -> bool:
+        """True if matmuls round to FP8 and multiply in float32."""
+        return self.matmul is not None and self.matmul.how == fp8_matmul.EMULATED
+
+
+def choose(model: nn.Module, keys) -> Choice:
+    """Work out what the section `quantize.linear.float8` changes of a model.
+
+    Raises `InputError` as `choose_modules`.
+    """
+    if keys.recipe_name is None:
+        return Choice()
+    layers = choose_modules(model, keys.recipe_name, keys.filter_fqns)
+    # A matmul of M tokens and a weight of N K elements is 2 M N K FLOPs.
+    weights = sum(model.get_submodule(name).weight.numel() for name in layers)
+    return Choice(
+        scaling=keys.recipe_name,
+        layers=frozenset(layers),
+        matmul=fp8_matmul.choose(keys.recipe_name, keys.emulate),
+        flops_per_token=2 * flops.matmuls_in_fp8(keys.recipe_name) * weights,
+    )
 
 
 def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -> set[str]:
@@ -142,31 +171,27 @@ class Float8Converter:
         self.keys = job_config.quantize.linear.float8
         recomputes = job_config.activation_checkpoint.mode != "none"
         self.keep_weight = not (parallel_dims.dp_shard_enabled or recomputes)
-        self.enabled = self.keys.recipe_name is not None
 
     def convert(self, model: nn.Module) -> None:
         """Convert in place. Raises `InputError` as `choose_modules`."""
-        if not self.enabled:
+        fp8 = choose(model, self.keys)
+        if fp8.matmul is None:
             return
-        keys = self.keys
-        chosen = choose_modules(model, keys.recipe_name, keys.filter_fqns)
-        matmul = fp8_matmul.choose(keys.recipe_name, keys.emulate)
-        if matmul.how == fp8_matmul.WITHOUT_ONEDNN:
+        if fp8.matmul.how == fp8_matmul.WITHOUT_ONEDNN:
             fp8_matmul.keep_off_onednn()
-        convert(model, chosen, keys, matmul.how == fp8_matmul.EMULATED, self.keep_weight)
+        convert(model, fp8.layers, self.keys, fp8.emulated, self.keep_weight)
         kept = sorted({name for name, m in model.named_modules() if type(m) is nn.Linear})
         logger.info(
-            f"FP8 {keys.recipe_name}: {len(chosen)} linear layers converted, kept in bf16: {kept}"
+            f"FP8 {fp8.scaling}: {len(fp8.layers)} linear layers converted, kept in bf16: {kept}"
         )
-        logger.info(f"FP8 matmuls: {matmul.how}; {matmul.why}")
+        logger.info(f"FP8 matmuls: {fp8.matmul.how}; {fp8.matmul.why}")
 
     def post_optimizer_hook(self, model_parts: list[nn.Module]) -> None:
         """Compute the scales of all FSDP float8 weights with one all-reduce instead of one each;
         note the largest values that delayed scales come from."""
-        if self.enabled and self.keys.precompute_float8_dynamic_scale_for_fsdp:
-            for part in model_parts:
-                precompute_float8_dynamic_scale_for_fsdp(part)
         for part in model_parts:
+            if self.keys.recipe_name and self.keys.precompute_float8_dynamic_scale_for_fsdp:
+                precompute_float8_dynamic_scale_for_fsdp(part)
             end_step(part)
 
 
@@ -259,9 +284,3 @@ def converted_modules(model: nn.Module) -> dict[str, Float8Linear]:
 def built_name(name: str) -> str:
     """A parameter's or module's name without what compilation and recomputation wrap around it."""
     return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
-
-
-def matmuls_in_fp8(layer: Float8Linear) -> int:
-    """How many of an FP8 layer's three matmuls have FP8 operands."""
-    weight_gradient = layer.config.cast_config_input_for_grad_weight.scaling_type
-    return 2 if weight_gradient is ScalingType.DISABLED else 3

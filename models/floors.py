@@ -154,14 +154,14 @@ def _linears(config, args, fp8_layers: Collection[str]) -> Iterator[Work]:
     """The three matmuls of each linear layer, and the casts of its operands that no other kernel
     does in passing."""
     t, b = _tokens(config), _itemsize(config)
-    weight_gradient_too = config.quantize.linear.float8.recipe_name != "rowwise_with_gw_hp"
+    in_fp8 = flops.matmuls_in_fp8(config.quantize.linear.float8.recipe_name)
     for name, (n, k) in flops.linear_shapes(args).items():
         layer, fp8 = name.rpartition(".")[2], name in fp8_layers
         # No gradient needs the output of w2 or of the head: their forward pass is not repeated.
         forwards = 1 if layer in ("w2", "output") else _forwards(config)
         yield from forwards * [_matmul(t, n, k, fp8)]  # output = input x weight
         yield _matmul(t, k, n, fp8)  # gradient of the input = gradient x weight
-        yield _matmul(n, k, t, fp8 and weight_gradient_too)  # of the weight = gradient x input
+        yield _matmul(n, k, t, fp8 and in_fp8 == 3)  # of the weight = gradient x input
         # A weight becomes bf16, or FP8 as it is and transposed (1 + 1); a bf16 gradient becomes one
         # in float32.
         copies = int(fp8 or b > 2) + int(b > 2)

@@ -186,7 +186,7 @@ def _speed(asked, bf16: Plan, overlay: str) -> dict:
     for scaling, name in FP8.items():
         planned = _plan(name, asked, overlay)
         args = features.shard(planned.args, asked.tensor_parallel)
-        step = features.step(planned.config, args, planned.fp8_layers, rates, asked.gpus)
+        step = features.step(planned.config, args, planned.fp8.layers, rates, asked.gpus)
         found.append({"stack": "torchao", "scaling": scaling, **step})
     rows = fit.table(found)
     both = fit.times(fitted.parameters, rows)

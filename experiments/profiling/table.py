@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def work(planned: "Plan") -> list[Work]:
     """List what a step of a recipe has to do. Raises `InputError` where that is not known."""
     check_one_precision(planned.config)
-    return step_work(planned.config, planned.args, planned.fp8_layers)
+    return step_work(planned.config, planned.args, planned.fp8.layers)
 
 
 def roofline(planned: "Plan", gpu: str) -> dict[str, float]:

@@ -26,11 +26,10 @@ from experiments.jobs.command import COMPLETED, FAILED, CommandLine, Stop, compl
 from experiments.jobs.ranks import set_rank_environment
 from experiments.profiling import parts
 from experiments.records.run import Window
-from experiments.training.metrics import TIMELINE, compile_cache
+from experiments.training.metrics import TIMELINE, compile_cache, utilisation
 from experiments.training.plan import check_here, open_data, plan
 from experiments.training.trainer import Trainer
 from models.errors import InputError
-from models.floors import tokens_per_step
 
 RECORDED_STEPS = 2
 PROFILED_STEPS = 1 + RECORDED_STEPS  # in the first of them the profiler starts
@@ -40,8 +39,8 @@ class Measurement:
     """Step times of a trainer as it trains, and the profile of its last steps."""
 
     def __init__(self, trainer: Trainer):
-        self.meter, self.tokens = trainer.meter, tokens_per_step(trainer.job_config)
-        self.last = trainer.job_config.training.steps
+        self.plan = trainer.plan
+        self.last = self.plan.config.training.steps
         self.starting = self.last - RECORDED_STEPS  # the step in which the profiler starts
         self.windows: list[Window] = []
         self.warm_up: dict = {}
@@ -79,13 +78,13 @@ class Measurement:
                 elif step < self.starting and step not in window.not_steady:
                     steady.append(seconds)
         step_s = statistics.mean(steady)
-        tokens_per_s = self.tokens / step_s
+        tokens_per_s = self.plan.tokens / step_s
         kernels = parts.read_kernels(self.profiler)
         busy = {part: s / len(profiled) for part, s in parts.busy_seconds(kernels).items()}
         return {
             "step_s": step_s,
             "tokens_per_s": tokens_per_s,
-            "mfu_bf16_peak": self.meter.utilisation(tokens_per_s).get("mfu_bf16_peak"),
+            "mfu_bf16_peak": utilisation(self.plan, tokens_per_s).get("mfu_bf16_peak"),
             "parts": parts.step_parts(
                 busy, statistics.mean(profiled), step_s, host_is_device=device.TYPE == "cpu"
             ),

@@ -12,12 +12,14 @@ are not counted: its reduce-scatter is an all-reduce.
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch.autograd import DeviceType
+from torchtitan.distributed import ParallelDims
 
 from experiments.records.run import Collective, Collectives, Nccl
+from experiments.training.plan import Plan
 from models.flops import fsdp_bytes
 
 _OPERATORS = {
@@ -30,29 +32,20 @@ _REDUCTION = "FSDP::post_backward_reduce"  # begins the name of FSDP2's region t
 _NCCL = re.compile(r"nccl(Dev)?Kernel")
 
 
-def record(
-    profiler,
-    config,
-    dims,
-    shapes: Mapping[str, Sequence[int]],
-    converted: Collection[str],
-    passes: int,
-) -> Collectives:
+def record(profiler, plan: Plan, dims: ParallelDims, shapes: Mapping) -> Collectives:
     """Sum up what this rank sent in a profiled step, beside the payloads of closed forms.
 
     Args:
         profiler: a finished `torch.profiler.profile` of one step, with shapes.
-        config: the recipe's `JobConfig`.
-        dims: torchtitan's `ParallelDims`.
         shapes: of the parameters by name, unsharded.
-        converted: names of the FP8 layers' weights.
-        passes: forward passes of the step.
     """
-    in_fp8 = config.quantize.linear.float8.enable_fsdp_float8_all_gather
+    config, in_fp8 = plan.config, []
+    if config.quantize.linear.float8.enable_fsdp_float8_all_gather:
+        in_fp8 = [f"{name}.weight" for name in plan.fp8.layers]
     gathered, reduced = fsdp_bytes(
         shapes,
         dims.dp_shard,
-        converted if in_fp8 else (),
+        in_fp8,
         getattr(torch, config.training.mixed_precision_param).itemsize,
         config.parallelism.fsdp_reshard_after_forward,
         fp8_gradients=config.quantize.gradients == "float8",
@@ -67,9 +60,9 @@ def record(
         replicas=dims.dp_replicate,
         table=rows,
         gathered_bytes=payload("all-gather"),
-        gathered_bytes_expected=passes * gathered,
+        gathered_bytes_expected=plan.passes * gathered,
         reduced_bytes=payload("reduce-scatter", "all-to-all"),
-        reduced_bytes_expected=passes * reduced,
+        reduced_bytes_expected=plan.passes * reduced,
         all_reduces=sum(row.calls for row in rows if row.collective == "all-reduce"),
         nccl=nccl_seconds(profiler.events()),
     )

@@ -12,6 +12,7 @@ Each raises `InputError` with a sentence that says what to change.
 import math
 import os
 import shutil
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,14 +48,21 @@ class Plan:
     args: object  # of the model's class
     parameters: int
     flops_per_token: int
-    fp8_layers: frozenset[str]  # names of linear layers; empty for a run in bf16
+    fp8: float8.Choice
     fp8_steps: range  # counted from 1
+    passes: int  # forward passes of a step (gradient accumulation)
     shards: int  # processes that share parameters, gradients and optimizer states
     memory: dict[str, float]  # bytes on each device by use
 
     @property
     def config(self):
         return self.recipe.config
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step in one process, padding included."""
+        training = self.config.training
+        return self.passes * training.local_batch_size * training.seq_len
 
     @property
     def memory_needed(self) -> float:
@@ -73,11 +81,10 @@ class Plan:
         size = f"{count(self.parameters)} parameters"
         if flops.has_experts(self.args):
             size += f" ({count(flops.parameters(self.args, active=True))} active)"
-        name, steps = self.config.quantize.linear.float8.recipe_name, self.fp8_steps
         precision = "no FP8"
-        if name:
-            precision = f"{len(self.fp8_layers)} linear layers in {name} FP8"
-            precision += f" in {len(steps)} of {self.config.training.steps} steps"
+        if self.fp8.scaling:
+            precision = f"{len(self.fp8.layers)} linear layers in {self.fp8.scaling} FP8"
+            precision += f" in {len(self.fp8_steps)} of {self.config.training.steps} steps"
         return f"{size}, {self.flops_per_token / 1e9:.4g} GFLOP per token, {precision}"
 
 
@@ -93,26 +100,28 @@ def plan(recipe: recipes.Recipe, world_size: int | None = None) -> Plan:
     are not checked then.
     """
     config, args = recipe.config, model_args(recipe.config)
+    training = config.training
     with torch.device("meta"):  # modules by name, no weights
         model = build(config)
     freeze(model, config.model.freeze)
-    keys = config.quantize.linear.float8
-    layers = set()
-    if keys.recipe_name:
-        layers = float8.choose_modules(model, keys.recipe_name, keys.filter_fqns)
+    fp8 = float8.choose(model, config.quantize.linear.float8)
     shards = 1
     if world_size:
-        shards = _check_ranks(config, args, world_size, layers)
+        shards = _check_ranks(config, world_size)
+        if shards > 1 and config.quantize.linear.float8.enable_fsdp_float8_all_gather:
+            _check_gather(config, args, fp8.layers, shards)
         if config.checkpoint.initial_load_path:
             _check_first_weights(config, model)
+    world_size = world_size or 1
     return Plan(
         recipe=recipe,
-        world_size=world_size or 1,
+        world_size=world_size,
         args=args,
         parameters=flops.parameters(args),
-        flops_per_token=flops.flops_per_token(args, config.training.seq_len),
-        fp8_layers=frozenset(layers),
+        flops_per_token=flops.flops_per_token(args, training.seq_len),
+        fp8=fp8,
         fp8_steps=fp8_steps(config),
+        passes=max(1, training.global_batch_size // (training.local_batch_size * world_size)),
         shards=shards,
         memory=memory_by_use(config, args, shards),
     )
@@ -121,63 +130,71 @@ def plan(recipe: recipes.Recipe, world_size: int | None = None) -> Plan:
 # ---- ranks ----
 
 
-def _check_ranks(config, args, world_size: int, fp8_layers: set[str]) -> int:
+def _check_ranks(config, world_size: int) -> int:
     """Check what must suit the number of processes; returns the number of shards."""
-    degrees, keys, several = config.parallelism, config.training, world_size > 1
-    float8_keys = config.quantize.linear.float8
+    degrees, training = config.parallelism, config.training
     replicas, shards = degrees.data_parallel_replicate_degree, degrees.data_parallel_shard_degree
     if shards == -1:
         shards = max(1, world_size // replicas)
-    batch, parts = keys.global_batch_size, keys.local_batch_size * world_size
-    built, gathered = config.optimizer.built, float8_keys.enable_fsdp_float8_all_gather
-    tied_head_in_fp8 = args.enable_weight_tying and "output" in fp8_layers
-    rows = {name: n for name, (n, _) in flops.linear_shapes(args).items() if name in fp8_layers}
-    uneven = [name for name, n in rows.items() if n % shards]
-    even = max(n for n in range(1, shards + 1) if not math.gcd(*rows.values()) % n)
-    alone = "needs FSDP over two or more processes: run it with --processes 2 or more, or set it to"
-    sharded = f"needs whole weights, and {world_size} processes shard them: set it to"
-    refused = (
-        (
-            replicas * shards != world_size,
+    if replicas * shards != world_size:
+        raise InputError(
             "parallelism.data_parallel_replicate_degree x data_parallel_shard_degree is "
             f"{replicas} x {shards}, which must be the number of processes, {world_size}: "
-            "change a degree (1 and -1 always fit), or start as many",
-        ),
-        (
-            batch > 0 and batch % parts,
-            f"training.global_batch_size={batch}: expected a multiple of local_batch_size x "
-            f"processes, {keys.local_batch_size} x {world_size}, or -1",
-        ),
-        (shards == 1 and config.quantize.gradients, f"quantize.gradients {alone} null"),
-        (
-            shards == 1 and gathered and built is None,
-            f"quantize.linear.float8.enable_fsdp_float8_all_gather {alone} false",
-        ),
-        (
-            # the loss is divided by all ranks' tokens before DDP takes the mean over ranks
-            several and replicas == world_size,
+            "change a degree (1 and -1 always fit), or start as many"
+        )
+    if shards == 1 < world_size:
+        # the loss is divided by all ranks' tokens before DDP takes the mean over ranks
+        raise InputError(
             f"parallelism.data_parallel_replicate_degree={world_size} leaves nothing to shard, and "
             f"torchtitan 0.2.2 then divides gradients by the {world_size} processes twice: set it "
-            "to 1, or to less than the processes",
-        ),
-        (several and config.model.fused_projections, f"model.fused_projections {sharded} false"),
-        (several and built == "before_conversion", f"optimizer.built {sharded} null"),
-        (
-            several and gathered and tied_head_in_fp8,
-            f"the head of {config.model.flavor} is also its embedding, which FSDP gathers in bf16: "
-            "set quantize.linear.float8.filter_fqns to [output]",
-        ),
-        (
-            gathered and uneven,
-            f"FP8 all-gather shards rows evenly, and {', '.join(uneven[:1])} has rows that do not "
-            f"divide by {shards}: set quantize.linear.float8.enable_fsdp_float8_all_gather to "
-            f"false, or shard over {even} processes",
-        ),
-    )
-    for applies, sentence in refused:
-        if applies:
-            raise InputError(sentence)
+            "to 1, or to less than the processes"
+        )
+    batch = training.global_batch_size
+    if batch > 0 and batch % (training.local_batch_size * world_size):
+        raise InputError(
+            f"training.global_batch_size={batch}: expected a multiple of local_batch_size x "
+            f"processes, {training.local_batch_size} x {world_size}, or -1"
+        )
+    built, gather = config.optimizer.built, config.quantize.linear.float8
+    if shards == 1:
+        needs = "FSDP over two or more processes: run it with --processes 2 or more, or"
+        misplaced = {
+            "quantize.gradients": (config.quantize.gradients, "null"),
+            "quantize.linear.float8.enable_fsdp_float8_all_gather": (
+                gather.enable_fsdp_float8_all_gather and built is None,
+                "false",
+            ),
+        }
+    else:
+        needs = f"whole weights, and {world_size} processes shard them:"
+        misplaced = {
+            "model.fused_projections": (config.model.fused_projections, "false"),
+            "optimizer.built": (built == "before_conversion", "null"),
+        }
+    for key, (asked, off) in misplaced.items():
+        if asked:
+            raise InputError(f"{key} needs {needs} set it to {off}")
     return shards
+
+
+def _check_gather(config, args, fp8_layers: Collection[str], shards: int) -> None:
+    """Check that FSDP can gather the weights of the FP8 layers in FP8."""
+    if args.enable_weight_tying and "output" in fp8_layers:
+        raise InputError(
+            f"the head of {config.model.flavor} is also its embedding, which FSDP gathers in bf16: "
+            "set quantize.linear.float8.filter_fqns to [output]"
+        )
+    shapes = flops.linear_shapes(args)
+    rows = {name: shapes[name][0] for name in shapes if name in fp8_layers}
+    uneven = [name for name, n in rows.items() if n % shards]
+    if uneven:
+        most = math.gcd(*rows.values())
+        even = max(n for n in range(1, shards) if most % n == 0)
+        raise InputError(
+            f"FP8 all-gather shards rows evenly, and {uneven[0]} has rows that do not divide by "
+            f"{shards}: set quantize.linear.float8.enable_fsdp_float8_all_gather to false, or "
+            f"shard over {even} processes"
+        )
 
 
 # ---- checkpoints ----
@@ -241,10 +258,10 @@ def check_here(plan: Plan, budget_s: float | None = None) -> list[Finding]:
             "--budget needs checkpoints, or what it stops starts again from the first step: "
             "add checkpoint.enable=true"
         )
-    if config.quantize.linear.float8.recipe_name and not config.quantize.linear.float8.emulate:
-        float8.check_device(torch.device(device.TYPE))
     if device.TYPE == "cpu":
         _check_cpu(config)
+    elif plan.fp8.layers and not plan.fp8.emulated:
+        device.check_fp8_units()
     number(BUDGET, 0)  # which the manifest needs: refused now, where it is no number
     here = f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
     slow = slow_attention(config)
@@ -366,7 +383,7 @@ def fit(values: dict[str, str | int], plans: list[Plan], gpu: str | None = None)
         available /= processes
     if needed > available:
         obstacle = f"needs {memory_finding(needed, available)}"
-    elif gpu and not GPUS[gpu].datasheet.fp8 and any(planned.fp8_layers for planned in plans):
+    elif gpu and not GPUS[gpu].datasheet.fp8 and any(planned.fp8.layers for planned in plans):
         obstacle = f"{GPUS[gpu].driver_name} has no FP8 units"
     elif not gpu and here != [None] and processes > len(here):
         obstacle = f"takes {processes} GPUs, and {len(here)} are here"

@@ -28,7 +28,7 @@ A phase's profiled step encloses `before_step` where it is the run's first step,
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -36,9 +36,11 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+from torchtitan.distributed import ParallelDims
 
 from experiments.records import run
 from experiments.training import collectives
+from experiments.training.plan import Plan
 from models import float8
 from models.device import local
 
@@ -48,48 +50,27 @@ class ProofError(RuntimeError):
 
 
 class Proof:
-    """Collects the evidence of one run. Raises `ProofError`.
+    """Collects the evidence of one run of a plan. Raises `ProofError`.
 
     Args:
-        config: the recipe's `JobConfig`.
-        fp8_layers: names of the layers that the recipe converts.
         model: converted and parallelized.
         dims: torchtitan's `ParallelDims`.
-        passes: forward passes of a step (gradient accumulation).
     """
 
     def __init__(
-        self,
-        config,
-        fp8_layers: Collection[str],
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        dims,
-        passes: int,
+        self, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, dims: ParallelDims
     ):
-        self.config, self.optimizer, self.dims, self.passes = config, optimizer, dims, passes
-        self.recipe_name = config.quantize.linear.float8.recipe_name
+        self.plan, self.optimizer, self.dims = plan, optimizer, dims
         self.parameters = {float8.built_name(name): p for name, p in model.named_parameters()}
         self.trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
-        owned = set()
-        for group in optimizer.param_groups:
-            owned.update(map(id, group["params"]))
-        self.orphans = [name for name, p in self.trainable.items() if id(p) not in owned]
         self.converted = float8.converted_modules(model)
-        layers = self.converted.values()
-        self.emulated = any(layer.config.emulate for layer in layers)
-        training = config.training
-        self.tokens = training.local_batch_size * training.seq_len * passes  # a step of this rank
-        # An FP8 matmul of M tokens and a weight of N K elements is 2 M N K FLOPs.
-        weights = sum(layer.weight.numel() * float8.matmuls_in_fp8(layer) for layer in layers)
-        self.fp8_flops_expected = 2 * self.tokens * weights
-        self.fp8_flops_per_token = 0.0  # of the last profiled step
+        self.flops_expected = plan.fp8.flops_per_token * plan.tokens
         self.phases: dict[str, run.Phase] = {}  # by first step
         self.attention: set[str] = set()
         self.last_profiled = 0  # a step of this process
         self.sent = self.movement = None
         self._check_optimizer()
-        self._check_conversion(fp8_layers)
+        self._check_conversion()
 
     def keep_phases(self, record: run.Proof | None, step: int) -> None:
         """Keep the phases that an earlier attempt profiled up to `step`, which was resumed from."""
@@ -100,7 +81,11 @@ class Proof:
     # ---- claim 1: parameters are in the optimizer ----
 
     def _check_optimizer(self) -> None:
-        if self.orphans and self.config.optimizer.built != "before_conversion":
+        owned = set()
+        for group in self.optimizer.param_groups:
+            owned.update(map(id, group["params"]))
+        self.orphans = [name for name, p in self.trainable.items() if id(p) not in owned]
+        if self.orphans and self.plan.config.optimizer.built != "before_conversion":
             raise ProofError(
                 f"{len(self.orphans)} trainable parameters are in no optimizer and would never "
                 f"learn, {self.orphans[0]} among them: build the optimizer after the FP8 "
@@ -109,11 +94,12 @@ class Proof:
 
     # ---- claim 2: FP8 layers multiply in FP8 ----
 
-    def _check_conversion(self, fp8_layers: Collection[str]) -> None:
-        if set(fp8_layers) != set(self.converted):
+    def _check_conversion(self) -> None:
+        fp8 = self.plan.fp8
+        if fp8.layers != self.converted.keys():
             raise ProofError(
-                f"the recipe converts {len(fp8_layers)} linear layers to "
-                f"{self.recipe_name or 'no'} FP8, and {len(self.converted)} were converted"
+                f"the recipe converts {len(fp8.layers)} linear layers to {fp8.scaling or 'no'} "
+                f"FP8, and {len(self.converted)} were converted"
             )
 
     @contextmanager
@@ -141,19 +127,17 @@ class Proof:
         if several:
             self._check_collectives(profiler)
         self._check_matmuls(self.phases[str(first)])
-        if self.config.compile.enable:
+        if self.plan.config.compile.enable:
             self._check_graphs()
 
     def _check_matmuls(self, phase: run.Phase) -> None:
-        flops, step = _in_fp8(phase.gemm_flops), phase.profiled_step
-        # Activation checkpointing computes more than is expected.
-        self.fp8_flops_per_token = min(flops, self.fp8_flops_expected) / self.tokens
+        flops, step, fp8 = _in_fp8(phase.gemm_flops), phase.profiled_step, self.plan.fp8
         did = f"in step {step} aten::_scaled_mm did {flops:.3e} FLOPs"
         if flops and not phase.in_fp8:
             raise ProofError(f"{did}, and the recipe has this step in bf16")
-        if self.emulated or not phase.in_fp8:
+        if fp8.emulated or not phase.in_fp8:
             return
-        if flops < 0.99 * self.fp8_flops_expected:
+        if flops < 0.99 * self.flops_expected:
             hint = ""
             if len(self.trainable) < len(self.parameters):
                 hint = (
@@ -162,21 +146,18 @@ class Proof:
                 )
             raise ProofError(
                 f"{did}, and the {len(self.converted)} converted layers account for "
-                f"{self.fp8_flops_expected:.3e}: not (all) of the FP8 recipe ran in FP8{hint}"
+                f"{self.flops_expected:.3e}: not (all) of the FP8 recipe ran in FP8{hint}"
             )
-        if bool(phase.row_scaled_flops) != self.recipe_name.startswith("rowwise"):
+        if bool(phase.row_scaled_flops) != fp8.scaling.startswith("rowwise"):
             raise ProofError(
                 f"in step {step} {phase.row_scaled_flops:.3e} FP8 FLOPs had a scale for each row, "
-                f"and the recipe's scaling is {self.recipe_name}"
+                f"and the recipe's scaling is {fp8.scaling}"
             )
 
     def _check_collectives(self, profiler) -> None:
         shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
-        in_fp8 = {f"{name}.weight" for name in self.converted}
-        self.sent = collectives.record(
-            profiler, self.config, self.dims, shapes, in_fp8, self.passes
-        )
-        keys, sent = self.config.quantize, self.sent
+        self.sent = collectives.record(profiler, self.plan, self.dims, shapes)
+        keys, sent = self.plan.config.quantize, self.sent
         if keys.linear.float8.enable_fsdp_float8_all_gather:
             name = "quantize.linear.float8.enable_fsdp_float8_all_gather"
             _check_bytes(name, "weights", sent.gathered_bytes, sent.gathered_bytes_expected)
@@ -256,13 +237,13 @@ class Proof:
         phase = max(self.phases.values(), key=lambda phase: (phase.in_fp8, phase.profiled_step))
         fp8, total = _in_fp8(phase.gemm_flops), sum(phase.gemm_flops.values())
         return run.Proof(
-            recipe_name=self.recipe_name,
-            emulated=self.emulated,
+            recipe_name=self.plan.fp8.scaling,
+            emulated=self.plan.fp8.emulated,
             converted_modules={name: [*m.weight.shape] for name, m in self.converted.items()},
             profiled_step=phase.profiled_step,
             gemm_flops=phase.gemm_flops,
             fp8_flops=fp8,
-            fp8_flops_expected=self.fp8_flops_expected,
+            fp8_flops_expected=self.flops_expected,
             fp8_share_of_matmul_flops=fp8 / total if total else None,
             phases=self.phases,
             attention=", ".join(sorted(self.attention)) or None,
@@ -270,6 +251,14 @@ class Proof:
             parameters=self.movement,
             collectives=self.sent,
         )
+
+    def fp8_flops(self, first: int) -> float:
+        """Return a step's FP8 FLOPs in the phase from step `first`, 0 until one is profiled.
+
+        Activation checkpointing computes some twice, which are counted once.
+        """
+        phase = self.phases.get(str(first))
+        return min(_in_fp8(phase.gemm_flops), self.flops_expected) if phase else 0
 
     def notes(self) -> list[str]:
         """Say by which kernels, as far as figures depend on them."""

@@ -25,7 +25,7 @@ from experiments.records import files, run
 from experiments.records.files import check_folder, claim_folder
 from experiments.training import checkpoint
 from experiments.training.plan import Plan
-from models import device, flops, fp8_matmul
+from models import device, flops
 from models.architectures import label
 from models.errors import InputError
 
@@ -143,10 +143,7 @@ def check(path: Path, plan: Plan, token_file: TokenFile) -> run.Manifest | None:
 def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> run.Manifest:
     """Say what runs where; write the environment file."""
     recipe, config = plan.recipe, plan.config
-    keys, seq_len = config.quantize.linear.float8, config.training.seq_len
-    matmul = None
-    if keys.recipe_name:
-        matmul = run.Fp8Matmul(**fp8_matmul.choose(keys.recipe_name, keys.emulate)._asdict())
+    matmul, seq_len = plan.fp8.matmul, config.training.seq_len
     commit, diff = git_state()
     packages = _packages()
     return run.Manifest(
@@ -168,8 +165,8 @@ def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> ru
         steps=config.training.steps,
         study_budget_s=number(BUDGET, 0) or None,
         compiled=config.compile.enable,
-        float8=keys.recipe_name,
-        fp8_matmul=matmul,
+        float8=plan.fp8.scaling,
+        fp8_matmul=matmul and run.Fp8Matmul(**matmul._asdict()),
         world_size=plan.world_size,
         hardware=run.Hardware(**device.hardware()),
         peak_flops=_peak(),

@@ -102,15 +102,8 @@ class Trainer(titan.Trainer):
         self.dataloader = build_dataloader(token_file, world_size, rank, config)
         self.checkpointer.states[DATALOADER] = self.dataloader
         self._identity = json.dumps(identity(plan, token_file))
-        self.proof = Proof(
-            config,
-            plan.fp8_layers,
-            model,
-            self.optimizers.optimizers[0],
-            self.parallel_dims,
-            self.gradient_accumulation_steps,
-        )
-        self.meter = Meter(plan, self.proof)
+        self.proof = Proof(plan, model, self.optimizers.optimizers[0], self.parallel_dims)
+        self.meter = Meter(plan)
         self.timing: Timing | None = None  # until the first step of this process has ended
         self._hosts = dist.new_group(backend="gloo")  # to agree without waiting for the devices
         self._stop_code = 0
@@ -182,7 +175,7 @@ class Trainer(titan.Trainer):
         first = self.timing is None
         if first:
             self._steady_from = self.step + NOT_STEADY_STEPS
-            self.meter.clock.start()
+            self.meter.begin(device.mark())
         if first or self.step in switches:
             self._enter_phase(in_fp8)
         profiled = self.step == self._step_to_profile
@@ -248,7 +241,6 @@ class Trainer(titan.Trainer):
         profiled = PROFILED_WITH_GRAPHS if graphs else PROFILED_OF_PHASE
         self._step_to_profile = min(self.step + profiled, end) - 1
         self._steady_from = max(self._steady_from, self.step + NOT_STEADY_OF_PHASE)
-        self.proof.fp8_flops_per_token = 0.0  # until a step of the phase is profiled
 
     def _fetch(self, batches: Iterator) -> tuple[list, float]:
         """Get the step's micro-batches, and the seconds that the host waited for them."""
@@ -282,7 +274,8 @@ class Trainer(titan.Trainer):
         self._windows += 1
         self._disturbed = bool(ranges)
         peak_memory = processor.device_memory_monitor.get_peak_stats().max_reserved_gib * 2**30
-        window = self.meter.close(self.step, norm, lr, peak_memory, ranges)
+        fp8_flops = self.proof.fp8_flops(self._phase)
+        window = self.meter.close(self.step, norm, lr, peak_memory, ranges, fp8_flops)
         self.on_window(window)
         if None in window.losses:
             raise Diverged(f"the loss was not finite by step {self.step}")

@@ -147,12 +147,12 @@ def test_sizes_that_fp8_cannot_multiply_are_counted():
 
 
 def test_gpu_without_fp8_names_the_recipe_to_use(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr(device, "name", lambda: "NVIDIA A100")
     with pytest.raises(
         InputError, match=r"NVIDIA A100 \(compute capability 8.0\).*`baseline_compiled`"
     ):
-        float8.check_device(torch.device("cuda"))
+        device.check_fp8_units()
 
 
 # ---- compiled ----

@@ -22,10 +22,11 @@ from torchtitan.distributed import ParallelDims
 from experiments.config import recipes
 from experiments.records.run import Collectives
 from experiments.training import collectives
+from experiments.training.plan import plan
 from experiments.training.proof import Proof, ProofError
 from experiments.training.trainer import Trainer
-from models import architectures, float8, llama
-from models.architectures import parallelize
+from models import architectures, float8
+from models.architectures import build, parallelize
 
 EACH, COMBINED = "tensorwise_fp8_allgather_amax_each", "tensorwise_fp8_allgather"
 LAYERS = 7  # linear ones of the model's one block
@@ -36,23 +37,23 @@ def profile_step(name: str, *overrides: str, ranks: int = 2) -> Collectives:
     """What the proof records of collectives, of one forward and backward pass of a recipe on a
     model of one block."""
     keys = ["compile.enable=false", "training.local_batch_size=1", "training.seq_len=32"]
-    config = recipes.load(name, ["cpu"], [*keys, *overrides]).config
-    degrees = config.parallelism
+    keys.append("model.sizes={n_layers: 1, vocab_size: 64}")
+    planned = plan(recipes.load(name, ["cpu"], [*keys, *overrides]), ranks)
+    config = planned.config
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
         dims = ParallelDims(
-            dp_replicate=degrees.data_parallel_replicate_degree,
-            dp_shard=degrees.data_parallel_shard_degree,
+            dp_replicate=ranks // planned.shards,
+            dp_shard=planned.shards,
             cp=1, tp=1, pp=1, ep=1, etp=1, world_size=ranks,
         )  # fmt: skip
         dims.build_mesh()
-        model = llama.Llama(replace(llama.FLAVORS["cpu"], n_layers=1, vocab_size=64)).bfloat16()
+        model = build(config).bfloat16()
         converter = float8.Float8Converter(config, dims)
         converter.convert(model)
         model = parallelize(model, dims, config)
-        names = float8.converted_modules(model)
-        proof = Proof(config, names, model, torch.optim.AdamW(model.parameters()), dims, passes=1)
-        with proof.profile(1, first=1, in_fp8=bool(names)):
+        proof = Proof(planned, model, torch.optim.AdamW(model.parameters()), dims)
+        with proof.profile(1, first=1, in_fp8=bool(planned.fp8.layers)):
             model(torch.zeros(1, 32, dtype=torch.long)).float().mean().backward()
             converter.post_optimizer_hook([model])
         return proof.sent

@@ -1,6 +1,7 @@
 """The proof fails when FP8 did not run, and when a parameter would not learn."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,23 +34,23 @@ class Run:
     def __init__(self, recipe: str | None = "tensorwise", convert: bool = True, emulate=False):
         torch.manual_seed(0)
         self.config, self.model = Config(), Net().to(torch.bfloat16)
-        self.in_fp8 = recipe is not None
         keys = self.config.quantize.linear.float8
         keys.recipe_name, keys.filter_fqns, keys.emulate = recipe, ["head"], emulate
         self.config.training.local_batch_size, self.config.training.seq_len = 1, TOKENS
+        fp8 = float8.choose(self.model, keys)
+        self.plan = SimpleNamespace(config=self.config, fp8=fp8, tokens=TOKENS)
         if convert:
             float8.Float8Converter(self.config, ONE_DEVICE).convert(self.model)
         self.x = torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16, requires_grad=True)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0)
 
     def proof(self) -> Proof:
-        layers = ["first", "second"] if self.in_fp8 else []
-        return Proof(self.config, layers, self.model, self.optimizer, ONE_DEVICE, passes=1)
+        return Proof(self.plan, self.model, self.optimizer, ONE_DEVICE)
 
     def step(self):
         """The proof's record of one training step, observed as the trainer observes it."""
         proof = self.proof()
-        with proof.profile(1, first=1, in_fp8=self.in_fp8):
+        with proof.profile(1, first=1, in_fp8=bool(self.plan.fp8.layers)):
             self.model(self.x).float().square().mean().backward()
             proof.before_step()
             self.optimizer.step()
@@ -62,7 +63,7 @@ class Run:
 )
 def test_record_of_an_honest_run(recipe, fp8_gemms):
     run = Run(recipe)
-    if run.proof().emulated:
+    if run.plan.fp8.emulated:
         pytest.skip(f"torch {torch.__version__} has no {recipe} FP8 operator for the CPU")
     record = run.step()
     assert record.converted_modules == {"first": [WIDTH, WIDTH], "second": [WIDTH, WIDTH]}
@@ -132,7 +133,7 @@ def compile_nothing(run: Run) -> None:
 
 
 def promise_rows(run: Run) -> None:
-    run.config.quantize.linear.float8.recipe_name = "rowwise"
+    run.plan.fp8 = run.plan.fp8._replace(scaling="rowwise")
 
 
 @pytest.mark.parametrize(
