@@ -13,8 +13,7 @@ from analysis import report
 from analysis.comparison import compare
 from experiments import study
 from experiments.jobs import runner
-from experiments.jobs.progress import describe_progress, steady_rate
-from experiments.jobs.runner import END_S, TABLE_S, Budget
+from experiments.jobs.runner import END_S, TABLE_S, Budget, describe_progress, steady_rate
 from experiments.records.files import last_window, read
 from experiments.records.run import Manifest, Window
 from models import device

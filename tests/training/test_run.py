@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from experiments.config import recipes
 from experiments.config.studies import DEFAULT, load
-from experiments.jobs.progress import display
+from experiments.jobs.runner import display
 from experiments.run import main
 from experiments.training.plan import check_here, choose_scale, plan, slow_attention
 from models import device
