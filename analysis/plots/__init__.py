@@ -8,9 +8,8 @@ labelled with its status, and no bar. A figure without data says why.
 
 from analysis.comparison import Comparison
 from analysis.plots.bars import memory, tokens_per_s, warm_up
-from analysis.plots.by_bytes import scalings
 from analysis.plots.by_step import lead, loss, loss_difference
-from analysis.plots.studies import allgather_ladder, fp8_ranges, gradient_sums, heat_map
+from analysis.plots.studies import allgather_ladder, fp8_ranges, gradient_sums, heat_map, scalings
 from analysis.plots.style import Plot, panels, to_png, to_svg
 
 __all__ = [

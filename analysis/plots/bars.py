@@ -1,8 +1,7 @@
 """Rows of horizontal bars, one a recipe: speed, first step and memory."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from scipy.stats import gmean
@@ -40,82 +39,75 @@ def completed(comparison: Comparison, column: str) -> pd.DataFrame:
     return done.set_index("recipe").loc[in_order(done["recipe"])]
 
 
-def set_rows(axes: Axes, labels: Iterable[str], x_label: str) -> None:
-    """Set ticks, limits and room for one row a label, the first on top."""
-    labels = list(labels)
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set(ylim=(len(labels) - 0.5, -0.5), xlabel=x_label, ylabel="")
+def set_rows(axes: Axes, names: Sequence[str], x_label: str, words: Iterable[str] = ()) -> None:
+    """Name the rows of a panel, the first one on top, and make room for them.
+
+    Args:
+        words: what to write of each row, on the right of the panel.
+    """
+    axes.set_yticks(range(len(names)), names)
+    axes.set(ylim=(len(names) - 0.5, -0.5), xlabel=x_label, ylabel="")
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.xaxis.set_major_formatter("{x:,.10g}")
-    make_room(axes, 3 * len(labels))
+    beside = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
+    for row, text in enumerate(words):
+        axes.annotate(text, (1, row), (5, 0), **beside, va="center", fontsize=SMALL)
+    make_room(axes, 3 * len(names))
 
 
-def draw_bars(
-    axes: Axes, values: pd.Series, unit: str, over: str = "", y=0.0, height=0.6, alpha=0.55
-) -> pd.Series:
+def draw_bars(axes: Axes, values: pd.Series, y=0.0, height=0.6, alpha=0.55) -> pd.Series:
     """Draw a bar a recipe, from zero to the mean of its runs, with a mark for each of several runs.
 
     Args:
         values: of the runs, indexed by recipe.
-        unit: to write after a bar's length.
-        over: recipe whose bar is 1 in the ratios that are written below the lengths.
         y: how far below the middle of its row a bar is.
 
     Returns:
         The lengths, by recipe.
     """
     by_recipe = values.groupby(level=0, sort=False)
-    lengths = by_recipe.agg(gmean)
-    for row, (recipe, of_recipe) in zip(y + np.arange(len(lengths)), by_recipe, strict=True):
+    for row, (recipe, of_recipe) in enumerate(by_recipe):
         _, colour, marker = look(recipe)
-        axes.barh(row, lengths[recipe], height, color=colour, alpha=alpha, linewidth=0)
+        axes.barh(row + y, gmean(of_recipe), height, color=colour, alpha=alpha, linewidth=0)
         if len(of_recipe) > 1:
-            axes.plot(of_recipe, [row] * len(of_recipe), marker, color=colour, zorder=3)
-        beside = f"{number(lengths[recipe])} {unit}"
-        if over in lengths and recipe != over:
-            beside += f"\n{lengths[recipe] / lengths[over]:.2f} ×"
-        write_beside(axes, row, beside)
-    axes.set_xlim(left=0)
-    return lengths
-
-
-def write_beside(axes: Axes, y: float, text: str) -> None:
-    """Write text right of the axes at the height of a row."""
-    place = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "va": "center"}
-    axes.annotate(text, (1, y), (5, 0), **place, fontsize=SMALL, annotation_clip=False)
+            axes.plot(of_recipe, [row + y] * len(of_recipe), marker, color=colour, zorder=3)
+    return by_recipe.agg(gmean)
 
 
 def compare_bars(axes: Axes, comparison: Comparison, values: pd.Series, unit: str, of: str) -> None:
     """Draw bars with their ratios to the opponent's, and the fastest FP8 recipe's as the finding.
 
     Args:
+        unit: to write after a bar's length.
         of: what is compared, for the finding.
     """
     opponent, recipe = comparison.opponent, fastest(comparison)
-    lengths = draw_bars(axes, values, unit, opponent)
-    set_rows(axes, map(short_name, lengths.index), of)
-    if {opponent, recipe} <= {*lengths.index} and opponent != recipe:
-        ratio = lengths[recipe] / lengths[opponent]
-        finding(axes, f"{name(recipe)}: {ratio:.2f} times the {of} of {name(opponent)}")
+    lengths = draw_bars(axes, values)
+    words = lengths.map(number) + f" {unit}"
+    if opponent in lengths:
+        ratios = lengths / lengths[opponent]
+        words += ratios.map("\n{:.2f} ×".format).mask(lengths.index == opponent, "")
+        if recipe != opponent and recipe in lengths:
+            text = f"{name(recipe)}: {ratios[recipe]:.2f} times the {of} of {name(opponent)}"
+            finding(axes, text)
+    set_rows(axes, [*map(short_name, lengths.index)], of, words)
 
 
 @plot
 def tokens_per_s(axes: Axes, comparison: Comparison) -> None:
     """Draw tokens per second of each recipe, over all devices, padding included, and write MFU."""
-    known = {r: of.rate for r, of in comparison.completed.items() if of.rate.runs}
+    known = {r: of for r, of in comparison.completed.items() if of.rate.runs}
     if not known:
         raise NoData(f"no run is long enough for a rate: train {MIN_STEPS} steps or more")
-    speeds = pd.concat({recipe: rate.by_run for recipe, rate in known.items()}).droplevel(1)
+    speeds = pd.concat({recipe: of.rate.by_run for recipe, of in known.items()}).droplevel(1)
     compare_bars(axes, comparison, speeds, "", "tokens/s")
-    labels = []
-    for y, (recipe, rate) in enumerate(known.items()):
-        axes.plot([rate.low, rate.high], [y, y], color="black", solid_capstyle="butt")
-        labels.append(short_name(recipe))
-        share = comparison.completed[recipe].runs["mfu_bf16_peak"].mean()
-        if share > 0:
-            labels[-1] += f"\nMFU {share:.1%}"
-    axes.set_yticks(range(len(labels)), labels)
+    names = []
+    for row, (recipe, of) in enumerate(known.items()):
+        axes.plot([of.rate.low, of.rate.high], [row, row], color="black", solid_capstyle="butt")
+        share = of.runs["mfu_bf16_peak"].mean()
+        names.append(f"{short_name(recipe)}\nMFU {share:.1%}".removesuffix("\nMFU nan%"))
+    axes.set_yticklabels(names)
     note(
         axes,
         f"By the mean steady step, on {comparison.frames.runs['device'].iloc[0]}. Marks: several "
@@ -138,17 +130,15 @@ def memory(axes: Axes, comparison: Comparison) -> None:
 def warm_up(axes: Axes, comparison: Comparison) -> None:
     """Draw seconds from process start to the end of step 1 by phase: means of completed runs."""
     done = completed(comparison, "warm_up_s")
-    phases = pd.DataFrame([*done["phases"]], index=done.index).reindex(columns=[*PHASES][:-1])
-    total = done["warm_up_s"]
-    table = phases.fillna(0.0).assign(other=total - phases.sum(axis="columns"))
-    table = table.groupby(level=0, sort=False).mean()
+    phases = pd.DataFrame([*done["phases"]], done.index, [*PHASES]).fillna(0.0)
+    phases["other"] = done["warm_up_s"] - phases.sum(axis="columns")
+    table = phases.groupby(level=0, sort=False).mean()
     table = table.loc[:, table.gt(0).any()]
     table.plot.barh(ax=axes, stacked=True, color=PHASES, width=0.6, edgecolor="white")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(PHASES))
-    set_rows(axes, map(short_name, table.index), "seconds to the end of step 1")
     seconds = table.sum(axis="columns")
-    for y, of_recipe in enumerate(seconds):
-        write_beside(axes, y, f"{number(of_recipe)} s")
+    words = (f"{number(of_recipe)} s" for of_recipe in seconds)
+    set_rows(axes, [*map(short_name, seconds.index)], "seconds to the end of step 1", words)
     opponent, recipe = comparison.opponent, fastest(comparison)
     if {opponent, recipe} <= {*seconds.index}:
         more = seconds[recipe] - seconds[opponent]

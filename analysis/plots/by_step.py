@@ -24,6 +24,7 @@ from analysis.plots.style import (
     short_name,
 )
 from analysis.rates import AHEAD, FROM
+from analysis.table import short
 
 POINTS = 400  # of a line: more than its pixels would only make pages large
 FAR = 10  # margins: a loss that ends farther from the baseline's is off the axis of the others
@@ -44,33 +45,31 @@ def draw_runs(
     drawn = runs[runs["run"].isin(curves.dropna(axis="columns", how="all"))]
     if drawn.empty:
         raise NoData("no log window has it")
-    done = drawn["status"] == "completed"
+    done = drawn[drawn["status"] == "completed"]
     for recipes in groups:
-        of_group = drawn.loc[done & drawn["recipe"].isin(recipes), "run"]
-        together = curves[of_group].dropna()
-        if not together.empty:
+        together = curves[done.loc[done["recipe"].isin(recipes), "run"]].dropna()
+        if len(together):
             draw_band(axes, recipes, together.agg(["mean", "min", "max"], axis="columns"))
-    for run, recipe, status in drawn.loc[~done, ["run", "recipe", "status"]].to_numpy():
-        label = f"{short_name(recipe)}\n({status})"
-        values = thinned(curves[run].dropna())
-        axes.plot(values, "--", color=look(recipe).colour, linewidth=1, label=label)
+    for run in drawn.drop(done.index).itertuples():
+        label, colour = f"{short_name(run.recipe)}\n({run.status})", look(run.recipe).colour
+        axes.plot(thinned(curves[run.run].dropna()), "--", color=colour, linewidth=1, label=label)
 
 
 def draw_band(axes: Axes, recipes: list[str], band: pd.DataFrame) -> None:
     """Draw a line in the look of the first recipe, in its band.
 
-    Markers are a fifth further on for each line, so that equal curves show each other's.
+    Markers are further on for each line, so that equal curves show each other's.
 
     Args:
         band: by step the line and the ends of its band, which may be NaN.
     """
     _, colour, marker = look(recipes[0])
-    line, low, high = thinned(band).to_numpy().T
-    steps, every = thinned(band).index, max(1, len(line) // 6)
-    shown = len(axes.lines) * every // 5 % every, every
+    places = (0.03 * len(axes.lines) % 0.15, 0.15)  # along the line, in diagonals of the panel
+    band = thinned(band)
+    line, low, high = band.to_numpy().T
     label = "\n".join(map(short_name, recipes))
-    axes.plot(steps, line, color=colour, label=label, marker=marker, markevery=shown)
-    axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.plot(band.index, line, color=colour, label=label, marker=marker, markevery=places)
+    axes.fill_between(band.index, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
 def thinned(values):
@@ -89,18 +88,18 @@ def finish(axes: Axes, y_label: str, end: str) -> None:
     """
     axes.set(xlabel="step", ylabel=y_label)
     axes.margins(x=0)
-    axes.xaxis.set_major_formatter("{x:,.10g}")
-    axes.yaxis.set_major_formatter("{x:,.10g}")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:,.10g}")
     lowest, highest = axes.get_ylim()
-    handles, names = axes.get_legend_handles_labels()
-    lines = sorted(dict(zip(names, handles, strict=True)).values(), key=_last, reverse=True)
-    for line in lines:
-        words = f"{line.get_label()}\n{end.format(_last(line))}"
+    lines = {line.get_label(): line for line in axes.get_legend_handles_labels()[0]}
+    for label, line in lines.items():
+        words = f"{label}\n{end.format(_last(line))}"
         if not lowest <= _last(line) <= highest:
             words += ", off the axis"
         line.set_label(words)
-    make_room(axes, sum(line.get_label().count("\n") + 1 for line in lines))
-    legend_beside(axes, handles=lines)
+    handles = sorted(lines.values(), key=_last, reverse=True)
+    make_room(axes, "\n".join(line.get_label() for line in handles).count("\n") + 1)
+    legend_beside(axes, handles=handles)
 
 
 def _last(line) -> float:
@@ -132,11 +131,11 @@ def loss(axes: Axes, comparison: Comparison) -> None:
     if len(groups) > 1:
         apart = final - final.get(comparison.opponent, final.min())
         far = apart.abs().idxmax()
-        words = " and ".join(name(recipe) for recipe in groups[group[far]])
+        words = " and ".join(map(name, groups[group[far]]))
         finding(axes, f"{words}: final loss {_beside(apart[far], comparison.opponent)}")
     elif len(final) > 1:
-        spread = math.ceil(1000 * (final.max() - final.min())) / 1000
-        finding(axes, f"Final losses within {spread:.3f} of one another")
+        spread = rounded_up(final.max() - final.min())
+        finding(axes, f"Final losses within {spread} of one another")
 
 
 def _smoothed(losses: pd.Series) -> pd.Series:
@@ -158,7 +157,7 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
         raise NoData("it takes completed runs of the baseline and of another recipe, equal seeds")
     axes.axhline(0, color="black", linewidth=0.8)
     axes.axhspan(-margin, margin, color=GREY, alpha=0.15, linewidth=0, zorder=0)
-    reach = [1.1 * margin]
+    reach = []
     for recipe, end in ends.items():
         band = comparison.differences[recipe].set_index("step")[["difference", "low", "high"]]
         if abs(end) < FAR * margin:
@@ -166,8 +165,9 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
         else:
             band[["low", "high"]] = math.nan
         draw_band(axes, [recipe], band)
-    if len(reach) > 1:
-        axes.set_ylim(-max(reach), max(reach))
+    if reach:
+        most = max(*reach, 1.1 * margin)
+        axes.set_ylim(-most, most)
     finish(axes, f"loss − loss of {name(baseline)}\n(nats per token)", "{:+z.4f}")
     note(
         axes,
@@ -176,11 +176,15 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
     )
     far, end = max(ends.items(), key=lambda item: abs(item[1]))
     if abs(end) < margin:
-        words = f"No final loss is more than {math.ceil(1000 * abs(end)) / 1000:.3f} from that of "
-        finding(axes, words + name(baseline))
+        words = f"No final loss is more than {rounded_up(abs(end))} from that of {name(baseline)}"
     else:
-        words = f"{name(far)} ends {_beside(end, baseline)}"
-        finding(axes, f"{words}, {number(abs(end) / margin)} margins")
+        words = f"{name(far)} ends {_beside(end, baseline)}, {number(abs(end) / margin)} margins"
+    finding(axes, words)
+
+
+def rounded_up(difference: float) -> str:
+    """Write a difference with three decimals, of which it is not more."""
+    return f"{math.ceil(1000 * difference) / 1000:.3f}"
 
 
 def _beside(difference: float, baseline: str) -> str:
@@ -213,14 +217,13 @@ def lead(axes: Axes, comparison: Comparison, warm_up: bool = True) -> None:
     Args:
         warm_up: counts too; without it compilation costs nothing, as in the published study.
     """
-    runs, windows = comparison.frames.runs, comparison.frames.windows
-    opponent, against = comparison.opponent, name(comparison.opponent)
-    if opponent not in comparison.completed:
-        raise NoData(f"there is no completed run of {against} to be ahead of")
-    elapsed = windows.pivot(index="step", columns="run", values="elapsed_s")
+    runs, done, opponent = comparison.frames.runs, comparison.completed, comparison.opponent
+    if opponent not in done:
+        raise NoData(f"there is no completed run of {name(opponent)} to be ahead of")
+    elapsed = comparison.frames.windows.pivot(index="step", columns="run", values="elapsed_s")
     if not warm_up:
         elapsed -= runs.set_index("run")["warm_up_s"]
-    reference = elapsed[comparison.completed[opponent].runs["run"]].mean(axis="columns").dropna()
+    reference = elapsed[done[opponent].runs["run"]].mean(axis="columns").dropna()
     taken = np.interp(elapsed.index, reference.index, reference, left=np.nan, right=np.nan)
     others = runs[runs["recipe"] != opponent]
     groups = [[recipe] for recipe in in_order(others["recipe"])]
@@ -231,19 +234,21 @@ def lead(axes: Axes, comparison: Comparison, warm_up: bool = True) -> None:
     axes.text(0.01, 0.98, "ahead", va="top", **small)
     axes.text(0.01, 0.02, "behind", va="bottom", **small)
     included = "included" if warm_up else "left out"
-    finish(axes, f"lead over {against} (s),\nfirst step (compile) {included}", "{:+,.0f} s")
+    finish(axes, f"lead over {name(opponent)} (s),\nfirst step (compile) {included}", "{:+,.0f} s")
     run = runs.iloc[0]
-    billions, devices = number(run["parameters"] / 1e9), f"{run['world_size']:.0f} {run['device']}"
-    start = f"The clock starts with {clock_start(runs)}."
-    note(axes, f"{billions} B parameters on {devices}. {start}")
+    note(
+        axes,
+        f"{short(run['parameters'])} parameters on {run['world_size']:.0f} {run['device']}. "
+        f"The clock starts with {clock_start(runs)}.",
+    )
     if warm_up:
         _mark_crossings(axes, comparison)
     else:
-        done, recipe = runs[runs["status"] == "completed"], fastest(comparison)
-        taken = done.groupby("recipe")["wall_s_without_warm_up"].mean()
-        gained = taken[opponent] - taken[recipe]
-        side = "ahead" if gained > 0 else "behind"
-        finding(axes, f"Without the first step {name(recipe)} is {abs(gained):,.0f} s {side}")
+        recipe = fastest(comparison)
+        left, right = (done[r].runs["wall_s_without_warm_up"].mean() for r in (recipe, opponent))
+        side = "ahead" if left < right else "behind"
+        text = f"Without the first step {name(recipe)} is {abs(left - right):,.0f} s {side}"
+        finding(axes, text)
 
 
 def _mark_crossings(axes: Axes, comparison: Comparison) -> None:
@@ -253,8 +258,8 @@ def _mark_crossings(axes: Axes, comparison: Comparison) -> None:
     for below, paid in enumerate(against, start=1):
         if paid.step and not paid.beyond:
             _, colour, marker = look(paid.a)
-            looks = {"markersize": 8, "markerfacecolor": "white", "markeredgecolor": colour}
-            axes.plot(paid.step, 0, marker, **looks, markeredgewidth=1.5, zorder=5)
+            edge = {"markeredgecolor": colour, "markeredgewidth": 1.5}
+            axes.plot(paid.step, 0, marker, markersize=8, color="white", **edge, zorder=5)
             axes.annotate(f"step {paid.step:,}", (paid.step, 0), (5, -4 - 11 * below),
                           textcoords="offset points", color=colour, fontweight="bold")  # fmt: skip
     ahead = [paid for paid in against if paid.outcome in (AHEAD, FROM)]

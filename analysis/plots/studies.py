@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 
 from analysis.comparison import COMPILED, Comparison
-from analysis.plots.bars import draw_bars, set_rows, tokens_per_s, write_beside
+from analysis.plots.bars import draw_bars, set_rows, tokens_per_s
 from analysis.plots.style import (
     SMALL,
     NoData,
@@ -28,14 +28,15 @@ from analysis.sweep import Sweep
 def allgather_ladder(comparison: Comparison) -> Plot:
     """Draw rung by rung the published speed over bf16, the measured one, and what a rank sends."""
     draws = [(published_ladder,), (tokens_per_s, comparison), (ladder_sizes, comparison)]
-    return panels(draws, (11, 3.2), columns=3)
+    return panels(draws, (11, 3.8), columns=3)
 
 
 @plot
 def published_ladder(axes: Axes) -> None:
     """Draw the published tokens per second over those in bf16."""
-    lengths = draw_bars(axes, pd.Series({COMPILED: 1.0} | LADDER_PUBLISHED), "×")
-    set_rows(axes, map(short_name, lengths.index), "tokens/s over those in bf16")
+    lengths = draw_bars(axes, pd.Series({COMPILED: 1.0} | LADDER_PUBLISHED))
+    names = [*map(short_name, lengths.index)]
+    set_rows(axes, names, "tokens/s over those in bf16", lengths.map("{:.2f} ×".format))
     finding(axes, f"Published, 70 B on 128 H100: {lengths.max():.2f} times the tokens/s of bf16")
 
 
@@ -45,14 +46,13 @@ def ladder_sizes(axes: Axes, comparison: Comparison) -> None:
     found = ladder_bytes(comparison.frames.runs)
     if found.empty:
         raise NoData("no completed run of several ranks")
-    gathered = draw_bars(axes, found["gathered"], "gathered", y=-0.2, height=0.28)
-    draw_bars(axes, found["reduced"], "reduced", y=0.1, height=0.28, alpha=0.25)
-    for row, calls in enumerate(found["all_reduces"]):
-        write_beside(axes, row + 0.4, f"{calls} all-reduces")
-    set_rows(axes, map(short_name, found.index), "MB a step")
-    finding(
-        axes, f"FP8 all-gather sends {gathered.min() / gathered.max():.2f} of the weights' bytes"
-    )
+    draw_bars(axes, found["gathered"], y=-0.2, height=0.28)
+    draw_bars(axes, found["reduced"], y=0.1, height=0.28, alpha=0.25)
+    words = "{gathered:.1f} gathered\n{reduced:.1f} reduced\n{all_reduces} all-reduces"
+    rows = [words.format_map(row) for row in found.to_dict("records")]
+    set_rows(axes, [*map(short_name, found.index)], "MB a step", rows)
+    share = found["gathered"].min() / found["gathered"].max()
+    finding(axes, f"FP8 all-gather sends {share:.2f} of the weights' bytes")
     note(axes, "Upper bars: weights; lower bars: gradients, in float32.")
 
 
@@ -137,18 +137,20 @@ def heat_map(axes: Axes, sweep: Sweep, quantity: str, recipe: str) -> None:
     across = ACROSS if ACROSS in sweep.axes else list(sweep.axes)[-1]
     fields = {}
     for place, row in sweep.table.xs(recipe, level="recipe", drop_level=False).iterrows():
-        axes_values = dict(zip(sweep.axes, place, strict=False))
+        values = dict(zip(sweep.axes, place, strict=False))
+        x = values.pop(across)
+        y = "\n".join(f"{key.rpartition('.')[2]} {value}" for key, value in values.items())
         text, number = row[quantity]
-        if number is None and row["tokens/s"].number is None:
+        if row["tokens/s"].number is None:
             text = row["state"].text.split(",")[0]
-        field = _others(axes_values, across), axes_values[across]
-        fields[field] = {"number": number, "text": text}
+        fields[y, x] = {"number": number, "text": text}
     table = pd.DataFrame.from_dict(fields, orient="index").unstack(sort=False)
     table = table[~(table["text"] == "-").all(axis="columns")]  # such as efficiencies of one GPU
     numbers, texts = table["number"].astype(float), table["text"]
     if numbers.isna().all(axis=None):
         raise NoData(f"no completed run of {recipe} has {quantity}")
-    _colour(axes, numbers, quantity)
+    low, high = numbers.min(axis=None), numbers.max(axis=None)
+    _colour(axes, numbers, quantity, max(1.1, high, 1 / low))
     for (y, x), text in np.ndenumerate(texts):
         lines = text.replace(" (", "\n(").replace(", ", "\n").replace("about ", "about\n")
         axes.text(x, y, lines, ha="center", va="center", fontsize=SMALL)
@@ -156,27 +158,66 @@ def heat_map(axes: Axes, sweep: Sweep, quantity: str, recipe: str) -> None:
     axes.set_xticks(range(numbers.shape[1]), numbers.columns)
     axes.set_facecolor("#EEEEEE")
     axes.grid(visible=False)
-    low, high = numbers.min(axis=None), numbers.max(axis=None)
     finding(axes, FINDINGS[quantity].format(low=low, high=high, recipe=name(recipe)))
 
 
-def _others(values: dict, across: str) -> str:
-    """Name a row of the map by the cell's values on all axes but the one that goes to the right."""
-    others = [(key.rpartition(".")[2], value) for key, value in values.items() if key != across]
-    return "\n".join(f"{axis} {value}" for axis, value in others) or " "
-
-
-def _colour(axes: Axes, numbers: pd.DataFrame, quantity: str) -> None:
+def _colour(axes: Axes, numbers: pd.DataFrame, quantity: str, most: float) -> None:
     """Colour the fields so palely that black text can be read, and draw the scale.
 
     A ratio goes from red over white at 1 to blue, a share from white to blue.
     """
-    most = max(1.1, numbers.max(axis=None), 1 / numbers.min(axis=None))
     scale, colours, ticks = Normalize(0, 1), ["white", PALE_BLUE], [0, 0.5, 1]
     if quantity == RATIO:
         scale, colours, ticks = LogNorm(1 / most, most), [PALE_RED, *colours], [1 / most, 1, most]
     colours = LinearSegmentedColormap.from_list("pale", colours)
     image = axes.imshow(numbers, colours, scale, aspect="auto")
-    bar = axes.figure.colorbar(image, ax=axes, label=quantity)
-    bar.set_ticks(ticks, labels=[f"{tick:.2f}" for tick in ticks])
+    bar = axes.figure.colorbar(image, ax=axes, label=quantity, format="%.2f", ticks=ticks)
     bar.minorticks_off()
+
+
+# ---- scalings ----
+
+MARKERS = "osD^vPX"
+COLOURS = ["#D55E00", "#E69F00", "#009E73", "#999933", "#0072B2", "#CC79A7", "#882255"]
+
+
+def scalings(found: pd.DataFrame) -> Plot:
+    """Draw loss difference and signal to noise over bytes; `found` as from
+    `analysis.scalings.table`."""
+    return panels([(losses_by_bytes, found), (snr_by_bytes, found)], (11, 3.8), columns=2)
+
+
+@plot
+def losses_by_bytes(axes: Axes, found: pd.DataFrame) -> None:
+    """Draw each scaling's final loss less the baseline's, with its interval."""
+    _draw_by_bytes(axes, found, found["difference"], found["low"], found["high"])
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set_ylabel("loss − loss of bf16\n(nats per token)")
+    finding(axes, f"No loss is further than {found['difference'].abs().max():.4f} from bf16's")
+    note(axes, "Bars: the verdicts' intervals over seeds.")
+
+
+@plot
+def snr_by_bytes(axes: Axes, found: pd.DataFrame) -> None:
+    """Draw each scaling's median signal to noise late in the run, down to the worst matmul's."""
+    late = found["dB, late"]
+    _draw_by_bytes(axes, found, late, found["dB, least"], late)
+    axes.set_ylabel("signal to noise of a matmul (dB)")
+    names = found.index + found["breaks at 2^"].map(", 2^{:.0f}".format)
+    legend_beside(axes, labels=[*names])
+    finding(axes, f"On a run's tensors all keep {late.min():.0f} to {late.max():.0f} dB")
+    text = "Median of all layers' matmuls, down to the worst. 2^n: outliers that break the loss."
+    note(axes, text)
+
+
+def _draw_by_bytes(
+    axes: Axes, found: pd.DataFrame, values: pd.Series, low: pd.Series, high: pd.Series
+) -> None:
+    """Draw a marker and a bar a scaling; those of the same bytes stand beside one another."""
+    places = found["bytes an element"] + 0.0007 * found.groupby("bytes an element").cumcount()
+    table = pd.DataFrame({"x": places, "y": values, "below": values - low, "above": high - values})
+    for (x, y, below, above), marker, colour in zip(
+        table.to_numpy(), MARKERS, COLOURS, strict=False
+    ):
+        axes.errorbar(x, y, [[below], [above]], fmt=marker, color=colour, capsize=3)
+    axes.set_xlabel("bytes an element, scales too")

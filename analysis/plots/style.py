@@ -1,19 +1,21 @@
 """What all figures share: how a recipe looks, panels, findings, notes, and bytes that do not vary.
 
-Fonts, sizes and grids are in style.mplstyle.
+Fonts, sizes and grids are in style.mplstyle, the looks of recipes in looks.yaml.
 """
 
 import base64
 import functools
 import io
+import math
 import textwrap
 import zlib
 from collections.abc import Callable, Sequence
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib.style
-import numpy as np
+import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -24,6 +26,11 @@ NOTE = "note"  # the id of notes in a figure
 STYLE = ["default", "analysis.plots.style"]
 
 
+# How recipes look that are not in looks.yaml.
+OTHERS = list(product(["#E69F00", "#56B4E9", "#882255", "#999933"], "PX*ph"))
+LOOKS = yaml.safe_load(Path(__file__).with_name("looks.yaml").read_text())
+
+
 class Look(NamedTuple):
     """How a recipe looks, and what it is called, in every figure."""
 
@@ -32,47 +39,12 @@ class Look(NamedTuple):
     marker: str
 
 
-# Okabe and Ito's colours, which colour-blind readers tell apart too, without those too pale for a
-# line on white.
-BLACK, BLUE, GREEN = ("#444444", "o"), ("#0072B2", "s"), ("#009E73", "^")
-RED, PINK, SKY = ("#D55E00", "D"), ("#CC79A7", "v"), ("#56B4E9", "P")
-ORANGE = ("#E69F00", "X")
-OTHERS = list(product(["#E69F00", "#56B4E9", "#882255", "#999933"], "PX*ph"))  # of other recipes
-# Recipes with the same colour are of different studies.
-LOOKS = {
-    "baseline": ("eager bf16", BLACK),
-    "baseline_compiled": ("compiled bf16", BLUE),
-    "rowwise_fp8_compiled": ("rowwise FP8", GREEN),
-    "tensorwise_fp8_compiled": ("tensorwise FP8", RED),
-    "rowwise_gw_hp_fp8_compiled": ("rowwise FP8, weight gradients in bf16", PINK),
-    "bf16_fp8_bf16": ("bf16, FP8, bf16", GREEN),
-    "bf16_then_fp8": ("bf16, then FP8", PINK),
-    "fp8_then_bf16": ("FP8, then bf16", SKY),
-    "puzzle_fp8": ("FP8", BLUE),
-    "puzzle_fp8_optimizer_last": ("FP8, optimizer built after conversion", GREEN),
-    "puzzle_fp8_optimizer_first": ("FP8, optimizer built before conversion", RED),
-    "puzzle_bf16_frozen": ("bf16, the same weights frozen", PINK),
-    "float32_optimizer": ("optimizer in float32", BLUE),
-    "float32_parameters": ("parameters in float32", SKY),
-    "fp8_optimizer": ("FP8-LM's optimizer", GREEN),
-    "fp8_optimizer_bf16_master": ("master weights in bf16", PINK),
-    "fp8_optimizer_fp8_master": ("master weights in FP8", RED),
-    "fp8_optimizer_fp8_second_moment": ("second moment in FP8", ORANGE),
-    "fp8_gradients": ("gradients sent in FP8", GREEN),
-    "fp8_lm": ("all levels of FP8-LM", ORANGE),
-    "tensorwise_fp8_allgather_amax_each": ("FP8 all-gather, a scale at a time", GREEN),
-    "tensorwise_fp8_allgather": ("FP8 all-gather, all scales at once", PINK),
-    "tensorwise_fp8_allgather_ctas_16": ("NCCL on 16 multiprocessors", SKY),
-    "tensorwise_fp8_allgather_ctas_8": ("NCCL on 8 multiprocessors", ORANGE),
-}
-
-
 def look(recipe: str) -> Look:
     """Look up how a recipe looks; a user's own recipe has its file's name."""
+    if recipe in LOOKS:
+        return Look(**LOOKS[recipe])
     words = recipe.replace("_", " ").replace("fp8", "FP8").replace("$", r"\$")
-    other = OTHERS[zlib.crc32(recipe.encode()) % len(OTHERS)]
-    called, (colour, marker) = LOOKS.get(recipe, (words, other))
-    return Look(called, colour, marker)
+    return Look(words, *OTHERS[zlib.crc32(recipe.encode()) % len(OTHERS)])
 
 
 def name(recipe: str) -> str:
@@ -87,8 +59,8 @@ def short_name(recipe: str) -> str:
 
 def number(value: float) -> str:
     """Write three significant digits, or all before the point."""
-    digits = 0 if value == 0 else max(0, 2 - int(np.floor(np.log10(abs(value)))))
-    return f"{value:,.{digits}f}"
+    digits = 2 - math.floor(math.log10(value))
+    return f"{value:,.{max(0, digits)}f}"
 
 
 class NoData(Exception):
@@ -108,9 +80,10 @@ class Plot(Figure):
         """The text of the figure, for readers who cannot see the figure: findings and notes."""
         texts = []
         for axes in self.axes:
-            texts += [axes.get_title("left"), "."]
+            texts.append(axes.get_title("left"))
             texts += [text.get_text() for text in axes.texts if text.get_gid() == NOTE]
-        return " ".join(" ".join(texts).split()).replace(" .", ".")
+        sentences = [" ".join(text.split()).removesuffix(".") for text in texts]
+        return ". ".join(filter(None, sentences)) + "."
 
     def _repr_mimebundle_(self, **_) -> tuple[dict, dict]:
         png, width = base64.b64encode(to_png(self)).decode(), int(100 * self.get_figwidth())
