@@ -1,15 +1,30 @@
 """FLOPs and bytes: pure functions of a model's configuration, the same for every recipe.
 
-`args` is anything with `dim`, `n_layers`, `n_heads`, `n_kv_heads`, `head_dim`, `hidden_dim` (of the
-SwiGLU layer), `vocab_size`, `qk_norm` (queries and keys are normed), `enable_weight_tying` and
-`fused_projections`; a mixture of experts also has `moe_enabled`, `moe_inter_dim` (width of an
-expert), `moe_args.num_experts` and `moe_args.top_k`.
+`args` is `Sizes`, or a model's arguments with the same attributes; a mixture of experts also has
+`moe_enabled`, `moe_inter_dim` (width of an expert), `moe_args.num_experts` and `moe_args.top_k`.
 """
 
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a dense model."""
+
+    dim: int
+    n_layers: int
+    n_heads: float
+    n_kv_heads: float
+    head_dim: int
+    hidden_dim: float  # of the SwiGLU layer
+    vocab_size: float
+    enable_weight_tying: bool = False  # the head is the embedding
+    qk_norm: bool = False  # queries and keys are normed
+    fused_projections: bool = False  # projections of the same input are one matrix
+
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}  # bytes
 

@@ -41,34 +41,6 @@ FIRST_STEP_S = {
 LAUNCHES = pd.Series({"bf16": 14 + 23, "tensorwise": 69 + 23, "rowwise": 64 + 23})
 LAUNCH_S = 5e-6
 
-LARGER = "it would fit on {0}: ask again with --gpus {0}"
-TOO_LARGE = "nor would it fit on {:,} of them"
-NO_UNITS = "{} has no FP8 units: FP8 would be emulated there, slower than bf16"
-EXPERTS = (
-    "experts stay in bf16: FP8 computes {:.0%} of the matmul FLOPs; others, with experts in FP8, "
-    "measured 0.75 to 1.43 times without a trend by size"
-)
-A_BOUND = "a bound and no prediction, because the time model knows dense models only"
-SAVED = "FP8 matmuls save {:.0%} of a bf16 step, casts and scales take {:.0%}"
-LAUNCHING = "; the host launches FP8's kernels slower than the GPU computes them"
-TRUST = "fitted to {} pairs, 80 % range ±{:.0%}"
-TWICE = ", twice as wide because {}"
-FROZEN = "no fitted pair trains with frozen weights"
-OTHER_GPU = "no fitted pair is of {}"
-OTHER_SIZE = f"no torchao pair is within {NEAR} times the size"
-UNMEASURED = "nobody has measured this kind of GPU fairly; by its rooflines {}"
-TOO_FEW = "{:,} steps are too few to earn back the longer first step; {}"
-
-RUN = "python -m experiments.run {recipe} {settings}"
-SBATCH = "sbatch --nodes={nodes} launch/alps_multinode.sbatch {recipe} {settings}"
-BENCH = f"python -m experiments.bench {BF16} {' '.join(FP8.values())} --budget 600 {{settings}}"
-STUDY = f"python -m experiments.study {BF16} {GATHERED} {{settings}} training.steps=60"
-JOBS = (
-    f"for r in {BF16} {GATHERED}; do sbatch --wait --nodes={{nodes}} launch/alps_multinode.sbatch "
-    "$r --out runs/decide/$r/seed0 {settings} training.steps=60; done; "
-    f"python -m analysis.report runs/decide --baseline {BF16}"
-)
-
 
 def estimate(asked) -> dict:
     """Answer with a verdict, and with seconds, bytes and steps as numbers, None for never.
@@ -77,16 +49,15 @@ def estimate(asked) -> dict:
 
     Raises `InputError` for a training that the recipes cannot describe.
     """
-    if asked.gpus % asked.tensor_parallel:
-        ways = asked.tensor_parallel
+    ways, gpu = asked.tensor_parallel, GPUS[asked.gpu]
+    if asked.gpus % ways:
         raise InputError(f"--gpus {asked.gpus}: expected a multiple of --tensor-parallel {ways}")
-    gpu = GPUS[asked.gpu]
-    for overlay in ("no_recompute", "full_recompute"):
-        needed = _needed(asked, overlay, asked.gpus)
-        if needed <= gpu.memory:
-            break
+    overlay = "no_recompute"
+    if _needed(asked, overlay, asked.gpus) > gpu.memory:
+        overlay = "full_recompute"
+    needed = _needed(asked, overlay, asked.gpus)
     bf16 = _plan(BF16, asked, overlay)
-    tokens = tokens_per_step(bf16.config) * asked.gpus // asked.tensor_parallel
+    tokens = tokens_per_step(bf16.config) * asked.gpus // ways
     answer = {
         "model": label(bf16.config),
         "billions": bf16.parameters / 1e9,
@@ -103,7 +74,8 @@ def estimate(asked) -> dict:
     if not answer["fits"]:
         return answer | {"verdict": DOES_NOT_FIT, "why": _more_gpus(asked)}
     if gpu.datasheet.fp8 is None:
-        answer |= {"verdict": NO, "why": NO_UNITS.format(asked.gpu)}
+        why = f"{asked.gpu} has no FP8 units: FP8 would be emulated there, slower than bf16"
+        answer |= {"verdict": NO, "why": why}
     elif flops.has_experts(bf16.args):
         answer |= _bound(bf16)
     else:
@@ -142,8 +114,8 @@ def _more_gpus(asked) -> str:
     while gpus < MOST:
         gpus *= 2
         if _needed(asked, "full_recompute", gpus) <= GPUS[asked.gpu].memory:
-            return LARGER.format(gpus)
-    return TOO_LARGE.format(gpus)
+            return f"it would fit on {gpus}: ask again with --gpus {gpus}"
+    return f"nor would it fit on {gpus:,} of them"
 
 
 def _nearest(asked, bf16: Plan) -> dict:
@@ -175,8 +147,13 @@ def _bound(bf16: Plan) -> dict:
     """Bound the speed-up of a mixture of experts, whose experts, router and head stay in bf16."""
     attention = [name for name in flops.linear_shapes(bf16.args) if ".attention." in name]
     share = flops.share_of_matmuls(bf16.args, attention)
-    bound = {"at_most": flops.most_speed_up(share), "trust": A_BOUND}
-    return bound | {"verdict": MEASURE, "why": EXPERTS.format(share)}
+    return {
+        "at_most": flops.most_speed_up(share),
+        "trust": "a bound and no prediction, because the time model knows dense models only",
+        "verdict": MEASURE,
+        "why": f"experts stay in bf16: FP8 computes {share:.0%} of the matmul FLOPs; others, with "
+        "experts in FP8, measured 0.75 to 1.43 times without a trend by size",
+    }
 
 
 def _speed(asked, bf16: Plan, overlay: str) -> dict:
@@ -185,44 +162,47 @@ def _speed(asked, bf16: Plan, overlay: str) -> dict:
     fitted, found, rates = fit.fitted(), [], GPUS[asked.gpu].datasheet
     for scaling, name in FP8.items():
         planned = _plan(name, asked, overlay)
-        args = features.shard(planned.args, asked.tensor_parallel)
-        step = features.step(planned.config, args, planned.fp8.layers, rates, asked.gpus)
+        sizes = features.shard(planned.args, asked.tensor_parallel)
+        step = features.step(planned.config, sizes, planned.fp8.layers, rates, asked.gpus)
         found.append({"stack": "torchao", "scaling": scaling, **step})
     rows = fit.table(found)
-    both = fit.times(fitted.parameters, rows)
+    both = fit.times(fitted.fit.parameters, rows)
     of_bf16 = both.bf16[0]
-    computing = pd.Series([of_bf16, *both.fp8], LAUNCHES.index) / fitted.pace(asked.gpu)
+    computing = pd.Series([of_bf16, *both.fp8], LAUNCHES.index) / fitted.pace(asked.gpu, asked.gpus)
     training = bf16.config.training
     passes = tokens_per_step(bf16.config) / (training.local_batch_size * training.seq_len)
     launching = LAUNCH_S * LAUNCHES * (passes * bf16.args.n_layers)
     step_s = np.maximum(computing, launching)
-    far = _far(asked, bf16)
-    widths = fitted.widths(rows, WIDER if far else 1)
+    why = f"FP8 matmuls save {both.saved[0] / of_bf16:.0%} of a bf16 step, "
+    why += f"casts and scales take {both.casts[0] / of_bf16:.0%}"
+    if launching[BEST] > computing[BEST]:
+        why += "; the host launches FP8's kernels slower than the GPU computes them"
+    far = _far(asked, bf16, fitted.rows)
+    widths = np.hypot(fitted.half_width() * (WIDER if far else 1), fitted.fit.spread(rows))
+    trust = f"fitted to {len(fitted.rows)} pairs, 80 % range ±{np.expm1(widths[0]):.0%}"
+    if far:
+        trust += f", twice as wide because {far}"
     ratios = step_s["bf16"] / step_s[list(FP8)]
     ends = {"expected": ratios, "low": ratios * np.exp(-widths), "high": ratios * np.exp(widths)}
-    why = SAVED.format(both.saved[0] / of_bf16, both.casts[0] / of_bf16)
-    if launching[BEST] > computing[BEST]:
-        why += LAUNCHING
-    trust = TRUST.format(len(fitted.rows), np.expm1(widths[0]))
-    if far:
-        trust += TWICE.format(far)
     return {
         "step_s": step_s.to_dict(),
         "speed_up": pd.DataFrame(ends).to_dict("index"),
         "why": why,
         "trust": trust,
-        "fit": dict(zip(fit.PARAMETERS, fitted.parameters.tolist(), strict=True)),
+        "fit": dict(zip(fit.PARAMETERS, fitted.fit.parameters.tolist(), strict=True)),
     }
 
 
-def _far(asked, bf16: Plan) -> str:
-    """Say why no pair is near; empty where one is."""
-    rows = fit.fitted().rows
-    times = rows.loc[rows["stack"] == "torchao", "billions"] * 1e9 / bf16.parameters
+def _far(asked, bf16: Plan, rows: pd.DataFrame) -> str:
+    """Say why no fitted pair is near; empty where one is."""
+    alike = rows[(rows["stack"] == "torchao") & (rows["chip"] == chip(asked.gpu))]
+    times = alike["billions"] * 1e9 / bf16.parameters
     reasons = {
-        FROZEN: bf16.config.model.freeze,
-        OTHER_GPU.format(asked.gpu): asked.gpu not in set(rows["gpu"]),
-        OTHER_SIZE: not times.between(1 / NEAR, NEAR, inclusive="neither").any(),
+        "no fitted pair trains with frozen weights": bf16.config.model.freeze,
+        f"no fitted pair is of {asked.gpu}": asked.gpu not in set(rows["gpu"]),
+        f"no torchao pair on {chip(asked.gpu)} is within {NEAR} times the size": not times.between(
+            1 / NEAR, NEAR, inclusive="neither"
+        ).any(),
     }
     return " and ".join(reason for reason, applies in reasons.items() if applies)
 
@@ -262,15 +242,17 @@ def _verdict(answer: dict) -> dict:
 
     Without steps the answer is that of a long training.
     """
-    steps, overtakes = answer["steps"] or math.inf, answer["overtakes_at_step"]
-    why = answer["why"]
-    if chip(answer["gpu"]) not in set(fit.fitted().rows["gpu"].map(chip)):
-        return {"verdict": MEASURE, "why": UNMEASURED.format(why)}
-    for end, verdict in (("low", YES), ("high", MEASURE)):
-        if overtakes[end] and overtakes[end] <= steps:
-            return {"verdict": verdict}
+    steps, overtakes, why = answer["steps"], answer["overtakes_at_step"], answer["why"]
+    if chip(answer["gpu"]) not in set(fit.fitted().rows["chip"]):
+        why = f"nobody has measured this kind of GPU fairly; by its rooflines {why}"
+        return {"verdict": MEASURE, "why": why}
+    ahead = {end: step and step <= (steps or math.inf) for end, step in overtakes.items()}
+    if ahead["low"]:
+        return {"verdict": YES}
+    if ahead["high"]:
+        return {"verdict": MEASURE}
     if overtakes["expected"]:
-        why = TOO_FEW.format(steps, why)
+        why = f"{steps:,} steps are too few to earn back the longer first step; {why}"
     return {"verdict": NO, "why": why}
 
 
@@ -279,13 +261,23 @@ def _commands(asked, answer: dict, overlay: str) -> dict:
     recipe = FP8[BEST] if asked.gpus == 1 else GATHERED
     if answer["verdict"] == NO:
         recipe = BF16
-    run, measure, several = RUN, BENCH, []
-    if asked.gpus > NODE:
-        run, measure = SBATCH, JOBS
-    elif asked.gpus > 1:
-        measure, several = STUDY, ["--processes", str(asked.gpus)]
+    keys = ["--overlay", overlay, *asked.keys]
+    if 1 < asked.gpus <= NODE:
+        keys[2:2] = ["--processes", str(asked.gpus)]
+    settings, both = join(keys), f"{BF16} {GATHERED}"
+    run = f"python -m experiments.run {recipe} {settings}"
+    measure = f"python -m experiments.study {both} {settings} training.steps=60"
+    if asked.gpus == 1:
+        variants = " ".join([BF16, *FP8.values()])
+        measure = f"python -m experiments.bench {variants} --budget 600 {settings}"
+    elif asked.gpus > NODE:
+        nodes = f"--nodes={math.ceil(asked.gpus / NODE_OF_ALPS)}"
+        run = f"sbatch {nodes} launch/alps_multinode.sbatch {recipe} {settings}"
+        measure = (
+            f"for r in {both}; do sbatch --wait {nodes} launch/alps_multinode.sbatch $r "
+            f"--out runs/decide/$r/seed0 {settings} training.steps=60; done; "
+            f"python -m analysis.report runs/decide --baseline {BF16}"
+        )
     if answer["steps"]:
         run += f" training.steps={answer['steps']}"
-    settings = join(["--overlay", overlay, *several, *asked.keys])
-    words = {"recipe": recipe, "nodes": math.ceil(asked.gpus / NODE_OF_ALPS), "settings": settings}
-    return {"recipe": recipe, "run": run.format(**words), "measure": measure.format(**words)}
+    return {"recipe": recipe, "run": run, "measure": measure}

@@ -5,33 +5,28 @@ says how far from them real steps are.
 """
 
 from collections.abc import Collection
-from types import SimpleNamespace
+from dataclasses import fields, replace
 
 import pandas as pd
 
-from experiments.profiling.pairs import Pair, Sizes
-from models import floors, flops
+from experiments.profiling.pairs import Pair
+from models import floors
+from models.flops import Sizes, linear_shapes
 from models.gpus import GPUS, Rates
 
 
 def step(
-    config, args, fp8_layers: Collection[str], rates: Rates, shards: float
+    config, sizes: Sizes, fp8_layers: Collection[str], rates: Rates, shards: float
 ) -> dict[str, float]:
-    """Work out the rooflines of a step.
+    """Work out the rooflines of a step, whose optimizer's work `shards` GPUs share.
 
-    Args:
-        config: as models/floors.py reads one.
-        args: of the model, or of a tensor-parallel shard of it.
-        shards: GPUs that share the optimizer's work.
-
-    Raises:
-        InputError: for settings without a roofline.
+    `config` is as models/floors.py reads one. Raises `InputError` for settings without a roofline.
     """
-    bf16 = floors.step_floors(floors.step_work(config, args, ()), rates)
-    fp8 = floors.step_floors(floors.step_work(config, args, fp8_layers), rates)
+    bf16 = floors.step_floors(floors.step_work(config, sizes, ()), rates)
+    fp8 = floors.step_floors(floors.step_work(config, sizes, fp8_layers), rates)
     tokens, training = floors.tokens_per_step(config), config.training
     passes = tokens / (training.local_batch_size * training.seq_len)
-    every = flops.linear_shapes(args)
+    every = linear_shapes(sizes)
     shapes = [every[name] for name in fp8_layers]
     # Of a layer FP8 casts the input, the gradient of the output, and once a pass the weight.
     elements = sum(tokens * (n + k) + passes * n * k for n, k in shapes)
@@ -47,20 +42,17 @@ def step(
     }
 
 
-def shard(args, ways: int):
-    """Make the arguments of the part of a model that one of `ways` tensor-parallel GPUs computes.
-
-    Every matrix is cut along its heads, its FFN or its vocabulary.
-    """
-    if ways == 1:
-        return args
-    return SimpleNamespace(
-        dim=args.dim, n_layers=args.n_layers, n_heads=args.n_heads / ways,
-        n_kv_heads=max(1, args.n_kv_heads / ways), head_dim=args.head_dim,
-        hidden_dim=args.hidden_dim / ways, vocab_size=args.vocab_size / ways,
-        qk_norm=args.qk_norm, enable_weight_tying=args.enable_weight_tying,
-        fused_projections=args.fused_projections,
-    )  # fmt: skip
+def shard(args, ways: int) -> Sizes:
+    """Cut every matrix along its heads, its FFN or its vocabulary, as one of `ways` tensor-parallel
+    GPUs computes it."""
+    sizes = Sizes(**{field.name: getattr(args, field.name) for field in fields(Sizes)})
+    return replace(
+        sizes,
+        n_heads=sizes.n_heads / ways,
+        n_kv_heads=max(1, sizes.n_kv_heads / ways),
+        hidden_dim=sizes.hidden_dim / ways,
+        vocab_size=sizes.vocab_size / ways,
+    )
 
 
 def of_pair(pair: Pair, sizes: Sizes) -> pd.Series:
@@ -68,19 +60,19 @@ def of_pair(pair: Pair, sizes: Sizes) -> pd.Series:
 
     Blocks are alike: the rooflines of one and of two blocks give those of all.
     """
-    one, two = (_of_blocks(pair, sizes, blocks) for blocks in (1, 2))
-    return one + (sizes.layers - 1) * (two - one)
+    one, two = (_of_blocks(pair, replace(sizes, n_layers=blocks)) for blocks in (1, 2))
+    return one + (sizes.n_layers - 1) * (two - one)
 
 
-def _of_blocks(pair: Pair, sizes: Sizes, blocks: int) -> pd.Series:
-    args = shard(sizes.arguments(blocks), pair.tensor_parallel)
-    left_out = (*pair.left_out, *(() if pair.head_fp8 else ("output",)))
-    layers = [name for name in flops.linear_shapes(args) if not name.endswith(left_out)]
+def _of_blocks(pair: Pair, sizes: Sizes) -> pd.Series:
+    left_out = pair.left_out if pair.head_fp8 else (*pair.left_out, "output")
+    layers = [name for name in linear_shapes(sizes) if not name.endswith(left_out)]
     # Of two matmuls in FP8 the third, which stays in bf16, is that of the weight's gradient.
     scaling = "tensorwise" if pair.matmuls == 3 else "rowwise_with_gw_hp"
     # Selective recomputation lies halfway between none and full.
     modes = ["none", "full"] if pair.recompute == "half" else [pair.recompute or "none"]
     rows, rates = pair.batch / pair.context_parallel, GPUS[pair.gpu_key].datasheet
+    part = shard(sizes, pair.tensor_parallel)
     configs = [floors.config(pair.sequence, rows, pair.passes, mode, scaling) for mode in modes]
-    steps = [step(config, args, layers, rates, pair.gpus or 1) for config in configs]
+    steps = [step(config, part, layers, rates, pair.gpus or 1) for config in configs]
     return pd.DataFrame(steps).mean()

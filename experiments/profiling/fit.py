@@ -11,16 +11,16 @@ tensor parallelism sends, FP8 all-gather, slower FP8 matmuls where a matrix is n
 apart from others, and an efficiency of torchao's own.
 """
 
-from collections.abc import Mapping
 from functools import cache
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import OptimizeResult, approx_fprime, least_squares
+from scipy.optimize import approx_fprime, least_squares
+from scipy.stats import norm
 
 from experiments.profiling import features, pairs
+from models.gpus import chip
 
 # Of each parameter: what was known before the fit, and how far off that may be.
 PARAMETERS = {
@@ -55,31 +55,25 @@ def published() -> pd.DataFrame:
     a `group` are left out together.
     """
     found, sizes = pairs.read()
-    alike = {}
+    rows = []
     for pair in found:
         if pair.calibrates and pair.model in sizes:
-            figures = {"name", "gpus", "bf16", "fp8", "ratio", "note", "passes"}
-            alike.setdefault(pair.model_dump_json(exclude=figures), []).append(pair)
-    rows = []
-    for several in alike.values():
-        pair = several[0]
-        row = pair.model_dump(include={"name", "stack", "scaling", "billions"})
-        row |= {"group": pair.group, "gpu": pair.gpu_key}
-        row["speed_up"] = np.median([one.speed_up for one in several])
-        if pair.unit == "tok/s/gpu":
-            tokens = pair.batch * pair.sequence * pair.passes / pair.context_parallel
-            row["bf16_s"] = tokens / pair.tensor_parallel / pair.bf16  # on one GPU
-        rows.append(row | dict(features.of_pair(pair, sizes[pair.model])))
-    return table(rows)
+            row = pair.model_dump(include={"name", "stack", "scaling", "billions", "gpus"})
+            row |= {"group": pair.group, "alike": pair.alike, "bf16_s": pair.bf16_s}
+            row |= {"speed_up": pair.speed_up, "gpu": pair.gpu_key, "chip": chip(pair.gpu_key)}
+            rows.append(row | dict(features.of_pair(pair, sizes[pair.model])))
+    rows = table(rows)
+    rows["speed_up"] = rows.groupby("alike")["speed_up"].transform("median")
+    return rows.drop_duplicates("alike", ignore_index=True)
 
 
 def table(rows: list[dict]) -> pd.DataFrame:
     """Put steps with their `stack` and `scaling` into a table, with the numbers of the parameters
     that are theirs."""
     made = pd.DataFrame(rows)
-    scaling = np.where(made["scaling"] == "rowwise", "rowwise", "tensorwise")
+    scaling = made["scaling"].where(made["scaling"] == "rowwise", "tensorwise")
     made["casts"] = ("casts " + made["stack"]).map(_NAMES.index)
-    made["efficiency"] = [_NAMES.index(f"efficiency {name}") for name in scaling]
+    made["efficiency"] = ("efficiency " + scaling).map(_NAMES.index)
     return made
 
 
@@ -89,62 +83,66 @@ def table(rows: list[dict]) -> pd.DataFrame:
 class Times(NamedTuple):
     """Seconds of both steps and of two parts, as if bf16 matmuls were at their roofline."""
 
-    bf16: np.ndarray
-    fp8: np.ndarray
-    saved: np.ndarray  # by FP8 matmuls
-    casts: np.ndarray
+    bf16: pd.Series
+    fp8: pd.Series
+    saved: pd.Series  # by FP8 matmuls
+    casts: pd.Series
 
 
-def times(parameters: np.ndarray, rows: Mapping[str, np.ndarray]) -> Times:
+def times(parameters: np.ndarray, rows: pd.DataFrame | np.recarray) -> Times:
     """Work out how long both steps of each row of a table take."""
-    value = dict(zip(_NAMES, parameters, strict=True))
-    alike = value["attention"] * rows["attention"] + rows["optimizer"]
-    alike += value["element-wise"] * rows["elementwise"]
+    attention, elementwise, *_, gap = parameters
+    alike = attention * rows["attention"] + rows["optimizer"] + elementwise * rows["elementwise"]
     matmuls = rows["left"] + rows["fp8"] / parameters[rows["efficiency"]]
-    casts = parameters[rows["casts"]] * rows["cast"] + 1e-6 * value["gap"] * rows["fp8_matmuls"]
+    casts = parameters[rows["casts"]] * rows["cast"] + 1e-6 * gap * rows["fp8_matmuls"]
     saved = rows["matmuls"] - matmuls
     return Times(rows["matmuls"] + alike, matmuls + alike + casts, saved, casts)
 
 
-def log_speed_up(parameters: np.ndarray, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+def log_speed_up(parameters: np.ndarray, rows: pd.DataFrame | np.recarray) -> np.ndarray:
     """Predict the logarithm of each row's speed-up."""
     both = times(parameters, rows)
     return np.log(both.bf16 / both.fp8)
 
 
-def fit(rows: pd.DataFrame, start: np.ndarray = _PRIOR) -> OptimizeResult:
-    """Fit the parameters, `x`; groups weigh the same however many rows they have."""
-    columns = {name: rows[name].to_numpy() for name in rows}
-    measured = np.log(columns["speed_up"])
+class Fit(NamedTuple):
+    """Fitted parameters, in the order of `PARAMETERS`, and their covariance."""
+
+    parameters: np.ndarray
+    covariance: np.ndarray
+
+    def spread(self, rows: pd.DataFrame) -> np.ndarray:
+        """Give the range of predictions that comes from parameters which the pairs hardly tell."""
+        slopes = approx_fprime(self.parameters, log_speed_up, 1e-6, rows)
+        variance = np.diag(np.atleast_2d(slopes @ self.covariance @ slopes.T))
+        return norm.interval(SHARE)[1] * np.sqrt(variance)
+
+
+def fit(rows: pd.DataFrame, start: np.ndarray = _PRIOR) -> Fit:
+    """Fit the parameters; groups weigh the same however many rows they have."""
     weight = rows.groupby("group")["name"].transform("size").to_numpy() ** -0.5 / _NOISE
+    columns = rows.to_records()  # many times faster to compute with
 
     def residuals(parameters: np.ndarray) -> np.ndarray:
-        errors = weight * (log_speed_up(parameters, columns) - measured)
+        errors = weight * (log_speed_up(parameters, columns) - np.log(columns["speed_up"]))
         return np.concatenate([errors, (parameters - _PRIOR) / _SPREAD])
 
-    return least_squares(residuals, start, loss="soft_l1", bounds=(0, np.inf))
+    found = least_squares(residuals, start, loss="soft_l1", bounds=(0, np.inf))
+    return Fit(found.x, np.linalg.inv(found.jac.T @ found.jac))
 
 
 # ---- how far off it is ----
 
 
-def spread(found: OptimizeResult, rows: pd.DataFrame) -> np.ndarray:
-    """Give the range of predictions that comes from parameters which the pairs hardly tell."""
-    slopes = np.atleast_2d(approx_fprime(found.x, log_speed_up, 1e-6, rows))
-    covariance = np.linalg.inv(found.jac.T @ found.jac)
-    variance = np.einsum("ij,jk,ik->i", slopes, covariance, slopes)
-    return NormalDist().inv_cdf((1 + SHARE) / 2) * np.sqrt(variance)
-
-
 def leave_one_out(rows: pd.DataFrame, start: np.ndarray) -> pd.DataFrame:
     """Predict each group from all others: columns `predicted`, `spread` and `error`, the last two
     logarithms."""
-    rows = rows.assign(predicted=np.nan, spread=np.nan)
-    for group in rows["group"].unique():
-        out = rows["group"] == group
-        found = fit(rows[~out], start)
-        rows.loc[out, "predicted"] = np.exp(log_speed_up(found.x, rows[out]))
-        rows.loc[out, "spread"] = spread(found, rows[out])
+    left_out = []
+    for _, out in rows.groupby("group", sort=False):
+        found = fit(rows.drop(out.index), start)
+        predicted = np.exp(log_speed_up(found.parameters, out))
+        left_out.append(out.assign(predicted=predicted, spread=found.spread(out)))
+    rows = pd.concat(left_out).sort_index()
     return rows.assign(error=np.log(rows["predicted"] / rows["speed_up"]))
 
 
@@ -155,44 +153,40 @@ def half_width(errors: pd.Series) -> float:
     small number.
     """
     share = min(1, SHARE * (1 + 1 / len(errors)))
-    return float(np.quantile(errors.abs(), share, method="higher"))
+    return float(errors.abs().quantile(share, interpolation="higher"))
 
 
 class Fitted(NamedTuple):
     """The fit, and each row as it is predicted when its group is left out."""
 
-    found: OptimizeResult
+    fit: Fit
     rows: pd.DataFrame
 
     @property
-    def parameters(self) -> np.ndarray:
-        """The fitted parameters, in the order of `PARAMETERS`."""
-        return self.found.x
+    def torchao(self) -> pd.DataFrame:
+        """The rows of torchao's."""
+        return self.rows[self.rows["stack"] == "torchao"]
 
     def half_width(self) -> float:
         """Give the range of torchao's predictions."""
-        return half_width(self.rows.loc[self.rows["stack"] == "torchao", "error"])
+        return half_width(self.torchao["error"])
 
-    def widths(self, rows: pd.DataFrame, times_wider: float) -> np.ndarray:
-        """Give the range of each new row of torchao's, as a logarithm to either side."""
-        return np.hypot(times_wider * self.half_width(), spread(self.found, rows))
-
-    def pace(self, gpu: str) -> float:
+    def pace(self, gpu: str, gpus: int) -> float:
         """Give the part of a datasheet's peak that bf16 matmuls reach in torchao's steps: the
-        median of those on this GPU, or else of all."""
-        rows = self.rows[(self.rows["stack"] == "torchao") & self.rows["bf16_s"].notna()]
-        here = rows[rows["gpu"] == gpu]
-        rows = here if len(here) else rows
-        return float((times(self.parameters, rows).bf16 / rows["bf16_s"]).median())
+        median of those on this chip, and of them those on one GPU or on several as here."""
+        rows = self.torchao.dropna(subset="bf16_s")
+        unlike = 2 * (rows["chip"] != chip(gpu)) + ((rows["gpus"] == 1) != (gpus == 1))
+        rows = rows[unlike == unlike.min()]
+        return float((times(self.fit.parameters, rows).bf16 / rows["bf16_s"]).median())
 
     def inside(self) -> pd.Series:
         """Tell which rows lie in the range that the stack's other groups give."""
-        found = pd.Series(index=self.rows.index, dtype=bool)
+        found = []
         for (stack, group), rows in self.rows.groupby(["stack", "group"]):
             others = (self.rows["stack"] == stack) & (self.rows["group"] != group)
             width = np.hypot(half_width(self.rows.loc[others, "error"]), rows["spread"])
-            found[rows.index] = rows["error"].abs() <= width
-        return found
+            found.append(rows["error"].abs() <= width)
+        return pd.concat(found)
 
 
 @cache
@@ -200,4 +194,4 @@ def fitted() -> Fitted:
     """Fit to all published pairs."""
     rows = published()
     found = fit(rows)
-    return Fitted(found, leave_one_out(rows, found.x))
+    return Fitted(found, leave_one_out(rows, found.parameters))

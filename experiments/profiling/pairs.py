@@ -4,49 +4,22 @@
 """
 
 from functools import cache
-from types import SimpleNamespace
 from typing import Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, model_validator
 
 from experiments.config.recipes import ROOT
+from models.flops import Sizes
 from models.gpus import find
 
 PUBLISHED = ROOT / "results" / "published" / "speedups.yaml"
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Sizes(_Entry):
-    """The sizes of a model, as its makers released it."""
-
-    dim: PositiveInt
-    layers: PositiveInt
-    heads: PositiveInt
-    kv_heads: PositiveInt
-    ffn: PositiveInt
-    vocab: PositiveInt
-    head_dim: PositiveInt | None = None  # else dim / heads
-    gated: bool = True  # an FFN of three matrices (SwiGLU), else of two
-    tied: bool = False  # the head is the embedding
-
-    def arguments(self, blocks: int) -> SimpleNamespace:
-        """Make the arguments of a model of so many blocks, as models/flops.py reads them."""
-        # Two matrices of an FFN that is not gated have the FLOPs of three that are narrower.
-        hidden = self.ffn if self.gated else self.ffn * 2 / 3
-        return SimpleNamespace(
-            dim=self.dim, n_layers=blocks, n_heads=self.heads, n_kv_heads=self.kv_heads,
-            head_dim=self.head_dim or self.dim // self.heads, hidden_dim=hidden,
-            vocab_size=self.vocab, qk_norm=False, enable_weight_tying=self.tied,
-            fused_projections=False,
-        )  # fmt: skip
-
-
-class Pair(_Entry):
+class Pair(BaseModel):
     """One pair of figures. The head of the file explains the fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     model: str
@@ -107,6 +80,20 @@ class Pair(_Entry):
     def group(self) -> tuple:
         """What is left out together: pairs of one model, stack and release."""
         return (self.model, self.stack, self.software or self.source)
+
+    @property
+    def alike(self) -> str:
+        """What pairs have in common that differ in nothing but the number of GPUs."""
+        figures = {"name", "gpus", "bf16", "fp8", "ratio", "note", "passes"}
+        return self.model_dump_json(exclude=figures)
+
+    @property
+    def bf16_s(self) -> float | None:
+        """Seconds of a step in bf16 on one GPU, where they are known."""
+        if self.unit != "tok/s/gpu":
+            return None
+        tokens = self.batch * self.sequence * self.passes / self.context_parallel
+        return tokens / self.tensor_parallel / self.bf16
 
     @property
     def calibrates(self) -> bool:
