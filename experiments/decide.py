@@ -2,56 +2,58 @@
 
     python -m experiments.decide 8B --gpu h100 --gpus 8 --seq-len 8192 --tokens 100B
 
-It is an estimate from rooflines and from speed-ups that others measured: docs/decide.md. Exit code
-0 for every answer, 2 for bad input.
+It is an estimate from rooflines and from speed-ups that others measured: docs/decide.md.
+
+Exit codes: 0 for every answer, 2 for bad input.
 """
 
-import argparse
 import json
 import math
 import re
+from argparse import ArgumentTypeError
+from collections.abc import Callable
 
 from experiments.config import recipes
-from experiments.jobs.command import COMPLETED, leave, process_count
+from experiments.jobs.command import COMPLETED, CommandLine, leave, process_count
 from models.errors import InputError
 from models.gpus import GPUS, find
 
-EPILOG = (
-    "example: python -m experiments.decide 8B --gpu h100 --gpus 8 --tokens 100B; exit code 0 for "
-    "every answer, 2 for bad input"
-)
 SUFFIXES = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+# A model's name: its family, the family's version, billions of parameters, and those of a token.
+NAME = r"(?:.*?(llama|qwen)-?(\d)?(?:\.\d)?-)?([\d.]+)b(-a\d+b)?(?:-(?:base|chat|hf|instruct))*"
 
-HEAD = "{verdict}: {model} ({billions:.3g} B) in FP8 on {gpus} {gpu}, {training}\n"
-BOUND = "speed          at most {at_most:.2f} times compiled bf16\n"
-SPEED = """\
+# Lines of the answer, each with what must be known for it.
+LINES = (
+    ("verdict", "{verdict}: {model} ({billions:.3g} B) in FP8 on {gpus} {gpu}, {training}"),
+    ("at_most", "speed          at most {at_most:.2f} times compiled bf16"),
+    (
+        "step_s",
+        """\
 speed          tensorwise {speed_up[tensorwise][expected]:.2f} \
 ({speed_up[tensorwise][low]:.2f} to {speed_up[tensorwise][high]:.2f}), \
 rowwise {speed_up[rowwise][expected]:.2f} \
 ({speed_up[rowwise][low]:.2f} to {speed_up[rowwise][high]:.2f}) times compiled bf16
 time and cost  {times}
 overtakes at   {expected} (at best {high}, at worst {low}){pays}; \
-first step (compile) {later_s:.1f} s longer ({first_step})
-"""
-TAIL = """\
-memory         about {needed_gib:.3g} of {gpu_gib:.3g} GiB a GPU: {fit_in}
-why            {why}
-trust          {trust}nearest: {nearest[model]} on {nearest[gpu]}, {nearest[stack]}, \
-{nearest[scaling]} {nearest[speed_up]:.2f}"""
-DETAILS = """
-nearest        {nearest[name]}: {nearest[source]}
-"""
-PREDICTED = """\
-step, ms       {steps_ms}
-fit            {parameters} (docs/decide.md)
-"""
-COMMANDS = """\
-run            {run}
-measure        {measure}"""
+first step (compile) {later_s:.1f} s longer ({first_step})""",
+    ),
+    ("fits", "memory         about {needed_gib:.3g} of {gpu_gib:.3g} GiB a GPU: {fit_in}"),
+    ("why", "why            {why}"),
+    (
+        "nearest",
+        "trust          {trust}nearest: {nearest[model]} on {nearest[gpu]}, {nearest[stack]}, "
+        "{nearest[scaling]} {nearest[speed_up]:.2f}",
+    ),
+)
+DETAILS = (
+    ("nearest", "nearest        {nearest[name]}: {nearest[source]}"),
+    ("step_s", "step, ms       {steps_ms}\nfit            {parameters} (docs/decide.md)"),
+    ("run", "run            {run}\nmeasure        {measure}"),
+)
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = _parser().parse_intermixed_args(argv)
+    args = _parser().parse(argv)
     args.gpu = _gpu(args.gpu)  # before torch is imported, which takes seconds
 
     from experiments.profiling.estimate import estimate
@@ -62,12 +64,8 @@ def main(argv: list[str] | None = None) -> int:
     return COMPLETED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.decide",
-        description="Should this training be in FP8?",
-        epilog=EPILOG,
-    )
+def _parser() -> CommandLine:
+    parser = CommandLine("experiments.decide", __doc__)
     add = parser.add_argument
     words = "e.g. llama3.1-8B or 8B (default: the recipes')"
     add("words", nargs="*", metavar="MODEL|key=value", help=words)
@@ -95,7 +93,7 @@ def number(text: str) -> float:
     """Read a number of 0 and more: `300`, `100k`, `1.5T`."""
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+|\d+e\d+)([kmbt]?)", text.lower())
     if not match:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number, e.g. 300, 100k or 1.5T")
+        raise ArgumentTypeError(f"{text!r}: expected a number, e.g. 300, 100k or 1.5T")
     return float(match[1]) * SUFFIXES[match[2]]
 
 
@@ -103,7 +101,7 @@ def whole(text: str) -> int:
     """Read a whole number of 1 and more: `300`, `100k`."""
     value = number(text)
     if value < 1 or value != int(value):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of 1 and more")
+        raise ArgumentTypeError(f"{text!r}: expected a whole number of 1 and more")
     return int(value)
 
 
@@ -126,25 +124,41 @@ def _gpu(name: str | None) -> str:
 
 def _keys(args) -> list[str]:
     """Put what the command line says of the training into a recipe's keys."""
-    flavors = [word for word in args.words if "=" not in word]
-    if len(flavors) > 1:
-        raise InputError(f"ask about one model at a time: {' and '.join(flavors)} are two")
-    keys = []
-    for word in args.words:
-        keys += recipes.flavor_keys(_flavor(word)) if word in flavors else [word]
+    models = [word for word in args.words if "=" not in word]
+    keys = [word for word in args.words if "=" in word]
+    if len(models) > 1:
+        raise InputError(f"ask about one model at a time: {' and '.join(models)} are two")
     if any(key.startswith("training.steps=") for key in keys):
         raise InputError("say --steps N, or --tokens T, in place of training.steps")
+    for model in models:
+        keys = [*recipes.flavor_keys(flavor(model)), *keys]
     sizes = {"local_batch_size": args.local_batch_size, "seq_len": args.seq_len}
     return keys + [f"training.{key}={value}" for key, value in sizes.items() if value]
 
 
-def _flavor(word: str) -> str:
-    """Find a flavor by its size alone: `8B` is llama3.1-8B, `14B` is qwen3-14B."""
+def flavor(model: str) -> str:
+    """Find the flavor that a model's name means: `8B`, `Llama-3-8B` and
+    `meta-llama/Llama-3.1-8B-Instruct` mean llama3.1-8B.
+
+    Another name stays as it is. Raises `InputError` with the nearest of another size.
+    """
     from models.architectures import ARCHITECTURES
 
     flavors = [*ARCHITECTURES["llama"].flavors, *ARCHITECTURES["qwen3"].flavors]
-    of_size = [name for name in flavors if name.lower().endswith(f"-{word.lower()}")]
-    return next(iter(of_size), word) if word not in flavors else word
+    asked = re.fullmatch(NAME, model.lower())
+    if model in flavors or not asked:
+        return model
+    family, version, size, active = asked.groups("")
+    meant = re.compile(f"{family}.*{version}.*-{size}b{active}.*", re.IGNORECASE)
+    found = [name for name in flavors if meant.fullmatch(name)]
+    if found:
+        return found[0]
+    sizes = dict(re.findall(r"(\S+-([\d.]+)B)", " ".join(flavors)))
+    near = sorted(sizes, key=lambda name: abs(float(sizes[name]) - float(size)))
+    raise InputError(
+        f"choose the nearest in size, {near[0]} or {near[1]}, or give sizes of your own, "
+        f"'model.sizes={{dim: 2048}}': `{model}` is no model here"
+    )
 
 
 # ---- the answer in words ----
@@ -161,18 +175,14 @@ def text(answer: dict, verbose: bool) -> str:
     }
     if answer["steps"]:
         words["training"] = f"{answer['steps']:,} {words['training']}"
-    template = HEAD
-    if "at_most" in answer:
-        template += BOUND
     if "step_s" in answer:
-        template += SPEED
         words |= _times(answer)
-    template += TAIL
-    if verbose:
-        template += DETAILS
-        template += PREDICTED if "step_s" in answer else ""
-        template += COMMANDS if "run" in answer else ""
-    return template.format(**words)
+    lines = LINES + DETAILS if verbose else LINES
+    return "\n".join(line.format(**words) for key, line in lines if key in answer)
+
+
+def _listed(values: dict[str, float], write: Callable[[float], str]) -> str:
+    return ", ".join(f"{write(value)} {name}" for name, value in values.items())
 
 
 def _times(answer: dict) -> dict[str, str]:
@@ -182,9 +192,9 @@ def _times(answer: dict) -> dict[str, str]:
     words["pays"] = ""
     if answer["verdict"] == "YES" and not answer["steps"]:
         words["pays"] = f", YES from {words['low']} on"
-    times = [f"{duration(hours)} {name}" for name, hours in answer["hours"].items()]
-    costs = [f"{cost:,.2f} {name}" for name, cost in (answer["cost"] or {}).items()]
-    words["times"] = "about " + "; cost ".join(", ".join(part) for part in (times, costs) if part)
+    words["times"] = "about " + _listed(answer["hours"], duration)
+    if answer["cost"]:
+        words["times"] += "; cost " + _listed(answer["cost"], "{:,.2f}".format)
     words["steps_ms"] = ", ".join(f"{n} {1e3 * s:,.0f}" for n, s in answer["step_s"].items())
     words["parameters"] = ", ".join(f"{name} {x:.2f}" for name, x in answer["fit"].items())
     return words

@@ -26,16 +26,14 @@ FP8 = {name: f"{name}_fp8_compiled" for name in ("tensorwise", "rowwise")}
 BEST = "tensorwise"  # the faster scaling ...
 GATHERED = "tensorwise_fp8_allgather"  # ... and its recipe for several GPUs
 NODE, NODE_OF_ALPS, MOST = 8, 4, 4096  # GPUs
+ENDS = {"expected": 0, "low": -1, "high": 1}  # of a range
 WIDER = 2  # times the range, where no pair is near
 NEAR = 4  # times the parameters
 
 # Seconds to the end of the first step. Compiled by block, one graph serves all blocks: means of the
 # kept study on CPUs, whose compiler is another than a GPU's. Compiled as one graph: seconds for
 # each layer of the course study's 8 B (results/published.yaml).
-FIRST_STEP_S = {
-    "block": {"bf16": 21.5, "tensorwise": 28.0},
-    "model": {"bf16": 36.9 / 32, "tensorwise": 102.9 / 32},
-}
+FIRST_STEP_S = {"block": (21.5, 28.0), "model": (36.9 / 32, 102.9 / 32)}  # in bf16, in FP8
 # Kernels that a block's forward and backward pass launch (results/LOG.md, "the CUDA path counted"):
 # inductor's, and 23 of matmuls and attention. A launch takes the host 5 µs, which is assumed.
 LAUNCHES = pd.Series({"bf16": 14 + 23, "tensorwise": 69 + 23, "rowwise": 64 + 23})
@@ -169,9 +167,7 @@ def _speed(asked, bf16: Plan, overlay: str) -> dict:
     both = fit.times(fitted.fit.parameters, rows)
     of_bf16 = both.bf16[0]
     computing = pd.Series([of_bf16, *both.fp8], LAUNCHES.index) / fitted.pace(asked.gpu, asked.gpus)
-    training = bf16.config.training
-    passes = tokens_per_step(bf16.config) / (training.local_batch_size * training.seq_len)
-    launching = LAUNCH_S * LAUNCHES * (passes * bf16.args.n_layers)
+    launching = LAUNCH_S * LAUNCHES * rows["blocks"][0]
     step_s = np.maximum(computing, launching)
     why = f"FP8 matmuls save {both.saved[0] / of_bf16:.0%} of a bf16 step, "
     why += f"casts and scales take {both.casts[0] / of_bf16:.0%}"
@@ -183,10 +179,10 @@ def _speed(asked, bf16: Plan, overlay: str) -> dict:
     if far:
         trust += f", twice as wide because {far}"
     ratios = step_s["bf16"] / step_s[list(FP8)]
-    ends = {"expected": ratios, "low": ratios * np.exp(-widths), "high": ratios * np.exp(widths)}
+    ranges = {end: ratios * np.exp(sign * widths) for end, sign in ENDS.items()}
     return {
         "step_s": step_s.to_dict(),
-        "speed_up": pd.DataFrame(ends).to_dict("index"),
+        "speed_up": pd.DataFrame(ranges).to_dict("index"),
         "why": why,
         "trust": trust,
         "fit": dict(zip(fit.PARAMETERS, fitted.fit.parameters.tolist(), strict=True)),
@@ -214,27 +210,31 @@ def _time(asked, bf16: Plan, answer: dict) -> dict:
     """Work out the first step, hours, cost, and from which step on FP8 is ahead."""
     scope, step_s, steps = bf16.config.compile.scope, answer["step_s"], answer["steps"]
     layers = bf16.args.n_layers if scope == "model" else 1
-    first_s = {name: layers * seconds for name, seconds in FIRST_STEP_S[scope].items()}
-    source = f"assumption, compiled by {scope}"
+    bf16_s, fp8_s = (layers * seconds for seconds in FIRST_STEP_S[scope])
+    later_s, source = fp8_s - bf16_s, f"assumption, compiled by {scope}"
     if asked.first_step is not None:
-        first_s[BEST], source = first_s["bf16"] + asked.first_step, "as given"
-    later_s = first_s[BEST] - first_s["bf16"]
-    hours = {}
+        later_s, source = asked.first_step, "as given"
+    first_s = {"bf16": bf16_s, BEST: bf16_s + later_s}
+    hours, cost = {}, None
     if steps:
         for name, words in (("bf16", "in bf16"), (BEST, "in FP8")):
             hours[words] = (first_s[name] + (steps - 1) * step_s[name]) / 3600
     hours["saved per 1,000 steps"] = 1000 * (step_s["bf16"] - step_s[BEST]) / 3600
-    cost = None
     if asked.price is not None:
         cost = {name: h * asked.gpus * asked.price for name, h in hours.items()}
-    overtakes = {}  # the step at which FP8 has caught up
+    overtakes = dict.fromkeys(ENDS)  # the step at which FP8 has caught up
     for end, ratio in answer["speed_up"][BEST].items():
-        overtakes[end] = None
         if ratio > 1:
             lead_s = step_s["bf16"] * (1 - 1 / ratio)
             overtakes[end] = max(1, 1 + math.ceil(later_s / lead_s))
-    first = {"later_s": later_s, "first_step": source, "first_step_s": first_s}
-    return first | {"hours": hours, "cost": cost, "overtakes_at_step": overtakes}
+    return {
+        "later_s": later_s,
+        "first_step": source,
+        "first_step_s": first_s,
+        "hours": hours,
+        "cost": cost,
+        "overtakes_at_step": overtakes,
+    }
 
 
 def _verdict(answer: dict) -> dict:

@@ -39,6 +39,7 @@ def step(
         "optimizer": bf16[floors.OPTIMIZER] / shards,
         "cast": elements / rates.bandwidth,  # to move one byte of each element cast to FP8
         "fp8_matmuls": 3 * passes * len(shapes),  # how many
+        "blocks": passes * sizes.n_layers,  # how many a step passes through
     }
 
 
