@@ -17,7 +17,6 @@ from experiments.training.plan import Plan, plan
 from models import flops
 from models.architectures import label
 from models.errors import InputError
-from models.floors import tokens_per_step
 from models.gpus import GPUS, chip
 
 YES, NO, MEASURE, DOES_NOT_FIT = "YES", "NO", "MEASURE FIRST", "DOES NOT FIT"
@@ -55,7 +54,7 @@ def estimate(asked) -> dict:
         overlay = "full_recompute"
     needed = _needed(asked, overlay, asked.gpus)
     bf16 = _plan(BF16, asked, overlay)
-    tokens = tokens_per_step(bf16.config) * asked.gpus // ways
+    tokens = bf16.tokens * asked.gpus // ways
     answer = {
         "model": label(bf16.config),
         "billions": bf16.parameters / 1e9,
