@@ -15,7 +15,6 @@ from experiments.records.run import (
     ATTEMPT,
     MANIFEST,
     METRICS,
-    NOT_STEADY_STEPS,
     PROOF,
     RECIPE,
     TIMING,
@@ -105,30 +104,6 @@ class Run:
     windows: pd.DataFrame
     problems: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
-
-
-def even_windows(
-    step: np.ndarray, count: np.ndarray, seconds: np.ndarray, data_wait=math.nan, **columns
-) -> pd.DataFrame:
-    """Make `Run.windows` of one process's log that times windows, but no single steps.
-
-    Args:
-        step, count, seconds: of each window the last step, the number of steps, and the duration,
-            which is spread over the steps evenly.
-        data_wait: share of the duration that the host waited for data.
-        columns: further columns. `loss` is the last step's.
-    """
-    frame = pd.DataFrame({"step": step, "elapsed_s": np.cumsum(seconds)} | columns)
-    frame = frame.reindex(columns=WINDOW_COLUMNS).astype(_NUMBERS)
-    each, first = seconds / count, step - count + 1
-    for name, values in ("step_s", each), ("data_wait_s", each * data_wait):
-        frame[name] = [[value] * n for value, n in zip(values, count, strict=True)]
-    frame["losses"] = [
-        [math.nan] * (n - 1) + [loss] for n, loss in zip(count, frame["loss"], strict=True)
-    ]
-    settled = np.where(first < first[0] + NOT_STEADY_STEPS, step + 1, first)
-    frame["not_steady"] = list(map(list, map(range, first, settled)))
-    return frame
 
 
 def read_run(path: Path) -> Run:

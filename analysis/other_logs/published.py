@@ -6,15 +6,15 @@ padding. It was written when training had ended. Its MFU is recomputed: under to
 logged one counts the input embedding as if it were multiplied.
 """
 
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pandas as pd
-from pydantic import BaseModel, PositiveFloat, PositiveInt, ValidationError
 
-from analysis.runs import Run, even_windows
+from analysis.other_logs.log import make_run
+from analysis.runs import Run
 from experiments.records.files import RecordError
 from models.flops import flops_per_token, parameters
 from models.gpus import GPUS
@@ -22,6 +22,16 @@ from models.gpus import GPUS
 PEAK = GPUS["gh200"].datasheet
 SEQ_LEN = 4096
 FLAVOR = "8B-published"
+# What a line has, and what `make_run` calls it.
+NAMES = {
+    "step": "step",
+    "loss": "loss",
+    "tokens_per_second": "tokens_per_s",
+    "time_delta": "seconds",
+    "training_tokens_percentage": "valid_share",
+    "mfu": "mfu_logged",
+    "learning_rate": "lr",
+}
 
 
 def llama_3(
@@ -46,16 +56,6 @@ TOKENS_PER_S = {
 }
 
 
-class Line(BaseModel):
-    step: PositiveInt
-    loss: float | None
-    tokens_per_second: PositiveFloat
-    time_delta: PositiveFloat
-    training_tokens_percentage: float | None = None
-    mfu: float | None = None
-    learning_rate: float | None = None
-
-
 def read_published(path: Path) -> Run:
     """Read one published log. `warm_up_s` and `wall_s` begin with the training loop.
 
@@ -63,12 +63,11 @@ def read_published(path: Path) -> Run:
         RecordError: a line is none of such a log.
     """
     try:
-        lines = [Line.model_validate_json(line) for line in path.read_bytes().splitlines()]
-    except ValidationError as error:
-        raise _no_log(path, error.errors()[0]["msg"]) from error
-    if not lines:
-        raise _no_log(path, "is empty")
-    windows = _windows(pd.DataFrame(map(vars, lines)).drop_duplicates("step").sort_values("step"))
+        lines = pd.read_json(path, lines=True, precise_float=True)[[*NAMES]].astype(float)
+    except (ValueError, KeyError) as error:
+        raise RecordError(
+            f"{path}: is no log of the published project, whose lines have {', '.join(NAMES)}"
+        ) from error
     recipe = recipe_name(path)
     facts = {
         "source": "published log",
@@ -78,7 +77,6 @@ def read_published(path: Path) -> Run:
         "device": "NVIDIA GH200",
         "device_type": "cuda",
         "world_size": 1,
-        "wall_s": windows["elapsed_s"].iloc[-1],
         "peak_bf16": PEAK.bf16,
         "peak_fp8": PEAK.fp8,
         "peak_source": PEAK.source,
@@ -90,37 +88,19 @@ def read_published(path: Path) -> Run:
     kind = re.fullmatch("(?:baseline|(rowwise|tensorwise)_fp8)(_compiled)?", recipe)
     if kind:
         facts |= {"float8": kind[1], "compiled": kind[2] is not None}
-    if windows["step"][0] == 1:
-        facts["warm_up_s"] = windows["elapsed_s"][0]
-    return Run(path, facts, windows)
+    return make_run(path, _log(lines.rename(columns=NAMES)), facts)
 
 
-def _no_log(path: Path, reason: str) -> RecordError:
-    return RecordError(
-        f"{path}: {reason}; it is no log of the published project, whose lines have step, loss, "
-        "tokens_per_second, time_delta"
-    )
-
-
-def _windows(log: pd.DataFrame) -> pd.DataFrame:
-    """Make `Run.windows` of a log's lines, which are in the order of their steps."""
-    step, rate, seconds = (
-        log[name].to_numpy() for name in ("step", "tokens_per_second", "time_delta")
-    )
-    since = np.diff(step, prepend=0)
+def _log(lines: pd.DataFrame) -> pd.DataFrame:
+    """Work out what `make_run` needs of lines that are named as it does."""
+    log = lines.astype({"step": int}).sort_values("step", ignore_index=True)
+    since = log["step"].diff().fillna(log["step"])
     # Steps since the line before, from the tokens done: right also where that line is missing.
-    tokens = rate * seconds
-    count = np.clip(np.rint(tokens / np.median(tokens / since)), 1, since).astype(int)
-    return even_windows(
-        step,
-        count,
-        seconds,
-        loss=log["loss"].to_numpy(float),
-        lr=log["learning_rate"].to_numpy(float),
-        tokens_per_s=rate,
-        valid_tokens_per_s=rate * log["training_tokens_percentage"].to_numpy(float) / 100,
-        mfu_logged=log["mfu"].to_numpy(float) / 100,
-    )
+    tokens = log["tokens_per_s"] * log["seconds"]
+    log["count"] = (tokens / (tokens / since).median()).round().clip(1, since).astype(int)
+    log[["valid_share", "mfu_logged"]] /= 100
+    log["valid_tokens_per_s"] = log["tokens_per_s"] * log["valid_share"]
+    return log.assign(data_wait=math.nan)
 
 
 def recipe_name(path: Path) -> str:
