@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim.adamw import adamw
 from torchao import optim
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.components.optimizer import build_optimizers as build_torch_optimizers
@@ -72,7 +73,7 @@ CHUNK = 1 << 24  # elements that are in float32 together: five such copies of a 
 
 
 class AdamWFp8LM(torch.optim.Optimizer):
-    """AdamW by PyTorch's formula, in float32, between states that are stored in other dtypes.
+    """PyTorch's AdamW, in float32, between states that are stored in other dtypes.
 
     Shards of a tensor have the scale of the whole tensor, so that they are stepped as the whole
     tensor would be.
@@ -85,23 +86,19 @@ class AdamWFp8LM(torch.optim.Optimizer):
 
     def __init__(self, params: Iterable, dtypes: dict[str, torch.dtype], **keys):
         self.dtypes = dtypes
-        self.clamped = dict.fromkeys(STATES, 0)  # values that became their dtype's largest
         super().__init__(params, keys)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         """Step the parameters that have a gradient. Checkpoints call it with a `closure` of
         None."""
-        stepped, groups = [], []
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    stepped.append(parameter)
-                    groups.append(group)
-                    if not self.state[parameter]:
-                        self._start(parameter)
-        for parameter, group, largest in zip(stepped, groups, self._largest(stepped), strict=True):
-            self._step(parameter, group, self._scales(group, *largest))
+            parameters = [p for p in group["params"] if p.grad is not None]
+            for parameter in parameters:
+                if not self.state[parameter]:
+                    self._start(parameter)
+            for parameter, largest in zip(parameters, self._largest(parameters), strict=True):
+                self._step(parameter, group, self._scales(group, *largest))
 
     def load_state_dict(self, state_dict: dict) -> None:
         """As PyTorch's, which however casts the states to the dtype of their parameter: here they
@@ -117,33 +114,32 @@ class AdamWFp8LM(torch.optim.Optimizer):
 
     def _start(self, parameter: Tensor) -> None:
         """Moments of 0; the first step takes the parameter for its master weights."""
-        shard, state = local(parameter), self.state[parameter]
+        state = self.state[parameter]
         state["step"] = torch.tensor(0.0)
         for name, dtype in self.dtypes.items():
-            state[name] = _placed_as(parameter, torch.zeros_like(shard, dtype=dtype))
-            state[f"{name}_scale"] = torch.ones((), device=shard.device)
+            state[name] = torch.zeros_like(parameter, dtype=dtype)
+            state[f"{name}_scale"] = torch.ones((), device=parameter.device)
 
     def _largest(self, parameters: list[Tensor]) -> Tensor:
         """Largest magnitudes of each parameter's gradient and states, over all shards: (parameters,
         4), float32.
 
-        One all-reduce a step, or one for each dimension of the mesh that shards.
+        One all-reduce, or one for each dimension of the mesh that shards.
         """
-        rows = []
-        for p in parameters:
+        largest = torch.zeros(len(parameters), 4, device=parameters[0].device)
+        groups = {}  # in one order on all ranks
+        for row, p in zip(largest, parameters, strict=True):
             state = self.state[p]
-            stored = [_magnitude(local(state[name])) / state[f"{name}_scale"] for name in STATES]
+            row[0] = _magnitude(p.grad)
+            for i, name in enumerate(STATES, 1):
+                row[i] = _magnitude(state[name]) / state[f"{name}_scale"]
             if not state["step"]:
-                stored[2] = _magnitude(local(p))
-            rows.append(torch.stack([_magnitude(local(p.grad)), *stored]))
-        largest = torch.stack(rows)
-        axes = {}  # in one order on all ranks
-        for p in parameters:
+                row[3] = _magnitude(p)
             for dim, placement in enumerate(getattr(p, "placements", ())):
                 if placement.is_shard():
-                    axes[p.device_mesh, dim] = None
-        for mesh, dim in axes:
-            dist.all_reduce(largest, dist.ReduceOp.MAX, group=mesh.get_group(dim))
+                    groups[p.device_mesh.get_group(dim)] = None
+        for group in groups:
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
         return largest
 
     def _scales(self, group: dict, gradient, first, second, master) -> dict[str, Tensor]:
@@ -157,56 +153,48 @@ class AdamWFp8LM(torch.optim.Optimizer):
         # A step is at most lr times the larger of these (Kingma & Ba, arXiv 1412.6980, section
         # 2.1), but for rounding.
         furthest = 2 * group["lr"] * max(1, (1 - beta1) / math.sqrt(1 - beta2))
-        bounds = (
-            beta1 * first + (1 - beta1) * gradient,
-            beta2 * second + (1 - beta2) * gradient.square(),
-            master + furthest,
-        )
-        return {
-            name: _scale(bound, self.dtypes[name])
-            for name, bound in zip(STATES, bounds, strict=True)
+        bounds = {
+            "first_moment": beta1 * first + (1 - beta1) * gradient,
+            "second_moment": beta2 * second + (1 - beta2) * gradient.square(),
+            "master_weights": master + furthest,
         }
+        return {name: _scale(bound, self.dtypes[name]) for name, bound in bounds.items()}
 
     def _step(self, parameter: Tensor, group: dict, scales: dict[str, Tensor]) -> None:
         """One parameter, chunk by chunk."""
-        state = self.state[parameter]
-        begins = not state["step"]
-        state["step"] += 1
-        step, old = state["step"].item(), [state[f"{name}_scale"] for name in STATES]
-        weights, *stored = (local(t).view(-1) for t in (parameter, *map(state.get, STATES)))
-        gradients = local(parameter.grad).flatten()
+        state, (beta1, beta2) = self.state[parameter], group["betas"]
+        weights, gradients = local(parameter).view(-1), local(parameter.grad).flatten()
+        stored = {name: local(state[name]).view(-1) for name in STATES}
         for at in range(0, len(weights), CHUNK):
-            chunk = slice(at, at + CHUNK)
-            places = [tensor[chunk] for tensor in stored]
-            values = [
-                place.to(torch.float32, copy=True).div_(scale)
-                for place, scale in zip(places, old, strict=True)
-            ]
-            first, second, master = values
-            if begins:
-                master.copy_(weights[chunk])
-            _adamw(master, gradients[chunk].float(), first, second, step, group)
-            for place, value, name in zip(places, values, STATES, strict=True):
-                largest = SCALED.get(place.dtype)
-                if largest:
-                    value.mul_(scales[name])
-                    self.clamped[name] += (value.abs() > largest).sum()
-                    value.clamp_(-largest, largest)
-                place.copy_(value)
-            weights[chunk] = master.copy_(places[2]).div_(scales["master_weights"])
+            chunk, values = slice(at, at + CHUNK), {}
+            for name in STATES:
+                values[name] = stored[name][chunk].float() / state[f"{name}_scale"]
+            if not state["step"]:
+                values["master_weights"] = weights[chunk].to(torch.float32, copy=True)
+            first, second, master = values.values()
+            adamw(
+                [master],
+                [gradients[chunk].float()],
+                [first],
+                [second],
+                [],
+                [state["step"].clone()],
+                foreach=False,
+                amsgrad=False,
+                beta1=beta1,
+                beta2=beta2,
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+            )
+            for name, value in values.items():
+                most = SCALED.get(self.dtypes[name], math.inf)
+                stored[name][chunk] = value.mul_(scales[name]).clamp_(-most, most)
+            weights[chunk] = stored["master_weights"][chunk].float() / scales["master_weights"]
+        state["step"] += 1
         for name, scale in scales.items():
             state[f"{name}_scale"].copy_(scale)
-
-
-def _adamw(weight, gradient, first, second, step: float, group: dict) -> None:
-    """Step number `step` of AdamW on float32 tensors, in place, in PyTorch's order of
-    operations."""
-    (beta1, beta2), lr = group["betas"], group["lr"]
-    weight.mul_(1 - lr * group["weight_decay"])
-    first.lerp_(gradient, 1 - beta1)
-    second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    root = second.sqrt().div_(math.sqrt(1 - beta2**step)).add_(group["eps"])
-    weight.addcdiv_(first, root, value=-lr / (1 - beta1**step))
 
 
 def _scale(bound: Tensor, dtype: torch.dtype) -> Tensor:
@@ -214,26 +202,12 @@ def _scale(bound: Tensor, dtype: torch.dtype) -> Tensor:
     is not scaled."""
     if dtype not in SCALED:
         return torch.ones_like(bound)
-    exponent = (
-        torch.frexp(SCALED[dtype] / bound.clamp(min=1e-30)).exponent - 1
-    )  # of a mantissa from 0.5 to 1
-    return torch.exp2(exponent.float())
+    exponent = torch.frexp(SCALED[dtype] / bound.clamp(min=1e-30)).exponent
+    return torch.exp2(exponent.float() - 1)  # of a mantissa from 0.5 to 1
 
 
 def _magnitude(tensor: Tensor) -> Tensor:
-    """The largest magnitude, a float32 scalar; 0 of an empty shard."""
-    if not tensor.numel():
-        return torch.zeros((), device=tensor.device)
-    chunks = tensor.flatten().split(CHUNK)
-    return torch.stack(
-        [torch.linalg.vector_norm(chunk.float(), math.inf) for chunk in chunks]
-    ).max()
-
-
-def _placed_as(parameter: Tensor, shard: Tensor) -> Tensor:
-    """A state's shard as a tensor that is sharded as its parameter is; checkpoints put it
-    together."""
-    if not isinstance(parameter, DTensor):
-        return shard
-    keys = {"shape": parameter.shape, "stride": parameter.stride(), "run_check": False}
-    return DTensor.from_local(shard, parameter.device_mesh, parameter.placements, **keys)
+    """The largest magnitude of this rank's shard, a float32 scalar; 0 of an empty one."""
+    chunks = local(tensor).flatten().split(CHUNK)
+    largest = [torch.linalg.vector_norm(chunk.float(), math.inf) for chunk in chunks if len(chunk)]
+    return torch.stack(largest).max() if largest else torch.zeros(())
