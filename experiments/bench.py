@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from experiments.config import recipes
 from experiments.config.rules import check_one_precision
 from experiments.config.studies import DEFAULT, load
-from experiments.jobs.command import CommandLine, Stop, leave, seconds
+from experiments.jobs.command import CommandLine, Stop, leave, seconds, whole
 from experiments.profiling.rounds import Rounds, file_names
 from experiments.profiling.table import tables
 from experiments.records.files import claim_folder, dated_folder, new_folder
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = CommandLine("experiments.bench", __doc__)
     add = parser.add_argument
     add("words", nargs="*", metavar="VARIANT", help="NAME or NAME+key=value+key=value")
-    add("--steps", type=int, default=40, metavar="N", help="of a measurement (default: 40)")
+    add("--steps", type=whole, default=40, metavar="N", help="of a measurement (default: 40)")
     add("--budget", type=seconds, default=600, metavar="S", help="seconds in all (default: 600)")
     parser.add_overlays(default=None, more="; default: as a study")
     add("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")
@@ -55,12 +55,9 @@ def main(argv: list[str] | None = None) -> int:
     end = time.monotonic() + args.budget
     stop = Stop()
     stop.listen()
-    try:
-        variants, facts = _prepare(args)
-        out = args.out or new_folder(dated_folder("bench"))
-        lock = claim_folder(out, "bench")
-    except KeyboardInterrupt:
-        return stop.code
+    variants, facts = _prepare(args)
+    out = args.out or new_folder(dated_folder("bench"))
+    lock = claim_folder(out, "bench")
     for label, file in file_names(variants).items():
         (out / f"{file}.yaml").write_text(recipes.to_yaml(variants[label].recipe))
     rounds = Rounds(variants, facts, out, lambda: end - time.monotonic(), stop)

@@ -18,8 +18,7 @@ from pydantic import TypeAdapter
 
 from experiments.config import recipes
 from experiments.config.studies import STUDIES
-from experiments.jobs.command import COMPLETED, CommandLine, complain, leave
-from models.errors import InputError
+from experiments.jobs.command import COMPLETED, CommandLine, leave
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -30,16 +29,13 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse(argv)
     if (args.command == "show") != (args.name is not None):
         parser.error("show takes a recipe's name; list and schema take none")
-    try:
-        if args.command == "list":
-            print_list(args.all)
-        elif args.command == "show":
-            print_recipe(args.name, args.overlay, args.overrides, args.all)
-        else:
-            print(json.dumps(schema(), indent=2))
-        return COMPLETED
-    except InputError as error:
-        return complain(error)
+    if args.command == "list":
+        print_list(args.all)
+    elif args.command == "show":
+        print_recipe(args.name, args.overlay, args.overrides, args.all)
+    else:
+        print(json.dumps(schema(), indent=2))
+    return COMPLETED
 
 
 def print_list(everything: bool) -> None:

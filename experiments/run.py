@@ -20,16 +20,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from experiments.config import recipes
-from experiments.config.recipes import ROOT
 from experiments.jobs.command import (
     COMPLETED,
     FAILED,
     CommandLine,
     Stop,
-    complain,
     leave,
     process_count,
     seconds,
+    whole,
 )
 from experiments.jobs.ranks import gpus_for, set_rank_environment, variables
 from experiments.jobs.runner import Run, run_all
@@ -40,65 +39,53 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     args = _command_line().parse(words)
     # Compiled kernels are kept from run to run; a study gives each of its runs an empty folder
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(ROOT / ".cache/inductor"))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(recipes.ROOT / ".cache/inductor"))
     stop = Stop(args.budget)
     stop.listen()
-    try:
-        recipe = recipes.load(args.name, args.overlay, args.overrides, args.seed)
-        started = set_rank_environment()
-        if 1 not in (started, args.processes) and started != args.processes:
-            raise InputError(
-                f"--processes {args.processes}, but torchrun or srun has started {started}: "
-                "leave --processes out"
-            )
-        starts_ranks = args.processes > started
-        if starts_ranks:
-            gpus_for(args.processes)
-            os.environ |= variables(0, args.processes)  # for the checks; each rank gets its own
+    recipe = recipes.load(args.name, args.overlay, args.overrides, args.seed)
+    started = set_rank_environment()
+    if 1 not in (started, args.processes) and started != args.processes:
+        raise InputError(
+            f"--processes {args.processes}, but torchrun or srun has started {started}: "
+            "leave --processes out"
+        )
+    starts_ranks = args.processes > started
+    if starts_ranks:
+        gpus_for(args.processes)
+        os.environ |= variables(0, args.processes)  # for the checks; each rank gets its own
 
-        # torch: seconds, which a misspelt name need not wait for
-        from experiments.training.metrics import TIMELINE
-        from experiments.training.plan import check_here, open_data, plan
+    # torch: seconds, which a misspelt name need not wait for
+    from experiments.training.metrics import TIMELINE
+    from experiments.training.plan import check_here, open_data, plan
 
-        planned = plan(recipe, max(started, args.processes))
-        findings = [("model", planned.describe()), *check_here(planned, args.budget)]
-        TIMELINE.mark("import")
-        token_file, data = open_data(planned)
-        findings.append(("data", data))
-        TIMELINE.mark("data")
-        if args.dry_run:
-            return _say(findings, recipe)
+    planned = plan(recipe, max(started, args.processes))
+    findings = [("model", planned.describe()), *check_here(planned, args.budget)]
+    TIMELINE.mark("import")
+    token_file, data = open_data(planned)
+    findings.append(("data", data))
+    TIMELINE.mark("data")
+    if args.dry_run:
+        return _say(findings, recipe)
 
-        from experiments.training import attempt, run_directory
+    from experiments.training import attempt, run_directory
 
-        if not starts_ranks:
-            return attempt.run(planned, token_file, findings, args.out, stop)
-        if args.out:
-            run_directory.check(args.out, planned, token_file)
-        out = args.out or attempt.new_directory(planned)
-        more = [] if args.out else ["--out", str(out)]
-        steps = recipe.config.training.steps
-        arguments = [*words, *more]
-        run = Run(recipe.name, out, recipe.name, arguments, args.processes, steps, False)
-        return start_ranks(run, stop)
-    except InputError as error:
-        return complain(error)
-    except KeyboardInterrupt:
-        return stop.code
+    if not starts_ranks:
+        return attempt.run(planned, token_file, findings, args.out, stop)
+    if args.out:
+        run_directory.check(args.out, planned, token_file)
+    out = args.out or attempt.new_directory(planned)
+    arguments = [*words, "--out", str(out)]
+    run = Run(recipe.name, out, arguments, args.processes, recipe.config.training.steps, False)
+    return start_ranks(run, stop)
 
 
 def _command_line() -> CommandLine:
     parser = CommandLine("experiments.run", __doc__)
     parser.add_recipe()
     add = parser.add_argument
-    add("--seed", type=int, help="seed of weights and data order")
-    add(
-        "--processes",
-        type=process_count,
-        default=1,
-        metavar="N",
-        help="GPUs to shard the model over (FSDP2)",
-    )
+    add("--seed", type=whole, help="seed of weights and data order")
+    gpus = "GPUs to shard the model over (FSDP2)"
+    add("--processes", type=process_count, default=1, metavar="N", help=gpus)
     add("--out", type=Path, metavar="DIR", help="run directory (default: a new one under runs/)")
     add("--budget", type=seconds, metavar="S", help="stop after S seconds, to be resumed later")
     add("--dry-run", action="store_true", help="check everything short of training")

@@ -41,7 +41,6 @@ from experiments.jobs.command import (
     FOR_GOOD,
     CommandLine,
     Stop,
-    complain,
     leave,
     process_count,
     seconds,
@@ -62,39 +61,34 @@ def main(argv: list[str] | None = None) -> int:
     args = _command_line().parse(argv)
     stop = Stop()
     stop.listen()
-    try:
-        study, out, resumed = _resolve(args)
-        print(f"Seeds: {', '.join(map(str, study.seeds))}.")
-        _choose_scale(study)
-        cells = _plan_runs(study, args.gpu)
-        if not resumed:
-            _check_folder(study, out)
-        if args.gpu:  # the data of another machine is not here
-            _list_cells(study, cells, args.gpu)
-            return COMPLETED
-        _prepare_data(cells)
-        if args.dry_run:
-            _list_runs(study, cells, out)
-            return COMPLETED
-        cells_to_run = can_run(cells)
-        if not study.axes:
-            gpus_for(study.processes)
-        budget = _budget(args.budget, cells_to_run)
-        if not (args.out or resumed):
-            out = new_folder(out)
-        print(f"Into {out}")
-        with claim_folder(out, "study", STUDY_FILE):
-            _write_studies(study, cells, out)
-            console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-            codes = _run(cells_to_run, out, budget, console, stop)
-            reported = COMPLETED
-            if not stop.code:
-                reported = _report(study, out, console, args.verbose)
-            return _exit_code(codes, cells, out, stop) or reported
-    except InputError as error:
-        return complain(error)
-    except KeyboardInterrupt:
-        return stop.code
+    study, out, resumed = _resolve(args)
+    print(f"Seeds: {', '.join(map(str, study.seeds))}.")
+    _choose_scale(study)
+    cells = _plan_runs(study, args.gpu)
+    if not resumed:
+        _check_folder(study, out)
+    if args.gpu:  # the data of another machine is not here
+        _list_cells(study, cells, args.gpu)
+        return COMPLETED
+    _prepare_data(cells)
+    if args.dry_run:
+        _list_runs(study, cells, out)
+        return COMPLETED
+    cells_to_run = can_run(cells)
+    if not study.axes:
+        gpus_for(study.processes)
+    budget = _budget(args.budget, cells_to_run)
+    if not (args.out or resumed):
+        out = new_folder(out)
+    print(f"Into {out}")
+    with claim_folder(out, "study", STUDY_FILE):
+        _write_studies(study, cells, out)
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+        codes = _run(cells_to_run, out, budget, console, stop)
+        reported = COMPLETED
+        if not stop.code:
+            reported = _report(study, out, console, args.verbose)
+        return _exit_code(codes, cells, out, stop) or reported
 
 
 def _command_line() -> CommandLine:
@@ -104,7 +98,7 @@ def _command_line() -> CommandLine:
         "names", nargs="*", metavar="NAME", help="a study, recipes, or an unfinished study's folder"
     )
     parser.add_overlays(default=None, more="; instead of the study's")
-    add("--seeds", metavar="N", help="how many, from 0; or a list of them, as 0,1,2")
+    add("--seeds", type=seeds, metavar="N", help="how many, from 0; or a list of them, as 0,1,2")
     add("--processes", type=process_count, metavar="N", help="of each run, for the study's number")
     add("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")
     add("--budget", type=seconds, metavar="S", help="end within S seconds, at equal steps")
@@ -138,8 +132,7 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path, bool]:
     study = load(names)
     study.overlays = args.overlay or study.overlays
     study.override(overrides, args.processes)
-    if args.seeds is not None:
-        study.seeds = _seeds(args.seeds)
+    study.seeds = args.seeds or study.seeds
     if args.gpu and not (args.dry_run and study.axes):
         raise InputError(
             "--gpu is for --dry-run of a sweep, which then says what fits: leave it out"
@@ -158,22 +151,20 @@ def _choose_scale(study: Study) -> None:
         print(f"Scale: {why}.")
 
 
-def _seeds(text: str) -> list[int]:
-    """Read `--seeds`: how many of them, from 0; or a list, which has a comma."""
-    words = [word.strip() for word in text.removesuffix(",").split(",")]
-    if not all(word.isdecimal() and len(word) < 19 for word in words):
-        raise InputError(
-            f"--seeds {text}: give their number, as --seeds 3 for 0, 1 and 2, or a list of numbers "
-            "of 0 and more, as --seeds 0,1,2"
-        )
-    seeds = [int(word) for word in words]
-    if "," in text:
-        return seeds
-    if not 0 < seeds[0] <= 100:
-        raise InputError(
-            f"--seeds {text}: expected 1 to 100 of them; for seed {text} alone: --seeds {text},"
-        )
-    return list(range(seeds[0]))
+def seeds(text: str) -> list[int]:
+    """Read `--seeds`: how many of them, from 0; or a list, which has a comma. Raises
+    ArgumentTypeError."""
+    words = text.removesuffix(",").split(",")
+    if all(word.strip().isdecimal() for word in words):
+        given = [int(word) for word in words]
+        if "," in text:
+            return given
+        if 0 < given[0] <= 100:
+            return list(range(given[0]))
+    raise argparse.ArgumentTypeError(
+        "expected a number of seeds from 1 to 100, as 3 for 0, 1 and 2; or a list with a comma, as "
+        f"0,1,2 or 3, (3 alone), got {text}"
+    )
 
 
 # ---- check ----
@@ -224,7 +215,7 @@ def _list_runs(study: Study, cells: list[Cell], out: Path) -> None:
         _list_cells(study, cells, None)
         return
     for run in _incomplete(cells[0], out):
-        work = f"{run.steps} steps, {cells[0].plans[run.recipe].describe()}"
+        work = f"{run.steps} steps, {cells[0].plans[run.arguments[0]].describe()}"
         if run.processes > 1:
             work += f", {run.processes} processes"
         print(f"would run {run.title}: {work}, into {run.directory}")
@@ -261,19 +252,17 @@ def _budget(limit_s: float | None, cells: list[Cell]) -> Budget:
 
 def _write_studies(study: Study, cells: list[Cell], out: Path) -> None:
     """Write what the study was started with, and a sweep's cells."""
-    studies = {out: study}
+    _write_study(study, out)
     if study.axes:
-        studies |= {out / cell.name: cell.study for cell in cells}
-    try:
-        for folder, content in studies.items():
-            folder.mkdir(exist_ok=True)
-            text = yaml.safe_dump(content.model_dump(), sort_keys=False)
-            files.write_whole(folder / STUDY_FILE, text)
         for cell in cells:
-            if cell.fit:
-                files.write(out / cell.name / CELL, cell.fit)
-    except OSError as error:
-        raise InputError(f"{out}: {error.strerror}: make room, or choose another --out") from None
+            _write_study(cell.study, out / cell.name)
+            files.write(out / cell.name / CELL, cell.fit)
+
+
+def _write_study(study: Study, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    text = yaml.safe_dump(study.model_dump(), sort_keys=False)
+    files.write_whole(folder / STUDY_FILE, text)
 
 
 def _run(cells: list[Cell], out: Path, budget: Budget, console: Console, stop: Stop) -> list[int]:
@@ -308,7 +297,6 @@ def _incomplete(cell: Cell, out: Path) -> Iterator[Run]:
         yield Run(
             title=f"{cell.name} {recipe} seed {seed}".lstrip(),
             directory=folder,
-            recipe=recipe,
             arguments=[recipe, "--seed", str(seed), *shared, "--out", str(folder)],
             processes=study.processes,
             steps=cell.plans[recipe].config.training.steps,
@@ -327,35 +315,29 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _report(study: Study, out: Path, console: Console, verbose: bool) -> int:
-    """Show what the runs say. A report that fails costs no run; returns the exit code."""
+    """Print the answer, write the page, and say where page, notebooks and curves are.
+
+    A report that fails costs no run. Returns the exit code.
+    """
+    folder, page = quote(str(out)), out / "report.html"
     try:
-        _show(study, out, console, verbose)
-        return COMPLETED
+        from analysis import report  # pandas and matplotlib: a second
+
+        comparison = report.print_report([out], study.baseline, console, verbose)
+        print()
+        if comparison:
+            report.write_page(comparison, page)
+            print(f"Page: {page}")
     except Exception as error:
-        folder = quote(str(out))
         print(
             f"All runs are kept, but their report failed ({type(error).__name__}: {error}): once "
             f"that is mended, python -m analysis.report {folder} --html {folder}/report.html"
         )
         return FAILED
-
-
-def _show(study: Study, out: Path, console: Console, verbose: bool) -> None:
-    """Print the answer, write the page, and say where page, notebooks and curves are."""
-    from analysis import report
-
-    comparison = report.print_report([out], study.baseline, console, verbose)
-    page = out / "report.html"
-    print()
-    if comparison:
-        try:
-            report.write_page(comparison, page)
-            print(f"Page: {page}")
-        except OSError as error:
-            print(f"No page: {page}: {error.strerror}")
     print("Notebooks: make lab")
     if any(out.glob(f"*/*/{TENSORBOARD}")):
-        print(f"Curves: tensorboard --logdir {quote(str(out))}")
+        print(f"Curves: tensorboard --logdir {folder}")
+    return COMPLETED
 
 
 def _exit_code(codes: list[int], cells: list[Cell], out: Path, stop: Stop) -> int:

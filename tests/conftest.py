@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from experiments.config.keys import Config
 from experiments.config.recipes import Recipe
-from experiments.jobs.command import Stop, complain
+from experiments.jobs.command import Stop, code_of
 from experiments.jobs.ranks import set_rank_environment
 from experiments.records.run import Window
 from experiments.run import main
@@ -24,7 +24,6 @@ from experiments.training.plan import open_data, plan
 from experiments.training.trainer import Trainer
 from models import device  # noqa: F401
 from models.architectures import ARCHITECTURES
-from models.errors import InputError
 from tests.make_corpus import words, write_parquet, write_tokenizer
 
 
@@ -92,7 +91,7 @@ def run_here(flavors):
     shows no more."""
 
     def run(*arguments) -> int:
-        return main([*map(str, arguments)])
+        return code_of(lambda: main([*map(str, arguments)]))
 
     return run
 
@@ -103,11 +102,7 @@ def fails(capsys):
     code 2."""
 
     def call(main, *arguments) -> str:
-        try:
-            code = main([*map(str, arguments)])
-        except InputError as error:  # as leave() does
-            code = complain(error)
-        assert code == 2
+        assert code_of(lambda: main([*map(str, arguments)])) == 2
         errors = capsys.readouterr().err
         assert errors.startswith("error: ") and "Traceback" not in errors
         return errors

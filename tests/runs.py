@@ -12,6 +12,7 @@ import pytest
 from torchtitan.distributed import ParallelDims
 
 from experiments import study
+from experiments.jobs.command import code_of
 from tests.processes import ROOT
 
 TINY = ["training.steps=4", "training.seq_len=64", "training.local_batch_size=1"]
@@ -46,7 +47,7 @@ def run_study(*args) -> tuple[int, str]:
         contextlib.redirect_stderr(printed),
         patch.dict(os.environ),
     ):
-        code = study.main([*map(str, args)])
+        code = code_of(lambda: study.main([*map(str, args)]))
     return code, printed.getvalue()
 
 

@@ -2,8 +2,7 @@
 
 A case is a line `$ …` of that file: what a user types after `python -m`, in a folder with the files
 of tests/bad_files and a small corpus. `python -m tests.test_messages` writes the file anew, so that
-a rewording is one diff. What argparse prints before `error:` is left out: it depends on Python's
-version.
+a rewording is one diff.
 """
 
 import contextlib
@@ -19,9 +18,8 @@ from unittest.mock import patch
 import pytest
 
 from experiments.config import recipes
-from experiments.jobs.command import complain
+from experiments.jobs.command import code_of
 from models import device
-from models.errors import InputError
 from tests.make_corpus import words, write_parquet, write_tokenizer
 from tests.processes import ROOT
 
@@ -41,12 +39,7 @@ def said(case: str) -> str:
         contextlib.redirect_stdout(printed),
         contextlib.redirect_stderr(printed),
     ):
-        try:
-            code = main(words[at + 1 :])
-        except InputError as error:
-            code = complain(error)
-        except SystemExit as end:  # argparse's
-            code = end.code
+        code = code_of(lambda: main(words[at + 1 :]))
     message = printed.getvalue()
     message = message[max(0, message.find("error: ")) :].replace(os.getcwd(), "HERE")
     message = message.replace(", ".join(recipes.names()), "RECIPES")

@@ -162,6 +162,14 @@ def split_variant(variant: str) -> tuple[str, list[str]]:
     return name, overrides
 
 
+def common_keys() -> list[str]:
+    """List the keys that base.yaml and overlays set: reading all of torchtitan's takes seconds."""
+    keys: list[str] = []
+    for path in (paths()["base"], *files(OVERLAYS).values()):
+        keys += read_yaml(path)
+    return keys
+
+
 def flavor_keys(flavor: str) -> list[str]:
     """The keys that choose a flavor of any architecture. Raises `InputError` naming the flavors if
     there is none."""

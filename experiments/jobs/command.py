@@ -60,48 +60,53 @@ class CommandLine(argparse.ArgumentParser):
         )
 
     def parse(self, argv: list[str] | None) -> argparse.Namespace:
-        """Read the arguments. Raises `InputError` naming the key that an unknown option means."""
+        """Read the arguments. Raises `InputError`, for an unknown option with the key that it
+        means."""
         words = sys.argv[1:] if argv is None else argv
         args, unknown = self.parse_known_intermixed_args(words)
         if unknown:
-            option, equals, value = unknown[0].partition("=")
+            option, _, value = unknown[0].partition("=")
             following = words[words.index(unknown[0]) + 1 :]
-            if not equals and following:
-                value = following[0]
-            self._name_the_key(option, value)
-            raise InputError(f"there is no {unknown[0]}: -h lists what there is")
+            value = value or next(iter(following), "")
+            raise InputError(self._instead_of(option, value))
         return args
 
-    def _name_the_key(self, option: str, value: str) -> None:
-        name = option.strip("-").replace("-", "_")
+    def _instead_of(self, option: str, value: str) -> str:
+        """Say what to give in place of an option that there is not."""
         options = [known for known in self._option_string_actions if known.startswith(option)]
         if options:
-            raise InputError(f"did you mean {options[0]}? There is no option {option}")
-        keys = [key for key in _keys() if key.endswith((f".{name}", f"_{name}"))]
+            return f"did you mean {options[0]}? There is no option {option}"
+        name = option.strip("-").replace("-", "_")
+        keys = [key for key in recipes.common_keys() if key.endswith((f".{name}", f"_{name}"))]
         if keys:
-            raise InputError(
-                f"{keys[0]}={value} is how a recipe's key is set: there is no option {option}"
-            )
+            return f"{keys[0]}={value} is how a recipe's key is set: there is no option {option}"
+        return f"there is no {option}: -h lists what there is"
 
-
-def _keys() -> list[str]:
-    """List the keys that base.yaml and overlays set: reading all of torchtitan's takes seconds."""
-    keys: list[str] = []
-    for path in (recipes.paths()["base"], *recipes.files(recipes.OVERLAYS).values()):
-        keys += recipes.read_yaml(path)
-    return keys
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse finds wrong as `InputError`."""
+        raise InputError(f"{message}; -h lists what there is")
 
 
 def seconds(text: str) -> float:
-    """Read `--budget`. Raises ArgumentTypeError unless it is more than 0 and finite."""
-    number = float(text)
+    """Read `--budget`. Raises ArgumentTypeError."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
     if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, got {text}")
+        raise argparse.ArgumentTypeError(f"expected seconds, as 300, got {text}")
     return number
 
 
+def whole(text: str) -> int:
+    """Read a number of 0 and more, as `--seed`. Raises ArgumentTypeError."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text}")
+    return int(text)
+
+
 def process_count(text: str) -> int:
-    """Read `--processes`. Raises ArgumentTypeError for what is no number from 1 to 9,999."""
+    """Read `--processes`. Raises ArgumentTypeError."""
     if not text.isdecimal() or not 0 < int(text) < 10_000:
         raise argparse.ArgumentTypeError(f"expected a number from 1 to 9999, got {text}")
     return int(text)
@@ -184,7 +189,7 @@ class Stop:
         self._ask(FOR_GOOD, signal.Signals(number).name)
         if at_once or not self.deferred:
             self.deferred = True  # the next request must not disturb the end that this one begins
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(self._code)
 
     def _is_second_ctrl_c(self) -> bool:
         """Whether the user insists. A study passes the first Ctrl-C on as SIGTERM, the second as
@@ -215,6 +220,18 @@ class _Output(io.FileIO):
         return len(data)
 
 
+def code_of(command: Callable[[], int]) -> int:
+    """Do a command's work; returns its exit code. Bad input is said in a sentence."""
+    try:
+        return command()
+    except InputError as error:
+        return complain(error)
+    except KeyboardInterrupt as request:  # of `Stop`
+        return request.args[0] if request.args else FOR_GOOD
+    except SystemExit as end:  # after --help
+        return int(end.code or 0)
+
+
 def leave(command: Callable[[], int]) -> NoReturn:
     """Do a command's work, and end the process with its exit code, without the interpreter's
     clean-up.
@@ -230,11 +247,7 @@ def leave(command: Callable[[], int]) -> NoReturn:
         text = io.TextIOWrapper(output, stream.encoding, "backslashreplace", line_buffering=True)
         setattr(sys, name, text)
     try:
-        code = command()
-    except InputError as error:
-        code = complain(error)
-    except SystemExit as end:  # argparse's, after --help and after bad arguments
-        code = int(end.code or 0)
+        code = code_of(command)
     except Exception:
         sys.excepthook(*sys.exc_info())
         code = FAILED

@@ -140,10 +140,9 @@ class Run(NamedTuple):
 
     title: str
     directory: Path
-    recipe: str
     arguments: list[str]
-    processes: int = 1
-    steps: int | None = None
+    processes: int
+    steps: int
     compiles_anew: bool = True  # or with the kernels that earlier runs kept
 
 
@@ -220,11 +219,7 @@ class _Jobs:
                 return
             run = waiting.pop(0)
             until = self.budget.until(len(waiting), self.places // count)
-            try:
-                self._start(run, self.free[:count], until)
-            except OSError as error:  # a full disk; the next run may find room
-                self._say(run, f"failed: {error.filename}: {error.strerror}", always=True)
-                self.codes.append(BAD_INPUT)
+            self._start(run, self.free[:count], until)
 
     def _start(self, run: Run, gpus: list, until: float) -> None:
         run.directory.mkdir(parents=True, exist_ok=True)
@@ -257,7 +252,8 @@ class _Jobs:
             return
         if step and time.monotonic() > started.line_at:
             started.line_at = time.monotonic() + LINE_EVERY_S
-            self._say(started.run, describe_progress(window, started.run.steps))
+            line = f"step {window.step} of {started.run.steps}, {describe(window)}"
+            self._say(started.run, line + time_left(window, started.run.steps))
         if started.asked_at is None and self.budget.spent(started.until, step):
             started.asked_at = self.budget.clock()
             started.ranks.send_signal(signal.SIGUSR1)
@@ -275,8 +271,9 @@ class _Jobs:
         if started.ranks.first:
             outcome = f"rank {started.ranks.first} {outcome}"
         if window and code != BAD_INPUT:  # then the directory may hold another run
-            rate = steady_rate(started.run.directory)
-            outcome += f" at step {window.step}, {describe(window, rate)}"
+            with suppress(RecordError):
+                rate = steady_rate(started.run.directory)
+                outcome += f" at step {window.step}, {describe(window, rate)}"
         self.bar.update(started.task, window=outcome)
         if code:
             outcome += f": {started.ranks.last_words()}"
@@ -294,49 +291,28 @@ class _Jobs:
 _PLAIN = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
 
 
-class _LogFile(logging.FileHandler):
-    """log.txt; on a full disk the run goes on without its lines."""
-
-    def handleError(self, record) -> None: ...  # noqa: N802  # logging's name
-
-    def close(self) -> None:
-        with suppress(OSError):
-            super().close()
-
-
 def describe(window: Window, tokens_per_s: float | None = None) -> str:
     """Say a log window in a few words; with another rate than the window's if it is given."""
     loss = "not finite" if window.loss is None else f"{window.loss:.3f}"
     return f"loss {loss}  {tokens_per_s or window.tokens_per_s:,.0f} tokens/s"
 
 
-def describe_progress(window: Window, steps: int | None) -> str:
-    """Say how far a run is, and how long it will take at the rate of the steady steps of its last
-    log window, if there are any: a first step compiles."""
-    if steps is None:
-        return f"step {window.step}, {describe(window)}"
-    line = f"step {window.step} of {steps}, {describe(window)}"
-    steady = _steady_seconds(window)
+def time_left(window: Window, steps: int) -> str:
+    """Say how long a run will take at the rate of the steady steps of its last log window, if there
+    are any: a first step compiles."""
+    steady = window.steady_step_s()
     if not steady:
-        return line
-    left = timedelta(seconds=round((steps - window.step) * mean(steady)))
-    return f"{line}, {left} left"
+        return ""
+    return f", {timedelta(seconds=round((steps - window.step) * mean(steady)))} left"
 
 
 def steady_rate(run: Path) -> float | None:
     """Return tokens/s of the mean steady step of a run, as the table has it; None without one."""
     steady, tokens_per_step = [], 0.0
-    with suppress(RecordError):
-        for window in read_windows(run / METRICS):
-            tokens_per_step = window.tokens_per_s * mean(window.step_s)
-            steady += _steady_seconds(window)
+    for window in read_windows(run / METRICS):
+        steady += window.steady_step_s()
+        tokens_per_step = window.tokens_per_s * mean(window.step_s)
     return tokens_per_step / mean(steady) if steady else None
-
-
-def _steady_seconds(window: Window) -> list[float]:
-    steps = range(window.step - len(window.step_s) + 1, window.step + 1)
-    seconds = zip(steps, window.step_s, strict=True)
-    return [s for step, s in seconds if step not in window.not_steady]
 
 
 def progress_bar(console: Console, shown: bool) -> Progress:
@@ -359,6 +335,7 @@ def display(name: str, steps: int, log_file: Path | None):
     this name: `completed` is the step, `window` a few words about the last log window.
     """
     root, console = logging.getLogger(), Console()
+    logging.raiseExceptions = False  # on a full disk the run goes on without lines in its log
     live = bool(log_file) and console.is_terminal
     if live:
         screen = RichHandler(logging.WARNING, console, show_path=False)
@@ -370,7 +347,7 @@ def display(name: str, steps: int, log_file: Path | None):
         screen.setFormatter(_PLAIN)
     root.handlers = [screen]
     if log_file:
-        root.addHandler(_LogFile(log_file, encoding="utf-8"))
+        root.addHandler(logging.FileHandler(log_file, encoding="utf-8"))
         root.handlers[-1].setFormatter(_PLAIN)
     root.setLevel(logging.INFO)  # not by assignment: loggers remember what is enabled
     logging.captureWarnings(True)

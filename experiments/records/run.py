@@ -178,6 +178,12 @@ class Window(Record):
             raise ValueError("not_steady names steps outside the window")
         return self
 
+    def steady_step_s(self) -> list[float]:
+        """Return the durations of the steady steps."""
+        steps = range(self.step - len(self.step_s) + 1, self.step + 1)
+        seconds = zip(steps, self.step_s, strict=True)
+        return [s for step, s in seconds if step not in self.not_steady]
+
 
 # ---- timing.json ----
 

@@ -13,7 +13,7 @@ from analysis import report
 from analysis.comparison import compare
 from experiments import study
 from experiments.jobs import runner
-from experiments.jobs.runner import END_S, TABLE_S, Budget, describe_progress, steady_rate
+from experiments.jobs.runner import END_S, TABLE_S, Budget, steady_rate, time_left
 from experiments.records.files import last_window, read
 from experiments.records.run import Manifest, Window
 from models import device
@@ -70,10 +70,10 @@ def test_where_there_is_no_terminal_a_line_says_how_far_each_run_is(start, tmp_p
 
 def test_nothing_is_said_of_the_time_left_by_steps_that_are_not_steady():
     first, *_, last = map(Window.model_validate, metrics_lines(last=90, window=30))
-    assert describe_progress(last, 91).endswith("0:00:00 left")
-    assert describe_progress(first, 90).endswith("0:00:06 left")
-    compiling = first.model_copy(update={"step": 1, "step_s": [60.0], "not_steady": [1]})
-    assert not describe_progress(compiling, 90).endswith("left")
+    assert time_left(last, 91) == ", 0:00:00 left" and time_left(first, 90) == ", 0:00:06 left"
+    assert not time_left(
+        first.model_copy(update={"step": 1, "step_s": [60.0], "not_steady": [1]}), 90
+    )
 
 
 def test_the_rate_of_a_run_that_ends_is_the_tables(tmp_path):

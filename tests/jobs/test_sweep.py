@@ -76,7 +76,7 @@ def node(monkeypatch, tmp_path):
         now[0] += 30
         turns.append([str(run.directory.parent.relative_to(tmp_path)) for run in runs])
         for run in runs:
-            write_run(run.directory, run.recipe)
+            write_run(run.directory, run.arguments[0])
         return [0] * len(runs)
 
     monkeypatch.setattr(study, "run_all", run_all)

@@ -7,8 +7,10 @@ longer than a run.
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
+from experiments.jobs.command import code_of
 from experiments.jobs.ranks import reserved_port, variables
 from experiments.run import main
 from experiments.training import attempt, trainer  # noqa: F401  # before the forks
@@ -21,7 +23,7 @@ def fork(rank: int, processes: int, runs: list[tuple[int, list[str]]]) -> int:
         return child
     for port, arguments in runs:
         os.environ.update(variables(rank, processes, port))
-        main(arguments)
+        code_of(partial(main, arguments))
     os._exit(0)
 
 
