@@ -19,7 +19,11 @@ Exit codes: 0 measured, 1 if a variant could not be measured, 2 for bad input, 7
 to stop, as experiments.run.
 """
 
+import json
+import re
+import signal
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -30,9 +34,10 @@ from experiments.config import recipes
 from experiments.config.rules import check_one_precision
 from experiments.config.studies import DEFAULT, load
 from experiments.jobs.command import CommandLine, Stop, leave, seconds, whole
-from experiments.profiling.rounds import Rounds, file_names
-from experiments.profiling.table import tables
-from experiments.records.files import claim_folder, dated_folder, new_folder
+from experiments.jobs.ranks import Ranks, gpus
+from experiments.profiling.measured import Bench, Machine, Round, Variant, tables
+from experiments.records.files import claim_folder, dated_folder, new_folder, write_whole
+from experiments.records.run import NOT_STEADY_STEPS
 from models.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,6 +46,7 @@ if TYPE_CHECKING:
 # All compiled recipes round to bf16 where eager does, although only rowwise needs it: see
 # recipes/base.yaml.
 NATIVE_ROUNDING = "baseline_compiled+compile.emulate_precision_casts=false"
+GRACE_S = 10  # in which a measurement that is asked to end may do so by itself
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,17 +61,19 @@ def main(argv: list[str] | None = None) -> int:
     end = time.monotonic() + args.budget
     stop = Stop()
     stop.listen()
-    variants, facts = _prepare(args)
+    plans, bench = _prepare(args)
     out = args.out or new_folder(dated_folder("bench"))
     lock = claim_folder(out, "bench")
-    for label, file in file_names(variants).items():
-        (out / f"{file}.yaml").write_text(recipes.to_yaml(variants[label].recipe))
-    rounds = Rounds(variants, facts, out, lambda: end - time.monotonic(), stop)
+    resolved = {label: recipes.to_yaml(planned.recipe) for label, planned in plans.items()}
+    rounds = Rounds(bench, resolved, out, lambda: end - time.monotonic(), stop)
     stop.deferred = True  # between two looks at the process that measures
     with lock, suppress(KeyboardInterrupt):  # Ctrl-C once more
         rounds.run()
-    print(f"\n{tables(rounds.summary(), variants)}\nEverything is in {out}")
-    return stop.code or int(bool(rounds.errors))
+    print(f"\n{tables(bench, plans)}\nEverything is in {out}")
+    return stop.code or int(any(variant.error for variant in bench.variants.values()))
+
+
+# ---- what is measured ----
 
 
 def is_variant(word: str) -> bool:
@@ -73,9 +81,9 @@ def is_variant(word: str) -> bool:
     return "=" not in word or "+" in word.partition("=")[0]
 
 
-def _prepare(args) -> tuple[dict[str, "Plan"], dict]:
-    """Plan and check all variants, prepare their data, and gather what bench.json says of code,
-    machine and command. Raises `InputError`."""
+def _prepare(args) -> tuple[dict[str, "Plan"], Bench]:
+    """Plan and check all variants, prepare their data, and say in bench.json's form what is
+    measured where. Raises `InputError`."""
     labels = list(dict.fromkeys(word for word in args.words if is_variant(word)))
     labels = labels or [*load([DEFAULT]).recipes, NATIVE_ROUNDING]
     overrides = [word for word in args.words if not is_variant(word)]
@@ -84,7 +92,6 @@ def _prepare(args) -> tuple[dict[str, "Plan"], dict]:
 
     # torch: seconds, which a misspelt name need not wait for
     from experiments.profiling.worker import PROFILED_STEPS
-    from experiments.records.run import NOT_STEADY_STEPS
     from experiments.training.plan import choose_scale, open_data, plan
     from experiments.training.run_directory import VERSIONS, command, git_state
     from models import device
@@ -102,24 +109,135 @@ def _prepare(args) -> tuple[dict[str, "Plan"], dict]:
         "checkpoint.enable=false",
         "metrics.enable_tensorboard=false",
     ]
-    variants = {}
+    plans = {}
     for label in labels:
         name, own = recipes.split_variant(label)
         recipe = recipes.load(name, overlays, [*overrides, *own, *measured])
         check_one_precision(recipe.config)
-        variants[label] = plan(recipe, world_size=1)
-        open_data(variants[label])
+        plans[label] = plan(recipe, world_size=1)
+        open_data(plans[label])
     commit, diff = git_state()
-    return variants, {
-        "command": command(),
-        "start": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "git": {"commit": commit, "changed": bool(diff)},
-        "machine": device.hardware() | {"packages": {name: version(name) for name in VERSIONS}},
-        "overlays": overlays,
-        "overrides": overrides,
-        "steps": args.steps,
-        "budget_s": args.budget,
-    }
+    return plans, Bench(
+        command=command(),
+        start=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        git={"commit": commit, "changed": bool(diff)},
+        machine=Machine(**device.hardware(), packages={name: version(name) for name in VERSIONS}),
+        overlays=overlays,
+        overrides=overrides,
+        steps=args.steps,
+        budget_s=args.budget,
+        variants={label: Variant(error="its turn did not come", rounds=[]) for label in labels},
+    )
+
+
+# ---- rounds ----
+
+
+class NotMeasured(Exception):
+    """A measurement that failed, or that the budget or the user ended; the message says which."""
+
+
+def turns(
+    variants: list[str], took: dict[str, float], left: Callable[[], float]
+) -> Iterator[tuple[int, str]]:
+    """Give (round, variant): all variants once, then backwards, then forwards again, while a whole
+    round fits.
+
+    The caller keeps in `took` the seconds of each variant's last measurement; a variant that is not
+    in it is left out. `left` gives the seconds that are left.
+    """
+    order, number = list(variants), 1
+    while order:
+        for variant in order:
+            yield number, variant
+        order = [variant for variant in reversed(order) if variant in took]
+        number += 1
+        if sum(took[variant] for variant in order) > left():
+            return
+
+
+class Rounds:
+    """The measurements of a bench, and the directory in which they are kept.
+
+    Args:
+        bench: gets each round.
+        resolved: the variants' recipes, as YAML.
+        out: the directory.
+        left: seconds that are left of the budget.
+        stop: what the user asks for.
+    """
+
+    def __init__(
+        self,
+        bench: Bench,
+        resolved: dict[str, str],
+        out: Path,
+        left: Callable[[], float],
+        stop: Stop,
+    ):
+        self.bench, self.out, self.left, self.stop = bench, out, left, stop
+        self.recipes: dict[str, Path] = {}
+        for place, (label, text) in enumerate(resolved.items(), 1):
+            name = re.sub(r"[^\w.-]+", "_", f"{place}-{label}")[:80]
+            self.recipes[label] = out / f"{name}.yaml"
+            self.recipes[label].write_text(text)
+
+    def run(self) -> None:
+        """Measure until the budget is spent or the user stops it; bench.json is up to date after
+        each measurement."""
+        took: dict[str, float] = {}
+        for number, label in turns(list(self.recipes), took, self.left):
+            start, variant = time.monotonic(), self.bench.variants[label]
+            try:
+                measured = self._measure(label, number)
+                took[label] = time.monotonic() - start
+                variant.rounds.append(Round(round=number, wall_s=took[label], **measured))
+                variant.error = None
+                rate, step_s = measured["tokens_per_s"], measured["step_s"]
+                outcome = f"{rate:,.0f} tokens/s, {step_s * 1e3:,.1f} ms a step"
+            except NotMeasured as reason:
+                took.pop(label, None)
+                outcome = str(reason)
+                if outcome.startswith("failed") or not variant.rounds:
+                    variant.error = outcome
+            self.bench.work_out()
+            content = self.bench.model_dump_json(indent=1, exclude_unset=True)
+            write_whole(self.out / "bench.json", content + "\n")
+            seconds = time.monotonic() - start
+            print(f"round {number}, {label}: {outcome} ({seconds:.0f} s)", flush=True)
+            if self.stop.code or self.left() < 0:
+                return
+        if took:
+            needed = sum(took.values())
+            print(f"Another round takes about {needed:.0f} s, and {self.left():.0f} s are left.")
+
+    def _measure(self, label: str, number: int) -> dict:
+        """Measure once. The kernels stay in the record's file. Raises `NotMeasured`."""
+        recipe = self.recipes[label]
+        record = recipe.with_suffix(f".round{number}.json")
+        log = record.with_suffix(".log")
+        arguments = ["experiments.profiling.worker", str(recipe), str(record)]
+        worker = Ranks(arguments, log, [(0, gpus()[0])])
+        try:
+            while worker.poll() is None and not self.stop.code and self.left() > 0:
+                time.sleep(0.1)
+        finally:
+            ended = worker.returncode is not None
+            if not ended:
+                worker.end(GRACE_S)
+        if self.stop.code:
+            raise NotMeasured(f"ended by {self.stop.why}")
+        if not ended:
+            raise NotMeasured("the budget was spent")
+        if worker.returncode < 0:
+            killer = signal.Signals(-worker.returncode).name
+            raise NotMeasured(f"failed: killed by {killer}, see {log}")
+        if worker.returncode:
+            raise NotMeasured(f"failed: {worker.last_words().removeprefix('error: ')}")
+        log.unlink()
+        measured = json.loads(record.read_text())
+        del measured["kernels"]
+        return measured
 
 
 if __name__ == "__main__":

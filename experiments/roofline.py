@@ -13,11 +13,11 @@ Exit codes: 0, or 2 for bad input.
 from pathlib import Path
 
 import pandas as pd
-from pydantic import BaseModel, ValidationError
 
 from experiments.config import recipes
 from experiments.jobs.command import COMPLETED, CommandLine, leave
-from experiments.profiling.table import work
+from experiments.profiling.measured import Bench, work
+from experiments.records.files import RecordError, read
 from models.errors import InputError
 from models.floors import PARTS, Work, step_floors, tokens_per_step
 from models.gpus import GPUS, Gpu, find
@@ -54,43 +54,13 @@ def main(argv: list[str] | None = None) -> int:
     return COMPLETED
 
 
-class Machine(BaseModel):
-    name: str
-
-
-class Measured(BaseModel):
-    """A variant: no rounds and an error, or figures."""
-
-    rounds: list
-    error: str | None
-    step_s: float = 0.0
-    parts: dict[str, float] = {}
-
-
-class Bench(BaseModel):
-    """What is read of a bench.json."""
-
-    machine: Machine
-    variants: dict[str, Measured]
-    overlays: list[str]
-    overrides: list[str]
-
-
 def read_measured(path: Path, variant: str, gpu: str) -> tuple[recipes.Recipe, dict[str, float]]:
-    """Read a variant's recipe as it was measured, and seconds of each part and of the `step`.
-
-    Raises `InputError` saying what is not there.
-    """
+    """Read a variant's recipe as it was measured, and seconds of each part. Raises `InputError`
+    saying what is not there."""
     try:
-        bench = Bench.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "content"
-        raise InputError(
-            f"give a bench.json of the bench: {path} holds no measurement ({where}: {first['msg']})"
-        ) from None
+        bench = read(path, Bench)
+    except RecordError as error:
+        raise InputError(f"give a bench.json of the bench: {error}") from None
     if variant not in bench.variants:
         raise InputError(recipes.unknown(f"variant in {path}", variant, list(bench.variants)))
     machine, measured = bench.machine.name, bench.variants[variant]
@@ -101,8 +71,7 @@ def read_measured(path: Path, variant: str, gpu: str) -> tuple[recipes.Recipe, d
     if not measured.rounds:
         raise InputError(f"{path} has no measurement of {variant}: {measured.error}")
     name, own = recipes.split_variant(variant)
-    recipe = recipes.load(name, bench.overlays, [*bench.overrides, *own])
-    return recipe, measured.parts | {"step": measured.step_s}
+    return recipes.load(name, bench.overlays, [*bench.overrides, *own]), measured.parts
 
 
 def text(recipe: recipes.Recipe, gpu_name: str, measured: dict[str, float]) -> str:
@@ -135,18 +104,16 @@ def text(recipe: recipes.Recipe, gpu_name: str, measured: dict[str, float]) -> s
 
 def _table(kernels: list[Work], gpu: Gpu, measured: dict[str, float]) -> pd.DataFrame:
     """Set each part's work beside its least and its measured milliseconds."""
-    sums = pd.DataFrame(kernels).groupby("part").sum()
+    sums = pd.DataFrame(kernels).groupby("part").sum().reindex(pd.Index(PARTS), fill_value=0.0)
     table = pd.DataFrame({"TFLOP": sums["flops"] / 1e12, "GB": sums["bytes"] / 1e9})
     table["datasheet"] = pd.Series(step_floors(kernels, gpu.datasheet)) * 1e3
     if gpu.sustained:
         table["sustained"] = pd.Series(step_floors(kernels, gpu.sustained)) * 1e3
-    table = table.reindex(pd.Index(PARTS), fill_value=0.0)
+    if measured:  # with the time in which the GPU idles
+        table = pd.concat([table, pd.Series(measured, name="measured") * 1e3], axis="columns")
     table.loc["step"] = table.sum()
     if measured:
-        others = [part for part in measured if part not in table.index]  # idle
-        table = table.reindex([*PARTS, *others, "step"])
-        least, table["measured"] = table.iloc[:, -1], pd.Series(measured) * 1e3
-        error = least / table["measured"] - 1
+        error = table.iloc[:, -2] / table["measured"] - 1
         table["error"] = error.map("{:+.0%}".format, na_action="ignore")
     return table
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from experiments.config import recipes
 from experiments.profiling import features, fit, pairs
-from experiments.profiling.table import work
+from experiments.profiling.measured import work
 from experiments.training.plan import Plan, plan
 from models import flops
 from models.architectures import label
