@@ -73,7 +73,7 @@ def train(tmp_path, flavors):
     def steps(config, count=1) -> tuple[Trainer, list[Window]]:
         config.job.dump_folder = str(tmp_path)
         set_rank_environment()
-        planned = plan(Recipe("test", None, (), (), None, "", config), world_size=1)
+        planned = plan(Recipe("test", None, (), (), "", config), world_size=1)
         trainer, windows = Trainer(planned, open_data(planned)[0], Stop()), []
         trainer.on_window = windows.append
         batches = trainer.batch_generator(trainer.dataloader)

@@ -69,7 +69,6 @@ class Recipe:
     base: str | None
     overlays: tuple[str, ...]
     overrides: tuple[str, ...]
-    seed: int | None
     description: str
     config: "Config"
 
@@ -98,14 +97,16 @@ def load(
         name: a recipe's name, or the path of a .yaml file; one outside `recipes/` needs no `base`.
         overlays: names, applied in this order.
         overrides: `key.path=value` each, the value read as YAML.
-        seed: debug.seed.
+        seed: short for the override debug.seed.
 
     Raises:
         InputError: if a file cannot be read; else listing every wrong key; else listing keys that
             contradict each other.
     """
+    if seed is not None:
+        overrides = [*overrides, f"debug.seed={seed}"]
     chain = _chain(name)
-    entries = _merge(chain, overlays, overrides, seed)
+    entries = _merge(chain, overlays, overrides)
     config = _validate(entries)
     default = Entry(None, "default")
     problems = [
@@ -116,15 +117,8 @@ def load(
         raise InputError("\n".join(problems))
     file = chain[-1]
     config.job.description = file.description
-    return Recipe(
-        file.name,
-        file.base.value,
-        tuple(overlays),
-        tuple(overrides),
-        seed,
-        file.description,
-        config,
-    )
+    layers = tuple(overlays), tuple(overrides)
+    return Recipe(file.name, file.base.value, *layers, file.description, config)
 
 
 def to_yaml(recipe: Recipe) -> str:
@@ -143,8 +137,7 @@ def difference(recipe: Recipe) -> list[tuple[str, object, object]]:
     overlays and overrides."""
     if recipe.base is None:
         return []
-    chain = _chain(recipe.base)
-    entries = _merge(chain, recipe.overlays, recipe.overrides, recipe.seed)
+    entries = _merge(_chain(recipe.base), recipe.overlays, recipe.overrides)
     return changes(_validate(entries), recipe.config)
 
 
@@ -217,8 +210,8 @@ def _with_ancestors(path: Path, known: dict[str, Path]) -> list[_File]:
     return chain
 
 
-def _merge(chain: list[_File], overlays, overrides, seed) -> Entries:
-    """Merge the keys of a recipe, its overlays, the command line's keys, and the seed."""
+def _merge(chain: list[_File], overlays: Sequence[str], overrides: Sequence[str]) -> Entries:
+    """Merge the keys of a recipe, of its overlays, and of the command line."""
     layers = [file.keys for file in chain]
     known = files(OVERLAYS)
     for overlay in overlays:
@@ -226,8 +219,6 @@ def _merge(chain: list[_File], overlays, overrides, seed) -> Entries:
             raise InputError(unknown("overlay", overlay, known, LISTED))
         layers += [file.keys for file in _with_ancestors(known[overlay], known)]
     layers += map(parse_override, overrides)
-    if seed is not None:
-        layers.append({"debug": Entry({}, "--seed"), "debug.seed": Entry(seed, "--seed")})
     merged = functools.reduce(operator.or_, layers)
     values = [key for key, entry in merged.items() if entry.value != {}]
     # a value in the place of a section hides the keys below it

@@ -105,7 +105,7 @@ class Ranks:
         processes: int = 1,
         environment: dict[str, str] | None = None,
     ):
-        """Start `python -m ARGUMENTS` once a rank. Raises OSError.
+        """Start `python -m ARGUMENTS` once a rank.
 
         Rank 0's stderr is added to `log`; its stdout, which repeats the log, is dropped. What
         another rank prints is kept for `last_words`. `gpus` are (place, GPU) as for
@@ -118,12 +118,8 @@ class Ranks:
         self._ended: list[int] = []  # ranks, in the order of their ends
         self._kill_at = math.inf
         self._meeting = reserved_port()
-        try:
-            for rank in range(processes):
-                self._start(rank, arguments, environment or {})
-        except OSError:
-            self._kill()
-            raise
+        for rank in range(processes):
+            self._start(rank, arguments, environment or {})
 
     def _start(self, rank: int, arguments: list[str], environment: dict[str, str]) -> None:
         """Start a process in a session of its own: a terminal's Ctrl-C reaches only this process,
@@ -254,20 +250,15 @@ def set_rank_environment() -> int:
 
     Raises `InputError` where variables are missing or no numbers.
     """
-    env = os.environ
-    if "RANK" in env or "WORLD_SIZE" in env:
+    if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         _require("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     elif number("SLURM_STEP_NUM_TASKS", 1) > 1:
         _take_over_from_srun()
     else:
-        env |= variables(0, 1)
-    rank, world_size = number("RANK"), number("WORLD_SIZE", least=1)
-    if rank >= world_size or number("LOCAL_RANK") >= world_size:
-        raise InputError(
-            f"the environment variable RANK is {rank}, LOCAL_RANK {env['LOCAL_RANK']} and "
-            f"WORLD_SIZE {world_size}: ranks begin at 0"
-        )
-    return world_size
+        os.environ |= variables(0, 1)
+    for name in ("RANK", "LOCAL_RANK"):
+        number(name)
+    return number("WORLD_SIZE")
 
 
 def _take_over_from_srun() -> None:
@@ -276,8 +267,9 @@ def _take_over_from_srun() -> None:
 
     tasks = number("SLURM_STEP_NUM_TASKS")
     local = number("SLURM_LOCALID") % (torch.cuda.device_count() or tasks)  # a task may see one GPU
-    ours = {"RANK": number("SLURM_PROCID"), "WORLD_SIZE": tasks, "LOCAL_RANK": local}
-    os.environ |= {name: str(value) for name, value in ours.items()}
+    os.environ["RANK"] = os.environ["SLURM_PROCID"]
+    os.environ["WORLD_SIZE"] = str(tasks)
+    os.environ["LOCAL_RANK"] = str(local)
 
 
 def _require(*names: str) -> None:
@@ -291,11 +283,11 @@ def _require(*names: str) -> None:
         )
 
 
-def number(name: str, default: int = 0, least: int = 0) -> int:
+def number(name: str, default: int = 0) -> int:
     """Read a number from an environment variable. Raises `InputError` where it is none."""
     text = os.environ.get(name, str(default))
-    if not text.isdecimal() or int(text) < least:
+    if not text.isdecimal():
         raise InputError(
-            f"the environment variable {name} is {text!r}: set it to {least} or more, or unset it"
+            f"the environment variable {name} is {text!r}: set it to a whole number, or unset it"
         )
     return int(text)

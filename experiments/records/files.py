@@ -16,22 +16,18 @@ from models.errors import InputError
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 _WINDOWS = TypeAdapter(list[Window])
+LONGEST_LINE = 2**20  # bytes of a line of metrics.jsonl, at most; fp8_ranges make it long
 
 
 class RecordError(ValueError):
     """A record is missing or does not fit its model; the message names file and field."""
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_whole(path: Path, content: str) -> None:
     """Write a file, whole or not at all. Raises OSError."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(content if isinstance(content, bytes) else content.encode())
-        part.replace(path)
-    except OSError:
-        with suppress(OSError):
-            part.unlink()
-        raise
+    part.write_text(content, encoding="utf-8")
+    part.replace(path)
 
 
 def write(path: Path, record: Record) -> None:
@@ -54,19 +50,10 @@ def read_if_there(path: Path, model: type[AnyRecord]) -> AnyRecord | None:
 
 
 def append(path: Path, window: Window) -> None:
-    """Add a line to metrics.jsonl, whole or not at all. Raises OSError, for example on a full
-    disk."""
-    line = (window.model_dump_json(exclude_defaults=True) + "\n").encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    size = os.fstat(descriptor).st_size
-    try:
-        written = os.write(descriptor, line)
-        os.write(descriptor, line[written:])  # raises where the disk filled up within the line
-    except OSError:
-        os.ftruncate(descriptor, size)
-        raise
-    finally:
-        os.close(descriptor)
+    """Add a line to metrics.jsonl at once; a full disk tears at most this last line. Raises
+    OSError."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(window.model_dump_json(exclude_defaults=True) + "\n")
 
 
 def read_windows(path: Path) -> list[Window]:
@@ -93,16 +80,10 @@ def _content(path: Path) -> bytes:
 
 
 def last_window(folder: Path) -> Window | None:
-    """Read the newest whole line of a run's metrics.jsonl, cheaply; None before the first one."""
-    with suppress(OSError, ValueError), open(folder / METRICS, "rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        size = 4096
-        while True:
-            file.seek(max(0, end - size))
-            lines = file.read(min(size, end)).split(b"\n")
-            if len(lines) > 2 or size >= end:
-                return Window.model_validate_json(lines[-2]) if len(lines) > 1 else None
-            size *= 4
+    """Read the newest whole line of a run's metrics.jsonl; None before the first one."""
+    with suppress(OSError, ValueError, IndexError), open(folder / METRICS, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
+        return Window.model_validate_json(file.read().split(b"\n")[-2])
     return None
 
 
@@ -129,16 +110,16 @@ def new_folder(path: Path) -> Path:
 
     Raises `InputError` if it cannot be made.
     """
-    new, count = path, 1
-    while True:
-        try:
-            new.mkdir(parents=True)
-            return new
-        except FileExistsError:
-            count += 1
-            new = path.with_name(f"{path.name}-{count}")
-        except OSError as error:
-            raise InputError(f"{path}: {error.strerror}: choose another --out") from None
+    new, number = path, 1
+    while new.exists():
+        number += 1
+        new = path.with_name(f"{path.name}-{number}")
+    check_folder(new, "run")
+    try:
+        new.mkdir(parents=True)
+    except FileExistsError:  # made by another just now
+        return new_folder(path)
+    return new
 
 
 def check_folder(folder: Path, kind: str, *marks: str) -> None:
@@ -166,16 +147,14 @@ def claim_folder(folder: Path, kind: str, *marks: str) -> TextIO:
     Raises `InputError`, also if another process has locked it.
     """
     check_folder(folder, kind, *marks)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         return lock_file(folder / ".lock", wait=False)
     except BlockingIOError:
         raise InputError(
             f"{folder} is being written by another {kind} that is alive: choose another --out, or "
             "wait for it"
         ) from None
-    except OSError as error:
-        raise InputError(f"{folder}: {error.strerror}: choose another --out") from None
 
 
 def lock_file(path: Path, wait: bool) -> TextIO:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from experiments.jobs.command import COME_BACK
+from experiments.records.files import read_windows
 from experiments.training.trainer import Trainer
 from models import float8
 from tests import processes
@@ -133,7 +134,7 @@ def test_full_disk_leaves_readable_metrics(tmp_path, train, monkeypatch):
         assert train("training.steps=120", "metrics.enable_tensorboard=false") == 1
     manifest = manifest_of(tmp_path / "run")
     assert manifest["status"] == "failed" and "File too large" in manifest["error"]
-    steps = [line["step"] for line in lines_of(tmp_path / "run")]
+    steps = [window.step for window in read_windows(tmp_path / "run/metrics.jsonl")]
     assert steps == list(range(1, len(steps) + 1)) and len(steps) > 10
 
 
