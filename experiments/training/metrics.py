@@ -66,13 +66,10 @@ class Timeline:
         return marked
 
     def end_first_step(self) -> Timing:
-        """Count what torch.compile took of a run's first step as a phase of its own; return all.
-
-        `compiled_s` counts from the start of the process, which may have trained before.
-        """
+        """Count what torch.compile took of the first step as a phase of its own; return all."""
         self.mark("first_step")
-        before, self.phases["compile"] = self.phases.get("compile", 0.0), compiled_s()
-        self.phases["first_step"] -= self.phases["compile"] - before
+        self.phases["compile"] = compiled_s()
+        self.phases["first_step"] -= self.phases["compile"]
         return Timing(
             warm_up_s=sum(self.phases.values()),
             phases=dict(self.phases),

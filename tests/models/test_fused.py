@@ -5,7 +5,6 @@ from dataclasses import replace
 import torch
 
 from experiments.config import recipes
-from experiments.training.plan import plan
 from models import llama
 from tests.runs import TINY
 
@@ -67,19 +66,6 @@ def test_logits_and_gradients_are_the_same():
             atol=1e-6,
             msg=name,
         )
-
-
-# ---- what is known before a run ----
-
-
-def test_filters_and_freezing_know_the_fused_names():
-    frozen = recipe("model.freeze=['layers.*.attention.wqkv.weight']")
-    assert "16 linear layers in tensorwise FP8" in plan(frozen).describe()
-    filters = "quantize.linear.float8.filter_fqns=[output,layers.*.attention.wqkv]"
-    assert "12 linear layers" in plan(recipe(filters)).describe()
-
-
-# ---- a run ----
 
 
 def test_a_run_in_fp8_proves_itself(train):

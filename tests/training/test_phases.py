@@ -112,19 +112,3 @@ def test_rates_leave_out_the_steps_after_a_switch(train, monkeypatch):
 )
 def test_steps_in_fp8(name, overlay, steps):
     assert fp8_steps(recipes.load(name, overlay).config) == steps
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "sentence"),
-    [
-        ("bf16_then_fp8", f"{FLOAT8}.first_step=1.5", "first_step: should be 'after_warmup'"),
-        ("bf16_then_fp8", f"{FLOAT8}.last_step=0", "last_step: should be 'before_last_tenth'"),
-        ("bf16_then_fp8", f"{FLOAT8}.last_step=10", "10, before first_step, which is 11: FP8"),
-        ("baseline", f"{FLOAT8}.first_step=5", "is null, so there is no FP8 to switch"),
-        ("bf16_then_fp8", f"{FLOAT8}.enable_fsdp_float8_all_gather=true", "bf16 steps cannot"),
-        ("bf16_then_fp8", "compile.cuda_graphs=true", "nothing to prove a later phase by"),
-    ],
-)
-def test_what_phases_cannot_be(name, key, sentence):
-    with pytest.raises(InputError, match=sentence):
-        recipes.load(name, ["cpu"], [key])

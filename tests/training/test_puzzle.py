@@ -3,8 +3,6 @@
 import pytest
 
 from experiments.config import recipes
-from experiments.training.plan import plan
-from models.errors import InputError
 from tests.runs import TINY
 
 BLOCK = ["attention.wq", "attention.wk", "attention.wv", "attention.wo",
@@ -36,13 +34,3 @@ def test_which_weights_the_optimizer_owns_and_moves(train, name, trainable, orph
     assert (proof.trainable, proof.in_optimizer) == (trainable, len(owned))
     assert set(proof.orphans) == set(proof.still_in_first_step) == orphans
     assert (set(proof.frozen), proof.moved_in_first_step) == (frozen, moved)
-
-
-def test_new_parameters_without_fsdp_are_refused_in_other_recipes():
-    with pytest.raises(InputError, match="needs FSDP over two or more processes"):
-        plan(recipe("tensorwise_fp8_allgather"), world_size=1)
-
-
-def test_a_pattern_that_freezes_nothing_is_an_error_ahead():
-    with pytest.raises(InputError, match=r"model.freeze: .*matches no parameter"):
-        plan(recipe("puzzle_bf16_frozen", "model.freeze=['layers.*.wq']"), world_size=1)

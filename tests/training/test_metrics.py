@@ -1,49 +1,55 @@
-"""The curves that show how near to its limits FP8 is."""
+"""What a run measures of itself: whether kernels came from the cache, and how near to its limits
+FP8 is."""
+
+from collections import Counter
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from experiments.training.metrics import fp8_ranges
+from experiments.training import metrics
+from experiments.training.metrics import compile_cache, fp8_ranges
 from tests.models.layers import converted
 from tests.runs import SMALLEST, TINY, lines_of
 
 
-def layer(
-    weight: torch.Tensor, gradient: torch.Tensor | None = None, recipe: str = "tensorwise"
-) -> nn.Module:
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+def test_graphs_that_cannot_be_cached_were_compiled(monkeypatch):
+    """As with recomputation."""
+    found = {"inductor": Counter(fxgraph_cache_hit=2), "aot_autograd": Counter()}
+    monkeypatch.setattr(metrics, "counters", found)
+    assert compile_cache() == "warm"
+    found["inductor"]["fxgraph_cache_bypass"] = 1
+    assert compile_cache() == "cold"
+
+
+def ranges_of(recipe: str, weight: torch.Tensor, gradient: torch.Tensor | None = None) -> dict:
+    """The ranges of one layer of the blocks, without the layer's name."""
+    linear = nn.Linear(16, 16, bias=False)
     linear.weight = nn.Parameter(weight)
     linear.weight.grad = gradient
-    block = nn.ModuleDict({"w1": linear})
-    model = nn.ModuleDict({"layers": nn.ModuleDict({"0": block})})
-    return converted(model, recipe, emulate=True)
+    ranges = fp8_ranges(converted(nn.ModuleDict({"w1": linear}), recipe, emulate=True))
+    return {name.removesuffix("/w1"): value for name, value in ranges.items()}
 
 
 def test_a_scale_for_the_whole_flushes_what_is_far_below_its_largest_value():
     """e4m3 ends at 448, and what is at most 2^-10 becomes 0: a range of 2^18.8."""
     weight = torch.full((16, 16), 1.0)
     weight[0, :4], weight[1, :8] = -448.0, 2.0**-11
-    ranges = fp8_ranges(layer(weight))
-    assert ranges.keys() == {
-        f"weight/{quantity}/w1" for quantity in ("amax", "scale", "saturated", "flushed")
+    assert ranges_of("tensorwise", weight) == {
+        "weight/amax": 448,
+        "weight/scale": 1,
+        "weight/saturated": 4 / 256,
+        "weight/flushed": 8 / 256,
     }
-    assert list(ranges.values()) == [448, 1, 4 / 256, 8 / 256]
-
-
-def test_a_scale_a_row_flushes_less():
-    weight = torch.full((16, 16), 1.0)
-    weight[0], weight[1] = 448.0, 2.0**-11
-    ranges = fp8_ranges(layer(weight, recipe="rowwise"))
-    assert ranges["weight/flushed/w1"] == 0 and ranges["weight/scale/w1"] == 1
+    assert ranges_of("rowwise", weight)["weight/flushed"] == 0
 
 
 def test_gradients_are_in_the_format_of_gradients():
     gradient = torch.full((16, 16), 57344.0)  # the largest of e5m2
     gradient[0, 0] = 2.0**-18
-    ranges = fp8_ranges(layer(torch.ones(16, 16), gradient))
-    assert ranges["gradient/scale/w1"] == 1 and ranges["gradient/flushed/w1"] == 1 / 256
+    ranges = ranges_of("tensorwise", torch.ones(16, 16), gradient)
+    assert ranges["gradient/scale"] == 1 and ranges["gradient/flushed"] == 1 / 256
 
 
 def test_without_fp8_there_is_nothing():
