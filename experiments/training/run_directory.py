@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 from experiments.config import recipes
-from experiments.config.rules import first_and_last
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.ranks import number
 from experiments.jobs.runner import BUDGET
@@ -112,11 +111,12 @@ def check(path: Path, plan: Plan, token_file: TokenFile) -> run.Manifest | None:
     Raises `InputError`.
     """
     check_folder(path, "run", *_MARKS)
-    before = config = plan.config
     try:
         earlier = files.read_if_there(path / run.MANIFEST, run.Manifest)
+        before = plan.config
         if (path / run.RECIPE).exists():
             before = recipes.load(str(path / run.RECIPE)).config
+            before.training.steps = plan.config.training.steps  # which may change
     except (files.RecordError, InputError) as error:
         raise InputError(
             f"{path} holds a damaged record: move it away to go on with the run, or choose "
@@ -124,9 +124,7 @@ def check(path: Path, plan: Plan, token_file: TokenFile) -> run.Manifest | None:
         ) from None
     if earlier and earlier.status == "completed":
         raise InputError(f"{path} holds a completed run: choose another --out, or delete it")
-    same_phases = first_and_last(before) == first_and_last(config)
-    before.training.steps = config.training.steps  # which may change
-    if before != config or not same_phases:
+    if before != plan.config:
         raise InputError(
             f"{path} holds an unfinished run of another recipe: give the same name, overlays, "
             "seed and keys to go on with it, or choose another --out"
@@ -136,17 +134,9 @@ def check(path: Path, plan: Plan, token_file: TokenFile) -> run.Manifest | None:
             f"{path} holds an unfinished run of {earlier.world_size} processes, and this one has "
             f"{plan.world_size}: start as many, or choose another --out"
         )
-    if earlier and earlier.data != token_file.path.name:
-        raise InputError(
-            f"{path} holds an unfinished run of other data ({earlier.data}, and here is "
-            f"{token_file.path.name}): give the same data, or choose another --out"
-        )
-    newest = max(checkpoint.steps(path / run.CHECKPOINT), default=0)
-    if newest > config.training.steps:
-        raise InputError(
-            f"{path} has a checkpoint of step {newest}, and training.steps={config.training.steps} "
-            "asks for fewer: raise it, or choose another --out"
-        )
+    if plan.config.checkpoint.enable:
+        expected = checkpoint.identity(plan, token_file)
+        checkpoint.check_resume(path / run.CHECKPOINT, expected, plan.config.training.steps)
     return earlier
 
 

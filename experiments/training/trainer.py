@@ -5,6 +5,7 @@ sharding and compilation, optimizer, schedule. `Trainer.train` is a run and `Tra
 step of it: read both from top to bottom.
 """
 
+import json
 import math
 import os
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ from experiments.corpus.rows import build_dataloader
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.command import Interrupted, Stop
 from experiments.records.run import NOT_STEADY_STEPS, Switch, Timing, Window
-from experiments.training.checkpoint import Checkpoints
+from experiments.training.checkpoint import Checkpoints, identity
 from experiments.training.metrics import TIMELINE, Meter, compiled_s, fp8_ranges
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof
@@ -100,6 +101,7 @@ class Trainer(titan.Trainer):
         rank, world_size = dist.get_rank(), dist.get_world_size()
         self.dataloader = build_dataloader(token_file, world_size, rank, config)
         self.checkpointer.states[DATALOADER] = self.dataloader
+        self._identity = json.dumps(identity(plan, token_file))
         self.proof = Proof(plan, model, self.optimizers.optimizers[0], self.parallel_dims)
         self.meter = Meter(plan)
         self.timing: Timing | None = None  # until the first step of this process has ended
@@ -310,9 +312,11 @@ class Trainer(titan.Trainer):
     # ---- checkpoints ----
 
     def state_dict(self) -> dict:
-        """Give what torchtitan checkpoints of a trainer, and each rank's random numbers to come."""
+        """Give what torchtitan checkpoints of a trainer, each rank's random numbers to come, and
+        whose it is."""
         random = {name: source.get_rng_state() for name, source in _RANDOM.items()}
-        return super().state_dict() | {f"random_{dist.get_rank()}": random}
+        ours = {f"random_{dist.get_rank()}": random, "identity": self._identity}
+        return super().state_dict() | ours
 
     def load_state_dict(self, state_dict: dict) -> None:
         super().load_state_dict(state_dict)

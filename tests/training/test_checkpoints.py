@@ -14,11 +14,13 @@ from experiments.config import recipes
 from experiments.config.keys import Config
 from experiments.run import main
 from experiments.training import checkpoint
-from experiments.training.checkpoint import CheckpointError, Checkpoints
+from experiments.training.checkpoint import CheckpointError, Checkpoints, check_resume
 from experiments.training.plan import plan
 from models.errors import InputError
 from tests.make_corpus import words, write_parquet
 from tests.runs import SMALLEST, TINY, manifest_of
+
+IDENTITY = {"model.flavor": "cpu", "data": "corpus-1", "debug.seed": 0}
 
 
 class Evil:
@@ -50,7 +52,7 @@ def save(run: Checkpoints, *steps: int) -> None:
     """Save at step boundaries where the interval asks for none."""
     run.asked, run.keep_latest_k = True, 0
     for step in steps:
-        run.states["train_state"] = {"step": step}
+        run.states["train_state"] = {"step": step, "identity": json.dumps(IDENTITY)}
         run.save(step)
     run.states["train_state"] = {"step": 0}
 
@@ -83,6 +85,16 @@ def test_only_checkpoints_are_deleted(run, folder):
     deleted = names - {path.name for path in folder.iterdir()}
     assert deleted == {"step-2", "step-4", "step-12"}
     assert all(file.read_text() == "mine" for file in files)
+
+
+def test_a_checkpoint_of_another_run_or_program_is_refused(run, folder):
+    save(run, 6)
+    check_resume(folder, IDENTITY, last=6)
+    with pytest.raises(InputError, match="differs in data .corpus-1 there, corpus-2 here"):
+        check_resume(folder, IDENTITY | {"data": "corpus-2"}, last=6)
+    run.save(8)
+    with pytest.raises(InputError, match="is of another run, .* data .None there, corpus-1 here"):
+        check_resume(folder, IDENTITY, last=8)
 
 
 def test_a_whole_checkpoint_that_cannot_be_loaded_is_set_aside(run, folder):
@@ -170,7 +182,7 @@ def test_a_run_goes_on_with_its_own_data_only(tmp_path, run_here, fails, config)
     (out / "manifest.json").write_text(json.dumps(manifest))
     files = set(out.iterdir())
     fewer = fails(main, *command, "training.steps=3")
-    assert "checkpoint of step 4, and training.steps=3 asks for fewer" in fewer
+    assert "is of step 4, and training.steps=3 asks for fewer" in fewer
     write_parquet(training.dataset_path, words(60))
-    assert f"other data ({manifest['data']}, " in fails(main, *command)
+    assert f"differs in data ({manifest['data']} there, " in fails(main, *command)
     assert set(out.iterdir()) == files and manifest_of(out) == manifest
