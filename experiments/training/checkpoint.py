@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,6 +77,11 @@ def check_resume(folder: Path, expected: dict, last: int) -> None:
 
     `expected` is the run's `identity`. Raises `InputError`. Damaged checkpoints are left to `load`.
     """
+    if folder.is_symlink():
+        raise InputError(
+            f"{folder} is a link, and a run deletes nothing outside its directory: put a "
+            "folder there"
+        )
     for step in reversed(steps(folder)):
         checkpoint = folder / f"step-{step}"
         try:
@@ -175,7 +180,7 @@ class Checkpoints(CheckpointManager):
                     raise
                 unreadable = error
                 if dist.get_rank() == 0:
-                    self._set_aside(Path(self.folder) / f"step-{newest}", error)
+                    self._set_aside(Path(self.folder) / f"step-{newest}", f"damaged ({error})")
 
     def _newest_of_all_ranks(self) -> int:
         """Let the first rank find the newest whole checkpoint, and tell the others."""
@@ -191,16 +196,22 @@ class Checkpoints(CheckpointManager):
         return newest[0]
 
     def _newest_whole(self) -> int:
-        """Find the step of the newest whole checkpoint, -1 if there is none; clear others away."""
+        """Find the step of the newest whole checkpoint, -1 if there is none; clear others away.
+
+        A link that is named like a checkpoint would be written through: it is set aside.
+        """
         folder = Path(self.folder)
         self._delete_unfinished()
+        for path in folder.glob("step-*"):
+            if path.is_symlink():
+                self._set_aside(path, "a link")
         for step in reversed(steps(folder)):
             checkpoint = folder / f"step-{step}"
             try:
                 check(checkpoint)
                 return step
             except Exception as error:  # whatever reading damaged files raises
-                self._set_aside(checkpoint, error)
+                self._set_aside(checkpoint, f"damaged ({error})")
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()  # or torchtitan would not look at initial_load_path
         if self.initial_load_path:
@@ -219,12 +230,12 @@ class Checkpoints(CheckpointManager):
             logger.warning(f"{checkpoint} was not written to its end: deleted")
             shutil.rmtree(checkpoint)
 
-    def _set_aside(self, checkpoint: Path, error: Exception) -> None:
+    def _set_aside(self, checkpoint: Path, problem: str) -> None:
         aside = Path(self.folder).parent / ASIDE
         aside.mkdir(exist_ok=True)
         place = aside / f"{checkpoint.name}-{len(list(aside.iterdir()))}"
         checkpoint.rename(place)
-        logger.warning(f"{checkpoint} is damaged ({error}): moved to {place}, and not loaded")
+        logger.warning(f"{checkpoint} is {problem}: moved to {place}, and not loaded")
 
     def _find_load_step(self, folder: str = "") -> int:
         """Find the newest finished checkpoint; torchtitan takes any name with a number."""
@@ -242,13 +253,14 @@ class Checkpoints(CheckpointManager):
 def steps(folder: Path, whole: bool = True) -> list[int]:
     """List the steps of a folder's checkpoints, ascending: the whole ones, or the unfinished ones.
 
-    Folders without `.distcp` files are no checkpoints, whatever their names.
+    Links, and folders without `.distcp` files, are no checkpoints, whatever their names.
     """
-    found = set()
-    for file in folder.glob("step-*/*.distcp"):
-        step = file.parent.name.removeprefix("step-")
-        if step.isdecimal() and (file.parent / ".metadata").is_file() == whole:
-            found.add(int(step))
+    found = []
+    for path in folder.glob("step-*"):
+        step = path.name.removeprefix("step-")
+        ours = step.isdecimal() and not path.is_symlink() and any(path.glob("*.distcp"))
+        if ours and (path / ".metadata").is_file() == whole:
+            found.append(int(step))
     return sorted(found)
 
 
@@ -311,13 +323,27 @@ class _Planner(DefaultLoadPlanner):
         super().load_bytes(read_item, value)
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Refuses the classes and functions that no checkpoint needs, before they can run code."""
+class _PlainUnpickler(pickle._Unpickler):
+    """Refuses the classes that no checkpoint needs, before they can run code.
+
+    Python's own implementation, because it lets one operation be replaced: BUILD, which sets
+    attributes, is for instances of the dataclasses among them, not for the classes themselves.
+    """
+
+    dispatch = dict(pickle._Unpickler.dispatch)  # noqa: RUF012  # never changed
 
     def find_class(self, module: str, name: str):
         if f"{module}.{name}" not in _PLAIN:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no plain data")
         return super().find_class(module, name)
+
+    def load_build(self):
+        built = self.stack[-2]
+        if isinstance(built, type) or not is_dataclass(built):
+            raise pickle.UnpicklingError(f"it sets attributes of {built!r}, which is no plain data")
+        super().load_build()
+
+    dispatch[pickle.BUILD[0]] = load_build
 
 
 _PLAIN = {

@@ -68,22 +68,33 @@ def folder(tmp_path):
     return tmp_path / "run/checkpoint"
 
 
-def test_only_checkpoints_are_deleted(run, folder):
-    """And none of other files with such names; checkpoints that were never finished are."""
+def test_only_checkpoints_are_deleted(run, folder, tmp_path):
+    """Neither other files with such names, nor what links lead to; checkpoints that were never
+    finished are."""
     save(run, 2, 4, 6, 12)
     (folder / "step-12/.metadata").unlink()
+    elsewhere = tmp_path / "elsewhere/step-8/__0_0.distcp"
     others = ["step-notes/f", "step-7/thesis.tex", "my-step-3/f", "step-notes.txt"]
-    files = [folder / name for name in others]
+    files = [elsewhere, *(folder / name for name in others)]
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("mine")
+    (folder / "step-15").symlink_to(tmp_path / "nowhere")
+    (folder / "step-8").symlink_to(elsewhere.parent)
     names = {path.name for path in folder.iterdir()}
     assert loaded(run) == 6
+    links = {path.name for path in (folder.parent / checkpoint.ASIDE).iterdir()}
+    assert {name.rpartition("-")[0] for name in links} == {"step-15", "step-8"}
     run.keep_latest_k = 2
     run.save(14, last_step=True)
     run.close()  # waits for what is to be deleted
-    deleted = names - {path.name for path in folder.iterdir()}
-    assert deleted == {"step-2", "step-4", "step-12"}
+    assert names - {path.name for path in folder.iterdir()} == {
+        "step-2",
+        "step-4",
+        "step-12",
+        "step-8",
+        "step-15",
+    }
     assert all(file.read_text() == "mine" for file in files)
 
 
@@ -138,6 +149,11 @@ def test_metadata_that_would_run_code_is_damage(run, folder, tmp_path, caplog):
     (folder / "step-2/.metadata").write_bytes(pickle.dumps(Evil(tmp_path / "trace")))
     assert loaded(run) == 0 and "posix.mkdir, which is no plain data" in caplog.text
     assert not (tmp_path / "trace").exists()
+    sets_attributes = b"ctorch.distributed.checkpoint.metadata\nMetadata\n}X\x01\0\0\0aK\x01sb."
+    save(run, 2)
+    (folder / "step-2/.metadata").write_bytes(sets_attributes)
+    assert loaded(run) == 0 and "it sets attributes of" in caplog.text
+    assert not hasattr(dcp.metadata.Metadata, "a")
 
 
 def test_items_that_would_run_code_are_not_loaded(tmp_path):
@@ -147,6 +163,13 @@ def test_items_that_would_run_code_are_not_loaded(tmp_path):
     with pytest.raises(CheckpointError):
         checkpoint.load({"nested": {"lr": [1.0, 0.0]}}, path)
     assert not (tmp_path / "trace").exists()
+
+
+def test_a_folder_outside_the_run_is_left_alone(run, folder, tmp_path):
+    folder.parent.mkdir()
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="is a link"):
+        check_resume(folder, IDENTITY, last=8)
 
 
 def test_first_weights_that_are_damaged_or_of_another_model(run, folder, tmp_path):
