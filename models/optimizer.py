@@ -86,6 +86,7 @@ class AdamWFp8LM(torch.optim.Optimizer):
 
     def __init__(self, params: Iterable, dtypes: dict[str, torch.dtype], **keys):
         self.dtypes = dtypes
+        self.clamped = dict.fromkeys(STATES, 0)  # values that became their dtype's largest
         super().__init__(params, keys)
 
     @torch.no_grad()
@@ -190,7 +191,9 @@ class AdamWFp8LM(torch.optim.Optimizer):
             )
             for name, value in values.items():
                 most = SCALED.get(self.dtypes[name], math.inf)
-                stored[name][chunk] = value.mul_(scales[name]).clamp_(-most, most)
+                value.mul_(scales[name])
+                self.clamped[name] += (value.abs() > most).sum()
+                stored[name][chunk] = value.clamp_(-most, most)
             weights[chunk] = stored["master_weights"][chunk].float() / scales["master_weights"]
         state["step"] += 1
         for name, scale in scales.items():

@@ -26,6 +26,7 @@ A phase's profiled step encloses `before_step` where it is the run's first step,
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -300,6 +301,9 @@ _ATTENTION = {
     "aten::_scaled_dot_product_efficient_attention": "efficient",
     "aten::_scaled_dot_product_attention_math": "math",
 }
+# With max-autotune inductor may compile a matmul into a kernel of its own, as
+# triton_tem_fused__scaled_mm_3.
+_TEMPLATE = re.compile(r"triton_tem_.*?_(scaled_|add)?mm_")
 _COMPILATIONS = {
     "_compile.compile_inner (dynamo_timed)",
     "backward._backward_impl (dynamo_timed)",
@@ -320,12 +324,11 @@ def find_matmuls(events: Iterable) -> list:
 
 
 def count_flops(matmuls: Iterable) -> dict[str, int]:
-    """Count the FLOPs of matmuls by operator: 2 M N K each."""
+    """Count the FLOPs of matmuls by operator."""
     flops = Counter()
     for matmul in matmuls:
-        operands = matmul.input_shapes[matmul.name == "aten::addmm" :]  # without addmm's bias
-        # A grouped matmul has the rows of all experts in its left operand.
-        flops[matmul.name] += 2 * math.prod(operands[0]) * operands[1][-1]
+        name, count = _flops(matmul)
+        flops[name] += count
     return dict(flops)
 
 
@@ -337,7 +340,7 @@ def _matmuls(event) -> list:
     """
     if event.name in _COMPILATIONS:
         return []
-    if event.name in _FP8_MATMULS:
+    if event.name in _FP8_MATMULS or _TEMPLATE.match(event.name):
         return [event]
     called = []
     for child in event.cpu_children:
@@ -345,6 +348,20 @@ def _matmuls(event) -> list:
     if event.name in _MATMULS:
         return [matmul for matmul in called if matmul.name in _FP8_MATMULS] or [event]
     return called
+
+
+def _flops(matmul) -> tuple[str, int]:
+    """Name a matmul's operator and count its FLOPs, 2 M N K."""
+    template = _TEMPLATE.match(matmul.name)
+    if template:  # two operands come first, each perhaps transposed, and the output last
+        # Scales of rows have a dimension of 1 and are no matrices.
+        matrices = [math.prod(s) for s in matmul.input_shapes if len(s) == 2 and min(s) > 1]
+        name = "triton _scaled_mm" if template[1] == "scaled_" else "triton mm"
+        # (m k) (k n) (m n) is (m n k) squared
+        return name, 2 * math.isqrt(matrices[0] * matrices[1] * matrices[-1])
+    operands = matmul.input_shapes[matmul.name == "aten::addmm" :]  # without addmm's bias
+    # A grouped matmul has the rows of all experts in its left operand.
+    return matmul.name, 2 * math.prod(operands[0]) * operands[1][-1]
 
 
 def _has_row_scales(matmul) -> bool:

@@ -307,6 +307,12 @@ class Trainer(titan.Trainer):
         warm_up, last = config.lr_scheduler.warmup_steps, config.training.steps
         if warm_up > last:
             notes.append(f"the learning rate's warm-up of {warm_up} steps was cut to {last}")
+        for name, count in getattr(self.optimizers.optimizers[0], "clamped", {}).items():
+            if int(count):
+                notes.append(
+                    f"{name}: {int(count)} values were beyond the range of their dtype and became "
+                    "its largest (on rank 0, since the process started)"
+                )
         return notes
 
     # ---- checkpoints ----

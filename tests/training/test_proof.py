@@ -194,3 +194,29 @@ def test_flops_of_every_operator():
         torch.addmm(torch.zeros(5), a, b)
         torch.bmm(a.expand(2, 3, 4), b.expand(2, 4, 5))  # as attention's fallback does
     assert count_flops(find_matmuls(profiler.events())) == {"aten::mm": 120, "aten::addmm": 120}
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_matmuls_that_inductor_compiled_count(transposed):
+    """With max-autotune a Triton kernel takes an operator's place; it names itself to the profiler,
+    with its arguments.
+
+    An operand that the graph transposes may be passed as it lies in memory.
+    """
+    m, k, n = 32, 64, 32
+    b = torch.empty(n, k) if transposed else torch.empty(k, n)
+    operands, out = [torch.empty(m, k), b], torch.empty(m, n)
+    kernels = {
+        "triton_tem_fused__scaled_mm_3": [torch.empty(m, 1), torch.empty(1, n)],
+        "triton_tem_fused_mm_t_1": [],
+        "triton_poi_fused_mm_2": [],
+    }
+    with torch.profiler.profile(record_shapes=True) as profiler:
+        for kernel, scales in kernels.items():
+            with torch._C._profiler._RecordFunctionFast(kernel, [*operands, *scales, out], {}):
+                pass
+    flops = 2 * m * k * n
+    assert count_flops(find_matmuls(profiler.events())) == {
+        "triton _scaled_mm": flops,
+        "triton mm": flops,
+    }
