@@ -51,17 +51,10 @@ BATCH_CHARACTERS = 4_000_000  # encoded at once: enough for every core, and take
 BPE_BATCHES = 25  # the BPE learns from the corpus' beginning: more takes minutes, changes little
 # A path cannot be a hub name, which is `name` or `owner/name`.
 LOCAL_PATH = re.compile(r"[./~].*|.*\.json|.*/.*/.*")
-PANIC = "PanicException"  # the tokenizers library's, which is no Exception
 
 
-@dataclass(frozen=True)
-class Source:
-    """A corpus: `documents()` gives the same texts in the same order each time, and `digest`
-    identifies them."""
-
-    name: str
-    digest: str
-    documents: Callable[[], Iterator[str]]
+Documents = Callable[[], Iterator[str]]
+"""Gives the texts of a corpus, each time the same ones in the same order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,18 +99,20 @@ def prepare(config: Config) -> TokenFile:
     folder.
     """
     with readable("the corpus or its tokenizer could not be read", "give another path"):
-        source = open_source(config)
+        digest, documents = open_corpus(config)
         tokenizer_identity, load_tokenizer = open_tokenizer(config)
-    content = [FORMAT_VERSION, source.digest, tokenizer_identity, config.data.max_tokens]
+    content = [FORMAT_VERSION, digest, tokenizer_identity, config.data.max_tokens]
     content_hash = hashlib.blake2b(json.dumps(content).encode()).hexdigest()[:12]
-    cache = Path(config.data.cache_dir)
-    folder = cache / f"{source.name.replace('/', '--')}-{content_hash}"
+    dataset, cache = config.training.dataset, Path(config.data.cache_dir)
+    folder = cache / f"{dataset.replace('/', '--')}-{content_hash}"
     try:
         if not folder.exists():
             cache.mkdir(parents=True, exist_ok=True)
             with lock_file(cache / f".{folder.name}.lock", wait=True):
                 if not folder.exists():
-                    _write(folder, source, load_tokenizer(source), config.data.max_tokens)
+                    meta = {"dataset": dataset, "source_hash": digest}
+                    max_tokens = config.data.max_tokens
+                    _write(folder, meta, documents, load_tokenizer(documents), max_tokens)
     except OSError as error:
         raise InputError(
             f"data.cache_dir={cache}: {error.strerror or error}: "
@@ -126,7 +121,9 @@ def prepare(config: Config) -> TokenFile:
     return TokenFile.open(folder)
 
 
-def _write(folder: Path, source: Source, tokenizer: Tokenizer, max_tokens: int | None) -> None:
+def _write(
+    folder: Path, meta: dict, documents: Documents, tokenizer: Tokenizer, max_tokens: int | None
+) -> None:
     """Write the token file beside `folder` and rename it, so that `folder` is whole whenever it is
     there."""
     logger.info(f"Preparing {folder}")
@@ -137,8 +134,7 @@ def _write(folder: Path, source: Source, tokenizer: Tokenizer, max_tokens: int |
     shutil.rmtree(partial, ignore_errors=True)  # by a process that was killed
     partial.mkdir()
     try:
-        meta = {"dataset": source.name, "source_hash": source.digest}
-        meta |= _write_tokens(partial, source, tokenizer, max_tokens)
+        meta |= _write_tokens(partial, documents, tokenizer, max_tokens)
         (partial / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
         (partial / "checksum").write_text(digest_of([partial / name for name in FILES]))
@@ -148,54 +144,54 @@ def _write(folder: Path, source: Source, tokenizer: Tokenizer, max_tokens: int |
 
 
 def _write_tokens(
-    folder: Path, source: Source, tokenizer: Tokenizer, max_tokens: int | None
+    folder: Path, documents: Documents, tokenizer: Tokenizer, max_tokens: int | None
 ) -> dict:
     """Write tokens.bin and documents.npy; returns what meta.json says of them."""
     eos_id = end_of_text(tokenizer)
     vocab_size = max(tokenizer.get_vocab().values()) + 1  # foreign vocabularies may have holes
     dtype = np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
-    documents, length = array("q", [0]), 0
+    starts, length = array("q", [0]), 0
     with open(folder / "tokens.bin", "wb") as tokens:
-        for ids, document_ends in encode(tokenizer, source.documents()):
+        for ids, document_ends in encode(tokenizer, documents()):
             length += len(ids)
             tokens.write(np.array(ids, dtype).tobytes())
             if document_ends and length:
                 tokens.write(dtype.type(eos_id).tobytes())
-                documents.append(documents[-1] + length + 1)
+                starts.append(starts[-1] + length + 1)
                 length = 0
-            if max_tokens is not None and documents[-1] >= max_tokens:
+            if max_tokens is not None and starts[-1] >= max_tokens:
                 break
-    if len(documents) == 1:
+    if len(starts) == 1:
         raise InputError(
-            f"the corpus {source.name} holds no text: give another training.dataset or dataset_path"
+            "the corpus holds no text: give another training.dataset or training.dataset_path"
         )
-    np.save(folder / "documents.npy", np.array(documents, np.int64))
+    np.save(folder / "documents.npy", np.array(starts, np.int64))
     return {"vocab_size": vocab_size, "eos_id": eos_id, "dtype": dtype.name}
 
 
 # ---- documents: of the standard library, parquet files, or a dataset on Hugging Face's hub ----
 
 
-def open_source(config: Config) -> Source:
-    """Find the corpus that `training.dataset` names; of the hub nothing is read yet.
+def open_corpus(config: Config) -> tuple[str, Documents]:
+    """Find the corpus that `training.dataset` names, and a digest that identifies it; of the hub
+    nothing is read yet.
 
     Raises `InputError` if it is not there, and `OSError` if its files cannot be read.
     """
     name, column = config.training.dataset, config.data.text_column
     if name in STDLIB:
         files = _stdlib_files(with_tests=STDLIB[name])
-        return Source(name, digest_of(files), partial(_stdlib_documents, files))
+        return digest_of(files), partial(_stdlib_documents, files)
     if name == "parquet":
         files = _parquet_files(config.training.dataset_path)
-        documents = partial(_parquet_documents, files, column)
-        return Source(name, f"{digest_of(files)}:{column}", documents)
+        return f"{digest_of(files)}:{column}", partial(_parquet_documents, files, column)
     if config.data.max_tokens is None:
         raise InputError(
             f"training.dataset={name!r} is none of {', '.join(STDLIB)}, parquet, so it is streamed "
             "from Hugging Face: say with data.max_tokens how much of it to read"
         )
     digest = ":".join(["hub", name, str(config.data.subset), config.data.split, column])
-    return Source(name, digest, partial(_hub_documents, config))
+    return digest, partial(_hub_documents, config)
 
 
 def digest_of(files: list[Path]) -> str:
@@ -289,9 +285,7 @@ def readable(what: str, mend: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
-            raise
+    except Exception as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{what} ({type(error).__name__}: {reason}): {mend}") from error
 
@@ -314,7 +308,7 @@ def _texts(values: Iterable[str | None], column: str, where: str) -> Iterator[st
 # ---- text to tokens: a tokenizer.json, one of the hub, or a BPE trained on the corpus ----
 
 
-def open_tokenizer(config: Config) -> tuple[str, Callable[[Source], Tokenizer]]:
+def open_tokenizer(config: Config) -> tuple[str, Callable[[Documents], Tokenizer]]:
     """Give the tokenizer's identity, which enters the token file's hash, and a function that loads
     it for a corpus.
 
@@ -324,7 +318,7 @@ def open_tokenizer(config: Config) -> tuple[str, Callable[[Source], Tokenizer]]:
     given, vocab_size = config.model.hf_assets_path, config.data.bpe_vocab_size
     path = Path(given)
     if not given:
-        return f"bpe:{vocab_size}", lambda source: _train_bpe(source.documents(), vocab_size)
+        return f"bpe:{vocab_size}", lambda documents: _train_bpe(documents(), vocab_size)
     if not path.exists() and not LOCAL_PATH.fullmatch(given):
         return f"hub:{given}", lambda _: _read(Tokenizer.from_pretrained, given)
     file = path / "tokenizer.json" if path.is_dir() else path

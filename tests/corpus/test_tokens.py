@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from experiments.corpus import rows, tokens
-from experiments.corpus.tokens import FILES, prepare, readable
+from experiments.corpus.tokens import FILES, prepare
 from models.errors import InputError
 from tests.make_corpus import EOS, words, write_parquet
 
@@ -186,12 +186,6 @@ def text_that_is_not_utf8(path):
 def test_a_corpus_that_cannot_be_read(config, spoil, words):
     spoil(Path(config.training.dataset_path))
     assert words in refused(config)
-
-
-def test_a_panic_of_the_tokenizers_library_is_a_sentence():
-    panic = type("PanicException", (BaseException,), {})
-    with pytest.raises(InputError, match="PanicException"), readable("it cannot", "mend"):
-        raise panic
 
 
 @pytest.mark.parametrize("name", [*FILES, "checksum"])
