@@ -138,35 +138,6 @@ def test_a_resolved_recipe_loads_to_the_same_whatever_its_texts(text, tmp_path):
     assert yaml.safe_load(path.read_text())["model"]["hf_assets_path"] == text  # other readers
 
 
-def test_a_recipe_of_ones_own_may_live_anywhere(tmp_path):
-    text = "base: baseline\ndescription: short\ntraining: {steps: 5}\n"
-    (tmp_path / "short.yaml").write_text(text)
-    short = load(str(tmp_path / "short.yaml"))
-    assert (short.name, short.base) == ("short", "baseline")
-    assert difference(short) == [("training.steps", 1000, 5)]
-
-
-ALLOWED = """
-optimizer.lr=0 optimizer.lr=1e-9 optimizer.eps=1e-9 optimizer.eps=1e-4 optimizer.beta1=0
-lr_scheduler.warmup_steps=0 lr_scheduler.decay_ratio=0 lr_scheduler.decay_ratio=null
-training.max_norm=.inf training.max_norm=1e-9 training.steps=1 training.steps=1000000000
-training.seq_len=2 training.seq_len=100 training.global_batch_size=1 training.global_batch_size=-1
-checkpoint.keep_latest_k=0 checkpoint.keep_latest_k=2 model.sizes.dim=null model.sizes.dim=512
-parallelism.data_parallel_shard_degree=-1 parallelism.data_parallel_shard_degree=1
-activation_checkpoint.selective_ac_option=op activation_checkpoint.selective_ac_option='2'
-data.bpe_vocab_size=257 debug.seed=0 quantize.linear.float8.implementation=fast
-quantize.linear.float8.first_step=null"""
-
-
-def test_the_last_value_before_a_limit_is_allowed():
-    """Keys that are given twice are loaded twice."""
-    left = ALLOWED.split()
-    while left:
-        overrides = {override.split("=")[0]: override for override in left}
-        load("baseline", [], list(overrides.values()))
-        left = [override for override in left if override not in overrides.values()]
-
-
 def refused(*args) -> list[str]:
     """Where each mistake was made, and in which key."""
     with pytest.raises(InputError) as error:

@@ -49,12 +49,6 @@ def test_a_folder_that_another_starts_in_the_same_second_too(tmp_path):
     assert made == ["four_way", "four_way-2", "four_way-3"]
 
 
-def test_a_study_that_another_process_writes(tmp_path, fails):
-    (tmp_path / "study.yaml").write_text(PLAN)
-    with claim_folder(tmp_path, "study", "study.yaml"):
-        assert str(tmp_path) in fails(study.main, tmp_path)
-
-
 def test_what_is_refused_leaves_no_folder(fails, tmp_path):
     fails(study.main, "baseline", "--overlay", "cpu", "--out", tmp_path / "out", "--budget", 3)
     assert not (tmp_path / "out").exists()

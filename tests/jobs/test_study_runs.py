@@ -1,7 +1,6 @@
 """A study's runs: side by side, on after a failure, within a budget. Stand-ins train in their
 place; tests/jobs/test_study.py has real ones."""
 
-import math
 import re
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ NAMES = ["baseline", "baseline_compiled"]
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """Starts a study of stand-ins, which take 10 ms a step; returns exit code and output."""
+    """Start a study of stand-ins, which take 10 ms a step; gives exit code and output."""
     monkeypatch.setattr(runner, "COMMAND", "tests.jobs.stand_in")
     monkeypatch.setattr(runner, "COMPILE_CACHES", {"TORCHINDUCTOR_CACHE_DIR"})
     monkeypatch.setattr(report, "write_page", Mock())  # which would draw figures for seconds
@@ -33,10 +32,7 @@ def start(tmp_path, monkeypatch):
     monkeypatch.setenv("STEP_S", "0.01")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def call(*arguments) -> tuple[int, str]:
-        return run_study(*arguments)
-
-    return call
+    return run_study
 
 
 def manifests(out: Path) -> list[Manifest]:
@@ -117,31 +113,17 @@ def test_a_study_ends_within_its_budget_with_equally_many_steps(start, tmp_path,
     assert [manifest.status for manifest in manifests(out)] == ["interrupted"] * 2
 
 
-@pytest.fixture
-def clock():
-    """The time, as a list of one number."""
-    return [1000.0]
-
-
-@pytest.fixture
-def budget(clock):
-    """400 s for runs."""
-    return Budget(400 + TABLE_S, clock=lambda: clock[0])
-
-
-def test_each_run_has_the_same_share_of_what_is_left(budget, clock):
+def test_runs_share_what_is_left_and_stop_at_the_fewest_steps_of_those_before_them():
+    now = [1000.0]
+    budget = Budget(400 + TABLE_S, clock=lambda: now[0])
     assert budget.until(waiting=3, places=1) == 1000 + 100 - END_S
-    clock[0] = 1040.0  # the first stopped early
+    now[0] = 1040.0  # the first stopped early
     assert budget.until(waiting=2, places=1) == 1040 + 120 - END_S
     assert budget.until(waiting=3, places=4) == budget.until(waiting=0, places=4)
-
-
-def test_a_run_stops_at_the_fewest_steps_of_those_before_it(budget, clock):
+    budget.ended(step=0, asked_at=1030)  # it did not get past its warm-up
     assert not budget.spent(until=2000, step=10**6)
-    budget.ended(step=0, asked_at=999)  # it did not get past its warm-up
-    assert budget.fewest == math.inf
-    budget.ended(step=300, asked_at=970)
+    budget.ended(step=300, asked_at=1010)
     assert budget.spent(until=2000, step=300) and not budget.spent(until=2000, step=299)
-    assert budget.end_s == 30 and budget.until(0, places=1) == 1400 - 30 and not budget.over
-    clock[0] = 1371.0
+    assert budget.until(0, places=1) == 1400 - 30 and not budget.over
+    now[0] = 1371.0
     assert budget.over
