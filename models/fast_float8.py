@@ -1,13 +1,15 @@
-"""A candidate FP8 layer: torchao's arithmetic with fewer bytes moved on a GPU.
+"""A candidate FP8 layer: torchao's arithmetic with fewer kernels and fewer bytes moved on a GPU.
 
 Results equal torchao's to the last bit, except where magnitudes exceed 1e38: scales of rows leave
 float32's range there in another order.
 
-Three things differ from torchao's `Float8Linear`:
+Four things differ from torchao's `Float8Linear`:
 
-* Tensorwise, one kernel casts a matrix for both of its matmuls: as it is, and transposed. 4 bytes
-  an element move (2 of bf16 read, 1 + 1 of FP8 written), where two casts move 6.
-* What that kernel cast is kept for the backward pass in FP8 instead of bf16.
+* One kernel casts a matrix for both of its matmuls: as it is, and transposed. 4 bytes an element
+  move (2 of bf16 read, 1 + 1 of FP8 written), where two casts move 6.
+* That kernel finds the scales from the largest values of the rows, which whatever made the matrix
+  has found in passing. A kernel for each scale is saved.
+* What the kernel cast is kept for the backward pass in FP8 instead of bf16.
 * Rowwise, Hopper's backward matmuls are given the scales of rows. torchao scales their results
   afterwards, which is one more pass over each.
 
@@ -22,6 +24,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import triton_op, wrap_triton
 from torchao.float8.config import (
     CastConfig,
     Float8GemmConfig,
@@ -35,48 +38,97 @@ from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
 # ---- one kernel for both casts ----
 
 TILE, WARPS = 128, 8  # a row of a square is 128 bytes of FP8, all of a cache line
+STRETCH = tl.constexpr(1024)  # largest values that are looked at together
 
 
 @triton.jit
-def cast_and_transpose(x, scale, low, transposed, m, n, MOST: tl.constexpr, TILE: tl.constexpr):
+def cast_and_transpose(
+    x, of_rows, of_columns, low, transposed, inverse, inverse_transposed, m, n,
+    MOST: tl.constexpr, BY_ROWS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """x, low: (m, n); transposed: (n, m), all contiguous. A program does one square of `TILE` rows.
 
-    Each value is multiplied by `scale`, a float32 scalar; beyond `MOST`, the format's largest, it
-    becomes that.
+    of_rows, (m,), and of_columns, (n,), are the largest magnitudes. `BY_ROWS`, each row has a scale
+    in `low`, and each column in `transposed`; else both have the same one. What a matmul multiplies
+    by, 1 / scale, goes to `inverse` and `inverse_transposed`; programs side by side write the same.
     """
     top, left = tl.program_id(1) * TILE, tl.program_id(0) * TILE
     i = tl.arange(0, TILE)
-    down, across = i[:, None], i[None, :]
-    inside = (down < m - top) & (across < n - left)
+    row, column = i[:, None], i[None, :]
+    in_rows, in_columns = i < m - top, i < n - left
     begin = top.to(tl.int64) * n + left
-    scaled = tl.load(x + begin + down * n + across, mask=inside).to(tl.float32) * tl.load(scale)
+    inside = in_rows[:, None] & in_columns[None, :]
+    value = tl.load(x + begin + row * n + column, mask=inside).to(tl.float32)
+    if BY_ROWS:
+        of_row = power_of_2_in_kernel(tl.load(of_rows + top + i, mask=in_rows, other=1.0), MOST)
+        of_column = tl.load(of_columns + left + i, mask=in_columns, other=1.0)
+        of_column = power_of_2_in_kernel(of_column, MOST)
+        tl.store(inverse + top + i, tl.div_rn(1.0, of_row), mask=in_rows)
+        tl.store(inverse_transposed + left + i, tl.div_rn(1.0, of_column), mask=in_columns)
+        down = saturated(value * of_row[:, None], MOST).to(low.dtype.element_ty)
+        across = saturated(value * of_column[None, :], MOST).to(low.dtype.element_ty)
+    else:
+        scale = scale_in_kernel(largest(of_rows, m), MOST)
+        tl.store(inverse, tl.div_rn(1.0, scale))
+        tl.store(inverse_transposed, tl.div_rn(1.0, scale))
+        down = saturated(value * scale, MOST).to(low.dtype.element_ty)
+        across = down
+    tl.store(low + begin + row * n + column, down, mask=inside)
+    begin = left.to(tl.int64) * m + top
+    inside = in_columns[:, None] & in_rows[None, :]
+    tl.store(transposed + begin + row * m + column, tl.trans(across), mask=inside)
+
+
+@triton.jit
+def largest(magnitudes, count):
+    """The largest of `count` magnitudes, NaN if one is NaN: bits of numbers without a sign are in
+    the numbers' order, and those of NaN are beyond."""
+    i, most = tl.arange(0, 1024), tl.zeros([1024], tl.int32)
+    for begin in range(0, count, 1024):
+        some = tl.load(magnitudes + begin + i, mask=i < count - begin, other=0.0).to(tl.float32)
+        most = tl.maximum(most, some.to(tl.int32, bitcast=True))
+    return tl.max(most).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def scale_in_kernel(amax, MOST: tl.constexpr):
+    """torchao's `amax_to_scale`, in float64 likewise."""
+    amax = amax.to(tl.float64)
+    return (MOST / tl.where(amax < 1e-12, 1e-12, amax)).to(tl.float32)
+
+
+@triton.jit
+def power_of_2_in_kernel(amax, MOST: tl.constexpr):
+    """The same, down to a power of two: without the bits of the mantissa."""
+    scale = scale_in_kernel(amax, MOST)
+    exponent = scale.to(tl.int32, bitcast=True) & 0x7F800000
+    return tl.where(scale > 0, exponent.to(tl.float32, bitcast=True), float("nan"))
+
+
+@triton.jit
+def saturated(scaled, MOST: tl.constexpr):
     # Comparisons leave NaN as it is. tl.clamp with PropagateNan.ALL would too, but then Triton may
     # write garbage into a transposed FP8 store (triton issue 11111).
     scaled = tl.where(scaled > MOST, MOST, scaled)
-    scaled = tl.where(scaled < -MOST, -MOST, scaled)
-    value = scaled.to(low.dtype.element_ty)
-    tl.store(low + begin + down * n + across, value, mask=inside)
-    inside = (down < n - left) & (across < m - top)
-    begin = left.to(tl.int64) * m + top
-    tl.store(transposed + begin + down * m + across, tl.trans(value), mask=inside)
+    return tl.where(scaled < -MOST, -MOST, scaled)
 
 
-# An operator, so that compiled graphs hold the cast and not the kernel's launch: two casts of one
-# matrix are then seen to be the same, and the result is kept instead of being made again.
-@torch.library.custom_op("fp8::cast_and_transpose", mutates_args=())
-def cast_twice(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x: (m, n), contiguous. Returns (m, n) and (n, m) in FP8, both contiguous."""
-    low, transposed = _empty(x, scale, dtype)
+@triton_op("fp8::cast_and_transpose", mutates_args=())
+def cast_twice(
+    x: Tensor, of_rows: Tensor, of_columns: Tensor, dtype: torch.dtype, by_rows: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x: (m, n), contiguous. Returns (m, n) and (n, m) in FP8, both contiguous, and what matmuls
+    multiply them by: (m, 1) and (1, n), or numbers."""
     m, n = x.shape
+    low, transposed = x.new_empty((m, n), dtype=dtype), x.new_empty((n, m), dtype=dtype)
+    inverse = of_rows.new_empty((m, 1) if by_rows else (), dtype=torch.float32)
+    inverse_transposed = of_rows.new_empty((1, n) if by_rows else (), dtype=torch.float32)
     squares = (triton.cdiv(n, TILE), triton.cdiv(m, TILE))
-    most = torch.finfo(dtype).max
-    cast_and_transpose[squares](x, scale, low, transposed, m, n, most, TILE=TILE, num_warps=WARPS)
-    return low, transposed
-
-
-@cast_twice.register_fake
-def _empty(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x, dtype=dtype), x.new_empty(x.shape[::-1], dtype=dtype)
+    wrap_triton(cast_and_transpose)[squares](
+        x, of_rows, of_columns, low, transposed, inverse, inverse_transposed, m, n,
+        MOST=torch.finfo(dtype).max, BY_ROWS=by_rows, TILE=TILE, num_warps=WARPS,
+    )  # fmt: skip
+    return low, transposed, inverse, inverse_transposed
 
 
 # ---- casts ----
@@ -99,52 +151,58 @@ def power_of_2(amax: Tensor, dtype: torch.dtype, least=1e-12, saturates=False) -
 
 
 class Fp8(NamedTuple):
-    """A matrix in FP8, and the scale of its values: one for all, or one a row or column.
-
-    Emulated ones may have one a value.
-    """
+    """A matrix in FP8, and what its matmul multiplies by: 1 / scale, of all values or of each row
+    or column. Emulated, the matrix is in float32, rounded to FP8, and that is 1."""
 
     data: Tensor
-    scale: Tensor
+    inverse: Tensor
 
     def t(self) -> "Fp8":
-        return Fp8(self.data.t(), self.scale.t())
+        return Fp8(self.data.t(), self.inverse.t())
 
 
 def cast(x: Tensor, how: CastConfig, config: Float8LinearConfig, dim: int) -> Fp8:
     """Cast x, (m, n), for a matmul that sums over dimension `dim`."""
-    scale = _scale(x, how, config, dim)
-    return Fp8(to_fp8_saturated(x.float() * scale, how.target_dtype), scale)
+    size = x.abs()
+    # Of a whole matrix by rows first: inductor can do that within the kernel that makes x.
+    amax = size.amax(dim, keepdim=True) if _by_rows(how) else size.amax(1).amax()
+    to_scale = power_of_2 if config.round_scales_to_power_of_2 else amax_to_scale
+    return cast_by(to_scale(amax, how.target_dtype), x, how.target_dtype, config)
+
+
+def cast_by(scale: Tensor, x: Tensor, dtype: torch.dtype, config: Float8LinearConfig) -> Fp8:
+    """Cast x by a scale; its values beyond the format's largest become that."""
+    low = to_fp8_saturated(x.float() * scale, dtype)
+    if config.emulate:
+        return Fp8(low.float() / scale, scale.new_ones(()))
+    return Fp8(low, scale.reciprocal())
 
 
 def cast_both(x: Tensor, how: CastConfig, config: Float8LinearConfig) -> tuple[Fp8, Fp8]:
     """Cast x, (m, n), for the matmul that sums over its columns and for the one over its rows."""
     if not in_one_pass(x, config):
         return cast(x, how, config, dim=1), cast(x, how, config, dim=0)
-    scale = _scale(x, how, config, dim=1)
-    low, transposed = cast_twice(x.contiguous(), scale, how.target_dtype)
-    return Fp8(low, scale), Fp8(transposed.t(), scale)
+    x, by_rows = x.contiguous(), _by_rows(how)
+    size = x.abs()
+    of_rows = size.amax(1)  # inductor can do that within the kernel that makes x
+    of_columns = size.amax(0) if by_rows else of_rows
+    low, transposed, inverse, inverse_transposed = cast_twice(
+        x, of_rows, of_columns, how.target_dtype, by_rows
+    )
+    return Fp8(low, inverse), Fp8(transposed.t(), inverse_transposed)
 
 
 def in_one_pass(x: Tensor, config: Float8LinearConfig) -> bool:
-    """Whether the kernel casts x: on a GPU, where both casts have the same scale.
+    """Whether the kernel casts x: on a GPU, where both casts are needed.
 
-    Scales of rows differ from those of columns; inductor's kernels, which cast rows as they find
-    the row's largest, then move less. A GPU that emulates may have no instructions for FP8.
+    A GPU that emulates may have no instructions for FP8.
     """
-    return x.is_cuda and not config.emulate and not _by_rows(config.cast_config_input)
+    both = config.cast_config_input_for_grad_weight.scaling_type is not ScalingType.DISABLED
+    return x.is_cuda and both and not config.emulate
 
 
 def _by_rows(how: CastConfig) -> bool:
     return how.scaling_granularity is ScalingGranularity.AXISWISE
-
-
-def _scale(x: Tensor, how: CastConfig, config: Float8LinearConfig, dim: int) -> Tensor:
-    size = x.abs()
-    # Of a whole matrix by rows first: inductor can do that within the kernel that makes x.
-    amax = size.amax(dim, keepdim=True) if _by_rows(how) else size.amax(1).amax()
-    to_scale = power_of_2 if config.round_scales_to_power_of_2 else amax_to_scale
-    return to_scale(amax, how.target_dtype)
 
 
 # ---- a matmul ----
@@ -157,13 +215,14 @@ def multiply(
     exactly."""
     if config.emulate:
         with torch.autocast(a.data.device.type, enabled=False):  # which would multiply in bf16
-            return ((a.data.float() / a.scale) @ (b.data.float() / b.scale)).to(dtype)
+            return (a.data @ b.data).to(dtype)
     # FP8 units want each row of the left operand and each column of the right one in one piece.
     left, right = a.data.contiguous(), b.data.t().contiguous().t()
     fast = gemm.use_fast_accum
-    scale_a, scale_b, afterwards = a.scale.reciprocal(), b.scale.reciprocal(), None
-    by_rows = a.scale.dim() > 0
+    scale_a, scale_b, afterwards = a.inverse, b.inverse, None
+    by_rows = a.inverse.dim() > 0
     if by_rows:
+        scale_a = scale_a.flatten()[:, None]  # with the strides that the operator asks for
         scale_b = scale_b.expand(1, right.shape[1]).contiguous()  # both have to be of one kind
         if not (fast or takes_row_scales(left)):
             afterwards = scale_a * scale_b

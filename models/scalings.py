@@ -30,7 +30,7 @@ from torch.nn.functional import pad
 from torchao.float8.float8_linear import Float8Linear
 from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
 
-from models.fast_float8 import Fp8, multiply, power_of_2
+from models.fast_float8 import Fp8, cast_by, multiply, power_of_2
 
 E4M3 = torch.float8_e4m3fn
 
@@ -92,7 +92,7 @@ def _empty(x: Tensor, rows: int, along: int, scale: str, dtype: torch.dtype):
     return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape, dtype=torch.float32)
 
 
-def cast_delayed(x: Tensor, values: Tensor, dtype: torch.dtype) -> Fp8:
+def cast_delayed(x: Tensor, values: Tensor, dtype: torch.dtype, config) -> Fp8:
     """Cast with one scale, from the largest values of earlier steps, and note this step's.
 
     Values beyond the earlier ones saturate. Where there are no earlier ones, in the first step in
@@ -101,7 +101,7 @@ def cast_delayed(x: Tensor, values: Tensor, dtype: torch.dtype) -> Fp8:
     amax, before = x.abs().amax().float(), values[1:].amax()
     values[0] = torch.maximum(values[0], amax)
     scale = amax_to_scale(torch.where(before > 0, before, amax), dtype)
-    return Fp8(to_fp8_saturated(x.float() * scale, dtype), scale)
+    return cast_by(scale, x, dtype, config)
 
 
 # ---- the three matmuls of a layer ----
@@ -143,8 +143,9 @@ def _cast(x: Tensor, what: int, ctx) -> Fp8:
         dtype = ctx.config.cast_config_grad_output.target_dtype
     block = scaling.weights if what == WEIGHT else scaling.values
     if block is None:
-        return cast_delayed(x, ctx.values[what], dtype)
-    return Fp8(*cast_blocks(x, *block, scaling.scale, dtype))
+        return cast_delayed(x, ctx.values[what], dtype, ctx.config)
+    low, scales = cast_blocks(x, *block, scaling.scale, dtype)
+    return Fp8(low.float() / scales, scales.new_ones(()))
 
 
 # ---- the layer ----
