@@ -5,16 +5,17 @@ float32's range there in another order.
 
 Four things differ from torchao's `Float8Linear`:
 
-* One kernel casts a matrix for both of its matmuls: as it is, and transposed. 4 bytes an element
-  move (2 of bf16 read, 1 + 1 of FP8 written), where two casts move 6.
-* That kernel finds the scales from the largest values of the rows, which whatever made the matrix
-  has found in passing. A kernel for each scale is saved.
-* What the kernel cast is kept for the backward pass in FP8 instead of bf16.
+* Tensorwise, one kernel casts a matrix for both of its matmuls: as it is, and transposed. 4 bytes
+  an element move (2 of bf16 read, 1 + 1 of FP8 written), where two casts move 6.
+* That kernel finds the scale from the largest value of each row, which the kernel that makes the
+  matrix finds in passing. So no small kernel reduces them to one.
+* What that kernel cast is kept for the backward pass in FP8 instead of bf16.
 * Rowwise, Hopper's backward matmuls are given the scales of rows. torchao scales their results
   afterwards, which is one more pass over each.
 
-Read from top to bottom: kernel, casts, matmul, the three matmuls of a layer, the layer. A recipe
-asks for it by `quantize.linear.float8.implementation: fast`. No GPU has timed it yet.
+A step of the 8 B model launches 1,347 Triton kernels tensorwise, where torchao's layer launches
+2,467. Read from top to bottom: kernel, casts, matmul, the three matmuls of a layer, the layer. A
+recipe asks for it by `quantize.linear.float8.implementation: fast`. No GPU has timed it yet.
 """
 
 import math
@@ -25,6 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
+from torch.utils.weak import WeakTensorKeyDictionary
 from torchao.float8.config import (
     CastConfig,
     Float8GemmConfig,
@@ -38,97 +40,61 @@ from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
 # ---- one kernel for both casts ----
 
 TILE, WARPS = 128, 8  # a row of a square is 128 bytes of FP8, all of a cache line
-STRETCH = tl.constexpr(1024)  # largest values that are looked at together
+STRETCH = 1024  # largest values that a program looks at together
 
 
 @triton.jit
 def cast_and_transpose(
-    x, of_rows, of_columns, low, transposed, inverse, inverse_transposed, m, n,
-    MOST: tl.constexpr, BY_ROWS: tl.constexpr, TILE: tl.constexpr,
+    x, maxima, low, transposed, inverse, m, n,
+    MOST: tl.constexpr, TILE: tl.constexpr, STRETCH: tl.constexpr,
 ):  # fmt: skip
     """x, low: (m, n); transposed: (n, m), all contiguous. A program does one square of `TILE` rows.
 
-    of_rows, (m,), and of_columns, (n,), are the largest magnitudes. `BY_ROWS`, each row has a scale
-    in `low`, and each column in `transposed`; else both have the same one. What a matmul multiplies
-    by, 1 / scale, goes to `inverse` and `inverse_transposed`; programs side by side write the same.
+    `maxima`, (m,), are the largest magnitudes of x's rows. Each value is multiplied by the scale
+    that takes the largest of them to `MOST`, the format's largest value; `inverse` is 1 / scale.
     """
+    # Each program finds the largest anew, from the cache: 8 KB of 4,096 rows. Bits of numbers
+    # without a sign are in the order of the numbers, and those of NaN are above all.
+    i, bits = tl.arange(0, STRETCH), tl.zeros([STRETCH], tl.int32)
+    for begin in range(0, m, STRETCH):
+        some = tl.load(maxima + begin + i, mask=i < m - begin, other=0).to(tl.float32)
+        bits = tl.maximum(bits, some.to(tl.int32, bitcast=True))
+    amax = tl.max(bits).to(tl.float32, bitcast=True).to(tl.float64)
+    scale = (MOST / tl.where(amax < 1e-12, 1e-12, amax)).to(tl.float32)  # torchao's amax_to_scale
+    tl.store(inverse, tl.div_rn(1.0, scale))  # the same from all programs
+
     top, left = tl.program_id(1) * TILE, tl.program_id(0) * TILE
     i = tl.arange(0, TILE)
-    row, column = i[:, None], i[None, :]
-    in_rows, in_columns = i < m - top, i < n - left
+    down, across = i[:, None], i[None, :]
+    inside = (down < m - top) & (across < n - left)
     begin = top.to(tl.int64) * n + left
-    inside = in_rows[:, None] & in_columns[None, :]
-    value = tl.load(x + begin + row * n + column, mask=inside).to(tl.float32)
-    if BY_ROWS:
-        of_row = power_of_2_in_kernel(tl.load(of_rows + top + i, mask=in_rows, other=1.0), MOST)
-        of_column = tl.load(of_columns + left + i, mask=in_columns, other=1.0)
-        of_column = power_of_2_in_kernel(of_column, MOST)
-        tl.store(inverse + top + i, tl.div_rn(1.0, of_row), mask=in_rows)
-        tl.store(inverse_transposed + left + i, tl.div_rn(1.0, of_column), mask=in_columns)
-        down = saturated(value * of_row[:, None], MOST).to(low.dtype.element_ty)
-        across = saturated(value * of_column[None, :], MOST).to(low.dtype.element_ty)
-    else:
-        scale = scale_in_kernel(largest(of_rows, m), MOST)
-        tl.store(inverse, tl.div_rn(1.0, scale))
-        tl.store(inverse_transposed, tl.div_rn(1.0, scale))
-        down = saturated(value * scale, MOST).to(low.dtype.element_ty)
-        across = down
-    tl.store(low + begin + row * n + column, down, mask=inside)
-    begin = left.to(tl.int64) * m + top
-    inside = in_columns[:, None] & in_rows[None, :]
-    tl.store(transposed + begin + row * m + column, tl.trans(across), mask=inside)
-
-
-@triton.jit
-def largest(magnitudes, count):
-    """The largest of `count` magnitudes, NaN if one is NaN: bits of numbers without a sign are in
-    the numbers' order, and those of NaN are beyond."""
-    i, most = tl.arange(0, 1024), tl.zeros([1024], tl.int32)
-    for begin in range(0, count, 1024):
-        some = tl.load(magnitudes + begin + i, mask=i < count - begin, other=0.0).to(tl.float32)
-        most = tl.maximum(most, some.to(tl.int32, bitcast=True))
-    return tl.max(most).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def scale_in_kernel(amax, MOST: tl.constexpr):
-    """torchao's `amax_to_scale`, in float64 likewise."""
-    amax = amax.to(tl.float64)
-    return (MOST / tl.where(amax < 1e-12, 1e-12, amax)).to(tl.float32)
-
-
-@triton.jit
-def power_of_2_in_kernel(amax, MOST: tl.constexpr):
-    """The same, down to a power of two: without the bits of the mantissa."""
-    scale = scale_in_kernel(amax, MOST)
-    exponent = scale.to(tl.int32, bitcast=True) & 0x7F800000
-    return tl.where(scale > 0, exponent.to(tl.float32, bitcast=True), float("nan"))
-
-
-@triton.jit
-def saturated(scaled, MOST: tl.constexpr):
+    scaled = tl.load(x + begin + down * n + across, mask=inside).to(tl.float32) * scale
     # Comparisons leave NaN as it is. tl.clamp with PropagateNan.ALL would too, but then Triton may
     # write garbage into a transposed FP8 store (triton issue 11111).
     scaled = tl.where(scaled > MOST, MOST, scaled)
-    return tl.where(scaled < -MOST, -MOST, scaled)
+    scaled = tl.where(scaled < -MOST, -MOST, scaled)
+    value = scaled.to(low.dtype.element_ty)
+    tl.store(low + begin + down * n + across, value, mask=inside)
+    inside = (down < n - left) & (across < m - top)
+    begin = left.to(tl.int64) * m + top
+    tl.store(transposed + begin + down * m + across, tl.trans(value), mask=inside)
 
 
+# Inductor compiles a `triton_op` into its own code: a call costs its host 11 us, where one of a
+# `custom_op` costs 47.
 @triton_op("fp8::cast_and_transpose", mutates_args=())
-def cast_twice(
-    x: Tensor, of_rows: Tensor, of_columns: Tensor, dtype: torch.dtype, by_rows: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x: (m, n), contiguous. Returns (m, n) and (n, m) in FP8, both contiguous, and what matmuls
-    multiply them by: (m, 1) and (1, n), or numbers."""
+def cast_twice(x: Tensor, maxima: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """x: (m, n), contiguous; maxima: (m,). Returns (m, n) and (n, m) in FP8, and (1,)."""
     m, n = x.shape
     low, transposed = x.new_empty((m, n), dtype=dtype), x.new_empty((n, m), dtype=dtype)
-    inverse = of_rows.new_empty((m, 1) if by_rows else (), dtype=torch.float32)
-    inverse_transposed = of_rows.new_empty((1, n) if by_rows else (), dtype=torch.float32)
+    inverse = x.new_empty(1, dtype=torch.float32)
     squares = (triton.cdiv(n, TILE), triton.cdiv(m, TILE))
+    sizes = {"TILE": TILE, "STRETCH": STRETCH, "num_warps": WARPS}
+    most = torch.finfo(dtype).max
     wrap_triton(cast_and_transpose)[squares](
-        x, of_rows, of_columns, low, transposed, inverse, inverse_transposed, m, n,
-        MOST=torch.finfo(dtype).max, BY_ROWS=by_rows, TILE=TILE, num_warps=WARPS,
-    )  # fmt: skip
-    return low, transposed, inverse, inverse_transposed
+        x, maxima, low, transposed, inverse, m, n, most, **sizes
+    )
+    return low, transposed, inverse
 
 
 # ---- casts ----
@@ -151,8 +117,10 @@ def power_of_2(amax: Tensor, dtype: torch.dtype, least=1e-12, saturates=False) -
 
 
 class Fp8(NamedTuple):
-    """A matrix in FP8, and what its matmul multiplies by: 1 / scale, of all values or of each row
-    or column. Emulated, the matrix is in float32, rounded to FP8, and that is 1."""
+    """A matrix in FP8, and what a matmul multiplies it by: 1 / scale, one, or one a row or column.
+
+    Where FP8 is emulated the matrix is in float32, rounded to FP8, and that is 1.
+    """
 
     data: Tensor
     inverse: Tensor
@@ -171,7 +139,7 @@ def cast(x: Tensor, how: CastConfig, config: Float8LinearConfig, dim: int) -> Fp
 
 
 def cast_by(scale: Tensor, x: Tensor, dtype: torch.dtype, config: Float8LinearConfig) -> Fp8:
-    """Cast x by a scale; its values beyond the format's largest become that."""
+    """Multiply x by a scale and round; beyond the format's largest value, values become that."""
     low = to_fp8_saturated(x.float() * scale, dtype)
     if config.emulate:
         return Fp8(low.float() / scale, scale.new_ones(()))
@@ -182,23 +150,18 @@ def cast_both(x: Tensor, how: CastConfig, config: Float8LinearConfig) -> tuple[F
     """Cast x, (m, n), for the matmul that sums over its columns and for the one over its rows."""
     if not in_one_pass(x, config):
         return cast(x, how, config, dim=1), cast(x, how, config, dim=0)
-    x, by_rows = x.contiguous(), _by_rows(how)
-    size = x.abs()
-    of_rows = size.amax(1)  # inductor can do that within the kernel that makes x
-    of_columns = size.amax(0) if by_rows else of_rows
-    low, transposed, inverse, inverse_transposed = cast_twice(
-        x, of_rows, of_columns, how.target_dtype, by_rows
-    )
-    return Fp8(low, inverse), Fp8(transposed.t(), inverse_transposed)
+    low, transposed, inverse = cast_twice(x.contiguous(), x.abs().amax(1), how.target_dtype)
+    inverse = inverse.squeeze()
+    return Fp8(low, inverse), Fp8(transposed.t(), inverse)
 
 
 def in_one_pass(x: Tensor, config: Float8LinearConfig) -> bool:
-    """Whether the kernel casts x: on a GPU, where both casts are needed.
+    """Whether the kernel casts x: on a GPU, where both casts have the same scale.
 
-    A GPU that emulates may have no instructions for FP8.
+    Scales of rows differ from those of columns; inductor's kernels, which cast rows as they find
+    the row's largest, then move less. A GPU that emulates may have no instructions for FP8.
     """
-    both = config.cast_config_input_for_grad_weight.scaling_type is not ScalingType.DISABLED
-    return x.is_cuda and both and not config.emulate
+    return x.is_cuda and not config.emulate and not _by_rows(config.cast_config_input)
 
 
 def _by_rows(how: CastConfig) -> bool:
@@ -220,9 +183,9 @@ def multiply(
     left, right = a.data.contiguous(), b.data.t().contiguous().t()
     fast = gemm.use_fast_accum
     scale_a, scale_b, afterwards = a.inverse, b.inverse, None
-    by_rows = a.inverse.dim() > 0
+    by_rows = scale_a.dim() > 0
     if by_rows:
-        scale_a = scale_a.flatten()[:, None]  # with the strides that the operator asks for
+        scale_a = scale_a.flatten()[:, None]  # whose strides the operator checks
         scale_b = scale_b.expand(1, right.shape[1]).contiguous()  # both have to be of one kind
         if not (fast or takes_row_scales(left)):
             afterwards = scale_a * scale_b
@@ -256,9 +219,11 @@ class _Fp8Matmuls(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, config, keep_weight):
-        rows = x.reshape(-1, x.shape[-1])  # (tokens, in_features)
-        x8, *kept_x = _cast_and_keep(rows, config.cast_config_input, config, True)
-        w8, *kept_w = _cast_and_keep(weight, config.cast_config_weight, config, keep_weight)
+        x8, kept_x = _cast_input(x, config)
+        if keep_weight and in_one_pass(weight, config):
+            w8, kept_w = cast_both(weight, config.cast_config_weight, config)
+        else:
+            w8, kept_w = cast(weight, config.cast_config_weight, config, dim=1), (weight, None)
         ctx.save_for_backward(*kept_x, *kept_w)
         ctx.config, ctx.shape, ctx.dtype = config, x.shape, x.dtype
         out = multiply(x8, w8.t(), x.dtype, config.gemm_config_output, config)
@@ -266,18 +231,19 @@ class _Fp8Matmuls(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        x, x_scale, weight, weight_scale = ctx.saved_tensors
+        x, x_inverse, weight, weight_inverse = ctx.saved_tensors
         config, dtype = ctx.config, ctx.dtype
         g = gradient.reshape(-1, gradient.shape[-1])  # (tokens, out_features)
 
-        if weight_scale is None:
+        w8 = Fp8(weight, weight_inverse)
+        if weight_inverse is None:
             w8 = cast(weight, config.cast_config_weight_for_grad_input, config, dim=0)
-        else:
-            w8 = Fp8(weight, weight_scale)
         how = config.cast_config_input_for_grad_weight
         if how.scaling_type is not ScalingType.DISABLED:
             g8, g8_by_columns = cast_both(g, config.cast_config_grad_output, config)
-            x8 = cast(x, how, config, dim=0) if x_scale is None else Fp8(x, x_scale)
+            x8 = Fp8(x, x_inverse)
+            if x_inverse is None:
+                x8 = cast(x, how, config, dim=0)
             gemm = config.gemm_config_grad_weight
             to_weight = multiply(g8_by_columns.t(), x8, dtype, gemm, config)
         else:
@@ -287,13 +253,23 @@ class _Fp8Matmuls(torch.autograd.Function):
         return to_input.reshape(ctx.shape), to_weight, None, None
 
 
-def _cast_and_keep(x: Tensor, how: CastConfig, config: Float8LinearConfig, keep: bool):
-    """Returns x for the forward matmul, and what the backward pass needs: x and None, or, if it is
-    to `keep` what the kernel cast, x by columns in FP8 and its scale."""
-    if keep and in_one_pass(x, config):
-        by_rows, by_columns = cast_both(x, how, config)
-        return by_rows, *by_columns
-    return cast(x, how, config, dim=1), x, None
+_casts = WeakTensorKeyDictionary()  # input -> its version, which writing to it changes -> casts
+
+
+def _cast_input(x: Tensor, config: Float8LinearConfig) -> tuple[Fp8, tuple]:
+    """Returns x for the forward matmul, (tokens, in_features), and what the backward pass needs: by
+    columns in FP8, or x and None.
+
+    Layers that read the same x share the kernel's casts: wq, wk and wv, or w1 and w3. A compiler
+    would not see that the kernel's launches are the same.
+    """
+    rows, how = x.reshape(-1, x.shape[-1]), config.cast_config_input
+    if not in_one_pass(x, config):
+        return cast(rows, how, config, dim=1), (rows, None)
+    casts = _casts.setdefault(x, {})
+    if x._version not in casts:
+        casts[x._version] = cast_both(rows, how, config)
+    return casts[x._version]
 
 
 # ---- the layer ----

@@ -5,19 +5,18 @@ TRITON_INTERPRET=1 when it is imported. The interpreter cuts bf16 off and leaves
 out; the fixture has it round to the nearest, as GPUs do.
 """
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torchao.float8 import Float8LinearConfig
+from torchao.float8.config import CastConfig
 from triton.runtime import interpreter
 
 from models import fast_float8
 from models.fast_float8 import TILE, cast, cast_both
-from tests.models.layers import layer, results
+from tests.models.layers import K, layer, results
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-CONFIGS = {name: Float8LinearConfig.from_recipe_name(name) for name in ("tensorwise", "rowwise")}
+TENSORWISE = Float8LinearConfig.from_recipe_name("tensorwise")
 FORMATS = {
     "bf16": (torch.bfloat16, torch.int16),
     "fp8e4nv": (E4M3, torch.uint8),
@@ -61,29 +60,47 @@ VALUES = {
 @pytest.mark.parametrize("shape", [(16, 16), (TILE + 16, 48), (3, 2 * TILE + 5)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("low", [E4M3, E5M2])
-@pytest.mark.parametrize("recipe", CONFIGS)
-def test_both_are_what_plain_operators_cast(recipe, low, dtype, shape, values):
+def test_both_are_what_plain_operators_cast(low, dtype, shape, values):
     torch.manual_seed(0)
-    x, config = VALUES[values](torch.randn(shape)).to(dtype), CONFIGS[recipe]
-    how = replace(config.cast_config_input, target_dtype=low)
-    by_rows, by_columns = cast_both(x, how, config)
-    for dim, made in ((1, by_rows), (0, by_columns)):
-        expected = cast(x, how, config, dim)
+    x, how = VALUES[values](torch.randn(shape)).to(dtype), CastConfig(target_dtype=low)
+    expected = cast(x, how, TENSORWISE, dim=1)
+    by_rows, by_columns = cast_both(x, how, TENSORWISE)
+    for made in (by_rows, by_columns):
         assert made.data.shape == x.shape and same(made.data, expected.data)
         assert torch.equal(made.inverse.nan_to_num(-1), expected.inverse.nan_to_num(-1))
     assert by_rows.data.is_contiguous() and by_columns.data.t().is_contiguous()
 
 
-@pytest.mark.parametrize("recipe", CONFIGS)
+def kept_by(model, x) -> tuple[torch.Tensor, set[int]]:
+    """The output, and where what is kept in FP8 for the backward pass lies."""
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x), x)[1], lambda x: x):
+        out = model(x)
+    return out, {tensor.data_ptr() for tensor in kept if tensor.dtype.itemsize == 1}
+
+
+def test_layers_that_read_the_same_input_share_its_cast_until_it_changes():
+    first, second = (layer("tensorwise", fast=True) for _ in range(2))
+    x = torch.randn(16, K).bfloat16()
+    (out, kept), (_, of_second) = kept_by(first, x), kept_by(second, x)
+    assert kept == of_second
+    x.mul_(3)
+    again, kept_again = kept_by(first, x)
+    assert kept_again != kept and not torch.equal(again, out)
+    assert len(fast_float8._casts) == 1
+    del x
+    assert not fast_float8._casts
+
+
 @pytest.mark.parametrize("keep_weight", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_layers_results_are_torchaos(dtype, keep_weight, recipe):
+def test_a_layers_results_are_torchaos(dtype, keep_weight):
     """A weight that FSDP2 gathered must not stay: the backward pass takes the parameter itself."""
-    fast, kept = layer(recipe, dtype, fast=True), []
+    fast, kept = layer("tensorwise", dtype, fast=True), []
     fast[0].keep_weight = keep_weight
     with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x), x)[1], lambda x: x):
         made = results(fast, dtype)
     in_bytes = {x.data_ptr() for x in kept if x.dtype.itemsize == 1}
     assert len(in_bytes) == 1 + keep_weight
     assert (fast[0].weight.data_ptr() in {x.data_ptr() for x in kept}) != keep_weight
-    assert all(map(torch.equal, made, results(layer(recipe, dtype), dtype)))
+    assert all(map(torch.equal, made, results(layer("tensorwise", dtype), dtype)))
