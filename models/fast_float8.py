@@ -40,13 +40,11 @@ from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
 # ---- one kernel for both casts ----
 
 TILE, WARPS = 128, 8  # a row of a square is 128 bytes of FP8, all of a cache line
-STRETCH = 1024  # largest values that a program looks at together
 
 
 @triton.jit
 def cast_and_transpose(
-    x, maxima, low, transposed, inverse, m, n,
-    MOST: tl.constexpr, TILE: tl.constexpr, STRETCH: tl.constexpr,
+    x, maxima, low, transposed, inverse, m, n, MOST: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
     """x, low: (m, n); transposed: (n, m), all contiguous. A program does one square of `TILE` rows.
 
@@ -55,8 +53,9 @@ def cast_and_transpose(
     """
     # Each program finds the largest anew, from the cache: 8 KB of 4,096 rows. Bits of numbers
     # without a sign are in the order of the numbers, and those of NaN are above all.
-    i, bits = tl.arange(0, STRETCH), tl.zeros([STRETCH], tl.int32)
-    for begin in range(0, m, STRETCH):
+    stretch: tl.constexpr = 8 * TILE
+    i, bits = tl.arange(0, stretch), tl.zeros([stretch], tl.int32)
+    for begin in range(0, m, stretch):
         some = tl.load(maxima + begin + i, mask=i < m - begin, other=0).to(tl.float32)
         bits = tl.maximum(bits, some.to(tl.int32, bitcast=True))
     amax = tl.max(bits).to(tl.float32, bitcast=True).to(tl.float64)
@@ -89,10 +88,9 @@ def cast_twice(x: Tensor, maxima: Tensor, dtype: torch.dtype) -> tuple[Tensor, T
     low, transposed = x.new_empty((m, n), dtype=dtype), x.new_empty((n, m), dtype=dtype)
     inverse = x.new_empty(1, dtype=torch.float32)
     squares = (triton.cdiv(n, TILE), triton.cdiv(m, TILE))
-    sizes = {"TILE": TILE, "STRETCH": STRETCH, "num_warps": WARPS}
     most = torch.finfo(dtype).max
     wrap_triton(cast_and_transpose)[squares](
-        x, maxima, low, transposed, inverse, m, n, most, **sizes
+        x, maxima, low, transposed, inverse, m, n, most, TILE=TILE, num_warps=WARPS
     )
     return low, transposed, inverse
 
@@ -205,8 +203,7 @@ def takes_row_scales(x: Tensor) -> bool:
     """
     if not x.is_cuda:
         return True
-    cuda = tuple(map(int, torch.version.cuda.split(".")))
-    return torch.cuda.get_device_capability()[0] == 9 and cuda >= (12, 9)
+    return torch.cuda.get_device_capability()[0] == 9 and float(torch.version.cuda) >= 12.9
 
 
 # ---- the three matmuls of a layer ----
@@ -225,14 +222,14 @@ class _Fp8Matmuls(torch.autograd.Function):
         else:
             w8, kept_w = cast(weight, config.cast_config_weight, config, dim=1), (weight, None)
         ctx.save_for_backward(*kept_x, *kept_w)
-        ctx.config, ctx.shape, ctx.dtype = config, x.shape, x.dtype
+        ctx.config, ctx.shape = config, x.shape
         out = multiply(x8, w8.t(), x.dtype, config.gemm_config_output, config)
         return out.reshape(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx, gradient):
         x, x_inverse, weight, weight_inverse = ctx.saved_tensors
-        config, dtype = ctx.config, ctx.dtype
+        config, dtype = ctx.config, gradient.dtype
         g = gradient.reshape(-1, gradient.shape[-1])  # (tokens, out_features)
 
         w8 = Fp8(weight, weight_inverse)
