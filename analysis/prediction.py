@@ -7,10 +7,9 @@ the first gather and the last reduction. Latencies, contention of NCCL's kernels
 multiprocessors, and the host's time are left out; so the two rungs with FP8 all-gather are one.
 """
 
-from dataclasses import dataclass
 from itertools import product
-from math import prod
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -22,18 +21,22 @@ from models.flops import linear_shapes
 from models.gpus import GPUS
 
 SEQ_LEN = 8192
+MATMULS, OTHERS, EXPOSED = "matmuls, ms", "other kernels, ms", "sent beside nothing, ms"
+# The table's columns, by the parts of a step.
 PARTS = {
-    "matmuls, ms": [floors.MATMUL_FP8, floors.MATMUL_BF16],
-    "attention, ms": [floors.ATTENTION],
-    "casts, ms": [floors.CASTS],
-    "other kernels, ms": [floors.ELEMENTWISE, floors.LOSS, floors.OPTIMIZER],
+    floors.MATMUL_FP8: MATMULS,
+    floors.MATMUL_BF16: MATMULS,
+    floors.ATTENTION: "attention, ms",
+    floors.CASTS: "casts, ms",
+    floors.ELEMENTWISE: OTHERS,
+    floors.LOSS: OTHERS,
+    floors.OPTIMIZER: OTHERS,
+    EXPOSED: EXPOSED,
 }
-EXPOSED = "sent beside nothing, ms"
 SENT = {COMPILED: 2, COMPUTE: 2, COMBINED: 1}  # bytes of a gathered weight
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(NamedTuple):
     """A training run: its model, its GPUs, and what each of them computes in a step."""
 
     args: SimpleNamespace
@@ -55,23 +58,19 @@ SCALES = {
     "8 B on 8 GH200": Scale(_8B, 8, "gh200", 2, "none"),
     "70 B on 128 GH200": Scale(_70B, 128, "gh200", 1, "full"),
 }
-PUBLISHED = pd.Series({
-    # github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: tokens/s
-    ("8 B on 8 H100", COMBINED): 8532 / 6667,
-    (POST, COMPUTE): LADDER_PUBLISHED[COMPUTE],
-    (POST, COMBINED): LADDER_PUBLISHED[COMBINED],
-})  # fmt: skip
+# github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: tokens/s
+PUBLISHED = {("8 B on 8 H100", COMBINED): 8532 / 6667}
+PUBLISHED |= {(POST, rung): LADDER_PUBLISHED[rung] for rung in (COMPUTE, COMBINED)}
 
 
 def table() -> pd.DataFrame:
     """Predict each scale and rung: milliseconds by part, and speed over bf16."""
-    pairs = list(product(SCALES, SENT))
-    steps = [step(SCALES[name], rung) for name, rung in pairs]
-    index = pd.MultiIndex.from_tuples(pairs, names=["scale", "rung"])
-    predicted = 1e3 * pd.DataFrame(steps, index)
+    steps = {(name, rung): step(SCALES[name], rung) for name, rung in product(SCALES, SENT)}
+    predicted = 1e3 * pd.DataFrame(steps).groupby(PARTS, sort=False).sum().T
+    predicted = predicted.rename_axis(["scale", "rung"])
     total = predicted.sum(axis="columns")
     predicted["predicted"] = total.groupby("scale").transform("first") / total
-    return predicted.assign(published=PUBLISHED)
+    return predicted.assign(published=pd.Series(PUBLISHED))
 
 
 def cost_of_an_all_reduce() -> float:
@@ -87,28 +86,25 @@ def cost_of_an_all_reduce() -> float:
 def step(scale: Scale, rung: str) -> dict[str, float]:
     """Predict a step of one GPU: seconds of its parts."""
     args, gpu, shapes = scale.args, GPUS[scale.gpu], linear_shapes(scale.args)
-    embedding = args.vocab_size * args.dim
-    layers = [name for name in shapes if name != "output"]  # the head stays in bf16
-    weights = sum(prod(shapes[name]) for name in layers)
-    fp8_layers = [] if rung == COMPILED else layers
+    rows, columns = shapes.pop("output")  # the head stays in bf16, as does the embedding
+    embedding, weights = rows * columns, sum(n * k for n, k in shapes.values())
     config = floors.config(SEQ_LEN, scale.rows, recompute=scale.recomputation)
-    least = floors.step_floors(floors.step_work(config, args, fp8_layers), gpu.rates)
+    in_fp8 = [] if rung == COMPILED else [*shapes]
+    least = floors.step_floors(floors.step_work(config, args, in_fp8), gpu.rates)
     least[floors.OPTIMIZER] /= scale.gpus  # sharded
-    if fp8_layers:
-        # A roofline reads 2 bytes of a weight and writes 1 twice, as it is and transposed. After a
-        # gather in bf16 every GPU casts whole weights forward and backward, reading 2 bytes and
-        # writing 1. Before a gather in FP8 it casts only its shard so, and transposes the whole.
-        casts = 2 * 3 / scale.gpus + 2 if rung == COMBINED else 2 * 3
-        least[floors.CASTS] += (casts - 4) * weights / gpu.rates.bandwidth
+    # A roofline reads 2 bytes of a weight and writes 1 twice, as it is and transposed. After a
+    # gather in bf16 every GPU casts whole weights forward and backward, reading 2 bytes and
+    # writing 1. Before a gather in FP8 it casts only its shard so, and transposes the whole.
+    casts = {COMPILED: 4, COMPUTE: 2 * 3, COMBINED: 2 * 3 / scale.gpus + 2}
+    least[floors.CASTS] += (casts[rung] - 4) * weights / gpu.rates.bandwidth
     # Of each block what takes longer to send than to compute is exposed, and so are the first
     # gather and the last reduction, of the embedding.
     computing = sum(least.values()) / args.n_layers
     forward = computing / (4 if scale.recomputation == "full" else 3)
     seconds_a_byte = (1 - 1 / scale.gpus) / gpu.links.bus_bandwidth(scale.gpus)
-    gathering = SENT[rung] * weights / args.n_layers * seconds_a_byte
-    reducing = 4 * weights / args.n_layers * seconds_a_byte
+    of_block = weights / args.n_layers * seconds_a_byte
+    gathering, reducing = SENT[rung] * of_block, 4 * of_block
     exposed = max(0.0, gathering - forward)
     exposed += max(0.0, gathering + reducing - (computing - forward))
-    all_exposed = args.n_layers * exposed + (2 + 4) * embedding * seconds_a_byte
-    parts = {name: sum(least[part] for part in of) for name, of in PARTS.items()}
-    return parts | {EXPOSED: all_exposed}
+    ends = (2 + 4) * embedding * seconds_a_byte
+    return least | {EXPOSED: args.n_layers * exposed + ends}

@@ -14,7 +14,7 @@ from analysis.losses import verdict
 from analysis.newest import ROOT
 from analysis.other_logs.published import TOKENS_PER_S, llama_3
 from experiments.records.files import read, read_windows
-from experiments.records.run import METRICS, PROOF, RECIPE, TIMING, Proof, Timing
+from experiments.records.run import METRICS, PROOF, TIMING, Proof, Timing
 from models.flops import flops_per_token
 
 
@@ -72,10 +72,10 @@ def ownership(runs: pd.DataFrame) -> pd.DataFrame:
     first = first_runs(runs)
     table = first.filter(regex=r"^parameters\.[a-z_]+$")
     table.columns = table.columns.str.removeprefix("parameters.")
-    elements = table.pop("elements_in_optimizer")
+    owned = table.pop("elements_in_optimizer") / first["parameters"]
     listed = table.select_dtypes(object).columns
     table[listed] = table[listed].map(len)
-    return table.assign(owned=(elements / first["parameters"]).round(3))
+    return table.assign(owned=owned.round(3))
 
 
 def puzzle_answer(comparison: Comparison) -> list[str]:
@@ -91,8 +91,8 @@ def puzzle_answer(comparison: Comparison) -> list[str]:
     orphans = first["parameters.orphans"].drop([BASELINE, FROZEN])
     explained, facts = lost in orphans.tolist(), []
     for recipe, missing in orphans.items():
-        pairs = [verdict(done[recipe], done[reference]) for reference in (BASELINE, FROZEN)]
-        to_bf16, to_frozen = (judged.difference for judged in pairs)
+        to_bf16 = verdict(done[recipe], done[BASELINE]).difference
+        to_frozen = verdict(done[recipe], done[FROZEN]).difference
         facts.append(
             f"{recipe}: its optimizer lacks {len(missing)} weights; its final loss differs by "
             f"{to_bf16:+.4f} from that of {BASELINE}, by {to_frozen:+.4f} from that of {FROZEN}."
@@ -126,8 +126,7 @@ FP8_LM_LOSS = {
 def optimizer_states(comparison: Comparison) -> pd.DataFrame:
     """List the dtypes of what training keeps, its measured bytes a parameter, and the loss."""
     first = first_runs(comparison.frames.runs)
-    recipes = [yaml.safe_load((Path(path) / RECIPE).read_text()) for path in first["path"]]
-    keys = pd.json_normalize(recipes).set_index(first.index)
+    keys = pd.DataFrame([*first["settings"]], first.index)
     dtype, states = keys["training.dtype"], "optimizer.states."
     table = pd.DataFrame({
         "parameters": dtype,
@@ -210,14 +209,12 @@ def same_numbers(windows: pd.DataFrame) -> list[str]:
 
     With parameters in float32 it does not: a gather in bf16 rounds them first.
     """
-    computed = windows[["losses", "grad_norm"]].agg(tuple, axis="columns")
-    logged = windows.assign(computed=computed)
-    table = logged.pivot(index=["seed", "step"], columns="recipe", values="computed")
+    numbers = windows.set_index(["recipe", "seed", "step"])[["loss", "grad_norm"]]
     lines = []
-    for recipe in [rung for rung in RUNGS[2:] if rung in table]:
-        both = table[[COMPUTE, recipe]].dropna()
-        equal = (both[COMPUTE] == both[recipe]).sum()
-        lines.append(f"{recipe}: equal to the last bit in {equal} of {len(both)} log windows.")
+    for recipe in [rung for rung in RUNGS[2:] if rung in numbers.index]:
+        own, compared = numbers.loc[recipe].align(numbers.loc[COMPUTE], "inner")
+        equal = (own == compared).all(axis="columns").sum()
+        lines.append(f"{recipe}: equal to the last bit in {equal} of {len(own)} log windows.")
     return lines
 
 
@@ -297,3 +294,49 @@ def b200_lengths() -> pd.DataFrame:
 def _flops_per_token(length: int) -> pd.Series:
     """Count FLOPs by model."""
     return pd.Series(B200_MODELS).map(lambda args: flops_per_token(args, length))
+
+
+# ---- scalings: what each scaling of FP8 costs and keeps ----
+
+SNR = ROOT / "results" / "scalings" / "snr.json"  # of experiments/benchmarks/scalings.py
+SCALINGS = {
+    "tensorwise": "tensorwise_fp8_compiled",
+    "tensorwise, e4m3 gradients": "scaling_tensorwise_e4m3_gradients",
+    "rowwise": "rowwise_fp8_compiled",
+    "rowwise, e5m2 gradients": "scaling_rowwise_e5m2_gradients",
+    "blockwise": "scaling_blockwise",
+    "mxfp8": "scaling_mxfp8",
+    "mxfp8_ocp": "scaling_mxfp8_ocp",
+}
+
+
+def scalings(comparison: Comparison) -> pd.DataFrame:
+    """List what each scaling costs and keeps, a row a scaling.
+
+    Columns: bytes an element; median dB of the matmuls in the first and the last step that was
+    looked at, and the least of any matmul; the power of two at which outliers break the loss; and
+    the final loss over the baseline's with its interval, NaN without runs.
+    """
+    record = json.loads(SNR.read_text())
+    matmuls = pd.DataFrame(record["matmuls"])
+    by_step = matmuls.pivot_table("snr_db", "scaling", "step", "median")
+    by_scaling = matmuls.groupby("scaling")
+    table = pd.DataFrame({
+        "bytes an element": by_scaling["bytes_an_element"].mean(),
+        "dB, early": by_step.iloc[:, 0],
+        "dB, late": by_step.iloc[:, -1],
+        "dB, least": by_scaling["snr_db"].min(),
+        "breaks at 2^": record["breaks_at_power_of_2"],
+    }, SCALINGS)  # fmt: skip
+    ends = pd.DataFrame(
+        [*comparison.verdicts.values()], [*comparison.verdicts], ["difference", "low", "high"]
+    )
+    return table.join(ends.reindex(SCALINGS.values()).set_index(table.index))
+
+
+def stress() -> pd.DataFrame:
+    """Read the loss over that without rounding: a row a factor of the outliers, a column a
+    scaling."""
+    rows = pd.DataFrame(json.loads(SNR.read_text())["stress"])
+    rows["gained"] = rows["loss"] - rows["exact_loss"]
+    return rows.pivot(index="factor", columns="scaling", values="gained")[list(SCALINGS)]

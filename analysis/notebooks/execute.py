@@ -66,10 +66,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "python -m analysis.notebooks.execute", description=__doc__, formatter_class=form
     )
-    parser.add_argument("name", nargs="*", help=f"of {', '.join(NOTEBOOKS)} (default: all)")
+    parser.add_argument("name", nargs="*", choices=NOTEBOOKS, help="a notebook (default: all)")
     names = parser.parse_args(argv).name or list(NOTEBOOKS)
-    if not NOTEBOOKS.keys() >= set(names):
-        parser.error(f"there are the notebooks {', '.join(NOTEBOOKS)}")
     logs = os.environ.get("PUBLISHED_LOGS")
     if not logs and "published" in names:
         names.remove("published")

@@ -12,11 +12,11 @@
 # like these cannot show late failures; the planted outliers below stand for them.
 
 # %%
-from analysis import newest, plots, scalings
+from analysis import newest, plots, studies
 from analysis.comparison import compare
 
 comparison = compare(newest.results("scalings"))
-found = scalings.table(comparison)
+found = studies.scalings(comparison)
 
 # %% [markdown]
 # ## Losses, signal to noise and bytes
@@ -55,7 +55,7 @@ print(*(verdict.sentence() for verdict in comparison.verdicts.values()), sep="\n
 # the factor:
 
 # %%
-scalings.stress().round(4)
+studies.stress().round(4)
 
 # %% [markdown]
 # A scaling breaks where its loss is 0.01 above its own without outliers. The power of two there is

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from scipy.stats import gmean
 
-from analysis.comparison import Comparison, in_order
+from analysis.comparison import Comparison
 from analysis.plots.by_step import clock_start, fastest
 from analysis.plots.style import (
     SMALL,
@@ -33,10 +33,11 @@ def completed(comparison: Comparison, column: str) -> pd.DataFrame:
     Raises:
         NoData: there is none.
     """
-    done = comparison.frames.runs.query("status == 'completed'").dropna(subset=column)
-    if done.empty:
+    done = comparison.frames.runs.query("status == 'completed'").set_index("recipe")
+    known = done.loc[comparison.recipes].dropna(subset=column)
+    if known.empty:
         raise NoData(f"no completed run has {column}")
-    return done.set_index("recipe").loc[in_order(done["recipe"])]
+    return known
 
 
 def set_rows(axes: Axes, names: Sequence[str], x_label: str, words: Iterable[str] = ()) -> None:

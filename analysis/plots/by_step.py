@@ -128,14 +128,11 @@ def loss(axes: Axes, comparison: Comparison) -> None:
     axes.set_ylim(0.98 * lowest, 1.02 * highest)
     finish(axes, "loss (nats per token)", "{:,.4g}")
     note(axes, "Mean over a tenth of the steps and over seeds; band: range of the runs.")
-    if len(groups) > 1:
-        apart = final - final.get(comparison.opponent, final.min())
+    if comparison.opponent in final and len(final) > 1:
+        apart = final - final[comparison.opponent]
         far = apart.abs().idxmax()
-        words = " and ".join(map(name, groups[group[far]]))
-        finding(axes, f"{words}: final loss {_beside(apart[far], comparison.opponent)}")
-    elif len(final) > 1:
-        spread = rounded_up(final.max() - final.min())
-        finding(axes, f"Final losses within {spread} of one another")
+        who = " and ".join(map(name, groups[group[far]]))
+        _find_farthest(axes, comparison, who, apart[far])
 
 
 def _smoothed(losses: pd.Series) -> pd.Series:
@@ -175,22 +172,18 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
         f"Bands: {LEVEL:.0%} interval over several seeds.",
     )
     far, end = max(ends.items(), key=lambda item: abs(item[1]))
-    if abs(end) < margin:
-        words = f"No final loss is more than {rounded_up(abs(end))} from that of {name(baseline)}"
+    _find_farthest(axes, comparison, name(far), end)
+
+
+def _find_farthest(axes: Axes, comparison: Comparison, who: str, difference: float) -> None:
+    """Write as the finding who ends farthest from the opponent's loss, or that nobody does."""
+    margin, opponent = comparison.margin or math.inf, name(comparison.opponent)
+    if abs(difference) < margin:
+        most = math.ceil(1000 * abs(difference)) / 1000
+        finding(axes, f"No final loss is more than {most:.3f} from that of {opponent}")
     else:
-        words = f"{name(far)} ends {_beside(end, baseline)}, {number(abs(end) / margin)} margins"
-    finding(axes, words)
-
-
-def rounded_up(difference: float) -> str:
-    """Write a difference with three decimals, of which it is not more."""
-    return f"{math.ceil(1000 * difference) / 1000:.3f}"
-
-
-def _beside(difference: float, baseline: str) -> str:
-    """Write how far a loss is above the baseline's, or below."""
-    side = "above" if difference > 0 else "below"
-    return f"{abs(difference):.3g} {side} {name(baseline)}"
+        apart = f"{abs(difference):.3g} {'above' if difference > 0 else 'below'} {opponent}"
+        finding(axes, f"{who}: final loss {apart}, {number(abs(difference) / margin)} margins")
 
 
 # ---- wall time ----

@@ -183,7 +183,7 @@ COLOURS = ["#D55E00", "#E69F00", "#009E73", "#999933", "#0072B2", "#CC79A7", "#8
 
 def scalings(found: pd.DataFrame) -> Plot:
     """Draw loss difference and signal to noise over bytes; `found` as from
-    `analysis.scalings.table`."""
+    `analysis.studies.scalings`."""
     return panels([(losses_by_bytes, found), (snr_by_bytes, found)], (11, 3.8), columns=2)
 
 

@@ -15,6 +15,10 @@ MARKS = {"published": needs_published_logs}
 EXECUTABLE = [pytest.param(name, marks=MARKS.get(name, [])) for name in NOTEBOOKS]
 
 
+def kept(name: str) -> nbformat.NotebookNode:
+    return nbformat.read(HERE / f"{name}.ipynb", as_version=4)
+
+
 def texts_of(notebook: nbformat.NotebookNode) -> list[str]:
     """What the cells printed or returned as text; figures are left out."""
     outputs = chain.from_iterable(cell.get("outputs", []) for cell in notebook.cells)
@@ -27,20 +31,18 @@ def texts_of(notebook: nbformat.NotebookNode) -> list[str]:
 def test_notebook_executes_in_its_own_folder_and_its_text_is_current(name, monkeypatch):
     monkeypatch.delenv("RUNS", raising=False)
     monkeypatch.setenv("PUBLISHED_LOGS", os.fspath(PUBLISHED_LOGS))
-    kept = nbformat.read(HERE / f"{name}.ipynb", as_version=4)
-    assert texts_of(execute(name)) == texts_of(kept), "stale: run `make notebooks`"
+    assert texts_of(execute(name)) == texts_of(kept(name)), "stale: run `make notebooks`"
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_kept_notebook_shows_its_figures_and_no_timestamps(name):
-    cells = nbformat.read(HERE / f"{name}.ipynb", as_version=4).cells
-    drawn = [cell for cell in cells if cell.source.startswith("plots.")]
+    drawn = [cell for cell in kept(name).cells if cell.source.startswith("plots.")]
     assert drawn and all("image/png" in cell.outputs[0].data for cell in drawn)
-    assert not any("execution" in cell.metadata for cell in cells)
+    assert not any("execution" in cell.metadata for cell in kept(name).cells)
 
 
 def test_newest_results_prefer_a_gpu_and_are_of_one_study(tmp_path, monkeypatch):
-    def kept(folder, device="cuda", start="2026-01-01"):
+    def keep(folder, device="cuda", start="2026-01-01"):
         facts = {"hardware": {"type": device}, "start": f"{start}T00:00:00Z"}
         write_run(tmp_path / folder / "baseline" / "seed0", **facts)
         (tmp_path / folder / "study.yaml").touch()
@@ -49,13 +51,12 @@ def test_newest_results_prefer_a_gpu_and_are_of_one_study(tmp_path, monkeypatch)
     monkeypatch.delenv("RUNS", raising=False)
     with pytest.raises(FileNotFoundError, match="make study"):
         newest.results()
-    kept("results/a")
-    kept("results/b", "cpu", "2026-02-01")
-    kept("results/puzzle/c", start="2026-03-01")
+    keep("results/a")
+    keep("results/b", "cpu", "2026-02-01")
+    keep("results/puzzle/c", start="2026-03-01")
     assert newest.results().name == newest.runs().name == "a"
     assert newest.results("puzzle").name == "c"
-    kept("runs/mine")
-    write_run(tmp_path / "runs" / "a single run")
+    keep("runs/mine")
     (tmp_path / "runs" / "not begun").mkdir()
     (tmp_path / "runs" / "not begun" / "study.yaml").touch()
     assert newest.runs().name == "mine" and newest.runs("puzzle").name == "c"

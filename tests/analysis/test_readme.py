@@ -18,11 +18,10 @@ LINK = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")
 
 
 def test_generated_parts_are_current():
-    folder = newest.results()
-    study = compare(folder)
+    study = compare(newest.results())
     texts = generated(study, compare(newest.results(LOSSES)))
     assert all(path.read_text() == text for path, text in texts.items()), "stale: run `make readme`"
-    page = (folder / "report.html").read_text()
+    page = (newest.results() / "report.html").read_text()
     assert all(escape(sentence) in page for sentence in answer(study)), "stale: run `make readme`"
 
 
