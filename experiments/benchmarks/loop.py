@@ -8,10 +8,10 @@ and the share of the time that range checks take where they are as rare as the r
 Exit codes: 0, or 1 below 95 % or above 1 %.
 """
 
-import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from statistics import median
 
 from models import device  # before torchtitan: see there  # isort: skip
 import torch
@@ -22,7 +22,7 @@ from experiments.corpus.tokens import TokenFile
 from experiments.jobs.command import CommandLine, leave
 from experiments.records.run import NOT_STEADY_STEPS
 from experiments.training.metrics import fp8_ranges
-from experiments.training.plan import Plan, choose_scale, open_data, plan
+from experiments.training.plan import Plan, choose_scale, plan
 
 STEPS = "training.steps=60"
 GOAL, MOST_FOR_CHECKS = 0.95, 0.01
@@ -31,28 +31,27 @@ GOAL, MOST_FOR_CHECKS = 0.95, 0.01
 def main(argv: list[str] | None = None) -> int:
     CommandLine("experiments.benchmarks.loop", __doc__).parse_args(argv)
     baseline = plan(recipes.load("baseline", ["cpu"], [STEPS]))
-    token_file, _ = open_data(baseline)
-    run_s, bare_s = in_turn(baseline, lambda model: bare_loop(model, baseline.config, token_file))
+    run_s, bare_s = in_turn(baseline, bare_loop)
     ratio = bare_s / run_s
     print(f"{device.name()}: a step takes {bare_s:.4f} s in a bare loop, {run_s:.4f} s in the run")
     print(f"{ratio:.1%} of the bare loop's tokens/s, goal {GOAL:.0%}")
 
-    recipe = recipes.load("tensorwise_fp8_compiled", choose_scale()[0], [STEPS])
-    metrics = recipe.config.metrics
+    fp8 = plan(recipes.load("tensorwise_fp8_compiled", choose_scale()[0], [STEPS]))
+    metrics = fp8.config.metrics
     apart = metrics.log_freq * metrics.fp8_ranges_every
     metrics.fp8_ranges_every = 0  # here they are called after each step instead
-    run_s, check_s = in_turn(plan(recipe), lambda model: partial(fp8_ranges, model))
+    run_s, check_s = in_turn(fp8, lambda model, *_: partial(fp8_ranges, model))
     share = check_s / run_s / apart
     print(f"FP8's ranges: a check takes {check_s / run_s:.1%} of a step, ", end="")
     print(f"one in {apart} steps takes {share:.2%} of the time")
     return int(ratio < GOAL or share > MOST_FOR_CHECKS)
 
 
-def in_turn(planned: Plan, other: Callable[[torch.nn.Module], Callable]) -> tuple[float, float]:
-    """Time a run's steps, and after each a call of what `other` makes of its model; returns the
-    median seconds of both."""
-    trainer, _ = begin(planned)
-    call = other(trainer.model_parts[0])
+def in_turn(planned: Plan, other: Callable[..., Callable]) -> tuple[float, float]:
+    """Time a run's steps, and after each a call of what `other` makes of its model, keys and token
+    file; returns the median seconds of both."""
+    trainer, token_file = begin(planned)
+    call = other(trainer.model_parts[0], planned.config, token_file)
     run_s, other_s, last = [], [], time.perf_counter()
 
     def after_step(step: int) -> None:
@@ -65,8 +64,7 @@ def in_turn(planned: Plan, other: Callable[[torch.nn.Module], Callable]) -> tupl
     trainer.on_step = after_step
     trainer.train()
     trainer.close()
-    steady = slice(NOT_STEADY_STEPS, None)
-    return statistics.median(run_s[steady]), statistics.median(other_s[steady])
+    return median(run_s[NOT_STEADY_STEPS:]), median(other_s[NOT_STEADY_STEPS:])
 
 
 def bare_loop(model: torch.nn.Module, config, token_file: TokenFile) -> Callable[[], float]:
