@@ -20,7 +20,7 @@ ROOMS = {
     "experiments/jobs": ["models", "experiments/records", "experiments/config"],
     "experiments/corpus": ["models", "experiments/records", "experiments/config"],
     "experiments/training": [*BELOW_TRAINING, "experiments/corpus"],
-    "experiments/profiling": [*BELOW_TRAINING, "experiments/training"],
+    "experiments/profiling": [*BELOW_TRAINING, "experiments/training", "analysis/plots"],
     "experiments/benchmarks": [*BELOW_TRAINING, "experiments/corpus", "experiments/training"],
     # None of these needs torch. The roofline is for analysis/prediction.py.
     "analysis": ["experiments/records", "models/flops", "models/gpus", "models/floors"],

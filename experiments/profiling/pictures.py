@@ -11,7 +11,7 @@ from statistics import median
 import numpy as np
 from matplotlib.axes import Axes
 
-from analysis.plots.style import GREY, finding, legend_beside, panels, plot, to_png
+from analysis.plots.style import GREY, finding, panels, plot, to_png
 from experiments.config.recipes import ROOT
 from experiments.jobs.command import COMPLETED, CommandLine, leave
 from experiments.profiling import fit, pairs
@@ -86,9 +86,9 @@ def published(axes: Axes) -> None:
         axes.plot([], [], "o", color=colour, label=name)
     for name, marker in MARKERS.items():
         axes.plot([], [], marker, color=GREY, label=name)
-    axes.plot([], [], "o", color=GREY, markerfacecolor="white", label="experts or LoRA")
+    axes.plot([], [], "o", color="white", markeredgecolor=GREY, label="experts or LoRA")
     axes.plot([], [], "o", color=GREY, alpha=0.2, label="doubtful: faint")
-    legend_beside(axes)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 
 
 @plot
@@ -110,7 +110,7 @@ def left_out(axes: Axes) -> None:
         label, marker = (f"{stack}, rowwise", "s") if scaling else (stack, "o")
         axes.plot("predicted", "speed_up", marker, data=of, color=COLOURS[stack], label=label)
     axes.set(xlabel="predicted speed of FP8 over bf16", ylabel="measured")
-    legend_beside(axes)
+    axes.legend()
 
 
 if __name__ == "__main__":
