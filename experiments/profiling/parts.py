@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import pandas as pd
 from torch.autograd import DeviceType
 
 from models.floors import (
@@ -112,25 +113,21 @@ def step_parts(
     """
     total = sum(busy.values())
     whole = max(profiled_s, total) if host_is_device else max(step_s, total)
-    return {
-        part: seconds * step_s / whole for part, seconds in (busy | {IDLE: whole - total}).items()
-    }
+    seconds = busy | {IDLE: whole - total}
+    return {part: s * step_s / whole for part, s in seconds.items()}
 
 
 def top_kernels(kernels: Iterable[Kernel], steps: int) -> list[dict]:
     """List the 60 kernels that take most time: name, launching operator, part, calls and seconds
     per step."""
-    seconds: dict[tuple, list[float]] = {}
+    rows = []
     for kernel in kernels:
-        operator = next(iter(kernel.callers), None)
-        part = part_of(kernel.name, kernel.callers)
-        key = (kernel.name[:200], operator, part)  # some names are pages long
-        seconds.setdefault(key, []).append(kernel.seconds)
-    rows = [
-        {"name": name, "op": operator, "part": part, "calls": len(s) / steps, "s": sum(s) / steps}
-        for (name, operator, part), s in seconds.items()
-    ]
-    return sorted(rows, key=lambda row: -row["s"])[:60]
+        operator, part = " ".join(kernel.callers[:1]), part_of(kernel.name, kernel.callers)
+        # some names are pages long
+        row = {"name": kernel.name[:200], "op": operator, "part": part}
+        rows.append(row | {"calls": 1 / steps, "s": kernel.seconds / steps})
+    sums = pd.DataFrame(rows).groupby(["name", "op", "part"], as_index=False).sum()
+    return sums.nlargest(60, "s").to_dict("records")
 
 
 # ---- reading a profile ----
