@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 from experiments.config import recipes
 from experiments.config.rules import check_one_precision
 from experiments.config.studies import DEFAULT, load
-from experiments.jobs.command import CommandLine, Stop, leave, seconds, whole
+from experiments.jobs.command import CommandLine, Stop, count, leave, seconds
 from experiments.jobs.ranks import Ranks, gpus
 from experiments.profiling.measured import Bench, Machine, Round, Variant, tables
 from experiments.records.files import claim_folder, dated_folder, new_folder, write_whole
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = CommandLine("experiments.bench", __doc__)
     add = parser.add_argument
     add("words", nargs="*", metavar="VARIANT", help="NAME or NAME+key=value+key=value")
-    add("--steps", type=whole, default=40, metavar="N", help="of a measurement (default: 40)")
+    add("--steps", type=count, default=40, metavar="N", help="of a measurement (default: 40)")
     add("--budget", type=seconds, default=600, metavar="S", help="seconds in all (default: 600)")
     parser.add_overlays(default=None, more="; default: as a study")
     add("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")

@@ -14,7 +14,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 
 from experiments.config import recipes
-from experiments.jobs.command import COMPLETED, CommandLine, leave, process_count
+from experiments.jobs.command import COMPLETED, CommandLine, count, leave
 from models.errors import InputError
 from models.gpus import GPUS, find
 
@@ -70,8 +70,8 @@ def _parser() -> CommandLine:
     words = "e.g. llama3.1-8B or 8B (default: the recipes')"
     add("words", nargs="*", metavar="MODEL|key=value", help=words)
     add("--gpu", metavar="GPU", help=f"{', '.join(GPUS)} (default: this machine's)")
-    add("--gpus", type=process_count, default=1, metavar="N", help="how many (default: 1)")
-    add("--tensor-parallel", type=process_count, default=1, metavar="N",
+    add("--gpus", type=count, default=1, metavar="N", help="how many (default: 1)")
+    add("--tensor-parallel", type=count, default=1, metavar="N",
         help="GPUs that share each matrix; for the estimate, the recipes have none")  # fmt: skip
     add("--local-batch-size", "--batch", type=whole, metavar="B", help="rows a GPU (default: 1)")
     add("--seq-len", "--sequence", type=whole, metavar="S", help="tokens a row (default: 4096)")

@@ -25,10 +25,9 @@ from experiments.jobs.command import (
     FAILED,
     CommandLine,
     Stop,
+    count,
     leave,
-    process_count,
     seconds,
-    whole,
 )
 from experiments.jobs.ranks import gpus_for, set_rank_environment, variables
 from experiments.jobs.runner import Run, run_all
@@ -83,9 +82,9 @@ def _command_line() -> CommandLine:
     parser = CommandLine("experiments.run", __doc__)
     parser.add_recipe()
     add = parser.add_argument
-    add("--seed", type=whole, help="seed of weights and data order")
+    add("--seed", metavar="K", help="seed of weights and data order")
     gpus = "GPUs to shard the model over (FSDP2)"
-    add("--processes", type=process_count, default=1, metavar="N", help=gpus)
+    add("--processes", type=count, default=1, metavar="N", help=gpus)
     add("--out", type=Path, metavar="DIR", help="run directory (default: a new one under runs/)")
     add("--budget", type=seconds, metavar="S", help="stop after S seconds, to be resumed later")
     add("--dry-run", action="store_true", help="check everything short of training")

@@ -41,8 +41,8 @@ from experiments.jobs.command import (
     FOR_GOOD,
     CommandLine,
     Stop,
+    count,
     leave,
-    process_count,
     seconds,
 )
 from experiments.jobs.ranks import gpus_for, number
@@ -99,7 +99,7 @@ def _command_line() -> CommandLine:
     )
     parser.add_overlays(default=None, more="; instead of the study's")
     add("--seeds", type=seeds, metavar="N", help="how many, from 0; or a list of them, as 0,1,2")
-    add("--processes", type=process_count, metavar="N", help="of each run, for the study's number")
+    add("--processes", type=count, metavar="N", help="of each run, for the study's number")
     add("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")
     add("--budget", type=seconds, metavar="S", help="end within S seconds, at equal steps")
     add("--dry-run", action="store_true", help="check recipes, data and paths; list what would run")

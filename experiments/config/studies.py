@@ -6,7 +6,6 @@ a study.
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import combinations, product
 from pathlib import Path
@@ -111,17 +110,13 @@ class Cell:
 
 
 def can_run(cells: list[Cell]) -> list[Cell]:
-    """Order the cells that can run so that any beginning covers the axes evenly."""
-    return balanced(cell for cell in cells if not (cell.fit and cell.fit.obstacle))
-
-
-def balanced(cells: Iterable[Cell]) -> list[Cell]:
-    """Order cells so that every beginning covers the axes evenly: each value, then each pair of
-    values of two axes.
+    """Order the cells that can run so that every beginning covers the axes evenly: each value, then
+    each pair of values of two axes.
 
     The next cell is always the one whose values were there least often; of equal ones, the first.
     """
-    left, order, seen = list(cells), [], Counter()
+    left = [cell for cell in cells if not (cell.fit and cell.fit.obstacle)]
+    order, seen = [], Counter()
 
     def often(cell: Cell) -> list[int]:
         values = cell.values.items()

@@ -88,25 +88,15 @@ class CommandLine(argparse.ArgumentParser):
 
 
 def seconds(text: str) -> float:
-    """Read `--budget`. Raises ArgumentTypeError."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
+    """Read `--budget`. Raises ValueError."""
+    number = float(text)
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"expected seconds, as 300, got {text}")
     return number
 
 
-def whole(text: str) -> int:
-    """Read a number of 0 and more, as `--seed`. Raises ArgumentTypeError."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text}")
-    return int(text)
-
-
-def process_count(text: str) -> int:
-    """Read `--processes`. Raises ArgumentTypeError."""
+def count(text: str) -> int:
+    """Read how many, as of `--processes`. Raises ArgumentTypeError."""
     if not text.isdecimal() or not 0 < int(text) < 10_000:
         raise argparse.ArgumentTypeError(f"expected a number from 1 to 9999, got {text}")
     return int(text)

@@ -87,10 +87,7 @@ def test_editors_find_the_schema_with_torchtitans_documentation():
     model = schema["$defs"]["Model"]["properties"]
     assert "model config" in model["flavor"]["description"]
     assert "Kernel" in model["attention_backend"]["description"]
-    assert schema["$defs"]["Training"]["properties"]["steps"]["minimum"] == 1
     assert schema["required"] == ["description"] and "base" in schema["properties"]
-    for section in schema["$defs"].values():  # a file may give some of the keys
-        assert "required" not in section and not section["additionalProperties"]
     for path in {*recipes.RECIPES.rglob("*.yaml")} - {*STUDIES.glob("*")}:
         first = path.read_text().splitlines()[0]
         reference = first.removeprefix("# yaml-language-server: $schema=")

@@ -10,7 +10,7 @@ import pytest
 from analysis import report
 from experiments import study
 from experiments.config import studies
-from experiments.config.studies import balanced
+from experiments.config.studies import can_run
 from experiments.jobs import ranks
 from experiments.jobs.runner import Budget, Run
 from experiments.training import plan as plans
@@ -34,15 +34,11 @@ def test_a_cell_is_a_study_with_overrides():
 
 
 def test_every_beginning_of_the_order_covers_the_axes_evenly():
-    order = balanced(studies.load(["sweep_b200_blog"]).cells())
-    assert len({cell.name for cell in order}) == 45
+    order = can_run(studies.load(["sweep_b200_blog"]).cells())
     for axis, size in ("model.flavor", 5), ("training.seq_len", 3), ("processes", 3):
         for end in range(size, 46):
             seen = Counter(cell.values[axis] for cell in order[:end])
             assert len(seen) == size and max(seen.values()) - min(seen.values()) <= 2, (axis, end)
-    assert (
-        len({(cell.values["model.flavor"], cell.values["processes"]) for cell in order[:15]}) == 15
-    )
 
 
 def test_what_the_command_line_sets_is_no_axis_any_more():

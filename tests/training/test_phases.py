@@ -14,7 +14,6 @@ from experiments.records.run import PROOF, TIMING, Proof, Timing
 from experiments.training import trainer
 from experiments.training.checkpoint import identity
 from experiments.training.plan import plan
-from models.errors import InputError
 from tests.runs import SMALLEST, TINY, losses_of, manifest_of
 
 FP8, FLOAT8 = "tensorwise_fp8_compiled", "quantize.linear.float8"
