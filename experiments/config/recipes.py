@@ -89,7 +89,10 @@ def names() -> list[str]:
 
 
 def load(
-    name: str, overlays: Sequence[str] = (), overrides: Sequence[str] = (), seed: int | str | None = None
+    name: str,
+    overlays: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    seed: int | str | None = None,
 ) -> Recipe:
     """Resolve and validate a recipe.
 

@@ -45,9 +45,8 @@ class CommandLine(argparse.ArgumentParser):
         what = "a recipe (`python -m experiments.recipe list`), or the path of a recipe.yaml"
         self.add_argument("name", **{"metavar": "RECIPE", "help": what} | name)
         self.add_overlays(default=[])
-        self.add_argument(
-            "overrides", nargs="*", metavar="key.path=value", help="e.g. training.steps=200"
-        )
+        keys = {"metavar": "key.path=value", "help": "e.g. training.steps=200"}
+        self.add_argument("overrides", nargs="*", default=[], **keys)
 
     def add_overlays(self, default: list | None, more: str = "") -> None:
         """Add `--overlay`, which may be repeated."""
