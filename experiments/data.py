@@ -7,8 +7,6 @@ Example: python -m experiments.data prepare baseline --overlay alps data.cache_d
 Exit codes: 0 written, or there already; 2 for bad input.
 """
 
-import time
-
 from experiments.config import recipes
 from experiments.jobs.command import COMPLETED, CommandLine, leave
 
@@ -18,7 +16,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("command", choices=["prepare"])
     parser.add_recipe()
     args = parser.parse(argv)
-    start = time.perf_counter()
     config = recipes.load(args.name, args.overlay, args.overrides).config
 
     # torch: seconds, which a misspelt name need not wait for
@@ -28,8 +25,7 @@ def main(argv: list[str] | None = None) -> int:
 
     init_logger()
     token_file = tokens.prepare(config)
-    seconds = time.perf_counter() - start
-    print(f"{rows.describe(token_file, config)}\n{token_file.path} ({seconds:.1f} s)")
+    print(f"{rows.describe(token_file, config)}\n{token_file.path}")
     return COMPLETED
 
 

@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     stop.listen()
     recipe = recipes.load(args.name, args.overlay, args.overrides, args.seed)
     started = set_rank_environment()
-    if 1 not in (started, args.processes) and started != args.processes:
+    if started > 1 and args.processes not in (1, started):
         raise InputError(
             f"--processes {args.processes}, but torchrun or srun has started {started}: "
             "leave --processes out"

@@ -288,8 +288,6 @@ class _Jobs:
 
 # ---- how runs show themselves: a live bar in a terminal, plain lines in a log file ----
 
-_PLAIN = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
-
 
 def describe(window: Window, tokens_per_s: float | None = None) -> str:
     """Say a log window in a few words; with another rate than the window's if it is given."""
@@ -334,22 +332,22 @@ def display(name: str, steps: int, log_file: Path | None):
     Other ranks have no log file, and show warnings only. Yields a function that moves the bar of
     this name: `completed` is the step, `window` a few words about the last log window.
     """
-    root, console = logging.getLogger(), Console()
-    logging.raiseExceptions = False  # on a full disk the run goes on without lines in its log
+    console = Console()
     live = bool(log_file) and console.is_terminal
+    screen = logging.StreamHandler(sys.stdout)
     if live:
-        screen = RichHandler(logging.WARNING, console, show_path=False)
+        screen = RichHandler(console=console, show_path=False)
+        screen.setFormatter(logging.Formatter())  # rich adds time and level
         # libraries' deprecations are for the log file
         screen.addFilter(lambda record: record.name != "py.warnings")
-    else:
-        screen = logging.StreamHandler(sys.stdout)
-        screen.setLevel(logging.INFO if log_file else logging.WARNING)
-        screen.setFormatter(_PLAIN)
-    root.handlers = [screen]
+    if live or not log_file:
+        screen.setLevel(logging.WARNING)
+    handlers = [screen]
     if log_file:
-        root.addHandler(logging.FileHandler(log_file, encoding="utf-8"))
-        root.handlers[-1].setFormatter(_PLAIN)
-    root.setLevel(logging.INFO)  # not by assignment: loggers remember what is enabled
+        handlers.append(logging.FileHandler(log_file, encoding="utf-8"))
+    line, date = "%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"
+    logging.basicConfig(format=line, datefmt=date, level="INFO", handlers=handlers, force=True)
     logging.captureWarnings(True)
+    logging.raiseExceptions = False  # on a full disk the run goes on without lines in its log
     with progress_bar(console, live) as bar:
         yield partial(bar.update, bar.add_task(name, total=steps, window="starting"))
