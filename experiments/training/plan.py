@@ -27,10 +27,11 @@ from experiments.jobs.runner import BUDGET
 from experiments.records.run import Fit
 from experiments.training import checkpoint
 from models import device, float8, flops
-from models.architectures import build, freeze, model_args
+from models.architectures import build, freeze
 from models.errors import InputError, by_pattern
 from models.flops import memory_by_use, memory_finding
 from models.gpus import GPUS
+from models.optimizer import STATES
 
 if TYPE_CHECKING:
     from experiments.corpus.tokens import TokenFile
@@ -99,10 +100,10 @@ def plan(recipe: recipes.Recipe, world_size: int | None = None) -> Plan:
     Without `world_size` it is the work of one device, whoever the others are: ranks and checkpoints
     are not checked then.
     """
-    config, args = recipe.config, model_args(recipe.config)
-    training = config.training
+    config, training = recipe.config, recipe.config.training
     with torch.device("meta"):  # modules by name, no weights
         model = build(config)
+    args = model.model_args
     freeze(model, config.model.freeze)
     fp8 = float8.choose(model, config.quantize.linear.float8)
     shards = 1
@@ -232,10 +233,12 @@ def _check_first_weights(config, model: torch.nn.Module) -> None:
 
 def _check_first_states(config, first: str, tensors: dict) -> None:
     """Refuse optimizer states of other dtypes: a cast would not fit a state's scale."""
-    states = asdict(config.optimizer.states)
-    asked = {name: dtype for name, dtype in states.items() if dtype}
-    saved = {name.rpartition(".")[2]: dtype for name, (_, dtype) in tensors.items()}
-    found = {name: str(saved[name]).removeprefix("torch.") for name in states if name in saved}
+    asked = {name: dtype for name, dtype in asdict(config.optimizer.states).items() if dtype}
+    found = {}
+    for name, (_, dtype) in tensors.items():
+        state = name.rpartition(".")[2]
+        if state in STATES:
+            found[state] = str(dtype).removeprefix("torch.")
     if asked != found:
         raise InputError(
             f"{first}: has optimizer.states {found or 'null'}, the recipe {asked or 'null'}: "
