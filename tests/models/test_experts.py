@@ -43,13 +43,6 @@ def test_attention_is_a_third_and_fp8_gains_little():
     assert flops.most_speed_up(1) == 2
 
 
-def test_tokens_are_counted_by_expert_on_a_cpu_too():
-    """torchtitan counts them by a histogram of integers."""
-    chosen = torch.tensor([3, 0, 3, 1])
-    assert torch.histc(chosen, bins=4, min=0, max=4).tolist() == [1, 1, 0, 2]
-    assert torch.histc(chosen.float(), bins=4, min=0, max=4).dtype == torch.float32
-
-
 def test_a_run_proves_the_share_that_sizes_predict(train):
     keys = [*KEYS, *TINY, "model.sizes.n_layers=1", "compile.enable=false"]
     trainer, _ = train(recipes.load("tensorwise_fp8_compiled", ["cpu"], keys).config, count=3)

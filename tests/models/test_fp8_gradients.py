@@ -21,16 +21,9 @@ def test_each_value_is_off_by_a_sixteenth_of_itself_or_little_of_its_blocks_larg
     assert (encoded.dtype, tuple(encoded.shape)) == (torch.uint8, (3, 4 * 260))
     error = (decode(encoded)[:, :1000] - rows).abs()
     for start in range(0, 1000, 256):  # e4m3 has steps of 2^-9 next to 0
-        block = rows[:, start : start + 256]
-        bound = (
-            torch.maximum(block.abs() / 16, block.abs().amax(1, keepdim=True) / 448 * 2**-10)
-            * 1.0001
-        )
-        assert (error[:, start : start + 256] <= bound).all()
-        noise = error[:, start : start + 256].double().square().sum(
-            1
-        ) / block.double().square().sum(1)
-        assert (-10 * noise.log10() > 30).all()  # dB
+        block = rows[:, start : start + 256].abs()
+        least = block.amax(1, keepdim=True) / 448 * 2**-10
+        assert (error[:, start : start + 256] <= 1.0001 * torch.maximum(block / 16, least)).all()
 
 
 def test_extreme_blocks():

@@ -5,14 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torchtitan.models.llama3.model.model import apply_rotary_emb, precompute_freqs_cis
 
 from models import device, float8, flops, llama, qwen3
 from models.architectures import ARCHITECTURES
 from models.errors import InputError
-from tests.models.layers import converted
 
 FLAVORS = llama.FLAVORS | qwen3.FLAVORS
 
@@ -147,28 +144,3 @@ def test_gpu_without_fp8_names_the_recipe_to_use(monkeypatch):
         InputError, match=r"NVIDIA A100 \(compute capability 8.0\).*`baseline_compiled`"
     ):
         device.check_fp8_units()
-
-
-# ---- compiled ----
-
-
-@pytest.mark.parametrize("fast", [False, True], ids=["torchao", "fast"])
-def test_a_compiled_block_casts_a_shared_input_once(fast):
-    """At most seven weights and four inputs in both passes, and seven gradients once; eager makes
-    six casts a layer."""
-    block = llama.Llama(llama.FLAVORS["cpu"]).layers["0"].bfloat16()
-    converted(block, fast=fast)
-    casts = []
-
-    def count(graph, _):
-        results = [node.meta["val"] for node in graph.graph.nodes if "_to_copy" in str(node.target)]
-        casts.append(sum(result.dtype.itemsize == 1 for result in results))
-        return graph
-
-    backend = aot_autograd(
-        fw_compiler=count, bw_compiler=count, partition_fn=min_cut_rematerialization_partition
-    )
-    x = torch.randn(1, 32, 256, dtype=torch.bfloat16, requires_grad=True)
-    rope = torch.randn(64, 16, 2).view(torch.int32)
-    torch.compile(block, backend=backend, fullgraph=True)(x, rope, None).sum().backward()
-    assert 0 < sum(casts) <= 2 * (7 + 4) + 7
