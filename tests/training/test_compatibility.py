@@ -61,6 +61,12 @@ def folder(tmp_path_factory) -> Path:
     go_on = f"checkpoint.initial_load_path={folder}/two in FP8/checkpoint/step-2"
     add("resumed", 2, *TIED, in_fp8, go_on, "checkpoint.initial_load_model_only=false")
 
+    keys = [SMALLEST, "checkpoint.enable=true", "checkpoint.interval=2"]
+    add("states in FP8", 2, *keys, recipe="fp8_optimizer")
+    go_on = f"checkpoint.initial_load_path={folder}/states in FP8/checkpoint/step-2"
+    keys += [go_on, "checkpoint.initial_load_model_only=false"]
+    add("states resumed", 2, *keys, recipe="fp8_optimizer")
+
     (folder / "runs.json").write_text(json.dumps(runs))
     command = [sys.executable, "-m", "tests.training.compatible_ranks", folder / "runs.json"]
     processes.run(command, 290)
@@ -111,9 +117,12 @@ def test_two_processes_train_a_tied_matrix_as_one_does(folder):
 
 
 @pytest.mark.slow
-def test_two_processes_resume_bit_for_bit(folder):
-    """Gradients are sent in FP8."""
-    whole, resumed = losses_of(folder / "two in FP8"), losses_of(folder / "resumed")
+@pytest.mark.parametrize(
+    ("whole", "resumed"), [("two in FP8", "resumed"), ("states in FP8", "states resumed")]
+)
+def test_two_processes_resume_bit_for_bit(folder, whole, resumed):
+    """Gradients are sent in FP8; the optimizer's states are in FP8."""
+    whole, resumed = losses_of(folder / whole), losses_of(folder / resumed)
     assert len(whole) == 3 and resumed == whole[2:]
 
 

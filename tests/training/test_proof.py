@@ -12,7 +12,6 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from experiments.config.keys import Config
 from experiments.training.proof import Proof, ProofError, count_flops, find_matmuls
 from models import float8
-from models.optimizer import STATES, AdamWFp8LM
 from tests.runs import ONE_DEVICE
 
 TOKENS, WIDTH = 32, 64
@@ -79,19 +78,6 @@ def test_matmuls_of_the_compiler_do_not_count():
     run = Run()
     run.model.compile(backend="aot_eager")
     assert run.step().gemm_flops == {"aten::_scaled_mm": 6 * GEMM, "aten::mm": 3 * GEMM}
-
-
-def test_with_states_in_fp8_every_parameter_moves_and_their_bytes_are_on_record():
-    dtypes = dict(zip(STATES, (torch.float8_e4m3fn, torch.float16, torch.float16), strict=True))
-    for fp8_states, states in (False, 4), (True, 5):
-        run = Run(None, convert=False)
-        if fp8_states:
-            keys = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0}
-            run.optimizer = AdamWFp8LM(run.model.parameters(), dtypes, **keys)
-        parameters = run.step().parameters
-        assert parameters.moved_in_first_step == parameters.trainable == 3
-        expected = pytest.approx({"weights": 2, "states": states}, rel=0.001)
-        assert parameters.bytes_per_parameter == expected
 
 
 def test_what_is_not_fp8_is_not_called_so():

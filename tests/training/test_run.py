@@ -1,6 +1,5 @@
 """`python -m experiments.run` without training: what it says, refuses and estimates."""
 
-import logging
 import os
 import re
 
@@ -10,7 +9,6 @@ import torch.distributed as dist
 
 from experiments.config import recipes
 from experiments.config.studies import DEFAULT, load
-from experiments.jobs.runner import display
 from experiments.run import main
 from experiments.training.plan import check_here, choose_scale, plan, slow_attention
 from models import device
@@ -124,13 +122,3 @@ def test_a_cudnn_that_is_too_old_is_named(version, backend, warned, monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     config = recipes.load("baseline", ["h200"], [f"model.attention_backend={backend}"]).config
     assert bool(slow_attention(config)) == warned
-
-
-def test_what_was_not_logged_before_a_run_does_not_silence_its_log(tmp_path):
-    """Loggers remember which levels are off."""
-    logger = logging.getLogger()
-    logger.setLevel(logging.WARNING)
-    logger.info("off")
-    with display("run", 1, tmp_path / "log.txt"):
-        logger.info("on")
-    assert "INFO on" in (tmp_path / "log.txt").read_text()
