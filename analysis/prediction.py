@@ -8,7 +8,6 @@ multiprocessors, and the host's time are left out; so the two rungs with FP8 all
 """
 
 from itertools import product
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import pandas as pd
@@ -17,7 +16,7 @@ from analysis.comparison import COMPILED
 from analysis.other_logs.published import llama_3
 from analysis.studies import COMBINED, COMPUTE, EACH, LADDER_PUBLISHED
 from models import floors
-from models.flops import linear_shapes
+from models.flops import Sizes, linear_shapes
 from models.gpus import GPUS
 
 SEQ_LEN = 8192
@@ -39,24 +38,25 @@ SENT = {COMPILED: 2, COMPUTE: 2, COMBINED: 1}  # bytes of a gathered weight
 class Scale(NamedTuple):
     """A training run: its model, its GPUs, and what each of them computes in a step."""
 
-    args: SimpleNamespace
+    args: Sizes
     gpus: int
     gpu: str  # a key of models.gpus.GPUS, one with links
-    rows: int  # of `SEQ_LEN` tokens, on each GPU
-    recomputation: str  # a mode of activation_checkpoint
+    step: floors.Step  # of each GPU
 
 
 _8B = llama_3(4096, 32, 32, 14336)
 _70B = llama_3(8192, 80, 64, 28672)
+_TWO_ROWS = floors.Step(SEQ_LEN, rows=2)
+_RECOMPUTED = floors.Step(SEQ_LEN, rows=1, forwards=2)
 POST = "70 B on 128 H100"
 SCALES = {
     # torchtitan's benchmark of December 2024; its selective checkpointing is not counted
-    "8 B on 8 H100": Scale(_8B, 8, "h100", 2, "none"),
+    "8 B on 8 H100": Scale(_8B, 8, "h100", _TWO_ROWS),
     # the post's, which does not say how much a GPU computes: one row is assumed
-    POST: Scale(_70B, 128, "h100", 1, "full"),
+    POST: Scale(_70B, 128, "h100", _RECOMPUTED),
     # the same on Alps, whose nodes have half of the network's bandwidth for each GPU, and four GPUs
-    "8 B on 8 GH200": Scale(_8B, 8, "gh200", 2, "none"),
-    "70 B on 128 GH200": Scale(_70B, 128, "gh200", 1, "full"),
+    "8 B on 8 GH200": Scale(_8B, 8, "gh200", _TWO_ROWS),
+    "70 B on 128 GH200": Scale(_70B, 128, "gh200", _RECOMPUTED),
 }
 # github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: tokens/s
 PUBLISHED = {("8 B on 8 H100", COMBINED): 8532 / 6667}
@@ -88,9 +88,8 @@ def step(scale: Scale, rung: str) -> dict[str, float]:
     args, gpu, shapes = scale.args, GPUS[scale.gpu], linear_shapes(scale.args)
     rows, columns = shapes.pop("output")  # the head stays in bf16, as does the embedding
     embedding, weights = rows * columns, sum(n * k for n, k in shapes.values())
-    config = floors.config(SEQ_LEN, scale.rows, recompute=scale.recomputation)
     in_fp8 = [] if rung == COMPILED else [*shapes]
-    least = floors.step_floors(floors.step_work(config, args, in_fp8), gpu.rates)
+    least = floors.step_floors(floors.step_work(scale.step, args, in_fp8), gpu.rates)
     least[floors.OPTIMIZER] /= scale.gpus  # sharded
     # A roofline reads 2 bytes of a weight and writes 1 twice, as it is and transposed. After a
     # gather in bf16 every GPU casts whole weights forward and backward, reading 2 bytes and
@@ -100,7 +99,7 @@ def step(scale: Scale, rung: str) -> dict[str, float]:
     # Of each block what takes longer to send than to compute is exposed, and so are the first
     # gather and the last reduction, of the embedding.
     computing = sum(least.values()) / args.n_layers
-    forward = computing / (4 if scale.recomputation == "full" else 3)
+    forward = computing / (2 + scale.step.forwards)
     seconds_a_byte = (1 - 1 / scale.gpus) / gpu.links.bus_bandwidth(scale.gpus)
     of_block = weights / args.n_layers * seconds_a_byte
     gathering, reducing = SENT[rung] * of_block, 4 * of_block

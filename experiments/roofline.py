@@ -19,7 +19,7 @@ from experiments.jobs.command import COMPLETED, CommandLine, leave
 from experiments.profiling.measured import Bench, work
 from experiments.records.files import RecordError, read
 from models.errors import InputError
-from models.floors import PARTS, Work, step_floors, tokens_per_step
+from models.floors import PARTS, Work, step_floors
 from models.gpus import GPUS, Gpu, find
 
 TEXT = """\
@@ -86,7 +86,7 @@ def text(recipe: recipes.Recipe, gpu_name: str, measured: dict[str, float]) -> s
     rows = table.to_string(float_format="{:,.1f}".format, na_rep="")
     rates = []
     for source in table.columns.intersection(["datasheet", "sustained", "measured"]):
-        rate = tokens_per_step(planned.config) / table.loc["step", source] * 1e3
+        rate = planned.tokens / table.loc["step", source] * 1e3
         mfu = rate * planned.flops_per_token / gpu.datasheet.bf16
         rates.append(f"{source:<10} {rate:>8,.0f} tokens/s, {mfu:.1%} MFU of the bf16 peak")
     return TEXT.format(

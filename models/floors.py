@@ -12,8 +12,7 @@ when the largest value of a tensor must be known before its cast), and communica
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, make_dataclass, replace
-from types import SimpleNamespace
+from dataclasses import asdict, dataclass, replace
 
 from models import flops
 from models.errors import InputError
@@ -51,33 +50,68 @@ def step_floors(work: list[Work], rates: Rates) -> dict[str, float]:
     return {part: sum(w.seconds(rates) for w in work if w.part == part) for part in PARTS}
 
 
-def step_work(config, args, fp8_layers: Collection[str]) -> list[Work]:
-    """What one optimizer step of a recipe has to do. Raises `InputError` for a setting whose work
-    is not known here.
+@dataclass(frozen=True)
+class Step:
+    """What a training step on one GPU computes, besides the sizes of its model."""
 
-    Args:
-        config: a resolved recipe's `JobConfig`.
-        args: its model's arguments.
-        fp8_layers: names of the linear layers that run in FP8, as `float8.choose_modules` gives
-        them.
-    """
-    if config.training.mixed_precision_param != "bfloat16":
+    seq_len: int
+    rows: float  # of a forward pass
+    passes: int = 1  # forward passes (gradient accumulation)
+    forwards: int = 1  # how often a block's forward pass is computed: 2 if it is recomputed
+    itemsize: int = 2  # bytes of a parameter, its gradient, and, as autocast goes, of the stream
+    optimizer_bytes: int = 16  # moved for each parameter; 16 of AdamW in bf16
+    fp8_matmuls: int = 3  # in FP8, of the three of a layer that runs in FP8
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a forward pass."""
+        return self.rows * self.seq_len
+
+
+def step_of(config, passes: int) -> Step:
+    """Read a resolved recipe's `JobConfig`. Raises `InputError` for a setting whose work is not
+    known here."""
+    training, float8 = config.training, config.quantize.linear.float8
+    if training.mixed_precision_param != "bfloat16":
         raise InputError(
             "the roofline knows matmuls in bf16 and FP8: set training.mixed_precision_param to "
             "bfloat16"
         )
-    if config.activation_checkpoint.mode not in ("none", "full"):
+    modes = {"none": 1, "full": 2}
+    mode = config.activation_checkpoint.mode
+    if mode not in modes:
         raise InputError(
-            f"activation_checkpoint.mode {config.activation_checkpoint.mode} has no roofline: "
-            "set it to none or full"
+            f"activation_checkpoint.mode {mode} has no roofline: set it to none or full"
         )
-    if config.quantize.linear.float8.emulate:
+    if float8.emulate:
         raise InputError(
             "emulated FP8 has no roofline: set quantize.linear.float8.emulate to false"
         )
-    recipe_name = config.quantize.linear.float8.recipe_name
-    if recipe_name not in (None, "tensorwise", "rowwise", "rowwise_with_gw_hp"):
-        raise InputError(f"{recipe_name} FP8 has no roofline: choose tensorwise or rowwise")
+    if float8.recipe_name not in (None, "tensorwise", "rowwise", "rowwise_with_gw_hp"):
+        raise InputError(f"{float8.recipe_name} FP8 has no roofline: choose tensorwise or rowwise")
+    itemsize = flops.ITEMSIZE[training.dtype]
+    # The norm reads the gradients; AdamW reads them too, reads and writes states, and writes
+    # parameters, which it also reads where none of the states is a master weight.
+    times = 3 if any(asdict(config.optimizer.states).values()) else 4
+    return Step(
+        seq_len=training.seq_len,
+        rows=training.local_batch_size,
+        passes=passes,
+        forwards=modes[mode],
+        itemsize=itemsize,
+        optimizer_bytes=times * itemsize + 2 * flops.state_bytes(config),
+        fp8_matmuls=flops.matmuls_in_fp8(float8.recipe_name),
+    )
+
+
+def step_work(step: Step, args, fp8_layers: Collection[str]) -> list[Work]:
+    """List what a step has to do. Raises `InputError` for a mixture of experts.
+
+    Args:
+        step: what is computed.
+        args: the model's arguments.
+        fp8_layers: names of the linear layers that run in FP8, as `float8.choose` gives them.
+    """
     if flops.has_experts(args):
         attention = [name for name in flops.linear_shapes(args) if ".attention." in name]
         share = flops.share_of_matmuls(args, attention)
@@ -86,82 +120,30 @@ def step_work(config, args, fp8_layers: Collection[str]) -> list[Work]:
             f"experts, router and head in bf16 and computes {share:.1%} of the matmuls' FLOPs, so "
             f"that it makes a step at most {flops.most_speed_up(share):.3f} times as fast"
         )
-    passes, parameter_bytes = _passes(config), _itemsize(config) * flops.parameters(args)
-    states = asdict(config.optimizer.states).values()
-    state_bytes = flops.state_bytes(config) * flops.parameters(args)
     # Cross entropy reads the bf16 logits forward and backward, and writes their gradient; the head
     # is a linear layer.
-    loss = Work(LOSS, _tokens(config) * args.vocab_size * (2 + 2 + 2))
-    one_pass = [*_linears(config, args, fp8_layers), *_attention(config, args)]
-    one_pass += [*_elementwise(config, args), loss]
+    loss = Work(LOSS, step.tokens * args.vocab_size * (2 + 2 + 2))
+    one_pass = [*_linears(step, args, fp8_layers), *_attention(step, args)]
+    one_pass += [*_elementwise(step, args), loss]
+    passes, parameters = step.passes, flops.parameters(args)
     # Gradients are added to those of earlier passes.
-    added_up = Work(ELEMENTWISE, 3 * (passes - 1) * parameter_bytes)
-    # The norm reads the gradients; AdamW reads them too, reads and writes states, and writes
-    # parameters, which it also reads where none of the states is a master weight.
-    optimizer = Work(OPTIMIZER, (3 if any(states) else 4) * parameter_bytes + 2 * state_bytes)
+    added_up = Work(ELEMENTWISE, 3 * (passes - 1) * step.itemsize * parameters)
+    optimizer = Work(OPTIMIZER, step.optimizer_bytes * parameters)
     all_passes = [replace(w, bytes=passes * w.bytes, flops=passes * w.flops) for w in one_pass]
     return [*all_passes, added_up, optimizer]
 
 
-def config(
-    seq_len: int, rows: float, passes: int = 1, recompute: str = "none", scaling: str = "tensorwise"
-) -> SimpleNamespace:
-    """Make the keys of a recipe that are read here, of a step in bf16 with AdamW in bf16.
-
-    A GPU's forward pass has `rows` of `seq_len` tokens; a step has so many `passes`.
-    """
-    training = SimpleNamespace(
-        dtype="bfloat16", mixed_precision_param="bfloat16", seq_len=seq_len,
-        local_batch_size=rows, global_batch_size=rows * passes,
-    )  # fmt: skip
-    float8 = SimpleNamespace(emulate=False, recipe_name=scaling)
-    return SimpleNamespace(
-        training=training,
-        activation_checkpoint=SimpleNamespace(mode=recompute),
-        quantize=SimpleNamespace(linear=SimpleNamespace(float8=float8)),
-        optimizer=SimpleNamespace(states=make_dataclass("States", [])()),
-    )
-
-
-def tokens_per_step(config) -> int:
-    """Tokens of one optimizer step on one GPU."""
-    return _passes(config) * _tokens(config)
-
-
-def _itemsize(config) -> int:
-    """Bytes of a parameter, its gradient, and, as autocast goes, of the residual stream."""
-    return flops.ITEMSIZE[config.training.dtype]
-
-
-def _tokens(config) -> int:
-    """Tokens of a forward pass."""
-    return config.training.local_batch_size * config.training.seq_len
-
-
-def _passes(config) -> int:
-    """Forward passes of a step (gradient accumulation); torchtitan's global batch size of -1 means
-    one."""
-    return max(1, config.training.global_batch_size // config.training.local_batch_size)
-
-
-def _forwards(config) -> int:
-    """How often a block's forward pass is computed: full activation checkpointing repeats it in the
-    backward pass."""
-    return 2 if config.activation_checkpoint.mode == "full" else 1
-
-
-def _linears(config, args, fp8_layers: Collection[str]) -> Iterator[Work]:
+def _linears(step: Step, args, fp8_layers: Collection[str]) -> Iterator[Work]:
     """The three matmuls of each linear layer, and the casts of its operands that no other kernel
     does in passing."""
-    t, b = _tokens(config), _itemsize(config)
-    in_fp8 = flops.matmuls_in_fp8(config.quantize.linear.float8.recipe_name)
+    t, b = step.tokens, step.itemsize
     for name, (n, k) in flops.linear_shapes(args).items():
         layer, fp8 = name.rpartition(".")[2], name in fp8_layers
         # No gradient needs the output of w2 or of the head: their forward pass is not repeated.
-        forwards = 1 if layer in ("w2", "output") else _forwards(config)
+        forwards = 1 if layer in ("w2", "output") else step.forwards
         yield from forwards * [_matmul(t, n, k, fp8)]  # output = input x weight
         yield _matmul(t, k, n, fp8)  # gradient of the input = gradient x weight
-        yield _matmul(n, k, t, fp8 and in_fp8 == 3)  # of the weight = gradient x input
+        yield _matmul(n, k, t, fp8 and step.fp8_matmuls == 3)  # of the weight = gradient x input
         # A weight becomes bf16, or FP8 as it is and transposed (1 + 1); a bf16 gradient becomes one
         # in float32.
         copies = int(fp8 or b > 2) + int(b > 2)
@@ -184,27 +166,27 @@ def _matmul(m: int, n: int, k: int, fp8: bool) -> Work:
     return Work(part, size * (m * k + k * n) + 2 * m * n, 2 * m * n * k, size)
 
 
-def _attention(config, args) -> Iterator[Work]:
+def _attention(step: Step, args) -> Iterator[Work]:
     """Flash attention with a causal mask, which leaves half of the matmuls to compute.
 
     Forward two matmuls (scores, output), 4 T seq dim FLOPs without a mask; backward five (scores
     again, and the gradients of v, the probabilities, q and k), 2.5 times as many.
     """
-    t, q, kv, layers = _tokens(config), flops.q_dim(args), flops.kv_dim(args), args.n_layers
-    forward = 4 * t * config.training.seq_len * q / 2
+    t, q, kv, layers = step.tokens, flops.q_dim(args), flops.kv_dim(args), args.n_layers
+    forward = 4 * t * step.seq_len * q / 2
     once = Work(ATTENTION, layers * 2 * t * (2 * q + 2 * kv), layers * forward)
-    yield from _forwards(config) * [once]
+    yield from step.forwards * [once]
     # reads q, k, v, the output and its gradient; writes the gradients of q, k, v
     yield Work(ATTENTION, layers * 2 * t * (4 * q + 4 * kv), layers * 2.5 * forward)
 
 
-def _elementwise(config, args) -> Iterator[Work]:
+def _elementwise(step: Step, args) -> Iterator[Work]:
     """Norms, residual sums, RoPE, SwiGLU and the embedding, in bytes per token.
 
     A feature of the residual stream has `b` bytes, of results and operands of matmuls 2, in FP8 as
     well: an operand is written as it is and transposed, 1 + 1.
     """
-    t, b, d, f = _tokens(config), _itemsize(config), args.dim, args.hidden_dim
+    t, b, d, f = step.tokens, step.itemsize, args.dim, args.hidden_dim
     rotated = flops.q_dim(args) + flops.kv_dim(args)
     # RoPE has the norms of queries and keys with it, which read their inputs again backward.
     rope = 2 * 2 * rotated
@@ -219,7 +201,7 @@ def _elementwise(config, args) -> Iterator[Work]:
     # SwiGLU reads a gradient and both results, and writes both gradients.
     backward += 2 * (f + 2 * f) + 2 * (2 * f)
     # Recomputation ends before w2: no result to read, no sum to write.
-    repeated = (_forwards(config) - 1) * (forward - (b + 2) * d)
+    repeated = (step.forwards - 1) * (forward - (b + 2) * d)
     yield Work(ELEMENTWISE, args.n_layers * t * (forward + repeated + backward))
     # The embedding is read and written, and normed for the first block; backward the last norm and
     # a whole matrix of zeros with some rows. Under a tied head that matrix is added to the head's

@@ -9,14 +9,13 @@ logged one counts the input embedding as if it were multiplied.
 import math
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 
 from analysis.other_logs.log import make_run
 from analysis.runs import Run
 from experiments.records.files import RecordError
-from models.flops import flops_per_token, parameters
+from models.flops import Sizes, flops_per_token, parameters
 from models.gpus import GPUS
 
 PEAK = GPUS["gh200"].datasheet
@@ -34,15 +33,9 @@ NAMES = {
 }
 
 
-def llama_3(
-    dim, layers, heads, hidden_dim, head_dim=128, vocab_size=128256, tied=False
-) -> SimpleNamespace:
-    """Make the arguments of a Llama 3, as models/flops.py reads them without torch."""
-    return SimpleNamespace(
-        dim=dim, n_layers=layers, n_heads=heads, n_kv_heads=8, head_dim=head_dim,
-        hidden_dim=hidden_dim, vocab_size=vocab_size, qk_norm=False, enable_weight_tying=tied,
-        fused_projections=False,
-    )  # fmt: skip
+def llama_3(dim, layers, heads, hidden_dim, head_dim=128, vocab_size=128256, tied=False) -> Sizes:
+    """Give the sizes of a Llama 3."""
+    return Sizes(dim, layers, heads, 8, head_dim, hidden_dim, vocab_size, enable_weight_tying=tied)
 
 
 MODEL = llama_3(4096, 32, 32, 14336, vocab_size=131072)  # `8B-published` of models.llama

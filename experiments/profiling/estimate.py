@@ -11,12 +11,13 @@ import numpy as np
 import pandas as pd
 
 from experiments.config import recipes
+from experiments.config.rules import check_one_precision
 from experiments.profiling import features, fit, pairs
-from experiments.profiling.measured import work
 from experiments.training.plan import Plan, plan
 from models import flops
 from models.architectures import label
 from models.errors import InputError
+from models.floors import step_of
 from models.gpus import GPUS, chip
 
 YES, NO, MEASURE, DOES_NOT_FIT = "YES", "NO", "MEASURE FIRST", "DOES NOT FIT"
@@ -49,11 +50,11 @@ def estimate(asked) -> dict:
     ways, gpu = asked.tensor_parallel, GPUS[asked.gpu]
     if asked.gpus % ways:
         raise InputError(f"--gpus {asked.gpus}: expected a multiple of --tensor-parallel {ways}")
-    overlay = "no_recompute"
-    if _needed(asked, overlay, asked.gpus) > gpu.memory:
-        overlay = "full_recompute"
-    needed = _needed(asked, overlay, asked.gpus)
-    bf16 = _plan(BF16, asked, overlay)
+    for overlay in ("no_recompute", "full_recompute"):
+        bf16 = _plan(BF16, overlay, asked.keys, asked.gpus)
+        fits = bf16.memory_needed <= gpu.memory
+        if fits:
+            break
     tokens = bf16.tokens * asked.gpus // ways
     answer = {
         "model": label(bf16.config),
@@ -63,12 +64,12 @@ def estimate(asked) -> dict:
         "steps": math.ceil(asked.tokens / tokens) if asked.tokens else asked.steps,
         "tokens_per_step": tokens,
         "nearest": _nearest(asked, bf16),
-        "needed_gib": needed / 2**30,
+        "needed_gib": bf16.memory_needed / 2**30,
         "gpu_gib": gpu.memory / 2**30,
-        "fits": needed <= gpu.memory,
+        "fits": fits,
         "recomputes": overlay == "full_recompute",
     }
-    if not answer["fits"]:
+    if not fits:
         return answer | {"verdict": DOES_NOT_FIT, "why": _more_gpus(asked)}
     if gpu.datasheet.fp8 is None:
         why = f"{asked.gpu} has no FP8 units: FP8 would be emulated there, slower than bf16"
@@ -76,7 +77,6 @@ def estimate(asked) -> dict:
     elif flops.has_experts(bf16.args):
         answer |= _bound(bf16)
     else:
-        work(bf16)  # refuses what has no roofline
         answer |= _speed(asked, bf16, overlay)
         answer |= _time(asked, bf16, answer)
         answer |= _verdict(answer)
@@ -86,31 +86,26 @@ def estimate(asked) -> dict:
 # ---- data: the training, its memory, and the pair that is most like it ----
 
 
-def _plan(name: str, asked, overlay: str) -> Plan:
-    """Plan what one GPU does in a step of a recipe."""
-    recipe = recipes.load(name, [overlay], asked.keys)
+def _plan(name: str, overlay: str, keys: list[str], gpus: int) -> Plan:
+    """Plan what each of some GPUs does in a step of a recipe."""
+    recipe = recipes.load(name, [overlay], keys)
     config = recipe.config
     if name == BF16 and (config.quantize.linear.float8.recipe_name or not config.compile.enable):
         raise InputError(
             "leave out quantize.linear.float8.recipe_name and compile.enable: compiled bf16 is "
             "compared to compiled FP8"
         )
-    config.training.global_batch_size //= asked.gpus  # torchtitan's -1 stays -1
-    return plan(recipe)
-
-
-def _needed(asked, overlay: str, gpus: int) -> float:
-    """Give the bytes that each of some GPUs needs, with one pass for a step."""
-    keys = [*asked.keys, "training.global_batch_size=-1"]
-    return plan(recipes.load(BF16, [overlay], keys), gpus).memory_needed
+    check_one_precision(config)
+    return plan(recipe, gpus)
 
 
 def _more_gpus(asked) -> str:
     """Say on how many GPUs it would fit."""
-    gpus = asked.gpus
+    gpus, keys = asked.gpus, [*asked.keys, "training.global_batch_size=-1"]
     while gpus < MOST:
         gpus *= 2
-        if _needed(asked, "full_recompute", gpus) <= GPUS[asked.gpu].memory:
+        needed = _plan(BF16, "full_recompute", keys, gpus).memory_needed
+        if needed <= GPUS[asked.gpu].memory:
             return f"it would fit on {gpus}: ask again with --gpus {gpus}"
     return f"nor would it fit on {gpus:,} of them"
 
@@ -158,10 +153,11 @@ def _speed(asked, bf16: Plan, overlay: str) -> dict:
     on."""
     fitted, found, rates = fit.fitted(), [], GPUS[asked.gpu].datasheet
     for scaling, name in FP8.items():
-        planned = _plan(name, asked, overlay)
-        sizes = features.shard(planned.args, asked.tensor_parallel)
-        step = features.step(planned.config, sizes, planned.fp8.layers, rates, asked.gpus)
-        found.append({"stack": "torchao", "scaling": scaling, **step})
+        planned = _plan(name, overlay, asked.keys, asked.gpus)
+        step = step_of(planned.config, planned.passes)
+        sizes, layers = features.shard(planned.args, asked.tensor_parallel), planned.fp8.layers
+        rooflines = features.rooflines(step, sizes, layers, rates, asked.gpus)
+        found.append({"stack": "torchao", "scaling": scaling, **rooflines})
     rows = fit.table(found)
     both = fit.times(fitted.fit.parameters, rows)
     of_bf16 = both.bf16[0]

@@ -15,21 +15,16 @@ from models.flops import Sizes, linear_shapes
 from models.gpus import GPUS, Rates
 
 
-def step(
-    config, sizes: Sizes, fp8_layers: Collection[str], rates: Rates, shards: float
+def rooflines(
+    step: floors.Step, sizes: Sizes, fp8_layers: Collection[str], rates: Rates, shards: float
 ) -> dict[str, float]:
-    """Work out the rooflines of a step, whose optimizer's work `shards` GPUs share.
-
-    `config` is as models/floors.py reads one. Raises `InputError` for settings without a roofline.
-    """
-    bf16 = floors.step_floors(floors.step_work(config, sizes, ()), rates)
-    fp8 = floors.step_floors(floors.step_work(config, sizes, fp8_layers), rates)
-    tokens, training = floors.tokens_per_step(config), config.training
-    passes = tokens / (training.local_batch_size * training.seq_len)
+    """Work out the rooflines of a step, whose optimizer's work `shards` GPUs share."""
+    bf16 = floors.step_floors(floors.step_work(step, sizes, ()), rates)
+    fp8 = floors.step_floors(floors.step_work(step, sizes, fp8_layers), rates)
     every = linear_shapes(sizes)
     shapes = [every[name] for name in fp8_layers]
     # Of a layer FP8 casts the input, the gradient of the output, and once a pass the weight.
-    elements = sum(tokens * (n + k) + passes * n * k for n, k in shapes)
+    elements = step.passes * sum(step.tokens * (n + k) + n * k for n, k in shapes)
     return {
         "matmuls": bf16[floors.MATMUL_BF16],  # in bf16, of all linear layers
         "left": fp8[floors.MATMUL_BF16],  # in bf16, of those that FP8 leaves out
@@ -38,8 +33,8 @@ def step(
         "elementwise": bf16[floors.ELEMENTWISE] + bf16[floors.LOSS] + bf16[floors.CASTS],
         "optimizer": bf16[floors.OPTIMIZER] / shards,
         "cast": elements / rates.bandwidth,  # to move one byte of each element cast to FP8
-        "fp8_matmuls": 3 * passes * len(shapes),  # how many
-        "blocks": passes * sizes.n_layers,  # how many a step passes through
+        "fp8_matmuls": 3 * step.passes * len(shapes),  # how many
+        "blocks": step.passes * sizes.n_layers,  # how many a step passes through
     }
 
 
@@ -68,12 +63,15 @@ def of_pair(pair: Pair, sizes: Sizes) -> pd.Series:
 def _of_blocks(pair: Pair, sizes: Sizes) -> pd.Series:
     left_out = pair.left_out if pair.head_fp8 else (*pair.left_out, "output")
     layers = [name for name in linear_shapes(sizes) if not name.endswith(left_out)]
-    # Of two matmuls in FP8 the third, which stays in bf16, is that of the weight's gradient.
-    scaling = "tensorwise" if pair.matmuls == 3 else "rowwise_with_gw_hp"
     # Selective recomputation lies halfway between none and full.
-    modes = ["none", "full"] if pair.recompute == "half" else [pair.recompute or "none"]
-    rows, rates = pair.batch / pair.context_parallel, GPUS[pair.gpu_key].datasheet
-    part = shard(sizes, pair.tensor_parallel)
-    configs = [floors.config(pair.sequence, rows, pair.passes, mode, scaling) for mode in modes]
-    steps = [step(config, part, layers, rates, pair.gpus or 1) for config in configs]
-    return pd.DataFrame(steps).mean()
+    forwards = {"half": (1, 2), "full": (2,)}.get(pair.recompute, (1,))
+    one = floors.Step(
+        seq_len=pair.sequence,
+        rows=pair.batch / pair.context_parallel,
+        passes=pair.passes,
+        fp8_matmuls=pair.matmuls,
+    )
+    steps = [replace(one, forwards=number) for number in forwards]
+    part, rates = shard(sizes, pair.tensor_parallel), GPUS[pair.gpu_key].datasheet
+    found = [rooflines(step, part, layers, rates, pair.gpus or 1) for step in steps]
+    return pd.DataFrame(found).mean()

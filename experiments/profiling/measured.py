@@ -12,7 +12,7 @@ import pandas as pd
 from experiments.config.rules import check_one_precision
 from experiments.records.run import Hardware, Record
 from models.errors import InputError
-from models.floors import Work, step_floors, step_work
+from models.floors import Work, step_floors, step_of, step_work
 from models.gpus import GPUS, find
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ RATIO = "{median:.3f} ({min:.3f} to {max:.3f})"
 def work(planned: "Plan") -> list[Work]:
     """List what a step of a recipe has to do. Raises `InputError` where that is not known."""
     check_one_precision(planned.config)
-    return step_work(planned.config, planned.args, planned.fp8.layers)
+    step = step_of(planned.config, planned.passes)
+    return step_work(step, planned.args, planned.fp8.layers)
 
 
 def roofline(planned: "Plan", gpu: str | None) -> dict[str, float]:

@@ -111,8 +111,9 @@ def compiled_graphs() -> list[dict]:
     write, as inductor counts them.
 
     The fast layer's cast to FP8 is included, but what it writes counts twice: to inductor it
-    changes what it is given. Matmuls and attention are kernels of libraries and not counted. A block's graphs, forward and backward, serve all blocks. A graph that came from the
-    compile cache is not in the list.
+    changes what it is given. Matmuls and attention are kernels of libraries and not counted. A
+    block's graphs, forward and backward, serve all blocks. A graph that came from the compile cache
+    is not in the list.
     """
     from torch._inductor import ir, metrics
     from torch._inductor.scheduler import ExternKernelSchedulerNode
