@@ -80,21 +80,6 @@ def test_formulas_describe_the_model_that_is_built(name, fused):
         assert {n: tuple(m.weight.shape) for n, m in linears.items()} == flops.linear_shapes(args)
 
 
-def test_tied_head_stays_tied_after_initialisation():
-    args = llama.LlamaArgs(
-        dim=64, n_layers=1, n_heads=4, vocab_size=256, max_seq_len=16, enable_weight_tying=True
-    )
-    with torch.device("meta"):
-        model = llama.Llama(args)
-    model.to_empty(device="cpu")
-    with torch.no_grad():
-        model.init_weights()
-    assert model.output.weight is model.tok_embeddings.weight
-    assert (
-        len(list(model.parameters())) == 11
-    )  # 7 linears and 2 norms in the layer, the last norm, one embedding
-
-
 @pytest.mark.parametrize("backend", ["flash", "math", pytest.param("cudnn", marks=pytest.mark.gpu)])
 def test_attention_backends_agree(backend):
     kind = {"device": device.TYPE, "dtype": torch.bfloat16, "requires_grad": True}

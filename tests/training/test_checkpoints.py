@@ -98,16 +98,6 @@ def test_only_checkpoints_are_deleted(run, folder, tmp_path):
     assert all(file.read_text() == "mine" for file in files)
 
 
-def test_a_checkpoint_of_another_run_or_program_is_refused(run, folder):
-    save(run, 6)
-    check_resume(folder, IDENTITY, last=6)
-    with pytest.raises(InputError, match="differs in data .corpus-1 there, corpus-2 here"):
-        check_resume(folder, IDENTITY | {"data": "corpus-2"}, last=6)
-    run.save(8)
-    with pytest.raises(InputError, match="is of another run, .* data .None there, corpus-1 here"):
-        check_resume(folder, IDENTITY, last=8)
-
-
 def test_a_whole_checkpoint_that_cannot_be_loaded_is_set_aside(run, folder):
     """The newest lacks one of the run's states; then the other is gone, too."""
     save(run, 4)

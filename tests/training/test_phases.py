@@ -68,13 +68,6 @@ def test_a_switch_is_what_checkpoint_and_relaunch_is(losses, tmp_path):
     assert proof.profiled_step == 4
 
 
-@pytest.mark.slow
-def test_the_first_switch_of_a_compiled_run_compiles(losses, tmp_path):
-    losses("switched", FP8, 5, [*phase(3, 4), "compile.backend=aot_eager"])
-    switches = read(tmp_path / "switched" / TIMING, Timing).switches
-    assert switches["3"].compile_s > 0 == switches["5"].compile_s
-
-
 def test_a_checkpoint_is_of_its_phases():
     """The length of a run may change, unless its last step in FP8 depends on it."""
     short, long = (
