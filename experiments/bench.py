@@ -23,7 +23,7 @@ import json
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -64,11 +64,14 @@ def main(argv: list[str] | None = None) -> int:
     plans, bench = _prepare(args)
     out = args.out or new_folder(dated_folder("bench"))
     lock = claim_folder(out, "bench")
-    resolved = {label: recipes.to_yaml(planned.recipe) for label, planned in plans.items()}
-    rounds = Rounds(bench, resolved, out, lambda: end - time.monotonic(), stop)
+    files = {}
+    for place, (label, planned) in enumerate(plans.items(), 1):
+        name = re.sub(r"[^\w.-]+", "_", f"{place}-{label}")[:80]
+        files[label] = out / f"{name}.yaml"
+        files[label].write_text(recipes.to_yaml(planned.recipe))
     stop.deferred = True  # between two looks at the process that measures
     with lock, suppress(KeyboardInterrupt):  # Ctrl-C once more
-        rounds.run()
+        measure_in_rounds(bench, files, lambda: end - time.monotonic(), stop)
     print(f"\n{tables(bench, plans)}\nEverything is in {out}")
     return stop.code or int(any(variant.error for variant in bench.variants.values()))
 
@@ -137,107 +140,71 @@ class NotMeasured(Exception):
     """A measurement that failed, or that the budget or the user ended; the message says which."""
 
 
-def turns(
-    variants: list[str], took: dict[str, float], left: Callable[[], float]
-) -> Iterator[tuple[int, str]]:
-    """Give (round, variant): all variants once, then backwards, then forwards again, while a whole
-    round fits.
+def measure_in_rounds(
+    bench: Bench, files: dict[str, Path], left: Callable[[], float], stop: Stop
+) -> None:
+    """Measure all variants once, then backwards, then forwards again, while a whole round fits, but
+    those that failed. bench.json is up to date after each measurement.
 
-    The caller keeps in `took` the seconds of each variant's last measurement; a variant that is not
-    in it is left out. `left` gives the seconds that are left.
+    `files` are the variants' recipes, `left` gives the seconds that are left.
     """
-    order, number = list(variants), 1
+    order, number = list(files), 1
     while order:
-        for variant in order:
-            yield number, variant
-        order = [variant for variant in reversed(order) if variant in took]
-        number += 1
-        if sum(took[variant] for variant in order) > left():
-            return
-
-
-class Rounds:
-    """The measurements of a bench, and the directory in which they are kept.
-
-    Args:
-        bench: gets each round.
-        resolved: the variants' recipes, as YAML.
-        out: the directory.
-        left: seconds that are left of the budget.
-        stop: what the user asks for.
-    """
-
-    def __init__(
-        self,
-        bench: Bench,
-        resolved: dict[str, str],
-        out: Path,
-        left: Callable[[], float],
-        stop: Stop,
-    ):
-        self.bench, self.out, self.left, self.stop = bench, out, left, stop
-        self.recipes: dict[str, Path] = {}
-        for place, (label, text) in enumerate(resolved.items(), 1):
-            name = re.sub(r"[^\w.-]+", "_", f"{place}-{label}")[:80]
-            self.recipes[label] = out / f"{name}.yaml"
-            self.recipes[label].write_text(text)
-
-    def run(self) -> None:
-        """Measure until the budget is spent or the user stops it; bench.json is up to date after
-        each measurement."""
-        took: dict[str, float] = {}
-        for number, label in turns(list(self.recipes), took, self.left):
-            start, variant = time.monotonic(), self.bench.variants[label]
+        for label in order:
+            start, variant, file = time.monotonic(), bench.variants[label], files[label]
             try:
-                measured = self._measure(label, number)
-                took[label] = time.monotonic() - start
-                variant.rounds.append(Round(round=number, wall_s=took[label], **measured))
-                variant.error = None
-                rate, step_s = measured["tokens_per_s"], measured["step_s"]
-                outcome = f"{rate:,.0f} tokens/s, {step_s * 1e3:,.1f} ms a step"
+                measured = measure(file, number, left, stop)
             except NotMeasured as reason:
-                took.pop(label, None)
                 outcome = str(reason)
                 if outcome.startswith("failed") or not variant.rounds:
                     variant.error = outcome
-            self.bench.work_out()
-            content = self.bench.model_dump_json(indent=1, exclude_unset=True)
-            write_whole(self.out / "bench.json", content + "\n")
+            else:
+                wall_s = time.monotonic() - start
+                variant.rounds.append(Round(round=number, wall_s=wall_s, **measured))
+                variant.error = None
+                rate, step_s = measured["tokens_per_s"], measured["step_s"]
+                outcome = f"{rate:,.0f} tokens/s, {step_s * 1e3:,.1f} ms a step"
+            bench.work_out()
+            content = bench.model_dump_json(indent=1, exclude_unset=True)
+            write_whole(file.with_name("bench.json"), content + "\n")
             seconds = time.monotonic() - start
             print(f"round {number}, {label}: {outcome} ({seconds:.0f} s)", flush=True)
-            if self.stop.code or self.left() < 0:
+            if stop.code or left() < 0:
                 return
-        if took:
-            needed = sum(took.values())
-            print(f"Another round takes about {needed:.0f} s, and {self.left():.0f} s are left.")
+        order = [label for label in reversed(order) if not bench.variants[label].error]
+        number += 1
+        needed = sum(bench.variants[label].rounds[-1].wall_s for label in order)
+        if needed > left():
+            print(f"Another round takes about {needed:.0f} s, and {left():.0f} s are left.")
+            return
 
-    def _measure(self, label: str, number: int) -> dict:
-        """Measure once. The kernels stay in the record's file. Raises `NotMeasured`."""
-        recipe = self.recipes[label]
-        record = recipe.with_suffix(f".round{number}.json")
-        log = record.with_suffix(".log")
-        arguments = ["experiments.profiling.worker", str(recipe), str(record)]
-        worker = Ranks(arguments, log, [(0, gpus()[0])])
-        try:
-            while worker.poll() is None and not self.stop.code and self.left() > 0:
-                time.sleep(0.1)
-        finally:
-            ended = worker.returncode is not None
-            if not ended:
-                worker.end(GRACE_S)
-        if self.stop.code:
-            raise NotMeasured(f"ended by {self.stop.why}")
+
+def measure(recipe: Path, number: int, left: Callable[[], float], stop: Stop) -> dict:
+    """Measure once. The kernels stay in the record's file. Raises `NotMeasured`."""
+    record = recipe.with_suffix(f".round{number}.json")
+    log = record.with_suffix(".log")
+    arguments = ["experiments.profiling.worker", str(recipe), str(record)]
+    worker = Ranks(arguments, log, [(0, gpus()[0])])
+    try:
+        while worker.poll() is None and not stop.code and left() > 0:
+            time.sleep(0.1)
+    finally:
+        ended = worker.returncode is not None
         if not ended:
-            raise NotMeasured("the budget was spent")
-        if worker.returncode < 0:
-            killer = signal.Signals(-worker.returncode).name
-            raise NotMeasured(f"failed: killed by {killer}, see {log}")
-        if worker.returncode:
-            raise NotMeasured(f"failed: {worker.last_words().removeprefix('error: ')}")
-        log.unlink()
-        measured = json.loads(record.read_text())
-        del measured["kernels"]
-        return measured
+            worker.end(GRACE_S)
+    if stop.code:
+        raise NotMeasured(f"ended by {stop.why}")
+    if not ended:
+        raise NotMeasured("the budget was spent")
+    if worker.returncode < 0:
+        killer = signal.Signals(-worker.returncode).name
+        raise NotMeasured(f"failed: killed by {killer}, see {log}")
+    if worker.returncode:
+        raise NotMeasured(f"failed: {worker.last_words().removeprefix('error: ')}")
+    log.unlink()
+    measured = json.loads(record.read_text())
+    del measured["kernels"]
+    return measured
 
 
 if __name__ == "__main__":

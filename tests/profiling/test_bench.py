@@ -58,7 +58,7 @@ def test_a_variant_is_a_recipe_with_keys_of_its_own():
 
 
 def test_the_default_has_the_four_and_compiled_bf16_with_its_own_rounding(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench.Rounds, "run", lambda self: None)
+    monkeypatch.setattr(bench, "measure_in_rounds", lambda *_: None)
     assert bench.main(["--overlay", "cpu", "--out", str(tmp_path), "training.seq_len=64"]) == 1
     paths = sorted(tmp_path.glob("*.yaml"))
     names = [path.stem.split("-")[1] for path in paths]
@@ -68,18 +68,6 @@ def test_the_default_has_the_four_and_compiled_bf16_with_its_own_rounding(tmp_pa
 
 
 # ---- measurements, with a worker that does what the recipe's file says ----
-
-
-def test_rounds_alternate_and_none_begins_that_would_not_fit():
-    took, seconds, order = {}, [], []
-    for number, variant in bench.turns(["a", "b", "c"], took, lambda: 100 - sum(seconds)):
-        order.append(f"{variant}{number}")
-        seconds.append(10 if number == 1 else 8)
-        if variant != "c":  # which fails
-            took[variant] = seconds[-1]
-    # 30 s, then rounds of 16 s: at 94 s a sixth would not fit
-    assert order == ["a1", "b1", "c1", "b2", "a2", "a3", "b3", "b4", "a4", "a5", "b5"]
-
 
 WORKER = """#!/bin/sh
 shift 2  # -m experiments.profiling.worker
@@ -98,15 +86,27 @@ def measure(tmp_path, monkeypatch):
     (tmp_path / "record").write_text(json.dumps(RECORD | {"kernels": []}))
 
     def run(scripts: dict[str, str], left, stop=None) -> dict[str, Variant]:
-        made = a_bench(dict.fromkeys(scripts, []))
-        for variant in made.variants.values():
-            variant.error = "its turn did not come"
-        bench.Rounds(made, scripts, tmp_path, left, stop or Stop()).run()
+        made, files = a_bench(dict.fromkeys(scripts, [])), {}
+        for label, script in scripts.items():
+            made.variants[label].error = "its turn did not come"
+            files[label] = tmp_path / f"{label}.yaml"
+            files[label].write_text(script)
+        bench.measure_in_rounds(made, files, left, stop or Stop())
         written = Bench.model_validate_json((tmp_path / "bench.json").read_text())
         assert written == made
         return written.variants
 
     return run
+
+
+def test_rounds_alternate_and_none_begins_that_would_not_fit(tmp_path, measure, capsys):
+    fails = "echo 'error: OutOfMemoryError: CUDA out of memory.' >&2; exit 1"
+    scripts = {"a": WORKS, "b": WORKS, "c": fails}
+    variants = measure(scripts, lambda: 1e-9 if len(list(tmp_path.glob("a.*3.json"))) else 9)
+    rounds = [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert rounds[:7] == [f"round {n}, {v}" for n, v in ("1a", "1b", "1c", "2b", "2a", "3a", "3b")]
+    assert len(rounds) == 8 and rounds[7].startswith("Another round takes")
+    assert [len(one.rounds) for one in variants.values()] == [3, 3, 0]
 
 
 def test_a_variant_that_fails_says_why_and_the_others_go_on(tmp_path, measure):
@@ -123,7 +123,7 @@ def test_a_variant_that_fails_says_why_and_the_others_go_on(tmp_path, measure):
     assert variants["out_of_memory"].error == "failed: OutOfMemoryError: CUDA out of memory."
     assert "killed by SIGKILL" in variants["killed"].error
     logs = sorted(path.name for path in tmp_path.glob("*.log"))
-    assert logs == ["2-out_of_memory.round1.log", "3-killed.round1.log"]
+    assert logs == ["killed.round1.log", "out_of_memory.round1.log"]
 
 
 def test_a_spent_budget_ends_the_measurement_and_keeps_the_others(tmp_path, measure):
@@ -154,12 +154,18 @@ def test_sigterm_ends_the_worker_and_keeps_what_is_there(tmp_path, measure):
 
 @pytest.mark.slow
 def test_two_recipes_are_measured_for_real(tmp_path, monkeypatch, capfd):
-    once = lambda variants, took, left: ((1, variant) for variant in variants)  # noqa: E731
-    monkeypatch.setattr(bench, "turns", once)
+    really = bench.measure
+
+    def once(recipe, number, left, stop):
+        if number > 1:
+            raise bench.NotMeasured("failed: once is enough")
+        return really(recipe, number, left, stop)
+
+    monkeypatch.setattr(bench, "measure", once)
     fp8 = "tensorwise_fp8_compiled+compile.enable=false"
     small = "training.seq_len=64 training.local_batch_size=1 --overlay cpu --steps 13 --budget 300"
     out = tmp_path / "out"
-    assert bench.main(["baseline", fp8, *small.split(), "--out", str(out)]) == 0
+    assert bench.main(["baseline", fp8, *small.split(), "--out", str(out)]) == 1
     written = Bench.model_validate_json((out / "bench.json").read_text())
     assert written.machine.name == device.name()
     unused = {"baseline": {MATMUL_FP8, CASTS}, fp8: set()}
