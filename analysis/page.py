@@ -25,7 +25,10 @@ _TEMPLATES = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
 )
-_TEMPLATES.globals["svg"] = plots.to_svg
+_TEMPLATES.globals.update(
+    svg=plots.to_svg, details=details, trained=trained, matrix=matrix, by_recipe=by_recipe,
+    notes=notes, columns=list(COLUMNS),
+)  # fmt: skip
 
 
 def render(template: str, **facts) -> str:
@@ -35,20 +38,13 @@ def render(template: str, **facts) -> str:
 
 def page(comparison: Comparison) -> str:
     """Write the page of a comparison; nothing in it is fetched from elsewhere."""
-    rows = rows_of(comparison)
-    drawn = [draw(comparison) for draw in FIGURES]
     return render(
         "report.html.j2",
         question=QUESTION,
-        trained=trained(rows),
-        matrix=matrix(comparison),
         answer=answer(comparison),
-        details=details(comparison),
-        columns=list(COLUMNS),
-        recipes=by_recipe(rows),
-        notes=notes(rows),
-        problems=comparison.frames.problems,
-        figures=[figure for figure in drawn if not figure.empty],
+        comparison=comparison,
+        rows=rows_of(comparison),
+        figures=[draw(comparison) for draw in FIGURES],
     )
 
 
@@ -61,7 +57,7 @@ def sweep_page(measured: sweep.Sweep) -> str:
         "sweep.html.j2",
         question=sweep.QUESTION,
         answer=[sweep.answer(measured)],
-        matrix=sweep.matrix(measured),
-        notes=measured.notes,
-        figures=[figure for figure in maps if not figure.empty],
+        table=sweep.matrix(measured),
+        sentences=measured.notes,
+        figures=maps,
     )

@@ -16,11 +16,11 @@ from pathlib import Path
 import yaml
 
 from analysis import compatibility, newest, plots
-from analysis.answer import about_loss, answer, details
+from analysis.answer import about_loss, answer
 from analysis.comparison import Comparison, compare
 from analysis.page import render
 from analysis.report import write_page
-from analysis.table import matrix, notes, rows_of, trained
+from analysis.table import rows_of
 
 PUBLISHED = newest.ROOT / "results" / "published.yaml"
 LOSSES = "loss_fp32"  # the results/ of the four recipes whose parameters can hold every step
@@ -35,8 +35,9 @@ def generated(study: Comparison, losses: Comparison) -> dict[Path, str]:
     """
     by_pairing = groupby(compatibility.cells(), key=attrgetter("pairing"))
     pairings = {name: list(group) for name, group in by_pairing}
+    measured = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
     parts = {
-        "README.md": ("published", render("published.md.j2", measured=published())),
+        "README.md": ("published", render("published.md.j2", measured=measured)),
         "docs/reading_the_table.md": ("results", section(study, losses)),
         "docs/fp8_goes_with.md": (
             "compatibility",
@@ -57,28 +58,16 @@ def with_section(text: str, name: str, content: str) -> str:
     return f"{before}{begin}\n{content.strip()}\n{end}{rest.split(end)[1]}"
 
 
-def published() -> list[dict]:
-    """Read what others measured, with the speed of each FP8 recipe over compiled bf16."""
-    measured = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
-    for one in measured:
-        rates = one["tokens_per_s"]
-        one["ratios"] = {scaling: rate / rates["bf16"] for scaling, rate in rates.items()}
-    return measured
-
-
 def section(study: Comparison, losses: Comparison) -> str:
     """Write the table, the answer and the verdicts on the loss as Markdown."""
-    rows = rows_of(study)
-    columns, lines = matrix(study)
     return render(
         "results.md.j2",
+        study=study,
         folder=_place(newest.results()),
-        trained=trained(rows),
-        matrix=(columns, [[f"`{recipe}`", *line] for recipe, *line in lines]),
+        rows=rows_of(study),
         answer=answer(study),
-        details=details(study) + notes(rows),
         losses_folder=_place(newest.results(LOSSES)),
-        losses_trained=trained(rows_of(losses)),
+        losses=rows_of(losses),
         about_loss=about_loss(losses),
     )
 

@@ -58,15 +58,16 @@ def draw_runs(
 def draw_band(axes: Axes, recipes: list[str], band: pd.DataFrame) -> None:
     """Draw a line in the look of the first recipe, in its band.
 
-    Markers are further on for each line, so that equal curves show each other's.
+    Markers are a fifth further on for each line, so that equal curves show each other's.
 
     Args:
         band: by step the line and the ends of its band, which may be NaN.
     """
     _, colour, marker = look(recipes[0])
-    places = (0.03 * len(axes.lines) % 0.15, 0.15)  # along the line, in diagonals of the panel
     band = thinned(band)
     line, low, high = band.to_numpy().T
+    every = max(1, len(band) // 6)
+    places = len(axes.lines) * every // 5 % every, every
     label = "\n".join(map(short_name, recipes))
     axes.plot(band.index, line, color=colour, label=label, marker=marker, markevery=places)
     axes.fill_between(band.index, low, high, color=colour, alpha=0.15, linewidth=0)
