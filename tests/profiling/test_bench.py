@@ -2,6 +2,7 @@
 roofline's beside them, and one real measurement."""
 
 import json
+import math
 import os
 import signal
 import sys
@@ -12,12 +13,13 @@ import pytest
 
 from experiments import bench, roofline
 from experiments.config import recipes
-from experiments.jobs.command import FOR_GOOD, Stop
-from experiments.profiling.measured import Bench, Round, Variant, tables
-from experiments.profiling.measured import roofline as rooflines
+from experiments.jobs.command import Stop
+from experiments.profiling import measured
+from experiments.profiling.measured import Bench, Round, Variant
 from experiments.training.plan import plan
-from models import device, floors, gpus
+from models import device, floors
 from models.floors import CASTS, IDLE, MATMUL_FP8, PARTS
+from models.gpus import GPUS
 from tests.costs import work
 
 RECORD = {
@@ -42,7 +44,9 @@ def a_bench(rounds: dict[str, list[dict]], name="NVIDIA H200", **facts) -> Bench
         variants[label] = Variant(error=None, rounds=made)
     known = {"command": "", "start": "", "git": {}, "steps": 40, "budget_s": 600}
     known |= {"overlays": [], "overrides": [], "variants": variants}
-    return Bench(**known | facts, machine=machine | {"packages": {"torch": "2.13.0"}})
+    made = Bench(**known | facts, machine=machine | {"packages": {"torch": "2.13.0"}})
+    made.work_out()
+    return made
 
 
 # ---- variants ----
@@ -99,55 +103,42 @@ def measure(tmp_path, monkeypatch):
     return run
 
 
-def test_rounds_alternate_and_none_begins_that_would_not_fit(tmp_path, measure, capsys):
-    fails = "echo 'error: OutOfMemoryError: CUDA out of memory.' >&2; exit 1"
-    scripts = {"a": WORKS, "b": WORKS, "c": fails}
-    variants = measure(scripts, lambda: 1e-9 if len(list(tmp_path.glob("a.*3.json"))) else 9)
-    rounds = [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
-    assert rounds[:7] == [f"round {n}, {v}" for n, v in ("1a", "1b", "1c", "2b", "2a", "3a", "3b")]
-    assert len(rounds) == 8 and rounds[7].startswith("Another round takes")
-    assert [len(one.rounds) for one in variants.values()] == [3, 3, 0]
-
-
-def test_a_variant_that_fails_says_why_and_the_others_go_on(tmp_path, measure):
+def test_rounds_alternate_without_those_that_failed_as_long_as_one_fits(tmp_path, measure, capsys):
     scripts = {
-        "works": WORKS,
+        "a": WORKS,
         "out_of_memory": "echo 'error: OutOfMemoryError: CUDA out of memory.' >&2; exit 1",
         "killed": "kill -9 $$",
-        "works_too": WORKS,
+        "b": WORKS,
     }
-    # enough for the first round, too little for another
-    variants = measure(scripts, left=lambda: 1e-9)
-    assert len(variants["works"].rounds) == 1
-    assert variants["works_too"].ratio == {"median": 1, "min": 1, "max": 1}
+    variants = measure(scripts, lambda: 1e-9 if len(list(tmp_path.glob("a.*3.json"))) else 9)
+    lines = capsys.readouterr().out.splitlines()
+    order = " ".join(line.split(":")[0].removeprefix("round ") for line in lines)
+    assert order.startswith("1, a 1, out_of_memory 1, killed 1, b 2, b 2, a 3, a 3, b Another")
+    assert len(variants["b"].rounds) == 3
+    assert variants["b"].ratio == {"median": 1, "min": 1, "max": 1}
     assert variants["out_of_memory"].error == "failed: OutOfMemoryError: CUDA out of memory."
     assert "killed by SIGKILL" in variants["killed"].error
     logs = sorted(path.name for path in tmp_path.glob("*.log"))
     assert logs == ["killed.round1.log", "out_of_memory.round1.log"]
 
 
-def test_a_spent_budget_ends_the_measurement_and_keeps_the_others(tmp_path, measure):
-    """In a later round that is no failure."""
-    once = f"test -e {tmp_path}/seen && exec sleep 60; touch {tmp_path}/seen; {WORKS}"
-    of_three = {"works": WORKS, "slow": "exec sleep 60", "never": "exit 0"}
-    errors = {"works": None, "slow": "the budget was spent", "never": "its turn did not come"}
-    for scripts in ({"works": once}, of_three):
-        end = time.monotonic() + 1
-        variants = measure(scripts, lambda end=end: end - time.monotonic())
-        assert time.monotonic() < end + 5
-        assert {label: one.error for label, one in variants.items()}.items() <= errors.items()
-        assert variants["works"].tokens_per_s == 100 and len(variants["works"].rounds) == 1
-
-
-def test_sigterm_ends_the_worker_and_keeps_what_is_there(tmp_path, measure):
-    stop = Stop()
-    stop.listen()
-    stop.deferred = True
+@pytest.mark.parametrize("reason", ["the budget was spent", "ended by SIGTERM"])
+def test_a_spent_budget_or_a_signal_ends_the_worker_and_keeps_what_is_there(
+    tmp_path, measure, reason
+):
+    end, stop = time.monotonic() + 1, Stop()
+    if "SIGTERM" in reason:
+        stop.listen()
+        stop.deferred, end = True, math.inf
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
     slow = f"echo $$ > {tmp_path}/pid; exec sleep 60"
-    threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    variants = measure({"works": WORKS, "slow": slow}, lambda: 99, stop)
-    assert stop.code == FOR_GOOD and variants["slow"].error == "ended by SIGTERM"
-    assert len(variants["works"].rounds) == 1
+    scripts = {"works": WORKS, "slow": slow, "never": "exit 0"}
+    start = time.monotonic()
+    variants = measure(scripts, lambda: end - time.monotonic(), stop)
+    assert time.monotonic() < start + 6
+    errors = [variant.error for variant in variants.values()]
+    assert errors == [None, reason, "its turn did not come"]
+    assert variants["works"].tokens_per_s == 100 and len(variants["works"].rounds) == 1
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
@@ -163,10 +154,9 @@ def test_two_recipes_are_measured_for_real(tmp_path, monkeypatch, capfd):
 
     monkeypatch.setattr(bench, "measure", once)
     fp8 = "tensorwise_fp8_compiled+compile.enable=false"
-    small = "training.seq_len=64 training.local_batch_size=1 --overlay cpu --steps 13 --budget 300"
-    out = tmp_path / "out"
-    assert bench.main(["baseline", fp8, *small.split(), "--out", str(out)]) == 1
-    written = Bench.model_validate_json((out / "bench.json").read_text())
+    small = "training.seq_len=64 training.local_batch_size=1 --overlay cpu --steps 13"
+    assert bench.main(["baseline", fp8, *small.split(), "--out", str(tmp_path)]) == 1
+    written = Bench.model_validate_json((tmp_path / "bench.json").read_text())
     assert written.machine.name == device.name()
     unused = {"baseline": {MATMUL_FP8, CASTS}, fp8: set()}
     for label, variant in written.variants.items():
@@ -188,9 +178,7 @@ def test_figures_are_of_the_median_round_and_ratios_of_the_same_round():
     rounds = {}
     for label, several in seconds.items():
         rounds[label] = [{"step_s": s, "tokens_per_s": 1 / s} for s in several]
-    made = a_bench(rounds)
-    made.work_out()
-    first, second = made.variants.values()
+    first, second = a_bench(rounds).variants.values()
     assert first.step_s == 0.5 and first.tokens_per_s == 2
     assert second.ratio == pytest.approx({"median": 1.8, "min": 1.6, "max": 2.0})
 
@@ -198,21 +186,18 @@ def test_figures_are_of_the_median_round_and_ratios_of_the_same_round():
 def test_parts_stand_beside_their_rooflines_and_what_inductor_counted():
     """That is of the round with the emptiest cache; nothing for a variant that was not compiled."""
     planned = plan(recipes.load("tensorwise_fp8_compiled", ["h200"]))
-    least = rooflines(planned, "h200")
-    assert set(least) == set(PARTS) and 0 < least[MATMUL_FP8] < 0.5
+    least = [*floors.step_floors(measured.work(planned), GPUS["h200"].rates).values()]
     graphs = [{"kernels": 30, "bytes": int(2e9)}, {"kernels": 39, "bytes": int(3.74e9)}]
-    made = a_bench({"eager": [{}], "failed": [], "tensorwise": [{"compiled_graphs": graphs}, {}]})
+    made = a_bench({"eager": [{}], "failed": [], "compiled": [{"compiled_graphs": graphs}, {}]})
     made.variants["failed"].error = "failed: CUDA out of memory."
-    made.work_out()
-    shown = tables(made, dict.fromkeys(made.variants, planned)).splitlines()
+    shown = measured.tables(made, dict.fromkeys(made.variants, planned)).splitlines()
     assert "2  failed: failed: CUDA out of memory." in shown
-    assert any(line.split() == ["2", "0"] for line in shown)
-    (counted,) = (line.split() for line in shown if "5.74 GB" in line)
+    rows = [line.split() for line in shown]
+    assert ["2", "0"] in rows
+    (counted,) = (row for row in rows if "5.74" in row)
     assert counted[0] == "3" and "69," in counted
-    measured, roofline = shown[-2:]
-    assert measured.split()[0] == "3" and measured.split()[-1] == "500.0"
-    seconds = [*least.values(), sum(least.values())]
-    assert roofline.split() == ["roofline", "of", "3", *(f"{s * 1e3:,.1f}" for s in seconds)]
+    assert rows[-2][0] == "3" and rows[-2][-1] == "500.0"
+    assert rows[-1] == ["roofline", "of", "3", *(f"{s * 1e3:,.1f}" for s in [*least, sum(least)])]
 
 
 # ---- the command experiments.roofline ----
@@ -230,12 +215,10 @@ def test_the_roofline_of_a_recipe(capsys):
 def test_a_measurement_beside_its_roofline(tmp_path, capsys, fails):
     """It brings its overlays and keys along."""
     label, keys = "baseline+compile.enable=true", "training.seq_len=64"
-    least = floors.step_floors(
-        work("baseline_compiled", keys, overlays=["cpu"]), gpus.GPUS["h200"].rates
-    )
+    kernels = work("baseline_compiled", keys, overlays=["cpu"])
+    least = floors.step_floors(kernels, GPUS["h200"].rates)
     parts = {part: 2 * seconds for part, seconds in least.items()} | {IDLE: 0.01}
     made = a_bench({label: [{"parts": parts}]}, overlays=["cpu"], overrides=[keys])
-    made.work_out()
     path = tmp_path / "bench.json"
     path.write_text(made.model_dump_json(exclude_unset=True))
     options = [label, "--gpu", "h200", "--against", str(path)]
