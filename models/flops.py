@@ -41,23 +41,22 @@ def kv_dim(args) -> int:
 
 def linear_shapes(args) -> dict[str, tuple[int, int]]:
     """(out_features, in_features) of every linear layer, by module name."""
-    q, kv, ffn = q_dim(args), kv_dim(args), args.hidden_dim
-    columns = {"attention.wo": q}  # of those that give the residual stream
+    dim, q, kv, ffn = args.dim, q_dim(args), kv_dim(args), args.hidden_dim
     if args.fused_projections:
-        rows = {"attention.wqkv": q + 2 * kv, "feed_forward.w13": 2 * ffn}
+        block = {"attention.wqkv": (q + 2 * kv, dim), "feed_forward.w13": (2 * ffn, dim)}
     else:
-        rows = {"attention.wq": q, "attention.wk": kv, "attention.wv": kv}
-        rows |= {} if has_experts(args) else {"feed_forward.w1": ffn, "feed_forward.w3": ffn}
-    if has_experts(args):
-        rows["moe.router.gate"] = args.moe_args.num_experts
-    else:
-        columns["feed_forward.w2"] = ffn
-    block = {name: (n, args.dim) for name, n in rows.items()}
-    block |= {name: (args.dim, k) for name, k in columns.items()}
-    shapes = {
-        f"layers.{i}.{name}": shape for i in range(args.n_layers) for name, shape in block.items()
-    }
-    return shapes | {"output": (args.vocab_size, args.dim)}
+        block = {"attention.wq": (q, dim), "attention.wk": (kv, dim), "attention.wv": (kv, dim)}
+        if has_experts(args):
+            block["moe.router.gate"] = (args.moe_args.num_experts, dim)
+        else:
+            block |= {"feed_forward.w1": (ffn, dim), "feed_forward.w3": (ffn, dim)}
+    block["attention.wo"] = (dim, q)
+    if not has_experts(args):
+        block["feed_forward.w2"] = (dim, ffn)
+    shapes = {}
+    for i in range(args.n_layers):
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in block.items()}
+    return shapes | {"output": (args.vocab_size, dim)}
 
 
 def has_experts(args) -> bool:
@@ -70,12 +69,13 @@ def expert_parameters(args, active: bool = False) -> int:
     token meets."""
     if not has_experts(args):
         return 0
-    return (
-        (args.moe_args.top_k if active else args.moe_args.num_experts)
-        * 3
-        * args.dim
-        * args.moe_inter_dim
-    )
+    experts = args.moe_args.top_k if active else args.moe_args.num_experts
+    return experts * 3 * args.dim * args.moe_inter_dim
+
+
+def embedding(args) -> int:
+    """Parameters of the input embedding; 0 of a tied one, which is the head."""
+    return 0 if args.enable_weight_tying else args.vocab_size * args.dim
 
 
 def parameters(args, active: bool = False) -> int:
@@ -83,8 +83,7 @@ def parameters(args, active: bool = False) -> int:
     as the head."""
     linears = sum(n * k for n, k in linear_shapes(args).values())
     norms = (2 * args.n_layers + 1) * args.dim + 2 * args.n_layers * args.head_dim * args.qk_norm
-    embedding = 0 if args.enable_weight_tying else args.vocab_size * args.dim
-    return linears + args.n_layers * expert_parameters(args, active) + norms + embedding
+    return linears + args.n_layers * expert_parameters(args, active) + norms + embedding(args)
 
 
 def share_of_matmuls(args, layers: Collection[str]) -> float:
@@ -114,11 +113,10 @@ def flops_per_token(args, seq_len: int, causal: bool = False) -> int:
     experts N has the active ones. `causal` halves the attention term, because a causal mask leaves
     half of it to compute; figures made with it carry the word.
     """
-    embedding = 0 if args.enable_weight_tying else args.vocab_size * args.dim
     attention = 12 * args.n_layers * q_dim(args) * seq_len
-    return 6 * (parameters(args, active=True) - embedding) + (
-        attention // 2 if causal else attention
-    )
+    if causal:
+        attention //= 2
+    return 6 * (parameters(args, active=True) - embedding(args)) + attention
 
 
 GRADIENT_BLOCK = 256  # gradients that share a float32 scale where they are sent in FP8

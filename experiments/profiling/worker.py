@@ -26,7 +26,7 @@ from experiments.jobs.command import COMPLETED, FAILED, CommandLine, Stop, compl
 from experiments.jobs.ranks import set_rank_environment
 from experiments.profiling import parts
 from experiments.records.run import Window
-from experiments.training.metrics import TIMELINE, compile_cache, utilisation
+from experiments.training.metrics import utilisation
 from experiments.training.plan import check_here, open_data, plan
 from experiments.training.trainer import Trainer
 from models.errors import InputError
@@ -39,11 +39,10 @@ class Measurement:
     """Step times of a trainer as it trains, and the profile of its last steps."""
 
     def __init__(self, trainer: Trainer):
-        self.plan = trainer.plan
+        self.trainer, self.plan = trainer, trainer.plan
         self.last = self.plan.config.training.steps
         self.starting = self.last - RECORDED_STEPS  # the step in which the profiler starts
         self.windows: list[Window] = []
-        self.warm_up: dict = {}
         activities = [ProfilerActivity.CPU]
         if device.TYPE == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -53,10 +52,6 @@ class Measurement:
         trainer.on_step, trainer.on_window = self.on_step, self.windows.append
 
     def on_step(self, step: int) -> None:
-        if step == 1:
-            phases = dict(TIMELINE.phases)
-            self.warm_up = {"s": sum(phases.values()), "phases": phases}
-            self.warm_up["compile_cache"] = compile_cache()
         if step >= self.starting - 1:
             device.synchronize()
         if step == self.starting - 1:
@@ -79,6 +74,7 @@ class Measurement:
                     steady.append(seconds)
         step_s = statistics.mean(steady)
         tokens_per_s = self.plan.tokens / step_s
+        timing = self.trainer.timing
         kernels = parts.read_kernels(self.profiler)
         busy = {part: s / len(profiled) for part, s in parts.busy_seconds(kernels).items()}
         return {
@@ -89,7 +85,11 @@ class Measurement:
                 busy, statistics.mean(profiled), step_s, host_is_device=device.TYPE == "cpu"
             ),
             "peak_memory_bytes": max(window.peak_memory_bytes for window in self.windows),
-            "warm_up": self.warm_up,
+            "warm_up": {
+                "s": timing.warm_up_s,
+                "phases": timing.phases,
+                "compile_cache": timing.compile_cache,
+            },
             "steady_step_s": steady,
             "profiled_step_s": profiled,
             "kernels": parts.top_kernels(kernels, len(profiled)),
