@@ -42,21 +42,20 @@ def test_kept_notebook_shows_its_figures_and_no_timestamps(name):
 
 
 def test_newest_results_prefer_a_gpu_and_are_of_one_study(tmp_path, monkeypatch):
-    def keep(folder, device="cuda", start="2026-01-01"):
-        facts = {"hardware": {"type": device}, "start": f"{start}T00:00:00Z"}
-        write_run(tmp_path / folder / "baseline" / "seed0", **facts)
-        (tmp_path / folder / "study.yaml").touch()
-
     monkeypatch.setattr(newest, "ROOT", tmp_path)
     monkeypatch.delenv("RUNS", raising=False)
     with pytest.raises(FileNotFoundError, match="make study"):
         newest.results()
-    keep("results/a")
-    keep("results/b", "cpu", "2026-02-01")
-    keep("results/puzzle/c", start="2026-03-01")
-    assert newest.results().name == newest.runs().name == "a"
-    assert newest.results("puzzle").name == "c"
-    keep("runs/mine")
+    for folder, device, month in (
+        ("results/a", "cuda", 1),
+        ("results/b", "cpu", 2),
+        ("results/puzzle/c", "cuda", 3),
+        ("runs/mine", "cuda", 1),
+    ):
+        facts = {"hardware": {"type": device}, "start": f"2026-0{month}-01T00:00:00Z"}
+        write_run(tmp_path / folder / "baseline" / "seed0", **facts)
+        (tmp_path / folder / "study.yaml").touch()
+    assert newest.results().name == "a" and newest.results("puzzle").name == "c"
     (tmp_path / "runs" / "not begun").mkdir()
     (tmp_path / "runs" / "not begun" / "study.yaml").touch()
     assert newest.runs().name == "mine" and newest.runs("puzzle").name == "c"
