@@ -66,8 +66,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "python -m analysis.notebooks.execute", description=__doc__, formatter_class=form
     )
-    parser.add_argument("name", nargs="*", choices=NOTEBOOKS, help="a notebook (default: all)")
-    names = parser.parse_args(argv).name or list(NOTEBOOKS)
+    choices = ["all", *NOTEBOOKS]
+    parser.add_argument("name", nargs="*", default="all", choices=choices, help="a notebook")
+    names = parser.parse_args(argv).name
+    if "all" in names:
+        names = list(NOTEBOOKS)
     logs = os.environ.get("PUBLISHED_LOGS")
     if not logs and "published" in names:
         names.remove("published")
