@@ -255,12 +255,12 @@ def steps(folder: Path, whole: bool = True) -> list[int]:
 
     Links, and folders without `.distcp` files, are no checkpoints, whatever their names.
     """
-    found = []
-    for path in folder.glob("step-*"):
-        step = path.name.removeprefix("step-")
-        ours = step.isdecimal() and not path.is_symlink() and any(path.glob("*.distcp"))
+    found = set()
+    for file in folder.glob("step-*/*.distcp"):
+        path, step = file.parent, file.parent.name.removeprefix("step-")
+        ours = step.isdecimal() and not path.is_symlink()
         if ours and (path / ".metadata").is_file() == whole:
-            found.append(int(step))
+            found.add(int(step))
     return sorted(found)
 
 

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch.autograd import DeviceType
-from torchtitan.distributed import ParallelDims
 
 from experiments.records.run import Collective, Collectives, Nccl
 from experiments.training.plan import Plan
@@ -32,7 +31,7 @@ _REDUCTION = "FSDP::post_backward_reduce"  # begins the name of FSDP2's region t
 _NCCL = re.compile(r"nccl(Dev)?Kernel")
 
 
-def record(profiler, plan: Plan, dims: ParallelDims, shapes: Mapping) -> Collectives:
+def record(profiler, plan: Plan, shapes: Mapping) -> Collectives:
     """Sum up what this rank sent in a profiled step, beside the payloads of closed forms.
 
     Args:
@@ -44,20 +43,20 @@ def record(profiler, plan: Plan, dims: ParallelDims, shapes: Mapping) -> Collect
         in_fp8 = [f"{name}.weight" for name in plan.fp8.layers]
     gathered, reduced = fsdp_bytes(
         shapes,
-        dims.dp_shard,
+        plan.shards,
         in_fp8,
         getattr(torch, config.training.mixed_precision_param).itemsize,
         config.parallelism.fsdp_reshard_after_forward,
         fp8_gradients=config.quantize.gradients == "float8",
     )
-    rows = table(profiler.profiler.kineto_results.experimental_event_tree(), dims)
+    rows = table(profiler.profiler.kineto_results.experimental_event_tree(), plan)
 
     def payload(*collectives: str) -> int:
         return sum(row.payload_bytes for row in rows if row.collective in collectives)
 
     return Collectives(
-        shards=dims.dp_shard,
-        replicas=dims.dp_replicate,
+        shards=plan.shards,
+        replicas=plan.world_size // plan.shards,
         table=rows,
         gathered_bytes=payload("all-gather"),
         gathered_bytes_expected=plan.passes * gathered,
@@ -71,7 +70,7 @@ def record(profiler, plan: Plan, dims: ParallelDims, shapes: Mapping) -> Collect
 # ---- bytes ----
 
 
-def table(tree: Iterable, dims) -> list[Collective]:
+def table(tree: Iterable, plan: Plan) -> list[Collective]:
     """Sum up calls by collective, number of ranks and dtype; the largest payload comes first.
 
     Args:
@@ -80,16 +79,18 @@ def table(tree: Iterable, dims) -> list[Collective]:
     calls, elements = Counter(), Counter()
     for event, in_reduction in _calls(tree):
         collective, tensors = _OPERATORS[event.name], list(_tensors(event))
-        ranks = dims.dp_shard
+        ranks = plan.shards
         if collective == "all-reduce":  # of gradients over replicas, else of a few scalars over all
-            ranks = dims.dp_replicate if in_reduction else dims.world_size
+            ranks = plan.world_size
+            if in_reduction:
+                ranks //= plan.shards
         key = (collective, ranks, tensors[0][0].dtype)
         calls[key] += 1
         elements[key] += max(sum(math.prod(t.sizes) for t in argument) for argument in tensors)
     rows = []
-    for key, count in calls.items():
-        collective, ranks, dtype = key
-        payload = elements[key] * dtype.itemsize
+    for (collective, ranks, dtype), count in calls.items():
+        number = elements[collective, ranks, dtype]
+        payload = number * dtype.itemsize
         trips = 2 if collective == "all-reduce" else 1
         rows.append(
             Collective(
@@ -97,7 +98,7 @@ def table(tree: Iterable, dims) -> list[Collective]:
                 ranks=ranks,
                 dtype=str(dtype).removeprefix("torch."),
                 calls=count,
-                elements=elements[key],
+                elements=number,
                 payload_bytes=payload,
                 bus_bytes=round(payload * trips * (ranks - 1) / ranks),
             )

@@ -36,7 +36,6 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
-from torchtitan.distributed import ParallelDims
 
 from experiments.records import run
 from experiments.training import collectives
@@ -52,15 +51,11 @@ class ProofError(RuntimeError):
 class Proof:
     """Collects the evidence of one run of a plan. Raises `ProofError`.
 
-    Args:
-        model: converted and parallelized.
-        dims: torchtitan's `ParallelDims`.
+    `model` is converted and parallelized.
     """
 
-    def __init__(
-        self, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, dims: ParallelDims
-    ):
-        self.plan, self.optimizer, self.dims = plan, optimizer, dims
+    def __init__(self, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer):
+        self.plan, self.optimizer = plan, optimizer
         self.parameters = {float8.built_name(name): p for name, p in model.named_parameters()}
         self.trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
         self.converted = float8.converted_modules(model)
@@ -110,7 +105,7 @@ class Proof:
             first: the first step of the phase.
             in_fp8: whether FP8 is expected in this step.
         """
-        several = self.dims.world_size > 1
+        several = self.plan.world_size > 1
         activities = None if several else [ProfilerActivity.CPU]  # None: GPUs' too, for NCCL
         with profile(activities=activities, record_shapes=True) as profiler:
             yield
@@ -127,8 +122,11 @@ class Proof:
         if several:
             self._check_collectives(profiler)
         self._check_matmuls(self.phases[str(first)])
-        if self.plan.config.compile.enable:
-            self._check_graphs()
+        if self.plan.config.compile.enable and compiled_graphs() == 0:
+            raise ProofError(
+                "the recipe is compiled and torch.compile made no graph, so all of it ran eager: "
+                "unset TORCHDYNAMO_DISABLE, or say compile.enable=false"
+            )
 
     def _check_matmuls(self, phase: run.Phase) -> None:
         flops, step, fp8 = _in_fp8(phase.gemm_flops), phase.profiled_step, self.plan.fp8
@@ -156,7 +154,7 @@ class Proof:
 
     def _check_collectives(self, profiler) -> None:
         shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
-        self.sent = collectives.record(profiler, self.plan, self.dims, shapes)
+        self.sent = collectives.record(profiler, self.plan, shapes)
         keys, sent = self.plan.config.quantize, self.sent
         if keys.linear.float8.enable_fsdp_float8_all_gather:
             name = "quantize.linear.float8.enable_fsdp_float8_all_gather"
@@ -164,13 +162,6 @@ class Proof:
         if keys.gradients:
             name = "quantize.gradients"
             _check_bytes(name, "gradients", sent.reduced_bytes, sent.reduced_bytes_expected)
-
-    def _check_graphs(self) -> None:
-        if compiled_graphs() == 0:
-            raise ProofError(
-                "the recipe is compiled and torch.compile made no graph, so all of it ran eager: "
-                "unset TORCHDYNAMO_DISABLE, or say compile.enable=false"
-            )
 
     # ---- claim 3: parameters move ----
 

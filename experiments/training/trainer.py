@@ -98,11 +98,10 @@ class Trainer(titan.Trainer):
             # Nothing to cast: autocast would only slow down every operator
             self.maybe_enable_amp = nullcontext()
 
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        self.dataloader = build_dataloader(token_file, world_size, rank, config)
+        self.dataloader = build_dataloader(token_file, plan.world_size, dist.get_rank(), config)
         self.checkpointer.states[DATALOADER] = self.dataloader
         self._identity = json.dumps(identity(plan, token_file))
-        self.proof = Proof(plan, model, self.optimizers.optimizers[0], self.parallel_dims)
+        self.proof = Proof(plan, model, self.optimizers.optimizers[0])
         self.meter = Meter(plan)
         self.timing: Timing | None = None  # until the first step of this process has ended
         self._hosts = dist.new_group(backend="gloo")  # to agree without waiting for the devices
@@ -244,7 +243,7 @@ class Trainer(titan.Trainer):
 
     def _fetch(self, batches: Iterator) -> tuple[list, float]:
         """Get the step's micro-batches, and the seconds that the host waited for them."""
-        micro_batches = [next(batches) for _ in range(self.gradient_accumulation_steps)]
+        micro_batches = [next(batches) for _ in range(self.plan.passes)]
         return micro_batches, sum(self.metrics_processor.data_loading_times[-len(micro_batches) :])
 
     def _count_tokens(self, micro_batches: list) -> tuple[float, float]:

@@ -37,14 +37,14 @@ class Run:
         keys.recipe_name, keys.filter_fqns, keys.emulate = recipe, ["head"], emulate
         self.config.training.local_batch_size, self.config.training.seq_len = 1, TOKENS
         fp8 = float8.choose(self.model, keys)
-        self.plan = SimpleNamespace(config=self.config, fp8=fp8, tokens=TOKENS)
+        self.plan = SimpleNamespace(config=self.config, fp8=fp8, tokens=TOKENS, world_size=1)
         if convert:
             float8.Float8Converter(self.config, ONE_DEVICE).convert(self.model)
         self.x = torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16, requires_grad=True)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0)
 
     def proof(self) -> Proof:
-        return Proof(self.plan, self.model, self.optimizer, ONE_DEVICE)
+        return Proof(self.plan, self.model, self.optimizer)
 
     def step(self):
         """The proof's record of one training step, observed as the trainer observes it."""
