@@ -120,28 +120,21 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
     # A router has 1 in 100 of the FLOPs or less, and where FP8 rounds its scores a token goes to
     # other experts.
     chosen = {name for name in linears if not name.endswith(_ROUTER)}
-    blocks = [name.split(".")[1] for name in linears if name.startswith("layers.")]
-    ends = (f"layers.{blocks[0]}.", f"layers.{blocks[-1]}.") if blocks else ()
     for pattern in filter_fqns:
         if pattern == AUTO_FILTER:
-            continue
-        if pattern == FIRST_AND_LAST:
+            chosen -= _too_small(linears, recipe_name)
+        elif pattern == FIRST_AND_LAST:
+            blocks = [name.split(".")[1] for name in linears if name.startswith("layers.")]
+            ends = (f"layers.{blocks[0]}.", f"layers.{blocks[-1]}.")
             chosen = {name for name in chosen if not name.startswith(ends)}
-            continue
-        matched = {name for name in linears if fnmatchcase(name, pattern)}
-        if not matched:
-            raise InputError(
-                f"quantize.linear.float8.filter_fqns: `{pattern}` matches no linear layer; "
-                f"it names modules in full, as {by_pattern(linears)}"
-            )
-        chosen -= matched
-    if AUTO_FILTER in filter_fqns:
-        if recipe_name not in ("tensorwise", "rowwise"):
-            raise InputError(
-                f"torchao has no {AUTO_FILTER} for {recipe_name}: name the layers instead"
-            )
-        worth_it = _auto_filter_for_recipe(recipe_name, filter_fqns=[])
-        chosen = {name for name in chosen if worth_it(linears[name], name)}
+        else:
+            matched = {name for name in linears if fnmatchcase(name, pattern)}
+            if not matched:
+                raise InputError(
+                    f"quantize.linear.float8.filter_fqns: `{pattern}` matches no linear layer; "
+                    f"it names modules in full, as {by_pattern(linears)}"
+                )
+            chosen -= matched
     if not chosen:
         raise InputError(
             "FP8 would convert no layer: quantize.linear.float8.filter_fqns leaves none of them"
@@ -155,6 +148,14 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
             f"model.flavor or model.sizes ({len(unfit)} such layers)"
         )
     return chosen
+
+
+def _too_small(linears: dict[str, nn.Linear], recipe_name: str) -> set[str]:
+    """Name the layers that gain nothing by torchao's heuristic."""
+    if recipe_name not in ("tensorwise", "rowwise"):
+        raise InputError(f"torchao has no {AUTO_FILTER} for {recipe_name}: name the layers instead")
+    worth_it = _auto_filter_for_recipe(recipe_name, filter_fqns=[])
+    return {name for name, linear in linears.items() if not worth_it(linear, name)}
 
 
 # ---- convert ----
