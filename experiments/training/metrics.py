@@ -66,10 +66,14 @@ class Timeline:
         return marked
 
     def end_first_step(self) -> Timing:
-        """Count what torch.compile took of the first step as a phase of its own; return all."""
+        """Count what torch.compile took of a run's first step as a phase of its own; return all.
+
+        `compiled_s` counts from the start of the process, which may have trained before.
+        """
         self.mark("first_step")
+        compiled_before = self.phases.get("compile", 0.0)
         self.phases["compile"] = compiled_s()
-        self.phases["first_step"] -= self.phases["compile"]
+        self.phases["first_step"] -= self.phases["compile"] - compiled_before
         return Timing(
             warm_up_s=sum(self.phases.values()),
             phases=dict(self.phases),

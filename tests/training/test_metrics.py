@@ -10,6 +10,7 @@ from torch import nn
 
 from experiments.training import metrics
 from experiments.training.metrics import compile_cache, fp8_ranges
+from models import device
 from tests.models.layers import converted
 from tests.runs import SMALLEST, TINY, lines_of
 
@@ -21,6 +22,17 @@ def test_graphs_that_cannot_be_cached_were_compiled(monkeypatch):
     assert compile_cache() == "warm"
     found["inductor"]["fxgraph_cache_bypass"] = 1
     assert compile_cache() == "cold"
+
+
+def test_phases_add_up_for_a_second_run_of_one_process(monkeypatch):
+    """What torch.compile took counts from the start of the process: 4 s of the first run, 1 s of
+    the second."""
+    marks = metrics.Timeline()
+    for now, compiled in (10.0, 4.0), (25.0, 5.0):
+        monkeypatch.setattr(device, "seconds_since_process_start", lambda now=now: now)
+        monkeypatch.setattr(metrics, "compiled_s", lambda compiled=compiled: compiled)
+        marks.end_first_step()
+    assert marks.phases == {"first_step": 20.0, "compile": 5.0}
 
 
 def ranges_of(recipe: str, weight: torch.Tensor, gradient: torch.Tensor | None = None) -> dict:
