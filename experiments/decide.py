@@ -37,7 +37,7 @@ time and cost  {times}
 overtakes at   {expected} (at best {high}, at worst {low}){pays}; \
 first step (compile) {later_s:.1f} s longer ({first_step})""",
     ),
-    ("fits", "memory         about {needed_gib:.3g} of {gpu_gib:.3g} GiB a GPU: {fit_in}"),
+    ("fits", "memory         about {needed} of {has} GiB a GPU: {fit_in}"),
     ("why", "why            {why}"),
     (
         "nearest",
@@ -169,6 +169,8 @@ def text(answer: dict, verbose: bool) -> str:
     none to compare."""
     recomputed = "activations" if answer["recomputes"] else "nothing"
     words = answer | {
+        "needed": digits(answer["needed_gib"]),
+        "has": digits(answer["gpu_gib"]),
         "training": f"steps of {answer['tokens_per_step']:,} tokens",
         "fit_in": f"fits, {recomputed} recomputed" if answer["fits"] else "does not fit",
         "trust": f"{answer['trust']}; " if "trust" in answer else "",
@@ -202,10 +204,12 @@ def _times(answer: dict) -> dict[str, str]:
 
 def duration(hours: float) -> str:
     """Write hours with three digits, less than one of them in minutes."""
-    if abs(hours) < 1:
-        return f"{60 * hours:.3g} min"
-    digits = max(0, 2 - math.floor(math.log10(abs(hours))))
-    return f"{hours:,.{digits}f} h"
+    return f"{digits(hours)} h" if abs(hours) >= 1 else f"{60 * hours:.3g} min"
+
+
+def digits(value: float) -> str:
+    """Write three digits, or all before the point."""
+    return f"{value:,.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
 
 
 if __name__ == "__main__":

@@ -57,16 +57,8 @@ def main(argv: list[str] | None = None) -> int:
         for how, decibels in compare(gradients, ranks).items():
             sums.append({"ranks": ranks, "how": how, "snr_db": decibels})
             print(f"{ranks:3} ranks, {how:7}{decibels:5.1f} dB", flush=True)
-    record = {
-        "torch": torch.__version__,
-        "device": device.name(),
-        "trained_steps": planned.config.training.steps,
-        "parameters": planned.parameters,
-        "dtype": planned.config.training.dtype,
-        "tokens_a_rank": planned.tokens,
-        "sums": sums,
-    }
     if file:
+        record = {"torch": torch.__version__, "device": device.name(), "sums": sums}
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, json.dumps(record, indent=1) + "\n")
     return 0

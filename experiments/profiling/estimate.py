@@ -187,13 +187,12 @@ def _speed(asked, bf16: Plan, overlay: str) -> dict:
 def _far(asked, bf16: Plan, rows: pd.DataFrame) -> str:
     """Say why no fitted pair is near; empty where one is."""
     alike = rows[(rows["stack"] == "torchao") & (rows["chip"] == chip(asked.gpu))]
-    times = alike["billions"] * 1e9 / bf16.parameters
+    apart = np.log(alike["billions"] * 1e9 / bf16.parameters).abs()
+    of_size = f"no torchao pair on {chip(asked.gpu)} is within {NEAR} times the size"
     reasons = {
         "no fitted pair trains with frozen weights": bf16.config.model.freeze,
         f"no fitted pair is of {asked.gpu}": asked.gpu not in set(rows["gpu"]),
-        f"no torchao pair on {chip(asked.gpu)} is within {NEAR} times the size": not times.between(
-            1 / NEAR, NEAR, inclusive="neither"
-        ).any(),
+        of_size: not (apart < log(NEAR)).any(),
     }
     return " and ".join(reason for reason, applies in reasons.items() if applies)
 

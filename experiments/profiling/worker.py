@@ -19,7 +19,7 @@ from pathlib import Path
 
 from models import device  # before torchtitan: see there  # isort: skip
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.profiler import profile, record_function, schedule
 
 from experiments.config import recipes
 from experiments.jobs.command import COMPLETED, FAILED, CommandLine, Stop, complain, leave
@@ -43,12 +43,7 @@ class Measurement:
         self.last = self.plan.config.training.steps
         self.starting = self.last - RECORDED_STEPS  # the step in which the profiler starts
         self.windows: list[Window] = []
-        activities = [ProfilerActivity.CPU]
-        if device.TYPE == "cuda":
-            activities.append(ProfilerActivity.CUDA)
-        self.profiler = profile(
-            activities=activities, schedule=schedule(wait=0, warmup=1, active=RECORDED_STEPS)
-        )
+        self.profiler = profile(schedule=schedule(wait=0, warmup=1, active=RECORDED_STEPS))
         trainer.on_step, trainer.on_window = self.on_step, self.windows.append
 
     def on_step(self, step: int) -> None:
