@@ -7,7 +7,7 @@ from models import device  # before torchtitan: see there  # isort: skip
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from experiments.corpus.rows import build_dataloader
+from experiments.corpus.rows import Loader
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.command import Stop
 from experiments.jobs.ranks import set_rank_environment
@@ -27,7 +27,7 @@ def batches(
     config, token_file: TokenFile, ranks: int = 1, rank: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Give inputs and labels as a rank reads them."""
-    for inputs, labels in build_dataloader(token_file, ranks, rank, config):
+    for inputs, labels in Loader(token_file, ranks, rank, config):
         yield inputs["input"].to(device.TYPE), labels.to(device.TYPE)
 
 

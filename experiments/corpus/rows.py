@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, Dataset
 from experiments.config.keys import Config  # before torchtitan, for its CPU device  # isort: skip
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX
-from torchtitan.tools.logging import logger
 
 from experiments.corpus.tokens import TokenFile
 from models.errors import InputError
@@ -79,9 +78,14 @@ class Loader(BaseDataLoader):
     the next one.
     """
 
-    def __init__(self, rows: Rows, config: Config, rank: int, world_size: int):
-        self.rows, self.training = rows, config.training
-        self.row_numbers = partial(row_numbers, len(rows), config.debug.seed, rank, world_size)
+    def __init__(self, token_file: TokenFile, world_size: int, rank: int, config: Config):
+        """Give a data-parallel rank its batches, in an order that `debug.seed` decides.
+
+        Raises InputError if the corpus has no row.
+        """
+        self.rows, self.training = Rows(token_file, config), config.training
+        seed, n_rows = config.debug.seed, len(self.rows)
+        self.row_numbers = partial(row_numbers, n_rows, seed, rank, world_size)
         self.given = 0
 
     def __iter__(self) -> Iterator[Row]:
@@ -104,21 +108,6 @@ class Loader(BaseDataLoader):
         self.given = state_dict["batches"]
 
 
-def build_dataloader(token_file: TokenFile, world_size: int, rank: int, config: Config) -> Loader:
-    """Give a data-parallel rank its batches, in an order that `debug.seed` decides.
-
-    Raises InputError if the corpus has no row.
-    """
-    rows = Rows(token_file, config)
-    needed = _rows_needed(config, world_size)
-    if rank == 0 and needed > len(rows):
-        logger.warning(
-            f"The run reads {token_file.dataset} {needed / len(rows):.1f} times: "
-            f"{needed:,} rows are needed and it has {len(rows):,}"
-        )
-    return Loader(rows, config, rank, world_size)
-
-
 def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
     """Raise InputError where the corpus has tokens that the model's embedding has no row for."""
     if token_file.vocab_size > model_vocab_size:
@@ -131,23 +120,17 @@ def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
 
 def describe(token_file: TokenFile, config: Config, world_size: int = 1) -> str:
     """Say in a sentence what a run reads of a token file. Raises InputError if that is no row."""
-    rows = Rows(token_file, config)
-    needed = _rows_needed(config, world_size)
+    rows, training = Rows(token_file, config), config.training
+    batch = training.global_batch_size
+    if batch < 0:  # torchtitan's default
+        batch = training.local_batch_size * world_size
+    needed = training.steps * batch
     tokenizer = config.model.hf_assets_path
     vocabulary = f"of {tokenizer}" if tokenizer else "BPE trained on it"
     return (
         f"{token_file.dataset}: {len(token_file.tokens):,} tokens in "
         f"{len(token_file.documents) - 1:,} documents, "
         f"vocabulary {token_file.vocab_size:,} ({vocabulary}), "
-        f"{len(rows):,} {config.data.layout} rows of {config.training.seq_len:,}; "
+        f"{len(rows):,} {config.data.layout} rows of {training.seq_len:,}; "
         f"the run reads {needed:,} rows, {needed / len(rows):.1%} of them"
     )
-
-
-def _rows_needed(config: Config, world_size: int) -> int:
-    """Rows that all ranks read in the whole run; a negative global batch size means torchtitan's
-    default."""
-    batch = config.training.global_batch_size
-    if batch < 0:
-        batch = config.training.local_batch_size * world_size
-    return config.training.steps * batch

@@ -28,7 +28,7 @@ from torchtitan.protocols.train_spec import register_train_spec
 from torchtitan.tools.logging import logger
 from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 
-from experiments.corpus.rows import build_dataloader
+from experiments.corpus.rows import Loader
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.command import Interrupted, Stop
 from experiments.records.run import NOT_STEADY_STEPS, Switch, Timing, Window
@@ -98,7 +98,7 @@ class Trainer(titan.Trainer):
             # Nothing to cast: autocast would only slow down every operator
             self.maybe_enable_amp = nullcontext()
 
-        self.dataloader = build_dataloader(token_file, plan.world_size, dist.get_rank(), config)
+        self.dataloader = Loader(token_file, plan.world_size, dist.get_rank(), config)
         self.checkpointer.states[DATALOADER] = self.dataloader
         self._identity = json.dumps(identity(plan, token_file))
         self.proof = Proof(plan, model, self.optimizers.optimizers[0])

@@ -16,7 +16,7 @@ IGNORE = -100
 
 
 def loader(config, rank=0, world_size=1):
-    return rows.build_dataloader(prepare(config), world_size, rank, config)
+    return rows.Loader(prepare(config), world_size, rank, config)
 
 
 def pairs(inputs, labels) -> list:
@@ -84,12 +84,8 @@ def test_resume_goes_on_with_the_next_batch(config, num_workers):
     assert take(after, 5) == take(batches, 5) != take(loader(config), 5)
 
 
-def test_a_run_longer_than_the_data_is_warned_of_once(config, caplog):
+def test_a_run_longer_than_the_data_reads_it_again(config):
     config.training.steps = 177
-    for rank in range(2):
-        loader(config, rank, world_size=2)
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warnings == ["The run reads parquet 6.0 times: 354 rows are needed and it has 59"]
     sentence = rows.describe(prepare(config), config)
     assert sentence.endswith("59 packed rows of 4; the run reads 177 rows, 300.0% of them")
 

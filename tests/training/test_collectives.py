@@ -2,7 +2,7 @@
 something else.
 
 One process stands for rank 0 of several: the backend `fake` takes every collective and sends
-nothing. That real ones are recorded the same way is part of tests/jobs/test_processes.py.
+nothing. That real ones are recorded the same way is part of tests/jobs/test_ranks.py.
 """
 
 import os

@@ -1,4 +1,7 @@
-"""The processes of a run: ranks that start and end together; and a real study of them."""
+"""The processes of a run: their GPUs, ranks that start and end together; and a real study of them.
+
+tests/messages.txt has variables of ranks that are half set or nonsense.
+"""
 
 import os
 import signal
@@ -9,11 +12,84 @@ import pytest
 
 from experiments import run
 from experiments.jobs import ranks as jobs_ranks
-from experiments.jobs.ranks import Ranks
+from experiments.jobs.ranks import Ranks, set_rank_environment
 from experiments.records.files import last_window, read
 from experiments.records.run import Manifest, Proof
 from tests import processes
 from tests.runs import TINY, losses_of, run_study
+
+# ---- GPUs ----
+
+
+@pytest.fixture
+def sysfs(tmp_path):
+    """A Grace Hopper node: four memory nodes with cores, and the memory of four GPUs as nodes
+    without."""
+    for node in range(8):
+        folder = tmp_path / f"devices/system/node/node{node}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(f"{72 * node}-{72 * node + 71}\n" if node < 4 else "\n")
+    return tmp_path
+
+
+@pytest.fixture
+def tool(tmp_path, monkeypatch):
+    """Writes a shell script that stands in for a program."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    def write(name: str, script: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+
+    return write
+
+
+@pytest.mark.parametrize(("visible", "gpus"), [("2,3", ["2", "3"]), ("", [None])])
+def test_gpus_are_those_that_the_cluster_gave(visible, gpus, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert jobs_ranks.gpus() == gpus
+
+
+@pytest.mark.parametrize(
+    ("nearest", "node"), [(-1, 2), (1, 1), (5, 2)]
+)  # unknown; known; a GPU's own memory
+def test_a_run_is_bound_to_the_cores_and_memory_of_its_gpu(nearest, node, sysfs, tool, monkeypatch):
+    monkeypatch.setattr(jobs_ranks, "_nearest", lambda gpu, root: nearest)
+    tool("numactl", "exit 0")
+    assert jobs_ranks.binding("2", 2, sysfs) == [
+        "numactl",
+        f"--cpunodebind={node}",
+        f"--membind={node}",
+    ]
+    assert jobs_ranks.binding(None, 0, sysfs) == []
+    tool("numactl", "exit 1")  # as in a container whose memory may not be chosen
+    assert jobs_ranks.binding("2", 2, sysfs) == []
+
+
+def test_the_kernels_memory_node_of_a_gpu(sysfs, tool):
+    slot = sysfs / "bus/pci/devices/0009:01:00.0"
+    slot.mkdir(parents=True)
+    (slot / "numa_node").write_text("3\n")
+    tool("nvidia-smi", "echo 00000009:01:00.0")
+    assert jobs_ranks._nearest("1", sysfs) == 3
+
+
+# ---- ranks ----
+
+
+SRUN = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+MEETING = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [({}, (1, "0")), (SRUN | MEETING, (8, "1")), (TORCHRUN | MEETING, (2, "1"))],
+)
+def test_ranks(variables, expected, monkeypatch):
+    environment = dict(variables)
+    monkeypatch.setattr("os.environ", environment)
+    assert (set_rank_environment(), environment["LOCAL_RANK"]) == expected
 
 
 @pytest.fixture
@@ -124,6 +200,9 @@ def test_a_study_of_two_processes_is_stopped_and_goes_on_as_if_it_had_not_been(t
     assert losses_of(folder) == losses_of(whole) and len(losses_of(whole)) == steps
     proof = read(whole / "proof.json", Proof)
     assert proof.fp8_share_of_matmul_flops == pytest.approx(0.75)
-    assert proof.collectives.all_reduces < 10  # one of all scales, not one a layer
+    sent = proof.collectives
+    assert sent.gathered_bytes == sent.gathered_bytes_expected == 12_591_616  # in bf16 18,883,072
+    assert sent.reduced_bytes == sent.reduced_bytes_expected == 20_980_736
+    assert sent.all_reduces < 10  # one of all scales, not one a layer
     window = last_window(whole)
     assert window.tokens_per_s == pytest.approx(2 * 64 / window.step_s[0], rel=1e-4)
