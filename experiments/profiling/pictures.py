@@ -1,11 +1,10 @@
 """Draw what others measured, and how well the time model predicts it: `docs/figures/`.
 
-    python -m experiments.profiling.pictures [FOLDER]
+    python -m experiments.profiling.pictures
 
 Exit code 0.
 """
 
-from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -38,13 +37,9 @@ LOSSES = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = CommandLine("experiments.profiling.pictures", __doc__)
-    default = ROOT / "docs" / "figures"
-    parser.add_argument("folder", nargs="?", type=Path, default=default)
-    folder = parser.parse(argv).folder
-    folder.mkdir(parents=True, exist_ok=True)
+    CommandLine("experiments.profiling.pictures", __doc__).parse(argv)
     for name, draw in (("speedups_published", published), ("decide_leave_one_out", left_out)):
-        (folder / f"{name}.png").write_bytes(to_png(panels([(draw,)], SIZE)))
+        (ROOT / "docs" / "figures" / f"{name}.png").write_bytes(to_png(panels([(draw,)], SIZE)))
     return COMPLETED
 
 
