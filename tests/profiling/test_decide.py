@@ -39,14 +39,11 @@ def test_every_pair_is_named_once_and_has_both_figures_or_their_ratio():
     for wrong in ({"fp8": None}, {"ratio": 1.2}, {"fairness": "fine"}, {"gpux": "H100"}):
         with pytest.raises(ValueError, match=next(iter(wrong)).split("x")[0]):
             pairs.Pair(**entry | wrong)
-
-
-def test_the_data_set_has_the_readmes_measurements():
-    measured = {round(pair.speed_up, 6) for pair in pairs.read()[0]}
+    # the README's are among them
+    measured = {round(pair.speed_up, 6) for pair in found}
     for entry in yaml.safe_load((ROOT / "results/published.yaml").read_text()):
-        rates = entry["tokens_per_s"]
-        ratios = {round(rates[s] / rates["bf16"], 6) for s in rates if s != "bf16"}
-        assert ratios <= measured, entry["name"]
+        bf16, *others = entry["tokens_per_s"].values()
+        assert measured >= {round(rate / bf16, 6) for rate in others}, entry["name"]
 
 
 def test_doubtful_pairs_and_other_questions_calibrate_nothing():
@@ -143,6 +140,8 @@ def test_tokens_of_a_training_are_shared_by_its_data_parallel_gpus(ask):
     cut = ask("8B --gpu h200 --gpus 8 --tokens 1B --tensor-parallel 2")
     assert one["tokens_per_step"] == 2 * cut["tokens_per_step"] == 8 * 4096
     assert one["steps"] == 30518 and cut["steps"] == 61036
+    assert "tensorwise_fp8_allgather --overlay no_recompute --processes 8" in one["run"]
+    assert "sbatch --nodes=4 " in ask("8B --gpu gh200 --gpus 16")["run"]
     more = ask("8B --gpu h200 --gpus 8 training.global_batch_size=64")
     assert more["step_s"]["bf16"] == pytest.approx(8 * one["step_s"]["bf16"], rel=0.1)
 
@@ -155,13 +154,6 @@ def test_the_printed_command_runs(capsys):
     assert command[:3] == ["python", "-m", "experiments.run"]
     assert run.main([*command[3:], "--dry-run"]) == 0
     assert "reads 80 rows" in capsys.readouterr().out  # 20 steps of 4
-
-
-def test_a_node_is_asked_with_its_processes(ask):
-    answer = ask("8B --gpu h100 --gpus 8")
-    assert "--processes 8" in answer["run"] and "model.flavor=llama3.1-8B" in answer["run"]
-    assert "tensorwise_fp8_allgather" in answer["run"]
-    assert "sbatch --nodes=4 " in ask("8B --gpu gh200 --gpus 16")["run"]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/decide.md"])
