@@ -49,7 +49,7 @@ class Plan:
     args: object  # of the model's class
     parameters: int
     flops_per_token: int
-    fp8: float8.Choice
+    fp8: float8.Choice  # which layers, with which scaling, multiplied how
     fp8_steps: range  # counted from 1
     passes: int  # forward passes of a step (gradient accumulation)
     shards: int  # processes that share parameters, gradients and optimizer states
