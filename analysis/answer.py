@@ -38,25 +38,34 @@ OUTCOMES = {
     HIGHER: "No: {claim}{pays}, but it ends at a higher loss than {opponent}.",
     "no rate": f"Too short to answer: a rate takes runs of {MIN_STEPS} steps or more.",
 }
+SPOILT = "spoilt"  # the loss, see `Comparison.spoilt`: an FP8 recipe without an outcome
 # What forbids a plain yes, see analysis/doubts.py. Those of the first kind forbid any verdict on
 # the speed, those of the second a yes.
 DOUBTS_OF_SPEED = {
-    "run": "of {run} it is on record that {doubt}",
+    "run": "of {runs} it is on record that {doubt}",
     "proof": "nothing proves that it ran in FP8",
     "proofs": "its proofs differ between its runs",
+    "compiled": "less of it was compiled than of {opponent}",
     "settings": "they differ in more than their recipes say: {keys}",
-    "machine": "their machines differ: {what}",
+    "machine": "what they ran on differs: {what}",
     "padding": "{own:.0%} of its tokens are padding, beside {others:.0%}",
     "no clock": "the wall clock of {runs} cannot be used, so that time outside of steps is unknown",
     "clock": "by the wall clock, over all steps after the first ten, it has {ratio:.2f} times",
-    "stall": "step {step:.0f} of {run} took {seconds:,.3g} s, and without such steps it has "
-    "{ratio:.2f} times",
+    "stall": "step {stall:.0f} of {run} took {stall_s:,.3g} s, and without such steps it has "
+    "{mean:.2f} times ({low:.2f} to {high:.2f})",
     "drift": "it has {first:.2f} times in the first third of the steps and {last:.2f} times in the "
     "last",
 }
 DOUBTS = DOUBTS_OF_SPEED | {
-    "unfinished": "{own} of its {started} runs came to an end, beside {others} of {all_others}",
-    "alike": "its losses are those of {opponent} to the last bit in all {steps} steps",
+    "shrinks": "its lead shrinks: {first:.2f} times in the first third of the steps, {last:.2f} "
+    "times in the last",
+    "unfinished": "{own} of its {started} runs did not end ({cause}), beside {others} of {of}",
+    "data": "it is unknown which data {runs} read",
+    "alike": "its losses are those of {opponent} to the last bit in {steps} of {of} steps, in "
+    "{seeds} of {all} seeds",
+    "seeds": "seeds of {recipe} begin with the same loss, so they are no other runs",
+    "later": "after step {step}, to which all are cut, the loss of {run} is {excess:+.4f} from "
+    "{opponent}'s",
     "below": "{words}, which FP8 does not explain",
 }
 PAYS_BACK = ", and is ahead {}, first step (compile) included"
@@ -77,6 +86,9 @@ def answer(comparison: Comparison) -> list[str]:
     facts = {"lost": "; ".join(lost), "opponent": comparison.opponent}
     if best:
         facts |= _facts(comparison, best)
+        tries = comparison.speed_ups[best, comparison.opponent].tries
+        if tries > 1:
+            facts["claim"] = f"of {tries} FP8 recipes {facts['claim']}"
     first = (NO_ANSWERS | OUTCOMES)[case].format(**facts)
     told = [f"{words}." for words in lost if words not in first]
     for recipe, doubts in comparison.doubts.items():
@@ -113,31 +125,32 @@ def about_loss(comparison: Comparison) -> list[str]:
 def choose(comparison: Comparison) -> tuple[str, str | None]:
     """Find the case of `NO_ANSWERS` or `OUTCOMES`, and the FP8 recipe that it is about."""
     fp8, opponent = comparison.fp8, comparison.opponent
-    spoilt = comparison.spoilt
-    if not (fp8 or spoilt) or opponent in fp8 or opponent not in comparison.recipes:
+    if not (fp8 or comparison.spoilt) or opponent in fp8 or opponent not in comparison.recipes:
         return "no opponents", None
     if comparison.frames.runs["device_type"].eq("cpu").any():
         return "cpu", None
-    outcomes = {r: _outcome(comparison, r) for r in fp8 if r not in spoilt}
-    if not outcomes:
-        return "all spoilt", None
+    outcomes = {recipe: outcome(comparison, recipe) for recipe in fp8}
     places = list(OUTCOMES)
 
     def rank(recipe: str) -> tuple[int, float]:
         ratio = comparison.speed_ups[recipe, opponent].ratio
         return places.index(outcomes[recipe]), -ratio
 
-    best = min(outcomes, key=rank)
+    kept = [recipe for recipe in fp8 if outcomes[recipe] != SPOILT]
+    if not kept:
+        return "all spoilt", None
+    best = min(kept, key=rank)
     return outcomes[best], best
 
 
-def _outcome(comparison: Comparison, recipe: str) -> str:
-    """Find the key of `OUTCOMES` for an FP8 recipe that kept the loss."""
+def outcome(comparison: Comparison, recipe: str) -> str:
+    """Find the key of `OUTCOMES` for an FP8 recipe, or `SPOILT`."""
     gain = comparison.speed_ups[recipe, comparison.opponent]
     loss = comparison.verdicts[recipe].word
     doubts = {doubt.kind for doubt in comparison.doubts[recipe]}
     compiled = [comparison.completed[r].runs["compiled"] for r in (recipe, comparison.opponent)]
     cases = {
+        SPOILT: recipe in comparison.spoilt,
         "no rate": gain.runs == 0,
         "compiled alone": compiled[0].eq(True).any() and compiled[1].eq(False).any(),
         "single run": gain.runs == 1,
@@ -160,7 +173,7 @@ def _facts(comparison: Comparison, recipe: str) -> dict[str, str]:
     part = f" (in FP8 in {share:.0%} of its steps)" if 0 < share < 1 else ""
     certainty = "no interval from a single run"
     if gain.runs > 1:
-        certainty = f"95 % interval {gain.low:.2f} to {gain.high:.2f}"
+        certainty = "95 % interval {1:.2f} to {2:.2f}".format(*gain.by["step_s"])
         if gain.tries > 1:
             certainty += f" for {gain.tries} FP8 recipes together"
     paid, pays = comparison.break_evens.get((recipe, opponent)), ""
@@ -187,12 +200,12 @@ def _worded(comparison: Comparison, doubts: list) -> list[str]:
 def lost_runs(comparison: Comparison) -> list[str]:
     """Say where a recipe diverged, or ended far from the opponent."""
     words = []
-    for recipe in in_order([*comparison.recipes, *comparison.diverged]):
+    for recipe in in_order([*comparison.recipes, *comparison.diverged, *comparison.far_off]):
         if recipe in comparison.diverged:
             lost, started = comparison.diverged[recipe]
             words.append(f"{recipe} diverged in {lost} of {started} runs")
-        if recipe in comparison.verdicts:
-            words += comparison.verdicts[recipe].far_off()
+        if recipe in comparison.far_off:
+            words += comparison.far_off[recipe].sentences()
     return words
 
 
@@ -223,9 +236,9 @@ def _repeat_command(comparison: Comparison) -> str:
     if (runs["source"] != OWN).any():
         return "each recipe with three or more."
     words = ["python", "-m", "experiments.study", *in_order(runs["recipe"])]
-    for overlay in plan.get("overlays") or runs["overlays"].iloc[0]:
+    for overlay in plan.overlays or runs["overlays"].iloc[0]:
         words += ["--overlay", overlay]
-    return join([*words, "--seeds", "0,1,2", *plan.get("overrides", [])])
+    return join([*words, "--seeds", "0,1,2", *plan.overrides])
 
 
 def _worth(comparison: Comparison) -> list[str]:

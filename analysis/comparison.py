@@ -2,17 +2,19 @@
 computed once."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import yaml
+from pydantic import BaseModel, ValidationError
 
-from analysis.doubts import Doubt, find_doubts
+from analysis.doubts import SHARED, Doubt, find_doubts
 from analysis.load import Frames, LoadError, load
-from analysis.losses import Verdict, loss_difference, verdict
+from analysis.losses import DIFFERENT, FarOff, Verdict, far_off, loss_difference, verdict
 from analysis.rates import (
     BreakEven,
     Completed,
@@ -22,6 +24,7 @@ from analysis.rates import (
     speed_up,
     spent,
 )
+from analysis.runs import UNREADABLE
 from experiments.records.run import STUDY_FILE
 
 BASELINE = "baseline"
@@ -29,9 +32,17 @@ COMPILED = "baseline_compiled"  # the fair opponent of compiled FP8
 OWN = "run directory"  # the source of this project's own runs
 # Recipes that are listed first, in this order; others follow as their study started them.
 FIRST = (BASELINE, COMPILED, "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
-# Runs that differ in one of these are of different studies, or their speeds cannot be compared.
-SHARED = ["device", "torch", "torchao", "flavor", "overlays", "dataset", "data", "seq_len",
-          "world_size", "tokens_per_step", "flops_per_token", "steps_asked"]  # fmt: skip
+
+
+class Plan(BaseModel):
+    """What a study was started with, as far as it is used here."""
+
+    recipes: list[str] = []
+    baseline: str = BASELINE
+    seeds: list[int] = []
+    overlays: list[str] = []
+    overrides: list[str] = []
+    axes: dict[str, list[Any] | dict[str, list[Any]]] = {}
 
 
 @dataclass(frozen=True)
@@ -39,15 +50,17 @@ class Comparison:
     """Recipes compared with one opponent, in speed and in loss."""
 
     frames: Frames
-    plan: dict  # the study's own study.yaml, empty if there is none
+    plan: Plan
     opponent: str  # compiled bf16 where there is one, else the study's baseline
     completed: dict[str, Completed]  # by recipe
     recipes: list[str]  # those with a completed run, in the order in which they are shown
     fp8: list[str]  # those of them that ran in FP8
     # recipe -> (diverged runs, started runs). Recipes that never diverged are absent.
     diverged: dict[str, tuple[int, int]]
-    # FP8 recipes that diverged in a larger share of their runs than bf16, or end far above it
+    # FP8 recipes that diverged in a larger share of their runs than bf16, or end far above it in
+    # more runs than far below
     spoilt: set[str]
+    far_off: dict[str, FarOff]
     doubts: dict[str, list[Doubt]]  # by FP8 recipe, what forbids a plain yes
     speed_ups: dict[tuple[str, str], SpeedUp]  # by recipe and opponent, eager bf16 among these
     break_evens: dict[tuple[str, str], BreakEven]  # by recipe, none of the opponents, and opponent
@@ -73,14 +86,15 @@ def compare(paths, baseline: str | None = None) -> Comparison:
     runs = frames.runs
     _check_one_study(frames)
     folders = {Path(path).resolve().parents[1] for path in runs["path"]}
-    plan = read_plan(folders.pop()) if len(folders) == 1 else {}
+    plan = read_plan(folders.pop()) if len(folders) == 1 else Plan()
     recipes = in_order(runs.loc[runs["status"] == "completed", "recipe"])
     opponent = _opponent(baseline, plan, recipes, frames.problems)
-    named_fp8 = (runs["source"] != OWN) & runs["recipe"].str.contains("fp8")
+    named_fp8 = (runs["source"] != OWN) | (runs["status"] == UNREADABLE)
+    named_fp8 &= runs["recipe"].str.contains("fp8")
     all_fp8 = set(runs.loc[runs["float8"].notna() | named_fp8, "recipe"])
     fp8 = [recipe for recipe in recipes if recipe in all_fp8]
     done = {recipe: completed_runs(recipe, frames) for recipe in recipes}
-    tries = dict.fromkeys(fp8, len(fp8))
+    tries = dict.fromkeys(fp8, len(all_fp8))
 
     speed_ups, break_evens = {}, {}
     opponents = [recipe for recipe in recipes if recipe in (BASELINE, opponent)]
@@ -90,21 +104,27 @@ def compare(paths, baseline: str | None = None) -> Comparison:
         if a not in opponents:
             break_evens[a, b] = break_even(done[a], done[b])
 
-    differences, verdicts, doubts = {}, {}, {}
-    for recipe in recipes if opponent in recipes else []:
-        if recipe != opponent:
-            pair = done[recipe], done[opponent]
-            differences[recipe] = loss_difference(*pair)
-            verdicts[recipe] = verdict(*pair, tries.get(recipe, 1))
-        if recipe in fp8 and recipe != opponent:
-            gain, judged = speed_ups[recipe, opponent], verdicts[recipe]
-            doubts[recipe] = [*find_doubts(*pair, runs, gain, judged)]
+    differences, verdicts, far, doubts = {}, {}, {}, {}
+    for recipe in in_order([*recipes, *all_fp8]) if opponent in recipes else []:
+        if recipe == opponent:
+            continue
+        far[recipe] = far_off(recipe, done[opponent], frames)
+        if recipe not in recipes:
+            continue
+        pair = done[recipe], done[opponent]
+        differences[recipe] = loss_difference(*pair)
+        verdicts[recipe] = verdict(*pair, tries.get(recipe, 1))
+        if len(far[recipe].above) == far[recipe].runs > 0:
+            verdicts[recipe] = replace(verdicts[recipe], outcome=DIFFERENT)
+        if recipe in fp8:
+            found = speed_ups[recipe, opponent], verdicts[recipe], far[recipe]
+            doubts[recipe] = [*find_doubts(*pair, frames, *found)]
 
     lost = runs["status"].eq("diverged").groupby(runs["recipe"]).agg(["sum", "count"])
     shares = lost["sum"] / lost["count"]
     usual = shares.get(opponent, 0)
     spoilt = {recipe for recipe in all_fp8 if shares[recipe] > usual}
-    spoilt |= {recipe for recipe, judged in verdicts.items() if judged.above and recipe in fp8}
+    spoilt |= {r for r, of in far.items() if r in all_fp8 and len(of.above) > len(of.below)}
 
     return Comparison(
         frames=frames,
@@ -115,6 +135,7 @@ def compare(paths, baseline: str | None = None) -> Comparison:
         fp8=fp8,
         diverged={r: (int(n), int(of)) for r, n, of in lost[lost["sum"] > 0].itertuples()},
         spoilt=spoilt,
+        far_off=far,
         doubts=doubts,
         speed_ups=speed_ups,
         break_evens=break_evens,
@@ -124,22 +145,25 @@ def compare(paths, baseline: str | None = None) -> Comparison:
     )
 
 
-def read_plan(folder: Path) -> dict:
-    """Read a study's study.yaml; empty where there is none that can be read."""
+def read_plan(folder: Path) -> Plan:
+    """Read a study's study.yaml. Raises `LoadError` where that does not fit."""
+    path = folder / STUDY_FILE
     try:
-        plan = yaml.safe_load((folder / STUDY_FILE).read_text())
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return plan if isinstance(plan, dict) else {}
+        return Plan.model_validate(yaml.safe_load(path.read_text()))
+    except (FileNotFoundError, NotADirectoryError):
+        return Plan()
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        where = error.errors()[0]["loc"] if isinstance(error, ValidationError) else "content"
+        raise LoadError(f"{path}: {where}: not what a study writes") from error
 
 
-def _opponent(asked: str | None, plan: dict, recipes: list[str], problems: list[str]) -> str:
+def _opponent(asked: str | None, plan: Plan, recipes: list[str], problems: list[str]) -> str:
     """Choose the baseline that was asked for, else the study's; of an eager and a compiled
     baseline the compiled one."""
-    if asked not in (None, plan.get("baseline"), *recipes):
+    if asked not in (None, plan.baseline, *recipes):
         there = ", ".join(recipes) or "none"
         raise LoadError(f"no completed run of --baseline {asked}; there are {there}")
-    opponent = asked or plan.get("baseline", BASELINE)
+    opponent = asked or plan.baseline
     if opponent == BASELINE and COMPILED in recipes:
         return COMPILED
     if opponent not in recipes:

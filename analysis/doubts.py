@@ -1,25 +1,34 @@
 """Why a recipe gets no plain yes: what else differs from the opponent, and what its runs show
-besides their steady steps. The sentences are in analysis/answer.py."""
+besides their steady steps and final losses. The sentences are in analysis/answer.py."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import pandas as pd
 import yaml
 
-from analysis.losses import Verdict
+from analysis.load import Frames
+from analysis.losses import LEVEL, TOLERANCE, FarOff, Verdict, paired
 from analysis.newest import ROOT
-from analysis.rates import SMALL, Completed, SpeedUp
+from analysis.rates import SMALL, Completed, SpeedUp, interval
 from analysis.runs import flat
 
 RATIOS_DIFFER = 0.02  # two ratios that are so far apart are both told
 PADDING_DIFFERS = 0.05  # of the tokens
 SHARES_DIFFER = 0.01  # of runs that convert the same layers: no more than by rounding
-# Machines that differ in one of these may differ in speed.
+LEAST_COMPILED = 0.5  # of the opponent's graphs, and of its time to compile them
+EQUAL = 0.1  # of the steps in FP8: losses that equal bf16's to the last bit in more are copies
+TOO_GOOD = 0.02  # of the loss: FP8 does not make it lower by more
+# Runs that differ in one of these do not compare. Where some do not say, it is doubtful.
+SHARED = ["device", "torch", "torchao", "flavor", "overlays", "dataset", "data", "seq_len",
+          "world_size", "tokens_per_step", "flops_per_token", "steps_asked"]  # fmt: skip
+# Machines and code that differ in one of these may differ in speed.
 MACHINE = {"driver": "driver", "power_limit_w": "power limit (W)", "torchtitan": "torchtitan",
-           "sm_clock_max_mhz": "highest clock (MHz)"}  # fmt: skip
+           "sm_clock_max_mhz": "highest clock (MHz)", "attention": "attention kernels",
+           "code": "commit", "host": "host"}  # fmt: skip
 # Keys of a resolved recipe that change nothing of what is computed.
 LABELS = ("name", "description", "debug.seed", "data.cache_dir")
+NAMED = 5  # of many runs or keys
 
 
 class Doubt(NamedTuple):
@@ -30,91 +39,105 @@ class Doubt(NamedTuple):
 
 
 def find_doubts(
-    recipe: Completed, opponent: Completed, runs: pd.DataFrame, gain: SpeedUp, judged: Verdict
+    recipe: Completed,
+    opponent: Completed,
+    frames: Frames,
+    gain: SpeedUp,
+    judged: Verdict,
+    far: FarOff,
 ) -> Iterator[Doubt]:
-    """Find what forbids a plain yes for an FP8 recipe.
-
-    Args:
-        runs: all runs, also those that are not completed.
-    """
+    """Find what forbids a plain yes for an FP8 recipe, among all runs that were started."""
     both = pd.concat([recipe.runs, opponent.runs])
-    for run, doubts in both[["run", "doubts"]].itertuples(index=False):
-        for doubt in doubts:
-            yield Doubt("run", {"run": run, "doubt": doubt})
+    for doubt, runs in both.explode("doubts").groupby("doubts", sort=False)["run"]:
+        yield Doubt("run", {"runs": _listed(runs), "doubt": doubt})
+    yield from _proofs(recipe.runs, opponent.runs)
     yield from _setups(recipe.runs, opponent.runs)
-    yield from _unfinished(recipe.recipe, opponent.recipe, runs)
-    unusable = both.loc[both["wall_s"].isna(), "run"]
-    if len(unusable):
-        yield Doubt("no clock", {"runs": ", ".join(unusable)})
     yield from _paces(both, gain)
-    if judged.alike:
-        yield Doubt("alike", {"steps": judged.step})
-    for words in judged.far_off() if judged.below else []:
-        yield Doubt("below", {"words": words})
+    yield from _unfinished(recipe.recipe, opponent.recipe, frames.runs)
+    yield from _losses(recipe, opponent)
+    yield from _later(recipe, opponent, frames.later, judged.margin)
+    too_good = judged.difference < -TOO_GOOD / TOLERANCE * judged.margin
+    if len(far.below) or too_good:
+        words = far.sentence("below", far.below) if len(far.below) else judged.sentence()
+        yield Doubt("below", {"words": words.removesuffix(".")})
 
 
-def _setups(recipe: pd.DataFrame, opponent: pd.DataFrame) -> Iterator[Doubt]:
-    """Yield doubts where the proofs are wanting, or settings, machines or data differ."""
+def _listed(names: Collection[str]) -> str:
+    """Name the first few, and count the others."""
+    more = f" and {len(names) - NAMED} more" * (len(names) > NAMED)
+    return ", ".join(list(names)[:NAMED]) + more
+
+
+def _proofs(recipe: pd.DataFrame, opponent: pd.DataFrame) -> Iterator[Doubt]:
+    """Yield doubts where it is not proven that all runs ran in FP8, and compiled as the opponent's
+    did."""
     shares = recipe["fp8_share"]
     if not shares.gt(0).all():
         yield Doubt("proof", {})
     if shares.max() - shares.min() > SHARES_DIFFER:
         yield Doubt("proofs", {})
+    own, others = (
+        of.groupby("compile_cache")[["compile_s", "compiled_graphs"]].min()
+        for of in (recipe, opponent)
+    )
+    if (own / others < LEAST_COMPILED).any(axis=None):
+        yield Doubt("compiled", {})
+
+
+# ---- settings and machines ----
+
+
+def _setups(recipe: pd.DataFrame, opponent: pd.DataFrame) -> Iterator[Doubt]:
+    """Yield doubts where settings, machines or data differ, or are not known of all runs."""
     unexpected = _settings(recipe, opponent)
     if unexpected:
-        yield Doubt("settings", {"keys": ", ".join(unexpected)})
-    for column, words in MACHINE.items():
-        kinds = [sorted(set(of[column].dropna().map(str))) for of in (recipe, opponent)]
-        if all(kinds) and kinds[0] != kinds[1]:
-            beside = " beside ".join(map(", ".join, kinds))
-            yield Doubt("machine", {"what": f"{words} {beside}"})
+        yield Doubt("settings", {"keys": _listed(unexpected)})
+    for column, words in (dict.fromkeys(SHARED) | MACHINE).items():
+        kinds = [of[column].map(str).replace("nan|None", "unknown", regex=True).value_counts()
+                 for of in (recipe, opponent)]  # fmt: skip
+        a_node_each = column == "host" and max(kinds[0].max(), kinds[1].max()) == 1
+        if not (a_node_each or _shares(kinds[0]) == _shares(kinds[1])):
+            told = [", ".join(f"{kind} ({n})" for kind, n in of.items()) for of in kinds]
+            yield Doubt("machine", {"what": f"{words or column} {' beside '.join(told)}"})
+    unknown = pd.concat([recipe, opponent]).query("data.isna()")["run"]
+    if len(unknown):
+        yield Doubt("data", {"runs": _listed(unknown)})
     own, others = (1 - of["valid_share"].mean() for of in (recipe, opponent))
     if abs(own - others) > PADDING_DIFFERS:
         yield Doubt("padding", {"own": own, "others": others})
 
 
-def _unfinished(recipe: str, opponent: str, runs: pd.DataFrame) -> Iterator[Doubt]:
-    """Yield a doubt where more of the recipe's runs than of the opponent's did not end."""
-    ended = runs["status"].isin(["completed", "diverged"]).groupby(runs["recipe"])
-    share, counts = ended.mean(), ended.agg(["sum", "count"])
-    if share[recipe] < share[opponent]:
-        (own, started), (others, all_others) = counts.loc[[recipe, opponent]].to_numpy()
-        facts = {"own": own, "started": started, "others": others, "all_others": all_others}
-        yield Doubt("unfinished", facts)
-
-
-def _paces(both: pd.DataFrame, gain: SpeedUp) -> Iterator[Doubt]:
-    """Yield doubts where the mean steady step is not all there is to say of the speed."""
-    told = abs(gain.by_clock / gain.ratio - 1) > RATIOS_DIFFER
-    opposite = (gain.ratio - 1) * (gain.by_clock - 1) < 0
-    if told and (opposite or gain.ratio > 1 + SMALL >= gain.by_clock):
-        yield Doubt("clock", {"ratio": gain.by_clock})
-    stalled = both[both["stall"] > 0]
-    if len(stalled) and abs(gain.without_stalls / gain.ratio - 1) > RATIOS_DIFFER:
-        run = stalled.sort_values("stall_s").iloc[-1]
-        facts = {"run": run["run"], "step": run["stall"], "seconds": run["stall_s"]}
-        yield Doubt("stall", facts | {"ratio": gain.without_stalls})
-    if gain.drifts:
-        yield Doubt("drift", {"first": gain.first_third, "last": gain.last_third})
-
-
-# ---- settings ----
+def _shares(counts: pd.Series) -> dict[str, float]:
+    return (counts / counts.sum()).round(6).to_dict()
 
 
 def _settings(recipe: pd.DataFrame, opponent: pd.DataFrame) -> list[str]:
-    """List the keys in which the resolved recipes of two recipes' runs differ, and in which the
-    recipes' files do not say so. A recipe that is not in recipes/ may differ in anything."""
-    files = [of_file(runs["recipe"].iloc[0]) for runs in (recipe, opponent)]
-    settings = [*recipe["settings"], *opponent["settings"]]
-    if None in files or not all(isinstance(each, dict) for each in settings):
-        return []
-    differ, said = _differing(settings), _differing(files)
-    return [key for key in differ if not key.startswith((*said, *LABELS))]
+    """List the keys in which the resolved recipes of two recipes' runs differ otherwise than the
+    recipes' files say. Of a recipe without a file in recipes/ only FP8's keys are expected."""
+    both = pd.concat([recipe, opponent]).query("settings.notna()")
+    rows = pd.DataFrame([*both["settings"]], both["recipe"], dtype=object).map(_plain)
+    files = pd.DataFrame({name: of_file(name) for name in rows.index.unique()}, dtype=object).T
+    said = ["quantize."]
+    if files.notna().any(axis=1).all():
+        files = files.map(_plain)
+        said = [key for key in files if files[key].nunique() > 1]
+    found = []
+    for key in rows.columns[rows.nunique() > 1]:
+        as_said = key.startswith(tuple(said))
+        if key in files:
+            values = files[key].reindex(rows.index)
+            as_said &= (values.isin(["nan", "None"]) | (values == rows[key])).all()
+        if not as_said and not key.startswith(LABELS):
+            found.append(key)
+    return found
 
 
-def _differing(settings: list[dict]) -> list[str]:
-    rows = pd.DataFrame(settings, dtype=object)
-    return [key for key in rows if rows[key].map(str).nunique() > 1]
+def _plain(value) -> str:
+    """Write a value as text, 5e-5 as 5e-05."""
+    try:
+        return str(float(value))
+    except (TypeError, ValueError):
+        return str(value)
 
 
 def of_file(recipe: str) -> dict | None:
@@ -128,3 +151,81 @@ def of_file(recipe: str) -> dict | None:
     parent = said.pop("base", None)
     above = of_file(parent) if parent not in (None, "base") else {}
     return (above or {}) | flat(said)
+
+
+# ---- speed ----
+
+
+def _paces(both: pd.DataFrame, gain: SpeedUp) -> Iterator[Doubt]:
+    """Yield doubts where the mean steady step is not all there is to say of the speed."""
+    unusable = both.loc[both["wall_s"].isna(), "run"]
+    if len(unusable):
+        yield Doubt("no clock", {"runs": _listed(unusable)})
+    by_clock, without = gain.by["clock_s"].mean, gain.by["without_stalls_s"]
+    opposite = (gain.ratio - 1) * (by_clock - 1) < 0
+    if _told(by_clock, gain) and (opposite or gain.ratio > 1 + SMALL >= by_clock):
+        yield Doubt("clock", {"ratio": by_clock})
+    stalled = both[both["stall"] > 0].sort_values("stall_s")
+    if len(stalled) and (_told(without.mean, gain) or without.unclear != gain.unclear):
+        facts = stalled.iloc[-1][["run", "stall", "stall_s"]].to_dict()
+        yield Doubt("stall", facts | without._asdict())
+    first, last = gain.lead
+    if gain.drifts or gain.shrinks:
+        yield Doubt("drift" if gain.drifts else "shrinks", {"first": first, "last": last})
+
+
+def _told(ratio: float, gain: SpeedUp) -> bool:
+    """Whether a ratio is so far from the one by the mean steady step that both are told."""
+    return abs(ratio / gain.ratio - 1) > RATIOS_DIFFER
+
+
+# ---- runs that did not end, and losses ----
+
+
+def _unfinished(recipe: str, opponent: str, runs: pd.DataFrame) -> Iterator[Doubt]:
+    """Yield a doubt for each cause that ended a larger share of the recipe's runs than of the
+    opponent's. Numbers in messages do not make another cause."""
+    errors = (
+        runs["error"].astype(object).fillna("").astype(str).str.replace(r"\d+", "#", regex=True)
+    )
+    causes = runs["status"] + errors.mask(errors != "", ": " + errors)
+    lost = causes[~runs["status"].isin(["completed", "diverged"])]
+    started = runs["recipe"].value_counts()
+    counts = pd.crosstab(lost, runs["recipe"]).reindex(columns=[recipe, opponent], fill_value=0)
+    for cause, own, others in counts.itertuples():
+        if own / started[recipe] > others / started[opponent]:
+            facts = {"own": own, "started": started[recipe], "cause": cause}
+            yield Doubt("unfinished", facts | {"others": others, "of": started[opponent]})
+
+
+def _losses(recipe: Completed, opponent: Completed) -> Iterator[Doubt]:
+    """Yield doubts where losses are equal to the last bit that should not be: of FP8 and bf16, and
+    of two seeds of one recipe in their first step, weights and batch of which are the seed's."""
+    pairs = paired(recipe, opponent)
+    equal = (pairs["loss"] == pairs["reference"]).mean()
+    in_bf16 = 1 - recipe.runs.set_index("seed")["fp8_share_of_steps"]
+    copies = equal[equal > in_bf16.reindex(equal.index) + EQUAL]
+    if len(copies):
+        steps = round(len(pairs) * copies.max())
+        facts = {"seeds": len(copies), "all": len(equal), "steps": steps, "of": len(pairs)}
+        yield Doubt("alike", facts)
+    for of in (recipe, opponent):
+        firsts = of.steps.dropna(subset=["seed", "loss"]).groupby("seed")["loss"].first()
+        if firsts.duplicated().any():
+            yield Doubt("seeds", {"recipe": of.recipe})
+
+
+def _later(
+    recipe: Completed, opponent: Completed, later: pd.DataFrame, margin: float
+) -> Iterator[Doubt]:
+    """Yield a doubt for each run whose loss is above the opponent's after the step to which a
+    budget has cut the runs: of the same seed and step where that is known, else at the cut."""
+    own, others = (later[later["recipe"] == of.recipe] for of in (recipe, opponent))
+    beside = own.merge(others, on=["seed", "step"], how="left", suffixes=("", "_reference"))
+    at_cut = opponent.runs.set_index("seed")["final_loss"]
+    known = beside["loss_reference"].fillna(beside["seed"].map(at_cut)).fillna(at_cut.mean())
+    for run, excess in (beside["loss"] - known).groupby(beside["run"]):
+        low, _ = interval(excess.to_numpy(), level=LEVEL)
+        if low > margin or excess.isna().any():
+            facts = {"run": run, "excess": excess.mean(), "step": own["step"].min() - 1}
+            yield Doubt("later", facts)

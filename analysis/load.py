@@ -17,14 +17,17 @@ import pandas as pd
 
 from analysis.other_logs.published import read_published
 from analysis.other_logs.tensorboard import EVENTS, named_folder, read_tensorboard
-from analysis.runs import COLUMNS, Run, read_run
+from analysis.runs import COLUMNS, UNREADABLE, Run, read_run, unreadable_run
 from experiments.records.files import RecordError
 from experiments.records.run import MANIFEST, METRICS, NOT_STEADY_STEPS, RECIPE
 
 DRIFT = 0.15  # of the step time, between the first and the last third of the steady steps
 MIN_DRIFT_STEPS = 30  # steady steps without which nothing is said of a drift
-STALL = 20  # times the median: a step as long as that is named
-FAR = 0.10  # of the loss: so far above, no count of seeds would make it the same
+SLOW = 3  # times the median: steps that are longer are not usual
+STALL = 20  # times the usual step: a step as long as that is named in any case
+STALLED = (
+    0.02  # of a run's time, in slow steps that other runs of its recipe do not have: named too
+)
 _NAMED, _ALIKE = 3, 10  # how many of more than so many problems that are alike are named
 
 
@@ -53,8 +56,9 @@ class Frames:
             tokens_per_step: tokens of all devices, padding included; valid_share: without padding
             steady_steps, step_s: how many steady steps, and the mean of their seconds; iqr: the
                 distance of their quartiles as a share of the median; first_third_s, last_third_s:
-                medians; stall, stall_s: the longest step, if it takes `STALL` times the median;
-                without_stalls_s: the mean without such steps
+                medians; usual_s: the mean of steps up to `SLOW` times the median
+            stall_s, stall: the longest step, and its number if it is a stall, see `without_stalls`;
+                without_stalls_s: the mean steady step, in a run that stalled of its usual ones
             clock_s: seconds a step by the clock, over all steps after the first ten, steady or not
             tokens_per_s: by the mean steady step, padding included
             fp8_share: of the linear layers' FLOPs, over all steps of the run: less than its proof's
@@ -63,11 +67,14 @@ class Frames:
             peak_memory_bytes: of one device
             orphans: how many trainable parameters are in no optimizer, as the recipe asks
             doubts: why the run is not what its recipe says, a sentence each
+
+            A run whose records cannot be read has status unreadable, and nothing but its recipe.
         windows: one row a log window: run, recipe, seed, and `analysis.runs.WINDOW_COLUMNS`.
             `elapsed_s` counts on from the earlier attempts of a run that was resumed.
         steps: one row a step: run, recipe, seed, step, loss (NaN where the log has no value of the
             step), seconds, steady: not among a process's first 10 steps, did not write a
             checkpoint, and its seconds are known.
+        later: steps after the one to which a study's budget has cut its runs.
         problems: a sentence for each run that is not completed, each that could not be read, and
             each thing in a log that makes its figures doubtful.
     """
@@ -75,6 +82,7 @@ class Frames:
     runs: pd.DataFrame
     windows: pd.DataFrame
     steps: pd.DataFrame
+    later: pd.DataFrame
     problems: list[str]
 
 
@@ -94,21 +102,21 @@ def load(paths: str | Path | Iterable[str | Path]) -> Frames:
         raise LoadError(f"{', '.join(missing)}: no such file or folder")
     unreadable: list[str] = []
     found = list(_read(paths, unreadable))
-    if not found:
+    if all(run.facts["status"] == UNREADABLE for run in found):
         raise LoadError("; ".join(_summarized(unreadable)) or "no path was given to load runs from")
     found.sort(key=lambda run: ("start" not in run.facts, run.facts.get("start")))
     runs, windows = _frames(found)
-    runs, windows = _cut_to_equal_length(runs, windows)
+    runs, windows, later = _cut_to_equal_length(runs, windows)
     steps = _by_step(windows)
     runs = runs.join(_logged(windows)).join(paces(steps)).join(clock(runs, windows))
-    runs = _work_out(runs, steps)
-    judged = [_judge(run) for _, run in runs.iterrows()]
-    runs["status"] = [status for status, _ in judged]
+    runs = _work_out(without_stalls(runs), steps)
     problems = []
-    for run, doubts, (_, odd) in zip(found, runs["doubts"], judged, strict=True):
-        problems += [f"{run.path}: {words}" for words in [*run.problems, *doubts, *odd]]
+    runs["status"] = [_status(row) for _, row in runs.iterrows()]
+    for run, (_, row) in zip(found, runs.iterrows(), strict=True):
+        said = [*run.problems, *row["doubts"], *_oddities(row), *_ending(row)]
+        problems += [f"{run.path}: {words}" for words in said]
     runs = runs.rename_axis("run").reset_index()
-    return Frames(runs, windows, steps, _summarized(problems + unreadable))
+    return Frames(runs, windows, steps, _by_step(later), _summarized(problems + unreadable))
 
 
 def _by_step(windows: pd.DataFrame) -> pd.DataFrame:
@@ -149,13 +157,16 @@ def _read(paths: list[Path], problems: list[str]) -> Iterator[Run]:
             owner = named_folder(place) if read is read_tensorboard else place.resolve()
             places[read, owner].setdefault(place.resolve(), place)
     for (read, _), of_one_run in places.items():
+        folders = list(of_one_run.values())
         try:
             if read is read_tensorboard:
-                yield from read_tensorboard(list(of_one_run.values()))
+                yield from read(folders)
             else:
-                yield from map(read, of_one_run.values())
+                yield read(folders[0])
         except RecordError as error:
             problems.append(str(error))
+            if read is read_run:
+                yield unreadable_run(folders[0])
 
 
 def _walk(path: Path) -> Iterator[tuple[Callable, Path]]:
@@ -209,30 +220,23 @@ def _frames(found: list[Run]) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def _cut_to_equal_length(
     runs: pd.DataFrame, windows: pd.DataFrame
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Cut the runs of a study whose time budget has stopped some of them to the last window that
-    all of them have. They then count as completed."""
+    all of them have. They then count as completed. Returns runs, windows, and those cut off."""
     runs = runs.assign(steps_planned=math.nan)
     budgeted = runs[runs["study_budget_s"].notna()].query("status in ['completed', 'interrupted']")
     within = windows["run"].isin(budgeted.index)
     cut = budgeted.loc[windows.loc[within, "run"].unique()]
     counts = windows.loc[within, "step"].value_counts()
     if (cut["status"] == "completed").all() or counts.max() < len(cut):
-        return runs, windows
+        return runs, windows, windows[:0]
     last = counts.index[counts == len(cut)].max()
-    later = windows[within & (windows["step"] > last)]
-    windows = windows[~within | (windows["step"] <= last)].reset_index(drop=True)
-    ends = windows.groupby("run")[["elapsed_s", "loss"]].last()
-    cut = cut.assign(steps_planned=cut["steps_asked"], steps_asked=last, wall_s=ends["elapsed_s"])
+    later = within & (windows["step"] > last)
+    windows, later = windows[~later].reset_index(drop=True), windows[later]
+    wall_s = windows.groupby("run")["elapsed_s"].last()
+    cut = cut.assign(steps_planned=cut["steps_asked"], steps_asked=last, wall_s=wall_s)
     runs.loc[cut.index] = cut.assign(status="completed", error=math.nan)
-    for run, losses in later.groupby("run")["loss"]:
-        end = np.median(losses.tail(max(1, len(losses) // 10)))
-        if not end <= (1 + FAR) * ends.loc[run, "loss"]:
-            runs.loc[run, "doubts"].append(
-                f"after step {last}, to which the runs are cut, its loss went from "
-                f"{ends.loc[run, 'loss']:.2f} to {end:.2f}"
-            )
-    return runs, windows
+    return runs, windows, later
 
 
 # ---- what the logs say ----
@@ -266,8 +270,8 @@ def _logged(windows: pd.DataFrame) -> pd.DataFrame:
     return logged
 
 
-_PACES = ["steady_steps", "step_s", "iqr", "first_third_s", "last_third_s", "without_stalls_s",
-          "stall_s", "stall"]  # fmt: skip
+_PACES = ["steady_steps", "step_s", "iqr", "first_third_s", "last_third_s", "usual_s", "stall_s",
+          "stall"]  # fmt: skip
 
 
 def paces(steps: pd.DataFrame) -> pd.DataFrame:
@@ -276,9 +280,8 @@ def paces(steps: pd.DataFrame) -> pd.DataFrame:
     for run, steady in steps[steps["steady"]].groupby("run"):
         seconds = steady.set_index("step")["seconds"]
         low, median, high = seconds.quantile([0.25, 0.5, 0.75])
-        usual = seconds[seconds <= STALL * median]
+        usual = seconds[seconds <= SLOW * median]
         third = len(seconds) // 3 if len(seconds) >= MIN_DRIFT_STEPS else 0
-        longest = seconds.drop(usual.index)
         paces[run] = [
             len(seconds),
             seconds.mean(),
@@ -286,10 +289,21 @@ def paces(steps: pd.DataFrame) -> pd.DataFrame:
             seconds[:third].median(),
             seconds[len(seconds) - third :].median(),
             usual.mean(),
-            longest.max(),
-            math.nan if longest.empty else longest.idxmax(),
+            seconds.max(),
+            seconds.idxmax(),
         ]
     return pd.DataFrame(paces, _PACES, dtype=float).T
+
+
+def without_stalls(runs: pd.DataFrame) -> pd.DataFrame:
+    """Keep the stalls that are a run's own: of `STALL` times its usual step, or of more than
+    `STALLED` of its time beyond what slow steps take of each run of its recipe."""
+    slow = runs["step_s"] / runs["usual_s"]
+    shared = slow.groupby(runs["recipe"]).transform("min")
+    own = (runs["stall_s"] > STALL * runs["usual_s"]) | (slow > (1 + STALLED) * shared)
+    runs["without_stalls_s"] = runs["usual_s"].where(own, runs["step_s"])
+    runs["stall"] = runs["stall"].where(own)
+    return runs
 
 
 def clock(runs: pd.DataFrame, windows: pd.DataFrame) -> pd.Series:
@@ -334,25 +348,31 @@ def _share_of_steps(run: pd.Series) -> float:
     return in_fp8.reindex(range(1, run["steps"] + 1), method="ffill").astype(float).mean()
 
 
-def _judge(run: pd.Series) -> tuple[str, list[str]]:
-    """The status by what the log shows, and what a reader should know of the run."""
-    status, where = run["status"], f"at step {run['steps']} of {run['steps_asked']:.0f}"
-    problems = list(_oddities(run))
-    if status != "completed":
-        word = "not ended (running, or killed)" if status == "running" else status
-        why = f" ({run['error']})" if isinstance(run["error"], str) else ""
-        problems.append(f"{word} {where}{why}, so it is not averaged with others")
-    elif run["lost"] > 0:
-        lost = f"its loss is not finite by step {run['lost_from']:.0f}"
-        if run["lost_until"] >= final_from(run["steps"]):
-            problems.append(f"{lost}: it counts as diverged, although its log says completed")
-            return "diverged", problems
-        count = f"{run['lost']:.0f} of its log windows have such losses"
-        problems.append(f"{lost}: {count}, the last ends at step {run['lost_until']:.0f}")
-    elif run["steps"] < run["steps_asked"]:
-        problems.append(f"short, its log ends {where}, so it is not averaged with others")
-        return "short", problems
-    return status, problems
+def _status(run: pd.Series) -> str:
+    """Tell the status by what the log shows: diverged if it ends in losses that are not finite."""
+    if run["lost_until"] >= final_from(run["steps"]):
+        return "diverged"
+    short = run["status"] == "completed" and run["steps"] < run["steps_asked"]
+    return "short" if short else run["status"]
+
+
+def _ending(run: pd.Series) -> Iterator[str]:
+    """Say how a run ended that is not averaged with others, and where losses are not finite."""
+    where = f"at step {run['steps']}"
+    if run["steps_asked"] > 0:
+        where += f" of {run['steps_asked']:.0f}"
+    why = f" ({run['error']})" if isinstance(run["error"], str) else ""
+    words = {"completed": "", UNREADABLE: "", "diverged": f"diverged {where}",
+             "running": f"not ended (running, or killed) {where}",
+             "short": f"short, its log ends {where}"}  # fmt: skip
+    said = words.get(run["status"], f"{run['status']} {where}")
+    if said:
+        yield f"{said}{why}, so it is not averaged with others"
+    if run["lost"] > 0:
+        yield (
+            f"its loss is not finite in {run['lost']:.0f} of its log windows, from step "
+            f"{run['lost_from']:.0f} to step {run['lost_until']:.0f}"
+        )
 
 
 def _oddities(run: pd.Series) -> Iterator[str]:
@@ -363,11 +383,10 @@ def _oddities(run: pd.Series) -> Iterator[str]:
     if run["stall"] > 0:
         yield (
             f"its step {run['stall']:.0f} took {run['stall_s']:.3g} s, and steady steps without "
-            f"such ones {run['without_stalls_s']:.3g} s"
+            f"such ones {run['usual_s']:.3g} s"
         )
     early, late = run["first_third_s"], run["last_third_s"]
-    changed = abs(late - early) > max(DRIFT * early, 0.9 * run["iqr"] * early)
-    if changed:
+    if abs(late - early) > max(DRIFT, 0.9 * run["iqr"]) * early:
         yield (
             f"its step time drifts: the median is {early:.3g} s in the first third of the steady "
             f"steps and {late:.3g} s in the last, so its rate is a mixture"

@@ -8,11 +8,12 @@ half of that tenth.
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from analysis.load import FAR, final_from
+from analysis.load import Frames, final_from
 from analysis.rates import MIN_STEPS, Completed, half_widths, interval
 
 # Of the interval that decides: two one-sided tests at 5 % each, Schuirmann's test of equivalence.
@@ -21,6 +22,7 @@ MIN_SEEDS = 3  # pairs of runs below which nothing is said about equality
 # The margin, as a share of the baseline's final loss. DeepSeek-V3 (arXiv 2412.19437, section 3.3)
 # reports FP8 within 0.25 % of bf16, and takes that for well within what is random in training.
 TOLERANCE = 0.0025
+FAR = 0.10  # of the loss: so far off, no count of seeds would make it the same
 
 SAME, DIFFERENT, CANNOT_TELL = "the same", "different", "cannot tell"
 NOT_ENOUGH, TOO_SHORT = "not enough seeds to say", "too short"
@@ -99,7 +101,6 @@ _SEEDS = (
     " after {step:,} steps: {seeds} seeds, difference {difference:+.4f}, "
     "{level:.3g} % interval {low:+.4f} to {high:+.4f}, margin {margin:.4f}."
 )
-FAR_OFF = "{recipe} ends far {side} {baseline} in {count} of {seeds} seeds ({ends} beside {beside})"
 
 
 @dataclass(frozen=True)
@@ -116,14 +117,7 @@ class Verdict:
     high: float = math.nan
     level: float = 100 * LEVEL  # of the interval, in percent
     margin: float = math.nan  # `TOLERANCE` of the baseline's final loss
-    # Seeds whose final loss is `FAR` above (below) the baseline's of the same seed:
-    # seed -> (loss, the baseline's).
-    above: dict[int, tuple[float, float]] = field(default_factory=dict)
-    below: dict[int, tuple[float, float]] = field(default_factory=dict)
-    alike: bool = False  # all losses of all seeds are equal to the last bit
-    half_widths: dict[int, float] = field(
-        default_factory=dict
-    )  # of the interval with more seeds, if unclear
+    half_widths: dict[int, float] = field(default_factory=dict)  # with more seeds, if unclear
 
     @property
     def word(self) -> str:
@@ -134,16 +128,6 @@ class Verdict:
             return HIGHER if self.difference > 0 else LOWER
         return self.outcome
 
-    def far_off(self) -> list[str]:
-        """Say how many seeds end far above the baseline, and how many far below."""
-        words = []
-        for side, seeds in ("above", self.above), ("below", self.below):
-            if seeds:
-                losses, references = zip(*seeds.values(), strict=True)
-                facts = {"ends": _span(losses), "beside": _span(references), "count": len(seeds)}
-                words.append(FAR_OFF.format(**vars(self) | facts, side=side))
-        return words
-
     def sentence(self) -> str:
         """For people, with the numbers it rests on."""
         template = _NO_SEED
@@ -152,16 +136,11 @@ class Verdict:
         return template.format(**vars(self), word=self.word)
 
 
-def _span(losses) -> str:
-    """Write the lowest and the highest loss, or the only one."""
-    return " to ".join(dict.fromkeys(f"{end:.2f}" for end in (min(losses), max(losses))))
-
-
 def verdict(recipe: Completed, baseline: Completed, tries: int = 1) -> Verdict:
     """Judge whether the final loss of a recipe is the baseline's, see `judge`.
 
     The final loss is the mean over the last tenth of the steps, those that all compared runs
-    logged. Where it is `FAR` above in every seed, one seed is enough.
+    logged.
     """
     names = {"recipe": recipe.recipe, "baseline": baseline.recipe}
     pairs = paired(recipe, baseline)
@@ -174,11 +153,8 @@ def verdict(recipe: Completed, baseline: Completed, tries: int = 1) -> Verdict:
     low, high = interval(differences, level=level)
     margin = TOLERANCE * abs(float(references.mean()))
     outcome = str(judge(differences, margin, tries))
-    above, below = _far(losses, references), _far(references, losses)
     if step < MIN_STEPS:
         outcome = TOO_SHORT
-    elif len(above) == len(differences):
-        outcome = DIFFERENT
     widths = {}
     if outcome == CANNOT_TELL:
         widths = half_widths(differences.var(ddof=1), level)
@@ -192,18 +168,62 @@ def verdict(recipe: Completed, baseline: Completed, tries: int = 1) -> Verdict:
         high=float(high),
         level=100 * level,
         margin=margin,
-        above=above,
-        below={seed: ends[::-1] for seed, ends in below.items()},
-        alike=bool((pairs["loss"] == pairs["reference"]).all(axis=None)),
         half_widths=widths,
     )
 
 
-def _far(losses: pd.Series, references: pd.Series) -> dict[int, tuple[float, float]]:
-    """Find seeds whose loss is `FAR` above the other recipe's of the same seed."""
-    lowest = np.minimum(losses.abs(), references.abs())
-    far = losses[losses - references > FAR * lowest]
-    return {seed: (float(loss), float(references[seed])) for seed, loss in far.items()}
+# ---- runs that end far from the baseline ----
+
+
+class FarOff(NamedTuple):
+    """The runs of a recipe that end `FAR` from the baseline's: a row a run, columns loss, low and
+    high, the last two of the baseline's runs."""
+
+    recipe: str
+    baseline: str
+    runs: int  # that were compared
+    above: pd.DataFrame
+    below: pd.DataFrame
+
+    def sentences(self) -> list[str]:
+        sides = {"above": self.above, "below": self.below}
+        return [self.sentence(side, ends) for side, ends in sides.items() if len(ends)]
+
+    def sentence(self, side: str, ends: pd.DataFrame) -> str:
+        own = _span(ends["loss"].min(), ends["loss"].max())
+        beside = _span(ends["low"].min(), ends["high"].max())
+        return (
+            f"{self.recipe} ends far {side} {self.baseline} in {len(ends)} of {self.runs} seeds "
+            f"({own} beside {beside})"
+        )
+
+
+def _span(*ends: float) -> str:
+    """Write the lowest and the highest loss, or the only one."""
+    return " to ".join(dict.fromkeys(f"{end:.2f}" for end in ends))
+
+
+def far_off(recipe: str, baseline: Completed, frames: Frames) -> FarOff:
+    """Find runs that end `FAR` from the baseline's, also those that were not completed, over the
+    last tenth of the steps that each has made.
+
+    A run is compared with the baseline's run of the same seed, or with all of them if there is
+    none. Runs that diverged are counted as such.
+    """
+    ends = frames.runs.query("recipe == @recipe and status != 'diverged' and steps >= @MIN_STEPS")
+    last = frames.steps["run"].map(final_from(ends.set_index("run")["steps"]))
+    late = frames.steps[frames.steps["step"] >= last]
+    beside = late.merge(baseline.steps, on="step", suffixes=("", "_reference"))
+    keys = ["run", "seed", "seed_reference"]
+    means = beside.groupby(keys, dropna=False)[["loss", "loss_reference"]].mean().reset_index()
+    partner = means["seed"] == means["seed_reference"]
+    alone = ~partner.groupby(means["run"]).transform("any")
+    by_run = means[partner | alone].dropna(subset="loss").groupby("run")
+    table = by_run["loss_reference"].agg(low="min", high="max").assign(loss=by_run["loss"].first())
+    far = FAR * table.abs().min(axis="columns")
+    above = table[table["loss"] - table["high"] > far]
+    below = table[table["low"] - table["loss"] > far]
+    return FarOff(recipe, baseline.recipe, len(table), above, below)
 
 
 # Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", arXiv 2203.15556, equation

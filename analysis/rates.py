@@ -20,6 +20,7 @@ LEVEL = 0.95  # confidence of the intervals of rates, ratios and break-even step
 MIN_STEADY = 20  # steady steps that a run needs for a rate
 MIN_STEPS = MIN_STEADY + 10  # the first 10 steps of a process are never steady
 SMALL = 0.01  # of the speed: two recipes that are so near are as fast
+SHRINKS = 0.1  # of a lead: where more is lost from the first third to the last, it may end
 REPEATS = (3, 5, 10)  # runs of which the width of the interval is foretold
 
 
@@ -91,37 +92,59 @@ def completed_runs(recipe: str, frames: Frames) -> Completed:
     return Completed(recipe, done, *logs)
 
 
-@dataclass(frozen=True)
-class SpeedUp:
-    """A's tokens/s over B's, by the mean steady step; above 1, A is faster. NaN where one has no
-    rate, or a clock that cannot be used."""
+class Ratio(NamedTuple):
+    """A's tokens/s over B's by one column with seconds of a step; above 1, A is faster. NaN where
+    a run of one lacks that column, the ends also with a single run of one."""
 
-    ratio: float
-    by_clock: float  # the same by the clock, over all steps after the first ten
-    first_third: float  # the same by the median step of the first third, and of the last
-    last_third: float
-    without_stalls: float
-    low: float  # interval of `ratio`: Welch's, of the logarithms; by pairs where these share places
-    high: float  # both NaN with a single run of one
-    runs: int  # of the recipe with fewer
-    tries: int  # how many recipes were compared: the interval is wider with each
-    half_widths: dict[int, float]  # of the interval with more runs; empty with less than 3 runs
+    mean: float
+    low: float
+    high: float
 
     @property
     def unclear(self) -> bool:
         """Whether these runs cannot tell which is faster."""
         return not (self.low > 1 or self.high < 1)
 
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """A's tokens/s over B's, by the mean steady step."""
+
+    by: dict[str, Ratio]  # by each column of `SECONDS`
+    runs: int  # of the recipe with fewer
+    tries: int  # how many recipes were compared: the interval is wider with each
+    half_widths: dict[int, float]  # of the interval with more runs; empty with less than 3 runs
+
+    @property
+    def ratio(self) -> float:
+        return self.by["step_s"].mean
+
+    @property
+    def unclear(self) -> bool:
+        return self.by["step_s"].unclear
+
     @property
     def as_fast(self) -> bool:
         return abs(self.ratio - 1) < SMALL
 
     @property
+    def lead(self) -> tuple[float, float]:
+        """The ratio by the median step of the first third of the steps, and of the last."""
+        return self.by["first_third_s"].mean, self.by["last_third_s"].mean
+
+    @property
     def drifts(self) -> bool:
         """Whether the last third of the steps says otherwise than the first."""
-        slowest, fastest = sorted([self.first_third, self.last_third])
-        turns = slowest < 1 - SMALL and fastest > 1 + SMALL
-        return turns or abs(self.last_third / self.first_third - 1) > DRIFT
+        first, last = self.lead
+        turns = min(self.lead) < 1 - SMALL and max(self.lead) > 1 + SMALL
+        return turns or abs(last / first - 1) > DRIFT
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether of a lead more was lost from the first third of the steps to the last than
+        `SHRINKS`."""
+        first, last = self.lead
+        return first > 1 and first - last > max(SMALL, SHRINKS * (first - 1))
 
     @property
     def word(self) -> str:
@@ -130,54 +153,53 @@ class SpeedUp:
             return "-"
         if self.runs == 1:
             return f"{self.ratio:.2f}, one run"
-        return f"{self.ratio:.2f} ({self.low:.2f} to {self.high:.2f})"
+        return "{:.2f} ({:.2f} to {:.2f})".format(*self.by["step_s"])
+
+
+# Columns of `Frames.runs` by which a ratio is worked out: the mean steady step; by the clock, over
+# all steps after the first ten; the medians of the first third and of the last; without stalls.
+SECONDS = ("step_s", "clock_s", "first_third_s", "last_third_s", "without_stalls_s")
 
 
 def speed_up(a: Completed, b: Completed, tries: int = 1) -> SpeedUp:
-    """Divide the rates of two recipes.
+    """Divide the rates of two recipes. Intervals are Welch's, of the logarithms, or by pairs where
+    these share places.
 
     Args:
         tries: how many recipes are compared with `b`. The level of each interval is that of
             Bonferroni, so that all of them hold together.
     """
     level = 1 - (1 - LEVEL) / tries
-    logs_a, logs_b = (np.log(of.timed["tokens_per_s"].astype(float)) for of in (a, b))
-    samples, variance = 2, logs_a.var() + logs_b.var()
-    ends = interval(logs_a, logs_b, level)
-    pairs = _pairs(a.timed, b.timed)
-    if len(pairs):
-        samples, variance, ends = 1, pairs.var(), interval(pairs, level=level)
-    low, high = np.exp(ends)
-    runs = min(len(logs_a), len(logs_b))
-    return SpeedUp(
-        ratio=_ratio(a, b, "step_s"),
-        by_clock=_ratio(a, b, "clock_s"),
-        first_third=_ratio(a, b, "first_third_s"),
-        last_third=_ratio(a, b, "last_third_s"),
-        without_stalls=_ratio(a, b, "without_stalls_s"),
-        low=low,
-        high=high,
-        runs=runs,
-        tries=tries,
-        half_widths=half_widths(variance, level, samples) if runs >= min(REPEATS) else {},
-    )
+    by, widths, runs = {}, {}, min(len(a.timed), len(b.timed))
+    for column in SECONDS:
+        samples = _logarithms(a.timed, b.timed, column)
+        mean, *less = [sample.mean(skipna=False) for sample in samples]
+        ends = interval(*samples, level=level)
+        by[column] = Ratio(*map(float, np.exp([mean - sum(less), *ends])))
+    if runs >= min(REPEATS):
+        samples = _logarithms(a.timed, b.timed, "step_s")
+        variance = sum(sample.var() for sample in samples)
+        widths = half_widths(variance, level, len(samples))
+    return SpeedUp(by, runs, tries, widths)
 
 
-def _ratio(a: Completed, b: Completed, column: str) -> float:
-    """Divide the geometric means of A's and B's tokens/s, by a column with seconds of a step."""
-    rates = [(of.timed["tokens_per_step"] / of.timed[column]).astype(float) for of in (a, b)]
-    mean_a, mean_b = (np.log(rate).mean(skipna=False) for rate in rates)
-    return float(np.exp(mean_a - mean_b))
+def _logarithms(a: pd.DataFrame, b: pd.DataFrame, column: str) -> list[pd.Series]:
+    """Work out the logarithms of the tokens/s of A and of B, or of their ratio by seed."""
+    logs = [
+        np.log((of["tokens_per_step"] / of[column]).astype(float)).set_axis(of["seed"])
+        for of in (a, b)
+    ]
+    return [logs[0] - logs[1]] if _same_places(a, b) else logs
 
 
-def _pairs(a: pd.DataFrame, b: pd.DataFrame) -> pd.Series:
-    """Take the logarithm of the ratio by seed, where both runs of each seed had the same host and
-    GPUs and not all seeds did; else empty. Machines then differ by more than recipes."""
+def _same_places(a: pd.DataFrame, b: pd.DataFrame) -> bool:
+    """Tell whether both runs of each seed had the same host and GPUs, and not all seeds did.
+
+    Machines then differ by more than recipes, and ratios are paired by seed.
+    """
     place = ["host", "visible_devices"]
-    pairs = a.merge(b, on=["seed", *place], suffixes=("_a", "_b"))
-    shared = len(pairs) == len(a) == len(b) and len(pairs[place].drop_duplicates()) > 1
-    logs = np.log(pairs["tokens_per_s_a"] / pairs["tokens_per_s_b"])
-    return logs if shared and a["host"].notna().all() else logs[:0]
+    pairs = a.dropna(subset="host").merge(b, on=["seed", *place])
+    return len(pairs) == len(a) == len(b) and len(pairs[place].drop_duplicates()) > 1
 
 
 # When A has taken less wall time than B. AHEAD: always. FROM a step on; UNTIL a step, and not after
@@ -254,7 +276,7 @@ def break_even(a: Completed, b: Completed) -> BreakEven:
         return BreakEven(a.recipe, b.recipe, NO_COMMON_STEP)
     last, gain = steps[-1], speed_up(a, b)
     tells = gain.runs == 1 or not gain.unclear
-    clear = tells and gain.ratio != 1 and not gain.drifts
+    clear = tells and gain.ratio != 1 and not (gain.drifts or gain.shrinks)
     if clear:
         gap = spent(a, steps[-1:]).mean() - spent(b, steps[-1:]).mean()
         gained = b.timed["step_s"].mean() - a.timed["step_s"].mean()  # by each further step

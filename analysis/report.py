@@ -112,7 +112,9 @@ def as_json(comparison: Comparison | Sweep) -> bytes:
             "trained": trained(rows_of(comparison)),
             "runs": rows_of(comparison).drop(columns="settings").astype(object).to_dict("records"),
             "rates": {recipe: of.rate.mean for recipe, of in comparison.completed.items()},
-            "speed_ups": [{"recipe": a, "over": b} | vars(gain) for (a, b), gain in gains],
+            "speed_ups": [
+                {"recipe": a, "over": b, "ratio": gain.ratio} | vars(gain) for (a, b), gain in gains
+            ],
             "break_evens": list(comparison.break_evens.values()),
             "verdicts": list(comparison.verdicts.values()),
             "doubts": comparison.doubts,

@@ -1,5 +1,6 @@
 """A run as it was recorded: facts and log windows, of a run directory or another program's log."""
 
+import json
 import math
 from dataclasses import dataclass, field
 from os.path import commonprefix
@@ -24,7 +25,11 @@ from experiments.records.run import (
     Window,
 )
 
-LEAST_SHARE = 0.1  # of matmul FLOPs in FP8: in no model that exists is the rest nine tenths
+# Of the matmul FLOPs that a recipe promises in FP8: with the weight gradient's matmuls in bf16 two
+# thirds of them are.
+LEAST_OF_PROMISE = 0.6
+UNREADABLE = "unreadable"  # the status of a run that was started and left damaged records
+_FLOAT8 = "quantize.linear.float8."
 # What a run leaves on record: the column of `analysis.load.Frames.runs`, and where it is in the
 # records. A place is empty where the value is worked out.
 COLUMNS = {
@@ -79,6 +84,8 @@ COLUMNS = {
     "gathered_bytes": "",
     "reduced_bytes": "",
     "orphans": "",
+    "compile_s": "",
+    "compiled_graphs": "proof.compiled_graphs",
 }
 # One row a log window: the contract's fields, and what another program called its MFU.
 WINDOW_COLUMNS = [*Window.model_fields, "mfu_logged"]
@@ -121,14 +128,24 @@ def read_run(path: Path) -> Run:
     facts["settings"] = _read_settings(path / RECIPE)
     windows = pd.DataFrame(map(vars, last.windows), columns=WINDOW_COLUMNS)
     run = Run(path, facts, windows.astype(_NUMBERS | {"step": int}))
-    if last.timing and manifest.compiled and not last.timing.phases.get("compile"):
+    if last.timing and manifest.compiled and not facts["compile_s"]:
         run.doubts.append("its recipe compiles, and no time was spent on compilation")
-    if proof:
-        run.doubts += _flaws(manifest.float8, proof)
-        if manifest.compiled and proof.compiled_graphs == 0:
-            run.doubts.append("its recipe compiles, and no graph was compiled")
+    run.doubts += _flaws(manifest, facts["settings"], proof) if proof else []
     _set_clock(run, attempts)
     return run
+
+
+def unreadable_run(path: Path) -> Run:
+    """Make the row of a run that was started and whose records cannot be read.
+
+    Without a manifest its recipe is that of its place, RECIPE/seedK.
+    """
+    try:
+        recipe = str(json.loads((path / MANIFEST).read_text())["recipe"])
+    except (OSError, ValueError, LookupError, TypeError):
+        recipe = path.parent.name
+    windows = pd.DataFrame(columns=WINDOW_COLUMNS).astype(_NUMBERS | {"step": int})
+    return Run(path, {"recipe": recipe, "status": UNREADABLE, "source": "run directory"}, windows)
 
 
 @dataclass
@@ -185,6 +202,7 @@ def _facts(manifest: Manifest, timings: list[Timing], proof: Proof | None) -> di
         "start": manifest.start.isoformat(timespec="milliseconds"),
         "date": f"{manifest.start:%Y-%m-%d}",
         "warm_up_s": sum(timing.warm_up_s for timing in timings) or None,
+        "compile_s": sum(timing.phases.get("compile", 0.0) for timing in timings),
     }
     if manifest.git.commit:
         changes = manifest.git.changes
@@ -198,20 +216,30 @@ def _facts(manifest: Manifest, timings: list[Timing], proof: Proof | None) -> di
     return facts
 
 
-def _flaws(float8: str | None, proof: Proof) -> list[str]:
-    """Say where a proof is not what the recipe promises."""
+def _flaws(manifest: Manifest, settings: dict, proof: Proof) -> list[str]:
+    """Say where a proof is not what the resolved recipe promises."""
     share, total = proof.fp8_share_of_matmul_flops or 0.0, sum(proof.gemm_flops.values())
-    promised, shown = float8 or "bf16", proof.recipe_name or "bf16"
+    float8, moved = settings.get(f"{_FLOAT8}recipe_name", manifest.float8), proof.parameters
+    still = set(moved.still_in_first_step) - set(moved.orphans)
+    known = (float8 or "bf16", manifest.float8 or "bf16", proof.recipe_name or "bf16")
+    promised = _promised_share(manifest, settings) if float8 else 0.0
     flaws = {
-        f"its recipe is {promised} and its proof {shown}": promised != shown,
+        "its recipe is {}, its manifest {} and its proof {}".format(*known): len({*known}) > 1,
         "its FP8 matmuls were emulated": proof.emulated,
-        f"only {share:.1%} of its matmul FLOPs ran in FP8": float8 and share < LEAST_SHARE,
+        f"only {share:.1%} of its matmul FLOPs ran in FP8, of {promised:.0%} that are promised": (
+            share < LEAST_OF_PROMISE * promised or (float8 and not share)
+        ),
         f"it is in bf16, and {share:.1%} of its matmul FLOPs ran in FP8": share and not float8,
         f"its converted layers account for {proof.fp8_flops_expected:.3g} FP8 FLOPs, and "
         f"{proof.fp8_flops:.3g} ran": proof.fp8_flops < 0.99 * proof.fp8_flops_expected,
         "the share in its proof is not that of its FLOPs": (
             total and abs(proof.fp8_flops / total - share) > 0.01
         ),
+        "its recipe compiles, and no graph was compiled": (
+            manifest.compiled and proof.compiled_graphs == 0
+        ),
+        f"{len(moved.orphans)} of its trainable parameters are in no optimizer": moved.orphans,
+        f"{len(still)} of its parameters did not move in the first step": still,
     }
     for what in ("gathered", "reduced") if proof.collectives else ():
         sent = getattr(proof.collectives, f"{what}_bytes")
@@ -219,6 +247,16 @@ def _flaws(float8: str | None, proof: Proof) -> list[str]:
         flaw = f"its ranks {what} {sent:,} bytes a step, and its precisions take {expected:,}"
         flaws[flaw] = abs(sent - expected) > 0.01 * expected
     return [flaw for flaw, is_so in flaws.items() if is_so]
+
+
+def _promised_share(manifest: Manifest, settings: dict) -> float:
+    """Work out the share of matmul FLOPs that all linear layers but the head have; 0 where another
+    filter is set, or where the head is the input embedding and its size is not known."""
+    attention = 2 * (manifest.flops_per_token - manifest.flops_per_token_causal)
+    in_matmuls = (manifest.flops_per_token - attention) / 6  # parameters: all but the embedding
+    head = manifest.parameters - in_matmuls  # is as large as the embedding
+    known = head > 1 and settings.get(f"{_FLOAT8}filter_fqns") in ([], ["output"])
+    return known * (1 - head / in_matmuls)
 
 
 def _set_clock(run: Run, attempts: list[_Attempt]) -> None:

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from analysis.answer import SPOILT, outcome
 from analysis.comparison import COMPILED, Comparison, compare, read_plan
 from analysis.load import LoadError
-from analysis.losses import HIGHER
-from analysis.rates import Completed, SpeedUp, speed_up
+from analysis.losses import LOWER, SAME
+from analysis.rates import Completed, Ratio, SpeedUp, speed_up
 from analysis.runs import flat
 from analysis.table import loss_word, speed_word
 from experiments.records.files import RecordError
@@ -37,27 +38,30 @@ class Sweep:
     Args:
         opponent: the bf16 recipe that speeds and losses are compared with.
         axes: key.path of each axis, and its values.
+        outcomes: what a comparison of the cell would answer about its FP8 recipe, see
+            `analysis.answer.outcome`; indexed as the table.
         table: a `Value` in each field; indexed by the axes and the recipe.
     """
 
     opponent: str
     axes: dict[str, list]
     table: pd.DataFrame
+    outcomes: pd.Series
     notes: list[str]
 
 
 def is_sweep(path: Path) -> bool:
     """Whether a folder is a sweep's."""
-    return bool(read_plan(path).get("axes"))
+    return bool(read_plan(path).axes)
 
 
 def read(folder: Path) -> Sweep:
     """Read the sweep in a folder. Raises `LoadError` where no cell is recorded."""
     plan = read_plan(folder)
-    missing = {"recipes", "baseline", "seeds"} - plan.keys()
+    missing = {"recipes", "baseline", "seeds"} - plan.model_fields_set
     if missing:
         raise LoadError(f"{folder / STUDY_FILE}: has no {', '.join(sorted(missing))}")
-    axes = flat(plan["axes"])
+    axes = flat(plan.axes)
     problems: list[str] = []
     cells = _cells(folder, axes, problems)
     if not cells:
@@ -65,27 +69,31 @@ def read(folder: Path) -> Sweep:
             f"{folder}: has a sweep's study.yaml and no cell of it: start it again with "
             "experiments.study"
         )
-    opponent = COMPILED if COMPILED in plan["recipes"] else plan["baseline"]
-    rows, completed, compared = {}, {}, []
+    opponent = COMPILED if COMPILED in plan.recipes else plan.baseline
+    rows, outcomes, completed, compared = {}, {}, {}, []
     for path, cell in cells.items():
         comparison = _compared(path, problems)
         if comparison:
             compared.append(comparison)
-        for recipe in plan["recipes"]:
+        for recipe in plan.recipes:
             place = (*(cell.values[key] for key in axes), recipe)
             row = {"memory GiB": Value(f"about {cell.needed / 2**30:.1f}")}
             missing = "not completed" if (path / recipe).exists() else "not run"
             row["state"] = Value(cell.obstacle or missing)
             if comparison:
-                row |= _measured(comparison, recipe, opponent, len(plan["seeds"]))
+                row |= _measured(comparison, recipe, opponent, len(plan.seeds))
                 completed[place] = comparison.completed.get(recipe)
+                if recipe in comparison.doubts:
+                    outcomes[place] = outcome(comparison, recipe)
+                elif recipe in comparison.spoilt:
+                    outcomes[place] = SPOILT
             rows[place] = row
     table = pd.DataFrame.from_dict(rows, orient="index").reindex(columns=COLUMNS)
     table.index = pd.MultiIndex.from_tuples(rows, names=[*axes, "recipe"])
     table["efficiency"] = pd.Series(_efficiencies(completed, [*axes]), dtype=object).reindex(rows)
     table = table.where(table.notna(), Value())
     notes = _notes(compared, opponent) + [f"Note: {problem}" for problem in problems]
-    return Sweep(opponent, axes, table, notes)
+    return Sweep(opponent, axes, table, pd.Series(outcomes, dtype=object), notes)
 
 
 COLUMNS = ["tokens/s", "over bf16", "loss", "MFU", "memory GiB", "efficiency", "state"]
@@ -165,8 +173,8 @@ def _efficiencies(completed: dict[tuple, Completed | None], axes: list[str]) -> 
         alone = completed.get((*place[:at], 1, *place[at + 1 :]))
         if of and alone and processes > 1:
             gain = speed_up(of, alone)
-            shares = {part: getattr(gain, part) / processes for part in ("ratio", "low", "high")}
-            found[place] = _value(replace(gain, **shares))
+            each = Ratio(*(part / processes for part in gain.by["step_s"]))
+            found[place] = _value(replace(gain, by={"step_s": each}))
     return found
 
 
@@ -197,20 +205,22 @@ def _notes(cells: list[Comparison], opponent: str) -> list[str]:
 
 
 def answer(sweep: Sweep) -> str:
-    """Write in how many cells FP8 is faster than bf16, by how much, and what became of the loss."""
-    rows = sweep.table.drop(sweep.opponent, level="recipe", errors="ignore")
-    ratios = rows["over bf16"].map(lambda value: value.number).dropna()
+    """Write in how many cells FP8 gets a yes, in speed and loss, what the others are, and by how
+    much FP8 is faster."""
+    ratios = sweep.table["over bf16"].map(lambda value: value.number)[sweep.outcomes.index].dropna()
     if ratios.empty:
         return "No answer: no cell has runs in FP8 and in bf16 that are long enough for a rate."
-    losses = rows.loc[ratios.index, "loss"].map(lambda value: value.text)
-    worse = losses.str.contains(f"{HIGHER}|far above|diverged").sum()
-    said = (
-        f"FP8 is faster than bf16 in {(ratios > 1).sum()} of {len(ratios)} cells: it has "
-        f"{ratios.min():.2f} to {ratios.max():.2f} times the tokens/s."
+    outcomes = sweep.outcomes.replace([SAME, LOWER], "yes").value_counts()
+    others = ", ".join(
+        f"{case} in {count}" for case, count in outcomes.drop("yes", errors="ignore").items()
     )
-    if worse:
-        said += f" In {worse} of them its loss is higher."
-    return said
+    said = (
+        f"FP8 is faster than bf16, at the same or a lower loss, in {outcomes.get('yes', 0)} of "
+        f"{len(sweep.outcomes)} cells"
+    )
+    if others:
+        said += f" ({others})"
+    return f"{said}. It has {ratios.min():.2f} to {ratios.max():.2f} times the tokens/s."
 
 
 def short_names(sweep: Sweep) -> dict[str, str]:

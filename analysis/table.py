@@ -24,15 +24,9 @@ _CELLS = {
     "status": ("outcome", "{}"),
 }
 COLUMNS = tuple(_CELLS)
-# What may differ between runs that are compared, and could explain a part of a difference.
-_NAMED = {
-    "device": "device",  # refused where two are known
-    "data": "data",  # the same
-    "torch": "torch",
-    "torchao": "torchao",
-    "code": "commit",
-    "attention": "attention kernels",
-} | MACHINE
+# What may differ between runs that are compared, and could explain a part of a difference; of the
+# first of these two known values are refused.
+_NAMED = {name: name for name in ("device", "data", "torch", "torchao")} | MACHINE
 _TRAINED = {
     "flavor": "model {flavor}",
     "parameters": "{parameters} parameters",
@@ -96,8 +90,9 @@ def loss_word(comparison: Comparison, recipe: str) -> str:
     judged = comparison.verdicts.get(recipe)
     if judged is None or not judged.seeds:
         return "-"
-    if judged.above:
-        return f"far above in {len(judged.above)} of {judged.seeds}"
+    far = comparison.far_off[recipe]
+    if len(far.above):
+        return f"far above in {len(far.above)} of {far.runs}"
     return f"{judged.difference:+.4f}, {judged.word}"
 
 

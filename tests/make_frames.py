@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from analysis.load import Frames, clock, paces
+from analysis.load import Frames, clock, paces, without_stalls
 from analysis.rates import Completed, completed_runs
 
 TOKENS = 100  # a step
@@ -35,5 +35,5 @@ def study(*runs) -> dict[str, Completed]:
     runs = runs.set_index("run")
     runs = runs.join(paces(steps)).join(clock(runs, windows)).reset_index()
     runs["tokens_per_s"] = runs["tokens_per_step"] / runs["step_s"]
-    found = Frames(runs, windows, steps, [])
+    found = Frames(without_stalls(runs), windows, steps, steps[:0], [])
     return {recipe: completed_runs(recipe, found) for recipe in runs["recipe"].unique()}

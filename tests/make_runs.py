@@ -23,7 +23,9 @@ MANIFEST_FACTS = {
     "host": "here", "pid": 1, "python": "3.11", "environment": "environment-0.json", "base": None,
     "packages": {"torch": "2.13.0", "torchao": "0.18.0", "torchtitan": "0.2.2"},
     "git": {"commit": None, "changes": None}, "overlays": [], "description": "", "compiled": False,
-    "fp8_matmul": None, "world_size": 1, "peak_flops": PEAK, "flavor": "cpu", "parameters": 100,
+    "fp8_matmul": None, "world_size": 1, "peak_flops": PEAK, "flavor": "cpu",
+    "parameters": 208_333,  # a fifth is the head, and another the embedding
+    "data": "stdlib-2e",
     "hardware": {"name": "GPU", "type": "cuda", "memory_bytes": 1, "threads": 1},
     "flops_per_token": FLOPS, "flops_per_token_causal": FLOPS, "seq_len": 50,
     "dataset": "python_stdlib", "cuda": None,
@@ -101,7 +103,12 @@ def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, fp8_share=N
     facts = MANIFEST_FACTS | {"recipe": recipe, "seed": seed, "steps": steps, "float8": float8}
     facts |= manifest
     write(path / MANIFEST, Manifest.model_validate_json(json.dumps(facts)))
-    settings = {"seq_len": 50, "compile": {"enable": "compiled" in recipe}}
+    linear = {"recipe_name": facts["float8"], "filter_fqns": ["output"]}
+    settings = {
+        "training": {"seq_len": 50},
+        "compile": {"enable": "compiled" in recipe},
+        "quantize": {"linear": {"float8": linear}},
+    }
     (path / RECIPE).write_text(json.dumps(settings))
     in_phases = {"import": warm_up - 1.0, "first_step": 1.0}
     if facts["compiled"]:
@@ -129,7 +136,7 @@ def write_study(folder, loss_shift=0.0, seeds=3):
         for recipe, step_s in recipes.items():
             late, shift = 0.0, 19 + 0.05 * seed
             if "fp8" in recipe:
-                late, shift = 40.0, shift + loss_shift + 0.001 * seed
+                late, shift = 40.0, shift + loss_shift + 0.0005 * (seed + 1)
             lines = metrics_lines(last=200, step_s=step_s, shift=shift, late=late)
             facts = {"lines": lines, "steps": 200, "seed": seed, "peak_flops": peaks}
             write_run(folder / f"{recipe}{seed}", recipe, warm_up=5.0 + late, **facts)

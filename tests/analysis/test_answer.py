@@ -37,6 +37,8 @@ def test_the_fastest_that_keeps_the_loss_is_the_answer(tmp_path):
     write_study(tmp_path, loss_shift=0.5)
     for seed in range(3):
         shutil.copytree(tmp_path / f"baseline_compiled{seed}", tmp_path / f"r{seed}")
+        resolved = tmp_path / f"r{seed}" / "recipe.yaml"
+        resolved.write_text(resolved.read_text().replace("null", '"rowwise"'))
     change(tmp_path, "r", recipe="rowwise_fp8_compiled", float8="rowwise")
     proof = {"recipe_name": "rowwise", "fp8_share_of_matmul_flops": 0.75, "gemm_flops": {}}
     change(tmp_path, "r", name="proof.json", **proof)
@@ -48,7 +50,8 @@ def test_the_fastest_that_keeps_the_loss_is_the_answer(tmp_path):
 
     change_lines(tmp_path, "r", faster)
     first = answer(compare(tmp_path))[0]
-    assert first.startswith("Yes: rowwise_fp8_compiled has 1.11 times") and "the same loss" in first
+    assert first.startswith("Yes: of 2 FP8 recipes rowwise_fp8_compiled has 1.11 times")
+    assert "It ends at the same loss" in first
 
 
 def test_what_is_no_comparison_of_fp8_with_bf16_gives_no_answer(tmp_path):
@@ -113,6 +116,9 @@ def test_a_study_is_compared_with_its_own_baseline(tmp_path):
     assert "first" in compare(tmp_path, "second_in_bf16").verdicts
     with pytest.raises(LoadError, match="no completed run of --baseline bogus"):
         compare(tmp_path, "bogus")
+    (tmp_path / "study.yaml").write_text("baseline: [1]\n")
+    with pytest.raises(LoadError, match="study.yaml: .*baseline"):
+        compare(tmp_path)
     (tmp_path / "study.yaml").write_text("baseline: bogus\n")
     assert (
         "no completed run of bogus: nothing is compared with it"

@@ -83,7 +83,14 @@ def test_page_and_json(tmp_path, capsys):
     whole, figures = tmp_path / "page.html", tmp_path / "report.json"
     assert main([str(tmp_path / "runs"), "--html", str(whole), "--json", str(figures)]) == 0
     html, plain = whole.read_text(), json.loads(figures.read_text())
-    order = ("Yes: tensorwise", "over compiled bf16", "<svg", "rests on", "Each run", "Trained: ")
+    order = (
+        "Yes: of 2 FP8 recipes tensorwise",
+        "over compiled bf16",
+        "<svg",
+        "rests on",
+        "Each run",
+        "Trained: ",
+    )
     places = [html.index(words) for words in order]
     assert places == sorted(places) and "3 runs of tensorwise" in html
     assert html.count("<svg") == html.count('aria-label="') == 6

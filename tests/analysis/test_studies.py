@@ -49,7 +49,7 @@ def concluded(folder, higher=HIGHER, orphans=ORPHANS, recipes=PUZZLE):
         owned = {"elements_in_optimizer": 10 * (10 - len(lost + frozen))}
         proves = {"parameters": owned | {"orphans": lost, "frozen": frozen}}
         lines = metrics_lines(shift=higher.get(name, 0))
-        write_run(folder / name, name, lines=lines, proves=proves)
+        write_run(folder / name, name, lines=lines, proves=proves, parameters=100)
     comparison = compare(folder)
     return studies.puzzle_answer(comparison), comparison.frames.runs
 
