@@ -7,10 +7,16 @@ taken from one more batch. Each scaling's three matmuls are compared to those in
 noise in dB, where 20 dB is an error of a tenth. Bytes an element are those of FP8 values and scales
 of the six operands, counted.
 
-Then the trained model gets outliers: four features of each norm's output and of each SwiGLU are
-multiplied by a power of two, and the weights that read them divided by it. In exact arithmetic
-nothing changes, so what the loss gains is lost by the scaling. The factor at which a scaling
-breaks, in powers of two, is its distance from the run's own tensors.
+Then the trained model is stressed, by a factor that is a power of two:
+
+* `outliers`: four features of each norm's output and of each SwiGLU are multiplied by the factor,
+  and the weights that read them divided by it. In exact arithmetic nothing changes.
+* `swiglu`: what long training itself grows (arXiv 2409.12517). For four features of each SwiGLU
+  the two input matrices are aligned, w3's rows become w1's, and both are multiplied by the factor.
+  The feature grows with its square, on the tokens that w1's row points to; w2 is divided by that.
+
+What the loss gains over that of the same model in exact arithmetic is lost by the scaling. The
+factor at which a scaling breaks is its distance from the run's own tensors.
 
 Example: python -m experiments.benchmarks.scalings out.json training.steps=20. Takes minutes on a
 CPU. Exit codes: 0 done, 2 wrong argument.
@@ -20,6 +26,7 @@ import copy
 import json
 import math
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 from models import device  # before torchtitan: see there  # isort: skip
@@ -35,24 +42,21 @@ from experiments.records.files import write_whole
 from experiments.training.plan import Plan, plan
 from models import float8
 from models.errors import InputError
-from models.scalings import SCALINGS
+from models.scalings import SCALINGS, Scaling
 
 EARLY = 5
 MATMULS = ("output", "input's gradient", "weight's gradient")
-COMPARED = {
-    "tensorwise": None,
-    "tensorwise, e4m3 gradients": "e4m3",
-    "rowwise": None,
-    "rowwise, e5m2 gradients": "e5m2",
-    "blockwise": None,
-    "mxfp8": None,
-    "mxfp8_ocp": None,
-}
-"""Scalings by name, whose first word is `recipe_name`, with their `gradient_format`. `delayed`
-rounds as `tensorwise` does while values do not jump."""
-FACTORS = [2**power for power in (0, 4, 8, *range(10, 23))]
-BROKEN = 0.01  # of loss, above that without outliers
+GRADIENTS = {"tensorwise, e4m3 gradients": "e4m3", "rowwise, e5m2 gradients": "e5m2"}
+COMPARED = ("tensorwise", "rowwise", "blockwise", "mxfp8", "mxfp8_ocp", *GRADIENTS)
+"""Scalings by name, whose first word is `recipe_name`. `delayed` rounds as `tensorwise` does while
+values do not jump."""
+FACTORS = [2**power for power in (0, 2, 4, *range(6, 23))]
 OUTLIERS = 4  # features of each matrix
+WHOLE = 2**30  # more rows, or values along the sum, than any matrix has
+SHAPES = SCALINGS | {
+    "tensorwise": Scaling((WHOLE, WHOLE), (WHOLE, WHOLE)),
+    "rowwise": Scaling((1, WHOLE), (1, WHOLE)),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -64,21 +68,17 @@ def main(argv: list[str] | None = None) -> int:
         raise InputError(f"{args.file} is a folder: name a file in it")
     planned = plan(recipes.load("baseline", ["cpu"], args.keys))
     trained, rows = train(planned)
-    stress = list(under_outliers(*trained))
     record = {
         "torch": torch.__version__,
         "device": device.name(),
         "keys": args.keys,
-        "trained_steps": planned.config.training.steps,
-        "parameters": planned.parameters,
-        "outliers": OUTLIERS,
         "matmuls": rows,
-        "stress": stress,
-        "breaks_at_power_of_2": breaks(stress),
+        "stress": list(stressed(*trained)),
     }
     args.file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(args.file, json.dumps(record, indent=1) + "\n")
-    print(table(record))
+    shown = pd.DataFrame(record["stress"])
+    print(shown.pivot_table("lost", ["stress", "factor"], "scaling", sort=False).round(4))
     return 0
 
 
@@ -103,23 +103,23 @@ def train(planned: Plan) -> tuple[tuple[nn.Module, Tensor, Tensor], list[dict]]:
     return (model.float(), *batch), rows
 
 
-def taken(model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, tuple[Tensor, ...]]:
+def taken(model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, list[Tensor]]:
     """Take input (tokens, in), weight (out, in) and gradient (tokens, out) of each layer that
     recipes convert, in float32."""
-    model, seen, operands = copy.deepcopy(model), {}, {}
+    model, operands = copy.deepcopy(model), {}
 
     def keep(layer: nn.Module, given: tuple[Tensor], out: Tensor) -> None:
         out.retain_grad()
-        seen[layer] = given[0], out
+        layer.input, layer.output = given[0], out
 
-    layers = {name: model.get_submodule(name) for name in chosen(model)}
-    for layer in layers.values():
-        layer.register_forward_hook(keep)
+    names = chosen(model)
+    for name in names:
+        model.get_submodule(name).register_forward_hook(keep)
     loss_of(model, inputs, labels).backward()
-    for name, layer in layers.items():
-        x, out = seen[layer]
-        three = x.flatten(0, -2), layer.weight, out.grad.flatten(0, -2)
-        operands[name] = tuple(tensor.detach().float() for tensor in three)
+    for name in names:
+        layer = model.get_submodule(name)
+        three = layer.input, layer.weight, layer.output.grad
+        operands[name] = [tensor.detach().flatten(0, -2).float() for tensor in three]
     return operands
 
 
@@ -133,28 +133,29 @@ def chosen(model: nn.Module) -> list[str]:
 
 def measured(x: Tensor, weight: Tensor, gradient: Tensor) -> Iterator[dict]:
     """Make a record for each scaling and matmul of a layer."""
-    exact = three_matmuls(x.double(), weight.double(), gradient.double())
+    exact = three_matmuls(linear(weight.double()), x.double(), gradient.double())
     for scaling in COMPARED:
-        found = emulated(scaling, x, weight, gradient)
+        model = linear(weight)
+        convert(model, ["0"], scaling)
+        found = three_matmuls(model, x, gradient)
         for matmul, right, rounded in zip(MATMULS, exact, found, strict=True):
+            noise = (rounded - right).square().sum() / right.square().sum()
             yield {
                 "scaling": scaling,
                 "matmul": matmul,
-                "snr_db": decibels(right, rounded - right),
+                "snr_db": -10 * noise.log10().item(),
                 "bytes_an_element": bytes_an_element(scaling, x, weight, gradient),
             }
 
 
-def three_matmuls(x: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
-    """Output, input's gradient and weight's gradient."""
-    return x @ weight.t(), gradient @ weight, gradient.t() @ x
+def linear(weight: Tensor) -> nn.Module:
+    layer = nn.Linear(*weight.t().shape, bias=False, device=weight.device)
+    layer.weight.data = weight
+    return nn.Sequential(layer)
 
 
-def emulated(scaling: str, x: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
-    """The same, by an FP8 layer."""
-    model = nn.Sequential(nn.Linear(*weight.t().shape, bias=False, device=x.device))
-    model[0].weight.data = weight
-    convert(model, ["0"], scaling)
+def three_matmuls(model: nn.Module, x: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+    """Give output, input's gradient and weight's gradient."""
     x = x.clone().requires_grad_()
     output = model(x)
     output.backward(gradient)
@@ -163,40 +164,28 @@ def emulated(scaling: str, x: Tensor, weight: Tensor, gradient: Tensor) -> tuple
 
 def convert(model: nn.Module, names: list[str], scaling: str) -> None:
     """Convert layers to a scaling of `COMPARED`, emulated."""
-    recipe_name, gradient_format = scaling.partition(",")[0], COMPARED[scaling]
-    keys = Float8Linear(recipe_name=recipe_name, gradient_format=gradient_format)
+    keys = Float8Linear(recipe_name=scaling.split(",")[0], gradient_format=GRADIENTS.get(scaling))
     float8.convert(model, names, keys, emulate=True)
 
 
-def decibels(right: Tensor, error: Tensor) -> float:
-    """Signal to noise of a matrix in float64."""
-    return 10 * torch.log10(right.square().sum() / error.square().sum()).item()
-
-
-def bytes_an_element(scaling: str, x: Tensor, weight: Tensor, gradient: Tensor) -> float:
-    """Count the bytes of the six operands of a layer's matmuls, scales too, by their elements."""
-    name = scaling.partition(",")[0]
-    blocks, elements, scale_bytes = SCALINGS.get(name), 0, 0
-    for matrix in (x, weight, gradient):
+def bytes_an_element(scaling: str, *operands: Tensor) -> float:
+    """Count the bytes of the six operands of a layer's matmuls, scales too, by their elements;
+    `operands` are x, weight and gradient."""
+    shape, elements, scales = SHAPES[scaling.split(",")[0]], 0, 0
+    blocks = shape.values, shape.weights, shape.values
+    for matrix, (high, wide) in zip(operands, blocks, strict=True):
         for rows, along in (matrix.shape, matrix.t().shape):
-            scales, each = 1, 4
-            if name == "rowwise":
-                scales = rows
-            elif blocks:
-                high, wide = blocks.weights if matrix is weight else blocks.values
-                scales, each = math.ceil(rows / high) * math.ceil(along / wide), blocks.scale_bytes
             elements += rows * along
-            scale_bytes += each * scales
-    return 1 + scale_bytes / elements
+            scales += math.ceil(rows / high) * math.ceil(along / wide)
+    return 1 + shape.scale_bytes * scales / elements
 
 
-# ---- planted outliers ----
+# ---- stress ----
 
 
 @torch.no_grad()
-def plant(model: nn.Module, factor: float) -> nn.Module:
-    """A copy of a model with outliers, exactly compensated if `factor` is a power of two."""
-    model = copy.deepcopy(model)
+def plant(model: nn.Module, factor: int) -> None:
+    """Give a model outliers, exactly compensated if `factor` is a power of two."""
     for block in model.layers.values():
         attention, mlp = block.attention, block.feed_forward
         readers = {
@@ -209,54 +198,45 @@ def plant(model: nn.Module, factor: float) -> nn.Module:
             layer.weight[features] *= factor
             for reader in reading:
                 reader.weight[:, features] /= factor
-    return model
 
 
-def under_outliers(model: nn.Module, inputs: Tensor, labels: Tensor) -> Iterator[dict]:
-    """Make a record for each factor and scaling: the loss, and the median signal to noise of each
-    matmul."""
-    for factor in FACTORS:
-        planted = plant(model, factor)
-        exact = loss_of(planted, inputs, labels).item()
-        rows = []
-        for operands in taken(planted, inputs, labels).values():
-            rows += measured(*operands)
+@torch.no_grad()
+def align(model: nn.Module, factor: int) -> None:
+    """Align features of a model's SwiGLU and let them grow."""
+    for block in model.layers.values():
+        mlp = block.feed_forward
+        features = slice(0, None, len(mlp.w1.weight) // OUTLIERS)
+        mlp.w1.weight[features] *= factor
+        mlp.w3.weight[features] = mlp.w1.weight[features]
+        mlp.w2.weight[:, features] /= factor**2
+
+
+STRESSES = {"outliers": (plant, ""), "swiglu": (align, ".w2")}
+"""Stresses by name: the change, and how the layers whose signal to noise is told end."""
+
+
+def stressed(model: nn.Module, inputs: Tensor, labels: Tensor) -> Iterator[dict]:
+    """Make a record for each stress, factor and scaling: the loss, and the median signal to noise
+    of each matmul."""
+    for (stress, (change, ending)), factor in product(STRESSES.items(), FACTORS):
+        changed = copy.deepcopy(model)
+        change(changed, factor)
+        exact, rows = loss_of(changed, inputs, labels).item(), []
+        for name, operands in taken(changed, inputs, labels).items():
+            if name.endswith(ending):
+                rows += measured(*operands)
         found = pd.DataFrame(rows).groupby(["scaling", "matmul"])["snr_db"].median()
         for scaling in COMPARED:
-            converted = copy.deepcopy(planted)
+            converted = copy.deepcopy(changed)
             convert(converted, chosen(converted), scaling)
-            with torch.no_grad():
-                loss = loss_of(converted, inputs, labels).item()
             yield {
+                "stress": stress,
                 "factor": factor,
                 "scaling": scaling,
-                "loss": loss,
                 "exact_loss": exact,
+                "lost": loss_of(converted, inputs, labels).item() - exact,
                 "snr_db": found[scaling].to_dict(),
             }
-
-
-def breaks(stress: list[dict]) -> dict[str, int | None]:
-    """Find, as a power of two, the least factor at which a scaling's loss is `BROKEN` or more above
-    its own without outliers; None if none is."""
-    found = dict.fromkeys(COMPARED)
-    for scaling, rows in pd.DataFrame(stress).groupby("scaling", sort=False):
-        rises = rows["loss"] - rows["loss"].iloc[0]
-        broken = rows["factor"][~(rises < BROKEN)]  # NaN is broken too
-        if len(broken):
-            found[scaling] = int(math.log2(broken.iloc[0]))
-    return found
-
-
-def table(record: dict) -> str:
-    """A row a scaling: median signal to noise of each matmul early and late, bytes, and where it
-    breaks."""
-    rows = pd.DataFrame(record["matmuls"])
-    shown = rows.pivot_table("snr_db", "scaling", ["step", "matmul"], "median", sort=False)
-    shown.columns = [f"step {step}, {matmul}" for step, matmul in shown.columns]
-    shown["bytes an element"] = rows.groupby("scaling")["bytes_an_element"].mean()
-    shown["breaks at 2^"] = pd.Series(record["breaks_at_power_of_2"])
-    return shown.T.round(3).to_string()
 
 
 if __name__ == "__main__":
