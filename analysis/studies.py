@@ -6,6 +6,7 @@ Each part names its study. A row is a recipe unless a docstring says otherwise.
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import yaml
 
@@ -314,11 +315,11 @@ def scalings(comparison: Comparison) -> pd.DataFrame:
     """List what each scaling costs and keeps, a row a scaling.
 
     Columns: bytes an element; median dB of the matmuls in the first and the last step that was
-    looked at, and the least of any matmul; the power of two at which outliers break the loss; and
-    the final loss over the baseline's with its interval, NaN without runs.
+    looked at, and the least of any matmul; the powers of two at which outliers, and features that
+    SwiGLU grows, break the loss; and the final loss over the baseline's with its interval, NaN
+    without runs.
     """
-    record = json.loads(SNR.read_text())
-    matmuls = pd.DataFrame(record["matmuls"])
+    matmuls = pd.DataFrame(json.loads(SNR.read_text())["matmuls"])
     by_step = matmuls.pivot_table("snr_db", "scaling", "step", "median")
     by_scaling = matmuls.groupby("scaling")
     table = pd.DataFrame({
@@ -326,7 +327,8 @@ def scalings(comparison: Comparison) -> pd.DataFrame:
         "dB, early": by_step.iloc[:, 0],
         "dB, late": by_step.iloc[:, -1],
         "dB, least": by_scaling["snr_db"].min(),
-        "breaks at 2^": record["breaks_at_power_of_2"],
+        "breaks at 2^": breaks(stress("outliers")["lost"]),
+        "SwiGLU breaks at 2^": breaks(stress("swiglu")["lost"]),
     }, SCALINGS)  # fmt: skip
     ends = pd.DataFrame(
         [*comparison.verdicts.values()], [*comparison.verdicts], ["difference", "low", "high"]
@@ -334,9 +336,17 @@ def scalings(comparison: Comparison) -> pd.DataFrame:
     return table.join(ends.reindex(SCALINGS.values()).set_index(table.index))
 
 
-def stress() -> pd.DataFrame:
-    """Read the loss over that without rounding: a row a factor of the outliers, a column a
-    scaling."""
+def stress(name: str) -> pd.DataFrame:
+    """Read what a stress does, a row a factor: for each scaling the loss over that of the same
+    model without rounding, `lost`, and the median dB of the outputs of its layers, `dB`."""
     rows = pd.DataFrame(json.loads(SNR.read_text())["stress"])
-    rows["gained"] = rows["loss"] - rows["exact_loss"]
-    return rows.pivot(index="factor", columns="scaling", values="gained")[list(SCALINGS)]
+    rows["dB"] = rows["snr_db"].str["output"]
+    rows = rows[rows["stress"] == name].pivot(index="factor", columns="scaling")
+    return rows.reindex(columns=[*SCALINGS], level="scaling")
+
+
+def breaks(lost: pd.DataFrame) -> pd.Series:
+    """Find, as a power of two, the least factor at which a scaling loses 0.01 or more above what it
+    loses without stress; NaN if none is."""
+    broken = ~(lost - lost.iloc[0] < 0.01)  # NaN is broken too
+    return np.log2(broken.idxmax().where(broken.any()))
