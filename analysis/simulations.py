@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.losses import SAME, judge
-from analysis.rates import Completed, speed_up
+from analysis.rates import SECONDS, Completed, Ratio, speed_up
 
 SPREAD = 0.01  # standard deviation of the speeds of processes of one recipe, and of paired losses
 NODES = 0.10  # of the speeds of nodes
@@ -26,9 +26,12 @@ def measured(speeds: np.ndarray, host=None) -> Completed:
     """Make completed runs with these tokens/s."""
     step_s = 1 / speeds
     runs = pd.DataFrame({"run": range(len(speeds)), "seed": range(len(speeds)), "host": host})
-    columns = ("step_s", "clock_s", "first_third_s", "last_third_s", "without_stalls_s")
-    runs = runs.assign(**dict.fromkeys(columns, step_s), tokens_per_s=speeds, tokens_per_step=1)
+    runs = runs.assign(**dict.fromkeys(SECONDS, step_s), tokens_per_step=1)
     return Completed("", runs.assign(steady_steps=100, visible_devices="0"), None, None)
+
+
+def ratio(a: Completed, b: Completed, tries: int = 1) -> Ratio:
+    return speed_up(a, b, tries).by["step_s"]
 
 
 def simulate(studies: int, runs: int, random: np.random.Generator) -> pd.Series:
@@ -40,9 +43,9 @@ def simulate(studies: int, runs: int, random: np.random.Generator) -> pd.Series:
     hosts = [f"node{number}" for number in range(runs)]
     found = []
     for _ in range(studies):
-        gain = speed_up(measured(speeds(1.1)), measured(speeds()))
+        gain = ratio(measured(speeds(1.1)), measured(speeds()))
         opponent = measured(speeds())
-        three = [speed_up(measured(speeds()), opponent, tries=3) for _ in range(3)]
+        three = [ratio(measured(speeds()), opponent, tries=3) for _ in range(3)]
         nodes = NODES * random.normal(size=runs)
         fast, slow = speeds(1.05, nodes), speeds(1.0, nodes)
         losses = MARGIN + SPREAD * random.normal(size=(runs, 3)) / 5
@@ -51,11 +54,9 @@ def simulate(studies: int, runs: int, random: np.random.Generator) -> pd.Series:
                 "speed: the interval covers the truth": gain.low < 1.1 < gain.high,
                 'speed: "faster" of any of 3 that are not': any(each.low > 1 for each in three),
                 "speed: 5 % is told, paired by node": (
-                    speed_up(measured(fast, hosts), measured(slow, hosts)).low > 1
+                    ratio(measured(fast, hosts), measured(slow, hosts)).low > 1
                 ),
-                "speed: 5 % is told, not paired": (
-                    speed_up(measured(fast), measured(slow)).low > 1
-                ),
+                "speed: 5 % is told, not paired": (ratio(measured(fast), measured(slow)).low > 1),
                 'loss: "the same" at the margin': judge(losses[:, 0], MARGIN) == SAME,
                 'loss: "the same" of any of 3 at the margin': (
                     judge(losses, MARGIN, tries=3) == SAME

@@ -264,8 +264,8 @@ PLANTED = {
         [facts(FP8, [2], status="failed", error="illegal address 0x1"),
          status(BF16, "interrupted", 1)], "doubtful", "failed: illegal address #x#", "1.25"),
     "both fail of the same": (
-        [facts(r, [2], status="failed", error=f"no space on node{r}7") for r in (BF16, FP8)],
-        "doubtful", "no space", "1.25"),
+        [facts(r, [2], status="failed", error=f"no space on node{len(r)}") for r in (BF16, FP8)],
+        "loss unclear", "Whether the loss is the same", "2 of 3 seeds"),
     "a run that was killed far above": (
         [lines(higher(30, lambda step, seed: step > 100), [2]), status(FP8, "running", 2)],
         "all spoilt", "far above", "far above in 1 of 3"),
