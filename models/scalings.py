@@ -67,29 +67,21 @@ SCALINGS = {
 
 # An operator, so that compiled code calls it as it is. Inductor's C++ code of blocks along either
 # dimension does not always compile (pytorch issue 164428).
-@torch.library.custom_op("fp8::cast_blocks", mutates_args=())
-def cast_blocks(
-    x: Tensor, rows: int, along: int, scale: str, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Cast x, (rows, sum), with a scale for each `rows` x `along` of its values.
-
-    Returns FP8 and float32 of x's size: the scales are repeated for each value. Blocks at the end
-    may be smaller.
-    """
+@torch.library.custom_op("fp8::round_blocks", mutates_args=())
+def round_blocks(x: Tensor, rows: int, along: int, scale: str, dtype: torch.dtype) -> Tensor:
+    """Round x, (rows, sum), to FP8 with a scale for each `rows` x `along` of its values, and scale
+    back to float32. Blocks at the end may be smaller."""
     m, n = x.shape
-    x = x.float()
-    if m % rows or n % along:
-        x = pad(x, (0, -n % along, 0, -m % rows))
-    tiles = x.unflatten(1, (-1, along)).unflatten(0, (-1, rows))
+    tiles = pad(x.float(), (0, -n % along, 0, -m % rows))
+    tiles = tiles.unflatten(1, (-1, along)).unflatten(0, (-1, rows))
     scales = SCALES[scale](tiles.abs().amax((1, 3), keepdim=True), dtype)
-    both = to_fp8_saturated(tiles * scales, dtype), scales.expand_as(tiles)
-    low, scales = (t.flatten(2, 3).flatten(0, 1)[:m, :n].contiguous() for t in both)
-    return low, scales
+    rounded = to_fp8_saturated(tiles * scales, dtype).float() / scales
+    return rounded.flatten(2, 3).flatten(0, 1)[:m, :n].contiguous()
 
 
-@cast_blocks.register_fake
-def _empty(x: Tensor, rows: int, along: int, scale: str, dtype: torch.dtype):
-    return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape, dtype=torch.float32)
+@round_blocks.register_fake
+def _empty(x: Tensor, rows: int, along: int, scale: str, dtype: torch.dtype) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.float32)
 
 
 def cast_delayed(x: Tensor, values: Tensor, dtype: torch.dtype, config) -> Fp8:
@@ -144,8 +136,7 @@ def _cast(x: Tensor, what: int, ctx) -> Fp8:
     block = scaling.weights if what == WEIGHT else scaling.values
     if block is None:
         return cast_delayed(x, ctx.values[what], dtype, ctx.config)
-    low, scales = cast_blocks(x, *block, scaling.scale, dtype)
-    return Fp8(low.float() / scales, scales.new_ones(()))
+    return Fp8(round_blocks(x, *block, scaling.scale, dtype), x.new_ones(()))
 
 
 # ---- the layer ----
