@@ -45,17 +45,16 @@ from models.errors import InputError
 from models.scalings import SCALINGS, Scaling
 
 EARLY = 5
-MATMULS = ("output", "input's gradient", "weight's gradient")
 GRADIENTS = {"tensorwise, e4m3 gradients": "e4m3", "rowwise, e5m2 gradients": "e5m2"}
 COMPARED = ("tensorwise", "rowwise", "blockwise", "mxfp8", "mxfp8_ocp", *GRADIENTS)
 """Scalings by name, whose first word is `recipe_name`. `delayed` rounds as `tensorwise` does while
 values do not jump."""
 FACTORS = [2**power for power in (0, 2, 4, *range(6, 23))]
 OUTLIERS = 4  # features of each matrix
-WHOLE = 2**30  # more rows, or values along the sum, than any matrix has
+ALL = 2**30  # more rows, or values along the sum, than any matrix has
 SHAPES = SCALINGS | {
-    "tensorwise": Scaling((WHOLE, WHOLE), (WHOLE, WHOLE)),
-    "rowwise": Scaling((1, WHOLE), (1, WHOLE)),
+    "tensorwise": Scaling((ALL, ALL), (ALL, ALL)),
+    "rowwise": Scaling((1, ALL), (1, ALL)),
 }
 
 
@@ -94,7 +93,7 @@ def train(planned: Plan) -> tuple[tuple[nn.Module, Tensor, Tensor], list[dict]]:
 
     def measure(step: int) -> None:
         if step in (EARLY, config.training.steps):
-            for name, operands in taken(model, *batch).items():
+            for name, operands in taken(model, *batch):
                 rows.extend({"step": step, "layer": name} | row for row in measured(*operands))
 
     trainer.on_step = measure
@@ -103,24 +102,22 @@ def train(planned: Plan) -> tuple[tuple[nn.Module, Tensor, Tensor], list[dict]]:
     return (model.float(), *batch), rows
 
 
-def taken(model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, list[Tensor]]:
-    """Take input (tokens, in), weight (out, in) and gradient (tokens, out) of each layer that
+def taken(model: nn.Module, inputs: Tensor, labels: Tensor) -> Iterator[tuple[str, list[Tensor]]]:
+    """Give name, input (tokens, in), weight (out, in) and gradient (tokens, out) of each layer that
     recipes convert, in float32."""
-    model, operands = copy.deepcopy(model), {}
+    model = copy.deepcopy(model)
 
     def keep(layer: nn.Module, given: tuple[Tensor], out: Tensor) -> None:
         out.retain_grad()
         layer.input, layer.output = given[0], out
 
-    names = chosen(model)
-    for name in names:
+    for name in chosen(model):
         model.get_submodule(name).register_forward_hook(keep)
     loss_of(model, inputs, labels).backward()
-    for name in names:
+    for name in chosen(model):
         layer = model.get_submodule(name)
         three = layer.input, layer.weight, layer.output.grad
-        operands[name] = [tensor.detach().flatten(0, -2).float() for tensor in three]
-    return operands
+        yield name, [tensor.detach().flatten(0, -2).float() for tensor in three]
 
 
 def chosen(model: nn.Module) -> list[str]:
@@ -137,9 +134,8 @@ def measured(x: Tensor, weight: Tensor, gradient: Tensor) -> Iterator[dict]:
     for scaling in COMPARED:
         model = linear(weight)
         convert(model, ["0"], scaling)
-        found = three_matmuls(model, x, gradient)
-        for matmul, right, rounded in zip(MATMULS, exact, found, strict=True):
-            noise = (rounded - right).square().sum() / right.square().sum()
+        for matmul, rounded in three_matmuls(model, x, gradient).items():
+            noise = (rounded - exact[matmul]).square().sum() / exact[matmul].square().sum()
             yield {
                 "scaling": scaling,
                 "matmul": matmul,
@@ -154,12 +150,12 @@ def linear(weight: Tensor) -> nn.Module:
     return nn.Sequential(layer)
 
 
-def three_matmuls(model: nn.Module, x: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
-    """Give output, input's gradient and weight's gradient."""
+def three_matmuls(model: nn.Module, x: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     x = x.clone().requires_grad_()
     output = model(x)
     output.backward(gradient)
-    return output.detach(), x.grad, model[0].weight.grad
+    gradients = {"input's gradient": x.grad, "weight's gradient": model[0].weight.grad}
+    return {"output": output.detach()} | gradients
 
 
 def convert(model: nn.Module, names: list[str], scaling: str) -> None:
@@ -222,7 +218,7 @@ def stressed(model: nn.Module, inputs: Tensor, labels: Tensor) -> Iterator[dict]
         changed = copy.deepcopy(model)
         change(changed, factor)
         exact, rows = loss_of(changed, inputs, labels).item(), []
-        for name, operands in taken(changed, inputs, labels).items():
+        for name, operands in taken(changed, inputs, labels):
             if name.endswith(ending):
                 rows += measured(*operands)
         found = pd.DataFrame(rows).groupby(["scaling", "matmul"])["snr_db"].median()
