@@ -235,7 +235,7 @@ def _repeat_command(comparison: Comparison) -> str:
     runs, plan = comparison.frames.runs, comparison.plan
     if (runs["source"] != OWN).any():
         return "each recipe with three or more."
-    words = ["python", "-m", "experiments.study", *in_order(runs["recipe"])]
+    words = ["python", "-m", "experiments.study", *in_order(runs.dropna(subset="seed")["recipe"])]
     for overlay in plan.overlays or runs["overlays"].iloc[0]:
         words += ["--overlay", overlay]
     return join([*words, "--seeds", "0,1,2", *plan.overrides])
