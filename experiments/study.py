@@ -252,11 +252,13 @@ def _budget(limit_s: float | None, cells: list[Cell]) -> Budget:
 
 def _write_studies(study: Study, cells: list[Cell], out: Path) -> None:
     """Write what the study was started with, and a sweep's cells."""
-    _write_study(study, out)
-    if study.axes:
-        for cell in cells:
+    try:
+        _write_study(study, out)
+        for cell in cells if study.axes else []:
             _write_study(cell.study, out / cell.name)
             files.write(out / cell.name / CELL, cell.fit)
+    except OSError as error:
+        raise InputError(f"{out}: {error.strerror}: make room, or choose another --out") from None
 
 
 def _write_study(study: Study, folder: Path) -> None:

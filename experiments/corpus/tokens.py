@@ -47,6 +47,7 @@ STDLIB = {"python_stdlib": False, "python_stdlib_with_tests": True}
 TEST_FOLDERS = {"test", "tests", "idle_test"}
 
 END_OF_TEXT_NAMES = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eot_id|>")
+PANIC = "PanicException"  # the tokenizers library's, which is no Exception
 BATCH_CHARACTERS = 4_000_000  # encoded at once: enough for every core, and takes about 0.5 GB
 BPE_BATCHES = 25  # the BPE learns from the corpus' beginning: more takes minutes, changes little
 # A path cannot be a hub name, which is `name` or `owner/name`.
@@ -285,7 +286,9 @@ def readable(what: str, mend: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
         reason = " ".join(str(error).split())
         raise InputError(f"{what} ({type(error).__name__}: {reason}): {mend}") from error
 

@@ -219,7 +219,11 @@ class _Jobs:
                 return
             run = waiting.pop(0)
             until = self.budget.until(len(waiting), self.places // count)
-            self._start(run, self.free[:count], until)
+            try:
+                self._start(run, self.free[:count], until)
+            except OSError as error:  # a full disk; the next run may find room
+                self._say(run, f"failed: {error.filename}: {error.strerror}", always=True)
+                self.codes.append(BAD_INPUT)
 
     def _start(self, run: Run, gpus: list, until: float) -> None:
         run.directory.mkdir(parents=True, exist_ok=True)

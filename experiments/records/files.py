@@ -16,7 +16,6 @@ from models.errors import InputError
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 _WINDOWS = TypeAdapter(list[Window])
-LONGEST_LINE = 2**20  # bytes of a line of metrics.jsonl, at most; fp8_ranges make it long
 
 
 class RecordError(ValueError):
@@ -80,10 +79,15 @@ def _content(path: Path) -> bytes:
 
 
 def last_window(folder: Path) -> Window | None:
-    """Read the newest whole line of a run's metrics.jsonl; None before the first one."""
+    """Read the newest whole line of a run's metrics.jsonl, cheaply; None before the first one."""
     with suppress(OSError, ValueError, IndexError), open(folder / METRICS, "rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
-        return Window.model_validate_json(file.read().split(b"\n")[-2])
+        end, size = file.seek(0, os.SEEK_END), 4096
+        while True:
+            file.seek(max(0, end - size))
+            lines = file.read().split(b"\n")
+            if len(lines) > 2 or size >= end:
+                return Window.model_validate_json(lines[-2])
+            size *= 4
     return None
 
 

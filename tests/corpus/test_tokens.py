@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from experiments.corpus import rows, tokens
-from experiments.corpus.tokens import FILES, prepare
+from experiments.corpus.tokens import FILES, prepare, readable
 from models.errors import InputError
 from tests.make_corpus import EOS, words, write_parquet
 
@@ -181,3 +181,9 @@ def test_damaged_file_says_what_to_delete(config, name):
     path = prepare(config).path
     os.truncate(path / name, 3)
     assert refused(config).startswith(f"the token file {path} is damaged")
+
+
+def test_a_panic_of_the_tokenizers_library_is_a_sentence():
+    panic = type("PanicException", (BaseException,), {})
+    with pytest.raises(InputError, match="PanicException"), readable("it cannot", "mend"):
+        raise panic

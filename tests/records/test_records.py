@@ -31,7 +31,7 @@ def test_every_kept_run_fits_the_contract():
         assert files.read_windows(run / METRICS)[-1].step == manifest.steps
 
 
-@pytest.mark.parametrize("window", [1, 5000])  # steps of a line, of which 5,000 are 100 kB
+@pytest.mark.parametrize("window", [1, 60_000])  # steps of a line, of which 60,000 are 1.2 MB
 def test_windows_read_back_without_a_torn_last_line(window, tmp_path):
     assert files.last_window(tmp_path) is None and not files.read_windows(tmp_path / METRICS)
     windows = [Window(**line) for line in metrics_lines(last=2 * window, window=window)]
