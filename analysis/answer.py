@@ -51,6 +51,7 @@ DOUBTS_OF_SPEED = {
     "padding": "{own:.0%} of its tokens are padding, beside {others:.0%}",
     "no clock": "the wall clock of {runs} cannot be used, so that time outside of steps is unknown",
     "clock": "by the wall clock, over all steps after the first ten, it has {ratio:.2f} times",
+    "slow steps": "without the steps that take three times the median it has {ratio:.2f} times",
     "stall": "step {stall:.0f} of {run} took {stall_s:,.3g} s, and without such steps it has "
     "{mean:.2f} times ({low:.2f} to {high:.2f})",
     "drift": "it has {first:.2f} times in the first third of the steps and {last:.2f} times in the "

@@ -161,10 +161,14 @@ def _paces(both: pd.DataFrame, gain: SpeedUp) -> Iterator[Doubt]:
     unusable = both.loc[both["wall_s"].isna(), "run"]
     if len(unusable):
         yield Doubt("no clock", {"runs": _listed(unusable)})
-    by_clock, without = gain.by["clock_s"].mean, gain.by["without_stalls_s"]
-    opposite = (gain.ratio - 1) * (by_clock - 1) < 0
-    if _told(by_clock, gain) and (opposite or gain.ratio > 1 + SMALL >= by_clock):
-        yield Doubt("clock", {"ratio": by_clock})
+    by_clock, usual, without = (
+        gain.by[column] for column in ("clock_s", "usual_s", "without_stalls_s")
+    )
+    opposite = (gain.ratio - 1) * (by_clock.mean - 1) < 0
+    if _told(by_clock.mean, gain) and (opposite or gain.ratio > 1 + SMALL >= by_clock.mean):
+        yield Doubt("clock", {"ratio": by_clock.mean})
+    if _told(usual.mean, gain) and gain.ratio > 1 + SMALL >= usual.mean:
+        yield Doubt("slow steps", {"ratio": usual.mean})
     stalled = both[both["stall"] > 0].sort_values("stall_s")
     if len(stalled) and (_told(without.mean, gain) or without.unclear != gain.unclear):
         facts = stalled.iloc[-1][["run", "stall", "stall_s"]].to_dict()

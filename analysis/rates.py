@@ -157,8 +157,9 @@ class SpeedUp:
 
 
 # Columns of `Frames.runs` by which a ratio is worked out: the mean steady step; by the clock, over
-# all steps after the first ten; the medians of the first third and of the last; without stalls.
-SECONDS = ("step_s", "clock_s", "first_third_s", "last_third_s", "without_stalls_s")
+# all steps after the first ten; without slow steps; the medians of the first third and of the last;
+# without stalls.
+SECONDS = ("step_s", "clock_s", "usual_s", "first_third_s", "last_third_s", "without_stalls_s")
 
 
 def speed_up(a: Completed, b: Completed, tries: int = 1) -> SpeedUp:

@@ -399,6 +399,9 @@ PLANTED = {
         "step 50 of baseline_compiled1 took 1 s, and without such steps it has 1.25", "1.4"),
     "slow steps of all runs are no stalls": (
         [lines(slow_tenths(0.4, True), recipe=BF16)], SAME, "1.63", "1.63"),
+    "a lead that is slow steps of bf16 alone": (
+        [faster(fp8=(0.1, 0.1, 0.1)), lines(slow_tenths(0.8, True), recipe=BF16)],
+        "doubtful speed", "without the steps that take three times the median it has 1.0", "1."),
     # row 16
     "nodes that differ by more than recipes": (
         [faster(fp8=(0.0927, 0.139, 0.1853), bf16=(0.1, 0.15, 0.2), **SLOW_HOST)],
@@ -465,7 +468,7 @@ def test_planted_cases(sound, tmp_path, case):
 def test_every_answer_has_a_planted_case():
     outcomes = {outcome for _, outcome, _, _ in PLANTED.values()}
     assert outcomes == NO_ANSWERS.keys() | OUTCOMES.keys()
-    assert len(DOUBTS) == 18
+    assert len(DOUBTS) == 19
 
 
 REFUSED = {
