@@ -72,8 +72,8 @@ class Frames:
         windows: one row a log window: run, recipe, seed, and `analysis.runs.WINDOW_COLUMNS`.
             `elapsed_s` counts on from the earlier attempts of a run that was resumed.
         steps: one row a step: run, recipe, seed, step, loss (NaN where the log has no value of the
-            step), seconds, steady: not among a process's first 10 steps, did not write a
-            checkpoint, and its seconds are known.
+            step), seconds, steady: its seconds are known, and its window does not name it among
+            those that are `not_steady`.
         later: steps after the one to which a study's budget has cut its runs.
         problems: a sentence for each run that is not completed, each that could not be read, and
             each thing in a log that makes its figures doubtful.

@@ -15,10 +15,11 @@ import pandas as pd
 from scipy import stats
 
 from analysis.load import DRIFT, Frames
+from experiments.records.run import NOT_STEADY_STEPS
 
 LEVEL = 0.95  # confidence of the intervals of rates, ratios and break-even steps
 MIN_STEADY = 20  # steady steps that a run needs for a rate
-MIN_STEPS = MIN_STEADY + 10  # the first 10 steps of a process are never steady
+MIN_STEPS = MIN_STEADY + NOT_STEADY_STEPS
 SMALL = 0.01  # of the speed: two recipes that are so near are as fast
 SHRINKS = 0.1  # of a lead: where more is lost from the first third to the last, it may end
 REPEATS = (3, 5, 10)  # runs of which the width of the interval is foretold

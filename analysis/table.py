@@ -215,9 +215,9 @@ def notes(runs: pd.DataFrame) -> list[str]:
     lines = [
         "tokens/s: by the mean steady step (after the first 10); IQR: the distance of the "
         "quartiles of the step time. FP8 share: of the FLOPs of the linear layers' matmuls, as "
-        "seen in one profiled step. Overtakes at step: where the total wall time, first step "
-        "(compile) included, drops below the other's. First step: from process start to the end of "
-        "step 1. Wall: from process start; after step 1: from its end."
+        "seen in a profiled step, times the share of steps in FP8. Overtakes at step: where the "
+        "total wall time, first step (compile) included, drops below the other's. First step: from "
+        "process start to the end of step 1. Wall: from process start; after step 1: from its end."
     ]
     peaks = runs["peak_source"].dropna().unique()
     lines += [f"MFU is of the bf16 peak ({source})." for source in peaks]

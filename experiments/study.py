@@ -75,8 +75,7 @@ def main(argv: list[str] | None = None) -> int:
         _list_runs(study, cells, out)
         return COMPLETED
     cells_to_run = can_run(cells)
-    if not study.axes:
-        gpus_for(study.processes)
+    _check_machine(study, cells_to_run)
     budget = _budget(args.budget, cells_to_run)
     if not (args.out or resumed):
         out = new_folder(out)
@@ -207,6 +206,17 @@ def _prepare_data(cells: list[Cell]) -> None:
                 opened[asked] = tokens.prepare(planned.config)
             findings.append(check_data(planned, opened[asked]))
     print(f"Data: {findings[0]}.")
+
+
+def _check_machine(study: Study, cells: list[Cell]) -> None:
+    """Check what this machine must have, before the first run is trained for nothing."""
+    from experiments.training.plan import check_units
+
+    if not study.axes:
+        gpus_for(study.processes)
+    for cell in cells:
+        for planned in cell.plans.values():
+            check_units(planned)
 
 
 def _list_runs(study: Study, cells: list[Cell], out: Path) -> None:

@@ -266,11 +266,7 @@ Scaling = Literal[
 
 @section()
 class Float8Linear(titan.Float8Linear):
-    """FP8 of linear layers.
-
-    torchtitan's own keys are enable_fsdp_float8_all_gather,
-    precompute_float8_dynamic_scale_for_fsdp and emulate; the others are declared here.
-    """
+    """FP8 of linear layers."""
 
     recipe_name: Scaling | None = None
     """How operands are scaled, which turns FP8 on: torchtitan's three, see models/float8.py, or one

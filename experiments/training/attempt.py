@@ -52,7 +52,7 @@ def run(
     directory = log = None
     if os.environ["RANK"] == "0":
         directory, log = RunDirectory(out, plan, token_file), out / LOG
-    plan.config.job.dump_folder = str(out)
+    plan.config.job.dump_folder = str(out)  # only now: the directory has compared whole recipes
     try:
         with display(plan.recipe.name, plan.config.training.steps, log) as move_bar:
             for topic, finding in findings:

@@ -261,16 +261,21 @@ def check_here(plan: Plan, budget_s: float | None = None) -> list[Finding]:
             "--budget needs checkpoints, or what it stops starts again from the first step: "
             "add checkpoint.enable=true"
         )
-    if device.TYPE == "cpu":
-        _check_cpu(config)
-    elif plan.fp8.layers and not plan.fp8.emulated:
-        device.check_fp8_units()
+    check_units(plan)
     number(BUDGET, 0)  # which the manifest needs: refused now, where it is no number
     here = f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
     slow = slow_attention(config)
     if slow:
         here += f"; {slow}"
     return [("device", here), ("memory", _check_memory(plan))]
+
+
+def check_units(plan: Plan) -> None:
+    """Check that this machine can compute what a plan asks for, however large it is."""
+    if device.TYPE == "cpu":
+        _check_cpu(plan.config)
+    elif plan.fp8.layers and not plan.fp8.emulated:
+        device.check_fp8_units()
 
 
 def _check_cpu(config) -> None:

@@ -91,10 +91,12 @@ class Proof:
 
     def _check_conversion(self) -> None:
         fp8 = self.plan.fp8
-        if fp8.layers != self.converted.keys():
+        differ = sorted(fp8.layers ^ self.converted.keys())
+        if differ:
             raise ProofError(
                 f"the recipe converts {len(fp8.layers)} linear layers to {fp8.scaling or 'no'} "
-                f"FP8, and {len(self.converted)} were converted"
+                f"FP8, and {len(self.converted)} were converted, with another choice for "
+                f"{', '.join(differ[:3])}"
             )
 
     @contextmanager
@@ -174,12 +176,15 @@ class Proof:
         """
         self._resumed = bool(self.optimizer.state)
         self._witnesses = {}  # by parameter: indices of elements, and their values
-        lr = float(self.optimizer.param_groups[0]["lr"])
+        group = self.optimizer.param_groups[0]
+        lr, eps = float(group["lr"]), group["eps"]
         for name, parameter in self.trainable.items():
             if parameter.grad is None:
                 raise ProofError(f"{name} is trainable and got no gradient")
-            witness = _find_witness(local(parameter), local(parameter.grad), lr)
-            if witness and not self._resumed:
+            if self._resumed:
+                continue
+            witness = _find_witness(local(parameter), local(parameter.grad), lr, eps)
+            if witness:
                 self._witnesses[name] = witness
 
     @torch.no_grad()
@@ -372,17 +377,17 @@ _WITNESSES = 64  # elements remembered per parameter
 
 
 def _find_witness(
-    weight: torch.Tensor, grad: torch.Tensor, lr: float
+    weight: torch.Tensor, grad: torch.Tensor, lr: float, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Find some elements that Adam's first step, lr * g / (|g| + eps), is sure to change, if any.
 
-    Returns their indices and values. Half the step is taken for certain, and gradients near eps
-    (1e-8) are left out.
+    Returns their indices and values. Half the step is taken for certain, and gradients below 100
+    eps are left out.
     """
     weights, grads = weight.flatten().split(_CHUNK), grad.flatten().split(_CHUNK)
     for i, (w, g) in enumerate(zip(weights, grads, strict=True)):
         moves = (w.float() - 0.5 * lr * g.float().sign()).to(w.dtype) != w
-        index = (moves & (g.abs() > 1e-6)).nonzero().flatten()[:_WITNESSES]
+        index = (moves & (g.abs() > 100 * eps)).nonzero().flatten()[:_WITNESSES]
         if index.numel():
             return i * _CHUNK + index, w[index]
     return None
