@@ -53,7 +53,7 @@ DOUBTS_OF_SPEED = {
     "clock": "by the wall clock, over all steps after the first ten, it has {ratio:.2f} times",
     "slow steps": "without the steps that take three times the median it has {ratio:.2f} times",
     "stall": "step {stall:.0f} of {run} took {stall_s:,.3g} s, and without such steps it has "
-    "{mean:.2f} times ({low:.2f} to {high:.2f})",
+    "{without}",
     "drift": "it has {first:.2f} times in the first third of the steps and {last:.2f} times in the "
     "last",
 }

@@ -91,7 +91,7 @@ def compare(paths, baseline: str | None = None) -> Comparison:
     opponent = _opponent(baseline, plan, recipes, frames.problems)
     named_fp8 = (runs["source"] != OWN) | (runs["status"] == UNREADABLE)
     named_fp8 &= runs["recipe"].str.contains("fp8")
-    all_fp8 = set(runs.loc[runs["float8"].notna() | named_fp8, "recipe"])
+    all_fp8 = runs.loc[runs["float8"].notna() | named_fp8, "recipe"].unique().tolist()
     fp8 = [recipe for recipe in recipes if recipe in all_fp8]
     done = {recipe: completed_runs(recipe, frames) for recipe in recipes}
     tries = dict.fromkeys(fp8, len(all_fp8))
@@ -153,8 +153,9 @@ def read_plan(folder: Path) -> Plan:
     except (FileNotFoundError, NotADirectoryError):
         return Plan()
     except (OSError, ValueError, yaml.YAMLError) as error:
-        where = error.errors()[0]["loc"] if isinstance(error, ValidationError) else "content"
-        raise LoadError(f"{path}: {where}: not what a study writes") from error
+        place = error.errors()[0]["loc"] if isinstance(error, ValidationError) else ()
+        where = ".".join(map(str, place)) or "content"
+        raise LoadError(f"{path}: {where}: is not what a study writes") from error
 
 
 def _opponent(asked: str | None, plan: Plan, recipes: list[str], problems: list[str]) -> str:

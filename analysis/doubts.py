@@ -93,7 +93,7 @@ def _setups(recipe: pd.DataFrame, opponent: pd.DataFrame) -> Iterator[Doubt]:
     if unexpected:
         yield Doubt("settings", {"keys": _listed(unexpected)})
     for column, words in (dict.fromkeys(SHARED) | MACHINE).items():
-        kinds = [of[column].map(str).replace("nan|None", "unknown", regex=True).value_counts()
+        kinds = [of[column].map(str).replace(["nan", "None"], "unknown").value_counts()
                  for of in (recipe, opponent)]  # fmt: skip
         a_node_each = column == "host" and max(kinds[0].max(), kinds[1].max()) == 1
         if not (a_node_each or _shares(kinds[0]) == _shares(kinds[1])):
@@ -116,9 +116,10 @@ def _settings(recipe: pd.DataFrame, opponent: pd.DataFrame) -> list[str]:
     recipes' files say. Of a recipe without a file in recipes/ only FP8's keys are expected."""
     both = pd.concat([recipe, opponent]).query("settings.notna()")
     rows = pd.DataFrame([*both["settings"]], both["recipe"], dtype=object).map(_plain)
-    files = pd.DataFrame({name: of_file(name) for name in rows.index.unique()}, dtype=object).T
+    known = {name: of_file(name) for name in rows.index.unique()}
+    files = pd.DataFrame([of or {} for of in known.values()], known, dtype=object)
     said = ["quantize."]
-    if files.notna().any(axis=1).all():
+    if None not in known.values():
         files = files.map(_plain)
         said = [key for key in files if files[key].nunique() > 1]
     found = []
@@ -172,7 +173,7 @@ def _paces(both: pd.DataFrame, gain: SpeedUp) -> Iterator[Doubt]:
     stalled = both[both["stall"] > 0].sort_values("stall_s")
     if len(stalled) and (_told(without.mean, gain) or without.unclear != gain.unclear):
         facts = stalled.iloc[-1][["run", "stall", "stall_s"]].to_dict()
-        yield Doubt("stall", facts | without._asdict())
+        yield Doubt("stall", facts | {"without": without.words})
     first, last = gain.lead
     if gain.drifts or gain.shrinks:
         yield Doubt("drift" if gain.drifts else "shrinks", {"first": first, "last": last})
@@ -206,13 +207,14 @@ def _losses(recipe: Completed, opponent: Completed) -> Iterator[Doubt]:
     """Yield doubts where losses are equal to the last bit that should not be: of FP8 and bf16, and
     of two seeds of one recipe in their first step, weights and batch of which are the seed's."""
     pairs = paired(recipe, opponent)
-    equal = (pairs["loss"] == pairs["reference"]).mean()
-    in_bf16 = 1 - recipe.runs.set_index("seed")["fp8_share_of_steps"]
-    copies = equal[equal > in_bf16.reindex(equal.index) + EQUAL]
-    if len(copies):
-        steps = round(len(pairs) * copies.max())
-        facts = {"seeds": len(copies), "all": len(equal), "steps": steps, "of": len(pairs)}
-        yield Doubt("alike", facts)
+    if not pairs.empty:
+        equal = (pairs["loss"] == pairs["reference"]).mean()
+        in_bf16 = 1 - recipe.runs.set_index("seed")["fp8_share_of_steps"]
+        copies = equal[equal > in_bf16.reindex(equal.index) + EQUAL]
+        if len(copies):
+            steps = round(len(pairs) * copies.max())
+            facts = {"seeds": len(copies), "all": len(equal), "steps": steps, "of": len(pairs)}
+            yield Doubt("alike", facts)
     for of in (recipe, opponent):
         firsts = of.steps.dropna(subset=["seed", "loss"]).groupby("seed")["loss"].first()
         if firsts.duplicated().any():

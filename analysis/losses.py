@@ -125,7 +125,7 @@ class Verdict:
         if self.outcome == NOT_ENOUGH:
             return f"{self.seeds} of {MIN_SEEDS} seeds"
         if self.outcome == DIFFERENT:
-            return HIGHER if self.difference > 0 else LOWER
+            return LOWER if self.difference < 0 else HIGHER
         return self.outcome
 
     def sentence(self) -> str:

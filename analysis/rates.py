@@ -106,6 +106,12 @@ class Ratio(NamedTuple):
         """Whether these runs cannot tell which is faster."""
         return not (self.low > 1 or self.high < 1)
 
+    @property
+    def words(self) -> str:
+        """The ratio, with its interval where there is one."""
+        interval = f" ({self.low:.2f} to {self.high:.2f})" * math.isfinite(self.low)
+        return f"{self.mean:.2f} times{interval}"
+
 
 @dataclass(frozen=True)
 class SpeedUp:

@@ -255,7 +255,8 @@ def _promised_share(manifest: Manifest, settings: dict) -> float:
     attention = 2 * (manifest.flops_per_token - manifest.flops_per_token_causal)
     in_matmuls = (manifest.flops_per_token - attention) / 6  # parameters: all but the embedding
     head = manifest.parameters - in_matmuls  # is as large as the embedding
-    known = head > 1 and settings.get(f"{_FLOAT8}filter_fqns") in ([], ["output"])
+    # a mixture's parameters are those of all experts, and its FLOPs those of the active ones
+    known = 1 < head < in_matmuls and settings.get(f"{_FLOAT8}filter_fqns") in ([], ["output"])
     return known * (1 - head / in_matmuls)
 
 

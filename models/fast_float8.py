@@ -203,7 +203,8 @@ def takes_row_scales(x: Tensor) -> bool:
     """
     if not x.is_cuda:
         return True
-    return torch.cuda.get_device_capability()[0] == 9 and float(torch.version.cuda) >= 12.9
+    cuda = tuple(map(int, torch.version.cuda.split(".")))
+    return torch.cuda.get_device_capability()[0] == 9 and cuda >= (12, 9)
 
 
 # ---- the three matmuls of a layer ----
@@ -250,7 +251,7 @@ class _Fp8Matmuls(torch.autograd.Function):
         return to_input.reshape(ctx.shape), to_weight, None, None
 
 
-_casts = WeakTensorKeyDictionary()  # input -> its version, which writing to it changes -> casts
+_casts = WeakTensorKeyDictionary()  # input -> its version, which writing to it changes, and casts
 
 
 def _cast_input(x: Tensor, config: Float8LinearConfig) -> tuple[Fp8, tuple]:
@@ -258,15 +259,18 @@ def _cast_input(x: Tensor, config: Float8LinearConfig) -> tuple[Fp8, tuple]:
     columns in FP8, or x and None.
 
     Layers that read the same x share the kernel's casts: wq, wk and wv, or w1 and w3. A compiler
-    would not see that the kernel's launches are the same.
+    would not see that the kernel's launches are the same. Writing through `x.data` is not seen.
     """
     rows, how = x.reshape(-1, x.shape[-1]), config.cast_config_input
     if not in_one_pass(x, config):
         return cast(rows, how, config, dim=1), (rows, None)
-    casts = _casts.setdefault(x, {})
-    if x._version not in casts:
-        casts[x._version] = cast_both(rows, how, config)
-    return casts[x._version]
+    if x.is_inference():  # without a version
+        return cast_both(rows, how, config)
+    version, casts = _casts.get(x, (None, None))
+    if version != x._version:
+        casts = cast_both(rows, how, config)
+        _casts[x] = x._version, casts
+    return casts
 
 
 # ---- the layer ----

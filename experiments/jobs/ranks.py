@@ -105,7 +105,7 @@ class Ranks:
         processes: int = 1,
         environment: dict[str, str] | None = None,
     ):
-        """Start `python -m ARGUMENTS` once a rank.
+        """Start `python -m ARGUMENTS` once a rank. Raises OSError.
 
         Rank 0's stderr is added to `log`; its stdout, which repeats the log, is dropped. What
         another rank prints is kept for `last_words`. `gpus` are (place, GPU) as for
@@ -118,8 +118,12 @@ class Ranks:
         self._ended: list[int] = []  # ranks, in the order of their ends
         self._kill_at = math.inf
         self._meeting = reserved_port()
-        for rank in range(processes):
-            self._start(rank, arguments, environment or {})
+        try:
+            for rank in range(processes):
+                self._start(rank, arguments, environment or {})
+        except OSError:
+            self._kill()
+            raise
 
     def _start(self, rank: int, arguments: list[str], environment: dict[str, str]) -> None:
         """Start a process in a session of its own: a terminal's Ctrl-C reaches only this process,
@@ -256,9 +260,13 @@ def set_rank_environment() -> int:
         _take_over_from_srun()
     else:
         os.environ |= variables(0, 1)
-    for name in ("RANK", "LOCAL_RANK"):
-        number(name)
-    return number("WORLD_SIZE")
+    rank, local_rank, world_size = map(number, ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    if max(rank, local_rank) >= world_size:
+        raise InputError(
+            f"the environment variable RANK is {rank}, LOCAL_RANK {local_rank} and WORLD_SIZE "
+            f"{world_size}: ranks begin at 0, and there is at least one"
+        )
+    return world_size
 
 
 def _take_over_from_srun() -> None:

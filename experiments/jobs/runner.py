@@ -275,9 +275,10 @@ class _Jobs:
         if started.ranks.first:
             outcome = f"rank {started.ranks.first} {outcome}"
         if window and code != BAD_INPUT:  # then the directory may hold another run
+            rate = None
             with suppress(RecordError):
                 rate = steady_rate(started.run.directory)
-                outcome += f" at step {window.step}, {describe(window, rate)}"
+            outcome += f" at step {window.step}, {describe(window, rate)}"
         self.bar.update(started.task, window=outcome)
         if code:
             outcome += f": {started.ranks.last_words()}"

@@ -25,8 +25,13 @@ class RecordError(ValueError):
 def write_whole(path: Path, content: str) -> None:
     """Write a file, whole or not at all. Raises OSError."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.write_text(content, encoding="utf-8")
-    part.replace(path)
+    try:
+        part.write_text(content, encoding="utf-8")
+        part.replace(path)
+    except OSError:  # a full disk: what was written of it takes room from other records
+        with suppress(OSError):
+            part.unlink()
+        raise
 
 
 def write(path: Path, record: Record) -> None:
@@ -118,11 +123,12 @@ def new_folder(path: Path) -> Path:
     while new.exists():
         number += 1
         new = path.with_name(f"{path.name}-{number}")
-    check_folder(new, "run")
     try:
         new.mkdir(parents=True)
     except FileExistsError:  # made by another just now
         return new_folder(path)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}: choose another --out") from None
     return new
 
 
@@ -151,14 +157,16 @@ def claim_folder(folder: Path, kind: str, *marks: str) -> TextIO:
     Raises `InputError`, also if another process has locked it.
     """
     check_folder(folder, kind, *marks)
-    folder.mkdir(parents=True, exist_ok=True)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         return lock_file(folder / ".lock", wait=False)
     except BlockingIOError:
         raise InputError(
             f"{folder} is being written by another {kind} that is alive: choose another --out, or "
             "wait for it"
         ) from None
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}: choose another --out") from None
 
 
 def lock_file(path: Path, wait: bool) -> TextIO:

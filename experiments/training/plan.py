@@ -322,7 +322,7 @@ def _check_memory(plan: Plan) -> str:
     """Compare the estimate with what each device has; an error only far beyond that."""
     available = device.memory_bytes()
     if device.TYPE == "cpu":  # the processes of the run here share it
-        available /= number("LOCAL_WORLD_SIZE", 1)
+        available /= max(1, number("LOCAL_WORLD_SIZE", 1))
     finding = memory_finding(plan.memory_needed, available)
     if plan.memory_needed > HOPELESS * available:
         mend = less_memory(plan.config)

@@ -308,6 +308,8 @@ PLANTED = {
         [hardware(FP8, [0], driver="1"), hardware(FP8, [1, 2], driver="2"),
          hardware(BF16, driver="2")], "doubtful speed",
         "driver 2 \\(2\\), 1 \\(1\\) beside 2 \\(3\\)", "1.25"),
+    "no seed in common": (
+        [facts(FP8, [s], seed=s + 3) for s in ALL], "loss unclear", "Whether the loss is", "1.25"),
     "another host": ([facts(host="other")], "doubtful speed", "host other", "1.25"),
     "a host for each run": (
         [facts(r, [s], host=f"{r}{s}") for r in (BF16, FP8) for s in ALL], SAME, "Yes", "1.25"),
@@ -463,6 +465,12 @@ def test_planted_cases(sound, tmp_path, case):
     (row,) = [row for row in matrix(comparison)[1] if row[0] == FP8] or [["-"]]
     assert any(cell in found for found in row), row
     as_json(comparison)
+
+
+def test_recipes_of_ones_own_are_compared(tmp_path):
+    renamed(write_study(tmp_path))
+    change(tmp_path, BF16, recipe="own_bf16")
+    assert answer(compare(tmp_path, "own_bf16"))[0].startswith("Yes: own_fp8")
 
 
 def test_every_answer_has_a_planted_case():

@@ -1,6 +1,8 @@
 """What a run leaves behind reads back as it was written, or is refused by file and field."""
 
 import json
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -29,6 +31,13 @@ def test_every_kept_run_fits_the_contract():
         files.read(run / TIMING, Timing)
         files.read(run / PROOF, Proof)
         assert files.read_windows(run / METRICS)[-1].step == manifest.steps
+
+
+def test_a_record_that_a_full_disk_cuts_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError(28, "No space left")))
+    with pytest.raises(OSError, match="No space left"):
+        files.write_whole(tmp_path / MANIFEST, "{}")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("window", [1, 60_000])  # steps of a line, of which 60,000 are 1.2 MB
