@@ -250,8 +250,11 @@ def _flaws(manifest: Manifest, settings: dict, proof: Proof) -> list[str]:
 
 
 def _promised_share(manifest: Manifest, settings: dict) -> float:
-    """Work out the share of matmul FLOPs that all linear layers but the head have; 0 where another
-    filter is set, or where the head is the input embedding and its size is not known."""
+    """Work out the share of matmul FLOPs that all linear layers but the head have.
+
+    It is 0, so that it promises nothing, where another filter is set, or where the head's size is
+    not known. The proof cannot tell a wrong filter: it holds the run to the layers of the plan.
+    """
     attention = 2 * (manifest.flops_per_token - manifest.flops_per_token_causal)
     in_matmuls = (manifest.flops_per_token - attention) / 6  # parameters: all but the embedding
     head = manifest.parameters - in_matmuls  # is as large as the embedding

@@ -174,7 +174,8 @@ class Float8Converter:
         self.keep_weight = not (parallel_dims.dp_shard_enabled or recomputes)
 
     def convert(self, model: nn.Module) -> None:
-        """Convert in place. Raises `InputError` as `choose_modules`."""
+        """Convert in place: torchtitan hands over keys and no plan, so that layers are chosen anew,
+        and the proof compares them with the plan's. Raises `InputError` as `choose_modules`."""
         fp8 = choose(model, self.keys)
         if fp8.matmul is None:
             return

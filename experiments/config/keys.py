@@ -274,7 +274,8 @@ class Float8Linear(titan.Float8Linear):
 
     filter_fqns: list[str] = field(default_factory=list)
     """Linear layers that stay in bf16, by their full names: `output`, or `layers.*.attention.wq` of
-    all blocks; `first_and_last_block` are these two blocks'."""
+    all blocks; `first_and_last_block` are these two blocks', `auto_filter_small_kn` those that
+    torchao holds to be too small to gain."""
 
     amax_history: Count = 16
     """Steps whose largest values give the scales of `delayed`."""

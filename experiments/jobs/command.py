@@ -142,10 +142,10 @@ class Stop:
         signal.signal(signal.SIGUSR1, lambda *_: self._come_back())
         signal.signal(signal.SIGINT, self._handle)
         signal.signal(signal.SIGTERM, self._handle)
-        study = os.environ.get(STARTER_PID)
-        if study:
+        starter = os.environ.get(STARTER_PID)
+        if starter:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if study != str(os.getppid()):  # it has died since it started this process
+            if starter != str(os.getppid()):  # it has died since it started this process
                 sys.exit(FOR_GOOD)
 
     @property

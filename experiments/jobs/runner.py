@@ -233,11 +233,11 @@ class _Jobs:
         if run.compiles_anew:
             folders = {name: f"{caches.name}/{name}" for name in COMPILE_CACHES}
         arguments = [COMMAND, *run.arguments]
-        ranks = Ranks(arguments, run.directory / LOG, gpus, run.processes, folders)
+        started = Ranks(arguments, run.directory / LOG, gpus, run.processes, folders)
         del self.free[: len(gpus)]
         task = self.bar.add_task(run.title, total=run.steps, window="starting")
         line_at = time.monotonic() + LINE_EVERY_S
-        self.running.append(_Started(run, ranks, caches, until, earlier, task, line_at))
+        self.running.append(_Started(run, started, caches, until, earlier, task, line_at))
         names = ", ".join(gpu for _, gpu in gpus if gpu)
         self._say(run, f"started on GPU {names}" if names else "started")
 

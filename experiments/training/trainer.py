@@ -83,13 +83,14 @@ class Trainer(titan.Trainer):
         config = plan.config
         self.plan, self.stop = plan, stop
 
-        convert_late = config.optimizer.built == "before_conversion"
-        unconverted = replace(config, model=replace(config.model, converters=[]))
+        convert_late, built = config.optimizer.built == "before_conversion", config
+        if convert_late:
+            built = replace(config, model=replace(config.model, converters=[]))
         # In here, in this order: process group (`init_distributed`), model on the meta device, FP8
         # conversion, metrics, recomputation, compilation and sharding (`parallelize` in
         # models/architectures.py), weights, optimizer, schedule, checkpoints.
         with patch.object(titan, "CheckpointManager", Checkpoints):  # torchtitan has no hook for it
-            super().__init__(unconverted if convert_late else config)
+            super().__init__(built)
         model = self.model_parts[0]
         if convert_late:
             self.job_config = config
