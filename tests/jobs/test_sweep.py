@@ -80,7 +80,8 @@ def node(monkeypatch, tmp_path):
     monkeypatch.setattr(study, "Budget", partial(Budget, clock=lambda: now[0]))
     monkeypatch.setattr(device, "seconds_since_process_start", lambda: 0)
     monkeypatch.setattr(ranks, "gpus", lambda: ["0", "1"])
-    monkeypatch.setattr(plans, "device", SimpleNamespace(TYPE="cuda", memory_bytes=lambda: 128e6))
+    gpu = {"memory_bytes": lambda: 128e6, "check_fp8_units": lambda: None}
+    monkeypatch.setattr(plans, "device", SimpleNamespace(TYPE="cuda", **gpu))
     (tmp_path / "study.yaml").write_text(SWEEP)
     return tmp_path, turns
 
