@@ -189,7 +189,9 @@ def _check_one_study(frames: Frames) -> None:
         )
     twice = ended[ended.duplicated(["recipe", "seed"], keep=False)]
     logs = frames.steps.groupby("run")[["loss", "seconds"]].agg(tuple).reindex(ended["run"])
+    logged = logs["loss"].notna().to_numpy()
     copied = logs.assign(recipe=ended["recipe"].to_numpy()).duplicated(keep=False).to_numpy()
+    copied = copied & logged  # runs without a step are no copies
     for found, words in (twice, "recipe and seed"), (ended[copied], "losses and step times"):
         if len(found):
             raise LoadError(

@@ -28,6 +28,7 @@ MACHINE = {"driver": "driver", "power_limit_w": "power limit (W)", "torchtitan":
            "code": "commit", "host": "host"}  # fmt: skip
 # Keys of a resolved recipe that change nothing of what is computed.
 LABELS = ("name", "description", "debug.seed", "data.cache_dir")
+NUMBER = r"0x[0-9a-f]+|\d+"  # in messages: another one makes no other cause
 NAMED = 5  # of many runs or keys
 
 
@@ -76,11 +77,9 @@ def _proofs(recipe: pd.DataFrame, opponent: pd.DataFrame) -> Iterator[Doubt]:
         yield Doubt("proof", {})
     if shares.max() - shares.min() > SHARES_DIFFER:
         yield Doubt("proofs", {})
-    own, others = (
-        of.groupby("compile_cache")[["compile_s", "compiled_graphs"]].min()
-        for of in (recipe, opponent)
-    )
-    if (own / others < LEAST_COMPILED).any(axis=None):
+    own, others = (of.groupby("compile_cache")["compile_s"].min() for of in (recipe, opponent))
+    graphs = recipe["compiled_graphs"].min() / opponent["compiled_graphs"].min()
+    if (own / others < LEAST_COMPILED).any() or graphs < LEAST_COMPILED:
         yield Doubt("compiled", {})
 
 
@@ -166,7 +165,8 @@ def _paces(both: pd.DataFrame, gain: SpeedUp) -> Iterator[Doubt]:
         gain.by[column] for column in ("clock_s", "usual_s", "without_stalls_s")
     )
     opposite = (gain.ratio - 1) * (by_clock.mean - 1) < 0
-    if _told(by_clock.mean, gain) and (opposite or gain.ratio > 1 + SMALL >= by_clock.mean):
+    halved = by_clock.mean - 1 < 0.5 * (gain.ratio - 1)
+    if _told(by_clock.mean, gain) and (opposite or (gain.ratio > 1 + SMALL and halved)):
         yield Doubt("clock", {"ratio": by_clock.mean})
     if _told(usual.mean, gain) and gain.ratio > 1 + SMALL >= usual.mean:
         yield Doubt("slow steps", {"ratio": usual.mean})
@@ -191,7 +191,7 @@ def _unfinished(recipe: str, opponent: str, runs: pd.DataFrame) -> Iterator[Doub
     """Yield a doubt for each cause that ended a larger share of the recipe's runs than of the
     opponent's. Numbers in messages do not make another cause."""
     errors = (
-        runs["error"].astype(object).fillna("").astype(str).str.replace(r"\d+", "#", regex=True)
+        runs["error"].astype(object).fillna("").astype(str).str.replace(NUMBER, "#", regex=True)
     )
     causes = runs["status"] + errors.mask(errors != "", ": " + errors)
     lost = causes[~runs["status"].isin(["completed", "diverged"])]

@@ -181,6 +181,8 @@ def speed_up(a: Completed, b: Completed, tries: int = 1) -> SpeedUp:
     by, widths, runs = {}, {}, min(len(a.timed), len(b.timed))
     for column in SECONDS:
         samples = _logarithms(a.timed, b.timed, column)
+        if column == "clock_s":  # without resumed runs, whose clock counts repeated steps too
+            samples = [sample.dropna() for sample in samples]
         mean, *less = [sample.mean(skipna=False) for sample in samples]
         ends = interval(*samples, level=level)
         by[column] = Ratio(*map(float, np.exp([mean - sum(less), *ends])))

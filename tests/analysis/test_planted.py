@@ -262,7 +262,7 @@ PLANTED = {
     "damaged records": ([damaged(FP8, 2, "proof.json")], "doubtful", "unreadable", "1.25"),
     "FP8 fails, and bf16 was stopped": (
         [facts(FP8, [2], status="failed", error="illegal address 0x1"),
-         status(BF16, "interrupted", 1)], "doubtful", "failed: illegal address #x#", "1.25"),
+         status(BF16, "interrupted", 1)], "doubtful", "failed: illegal address #", "1.25"),
     "both fail of the same": (
         [facts(r, [2], status="failed", error=f"no space on node{len(r)}") for r in (BF16, FP8)],
         "loss unclear", "Whether the loss is the same", "2 of 3 seeds"),
