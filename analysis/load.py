@@ -9,7 +9,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from operator import contains
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from analysis.other_logs.published import read_published
 from analysis.other_logs.tensorboard import EVENTS, named_folder, read_tensorboard
 from analysis.runs import COLUMNS, UNREADABLE, Run, read_run, unreadable_run
 from experiments.records.files import RecordError
-from experiments.records.run import MANIFEST, METRICS, NOT_STEADY_STEPS, RECIPE
+from experiments.records.run import MANIFEST, METRICS, NOT_STEADY_STEPS, RECIPE, Step, Window
 
 DRIFT = 0.15  # of the step time, between the first and the last third of the steady steps
 MIN_DRIFT_STEPS = 30  # steady steps without which nothing is said of a drift
@@ -121,14 +120,13 @@ def load(paths: str | Path | Iterable[str | Path]) -> Frames:
 
 def _by_step(windows: pd.DataFrame) -> pd.DataFrame:
     """Make `Frames.steps` of windows."""
-    frame = windows[["run", "recipe", "seed", "not_steady", "losses", "step_s"]].copy()
-    count = windows["step_s"].map(len)
-    frame["step"] = list(map(range, windows["step"] - count + 1, windows["step"] + 1))
-    frame = frame.explode(["step", "losses", "step_s"], ignore_index=True)
-    frame = frame.rename(columns={"losses": "loss", "step_s": "seconds"})
-    frame = frame.astype({"step": int, "loss": float, "seconds": float})
-    not_steady = list(map(contains, frame.pop("not_steady"), frame["step"]))
-    return frame.assign(steady=frame["seconds"].notna() & ~np.array(not_steady, bool))
+    frame = windows[["run", "recipe", "seed"]]
+    frame = frame.assign(steps=list(map(Window.steps, windows.itertuples())))
+    frame = frame.explode("steps", ignore_index=True)
+    steps = pd.DataFrame(frame.pop("steps").tolist(), columns=Step._fields)
+    steps = steps.astype({"step": int, "loss": float, "seconds": float, "steady": bool})
+    steps["steady"] &= steps["seconds"].notna()
+    return frame.join(steps)
 
 
 def final_from(last):

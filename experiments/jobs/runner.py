@@ -12,11 +12,12 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -303,19 +304,24 @@ def describe(window: Window, tokens_per_s: float | None = None) -> str:
 def time_left(window: Window, steps: int) -> str:
     """Say how long a run will take at the rate of the steady steps of its last log window, if there
     are any: a first step compiles."""
-    steady = window.steady_step_s()
-    if not steady:
+    step_s = steady_s([window])
+    if not step_s:
         return ""
-    return f", {timedelta(seconds=round((steps - window.step) * mean(steady)))} left"
+    return f", {timedelta(seconds=round((steps - window.step) * step_s))} left"
 
 
 def steady_rate(run: Path) -> float | None:
     """Return tokens/s of the mean steady step of a run, as the table has it; None without one."""
-    steady, tokens_per_step = [], 0.0
-    for window in read_windows(run / METRICS):
-        steady += window.steady_step_s()
-        tokens_per_step = window.tokens_per_s * mean(window.step_s)
-    return tokens_per_step / mean(steady) if steady else None
+    windows = read_windows(run / METRICS)
+    step_s = steady_s(windows)
+    return windows[-1].tokens_per_step / step_s if step_s else None
+
+
+def steady_s(windows: Iterable[Window]) -> float | None:
+    """Return the mean duration of the steady steps; None without one."""
+    steps = chain.from_iterable(window.steps() for window in windows)
+    steady = [step.seconds for step in steps if step.steady]
+    return mean(steady) if steady else None
 
 
 def progress_bar(console: Console, shown: bool) -> Progress:

@@ -15,6 +15,7 @@ import logging
 import re
 import statistics
 import tempfile
+from itertools import chain
 from pathlib import Path
 
 from models import device  # before torchtitan: see there  # isort: skip
@@ -60,13 +61,11 @@ class Measurement:
         """Say what bench.json has of a round, and the kernels. Times in seconds, memory in bytes,
         MFU a fraction."""
         steady, profiled = [], []
-        for window in self.windows:
-            first = window.step - len(window.step_s) + 1
-            for step, seconds in enumerate(window.step_s, first):
-                if step > self.starting:
-                    profiled.append(seconds)
-                elif step < self.starting and step not in window.not_steady:
-                    steady.append(seconds)
+        for step in chain.from_iterable(window.steps() for window in self.windows):
+            if step.step > self.starting:
+                profiled.append(step.seconds)
+            elif step.step < self.starting and step.steady:
+                steady.append(step.seconds)
         step_s = statistics.mean(steady)
         tokens_per_s = self.plan.tokens / step_s
         timing = self.trainer.timing

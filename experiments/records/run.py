@@ -20,7 +20,7 @@ unknown.
 """
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -142,6 +142,15 @@ class Environment(Record):
 # ---- metrics.jsonl ----
 
 
+class Step(NamedTuple):
+    """A step as its log window has it; rates count steady steps only."""
+
+    step: int
+    loss: Loss
+    seconds: float
+    steady: bool
+
+
 class Window(Record):
     """A log window: a line of metrics.jsonl."""
 
@@ -178,11 +187,16 @@ class Window(Record):
             raise ValueError("not_steady names steps outside the window")
         return self
 
-    def steady_step_s(self) -> list[float]:
-        """Return the durations of the steady steps."""
-        steps = range(self.step - len(self.step_s) + 1, self.step + 1)
-        seconds = zip(steps, self.step_s, strict=True)
-        return [s for step, s in seconds if step not in self.not_steady]
+    def steps(self) -> list[Step]:
+        """List the steps of the window."""
+        first = self.step - len(self.step_s) + 1
+        measured = enumerate(zip(self.losses, self.step_s, strict=True), first)
+        return [Step(n, loss, s, n not in self.not_steady) for n, (loss, s) in measured]
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens of a step over all devices, padding included, by rate and time."""
+        return self.tokens_per_s * sum(self.step_s) / len(self.step_s)
 
 
 # ---- timing.json ----

@@ -67,9 +67,8 @@ def test_where_there_is_no_terminal_a_line_says_how_far_each_run_is(start, tmp_p
 def test_nothing_is_said_of_the_time_left_by_steps_that_are_not_steady():
     first, *_, last = map(Window.model_validate, metrics_lines(last=90, window=30))
     assert time_left(last, 91) == ", 0:00:00 left" and time_left(first, 90) == ", 0:00:06 left"
-    assert not time_left(
-        first.model_copy(update={"step": 1, "step_s": [60.0], "not_steady": [1]}), 90
-    )
+    alone = {"step": 1, "step_s": [60.0], "losses": [8.0], "not_steady": [1]}
+    assert not time_left(first.model_copy(update=alone), 90)
 
 
 def test_the_rate_of_a_run_that_ends_is_the_tables(tmp_path):
