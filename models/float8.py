@@ -7,14 +7,12 @@ as fast, and an operand is half as large.
 
 Scales. Many gradients are so small that FP8 would round them to 0. So an operand is first
 multiplied by a scale that takes its largest magnitude to the format's largest value, and the
-matmul's result is divided by the scales of both operands. `tensorwise` has one scale for each
-operand; then one outlier makes all its other values small. `rowwise` has one for each row of the
-left operand and each column of the right one, so that an outlier costs only its own row.
+matmul's result is divided by the scales of both operands. models/scalings.py has the table of
+scalings: one scale for each operand, for each row, or for each block.
 
 Matmuls. A linear layer has three: output = input @ weight.T, gradient of the input = g @ weight,
 and gradient of the weight = g.T @ input, where g is the gradient of the output. Inputs and weights
-are e4m3. g is e5m2 under `tensorwise`, whose single scale needs the range, and e4m3 under
-`rowwise`. `rowwise_with_gw_hp` computes the last matmul in bf16.
+are e4m3. g is e5m2 where an operand has one scale, which needs the range, and e4m3 elsewhere.
 
 Transposed operands. FP8 units want the dimension over which they sum contiguous in memory; bf16
 units read either order. The three matmuls sum over input features, output features and tokens, so
@@ -26,15 +24,16 @@ experts, which are no linear layers to torch, and the router that chooses among 
 head, by the recipes' filter; weights, gradients and the optimizer's state (or float32, by
 `training.dtype`), so every step casts the weights anew.
 
-The way of a recipe's section `quantize.linear.float8`, in the order of this file:
+The way of a recipe's section `quantize.linear.float8`, called `keys` here, in the order of this
+file:
 
-    choose             recipe_name, filter_fqns, emulate: which layers, how many matmuls, by which
+    choose             recipe_name, filter_fqns, emulate: which layers, with which scaling, by which
                        operator. A run's plan has the answer, which the proof holds against the run
-    Float8Converter    called by torchtitan, which has built the model: `convert`
+    Float8Converter    called by torchtitan, which has built the model
     convert            the other keys: torchao's configuration of a layer, and the layer's class
-    Switched...Linear  the layers: torchao's, or, with `implementation: fast` and where FP8 is
-                       emulated, that of models/fast_float8.py, which computes the same; scales of
-                       other shapes are those of models/scalings.py
+    Switched...Linear  the layers: torchao's; with `implementation: fast` and where FP8 is emulated
+                       that of models/fast_float8.py, which computes the same; for scalings that
+                       torchao has not, that of models/scaled_linear.py
     switch             first_step, last_step: called by the trainer where a phase begins
 
 Three differences to torchtitan's converter: a name filter is exact (a shell pattern over the full
@@ -56,19 +55,20 @@ from torchao.float8 import (
     convert_to_float8_training,
     precompute_float8_dynamic_scale_for_fsdp,
 )
-from torchao.float8.config import Float8GemmConfig
+from torchao.float8.config import Float8GemmConfig, e4m3_dtype, e5m2_dtype
 from torchao.float8.float8_linear import Float8Linear
 from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.model_converter import register_model_converter
 from torchtitan.tools.logging import logger
 
-from models import flops, fp8_matmul
+from models import fp8_matmul
 from models.errors import InputError, by_pattern
 from models.fast_float8 import FastFloat8Linear
-from models.scalings import SCALINGS, ScaledLinear, end_step
+from models.scaled_linear import ScaledLinear, end_step
+from models.scalings import SCALINGS, Scaling
 
 AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word for: skip layers too small to gain
-GRADIENTS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+GRADIENTS = {"e4m3": e4m3_dtype, "e5m2": e5m2_dtype}
 FIRST_AND_LAST = "first_and_last_block"
 _ROUTER = ".moe.router.gate"  # how the names of routers end
 
@@ -79,10 +79,14 @@ _ROUTER = ".moe.router.gate"  # how the names of routers end
 class Choice(NamedTuple):
     """What FP8 changes of a model: nothing, as these values say, in a recipe without FP8."""
 
-    scaling: str | None = None  # quantize.linear.float8.recipe_name
+    scaling: Scaling | None = None
     layers: frozenset[str] = frozenset()  # names of linear layers
     matmul: fp8_matmul.Matmul | None = None
     flops_per_token: int = 0  # in FP8, forward and backward
+
+    @property
+    def recipe_name(self) -> str | None:
+        return self.scaling and self.scaling.name
 
     @property
     def emulated(self) -> bool:
@@ -91,20 +95,18 @@ class Choice(NamedTuple):
 
 
 def choose(model: nn.Module, keys) -> Choice:
-    """Work out what the section `quantize.linear.float8` changes of a model.
-
-    Raises `InputError` as `choose_modules`.
-    """
+    """Work out what FP8 changes of a model. Raises `InputError` as `choose_modules`."""
     if keys.recipe_name is None:
         return Choice()
+    scaling = SCALINGS[keys.recipe_name]
     layers = choose_modules(model, keys.recipe_name, keys.filter_fqns)
     # A matmul of M tokens and a weight of N K elements is 2 M N K FLOPs.
     weights = sum(model.get_submodule(name).weight.numel() for name in layers)
     return Choice(
-        scaling=keys.recipe_name,
+        scaling=scaling,
         layers=frozenset(layers),
-        matmul=fp8_matmul.choose(keys.recipe_name, keys.emulate),
-        flops_per_token=2 * flops.matmuls_in_fp8(keys.recipe_name) * weights,
+        matmul=fp8_matmul.choose(scaling, keys.emulate),
+        flops_per_token=2 * scaling.matmuls * weights,
     )
 
 
@@ -152,9 +154,12 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
 
 def _too_small(linears: dict[str, nn.Linear], recipe_name: str) -> set[str]:
     """Name the layers that gain nothing by torchao's heuristic."""
-    if recipe_name not in ("tensorwise", "rowwise"):
-        raise InputError(f"torchao has no {AUTO_FILTER} for {recipe_name}: name the layers instead")
-    worth_it = _auto_filter_for_recipe(recipe_name, filter_fqns=[])
+    try:
+        worth_it = _auto_filter_for_recipe(recipe_name, filter_fqns=[])
+    except (NotImplementedError, ValueError) as error:
+        raise InputError(
+            f"torchao has no {AUTO_FILTER} for {recipe_name}: name the layers instead"
+        ) from error
     return {name for name, linear in linears.items() if not worth_it(linear, name)}
 
 
@@ -183,9 +188,8 @@ class Float8Converter:
             fp8_matmul.keep_off_onednn()
         convert(model, fp8.layers, self.keys, fp8.emulated, self.keep_weight)
         kept = sorted({name for name, m in model.named_modules() if type(m) is nn.Linear})
-        logger.info(
-            f"FP8 {fp8.scaling}: {len(fp8.layers)} linear layers converted, kept in bf16: {kept}"
-        )
+        converted = f"{len(fp8.layers)} linear layers converted"
+        logger.info(f"FP8 {fp8.recipe_name}: {converted}, kept in bf16: {kept}")
         logger.info(f"FP8 matmuls: {fp8.matmul.how}; {fp8.matmul.why}")
 
     def post_optimizer_hook(self, model_parts: list[nn.Module]) -> None:
@@ -204,35 +208,29 @@ def convert(
     model: nn.Module, names: Collection[str], keys, emulate: bool, keep_weight: bool = False
 ) -> None:
     """Swap the linear layers of these names; `keys` is the section `quantize.linear.float8`."""
-    scaling = SCALINGS.get(keys.recipe_name)
-    config = Float8LinearConfig.from_recipe_name("tensorwise" if scaling else keys.recipe_name)
-    gradients = keys.gradient_format
-    if scaling:
-        gradients = gradients or scaling.gradients
-    if gradients:
-        config = _with_gradients(config, GRADIENTS[gradients])
+    scaling = SCALINGS[keys.recipe_name]
+    config = Float8LinearConfig.from_recipe_name(scaling.name if scaling.torchaos else "tensorwise")
+    dtype = GRADIENTS[keys.gradient_format or scaling.gradients]
     backward = Float8GemmConfig(use_fast_accum=keys.fast_accumulation_in_backward)
     config = replace(
         config,
         emulate=emulate,
         enable_fsdp_float8_all_gather=keys.enable_fsdp_float8_all_gather,
+        cast_config_grad_output=replace(config.cast_config_grad_output, target_dtype=dtype),
+        cast_config_grad_output_for_grad_weight=replace(
+            config.cast_config_grad_output_for_grad_weight, target_dtype=dtype
+        ),
         gemm_config_grad_input=backward,
         gemm_config_grad_weight=backward,
     )
     convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in names)
     for layer in converted_modules(model).values():
         layer.__class__ = LAYERS["fast" if emulate else keys.implementation]
+        layer.scaling = scaling
         layer.keep_weight = keep_weight  # read by the candidate
-        if scaling:
+        if not scaling.torchaos:
             layer.__class__ = SwitchedScaledLinear
-            layer.begin(keys.recipe_name, keys.amax_history)
-
-
-def _with_gradients(config: Float8LinearConfig, dtype: torch.dtype) -> Float8LinearConfig:
-    """Cast gradients of outputs to another format."""
-    names = ("cast_config_grad_output", "cast_config_grad_output_for_grad_weight")
-    casts = {name: replace(getattr(config, name), target_dtype=dtype) for name in names}
-    return replace(config, **casts)
+            layer.begin(keys.amax_history)
 
 
 # ---- layers ----
@@ -262,7 +260,7 @@ class SwitchedFastLinear(SwitchedFloat8Linear, FastFloat8Linear):
 
 
 class SwitchedScaledLinear(SwitchedFloat8Linear, ScaledLinear):
-    """A layer with scales of another shape, switched likewise."""
+    """The layer of the scalings that torchao has not, switched likewise."""
 
 
 LAYERS = {"torchao": SwitchedFloat8Linear, "fast": SwitchedFastLinear}

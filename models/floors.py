@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from models import flops
 from models.errors import InputError
 from models.gpus import Rates
+from models.scalings import SCALINGS
 
 MATMUL_FP8, MATMUL_BF16, ATTENTION = "matmul FP8", "matmul bf16", "attention"
 CASTS, ELEMENTWISE = "casts and scales", "norms and element-wise"
@@ -87,8 +88,9 @@ def step_of(config, passes: int) -> Step:
         raise InputError(
             "emulated FP8 has no roofline: set quantize.linear.float8.emulate to false"
         )
-    if float8.recipe_name not in (None, "tensorwise", "rowwise", "rowwise_with_gw_hp"):
-        raise InputError(f"{float8.recipe_name} FP8 has no roofline: choose tensorwise or rowwise")
+    scaling = SCALINGS.get(float8.recipe_name)
+    if scaling and not scaling.torchaos:
+        raise InputError(f"{scaling.name} FP8 has no roofline: choose tensorwise or rowwise")
     itemsize = flops.ITEMSIZE[training.dtype]
     # The norm reads the gradients; AdamW reads them too, reads and writes states, and writes
     # parameters, which it also reads where none of the states is a master weight.
@@ -100,7 +102,7 @@ def step_of(config, passes: int) -> Step:
         forwards=modes[mode],
         itemsize=itemsize,
         optimizer_bytes=times * itemsize + 2 * flops.state_bytes(config),
-        fp8_matmuls=flops.matmuls_in_fp8(float8.recipe_name),
+        fp8_matmuls=scaling.matmuls if scaling else 0,
     )
 
 

@@ -94,11 +94,6 @@ def share_of_matmuls(args, layers: Collection[str]) -> float:
     return sum(map(shapes.get, layers)) / everything
 
 
-def matmuls_in_fp8(scaling: str) -> int:
-    """How many of the three matmuls of a layer in FP8 have FP8 operands."""
-    return 2 if scaling == "rowwise_with_gw_hp" else 3
-
-
 def most_speed_up(fp8_share: float) -> float:
     """Of matmuls of which FP8 computes a share, in half the time; casts and all that is no matmul
     are left out."""

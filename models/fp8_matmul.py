@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from models import device
-from models.scalings import SCALINGS
+from models.scalings import Scaling
 
 OPERATOR, WITHOUT_ONEDNN, EMULATED = "operator", "operator without oneDNN", "emulated"
 _IN_FLOAT32 = "operands are rounded to FP8 and multiplied in float32"
@@ -31,20 +31,16 @@ class Matmul(NamedTuple):
 
 
 @cache
-def choose(recipe_name: str, emulate: bool) -> Matmul:
-    """Choose how this machine multiplies FP8 matrices.
-
-    `recipe_name` and `emulate` are keys of `quantize.linear.float8`.
-    """
+def choose(scaling: Scaling, emulate: bool) -> Matmul:
+    """Choose how this machine multiplies FP8 matrices; `emulate` is the recipe's key."""
     if emulate:
         return Matmul(EMULATED, f"{_IN_FLOAT32}, as the recipe asks")
-    scaling = SCALINGS.get(recipe_name)
-    if scaling and scaling.values:
+    if scaling.by_blocks:
         return Matmul(EMULATED, f"{_IN_FLOAT32}: scales of blocks have no matmul here")
     if device.TYPE == "cuda":
         return Matmul(OPERATOR, "torch._scaled_mm runs on the GPU's FP8 units")
-    if not _runs_on_cpu(rowwise=recipe_name not in ("tensorwise", "delayed")):
-        refused = f"torch {torch.__version__} has no {recipe_name} torch._scaled_mm for CPUs"
+    if not _runs_on_cpu(scaling.by_rows):
+        refused = f"torch {torch.__version__} has no {scaling.name} torch._scaled_mm for CPUs"
         return Matmul(EMULATED, f"{_IN_FLOAT32}: {refused}")
     instructions = device.instruction_sets()
     if "amx_int8" in instructions and "amx_fp16" not in instructions:
@@ -53,10 +49,10 @@ def choose(recipe_name: str, emulate: bool) -> Matmul:
     return Matmul(OPERATOR, "torch._scaled_mm runs on the CPU")
 
 
-def _runs_on_cpu(rowwise: bool) -> bool:
+def _runs_on_cpu(by_rows: bool) -> bool:
     """Whether the operator takes such scales; torch 2.11's takes none of rows on a CPU."""
     matrix = torch.ones(16, 16).to(torch.float8_e4m3fn)
-    scale = torch.ones(16, 1) if rowwise else torch.ones(())
+    scale = torch.ones(16, 1) if by_rows else torch.ones(())
     try:
         torch._scaled_mm(matrix, matrix.t(), scale, scale.t(), out_dtype=torch.bfloat16)
     except RuntimeError:  # NotImplementedError is one too

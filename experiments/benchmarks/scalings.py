@@ -42,7 +42,7 @@ from experiments.records.files import write_whole
 from experiments.training.plan import Plan, plan
 from models import float8
 from models.errors import InputError
-from models.scalings import SCALINGS, Scaling
+from models.scalings import SCALINGS
 
 EARLY = 5
 GRADIENTS = {"tensorwise, e4m3 gradients": "e4m3", "rowwise, e5m2 gradients": "e5m2"}
@@ -51,11 +51,6 @@ COMPARED = ("tensorwise", "rowwise", "blockwise", "mxfp8", "mxfp8_ocp", *GRADIEN
 values do not jump."""
 FACTORS = [2**power for power in (0, 2, 4, *range(6, 23))]
 OUTLIERS = 4  # features of each matrix
-ALL = 2**30  # more rows, or values along the sum, than any matrix has
-SHAPES = SCALINGS | {
-    "tensorwise": Scaling((ALL, ALL), (ALL, ALL)),
-    "rowwise": Scaling((1, ALL), (1, ALL)),
-}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -167,13 +162,13 @@ def convert(model: nn.Module, names: list[str], scaling: str) -> None:
 def bytes_an_element(scaling: str, *operands: Tensor) -> float:
     """Count the bytes of the six operands of a layer's matmuls, scales too, by their elements;
     `operands` are x, weight and gradient."""
-    shape, elements, scales = SHAPES[scaling.split(",")[0]], 0, 0
-    blocks = shape.values, shape.weights, shape.values
+    row, elements, scales = SCALINGS[scaling.split(",")[0]], 0, 0
+    blocks = row.values, row.weights, row.values
     for matrix, (high, wide) in zip(operands, blocks, strict=True):
         for rows, along in (matrix.shape, matrix.t().shape):
             elements += rows * along
             scales += math.ceil(rows / high) * math.ceil(along / wide)
-    return 1 + shape.scale_bytes * scales / elements
+    return 1 + row.scale_bytes * scales / elements
 
 
 # ---- stress ----

@@ -15,6 +15,7 @@ from models import device  # noqa: F401  # before torchtitan: see there  # isort
 from torchtitan.config import job_config as titan
 
 from experiments.config.studies import SEED_LIMIT
+from models.scalings import SCALINGS
 
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
@@ -259,18 +260,13 @@ class Compile(titan.Compile):
     (torch._inductor.config)."""
 
 
-Scaling = Literal[
-    "tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise", "mxfp8", "mxfp8_ocp",
-]  # fmt: skip
-
-
 @section()
 class Float8Linear(titan.Float8Linear):
     """FP8 of linear layers."""
 
-    recipe_name: Scaling | None = None
-    """How operands are scaled, which turns FP8 on: torchtitan's three, see models/float8.py, or one
-    of models/scalings.py, of which only `delayed` runs on FP8 units. null: no FP8."""
+    recipe_name: Literal[tuple(SCALINGS)] | None = None
+    """How operands are scaled, which turns FP8 on: torchtitan's three, or one of the others in
+    models/scalings.py, of which only `delayed` runs on FP8 units. null: no FP8."""
 
     filter_fqns: list[str] = field(default_factory=list)
     """Linear layers that stay in bf16, by their full names: `output`, or `layers.*.attention.wq` of

@@ -16,7 +16,6 @@ from torchao.float8.float8_utils import tensor_to_scale, to_fp8_saturated
 from experiments.records.run import Timing, Window
 from experiments.training.plan import Plan
 from models import device, float8
-from models.scalings import ScaledLinear
 
 # ---- the warm-up ----
 
@@ -203,8 +202,8 @@ def fp8_ranges(model: nn.Module) -> dict[str, float]:
     groups: dict[str, list[torch.Tensor]] = defaultdict(list)
     for name, layer in float8.converted_modules(model).items():
         config = layer.config
-        by_blocks = isinstance(layer, ScaledLinear) and layer.largest_values is None
-        if not layer.in_fp8 or config.enable_fsdp_float8_all_gather or by_blocks:
+        gathered = config.enable_fsdp_float8_all_gather
+        if not layer.in_fp8 or gathered or layer.scaling.by_blocks:
             continue
         group, powers_of_2 = re.sub(r"^layers\.\d+\.", "", name), config.round_scales_to_power_of_2
         groups[f"weight/{{}}/{group}"].append(

@@ -83,8 +83,8 @@ class Plan:
         if flops.has_experts(self.args):
             size += f" ({count(flops.parameters(self.args, active=True))} active)"
         precision = "no FP8"
-        if self.fp8.scaling:
-            precision = f"{len(self.fp8.layers)} linear layers in {self.fp8.scaling} FP8"
+        if self.fp8.recipe_name:
+            precision = f"{len(self.fp8.layers)} linear layers in {self.fp8.recipe_name} FP8"
             precision += f" in {len(self.fp8_steps)} of {self.config.training.steps} steps"
         return f"{size}, {self.flops_per_token / 1e9:.4g} GFLOP per token, {precision}"
 

@@ -94,7 +94,7 @@ class Proof:
         differ = sorted(fp8.layers ^ self.converted.keys())
         if differ:
             raise ProofError(
-                f"the recipe converts {len(fp8.layers)} linear layers to {fp8.scaling or 'no'} "
+                f"the recipe converts {len(fp8.layers)} linear layers to {fp8.recipe_name or 'no'} "
                 f"FP8, and {len(self.converted)} were converted, with another choice for "
                 f"{', '.join(differ[:3])}"
             )
@@ -148,10 +148,10 @@ class Proof:
                 f"{did}, and the {len(self.converted)} converted layers account for "
                 f"{self.flops_expected:.3e}: not (all) of the FP8 recipe ran in FP8{hint}"
             )
-        if bool(phase.row_scaled_flops) != fp8.scaling.startswith("rowwise"):
+        if bool(phase.row_scaled_flops) != fp8.scaling.by_rows:
             raise ProofError(
                 f"in step {step} {phase.row_scaled_flops:.3e} FP8 FLOPs had a scale for each row, "
-                f"and the recipe's scaling is {fp8.scaling}"
+                f"and the recipe's scaling is {fp8.recipe_name}"
             )
 
     def _check_collectives(self, profiler) -> None:
@@ -233,7 +233,7 @@ class Proof:
         phase = max(self.phases.values(), key=lambda phase: (phase.in_fp8, phase.profiled_step))
         fp8, total = _in_fp8(phase.gemm_flops), sum(phase.gemm_flops.values())
         return run.Proof(
-            recipe_name=self.plan.fp8.scaling,
+            recipe_name=self.plan.fp8.recipe_name,
             emulated=self.plan.fp8.emulated,
             converted_modules={name: [*m.weight.shape] for name, m in self.converted.items()},
             profiled_step=phase.profiled_step,

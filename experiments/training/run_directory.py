@@ -165,7 +165,7 @@ def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> ru
         steps=config.training.steps,
         study_budget_s=number(BUDGET, 0) or None,
         compiled=config.compile.enable,
-        float8=plan.fp8.scaling,
+        float8=plan.fp8.recipe_name,
         fp8_matmul=matmul and run.Fp8Matmul(**matmul._asdict()),
         world_size=plan.world_size,
         hardware=run.Hardware(**device.hardware()),

@@ -8,6 +8,7 @@ from torch import nn
 
 from experiments.config.keys import Float8Linear as Keys
 from models import float8, fp8_matmul
+from models.scalings import SCALINGS
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 K, N, TOKENS = 64, 96, 48
@@ -23,7 +24,7 @@ def converted(
 ) -> nn.Module:
     """`model` with the linear layers of these names, or with all of them, in FP8."""
     names = names or {name for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    if fp8_matmul.choose(recipe, emulate).how == fp8_matmul.EMULATED and not emulate:
+    if fp8_matmul.choose(SCALINGS[recipe], emulate).how == fp8_matmul.EMULATED and not emulate:
         pytest.skip(f"torch {torch.__version__} has no {recipe} FP8 operator here")
     keys |= {"recipe_name": recipe, "implementation": "fast" if fast else "torchao"}
     float8.convert(model, names, Keys(**keys), emulate)

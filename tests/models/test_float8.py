@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from models import device, fast_float8, float8, fp8_matmul
 from models.fp8_matmul import EMULATED, OPERATOR, WITHOUT_ONEDNN
+from models.scalings import SCALINGS
 from tests import processes
 from tests.models.layers import RECIPES, K, converted, layer, results
 
@@ -123,8 +124,8 @@ def test_the_first_switch_compiles_once_and_the_way_back_not_at_all(dtype, recom
 def test_a_cpu_multiplies_by_a_rule(sets, runs, emulate, how, monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cpu")
     monkeypatch.setattr(device, "instruction_sets", lambda: sets)
-    monkeypatch.setattr(fp8_matmul, "_runs_on_cpu", lambda rowwise: runs)
-    matmul = fp8_matmul.choose.__wrapped__("tensorwise", emulate)
+    monkeypatch.setattr(fp8_matmul, "_runs_on_cpu", lambda by_rows: runs)
+    matmul = fp8_matmul.choose.__wrapped__(SCALINGS["tensorwise"], emulate)
     assert matmul.how == how and matmul.why
 
 

@@ -15,7 +15,7 @@ from torchao.prototype.mx_formats.config import ScaleCalculationMode
 
 from experiments.benchmarks import scalings as benchmark
 from experiments.config import recipes
-from models import fast_float8, float8, scalings
+from models import fast_float8, float8, scaled_linear
 from models.architectures import build
 from models.errors import InputError
 from tests.models.layers import converted
@@ -90,7 +90,7 @@ def test_blocks_are_those_of_torchaos_reference():
         (1, x.t(), [t.t() for t in blockwise.torch_blockwise_scale_act_quant_rhs(x)]),
         (128, x, blockwise.torch_blockwise_scale_weight_quant(x)),
     ):
-        ours = scalings.round_blocks(matrix, rows, 128, "float32", E4M3)
+        ours = scaled_linear.round_blocks(matrix, rows, 128, "float32", E4M3)
         low, back = theirs
         back = back.repeat_interleave(rows, 0).repeat_interleave(128, 1)
         assert torch.allclose(ours, low.float() * back, rtol=1e-6)
@@ -101,7 +101,7 @@ def test_mx_is_that_of_torchaos_reference(scale, mode):
     x = operands(torch.bfloat16)[0]
     e8m0, theirs = mx_tensor.to_mx(x, E4M3, 32, ScaleCalculationMode[mode])
     back = mx_tensor.get_fp_scale(e8m0).reshape(TOKENS, -1).repeat_interleave(32, 1)
-    assert torch.equal(scalings.round_blocks(x, 1, 32, scale, E4M3), theirs.float() * back)
+    assert torch.equal(scaled_linear.round_blocks(x, 1, 32, scale, E4M3), theirs.float() * back)
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
@@ -159,7 +159,7 @@ def test_delayed_scales_are_of_the_last_steps():
     outputs = []
     for factor in (1, 16, 1, 1, 1):
         outputs.append(results(model, factor * x, gradient)[0] / factor)
-        scalings.end_step(model)
+        scaled_linear.end_step(model)
     errors = [float((out - tensorwise[0]).norm() / tensorwise[0].norm()) for out in outputs]
     assert torch.equal(outputs[0], tensorwise[0]) and torch.equal(outputs[4], tensorwise[0])
     assert errors[1] > 0.1 and max(errors[2:4]) < 0.01

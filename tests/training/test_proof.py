@@ -12,6 +12,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from experiments.config.keys import Config
 from experiments.training.proof import Proof, ProofError, count_flops, find_matmuls
 from models import float8
+from models.scalings import SCALINGS
 from tests.runs import ONE_DEVICE
 
 TOKENS, WIDTH = 32, 64
@@ -119,7 +120,7 @@ def compile_nothing(run: Run) -> None:
 
 
 def promise_rows(run: Run) -> None:
-    run.plan.fp8 = run.plan.fp8._replace(scaling="rowwise")
+    run.plan.fp8 = run.plan.fp8._replace(scaling=SCALINGS["rowwise"])
 
 
 @pytest.mark.parametrize(
