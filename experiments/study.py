@@ -34,6 +34,7 @@ from rich.console import Console
 
 from experiments.config import recipes
 from experiments.config.studies import AUTO, DEFAULT, Cell, Study, can_run, load, read
+from experiments.jobs.budget import Budget
 from experiments.jobs.command import (
     COME_BACK,
     COMPLETED,
@@ -45,10 +46,10 @@ from experiments.jobs.command import (
     leave,
     seconds,
 )
-from experiments.jobs.ranks import gpus_for, number
-from experiments.jobs.runner import BUDGET, Budget, Run, run_all
+from experiments.jobs.ranks import STUDY_BUDGET, gpus_for
+from experiments.jobs.runner import Run, run_all
 from experiments.records import files
-from experiments.records.files import check_folder, claim_folder, dated_folder, new_folder
+from experiments.records.files import check_folder, dated_folder, lock_folder, new_folder
 from experiments.records.run import CELL, MANIFEST, STUDY_FILE, TENSORBOARD, Manifest
 from models.errors import InputError
 from models.flops import memory_finding
@@ -65,8 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"Seeds: {', '.join(map(str, study.seeds))}.")
     _choose_scale(study)
     cells = _plan_runs(study, args.gpu)
-    if not resumed:
-        _check_folder(study, out)
+    _check_folder(study, out, resumed)
     if args.gpu:  # the data of another machine is not here
         _list_cells(study, cells, args.gpu)
         return COMPLETED
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     if not (args.out or resumed):
         out = new_folder(out)
     print(f"Into {out}")
-    with claim_folder(out, "study", STUDY_FILE):
+    with lock_folder(out, "study"):
         _write_studies(study, cells, out)
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
         codes = _run(cells_to_run, out, budget, console, stop)
@@ -113,7 +113,7 @@ def _command_line() -> CommandLine:
 def _resolve(args: argparse.Namespace) -> tuple[Study, Path, bool]:
     """Make the study that the command line asks for, name its folder, and tell whether the study
     goes on with that folder."""
-    if number("WORLD_SIZE", 1) > 1:
+    if os.environ.get("WORLD_SIZE", "1") != "1":
         raise InputError(
             "WORLD_SIZE is set, as under torchrun: unset it, or start one study without torchrun"
         )
@@ -183,9 +183,9 @@ def _plan_runs(study: Study, gpu: str | None) -> list[Cell]:
     return cells
 
 
-def _check_folder(study: Study, out: Path) -> None:
+def _check_folder(study: Study, out: Path, resumed: bool) -> None:
     check_folder(out, "study", STUDY_FILE)
-    if (out / STUDY_FILE).exists() and read(out / STUDY_FILE) != study:
+    if not resumed and (out / STUDY_FILE).exists() and read(out / STUDY_FILE) != study:
         raise InputError(
             f"{out} holds another study: choose another --out, or go on with that one: "
             f"{PROGRAM} {quote(str(out))}"
@@ -253,7 +253,7 @@ def _budget(limit_s: float | None, cells: list[Cell]) -> Budget:
 
     budget = Budget(limit_s - device.seconds_since_process_start())
     budget.check(cells[0].checkpoint_bytes)
-    os.environ[BUDGET] = str(math.ceil(limit_s))
+    os.environ[STUDY_BUDGET] = str(math.ceil(limit_s))
     return budget
 
 

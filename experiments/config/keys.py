@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from models import device  # noqa: F401  # before torchtitan: see there  # isort: skip
 from torchtitan.config import job_config as titan
 
-from experiments.config.studies import SEED_LIMIT
+from experiments.records.run import Seed
 from models.scalings import SCALINGS
 
 Count = Annotated[int, Field(ge=1)]
@@ -324,7 +324,7 @@ class Comm(titan.Comm):
 
 @section("moe_")
 class Debug(titan.Debug):
-    seed: Annotated[int, Field(ge=0, lt=SEED_LIMIT)] = 0
+    seed: Seed = 0
     """Seed of the weights and of the order of the data; every run has one."""
 
 

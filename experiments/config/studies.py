@@ -15,12 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from typing_extensions import TypedDict
 
 from experiments.config import recipes
-from experiments.records.run import STUDY_FILE, Fit
+from experiments.records.run import STUDY_FILE, Fit, Seed
 from models.errors import InputError
 
 STUDIES = recipes.RECIPES / "studies"
 DEFAULT = "four_way"
-SEED_LIMIT = 10**18
 AUTO = "auto"  # among the overlays: what this machine can hold
 PROCESSES = "processes"
 FOLDERS = {
@@ -45,7 +44,7 @@ class Study(BaseModel):
     description: str
     recipes: list[str] = Field(min_length=1)
     baseline: str
-    seeds: list[Annotated[int, Field(ge=0, lt=SEED_LIMIT)]] = Field(min_length=1)
+    seeds: list[Seed] = Field(min_length=1)
     overlays: list[str]
     overrides: list[str] = []
     processes: int = Field(1, ge=1)  # of each run: one a GPU, which FSDP2 shards the model over

@@ -1,4 +1,4 @@
-"""Documents -> tokenizer -> a token file on disk, prepared once and then only opened.
+"""Prepare a token file once, from documents and a tokenizer, and open it.
 
 A token file is a folder `<data.cache_dir>/<dataset>-<content hash>/`:
 
@@ -22,19 +22,16 @@ import logging
 import os
 import re
 import shutil
-import sysconfig
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from experiments.config.keys import Config
-from experiments.config.recipes import unknown
+from experiments.corpus.documents import Documents, digest_of, open_corpus, readable
 from experiments.records.files import lock_file
 from models.errors import InputError
 
@@ -43,19 +40,11 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 2
 FILES = ("tokens.bin", "documents.npy", "tokenizer.json", "meta.json")
 
-STDLIB = {"python_stdlib": False, "python_stdlib_with_tests": True}
-TEST_FOLDERS = {"test", "tests", "idle_test"}
-
 END_OF_TEXT_NAMES = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eot_id|>")
-PANIC = "PanicException"  # the tokenizers library's, which is no Exception
 BATCH_CHARACTERS = 4_000_000  # encoded at once: enough for every core, and takes about 0.5 GB
 BPE_BATCHES = 25  # the BPE learns from the corpus' beginning: more takes minutes, changes little
 # A path cannot be a hub name, which is `name` or `owner/name`.
 LOCAL_PATH = re.compile(r"[./~].*|.*\.json|.*/.*/.*")
-
-
-Documents = Callable[[], Iterator[str]]
-"""Gives the texts of a corpus, each time the same ones in the same order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,17 +60,9 @@ class TokenFile:
 
     @classmethod
     def open(cls, path: Path) -> "TokenFile":
-        """Read all of it once. Raises `InputError` where it differs from what was written."""
-        try:
-            if (path / "checksum").read_text() != digest_of([path / name for name in FILES]):
-                raise ValueError("the checksum is another")
-            meta = json.loads((path / "meta.json").read_text())
-            tokens = np.memmap(path / "tokens.bin", dtype=meta["dtype"], mode="r")
-            documents = np.load(path / "documents.npy")
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"the token file {path} is damaged ({error}): delete that folder and run again"
-            ) from error
+        meta = json.loads((path / "meta.json").read_text())
+        tokens = np.memmap(path / "tokens.bin", dtype=meta["dtype"], mode="r")
+        documents = np.load(path / "documents.npy")
         return cls(path, tokens, documents, meta["dataset"], meta["vocab_size"], meta["eos_id"])
 
 
@@ -102,9 +83,10 @@ def prepare(config: Config) -> TokenFile:
     with readable("the corpus or its tokenizer could not be read", "give another path"):
         digest, documents = open_corpus(config)
         tokenizer_identity, load_tokenizer = open_tokenizer(config)
-    content = [FORMAT_VERSION, digest, tokenizer_identity, config.data.max_tokens]
+    dataset, max_tokens = config.training.dataset, config.data.max_tokens
+    content = [FORMAT_VERSION, digest, tokenizer_identity, max_tokens]
     content_hash = hashlib.blake2b(json.dumps(content).encode()).hexdigest()[:12]
-    dataset, cache = config.training.dataset, Path(config.data.cache_dir)
+    cache = Path(config.data.cache_dir)
     folder = cache / f"{dataset.replace('/', '--')}-{content_hash}"
     try:
         if not folder.exists():
@@ -112,14 +94,25 @@ def prepare(config: Config) -> TokenFile:
             with lock_file(cache / f".{folder.name}.lock", wait=True):
                 if not folder.exists():
                     meta = {"dataset": dataset, "source_hash": digest}
-                    max_tokens = config.data.max_tokens
                     _write(folder, meta, documents, load_tokenizer(documents), max_tokens)
+                    return TokenFile.open(folder)
     except OSError as error:
         raise InputError(
             f"data.cache_dir={cache}: {error.strerror or error}: "
             "name a data.cache_dir that can be written and has room"
         ) from error
-    return TokenFile.open(folder)
+    try:  # it may have been damaged since it was written
+        if (folder / "checksum").read_text() != _checksum(folder):
+            raise ValueError("the checksum is another")
+        return TokenFile.open(folder)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"the token file {folder} is damaged ({error}): delete that folder and run again"
+        ) from error
+
+
+def _checksum(folder: Path) -> str:
+    return digest_of([folder / name for name in FILES])
 
 
 def _write(
@@ -138,7 +131,7 @@ def _write(
         meta |= _write_tokens(partial, documents, tokenizer, max_tokens)
         (partial / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
-        (partial / "checksum").write_text(digest_of([partial / name for name in FILES]))
+        (partial / "checksum").write_text(_checksum(partial))
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # unless it was renamed
@@ -168,144 +161,6 @@ def _write_tokens(
         )
     np.save(folder / "documents.npy", np.array(starts, np.int64))
     return {"vocab_size": vocab_size, "eos_id": eos_id, "dtype": dtype.name}
-
-
-# ---- documents: of the standard library, parquet files, or a dataset on Hugging Face's hub ----
-
-
-def open_corpus(config: Config) -> tuple[str, Documents]:
-    """Find the corpus that `training.dataset` names, and a digest that identifies it; of the hub
-    nothing is read yet.
-
-    Raises `InputError` if it is not there, and `OSError` if its files cannot be read.
-    """
-    name, column = config.training.dataset, config.data.text_column
-    if name in STDLIB:
-        files = _stdlib_files(with_tests=STDLIB[name])
-        return digest_of(files), partial(_stdlib_documents, files)
-    if name == "parquet":
-        files = _parquet_files(config.training.dataset_path)
-        return f"{digest_of(files)}:{column}", partial(_parquet_documents, files, column)
-    if config.data.max_tokens is None:
-        raise InputError(
-            f"training.dataset={name!r} is none of {', '.join(STDLIB)}, parquet, so it is streamed "
-            "from Hugging Face: say with data.max_tokens how much of it to read"
-        )
-    digest = ":".join(["hub", name, str(config.data.subset), config.data.split, column])
-    return digest, partial(_hub_documents, config)
-
-
-def digest_of(files: list[Path]) -> str:
-    """Hash the files' contents, in their order, with blake2b; about a second per GB."""
-    total = hashlib.blake2b(digest_size=16)
-    for path in files:
-        with open(path, "rb") as file:
-            total.update(hashlib.file_digest(file, "blake2b").digest())
-    return total.hexdigest()
-
-
-# ---- the standard library ----
-
-
-def _stdlib_files(with_tests: bool) -> list[Path]:
-    """List the interpreter's *.py files by path, without those that its build generated: they name
-    the machine."""
-    excluded = {"site-packages", "dist-packages"}
-    if not with_tests:
-        excluded |= TEST_FOLDERS
-    files = []
-    for folder, folders, names in os.walk(sysconfig.get_path("stdlib")):
-        # os.walk enters what is left; config-* is the build's
-        folders[:] = [f for f in folders if f not in excluded and not f.startswith("config-")]
-        paths = (Path(folder, name) for name in names if not name.startswith("_sysconfigdata"))
-        files += [path for path in paths if path.suffix == ".py"]
-    return sorted(files)
-
-
-def _stdlib_documents(files: list[Path]) -> Iterator[str]:
-    for path in files:  # a few tests are in other encodings on purpose
-        yield path.read_text(encoding="utf-8", errors="replace")
-
-
-# ---- parquet ----
-
-
-def _parquet_files(given: str | None) -> list[Path]:
-    """List the parquet file, or the folder's files by name."""
-    mend = "give a .parquet file or a folder of them"
-    if not given:
-        raise InputError(f"training.dataset=parquet needs training.dataset_path: {mend}")
-    path = Path(given)
-    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    if not files or not path.exists():
-        raise InputError(f"training.dataset_path={given}: no *.parquet file is there: {mend}")
-    return files
-
-
-def _parquet_documents(files: list[Path], column: str) -> Iterator[str]:
-    import pyarrow.parquet
-
-    mend = "convert it anew, or take it out of training.dataset_path"
-    for path in files:  # all of them before the hours that encoding the first may take
-        with readable(f"{path} could not be read as parquet", mend):
-            _require_column(column, pyarrow.parquet.read_schema(path).names, str(path))
-    for path in files:
-        with (
-            readable(f"{path} could not be read as parquet with text in UTF-8", mend),
-            pyarrow.parquet.ParquetFile(path) as file,
-        ):
-            for batch in file.iter_batches(batch_size=1024, columns=[column]):
-                yield from _texts(batch.column(0).to_pylist(), column, str(path))
-
-
-# ---- Hugging Face's hub ----
-
-
-def _hub_documents(config: Config) -> Iterator[str]:
-    name, column, data = config.training.dataset, config.data.text_column, config.data
-    mend = (
-        "run `python -m experiments.data prepare ...` on a node with internet, "
-        "or use training.dataset=python_stdlib"
-    )
-    with readable(f"the dataset {name} could not be read from Hugging Face", mend):
-        import datasets
-
-        for row in datasets.load_dataset(name, data.subset, split=data.split, streaming=True):
-            _require_column(column, list(row), name)
-            yield from _texts([row[column]], column, name)
-
-
-# ---- columns of text ----
-
-
-@contextmanager
-def readable(what: str, mend: str) -> Iterator[None]:
-    """Turn any error of the libraries that read corpora and tokenizers into an `InputError`: no
-    network, no such name, no access, a broken file."""
-    try:
-        yield
-    except InputError:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
-            raise
-        reason = " ".join(str(error).split())
-        raise InputError(f"{what} ({type(error).__name__}: {reason}): {mend}") from error
-
-
-def _require_column(wanted: str, names: list[str], where: str) -> None:
-    if wanted not in names:
-        raise InputError(f"data.text_column, in {where}: {unknown('column', wanted, names)}")
-
-
-def _texts(values: Iterable[str | None], column: str, where: str) -> Iterator[str]:
-    """Give the texts of a column that are not empty."""
-    for value in filter(None, values):
-        if not isinstance(value, str):
-            raise InputError(
-                f"column {column!r} of {where} does not hold text: set data.text_column to another"
-            )
-        yield value
 
 
 # ---- text to tokens: a tokenizer.json, one of the hub, or a BPE trained on the corpus ----
@@ -351,7 +206,7 @@ def _train_bpe(documents: Iterator[str], vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     beginning = itertools.islice(_batches(documents), BPE_BATCHES)
-    tokenizer.train_from_iterator((texts for texts, _ in beginning), trainer)
+    tokenizer.train_from_iterator(map(_texts, beginning), trainer)
     return tokenizer
 
 
@@ -373,28 +228,31 @@ def encode(tokenizer: Tokenizer, documents: Iterator[str]) -> Iterator[tuple[lis
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True  # "</s>" in a document is text, not the document's end
     mend = "give another model.hf_assets_path, with a token for unknown words"
-    for texts, ends in _batches(documents):
+    for batch in _batches(documents):
         with readable("the tokenizer cannot encode the corpus", mend):
-            encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        for encoding, document_ends in zip(encodings, ends, strict=True):
+            encodings = tokenizer.encode_batch_fast(_texts(batch), add_special_tokens=False)
+        for encoding, (_, document_ends) in zip(encodings, batch, strict=True):
             yield encoding.ids, document_ends
 
 
-def _batches(documents: Iterator[str]) -> Iterator[tuple[list[str], list[bool]]]:
+def _texts(batch: list[tuple[str, bool]]) -> list[str]:
+    return [text for text, _ in batch]
+
+
+def _batches(documents: Iterator[str]) -> Iterator[list[tuple[str, bool]]]:
     """Gather documents, long ones in pieces of a batch's size, and whether a document ends with the
     piece.
 
     The tokenizer takes 100 times a text's size in memory; a cut costs a token or two.
     """
-    texts, ends, room = [], [], BATCH_CHARACTERS
+    batch, room = [], BATCH_CHARACTERS
     for document in documents:
         for start in range(0, len(document), BATCH_CHARACTERS):
             piece = document[start : start + BATCH_CHARACTERS]
-            texts.append(piece)
-            ends.append(start + len(piece) == len(document))
+            batch.append((piece, start + len(piece) == len(document)))
             room -= len(piece)
             if room <= 0:
-                yield texts, ends
-                texts, ends, room = [], [], BATCH_CHARACTERS
-    if texts:
-        yield texts, ends
+                yield batch
+                batch, room = [], BATCH_CHARACTERS
+    if batch:
+        yield batch

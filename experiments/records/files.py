@@ -151,12 +151,17 @@ def check_folder(folder: Path, kind: str, *marks: str) -> None:
 
 
 def claim_folder(folder: Path, kind: str, *marks: str) -> TextIO:
-    """Check a folder as `check_folder`, make it if it is missing, and lock it until the returned
-    file is closed or the process ends.
+    """Check a folder as `check_folder`, and lock it as `lock_folder`."""
+    check_folder(folder, kind, *marks)
+    return lock_folder(folder, kind)
+
+
+def lock_folder(folder: Path, kind: str) -> TextIO:
+    """Make a folder if it is missing, and lock it until the returned file is closed or the process
+    ends.
 
     Raises `InputError`, also if another process has locked it.
     """
-    check_folder(folder, kind, *marks)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return lock_file(folder / ".lock", wait=False)

@@ -42,6 +42,7 @@ CELL = "cell.json"
 
 Count = Annotated[int, Field(ge=0)]
 AtLeast1 = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=10**18)]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Loss = float | None
@@ -112,7 +113,7 @@ class Manifest(Record):
     base: str | None
     overlays: list[str]
     description: str
-    seed: Count
+    seed: Seed
     steps: AtLeast1  # asked for
     study_budget_s: Positive | None = None
     compiled: bool

@@ -14,7 +14,7 @@ from torch import distributed as dist
 
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.command import BAD_INPUT, COMPLETED, DIVERGED, FAILED, Interrupted, Stop
-from experiments.jobs.runner import describe, display
+from experiments.jobs.screen import describe, display
 from experiments.records import files
 from experiments.records.files import dated_folder, new_folder
 from experiments.records.run import LOG, METRICS, PROOF, TIMING, Window

@@ -22,8 +22,7 @@ import torch
 from experiments.config import recipes
 from experiments.config.rules import fp8_steps
 from experiments.jobs import ranks
-from experiments.jobs.ranks import number
-from experiments.jobs.runner import BUDGET
+from experiments.jobs.ranks import STUDY_BUDGET, number
 from experiments.records.run import Fit
 from experiments.training import checkpoint
 from models import device, float8, flops
@@ -262,7 +261,7 @@ def check_here(plan: Plan, budget_s: float | None = None) -> list[Finding]:
             "add checkpoint.enable=true"
         )
     check_units(plan)
-    number(BUDGET, 0)  # which the manifest needs: refused now, where it is no number
+    number(STUDY_BUDGET)  # which the manifest needs: refused now, where it is no number
     here = f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
     slow = slow_attention(config)
     if slow:

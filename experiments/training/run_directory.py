@@ -19,8 +19,7 @@ import torch
 
 from experiments.config import recipes
 from experiments.corpus.tokens import TokenFile
-from experiments.jobs.ranks import number
-from experiments.jobs.runner import BUDGET
+from experiments.jobs.ranks import STUDY_BUDGET, number
 from experiments.records import files, run
 from experiments.records.files import check_folder, claim_folder
 from experiments.training import checkpoint
@@ -163,7 +162,7 @@ def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> ru
         description=recipe.description,
         seed=config.debug.seed,
         steps=config.training.steps,
-        study_budget_s=number(BUDGET, 0) or None,
+        study_budget_s=number(STUDY_BUDGET) or None,
         compiled=config.compile.enable,
         float8=plan.fp8.recipe_name,
         fp8_matmul=matmul and run.Fp8Matmul(**matmul._asdict()),

@@ -11,8 +11,9 @@ import pytest
 from analysis import report
 from analysis.comparison import compare
 from experiments import study
-from experiments.jobs import runner
-from experiments.jobs.runner import END_S, TABLE_S, Budget, steady_rate, time_left
+from experiments.jobs import runner, screen
+from experiments.jobs.budget import END_S, TABLE_S, Budget
+from experiments.jobs.screen import steady_rate, time_left
 from experiments.records.files import last_window, read
 from experiments.records.run import Manifest, Window
 from models import device
@@ -56,7 +57,7 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
 
 
 def test_where_there_is_no_terminal_a_line_says_how_far_each_run_is(start, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(screen, "LINE_EVERY_S", 0.0)
     code, printed = start(*NAMES, "--overlay", "cpu", "--out", tmp_path / "s", "training.steps=90")
     assert code == 0
     for name in NAMES:

@@ -12,7 +12,8 @@ from experiments import study
 from experiments.config import studies
 from experiments.config.studies import can_run
 from experiments.jobs import ranks
-from experiments.jobs.runner import Budget, Run
+from experiments.jobs.budget import Budget
+from experiments.jobs.runner import Run
 from experiments.training import plan as plans
 from models import device
 from tests.make_runs import write_run
