@@ -29,7 +29,7 @@ from experiments.jobs.command import (
     leave,
     seconds,
 )
-from experiments.jobs.ranks import gpus_for, set_rank_environment, variables
+from experiments.jobs.ranks import check_gpus, set_rank_environment, variables
 from experiments.jobs.runner import Run, run_all
 from models.errors import InputError
 
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         )
     starts_ranks = args.processes > started
     if starts_ranks:
-        gpus_for(args.processes)
+        check_gpus(args.processes)
         os.environ |= variables(0, args.processes)  # for the checks; each rank gets its own
 
     # torch: seconds, which a misspelt name need not wait for

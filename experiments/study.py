@@ -46,7 +46,7 @@ from experiments.jobs.command import (
     leave,
     seconds,
 )
-from experiments.jobs.ranks import STUDY_BUDGET, gpus_for
+from experiments.jobs.ranks import STUDY_BUDGET, check_gpus
 from experiments.jobs.runner import Run, run_all
 from experiments.records import files
 from experiments.records.files import check_folder, dated_folder, lock_folder, new_folder
@@ -213,7 +213,7 @@ def _check_machine(study: Study, cells: list[Cell]) -> None:
     from experiments.training.plan import check_units
 
     if not study.axes:
-        gpus_for(study.processes)
+        check_gpus(study.processes)
     for cell in cells:
         for planned in cell.plans.values():
             check_units(planned)

@@ -37,21 +37,15 @@ def gpus() -> list[str | None]:
     return [str(index) for index in range(torch.cuda.device_count())] or [None]
 
 
-def gpus_for(processes: int) -> int:
-    """Count the `gpus` that a run of some processes takes: one each; without GPUs the machine is
-    one, for all.
-
-    Raises `InputError` if there are not so many.
-    """
+def check_gpus(processes: int) -> None:
+    """Check that each process of a run gets a GPU of its own, where there are GPUs. Raises
+    `InputError`."""
     there = gpus()
-    if there == [None]:
-        return 1
-    if processes > len(there):
+    if there != [None] and processes > len(there):
         raise InputError(
             f"a run of {processes} processes needs {processes} GPUs, and {len(there)} are here: "
             "lower `processes`, or start it where there are as many"
         )
-    return processes
 
 
 def binding(gpu: str | None, place: int, sysfs: Path = Path("/sys")) -> list[str]:

@@ -55,7 +55,7 @@ def run_all(
 
     A code is negative for the number of a signal that killed the run. A request to `stop` is passed
     on to the runs, and no other is started. Within a `budget` each run is asked to stop when its
-    share is spent. Raises `InputError` for a run of more processes than GPUs.
+    share is spent. No run has more processes than there are GPUs.
     """
     stop.deferred = True
     with progress_bars(console, console.is_terminal) as bars:
@@ -115,7 +115,8 @@ class _Jobs:
 
     def _start_waiting(self, waiting: list[Run]) -> None:
         while self._starts_more(waiting):
-            count = ranks.gpus_for(waiting[0].processes)
+            # a GPU for each process; without GPUs the machine is one, for all
+            count = min(waiting[0].processes, self.places)
             if count > len(self.free):
                 return
             run = waiting.pop(0)

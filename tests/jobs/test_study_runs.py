@@ -25,15 +25,13 @@ NAMES = ["baseline", "baseline_compiled"]
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """Start a study of stand-ins, which take 10 ms a step; gives exit code and output."""
+    """Start a study of stand-ins in a folder; gives exit code and output."""
     monkeypatch.setattr(runner, "COMMAND", "tests.jobs.stand_in")
     monkeypatch.setattr(runner, "COMPILE_CACHES", {"TORCHINDUCTOR_CACHE_DIR"})
     monkeypatch.setattr(report, "write_page", Mock())  # which would draw figures for seconds
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("STEP_S", "0.01")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-    return run_study
+    return partial(run_study, *NAMES, "--overlay", "cpu", "--out", tmp_path / "study")
 
 
 def manifests(out: Path) -> list[Manifest]:
@@ -41,28 +39,29 @@ def manifests(out: Path) -> list[Manifest]:
 
 
 def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_path, monkeypatch):
-    """Each run compiles in a folder of its own, which is gone afterwards."""
-    out = tmp_path / "study"
+    """Side by side: each run has a GPU, and a folder to compile in that is gone afterwards. Where
+    there is no terminal, a line says how far each run is."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    monkeypatch.setattr(screen, "LINE_EVERY_S", 0.0)
     monkeypatch.setenv("FAILING", "baseline")
-    code, printed = start(*NAMES, "--overlay", "cpu", "--out", out, "training.steps=30")
+    out = tmp_path / "study"
+    code, printed = start("training.steps=90")
     assert code == 1 and f"python -m experiments.study {out}" in printed
+    assert "baseline seed 0: started on GPU 4" in printed
+    assert "baseline_compiled seed 0: started on GPU 7" in printed
     assert "baseline seed 0: failed: error: no compiler" in printed
-    assert "baseline_compiled seed 0: completed at step 30, loss 7.000" in printed
+    line = r"baseline_compiled seed 0: step \d+ of 90, loss [\d.]+  [\d,]+ tokens/s, 0:00:\d+ left"
+    assert re.search(line, printed), printed
+    assert "baseline_compiled seed 0: completed at step 90, loss " in printed
+    assert printed.rindex("started on GPU") < printed.index("completed at step")
+
     monkeypatch.delenv("FAILING")
-    code, printed = start(out)
-    assert code == 0 and [manifest.status for manifest in manifests(out)] == ["completed"] * 2
-    assert f"complete already: {out}/baseline_compiled/seed0" in printed
+    code, printed = run_study(out)
+    assert code == 0 and f"complete already: {out}/baseline_compiled/seed0" in printed
+    ends = [(manifest.status, manifest.hardware.visible_devices) for manifest in manifests(out)]
+    assert ends == [("completed", "4"), ("completed", "7")]
     caches = {path.read_text() for path in out.rglob("caches")}
     assert len(caches) == 2 and not any(Path(folder).exists() for folder in caches)
-
-
-def test_where_there_is_no_terminal_a_line_says_how_far_each_run_is(start, tmp_path, monkeypatch):
-    monkeypatch.setattr(screen, "LINE_EVERY_S", 0.0)
-    code, printed = start(*NAMES, "--overlay", "cpu", "--out", tmp_path / "s", "training.steps=90")
-    assert code == 0
-    for name in NAMES:
-        line = rf"{name} seed 0: step \d+ of 90, loss [\d.]+  [\d,]+ tokens/s, 0:00:\d+ left"
-        assert re.search(line, printed), printed
 
 
 def test_nothing_is_said_of_the_time_left_by_steps_that_are_not_steady():
@@ -83,15 +82,6 @@ def test_the_rate_of_a_run_that_ends_is_the_tables(tmp_path):
     assert steady_rate(run) == pytest.approx(compare(tmp_path).completed["baseline"].rate.mean)
 
 
-def test_runs_go_side_by_side_each_on_a_gpu_of_its_own(start, tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    code, printed = start(*NAMES, "--overlay", "cpu", "--out", tmp_path / "s", "training.steps=30")
-    assert code == 0 and "started on GPU 4" in printed and "started on GPU 7" in printed
-    first, second = manifests(tmp_path / "s")
-    assert (first.hardware.visible_devices, second.hardware.visible_devices) == ("4", "7")
-    assert printed.rindex("started on GPU") < printed.index("completed at step")
-
-
 # ---- budgets ----
 
 
@@ -106,7 +96,7 @@ def test_a_study_ends_within_its_budget_with_equally_many_steps(start, tmp_path,
     monkeypatch.setattr(study, "Budget", partial(Budget, clock=clock))
     monkeypatch.setattr(device, "seconds_since_process_start", lambda: 0)
     keys = ["training.steps=5000", "checkpoint.enable=true"]
-    code, printed = start(*NAMES, "--overlay", "cpu", "--out", out, *keys, "--budget", 40)
+    code, printed = start(*keys, "--budget", 40)
     assert code == 75, printed
     made = [last_window(out / name / "seed0").step for name in NAMES]
     assert 0 < min(made) <= max(made) < 5000, printed
