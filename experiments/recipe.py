@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 
 from experiments.config import recipes
 from experiments.config.studies import STUDIES
+from experiments.config.yaml_with_origins import read_file
 from experiments.jobs.command import COMPLETED, CommandLine, leave
 
 
@@ -56,7 +57,7 @@ def print_list(everything: bool) -> None:
 def _print_group(title: str, files: dict[str, Path]) -> None:
     print(title)
     for name, path in files.items():
-        print(f"  {name:<40} {recipes.read_yaml(path)['description'].value}")
+        print(f"  {name:<40} {read_file(path).keys['description']}")
 
 
 def print_recipe(name: str, overlays: list[str], overrides: list[str], everything: bool) -> None:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from typing_extensions import TypedDict
 
 from experiments.config import recipes
+from experiments.config.yaml_with_origins import flat, mistakes, read_file, read_override
 from experiments.records.run import STUDY_FILE, Fit, Seed
 from models.errors import InputError
 
@@ -53,7 +54,7 @@ class Study(BaseModel):
     @field_validator("axes", mode="before")
     @classmethod
     def _flat(cls, axes: dict) -> dict:
-        return dict(recipes.flat(axes)) if isinstance(axes, dict) else axes
+        return dict(flat(axes)) if isinstance(axes, dict) else axes
 
     def cells(self) -> "list[Cell]":
         """List the cells in the order of the axes' values; a study without axes is its only
@@ -80,7 +81,7 @@ class Study(BaseModel):
         """Take what a command line sets. A key that it sets is no axis any more."""
         given = [PROCESSES] if processes else []
         for override in overrides:
-            given += recipes.parse_override(override)
+            given += read_override(override).origins
         self.overrides = self.overrides + overrides
         self.processes = processes or self.processes
         self.axes = {key: values for key, values in self.axes.items() if key not in given}
@@ -157,23 +158,20 @@ def load(names: list[str]) -> Study:
 
 def read(path: Path) -> Study:
     """Read one file. Raises `InputError` with file and line."""
-    entries = recipes.read_yaml(path)
-    keys = recipes.nested(entries)
-    del keys[""]
+    keys, origins = read_file(path)
     try:
         study = Study.model_validate(keys)
     except ValidationError as error:
         known = [*Study.model_fields, *(f"axes.{axis}" for axis in FOLDERS)]
-        lines = recipes.mistakes(error, entries, known, {})
-        raise InputError("\n".join(lines)) from error
+        raise mistakes(error, origins, known, {}) from error
     known = recipes.names()
     for name in study.recipes:
         if name not in known:  # also a path: each recipe has a folder of its name
             sentence = recipes.unknown("recipe", name, known, recipes.LISTED)
-            raise InputError(f"{entries['recipes'].origin}: recipes: {sentence}")
+            raise InputError(f"{origins['recipes']}: recipes: {sentence}")
     if study.baseline not in study.recipes:
         raise InputError(
-            f"{entries['baseline'].origin}: baseline: {study.baseline} is not one of the study's "
+            f"{origins['baseline']}: baseline: {study.baseline} is not one of the study's "
             f"recipes: {', '.join(study.recipes)}"
         )
     return study

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from experiments import recipe
-from experiments.config import recipes
+from experiments.config import recipes, yaml_with_origins
 from experiments.config.recipes import difference, flat, load, to_yaml
 from experiments.config.studies import STUDIES
 from models.errors import InputError
@@ -102,7 +102,7 @@ def write(tmp_path, monkeypatch):
     """A copy of recipes/ to add to: `write("foo", text)` makes recipes/foo.yaml."""
     folder = tmp_path / "recipes"
     shutil.copytree(recipes.RECIPES, folder)
-    monkeypatch.setattr(recipes, "ROOT", tmp_path)
+    monkeypatch.setattr(yaml_with_origins, "ROOT", tmp_path)
     monkeypatch.setattr(recipes, "RECIPES", folder)
     monkeypatch.setattr(recipes, "OVERLAYS", folder / "overlays")
     return lambda name, text: (folder / f"{name}.yaml").write_text(text)

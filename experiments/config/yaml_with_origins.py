@@ -1,0 +1,190 @@
+"""YAML in which every key knows where it was written: read files and `key.path=value`, merge them,
+and say in which line a mistake was made.
+
+The values are those of YAML 1.2's core schema: `3e-4` is a number and `yes` is text, unlike in
+PyYAML's own loader.
+"""
+
+import difflib
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+from pydantic import ValidationError
+
+from models.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Layer(NamedTuple):
+    """Keys in their sections, and the origin of each, as `recipes/base.yaml:12`, by `key.path`; ""
+    is the whole."""
+
+    keys: dict
+    origins: dict[str, str]
+
+
+# ---- read ----
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers = {}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what either kind of YAML would not read as text."""
+
+
+_NUMBER = r"[-+]?(\.\d+|\d+\.\d*|\d+(?=[eE]))([eE][-+]?\d+)?$"
+for _type, _pattern, _first in (
+    ("null", r"(~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("bool", r"(true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    ("int", r"[-+]?(0|[1-9]\d*)$", list("-+0123456789")),
+    ("float", rf"{_NUMBER}|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$", list("-+.0123456789")),
+):
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_type}", re.compile(_pattern), _first)
+
+
+def read_file(path: Path) -> Layer:
+    """Read a file. Raises `InputError`."""
+    name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{name}: cannot be read: {error}") from error
+    keys, origins = _parse(text, "", lambda line: f"{name}:{line}")
+    if not isinstance(keys, dict | None):
+        raise InputError(f"{name}:1: expected keys with their values")
+    return Layer(keys or {}, origins)
+
+
+def read_override(override: str) -> Layer:
+    """Read `key.path=value` from the command line. Raises `InputError`."""
+    origin = f"command line: {override}"
+    path, equals, text = override.partition("=")
+    if not equals:
+        raise InputError(f"{origin}: expected key.path=value, e.g. training.steps=100")
+    value, origins = _parse(text, path, lambda line: origin)
+    sections = itertools.accumulate(path.split(".")[:-1], "{}.{}".format)
+    return Layer(_nested(path, value), dict.fromkeys(sections, origin) | origins)
+
+
+def _parse(text: str, path: str, where: Callable[[int], str]) -> tuple[object, dict[str, str]]:
+    """Read the YAML document of the key `path`: its value, and the origins of that and all below.
+
+    `where` gives the origin of a line, counted from 1. Raises `InputError` for the first fault.
+    """
+    origins = {}
+
+    def value_of(node: yaml.Node, path: str, line: int) -> object:
+        if path in origins:
+            raise InputError(f"{where(line)}: {path}: already given at {origins[path]}; keep one")
+        origins[path] = where(line)
+        if not isinstance(node, yaml.MappingNode):
+            return loader.construct_object(node, deep=True)
+        section = {}
+        for key, below in node.value:
+            below_path = f"{path}.{key.value}".lstrip(".")
+            value = value_of(below, below_path, key.start_mark.line + 1)
+            section = _merged(section, _nested(f"{key.value}", value))
+        return section
+
+    try:
+        loader = _Loader(text)
+        nothing = yaml.ScalarNode("tag:yaml.org,2002:null", "")
+        return value_of(loader.get_single_node() or nothing, path, 1), origins
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1
+        raise InputError(f"{where(line)}: YAML error: {error.problem}") from error
+
+
+def _nested(path: str, value: object) -> dict:
+    """Put a value into its sections: {a: {b: value}} for `a.b`."""
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    return value
+
+
+# ---- merge ----
+
+
+def merge(below: Layer, above: Layer) -> Layer:
+    """Merge sections; everything else of `above` replaces what is below."""
+    return Layer(_merged(below.keys, above.keys), below.origins | above.origins)
+
+
+def _merged(below: object, above: object) -> object:
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    return below | {key: _merged(below.get(key), value) for key, value in above.items()}
+
+
+# ---- write ----
+
+
+def flat(section: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """(key.path, value) of every key that isn't a section."""
+    for key, value in section.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def dump(data: dict) -> str:
+    """YAML text, keys in the order given, that `read_file` reads as the same values."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+# ---- say what is wrong ----
+
+_SHOULD_BE = {
+    "bool_type": "should be true or false",
+    "dict_type": "should be keys below it",
+    "dataclass_type": "should be keys below it",
+}
+"""pydantic's messages in the words of YAML, by their type."""
+
+
+def mistakes(
+    error: ValidationError, origins: dict[str, str], known: list[str], refused: dict[str, str]
+) -> InputError:
+    """Make an error with a line for each key that pydantic refuses: where it was written, and what
+    would be right.
+
+    `known` holds the keys that there are; `refused` what to do instead of others, by how they
+    begin.
+    """
+    by_key: dict[str, list[dict]] = {}
+    for detail in error.errors(include_url=False):
+        key = ".".join(map(str, detail["loc"]))
+        while key not in ("", *origins) and detail["type"] != "missing":
+            key = key.rpartition(".")[0]  # without list indices and members of a union
+        by_key.setdefault(key, []).append(detail)
+    lines = []
+    for key, details in by_key.items():
+        reasons = [why for beginning, why in refused.items() if key.startswith(beginning)]
+        message = reasons[0] if reasons else _sentence(key, details, known)
+        lines.append(f"{origins.get(key, origins[''])}: {key}: {message}")
+    return InputError("\n".join(lines))
+
+
+def _sentence(key: str, details: list[dict], known: list[str]) -> str:
+    """What is wrong with one key; `details` has an error for each type that it may have."""
+    kind, value = details[0]["type"], details[0]["input"]
+    if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+        name = key.rpartition(".")[2]
+        elsewhere = [other for other in known if other.endswith(f".{name}")]
+        near = elsewhere or difflib.get_close_matches(key, known, n=1)
+        return f"did you mean `{near[0]}`? There is no such key" if near else "there is no such key"
+    if kind == "missing":
+        return "is missing"
+    words = [
+        _SHOULD_BE.get(detail["type"], detail["msg"].removeprefix("Input ")) for detail in details
+    ]
+    return f"{' or '.join(words)}, got {value!r:.80}"
