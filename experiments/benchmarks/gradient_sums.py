@@ -21,22 +21,17 @@ takes the exact sum to find it: no rule for mu does better.
 Exit codes: 0, or 2 for bad input.
 """
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from models import device  # before torchtitan: see there  # isort: skip
 import torch
-from torchao.float8.float8_utils import to_fp8_saturated
 
-from experiments.benchmarks.small_run import batches, begin, loss_of
+from experiments.benchmarks.small_run import batches, begin, check_file, loss_of, write_results
 from experiments.config import recipes
 from experiments.jobs.command import CommandLine, leave
-from experiments.records.files import write_whole
 from experiments.training.plan import Plan, plan
-from models.errors import InputError
 from models.fp8_gradients import decode, encode
 
 RANKS = (2, 4, 8, 16, 32)
@@ -49,18 +44,16 @@ def main(argv: list[str] | None = None) -> int:
     parser = CommandLine("experiments.benchmarks.gradient_sums", __doc__)
     parser.add_argument("file", nargs="?", type=Path, help="write the results here, as JSON")
     file = parser.parse_args(argv).file
-    if file and file.is_dir():  # said before the minutes that the sums take
-        raise InputError(f"{file} is a folder: name a file in it, as {file / 'sums.json'}")
-    planned = plan(recipes.load("baseline", ["cpu"]))
-    gradients, sums = real_gradients(planned), []
+    if file:
+        check_file(file, "sums.json")
+    gradients = real_gradients(plan(recipes.load("baseline", ["cpu"])))
+    sums = []
     for ranks in RANKS:
         for how, decibels in compare(gradients, ranks).items():
             sums.append({"ranks": ranks, "how": how, "snr_db": decibels})
             print(f"{ranks:3} ranks, {how:7}{decibels:5.1f} dB", flush=True)
     if file:
-        record = {"torch": torch.__version__, "device": device.name(), "sums": sums}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(record, indent=1) + "\n")
+        write_results(file, sums=sums)
     return 0
 
 
@@ -70,15 +63,15 @@ def real_gradients(planned: Plan) -> list[torch.Tensor]:
 
     They are in the dtype of the parameters, as FSDP2 gets them from the backward pass.
     """
-    config, (trainer, token_file) = planned.config, begin(planned)
+    trainer, token_file = begin(planned)
     trainer.train()
     trainer.close()
-    model, collected = trainer.model_parts[0], []
-    config.debug.seed += 1  # other rows than it was trained on
-    for rank in range(max(RANKS)):
-        model.zero_grad()
-        loss_of(model, *next(batches(config, token_file, max(RANKS), rank))).backward()
-        collected.append([parameter.grad.flatten().clone() for parameter in model.parameters()])
+    model, ranks, collected = trainer.model_parts[0], max(RANKS), []
+    planned.config.debug.seed += 1  # other rows than it was trained on
+    for rank in range(ranks):
+        loss = loss_of(model, *next(batches(planned.config, token_file, ranks, rank)))
+        gradients = torch.autograd.grad(loss, [*model.parameters()])
+        collected.append([gradient.flatten() for gradient in gradients])
     return [torch.stack(of_ranks) for of_ranks in zip(*collected, strict=True)]
 
 
@@ -109,30 +102,29 @@ def added_up(gradients: torch.Tensor, exact: torch.Tensor) -> dict[str, torch.Te
     scale = _LARGEST / gradients.abs().max().clamp(min=1e-30)
 
     def in_fp8(factor: float) -> torch.Tensor:
-        """Add gradients up with partial sums in e4m3, which are returned scaled."""
+        """Add gradients up, scaled by one more factor, with partial sums in e4m3."""
         total, *others = rounded(gradients * (factor * scale))
         for gradient in others:
             total = rounded(total + gradient)
-        return total
+        return total / (factor * scale)
 
     mu = 1.0
-    while (in_fp8(mu).abs() == _LARGEST).double().mean() > AT_THE_LIMIT:
+    while (in_fp8(mu).abs() == _LARGEST / (mu * scale)).double().mean() > AT_THE_LIMIT:
         mu /= 2
-    factors = (2 ** (-half / 2) for half in range(17))
-    tried = [in_fp8(factor) / (factor * scale) for factor in factors]
+    tried = [in_fp8(2 ** (-half / 2)) for half in range(17)]
     return {
         "block": decode(encode(gradients))[:, :n].sum(0),
         "tensor": (rounded(gradients * scale) / scale).sum(0),
-        "post": in_fp8(1.0) / scale,
-        "pre": in_fp8(1 / ranks) / (scale / ranks),
-        "auto": in_fp8(mu) / (mu * scale),
+        "post": in_fp8(1.0),
+        "pre": in_fp8(1 / ranks),
+        "auto": in_fp8(mu),
         "best": min(tried, key=lambda total: squares(total - exact)),
     }
 
 
 def rounded(values: torch.Tensor) -> torch.Tensor:
     """Round float32 values as e4m3 holds them; those beyond its range become its largest."""
-    return to_fp8_saturated(values, _E4M3).float()
+    return values.clamp(-_LARGEST, _LARGEST).to(_E4M3).float()
 
 
 if __name__ == "__main__":

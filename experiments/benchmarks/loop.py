@@ -11,9 +11,9 @@ Exit codes: 0, or 1 below 95 % or above 1 %.
 import time
 from collections.abc import Callable
 from functools import partial
-from statistics import median
 
 from models import device  # before torchtitan: see there  # isort: skip
+import numpy as np
 import torch
 
 from experiments.benchmarks.small_run import batches, begin, loss_of
@@ -22,7 +22,8 @@ from experiments.corpus.tokens import TokenFile
 from experiments.jobs.command import CommandLine, leave
 from experiments.records.run import NOT_STEADY_STEPS
 from experiments.training.metrics import fp8_ranges
-from experiments.training.plan import Plan, choose_scale, plan
+from experiments.training.plan import choose_scale, plan
+from experiments.training.trainer import Trainer
 
 STEPS = "training.steps=60"
 GOAL, MOST_FOR_CHECKS = 0.95, 0.01
@@ -30,8 +31,9 @@ GOAL, MOST_FOR_CHECKS = 0.95, 0.01
 
 def main(argv: list[str] | None = None) -> int:
     CommandLine("experiments.benchmarks.loop", __doc__).parse_args(argv)
-    baseline = plan(recipes.load("baseline", ["cpu"], [STEPS]))
-    run_s, bare_s = in_turn(baseline, bare_loop)
+    trainer, token_file = begin(plan(recipes.load("baseline", ["cpu"], [STEPS])))
+    bare = bare_loop(trainer.model_parts[0], trainer.plan.config, token_file)
+    run_s, bare_s = in_turn(trainer, bare)
     ratio = bare_s / run_s
     print(f"{device.name()}: a step takes {bare_s:.4f} s in a bare loop, {run_s:.4f} s in the run")
     print(f"{ratio:.1%} of the bare loop's tokens/s, goal {GOAL:.0%}")
@@ -39,32 +41,30 @@ def main(argv: list[str] | None = None) -> int:
     fp8 = plan(recipes.load("tensorwise_fp8_compiled", choose_scale()[0], [STEPS]))
     metrics = fp8.config.metrics
     apart = metrics.log_freq * metrics.fp8_ranges_every
-    metrics.fp8_ranges_every = 0  # here they are called after each step instead
-    run_s, check_s = in_turn(fp8, lambda model, *_: partial(fp8_ranges, model))
+    metrics.fp8_ranges_every = 0  # here they are checked after each step instead
+    trainer, _ = begin(fp8)
+    run_s, check_s = in_turn(trainer, partial(fp8_ranges, trainer.model_parts[0]))
     share = check_s / run_s / apart
     print(f"FP8's ranges: a check takes {check_s / run_s:.1%} of a step, ", end="")
     print(f"one in {apart} steps takes {share:.2%} of the time")
     return int(ratio < GOAL or share > MOST_FOR_CHECKS)
 
 
-def in_turn(planned: Plan, other: Callable[..., Callable]) -> tuple[float, float]:
-    """Time a run's steps, and after each a call of what `other` makes of its model, keys and token
-    file; returns the median seconds of both."""
-    trainer, token_file = begin(planned)
-    call = other(trainer.model_parts[0], planned.config, token_file)
-    run_s, other_s, last = [], [], time.perf_counter()
+def in_turn(trainer: Trainer, call: Callable) -> np.ndarray:
+    """Time a run's steps, and a call after each of them; returns the median seconds of both."""
+    timed, last = [], time.perf_counter()
 
     def after_step(step: int) -> None:
         nonlocal last
-        device.synchronize()  # or the run's work on a GPU would count as the other's
-        run_s.append(time.perf_counter() - last)
-        other_s.append(device.seconds(call))
+        device.synchronize()  # or the run's work on a GPU would count as the call's
+        step_s = time.perf_counter() - last
+        timed.append((step_s, device.seconds(call)))
         last = time.perf_counter()
 
     trainer.on_step = after_step
     trainer.train()
     trainer.close()
-    return median(run_s[NOT_STEADY_STEPS:]), median(other_s[NOT_STEADY_STEPS:])
+    return np.median(timed[NOT_STEADY_STEPS:], axis=0)
 
 
 def bare_loop(model: torch.nn.Module, config, token_file: TokenFile) -> Callable[[], float]:

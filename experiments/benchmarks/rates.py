@@ -57,22 +57,17 @@ def main(argv: list[str] | None = None) -> int:
 
 def matmuls(tokens: int, n: int, k: int) -> Iterator[tuple[str, Callable]]:
     """Give name and call of each matmul of a layer with an (n, k) weight."""
-    # Rows, columns and summed dimension; dtype of the left operand, which backward is a gradient;
-    # fast accumulation. In memory the operands are (tokens, k), (n, k) and (tokens, n).
-    shapes = {
-        "output": (tokens, n, k, E4M3, True),
-        "input gradient": (tokens, k, n, E5M2, False),
-        "weight gradient": (n, k, tokens, E5M2, False),
+    x, weight, gradient = operand(tokens, k), operand(n, k), operand(tokens, n)
+    # Operands, format of the left one in FP8, and whether sums may be fast
+    three = {
+        "output": (x, weight.t(), E4M3, True),
+        "input gradient": (gradient, weight, E5M2, False),
+        "weight gradient": (gradient.t(), x, E5M2, False),
     }
-    for name, (rows, columns, summed, gradient, fast) in shapes.items():
-        title = f"{name} {rows} x {columns} x {summed}"
-        left, right = operand(rows, summed), operand(columns, summed).t()
-        if name == "input gradient":  # the weight as it is
-            right = operand(summed, columns)
-        if name == "weight gradient":  # the gradient and the input as they are
-            left, right = operand(summed, rows).t(), operand(summed, columns)
+    for name, (left, right, dtype, fast) in three.items():
+        title = f"{name} {len(left)} x {right.shape[1]} x {len(right)}"
         yield f"bf16 {title}", partial(torch.matmul, left, right)
-        yield f"FP8 tensorwise {title}", fp8_matmul(left.to(gradient), right, False, fast)
+        yield f"FP8 tensorwise {title}", fp8_matmul(left.to(dtype), right, False, fast)
         # Backward, torchao multiplies as tensorwise and scales the results by rows afterwards
         yield f"FP8 rowwise {title}", fp8_matmul(left.to(E4M3), right, True, fast)
 
@@ -84,11 +79,9 @@ def operand(rows: int, columns: int) -> Tensor:
 def fp8_matmul(left: Tensor, right: Tensor, by_rows: bool, fast: bool) -> Callable:
     """Multiply in FP8, whose units want the summed dimension of both operands contiguous."""
     a, b = left.contiguous(), right.to(E4M3).t().contiguous().t()
-    scales = torch.ones((), device=a.device), torch.ones((), device=a.device)
-    if by_rows:
-        scales = torch.ones(len(a), 1, device=a.device), torch.ones(1, b.shape[1], device=a.device)
-    keys = {"out_dtype": torch.bfloat16, "use_fast_accum": fast}
-    return lambda: torch._scaled_mm(a, b, *scales, **keys)
+    shapes = ((len(a), 1), (1, b.shape[1])) if by_rows else ((), ())
+    scales = [torch.ones(shape, device=a.device) for shape in shapes]
+    return partial(torch._scaled_mm, a, b, *scales, out_dtype=torch.bfloat16, use_fast_accum=fast)
 
 
 def attention(backend: str, model, training) -> tuple[Callable, Callable]:

@@ -23,32 +23,30 @@ CPU. Exit codes: 0 done, 2 wrong argument.
 """
 
 import copy
-import json
 import math
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
-from models import device  # before torchtitan: see there  # isort: skip
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from experiments.benchmarks.small_run import batches, begin, loss_of
+from experiments.benchmarks.small_run import batches, begin, check_file, loss_of, write_results
 from experiments.config import recipes
 from experiments.config.keys import Float8Linear
 from experiments.jobs.command import CommandLine, leave
-from experiments.records.files import write_whole
 from experiments.training.plan import Plan, plan
 from models import float8
-from models.errors import InputError
 from models.scalings import SCALINGS
 
 EARLY = 5
-GRADIENTS = {"tensorwise, e4m3 gradients": "e4m3", "rowwise, e5m2 gradients": "e5m2"}
-COMPARED = ("tensorwise", "rowwise", "blockwise", "mxfp8", "mxfp8_ocp", *GRADIENTS)
-"""Scalings by name, whose first word is `recipe_name`. `delayed` rounds as `tensorwise` does while
-values do not jump."""
+PLAIN = ("tensorwise", "rowwise", "blockwise", "mxfp8", "mxfp8_ocp")
+COMPARED = {name: Float8Linear(recipe_name=name) for name in PLAIN} | {
+    "tensorwise, e4m3 gradients": Float8Linear(recipe_name="tensorwise", gradient_format="e4m3"),
+    "rowwise, e5m2 gradients": Float8Linear(recipe_name="rowwise", gradient_format="e5m2"),
+}
+"""Scalings by name. `delayed` rounds as `tensorwise` does while values do not jump."""
 FACTORS = [2**power for power in (0, 2, 4, *range(6, 23))]
 OUTLIERS = 4  # features of each matrix
 
@@ -58,21 +56,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("file", type=Path, help="write the results here, as JSON")
     parser.add_argument("keys", nargs="*", metavar="key=value", help="of the recipe `baseline`")
     args = parser.parse_args(argv)
-    if args.file.is_dir():
-        raise InputError(f"{args.file} is a folder: name a file in it")
-    planned = plan(recipes.load("baseline", ["cpu"], args.keys))
-    trained, rows = train(planned)
-    record = {
-        "torch": torch.__version__,
-        "device": device.name(),
-        "keys": args.keys,
-        "matmuls": rows,
-        "stress": list(stressed(*trained)),
-    }
-    args.file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(args.file, json.dumps(record, indent=1) + "\n")
-    shown = pd.DataFrame(record["stress"])
-    print(shown.pivot_table("lost", ["stress", "factor"], "scaling", sort=False).round(4))
+    check_file(args.file, "snr.json")
+    trained, rows = train(plan(recipes.load("baseline", ["cpu"], args.keys)))
+    stress = list(stressed(*trained))
+    write_results(args.file, keys=args.keys, matmuls=rows, stress=stress)
+    lost = pd.DataFrame(stress).pivot_table("lost", ["stress", "factor"], "scaling", sort=False)
+    print(lost.round(4))
     return 0
 
 
@@ -106,11 +95,11 @@ def taken(model: nn.Module, inputs: Tensor, labels: Tensor) -> Iterator[tuple[st
         out.retain_grad()
         layer.input, layer.output = given[0], out
 
-    for name in chosen(model):
-        model.get_submodule(name).register_forward_hook(keep)
+    layers = {name: model.get_submodule(name) for name in chosen(model)}
+    for layer in layers.values():
+        layer.register_forward_hook(keep)
     loss_of(model, inputs, labels).backward()
-    for name in chosen(model):
-        layer = model.get_submodule(name)
+    for name, layer in layers.items():
         three = layer.input, layer.weight, layer.output.grad
         yield name, [tensor.detach().flatten(0, -2).float() for tensor in three]
 
@@ -128,7 +117,7 @@ def measured(x: Tensor, weight: Tensor, gradient: Tensor) -> Iterator[dict]:
     exact = three_matmuls(linear(weight.double()), x.double(), gradient.double())
     for scaling in COMPARED:
         model = linear(weight)
-        convert(model, ["0"], scaling)
+        float8.convert(model, ["0"], COMPARED[scaling], emulate=True)
         for matmul, rounded in three_matmuls(model, x, gradient).items():
             noise = (rounded - exact[matmul]).square().sum() / exact[matmul].square().sum()
             yield {
@@ -148,21 +137,18 @@ def linear(weight: Tensor) -> nn.Module:
 def three_matmuls(model: nn.Module, x: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     x = x.clone().requires_grad_()
     output = model(x)
-    output.backward(gradient)
-    gradients = {"input's gradient": x.grad, "weight's gradient": model[0].weight.grad}
-    return {"output": output.detach()} | gradients
-
-
-def convert(model: nn.Module, names: list[str], scaling: str) -> None:
-    """Convert layers to a scaling of `COMPARED`, emulated."""
-    keys = Float8Linear(recipe_name=scaling.split(",")[0], gradient_format=GRADIENTS.get(scaling))
-    float8.convert(model, names, keys, emulate=True)
+    to_input, to_weight = torch.autograd.grad(output, (x, model[0].weight), gradient)
+    return {
+        "output": output.detach(),
+        "input's gradient": to_input,
+        "weight's gradient": to_weight,
+    }
 
 
 def bytes_an_element(scaling: str, *operands: Tensor) -> float:
     """Count the bytes of the six operands of a layer's matmuls, scales too, by their elements;
     `operands` are x, weight and gradient."""
-    row, elements, scales = SCALINGS[scaling.split(",")[0]], 0, 0
+    row, elements, scales = SCALINGS[COMPARED[scaling].recipe_name], 0, 0
     blocks = row.values, row.weights, row.values
     for matrix, (high, wide) in zip(operands, blocks, strict=True):
         for rows, along in (matrix.shape, matrix.t().shape):
@@ -219,7 +205,7 @@ def stressed(model: nn.Module, inputs: Tensor, labels: Tensor) -> Iterator[dict]
         found = pd.DataFrame(rows).groupby(["scaling", "matmul"])["snr_db"].median()
         for scaling in COMPARED:
             converted = copy.deepcopy(changed)
-            convert(converted, chosen(converted), scaling)
+            float8.convert(converted, chosen(converted), COMPARED[scaling], emulate=True)
             yield {
                 "stress": stress,
                 "factor": factor,

@@ -1,9 +1,13 @@
-"""What benchmarks share: a run in this process, its batches, and the loss of a batch."""
+"""What benchmarks share: a run in this process, its batches, the loss of a batch, and the file of
+results."""
 
+import json
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 from models import device  # before torchtitan: see there  # isort: skip
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -11,8 +15,10 @@ from experiments.corpus.rows import Loader
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.command import Stop
 from experiments.jobs.ranks import set_rank_environment
+from experiments.records.files import write_whole
 from experiments.training.plan import Plan, open_data
 from experiments.training.trainer import Trainer
+from models.errors import InputError
 
 
 def begin(planned: Plan) -> tuple[Trainer, TokenFile]:
@@ -34,3 +40,16 @@ def batches(
 def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     """Compute the mean cross entropy of a batch."""
     return cross_entropy(model(inputs).flatten(0, 1).float(), labels.flatten())
+
+
+def check_file(file: Path, example: str) -> None:
+    """Refuse a folder before the minutes that a benchmark takes."""
+    if file.is_dir():
+        raise InputError(f"{file} is a folder: name a file in it, as {file / example}")
+
+
+def write_results(file: Path, **results: object) -> None:
+    """Write results as JSON, with the device and the version of torch that they are of."""
+    record = {"torch": torch.__version__, "device": device.name(), **results}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, json.dumps(record, indent=1) + "\n")

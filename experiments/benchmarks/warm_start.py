@@ -37,8 +37,11 @@ def main(argv: list[str] | None = None) -> int:
     overlays = args.overlay or choose_scale()[0]
     loaded = [recipes.load(name, overlays) for name in args.names]
     print(f"{device.name()}, {' '.join(overlays)}")
-    compiled = [recipe.name for recipe in loaded if recipe.config.compile.enable]
-    starts = {name: cold_and_warm(name, overlays) for name in compiled}
+    starts = {
+        recipe.name: cold_and_warm(recipe.name, overlays)
+        for recipe in loaded
+        if recipe.config.compile.enable
+    }
     if args.json:
         record = {"device": device.name(), "overlays": overlays, "recipes": starts}
         args.json.write_text(json.dumps(record, indent=2) + "\n")
@@ -52,18 +55,17 @@ def cold_and_warm(recipe: str, overlays: list[str]) -> dict[str, dict]:
     command = [sys.executable, "-m", "experiments.run", recipe, f"training.steps={STEPS}"]
     command += [f"--overlay={overlay}" for overlay in overlays]
     with tempfile.TemporaryDirectory() as folder:
-        caches = {name: f"{folder}/{name}" for name in CACHES}
+        environment = os.environ | {name: f"{folder}/{name}" for name in CACHES}
         for start in ("cold", "warm"):
             out = Path(folder, start)
             run = [*command, f"--out={out}"]
-            ended = subprocess.run(run, env=os.environ | caches, stdout=subprocess.DEVNULL)
-            if ended.returncode:
+            if subprocess.run(run, env=environment, stdout=subprocess.DEVNULL).returncode:
                 sys.exit(FAILED)
             timing = read(out / TIMING, Timing)
             starts[start] = timing.model_dump()
-            print(f"{recipe:<28} {start} ({timing.compile_cache}): ", end="")
-            print(f"warm-up {timing.warm_up_s:6.1f} s, ", end="")
-            print(f"of it compilation {timing.phases['compile']:6.1f} s", flush=True)
+            line = "{:<28} {} ({}): warm-up {:6.1f} s, of it compilation {:6.1f} s"
+            seconds = timing.warm_up_s, timing.phases["compile"]
+            print(line.format(recipe, start, timing.compile_cache, *seconds), flush=True)
     return starts
 
 

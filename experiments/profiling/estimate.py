@@ -120,13 +120,13 @@ def _nearest(asked, bf16: Plan) -> dict:
     def distance(pair: pairs.Pair) -> float:
         apart = abs(log(pair.billions * 1e9 / bf16.parameters))
         apart += abs(log(pair.tensor_parallel / asked.tensor_parallel))
-        apart += 0.5 * (pair.gpu_key != asked.gpu) + 2.5 * (chip(pair.gpu_key) != chip(asked.gpu))
+        apart += 0.5 * (pair.gpu_key != asked.gpu) + 2.5 * (pair.chip != chip(asked.gpu))
         apart += (pair.stack != "torchao") + (pair.fairness == "doubtful")
         unlike = (pair.scaling != BEST) + (pair.sequence != bf16.config.training.seq_len)
         unlike += abs(log((pair.gpus or 1) / asked.gpus)) + (pair.fairness == "minor")
         return apart + 0.1 * unlike
 
-    of_kind = [pair for pair in pairs.read()[0] if pair.kind == kind and pair.billions]
+    of_kind = [pair for pair in pairs.read() if pair.kind == kind and pair.billions]
     pair = min(of_kind, key=distance)
     named = pair.model_dump(include={"name", "model", "gpu", "stack", "scaling", "source"})
     return named | {"speed_up": pair.speed_up}
@@ -158,7 +158,7 @@ def _speed(asked, bf16: Plan, overlay: str) -> dict:
         sizes, layers = features.shard(planned.args, asked.tensor_parallel), planned.fp8.layers
         rooflines = features.rooflines(step, sizes, layers, rates, asked.gpus)
         found.append({"stack": "torchao", "scaling": scaling, **rooflines})
-    rows = fit.table(found)
+    rows = fit.with_parameters(pd.DataFrame(found))
     both = fit.times(fitted.fit.parameters, rows)
     of_bf16 = both.bf16[0]
     computing = pd.Series([of_bf16, *both.fp8], LAUNCHES.index) / fitted.pace(asked.gpu, asked.gpus)
@@ -191,7 +191,7 @@ def _far(asked, bf16: Plan, rows: pd.DataFrame) -> str:
     of_size = f"no torchao pair on {chip(asked.gpu)} is within {NEAR} times the size"
     reasons = {
         "no fitted pair trains with frozen weights": bf16.config.model.freeze,
-        f"no fitted pair is of {asked.gpu}": asked.gpu not in set(rows["gpu"]),
+        f"no fitted pair is of {asked.gpu}": asked.gpu not in set(rows["gpu_key"]),
         of_size: not (apart < log(NEAR)).any(),
     }
     return " and ".join(reason for reason, applies in reasons.items() if applies)

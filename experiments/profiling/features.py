@@ -51,13 +51,13 @@ def shard(args, ways: int) -> Sizes:
     )
 
 
-def of_pair(pair: Pair, sizes: Sizes) -> pd.Series:
+def of_pair(pair: Pair) -> pd.Series:
     """Work out the rooflines of a published step, whose parameters are taken to be in bf16.
 
     Blocks are alike: the rooflines of one and of two blocks give those of all.
     """
-    one, two = (_of_blocks(pair, replace(sizes, n_layers=blocks)) for blocks in (1, 2))
-    return one + (sizes.n_layers - 1) * (two - one)
+    one, two = (_of_blocks(pair, replace(pair.sizes, n_layers=blocks)) for blocks in (1, 2))
+    return one + (pair.sizes.n_layers - 1) * (two - one)
 
 
 def _of_blocks(pair: Pair, sizes: Sizes) -> pd.Series:

@@ -12,6 +12,7 @@ apart from others, and an efficiency of torchao's own.
 """
 
 from functools import cache
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +40,20 @@ PARAMETERS = {
     "gap": (3, 5),
 }
 _NAMES = list(PARAMETERS)
+# What a fitted table has of each pair, besides its rooflines
+_OF_PAIR = (
+    "name",
+    "group",
+    "alike",
+    "stack",
+    "scaling",
+    "billions",
+    "gpu_key",
+    "gpus",
+    "chip",
+    "bf16_s",
+    "speed_up",
+)
 _PRIOR, _SPREAD = np.array(list(PARAMETERS.values())).T
 # Of a published speed-up, as a logarithm: by how much two reports of one thing differ
 _NOISE = 0.05
@@ -54,27 +69,21 @@ def published() -> pd.DataFrame:
     Pairs that differ in nothing but the number of GPUs are one, with their median speed-up. Rows of
     a `group` are left out together.
     """
-    found, sizes = pairs.read()
-    rows = []
-    for pair in found:
-        if pair.calibrates and pair.model in sizes:
-            row = pair.model_dump(include={"name", "stack", "scaling", "billions", "gpus"})
-            row |= {"group": pair.group, "alike": pair.alike, "bf16_s": pair.bf16_s}
-            row |= {"speed_up": pair.speed_up, "gpu": pair.gpu_key, "chip": chip(pair.gpu_key)}
-            rows.append(row | dict(features.of_pair(pair, sizes[pair.model])))
-    rows = table(rows)
+    found = [pair for pair in pairs.read() if pair.calibrates]
+    known = pd.DataFrame(map(attrgetter(*_OF_PAIR), found), columns=_OF_PAIR)
+    rows = with_parameters(known.join(pd.DataFrame(map(features.of_pair, found))))
     rows["speed_up"] = rows.groupby("alike")["speed_up"].transform("median")
     return rows.drop_duplicates("alike", ignore_index=True)
 
 
-def table(rows: list[dict]) -> pd.DataFrame:
-    """Put steps with their `stack` and `scaling` into a table, with the numbers of the parameters
-    that are theirs."""
-    made = pd.DataFrame(rows)
-    scaling = made["scaling"].where(made["scaling"] == "rowwise", "tensorwise")
-    made["casts"] = ("casts " + made["stack"]).map(_NAMES.index)
-    made["efficiency"] = ("efficiency " + scaling).map(_NAMES.index)
-    return made
+def with_parameters(rows: pd.DataFrame) -> pd.DataFrame:
+    """Add to steps with their `stack` and `scaling` the numbers of the parameters that are
+    theirs."""
+    scaling = rows["scaling"].where(rows["scaling"] == "rowwise", "tensorwise")
+    return rows.assign(
+        casts=("casts " + rows["stack"]).map(_NAMES.index),
+        efficiency=("efficiency " + scaling).map(_NAMES.index),
+    )
 
 
 # ---- the time model ----

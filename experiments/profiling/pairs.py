@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, model_va
 
 from experiments.config.recipes import ROOT
 from models.flops import Sizes
-from models.gpus import find
+from models.gpus import chip, find
 
 PUBLISHED = ROOT / "results" / "published" / "speedups.yaml"
 
@@ -23,6 +23,7 @@ class Pair(BaseModel):
 
     name: str
     model: str
+    sizes: Sizes | None = None  # of the model, where the file has them
     billions: PositiveFloat | None = None  # parameters
     kind: Literal["dense", "experts", "lora", "part"]
     stack: Literal["torchao", "torchao eager", "Transformer Engine", "hand-written", "XLA", "other"]
@@ -77,6 +78,11 @@ class Pair(BaseModel):
         return find(self.gpu)
 
     @property
+    def chip(self) -> str | None:
+        """The chip of the GPU, as `models.gpus.CHIPS` names it."""
+        return chip(self.gpu_key)
+
+    @property
     def group(self) -> tuple:
         """What is left out together: pairs of one model, stack and release."""
         return (self.model, self.stack, self.software or self.source)
@@ -99,7 +105,7 @@ class Pair(BaseModel):
     def calibrates(self) -> bool:
         """Whether the time model may be fitted to the pair: a fair one whose step is known, of
         matmuls as the recipes have them."""
-        known = self.sequence and self.batch and self.gpu_key
+        known = self.sizes and self.sequence and self.batch and self.gpu_key
         alike = self.stack in ("Transformer Engine", "hand-written")
         if self.stack == "torchao":
             alike = self.scaling in ("tensorwise", "rowwise")
@@ -107,8 +113,8 @@ class Pair(BaseModel):
 
 
 @cache
-def read() -> tuple[list[Pair], dict[str, Sizes]]:
-    """Read all pairs, and the sizes of models by name."""
+def read() -> list[Pair]:
+    """Read all pairs."""
     content = yaml.load(PUBLISHED.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     sizes = {name: Sizes(**entry) for name, entry in content["models"].items()}
-    return [Pair(**entry) for entry in content["pairs"]], sizes
+    return [Pair(**entry, sizes=sizes.get(entry["model"])) for entry in content["pairs"]]

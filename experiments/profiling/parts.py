@@ -1,5 +1,9 @@
 """Where a step's time goes: the kernels of a profile, sorted into the parts of models/floors.py.
 
+    read_kernels    what ran, and who launched it, from PyTorch's profiler
+    part_of         the part that a kernel belongs to, by rules
+    table           kernels with their parts, which `busy_seconds`, `step_parts` and `top_kernels` sum
+
 A kernel is recognised by its name and by the operators that launched it. On a CPU operators take
 the place of kernels, each with its own time without that of operators inside it. Compiled kernels
 do several things at once, and most of FP8's casts count as what they are fused with: compare casts
@@ -7,8 +11,9 @@ and element-wise work together with their rooflines.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pandas as pd
 from torch.autograd import DeviceType
@@ -29,8 +34,7 @@ OTHER = "other"  # kernels that no rule knows
 LOSS_REGION = "loss"  # the name of the profiler region around the loss function
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """One launch of a kernel, with its name as the profiler gives it.
 
     `callers` are the operators and regions that launched it, innermost first; after a backward
@@ -94,13 +98,25 @@ def part_of(name: str, callers: Sequence[str]) -> str:
     return next((part for part, pattern in RULES if re.search(pattern, lines, re.MULTILINE)), OTHER)
 
 
-def busy_seconds(kernels: Iterable[Kernel]) -> dict[str, float]:
+def table(kernels: Iterable[Kernel], steps: int) -> pd.DataFrame:
+    """Put the kernels of some steps into a table: name, launching operator, part, and calls and
+    seconds per step."""
+    made = pd.DataFrame(kernels, columns=Kernel._fields)
+    parts = map(part_of, made["name"], made["callers"])
+    return pd.DataFrame(
+        {
+            "name": made["name"].str[:200],  # some are pages long
+            "op": made["callers"].str[0].fillna(""),
+            "part": list(parts),
+            "calls": 1 / steps,
+            "s": made["seconds"] / steps,
+        }
+    )
+
+
+def busy_seconds(table: pd.DataFrame) -> dict[str, float]:
     """Add up seconds by part; all of `PARTS`, and `OTHER` only if there is any."""
-    seconds = dict.fromkeys(PARTS, 0.0)
-    for kernel in kernels:
-        part = part_of(kernel.name, kernel.callers)
-        seconds[part] = seconds.get(part, 0.0) + kernel.seconds
-    return seconds
+    return dict.fromkeys(PARTS, 0.0) | table.groupby("part")["s"].sum().to_dict()
 
 
 def step_parts(
@@ -112,21 +128,14 @@ def step_parts(
     the GPU idles. Where the host itself computes, profiling slows everything alike.
     """
     total = sum(busy.values())
-    whole = max(profiled_s, total) if host_is_device else max(step_s, total)
+    whole = max(total, profiled_s if host_is_device else step_s)
     seconds = busy | {IDLE: whole - total}
     return {part: s * step_s / whole for part, s in seconds.items()}
 
 
-def top_kernels(kernels: Iterable[Kernel], steps: int) -> list[dict]:
-    """List the 60 kernels that take most time: name, launching operator, part, calls and seconds
-    per step."""
-    rows = []
-    for kernel in kernels:
-        operator, part = " ".join(kernel.callers[:1]), part_of(kernel.name, kernel.callers)
-        # some names are pages long
-        row = {"name": kernel.name[:200], "op": operator, "part": part}
-        rows.append(row | {"calls": 1 / steps, "s": kernel.seconds / steps})
-    sums = pd.DataFrame(rows).groupby(["name", "op", "part"], as_index=False).sum()
+def top_kernels(table: pd.DataFrame) -> list[dict]:
+    """List the 60 kernels that take most time, with their columns."""
+    sums = table.groupby(["name", "op", "part"], as_index=False).sum()
     return sums.nlargest(60, "s").to_dict("records")
 
 
@@ -162,14 +171,14 @@ def read_kernels(profiler) -> list[Kernel]:
 def _of_gpu(on_gpu: list, operators: list, forward: dict) -> list[Kernel]:
     # The profiler tells which operator launched a kernel by name and duration: those with both
     # equal can be exchanged.
-    launched: dict[tuple, list] = {}
+    launched = defaultdict(list)
     for operator in operators:
         for kernel in operator.kernels:
-            launched.setdefault((kernel.name, kernel.duration), []).append(operator)
+            launched[kernel.name, kernel.duration].append(operator)
     kernels, covered = [], 0.0
     for event in sorted(on_gpu, key=lambda e: e.time_range.start):
         start, end = event.time_range.start, event.time_range.end
-        launchers = launched.get((event.name, end - start))
+        launchers = launched[event.name, end - start]
         callers = _callers(launchers.pop(), forward) if launchers else ()
         kernels.append(Kernel(event.name, callers, max(0.0, end - max(start, covered)) / 1e6))
         covered = max(covered, end)

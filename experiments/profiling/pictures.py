@@ -14,7 +14,6 @@ from analysis.plots.style import GREY, finding, panels, plot, to_png
 from experiments.config.recipes import ROOT
 from experiments.jobs.command import COMPLETED, CommandLine, leave
 from experiments.profiling import fit, pairs
-from models.gpus import chip
 
 SIZE = (8.4, 5.2)  # inches
 COLOURS = {
@@ -46,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
 @plot
 def published(axes: Axes) -> None:
     """Draw each pair over the size of its model: colour by stack, shape by GPU."""
-    found = {p.name: p for p in pairs.read()[0] if p.billions and p.kind != "part"}
+    found = {p.name: p for p in pairs.read() if p.billions and p.kind != "part"}
     fair = [pair for pair in found.values() if pair.fairness != "doubtful"]
     losing = sum(pair.speed_up < 1 for pair in fair)
     dense = [pair for pair in fair if pair.kind == "dense"]
@@ -65,7 +64,7 @@ def published(axes: Axes) -> None:
         axes.plot(
             pair.billions,
             pair.speed_up,
-            MARKERS.get(chip(pair.gpu_key), "D"),
+            MARKERS.get(pair.chip, "D"),
             color={"dense": colour}.get(pair.kind, "white"),
             markeredgecolor=colour,
             alpha={"doubtful": 0.15}.get(pair.fairness, 0.85),

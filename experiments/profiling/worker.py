@@ -7,7 +7,7 @@ The recipe is resolved and trains `training.steps` steps. In the first of the la
 profiler starts, which can take seconds: it records the two after that. A failure ends stderr with a
 line `error: …`.
 
-Exit codes: 0, or 1 for a failure.
+Exit codes: 0, 1 for a failure, 2 for bad input.
 """
 
 import json
@@ -36,59 +36,54 @@ RECORDED_STEPS = 2
 PROFILED_STEPS = 1 + RECORDED_STEPS  # in the first of them the profiler starts
 
 
-class Measurement:
-    """Step times of a trainer as it trains, and the profile of its last steps."""
+def profile_last_steps(trainer: Trainer) -> profile:
+    """Have a trainer profile its last `RECORDED_STEPS` steps. The profiler starts in the step before
+    them."""
+    last = trainer.plan.config.training.steps
+    start = last - PROFILED_STEPS
+    profiler = profile(schedule=schedule(wait=0, warmup=1, active=RECORDED_STEPS))
 
-    def __init__(self, trainer: Trainer):
-        self.trainer, self.plan = trainer, trainer.plan
-        self.last = self.plan.config.training.steps
-        self.starting = self.last - RECORDED_STEPS  # the step in which the profiler starts
-        self.windows: list[Window] = []
-        self.profiler = profile(schedule=schedule(wait=0, warmup=1, active=RECORDED_STEPS))
-        trainer.on_step, trainer.on_window = self.on_step, self.windows.append
-
-    def on_step(self, step: int) -> None:
-        if step >= self.starting - 1:
+    def after_step(step: int) -> None:
+        if step >= start:
             device.synchronize()
-        if step == self.starting - 1:
-            self.profiler.start()
-        elif step == self.last:
-            self.profiler.stop()
-        elif step >= self.starting:
-            self.profiler.step()
+        if step == start:
+            profiler.start()
+        elif step == last:
+            profiler.stop()
+        elif step > start:
+            profiler.step()
 
-    def record(self) -> dict:
-        """Say what bench.json has of a round, and the kernels. Times in seconds, memory in bytes,
-        MFU a fraction."""
-        steady, profiled = [], []
-        for step in chain.from_iterable(window.steps() for window in self.windows):
-            if step.step > self.starting:
-                profiled.append(step.seconds)
-            elif step.step < self.starting and step.steady:
-                steady.append(step.seconds)
-        step_s = statistics.mean(steady)
-        tokens_per_s = self.plan.tokens / step_s
-        timing = self.trainer.timing
-        kernels = parts.read_kernels(self.profiler)
-        busy = {part: s / len(profiled) for part, s in parts.busy_seconds(kernels).items()}
-        return {
-            "step_s": step_s,
-            "tokens_per_s": tokens_per_s,
-            "mfu_bf16_peak": utilisation(self.plan, tokens_per_s).get("mfu_bf16_peak"),
-            "parts": parts.step_parts(
-                busy, statistics.mean(profiled), step_s, host_is_device=device.TYPE == "cpu"
-            ),
-            "peak_memory_bytes": max(window.peak_memory_bytes for window in self.windows),
-            "warm_up": {
-                "s": timing.warm_up_s,
-                "phases": timing.phases,
-                "compile_cache": timing.compile_cache,
-            },
-            "steady_step_s": steady,
-            "profiled_step_s": profiled,
-            "kernels": parts.top_kernels(kernels, len(profiled)),
-            "compiled_graphs": compiled_graphs(),
-        }
+    trainer.on_step = after_step
+    return profiler
+
+
+def record(trainer: Trainer, windows: list[Window], profiler: profile) -> dict:
+    """Say what bench.json has of a round, and the kernels. Times in seconds, memory in bytes, MFU a
+    fraction."""
+    steps = list(chain.from_iterable(window.steps() for window in windows))
+    steady = [step.seconds for step in steps[:-PROFILED_STEPS] if step.steady]
+    profiled = [step.seconds for step in steps[-RECORDED_STEPS:]]
+    step_s, profiled_s = statistics.mean(steady), statistics.mean(profiled)
+    tokens_per_s = trainer.plan.tokens / step_s
+    timing = trainer.timing
+    kernels = parts.table(parts.read_kernels(profiler), RECORDED_STEPS)
+    busy = parts.busy_seconds(kernels)
+    return {
+        "step_s": step_s,
+        "tokens_per_s": tokens_per_s,
+        "mfu_bf16_peak": utilisation(trainer.plan, tokens_per_s).get("mfu_bf16_peak"),
+        "parts": parts.step_parts(busy, profiled_s, step_s, device.TYPE == "cpu"),
+        "peak_memory_bytes": max(window.peak_memory_bytes for window in windows),
+        "warm_up": {
+            "s": timing.warm_up_s,
+            "phases": timing.phases,
+            "compile_cache": timing.compile_cache,
+        },
+        "steady_step_s": steady,
+        "profiled_step_s": profiled,
+        "kernels": parts.top_kernels(kernels),
+        "compiled_graphs": compiled_graphs(),
+    }
 
 
 def count_compiled() -> None:
@@ -131,11 +126,13 @@ def measure(recipe: recipes.Recipe, stop: Stop) -> dict:
     count_compiled()
     trainer = Trainer(planned, open_data(planned)[0], stop)
     trainer.loss_fn = record_function(parts.LOSS_REGION)(trainer.loss_fn)
-    measurement = Measurement(trainer)
+    windows: list[Window] = []
+    trainer.on_window = windows.append
+    profiler = profile_last_steps(trainer)
     trainer.train()
     trainer.close()
     torch.distributed.destroy_process_group()
-    return measurement.record()
+    return record(trainer, windows, profiler)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -154,8 +151,8 @@ def main(argv: list[str] | None = None) -> int:
             measured = measure(loaded, stop)
         args.record.write_text(json.dumps(measured, indent=1) + "\n")
         return COMPLETED
-    except InputError as error:
-        complain(error)
+    except InputError:
+        raise
     except Exception as error:
         logging.getLogger().exception("the measurement failed")
         # its first sentence: of a GPU that is out of memory it is a paragraph
