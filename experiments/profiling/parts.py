@@ -2,7 +2,7 @@
 
     read_kernels    what ran, and who launched it, from PyTorch's profiler
     part_of         the part that a kernel belongs to, by rules
-    table           kernels with their parts, which `busy_seconds`, `step_parts` and `top_kernels` sum
+    table           kernels with their parts, which `busy_seconds` and `top_kernels` add up
 
 A kernel is recognised by its name and by the operators that launched it. On a CPU operators take
 the place of kernels, each with its own time without that of operators inside it. Compiled kernels

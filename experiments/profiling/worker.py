@@ -37,8 +37,7 @@ PROFILED_STEPS = 1 + RECORDED_STEPS  # in the first of them the profiler starts
 
 
 def profile_last_steps(trainer: Trainer) -> profile:
-    """Have a trainer profile its last `RECORDED_STEPS` steps. The profiler starts in the step before
-    them."""
+    """Have a trainer profile its last `RECORDED_STEPS` steps; the profiler starts before them."""
     last = trainer.plan.config.training.steps
     start = last - PROFILED_STEPS
     profiler = profile(schedule=schedule(wait=0, warmup=1, active=RECORDED_STEPS))
