@@ -36,7 +36,7 @@ from experiments.config.studies import DEFAULT, load
 from experiments.jobs.command import CommandLine, Stop, count, leave, seconds
 from experiments.jobs.ranks import Ranks, gpus
 from experiments.profiling.measured import Bench, Machine, Round, Variant, tables
-from experiments.records.files import claim_folder, dated_folder, new_folder, write_whole
+from experiments.records.files import claim_folder, dated_folder, new_folder, write
 from experiments.records.run import NOT_STEADY_STEPS
 from models.errors import InputError
 
@@ -137,7 +137,11 @@ def _prepare(args) -> tuple[dict[str, "Plan"], Bench]:
 
 
 class NotMeasured(Exception):
-    """A measurement that failed, or that the budget or the user ended; the message says which."""
+    """A measurement that failed; the message says why."""
+
+
+class Ended(NotMeasured):
+    """A measurement that the budget or the user ended; the message says which."""
 
 
 def measure_in_rounds(
@@ -151,22 +155,10 @@ def measure_in_rounds(
     order, number = list(files), 1
     while order:
         for label in order:
-            start, variant, file = time.monotonic(), bench.variants[label], files[label]
-            try:
-                measured = measure(file, number, left, stop)
-            except NotMeasured as reason:
-                outcome = str(reason)
-                if outcome.startswith("failed") or not variant.rounds:
-                    variant.error = outcome
-            else:
-                wall_s = time.monotonic() - start
-                variant.rounds.append(Round(round=number, wall_s=wall_s, **measured))
-                variant.error = None
-                rate, step_s = measured["tokens_per_s"], measured["step_s"]
-                outcome = f"{rate:,.0f} tokens/s, {step_s * 1e3:,.1f} ms a step"
+            start = time.monotonic()
+            outcome = add_round(bench.variants[label], files[label], number, left, stop)
             bench.work_out()
-            content = bench.model_dump_json(indent=1, exclude_unset=True)
-            write_whole(file.with_name("bench.json"), content + "\n")
+            write(files[label].with_name("bench.json"), bench)
             seconds = time.monotonic() - start
             print(f"round {number}, {label}: {outcome} ({seconds:.0f} s)", flush=True)
             if stop.code or left() < 0:
@@ -177,6 +169,23 @@ def measure_in_rounds(
         if needed > left():
             print(f"Another round takes about {needed:.0f} s, and {left():.0f} s are left.")
             return
+
+
+def add_round(
+    variant: Variant, file: Path, number: int, left: Callable[[], float], stop: Stop
+) -> str:
+    """Measure a variant and note its round, or why there is none; returns either in words."""
+    start = time.monotonic()
+    try:
+        measured = measure(file, number, left, stop)
+    except NotMeasured as reason:
+        if not (variant.rounds and isinstance(reason, Ended)):
+            variant.error = str(reason)
+        return str(reason)
+    made = Round(round=number, wall_s=time.monotonic() - start, **measured)
+    variant.rounds.append(made)
+    variant.error = None
+    return f"{made.tokens_per_s:,.0f} tokens/s, {made.step_s * 1e3:,.1f} ms a step"
 
 
 def measure(recipe: Path, number: int, left: Callable[[], float], stop: Stop) -> dict:
@@ -193,9 +202,9 @@ def measure(recipe: Path, number: int, left: Callable[[], float], stop: Stop) ->
         if not ended:
             worker.end(GRACE_S)
     if stop.code:
-        raise NotMeasured(f"ended by {stop.why}")
+        raise Ended(f"ended by {stop.why}")
     if not ended:
-        raise NotMeasured("the budget was spent")
+        raise Ended("the budget was spent")
     if worker.returncode < 0:
         killer = signal.Signals(-worker.returncode).name
         raise NotMeasured(f"failed: killed by {killer}, see {log}")

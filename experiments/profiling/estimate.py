@@ -118,18 +118,17 @@ def _nearest(asked, bf16: Plan) -> dict:
         kind = "lora"
 
     def distance(pair: pairs.Pair) -> float:
-        apart = abs(log(pair.billions * 1e9 / bf16.parameters))
-        apart += abs(log(pair.tensor_parallel / asked.tensor_parallel))
-        apart += 0.5 * (pair.gpu_key != asked.gpu) + 2.5 * (pair.chip != chip(asked.gpu))
-        apart += (pair.stack != "torchao") + (pair.fairness == "doubtful")
-        unlike = (pair.scaling != BEST) + (pair.sequence != bf16.config.training.seq_len)
-        unlike += abs(log((pair.gpus or 1) / asked.gpus)) + (pair.fairness == "minor")
-        return apart + 0.1 * unlike
+        size = abs(log(pair.billions * 1e9 / bf16.parameters))
+        cut = abs(log(pair.tensor_parallel / asked.tensor_parallel))
+        gpu = 0.5 * (pair.gpu_key != asked.gpu) + 2.5 * (pair.chip != chip(asked.gpu))
+        report = (pair.stack != "torchao") + (pair.fairness == "doubtful")
+        little = (pair.scaling != BEST) + (pair.sequence != bf16.config.training.seq_len)
+        little += abs(log((pair.gpus or 1) / asked.gpus)) + (pair.fairness == "minor")
+        return size + cut + gpu + report + 0.1 * little
 
-    of_kind = [pair for pair in pairs.read() if pair.kind == kind and pair.billions]
-    pair = min(of_kind, key=distance)
-    named = pair.model_dump(include={"name", "model", "gpu", "stack", "scaling", "source"})
-    return named | {"speed_up": pair.speed_up}
+    pair = min((pair for pair in pairs.read() if pair.kind == kind and pair.billions), key=distance)
+    shown = ("name", "model", "stack", "scaling", "gpu", "source", "speed_up")
+    return {field: getattr(pair, field) for field in shown}
 
 
 # ---- features and fit: the speed ----
@@ -211,11 +210,13 @@ def _time(asked, bf16: Plan, answer: dict) -> dict:
     first_s = {"bf16": bf16_s, BEST: bf16_s + later_s}
     hours, cost = {}, None
     if steps:
-        for name, words in (("bf16", "in bf16"), (BEST, "in FP8")):
-            hours[words] = (first_s[name] + (steps - 1) * step_s[name]) / 3600
+        hours = {
+            words: (first_s[name] + (steps - 1) * step_s[name]) / 3600
+            for words, name in (("in bf16", "bf16"), ("in FP8", BEST))
+        }
     hours["saved per 1,000 steps"] = 1000 * (step_s["bf16"] - step_s[BEST]) / 3600
     if asked.price is not None:
-        cost = {name: h * asked.gpus * asked.price for name, h in hours.items()}
+        cost = {words: h * asked.gpus * asked.price for words, h in hours.items()}
     overtakes = dict.fromkeys(ENDS)  # the step at which FP8 has caught up
     for end, ratio in answer["speed_up"][BEST].items():
         if ratio > 1:
