@@ -1,38 +1,19 @@
 """A whole study as a user runs it, and what its run directories hold."""
 
-from typing import NamedTuple
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 
 from experiments.jobs import runner
 from experiments.records.files import read, read_windows
-from experiments.records.run import (
-    MANIFEST,
-    METRICS,
-    PROOF,
-    TIMING,
-    Manifest,
-    Proof,
-    Timing,
-    Window,
-)
+from experiments.records.run import MANIFEST, METRICS, PROOF, TIMING, Manifest, Proof, Timing
 from tests.runs import SMALL, losses_of, run_study
 
 pytestmark = pytest.mark.slow
 
 FOUR = ["baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled"]
 STEPS = 14  # more than the 10 that settle
-
-
-class Records(NamedTuple):
-    """A run's."""
-
-    manifest: Manifest
-    timing: Timing
-    proof: Proof
-    windows: list[Window]
-    losses: list[float]
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +31,17 @@ def four_way(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def records(four_way) -> dict[str, Records]:
+def records(four_way) -> dict[str, SimpleNamespace]:
+    """What each run has left."""
     found = {}
     for recipe in FOUR:
         run = four_way[0] / recipe / "seed0"
-        found[recipe] = Records(
-            read(run / MANIFEST, Manifest),
-            read(run / TIMING, Timing),
-            read(run / PROOF, Proof),
-            read_windows(run / METRICS),
-            losses_of(run),
+        found[recipe] = SimpleNamespace(
+            manifest=read(run / MANIFEST, Manifest),
+            timing=read(run / TIMING, Timing),
+            proof=read(run / PROOF, Proof),
+            windows=read_windows(run / METRICS),
+            losses=losses_of(run),
         )
     return found
 
@@ -104,19 +86,14 @@ def test_what_ran_in_fp8(records):
         assert proof.parameters.in_optimizer == 21
 
 
-def test_every_step_has_its_times_and_rates(records):
-    assert len({record.manifest.flops_per_token for record in records.values()}) == 1
-    for record in records.values():
-        assert [window.step for window in record.windows] == list(range(1, STEPS + 1))
-        for window in record.windows:
-            rate = window.tokens_per_s
-            assert window.not_steady == ([window.step] if window.step <= 10 else [])
-            assert rate == pytest.approx(256 / window.step_s[0], rel=1e-4)
-
-
-def test_warm_up_is_counted_and_accounted_for(records):
+def test_every_step_has_its_times_and_rates_and_the_warm_up_is_accounted_for(records):
     names = {"import", "data", "model_build", "conversion", "compile", "first_step"}
     for recipe, record in records.items():
+        assert record.manifest.flops_per_token == records["baseline"].manifest.flops_per_token
+        assert [window.step for window in record.windows] == list(range(1, STEPS + 1))
+        for window in record.windows:
+            assert window.not_steady == ([window.step] if window.step <= 10 else [])
+            assert window.tokens_per_s == pytest.approx(256 / window.step_s[0], rel=1e-4)
         timing, compiles = record.timing, recipe != "baseline"
         assert timing.warm_up_s == pytest.approx(sum(timing.phases.values()))
         assert names <= set(timing.phases)
