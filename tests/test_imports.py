@@ -1,11 +1,13 @@
 """Imports go down only, room by room; and a command imports what it needs and no more."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+import experiments
 from tests import processes
 from tests.processes import ROOT
 
@@ -48,6 +50,13 @@ def test_imports_go_down_only(room):
     for path in [*(ROOT / room).rglob("*.py"), *ROOT.glob(f"{room}.py")]:
         above = [name for name in imports_of(path) if not f"{name}/".startswith(allowed)]
         assert not above, path
+
+
+def test_the_way_of_make_study_passes_files_that_are_there():
+    for name in re.findall(r"[\w/]+\.py", experiments.__doc__):
+        assert any(
+            list(ROOT.glob(f"{folder}{name}")) for folder in ("", "models/", "experiments/**/")
+        ), name
 
 
 LOADERS = {"datasets", "huggingface_hub", "torchvision", "transformers"}

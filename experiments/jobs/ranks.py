@@ -48,7 +48,7 @@ def check_gpus(processes: int) -> None:
         )
 
 
-def binding(gpu: str | None, place: int, sysfs: Path = Path("/sys")) -> list[str]:
+def binding(place: int, gpu: str | None, sysfs: Path = Path("/sys")) -> list[str]:
     """Return the `numactl` command that keeps a process and its memory near a GPU.
 
     `place` is the GPU's among `gpus`: the memory node of this number, where the kernel names none.
@@ -106,32 +106,32 @@ class Ranks:
         another rank prints is kept for `last_words`. `gpus` are (place, GPU) as for
         `binding`.
         """
-        self.log, self.gpus, self.processes = log, gpus, processes
+        self.log = log
         self.first, self.returncode = 0, None
         self.children: list[subprocess.Popen] = []
         self._outputs = {0: open(log, "a", encoding="utf-8")}  # noqa: SIM115  # for as long as the processes
         self._ended: list[int] = []  # ranks, in the order of their ends
         self._kill_at = math.inf
         self._meeting = reserved_port()
+        port = self._meeting.getsockname()[1]
+        shared = os.environ | _shared(gpus, processes) | (environment or {})
         try:
             for rank in range(processes):
-                self._start(rank, arguments, environment or {})
+                command = [*binding(*gpus[rank % len(gpus)]), sys.executable, "-m", *arguments]
+                self._start(rank, command, shared | variables(rank, processes, port))
         except OSError:
             self._kill()
             raise
 
-    def _start(self, rank: int, arguments: list[str], environment: dict[str, str]) -> None:
+    def _start(self, rank: int, command: list[str], environment: dict[str, str]) -> None:
         """Start a process in a session of its own: a terminal's Ctrl-C reaches only this process,
         which passes it on. It ends with this one."""
-        place, gpu = self.gpus[rank % len(self.gpus)]
-        environment = os.environ | self._shared() | environment
-        environment |= variables(rank, self.processes, self._meeting.getsockname()[1])
         stdout = subprocess.DEVNULL
         if rank:
             stdout = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
             self._outputs[rank] = stdout
         child = subprocess.Popen(
-            [*binding(gpu, place), sys.executable, "-m", *arguments],
+            command,
             env=environment,
             stdout=stdout,
             stderr=self._outputs[rank],
@@ -139,18 +139,6 @@ class Ranks:
         )
         self.children.append(child)
         threading.Thread(target=self._await, args=[rank], daemon=True).start()
-
-    def _shared(self) -> dict[str, str]:
-        """Return what all ranks are told: they see all GPUs of the run, between which NCCL copies,
-        and each takes its share of the cores."""
-        shared = {STARTER_PID: str(os.getpid())}
-        names = [gpu for _, gpu in self.gpus if gpu]
-        if names:
-            shared["CUDA_VISIBLE_DEVICES"] = ",".join(names)
-        if self.processes > 1 and "OMP_NUM_THREADS" not in os.environ:
-            sharing = max(self.processes, len(gpus()))
-            shared["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)) // sharing or 1)
-        return shared
 
     def _await(self, rank: int) -> None:
         self.children[rank].wait()
@@ -212,6 +200,19 @@ class Ranks:
             if lines and self.returncode != -signal.SIGKILL:  # which leaves no time for words
                 return lines[-1]
         return f"see {self.log}"
+
+
+def _shared(places: list[tuple[int, str | None]], processes: int) -> dict[str, str]:
+    """Return what all ranks of a run are told: they see all its GPUs, between which NCCL copies,
+    and each takes its share of the cores."""
+    told = {STARTER_PID: str(os.getpid())}
+    names = [gpu for _, gpu in places if gpu]
+    if names:
+        told["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+    if processes > 1 and "OMP_NUM_THREADS" not in os.environ:
+        sharing = max(processes, len(gpus()))
+        told["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)) // sharing or 1)
+    return told
 
 
 def reserved_port() -> socket.socket:

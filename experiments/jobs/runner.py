@@ -10,7 +10,6 @@ import signal
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,17 +67,25 @@ def run_all(
     return jobs.codes + [COME_BACK] * (len(runs) - len(jobs.codes))
 
 
-@dataclass
 class _Started:
-    """A run that was started; what it prints is in its log."""
+    """A run that was started on some GPUs; what it prints is in its log."""
 
-    run: Run
-    line: Line
-    ranks: Ranks
-    caches: tempfile.TemporaryDirectory
-    earlier: Window | None  # the last log window that was there before
-    until: float  # when its share of a budget is spent
-    asked_at: float | None = None  # when it was asked to stop because its share is spent
+    def __init__(self, run: Run, line: Line, gpus: list[tuple[int, str | None]], until: float):
+        """Start the run. `until` is when its share of a budget is spent. Raises OSError."""
+        self.run, self.line, self.gpus, self.until = run, line, gpus, until
+        self.asked_at: float | None = None  # when it was asked to stop because that is spent
+        run.directory.mkdir(parents=True, exist_ok=True)
+        self.earlier = last_window(run.directory)  # that was there before
+        self.caches = tempfile.TemporaryDirectory(
+            prefix="compile-cache-", ignore_cleanup_errors=True
+        )
+        folders = {}
+        if run.compiles_anew:
+            folders = {name: f"{self.caches.name}/{name}" for name in COMPILE_CACHES}
+        arguments = [COMMAND, *run.arguments]
+        self.ranks = Ranks(arguments, run.directory / LOG, gpus, run.processes, folders)
+        names = ", ".join(gpu for _, gpu in gpus if gpu)
+        line.say(f"started on GPU {names}" if names else "started")
 
 
 class _Jobs:
@@ -123,7 +130,7 @@ class _Jobs:
             line = Line(self.bars, run.title, run.steps)
             until = self.budget.until(len(waiting), self.places // count)
             try:
-                self.running.append(_start(run, line, self.free[:count], until))
+                self.running.append(_Started(run, line, self.free[:count], until))
                 del self.free[:count]
             except OSError as error:  # a full disk; the next run may find room
                 line.end("failed", f"{error.filename}: {error.strerror}")
@@ -152,7 +159,7 @@ class _Jobs:
         """Say how a run ended, with its steady rate, and free its GPUs."""
         started.caches.cleanup()
         self.running.remove(started)
-        self.free = sorted(self.free + started.ranks.gpus)
+        self.free = sorted(self.free + started.gpus)
         code = started.ranks.returncode
         self.codes.append(code)
         outcome = ENDS.get(code, "failed")
@@ -166,18 +173,3 @@ class _Jobs:
                 rate = steady_rate(started.run.directory)
             outcome += f" at step {window.step}, {describe(window, rate)}"
         started.line.end(outcome, started.ranks.last_words() if code else "")
-
-
-def _start(run: Run, line: Line, gpus: list[tuple[int, str | None]], until: float) -> _Started:
-    """Start a run on some GPUs. Raises OSError."""
-    run.directory.mkdir(parents=True, exist_ok=True)
-    earlier = last_window(run.directory)
-    caches = tempfile.TemporaryDirectory(prefix="compile-cache-", ignore_cleanup_errors=True)
-    folders = {}
-    if run.compiles_anew:
-        folders = {name: f"{caches.name}/{name}" for name in COMPILE_CACHES}
-    arguments = [COMMAND, *run.arguments]
-    started = Ranks(arguments, run.directory / LOG, gpus, run.processes, folders)
-    names = ", ".join(gpu for _, gpu in gpus if gpu)
-    line.say(f"started on GPU {names}" if names else "started")
-    return _Started(run, line, started, caches, earlier, until)

@@ -10,7 +10,6 @@ import time
 
 import pytest
 
-from experiments import run
 from experiments.jobs import ranks as jobs_ranks
 from experiments.jobs.ranks import Ranks, set_rank_environment
 from experiments.records.files import last_window, read
@@ -45,11 +44,11 @@ def test_a_run_is_bound_to_the_cores_and_memory_of_its_gpu(nearest, node, tmp_pa
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     bound = ["numactl", f"--cpunodebind={node}", f"--membind={node}"]
-    assert jobs_ranks.binding("2", 2, tmp_path) == bound
-    assert jobs_ranks.binding(None, 0, tmp_path) == []
+    assert jobs_ranks.binding(2, "2", tmp_path) == bound
+    assert jobs_ranks.binding(0, None, tmp_path) == []
     # as in a container whose memory may not be chosen
     (tmp_path / "numactl").write_text("#!/bin/sh\nexit 1\n")
-    assert jobs_ranks.binding("2", 2, tmp_path) == []
+    assert jobs_ranks.binding(2, "2", tmp_path) == []
 
 
 # ---- ranks ----
@@ -141,17 +140,6 @@ def test_a_second_ctrl_c_ends_ranks_that_hang(ranks, tmp_path, monkeypatch):
         time.sleep(0.02)
     started.send_signal(signal.SIGINT)
     assert end(started)
-
-
-def test_nothing_is_written_before_ranks_whose_input_is_bad(fails, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "start_ranks", None)
-    two = ["baseline", "--overlay", "cpu", "--processes", "2", "--out"]
-    huge = ["model.flavor=llama3.1-8B", "training.seq_len=131072", "training.local_batch_size=64"]
-    fails(run.main, *two, tmp_path / "new", *huge)
-    assert not (tmp_path / "new").exists()
-    (tmp_path / "thesis.tex").touch()
-    assert str(tmp_path) in fails(run.main, *two, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 @pytest.mark.slow
