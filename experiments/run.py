@@ -57,9 +57,10 @@ def main(argv: list[str] | None = None) -> int:
     from experiments.training.metrics import TIMELINE
     from experiments.training.plan import check_here, open_data, plan
 
+    TIMELINE.mark("import")
     planned = plan(recipe, max(started, args.processes))
     findings = [("model", planned.describe()), *check_here(planned, args.budget)]
-    TIMELINE.mark("import")
+    TIMELINE.mark("setup")
     token_file, data = open_data(planned)
     findings.append(("data", data))
     TIMELINE.mark("data")
@@ -68,6 +69,7 @@ def main(argv: list[str] | None = None) -> int:
 
     from experiments.training import attempt, run_directory
 
+    TIMELINE.mark("import")
     if not starts_ranks:
         return attempt.run(planned, token_file, findings, args.out, stop)
     if args.out:

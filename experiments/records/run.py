@@ -228,6 +228,11 @@ class Phase(Record):
     gemm_flops: dict[str, int]  # by operator
     row_scaled_flops: Count | None = None  # by FP8 matmuls that are given scales of rows
 
+    @property
+    def fp8_flops(self) -> int:
+        """FLOPs of the FP8 matmuls."""
+        return sum(count for name, count in self.gemm_flops.items() if "_scaled_mm" in name)
+
 
 class Parameters(Record):
     """Which parameters the optimizer steps, and which moved in its first step."""

@@ -123,7 +123,7 @@ def _record(trainer: Trainer, directory: RunDirectory, move_bar) -> None:
 
     def on_step(step: int) -> None:
         move_bar(completed=step)
-        if str(step) in trainer.timing.switches or not (path / TIMING).exists():
+        if step == trainer.first_step or str(step) in trainer.timing.switches:
             files.write(path / TIMING, trainer.timing)
         if step == trainer.proof.last_profiled:
             files.write(path / PROOF, trainer.proof.record())

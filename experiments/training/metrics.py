@@ -4,6 +4,7 @@ import math
 import re
 from collections import defaultdict
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -12,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torchao.float8.config import CastConfig
 from torchao.float8.float8_scaling_utils import get_maybe_axiswise_dim
 from torchao.float8.float8_utils import tensor_to_scale, to_fp8_saturated
+from torchtitan.components.metrics import MetricsProcessor
 
 from experiments.records.run import Timing, Window
 from experiments.training.plan import Plan
@@ -97,17 +99,13 @@ class Meter:
         self.marks = [mark]  # then one at the end of each step
         self.losses: list[torch.Tensor] = []  # this rank's part of each step's, on the device
         self.valid_tokens = 0.0  # of all ranks
-        self.data_wait_s: list[float] = []
         self.not_steady: list[int] = []
 
-    def end_step(
-        self, step: int, loss: torch.Tensor, tokens: float, waited_s: float, steady: bool
-    ) -> None:
+    def end_step(self, step: int, loss: torch.Tensor, tokens: float, steady: bool) -> None:
         """Note when a step ended, and what it did."""
         self.marks.append(device.mark())
         self.losses.append(loss)
         self.valid_tokens += tokens
-        self.data_wait_s.append(round(waited_s, 6))
         if not steady:
             self.not_steady.append(step)
 
@@ -116,18 +114,22 @@ class Meter:
         step: int,
         grad_norm: float,
         lr: float,
-        peak_memory: float,
+        processor: MetricsProcessor,
         ranges: dict[str, float],
         fp8_flops: float,
     ) -> Window:
         """Make the record of the window that `step` ends. All ranks call it.
 
-        `fp8_flops` are those of a step of this rank.
+        Args:
+            processor: torchtitan's, with the waits for the window's micro-batches.
+            fp8_flops: of a step of this rank.
         """
         losses = torch.stack(self.losses)
         if self.plan.world_size > 1:
             dist.all_reduce(losses)
         step_s = device.seconds_between(self.marks)
+        waits = np.reshape(processor.data_loading_times, (len(step_s), -1)).sum(1)
+        peak_memory = processor.device_memory_monitor.get_peak_stats().max_reserved_gib * 2**30
         seconds = sum(step_s)
         tokens_per_s = self.plan.tokens * self.plan.world_size * len(step_s) / seconds
         window = Window(
@@ -140,7 +142,7 @@ class Meter:
             tokens_per_s=tokens_per_s,
             valid_tokens_per_s=self.valid_tokens / seconds,
             step_s=[round(s, 6) for s in step_s],
-            data_wait_s=self.data_wait_s,
+            data_wait_s=[round(s, 6) for s in waits.tolist()],
             not_steady=self.not_steady,
             peak_memory_bytes=int(peak_memory),
             fp8_ranges={name: finite(value) for name, value in ranges.items()},

@@ -64,6 +64,13 @@ class Plan:
         training = self.config.training
         return self.passes * training.local_batch_size * training.seq_len
 
+    def phase(self, step: int) -> range:
+        """Return the steps around `step` that have its precision."""
+        last = self.config.training.steps
+        starts = {1, self.fp8_steps.start, self.fp8_steps.stop, last + 1}
+        start = max(start for start in starts if start <= step)
+        return range(start, min(start for start in starts if start > step))
+
     @property
     def memory_needed(self) -> float:
         """Bytes on each device."""

@@ -17,18 +17,13 @@ and scaling of claim 2 are not checked.
 
 The trainer calls, in this order:
 
-    Proof(...)                   checks claim 1, and which layers were converted
-    before_step(), after_step()  around the first optimizer step: check claim 3
-    profile(...)                 around a step of each phase: checks claim 2
-    record()                     gives the contents of proof.json
-
-A phase's profiled step encloses `before_step` where it is the run's first step, too.
+    Proof(...)     checks claim 1, and which layers were converted
+    profile(step)  around a step of each phase: checks claim 2
+    movement()     around the first optimizer step: checks claim 3
+    record()       gives the contents of proof.json
 """
 
-import math
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -39,6 +34,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from experiments.records import run
 from experiments.training import collectives
+from experiments.training.matmuls import find_attention, find_matmuls, flops_by_operator
 from experiments.training.plan import Plan
 from models import float8
 from models.device import local
@@ -61,17 +57,16 @@ class Proof:
         self.converted = float8.converted_modules(model)
         self.flops_expected = plan.fp8.flops_per_token * plan.tokens
         self.phases: dict[str, run.Phase] = {}  # by first step
-        self.attention: set[str] = set()
         self.last_profiled = 0  # a step of this process
-        self.sent = self.movement = None
+        self.attention = self.sent = self.moved = None
         self._check_optimizer()
         self._check_conversion()
 
     def keep_phases(self, record: run.Proof | None, step: int) -> None:
         """Keep the phases that an earlier attempt profiled up to `step`, which was resumed from."""
-        for first, phase in record.phases.items() if record else ():
+        for start, phase in record.phases.items() if record else ():
             if phase.profiled_step <= step:
-                self.phases[first] = phase
+                self.phases[start] = phase
 
     # ---- claim 1: parameters are in the optimizer ----
 
@@ -100,13 +95,8 @@ class Proof:
             )
 
     @contextmanager
-    def profile(self, step: int, first: int, in_fp8: bool) -> Iterator[None]:
-        """Profile what runs inside, one step, and check its matmuls, collectives and graphs.
-
-        Args:
-            first: the first step of the phase.
-            in_fp8: whether FP8 is expected in this step.
-        """
+    def profile(self, step: int) -> Iterator[None]:
+        """Profile what runs inside, which is `step`; check its matmuls, collectives and graphs."""
         several = self.plan.world_size > 1
         activities = None if several else [ProfilerActivity.CPU]  # None: GPUs' too, for NCCL
         with profile(activities=activities, record_shapes=True) as profiler:
@@ -114,16 +104,17 @@ class Proof:
         events = [event for event in profiler.events() if event.device_type == DeviceType.CPU]
         matmuls = find_matmuls(events)
         self.last_profiled = step
-        self.attention = {_ATTENTION[event.name] for event in events if event.name in _ATTENTION}
-        self.phases[str(first)] = run.Phase(
-            in_fp8=in_fp8,
+        self.attention = find_attention(events)
+        phase = run.Phase(
+            in_fp8=step in self.plan.fp8_steps,
             profiled_step=step,
-            gemm_flops=count_flops(matmuls),
-            row_scaled_flops=_in_fp8(count_flops(filter(_has_row_scales, matmuls))),
+            gemm_flops=flops_by_operator(matmuls),
+            row_scaled_flops=sum(matmul.flops for matmul in matmuls if matmul.row_scaled),
         )
+        self.phases[str(self.plan.phase(step).start)] = phase
         if several:
             self._check_collectives(profiler)
-        self._check_matmuls(self.phases[str(first)])
+        self._check_matmuls(phase)
         if self.plan.config.compile.enable and compiled_graphs() == 0:
             raise ProofError(
                 "the recipe is compiled and torch.compile made no graph, so all of it ran eager: "
@@ -131,7 +122,7 @@ class Proof:
             )
 
     def _check_matmuls(self, phase: run.Phase) -> None:
-        flops, step, fp8 = _in_fp8(phase.gemm_flops), phase.profiled_step, self.plan.fp8
+        flops, step, fp8 = phase.fp8_flops, phase.profiled_step, self.plan.fp8
         did = f"in step {step} aten::_scaled_mm did {flops:.3e} FLOPs"
         if flops and not phase.in_fp8:
             raise ProofError(f"{did}, and the recipe has this step in bf16")
@@ -167,32 +158,29 @@ class Proof:
 
     # ---- claim 3: parameters move ----
 
+    @contextmanager
     @torch.no_grad()
-    def before_step(self) -> None:
-        """Before the first optimizer step: find elements of each parameter that it must change.
+    def movement(self) -> Iterator[None]:
+        """Check that what runs inside, the first optimizer step, changes each parameter.
 
         After a resume nothing is certain to change: the optimizer's moments are old, and its step
         can be of any size.
         """
-        self._resumed = bool(self.optimizer.state)
-        self._witnesses = {}  # by parameter: indices of elements, and their values
+        resumed, witnesses = bool(self.optimizer.state), {}  # indices of elements, their values
         group = self.optimizer.param_groups[0]
-        lr, eps = float(group["lr"]), group["eps"]
         for name, parameter in self.trainable.items():
             if parameter.grad is None:
                 raise ProofError(f"{name} is trainable and got no gradient")
-            if self._resumed:
+            if resumed:
                 continue
-            witness = _find_witness(local(parameter), local(parameter.grad), lr, eps)
+            weight, gradient = local(parameter), local(parameter.grad)
+            witness = _find_witness(weight, gradient, float(group["lr"]), group["eps"])
             if witness:
-                self._witnesses[name] = witness
-
-    @torch.no_grad()
-    def after_step(self) -> None:
-        """After the first optimizer step: check that these elements changed."""
+                witnesses[name] = witness
+        yield
         still = [
             name
-            for name, (index, before) in self._witnesses.items()
+            for name, (index, before) in witnesses.items()
             if torch.equal(local(self.trainable[name]).flatten()[index], before)
         ]
         stuck = [name for name in still if name not in self.orphans]
@@ -204,16 +192,16 @@ class Proof:
             )
         owned = [p for name, p in self.trainable.items() if name not in self.orphans]
         # bf16 keeps 8 significant bits: lr 5e-7 of the first step cannot move a norm weight of 1.0
-        unmovable = sorted(self.trainable.keys() - self._witnesses.keys())
-        self.movement = run.Parameters(
+        unmovable = sorted(self.trainable.keys() - witnesses.keys())
+        self.moved = run.Parameters(
             trainable=len(self.trainable),
             in_optimizer=len(owned),
             elements_in_optimizer=sum(p.numel() for p in owned),
             orphans=self.orphans,
             frozen=[name for name in self.parameters if name not in self.trainable],
-            moved_in_first_step=len(self._witnesses) - len(still),
+            moved_in_first_step=len(witnesses) - len(still),
             still_in_first_step=still,
-            dtype_cannot_hold_first_update=[] if self._resumed else unmovable,
+            dtype_cannot_hold_first_update=[] if resumed else unmovable,
             bytes_per_parameter=self._bytes_per_parameter(owned),
         )
 
@@ -229,46 +217,50 @@ class Proof:
     # ---- proof.json ----
 
     def record(self) -> run.Proof:
-        """Sum up the evidence; FLOPs and shares are those of the last phase in FP8, if any."""
-        phase = max(self.phases.values(), key=lambda phase: (phase.in_fp8, phase.profiled_step))
-        fp8, total = _in_fp8(phase.gemm_flops), sum(phase.gemm_flops.values())
+        """Sum up the evidence; FLOPs and shares are those of the phase in FP8, if there is one."""
+        phase = self._main_phase()
+        total = sum(phase.gemm_flops.values())
         return run.Proof(
             recipe_name=self.plan.fp8.recipe_name,
             emulated=self.plan.fp8.emulated,
             converted_modules={name: [*m.weight.shape] for name, m in self.converted.items()},
             profiled_step=phase.profiled_step,
             gemm_flops=phase.gemm_flops,
-            fp8_flops=fp8,
+            fp8_flops=phase.fp8_flops,
             fp8_flops_expected=self.flops_expected,
-            fp8_share_of_matmul_flops=fp8 / total if total else None,
+            fp8_share_of_matmul_flops=phase.fp8_flops / total if total else None,
             phases=self.phases,
-            attention=", ".join(sorted(self.attention)) or None,
+            attention=self.attention,
             compiled_graphs=compiled_graphs(),
-            parameters=self.movement,
+            parameters=self.moved,
             collectives=self.sent,
         )
 
-    def fp8_flops(self, first: int) -> float:
-        """Return a step's FP8 FLOPs in the phase from step `first`, 0 until one is profiled.
+    def _main_phase(self) -> run.Phase:
+        return max(self.phases.values(), key=lambda phase: (phase.in_fp8, phase.profiled_step))
+
+    def fp8_flops(self, step: int) -> float:
+        """Return the FP8 FLOPs of a step, 0 until one of its phase was profiled.
 
         Activation checkpointing computes some twice, which are counted once.
         """
-        phase = self.phases.get(str(first))
-        return min(_in_fp8(phase.gemm_flops), self.flops_expected) if phase else 0
+        phase = self.phases.get(str(self.plan.phase(step).start))
+        return min(phase.fp8_flops, self.flops_expected) if phase else 0
 
     def notes(self) -> list[str]:
         """Say by which kernels, as far as figures depend on them."""
         notes = []
         if self.attention:
-            notes.append(f"attention: {', '.join(sorted(self.attention))}")
-        for phase in self.phases.values():
-            scaled, flops = phase.row_scaled_flops, _in_fp8(phase.gemm_flops)
+            notes.append(f"attention: {self.attention}")
+        if self.phases:
+            phase = self._main_phase()
+            scaled, flops = phase.row_scaled_flops, phase.fp8_flops
             if scaled and scaled < flops:
                 notes.append(
                     f"row scales: {scaled / flops:.0%} of the FP8 FLOPs are of matmuls that take "
                     "them; the results of the others are scaled afterwards"
                 )
-        return list(dict.fromkeys(notes))
+        return notes
 
 
 def compiled_graphs() -> int:
@@ -282,92 +274,6 @@ def _check_bytes(key: str, what: str, sent: int, expected: int) -> None:
             f"ranks sent {sent:,} bytes of {what} in a step, and in FP8 it would be {expected:,}: "
             f"not (all) of what {key} promises was sent in FP8"
         )
-
-
-# ---- reading a profile ----
-
-_FP8_MATMULS = {"aten::_scaled_mm", "aten::_scaled_mm_v2"}
-# Of linear layers and of experts, which a CPU multiplies one after the other. Attention is bmm or a
-# kernel of its own.
-_MATMULS = {"aten::mm", "aten::addmm", "aten::_grouped_mm"}
-_ATTENTION = {
-    "aten::_scaled_dot_product_cudnn_attention": "cudnn",
-    "aten::_scaled_dot_product_flash_attention": "flash",
-    "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
-    "aten::_scaled_dot_product_efficient_attention": "efficient",
-    "aten::_scaled_dot_product_attention_math": "math",
-}
-# With max-autotune inductor may compile a matmul into a kernel of its own, as
-# triton_tem_fused__scaled_mm_3.
-_TEMPLATE = re.compile(r"triton_tem_.*?_(scaled_|add)?mm_")
-_COMPILATIONS = {
-    "_compile.compile_inner (dynamo_timed)",
-    "backward._backward_impl (dynamo_timed)",
-}
-
-
-def find_matmuls(events: Iterable) -> list:
-    """List the matmuls of a profile with shapes; without attention's.
-
-    What torch.compile calls while it compiles, to trace or to try kernels, is left out: a phase of
-    one step is profiled in the step that compiles it.
-    """
-    found = []
-    for event in events:
-        if event.cpu_parent is None:
-            found += _matmuls(event)
-    return found
-
-
-def count_flops(matmuls: Iterable) -> dict[str, int]:
-    """Count the FLOPs of matmuls by operator."""
-    flops = Counter()
-    for matmul in matmuls:
-        name, count = _flops(matmul)
-        flops[name] += count
-    return dict(flops)
-
-
-def _matmuls(event) -> list:
-    """List the matmuls that an operator is or calls.
-
-    Eager FP8 enters as aten::mm of a tensor subclass, which calls _scaled_mm: the latter counts.
-    Any other matmul that calls matmuls counts itself.
-    """
-    if event.name in _COMPILATIONS:
-        return []
-    if event.name in _FP8_MATMULS or _TEMPLATE.match(event.name):
-        return [event]
-    called = []
-    for child in event.cpu_children:
-        called += _matmuls(child)
-    if event.name in _MATMULS:
-        return [matmul for matmul in called if matmul.name in _FP8_MATMULS] or [event]
-    return called
-
-
-def _flops(matmul) -> tuple[str, int]:
-    """Name a matmul's operator and count its FLOPs, 2 M N K."""
-    template = _TEMPLATE.match(matmul.name)
-    if template:  # two operands come first, each perhaps transposed, and the output last
-        # Scales of rows have a dimension of 1 and are no matrices.
-        matrices = [math.prod(s) for s in matmul.input_shapes if len(s) == 2 and min(s) > 1]
-        name = "triton _scaled_mm" if template[1] == "scaled_" else "triton mm"
-        # (m k) (k n) (m n) is (m n k) squared
-        return name, 2 * math.isqrt(matrices[0] * matrices[1] * matrices[-1])
-    operands = matmul.input_shapes[matmul.name == "aten::addmm" :]  # without addmm's bias
-    # A grouped matmul has the rows of all experts in its left operand.
-    return matmul.name, 2 * math.prod(operands[0]) * operands[1][-1]
-
-
-def _has_row_scales(matmul) -> bool:
-    """Whether an operand of a matmul is a column of scales, one for each row: (m, 1)."""
-    return any(len(shape) == 2 and shape[1] == 1 < shape[0] for shape in matmul.input_shapes)
-
-
-def _in_fp8(flops: dict[str, int]) -> int:
-    """Add up the FLOPs of FP8 matmuls."""
-    return sum(count for name, count in flops.items() if "_scaled_mm" in name)
 
 
 # ---- finding elements that must move ----

@@ -79,7 +79,7 @@ class Trainer(titan.Trainer):
     checkpointer: Checkpoints
 
     def __init__(self, plan: Plan, token_file: TokenFile, stop: Stop):
-        TIMELINE.mark("import")
+        TIMELINE.mark("setup")
         config = plan.config
         self.plan, self.stop = plan, stop
 
@@ -104,14 +104,12 @@ class Trainer(titan.Trainer):
         self._identity = json.dumps(identity(plan, token_file))
         self.proof = Proof(plan, model, self.optimizers.optimizers[0])
         self.meter = Meter(plan)
-        self.timing: Timing | None = None  # until the first step of this process has ended
+        self.first_step = 1  # of this process
+        self.timing: Timing | None = None  # until that step has ended
         self._hosts = dist.new_group(backend="gloo")  # to agree without waiting for the devices
         self._stop_code = 0
-        self._phase = 0  # its first step
-        self._step_to_profile = 0  # in the phase
-        self._steady_from = 0
         self._windows = 0
-        self._disturbed = False  # the next step's time holds a checkpoint or a range check
+        self._disturber = 0  # the last step that ended with a checkpoint or a range check
         TIMELINE.mark("optimizer")
 
     def on_resume(self, step: int) -> None:
@@ -142,8 +140,9 @@ class Trainer(titan.Trainer):
         """
         config, last = self.job_config, self.job_config.training.steps
         self.checkpointer.load()
+        self.first_step = self.step + 1
         self.on_resume(self.step)
-        logger.info(f"Training starts at step {self.step + 1}")
+        logger.info(f"Training starts at step {self.first_step}")
         snapshots = maybe_enable_memory_snapshot(
             config.profiling, global_step=self.step, base_folder=config.job.dump_folder
         )
@@ -169,21 +168,22 @@ class Trainer(titan.Trainer):
 
     def train_step(self, batches: Iterator) -> None:
         """Do one step; end the log window if it is the window's last one."""
-        config, fp8_steps = self.job_config, self.plan.fp8_steps
-        in_fp8, switches = self.step in fp8_steps, (fp8_steps.start, fp8_steps.stop)
+        config, phase = self.job_config, self.plan.phase(self.step)
+        in_fp8, first = self.step in self.plan.fp8_steps, self.step == self.first_step
+        entered = max(phase.start, self.first_step)  # a resumed run may be in the midst of a phase
         compiled_before = compiled_s()
-        first = self.timing is None
         if first:
-            self._steady_from = self.step + NOT_STEADY_STEPS
             self.meter.begin(device.mark())
-        if first or self.step in switches:
-            self._enter_phase(in_fp8)
-        profiled = self.step == self._step_to_profile
+        if self.step == entered:
+            float8.switch(self.model_parts[0], in_fp8)
+        # One step of each phase is profiled: the third, or the last if the phase is shorter
+        count = PROFILED_WITH_GRAPHS if config.compile.cuda_graphs else PROFILED_OF_PHASE
+        profiled = self.step == min(entered + count, phase.stop) - 1
 
-        with self.proof.profile(self.step, self._phase, in_fp8) if profiled else nullcontext():
+        with self.proof.profile(self.step) if profiled else nullcontext():
             self.optimizers.zero_grad()
             lr = self.lr_schedulers.schedulers[0].get_last_lr()[0]
-            micro_batches, waited_s = self._fetch(batches)
+            micro_batches = [next(batches) for _ in range(self.plan.passes)]
             local_tokens, tokens = self._count_tokens(micro_batches)
             losses = []
             for inputs, labels in micro_batches:
@@ -199,11 +199,8 @@ class Trainer(titan.Trainer):
             optimizer.clip(parameters, norm, config.training.max_norm)
             read_norm = device.read_later(norm)
             self.checkpointer.maybe_wait_for_staging()
-            if first:
-                self.proof.before_step()
-            self.optimizers.step()
-            if first:
-                self.proof.after_step()
+            with self.proof.movement() if first else nullcontext():
+                self.optimizers.step()
             self.lr_schedulers.step()
 
             norm = read_norm()  # the device has the optimizer's step to do while the host waits
@@ -212,40 +209,23 @@ class Trainer(titan.Trainer):
         if first:
             device.synchronize()
             self.timing = TIMELINE.end_first_step()
-        elif self.step in switches:
+        elif self.step == phase.start:
             compile_s = compiled_s() - compiled_before
             self.timing.switches[str(self.step)] = Switch(in_fp8=in_fp8, compile_s=compile_s)
         loss = torch.stack(losses).sum()
-        steady = self.step >= self._steady_from and not self._disturbed
-        self._disturbed = False
-        self.meter.end_step(self.step, loss, tokens, waited_s, steady)
+        settled = max(self.first_step + NOT_STEADY_STEPS, entered + NOT_STEADY_OF_PHASE)
+        steady = self.step >= settled and self.step > self._disturber + 1
+        self.meter.end_step(self.step, loss, tokens, steady)
         self.on_step(self.step)
         # Also at the last step and where a checkpoint is saved: a resume loses no step
         ends = self._stop_code or self.step == config.training.steps or not math.isfinite(norm)
         saves = self.checkpointer._should_save(self.step)
         if ends or saves or self.metrics_processor.should_log(self.step):
             self._end_window(loss * tokens / local_tokens, norm, lr)
-        self._disturbed |= saves
+        if saves:
+            self._disturber = self.step
 
     # ---- the parts of a step ----
-
-    def _enter_phase(self, in_fp8: bool) -> None:
-        """Switch FP8 on or off, by the number of the step, also after a resume."""
-        float8.switch(self.model_parts[0], in_fp8)
-        fp8_steps, last = self.plan.fp8_steps, self.job_config.training.steps
-        starts = {1, fp8_steps.start, fp8_steps.stop, last + 1}
-        self._phase = max(start for start in starts if start <= self.step)
-        # One step of each phase is profiled: the third, or the last if the phase is shorter
-        end = min(start for start in starts if start > self.step)
-        graphs = self.job_config.compile.cuda_graphs
-        profiled = PROFILED_WITH_GRAPHS if graphs else PROFILED_OF_PHASE
-        self._step_to_profile = min(self.step + profiled, end) - 1
-        self._steady_from = max(self._steady_from, self.step + NOT_STEADY_OF_PHASE)
-
-    def _fetch(self, batches: Iterator) -> tuple[list, float]:
-        """Get the step's micro-batches, and the seconds that the host waited for them."""
-        micro_batches = [next(batches) for _ in range(self.plan.passes)]
-        return micro_batches, sum(self.metrics_processor.data_loading_times[-len(micro_batches) :])
 
     def _count_tokens(self, micro_batches: list) -> tuple[float, float]:
         """Count the step's tokens without padding, of this rank and of all, while devices work."""
@@ -271,11 +251,11 @@ class Trainer(titan.Trainer):
         # Check FP8's ranges in window 2 (window 1 holds the warm-up) and every N windows after it
         if every and self._windows % every == 1 % every:
             ranges = fp8_ranges(self.model_parts[0])
+        if ranges:
+            self._disturber = self.step
         self._windows += 1
-        self._disturbed = bool(ranges)
-        peak_memory = processor.device_memory_monitor.get_peak_stats().max_reserved_gib * 2**30
-        fp8_flops = self.proof.fp8_flops(self._phase)
-        window = self.meter.close(self.step, norm, lr, peak_memory, ranges, fp8_flops)
+        fp8_flops = self.proof.fp8_flops(self.step)
+        window = self.meter.close(self.step, norm, lr, processor, ranges, fp8_flops)
         self.on_window(window)
         if None in window.losses:
             raise Diverged(f"the loss was not finite by step {self.step}")

@@ -8,7 +8,7 @@ import torch
 from torch.profiler import profile
 
 from experiments.config import recipes
-from experiments.training.proof import count_flops, find_matmuls
+from experiments.training.matmuls import find_matmuls, flops_by_operator
 
 from models import device  # noqa: F401  # before torchtitan  # isort: skip
 from torchtitan.models.utils import get_moe_model_nparams_and_flops
@@ -64,7 +64,7 @@ def test_a_grouped_product_counts_each_row_once():
     with profile(record_shapes=True) as profiler:
         out = torch._grouped_mm(x, w.transpose(-2, -1), offs=ends)
         out.backward(torch.ones_like(out))
-    flops = count_flops(find_matmuls(profiler.events()))
+    flops = flops_by_operator(find_matmuls(profiler.events()))
     assert flops == {"aten::_grouped_mm": 3 * 2 * 48 * 16 * 32}
 
 

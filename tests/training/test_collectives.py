@@ -53,7 +53,7 @@ def profile_step(name: str, *overrides: str, ranks: int = 2) -> Collectives:
         converter.convert(model)
         model = parallelize(model, dims, config)
         proof = Proof(planned, model, torch.optim.AdamW(model.parameters()))
-        with proof.profile(1, first=1, in_fp8=bool(planned.fp8.layers)):
+        with proof.profile(1):
             model(torch.zeros(1, 32, dtype=torch.long)).float().mean().backward()
             converter.post_optimizer_hook([model])
         return proof.sent

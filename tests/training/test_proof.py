@@ -1,5 +1,6 @@
 """The proof fails when FP8 did not run, and when a parameter would not learn."""
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,7 +11,10 @@ from torch._dynamo.utils import counters
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from experiments.config.keys import Config
-from experiments.training.proof import Proof, ProofError, count_flops, find_matmuls
+from experiments.config.rules import fp8_steps
+from experiments.training.matmuls import find_matmuls, flops_by_operator
+from experiments.training.plan import Plan
+from experiments.training.proof import Proof, ProofError
 from models import float8
 from models.scalings import SCALINGS
 from tests.runs import ONE_DEVICE
@@ -38,7 +42,11 @@ class Run:
         keys.recipe_name, keys.filter_fqns, keys.emulate = recipe, ["head"], emulate
         self.config.training.local_batch_size, self.config.training.seq_len = 1, TOKENS
         fp8 = float8.choose(self.model, keys)
-        self.plan = SimpleNamespace(config=self.config, fp8=fp8, tokens=TOKENS, world_size=1)
+        self.plan = Plan(
+            recipe=SimpleNamespace(config=self.config), world_size=1, args=None, parameters=0,
+            flops_per_token=0, fp8=fp8, fp8_steps=fp8_steps(self.config), passes=1, shards=1,
+            memory={},
+        )  # fmt: skip
         if convert:
             float8.Float8Converter(self.config, ONE_DEVICE).convert(self.model)
         self.x = torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16, requires_grad=True)
@@ -50,11 +58,10 @@ class Run:
     def step(self):
         """The proof's record of one training step, observed as the trainer observes it."""
         proof = self.proof()
-        with proof.profile(1, first=1, in_fp8=bool(self.plan.fp8.layers)):
+        with proof.profile(1):
             self.model(self.x).float().square().mean().backward()
-            proof.before_step()
-            self.optimizer.step()
-        proof.after_step()
+            with proof.movement():
+                self.optimizer.step()
         return proof.record()
 
 
@@ -120,7 +127,7 @@ def compile_nothing(run: Run) -> None:
 
 
 def promise_rows(run: Run) -> None:
-    run.plan.fp8 = run.plan.fp8._replace(scaling=SCALINGS["rowwise"])
+    run.plan = replace(run.plan, fp8=run.plan.fp8._replace(scaling=SCALINGS["rowwise"]))
 
 
 @pytest.mark.parametrize(
@@ -144,13 +151,14 @@ def test_a_run_that_is_not_what_its_recipe_says_fails(harm, converted, sentence)
 
 def test_matmuls_of_the_other_phase_fail():
     run = Run()
+    run.plan = replace(run.plan, fp8_steps=range(4, 6))
     proof = run.proof()
     this_step = pytest.raises(ProofError, match="the recipe has this step in bf16")
-    with this_step, proof.profile(1, first=1, in_fp8=False):
+    with this_step, proof.profile(1):
         run.model(run.x)
     float8.switch(run.model, on=False)
     no_flops = pytest.raises(ProofError, match=r"did 0.000e\+00 FLOPs, and the 2 converted")
-    with no_flops, proof.profile(5, first=4, in_fp8=True):
+    with no_flops, proof.profile(5):
         run.model(run.x)
 
 
@@ -180,7 +188,10 @@ def test_flops_of_every_operator():
         a @ b
         torch.addmm(torch.zeros(5), a, b)
         torch.bmm(a.expand(2, 3, 4), b.expand(2, 4, 5))  # as attention's fallback does
-    assert count_flops(find_matmuls(profiler.events())) == {"aten::mm": 120, "aten::addmm": 120}
+    assert flops_by_operator(find_matmuls(profiler.events())) == {
+        "aten::mm": 120,
+        "aten::addmm": 120,
+    }
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -203,7 +214,7 @@ def test_matmuls_that_inductor_compiled_count(transposed):
             with torch._C._profiler._RecordFunctionFast(kernel, [*operands, *scales, out], {}):
                 pass
     flops = 2 * m * k * n
-    assert count_flops(find_matmuls(profiler.events())) == {
+    assert flops_by_operator(find_matmuls(profiler.events())) == {
         "triton _scaled_mm": flops,
         "triton mm": flops,
     }
