@@ -108,8 +108,12 @@ def test_what_fp8_saves():
 
 def gather_in_bf16(patch) -> None:
     """torchao's layer casts its weight itself where FSDP2 has not."""
-    keys = {"enable_fsdp_float8_all_gather": False}
-    patch.setattr(float8, "replace", lambda config, **more: replace(config, **more | keys))
+    convert = float8.convert_to_float8_training
+
+    def without_gather(model, config, **more) -> None:
+        convert(model, config=replace(config, enable_fsdp_float8_all_gather=False), **more)
+
+    patch.setattr(float8, "convert_to_float8_training", without_gather)
 
 
 def see_no_gather(patch) -> None:
