@@ -5,7 +5,8 @@ The way of `make study` to the first step of an optimizer, in the order of the f
     study.py                         resolve the study, plan its runs, prepare data, start them
       jobs/command.py                arguments, requests to stop, exit codes
       config/studies.py              the study: recipes/studies/four_way.yaml
-      config/recipes.py              a recipe: its layers of recipes/*.yaml, merged ...
+      config/recipes.py              a recipe: its layers of recipes/*.yaml, merged ... (each is
+                                     read by yaml_with_origins.py)
       config/keys.py, rules.py       ... and validated
       training/plan.py               what a recipe asks for: model, layers in FP8, ranks, memory
       models/architectures.py        the model, by models/llama.py; what a machine is: device.py

@@ -13,7 +13,6 @@ budget, to be started again; 130 interrupted by SIGTERM or Ctrl-C.
 """
 
 import os
-import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -35,8 +34,7 @@ from models.errors import InputError
 
 
 def main(argv: list[str] | None = None) -> int:
-    words = sys.argv[1:] if argv is None else argv
-    args = _command_line().parse(words)
+    args = _command_line().parse(argv)
     # Compiled kernels are kept from run to run; a study gives each of its runs an empty folder
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(recipes.ROOT / ".cache/inductor"))
     stop = Stop(args.budget)
@@ -75,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.out:
         run_directory.check(args.out, planned, token_file)
     out = args.out or attempt.new_directory(planned)
-    arguments = [*words, "--out", str(out)]
+    arguments = [*args.given, "--out", str(out)]
     run = Run(recipe.name, out, arguments, args.processes, recipe.config.training.steps, False)
     return start_ranks(run, stop)
 

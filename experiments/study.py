@@ -67,12 +67,10 @@ def main(argv: list[str] | None = None) -> int:
     _choose_scale(study)
     cells = _plan_runs(study, args.gpu)
     _check_folder(study, out, resumed)
-    if args.gpu:  # the data of another machine is not here
-        _list_cells(study, cells, args.gpu)
-        return COMPLETED
-    _prepare_data(cells)
+    if not args.gpu:  # the data of another machine is not here
+        _prepare_data(cells)
     if args.dry_run:
-        _list_runs(study, cells, out)
+        _list_runs(study, cells, out, args.gpu)
         return COMPLETED
     cells_to_run = can_run(cells)
     _check_machine(study, cells_to_run)
@@ -219,10 +217,10 @@ def _check_machine(study: Study, cells: list[Cell]) -> None:
             check_units(planned)
 
 
-def _list_runs(study: Study, cells: list[Cell], out: Path) -> None:
+def _list_runs(study: Study, cells: list[Cell], out: Path, gpu: str | None) -> None:
     """Print what would run. Device and memory are not checked: another machine may train."""
     if study.axes:
-        _list_cells(study, cells, None)
+        _list_cells(study, cells, gpu)
         return
     for run in _incomplete(cells[0], out):
         work = f"{run.steps} steps, {cells[0].plans[run.arguments[0]].describe()}"

@@ -59,10 +59,11 @@ class CommandLine(argparse.ArgumentParser):
         )
 
     def parse(self, argv: list[str] | None) -> argparse.Namespace:
-        """Read the arguments. Raises `InputError`, for an unknown option with the key that it
-        means."""
+        """Read the arguments; `given` are all of them as they stand. Raises `InputError`, for
+        an unknown option with the key that it means."""
         words = sys.argv[1:] if argv is None else argv
         args, unknown = self.parse_known_intermixed_args(words)
+        args.given = words
         if unknown:
             option, _, value = unknown[0].partition("=")
             following = words[words.index(unknown[0]) + 1 :]
