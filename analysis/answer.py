@@ -94,7 +94,7 @@ def answer(comparison: Comparison) -> list[str]:
     told = [f"{words}." for words in lost if words not in first]
     for recipe, doubts in comparison.doubts.items():
         told += [
-            f"{recipe}: {words}." for words in _worded(comparison, doubts) if words not in first
+            f"{recipe}: {words}." for words in worded(comparison, doubts) if words not in first
         ]
     if case == "no opponents":
         return [first, *told]
@@ -182,7 +182,7 @@ def _facts(comparison: Comparison, recipe: str) -> dict[str, str]:
         pays = (WOULD_PAY_BACK if paid.beyond else PAYS_BACK).format(paid.word)
         if comparison.frames.runs["compile_cache"].eq("warm").any():
             pays += WARM
-    doubts = _worded(comparison, comparison.doubts.get(recipe, []))
+    doubts = worded(comparison, comparison.doubts.get(recipe, []))
     return {
         "claim": f"{recipe}{part} has {gain.ratio:.2f} times the tokens/s of {opponent}",
         "certainty": certainty,
@@ -192,7 +192,7 @@ def _facts(comparison: Comparison, recipe: str) -> dict[str, str]:
     }
 
 
-def _worded(comparison: Comparison, doubts: list) -> list[str]:
+def worded(comparison: Comparison, doubts: list) -> list[str]:
     """Word doubts, those that forbid any verdict on the speed first."""
     ordered = sorted(doubts, key=lambda doubt: list(DOUBTS).index(doubt.kind))
     return [DOUBTS[d.kind].format(**d.facts, opponent=comparison.opponent) for d in ordered]

@@ -8,7 +8,7 @@ from analysis import plots, sweep
 from analysis.answer import QUESTION, answer, details
 from analysis.comparison import Comparison
 from analysis.plots.studies import FINDINGS
-from analysis.table import COLUMNS, by_recipe, matrix, notes, rows_of, trained
+from analysis.table import matrix, mean_table, notes, rows_of, run_table, trained
 
 # In the order in which they answer.
 FIGURES = (
@@ -26,9 +26,8 @@ _TEMPLATES = jinja2.Environment(
     trim_blocks=True,
 )
 _TEMPLATES.globals.update(
-    svg=plots.to_svg, details=details, trained=trained, matrix=matrix, by_recipe=by_recipe,
-    notes=notes, columns=list(COLUMNS),
-)  # fmt: skip
+    svg=plots.to_svg, details=details, trained=trained, matrix=matrix, notes=notes
+)
 
 
 def render(template: str, **facts) -> str:
@@ -38,12 +37,15 @@ def render(template: str, **facts) -> str:
 
 def page(comparison: Comparison) -> str:
     """Write the page of a comparison; nothing in it is fetched from elsewhere."""
+    rows = rows_of(comparison)
     return render(
         "report.html.j2",
         question=QUESTION,
         answer=answer(comparison),
         comparison=comparison,
-        rows=rows_of(comparison),
+        rows=rows,
+        means=mean_table(rows),
+        runs=run_table(rows),
         figures=[draw(comparison) for draw in FIGURES],
     )
 
@@ -51,7 +53,7 @@ def page(comparison: Comparison) -> str:
 def sweep_page(measured: sweep.Sweep) -> str:
     """Write the page of a sweep, with two heat maps of each recipe in FP8."""
     maps = []
-    for recipe in measured.table.index.unique("recipe").drop(measured.opponent):
+    for recipe in measured.outcomes:
         maps += [plots.heat_map(measured, quantity, recipe) for quantity in FINDINGS]
     return render(
         "sweep.html.j2",

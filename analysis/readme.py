@@ -6,7 +6,6 @@ The figure and the page of the kept study are written beside its runs. A test co
 generated. Exit codes: 0 written, 2 for a wrong command line.
 """
 
-import argparse
 import os
 import sys
 from itertools import groupby
@@ -19,7 +18,7 @@ from analysis import compatibility, newest, plots
 from analysis.answer import about_loss, answer
 from analysis.comparison import Comparison, compare
 from analysis.page import render
-from analysis.report import write_page
+from analysis.report import command_line, write_page
 from analysis.table import rows_of
 
 PUBLISHED = newest.ROOT / "results" / "published.yaml"
@@ -77,12 +76,7 @@ def _place(folder: Path) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m analysis.readme",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.parse_args(argv)
+    command_line("analysis.readme", __doc__).parse_args(argv)
     folder = Path(os.path.relpath(newest.results()))  # the page names files by it
     study = compare(folder)
     for path, text in generated(study, compare(newest.results(LOSSES))).items():

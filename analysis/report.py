@@ -11,6 +11,7 @@ Exit codes: 2 for bad input.
 import argparse
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pandas as pd
 from pydantic_core import to_json
@@ -23,7 +24,7 @@ from analysis import sweep as sweeps
 from analysis.answer import QUESTION, answer, details
 from analysis.comparison import Comparison, compare
 from analysis.load import LoadError
-from analysis.sweep import Sweep
+from analysis.sweep import Sweep, Value
 from analysis.table import matrix, notes, rows_of, run_table, trained
 
 SPLIT = 5  # columns of the first part of a table that is too wide for one
@@ -35,21 +36,19 @@ def tables(runs: pd.DataFrame, width: int) -> list[Table]:
     rows = run_table(runs)
     if runs["seed"].nunique() < 2:
         rows = rows.droplevel("seed")
-    parts = []
-    for part in (rows, rows.iloc[:, :SPLIT], rows.iloc[:, SPLIT:]):
-        shown = part.reset_index()
-        parts.append(table([*shown], shown.to_numpy().tolist()))
-    return parts[:1] if Console(width=1000).measure(parts[0]).maximum <= width else parts[1:]
+    whole, *parts = map(table, (rows, rows.iloc[:, :SPLIT], rows.iloc[:, SPLIT:]))
+    return [whole] if Console(width=1000).measure(whole).maximum <= width else parts
 
 
-def table(columns: list[str], lines: list[list[str]], fold: bool = False) -> Table:
-    """For the terminal: the first column on the left, the others on the right; `fold` breaks long
-    cells into lines."""
+def table(words: pd.DataFrame, fold: bool = False) -> Table:
+    """For the terminal: the first column of the index on the left, the others on the right; `fold`
+    breaks long cells into lines."""
     view = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, int(fold), 0, 0))
-    for place, name in enumerate(columns):
+    lines = words.reset_index()
+    for place, name in enumerate(lines):
         side = "right" if place else "left"
         view.add_column(escape(name), justify=side, overflow="fold", no_wrap=not fold or not place)
-    for line in lines:
+    for line in lines.itertuples(index=False):
         view.add_row(*map(escape, line))
     return view
 
@@ -72,7 +71,7 @@ def print_report(
         if len(paths) == 1 and sweeps.is_sweep(paths[0]):
             sweep = sweeps.read(paths[0])
             say([sweeps.answer(sweep)], sweeps.QUESTION)
-            console.print(table(*sweeps.matrix(sweep), fold=True))
+            console.print(table(sweeps.matrix(sweep), fold=True))
             say(sweep.notes if verbose else [])
             return sweep
         comparison = compare(paths, baseline)
@@ -81,7 +80,7 @@ def print_report(
         return None
     first, *others = answer(comparison)
     say([first], QUESTION)
-    console.print(table(*matrix(comparison), fold=True))
+    console.print(table(matrix(comparison), fold=True))
     problems = [f"Note: {problem}" for problem in comparison.frames.problems]
     if verbose:
         rows = rows_of(comparison)
@@ -96,21 +95,20 @@ def print_report(
 def as_json(comparison: Comparison | Sweep) -> bytes:
     """Answer, runs, rates, ratios, break-even points and verdicts; of a sweep, its rows."""
     if isinstance(comparison, Sweep):
-        found = comparison.table.map(lambda value: value._asdict())
         content = {
             "answer": sweeps.answer(comparison),
             "axes": comparison.axes,
             "notes": comparison.notes,
+            "rows": comparison.table.map(Value._asdict).reset_index().to_dict("records"),
         }
-        content["rows"] = found.reset_index().to_dict("records")
     else:
-        gains = comparison.speed_ups.items()
+        runs, gains = rows_of(comparison), comparison.speed_ups.items()
         content = {
             "answer": answer(comparison),
             "details": details(comparison),
             "opponent": comparison.opponent,
-            "trained": trained(rows_of(comparison)),
-            "runs": rows_of(comparison).drop(columns="settings").astype(object).to_dict("records"),
+            "trained": trained(runs),
+            "runs": runs.drop(columns="settings").astype(object).to_dict("records"),
             "rates": {recipe: of.rate.mean for recipe, of in comparison.completed.items()},
             "speed_ups": [
                 {"recipe": a, "over": b, "ratio": gain.ratio} | vars(gain) for (a, b), gain in gains
@@ -137,12 +135,24 @@ def write_page(comparison: Comparison | Sweep, path: Path) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def main(argv: list[str] | None = None) -> int:
+def command_line(module: str, docstring: str) -> argparse.ArgumentParser:
+    """Make the parser of a command, whose help is the docstring of its module. What is wrong with
+    the arguments is said in a sentence, with exit code 2."""
+    form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        prog="python -m analysis.report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        f"python -m {module}", description=docstring, formatter_class=form, allow_abbrev=False
     )
+    parser.error = _refuse
+    return parser
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"error: {message}; -h lists what there is", file=sys.stderr)
+    sys.exit(2)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = command_line("analysis.report", __doc__)
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUNS", help="what to compare")
     add("--baseline", metavar="RECIPE", help="recipe to compare with (default: the study's)")

@@ -1,27 +1,36 @@
 """A sweep: the comparison within each of its cells, and how the cells scale with the number of
 GPUs."""
 
+import math
+from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.answer import SPOILT, outcome
-from analysis.comparison import COMPILED, Comparison, compare, read_plan
+from analysis.answer import NO_ANSWERS, SPOILT, lost_runs, outcome, worded
+from analysis.comparison import BASELINE, COMPILED, Comparison, compare, read_plan
 from analysis.load import LoadError
-from analysis.losses import LOWER, SAME
+from analysis.losses import HIGHER, LOWER, SAME
 from analysis.rates import Completed, Ratio, SpeedUp, speed_up
-from analysis.runs import flat
+from analysis.runs import COLUMNS as RUN_COLUMNS
+from analysis.runs import UNREADABLE, flat
 from analysis.table import loss_word, speed_word
 from experiments.records.files import RecordError
 from experiments.records.files import read as read_record
 from experiments.records.run import CELL, STUDY_FILE, Fit
 
-STUDY = "sweep"
 QUESTION = "Where is FP8 faster than bf16, and by how much?"
 PROCESSES = "processes"
 ALIKE = ("device", "torch", "torchao")  # speeds of cells that differ in these do not compare
+COLUMNS = ["tokens/s", "over bf16", "loss", "MFU", "memory GiB", "efficiency", "state"]
+# What a cell says of an FP8 recipe where the two are not compared.
+NO_RECORD, NO_ROOM, NOT_RUN = "no record", "does not fit", "not run"
+NOT_COMPLETED, NOT_COMPARED, NO_BF16 = "FP8 did not complete", "does not compare", "no bf16 run"
+# Outcomes of comparisons, for people, where `analysis.answer` calls them otherwise.
+WORDS = {SPOILT: "loss spoilt", HIGHER: "higher loss", "no rate": "too short"}
 
 
 class Value(NamedTuple):
@@ -31,6 +40,17 @@ class Value(NamedTuple):
     number: float | None = None
 
 
+class Cell(NamedTuple):
+    """A cell that was planned and recorded."""
+
+    path: Path
+    fit: Fit
+    comparison: Comparison | None  # of its runs, if these compare
+
+    def completed(self, recipe: str) -> Completed | None:
+        return self.comparison.completed.get(recipe) if self.comparison else None
+
+
 @dataclass(frozen=True)
 class Sweep:
     """A row a recipe in a cell, in the order of the axes' values, and what a reader must know.
@@ -38,15 +58,19 @@ class Sweep:
     Args:
         opponent: the bf16 recipe that speeds and losses are compared with.
         axes: key.path of each axis, and its values.
-        outcomes: what a comparison of the cell would answer about its FP8 recipe, see
-            `analysis.answer.outcome`; indexed as the table.
         table: a `Value` in each field; indexed by the axes and the recipe.
+        outcomes: what each planned cell says of an FP8 recipe, also of one that never ran: as
+            `analysis.answer.outcome`, of CPUs the verdict on the loss, or why there is none.
+        on_cpu: whether a cell's runs are from a CPU.
+        lost: what `analysis.answer.lost_runs` says of all cells.
     """
 
     opponent: str
     axes: dict[str, list]
     table: pd.DataFrame
-    outcomes: pd.Series
+    outcomes: dict[str, list[str]]
+    on_cpu: bool
+    lost: list[str]
     notes: list[str]
 
 
@@ -70,53 +94,53 @@ def read(folder: Path) -> Sweep:
             "experiments.study"
         )
     opponent = COMPILED if COMPILED in plan.recipes else plan.baseline
-    rows, outcomes, completed, compared = {}, {}, {}, []
-    for path, cell in cells.items():
-        comparison = _compared(path, problems)
-        if comparison:
-            compared.append(comparison)
+    rows = {}
+    for cell in cells:
+        values = cell.fit.values | {PROCESSES: 1}
+        alone = next((other for other in cells if other.fit.values == values), None)
         for recipe in plan.recipes:
-            place = (*(cell.values[key] for key in axes), recipe)
-            row = {"memory GiB": Value(f"about {cell.needed / 2**30:.1f}")}
-            missing = "not completed" if (path / recipe).exists() else "not run"
-            row["state"] = Value(cell.obstacle or missing)
-            if comparison:
-                row |= _measured(comparison, recipe, opponent, len(plan.seeds))
-                completed[place] = comparison.completed.get(recipe)
-                if recipe in comparison.doubts:
-                    outcomes[place] = outcome(comparison, recipe)
-                elif recipe in comparison.spoilt:
-                    outcomes[place] = SPOILT
-            rows[place] = row
-    table = pd.DataFrame.from_dict(rows, orient="index").reindex(columns=COLUMNS)
+            row = _measured(cell, recipe, opponent, len(plan.seeds))
+            row["efficiency"] = _efficiency(cell, alone, recipe)
+            rows[*(cell.fit.values[key] for key in axes), recipe] = row
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=COLUMNS)
     table.index = pd.MultiIndex.from_tuples(rows, names=[*axes, "recipe"])
-    table["efficiency"] = pd.Series(_efficiencies(completed, [*axes]), dtype=object).reindex(rows)
-    table = table.where(table.notna(), Value())
-    notes = _notes(compared, opponent) + [f"Note: {problem}" for problem in problems]
-    return Sweep(opponent, axes, table, pd.Series(outcomes, dtype=object), notes)
+    compared = {cell.path.name: cell.comparison for cell in cells if cell.comparison}
+    runs = [of.frames.runs for of in compared.values()] or [pd.DataFrame(columns=[*RUN_COLUMNS])]
+    runs = pd.concat(runs)
+    on_cpu = runs["device_type"].eq("cpu").any()
+    in_bf16 = runs.loc[runs["float8"].isna() & (runs["status"] != UNREADABLE), "recipe"]
+    unrecorded = math.prod(map(len, axes.values())) - len(cells)
+    outcomes = {}
+    for recipe in plan.recipes:
+        if recipe not in {opponent, BASELINE, *in_bf16}:
+            found = [_outcome(cell, recipe, on_cpu) for cell in cells]
+            outcomes[recipe] = found + [NO_RECORD] * unrecorded
+    return Sweep(
+        opponent=opponent,
+        axes=axes,
+        table=table,
+        outcomes=outcomes,
+        on_cpu=on_cpu,
+        lost=[words for of in compared.values() for words in lost_runs(of)],
+        notes=_notes(compared, runs, opponent) + [f"Note: {problem}" for problem in problems],
+    )
 
 
-COLUMNS = ["tokens/s", "over bf16", "loss", "MFU", "memory GiB", "efficiency", "state"]
-
-
-def _cells(folder: Path, axes: dict[str, list], problems: list[str]) -> dict[Path, Fit]:
-    """The recorded cells by their folder, in the order of the axes' values."""
-    cells = {}
+def _cells(folder: Path, axes: dict[str, list], problems: list[str]) -> list[Cell]:
+    """Read the recorded cells in the order of the axes' values, and compare the runs of each."""
+    planned = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+    cells = []
     for path in sorted(folder.glob(f"*/{CELL}")):
         try:
-            cell = read_record(path, Fit)
+            fit = read_record(path, Fit)
         except RecordError as error:
             problems.append(str(error))
             continue
-        if cell.values.keys() == axes.keys() and all(cell.values[k] in axes[k] for k in axes):
-            cells[path.parent] = cell
+        if fit.values in planned:
+            cells.append(Cell(path.parent, fit, _compared(path.parent, problems)))
         else:
             problems.append(f"{path}: values: not of the axes in study.yaml")
-
-    def place(path: Path) -> list[int]:
-        return [axes[key].index(cells[path].values[key]) for key in axes]
-
-    return {path: cells[path] for path in sorted(cells, key=place)}
+    return sorted(cells, key=lambda cell: planned.index(cell.fit.values))
 
 
 def _compared(cell: Path, problems: list[str]) -> Comparison | None:
@@ -131,96 +155,130 @@ def _compared(cell: Path, problems: list[str]) -> Comparison | None:
         return None
 
 
-def _measured(comparison: Comparison, recipe: str, opponent: str, asked: int) -> dict[str, Value]:
-    """Word what the runs of a recipe have shown in a cell."""
-    row, states = {}, []
-    if recipe in comparison.completed:
-        of = comparison.completed[recipe]
+# ---- a row of the table ----
+
+
+def _measured(cell: Cell, recipe: str, opponent: str, asked: int) -> dict[str, Value]:
+    """Word what the runs of a recipe have shown in a cell, or the estimate of its memory and why
+    it has none."""
+    row, states = dict.fromkeys(COLUMNS, Value()), []
+    row["memory GiB"] = Value(f"about {cell.fit.needed / 2**30:.1f}")
+    comparison, of = cell.comparison, cell.completed(recipe)
+    if of:
         states.append(f"{len(of.runs)} of {asked} runs")
         planned = of.runs["steps_planned"].iloc[0]
         if planned > 0:
             states.append(f"cut to {of.runs['steps'].iloc[0]:.0f} of {planned:.0f} steps")
         mfu, memory = of.runs["mfu_bf16_peak"].mean(), of.runs["peak_memory_bytes"].mean() / 2**30
-        row = {
-            "tokens/s": Value(speed_word(comparison, recipe), of.rate.mean),
-            "over bf16": Value("1" if recipe == opponent else "-"),
-            "loss": Value(loss_word(comparison, recipe)),
-            "memory GiB": Value(f"{memory:.1f}", memory),
-        }
+        row["tokens/s"] = Value(speed_word(comparison, recipe), of.rate.mean)
+        row["loss"] = Value(loss_word(comparison, recipe))
+        row["memory GiB"] = Value(f"{memory:.1f}", memory)
         if mfu > 0:
             row["MFU"] = Value(f"{mfu:.1%}", mfu)
-        if (recipe, opponent) in comparison.speed_ups:
-            row["over bf16"] = _value(comparison.speed_ups[recipe, opponent])
-    if recipe in comparison.diverged:
+        if recipe == opponent:
+            row["over bf16"] = Value("1")
+        elif (recipe, opponent) in comparison.speed_ups:
+            row["over bf16"] = _ratio(comparison.speed_ups[recipe, opponent])
+    if comparison and recipe in comparison.diverged:
         states.append("diverged in {} of {} runs".format(*comparison.diverged[recipe]))
-    if states:
-        row["state"] = Value(", ".join(states))
+    missing = "not completed" if (cell.path / recipe).exists() else NOT_RUN
+    row["state"] = Value(", ".join(states) or cell.fit.obstacle or missing)
     return row
 
 
-def _value(gain: SpeedUp) -> Value:
+def _ratio(gain: SpeedUp) -> Value:
     return Value(gain.word, gain.ratio if gain.runs else None)
 
 
-def _efficiencies(completed: dict[tuple, Completed | None], axes: list[str]) -> dict[tuple, Value]:
-    """Divide each speed-up over one process by the number of processes."""
-    found = {}
-    for place, of in completed.items():
-        if PROCESSES not in axes:
-            break
-        at = axes.index(PROCESSES)
-        processes = place[at]
-        alone = completed.get((*place[:at], 1, *place[at + 1 :]))
-        if of and alone and processes > 1:
-            gain = speed_up(of, alone)
-            each = Ratio(*(part / processes for part in gain.by["step_s"]))
-            found[place] = _value(replace(gain, by={"step_s": each}))
-    return found
+def _efficiency(cell: Cell, alone: Cell | None, recipe: str) -> Value:
+    """Divide the speed-up over one process by the number of processes."""
+    own, of_one = cell.completed(recipe), alone and alone.completed(recipe)
+    if cell is alone or not (own and of_one):
+        return Value()
+    gain, processes = speed_up(own, of_one), cell.fit.values[PROCESSES]
+    each = Ratio(*(part / processes for part in gain.by["step_s"]))
+    return _ratio(replace(gain, by={"step_s": each}))
 
 
-def _notes(cells: list[Comparison], opponent: str) -> list[str]:
+# ---- what the cells say ----
+
+
+def _outcome(cell: Cell, recipe: str, on_cpu: bool) -> str:
+    """Find what a cell says of an FP8 recipe, see `Sweep.outcomes`."""
+    comparison = cell.comparison
+    if not (cell.path / recipe).exists():
+        return NO_ROOM if cell.fit.obstacle else NOT_RUN
+    if comparison is None:
+        return NOT_COMPARED
+    if recipe in comparison.spoilt:
+        return SPOILT
+    if recipe not in comparison.completed:
+        return NOT_COMPLETED
+    if recipe not in comparison.verdicts:
+        return NO_BF16
+    if on_cpu:
+        return comparison.verdicts[recipe].word
+    return outcome(comparison, recipe)
+
+
+def _notes(compared: dict[str, Comparison], runs: pd.DataFrame, opponent: str) -> list[str]:
+    """Write what a reader must know of all runs, and of each cell by its name."""
     lines = [
         "tokens/s: of all GPUs of a run together, by the mean steady step. over bf16: over "
         f"{opponent} in the same cell. efficiency: tokens/s over N times those of one GPU. MFU: of "
         "the bf16 peak. memory: a GPU's peak, or the estimate where it did not run. Intervals are "
         "of 95 %, over seeds; one run has none."
     ]
-    if not cells:
-        return lines
-    runs = pd.concat([cell.frames.runs for cell in cells])
-    if (runs["device_type"] == "cpu").all():
+    if compared and (runs["device_type"] == "cpu").all():
         lines.append(
             "These are CPUs: processes share the cores, so neither speed-up nor efficiency says "
             "how GPUs do."
         )
-    kinds = {column: sorted(runs[column].dropna().unique()) for column in ALIKE}
-    lines += [
-        f"The cells differ in {column} ({', '.join(names)}), so they do not compare in speed."
-        for column, names in kinds.items()
-        if len(names) > 1
-    ]
-    for cell in cells:
+    for column in ALIKE:
+        kinds = sorted(runs[column].dropna().unique())
+        if len(kinds) > 1:
+            lines.append(
+                f"The cells differ in {column} ({', '.join(kinds)}), so they do not compare in "
+                "speed."
+            )
+    for name, cell in compared.items():
         lines += [f"Note: {problem}" for problem in cell.frames.problems]
+        lines += [f"Note: {name}: {words}." for words in lost_runs(cell)]
+        for recipe, doubts in cell.doubts.items():
+            lines += [f"Note: {name}: {recipe}: {words}." for words in worded(cell, doubts)]
     return lines
 
 
 def answer(sweep: Sweep) -> str:
-    """Write in how many cells FP8 gets a yes, in speed and loss, what the others are, and by how
-    much FP8 is faster."""
-    ratios = sweep.table["over bf16"].map(lambda value: value.number)[sweep.outcomes.index].dropna()
-    if ratios.empty:
-        return "No answer: no cell has runs in FP8 and in bf16 that are long enough for a rate."
-    outcomes = sweep.outcomes.replace([SAME, LOWER], "yes").value_counts()
-    others = ", ".join(
-        f"{case} in {count}" for case, count in outcomes.drop("yes", errors="ignore").items()
-    )
-    said = (
-        f"FP8 is faster than bf16, at the same or a lower loss, in {outcomes.get('yes', 0)} of "
-        f"{len(sweep.outcomes)} cells"
-    )
-    if others:
-        said += f" ({others})"
-    return f"{said}. It has {ratios.min():.2f} to {ratios.max():.2f} times the tokens/s."
+    """Write what the cells say together, and of each FP8 recipe in how many of the planned ones it
+    gets a yes, what the others are, and by how much it is faster."""
+    ratios = sweep.table["over bf16"].map(lambda value: value.number).dropna()
+    without = {NO_RECORD, NO_ROOM, NOT_RUN, NOT_COMPLETED, NOT_COMPARED, NO_BF16}
+    compared = set().union(*sweep.outcomes.values()) - without
+    said, gain = [], "is faster than bf16, at the same or a lower loss,"
+    if sweep.on_cpu:
+        said.append(NO_ANSWERS["cpu"])
+        gain = "ends at the same or a lower loss"
+    elif compared == {SPOILT}:
+        kinds = Counter(sweep.lost).items()
+        lost = "; ".join(f"{words}, in {n} cell{'s' * (n > 1)}" for words, n in kinds)
+        said.append(f"No: {lost}.")
+    elif ratios.empty:
+        said.append(
+            "No answer: no cell has runs in FP8 and in bf16 that are long enough for a rate."
+        )
+    for recipe, outcomes in sweep.outcomes.items():
+        name = recipe if len(sweep.outcomes) > 1 else "FP8"
+        words = ["yes" if case in (SAME, LOWER) else WORDS.get(case, case) for case in outcomes]
+        counts = Counter(words)
+        found = f"{name} {gain} in {counts.pop('yes', 0)} of {len(outcomes)} cells"
+        if counts:
+            found += f" ({', '.join(f'{case} in {n}' for case, n in counts.items())})"
+        said.append(f"{found}.")
+        own = ratios[ratios.index.get_level_values("recipe") == recipe]
+        if len(own) and not sweep.on_cpu:
+            said.append(f"It has {own.min():.2f} to {own.max():.2f} times the tokens/s.")
+    return " ".join(said)
 
 
 def short_names(sweep: Sweep) -> dict[str, str]:
@@ -231,11 +289,11 @@ def short_names(sweep: Sweep) -> dict[str, str]:
     return dict.fromkeys(recipes, "fp8") | {sweep.opponent: "bf16"}
 
 
-def matrix(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
-    """(names of the columns, a line a cell and recipe)."""
-    names = [key.rpartition(".")[2] for key in sweep.axes]
-    lines, recipes = [], short_names(sweep)
-    for place, row in zip(sweep.table.index, sweep.table.to_numpy(), strict=True):
-        of_axes = [f"{x:,}" if isinstance(x, int) else x for x in place[:-1]]
-        lines.append([recipes[place[-1]], *of_axes, *(value.text for value in row)])
-    return ["recipe", *names, *sweep.table], lines
+def matrix(sweep: Sweep) -> pd.DataFrame:
+    """Word the table, a row a cell and recipe, indexed by the recipe's name."""
+    places = sweep.table.index.to_frame(index=False)
+    places["recipe"] = places["recipe"].map(short_names(sweep))
+    places = places.map(lambda x: f"{x:,}" if isinstance(x, int) else x)
+    words = sweep.table.map(lambda value: value.text).reset_index(drop=True)
+    table = places.join(words).set_index("recipe")
+    return table.rename(columns=lambda name: name.rpartition(".")[2])

@@ -23,7 +23,6 @@ _CELLS = {
     "memory\nGiB": ("peak_memory_gib", "{:.1f}"),
     "status": ("outcome", "{}"),
 }
-COLUMNS = tuple(_CELLS)
 # What may differ between runs that are compared, and could explain a part of a difference; of the
 # first of these two known values are refused.
 _NAMED = {name: name for name in ("device", "data", "torch", "torchao")} | MACHINE
@@ -53,9 +52,9 @@ _TRAINED = {
 # ---- a row a recipe ----
 
 
-def matrix(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """(names of the columns, a line a recipe): its speed, when it overtakes, its loss, and the
-    proof of FP8."""
+def matrix(comparison: Comparison) -> pd.DataFrame:
+    """Word the comparison, a row a recipe: its speed, when it overtakes, its loss, and the proof of
+    FP8."""
     opponent = comparison.opponent
     step = max((v.step for v in comparison.verdicts.values()), default=0)
     loss = f"final loss (steps {final_from(step):,} to {step:,})" if step else "final loss"
@@ -70,7 +69,7 @@ def matrix(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
         found = loss_word(comparison, recipe), _share(comparison, recipe)
         lines.append([recipe, speed_word(comparison, recipe), ratio, paid, *found])
     names = ["recipe", "tokens/s", over, "overtakes at step", loss, "FP8 share of matmul FLOPs"]
-    return names, lines
+    return pd.DataFrame(lines, columns=names).set_index("recipe")
 
 
 def speed_word(comparison: Comparison, recipe: str) -> str:
@@ -141,7 +140,7 @@ def worded(values: pd.Series, form: str) -> pd.Series:
 
 
 def mean_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Word the means over each recipe's completed runs, as in `run_table`."""
+    """Word the means over each recipe's completed runs, as in `run_table`: a row a recipe."""
     facts = [fact for fact, _ in _CELLS.values() if fact in runs]
     done = runs[runs["status"] == "completed"].groupby("recipe", sort=False)
     started = runs.groupby("recipe", sort=False).size()
@@ -153,16 +152,6 @@ def mean_table(runs: pd.DataFrame) -> pd.DataFrame:
     spread = worded(done["final_loss"].std().reindex(started.index), " ± {:.3f}")
     table["final\nloss"] += spread.replace("-", "")
     return table
-
-
-def by_recipe(runs: pd.DataFrame) -> list[tuple[str, list[str], list[list[str]]]]:
-    """For each recipe its name, the cells of its means, and a line of seed and cells for each
-    run."""
-    lines = run_table(runs).reset_index("seed")
-    found = []
-    for recipe, mean in mean_table(runs).iterrows():
-        found.append((recipe, mean.tolist(), lines.loc[[recipe]].to_numpy().tolist()))
-    return found
 
 
 def status(run: pd.Series) -> str:

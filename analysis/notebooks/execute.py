@@ -9,7 +9,6 @@ give the same file. With the environment variable PUBLISHED_LOGS, the folder of 
 cell raised, 2 for a wrong command line.
 """
 
-import argparse
 import os
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from nbclient import NotebookClient
 
 from analysis import newest, plots
 from analysis.comparison import compare
+from analysis.report import command_line
 
 HERE = Path(__file__).resolve().parent
 LEAD = newest.ROOT / "docs" / "figures" / "lead_published.png"
@@ -62,10 +62,7 @@ def execute(name: str) -> nbformat.NotebookNode:
 
 def main(argv: list[str] | None = None) -> int:
     """Execute the notebooks that are named, or all."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        "python -m analysis.notebooks.execute", description=__doc__, formatter_class=form
-    )
+    parser = command_line("analysis.notebooks.execute", __doc__)
     choices = ["all", *NOTEBOOKS]
     parser.add_argument("name", nargs="*", default="all", choices=choices, help="a notebook")
     names = parser.parse_args(argv).name

@@ -8,8 +8,6 @@
 # `RUNS=folder make lab`.
 
 # %%
-import pandas as pd
-
 from analysis import newest, plots
 from analysis.answer import answer, details
 from analysis.comparison import compare
@@ -20,8 +18,7 @@ comparison = compare(newest.runs())
 print(*answer(comparison), sep="\n")
 
 # %%
-columns, lines = matrix(comparison)
-pd.DataFrame(lines, columns=columns).set_index("recipe")
+matrix(comparison)
 
 # %% [markdown]
 # ## When it pays

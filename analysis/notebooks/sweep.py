@@ -73,7 +73,7 @@ measured = sweep.read(newest.runs("sweep"))
 print(sweep.answer(measured))
 
 # %%
-fp8 = measured.table.index.unique("recipe").drop(measured.opponent)[0]
+fp8 = next(iter(measured.outcomes))
 plots.heat_map(measured, "over bf16", fp8)
 
 # %% [markdown]
@@ -86,8 +86,7 @@ plots.heat_map(measured, "efficiency", fp8)
 # Every cell:
 
 # %%
-columns, lines = sweep.matrix(measured)
-pd.DataFrame(lines, columns=columns)
+sweep.matrix(measured)
 
 # %%
 print(*measured.notes, sep="\n")

@@ -10,7 +10,7 @@ from rich.console import Console
 from analysis.comparison import compare
 from analysis.page import page
 from analysis.report import main, tables
-from analysis.table import by_recipe, rows_of, trained
+from analysis.table import mean_table, rows_of, run_table, trained
 from tests.make_runs import metrics_lines, write_run, write_study
 
 
@@ -19,10 +19,11 @@ def test_a_recipes_line_has_the_means_of_its_completed_runs(tmp_path):
         lines = metrics_lines(step_s=step_s, shift=seed)
         write_run(tmp_path / f"{seed}", lines=lines, seed=seed)
     write_run(tmp_path / "failed", lines=metrics_lines(last=5), seed=2, status="failed")
-    ((_, mean, runs),) = by_recipe(rows_of(compare(tmp_path)))
+    rows = rows_of(compare(tmp_path))
+    (mean,) = mean_table(rows).to_numpy().tolist()
     assert mean[:2] == ["7.600 ± 0.707", "750"] and mean[-1] == "2 of 3 completed"
-    assert [[seed, speed] for seed, _, speed, *_ in runs] == [
-        ["0", "1,000"], ["1", "500"], ["2", "-"]]  # fmt: skip
+    speeds = run_table(rows).loc["baseline", "tokens/s"].to_dict()
+    assert speeds == {"0": "1,000", "1": "500", "2": "-"}
 
 
 def test_what_was_trained_is_said(tmp_path):

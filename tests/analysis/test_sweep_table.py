@@ -1,6 +1,9 @@
-"""A sweep's table, efficiencies and heat map, from run directories with known speeds."""
+"""A sweep's answer, table and heat map, from run directories with known speeds, and what must be
+said where one thing is wrong."""
 
 import json
+import re
+import shutil
 
 import pytest
 import yaml
@@ -12,21 +15,31 @@ from experiments.records.files import write
 from experiments.records.run import CELL, STUDY_FILE, Fit
 from tests.make_runs import change_json, change_lines, metrics_lines, write_run
 
-BF16, FP8 = "baseline_compiled", "tensorwise_fp8_compiled"
+BF16, FP8, ROWWISE = "baseline_compiled", "tensorwise_fp8_compiled", "rowwise_fp8_compiled"
 # seconds of a step in bf16, by cell: two processes are 1.6 times as fast as one, and FP8 is 1.25
 # times as fast as bf16
 STEP_S = {("a", 1): 0.1, ("a", 2): 0.1 / 1.6, ("b", 1): 0.2, ("b", 2): None}
 OBSTACLE = "needs about 99.0 GiB of 80 GiB"
 AXES = {"model": {"flavor": ["a", "b"]}, "processes": [1, 2]}
 STUDY = {"recipes": [BF16, FP8], "baseline": BF16, "seeds": [0, 1, 2]}
+GPU = {"name": "GPU", "type": "cuda", "memory_bytes": 1, "threads": 1}
 
 
-@pytest.fixture
-def folder(tmp_path):
+def write_runs(cell, recipe, step_s, speed, **facts):
+    for seed in (0, 1, 2):
+        pace = step_s / speed * (1 + 0.01 * seed)
+        facts["lines"] = metrics_lines(step_s=pace, shift=0.001 * speed)
+        facts["peak_flops"] = {"bf16": 2e9, "fp8": None, "source": ""}
+        write_run(cell / recipe / f"seed{seed}", recipe, seed=seed, **facts)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
     """Two models on one and two processes: a's cells are complete, b has FP8 still to run, b on two
     does not fit."""
+    folder = tmp_path_factory.mktemp("sweep")
     for (flavor, processes), step_s in STEP_S.items():
-        path = tmp_path / f"{flavor}_processes{processes}"
+        path = folder / f"{flavor}_processes{processes}"
         path.mkdir()
         cell = {"values": {"model.flavor": flavor, "processes": processes}, "needed": 2.0**30}
         cell |= {"available": 2.0**33, "obstacle": None if step_s else OBSTACLE}
@@ -34,27 +47,22 @@ def folder(tmp_path):
         (path / STUDY_FILE).write_text(yaml.safe_dump(STUDY))
         speeds = {"a": {BF16: 1, FP8: 1.25}, "b": {BF16: 1}}[flavor] if step_s else {}
         for recipe, speed in speeds.items():
-            for seed in (0, 1, 2):
-                pace = step_s / speed * (1 + 0.01 * seed)
-                lines = metrics_lines(step_s=pace, shift=0.001 * speed)
-                facts = {"lines": lines, "world_size": processes}
-                facts |= {"peak_flops": {"bf16": 2e9, "fp8": None, "source": ""}, "flavor": flavor}
-                write_run(path / recipe / f"seed{seed}", recipe, seed=seed, **facts)
-    (tmp_path / STUDY_FILE).write_text(yaml.safe_dump(STUDY | {"axes": AXES}))
-    return tmp_path
+            write_runs(path, recipe, step_s, speed, world_size=processes, flavor=flavor)
+    (folder / STUDY_FILE).write_text(yaml.safe_dump(STUDY | {"axes": AXES}))
+    return folder
 
 
-def change_runs(folder, pattern, **values):
-    for path in folder.glob(f"{pattern}/manifest.json"):
-        change_json(path, **values)
+@pytest.fixture
+def folder(sound, tmp_path):
+    return shutil.copytree(sound, tmp_path / "sweep")
 
 
 def value(found, quantity, *place):
     return found.table.loc[place, quantity]
 
 
-def test_rows_have_the_planted_speeds(folder):
-    found = sweep.read(folder)
+def test_rows_have_the_planted_speeds(sound):
+    found = sweep.read(sound)
     assert len(found.table) == 8 and list(found.table.index[:2]) == [("a", 1, BF16), ("a", 1, FP8)]
     for processes in (1, 2):
         ratio = value(found, "over bf16", "a", processes, FP8)
@@ -67,79 +75,114 @@ def test_rows_have_the_planted_speeds(folder):
     assert value(found, "over bf16", "b", 1, BF16).text == "1"
     states = [value(found, "state", *place, FP8).text for place in [("a", 1), ("b", 1), ("b", 2)]]
     assert states == ["3 of 3 runs", "not run", OBSTACLE]
-    assert "a lower loss, in 2 of 2 cells. It has 1.25 to 1.25 times" in sweep.answer(found)
 
 
-def test_a_cell_has_its_verdict_on_the_loss(folder):
+# ---- what must be said where one thing is wrong ----
+
+
+def facts(runs, **values):
+    """Other facts in the manifests of runs, CELL/RECIPE/SEED."""
+    return lambda folder: [change_json(p, **values) for p in folder.glob(f"{runs}/manifest.json")]
+
+
+def far_above(folder):
     change_lines(folder / "a_processes1" / FP8, "seed", lambda line, _: {"losses": [20.0]})
+
+
+def two_recipes(folder):
+    """Rowwise FP8 as fast as tensorwise in one cell, and not run in the others."""
+    study = STUDY | {"recipes": [BF16, ROWWISE, FP8]}
+    (folder / STUDY_FILE).write_text(yaml.safe_dump(study | {"axes": AXES}))
+    write_runs(folder / "a_processes1", ROWWISE, 0.1, 1.2, flavor="a")
+
+
+LEFT = "not run in 1, does not fit in 1"
+# name: (what is wrong, the answer, a note)
+PLANTED = {
+    "nothing": (facts("none"), f"^FP8 is faster .* in 2 of 4 cells .{LEFT}.. It has 1.25 to", ""),
+    "FP8 failed": (facts(f"a_processes2/{FP8}/*", status="failed"),
+                   f"in 1 of 4 cells .FP8 did not complete in 1, {LEFT}", "failed at step 30"),
+    "bf16 failed": (facts(f"a_processes2/{BF16}/*", status="failed"),
+                    f"in 1 of 4 cells .no bf16 run in 1, {LEFT}", "failed at step 30"),
+    "FP8 failed everywhere": (facts(f"*/{FP8}/*", status="failed"),
+                              "^No answer: .* 0 of 4 cells .FP8 did not complete in 2", ""),
+    "other steps": (facts(f"a_processes2/{BF16}/seed0", steps=29),
+                    "does not compare in 1", "a_processes2: these runs differ in steps_asked"),
+    "no record": (lambda folder: (folder / "a_processes1" / CELL).write_text("{}"),
+                  "in 1 of 4 cells .*no record in 1", "a_processes1/cell.json: values: Field requ"),
+    "a higher loss": (far_above, f"in 1 of 4 cells .loss spoilt in 1, {LEFT}",
+                      "a_processes1: tensorwise_fp8_compiled ends far above"),
+    "diverged everywhere": (facts(f"*/{FP8}/*", status="diverged"),
+                            f"^No: {FP8} diverged in 3 of 3 runs, in 2 cells[.].* 0 of 4 cells",
+                            f"a_processes2: {FP8} diverged in 3 of 3 runs"),
+    "from a CPU": (facts("*/*/*", hardware=GPU | {"type": "cpu"}),
+                   "^No answer about speed: .* loss in 2 of 4 cells [^I]*$", "These are CPUs"),
+    "another driver": (facts(f"a_processes2/{FP8}/*", hardware=GPU | {"driver": "570"}),
+                       f"in 1 of 4 cells .doubtful speed in 1, {LEFT}",
+                       f"a_processes2: {FP8}: what they ran on differs: driver"),
+    "two FP8 recipes": (two_recipes, f"{ROWWISE} is faster .* in 1 of 4 cells .not run in 2, .*"
+                        f"{FP8} is faster .* in 2 of 4 cells", ""),
+    "another device": (facts("a_processes2/*/*", hardware=GPU | {"name": "other"}), "2 of 4 cells",
+                       "differ in device .GPU, other."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PLANTED)
+def test_planted_sweeps(folder, case):
+    plant, said, note = PLANTED[case]
+    plant(folder)
     found = sweep.read(folder)
-    assert value(found, "loss", "a", 1, FP8).text == "far above in 3 of 3"
-    assert "in 1 of 2 cells (spoilt in 1)" in sweep.answer(found)
+    assert re.search(said, sweep.answer(found)), sweep.answer(found)
+    assert re.search(note, "\n".join(found.notes)), found.notes
 
 
-def test_a_study_without_seeds_and_a_cell_without_its_memory_are_named(folder):
-    (folder / "a_processes1" / CELL).write_text(
-        '{"values": {}, "available": 1.0, "obstacle": null}'
-    )
-    assert "a_processes1/cell.json: needed: Field required" in sweep.read(folder).notes[-1]
-    (folder / STUDY_FILE).write_text(yaml.safe_dump({"recipes": [BF16], "axes": AXES}))
-    with pytest.raises(LoadError, match="study.yaml: has no baseline, seeds"):
-        sweep.read(folder)
+@pytest.mark.parametrize(("recipe", "seeds", "status", "state"), [
+    (FP8, "seed1", "diverged", "2 of 3 runs, diverged in 1 of 3 runs"),
+    (FP8, "*", "diverged", "diverged in 3 of 3 runs"),
+    (BF16, "*", "failed", "not completed"),
+])  # fmt: skip
+def test_states(folder, recipe, seeds, status, state):
+    facts(f"a_processes2/{recipe}/{seeds}", status=status)(folder)
+    found = sweep.read(folder)
+    assert value(found, "state", "a", 2, recipe).text == state
+    assert value(found, "state", "a", 1, FP8).text == "3 of 3 runs"
 
 
-def test_table_page_and_json_of_a_sweep(folder, capsys):
-    html, figures = folder / "page.html", folder / "figures.json"
-    assert main([str(folder), "--html", str(html), "--json", str(figures)]) == 0
+def test_cells_of_other_axes_are_left_out_and_named(folder):
+    """study.yaml was edited."""
+    axes = {"processes": [1, 2], "model": {"flavor": ["a", "c"]}}  # in another order
+    (folder / STUDY_FILE).write_text(yaml.safe_dump(STUDY | {"axes": axes}, sort_keys=False))
+    found = sweep.read(folder)
+    assert [place[:2] for place in found.table.index[::2]] == [(1, "a"), (2, "a")]
+    assert [f"{cell}/{CELL}: " in note for cell, note in zip(
+        ("b_processes1", "b_processes2"), found.notes[-2:], strict=True)] == [True] * 2  # fmt: skip
+    for study, words in (
+        (STUDY | {"axes": {"processes": [4]}}, "no cell of it"),
+        ({"recipes": [BF16], "axes": AXES}, "study.yaml: has no baseline, seeds"),
+    ):
+        (folder / STUDY_FILE).write_text(yaml.safe_dump(study))
+        with pytest.raises(LoadError, match=words):
+            sweep.read(folder)
+
+
+# ---- where it is shown ----
+
+
+def test_table_page_and_json_of_a_sweep(sound, tmp_path, capsys):
+    html, figures = tmp_path / "page.html", tmp_path / "figures.json"
+    assert main([str(sound), "--html", str(html), "--json", str(figures)]) == 0
     printed, page = capsys.readouterr().out, html.read_text()
     for words in ("1.25 (1.2", "0.80 (0.7", OBSTACLE, "about 1.0", sweep.QUESTION, "+0.0002"):
         assert words in printed
     assert f"<h1>{sweep.QUESTION}</h1>" in page and OBSTACLE in page
-    assert page.count("<svg") == 2 and sweep.answer(sweep.read(folder)) in page
+    assert page.count("<svg") == 2 and sweep.answer(sweep.read(sound)) in page
     rows = json.loads(figures.read_text())["rows"]
     assert rows[3]["efficiency"]["number"] == pytest.approx(0.8)
     assert rows[-1]["tokens/s"]["number"] is None
 
 
-def test_a_cell_whose_runs_do_not_compare_is_named(folder):
-    change_runs(folder, f"a_processes2/{BF16}/seed0", steps=29)
-    found = sweep.read(folder)
-    assert "a_processes2: these runs differ in steps_asked" in found.notes[-1]
-    assert [value.text for value in found.table.loc[("a", 2), "state"]] == ["not completed"] * 2
-
-
-@pytest.mark.parametrize(("seeds", "state"), [("seed1", "2 of 3 runs, diverged in 1 of 3 runs"),
-                                              ("*", "diverged in 3 of 3 runs")])  # fmt: skip
-def test_a_cell_that_diverged_says_so(folder, seeds, state):
-    change_runs(folder, f"a_processes2/{FP8}/{seeds}", status="diverged")
-    found = sweep.read(folder)
-    assert value(found, "state", "a", 2, FP8).text == state
-    assert value(found, "state", "a", 1, FP8).text == "3 of 3 runs"
-
-
-def test_cells_of_other_axes_are_left_out_and_named(folder):
-    """study.yaml was edited, or a cell's record is damaged."""
-    (folder / "a_processes1" / CELL).write_text("{")
-    axes = {"processes": [1, 2], "model": {"flavor": ["a", "c"]}}  # in another order
-    (folder / STUDY_FILE).write_text(yaml.safe_dump(STUDY | {"axes": axes}, sort_keys=False))
-    found = sweep.read(folder)
-    assert list(found.table.index) == [(2, "a", BF16), (2, "a", FP8)]
-    for cell, note in zip(
-        ("a_processes1", "b_processes1", "b_processes2"), found.notes[-3:], strict=True
-    ):
-        assert f"{cell}/{CELL}: " in note
-    (folder / STUDY_FILE).write_text(yaml.safe_dump(STUDY | {"axes": {"processes": [4]}}))
-    with pytest.raises(LoadError, match="no cell of it"):
-        sweep.read(folder)
-
-
-def test_cells_of_other_devices_are_named(folder):
-    hardware = {"name": "other", "type": "cuda", "memory_bytes": 1, "threads": 1}
-    change_runs(folder, "a_processes2/*/*", hardware=hardware)
-    assert any("differ in device (GPU, other)" in note for note in sweep.read(folder).notes)
-
-
-def test_heat_map_says_what_the_table_says(folder):
-    axes, scale = plots.heat_map(sweep.read(folder), "over bf16", FP8).axes
+def test_heat_map_says_what_the_table_says(sound):
+    axes, scale = plots.heat_map(sweep.read(sound), "over bf16", FP8).axes
     texts = [text.get_text().replace("\n", " ") for text in axes.texts]
     assert texts[0].startswith("1.25 (") and texts[2:] == ["not run", OBSTACLE]
     image = axes.images[0].get_array()
