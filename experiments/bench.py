@@ -36,7 +36,7 @@ from experiments.config.studies import DEFAULT, load
 from experiments.jobs.command import CommandLine, Stop, count, leave, seconds
 from experiments.jobs.ranks import Ranks, gpus
 from experiments.profiling.measured import Bench, Machine, Round, Variant, tables
-from experiments.records.files import claim_folder, dated_folder, new_folder, write
+from experiments.records.files import check_folder, dated_folder, lock_folder, new_folder, write
 from experiments.records.run import NOT_STEADY_STEPS
 from models.errors import InputError
 
@@ -63,7 +63,8 @@ def main(argv: list[str] | None = None) -> int:
     stop.listen()
     plans, bench = _prepare(args)
     out = args.out or new_folder(dated_folder("bench"))
-    lock = claim_folder(out, "bench")
+    check_folder(out, "bench")
+    lock = lock_folder(out, "bench")
     files = {}
     for place, (label, planned) in enumerate(plans.items(), 1):
         name = re.sub(r"[^\w.-]+", "_", f"{place}-{label}")[:80]
@@ -95,7 +96,8 @@ def _prepare(args) -> tuple[dict[str, "Plan"], Bench]:
 
     # torch: seconds, which a misspelt name need not wait for
     from experiments.profiling.worker import PROFILED_STEPS
-    from experiments.training.plan import choose_scale, open_data, plan
+    from experiments.training.machine import choose_scale
+    from experiments.training.plan import open_data, plan
     from experiments.training.run_directory import VERSIONS, command, git_state
     from models import device
 

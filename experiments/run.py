@@ -52,8 +52,9 @@ def main(argv: list[str] | None = None) -> int:
         os.environ |= variables(0, args.processes)  # for the checks; each rank gets its own
 
     # torch: seconds, which a misspelt name need not wait for
+    from experiments.training.machine import check_here
     from experiments.training.metrics import TIMELINE
-    from experiments.training.plan import check_here, open_data, plan
+    from experiments.training.plan import open_data, plan
 
     TIMELINE.mark("import")
     planned = plan(recipe, max(started, args.processes))

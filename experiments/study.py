@@ -140,7 +140,8 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path, bool]:
 def _choose_scale(study: Study) -> None:
     """Replace the overlay `auto` by those that suit this machine."""
     if AUTO in study.overlays:
-        from experiments.training.plan import choose_scale  # torch: seconds, not for a wrong name
+        # torch: seconds, not for a wrong name
+        from experiments.training.machine import choose_scale
 
         chosen, why = choose_scale(study.processes)
         place = study.overlays.index(AUTO)
@@ -169,7 +170,8 @@ def seeds(text: str) -> list[int]:
 
 def _plan_runs(study: Study, gpu: str | None) -> list[Cell]:
     """Work out what the runs of each cell ask for; of a sweep's, also whether they fit here."""
-    from experiments.training.plan import fit, plan
+    from experiments.training.machine import fit
+    from experiments.training.plan import plan
 
     cells = study.cells()
     for cell in cells:
@@ -208,7 +210,7 @@ def _prepare_data(cells: list[Cell]) -> None:
 
 def _check_machine(study: Study, cells: list[Cell]) -> None:
     """Check what this machine must have, before the first run is trained for nothing."""
-    from experiments.training.plan import check_units
+    from experiments.training.machine import check_units
 
     if not study.axes:
         check_gpus(study.processes)

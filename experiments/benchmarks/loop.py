@@ -21,8 +21,9 @@ from experiments.config import recipes
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.command import CommandLine, leave
 from experiments.records.run import NOT_STEADY_STEPS
+from experiments.training.machine import choose_scale
 from experiments.training.metrics import fp8_ranges
-from experiments.training.plan import choose_scale, plan
+from experiments.training.plan import plan
 from experiments.training.trainer import Trainer
 
 STEPS = "training.steps=60"

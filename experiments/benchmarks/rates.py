@@ -21,7 +21,7 @@ from torch.utils.benchmark import Timer
 
 from experiments.config import recipes
 from experiments.jobs.command import CommandLine, leave
-from experiments.training.plan import choose_scale
+from experiments.training.machine import choose_scale
 from models import device, flops
 from models.architectures import model_args
 from models.llama import ATTENTION_BACKENDS

@@ -21,7 +21,7 @@ from experiments.config.studies import DEFAULT, load
 from experiments.jobs.command import FAILED, CommandLine, leave
 from experiments.records.files import read
 from experiments.records.run import TIMING, Timing
-from experiments.training.plan import choose_scale
+from experiments.training.machine import choose_scale
 from models import device
 
 STEPS = 5

@@ -27,8 +27,9 @@ from experiments.jobs.command import COMPLETED, FAILED, CommandLine, Stop, compl
 from experiments.jobs.ranks import set_rank_environment
 from experiments.profiling import parts
 from experiments.records.run import Window
+from experiments.training.machine import check_here
 from experiments.training.metrics import utilisation
-from experiments.training.plan import check_here, open_data, plan
+from experiments.training.plan import open_data, plan
 from experiments.training.trainer import Trainer
 from models.errors import InputError
 

@@ -57,7 +57,12 @@ def append(path: Path, window: Window) -> None:
     """Add a line to metrics.jsonl at once; a full disk tears at most this last line. Raises
     OSError."""
     with open(path, "a", encoding="utf-8") as file:
-        file.write(window.model_dump_json(exclude_defaults=True) + "\n")
+        file.write(line(window))
+
+
+def line(window: Window) -> str:
+    """Write a window as a line of metrics.jsonl."""
+    return window.model_dump_json(exclude_defaults=True) + "\n"
 
 
 def read_windows(path: Path) -> list[Window]:
@@ -148,12 +153,6 @@ def check_folder(folder: Path, kind: str, *marks: str) -> None:
         raise InputError(
             f"{folder} is not empty and holds no unfinished {kind}: choose another --out"
         )
-
-
-def claim_folder(folder: Path, kind: str, *marks: str) -> TextIO:
-    """Check a folder as `check_folder`, and lock it as `lock_folder`."""
-    check_folder(folder, kind, *marks)
-    return lock_folder(folder, kind)
 
 
 def lock_folder(folder: Path, kind: str) -> TextIO:

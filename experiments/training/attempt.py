@@ -18,7 +18,8 @@ from experiments.jobs.screen import describe, display
 from experiments.records import files
 from experiments.records.files import dated_folder, new_folder
 from experiments.records.run import LOG, METRICS, PROOF, TIMING, Window
-from experiments.training.plan import Finding, Plan, less_memory
+from experiments.training.machine import Finding, less_memory
+from experiments.training.plan import Plan
 from experiments.training.proof import ProofError
 from experiments.training.run_directory import RunDirectory
 from experiments.training.trainer import Diverged, Trainer

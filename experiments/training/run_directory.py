@@ -21,7 +21,7 @@ from experiments.config import recipes
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.ranks import STUDY_BUDGET, number
 from experiments.records import files, run
-from experiments.records.files import check_folder, claim_folder
+from experiments.records.files import check_folder, lock_folder
 from experiments.training import checkpoint
 from experiments.training.plan import Plan
 from models import device, flops
@@ -43,14 +43,12 @@ class RunDirectory:
         Raises `InputError` as `check` does, if another live process holds the directory, and if it
         cannot be written; then nothing in it has changed.
         """
-        self.path = path
-        self._lock = claim_folder(path, "run", *_MARKS)
-        earlier = check(path, plan, token_file)
-        try:
-            text = recipes.to_yaml(plan.recipe)
-            files.write_whole(path / run.RECIPE, text)  # first: a full disk stops here
-            attempt = self._set_aside(earlier)
-            self.manifest = _manifest(plan, token_file, attempt, path)
+        check_folder(path, "run", *_MARKS)
+        self.path, self._lock = path, lock_folder(path, "run")
+        earlier = _read_unfinished(path, plan, token_file)
+        try:  # the recipe first: a full disk stops here
+            files.write_whole(path / run.RECIPE, recipes.to_yaml(plan.recipe))
+            self.manifest = _manifest(plan, token_file, self._set_aside(earlier), path)
             files.write(path / run.MANIFEST, self.manifest)
         except OSError as error:
             self._lock.close()
@@ -81,8 +79,7 @@ class RunDirectory:
             windows = files.read_windows(earlier / run.METRICS)
             taken = [window for window in windows if window.step <= step]
             if taken:  # an attempt that died before its first step has none
-                lines = [window.model_dump_json(exclude_defaults=True) for window in taken]
-                files.write_whole(self.path / run.METRICS, "\n".join([*lines, ""]))
+                files.write_whole(self.path / run.METRICS, "".join(map(files.line, taken)))
                 return self._take_over_proof(earlier / run.PROOF)
         return None
 
@@ -104,12 +101,14 @@ class RunDirectory:
         self._lock.close()
 
 
-def check(path: Path, plan: Plan, token_file: TokenFile) -> run.Manifest | None:
-    """Check that a folder is new, empty, or holds the same run unfinished; return its manifest.
-
-    Raises `InputError`.
-    """
+def check(path: Path, plan: Plan, token_file: TokenFile) -> None:
+    """Check that a folder is new, empty, or holds the same run unfinished. Raises `InputError`."""
     check_folder(path, "run", *_MARKS)
+    _read_unfinished(path, plan, token_file)
+
+
+def _read_unfinished(path: Path, plan: Plan, token_file: TokenFile) -> run.Manifest | None:
+    """Return the manifest of the run that a folder holds, which must be unfinished and the same."""
     try:
         earlier = files.read_if_there(path / run.MANIFEST, run.Manifest)
         before = plan.config
@@ -142,7 +141,7 @@ def check(path: Path, plan: Plan, token_file: TokenFile) -> run.Manifest | None:
 def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> run.Manifest:
     """Say what runs where; write the environment file."""
     recipe, config = plan.recipe, plan.config
-    matmul, seq_len = plan.fp8.matmul, config.training.seq_len
+    matmul, peak, seq_len = plan.fp8.matmul, device.peak(), config.training.seq_len
     commit, diff = git_state()
     packages = _packages()
     return run.Manifest(
@@ -168,7 +167,7 @@ def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> ru
         fp8_matmul=matmul and run.Fp8Matmul(**matmul._asdict()),
         world_size=plan.world_size,
         hardware=run.Hardware(**device.hardware()),
-        peak_flops=_peak(),
+        peak_flops=peak and run.Peak(bf16=peak.bf16, fp8=peak.fp8, source=peak.source),
         flavor=label(config),
         parameters=plan.parameters,
         flops_per_token=plan.flops_per_token,
@@ -178,12 +177,6 @@ def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> ru
         data=token_file.path.name,
         cuda=torch.version.cuda,
     )
-
-
-def _peak() -> run.Peak | None:
-    """Give the datasheet's peak of this GPU, if there is one."""
-    rates = device.peak()
-    return rates and run.Peak(bf16=rates.bf16, fp8=rates.fp8, source=rates.source)
 
 
 def _write_environment(path: Path, environment: run.Environment) -> str:

@@ -10,7 +10,7 @@ from analysis import report
 from experiments import study
 from experiments.config import studies
 from experiments.records.files import check_folder, lock_file, lock_folder, new_folder
-from experiments.training import plan as plans
+from experiments.training import machine
 from models import device
 from models.errors import InputError
 from tests.make_runs import write_run
@@ -98,5 +98,5 @@ def test_scale_follows_the_machine(gib, overlay, monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cuda")
     monkeypatch.setattr(device, "name", lambda: "NVIDIA H200")
     monkeypatch.setattr(device, "memory_bytes", lambda: gib * 2**30)
-    overlays, why = plans.choose_scale()
+    overlays, why = machine.choose_scale()
     assert overlays == [overlay] and f"NVIDIA H200 has {gib} GiB" in why

@@ -15,7 +15,7 @@ from experiments.jobs.budget import Budget
 from experiments.jobs.runner import Run
 from experiments.records.files import read
 from experiments.records.run import Fit
-from experiments.training import plan as plans
+from experiments.training import machine
 from models import device
 from tests.make_runs import write_run
 from tests.runs import run_study
@@ -83,7 +83,7 @@ def node(monkeypatch, tmp_path):
     monkeypatch.setattr(device, "seconds_since_process_start", lambda: 0)
     monkeypatch.setattr(ranks, "gpus", lambda: ["0", "1"])
     gpu = {"memory_bytes": lambda: 128e6, "check_fp8_units": lambda: None}
-    monkeypatch.setattr(plans, "device", SimpleNamespace(TYPE="cuda", **gpu))
+    monkeypatch.setattr(machine, "device", SimpleNamespace(TYPE="cuda", **gpu))
     (tmp_path / "study.yaml").write_text(SWEEP)
     return tmp_path, turns
 

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from experiments.config import recipes
 from experiments.config.studies import DEFAULT, load
 from experiments.run import main
-from experiments.training.plan import check_here, choose_scale, plan, slow_attention
+from experiments.training.machine import check_here, choose_scale, slow_attention
+from experiments.training.plan import plan
 from models import device
 from models.errors import InputError
 from tests.runs import TINY

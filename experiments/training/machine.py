@@ -1,0 +1,151 @@
+"""What this machine must have for a run, and which size suits it.
+
+`check_here` raises `InputError` with a sentence that says what to change.
+"""
+
+import os
+import shutil
+
+import torch
+
+from experiments.config import recipes
+from experiments.jobs import ranks
+from experiments.jobs.ranks import STUDY_BUDGET, number
+from experiments.records.run import Fit
+from experiments.training.plan import Plan, plan, refuse
+from models import device
+from models.errors import InputError
+from models.flops import memory_finding
+from models.gpus import GPUS
+
+MOST = 0.95  # of the memory: the estimate is what PyTorch allocates, and CUDA and gaps come on top
+HOPELESS = 1.3  # times the memory: more is an error; less a remark, since it is an estimate
+Finding = tuple[str, str]  # topic, and a sentence for people
+
+
+def check_here(plan: Plan, budget_s: float | None = None) -> list[Finding]:
+    """Check what this machine must have for a run."""
+    config = plan.config
+    device.check_driver()
+    if budget_s is not None and not config.checkpoint.enable:
+        raise InputError(
+            "--budget needs checkpoints, or what it stops starts again from the first step: "
+            "add checkpoint.enable=true"
+        )
+    check_units(plan)
+    number(STUDY_BUDGET)  # which the manifest needs: refused now, where it is no number
+    here = f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
+    slow = slow_attention(config)
+    if slow:
+        here += f"; {slow}"
+    return [("device", here), ("memory", _check_memory(plan))]
+
+
+def check_units(plan: Plan) -> None:
+    """Check that this machine can compute what a plan asks for, however large it is."""
+    if device.TYPE == "cpu":
+        _check_cpu(plan.config)
+    elif plan.fp8.layers and not plan.fp8.emulated:
+        device.check_fp8_units()
+
+
+def _check_cpu(config) -> None:
+    cudnn, snapshot = config.model.attention_backend == "cudnn", config.profiling
+    needs_gpu = {
+        "model.attention_backend": (cudnn, "auto, flash or math"),
+        "compile.cuda_graphs": (config.compile.cuda_graphs, "false"),
+        "comm.nccl_max_ctas": (config.comm.nccl_max_ctas, "null"),
+        "profiling.enable_memory_snapshot": (snapshot.enable_memory_snapshot, "false"),
+    }
+    refuse(needs_gpu, "a GPU:")
+    compiler = os.environ.get("CXX", "g++").split(" ")[0]
+    compiles = config.compile.enable or config.optimizer.stochastic_rounding
+    if compiles and not shutil.which(compiler):
+        raise InputError(
+            f"a compiled model or optimizer needs a C++ compiler on a CPU and `{compiler}` is not "
+            "there: install g++, point the environment variable CXX at another one, or run the "
+            "recipe `baseline`, which is not compiled"
+        )
+
+
+def slow_attention(config) -> str | None:
+    """Say what to do about a cuDNN older than 9.15, whose attention PyTorch does not take.
+
+    None if there is nothing to do. PyTorch prefers cuDNN's attention on GPUs of compute capability
+    9 and up.
+    """
+    version, other = device.cudnn(), config.model.attention_backend in ("flash", "math")
+    if not version or other or torch.cuda.get_device_capability() < (9, 0):
+        return None
+    if tuple(map(int, version.split(".")[:2])) >= (9, 15):
+        return None
+    package = f"nvidia-cudnn-cu{(torch.version.cuda or '13').split('.')[0]}"
+    return (
+        f"cuDNN {version} is older than 9.15, with which PyTorch takes a slower attention: take "
+        "its folder off LD_LIBRARY_PATH, or install a newer one "
+        f"(python -m pip install '{package}>=9.15')"
+    )
+
+
+def _check_memory(plan: Plan) -> str:
+    """Compare the estimate with what each device has; an error only far beyond that."""
+    available = memory_of_each(number("LOCAL_WORLD_SIZE", 1))
+    finding = memory_finding(plan.memory_needed, available)
+    if plan.memory_needed > HOPELESS * available:
+        mend = less_memory(plan.config)
+        if device.TYPE == "cpu":
+            mend = "without a GPU, take the small Llama (--overlay cpu)"
+        raise InputError(f"the run needs {finding} here: {mend}, or choose a smaller model.flavor")
+    if plan.memory_needed > available:
+        finding += ": this will probably not fit"
+    return finding
+
+
+def memory_of_each(processes: int) -> float:
+    """Return the bytes that each of some processes on this machine has; on a CPU they share it."""
+    if device.TYPE == "cpu":
+        return device.memory_bytes() / max(1, processes)
+    return device.memory_bytes()
+
+
+def less_memory(config) -> str:
+    """Say by which overlay or key a run needs less memory."""
+    recompute = "recompute activations (overlay `full_recompute`), "
+    if config.activation_checkpoint.mode == "full":
+        recompute = ""
+    return f"{recompute}lower training.local_batch_size, or shard over more GPUs"
+
+
+# ---- the size that suits this machine ----
+
+
+def choose_scale(processes: int = 1) -> tuple[list[str], str]:
+    """Choose overlays for runs of so many processes on this machine, and say why in a sentence."""
+    device.check_driver()
+    if device.TYPE == "cpu":
+        small = "a small Llama of the same architecture, because there is no GPU here"
+        return ["cpu"], f"the CPU scale, {small}"
+    have = f"{device.name()} has {device.memory_bytes() / 2**30:.0f} GiB"
+    for overlay in ("no_recompute", "full_recompute"):
+        needed = plan(recipes.load("baseline", [overlay]), processes).memory_needed
+        gib = f"{needed / 2**30:.0f} GiB"
+        if needed <= MOST * device.memory_bytes():
+            size = f"the published size (overlay {overlay})"
+            return [overlay], f"{size}, because it needs about {gib} and {have}"
+    return ["cpu"], f"the CPU scale, because the published size needs {gib} even so and {have}"
+
+
+def fit(values: dict[str, str | int], plans: list[Plan], gpu: str | None = None) -> Fit:
+    """Compare the neediest run of a sweep's cell with this machine, or with GPUs of a kind."""
+    processes = plans[0].world_size
+    needed = max(planned.memory_needed for planned in plans)
+    here, available, obstacle = ranks.gpus(), memory_of_each(processes), None
+    if gpu:
+        available = GPUS[gpu].memory
+    if needed > available:
+        obstacle = f"needs {memory_finding(needed, available)}"
+    elif gpu and not GPUS[gpu].datasheet.fp8 and any(planned.fp8.layers for planned in plans):
+        obstacle = f"{GPUS[gpu].driver_name} has no FP8 units"
+    elif not gpu and here != [None] and processes > len(here):
+        obstacle = f"takes {processes} GPUs, and {len(here)} are here"
+    return Fit(values=values, needed=needed, available=available, obstacle=obstacle)
