@@ -2,8 +2,8 @@
 
 import errno
 import json
-import multiprocessing
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -39,8 +39,11 @@ def test_text_that_looks_like_end_of_text_does_not_end_a_document(config):
     assert np.flatnonzero(file.tokens == file.eos_id).tolist() == [len(file.tokens) - 1]
 
 
-def test_prepared_once_until_the_content_changes(config):
+def test_prepared_once_until_the_content_changes(config, monkeypatch):
+    checksum = Mock(wraps=tokens._checksum)
+    monkeypatch.setattr(tokens, "_checksum", checksum)
     file = prepare(config)
+    checksum.assert_called_once()  # what this process has written is not read again
     before = {path: path.stat().st_mtime_ns for path in [file.path, *file.path.iterdir()]}
     config.data.layout, config.training.seq_len = "padded", 8  # the loader's affair
     assert prepare(config).path == file.path
@@ -116,28 +119,18 @@ def test_hub_dataset_is_streamed_and_then_found_offline(config, monkeypatch):
     assert "Couldn't reach" in refused(config)
 
 
-# ---- several processes, and processes that end ----
+# ---- several at once, and those that end ----
 
 
-def prepare_in_child(config, start, results):
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the parent's threads are not in its fork
-    start.wait()
-    results.put(len(prepare(config).tokens))
-
-
-def test_concurrent_preparers_share_one_file(config):
+def test_concurrent_preparers_share_one_file(config, monkeypatch):
+    """As threads: each has a lock file of its own, as a process has."""
     write_parquet(config.training.dataset_path, words(20_000))
-    fork = multiprocessing.get_context("fork")
-    start, results = fork.Barrier(2), fork.Queue()
-    arguments = (config, start, results)
-    children = [fork.Process(target=prepare_in_child, args=arguments) for _ in range(2)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join(timeout=120)
-    assert [child.exitcode for child in children] == [0, 0]
-    assert results.get() == results.get() == 160_000
-    assert len([path for path in os.scandir(config.data.cache_dir) if path.is_dir()]) == 1
+    write = Mock(wraps=tokens._write)
+    monkeypatch.setattr(tokens, "_write", write)
+    with ThreadPoolExecutor() as pool:
+        files = list(pool.map(prepare, [config] * 3))
+    write.assert_called_once()
+    assert [len(file.tokens) for file in files] == [160_000] * 3
 
 
 def test_a_full_disk_leaves_nothing_behind(config, monkeypatch):

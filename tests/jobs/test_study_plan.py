@@ -59,7 +59,6 @@ def test_what_is_refused_leaves_no_folder(bad, fails, tmp_path):
 def test_a_report_that_fails_costs_no_run(tmp_path, monkeypatch, capsys):
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(report, "write_page", full)
-    monkeypatch.setattr(study, "_incomplete", lambda *cell: [])
     (tmp_path / "study.yaml").write_text(PLAN)
     run = write_run(tmp_path / "baseline/seed0")
     assert study.main([str(tmp_path)]) == 1

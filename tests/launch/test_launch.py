@@ -41,16 +41,9 @@ def login(*arguments: str, file=STUDY) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["baseline", "--seeds", "0,1"], "would run baseline seed 1: 60 steps"),
-        (["sweep_cpu", "--gpu", "b200"], "8 cells, 8 of which B200 can run"),
-    ],
-)
-def test_dry_run_on_a_login_node_says_what_would_run(arguments, line):
-    done = login("--dry-run", "--overlay", "cpu", *arguments)
-    assert done.returncode == 0 and line in done.stdout, done.stdout + done.stderr
+def test_dry_run_on_a_login_node_says_what_would_run():
+    done = login("--dry-run", "--overlay", "cpu", "baseline", "--seeds", "0,1")
+    assert done.returncode == 0 and "would run baseline seed 1: 60 steps" in done.stdout, done
 
 
 @pytest.mark.parametrize(
@@ -113,18 +106,19 @@ class Job(NamedTuple):
     def run(self, path: str = "baseline/seed0", name: str = "fp8") -> Path:
         return self.folder / "runs" / f"{name}-{self.number}" / path
 
-    def state(self) -> dict[str, str]:
-        return dict(re.findall(r"(\w+)=(\S+)", slurm("scontrol", "show", "job", self.number)))
-
     def log(self) -> str:
         return Path(self.folder, f"{self.number}.log").read_text()
 
     def end(self) -> str:
-        """State and exit code."""
-        ends = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
-        self.until(lambda: self.state()["JobState"] in ends)
-        state = self.state()
-        return f"{state['JobState']} {state['ExitCode']}"
+        """State, exit code and number of restarts."""
+        state = {"JobState": ""}
+
+        def ended() -> bool:
+            state.update(re.findall(r"(\w+)=(\S+)", slurm("scontrol", "show", "job", self.number)))
+            return state["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
+
+        self.until(ended)
+        return f"{state['JobState']} {state['ExitCode']}, {state['Restarts']} restarts"
 
     def until(self, true) -> None:
         deadline = time.monotonic() + 300
@@ -206,7 +200,7 @@ def on_slurm(test):
 @on_slurm
 def test_four_recipes_side_by_side_of_which_one_is_killed(jobs):
     job = jobs["four"]
-    assert job.end() == "FAILED 1:0"
+    assert job.end() == "FAILED 1:0, 0 restarts"
     manifests = [manifest_of(job.run(f"{recipe}/seed0")) for recipe in FOUR]
     assert [m.hardware.visible_devices for m in manifests] == ["0", "1", "2", "3"]
     ends = ["completed", "running", "completed", "completed"]
@@ -225,7 +219,7 @@ def test_more_runs_than_gpus_and_scancel(folder, jobs):
     job.until(lambda: manifest_of(first).status == "interrupted")
     assert not second.exists()
     again = submit(folder, "--gpus-per-node=1", STUDY, str(job.run("")))
-    assert again.end() == "COMPLETED 0:0", again.log()
+    assert again.end() == "COMPLETED 0:0, 0 restarts", again.log()
     assert manifest_of(first).end < manifest_of(second).start
     assert steps_of(first) == [*range(1, 201)]
 
@@ -233,14 +227,14 @@ def test_more_runs_than_gpus_and_scancel(folder, jobs):
 @on_slurm
 def test_a_time_limit_requeues_a_study_with_checkpoints(jobs):
     job = jobs["limited"]
-    assert job.end() == "COMPLETED 0:0" and job.state()["Restarts"] == "1", job.log()
+    assert job.end() == "COMPLETED 0:0, 1 restarts", job.log()
     assert steps_of(job.run()) == [*range(1, 201)]
 
 
 @on_slurm
 def test_two_nodes_stop_together_are_requeued_and_go_on(jobs):
     job = jobs["two_nodes"]
-    assert job.end() == "COMPLETED 0:0" and job.state()["Restarts"] == "1", job.log()
+    assert job.end() == "COMPLETED 0:0, 1 restarts", job.log()
     run = job.run("", "fp8-multinode")
     first, last = manifest_of(run / "attempt1"), manifest_of(run)
     assert (first.status, last.status, last.world_size) == ("interrupted", "completed", 2)
