@@ -45,6 +45,7 @@ from experiments.jobs.command import (
     count,
     leave,
     seconds,
+    seeds,
 )
 from experiments.jobs.ranks import STUDY_BUDGET, check_gpus
 from experiments.jobs.runner import Run, run_all
@@ -149,22 +150,6 @@ def _choose_scale(study: Study) -> None:
         print(f"Scale: {why}.")
 
 
-def seeds(text: str) -> list[int]:
-    """Read `--seeds`: how many of them, from 0; or a list, which has a comma. Raises
-    ArgumentTypeError."""
-    words = text.removesuffix(",").split(",")
-    if all(word.strip().isdecimal() for word in words):
-        given = [int(word) for word in words]
-        if "," in text:
-            return given
-        if 0 < given[0] <= 100:
-            return list(range(given[0]))
-    raise argparse.ArgumentTypeError(
-        "expected a number of seeds from 1 to 100, as 3 for 0, 1 and 2; or a list with a comma, as "
-        f"0,1,2 or 3, (3 alone), got {text}"
-    )
-
-
 # ---- check ----
 
 
@@ -195,16 +180,13 @@ def _check_folder(study: Study, out: Path, resumed: bool) -> None:
 def _prepare_data(cells: list[Cell]) -> None:
     """Write the token files that are not there yet, so that no run's time holds that; check that
     they suit the models."""
-    from experiments.corpus import tokens
-    from experiments.training.plan import check_data
+    from experiments.training.plan import open_data
 
-    opened, findings = {}, []
+    findings = []
     for cell in cells:
         for planned in cell.plans.values():
-            asked = tokens.asked(planned.config)
-            if asked not in opened:
-                opened[asked] = tokens.prepare(planned.config)
-            findings.append(check_data(planned, opened[asked]))
+            _, finding = open_data(planned)
+            findings.append(finding)
     print(f"Data: {findings[0]}.")
 
 

@@ -24,7 +24,7 @@ import re
 import shutil
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -60,17 +60,18 @@ class TokenFile:
 
     @classmethod
     def open(cls, path: Path) -> "TokenFile":
-        meta = json.loads((path / "meta.json").read_text())
-        tokens = np.memmap(path / "tokens.bin", dtype=meta["dtype"], mode="r")
-        documents = np.load(path / "documents.npy")
+        """Read all of it once. Raises `InputError` where it differs from what was written."""
+        try:
+            if (path / "checksum").read_text() != _checksum(path):
+                raise ValueError("the checksum is another")
+            meta = json.loads((path / "meta.json").read_text())
+            tokens = np.memmap(path / "tokens.bin", dtype=meta["dtype"], mode="r")
+            documents = np.load(path / "documents.npy")
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"the token file {path} is damaged ({error}): delete that folder and run again"
+            ) from error
         return cls(path, tokens, documents, meta["dataset"], meta["vocab_size"], meta["eos_id"])
-
-
-def asked(config: Config) -> tuple:
-    """Gather the keys that decide the token file: those of corpus and tokenizer."""
-    training = config.training
-    source = (training.dataset, training.dataset_path, config.model.hf_assets_path)
-    return (*source, *astuple(config.data))
 
 
 def prepare(config: Config) -> TokenFile:
@@ -95,20 +96,12 @@ def prepare(config: Config) -> TokenFile:
                 if not folder.exists():
                     meta = {"dataset": dataset, "source_hash": digest}
                     _write(folder, meta, documents, load_tokenizer(documents), max_tokens)
-                    return TokenFile.open(folder)
     except OSError as error:
         raise InputError(
             f"data.cache_dir={cache}: {error.strerror or error}: "
             "name a data.cache_dir that can be written and has room"
         ) from error
-    try:  # it may have been damaged since it was written
-        if (folder / "checksum").read_text() != _checksum(folder):
-            raise ValueError("the checksum is another")
-        return TokenFile.open(folder)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"the token file {folder} is damaged ({error}): delete that folder and run again"
-        ) from error
+    return TokenFile.open(folder)
 
 
 def _checksum(folder: Path) -> str:

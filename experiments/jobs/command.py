@@ -102,6 +102,22 @@ def count(text: str) -> int:
     return int(text)
 
 
+def seeds(text: str) -> list[int]:
+    """Read `--seeds`: how many of them, from 0; or a list, which has a comma. Raises
+    ArgumentTypeError."""
+    words = text.removesuffix(",").split(",")
+    if all(word.strip().isdecimal() for word in words):
+        given = [int(word) for word in words]
+        if "," in text:
+            return given
+        if 0 < given[0] <= 100:
+            return list(range(given[0]))
+    raise argparse.ArgumentTypeError(
+        "expected a number of seeds from 1 to 100, as 3 for 0, 1 and 2; or a list with a comma, as "
+        f"0,1,2 or 3, (3 alone), got {text}"
+    )
+
+
 # ---- asked to stop ----
 #
 # SIGUSR1 (a cluster's time limit is near) and a spent budget end a run or a study with COME_BACK:

@@ -253,16 +253,12 @@ def _check_first_states(config, first: str, tensors: dict) -> None:
 
 
 def open_data(plan: Plan) -> tuple["TokenFile", str]:
-    """Open the token file of a plan, prepared where it is not there yet; say what it holds."""
-    from experiments.corpus import tokens
+    """Open the token file of a plan, prepared where it is not there yet; say what the run reads.
+
+    Checks that the model has a row for each token.
+    """
+    from experiments.corpus import rows, tokens
 
     token_file = tokens.prepare(plan.config)
-    return token_file, check_data(plan, token_file)
-
-
-def check_data(plan: Plan, token_file: "TokenFile") -> str:
-    """Check that the model has a row for each token; returns what the run would read."""
-    from experiments.corpus import rows
-
     rows.check_vocabulary(token_file, plan.args.vocab_size)
-    return rows.describe(token_file, plan.config, plan.world_size)
+    return token_file, rows.describe(token_file, plan.config, plan.world_size)

@@ -1,6 +1,7 @@
 """Token files: what enters them, when they are made again, and mistakes."""
 
 import errno
+import hashlib
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -40,10 +41,12 @@ def test_text_that_looks_like_end_of_text_does_not_end_a_document(config):
 
 
 def test_prepared_once_until_the_content_changes(config, monkeypatch):
-    checksum = Mock(wraps=tokens._checksum)
-    monkeypatch.setattr(tokens, "_checksum", checksum)
+    read = Mock(wraps=hashlib.file_digest)
+    monkeypatch.setattr("hashlib.file_digest", read)
     file = prepare(config)
-    checksum.assert_called_once()  # what this process has written is not read again
+    prepare(config)
+    # Once in a process: tokenizer, corpus and the token file's parts
+    assert read.call_count == 2 + len(FILES)
     before = {path: path.stat().st_mtime_ns for path in [file.path, *file.path.iterdir()]}
     config.data.layout, config.training.seq_len = "padded", 8  # the loader's affair
     assert prepare(config).path == file.path
@@ -98,22 +101,16 @@ def test_python_stdlib_with_its_own_bpe(config, monkeypatch):
 
 
 def test_hub_dataset_is_streamed_and_then_found_offline(config, monkeypatch):
-    requests = []
     texts = [{"body": text} for text in ["w1 w2", None, "w3", "w4"]]
-
-    def load_dataset(*args, **options):
-        requests.append((args, options))
-        return datasets.IterableDataset.from_generator(lambda: iter(texts))
-
-    unreachable = Mock(side_effect=ConnectionError("Couldn't reach the Hub"))
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    load = Mock(return_value=datasets.IterableDataset.from_generator(lambda: iter(texts)))
+    monkeypatch.setattr(datasets, "load_dataset", load)
     config.training.dataset, config.data.subset = "someone/texts", "small"
     config.data.text_column, config.data.max_tokens = "body", 5
     file = prepare(config)
     assert file.tokens.tolist() == [1, 2, EOS, 3, EOS]
-    assert requests[-1] == (("someone/texts", "small"), {"split": "train", "streaming": True})
+    load.assert_called_once_with("someone/texts", "small", split="train", streaming=True)
 
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    load.side_effect = ConnectionError("Couldn't reach the Hub")
     assert prepare(config).path == file.path
     config.data.split = "test"
     assert "Couldn't reach" in refused(config)

@@ -9,6 +9,7 @@ import pytest
 from analysis import report
 from experiments import study
 from experiments.config import studies
+from experiments.jobs import command
 from experiments.records.files import check_folder, lock_file, lock_folder, new_folder
 from experiments.training import machine
 from models import device
@@ -74,7 +75,7 @@ def test_a_report_that_fails_costs_no_run(tmp_path, monkeypatch, capsys):
     ("text", "seeds"), [("3", [0, 1, 2]), ("0, 1,2", [0, 1, 2]), ("3,", [3]), ("4,3", [4, 3])]
 )
 def test_seeds_are_a_number_of_them_or_a_list(text, seeds):
-    assert study.seeds(text) == seeds
+    assert command.seeds(text) == seeds
 
 
 def test_a_dry_run_lists_each_run_once_and_a_folder_may_have_an_equals_sign(tmp_path, capsys):
