@@ -4,6 +4,7 @@ Mistakes in them are in tests/messages.txt.
 """
 
 import json
+import re
 import shutil
 from dataclasses import asdict
 
@@ -37,12 +38,14 @@ def test_the_recipes_that_are_compared_are_one_change_apart(name, expected):
 
 
 @pytest.mark.parametrize("name", sorted({*recipes.names()} - {"base", "baseline"}))
-def test_each_recipe_marks_its_one_intervention(name):
-    lines = recipes.paths()[name].read_text().splitlines()
-    marked = [line.split(":")[0].strip() for line in lines if " # <- the intervention" in line]
+def test_each_recipe_changes_what_its_file_says_and_marks_its_one_intervention(name):
+    text = recipes.paths()[name].read_text()
+    marked = re.findall(r"^ *(\w+):.* # <- the intervention", text, re.MULTILINE)
     assert len(marked) == 1, "write ` # <- the intervention` behind the key that the recipe changes"
-    changed = [key for key, _, _ in difference(load(name))]
+    changed = {key for key, _, _ in difference(load(name))}
     assert marked[0] in ".".join(changed).split(".")
+    keys = {key for key, _ in flat(yaml.safe_load(text))}
+    assert changed == keys - {"base", "description"}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

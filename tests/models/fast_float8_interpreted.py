@@ -13,7 +13,7 @@ from triton.runtime import interpreter
 
 from models import fast_float8
 from models.fast_float8 import TILE, cast, cast_both
-from tests.models.layers import K, layer, results
+from tests.models.layers import layer, operands, results
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 TENSORWISE = Float8LinearConfig.from_recipe_name("tensorwise")
@@ -71,22 +71,26 @@ def test_both_are_what_plain_operators_cast(low, dtype, shape, values):
     assert by_rows.data.is_contiguous() and by_columns.data.t().is_contiguous()
 
 
-def kept_by(model, x) -> tuple[torch.Tensor, set[int]]:
-    """The output, and where what is kept in FP8 for the backward pass lies."""
+def kept_by(call, *args) -> tuple[object, list[torch.Tensor]]:
+    """What a call returns, and what is kept for the backward pass."""
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x), x)[1], lambda x: x):
-        out = model(x)
-    return out, {tensor.data_ptr() for tensor in kept if tensor.dtype.itemsize == 1}
+        return call(*args), kept
+
+
+def places(kept: list[torch.Tensor]) -> set[int]:
+    """Where what is kept in FP8 lies."""
+    return {tensor.data_ptr() for tensor in kept if tensor.dtype.itemsize == 1}
 
 
 def test_layers_that_read_the_same_input_share_its_cast_until_it_changes():
     first, second = (layer("tensorwise", fast=True) for _ in range(2))
-    x = torch.randn(16, K).bfloat16()
-    (out, kept), (_, of_second) = kept_by(first, x), kept_by(second, x)
-    assert kept == of_second
+    x = operands()[0]
+    (out, kept), (_, of_second) = (kept_by(m, x) for m in (first, second))
+    assert places(kept) == places(of_second)
     x.mul_(3)
     again, kept_again = kept_by(first, x)
-    assert kept_again != kept and not torch.equal(again, out)
+    assert places(kept_again) != places(kept) and not torch.equal(again, out)
     assert len(fast_float8._casts) == 1
     del x
     assert not fast_float8._casts
@@ -96,11 +100,9 @@ def test_layers_that_read_the_same_input_share_its_cast_until_it_changes():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_layers_results_are_torchaos(dtype, keep_weight):
     """A weight that FSDP2 gathered must not stay: the backward pass takes the parameter itself."""
-    fast, kept = layer("tensorwise", dtype, fast=True), []
+    fast = layer("tensorwise", dtype, fast=True)
     fast[0].keep_weight = keep_weight
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x), x)[1], lambda x: x):
-        made = results(fast, dtype)
-    in_bytes = {x.data_ptr() for x in kept if x.dtype.itemsize == 1}
-    assert len(in_bytes) == 1 + keep_weight
+    made, kept = kept_by(results, fast)
+    assert len(places(kept)) == 1 + keep_weight
     assert (fast[0].weight.data_ptr() in {x.data_ptr() for x in kept}) != keep_weight
-    assert all(map(torch.equal, made, results(layer("tensorwise", dtype), dtype)))
+    assert all(map(torch.equal, made, results(layer("tensorwise", dtype))))

@@ -1,4 +1,4 @@
-"""FP8 layers for tests, converted as a recipe's are."""
+"""FP8 layers for tests, converted as a recipe's are, and what they are given."""
 
 from collections.abc import Collection
 
@@ -10,8 +10,18 @@ from experiments.config.keys import Float8Linear as Keys
 from models import float8, fp8_matmul
 from models.scalings import SCALINGS
 
-RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
-K, N, TOKENS = 64, 96, 48
+TORCHAOS = [name for name, scaling in SCALINGS.items() if scaling.torchaos]
+BY_BLOCKS = [name for name, scaling in SCALINGS.items() if scaling.by_blocks]
+IN, OUT, TOKENS = 256, 144, 160  # 144 and 160 are no multiples of 128
+
+
+def operands(dtype=torch.bfloat16) -> list[torch.Tensor]:
+    """x, weight and gradient of a layer, with magnitudes that differ from block to block."""
+    random, found = torch.Generator().manual_seed(0), []
+    for shape in (TOKENS, IN), (OUT, IN), (TOKENS, OUT):
+        matrix = torch.randn(shape, generator=random)
+        found.append((matrix * torch.randn(shape, generator=random).mul(3).exp()).to(dtype))
+    return found
 
 
 def converted(
@@ -24,27 +34,29 @@ def converted(
 ) -> nn.Module:
     """`model` with the linear layers of these names, or with all of them, in FP8."""
     names = names or {name for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    if fp8_matmul.choose(SCALINGS[recipe], emulate).how == fp8_matmul.EMULATED and not emulate:
+    how = fp8_matmul.choose(SCALINGS[recipe], emulate).how
+    if how == fp8_matmul.EMULATED and not emulate and recipe not in BY_BLOCKS:
         pytest.skip(f"torch {torch.__version__} has no {recipe} FP8 operator here")
     keys |= {"recipe_name": recipe, "implementation": "fast" if fast else "torchao"}
-    float8.convert(model, names, Keys(**keys), emulate)
-    if emulate and not fast and recipe in RECIPES:  # torchao's own emulation, to compare with
+    float8.convert(model, names, Keys(**keys), how == fp8_matmul.EMULATED)
+    if emulate and not fast and recipe in TORCHAOS:  # torchao's own emulation, to compare with
         for layer in float8.converted_modules(model).values():
             layer.__class__ = float8.LAYERS["torchao"]
     return model
 
 
 def layer(recipe: str, dtype=torch.bfloat16, **keys) -> nn.Module:
-    """One FP8 layer with the same weights each time."""
-    torch.manual_seed(0)
-    return converted(nn.Sequential(nn.Linear(K, N, bias=False)).to(dtype), recipe, **keys)
+    """One FP8 layer with the weight of `operands`."""
+    model = nn.Sequential(nn.Linear(IN, OUT, bias=False))
+    model[0].weight.data = operands(dtype)[1]
+    return converted(model, recipe, **keys)
 
 
-def results(model: nn.Module, dtype=torch.bfloat16) -> list[torch.Tensor]:
-    """Output and gradients of two rows of tokens, some of which are large."""
-    x = torch.randn(2, TOKENS // 2, K, generator=torch.Generator().manual_seed(1)).to(dtype)
-    x[0, :3] *= 100
-    x.requires_grad_()
+def results(model: nn.Module, factor: float = 1) -> list[torch.Tensor]:
+    """Output and gradients of the layer for `operands`, x times a factor."""
+    weight = model[0].weight
+    x, _, gradient = operands(weight.dtype)
+    x, weight.grad = (factor * x).requires_grad_(), None
     out = model(x)
-    out.float().square().sum().backward()
-    return [out.detach(), x.grad, *(p.grad for p in model.parameters())]
+    out.backward(gradient)
+    return [out.detach(), x.grad, weight.grad]

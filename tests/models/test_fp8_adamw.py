@@ -14,9 +14,7 @@ KEYS = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 PAPER = dict(zip(STATES, (torch.float8_e4m3fn, torch.float16, torch.float16), strict=True))
 
 
-def stepped(
-    gradients: list[torch.Tensor], dtypes=PAPER
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def stepped(gradients: list[torch.Tensor], dtypes=PAPER) -> tuple[torch.Tensor, dict]:
     """A parameter after these gradients, and its states."""
     weight = nn.Parameter(torch.linspace(-1, 1, gradients[0].numel()).bfloat16())
     adamw = AdamWFp8LM([weight], dtypes, **KEYS)
@@ -37,11 +35,10 @@ def test_in_float32_it_is_pytorchs():
     for gradient in noise():
         reference.grad = gradient.float()
         adamw.step()
-    for name, key in ("first_moment", "exp_avg"), ("second_moment", "exp_avg_sq"):
-        assert torch.equal(state[name], adamw.state[reference][key])
-    assert torch.equal(state["master_weights"], reference) and torch.equal(
-        weight, reference.bfloat16()
-    )
+    theirs = adamw.state[reference]
+    expected = theirs["exp_avg"], theirs["exp_avg_sq"], reference
+    assert all(torch.equal(state[n], tensor) for n, tensor in zip(STATES, expected, strict=True))
+    assert torch.equal(weight, reference.bfloat16())
 
 
 def test_weights_beyond_their_range_are_clamped_and_counted():
@@ -55,20 +52,18 @@ def test_weights_beyond_their_range_are_clamped_and_counted():
     assert counts == {"first_moment": 0, "second_moment": 0, "master_weights": 1}
 
 
+def value(state: dict, name: str) -> torch.Tensor:
+    return state[name].float() / state[f"{name}_scale"]
+
+
 def test_states_have_their_dtypes_and_fill_their_range():
     weight, state = stepped(noise())
     for name, dtype in PAPER.items():
         scale = state[f"{name}_scale"]
-        assert (
-            state[name].dtype == dtype
-            and scale == 2 ** scale.log2().round()
-            and scale.dtype == torch.float32
-        )
+        assert (state[name].dtype, scale.dtype) == (dtype, torch.float32)
+        assert scale == 2 ** scale.log2().round()
         assert 0.1 < state[name].float().abs().max() / torch.finfo(dtype).max <= 1
-    assert weight.dtype == torch.bfloat16
-    assert torch.equal(
-        weight, (state["master_weights"].float() / state["master_weights_scale"]).bfloat16()
-    )
+    assert torch.equal(weight, value(state, "master_weights").bfloat16())
 
 
 @pytest.mark.parametrize("exponent", [-40, 20])
@@ -85,11 +80,8 @@ def test_a_sudden_gradient_overflows_nothing():
     sudden = torch.ones(1000).bfloat16()
     sudden[7] = 2.0**20
     weight, state = stepped([torch.full((1000,), 1e-3).bfloat16(), sudden])
-    first = state["first_moment"].float() / state["first_moment_scale"]
-    second = state["second_moment"].float() / state["second_moment_scale"]
-    assert first[7] == pytest.approx(2**20 / 10, rel=2**-4) and second[7] == pytest.approx(
-        2**40 / 1000, rel=2**-11
-    )
+    assert value(state, "first_moment")[7] == pytest.approx(2**20 / 10, rel=2**-4)
+    assert value(state, "second_moment")[7] == pytest.approx(2**40 / 1000, rel=2**-11)
     assert weight.isfinite().all()
 
 

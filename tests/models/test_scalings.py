@@ -1,5 +1,5 @@
-"""Scales of other shapes: against arithmetic written down once more, torchao's reference
-code, and themselves compiled; delayed scales from step to step and across a checkpoint."""
+"""Scales of other shapes: against torchao's reference code, and themselves compiled; delayed scales
+from step to step and across a checkpoint."""
 
 import json
 import math
@@ -14,94 +14,58 @@ from torchao.prototype.mx_formats import mx_tensor
 from torchao.prototype.mx_formats.config import ScaleCalculationMode
 
 from experiments.benchmarks import scalings as benchmark
-from experiments.config import recipes
-from models import fast_float8, float8, scaled_linear
-from models.architectures import build
-from models.errors import InputError
-from tests.models.layers import converted
+from models import fast_float8
+from models.scaled_linear import end_step, round_blocks
+from models.scalings import SCALINGS
+from tests.models.layers import BY_BLOCKS, TOKENS, layer, operands, results
 from tests.runs import SMALLEST, TINY, losses_of, manifest_of
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-BY_BLOCKS = ("blockwise", "mxfp8", "mxfp8_ocp")
-IN, OUT, TOKENS = 256, 144, 160  # 144 and 160 are no multiples of 128
+F32 = torch.float32
 
-
-def operands(dtype=torch.float32) -> list[torch.Tensor]:
-    """x, weight and gradient of a layer, with magnitudes that differ from block to block."""
-    random = torch.Generator().manual_seed(0)
-    shapes = (TOKENS, IN), (OUT, IN), (TOKENS, OUT)
-    found = []
-    for shape in shapes:
-        matrix = torch.randn(shape, generator=random)
-        found.append((matrix * torch.randn(shape, generator=random).mul(3).exp()).to(dtype))
-    return found
-
-
-def layer(recipe: str, weight: torch.Tensor, **keys) -> nn.Module:
-    model = nn.Sequential(nn.Linear(*weight.t().shape, bias=False))
-    model[0].weight.data = weight.clone()
-    return converted(model, recipe, emulate=recipe in BY_BLOCKS, **keys)
-
-
-def results(model: nn.Module, x, gradient) -> list[torch.Tensor]:
-    x, model[0].weight.grad = x.clone().requires_grad_(), None
-    out = model(x)
-    out.backward(gradient)
-    return [out.detach(), x.grad, model[0].weight.grad]
-
-
-# ---- against independent arithmetic ----
-
-
-def rounded(matrix: torch.Tensor, rows: int, along: int, scale) -> torch.Tensor:
-    found = matrix.clone()
-    for top in range(0, len(matrix), rows):
-        for left in range(0, matrix.shape[1], along):
-            block = found[top : top + rows, left : left + along]
-            factor = scale(block.abs().max().item())
-            block.copy_((block * factor).clamp(-448, 448).to(E4M3).float() / factor)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("recipe", "values", "weights", "scale"),
-    [
-        ("blockwise", (1, 128), (128, 128), lambda most: 448 / most),
-        ("mxfp8", (1, 32), (1, 32), lambda most: 2.0 ** -math.ceil(math.log2(most / 448))),
-        ("mxfp8_ocp", (1, 32), (1, 32), lambda most: 2.0 ** (8 - math.floor(math.log2(most)))),
-    ],
-)
-def test_the_three_matmuls(recipe, values, weights, scale):
-    """Blocks lie along the sum of each matmul, of weights in both directions if square."""
-    x, weight, gradient = operands()
-    of = [  # left and right operand of each matmul, with the sum along its rows
-        (rounded(x, *values, scale), rounded(weight, *weights, scale)),
-        (rounded(gradient, *values, scale), rounded(weight.t(), *weights, scale)),
-        (rounded(gradient.t(), *values, scale), rounded(x.t(), *values, scale)),
-    ]
-    for (left, right), ours in zip(of, results(layer(recipe, weight), x, gradient), strict=True):
-        assert torch.allclose(left @ right.t(), ours, rtol=1e-4, atol=1e-5 * ours.abs().max())
+# ---- against torchao's reference ----
 
 
 def test_blocks_are_those_of_torchaos_reference():
-    x = operands(torch.bfloat16)[0][:128].contiguous()
+    x = operands()[0][:128].contiguous()
     for rows, matrix, theirs in (
         (1, x, blockwise.torch_blockwise_scale_act_quant_lhs(x)),
         (1, x.t(), [t.t() for t in blockwise.torch_blockwise_scale_act_quant_rhs(x)]),
         (128, x, blockwise.torch_blockwise_scale_weight_quant(x)),
     ):
-        ours = scaled_linear.round_blocks(matrix, rows, 128, "float32", E4M3)
         low, back = theirs
         back = back.repeat_interleave(rows, 0).repeat_interleave(128, 1)
+        ours = round_blocks(matrix, rows, 128, "float32", E4M3)
         assert torch.allclose(ours, low.float() * back, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("scale", "mode"), [("mx_up", "RCEIL"), ("mx_ocp", "FLOOR")])
 def test_mx_is_that_of_torchaos_reference(scale, mode):
-    x = operands(torch.bfloat16)[0]
+    x = operands()[0]
     e8m0, theirs = mx_tensor.to_mx(x, E4M3, 32, ScaleCalculationMode[mode])
     back = mx_tensor.get_fp_scale(e8m0).reshape(TOKENS, -1).repeat_interleave(32, 1)
-    assert torch.equal(scaled_linear.round_blocks(x, 1, 32, scale, E4M3), theirs.float() * back)
+    assert torch.equal(round_blocks(x, 1, 32, scale, E4M3), theirs.float() * back)
+
+
+@pytest.mark.parametrize("recipe", BY_BLOCKS)
+def test_the_three_matmuls(recipe):
+    """Blocks lie along the sum of each matmul, of weights in both directions if square. The last
+    are smaller, as if zeros followed."""
+    x, weight, gradient = operands(F32)
+    scaling = SCALINGS[recipe]
+
+    def rounded(matrix: torch.Tensor, block=scaling.values) -> torch.Tensor:
+        rows, columns = matrix.shape
+        zeros = nn.functional.pad(matrix, (0, -columns % 128, 0, -rows % 128))
+        return round_blocks(zeros, *block, scaling.scale, E4M3)[:rows, :columns]
+
+    of = [  # left and right operand of each matmul, with the sum along its rows
+        (rounded(x), rounded(weight, scaling.weights)),
+        (rounded(gradient), rounded(weight.t(), scaling.weights)),
+        (rounded(gradient.t()), rounded(x.t())),
+    ]
+    for (left, right), ours in zip(of, results(layer(recipe, F32)), strict=True):
+        assert torch.allclose(left @ right.t(), ours, rtol=1e-4, atol=1e-5 * ours.abs().max())
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
@@ -115,11 +79,9 @@ def test_powers_of_2_are_torchaos_for_every_bf16(dtype):
 
 @pytest.mark.parametrize("recipe", ["delayed", *BY_BLOCKS])
 def test_compiled_is_eager(recipe):
-    x, weight, gradient = (matrix[:, :128].contiguous() for matrix in operands(torch.bfloat16))
-    eager = results(layer(recipe, weight[:128]), x, gradient)
-    model = layer(recipe, weight[:128])
+    model = layer(recipe)
     model.compile(fullgraph=True)
-    assert all(map(torch.equal, eager, results(model, x, gradient)))
+    assert all(map(torch.equal, results(layer(recipe)), results(model)))
 
 
 # ---- formats and layers ----
@@ -127,24 +89,11 @@ def test_compiled_is_eager(recipe):
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "delayed", "blockwise"])
 def test_gradients_in_either_format(recipe):
-    x, weight, gradient = operands()
     default, e4m3, e5m2 = (
-        results(layer(recipe, weight, gradient_format=name), x, gradient)
-        for name in (None, "e4m3", "e5m2")
+        results(layer(recipe, gradient_format=name)) for name in (None, "e4m3", "e5m2")
     )
     assert torch.equal(e4m3[0], e5m2[0]) and not torch.equal(e4m3[1], e5m2[1])
     assert torch.equal(default[1], (e5m2 if recipe in ("tensorwise", "delayed") else e4m3)[1])
-
-
-def test_the_first_and_the_last_block_stay_in_bf16():
-    with torch.device("meta"):
-        model = build(recipes.load("baseline", ["cpu"]).config)
-    names = float8.choose_modules(model, "tensorwise", ["output", "first_and_last_block"])
-    assert {name.split(".")[1] for name in names} == {"1", "2"}
-    with_output = float8.choose_modules(model, "tensorwise", ["first_and_last_block"])
-    assert with_output == names | {"output"}
-    with pytest.raises(InputError):
-        float8.choose_modules(model, "blockwise", ["auto_filter_small_kn"])
 
 
 # ---- delayed ----
@@ -153,15 +102,14 @@ def test_the_first_and_the_last_block_stay_in_bf16():
 def test_delayed_scales_are_of_the_last_steps():
     """In the first step the scale is the step's own; after a jump values saturate for a step; after
     N steps it is forgotten."""
-    x, weight, gradient = operands()
-    model = layer("delayed", weight, amax_history=2)
-    tensorwise = results(layer("tensorwise", weight), x, gradient)
+    model = layer("delayed", F32, amax_history=2)
+    right = results(layer("tensorwise", F32))[0]
     outputs = []
     for factor in (1, 16, 1, 1, 1):
-        outputs.append(results(model, factor * x, gradient)[0] / factor)
-        scaled_linear.end_step(model)
-    errors = [float((out - tensorwise[0]).norm() / tensorwise[0].norm()) for out in outputs]
-    assert torch.equal(outputs[0], tensorwise[0]) and torch.equal(outputs[4], tensorwise[0])
+        outputs.append(results(model, factor)[0] / factor)
+        end_step(model)
+    errors = [float((out - right).norm() / right.norm()) for out in outputs]
+    assert torch.equal(outputs[0], right) and torch.equal(outputs[4], right)
     assert errors[1] > 0.1 and max(errors[2:4]) < 0.01
 
 
