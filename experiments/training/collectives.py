@@ -11,7 +11,7 @@ are not counted: its reduce-scatter is an all-reduce.
 
 import math
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -31,7 +31,7 @@ _REDUCTION = "FSDP::post_backward_reduce"  # begins the name of FSDP2's region t
 _NCCL = re.compile(r"nccl(Dev)?Kernel")
 
 
-def record(profiler, plan: Plan, shapes: Mapping) -> Collectives:
+def sum_up(profiler, plan: Plan, shapes: Mapping) -> Collectives:
     """Sum up what this rank sent in a profiled step, beside the payloads of closed forms.
 
     Args:
@@ -76,7 +76,7 @@ def table(tree: Iterable, plan: Plan) -> list[Collective]:
     Args:
         tree: the profiler's tree of events, its only record with the sizes of lists of tensors.
     """
-    calls, elements = Counter(), Counter()
+    elements = defaultdict(list)  # of each call
     for event, in_reduction in _calls(tree):
         collective, tensors = _OPERATORS[event.name], list(_tensors(event))
         ranks = plan.shards
@@ -84,21 +84,19 @@ def table(tree: Iterable, plan: Plan) -> list[Collective]:
             ranks = plan.world_size
             if in_reduction:
                 ranks //= plan.shards
-        key = (collective, ranks, tensors[0][0].dtype)
-        calls[key] += 1
-        elements[key] += max(sum(math.prod(t.sizes) for t in argument) for argument in tensors)
+        size = max(sum(math.prod(t.sizes) for t in argument) for argument in tensors)
+        elements[collective, ranks, tensors[0][0].dtype].append(size)
     rows = []
-    for (collective, ranks, dtype), count in calls.items():
-        number = elements[collective, ranks, dtype]
-        payload = number * dtype.itemsize
+    for (collective, ranks, dtype), sizes in elements.items():
+        payload = sum(sizes) * dtype.itemsize
         trips = 2 if collective == "all-reduce" else 1
         rows.append(
             Collective(
                 collective=collective,
                 ranks=ranks,
                 dtype=str(dtype).removeprefix("torch."),
-                calls=count,
-                elements=number,
+                calls=len(sizes),
+                elements=sum(sizes),
                 payload_bytes=payload,
                 bus_bytes=round(payload * trips * (ranks - 1) / ranks),
             )

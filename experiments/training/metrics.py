@@ -201,27 +201,25 @@ def fp8_ranges(model: nn.Module) -> dict[str, float]:
     gathers in FP8 have none: their scale is that of all shards; nor have weights with scales of
     blocks.
     """
-    groups: dict[str, list[torch.Tensor]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[torch.Tensor]] = defaultdict(list)
     for name, layer in float8.converted_modules(model).items():
         config = layer.config
         gathered = config.enable_fsdp_float8_all_gather
         if not layer.in_fp8 or gathered or layer.scaling.by_blocks:
             continue
         group, powers_of_2 = re.sub(r"^layers\.\d+\.", "", name), config.round_scales_to_power_of_2
-        groups[f"weight/{{}}/{group}"].append(
-            _range(layer.weight, config.cast_config_weight, powers_of_2)
-        )
-        if layer.weight.grad is not None:
-            groups[f"gradient/{{}}/{group}"].append(
-                _range(layer.weight.grad, config.cast_config_grad_output, powers_of_2)
-            )
+        weight, gradient = layer.weight, layer.weight.grad
+        groups["weight", group].append(_range(weight, config.cast_config_weight, powers_of_2))
+        if gradient is not None:
+            cast = config.cast_config_grad_output
+            groups["gradient", group].append(_range(gradient, cast, powers_of_2))
     if not groups:
         return {}
     combined = torch.stack([_combined(torch.stack(layers)) for layers in groups.values()])
     ranges = {}
-    for name, values in zip(groups, combined.tolist(), strict=True):  # one wait for the device
+    for (tensor, group), values in zip(groups, combined.tolist(), strict=True):  # one wait
         for quantity, value in zip(QUANTITIES, values, strict=True):
-            ranges[name.format(quantity)] = value
+            ranges[f"{tensor}/{quantity}/{group}"] = value
     return ranges
 
 

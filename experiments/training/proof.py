@@ -32,7 +32,7 @@ from torch._dynamo.utils import counters
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from experiments.records import run
+from experiments.records import run as records
 from experiments.training import collectives
 from experiments.training.matmuls import find_attention, find_matmuls, flops_by_operator
 from experiments.training.plan import Plan
@@ -56,13 +56,13 @@ class Proof:
         self.trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
         self.converted = float8.converted_modules(model)
         self.flops_expected = plan.fp8.flops_per_token * plan.tokens
-        self.phases: dict[str, run.Phase] = {}  # by first step
+        self.phases: dict[str, records.Phase] = {}  # by first step
         self.last_profiled = 0  # a step of this process
         self.attention = self.sent = self.moved = None
         self._check_optimizer()
         self._check_conversion()
 
-    def keep_phases(self, record: run.Proof | None, step: int) -> None:
+    def keep_phases(self, record: records.Proof | None, step: int) -> None:
         """Keep the phases that an earlier attempt profiled up to `step`, which was resumed from."""
         for start, phase in record.phases.items() if record else ():
             if phase.profiled_step <= step:
@@ -105,7 +105,7 @@ class Proof:
         matmuls = find_matmuls(events)
         self.last_profiled = step
         self.attention = find_attention(events)
-        phase = run.Phase(
+        phase = records.Phase(
             in_fp8=step in self.plan.fp8_steps,
             profiled_step=step,
             gemm_flops=flops_by_operator(matmuls),
@@ -121,7 +121,7 @@ class Proof:
                 "unset TORCHDYNAMO_DISABLE, or say compile.enable=false"
             )
 
-    def _check_matmuls(self, phase: run.Phase) -> None:
+    def _check_matmuls(self, phase: records.Phase) -> None:
         flops, step, fp8 = phase.fp8_flops, phase.profiled_step, self.plan.fp8
         did = f"in step {step} aten::_scaled_mm did {flops:.3e} FLOPs"
         if flops and not phase.in_fp8:
@@ -147,14 +147,22 @@ class Proof:
 
     def _check_collectives(self, profiler) -> None:
         shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
-        self.sent = collectives.record(profiler, self.plan, shapes)
-        keys, sent = self.plan.config.quantize, self.sent
+        self.sent = sent = collectives.sum_up(profiler, self.plan, shapes)
+        keys, promises = self.plan.config.quantize, {}
         if keys.linear.float8.enable_fsdp_float8_all_gather:
-            name = "quantize.linear.float8.enable_fsdp_float8_all_gather"
-            _check_bytes(name, "weights", sent.gathered_bytes, sent.gathered_bytes_expected)
+            promises["quantize.linear.float8.enable_fsdp_float8_all_gather"] = (
+                "weights", sent.gathered_bytes, sent.gathered_bytes_expected
+            )  # fmt: skip
         if keys.gradients:
-            name = "quantize.gradients"
-            _check_bytes(name, "gradients", sent.reduced_bytes, sent.reduced_bytes_expected)
+            promises["quantize.gradients"] = (
+                "gradients", sent.reduced_bytes, sent.reduced_bytes_expected
+            )  # fmt: skip
+        for key, (what, size, expected) in promises.items():
+            if not 0 < size <= expected:
+                raise ProofError(
+                    f"ranks sent {size:,} bytes of {what} in a step, and in FP8 it would be "
+                    f"{expected:,}: not (all) of what {key} promises was sent in FP8"
+                )
 
     # ---- claim 3: parameters move ----
 
@@ -193,7 +201,7 @@ class Proof:
         owned = [p for name, p in self.trainable.items() if name not in self.orphans]
         # bf16 keeps 8 significant bits: lr 5e-7 of the first step cannot move a norm weight of 1.0
         unmovable = sorted(self.trainable.keys() - witnesses.keys())
-        self.moved = run.Parameters(
+        self.moved = records.Parameters(
             trainable=len(self.trainable),
             in_optimizer=len(owned),
             elements_in_optimizer=sum(p.numel() for p in owned),
@@ -216,11 +224,11 @@ class Proof:
 
     # ---- proof.json ----
 
-    def record(self) -> run.Proof:
+    def record(self) -> records.Proof:
         """Sum up the evidence; FLOPs and shares are those of the phase in FP8, if there is one."""
         phase = self._main_phase()
         total = sum(phase.gemm_flops.values())
-        return run.Proof(
+        return records.Proof(
             recipe_name=self.plan.fp8.recipe_name,
             emulated=self.plan.fp8.emulated,
             converted_modules={name: [*m.weight.shape] for name, m in self.converted.items()},
@@ -236,7 +244,7 @@ class Proof:
             collectives=self.sent,
         )
 
-    def _main_phase(self) -> run.Phase:
+    def _main_phase(self) -> records.Phase:
         return max(self.phases.values(), key=lambda phase: (phase.in_fp8, phase.profiled_step))
 
     def fp8_flops(self, step: int) -> float:
@@ -266,14 +274,6 @@ class Proof:
 def compiled_graphs() -> int:
     """Count the graphs that torch.compile made of this process's code; cached kernels count too."""
     return counters["stats"]["unique_graphs"]
-
-
-def _check_bytes(key: str, what: str, sent: int, expected: int) -> None:
-    if not 0 < sent <= expected:
-        raise ProofError(
-            f"ranks sent {sent:,} bytes of {what} in a step, and in FP8 it would be {expected:,}: "
-            f"not (all) of what {key} promises was sent in FP8"
-        )
 
 
 # ---- finding elements that must move ----

@@ -20,7 +20,8 @@ import torch
 from experiments.config import recipes
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.ranks import STUDY_BUDGET, number
-from experiments.records import files, run
+from experiments.records import files
+from experiments.records import run as records
 from experiments.records.files import check_folder, lock_folder
 from experiments.training import checkpoint
 from experiments.training.plan import Plan
@@ -28,8 +29,8 @@ from models import device, flops
 from models.architectures import label
 from models.errors import InputError
 
-_MARKS = (run.RECIPE, run.MANIFEST)  # one of them is in every run directory
-_RECORDS = (run.METRICS, run.TIMING, run.PROOF)
+_MARKS = (records.RECIPE, records.MANIFEST)  # one of them is in every run directory
+_RECORDS = (records.METRICS, records.TIMING, records.PROOF)
 VERSIONS = ("torch", "torchao", "torchtitan", "triton")
 
 
@@ -47,57 +48,57 @@ class RunDirectory:
         self.path, self._lock = path, lock_folder(path, "run")
         earlier = _read_unfinished(path, plan, token_file)
         try:  # the recipe first: a full disk stops here
-            files.write_whole(path / run.RECIPE, recipes.to_yaml(plan.recipe))
+            files.write_whole(path / records.RECIPE, recipes.to_yaml(plan.recipe))
             self.manifest = _manifest(plan, token_file, self._set_aside(earlier), path)
-            files.write(path / run.MANIFEST, self.manifest)
+            files.write(path / records.MANIFEST, self.manifest)
         except OSError as error:
             self._lock.close()
             mend = "make room, or choose another --out"
             raise InputError(f"{path}: {error.strerror}: {mend}") from None
 
-    def _set_aside(self, earlier: run.Manifest | None) -> int:
+    def _set_aside(self, earlier: records.Manifest | None) -> int:
         """Move the records of an unfinished attempt to attempt<k>/; return the next number."""
         attempt = earlier.attempt if earlier else len(list(self.path.glob("attempt*"))) + 1
         # The manifest last: a start that is killed here is repeated
-        records = [name for name in (*_RECORDS, run.MANIFEST) if (self.path / name).exists()]
-        if not records:
+        there = [name for name in (*_RECORDS, records.MANIFEST) if (self.path / name).exists()]
+        if not there:
             return attempt
-        aside = self.path / run.ATTEMPT.format(attempt)
+        aside = self.path / records.ATTEMPT.format(attempt)
         aside.mkdir(exist_ok=True)
-        for name in records:
+        for name in there:
             (self.path / name).rename(aside / name)
         return attempt + 1
 
-    def take_over(self, step: int) -> run.Proof | None:
+    def take_over(self, step: int) -> records.Proof | None:
         """Go on from the checkpoint of `step` (0: none) with what an earlier attempt recorded.
 
         Takes the windows up to `step` and the proof, which is returned. An attempt that trains far
         enough writes a proof of its own.
         """
         for attempt in range(self.manifest.attempt - 1, 0, -1) if step else ():
-            earlier = self.path / run.ATTEMPT.format(attempt)
-            windows = files.read_windows(earlier / run.METRICS)
+            earlier = self.path / records.ATTEMPT.format(attempt)
+            windows = files.read_windows(earlier / records.METRICS)
             taken = [window for window in windows if window.step <= step]
             if taken:  # an attempt that died before its first step has none
-                files.write_whole(self.path / run.METRICS, "".join(map(files.line, taken)))
-                return self._take_over_proof(earlier / run.PROOF)
+                files.write_whole(self.path / records.METRICS, "".join(map(files.line, taken)))
+                return self._take_over_proof(earlier / records.PROOF)
         return None
 
-    def _take_over_proof(self, path: Path) -> run.Proof | None:
+    def _take_over_proof(self, path: Path) -> records.Proof | None:
         try:
-            proof = files.read_if_there(path, run.Proof)
+            proof = files.read_if_there(path, records.Proof)
         except files.RecordError as error:
             logging.getLogger().warning(f"{error}: left where it is, and not taken over")
             return None
         if proof:
-            files.write(self.path / run.PROOF, proof)
+            files.write(self.path / records.PROOF, proof)
         return proof
 
     def finish(self, status: str, error: str | None = None) -> None:
         """Write how the run ended, and unlock the directory."""
         end = {"status": status, "error": error, "end": datetime.now(UTC)}
         self.manifest = self.manifest.model_copy(update=end)
-        files.write(self.path / run.MANIFEST, self.manifest)
+        files.write(self.path / records.MANIFEST, self.manifest)
         self._lock.close()
 
 
@@ -107,13 +108,13 @@ def check(path: Path, plan: Plan, token_file: TokenFile) -> None:
     _read_unfinished(path, plan, token_file)
 
 
-def _read_unfinished(path: Path, plan: Plan, token_file: TokenFile) -> run.Manifest | None:
+def _read_unfinished(path: Path, plan: Plan, token_file: TokenFile) -> records.Manifest | None:
     """Return the manifest of the run that a folder holds, which must be unfinished and the same."""
     try:
-        earlier = files.read_if_there(path / run.MANIFEST, run.Manifest)
+        earlier = files.read_if_there(path / records.MANIFEST, records.Manifest)
         before = plan.config
-        if (path / run.RECIPE).exists():
-            before = recipes.load(str(path / run.RECIPE)).config
+        if (path / records.RECIPE).exists():
+            before = recipes.load(str(path / records.RECIPE)).config
             before.training.steps = plan.config.training.steps  # which may change
     except (files.RecordError, InputError) as error:
         raise InputError(
@@ -134,17 +135,17 @@ def _read_unfinished(path: Path, plan: Plan, token_file: TokenFile) -> run.Manif
         )
     if plan.config.checkpoint.enable:
         expected = checkpoint.identity(plan, token_file)
-        checkpoint.check_resume(path / run.CHECKPOINT, expected, plan.config.training.steps)
+        checkpoint.check_resume(path / records.CHECKPOINT, expected, plan.config.training.steps)
     return earlier
 
 
-def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> run.Manifest:
+def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> records.Manifest:
     """Say what runs where; write the environment file."""
     recipe, config = plan.recipe, plan.config
     matmul, peak, seq_len = plan.fp8.matmul, device.peak(), config.training.seq_len
     commit, diff = git_state()
     packages = _packages()
-    return run.Manifest(
+    return records.Manifest(
         status="running",
         attempt=attempt,
         start=datetime.now(UTC),
@@ -153,8 +154,8 @@ def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> ru
         pid=os.getpid(),
         python=platform.python_version(),
         packages={name: packages[name] for name in VERSIONS},
-        environment=_write_environment(path, run.Environment(packages=packages, diff=diff)),
-        git=run.Git(commit=commit, changes=_digest(diff) if diff else None),
+        environment=_write_environment(path, records.Environment(packages=packages, diff=diff)),
+        git=records.Git(commit=commit, changes=_digest(diff) if diff else None),
         recipe=recipe.name,
         base=recipe.base,
         overlays=list(recipe.overlays),
@@ -164,10 +165,10 @@ def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> ru
         study_budget_s=number(STUDY_BUDGET) or None,
         compiled=config.compile.enable,
         float8=plan.fp8.recipe_name,
-        fp8_matmul=matmul and run.Fp8Matmul(**matmul._asdict()),
+        fp8_matmul=matmul and records.Fp8Matmul(**matmul._asdict()),
         world_size=plan.world_size,
-        hardware=run.Hardware(**device.hardware()),
-        peak_flops=peak and run.Peak(bf16=peak.bf16, fp8=peak.fp8, source=peak.source),
+        hardware=records.Hardware(**device.hardware()),
+        peak_flops=peak and records.Peak(bf16=peak.bf16, fp8=peak.fp8, source=peak.source),
         flavor=label(config),
         parameters=plan.parameters,
         flops_per_token=plan.flops_per_token,
@@ -179,12 +180,12 @@ def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> ru
     )
 
 
-def _write_environment(path: Path, environment: run.Environment) -> str:
+def _write_environment(path: Path, environment: records.Environment) -> str:
     """Write the environment file, of a study's runs once into its folder; return its name."""
     text = environment.model_dump_json(indent=2) + "\n"
-    name = run.ENVIRONMENT.format(_digest(text))
+    name = records.ENVIRONMENT.format(_digest(text))
     above = path.absolute().parent.parent  # the study's folder is above the recipe's
-    folder = above if (above / run.STUDY_FILE).exists() else path
+    folder = above if (above / records.STUDY_FILE).exists() else path
     if not (folder / name).exists():
         files.write_whole(folder / name, text)
     return name

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.elastic.multiprocessing import errors
 
 from models import device  # before anything of torchtitan: see there  # isort: skip
 import torchtitan.train as titan
@@ -132,7 +132,7 @@ class Trainer(titan.Trainer):
         TIMELINE.mark("distributed")
         return dims
 
-    @record
+    @errors.record
     def train(self) -> None:
         """Train to the last step.
 

@@ -88,13 +88,8 @@ def test_only_checkpoints_are_deleted(run, folder, tmp_path):
     run.keep_latest_k = 2
     run.save(14, last_step=True)
     run.close()  # waits for what is to be deleted
-    assert names - {path.name for path in folder.iterdir()} == {
-        "step-2",
-        "step-4",
-        "step-12",
-        "step-8",
-        "step-15",
-    }
+    gone = names - {path.name for path in folder.iterdir()}
+    assert gone == {f"step-{step}" for step in (2, 4, 8, 12, 15)}
     assert all(file.read_text() == "mine" for file in files)
 
 
@@ -117,33 +112,33 @@ def flip(content: bytes) -> bytes:
     return content[:middle] + bytes([content[middle] ^ 16]) + content[middle + 1 :]
 
 
+def cut(content: bytes) -> bytes:
+    return content[:-200]
+
+
+SETS_ATTRIBUTES = b"ctorch.distributed.checkpoint.metadata\nMetadata\n}X\x01\0\0\0aK\x01sb."
+
+
 @pytest.mark.parametrize(
-    ("name", "harm"),
+    ("name", "harm", "key"),
     [
-        ("__0_0.distcp", flip),
-        ("__0_0.distcp", lambda content: content[:-200]),
-        (".metadata", lambda content: content[:-200]),
-        (".metadata", lambda content: b""),
+        ("__0_0.distcp", flip, "wrong checksum"),
+        ("__0_0.distcp", cut, "damaged"),
+        (".metadata", cut, "damaged"),
+        (".metadata", lambda _: b"", "damaged"),
+        (".metadata", lambda _: pickle.dumps(Evil("trace")), "posix.mkdir, which is no plain data"),
+        (".metadata", lambda _: SETS_ATTRIBUTES, "it sets attributes of"),
     ],
 )
-def test_damaged_checkpoints_are_set_aside(run, folder, name, harm):
+def test_damaged_checkpoints_are_set_aside(run, folder, name, harm, key, caplog, monkeypatch):
+    """Metadata that would run code is damage."""
+    monkeypatch.chdir(folder.parents[1])
     save(run, 2, 4)
     file = folder / "step-4" / name
     file.write_bytes(harm(file.read_bytes()))
-    assert loaded(run) == 2
+    assert loaded(run) == 2 and key in caplog.text
     assert [path.name for path in (folder.parent / checkpoint.ASIDE).iterdir()] == ["step-4-0"]
-
-
-def test_metadata_that_would_run_code_is_damage(run, folder, tmp_path, caplog):
-    save(run, 2)
-    (folder / "step-2/.metadata").write_bytes(pickle.dumps(Evil(tmp_path / "trace")))
-    assert loaded(run) == 0 and "posix.mkdir, which is no plain data" in caplog.text
-    assert not (tmp_path / "trace").exists()
-    sets_attributes = b"ctorch.distributed.checkpoint.metadata\nMetadata\n}X\x01\0\0\0aK\x01sb."
-    save(run, 2)
-    (folder / "step-2/.metadata").write_bytes(sets_attributes)
-    assert loaded(run) == 0 and "it sets attributes of" in caplog.text
-    assert not hasattr(dcp.metadata.Metadata, "a")
+    assert not os.path.exists("trace") and not hasattr(dcp.metadata.Metadata, "a")
 
 
 def test_items_that_would_run_code_are_not_loaded(tmp_path):
@@ -180,15 +175,10 @@ def test_first_weights_that_are_damaged_or_of_another_model(run, folder, tmp_pat
 def test_a_run_goes_on_with_its_own_data_only(tmp_path, run_here, fails, config):
     """The content of a parquet file is replaced between two attempts."""
     out, training = tmp_path / "run", config.training
-    keys = {
-        "training.dataset": "parquet",
-        "training.dataset_path": training.dataset_path,
-        "training.seq_len": 16,
-        "model.hf_assets_path": config.model.hf_assets_path,
-        "data.cache_dir": config.data.cache_dir,
-        "checkpoint.enable": "true",
-    }
-    keys = [SMALLEST, "model.sizes.vocab_size=512", *(f"{key}={keys[key]}" for key in keys)]
+    keys = [SMALLEST, "model.sizes.vocab_size=512", "training.seq_len=16", "checkpoint.enable=true"]
+    keys += ["training.dataset=parquet", f"training.dataset_path={training.dataset_path}"]
+    keys += [f"model.hf_assets_path={config.model.hf_assets_path}"]
+    keys += [f"data.cache_dir={config.data.cache_dir}"]
     command = ["baseline", "--overlay", "cpu", "--out", out, *TINY, *keys]
     assert run_here(*command) == 0
     manifest = manifest_of(out) | {"status": "running"}

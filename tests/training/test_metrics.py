@@ -35,7 +35,7 @@ def test_phases_add_up_for_a_second_run_of_one_process(monkeypatch):
     assert marks.phases == {"first_step": 20.0, "compile": 5.0}
 
 
-def ranges_of(recipe: str, weight: torch.Tensor, gradient: torch.Tensor | None = None) -> dict:
+def ranges_of(recipe: str, weight: torch.Tensor, gradient: torch.Tensor | None) -> dict:
     """The ranges of one layer of the blocks, without the layer's name."""
     linear = nn.Linear(16, 16, bias=False)
     linear.weight = nn.Parameter(weight)
@@ -44,27 +44,22 @@ def ranges_of(recipe: str, weight: torch.Tensor, gradient: torch.Tensor | None =
     return {name.removesuffix("/w1"): value for name, value in ranges.items()}
 
 
-def test_a_scale_for_the_whole_flushes_what_is_far_below_its_largest_value():
-    """e4m3 ends at 448, and what is at most 2^-10 becomes 0: a range of 2^18.8."""
-    weight = torch.full((16, 16), 1.0)
-    weight[0, :4], weight[1, :8] = -448.0, 2.0**-11
-    assert ranges_of("tensorwise", weight) == {
+def test_ranges_show_what_a_format_flushes():
+    """e4m3 ends at 448, and what is at most 2^-10 becomes 0: a range of 2^18.8. Gradients are in
+    e5m2, which ends at 57,344."""
+    weight, gradient = torch.full((16, 16), 1.0), torch.full((16, 16), 57344.0)
+    weight[0, :4], weight[1, :8], gradient[0, 0] = -448.0, 2.0**-11, 2.0**-18
+    assert ranges_of("tensorwise", weight, gradient) == {
         "weight/amax": 448,
         "weight/scale": 1,
         "weight/saturated": 4 / 256,
         "weight/flushed": 8 / 256,
+        "gradient/amax": 57344,
+        "gradient/scale": 1,
+        "gradient/saturated": 255 / 256,
+        "gradient/flushed": 1 / 256,
     }
-    assert ranges_of("rowwise", weight)["weight/flushed"] == 0
-
-
-def test_gradients_are_in_the_format_of_gradients():
-    gradient = torch.full((16, 16), 57344.0)  # the largest of e5m2
-    gradient[0, 0] = 2.0**-18
-    ranges = ranges_of("tensorwise", torch.ones(16, 16), gradient)
-    assert ranges["gradient/scale"] == 1 and ranges["gradient/flushed"] == 1 / 256
-
-
-def test_without_fp8_there_is_nothing():
+    assert ranges_of("rowwise", weight, None)["weight/flushed"] == 0
     assert fp8_ranges(nn.Linear(16, 16)) == {}
 
 

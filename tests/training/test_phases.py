@@ -35,7 +35,7 @@ def losses(run_here, tmp_path):
     ) -> list[float]:
         """`after` names the run whose last checkpoint this one begins with."""
         keys = [*TINY, SMALLEST, *keys, f"training.steps={steps}", "checkpoint.enable=true"]
-        keys.append("lr_scheduler.warmup_steps=2")
+        keys += ["lr_scheduler.warmup_steps=2"]
         if after:
             [start] = (tmp_path / after / "checkpoint").iterdir()
             keys.append(f"checkpoint.initial_load_path={start}")

@@ -69,20 +69,15 @@ def test_directories_that_are_refused_stay_as_they_are(tmp_path, claim, fails, e
     assert key in errors and "choose another --out" in errors
 
 
-def test_other_processes_and_completed_runs_are_refused(unfinished, claim):
+def test_runs_that_are_completed_of_other_processes_or_in_use_are_refused(unfinished, claim):
     with pytest.raises(InputError, match="of 1 processes, and this one has 4"):
         claim(replace(PLAN, world_size=4))
-    claim().finish("completed")
-    with pytest.raises(InputError, match="holds a completed run"):
-        claim()
-
-
-def test_a_directory_that_is_in_use(claim):
     directory = claim()
     with pytest.raises(InputError, match="is being written by another run that is alive"):
         claim()
-    directory.finish("failed", "for a reason")
-    assert claim().manifest.attempt == 2
+    directory.finish("completed")
+    with pytest.raises(InputError, match="holds a completed run"):
+        claim()
 
 
 def test_what_a_run_says_of_itself(tmp_path, token_file):
@@ -129,14 +124,11 @@ def test_a_start_that_is_killed_loses_no_attempt(unfinished, claim):
     assert (unfinished / "metrics.jsonl").read_text() == WINDOW
 
 
-def test_a_damaged_proof_keeps_no_run_from_going_on(unfinished, claim, caplog):
+def test_a_damaged_proof_and_a_lost_manifest_keep_no_run_from_going_on(unfinished, claim, caplog):
     (unfinished / "proof.json").write_text("{")
-    assert claim().take_over(1) is None and "proof.json: " in caplog.text
-    assert (unfinished / "metrics.jsonl").read_text() == WINDOW
-    assert (unfinished / "attempt1/proof.json").read_text() == "{"
-
-
-def test_a_run_goes_on_without_its_manifest(unfinished, claim):
     (unfinished / "manifest.json").unlink()
-    assert claim().manifest.attempt == 2
-    assert (unfinished / "attempt1/metrics.jsonl").read_text() == WINDOW
+    second = claim()
+    assert second.manifest.attempt == 2
+    assert second.take_over(1) is None and "proof.json: " in caplog.text
+    assert (unfinished / "metrics.jsonl").read_text() == WINDOW
+    assert contents(unfinished / "attempt1") == {"metrics.jsonl": WINDOW, "proof.json": "{"}

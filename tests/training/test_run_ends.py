@@ -104,28 +104,37 @@ def test_a_run_that_is_stopped_in_every_way_is_one_that_is_not(tmp_path, train, 
     assert losses_of(out) == losses_of(tmp_path / "whole") and (out / "proof.json").exists()
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, train):
-    assert train("optimizer.lr=1e30") == 3
-    first, *_, last = lines_of(tmp_path / "run")
-    assert first["loss"] > 0 and None in (last["loss"], last["grad_norm"])
-    assert manifest_of(tmp_path / "run")["status"] == "diverged"
+def damage_gradient(trainer: Trainer) -> None:
+    weight = trainer.model_parts[0].layers["0"].feed_forward.w1.weight
+    weight.register_hook(lambda gradient: gradient * float("nan"))
 
 
-def test_a_gradient_that_is_not_finite_ends_the_run_in_its_step(tmp_path, train, before_step):
-    """In the second step of a log window of 50, with a loss that is finite."""
+def fill_memory(trainer: Trainer) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    def damage(trainer: Trainer) -> None:
-        weight = trainer.model_parts[0].layers["0"].feed_forward.w1.weight
-        weight.register_hook(lambda gradient: gradient * float("nan"))
 
-    before_step(2, damage)
-    assert train("metrics.log_freq=50") == 3
-    last = lines_of(tmp_path / "run")[-1]
-    assert manifest_of(tmp_path / "run")["error"] == (
-        "the gradient norm was not finite in step 2, nor the gradients of "
-        "layers.0.feed_forward.w1.weight (1 in all)"
-    )
-    assert last["step"] == 2 and last["grad_norm"] is None and last["loss"] > 0
+@pytest.mark.parametrize(
+    ("keys", "act", "code", "status", "error"),
+    [
+        ("optimizer.lr=1e30", None, 3, "diverged", "not finite"),
+        # in the second step of a log window of 50, with a loss that is finite
+        ("metrics.log_freq=50", damage_gradient, 3, "diverged",
+         "the gradient norm was not finite in step 2, nor the gradients of "
+         "layers.0.feed_forward.w1.weight (1 in all)"),
+        ("", fill_memory, 1, "failed", "memory: recompute activations (overlay `full_recompute`)"),
+    ],
+)  # fmt: skip
+def test_a_run_that_cannot_go_on_ends(tmp_path, train, before_step, keys, act, code, status, error):
+    if act:
+        before_step(2, act)
+    assert train(*keys.split()) == code
+    manifest, last = manifest_of(tmp_path / "run"), lines_of(tmp_path / "run")[-1]
+    assert manifest["status"] == status and error in manifest["error"]
+    assert "the learning rate's warm-up of 10 steps was cut to 4" in manifest["notes"]
+    if act is damage_gradient:
+        assert last["step"] == 2 and last["grad_norm"] is None and last["loss"] > 0
+    elif code == 3:
+        assert None in (last["loss"], last["grad_norm"])
 
 
 def test_full_disk_leaves_readable_metrics(tmp_path, train, monkeypatch):
@@ -147,17 +156,6 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, train, mode)
     assert manifest["status"] == "failed"
     assert "CheckpointError: a checkpoint could not be saved" in manifest["error"]
     assert not list((tmp_path / "run/checkpoint").iterdir())
-
-
-def test_a_run_without_memory_names_the_overlay_that_helps(tmp_path, train, before_step):
-    def fill(trainer: Trainer) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    before_step(2, fill)
-    assert train() == 1
-    manifest = manifest_of(tmp_path / "run")
-    assert "out of memory: recompute activations (overlay `full_" in manifest["error"]
-    assert "the learning rate's warm-up of 10 steps was cut to 4" in manifest["notes"]
 
 
 def test_run_that_skipped_the_conversion_fails(tmp_path, train, monkeypatch):
