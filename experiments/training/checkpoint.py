@@ -1,10 +1,10 @@
 """Save and load torchtitan's checkpoints of one run, and guard what torchtitan does not.
 
-A foreign checkpoint is refused before the run writes anything; a damaged one is found before it is
-loaded. One can be asked for at any step. Nothing but checkpoints is deleted. A checkpoint that
-cannot be written or read is an ordinary error. And a checkpoint from elsewhere can hold wrong
-weights, but it cannot run code: all that is read of it is numbers, text, tensors and the classes of
-PyTorch's own lists.
+A damaged checkpoint is found before it is loaded; run_directory.py refuses a foreign one before the
+run writes anything. One can be asked for at any step. Nothing but checkpoints is deleted. A
+checkpoint that cannot be written or read is an ordinary error. And a checkpoint from elsewhere can
+hold wrong weights, but it cannot run code: all that is read of it is numbers, text, tensors and the
+classes of PyTorch's own lists.
 
 On disk a checkpoint is a folder `step-<int>` of torch.distributed.checkpoint: files `*.distcp` of
 items, each as torch.save writes it, and `.metadata`, a pickle that lists the items. PyTorch writes
@@ -12,16 +12,14 @@ items, each as torch.save writes it, and `.metadata`, a pickle that lists the it
 """
 
 import io
-import json
 import pickle
 import shutil
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
 import torch
@@ -33,13 +31,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torchtitan.components.checkpoint import MODEL, CheckpointManager
 from torchtitan.tools.logging import logger
 
-from experiments.config.recipes import flat
-from experiments.config.rules import FLOAT8, first_and_last
 from models.errors import InputError
-
-if TYPE_CHECKING:
-    from experiments.corpus.tokens import TokenFile
-    from experiments.training.plan import Plan
 
 ASIDE = "damaged_checkpoints"  # beside the checkpoints' folder
 
@@ -51,60 +43,6 @@ class CheckpointError(RuntimeError):
     def __init__(self, task: str, error: CheckpointException):
         reason = next(iter(error.failures.values()))[0]
         super().__init__(f"{task}: {type(reason).__name__}: {reason}")
-
-
-# ---- before a run writes anything ----
-
-
-def identity(plan: "Plan", token_file: "TokenFile") -> dict:
-    """Name what a checkpoint's numbers depend on, as key paths and values; not how long the run is.
-
-    Name and content hash of the token file stand for the keys that say where it comes from.
-    """
-    config, sections = plan.config, ("model", "optimizer", "lr_scheduler", "training", "quantize")
-    keys = dict(flat({name: asdict(getattr(config, name)) for name in sections}))
-    for key in "training.steps", "training.dataset_path", "model.hf_assets_path":
-        del keys[key]
-    first, last = first_and_last(config)
-    keys |= {f"{FLOAT8}.first_step": first, f"{FLOAT8}.last_step": last}
-    keys |= {"debug.seed": config.debug.seed, "data": token_file.path.name}
-    keys["processes"] = plan.world_size
-    return json.loads(json.dumps(keys))  # as it will be read back
-
-
-def check_resume(folder: Path, expected: dict, last: int) -> None:
-    """Check that a run up to step `last` may go on from the newest checkpoint of a folder.
-
-    `expected` is the run's `identity`. Raises `InputError`. Damaged checkpoints are left to `load`.
-    """
-    if folder.is_symlink():
-        raise InputError(
-            f"{folder} is a link, and a run deletes nothing outside its directory: put a "
-            "folder there"
-        )
-    for step in reversed(steps(folder)):
-        checkpoint = folder / f"step-{step}"
-        try:
-            found = json.loads(train_state(checkpoint, "identity") or "{}")
-        except Exception:  # noqa: S112  # whatever reading damaged files raises
-            continue
-        if step > last:
-            raise InputError(
-                f"{checkpoint} is of step {step}, and training.steps={last} asks for fewer: raise "
-                "it, or choose another --out"
-            )
-        differences = [
-            f"{key} ({found.get(key)} there, {value} here)"
-            for key, value in expected.items()
-            if found.get(key) != value
-        ]
-        if differences:
-            raise InputError(
-                f"{checkpoint} is of another run, which differs in {', '.join(differences[:3])}: "
-                f"give the data and keys that it was made with, move {folder} away, or choose "
-                "another --out"
-            )
-        return
 
 
 # ---- in a run ----

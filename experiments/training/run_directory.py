@@ -4,6 +4,7 @@ What the files hold is in experiments/records/run.py.
 """
 
 import hashlib
+import json
 import logging
 import os
 import platform
@@ -11,6 +12,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
@@ -18,6 +20,8 @@ from pathlib import Path
 import torch
 
 from experiments.config import recipes
+from experiments.config.rules import FLOAT8, first_and_last
+from experiments.config.yaml_with_origins import flat
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.ranks import STUDY_BUDGET, number
 from experiments.records import files
@@ -134,9 +138,67 @@ def _read_unfinished(path: Path, plan: Plan, token_file: TokenFile) -> records.M
             f"{plan.world_size}: start as many, or choose another --out"
         )
     if plan.config.checkpoint.enable:
-        expected = checkpoint.identity(plan, token_file)
-        checkpoint.check_resume(path / records.CHECKPOINT, expected, plan.config.training.steps)
+        expected = identity(plan, token_file)
+        check_resume(path / records.CHECKPOINT, expected, plan.config.training.steps)
     return earlier
+
+
+# ---- whose checkpoints a directory holds ----
+
+
+def identity(plan: Plan, token_file: TokenFile) -> dict:
+    """Name what a checkpoint's numbers depend on, as key paths and values; not how long the run is.
+
+    Name and content hash of the token file stand for the keys that say where it comes from.
+    """
+    config, sections = plan.config, ("model", "optimizer", "lr_scheduler", "training", "quantize")
+    keys = dict(flat({name: asdict(getattr(config, name)) for name in sections}))
+    for key in "training.steps", "training.dataset_path", "model.hf_assets_path":
+        del keys[key]
+    first, last = first_and_last(config)
+    keys |= {f"{FLOAT8}.first_step": first, f"{FLOAT8}.last_step": last}
+    keys |= {"debug.seed": config.debug.seed, "data": token_file.path.name}
+    keys["processes"] = plan.world_size
+    return json.loads(json.dumps(keys))  # as it will be read back
+
+
+def check_resume(folder: Path, expected: dict, last: int) -> None:
+    """Check that a run up to step `last` may go on from the newest checkpoint of a folder.
+
+    `expected` is the run's `identity`. Raises `InputError`. Damaged checkpoints are left to
+    `Checkpoints.load`.
+    """
+    if folder.is_symlink():
+        raise InputError(
+            f"{folder} is a link, and a run deletes nothing outside its directory: put a "
+            "folder there"
+        )
+    for step in reversed(checkpoint.steps(folder)):
+        path = folder / f"step-{step}"
+        try:
+            found = json.loads(checkpoint.train_state(path, "identity") or "{}")
+        except Exception:  # noqa: S112  # whatever reading damaged files raises
+            continue
+        if step > last:
+            raise InputError(
+                f"{path} is of step {step}, and training.steps={last} asks for fewer: raise "
+                "it, or choose another --out"
+            )
+        differences = [
+            f"{key} ({found.get(key)} there, {value} here)"
+            for key, value in expected.items()
+            if found.get(key) != value
+        ]
+        if differences:
+            raise InputError(
+                f"{path} is of another run, which differs in {', '.join(differences[:3])}: "
+                f"give the data and keys that it was made with, move {folder} away, or choose "
+                "another --out"
+            )
+        return
+
+
+# ---- what a run says of itself ----
 
 
 def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> records.Manifest:

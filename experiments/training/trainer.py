@@ -32,10 +32,11 @@ from experiments.corpus.rows import Loader
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.command import Interrupted, Stop
 from experiments.records.run import NOT_STEADY_STEPS, Switch, Timing, Window
-from experiments.training.checkpoint import Checkpoints, identity
+from experiments.training.checkpoint import Checkpoints
 from experiments.training.metrics import TIMELINE, Meter, compiled_s, fp8_ranges
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof
+from experiments.training.run_directory import identity
 from models import float8, optimizer
 from models.architectures import ARCHITECTURES, train_spec
 from models.device import local
@@ -109,7 +110,7 @@ class Trainer(titan.Trainer):
         self._hosts = dist.new_group(backend="gloo")  # to agree without waiting for the devices
         self._stop_code = 0
         self._windows = 0
-        self._disturber = 0  # the last step that ended with a checkpoint or a range check
+        self._disturbed_after = 0  # the last step that ended with a checkpoint or a range check
         TIMELINE.mark("optimizer")
 
     def on_resume(self, step: int) -> None:
@@ -214,7 +215,7 @@ class Trainer(titan.Trainer):
             self.timing.switches[str(self.step)] = Switch(in_fp8=in_fp8, compile_s=compile_s)
         loss = torch.stack(losses).sum()
         settled = max(self.first_step + NOT_STEADY_STEPS, entered + NOT_STEADY_OF_PHASE)
-        steady = self.step >= settled and self.step > self._disturber + 1
+        steady = self.step >= settled and self.step > self._disturbed_after + 1
         self.meter.end_step(self.step, loss, tokens, steady)
         self.on_step(self.step)
         # Also at the last step and where a checkpoint is saved: a resume loses no step
@@ -223,7 +224,7 @@ class Trainer(titan.Trainer):
         if ends or saves or self.metrics_processor.should_log(self.step):
             self._end_window(loss * tokens / local_tokens, norm, lr)
         if saves:
-            self._disturber = self.step
+            self._disturbed_after = self.step
 
     # ---- the parts of a step ----
 
@@ -252,7 +253,7 @@ class Trainer(titan.Trainer):
         if every and self._windows % every == 1 % every:
             ranges = fp8_ranges(self.model_parts[0])
         if ranges:
-            self._disturber = self.step
+            self._disturbed_after = self.step
         self._windows += 1
         fp8_flops = self.proof.fp8_flops(self.step)
         window = self.meter.close(self.step, norm, lr, processor, ranges, fp8_flops)
@@ -270,10 +271,8 @@ class Trainer(titan.Trainer):
 
     def _why(self) -> str:
         """Name parameters whose gradient is not finite on any rank."""
-        names = []
-        for name, parameter in self.proof.trainable.items():
-            if not local(parameter.grad).isfinite().all():
-                names.append(name)
+        gradients = {name: local(p.grad) for name, p in self.proof.trainable.items()}
+        names = [name for name, gradient in gradients.items() if not gradient.isfinite().all()]
         by_rank = [names] * self.plan.world_size
         dist.all_gather_object(by_rank, names, group=self._hosts)
         names = sorted(set().union(*by_rank))

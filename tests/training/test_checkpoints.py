@@ -14,8 +14,9 @@ from experiments.config import recipes
 from experiments.config.keys import Config
 from experiments.run import main
 from experiments.training import checkpoint
-from experiments.training.checkpoint import CheckpointError, Checkpoints, check_resume
+from experiments.training.checkpoint import CheckpointError, Checkpoints
 from experiments.training.plan import plan
+from experiments.training.run_directory import check_resume
 from models.errors import InputError
 from tests.make_corpus import words, write_parquet
 from tests.runs import SMALLEST, TINY, manifest_of

@@ -12,8 +12,8 @@ from experiments.config.rules import fp8_steps
 from experiments.records.files import read
 from experiments.records.run import PROOF, TIMING, Proof, Timing
 from experiments.training import trainer
-from experiments.training.checkpoint import identity
 from experiments.training.plan import plan
+from experiments.training.run_directory import identity
 from tests.runs import SMALLEST, TINY, losses_of, manifest_of
 
 FP8, FLOAT8 = "tensorwise_fp8_compiled", "quantize.linear.float8"
