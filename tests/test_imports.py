@@ -65,10 +65,11 @@ LOADERS = {"datasets", "huggingface_hub", "torchvision", "transformers"}
 @pytest.mark.parametrize(
     ("modules", "needless"),
     [
-        ("experiments.run", FOR_ANALYSIS | TRAINING | {"pyarrow"}),
-        ("experiments.study, experiments.bench, experiments.recipe, experiments.data", TRAINING),
-        ("experiments.records.files", FOR_ANALYSIS | TRAINING),
-        ("analysis.report, analysis.readme, analysis.prediction", TRAINING),
+        (
+            "experiments.run, experiments.study, experiments.recipe, experiments.data",
+            FOR_ANALYSIS | TRAINING | {"pyarrow"},
+        ),
+        ("analysis.report, analysis.readme, analysis.prediction, experiments.bench", TRAINING),
         ("experiments.training.trainer", FOR_ANALYSIS | LOADERS),
     ],
 )

@@ -7,12 +7,15 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from rich.console import Console
 
 from analysis import report
 from analysis.comparison import compare
 from experiments import study
 from experiments.jobs import runner, screen
 from experiments.jobs.budget import END_S, TABLE_S, Budget
+from experiments.jobs.command import BAD_INPUT, Stop
+from experiments.jobs.runner import Run, run_all
 from experiments.jobs.screen import steady_rate, time_left
 from experiments.records.files import last_window, read
 from experiments.records.run import Manifest, Window
@@ -62,6 +65,13 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
     assert ends == [("completed", "4"), ("completed", "7")]
     caches = {path.read_text() for path in out.rglob("caches")}
     assert len(caches) == 2 and not any(Path(folder).exists() for folder in caches)
+
+
+def test_a_run_that_cannot_start_stops_no_other(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    run = Run("a", tmp_path / "file/run", [], 1, 9)
+    assert run_all([run, run], Console(width=200), Stop()) == [BAD_INPUT] * 2
+    assert capsys.readouterr().out.count(f"a: failed: {tmp_path}/file/run: Not a directory") == 2
 
 
 def test_nothing_is_said_of_the_time_left_by_steps_that_are_not_steady():
