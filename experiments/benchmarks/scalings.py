@@ -161,35 +161,35 @@ def bytes_an_element(scaling: str, *operands: Tensor) -> float:
 
 
 @torch.no_grad()
-def plant(model: nn.Module, factor: int) -> None:
-    """Give a model outliers, exactly compensated if `factor` is a power of two."""
-    for block in model.layers.values():
-        attention, mlp = block.attention, block.feed_forward
-        readers = {
-            block.attention_norm: (attention.wq, attention.wk, attention.wv),
-            block.ffn_norm: (mlp.w1, mlp.w3),
-            mlp.w3: (mlp.w2,),
-        }
-        for layer, reading in readers.items():
-            features = slice(0, None, len(layer.weight) // OUTLIERS)
-            layer.weight[features] *= factor
-            for reader in reading:
-                reader.weight[:, features] /= factor
+def grow(layer: nn.Module, factor: int, *readers: nn.Module) -> slice:
+    """Multiply features of a layer's output by a factor, and divide the weights that read them by
+    it; returns the features."""
+    features = slice(0, None, len(layer.weight) // OUTLIERS)
+    layer.weight[features] *= factor
+    for reader in readers:
+        reader.weight[:, features] /= factor
+    return features
+
+
+def plant(block: nn.Module, factor: int) -> None:
+    """Give a block outliers, exactly compensated if `factor` is a power of two."""
+    attention, mlp = block.attention, block.feed_forward
+    grow(block.attention_norm, factor, attention.wq, attention.wk, attention.wv)
+    grow(block.ffn_norm, factor, mlp.w1, mlp.w3)
+    grow(mlp.w3, factor, mlp.w2)
 
 
 @torch.no_grad()
-def align(model: nn.Module, factor: int) -> None:
-    """Align features of a model's SwiGLU and let them grow."""
-    for block in model.layers.values():
-        mlp = block.feed_forward
-        features = slice(0, None, len(mlp.w1.weight) // OUTLIERS)
-        mlp.w1.weight[features] *= factor
-        mlp.w3.weight[features] = mlp.w1.weight[features]
-        mlp.w2.weight[:, features] /= factor**2
+def align(block: nn.Module, factor: int) -> None:
+    """Align features of a block's SwiGLU and let them grow."""
+    mlp = block.feed_forward
+    features = grow(mlp.w1, factor, mlp.w2)
+    mlp.w3.weight[features] = mlp.w1.weight[features]
+    mlp.w2.weight[:, features] /= factor
 
 
 STRESSES = {"outliers": (plant, ""), "swiglu": (align, ".w2")}
-"""Stresses by name: the change, and how the layers whose signal to noise is told end."""
+"""Stresses by name: the change of a block, and how the layers whose signal to noise is told end."""
 
 
 def stressed(model: nn.Module, inputs: Tensor, labels: Tensor) -> Iterator[dict]:
@@ -197,7 +197,8 @@ def stressed(model: nn.Module, inputs: Tensor, labels: Tensor) -> Iterator[dict]
     of each matmul."""
     for (stress, (change, ending)), factor in product(STRESSES.items(), FACTORS):
         changed = copy.deepcopy(model)
-        change(changed, factor)
+        for block in changed.layers.values():
+            change(block, factor)
         exact, rows = loss_of(changed, inputs, labels).item(), []
         for name, operands in taken(changed, inputs, labels):
             if name.endswith(ending):
