@@ -158,7 +158,7 @@ def _speed(asked, bf16: Plan, overlay: str) -> dict:
         rooflines = features.rooflines(step, sizes, layers, rates, asked.gpus)
         found.append({"stack": "torchao", "scaling": scaling, **rooflines})
     rows = fit.with_parameters(pd.DataFrame(found))
-    both = fit.times(fitted.fit.parameters, rows)
+    both = fit.times(fitted.parameters, rows)
     of_bf16 = both.bf16[0]
     computing = pd.Series([of_bf16, *both.fp8], LAUNCHES.index) / fitted.pace(asked.gpu, asked.gpus)
     launching = LAUNCH_S * LAUNCHES * rows["blocks"][0]
@@ -168,7 +168,7 @@ def _speed(asked, bf16: Plan, overlay: str) -> dict:
     if launching[BEST] > computing[BEST]:
         why += "; the host launches FP8's kernels slower than the GPU computes them"
     far = _far(asked, bf16, fitted.rows)
-    widths = np.hypot(fitted.half_width() * (WIDER if far else 1), fitted.fit.spread(rows))
+    widths = np.hypot(fitted.half_width() * (WIDER if far else 1), fitted.spread(rows))
     trust = f"fitted to {len(fitted.rows)} pairs, 80 % range ±{np.expm1(widths[0]):.0%}"
     if far:
         trust += f", twice as wide because {far}"
@@ -179,7 +179,7 @@ def _speed(asked, bf16: Plan, overlay: str) -> dict:
         "speed_up": pd.DataFrame(ranges).to_dict("index"),
         "why": why,
         "trust": trust,
-        "fit": dict(zip(fit.PARAMETERS, fitted.fit.parameters.tolist(), strict=True)),
+        "fit": dict(zip(fit.PARAMETERS, fitted.parameters.tolist(), strict=True)),
     }
 
 

@@ -114,11 +114,12 @@ def log_speed_up(parameters: np.ndarray, rows: pd.DataFrame | np.recarray) -> np
     return np.log(both.bf16 / both.fp8)
 
 
-class Fit(NamedTuple):
-    """Fitted parameters, in the order of `PARAMETERS`, and their covariance."""
+class TimeModel(NamedTuple):
+    """The time model, fitted to the rows of a table."""
 
-    parameters: np.ndarray
+    parameters: np.ndarray  # in the order of `PARAMETERS`
     covariance: np.ndarray
+    rows: pd.DataFrame  # those of `fitted` with the columns of `leave_one_out`
 
     def spread(self, rows: pd.DataFrame) -> np.ndarray:
         """Give the range of predictions that comes from parameters which the pairs hardly tell."""
@@ -126,8 +127,34 @@ class Fit(NamedTuple):
         variance = np.diag(np.atleast_2d(slopes @ self.covariance @ slopes.T))
         return norm.interval(SHARE)[1] * np.sqrt(variance)
 
+    @property
+    def torchao(self) -> pd.DataFrame:
+        """The rows of torchao's."""
+        return self.rows[self.rows["stack"] == "torchao"]
 
-def fit(rows: pd.DataFrame, start: np.ndarray = _PRIOR) -> Fit:
+    def half_width(self) -> float:
+        """Give the range of torchao's predictions."""
+        return half_width(self.torchao["error"])
+
+    def pace(self, gpu: str, gpus: int) -> float:
+        """Give the part of a datasheet's peak that bf16 matmuls reach in torchao's steps: the
+        median of those on this chip, and of them those on one GPU or on several as here."""
+        rows = self.torchao.dropna(subset="bf16_s")
+        unlike = 2 * (rows["chip"] != chip(gpu)) + ((rows["gpus"] == 1) != (gpus == 1))
+        rows = rows[unlike == unlike.min()]
+        return float((times(self.parameters, rows).bf16 / rows["bf16_s"]).median())
+
+    def inside(self) -> pd.Series:
+        """Tell which rows lie in the range that the stack's other groups give."""
+        found = []
+        for (stack, group), rows in self.rows.groupby(["stack", "group"]):
+            others = (self.rows["stack"] == stack) & (self.rows["group"] != group)
+            width = np.hypot(half_width(self.rows.loc[others, "error"]), rows["spread"])
+            found.append(rows["error"].abs() <= width)
+        return pd.concat(found)
+
+
+def fit(rows: pd.DataFrame, start: np.ndarray = _PRIOR) -> TimeModel:
     """Fit the parameters; groups weigh the same however many rows they have."""
     weight = rows.groupby("group")["name"].transform("size").to_numpy() ** -0.5 / _NOISE
     columns = rows.to_records()  # many times faster to compute with
@@ -137,7 +164,7 @@ def fit(rows: pd.DataFrame, start: np.ndarray = _PRIOR) -> Fit:
         return np.concatenate([errors, (parameters - _PRIOR) / _SPREAD])
 
     found = least_squares(residuals, start, loss="soft_l1", bounds=(0, np.inf))
-    return Fit(found.x, np.linalg.inv(found.jac.T @ found.jac))
+    return TimeModel(found.x, np.linalg.inv(found.jac.T @ found.jac), rows)
 
 
 # ---- how far off it is ----
@@ -165,42 +192,8 @@ def half_width(errors: pd.Series) -> float:
     return float(errors.abs().quantile(share, interpolation="higher"))
 
 
-class Fitted(NamedTuple):
-    """The fit, and each row as it is predicted when its group is left out."""
-
-    fit: Fit
-    rows: pd.DataFrame
-
-    @property
-    def torchao(self) -> pd.DataFrame:
-        """The rows of torchao's."""
-        return self.rows[self.rows["stack"] == "torchao"]
-
-    def half_width(self) -> float:
-        """Give the range of torchao's predictions."""
-        return half_width(self.torchao["error"])
-
-    def pace(self, gpu: str, gpus: int) -> float:
-        """Give the part of a datasheet's peak that bf16 matmuls reach in torchao's steps: the
-        median of those on this chip, and of them those on one GPU or on several as here."""
-        rows = self.torchao.dropna(subset="bf16_s")
-        unlike = 2 * (rows["chip"] != chip(gpu)) + ((rows["gpus"] == 1) != (gpus == 1))
-        rows = rows[unlike == unlike.min()]
-        return float((times(self.fit.parameters, rows).bf16 / rows["bf16_s"]).median())
-
-    def inside(self) -> pd.Series:
-        """Tell which rows lie in the range that the stack's other groups give."""
-        found = []
-        for (stack, group), rows in self.rows.groupby(["stack", "group"]):
-            others = (self.rows["stack"] == stack) & (self.rows["group"] != group)
-            width = np.hypot(half_width(self.rows.loc[others, "error"]), rows["spread"])
-            found.append(rows["error"].abs() <= width)
-        return pd.concat(found)
-
-
 @cache
-def fitted() -> Fitted:
+def fitted() -> TimeModel:
     """Fit to all published pairs."""
-    rows = published()
-    found = fit(rows)
-    return Fitted(found, leave_one_out(rows, found.parameters))
+    found = fit(published())
+    return found._replace(rows=leave_one_out(found.rows, found.parameters))

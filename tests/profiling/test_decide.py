@@ -57,7 +57,7 @@ def test_doubtful_pairs_and_other_questions_calibrate_nothing():
 def test_the_page_has_the_parameters_and_the_errors_of_left_out_groups():
     """Most lie inside the range, and torchao's are right on average."""
     page, fitted = (ROOT / "docs/decide.md").read_text(), fit.fitted()
-    for name, value in zip(fit.PARAMETERS, fitted.fit.parameters, strict=True):
+    for name, value in zip(fit.PARAMETERS, fitted.parameters, strict=True):
         assert re.search(rf"\| {name}: .* \| {value:.2f} \|", page)
     rows = fitted.rows.assign(inside=fitted.inside())
     for stack, of in rows.groupby("stack"):
