@@ -102,22 +102,25 @@ def added_up(gradients: torch.Tensor, exact: torch.Tensor) -> dict[str, torch.Te
     scale = _LARGEST / gradients.abs().max().clamp(min=1e-30)
 
     def in_fp8(factor: float) -> torch.Tensor:
-        """Add gradients up, scaled by one more factor, with partial sums in e4m3."""
+        """Add scaled gradients up with partial sums in e4m3; `factor` comes on top of the scale."""
         total, *others = rounded(gradients * (factor * scale))
         for gradient in others:
             total = rounded(total + gradient)
-        return total / (factor * scale)
+        return total
+
+    def scaled_back(factor: float) -> torch.Tensor:
+        return in_fp8(factor) / (factor * scale)
 
     mu = 1.0
-    while (in_fp8(mu).abs() == _LARGEST / (mu * scale)).double().mean() > AT_THE_LIMIT:
+    while (in_fp8(mu).abs() == _LARGEST).double().mean() > AT_THE_LIMIT:
         mu /= 2
-    tried = [in_fp8(2 ** (-half / 2)) for half in range(17)]
+    tried = [scaled_back(2 ** (-half / 2)) for half in range(17)]
     return {
         "block": decode(encode(gradients))[:, :n].sum(0),
         "tensor": (rounded(gradients * scale) / scale).sum(0),
-        "post": in_fp8(1.0),
-        "pre": in_fp8(1 / ranks),
-        "auto": in_fp8(mu),
+        "post": scaled_back(1.0),
+        "pre": scaled_back(1 / ranks),
+        "auto": scaled_back(mu),
         "best": min(tried, key=lambda total: squares(total - exact)),
     }
 
