@@ -42,6 +42,7 @@ ARCHITECTURES = {
     "llama": Architecture(llama.Llama, llama.FLAVORS),
     "qwen3": Architecture(qwen3.Qwen3, qwen3.FLAVORS),
 }
+NAME_OF = dict.fromkeys(llama.FLAVORS, "llama") | dict.fromkeys(qwen3.FLAVORS, "qwen3")  # by flavor
 
 
 def model_args(config) -> llama.LlamaArgs | qwen3.Qwen3Args:
@@ -50,7 +51,13 @@ def model_args(config) -> llama.LlamaArgs | qwen3.Qwen3Args:
     Raises `InputError` for a flavor or sizes that cannot be.
     """
     keys, sizes = config.model, config.model.sizes
-    args = replace(_flavor(keys.name, keys.flavor))  # a copy: the flavor stays as it is
+    flavors = ARCHITECTURES[keys.name].flavors
+    if keys.flavor not in flavors:
+        hint, other = "", NAME_OF.get(keys.flavor)
+        if other:
+            hint = f": choose one of them, or set model.name to {other}, which has it"
+        raise InputError(f"model.flavor {keys.flavor!r} is not one of {', '.join(flavors)}{hint}")
+    args = replace(flavors[keys.flavor])  # a copy: the flavor stays as it is
     if keys.name == "llama" and sizes.head_dim:
         raise InputError(
             "model.sizes.head_dim is not a Llama's, whose heads have dim / n_heads features: "
@@ -78,16 +85,6 @@ def model_args(config) -> llama.LlamaArgs | qwen3.Qwen3Args:
             "of them"
         )
     return args
-
-
-def _flavor(name: str, flavor: str) -> llama.LlamaArgs | qwen3.Qwen3Args:
-    flavors, hint = ARCHITECTURES[name].flavors, ""
-    if flavor in flavors:
-        return flavors[flavor]
-    for other, architecture in ARCHITECTURES.items():
-        if flavor in architecture.flavors:
-            hint = f": choose one of them, or set model.name to {other}, which has it"
-    raise InputError(f"model.flavor {flavor!r} is not one of {', '.join(flavors)}{hint}")
 
 
 def build(config) -> nn.Module:

@@ -196,7 +196,7 @@ class Float8Converter:
         """Compute the scales of all FSDP float8 weights with one all-reduce instead of one each;
         note the largest values that delayed scales come from."""
         for part in model_parts:
-            if self.keys.recipe_name and self.keys.precompute_float8_dynamic_scale_for_fsdp:
+            if self.keys.precompute_float8_dynamic_scale_for_fsdp:
                 precompute_float8_dynamic_scale_for_fsdp(part)
             end_step(part)
 

@@ -10,7 +10,7 @@ torchtitan 0.2.2's Qwen3 has a bias that could, and never moves it from 0. Qwen3
 a loss for it, which torchtitan lacks.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from models import device  # before torchtitan: see there  # isort: skip
@@ -24,17 +24,12 @@ class Qwen3Args(FromRecipe, Qwen3ModelArgs):
     """torchtitan's Qwen3 arguments, and those of the recipe."""
 
 
-def _published(size: str) -> Qwen3Args:
-    theirs = qwen3_args[size]
-    return Qwen3Args(**{f.name: getattr(theirs, f.name) for f in fields(Qwen3ModelArgs)})
-
-
-_SIZES = ("0.6B", "1.7B", "4B", "8B", "14B", "30B-A3B")
+_PUBLISHED = ("0.6B", "1.7B", "4B", "8B", "14B", "30B-A3B")
 # The same architecture in seconds a step on two cores; heads together wider than dim as in 0.6B.
 _small = partial(
     Qwen3Args, dim=256, n_layers=4, n_heads=8, n_kv_heads=4, head_dim=64, vocab_size=4096
 )
-FLAVORS = {f"qwen3-{size}": _published(size) for size in _SIZES} | {
+FLAVORS = {f"qwen3-{size}": Qwen3Args(**vars(qwen3_args[size])) for size in _PUBLISHED} | {
     "qwen3-cpu": _small(hidden_dim=768, enable_weight_tying=True),  # tied as up to 4B
     # A token meets 2 of 8 experts; they have twice the weights of the attention, as the 8 of 128 of
     # 30B-A3B.

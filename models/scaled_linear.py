@@ -147,12 +147,12 @@ class ScaledLinear(Float8Linear):
 def end_step(model: nn.Module) -> None:
     """Make this step's largest values, of all ranks, the last step's."""
     layers = [m for m in model.modules() if isinstance(m, ScaledLinear) and m.in_fp8]
-    buffers = [layer.largest_values for layer in layers if layer.largest_values is not None]
-    if not buffers:
+    histories = [layer.largest_values for layer in layers if not layer.scaling.by_blocks]
+    if not histories:
         return
-    now = torch.stack([values[:, 0] for values in buffers])
+    now = torch.stack(histories)[:, :, 0]
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(now, dist.ReduceOp.MAX)
-    for values, largest_now in zip(buffers, now, strict=True):
+    for values, largest in zip(histories, now, strict=True):
         values.copy_(values.roll(1, dims=1))
-        values[:, 1], values[:, 0] = largest_now, 0
+        values[:, 1], values[:, 0] = largest, 0

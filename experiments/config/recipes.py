@@ -160,15 +160,12 @@ def common_keys() -> list[str]:
 def flavor_keys(flavor: str) -> list[str]:
     """The keys that choose a flavor of any architecture. Raises `InputError` naming the flavors if
     there is none."""
-    from models.architectures import ARCHITECTURES  # torch
+    from models.architectures import NAME_OF  # torch
 
-    known = {}
-    for name, architecture in ARCHITECTURES.items():
-        known |= dict.fromkeys(architecture.flavors, name)
-    if flavor not in known:
+    if flavor not in NAME_OF:
         sizes = "for other sizes: 'model.sizes={dim: 2048}'"
-        raise InputError(f"{unknown('model', flavor, known)}; {sizes}")
-    return [f"model.name={known[flavor]}", f"model.flavor={flavor}"]
+        raise InputError(f"{unknown('model', flavor, NAME_OF)}; {sizes}")
+    return [f"model.name={NAME_OF[flavor]}", f"model.flavor={flavor}"]
 
 
 # ---- layers ----
