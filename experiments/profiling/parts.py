@@ -106,7 +106,7 @@ def table(kernels: Iterable[Kernel], steps: int) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "name": made["name"].str[:200],  # some are pages long
-            "op": made["callers"].str[0].fillna(""),
+            "op": made["callers"].str[:1].str.join(""),
             "part": list(parts),
             "calls": 1 / steps,
             "s": made["seconds"] / steps,

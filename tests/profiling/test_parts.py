@@ -69,8 +69,9 @@ def test_kernels_of_a_gpu_count_once_and_know_their_callers():
     busy = parts.busy_seconds(table)
     assert busy[LOSS] == pytest.approx(35e-6) and busy[MATMUL_FP8] == pytest.approx(7.5e-6)
     assert set(busy) == set(PARTS)
-    first = {"name": "copy_kernel", "op": "aten::copy_", "part": LOSS, "calls": 1, "s": 35e-6}
-    assert parts.top_kernels(table)[0] == pytest.approx(first)
+    first, *others = parts.top_kernels(table)
+    longest = {"name": "copy_kernel", "op": "aten::copy_", "part": LOSS, "calls": 1, "s": 35e-6}
+    assert first == pytest.approx(longest) and not any(row["op"] for row in others)
 
 
 def test_a_forward_pass_within_the_backward_one_is_not_its_callers():
