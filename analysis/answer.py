@@ -5,6 +5,7 @@ All answers that there are stand in the tables of this page; tests/analysis/test
 study for each.
 """
 
+import math
 from shlex import join
 
 from analysis.comparison import COMPILED, OWN, Comparison, in_order
@@ -26,7 +27,7 @@ OUTCOMES = {
     SAME: "Yes: {claim}{pays}. It ends at the same loss after {steps:,} steps.",
     LOWER: "Yes: {claim}{pays}. It ends at a lower loss after {steps:,} steps.",
     "loss unclear": "For speed, yes: {claim}{pays}. Whether the loss is the same, these runs "
-    "cannot tell.",
+    "cannot tell{distance}.",
     "doubtful": "No plain yes: {claim}{pays}, but {doubt}.",
     "doubtful speed": "No verdict: {claim}, but {doubt}.",
     "single run": "No verdict from a single run: {claim}{pays}.",
@@ -55,12 +56,18 @@ DOUBTS_OF_SPEED = {
     "stall": "step {stall:.0f} of {run} took {stall_s:,.3g} s, and without such steps it has "
     "{without}",
     "drift": "it has {first:.2f} times in the first third of the steps and {last:.2f} times in the "
-    "last",
+    "{part}",
+    "recipe": "the recipe of {runs} is not on record, so that their settings are unknown",
 }
 DOUBTS = DOUBTS_OF_SPEED | {
     "shrinks": "its lead shrinks: {first:.2f} times in the first third of the steps, {last:.2f} "
-    "times in the last",
-    "unfinished": "{own} of its {started} runs did not end ({cause}), beside {others} of {of}",
+    "times in the {part}",
+    "unfinished": "{own} of its {asked} runs did not end ({cause}), beside {others} of {of}",
+    "resumed": "earlier attempts of its runs did not end ({cause}): {own} in {asked} runs, beside "
+    "{others} in {of}",
+    "missing": "{own} of its {asked} planned runs left no record, beside {others} of {of}",
+    "not finite": "its {what} is not finite in {own:.0%} of the log, beside {others:.0%}",
+    "spikes": "its loss is more than {percent:.0f} % above {opponent}'s in {share:.0%} of steps",
     "data": "it is unknown which data {runs} read",
     "alike": "its losses are those of {opponent} to the last bit in {steps} of {of} steps, in "
     "{seeds} of {all} seeds",
@@ -71,6 +78,7 @@ DOUBTS = DOUBTS_OF_SPEED | {
 }
 PAYS_BACK = ", and is ahead {}, first step (compile) included"
 WOULD_PAY_BACK = ", and would be ahead {}, first step (compile) included, beyond these runs"
+DISTANCE = ": it ends {percent:.2g} % {side} {opponent} (mean of {seeds})"
 WARM = " (some runs have no compilation in it)"
 MORE = "{what}: with {runs} runs of each the interval would reach {widths} to each side."
 WORTH = (
@@ -182,13 +190,20 @@ def _facts(comparison: Comparison, recipe: str) -> dict[str, str]:
         pays = (WOULD_PAY_BACK if paid.beyond else PAYS_BACK).format(paid.word)
         if comparison.frames.runs["compile_cache"].eq("warm").any():
             pays += WARM
+    judged, distance = comparison.verdicts[recipe], ""
+    if math.isfinite(judged.share):
+        side = "below" if judged.share < 0 else "above"
+        seeds = f"{judged.seeds} seed" + "s" * (judged.seeds > 1)
+        percent = 100 * abs(judged.share)
+        distance = DISTANCE.format(percent=percent, side=side, opponent=opponent, seeds=seeds)
     doubts = worded(comparison, comparison.doubts.get(recipe, []))
     return {
         "claim": f"{recipe}{part} has {gain.ratio:.2f} times the tokens/s of {opponent}",
         "certainty": certainty,
         "pays": pays,
         "doubt": doubts[0] if doubts else "",
-        "steps": comparison.verdicts[recipe].step,
+        "steps": judged.step,
+        "distance": distance,
     }
 
 

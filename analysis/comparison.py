@@ -1,6 +1,7 @@
 """What some runs say about one another: what the report, the notebooks and the README show,
 computed once."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import product
@@ -25,7 +26,7 @@ from analysis.rates import (
     spent,
 )
 from analysis.runs import UNREADABLE
-from experiments.records.run import STUDY_FILE
+from experiments.records.run import MANIFEST, METRICS, RECIPE, STUDY_FILE
 
 BASELINE = "baseline"
 COMPILED = "baseline_compiled"  # the fair opponent of compiled FP8
@@ -86,7 +87,9 @@ def compare(paths, baseline: str | None = None) -> Comparison:
     runs = frames.runs
     _check_one_study(frames)
     folders = {Path(path).resolve().parents[1] for path in runs["path"]}
-    plan = read_plan(folders.pop()) if len(folders) == 1 else Plan()
+    folder = folders.pop()
+    plan = Plan() if folders else read_plan(folder)
+    missing = _missing(plan, folder, runs)
     recipes = in_order(runs.loc[runs["status"] == "completed", "recipe"])
     opponent = _opponent(baseline, plan, recipes, frames.problems)
     named_fp8 = (runs["source"] != OWN) | (runs["status"] == UNREADABLE)
@@ -118,7 +121,7 @@ def compare(paths, baseline: str | None = None) -> Comparison:
             verdicts[recipe] = replace(verdicts[recipe], outcome=DIFFERENT)
         if recipe in fp8:
             found = speed_ups[recipe, opponent], verdicts[recipe], far[recipe]
-            doubts[recipe] = [*find_doubts(*pair, frames, *found)]
+            doubts[recipe] = [*find_doubts(*pair, frames, *found, missing)]
 
     lost = runs["status"].eq("diverged").groupby(runs["recipe"]).agg(["sum", "count"])
     shares = lost["sum"] / lost["count"]
@@ -158,6 +161,16 @@ def read_plan(folder: Path) -> Plan:
         raise LoadError(f"{path}: {where}: is not what a study writes") from error
 
 
+def _missing(plan: Plan, folder: Path, runs: pd.DataFrame) -> Counter:
+    """Count by recipe the runs that the study in a folder planned and that left no record."""
+    missing, loaded = Counter(), set(zip(runs["recipe"], runs["seed"], strict=True))
+    for recipe, seed in product(dict.fromkeys(plan.recipes), set(plan.seeds)):
+        place = folder / recipe / f"seed{seed}"
+        recorded = any((place / name).exists() for name in (MANIFEST, RECIPE, METRICS))
+        missing[recipe] += not recorded and (recipe, seed) not in loaded
+    return missing
+
+
 def _opponent(asked: str | None, plan: Plan, recipes: list[str], problems: list[str]) -> str:
     """Choose the baseline that was asked for, else the study's; of an eager and a compiled
     baseline the compiled one."""
@@ -176,6 +189,8 @@ def _check_one_study(frames: Frames) -> None:
     """Raise `LoadError` where runs cannot be compared: see `SHARED`, other learning rates, a seed
     twice, or one run as two seeds."""
     ended = frames.runs[frames.runs["status"].isin(["completed", "diverged"])]
+    done = ended["status"] == "completed"  # a budget cuts these alone
+    ended = ended.assign(steps_asked=ended["steps_asked"].where(done))
     kinds = {column: ended[column].dropna().map(str).unique() for column in SHARED}
     differ = [f"{column} ({', '.join(of)})" for column, of in kinds.items() if len(of) > 1]
     rates = frames.windows[frames.windows["run"].isin(ended["run"])].groupby("step")["lr"]

@@ -1,17 +1,19 @@
 """Why a recipe gets no plain yes: what else differs from the opponent, and what its runs show
 besides their steady steps and final losses. The sentences are in analysis/answer.py."""
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
+from itertools import repeat
 from typing import NamedTuple
 
 import pandas as pd
 import yaml
 
 from analysis.load import Frames
-from analysis.losses import LEVEL, TOLERANCE, FarOff, Verdict, paired
+from analysis.losses import FAR, LEVEL, FarOff, Verdict, paired
 from analysis.newest import ROOT
 from analysis.rates import SMALL, Completed, SpeedUp, interval
-from analysis.runs import flat
+from analysis.runs import cause, flat
 
 RATIOS_DIFFER = 0.02  # two ratios that are so far apart are both told
 PADDING_DIFFERS = 0.05  # of the tokens
@@ -19,16 +21,19 @@ SHARES_DIFFER = 0.01  # of runs that convert the same layers: no more than by ro
 LEAST_COMPILED = 0.5  # of the opponent's graphs, and of its time to compile them
 EQUAL = 0.1  # of the steps in FP8: losses that equal bf16's to the last bit in more are copies
 TOO_GOOD = 0.02  # of the loss: FP8 does not make it lower by more
+OFTEN = 0.05  # of a log: in more of it losses or gradients are not finite, or losses far off
 # Runs that differ in one of these do not compare. Where some do not say, it is doubtful.
-SHARED = ["device", "torch", "torchao", "flavor", "overlays", "dataset", "data", "seq_len",
-          "world_size", "tokens_per_step", "flops_per_token", "steps_asked"]  # fmt: skip
+SHARED = ["device", "torch", "torchao", "flavor", "parameters", "overlays", "dataset", "data",
+          "seq_len", "world_size", "tokens_per_step", "flops_per_token", "steps_asked"]  # fmt: skip
 # Machines and code that differ in one of these may differ in speed.
 MACHINE = {"driver": "driver", "power_limit_w": "power limit (W)", "torchtitan": "torchtitan",
            "sm_clock_max_mhz": "highest clock (MHz)", "attention": "attention kernels",
-           "code": "commit", "host": "host"}  # fmt: skip
+           "code": "commit", "triton": "triton", "cuda": "CUDA", "cudnn": "cuDNN",
+           "python": "Python", "cpu": "host CPU", "threads": "CPU threads",
+           "memory_gib": "device memory (GiB)", "host": "host",
+           "visible_devices": "visible GPUs"}  # fmt: skip
 # Keys of a resolved recipe that change nothing of what is computed.
 LABELS = ("name", "description", "debug.seed", "data.cache_dir")
-NUMBER = r"0x[0-9a-f]+|\d+"  # in messages: another one makes no other cause
 NAMED = 5  # of many runs or keys
 
 
@@ -46,19 +51,23 @@ def find_doubts(
     gain: SpeedUp,
     judged: Verdict,
     far: FarOff,
+    missing: Counter,
 ) -> Iterator[Doubt]:
-    """Find what forbids a plain yes for an FP8 recipe, among all runs that were started."""
+    """Find what forbids a plain yes for an FP8 recipe, among all runs that were started.
+
+    Args:
+        missing: by recipe, how many runs of its study left no record.
+    """
     both = pd.concat([recipe.runs, opponent.runs])
     for doubt, runs in both.explode("doubts").groupby("doubts", sort=False)["run"]:
         yield Doubt("run", {"runs": _listed(runs), "doubt": doubt})
     yield from _proofs(recipe.runs, opponent.runs)
     yield from _setups(recipe.runs, opponent.runs)
     yield from _paces(both, gain)
-    yield from _unfinished(recipe.recipe, opponent.recipe, frames.runs)
+    yield from _unfinished(recipe.recipe, opponent.recipe, frames.runs, missing)
     yield from _losses(recipe, opponent)
     yield from _later(recipe, opponent, frames.later, judged.margin)
-    too_good = judged.difference < -TOO_GOOD / TOLERANCE * judged.margin
-    if len(far.below) or too_good:
+    if len(far.below) or judged.share < -TOO_GOOD:
         words = far.sentence("below", far.below) if len(far.below) else judged.sentence()
         yield Doubt("below", {"words": words.removesuffix(".")})
 
@@ -94,16 +103,28 @@ def _setups(recipe: pd.DataFrame, opponent: pd.DataFrame) -> Iterator[Doubt]:
     for column, words in (dict.fromkeys(SHARED) | MACHINE).items():
         kinds = [of[column].map(str).replace(["nan", "None"], "unknown").value_counts()
                  for of in (recipe, opponent)]  # fmt: skip
-        a_node_each = column == "host" and max(kinds[0].max(), kinds[1].max()) == 1
-        if not (a_node_each or _shares(kinds[0]) == _shares(kinds[1])):
+        if not (_shares(kinds[0]) == _shares(kinds[1]) or _are_spread(column, *kinds)):
             told = [", ".join(f"{kind} ({n})" for kind, n in of.items()) for of in kinds]
             yield Doubt("machine", {"what": f"{words or column} {' beside '.join(told)}"})
-    unknown = pd.concat([recipe, opponent]).query("data.isna()")["run"]
-    if len(unknown):
-        yield Doubt("data", {"runs": _listed(unknown)})
+    both = pd.concat([recipe, opponent])
+    no_recipe = both["settings"].map(lambda keys: keys == {})
+    for kind, unknown in ("data", both["data"].isna()), ("recipe", no_recipe):
+        if unknown.any():
+            yield Doubt(kind, {"runs": _listed(both.loc[unknown, "run"])})
     own, others = (1 - of["valid_share"].mean() for of in (recipe, opponent))
     if abs(own - others) > PADDING_DIFFERS:
         yield Doubt("padding", {"own": own, "others": others})
+
+
+def _are_spread(column: str, *counts: pd.Series) -> bool:
+    """Tell whether places differ within recipes as between them: a host or GPU for each run, or
+    several GPUs of which both recipes had one."""
+    if column not in ("host", "visible_devices"):
+        return False
+    own, others = counts
+    one_each = max(own.max(), others.max()) == 1
+    shared = min(len(own), len(others)) > 1 and bool({*own.index} & {*others.index})
+    return one_each or (shared and column != "host")
 
 
 def _shares(counts: pd.Series) -> dict[str, float]:
@@ -113,8 +134,10 @@ def _shares(counts: pd.Series) -> dict[str, float]:
 def _settings(recipe: pd.DataFrame, opponent: pd.DataFrame) -> list[str]:
     """List the keys in which the resolved recipes of two recipes' runs differ otherwise than the
     recipes' files say. Of a recipe without a file in recipes/ only FP8's keys are expected."""
-    both = pd.concat([recipe, opponent]).query("settings.notna()")
-    rows = pd.DataFrame([*both["settings"]], both["recipe"], dtype=object).map(_plain)
+    both = pd.concat([recipe, opponent])
+    both = both.dropna(subset="settings")
+    rows = pd.DataFrame([*both["settings"]], both["recipe"], dtype=object)
+    rows = rows.dropna(how="all").map(_plain)
     known = {name: of_file(name) for name in rows.index.unique()}
     files = pd.DataFrame([of or {} for of in known.values()], known, dtype=object)
     said = ["quantize."]
@@ -174,9 +197,8 @@ def _paces(both: pd.DataFrame, gain: SpeedUp) -> Iterator[Doubt]:
     if len(stalled) and (_told(without.mean, gain) or without.unclear != gain.unclear):
         facts = stalled.iloc[-1][["run", "stall", "stall_s"]].to_dict()
         yield Doubt("stall", facts | {"without": without.words})
-    first, last = gain.lead
-    if gain.drifts or gain.shrinks:
-        yield Doubt("drift" if gain.drifts else "shrinks", {"first": first, "last": last})
+    if gain.change:
+        yield Doubt(gain.change.kind, gain.change._asdict())
 
 
 def _told(ratio: float, gain: SpeedUp) -> bool:
@@ -187,27 +209,45 @@ def _told(ratio: float, gain: SpeedUp) -> bool:
 # ---- runs that did not end, and losses ----
 
 
-def _unfinished(recipe: str, opponent: str, runs: pd.DataFrame) -> Iterator[Doubt]:
-    """Yield a doubt for each cause that ended a larger share of the recipe's runs than of the
-    opponent's. Numbers in messages do not make another cause."""
-    errors = (
-        runs["error"].astype(object).fillna("").astype(str).str.replace(NUMBER, "#", regex=True)
-    )
-    causes = runs["status"] + errors.mask(errors != "", ": " + errors)
-    lost = causes[~runs["status"].isin(["completed", "diverged"])]
-    started = runs["recipe"].value_counts()
-    counts = pd.crosstab(lost, runs["recipe"]).reindex(columns=[recipe, opponent], fill_value=0)
-    for cause, own, others in counts.itertuples():
-        if own / started[recipe] > others / started[opponent]:
-            facts = {"own": own, "started": started[recipe], "cause": cause}
-            yield Doubt("unfinished", facts | {"others": others, "of": started[opponent]})
+def _unfinished(
+    recipe: str, opponent: str, runs: pd.DataFrame, missing: Counter
+) -> Iterator[Doubt]:
+    """Yield a doubt for each cause that ended, or delayed, a larger share of the recipe's runs than
+    of the opponent's."""
+    lost = runs[~runs["status"].isin(["completed", "diverged"])]
+    resumed = runs.explode("failures").dropna(subset="failures")
+    kinds = {
+        "unfinished": (lost["recipe"], map(cause, lost["status"], lost["error"])),
+        "resumed": (resumed["recipe"], resumed["failures"]),
+        "missing": ([*missing.elements()], repeat("")),
+    }
+    counts: dict[tuple[str, str], Counter] = defaultdict(Counter)
+    for kind, (recipes, causes) in kinds.items():
+        for of, why in zip(recipes, causes, strict=False):
+            counts[kind, why][of] += 1
+    asked = Counter(runs["recipe"]) + missing
+    for (kind, why), count in counts.items():
+        if count[recipe] / asked[recipe] > count[opponent] / asked[opponent]:
+            facts = {"own": count[recipe], "asked": asked[recipe], "cause": why}
+            yield Doubt(kind, facts | {"others": count[opponent], "of": asked[opponent]})
 
 
 def _losses(recipe: Completed, opponent: Completed) -> Iterator[Doubt]:
-    """Yield doubts where losses are equal to the last bit that should not be: of FP8 and bf16, and
-    of two seeds of one recipe in their first step, weights and batch of which are the seed's."""
+    """Yield doubts where losses or gradients are not finite in a good part of the runs, and where
+    losses are equal to the last bit that should not be: of FP8 and bf16, and of two seeds of one
+    recipe in their first step, weights and batch of which are the seed's."""
+    lost = [of.windows[["loss", "grad_norm"]].isna().mean() for of in (recipe, opponent)]
+    worse = lost[0] - lost[1]
+    if worse.max() > OFTEN:
+        what = worse.idxmax()
+        facts = {"what": what.replace("grad_", "gradient "), "own": lost[0][what]}
+        yield Doubt("not finite", facts | {"others": lost[1][what]})
     pairs = paired(recipe, opponent)
     if not pairs.empty:
+        apart = ((pairs["loss"] - pairs["reference"]) / pairs["reference"].abs()).to_numpy()
+        above = (apart > FAR).mean()
+        if above - (apart < -FAR).mean() > OFTEN:
+            yield Doubt("spikes", {"percent": 100 * FAR, "share": above})
         equal = (pairs["loss"] == pairs["reference"]).mean()
         in_bf16 = 1 - recipe.runs.set_index("seed")["fp8_share_of_steps"]
         copies = equal[equal > in_bf16.reindex(equal.index) + EQUAL]

@@ -22,6 +22,7 @@ from experiments.records.run import MANIFEST, METRICS, NOT_STEADY_STEPS, RECIPE,
 
 DRIFT = 0.15  # of the step time, between the first and the last third of the steady steps
 MIN_DRIFT_STEPS = 30  # steady steps without which nothing is said of a drift
+LEAST_TENTH = 10  # steady steps that the last tenth has in any case
 SLOW = 3  # times the median: steps that are longer are not usual
 STALL = 20  # times the usual step: a step as long as that is named in any case
 STALLED = (
@@ -56,6 +57,8 @@ class Frames:
             steady_steps, step_s: how many steady steps, and the mean of their seconds; iqr: the
                 distance of their quartiles as a share of the median; first_third_s, last_third_s:
                 medians; usual_s: the mean of steps up to `SLOW` times the median
+            last_tenth_s: the median at the end of the whole log, also of one that a budget has cut;
+                slows: how many times first_third_s that is
             stall_s, stall: the longest step, and its number if it is a stall, see `without_stalls`;
                 without_stalls_s: the mean steady step, in a run that stalled of its usual ones
             clock_s: seconds a step by the clock, over all steps after the first ten, steady or not
@@ -106,8 +109,8 @@ def load(paths: str | Path | Iterable[str | Path]) -> Frames:
     found.sort(key=lambda run: ("start" not in run.facts, run.facts.get("start")))
     runs, windows = _frames(found)
     runs, windows, later = _cut_to_equal_length(runs, windows)
-    steps = _by_step(windows)
-    runs = runs.join(_logged(windows)).join(paces(steps)).join(clock(runs, windows))
+    steps, later = _by_step(windows), _by_step(later)
+    runs = runs.join(_logged(windows)).join(paces(steps, later)).join(clock(runs, windows))
     runs = _work_out(without_stalls(runs), steps)
     problems = []
     runs["status"] = [_status(row) for _, row in runs.iterrows()]
@@ -115,7 +118,7 @@ def load(paths: str | Path | Iterable[str | Path]) -> Frames:
         said = [*run.problems, *row["doubts"], *_oddities(row), *_ending(row)]
         problems += [f"{run.path}: {words}" for words in said]
     runs = runs.rename_axis("run").reset_index()
-    return Frames(runs, windows, steps, _by_step(later), _summarized(problems + unreadable))
+    return Frames(runs, windows, steps, later, _summarized(problems + unreadable))
 
 
 def _by_step(windows: pd.DataFrame) -> pd.DataFrame:
@@ -207,7 +210,7 @@ def _frames(found: list[Run]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Put the facts and the windows of runs into one frame each; a run is named by its place."""
     parent = Path(os.path.commonpath([run.path.resolve().parent for run in found]))
     names = [run.path.resolve().relative_to(parent).as_posix() for run in found]
-    facts = [{"phases": {}, "precisions": {}} | run.facts for run in found]
+    facts = [{"phases": {}, "precisions": {}, "failures": []} | run.facts for run in found]
     runs = pd.DataFrame(facts, index=names, columns=[*COLUMNS])
     runs = runs.astype(dict.fromkeys(runs.columns[runs.isna().all()], float))
     runs["path"] = [str(run.path) for run in found]
@@ -269,26 +272,31 @@ def _logged(windows: pd.DataFrame) -> pd.DataFrame:
 
 
 _PACES = ["steady_steps", "step_s", "iqr", "first_third_s", "last_third_s", "usual_s", "stall_s",
-          "stall"]  # fmt: skip
+          "stall", "last_tenth_s", "slows"]  # fmt: skip
 
 
-def paces(steps: pd.DataFrame) -> pd.DataFrame:
+def paces(steps: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:
     """Work out by run how long its steady steps take, see `Frames`."""
-    paces = {}
+    paces, later = {}, later[later["steady"]].groupby("run")["seconds"]
     for run, steady in steps[steps["steady"]].groupby("run"):
         seconds = steady.set_index("step")["seconds"]
         low, median, high = seconds.quantile([0.25, 0.5, 0.75])
         usual = seconds[seconds <= SLOW * median]
         third = len(seconds) // 3 if len(seconds) >= MIN_DRIFT_STEPS else 0
+        whole = [*seconds, *later.get_group(run)] if run in later.groups else [*seconds]
+        tenth = min(third, max(LEAST_TENTH, len(whole) // 10))
+        first, end = seconds[:third].median(), np.median(whole[len(whole) - tenth :] or [math.nan])
         paces[run] = [
             len(seconds),
             seconds.mean(),
             (high - low) / median,
-            seconds[:third].median(),
+            first,
             seconds[len(seconds) - third :].median(),
             usual.mean(),
             seconds.max(),
             seconds.idxmax(),
+            end,
+            end / first,
         ]
     return pd.DataFrame(paces, _PACES, dtype=float).T
 
@@ -333,8 +341,9 @@ def _work_out(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
         ideal_s = in_fp8 / peak_fp8 + (flops_per_token - in_fp8) / peak_bf16
         mfu_mixed_peak = tokens_per_s / world_size * ideal_s
     """)
-    for doubts, mfu in runs.loc[runs["mfu_bf16_peak"] > 1, ["doubts", "mfu_bf16_peak"]].to_numpy():
-        doubts.append(f"its MFU is {mfu:.0%}, and no GPU is faster than its peak")
+    mfu = runs["mfu_mixed_peak"].fillna(runs["mfu_bf16_peak"])
+    for doubts, share in zip(runs["doubts"][mfu > 1], mfu[mfu > 1], strict=True):
+        doubts.append(f"its MFU is {share:.0%}, and no GPU is faster than its peak")
     return runs.drop(columns=["in_fp8", "ideal_s"])
 
 

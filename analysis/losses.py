@@ -128,6 +128,11 @@ class Verdict:
             return LOWER if self.difference < 0 else HIGHER
         return self.outcome
 
+    @property
+    def share(self) -> float:
+        """The difference as a share of the baseline's final loss; NaN where that is unknown."""
+        return TOLERANCE * self.difference / (self.margin or math.nan)
+
     def sentence(self) -> str:
         """For people, with the numbers it rests on."""
         template = _NO_SEED

@@ -113,6 +113,15 @@ class Ratio(NamedTuple):
         return f"{self.mean:.2f} times{interval}"
 
 
+class Change(NamedTuple):
+    """How a lead is another one at the end of the steps."""
+
+    kind: str  # "drift": it turns, or moves by more than `DRIFT`; "shrinks": by `SHRINKS` of itself
+    first: float  # the ratio by the median step of the first third
+    last: float
+    part: str  # of the steps, which `last` is of
+
+
 @dataclass(frozen=True)
 class SpeedUp:
     """A's tokens/s over B's, by the mean steady step."""
@@ -135,23 +144,24 @@ class SpeedUp:
         return abs(self.ratio - 1) < SMALL
 
     @property
-    def lead(self) -> tuple[float, float]:
-        """The ratio by the median step of the first third of the steps, and of the last."""
-        return self.by["first_third_s"].mean, self.by["last_third_s"].mean
+    def change(self) -> "Change | None":
+        """How the last third of the steps, or else the last tenth, says otherwise than the first
+        third; None where it says the same.
 
-    @property
-    def drifts(self) -> bool:
-        """Whether the last third of the steps says otherwise than the first."""
-        first, last = self.lead
-        turns = min(self.lead) < 1 - SMALL and max(self.lead) > 1 + SMALL
-        return turns or abs(last / first - 1) > DRIFT
-
-    @property
-    def shrinks(self) -> bool:
-        """Whether of a lead more was lost from the first third of the steps to the last than
-        `SHRINKS`."""
-        first, last = self.lead
-        return first > 1 and first - last > max(SMALL, SHRINKS * (first - 1))
+        A tenth has few steps, and in several runs their change has to be certain.
+        """
+        first = self.by["first_third_s"].mean
+        certain = self.runs == 1 or not self.by["slows"].unclear
+        for part, column in [("last", "last_third_s"), ("last tenth", "last_tenth_s")][
+            : 1 + certain
+        ]:
+            last = self.by[column].mean
+            turns = min(first, last) < 1 - SMALL and max(first, last) > 1 + SMALL
+            if turns or abs(last / first - 1) > DRIFT:
+                return Change("drift", first, last, part)
+            if first > 1 and first - last > max(SMALL, SHRINKS * (first - 1)):
+                return Change("shrinks", first, last, part)
+        return None
 
     @property
     def word(self) -> str:
@@ -164,9 +174,10 @@ class SpeedUp:
 
 
 # Columns of `Frames.runs` by which a ratio is worked out: the mean steady step; by the clock, over
-# all steps after the first ten; without slow steps; the medians of the first third and of the last;
-# without stalls.
-SECONDS = ("step_s", "clock_s", "usual_s", "first_third_s", "last_third_s", "without_stalls_s")
+# all steps after the first ten; without slow steps; the medians of the first third, of the last,
+# and of the last tenth; by how much the last tenth is slower; without stalls.
+SECONDS = ("step_s", "clock_s", "usual_s", "first_third_s", "last_third_s", "last_tenth_s", "slows",
+           "without_stalls_s")  # fmt: skip
 
 
 def speed_up(a: Completed, b: Completed, tries: int = 1) -> SpeedUp:
@@ -275,7 +286,7 @@ def break_even(a: Completed, b: Completed) -> BreakEven:
     It is where the difference of the mean `elapsed_s` of both recipes' runs changes its sign for
     good. Within the runs that is measured, between log windows on a straight line. Beyond them each
     run goes on at its mean seconds of a steady step, unless several runs cannot tell which recipe
-    is faster, or the last third of their steps says otherwise than the first. The interval has the
+    is faster, or the end of their steps says otherwise than the first third. The interval has the
     steps at which Welch's t-test over the runs does not reject that both have cost the same.
     """
     timed = pd.concat([a.windows, b.windows]).dropna(subset="elapsed_s")
@@ -286,7 +297,7 @@ def break_even(a: Completed, b: Completed) -> BreakEven:
         return BreakEven(a.recipe, b.recipe, NO_COMMON_STEP)
     last, gain = steps[-1], speed_up(a, b)
     tells = gain.runs == 1 or not gain.unclear
-    clear = tells and gain.ratio != 1 and not (gain.drifts or gain.shrinks)
+    clear = tells and gain.ratio != 1 and not gain.change
     if clear:
         gap = spent(a, steps[-1:]).mean() - spent(b, steps[-1:]).mean()
         gained = b.timed["step_s"].mean() - a.timed["step_s"].mean()  # by each further step

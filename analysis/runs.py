@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from os.path import commonprefix
 from pathlib import Path
@@ -28,6 +29,7 @@ from experiments.records.run import (
 # Of the matmul FLOPs that a recipe promises in FP8: with the weight gradient's matmuls in bf16 two
 # thirds of them are.
 LEAST_OF_PROMISE = 0.6
+NUMBER = r"0x[0-9a-f]+|\d+"  # in messages
 UNREADABLE = "unreadable"  # the status of a run that was started and left damaged records
 _FLOAT8 = "quantize.linear.float8."
 # What a run leaves on record: the column of `analysis.load.Frames.runs`, and where it is in the
@@ -41,6 +43,7 @@ COLUMNS = {
     "status": "status",
     "error": "error",
     "attempt": "attempt",
+    "failures": "",
     "start": "",
     "date": "",
     "steps_asked": "steps",
@@ -60,10 +63,14 @@ COLUMNS = {
     "world_size": "world_size",
     "device": "hardware.name",
     "device_type": "hardware.type",
+    "memory_gib": "",
+    "cpu": "hardware.cpu",
+    "threads": "hardware.threads",
     "visible_devices": "hardware.visible_devices",
     "driver": "hardware.driver",
     "power_limit_w": "hardware.power_limit_w",
     "sm_clock_max_mhz": "hardware.sm_clock_max_mhz",
+    "cudnn": "hardware.cudnn",
     "peak_bf16": "peak_flops.bf16",
     "peak_fp8": "peak_flops.fp8",
     "peak_source": "peak_flops.source",
@@ -71,6 +78,9 @@ COLUMNS = {
     "torch": "packages.torch",
     "torchao": "packages.torchao",
     "torchtitan": "packages.torchtitan",
+    "triton": "packages.triton",
+    "cuda": "cuda",
+    "python": "python",
     "fp8_matmul": "fp8_matmul.why",
     "warm_up_s": "",
     "wall_s": "",
@@ -100,7 +110,8 @@ class Run:
     Args:
         facts: by `COLUMNS`. `precisions`: by the first step of each phase, whether the phase is in
             FP8. `fp8_flops`: of a step of one device. `study`: the folder whose logs should be
-            equally long. `settings`: the resolved recipe, by key.path.
+            equally long. `settings`: the resolved recipe, by key.path; empty where it is not there.
+            `failures`: how each earlier attempt ended that was not stopped on purpose.
         windows: columns `WINDOW_COLUMNS`.
         problems: a sentence for each thing that a reader should know.
         doubts: why the run is not what its recipe says. A run with a doubt gives no plain yes.
@@ -126,6 +137,8 @@ def read_run(path: Path) -> Run:
     attempts = [*map(_read_attempt, range(1, manifest.attempt), [path] * manifest.attempt), last]
     facts = _facts(manifest, [each.timing for each in attempts if each.timing], proof)
     facts["settings"] = _read_settings(path / RECIPE)
+    earlier = [each.manifest for each in attempts[:-1] if each.manifest.status != "interrupted"]
+    facts["failures"] = [cause(of.status.replace("running", "killed"), of.error) for of in earlier]
     windows = pd.DataFrame(map(vars, last.windows), columns=WINDOW_COLUMNS)
     run = Run(path, facts, windows.astype(_NUMBERS | {"step": int}))
     if last.timing and manifest.compiled and not facts["compile_s"]:
@@ -133,6 +146,12 @@ def read_run(path: Path) -> Run:
     run.doubts += _flaws(manifest, facts["settings"], proof) if proof else []
     _set_clock(run, attempts)
     return run
+
+
+def cause(status: str, error: str | None) -> str:
+    """Say how a process ended, and why. Numbers make no other cause, so they are left out."""
+    ended = "killed, or still running" if status == "running" else status
+    return f"{ended}: {re.sub(NUMBER, '#', error)}" if isinstance(error, str) else ended
 
 
 def unreadable_run(path: Path) -> Run:
@@ -202,6 +221,7 @@ def _facts(manifest: Manifest, timings: list[Timing], proof: Proof | None) -> di
         "start": manifest.start.isoformat(timespec="milliseconds"),
         "date": f"{manifest.start:%Y-%m-%d}",
         "warm_up_s": sum(timing.warm_up_s for timing in timings) or None,
+        "memory_gib": round(manifest.hardware.memory_bytes / 2**30),
         "compile_s": sum(timing.phases.get("compile", 0.0) for timing in timings),
     }
     if manifest.git.commit:
@@ -221,11 +241,16 @@ def _flaws(manifest: Manifest, settings: dict, proof: Proof) -> list[str]:
     share, total = proof.fp8_share_of_matmul_flops or 0.0, sum(proof.gemm_flops.values())
     float8, moved = settings.get(f"{_FLOAT8}recipe_name", manifest.float8), proof.parameters
     still = set(moved.still_in_first_step) - set(moved.orphans)
+    in_rows = [p.row_scaled_flops for p in proof.phases.values() if p.in_fp8 and not proof.emulated]
+    by_rows = (float8 or "").startswith("rowwise")
     known = (float8 or "bf16", manifest.float8 or "bf16", proof.recipe_name or "bf16")
     promised = _promised_share(manifest, settings) if float8 else 0.0
     flaws = {
         "its recipe is {}, its manifest {} and its proof {}".format(*known): len({*known}) > 1,
         "its FP8 matmuls were emulated": proof.emulated,
+        f"its recipe is {float8}, and its FP8 matmuls had {'no ' * by_rows}scales of rows": any(
+            flops is not None and bool(flops) != by_rows for flops in in_rows
+        ),
         f"only {share:.1%} of its matmul FLOPs ran in FP8, of {promised:.0%} that are promised": (
             share < LEAST_OF_PROMISE * promised or (float8 and not share)
         ),
@@ -260,7 +285,7 @@ def _promised_share(manifest: Manifest, settings: dict) -> float:
     head = manifest.parameters - in_matmuls  # is as large as the embedding
     # a mixture's parameters are those of all experts, and its FLOPs those of the active ones
     known = 1 < head < in_matmuls and settings.get(f"{_FLOAT8}filter_fqns") in ([], ["output"])
-    return known * (1 - head / in_matmuls)
+    return 1 - head / in_matmuls if known else 0.0
 
 
 def _set_clock(run: Run, attempts: list[_Attempt]) -> None:

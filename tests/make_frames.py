@@ -33,7 +33,7 @@ def study(*runs) -> dict[str, Completed]:
     frames = [pd.concat(frames, ignore_index=True) for frames in zip(*runs, strict=True)]
     runs, windows, steps = frames
     runs = runs.set_index("run")
-    runs = runs.join(paces(steps)).join(clock(runs, windows)).reset_index()
+    runs = runs.join(paces(steps, steps[:0])).join(clock(runs, windows)).reset_index()
     runs["tokens_per_s"] = runs["tokens_per_step"] / runs["step_s"]
     found = Frames(without_stalls(runs), windows, steps, steps[:0], [])
     return {recipe: completed_runs(recipe, found) for recipe in runs["recipe"].unique()}

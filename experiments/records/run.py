@@ -19,10 +19,9 @@ Times are in seconds, sizes in bytes, rates per second over all devices, shares 
 unknown.
 """
 
-from datetime import datetime
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 LAYOUT_VERSION = 3  # of the directory; a record of another version is refused
 NOT_STEADY_STEPS = 10  # of a process, the first: compilation, allocator and clocks settle
@@ -99,8 +98,8 @@ class Manifest(Record):
     layout_version: Literal[3] = LAYOUT_VERSION
     status: Literal["running", "completed", "interrupted", "diverged", "failed"]
     attempt: AtLeast1  # the number of this process
-    start: datetime
-    end: datetime | None = None
+    start: AwareDatetime
+    end: AwareDatetime | None = None
     error: str | None = None
     command: str
     host: str

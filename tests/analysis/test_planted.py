@@ -1,6 +1,7 @@
 """What would mislead: studies of three seeds in which one thing is wrong, the outcome that must
 come out, and the doubt that must be named."""
 
+import json
 import re
 import shutil
 
@@ -86,6 +87,43 @@ def recipe_file(text, recipe=FP8):
             (folder / f"{recipe}{seed}" / "recipe.yaml").write_text(text)
 
     return write
+
+
+def resumed(recipe, seed, status, error=None):
+    """A completed run whose first attempt ended so after 50 steps; the second has a new clock."""
+
+    def restarted(line, _):
+        return {"elapsed_s": line["elapsed_s"] - 8 * (line["step"] > 50)}
+
+    def write(folder):
+        run = folder / f"{recipe}{seed}"
+        first = run / "attempt1"
+        shutil.copytree(run, first)
+        for name in ("recipe.yaml", "proof.json"):
+            (first / name).unlink()
+        change_json(first / "manifest.json", status=status, error=error)
+        change_json(run / "manifest.json", attempt=2)
+        kept = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[:50]
+        (first / "metrics.jsonl").write_text("".join(kept))
+        change_lines(folder, recipe, restarted, [seed])
+
+    return write
+
+
+def planned(folder):
+    """A study of three seeds."""
+    study = {"recipes": [BASE, BF16, FP8], "seeds": [*ALL]}
+    (folder.parent / "study.yaml").write_text(json.dumps(study))
+
+
+def unlinked(recipe, *seeds):
+    return lambda folder: [(folder / f"{recipe}{s}" / "recipe.yaml").unlink() for s in seeds]
+
+
+def row_scaled(flops):
+    """A proof whose FP8 matmuls had so many FLOPs with scales of rows."""
+    phase = phases({1: True})["1"] | {"row_scaled_flops": flops}
+    return proof(phases={"1": phase})
 
 
 def gone(recipe, *seeds):
@@ -187,6 +225,18 @@ def slowing(by, first=0.076):
     return changed
 
 
+def throttled(first, factor=1.5, recipe=FP8):
+    """Steps that take so many times as long from one on, by the clock too."""
+
+    def changed(line, seed):
+        late, seconds = max(0, line["step"] - first + 1), line["step_s"][0]
+        slower = {"step_s": [factor * seconds], "elapsed_s": line["elapsed_s"]}
+        slower["elapsed_s"] += late * (factor - 1) * seconds
+        return slower if late else {}
+
+    return lines(changed, recipe=recipe)
+
+
 def copied_losses(last, *seeds):
     """The same losses in all recipes until a step, in some seeds."""
 
@@ -269,6 +319,34 @@ PLANTED = {
     "a run that was killed far above": (
         [lines(higher(30, lambda step, seed: step > 100), [2]), status(FP8, "running", 2)],
         "all spoilt", "far above", "far above in 1 of 3"),
+    "FP8 runs that failed, and were resumed": (
+        [resumed(FP8, s, "failed", f"CUDA error at 0x{s}") for s in (0, 1)], "doubtful",
+        "earlier attempts .*failed: CUDA error at #.: 2 in 3 runs, beside 0 in 3", "1.25"),
+    "an FP8 run that was killed, and resumed": (
+        [resumed(FP8, 1, "running")], "doubtful", "did not end .killed.: 1 in 3 runs", "1.25"),
+    "an FP8 run that was stopped on purpose, and resumed": (
+        [resumed(FP8, 1, "interrupted", "stopped by SIGUSR1")], SAME, "Yes", "1.25"),
+    "as many bf16 runs that failed, and were resumed": (
+        [resumed(r, 1, "failed", "no space") for r in (BF16, FP8)], SAME, "Yes", "1.25"),
+    "a planned FP8 run left no record": (
+        [planned, gone(FP8, 2)], "doubtful", "1 of its 3 planned runs left no record, beside 0 of",
+        "1.25"),
+    "a planned bf16 run left none": (
+        [planned, gone(BF16, 2)], "loss unclear", "cannot tell: it ends 0.0075 % above", "1.25"),
+    "a start without a time zone": (
+        [facts(seeds=[1], start="2026-01-01T10:00:00")], "doubtful", "unreadable", "1.25"),
+    "losses that are not finite until near the end": (
+        [lines(not_finite(lambda step: step < 170))], "doubtful", "its loss is not finite in 84%",
+        "1.25"),
+    "gradients of one run that are not finite": (
+        [lines(lambda line, seed: {"grad_norm": None}, [1])], "doubtful",
+        "its gradient norm is not finite in 33% of the log, beside 0%", "1.25"),
+    "gradients of both that are not logged": (
+        [lines(lambda line, seed: {"grad_norm": None}, recipe=r) for r in (BF16, FP8)], SAME,
+        "Yes", "1.25"),
+    "a loss that jumps for 100 steps": (
+        [lines(higher(20, lambda step, seed: 50 < step <= 150 and seed == 1))], "doubtful",
+        "more than 10 % above baseline_compiled's in 1[67]% of steps", "1.25"),
     # row 4
     "a run blows up after the step to which all are cut": (
         [lines(higher(16, lambda step, seed: step > 150 and seed == 2)), budget(*ALL)], "doubtful",
@@ -279,6 +357,10 @@ PLANTED = {
     "NaN after that": ([lines(not_finite(lambda step: step > 150), [1]), budget(*ALL)], "doubtful",
                        "after step 100, .*compiled1", "1.25"),
     "losses that go on falling after that": ([budget(0)], SAME, "Yes", "1.25"),
+    "FP8 slows after that": (
+        [throttled(101), budget(*ALL)], "doubtful speed", "0.83 times in the last tenth", "1.25"),
+    "one of FP8 diverges in such a study": (
+        [budget(*ALL), status(FP8, "diverged", 1)], "all spoilt", "in 1 of 3", "diverged in 1"),
     # row 5
     "compilation moves the loss, and FP8 does not": (
         [shifted(r, 0.5, 0.5, 0.5) for r in (BF16, FP8)], SAME, "Yes", "+0.0010, the same"),
@@ -296,6 +378,9 @@ PLANTED = {
         [recipe_file("quantize: {linear: {float8: {recipe_name: rowwise}}}\n"),
          facts(float8="rowwise"), proof(recipe_name="rowwise")], "doubtful speed",
         "float8.recipe_name", "1.25"),
+    "resolved recipes that are not there": (
+        [unlinked(FP8, 0, 1)], "doubtful speed",
+        "recipe of tensorwise_fp8_compiled0, tensorwise_fp8_compiled1 is not on record", "1.25"),
     # row 7
     "another power limit": (
         [hardware(FP8, power_limit_w=700.0), hardware(BF16, power_limit_w=350.0)],
@@ -316,6 +401,25 @@ PLANTED = {
     "other attention kernels": ([proof(attention="math")], "doubtful speed", "attention", "1.25"),
     "another commit": (
         [facts(git={"commit": "0a", "changes": None})], "doubtful speed", "commit 0a", "1.25"),
+    **{f"another {name}": ([hardware(FP8, **{key: a}), hardware(BF16, **{key: b})],
+                           "doubtful speed", f"{name} {a} .3. beside {b} .3.", "1.25")
+       for key, name, a, b in [("cudnn", "cuDNN", "9.1", "9.5"), ("cpu", "host CPU", "A", "B"),
+                               ("threads", "CPU threads", 4, 8),
+                               ("visible_devices", "visible GPUs", "0", "1")]},
+    "another size of memory": (
+        [hardware(FP8, memory_bytes=80 * 2**30), hardware(BF16, memory_bytes=140 * 2**30)],
+        "doubtful speed", "device memory .GiB. 80 .3. beside 140 .3.", "1.25"),
+    "another Python and CUDA": (
+        [facts(python="3.12", cuda="13.0")], "doubtful speed", "CUDA 13.0", "1.25"),
+    "another triton": (
+        [facts(packages={"torch": "2.13.0", "torchao": "0.18.0", "torchtitan": "0.2.2",
+                         "triton": "3.7"})], "doubtful speed", "triton 3.7", "1.25"),
+    "a GPU for each run": (
+        [hardware(r, [s], visible_devices=f"{r}{s}") for r in (BF16, FP8) for s in ALL], SAME,
+        "Yes", "1.25"),
+    "two GPUs for the runs of both": (
+        [hardware(r, [s], visible_devices=str(int(s == alone)))
+         for r, alone in ((BF16, 0), (FP8, 2)) for s in ALL], SAME, "Yes", "1.25"),
     # row 8
     "a proof of 0 %": ([share(0.0)], "doubtful speed", "only 0.0%", "0%"),
     "15 %, as its converted layers have it": ([share(0.15)], "doubtful speed",
@@ -329,6 +433,9 @@ PLANTED = {
         "its recipe is tensorwise, its manifest rowwise", "75%"),
     "bf16 in FP8": ([proof(recipe=BF16, recipe_name="tensorwise", **{SHARE: 0.75})],
                     "doubtful speed", "its recipe is bf16.* and its proof tensorwise", "75%"),
+    "scales of rows in a recipe of tensors": (
+        [row_scaled(10)], "doubtful speed", "its FP8 matmuls had scales of rows", "75%"),
+    "none in a recipe of tensors": ([row_scaled(0)], SAME, "Yes", "75%"),
     "emulated": ([proof(emulated=True)], "doubtful speed", "emulated", "emulated"),
     "proofs that differ between seeds": (
         [proof([1], **{SHARE: 0.2})], "doubtful speed", "not that of its FLOPs", "20% to 75%"),
@@ -366,6 +473,10 @@ PLANTED = {
     "FP8 slows a little": ([lines(slowing(0.1))], "doubtful", "its lead shrinks: 1.29", "cannot"),
     "bf16 gets faster": (
         [lines(slowing(-0.1, 0.105), recipe=BF16)], "doubtful", "its lead shrinks", "cannot"),
+    "FP8 slows in the last sixth": (
+        [throttled(168)], "doubtful speed", "1.25 times .* and 0.83 times in the last", "cannot"),
+    "FP8 slows in the last tenth": (
+        [throttled(182)], "doubtful speed", "0.83 times in the last tenth", "cannot"),
     # row 12
     "two seeds of three jump": (
         [shifted(FP8, 6, 0, 10)], "all spoilt",
@@ -376,6 +487,9 @@ PLANTED = {
         "in 1 of 3 seeds", "far above in 1 of 3"),
     "one seed far above, and another far below": (
         [shifted(FP8, 8, 0, 0), shifted(BF16, 0, 8, 0)], "doubtful", "far below", "far above"),
+    "two seeds, 8 % above": (
+        [gone(r, 2) for r in (BASE, BF16, FP8)] + [lines(plus(0.84, 0.84), [0, 1])], "loss unclear",
+        "cannot tell: it ends 8.4 % above baseline_compiled .mean of 2 seeds.", "2 of 3 seeds"),
     "one seed, and far above": (
         [gone(r, 1, 2) for r in (BASE, BF16, FP8)] + [lines(plus(8), [0])], "all spoilt",
         "in 1 of 1 seeds", "far above in 1 of 1"),
@@ -418,6 +532,9 @@ PLANTED = {
     "a peak that no GPU has": (
         [facts(peak_flops={"bf16": 1e8, "fp8": None, "source": "wrong"})], "doubtful speed",
         "its MFU is 1250%", "1.25"),
+    "faster than bf16's peak, and not than the mixed one": (
+        [facts(r, peak_flops={"bf16": 1.1e9, "fp8": 4e9, "source": ""}) for r in (BASE, BF16, FP8)],
+        SAME, "Yes", "1.25"),
     "data that nobody knows": (
         [facts(r, data=None) for r in (BASE, BF16, FP8)], "doubtful", "unknown which data", "1.25"),
     "data that is unknown of one run": ([facts(seeds=[1], data=None)], "doubtful speed",
@@ -476,7 +593,7 @@ def test_recipes_of_ones_own_are_compared(tmp_path):
 def test_every_answer_has_a_planted_case():
     outcomes = {outcome for _, outcome, _, _ in PLANTED.values()}
     assert outcomes == NO_ANSWERS.keys() | OUTCOMES.keys()
-    assert len(DOUBTS) == 19
+    assert len(DOUBTS) == 24
 
 
 REFUSED = {
