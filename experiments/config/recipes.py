@@ -65,6 +65,9 @@ class Recipe:
     config: "Config"
 
 
+# ---- what there is ----
+
+
 def files(folder: Path) -> dict[str, Path]:
     """List a folder's YAML files by name."""
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
@@ -78,6 +81,18 @@ def paths() -> dict[str, Path]:
 def names() -> list[str]:
     """List all recipes."""
     return list(paths())
+
+
+# ---- load ----
+
+
+class _File(NamedTuple):
+    """A recipe's file, without what it inherits."""
+
+    name: str
+    base: str | None
+    description: str
+    layer: Layer
 
 
 def load(
@@ -115,71 +130,6 @@ def load(
     return Recipe(file.name, file.base, *layers, file.description, config)
 
 
-def to_yaml(recipe: Recipe) -> str:
-    """Write the fully resolved recipe: every key of every section. It loads by path to an equal
-    config."""
-    overlays, overrides = list(recipe.overlays), list(recipe.overrides)
-    header = f"# {recipe.name}, fully resolved; overlays: {overlays}, overrides: {overrides}\n"
-    named = {"name": recipe.name, "description": recipe.description}
-    sections = asdict(recipe.config)
-    del sections["job"]
-    return header + dump(named | sections)
-
-
-def difference(recipe: Recipe) -> list[tuple[str, object, object]]:
-    """List (key.path, parent's value, this recipe's value), the parent resolved with the same
-    overlays and overrides."""
-    if recipe.base is None:
-        return []
-    parent = _validate(_merge(_chain(recipe.base), recipe.overlays, recipe.overrides))
-    return changes(parent, recipe.config)
-
-
-def changes(before: "Config", after: "Config") -> list[tuple[str, object, object]]:
-    """List (key.path, value before, value after) of the keys that differ."""
-    values = dict(flat(asdict(after)))
-    keys = flat(asdict(before))
-    return [(key, value, values[key]) for key, value in keys if value != values[key]]
-
-
-def split_variant(variant: str) -> tuple[str, list[str]]:
-    """Split `NAME+key=value+key=value` into the recipe's name and its own overrides; a plus within
-    a value stays in it."""
-    name, *overrides = re.split(r"\+(?=[A-Za-z_][\w.]*=)", variant)
-    return name, overrides
-
-
-def common_keys() -> list[str]:
-    """List the keys that base.yaml and overlays set: reading all of torchtitan's takes seconds."""
-    keys: list[str] = []
-    for path in (paths()["base"], *files(OVERLAYS).values()):
-        keys += read_file(path).origins
-    return keys
-
-
-def flavor_keys(flavor: str) -> list[str]:
-    """The keys that choose a flavor of any architecture. Raises `InputError` naming the flavors if
-    there is none."""
-    from models.architectures import NAME_OF  # torch
-
-    if flavor not in NAME_OF:
-        sizes = "for other sizes: 'model.sizes={dim: 2048}'"
-        raise InputError(f"{unknown('model', flavor, NAME_OF)}; {sizes}")
-    return [f"model.name={NAME_OF[flavor]}", f"model.flavor={flavor}"]
-
-
-# ---- layers ----
-
-
-class _File(NamedTuple):
-    """A recipe's file, without what it inherits."""
-
-    name: str
-    base: str | None
-    description: str
-    layer: Layer
-
-
 def _chain(name: str) -> list[_File]:
     """Read a recipe, by name or path, and its ancestors; the oldest first."""
     known = paths()
@@ -205,12 +155,13 @@ def _read(path: Path) -> _File:
     """Read the file of a recipe or of an overlay. Only a resolved recipe gives a `name`."""
     layer = read_file(path)
     keys, origins = layer
+    origin = origins[""]
     if "description" not in keys:
-        whole = origins[""]
-        raise InputError(f"{whole}: description: is missing; say in a line what this is for")
+        raise InputError(f"{origin}: description: is missing; say in a line what this is for")
     name, base = keys.pop("name", path.stem), keys.pop("base", None)
     if not re.fullmatch(r"\w[\w .+-]*", str(name)):  # it names a run's folder
-        raise InputError(f"{origins['name']}: name: should be letters, digits, _, -, + and .")
+        origin = origins.get("name", origin)
+        raise InputError(f"{origin}: name: should be letters, digits, _, -, + and .")
     return _File(name, base, keys.pop("description"), layer)
 
 
@@ -239,6 +190,65 @@ def _validate(layer: Layer) -> "Config":
         sections = asdict(keys.Config())
         known = [*sections, *dict(flat(sections))]
         raise mistakes(error, layer.origins, known, keys.REFUSED) from error
+
+
+# ---- what a recipe says ----
+
+
+def to_yaml(recipe: Recipe) -> str:
+    """Write the fully resolved recipe: every key of every section. It loads by path to an equal
+    config."""
+    overlays, overrides = list(recipe.overlays), list(recipe.overrides)
+    header = f"# {recipe.name}, fully resolved; overlays: {overlays}, overrides: {overrides}\n"
+    named = {"name": recipe.name, "description": recipe.description}
+    sections = asdict(recipe.config)
+    del sections["job"]
+    return header + dump(named | sections)
+
+
+def difference(recipe: Recipe) -> list[tuple[str, object, object]]:
+    """List (key.path, parent's value, this recipe's value), the parent resolved with the same
+    overlays and overrides."""
+    if recipe.base is None:
+        return []
+    parent = _validate(_merge(_chain(recipe.base), recipe.overlays, recipe.overrides))
+    return changes(parent, recipe.config)
+
+
+def changes(before: "Config", after: "Config") -> list[tuple[str, object, object]]:
+    """List (key.path, value before, value after) of the keys that differ."""
+    values = dict(flat(asdict(after)))
+    keys = flat(asdict(before))
+    return [(key, value, values[key]) for key, value in keys if value != values[key]]
+
+
+# ---- words of a command line ----
+
+
+def split_variant(variant: str) -> tuple[str, list[str]]:
+    """Split `NAME+key=value+key=value` into the recipe's name and its own overrides; a plus within
+    a value stays in it."""
+    name, *overrides = re.split(r"\+(?=[A-Za-z_][\w.]*=)", variant)
+    return name, overrides
+
+
+def common_keys() -> list[str]:
+    """List the keys that base.yaml and overlays set: reading all of torchtitan's takes seconds."""
+    keys: list[str] = []
+    for path in (paths()["base"], *files(OVERLAYS).values()):
+        keys += read_file(path).origins
+    return keys
+
+
+def flavor_keys(flavor: str) -> list[str]:
+    """The keys that choose a flavor of any architecture. Raises `InputError` naming the flavors if
+    there is none."""
+    from models.architectures import NAME_OF  # torch
+
+    if flavor not in NAME_OF:
+        sizes = "for other sizes: 'model.sizes={dim: 2048}'"
+        raise InputError(f"{unknown('model', flavor, NAME_OF)}; {sizes}")
+    return [f"model.name={NAME_OF[flavor]}", f"model.flavor={flavor}"]
 
 
 def unknown(kind: str, name: str, known: Iterable[str], listed: str = "") -> str:
