@@ -43,7 +43,6 @@ def page(comparison: Comparison) -> str:
         question=QUESTION,
         answer=answer(comparison),
         comparison=comparison,
-        rows=rows,
         means=mean_table(rows),
         runs=run_table(rows),
         figures=[draw(comparison) for draw in FIGURES],

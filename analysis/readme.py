@@ -19,7 +19,6 @@ from analysis.answer import about_loss, answer
 from analysis.comparison import Comparison, compare
 from analysis.page import render
 from analysis.report import command_line, write_page
-from analysis.table import rows_of
 
 PUBLISHED = newest.ROOT / "results" / "published.yaml"
 LOSSES = "loss_fp32"  # the results/ of the four recipes whose parameters can hold every step
@@ -63,10 +62,9 @@ def section(study: Comparison, losses: Comparison) -> str:
         "results.md.j2",
         study=study,
         folder=_place(newest.results()),
-        rows=rows_of(study),
         answer=answer(study),
         losses_folder=_place(newest.results(LOSSES)),
-        losses=rows_of(losses),
+        losses=losses,
         about_loss=about_loss(losses),
     )
 

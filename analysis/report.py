@@ -83,10 +83,9 @@ def print_report(
     console.print(table(matrix(comparison), fold=True))
     problems = [f"Note: {problem}" for problem in comparison.frames.problems]
     if verbose:
-        rows = rows_of(comparison)
-        say([trained(rows), *others, *details(comparison)], "What this rests on")
-        console.print("\n[bold]Runs[/]", *tables(rows, console.width), sep="\n")
-        say(notes(rows) + problems)
+        say([trained(comparison), *others, *details(comparison)], "What this rests on")
+        console.print("\n[bold]Runs[/]", *tables(rows_of(comparison), console.width), sep="\n")
+        say(notes(comparison) + problems)
     elif problems or others:
         say([f"{len(problems) + len(others)} notes on this: --verbose, or the page."])
     return comparison
@@ -107,7 +106,7 @@ def as_json(comparison: Comparison | Sweep) -> bytes:
             "answer": answer(comparison),
             "details": details(comparison),
             "opponent": comparison.opponent,
-            "trained": trained(runs),
+            "trained": trained(comparison),
             "runs": runs.drop(columns="settings").astype(object).to_dict("records"),
             "rates": {recipe: of.rate.mean for recipe, of in comparison.completed.items()},
             "speed_ups": [

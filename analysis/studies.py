@@ -14,8 +14,8 @@ from analysis.comparison import BASELINE, COMPILED, Comparison, in_order
 from analysis.losses import verdict
 from analysis.newest import ROOT
 from analysis.other_logs.published import TOKENS_PER_S, llama_3
-from experiments.records.files import read, read_windows
-from experiments.records.run import METRICS, PROOF, TIMING, Proof, Timing
+from experiments.records.files import read
+from experiments.records.run import PROOF, TIMING, Proof, Timing
 from models.flops import flops_per_token
 
 
@@ -49,13 +49,12 @@ def final_losses(comparison: Comparison) -> pd.DataFrame:
 # ---- four_way: how near FP8 comes to the limits of its formats ----
 
 
-def fp8_ranges(runs: pd.DataFrame) -> pd.DataFrame:
+def fp8_ranges(windows: pd.DataFrame) -> pd.DataFrame:
     """List what was recorded of FP8's ranges, a row a value: see training/metrics.py."""
     rows = []
-    for run in runs.itertuples():
-        for window in read_windows(Path(run.path) / METRICS):
-            for name, value in window.fp8_ranges.items():
-                rows.append([run.run, window.step, *name.split("/"), value])
+    for window in windows.dropna(subset="fp8_ranges").itertuples():
+        for name, value in window.fp8_ranges.items():
+            rows.append([window.run, window.step, *name.split("/"), value])
     return pd.DataFrame(rows, columns=["run", "step", "tensor", "quantity", "group", "value"])
 
 

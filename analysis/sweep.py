@@ -4,7 +4,7 @@ GPUs."""
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,7 +121,7 @@ def read(folder: Path) -> Sweep:
         table=table,
         outcomes=outcomes,
         on_cpu=on_cpu,
-        lost=[words for of in compared.values() for words in lost_runs(of)],
+        lost=[*chain.from_iterable(map(lost_runs, compared.values()))],
         notes=_notes(compared, runs, opponent) + [f"Note: {problem}" for problem in problems],
     )
 
@@ -129,7 +129,7 @@ def read(folder: Path) -> Sweep:
 def _cells(folder: Path, axes: dict[str, list], problems: list[str]) -> list[Cell]:
     """Read the recorded cells in the order of the axes' values, and compare the runs of each."""
     planned = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
-    cells = []
+    cells = {}
     for path in sorted(folder.glob(f"*/{CELL}")):
         try:
             fit = read_record(path, Fit)
@@ -137,10 +137,11 @@ def _cells(folder: Path, axes: dict[str, list], problems: list[str]) -> list[Cel
             problems.append(str(error))
             continue
         if fit.values in planned:
-            cells.append(Cell(path.parent, fit, _compared(path.parent, problems)))
+            place = planned.index(fit.values)
+            cells[place] = Cell(path.parent, fit, _compared(path.parent, problems))
         else:
             problems.append(f"{path}: values: not of the axes in study.yaml")
-    return sorted(cells, key=lambda cell: planned.index(cell.fit.values))
+    return [cells[place] for place in sorted(cells)]
 
 
 def _compared(cell: Path, problems: list[str]) -> Comparison | None:
@@ -165,14 +166,14 @@ def _measured(cell: Cell, recipe: str, opponent: str, asked: int) -> dict[str, V
     row["memory GiB"] = Value(f"about {cell.fit.needed / 2**30:.1f}")
     comparison, of = cell.comparison, cell.completed(recipe)
     if of:
+        facts = ["steps", "steps_planned", "mfu_bf16_peak", "peak_memory_bytes"]
+        steps, planned, mfu, memory = of.runs[facts].mean()
         states.append(f"{len(of.runs)} of {asked} runs")
-        planned = of.runs["steps_planned"].iloc[0]
         if planned > 0:
-            states.append(f"cut to {of.runs['steps'].iloc[0]:.0f} of {planned:.0f} steps")
-        mfu, memory = of.runs["mfu_bf16_peak"].mean(), of.runs["peak_memory_bytes"].mean() / 2**30
+            states.append(f"cut to {steps:.0f} of {planned:.0f} steps")
         row["tokens/s"] = Value(speed_word(comparison, recipe), of.rate.mean)
         row["loss"] = Value(loss_word(comparison, recipe))
-        row["memory GiB"] = Value(f"{memory:.1f}", memory)
+        row["memory GiB"] = Value(f"{memory / 2**30:.1f}", memory / 2**30)
         if mfu > 0:
             row["MFU"] = Value(f"{mfu:.1%}", mfu)
         if recipe == opponent:

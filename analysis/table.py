@@ -141,16 +141,15 @@ def worded(values: pd.Series, form: str) -> pd.Series:
 
 def mean_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Word the means over each recipe's completed runs, as in `run_table`: a row a recipe."""
+    completed, recipes = runs["status"].eq("completed"), runs["recipe"]
     facts = [fact for fact, _ in _CELLS.values() if fact in runs]
-    done = runs[runs["status"] == "completed"].groupby("recipe", sort=False)
-    started = runs.groupby("recipe", sort=False).size()
-    numbers = done[[*facts, "peak_memory_bytes"]].mean().reindex(started.index)
-    counts = done.size().reindex(started.index, fill_value=0)
-    numbers["outcome"] = counts.map("{} of ".format) + started.map("{} completed".format)
-    emulated = runs["fp8_emulated"].eq(True).groupby(runs["recipe"], sort=False).any()
+    done = runs[[*facts, "peak_memory_bytes"]].where(completed).groupby(recipes, sort=False)
+    counts = completed.groupby(recipes, sort=False).agg(["sum", "size"])
+    numbers = done.mean()
+    numbers["outcome"] = [f"{ended} of {started} completed" for ended, started in counts.to_numpy()]
+    emulated = runs["fp8_emulated"].eq(True).groupby(recipes, sort=False).any()
     table = _cells(numbers, emulated)
-    spread = worded(done["final_loss"].std().reindex(started.index), " ± {:.3f}")
-    table["final\nloss"] += spread.replace("-", "")
+    table["final\nloss"] += worded(done["final_loss"].std(), " ± {:.3f}").replace("-", "")
     return table
 
 
@@ -166,12 +165,13 @@ def status(run: pd.Series) -> str:
 # ---- what was trained ----
 
 
-def trained(runs: pd.DataFrame) -> str:
+def trained(comparison: Comparison) -> str:
     """What was trained, with what, when and where.
 
     By the first completed run: the runs of a study share it, but for commits and days, which are
     all named.
     """
+    runs = rows_of(comparison)
     first = runs.iloc[runs["status"].ne("completed").argmin()]
     days = runs["date"].dropna().sort_values()
     known = {key: value for key, value in first.items() if pd.api.types.is_scalar(value)}
@@ -199,8 +199,9 @@ def short(number: float) -> str | None:
 # ---- notes ----
 
 
-def notes(runs: pd.DataFrame) -> list[str]:
+def notes(comparison: Comparison) -> list[str]:
     """What a reader must know to read the tables right."""
+    runs = rows_of(comparison)
     lines = [
         "tokens/s: by the mean steady step (after the first 10); IQR: the distance of the "
         "quartiles of the step time. FP8 share: of the FLOPs of the linear layers' matmuls, as "
@@ -242,35 +243,43 @@ def _differences(done: pd.DataFrame) -> list[str]:
                 f"The runs differ in {name}: {_kinds(done, column)}. Part of a difference may come "
                 "from that."
             )
-    sent = done.dropna(subset="gathered_bytes")
+    known = done.dropna(subset="gathered_bytes")
     amounts = [
         f"gathered {gathered:,.0f} bytes, reduced {reduced:,.0f} bytes"
-        for gathered, reduced in sent[["gathered_bytes", "reduced_bytes"]].to_numpy()
+        for gathered, reduced in known[["gathered_bytes", "reduced_bytes"]].to_numpy()
     ]
-    if amounts:
-        kinds = _kinds(sent.assign(sent=amounts), "sent")
-        lines.append(f"Sent among the ranks in a step: {kinds}.")
-    products = done.dropna(subset="fp8_matmul")
-    if len(products):
-        lines.append(f"FP8 matmuls: {_kinds(products, 'fp8_matmul')}.")
+    for of, column, what in (
+        (known.assign(sent=amounts), "sent", "Sent among the ranks in a step"),
+        (done.dropna(subset="fp8_matmul"), "fp8_matmul", "FP8 matmuls"),
+    ):
+        if len(of):
+            lines.append(f"{what}: {_kinds(of, column)}.")
     return lines
 
 
 def _warnings(runs: pd.DataFrame) -> list[str]:
     """What is wrong with some runs."""
-    warm, lost = runs[runs["compile_cache"].eq("warm")], runs[runs["orphans"].gt(0)]
-    noisy = runs[runs["iqr"] > NOISY]
-    lines = {
-        "These runs reused compiled kernels: their first step has no compilation: "
-        f"{_names(warm)}.": len(warm),
-        "The recipe leaves trainable parameters out of the optimizer on purpose, so they never "
-        f"learn: {_kinds(lost, 'orphans')}.": len(lost),
-        f"The quartiles of the step time are more than {NOISY:.0%} apart, as where something else "
-        f"runs on the machine: {_names(noisy)}. Repeat such runs before comparing speeds.": len(
-            noisy
-        ),
-    }
-    return [line for line, count in lines.items() if count]
+    warm, lost, noisy = (
+        runs[which]
+        for which in (runs["compile_cache"].eq("warm"), runs["orphans"] > 0, runs["iqr"] > NOISY)
+    )
+    lines = []
+    if len(warm):
+        lines.append(
+            "These runs reused compiled kernels: their first step has no compilation: "
+            f"{_names(warm)}."
+        )
+    if len(lost):
+        lines.append(
+            "The recipe leaves trainable parameters out of the optimizer on purpose, so they never "
+            f"learn: {_kinds(lost, 'orphans')}."
+        )
+    if len(noisy):
+        lines.append(
+            f"The quartiles of the step time are more than {NOISY:.0%} apart, as where something "
+            f"else runs on the machine: {_names(noisy)}. Repeat such runs before comparing speeds."
+        )
+    return lines
 
 
 def _kinds(runs: pd.DataFrame, column: str) -> str:

@@ -20,10 +20,10 @@
 # %%
 from analysis import newest, plots, prediction, studies
 from analysis.comparison import compare
-from analysis.table import rows_of, trained
+from analysis.table import trained
 
 comparison = compare(newest.runs("allgather_ladder"))
-print(trained(rows_of(comparison)))
+print(trained(comparison))
 
 # %% [markdown]
 # ## Speed and bytes

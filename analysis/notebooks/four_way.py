@@ -12,7 +12,7 @@ from analysis import newest, plots
 from analysis.answer import answer, details
 from analysis.comparison import compare
 from analysis.studies import fp8_ranges
-from analysis.table import matrix, rows_of, trained
+from analysis.table import matrix, trained
 
 comparison = compare(newest.runs())
 print(*answer(comparison), sep="\n")
@@ -71,13 +71,13 @@ plots.memory(comparison)
 # it. A weight's gradient is not cast in training. It stands for the gradients that are cast.
 
 # %%
-plots.fp8_ranges(fp8_ranges(comparison.frames.runs))
+plots.fp8_ranges(fp8_ranges(comparison.frames.windows))
 
 # %% [markdown]
 # ## Evidence
 
 # %%
-print(*details(comparison), trained(rows_of(comparison)), sep="\n")
+print(*details(comparison), trained(comparison), sep="\n")
 
 # %% [markdown]
 # Runs that are left out or in doubt:

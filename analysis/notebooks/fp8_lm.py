@@ -16,10 +16,10 @@
 # %%
 from analysis import newest, plots, studies
 from analysis.comparison import compare
-from analysis.table import rows_of, trained
+from analysis.table import trained
 
 exchanged = compare(newest.results("fp8_lm/gradients"))
-print(trained(rows_of(exchanged)))
+print(trained(exchanged))
 
 # %% [markdown]
 # MB that a step sends, as a profiled step of each run showed. A run whose recipe promises FP8
@@ -81,7 +81,7 @@ plots.gradient_sums(sums)
 
 # %%
 decoupled = compare(newest.results("precision_decoupling"))
-print(trained(rows_of(decoupled)))
+print(trained(decoupled))
 
 # %% [markdown]
 # Bytes are those of a parameter and its optimizer states, measured from the tensors that a run
@@ -126,7 +126,7 @@ print(*(verdict.sentence() for verdict in decoupled.verdicts.values()), sep="\n"
 
 # %%
 levels = compare(newest.results("fp8_lm/levels"))
-print(trained(rows_of(levels)))
+print(trained(levels))
 studies.fp8_lm_levels(levels).round(4)
 
 # %% [markdown]

@@ -18,10 +18,10 @@
 # %%
 from analysis import newest, plots, studies
 from analysis.comparison import compare
-from analysis.table import rows_of, trained
+from analysis.table import trained
 
 comparison = compare(newest.runs("phases"))
-print(trained(rows_of(comparison)))
+print(trained(comparison))
 
 # %% [markdown]
 # ## What it costs

@@ -9,7 +9,7 @@ from analysis.answer import answer
 from analysis.comparison import compare, cost_by_steps
 from analysis.load import LoadError
 from analysis.report import main
-from analysis.table import notes, rows_of
+from analysis.table import notes
 from tests.make_runs import (
     change,
     change_lines,
@@ -85,7 +85,7 @@ def test_what_runs_do_not_share_is_named(tmp_path, other, sentence):
     facts = {"data": "stdlib-2e", "git": {"commit": "0a"}}
     write_run(tmp_path / "a", **facts)
     write_run(tmp_path / "b", "baseline_compiled", **facts | other)
-    assert any(sentence in note for note in notes(rows_of(compare(tmp_path))))
+    assert any(sentence in note for note in notes(compare(tmp_path)))
 
 
 def test_names_are_shown_as_names(tmp_path, capsys):

@@ -125,6 +125,9 @@ def test_tensorboard_of_torchtitan(tmp_path, log_freq):
     assert by_step.loc[~by_step["steady"], "step"].tolist() == list(range(1, 11))
     (problem,) = frames.problems
     assert problem.startswith(f"{folder}: TensorBoard does not say how a run ended")
+    of_one_device = load(write_tensorboard(tmp_path / "one", without=("n_tokens_seen", "lr"))).runs
+    assert of_one_device["tokens_per_s"].tolist() == [pytest.approx(2000)]
+    assert of_one_device[["world_size", "valid_share"]].isna().all(axis=None)
 
 
 def test_a_training_that_was_resumed_is_one_run(tmp_path):
@@ -162,9 +165,3 @@ def test_events_that_are_not_torchtitans_are_named(tmp_path):
     (problem,) = frames.problems
     assert frames.runs["run"].tolist() == ["sound"]
     assert f"{tmp_path}/other" in problem and "no loss_metrics/global_avg_loss" in problem
-
-
-def test_tensorboard_that_does_not_count_tokens_gives_rates_of_one_device(tmp_path):
-    row = load(write_tensorboard(tmp_path / "titan", without=("n_tokens_seen", "lr"))).runs.iloc[0]
-    assert row["tokens_per_s"] == pytest.approx(2000)
-    assert row[["world_size", "valid_share"]].isna().all()
