@@ -9,6 +9,7 @@ The way of `make study` to the first step of an optimizer, in the order of the f
                                      read by yaml_with_origins.py)
       config/keys.py, rules.py       ... and validated
       training/plan.py               what a recipe asks for: model, layers in FP8, ranks, memory
+      training/machine.py            the size that suits this machine; what it must have
       models/architectures.py        the model, by models/llama.py; what a machine is: device.py
       models/float8.py, flops.py     the plan's layers in FP8, FLOPs and bytes
       corpus/tokens.py               the token file, of documents.py; checked by rows.py

@@ -22,7 +22,6 @@ to be continued (SIGUSR1, --budget), 130 after SIGTERM or Ctrl-C.
 """
 
 import argparse
-import math
 import os
 import sys
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ from rich.console import Console
 
 from experiments.config import recipes
 from experiments.config.studies import AUTO, DEFAULT, Cell, Study, can_run, load, read
-from experiments.jobs.budget import Budget
+from experiments.jobs.budget import Budget, begin_budget
 from experiments.jobs.command import (
     COME_BACK,
     COMPLETED,
@@ -47,7 +46,7 @@ from experiments.jobs.command import (
     seconds,
     seeds,
 )
-from experiments.jobs.ranks import STUDY_BUDGET, check_gpus
+from experiments.jobs.ranks import check_gpus
 from experiments.jobs.runner import Run, run_all
 from experiments.records import files
 from experiments.records.files import check_folder, dated_folder, lock_folder, new_folder
@@ -75,7 +74,8 @@ def main(argv: list[str] | None = None) -> int:
         return COMPLETED
     cells_to_run = can_run(cells)
     _check_machine(study, cells_to_run)
-    budget = _budget(args.budget, cells_to_run)
+    least = min((cell.checkpoint_bytes for cell in cells_to_run), default=0)
+    budget = begin_budget(args.budget, least)
     if not (args.out or resumed):
         out = new_folder(out)
     print(f"Into {out}")
@@ -225,18 +225,6 @@ def _list_cells(study: Study, cells: list[Cell], gpu: str | None) -> None:
     for cell in cells:
         if cell.fit.obstacle:
             print(f"{cell.name}: cannot run: {cell.fit.obstacle}")
-
-
-def _budget(limit_s: float | None, cells: list[Cell]) -> Budget:
-    """Begin the budget of `limit_s` seconds, which count from this process's start."""
-    if limit_s is None or not cells:
-        return Budget()
-    from models import device
-
-    budget = Budget(limit_s - device.seconds_since_process_start())
-    budget.check(cells[0].checkpoint_bytes)
-    os.environ[STUDY_BUDGET] = str(math.ceil(limit_s))
-    return budget
 
 
 # ---- run ----

@@ -11,6 +11,7 @@ would end in time should it take as long as the longest.
 """
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,22 @@ from models.errors import InputError
 TABLE_S = 10  # what a study's table and page take at the end
 END_S = 5  # from a run's last step to its end, without a checkpoint
 CHECKPOINT_RATE = 1e9  # bytes/s, assumed until a run has written one
+STUDY_BUDGET = "STUDY_BUDGET_S"  # in the environment of a study's runs: their manifests say so
+
+
+def begin_budget(limit_s: float | None, checkpoint_bytes: float) -> "Budget":
+    """Begin the budget of a study, whose seconds count from this process's start; None: no limit.
+
+    Raises `InputError` if no run could make a step.
+    """
+    if limit_s is None:
+        return Budget()
+    from models.device import seconds_since_process_start  # torch
+
+    budget = Budget(limit_s - seconds_since_process_start())
+    budget.check(checkpoint_bytes)
+    os.environ[STUDY_BUDGET] = str(math.ceil(limit_s))
+    return budget
 
 
 class Budget:

@@ -17,7 +17,6 @@ from pathlib import Path
 from experiments.jobs.command import FAILED, STARTER_PID
 from models.errors import InputError
 
-STUDY_BUDGET = "STUDY_BUDGET_S"  # variable that a study sets for its runs: their manifests have it
 GRACE_S = 30  # from one rank's end to the killing of the others: rank 0 writes how the run ended
 
 

@@ -10,7 +10,8 @@ import torch
 
 from experiments.config import recipes
 from experiments.jobs import ranks
-from experiments.jobs.ranks import STUDY_BUDGET, number
+from experiments.jobs.budget import STUDY_BUDGET
+from experiments.jobs.ranks import number
 from experiments.records.run import Fit
 from experiments.training.plan import Plan, plan, refuse
 from models import device

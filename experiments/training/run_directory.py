@@ -23,7 +23,8 @@ from experiments.config import recipes
 from experiments.config.rules import FLOAT8, first_and_last
 from experiments.config.yaml_with_origins import flat
 from experiments.corpus.tokens import TokenFile
-from experiments.jobs.ranks import STUDY_BUDGET, number
+from experiments.jobs.budget import STUDY_BUDGET
+from experiments.jobs.ranks import number
 from experiments.records import files
 from experiments.records import run as records
 from experiments.records.files import check_folder, lock_folder

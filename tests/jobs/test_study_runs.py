@@ -11,7 +11,7 @@ from rich.console import Console
 
 from analysis import report
 from analysis.comparison import compare
-from experiments import study
+from experiments.jobs import budget as budgets
 from experiments.jobs import runner, screen
 from experiments.jobs.budget import END_S, TABLE_S, Budget
 from experiments.jobs.command import BAD_INPUT, Stop
@@ -103,7 +103,7 @@ def test_a_study_ends_within_its_budget_with_equally_many_steps(start, tmp_path,
         windows = [last_window(out / name / "seed0") for name in NAMES]
         return sum(window.step for window in windows if window) / 10
 
-    monkeypatch.setattr(study, "Budget", partial(Budget, clock=clock))
+    monkeypatch.setattr(budgets, "Budget", partial(Budget, clock=clock))
     monkeypatch.setattr(device, "seconds_since_process_start", lambda: 0)
     keys = ["training.steps=5000", "checkpoint.enable=true"]
     code, printed = start(*keys, "--budget", 40)

@@ -10,6 +10,7 @@ from analysis import report
 from experiments import study
 from experiments.config import studies
 from experiments.config.studies import can_run
+from experiments.jobs import budget as budgets
 from experiments.jobs import ranks
 from experiments.jobs.budget import Budget
 from experiments.jobs.runner import Run
@@ -79,7 +80,7 @@ def node(monkeypatch, tmp_path):
 
     monkeypatch.setattr(study, "run_all", run_all)
     monkeypatch.setattr(report, "write_page", lambda *page: None)  # seconds of drawing
-    monkeypatch.setattr(study, "Budget", partial(Budget, clock=lambda: now[0]))
+    monkeypatch.setattr(budgets, "Budget", partial(Budget, clock=lambda: now[0]))
     monkeypatch.setattr(device, "seconds_since_process_start", lambda: 0)
     monkeypatch.setattr(ranks, "gpus", lambda: ["0", "1"])
     gpu = {"memory_bytes": lambda: 128e6, "check_fp8_units": lambda: None}
