@@ -104,12 +104,10 @@ def start_ranks(run: Run, stop: Stop) -> int:
 
 def _say(findings: list[tuple[str, str]], recipe: recipes.Recipe) -> int:
     """Print what was checked, and what would run."""
+    name, seed = " + ".join([recipe.name, *recipe.overlays]), recipe.config.debug.seed
     console = Console(highlight=False, soft_wrap=True)
-    for topic, finding in findings:
+    for topic, finding in [*findings, ("ready", f"{name}, seed {seed}, would run")]:
         console.print(f"[bold]{topic:<8}[/] {escape(finding)}")
-    name = " + ".join([recipe.name, *recipe.overlays])
-    seed = recipe.config.debug.seed
-    console.print(f"[bold]ready[/]    {escape(name)}, seed {seed}, would run")
     return COMPLETED
 
 
