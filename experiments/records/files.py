@@ -125,16 +125,15 @@ def new_folder(path: Path) -> Path:
     Raises `InputError` if it cannot be made.
     """
     new, number = path, 1
-    while new.exists():
-        number += 1
-        new = path.with_name(f"{path.name}-{number}")
-    try:
-        new.mkdir(parents=True)
-    except FileExistsError:  # made by another just now
-        return new_folder(path)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}: choose another --out") from None
-    return new
+    while True:
+        try:
+            new.mkdir(parents=True)
+            return new
+        except FileExistsError:
+            number += 1
+            new = path.with_name(f"{path.name}-{number}")
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror}: choose another --out") from None
 
 
 def check_folder(folder: Path, kind: str, *marks: str) -> None:

@@ -49,7 +49,11 @@ def test_windows_read_back_without_a_torn_last_line(window, tmp_path):
     with open(tmp_path / METRICS, "a") as file:
         file.write('{"step": 3, "elap')
     assert files.read_windows(tmp_path / METRICS) == windows
-    assert files.last_window(tmp_path) == windows[-1]
+    last = files.last_window(tmp_path)
+    assert last == windows[-1]
+    steps = last.steps()
+    assert [step.step for step in steps] == list(range(window + 1, 2 * window + 1))
+    assert steps[-1] == (2 * window, last.losses[-1], last.step_s[-1], window > 10)
 
 
 @pytest.mark.parametrize(
