@@ -3,8 +3,8 @@ from step to step and across a checkpoint."""
 
 import json
 import math
-from itertools import pairwise
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -142,30 +142,24 @@ def test_the_order_of_scalings_under_stress(monkeypatch, tmp_path, flavors):
     monkeypatch.setattr(benchmark, "EARLY", 1)
     keys = ["model.sizes={n_layers: 1}", "training.seq_len=64", "training.steps=1"]
     assert benchmark.main([str(tmp_path / "snr.json"), *keys]) == 0
-    rows = json.loads((tmp_path / "snr.json").read_text())["stress"]
-    exact = {row["exact_loss"] for row in rows if row["stress"] == "outliers"}
-    assert len(exact) == 1
-    order = ["tensorwise", "rowwise", "blockwise", "mxfp8"]
-    for stress, factor in factors.items():
-        kept = {
-            (row["factor"], row["scaling"]): row["snr_db"]["output"]
-            for row in rows
-            if row["stress"] == stress
-        }
-        for coarse, fine in pairwise(order):
-            assert kept[factor, coarse] + 1 < kept[factor, fine]
-            assert kept[factor, coarse] + 1 < kept[1, coarse]
-        assert kept[1, "mxfp8_ocp"] < kept[1, "mxfp8"] - 0.5
+    rows = pd.json_normalize(json.loads((tmp_path / "snr.json").read_text())["stress"])
+    assert rows[rows.stress == "outliers"].exact_loss.nunique() == 1
+    kept = rows.pivot(index=["stress", "factor"], columns="scaling", values="snr_db.output")
+    for under, factor in factors.items():
+        stressed, plain = kept.loc[under, factor], kept.loc[under, 1]
+        assert (stressed[["tensorwise", "rowwise", "blockwise", "mxfp8"]].diff()[1:] > 1).all()
+        assert ((plain - stressed)[["tensorwise", "rowwise", "blockwise"]] > 1).all()
+        assert plain["mxfp8_ocp"] < plain["mxfp8"] - 0.5
 
 
 def test_bytes_of_scales():
-    x, weight, gradient = torch.empty(128, 256), torch.empty(384, 256), torch.empty(128, 384)
-    by = {
-        name: benchmark.bytes_an_element(name, x, weight, gradient) for name in benchmark.COMPARED
+    operands = [torch.empty(shape) for shape in [(128, 256), (384, 256), (128, 384)]]
+    elements = 2 * sum(matrix.numel() for matrix in operands)
+    scales = {
+        "mxfp8": elements / 32,
+        "tensorwise": 4 * 6,
+        "rowwise": 4 * 2 * (128 + 256 + 384),
+        "blockwise": 4 * 2 * ((128 * 256 + 128 * 384) / 128 + 384 * 256 / 128**2),
     }
-    elements = 2 * (128 * 256 + 384 * 256 + 128 * 384)
-    assert by["mxfp8"] == 1 + 1 / 32
-    assert by["tensorwise"] == 1 + 6 * 4 / elements
-    assert by["rowwise"] == 1 + 4 * 2 * (128 + 256 + 384) / elements
-    blocks = 2 * (128 * 256 + 128 * 384) / 128 + 2 * (384 * 256) / 128**2
-    assert by["blockwise"] == 1 + 4 * blocks / elements
+    for name, expected in scales.items():
+        assert benchmark.bytes_an_element(name, *operands) == 1 + expected / elements
