@@ -253,7 +253,8 @@ def _notes(compared: dict[str, Comparison], runs: pd.DataFrame, opponent: str) -
 def answer(sweep: Sweep) -> str:
     """Write what the cells say together, and of each FP8 recipe in how many of the planned ones it
     gets a yes, what the others are, and by how much it is faster."""
-    ratios = sweep.table["over bf16"].map(lambda value: value.number).dropna()
+    in_fp8 = sweep.table[sweep.table.index.isin([*sweep.outcomes], level="recipe")]
+    ratios = in_fp8["over bf16"].map(lambda value: value.number).dropna()
     without = {NO_RECORD, NO_ROOM, NOT_RUN, NOT_COMPLETED, NOT_COMPARED, NO_BF16}
     compared = set().union(*sweep.outcomes.values()) - without
     said, gain = [], "is faster than bf16, at the same or a lower loss,"
@@ -276,7 +277,7 @@ def answer(sweep: Sweep) -> str:
         if counts:
             found += f" ({', '.join(f'{case} in {n}' for case, n in counts.items())})"
         said.append(f"{found}.")
-        own = ratios[ratios.index.get_level_values("recipe") == recipe]
+        own = ratios[ratios.index.isin([recipe], level="recipe")]
         if len(own) and not sweep.on_cpu:
             said.append(f"It has {own.min():.2f} to {own.max():.2f} times the tokens/s.")
     return " ".join(said)

@@ -96,6 +96,15 @@ def two_recipes(folder):
     write_runs(folder / "a_processes1", ROWWISE, 0.1, 1.2, flavor="a")
 
 
+def only_bf16(folder):
+    """Eager bf16 beside the compiled one, and no FP8."""
+    study = STUDY | {"recipes": ["baseline", BF16, FP8]}
+    (folder / STUDY_FILE).write_text(yaml.safe_dump(study | {"axes": AXES}))
+    write_runs(folder / "a_processes1", "baseline", 0.1, 0.8, flavor="a")
+    for runs in folder.glob(f"*/{FP8}"):
+        shutil.rmtree(runs)
+
+
 LEFT = "not run in 1, does not fit in 1"
 # name: (what is wrong, the answer, a note)
 PLANTED = {
@@ -106,6 +115,7 @@ PLANTED = {
                     f"in 1 of 4 cells .no bf16 run in 1, {LEFT}", "failed at step 30"),
     "FP8 failed everywhere": (facts(f"*/{FP8}/*", status="failed"),
                               "^No answer: .* 0 of 4 cells .FP8 did not complete in 2", ""),
+    "only bf16 ran": (only_bf16, "^No answer: .* FP8 is faster .* 0 of 4 cells .not run in 3", ""),
     "other steps": (facts(f"a_processes2/{BF16}/seed0", steps=29),
                     "does not compare in 1", "a_processes2: these runs differ in steps_asked"),
     "no record": (lambda folder: (folder / "a_processes1" / CELL).write_text("{}"),
