@@ -26,7 +26,6 @@ from models import llama, qwen3
 from models.errors import InputError, by_pattern
 from models.flops import has_experts
 from models.fp8_gradients import Fp8ReduceScatter
-from models.optimizer import build_optimizers
 
 # ---- which model ----
 
@@ -104,14 +103,12 @@ def label(config) -> str:
 
 
 def train_spec(name: str, **builders) -> TrainSpec:
-    """The TrainSpec of an architecture; `builders` are the parts that are not the model's: data,
-    metrics."""
+    """The TrainSpec of an architecture; `builders` are of what a run times or makes itself: model,
+    optimizers, data, metrics."""
     return TrainSpec(
-        model_cls=ARCHITECTURES[name].model,
         model_args=ARCHITECTURES[name].flavors,
         parallelize_fn=parallelize,
         pipelining_fn=None,
-        build_optimizers_fn=build_optimizers,
         build_lr_schedulers_fn=build_lr_schedulers,
         build_loss_fn=build_cross_entropy_loss,
         build_tokenizer_fn=None,

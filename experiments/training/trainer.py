@@ -50,20 +50,15 @@ NOT_STEADY_OF_PHASE = 3  # with the profiled one
 # torchtitan's `__init__` calls these builders in this order: model, metrics, optimizer. Each call
 # ends a phase of the warm-up: the time from the model to the metrics is the conversion's; the time
 # from there to the optimizer, in which weights are made on the device, is the model's again.
-for _name in ARCHITECTURES:
+for _name, _architecture in ARCHITECTURES.items():
     _spec = train_spec(
         _name,
-        build_dataloader_fn=None,  # built with the token file, below
+        model_cls=TIMELINE.marked(_architecture.model, after="model_build"),
         build_metrics_processor_fn=TIMELINE.marked(build_metrics_processor, before="conversion"),
+        build_optimizers_fn=TIMELINE.marked(optimizer.build_optimizers, before="model_build"),
+        build_dataloader_fn=None,  # built with the token file, below
     )
-    register_train_spec(
-        _name,
-        replace(
-            _spec,
-            model_cls=TIMELINE.marked(_spec.model_cls, after="model_build"),
-            build_optimizers_fn=TIMELINE.marked(_spec.build_optimizers_fn, before="model_build"),
-        ),
-    )
+    register_train_spec(_name, _spec)
 
 _RANDOM = {"cpu": torch}  # what draws random numbers
 if device.TYPE == "cuda":
