@@ -38,6 +38,11 @@ def manifest_of(run: Path) -> dict:
     return json.loads((run / "manifest.json").read_text())
 
 
+def kill(run: Path) -> None:
+    """Make a run look as if it was killed between its last step and its end."""
+    (run / "manifest.json").write_text(json.dumps(manifest_of(run) | {"status": "running"}))
+
+
 def run_study(*args) -> tuple[int, str]:
     """(exit code, what was printed) of the command, called in this process; its runs are processes
     of their own."""

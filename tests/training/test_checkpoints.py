@@ -19,7 +19,7 @@ from experiments.training.plan import plan
 from experiments.training.run_directory import check_resume
 from models.errors import InputError
 from tests.make_corpus import words, write_parquet
-from tests.runs import SMALLEST, TINY, manifest_of
+from tests.runs import SMALLEST, TINY, kill, manifest_of
 
 IDENTITY = {"model.flavor": "cpu", "data": "corpus-1", "debug.seed": 0}
 
@@ -182,9 +182,8 @@ def test_a_run_goes_on_with_its_own_data_only(tmp_path, run_here, fails, config)
     keys += [f"data.cache_dir={config.data.cache_dir}"]
     command = ["baseline", "--overlay", "cpu", "--out", out, *TINY, *keys]
     assert run_here(*command) == 0
-    manifest = manifest_of(out) | {"status": "running"}
-    (out / "manifest.json").write_text(json.dumps(manifest))
-    files = set(out.iterdir())
+    kill(out)
+    manifest, files = manifest_of(out), set(out.iterdir())
     fewer = fails(main, *command, "training.steps=3")
     assert "is of step 4, and training.steps=3 asks for fewer" in fewer
     write_parquet(training.dataset_path, words(60))

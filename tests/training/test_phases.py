@@ -1,7 +1,6 @@
 """FP8 for a part of a run's steps: the same numbers as runs that stop and go on in the other
 precision. Compiled layers that switch are in tests/models/test_float8.py."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +13,7 @@ from experiments.records.run import PROOF, TIMING, Proof, Timing
 from experiments.training import trainer
 from experiments.training.plan import plan
 from experiments.training.run_directory import identity
-from tests.runs import SMALLEST, TINY, losses_of, manifest_of
+from tests.runs import SMALLEST, TINY, kill, losses_of
 
 FP8, FLOAT8 = "tensorwise_fp8_compiled", "quantize.linear.float8"
 CORPUS = SimpleNamespace(path=Path("corpus"))
@@ -53,7 +52,7 @@ def test_a_switch_is_what_checkpoint_and_relaunch_is(losses, tmp_path):
     losses("switched", FP8, 5, keys)
     switches = read(out / TIMING, Timing).switches
     assert {step: switch.in_fp8 for step, switch in switches.items()} == {"3": True, "5": False}
-    (out / "manifest.json").write_text(json.dumps(manifest_of(out) | {"status": "running"}))
+    kill(out)
     switched = losses("switched", FP8, 6, keys)
 
     parts = losses("first", "baseline", 2, EAGER)

@@ -16,7 +16,7 @@ from experiments.records.files import read_windows
 from experiments.training.trainer import Trainer
 from models import float8
 from tests import processes
-from tests.runs import SMALLEST, TINY, lines_of, losses_of, manifest_of
+from tests.runs import SMALLEST, TINY, kill, lines_of, losses_of, manifest_of
 
 OVERLAY = ["--overlay", "cpu", *TINY, SMALLEST]
 
@@ -98,8 +98,7 @@ def test_a_run_that_is_stopped_in_every_way_is_one_that_is_not(tmp_path, train, 
     assert [line["step"] for line in lines_of(out)] == [1, 3, 4, 6, 8, 9, 12]
     assert manifest_of(out)["attempt"] == 4
 
-    # As if killed between its last step and its end: nothing is left to train
-    (out / "manifest.json").write_text(json.dumps(manifest_of(out) | {"status": "running"}))
+    kill(out)  # nothing is left to train
     assert train(*keys) == 0 == train(*keys, "checkpoint.enable=false", out="whole")
     assert losses_of(out) == losses_of(tmp_path / "whole") and (out / "proof.json").exists()
 
