@@ -148,13 +148,13 @@ def flavor(model: str) -> str:
     asked = re.fullmatch(NAME, model.lower())
     if model in flavors or not asked:
         return model
-    family, version, size, active = asked.groups("")
-    meant = re.compile(f"{family}.*{version}.*-{size}b{active}.*", re.IGNORECASE)
-    found = [name for name in flavors if meant.fullmatch(name)]
-    if found:
-        return found[0]
-    sizes = dict(re.findall(r"(\S+-([\d.]+)B)", " ".join(flavors)))
-    near = sorted(sizes, key=lambda name: abs(float(sizes[name]) - float(size)))
+    found = {name: re.fullmatch(NAME, name.lower()) for name in flavors}
+    known = {name: parts.groups() for name, parts in found.items() if parts}
+    for name, parts in known.items():
+        if all(word in (None, part) for word, part in zip(asked.groups(), parts, strict=True)):
+            return name
+    size = float(asked[3])
+    near = sorted(known, key=lambda name: abs(float(known[name][2]) - size))
     raise InputError(
         f"choose the nearest in size, {near[0]} or {near[1]}, or give sizes of your own, "
         f"'model.sizes={{dim: 2048}}': `{model}` is no model here"

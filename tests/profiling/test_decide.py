@@ -190,9 +190,12 @@ def test_names_as_people_write_them(flavor, names):
     assert {decide.flavor(name) for name in names.split()} == {flavor}
 
 
-@pytest.mark.parametrize("other", ["7B", "Llama-2-7b"])
-def test_a_name_of_another_size(other):
-    with pytest.raises(InputError, match="nearest in size, llama3.1-8B or"):
+@pytest.mark.parametrize(
+    ("other", "nearest"),
+    [("7B", "llama3.1-8B"), ("Llama-2-7b", "llama3.1-8B"), ("Llama-2-3B", "llama3.2-3B")],
+)
+def test_a_name_of_another_size_or_version(other, nearest):
+    with pytest.raises(InputError, match=f"nearest in size, {nearest} or"):
         decide.flavor(other)
 
 
