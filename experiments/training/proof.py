@@ -174,17 +174,11 @@ class Proof:
         After a resume nothing is certain to change: the optimizer's moments are old, and its step
         can be of any size.
         """
-        resumed, witnesses = bool(self.optimizer.state), {}  # indices of elements, their values
-        group = self.optimizer.param_groups[0]
         for name, parameter in self.trainable.items():
             if parameter.grad is None:
                 raise ProofError(f"{name} is trainable and got no gradient")
-            if resumed:
-                continue
-            weight, gradient = local(parameter), local(parameter.grad)
-            witness = _find_witness(weight, gradient, float(group["lr"]), group["eps"])
-            if witness:
-                witnesses[name] = witness
+        resumed = bool(self.optimizer.state)
+        witnesses = {} if resumed else self._find_witnesses()
         yield
         still = [
             name
@@ -212,6 +206,16 @@ class Proof:
             dtype_cannot_hold_first_update=[] if resumed else unmovable,
             bytes_per_parameter=self._bytes_per_parameter(owned),
         )
+
+    def _find_witnesses(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Return for each parameter that must change the indices and values of some elements."""
+        group, found = self.optimizer.param_groups[0], {}
+        for name, parameter in self.trainable.items():
+            weight, gradient = local(parameter), local(parameter.grad)
+            witness = _find_witness(weight, gradient, float(group["lr"]), group["eps"])
+            if witness:
+                found[name] = witness
+        return found
 
     def _bytes_per_parameter(self, owned: list[nn.Parameter]) -> dict[str, float]:
         """Measure what this rank keeps from step to step: weights and optimizer states."""
