@@ -224,12 +224,14 @@ def convert(
         gemm_config_grad_weight=backward,
     )
     convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in names)
+    layer_class = SwitchedScaledLinear
+    if scaling.torchaos:
+        layer_class = LAYERS["fast" if emulate else keys.implementation]
     for layer in converted_modules(model).values():
-        layer.__class__ = LAYERS["fast" if emulate else keys.implementation]
+        layer.__class__ = layer_class
         layer.scaling = scaling
         layer.keep_weight = keep_weight  # read by the candidate
         if not scaling.torchaos:
-            layer.__class__ = SwitchedScaledLinear
             layer.begin(keys.amax_history)
 
 

@@ -265,8 +265,8 @@ class Float8Linear(titan.Float8Linear):
     """FP8 of linear layers."""
 
     recipe_name: Literal[tuple(SCALINGS)] | None = None
-    """How operands are scaled, which turns FP8 on: torchtitan's three, or one of the others in
-    models/scalings.py, of which only `delayed` runs on FP8 units. null: no FP8."""
+    """How operands are scaled, a row of models/scalings.py, which turns FP8 on: models/float8.py.
+    Blocks are emulated everywhere; the others run on FP8 units. null: no FP8."""
 
     filter_fqns: list[str] = field(default_factory=list)
     """Linear layers that stay in bf16, by their full names: `output`, or `layers.*.attention.wq` of
