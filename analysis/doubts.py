@@ -62,7 +62,7 @@ def find_doubts(
     for doubt, runs in both.explode("doubts").groupby("doubts", sort=False)["run"]:
         yield Doubt("run", {"runs": _listed(runs), "doubt": doubt})
     yield from _proofs(recipe.runs, opponent.runs)
-    yield from _setups(recipe.runs, opponent.runs)
+    yield from _setups(recipe.runs, opponent.runs, both)
     yield from _paces(both, gain)
     yield from _unfinished(recipe.recipe, opponent.recipe, frames.runs, missing)
     yield from _losses(recipe, opponent)
@@ -95,9 +95,9 @@ def _proofs(recipe: pd.DataFrame, opponent: pd.DataFrame) -> Iterator[Doubt]:
 # ---- settings and machines ----
 
 
-def _setups(recipe: pd.DataFrame, opponent: pd.DataFrame) -> Iterator[Doubt]:
+def _setups(recipe: pd.DataFrame, opponent: pd.DataFrame, both: pd.DataFrame) -> Iterator[Doubt]:
     """Yield doubts where settings, machines or data differ, or are not known of all runs."""
-    unexpected = _settings(recipe, opponent)
+    unexpected = _settings(both.dropna(subset="settings"))
     if unexpected:
         yield Doubt("settings", {"keys": _listed(unexpected)})
     for column, words in (dict.fromkeys(SHARED) | MACHINE).items():
@@ -106,7 +106,6 @@ def _setups(recipe: pd.DataFrame, opponent: pd.DataFrame) -> Iterator[Doubt]:
         if not (_shares(kinds[0]) == _shares(kinds[1]) or _are_spread(column, *kinds)):
             told = [", ".join(f"{kind} ({n})" for kind, n in of.items()) for of in kinds]
             yield Doubt("machine", {"what": f"{words or column} {' beside '.join(told)}"})
-    both = pd.concat([recipe, opponent])
     no_recipe = both["settings"].map(lambda keys: keys == {})
     for kind, unknown in ("data", both["data"].isna()), ("recipe", no_recipe):
         if unknown.any():
@@ -131,12 +130,10 @@ def _shares(counts: pd.Series) -> dict[str, float]:
     return (counts / counts.sum()).round(6).to_dict()
 
 
-def _settings(recipe: pd.DataFrame, opponent: pd.DataFrame) -> list[str]:
+def _settings(runs: pd.DataFrame) -> list[str]:
     """List the keys in which the resolved recipes of two recipes' runs differ otherwise than the
     recipes' files say. Of a recipe without a file in recipes/ only FP8's keys are expected."""
-    both = pd.concat([recipe, opponent])
-    both = both.dropna(subset="settings")
-    rows = pd.DataFrame([*both["settings"]], both["recipe"], dtype=object)
+    rows = pd.DataFrame([*runs["settings"]], runs["recipe"], dtype=object)
     rows = rows.dropna(how="all").map(_plain)
     known = {name: of_file(name) for name in rows.index.unique()}
     files = pd.DataFrame([of or {} for of in known.values()], known, dtype=object)
@@ -236,12 +233,10 @@ def _losses(recipe: Completed, opponent: Completed) -> Iterator[Doubt]:
     """Yield doubts where losses or gradients are not finite in a good part of the runs, and where
     losses are equal to the last bit that should not be: of FP8 and bf16, and of two seeds of one
     recipe in their first step, weights and batch of which are the seed's."""
-    lost = [of.windows[["loss", "grad_norm"]].isna().mean() for of in (recipe, opponent)]
-    worse = lost[0] - lost[1]
-    if worse.max() > OFTEN:
-        what = worse.idxmax()
-        facts = {"what": what.replace("grad_", "gradient "), "own": lost[0][what]}
-        yield Doubt("not finite", facts | {"others": lost[1][what]})
+    for column, what in ("loss", "loss"), ("grad_norm", "gradient norm"):
+        own, others = (of.windows[column].isna().mean() for of in (recipe, opponent))
+        if own - others > OFTEN:
+            yield Doubt("not finite", {"what": what, "own": own, "others": others})
     pairs = paired(recipe, opponent)
     if not pairs.empty:
         apart = ((pairs["loss"] - pairs["reference"]) / pairs["reference"].abs()).to_numpy()
