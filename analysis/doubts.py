@@ -116,14 +116,11 @@ def _setups(recipe: pd.DataFrame, opponent: pd.DataFrame, both: pd.DataFrame) ->
 
 
 def _are_spread(column: str, *counts: pd.Series) -> bool:
-    """Tell whether places differ within recipes as between them: a host or GPU for each run, or
-    several GPUs of which both recipes had one."""
-    if column not in ("host", "visible_devices"):
-        return False
-    own, others = counts
-    one_each = max(own.max(), others.max()) == 1
-    shared = min(len(own), len(others)) > 1 and bool({*own.index} & {*others.index})
-    return one_each or (shared and column != "host")
+    """Tell whether places differ within recipes as between them: a host for each run, or several
+    GPUs for each recipe."""
+    if column == "host":
+        return max(kinds.max() for kinds in counts) == 1
+    return column == "visible_devices" and min(len(kinds) for kinds in counts) > 1
 
 
 def _shares(counts: pd.Series) -> dict[str, float]:

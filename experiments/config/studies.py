@@ -87,10 +87,16 @@ class Study(BaseModel):
         self.axes = {key: values for key, values in self.axes.items() if key not in given}
 
     def runs(self) -> list[tuple[str, int]]:
-        """(recipe, seed), each once, in the order in which they run: a seed's recipes one after the
-        other."""
-        pairs = product(dict.fromkeys(self.seeds), dict.fromkeys(self.recipes))
-        return [(recipe, seed) for seed, recipe in pairs]
+        """List (recipe, seed), each once, in the order in which they run: a seed's recipes one after
+        the other.
+
+        Each seed begins with another recipe, or a recipe could keep to one of several GPUs.
+        """
+        recipes, runs = list(dict.fromkeys(self.recipes)), []
+        for place, seed in enumerate(dict.fromkeys(self.seeds)):
+            first = place % len(recipes)
+            runs += [(recipe, seed) for recipe in recipes[first:] + recipes[:first]]
+        return runs
 
 
 @dataclass

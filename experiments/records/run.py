@@ -112,7 +112,7 @@ class Manifest(Record):
     base: str | None
     overlays: list[str]
     description: str
-    seed: Seed
+    seed: Count
     steps: AtLeast1  # asked for
     study_budget_s: Positive | None = None
     compiled: bool

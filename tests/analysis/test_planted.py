@@ -417,9 +417,9 @@ PLANTED = {
     "a GPU for each run": (
         [hardware(r, [s], visible_devices=f"{r}{s}") for r in (BF16, FP8) for s in ALL], SAME,
         "Yes", "1.25"),
-    "two GPUs for the runs of both": (
-        [hardware(r, [s], visible_devices=str(int(s == alone)))
-         for r, alone in ((BF16, 0), (FP8, 2)) for s in ALL], SAME, "Yes", "1.25"),
+    "two GPUs for each recipe": (
+        [hardware(r, [s], visible_devices=f"{r}{s == 0}") for r in (BF16, FP8) for s in ALL],
+        SAME, "Yes", "1.25"),
     # row 8
     "a proof of 0 %": ([share(0.0)], "doubtful speed", "only 0.0%", "0%"),
     "15 %, as its converted layers have it": ([share(0.15)], "doubtful speed",
