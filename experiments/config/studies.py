@@ -87,10 +87,10 @@ class Study(BaseModel):
         self.axes = {key: values for key, values in self.axes.items() if key not in given}
 
     def runs(self) -> list[tuple[str, int]]:
-        """List (recipe, seed), each once, in the order in which they run: a seed's recipes one after
-        the other.
+        """List (recipe, seed), each once, in the order in which they run.
 
-        Each seed begins with another recipe, or a recipe could keep to one of several GPUs.
+        A seed's recipes come one after the other. Each seed begins with another recipe, or a recipe
+        could keep to one of several GPUs.
         """
         recipes, runs = list(dict.fromkeys(self.recipes)), []
         for place, seed in enumerate(dict.fromkeys(self.seeds)):
