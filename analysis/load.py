@@ -28,6 +28,7 @@ STALL = 20  # times the usual step: a step as long as that is named in any case
 STALLED = (
     0.02  # of a run's time, in slow steps that other runs of its recipe do not have: named too
 )
+MOST = 0.5  # of the last tenth: a loss that is not finite in more of it has diverged
 _NAMED, _ALIKE = 3, 10  # how many of more than so many problems that are alike are named
 
 
@@ -53,6 +54,8 @@ class Frames:
                 step, summed over a resumed run's attempts; wall_s_without_warm_up. Unknown where
                 the run's clock does not fit its step times.
             final_loss: mean over the last tenth of the steps
+            lost_at_end: the part of its log windows in which the loss is not finite; 1 if it is not
+                in the last one
             tokens_per_step: tokens of all devices, padding included; valid_share: without padding
             steady_steps, step_s: how many steady steps, and the mean of their seconds; iqr: the
                 distance of their quartiles as a share of the median; first_third_s, last_third_s:
@@ -253,6 +256,8 @@ def _logged(windows: pd.DataFrame) -> pd.DataFrame:
         lost=windows["step"].where(~np.isfinite(windows["loss"])),
     )
     windows["tokens_per_step"] = windows["tokens"] / windows["count"]
+    ends = windows["step"] >= final_from(windows.groupby("run")["step"].transform("max"))
+    windows["lost_at_end"] = windows["lost"].notna().astype(float).where(ends)
     logged = windows.groupby("run").agg(
         steps=("step", "max"),
         count=("count", "sum"),
@@ -264,7 +269,9 @@ def _logged(windows: pd.DataFrame) -> pd.DataFrame:
         lost=("lost", "count"),
         lost_from=("lost", "min"),
         lost_until=("lost", "max"),
+        lost_at_end=("lost_at_end", "mean"),
     )
+    logged["lost_at_end"] = logged["lost_at_end"].mask(logged["lost_until"] == logged["steps"], 1.0)
     # Tokens a step are whole but for the rounding of logged times.
     logged["tokens_per_step"] = logged["tokens_per_step"].round()
     logged["valid_share"] = logged.pop("valid") * logged.pop("windows") / logged.pop("tokens")
@@ -328,7 +335,7 @@ def _work_out(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     runs["steps_asked"] = runs["steps_asked"].mask(runs["steps"] < longest, longest)
     final = final_from(runs["steps"])
     late = steps[steps["step"] >= final.reindex(steps["run"]).to_numpy()]
-    runs["final_loss"] = late.groupby("run")["loss"].mean().mask(runs["lost_until"] >= final)
+    runs["final_loss"] = late.groupby("run")["loss"].mean().mask(runs["lost_at_end"] > MOST)
     runs["fp8_share_of_steps"] = runs.apply(_share_of_steps, axis="columns")
     runs = runs.eval("""
         fp8_share = fp8_share * fp8_share_of_steps
@@ -357,7 +364,7 @@ def _share_of_steps(run: pd.Series) -> float:
 
 def _status(run: pd.Series) -> str:
     """Tell the status by what the log shows: diverged if it ends in losses that are not finite."""
-    if run["lost_until"] >= final_from(run["steps"]):
+    if run["lost_at_end"] > MOST:
         return "diverged"
     short = run["status"] == "completed" and run["steps"] < run["steps_asked"]
     return "short" if short else run["status"]

@@ -25,10 +25,12 @@ from experiments.records.run import (
     Timing,
     Window,
 )
+from models.scalings import SCALINGS
 
-# Of the matmul FLOPs that a recipe promises in FP8: with the weight gradient's matmuls in bf16 two
-# thirds of them are.
-LEAST_OF_PROMISE = 0.6
+LEAST_OF_PROMISE = 0.9  # of the matmul FLOPs that a recipe promises in FP8
+# Of the FP8 FLOPs of scalings by rows: one of a layer's three matmuls. The results of the others
+# may be scaled afterwards.
+LEAST_BY_ROWS = 0.3
 NUMBER = r"0x[0-9a-f]+|\d+"  # in messages
 UNREADABLE = "unreadable"  # the status of a run that was started and left damaged records
 _FLOAT8 = "quantize.linear.float8."
@@ -241,22 +243,32 @@ def _flaws(manifest: Manifest, settings: dict, proof: Proof) -> list[str]:
     share, total = proof.fp8_share_of_matmul_flops or 0.0, sum(proof.gemm_flops.values())
     float8, moved = settings.get(f"{_FLOAT8}recipe_name", manifest.float8), proof.parameters
     still = set(moved.still_in_first_step) - set(moved.orphans)
-    in_rows = [p.row_scaled_flops for p in proof.phases.values() if p.in_fp8 and not proof.emulated]
+    float8 = float8 and str(float8)
     by_rows = (float8 or "").startswith("rowwise")
+    phases = [] if proof.emulated else proof.phases.values()
+    in_fp8 = [phase for phase in phases if phase.in_fp8]
+    least = 0.99 * proof.fp8_flops_expected
+    few = "few or no " * by_rows
     known = (float8 or "bf16", manifest.float8 or "bf16", proof.recipe_name or "bf16")
-    promised = _promised_share(manifest, settings) if float8 else 0.0
+    promised = _promised_share(manifest, settings, float8) if not moved.frozen else 0.0
     flaws = {
         "its recipe is {}, its manifest {} and its proof {}".format(*known): len({*known}) > 1,
         "its FP8 matmuls were emulated": proof.emulated,
-        f"its recipe is {float8}, and its FP8 matmuls had {'no ' * by_rows}scales of rows": any(
-            flops is not None and bool(flops) != by_rows for flops in in_rows
+        f"its recipe is {float8}, and its FP8 matmuls had {few}scales of rows": any(
+            (p.row_scaled_flops > LEAST_BY_ROWS * p.fp8_flops * by_rows) != by_rows
+            for p in in_fp8
+            if p.row_scaled_flops is not None
+        ),
+        "a phase that is to be in FP8 ran in bf16": any(p.fp8_flops < least for p in in_fp8),
+        "a phase that is to be in bf16 ran in FP8": any(
+            p.fp8_flops > 0 for p in phases if not p.in_fp8
         ),
         f"only {share:.1%} of its matmul FLOPs ran in FP8, of {promised:.0%} that are promised": (
             share < LEAST_OF_PROMISE * promised or (float8 and not share)
         ),
         f"it is in bf16, and {share:.1%} of its matmul FLOPs ran in FP8": share and not float8,
         f"its converted layers account for {proof.fp8_flops_expected:.3g} FP8 FLOPs, and "
-        f"{proof.fp8_flops:.3g} ran": proof.fp8_flops < 0.99 * proof.fp8_flops_expected,
+        f"{proof.fp8_flops:.3g} ran": proof.fp8_flops < least,
         "the share in its proof is not that of its FLOPs": (
             total and abs(proof.fp8_flops / total - share) > 0.01
         ),
@@ -274,18 +286,21 @@ def _flaws(manifest: Manifest, settings: dict, proof: Proof) -> list[str]:
     return [flaw for flaw, is_so in flaws.items() if is_so]
 
 
-def _promised_share(manifest: Manifest, settings: dict) -> float:
-    """Work out the share of matmul FLOPs that all linear layers but the head have.
+def _promised_share(manifest: Manifest, settings: dict, scaling: str | None) -> float:
+    """Work out the share of matmul FLOPs that all linear layers but the head have, as far as the
+    scaling has them in FP8.
 
-    It is 0, so that it promises nothing, where another filter is set, or where the head's size is
-    not known. The proof cannot tell a wrong filter: it holds the run to the layers of the plan.
+    It is 0, so that it promises nothing, where another filter is set, or where the head's size or
+    the scaling is not known. The proof cannot tell a wrong filter: it holds the run to the layers
+    of the plan.
     """
     attention = 2 * (manifest.flops_per_token - manifest.flops_per_token_causal)
     in_matmuls = (manifest.flops_per_token - attention) / 6  # parameters: all but the embedding
     head = manifest.parameters - in_matmuls  # is as large as the embedding
     # a mixture's parameters are those of all experts, and its FLOPs those of the active ones
     known = 1 < head < in_matmuls and settings.get(f"{_FLOAT8}filter_fqns") in ([], ["output"])
-    return 1 - head / in_matmuls if known else 0.0
+    matmuls = SCALINGS[scaling].matmuls if scaling in SCALINGS else 0
+    return (1 - head / in_matmuls) * matmuls / 3 if known else 0.0
 
 
 def _set_clock(run: Run, attempts: list[_Attempt]) -> None:

@@ -25,7 +25,13 @@ ROOMS = {
     "experiments/profiling": [*BELOW_TRAINING, "experiments/training", "analysis/plots"],
     "experiments/benchmarks": [*BELOW_TRAINING, "experiments/corpus", "experiments/training"],
     # None of these needs torch. The roofline is for analysis/prediction.py.
-    "analysis": ["experiments/records", "models/flops", "models/gpus", "models/floors"],
+    "analysis": [
+        "experiments/records",
+        "models/flops",
+        "models/gpus",
+        "models/floors",
+        "models/scalings",
+    ],
 }
 COMMANDS = [f"experiments/{path.stem}" for path in sorted(ROOT.glob("experiments/[a-z]*.py"))]
 ROOMS |= dict.fromkeys(COMMANDS, list(ROOMS))  # a command uses all rooms, and no other command

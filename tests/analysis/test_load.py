@@ -23,7 +23,7 @@ def test_runs_at_any_depth_each_once(tmp_path):
     facts = {"git": {"commit": "abc", "changes": "1f"}, "data": "stdlib-1f", "compiled": True,
              "hardware": {"driver": "580.1", "power_limit_w": 700.0}}  # fmt: skip
     name = "tensorwise_fp8_compiled"
-    b = write_run(tmp_path / "other" / "fp8" / "seed1", name, seed=1, fp8_share=0.5, **facts)
+    b = write_run(tmp_path / "other" / "fp8" / "seed1", name, seed=1, fp8_share=0.7, **facts)
     frames = load([tmp_path / "study", a, str(tmp_path)])
     assert frames.problems == []
     assert frames.runs["run"].tolist() == ["other/fp8/seed1", "study/baseline/seed0"]
@@ -40,7 +40,7 @@ def test_runs_at_any_depth_each_once(tmp_path):
         "tokens_per_s": 1000, "valid_share": 0.5, "step_s": 0.1, "clock_s": 0.1,
         "final_loss": 10 - 2.9,  # the mean of steps 28 to 30
         "mfu_bf16_peak": 1.0, "mfu_fp8_peak": 0.5,
-        "mfu_mixed_peak": 0.75,  # half of the FLOPs at twice the peak
+        "mfu_mixed_peak": 0.65,  # 70 % of the FLOPs at twice the peak
     }  # fmt: skip
     assert frames.runs.iloc[0][list(expected)].to_dict() == pytest.approx(expected)
     assert frames.runs["phases"][0] == {"import": 4.0, "first_step": 1.0, "compile": 0.5}

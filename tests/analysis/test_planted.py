@@ -126,6 +126,24 @@ def row_scaled(flops):
     return proof(phases={"1": phase})
 
 
+def rowwise(*plants):
+    """A recipe of rowwise FP8 of one's own."""
+
+    def resolved(folder):
+        for file in folder.glob(f"{FP8}*/recipe.yaml"):
+            file.write_text(file.read_text().replace("tensorwise", "rowwise"))
+
+    manifest = facts(float8="rowwise")
+    return [resolved, manifest, proof(recipe_name="rowwise"), *plants, renamed]
+
+
+def other_phases(now, *changed):
+    """A proof of two phases, the second of them in FP8, with the FLOPs of these others."""
+    found, others = phases({1: now, 101: True}), phases({1: not now, 101: False})
+    return proof(phases=found | {k: found[k] | {"gemm_flops": others[k]["gemm_flops"]}
+                                 for k in changed})  # fmt: skip
+
+
 def gone(recipe, *seeds):
     return lambda folder: [shutil.rmtree(folder / f"{recipe}{seed}") for seed in seeds]
 
@@ -302,7 +320,11 @@ PLANTED = {
         [lines(not_finite(lambda step: step > 100), [2]), status(FP8, "interrupted", 2)],
         "all spoilt", "in 1 of 3", "diverged in 1 of 3"),
     "some losses are not finite": (
-        [lines(not_finite(lambda step: step == 100))], SAME, "Yes", "+0.0010, the same"),
+        [lines(not_finite(lambda step: step in (100, 184)))], SAME, "Yes", "+0.0010, the same"),
+    "the last loss is not finite": (
+        [lines(not_finite(lambda step: step == 200))], "all spoilt", "in 3 of 3", "diverged in 3"),
+    "most of the last losses are not": (
+        [lines(not_finite(lambda step: 181 <= step < 195))], "all spoilt", "3 of 3", "diverged in"),
     # row 3
     "FP8 runs fail": ([status(FP8, "failed", 2), status(BASE, "failed", 1)], "doubtful",
                       "1 of its 3 runs did not end .failed., beside 0 of 3", "2 of 3 seeds"),
@@ -424,6 +446,11 @@ PLANTED = {
     "a proof of 0 %": ([share(0.0)], "doubtful speed", "only 0.0%", "0%"),
     "15 %, as its converted layers have it": ([share(0.15)], "doubtful speed",
                                               "only 15.0% .* of 75% that are promised", "15%"),
+    "50 %, as its converted layers have it": ([share(0.5)], "doubtful speed", "only 50.0%", "50%"),
+    "bf16 in the first of two phases of FP8": (
+        [other_phases(True, "1")], "doubtful speed", "is to be in FP8 ran in bf16", "75%"),
+    "FP8 in a phase of bf16": (
+        [other_phases(False, "1")], "doubtful speed", "is to be in bf16 ran in FP8", "38%"),
     "less than the converted layers": (
         [proof(fp8_flops_expected=10**9)], "doubtful speed", "account for 1e\\+09", "75%"),
     "another scaling than the recipe's": (
@@ -435,6 +462,12 @@ PLANTED = {
                     "doubtful speed", "its recipe is bf16.* and its proof tensorwise", "75%"),
     "scales of rows in a recipe of tensors": (
         [row_scaled(10)], "doubtful speed", "its FP8 matmuls had scales of rows", "75%"),
+    "hardly any scales of rows": (
+        rowwise(row_scaled(1000)), "doubtful speed", "had few or no scales of rows", "-"),
+    "scales of rows in one of three matmuls": (rowwise(row_scaled(25 * 10**6)), SAME, "Yes", "-"),
+    "a scaling that is a number": (
+        [recipe_file("quantize: {linear: {float8: {recipe_name: 5}}}\n")], "doubtful speed",
+        "its recipe is 5, its manifest tensorwise", "1.25"),
     "none in a recipe of tensors": ([row_scaled(0)], SAME, "Yes", "75%"),
     "emulated": ([proof(emulated=True)], "doubtful speed", "emulated", "emulated"),
     "proofs that differ between seeds": (
