@@ -17,6 +17,7 @@ QUESTION = "Should this Llama be trained in FP8?"
 # The first sentence of the answer where no FP8 recipe can have one.
 NO_ANSWERS = {
     "no opponents": "No answer: it needs completed runs in FP8, and of {opponent}.",
+    "none ended": "No answer: {unended}. It needs completed runs in FP8, and of {opponent}.",
     "cpu": "No answer about speed: these runs are from a CPU, which has no FP8 units. They show "
     "the method, and what FP8 does to the loss of a small model.",
     "all spoilt": "No: {lost}.",
@@ -90,21 +91,22 @@ WORTH = (
 
 def answer(comparison: Comparison) -> list[str]:
     """Write the answer, a sentence, and then what limits it."""
-    lost = lost_runs(comparison)
+    lost, unended = lost_runs(comparison), unended_runs(comparison)
     case, best = choose(comparison)
-    facts = {"lost": "; ".join(lost), "opponent": comparison.opponent}
+    facts = {"lost": "; ".join(lost), "unended": "; ".join(unended)}
+    facts["opponent"] = comparison.opponent
     if best:
         facts |= _facts(comparison, best)
         tries = comparison.speed_ups[best, comparison.opponent].tries
         if tries > 1:
             facts["claim"] = f"of {tries} FP8 recipes {facts['claim']}"
     first = (NO_ANSWERS | OUTCOMES)[case].format(**facts)
-    told = [f"{words}." for words in lost if words not in first]
+    told = [f"{words}." for words in lost + unended if words not in first]
     for recipe, doubts in comparison.doubts.items():
         told += [
             f"{recipe}: {words}." for words in worded(comparison, doubts) if words not in first
         ]
-    if case == "no opponents":
+    if case in ("no opponents", "none ended"):
         return [first, *told]
     return [first, *told, *_remedy(comparison, best), *_worth(comparison)]
 
@@ -135,8 +137,8 @@ def choose(comparison: Comparison) -> tuple[str, str | None]:
     """Find the case of `NO_ANSWERS` or `OUTCOMES`, and the FP8 recipe that it is about."""
     fp8, opponent = comparison.fp8, comparison.opponent
     if not (fp8 or comparison.spoilt) or opponent in fp8 or opponent not in comparison.recipes:
-        return "no opponents", None
-    if comparison.frames.runs["device_type"].eq("cpu").any():
+        return "none ended" if comparison.unended else "no opponents", None
+    if on_cpu(comparison):
         return "cpu", None
     outcomes = {recipe: outcome(comparison, recipe) for recipe in fp8}
     places = list(OUTCOMES)
@@ -150,6 +152,12 @@ def choose(comparison: Comparison) -> tuple[str, str | None]:
         return "all spoilt", None
     best = min(kept, key=rank)
     return outcomes[best], best
+
+
+def on_cpu(comparison: Comparison) -> bool:
+    """Whether the completed runs are from a CPU."""
+    runs = comparison.frames.runs
+    return runs.loc[runs["status"] == "completed", "device_type"].eq("cpu").any()
 
 
 def outcome(comparison: Comparison, recipe: str) -> str:
@@ -222,6 +230,16 @@ def lost_runs(comparison: Comparison) -> list[str]:
             words.append(f"{recipe} diverged in {lost} of {started} runs")
         if recipe in comparison.far_off:
             words += comparison.far_off[recipe].sentences()
+    return words
+
+
+def unended_runs(comparison: Comparison) -> list[str]:
+    """Say of which recipes no run was completed, and why."""
+    words = []
+    for recipe in in_order(comparison.unended):
+        count, causes = comparison.unended[recipe]
+        runs = "completed none of its {} runs" if count > 1 else "did not complete its only run"
+        words.append(f"{recipe} {runs.format(count)} ({'; '.join(causes)})")
     return words
 
 

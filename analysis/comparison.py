@@ -25,7 +25,7 @@ from analysis.rates import (
     speed_up,
     spent,
 )
-from analysis.runs import UNREADABLE
+from analysis.runs import UNREADABLE, cause
 from experiments.records.run import MANIFEST, METRICS, RECIPE, STUDY_FILE
 
 BASELINE = "baseline"
@@ -56,6 +56,9 @@ class Comparison:
     completed: dict[str, Completed]  # by recipe
     recipes: list[str]  # those with a completed run, in the order in which they are shown
     fp8: list[str]  # those of them that ran in FP8
+    # recipe -> (runs that were started or planned, how they ended), of recipes of which none was
+    # completed and none diverged
+    unended: dict[str, tuple[int, list[str]]]
     # recipe -> (diverged runs, started runs). Recipes that never diverged are absent.
     diverged: dict[str, tuple[int, int]]
     # FP8 recipes that diverged in a larger share of their runs than bf16, or end far above it in
@@ -136,6 +139,7 @@ def compare(paths, baseline: str | None = None) -> Comparison:
         completed=done,
         recipes=recipes,
         fp8=fp8,
+        unended=_unended(runs, missing),
         diverged={r: (int(n), int(of)) for r, n, of in lost[lost["sum"] > 0].itertuples()},
         spoilt=spoilt,
         far_off=far,
@@ -169,6 +173,17 @@ def _missing(plan: Plan, folder: Path, runs: pd.DataFrame) -> Counter:
         recorded = any((place / name).exists() for name in (MANIFEST, RECIPE, METRICS))
         missing[recipe] += not recorded and (recipe, seed) not in loaded
     return missing
+
+
+def _unended(runs: pd.DataFrame, missing: Counter) -> dict[str, tuple[int, list[str]]]:
+    """Find the recipes that completed no run, see `Comparison.unended`."""
+    asked, found = Counter(runs["recipe"]) + missing, {}
+    ended = runs.loc[runs["status"].isin(["completed", "diverged"]), "recipe"]
+    for recipe in asked.keys() - {*ended}:
+        own = runs[runs["recipe"] == recipe]
+        causes = [*map(cause, own["status"], own["error"])] + ["no record"] * missing[recipe]
+        found[recipe] = asked[recipe], sorted({*causes})
+    return found
 
 
 def _opponent(asked: str | None, plan: Plan, recipes: list[str], problems: list[str]) -> str:

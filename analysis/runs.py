@@ -31,7 +31,8 @@ LEAST_OF_PROMISE = 0.9  # of the matmul FLOPs that a recipe promises in FP8
 # Of the FP8 FLOPs of scalings by rows: one of a layer's three matmuls. The results of the others
 # may be scaled afterwards.
 LEAST_BY_ROWS = 0.3
-NUMBER = r"0x[0-9a-f]+|\d+"  # in messages
+NUMBER = r"\b0x[0-9a-f]+|(?<![A-Z\d])(?<!float)\d+"  # in messages; the 8 of FP8 is none
+LONGEST = 100  # characters of a message
 UNREADABLE = "unreadable"  # the status of a run that was started and left damaged records
 _FLOAT8 = "quantize.linear.float8."
 # What a run leaves on record: the column of `analysis.load.Frames.runs`, and where it is in the
@@ -151,9 +152,12 @@ def read_run(path: Path) -> Run:
 
 
 def cause(status: str, error: str | None) -> str:
-    """Say how a process ended, and why. Numbers make no other cause, so they are left out."""
+    """Say how a process ended, and why: by the last line of a message, without its numbers, which
+    make no other cause."""
     ended = "killed, or still running" if status == "running" else status
-    return f"{ended}: {re.sub(NUMBER, '#', error)}" if isinstance(error, str) else ended
+    last = ([""] + str(error).strip().splitlines())[-1] * isinstance(error, str)
+    said = re.sub(NUMBER, "#", last)
+    return ": ".join(filter(None, [ended, said[:LONGEST] + "..." * (len(said) > LONGEST)]))
 
 
 def unreadable_run(path: Path) -> Run:

@@ -14,9 +14,9 @@ from analysis.losses import HIGHER, LOWER, SAME
 from analysis.report import as_json
 from analysis.table import matrix
 from tests import make_runs
-from tests.make_runs import change, change_json, change_lines, phases, plus, write_study
+from tests.make_runs import change, change_json, change_lines, phases, plus, write_run, write_study
 
-FP8, ALL = "tensorwise_fp8_compiled", (0, 1, 2)
+FP8, ROWWISE, ALL = "tensorwise_fp8_compiled", "rowwise_fp8_compiled", (0, 1, 2)
 BASE, BF16 = "baseline", "baseline_compiled"
 
 
@@ -328,6 +328,21 @@ PLANTED = {
     # row 3
     "FP8 runs fail": ([status(FP8, "failed", 2), status(BASE, "failed", 1)], "doubtful",
                       "1 of its 3 runs did not end .failed., beside 0 of 3", "2 of 3 seeds"),
+    "all of FP8 fails": (
+        [facts(FP8, status="failed", error="Traceback:\n  File 3\nout of memory on GPU 1, H200")],
+        "none ended", "^No answer: tensorwise_fp8_compiled completed none of its 3 runs .failed: "
+        "out of memory on GPU #, H200.[.] It needs", "-"),
+    "all of a second FP8 recipe": (
+        [lambda folder: write_run(folder / "r", ROWWISE, status="failed", error=" ")], SAME,
+        "Yes.* rowwise_fp8_compiled did not complete its only run .failed.[.]", "1.25"),
+    "FP8 was planned, and left no record": (
+        [planned, gone(FP8, *ALL)], "none ended", "none of its 3 runs .no record.", "-"),
+    "empty logs of FP8": (
+        [damaged(FP8, seed, "metrics.jsonl", "") for seed in ALL], "none ended", "3 runs .short.",
+        "-"),
+    "a failed run from a CPU": (
+        [status(BASE, "failed", 2), hardware(BASE, [2], type="cpu", name="CPU")], SAME, "Yes",
+        "1.25"),
     "the log of one seed ends early": (
         [lines(lambda line, seed: {} if line["step"] < 101 else None, [0])],
         "doubtful", "1 of its 3 runs did not end .short.", "1.25"),
