@@ -46,7 +46,7 @@ from experiments.jobs.command import (
     seconds,
     seeds,
 )
-from experiments.jobs.ranks import check_gpus
+from experiments.jobs.ranks import check_gpus, number
 from experiments.jobs.runner import Run, run_all
 from experiments.records import files
 from experiments.records.files import check_folder, dated_folder, lock_folder, new_folder
@@ -80,6 +80,7 @@ def main(argv: list[str] | None = None) -> int:
         out = new_folder(out)
     print(f"Into {out}")
     with lock_folder(out, "study"):
+        _check_folder(study, out, resumed)  # again: another study may have been there meanwhile
         _write_studies(study, cells, out)
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
         codes = _run(cells_to_run, out, budget, console, stop)
@@ -112,7 +113,7 @@ def _command_line() -> CommandLine:
 def _resolve(args: argparse.Namespace) -> tuple[Study, Path, bool]:
     """Make the study that the command line asks for, name its folder, and tell whether the study
     goes on with that folder."""
-    if os.environ.get("WORLD_SIZE", "1") != "1":
+    if number("WORLD_SIZE", 1) > 1:
         raise InputError(
             "WORLD_SIZE is set, as under torchrun: unset it, or start one study without torchrun"
         )

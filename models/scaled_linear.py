@@ -150,7 +150,7 @@ def end_step(model: nn.Module) -> None:
     histories = [layer.largest_values for layer in layers if not layer.scaling.by_blocks]
     if not histories:
         return
-    now = torch.stack(histories)[:, :, 0]
+    now = torch.stack(histories)[:, :, 0].contiguous()  # gloo sends memory as it lies
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(now, dist.ReduceOp.MAX)
     for values, largest in zip(histories, now, strict=True):

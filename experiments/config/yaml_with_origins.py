@@ -119,9 +119,15 @@ def merge(below: Layer, above: Layer) -> Layer:
 
 
 def _merged(below: object, above: object) -> object:
-    if not (isinstance(below, dict) and isinstance(above, dict)):
+    """Merge a value. One in the place of a section stays there, and validation refuses it."""
+    if not isinstance(above, dict):
         return above
-    return below | {key: _merged(below.get(key), value) for key, value in above.items()}
+    if not isinstance(below, dict):
+        return below
+    both = below | above
+    for key in below.keys() & above.keys():
+        both[key] = _merged(below[key], above[key])
+    return both
 
 
 # ---- write ----

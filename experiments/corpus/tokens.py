@@ -60,7 +60,7 @@ class TokenFile:
 
     @classmethod
     def open(cls, path: Path) -> "TokenFile":
-        """Read all of it once. Raises `InputError` where it differs from what was written."""
+        """Read all of it, once a process. Raises `InputError` where it is not what was written."""
         try:
             if (path / "checksum").read_text() != _checksum(path):
                 raise ValueError("the checksum is another")

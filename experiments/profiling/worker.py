@@ -28,7 +28,7 @@ from experiments.jobs.ranks import set_rank_environment
 from experiments.profiling import parts
 from experiments.records.run import Window
 from experiments.training.machine import check_here
-from experiments.training.metrics import utilisation
+from experiments.training.metrics import TIMELINE, utilisation
 from experiments.training.plan import open_data, plan
 from experiments.training.trainer import Trainer
 from models.errors import InputError
@@ -119,6 +119,7 @@ def compiled_graphs() -> list[dict]:
 
 def measure(recipe: recipes.Recipe, stop: Stop) -> dict:
     """Train as experiments.run does, and return the record. Raises what a run raises."""
+    TIMELINE.mark("import")
     planned = plan(recipe, world_size=1)
     check_here(planned)
     if device.TYPE == "cpu":  # only then has compiled C++ names in a profile; Triton always has

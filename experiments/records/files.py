@@ -129,11 +129,11 @@ def new_folder(path: Path) -> Path:
         try:
             new.mkdir(parents=True)
             return new
-        except FileExistsError:
+        except OSError as error:
+            if not os.path.lexists(new):  # it is a parent that cannot be made
+                raise InputError(f"{path}: {error.strerror}: choose another --out") from None
             number += 1
             new = path.with_name(f"{path.name}-{number}")
-        except OSError as error:
-            raise InputError(f"{path}: {error.strerror}: choose another --out") from None
 
 
 def check_folder(folder: Path, kind: str, *marks: str) -> None:

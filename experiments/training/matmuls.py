@@ -67,10 +67,11 @@ def _find(events: Iterable) -> list[Matmul]:
     for event in events:
         if event.name in _COMPILATIONS:
             continue
-        called = _find(event.cpu_children)
         if event.name in _FP8_MATMULS or _TEMPLATE.match(event.name):
-            called = [_matmul(event)]
-        elif event.name in _MATMULS:
+            found.append(_matmul(event))
+            continue
+        called = _find(event.cpu_children)
+        if event.name in _MATMULS:
             called = [matmul for matmul in called if matmul.operator in _FP8_MATMULS]
             called = called or [_matmul(event)]
         found += called

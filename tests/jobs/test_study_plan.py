@@ -49,6 +49,12 @@ def test_a_folder_that_another_starts_in_the_same_second_too(tmp_path):
     assert made == ["four_way", "four_way-2", "four_way-3"]
 
 
+def test_a_link_that_leads_nowhere_is_no_folder_for_runs(tmp_path):
+    (tmp_path / "runs").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(InputError):
+        new_folder(tmp_path / "runs/four_way")
+
+
 @pytest.mark.parametrize(
     "bad", [["--budget", 3], [f"data.cache={'x' * 300}"]]
 )  # more characters than a file's name may have

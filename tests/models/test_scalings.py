@@ -3,6 +3,7 @@ from step to step and across a checkpoint."""
 
 import json
 import math
+import sys
 
 import pandas as pd
 import pytest
@@ -17,6 +18,7 @@ from experiments.benchmarks import scalings as benchmark
 from models import fast_float8
 from models.scaled_linear import end_step, round_blocks
 from models.scalings import SCALINGS
+from tests import processes
 from tests.models.layers import BY_BLOCKS, TOKENS, layer, operands, results
 from tests.runs import SMALLEST, TINY, losses_of, manifest_of
 
@@ -45,6 +47,16 @@ def test_mx_is_that_of_torchaos_reference(scale, mode):
     e8m0, theirs = mx_tensor.to_mx(x, E4M3, 32, ScaleCalculationMode[mode])
     back = mx_tensor.get_fp_scale(e8m0).reshape(TOKENS, -1).repeat_interleave(32, 1)
     assert torch.equal(round_blocks(x, 1, 32, scale, E4M3), theirs.float() * back)
+
+
+def test_blocks_and_scales_are_those_of_the_papers():
+    """DeepSeek-V3 (arXiv 2412.19437), OCP MX 1.0, and its rounding up (arXiv 2506.08027)."""
+    found = {name: SCALINGS[name][1:4] + (SCALINGS[name].scale,) for name in BY_BLOCKS}
+    assert found == {
+        "blockwise": ((1, 128), (128, 128), "e4m3", "float32"),
+        "mxfp8": ((1, 32), (1, 32), "e4m3", "mx_up"),
+        "mxfp8_ocp": ((1, 32), (1, 32), "e4m3", "mx_ocp"),
+    }
 
 
 @pytest.mark.parametrize("recipe", BY_BLOCKS)
@@ -111,6 +123,10 @@ def test_delayed_scales_are_of_the_last_steps():
     errors = [float((out - right).norm() / right.norm()) for out in outputs]
     assert torch.equal(outputs[0], right) and torch.equal(outputs[4], right)
     assert errors[1] > 0.1 and max(errors[2:4]) < 0.01
+
+
+def test_delayed_scales_are_those_of_all_ranks(tmp_path):
+    processes.run([sys.executable, "-m", "tests.models.delayed_ranks", tmp_path])
 
 
 def test_delayed_scales_go_on_across_a_checkpoint(run_here, tmp_path):
