@@ -20,7 +20,9 @@ from analysis.runs import COLUMNS, UNREADABLE, Run, read_run, unreadable_run
 from experiments.records.files import RecordError
 from experiments.records.run import MANIFEST, METRICS, NOT_STEADY_STEPS, RECIPE, Step, Window
 
-DRIFT = 0.15  # of the step time, between the first and the last third of the steady steps
+DRIFT = 0.15  # of the step time, between the first third and another part of the steady steps
+# Parts that are compared with the first third of a run's steady steps, and their columns.
+PARTS = {"last": "last_third", "last tenth": "last_tenth", "middle": "middle_third"}
 MIN_DRIFT_STEPS = 30  # steady steps without which nothing is said of a drift
 LEAST_TENTH = 10  # steady steps that the last tenth has in any case
 SLOW = 3  # times the median: steps that are longer are not usual
@@ -58,13 +60,14 @@ class Frames:
                 in the last one
             tokens_per_step: tokens of all devices, padding included; valid_share: without padding
             steady_steps, step_s: how many steady steps, and the mean of their seconds; iqr: the
-                distance of their quartiles as a share of the median; first_third_s, last_third_s:
-                medians; usual_s: the mean of steps up to `SLOW` times the median
-            last_tenth_s: the median at the end of the whole log, also of one that a budget has cut;
-                slows: how many times first_third_s that is
+                distance of their quartiles as a share of the median; usual_s: the mean of steps up
+                to `SLOW` times the median
+            first_third_s: the median of the first third; middle_third, last_third, last_tenth: how
+                many times that the median step takes in these, see `thirds`
             stall_s, stall: the longest step, and its number if it is a stall, see `without_stalls`;
                 without_stalls_s: the mean steady step, in a run that stalled of its usual ones
-            clock_s: seconds a step by the clock, over all steps after the first ten, steady or not
+            clock_s: seconds a step by the clock, over all steps after the first ten, steady or not,
+                of the last attempt
             tokens_per_s: by the mean steady step, padding included
             fp8_share: of the linear layers' FLOPs, over all steps of the run: less than its proof's
                 where there are phases in bf16. fp8_share_of_steps: of the steps
@@ -113,7 +116,8 @@ def load(paths: str | Path | Iterable[str | Path]) -> Frames:
     runs, windows = _frames(found)
     runs, windows, later = _cut_to_equal_length(runs, windows)
     steps, later = _by_step(windows), _by_step(later)
-    runs = runs.join(_logged(windows)).join(paces(steps, later)).join(clock(runs, windows))
+    slows = thirds(pd.concat([steps, later]), runs["precisions"])
+    runs = runs.join(_logged(windows)).join(paces(steps)).join(slows).join(clock(runs, windows))
     runs = _work_out(without_stalls(runs), steps)
     problems = []
     runs["status"] = [_status(row) for _, row in runs.iterrows()]
@@ -278,34 +282,46 @@ def _logged(windows: pd.DataFrame) -> pd.DataFrame:
     return logged
 
 
-_PACES = ["steady_steps", "step_s", "iqr", "first_third_s", "last_third_s", "usual_s", "stall_s",
-          "stall", "last_tenth_s", "slows"]  # fmt: skip
+_PACES = ["steady_steps", "step_s", "iqr", "usual_s", "stall_s", "stall"]
 
 
-def paces(steps: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:
+def paces(steps: pd.DataFrame) -> pd.DataFrame:
     """Work out by run how long its steady steps take, see `Frames`."""
-    paces, later = {}, later[later["steady"]].groupby("run")["seconds"]
+    paces = {}
     for run, steady in steps[steps["steady"]].groupby("run"):
         seconds = steady.set_index("step")["seconds"]
         low, median, high = seconds.quantile([0.25, 0.5, 0.75])
         usual = seconds[seconds <= SLOW * median]
-        third = len(seconds) // 3 if len(seconds) >= MIN_DRIFT_STEPS else 0
-        whole = [*seconds, *later.get_group(run)] if run in later.groups else [*seconds]
-        tenth = min(third, max(LEAST_TENTH, len(whole) // 10))
-        first, end = seconds[:third].median(), np.median(whole[len(whole) - tenth :] or [math.nan])
         paces[run] = [
             len(seconds),
             seconds.mean(),
             (high - low) / median,
-            first,
-            seconds[len(seconds) - third :].median(),
             usual.mean(),
             seconds.max(),
             seconds.idxmax(),
-            end,
-            end / first,
         ]
     return pd.DataFrame(paces, _PACES, dtype=float).T
+
+
+def thirds(steps: pd.DataFrame, precisions: pd.Series) -> pd.DataFrame:
+    """Work out by run the median of its first third, and how many times that the others take.
+
+    Of a run with phases only the steps in the precision that most of them have are compared.
+
+    Args:
+        steps: also those that a budget has cut.
+        precisions: by run, see `analysis.runs.Run`.
+    """
+    slows = {}
+    for run, steady in steps[steps["steady"]].groupby("run"):
+        in_fp8 = _in_fp8(precisions[run], steady["step"])
+        seconds = steady["seconds"].to_numpy()[in_fp8 == in_fp8.mode()[0]]
+        if len(seconds) >= MIN_DRIFT_STEPS:
+            third, tenth = len(seconds) // 3, max(LEAST_TENTH, len(seconds) // 10)
+            first = np.median(seconds[:third])
+            parts = seconds[-third:], seconds[-tenth:], seconds[third:-third]
+            slows[run] = [first, *(np.median(part) / first for part in parts)]
+    return pd.DataFrame(slows, ["first_third_s", *PARTS.values()], dtype=float).T
 
 
 def without_stalls(runs: pd.DataFrame) -> pd.DataFrame:
@@ -320,11 +336,12 @@ def without_stalls(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def clock(runs: pd.DataFrame, windows: pd.DataFrame) -> pd.Series:
-    """Work out `clock_s`. It is unknown of resumed runs: their clock counts repeated steps too."""
-    late = windows[windows["step"] >= NOT_STEADY_STEPS].groupby("run")[["step", "elapsed_s"]]
+    """Work out `clock_s`, of a resumed run by the windows of its last attempt."""
+    before = runs["resumed_after"].fillna(0).reindex(windows["run"]).to_numpy()
+    late = windows[windows["step"] >= NOT_STEADY_STEPS + before]
+    late = late.groupby("run")[["step", "elapsed_s"]]
     passed = late.last() - late.first()
-    clock_s = (passed["elapsed_s"] / passed["step"]).rename("clock_s")
-    return clock_s.mask(runs["attempt"].reindex(clock_s.index) > 1)
+    return (passed["elapsed_s"] / passed["step"]).rename("clock_s")
 
 
 def _work_out(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
@@ -356,10 +373,14 @@ def _work_out(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 def _share_of_steps(run: pd.Series) -> float:
     """The part of the steps, as far as the run came, that are in FP8: all, without phases."""
-    if not run["precisions"] or not run["steps"]:
-        return 1.0
-    in_fp8 = pd.Series(run["precisions"]).sort_index()
-    return in_fp8.reindex(range(1, run["steps"] + 1), method="ffill").astype(float).mean()
+    steps = range(1, max(1, run["steps"]) + 1)
+    return _in_fp8(run["precisions"], steps).mean()
+
+
+def _in_fp8(precisions: dict[int, bool], steps: Iterable[int]) -> pd.Series:
+    """Tell of each step whether it is in FP8: all of them, without phases."""
+    in_fp8 = pd.Series(precisions or {1: True}).sort_index()
+    return in_fp8.reindex(steps, method="ffill").astype(float)
 
 
 def _status(run: pd.Series) -> str:
@@ -399,7 +420,8 @@ def _oddities(run: pd.Series) -> Iterator[str]:
             f"its step {run['stall']:.0f} took {run['stall_s']:.3g} s, and steady steps without "
             f"such ones {run['usual_s']:.3g} s"
         )
-    early, late = run["first_third_s"], run["last_third_s"]
+    early = run["first_third_s"]
+    late = early * run["last_third"]
     if abs(late - early) > max(DRIFT, 0.9 * run["iqr"]) * early:
         yield (
             f"its step time drifts: the median is {early:.3g} s in the first third of the steady "

@@ -14,14 +14,14 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis.load import DRIFT, Frames
+from analysis.load import DRIFT, PARTS, Frames
 from experiments.records.run import NOT_STEADY_STEPS
 
 LEVEL = 0.95  # confidence of the intervals of rates, ratios and break-even steps
 MIN_STEADY = 20  # steady steps that a run needs for a rate
 MIN_STEPS = MIN_STEADY + NOT_STEADY_STEPS
 SMALL = 0.01  # of the speed: two recipes that are so near are as fast
-SHRINKS = 0.1  # of a lead: where more is lost from the first third to the last, it may end
+SHRINKS = 0.1  # of a lead: where more is lost from the first third to another, it may end
 REPEATS = (3, 5, 10)  # runs of which the width of the interval is foretold
 
 
@@ -95,7 +95,7 @@ def completed_runs(recipe: str, frames: Frames) -> Completed:
 
 class Ratio(NamedTuple):
     """A's tokens/s over B's by one column with seconds of a step; above 1, A is faster. NaN where
-    a run of one lacks that column, the ends also with a single run of one."""
+    no run of one has that column, the ends also with a single run of one."""
 
     mean: float
     low: float
@@ -114,12 +114,12 @@ class Ratio(NamedTuple):
 
 
 class Change(NamedTuple):
-    """How a lead is another one at the end of the steps."""
+    """How a lead is another one in some part of the steps."""
 
     kind: str  # "drift": it turns, or moves by more than `DRIFT`; "shrinks": by `SHRINKS` of itself
     first: float  # the ratio by the median step of the first third
     last: float
-    part: str  # of the steps, which `last` is of
+    part: str  # one of `PARTS`, which `last` is of
 
 
 @dataclass(frozen=True)
@@ -145,23 +145,21 @@ class SpeedUp:
 
     @property
     def change(self) -> "Change | None":
-        """How the last third of the steps, or else the last tenth, says otherwise than the first
-        third; None where it says the same.
+        """How a part of the steps says otherwise than the first third; None where all say the same.
 
-        A tenth has few steps, and in several runs their change has to be certain.
+        Steps are noisy, so the change has to be certain, and of a single run it has to be large.
         """
-        first = self.by["first_third_s"].mean
-        certain = self.runs == 1 or not self.by["slows"].unclear
-        for part, column in [("last", "last_third_s"), ("last tenth", "last_tenth_s")][
-            : 1 + certain
-        ]:
-            last = self.by[column].mean
+        first, found = self.by["first_third_s"].mean, []
+        for part, column in PARTS.items():
+            moves = self.by[column]
+            last, far = first * moves.mean, abs(moves.mean - 1) > DRIFT
             turns = min(first, last) < 1 - SMALL and max(first, last) > 1 + SMALL
-            if turns or abs(last / first - 1) > DRIFT:
-                return Change("drift", first, last, part)
-            if first > 1 and first - last > max(SMALL, SHRINKS * (first - 1)):
-                return Change("shrinks", first, last, part)
-        return None
+            certain = far if self.runs == 1 else not moves.unclear
+            if certain and (turns or far):
+                found.append(Change("drift", first, last, part))
+            elif certain and first > 1 and first - last > max(SMALL, SHRINKS * (first - 1)):
+                found.append(Change("shrinks", first, last, part))
+        return min(found, key=lambda change: change.kind, default=None)
 
     @property
     def word(self) -> str:
@@ -174,10 +172,9 @@ class SpeedUp:
 
 
 # Columns of `Frames.runs` by which a ratio is worked out: the mean steady step; by the clock, over
-# all steps after the first ten; without slow steps; the medians of the first third, of the last,
-# and of the last tenth; by how much the last tenth is slower; without stalls.
-SECONDS = ("step_s", "clock_s", "usual_s", "first_third_s", "last_third_s", "last_tenth_s", "slows",
-           "without_stalls_s")  # fmt: skip
+# all steps after the first ten; without slow steps; without stalls; the median of the first third,
+# and how many times that other parts take.
+SECONDS = ("step_s", "clock_s", "usual_s", "without_stalls_s", "first_third_s", *PARTS.values())
 
 
 def speed_up(a: Completed, b: Completed, tries: int = 1) -> SpeedUp:
@@ -186,16 +183,15 @@ def speed_up(a: Completed, b: Completed, tries: int = 1) -> SpeedUp:
 
     Args:
         tries: how many recipes are compared with `b`. The level of each interval is that of
-            Bonferroni, so that all of them hold together.
+            Bonferroni, so that all of them hold together; so do those of all `PARTS`.
     """
     level = 1 - (1 - LEVEL) / tries
+    of_parts = 1 - (1 - level) / len(PARTS)
     by, widths, runs = {}, {}, min(len(a.timed), len(b.timed))
     for column in SECONDS:
         samples = _logarithms(a.timed, b.timed, column)
-        if column == "clock_s":  # without resumed runs, whose clock counts repeated steps too
-            samples = [sample.dropna() for sample in samples]
-        mean, *less = [sample.mean(skipna=False) for sample in samples]
-        ends = interval(*samples, level=level)
+        mean, *less = [sample.mean() for sample in samples]
+        ends = interval(*samples, level=of_parts if column in PARTS.values() else level)
         by[column] = Ratio(*map(float, np.exp([mean - sum(less), *ends])))
     if runs >= min(REPEATS):
         samples = _logarithms(a.timed, b.timed, "step_s")
@@ -210,7 +206,8 @@ def _logarithms(a: pd.DataFrame, b: pd.DataFrame, column: str) -> list[pd.Series
         np.log((of["tokens_per_step"] / of[column]).astype(float)).set_axis(of["seed"])
         for of in (a, b)
     ]
-    return [logs[0] - logs[1]] if _same_places(a, b) else logs
+    samples = [logs[0] - logs[1]] if _same_places(a, b) else logs
+    return [sample.dropna() for sample in samples]
 
 
 def _same_places(a: pd.DataFrame, b: pd.DataFrame) -> bool:
@@ -286,7 +283,7 @@ def break_even(a: Completed, b: Completed) -> BreakEven:
     It is where the difference of the mean `elapsed_s` of both recipes' runs changes its sign for
     good. Within the runs that is measured, between log windows on a straight line. Beyond them each
     run goes on at its mean seconds of a steady step, unless several runs cannot tell which recipe
-    is faster, or the end of their steps says otherwise than the first third. The interval has the
+    is faster, or a part of their steps says otherwise than the first third. The interval has the
     steps at which Welch's t-test over the runs does not reject that both have cost the same.
     """
     timed = pd.concat([a.windows, b.windows]).dropna(subset="elapsed_s")

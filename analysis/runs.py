@@ -46,6 +46,7 @@ COLUMNS = {
     "status": "status",
     "error": "error",
     "attempt": "attempt",
+    "resumed_after": "",
     "failures": "",
     "start": "",
     "date": "",
@@ -115,6 +116,7 @@ class Run:
             FP8. `fp8_flops`: of a step of one device. `study`: the folder whose logs should be
             equally long. `settings`: the resolved recipe, by key.path; empty where it is not there.
             `failures`: how each earlier attempt ended that was not stopped on purpose.
+            `resumed_after`: the last step that the last attempt took over from the one before.
         windows: columns `WINDOW_COLUMNS`.
         problems: a sentence for each thing that a reader should know.
         doubts: why the run is not what its recipe says. A run with a doubt gives no plain yes.
@@ -329,6 +331,8 @@ def _set_clock(run: Run, attempts: list[_Attempt]) -> None:
         clock = clock[:taken_over] + [total + stamp for stamp in own]
         total += own[-1] if own else attempt.lasted_s
         before = stamps
+    if taken_over:
+        run.facts["resumed_after"] = attempts[-1].windows[taken_over - 1].step
     run.windows["elapsed_s"] = clock
     run.facts["wall_s"] = total or None
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from analysis.load import Frames, clock, paces, without_stalls
+from analysis.load import Frames, clock, paces, thirds, without_stalls
 from analysis.rates import Completed, completed_runs
 
 TOKENS = 100  # a step
@@ -19,7 +19,8 @@ def run(recipe, seed=0, warm_up=5.0, seconds=0.1, losses=3.0, steps=100, status=
         "status": status,
         "tokens_per_step": TOKENS,
         "world_size": 2,
-        "attempt": 1,
+        "resumed_after": np.nan,
+        "precisions": {},
         "host": "here",
         "visible_devices": None,
     }
@@ -33,7 +34,8 @@ def study(*runs) -> dict[str, Completed]:
     frames = [pd.concat(frames, ignore_index=True) for frames in zip(*runs, strict=True)]
     runs, windows, steps = frames
     runs = runs.set_index("run")
-    runs = runs.join(paces(steps, steps[:0])).join(clock(runs, windows)).reset_index()
+    runs = runs.join(paces(steps)).join(thirds(steps, runs["precisions"]))
+    runs = runs.join(clock(runs, windows)).reset_index()
     runs["tokens_per_s"] = runs["tokens_per_step"] / runs["step_s"]
     found = Frames(without_stalls(runs), windows, steps, steps[:0], [])
     return {recipe: completed_runs(recipe, found) for recipe in runs["recipe"].unique()}

@@ -243,16 +243,17 @@ def slowing(by, first=0.076):
     return changed
 
 
-def throttled(first, factor=1.5, recipe=FP8):
-    """Steps that take so many times as long from one on, by the clock too."""
+def throttled(first, last=200, factor=1.5, recipe=FP8, seeds=ALL):
+    """Steps that take so many times as long from one to another, by the clock too."""
 
     def changed(line, seed):
-        late, seconds = max(0, line["step"] - first + 1), line["step_s"][0]
-        slower = {"step_s": [factor * seconds], "elapsed_s": line["elapsed_s"]}
-        slower["elapsed_s"] += late * (factor - 1) * seconds
-        return slower if late else {}
+        step, (seconds,) = line["step"], line["step_s"]
+        late = max(0, min(step, last) - first + 1) * (factor - 1) * seconds
+        slower = {"step_s": [factor * seconds], "tokens_per_s": line["tokens_per_s"] / factor}
+        slower["valid_tokens_per_s"] = line["valid_tokens_per_s"] / factor
+        return {"elapsed_s": line["elapsed_s"] + late} | (slower if first <= step <= last else {})
 
-    return lines(changed, recipe=recipe)
+    return lines(changed, seeds, recipe=recipe)
 
 
 def copied_losses(last, *seeds):
@@ -303,6 +304,9 @@ PLANTED = {
         [lines(late_clock)], "doubtful speed", "clock of .* cannot be used", "no common step"),
     "slow steps that are not steady": (
         [lines(slow_tenths(0.6, False))], "doubtful speed", "0.7\\d times", "1.25"),
+    "the same in runs that were all stopped on purpose and resumed": (
+        [lines(slow_tenths(0.6, False)), *(resumed(FP8, s, "interrupted") for s in ALL)],
+        "doubtful speed", "by the wall clock, .* 0.7\\d times", "1.25"),
     # row 2
     "one seed diverges": ([status(FP8, "diverged", 2)], "all spoilt", "in 1 of 3 runs",
                           "diverged in 1 of 3"),
@@ -395,7 +399,10 @@ PLANTED = {
                        "after step 100, .*compiled1", "1.25"),
     "losses that go on falling after that": ([budget(0)], SAME, "Yes", "1.25"),
     "FP8 slows after that": (
-        [throttled(101), budget(*ALL)], "doubtful speed", "0.83 times in the last tenth", "1.25"),
+        [throttled(101), budget(*ALL)], "doubtful speed", "0.83 times in the last", "1.25"),
+    "FP8 slows after that, and not at its end": (
+        [throttled(101, 180, 2.0), budget(*ALL)], "doubtful speed", "0.62 times in the last",
+        "1.25"),
     "one of FP8 diverges in such a study": (
         [budget(*ALL), status(FP8, "diverged", 1)], "all spoilt", "in 1 of 3", "diverged in 1"),
     # row 5
@@ -525,6 +532,17 @@ PLANTED = {
         [throttled(168)], "doubtful speed", "1.25 times .* and 0.83 times in the last", "cannot"),
     "FP8 slows in the last tenth": (
         [throttled(182)], "doubtful speed", "0.83 times in the last tenth", "cannot"),
+    "FP8 slows in the middle": (
+        [throttled(75, 135, 1.8)], "doubtful speed", "0.69 times in the middle", "cannot"),
+    "bf16 slows in the middle": (
+        [faster(fp8=(0.1, 0.1, 0.1)), throttled(75, 135, 1.4, BF16)], "doubtful speed",
+        "1.00 times in the first third .* and 1.40 times in the middle", "cannot"),
+    "leads that shrink in one run and not in others": (
+        [lines(slowing(by), [seed]) for seed, by in enumerate([0.15, 0.03, 0.0])], SAME, "Yes",
+        "1."),
+    "phases: the last tenth is in bf16": (
+        [throttled(181, 200, 1.25), proof(phases=phases({1: True, 181: False}))], SAME,
+        "1.22 times .* would be ahead", "1.22"),
     # row 12
     "two seeds of three jump": (
         [shifted(FP8, 6, 0, 10)], "all spoilt",
