@@ -79,7 +79,7 @@ DOUBTS = DOUBTS_OF_SPEED | {
 }
 PAYS_BACK = ", and is ahead {}, first step (compile) included"
 WOULD_PAY_BACK = ", and would be ahead {}, first step (compile) included, beyond these runs"
-DISTANCE = ": it ends {percent:.2g} % {side} {opponent} (mean of {seeds})"
+DISTANCE = ": it ends {percent:.2g} % {side} {opponent} ({seeds})"
 WARM = " (some runs have no compilation in it)"
 MORE = "{what}: with {runs} runs of each the interval would reach {widths} to each side."
 WORTH = (
@@ -201,7 +201,7 @@ def _facts(comparison: Comparison, recipe: str) -> dict[str, str]:
     judged, distance = comparison.verdicts[recipe], ""
     if math.isfinite(judged.share):
         side = "below" if judged.share < 0 else "above"
-        seeds = f"{judged.seeds} seed" + "s" * (judged.seeds > 1)
+        seeds = f"mean of {judged.seeds} seeds" if judged.seeds > 1 else "1 seed"
         percent = 100 * abs(judged.share)
         distance = DISTANCE.format(percent=percent, side=side, opponent=opponent, seeds=seeds)
     doubts = worded(comparison, comparison.doubts.get(recipe, []))
@@ -226,11 +226,15 @@ def lost_runs(comparison: Comparison) -> list[str]:
     words = []
     for recipe in in_order([*comparison.recipes, *comparison.diverged, *comparison.far_off]):
         if recipe in comparison.diverged:
-            lost, started = comparison.diverged[recipe]
-            words.append(f"{recipe} diverged in {lost} of {started} runs")
+            words.append(f"{recipe} diverged in {of_runs(*comparison.diverged[recipe])}")
         if recipe in comparison.far_off:
             words += comparison.far_off[recipe].sentences()
     return words
+
+
+def of_runs(count: int, of: int, what: str = "run") -> str:
+    """Write how many there are, of how many."""
+    return f"{count} of {of} {what}{'s' * (of > 1)}"
 
 
 def unended_runs(comparison: Comparison) -> list[str]:

@@ -13,7 +13,7 @@ import pandas as pd
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from analysis.doubts import SHARED, Doubt, find_doubts
+from analysis.doubts import SHARED, Doubt, find_doubts, of_file
 from analysis.load import Frames, LoadError, load
 from analysis.losses import DIFFERENT, FarOff, Verdict, far_off, loss_difference, verdict
 from analysis.rates import (
@@ -25,7 +25,7 @@ from analysis.rates import (
     speed_up,
     spent,
 )
-from analysis.runs import UNREADABLE, cause
+from analysis.runs import FLOAT8, UNREADABLE, cause
 from experiments.records.run import MANIFEST, METRICS, RECIPE, STUDY_FILE
 
 BASELINE = "baseline"
@@ -95,9 +95,7 @@ def compare(paths, baseline: str | None = None) -> Comparison:
     missing = _missing(plan, folder, runs)
     recipes = in_order(runs.loc[runs["status"] == "completed", "recipe"])
     opponent = _opponent(baseline, plan, recipes, frames.problems)
-    named_fp8 = (runs["source"] != OWN) | (runs["status"] == UNREADABLE)
-    named_fp8 &= runs["recipe"].str.contains("fp8")
-    all_fp8 = runs.loc[runs["float8"].notna() | named_fp8, "recipe"].unique().tolist()
+    all_fp8 = [recipe for recipe in runs["recipe"].unique() if is_fp8(recipe, runs)]
     fp8 = [recipe for recipe in recipes if recipe in all_fp8]
     done = {recipe: completed_runs(recipe, frames) for recipe in recipes}
     tries = dict.fromkeys(fp8, len(all_fp8))
@@ -150,6 +148,15 @@ def compare(paths, baseline: str | None = None) -> Comparison:
         verdicts=verdicts,
         margin=next((judged.margin for judged in verdicts.values() if judged.seeds), None),
     )
+
+
+def is_fp8(recipe: str, runs: pd.DataFrame) -> bool:
+    """Tell whether a recipe is FP8's: by any of its runs, else by its file, else by its name."""
+    own = runs[(runs["recipe"] == recipe) & (runs["status"] != UNREADABLE)]
+    if own["source"].eq(OWN).any():
+        return own["float8"].notna().any()
+    said = of_file(recipe)
+    return "fp8" in recipe if said is None else said.get(FLOAT8) is not None
 
 
 def read_plan(folder: Path) -> Plan:

@@ -35,6 +35,7 @@ NUMBER = r"\b0x[0-9a-f]+|(?<![A-Z\d])(?<!float)\d+"  # in messages; the 8 of FP8
 LONGEST = 100  # characters of a message
 UNREADABLE = "unreadable"  # the status of a run that was started and left damaged records
 _FLOAT8 = "quantize.linear.float8."
+FLOAT8 = f"{_FLOAT8}recipe_name"
 # What a run leaves on record: the column of `analysis.load.Frames.runs`, and where it is in the
 # records. A place is empty where the value is worked out.
 COLUMNS = {
@@ -247,7 +248,7 @@ def _facts(manifest: Manifest, timings: list[Timing], proof: Proof | None) -> di
 def _flaws(manifest: Manifest, settings: dict, proof: Proof) -> list[str]:
     """Say where a proof is not what the resolved recipe promises."""
     share, total = proof.fp8_share_of_matmul_flops or 0.0, sum(proof.gemm_flops.values())
-    float8, moved = settings.get(f"{_FLOAT8}recipe_name", manifest.float8), proof.parameters
+    float8, moved = settings.get(FLOAT8, manifest.float8), proof.parameters
     still = set(moved.still_in_first_step) - set(moved.orphans)
     float8 = float8 and str(float8)
     by_rows = (float8 or "").startswith("rowwise")

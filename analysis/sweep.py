@@ -10,13 +10,22 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.answer import NO_ANSWERS, SPOILT, lost_runs, outcome, worded
-from analysis.comparison import BASELINE, COMPILED, Comparison, compare, read_plan
+from analysis.answer import (
+    NO_ANSWERS,
+    SPOILT,
+    lost_runs,
+    of_runs,
+    on_cpu,
+    outcome,
+    unended_runs,
+    worded,
+)
+from analysis.comparison import BASELINE, COMPILED, Comparison, compare, is_fp8, read_plan
 from analysis.load import LoadError
 from analysis.losses import HIGHER, LOWER, SAME
 from analysis.rates import Completed, Ratio, SpeedUp, speed_up
 from analysis.runs import COLUMNS as RUN_COLUMNS
-from analysis.runs import UNREADABLE, flat
+from analysis.runs import flat
 from analysis.table import loss_word, speed_word
 from experiments.records.files import RecordError
 from experiments.records.files import read as read_record
@@ -28,7 +37,12 @@ ALIKE = ("device", "torch", "torchao")  # speeds of cells that differ in these d
 COLUMNS = ["tokens/s", "over bf16", "loss", "MFU", "memory GiB", "efficiency", "state"]
 # What a cell says of an FP8 recipe where the two are not compared.
 NO_RECORD, NO_ROOM, NOT_RUN = "no record", "does not fit", "not run"
-NOT_COMPLETED, NOT_COMPARED, NO_BF16 = "FP8 did not complete", "does not compare", "no bf16 run"
+NOT_COMPLETED, NOT_COMPARED = "no completed FP8 run", "does not compare"
+NO_BF16, FROM_CPU = "no bf16 run", "from a CPU"
+NOT_COMPARABLE = {NO_RECORD, NO_ROOM, NOT_RUN, NOT_COMPLETED, NOT_COMPARED, NO_BF16, FROM_CPU}
+# Outcomes that say nothing certain of the speed.
+NO_SPEED = {*NOT_COMPARABLE, SPOILT, "no rate", "compiled alone", "single run", "doubtful speed",
+            "doubtful"}  # fmt: skip
 # Outcomes of comparisons, for people, where `analysis.answer` calls them otherwise.
 WORDS = {SPOILT: "loss spoilt", HIGHER: "higher loss", "no rate": "too short"}
 
@@ -60,8 +74,9 @@ class Sweep:
         axes: key.path of each axis, and its values.
         table: a `Value` in each field; indexed by the axes and the recipe.
         outcomes: what each planned cell says of an FP8 recipe, also of one that never ran: as
-            `analysis.answer.outcome`, of CPUs the verdict on the loss, or why there is none.
-        on_cpu: whether a cell's runs are from a CPU.
+            `analysis.answer.outcome`, where all are CPUs the verdict on the loss, or why there is
+            none.
+        on_cpu: whether all completed runs are from CPUs.
         lost: what `analysis.answer.lost_runs` says of all cells.
     """
 
@@ -107,22 +122,24 @@ def read(folder: Path) -> Sweep:
     compared = {cell.path.name: cell.comparison for cell in cells if cell.comparison}
     runs = [of.frames.runs for of in compared.values()] or [pd.DataFrame(columns=[*RUN_COLUMNS])]
     runs = pd.concat(runs)
-    on_cpu = runs["device_type"].eq("cpu").any()
-    in_bf16 = runs.loc[runs["float8"].isna() & (runs["status"] != UNREADABLE), "recipe"]
+    all_on_cpu = bool(compared) and all(map(on_cpu, compared.values()))
     unrecorded = math.prod(map(len, axes.values())) - len(cells)
     outcomes = {}
     for recipe in plan.recipes:
-        if recipe not in {opponent, BASELINE, *in_bf16}:
-            found = [_outcome(cell, recipe, on_cpu) for cell in cells]
+        if recipe not in (opponent, BASELINE) and is_fp8(recipe, runs):
+            found = [_outcome(cell, recipe, all_on_cpu) for cell in cells]
             outcomes[recipe] = found + [NO_RECORD] * unrecorded
     return Sweep(
         opponent=opponent,
         axes=axes,
         table=table,
         outcomes=outcomes,
-        on_cpu=on_cpu,
+        on_cpu=all_on_cpu,
         lost=[*chain.from_iterable(map(lost_runs, compared.values()))],
-        notes=_notes(compared, runs, opponent) + [f"Note: {problem}" for problem in problems],
+        notes=[
+            *_notes(compared, runs, opponent, all_on_cpu),
+            *(f"Note: {problem}" for problem in problems),
+        ],
     )
 
 
@@ -168,7 +185,7 @@ def _measured(cell: Cell, recipe: str, opponent: str, asked: int) -> dict[str, V
     if of:
         facts = ["steps", "steps_planned", "mfu_bf16_peak", "peak_memory_bytes"]
         steps, planned, mfu, memory = of.runs[facts].mean()
-        states.append(f"{len(of.runs)} of {asked} runs")
+        states.append(of_runs(len(of.runs), asked))
         if planned > 0:
             states.append(f"cut to {steps:.0f} of {planned:.0f} steps")
         row["tokens/s"] = Value(speed_word(comparison, recipe), of.rate.mean)
@@ -181,8 +198,10 @@ def _measured(cell: Cell, recipe: str, opponent: str, asked: int) -> dict[str, V
         elif (recipe, opponent) in comparison.speed_ups:
             row["over bf16"] = _ratio(comparison.speed_ups[recipe, opponent])
     if comparison and recipe in comparison.diverged:
-        states.append("diverged in {} of {} runs".format(*comparison.diverged[recipe]))
-    missing = "not completed" if (cell.path / recipe).exists() else NOT_RUN
+        states.append(f"diverged in {of_runs(*comparison.diverged[recipe])}")
+    missing = "not completed" if comparison else NOT_COMPARED
+    if not (cell.path / recipe).exists():
+        missing = NOT_RUN
     row["state"] = Value(", ".join(states) or cell.fit.obstacle or missing)
     return row
 
@@ -204,7 +223,7 @@ def _efficiency(cell: Cell, alone: Cell | None, recipe: str) -> Value:
 # ---- what the cells say ----
 
 
-def _outcome(cell: Cell, recipe: str, on_cpu: bool) -> str:
+def _outcome(cell: Cell, recipe: str, all_on_cpu: bool) -> str:
     """Find what a cell says of an FP8 recipe, see `Sweep.outcomes`."""
     comparison = cell.comparison
     if not (cell.path / recipe).exists():
@@ -217,12 +236,14 @@ def _outcome(cell: Cell, recipe: str, on_cpu: bool) -> str:
         return NOT_COMPLETED
     if recipe not in comparison.verdicts:
         return NO_BF16
-    if on_cpu:
-        return comparison.verdicts[recipe].word
+    if on_cpu(comparison):
+        return comparison.verdicts[recipe].word if all_on_cpu else FROM_CPU
     return outcome(comparison, recipe)
 
 
-def _notes(compared: dict[str, Comparison], runs: pd.DataFrame, opponent: str) -> list[str]:
+def _notes(
+    compared: dict[str, Comparison], runs: pd.DataFrame, opponent: str, all_on_cpu: bool
+) -> list[str]:
     """Write what a reader must know of all runs, and of each cell by its name."""
     lines = [
         "tokens/s: of all GPUs of a run together, by the mean steady step. over bf16: over "
@@ -230,7 +251,7 @@ def _notes(compared: dict[str, Comparison], runs: pd.DataFrame, opponent: str) -
         "the bf16 peak. memory: a GPU's peak, or the estimate where it did not run. Intervals are "
         "of 95 %, over seeds; one run has none."
     ]
-    if compared and (runs["device_type"] == "cpu").all():
+    if all_on_cpu:
         lines.append(
             "These are CPUs: processes share the cores, so neither speed-up nor efficiency says "
             "how GPUs do."
@@ -244,7 +265,7 @@ def _notes(compared: dict[str, Comparison], runs: pd.DataFrame, opponent: str) -
             )
     for name, cell in compared.items():
         lines += [f"Note: {problem}" for problem in cell.frames.problems]
-        lines += [f"Note: {name}: {words}." for words in lost_runs(cell)]
+        lines += [f"Note: {name}: {words}." for words in lost_runs(cell) + unended_runs(cell)]
         for recipe, doubts in cell.doubts.items():
             lines += [f"Note: {name}: {recipe}: {words}." for words in worded(cell, doubts)]
     return lines
@@ -253,10 +274,8 @@ def _notes(compared: dict[str, Comparison], runs: pd.DataFrame, opponent: str) -
 def answer(sweep: Sweep) -> str:
     """Write what the cells say together, and of each FP8 recipe in how many of the planned ones it
     gets a yes, what the others are, and by how much it is faster."""
-    in_fp8 = sweep.table[sweep.table.index.isin([*sweep.outcomes], level="recipe")]
-    ratios = in_fp8["over bf16"].map(lambda value: value.number).dropna()
-    without = {NO_RECORD, NO_ROOM, NOT_RUN, NOT_COMPLETED, NOT_COMPARED, NO_BF16}
-    compared = set().union(*sweep.outcomes.values()) - without
+    ratios = sweep.table["over bf16"].map(lambda value: value.number).astype(float)
+    compared = set().union(*sweep.outcomes.values()) - NOT_COMPARABLE
     said, gain = [], "is faster than bf16, at the same or a lower loss,"
     if sweep.on_cpu:
         said.append(NO_ANSWERS["cpu"])
@@ -265,7 +284,7 @@ def answer(sweep: Sweep) -> str:
         kinds = Counter(sweep.lost).items()
         lost = "; ".join(f"{words}, in {n} cell{'s' * (n > 1)}" for words, n in kinds)
         said.append(f"No: {lost}.")
-    elif ratios.empty:
+    elif compared <= {"no rate"}:
         said.append(
             "No answer: no cell has runs in FP8 and in bf16 that are long enough for a rate."
         )
@@ -277,9 +296,13 @@ def answer(sweep: Sweep) -> str:
         if counts:
             found += f" ({', '.join(f'{case} in {n}' for case, n in counts.items())})"
         said.append(f"{found}.")
-        own = ratios[ratios.index.isin([recipe], level="recipe")]
+        cells = ratios.xs(recipe, level="recipe")
+        measured, counts_for = cells.dropna(), [case not in NO_SPEED for case in outcomes]
+        own = cells[counts_for[: len(cells)]]
         if len(own) and not sweep.on_cpu:
-            said.append(f"It has {own.min():.2f} to {own.max():.2f} times the tokens/s.")
+            span = " to ".join(dict.fromkeys(f"{end:.2f}" for end in (own.min(), own.max())))
+            where = f" in {len(own)} of them" * (len(own) < len(measured))
+            said.append(f"It has {span} times the tokens/s{where}.")
     return " ".join(said)
 
 

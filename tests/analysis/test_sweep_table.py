@@ -104,16 +104,33 @@ def only_bf16(folder):
         shutil.rmtree(runs)
 
 
+def four_times(key, value):
+    """FP8 is four times as fast in one cell, and something is wrong with it."""
+
+    def changed(line, _):
+        fast = {"step_s": [line["step_s"][0] / 3.2], "tokens_per_s": 3.2 * line["tokens_per_s"]}
+        return (fast if line["step"] > 10 else {}) | {key: [value]}
+
+    return lambda folder: change_lines(folder / "a_processes2" / FP8, "seed", changed)
+
+
+def candidate(folder):
+    study = STUDY | {"recipes": [BF16, FP8, "candidate_adamw_stochastic_rounding"]}
+    (folder / STUDY_FILE).write_text(yaml.safe_dump(study | {"axes": AXES}))
+
+
 LEFT = "not run in 1, does not fit in 1"
 # name: (what is wrong, the answer, a note)
 PLANTED = {
-    "nothing": (facts("none"), f"^FP8 is faster .* in 2 of 4 cells .{LEFT}.. It has 1.25 to", ""),
+    "nothing": (facts("none"), f"^FP8 is faster .* in 2 of 4 cells .{LEFT}.. It has 1.25 times "
+                "the tokens/s[.]$", ""),
     "FP8 failed": (facts(f"a_processes2/{FP8}/*", status="failed"),
-                   f"in 1 of 4 cells .FP8 did not complete in 1, {LEFT}", "failed at step 30"),
+                   f"in 1 of 4 cells .no completed FP8 run in 1, {LEFT}",
+                   f"a_processes2: {FP8} completed none of its 3 runs .failed."),
     "bf16 failed": (facts(f"a_processes2/{BF16}/*", status="failed"),
                     f"in 1 of 4 cells .no bf16 run in 1, {LEFT}", "failed at step 30"),
     "FP8 failed everywhere": (facts(f"*/{FP8}/*", status="failed"),
-                              "^No answer: .* 0 of 4 cells .FP8 did not complete in 2", ""),
+                              "^No answer: .* 0 of 4 cells .no completed FP8 run in 2", ""),
     "only bf16 ran": (only_bf16, "^No answer: .* FP8 is faster .* 0 of 4 cells .not run in 3", ""),
     "other steps": (facts(f"a_processes2/{BF16}/seed0", steps=29),
                     "does not compare in 1", "a_processes2: these runs differ in steps_asked"),
@@ -126,6 +143,20 @@ PLANTED = {
                             f"a_processes2: {FP8} diverged in 3 of 3 runs"),
     "from a CPU": (facts("*/*/*", hardware=GPU | {"type": "cpu"}),
                    "^No answer about speed: .* loss in 2 of 4 cells [^I]*$", "These are CPUs"),
+    "one cell from a CPU": (
+        facts("a_processes2/*/*", hardware=GPU | {"type": "cpu"}),
+        f"^FP8 is faster .* 1 of 4 cells .from a CPU in 1, {LEFT}.. It has .* in 1 of them", ""),
+    "a failed run from a CPU": (
+        facts(f"a_processes2/{BF16}/seed2", hardware=GPU | {"type": "cpu"}, status="failed"),
+        "^FP8 is faster .* in 1 of 4 cells .loss unclear in 1", ""),
+    "a spoilt cell of four times": (
+        four_times("losses", 20.0), "loss spoilt in 1.* It has 1.25 times .* in 1 of them", ""),
+    "a run of FP8 whose manifest says bf16": (
+        facts(f"*/{FP8}/seed1", float8=None), "^FP8 .*doubtful speed in 2", "its manifest bf16"),
+    "a candidate in bf16 that never ran": (candidate, "^FP8 is faster .* in 2 of 4 cells", ""),
+    "a damaged study.yaml in a cell": (
+        lambda folder: (folder / "a_processes1" / STUDY_FILE).write_text("["),
+        "does not compare in 1", "a_processes1: .*study.yaml"),
     "another driver": (facts(f"a_processes2/{FP8}/*", hardware=GPU | {"driver": "570"}),
                        f"in 1 of 4 cells .doubtful speed in 1, {LEFT}",
                        f"a_processes2: {FP8}: what they ran on differs: driver"),
