@@ -67,6 +67,7 @@ DOUBTS = DOUBTS_OF_SPEED | {
     "resumed": "earlier attempts of its runs did not end ({cause}): {own} in {asked} runs, beside "
     "{others} in {of}",
     "missing": "{own} of its {asked} planned runs left no record, beside {others} of {of}",
+    "fewer seeds": "it lacks {lacking} of {opponent}'s {of} seeds",
     "not finite": "its {what} is not finite in {own:.0%} of the log, beside {others:.0%}",
     "spikes": "its loss is more than {percent:.0f} % above {opponent}'s in {share:.0%} of steps",
     "data": "it is unknown which data {runs} read",

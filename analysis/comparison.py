@@ -108,6 +108,8 @@ def compare(paths, baseline: str | None = None) -> Comparison:
         if a not in opponents:
             break_evens[a, b] = break_even(done[a], done[b])
 
+    started = Counter(runs["recipe"])
+    seeds = {recipe: {*of.dropna()} for recipe, of in runs.groupby("recipe")["seed"]}
     differences, verdicts, far, doubts = {}, {}, {}, {}
     for recipe in in_order([*recipes, *all_fp8]) if opponent in recipes else []:
         if recipe == opponent:
@@ -123,6 +125,10 @@ def compare(paths, baseline: str | None = None) -> Comparison:
         if recipe in fp8:
             found = speed_ups[recipe, opponent], verdicts[recipe], far[recipe]
             doubts[recipe] = [*find_doubts(*pair, frames, *found, missing)]
+            lacking = started[opponent] - started[recipe]
+            if lacking > 0 and not plan.seeds and set() < seeds[recipe] <= seeds[opponent]:
+                facts = {"lacking": lacking, "of": started[opponent]}
+                doubts[recipe].append(Doubt("fewer seeds", facts))
 
     lost = runs["status"].eq("diverged").groupby(runs["recipe"]).agg(["sum", "count"])
     shares = lost["sum"] / lost["count"]
@@ -224,7 +230,8 @@ def _check_one_study(frames: Frames) -> None:
             f"these runs differ in {', '.join(differ)} and cannot be compared: name the runs of "
             "one study"
         )
-    twice = ended[ended.duplicated(["recipe", "seed"], keep=False)]
+    seeded = ended.dropna(subset="seed")
+    twice = seeded[seeded.duplicated(["recipe", "seed"], keep=False)]
     logs = frames.steps.groupby("run")[["loss", "seconds"]].agg(tuple).reindex(ended["run"])
     logged = logs["loss"].notna().to_numpy()
     copied = logs.assign(recipe=ended["recipe"].to_numpy()).duplicated(keep=False).to_numpy()

@@ -259,6 +259,8 @@ def _later(
     """Yield a doubt for each run whose loss is above the opponent's after the step to which a
     budget has cut the runs: of the same seed and step where that is known, else at the cut."""
     own, others = (later[later["recipe"] == of.recipe] for of in (recipe, opponent))
+    if own.empty:
+        return
     beside = own.merge(others, on=["seed", "step"], how="left", suffixes=("", "_reference"))
     at_cut = opponent.runs.set_index("seed")["final_loss"]
     known = beside["loss_reference"].fillna(beside["seed"].map(at_cut)).fillna(at_cut.mean())

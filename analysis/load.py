@@ -221,6 +221,9 @@ def _frames(found: list[Run]) -> tuple[pd.DataFrame, pd.DataFrame]:
     runs = pd.DataFrame(facts, index=names, columns=[*COLUMNS])
     runs = runs.astype(dict.fromkeys(runs.columns[runs.isna().all()], float))
     runs["path"] = [str(run.path) for run in found]
+    seeds = pd.Series([run.facts.get("seed") for run in found], names, dtype=object)
+    if seeds.notna().any():
+        runs["seed"] = seeds  # large ones are no floats
     runs["doubts"] = [run.doubts for run in found]
     logs = [run.windows.assign(run=name) for name, run in zip(names, found, strict=True)]
     return runs, pd.concat(logs, ignore_index=True).join(runs[["recipe", "seed"]], on="run")

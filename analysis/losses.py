@@ -36,12 +36,18 @@ def paired(recipe: Completed, baseline: Completed) -> pd.DataFrame:
     "loss" is the recipe's, "reference" the baseline's; of the seeds (NaN where none was set) that
     both completed.
     """
-    losses, reference = (
-        of.steps.dropna(subset="loss").pivot(index="step", columns="seed", values="loss")
-        for of in (recipe, baseline)
-    )
+    losses, reference = map(_by_seed, (recipe, baseline))
     seeds = losses.columns.intersection(reference.columns)
     return pd.concat({"loss": losses[seeds], "reference": reference[seeds]}, axis=1).dropna()
+
+
+def _by_seed(of: Completed) -> pd.DataFrame:
+    """Put losses into a row a step and a column a seed; several runs without a seed have no
+    partners."""
+    steps = of.steps.dropna(subset="loss")
+    if of.runs["seed"].isna().sum() > 1:
+        steps = steps.dropna(subset="seed")
+    return steps.pivot(index="step", columns="seed", values="loss")
 
 
 def _final(steps: pd.DataFrame) -> pd.DataFrame:

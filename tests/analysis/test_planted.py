@@ -14,7 +14,16 @@ from analysis.losses import HIGHER, LOWER, SAME
 from analysis.report import as_json
 from analysis.table import matrix
 from tests import make_runs
-from tests.make_runs import change, change_json, change_lines, phases, plus, write_run, write_study
+from tests.make_runs import (
+    change,
+    change_json,
+    change_lines,
+    phases,
+    plus,
+    write_published,
+    write_run,
+    write_study,
+)
 
 FP8, ROWWISE, ALL = "tensorwise_fp8_compiled", "rowwise_fp8_compiled", (0, 1, 2)
 BASE, BF16 = "baseline", "baseline_compiled"
@@ -114,6 +123,20 @@ def planned(folder):
     """A study of three seeds."""
     study = {"recipes": [BASE, BF16, FP8], "seeds": [*ALL]}
     (folder.parent / "study.yaml").write_text(json.dumps(study))
+
+
+def more_seeds(count):
+    """A study of more seeds."""
+    return lambda folder: [shutil.rmtree(folder), write_study(folder, seeds=count)]
+
+
+def published(folder):
+    """Logs of the published project, three of each recipe, in place of the study."""
+    shutil.rmtree(folder)
+    for run in range(3):
+        for recipe, seconds in ("baseline-compile", 5.0), ("fp8-tensorwise-compile", 4.0):
+            times = (30.0, 4.0, *[seconds + run / 50] * 60)
+            write_published(folder / f"{recipe}_2025052{run}_173352.jsonl", times)
 
 
 def unlinked(recipe, *seeds):
@@ -372,6 +395,9 @@ PLANTED = {
     "a planned FP8 run left no record": (
         [planned, gone(FP8, 2)], "doubtful", "1 of its 3 planned runs left no record, beside 0 of",
         "1.25"),
+    "seeds that bf16 has alone": (
+        [more_seeds(5), gone(FP8, 3, 4)], "doubtful",
+        "it lacks 2 of baseline_compiled's 5 seeds", "1.25"),
     "a planned bf16 run left none": (
         [planned, gone(BF16, 2)], "loss unclear", "cannot tell: it ends 0.0075 % above", "1.25"),
     "a start without a time zone": (
@@ -572,6 +598,10 @@ PLANTED = {
     "seeds of 2^60": (
         [facts(r, [s], seed=2**60 + s) for r in (BASE, BF16, FP8) for s in ALL], SAME, "Yes",
         "+0.0010"),
+    "seeds of 5e17, and a run that cannot be read": (
+        [facts(r, [s], seed=5 * 10**17 + s) for r in (BASE, BF16, FP8) for s in ALL]
+        + [damaged(BASE, 2, "manifest.json")], SAME, "Yes", "+0.0010"),
+    "several logs without seeds": ([published], "doubtful speed", "nothing proves", "-"),
     # row 15
     "one step of one run stalls": (
         [lines(stall(600, 57))], "doubtful speed", "57 of tensorwise_fp8_compiled1 took 600 s, and "
@@ -675,7 +705,7 @@ def test_recipes_of_ones_own_are_compared(tmp_path):
 def test_every_answer_has_a_planted_case():
     outcomes = {outcome for _, outcome, _, _ in PLANTED.values()}
     assert outcomes == {LoadError} | NO_ANSWERS.keys() | OUTCOMES.keys()
-    assert len(DOUBTS) == 24
+    assert len(DOUBTS) == 25
 
 
 def test_of_several_recipes_the_interval_is_wider_and_says_so(tmp_path):
