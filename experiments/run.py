@@ -40,13 +40,13 @@ def main(argv: list[str] | None = None) -> int:
     stop = Stop(args.budget)
     stop.listen()
     recipe = recipes.load(args.name, args.overlay, args.overrides, args.seed)
-    started = set_rank_environment()
-    if started > 1 and args.processes not in (1, started):
+    ranks_here = set_rank_environment()
+    if ranks_here > 1 and args.processes not in (1, ranks_here):
         raise InputError(
-            f"--processes {args.processes}, but torchrun or srun has started {started}: "
+            f"--processes {args.processes}, but torchrun or srun has started {ranks_here}: "
             "leave --processes out"
         )
-    starts_ranks = args.processes > started
+    starts_ranks = args.processes > ranks_here
     if starts_ranks:
         check_gpus(args.processes)
         os.environ |= variables(0, args.processes)  # for the checks; each rank gets its own
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     from experiments.training.plan import open_data, plan
 
     TIMELINE.mark("import")
-    planned = plan(recipe, max(started, args.processes))
+    planned = plan(recipe, max(ranks_here, args.processes))
     findings = [("model", planned.describe()), *check_here(planned, args.budget)]
     TIMELINE.mark("setup")
     token_file, data = open_data(planned)

@@ -46,7 +46,7 @@ from experiments.jobs.command import (
     seconds,
     seeds,
 )
-from experiments.jobs.ranks import check_gpus, number
+from experiments.jobs.ranks import check_gpus, from_environment
 from experiments.jobs.runner import Run, run_all
 from experiments.records import files
 from experiments.records.files import check_folder, dated_folder, lock_folder, new_folder
@@ -113,7 +113,7 @@ def _command_line() -> CommandLine:
 def _resolve(args: argparse.Namespace) -> tuple[Study, Path, bool]:
     """Make the study that the command line asks for, name its folder, and tell whether the study
     goes on with that folder."""
-    if number("WORLD_SIZE", 1) > 1:
+    if from_environment("WORLD_SIZE", 1) > 1:
         raise InputError(
             "WORLD_SIZE is set, as under torchrun: unset it, or start one study without torchrun"
         )

@@ -106,7 +106,7 @@ def train_spec(name: str, **builders) -> TrainSpec:
     """The TrainSpec of an architecture; `builders` are of what a run times or makes itself: model,
     optimizers, data, metrics."""
     return TrainSpec(
-        model_args=ARCHITECTURES[name].flavors,
+        model_args=ARCHITECTURES[name].flavors,  # torchtitan changes the flavor: one run a process
         parallelize_fn=parallelize,
         pipelining_fn=None,
         build_lr_schedulers_fn=build_lr_schedulers,

@@ -209,7 +209,9 @@ def convert(
 ) -> None:
     """Swap the linear layers of these names; `keys` is the section `quantize.linear.float8`."""
     scaling = SCALINGS[keys.recipe_name]
-    config = Float8LinearConfig.from_recipe_name(scaling.name if scaling.torchaos else "tensorwise")
+    config = Float8LinearConfig.from_recipe_name(
+        scaling.name if scaling.in_torchao else "tensorwise"
+    )
     dtype = GRADIENTS[keys.gradient_format or scaling.gradients]
     backward = Float8GemmConfig(use_fast_accum=keys.fast_accumulation_in_backward)
     config = replace(
@@ -225,13 +227,13 @@ def convert(
     )
     convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in names)
     layer_class = SwitchedScaledLinear
-    if scaling.torchaos:
+    if scaling.in_torchao:
         layer_class = LAYERS["fast" if emulate else keys.implementation]
     for layer in converted_modules(model).values():
         layer.__class__ = layer_class
         layer.scaling = scaling
-        layer.keep_weight = keep_weight  # read by the candidate
-        if not scaling.torchaos:
+        layer.keep_weight = keep_weight  # read by FastFloat8Linear
+        if not scaling.in_torchao:
             layer.begin(keys.amax_history)
 
 
@@ -258,7 +260,7 @@ class SwitchedFloat8Linear(Float8Linear):
 
 
 class SwitchedFastLinear(SwitchedFloat8Linear, FastFloat8Linear):
-    """The candidate's layer, switched likewise: `super()` above is then the candidate."""
+    """The fast layer, switched likewise: `super()` above is then `FastFloat8Linear`."""
 
 
 class SwitchedScaledLinear(SwitchedFloat8Linear, ScaledLinear):

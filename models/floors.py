@@ -89,7 +89,7 @@ def step_of(config, passes: int) -> Step:
             "emulated FP8 has no roofline: set quantize.linear.float8.emulate to false"
         )
     scaling = SCALINGS.get(float8.recipe_name)
-    if scaling and not scaling.torchaos:
+    if scaling and not scaling.in_torchao:
         raise InputError(f"{scaling.name} FP8 has no roofline: choose tensorwise or rowwise")
     itemsize = flops.ITEMSIZE[training.dtype]
     # The norm reads the gradients; AdamW reads them too, reads and writes states, and writes

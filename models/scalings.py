@@ -31,7 +31,7 @@ class Scaling(NamedTuple):
     matmuls: int = 3  # in FP8, of a layer's three; the others are in bf16
     scale: str = "float32"  # how a scale is made of the largest magnitude, see scaled_linear.py
     scale_bytes: int = 4
-    torchaos: bool = False  # torchao has the layer, and models/floors.py its roofline
+    in_torchao: bool = False  # torchao has the layer, and models/floors.py its roofline
 
     @property
     def by_rows(self) -> bool:
@@ -49,9 +49,9 @@ SCALINGS = {
     scaling.name: scaling
     for scaling in (
         #       name                  values    weights     gradients
-        Scaling("tensorwise",         TENSOR,   TENSOR,     "e5m2", torchaos=True),
-        Scaling("rowwise",            ROW,      ROW,        "e4m3", torchaos=True),
-        Scaling("rowwise_with_gw_hp", ROW,      ROW,        "e4m3", torchaos=True, matmuls=2),
+        Scaling("tensorwise",         TENSOR,   TENSOR,     "e5m2", in_torchao=True),
+        Scaling("rowwise",            ROW,      ROW,        "e4m3", in_torchao=True),
+        Scaling("rowwise_with_gw_hp", ROW,      ROW,        "e4m3", in_torchao=True, matmuls=2),
         Scaling("delayed",            TENSOR,   TENSOR,     "e5m2"),
         Scaling("blockwise",          (1, 128), (128, 128), "e4m3"),
         Scaling("mxfp8",              (1, 32),  (1, 32),    "e4m3", scale="mx_up", scale_bytes=1),

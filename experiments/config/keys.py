@@ -14,14 +14,11 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from models import device  # noqa: F401  # before torchtitan: see there  # isort: skip
 from torchtitan.config import job_config as titan
 
-from experiments.records.run import Seed
+from experiments.records.run import AtLeast1, Count, Seed, Share
 from models.scalings import SCALINGS
 
-Count = Annotated[int, Field(ge=1)]
-CountOrZero = Annotated[int, Field(ge=0)]
-AutoOrCount = Literal[-1] | Count
+AutoOrCount = Literal[-1] | AtLeast1
 Size = Annotated[int, Field(ge=1, le=1_000_000)] | None
-Share = Annotated[float, Field(ge=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -75,14 +72,14 @@ class Job(titan.Job):
 
 @section("enable_profiling", "save_", "profiler_")
 class Profiling(titan.Profiling):
-    profile_freq: Count
+    profile_freq: AtLeast1
 
 
 @section("save_tb_folder")
 class Metrics(titan.Metrics):
-    log_freq: Count
+    log_freq: AtLeast1
 
-    fp8_ranges_every: CountOrZero = 20
+    fp8_ranges_every: Count = 20
     """Log windows from one look at the ranges of FP8's weights and gradients to the next, from the
     second window on; 0: never. The curves are in TensorBoard and in metrics.jsonl."""
 
@@ -186,26 +183,26 @@ class Optimizer(titan.Optimizer):
 
 @section()
 class LRScheduler(titan.LRScheduler):
-    warmup_steps: CountOrZero
-    total_steps: Count | None
+    warmup_steps: Count
+    total_steps: AtLeast1 | None
     decay_ratio: Share | None
     min_lr_factor: Share
 
 
 @section()
 class DataLoader(titan.DataLoader):
-    num_workers: CountOrZero
-    prefetch_factor: Count | None
+    num_workers: Count
+    prefetch_factor: AtLeast1 | None
 
 
 @section("enable_cpu_offload", "gc_debug")
 class Training(titan.Training):
-    local_batch_size: Count
+    local_batch_size: AtLeast1
     global_batch_size: AutoOrCount
     seq_len: Annotated[int, Field(ge=2)]
     max_norm: Annotated[float, Field(gt=0)]
-    steps: Count
-    gc_freq: Count
+    steps: AtLeast1
+    gc_freq: AtLeast1
     dataloader: DataLoader
 
 
@@ -214,7 +211,7 @@ class Training(titan.Training):
     "disable_loss_parallel", "enable_async_tensor_parallel", "module_fqns_per_model_part",
 )  # fmt: skip
 class Parallelism(titan.Parallelism):
-    data_parallel_replicate_degree: Count
+    data_parallel_replicate_degree: AtLeast1
     data_parallel_shard_degree: AutoOrCount
 
 
@@ -223,7 +220,7 @@ class Parallelism(titan.Parallelism):
     "load_only", "load_step", "exclude_from_loading", "create_seed_checkpoint",
 )  # fmt: skip
 class Checkpoint(titan.Checkpoint):
-    interval: Count
+    interval: AtLeast1
     keep_latest_k: Literal[0] | Annotated[int, Field(ge=2)]  # the last may be half written
 
 
@@ -273,7 +270,7 @@ class Float8Linear(titan.Float8Linear):
     all blocks; `first_and_last_block` are these two blocks', `auto_filter_small_kn` those that
     torchao holds to be too small to gain."""
 
-    amax_history: Count = 16
+    amax_history: AtLeast1 = 16
     """Steps whose largest values give the scales of `delayed`."""
 
     gradient_format: Literal["e4m3", "e5m2"] | None = None
@@ -287,11 +284,11 @@ class Float8Linear(titan.Float8Linear):
     """Let the backward matmuls, too, add up within the tensor cores, as the forward one does: less
     exact."""
 
-    first_step: Literal["after_warmup"] | Count | None = None
+    first_step: Literal["after_warmup"] | AtLeast1 | None = None
     """First step in FP8, those before it are in bf16: a number, or `after_warmup` of
     `lr_scheduler.warmup_steps`; null: the run starts in FP8."""
 
-    last_step: Literal["before_last_tenth"] | Count | None = None
+    last_step: Literal["before_last_tenth"] | AtLeast1 | None = None
     """Last step in FP8, those after it are in bf16: a number, or `before_last_tenth` of
     `training.steps`; null: the run ends in FP8."""
 
@@ -313,9 +310,9 @@ class Quantize(titan.Quantize):
 
 @section("save_", "mode")
 class Comm(titan.Comm):
-    init_timeout_seconds: Count
-    train_timeout_seconds: Count
-    trace_buf_size: CountOrZero
+    init_timeout_seconds: AtLeast1
+    train_timeout_seconds: AtLeast1
+    trace_buf_size: Count
 
     nccl_max_ctas: Annotated[int, Field(ge=1, le=64)] | None = None
     """Most thread blocks, each on a multiprocessor of its own, that NCCL uses for a collective
@@ -343,7 +340,7 @@ class Data:
     split: str = "train"
     """Split of a Hugging Face dataset."""
 
-    max_tokens: Count | None = None
+    max_tokens: AtLeast1 | None = None
     """Stop after this many tokens. Hugging Face datasets are streamed and need it; null reads
     everything."""
 

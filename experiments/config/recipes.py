@@ -126,8 +126,7 @@ def load(
         raise InputError("\n".join(problems))
     file = chain[-1]
     config.job.description = file.description
-    layers = tuple(overlays), tuple(overrides)
-    return Recipe(file.name, file.base, *layers, file.description, config)
+    return Recipe(file.name, file.base, tuple(overlays), tuple(overrides), file.description, config)
 
 
 def _chain(name: str) -> list[_File]:

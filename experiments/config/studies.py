@@ -92,10 +92,10 @@ class Study(BaseModel):
         A seed's recipes come one after the other. Each seed begins with another recipe, or a recipe
         could keep to one of several GPUs.
         """
-        recipes, runs = list(dict.fromkeys(self.recipes)), []
+        names, runs = list(dict.fromkeys(self.recipes)), []
         for place, seed in enumerate(dict.fromkeys(self.seeds)):
-            first = place % len(recipes)
-            runs += [(recipe, seed) for recipe in recipes[first:] + recipes[:first]]
+            first = place % len(names)
+            runs += [(name, seed) for name in names[first:] + names[:first]]
         return runs
 
 

@@ -251,11 +251,11 @@ def set_rank_environment() -> int:
     """
     if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         _require("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    elif number("SLURM_STEP_NUM_TASKS", 1) > 1:
+    elif from_environment("SLURM_STEP_NUM_TASKS", 1) > 1:
         _take_over_from_srun()
     else:
         os.environ |= variables(0, 1)
-    rank, local_rank, world_size = map(number, ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    rank, local_rank, world_size = map(from_environment, ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
     if max(rank, local_rank) >= world_size:
         raise InputError(
             f"the environment variable RANK is {rank}, LOCAL_RANK {local_rank} and WORLD_SIZE "
@@ -268,8 +268,10 @@ def _take_over_from_srun() -> None:
     _require("SLURM_PROCID", "SLURM_LOCALID", "MASTER_ADDR", "MASTER_PORT")
     import torch
 
-    tasks = number("SLURM_STEP_NUM_TASKS")
-    local = number("SLURM_LOCALID") % (torch.cuda.device_count() or tasks)  # a task may see one GPU
+    tasks = from_environment("SLURM_STEP_NUM_TASKS")
+    local = from_environment("SLURM_LOCALID") % (
+        torch.cuda.device_count() or tasks
+    )  # a task may see one GPU
     os.environ["RANK"] = os.environ["SLURM_PROCID"]
     os.environ["WORLD_SIZE"] = str(tasks)
     os.environ["LOCAL_RANK"] = str(local)
@@ -286,7 +288,7 @@ def _require(*names: str) -> None:
         )
 
 
-def number(name: str, default: int = 0) -> int:
+def from_environment(name: str, default: int = 0) -> int:
     """Read a number from an environment variable. Raises `InputError` where it is none."""
     text = os.environ.get(name, str(default))
     if not text.isdecimal():

@@ -127,7 +127,9 @@ class Manifest(Record):
     flops_per_token_causal: Positive
     seq_len: AtLeast1
     dataset: str
-    data: str | None = None  # the token file: name and digest of its content; null until it is open
+    data: str | None = (
+        None  # the token file: name and digest of its content; null in records of before
+    )
     cuda: str | None
     notes: list[str] = []  # what a reader of the figures should know, seen by the end
 

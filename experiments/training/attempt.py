@@ -53,7 +53,7 @@ def run(
     directory = log = None
     if os.environ["RANK"] == "0":
         directory, log = RunDirectory(out, plan, token_file), out / LOG
-    plan.config.job.dump_folder = str(out)  # only now: the directory has compared whole recipes
+    plan.config.job.dump_folder = str(out)  # where torchtitan writes
     try:
         with display(plan.recipe.name, plan.config.training.steps, log) as move_bar:
             for topic, finding in findings:
@@ -79,7 +79,7 @@ def _train(plan: Plan, token_file: TokenFile, directory, move_bar, stop: Stop) -
     try:
         trainer = Trainer(plan, token_file, stop)
         if directory:
-            _record(trainer, directory, move_bar)
+            _listen(trainer, directory, move_bar)
         trainer.train()
     except (Exception, KeyboardInterrupt) as error:
         end = _end(error, plan, stop)
@@ -115,7 +115,7 @@ def _end(error: BaseException, plan: Plan, stop: Stop) -> End:
     return End("failed", sentence, FAILED)
 
 
-def _record(trainer: Trainer, directory: RunDirectory, move_bar) -> None:
+def _listen(trainer: Trainer, directory: RunDirectory, move_bar) -> None:
     """Write windows, timing and proof as soon as the trainer has them."""
     path = directory.path
 

@@ -11,7 +11,7 @@ import torch
 from experiments.config import recipes
 from experiments.jobs import ranks
 from experiments.jobs.budget import STUDY_BUDGET
-from experiments.jobs.ranks import number
+from experiments.jobs.ranks import from_environment
 from experiments.records.run import Fit
 from experiments.training.plan import Plan, plan, refuse
 from models import device
@@ -34,7 +34,7 @@ def check_here(plan: Plan, budget_s: float | None = None) -> list[Finding]:
             "add checkpoint.enable=true"
         )
     check_units(plan)
-    number(STUDY_BUDGET)  # which the manifest needs: refused now, where it is no number
+    from_environment(STUDY_BUDGET)  # which the manifest needs: refused now, where it is no number
     here = f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
     slow = slow_attention(config)
     if slow:
@@ -90,7 +90,7 @@ def slow_attention(config) -> str | None:
 
 def _check_memory(plan: Plan) -> str:
     """Compare the estimate with what each device has; an error only far beyond that."""
-    available = memory_of_each(number("LOCAL_WORLD_SIZE", 1))
+    available = memory_of_each(from_environment("LOCAL_WORLD_SIZE", 1))
     finding = memory_finding(plan.memory_needed, available)
     if plan.memory_needed > HOPELESS * available:
         mend = less_memory(plan.config)

@@ -41,43 +41,43 @@ def compile_cache() -> str:
 
 
 class Timeline:
-    """Seconds by phase, in the order in which phases were first marked."""
+    """Seconds of each part of the warm-up, in the order in which parts were first marked."""
 
     def __init__(self):
-        self.phases: dict[str, float] = {}
+        self.parts: dict[str, float] = {}
         self._last = 0.0
 
-    def mark(self, phase: str) -> None:
-        """Count the time since the last mark for `phase`."""
+    def mark(self, part: str) -> None:
+        """Count the time since the last mark for a part."""
         now = device.seconds_since_process_start()
-        self.phases[phase] = self.phases.get(phase, 0.0) + now - self._last
+        self.parts[part] = self.parts.get(part, 0.0) + now - self._last
         self._last = now
 
-    def marked(self, build, before: str = "", after: str = ""):
-        """Wrap `build`: count the time until its call for `before`, its own for `after`."""
+    def marked(self, build, until_call: str = "", own: str = ""):
+        """Wrap `build`: count the time until it is called for one part, its own for another."""
 
-        def marked(*args, **kwargs):
-            if before:
-                self.mark(before)
+        def build_and_mark(*args, **kwargs):
+            if until_call:
+                self.mark(until_call)
             built = build(*args, **kwargs)
-            if after:
-                self.mark(after)
+            if own:
+                self.mark(own)
             return built
 
-        return marked
+        return build_and_mark
 
     def end_first_step(self) -> Timing:
-        """Count what torch.compile took of a run's first step as a phase of its own; return all.
+        """Count what torch.compile took of a run's first step as a part of its own; return all.
 
         `compiled_s` counts from the start of the process, which may have trained before.
         """
         self.mark("first_step")
-        compiled_before = self.phases.get("compile", 0.0)
-        self.phases["compile"] = compiled_s()
-        self.phases["first_step"] -= self.phases["compile"] - compiled_before
+        compiled_before = self.parts.get("compile", 0.0)
+        self.parts["compile"] = compiled_s()
+        self.parts["first_step"] -= self.parts["compile"] - compiled_before
         return Timing(
-            warm_up_s=sum(self.phases.values()),
-            phases=dict(self.phases),
+            warm_up_s=sum(self.parts.values()),
+            phases=dict(self.parts),
             compile_cache=compile_cache(),
         )
 

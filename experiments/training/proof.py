@@ -18,8 +18,8 @@ and scaling of claim 2 are not checked.
 The trainer calls, in this order:
 
     Proof(...)     checks claim 1, and which layers were converted
-    profile(step)  around a step of each phase: checks claim 2
     movement()     around the first optimizer step: checks claim 3
+    profile(step)  around a step of each phase, mostly its third: checks claim 2
     record()       gives the contents of proof.json
 """
 

@@ -24,7 +24,7 @@ from experiments.config.rules import FLOAT8, first_and_last
 from experiments.config.yaml_with_origins import flat
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.budget import STUDY_BUDGET
-from experiments.jobs.ranks import number
+from experiments.jobs.ranks import from_environment
 from experiments.records import files
 from experiments.records import run as records
 from experiments.records.files import check_folder, lock_folder
@@ -225,7 +225,7 @@ def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> re
         description=recipe.description,
         seed=config.debug.seed,
         steps=config.training.steps,
-        study_budget_s=number(STUDY_BUDGET) or None,
+        study_budget_s=from_environment(STUDY_BUDGET) or None,
         compiled=config.compile.enable,
         float8=plan.fp8.recipe_name,
         fp8_matmul=matmul and records.Fp8Matmul(**matmul._asdict()),

@@ -1,8 +1,7 @@
 """Train a recipe: torchtitan's parts, in the order in which `Trainer` calls them.
 
-torchtitan builds the parts (`titan.Trainer.__init__`): process group, model, FP8 conversion,
-sharding and compilation, optimizer, schedule. `Trainer.train` is a run and `Trainer.train_step` a
-step of it: read both from top to bottom.
+torchtitan builds the parts, see `Trainer.__init__`. `Trainer.train` is a run and
+`Trainer.train_step` a step of it: read both from top to bottom.
 """
 
 import json
@@ -48,14 +47,16 @@ PROFILED_WITH_GRAPHS = 2
 NOT_STEADY_OF_PHASE = 3  # with the profiled one
 
 # torchtitan's `__init__` calls these builders in this order: model, metrics, optimizer. Each call
-# ends a phase of the warm-up: the time from the model to the metrics is the conversion's; the time
+# ends a part of the warm-up: the time from the model to the metrics is the conversion's; the time
 # from there to the optimizer, in which weights are made on the device, is the model's again.
 for _name, _architecture in ARCHITECTURES.items():
     _spec = train_spec(
         _name,
-        model_cls=TIMELINE.marked(_architecture.model, after="model_build"),
-        build_metrics_processor_fn=TIMELINE.marked(build_metrics_processor, before="conversion"),
-        build_optimizers_fn=TIMELINE.marked(optimizer.build_optimizers, before="model_build"),
+        model_cls=TIMELINE.marked(_architecture.model, own="model_build"),
+        build_metrics_processor_fn=TIMELINE.marked(
+            build_metrics_processor, until_call="conversion"
+        ),
+        build_optimizers_fn=TIMELINE.marked(optimizer.build_optimizers, until_call="model_build"),
         build_dataloader_fn=None,  # built with the token file, below
     )
     register_train_spec(_name, _spec)
@@ -70,7 +71,7 @@ class Diverged(RuntimeError):
 
 
 class Trainer(titan.Trainer):
-    """One run of a plan. Whoever starts a trainer may replace its `on_...` functions."""
+    """One run of a plan. attempt.py replaces its `on_...` functions."""
 
     checkpointer: Checkpoints
 

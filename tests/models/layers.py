@@ -10,7 +10,7 @@ from experiments.config.keys import Float8Linear as Keys
 from models import float8, fp8_matmul
 from models.scalings import SCALINGS
 
-TORCHAOS = [name for name, scaling in SCALINGS.items() if scaling.torchaos]
+TORCHAOS = [name for name, scaling in SCALINGS.items() if scaling.in_torchao]
 BY_BLOCKS = [name for name, scaling in SCALINGS.items() if scaling.by_blocks]
 IN, OUT, TOKENS = 256, 144, 160  # 144 and 160 are no multiples of 128
 

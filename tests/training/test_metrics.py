@@ -32,7 +32,7 @@ def test_phases_add_up_for_a_second_run_of_one_process(monkeypatch):
         monkeypatch.setattr(device, "seconds_since_process_start", lambda now=now: now)
         monkeypatch.setattr(metrics, "compiled_s", lambda compiled=compiled: compiled)
         marks.end_first_step()
-    assert marks.phases == {"first_step": 20.0, "compile": 5.0}
+    assert marks.parts == {"first_step": 20.0, "compile": 5.0}
 
 
 def ranges_of(recipe: str, weight: torch.Tensor, gradient: torch.Tensor | None) -> dict:
