@@ -58,6 +58,8 @@ DOUBTS_OF_SPEED = {
     "{without}",
     "drift": "it has {first:.2f} times in the first third of the steps and {last:.2f} times in the "
     "{part}",
+    "uneven": "the steps of {run} take {times:.2f} times as long in its {part} as in its first "
+    "third, and those of the other recipe do not",
     "recipe": "the recipe of {runs} is not on record, so that their settings are unknown",
 }
 DOUBTS = DOUBTS_OF_SPEED | {

@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterator
 from itertools import repeat
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 import yaml
 
-from analysis.load import Frames
+from analysis.load import DRIFT, PARTS, Frames
 from analysis.losses import FAR, LEVEL, FarOff, Verdict, paired
 from analysis.newest import ROOT
 from analysis.rates import SMALL, Completed, SpeedUp, interval
@@ -32,6 +33,7 @@ MACHINE = {"driver": "driver", "power_limit_w": "power limit (W)", "torchtitan":
            "python": "Python", "cpu": "host CPU", "threads": "CPU threads",
            "memory_gib": "device memory (GiB)", "host": "host",
            "visible_devices": "visible GPUs"}  # fmt: skip
+PLACES = ("host", "visible_devices")
 # Keys of a resolved recipe that change nothing of what is computed.
 LABELS = ("name", "description", "debug.seed", "data.cache_dir")
 NAMED = 5  # of many runs or keys
@@ -62,8 +64,8 @@ def find_doubts(
     for doubt, runs in both.explode("doubts").groupby("doubts", sort=False)["run"]:
         yield Doubt("run", {"runs": _listed(runs), "doubt": doubt})
     yield from _proofs(recipe.runs, opponent.runs)
-    yield from _setups(recipe.runs, opponent.runs, both)
-    yield from _paces(both, gain)
+    yield from _setups(recipe.runs, opponent.runs, both, gain)
+    yield from _paces(recipe.runs, opponent.runs, both, gain)
     yield from _unfinished(recipe.recipe, opponent.recipe, frames.runs, missing)
     yield from _losses(recipe, opponent)
     yield from _later(recipe, opponent, frames.later, judged.margin)
@@ -95,7 +97,9 @@ def _proofs(recipe: pd.DataFrame, opponent: pd.DataFrame) -> Iterator[Doubt]:
 # ---- settings and machines ----
 
 
-def _setups(recipe: pd.DataFrame, opponent: pd.DataFrame, both: pd.DataFrame) -> Iterator[Doubt]:
+def _setups(
+    recipe: pd.DataFrame, opponent: pd.DataFrame, both: pd.DataFrame, gain: SpeedUp
+) -> Iterator[Doubt]:
     """Yield doubts where settings, machines or data differ, or are not known of all runs."""
     unexpected = _settings(both.dropna(subset="settings"))
     if unexpected:
@@ -103,7 +107,8 @@ def _setups(recipe: pd.DataFrame, opponent: pd.DataFrame, both: pd.DataFrame) ->
     for column, words in (dict.fromkeys(SHARED) | MACHINE).items():
         kinds = [of[column].map(str).replace(["nan", "None"], "unknown").value_counts()
                  for of in (recipe, opponent)]  # fmt: skip
-        if not (_shares(kinds[0]) == _shares(kinds[1]) or _are_spread(column, *kinds)):
+        alike = column in PLACES and _are_alike(column, recipe, opponent, gain.ratio)
+        if not (alike or _shares(kinds[0]) == _shares(kinds[1])):
             told = [", ".join(f"{kind} ({n})" for kind, n in of.items()) for of in kinds]
             yield Doubt("machine", {"what": f"{words or column} {' beside '.join(told)}"})
     no_recipe = both["settings"].map(lambda keys: keys == {})
@@ -115,12 +120,15 @@ def _setups(recipe: pd.DataFrame, opponent: pd.DataFrame, both: pd.DataFrame) ->
         yield Doubt("padding", {"own": own, "others": others})
 
 
-def _are_spread(column: str, *counts: pd.Series) -> bool:
-    """Tell whether places differ within recipes as between them: a host for each run, or several
-    GPUs for each recipe."""
-    if column == "host":
-        return max(kinds.max() for kinds in counts) == 1
-    return column == "visible_devices" and min(len(kinds) for kinds in counts) > 1
+def _are_alike(place: str, recipe: pd.DataFrame, opponent: pd.DataFrame, ratio: float) -> bool:
+    """Tell whether places do not matter: each run has its own, or each recipe that ran on several
+    was as fast on all of them."""
+    by_place = [of.groupby(of[place].map(str))["step_s"] for of in (recipe, opponent)]
+    if max(seconds.size().max() for seconds in by_place) == 1:
+        return True
+    means = [seconds.mean() for seconds in by_place if len(seconds) > 1]
+    apart = [of.max() / of.min() - 1 for of in means]
+    return bool(apart) and max(apart) <= max(RATIOS_DIFFER, abs(ratio - 1) / 2)
 
 
 def _shares(counts: pd.Series) -> dict[str, float]:
@@ -173,9 +181,12 @@ def of_file(recipe: str) -> dict | None:
 # ---- speed ----
 
 
-def _paces(both: pd.DataFrame, gain: SpeedUp) -> Iterator[Doubt]:
+def _paces(
+    recipe: pd.DataFrame, opponent: pd.DataFrame, both: pd.DataFrame, gain: SpeedUp
+) -> Iterator[Doubt]:
     """Yield doubts where the mean steady step is not all there is to say of the speed."""
-    unusable = both.loc[both["wall_s"].isna(), "run"]
+    no_clock = both["clock_s"].isna().groupby(both["recipe"]).transform("all")
+    unusable = both.loc[both["wall_s"].isna() | no_clock, "run"]
     if len(unusable):
         yield Doubt("no clock", {"runs": _listed(unusable)})
     by_clock, usual, without = (
@@ -183,7 +194,8 @@ def _paces(both: pd.DataFrame, gain: SpeedUp) -> Iterator[Doubt]:
     )
     opposite = (gain.ratio - 1) * (by_clock.mean - 1) < 0
     halved = by_clock.mean - 1 < 0.5 * (gain.ratio - 1)
-    if _told(by_clock.mean, gain) and (opposite or (gain.ratio > 1 + SMALL and halved)):
+    otherwise = gain.as_fast or opposite or (gain.ratio > 1 and halved)
+    if otherwise and _told(by_clock.mean, gain):
         yield Doubt("clock", {"ratio": by_clock.mean})
     if _told(usual.mean, gain) and gain.ratio > 1 + SMALL >= usual.mean:
         yield Doubt("slow steps", {"ratio": usual.mean})
@@ -191,8 +203,22 @@ def _paces(both: pd.DataFrame, gain: SpeedUp) -> Iterator[Doubt]:
     if len(stalled) and (_told(without.mean, gain) or without.unclear != gain.unclear):
         facts = stalled.iloc[-1][["run", "stall", "stall_s"]].to_dict()
         yield Doubt("stall", facts | {"without": without.words})
-    if gain.change:
-        yield Doubt(gain.change.kind, gain.change._asdict())
+    change = gain.change
+    if change:
+        yield Doubt(change.kind, change._asdict())
+    if not change or change.kind != "drift":
+        yield from _uneven(recipe, opponent)
+        yield from _uneven(opponent, recipe)
+
+
+def _uneven(runs: pd.DataFrame, others: pd.DataFrame) -> Iterator[Doubt]:
+    """Yield a doubt for the run whose step time changes most beyond what all other recipe's do."""
+    slows, usual = (of.set_index("run")[[*PARTS.values()]] for of in (runs, others))
+    beyond = np.maximum(slows / usual.max(), usual.min() / slows).stack()
+    if beyond.max() > 1 + DRIFT:
+        run, part = beyond.idxmax()
+        facts = {"times": slows.loc[run, part], "part": part.replace("_", " ")}
+        yield Doubt("uneven", {"run": run} | facts)
 
 
 def _told(ratio: float, gain: SpeedUp) -> bool:

@@ -266,7 +266,7 @@ def slowing(by, first=0.076):
     return changed
 
 
-def throttled(first, last=200, factor=1.5, recipe=FP8, seeds=ALL):
+def throttled(first, factor=1.5, last=200, recipe=FP8, seeds=ALL):
     """Steps that take so many times as long from one to another, by the clock too."""
 
     def changed(line, seed):
@@ -427,7 +427,7 @@ PLANTED = {
     "FP8 slows after that": (
         [throttled(101), budget(*ALL)], "doubtful speed", "0.83 times in the last", "1.25"),
     "FP8 slows after that, and not at its end": (
-        [throttled(101, 180, 2.0), budget(*ALL)], "doubtful speed", "0.62 times in the last",
+        [throttled(101, 2.0, 180), budget(*ALL)], "doubtful speed", "0.62 times in the last",
         "1.25"),
     "one of FP8 diverges in such a study": (
         [budget(*ALL), status(FP8, "diverged", 1)], "all spoilt", "in 1 of 3", "diverged in 1"),
@@ -490,6 +490,14 @@ PLANTED = {
     "two GPUs for each recipe": (
         [hardware(r, [s], visible_devices=f"{r}{s == 0}") for r in (BF16, FP8) for s in ALL],
         SAME, "Yes", "1.25"),
+    "two GPUs, of which each recipe kept to another in most runs": (
+        [*(hardware(r, [s], visible_devices=str(int((s == 2) == (r == FP8))))
+           for r in (BF16, FP8) for s in ALL),
+         faster(fp8=(0.1, 0.1, 0.13), bf16=(0.13, 0.13, 0.1))], "doubtful speed",
+        "visible GPUs 0 .2., 1 .1. beside 1 .2., 0 .1.", "1."),
+    "hosts that are as fast, in other shares": (
+        [facts(r, [s], host=host) for r, hosts in ((FP8, "aba"), (BF16, "abb"))
+         for s, host in enumerate(hosts)], SAME, "Yes", "1.25"),
     # row 8
     "a proof of 0 %": ([share(0.0)], "doubtful speed", "only 0.0%", "0%"),
     "15 %, as its converted layers have it": ([share(0.15)], "doubtful speed",
@@ -559,16 +567,25 @@ PLANTED = {
     "FP8 slows in the last tenth": (
         [throttled(182)], "doubtful speed", "0.83 times in the last tenth", "cannot"),
     "FP8 slows in the middle": (
-        [throttled(75, 135, 1.8)], "doubtful speed", "0.69 times in the middle", "cannot"),
+        [throttled(75, 1.8, 135)], "doubtful speed", "0.69 times in the middle", "cannot"),
     "bf16 slows in the middle": (
-        [faster(fp8=(0.1, 0.1, 0.1)), throttled(75, 135, 1.4, BF16)], "doubtful speed",
+        [faster(fp8=(0.1, 0.1, 0.1)), throttled(75, 1.4, 135, BF16)], "doubtful speed",
         "1.00 times in the first third .* and 1.40 times in the middle", "cannot"),
     "leads that shrink in one run and not in others": (
         [lines(slowing(by), [seed]) for seed, by in enumerate([0.15, 0.03, 0.0])], SAME, "Yes",
         "1."),
     "phases: the last tenth is in bf16": (
-        [throttled(181, 200, 1.25), proof(phases=phases({1: True, 181: False}))], SAME,
+        [throttled(181, 1.25), proof(phases=phases({1: True, 181: False}))], SAME,
         "1.22 times .* would be ahead", "1.22"),
+    "one run of FP8 slows in its last third": (
+        [throttled(141, seeds=[1])], "doubtful speed", "compiled1 take 1.50 times .* last third",
+        "cannot"),
+    "two runs slow after a budget's cut, to which one came": (
+        [throttled(101, seeds=[1, 2]), budget(0)], "doubtful speed", "compiled[12] take 1.50 times",
+        "1.25"),
+    "bf16 gets faster after a budget's cut, to which one came": (
+        [throttled(101, 0.7, recipe=BF16, seeds=[1, 2]), budget(0)], "doubtful speed",
+        "the steps of baseline_compiled[12] take 0.70 times", "1.25"),
     # row 12
     "two seeds of three jump": (
         [shifted(FP8, 6, 0, 10)], "all spoilt",
@@ -624,6 +641,10 @@ PLANTED = {
     # row 18
     "nothing to speak of": ([faster(fp8=(0.0997, 0.09971, 0.09969))], "as fast", "1.00 times",
                             "1.00"),
+    "as fast by its steps, and not by the clock": (
+        [faster(fp8=(0.0997, 0.09971, 0.09969)),
+         lines(lambda line, _: {"elapsed_s": line["elapsed_s"] + 0.03 * line["step"]}, recipe=BF16)],
+        "doubtful speed", "by the wall clock, .* 1.30 times", "1.00"),
     # row 19
     "a peak that no GPU has": (
         [facts(peak_flops={"bf16": 1e8, "fp8": None, "source": "wrong"})], "doubtful speed",
