@@ -1,4 +1,4 @@
-"""FP8 for this Llama: what it is, which linear layers run in it, with which scaling, and how.
+"""FP8 for these models: what it is, which linear layers run in it, with which scaling, and how.
 
 Formats. An FP8 number has 8 bits. e4m3 spends 4 of them on the exponent and 3 on the mantissa: its
 largest value is 448, and rounding is off by up to 1/16. e5m2 spends 5 and 2: up to 57,344, off by
@@ -36,9 +36,14 @@ file:
                        torchao has not, that of models/scaled_linear.py
     switch             first_step, last_step: called by the trainer where a phase begins
 
-Three differences to torchtitan's converter: a name filter is exact (a shell pattern over the full
-module name) and must match something; converting no layer is an error; and a CPU multiplies as
-models/fp8_matmul.py says.
+Differences to torchtitan's converter:
+
+* Without a `recipe_name` there is no FP8; in torchtitan that is FP8 with one scale a tensor.
+* A name filter is exact (a shell pattern over the full module name) and must match something.
+* Converting no layer is an error, and so is a layer whose sizes are no multiples of 16.
+* Routers of experts stay in bf16.
+* FP8 all-gather goes with `recipe_name: tensorwise`.
+* A CPU multiplies as models/fp8_matmul.py says; emulated FP8 may be compiled.
 """
 
 from collections.abc import Collection
@@ -230,7 +235,7 @@ def convert(
     if scaling.in_torchao:
         layer_class = LAYERS["fast" if emulate else keys.implementation]
     for layer in converted_modules(model).values():
-        layer.__class__ = layer_class
+        layer.__class__ = layer_class  # torchao's conversion knows no class but its own
         layer.scaling = scaling
         layer.keep_weight = keep_weight  # read by FastFloat8Linear
         if not scaling.in_torchao:

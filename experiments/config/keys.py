@@ -278,7 +278,7 @@ class Float8Linear(titan.Float8Linear):
 
     implementation: Literal["torchao", "fast"] = "torchao"
     """The FP8 layer: `torchao`'s, or `fast`, models/fast_float8.py, which computes the same and
-    moves fewer bytes."""
+    moves fewer bytes. Emulated FP8 takes `fast`."""
 
     fast_accumulation_in_backward: bool = False
     """Let the backward matmuls, too, add up within the tensor cores, as the forward one does: less

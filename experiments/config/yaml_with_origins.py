@@ -114,7 +114,7 @@ def _nested(path: str, value: object) -> dict:
 
 
 def merge(below: Layer, above: Layer) -> Layer:
-    """Merge sections; everything else of `above` replaces what is below."""
+    """Merge sections. Any other value of `above` replaces what is below."""
     return Layer(_merged(below.keys, above.keys), below.origins | above.origins)
 
 

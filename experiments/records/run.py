@@ -145,7 +145,7 @@ class Environment(Record):
 
 
 class Step(NamedTuple):
-    """A step as its log window has it; rates count steady steps only."""
+    """A step as its log window has it; a table's rates count steady steps only."""
 
     step: int
     loss: Loss
@@ -162,13 +162,15 @@ class Window(Record):
     losses: list[Loss]  # of each step
     grad_norm: float | None  # of the last step, before clipping; null where it was not finite
     lr: float  # of the last step
-    tokens_per_s: Positive  # padding included
+    tokens_per_s: Positive  # over all steps of the window, padding included
     valid_tokens_per_s: Annotated[float, Field(ge=0)]  # without padding
-    step_s: list[Positive]  # duration of each step
+    # Duration of each step, from the end of the step before: with what that one's end took, as a
+    # checkpoint or a look at FP8's ranges
+    step_s: list[Positive]
     # The host's wait for data in each step, which on a GPU may overlap with work
     data_wait_s: list[float]
-    # Steps that rates leave out: a process's first 10, the first 3 of each phase (the third is
-    # profiled), and the step after one that saved a checkpoint or checked FP8's ranges
+    # Steps that a table's rates leave out: a process's first 10, the first 3 of each phase (one of
+    # them is profiled), and the step after one that saved a checkpoint or checked FP8's ranges
     not_steady: list[AtLeast1]
     # Highest reserved memory of the device (on a CPU: resident set so far)
     peak_memory_bytes: Count

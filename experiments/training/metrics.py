@@ -101,11 +101,11 @@ class Meter:
         self.valid_tokens = 0.0  # of all ranks
         self.not_steady: list[int] = []
 
-    def end_step(self, step: int, loss: torch.Tensor, tokens: float, steady: bool) -> None:
+    def end_step(self, step: int, loss: torch.Tensor, valid_tokens: float, steady: bool) -> None:
         """Note when a step ended, and what it did."""
         self.marks.append(device.mark())
         self.losses.append(loss)
-        self.valid_tokens += tokens
+        self.valid_tokens += valid_tokens
         if not steady:
             self.not_steady.append(step)
 

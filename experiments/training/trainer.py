@@ -181,13 +181,13 @@ class Trainer(titan.Trainer):
             self.optimizers.zero_grad()
             lr = self.lr_schedulers.schedulers[0].get_last_lr()[0]
             micro_batches = [next(batches) for _ in range(self.plan.passes)]
-            local_tokens, tokens = self._count_tokens(micro_batches)
+            local_valid, valid = self._count_valid_tokens(micro_batches)
             losses = []
             for inputs, labels in micro_batches:
                 loss = self.forward_backward_step(
                     input_dict={"input": device.put(inputs["input"], self.device)},
                     labels=device.put(labels, self.device),
-                    global_valid_tokens=tokens,
+                    global_valid_tokens=valid,
                 )
                 losses.append(loss.detach())
 
@@ -212,25 +212,25 @@ class Trainer(titan.Trainer):
         loss = torch.stack(losses).sum()
         settled = max(self.first_step + NOT_STEADY_STEPS, entered + NOT_STEADY_OF_PHASE)
         steady = self.step >= settled and self.step > self._disturbed_after + 1
-        self.meter.end_step(self.step, loss, tokens, steady)
+        self.meter.end_step(self.step, loss, valid, steady)
         self.on_step(self.step)
         # Also at the last step and where a checkpoint is saved: a resume loses no step
         ends = self._stop_code or self.step == config.training.steps or not math.isfinite(norm)
         saves = self.checkpointer._should_save(self.step)
         if ends or saves or self.metrics_processor.should_log(self.step):
-            self._end_window(loss * tokens / local_tokens, norm, lr)
+            self._end_window(loss * valid / local_valid, norm, lr)
         if saves:
             self._disturbed_after = self.step
 
     # ---- the parts of a step ----
 
-    def _count_tokens(self, micro_batches: list) -> tuple[float, float]:
+    def _count_valid_tokens(self, micro_batches: list) -> tuple[float, float]:
         """Count the step's tokens without padding, of this rank and of all, while devices work."""
-        local_tokens = sum((labels != IGNORE_INDEX).sum() for _, labels in micro_batches)
-        tokens = local_tokens.clone()
+        local_valid = sum((labels != IGNORE_INDEX).sum() for _, labels in micro_batches)
+        valid = local_valid.clone()
         if self.plan.world_size > 1:
-            dist.all_reduce(tokens, group=self._hosts)
-        return float(local_tokens), float(tokens)
+            dist.all_reduce(valid, group=self._hosts)
+        return float(local_valid), float(valid)
 
     def _agree_to_stop(self) -> None:
         """Ask all ranks whether one of them was asked to stop; then all stop after this step."""
