@@ -10,7 +10,7 @@ from shlex import join
 
 from analysis.comparison import COMPILED, OWN, Comparison, in_order
 from analysis.losses import CANNOT_TELL, HIGHER, LOWER, SAME, TOLERANCE, compute_for_margin
-from analysis.rates import AHEAD, FROM, MIN_STEPS
+from analysis.rates import AHEAD, FROM, MIN_STEADY, MIN_STEPS
 
 QUESTION = "Should this Llama be trained in FP8?"
 
@@ -38,7 +38,8 @@ OUTCOMES = {
     "compiled alone": "No answer on FP8 alone: {claim}, but it is compiled too; it needs a "
     f"completed run of {COMPILED}.",
     HIGHER: "No: {claim}{pays}, but it ends at a higher loss than {opponent}.",
-    "no rate": f"Too short to answer: a rate takes runs of {MIN_STEPS} steps or more.",
+    "no rate": f"Too short to answer: a rate takes {MIN_STEADY} steady steps, in runs of "
+    f"{MIN_STEPS} steps or more.",
 }
 SPOILT = "spoilt"  # the loss, see `Comparison.spoilt`: an FP8 recipe without an outcome
 # What forbids a plain yes, see analysis/doubts.py. Those of the first kind forbid any verdict on
@@ -83,6 +84,7 @@ DOUBTS = DOUBTS_OF_SPEED | {
 PAYS_BACK = ", and is ahead {}, first step (compile) included"
 WOULD_PAY_BACK = ", and would be ahead {}, first step (compile) included, beyond these runs"
 DISTANCE = ": it ends {percent:.2g} % {side} {opponent} ({seeds})"
+ABOVE = ", {count} of them {span} % above"
 WARM = " (some runs have no compilation in it)"
 MORE = "{what}: with {runs} runs of each the interval would reach {widths} to each side."
 WORTH = (
@@ -206,6 +208,10 @@ def _facts(comparison: Comparison, recipe: str) -> dict[str, str]:
         side = "below" if judged.share < 0 else "above"
         seeds = f"mean of {judged.seeds} seeds" if judged.seeds > 1 else "1 seed"
         percent = 100 * abs(judged.share)
+        if judged.seeds > 1 and judged.above:
+            ends = (f"{100 * judged.above[end]:.2g}" for end in (0, -1))
+            span = " to ".join(dict.fromkeys(ends))
+            seeds += ABOVE.format(count=len(judged.above), span=span)
         distance = DISTANCE.format(percent=percent, side=side, opponent=opponent, seeds=seeds)
     doubts = worded(comparison, comparison.doubts.get(recipe, []))
     return {
@@ -260,7 +266,7 @@ def _remedy(comparison: Comparison, best: str | None) -> list[str]:
         percent = [f"{width:.1%}" for width in gain.half_widths.values()]
         sentences.append(_more(f"The speed of {best}", gain.half_widths, percent))
     for judged in comparison.verdicts.values():
-        if judged.outcome == CANNOT_TELL:
+        if judged.outcome == CANNOT_TELL and judged.recipe not in comparison.spoilt:
             nats = [f"{width:.4f}" for width in judged.half_widths.values()]
             sentences.append(_more(f"The loss of {judged.recipe}", judged.half_widths, nats))
     return sentences

@@ -62,7 +62,8 @@ def find_doubts(
     """
     both = pd.concat([recipe.runs, opponent.runs])
     for doubt, runs in both.explode("doubts").groupby("doubts", sort=False)["run"]:
-        yield Doubt("run", {"runs": _listed(runs), "doubt": doubt})
+        each = "each of " * (len(runs) > 1) + _listed(runs)
+        yield Doubt("run", {"runs": each, "doubt": doubt})
     yield from _proofs(recipe.runs, opponent.runs)
     yield from _setups(recipe.runs, opponent.runs, both, gain)
     yield from _paces(recipe.runs, opponent.runs, both, gain)

@@ -22,6 +22,7 @@ MIN_SEEDS = 3  # pairs of runs below which nothing is said about equality
 # The margin, as a share of the baseline's final loss. DeepSeek-V3 (arXiv 2412.19437, section 3.3)
 # reports FP8 within 0.25 % of bf16, and takes that for well within what is random in training.
 TOLERANCE = 0.0025
+LARGE = 1000  # of a loss: of more the first digits are told
 FAR = 0.10  # of the loss: so far off, no count of seeds would make it the same
 
 SAME, DIFFERENT, CANNOT_TELL = "the same", "different", "cannot tell"
@@ -98,14 +99,21 @@ _OPENINGS = {
     TOO_SHORT: f"Too short (it takes {MIN_STEPS} steps) to say whether {{recipe}} ends at the same "
     "loss as {baseline}",
 }
+
+
+def figure(value: float, form: str = "+.4f") -> str:
+    """Write a loss; one that is large by its first digits."""
+    return format(value, form if not abs(value) >= LARGE else f"{form[:-2]}4g")
+
+
 _NO_SEED = (
     "The losses of {recipe} and {baseline} cannot be compared: no seed was completed with both, at "
     "a step that both logged."
 )
-_ONE_SEED = " after {step:,} steps: 1 seed, difference {difference:+.4f}, margin {margin:.4f}."
+_ONE_SEED = " after {step:,} steps: 1 seed, difference {difference}, margin {margin}."
 _SEEDS = (
-    " after {step:,} steps: {seeds} seeds, difference {difference:+.4f}, "
-    "{level:.3g} % interval {low:+.4f} to {high:+.4f}, margin {margin:.4f}."
+    " after {step:,} steps: {seeds} seeds, difference {difference}, "
+    "{level:.3g} % interval {low} to {high}, margin {margin}."
 )
 
 
@@ -119,6 +127,7 @@ class Verdict:
     seeds: int = 0  # pairs of completed runs it rests on
     step: int = 0  # the last one that all of them logged
     difference: float = math.nan  # of the final loss, recipe less baseline, mean over seeds
+    by_seed: tuple[float, ...] = ()
     low: float = math.nan  # its interval
     high: float = math.nan
     level: float = 100 * LEVEL  # of the interval, in percent
@@ -135,6 +144,12 @@ class Verdict:
         return self.outcome
 
     @property
+    def above(self) -> list[float]:
+        """The differences by more than the margin, as shares of the baseline's final loss."""
+        margin = self.margin or math.nan
+        return sorted(TOLERANCE * d / margin for d in self.by_seed if d > self.margin)
+
+    @property
     def share(self) -> float:
         """The difference as a share of the baseline's final loss; NaN where that is unknown."""
         return TOLERANCE * self.difference / (self.margin or math.nan)
@@ -144,7 +159,9 @@ class Verdict:
         template = _NO_SEED
         if self.seeds:
             template = _OPENINGS[self.outcome] + (_ONE_SEED if self.seeds == 1 else _SEEDS)
-        return template.format(**vars(self), word=self.word)
+        figures = {name: figure(getattr(self, name)) for name in ("difference", "low", "high")}
+        figures["margin"] = figure(self.margin, ".4f")
+        return template.format(**vars(self) | figures, word=self.word)
 
 
 def verdict(recipe: Completed, baseline: Completed, tries: int = 1) -> Verdict:
@@ -175,6 +192,7 @@ def verdict(recipe: Completed, baseline: Completed, tries: int = 1) -> Verdict:
         seeds=len(differences),
         step=step,
         difference=float(differences.mean()),
+        by_seed=tuple(differences.tolist()),
         low=float(low),
         high=float(high),
         level=100 * level,
@@ -204,14 +222,14 @@ class FarOff(NamedTuple):
         own = _span(ends["loss"].min(), ends["loss"].max())
         beside = _span(ends["low"].min(), ends["high"].max())
         return (
-            f"{self.recipe} ends far {side} {self.baseline} in {len(ends)} of {self.runs} seeds "
-            f"({own} beside {beside})"
+            f"{self.recipe} ends far {side} {self.baseline} in {len(ends)} of {self.runs} "
+            f"seed{'s' * (self.runs > 1)} ({own} beside {beside})"
         )
 
 
 def _span(*ends: float) -> str:
     """Write the lowest and the highest loss, or the only one."""
-    return " to ".join(dict.fromkeys(f"{end:.2f}" for end in ends))
+    return " to ".join(dict.fromkeys(figure(end, ".2f") for end in ends))
 
 
 def far_off(recipe: str, baseline: Completed, frames: Frames) -> FarOff:

@@ -6,7 +6,8 @@ import pandas as pd
 from analysis.comparison import COMPILED, OWN, Comparison, in_order
 from analysis.doubts import MACHINE
 from analysis.load import final_from
-from analysis.rates import MIN_STEPS
+from analysis.losses import figure
+from analysis.rates import MIN_STEADY
 
 # IQR as a share of the median: published FP8 gains 6 to 34 %; the README's runs have at most 17 %.
 NOISY = 0.3
@@ -77,7 +78,7 @@ def speed_word(comparison: Comparison, recipe: str) -> str:
     if recipe not in comparison.completed:
         return "-"
     rate = comparison.completed[recipe].rate
-    return f"{rate.mean:,.0f}" if rate.runs else f"too short (< {MIN_STEPS} steps)"
+    return f"{rate.mean:,.0f}" if rate.runs else f"too short (< {MIN_STEADY} steady steps)"
 
 
 def loss_word(comparison: Comparison, recipe: str) -> str:
@@ -92,7 +93,7 @@ def loss_word(comparison: Comparison, recipe: str) -> str:
     far = comparison.far_off[recipe]
     if len(far.above):
         return f"far above in {len(far.above)} of {far.runs}"
-    return f"{judged.difference:+.4f}, {judged.word}"
+    return f"{figure(judged.difference)}, {judged.word}"
 
 
 def _share(comparison: Comparison, recipe: str) -> str:
