@@ -71,8 +71,10 @@ DOUBTS = DOUBTS_OF_SPEED | {
     "{others} in {of}",
     "missing": "{own} of its {asked} planned runs left no record, beside {others} of {of}",
     "fewer seeds": "it lacks {lacking} of {opponent}'s {of} seeds",
-    "not finite": "its {what} is not finite in {own:.0%} of the log, beside {others:.0%}",
-    "spikes": "its loss is more than {percent:.0f} % above {opponent}'s in {share:.0%} of steps",
+    "not finite": "the {what} of {run} is not finite in {share:.0%} of its log, beside "
+    "{others:.0%}",
+    "spikes": "its loss is more than {percent:.0f} % {side} {opponent}'s in {share:.0%} of the "
+    "steps of a seed",
     "data": "it is unknown which data {runs} read",
     "alike": "its losses are those of {opponent} to the last bit in {steps} of {of} steps, in "
     "{seeds} of {all} seeds",

@@ -4,6 +4,7 @@ besides their steady steps and final losses. The sentences are in analysis/answe
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from itertools import repeat
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ SHARES_DIFFER = 0.01  # of runs that convert the same layers: no more than by ro
 LEAST_COMPILED = 0.5  # of the opponent's graphs, and of its time to compile them
 EQUAL = 0.1  # of the steps in FP8: losses that equal bf16's to the last bit in more are copies
 TOO_GOOD = 0.02  # of the loss: FP8 does not make it lower by more
-OFTEN = 0.05  # of a log: in more of it losses or gradients are not finite, or losses far off
+OFTEN = 0.02  # of a run's log: in more of it losses or gradients are not finite, or losses far off
 # Runs that differ in one of these do not compare. Where some do not say, it is doubtful.
 SHARED = ["device", "torch", "torchao", "flavor", "parameters", "overlays", "dataset", "data",
           "seq_len", "world_size", "tokens_per_step", "flops_per_token", "steps_asked"]  # fmt: skip
@@ -254,19 +255,24 @@ def _unfinished(
 
 
 def _losses(recipe: Completed, opponent: Completed) -> Iterator[Doubt]:
-    """Yield doubts where losses or gradients are not finite in a good part of the runs, and where
+    """Yield doubts where losses or gradients are not finite in a good part of a run, and where
     losses are equal to the last bit that should not be: of FP8 and bf16, and of two seeds of one
     recipe in their first step, weights and batch of which are the seed's."""
     for column, what in ("loss", "loss"), ("grad_norm", "gradient norm"):
-        own, others = (of.windows[column].isna().mean() for of in (recipe, opponent))
-        if own - others > OFTEN:
-            yield Doubt("not finite", {"what": what, "own": own, "others": others})
+        lost = [of.windows[column].isna().groupby(of.windows["run"]).mean()
+                for of in (recipe, opponent)]  # fmt: skip
+        less, more = sorted(lost, key=pd.Series.max)
+        if more.max() - less.max() > OFTEN:
+            facts = {"run": more.idxmax(), "share": more.max(), "others": less.max()}
+            yield Doubt("not finite", {"what": what} | facts)
     pairs = paired(recipe, opponent)
     if not pairs.empty:
         apart = ((pairs["loss"] - pairs["reference"]) / pairs["reference"].abs()).to_numpy()
-        above = (apart > FAR).mean()
-        if above - (apart < -FAR).mean() > OFTEN:
-            yield Doubt("spikes", {"percent": 100 * FAR, "share": above})
+        (_, less), (side, share) = sorted(
+            (("above", (apart > FAR).mean(axis=0).max()),
+             ("below", (apart < -FAR).mean(axis=0).max())), key=itemgetter(1))  # fmt: skip
+        if share - less > OFTEN:
+            yield Doubt("spikes", {"percent": 100 * FAR, "side": side, "share": share})
         equal = (pairs["loss"] == pairs["reference"]).mean()
         in_bf16 = 1 - recipe.runs.set_index("seed")["fp8_share_of_steps"]
         copies = equal[equal > in_bf16.reindex(equal.index) + EQUAL]

@@ -403,17 +403,25 @@ PLANTED = {
     "a start without a time zone": (
         [facts(seeds=[1], start="2026-01-01T10:00:00")], "doubtful", "unreadable", "1.25"),
     "losses that are not finite until near the end": (
-        [lines(not_finite(lambda step: step < 170))], "doubtful", "its loss is not finite in 84%",
+        [lines(not_finite(lambda step: step < 170))], "doubtful", "the loss of .* not finite in 84%",
         "1.25"),
     "gradients of one run that are not finite": (
         [lines(lambda line, seed: {"grad_norm": None}, [1])], "doubtful",
-        "its gradient norm is not finite in 33% of the log, beside 0%", "1.25"),
+        "the gradient norm of .*compiled1 is not finite in 100% of its log, beside 0%", "1.25"),
     "gradients of both that are not logged": (
         [lines(lambda line, seed: {"grad_norm": None}, recipe=r) for r in (BF16, FP8)], SAME,
         "Yes", "1.25"),
     "a loss that jumps for 100 steps": (
         [lines(higher(20, lambda step, seed: 50 < step <= 150 and seed == 1))], "doubtful",
-        "more than 10 % above baseline_compiled's in 1[67]% of steps", "1.25"),
+        "more than 10 % above baseline_compiled's in 50% of the steps of a seed", "1.25"),
+    "bf16's loss jumps for 100 steps": (
+        [lines(higher(20, lambda step, seed: 50 < step <= 150), recipe=BF16)], "doubtful",
+        "more than 10 % below baseline_compiled's in 50%", "1.25"),
+    "a loss that jumps for 8 steps": (
+        [lines(higher(20, lambda step, seed: 95 < step <= 103))], "doubtful", "in 4% of", "1.25"),
+    "8 losses of bf16 that are not finite": (
+        [lines(not_finite(lambda step: 95 < step <= 103), [1], BF16)], "doubtful",
+        "the loss of baseline_compiled1 is not finite in 4% of its log, beside 0%", "1.25"),
     # row 4
     "a run blows up after the step to which all are cut": (
         [lines(higher(16, lambda step, seed: step > 150 and seed == 2)), budget(*ALL)], "doubtful",
@@ -735,7 +743,7 @@ def test_recipes_of_ones_own_are_compared(tmp_path):
 def test_every_answer_has_a_planted_case():
     outcomes = {outcome for _, outcome, _, _ in PLANTED.values()}
     assert outcomes == {LoadError} | NO_ANSWERS.keys() | OUTCOMES.keys()
-    assert len(DOUBTS) == 25
+    assert len(DOUBTS) == 26
 
 
 def test_of_several_recipes_the_interval_is_wider_and_says_so(tmp_path):
