@@ -403,7 +403,7 @@ PLANTED = {
     "a start without a time zone": (
         [facts(seeds=[1], start="2026-01-01T10:00:00")], "doubtful", "unreadable", "1.25"),
     "losses that are not finite until near the end": (
-        [lines(not_finite(lambda step: step < 170))], "doubtful", "the loss of .* not finite in 84%",
+        [lines(not_finite(lambda step: step < 170))], "doubtful", "loss of .* not finite in 84%",
         "1.25"),
     "gradients of one run that are not finite": (
         [lines(lambda line, seed: {"grad_norm": None}, [1])], "doubtful",
