@@ -31,6 +31,7 @@ STALLED = (
     0.02  # of a run's time, in slow steps that other runs of its recipe do not have: named too
 )
 MOST = 0.5  # of the last tenth: a loss that is not finite in more of it has diverged
+VARY = 0.01  # of the usual tokens a step: how far the mean is from these
 _NAMED, _ALIKE = 3, 10  # how many of more than so many problems that are alike are named
 
 
@@ -279,6 +280,7 @@ def _logged(windows: pd.DataFrame) -> pd.DataFrame:
         lost_at_end=("lost_at_end", "mean"),
     )
     logged["lost_at_end"] = logged["lost_at_end"].mask(logged["lost_until"] == logged["steps"], 1.0)
+    logged["mean_tokens"] = logged["tokens"] / logged["count"]
     # Tokens a step are whole but for the rounding of logged times.
     logged["tokens_per_step"] = logged["tokens_per_step"].round()
     logged["valid_share"] = logged.pop("valid") * logged.pop("windows") / logged.pop("tokens")
@@ -368,6 +370,9 @@ def _work_out(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
         ideal_s = in_fp8 / peak_fp8 + (flops_per_token - in_fp8) / peak_bf16
         mfu_mixed_peak = tokens_per_s / world_size * ideal_s
     """)
+    vary = (runs.pop("mean_tokens") / runs["tokens_per_step"] - 1).abs() > VARY
+    for doubts in runs.loc[vary, "doubts"]:
+        doubts.append("its tokens a step vary")
     mfu = runs["mfu_mixed_peak"].fillna(runs["mfu_bf16_peak"])
     for doubts, share in zip(runs["doubts"][mfu > 1], mfu[mfu > 1], strict=True):
         doubts.append(f"its MFU is {share:.0%}, and no GPU is faster than its peak")

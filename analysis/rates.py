@@ -284,7 +284,8 @@ def break_even(a: Completed, b: Completed) -> BreakEven:
     good. Within the runs that is measured, between log windows on a straight line. Beyond them each
     run goes on at its mean seconds of a steady step, unless several runs cannot tell which recipe
     is faster, or a part of their steps says otherwise than the first third. The interval has the
-    steps at which Welch's t-test over the runs does not reject that both have cost the same.
+    steps at which a t-test over the runs, as of the ratio, does not reject that both have cost the
+    same.
     """
     timed = pd.concat([a.windows, b.windows]).dropna(subset="elapsed_s")
     by_run = timed.groupby("run")["step"]
@@ -302,7 +303,8 @@ def break_even(a: Completed, b: Completed) -> BreakEven:
     spent_a, spent_b = spent(a, steps), spent(b, steps)
     mean_a = spent_a.mean(axis=0)
     gap = mean_a - spent_b.mean(axis=0)
-    low, high = interval(spent_a, spent_b)
+    same_places = _same_places(a.runs, b.runs) and len(spent_a) == len(spent_b)
+    low, high = interval(spent_a - spent_b) if same_places else interval(spent_a, spent_b)
     if gap[-1] < 0:
         step, *ends = (_below_from(steps, line) for line in (gap, low, high))
         outcome = FROM if step else AHEAD
@@ -329,14 +331,16 @@ def break_even(a: Completed, b: Completed) -> BreakEven:
 
 
 def spent(of: Completed, steps: np.ndarray) -> np.ndarray:
-    """Work out the wall seconds (runs, steps) that runs had taken by `steps`, the first included.
+    """Work out the wall seconds (runs by seed, steps) that runs had taken by `steps`, the first
+    included.
 
     Beyond its log a run goes on at its mean seconds of a steady step (the recipe's, where it has no
     rate of its own).
     """
     seconds = of.timed.set_index("run")["step_s"]
     lines = []
-    for name, run in of.windows.dropna(subset="elapsed_s").groupby("run"):
+    by_seed = of.windows.dropna(subset="elapsed_s").groupby(["seed", "run"], dropna=False)
+    for (_, name), run in by_seed:
         logged = np.interp(steps, run["step"], run["elapsed_s"])
         beyond = np.clip(steps - run["step"].iloc[-1], 0, None)
         lines.append(logged + np.nan_to_num(beyond * seconds.get(name, seconds.mean())))

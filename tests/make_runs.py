@@ -219,10 +219,16 @@ def change_lines(folder, recipe, changed, seeds=(0, 1, 2)) -> None:
     for seed in seeds:
         file = folder / f"{recipe}{seed}" / METRICS
         lines = [window.model_dump() for window in read_windows(file)]
-        news = [changed(line, seed) for line in lines]
+        news = [(line, changed(line, seed)) for line in lines]
         write_metrics(
-            file, [line | new for line, new in zip(lines, news, strict=True) if new is not None]
+            file, [line | _rates(line, new) | new for line, new in news if new is not None]
         )
+
+
+def _rates(line: dict, new: dict) -> dict:
+    """The same tokens in other seconds."""
+    faster = sum(line["step_s"]) / sum(new.get("step_s", line["step_s"]))
+    return {name: line[name] * faster for name in ("tokens_per_s", "valid_tokens_per_s")}
 
 
 def plus(*shifts):

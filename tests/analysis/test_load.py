@@ -126,7 +126,8 @@ def test_a_run_that_was_stopped_is_in_fp8_as_far_as_it_came(tmp_path, in_fp8, sh
 
 def test_a_step_time_that_drifts_is_named(tmp_path):
     lines, seconds = metrics_lines(last=300), np.linspace(0.1, 0.13, 300)
-    lines = [line | {"step_s": [s]} for line, s in zip(lines, seconds, strict=True)]
+    for line, step_s in zip(lines, seconds, strict=True):
+        line |= {"step_s": [step_s], "tokens_per_s": 100 / step_s}
     run = write_run(tmp_path / "run", lines=lines, steps=300)
     (problem,) = load(run).problems
     assert problem.startswith(f"{run}: its step time drifts: ")

@@ -125,6 +125,18 @@ def test_the_interval_of_several_runs_covers_the_break_even_step():
     assert np.mean(inside) >= 0.9 and "95 % interval: step" in found.sentence()
 
 
+def test_break_even_is_paired_where_runs_of_a_seed_share_a_host():
+    """Nodes differ by a third, and each FP8 run is ahead from step 52 on."""
+    runs = []
+    for seed, slow in enumerate([1, 1.3, 1.6]):
+        for recipe, facts in ("a", FASTER), ("b", B):
+            pace = {"warm_up": slow * facts["warm_up"], "seconds": slow * facts["seconds"]}
+            row, windows, steps = run(recipe, seed, **pace)
+            runs.append((row.assign(host=f"node{seed}"), windows, steps))
+    found = break_even(*study(*runs).values())
+    assert (found.low, found.step, found.high) == (52, 52, 52)
+
+
 def test_logs_without_a_common_step_are_not_compared():
     a, b = study(run("a"), run("b")).values()
     a = a._replace(windows=a.windows[a.windows["step"] <= 50])
