@@ -113,6 +113,10 @@ def answer(comparison: Comparison) -> list[str]:
         told += [
             f"{recipe}: {words}." for words in worded(comparison, doubts) if words not in first
         ]
+        judged = comparison.verdicts[recipe]
+        distance = _facts(comparison, recipe)["distance"]
+        if judged.outcome == CANNOT_TELL and judged.above and distance not in first:
+            told.append(f"{recipe}{distance}.")
     if case in ("no opponents", "none ended"):
         return [first, *told]
     return [first, *told, *_remedy(comparison, best), *_worth(comparison)]

@@ -608,6 +608,8 @@ PLANTED = {
         "above.", "2 of 3 seeds"),
     "two seeds of three, 8 % above": (
         [shifted(FP8, 0.8, 0.82, 0)], "loss unclear", "2 of them 8 to 8.2 % above", "cannot tell"),
+    "three seeds, 2 to 9.5 % above": (
+        [shifted(FP8, 0.95, 0.5, 0.2)], "doubtful", "3 of them 2 to 9.. % above", "cannot tell"),
     "a seed that ends at 1e30": (
         [shifted(FP8, 1e30, 0, 0)], "all spoilt", "1 of 3 seeds .1e.30 beside 9.95.(?!.*would)",
         "far"),
