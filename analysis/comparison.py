@@ -191,8 +191,8 @@ def _missing(plan: Plan, folder: Path, runs: pd.DataFrame) -> Counter:
 def _unended(runs: pd.DataFrame, missing: Counter) -> dict[str, tuple[int, list[str]]]:
     """Find the recipes that completed no run, see `Comparison.unended`."""
     asked, found = Counter(runs["recipe"]) + missing, {}
-    ended = runs.loc[runs["status"].isin(["completed", "diverged"]), "recipe"]
-    for recipe in asked.keys() - {*ended}:
+    ended = {*runs.loc[runs["status"].isin(["completed", "diverged"]), "recipe"]}
+    for recipe in [name for name in asked if name not in ended]:
         own = runs[runs["recipe"] == recipe]
         causes = [*map(cause, own["status"], own["error"])] + ["no record"] * missing[recipe]
         found[recipe] = asked[recipe], sorted({*causes})
