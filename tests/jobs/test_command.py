@@ -108,7 +108,7 @@ def test_a_run_does_not_outlive_its_study():
 LEAVE = (
     "import atexit, time; atexit.register(time.sleep, 600)\n"
     "from experiments.jobs.command import leave\n"
-    "from experiments.jobs.ranks import number\n"
+    "from experiments.jobs.ranks import from_environment\n"
 )
 
 
@@ -117,7 +117,7 @@ LEAVE = (
     [
         ("3", 3, ""),
         ("1 / 0", 1, "Traceback"),
-        ("number('X')", 2, "error: "),
+        ("from_environment('X')", 2, "error: "),
         ("exec('raise SystemExit(2)')", 2, ""),
     ],
 )
