@@ -83,6 +83,8 @@ DOUBTS = DOUBTS_OF_SPEED | {
     "{opponent}'s",
     "below": "{words}, which FP8 does not explain",
 }
+# Of no interest where the answer is not about speed.
+DOUBTS_OF_PACE = {"no clock", "clock", "slow steps", "stall", "drift", "uneven", "shrinks"}
 PAYS_BACK = ", and is ahead {}, first step (compile) included"
 WOULD_PAY_BACK = ", and would be ahead {}, first step (compile) included, beyond these runs"
 DISTANCE = ": it ends {percent:.2g} % {side} {opponent} ({seeds})"
@@ -110,6 +112,8 @@ def answer(comparison: Comparison) -> list[str]:
     first = (NO_ANSWERS | OUTCOMES)[case].format(**facts)
     told = [f"{words}." for words in lost + unended if words not in first]
     for recipe, doubts in comparison.doubts.items():
+        if case == "cpu":
+            doubts = [doubt for doubt in doubts if doubt.kind not in DOUBTS_OF_PACE]
         told += [
             f"{recipe}: {words}." for words in worded(comparison, doubts) if words not in first
         ]

@@ -85,7 +85,7 @@ def _listed(names: Collection[str]) -> str:
 def _proofs(recipe: pd.DataFrame, opponent: pd.DataFrame) -> Iterator[Doubt]:
     """Yield doubts where it is not proven that all runs ran in FP8, and compiled as the opponent's
     did."""
-    shares = recipe["fp8_share"]
+    shares = recipe.loc[recipe["fp8_emulated"].ne(True), "fp8_share"]
     if not shares.gt(0).all():
         yield Doubt("proof", {})
     if shares.max() - shares.min() > SHARES_DIFFER:

@@ -688,6 +688,9 @@ PLANTED = {
         [gone(BF16, 1, 2)], "single run", "To get one, repeat", "1.25, one run"),
     "a lower loss": ([shifted(FP8, -0.1, -0.1, -0.1)], LOWER, "Yes.*a lower loss", "lower"),
     "a CPU": ([hardware(r, type="cpu") for r in (BASE, BF16, FP8)], "cpu", "No answer", "1.25"),
+    "a CPU that stalls": (
+        [lines(stall(600, 57))] + [hardware(r, type="cpu") for r in (BASE, BF16, FP8)], "cpu",
+        "^(?!.*took 600 s)", "0.3"),
     "FP8 alone is compiled": (
         [gone(BF16, *ALL), facts(compiled=True), facts(name="timing.json", phases={"compile": 1})],
         "compiled alone", "it needs a completed run of baseline_compiled", "1.25"),
