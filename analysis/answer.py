@@ -112,8 +112,6 @@ def answer(comparison: Comparison) -> list[str]:
     first = (NO_ANSWERS | OUTCOMES)[case].format(**facts)
     told = [f"{words}." for words in lost + unended if words not in first]
     for recipe, doubts in comparison.doubts.items():
-        if case == "cpu":
-            doubts = [doubt for doubt in doubts if doubt.kind not in DOUBTS_OF_PACE]
         told += [
             f"{recipe}: {words}." for words in worded(comparison, doubts) if words not in first
         ]
@@ -235,7 +233,9 @@ def _facts(comparison: Comparison, recipe: str) -> dict[str, str]:
 
 
 def worded(comparison: Comparison, doubts: list) -> list[str]:
-    """Word doubts, those that forbid any verdict on the speed first."""
+    """Word doubts, those that forbid any verdict on the speed first; on a CPU none of paces."""
+    if on_cpu(comparison):
+        doubts = [doubt for doubt in doubts if doubt.kind not in DOUBTS_OF_PACE]
     ordered = sorted(doubts, key=lambda doubt: list(DOUBTS).index(doubt.kind))
     return [DOUBTS[d.kind].format(**d.facts, opponent=comparison.opponent) for d in ordered]
 

@@ -144,7 +144,7 @@ class SpeedUp:
         return abs(self.ratio - 1) < SMALL
 
     @property
-    def change(self) -> "Change | None":
+    def change(self) -> Change | None:
         """How a part of the steps says otherwise than the first third; None where all say the same.
 
         Steps are noisy, so the change has to be certain, and of a single run it has to be large.

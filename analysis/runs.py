@@ -251,7 +251,7 @@ def _flaws(manifest: Manifest, settings: dict, proof: Proof) -> list[str]:
     float8, moved = settings.get(FLOAT8, manifest.float8), proof.parameters
     still = set(moved.still_in_first_step) - set(moved.orphans)
     float8 = float8 and str(float8)
-    by_rows = (float8 or "").startswith("rowwise")
+    by_rows = float8 in SCALINGS and SCALINGS[float8].by_rows
     phases = [] if proof.emulated else proof.phases.values()
     in_fp8 = [phase for phase in phases if phase.in_fp8]
     least = 0.99 * proof.fp8_flops_expected

@@ -161,7 +161,7 @@ def _too_small(linears: dict[str, nn.Linear], recipe_name: str) -> set[str]:
     """Name the layers that gain nothing by torchao's heuristic."""
     try:
         worth_it = _auto_filter_for_recipe(recipe_name, filter_fqns=[])
-    except (NotImplementedError, ValueError) as error:
+    except (NotImplementedError, ValueError) as error:  # without a heuristic; not torchao's
         raise InputError(
             f"torchao has no {AUTO_FILTER} for {recipe_name}: name the layers instead"
         ) from error
