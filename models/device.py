@@ -256,11 +256,11 @@ def peak() -> Rates | None:
 
 
 def hardware() -> dict:
-    """What a manifest says of the machine; clock in MHz and power in W, None where nvidia-smi does
-    not tell."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    known = _nvidia_smi("driver_version,clocks.max.sm,power.limit") if TYPE == "cuda" else None
-    driver, clock, power = known or [None] * 3
+    """Say what a manifest says of the machine; clock in MHz and power in W. What nvidia-smi does
+    not tell is None."""
+    query = "driver_version,uuid,clocks.max.sm,power.limit"
+    known = _nvidia_smi(query) if TYPE == "cuda" else None
+    driver, uuid, clock, power = known or [None] * 4
     return {
         "type": TYPE,
         "name": name(),
@@ -268,25 +268,41 @@ def hardware() -> dict:
         "threads": torch.get_num_threads(),
         "cpu": cpu_name(),
         "cpu_instruction_sets": instruction_sets(),
-        "visible_devices": visible,  # which GPUs of several
+        "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),  # which GPUs of several
+        "uuid": uuid,
         "cudnn": cudnn(),  # the version that PyTorch has loaded: it decides which attention runs
         "driver": driver,
-        "sm_clock_max_mhz": clock,
-        "power_limit_w": power,
+        "sm_clock_max_mhz": _number(clock),
+        "power_limit_w": _number(power),
     }
 
 
-def _nvidia_smi(query: str) -> list[str] | None:
-    """Ask for the first visible GPU's values; nvidia-smi itself ignores CUDA_VISIBLE_DEVICES."""
+def _nvidia_smi(query: str) -> list[str | None] | None:
+    """Ask nvidia-smi for fields of the first visible GPU: None for a field that it does not know,
+    None for all where it fails.
+
+    nvidia-smi itself ignores CUDA_VISIBLE_DEVICES.
+    """
     gpu = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0]
     command = ["nvidia-smi", f"--query-gpu={query}", f"--id={gpu}"]
     command.append("--format=csv,noheader,nounits")
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        answer = subprocess.run(command, capture_output=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    parts = answer.stdout.strip().split(", ")
-    return parts if len(parts) == query.count(",") + 1 else None
+    fields = answer.stdout.decode(errors="replace").strip().split(", ")
+    if len(fields) != query.count(",") + 1:
+        return None
+    return [None if field.startswith("[") else field for field in fields]  # [N/A], [Not Supported]
+
+
+def _number(field: str | None) -> float | None:
+    """Read a field of nvidia-smi's as a number; None if it is none."""
+    try:
+        number = float(field or "nan")
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def seconds_since_process_start() -> float:

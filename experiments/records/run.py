@@ -65,6 +65,7 @@ class Hardware(Record):
     cpu: str | None = None
     cpu_instruction_sets: list[str] = []
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES
+    uuid: str | None = None  # of the GPU, which no other has
     cudnn: str | None = None
     driver: str | None = None
     sm_clock_max_mhz: float | None = None

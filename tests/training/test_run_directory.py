@@ -14,6 +14,7 @@ from experiments.run import main
 from experiments.training import run_directory
 from experiments.training.plan import open_data, plan
 from experiments.training.run_directory import RunDirectory
+from models import device
 from models.errors import InputError
 
 PLAN = plan(recipes.load("baseline", ["cpu"]))
@@ -94,6 +95,32 @@ def test_what_a_run_says_of_itself(tmp_path, token_file):
         assert manifest.packages.items() <= environment.packages.items()
         assert (manifest.git.changes is None) == (environment.diff is None)
     assert not list((tmp_path / "study/recipe").glob("*/environment-*"))
+
+
+@pytest.mark.parametrize(
+    ("nvidia_smi", "said"),
+    [
+        ("echo 580.65.06, GPU-1, 1980, 700.00", ("580.65.06", "GPU-1", 1980.0, 700.0)),
+        ("echo 580.65.06, GPU-1, [N/A], N/A", ("580.65.06", "GPU-1", None, None)),
+        ("echo Failed to initialize NVML; exit 18", (None,) * 4),
+        ("exit 127", (None,) * 4),
+    ],
+)
+def test_whatever_nvidia_smi_says_a_run_starts(
+    nvidia_smi, said, claim, tmp_path, tmp_path_factory, monkeypatch
+):
+    program = tmp_path_factory.mktemp("bin") / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{nvidia_smi}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    for name, value in {"name": "NVIDIA H200", "memory_bytes": 2**37, "peak": None}.items():
+        monkeypatch.setattr(device, name, lambda value=value: value)
+    monkeypatch.setattr(device, "TYPE", "cuda")
+    claim()
+    text = (tmp_path / "manifest.json").read_text()
+    hardware = Manifest.model_validate_json(text).hardware
+    found = hardware.driver, hardware.uuid, hardware.sm_clock_max_mhz, hardware.power_limit_w
+    assert found == said
 
 
 def test_a_full_disk_at_the_start_changes_nothing(unfinished, claim):
