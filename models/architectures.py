@@ -13,6 +13,8 @@ import torch._inductor.config
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchtitan.components.loss import build_cross_entropy_loss
 from torchtitan.components.lr_scheduler import build_lr_schedulers
 from torchtitan.config import TORCH_DTYPE_MAP
@@ -23,6 +25,7 @@ from torchtitan.models.llama4.infra import parallelize as with_experts
 from torchtitan.protocols.train_spec import TrainSpec
 
 from models import llama, qwen3
+from models.device import local
 from models.errors import InputError, by_pattern
 from models.flops import has_experts
 from models.fp8_gradients import Fp8ReduceScatter
@@ -201,3 +204,35 @@ def _shard(model: nn.Module, mesh: DeviceMesh, job_config) -> None:
             module.set_force_sum_reduction_for_comms(True)
             if job_config.quantize.gradients:
                 module.set_custom_reduce_scatter(Fp8ReduceScatter())
+
+    draw_shard = model.init_weights
+
+    def init_weights(buffer_device: torch.device | None = None) -> None:
+        with _WholeDraws():
+            draw_shard(buffer_device)
+
+    model.init_weights = init_weights
+
+
+class _WholeDraws(TorchDispatchMode):
+    """Draw a sharded tensor's random numbers whole, on every rank, and keep the rank's shard.
+
+    All ranks have the same seed, so any number of them starts from the weights of one device. Takes
+    the memory of one whole tensor at a time. torch draws each shard by itself: on a CPU all shards
+    get the same numbers.
+    """
+
+    DRAWS = (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func not in self.DRAWS or not isinstance(args[0], DTensor):
+            return func(*args, **kwargs)
+        sharded, *distribution = args
+        mesh, placements = sharded.device_mesh, sharded.placements
+        whole = torch.empty(sharded.shape, dtype=sharded.dtype, device=local(sharded).device)
+        func(whole, *distribution, **kwargs)
+        # src_data_rank=None: each rank cuts its own copy, and nothing is sent
+        shard = distribute_tensor(whole, mesh, placements, src_data_rank=None)
+        local(sharded).copy_(shard.to_local())
+        return sharded

@@ -53,13 +53,12 @@ def folder(tmp_path_factory) -> Path:
     add("switched", 2, "model.sizes.n_layers=1", *RECOMPUTED.keys, phase, recipe=RECOMPUTED.recipe)
     add("three", 3, BY_THREE, GATHER, recipe="tensorwise_fp8_compiled")
     in_fp8 = "quantize.gradients=float8"
-    start = f"checkpoint.initial_load_path={folder}/start/checkpoint/step-1"
-    add("start", 1, *TIED, "training.steps=1")
-    add("one", 1, *TIED, start, "training.local_batch_size=4")
-    add("two", 2, *TIED, start)
-    add("two in FP8", 2, *TIED, start, in_fp8)
+    add("one", 1, *TIED, "training.local_batch_size=6")
+    add("two", 2, *TIED, "training.local_batch_size=3")
+    add("by three", 3, *TIED, "training.local_batch_size=2")
+    add("two in FP8", 2, *TIED, "training.local_batch_size=3", in_fp8)
     go_on = f"checkpoint.initial_load_path={folder}/two in FP8/checkpoint/step-2"
-    add("resumed", 2, *TIED, in_fp8, go_on, "checkpoint.initial_load_model_only=false")
+    add("resumed", 2, *TIED, "training.local_batch_size=3", in_fp8, go_on, "checkpoint.initial_load_model_only=false")
 
     keys = [SMALLEST, "checkpoint.enable=true", "checkpoint.interval=2"]
     add("states in FP8", 2, *keys, recipe="fp8_optimizer")
@@ -104,14 +103,17 @@ def test_three_processes_gather_fp8_rows_that_divide(folder):
 
 
 @pytest.mark.slow
-def test_two_processes_train_a_tied_matrix_as_one_does(folder):
-    """FSDP2 shards the matrix of embedding and head once. A norm of 260,000 numbers depends on the
-    order in which float32 adds them up; a matrix that lost one of its two uses would be off by
-    about 1. In FP8 each gradient is rounded by up to 1/16."""
+def test_two_and_three_processes_train_a_tied_matrix_as_one_does(folder):
+    """Each draws its first weights from the seed. FSDP2 shards the matrix of embedding and head
+    once. A norm of 260,000 numbers depends on the order in which float32 adds them up; a matrix
+    that lost one of its two uses would be off by about 1. In FP8 each gradient is rounded by up to
+    1/16."""
     one, two, in_fp8 = (lines_of(folder / name) for name in ("one", "two", "two in FP8"))
     for key in "loss", "grad_norm":
         expected = [line[key] for line in one]
         assert [line[key] for line in two] == pytest.approx(expected, rel=1e-4)
+        three = [line[key] for line in lines_of(folder / "by three")]
+        assert three == pytest.approx(expected, rel=1e-4)
     error = in_fp8[0]["grad_norm"] / two[0]["grad_norm"] - 1
     assert 1e-6 < abs(error) < 1 / 32 and in_fp8[0]["loss"] == two[0]["loss"]
 
