@@ -32,9 +32,15 @@ from experiments.jobs.ranks import check_gpus, set_rank_environment, variables
 from experiments.jobs.runner import Run, run_all
 from models.errors import InputError
 
+# OpenMP's threads spin so many turns before they sleep. With libgomp's own 300,000 they keep cores
+# that other processes need (experiments/benchmarks/busy_machine.py)
+SPINS = 1000
+
 
 def main(argv: list[str] | None = None) -> int:
     args = _command_line().parse(argv)
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))  # read while torch is imported
     # Compiled kernels are kept from run to run; a study gives each of its runs an empty folder
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(recipes.ROOT / ".cache/inductor"))
     stop = Stop(args.budget)

@@ -13,8 +13,9 @@ import re
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,7 +69,36 @@ class _CpuDevice:
         return {"active_bytes.all.peak": peak, "reserved_bytes.all.peak": peak}
 
 
+def widen_bf16_matmuls() -> torch.library.Library | None:
+    """Have bf16 matmuls computed in float32 on a CPU where oneDNN has none, eager and compiled.
+
+    oneDNN multiplies bf16 with AVX-512 or better. On other CPUs PyTorch's own loop is 10 times and
+    more slower than a float32 matmul with its casts (experiments/benchmarks/bf16_matmuls.py). Both
+    add up in float32 and round once. Returns what holds the kernels: they go with it.
+    """
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return None
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings(action="ignore"):  # that a kernel is replaced
+        for name in ("mm", "addmm", "bmm", "baddbmm"):
+            for overload in (name, f"{name}.out"):
+                kernel = torch.library.get_kernel(f"aten::{overload}", "CPU")
+                call = partial(_widened, getattr(torch, name), kernel)
+                library.impl(overload, call, "CPU", with_keyset=True)
+    return library
+
+
+def _widened(matmul: Callable, kernel, keys, *operands, **options):
+    """Call `kernel`, or `matmul` on float32 copies of bf16 operands."""
+    if operands[-1].dtype is not torch.bfloat16:
+        return kernel.call_boxed(keys, *operands, **options)
+    out = options.pop("out", None)
+    product = matmul(*(operand.float() for operand in operands), **options)
+    return product.bfloat16() if out is None else out.copy_(product)
+
+
 if TYPE == "cpu":
+    _BF16_MATMULS = widen_bf16_matmuls()
     # torchtitan asks torch for a device while it is imported, and takes "cuda" if there is none.
     _as_it_is = torch._utils._get_available_device_type, torch._utils._get_device_module
     torch._utils._get_available_device_type = lambda: "cpu"

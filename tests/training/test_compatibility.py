@@ -58,7 +58,15 @@ def folder(tmp_path_factory) -> Path:
     add("by three", 3, *TIED, "training.local_batch_size=2")
     add("two in FP8", 2, *TIED, "training.local_batch_size=3", in_fp8)
     go_on = f"checkpoint.initial_load_path={folder}/two in FP8/checkpoint/step-2"
-    add("resumed", 2, *TIED, "training.local_batch_size=3", in_fp8, go_on, "checkpoint.initial_load_model_only=false")
+    add(
+        "resumed",
+        2,
+        *TIED,
+        "training.local_batch_size=3",
+        in_fp8,
+        go_on,
+        "checkpoint.initial_load_model_only=false",
+    )
 
     keys = [SMALLEST, "checkpoint.enable=true", "checkpoint.interval=2"]
     add("states in FP8", 2, *keys, recipe="fp8_optimizer")

@@ -9,7 +9,8 @@ import torch.distributed as dist
 
 from experiments.config import recipes
 from experiments.config.studies import DEFAULT, load
-from experiments.run import main
+from experiments.jobs.command import code_of
+from experiments.run import SPINS, main
 from experiments.training.machine import check_here, choose_scale, slow_attention
 from experiments.training.plan import plan
 from models import device
@@ -19,6 +20,19 @@ from tests.runs import TINY
 FOUR = load([DEFAULT]).recipes
 RECOMPUTE = "activation_checkpoint.mode=full"
 LLAMA_1B = "model.flavor=llama3.2-1B training.local_batch_size=4"
+
+
+@pytest.mark.parametrize("name, value", [("GOMP_SPINCOUNT", "7"), ("OMP_WAIT_POLICY", "active")])
+def test_threads_share_the_cores_unless_the_user_chose(name, value, monkeypatch):
+    """torch reads the variables while it is imported: a run sets them first."""
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    code_of(lambda: main(["no_such_recipe"]))
+    assert os.environ.pop("GOMP_SPINCOUNT") == str(SPINS)
+    monkeypatch.setenv(name, value)
+    code_of(lambda: main(["no_such_recipe"]))
+    assert os.environ[name] == value
+    assert os.environ.get("GOMP_SPINCOUNT", "7") == "7"
 
 
 def test_dry_run_says_what_would_run(capsys):
