@@ -17,7 +17,6 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from experiments.config import recipes
-from experiments.config.studies import STUDIES
 from experiments.config.yaml_with_origins import read_file
 from experiments.jobs.command import COMPLETED, CommandLine, leave
 
@@ -43,15 +42,15 @@ def print_list(everything: bool) -> None:
     """Print recipes, studies and overlays, each with its own line of description."""
     known = recipes.paths()
     _print_group("The four recipes", {name: known[name] for name in recipes.THE_FOUR})
-    _print_group("Studies: python -m experiments.study NAME", recipes.files(STUDIES))
+    _print_group("Studies: python -m experiments.study NAME", recipes.studies())
     _print_group("Overlays: --overlay NAME, where and how big", recipes.files(recipes.OVERLAYS))
+    others = {name: path for name, path in known.items() if name not in recipes.THE_FOUR}
     if not everything:
-        print(f"{len(known) - len(recipes.THE_FOUR)} more recipes: add --all")
+        print(f"{len(others)} more recipes: add --all")
         return
-    for folder, title in recipes.GROUPS.items():
-        files = recipes.files(recipes.RECIPES / folder)
-        others = {name: path for name, path in files.items() if name not in recipes.THE_FOUR}
-        _print_group(title, others)
+    for folder in dict.fromkeys(path.parent for path in others.values()):
+        here = {name: path for name, path in others.items() if path.parent == folder}
+        _print_group(f"Recipes of {folder.relative_to(recipes.ROOT)}/", here)
 
 
 def _print_group(title: str, files: dict[str, Path]) -> None:

@@ -6,7 +6,7 @@ the values and keeps the default.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
@@ -372,6 +372,14 @@ class Config(titan.JobConfig):
     comm: Comm
     debug: Debug
     data: Data
+
+
+def validator(extensions: dict[str, type]) -> TypeAdapter:
+    """Validate recipes with the sections of extensions, each a dataclass by its section's name."""
+    if not extensions:
+        return VALIDATOR
+    sections = [(name, keys, field(default=None)) for name, keys in extensions.items()]
+    return TypeAdapter(make_dataclass("ExtendedConfig", sections, bases=(Config,)))
 
 
 VALIDATOR = TypeAdapter(Config)

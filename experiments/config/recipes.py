@@ -5,17 +5,22 @@ A recipe is `NAME.yaml` in `recipes/` or one of its folders: its parent (`base:`
 layers, of which a later one wins, are its ancestors from base.yaml down, the recipe, overlays
 (`recipes/overlays/`), and `key.path=value` from the command line. Sections merge, everything else
 replaces. What they add up to is checked once, and a mistake is reported with its origin.
+
+A section that is a folder of `extensions/` brings that extension in: its package has the section's
+keys (`Keys`), and functions in place of the core's (`Recipe.hook`).
 """
 
 import difflib
 import functools
+import importlib
 import json
 import operator
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import ValidationError
@@ -38,16 +43,8 @@ if TYPE_CHECKING:
 
 RECIPES = ROOT / "recipes"
 OVERLAYS = RECIPES / "overlays"
-GROUPS = {
-    "": "Further recipes",
-    "candidates": "Candidates, one change each",
-    "phases": "Phases: FP8 for a part of the steps",
-    "scalings": "Scalings: other scales and formats for FP8",
-    "puzzle": "Puzzle: does FP8 learn on one GPU?",
-    "ladder": "Ladder: the steps to FP8 all-gather on several GPUs",
-    "fp8_lm": "FP8-LM: FP8 beyond matmuls",
-}
-"""Folders of recipes in `recipes/`, and their titles."""
+EXTENSIONS = ROOT / "extensions"
+GROUPS = ("", "candidates", "phases", "scalings", "puzzle", "ladder", "fp8_lm")  # of recipes/
 LISTED = "`python -m experiments.recipe list --all` has all"
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
@@ -63,6 +60,12 @@ class Recipe:
     overrides: tuple[str, ...]
     description: str
     config: "Config"
+    extensions: tuple[ModuleType, ...] = ()  # whose sections it has
+
+    def hook(self, name: str, default: Callable | None = None) -> Callable | None:
+        """Return an extension's function in place of the core's `default`."""
+        found = [getattr(module, name) for module in self.extensions if hasattr(module, name)]
+        return found[-1] if found else default
 
 
 # ---- what there is ----
@@ -75,7 +78,15 @@ def files(folder: Path) -> dict[str, Path]:
 
 def paths() -> dict[str, Path]:
     """List each recipe's file by its name, group by group."""
-    return functools.reduce(operator.or_, [files(RECIPES / group) for group in GROUPS])
+    own = [RECIPES / group for group in GROUPS]
+    of_extensions = sorted(EXTENSIONS.glob("*/recipes"))
+    return functools.reduce(operator.or_, map(files, [*own, *of_extensions]))
+
+
+def studies() -> dict[str, Path]:
+    """List each study's file by its name."""
+    folders = [RECIPES / "studies", *sorted(EXTENSIONS.glob("*/studies"))]
+    return functools.reduce(operator.or_, map(files, folders))
 
 
 def names() -> list[str]:
@@ -117,16 +128,26 @@ def load(
         overrides = [*overrides, f"debug.seed={seed}"]
     chain = _chain(name)
     layer = _merge(chain, overlays, overrides)
-    config = _validate(layer)
-    problems = [
-        f"{layer.origins.get(key, 'default')}: {key}: {message}"
-        for key, message in contradictions(config)
-    ]
+    extensions = _extensions(layer)
+    config = _validate(layer, extensions)
+    found = [*contradictions(config)]
+    for extension in extensions.values():
+        if hasattr(extension, "contradictions"):
+            found += extension.contradictions(config)
+    problems = [f"{layer.origins.get(key, 'default')}: {key}: {message}" for key, message in found]
     if problems:
         raise InputError("\n".join(problems))
     file = chain[-1]
     config.job.description = file.description
-    return Recipe(file.name, file.base, tuple(overlays), tuple(overrides), file.description, config)
+    return Recipe(
+        name=file.name,
+        base=file.base,
+        overlays=tuple(overlays),
+        overrides=tuple(overrides),
+        description=file.description,
+        config=config,
+        extensions=tuple(extensions.values()),
+    )
 
 
 def _chain(name: str) -> list[_File]:
@@ -176,19 +197,30 @@ def _merge(chain: list[_File], overlays: Sequence[str], overrides: Sequence[str]
     return functools.reduce(merge, layers)
 
 
-def _validate(layer: Layer) -> "Config":
+def _extensions(layer: Layer) -> dict[str, ModuleType]:
+    """Import the extensions whose sections a recipe has."""
+    there = {path.parent.name for path in EXTENSIONS.glob("*/__init__.py")}
+    entered = [name for name in layer.keys if name in there]
+    modules = {name: importlib.import_module(f"extensions.{name}") for name in entered}
+    return {name: module for name, module in modules.items() if hasattr(module, "Keys")}
+
+
+def _validate(layer: Layer, extensions: dict[str, ModuleType]) -> "Config":
     """Validate keys and fill in defaults. JSON is pydantic's mode in which 1 is a float too.
 
     Raises `InputError` with a line for each wrong key.
     """
     from experiments.config import keys  # torch, which listing recipes does not need
 
+    sections = {name: extension.Keys for name, extension in extensions.items()}
     try:
-        return keys.VALIDATOR.validate_json(json.dumps(layer.keys, default=str))
+        return keys.validator(sections).validate_json(json.dumps(layer.keys, default=str))
     except ValidationError as error:
         sections = asdict(keys.Config())
         known = [*sections, *dict(flat(sections))]
-        raise mistakes(error, layer.origins, known, keys.REFUSED) from error
+        foreign = [name for name in layer.keys if not difflib.get_close_matches(name, known)]
+        missing = dict.fromkeys(foreign, "no section of recipes, and no extension that has keys")
+        raise mistakes(error, layer.origins, known, keys.REFUSED | missing) from error
 
 
 # ---- what a recipe says ----
@@ -210,15 +242,15 @@ def difference(recipe: Recipe) -> list[tuple[str, object, object]]:
     overlays and overrides."""
     if recipe.base is None:
         return []
-    parent = _validate(_merge(_chain(recipe.base), recipe.overlays, recipe.overrides))
-    return changes(parent, recipe.config)
+    layer = _merge(_chain(recipe.base), recipe.overlays, recipe.overrides)
+    return changes(_validate(layer, _extensions(layer)), recipe.config)
 
 
 def changes(before: "Config", after: "Config") -> list[tuple[str, object, object]]:
     """List (key.path, value before, value after) of the keys that differ."""
-    values = dict(flat(asdict(after)))
-    keys = flat(asdict(before))
-    return [(key, value, values[key]) for key, value in keys if value != values[key]]
+    old, new = dict(flat(asdict(before))), dict(flat(asdict(after)))
+    pairs = [(key, old.get(key), new.get(key)) for key in old | new]
+    return [(key, value, other) for key, value, other in pairs if value != other]
 
 
 # ---- words of a command line ----

@@ -19,7 +19,6 @@ from experiments.config.yaml_with_origins import flat, mistakes, read_file, read
 from experiments.records.run import STUDY_FILE, Fit, Seed
 from models.errors import InputError
 
-STUDIES = recipes.RECIPES / "studies"
 DEFAULT = "four_way"
 AUTO = "auto"  # among the overlays: what this machine can hold
 PROCESSES = "processes"
@@ -145,7 +144,7 @@ def load(names: list[str]) -> Study:
 
     Raises `InputError` with file and line, or with the nearest names.
     """
-    known = recipes.files(STUDIES)
+    known = recipes.studies()
     if len(names) == 1 and names[0] in known:
         return read(known[names[0]])
     for name in names:

@@ -14,7 +14,6 @@ import yaml
 from experiments import recipe
 from experiments.config import recipes, yaml_with_origins
 from experiments.config.recipes import difference, flat, load, to_yaml
-from experiments.config.studies import STUDIES
 from models.errors import InputError
 
 FLOAT8 = "quantize.linear.float8"
@@ -66,7 +65,7 @@ def test_every_recipe_loads_with_every_overlay_which_touches_only_what_it_says(o
 
 
 def test_the_list_has_the_four_first_then_studies_and_overlays(capsys):
-    short = [*recipes.THE_FOUR, *recipes.files(STUDIES), *OVERLAYS]
+    short = [*recipes.THE_FOUR, *recipes.studies(), *OVERLAYS]
     others = {*recipes.names()} - {*recipes.THE_FOUR}
     for options, expected in ([], short), (["--all"], [*short, *others]):
         recipe.main(["list", *options])
@@ -91,7 +90,7 @@ def test_editors_find_the_schema_with_torchtitans_documentation():
     assert "model config" in model["flavor"]["description"]
     assert "Kernel" in model["attention_backend"]["description"]
     assert schema["required"] == ["description"] and "base" in schema["properties"]
-    for path in {*recipes.RECIPES.rglob("*.yaml")} - {*STUDIES.glob("*")}:
+    for path in [*recipes.paths().values(), *recipes.files(recipes.OVERLAYS).values()]:
         first = path.read_text().splitlines()[0]
         reference = first.removeprefix("# yaml-language-server: $schema=")
         assert (path.parent / reference).resolve() == recipes.RECIPES / "schema.json"
