@@ -96,7 +96,7 @@ def _prepare(args) -> tuple[dict[str, "Plan"], Bench]:
 
     # torch: seconds, which a misspelt name need not wait for
     from experiments.profiling.worker import PROFILED_STEPS
-    from experiments.training.machine import choose_scale
+    from experiments.training.machine import choose_size
     from experiments.training.plan import open_data, plan
     from experiments.training.run_directory import VERSIONS, command, git_state
     from models import device
@@ -107,8 +107,8 @@ def _prepare(args) -> tuple[dict[str, "Plan"], Bench]:
         )
     overlays = args.overlay
     if overlays is None:
-        overlays, why = choose_scale()
-        print(f"Scale: {why}.")
+        overlays, why = choose_size()
+        print(f"Size: {why}.")
     measured = [
         f"training.steps={args.steps + PROFILED_STEPS}",
         "checkpoint.enable=false",

@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     stop.listen()
     study, out, resumed = _resolve(args)
     print(f"Seeds: {', '.join(map(str, study.seeds))}.")
-    _choose_scale(study)
+    _choose_size(study)
     cells = _plan_runs(study, args.gpu)
     _check_folder(study, out, resumed)
     if not args.gpu:  # the data of another machine is not here
@@ -139,16 +139,16 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path, bool]:
     return study, args.out or dated_folder(names[0]), False
 
 
-def _choose_scale(study: Study) -> None:
+def _choose_size(study: Study) -> None:
     """Replace the overlay `auto` by those that suit this machine."""
     if AUTO in study.overlays:
         # torch: seconds, not for a wrong name
-        from experiments.training.machine import choose_scale
+        from experiments.training.machine import choose_size
 
-        chosen, why = choose_scale(study.processes)
+        chosen, why = choose_size(study.processes)
         place = study.overlays.index(AUTO)
         study.overlays[place : place + 1] = chosen
-        print(f"Scale: {why}.")
+        print(f"Size: {why}; --overlay chooses another.")
 
 
 # ---- check ----

@@ -221,6 +221,16 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def free_bytes() -> int:
+    """Return what other programs leave of the GPU's `memory_bytes`.
+
+    Another process asks CUDA: asking makes a context, which holds some 500 MB of the GPU, or all of
+    it where only one process may use it.
+    """
+    asks = [sys.executable, "-c", "import torch; print(torch.cuda.mem_get_info()[0])"]
+    return int(subprocess.check_output(asks, text=True).split()[-1])
+
+
 def synchronize() -> None:
     """Wait for the device to do what it was given."""
     titan_utils.device_module.synchronize()

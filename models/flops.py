@@ -185,7 +185,10 @@ def memory_by_use(config, args, shards: int) -> dict[str, float]:
     head = args.vocab_size * args.dim
     gradients = n * per_parameter / shards
     accumulates = training.global_batch_size > training.local_batch_size * shards
-    reduced = gathered = 0
+    reduced = gathered = tied = 0
+    if shards == 1 and args.enable_weight_tying:
+        # Its gradients as head and as embedding, while their sum is written.
+        tied = 2 * head * per_parameter
     if shards > 1:
         # The largest gradient, in bf16, in float32, and the shard of their sum.
         reduced = head * (2 + 4 + 4 / shards)
@@ -200,7 +203,7 @@ def memory_by_use(config, args, shards: int) -> dict[str, float]:
         "logits": logits,
         "gathered": gathered,
     }
-    end = {"gradients": gradients, "activations": 0, "logits": 0, "gathered": reduced}
+    end = {"gradients": gradients + tied, "activations": 0, "logits": 0, "gathered": reduced}
     fullest = max(begin, end, key=lambda uses: sum(uses.values()))
     stay = {
         "parameters": n * per_parameter / shards,

@@ -21,7 +21,7 @@ from experiments.config import recipes
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.command import CommandLine, leave
 from experiments.records.run import NOT_STEADY_STEPS
-from experiments.training.machine import choose_scale
+from experiments.training.machine import choose_size
 from experiments.training.metrics import fp8_ranges
 from experiments.training.plan import plan
 from experiments.training.trainer import Trainer
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{device.name()}: a step takes {bare_s:.4f} s in a bare loop, {run_s:.4f} s in the run")
     print(f"{ratio:.1%} of the bare loop's tokens/s, goal {GOAL:.0%}")
 
-    fp8 = plan(recipes.load("tensorwise_fp8_compiled", choose_scale()[0], [STEPS]))
+    fp8 = plan(recipes.load("tensorwise_fp8_compiled", choose_size()[0], [STEPS]))
     metrics = fp8.config.metrics
     apart = metrics.log_freq * metrics.fp8_ranges_every
     metrics.fp8_ranges_every = 0  # here they are checked after each step instead

@@ -21,7 +21,7 @@ from torch.utils.benchmark import Timer
 
 from experiments.config import recipes
 from experiments.jobs.command import CommandLine, leave
-from experiments.training.machine import choose_scale
+from experiments.training.machine import choose_size
 from models import device, flops
 from models.architectures import model_args
 from models.llama import ATTENTION_BACKENDS
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key.path=value")
     parser.add_overlays(default=None)
     args = parser.parse(argv)
-    config = recipes.load("baseline", args.overlay or choose_scale()[0], args.overrides).config
+    config = recipes.load("baseline", args.overlay or choose_size()[0], args.overrides).config
     model, training = model_args(config), config.training
     tokens = training.seq_len * training.local_batch_size
     print(f"{device.name()}, torch {torch.__version__}")

@@ -21,7 +21,7 @@ from experiments.config.studies import DEFAULT, load
 from experiments.jobs.command import FAILED, CommandLine, leave
 from experiments.records.files import read
 from experiments.records.run import TIMING, Timing
-from experiments.training.machine import choose_scale
+from experiments.training.machine import choose_size
 from models import device
 
 STEPS = 5
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_overlays(default=None)
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
-    overlays = args.overlay or choose_scale()[0]
+    overlays = args.overlay or choose_size()[0]
     loaded = [recipes.load(name, overlays) for name in args.names]
     print(f"{device.name()}, {' '.join(overlays)}")
     starts = {

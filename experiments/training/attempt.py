@@ -18,7 +18,7 @@ from experiments.jobs.screen import describe, display
 from experiments.records import files
 from experiments.records.files import dated_folder, new_folder
 from experiments.records.run import LOG, METRICS, PROOF, TIMING, Window
-from experiments.training.machine import Finding, less_memory
+from experiments.training.machine import Finding, less_memory, others
 from experiments.training.plan import Plan
 from experiments.training.proof import ProofError
 from experiments.training.run_directory import RunDirectory
@@ -111,7 +111,9 @@ def _end(error: BaseException, plan: Plan, stop: Stop) -> End:
     logging.getLogger().error("the run failed", exc_info=error)
     sentence = f"{type(error).__name__}: {error}".splitlines()[0]
     if isinstance(error, torch.OutOfMemoryError):
-        sentence = f"the GPU is out of memory: {less_memory(plan.config)}"
+        free, _ = torch.cuda.mem_get_info()
+        held = others(free + torch.cuda.memory_reserved())
+        sentence = f"the GPU is out of memory{held}: {less_memory(plan.config)}"
     return End("failed", sentence, FAILED)
 
 

@@ -13,7 +13,7 @@ from experiments.jobs import ranks
 from experiments.jobs.budget import STUDY_BUDGET
 from experiments.jobs.ranks import from_environment
 from experiments.records.run import Fit
-from experiments.training.plan import Plan, plan, refuse
+from experiments.training.plan import Plan, count, plan, refuse
 from models import device
 from models.errors import InputError
 from models.flops import memory_finding
@@ -21,6 +21,16 @@ from models.gpus import GPUS
 
 MOST = 0.95  # of the memory: the estimate is what PyTorch allocates, and CUDA and gaps come on top
 HOPELESS = 1.3  # times the memory: more is an error; less a remark, since it is an estimate
+OTHERS = 2**30  # bytes of the GPU that are told, if they are not free: a context holds half of it
+SIZES = (
+    "no_recompute",
+    "full_recompute",
+    "llama_3b",
+    "llama_1b",
+    "llama_1b_2048",
+    "llama_1b_1024",
+)
+"""Overlays for GPUs, those that need most memory first."""
 Finding = tuple[str, str]  # topic, and a sentence for people
 
 
@@ -91,7 +101,11 @@ def slow_attention(config) -> str | None:
 def _check_memory(plan: Plan) -> str:
     """Compare the estimate with what each device has; an error only far beyond that."""
     available = memory_of_each(from_environment("LOCAL_WORLD_SIZE", 1))
-    finding = memory_finding(plan.memory_needed, available)
+    held = ""
+    if device.TYPE == "cuda" and plan.world_size == 1:
+        available, _ = torch.cuda.mem_get_info()
+        held = others(available)
+    finding = memory_finding(plan.memory_needed, available) + held
     if plan.memory_needed > HOPELESS * available:
         mend = less_memory(plan.config)
         if device.TYPE == "cpu":
@@ -109,6 +123,15 @@ def memory_of_each(processes: int) -> float:
     return device.memory_bytes()
 
 
+def others(free: float) -> str:
+    """Say how many bytes of the GPU other programs hold; empty if hardly any."""
+    held = device.memory_bytes() - free
+    if held < OTHERS:
+        return ""
+    gib = f"{held / 2**30:.0f} of {device.memory_bytes() / 2**30:.0f} GiB"
+    return f", because other programs hold {gib} (nvidia-smi lists them)"
+
+
 def less_memory(config) -> str:
     """Say by which overlay or key a run needs less memory."""
     recompute = "recompute activations (overlay `full_recompute`), "
@@ -120,20 +143,22 @@ def less_memory(config) -> str:
 # ---- the size that suits this machine ----
 
 
-def choose_scale(processes: int = 1) -> tuple[list[str], str]:
+def choose_size(processes: int = 1) -> tuple[list[str], str]:
     """Choose overlays for runs of so many processes on this machine, and say why in a sentence."""
     device.check_driver()
     if device.TYPE == "cpu":
         small = "a small Llama of the same architecture, because there is no GPU here"
-        return ["cpu"], f"the CPU scale, {small}"
-    have = f"{device.name()} has {device.memory_bytes() / 2**30:.0f} GiB"
-    for overlay in ("no_recompute", "full_recompute"):
-        needed = plan(recipes.load("baseline", [overlay]), processes).memory_needed
-        gib = f"{needed / 2**30:.0f} GiB"
-        if needed <= MOST * device.memory_bytes():
-            size = f"the published size (overlay {overlay})"
-            return [overlay], f"{size}, because it needs about {gib} and {have}"
-    return ["cpu"], f"the CPU scale, because the published size needs {gib} even so and {have}"
+        return ["cpu"], f"the CPU size, {small}"
+    free = device.free_bytes()
+    have = f"{device.name()} has {free / 2**30:.0f} GiB{others(free)}"
+    for overlay in SIZES:
+        planned = plan(recipes.load("baseline", [overlay]), processes)
+        need = f"{planned.memory_needed / 2**30:.1f} GiB"
+        if planned.memory_needed <= MOST * free:
+            rows = f"rows of {planned.config.training.seq_len:,} tokens"
+            size = f"{count(planned.parameters)} parameters and {rows} (overlay {overlay})"
+            return [overlay], f"{size}, the largest that fits: it needs {need}, and {have}"
+    return ["cpu"], f"the CPU size, because the smallest for GPUs needs {need}, and {have}"
 
 
 def fit(values: dict[str, str | int], plans: list[Plan], gpu: str | None = None) -> Fit:

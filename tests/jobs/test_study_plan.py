@@ -98,11 +98,21 @@ def test_a_dry_run_lists_each_run_once_and_a_folder_may_have_an_equals_sign(tmp_
 
 @pytest.mark.parametrize(
     ("gib", "overlay"),
-    [(141, "no_recompute"), (80, "no_recompute"), (65, "full_recompute"), (24, "cpu")],
+    [
+        (141, "no_recompute"),
+        (79, "no_recompute"),
+        (65, "full_recompute"),
+        (44, "llama_3b"),
+        (24, "llama_1b"),
+        (15, "llama_1b_2048"),
+        (11, "llama_1b_1024"),
+        (8, "cpu"),
+    ],
 )
-def test_scale_follows_the_machine(gib, overlay, monkeypatch):
+def test_size_follows_the_machines_free_memory(gib, overlay, monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cuda")
     monkeypatch.setattr(device, "name", lambda: "NVIDIA H200")
-    monkeypatch.setattr(device, "memory_bytes", lambda: gib * 2**30)
-    overlays, why = machine.choose_scale()
+    monkeypatch.setattr(device, "memory_bytes", lambda: 144 * 2**30)
+    monkeypatch.setattr(device, "free_bytes", lambda: gib * 2**30)
+    overlays, why = machine.choose_size()
     assert overlays == [overlay] and f"NVIDIA H200 has {gib} GiB" in why
