@@ -67,13 +67,13 @@ def main(argv: list[str] | None = None) -> int:
     _choose_size(study)
     cells = _plan_runs(study, args.gpu)
     _check_folder(study, out, resumed)
-    if not args.gpu:  # the data of another machine is not here
+    cells_to_run = can_run(cells)
+    if not args.gpu:  # else another machine trains, whose data is not here
+        _check_machine(study, cells_to_run, args.dry_run)
         _prepare_data(cells)
     if args.dry_run:
         _list_runs(study, cells, out, args.gpu)
         return COMPLETED
-    cells_to_run = can_run(cells)
-    _check_machine(study, cells_to_run)
     least = min((cell.checkpoint_bytes for cell in cells_to_run), default=0)
     budget = begin_budget(args.budget, least)
     if not (args.out or resumed):
@@ -191,11 +191,18 @@ def _prepare_data(cells: list[Cell]) -> None:
     print(f"Data: {findings[0]}.")
 
 
-def _check_machine(study: Study, cells: list[Cell]) -> None:
-    """Check what this machine must have, before the first run is trained for nothing."""
-    from experiments.training.machine import check_units
+def _check_machine(study: Study, cells: list[Cell], dry_run: bool) -> None:
+    """Check what this machine must have, before the first run is trained for nothing.
 
-    if not study.axes:
+    A dry run on a machine without a GPU checks nothing: another machine may train.
+    """
+    from experiments.training.machine import check_units
+    from models import device
+
+    if dry_run and device.TYPE == "cpu":
+        return
+    device.check_driver()
+    if not study.axes and not dry_run:
         check_gpus(study.processes)
     for cell in cells:
         for planned in cell.plans.values():
@@ -203,7 +210,7 @@ def _check_machine(study: Study, cells: list[Cell]) -> None:
 
 
 def _list_runs(study: Study, cells: list[Cell], out: Path, gpu: str | None) -> None:
-    """Print what would run. Device and memory are not checked: another machine may train."""
+    """Print what would run."""
     if study.axes:
         _list_cells(study, cells, gpu)
         return

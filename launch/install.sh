@@ -65,7 +65,7 @@ if [ -f "$keep" ]; then
     asked=$venv/requirements.txt
     sed '/^triton$/d' requirements.txt >"$asked"
   fi
-elif ! nvidia-smi >/dev/null 2>&1; then
+elif ! nvidia-smi >/dev/null 2>&1 && ! ls /dev/nvidia[0-9]* >/dev/null 2>&1; then # nvidia-smi may be broken, or not on PATH
   echo "no GPU here: torch as in constraints-cpu.txt"
   constraints=(-c constraints-cpu.txt)
 fi

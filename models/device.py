@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import cache, partial
+from glob import glob
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,6 +143,10 @@ def name() -> str:
     return torch.cuda.get_device_name() if TYPE == "cuda" else cpu_name()
 
 
+DEVICE_FILES = ("/dev/nvidia[0-9]*", "/proc/driver/nvidia/gpus/*")
+"""What Linux has of each GPU, whether nvidia-smi works or not."""
+
+
 def check_driver() -> None:
     """Raise `InputError` where there is a GPU that torch cannot use: a run would train on the CPU.
 
@@ -149,34 +154,53 @@ def check_driver() -> None:
     """
     if TYPE == "cuda" or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return
-    gpus_here = _nvidia_smi("name,driver_version")
-    if not gpus_here:
+    found, why = _gpu_that_is_here(), _why_no_gpu()
+    broken = torch.version.cuda is not None and not re.search("no NVIDIA|No CUDA GPUs", why)
+    if not found and not broken:
         return
-    has = f"nvidia-smi lists {gpus_here[0]} (driver {gpus_here[1]}"
-    on_cpu = "or set CUDA_VISIBLE_DEVICES= to train on the CPU"
-    if torch.version.cuda is None:
-        raise InputError(
-            f"{has}), and torch {torch.__version__} is built without CUDA: install "
-            f"requirements.txt without constraints-cpu.txt, {on_cpu}"
-        )
-    reason = _why_no_gpu()
-    version = re.search(r"found version (\d+)", reason)
-    if version:
-        cuda = int(version[1])
-        reason = f"the driver is for CUDA up to {cuda // 1000}.{cuda % 1000 // 10}"
     raise InputError(
-        f"{has}), which torch {torch.__version__}, built for CUDA {torch.version.cuda}, cannot use "
-        f"({reason}): install a newer driver, or a torch built for the driver's CUDA, {on_cpu}"
+        f"{found or 'there is a GPU here'}, which torch {torch.__version__} cannot use ({why}): "
+        f"{_mend(why)}; or set CUDA_VISIBLE_DEVICES= to train on the CPU"
     )
+
+
+def _gpu_that_is_here() -> str | None:
+    """Say what shows that there is a GPU; None if nothing does."""
+    listed = _nvidia_smi("name,driver_version")
+    if listed:
+        return f"nvidia-smi lists {listed[0]} (driver {listed[1]})"
+    files = [file for pattern in DEVICE_FILES for file in glob(pattern)]
+    return f"Linux has a GPU ({files[0]})" if files else None
 
 
 def _why_no_gpu() -> str:
     """torch's own words."""
+    if torch.version.cuda is None:
+        return "it is built without CUDA"
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
         return str(error).partition(". ")[0]
-    return "torch sees none"
+    return "it sees none"
+
+
+def _mend(why: str) -> str:
+    """Say what makes torch see a GPU that it cannot use, by torch's own words."""
+    if torch.version.cuda is None:
+        return "install requirements.txt without constraints-cpu.txt"
+    old = re.search(r"found version (\d+)", why)
+    if not old:
+        return "see what nvidia-smi says; after an upgrade of the driver, reboot"
+    cuda = int(old[1])
+    if cuda < 12000:
+        return "install a newer driver"
+    # A build for CUDA 12 runs on every driver for CUDA 12; Blackwell's kernels came with 12.8.
+    build = "cu128" if cuda >= 12080 else "cu126"
+    return (
+        f"install a newer driver than this one for CUDA {cuda // 1000}.{cuda % 1000 // 10}, or a "
+        "torch that suits it: python -m pip install torch==2.11.0 --index-url "
+        f"https://download.pytorch.org/whl/{build}"
+    )
 
 
 def cpu_name() -> str:

@@ -5,6 +5,9 @@
 
 import os
 import shutil
+import sys
+from pathlib import Path
+from sysconfig import get_paths
 
 import torch
 
@@ -56,8 +59,32 @@ def check_units(plan: Plan) -> None:
     """Check that this machine can compute what a plan asks for, however large it is."""
     if device.TYPE == "cpu":
         _check_cpu(plan.config)
-    elif plan.fp8.layers and not plan.fp8.emulated:
+        return
+    if plan.fp8.layers and not plan.fp8.emulated:
         device.check_fp8_units()
+    if _compiles(plan.config):
+        _check_c_compiler()
+
+
+def _compiles(config) -> bool:
+    return config.compile.enable or config.optimizer.stochastic_rounding
+
+
+def _check_c_compiler() -> None:
+    """Check what Triton compiles its launchers with: a C compiler and Python's headers."""
+    compiler = os.environ.get("CC", "").split(" ")[0]
+    if not any(shutil.which(name) for name in ([compiler] if compiler else ["gcc", "clang"])):
+        missing, debian, rhel = f"no C compiler ({compiler or 'gcc'})", "gcc", "gcc"
+    elif not Path(get_paths("posix_prefix")["include"], "Python.h").exists():
+        missing, rhel = "no Python.h", "python3-devel"
+        debian = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
+    else:
+        return
+    raise InputError(
+        f"compiled kernels need a C compiler and Python's headers, and there is {missing} here: "
+        f"install it (Debian, Ubuntu: apt install {debian}; RHEL, Fedora: dnf install {rhel}), or "
+        "run the recipe `baseline`, which is not compiled"
+    )
 
 
 def _check_cpu(config) -> None:
@@ -70,8 +97,7 @@ def _check_cpu(config) -> None:
     }
     refuse(needs_gpu, "a GPU:")
     compiler = os.environ.get("CXX", "g++").split(" ")[0]
-    compiles = config.compile.enable or config.optimizer.stochastic_rounding
-    if compiles and not shutil.which(compiler):
+    if _compiles(config) and not shutil.which(compiler):
         raise InputError(
             f"a compiled model or optimizer needs a C++ compiler on a CPU and `{compiler}` is not "
             "there: install g++, point the environment variable CXX at another one, or run the "

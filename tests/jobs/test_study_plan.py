@@ -5,6 +5,7 @@ import re
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from analysis import report
 from experiments import study
@@ -116,3 +117,13 @@ def test_size_follows_the_machines_free_memory(gib, overlay, monkeypatch):
     monkeypatch.setattr(device, "free_bytes", lambda: gib * 2**30)
     overlays, why = machine.choose_size()
     assert overlays == [overlay] and f"NVIDIA H200 has {gib} GiB" in why
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_gpu_without_fp8_is_refused_before_data_are_prepared(more, fails, monkeypatch):
+    monkeypatch.setattr(device, "TYPE", "cuda")
+    monkeypatch.setattr(device, "name", lambda: "NVIDIA A100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr(study, "_prepare_data", Mock(side_effect=AssertionError))
+    errors = fails(study.main, "tensorwise_fp8_compiled", "--overlay", "no_recompute", *more)
+    assert "has no FP8 units" in errors

@@ -2,6 +2,8 @@
 
 import os
 import re
+import shutil
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from experiments.config import recipes
 from experiments.config.studies import DEFAULT, load
 from experiments.jobs.command import code_of
 from experiments.run import SPINS, main
+from experiments.training import machine
 from experiments.training.machine import check_here, choose_size, slow_attention
 from experiments.training.plan import plan
 from models import device
@@ -108,22 +111,62 @@ def test_memory_that_other_programs_hold_is_told(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("cuda", "sentence"),
-    [("13.0", "built for CUDA 13.0, .* driver is for CUDA up to 12.4"), (None, "without CUDA")],
+    ("nvidia_smi", "files", "cuda", "torch_says", "mend"),
+    [
+        ("echo H100, 550", [], None, "", "constraints-cpu"),
+        ("echo H100, 550", [], "13.0", "is too old (found version 12040)", "2.11.0 .*cu126$"),
+        ("exit 18", [], "13.0", "is too old (found version 12080)", "2.11.0 .*cu128$"),
+        ("exit 18", [], "13.0", "is too old (found version 11040)", "a newer driver$"),
+        ("exit 18", ["nvidia0"], "13.0", "Found no NVIDIA driver", "reboot$"),
+        ("exit 18", [], "13.0", "Unexpected error from cudaGetDeviceCount()", "reboot$"),
+        ("exit 127", ["nvidia0"], None, "", "constraints-cpu"),
+        ("exit 127", [], "13.0", "Found no NVIDIA driver on your system", None),
+        ("exit 127", [], None, "", None),
+    ],
 )
-def test_a_gpu_that_torch_cannot_use_is_not_passed_over(cuda, sentence, tmp_path, monkeypatch):
-    nvidia_smi = tmp_path / "nvidia-smi"
-    nvidia_smi.write_text("#!/bin/sh\necho NVIDIA H100, 550.54\n")
-    nvidia_smi.chmod(0o755)
+def test_a_gpu_that_torch_cannot_use_is_not_passed_over(
+    nvidia_smi, files, cuda, torch_says, mend, tmp_path, monkeypatch
+):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{nvidia_smi}\n")
+    program.chmod(0o755)
+    for file in files:
+        (tmp_path / file).touch()
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(device, "DEVICE_FILES", [str(tmp_path / "nvidia[0-9]*")])
     monkeypatch.setattr(device, "TYPE", "cpu")
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(device, "_why_no_gpu", lambda: "it is too old (found version 12040)")
-    with pytest.raises(InputError, match=f"lists NVIDIA H100 .driver 550.54.*{sentence}"):
+    monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=RuntimeError(torch_says)))
+    if mend is None:
+        assert choose_size()[0] == ["cpu"]
+        return
+    with pytest.raises(InputError) as error:
         choose_size()
+    advice, _, on_cpu = str(error.value).rpartition("; or ")
+    assert re.search(mend, advice) and "CUDA_VISIBLE_DEVICES=" in on_cpu
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert choose_size()[0] == ["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("compiler", "headers", "missing"),
+    [("gcc", "Python.h", None), ("clang", "Python.h", None), ("gcc", "", "python3-devel"),
+     ("", "Python.h", "gcc")],
+)  # fmt: skip
+def test_what_triton_compiles_with_is_there(compiler, headers, missing, tmp_path, monkeypatch):
+    (tmp_path / headers).touch()
+    monkeypatch.setattr(device, "TYPE", "cuda")
+    monkeypatch.setattr(shutil, "which", lambda name: name == compiler)
+    monkeypatch.setattr(machine, "get_paths", lambda scheme: {"include": tmp_path})
+    monkeypatch.delenv("CC", raising=False)
+    machine.check_units(plan(recipes.load("baseline")))
+    compiled = plan(recipes.load("baseline_compiled"))
+    if missing is None:
+        machine.check_units(compiled)
+        return
+    with pytest.raises(InputError, match=f"install .*{missing}"):
+        machine.check_units(compiled)
 
 
 def test_one_rank_alone_starts_no_library_for_several(train, monkeypatch):
