@@ -1,308 +1,216 @@
-"""Should this Llama be trained in FP8? A comparison in words: the answer first, then what it rests
-on.
-
-All answers that there are stand in the tables of this page; tests/analysis/test_planted.py has a
-study for each.
-"""
+"""Should this Llama be trained in FP8? The outcome in sentences: the answer, what limits it, and
+what it rests on."""
 
 import math
+from collections.abc import Iterator
 from shlex import join
 
-from analysis.comparison import COMPILED, OWN, Comparison, in_order
-from analysis.losses import CANNOT_TELL, HIGHER, LOWER, SAME, TOLERANCE, compute_for_margin
-from analysis.rates import AHEAD, FROM, MIN_STEADY, MIN_STEPS
+from analysis import losses, speed
+from analysis.break_even import When
+from analysis.comparison import Comparison, Finding, Outcome
+from analysis.losses import CANNOT_TELL, HIGHER, LOWER, SAME, Verdict
 
 QUESTION = "Should this Llama be trained in FP8?"
-
-# The first sentence of the answer where no FP8 recipe can have one.
-NO_ANSWERS = {
-    "no opponents": "No answer: it needs completed runs in FP8, and of {opponent}.",
-    "none ended": "No answer: {unended}. It needs completed runs in FP8, and of {opponent}.",
-    "cpu": "No answer about speed: these runs are from a CPU, which has no FP8 units. They show "
-    "the method, and what FP8 does to the loss of a small model.",
-    "all spoilt": "No: {lost}.",
+SENTENCES = {
+    Outcome.YES: "Yes: {claim}, and ends at {same} loss after {step:,} steps.{pays}",
+    Outcome.FOR_SPEED: "For speed, yes: {claim}.{pays} Whether its loss is the same, these runs "
+    "cannot tell: {loss}.",
+    Outcome.NO_PLAIN_YES: "No plain yes: {claim}, but {reason}.",
+    Outcome.NO_VERDICT: "No verdict: {claim}, but {reason}.",
+    Outcome.SINGLE_RUN: "No verdict from a single run: {claim}.{pays} Runs of one recipe differ: "
+    f"{losses.MIN_SEEDS} seeds of each give a verdict.",
+    Outcome.CANNOT_TELL: "Cannot tell: {claim}.",
+    Outcome.NO_GAIN: "No gain: {claim}, and is as fast.",
+    Outcome.SLOWER: "No: {claim}, and is slower.",
+    Outcome.HIGHER_LOSS: "No: {claim}, but ends at a higher loss: {loss}.",
+    Outcome.TOO_SHORT: f"Too short to answer: a rate takes runs of {speed.MIN_STEPS} steps, of "
+    "{recipe} and of {reference}.",
+    Outcome.DIVERGED: "No: {diverged} (its loss is not finite, or stays far above).",
+    Outcome.CPU: "No answer about speed: these runs are from a CPU, which has no FP8 units. They "
+    "show the method, and what FP8 does to the loss of a small model.",
+    Outcome.NO_REFERENCE: "No answer: it needs completed runs in FP8, and of {reference}.",
 }
-# The first sentence of the answer otherwise. Each FP8 recipe has one of these outcomes. The answer
-# is about the recipe whose outcome stands first, of several about the fastest.
-OUTCOMES = {
-    SAME: "Yes: {claim}{pays}. It ends at the same loss after {steps:,} steps.",
-    LOWER: "Yes: {claim}{pays}. It ends at a lower loss after {steps:,} steps.",
-    "loss unclear": "For speed, yes: {claim}{pays}. Whether the loss is the same, these runs "
-    "cannot tell{distance}.",
-    "doubtful": "No plain yes: {claim}{pays}, but {doubt}.",
-    "doubtful speed": "No verdict: {claim}, but {doubt}.",
-    "single run": "No verdict from a single run: {claim}{pays}.",
-    "unclear": "Cannot tell: {claim}, {certainty}.",
-    "as fast": "No gain: {claim}, which is as fast.",
-    "slower": "No: {claim}; no FP8 recipe that kept the loss does better.",
-    "compiled alone": "No answer on FP8 alone: {claim}, but it is compiled too; it needs a "
-    f"completed run of {COMPILED}.",
-    HIGHER: "No: {claim}{pays}, but it ends at a higher loss than {opponent}.",
-    "no rate": f"Too short to answer: a rate takes {MIN_STEADY} steady steps, in runs of "
-    f"{MIN_STEPS} steps or more.",
+LOSSES = {
+    SAME: "{recipe} ends at the same loss as {reference}",
+    LOWER: "{recipe} ends at a lower loss than {reference}",
+    HIGHER: "{recipe} ends at a higher loss than {reference}",
+    CANNOT_TELL: "These runs cannot tell whether {recipe} ends at the same loss as {reference}",
 }
-SPOILT = "spoilt"  # the loss, see `Comparison.spoilt`: an FP8 recipe without an outcome
-# What forbids a plain yes, see analysis/doubts.py. Those of the first kind forbid any verdict on
-# the speed, those of the second a yes.
-DOUBTS_OF_SPEED = {
-    "run": "of {runs} it is on record that {doubt}",
-    "proof": "nothing proves that it ran in FP8",
-    "proofs": "its proofs differ between its runs",
-    "compiled": "less of it was compiled than of {opponent}",
-    "settings": "they differ in more than their recipes say: {keys}",
-    "machine": "what they ran on differs: {what}",
-    "padding": "{own:.0%} of its tokens are padding, beside {others:.0%}",
-    "no clock": "the wall clock of {runs} cannot be used, so that time outside of steps is unknown",
-    "clock": "by the wall clock, over all steps after the first ten, it has {ratio:.2f} times",
-    "slow steps": "without the steps that take three times the median it has {ratio:.2f} times",
-    "stall": "step {stall:.0f} of {run} took {stall_s:,.3g} s, and without such steps it has "
-    "{without}",
-    "drift": "it has {first:.2f} times in the first third of the steps and {last:.2f} times in the "
-    "{part}",
-    "uneven": "the steps of {run} take {times:.2f} times as long in its {part} as in its first "
-    "third, and those of the other recipe do not",
-    "recipe": "the recipe of {runs} is not on record, so that their settings are unknown",
-}
-DOUBTS = DOUBTS_OF_SPEED | {
-    "shrinks": "its lead shrinks: {first:.2f} times in the first third of the steps, {last:.2f} "
-    "times in the {part}",
-    "unfinished": "{own} of its {asked} runs did not end ({cause}), beside {others} of {of}",
-    "resumed": "earlier attempts of its runs did not end ({cause}): {own} in {asked} runs, beside "
-    "{others} in {of}",
-    "missing": "{own} of its {asked} planned runs left no record, beside {others} of {of}",
-    "fewer seeds": "it lacks {lacking} of {opponent}'s {of} seeds",
-    "not finite": "the {what} of {run} is not finite in {share:.0%} of its log, beside "
-    "{others:.0%}",
-    "spikes": "its loss is more than {percent:.0f} % {side} {opponent}'s in {share:.0%} of the "
-    "steps of a seed",
-    "data": "it is unknown which data {runs} read",
-    "alike": "its losses are those of {opponent} to the last bit in {steps} of {of} steps, in "
-    "{seeds} of {all} seeds",
-    "seeds": "seeds of {recipe} begin with the same loss, so they are no other runs",
-    "later": "after step {step}, to which all are cut, the loss of {run} is {excess:+.4f} from "
-    "{opponent}'s",
-    "below": "{words}, which FP8 does not explain",
-}
-# Of no interest where the answer is not about speed.
-DOUBTS_OF_PACE = {"no clock", "clock", "slow steps", "stall", "drift", "uneven", "shrinks"}
-PAYS_BACK = ", and is ahead {}, first step (compile) included"
-WOULD_PAY_BACK = ", and would be ahead {}, first step (compile) included, beyond these runs"
-DISTANCE = ": it ends {percent:.2g} % {side} {opponent} ({seeds})"
-ABOVE = ", {count} of them {span} % above"
-WARM = " (some runs have no compilation in it)"
+TOO_FEW = (
+    f"It takes {losses.MIN_SEEDS} seeds of {losses.MIN_STEPS} steps or more to say whether "
+    "{recipe} ends at the same loss as {reference}"
+)
 MORE = "{what}: with {runs} runs of each the interval would reach {widths} to each side."
 WORTH = (
-    '"The same loss" means within {tolerance:g} % of {opponent}\'s (as in DeepSeek-V3, arXiv '
+    '"The same loss" means within {tolerance:g} % of {reference}\'s (as in DeepSeek-V3, arXiv '
     "2412.19437), which is worth {compute:.0f} % of the compute of a compute-optimal model of "
     "{billions:.3g} B parameters by the scaling law of Hoffmann et al. 2022 (arXiv 2203.15556)."
 )
 
 
+def outcome(comparison: Comparison) -> Outcome:
+    """Find the outcome of the FP8 recipe that the answer is about."""
+    return comparison.best.outcome if comparison.best else Outcome.NO_REFERENCE
+
+
 def answer(comparison: Comparison) -> list[str]:
-    """Write the answer, a sentence, and then what limits it."""
-    lost, unended = lost_runs(comparison), unended_runs(comparison)
-    case, best = choose(comparison)
-    facts = {"lost": "; ".join(lost), "unended": "; ".join(unended)}
-    facts["opponent"] = comparison.opponent
+    """Write the answer, a sentence, and then all that limits it."""
+    best = comparison.best
+    words = {"reference": comparison.reference}
     if best:
-        facts |= _facts(comparison, best)
-        tries = comparison.speed_ups[best, comparison.opponent].tries
-        if tries > 1:
-            facts["claim"] = f"of {tries} FP8 recipes {facts['claim']}"
-    first = (NO_ANSWERS | OUTCOMES)[case].format(**facts)
-    told = [f"{words}." for words in lost + unended if words not in first]
-    for recipe, doubts in comparison.doubts.items():
-        told += [
-            f"{recipe}: {words}." for words in worded(comparison, doubts) if words not in first
-        ]
-        judged = comparison.verdicts[recipe]
-        distance = _facts(comparison, recipe)["distance"]
-        if judged.outcome == CANNOT_TELL and judged.above and distance not in first:
-            told.append(f"{recipe}{distance}.")
-    if case in ("no opponents", "none ended"):
-        return [first, *told]
-    return [first, *told, *_remedy(comparison, best), *_worth(comparison)]
+        words |= worded(comparison, best)
+    first = SENTENCES[outcome(comparison)].format(**words)
+    return [first, *limits(comparison, first), *next_steps(comparison), *worth(comparison)]
+
+
+def worded(comparison: Comparison, finding: Finding) -> dict:
+    """Word what is known of a recipe, for `SENTENCES`."""
+    return {
+        "recipe": finding.recipe,
+        "claim": claim(comparison, finding),
+        "pays": pays(finding),
+        "reason": finding.reasons[0] if finding.reasons else "",
+        "same": "a lower" if finding.loss.word == LOWER else "the same",
+        "loss": distance(finding.loss),
+        "step": finding.loss.step,
+        "diverged": " and ".join(finding.diverged),
+    }
+
+
+def claim(comparison: Comparison, finding: Finding) -> str:
+    """Say how many times as fast a recipe is, among how many, in how many of its steps."""
+    said = finding.recipe
+    if len(comparison.fp8) > 1 and finding is comparison.best:
+        said = f"of {len(comparison.fp8)} FP8 recipes {said}"
+    runs = comparison.study.completed(finding.recipe)
+    in_fp8 = min((run.steps["in_fp8"].mean() for run in runs), default=1)
+    if 0 < in_fp8 < 1:
+        said += f" (in FP8 in {in_fp8:.0%} of its steps)"
+    ratio = finding.speed.ratio
+    beside = comparison.reference
+    return f"{said} has {ratio.mean:.2f} times the tokens/s of {beside}{ratio.interval}"
+
+
+def pays(finding: Finding) -> str:
+    """Say from which step on a recipe has taken less time; nothing where it never has."""
+    found = finding.break_even
+    if found.when == When.START:
+        return " It is ahead from the start, first step (compile) included."
+    if found.when != When.FROM or not math.isfinite(found.step):
+        return ""
+    verb = "would be" if found.beyond else "is"
+    return f" It {verb} ahead from step {found} on, first step (compile) included."
+
+
+def distance(verdict: Verdict) -> str:
+    """Say how far a recipe ends from the reference's loss."""
+    count = len(verdict.by_seed)
+    if count < losses.MIN_SEEDS:
+        return f"a verdict takes {losses.MIN_SEEDS} seeds of both, and these have {count}"
+    above = sum(each > verdict.margin for each in verdict.by_seed)
+    return (f"it ends {abs(verdict.share):.2%} {losses.side(verdict.difference)}, and {above} of "
+            f"{count} seeds end more than {losses.TOLERANCE:.2%} above")  # fmt: skip
+
+
+def limits(comparison: Comparison, said: str = "") -> Iterator[str]:
+    """Say what limits the findings, unless it was `said`."""
+    for recipe, finding in comparison.findings.items():
+        yield from (f"{words}." for words in finding.diverged if words not in said)
+        if recipe in comparison.fp8 and not comparison.on_cpu:
+            yield from (f"{recipe}: {words}." for words in finding.reasons if words not in said)
+
+
+def next_steps(comparison: Comparison) -> Iterator[str]:
+    """Say what it would take to tell what these runs cannot."""
+    best = comparison.best
+    if best and best.outcome == Outcome.SINGLE_RUN:
+        yield f"To get a verdict, repeat the runs with more seeds: {repeat_command(comparison)}"
+    if best and best.outcome == Outcome.CANNOT_TELL:
+        yield more_runs(f"The speed of {best.recipe}", best.speed.half_widths, "{:.1%}")
+    yield from more_seeds(comparison)
+
+
+def more_seeds(comparison: Comparison) -> list[str]:
+    """Say what more seeds would show of losses that these cannot tell."""
+    return [
+        more_runs(f"The loss of {recipe}", finding.loss.half_widths, "{:.4f}")
+        for recipe, finding in comparison.findings.items()
+        if finding.loss.word == CANNOT_TELL and not finding.diverged
+    ]
+
+
+def more_runs(what: str, widths: dict[int, float], form: str) -> str:
+    """Say how wide the interval would be with more runs."""
+    reach = ", ".join(map(form.format, widths.values()))
+    return MORE.format(what=what, runs=", ".join(map(str, widths)), widths=reach)
+
+
+def repeat_command(comparison: Comparison) -> str:
+    """Write the command that trains the same recipes with three seeds each."""
+    file = comparison.study.file
+    words = ["python", "-m", "experiments.study", *comparison.recipes]
+    for overlay in file.overlays:
+        words += ["--overlay", overlay]
+    return join([*words, "--seeds", "0,1,2", *file.overrides])
+
+
+def worth(comparison: Comparison) -> Iterator[str]:
+    """Say what a difference of one margin is worth; nothing where no verdict uses the margin."""
+    if any(finding.loss.word in LOSSES for finding in comparison.findings.values()):
+        runs = comparison.study.completed(comparison.reference)
+        parameters, more = losses.equivalent_compute(runs[0].manifest.parameters)
+        yield WORTH.format(tolerance=100 * losses.TOLERANCE, reference=comparison.reference,
+                           compute=100 * more, billions=parameters / 1e9)  # fmt: skip
+
+
+# ---- what the answer rests on ----
 
 
 def details(comparison: Comparison) -> list[str]:
-    """Write what the answer rests on: of every recipe its speed, its break-even, and its loss."""
+    """Write of every recipe its speed, its break-even step, its loss, and what is only told."""
     sentences = []
-    for recipe in in_order([*comparison.fp8, *comparison.recipes]):
-        gain = comparison.speed_ups.get((recipe, comparison.opponent))
-        if gain and gain.runs:
-            sentences.append("{claim}, {certainty}.".format(**_facts(comparison, recipe)))
+    for recipe, finding in comparison.findings.items():
+        if finding.speed.runs:
+            sentences.append(f"{claim(comparison, finding)}.")
+        sentences.append(about_loss(comparison, finding))
         if recipe in comparison.fp8:
-            paid = [of for of in comparison.break_evens.values() if of.a == recipe]
-            sentences += [of.sentence() for of in paid]
-        if recipe in comparison.verdicts:
-            sentences.append(comparison.verdicts[recipe].sentence())
+            sentences.append(finding.break_even.sentence(recipe, comparison.reference))
+            sentences += [f"{recipe}: {words}." for words in finding.told]
     return sentences
 
 
-def about_loss(comparison: Comparison) -> list[str]:
-    """Write where recipes diverged, the verdicts on their losses, and what it takes to tell."""
-    sentences = [f"{words}." for words in lost_runs(comparison)]
-    sentences += [judged.sentence() for judged in comparison.verdicts.values()]
-    return sentences + _remedy(comparison, None)
+def loss_verdicts(comparison: Comparison) -> list[str]:
+    """Write the verdict on each recipe's loss, and what it takes where these runs cannot tell."""
+    verdicts = [about_loss(comparison, finding) for finding in comparison.findings.values()]
+    return verdicts + more_seeds(comparison)
 
 
-def choose(comparison: Comparison) -> tuple[str, str | None]:
-    """Find the case of `NO_ANSWERS` or `OUTCOMES`, and the FP8 recipe that it is about."""
-    fp8, opponent = comparison.fp8, comparison.opponent
-    if not (fp8 or comparison.spoilt) or opponent in fp8 or opponent not in comparison.recipes:
-        return "none ended" if comparison.unended else "no opponents", None
-    if on_cpu(comparison):
-        return "cpu", None
-    outcomes = {recipe: outcome(comparison, recipe) for recipe in fp8}
-    places = list(OUTCOMES)
-
-    def rank(recipe: str) -> tuple[int, float]:
-        ratio = comparison.speed_ups[recipe, opponent].ratio
-        return places.index(outcomes[recipe]), -ratio
-
-    kept = [recipe for recipe in fp8 if outcomes[recipe] != SPOILT]
-    if not kept:
-        return "all spoilt", None
-    best = min(kept, key=rank)
-    return outcomes[best], best
+def about_loss(comparison: Comparison, finding: Finding) -> str:
+    """Write the verdict on a recipe's loss, with the numbers that it rests on."""
+    verdict = finding.loss
+    said = LOSSES.get(verdict.word, TOO_FEW)
+    said = said.format(recipe=finding.recipe, reference=comparison.reference)
+    if not verdict.by_seed:
+        return f"{said}."
+    seeds = f"{len(verdict.by_seed)} seed{'s' * (len(verdict.by_seed) > 1)}"
+    said += f" after {verdict.step:,} steps: {seeds}, difference {figure(verdict.difference)}"
+    if len(verdict.by_seed) > 1:
+        interval = f"{figure(verdict.low)} to {figure(verdict.high)}"
+        said += f", {100 * verdict.level:.3g} % interval {interval}"
+    return f"{said}, margin {verdict.margin:.4f}."
 
 
-def on_cpu(comparison: Comparison) -> bool:
-    """Whether the completed runs are from a CPU."""
-    runs = comparison.frames.runs
-    return runs.loc[runs["status"] == "completed", "device_type"].eq("cpu").any()
+def figure(loss: float) -> str:
+    """Write a loss with its sign; one that is large by its first digits."""
+    return f"{loss:+.4g}" if abs(loss) >= 1000 else f"{loss:+.4f}"
 
 
-def outcome(comparison: Comparison, recipe: str) -> str:
-    """Find the key of `OUTCOMES` for an FP8 recipe, or `SPOILT`."""
-    gain = comparison.speed_ups[recipe, comparison.opponent]
-    loss = comparison.verdicts[recipe].word
-    doubts = {doubt.kind for doubt in comparison.doubts[recipe]}
-    compiled = [comparison.completed[r].runs["compiled"] for r in (recipe, comparison.opponent)]
-    cases = {
-        SPOILT: recipe in comparison.spoilt,
-        "no rate": gain.runs == 0,
-        "compiled alone": compiled[0].eq(True).any() and compiled[1].eq(False).any(),
-        "single run": gain.runs == 1,
-        "doubtful speed": not doubts.isdisjoint(DOUBTS_OF_SPEED),
-        "as fast": gain.as_fast,
-        "unclear": gain.unclear,
-        "slower": gain.ratio < 1,
-        HIGHER: loss == HIGHER,
-        "doubtful": bool(doubts),
-        "loss unclear": loss not in (SAME, LOWER),
-    }
-    return next((case for case, is_so in cases.items() if is_so), loss)
-
-
-def _facts(comparison: Comparison, recipe: str) -> dict[str, str]:
-    """Word what is known of a recipe beside the opponent, for the templates."""
-    opponent = comparison.opponent
-    gain = comparison.speed_ups[recipe, opponent]
-    share = comparison.completed[recipe].runs["fp8_share_of_steps"].mean()
-    part = f" (in FP8 in {share:.0%} of its steps)" if 0 < share < 1 else ""
-    certainty = "no interval from a single run"
-    if gain.runs > 1:
-        certainty = "95 % interval {1:.2f} to {2:.2f}".format(*gain.by["step_s"])
-        if gain.tries > 1:
-            certainty += f" for {gain.tries} FP8 recipes together"
-    paid, pays = comparison.break_evens.get((recipe, opponent)), ""
-    if paid and paid.outcome in (AHEAD, FROM):
-        pays = (WOULD_PAY_BACK if paid.beyond else PAYS_BACK).format(paid.word)
-        if comparison.frames.runs["compile_cache"].eq("warm").any():
-            pays += WARM
-    judged, distance = comparison.verdicts[recipe], ""
-    if math.isfinite(judged.share):
-        side = "below" if judged.share < 0 else "above"
-        seeds = f"mean of {judged.seeds} seeds" if judged.seeds > 1 else "1 seed"
-        percent = 100 * abs(judged.share)
-        if judged.seeds > 1 and judged.above:
-            ends = (f"{100 * judged.above[end]:.2g}" for end in (0, -1))
-            span = " to ".join(dict.fromkeys(ends))
-            seeds += ABOVE.format(count=len(judged.above), span=span)
-        distance = DISTANCE.format(percent=percent, side=side, opponent=opponent, seeds=seeds)
-    doubts = worded(comparison, comparison.doubts.get(recipe, []))
-    return {
-        "claim": f"{recipe}{part} has {gain.ratio:.2f} times the tokens/s of {opponent}",
-        "certainty": certainty,
-        "pays": pays,
-        "doubt": doubts[0] if doubts else "",
-        "steps": judged.step,
-        "distance": distance,
-    }
-
-
-def worded(comparison: Comparison, doubts: list) -> list[str]:
-    """Word doubts, those that forbid any verdict on the speed first; on a CPU none of paces."""
-    if on_cpu(comparison):
-        doubts = [doubt for doubt in doubts if doubt.kind not in DOUBTS_OF_PACE]
-    ordered = sorted(doubts, key=lambda doubt: list(DOUBTS).index(doubt.kind))
-    return [DOUBTS[d.kind].format(**d.facts, opponent=comparison.opponent) for d in ordered]
-
-
-def lost_runs(comparison: Comparison) -> list[str]:
-    """Say where a recipe diverged, or ended far from the opponent."""
-    words = []
-    for recipe in in_order([*comparison.recipes, *comparison.diverged, *comparison.far_off]):
-        if recipe in comparison.diverged:
-            words.append(f"{recipe} diverged in {of_runs(*comparison.diverged[recipe])}")
-        if recipe in comparison.far_off:
-            words += comparison.far_off[recipe].sentences()
-    return words
-
-
-def of_runs(count: int, of: int, what: str = "run") -> str:
-    """Write how many there are, of how many."""
-    return f"{count} of {of} {what}{'s' * (of > 1)}"
-
-
-def unended_runs(comparison: Comparison) -> list[str]:
-    """Say of which recipes no run was completed, and why."""
-    words = []
-    for recipe in in_order(comparison.unended):
-        count, causes = comparison.unended[recipe]
-        runs = "completed none of its {} runs" if count > 1 else "did not complete its only run"
-        words.append(f"{recipe} {runs.format(count)} ({'; '.join(causes)})")
-    return words
-
-
-def _remedy(comparison: Comparison, best: str | None) -> list[str]:
-    """Say what it would take to tell what these runs cannot; nothing where they tell all."""
-    gain = comparison.speed_ups.get((best, comparison.opponent))
-    if gain and gain.runs == 1:
-        return [f"To get one, repeat the runs with more seeds: {_repeat_command(comparison)}"]
-    sentences = []
-    if gain and gain.unclear and gain.half_widths:
-        percent = [f"{width:.1%}" for width in gain.half_widths.values()]
-        sentences.append(_more(f"The speed of {best}", gain.half_widths, percent))
-    for judged in comparison.verdicts.values():
-        if judged.outcome == CANNOT_TELL and judged.recipe not in comparison.spoilt:
-            nats = [f"{width:.4f}" for width in judged.half_widths.values()]
-            sentences.append(_more(f"The loss of {judged.recipe}", judged.half_widths, nats))
-    return sentences
-
-
-def _more(what: str, runs: dict[int, float], widths: list[str]) -> str:
-    counts, reach = ", ".join(map(str, runs)), ", ".join(widths)
-    return MORE.format(what=what, runs=counts, widths=reach)
-
-
-def _repeat_command(comparison: Comparison) -> str:
-    """Write the command that trains the same recipes with three seeds each."""
-    runs, plan = comparison.frames.runs, comparison.plan
-    if (runs["source"] != OWN).any():
-        return "each recipe with three or more."
-    words = ["python", "-m", "experiments.study", *in_order(runs.dropna(subset="seed")["recipe"])]
-    for overlay in plan.overlays or runs["overlays"].iloc[0]:
-        words += ["--overlay", overlay]
-    return join([*words, "--seeds", "0,1,2", *plan.overrides])
-
-
-def _worth(comparison: Comparison) -> list[str]:
-    """Say what a difference of one margin is worth; nothing where no verdict uses the margin."""
-    words = {judged.word for judged in comparison.verdicts.values()}
-    if words.isdisjoint([SAME, LOWER, HIGHER, CANNOT_TELL]):
-        return []
-    parameters, more = compute_for_margin(comparison.frames.runs["parameters"].max())
-    facts = {"tolerance": 100 * TOLERANCE, "compute": 100 * more, "billions": parameters / 1e9}
-    return [WORTH.format(**facts, opponent=comparison.opponent)]
+def left_out(comparison: Comparison) -> list[str]:
+    """Name the runs that are not compared, and why, and the records that could not be read."""
+    lines = []
+    for recipe in comparison.recipes:
+        runs = [run for run in comparison.study.started(recipe) if not run.completed]
+        if runs:
+            named = [f"seed {run.seed} ({run.ending}, step {run.length:,})" for run in runs]
+            lines.append(f"Not compared of {recipe}: {', '.join(named)}.")
+    return lines + comparison.study.problems

@@ -1,257 +1,230 @@
-"""What some runs say about one another: what the report, the notebooks and the README show,
-computed once."""
+"""Each recipe beside its reference: one outcome, and the reasons that limit it.
+
+Rule 6: of no cause a recipe lost more of its runs than its reference; those that are left may be
+the lucky ones.
+"""
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from itertools import product
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 
-import numpy as np
-import pandas as pd
-import yaml
-from pydantic import BaseModel, ValidationError
+from analysis import losses
+from analysis.agreement import SpeedUp, speed_up
+from analysis.alike import differences, said_by
+from analysis.break_even import BreakEven, break_even
+from analysis.losses import HIGHER, LOWER, SAME, Verdict
+from analysis.proof import FLOAT8, broken
+from analysis.runs import Run
+from analysis.speed import SMALL
+from analysis.study import Study, StudyError
 
-from analysis.doubts import SHARED, Doubt, find_doubts, of_file
-from analysis.load import Frames, LoadError, load
-from analysis.losses import DIFFERENT, FarOff, Verdict, far_off, loss_difference, verdict
-from analysis.rates import (
-    BreakEven,
-    Completed,
-    SpeedUp,
-    break_even,
-    completed_runs,
-    speed_up,
-    spent,
-)
-from analysis.runs import FLOAT8, UNREADABLE, cause
-from experiments.records.run import MANIFEST, METRICS, RECIPE, STUDY_FILE
-
-BASELINE = "baseline"
-COMPILED = "baseline_compiled"  # the fair opponent of compiled FP8
-OWN = "run directory"  # the source of this project's own runs
+BASELINE, COMPILED = "baseline", "baseline_compiled"
 # Recipes that are listed first, in this order; others follow as their study started them.
 FIRST = (BASELINE, COMPILED, "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
 
-class Plan(BaseModel):
-    """What a study was started with, as far as it is used here."""
+class Outcome(StrEnum):
+    """What can be said of a recipe, the best answer first."""
 
-    recipes: list[str] = []
-    baseline: str = BASELINE
-    seeds: list[int] = []
-    overlays: list[str] = []
-    overrides: list[str] = []
-    axes: dict[str, list[Any] | dict[str, list[Any]]] = {}
+    YES = "yes"
+    FOR_SPEED = "yes_for_speed"  # faster, and the loss is undecided
+    NO_PLAIN_YES = "no_plain_yes"  # faster, and something forbids a yes
+    NO_VERDICT = "no_verdict"  # something forbids any verdict on the speed
+    SINGLE_RUN = "single_run"
+    CANNOT_TELL = "cannot_tell"
+    NO_GAIN = "no_gain"
+    SLOWER = "slower"
+    HIGHER_LOSS = "higher_loss"
+    TOO_SHORT = "too_short"
+    DIVERGED = "diverged"  # in more of its runs than the reference
+    CPU = "cpu"  # its speed says nothing
+    NO_REFERENCE = "no_reference"  # no completed run of the recipe or of its reference
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A recipe beside its reference.
+
+    Args:
+        reasons: what limits the answer, the weightiest first.
+        told: what a reader should know, and limits nothing.
+        diverged: in how many runs the recipe and the reference did, in words.
+    """
+
+    recipe: str
+    outcome: Outcome
+    speed: SpeedUp
+    loss: Verdict
+    break_even: BreakEven
+    reasons: list[str]
+    told: list[str]
+    diverged: list[str]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Recipes compared with one opponent, in speed and in loss."""
+    """All recipes of a study beside one reference.
 
-    frames: Frames
-    plan: Plan
-    opponent: str  # compiled bf16 where there is one, else the study's baseline
-    completed: dict[str, Completed]  # by recipe
-    recipes: list[str]  # those with a completed run, in the order in which they are shown
-    fp8: list[str]  # those of them that ran in FP8
-    # recipe -> (runs that were started or planned, how they ended), of recipes of which none was
-    # completed and none diverged
-    unended: dict[str, tuple[int, list[str]]]
-    # recipe -> (diverged runs, started runs). Recipes that never diverged are absent.
-    diverged: dict[str, tuple[int, int]]
-    # FP8 recipes that diverged in a larger share of their runs than bf16, or end far above it in
-    # more runs than far below
-    spoilt: set[str]
-    far_off: dict[str, FarOff]
-    doubts: dict[str, list[Doubt]]  # by FP8 recipe, what forbids a plain yes
-    speed_ups: dict[tuple[str, str], SpeedUp]  # by recipe and opponent, eager bf16 among these
-    break_evens: dict[tuple[str, str], BreakEven]  # by recipe, none of the opponents, and opponent
-    differences: dict[str, pd.DataFrame]  # of a recipe's smoothed loss to the opponent's
-    verdicts: dict[str, Verdict]  # whether a recipe ends at the opponent's loss
-    margin: float | None  # of equality in nats per token, None without a verdict
+    Args:
+        recipes: those with a run, in the order in which they are shown.
+        fp8: those of them in FP8.
+        findings: of all recipes but the reference; empty if none of its runs was completed.
+    """
+
+    study: Study
+    reference: str
+    recipes: list[str]
+    fp8: list[str]
+    findings: dict[str, Finding]
+
+    @property
+    def best(self) -> Finding | None:
+        """The FP8 recipe that the answer is about."""
+        found = [finding for recipe, finding in self.findings.items() if recipe in self.fp8]
+        order = list(Outcome)
+        return min(
+            found,
+            key=lambda each: (order.index(each.outcome), -each.speed.ratio.mean),
+            default=None,
+        )
+
+    @property
+    def completed(self) -> dict[str, list[Run]]:
+        """The completed runs of each recipe that has some."""
+        runs = {recipe: self.study.completed(recipe) for recipe in self.recipes}
+        return {recipe: of for recipe, of in runs.items() if of}
+
+    @property
+    def on_cpu(self) -> bool:
+        return on_cpu(self.study.runs)
 
 
-def in_order(recipes: Iterable[str]) -> list[str]:
-    """Each recipe once: those of `FIRST` first, the others as they come."""
-    recipes = list(recipes)
-    return sorted(set(recipes), key=[*FIRST, *recipes].index)
+def on_cpu(runs: Iterable[Run]) -> bool:
+    return any(run.manifest.hardware.type == "cpu" for run in runs if run.completed)
 
 
-def compare(paths, baseline: str | None = None) -> Comparison:
-    """Load `paths` and compare what they hold; without a `baseline` with the study's.
+def compare(study: Study, reference: str | None = None) -> Comparison:
+    """Compare all recipes of a study with compiled bf16, or with the reference that is named.
 
     Raises:
-        LoadError: as `analysis.load.load`, or if the runs are not of one study, or there is no
-            recipe `baseline`.
+        StudyError: there is no completed run of that reference.
     """
-    frames = load(paths)
-    runs = frames.runs
-    _check_one_study(frames)
-    folders = {Path(path).resolve().parents[1] for path in runs["path"]}
-    folder = folders.pop()
-    plan = Plan() if folders else read_plan(folder)
-    missing = _missing(plan, folder, runs)
-    recipes = in_order(runs.loc[runs["status"] == "completed", "recipe"])
-    opponent = _opponent(baseline, plan, recipes, frames.problems)
-    all_fp8 = [recipe for recipe in runs["recipe"].unique() if is_fp8(recipe, runs)]
-    fp8 = [recipe for recipe in recipes if recipe in all_fp8]
-    done = {recipe: completed_runs(recipe, frames) for recipe in recipes}
-    tries = dict.fromkeys(fp8, len(all_fp8))
-
-    speed_ups, break_evens = {}, {}
-    opponents = [recipe for recipe in recipes if recipe in (BASELINE, opponent)]
-    for a, b in product(recipes, opponents):
-        if a != b:
-            speed_ups[a, b] = speed_up(done[a], done[b], tries.get(a, 1))
-        if a not in opponents:
-            break_evens[a, b] = break_even(done[a], done[b])
-
-    started = Counter(runs["recipe"])
-    seeds = {recipe: {*of.dropna()} for recipe, of in runs.groupby("recipe")["seed"]}
-    differences, verdicts, far, doubts = {}, {}, {}, {}
-    for recipe in in_order([*recipes, *all_fp8]) if opponent in recipes else []:
-        if recipe == opponent:
-            continue
-        far[recipe] = far_off(recipe, done[opponent], frames)
-        if recipe not in recipes:
-            continue
-        pair = done[recipe], done[opponent]
-        differences[recipe] = loss_difference(*pair)
-        verdicts[recipe] = verdict(*pair, tries.get(recipe, 1))
-        if len(far[recipe].above) == far[recipe].runs > 0:
-            verdicts[recipe] = replace(verdicts[recipe], outcome=DIFFERENT)
-        if recipe in fp8:
-            found = speed_ups[recipe, opponent], verdicts[recipe], far[recipe]
-            doubts[recipe] = [*find_doubts(*pair, frames, *found, missing)]
-            lacking = started[opponent] - started[recipe]
-            if lacking > 0 and not plan.seeds and set() < seeds[recipe] <= seeds[opponent]:
-                facts = {"lacking": lacking, "of": started[opponent]}
-                doubts[recipe].append(Doubt("fewer seeds", facts))
-
-    lost = runs["status"].eq("diverged").groupby(runs["recipe"]).agg(["sum", "count"])
-    shares = lost["sum"] / lost["count"]
-    usual = shares.get(opponent, 0)
-    spoilt = {recipe for recipe in all_fp8 if shares[recipe] > usual}
-    spoilt |= {r for r, of in far.items() if r in all_fp8 and len(of.above) > len(of.below)}
-
-    return Comparison(
-        frames=frames,
-        plan=plan,
-        opponent=opponent,
-        completed=done,
-        recipes=recipes,
-        fp8=fp8,
-        unended=_unended(runs, missing),
-        diverged={r: (int(n), int(of)) for r, n, of in lost[lost["sum"] > 0].itertuples()},
-        spoilt=spoilt,
-        far_off=far,
-        doubts=doubts,
-        speed_ups=speed_ups,
-        break_evens=break_evens,
-        differences=differences,
-        verdicts=verdicts,
-        margin=next((judged.margin for judged in verdicts.values() if judged.seeds), None),
-    )
+    names = study.recipes
+    recipes = sorted(names, key=[*FIRST, *names].index)
+    fp8 = [recipe for recipe in recipes if is_fp8(recipe, study.started(recipe))]
+    if reference and not study.completed(reference):
+        raise StudyError(f"--reference {reference}: no run of it was completed; the recipes are "
+                         f"{', '.join(recipes)}")  # fmt: skip
+    reference = reference or choose_reference(study, fp8)
+    findings = {}
+    for recipe in recipes if study.completed(reference) else []:
+        if recipe != reference:
+            tries = len(fp8) if recipe in fp8 else 1
+            findings[recipe] = find(study, recipe, reference, tries)
+    return Comparison(study, reference, recipes, fp8, findings)
 
 
-def is_fp8(recipe: str, runs: pd.DataFrame) -> bool:
-    """Tell whether a recipe is FP8's: by any of its runs, else by its file, else by its name."""
-    own = runs[(runs["recipe"] == recipe) & (runs["status"] != UNREADABLE)]
-    if own["source"].eq(OWN).any():
-        return own["float8"].notna().any()
-    said = of_file(recipe)
+def is_fp8(recipe: str, runs: list[Run]) -> bool:
+    """Tell by what runs resolved, else by the recipe's file, else by its name."""
+    resolved = [run.facts[FLOAT8] for run in runs if FLOAT8 in run.facts]
+    if resolved:
+        return any(resolved)
+    said = said_by(recipe)
     return "fp8" in recipe if said is None else said.get(FLOAT8) is not None
 
 
-def read_plan(folder: Path) -> Plan:
-    """Read a study's study.yaml. Raises `LoadError` where that does not fit."""
-    path = folder / STUDY_FILE
-    try:
-        return Plan.model_validate(yaml.safe_load(path.read_text()))
-    except (FileNotFoundError, NotADirectoryError):
-        return Plan()
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        place = error.errors()[0]["loc"] if isinstance(error, ValidationError) else ()
-        where = ".".join(map(str, place)) or "content"
-        raise LoadError(f"{path}: {where}: is not what a study writes") from error
+def choose_reference(study: Study, fp8: list[str]) -> str:
+    """Choose the study's baseline; but compiled bf16 if FP8 is compiled too, which alone is
+    fair."""
+    compiled = any(
+        run.manifest.compiled for run in study.runs if run.manifest and run.recipe in fp8
+    )
+    fair = compiled or study.started(COMPILED)
+    return COMPILED if study.file.baseline == BASELINE and fair else study.file.baseline
 
 
-def _missing(plan: Plan, folder: Path, runs: pd.DataFrame) -> Counter:
-    """Count by recipe the runs that the study in a folder planned and that left no record."""
-    missing, loaded = Counter(), set(zip(runs["recipe"], runs["seed"], strict=True))
-    for recipe, seed in product(dict.fromkeys(plan.recipes), set(plan.seeds)):
-        place = folder / recipe / f"seed{seed}"
-        recorded = any((place / name).exists() for name in (MANIFEST, RECIPE, METRICS))
-        missing[recipe] += not recorded and (recipe, seed) not in loaded
-    return missing
+def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
+    """Hold the runs of a recipe against its reference's, by all rules.
 
-
-def _unended(runs: pd.DataFrame, missing: Counter) -> dict[str, tuple[int, list[str]]]:
-    """Find the recipes that completed no run, see `Comparison.unended`."""
-    asked, found = Counter(runs["recipe"]) + missing, {}
-    ended = {*runs.loc[runs["status"].isin(["completed", "diverged"]), "recipe"]}
-    for recipe in [name for name in asked if name not in ended]:
-        own = runs[runs["recipe"] == recipe]
-        causes = [*map(cause, own["status"], own["error"])] + ["no record"] * missing[recipe]
-        found[recipe] = asked[recipe], sorted({*causes})
-    return found
-
-
-def _opponent(asked: str | None, plan: Plan, recipes: list[str], problems: list[str]) -> str:
-    """Choose the baseline that was asked for, else the study's; of an eager and a compiled
-    baseline the compiled one."""
-    if asked not in (None, plan.baseline, *recipes):
-        there = ", ".join(recipes) or "none"
-        raise LoadError(f"no completed run of --baseline {asked}; there are {there}")
-    opponent = asked or plan.baseline
-    if opponent == BASELINE and COMPILED in recipes:
-        return COMPILED
-    if opponent not in recipes:
-        problems.append(f"no completed run of {opponent}: nothing is compared with it")
-    return opponent
-
-
-def _check_one_study(frames: Frames) -> None:
-    """Raise `LoadError` where runs cannot be compared: see `SHARED`, other learning rates, a seed
-    twice, or one run as two seeds."""
-    ended = frames.runs[frames.runs["status"].isin(["completed", "diverged"])]
-    done = ended["status"] == "completed"  # a budget cuts these alone
-    ended = ended.assign(steps_asked=ended["steps_asked"].where(done))
-    kinds = {column: ended[column].dropna().map(str).unique() for column in SHARED}
-    differ = [f"{column} ({', '.join(of)})" for column, of in kinds.items() if len(of) > 1]
-    rates = frames.windows[frames.windows["run"].isin(ended["run"])].groupby("step")["lr"]
-    others = rates.agg(low="min", high="max").query("high > 1.01 * low")
-    for step, (low, high) in others.head(1).iterrows():
-        differ.append(f"their learning rate (at step {step}: {low:g}, {high:g})")
-    if differ:
-        raise LoadError(
-            f"these runs differ in {', '.join(differ)} and cannot be compared: name the runs of "
-            "one study"
-        )
-    seeded = ended.dropna(subset="seed")
-    twice = seeded[seeded.duplicated(["recipe", "seed"], keep=False)]
-    logs = frames.steps.groupby("run")[["loss", "seconds"]].agg(tuple).reindex(ended["run"])
-    logged = logs["loss"].notna().to_numpy()
-    copied = logs.assign(recipe=ended["recipe"].to_numpy()).duplicated(keep=False).to_numpy()
-    copied = copied & logged  # runs without a step are no copies
-    for found, words in (twice, "recipe and seed"), (ended[copied], "losses and step times"):
-        if len(found):
-            raise LoadError(
-                f"{' and '.join(found['path'])} have the same {words}: name each run of one study "
-                "once"
-            )
-
-
-def cost_by_steps(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:
-    """Average the wall hours of a run of each length (rows) by recipe (columns), the first step
-    (compile) included.
-
-    Within the runs as measured; beyond them at the mean seconds of a steady step, NaN where there
-    is none.
+    Args:
+        tries: recipes that are judged together.
     """
-    hours = {}
-    for recipe, of in comparison.completed.items():
-        hours[recipe] = spent(of, np.array(lengths)).mean(axis=0) / 3600
-    return pd.DataFrame(hours, index=pd.Index(lengths, name="steps"))
+    own, others = study.completed(recipe), study.completed(reference)
+    started = study.started(recipe), study.started(reference)
+    gain, judged = speed_up(own, others, tries), losses.verdict(own, others, tries)
+    contradictions, told = [], []
+    if own:
+        differing, told = differences(own, others)
+        contradictions = broken(own) + broken(others) + differing
+    unpaired = list(losses.no_pairs(*started))
+    of_loss = unpaired or list(losses.odd(own, others, judged))
+    of_loss += lost_runs(*started)
+    diverged = [losses.diverged(runs, beside, bool(unpaired))
+                for runs, beside in (started, started[::-1])]  # fmt: skip
+    shares = [len(names) / len(runs) if runs else 0.0
+              for names, runs in zip(diverged, started, strict=True)]  # fmt: skip
+    if on_cpu(own + others):
+        outcome = Outcome.CPU
+    elif shares[0] > shares[1]:
+        outcome = Outcome.DIVERGED
+    elif not own:
+        outcome = Outcome.NO_REFERENCE
+    elif contradictions and gain.runs > 1:
+        outcome = Outcome.NO_VERDICT
+    else:
+        outcome = judge(gain, judged, of_loss, bool(unpaired))
+    return Finding(
+        recipe=recipe,
+        outcome=outcome,
+        speed=gain,
+        loss=judged,
+        break_even=break_even(own, others, gain),
+        reasons=contradictions + gain.caveats + of_loss,
+        told=told,
+        diverged=[f"{runs[0].recipe} diverged in {len(names)} of {len(runs)} runs"
+                  for names, runs in zip(diverged, started, strict=True) if names],
+    )  # fmt: skip
+
+
+def judge(gain: SpeedUp, loss: Verdict, of_loss: list[str], unpaired: bool) -> Outcome:
+    """Find the outcome of runs that are what they are called.
+
+    Args:
+        of_loss: what limits a verdict on the loss.
+        unpaired: the losses of the recipes do not compare.
+    """
+    slower = gain.ratio.mean < 1 - SMALL
+    cases = {
+        Outcome.TOO_SHORT: gain.runs == 0,
+        Outcome.SINGLE_RUN: gain.runs == 1,
+        Outcome.NO_VERDICT: slower and bool(gain.caveats),
+        Outcome.NO_PLAIN_YES: bool(gain.caveats),
+        Outcome.NO_GAIN: gain.ratio.as_fast,
+        Outcome.CANNOT_TELL: not gain.ratio.clear,
+        Outcome.SLOWER: slower,
+        Outcome.HIGHER_LOSS: loss.word == HIGHER and not unpaired,
+        Outcome.FOR_SPEED: loss.word not in (SAME, LOWER) and not of_loss,
+    }
+    otherwise = Outcome.NO_PLAIN_YES if of_loss else Outcome.YES
+    return next((case for case, holds in cases.items() if holds), otherwise)
+
+
+def lost_runs(own: list[Run], others: list[Run]) -> Iterator[str]:
+    """Say what kept more of a recipe's runs than of its reference's from ending well.
+
+    Each recipe should have the seeds of both.
+    """
+    seeds = {run.seed for run in own + others}
+    causes = lost(own, len(seeds)), lost(others, len(seeds))
+    for cause in causes[0] - causes[1]:
+        yield (f"{causes[0][cause]} of its {len(seeds)} runs did not end well ({cause}), beside "
+               f"{causes[1][cause]} of the reference's")  # fmt: skip
+
+
+def lost(runs: list[Run], asked: int) -> Counter:
+    """Count by cause the runs that did not end well; those that diverged are counted as such."""
+    ended = [run.ending for run in runs if not (run.completed or run.ending == "diverged")]
+    earlier = [f"an earlier attempt {how}" for run in runs for how in run.earlier]
+    absent = ["left no record"] * (asked - len(runs))
+    return Counter(ended + earlier + absent)

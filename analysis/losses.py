@@ -1,259 +1,209 @@
-"""Is it the same loss? Paired differences over steps, and a verdict that says how many seeds it
-rests on.
+"""Rule 4: runs of one seed share weights and batches, and so begin at one loss. Rule 5: they stay
+near one another.
 
-Here the loss is smoothed one way: the mean over a tenth of the run's steps, as far as they were
-logged; its last value is the final loss. A smoothed value uses nothing from later steps and lags by
-half of that tenth.
+If both hold, final losses are compared by seed: the difference of a pair shows far less than what
+another seed does.
 """
 
 import math
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
-from analysis.load import Frames, final_from
-from analysis.rates import MIN_STEPS, Completed, half_widths, interval
+from analysis.runs import MIN_STEPS, Run, last_tenth
+from analysis.speed import foretell
 
-# Of the interval that decides: two one-sided tests at 5 % each, Schuirmann's test of equivalence.
-LEVEL = 0.90
-MIN_SEEDS = 3  # pairs of runs below which nothing is said about equality
-# The margin, as a share of the baseline's final loss. DeepSeek-V3 (arXiv 2412.19437, section 3.3)
+LEVEL = 0.90  # of the interval that decides: two one-sided tests at 5 % each
+MIN_SEEDS = 3  # pairs of runs below which nothing is said of equality
+# The margin, as a share of the reference's final loss. DeepSeek-V3 (arXiv 2412.19437, section 3.3)
 # reports FP8 within 0.25 % of bf16, and takes that for well within what is random in training.
 TOLERANCE = 0.0025
-LARGE = 1000  # of a loss: of more the first digits are told
-FAR = 0.10  # of the loss: so far off, no count of seeds would make it the same
+STRANGE = 0.5  # of the distance of strangers' first losses: partners are nearer to one another
+FAR = 0.10  # of a loss: rounding moves none so far
+OFTEN = 0.02  # of a run's steps: a bad batch takes fewer
+COPIED = 0.10  # of the steps in FP8 with the other's loss to the last bit: chance gives fewer
+TOO_GOOD = 0.02  # of the loss: eight times the tolerance, and rounding takes nothing off
 
-SAME, DIFFERENT, CANNOT_TELL = "the same", "different", "cannot tell"
-NOT_ENOUGH, TOO_SHORT = "not enough seeds to say", "too short"
-HIGHER, LOWER = "higher", "lower"  # what is different, for people
-
-
-def paired(recipe: Completed, baseline: Completed) -> pd.DataFrame:
-    """Pair the losses of two recipes: a row a step that all runs logged, columns ("loss" or
-    "reference", seed).
-
-    "loss" is the recipe's, "reference" the baseline's; of the seeds (NaN where none was set) that
-    both completed.
-    """
-    losses, reference = map(_by_seed, (recipe, baseline))
-    seeds = losses.columns.intersection(reference.columns)
-    return pd.concat({"loss": losses[seeds], "reference": reference[seeds]}, axis=1).dropna()
-
-
-def _by_seed(of: Completed) -> pd.DataFrame:
-    """Put losses into a row a step and a column a seed; several runs without a seed have no
-    partners."""
-    steps = of.steps.dropna(subset="loss")
-    if of.runs["seed"].isna().sum() > 1:
-        steps = steps.dropna(subset="seed")
-    return steps.pivot(index="step", columns="seed", values="loss")
-
-
-def _final(steps: pd.DataFrame) -> pd.DataFrame:
-    """Choose the last tenth of the steps, as far as they were logged."""
-    return steps.loc[final_from(steps.index[-1]) :]
-
-
-def loss_difference(recipe: Completed, baseline: Completed) -> pd.DataFrame:
-    """Smooth the difference of the loss to the baseline's: columns step, difference, low, high.
-
-    The difference is a mean over seeds, with Student's 90 % interval at each step, as `judge` uses
-    it for a single recipe; with one seed low and high are NaN. Each interval holds for its step,
-    not for all steps together. Empty where no seed was completed in both recipes, or their logs
-    have no step in common.
-    """
-    pairs = paired(recipe, baseline)
-    if pairs.empty:
-        return pd.DataFrame(columns=["step", "difference", "low", "high"], dtype=float)
-    smooth = (pairs["loss"] - pairs["reference"]).rolling(len(_final(pairs))).mean().dropna()
-    low, high = interval(smooth.to_numpy(float).T, level=LEVEL)
-    bands = {"difference": smooth.mean(axis=1), "low": low, "high": high}
-    return pd.DataFrame(bands).reset_index()
-
-
-def judge(differences: np.ndarray, margin: float | np.ndarray, tries: int = 1) -> np.ndarray:
-    """Outcomes (...) from paired differences of the final loss (seeds, ...) and margins.
-
-    Runs with the same seed share weights and batches, so their paired difference can be resolved
-    far below what another seed does. "the same": its 90 % interval lies within the margins: two
-    one-sided t-tests at 5 % (Schuirmann 1987, J. Pharmacokinetics and Biopharmaceutics 15) reject a
-    difference of a margin or more. "different": the interval lies beyond one of them. Else "cannot
-    tell". With several `tries` the level is Bonferroni's.
-    """
-    if len(differences) < MIN_SEEDS:
-        return np.full(np.shape(differences)[1:], NOT_ENOUGH)
-    low, high = interval(differences, level=1 - (1 - LEVEL) / tries)
-    same = (-margin < low) & (high < margin)
-    different = (margin < low) | (high < -margin)
-    return np.select([same, different], [SAME, DIFFERENT], CANNOT_TELL)
-
-
-_OPENINGS = {
-    SAME: "{recipe} ends at the same loss as {baseline}",
-    DIFFERENT: "{recipe} ends at a {word} loss than {baseline}",
-    CANNOT_TELL: "These runs cannot tell whether {recipe} ends at the same loss as {baseline}",
-    NOT_ENOUGH: f"It takes {MIN_SEEDS} seeds or more to say whether {{recipe}} ends at the same "
-    "loss as {baseline}",
-    TOO_SHORT: f"Too short (it takes {MIN_STEPS} steps) to say whether {{recipe}} ends at the same "
-    "loss as {baseline}",
-}
-
-
-def figure(value: float, form: str = "+.4f") -> str:
-    """Write a loss; one that is large by its first digits."""
-    return format(value, form if not abs(value) >= LARGE else f"{form[:-2]}4g")
-
-
-_NO_SEED = (
-    "The losses of {recipe} and {baseline} cannot be compared: no seed was completed with both, at "
-    "a step that both logged."
-)
-_ONE_SEED = " after {step:,} steps: 1 seed, difference {difference}, margin {margin}."
-_SEEDS = (
-    " after {step:,} steps: {seeds} seeds, difference {difference}, "
-    "{level:.3g} % interval {low} to {high}, margin {margin}."
-)
+SAME, LOWER, HIGHER, CANNOT_TELL = "the same", "lower", "higher", "cannot tell"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a recipe ends at the baseline's loss."""
+    """How far a recipe ends from its reference's loss.
 
-    recipe: str
-    baseline: str
-    outcome: str = NOT_ENOUGH
-    seeds: int = 0  # pairs of completed runs it rests on
-    step: int = 0  # the last one that all of them logged
-    difference: float = math.nan  # of the final loss, recipe less baseline, mean over seeds
+    Args:
+        word: `SAME`, `LOWER`, `HIGHER`, `CANNOT_TELL`, or how many of `MIN_SEEDS` there are.
+        by_seed: differences in nats a token; low, high: the interval of their mean.
+        level: of that interval; with several recipes it is wider.
+        margin: differences within it are the same.
+        step: the last that all pairs have.
+        half_widths: of the interval with more seeds.
+    """
+
+    word: str = f"0 of {MIN_SEEDS} seeds"
     by_seed: tuple[float, ...] = ()
-    low: float = math.nan  # its interval
+    low: float = math.nan
     high: float = math.nan
-    level: float = 100 * LEVEL  # of the interval, in percent
-    margin: float = math.nan  # `TOLERANCE` of the baseline's final loss
-    half_widths: dict[int, float] = field(default_factory=dict)  # with more seeds, if unclear
+    level: float = LEVEL
+    margin: float = math.nan
+    step: int = 0
+    half_widths: dict[int, float] = field(default_factory=dict)
 
     @property
-    def word(self) -> str:
-        """The outcome, for a table."""
-        if self.outcome == NOT_ENOUGH:
-            return f"{self.seeds} of {MIN_SEEDS} seeds"
-        if self.outcome == DIFFERENT:
-            return LOWER if self.difference < 0 else HIGHER
-        return self.outcome
-
-    @property
-    def above(self) -> list[float]:
-        """The differences by more than the margin, as shares of the baseline's final loss."""
-        margin = self.margin or math.nan
-        return sorted(TOLERANCE * d / margin for d in self.by_seed if d > self.margin)
+    def difference(self) -> float:
+        return float(np.mean(self.by_seed)) if self.by_seed else math.nan
 
     @property
     def share(self) -> float:
-        """The difference as a share of the baseline's final loss; NaN where that is unknown."""
+        """The difference as a share of the reference's loss."""
         return TOLERANCE * self.difference / (self.margin or math.nan)
 
-    def sentence(self) -> str:
-        """For people, with the numbers it rests on."""
-        template = _NO_SEED
-        if self.seeds:
-            template = _OPENINGS[self.outcome] + (_ONE_SEED if self.seeds == 1 else _SEEDS)
-        figures = {name: figure(getattr(self, name)) for name in ("difference", "low", "high")}
-        figures["margin"] = figure(self.margin, ".4f")
-        return template.format(**vars(self) | figures, word=self.word)
+
+def paired(own: list[Run], others: list[Run]) -> dict[str, pd.DataFrame]:
+    """Join the steps of both runs of each seed, by name of the recipe's run."""
+    partners = {run.seed: run for run in others}
+    return {run.name: run.steps.join(partners[run.seed].steps, rsuffix="_beside", how="inner")
+            for run in own if run.seed in partners}  # fmt: skip
 
 
-def verdict(recipe: Completed, baseline: Completed, tries: int = 1) -> Verdict:
-    """Judge whether the final loss of a recipe is the baseline's, see `judge`.
-
-    The final loss is the mean over the last tenth of the steps, those that all compared runs
-    logged.
-    """
-    names = {"recipe": recipe.recipe, "baseline": baseline.recipe}
-    pairs = paired(recipe, baseline)
-    if pairs.empty:
-        return Verdict(**names)
-    final, step = _final(pairs).mean(), int(pairs.index[-1])
-    losses, references = final["loss"], final["reference"]
-    differences = (losses - references).to_numpy(float)
+def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
+    """Test equivalence: the loss is the same if the interval of the mean difference lies within the
+    margin, which is two one-sided t-tests (Schuirmann 1987)."""
+    pairs = [pair for pair in paired(own, others).values() if len(pair) >= MIN_STEPS]
+    if not pairs:
+        return Verdict()
+    ends = np.array([last_tenth(pair)[["loss", "loss_beside"]].mean() for pair in pairs])
+    by_seed = ends[:, 0] - ends[:, 1]
+    margin = float(TOLERANCE * abs(ends[:, 1].mean()))
     level = 1 - (1 - LEVEL) / tries
-    low, high = interval(differences, level=level)
-    margin = TOLERANCE * abs(float(references.mean()))
-    outcome = str(judge(differences, margin, tries))
-    if step < MIN_STEPS:
-        outcome = TOO_SHORT
-    widths = {}
-    if outcome == CANNOT_TELL:
-        widths = half_widths(differences.var(ddof=1), level)
+    low, high = t_interval(by_seed, level)
     return Verdict(
-        **names,
-        outcome=outcome,
-        seeds=len(differences),
-        step=step,
-        difference=float(differences.mean()),
-        by_seed=tuple(differences.tolist()),
+        word=word_of(by_seed, low, high, margin),
+        by_seed=tuple(by_seed.tolist()),
         low=float(low),
         high=float(high),
-        level=100 * level,
+        level=level,
         margin=margin,
-        half_widths=widths,
+        step=int(min(pair.index[-1] for pair in pairs)),
+        half_widths=foretell(by_seed, level=level) if len(pairs) >= MIN_SEEDS else {},
     )
 
 
-# ---- runs that end far from the baseline ----
+def t_interval(differences: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
+    """Student's interval of the mean over seeds (seeds, ...); NaN of a single seed."""
+    with warnings.catch_warnings(action="ignore"):
+        return stats.ttest_1samp(differences, 0).confidence_interval(level)
 
 
-class FarOff(NamedTuple):
-    """The runs of a recipe that end `FAR` from the baseline's: a row a run, columns loss, low and
-    high, the last two of the baseline's runs."""
-
-    recipe: str
-    baseline: str
-    runs: int  # that were compared
-    above: pd.DataFrame
-    below: pd.DataFrame
-
-    def sentences(self) -> list[str]:
-        sides = {"above": self.above, "below": self.below}
-        return [self.sentence(side, ends) for side, ends in sides.items() if len(ends)]
-
-    def sentence(self, side: str, ends: pd.DataFrame) -> str:
-        own = _span(ends["loss"].min(), ends["loss"].max())
-        beside = _span(ends["low"].min(), ends["high"].max())
-        return (
-            f"{self.recipe} ends far {side} {self.baseline} in {len(ends)} of {self.runs} "
-            f"seed{'s' * (self.runs > 1)} ({own} beside {beside})"
-        )
+def word_of(by_seed: np.ndarray, low: float, high: float, margin: float) -> str:
+    """Say what differences are, by their interval; if all are far above they are higher, however
+    much they vary."""
+    if len(by_seed) < MIN_SEEDS:
+        return f"{len(by_seed)} of {MIN_SEEDS} seeds"
+    if max(-low, high) < margin:
+        return SAME
+    if low > margin or min(by_seed) > margin / TOLERANCE * FAR:
+        return HIGHER
+    return LOWER if high < -margin else CANNOT_TELL
 
 
-def _span(*ends: float) -> str:
-    """Write the lowest and the highest loss, or the only one."""
-    return " to ".join(dict.fromkeys(figure(end, ".2f") for end in ends))
+def differences(own: list[Run], others: list[Run]) -> pd.DataFrame:
+    """Smooth the difference of the loss: by step its mean over seeds, and the interval of that.
 
-
-def far_off(recipe: str, baseline: Completed, frames: Frames) -> FarOff:
-    """Find runs that end `FAR` from the baseline's, also those that were not completed, over the
-    last tenth of the steps that each has made.
-
-    A run is compared with the baseline's run of the same seed, or with all of them if there is
-    none. Runs that diverged are counted as such.
+    A value is the mean over a tenth of the steps, up to its own.
     """
-    ends = frames.runs.query("recipe == @recipe and status != 'diverged' and steps >= @MIN_STEPS")
-    last = frames.steps["run"].map(final_from(ends.set_index("run")["steps"]))
-    late = frames.steps[frames.steps["step"] >= last]
-    beside = late.merge(baseline.steps, on="step", suffixes=("", "_reference"))
-    keys = ["run", "seed", "seed_reference"]
-    means = beside.groupby(keys, dropna=False)[["loss", "loss_reference"]].mean().reset_index()
-    partner = means["seed"] == means["seed_reference"]
-    alone = ~partner.groupby(means["run"]).transform("any")
-    by_run = means[partner | alone].dropna(subset="loss").groupby("run")
-    table = by_run["loss_reference"].agg(low="min", high="max").assign(loss=by_run["loss"].first())
-    far = FAR * table.abs().min(axis="columns")
-    above = table[table["loss"] - table["high"] > far]
-    below = table[table["low"] - table["loss"] > far]
-    return FarOff(recipe, baseline.recipe, len(table), above, below)
+    pairs = paired(own, others).values()
+    by_seed = pd.DataFrame({seed: pair["loss"] - pair["loss_beside"]
+                            for seed, pair in enumerate(pairs)}).dropna()  # fmt: skip
+    smooth = by_seed.rolling(len(last_tenth(by_seed))).mean().dropna()
+    low, high = t_interval(smooth.to_numpy().T, LEVEL)
+    return pd.DataFrame({"difference": smooth.mean(axis=1), "low": low, "high": high})
 
+
+# ---- rule 4 ----
+
+
+def no_pairs(own: list[Run], others: list[Run]) -> Iterator[str]:
+    """Say if runs of one seed do not begin at one loss, or runs of two seeds do.
+
+    The first losses of partners, which share weights and batches, differ by rounding alone: by far
+    less than those of strangers.
+    """
+    mine, theirs = (first_losses(runs) for runs in (own, others))
+    for runs, firsts in (own, mine), (others, theirs):
+        if firsts.duplicated().any():
+            yield f"seeds of {runs[0].recipe} begin with the same loss, so they are no other runs"
+    seeds = mine.index.intersection(theirs.index)
+    if len(seeds) < 2:
+        return
+    apart = np.abs(np.subtract.outer(mine[seeds].to_numpy(), theirs[seeds].to_numpy()))
+    alike = np.eye(len(seeds), dtype=bool)
+    partners, strangers = np.median(apart[alike]), np.median(apart[~alike])
+    if partners > STRANGE * strangers:
+        shift = float((mine - theirs).median())
+        yield (f"it begins {abs(shift):.2g} {side(shift)} its partners of the same seed, and "
+               f"seeds begin {strangers:.2g} apart: runs of a seed do not share weights and "
+               "batches, or log different losses")  # fmt: skip
+
+
+def first_losses(runs: list[Run]) -> pd.Series:
+    """The loss of the first step, by seed."""
+    return pd.Series({run.seed: run.steps["loss"].iloc[0] for run in runs if run.length}).dropna()
+
+
+# ---- rule 5 ----
+
+
+def side(difference: float) -> str:
+    return "above" if difference > 0 else "below"
+
+
+def excess(run: Run, others: list[Run]) -> pd.Series:
+    """How far a run's loss is above the other recipe's at each step, as a share; infinite where it
+    is not finite. Beside it is the run of its seed, or the mean of all where there is none."""
+    beside = [other for other in others if other.seed == run.seed] or others
+    losses = [other.steps["loss"].reindex(run.steps.index, method="ffill") for other in beside]
+    return (run.steps["loss"] / np.mean(losses, axis=0) - 1).fillna(math.inf)
+
+
+def diverged(own: list[Run], others: list[Run], unpaired: bool) -> list[str]:
+    """Name the runs whose loss was not finite, or is far above the other recipe's in most of their
+    last tenth, whether or not they were completed.
+
+    Args:
+        unpaired: losses of the recipes do not compare: only those count that were not finite.
+    """
+    beside = [run for run in others if run.completed and not unpaired]
+    names = []
+    for run in own:
+        compares = beside and run.length >= MIN_STEPS
+        far = compares and (last_tenth(excess(run, beside)) > FAR).mean() > 0.5
+        if far or run.ending == "diverged":
+            names.append(run.name)
+    return names
+
+
+def odd(own: list[Run], others: list[Run], judged: Verdict) -> Iterator[str]:
+    """Say what losses show besides their ends."""
+    for runs, beside in (own, others), (others, own):
+        for run in runs if beside else []:
+            far = (excess(run, beside) > FAR).mean()
+            if far > OFTEN:
+                yield (f"{run.recipe} is far above {beside[0].recipe} in seed {run.seed}, by more "
+                       f"than {100 * FAR:.0f} % of the loss in {far:.0%} of the steps")  # fmt: skip
+    for name, pair in paired(own, others).items():
+        copied = (pair["loss"] == pair["loss_beside"])[pair["in_fp8"]].mean()
+        if copied > COPIED:
+            yield f"in {copied:.0%} of its steps {name} has the other's loss to the last bit"
+    if judged.share < -TOO_GOOD:
+        yield f"its loss is {-judged.share:.1%} lower, which FP8 does not explain"
+
+
+# ---- what the margin is worth ----
 
 # Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", arXiv 2203.15556, equation
 # 10: the loss of a model of N parameters after D tokens is E + A / N^ALPHA + B / D^BETA; fitted to
@@ -263,7 +213,7 @@ FITTED = (70e6, 16e9)
 PUBLISHED_PARAMETERS = 8.05e9
 
 
-def compute_for_margin(parameters: float) -> tuple[float, float]:
+def equivalent_compute(parameters: float) -> tuple[float, float]:
     """Work out (parameters, share of compute) that buys a loss lower by `TOLERANCE`, for a model
     trained compute-optimally.
 

@@ -4,19 +4,18 @@ from pathlib import Path
 
 import jinja2
 
-from analysis import plots, sweep
-from analysis.answer import QUESTION, answer, details
+from analysis import plots
+from analysis.answer import QUESTION, answer, details, left_out
 from analysis.comparison import Comparison
-from analysis.plots.studies import FINDINGS
-from analysis.table import matrix, mean_table, notes, rows_of, run_table, trained
+from analysis.table import notes, recipe_table, run_table, trained
 
 # In the order in which they answer.
 FIGURES = (
     plots.lead,
-    plots.tokens_per_s,
+    plots.tokens_per_second,
     plots.loss_difference,
     plots.loss,
-    plots.warm_up,
+    plots.first_step,
     plots.memory,
 )
 _TEMPLATES = jinja2.Environment(
@@ -26,7 +25,14 @@ _TEMPLATES = jinja2.Environment(
     trim_blocks=True,
 )
 _TEMPLATES.globals.update(
-    svg=plots.to_svg, details=details, trained=trained, matrix=matrix, notes=notes
+    svg=plots.to_svg,
+    answer=answer,
+    details=details,
+    left_out=left_out,
+    recipe_table=recipe_table,
+    run_table=run_table,
+    trained=trained,
+    notes=notes,
 )
 
 
@@ -37,28 +43,11 @@ def render(template: str, **facts) -> str:
 
 def page(comparison: Comparison) -> str:
     """Write the page of a comparison; nothing in it is fetched from elsewhere."""
-    rows = rows_of(comparison)
+    figures = [draw(comparison) for draw in FIGURES]
     return render(
         "report.html.j2",
         question=QUESTION,
-        answer=answer(comparison),
+        sentences=answer(comparison),
         comparison=comparison,
-        means=mean_table(rows),
-        runs=run_table(rows),
-        figures=[draw(comparison) for draw in FIGURES],
-    )
-
-
-def sweep_page(measured: sweep.Sweep) -> str:
-    """Write the page of a sweep, with two heat maps of each recipe in FP8."""
-    maps = []
-    for recipe in measured.outcomes:
-        maps += [plots.heat_map(measured, quantity, recipe) for quantity in FINDINGS]
-    return render(
-        "sweep.html.j2",
-        question=sweep.QUESTION,
-        answer=[sweep.answer(measured)],
-        table=sweep.matrix(measured),
-        sentences=measured.notes,
-        figures=maps,
+        figures=figures,
     )

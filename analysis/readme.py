@@ -15,10 +15,11 @@ from pathlib import Path
 import yaml
 
 from analysis import compatibility, newest, plots
-from analysis.answer import about_loss, answer
+from analysis.answer import loss_verdicts
 from analysis.comparison import Comparison, compare
 from analysis.page import render
 from analysis.report import command_line, write_page
+from analysis.study import read_study
 
 PUBLISHED = newest.ROOT / "results" / "published.yaml"
 LOSSES = "loss_fp32"  # the results/ of the four recipes whose parameters can hold every step
@@ -62,10 +63,9 @@ def section(study: Comparison, losses: Comparison) -> str:
         "results.md.j2",
         study=study,
         folder=_place(newest.results()),
-        answer=answer(study),
         losses_folder=_place(newest.results(LOSSES)),
         losses=losses,
-        about_loss=about_loss(losses),
+        about_losses=loss_verdicts(losses),
     )
 
 
@@ -76,8 +76,8 @@ def _place(folder: Path) -> str:
 def main(argv: list[str] | None = None) -> int:
     command_line("analysis.readme", __doc__).parse_args(argv)
     folder = Path(os.path.relpath(newest.results()))  # the page names files by it
-    study = compare(folder)
-    for path, text in generated(study, compare(newest.results(LOSSES))).items():
+    study, losses = compare(read_study(folder)), compare(read_study(newest.results(LOSSES)))
+    for path, text in generated(study, losses).items():
         path.write_text(text, encoding="utf-8")
         print(f"wrote {_place(path)}")
     (folder / "summary.png").write_bytes(plots.to_png(plots.summary(study)))

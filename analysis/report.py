@@ -1,9 +1,9 @@
-"""The comparison of some runs, or a sweep.
+"""The comparison of some runs.
 
     python -m analysis.report runs/four_way-2026-11-22 --html report.html
 
-RUNS are run directories, folders that hold some, or published logs. Prints the answer and a table
-with a row a recipe; `--verbose` adds what they rest on.
+RUNS are run directories, or folders that hold some. Prints the answer and a table with a row a
+recipe; `--verbose` adds what they rest on.
 
 Exit codes: 2 for bad input.
 """
@@ -20,118 +20,81 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from analysis import sweep as sweeps
-from analysis.answer import QUESTION, answer, details
+from analysis.answer import QUESTION, answer, details, left_out, outcome
 from analysis.comparison import Comparison, compare
-from analysis.load import LoadError
-from analysis.sweep import Sweep, Value
-from analysis.table import matrix, notes, rows_of, run_table, trained
-
-SPLIT = 5  # columns of the first part of a table that is too wide for one
+from analysis.study import StudyError, read_study
+from analysis.table import measured_runs, notes, recipe_table, run_table, trained, ways_table
 
 
-def tables(runs: pd.DataFrame, width: int) -> list[Table]:
-    """The table of runs, one line a run, in two parts where `width` characters are too few for
-    one."""
-    rows = run_table(runs)
-    if runs["seed"].nunique() < 2:
-        rows = rows.droplevel("seed")
-    whole, *parts = map(table, (rows, rows.iloc[:, :SPLIT], rows.iloc[:, SPLIT:]))
-    return [whole] if Console(width=1000).measure(whole).maximum <= width else parts
+def print_report(comparison: Comparison, console: Console, verbose: bool = False) -> None:
+    """Print the answer and a row a recipe; `verbose` adds what they rest on."""
+    first, *others = answer(comparison)
+    say(console, [first], QUESTION)
+    console.print(table(recipe_table(comparison)))
+    others += left_out(comparison)
+    if not verbose:
+        say(console, [f"{len(others)} notes on this: --verbose, or the page."] if others else [])
+        return
+    rests_on = [trained(comparison), *others, *details(comparison)]
+    say(console, rests_on, "What this rests on")
+    console.print("\n[bold]Runs[/]", table(run_table(comparison)), sep="\n")
+    console.print(table(ways_table(comparison)))
+    say(console, notes(comparison))
 
 
-def table(words: pd.DataFrame, fold: bool = False) -> Table:
-    """For the terminal: the first column of the index on the left, the others on the right; `fold`
-    breaks long cells into lines."""
-    view = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, int(fold), 0, 0))
+def say(console: Console, sentences: list[str], title: str = "") -> None:
+    if title and sentences:
+        console.print(f"\n[bold]{title}[/]")
+    for sentence in sentences:
+        console.print(escape(sentence), soft_wrap=True)
+
+
+def table(words: pd.DataFrame) -> Table:
+    """For the terminal: the index on the left, the others on the right, long cells in lines."""
+    view = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
     lines = words.reset_index()
     for place, name in enumerate(lines):
         side = "right" if place else "left"
-        view.add_column(escape(name), justify=side, overflow="fold", no_wrap=not fold or not place)
+        view.add_column(escape(name), justify=side, overflow="fold", no_wrap=not place)
     for line in lines.itertuples(index=False):
-        view.add_row(*map(escape, line))
+        view.add_row(*map(escape, map(str, line)))
     return view
 
 
-def print_report(
-    paths: list[Path], baseline: str | None, console: Console, verbose: bool = False
-) -> Comparison | Sweep | None:
-    """Print the answer and a row a recipe for runs below `paths`; None if there are none.
-
-    Of a sweep's folder, print a row a cell and recipe. `verbose` adds what they rest on.
-    """
-
-    def say(sentences: list[str], title: str = "") -> None:
-        if title and sentences:
-            console.print(f"\n[bold]{title}[/]")
-        for sentence in sentences:
-            console.print(escape(sentence), soft_wrap=True)
-
-    try:
-        if len(paths) == 1 and sweeps.is_sweep(paths[0]):
-            sweep = sweeps.read(paths[0])
-            say([sweeps.answer(sweep)], sweeps.QUESTION)
-            console.print(table(sweeps.matrix(sweep), fold=True))
-            say(sweep.notes if verbose else [])
-            return sweep
-        comparison = compare(paths, baseline)
-    except LoadError as error:
-        console.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True)
-        return None
-    first, *others = answer(comparison)
-    say([first], QUESTION)
-    console.print(table(matrix(comparison), fold=True))
-    problems = [f"Note: {problem}" for problem in comparison.frames.problems]
-    if verbose:
-        say([trained(comparison), *others, *details(comparison)], "What this rests on")
-        console.print("\n[bold]Runs[/]", *tables(rows_of(comparison), console.width), sep="\n")
-        say(notes(comparison) + problems)
-    elif problems or others:
-        say([f"{len(problems) + len(others)} notes on this: --verbose, or the page."])
-    return comparison
+def as_json(comparison: Comparison) -> bytes:
+    """All figures, for programs, the answer first. Unknown numbers are null."""
+    best = comparison.best
+    ratio = best.speed.ratio if best else None
+    content = {
+        "answer": {
+            "outcome": outcome(comparison),
+            "recipe": best.recipe if best else None,
+            "ratio": ratio and ratio.mean,
+            "low": ratio and ratio.low,
+            "high": ratio and ratio.high,
+            "reasons": best.reasons if best else [],
+        },
+        "sentences": answer(comparison),
+        "details": details(comparison),
+        "reference": comparison.reference,
+        "trained": trained(comparison),
+        "findings": list(comparison.findings.values()),
+        "runs": measured_runs(comparison).astype(object).to_dict("records"),
+        "left_out": left_out(comparison),
+    }
+    return to_json(content, indent=2, inf_nan_mode="null", fallback=plain) + b"\n"
 
 
-def as_json(comparison: Comparison | Sweep) -> bytes:
-    """Answer, runs, rates, ratios, break-even points and verdicts; of a sweep, its rows."""
-    if isinstance(comparison, Sweep):
-        content = {
-            "answer": sweeps.answer(comparison),
-            "axes": comparison.axes,
-            "notes": comparison.notes,
-            "rows": comparison.table.map(Value._asdict).reset_index().to_dict("records"),
-        }
-    else:
-        runs, gains = rows_of(comparison), comparison.speed_ups.items()
-        content = {
-            "answer": answer(comparison),
-            "details": details(comparison),
-            "opponent": comparison.opponent,
-            "trained": trained(comparison),
-            "runs": runs.drop(columns="settings").astype(object).to_dict("records"),
-            "rates": {recipe: of.rate.mean for recipe, of in comparison.completed.items()},
-            "speed_ups": [
-                {"recipe": a, "over": b, "ratio": gain.ratio} | vars(gain) for (a, b), gain in gains
-            ],
-            "break_evens": list(comparison.break_evens.values()),
-            "verdicts": list(comparison.verdicts.values()),
-            "doubts": comparison.doubts,
-            "diverged": comparison.diverged,
-            "problems": comparison.frames.problems,
-        }
-    return to_json(content, indent=2, inf_nan_mode="null", fallback=_plain) + b"\n"
-
-
-def _plain(value):
-    """What pandas and numpy hold as JSON has it."""
+def plain(value):
+    """What numpy holds as JSON has it."""
     return None if pd.isna(value) else value.item()
 
 
-def write_page(comparison: Comparison | Sweep, path: Path) -> None:
-    """Write the comparison, or the sweep, as one self-contained HTML page. Raises OSError."""
-    from analysis.page import page, sweep_page  # draw figures
+def write_page(comparison: Comparison, path: Path) -> None:
+    """Write the comparison as one self-contained HTML page. Raises OSError."""
+    from analysis.page import page  # draws figures
 
-    text = sweep_page(comparison) if isinstance(comparison, Sweep) else page(comparison)
-    path.write_text(text, encoding="utf-8")
+    path.write_text(page(comparison), encoding="utf-8")
 
 
 def command_line(module: str, docstring: str) -> argparse.ArgumentParser:
@@ -141,11 +104,11 @@ def command_line(module: str, docstring: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         f"python -m {module}", description=docstring, formatter_class=form, allow_abbrev=False
     )
-    parser.error = _refuse
+    parser.error = refuse
     return parser
 
 
-def _refuse(message: str) -> NoReturn:
+def refuse(message: str) -> NoReturn:
     print(f"error: {message}; -h lists what there is", file=sys.stderr)
     sys.exit(2)
 
@@ -154,23 +117,21 @@ def main(argv: list[str] | None = None) -> int:
     parser = command_line("analysis.report", __doc__)
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUNS", help="what to compare")
-    add("--baseline", metavar="RECIPE", help="recipe to compare with (default: the study's)")
+    add("--reference", metavar="RECIPE", help="recipe to compare with (default: the study's)")
     add("--verbose", action="store_true", help="add what the answer rests on, and each run")
     for name, what in ("html", "one self-contained page"), ("json", "the figures for programs"):
         add(f"--{name}", type=Path, metavar="FILE", help=f"write {what}")
     args = parser.parse_args(argv)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    comparison = print_report(args.runs, args.baseline, console, args.verbose)
-    if comparison is None:
-        return 2
     try:
+        comparison = compare(read_study(*args.runs), args.reference)
+        print_report(comparison, console, args.verbose)
         if args.json:
             args.json.write_bytes(as_json(comparison))
         if args.html:
             write_page(comparison, args.html)
-    except OSError as error:
-        place = escape(f"{error.filename}: {error.strerror}")
-        console.print(f"[red]error:[/] {place}", soft_wrap=True)
+    except (StudyError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 

@@ -1,6 +1,8 @@
-"""A run as it was recorded: facts and log windows, of a run directory or another program's log."""
+"""Read a run directory: how the run was made (`facts`), and what its steps took (`steps`).
 
-import json
+Times are in seconds, shares of 1.
+"""
+
 import math
 import re
 from dataclasses import dataclass, field
@@ -8,352 +10,200 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import yaml
 
+from experiments.records import run as records
 from experiments.records.files import RecordError, read, read_if_there, read_windows
-from experiments.records.run import (
-    ATTEMPT,
-    MANIFEST,
-    METRICS,
-    PROOF,
-    RECIPE,
-    TIMING,
-    Manifest,
-    Proof,
-    Timing,
-    Window,
-)
-from models.scalings import SCALINGS
 
-LEAST_OF_PROMISE = 0.9  # of the matmul FLOPs that a recipe promises in FP8
-# Of the FP8 FLOPs of scalings by rows: one of a layer's three matmuls. The results of the others
-# may be scaled afterwards.
-LEAST_BY_ROWS = 0.3
-NUMBER = r"\b0x[0-9a-f]+|(?<![A-Z\d])(?<!float)\d+"  # in messages; the 8 of FP8 is none
-LONGEST = 100  # characters of a message
-UNREADABLE = "unreadable"  # the status of a run that was started and left damaged records
-_FLOAT8 = "quantize.linear.float8."
-FLOAT8 = f"{_FLOAT8}recipe_name"
-# What a run leaves on record: the column of `analysis.load.Frames.runs`, and where it is in the
-# records. A place is empty where the value is worked out.
-COLUMNS = {
-    "path": "",
-    "source": "",
-    "study": "",
-    "recipe": "recipe",
-    "seed": "seed",
-    "status": "status",
-    "error": "error",
-    "attempt": "attempt",
-    "resumed_after": "",
-    "failures": "",
-    "start": "",
-    "date": "",
-    "steps_asked": "steps",
-    "study_budget_s": "study_budget_s",
-    "overlays": "overlays",
-    "notes": "notes",
-    "settings": "",
-    "flavor": "flavor",
-    "float8": "float8",
-    "compiled": "compiled",
-    "parameters": "parameters",
-    "flops_per_token": "flops_per_token",
-    "seq_len": "seq_len",
-    "dataset": "dataset",
-    "data": "data",
-    "host": "host",
-    "world_size": "world_size",
-    "device": "hardware.name",
-    "device_type": "hardware.type",
-    "memory_gib": "",
-    "cpu": "hardware.cpu",
-    "threads": "hardware.threads",
-    "visible_devices": "hardware.visible_devices",
-    "driver": "hardware.driver",
-    "power_limit_w": "hardware.power_limit_w",
-    "sm_clock_max_mhz": "hardware.sm_clock_max_mhz",
-    "cudnn": "hardware.cudnn",
-    "peak_bf16": "peak_flops.bf16",
-    "peak_fp8": "peak_flops.fp8",
-    "peak_source": "peak_flops.source",
-    "code": "",
-    "torch": "packages.torch",
-    "torchao": "packages.torchao",
-    "torchtitan": "packages.torchtitan",
-    "triton": "packages.triton",
-    "cuda": "cuda",
-    "python": "python",
-    "fp8_matmul": "fp8_matmul.why",
-    "warm_up_s": "",
-    "wall_s": "",
-    "phases": "timing.phases",
-    "compile_cache": "timing.compile_cache",
-    "fp8_share": "proof.fp8_share_of_matmul_flops",
-    "fp8_emulated": "proof.emulated",
-    "fp8_flops": "",
-    "precisions": "",
-    "attention": "proof.attention",
-    "gathered_bytes": "",
-    "reduced_bytes": "",
-    "orphans": "",
-    "compile_s": "",
-    "compiled_graphs": "proof.compiled_graphs",
-}
-# One row a log window: the contract's fields, and what another program called its MFU.
-WINDOW_COLUMNS = [*Window.model_fields, "mfu_logged"]
-_NOT_NUMBERS = {"step", "losses", "step_s", "data_wait_s", "not_steady", "fp8_ranges"}
-_NUMBERS = dict.fromkeys([name for name in WINDOW_COLUMNS if name not in _NOT_NUMBERS], float)
+MIN_STEPS = 30  # of a final loss: its last tenth is then the mean of three steps
+NUMBERS = ["loss", "seconds", "wait", "tokens", "useful", "lr", "elapsed", "memory"]
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
-    """What a run left behind.
+    """A run, or one that was planned and left no record.
 
     Args:
-        facts: by `COLUMNS`. `precisions`: by the first step of each phase, whether the phase is in
-            FP8. `fp8_flops`: of a step of one device. `study`: the folder whose logs should be
-            equally long. `settings`: the resolved recipe, by key.path; empty where it is not there.
-            `failures`: how each earlier attempt ended that was not stopped on purpose.
-            `resumed_after`: the last step that the last attempt took over from the one before.
-        windows: columns `WINDOW_COLUMNS`.
-        problems: a sentence for each thing that a reader should know.
-        doubts: why the run is not what its recipe says. A run with a doubt gives no plain yes.
+        seed: as text, so that a folder that cannot be read has one too; empty if none was set.
+        path: its directory; None where there is none.
+        completed: it made all its steps, or as many as the study's time budget allowed.
+        ending: how it ended, without numbers, so that equal causes are equal texts.
+        earlier: how earlier attempts ended that nobody had stopped.
+        facts: all that is recorded of how it was made, the resolved recipe's too, by key.path.
+        place: host and GPU; a GPU is its UUID where that is recorded, else its number.
+        steps: indexed by step. `process`: the number of the attempt; `steady`: the step counts for
+            a rate; `in_fp8`: its phase is in FP8; `wait`: seconds of waiting for data; `useful`:
+            tokens that are not padding; `memory`: bytes. `lr` and `elapsed` are known where a log
+            window ends. `elapsed` counts all attempts, their starts included.
+        timings: by process, of those that came as far as their first step.
     """
 
-    path: Path
-    facts: dict[str, Any]
-    windows: pd.DataFrame
-    problems: list[str] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)
+    recipe: str
+    seed: str
+    path: Path | None = None
+    completed: bool = False
+    ending: str = "left no record"
+    earlier: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    place: str = ""
+    steps: pd.DataFrame = field(default_factory=lambda: steps_table([], {}))
+    manifest: records.Manifest | None = None
+    timings: dict[int, records.Timing] = field(default_factory=dict)
+    proof: records.Proof | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.recipe}/seed{self.seed}" if self.seed else self.recipe
+
+    @property
+    def length(self) -> int:
+        """The last step of the log."""
+        return int(self.steps.index[-1]) if len(self.steps) else 0
+
+    @property
+    def final_loss(self) -> float:
+        return last_tenth(self.steps["loss"]).mean()
+
+    @property
+    def fp8_share(self) -> float:
+        """The share of the matmul FLOPs that ran in FP8, over all steps: NaN without proof, 0 if
+        FP8 was emulated."""
+        if not self.proof:
+            return math.nan
+        if self.proof.emulated:
+            return 0.0
+        return (self.proof.fp8_share_of_matmul_flops or 0.0) * self.steps["in_fp8"].mean()
+
+    @property
+    def compile_cache(self) -> str | None:
+        """Whether the first process compiled anew: cold, warm, or none."""
+        first = next(iter(self.timings.values()), None)
+        return first and first.compile_cache
 
 
 def read_run(path: Path) -> Run:
-    """Read a run directory.
-
-    Raises:
-        RecordError: a record is missing or does not fit its model.
-    """
-    manifest = read(path / MANIFEST, Manifest)
-    maybe = read if manifest.status == "completed" else read_if_there
-    proof = maybe(path / PROOF, Proof)
-    last = _Attempt(manifest, maybe(path / TIMING, Timing), read_windows(path / METRICS))
-    attempts = [*map(_read_attempt, range(1, manifest.attempt), [path] * manifest.attempt), last]
-    facts = _facts(manifest, [each.timing for each in attempts if each.timing], proof)
-    facts["settings"] = _read_settings(path / RECIPE)
-    earlier = [each.manifest for each in attempts[:-1] if each.manifest.status != "interrupted"]
-    facts["failures"] = [cause(of.status.replace("running", "killed"), of.error) for of in earlier]
-    windows = pd.DataFrame(map(vars, last.windows), columns=WINDOW_COLUMNS)
-    run = Run(path, facts, windows.astype(_NUMBERS | {"step": int}))
-    if last.timing and manifest.compiled and not facts["compile_s"]:
-        run.doubts.append("its recipe compiles, and no time was spent on compilation")
-    run.doubts += _flaws(manifest, facts["settings"], proof) if proof else []
-    _set_clock(run, attempts)
+    """Read a run directory. Raises `RecordError` if a record is missing or does not fit."""
+    manifest = read(path / records.MANIFEST, records.Manifest)
+    attempts = [path / records.ATTEMPT.format(number) for number in range(1, manifest.attempt)]
+    earlier = [read(folder / records.MANIFEST, records.Manifest) for folder in attempts]
+    logs = [read_windows(folder / records.METRICS) for folder in [*attempts, path]]
+    completed = manifest.status == "completed"
+    maybe = read if completed else read_if_there
+    proof = maybe(path / records.PROOF, records.Proof)
+    timings = [read_if_there(folder / records.TIMING, records.Timing) for folder in attempts]
+    timings.append(maybe(path / records.TIMING, records.Timing))
+    run = Run(
+        recipe=manifest.recipe,
+        seed=str(manifest.seed),
+        path=path,
+        completed=completed,
+        ending=ending(manifest),
+        earlier=[ending(each) for each in earlier if each.status != "interrupted"],
+        place=place(manifest),
+        steps=steps_table(logs, proof.phases if proof else {}),
+        manifest=manifest,
+        timings={process: timing for process, timing in enumerate(timings) if timing},
+        proof=proof,
+    )
+    if completed and run.length < manifest.steps:
+        run.completed, run.ending = False, "too short a log"
+    if manifest.status == "interrupted" and manifest.study_budget_s:
+        run.completed = True
+    run.facts = flat(manifest.model_dump()) | read_recipe(path / records.RECIPE)
+    run.facts |= {
+        "tokens_per_step": f"{run.steps['tokens'].median():.0f}",
+        "memory": f"{manifest.hardware.memory_bytes:.1e} bytes",  # drivers keep a little of it
+        "attention": proof and proof.attention,
+        "compile_cache": run.compile_cache,
+    }
     return run
 
 
-def cause(status: str, error: str | None) -> str:
-    """Say how a process ended, and why: by the last line of a message, without its numbers, which
-    make no other cause."""
-    ended = "killed, or still running" if status == "running" else status
-    last = ([""] + str(error).strip().splitlines())[-1] * isinstance(error, str)
-    said = re.sub(NUMBER, "#", last)
-    return ": ".join(filter(None, [ended, said[:LONGEST] + "..." * (len(said) > LONGEST)]))
+def ending(manifest: records.Manifest) -> str:
+    """Say how a process ended: its status, and the last line of its error without numbers."""
+    status = "running or killed" if manifest.status == "running" else manifest.status
+    message = (manifest.error or "").strip().splitlines()
+    if status != "failed" or not message:
+        return status
+    return f"{status}: {re.sub('0x[0-9a-f]+|[0-9]+', '#', message[-1])[:100]}"
 
 
-def unreadable_run(path: Path) -> Run:
-    """Make the row of a run that was started and whose records cannot be read.
-
-    Without a manifest its recipe is that of its place, RECIPE/seedK.
-    """
-    try:
-        recipe = str(json.loads((path / MANIFEST).read_text())["recipe"])
-    except (OSError, ValueError, LookupError, TypeError):
-        recipe = path.parent.name
-    windows = pd.DataFrame(columns=WINDOW_COLUMNS).astype(_NUMBERS | {"step": int})
-    return Run(path, {"recipe": recipe, "status": UNREADABLE, "source": "run directory"}, windows)
+def place(manifest: records.Manifest) -> str:
+    """Name where a run was. Slurm may call every GPU of a host 0, so a UUID says more."""
+    hardware = manifest.hardware
+    gpu = hardware.uuid or hardware.visible_devices
+    return f"host {manifest.host}" + (f", GPU {gpu}" if gpu else "")
 
 
-@dataclass
-class _Attempt:
-    """One process of a run."""
-
-    manifest: Manifest
-    timing: Timing | None
-    windows: list[Window]
-
-    @property
-    def lasted_s(self) -> float:
-        """Seconds from its start to its end; 0 where that is unknown, after kill -9."""
-        end = self.manifest.end or self.manifest.start
-        return (end - self.manifest.start).total_seconds()
-
-
-def _read_attempt(number: int, run: Path) -> _Attempt:
-    folder = run / ATTEMPT.format(number)
-    timing = read_if_there(folder / TIMING, Timing)
-    return _Attempt(read(folder / MANIFEST, Manifest), timing, read_windows(folder / METRICS))
-
-
-def _read_settings(path: Path) -> dict[str, Any]:
+def read_recipe(path: Path) -> dict[str, Any]:
     """Read a resolved recipe by key.path; empty where there is none."""
     try:
-        return flat(yaml.safe_load(path.read_text()) or {}) if path.exists() else {}
+        return flat(yaml.safe_load(path.read_text())) if path.exists() else {}
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
-        raise RecordError(f"{path}: is no recipe: {str(error).splitlines()[0]}") from error
+        raise RecordError(f"{path}: is no recipe") from error
 
 
 def flat(sections: dict, prefix: str = "") -> dict[str, Any]:
     """Turn sections within sections into key.path: value."""
     found = {}
     for key, value in sections.items():
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict):
             found |= flat(value, f"{prefix}{key}.")
         else:
             found[f"{prefix}{key}"] = value
     return found
 
 
-def _facts(manifest: Manifest, timings: list[Timing], proof: Proof | None) -> dict[str, Any]:
-    """Name what the records tell as `COLUMNS` does."""
-    records = manifest.model_dump()
-    if timings:
-        records["timing"] = timings[-1].model_dump()
-    if proof:
-        records["proof"] = proof.model_dump()
-    (found,) = pd.json_normalize(records, max_level=1).to_dict("records")
-    facts = {column: found[place] for column, place in COLUMNS.items() if place in found}
-    facts |= {
-        "source": "run directory",
-        "start": manifest.start.isoformat(timespec="milliseconds"),
-        "date": f"{manifest.start:%Y-%m-%d}",
-        "warm_up_s": sum(timing.warm_up_s for timing in timings) or None,
-        "memory_gib": round(manifest.hardware.memory_bytes / 2**30),
-        "compile_s": sum(timing.phases.get("compile", 0.0) for timing in timings),
-    }
-    if manifest.git.commit:
-        changes = manifest.git.changes
-        facts["code"] = manifest.git.commit[:9] + (f" and changes {changes}" if changes else "")
-    if proof:
-        facts["fp8_flops"] = min(proof.fp8_flops, proof.fp8_flops_expected)
-        facts["precisions"] = {int(first): phase.in_fp8 for first, phase in proof.phases.items()}
-        facts["orphans"] = len(proof.parameters.orphans)
-        if proof.collectives:
-            facts |= proof.collectives.model_dump(include={"gathered_bytes", "reduced_bytes"})
-    return facts
+# ---- steps ----
 
 
-def _flaws(manifest: Manifest, settings: dict, proof: Proof) -> list[str]:
-    """Say where a proof is not what the resolved recipe promises."""
-    share, total = proof.fp8_share_of_matmul_flops or 0.0, sum(proof.gemm_flops.values())
-    float8, moved = settings.get(FLOAT8, manifest.float8), proof.parameters
-    still = set(moved.still_in_first_step) - set(moved.orphans)
-    float8 = float8 and str(float8)
-    by_rows = float8 in SCALINGS and SCALINGS[float8].by_rows
-    phases = [] if proof.emulated else proof.phases.values()
-    in_fp8 = [phase for phase in phases if phase.in_fp8]
-    least = 0.99 * proof.fp8_flops_expected
-    few = "few or no " * by_rows
-    known = (float8 or "bf16", manifest.float8 or "bf16", proof.recipe_name or "bf16")
-    promised = _promised_share(manifest, settings, float8) if not moved.frozen else 0.0
-    flaws = {
-        "its recipe is {}, its manifest {} and its proof {}".format(*known): len({*known}) > 1,
-        "its FP8 matmuls were emulated": proof.emulated,
-        f"its recipe is {float8}, and its FP8 matmuls had {few}scales of rows": any(
-            (p.row_scaled_flops > LEAST_BY_ROWS * p.fp8_flops * by_rows) != by_rows
-            for p in in_fp8
-            if p.row_scaled_flops is not None
-        ),
-        "a phase that is to be in FP8 ran in bf16": any(p.fp8_flops < least for p in in_fp8),
-        "a phase that is to be in bf16 ran in FP8": any(
-            p.fp8_flops > 0 for p in phases if not p.in_fp8
-        ),
-        f"only {share:.1%} of its matmul FLOPs ran in FP8, of {promised:.0%} that are promised": (
-            (share < LEAST_OF_PROMISE * promised or (float8 and not share)) and not proof.emulated
-        ),
-        f"it is in bf16, and {share:.1%} of its matmul FLOPs ran in FP8": share and not float8,
-        f"its converted layers account for {proof.fp8_flops_expected:.3g} FP8 FLOPs, and "
-        f"{proof.fp8_flops:.3g} ran": proof.fp8_flops < least and not proof.emulated,
-        "the share in its proof is not that of its FLOPs": (
-            total and abs(proof.fp8_flops / total - share) > 0.01
-        ),
-        "its recipe compiles, and no graph was compiled": (
-            manifest.compiled and proof.compiled_graphs == 0
-        ),
-        f"{len(moved.orphans)} of its trainable parameters are in no optimizer": moved.orphans,
-        f"{len(still)} of its parameters did not move in the first step": still,
-    }
-    for what in ("gathered", "reduced") if proof.collectives else ():
-        sent = getattr(proof.collectives, f"{what}_bytes")
-        expected = getattr(proof.collectives, f"{what}_bytes_expected")
-        flaw = f"its ranks {what} {sent:,} bytes a step, and its precisions take {expected:,}"
-        flaws[flaw] = abs(sent - expected) > 0.01 * expected
-    return [flaw for flaw, is_so in flaws.items() if is_so]
+def steps_table(logs: list[list[records.Window]], phases: dict[str, records.Phase]) -> pd.DataFrame:
+    """Make `Run.steps` of the logs of all attempts."""
+    table = pd.DataFrame(logged_steps(logs), columns=["step", "process", "steady", *NUMBERS])
+    table = table.astype({"step": int, "steady": bool} | dict.fromkeys(NUMBERS, float))
+    # A killed process loses its last steps; the next one makes them again.
+    table = table.drop_duplicates("step", keep="last").set_index("step").sort_index()
+    in_fp8 = pd.Series({int(first): phase.in_fp8 for first, phase in phases.items()} or {1: True})
+    return table.assign(in_fp8=in_fp8.sort_index().reindex(table.index, method="ffill"))
 
 
-def _promised_share(manifest: Manifest, settings: dict, scaling: str | None) -> float:
-    """Work out the share of matmul FLOPs that all linear layers but the head have, as far as the
-    scaling has them in FP8.
+def logged_steps(logs: list[list[records.Window]]) -> list[tuple]:
+    """List the steps that each attempt made itself: a log begins with the windows that were taken
+    over from the attempt before."""
+    rows: list[tuple] = []
+    taken_over: list[float] = []
+    spent = 0.0
+    for process, windows in enumerate(logs):
+        stamps = [window.elapsed_s for window in windows]
+        own = windows[len(commonprefix([taken_over, stamps])) :]
+        for window in own:
+            rows += [(step[0], process, *step[1:]) for step in steps_of(window, spent)]
+        spent += stamps[-1] if own else 0.0
+        taken_over = stamps
+    return rows
 
-    It is 0, so that it promises nothing, where another filter is set, or where the head's size or
-    the scaling is not known. The proof cannot tell a wrong filter: it holds the run to the layers
-    of the plan.
+
+def steps_of(window: records.Window, spent: float) -> list[tuple]:
+    """List the steps of a window: number, steady, then `NUMBERS`.
+
+    Args:
+        spent: seconds that earlier attempts took.
     """
-    attention = 2 * (manifest.flops_per_token - manifest.flops_per_token_causal)
-    in_matmuls = (manifest.flops_per_token - attention) / 6  # parameters: all but the embedding
-    head = manifest.parameters - in_matmuls  # is as large as the embedding
-    # a mixture's parameters are those of all experts, and its FLOPs those of the active ones
-    known = 1 < head < in_matmuls and settings.get(f"{_FLOAT8}filter_fqns") in ([], ["output"])
-    matmuls = SCALINGS[scaling].matmuls if scaling in SCALINGS else 0
-    return (1 - head / in_matmuls) * matmuls / 3 if known else 0.0
+    tokens = window.tokens_per_step
+    useful = tokens * window.valid_tokens_per_s / window.tokens_per_s
+    rows = []
+    for step, wait in zip(window.steps(), window.data_wait_s, strict=True):
+        at_end = step.step == window.step
+        lr, elapsed = (window.lr, spent + window.elapsed_s) if at_end else (None, None)
+        rows.append(
+            (step.step, step.steady, step.loss, step.seconds, wait, tokens, useful, lr, elapsed,
+             window.peak_memory_bytes)
+        )  # fmt: skip
+    return rows
 
 
-def _set_clock(run: Run, attempts: list[_Attempt]) -> None:
-    """Count `elapsed_s` on from earlier attempts, and `wall_s` over all of them.
-
-    The log of an attempt starts with the windows that it took over from the one before. Where a
-    clock does not fit the step times, wall times are unknown.
-    """
-    before: list[float] = []
-    clock: list[float] = []
-    total = 0.0
-    for attempt in attempts:
-        stamps = [window.elapsed_s for window in attempt.windows]
-        taken_over = len(commonprefix([before, stamps]))
-        own = stamps[taken_over:]
-        if own and attempt.timing:
-            jump = _jump(attempt.windows[taken_over:], attempt.timing)
-            if jump:
-                run.problems.append(jump)
-                run.windows["elapsed_s"] = math.nan
-                return
-        clock = clock[:taken_over] + [total + stamp for stamp in own]
-        total += own[-1] if own else attempt.lasted_s
-        before = stamps
-    if taken_over:
-        run.facts["resumed_after"] = attempts[-1].windows[taken_over - 1].step
-    run.windows["elapsed_s"] = clock
-    run.facts["wall_s"] = total or None
-
-
-def _jump(windows: list[Window], timing: Timing) -> str | None:
-    """Say where the clock of one process leaves its step times by more than 10 s and a tenth.
-
-    At the end of the first step the clock shows the warm-up. Then each step adds its time.
-    """
-    expected = np.array([sum(window.step_s) for window in windows])
-    expected[0] += timing.warm_up_s - windows[0].step_s[0]
-    off = np.diff([window.elapsed_s for window in windows], prepend=0) - expected
-    counts = np.array([len(window.step_s) for window in windows])
-    after_gap = np.diff([window.step for window in windows]) > counts[1:]
-    off[1:][after_gap] = 0.0
-    jumps = np.flatnonzero(abs(off) > 10 + 0.1 * expected)
-    if not len(jumps):
-        return None
-    first = jumps[0]
-    return (
-        f"its clock jumps by {off[first]:+,.0f} s by step {windows[first].step}, which its step "
-        "times do not show, so its wall times are not used"
-    )
+def last_tenth(steps: pd.DataFrame | pd.Series) -> pd.DataFrame | pd.Series:
+    """Choose the last tenth of the steps, whose mean loss is the final loss: long enough to average
+    batches out, and short enough to be the run's end."""
+    return steps.tail(max(1, len(steps) // 10))

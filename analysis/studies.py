@@ -10,51 +10,65 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from analysis.comparison import BASELINE, COMPILED, Comparison, in_order
+from analysis.break_even import wall_times
+from analysis.comparison import BASELINE, COMPILED, Comparison
 from analysis.losses import verdict
 from analysis.newest import ROOT
 from analysis.other_logs.published import TOKENS_PER_S, llama_3
-from experiments.records.files import read
-from experiments.records.run import PROOF, TIMING, Proof, Timing
+from analysis.runs import Run
+from analysis.table import first_step_s
+from experiments.records.files import read_windows
+from experiments.records.run import METRICS
 from models.flops import flops_per_token
 
 
-def first_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Choose each recipe's first completed run, recipes in the usual order, and read its proof.
-
-    The proof's columns are named by their place in it: `parameters.orphans`.
-    """
-    done = runs[runs["status"] == "completed"].drop_duplicates("recipe")
-    done = done.set_index("recipe").loc[in_order(done["recipe"])].rename_axis(None)
-    proofs = [read(Path(path) / PROOF, Proof).model_dump() for path in done["path"]]
-    return done.join(pd.json_normalize(proofs, max_level=2).set_index(done.index), rsuffix=" proof")
+def first_runs(comparison: Comparison) -> dict[str, Run]:
+    """Choose each recipe's first completed run."""
+    return {recipe: runs[0] for recipe, runs in comparison.completed.items()}
 
 
-def kept_bytes(first: pd.DataFrame) -> pd.Series:
+def proofs(comparison: Comparison) -> pd.DataFrame:
+    """Put what each recipe's first run proved into a row; columns as `parameters.orphans`."""
+    first = first_runs(comparison)
+    rows = [run.proof.model_dump() for run in first.values()]
+    return pd.json_normalize(rows, max_level=2).set_index(pd.Index([*first]))
+
+
+def kept_bytes(comparison: Comparison) -> pd.Series:
     """Add up the bytes a parameter that training keeps from step to step: weights and states.
 
     They were measured from the tensors in memory after the first step, scales included.
     """
-    return first.filter(like="parameters.bytes_per_parameter.").sum(axis="columns")
+    found = proofs(comparison).filter(like="parameters.bytes_per_parameter.")
+    return found.sum(axis="columns")
 
 
 def final_losses(comparison: Comparison) -> pd.DataFrame:
-    """Average the final loss over completed runs, and subtract the baseline's."""
-    done = comparison.frames.runs.query("status == 'completed'")
-    losses = done.groupby("recipe")["final_loss"].mean()
-    difference = losses - losses[comparison.opponent]
+    """Average the final loss over completed runs, and subtract the reference's."""
+    losses = pd.Series({recipe: np.mean([run.final_loss for run in runs])
+                        for recipe, runs in comparison.completed.items()})  # fmt: skip
+    difference = losses - losses[comparison.reference]
     return pd.DataFrame({"final loss": losses, "difference": difference})
+
+
+def cost_by_steps(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:
+    """Average the wall hours of a run of each length (rows) by recipe (columns), the first step
+    (compile) included: measured within the runs, and beyond them as the mean steady step."""
+    hours = {recipe: wall_times(runs, np.array(lengths)).mean(axis=0) / 3600
+             for recipe, runs in comparison.completed.items()}  # fmt: skip
+    return pd.DataFrame(hours, index=pd.Index(lengths, name="steps"))
 
 
 # ---- four_way: how near FP8 comes to the limits of its formats ----
 
 
-def fp8_ranges(windows: pd.DataFrame) -> pd.DataFrame:
+def fp8_ranges(comparison: Comparison) -> pd.DataFrame:
     """List what was recorded of FP8's ranges, a row a value: see training/metrics.py."""
     rows = []
-    for window in windows.dropna(subset="fp8_ranges").itertuples():
-        for name, value in window.fp8_ranges.items():
-            rows.append([window.run, window.step, *name.split("/"), value])
+    for run in comparison.study.runs:
+        for window in read_windows(run.path / METRICS):
+            for name, value in window.fp8_ranges.items():
+                rows.append([run.name, window.step, *name.split("/"), value])
     return pd.DataFrame(rows, columns=["run", "step", "tensor", "quantity", "group", "value"])
 
 
@@ -64,15 +78,15 @@ FROZEN = "puzzle_bf16_frozen"
 FOLLOWS = 0.1  # a loss follows one of two others if it is nearer to it by at least this factor
 
 
-def ownership(runs: pd.DataFrame) -> pd.DataFrame:
+def ownership(comparison: Comparison) -> pd.DataFrame:
     """Count parameter tensors by what the optimizer does with them.
 
     `owned` is the optimizer's share of all elements.
     """
-    first = first_runs(runs)
-    table = first.filter(regex=r"^parameters\.[a-z_]+$")
+    table = proofs(comparison).filter(regex=r"^parameters\.[a-z_]+$")
     table.columns = table.columns.str.removeprefix("parameters.")
-    owned = table.pop("elements_in_optimizer") / first["parameters"]
+    sizes = {recipe: run.manifest.parameters for recipe, run in first_runs(comparison).items()}
+    owned = table.pop("elements_in_optimizer") / pd.Series(sizes)
     listed = table.select_dtypes(object).columns
     table[listed] = table[listed].map(len)
     return table.assign(owned=owned.round(3))
@@ -84,7 +98,7 @@ def puzzle_answer(comparison: Comparison) -> list[str]:
     The runs explain the report if every recipe whose optimizer owns all parameters follows the
     baseline, and the recipe with orphans follows the run that has these orphans frozen.
     """
-    done, first = comparison.completed, first_runs(comparison.frames.runs)
+    done, first = comparison.completed, proofs(comparison)
     if not {BASELINE, FROZEN} <= {*first.index}:
         return [f"No answer: it needs completed runs of {BASELINE} and of {FROZEN}."]
     lost = first.loc[FROZEN, "parameters.frozen"]
@@ -101,7 +115,7 @@ def puzzle_answer(comparison: Comparison) -> list[str]:
         explained &= missing in ([], lost) and abs(near) < FOLLOWS * abs(far)
     if not explained:
         return ["These runs do not explain the report. Whose loss follows which:", *facts]
-    never_stepped = 1 - ownership(comparison.frames.runs)["owned"][FROZEN]
+    never_stepped = 1 - ownership(comparison)["owned"][FROZEN]
     return [
         "At batch 1 on one device FP8 learns as bf16 does: its final loss is at least ten times "
         "nearer to that of bf16 than to that of bf16 with frozen weights.",
@@ -125,15 +139,15 @@ FP8_LM_LOSS = {
 
 def optimizer_states(comparison: Comparison) -> pd.DataFrame:
     """List the dtypes of what training keeps, its measured bytes a parameter, and the loss."""
-    first = first_runs(comparison.frames.runs)
-    keys = pd.DataFrame([*first["settings"]], first.index)
+    first = first_runs(comparison)
+    keys = pd.DataFrame([run.facts for run in first.values()], [*first])
     dtype, states = keys["training.dtype"], "optimizer.states."
     table = pd.DataFrame({
         "parameters": dtype,
         "first moment": keys[states + "first_moment"].fillna(dtype),
         "second moment": keys[states + "second_moment"].fillna(dtype),
         "master weights": keys[states + "master_weights"].fillna("none"),
-        "bytes": kept_bytes(first),
+        "bytes": kept_bytes(comparison),
     }).replace({"float8_e4m3fn": "E4M3"})  # fmt: skip
     paper = table.index.to_series().map(FP8_LM_LOSS).fillna("")
     return table.join(final_losses(comparison)).assign(**{"FP8-LM": paper})
@@ -155,12 +169,11 @@ WAYS = {
 
 def fp8_lm_levels(comparison: Comparison) -> pd.DataFrame:
     """List what each recipe sends in a step, beside bf16; what it keeps in memory; its loss."""
-    runs = comparison.frames.runs
-    sent = runs.groupby("recipe")[["gathered_bytes", "reduced_bytes"]].max() / 1e6
-    table = sent.set_axis(["weights, MB", "gradients, MB"], axis="columns").loc[comparison.recipes]
-    of_bf16 = table.sum(axis="columns").pipe(lambda total: total / total[comparison.opponent])
+    sent = proofs(comparison)[["collectives.gathered_bytes", "collectives.reduced_bytes"]] / 1e6
+    table = sent.set_axis(["weights, MB", "gradients, MB"], axis="columns")
+    of_bf16 = table.sum(axis="columns").pipe(lambda total: total / total[comparison.reference])
     table["sent, to bf16"] = (100 * of_bf16 - 100).map("{:+.0f} %".format)
-    table["bytes a parameter"] = kept_bytes(first_runs(runs))
+    table["bytes a parameter"] = kept_bytes(comparison)
     return table.join(final_losses(comparison))
 
 
@@ -191,29 +204,32 @@ SENT = {
 LADDER_PUBLISHED = {COMPUTE: 1.40, EACH: 1.42, COMBINED: 1.50}
 
 
-def ladder_bytes(runs: pd.DataFrame) -> pd.DataFrame:
+def ladder_bytes(comparison: Comparison) -> pd.DataFrame:
     """List what each rung of several ranks sends in a step: MB as recorded and by closed form.
 
     On GPUs also the milliseconds in which NCCL kernels ran, and in which no other kernel did.
     """
-    first = first_runs(runs)
-    sent = first.reindex(columns=SENT).rename(columns=SENT)
+    sent = proofs(comparison).reindex(columns=SENT).rename(columns=SENT)
     sent[["gathered", "closed_form", "reduced"]] /= 1e6
     sent[["NCCL, ms", "NCCL, exposed ms"]] *= 1e3
     known = sent[sent.index.isin(RUNGS)].dropna(subset="gathered").dropna(axis=1, how="all")
     return known.astype({"all_reduces": int})
 
 
-def same_numbers(windows: pd.DataFrame) -> list[str]:
+def same_numbers(comparison: Comparison) -> list[str]:
     """Say of each rung above the first in FP8 whether it computes the same numbers, bit for bit.
 
     With parameters in float32 it does not: a gather in bf16 rounds them first.
     """
-    numbers = windows.set_index(["recipe", "seed", "step"])[["loss", "grad_norm"]]
+    numbers = {}
+    for run in comparison.study.runs:
+        for window in read_windows(run.path / METRICS):
+            numbers[run.recipe, run.seed, window.step] = window.loss, window.grad_norm
+    table = pd.Series(numbers)
     lines = []
-    for recipe in [rung for rung in RUNGS[2:] if rung in numbers.index]:
-        own, compared = numbers.loc[recipe].align(numbers.loc[COMPUTE], "inner")
-        equal = (own == compared).all(axis="columns").sum()
+    for recipe in [rung for rung in RUNGS[2:] if rung in comparison.recipes]:
+        own, compared = table[recipe].align(table[COMPUTE], "inner")
+        equal = sum(own == compared)
         lines.append(f"{recipe}: equal to the last bit in {equal} of {len(own)} log windows.")
     return lines
 
@@ -222,34 +238,34 @@ def same_numbers(windows: pd.DataFrame) -> list[str]:
 
 # A step's time over bf16's at the published speeds of one GH200.
 GH200 = TOKENS_PER_S["baseline_compiled"] / TOKENS_PER_S["tensorwise_fp8_compiled"]
-PHASE_COSTS = {
-    "fp8_share_of_steps": "steps in FP8",
-    "wall_s": "wall time",
-    "wall_s_without_warm_up": "without first step",
-    "compiling": "compiling at switches, s",
-}
 
 
 def phase_costs(comparison: Comparison) -> pd.DataFrame:
-    """Average what completed runs cost; times are shares of the opponent's.
+    """Average what completed runs cost; times are shares of the reference's.
 
     Columns: share of the steps in FP8; wall time with and without the first step; seconds that
     torch.compile took of the switching steps, over all attempts, which the wall time contains; time
     at the published steady tokens/s of one GH200, each step at the speed of its precision (an
     estimate without first step and switches).
     """
-    done = comparison.frames.runs.query("status == 'completed'").copy()
-    done["compiling"] = done["path"].map(_compiling_at_switches)
-    table = done.groupby("recipe")[list(PHASE_COSTS)].mean().rename(columns=PHASE_COSTS)
+    rows = {recipe: pd.DataFrame(map(phase_cost, runs)).mean()
+            for recipe, runs in comparison.completed.items()}  # fmt: skip
+    table = pd.DataFrame(rows).T
     times = ["wall time", "without first step"]
-    table[times] /= table.loc[comparison.opponent, times]
+    table[times] /= table.loc[comparison.reference, times]
     table["at GH200's published speeds"] = 1 - table["steps in FP8"] * (1 - GH200)
-    return table.loc[comparison.recipes]
+    return table
 
 
-def _compiling_at_switches(run: str) -> float:
-    timings = [read(file, Timing) for file in Path(run).glob(f"**/{TIMING}")]
-    return sum(sum(s.compile_s for s in timing.switches.values()) for timing in timings)
+def phase_cost(run: Run) -> dict[str, float]:
+    switches = [switch for timing in run.timings.values() for switch in timing.switches.values()]
+    wall = run.steps["elapsed"].max()
+    return {
+        "steps in FP8": run.steps["in_fp8"].mean() * bool(run.manifest.float8),
+        "wall time": wall,
+        "without first step": wall - first_step_s(run),
+        "compiling at switches, s": sum(switch.compile_s for switch in switches),
+    }
 
 
 # ---- sweep: a benchmark of FP8 on four B200, its figures read against one another ----
@@ -329,9 +345,9 @@ def scalings(comparison: Comparison) -> pd.DataFrame:
         "breaks at 2^": breaks(stress("outliers")["lost"]),
         "SwiGLU breaks at 2^": breaks(stress("swiglu")["lost"]),
     }, SCALINGS)  # fmt: skip
-    ends = pd.DataFrame(
-        [*comparison.verdicts.values()], [*comparison.verdicts], ["difference", "low", "high"]
-    )
+    verdicts = {recipe: finding.loss for recipe, finding in comparison.findings.items()}
+    ends = pd.DataFrame({recipe: {"difference": of.difference, "low": of.low, "high": of.high}
+                         for recipe, of in verdicts.items()}).T  # fmt: skip
     return table.join(ends.reindex(SCALINGS.values()).set_index(table.index))
 
 

@@ -1,301 +1,198 @@
-"""What terminal, page and README share: the matrix of recipes, the table of runs, what was trained,
-and notes."""
+"""The tables: a row a recipe, a row a run, and what was trained."""
+
+import math
 
 import pandas as pd
 
-from analysis.comparison import COMPILED, OWN, Comparison, in_order
-from analysis.doubts import MACHINE
-from analysis.load import final_from
-from analysis.losses import figure
-from analysis.rates import MIN_STEADY
+from analysis.answer import figure
+from analysis.comparison import BASELINE, COMPILED, Comparison, Finding
+from analysis.runs import Run
+from analysis.speed import MEAN, MIN_STEADY, mfu, timed, tokens_per_s
 
-# IQR as a share of the median: published FP8 gains 6 to 34 %; the README's runs have at most 17 %.
-NOISY = 0.3
-# What the table of runs shows: column to the fact, and its format.
-_CELLS = {
-    "final\nloss": ("final_loss", "{:.3f}"),
+# What the table of runs shows: its column, the key in `measured`, and the format.
+COLUMNS = {
+    "final loss": ("final_loss", "{:.3f}"),
     "tokens/s": ("tokens_per_s", "{:,.0f}"),
     "IQR": ("iqr", "{:.1%}"),
     "MFU": ("mfu_bf16_peak", "{:.1%}"),
-    "first\nstep s": ("warm_up_s", "{:.1f}"),
-    "wall\ns": ("wall_s", "{:.1f}"),
-    "after\nstep 1": ("wall_s_without_warm_up", "{:.1f}"),
-    "FP8\nshare": ("fp8_share", "{:.1%}"),
-    "memory\nGiB": ("peak_memory_gib", "{:.1f}"),
-    "status": ("outcome", "{}"),
+    "first step s": ("time_to_first_step_s", "{:.1f}"),
+    "wall s": ("wall_s", "{:.1f}"),
+    "FP8 share": ("fp8_share", "{:.0%}"),
+    "memory GiB": ("peak_memory_gib", "{:.1f}"),
+    "status": ("status", "{}"),
 }
-# What may differ between runs that are compared, and could explain a part of a difference; of the
-# first of these two known values are refused.
-_NAMED = {name: name for name in ("device", "data", "torch", "torchao")} | MACHINE
-_TRAINED = {
-    "flavor": "model {flavor}",
-    "parameters": "{parameters} parameters",
-    "steps": "{steps:,} steps",
-    "tokens_per_step": "{tokens_per_step:,.0f} tokens a step",
-    "seq_len": "rows of {seq_len:,.0f} tokens",
-    "tokens": "{tokens} tokens a run",
-    "dataset": "data {dataset}",
-    "overlays": "overlays {overlays}",
-    "seeds": "seeds: {seeds}",
-    "date": "{date}",
-    "code": "commit {code}",
-    "torch": "torch {torch}",
-    "torchao": "torchao {torchao}",
-    "torchtitan": "torchtitan {torchtitan}",
-    "driver": "driver {driver}",
-    "device": "{device}",
-    "world_size": "processes: {world_size:.0f}",
-    "power_limit_w": "power limit {power_limit_w:.0f} W",
-    "sm_clock_max_mhz": "clock up to {sm_clock_max_mhz:.0f} MHz",
-}
+HOW_TO_READ = (
+    "tokens/s: by the mean steady step, of all GPUs of a run together. IQR: the distance of the "
+    "quartiles of the step time. MFU: of one GPU, of its bf16 peak. FP8 share: of the linear "
+    "layers' matmul FLOPs. Break-even step: from which on the wall time, first step (compile) "
+    "included, is less than the reference's. First step: from process start to the end of step 1. "
+    "Wall: from process start."
+)
 
 
 # ---- a row a recipe ----
 
 
-def matrix(comparison: Comparison) -> pd.DataFrame:
-    """Word the comparison, a row a recipe: its speed, when it overtakes, its loss, and the proof of
-    FP8."""
-    opponent = comparison.opponent
-    step = max((v.step for v in comparison.verdicts.values()), default=0)
-    loss = f"final loss (steps {final_from(step):,} to {step:,})" if step else "final loss"
-    over = "over compiled bf16" if opponent == COMPILED else f"over {opponent}"
-    lines = []
-    for recipe in in_order([*comparison.recipes, *comparison.diverged]):
-        ratio, paid = "1" if recipe == opponent else "-", "-"
-        if (recipe, opponent) in comparison.speed_ups:
-            ratio = comparison.speed_ups[recipe, opponent].word
-        if (recipe, opponent) in comparison.break_evens:
-            paid = comparison.break_evens[recipe, opponent].word
-        found = loss_word(comparison, recipe), _share(comparison, recipe)
-        lines.append([recipe, speed_word(comparison, recipe), ratio, paid, *found])
-    names = ["recipe", "tokens/s", over, "overtakes at step", loss, "FP8 share of matmul FLOPs"]
-    return pd.DataFrame(lines, columns=names).set_index("recipe")
+def recipe_table(comparison: Comparison) -> pd.DataFrame:
+    """Word the comparison, a row a recipe: speed, break-even step, loss, and the proof of FP8."""
+    reference = comparison.reference
+    over = "over compiled bf16" if reference == COMPILED else f"over {reference}"
+    rows = {}
+    for recipe in comparison.recipes:
+        runs, finding = comparison.study.completed(recipe), comparison.findings.get(recipe)
+        rows[recipe] = {
+            "tokens/s": speed_word(runs),
+            over: "1" if recipe == reference else ratio_word(finding),
+            "break-even step": break_even_word(finding),
+            "final loss": loss_word(runs, finding),
+            "FP8 share of matmul FLOPs": share_word(runs) if recipe in comparison.fp8 else "-",
+            "runs": f"{len(runs)} of {len(comparison.study.started(recipe))}",
+        }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("recipe")
 
 
-def speed_word(comparison: Comparison, recipe: str) -> str:
-    """Word a recipe's tokens/s, for a table."""
-    if recipe not in comparison.completed:
+def speed_word(runs: list[Run]) -> str:
+    if not runs:
         return "-"
-    rate = comparison.completed[recipe].rate
-    return f"{rate.mean:,.0f}" if rate.runs else f"too short (< {MIN_STEADY} steady steps)"
+    rates = [tokens_per_s(run) for run in timed(runs)]
+    if not rates:
+        return f"too short (< {MIN_STEADY} steady steps)"
+    return f"{math.exp(sum(map(math.log, rates)) / len(rates)):,.0f}"
 
 
-def loss_word(comparison: Comparison, recipe: str) -> str:
-    """Word a recipe's final loss, or how far it is from the opponent's, for a table."""
-    if recipe in comparison.diverged:
-        return "diverged in {} of {}".format(*comparison.diverged[recipe])
-    if recipe == comparison.opponent:
-        return f"{comparison.completed[recipe].runs['final_loss'].mean():.3f}"
-    judged = comparison.verdicts.get(recipe)
-    if judged is None or not judged.seeds:
+def ratio_word(finding: Finding | None) -> str:
+    if not finding or not finding.speed.runs:
         return "-"
-    far = comparison.far_off[recipe]
-    if len(far.above):
-        return f"far above in {len(far.above)} of {far.runs}"
-    return f"{figure(judged.difference)}, {judged.word}"
+    alone = ", one run" if finding.speed.runs == 1 else finding.speed.ratio.interval
+    return f"{finding.speed.ratio.mean:.2f}{alone}"
 
 
-def _share(comparison: Comparison, recipe: str) -> str:
-    if recipe not in comparison.completed or recipe not in comparison.fp8:
-        return "-"
-    runs = comparison.completed[recipe].runs
-    if runs["fp8_emulated"].eq(True).any():
+def break_even_word(finding: Finding | None) -> str:
+    """Word the break-even step; eager bf16 is another reference, and has none."""
+    return str(finding.break_even) if finding and finding.recipe != BASELINE else "-"
+
+
+def loss_word(runs: list[Run], finding: Finding | None) -> str:
+    """Word the final loss, or how far it is from the reference's."""
+    if finding and finding.diverged and finding.diverged[0].startswith(f"{finding.recipe} "):
+        return finding.diverged[0].removeprefix(f"{finding.recipe} ")
+    if finding and finding.loss.by_seed:
+        return f"{figure(finding.loss.difference)}, {finding.loss.word}"
+    return written(pd.Series([run.final_loss for run in runs]).mean(), "{:.3f}")
+
+
+def share_word(runs: list[Run]) -> str:
+    if any(run.proof and run.proof.emulated for run in runs):
         return "emulated"
-    ends = dict.fromkeys(f"{end:.0%}" for end in (runs["fp8_share"].min(), runs["fp8_share"].max()))
-    return " to ".join(ends).replace("nan%", "unknown")
+    ends = [f"{run.fp8_share:.0%}" for run in sorted(runs, key=lambda run: run.fp8_share)]
+    return " to ".join(dict.fromkeys([*ends[:1], *ends[-1:]])).replace("nan%", "unknown") or "-"
+
+
+def written(value, form: str) -> str:
+    """Write a value, "-" if it is unknown."""
+    return "-" if value is None or pd.isna(value) else form.format(value)
 
 
 # ---- a row a run ----
 
 
-def rows_of(comparison: Comparison) -> pd.DataFrame:
-    """`Frames.runs`, recipe by recipe and seed by seed."""
-    runs = comparison.frames.runs
-    order = in_order(runs["recipe"])
-    return runs.sort_values(
-        ["recipe", "seed"],
-        key=lambda column: column.map(order.index) if column.name == "recipe" else column,
-        ignore_index=True,
-    )
+def measured(run: Run) -> dict:
+    """What a run is, and what it measured; NaN where that is unknown."""
+    seconds = run.steps["seconds"][run.steps["steady"]]
+    wall = run.steps["elapsed"].max()
+    emulated = run.proof and run.proof.emulated
+    return {
+        "recipe": run.recipe,
+        "seed": run.seed,
+        "completed": run.completed,
+        "status": run.ending if run.completed else f"{run.ending}, step {run.length:,}",
+        "place": run.place,
+        "steps": run.length,
+        "final_loss": run.final_loss,
+        "tokens_per_s": tokens_per_s(run),
+        "iqr": (seconds.quantile(0.75) - seconds.quantile(0.25)) / seconds.median(),
+        "mfu_bf16_peak": mfu(run) if run.manifest else math.nan,
+        "time_to_first_step_s": first_step_s(run),
+        "wall_s": wall,
+        "fp8_share": math.nan if emulated else run.fp8_share,
+        "peak_memory_gib": run.steps["memory"].max() / 2**30,
+    }
 
 
-def run_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Word the table of runs: a row a run, indexed by recipe and seed."""
-    facts = runs.assign(outcome=[status(run) for _, run in runs.iterrows()])
-    table = _cells(facts, runs["fp8_emulated"].eq(True))
-    return table.set_index([runs["recipe"], worded(runs["seed"], "{}")])
+def first_step_s(run: Run) -> float:
+    """Seconds from process start to the end of the first step, of all attempts together."""
+    return sum(timing.warm_up_s for timing in run.timings.values()) or math.nan
 
 
-def _cells(facts: pd.DataFrame, emulated: pd.Series) -> pd.DataFrame:
-    facts = facts.assign(peak_memory_gib=facts["peak_memory_bytes"] / 2**30)
-    table = {column: worded(facts[fact], form) for column, (fact, form) in _CELLS.items()}
-    table["FP8\nshare"] = table["FP8\nshare"].mask(emulated, "emulated")
-    return pd.DataFrame(table)
+def measured_runs(comparison: Comparison) -> pd.DataFrame:
+    """`measured` of every run, recipe by recipe and seed by seed."""
+    runs = [run for recipe in comparison.recipes for run in comparison.study.started(recipe)]
+    return pd.DataFrame(map(measured, runs))
 
 
-def worded(values: pd.Series, form: str) -> pd.Series:
-    """Write values as text, "-" where one is unknown."""
-    words = values.astype(object).map(form.format, na_action="ignore").fillna("-")
-    return words.str.removesuffix(".0") if form == "{}" else words
+def run_table(comparison: Comparison) -> pd.DataFrame:
+    """Word the table of runs, indexed by recipe and seed."""
+    facts = measured_runs(comparison)
+    table = {column: [written(value, form) for value in facts[key]]
+             for column, (key, form) in COLUMNS.items()}  # fmt: skip
+    return pd.DataFrame(table, [facts["recipe"], facts["seed"]])
 
 
-def mean_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Word the means over each recipe's completed runs, as in `run_table`: a row a recipe."""
-    completed, recipes = runs["status"].eq("completed"), runs["recipe"]
-    facts = [fact for fact, _ in _CELLS.values() if fact in runs]
-    done = runs[[*facts, "peak_memory_bytes"]].where(completed).groupby(recipes, sort=False)
-    counts = completed.groupby(recipes, sort=False).agg(["sum", "size"])
-    numbers = done.mean()
-    numbers["outcome"] = [f"{ended} of {started} completed" for ended, started in counts.to_numpy()]
-    emulated = runs["fp8_emulated"].eq(True).groupby(recipes, sort=False).any()
-    table = _cells(numbers, emulated)
-    table["final\nloss"] += worded(done["final_loss"].std(), " ± {:.3f}").replace("-", "")
-    return table
-
-
-def status(run: pd.Series) -> str:
-    """What became of a run, and where it ended. A run that was killed could not record its end."""
-    if run["steps_planned"] > 0:
-        return f"{run['steps']:.0f} of {run['steps_planned']:.0f}"
-    word = "not ended" if run["status"] == "running" else run["status"]
-    cut_short = run["steps"] < run["steps_asked"]
-    return f"{word} at {run['steps']:.0f}" if cut_short else word
+def ways_table(comparison: Comparison) -> pd.DataFrame:
+    """Word the ratio of each recipe by each way to count tokens/s."""
+    found = {}
+    for recipe, finding in comparison.findings.items():
+        for way, ratio in finding.speed.by.items():
+            column = way if way == MEAN else f"by {way}"
+            found.setdefault(recipe, {})[column] = f"{ratio.mean:.2f}{ratio.interval}"
+    return pd.DataFrame(found).rename_axis("over the reference")
 
 
 # ---- what was trained ----
 
 
 def trained(comparison: Comparison) -> str:
-    """What was trained, with what, when and where.
+    """Say what was trained, with what, when and where, by the first completed run."""
+    runs = [run for of in comparison.completed.values() for run in of]
+    if not runs:
+        return "No run was completed."
+    first, steps = runs[0].manifest, runs[0].steps
+    days = sorted(f"{run.manifest.start:%Y-%m-%d}" for run in runs)
+    commits = dict.fromkeys(run.manifest.git.commit for run in runs if run.manifest.git.commit)
+    hardware, packages = first.hardware, first.packages.items()
+    parts = [
+        f"model {first.flavor}",
+        f"{short(first.parameters)} parameters",
+        f"{len(steps):,} steps of {steps['tokens'].median():,.0f} tokens",
+        f"rows of {first.seq_len:,} tokens",
+        f"data {first.dataset}",
+        f"overlays {', '.join(first.overlays)}" if first.overlays else "",
+        f"seeds: {len({run.seed for run in runs})}",
+        " to ".join(dict.fromkeys([days[0], days[-1]])),
+        f"commit {', '.join(commit[:9] for commit in commits)}" if commits else "",
+        *(f"{name} {version}" for name, version in packages if name != "triton"),
+        f"driver {hardware.driver}" if hardware.driver else "",
+        hardware.name,
+        f"processes: {first.world_size}",
+        f"power limit {hardware.power_limit_w:.0f} W" if hardware.power_limit_w else "",
+    ]
+    return f"Trained: {'; '.join(filter(None, parts))}."
 
-    By the first completed run: the runs of a study share it, but for commits and days, which are
-    all named.
-    """
-    runs = rows_of(comparison)
-    first = runs.iloc[runs["status"].ne("completed").argmin()]
-    days = runs["date"].dropna().sort_values()
-    known = {key: value for key, value in first.items() if pd.api.types.is_scalar(value)}
-    known |= {
-        "seeds": runs["seed"].nunique(),
-        "code": ", ".join(runs["code"].dropna().unique()),
-        "date": " to ".join(dict.fromkeys([*days[:1], *days[-1:]])),
-        "overlays": ", ".join(first["overlays"]) if isinstance(first["overlays"], list) else None,
-        "parameters": short(first["parameters"]),
-        "tokens": short(first["tokens"]),
-    }
-    known = {key: value for key, value in known.items() if not pd.isna(value) and value}
-    parts = [text.format_map(known) for key, text in _TRAINED.items() if key in known]
-    return f"Trained: {'; '.join(parts)}."
 
-
-def short(number: float) -> str | None:
+def short(number: float) -> str:
     """Write three digits with k, M or B."""
     for unit, name in (1e9, "B"), (1e6, "M"), (1e3, "k"):
         if number >= unit:
             return f"{number / unit:.3g} {name}"
-    return None if pd.isna(number) else f"{number:.3g}"
-
-
-# ---- notes ----
+    return f"{number:.3g}"
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What a reader must know to read the tables right."""
-    runs = rows_of(comparison)
-    lines = [
-        "tokens/s: by the mean steady step (after the first 10); IQR: the distance of the "
-        "quartiles of the step time. FP8 share: of the FLOPs of the linear layers' matmuls, as "
-        "seen in a profiled step, times the share of steps in FP8. Overtakes at step: where the "
-        "total wall time, first step (compile) included, drops below the other's. First step: from "
-        "process start to the end of step 1. Wall: from process start; after step 1: from its end."
-    ]
-    peaks = runs["peak_source"].dropna().unique()
-    lines += [f"MFU is of the bf16 peak ({source})." for source in peaks]
-    lines += [
-        f"tokens/s are of all {n:.0f} processes together, MFU and memory of one."
-        for n in runs["world_size"].dropna().unique()
-        if n > 1
-    ]
-    if runs["peak_bf16"].max() > 1.01 * runs["peak_bf16"].min():
-        lines.append("That peak differs between the runs: compare tokens/s, not MFU.")
-    cut = runs.dropna(subset="steps_planned")[["steps", "steps_planned"]].drop_duplicates()
-    lines += [
-        "The study's time budget ended before its runs: all are compared over their first "
-        f"{steps:,.0f} of {planned:,.0f} steps."
-        for steps, planned in cut.itertuples(index=False)
-    ]
-    if runs["source"].ne(OWN).any():
-        lines.append(
-            "Logs of other programs: their clock starts with the training loop, not with the "
-            "process."
-        )
-    noted = runs.explode("notes").dropna(subset="notes")
-    lines += [f"{note} ({_names(of)})." for note, of in noted.groupby("notes", sort=False)]
-    return lines + _differences(runs[runs["status"] == "completed"]) + _warnings(runs)
-
-
-def _differences(done: pd.DataFrame) -> list[str]:
-    """What the runs do not share, and could explain a part of a difference."""
-    lines = []
-    for column, name in _NAMED.items():
-        if done[column].nunique(dropna=False) > 1:
-            lines.append(
-                f"The runs differ in {name}: {_kinds(done, column)}. Part of a difference may come "
-                "from that."
-            )
-    known = done.dropna(subset="gathered_bytes")
-    amounts = [
-        f"gathered {gathered:,.0f} bytes, reduced {reduced:,.0f} bytes"
-        for gathered, reduced in known[["gathered_bytes", "reduced_bytes"]].to_numpy()
-    ]
-    for of, column, what in (
-        (known.assign(sent=amounts), "sent", "Sent among the ranks in a step"),
-        (done.dropna(subset="fp8_matmul"), "fp8_matmul", "FP8 matmuls"),
-    ):
-        if len(of):
-            lines.append(f"{what}: {_kinds(of, column)}.")
-    return lines
-
-
-def _warnings(runs: pd.DataFrame) -> list[str]:
-    """What is wrong with some runs."""
-    warm, lost, noisy = (
-        runs[which]
-        for which in (runs["compile_cache"].eq("warm"), runs["orphans"] > 0, runs["iqr"] > NOISY)
-    )
-    lines = []
-    if len(warm):
-        lines.append(
-            "These runs reused compiled kernels: their first step has no compilation: "
-            f"{_names(warm)}."
-        )
-    if len(lost):
-        lines.append(
-            "The recipe leaves trainable parameters out of the optimizer on purpose, so they never "
-            f"learn: {_kinds(lost, 'orphans')}."
-        )
-    if len(noisy):
-        lines.append(
-            f"The quartiles of the step time are more than {NOISY:.0%} apart, as where something "
-            f"else runs on the machine: {_names(noisy)}. Repeat such runs before comparing speeds."
-        )
-    return lines
-
-
-def _kinds(runs: pd.DataFrame, column: str) -> str:
-    """Name the values of a column in order, each with the runs that have it."""
-    kinds = worded(runs[column], "{}").replace("-", "unknown")
-    return "; ".join(
-        f"{kind} ({_names(of)})" for kind, of in runs.groupby(kinds.to_numpy(), sort=False)
-    )
-
-
-def _names(runs: pd.DataFrame) -> str:
-    """Name runs for people: each recipe once, with its seeds."""
-    names = []
-    for recipe, seeds in runs.groupby("recipe", sort=False)["seed"]:
-        listed = ", ".join(worded(seeds.dropna(), "{}"))
-        plural = "s" if len(seeds) > 1 else ""
-        names.append(f"{recipe} seed{plural} {listed}" if listed else recipe)
-    return ", ".join(names)
+    """Say how to read the tables, and what runs noted of themselves."""
+    noted: dict[str, list[str]] = {}
+    for runs in comparison.completed.values():
+        for run in runs:
+            matmul = run.manifest.fp8_matmul
+            for note in [*run.manifest.notes, *([f"FP8 matmuls: {matmul.why}"] if matmul else [])]:
+                noted.setdefault(note, []).append(run.name)
+    return [HOW_TO_READ, *(f"{note} ({', '.join(runs)})." for note, runs in noted.items())]

@@ -311,13 +311,15 @@ def _report(study: Study, out: Path, console: Console, verbose: bool) -> int:
     """
     folder, page = quote(str(out)), out / "report.html"
     try:
-        from analysis import report  # pandas and matplotlib: a second
+        from analysis import report, sweep  # pandas: a second
+        from analysis.comparison import compare
+        from analysis.study import read_study
 
-        comparison = report.print_report([out], study.baseline, console, verbose)
-        print()
-        if comparison:
-            report.write_page(comparison, page)
-            print(f"Page: {page}")
+        show = sweep if study.axes else report
+        found = sweep.read(out) if study.axes else compare(read_study(out))
+        show.print_report(found, console, verbose)
+        show.write_page(found, page)
+        print(f"\nPage: {page}")
     except Exception as error:
         print(
             f"All runs are kept, but their report failed ({type(error).__name__}: {error}): once "

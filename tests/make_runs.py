@@ -1,4 +1,4 @@
-"""Run directories and logs of other programs, made by hand for the tests of the analysis."""
+"""Run directories and logs of the published project, made by hand for the tests of the analysis."""
 
 import json
 from pathlib import Path
@@ -174,32 +174,6 @@ def write_published(path, seconds=(30.0, 4.0, 5.0, 2.5, 2.5, 2.5), last_loss=Non
     path.parent.mkdir(parents=True, exist_ok=True)
     write_lines(path, lines)
     return path
-
-
-def write_tensorboard(
-    folder, log_freq=10, first=1, last=50, step_s=0.5, last_loss=None, without=()
-) -> Path:
-    """What a process of torchtitan writes: step 1 (2 s) and every `log_freq`-th; 1,000 tokens a
-    step on 2 devices."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer = SummaryWriter(folder)
-    for step in sorted({1, *range(log_freq, last + 1, log_freq)}):
-        if step < first:
-            continue
-        count = step if step == 1 else min(log_freq, step - 1)
-        seconds = 2.0 if step == 1 else step_s * count
-        loss = last_loss if last_loss is not None and step == last else 10 - step / 10
-        values = {
-            "loss_metrics/global_avg_loss": loss, "loss_metrics/global_max_loss": 10.0, "lr": 1e-3,
-            "grad_norm": 1.5, "throughput(tps)": count * 1000 / seconds, "mfu(%)": 40.0,
-            "time_metrics/end_to_end(s)": seconds / log_freq, "time_metrics/data_loading(%)": 2.0,
-            "memory/max_reserved(GiB)": 3.0, "n_tokens_seen": step * 2000,
-        }  # fmt: skip
-        for tag in values.keys() - set(without):
-            writer.add_scalar(tag, values[tag], step)
-    writer.close()
-    return folder
 
 
 def change_json(path, **values) -> None:

@@ -24,12 +24,11 @@ ROOMS = {
     "experiments/training": [*BELOW_TRAINING, "experiments/corpus"],
     "experiments/profiling": [*BELOW_TRAINING, "experiments/training", "analysis/plots"],
     "experiments/benchmarks": [*BELOW_TRAINING, "experiments/corpus", "experiments/training"],
-    # None of these needs torch. The roofline is for analysis/prediction.py.
+    # None of these needs torch.
     "analysis": [
         "experiments/records",
         "models/flops",
         "models/gpus",
-        "models/floors",
         "models/scalings",
     ],
 }
@@ -75,7 +74,7 @@ LOADERS = {"datasets", "huggingface_hub", "torchvision", "transformers"}
             "experiments.run, experiments.study, experiments.recipe, experiments.data",
             FOR_ANALYSIS | TRAINING | {"pyarrow"},
         ),
-        ("analysis.report, analysis.readme, analysis.prediction, experiments.bench", TRAINING),
+        ("analysis.report, analysis.readme, analysis.sweep, experiments.bench", TRAINING),
         ("experiments.training.trainer", FOR_ANALYSIS | LOADERS),
     ],
 )

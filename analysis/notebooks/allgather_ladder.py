@@ -18,11 +18,13 @@
 # `RUNS=folder make lab`.
 
 # %%
-from analysis import newest, plots, prediction, studies
+from analysis import newest, plots, studies
+from analysis.answer import left_out
 from analysis.comparison import compare
+from analysis.study import read_study
 from analysis.table import trained
 
-comparison = compare(newest.runs("allgather_ladder"))
+comparison = compare(read_study(newest.runs("allgather_ladder")))
 print(trained(comparison))
 
 # %% [markdown]
@@ -42,7 +44,7 @@ plots.allgather_ladder(comparison)
 # of the gradient norm, of the loss where it is logged, and of requests to stop.
 
 # %%
-studies.ladder_bytes(comparison.frames.runs).round(3)
+studies.ladder_bytes(comparison).round(3)
 
 # %% [markdown]
 # ## Do the rungs compute the same?
@@ -51,39 +53,10 @@ studies.ladder_bytes(comparison.frames.runs).round(3)
 # rung against the first one with FP8 matmuls, in losses and gradient norms:
 
 # %%
-print(*studies.same_numbers(comparison.frames.windows), sep="\n")
+print(*studies.same_numbers(comparison), sep="\n")
 
 # %% [markdown]
-# ## Prediction for GPUs
-#
-# Nothing below was measured here. It is the roofline of a step (`models/floors.py`): matmuls and
-# attention at the GPU's sustained rates (of GH200 the datasheet's), other kernels at its memory
-# bandwidth, and what the links cannot send while the GPU computes. Latencies, contention for
-# multiprocessors and the host are left out. Measured steps are longer, mostly by what FP8 does not
-# shorten. So the speed-ups are upper limits. Published: 8 B from torchtitan's benchmark of December
-# 2024, whose H100s had slower memory and 500 W; 70 B from the post, whose batch is not known
-# (assumed: one row of 8,192 tokens a GPU, activations recomputed).
+# Runs that are left out:
 
 # %%
-prediction.table().round(2)
-
-# %% [markdown]
-# * In a node of eight, and between nodes with 400 Gb/s for each GPU, matmuls take longer than
-#   sending in either precision. What FP8 all-gather then saves is casts: each GPU casts its shard,
-#   not the whole model.
-# * So bandwidth does not explain the published 1.42 and 1.50. If the step in bf16 took as long as
-#   predicted, each of the 1,120 all-reduces for a single scale cost so many microseconds:
-
-# %%
-print(f"{1e6 * prediction.cost_of_an_all_reduce():.0f}")
-
-# %% [markdown]
-# * On Alps a node has a quarter of that bandwidth, so 70 B sharded over 128 GPUs waits for its
-#   weights. There FP8 matmuls alone gain nothing, and FP8 all-gather makes them pay. Groups of GPUs
-#   that each hold the whole model (`parallelism.data_parallel_replicate_degree`) send less between
-#   nodes. That was not predicted.
-#
-# Runs that are left out or in doubt:
-
-# %%
-print(*comparison.frames.problems or ["none"], sep="\n")
+print(*left_out(comparison) or ["none"], sep="\n")

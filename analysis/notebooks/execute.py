@@ -19,6 +19,7 @@ from nbclient import NotebookClient
 
 from analysis import newest, plots
 from analysis.comparison import compare
+from analysis.other_logs.published import read_published
 from analysis.report import command_line
 
 HERE = Path(__file__).resolve().parent
@@ -76,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
         nbformat.write(execute(name), HERE / f"{name}.ipynb")
         print(f"wrote analysis/notebooks/{name}.ipynb")
     if "published" in names:
-        figure = plots.panels([(plots.lead, compare(newest.ROOT / logs))], (8, 4))
+        figure = plots.panels([(plots.lead, compare(read_published(newest.ROOT / logs)))], (8, 4))
         LEAD.write_bytes(plots.to_png(figure))
     return 0
 

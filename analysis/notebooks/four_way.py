@@ -9,16 +9,17 @@
 
 # %%
 from analysis import newest, plots
-from analysis.answer import answer, details
+from analysis.answer import answer, details, left_out
 from analysis.comparison import compare
 from analysis.studies import fp8_ranges
-from analysis.table import matrix, trained
+from analysis.study import read_study
+from analysis.table import recipe_table, trained
 
-comparison = compare(newest.runs())
+comparison = compare(read_study(newest.runs()))
 print(*answer(comparison), sep="\n")
 
 # %%
-matrix(comparison)
+recipe_table(comparison)
 
 # %% [markdown]
 # ## When it pays
@@ -43,7 +44,7 @@ plots.lead(comparison, False)
 # where matmuls run in FP8. A CPU has no datasheet's peak, so it has no MFU.
 
 # %%
-plots.tokens_per_s(comparison)
+plots.tokens_per_second(comparison)
 
 # %% [markdown]
 # ## Loss
@@ -71,7 +72,7 @@ plots.memory(comparison)
 # it. A weight's gradient is not cast in training. It stands for the gradients that are cast.
 
 # %%
-plots.fp8_ranges(fp8_ranges(comparison.frames.windows))
+plots.fp8_ranges(fp8_ranges(comparison))
 
 # %% [markdown]
 # ## Evidence
@@ -80,7 +81,7 @@ plots.fp8_ranges(fp8_ranges(comparison.frames.windows))
 print(*details(comparison), trained(comparison), sep="\n")
 
 # %% [markdown]
-# Runs that are left out or in doubt:
+# Runs that are left out:
 
 # %%
-print(*comparison.frames.problems or ["none"], sep="\n")
+print(*left_out(comparison) or ["none"], sep="\n")

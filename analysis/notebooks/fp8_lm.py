@@ -15,10 +15,12 @@
 
 # %%
 from analysis import newest, plots, studies
+from analysis.answer import loss_verdicts
 from analysis.comparison import compare
+from analysis.study import read_study
 from analysis.table import trained
 
-exchanged = compare(newest.results("fp8_lm/gradients"))
+exchanged = compare(read_study(newest.results("fp8_lm/gradients")))
 print(trained(exchanged))
 
 # %% [markdown]
@@ -32,7 +34,7 @@ studies.fp8_lm_levels(exchanged).loc[:, :"sent, to bf16"].round(3)
 # What it does to the loss:
 
 # %%
-print(*(verdict.sentence() for verdict in exchanged.verdicts.values()), sep="\n")
+print(*loss_verdicts(exchanged), sep="\n")
 
 # %%
 plots.loss_difference(exchanged)
@@ -80,7 +82,7 @@ plots.gradient_sums(sums)
 # * `baseline`: bf16 parameters that are stepped themselves, and bf16 moments.
 
 # %%
-decoupled = compare(newest.results("precision_decoupling"))
+decoupled = compare(read_study(newest.results("precision_decoupling")))
 print(trained(decoupled))
 
 # %% [markdown]
@@ -100,7 +102,7 @@ plots.loss(decoupled)
 plots.loss_difference(decoupled)
 
 # %%
-print(*(verdict.sentence() for verdict in decoupled.verdicts.values()), sep="\n")
+print(*loss_verdicts(decoupled), sep="\n")
 
 # %% [markdown]
 # Here the paper's order came out, in all four of its settings. Master weights in bf16 are hardly
@@ -125,7 +127,7 @@ print(*(verdict.sentence() for verdict in decoupled.verdicts.values()), sep="\n"
 # fifths of so small a model.
 
 # %%
-levels = compare(newest.results("fp8_lm/levels"))
+levels = compare(read_study(newest.results("fp8_lm/levels")))
 print(trained(levels))
 studies.fp8_lm_levels(levels).round(4)
 

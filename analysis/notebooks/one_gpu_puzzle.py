@@ -25,10 +25,12 @@
 
 # %%
 from analysis import newest, plots, studies
+from analysis.answer import left_out
 from analysis.comparison import compare
+from analysis.study import read_study
 from analysis.table import trained
 
-comparison = compare(newest.runs("one_gpu_puzzle"))
+comparison = compare(read_study(newest.runs("one_gpu_puzzle")))
 print(trained(comparison))
 
 # %% [markdown]
@@ -52,10 +54,10 @@ plots.loss_difference(comparison)
 # the optimizer's share of all elements.
 
 # %%
-studies.ownership(comparison.frames.runs)
+studies.ownership(comparison)
 
 # %% [markdown]
-# Runs that are left out or in doubt:
+# Runs that are left out:
 
 # %%
-print(*comparison.frames.problems or ["none"], sep="\n")
+print(*left_out(comparison) or ["none"], sep="\n")

@@ -17,10 +17,12 @@
 
 # %%
 from analysis import newest, plots, studies
+from analysis.answer import left_out, loss_verdicts
 from analysis.comparison import compare
+from analysis.study import read_study
 from analysis.table import trained
 
-comparison = compare(newest.runs("phases"))
+comparison = compare(read_study(newest.runs("phases")))
 print(trained(comparison))
 
 # %% [markdown]
@@ -47,10 +49,10 @@ plots.lead(comparison)
 plots.loss_difference(comparison)
 
 # %%
-print(*(verdict.sentence() for verdict in comparison.verdicts.values()), sep="\n")
+print(*loss_verdicts(comparison), sep="\n")
 
 # %% [markdown]
-# Runs that are left out or in doubt:
+# Runs that are left out:
 
 # %%
-print(*comparison.frames.problems or ["none"], sep="\n")
+print(*left_out(comparison) or ["none"], sep="\n")

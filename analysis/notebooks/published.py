@@ -12,13 +12,18 @@
 # %%
 import os
 
+import pandas as pd
+
 from analysis import newest, plots
 from analysis.answer import answer, details
-from analysis.comparison import compare, cost_by_steps
+from analysis.comparison import compare
+from analysis.other_logs.published import read_published
+from analysis.studies import cost_by_steps
+from analysis.table import measured_runs
 
 logs = newest.ROOT / os.environ.get("PUBLISHED_LOGS", "published_logs")
-comparison = compare(logs)
-runs, windows = comparison.frames.runs, comparison.frames.windows
+comparison = compare(read_published(logs))
+runs = comparison.study.runs
 print(*answer(comparison), sep="\n")
 
 # %% [markdown]
@@ -47,15 +52,15 @@ cost_by_steps(comparison, [100, 1_000, 10_000, 100_000]).round(3)
 # ## Speed
 
 # %%
-plots.tokens_per_s(comparison)
+plots.tokens_per_second(comparison)
 
 # %% [markdown]
 # The published MFU of the compiled runs is 6.25 % too high. Under `torch.compile` the input
 # embedding was no longer left out of the FLOPs. Recomputed from the model's sizes:
 
 # %%
-mfu = runs.set_index("recipe")[["tokens_per_s", "mfu_bf16_peak"]]
-mfu["mfu_logged"] = windows.groupby("recipe")["mfu_logged"].median()
+mfu = measured_runs(comparison).set_index("recipe")[["tokens_per_s", "mfu_bf16_peak"]]
+mfu["mfu_logged"] = {run.recipe: run.steps["mfu_logged"].median() for run in runs}
 mfu.round({"tokens_per_s": 0, "mfu_bf16_peak": 3, "mfu_logged": 3})
 
 # %% [markdown]
@@ -74,7 +79,8 @@ plots.loss(comparison)
 # Most of what was trained on was padding. Share of tokens that are not padding:
 
 # %%
-runs.set_index("recipe")["valid_share"].round(3)
+sums = {run.recipe: run.steps[["useful", "tokens"]].sum() for run in runs}
+pd.DataFrame(sums).T.eval("useful / tokens").round(3)
 
 # %% [markdown]
 # ## Evidence

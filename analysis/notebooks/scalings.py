@@ -13,9 +13,11 @@
 
 # %%
 from analysis import newest, plots, studies
+from analysis.answer import loss_verdicts
 from analysis.comparison import compare
+from analysis.study import read_study
 
-comparison = compare(newest.results("scalings"))
+comparison = compare(read_study(newest.results("scalings")))
 found = studies.scalings(comparison)
 
 # %% [markdown]
@@ -37,7 +39,7 @@ found.round(4)
 # Verdicts over the seeds:
 
 # %%
-print(*(verdict.sentence() for verdict in comparison.verdicts.values()), sep="\n")
+print(*loss_verdicts(comparison), sep="\n")
 
 # %% [markdown]
 # * e5m2 gradients cost the two backward matmuls 4 dB, whatever the scaling: they have one bit less

@@ -10,9 +10,11 @@
 
 # %%
 from analysis import newest, plots
-from analysis.comparison import compare, cost_by_steps
+from analysis.comparison import compare
+from analysis.studies import cost_by_steps
+from analysis.study import read_study
 
-comparison = compare(newest.runs())
+comparison = compare(read_study(newest.runs()))
 
 # %% [markdown]
 # ## The first step (compile)
@@ -20,7 +22,7 @@ comparison = compare(newest.runs())
 # From the start of the process to the end of step 1:
 
 # %%
-plots.warm_up(comparison)
+plots.first_step(comparison)
 
 # %% [markdown]
 # ## When it is paid back
@@ -29,7 +31,9 @@ plots.warm_up(comparison)
 plots.lead(comparison)
 
 # %%
-print(*(b.sentence() for b in comparison.break_evens.values()), sep="\n")
+for recipe in comparison.fp8:
+    break_even = comparison.findings[recipe].break_even
+    print(break_even.sentence(recipe, comparison.reference))
 
 # %% [markdown]
 # ## A run of N steps

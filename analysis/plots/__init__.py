@@ -7,19 +7,19 @@ labelled with its status, and no bar. A figure without data says why.
 """
 
 from analysis.comparison import Comparison
-from analysis.plots.bars import memory, tokens_per_s, warm_up
+from analysis.plots.bars import first_step, memory, tokens_per_second
 from analysis.plots.by_step import lead, loss, loss_difference
 from analysis.plots.studies import allgather_ladder, fp8_ranges, gradient_sums, heat_map, scalings
 from analysis.plots.style import Plot, panels, to_png, to_svg
 
 __all__ = [
-    "allgather_ladder", "fp8_ranges", "gradient_sums", "heat_map", "lead", "loss",
+    "allgather_ladder", "first_step", "fp8_ranges", "gradient_sums", "heat_map", "lead", "loss",
     "loss_difference", "memory", "panels", "scalings", "summary", "to_png", "to_svg",
-    "tokens_per_s", "warm_up",
+    "tokens_per_second",
 ]  # fmt: skip
 
 
 def summary(comparison: Comparison) -> Plot:
     """Draw the answer in four panels, for the documentation."""
-    draws = [(draw, comparison) for draw in (loss_difference, tokens_per_s, lead, warm_up)]
+    draws = [(draw, comparison) for draw in (loss_difference, tokens_per_second, lead, first_step)]
     return panels(draws, (10, 6.4), columns=2)

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from scipy.stats import gmean
 
 from analysis.comparison import Comparison
-from analysis.plots.by_step import clock_start, fastest
+from analysis.plots.by_step import fastest
 from analysis.plots.style import (
     SMALL,
     NoData,
@@ -20,24 +20,25 @@ from analysis.plots.style import (
     plot,
     short_name,
 )
-from analysis.rates import LEVEL, MIN_STEPS
+from analysis.speed import MIN_STEPS, mfu, tokens_per_s
+from analysis.table import first_step_s
 
 # What the time until the end of step 1 goes to, in this order. Paul Tol's muted colours, which
 # colour-blind readers tell apart too.
-PHASES = {"import": "#332288", "data": "#44AA99", "compile": "#CC6677", "other": "#999999"}
+STARTUP = {"import": "#332288", "data": "#44AA99", "compile": "#CC6677", "other": "#999999"}
 
 
-def completed(comparison: Comparison, column: str) -> pd.DataFrame:
-    """Choose the completed runs that have a value in a column, by recipe in the usual order.
+def by_recipe(comparison: Comparison, quantity) -> pd.Series:
+    """Work out a quantity of each completed run, indexed by recipe; unknown values are left out.
 
     Raises:
         NoData: there is none.
     """
-    done = comparison.frames.runs.query("status == 'completed'").set_index("recipe")
-    known = done.loc[comparison.recipes].dropna(subset=column)
-    if known.empty:
-        raise NoData(f"no completed run has {column}")
-    return known
+    runs = [run for of in comparison.completed.values() for run in of]
+    values = pd.Series([quantity(run) for run in runs], [run.recipe for run in runs], dtype=float)
+    if values.isna().all():
+        raise NoData("no completed run has recorded it")
+    return values.dropna()
 
 
 def set_rows(axes: Axes, names: Sequence[str], x_label: str, words: Iterable[str] = ()) -> None:
@@ -67,81 +68,81 @@ def draw_bars(axes: Axes, values: pd.Series, y=0.0, height=0.6, alpha=0.55) -> p
     Returns:
         The lengths, by recipe.
     """
-    by_recipe = values.groupby(level=0, sort=False)
-    for row, (recipe, of_recipe) in enumerate(by_recipe):
+    grouped = values.groupby(level=0, sort=False)
+    for row, (recipe, of_recipe) in enumerate(grouped):
         _, colour, marker = look(recipe)
         axes.barh(row + y, gmean(of_recipe), height, color=colour, alpha=alpha, linewidth=0)
         if len(of_recipe) > 1:
             axes.plot(of_recipe, [row + y] * len(of_recipe), marker, color=colour, zorder=3)
-    return by_recipe.agg(gmean)
+    return grouped.agg(gmean)
 
 
 def compare_bars(axes: Axes, comparison: Comparison, values: pd.Series, unit: str, of: str) -> None:
-    """Draw bars with their ratios to the opponent's, and the fastest FP8 recipe's as the finding.
+    """Draw bars with their ratios to the reference's, and the fastest FP8 recipe's as the finding.
 
     Args:
         unit: to write after a bar's length.
         of: what is compared, for the finding.
     """
-    opponent, recipe = comparison.opponent, fastest(comparison)
+    reference, recipe = comparison.reference, fastest(comparison)
     lengths = draw_bars(axes, values)
     words = lengths.map(number) + f" {unit}"
-    if opponent in lengths:
-        ratios = lengths / lengths[opponent]
-        words += ratios.map("\n{:.2f} ×".format).mask(lengths.index == opponent, "")
-        if recipe != opponent and recipe in lengths:
-            text = f"{name(recipe)}: {ratios[recipe]:.2f} times the {of} of {name(opponent)}"
+    if reference in lengths:
+        ratios = lengths / lengths[reference]
+        words += ratios.map("\n{:.2f} ×".format).mask(lengths.index == reference, "")
+        if recipe != reference and recipe in lengths:
+            text = f"{name(recipe)}: {ratios[recipe]:.2f} times the {of} of {name(reference)}"
             finding(axes, text)
     set_rows(axes, [*map(short_name, lengths.index)], of, words)
 
 
 @plot
-def tokens_per_s(axes: Axes, comparison: Comparison) -> None:
+def tokens_per_second(axes: Axes, comparison: Comparison) -> None:
     """Draw tokens per second of each recipe, over all devices, padding included, and write MFU."""
-    known = {r: of for r, of in comparison.completed.items() if of.rate.runs}
-    if not known:
-        raise NoData(f"no run is long enough for a rate: train {MIN_STEPS} steps or more")
-    speeds = pd.concat({recipe: of.rate.by_run for recipe, of in known.items()}).droplevel(1)
+    speeds = by_recipe(comparison, tokens_per_s)
     compare_bars(axes, comparison, speeds, "", "tokens/s")
     names = []
-    for row, (recipe, of) in enumerate(known.items()):
-        axes.plot([of.rate.low, of.rate.high], [row, row], color="black", solid_capstyle="butt")
-        share = of.runs["mfu_bf16_peak"].mean()
+    for recipe in dict.fromkeys(speeds.index):
+        share = pd.Series([mfu(run) for run in comparison.completed[recipe]]).mean()
         names.append(f"{short_name(recipe)}\nMFU {share:.1%}".removesuffix("\nMFU nan%"))
     axes.set_yticklabels(names)
+    device = next(iter(comparison.completed.values()))[0].manifest.hardware.name
     note(
         axes,
-        f"By the mean steady step, on {comparison.frames.runs['device'].iloc[0]}. Marks: several "
-        f"runs; black line: {LEVEL:.0%} interval over them. MFU: of the bf16 peak, for FP8 too.",
+        f"By the mean steady step, on {device}, in runs of {MIN_STEPS} steps or more. Marks: "
+        "several runs. MFU: of the bf16 peak, for FP8 too.",
     )
 
 
 @plot
 def memory(axes: Axes, comparison: Comparison) -> None:
     """Draw the highest memory in GiB."""
-    done = completed(comparison, "peak_memory_bytes")
-    compare_bars(axes, comparison, done["peak_memory_bytes"] / 2**30, "GiB", "peak memory")
-    of_device = "reserved memory of a device"
-    if (done["device_type"] == "cpu").all():
-        of_device = "resident memory of the process"
-    axes.set_xlabel(f"peak {of_device} (GiB)")
+    gib = by_recipe(comparison, lambda run: run.steps["memory"].max() / 2**30)
+    compare_bars(axes, comparison, gib, "GiB", "peak memory")
+    whose = "resident memory of the process" if comparison.on_cpu else "reserved memory of a device"
+    axes.set_xlabel(f"peak {whose} (GiB)")
 
 
 @plot
-def warm_up(axes: Axes, comparison: Comparison) -> None:
-    """Draw seconds from process start to the end of step 1 by phase: means of completed runs."""
-    done = completed(comparison, "warm_up_s")
-    phases = pd.DataFrame([*done["phases"]], done.index, [*PHASES]).fillna(0.0)
-    phases["other"] = done["warm_up_s"] - phases.sum(axis="columns")
-    table = phases.groupby(level=0, sort=False).mean()
+def first_step(axes: Axes, comparison: Comparison) -> None:
+    """Draw seconds from process start to the end of step 1 by what they went to: means of completed
+    runs."""
+    seconds = by_recipe(comparison, first_step_s)
+    seconds = seconds.groupby(level=0, sort=False).mean()
+    table = pd.DataFrame(index=seconds.index, columns=[*STARTUP], data=0.0)
+    for recipe in seconds.index:
+        runs = comparison.completed[recipe]
+        for timing in (timing for run in runs for timing in run.timings.values()):
+            for part in table.columns.intersection([*timing.phases]):
+                table.loc[recipe, part] += timing.phases[part] / len(runs)
+    table["other"] = seconds - table.sum(axis="columns")
     table = table.loc[:, table.gt(0).any()]
-    table.plot.barh(ax=axes, stacked=True, color=PHASES, width=0.6, edgecolor="white")
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(PHASES))
-    seconds = table.sum(axis="columns")
+    table.plot.barh(ax=axes, stacked=True, color=STARTUP, width=0.6, edgecolor="white")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(STARTUP))
     words = (f"{number(of_recipe)} s" for of_recipe in seconds)
     set_rows(axes, [*map(short_name, seconds.index)], "seconds to the end of step 1", words)
-    opponent, recipe = comparison.opponent, fastest(comparison)
-    if {opponent, recipe} <= {*seconds.index}:
-        more = seconds[recipe] - seconds[opponent]
-        finding(axes, f"{name(recipe)}: {more:+,.0f} s to step 1 over {name(opponent)}", pad=22)
-    note(axes, f"The clock starts with {clock_start(comparison.frames.runs)}.")
+    reference, recipe = comparison.reference, fastest(comparison)
+    if {reference, recipe} <= {*seconds.index}:
+        more = seconds[recipe] - seconds[reference]
+        finding(axes, f"{name(recipe)}: {more:+,.0f} s to step 1 over {name(reference)}", pad=22)
+    note(axes, f"The clock starts with {comparison.study.clock_start}.")

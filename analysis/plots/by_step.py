@@ -1,4 +1,4 @@
-"""Lines by step: the loss, its difference to the baseline's, and the lead in wall time."""
+"""Lines by step: the loss, its difference to the reference's, and the lead in wall time."""
 
 import math
 
@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.comparison import OWN, Comparison, in_order
-from analysis.load import final_from
-from analysis.losses import LEVEL, TOLERANCE
+from analysis.break_even import When, wall_times
+from analysis.comparison import BASELINE, Comparison
+from analysis.losses import LEVEL, TOLERANCE, differences
 from analysis.plots.style import (
     GREY,
     SMALL,
@@ -23,36 +23,37 @@ from analysis.plots.style import (
     plot,
     short_name,
 )
-from analysis.rates import AHEAD, FROM
-from analysis.table import short
+from analysis.runs import Run
+from analysis.speed import tokens_per_s
+from analysis.table import first_step_s, short
 
 POINTS = 400  # of a line: more than its pixels would only make pages large
-FAR = 10  # margins: a loss that ends farther from the baseline's is off the axis of the others
+FAR = 10  # margins: a loss that ends farther from the reference's is off the axis of the others
 
 
-def draw_runs(
-    axes: Axes, runs: pd.DataFrame, curves: pd.DataFrame, groups: list[list[str]]
-) -> None:
+def draw_runs(axes: Axes, runs: dict[Run, pd.Series], groups: list[list[str]]) -> None:
     """Draw completed runs of a group of recipes as their mean in a band, others as a dashed line.
 
     Args:
-        curves: what to draw, a row a step, a column a run.
+        runs: what to draw of each run, by step.
         groups: recipes that are drawn together.
 
     Raises:
         NoData: there is nothing to draw.
     """
-    drawn = runs[runs["run"].isin(curves.dropna(axis="columns", how="all"))]
-    if drawn.empty:
-        raise NoData("no log window has it")
-    done = drawn[drawn["status"] == "completed"]
+    drawn = {run: line.dropna() for run, line in runs.items() if line.notna().any()}
+    if not drawn:
+        raise NoData("no run has logged it")
     for recipes in groups:
-        together = curves[done.loc[done["recipe"].isin(recipes), "run"]].dropna()
-        if len(together):
+        lines = [line for run, line in drawn.items() if run.completed and run.recipe in recipes]
+        if lines:
+            together = pd.concat(lines, axis="columns", join="inner")
             draw_band(axes, recipes, together.agg(["mean", "min", "max"], axis="columns"))
-    for run in drawn.drop(done.index).itertuples():
-        label, colour = f"{short_name(run.recipe)}\n({run.status})", look(run.recipe).colour
-        axes.plot(thinned(curves[run.run].dropna()), "--", color=colour, linewidth=1, label=label)
+    for run, line in drawn.items():
+        if not run.completed:
+            label = f"{short_name(run.recipe)}\n({run.ending})"
+            colour = look(run.recipe).colour
+            axes.plot(thinned(line), "--", color=colour, linewidth=1, label=label)
 
 
 def draw_band(axes: Axes, recipes: list[str], band: pd.DataFrame) -> None:
@@ -94,16 +95,16 @@ def finish(axes: Axes, y_label: str, end: str) -> None:
     lowest, highest = axes.get_ylim()
     lines = {line.get_label(): line for line in axes.get_legend_handles_labels()[0]}
     for label, line in lines.items():
-        words = f"{label}\n{end.format(_last(line))}"
-        if not lowest <= _last(line) <= highest:
+        words = f"{label}\n{end.format(last_of(line))}"
+        if not lowest <= last_of(line) <= highest:
             words += ", off the axis"
         line.set_label(words)
-    handles = sorted(lines.values(), key=_last, reverse=True)
+    handles = sorted(lines.values(), key=last_of, reverse=True)
     make_room(axes, "\n".join(line.get_label() for line in handles).count("\n") + 1)
     legend_beside(axes, handles=handles)
 
 
-def _last(line) -> float:
+def last_of(line) -> float:
     return line.get_ydata()[-1]
 
 
@@ -116,49 +117,55 @@ def loss(axes: Axes, comparison: Comparison) -> None:
 
     Recipes whose final losses coincide are one band. The axis ends at the loss of the beginning.
     """
-    runs, windows = comparison.frames.runs, comparison.frames.windows
-    done = runs[runs["status"] == "completed"]
-    final = done.groupby("recipe")["final_loss"].mean().dropna().sort_values()
-    # A group ends where the next loss is higher by more than the margin.
-    group = (final.diff() > TOLERANCE * final).cumsum()
-    groups = [in_order(recipes) for recipes in final.groupby(group).groups.values()]
-    losses = windows.pivot(index="step", columns="run", values="loss").dropna(axis=1, how="all")
-    smooth = losses.apply(_smoothed)
-    draw_runs(axes, runs, smooth, groups)
-    lowest, highest = smooth.min(axis=None), smooth.bfill().iloc[0].median()
+    completed = comparison.completed.items()
+    final = pd.Series({recipe: np.mean([run.final_loss for run in runs])
+                       for recipe, runs in completed}, dtype=float).dropna()  # fmt: skip
+    groups = alike(comparison, final)
+    smooth = {run: smoothed(run.steps["loss"]) for run in comparison.study.runs if run.length}
+    draw_runs(axes, smooth, groups)
+    lowest = min(line.min() for line in smooth.values())
+    highest = np.median([line.dropna().iloc[0] for line in smooth.values()])
     axes.set_ylim(0.98 * lowest, 1.02 * highest)
     finish(axes, "loss (nats per token)", "{:,.4g}")
     note(axes, "Mean over a tenth of the steps and over seeds; band: range of the runs.")
-    if comparison.opponent in final and len(final) > 1:
-        apart = final - final[comparison.opponent]
+    if comparison.reference in final and len(final) > 1:
+        apart = final - final[comparison.reference]
         far = apart.abs().idxmax()
-        who = " and ".join(map(name, groups[group[far]]))
-        _find_farthest(axes, comparison, who, apart[far])
+        group = next(group for group in groups if far in group)
+        margin = TOLERANCE * final[comparison.reference]
+        find_farthest(axes, comparison, " and ".join(map(name, group)), apart[far], margin)
 
 
-def _smoothed(losses: pd.Series) -> pd.Series:
+def alike(comparison: Comparison, final: pd.Series) -> list[list[str]]:
+    """Group recipes: a group ends where the next final loss is higher by more than the margin."""
+    ascending = final.sort_values()
+    group = (ascending.diff() > TOLERANCE * ascending).cumsum()
+    members = [set(recipes) for recipes in ascending.groupby(group).groups.values()]
+    return [[recipe for recipe in comparison.recipes if recipe in of] for of in members]
+
+
+def smoothed(losses: pd.Series) -> pd.Series:
     """Average each tenth of a run's steps; a mean is in the middle of its steps."""
-    logged = losses.dropna()
-    tenth = logged.loc[final_from(logged.index[-1]) :]
-    return logged.rolling(len(tenth), center=True).mean()
+    tenth = max(1, len(losses) // 10)
+    return losses.rolling(tenth, center=True).mean()
 
 
 @plot
 def loss_difference(axes: Axes, comparison: Comparison) -> None:
-    """Draw the loss of each recipe minus the baseline's, in its interval, over the margin.
+    """Draw the loss of each recipe minus the reference's, in its interval, over the margin.
 
     A recipe that ends more than `FAR` margins away is off the axis, if another does not.
     """
-    margin, baseline = comparison.margin, comparison.opponent
-    ends = {recipe: of.difference for recipe, of in comparison.verdicts.items() if of.seeds}
-    if not ends:
-        raise NoData("it takes completed runs of the baseline and of another recipe, equal seeds")
+    judged = {recipe: of.loss for recipe, of in comparison.findings.items() if of.loss.by_seed}
+    if not judged:
+        raise NoData("it takes completed runs of the reference and of another recipe, equal seeds")
+    margin = next(iter(judged.values())).margin
     axes.axhline(0, color="black", linewidth=0.8)
     axes.axhspan(-margin, margin, color=GREY, alpha=0.15, linewidth=0, zorder=0)
     reach = []
-    for recipe, end in ends.items():
-        band = comparison.differences[recipe].set_index("step")[["difference", "low", "high"]]
-        if abs(end) < FAR * margin:
+    for recipe, verdict in judged.items():
+        band = differences(*map(comparison.study.completed, (recipe, comparison.reference)))
+        if abs(verdict.difference) < FAR * margin:
             reach.append(band.abs().max(axis=None))
         else:
             band[["low", "high"]] = math.nan
@@ -166,24 +173,27 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
     if reach:
         most = max(*reach, 1.1 * margin)
         axes.set_ylim(-most, most)
-    finish(axes, f"loss − loss of {name(baseline)}\n(nats per token)", "{:+z.4f}")
+    reference = name(comparison.reference)
+    finish(axes, f"loss − loss of {reference}\n(nats per token)", "{:+z.4f}")
     note(
         axes,
         f"Same step and seed. Grey: margin ± {margin:.3g}, in which two losses count as the same. "
         f"Bands: {LEVEL:.0%} interval over several seeds.",
     )
-    far, end = max(ends.items(), key=lambda item: abs(item[1]))
-    _find_farthest(axes, comparison, name(far), end)
+    far = max(judged, key=lambda recipe: abs(judged[recipe].difference))
+    find_farthest(axes, comparison, name(far), judged[far].difference, margin)
 
 
-def _find_farthest(axes: Axes, comparison: Comparison, who: str, difference: float) -> None:
-    """Write as the finding who ends farthest from the opponent's loss, or that nobody does."""
-    margin, opponent = comparison.margin or math.inf, name(comparison.opponent)
+def find_farthest(
+    axes: Axes, comparison: Comparison, who: str, difference: float, margin: float
+) -> None:
+    """Write as the finding who ends farthest from the reference's loss, or that nobody does."""
+    reference = name(comparison.reference)
     if abs(difference) < margin:
         most = math.ceil(1000 * abs(difference)) / 1000
-        finding(axes, f"No final loss is more than {most:.3f} from that of {opponent}")
+        finding(axes, f"No final loss is more than {most:.3f} from that of {reference}")
     else:
-        apart = f"{abs(difference):.3g} {'above' if difference > 0 else 'below'} {opponent}"
+        apart = f"{abs(difference):.3g} {'above' if difference > 0 else 'below'} {reference}"
         finding(axes, f"{who}: final loss {apart}, {number(abs(difference) / margin)} margins")
 
 
@@ -192,74 +202,83 @@ def _find_farthest(axes: Axes, comparison: Comparison, who: str, difference: flo
 
 def fastest(comparison: Comparison) -> str:
     """Choose the recipe that findings are about: the fastest one in FP8, else the fastest."""
-    recipes = comparison.fp8 or comparison.recipes
-    return max(recipes, key=lambda recipe: comparison.completed[recipe].rate.mean)
+    recipes = [recipe for recipe in comparison.completed if recipe in comparison.fp8]
 
+    def speed(recipe: str) -> float:
+        return np.nan_to_num(np.mean([tokens_per_s(run) for run in comparison.completed[recipe]]))
 
-def clock_start(runs: pd.DataFrame) -> str:
-    """Say what wall time counts from: other programs' logs do not say when their process began."""
-    return "the process" if (runs["source"] == OWN).all() else "training, not with the process"
+    return max(recipes or comparison.completed, key=speed)
 
 
 @plot
-def lead(axes: Axes, comparison: Comparison, warm_up: bool = True) -> None:
-    """Draw the seconds that each recipe is ahead of the opponent.
+def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> None:
+    """Draw the seconds that each recipe is ahead of the reference.
 
     Above zero a recipe has taken less wall time; a mark shows where it gets or loses the lead.
-    Each run is drawn against the mean of the opponent's.
+    Each run is drawn against the mean of the reference's.
 
     Args:
-        warm_up: counts too; without it compilation costs nothing, as in the published study.
+        with_first_step: counts too; without it compilation costs nothing, as in the published
+            study.
     """
-    runs, done, opponent = comparison.frames.runs, comparison.completed, comparison.opponent
-    if opponent not in done:
-        raise NoData(f"there is no completed run of {name(opponent)} to be ahead of")
-    elapsed = comparison.frames.windows.pivot(index="step", columns="run", values="elapsed_s")
-    if not warm_up:
-        elapsed -= runs.set_index("run")["warm_up_s"]
-    reference = elapsed[done[opponent].runs["run"]].mean(axis="columns").dropna()
-    taken = np.interp(elapsed.index, reference.index, reference, left=np.nan, right=np.nan)
-    others = runs[runs["recipe"] != opponent]
-    groups = [[recipe] for recipe in in_order(others["recipe"])]
-    draw_runs(axes, others, -elapsed.sub(taken, axis="index"), groups)
-    axes.axhline(0, color=look(opponent).colour, label=short_name(opponent))
+    reference = comparison.reference
+    if reference not in comparison.completed:
+        raise NoData(f"there is no completed run of {name(reference)} to be ahead of")
+    runs = comparison.completed[reference]
+    length = min(run.length for run in runs)
+    left_out = 0.0 if with_first_step else np.mean([first_step_s(run) for run in runs])
+    lines = {}
+    for run in comparison.study.runs:
+        clock = run.steps["elapsed"].dropna().loc[:length]
+        if run.recipe != reference and len(clock):
+            taken = wall_times(runs, clock.index.to_numpy()).mean(axis=0) - left_out
+            lines[run] = taken - clock + (0.0 if with_first_step else first_step_s(run))
+    draw_runs(axes, lines, [[recipe] for recipe in comparison.recipes])
+    axes.axhline(0, color=look(reference).colour, label=short_name(reference))
     axes.margins(y=0.12)
     small = {"transform": axes.transAxes, "color": GREY, "fontsize": SMALL, "fontstyle": "italic"}
     axes.text(0.01, 0.98, "ahead", va="top", **small)
     axes.text(0.01, 0.02, "behind", va="bottom", **small)
-    included = "included" if warm_up else "left out"
-    finish(axes, f"lead over {name(opponent)} (s),\nfirst step (compile) {included}", "{:+,.0f} s")
-    run = runs.iloc[0]
+    included = "included" if with_first_step else "left out"
+    finish(axes, f"lead over {name(reference)} (s),\nfirst step (compile) {included}", "{:+,.0f} s")
+    trained = runs[0].manifest
     note(
         axes,
-        f"{short(run['parameters'])} parameters on {run['world_size']:.0f} {run['device']}. "
-        f"The clock starts with {clock_start(runs)}.",
+        f"{short(trained.parameters)} parameters on {trained.world_size} {trained.hardware.name}. "
+        f"The clock starts with {comparison.study.clock_start}.",
     )
-    if warm_up:
-        _mark_crossings(axes, comparison)
+    if with_first_step:
+        mark_break_even(axes, comparison)
     else:
         recipe = fastest(comparison)
-        left, right = (done[r].runs["wall_s_without_warm_up"].mean() for r in (recipe, opponent))
-        side = "ahead" if left < right else "behind"
-        text = f"Without the first step {name(recipe)} is {abs(left - right):,.0f} s {side}"
+        ends = [line.iloc[-1] for run, line in lines.items()
+                if run.recipe == recipe and run.completed]  # fmt: skip
+        side = "ahead" if np.mean(ends) > 0 else "behind"
+        text = f"Without the first step {name(recipe)} is {abs(np.mean(ends)):,.0f} s {side}"
         finding(axes, text)
 
 
-def _mark_crossings(axes: Axes, comparison: Comparison) -> None:
+def mark_break_even(axes: Axes, comparison: Comparison) -> None:
     """Mark the steps from or until which recipes are ahead; the first of them is the finding."""
-    opponent = comparison.opponent
-    against = [paid for (_, b), paid in comparison.break_evens.items() if b == opponent]
-    for below, paid in enumerate(against, start=1):
-        if paid.step and not paid.beyond:
-            _, colour, marker = look(paid.a)
+    reference, ahead = comparison.reference, {}
+    findings = {recipe: of for recipe, of in comparison.findings.items() if recipe != BASELINE}
+    for below, (recipe, beside) in enumerate(findings.items(), start=1):
+        found = beside.break_even
+        if found.when == When.START:
+            ahead[recipe] = 0.0
+        elif found.when == When.FROM and math.isfinite(found.step):
+            ahead[recipe] = found.step
+        if math.isfinite(found.step) and not found.beyond:
+            _, colour, marker = look(recipe)
             edge = {"markeredgecolor": colour, "markeredgewidth": 1.5}
-            axes.plot(paid.step, 0, marker, markersize=8, color="white", **edge, zorder=5)
-            axes.annotate(f"step {paid.step:,}", (paid.step, 0), (5, -4 - 11 * below),
+            axes.plot(found.step, 0, marker, markersize=8, color="white", **edge, zorder=5)
+            axes.annotate(f"step {found.step:,.0f}", (found.step, 0), (5, -4 - 11 * below),
                           textcoords="offset points", color=colour, fontweight="bold")  # fmt: skip
-    ahead = [paid for paid in against if paid.outcome in (AHEAD, FROM)]
     if not ahead:
-        finding(axes, f"No FP8 recipe overtakes {name(opponent)}")
+        finding(axes, f"No recipe overtakes {name(reference)}")
         return
-    first = min(ahead, key=lambda paid: (paid.step, -comparison.completed[paid.a].rate.mean))
-    be = "would be" if first.beyond else "is"
-    finding(axes, f"{name(first.a)} {be} ahead of {name(opponent)} {first.word}")
+    first = min(ahead, key=lambda recipe: (ahead[recipe], -findings[recipe].speed.ratio.mean))
+    found = findings[first].break_even
+    verb = "would be" if found.beyond else "is"
+    where = f"from step {found}" if ahead[first] else "from the start"
+    finding(axes, f"{name(first)} {verb} ahead of {name(reference)} {where}")

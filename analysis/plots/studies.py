@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 
 from analysis.comparison import COMPILED, Comparison
-from analysis.plots.bars import draw_bars, set_rows, tokens_per_s
+from analysis.plots.bars import draw_bars, set_rows, tokens_per_second
 from analysis.plots.style import (
     SMALL,
     NoData,
@@ -27,7 +27,7 @@ from analysis.sweep import Sweep
 
 def allgather_ladder(comparison: Comparison) -> Plot:
     """Draw rung by rung the published speed over bf16, the measured one, and what a rank sends."""
-    draws = [(published_ladder,), (tokens_per_s, comparison), (ladder_sizes, comparison)]
+    draws = [(published_ladder,), (tokens_per_second, comparison), (ladder_sizes, comparison)]
     return panels(draws, (11, 3.8), columns=3)
 
 
@@ -43,7 +43,7 @@ def published_ladder(axes: Axes) -> None:
 @plot
 def ladder_sizes(axes: Axes, comparison: Comparison) -> None:
     """Draw MB that are gathered and reduced in a step, one bar below the other."""
-    found = ladder_bytes(comparison.frames.runs)
+    found = ladder_bytes(comparison)
     if found.empty:
         raise NoData("no completed run of several ranks")
     draw_bars(axes, found["gathered"], y=-0.2, height=0.28)

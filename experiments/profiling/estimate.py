@@ -271,7 +271,7 @@ def _commands(asked, answer: dict, overlay: str) -> dict:
         measure = (
             f"for r in {both}; do sbatch --wait {nodes} launch/alps_multinode.sbatch $r "
             f"--out runs/decide/$r/seed0 {settings} training.steps=60; done; "
-            f"python -m analysis.report runs/decide --baseline {BF16}"
+            f"python -m analysis.report runs/decide --reference {BF16}"
         )
     if answer["steps"]:
         run += f" training.steps={answer['steps']}"

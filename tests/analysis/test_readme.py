@@ -10,6 +10,7 @@ from analysis import newest
 from analysis.answer import answer
 from analysis.comparison import compare
 from analysis.readme import LOSSES, generated
+from analysis.study import read_study
 from tests.processes import ROOT
 
 PAGES = ["README.md", "CONTRIBUTING.md", "launch/README.md", "results/LOG.md"]
@@ -18,8 +19,8 @@ LINK = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")
 
 
 def test_generated_parts_are_current():
-    study = compare(newest.results())
-    texts = generated(study, compare(newest.results(LOSSES)))
+    study = compare(read_study(newest.results()))
+    texts = generated(study, compare(read_study(newest.results(LOSSES))))
     assert all(path.read_text() == text for path, text in texts.items()), "stale: run `make readme`"
     page = (newest.results() / "report.html").read_text()
     assert all(escape(sentence) in page for sentence in answer(study)), "stale: run `make readme`"

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from analysis import report
+from analysis import sweep
 from experiments import study
 from experiments.config import studies
 from experiments.config.studies import can_run
@@ -79,7 +79,7 @@ def node(monkeypatch, tmp_path):
         return [0] * len(runs)
 
     monkeypatch.setattr(study, "run_all", run_all)
-    monkeypatch.setattr(report, "write_page", lambda *page: None)  # seconds of drawing
+    monkeypatch.setattr(sweep, "write_page", lambda *page: None)  # seconds of drawing
     monkeypatch.setattr(budgets, "Budget", partial(Budget, clock=lambda: now[0]))
     monkeypatch.setattr(device, "seconds_since_process_start", lambda: 0)
     monkeypatch.setattr(ranks, "gpus", lambda: ["0", "1"])

@@ -1,0 +1,108 @@
+"""Rule 1: the runs of two recipes differ in nothing but what the recipes are.
+
+Everything that is recorded must be equal in both, except what the recipes' own files set. A new
+record is compared without further ado.
+"""
+
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from analysis.runs import Run, flat
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMED = 3  # of many records that differ
+
+# Records that name a run, say how it ended, or set what computes nothing; and memory as "1.5e+11
+# bytes" stands for the exact number.
+IGNORED = (
+    "layout_version", "status", "attempt", "start", "end", "error", "command", "pid",
+    "environment", "recipe", "base", "description", "name", "seed", "debug.seed", "notes",
+    "study_budget_s", "metrics.", "profiling.", "checkpoint.", "comm.trace_buf_size",
+    "comm.init_timeout_seconds", "comm.train_timeout_seconds", "data.cache_dir", "float8",
+    "fp8_matmul", "hardware.memory_bytes", "host", "hardware.visible_devices", "hardware.uuid",
+)  # fmt: skip
+# Records that change no step's arithmetic: told. Where runs were is judged by rule 3.
+MINOR = ("hardware.threads", "git.commit", "compile_cache")
+
+
+def differences(own: list[Run], others: list[Run]) -> tuple[list[str], list[str]]:
+    """Find what differs between the runs of two recipes: what forbids a verdict, and what is only
+    told.
+
+    A record may vary among the runs of a recipe if it does so in the same shares in the other.
+    """
+    passed_over = (*IGNORED, *meant_to_differ(own[0].recipe, others[0].recipe))
+    forbidden, told = [], []
+    for key in dict.fromkeys(key for run in own + others for key in run.facts):
+        mine, theirs = values(own, key), values(others, key)
+        if key.startswith(passed_over) or len(mine | theirs) == 1:
+            continue
+        if same_shares(mine, theirs):
+            told.append(f"{key} varies in both recipes alike ({listed(mine | theirs)})")
+            continue
+        differs = f"{key} is {listed(mine)} beside {listed(theirs)}"
+        (told if key in MINOR else forbidden).append(differs)
+    graphs = fewest_graphs(own), fewest_graphs(others)
+    if min(graphs) < max(graphs) / 2:  # phases in bf16 and FP8 compile twice as many
+        forbidden.append(f"{graphs[0]} graphs were compiled beside {graphs[1]}")
+    if len(forbidden) > NAMED:
+        forbidden[NAMED:] = [f"{len(forbidden) - NAMED} other records differ too"]
+    return forbidden, told
+
+
+def values(runs: list[Run], key: str) -> Counter:
+    """Count the runs that have each value of a record."""
+    return Counter(plain(run.facts.get(key)) for run in runs)
+
+
+def same_shares(mine: Counter, theirs: Counter) -> bool:
+    return all(
+        mine[value] * theirs.total() == theirs[value] * mine.total() for value in mine | theirs
+    )
+
+
+def fewest_graphs(runs: list[Run]) -> int:
+    return min((run.proof and run.proof.compiled_graphs) or 0 for run in runs)
+
+
+def listed(counts: Counter) -> str:
+    """Write values, with the number of runs that have each in brackets."""
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{value} ({runs})" for value, runs in counts.items())
+
+
+def plain(value) -> str:
+    """Write a value as text, 5e-5 as 5e-05."""
+    if isinstance(value, bool):
+        return str(value)
+    try:
+        return f"{float(value):.12g}"
+    except (TypeError, ValueError):
+        return "unknown" if value is None else str(value)
+
+
+def meant_to_differ(*recipes: str) -> tuple[str, ...]:
+    """List the keys that the files of two recipes set to different values; those of FP8 where a
+    recipe has no file here."""
+    said = [said_by(recipe) for recipe in recipes]
+    if None in said:
+        return ("quantize.",)
+    keys = said[0] | said[1]
+    return tuple(key for key in keys if plain(said[0].get(key)) != plain(said[1].get(key)))
+
+
+@cache
+def said_by(recipe: str) -> dict | None:
+    """Read what the file of a recipe and its parents' set, below base.yaml; None without a file."""
+    files = [*ROOT.glob(f"recipes/**/{recipe}.yaml"),
+             *ROOT.glob(f"extensions/*/recipes/**/{recipe}.yaml")]  # fmt: skip
+    files = [file for file in files if file.parent.name not in ("studies", "overlays")]
+    if not files:
+        return None
+    said = yaml.safe_load(files[0].read_text())
+    parent = said.pop("base", "base")
+    return (said_by(parent) if parent != "base" else {}) | flat(said)

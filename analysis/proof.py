@@ -1,0 +1,121 @@
+"""Rule 2: each run did what its recipe says. Its records must agree on what ran."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from analysis.alike import said_by
+from analysis.runs import Run
+from models.scalings import SCALINGS
+
+FLOAT8 = "quantize.linear.float8.recipe_name"
+FILTER = "quantize.linear.float8.filter_fqns"
+HEAD_ONLY = ([], ["output"])  # filters that leave out no layer but the head
+ROUNDING = 0.01  # of FLOPs and bytes that are counted in two ways
+PROMISE = 0.9  # of the promised share of FP8 FLOPs; small layers are left out
+BY_ROWS = 0.3  # of the FP8 FLOPs of scalings by rows: one of a layer's three matmuls
+CLOCK = 0.1  # of the time until the first step ends, which two records have
+
+
+def broken(runs: list[Run]) -> list[str]:
+    """Say in which runs of a recipe records contradict one another."""
+    found = defaultdict(list)
+    for run in runs:
+        for words in contradictions(run):
+            found[words].append(run.name)
+    said = [f"{words} ({', '.join(names)})" for words, names in found.items()]
+    shares = [run.fp8_share for run in runs]
+    if not said and max(shares) - min(shares) > ROUNDING:
+        said.append(f"{min(shares):.0%} to {max(shares):.0%} of the matmul FLOPs ran in FP8 in "
+                    f"runs of {runs[0].recipe}")  # fmt: skip
+    return said
+
+
+def contradictions(run: Run) -> Iterator[str]:
+    """Compare the resolved recipe, the manifest, the proof and the clock of a run."""
+    if not run.proof:
+        yield "no record shows what ran in FP8"
+        return
+    yield from of_scaling(run)
+    if run.proof.emulated:
+        yield "its FP8 matmuls were emulated"
+    elif run.proof.recipe_name:
+        yield from of_fp8(run)
+    elif run.proof.fp8_flops:
+        yield "it is in bf16, and ran matmuls in FP8"
+    moved, sent = run.proof.parameters, run.proof.collectives
+    if moved.orphans:
+        yield f"{len(moved.orphans)} of its parameters are in no optimizer"
+    if moved.still_in_first_step:
+        yield f"{len(moved.still_in_first_step)} of its parameters did not move"
+    if sent and sent.gathered_bytes > sent.gathered_bytes_expected * (1 + ROUNDING):
+        share = sent.gathered_bytes / sent.gathered_bytes_expected
+        yield f"{share:.2f} times the bytes of its weights were gathered"
+    yield from of_start(run)
+
+
+def of_scaling(run: Run) -> Iterator[str]:
+    """Check that all records name one scaling."""
+    if FLOAT8 not in run.facts:
+        yield "its resolved recipe is not on record"
+        return
+    scaling = run.facts[FLOAT8] and str(run.facts[FLOAT8])
+    said = {"manifest": run.manifest.float8, "proof": run.proof.recipe_name}
+    of_file = said_by(run.recipe) or {}
+    if FLOAT8 in of_file:
+        said["recipe's file"] = str(of_file[FLOAT8])
+    for record, value in said.items():
+        if value != scaling:
+            yield f"it ran as {scaling or 'bf16'}, and its {record} says {value or 'bf16'}"
+
+
+def of_fp8(run: Run) -> Iterator[str]:
+    """Check that all converted layers ran in FP8, that these are all that the recipe promises, in
+    the phases that are to be in FP8, and with scales of rows where the recipe has them."""
+    proof, scaling = run.proof, SCALINGS.get(run.proof.recipe_name)
+    if not 0 < proof.fp8_flops_expected * (1 - ROUNDING) <= proof.fp8_flops:
+        yield (f"FP8 matmuls ran {proof.fp8_flops:.3g} FLOPs a step, and its layers have "
+               f"{proof.fp8_flops_expected:.3g}")  # fmt: skip
+    promised, share = promised_share(run), proof.fp8_share_of_matmul_flops or 0.0
+    if share < PROMISE * promised:
+        yield f"{share:.0%} of its matmul FLOPs ran in FP8, and its filter promises {promised:.0%}"
+    for first, phase in proof.phases.items():
+        rows = phase.row_scaled_flops
+        if bool(phase.fp8_flops) != phase.in_fp8:
+            yield f"the phase from step {first} on is not in the precision that it is to be in"
+        elif phase.in_fp8 and scaling and rows is not None:
+            by_rows = rows > BY_ROWS * phase.fp8_flops * scaling.by_rows
+            if by_rows != scaling.by_rows:
+                yield f"{rows / phase.fp8_flops:.0%} of its FP8 FLOPs had scales of rows"
+
+
+def promised_share(run: Run) -> float:
+    """Work out the share of matmul FLOPs that all linear layers but the head have, as far as the
+    scaling has them in FP8; 0 where the filter leaves out others, or the sizes are not known.
+
+    Of a mixture of experts the parameters are those of all experts, and the FLOPs those of the
+    active ones, so that a head cannot be told from them.
+    """
+    manifest, scaling = run.manifest, SCALINGS.get(run.proof.recipe_name)
+    attention = 2 * (manifest.flops_per_token - manifest.flops_per_token_causal)
+    multiplied = (manifest.flops_per_token - attention) / 6  # parameters: all but the embedding
+    head = manifest.parameters - multiplied  # is as large as the embedding
+    known = 1 < head < multiplied and run.facts.get(FILTER) in HEAD_ONLY
+    if not known or not scaling or run.proof.parameters.frozen:
+        return 0.0
+    return (1 - head / multiplied) * scaling.matmuls / 3
+
+
+def of_start(run: Run) -> Iterator[str]:
+    """Check that what is to be compiled was, and that two clocks agree on the first step's end."""
+    compiling = [timing.phases.get("compile", 0.0) for timing in run.timings.values()]
+    if run.manifest.compiled and (run.proof.compiled_graphs == 0 or not any(compiling)):
+        yield "it is to be compiled, and nothing was compiled"
+    first = run.steps[run.steps["process"] == 0]
+    if 1 not in first.index or 0 not in run.timings:
+        return  # the first process was killed, and its first step was made again
+    window = first.loc[: first["elapsed"].first_valid_index()]
+    logged = window["elapsed"].iloc[-1] - window["seconds"].iloc[1:].sum()
+    timed = run.timings[0].warm_up_s
+    if abs(timed - logged) > CLOCK * logged:
+        yield (f"its first step ended after {timed:.0f} s by timing.json, and after {logged:.0f} s "
+               "by the clock of its log")  # fmt: skip

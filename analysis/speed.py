@@ -1,0 +1,170 @@
+"""How many times as fast is a recipe? Its tokens/s, counted in several ways, over another recipe's.
+
+Processes of one recipe differ in speed from start to start, which cannot be seen within one of
+them. An interval therefore comes from several runs, or there is none.
+"""
+
+import math
+import warnings
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from analysis.runs import Run
+from experiments.records.run import NOT_STEADY_STEPS
+
+LEVEL = 0.95  # confidence of an interval
+MIN_STEADY = 20  # steady steps that a run needs for a rate: fifths of four
+MIN_STEPS = MIN_STEADY + NOT_STEADY_STEPS
+SMALL = 0.01  # ratios this near to 1 are as fast: GPUs of a kind differ by as much
+PART_OF_LEAD = 0.25  # whoever is promised a lead must not find a quarter of it missing
+REPEATS = (3, 5, 10)  # runs of each recipe, for which the width of the interval is foretold
+
+# The ways to count tokens/s. A run has noise in each fifth of its steps, and a fault in a tenth of
+# them shows in one.
+MEAN = "the mean steady step"
+QUICK = "the quicker steps alone, without hiccups"
+CLOCK = "the wall clock after the first ten steps"
+USEFUL = "tokens that are not padding"
+NO_WAIT = "steps without their waits for data"
+FIFTHS = [f"the {place} fifth of the steps"
+          for place in ("first", "second", "third", "fourth", "last")]  # fmt: skip
+
+
+class Ratio(NamedTuple):
+    """How many times the tokens/s of another recipe, with its interval: NaN where there is none."""
+
+    mean: float
+    low: float = math.nan
+    high: float = math.nan
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} times{self.interval}"
+
+    @property
+    def interval(self) -> str:
+        return f" ({self.low:.2f} to {self.high:.2f})" if self.low >= 0 else ""
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval says that it is faster, or slower."""
+        return self.low > 1 or self.high < 1
+
+    @property
+    def as_fast(self) -> bool:
+        """Whether the interval says that it is as fast: an equivalence test."""
+        return self.low > 1 - SMALL and self.high < 1 + SMALL
+
+    def contradicts(self, other: "Ratio") -> bool:
+        """Whether it promises another lead than `other`, or a lead where `other` has none."""
+        if other.mean < 1:
+            return self.mean > 1 + SMALL
+        return abs(self.mean - other.mean) > max(SMALL, PART_OF_LEAD * (other.mean - 1))
+
+
+def timed(runs: list[Run]) -> list[Run]:
+    """Choose the runs that are long enough for a rate."""
+    return [run for run in runs if run.steps["steady"].sum() >= MIN_STEADY]
+
+
+@lru_cache(maxsize=500)
+def rates(run: Run) -> pd.Series:
+    """Work out the logarithm of a run's tokens/s, counted in every way.
+
+    Of a run with phases, the ways that look at single steps look at those of the precision that
+    most steps have.
+    """
+    steps = run.steps[run.steps["steady"]]
+    seconds, tokens = steps["seconds"].sum(), steps["tokens"].sum()
+    usual = steps["seconds"][steps["in_fp8"] == (steps["in_fp8"].mean() >= 0.5)]
+    ways = {
+        MEAN: tokens / seconds,
+        QUICK: tokens / seconds * usual.mean() / usual.quantile(0.25),
+        CLOCK: clock_rate(run),
+        USEFUL: steps["useful"].sum() / seconds,
+        NO_WAIT: tokens / (seconds - steps["wait"].sum()),
+    }
+    for way, part in zip(FIFTHS, np.array_split(usual.to_numpy(), len(FIFTHS)), strict=True):
+        # a trimmed mean: a few slow steps say nothing of a fifth
+        ways[way] = tokens / seconds * stats.trim_mean(usual, 0.25) / stats.trim_mean(part, 0.25)
+    return np.log(pd.Series(ways))
+
+
+def clock_rate(run: Run) -> float:
+    """Work out tokens/s by the wall clock, without each process's first steps, and without what a
+    switch between bf16 and FP8 compiled."""
+    tokens = seconds = 0.0
+    for process, steps in run.steps.groupby("process"):
+        ends = steps["elapsed"].iloc[NOT_STEADY_STEPS:].dropna()
+        if len(ends) < 2:
+            continue
+        first, last = ends.index[0], ends.index[-1]
+        tokens += steps["tokens"].loc[first + 1 : last].sum()
+        seconds += ends[last] - ends[first]
+        if process in run.timings:
+            switches = run.timings[process].switches.items()
+            seconds -= sum(of.compile_s for step, of in switches if first < int(step) <= last)
+    return tokens / seconds if tokens else math.nan
+
+
+def tokens_per_s(run: Run) -> float:
+    """Steady tokens/s over all devices, padding included; NaN if the run is too short."""
+    return math.exp(rates(run)[MEAN]) if timed([run]) else math.nan
+
+
+def mfu(run: Run, precision: str = "bf16") -> float:
+    """Work out the share of a GPU's peak FLOP/s that a run makes use of; NaN if it is not known."""
+    peak = getattr(run.manifest.peak_flops, precision, None) or math.nan
+    return tokens_per_s(run) * run.manifest.flops_per_token / run.manifest.world_size / peak
+
+
+def rate_table(runs: list[Run]) -> pd.DataFrame:
+    """The rates of some runs: a row a run, a column a way."""
+    return pd.DataFrame({run.name: rates(run) for run in runs}).T
+
+
+def paired_by_seed(own: list[Run], others: list[Run]) -> bool:
+    """Tell whether both runs of each seed had one place, and not all seeds the same.
+
+    Machines then differ by more than recipes, and ratios are of the pairs.
+    """
+    pairs = [sorted((run.seed, run.place) for run in runs) for runs in (own, others)]
+    return pairs[0] == pairs[1] and len({place for _, place in pairs[0]}) > 1
+
+
+def ratios(own: list[Run], others: list[Run], level: float) -> dict[str, Ratio]:
+    """Find the ratio by each way, with its interval.
+
+    Where the recipes had no place in common, places are what is repeated, not runs: a recipe that
+    kept to one has no interval. Else Welch's t-test compares the runs, or Student's the pairs.
+    """
+    a, b = rate_table(own), rate_table(others)
+    on_a, on_b = ([run.place for run in runs] for runs in (own, others))
+    with warnings.catch_warnings(action="ignore"):  # a single run, or runs that are equal
+        if paired_by_seed(own, others):
+            a.index, b.index = ([run.seed for run in runs] for runs in (own, others))
+            test = stats.ttest_1samp(a - b, 0)
+        else:
+            if not set(on_a) & set(on_b):
+                a, b = a.groupby(on_a).mean(), b.groupby(on_b).mean()
+            test = stats.ttest_ind(a, b, equal_var=False)
+        low, high = test.confidence_interval(level)
+    found = np.exp([a.mean() - b.mean(), low, high]).T.tolist()
+    return {way: Ratio(*ends) for way, ends in zip(a.columns, found, strict=True)}
+
+
+def foretell(*samples: np.ndarray, level: float) -> dict[int, float]:
+    """Foretell half of the width of an interval with so many runs (`REPEATS`) of each recipe.
+
+    Args:
+        samples: differences of pairs, or the values of both recipes.
+    """
+    variance = sum(np.var(sample, ddof=1) for sample in samples)
+    widths = {}
+    for runs in REPEATS:
+        critical = stats.t.ppf((1 + level) / 2, len(samples) * (runs - 1))
+        widths[runs] = float(critical * math.sqrt(variance / runs))
+    return widths

@@ -1,0 +1,564 @@
+"""Run directories and studies with known truth, by formulas: step times and losses of so many runs.
+
+The studies are in planted.yaml. What is given in seconds or shares is what a run took or is.
+"""
+
+import copy
+import json
+import math
+import os
+import shutil
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from experiments.config import recipes
+
+B, C, R, T = "baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled"
+GW, AG = "rowwise_gw_hp_fp8_compiled", "tensorwise_fp8_allgather"
+FOUR, THREE = (B, C, R, T), (B, C, T)
+TOK, PARAMS, IN_MATMULS, HEAD = (
+    4096,
+    8053329920,
+    7516459008,
+    536870912,
+)  # 8.05 B, its matmuls without the embedding, the head
+FPT, FPT_CAUSAL = 51541204992.0, 48319979520.0
+SPEED = {B: 1 / 1.08, C: 1.0, R: 1.06, T: 1.24, GW: 1.10, AG: 1.27}
+WARM = {B: 14.0, C: 41.0, R: 75.0, T: 60.0}  # s, from process start to the end of step 1
+
+
+def seeded(name: str) -> np.random.Generator:
+    h = 0
+    for c in name.encode():
+        h = (h * 131 + c) % 2**31
+    return np.random.default_rng(h)
+
+
+def ar1(n, rho, sd, rng):
+    e = rng.normal(0, sd * math.sqrt(1 - rho * rho), n)
+    x = np.empty(n)
+    x[0] = rng.normal(0, sd)
+    for i in range(1, n):
+        x[i] = rho * x[i - 1] + e[i]
+    return x
+
+
+@cache
+def resolved(recipe: str, overlay: str) -> str:
+    """Resolve a recipe; a user's own is tensorwise FP8's under another name."""
+    known = recipe if recipe in recipes.names() else T
+    return recipes.to_yaml(recipes.load(known, [overlay]))
+
+
+def put(sections: dict, key: str, value) -> None:
+    *path, last = key.split(".")
+    for name in path:
+        sections = sections.setdefault(name, {})
+    sections[last] = value
+
+
+def deep(old, new):
+    """`new` over `old`, dict by dict."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return old | {k: deep(old.get(k), v) for k, v in new.items()}
+    return new
+
+
+def stamp(seconds: float) -> str:
+    return (datetime(2026, 3, 2, 8, 0, tzinfo=UTC) + timedelta(seconds=float(seconds))).isoformat()
+
+
+def manifest(recipe, seed, n, float8, o) -> dict:
+    m = {
+        "layout_version": 3,
+        "status": o["status"],
+        "attempt": 1,
+        "start": stamp(o["begin"]),
+        "end": None,
+        "error": o["error"],
+        "command": f"python -m experiments.run {recipe} --seed {seed}",
+        "host": o["host"],
+        "pid": 4711,
+        "python": "3.11.7",
+        "packages": {
+            "torch": "2.13.0+cu130",
+            "torchao": "0.18.0",
+            "torchtitan": "0.2.2",
+            "triton": "3.7.1",
+        },
+        "environment": "environment-5982f237.json",
+        "git": {"commit": "cb4fe39de9dee57595ccd6976c5d3039fa8d6595", "changes": None},
+        "recipe": recipe,
+        "base": "baseline_compiled",
+        "overlays": [o["overlay"]],
+        "description": "",
+        "seed": seed,
+        "steps": o["steps"] or n,
+        "study_budget_s": o["budget"],
+        "compiled": recipe != B,
+        "float8": float8,
+        "fp8_matmul": None,
+        "world_size": o["world"],
+        "hardware": {
+            "type": "cuda",
+            "name": o["device"],
+            "memory_bytes": 150754820096,
+            "threads": 64,
+            "cpu": "Neoverse-V2",
+            "cpu_instruction_sets": [],
+            "visible_devices": o["gpu"],
+            "cudnn": "91002",
+            "driver": "580.65.06",
+            "sm_clock_max_mhz": 1980.0,
+            "power_limit_w": 700.0,
+        },
+        "peak_flops": {"bf16": 989e12, "fp8": 1979e12, "source": "datasheet"},
+        "flavor": "8B-published",
+        "parameters": PARAMS,
+        "flops_per_token": FPT,
+        "flops_per_token_causal": FPT_CAUSAL,
+        "seq_len": 4096,
+        "dataset": "python_stdlib_with_tests",
+        "data": "python_stdlib_with_tests-58bf8c72af1a",
+        "cuda": "13.0",
+        "notes": ["attention: flash"],
+    }
+    if float8:
+        m["fp8_matmul"] = {"how": "operator", "why": "torch._scaled_mm on the GPU's FP8 units"}
+    return m
+
+
+def proof(recipe, float8, o) -> dict:
+    tokens = o["tok"] // o["world"]
+    total = 6 * IN_MATMULS * tokens
+    part = 2 / 3 if float8 == "rowwise_with_gw_hp" else 1.0
+    flops = round(part * 6 * (IN_MATMULS - HEAD) * tokens * o["share"]) if float8 else 0
+    expected = round(part * 6 * (IN_MATMULS - HEAD) * tokens) if float8 else 0
+
+    def gemms(on):
+        return (
+            {"aten::_scaled_mm": flops, "aten::mm": total - flops}
+            if on and flops
+            else {"aten::mm": total}
+        )
+
+    rows = flops * 2 // 3 if float8 and "rowwise" in float8 else 0
+    phases = {
+        str(first): {
+            "in_fp8": on,
+            "profiled_step": int(first) + 2,
+            "gemm_flops": gemms(on),
+            "row_scaled_flops": rows if on else 0,
+        }
+        for first, on in (o["phases"] or {1: bool(float8)}).items()
+    }
+    p = {
+        "recipe_name": float8,
+        "emulated": False,
+        "converted_modules": {"layers.0.attention.wq": [4096, 4096]} if float8 else {},
+        "profiled_step": 3,
+        "gemm_flops": gemms(bool(float8)),
+        "fp8_flops": flops,
+        "fp8_flops_expected": expected,
+        "fp8_share_of_matmul_flops": flops / total,
+        "phases": phases,
+        "attention": "flash",
+        "compiled_graphs": 0 if recipe == B else 2,
+        "parameters": {
+            "trainable": 291,
+            "in_optimizer": 291,
+            "elements_in_optimizer": PARAMS // o["world"],
+            "orphans": [],
+            "frozen": [],
+            "moved_in_first_step": 226,
+            "still_in_first_step": [],
+            "dtype_cannot_hold_first_update": ["norm.weight"],
+            "bytes_per_parameter": {"weights": 2.0, "states": 4.0},
+        },
+        "collectives": None,
+    }
+    if o["world"] > 1:
+        gathered = PARAMS * (1 if "allgather" in recipe else 2)
+        p["collectives"] = {
+            "shards": o["world"],
+            "replicas": 1,
+            "table": [],
+            "gathered_bytes": gathered,
+            "gathered_bytes_expected": gathered,
+            "reduced_bytes": 4 * PARAMS,
+            "reduced_bytes_expected": 4 * PARAMS,
+            "all_reduces": 1,
+            "nccl": {"seconds": 0.05, "exposed_seconds": 0.01},
+        }
+    return p
+
+
+def windows(n, secs, losses, clock, o, first_steps, settled) -> list[dict]:
+    """Log windows of steps 1 to n: `clock` is elapsed_s at the end of each step, `first_steps`
+    begin a process."""
+    ends = sorted(
+        set(range(o["log_freq"], n + 1, o["log_freq"]))
+        | {n}
+        | {f - 1 for f in first_steps if f > 1}
+    )
+    lines, begin = [], 1
+    for end in ends:
+        steps = range(begin, end + 1)
+        t = [float(secs[s - 1]) for s in steps]
+        logged = [float(losses[s - 1]) if np.isfinite(losses[s - 1]) else None for s in steps]
+        rate = o["tok"] * len(t) / sum(t)
+        lines.append(
+            {
+                "step": end,
+                "elapsed_s": round(float(clock[end - 1]), 3),
+                "loss": None if None in logged else sum(logged) / len(logged),
+                "losses": logged,
+                "grad_norm": o["grad"](end),
+                "lr": o["lr"] * min(1.0, end / 100),
+                "tokens_per_s": rate,
+                "valid_tokens_per_s": rate * o["valid"],
+                "step_s": [round(x, 6) for x in t],
+                "data_wait_s": [round(float(o["wait"][s - 1]), 6) for s in steps],
+                "not_steady": [s for s in steps if s in settled],
+                "peak_memory_bytes": 80 * 2**30,
+                "mfu_bf16_peak": rate * FPT / o["world"] / 989e12,
+                "mfu_fp8_peak": None,
+                "mfu_mixed_peak": None,
+            }
+        )
+        begin = end + 1
+    return lines
+
+
+DEFAULTS = {
+    "status": "completed",
+    "error": None,
+    "steps": None,
+    "begin": 0.0,
+    "host": "nid001",
+    "gpu": "0",
+    "world": 1,
+    "device": "NVIDIA H200",
+    "overlay": "h200",
+    "log_freq": 5,
+    "budget": None,
+    "tok": TOK,
+    "share": 1.0,
+    "phases": None,
+    "valid": 1.0,
+    "lr": 5e-5,
+    "warm": 60.0,
+    "compile_s": None,
+    "cache": "cold",
+    "preempted": (),
+    "killed": (),
+    "ns": (),
+    "ranges": True,
+    "settings": {},
+    "man": {},
+    "proof": {},
+    "timing": {},
+    "hook": None,
+    "float8": "auto",
+    "switch": None,
+    "wait": None,
+    "grad": None,
+    "lose": None,
+    "fast_warm": None,
+    "late": None,
+}
+
+
+def run(path, recipe, seed, secs, losses, **options) -> dict:  # noqa: C901
+    """Write a run directory: `secs[i]` is the time of step i+1, `warm` the time to the end of step
+    1.
+
+    preempted: steps at which a signal ended an attempt with a checkpoint; killed: (checkpoint, last
+    step) of attempts that died.
+    """
+    o = DEFAULTS | options
+    path, n = Path(path), len(secs)
+    path.mkdir(parents=True)
+    if o["wait"] is None:
+        o["wait"] = np.full(n, 3e-4)
+    if o["grad"] is None:
+        o["grad"] = lambda step: round(1.0 + 0.1 * math.sin(step), 4)
+    float8 = o["float8"]
+    cfg = yaml.load(resolved(recipe, o["overlay"]), yaml.CSafeLoader)
+    if float8 == "auto":
+        float8 = cfg["quantize"]["linear"]["float8"]["recipe_name"]
+    cfg["name"] = recipe
+    put(cfg, "debug.seed", seed)
+    put(cfg, "training.steps", o["steps"] or n)
+    put(cfg, "metrics.log_freq", o["log_freq"])
+    put(cfg, "optimizer.lr", o["lr"])
+    for key, value in o["settings"].items():
+        put(cfg, key, value)
+    (path / "recipe.yaml").write_text(
+        f"# {recipe}, fully resolved\n" + yaml.dump(cfg, Dumper=yaml.CSafeDumper, sort_keys=False)
+    )
+    man = manifest(recipe, seed, n, float8, o)
+    compiled = man["compiled"]
+    comp = (0.6 * o["warm"] if compiled else 0.0) if o["compile_s"] is None else o["compile_s"]
+    timing = {
+        "warm_up_s": o["warm"],
+        "phases": {
+            "import": 8.0,
+            "setup": 0.5,
+            "first_step": max(0.1, o["warm"] - comp - 8.5),
+            "compile": comp,
+        },
+        "compile_cache": o["cache"] if compiled else "none",
+        "switches": o["switch"] or {},
+    }
+    stops = sorted(
+        [(s, s, "interrupted") for s in o["preempted"]]
+        + [(kept, last, "killed") for kept, last in o["killed"]]
+    )
+    firsts = [1] + [kept + 1 for kept, _, _ in stops]
+    settled = {s for f in firsts for s in range(f, f + 10)} | set(o["ns"])
+    if o["phases"]:
+        settled |= {int(f) + k for f in o["phases"] for k in range(3)}
+    if float8 and o["ranges"]:
+        settled |= {w * o["log_freq"] + 1 for w in range(2, n // o["log_freq"] + 1, 50)}
+    settled |= {end + 1 for end in range(1, n) if end in o.get("saves", ())}
+    # Each process begins at 0; what it took over keeps the stamps of the process that logged it.
+    begin, stamps = o["begin"], np.zeros(n)
+    bounds = [*stops, (n, n, "end")]
+    for number, (kept, last, how) in enumerate(bounds, 1):
+        start = firsts[number - 1]
+        warm = o["warm"] if number == 1 or o["fast_warm"] is None else o["fast_warm"]
+        own = (
+            warm + np.concatenate([[0], np.cumsum(secs[start:last])])
+            if last >= start
+            else np.array([])
+        )
+        clock = stamps.copy()
+        clock[start - 1 : last] = own
+        lines = windows(last, secs, losses, clock, o, firsts[:number], settled)
+        if how == "end":
+            where = path
+        else:
+            where = path / f"attempt{number}"
+            where.mkdir()
+        if o["hook"]:
+            lines = o["hook"](lines)
+        (where / "metrics.jsonl").write_text(
+            "".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines)
+        )
+        took = float(own[-1]) if len(own) else warm
+        m = copy.deepcopy(man) | {"attempt": number, "start": stamp(begin)}
+        if how != "end":
+            m |= {
+                "status": {"interrupted": "interrupted", "killed": "running"}[how],
+                "error": "stopped by SIGUSR1" if how == "interrupted" else None,
+            }
+        m["end"] = None if how == "killed" or m["status"] == "running" else stamp(begin + took + 5)
+        (where / "manifest.json").write_text(json.dumps(deep(m, o["man"]), indent=1))
+        (where / "timing.json").write_text(
+            json.dumps(deep(timing | {"warm_up_s": warm}, o["timing"]))
+        )
+        pr = deep(proof(recipe, float8, o), o["proof"])
+        (where / "proof.json").write_text(json.dumps(pr))
+        stamps[start - 1 : kept] = own[: kept - start + 1]
+        begin += took + 35
+    (path / "log.txt").write_text("x\n")
+    for name in o["lose"] or ():
+        (path / name).unlink()
+    return {"end": begin - 30, "path": path}
+
+
+def curve(n, rng, sd=0.12, end=3.2):
+    s = np.arange(1, n + 1)
+    return (
+        end
+        + (11.76 - end) * np.exp(-s / (60 + n * 0.08))
+        + ar1(n, 0.2, sd, rng) * np.minimum(1, s / 50)
+    )
+
+
+def apart(n, rng, pair, wobble=0.0012):
+    """How far a recipe's loss is from another's of the same seed: nothing at first, then noise
+    around an offset of sd `pair`."""
+    s = np.arange(1, n + 1)
+    return (rng.normal(0, pair) + ar1(n, 0.9, wobble, rng)) * np.minimum(
+        1, s / (0.3 * n)
+    ) + rng.normal(0, 1e-4, n)
+
+
+def study(  # noqa: C901
+    folder,
+    recs=THREE,
+    seeds=3,
+    n=1000,
+    speed=None,
+    base=0.47,
+    off=0.003,
+    sd=0.01,
+    rho=0.6,
+    pair=0.0005,
+    shift=None,
+    warm=None,
+    opts=None,
+    secs_hook=None,
+    loss_hook=None,
+    each=None,
+    place="one",
+    gpus=4,
+    gpu_off=0.0,
+    host_off=0.0,
+    hosts=8,
+    plan=True,
+    tail=None,
+    common=None,
+    order="seed",
+    overlay="h200",
+    studyfile=None,
+    noise=None,
+) -> Path:
+    """Write a study.
+
+    each(recipe, seed): options of `run`, None to leave the run out. secs_hook, loss_hook: (recipe,
+    seed, array) -> array. place: "one" GPU, one run after the other; "gpus": one run a GPU of a
+    node, the next takes the first that is free; "hosts": each run on a random node; "by_seed": all
+    of a seed on one node. gpu_off, host_off: standard deviations of their speeds; off: of starts.
+    """
+    rng = seeded(folder.name)
+    seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    speed, warm = SPEED | (speed or {}), WARM | (warm or {})
+    of_gpu, of_host = np.exp(rng.normal(0, gpu_off, 16)), np.exp(rng.normal(0, host_off, 64))
+    free = dict.fromkeys(range(gpus if place == "gpus" else 1), 0.0)
+    jobs = (
+        [(r, s) for s in seeds for r in recs]
+        if order == "seed"
+        else [(r, s) for r in recs for s in seeds]
+    )
+    bases, clock = {}, 0.0
+    for s in seeds:
+        bases[s] = curve(n, rng) + rng.normal(0, 0.02)
+    for recipe, seed in jobs:
+        option = {
+            "warm": warm.get(recipe, 60.0) * math.exp(rng.normal(0, 0.02)),
+            "overlay": overlay,
+        } | (opts or {})
+        factor = 1.0
+        if place == "gpus":
+            g = min(free, key=lambda g: (free[g], g))
+            option |= {"gpu": str(g), "begin": free[g]}
+            factor = of_gpu[g]
+        elif place == "hosts":
+            h = int(rng.integers(hosts))
+            option |= {"host": f"nid{h:03d}", "gpu": "0", "begin": float(rng.integers(0, 40000))}
+            factor = of_host[h]
+        elif place == "by_seed":
+            option |= {"host": f"nid{seeds.index(seed):03d}", "begin": clock}
+            factor = of_host[seeds.index(seed)]
+        else:
+            option["begin"] = clock
+        secs = (
+            base
+            / speed.get(recipe, 1.2)
+            * factor
+            * math.exp(rng.normal(0, off))
+            * np.exp(noise(n, rng) if noise else ar1(n, rho, sd, rng))
+        )
+        if tail:
+            secs[rng.random(n) < tail[0]] *= tail[1]
+        if common is not None:
+            secs = secs * common(n)
+        secs[0] *= 2
+        losses = (
+            bases[seed]
+            + (0 if recipe == B else apart(n, rng, pair))
+            + (shift or {}).get(recipe, 0.0) * np.minimum(1, np.arange(1, n + 1) / (0.3 * n))
+        )
+        if secs_hook:
+            secs = secs_hook(recipe, seed, secs.copy())
+        if loss_hook:
+            losses = loss_hook(recipe, seed, losses.copy())
+        own = each(recipe, seed) if each else {}
+        if own is None:
+            continue
+        own = dict(own)
+        cut = own.pop("cut", None)
+        if cut:
+            own.setdefault("steps", n)
+            secs, losses = secs[:cut], losses[:cut]
+        as_seed, as_recipe = own.pop("seed", seed), own.pop("recipe", recipe)
+        option |= own
+        done = run(
+            folder / as_recipe / f"seed{as_seed}", as_recipe, as_seed, secs, losses, **option
+        )
+        clock = max(clock, done["end"])
+        if place == "gpus":
+            free[g] = done["end"]
+    if plan:
+        facts = {
+            "description": "",
+            "recipes": list(recs),
+            "baseline": B if B in recs else recs[0],
+            "seeds": seeds,
+            "overlays": [overlay],
+            "overrides": [],
+            "processes": 1,
+            "axes": {},
+        } | (studyfile or {})
+        (folder / "study.yaml").write_text(
+            yaml.dump(facts, Dumper=yaml.CSafeDumper, sort_keys=False)
+        )
+    return folder
+
+
+def hit(r, s, *which):
+    return r == T and s in which
+
+
+def between(a, b, factor):
+    return lambda x: np.where((np.arange(len(x)) >= a) & (np.arange(len(x)) < b), x * factor, x)
+
+
+def at(steps, seconds):
+    def f(x):
+        x[[s - 1 for s in steps]] = seconds
+        return x
+
+    return f
+
+
+def of(recipe, change, seeds=None):
+    """A hook that changes one recipe's arrays."""
+    return lambda r, s, x: change(x) if r == recipe and (seeds is None or s in seeds) else x
+
+
+def edit(path: Path, **changed) -> None:
+    path.write_text(json.dumps(deep(json.loads(path.read_text()), changed)))
+
+
+def write(name: str, folder: Path) -> dict:
+    """Write a study of planted.yaml, and return what is said of it there."""
+    case = CASES[name]
+    names = globals() | {"folder": folder / name, "os": os, "shutil": shutil}
+    eval(case["write"], names)  # an expression of this project's own
+    return case
+
+
+CASES = yaml.load(Path(__file__).with_suffix(".yaml").read_text(), yaml.CSafeLoader)
+
+# What sound studies differ in: all are right to say yes.
+SOUND = {
+    "recs": [THREE, FOUR, (C, T)],
+    "seeds": [3, 4, 5],
+    "n": [400, 1000],
+    "speed": [{T: ratio, R: 1.06} for ratio in (1.1, 1.15, 1.2, 1.25, 1.3)],
+    "off": [0.001, 0.003],
+    "sd": [0.005, 0.02],
+    "pair": [0.0003, 0.0006],
+    "place": ["one", "gpus", "hosts"],
+    "gpu_off": [0.0, 0.004],
+    "host_off": [0.0, 0.003],
+    "order": ["seed", "recipe"],
+}

@@ -1,0 +1,94 @@
+"""Run directories, read: attempts, records that are damaged or missing, and what is no study."""
+
+import pytest
+
+from analysis.runs import read_run
+from analysis.study import StudyError, read_study
+from tests.make_runs import (
+    change_json,
+    metrics_lines,
+    phases,
+    write_published,
+    write_resumed_run,
+    write_run,
+)
+
+
+def test_a_resumed_run_counts_its_attempts_once(tmp_path):
+    """The first process lost steps 21 to 25, which the second made again, after 4 s of start-up."""
+    run = read_run(write_resumed_run(tmp_path / "run"))
+    assert run.completed and run.earlier == ["running or killed"]
+    assert run.steps.index.tolist() == list(range(1, 41))
+    assert run.steps["process"].tolist() == [0] * 20 + [1] * 20
+    lost = metrics_lines(last=25)[-1]["elapsed_s"]
+    own = metrics_lines(first=21, last=40)[-1]["elapsed_s"]
+    assert run.steps["elapsed"].iloc[-1] == pytest.approx(lost + own)
+
+
+def test_steps_in_phases(tmp_path):
+    proves = {"phases": phases({1: False, 7: True})}
+    run = read_run(write_run(tmp_path / "run", "rowwise_fp8_compiled", proves=proves))
+    assert run.steps["in_fp8"].sum() == 24 and run.fp8_share == pytest.approx(0.75 * 0.8)
+
+
+def test_a_gpu_is_its_uuid(tmp_path):
+    """Slurm calls every GPU of a node 0."""
+    gpus = [{"visible_devices": "0"}, {"visible_devices": "0", "uuid": "GPU-1"}]
+    runs = [read_run(write_run(tmp_path / str(n), hardware=gpu)) for n, gpu in enumerate(gpus)]
+    assert [run.place for run in runs] == ["host here, GPU 0", "host here, GPU GPU-1"]
+
+
+def test_runs_that_do_not_count_are_there_with_their_ending(tmp_path):
+    write_run(tmp_path / "baseline/seed0")
+    write_run(tmp_path / "baseline/seed1", seed=1, status="failed", error="full:\nno room on 7")
+    write_run(tmp_path / "baseline/seed2", seed=2, steps=40, lines=metrics_lines())
+    damaged = write_run(tmp_path / "baseline/seed3", seed=3)
+    (damaged / "metrics.jsonl").write_text("{}\n")
+    (tmp_path / "study.yaml").write_text("recipes: [baseline]\nseeds: [0, 1, 2, 3, 4]\n")
+    study = read_study(tmp_path)
+    assert [run.ending for run in study.runs] == [
+        "completed", "failed: no room on #", "too short a log", "unreadable records",
+        "left no record",
+    ]  # fmt: skip
+    assert [run.seed for run in study.completed("baseline")] == ["0"]
+    assert len(study.problems) == 1 and "metrics.jsonl" in study.problems[0]
+
+
+def test_a_torn_last_line_is_no_damage(tmp_path):
+    run = write_run(tmp_path / "run", steps=29, lines=metrics_lines(last=30))
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(text[:-40])
+    assert read_run(run).length == 29
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"steps": 31},
+        {"seq_len": 51},
+        {"data": "c4"},
+        {"hardware": {"name": "other"}},
+        {"lines": [line | {"lr": 2e-3} for line in metrics_lines()]},
+        {"recipe": "baseline"},  # the same run twice
+    ],
+)
+def test_what_is_not_one_training_is_refused(tmp_path, other):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", **{"recipe": "baseline_compiled"} | other)
+    with pytest.raises(StudyError):
+        read_study(tmp_path)
+
+
+def test_nothing_to_read_is_said(tmp_path):
+    with pytest.raises(StudyError, match="no such file"):
+        read_study(tmp_path / "nowhere")
+    write_published(tmp_path / "baseline.jsonl")
+    with pytest.raises(StudyError, match="holds no run"):
+        read_study(tmp_path)
+    write_run(tmp_path / "run")
+    (tmp_path / "study.yaml").write_text("baseline: [1]\n")
+    with pytest.raises(StudyError, match="study.yaml"):
+        read_study(tmp_path)
+    change_json(tmp_path / "run" / "manifest.json", layout_version=99)
+    with pytest.raises(StudyError, match="layout_version"):
+        read_study(tmp_path / "run")
