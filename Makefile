@@ -7,7 +7,7 @@ help:
 	@echo "make test       run the tests"
 	@echo "make check      lint and check the formatting"
 	@echo "make notebooks  execute the notebooks again, on results/"
-	@echo "make readme     write the generated parts of README.md and docs/ again, from results/"
+	@echo "make readme     write the generated parts of README.md and docs/ again, from results/ and extensions/"
 	@echo "make install    make the environment .venv, as all of these do first; PYTHON=... chooses the interpreter"
 
 study: .venv/installed
@@ -30,6 +30,7 @@ notebooks: tools
 
 readme: .venv/installed
 	$(PYTHON_IN_VENV) -m analysis.readme
+	@for file in $(wildcard extensions/*/fit.py); do $(PYTHON_IN_VENV) -m $$(echo $${file%.py} | tr / .); done
 
 install: .venv/installed
 

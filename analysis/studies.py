@@ -275,7 +275,7 @@ B200 = yaml.safe_load((ROOT / "results" / "published_b200.yaml").read_text())
 
 def b200_pairs() -> pd.DataFrame:
     """List what others measured of dense models on a B200: FP8's speed over bf16's."""
-    file = ROOT / "results" / "published" / "speedups.yaml"
+    file = ROOT / "extensions" / "decide" / "speedups.yaml"
     content = yaml.load(file.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     table = pd.DataFrame(content["pairs"]).query("gpu == 'B200' and kind == 'dense'")
     table["over bf16"] = table["ratio"].fillna(table["fp8"] / table["bf16"]).round(3)

@@ -22,7 +22,7 @@ ROOMS = {
     "experiments/jobs": ["models", "experiments/records", "experiments/config"],
     "experiments/corpus": ["models", "experiments/records", "experiments/config"],
     "experiments/training": [*BELOW_TRAINING, "experiments/corpus"],
-    "experiments/profiling": [*BELOW_TRAINING, "experiments/training", "analysis/plots"],
+    "experiments/profiling": [*BELOW_TRAINING, "experiments/training"],
     "experiments/benchmarks": [*BELOW_TRAINING, "experiments/corpus", "experiments/training"],
     # None of these needs torch.
     "analysis": [
@@ -55,6 +55,15 @@ def test_imports_go_down_only(room):
     for path in [*(ROOT / room).rglob("*.py"), *ROOT.glob(f"{room}.py")]:
         above = [name for name in imports_of(path) if not f"{name}/".startswith(allowed)]
         assert not above, path
+
+
+def test_the_core_imports_no_extension():
+    """Recipes name extensions by their sections; experiments/config/recipes.py imports those."""
+    for room in ("models", "experiments", "analysis", "launch"):
+        for path in (ROOT / room).rglob("*.py"):
+            assert not re.search(
+                r"^\s*(from|import) extensions\b", path.read_text(), re.MULTILINE
+            ), path
 
 
 def test_the_way_of_make_study_passes_files_that_are_there():

@@ -52,7 +52,7 @@ studies.b200_lengths()
 # ## What others measured on a B200
 #
 # Its FP8 gains 1.13 times at 8 B (380 and 430 TFLOP/s, one GPU). Other sources have 1.04 to 1.25
-# (`results/published/speedups.yaml`, on which `python -m experiments.decide` rests).
+# (`extensions/decide/speedups.yaml`, on which `python -m extensions.decide` rests).
 
 # %%
 studies.b200_pairs()

@@ -1,0 +1,1 @@
+"""Would FP8 pay for your model? An estimate from what others measured."""
