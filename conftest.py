@@ -70,10 +70,10 @@ def flavors(monkeypatch):
 def train(tmp_path, flavors):
     """Trains the first steps of a config in this process; gives the trainer and its log windows."""
 
-    def steps(config, count=1) -> tuple[Trainer, list[Window]]:
+    def steps(config, count=1, recipe=None) -> tuple[Trainer, list[Window]]:
         config.job.dump_folder = str(tmp_path)
         set_rank_environment()
-        planned = plan(Recipe("test", None, (), (), "", config), world_size=1)
+        planned = plan(recipe or Recipe("test", None, (), (), "", config), world_size=1)
         trainer, windows = Trainer(planned, open_data(planned)[0], Stop()), []
         trainer.on_window = windows.append
         batches = trainer.batch_generator(trainer.dataloader)

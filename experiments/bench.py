@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.config import recipes
-from experiments.config.rules import check_one_precision
 from experiments.config.studies import DEFAULT, load
 from experiments.jobs.command import CommandLine, Stop, count, leave, seconds
 from experiments.jobs.ranks import Ranks, gpus
@@ -118,7 +117,7 @@ def _prepare(args) -> tuple[dict[str, "Plan"], Bench]:
     for label in labels:
         name, own = recipes.split_variant(label)
         recipe = recipes.load(name, overlays, [*overrides, *own, *measured])
-        check_one_precision(recipe.config)
+        recipe.check_one_pace()
         plans[label] = plan(recipe, world_size=1)
         open_data(plans[label])
     commit, diff = git_state()

@@ -31,10 +31,9 @@ file:
                        operator. A run's plan has the answer, which the proof holds against the run
     Float8Converter    called by torchtitan, which has built the model
     convert            the other keys: torchao's configuration of a layer, and the layer's class
-    Switched...Linear  the layers: torchao's; with `implementation: fast` and where FP8 is emulated
+    Autocast...Linear  the layers: torchao's; with `implementation: fast` and where FP8 is emulated
                        that of models/fast_float8.py, which computes the same; for scalings that
                        torchao has not, that of models/scaled_linear.py
-    switch             first_step, last_step: called by the trainer where a phase begins
 
 Differences to torchtitan's converter:
 
@@ -231,7 +230,7 @@ def convert(
         gemm_config_grad_weight=backward,
     )
     convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in names)
-    layer_class = SwitchedScaledLinear
+    layer_class = AutocastScaledLinear
     if scaling.in_torchao:
         layer_class = LAYERS["fast" if emulate else keys.implementation]
     for layer in converted_modules(model).values():
@@ -245,40 +244,26 @@ def convert(
 # ---- layers ----
 
 
-class SwitchedFloat8Linear(Float8Linear):
-    """torchao's layer, which multiplies as `nn.Linear` does while FP8 is off.
-
-    Both have the same parameter. The first switch of a compiled layer compiles a second graph; the
-    way back finds the first graph again.
-    """
-
-    in_fp8 = True
+class AutocastFloat8Linear(Float8Linear):
+    """torchao's layer, which on any device casts its input as autocast asks."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: (..., in_features); the output has its dtype, or autocast's."""
-        if not self.in_fp8:
-            return nn.functional.linear(x, self.weight)
         device_type = x.device.type
         if torch.is_autocast_enabled(device_type):  # torchao's own line for it looks at CUDA only
             x = x.to(torch.get_autocast_dtype(device_type))
         return super().forward(x)  # torchao/float8/float8_linear.py, or a class below
 
 
-class SwitchedFastLinear(SwitchedFloat8Linear, FastFloat8Linear):
-    """The fast layer, switched likewise: `super()` above is then `FastFloat8Linear`."""
+class AutocastFastLinear(AutocastFloat8Linear, FastFloat8Linear):
+    """The fast layer, likewise: `super()` above is then `FastFloat8Linear`."""
 
 
-class SwitchedScaledLinear(SwitchedFloat8Linear, ScaledLinear):
-    """The layer of the scalings that torchao has not, switched likewise."""
+class AutocastScaledLinear(AutocastFloat8Linear, ScaledLinear):
+    """The layer of the scalings that torchao has not, likewise."""
 
 
-LAYERS = {"torchao": SwitchedFloat8Linear, "fast": SwitchedFastLinear}
-
-
-def switch(model: nn.Module, on: bool) -> None:
-    """Have the FP8 layers multiply in FP8, or as `nn.Linear` does."""
-    for layer in converted_modules(model).values():
-        layer.in_fp8 = on
+LAYERS = {"torchao": AutocastFloat8Linear, "fast": AutocastFastLinear}
 
 
 # ---- read ----

@@ -146,7 +146,7 @@ class ScaledLinear(Float8Linear):
 @torch.no_grad()
 def end_step(model: nn.Module) -> None:
     """Make this step's largest values, of all ranks, the last step's."""
-    layers = [m for m in model.modules() if isinstance(m, ScaledLinear) and m.in_fp8]
+    layers = [m for m in model.modules() if isinstance(m, ScaledLinear)]
     histories = [layer.largest_values for layer in layers if not layer.scaling.by_blocks]
     if not histories:
         return

@@ -7,9 +7,9 @@
 # then FP8; and FP8, then bf16 at the end. Its code does the latter two by hand: save a checkpoint,
 # and start again in the other precision.
 #
-# Here a run switches by itself between two steps (`quantize.linear.float8.first_step` and
-# `last_step`). Parameters and optimizer stay. A switch gives the same losses as a checkpoint that
-# the other recipe goes on from, bit for bit (`tests/training/test_phases.py`). The five recipes
+# Here a run switches by itself between two steps (section `phases` of its recipe).
+# Parameters and optimizer stay. A switch gives the same losses as a checkpoint that
+# the other recipe goes on from, bit for bit (`extensions/phases/tests`). The five recipes
 # start from the same weights and read the same batches.
 #
 # This notebook shows the newest such study under `runs/`, or the one in `results/`. For another:

@@ -7,6 +7,7 @@ the values and keeps the default.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
+from functools import cache
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
@@ -284,14 +285,6 @@ class Float8Linear(titan.Float8Linear):
     """Let the backward matmuls, too, add up within the tensor cores, as the forward one does: less
     exact."""
 
-    first_step: Literal["after_warmup"] | AtLeast1 | None = None
-    """First step in FP8, those before it are in bf16: a number, or `after_warmup` of
-    `lr_scheduler.warmup_steps`; null: the run starts in FP8."""
-
-    last_step: Literal["before_last_tenth"] | AtLeast1 | None = None
-    """Last step in FP8, those after it are in bf16: a number, or `before_last_tenth` of
-    `training.steps`; null: the run ends in FP8."""
-
 
 @section("mx")
 class QuantizedLinear(titan.QuantizedLinear):
@@ -374,11 +367,12 @@ class Config(titan.JobConfig):
     data: Data
 
 
-def validator(extensions: dict[str, type]) -> TypeAdapter:
-    """Validate recipes with the sections of extensions, each a dataclass by its section's name."""
+@cache  # so that equal recipes are of one class
+def validator(*extensions: tuple[str, type]) -> TypeAdapter:
+    """Validate recipes with the sections of extensions, each its name and a dataclass."""
     if not extensions:
         return VALIDATOR
-    sections = [(name, keys, field(default=None)) for name, keys in extensions.items()]
+    sections = [(name, keys, field(default=None)) for name, keys in extensions]
     return TypeAdapter(make_dataclass("ExtendedConfig", sections, bases=(Config,)))
 
 

@@ -18,7 +18,7 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 RECIPES = ROOT / "recipes"
 OVERLAYS = RECIPES / "overlays"
 EXTENSIONS = ROOT / "extensions"
-GROUPS = ("", "candidates", "phases", "scalings", "puzzle", "ladder", "fp8_lm")  # of recipes/
+GROUPS = ("", "candidates", "scalings", "puzzle", "ladder", "fp8_lm")  # of recipes/
 LISTED = "`python -m experiments.recipe list --all` has all"
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
@@ -60,12 +60,20 @@ class Recipe:
     overrides: tuple[str, ...]
     description: str
     config: "Config"
-    extensions: tuple[ModuleType, ...] = ()  # whose sections it has
+    extensions: dict[str, ModuleType] = field(default_factory=dict)  # whose sections it has
 
     def hook(self, name: str, default: Callable | None = None) -> Callable | None:
         """Return an extension's function in place of the core's `default`."""
-        found = [getattr(module, name) for module in self.extensions if hasattr(module, name)]
+        modules = self.extensions.values()
+        found = [getattr(module, name) for module in modules if hasattr(module, name)]
         return found[-1] if found else default
+
+    def check_one_pace(self) -> None:
+        """Raise `InputError` if an extension changes what steps do: they do not take one time."""
+        if self.hook("before_step"):
+            raise InputError(
+                f"the steps of {self.name} do not take one time: give a recipe whose steps do"
+            )
 
 
 # ---- what there is ----
@@ -146,7 +154,7 @@ def load(
         overrides=tuple(overrides),
         description=file.description,
         config=config,
-        extensions=tuple(extensions.values()),
+        extensions=extensions,
     )
 
 
@@ -214,7 +222,7 @@ def _validate(layer: Layer, extensions: dict[str, ModuleType]) -> "Config":
 
     sections = {name: extension.Keys for name, extension in extensions.items()}
     try:
-        return keys.validator(sections).validate_json(json.dumps(layer.keys, default=str))
+        return keys.validator(*sections.items()).validate_json(json.dumps(layer.keys, default=str))
     except ValidationError as error:
         sections = asdict(keys.Config())
         known = [*sections, *dict(flat(sections))]

@@ -1,5 +1,4 @@
-"""What no key of a recipe alone can tell: which steps are in FP8, and which keys contradict each
-other.
+"""What no key of a recipe alone can tell: which keys contradict each other.
 
 A rule is an `if` that yields the key to look at, and what to do.
 """
@@ -7,45 +6,10 @@ A rule is an `if` that yields the key to look at, and what to do.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from models.errors import InputError
-
 if TYPE_CHECKING:
     from experiments.config.keys import Config
 
 FLOAT8 = "quantize.linear.float8"
-
-
-# ---- phases: the steps in FP8 ----
-
-
-def first_and_last(config: "Config") -> tuple[int | None, int | None]:
-    """The two keys as numbers of steps, from 1; None where FP8 begins with the run, or ends with
-    it."""
-    keys, steps = config.quantize.linear.float8, config.training.steps
-    first = (
-        config.lr_scheduler.warmup_steps + 1
-        if keys.first_step == "after_warmup"
-        else keys.first_step
-    )
-    last = steps - max(1, steps // 10) if keys.last_step == "before_last_tenth" else keys.last_step
-    return first, last
-
-
-def fp8_steps(config: "Config") -> range:
-    """The run's steps in FP8, counted from 1; none of a run in bf16."""
-    (first, last), steps = first_and_last(config), config.training.steps
-    if config.quantize.linear.float8.recipe_name is None:
-        return range(0)
-    return range(first or 1, min(steps if last is None else last, steps) + 1)
-
-
-def check_one_precision(config: "Config") -> None:
-    """Raise `InputError` for a recipe of several phases, whose steps do not take one time."""
-    if first_and_last(config) != (None, None):
-        raise InputError(
-            "the steps of a recipe with phases do not take one time: give its parent, "
-            "or set first_step and last_step of quantize.linear.float8 to null"
-        )
 
 
 # ---- contradictions, by topic ----
@@ -60,8 +24,6 @@ def contradictions(config: "Config") -> Found:
     yield from _compile(config)
     yield from _data(config)
     yield from _float8(config)
-    if first_and_last(config) != (None, None):
-        yield from _phases(config)
 
 
 def _training(config: "Config") -> Found:
@@ -178,32 +140,4 @@ def _float8(config: "Config") -> Found:
         yield (
             f"{FLOAT8}.precompute_float8_dynamic_scale_for_fsdp",
             "needs enable_fsdp_float8_all_gather: true; set that, or set this to false",
-        )
-
-
-def _phases(config: "Config") -> Found:
-    keys, (first, last) = config.quantize.linear.float8, first_and_last(config)
-    or_no_phases = f"or first_step and last_step of {FLOAT8} to null"
-    if keys.recipe_name is None:
-        yield (
-            f"{FLOAT8}.recipe_name",
-            f"is null, so there is no FP8 to switch; set it, {or_no_phases}",
-        )
-    if last is not None and last < (first or 1):
-        yield (
-            f"{FLOAT8}.last_step",
-            f"is step {last}, before first_step, which is {first or 1}: FP8 would never run",
-        )
-    if keys.enable_fsdp_float8_all_gather:
-        yield (
-            f"{FLOAT8}.enable_fsdp_float8_all_gather",
-            (
-                "gathers weights in FP8, of which bf16 steps cannot be made; "
-                f"set it to false, {or_no_phases}"
-            ),
-        )
-    if config.compile.cuda_graphs:
-        yield (
-            "compile.cuda_graphs",
-            f"leaves nothing to prove a later phase by; set it to false, {or_no_phases}",
         )

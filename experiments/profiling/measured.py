@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from experiments.config.rules import check_one_precision
 from experiments.records.run import Hardware, Record
 from models.errors import InputError
 from models.floors import Work, step_floors, step_of, step_work
@@ -98,7 +97,7 @@ RATIO = "{median:.3f} ({min:.3f} to {max:.3f})"
 
 def work(planned: "Plan") -> list[Work]:
     """List what a step of a recipe has to do. Raises `InputError` where that is not known."""
-    check_one_precision(planned.config)
+    planned.recipe.check_one_pace()
     step = step_of(planned.config, planned.passes)
     return step_work(step, planned.args, planned.fp8.layers)
 

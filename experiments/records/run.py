@@ -170,8 +170,9 @@ class Window(Record):
     step_s: list[Positive]
     # The host's wait for data in each step, which on a GPU may overlap with work
     data_wait_s: list[float]
-    # Steps that a table's rates leave out: a process's first 10, the first 3 of each phase (one of
-    # them is profiled), and the step after one that saved a checkpoint or checked FP8's ranges
+    # Steps that a table's rates leave out: a process's first 10, the first 3 of each stretch that
+    # does the same work (one of them is profiled), and the step after one that saved a checkpoint
+    # or checked FP8's ranges
     not_steady: list[AtLeast1]
     # Highest reserved memory of the device (on a CPU: resident set so far)
     peak_memory_bytes: Count

@@ -120,22 +120,20 @@ def _end(error: BaseException, plan: Plan, stop: Stop) -> End:
 def _listen(trainer: Trainer, directory: RunDirectory, move_bar) -> None:
     """Write windows, timing and proof as soon as the trainer has them."""
     path = directory.path
-
-    def on_resume(step: int) -> None:
-        trainer.proof.keep_phases(directory.take_over(step), step)
+    evidence = trainer.plan.recipe.hook("evidence", lambda trainer: trainer.proof.record())
 
     def on_step(step: int) -> None:
         move_bar(completed=step)
-        if step == trainer.first_step or str(step) in trainer.timing.switches:
+        if step == trainer.profiled_step:
+            files.write(path / PROOF, evidence(trainer))
+        if step in (trainer.first_step, trainer.profiled_step):
             files.write(path / TIMING, trainer.timing)
-        if step == trainer.proof.last_profiled:
-            files.write(path / PROOF, trainer.proof.record())
 
     def on_window(window: Window) -> None:
         files.append(path / METRICS, window)
         move_bar(window=describe(window))
 
-    trainer.on_resume, trainer.on_step, trainer.on_window = on_resume, on_step, on_window
+    trainer.on_resume, trainer.on_step, trainer.on_window = directory.take_over, on_step, on_window
 
 
 def _finish(directory: RunDirectory, end: End) -> None:

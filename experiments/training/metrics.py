@@ -116,13 +116,13 @@ class Meter:
         lr: float,
         processor: MetricsProcessor,
         ranges: dict[str, float],
-        fp8_flops: float,
+        in_fp8: float,
     ) -> Window:
         """Make the record of the window that `step` ends. All ranks call it.
 
         Args:
             processor: torchtitan's, with the waits for the window's micro-batches.
-            fp8_flops: of a step of this rank.
+            in_fp8: FLOPs of a token that run in FP8.
         """
         losses = torch.stack(self.losses)
         if self.plan.world_size > 1:
@@ -146,7 +146,7 @@ class Meter:
             not_steady=self.not_steady,
             peak_memory_bytes=int(peak_memory),
             fp8_ranges={name: finite(value) for name, value in ranges.items()},
-            **utilisation(self.plan, tokens_per_s, fp8_flops / self.plan.tokens),
+            **utilisation(self.plan, tokens_per_s, in_fp8),
         )
         self.begin(self.marks[-1])
         return window
@@ -205,7 +205,7 @@ def fp8_ranges(model: nn.Module) -> dict[str, float]:
     for name, layer in float8.converted_modules(model).items():
         config = layer.config
         gathered = config.enable_fsdp_float8_all_gather
-        if not layer.in_fp8 or gathered or layer.scaling.by_blocks:
+        if gathered or layer.scaling.by_blocks:
             continue
         group, powers_of_2 = re.sub(r"^layers\.\d+\.", "", name), config.round_scales_to_power_of_2
         weight, gradient = layer.weight, layer.weight.grad

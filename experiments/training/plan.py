@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from experiments.config import recipes
-from experiments.config.rules import fp8_steps
 from experiments.training import checkpoint
 from models import float8, flops
 from models.architectures import build, freeze
@@ -38,7 +37,6 @@ class Plan:
     parameters: int
     flops_per_token: int
     fp8: float8.Choice  # which layers, with which scaling, multiplied how
-    fp8_steps: range  # counted from 1
     passes: int  # forward passes of a step (gradient accumulation)
     shards: int  # processes that share parameters, gradients and optimizer states
     memory: dict[str, float]  # bytes on each device by use
@@ -52,13 +50,6 @@ class Plan:
         """Tokens of a step in one process, padding included."""
         training = self.config.training
         return self.passes * training.local_batch_size * training.seq_len
-
-    def phase(self, step: int) -> range:
-        """Return the steps around `step` that have its precision."""
-        last = self.config.training.steps
-        starts = {1, self.fp8_steps.start, self.fp8_steps.stop, last + 1}
-        start = max(start for start in starts if start <= step)
-        return range(start, min(start for start in starts if start > step))
 
     @property
     def memory_needed(self) -> float:
@@ -80,7 +71,6 @@ class Plan:
         precision = "no FP8"
         if self.fp8.recipe_name:
             precision = f"{len(self.fp8.layers)} linear layers in {self.fp8.recipe_name} FP8"
-            precision += f" in {len(self.fp8_steps)} of {self.config.training.steps} steps"
         return f"{size}, {self.flops_per_token / 1e9:.4g} GFLOP per token, {precision}"
 
 
@@ -116,7 +106,6 @@ def plan(recipe: recipes.Recipe, world_size: int | None = None) -> Plan:
         parameters=flops.parameters(args),
         flops_per_token=flops.flops_per_token(args, training.seq_len),
         fp8=fp8,
-        fp8_steps=fp8_steps(config),
         passes=max(1, training.global_batch_size // (training.local_batch_size * world_size)),
         shards=shards,
         memory=memory_by_use(config, args, shards),

@@ -6,8 +6,7 @@ Three claims. A claim that does not hold stops the run:
   1. Every trainable parameter is in the optimizer. (A recipe can leave parameters out on purpose,
      by `optimizer.built`; such orphans are on record instead.)
   2. The layers in FP8 are those that the recipe names, and in one profiled step `aten::_scaled_mm`
-     does the FLOPs that these layers account for, with the recipe's scaling. Where FP8 is switched
-     on and off, one step of each phase is profiled, and `aten::_scaled_mm` does nothing in bf16.
+     does the FLOPs that these layers account for, with the recipe's scaling, or none in bf16.
      Several ranks send no more bytes of weights and gradients than the recipe's precisions take.
      A recipe with `torch.compile` has compiled graphs.
   3. Every parameter moves in the first optimizer step, where its gradient and its dtype allow it.
@@ -19,7 +18,7 @@ The trainer calls, in this order:
 
     Proof(...)     checks claim 1, and which layers were converted
     movement()     around the first optimizer step: checks claim 3
-    profile(step)  around a step of each phase, mostly its third: checks claim 2
+    profile(step)  around one step, mostly the third: checks claim 2
     record()       gives the contents of proof.json
 """
 
@@ -55,18 +54,12 @@ class Proof:
         self.parameters = {float8.built_name(name): p for name, p in model.named_parameters()}
         self.trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
         self.converted = float8.converted_modules(model)
+        self.fp8 = plan.fp8  # of the steps to come
         self.flops_expected = plan.fp8.flops_per_token * plan.tokens
-        self.phases: dict[str, records.Phase] = {}  # by first step
-        self.last_profiled = 0  # a step of this process
+        self.profiled: records.Phase | None = None
         self.attention = self.sent = self.moved = None
         self._check_optimizer()
         self._check_conversion()
-
-    def keep_phases(self, record: records.Proof | None, step: int) -> None:
-        """Keep the phases that an earlier attempt profiled up to `step`, which was resumed from."""
-        for start, phase in record.phases.items() if record else ():
-            if phase.profiled_step <= step:
-                self.phases[start] = phase
 
     # ---- claim 1: parameters are in the optimizer ----
 
@@ -103,30 +96,29 @@ class Proof:
             yield
         events = [event for event in profiler.events() if event.device_type == DeviceType.CPU]
         matmuls = find_matmuls(events)
-        self.last_profiled = step
         self.attention = find_attention(events)
-        phase = records.Phase(
-            in_fp8=step in self.plan.fp8_steps,
+        self.profiled = records.Phase(
+            in_fp8=self.fp8.scaling is not None,
             profiled_step=step,
             gemm_flops=flops_by_operator(matmuls),
             row_scaled_flops=sum(matmul.flops for matmul in matmuls if matmul.row_scaled),
         )
-        self.phases[str(self.plan.phase(step).start)] = phase
         if several:
             self._check_collectives(profiler)
-        self._check_matmuls(phase)
+        self._check_matmuls()
         if self.plan.config.compile.enable and compiled_graphs() == 0:
             raise ProofError(
                 "the recipe is compiled and torch.compile made no graph, so all of it ran eager: "
                 "unset TORCHDYNAMO_DISABLE, or say compile.enable=false"
             )
 
-    def _check_matmuls(self, phase: records.Phase) -> None:
-        flops, step, fp8 = phase.fp8_flops, phase.profiled_step, self.plan.fp8
+    def _check_matmuls(self) -> None:
+        fp8, profiled = self.fp8, self.profiled
+        flops, step = profiled.fp8_flops, profiled.profiled_step
         did = f"in step {step} aten::_scaled_mm did {flops:.3e} FLOPs"
-        if flops and not phase.in_fp8:
+        if flops and not profiled.in_fp8:
             raise ProofError(f"{did}, and the recipe has this step in bf16")
-        if fp8.emulated or not phase.in_fp8:
+        if fp8.emulated or not profiled.in_fp8:
             return
         if flops < 0.99 * self.flops_expected:
             hint = ""
@@ -139,10 +131,10 @@ class Proof:
                 f"{did}, and the {len(self.converted)} converted layers account for "
                 f"{self.flops_expected:.3e}: not (all) of the FP8 recipe ran in FP8{hint}"
             )
-        if bool(phase.row_scaled_flops) != fp8.scaling.by_rows:
+        if bool(profiled.row_scaled_flops) != fp8.scaling.by_rows:
             raise ProofError(
-                f"in step {step} {phase.row_scaled_flops:.3e} FP8 FLOPs had a scale for each row, "
-                f"and the recipe's scaling is {fp8.recipe_name}"
+                f"in step {step} {profiled.row_scaled_flops:.3e} FP8 FLOPs had a scale for each "
+                f"row, and the recipe's scaling is {fp8.recipe_name}"
             )
 
     def _check_collectives(self, profiler) -> None:
@@ -229,44 +221,32 @@ class Proof:
     # ---- proof.json ----
 
     def record(self) -> records.Proof:
-        """Sum up the evidence; FLOPs and shares are those of the phase in FP8, if there is one."""
-        phase = self._main_phase()
-        total = sum(phase.gemm_flops.values())
+        """Sum up the evidence."""
+        profiled = self.profiled
+        total = sum(profiled.gemm_flops.values())
         return records.Proof(
             recipe_name=self.plan.fp8.recipe_name,
             emulated=self.plan.fp8.emulated,
             converted_modules={name: [*m.weight.shape] for name, m in self.converted.items()},
-            profiled_step=phase.profiled_step,
-            gemm_flops=phase.gemm_flops,
-            fp8_flops=phase.fp8_flops,
+            profiled_step=profiled.profiled_step,
+            gemm_flops=profiled.gemm_flops,
+            fp8_flops=profiled.fp8_flops,
             fp8_flops_expected=self.flops_expected,
-            fp8_share_of_matmul_flops=phase.fp8_flops / total if total else None,
-            phases=self.phases,
+            fp8_share_of_matmul_flops=profiled.fp8_flops / total if total else None,
+            phases={"1": profiled},
             attention=self.attention,
             compiled_graphs=compiled_graphs(),
             parameters=self.moved,
             collectives=self.sent,
         )
 
-    def _main_phase(self) -> records.Phase:
-        return max(self.phases.values(), key=lambda phase: (phase.in_fp8, phase.profiled_step))
-
-    def fp8_flops(self, step: int) -> float:
-        """Return the FP8 FLOPs of a step, 0 until one of its phase was profiled.
-
-        Activation checkpointing computes some twice, which are counted once.
-        """
-        phase = self.phases.get(str(self.plan.phase(step).start))
-        return min(phase.fp8_flops, self.flops_expected) if phase else 0
-
     def notes(self) -> list[str]:
         """Say by which kernels, as far as figures depend on them."""
         notes = []
         if self.attention:
             notes.append(f"attention: {self.attention}")
-        if self.phases:
-            phase = self._main_phase()
-            scaled, flops = phase.row_scaled_flops, phase.fp8_flops
+        if self.profiled:
+            scaled, flops = self.profiled.row_scaled_flops, self.profiled.fp8_flops
             if scaled and scaled < flops:
                 notes.append(
                     f"row scales: {scaled / flops:.0%} of the FP8 FLOPs are of matmuls that take "

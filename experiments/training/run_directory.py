@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 
 from experiments.config import recipes
-from experiments.config.rules import FLOAT8, first_and_last
 from experiments.config.yaml_with_origins import flat
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.budget import STUDY_BUDGET
@@ -74,11 +73,11 @@ class RunDirectory:
             (self.path / name).rename(aside / name)
         return attempt + 1
 
-    def take_over(self, step: int) -> records.Proof | None:
+    def take_over(self, step: int) -> None:
         """Go on from the checkpoint of `step` (0: none) with what an earlier attempt recorded.
 
-        Takes the windows up to `step` and the proof, which is returned. An attempt that trains far
-        enough writes a proof of its own.
+        Takes the windows up to `step` and the proof. An attempt that trains far enough writes a
+        proof of its own.
         """
         for attempt in range(self.manifest.attempt - 1, 0, -1) if step else ():
             earlier = self.path / records.ATTEMPT.format(attempt)
@@ -86,18 +85,17 @@ class RunDirectory:
             taken = [window for window in windows if window.step <= step]
             if taken:  # an attempt that died before its first step has none
                 files.write_whole(self.path / records.METRICS, "".join(map(files.line, taken)))
-                return self._take_over_proof(earlier / records.PROOF)
-        return None
+                self._take_over_proof(earlier / records.PROOF)
+                return
 
-    def _take_over_proof(self, path: Path) -> records.Proof | None:
+    def _take_over_proof(self, path: Path) -> None:
         try:
             proof = files.read_if_there(path, records.Proof)
         except files.RecordError as error:
             logging.getLogger().warning(f"{error}: left where it is, and not taken over")
-            return None
+            return
         if proof:
             files.write(self.path / records.PROOF, proof)
-        return proof
 
     def finish(self, status: str, error: str | None = None) -> None:
         """Write how the run ended, and unlock the directory."""
@@ -152,12 +150,11 @@ def identity(plan: Plan, token_file: TokenFile) -> dict:
 
     Name and content hash of the token file stand for the keys that say where it comes from.
     """
-    config, sections = plan.config, ("model", "optimizer", "lr_scheduler", "training", "quantize")
+    config, sections = plan.config, ["model", "optimizer", "lr_scheduler", "training", "quantize"]
+    sections += plan.recipe.extensions
     keys = dict(flat({name: asdict(getattr(config, name)) for name in sections}))
     for key in "training.steps", "training.dataset_path", "model.hf_assets_path":
         del keys[key]
-    first, last = first_and_last(config)
-    keys |= {f"{FLOAT8}.first_step": first, f"{FLOAT8}.last_step": last}
     keys |= {"debug.seed": config.debug.seed, "data": token_file.path.name}
     keys["processes"] = plan.world_size
     return json.loads(json.dumps(keys))  # as it will be read back

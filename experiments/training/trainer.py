@@ -30,9 +30,9 @@ from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 from experiments.corpus.rows import Loader
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.command import Interrupted, Stop
-from experiments.records.run import NOT_STEADY_STEPS, Switch, Timing, Window
+from experiments.records.run import NOT_STEADY_STEPS, Timing, Window
 from experiments.training.checkpoint import Checkpoints
-from experiments.training.metrics import TIMELINE, Meter, compiled_s, fp8_ranges
+from experiments.training.metrics import TIMELINE, Meter, fp8_ranges
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof
 from experiments.training.run_directory import identity
@@ -40,11 +40,11 @@ from models import float8, optimizer
 from models.architectures import ARCHITECTURES, train_spec
 from models.device import local
 
-# Steps of a phase, counted from 1. The first compiles, and the second may compile again.
-PROFILED_OF_PHASE = 3
+# Steps of a stretch, counted from 1. The first compiles, and the second may compile again.
+PROFILED = 3
 # With CUDA graphs the first warms them up, the second records them, and then no operator is called.
 PROFILED_WITH_GRAPHS = 2
-NOT_STEADY_OF_PHASE = 3  # with the profiled one
+NOT_STEADY = 3  # with the profiled one
 
 # torchtitan's `__init__` calls these builders in this order: model, metrics, optimizer. Each call
 # ends a part of the warm-up: the time from the model to the metrics is the conversion's; the time
@@ -100,6 +100,7 @@ class Trainer(titan.Trainer):
         self.checkpointer.states[DATALOADER] = self.dataloader
         self._identity = json.dumps(identity(plan, token_file))
         self.proof = Proof(plan, model, self.optimizers.optimizers[0])
+        self.before_step = plan.recipe.hook("before_step", lambda trainer, step: None)
         self.meter = Meter(plan)
         self.first_step = 1  # of this process
         self.timing: Timing | None = None  # until that step has ended
@@ -165,17 +166,12 @@ class Trainer(titan.Trainer):
 
     def train_step(self, batches: Iterator) -> None:
         """Do one step; end the log window if it is the window's last one."""
-        config, phase = self.job_config, self.plan.phase(self.step)
-        in_fp8, first = self.step in self.plan.fp8_steps, self.step == self.first_step
-        entered = max(phase.start, self.first_step)  # a resumed run may be in the midst of a phase
-        compiled_before = compiled_s()
+        config, first = self.job_config, self.step == self.first_step
         if first:
             self.meter.begin(device.mark())
-        if self.step == entered:
-            float8.switch(self.model_parts[0], in_fp8)
-        # One step of each phase is profiled: the third, or the last if the phase is shorter
-        count = PROFILED_WITH_GRAPHS if config.compile.cuda_graphs else PROFILED_OF_PHASE
-        profiled = self.step == min(entered + count, phase.stop) - 1
+            self.begin_stretch(config.training.steps)
+        self.before_step(self, self.step)
+        profiled = self.step == self.profiled_step
 
         with self.proof.profile(self.step) if profiled else nullcontext():
             self.optimizers.zero_grad()
@@ -206,12 +202,8 @@ class Trainer(titan.Trainer):
         if first:
             device.synchronize()
             self.timing = TIMELINE.end_first_step()
-        elif self.step == phase.start:
-            compile_s = compiled_s() - compiled_before
-            self.timing.switches[str(self.step)] = Switch(in_fp8=in_fp8, compile_s=compile_s)
         loss = torch.stack(losses).sum()
-        settled = max(self.first_step + NOT_STEADY_STEPS, entered + NOT_STEADY_OF_PHASE)
-        steady = self.step >= settled and self.step > self._disturbed_after + 1
+        steady = self.step >= self._settled and self.step > self._disturbed_after + 1
         self.meter.end_step(self.step, loss, valid, steady)
         self.on_step(self.step)
         # Also at the last step and where a checkpoint is saved: a resume loses no step
@@ -223,6 +215,13 @@ class Trainer(titan.Trainer):
             self._disturbed_after = self.step
 
     # ---- the parts of a step ----
+
+    def begin_stretch(self, last: int) -> None:
+        """Begin a stretch of steps that do the same work, from this one to `last`: one of them is
+        profiled, and the first are not steady."""
+        count = PROFILED_WITH_GRAPHS if self.job_config.compile.cuda_graphs else PROFILED
+        self.profiled_step = min(self.step + count - 1, last)
+        self._settled = max(self.first_step + NOT_STEADY_STEPS, self.step + NOT_STEADY)
 
     def _count_valid_tokens(self, micro_batches: list) -> tuple[float, float]:
         """Count the step's tokens without padding, of this rank and of all, while devices work."""
@@ -251,8 +250,8 @@ class Trainer(titan.Trainer):
         if ranges:
             self._disturbed_after = self.step
         self._windows += 1
-        fp8_flops = self.proof.fp8_flops(self.step)
-        window = self.meter.close(self.step, norm, lr, processor, ranges, fp8_flops)
+        in_fp8 = 0 if self.proof.fp8.emulated else self.proof.fp8.flops_per_token
+        window = self.meter.close(self.step, norm, lr, processor, ranges, in_fp8)
         self.on_window(window)
         if None in window.losses:
             raise Diverged(f"the loss was not finite by step {self.step}")

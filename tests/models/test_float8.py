@@ -1,25 +1,18 @@
-"""The FP8 layers, torchao's and the candidate: their arithmetic, phases, recomputation; how a CPU
-multiplies."""
+"""The FP8 layers, torchao's and the candidate: their arithmetic; how a CPU multiplies."""
 
-import copy
 import os
 import platform
 import sys
-from functools import partial
 
 import pytest
 import torch
-from torch import nn
-from torch._dynamo.utils import counters
-from torch.utils.checkpoint import checkpoint
 
-from models import device, fast_float8, float8, fp8_matmul
+from models import device, fast_float8, fp8_matmul
 from models.fp8_matmul import EMULATED, OPERATOR, WITHOUT_ONEDNN
 from models.scalings import SCALINGS
 from tests import processes
-from tests.models.layers import TORCHAOS, converted, layer, operands, results
+from tests.models.layers import TORCHAOS, layer, operands, results
 
-K = 64
 both = pytest.mark.parametrize("fast", [False, True], ids=["torchao", "fast"])
 
 
@@ -74,37 +67,6 @@ def test_autocast_casts_the_input_and_not_what_is_emulated(fast):
     with torch.autocast("cpu", torch.bfloat16):
         within = model(x)
     assert within.dtype == torch.bfloat16 and torch.equal(within, model(x.bfloat16()))
-
-
-@both
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("recompute", [False, True])
-def test_the_first_switch_compiles_once_and_the_way_back_not_at_all(dtype, recompute, fast):
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    linears = [nn.Linear(K, K, bias=False) for _ in range(2)]
-    plain = nn.Sequential(linears[0], nn.SiLU(), linears[1]).to(dtype)
-    fp8 = converted(copy.deepcopy(plain), emulate=True, fast=fast)
-    switched, graphs = copy.deepcopy(fp8), []
-    block = partial(checkpoint, switched, use_reentrant=False) if recompute else switched
-    compiled = torch.compile(block, backend="eager", fullgraph=True)
-
-    def values(module: nn.Module, call) -> list[torch.Tensor]:
-        x = torch.ones(16, K).cumsum(0).sin().bfloat16().requires_grad_()
-        with torch.autocast("cpu", torch.bfloat16):
-            out = call(x)
-        out.float().square().sum().backward()
-        return [out.detach(), x.grad, *(p.grad for p in module.parameters())]
-
-    for on in (False, True, False, True):
-        float8.switch(switched, on)
-        switched.zero_grad()
-        before = counters["stats"]["unique_graphs"]
-        found = values(switched, compiled)
-        graphs.append(counters["stats"]["unique_graphs"] - before)
-        other = copy.deepcopy(fp8 if on else plain)
-        assert all(map(torch.equal, found, values(other, other)))
-    assert graphs == [1, 1, 0, 0]
 
 
 # ---- how FP8 matrices are multiplied ----

@@ -20,7 +20,6 @@ from tests.runs import SMALL, SMALLEST, lines_of, losses_of
 CELLS = {f"{cell.recipe} with {cell.pairing}": cell for cell in cells()}
 WORKING = [name for name, cell in CELLS.items() if not cell.refused]
 REFUSED = [name for name, cell in CELLS.items() if cell.refused]
-RECOMPUTED = CELLS["tensorwise_fp8_compiled with Activation checkpointing, full"]
 QUICK = [*SMALL, "training.steps=3", "compile.enable=false", "metrics.enable_tensorboard=false"]
 QUICK += ["compile.backend=aot_eager"]  # inductor's code is that of tests/jobs/test_study.py
 GATHER = "quantize.linear.float8.enable_fsdp_float8_all_gather=true"
@@ -49,8 +48,6 @@ def folder(tmp_path_factory) -> Path:
     def add(name: str, processes: int, *keys: str, recipe: str = "baseline") -> None:
         runs.append((processes, arguments(recipe, list(keys), folder / name)))
 
-    phase = "quantize.linear.float8={first_step: 2, last_step: 2}"
-    add("switched", 2, "model.sizes.n_layers=1", *RECOMPUTED.keys, phase, recipe=RECOMPUTED.recipe)
     add("three", 3, BY_THREE, GATHER, recipe="tensorwise_fp8_compiled")
     in_fp8 = "quantize.gradients=float8"
     add("one", 1, *TIED, "training.local_batch_size=6")
@@ -91,17 +88,6 @@ def test_what_works_trains_and_proves_its_fp8(name, request, run_here, tmp_path)
     manifest, proof = read(out / MANIFEST, Manifest), read(out / PROOF, Proof)
     assert manifest.status == "completed" and manifest.world_size == CELLS[name].processes
     assert proof.fp8_flops >= 0.99 * proof.fp8_flops_expected > 0
-
-
-@pytest.mark.slow
-def test_two_processes_that_recompute_activations_switch_together(folder):
-    """FSDP2 gathers weights in bf16."""
-    phases = read(folder / "switched" / PROOF, Proof).phases
-    assert {first: phase.in_fp8 for first, phase in phases.items()} == {
-        "1": False,
-        "2": True,
-        "3": False,
-    }
 
 
 @pytest.mark.slow
