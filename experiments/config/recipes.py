@@ -228,7 +228,7 @@ def _validate(layer: Layer, extensions: dict[str, ModuleType]) -> "Config":
         known = [*sections, *dict(flat(sections))]
         foreign = [name for name in layer.keys if not difflib.get_close_matches(name, known)]
         missing = dict.fromkeys(foreign, "no section of recipes, and no extension that has keys")
-        raise mistakes(error, layer.origins, known, keys.REFUSED | missing) from error
+        raise mistakes(error, layer.origins, known, missing | keys.REFUSED) from error
 
 
 # ---- what a recipe says ----
