@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -17,7 +18,11 @@ bounded = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 KEYS = [key for key, _ in recipes.flat(Config().to_dict())]
-TEXT = st.text(st.characters(exclude_categories=["C"]), max_size=20)
+ANY = st.characters(exclude_categories=[])
+TEXT = st.text(ANY, max_size=20)
+TAGGED = st.builds("!!{} {}".format, st.sampled_from(["int", "float", "bool", "timestamp"]), TEXT)
+AS_WRITTEN = st.text(ANY | st.sampled_from("[]{}&*!:-.,\"'"), max_size=20) | TAGGED
+AS_WRITTEN |= st.sampled_from(["[" * 300, "{" * 300, "9" * 5000, "!!int 0x" + "f" * 5000, '"\\0"'])
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXT
 VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(TEXT, SCALARS, max_size=3)
 
@@ -26,7 +31,7 @@ VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(TEXT, SCALARS
 @given(keys=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
 def test_files_of_recipes(tmp_path, keys):
     path = tmp_path / "input.yaml"
-    path.write_text(yaml.safe_dump({"description": "x", "base": "baseline"} | keys))
+    path.write_text(yaml.safe_dump({"description": "x", "base": "baseline"} | keys), "utf-8")
     with contextlib.suppress(InputError):
         recipe = recipes.load(str(path), ["cpu"])
         path.write_text(recipes.to_yaml(recipe), encoding="utf-8")
@@ -36,7 +41,22 @@ def test_files_of_recipes(tmp_path, keys):
 
 
 @bounded
-@given(override=st.builds("{}={}".format, st.sampled_from(KEYS) | TEXT, SCALARS.map(json.dumps)))
+@given(line=st.builds("{}: {}".format, st.sampled_from(KEYS) | AS_WRITTEN, AS_WRITTEN))
+def test_lines_of_files(tmp_path, line):
+    path = tmp_path / "input.yaml"
+    text = f"description: x\nbase: baseline\n{line}\n"
+    path.write_text(text, "utf-8", errors="surrogatepass")
+    for read in (recipes.load, lambda path: studies.read(Path(path))):
+        with contextlib.suppress(InputError):
+            read(str(path))
+
+
+@bounded
+@given(
+    override=st.builds(
+        "{}={}".format, st.sampled_from(KEYS) | TEXT, SCALARS.map(json.dumps) | AS_WRITTEN
+    )
+)
 def test_keys_of_the_command_line(override):
     with contextlib.suppress(InputError):
         recipes.load("baseline", ["cpu"], [override])

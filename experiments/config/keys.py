@@ -200,7 +200,7 @@ class DataLoader(titan.DataLoader):
 class Training(titan.Training):
     local_batch_size: AtLeast1
     global_batch_size: AutoOrCount
-    seq_len: Annotated[int, Field(ge=2)]
+    seq_len: Annotated[int, Field(ge=2, lt=2**31)]
     max_norm: Annotated[float, Field(gt=0)]
     steps: AtLeast1
     gc_freq: AtLeast1

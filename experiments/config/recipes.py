@@ -4,7 +4,8 @@ A recipe is `NAME.yaml` in `recipes/` or one of its folders: its parent (`base:`
 (`description:`), and the keys it changes in the sections of `experiments/config/keys.py`. Its
 layers, of which a later one wins, are its ancestors from base.yaml down, the recipe, overlays
 (`recipes/overlays/`), and `key.path=value` from the command line. Sections merge, everything else
-replaces. What they add up to is checked once, and a mistake is reported with its origin.
+replaces. Each layer is validated by itself, also where a later one replaces its values; what they
+add up to is checked for contradictions. A mistake is reported with its origin.
 
 A section that is a folder of `extensions/` brings that extension in: its package has the section's
 keys (`Keys`), and functions in place of the core's (`Recipe.hook`).
@@ -184,8 +185,9 @@ def _read(path: Path) -> _File:
     layer = read_file(path)
     keys, origins = layer
     origin = origins[""]
-    if "description" not in keys:
-        raise InputError(f"{origin}: description: is missing; say in a line what this is for")
+    if not isinstance(keys.get("description"), str):
+        origin = origins.get("description", origin)
+        raise InputError(f"{origin}: description: should be a line that says what this is for")
     name, base = keys.pop("name", path.stem), keys.pop("base", None)
     if not re.fullmatch(r"\w[\w .+-]*", str(name)):  # it names a run's folder
         origin = origins.get("name", origin)
@@ -194,7 +196,10 @@ def _read(path: Path) -> _File:
 
 
 def _merge(chain: list[_File], overlays: Sequence[str], overrides: Sequence[str]) -> Layer:
-    """Merge the keys of a recipe, of its overlays, and of the command line."""
+    """Validate and merge the keys of a recipe, of its overlays, and of the command line.
+
+    Raises `InputError` with a line for each wrong key of a layer.
+    """
     layers = [file.layer for file in chain]
     known = files(OVERLAYS)
     for overlay in overlays:
@@ -202,6 +207,14 @@ def _merge(chain: list[_File], overlays: Sequence[str], overrides: Sequence[str]
             raise InputError(unknown("overlay", overlay, known, LISTED))
         layers += [file.layer for file in _with_ancestors(known[overlay], known)]
     layers += map(read_override, overrides)
+    wrong = []
+    for layer in layers:
+        try:
+            _validate(layer, _extensions(layer))
+        except InputError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise InputError("\n".join(wrong))
     return functools.reduce(merge, layers)
 
 
@@ -222,7 +235,7 @@ def _validate(layer: Layer, extensions: dict[str, ModuleType]) -> "Config":
 
     sections = {name: extension.Keys for name, extension in extensions.items()}
     try:
-        return keys.validator(*sections.items()).validate_json(json.dumps(layer.keys, default=str))
+        return keys.validator(*sections.items()).validate_json(json.dumps(layer.keys))
     except ValidationError as error:
         sections = asdict(keys.Config())
         known = [*sections, *dict(flat(sections))]

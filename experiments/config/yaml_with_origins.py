@@ -7,6 +7,7 @@ PyYAML's own loader.
 
 import difflib
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,8 +32,18 @@ class Layer(NamedTuple):
 # ---- read ----
 
 
+_CORE = ("null", "bool", "int", "float", "str", "seq", "map")
+
+
 class _Loader(yaml.SafeLoader):
+    """Knows the tags of the core schema alone."""
+
     yaml_implicit_resolvers = {}
+    yaml_constructors = {
+        tag: construct
+        for tag, construct in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.endswith(tuple(f":{name}" for name in _CORE))
+    }
 
 
 class _Dumper(yaml.SafeDumper):
@@ -71,7 +82,7 @@ def read_override(override: str) -> Layer:
         raise InputError(f"{origin}: expected key.path=value, e.g. training.steps=100")
     value, origins = _parse(text, path, lambda line: origin)
     sections = itertools.accumulate(path.split(".")[:-1], "{}.{}".format)
-    return Layer(_nested(path, value), dict.fromkeys(sections, origin) | origins)
+    return Layer(_nested(path, value), dict.fromkeys(["", *sections], origin) | origins)
 
 
 def _parse(text: str, path: str, where: Callable[[int], str]) -> tuple[object, dict[str, str]]:
@@ -97,10 +108,19 @@ def _parse(text: str, path: str, where: Callable[[int], str]) -> tuple[object, d
     try:
         loader = _Loader(text)
         nothing = yaml.ScalarNode("tag:yaml.org,2002:null", "")
-        return value_of(loader.get_single_node() or nothing, path, 1), origins
+        value = value_of(loader.get_single_node() or nothing, path, 1)
+        if "\\u0000" in json.dumps(value):  # fails too, for integers of thousands of digits
+            raise ValueError("a null character, which no name of a file can have")
+        return value, origins
+    except InputError:
+        raise
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1
         raise InputError(f"{where(line)}: YAML error: {error.problem}") from error
+    except Exception as error:  # PyYAML raises what int() and float() do, and others
+        origin = next(reversed(origins.values()), where(1))
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{origin}: YAML error: {reason}") from error
 
 
 def _nested(path: str, value: object) -> dict:
@@ -119,11 +139,10 @@ def merge(below: Layer, above: Layer) -> Layer:
 
 
 def _merged(below: object, above: object) -> object:
-    """Merge a value. One in the place of a section stays there, and validation refuses it."""
-    if not isinstance(above, dict):
-        return above
-    if not isinstance(below, dict):
-        return below
+    """Merge a value. Of a section and another value both are kept: validation refuses the list."""
+    sections = [isinstance(value, dict) for value in (below, above)]
+    if not all(sections):
+        return [below, above] if any(sections) else above
     both = below | above
     for key in below.keys() & above.keys():
         both[key] = _merged(below[key], above[key])
@@ -152,6 +171,7 @@ def dump(data: dict) -> str:
 _SHOULD_BE = {
     "bool_type": "should be true or false",
     "dict_type": "should be keys below it",
+    "list_type": "should be a list",
     "dataclass_type": "should be keys below it",
 }
 """pydantic's messages in the words of YAML, by their type."""
@@ -166,17 +186,21 @@ def mistakes(
     `known` holds the keys that there are; `refused` what to do instead of others, by how they
     begin.
     """
+    places = dict(origins)
+    for key, origin in origins.items():  # `training` too, of a file's `training.steps: 7`
+        for section in itertools.accumulate(key.split("."), "{}.{}".format):
+            places.setdefault(section, origin)
     by_key: dict[str, list[dict]] = {}
     for detail in error.errors(include_url=False):
         key = ".".join(map(str, detail["loc"]))
-        while key not in ("", *origins) and detail["type"] != "missing":
+        while key not in ("", *places) and detail["type"] != "missing":
             key = key.rpartition(".")[0]  # without list indices and members of a union
         by_key.setdefault(key, []).append(detail)
     lines = []
     for key, details in by_key.items():
         reasons = [why for beginning, why in refused.items() if key.startswith(beginning)]
         message = reasons[0] if reasons else _sentence(key, details, known)
-        lines.append(f"{origins.get(key, origins[''])}: {key}: {message}")
+        lines.append(f"{places.get(key, places[''])}: {key}: {message}")
     return InputError("\n".join(lines))
 
 

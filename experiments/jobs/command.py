@@ -4,6 +4,7 @@ exit code, and its sentence about bad input."""
 import _thread
 import argparse
 import ctypes
+import errno
 import io
 import logging
 import math
@@ -232,6 +233,10 @@ def code_of(command: Callable[[], int]) -> int:
         return command()
     except InputError as error:
         return complain(error)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return complain(f"{error.filename}: {error.strerror}: choose a shorter one")
     except KeyboardInterrupt as request:  # of `Stop`
         return request.args[0] if request.args else FOR_GOOD
     except SystemExit as end:  # after --help

@@ -39,8 +39,8 @@ ENVIRONMENT = "environment-{}.json"
 STUDY_FILE = "study.yaml"
 CELL = "cell.json"
 
-Count = Annotated[int, Field(ge=0)]
-AtLeast1 = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]  # what the length of a range can be
+AtLeast1 = Annotated[int, Field(ge=1, lt=2**63)]
 Seed = Annotated[int, Field(ge=0, lt=10**18)]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -13,6 +13,7 @@ import yaml
 
 from experiments import recipe
 from experiments.config import recipes, yaml_with_origins
+from experiments.config.keys import Config
 from experiments.config.recipes import difference, flat, load, to_yaml
 from models.errors import InputError
 
@@ -149,11 +150,45 @@ def test_all_mistakes_are_named_where_they_were_made(write):
     write("overlays/bar", "description: bar\nbase: short\ntraining: {steps: 0}")
     write("overlays/short", "description: short\noptimizer: 1\ncompile: {enable: 1}")
     assert refused("foo", ["bar"], ["compile.enable=true", "model.flavour=cpu"]) == [
-        "command line: model.flavour=cpu: model.flavour",
-        "recipes/overlays/short.yaml:2: optimizer",
         "recipes/foo.yaml:3: training.seq_len",
+        "recipes/overlays/short.yaml:2: optimizer",
+        "recipes/overlays/short.yaml:3: compile.enable",
         "recipes/overlays/bar.yaml:3: training.steps",
+        "command line: model.flavour=cpu: model.flavour",
     ]
+
+
+SECTIONS = asdict(Config())
+KEYS = dict(flat(SECTIONS))
+
+
+@pytest.mark.parametrize("form", ["{key}.x={value}", "{key}={{x: {value}}}", "{key}={{}}"])
+def test_keys_below_a_value_are_refused_wherever_a_later_layer_sets_the_value(form):
+    lines = {key: f"{key}={json.dumps(value)}" for key, value in KEYS.items()}
+    wrong = [form.format(key=key, value=json.dumps(value)) for key, value in KEYS.items()]
+    with pytest.raises(InputError) as error:
+        load("baseline", ["cpu"], [*wrong, *lines.values()])
+    for line, key, said in zip(wrong, KEYS, str(error.value).splitlines(), strict=True):
+        assert said.startswith(f"command line: {line}: {key}: ")
+
+
+@pytest.mark.parametrize("value", ["5", "null", "[]", "text"])
+def test_a_value_in_the_place_of_a_section_is_refused(value, tmp_path):
+    path = tmp_path / "foo.yaml"
+    for section, keys in SECTIONS.items():
+        path.write_text(f"description: foo\nbase: baseline\n{section}: {value}\n")
+        again = [f"{section}.{key}={json.dumps(below)}" for key, below in flat(keys)]
+        assert refused(str(path), [], again) == [f"{path}:3: {section}"]
+
+
+@pytest.mark.parametrize(
+    "twice", ["steps: 1\ntraining.steps.x: 2", "steps.x: 1\ntraining.steps: 2"]
+)
+def test_one_file_gives_a_value_or_keys_below_it(twice, tmp_path):
+    path = tmp_path / "foo.yaml"
+    path.write_text(f"description: foo\nbase: baseline\ntraining.{twice}")
+    with pytest.raises(InputError, match=r"foo.yaml:[34]: training.steps: "):
+        load(str(path))
 
 
 def test_a_circle_of_parents(write):
