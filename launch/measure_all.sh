@@ -7,7 +7,7 @@
 # Parts: speed, loss, puzzle, phases, decoupling, scalings, candidates (one GPU each); sweep (4); ladder, gradients,
 # levels (8).
 # A part that was stopped goes on where it was, if it is started again with --at FOLDER, the name that it printed.
-# --gpu is the GPU's name in models/gpus.py. Results go into results/, benches into runs/.
+# --gpu is the GPU's name in models/gpus.py, and begins the folders' names. Results go into results/.
 # Exit codes: 0 all measured, 1 a command failed (the others went on), 2 bad input, 75 and 130 asked to stop.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
@@ -50,18 +50,11 @@ run() { # COMMAND…: say it, and run it
   esac
 }
 study() { run experiments.study "$@"; }
-bench() { run experiments.bench "$@"; }
 
 # Sizes: the four recipes at the published 8.05 B, studies of the loss with Llama 3.2 1B.
 small=model.flavor=llama3.2-1B seeds=(--seeds "0,1,2")
 
-speed() {
-  study four_way "${seeds[@]}" --out "results/$at"
-  [ -f "runs/bench_$at/bench.json" ] || bench --budget 600 --out "runs/bench_$at"
-  run experiments.roofline tensorwise_fp8_compiled --gpu "$gpu" --against "runs/bench_$at/bench.json"
-  run experiments.benchmarks.rates       # what rooflines rest on
-  run experiments.benchmarks.warm_start  # first step, cold and warm cache
-}
+speed() { study four_way "${seeds[@]}" --out "results/$at"; }
 loss() { # parameters that can hold every update; and one seed in pure bf16
   study four_way --overlay fp32_master "${seeds[@]}" "$small" --out "results/loss_fp32/$at"
   study four_way --overlay no_recompute "$small" --out "results/loss_bf16/$at"
@@ -70,13 +63,9 @@ puzzle() { study one_gpu_puzzle "${seeds[@]}" "$small" --out "results/one_gpu_pu
 phases() { study phases "${seeds[@]}" "$small" --out "results/phases/$at"; }
 decoupling() { study precision_decoupling "${seeds[@]}" "$small" --out "results/precision_decoupling/$at"; }
 scalings() { study scalings --out "results/scalings/$at" "$small"; }
-candidates() { # each beside its parent, and their losses
-  bench tensorwise_fp8_compiled candidate_fast_tensorwise candidate_fused_projections candidate_bf16_wk_wv \
-    candidate_native_rounding candidate_fast_accumulation_tensorwise candidate_tuned_pointwise
-  bench tensorwise_fp8_compiled+compile.scope=model candidate_fp8_head candidate_cuda_graphs --budget 1500
-  bench rowwise_fp8_compiled candidate_fast_rowwise candidate_fast_accumulation rowwise_gw_hp_fp8_compiled
-  bench baseline_compiled candidate_adamw_stochastic_rounding
-  study candidates --out "results/candidates/$at" "$small"
+candidates() { # the fast layer beside torchao's
+  study baseline_compiled tensorwise_fp8_compiled candidate_fast_tensorwise rowwise_fp8_compiled candidate_fast_rowwise \
+    "${seeds[@]}" --out "results/candidates/$at"
 }
 sweep() { study sweep_b200_blog "${seeds[@]}" --out "results/sweep/$at"; } # 45 cells
 ladder() {

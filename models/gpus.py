@@ -81,8 +81,7 @@ _BLACKWELL = (
 _RTX = "NVIDIA {} whitepaper, appendix A, dense; FP8 with sums in FP32, as torch._scaled_mm asks"
 _ADA, _RTX_50 = _RTX.format("Ada GPU architecture"), _RTX.format("RTX Blackwell GPU architecture")
 _CDNA3 = "AMD Instinct {} data sheet (amd.com), dense"
-# `python -m experiments.benchmarks.rates` measures a GPU's own rates; an H200's are not measured
-# yet.
+# An H200's own rates are not measured yet.
 _H200_GOALS = (
     "bf16 and copies: assumed (80 and 90 % of the datasheet), for want of a measurement; FP8 "
     f"{_GEMMS}"

@@ -31,7 +31,7 @@ class Scaling(NamedTuple):
     matmuls: int = 3  # in FP8, of a layer's three; the others are in bf16
     scale: str = "float32"  # how a scale is made of the largest magnitude, see scaled_linear.py
     scale_bytes: int = 4
-    in_torchao: bool = False  # torchao has the layer, and models/floors.py its roofline
+    in_torchao: bool = False  # torchao has the layer
 
     @property
     def by_rows(self) -> bool:

@@ -22,7 +22,6 @@ ROOMS = {
     "experiments/jobs": ["models", "experiments/records", "experiments/config"],
     "experiments/corpus": ["models", "experiments/records", "experiments/config"],
     "experiments/training": [*BELOW_TRAINING, "experiments/corpus"],
-    "experiments/profiling": [*BELOW_TRAINING, "experiments/training"],
     "experiments/benchmarks": [*BELOW_TRAINING, "experiments/corpus", "experiments/training"],
     # None of these needs torch.
     "analysis": [
@@ -83,7 +82,7 @@ LOADERS = {"datasets", "huggingface_hub", "torchvision", "transformers"}
             "experiments.run, experiments.study, experiments.recipe, experiments.data",
             FOR_ANALYSIS | TRAINING | {"pyarrow"},
         ),
-        ("analysis.report, analysis.readme, analysis.sweep, experiments.bench", TRAINING),
+        ("analysis.report, analysis.readme, analysis.sweep", TRAINING),
         ("experiments.training.trainer", FOR_ANALYSIS | LOADERS),
     ],
 )

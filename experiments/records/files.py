@@ -111,7 +111,7 @@ def _first_problem(error: ValidationError, number: str = "") -> str:
     return f"{'.'.join(place) or 'content'}: {problem['msg']}"
 
 
-# ---- folders of runs, studies and benches ----
+# ---- folders of runs and studies ----
 
 
 def dated_folder(name: str) -> Path:
@@ -137,7 +137,7 @@ def new_folder(path: Path) -> Path:
 
 
 def check_folder(folder: Path, kind: str, *marks: str) -> None:
-    """Check that a `kind` (run, study, bench) may be written to `folder`; write nothing.
+    """Check that a `kind` (run or study) may be written to `folder`; write nothing.
 
     The folder is new, empty, or holds an unfinished one, which has one of the files `marks`.
     Hidden files and a log are nobody's. Raises `InputError`.

@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from experiments.config import recipes, studies
-from models import floors, gpus
-from tests.costs import work
 from tests.runs import SMALLEST, TINY, lines_of
 
 ONLY_ON_A_GPU = (
@@ -28,16 +26,6 @@ def test_the_study_of_losses_has_all_that_a_cpu_can_tell_apart():
     assert missing == known, (
         "a candidate goes into recipes/studies/candidates.yaml, or is named in ONLY_ON_A_GPU"
     )
-
-
-@pytest.mark.parametrize("name", CANDIDATES)
-def test_a_candidate_has_a_floor_near_its_parents(name):
-    rates = gpus.GPUS["h200"].sustained
-    times = [
-        sum(floors.step_floors(work(recipe), rates).values())
-        for recipe in (name, recipes.load(name).base)
-    ]
-    assert math.isclose(*times, rel_tol=0.15)
 
 
 @pytest.mark.parametrize(
