@@ -26,8 +26,6 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 NOT_BUILT = "not supported: FSDP shards the model instead; leave it out"
 REFUSED = {
     "job": "a run's folder is --out, its line the recipe's `description`; leave it out",
-    "profiling.enable_profiling": "cannot run beside the proof's profiler; leave it out: "
-    "`python -m experiments.bench` gives times by part",
     "parallelism.tensor_parallel_degree": "compiled, its backward pass fails in torch 2.13, with "
     "and without FP8; leave it out: FSDP shards the model instead",
     "parallelism.pipeline_parallel": NOT_BUILT,
@@ -71,9 +69,11 @@ class Job(titan.Job):
     """Set by the run, not by its recipe."""
 
 
-@section("enable_profiling", "save_", "profiler_")
+@section("save_")
 class Profiling(titan.Profiling):
     profile_freq: AtLeast1
+    profiler_active: AtLeast1
+    profiler_warmup: Count
 
 
 @section("save_tb_folder")

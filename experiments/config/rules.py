@@ -23,6 +23,7 @@ def contradictions(config: "Config") -> Found:
     yield from _optimizer(config)
     yield from _compile(config)
     yield from _data(config)
+    yield from _profiling(config)
     yield from _float8(config)
 
 
@@ -108,6 +109,17 @@ def _data(config: "Config") -> Found:
         yield "data.subset", hugging_face
     if data.split != "train" and (is_parquet or is_stdlib):
         yield "data.split", hugging_face
+
+
+def _profiling(config: "Config") -> Found:
+    keys, key = config.profiling, "profiling.enable_profiling"
+    if keys.enable_profiling and keys.profile_freq <= keys.profiler_warmup + keys.profiler_active:
+        yield (
+            "profiling.profile_freq",
+            "must be larger than profiler_warmup and profiler_active together; raise it",
+        )
+    if keys.enable_profiling and first_and_last(config) != (None, None):
+        yield key, "cannot run beside the proofs of phases; profile a recipe without phases"
 
 
 def _float8(config: "Config") -> Found:

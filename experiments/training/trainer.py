@@ -36,6 +36,7 @@ from experiments.training.metrics import TIMELINE, Meter, fp8_ranges
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof
 from experiments.training.run_directory import identity
+from experiments.training.traces import tracer
 from models import float8, optimizer
 from models.architectures import ARCHITECTURES, train_spec
 from models.device import local
@@ -144,7 +145,8 @@ class Trainer(titan.Trainer):
         snapshots = maybe_enable_memory_snapshot(
             config.profiling, global_step=self.step, base_folder=config.job.dump_folder
         )
-        with snapshots as memory_profiler:
+        traces = tracer(config, lambda: self.step)
+        with snapshots as memory_profiler, traces as traced:
             batches = self.batch_generator(self.dataloader)
             while self.step < last:
                 self.step += 1
@@ -153,6 +155,9 @@ class Trainer(titan.Trainer):
                 self.checkpointer.save(self.step, last_step=self.step == last)
                 if memory_profiler:
                     memory_profiler.step()
+                # No other profiler may run beside the proof's
+                if traced and self.proof.last_profiled and traced.end_step():
+                    self._disturbed_after = self.step
                 if self.step == 1:  # all is compiled: from now on a rank that waits long is stuck
                     seconds = timedelta(seconds=config.comm.train_timeout_seconds)
                     dist_utils.set_pg_timeouts(seconds, self.parallel_dims)

@@ -74,3 +74,12 @@ def test_a_run_shows_them_in_tensorboard_and_keeps_them(run_here, tmp_path):
     curves = EventAccumulator(str(events.parent)).Reload()
     [_, last] = curves.Scalars("fp8_weight/amax/feed_forward.w1")
     assert last.step == 4 and last.value == pytest.approx(kept["weight/amax/feed_forward.w1"])
+
+
+def test_torchtitans_profiler_writes_a_trace_of_the_steps_asked_for(run_here, tmp_path):
+    keys = [*TINY, SMALLEST, "training.steps=12", "metrics.log_freq=1", "compile.enable=false"]
+    keys += ["profiling.enable_profiling=true", "profiling.profile_freq=5"]
+    command = ["tensorwise_fp8_compiled", "--overlay", "cpu", "--out", tmp_path, *keys]
+    assert run_here(*command) == 0
+    traces = list(tmp_path.glob("profile*/iteration_*/rank0_trace.json"))
+    assert traces and "aten::_scaled_mm" in traces[0].read_text()
