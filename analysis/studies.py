@@ -59,19 +59,6 @@ def cost_by_steps(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:
     return pd.DataFrame(hours, index=pd.Index(lengths, name="steps"))
 
 
-# ---- four_way: how near FP8 comes to the limits of its formats ----
-
-
-def fp8_ranges(comparison: Comparison) -> pd.DataFrame:
-    """List what was recorded of FP8's ranges, a row a value: see training/metrics.py."""
-    rows = []
-    for run in comparison.study.runs:
-        for window in read_windows(run.path / METRICS):
-            for name, value in window.fp8_ranges.items():
-                rows.append([run.name, window.step, *name.split("/"), value])
-    return pd.DataFrame(rows, columns=["run", "step", "tensor", "quantity", "group", "value"])
-
-
 # ---- one_gpu_puzzle: does FP8 not learn on one GPU at batch 1? ----
 
 FROZEN = "puzzle_bf16_frozen"

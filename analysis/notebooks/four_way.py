@@ -11,7 +11,6 @@
 from analysis import newest, plots
 from analysis.answer import answer, details, left_out
 from analysis.comparison import compare
-from analysis.studies import fp8_ranges
 from analysis.study import read_study
 from analysis.table import recipe_table, trained
 
@@ -64,15 +63,6 @@ plots.loss(comparison)
 
 # %%
 plots.memory(comparison)
-
-# %% [markdown]
-# ## Range check
-#
-# A format too narrow for its values turns small ones into 0. That shows here before the loss shows
-# it. A weight's gradient is not cast in training. It stands for the gradients that are cast.
-
-# %%
-plots.fp8_ranges(fp8_ranges(comparison))
 
 # %% [markdown]
 # ## Evidence

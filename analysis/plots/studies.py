@@ -84,37 +84,6 @@ def gradient_sums(axes: Axes, sums: pd.DataFrame) -> None:
     note(axes, "20 dB: an error of a tenth, 40 dB: of a hundredth.")
 
 
-# ---- how near to its limits FP8 was ----
-
-
-def fp8_ranges(ranges: pd.DataFrame) -> Plot:
-    """Draw by step the share of values that become 0, of weights and of their gradients.
-
-    They are of the first FP8 run with any. `ranges` as from `analysis.studies.fp8_ranges`.
-    """
-    flushed = ranges[(ranges["run"] == ranges["run"].min()) & (ranges["quantity"] == "flushed")]
-    draws = [
-        (group_lines, flushed[flushed["tensor"] == tensor], tensor)
-        for tensor in ("weight", "gradient")
-    ]
-    return panels(draws, (9, 3.2), columns=2)
-
-
-@plot
-def group_lines(axes: Axes, ranges: pd.DataFrame, tensor: str) -> None:
-    """Draw one line a group of layers."""
-    if ranges.empty:
-        raise NoData("no run kept FP8's ranges")
-    table = 100 * ranges.pivot(index="step", columns="group", values="value")
-    table.columns = table.columns.str.rpartition(".").get_level_values(2)
-    table.plot(ax=axes, style=list("osD^vPX*")[: table.shape[1]], linestyle="-", legend=False)
-    axes.set(xlabel="step", ylabel="values that become 0 (%)", ylim=(0, None))
-    if tensor == "gradient":  # one legend for both
-        legend_beside(axes)
-    group = table.max().idxmax()
-    finding(axes, f"At most {table.max(axis=None):.2g} % of a {tensor}'s values become 0 ({group})")
-
-
 # ---- sweep ----
 
 ACROSS = "training.seq_len"  # the axis that goes to the right, if there is one; the others go down

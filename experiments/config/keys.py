@@ -80,10 +80,6 @@ class Profiling(titan.Profiling):
 class Metrics(titan.Metrics):
     log_freq: AtLeast1
 
-    fp8_ranges_every: Count = 20
-    """Log windows from one look at the ranges of FP8's weights and gradients to the next, from the
-    second window on; 0: never. The curves are in TensorBoard and in metrics.jsonl."""
-
 
 @dataclass
 class Sizes:

@@ -112,14 +112,12 @@ def _data(config: "Config") -> Found:
 
 
 def _profiling(config: "Config") -> Found:
-    keys, key = config.profiling, "profiling.enable_profiling"
+    keys = config.profiling
     if keys.enable_profiling and keys.profile_freq <= keys.profiler_warmup + keys.profiler_active:
         yield (
             "profiling.profile_freq",
             "must be larger than profiler_warmup and profiler_active together; raise it",
         )
-    if keys.enable_profiling and first_and_last(config) != (None, None):
-        yield key, "cannot run beside the proofs of phases; profile a recipe without phases"
 
 
 def _float8(config: "Config") -> Found:

@@ -166,20 +166,20 @@ class Window(Record):
     tokens_per_s: Positive  # over all steps of the window, padding included
     valid_tokens_per_s: Annotated[float, Field(ge=0)]  # without padding
     # Duration of each step, from the end of the step before: with what that one's end took, as a
-    # checkpoint or a look at FP8's ranges
+    # checkpoint or a trace
     step_s: list[Positive]
     # The host's wait for data in each step, which on a GPU may overlap with work
     data_wait_s: list[float]
     # Steps that a table's rates leave out: a process's first 10, the first 3 of each stretch that
     # does the same work (one of them is profiled), and the step after one that saved a checkpoint
-    # or checked FP8's ranges
+    # or a trace
     not_steady: list[AtLeast1]
     # Highest reserved memory of the device (on a CPU: resident set so far)
     peak_memory_bytes: Count
     mfu_bf16_peak: float | None = None  # null where no datasheet gives the peak
     mfu_fp8_peak: float | None = None
     mfu_mixed_peak: float | None = None
-    # In some windows of an FP8 run, see experiments/training/metrics.py
+    # Of kept runs, which looked at the ranges of FP8's weights and gradients
     fp8_ranges: dict[str, float | None] = {}
 
     @model_validator(mode="after")

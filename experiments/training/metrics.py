@@ -1,23 +1,16 @@
 """Measure a run: its warm-up, its log windows, and how near to FP8's limits its values are."""
 
 import math
-import re
-from collections import defaultdict
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch._dynamo.utils import calculate_time_spent, counters
-from torch.distributed.tensor import DTensor
-from torchao.float8.config import CastConfig
-from torchao.float8.float8_scaling_utils import get_maybe_axiswise_dim
-from torchao.float8.float8_utils import tensor_to_scale, to_fp8_saturated
 from torchtitan.components.metrics import MetricsProcessor
 
 from experiments.records.run import Timing, Window
 from experiments.training.plan import Plan
-from models import device, float8
+from models import device
 
 # ---- the warm-up ----
 
@@ -115,7 +108,6 @@ class Meter:
         grad_norm: float,
         lr: float,
         processor: MetricsProcessor,
-        ranges: dict[str, float],
         in_fp8: float,
     ) -> Window:
         """Make the record of the window that `step` ends. All ranks call it.
@@ -145,7 +137,6 @@ class Meter:
             data_wait_s=[round(s, 6) for s in waits.tolist()],
             not_steady=self.not_steady,
             peak_memory_bytes=int(peak_memory),
-            fp8_ranges={name: finite(value) for name, value in ranges.items()},
             **utilisation(self.plan, tokens_per_s, in_fp8),
         )
         self.begin(self.marks[-1])
@@ -175,73 +166,3 @@ def utilisation(plan: Plan, tokens_per_s: float, in_fp8: float = 0) -> dict[str,
 def finite(value: float) -> float | None:
     """Write a number that is not finite as null."""
     return value if math.isfinite(value) else None
-
-
-# ---- FP8's ranges ----
-
-# Compiled code casts where nobody can look, so at the end of some steps the weights and their
-# gradients are cast once more, by torchao's functions. A weight's gradient is not cast in training;
-# it stands for the gradients of outputs, which compiled code keeps to itself. A format too narrow
-# for its values shows here before it shows in the loss.
-
-QUANTITIES = ("amax", "scale", "saturated", "flushed")
-
-
-def fp8_ranges(model: nn.Module) -> dict[str, float]:
-    """Return `TENSOR/QUANTITY/GROUP` to value, for the layers that are in FP8 now.
-
-    TENSOR is `weight` or `gradient`. A GROUP is the same layer of all blocks, as `feed_forward.w1`.
-    The quantities:
-      amax        the largest absolute value of the group
-      scale       the smallest factor by which one of its casts multiplies
-      saturated   fraction of the values that become the format's largest value
-      flushed     fraction of the values that are not 0 and become 0
-
-    Sharded weights are gathered one by one, so all ranks have to call this. Weights that FSDP2
-    gathers in FP8 have none: their scale is that of all shards; nor have weights with scales of
-    blocks.
-    """
-    groups: dict[tuple[str, str], list[torch.Tensor]] = defaultdict(list)
-    for name, layer in float8.converted_modules(model).items():
-        config = layer.config
-        gathered = config.enable_fsdp_float8_all_gather
-        if gathered or layer.scaling.by_blocks:
-            continue
-        group, powers_of_2 = re.sub(r"^layers\.\d+\.", "", name), config.round_scales_to_power_of_2
-        weight, gradient = layer.weight, layer.weight.grad
-        groups["weight", group].append(_range(weight, config.cast_config_weight, powers_of_2))
-        if gradient is not None:
-            cast = config.cast_config_grad_output
-            groups["gradient", group].append(_range(gradient, cast, powers_of_2))
-    if not groups:
-        return {}
-    combined = torch.stack([_combined(torch.stack(layers)) for layers in groups.values()])
-    ranges = {}
-    for (tensor, group), values in zip(groups, combined.tolist(), strict=True):  # one wait
-        for quantity, value in zip(QUANTITIES, values, strict=True):
-            ranges[f"{tensor}/{quantity}/{group}"] = value
-    return ranges
-
-
-@torch.no_grad()
-def _range(x: torch.Tensor, cast: CastConfig, powers_of_2: bool) -> torch.Tensor:
-    """(4,) float32, the `QUANTITIES` of one matrix, cast by rows where rows have scales."""
-    x = x.full_tensor() if isinstance(x, DTensor) else x
-    dtype, granularity = cast.target_dtype, cast.scaling_granularity
-    rows = get_maybe_axiswise_dim(-1, granularity)
-    scale = tensor_to_scale(
-        x, dtype, scaling_granularity=granularity, axiswise_dim=rows,
-        round_scales_to_power_of_2=powers_of_2,
-    )  # fmt: skip
-    low = to_fp8_saturated(x.float() * scale, dtype)
-    size = low.view(torch.uint8) & 0x7F  # without the sign; bits compare faster than FP8 converts
-    largest = torch.tensor(torch.finfo(dtype).max).to(dtype).view(torch.uint8).item()
-    saturated, flushed = size == largest, (size == 0) & (x != 0)
-    shares = [mask.count_nonzero() / x.numel() for mask in (saturated, flushed)]
-    return torch.stack([x.abs().amax().float(), scale.amin(), *shares])
-
-
-def _combined(layers: torch.Tensor) -> torch.Tensor:
-    """(4,) of a group, from those of its layers (n, 4), which are of one size."""
-    amax, scale, saturated, flushed = layers.unbind(1)
-    return torch.stack([amax.amax(), scale.amin(), saturated.mean(), flushed.mean()])

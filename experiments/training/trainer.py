@@ -32,7 +32,7 @@ from experiments.corpus.tokens import TokenFile
 from experiments.jobs.command import Interrupted, Stop
 from experiments.records.run import NOT_STEADY_STEPS, Timing, Window
 from experiments.training.checkpoint import Checkpoints
-from experiments.training.metrics import TIMELINE, Meter, fp8_ranges
+from experiments.training.metrics import TIMELINE, Meter
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof
 from experiments.training.run_directory import identity
@@ -107,8 +107,7 @@ class Trainer(titan.Trainer):
         self.timing: Timing | None = None  # until that step has ended
         self._hosts = dist.new_group(backend="gloo")  # to agree without waiting for the devices
         self._stop_code = 0
-        self._windows = 0
-        self._disturbed_after = 0  # the last step that ended with a checkpoint or a range check
+        self._disturbed_after = 0  # the last step that ended with a checkpoint or in a trace
         TIMELINE.mark("optimizer")
 
     def on_resume(self, step: int) -> None:
@@ -156,7 +155,7 @@ class Trainer(titan.Trainer):
                 if memory_profiler:
                     memory_profiler.step()
                 # No other profiler may run beside the proof's
-                if traced and self.proof.last_profiled and traced.end_step():
+                if traced and self.step >= self.profiled_step and traced.end_step():
                     self._disturbed_after = self.step
                 if self.step == 1:  # all is compiled: from now on a rank that waits long is stuck
                     seconds = timedelta(seconds=config.comm.train_timeout_seconds)
@@ -247,16 +246,9 @@ class Trainer(titan.Trainer):
 
     def _end_window(self, local_loss: torch.Tensor, norm: float, lr: float) -> None:
         """Hand over the record of a log window, and log torchtitan's curves. Raises `Diverged`."""
-        processor, every = self.metrics_processor, self.job_config.metrics.fp8_ranges_every
-        ranges = {}
-        # Check FP8's ranges in window 2 (window 1 holds the warm-up) and every N windows after it
-        if every and self._windows % every == 1 % every:
-            ranges = fp8_ranges(self.model_parts[0])
-        if ranges:
-            self._disturbed_after = self.step
-        self._windows += 1
+        processor = self.metrics_processor
         in_fp8 = 0 if self.proof.fp8.emulated else self.proof.fp8.flops_per_token
-        window = self.meter.close(self.step, norm, lr, processor, ranges, in_fp8)
+        window = self.meter.close(self.step, norm, lr, processor, in_fp8)
         self.on_window(window)
         if None in window.losses:
             raise Diverged(f"the loss was not finite by step {self.step}")
@@ -265,8 +257,7 @@ class Trainer(titan.Trainer):
         loss = largest = window.losses[-1]
         if self.parallel_dims.dp_cp_enabled:
             largest = dist_utils.dist_max(local_loss, self.parallel_dims.get_mesh("loss"))
-        curves = {f"fp8_{name}": value for name, value in ranges.items()}
-        curves |= {"n_tokens_seen": self.ntokens_seen * self.plan.world_size, "lr": lr}
+        curves = {"n_tokens_seen": self.ntokens_seen * self.plan.world_size, "lr": lr}
         processor.log(self.step, loss, largest, norm, curves)
 
     def _why(self) -> str:

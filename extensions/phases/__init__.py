@@ -44,6 +44,11 @@ def contradictions(config) -> Iterator[tuple[str, str]]:
             "gathers weights in FP8, of which bf16 steps cannot be made; "
             f"set it to false, {without}",
         )
+    if config.profiling.enable_profiling:
+        yield (
+            "profiling.enable_profiling",
+            f"cannot run beside the proofs of phases; set it to false, {without}",
+        )
     if config.compile.cuda_graphs:
         yield (
             "compile.cuda_graphs",

@@ -15,22 +15,6 @@ from models.architectures import ARCHITECTURES
 from models.flops import parameters
 from tests.make_runs import change_json, metrics_lines, phases, write_run, write_study
 
-# ---- four_way ----
-
-
-def test_flushed_shares_are_drawn_by_group(tmp_path):
-    lines = metrics_lines()
-    lines[1]["fp8_ranges"] = {"weight/flushed/feed_forward.w1": 0.25, "weight/amax/wq": 3.0}
-    write_run(tmp_path / "run", lines=lines)
-    ranges = studies.fp8_ranges(compare(read_study(tmp_path)))
-    found = ranges.drop(columns=["run", "step"]).to_numpy().tolist()
-    assert found == [["weight", "flushed", "feed_forward.w1", 0.25], ["weight", "amax", "wq", 3]]
-    weights, gradients = plots.fp8_ranges(ranges).axes
-    assert [line.get_label() for line in weights.lines] == ["w1"]
-    assert weights.get_title("left").startswith("At most 25 % of a weight's values")
-    assert "no run kept FP8's" in gradients.texts[0].get_text()
-
-
 # ---- one_gpu_puzzle ----
 
 FIRST = "puzzle_fp8_optimizer_first"
