@@ -65,11 +65,6 @@ def model_args(config) -> llama.LlamaArgs | qwen3.Qwen3Args:
             "model.sizes.head_dim is not a Llama's, whose heads have dim / n_heads features: "
             "leave it out"
         )
-    if keys.name != "llama" and keys.fused_projections:
-        raise InputError(
-            f"model.fused_projections is not there for {keys.name}: set it to false, or "
-            "model.name to llama"
-        )
     if has_experts(args) and sizes.hidden_dim:
         raise InputError(
             f"model.sizes.hidden_dim is not of {keys.flavor}, which has experts of one width: "
@@ -149,8 +144,6 @@ def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> nn
     compiled = keys.enable and "model" in keys.components
     by_block = compiled and keys.scope == "block"
     torch._inductor.config.emulate_precision_casts = keys.emulate_precision_casts
-    torch._inductor.config.triton.cudagraphs = keys.cuda_graphs
-    torch._inductor.config.max_autotune_pointwise = keys.max_autotune_pointwise
 
     if job_config.activation_checkpoint.mode != "none":
         apply_ac(

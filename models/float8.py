@@ -217,7 +217,7 @@ def convert(
         scaling.name if scaling.in_torchao else "tensorwise"
     )
     dtype = GRADIENTS[keys.gradient_format or scaling.gradients]
-    backward = Float8GemmConfig(use_fast_accum=keys.fast_accumulation_in_backward)
+    backward = Float8GemmConfig(use_fast_accum=False)
     config = replace(
         config,
         emulate=emulate,

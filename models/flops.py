@@ -23,7 +23,6 @@ class Sizes:
     vocab_size: float
     enable_weight_tying: bool = False  # the head is the embedding
     qk_norm: bool = False  # queries and keys are normed
-    fused_projections: bool = False  # projections of the same input are one matrix
 
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}  # bytes
@@ -42,14 +41,11 @@ def kv_dim(args) -> int:
 def linear_shapes(args) -> dict[str, tuple[int, int]]:
     """(out_features, in_features) of every linear layer, by module name."""
     dim, q, kv, ffn = args.dim, q_dim(args), kv_dim(args), args.hidden_dim
-    if args.fused_projections:
-        block = {"attention.wqkv": (q + 2 * kv, dim), "feed_forward.w13": (2 * ffn, dim)}
+    block = {"attention.wq": (q, dim), "attention.wk": (kv, dim), "attention.wv": (kv, dim)}
+    if has_experts(args):
+        block["moe.router.gate"] = (args.moe_args.num_experts, dim)
     else:
-        block = {"attention.wq": (q, dim), "attention.wk": (kv, dim), "attention.wv": (kv, dim)}
-        if has_experts(args):
-            block["moe.router.gate"] = (args.moe_args.num_experts, dim)
-        else:
-            block |= {"feed_forward.w1": (ffn, dim), "feed_forward.w3": (ffn, dim)}
+        block |= {"feed_forward.w1": (ffn, dim), "feed_forward.w3": (ffn, dim)}
     block["attention.wo"] = (dim, q)
     if not has_experts(args):
         block["feed_forward.w2"] = (dim, ffn)

@@ -3,7 +3,6 @@ embeddings, and a choice of the attention kernel and of fused projections. Sizes
 in `FLAVORS`.
 """
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import ClassVar
@@ -16,7 +15,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 from torchtitan.models.llama3.model import model as titan
 from torchtitan.models.llama3.model.args import RoPEScalingArgs
-from torchtitan.models.utils import trunc_normal_
 
 from models import flops
 
@@ -35,7 +33,6 @@ class FromRecipe:
     of its sizes."""
 
     attention_backend: str = "auto"  # or a key of `ATTENTION_BACKENDS`
-    fused_projections: bool = False  # projections of the same input are one matrix
 
     def update_from_config(self, job_config, **kwargs) -> None:
         # Or torchtitan warns of rows longer than its default, although its rotations follow.
@@ -43,7 +40,6 @@ class FromRecipe:
         super().update_from_config(job_config, **kwargs)
         keys = job_config.model
         self.attention_backend = keys.attention_backend
-        self.fused_projections = keys.fused_projections
         for name, size in asdict(keys.sizes).items():
             if size is not None:
                 setattr(self, name, size)
@@ -162,59 +158,12 @@ class Attention(titan.Attention):
         """x: (batch, seq, dim); returns the same shape."""
         batch, seq, _ = x.shape
         rope = freqs_cis[:seq].view(torch.float32)
-        q, k, v = (t.view(batch, seq, -1, self.head_dim) for t in self._project(x))
+        projected = self.wq(x), self.wk(x), self.wv(x)
+        q, k, v = (t.view(batch, seq, -1, self.head_dim) for t in projected)
         q, k = apply_rope(q, rope), apply_rope(k, rope)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         out = self.inner_attention(q, k, v, enable_gqa=self.enable_gqa)
         return self.wo(out.transpose(1, 2).reshape(batch, seq, -1))
-
-    def _project(self, x: Tensor) -> Iterable[Tensor]:
-        """Queries, keys and values of x: (batch, seq, features) each."""
-        return (projection(x) for projection in (self.wq, self.wk, self.wv))
-
-
-class FusedAttention(Attention):
-    """`Attention` with one matrix for queries, keys and values. Its rows are drawn as the three
-    are: the same model."""
-
-    def __init__(self, args: LlamaArgs):
-        super().__init__(args)
-        self.wqkv, self.rows = _stacked(self.wq, self.wk, self.wv)
-        del self.wq, self.wk, self.wv
-
-    def _project(self, x):
-        return self.wqkv(x).split(self.rows, dim=-1)
-
-    def init_weights(self, init_std: float) -> None:
-        for weight in self.wqkv.weight.split(self.rows):
-            trunc_normal_(weight, mean=0.0, std=0.02)
-        trunc_normal_(self.wo.weight, mean=0.0, std=init_std)
-
-
-class FusedFeedForward(titan.FeedForward):
-    """torchtitan's SwiGLU with one matrix for w1 and w3. Its rows are drawn as the two are: the
-    same model."""
-
-    def __init__(self, args: LlamaArgs):
-        super().__init__(args.dim, 4 * args.dim, args.multiple_of, args.ffn_dim_multiplier)
-        self.w13, self.rows = _stacked(self.w1, self.w3)
-        del self.w1, self.w3
-
-    def forward(self, x):
-        gate, value = self.w13(x).split(self.rows, dim=-1)
-        return self.w2(F.silu(gate) * value)
-
-    def init_weights(self, init_std: float) -> None:
-        w1, w3 = self.w13.weight.split(self.rows)
-        for weight, std in ((w1, 0.02), (self.w2.weight, init_std), (w3, init_std)):
-            trunc_normal_(weight, mean=0.0, std=std)
-
-
-def _stacked(*linears: nn.Linear) -> tuple[nn.Linear, list[int]]:
-    """A new layer with as many rows as these layers have together, and how many rows each of them
-    has."""
-    rows = [linear.out_features for linear in linears]
-    return nn.Linear(linears[0].in_features, sum(rows), bias=False), rows
 
 
 class Llama(Transformer):
@@ -224,9 +173,7 @@ class Llama(Transformer):
     def __init__(self, args: LlamaArgs):
         super().__init__(args)
         for block in self.layers.values():
-            block.attention = FusedAttention(args) if args.fused_projections else Attention(args)
-            if args.fused_projections:
-                block.feed_forward = FusedFeedForward(args)
+            block.attention = Attention(args)
         self._tie()
 
     def _tie(self):

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.adamw import adamw
-from torchao import optim
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.components.optimizer import build_optimizers as build_torch_optimizers
 from torchtitan.distributed import ParallelDims
@@ -27,8 +26,7 @@ def build_optimizers(
 ):
     """Build torchtitan's container of the optimizer that the section `optimizer` describes.
 
-    PyTorch's AdamW, unless the recipe asks for states in FP8 (ours) or stochastic rounding
-    (torchao's).
+    PyTorch's AdamW, unless the recipe asks for states in FP8 (ours).
     """
     settings = {
         "lr": keys.lr,
@@ -39,9 +37,6 @@ def build_optimizers(
     if keys.states.master_weights:
         dtypes = {name: getattr(torch, getattr(keys.states, name)) for name in STATES}
         return OptimizersContainer(model_parts, AdamWFp8LM, settings | {"dtypes": dtypes})
-    if keys.stochastic_rounding:
-        settings["bf16_stochastic_round"] = True
-        return OptimizersContainer(model_parts, optim._AdamW, settings)
     return build_torch_optimizers(model_parts, keys, parallel_dims, ft_manager)
 
 

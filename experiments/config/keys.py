@@ -129,10 +129,6 @@ class Model(titan.Model):
     """Parameters that are not trained: full names, or shell patterns over them, as
     `layers.*.attention.wq.weight`."""
 
-    fused_projections: bool = False
-    """One matrix, `wqkv`, for wq, wk and wv, and one, `w13`, for w1 and w3: fewer and larger
-    matmuls."""
-
 
 StateDtype = Literal["float32", "bfloat16", "float16", "float8_e4m3fn"] | None
 
@@ -166,11 +162,6 @@ class Optimizer(titan.Optimizer):
     states: States
     """Dtypes of the states, as `{first_moment: float8_e4m3fn, second_moment: float16,
     master_weights: float16}`; with them `implementation` has no meaning."""
-
-    stochastic_rounding: bool = False
-    """Round bf16 weights up or down at random, in proportion to the distance, instead of to the
-    nearest: updates too small for bf16 then happen on average (torchao's AdamW, for which
-    `implementation` has no meaning)."""
 
     built: Literal["before_conversion", "after_conversion"] | None = None
     """Only for the study `one_gpu_puzzle`, on one device: build the optimizer before or after the
@@ -245,14 +236,6 @@ class Compile(titan.Compile):
     """Let compiled kernels round intermediates to bf16 where eager would
     (torch._inductor.config)."""
 
-    cuda_graphs: bool = False
-    """Record each compiled graph's kernels once and launch them together
-    (torch._inductor.config.triton.cudagraphs)."""
-
-    max_autotune_pointwise: bool = False
-    """Try several configurations of each element-wise kernel and keep the fastest
-    (torch._inductor.config)."""
-
 
 @section()
 class Float8Linear(titan.Float8Linear):
@@ -276,10 +259,6 @@ class Float8Linear(titan.Float8Linear):
     implementation: Literal["torchao", "fast"] = "torchao"
     """The FP8 layer: `torchao`'s, or `fast`, models/fast_float8.py, which computes the same and
     moves fewer bytes. Emulated FP8 takes `fast`."""
-
-    fast_accumulation_in_backward: bool = False
-    """Let the backward matmuls, too, add up within the tensor cores, as the forward one does: less
-    exact."""
 
 
 @section("mx")

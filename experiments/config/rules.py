@@ -58,13 +58,6 @@ def _optimizer(config: "Config") -> Found:
         )
     if any(dtypes) and dtype != "bfloat16":
         yield "optimizer.states", f"has master weights of bf16 parameters, and {bf16_only}"
-    if optimizer.stochastic_rounding and dtype != "bfloat16":
-        yield "optimizer.stochastic_rounding", f"rounds bf16 weights, and {bf16_only}"
-    if optimizer.stochastic_rounding and any(dtypes):
-        yield (
-            "optimizer.stochastic_rounding",
-            "is for want of the master weights that optimizer.states has; leave one of them out",
-        )
     if optimizer.built == "before_conversion" and config.compile.enable:
         yield (
             "optimizer.built",
@@ -73,18 +66,8 @@ def _optimizer(config: "Config") -> Found:
 
 
 def _compile(config: "Config") -> Found:
-    keys, training = config.compile, config.training
+    keys = config.compile
     by_blocks = keys.enable and keys.scope == "block" and "model" in keys.components
-    if keys.cuda_graphs and not keys.enable:
-        yield "compile.cuda_graphs", "records compiled graphs; set compile.enable to true"
-    if keys.cuda_graphs and training.global_batch_size > training.local_batch_size:
-        yield (
-            "compile.cuda_graphs",
-            (
-                "a step's second pass overwrites the gradients of its first; "
-                "set training.global_batch_size to -1"
-            ),
-        )
     if config.activation_checkpoint.mode == "memory_budget" and not by_blocks:
         yield (
             "activation_checkpoint.mode",
@@ -125,9 +108,8 @@ def _float8(config: "Config") -> Found:
     gathers = keys.enable_fsdp_float8_all_gather
     tokens = training.seq_len * training.local_batch_size
     if not keys.recipe_name:
-        for key in ("fast_accumulation_in_backward", "emulate"):
-            if getattr(keys, key):
-                yield f"{FLOAT8}.{key}", "does nothing without a recipe_name; set it to false"
+        if keys.emulate:
+            yield f"{FLOAT8}.emulate", "does nothing without a recipe_name; set it to false"
     elif tokens % 16:
         yield (
             "training.seq_len",

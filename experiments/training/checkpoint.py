@@ -202,15 +202,6 @@ def steps(folder: Path, whole: bool = True) -> list[int]:
     return sorted(found)
 
 
-def tensors(checkpoint: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Name size and dtype of a checkpoint's tensors. Raises whatever unpickling a damaged .metadata
-    raises."""
-    items = _Reader(checkpoint).read_metadata().state_dict_metadata.items()
-    return {
-        name: (item.size, item.properties.dtype) for name, item in items if hasattr(item, "size")
-    }
-
-
 def train_state(checkpoint: Path, name: str) -> int | str | None:
     """Read a value of the trainer's `state_dict`; None if the checkpoint has none of this name."""
     reader = _Reader(checkpoint)

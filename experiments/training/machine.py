@@ -67,7 +67,7 @@ def check_units(plan: Plan) -> None:
 
 
 def _compiles(config) -> bool:
-    return config.compile.enable or config.optimizer.stochastic_rounding
+    return config.compile.enable
 
 
 def _check_c_compiler() -> None:
@@ -91,7 +91,6 @@ def _check_cpu(config) -> None:
     cudnn, snapshot = config.model.attention_backend == "cudnn", config.profiling
     needs_gpu = {
         "model.attention_backend": (cudnn, "auto, flash or math"),
-        "compile.cuda_graphs": (config.compile.cuda_graphs, "false"),
         "comm.nccl_max_ctas": (config.comm.nccl_max_ctas, "null"),
         "profiling.enable_memory_snapshot": (snapshot.enable_memory_snapshot, "false"),
     }

@@ -9,19 +9,16 @@ machine.py.
 
 import math
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from experiments.config import recipes
-from experiments.training import checkpoint
 from models import float8, flops
 from models.architectures import build, freeze
-from models.errors import InputError, by_pattern
+from models.errors import InputError
 from models.flops import memory_by_use
-from models.optimizer import STATES
 
 if TYPE_CHECKING:
     from experiments.corpus.tokens import TokenFile
@@ -96,8 +93,6 @@ def plan(recipe: recipes.Recipe, world_size: int | None = None) -> Plan:
         shards = _check_ranks(config, world_size)
         if shards > 1 and config.quantize.linear.float8.enable_fsdp_float8_all_gather:
             _check_gather(config, args, fp8.layers, shards)
-        if config.checkpoint.initial_load_path:
-            _check_first_weights(config, model)
     world_size = world_size or 1
     return Plan(
         recipe=recipe,
@@ -153,7 +148,6 @@ def _check_ranks(config, world_size: int) -> int:
     else:
         needs = f"whole weights, and {world_size} processes shard them:"
         misplaced = {
-            "model.fused_projections": (config.model.fused_projections, "false"),
             "optimizer.built": (built == "before_conversion", "null"),
         }
     refuse(misplaced, needs)
@@ -187,54 +181,6 @@ def _check_gather(config, args, fp8_layers: Collection[str], shards: int) -> Non
             f"FP8 all-gather shards rows evenly, and {uneven[0]} has rows that do not divide by "
             f"{shards}: set quantize.linear.float8.enable_fsdp_float8_all_gather to false, or "
             f"shard over {even} processes"
-        )
-
-
-# ---- checkpoints ----
-
-
-def _check_first_weights(config, model: torch.nn.Module) -> None:
-    first = f"checkpoint.initial_load_path={config.checkpoint.initial_load_path}"
-    folder = Path(config.checkpoint.initial_load_path)
-    try:
-        tensors = checkpoint.tensors(folder)
-        step = checkpoint.train_state(folder, "step") or 0
-    except Exception as error:  # whatever unpickling raises
-        raise InputError(
-            f"{first}: holds no checkpoint that can be read ({error}): give the folder of one, "
-            "as runs/STUDY/RECIPE/seed0/checkpoint/step-500"
-        ) from error
-    missing = [
-        name
-        for name, weight in model.named_parameters()
-        if name not in tensors or tensors[name][0] != weight.shape
-    ]
-    if missing:
-        raise InputError(
-            f"{first}: is of another model, without this one's {by_pattern(missing)}: "
-            "give another one"
-        )
-    if not config.checkpoint.initial_load_model_only:
-        if step > config.training.steps:
-            raise InputError(
-                f"{first}: is of step {step}, and training.steps={config.training.steps} asks for "
-                "fewer: raise it, or set checkpoint.initial_load_model_only to true"
-            )
-        _check_first_states(config, first, tensors)
-
-
-def _check_first_states(config, first: str, tensors: dict) -> None:
-    """Refuse optimizer states of other dtypes: a cast would not fit a state's scale."""
-    asked = {name: dtype for name, dtype in asdict(config.optimizer.states).items() if dtype}
-    found = {}
-    for name, (_, dtype) in tensors.items():
-        state = name.rpartition(".")[2]
-        if state in STATES:
-            found[state] = str(dtype).removeprefix("torch.")
-    if asked != found:
-        raise InputError(
-            f"{first}: has optimizer.states {found or 'null'}, the recipe {asked or 'null'}: "
-            "choose a recipe with the same, or set checkpoint.initial_load_model_only to true"
         )
 
 

@@ -43,8 +43,6 @@ from models.device import local
 
 # Steps of a stretch, counted from 1. The first compiles, and the second may compile again.
 PROFILED = 3
-# With CUDA graphs the first warms them up, the second records them, and then no operator is called.
-PROFILED_WITH_GRAPHS = 2
 NOT_STEADY = 3  # with the profiled one
 
 # torchtitan's `__init__` calls these builders in this order: model, metrics, optimizer. Each call
@@ -223,8 +221,7 @@ class Trainer(titan.Trainer):
     def begin_stretch(self, last: int) -> None:
         """Begin a stretch of steps that do the same work, from this one to `last`: one of them is
         profiled, and the first are not steady."""
-        count = PROFILED_WITH_GRAPHS if self.job_config.compile.cuda_graphs else PROFILED
-        self.profiled_step = min(self.step + count - 1, last)
+        self.profiled_step = min(self.step + PROFILED - 1, last)
         self._settled = max(self.first_step + NOT_STEADY_STEPS, self.step + NOT_STEADY)
 
     def _count_valid_tokens(self, micro_batches: list) -> tuple[float, float]:

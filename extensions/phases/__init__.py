@@ -49,11 +49,6 @@ def contradictions(config) -> Iterator[tuple[str, str]]:
             "profiling.enable_profiling",
             f"cannot run beside the proofs of phases; set it to false, {without}",
         )
-    if config.compile.cuda_graphs:
-        yield (
-            "compile.cuda_graphs",
-            f"leaves nothing to prove a later phase by; set it to false, {without}",
-        )
 
 
 # ---- which steps ----

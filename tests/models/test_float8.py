@@ -44,13 +44,6 @@ def test_hopper_takes_scales_of_rows(capability, cuda, takes, monkeypatch):
 # ---- both layers ----
 
 
-@pytest.mark.parametrize("everywhere", [False, True])
-def test_backward_matmuls_accumulate_fast_if_asked(everywhere):
-    config = layer("tensorwise", fast_accumulation_in_backward=everywhere)[0].config
-    gemms = config.gemm_config_output, config.gemm_config_grad_input, config.gemm_config_grad_weight
-    assert [gemm.use_fast_accum for gemm in gemms] == [True, everywhere, everywhere]
-
-
 @pytest.mark.parametrize("recipe", TORCHAOS)
 def test_emulation_rounds_alike(recipe):
     """The same FP8 operands, multiplied in float32: to bf16's rounding."""

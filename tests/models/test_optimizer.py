@@ -6,17 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.config import recipes
 from models import optimizer
-from tests.runs import ONE_DEVICE
-
-
-def test_a_recipe_asks_for_torchaos_stochastic_rounding():
-    model = nn.Linear(64, 64, bias=False).bfloat16()
-    for asked, rounds in ("false", None), ("true", True):
-        keys = recipes.load("baseline", [], [f"optimizer.stochastic_rounding={asked}"]).config
-        [adamw] = optimizer.build_optimizers([model], keys.optimizer, ONE_DEVICE)
-        assert getattr(adamw, "bf16_stochastic_round", None) == rounds
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint as dcp
 
-from experiments.config import recipes
 from experiments.config.keys import Config
 from experiments.run import main
 from experiments.training import checkpoint
 from experiments.training.checkpoint import CheckpointError, Checkpoints
-from experiments.training.plan import plan
 from experiments.training.run_directory import check_resume
 from models.errors import InputError
 from tests.make_corpus import words, write_parquet
@@ -158,14 +156,9 @@ def test_a_folder_outside_the_run_is_left_alone(run, folder, tmp_path):
         check_resume(folder, IDENTITY, last=8)
 
 
-def test_first_weights_that_are_damaged_or_of_another_model(run, folder, tmp_path):
+def test_first_weights_that_are_damaged(run, folder, tmp_path):
     save(run, 2)
     first = folder.rename(tmp_path / "first") / "step-2"
-    recipe = recipes.load(
-        "baseline", ["cpu"], ["checkpoint.enable=true", f"checkpoint.initial_load_path={first}"]
-    )
-    with pytest.raises(InputError, match="without this one's layers[.][*].attention.wk.weight"):
-        plan(recipe, world_size=1)
     file = first / "__0_0.distcp"
     file.write_bytes(flip(file.read_bytes()))
     run.initial_load_path = str(first)

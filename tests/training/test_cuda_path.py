@@ -91,7 +91,6 @@ def train(stand_in, tmp_path):
         "baseline",
         "rowwise_fp8_compiled",
         "tensorwise_fp8_compiled",
-        "candidate_cuda_graphs",
         "candidate_fast_tensorwise",
     ],
 )
@@ -110,7 +109,6 @@ def test_a_recipe_runs_on_cuda(name, train):
     assert len(proof["converted_modules"]) == (28 if fp8 else 0) and not proof["emulated"]
     assert proof["fp8_flops"] == proof["fp8_flops_expected"]
     assert any(call.startswith("triton_") for call in calls) == config.compile.enable
-    assert ("graph" in calls) == config.compile.cuda_graphs
 
     assert ("cast_and_transpose" in calls) == (name == "candidate_fast_tensorwise")
 

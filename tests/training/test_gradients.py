@@ -38,7 +38,6 @@ def gradients(config, compiled: bool) -> dict[str, torch.Tensor]:
     [
         ("tensorwise_fp8_compiled", QWEN3, 0.03),
         ("rowwise_fp8_compiled", [], 0.03),
-        ("candidate_native_rounding", [], 0.15),  # rounds less often than eager code does
     ],
 )
 def test_compiled_gradients_are_eager_ones(name, keys, most, flavors):

@@ -109,7 +109,7 @@ def test_two_processes_that_recompute_activations_switch_together(tmp_path):
         ("bf16_then_fp8", ["phases.first_step=after"], "phases.first_step"),
         ("baseline", ["phases.first_step=5"], f"{FLOAT8}.recipe_name"),
         ("bf16_then_fp8", [GATHER], f"{FLOAT8}.enable_fsdp_float8_all_gather"),
-        ("bf16_then_fp8", ["compile.cuda_graphs=true"], "compile.cuda_graphs"),
+        ("bf16_then_fp8", ["profiling.enable_profiling=true"], "profiling.enable_profiling"),
     ],
 )
 def test_what_contradicts_a_switch_is_refused(name, keys, wrong):
