@@ -18,7 +18,6 @@ The way of `make study` to the first step of an optimizer, each file where it is
                                      fp8_matmul.py says
       models/flops.py                FLOPs and bytes
       corpus/tokens.py               the token file, of documents.py; checked by rows.py
-      jobs/budget.py                 the time for all runs
       jobs/runner.py                 GPUs for runs; each is shown by screen.py
       jobs/ranks.py                  the processes of a run, and how each knows which one it is
     run.py                           in each process: the recipe's plan and token file again

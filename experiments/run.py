@@ -8,8 +8,8 @@ end with. Rank 0 writes the run directory.
 
 Example: python -m experiments.run baseline_compiled --overlay cpu training.steps=200
 
-Exit codes: 0 completed, 1 failed, 2 bad input, 3 diverged; 75 interrupted by SIGUSR1 or its time
-budget, to be started again; 130 interrupted by SIGTERM or Ctrl-C.
+Exit codes: 0 completed, 1 failed, 2 bad input, 3 diverged; 75 interrupted by SIGUSR1, to be
+started again; 130 interrupted by SIGTERM or Ctrl-C.
 """
 
 import os
@@ -26,7 +26,6 @@ from experiments.jobs.command import (
     Stop,
     count,
     leave,
-    seconds,
 )
 from experiments.jobs.ranks import check_gpus, set_rank_environment, variables
 from experiments.jobs.runner import Run, run_all
@@ -43,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))  # read while torch is imported
     # Compiled kernels are kept from run to run; a study gives each of its runs an empty folder
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(recipes.ROOT / ".cache/inductor"))
-    stop = Stop(args.budget)
+    stop = Stop()
     stop.listen()
     recipe = recipes.load(args.name, args.overlay, args.overrides, args.seed)
     ranks_here = set_rank_environment()
@@ -64,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
 
     TIMELINE.mark("import")
     planned = plan(recipe, max(ranks_here, args.processes))
-    findings = [("model", planned.describe()), *check_here(planned, args.budget)]
+    findings = [("model", planned.describe()), *check_here(planned)]
     TIMELINE.mark("setup")
     token_file, data = open_data(planned)
     findings.append(("data", data))
@@ -93,7 +92,6 @@ def _command_line() -> CommandLine:
     gpus = "GPUs to shard the model over (FSDP2)"
     add("--processes", type=count, default=1, metavar="N", help=gpus)
     add("--out", type=Path, metavar="DIR", help="run directory (default: a new one under runs/)")
-    add("--budget", type=seconds, metavar="S", help="stop after S seconds, to be resumed later")
     add("--dry-run", action="store_true", help="check everything short of training")
     return parser
 

@@ -10,15 +10,13 @@ NAME is a file of recipes/studies/, or recipes to compare: `python -m experiment
 run takes N GPUs. A run that fails does not stop the others. Each run compiles anew, so that all
 first steps compare.
 
-`--budget S` ends the study within S seconds: all its runs stop at about the same step, and are
-compared over the steps that all of them have made. A study with axes, a sweep, keeps its runs whole
-and begins no cell that would not end in time. A cell that does not fit here stays in the table with
-its estimate (`--dry-run` lists all cells, with `--gpu` for another machine's GPUs).
+Of a study with axes, a sweep, a cell that does not fit here stays in the table with its estimate
+(`--dry-run` lists all cells, with `--gpu` for another machine's GPUs).
 
 Example: python -m experiments.study four_way --seeds 3 training.steps=200
 
 Exit codes: 0 completed, 1 if any run or the report failed, 2 for bad input, 75 if runs were stopped
-to be continued (SIGUSR1, --budget), 130 after SIGTERM or Ctrl-C.
+to be continued (SIGUSR1), 130 after SIGTERM or Ctrl-C.
 """
 
 import argparse
@@ -33,7 +31,6 @@ from rich.console import Console
 
 from experiments.config import recipes
 from experiments.config.studies import AUTO, DEFAULT, Cell, Study, can_run, load, read
-from experiments.jobs.budget import Budget, begin_budget
 from experiments.jobs.command import (
     COME_BACK,
     COMPLETED,
@@ -43,7 +40,6 @@ from experiments.jobs.command import (
     Stop,
     count,
     leave,
-    seconds,
     seeds,
 )
 from experiments.jobs.ranks import check_gpus, from_environment
@@ -74,8 +70,6 @@ def main(argv: list[str] | None = None) -> int:
     if args.dry_run:
         _list_runs(study, cells, out, args.gpu)
         return COMPLETED
-    least = min((cell.checkpoint_bytes for cell in cells_to_run), default=0)
-    budget = begin_budget(args.budget, least)
     if not (args.out or resumed):
         out = new_folder(out)
     print(f"Into {out}")
@@ -83,7 +77,8 @@ def main(argv: list[str] | None = None) -> int:
         _check_folder(study, out, resumed)  # again: another study may have been there meanwhile
         _write_studies(study, cells, out)
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-        codes = _run(cells_to_run, out, budget, console, stop)
+        runs = [run for cell in cells_to_run for run in _incomplete(cell, out)]
+        codes = run_all(runs, console, stop)
         reported = COMPLETED
         if not stop.code:
             reported = _report(study, out, console, args.verbose)
@@ -100,7 +95,6 @@ def _command_line() -> CommandLine:
     add("--seeds", type=seeds, metavar="N", help="how many, from 0; or a list of them, as 0,1,2")
     add("--processes", type=count, metavar="N", help="of each run, for the study's number")
     add("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")
-    add("--budget", type=seconds, metavar="S", help="end within S seconds, at equal steps")
     add("--dry-run", action="store_true", help="check recipes, data and paths; list what would run")
     add("--verbose", action="store_true", help="print what the answer rests on too")
     add("--gpu", choices=GPUS, metavar="GPU", help="with --dry-run of a sweep: whose memory counts")
@@ -253,22 +247,6 @@ def _write_study(study: Study, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     text = yaml.safe_dump(study.model_dump(), sort_keys=False)
     files.write_whole(folder / STUDY_FILE, text)
-
-
-def _run(cells: list[Cell], out: Path, budget: Budget, console: Console, stop: Stop) -> list[int]:
-    """Run what is not complete; returns exit codes, COME_BACK for runs whose turn did not come.
-
-    Without a budget the runs of all cells share the GPUs; within one, cells run one after the
-    other.
-    """
-    groups = [list(_incomplete(cell, out)) for cell in cells]
-    if not budget.is_limited:
-        return run_all(sum(groups, []), console, stop, budget)
-    codes = []
-    for cell, runs in zip(cells, groups, strict=True):
-        with budget.cell(cell.checkpoint_bytes) as may_begin:
-            codes += run_all(runs, console, stop, budget) if may_begin else [COME_BACK] * len(runs)
-    return codes
 
 
 def _incomplete(cell: Cell, out: Path) -> Iterator[Run]:

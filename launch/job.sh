@@ -18,7 +18,7 @@ parse() {
   while [ $# -gt 0 ]; do
     case $1 in
       -h | --help) usage && exit ;;
-      --overlay | --out | --seed | --seeds | --processes | --budget | --gpu)
+      --overlay | --out | --seed | --seeds | --processes | --gpu)
         [ $# -gt 1 ] || die "$1 needs a value"
         case $1 in
           --overlay) overlays+=("$1" "$2") ;;

@@ -88,14 +88,6 @@ class CommandLine(argparse.ArgumentParser):
         raise InputError(f"{message}; -h lists what there is")
 
 
-def seconds(text: str) -> float:
-    """Read `--budget`. Raises ValueError."""
-    number = float(text)
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"expected seconds, as 300, got {text}")
-    return number
-
-
 def count(text: str) -> int:
     """Read how many, as of `--processes`. Raises ArgumentTypeError."""
     if not text.isdecimal() or not 0 < int(text) < 10_000:
@@ -121,8 +113,8 @@ def seeds(text: str) -> list[int]:
 
 # ---- asked to stop ----
 #
-# SIGUSR1 (a cluster's time limit is near) and a spent budget end a run or a study with COME_BACK:
-# whoever started it may start it again. SIGTERM and SIGINT (Ctrl-C) end it with FOR_GOOD. Training
+# SIGUSR1 (a cluster's time limit is near) ends a run or a study with COME_BACK: whoever started it
+# may start it again. SIGTERM and SIGINT (Ctrl-C) end it with FOR_GOOD. Training
 # ends at its next step boundary. Before the first step there is nothing to save, so a request ends
 # the process at once; so does a second Ctrl-C at any time.
 
@@ -140,10 +132,9 @@ class Interrupted(Exception):
 
 
 class Stop:
-    """The first request to end: `code` is 0, COME_BACK or FOR_GOOD; `why` the signal or budget."""
+    """The first request to end: `code` is 0, COME_BACK or FOR_GOOD; `why` the signal."""
 
-    def __init__(self, budget_s: float | None = None):
-        self.budget_s = budget_s  # since the process started; None: no limit
+    def __init__(self):
         self.deferred = False  # set once a step boundary will come that looks at `code`
         self.why = ""
         self._code = 0
@@ -169,11 +160,6 @@ class Stop:
     @property
     def code(self) -> int:
         """0, or the exit code that was asked for."""
-        if self.budget_s is not None:
-            from models.device import seconds_since_process_start
-
-            if seconds_since_process_start() > self.budget_s:
-                self._ask(COME_BACK, f"the time budget of {self.budget_s:g} s")
         return self._code
 
     def _ask(self, code: int, why: str) -> None:

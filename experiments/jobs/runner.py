@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from experiments.jobs import ranks
-from experiments.jobs.budget import Budget
 from experiments.jobs.command import BAD_INPUT, COME_BACK, COMPLETED, DIVERGED, FOR_GOOD, Stop
 from experiments.jobs.ranks import Ranks
 from experiments.jobs.screen import Line, describe, progress_bars, steady_rate
@@ -47,18 +46,15 @@ class Run(NamedTuple):
     compiles_anew: bool = True  # or with the kernels that earlier runs kept
 
 
-def run_all(
-    runs: list[Run], console: Console, stop: Stop, budget: Budget | None = None
-) -> list[int]:
+def run_all(runs: list[Run], console: Console, stop: Stop) -> list[int]:
     """Start runs and wait for them; returns an exit code each, COME_BACK if its turn did not come.
 
     A code is negative for the number of a signal that killed the run. A request to `stop` is passed
-    on to the runs, and no other is started. Within a `budget` each run is asked to stop when its
-    share is spent. No run has more processes than there are GPUs.
+    on to the runs, and no other is started. No run has more processes than there are GPUs.
     """
     stop.deferred = True
     with progress_bars(console, console.is_terminal) as bars:
-        jobs = _Jobs(bars, stop, budget or Budget())
+        jobs = _Jobs(bars, stop)
         try:
             jobs.work(list(runs))
         finally:  # whatever ends the work ends the runs too
@@ -70,10 +66,9 @@ def run_all(
 class _Started:
     """A run that was started on some GPUs; what it prints is in its log."""
 
-    def __init__(self, run: Run, line: Line, gpus: list[tuple[int, str | None]], until: float):
-        """Start the run. `until` is when its share of a budget is spent. Raises OSError."""
-        self.run, self.line, self.gpus, self.until = run, line, gpus, until
-        self.asked_at: float | None = None  # when it was asked to stop because that is spent
+    def __init__(self, run: Run, line: Line, gpus: list[tuple[int, str | None]]):
+        """Start the run. Raises OSError."""
+        self.run, self.line, self.gpus = run, line, gpus
         run.directory.mkdir(parents=True, exist_ok=True)
         self.earlier = last_window(run.directory)  # that was there before
         self.caches = tempfile.TemporaryDirectory(
@@ -91,8 +86,8 @@ class _Started:
 class _Jobs:
     """The runs that run, the free GPUs, and the exit codes of the runs that have ended."""
 
-    def __init__(self, bars: Progress, stop: Stop, budget: Budget):
-        self.bars, self.stop, self.budget = bars, stop, budget
+    def __init__(self, bars: Progress, stop: Stop):
+        self.bars, self.stop = bars, stop
         self.running: list[_Started] = []
         self.free = list(enumerate(ranks.gpus()))
         self.places = len(self.free)
@@ -118,7 +113,7 @@ class _Jobs:
             started.ranks.send_signal(request)
 
     def _starts_more(self, waiting: list[Run]) -> bool:
-        return bool(waiting) and not self.stop.code and not self.budget.over
+        return bool(waiting) and not self.stop.code
 
     def _start_waiting(self, waiting: list[Run]) -> None:
         while self._starts_more(waiting):
@@ -128,32 +123,24 @@ class _Jobs:
                 return
             run = waiting.pop(0)
             line = Line(self.bars, run.title, run.steps)
-            until = self.budget.until(len(waiting), self.places // count)
             try:
-                self.running.append(_Started(run, line, self.free[:count], until))
+                self.running.append(_Started(run, line, self.free[:count]))
                 del self.free[:count]
             except OSError as error:  # a full disk; the next run may find room
                 line.end("failed", f"{error.filename}: {error.strerror}")
                 self.codes.append(BAD_INPUT)
 
     def _look_at(self, started: _Started) -> None:
-        """Show how far a run is; note that it has ended, or ask it to stop."""
+        """Show how far a run is, or note that it has ended."""
         ended = started.ranks.poll() is not None  # first: no line is written after that
         window = last_window(started.run.directory)
-        step = 0  # as long as it has made none of its own
-        if window and window != started.earlier:
-            step = window.step
+        moved = window and window != started.earlier
+        if moved:
             started.line.move(window)
         if ended:
             self._note_end(started, window)
-            if started.asked_at is not None:
-                self.budget.ended(step, started.asked_at)
-            return
-        if step:
+        elif moved:
             started.line.mention(window)
-        if started.asked_at is None and self.budget.spent(started.until, step):
-            started.asked_at = self.budget.clock()
-            started.ranks.send_signal(signal.SIGUSR1)
 
     def _note_end(self, started: _Started, window: Window | None) -> None:
         """Say how a run ended, with its steady rate, and free its GPUs."""

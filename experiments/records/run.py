@@ -115,7 +115,7 @@ class Manifest(Record):
     description: str
     seed: Count
     steps: AtLeast1  # asked for
-    study_budget_s: Positive | None = None
+    study_budget_s: Positive | None = None  # of kept runs, which a time budget may have ended
     compiled: bool
     float8: str | None  # quantize.linear.float8.recipe_name
     fp8_matmul: Fp8Matmul | None

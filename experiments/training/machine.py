@@ -13,7 +13,6 @@ import torch
 
 from experiments.config import recipes
 from experiments.jobs import ranks
-from experiments.jobs.budget import STUDY_BUDGET
 from experiments.jobs.ranks import from_environment
 from experiments.records.run import Fit
 from experiments.training.plan import Plan, count, plan, refuse
@@ -37,17 +36,11 @@ SIZES = (
 Finding = tuple[str, str]  # topic, and a sentence for people
 
 
-def check_here(plan: Plan, budget_s: float | None = None) -> list[Finding]:
+def check_here(plan: Plan) -> list[Finding]:
     """Check what this machine must have for a run."""
     config = plan.config
     device.check_driver()
-    if budget_s is not None and not config.checkpoint.enable:
-        raise InputError(
-            "--budget needs checkpoints, or what it stops starts again from the first step: "
-            "add checkpoint.enable=true"
-        )
     check_units(plan)
-    from_environment(STUDY_BUDGET)  # which the manifest needs: refused now, where it is no number
     here = f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
     slow = slow_attention(config)
     if slow:

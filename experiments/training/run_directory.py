@@ -22,8 +22,6 @@ import torch
 from experiments.config import recipes
 from experiments.config.yaml_with_origins import flat
 from experiments.corpus.tokens import TokenFile
-from experiments.jobs.budget import STUDY_BUDGET
-from experiments.jobs.ranks import from_environment
 from experiments.records import files
 from experiments.records import run as records
 from experiments.records.files import check_folder, lock_folder
@@ -222,7 +220,6 @@ def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> re
         description=recipe.description,
         seed=config.debug.seed,
         steps=config.training.steps,
-        study_budget_s=from_environment(STUDY_BUDGET) or None,
         compiled=config.compile.enable,
         float8=plan.fp8.recipe_name,
         fp8_matmul=matmul and records.Fp8Matmul(**matmul._asdict()),

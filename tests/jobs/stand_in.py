@@ -53,7 +53,6 @@ def main() -> int:
         if line["step"] == 12 and recipe in os.environ.get("KILLED", "").split():
             os.kill(os.getpid(), signal.SIGKILL)
     facts["status"] = "interrupted" if stop.code else "completed"
-    facts["study_budget_s"] = 1.0 if stop.code else None
     write_records(out, recipe, end=datetime.now(UTC).isoformat(), **facts)
     return stop.code
 

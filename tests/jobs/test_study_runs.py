@@ -1,4 +1,4 @@
-"""A study's runs: side by side, on after a failure, within a budget. Stand-ins train in their
+"""A study's runs: side by side, on after a failure. Stand-ins train in their
 place; tests/jobs/test_study.py has real ones."""
 
 import re
@@ -12,15 +12,12 @@ from rich.console import Console
 from analysis import report
 from analysis.runs import read_run
 from analysis.speed import tokens_per_s
-from experiments.jobs import budget as budgets
 from experiments.jobs import runner, screen
-from experiments.jobs.budget import END_S, TABLE_S, Budget
 from experiments.jobs.command import BAD_INPUT, Stop
 from experiments.jobs.runner import Run, run_all
 from experiments.jobs.screen import steady_rate, time_left
-from experiments.records.files import last_window, read
+from experiments.records.files import read
 from experiments.records.run import Manifest, Window
-from models import device
 from tests.make_runs import change_lines, metrics_lines, write_run
 from tests.runs import run_study
 
@@ -91,40 +88,3 @@ def test_the_rate_of_a_run_that_ends_is_the_tables(tmp_path):
         [0],
     )
     assert steady_rate(run) == pytest.approx(tokens_per_s(read_run(run)))
-
-
-# ---- budgets ----
-
-
-def test_a_study_ends_within_its_budget_with_equally_many_steps(start, tmp_path, monkeypatch):
-    """The clock goes on by 0.1 s with each step, however fast this machine is."""
-    out = tmp_path / "study"
-
-    def clock() -> float:
-        windows = [last_window(out / name / "seed0") for name in NAMES]
-        return sum(window.step for window in windows if window) / 10
-
-    monkeypatch.setattr(budgets, "Budget", partial(Budget, clock=clock))
-    monkeypatch.setattr(device, "seconds_since_process_start", lambda: 0)
-    keys = ["training.steps=5000", "checkpoint.enable=true"]
-    code, printed = start(*keys, "--budget", 40)
-    assert code == 75, printed
-    made = [last_window(out / name / "seed0").step for name in NAMES]
-    assert 0 < min(made) <= max(made) < 5000, printed
-    assert [manifest.status for manifest in manifests(out)] == ["interrupted"] * 2
-
-
-def test_runs_share_what_is_left_and_stop_at_the_fewest_steps_of_those_before_them():
-    now = [1000.0]
-    budget = Budget(400 + TABLE_S, clock=lambda: now[0])
-    assert budget.until(waiting=3, places=1) == 1000 + 100 - END_S
-    now[0] = 1040.0  # the first stopped early
-    assert budget.until(waiting=2, places=1) == 1040 + 120 - END_S
-    assert budget.until(waiting=3, places=4) == budget.until(waiting=0, places=4)
-    budget.ended(step=0, asked_at=1030)  # it did not get past its warm-up
-    assert not budget.spent(until=2000, step=10**6)
-    budget.ended(step=300, asked_at=1010)
-    assert budget.spent(until=2000, step=300) and not budget.spent(until=2000, step=299)
-    assert budget.until(0, places=1) == 1400 - 30 and not budget.over
-    now[0] = 1371.0
-    assert budget.over

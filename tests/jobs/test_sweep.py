@@ -1,7 +1,6 @@
 """A sweep's cells, their order, what a command line does to the axes, and cells that do not fit."""
 
 from collections import Counter
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,14 +9,12 @@ from analysis import sweep
 from experiments import study
 from experiments.config import studies
 from experiments.config.studies import can_run
-from experiments.jobs import budget as budgets
 from experiments.jobs import ranks
-from experiments.jobs.budget import Budget
+from experiments.jobs.command import COME_BACK
 from experiments.jobs.runner import Run
 from experiments.records.files import read
 from experiments.records.run import Fit
 from experiments.training import machine
-from models import device
 from tests.make_runs import write_run
 from tests.runs import run_study
 
@@ -67,21 +64,19 @@ axes:
 
 @pytest.fixture
 def node(monkeypatch, tmp_path):
-    """(folder of a sweep, turns) on two GPUs of 128 MB each; `turns` are the runs of each turn,
-    which takes 30 s."""
-    turns, now = [], [0.0]
+    """(folder of a sweep, turns) on two GPUs of 128 MB each; `turns` are the runs of each turn, of
+    which the first is stopped after two."""
+    turns = []
 
     def run_all(runs: list[Run], *args) -> list[int]:
-        now[0] += 30
-        turns.append([str(run.directory.parent.relative_to(tmp_path)) for run in runs])
-        for run in runs:
+        done = runs if turns else runs[:2]
+        turns.append([str(run.directory.parent.relative_to(tmp_path)) for run in done])
+        for run in done:
             write_run(run.directory, run.arguments[0])
-        return [0] * len(runs)
+        return [0] * len(done) + [COME_BACK] * (len(runs) - len(done))
 
     monkeypatch.setattr(study, "run_all", run_all)
     monkeypatch.setattr(sweep, "write_page", lambda *page: None)  # seconds of drawing
-    monkeypatch.setattr(budgets, "Budget", partial(Budget, clock=lambda: now[0]))
-    monkeypatch.setattr(device, "seconds_since_process_start", lambda: 0)
     monkeypatch.setattr(ranks, "gpus", lambda: ["0", "1"])
     gpu = {"memory_bytes": lambda: 128e6, "check_fp8_units": lambda: None}
     monkeypatch.setattr(machine, "device", SimpleNamespace(TYPE="cuda", **gpu))
@@ -89,11 +84,10 @@ def node(monkeypatch, tmp_path):
     return tmp_path, turns
 
 
-def test_a_budget_begins_whole_cells_and_the_sweep_goes_on(node):
-    """A cell takes 30 s, so 45 s are enough for one, and the table; without a budget all others
-    take one turn. Cells that do not fit stay in the table."""
+def test_a_sweep_goes_on_where_it_was_stopped(node):
+    """Cells that do not fit stay in the table."""
     folder, turns = node
-    code, printed = run_study(folder, "--budget", 45)
+    code, printed = run_study(folder)
     assert code == 75 and "to go on with them: python -m experiments.study" in printed
     assert printed.count("takes 4 GPUs, and 2 are here") == 8
     assert printed.count("needs about 0.1 GiB of 0 GiB") == 2

@@ -65,7 +65,9 @@ def test_help_and_mistakes(arguments, file, code, word):
 
 
 def test_measure_all_names_recipes_and_studies_that_exist():
-    known = {path.stem for path in ROOT.glob("recipes/**/*.yaml")}
+    known = {
+        path.stem for path in [*ROOT.glob("recipes/**/*.yaml"), *ROOT.glob("extensions/*/*/*.yaml")]
+    }
     printed = login("--dry-run", file=MEASURE).stdout
     named = re.findall(r"-m experiments\.study ([^-\n]*)", printed)
     assert len(named) > 10 and set(re.split(r"\+\S+|\s", " ".join(named))) - {""} <= known
