@@ -40,7 +40,7 @@ class SpeedUp:
         by: the ratio by all ways.
         runs: with a rate, of the recipe that has fewer.
         caveats: what contradicts the ratio; of a single run nothing is known.
-        half_widths: of the interval with more runs; empty with less than three.
+        half_widths: of the interval with more runs.
     """
 
     ratio: Ratio = Ratio(math.nan)
@@ -65,13 +65,10 @@ def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
     if few == 1:
         return SpeedUp(by[MEAN], by, few)
     caveats = [*contradictions(by, own, others), *impossible(by[MEAN], own, others)]
-    widths = {}
-    if few > 2:
-        samples = [rate_table(runs)[MEAN].to_numpy() for runs in (own, others)]
-        if paired_by_seed(own, others):
-            samples = [samples[0] - samples[1]]
-        widths = foretell(*samples, level=level)
-    return SpeedUp(by[MEAN], by, few, caveats, widths)
+    samples = [rate_table(runs)[MEAN].to_numpy() for runs in (own, others)]
+    if paired_by_seed(own, others):
+        samples = [samples[0] - samples[1]]
+    return SpeedUp(by[MEAN], by, few, caveats, foretell(*samples, level=level))
 
 
 def contradictions(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> Iterator[str]:

@@ -6,16 +6,14 @@ another seed does.
 """
 
 import math
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from analysis.runs import MIN_STEPS, Run, last_tenth
-from analysis.speed import foretell
+from analysis.speed import foretell, t_interval
 
 LEVEL = 0.90  # of the interval that decides: two one-sided tests at 5 % each
 MIN_SEEDS = 3  # pairs of runs below which nothing is said of equality
@@ -80,7 +78,7 @@ def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
     by_seed = ends[:, 0] - ends[:, 1]
     margin = float(TOLERANCE * abs(ends[:, 1].mean()))
     level = 1 - (1 - LEVEL) / tries
-    low, high = t_interval(by_seed, level)
+    low, high = t_interval(by_seed, level=level)
     return Verdict(
         word=word_of(by_seed, low, high, margin),
         by_seed=tuple(by_seed.tolist()),
@@ -91,12 +89,6 @@ def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
         step=int(min(pair.index[-1] for pair in pairs)),
         half_widths=foretell(by_seed, level=level) if len(pairs) >= MIN_SEEDS else {},
     )
-
-
-def t_interval(differences: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
-    """Student's interval of the mean over seeds (seeds, ...); NaN of a single seed."""
-    with warnings.catch_warnings(action="ignore"):
-        return stats.ttest_1samp(differences, 0).confidence_interval(level)
 
 
 def word_of(by_seed: np.ndarray, low: float, high: float, margin: float) -> str:
@@ -120,7 +112,7 @@ def differences(own: list[Run], others: list[Run]) -> pd.DataFrame:
     by_seed = pd.DataFrame({seed: pair["loss"] - pair["loss_beside"]
                             for seed, pair in enumerate(pairs)}).dropna()  # fmt: skip
     smooth = by_seed.rolling(len(last_tenth(by_seed))).mean().dropna()
-    low, high = t_interval(smooth.to_numpy().T, LEVEL)
+    low, high = t_interval(smooth.to_numpy().T, level=LEVEL)
     return pd.DataFrame({"difference": smooth.mean(axis=1), "low": low, "high": high})
 
 

@@ -142,18 +142,24 @@ def ratios(own: list[Run], others: list[Run], level: float) -> dict[str, Ratio]:
     kept to one has no interval. Else Welch's t-test compares the runs, or Student's the pairs.
     """
     a, b = rate_table(own), rate_table(others)
-    on_a, on_b = ([run.place for run in runs] for runs in (own, others))
-    with warnings.catch_warnings(action="ignore"):  # a single run, or runs that are equal
-        if paired_by_seed(own, others):
-            a.index, b.index = ([run.seed for run in runs] for runs in (own, others))
-            test = stats.ttest_1samp(a - b, 0)
-        else:
-            if not set(on_a) & set(on_b):
-                a, b = a.groupby(on_a).mean(), b.groupby(on_b).mean()
-            test = stats.ttest_ind(a, b, equal_var=False)
-        low, high = test.confidence_interval(level)
+    places = [[run.place for run in runs] for runs in (own, others)]
+    if paired_by_seed(own, others):
+        a.index, b.index = ([run.seed for run in runs] for runs in (own, others))
+        low, high = t_interval(a - b, level=level)
+    else:
+        if not set(places[0]) & set(places[1]):
+            a, b = a.groupby(places[0]).mean(), b.groupby(places[1]).mean()
+        low, high = t_interval(a, b, level)
     found = np.exp([a.mean() - b.mean(), low, high]).T.tolist()
     return {way: Ratio(*ends) for way, ends in zip(a.columns, found, strict=True)}
+
+
+def t_interval(a, b=None, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
+    """Estimate the interval of the mean of `a` (samples, ...), or of how far it is above the mean
+    of `b`: Student's or Welch's, NaN where there are too few samples."""
+    with warnings.catch_warnings(action="ignore"):  # a single sample, or samples that are equal
+        test = stats.ttest_1samp(a, 0) if b is None else stats.ttest_ind(a, b, equal_var=False)
+        return test.confidence_interval(level)
 
 
 def foretell(*samples: np.ndarray, level: float) -> dict[int, float]:

@@ -158,25 +158,24 @@ def trained(comparison: Comparison) -> str:
         return "No run was completed."
     first, steps = runs[0].manifest, runs[0].steps
     days = sorted(f"{run.manifest.start:%Y-%m-%d}" for run in runs)
-    commits = dict.fromkeys(run.manifest.git.commit for run in runs if run.manifest.git.commit)
-    hardware, packages = first.hardware, first.packages.items()
-    parts = [
-        f"model {first.flavor}",
-        f"{short(first.parameters)} parameters",
-        f"{len(steps):,} steps of {steps['tokens'].median():,.0f} tokens",
-        f"rows of {first.seq_len:,} tokens",
-        f"data {first.dataset}",
-        f"overlays {', '.join(first.overlays)}" if first.overlays else "",
-        f"seeds: {len({run.seed for run in runs})}",
-        " to ".join(dict.fromkeys([days[0], days[-1]])),
-        f"commit {', '.join(commit[:9] for commit in commits)}" if commits else "",
-        *(f"{name} {version}" for name, version in packages if name != "triton"),
-        f"driver {hardware.driver}" if hardware.driver else "",
-        hardware.name,
-        f"processes: {first.world_size}",
-        f"power limit {hardware.power_limit_w:.0f} W" if hardware.power_limit_w else "",
-    ]
-    return f"Trained: {'; '.join(filter(None, parts))}."
+    commits = {str(run.manifest.git.commit)[:9] for run in runs}
+    facts = {
+        "model": first.flavor,
+        "parameters": short(first.parameters),
+        "steps": f"{len(steps):,} of {steps['tokens'].median():,.0f} tokens",
+        "rows": f"{first.seq_len:,} tokens",
+        "data": first.dataset,
+        "overlays": ", ".join(first.overlays),
+        "seeds": len({run.seed for run in runs}),
+        "days": " to ".join(dict.fromkeys([days[0], days[-1]])),
+        "commit": ", ".join(sorted(commits)),
+        **first.packages,
+        "on": first.hardware.name,
+        "driver": first.hardware.driver,
+        "power limit": first.hardware.power_limit_w,
+        "processes": first.world_size,
+    }
+    return f"Trained: {'; '.join(f'{key} {value}' for key, value in facts.items() if value)}."
 
 
 def short(number: float) -> str:

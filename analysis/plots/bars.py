@@ -20,6 +20,7 @@ from analysis.plots.style import (
     plot,
     short_name,
 )
+from analysis.runs import Run
 from analysis.speed import MIN_STEPS, mfu, tokens_per_s
 from analysis.table import first_step_s
 
@@ -127,18 +128,15 @@ def memory(axes: Axes, comparison: Comparison) -> None:
 def first_step(axes: Axes, comparison: Comparison) -> None:
     """Draw seconds from process start to the end of step 1 by what they went to: means of completed
     runs."""
-    seconds = by_recipe(comparison, first_step_s)
-    seconds = seconds.groupby(level=0, sort=False).mean()
-    table = pd.DataFrame(index=seconds.index, columns=[*STARTUP], data=0.0)
-    for recipe in seconds.index:
-        runs = comparison.completed[recipe]
-        for timing in (timing for run in runs for timing in run.timings.values()):
-            for part in table.columns.intersection([*timing.phases]):
-                table.loc[recipe, part] += timing.phases[part] / len(runs)
-    table["other"] = seconds - table.sum(axis="columns")
+    means = {recipe: pd.DataFrame(map(startup, runs)).mean()
+             for recipe, runs in comparison.completed.items()}  # fmt: skip
+    table = pd.DataFrame(means).T
+    if table.isna().all(axis=None):
+        raise NoData("no completed run has recorded it")
     table = table.loc[:, table.gt(0).any()]
     table.plot.barh(ax=axes, stacked=True, color=STARTUP, width=0.6, edgecolor="white")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(STARTUP))
+    seconds = table.sum(axis="columns")
     words = (f"{number(of_recipe)} s" for of_recipe in seconds)
     set_rows(axes, [*map(short_name, seconds.index)], "seconds to the end of step 1", words)
     reference, recipe = comparison.reference, fastest(comparison)
@@ -146,3 +144,11 @@ def first_step(axes: Axes, comparison: Comparison) -> None:
         more = seconds[recipe] - seconds[reference]
         finding(axes, f"{name(recipe)}: {more:+,.0f} s to step 1 over {name(reference)}", pad=22)
     note(axes, f"The clock starts with {comparison.study.clock_start}.")
+
+
+def startup(run: Run) -> pd.Series:
+    """Seconds to the end of step 1 by what they went to, of all attempts together."""
+    parts = pd.DataFrame([timing.phases for timing in run.timings.values()], columns=[*STARTUP])
+    seconds = parts.sum().astype(float)
+    seconds["other"] = first_step_s(run) - seconds.sum()
+    return seconds

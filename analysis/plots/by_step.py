@@ -133,7 +133,8 @@ def loss(axes: Axes, comparison: Comparison) -> None:
         far = apart.abs().idxmax()
         group = next(group for group in groups if far in group)
         margin = TOLERANCE * final[comparison.reference]
-        find_farthest(axes, comparison, " and ".join(map(name, group)), apart[far], margin)
+        who = " and ".join(map(name, group))
+        find_farthest(axes, name(comparison.reference), who, apart[far], margin)
 
 
 def alike(comparison: Comparison, final: pd.Series) -> list[list[str]]:
@@ -181,14 +182,11 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
         f"Bands: {LEVEL:.0%} interval over several seeds.",
     )
     far = max(judged, key=lambda recipe: abs(judged[recipe].difference))
-    find_farthest(axes, comparison, name(far), judged[far].difference, margin)
+    find_farthest(axes, reference, name(far), judged[far].difference, margin)
 
 
-def find_farthest(
-    axes: Axes, comparison: Comparison, who: str, difference: float, margin: float
-) -> None:
+def find_farthest(axes: Axes, reference: str, who: str, difference: float, margin: float) -> None:
     """Write as the finding who ends farthest from the reference's loss, or that nobody does."""
-    reference = name(comparison.reference)
     if abs(difference) < margin:
         most = math.ceil(1000 * abs(difference)) / 1000
         finding(axes, f"No final loss is more than {most:.3f} from that of {reference}")
@@ -260,25 +258,24 @@ def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> No
 
 def mark_break_even(axes: Axes, comparison: Comparison) -> None:
     """Mark the steps from or until which recipes are ahead; the first of them is the finding."""
-    reference, ahead = comparison.reference, {}
+    reference = name(comparison.reference)
     findings = {recipe: of for recipe, of in comparison.findings.items() if recipe != BASELINE}
+    ahead = {}
     for below, (recipe, beside) in enumerate(findings.items(), start=1):
         found = beside.break_even
-        if found.when == When.START:
-            ahead[recipe] = 0.0
-        elif found.when == When.FROM and math.isfinite(found.step):
-            ahead[recipe] = found.step
+        if found.when in (When.START, When.FROM):
+            ahead[recipe] = np.nan_to_num(found.step), -beside.speed.ratio.mean
         if math.isfinite(found.step) and not found.beyond:
             _, colour, marker = look(recipe)
             edge = {"markeredgecolor": colour, "markeredgewidth": 1.5}
             axes.plot(found.step, 0, marker, markersize=8, color="white", **edge, zorder=5)
-            axes.annotate(f"step {found.step:,.0f}", (found.step, 0), (5, -4 - 11 * below),
+            axes.annotate(f"step {found.number}", (found.step, 0), (5, -4 - 11 * below),
                           textcoords="offset points", color=colour, fontweight="bold")  # fmt: skip
     if not ahead:
-        finding(axes, f"No recipe overtakes {name(reference)}")
+        finding(axes, f"No FP8 recipe overtakes {reference}")
         return
-    first = min(ahead, key=lambda recipe: (ahead[recipe], -findings[recipe].speed.ratio.mean))
+    first = min(ahead, key=ahead.get)
     found = findings[first].break_even
     verb = "would be" if found.beyond else "is"
-    where = f"from step {found}" if ahead[first] else "from the start"
-    finding(axes, f"{name(first)} {verb} ahead of {name(reference)} {where}")
+    where = "from the start" if found.when == When.START else f"from step {found}"
+    finding(axes, f"{name(first)} {verb} ahead of {reference} {where}")

@@ -33,8 +33,8 @@ def test_what_was_trained_is_said(tmp_path):
               start="2026-01-02T03:04:05Z", dataset="c4", overlays=["h200"], hardware=machine,
               git={"commit": "0123456789abc", "changes": "1139c175"})  # fmt: skip
     said = trained(compare(read_study(tmp_path)))
-    for words in ("8.05 B", "30 steps of 100 tokens", "c4", "h200", "2026-01-02", "012345678",
-                  "torchao 0.18.0", "570.1", "H200", "processes: 4", "350 W"):  # fmt: skip
+    for words in ("8.05 B", "steps 30 of 100 tokens", "c4", "h200", "2026-01-02", "012345678",
+                  "torchao 0.18.0", "570.1", "H200", "processes 4", "power limit 350"):  # fmt: skip
         assert words in said
 
 
