@@ -30,8 +30,12 @@ class Matmul(NamedTuple):
     """A matmul of a profiled step."""
 
     operator: str
-    flops: int  # 2 M N K
-    row_scaled: bool  # in FP8, with a column of scales, one for each row: (m, 1)
+    shape: tuple[int, int, int]  # M, K, N: (M, K) by (K, N)
+    row_scaled: bool | None  # in FP8, with a column of scales (M, 1); None: unknown
+
+    @property
+    def flops(self) -> int:
+        return 2 * math.prod(self.shape)
 
 
 def find_matmuls(events: Iterable) -> list[Matmul]:
@@ -49,6 +53,18 @@ def flops_by_operator(matmuls: Iterable[Matmul]) -> dict[str, int]:
     for matmul in matmuls:
         flops[matmul.operator] += matmul.flops
     return dict(flops)
+
+
+def fp8_shapes(matmuls: Iterable[Matmul]) -> Counter:
+    """Count the FP8 matmuls of each shape."""
+    return Counter(matmul.shape for matmul in matmuls if "_scaled_mm" in matmul.operator)
+
+
+def row_scaled_flops(matmuls: Iterable[Matmul]) -> int | None:
+    """Add up the FLOPs of FP8 matmuls with scales of rows; None if a profile does not tell."""
+    if any(matmul.row_scaled is None for matmul in matmuls):
+        return None
+    return sum(matmul.flops for matmul in matmuls if matmul.row_scaled)
 
 
 def find_attention(events: Iterable) -> str | None:
@@ -83,12 +99,16 @@ def _matmul(event) -> Matmul:
     if template:  # two operands come first, each perhaps transposed, and the output last
         name = "triton _scaled_mm" if template[1] == "scaled_" else "triton mm"
         # Scales of rows have a dimension of 1 and are no matrices.
-        matrices = [math.prod(shape) for shape in shapes if len(shape) == 2 and min(shape) > 1]
-        # (m k) (k n) (m n) is (m n k) squared
-        flops = 2 * math.isqrt(matrices[0] * matrices[1] * matrices[-1])
+        matrices = [shape for shape in shapes if len(shape) == 2 and min(shape) > 1]
+        m, n = matrices[-1]
+        # (m k) (k n) is (m n) times k squared
+        k = math.isqrt(math.prod(matrices[0]) * math.prod(matrices[1]) // (m * n))
     else:
         left, right = shapes[name == "aten::addmm" :][:2]  # without addmm's bias
         # A grouped matmul has the rows of all experts in its left operand.
-        flops = 2 * math.prod(left) * right[-1]
+        m, k, n = math.prod(left[:-1]), left[-1], right[-1]
     column = any(len(shape) == 2 and shape[1] == 1 < shape[0] for shape in shapes)
-    return Matmul(name, flops, column and "_scaled_mm" in name)
+    row_scaled = column and "_scaled_mm" in name
+    if name == "aten::_scaled_mm_v2":  # which takes lists of scales
+        row_scaled = None
+    return Matmul(name, (m, k, n), row_scaled)

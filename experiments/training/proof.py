@@ -5,14 +5,18 @@ Three claims. A claim that does not hold stops the run:
 
   1. Every trainable parameter is in the optimizer. (A recipe can leave parameters out on purpose,
      by `optimizer.built`; such orphans are on record instead.)
-  2. The layers in FP8 are those that the recipe names, and in one profiled step `aten::_scaled_mm`
-     does the FLOPs that these layers account for, with the recipe's scaling, or none in bf16.
+  2. The layers in FP8 are those that the recipe names, and one profiled step calls
+     `aten::_scaled_mm` for each of their matmuls, in number and shape (expected.py), with the
+     recipe's scaling, or never in bf16.
      Several ranks send no more bytes of weights and gradients than the recipe's precisions take.
      A recipe with `torch.compile` has compiled graphs.
   3. Every parameter moves in the first optimizer step, where its gradient and its dtype allow it.
 
-An emulated run rounds to FP8 and multiplies in float32: it is on record as emulated, and the FLOPs
-and scaling of claim 2 are not checked.
+An emulated run rounds to FP8 and multiplies in float32: it is on record as emulated, and the
+matmuls and scaling of claim 2 are not checked.
+
+One profiled step does not show what other steps do, which FP8 format the gradients have, or how
+emulated formats round: tests compare those with plain arithmetic.
 
 The trainer calls, in this order:
 
@@ -33,7 +37,15 @@ from torch.profiler import ProfilerActivity, profile
 
 from experiments.records import run as records
 from experiments.training import collectives
-from experiments.training.matmuls import find_attention, find_matmuls, flops_by_operator
+from experiments.training.expected import differences, expected_matmuls
+from experiments.training.matmuls import (
+    Matmul,
+    find_attention,
+    find_matmuls,
+    flops_by_operator,
+    fp8_shapes,
+    row_scaled_flops,
+)
 from experiments.training.plan import Plan
 from models import float8
 from models.device import local
@@ -50,7 +62,7 @@ class Proof:
     """
 
     def __init__(self, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer):
-        self.plan, self.optimizer = plan, optimizer
+        self.plan, self.model, self.optimizer = plan, model, optimizer
         self.parameters = {float8.built_name(name): p for name, p in model.named_parameters()}
         self.trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
         self.converted = float8.converted_modules(model)
@@ -101,26 +113,29 @@ class Proof:
             in_fp8=self.fp8.scaling is not None,
             profiled_step=step,
             gemm_flops=flops_by_operator(matmuls),
-            row_scaled_flops=sum(matmul.flops for matmul in matmuls if matmul.row_scaled),
+            row_scaled_flops=row_scaled_flops(matmuls),
         )
         if several:
             self._check_collectives(profiler)
-        self._check_matmuls()
+        self._check_matmuls(matmuls)
         if self.plan.config.compile.enable and compiled_graphs() == 0:
             raise ProofError(
                 "the recipe is compiled and torch.compile made no graph, so all of it ran eager: "
                 "unset TORCHDYNAMO_DISABLE, or say compile.enable=false"
             )
 
-    def _check_matmuls(self) -> None:
+    def _check_matmuls(self, matmuls: list[Matmul]) -> None:
         fp8, profiled = self.fp8, self.profiled
-        flops, step = profiled.fp8_flops, profiled.profiled_step
-        did = f"in step {step} aten::_scaled_mm did {flops:.3e} FLOPs"
-        if flops and not profiled.in_fp8:
-            raise ProofError(f"{did}, and the recipe has this step in bf16")
+        step, ran = profiled.profiled_step, fp8_shapes(matmuls)
+        if ran and not profiled.in_fp8:
+            raise ProofError(
+                f"in step {step} aten::_scaled_mm ran {ran.total()} times, and the recipe has this "
+                "step in bf16"
+            )
         if fp8.emulated or not profiled.in_fp8:
             return
-        if flops < 0.99 * self.flops_expected:
+        differ = differences(expected_matmuls(self.plan, self.model), ran)
+        if differ:
             hint = ""
             if len(self.trainable) < len(self.parameters):
                 hint = (
@@ -128,13 +143,15 @@ class Proof:
                     "add them to filter_fqns"
                 )
             raise ProofError(
-                f"{did}, and the {len(self.converted)} converted layers account for "
-                f"{self.flops_expected:.3e}: not (all) of the FP8 recipe ran in FP8{hint}"
+                f"in step {step} not (all) of the FP8 recipe ran in FP8: of "
+                f"{len(self.converted)} converted layers aten::_scaled_mm ran "
+                f"{'; '.join(differ[:3])} (M x K x N){hint}"
             )
-        if bool(profiled.row_scaled_flops) != fp8.scaling.by_rows:
+        scaled = profiled.row_scaled_flops
+        if scaled is not None and bool(scaled) != fp8.scaling.by_rows:
             raise ProofError(
-                f"in step {step} {profiled.row_scaled_flops:.3e} FP8 FLOPs had a scale for each "
-                f"row, and the recipe's scaling is {fp8.recipe_name}"
+                f"in step {step} {scaled:.3e} FP8 FLOPs had a scale for each row, and the recipe's "
+                f"scaling is {fp8.recipe_name}"
             )
 
     def _check_collectives(self, profiler) -> None:

@@ -87,7 +87,7 @@ def test_what_works_trains_and_proves_its_fp8(name, request, run_here, tmp_path)
         out = request.getfixturevalue("folder") / name
     manifest, proof = read(out / MANIFEST, Manifest), read(out / PROOF, Proof)
     assert manifest.status == "completed" and manifest.world_size == CELLS[name].processes
-    assert proof.fp8_flops >= 0.99 * proof.fp8_flops_expected > 0
+    assert proof.fp8_flops >= proof.fp8_flops_expected > 0
 
 
 @pytest.mark.slow

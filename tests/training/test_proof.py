@@ -1,5 +1,6 @@
 """The proof fails when FP8 did not run, and when a parameter would not learn."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -11,10 +12,11 @@ from torch._dynamo.utils import counters
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from experiments.config.keys import Config
+from experiments.training.expected import differences, expected_matmuls
 from experiments.training.matmuls import find_matmuls, flops_by_operator
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof, ProofError
-from models import float8
+from models import fast_float8, float8
 from models.scalings import SCALINGS
 from tests.runs import ONE_DEVICE
 
@@ -34,11 +36,15 @@ class Net(nn.Module):
 class Run:
     """A bf16 net whose `head` stays out of FP8, its optimizer and recipe; `step` trains it."""
 
-    def __init__(self, recipe: str | None = "tensorwise", convert: bool = True, emulate=False):
+    def __init__(
+        self, recipe: str | None = "tensorwise", convert: bool = True, emulate=False, fast=False
+    ):
         torch.manual_seed(0)
         self.config, self.model = Config(), Net().to(torch.bfloat16)
         keys = self.config.quantize.linear.float8
         keys.recipe_name, keys.filter_fqns, keys.emulate = recipe, ["head"], emulate
+        keys.implementation = "fast" if fast else "torchao"
+        self.config.activation_checkpoint.mode = "none"
         self.config.training.local_batch_size, self.config.training.seq_len = 1, TOKENS
         fp8 = float8.choose(self.model, keys)
         self.plan = Plan(
@@ -132,11 +138,15 @@ def promise_rows(run: Run) -> None:
 @pytest.mark.parametrize(
     ("harm", "converted", "sentence"),
     [
-        (lambda run: in_bf16(run.model.second), True, "did .* FLOPs, and the 2 converted"),
+        (
+            lambda run: in_bf16(run.model.second),
+            True,
+            "ran 2 instead of 4 of .*first, second",
+        ),
         (promise_rows, True, "had a scale for each row, and the recipe's scaling is rowwise"),
         (compile_nothing, True, "torch.compile made no graph"),
         (skip_step, True, "3 parameters did not move"),
-        (freeze, True, "did .* FLOPs.* add them to filter_fqns"),
+        (freeze, True, "ran 3 instead of 4.* add them to filter_fqns"),
         (add_unused, True, "unused is trainable and got no gradient"),
         (convert_late, False, "2 trainable parameters are in no optimizer.*first.weight"),
     ],
@@ -146,6 +156,36 @@ def test_a_run_that_is_not_what_its_recipe_says_fails(harm, converted, sentence)
     harm(run)
     with pytest.raises(ProofError, match=sentence):
         run.step()
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_one_matmul_in_bf16_fails(place, monkeypatch):
+    """Of the two layers' six, one after the other."""
+    in_fp8, calls = fast_float8.multiply, []
+
+    def multiply(a, b, dtype, *rest):
+        calls.append(a)
+        if len(calls) != place + 1:
+            return in_fp8(a, b, dtype, *rest)
+        return a.data.to(dtype) @ b.data.to(dtype) * (a.inverse * b.inverse).to(dtype)
+
+    monkeypatch.setattr(fast_float8, "multiply", multiply)
+    with pytest.raises(ProofError, match="not .all. of the FP8 recipe ran in FP8"):
+        Run(fast=True).step()
+    assert len(calls) == 6
+
+
+def test_a_matmul_too_few_or_too_many_or_of_another_shape_is_named():
+    run = Run(convert=False)
+    run.model.second = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
+    float8.convert(run.model, run.plan.fp8.layers, run.config.quantize.linear.float8, False)
+    expected = expected_matmuls(run.plan, run.model)
+    whole = Counter(matmul.shape for matmul in expected)
+    assert whole.total() == 6 and not differences(expected, whole)
+    for m, k, n in whole:
+        one, other = Counter([(m, k, n)]), Counter([(k, m, n)])
+        for wrong in (one, whole - one, whole + one, whole - one + other):
+            assert differences(expected, wrong)
 
 
 def test_fp8_matmuls_in_bf16_steps_fail():
