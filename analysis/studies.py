@@ -128,7 +128,7 @@ def optimizer_states(comparison: Comparison) -> pd.DataFrame:
     """List the dtypes of what training keeps, its measured bytes a parameter, and the loss."""
     first = first_runs(comparison)
     keys = pd.DataFrame([run.facts for run in first.values()], [*first])
-    dtype, states = keys["training.dtype"], "optimizer.states."
+    dtype, states = keys["training.dtype"], "fp8_lm.states."
     table = pd.DataFrame({
         "parameters": dtype,
         "first moment": keys[states + "first_moment"].fillna(dtype),

@@ -7,7 +7,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -151,13 +151,6 @@ def fsdp_bytes(
     return weights, shards * sum(reduced.values()) * 4
 
 
-def state_bytes(config) -> int:
-    """Bytes of the optimizer's states of one parameter: of the dtypes that a recipe gives, else of
-    two moments."""
-    given = asdict(config.optimizer.states).values()
-    return sum(ITEMSIZE[dtype] for dtype in given if dtype) or 2 * ITEMSIZE[config.training.dtype]
-
-
 # Bytes per logit while the loss is computed: bf16 logits and their gradient; eager two float32
 # copies more.
 _LOSS_COMPILED, _LOSS_EAGER = 4, 12
@@ -203,7 +196,7 @@ def memory_by_use(config, args, shards: int) -> dict[str, float]:
     fullest = max(begin, end, key=lambda uses: sum(uses.values()))
     stay = {
         "parameters": n * per_parameter / shards,
-        "optimizer": n * state_bytes(config) / shards,
+        "optimizer": n * 2 * per_parameter / shards,
     }
     return stay | fullest
 

@@ -130,24 +130,6 @@ class Model(titan.Model):
     `layers.*.attention.wq.weight`."""
 
 
-StateDtype = Literal["float32", "bfloat16", "float16", "float8_e4m3fn"] | None
-
-
-@dataclass
-class States:
-    """Dtypes of AdamW's states, all three or none, see models/optimizer.py. null: moments in the
-    parameters' dtype, and no master weights. In FP8 and FP16 each tensor has a scale."""
-
-    first_moment: StateDtype = None
-    """Of the mean of the gradients."""
-
-    second_moment: StateDtype = None
-    """Of the mean of their squares."""
-
-    master_weights: StateDtype = None
-    """Of the weights that are stepped, of which the bf16 parameters are a rounded copy."""
-
-
 @section("early_step_in_backward")  # which leaves no gradients for the proof to look at
 class Optimizer(titan.Optimizer):
     name: Literal["AdamW"]
@@ -158,10 +140,6 @@ class Optimizer(titan.Optimizer):
     """Epsilon. With 0, a parameter without a gradient becomes nan; beside a large one, gradients
     count for nothing."""
     weight_decay: NotNegative
-
-    states: States
-    """Dtypes of the states, as `{first_moment: float8_e4m3fn, second_moment: float16,
-    master_weights: float16}`; with them `implementation` has no meaning."""
 
     built: Literal["before_conversion", "after_conversion"] | None = None
     """Only for the study `one_gpu_puzzle`, on one device: build the optimizer before or after the

@@ -11,7 +11,6 @@ A section that is a folder of `extensions/` brings that extension in: its packag
 keys (`Keys`), and functions in place of the core's (`Recipe.hook`).
 """
 
-import difflib
 import functools
 import importlib
 import json
@@ -20,6 +19,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 RECIPES = ROOT / "recipes"
 OVERLAYS = RECIPES / "overlays"
 EXTENSIONS = ROOT / "extensions"
-GROUPS = ("", "candidates", "scalings", "puzzle", "ladder", "fp8_lm")  # of recipes/
+GROUPS = ("", "candidates", "scalings", "puzzle", "ladder")  # of recipes/
 LISTED = "`python -m experiments.recipe list --all` has all"
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
@@ -239,7 +239,8 @@ def _validate(layer: Layer, extensions: dict[str, ModuleType]) -> "Config":
     except ValidationError as error:
         sections = asdict(keys.Config())
         known = [*sections, *dict(flat(sections))]
-        foreign = [name for name in layer.keys if not difflib.get_close_matches(name, known)]
+        others = layer.keys.keys() - extensions.keys()
+        foreign = [name for name in others if not get_close_matches(name, known)]
         missing = dict.fromkeys(foreign, "no section of recipes, and no extension that has keys")
         raise mistakes(error, layer.origins, known, missing | keys.REFUSED) from error
 
@@ -306,6 +307,6 @@ def flavor_keys(flavor: str) -> list[str]:
 def unknown(kind: str, name: str, known: Iterable[str], listed: str = "") -> str:
     """Say that a name is not in `known`: the nearest names first, then all of them, or how they are
     `listed`."""
-    near = difflib.get_close_matches(name, known, n=2)
+    near = get_close_matches(name, known, n=2)
     hint = f"did you mean `{'` or `'.join(near)}`? " if near else ""
     return f"{hint}`{name}` is no {kind}: {listed or 'choose ' + ', '.join(known)}"

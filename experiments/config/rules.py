@@ -48,16 +48,7 @@ def _training(config: "Config") -> Found:
 
 
 def _optimizer(config: "Config") -> Found:
-    optimizer, states, dtype = config.optimizer, config.optimizer.states, config.training.dtype
-    dtypes = [states.first_moment, states.second_moment, states.master_weights]
-    bf16_only = f"training.dtype is {dtype}; set that to bfloat16, or leave this out"
-    if any(dtypes) and not all(dtypes):
-        yield (
-            "optimizer.states",
-            "should be a dtype for each of the three states, or null for all three",
-        )
-    if any(dtypes) and dtype != "bfloat16":
-        yield "optimizer.states", f"has master weights of bf16 parameters, and {bf16_only}"
+    optimizer = config.optimizer
     if optimizer.built == "before_conversion" and config.compile.enable:
         yield (
             "optimizer.built",

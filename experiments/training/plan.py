@@ -103,7 +103,7 @@ def plan(recipe: recipes.Recipe, world_size: int | None = None) -> Plan:
         fp8=fp8,
         passes=max(1, training.global_batch_size // (training.local_batch_size * world_size)),
         shards=shards,
-        memory=memory_by_use(config, args, shards),
+        memory=recipe.hook("memory_by_use", memory_by_use)(config, args, shards),
     )
 
 

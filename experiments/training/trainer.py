@@ -22,8 +22,8 @@ import torchtitan.train as titan
 from torchtitan.components.checkpoint import DATALOADER
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.components.metrics import build_metrics_processor
+from torchtitan.components.optimizer import build_optimizers
 from torchtitan.distributed import utils as dist_utils
-from torchtitan.protocols.train_spec import register_train_spec
 from torchtitan.tools.logging import logger
 from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 
@@ -45,24 +45,30 @@ from models.device import local
 PROFILED = 3
 NOT_STEADY = 3  # with the profiled one
 
-# torchtitan's `__init__` calls these builders in this order: model, metrics, optimizer. Each call
-# ends a part of the warm-up: the time from the model to the metrics is the conversion's; the time
-# from there to the optimizer, in which weights are made on the device, is the model's again.
-for _name, _architecture in ARCHITECTURES.items():
-    _spec = train_spec(
-        _name,
-        model_cls=TIMELINE.marked(_architecture.model, own="model_build"),
-        build_metrics_processor_fn=TIMELINE.marked(
-            build_metrics_processor, until_call="conversion"
-        ),
-        build_optimizers_fn=TIMELINE.marked(optimizer.build_optimizers, until_call="model_build"),
-        build_dataloader_fn=None,  # built with the token file, below
-    )
-    register_train_spec(_name, _spec)
-
 _RANDOM = {"cpu": torch}  # what draws random numbers
 if device.TYPE == "cuda":
     _RANDOM["cuda"] = torch.cuda
+
+
+def _train_spec(plan: Plan):
+    """Say how torchtitan builds the parts of a run.
+
+    torchtitan's `__init__` calls these builders in this order: model, metrics, optimizer. Each call
+    ends a part of the warm-up: the time from the model to the metrics is the conversion's; the time
+    from there to the optimizer, in which weights are made on the device, is the model's again.
+    """
+    name, config = plan.config.model.name, plan.config
+    own = plan.recipe.hook("build_optimizers")
+    build = (lambda parts, *others: own(parts, config)) if own else build_optimizers
+    return train_spec(
+        name,
+        model_cls=TIMELINE.marked(ARCHITECTURES[name].model, own="model_build"),
+        build_metrics_processor_fn=TIMELINE.marked(
+            build_metrics_processor, until_call="conversion"
+        ),
+        build_optimizers_fn=TIMELINE.marked(build, until_call="model_build"),
+        build_dataloader_fn=None,  # built with the token file, below
+    )
 
 
 class Diverged(RuntimeError):
@@ -85,7 +91,10 @@ class Trainer(titan.Trainer):
         # In here, in this order: process group (`init_distributed`), model on the meta device, FP8
         # conversion, metrics, recomputation, compilation and sharding (`parallelize` in
         # models/architectures.py), weights, optimizer, schedule, checkpoints.
-        with patch.object(titan, "CheckpointManager", Checkpoints):  # torchtitan has no hook for it
+        with (  # torchtitan has no hook for the first, and a registry for all runs for the second
+            patch.object(titan, "CheckpointManager", Checkpoints),
+            patch.object(titan.train_spec_module, "get_train_spec", lambda _: _train_spec(plan)),
+        ):
             super().__init__(built)
         model = self.model_parts[0]
         if convert_late:
@@ -274,13 +283,7 @@ class Trainer(titan.Trainer):
         warm_up, last = config.lr_scheduler.warmup_steps, config.training.steps
         if warm_up > last:
             notes.append(f"the learning rate's warm-up of {warm_up} steps was cut to {last}")
-        for name, count in getattr(self.optimizers.optimizers[0], "clamped", {}).items():
-            if int(count):
-                notes.append(
-                    f"{name}: {int(count)} values were beyond the range of their dtype and became "
-                    "its largest (on rank 0, since the process started)"
-                )
-        return notes
+        return notes + self.plan.recipe.hook("notes", lambda _: [])(self)
 
     # ---- checkpoints ----
 

@@ -65,7 +65,7 @@ def test_not_explained_otherwise(tmp_path, changed):
 
 def test_optimizer_states_with_a_loss_that_jumps_to_100(tmp_path):
     states = {"first_moment": "float8_e4m3fn", "second_moment": None, "master_weights": "float16"}
-    keys = {"training": {"dtype": "bfloat16"}, "optimizer": {"states": states}}
+    keys = {"training": {"dtype": "bfloat16"}, "fp8_lm": {"states": states}}
     kept = {"parameters": {"bytes_per_parameter": {"weights": 2.0, "states": 5.5}}}
     jump = metrics_lines(last=10) + metrics_lines(shift=100)[10:]
     logs = {"float32_optimizer": metrics_lines(), "fp8_optimizer": metrics_lines(shift=0.05)}

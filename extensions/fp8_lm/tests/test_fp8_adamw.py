@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.optimizer import STATES, AdamWFp8LM
+from extensions.fp8_lm.optimizer import STATES, AdamWFp8LM
 from tests import processes
 
 KEYS = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
@@ -86,4 +86,4 @@ def test_a_sudden_gradient_overflows_nothing():
 
 
 def test_shards_are_stepped_as_the_whole_tensor_is(tmp_path):
-    processes.run([sys.executable, "-m", "tests.models.fp8_adamw_ranks", tmp_path])
+    processes.run([sys.executable, "-m", "extensions.fp8_lm.tests.fp8_adamw_ranks", tmp_path])

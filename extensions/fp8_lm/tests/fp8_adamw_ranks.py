@@ -1,6 +1,6 @@
 """Two ranks step a sharded model, and each the same model whole; started by test_fp8_adamw.py.
 
-    python -m tests.models.fp8_adamw_ranks FOLDER
+    python -m extensions.fp8_lm.tests.fp8_adamw_ranks FOLDER
 
 Each rank exits with 0 if parameters and states are the same bits, sharded and whole, after some
 steps. Ranks are forks of one process, which imports torch once.
@@ -15,8 +15,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from models.optimizer import AdamWFp8LM
-from tests.models.test_fp8_adamw import KEYS, PAPER
+from extensions.fp8_lm.optimizer import AdamWFp8LM
+from extensions.fp8_lm.tests.test_fp8_adamw import KEYS, PAPER
 
 
 def whole() -> nn.Module:

@@ -1,0 +1,164 @@
+"""AdamW whose states have dtypes of their own (FP8-LM, arXiv 2310.18313)."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from models.device import local
+
+# Precision decoupling of FP8-LM (arXiv 2310.18313). The parameters that the model computes with
+# stay as they are, and are a rounded copy of the master weights. A state in FP8 or FP16 is stored
+# times a scale, one a tensor: a power of two, so that scaling rounds nothing. bf16 and float32 have
+# range enough without.
+
+STATES = ("first_moment", "second_moment", "master_weights")
+SCALED = {torch.float8_e4m3fn: 448.0, torch.float16: 65504.0}  # with the largest value of each
+CHUNK = 1 << 24  # elements that are in float32 together: five such copies of a chunk are 320 MiB
+
+
+class AdamWFp8LM(torch.optim.Optimizer):
+    """PyTorch's AdamW, in float32, between states that are stored in other dtypes.
+
+    Shards of a tensor have the scale of the whole tensor, so that they are stepped as the whole
+    tensor would be.
+
+    Args:
+        params: contiguous parameters or groups of them; of FSDP's, each process steps its shards.
+        dtypes: of each state of `STATES`.
+        keys: `lr`, `betas`, `eps` and `weight_decay`, as PyTorch's.
+    """
+
+    def __init__(self, params: Iterable, dtypes: dict[str, torch.dtype], **keys):
+        self.dtypes = dtypes
+        self.clamped = dict.fromkeys(STATES, 0)  # values that became their dtype's largest
+        super().__init__(params, keys)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """Step the parameters that have a gradient. Checkpoints call it with a `closure` of
+        None."""
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            for parameter in parameters:
+                if not self.state[parameter]:
+                    self._start(parameter)
+            for parameter, largest in zip(parameters, self._largest(parameters), strict=True):
+                self._step(parameter, group, self._scales(group, *largest))
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """As PyTorch's, which however casts the states to the dtype of their parameter: here they
+        stay as saved."""
+        super().load_state_dict(state_dict)
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for number, parameter in zip(numbers, parameters, strict=True):
+            saved = state_dict["state"].get(number, {})
+            self.state[parameter] = {
+                k: t if k == "step" else t.to(parameter.device) for k, t in saved.items()
+            }
+
+    def _start(self, parameter: Tensor) -> None:
+        """Moments of 0; the first step takes the parameter for its master weights."""
+        state = self.state[parameter]
+        state["step"] = torch.tensor(0.0)
+        for name, dtype in self.dtypes.items():
+            state[name] = torch.zeros_like(parameter, dtype=dtype)
+            state[f"{name}_scale"] = torch.ones((), device=parameter.device)
+
+    def _largest(self, parameters: list[Tensor]) -> Tensor:
+        """Largest magnitudes of each parameter's gradient and states, over all shards: (parameters,
+        4), float32.
+
+        One all-reduce, or one for each dimension of the mesh that shards.
+        """
+        largest = torch.zeros(len(parameters), 4, device=parameters[0].device)
+        groups = {}  # in one order on all ranks
+        for row, p in zip(largest, parameters, strict=True):
+            state = self.state[p]
+            row[0] = _magnitude(p.grad)
+            for i, name in enumerate(STATES, 1):
+                row[i] = _magnitude(state[name]) / state[f"{name}_scale"]
+            if not state["step"]:
+                row[3] = _magnitude(p)
+            for dim, placement in enumerate(getattr(p, "placements", ())):
+                if placement.is_shard():
+                    groups[p.device_mesh.get_group(dim)] = None
+        for group in groups:
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        return largest
+
+    def _scales(self, group: dict, gradient, first, second, master) -> dict[str, Tensor]:
+        """Of each state, from a bound on what this step can make of it, so that nothing has to be
+        computed twice.
+
+        Args:
+            gradient, first, second, master: largest magnitudes, scalars.
+        """
+        beta1, beta2 = group["betas"]
+        # A step is at most lr times the larger of these (Kingma & Ba, arXiv 1412.6980, section
+        # 2.1), but for rounding.
+        furthest = 2 * group["lr"] * max(1, (1 - beta1) / math.sqrt(1 - beta2))
+        bounds = {
+            "first_moment": beta1 * first + (1 - beta1) * gradient,
+            "second_moment": beta2 * second + (1 - beta2) * gradient.square(),
+            "master_weights": master + furthest,
+        }
+        return {name: _scale(bound, self.dtypes[name]) for name, bound in bounds.items()}
+
+    def _step(self, parameter: Tensor, group: dict, scales: dict[str, Tensor]) -> None:
+        """One parameter, chunk by chunk."""
+        state, (beta1, beta2) = self.state[parameter], group["betas"]
+        weights, gradients = local(parameter).view(-1), local(parameter.grad).flatten()
+        stored = {name: local(state[name]).view(-1) for name in STATES}
+        for at in range(0, len(weights), CHUNK):
+            chunk, values = slice(at, at + CHUNK), {}
+            for name in STATES:
+                values[name] = stored[name][chunk].float() / state[f"{name}_scale"]
+            if not state["step"]:
+                values["master_weights"] = weights[chunk].to(torch.float32, copy=True)
+            first, second, master = values.values()
+            adamw(
+                [master],
+                [gradients[chunk].float()],
+                [first],
+                [second],
+                [],
+                [state["step"].clone()],
+                foreach=False,
+                amsgrad=False,
+                beta1=beta1,
+                beta2=beta2,
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+            )
+            for name, value in values.items():
+                most = SCALED.get(self.dtypes[name], math.inf)
+                value.mul_(scales[name])
+                self.clamped[name] += (value.abs() > most).sum()
+                stored[name][chunk] = value.clamp_(-most, most)
+            weights[chunk] = stored["master_weights"][chunk].float() / scales["master_weights"]
+        state["step"] += 1
+        for name, scale in scales.items():
+            state[f"{name}_scale"].copy_(scale)
+
+
+def _scale(bound: Tensor, dtype: torch.dtype) -> Tensor:
+    """The largest power of two that keeps values up to `bound` in the range of `dtype`; 1 where it
+    is not scaled."""
+    if dtype not in SCALED:
+        return torch.ones_like(bound)
+    exponent = torch.frexp(SCALED[dtype] / bound.clamp(min=1e-30)).exponent
+    return torch.exp2(exponent.float() - 1)  # of a mantissa from 0.5 to 1
+
+
+def _magnitude(tensor: Tensor) -> Tensor:
+    """The largest magnitude of this rank's shard, a float32 scalar; 0 of an empty one."""
+    chunks = local(tensor).flatten().split(CHUNK)
+    largest = [torch.linalg.vector_norm(chunk.float(), math.inf) for chunk in chunks if len(chunk)]
+    return torch.stack(largest).max() if largest else torch.zeros(())

@@ -1,0 +1,39 @@
+"""Recipes with AdamW's states in 8 and 16 bits: which dtypes are accepted, and what a run keeps."""
+
+import pytest
+
+from experiments.config import recipes
+from experiments.training.plan import plan
+from models.errors import InputError
+from tests.runs import TINY
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("training.dtype=float32", "fp8_lm.states"),
+        ("fp8_lm.states.first_moment=null", "fp8_lm.states.first_moment"),
+        ("fp8_lm.states.third_moment=float16", "fp8_lm.states.third_moment"),
+        ("fp8_lm.moments=float16", "fp8_lm.moments"),
+    ],
+)
+def test_states_that_cannot_be_are_refused_by_their_key(override, key):
+    with pytest.raises(InputError, match=f": {key}: "):
+        recipes.load("fp8_optimizer", ["cpu"], [override])
+
+
+def test_memory_counts_the_bytes_of_the_states():
+    paper, baseline = (
+        plan(recipes.load(name, ["cpu"])).memory for name in ("fp8_optimizer", "baseline_compiled")
+    )
+    assert paper["optimizer"] / paper["parameters"] == (1 + 2 + 2) / 2
+    assert {**paper, "optimizer": 0} == {**baseline, "optimizer": 0}
+
+
+def test_a_run_steps_its_parameters_by_these_states(train):
+    keys = [*TINY, "training.steps=1", "compile.enable=false"]
+    recipe = recipes.load("fp8_optimizer", ["cpu"], keys)
+    trainer, _ = train(recipe.config, recipe=recipe)
+    parameters = trainer.proof.record().parameters
+    assert parameters.moved_in_first_step > 0 and not parameters.still_in_first_step
+    assert parameters.bytes_per_parameter == pytest.approx({"weights": 2, "states": 5}, abs=5e-3)
