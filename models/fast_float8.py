@@ -111,6 +111,7 @@ def power_of_2(amax: Tensor, dtype: torch.dtype, least=1e-12, saturates=False) -
     exponent = 2 * 127 + largest_exponent - exponent  # 127 stands for 2^0
     if not saturates:
         exponent = exponent - (mantissa > 0x600000).int()
+    exponent = exponent.clamp(max=254)  # 2^127, whose inverse is e8m0's smallest scale
     return torch.where(amax.isfinite(), (exponent << 23).view(torch.float32), math.nan)
 
 

@@ -11,7 +11,9 @@ items, each as torch.save writes it, and `.metadata`, a pickle that lists the it
 .metadata last and by renaming it: a folder without one was never finished.
 """
 
+import errno
 import io
+import os
 import pickle
 import shutil
 import zipfile
@@ -87,6 +89,8 @@ class Checkpoints(CheckpointManager):
             if dist.get_rank() == 0:
                 self._delete_unfinished()
             task = f"a checkpoint could not be saved, with {free:.1f} GiB free"
+            if os.strerror(errno.EFBIG) in str(error):
+                task = "a checkpoint could not be saved: a limit of file sizes (ulimit -f) is lower"
             raise CheckpointError(task, error) from error
 
     def _purge_stale_checkpoints(self) -> None:
@@ -181,6 +185,10 @@ class Checkpoints(CheckpointManager):
 
     def dcp_load(self, state_dict: dict, checkpoint_id: str, **_) -> None:
         """Load plain data only. Raises `CheckpointError`."""
+        there = _Reader(checkpoint_id).read_metadata().state_dict_metadata
+        for name in [*state_dict]:
+            if name.endswith(".largest_values") and name not in there:
+                del state_dict[name]  # `delayed` from a run without it begins with no history
         load(state_dict, checkpoint_id)
         self.states[MODEL].load_state_dict(state_dict)
 

@@ -49,6 +49,14 @@ def test_mx_is_that_of_torchaos_reference(scale, mode):
     assert torch.equal(round_blocks(x, 1, 32, scale, E4M3), theirs.float() * back)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("scale", ["mx_up", "mx_ocp"])
+def test_mx_blocks_of_the_smallest_numbers_stay_finite(scale, dtype):
+    tiny = torch.tensor([[0.0], [1e-45], [2.0**-126], [2.0**-120], [1.0]]).expand(-1, 32)
+    rounded = round_blocks(tiny.contiguous(), 1, 32, scale, dtype)
+    assert torch.allclose(rounded, tiny, rtol=1 / 8, atol=2.0**-136)
+
+
 def test_blocks_and_scales_are_those_of_the_papers():
     """DeepSeek-V3 (arXiv 2412.19437), OCP MX 1.0, and its rounding up (arXiv 2506.08027)."""
     found = {name: SCALINGS[name][1:4] + (SCALINGS[name].scale,) for name in BY_BLOCKS}
@@ -144,6 +152,15 @@ def test_delayed_scales_go_on_across_a_checkpoint(run_here, tmp_path):
     manifest = tmp_path / "parts" / "manifest.json"
     manifest.write_text(json.dumps(manifest_of(manifest.parent) | {"status": "running"}))
     assert run("parts", 4) == whole
+
+
+def test_delayed_scales_begin_without_history_from_a_checkpoint_of_bf16(run_here, tmp_path):
+    keys = ["--overlay", "cpu", *TINY, SMALLEST, "compile.enable=false", "checkpoint.enable=true"]
+    assert run_here("baseline", *keys, "training.steps=2", "--out", tmp_path / "bf16") == 0
+    start = f"checkpoint.initial_load_path={tmp_path}/bf16/checkpoint/step-2"
+    keys += [start, "checkpoint.initial_load_model_only=false", "--out", tmp_path / "delayed"]
+    assert run_here("scaling_delayed", *keys) == 0
+    assert len(losses_of(tmp_path / "delayed")) == 2
 
 
 # ---- under outliers ----
