@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # Measure on this machine's GPUs what no GPU has shown yet, and bring tables and notebooks up to date with it.
 #
-#   launch/measure_all.sh [--gpu h200] [PART…]   all parts that this machine has GPUs for, or some
+#   launch/measure_all.sh [--gpu NAME] [PART…]   all parts that this machine has GPUs for, or some
 #   launch/measure_all.sh --dry-run [PART…]      lists the commands, each of which can be pasted, and runs none
 #
 # Parts: speed, loss, puzzle, phases, decoupling, scalings, candidates (one GPU each); sweep (4); ladder, gradients,
 # levels (8).
 # A part that was stopped goes on where it was, if it is started again with --at FOLDER, the name that it printed.
-# --gpu is the GPU's name in models/gpus.py, and begins the folders' names. Results go into results/.
+# The GPU's name in models/gpus.py begins the folders' names; --gpu gives another. Results go into results/.
 # Exit codes: 0 all measured, 1 a command failed (the others went on), 2 bad input, 75 and 130 asked to stop.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 python=${PYTHON:-.venv/bin/python}
 parts="speed loss puzzle phases decoupling scalings candidates sweep ladder gradients levels"
-gpu=h200 at='' dry_run='' chosen=() failed=()
+gpu='' at='' dry_run='' chosen=() failed=()
 
 die() { echo "error: $*" >&2; exit 2; }
 
@@ -35,6 +35,8 @@ done
 [ ${#chosen[@]} -gt 0 ] || read -ra chosen <<<"$parts"
 version=$("$python" -c 'from importlib.metadata import version; print(version("torch").split("+")[0])') ||
   die "$python has no torch: run \`make install\`, or name another Python with PYTHON=..."
+name=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
+gpu=${gpu:-$("$python" -c 'import sys; from models.gpus import find; print(find(sys.argv[1]) or "gpu")' "$name")}
 at=${at:-${gpu}_$(date +%F)_torch$version}
 gpus=$(nvidia-smi --list-gpus 2>/dev/null | wc -l)
 [ -n "$dry_run" ] || [ "$gpus" -gt 0 ] || die "no GPU here: --dry-run lists what a machine with GPUs would run"

@@ -97,8 +97,8 @@ _SLINGSHOT = (
 )
 _ALPS = Links(4, 450e9, 25e9, _SLINGSHOT)
 
-# The keys are names for the command line. A device is the first GPU whose `driver_name` is in the
-# device's name, so a chip's variants stand before it. "NVIDIA GH200 120GB" and "480GB" name
+# The keys are names for the command line. A device is the first GPU whose `driver_name` is its name
+# (`find`), so a chip's variants stand before it. "NVIDIA GH200 120GB" and "480GB" name
 # the CPU's memory; the GPU's is 96 GB.
 GPUS = {
     "gb300": Gpu("GB300", 279e9, _rates(2500, 5000, 8.0, f"{_BLACKWELL} a GB300 NVL72")),
@@ -143,11 +143,21 @@ def chip(gpu: str | None) -> str | None:
     return next((name for name, gpus in CHIPS.items() if gpu in gpus), None)
 
 
+# What stands around a GPU's name and leaves its matmuls as fast: makers, memories, sockets. Words
+# that are not here name another chip (D, Laptop GPU, Max-Q) or a part of one (MIG 1g.10gb).
+_BEFORE = r"(?:(?:NVIDIA|AMD|GeForce|Instinct) )*"
+_AFTER = (
+    r"(?: (?:SXM\d?|PCIe|OAM|HBM\d\w*|\d+ ?GB?|\d+W|\(presumed\)|Blackwell Workstation Edition))*"
+)
+
+
 def find(device_name: str) -> str | None:
     """The key in `GPUS` for a driver's or a user's name of a GPU, e.g. `NVIDIA GH200 120GB` or
     `h100-sxm`; None if it is not in the table."""
+    if device_name in GPUS:
+        return device_name
     words = device_name.replace("-", " ")
     for name, gpu in GPUS.items():
-        if re.search(rf"\b{gpu.driver_name}\b", words, re.IGNORECASE):
+        if re.fullmatch(_BEFORE + gpu.driver_name + _AFTER, words, re.IGNORECASE):
             return name
     return None

@@ -1,5 +1,6 @@
 """Clip gradients by the norm of all of them together; AdamW itself is PyTorch's."""
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -15,9 +16,11 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
 
 
 def clip(parameters: Iterable[nn.Parameter], norm: torch.Tensor, max_norm: float) -> None:
-    """Scale the gradients, whose norm is `norm`, down to `max_norm`.
+    """Scale the gradients, whose norm is `norm`, down to `max_norm`, as torch does; an infinite
+    `max_norm` costs nothing.
 
     A norm that is not finite changes no gradient: scaling by it would make NaN of those that are
     finite, and hide where the others come from.
     """
-    clip_grads_with_norm_(parameters, max_norm, norm.nan_to_num(0, 0), foreach=True)
+    if math.isfinite(max_norm):
+        clip_grads_with_norm_(parameters, max_norm, norm.nan_to_num(0, 0), foreach=True)

@@ -17,6 +17,16 @@ def test_drivers_names_find_their_gpu():
         "NVIDIA GB200": "gb200",
         "nvidia b200": "b200",
         "h100-sxm": "h100",
+        "gh200-144gb": "gh200-144gb",
+        "NVIDIA H100 80GB HBM3": "h100",
+        "NVIDIA GeForce RTX 4090": "rtx-4090",
+        "NVIDIA GeForce RTX 4090 D": None,
+        "NVIDIA GeForce RTX 4090 Laptop GPU": None,
+        "NVIDIA GeForce RTX 4080": None,
+        "NVIDIA RTX 6000 Ada Generation": None,
+        "NVIDIA H20": None,
+        "NVIDIA L4": None,
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb": None,
     }
     assert {name: gpus.find(name) for name in names} == names
 

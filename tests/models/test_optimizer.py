@@ -21,3 +21,11 @@ def test_gradients_are_clipped_by_the_norm_of_all(last, max_norm, expected):
     optimizer.clip(weights, norm, max_norm)
     assert norm == math.hypot(6, last)
     assert [weight.grad.item() for weight in weights] == pytest.approx(expected)
+
+
+def test_without_a_largest_norm_no_gradient_is_touched():
+    weight = nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    version = weight.grad._version
+    optimizer.clip([weight], optimizer.gradient_norm([weight]), math.inf)
+    assert weight.grad._version == version
