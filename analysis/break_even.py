@@ -100,7 +100,7 @@ def break_even(own: list[Run], others: list[Run], gain: SpeedUp) -> BreakEven:
         if ends[0] == 0:
             return BreakEven(When.START)
         return BreakEven(When.FROM, *ends, beyond=bool(ends[0] > last))
-    ends = [max(0, negative_from(steps, -line) - 1) for line in (behind, high, low)]
+    ends = [np.maximum(0, negative_from(steps, -line) - 1) for line in (behind, high, low)]
     if ends[0] in (0, math.inf):
         return BreakEven(When.NEVER if certain else When.CANNOT_TELL)
     return BreakEven(When.UNTIL, *ends, beyond=bool(ends[0] > last))

@@ -33,6 +33,7 @@ def test_where_two_lines_cross(own, other, steps, expected):
     got = found(a, b)
     assert (got.when, got.beyond) == (expected[0], expected[2])
     assert got.step == pytest.approx(expected[1], nan_ok=True)
+    assert math.isnan(got.low) and math.isnan(got.high)  # single runs have no interval
 
 
 def test_the_interval_holds_the_steps_of_all_likely_first_steps():
