@@ -11,10 +11,9 @@ items, each as torch.save writes it, and `.metadata`, a pickle that lists the it
 .metadata last and by renaming it: a folder without one was never finished.
 """
 
-import errno
 import io
-import os
 import pickle
+import resource
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -89,8 +88,9 @@ class Checkpoints(CheckpointManager):
             if dist.get_rank() == 0:
                 self._delete_unfinished()
             task = f"a checkpoint could not be saved, with {free:.1f} GiB free"
-            if os.strerror(errno.EFBIG) in str(error):
-                task = "a checkpoint could not be saved: a limit of file sizes (ulimit -f) is lower"
+            limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+            if limit != resource.RLIM_INFINITY:  # torch.save hides the cause
+                task += f" and files of at most {limit:,} bytes (ulimit -f)"
             raise CheckpointError(task, error) from error
 
     def _purge_stale_checkpoints(self) -> None:
