@@ -117,8 +117,10 @@ def check_each_once(runs: list[Run]) -> None:
     names = {}
     for run in runs:
         if run.name in names:
-            raise StudyError(f"{names[run.name]} and {run.path} are both {run.name}: name the runs "
-                             "of one study, each once")  # fmt: skip
+            raise StudyError(
+                f"{names[run.name]} and {run.path} are both {run.name}: name the runs of one "
+                "study, each once (a sweep's: python -m analysis.sweep FOLDER)"
+            )
         names[run.name] = run.path
 
 
