@@ -33,7 +33,7 @@ from models.errors import InputError
 
 # OpenMP's threads spin so many turns before they sleep. With libgomp's own 300,000 they keep cores
 # that other processes need (experiments/benchmarks/busy_machine.py)
-SPINS = 1000
+SPINS = 10_000
 
 
 def main(argv: list[str] | None = None) -> int:

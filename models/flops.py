@@ -188,7 +188,9 @@ def memory_by_use(config, args, shards: int) -> dict[str, float]:
         logits = max(logits + 2 * head, reduced)  # the head's weight is gathered
     begin = {
         "gradients": gradients if accumulates else 0,
-        "activations": 2 * tokens * _kept_features(config, args),  # in bf16
+        # in bf16
+        "activations": 2 * tokens * _kept_features(config, args)
+        + _kept_casts(config, args, shards),
         "logits": logits,
         "gathered": gathered,
     }
@@ -199,6 +201,24 @@ def memory_by_use(config, args, shards: int) -> dict[str, float]:
         "optimizer": n * 2 * per_parameter / shards,
     }
     return stay | fullest
+
+
+def _kept_casts(config, args, shards: int) -> int:
+    """Bytes in FP8 that the fast layer keeps for the backward pass (models/fast_float8.py).
+
+    It keeps the inputs of linear layers, once for those that share one; and, where each process has
+    whole weights and computes nothing again, the weights of all blocks.
+    """
+    float8, training = config.quantize.linear.float8, config.training
+    if (float8.implementation, float8.recipe_name) != ("fast", "tensorwise") or float8.emulate:
+        return 0
+    width = 0 if has_experts(args) else args.hidden_dim  # experts stay in bf16
+    inputs = 2 * args.dim + q_dim(args) + width
+    tokens = training.local_batch_size * training.seq_len
+    if config.activation_checkpoint.mode != "none":
+        return tokens * inputs  # of one layer at a time
+    weights = _block(args) - expert_parameters(args) if shards == 1 else 0
+    return args.n_layers * (tokens * inputs + weights)
 
 
 def memory_finding(needed: float, available: float) -> str:
