@@ -5,7 +5,7 @@ All that was fitted is in fitted.json (extensions/decide/fit.py).
 
 import json
 import math
-from dataclasses import make_dataclass, replace
+from dataclasses import replace
 from math import exp, log
 from pathlib import Path
 from shlex import join
@@ -96,6 +96,7 @@ def _memory(setting: Setting, asked) -> tuple[str, float]:
 
 def _needed(setting: Setting) -> float:
     """Bytes on each GPU; frozen weights have neither gradients nor states of the optimizer."""
+    float8 = SimpleNamespace(recipe_name=None, implementation="torchao", emulate=False)
     config = SimpleNamespace(
         training=SimpleNamespace(
             local_batch_size=setting.batch,
@@ -105,8 +106,7 @@ def _needed(setting: Setting) -> float:
         ),
         compile=SimpleNamespace(enable=True),
         activation_checkpoint=SimpleNamespace(mode=setting.recompute),
-        optimizer=SimpleNamespace(states=make_dataclass("States", [])()),
-        quantize=SimpleNamespace(linear=SimpleNamespace(float8=SimpleNamespace(recipe_name=None))),
+        quantize=SimpleNamespace(linear=SimpleNamespace(float8=float8)),
     )
     uses = flops.memory_by_use(config, setting.sizes, setting.gpus)
     trained = 1 - _frozen_parameters(setting) / flops.parameters(setting.sizes)
