@@ -3,10 +3,10 @@ PYTHON_IN_VENV = .venv/bin/python
 
 help:
 	@echo "make study      train the four recipes on real text, here, and print the comparison"
-	@echo "make lab        open the notebooks in JupyterLab, on your newest runs or on RUNS=folder"
+	@echo "make lab        open the notebooks in JupyterLab, on your newest runs, on RUNS=folder or on RUNS=kept"
 	@echo "make test       run the tests"
 	@echo "make check      lint and check the formatting"
-	@echo "make notebooks  execute the notebooks again, on results/"
+	@echo "make notebooks  execute the notebooks again, on the kept runs"
 	@echo "make readme     write the generated parts of README.md and docs/ again, from results/ and extensions/"
 	@echo "make install    make the environment .venv, as all of these do first; PYTHON=... chooses the interpreter"
 
@@ -19,7 +19,7 @@ test: tools
 lab: tools
 	@$(PYTHON_IN_VENV) launch/missing.py requirements-lab.txt >/dev/null \
 		|| $(PYTHON_IN_VENV) -m pip install -qq --disable-pip-version-check -r requirements-lab.txt
-	$(if $(RUNS),RUNS=$(abspath $(RUNS))) $(PYTHON_IN_VENV) -m jupyterlab --allow-root analysis/notebooks
+	$(PYTHON_IN_VENV) -m jupyterlab --allow-root .
 
 check: tools
 	$(PYTHON_IN_VENV) -m ruff check .

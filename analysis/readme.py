@@ -6,7 +6,6 @@ The figure and the page of the kept study are written beside its runs. A test co
 generated. Exit codes: 0 written, 2 for a wrong command line.
 """
 
-import os
 import sys
 from itertools import groupby
 from operator import attrgetter
@@ -75,7 +74,7 @@ def _place(folder: Path) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     command_line("analysis.readme", __doc__).parse_args(argv)
-    folder = Path(os.path.relpath(newest.results()))  # the page names files by it
+    folder = newest.results()
     study, losses = compare(read_study(folder)), compare(read_study(newest.results(LOSSES)))
     for path, text in generated(study, losses).items():
         path.write_text(text, encoding="utf-8")

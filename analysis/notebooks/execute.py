@@ -2,11 +2,11 @@
 
     python -m analysis.notebooks.execute one_gpu_puzzle
 
-The source of a notebook is NAME.py in this folder (jupytext's percent format). The executed
-NAME.ipynb beside it is generated, with its figures and without timestamps, so that the same runs
-give the same file. With the environment variable PUBLISHED_LOGS, the folder of the published logs,
-`published` is executed too, and docs/figures/lead_published.png drawn. Exit codes: 0 executed, 1 a
-cell raised, 2 for a wrong command line.
+The core's notebooks are in this folder, an extension's is extensions/NAME/notebook.py. The source
+of a notebook is its .py (jupytext's percent format). The executed .ipynb beside it is generated,
+with its figures and without timestamps, so that the same runs give the same file. A notebook whose
+data are not here raises FileNotFoundError, and is left as it is. Exit codes: 0 executed, 1 a cell
+raised, 2 for a wrong command line.
 """
 
 import os
@@ -16,47 +16,46 @@ from pathlib import Path
 import jupytext
 import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 
-from analysis import newest, plots
+from analysis import plots
 from analysis.comparison import compare
+from analysis.newest import KEPT, ROOT
 from analysis.other_logs.published import read_published
 from analysis.report import command_line
 
-HERE = Path(__file__).resolve().parent
-LEAD = newest.ROOT / "docs" / "figures" / "lead_published.png"
-# Notebook: the study whose kept runs it shows, see `analysis.newest.results`.
-NOTEBOOKS = {
-    "four_way": "",
-    "warmup_and_break_even": "",
-    "published": "",
-    "one_gpu_puzzle": "one_gpu_puzzle",
-    "phases": "phases",
-    "allgather_ladder": "allgather_ladder",
-    "sweep": "sweep",
-    "fp8_lm": "precision_decoupling",
-    "scalings": "scalings",
-}
+LEAD = ROOT / "docs" / "figures" / "lead_published.png"
+OF_CORE = sorted({*ROOT.glob("analysis/notebooks/*.py")} - {Path(__file__).resolve()})
+OF_EXTENSIONS = sorted(ROOT.glob("extensions/*/notebook.py"))
+NOTEBOOKS = {source.stem: source for source in OF_CORE}
+NOTEBOOKS |= {source.parent.name: source for source in OF_EXTENSIONS}
 
 
 def execute(name: str) -> nbformat.NotebookNode:
-    """Run a notebook and return it with its outputs.
+    """Run a notebook in its own folder and return it with its outputs.
 
     The notebook shows the runs in the environment variable RUNS, or else the kept ones, not
-    somebody's newest. Names of files are part of its text, so they are relative to its folder.
+    somebody's newest.
 
     Raises:
-        nbclient.exceptions.CellExecutionError: a cell raised.
+        FileNotFoundError: what the notebook reads is not here.
+        nbclient.exceptions.CellExecutionError: a cell raised something else.
     """
-    notebook = jupytext.read(HERE / f"{name}.py")
+    source = NOTEBOOKS[name]
+    notebook = jupytext.read(source)
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     notebook.metadata = {"kernelspec": kernel}
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"{name}-{number}"
         cell.metadata = {}
-    kept = os.path.relpath(newest.results(NOTEBOOKS[name]), HERE)
-    where = {"metadata": {"path": HERE}}
+    where = {"metadata": {"path": source.parent}}
     client = NotebookClient(notebook, timeout=120, record_timing=False, resources=where)
-    client.execute(env={"RUNS": kept} | os.environ)
+    try:
+        client.execute(env={"RUNS": KEPT} | os.environ)
+    except CellExecutionError as error:
+        if error.ename == FileNotFoundError.__name__:
+            raise FileNotFoundError(error.evalue) from error
+        raise
     notebook.metadata.pop("language_info", None)  # names the interpreter's patch version
     return notebook
 
@@ -69,15 +68,17 @@ def main(argv: list[str] | None = None) -> int:
     names = parser.parse_args(argv).name
     if "all" in names:
         names = list(NOTEBOOKS)
-    logs = os.environ.get("PUBLISHED_LOGS")
-    if not logs and "published" in names:
-        names.remove("published")
-        print("left as it is: published.ipynb; set PUBLISHED_LOGS=folder of the published logs")
     for name in names:
-        nbformat.write(execute(name), HERE / f"{name}.ipynb")
-        print(f"wrote analysis/notebooks/{name}.ipynb")
-    if "published" in names:
-        figure = plots.panels([(plots.lead, compare(read_published(newest.ROOT / logs)))], (8, 4))
+        kept = NOTEBOOKS[name].with_suffix(".ipynb")
+        place = kept.relative_to(ROOT)
+        try:
+            nbformat.write(execute(name), kept)
+            print(f"wrote {place}")
+        except FileNotFoundError as missing:
+            print(f"left as it is: {place}; {missing}")
+    logs = os.environ.get("PUBLISHED_LOGS")
+    if logs and "published" in names:
+        figure = plots.panels([(plots.lead, compare(read_published(ROOT / logs)))], (8, 4))
         LEAD.write_bytes(plots.to_png(figure))
     return 0
 

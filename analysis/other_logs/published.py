@@ -53,12 +53,18 @@ TOKENS_PER_S = {
 def read_published(folder: Path) -> Study:
     """Read the logs of a folder as runs without proof, one a recipe.
 
-    The clock of a log begins with training. Raises `StudyError` if there is none, or one is not of
-    that project.
+    The clock of a log begins with training.
+
+    Raises:
+        FileNotFoundError: there is no log.
+        StudyError: a log is not of that project.
     """
     files = sorted(folder.rglob("*.jsonl"))
     if not files:
-        raise StudyError(f"{folder}: holds no log of the published project (NAME.jsonl)")
+        raise FileNotFoundError(
+            f"{folder}: holds no log of the published project (NAME.jsonl); set "
+            "PUBLISHED_LOGS=folder of its logs"
+        )
     runs = [read_log(file) for file in files]
     return Study(runs, StudyFile(), [], clock_start="training, not with the process")
 

@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from analysis.newest import PLACES
 from experiments.records import files
 from experiments.records.run import (
     MANIFEST,
@@ -20,7 +21,7 @@ from experiments.records.run import (
 from tests.make_runs import metrics_lines, write_lines
 from tests.processes import ROOT
 
-KEPT = sorted(path.parent for path in (ROOT / "results").rglob(MANIFEST))
+KEPT = [path.parent for place in PLACES for path in ROOT.glob(f"{place}/**/{MANIFEST}")]
 
 
 def test_every_kept_run_fits_the_contract():
