@@ -192,10 +192,11 @@ def _check_machine(study: Study, cells: list[Cell], dry_run: bool) -> None:
     """
     from experiments.training.machine import check_units
     from models import device
+    from models.driver import check_driver
 
     if dry_run and device.TYPE == "cpu":
         return
-    device.check_driver()
+    check_driver()
     if not study.axes and not dry_run:
         check_gpus(study.processes)
     for cell in cells:

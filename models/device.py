@@ -16,7 +16,6 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import cache, partial
-from glob import glob
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +27,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from models import gpus
+from models.driver import number, nvidia_smi
 from models.errors import InputError
 from models.gpus import Rates
 
@@ -77,7 +77,7 @@ def widen_bf16_matmuls() -> torch.library.Library | None:
     more slower than a float32 matmul with its casts (experiments/benchmarks/bf16_matmuls.py). Both
     add up in float32 and round once. Returns what holds the kernels: they go with it.
     """
-    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if not torch.backends.mkldnn.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return None
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings(action="ignore"):  # that a kernel is replaced
@@ -141,66 +141,6 @@ def local(tensor: Tensor) -> Tensor:
 def name() -> str:
     """Name the GPU or the processor."""
     return torch.cuda.get_device_name() if TYPE == "cuda" else cpu_name()
-
-
-DEVICE_FILES = ("/dev/nvidia[0-9]*", "/proc/driver/nvidia/gpus/*")
-"""What Linux has of each GPU, whether nvidia-smi works or not."""
-
-
-def check_driver() -> None:
-    """Raise `InputError` where there is a GPU that torch cannot use: a run would train on the CPU.
-
-    An empty CUDA_VISIBLE_DEVICES asks for that.
-    """
-    if TYPE == "cuda" or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        return
-    found, why = _gpu_that_is_here(), _why_no_gpu()
-    broken = torch.version.cuda is not None and not re.search("no NVIDIA|No CUDA GPUs", why)
-    if not found and not broken:
-        return
-    raise InputError(
-        f"{found or 'there is a GPU here'}, which torch {torch.__version__} cannot use ({why}): "
-        f"{_mend(why)}; or set CUDA_VISIBLE_DEVICES= to train on the CPU"
-    )
-
-
-def _gpu_that_is_here() -> str | None:
-    """Say what shows that there is a GPU; None if nothing does."""
-    listed = _nvidia_smi("name,driver_version")
-    if listed:
-        return f"nvidia-smi lists {listed[0]} (driver {listed[1]})"
-    files = [file for pattern in DEVICE_FILES for file in glob(pattern)]
-    return f"Linux has a GPU ({files[0]})" if files else None
-
-
-def _why_no_gpu() -> str:
-    """torch's own words."""
-    if torch.version.cuda is None:
-        return "it is built without CUDA"
-    try:
-        torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:
-        return str(error).partition(". ")[0]
-    return "it sees none"
-
-
-def _mend(why: str) -> str:
-    """Say what makes torch see a GPU that it cannot use, by torch's own words."""
-    if torch.version.cuda is None:
-        return "install requirements.txt without constraints-cpu.txt"
-    old = re.search(r"found version (\d+)", why)
-    if not old:
-        return "see what nvidia-smi says; after an upgrade of the driver, reboot"
-    cuda = int(old[1])
-    if cuda < 12000:
-        return "install a newer driver"
-    # A build for CUDA 12 runs on every driver for CUDA 12; Blackwell's kernels came with 12.8.
-    build = "cu128" if cuda >= 12080 else "cu126"
-    return (
-        f"install a newer driver than this one for CUDA {cuda // 1000}.{cuda % 1000 // 10}, or a "
-        "torch that suits it: python -m pip install torch==2.11.0 --index-url "
-        f"https://download.pytorch.org/whl/{build}"
-    )
 
 
 def cpu_name() -> str:
@@ -320,10 +260,9 @@ def peak() -> Rates | None:
 
 
 def hardware() -> dict:
-    """Say what a manifest says of the machine; clock in MHz and power in W. What nvidia-smi does
-    not tell is None."""
+    """Describe the machine for a manifest: clock in MHz, power in W, unknown values None."""
     query = "driver_version,uuid,clocks.max.sm,power.limit"
-    known = _nvidia_smi(query) if TYPE == "cuda" else None
+    known = nvidia_smi(query) if TYPE == "cuda" else None
     driver, uuid, clock, power = known or [None] * 4
     return {
         "type": TYPE,
@@ -336,37 +275,9 @@ def hardware() -> dict:
         "uuid": uuid,
         "cudnn": cudnn(),  # the version that PyTorch has loaded: it decides which attention runs
         "driver": driver,
-        "sm_clock_max_mhz": _number(clock),
-        "power_limit_w": _number(power),
+        "sm_clock_max_mhz": number(clock),
+        "power_limit_w": number(power),
     }
-
-
-def _nvidia_smi(query: str) -> list[str | None] | None:
-    """Ask nvidia-smi for fields of the first visible GPU: None for a field that it does not know,
-    None for all where it fails.
-
-    nvidia-smi itself ignores CUDA_VISIBLE_DEVICES.
-    """
-    gpu = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0]
-    command = ["nvidia-smi", f"--query-gpu={query}", f"--id={gpu}"]
-    command.append("--format=csv,noheader,nounits")
-    try:
-        answer = subprocess.run(command, capture_output=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    fields = answer.stdout.decode(errors="replace").strip().split(", ")
-    if len(fields) != query.count(",") + 1:
-        return None
-    return [None if field.startswith("[") else field for field in fields]  # [N/A], [Not Supported]
-
-
-def _number(field: str | None) -> float | None:
-    """Read a field of nvidia-smi's as a number; None if it is none."""
-    try:
-        number = float(field or "nan")
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def seconds_since_process_start() -> float:

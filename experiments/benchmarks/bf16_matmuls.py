@@ -1,8 +1,8 @@
 """Time bf16 matmuls of a CPU as PyTorch does them and in float32: `python -m
 experiments.benchmarks.bf16_matmuls`.
 
-One process times both in turn, at the shapes of the small model (1024 tokens), and prints the
-ratios. They decide models/device.py's `widen_bf16_matmuls`.
+One process times PyTorch's matmuls first and then those in float32, at the shapes of the small
+model (1024 tokens), and prints the ratios. They decide models/device.py's `widen_bf16_matmuls`.
 
 Exit codes: 0, or 2 where oneDNN multiplies bf16, which leaves nothing to compare.
 """

@@ -69,13 +69,6 @@ class Recipe:
         found = [getattr(module, name) for module in modules if hasattr(module, name)]
         return found[-1] if found else default
 
-    def check_one_pace(self) -> None:
-        """Raise `InputError` if an extension changes what steps do: they do not take one time."""
-        if self.hook("before_step"):
-            raise InputError(
-                f"the steps of {self.name} do not take one time: give a recipe whose steps do"
-            )
-
 
 # ---- what there is ----
 

@@ -17,6 +17,7 @@ from experiments.jobs.ranks import from_environment
 from experiments.records.run import Fit
 from experiments.training.plan import Plan, count, plan, refuse
 from models import device
+from models.driver import check_driver
 from models.errors import InputError
 from models.flops import memory_finding
 from models.gpus import GPUS
@@ -39,7 +40,7 @@ Finding = tuple[str, str]  # topic, and a sentence for people
 def check_here(plan: Plan) -> list[Finding]:
     """Check what this machine must have for a run."""
     config = plan.config
-    device.check_driver()
+    check_driver()
     check_units(plan)
     here = f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
     slow = slow_attention(config)
@@ -55,12 +56,8 @@ def check_units(plan: Plan) -> None:
         return
     if plan.fp8.layers and not plan.fp8.emulated:
         device.check_fp8_units()
-    if _compiles(plan.config):
+    if plan.config.compile.enable:
         _check_c_compiler()
-
-
-def _compiles(config) -> bool:
-    return config.compile.enable
 
 
 def _check_c_compiler() -> None:
@@ -89,9 +86,9 @@ def _check_cpu(config) -> None:
     }
     refuse(needs_gpu, "a GPU:")
     compiler = os.environ.get("CXX", "g++").split(" ")[0]
-    if _compiles(config) and not shutil.which(compiler):
+    if config.compile.enable and not shutil.which(compiler):
         raise InputError(
-            f"a compiled model or optimizer needs a C++ compiler on a CPU and `{compiler}` is not "
+            f"a compiled model needs a C++ compiler on a CPU and `{compiler}` is not "
             "there: install g++, point the environment variable CXX at another one, or run the "
             "recipe `baseline`, which is not compiled"
         )
@@ -163,7 +160,7 @@ def less_memory(config) -> str:
 
 def choose_size(processes: int = 1) -> tuple[list[str], str]:
     """Choose overlays for runs of so many processes on this machine, and say why in a sentence."""
-    device.check_driver()
+    check_driver()
     if device.TYPE == "cpu":
         small = "a small Llama of the same architecture, because there is no GPU here"
         return ["cpu"], f"the CPU size, {small}"

@@ -1,4 +1,4 @@
-"""Measure a run: its warm-up, its log windows, and how near to FP8's limits its values are."""
+"""Measure a run: the parts of its start, and its log windows."""
 
 import math
 

@@ -16,7 +16,7 @@ from experiments.run import SPINS, main
 from experiments.training import machine
 from experiments.training.machine import check_here, choose_size, slow_attention
 from experiments.training.plan import plan
-from models import device
+from models import device, driver
 from models.errors import InputError
 from tests.runs import TINY
 
@@ -135,8 +135,9 @@ def test_a_gpu_that_torch_cannot_use_is_not_passed_over(
         (tmp_path / file).touch()
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(device, "DEVICE_FILES", [str(tmp_path / "nvidia[0-9]*")])
+    monkeypatch.setattr(driver, "DEVICE_FILES", [str(tmp_path / "nvidia[0-9]*")])
     monkeypatch.setattr(device, "TYPE", "cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=RuntimeError(torch_says)))
     if mend is None:
