@@ -54,13 +54,33 @@ def outcome(comparison: Comparison) -> Outcome:
 
 
 def answer(comparison: Comparison) -> list[str]:
-    """Write the answer, a sentence, and then all that limits it."""
+    """Write the answer, what was trained, and then all that limits the answer."""
     best = comparison.best
     words = {"reference": comparison.reference}
     if best:
         words |= worded(comparison, best)
     first = SENTENCES[outcome(comparison)].format(**words)
-    return [first, *limits(comparison, first), *next_steps(comparison), *worth(comparison)]
+    further = [*limits(comparison, first), *next_steps(comparison), *worth(comparison)]
+    return [first, setting(comparison), *further]
+
+
+def setting(comparison: Comparison) -> str:
+    """Say what was trained, by the first completed run: the model's size, its rows, the device."""
+    runs = [run for of in comparison.completed.values() for run in of]
+    if not runs:
+        return "Trained: no run was completed."
+    manifest, steps = runs[0].manifest, runs[0].steps
+    return (f"Trained: {short(manifest.parameters)} parameters ({manifest.flavor}), rows of "
+            f"{manifest.seq_len:,} tokens, {len(steps):,} steps of {steps['tokens'].median():,.0f} "
+            f"tokens, on {manifest.hardware.name}.")  # fmt: skip
+
+
+def short(number: float) -> str:
+    """Write three digits with k, M or B."""
+    for unit, name in (1e9, "B"), (1e6, "M"), (1e3, "k"):
+        if number >= unit:
+            return f"{number / unit:.3g} {name}"
+    return f"{number:.3g}"
 
 
 def worded(comparison: Comparison, finding: Finding) -> dict:

@@ -28,8 +28,8 @@ from analysis.table import measured_runs, notes, recipe_table, run_table, traine
 
 def print_report(comparison: Comparison, console: Console, verbose: bool = False) -> None:
     """Print the answer and a row a recipe; `verbose` adds what they rest on."""
-    first, *others = answer(comparison)
-    say(console, [first], QUESTION)
+    first, setting, *others = answer(comparison)
+    say(console, [first, setting], QUESTION)
     console.print(table(recipe_table(comparison)))
     others += left_out(comparison)
     if not verbose:

@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 
-from analysis.answer import figure
+from analysis.answer import figure, short
 from analysis.comparison import BASELINE, COMPILED, Comparison, Finding
 from analysis.runs import Run
 from analysis.speed import MEAN, MIN_STEADY, mfu, timed, tokens_per_s
@@ -176,14 +176,6 @@ def trained(comparison: Comparison) -> str:
         "processes": first.world_size,
     }
     return f"Trained: {'; '.join(f'{key} {value}' for key, value in facts.items() if value)}."
-
-
-def short(number: float) -> str:
-    """Write three digits with k, M or B."""
-    for unit, name in (1e9, "B"), (1e6, "M"), (1e3, "k"):
-        if number >= unit:
-            return f"{number / unit:.3g} {name}"
-    return f"{number:.3g}"
 
 
 def notes(comparison: Comparison) -> list[str]:

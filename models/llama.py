@@ -1,5 +1,5 @@
 """The architecture: torchtitan's Llama 3 with RoPE in real numbers where it is compiled, tied
-embeddings, and a choice of the attention kernel and of fused projections. Sizes are one line each
+embeddings, and a choice of the attention kernel. Sizes are one line each
 in `FLAVORS`.
 """
 

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from analysis.answer import short
 from analysis.break_even import When, wall_times
 from analysis.comparison import BASELINE, Comparison
 from analysis.losses import LEVEL, TOLERANCE, differences
@@ -25,7 +26,7 @@ from analysis.plots.style import (
 )
 from analysis.runs import Run
 from analysis.speed import tokens_per_s
-from analysis.table import first_step_s, short
+from analysis.table import first_step_s
 
 POINTS = 400  # of a line: more than its pixels would only make pages large
 FAR = 10  # margins: a loss that ends farther from the reference's is off the axis of the others

@@ -47,7 +47,7 @@ def test_page_and_json(tmp_path, capsys):
     write_run(study / "broken", "rowwise_fp8_compiled", **bad)
     assert main([str(study), "--html", str(whole), "--json", str(figures), "--verbose"]) == 0
     html, found, printed = whole.read_text(), json.loads(figures.read_text()), capsys.readouterr()
-    order = "<h1>|<p>|over compiled|<svg|rests on|Each run|Trained: "
+    order = "<h1>|<p>|Trained: |over compiled|<svg|rests on|Each run|<footer>"
     places = [html.index(words) for words in order.split("|")]
     assert places == sorted(places)
     assert html.count("<svg") == html.count('aria-label="') == 6
