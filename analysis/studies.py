@@ -4,7 +4,6 @@ Each part names its study. A row is a recipe unless a docstring says otherwise.
 """
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,9 +13,8 @@ from analysis.break_even import wall_times
 from analysis.comparison import BASELINE, COMPILED, Comparison
 from analysis.losses import verdict
 from analysis.newest import ROOT
-from analysis.other_logs.published import TOKENS_PER_S, llama_3
+from analysis.other_logs.published import llama_3
 from analysis.runs import Run
-from analysis.table import first_step_s
 from experiments.records.files import read_windows
 from experiments.records.run import METRICS
 from models.flops import flops_per_token
@@ -32,23 +30,6 @@ def proofs(comparison: Comparison) -> pd.DataFrame:
     first = first_runs(comparison)
     rows = [run.proof.model_dump() for run in first.values()]
     return pd.json_normalize(rows, max_level=2).set_index(pd.Index([*first]))
-
-
-def kept_bytes(comparison: Comparison) -> pd.Series:
-    """Add up the bytes a parameter that training keeps from step to step: weights and states.
-
-    They were measured from the tensors in memory after the first step, scales included.
-    """
-    found = proofs(comparison).filter(like="parameters.bytes_per_parameter.")
-    return found.sum(axis="columns")
-
-
-def final_losses(comparison: Comparison) -> pd.DataFrame:
-    """Average the final loss over completed runs, and subtract the reference's."""
-    losses = pd.Series({recipe: np.mean([run.final_loss for run in runs])
-                        for recipe, runs in comparison.completed.items()})  # fmt: skip
-    difference = losses - losses[comparison.reference]
-    return pd.DataFrame({"final loss": losses, "difference": difference})
 
 
 def cost_by_steps(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:
@@ -113,64 +94,6 @@ def puzzle_answer(comparison: Comparison) -> list[str]:
     ]
 
 
-# ---- precision_decoupling: which of AdamW's states bear few bits (FP8-LM, arXiv 2310.18313) ----
-
-# What the paper's table 6 and figure 8 say of the loss.
-FP8_LM_LOSS = {
-    "fp8_optimizer": "equal",
-    "fp8_optimizer_bf16_master": "slightly higher",
-    "fp8_optimizer_fp8_master": "higher",
-    "fp8_optimizer_fp8_second_moment": "diverges",
-}
-
-
-def optimizer_states(comparison: Comparison) -> pd.DataFrame:
-    """List the dtypes of what training keeps, its measured bytes a parameter, and the loss."""
-    first = first_runs(comparison)
-    keys = pd.DataFrame([run.facts for run in first.values()], [*first])
-    dtype, states = keys["training.dtype"], "fp8_lm.states."
-    table = pd.DataFrame({
-        "parameters": dtype,
-        "first moment": keys[states + "first_moment"].fillna(dtype),
-        "second moment": keys[states + "second_moment"].fillna(dtype),
-        "master weights": keys[states + "master_weights"].fillna("none"),
-        "bytes": kept_bytes(comparison),
-    }).replace({"float8_e4m3fn": "E4M3"})  # fmt: skip
-    paper = table.index.to_series().map(FP8_LM_LOSS).fillna("")
-    return table.join(final_losses(comparison)).assign(**{"FP8-LM": paper})
-
-
-# ---- fp8_lm: gradients, optimizer states and all-gather in FP8 beside bf16 ----
-
-SUMS = ROOT / "results" / "fp8_lm" / "gradients" / "sums.json"
-# The benchmark's ways to add up gradients over ranks, for people.
-WAYS = {
-    "block": "in float32, a scale for 256 values",
-    "tensor": "in float32, one scale",
-    "best": "in FP8, best factor in hindsight",
-    "auto": "in FP8, automatic scaling by mu",
-    "pre": "in FP8, scaled before (1/ranks)",
-    "post": "in FP8, scaled after",
-}
-
-
-def fp8_lm_levels(comparison: Comparison) -> pd.DataFrame:
-    """List what each recipe sends in a step, beside bf16; what it keeps in memory; its loss."""
-    sent = proofs(comparison)[["collectives.gathered_bytes", "collectives.reduced_bytes"]] / 1e6
-    table = sent.set_axis(["weights, MB", "gradients, MB"], axis="columns")
-    of_bf16 = table.sum(axis="columns").pipe(lambda total: total / total[comparison.reference])
-    table["sent, to bf16"] = (100 * of_bf16 - 100).map("{:+.0f} %".format)
-    table["bytes a parameter"] = kept_bytes(comparison)
-    return table.join(final_losses(comparison))
-
-
-def gradient_sums(path: Path = SUMS) -> pd.DataFrame:
-    """Read how exact sums of FP8 gradients are, in dB: a row a number of ranks, a column a way."""
-    sums = pd.DataFrame(json.loads(path.read_text())["sums"])
-    table = sums.pivot(index="ranks", columns="how", values="snr_db")
-    return table[list(WAYS)].rename(columns=WAYS)
-
-
 # ---- allgather_ladder: what each rung sends, and whether it computes the same ----
 
 COMPUTE = "tensorwise_fp8_compiled"
@@ -219,40 +142,6 @@ def same_numbers(comparison: Comparison) -> list[str]:
         equal = sum(own == compared)
         lines.append(f"{recipe}: equal to the last bit in {equal} of {len(own)} log windows.")
     return lines
-
-
-# ---- phases: what steps in bf16 before and after FP8 cost ----
-
-# A step's time over bf16's at the published speeds of one GH200.
-GH200 = TOKENS_PER_S["baseline_compiled"] / TOKENS_PER_S["tensorwise_fp8_compiled"]
-
-
-def phase_costs(comparison: Comparison) -> pd.DataFrame:
-    """Average what completed runs cost; times are shares of the reference's.
-
-    Columns: share of the steps in FP8; wall time with and without the first step; seconds that
-    torch.compile took of the switching steps, over all attempts, which the wall time contains; time
-    at the published steady tokens/s of one GH200, each step at the speed of its precision (an
-    estimate without first step and switches).
-    """
-    rows = {recipe: pd.DataFrame(map(phase_cost, runs)).mean()
-            for recipe, runs in comparison.completed.items()}  # fmt: skip
-    table = pd.DataFrame(rows).T
-    times = ["wall time", "without first step"]
-    table[times] /= table.loc[comparison.reference, times]
-    table["at GH200's published speeds"] = 1 - table["steps in FP8"] * (1 - GH200)
-    return table
-
-
-def phase_cost(run: Run) -> dict[str, float]:
-    switches = [switch for timing in run.timings.values() for switch in timing.switches.values()]
-    wall = run.steps["elapsed"].max()
-    return {
-        "steps in FP8": run.steps["in_fp8"].mean() * bool(run.manifest.float8),
-        "wall time": wall,
-        "without first step": wall - first_step_s(run),
-        "compiling at switches, s": sum(switch.compile_s for switch in switches),
-    }
 
 
 # ---- sweep: a benchmark of FP8 on four B200, its figures read against one another ----

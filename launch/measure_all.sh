@@ -7,7 +7,7 @@
 # Parts: speed, loss, puzzle, phases, decoupling, scalings, candidates (one GPU each); sweep (4); ladder, gradients,
 # levels (8).
 # A part that was stopped goes on where it was, if it is started again with --at FOLDER, the name that it printed.
-# The GPU's name in models/gpus.py begins the folders' names; --gpu gives another. Results go into results/.
+# The GPU's name in models/gpus.py begins the folders' names; --gpu gives another. Results go into results/, those of extensions into theirs.
 # Exit codes: 0 all measured, 1 a command failed (the others went on), 2 bad input, 75 and 130 asked to stop.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
@@ -62,8 +62,8 @@ loss() { # parameters that can hold every update; and one seed in pure bf16
   study four_way --overlay no_recompute "$small" --out "results/loss_bf16/$at"
 }
 puzzle() { study one_gpu_puzzle "${seeds[@]}" "$small" --out "results/one_gpu_puzzle/$at"; }
-phases() { study phases "${seeds[@]}" "$small" --out "results/phases/$at"; }
-decoupling() { study precision_decoupling "${seeds[@]}" "$small" --out "results/precision_decoupling/$at"; }
+phases() { study phases "${seeds[@]}" "$small" --out "extensions/phases/results/phases/$at"; }
+decoupling() { study precision_decoupling "${seeds[@]}" "$small" --out "extensions/fp8_lm/results/precision_decoupling/$at"; }
 scalings() { study scalings --out "results/scalings/$at" "$small"; }
 candidates() { # the fast layer beside torchao's
   study baseline_compiled tensorwise_fp8_compiled candidate_fast_tensorwise rowwise_fp8_compiled candidate_fast_rowwise \
@@ -76,9 +76,9 @@ ladder() {
     --out "results/allgather_ladder/$at"
 }
 gradients() {
-  study baseline_compiled fp8_gradients --processes 8 "${seeds[@]}" --out "results/fp8_lm/gradients/$at"
+  study baseline_compiled fp8_gradients --processes 8 "${seeds[@]}" --out "extensions/fp8_lm/results/gradients/$at"
 }
-levels() { study fp8_lm --processes 8 "${seeds[@]}" --out "results/fp8_lm/levels/$at"; }
+levels() { study fp8_lm --processes 8 "${seeds[@]}" --out "extensions/fp8_lm/results/fp8_lm/$at"; }
 
 echo "# into folders named $at; to go on with it: --at $at"
 for part in "${chosen[@]}"; do

@@ -40,14 +40,6 @@ def llama_3(dim, layers, heads, hidden_dim, head_dim=128, vocab_size=128256, tie
 
 
 MODEL = llama_3(4096, 32, 32, 14336, vocab_size=131072)  # `8B-published` of models.llama
-# Tokens/s of the mean steady step of those logs (github.com/mak2508/lsai-proj, output/data), one
-# GH200.
-TOKENS_PER_S = {
-    "baseline": 8123.0,
-    "baseline_compiled": 8777.0,
-    "rowwise_fp8_compiled": 9280.0,
-    "tensorwise_fp8_compiled": 10898.0,
-}
 
 
 def read_published(folder: Path) -> Study:

@@ -56,34 +56,6 @@ def ladder_sizes(axes: Axes, comparison: Comparison) -> None:
     note(axes, "Upper bars: weights; lower bars: gradients, in float32.")
 
 
-# ---- fp8_lm ----
-
-SUM_COLOURS = ["#0072B2", "#56B4E9", "#444444", "#009E73", "#CC79A7", "#D55E00"]
-
-
-@plot
-def gradient_sums(axes: Axes, sums: pd.DataFrame) -> None:
-    """Draw signal to noise of gradients' sums by the number of ranks, a line a way to add up.
-
-    `sums` as from `analysis.studies.gradient_sums`.
-    """
-    in_fp8 = sums.columns.str.startswith("in FP8")
-    styles = np.where(in_fp8, "s--", "o-").tolist()
-    sums.plot(ax=axes, style=styles, color=SUM_COLOURS)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sums.index, sums.index)
-    axes.set(xlabel="ranks", ylabel="signal to noise of the sum (dB)", ylim=(0, None))
-    legend_beside(axes, title="e4m3 gradients, added up")
-    gained = sums.iloc[-1] - sums.iloc[0]
-    lost = -gained[in_fp8]
-    finding(
-        axes,
-        f"From {sums.index[0]} to {sums.index[-1]} ranks sums in FP8 lose {lost.min():.0f} to "
-        f"{lost.max():.0f} dB, sums in float32 gain {gained[~in_fp8].min():.0f}",
-    )
-    note(axes, "20 dB: an error of a tenth, 40 dB: of a hundredth.")
-
-
 # ---- sweep ----
 
 ACROSS = "training.seq_len"  # the axis that goes to the right, if there is one; the others go down

@@ -1,6 +1,7 @@
 """What all figures share: how a recipe looks, panels, findings, notes, and bytes that do not vary.
 
-Fonts, sizes and grids are in style.mplstyle, the looks of recipes in looks.yaml.
+Fonts, sizes and grids are in style.mplstyle, the looks of recipes in looks.yaml and
+extensions/*/looks.yaml.
 """
 
 import base64
@@ -19,6 +20,8 @@ import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.newest import ROOT
+
 HALF_PAGE = (5.0, 3.4)  # inches: a figure of one panel
 TEXT, SMALL = 9, 8  # points: the usual font, and the smallest
 GREY = "#666666"
@@ -28,7 +31,9 @@ STYLE = ["default", "analysis.plots.style"]
 
 # How recipes look that are not in looks.yaml.
 OTHERS = list(product(["#E69F00", "#56B4E9", "#882255", "#999933"], "PX*ph"))
-LOOKS = yaml.safe_load(Path(__file__).with_name("looks.yaml").read_text())
+LOOKS = {}
+for file in [Path(__file__).with_name("looks.yaml"), *ROOT.glob("extensions/*/looks.yaml")]:
+    LOOKS |= yaml.safe_load(file.read_text())
 
 
 class Look(NamedTuple):

@@ -1,19 +1,16 @@
 """The tables and figures of single studies, from planted runs."""
 
-import json
 import re
 
 import pytest
-import yaml
 
 from analysis import plots, studies
 from analysis.comparison import COMPILED, compare
 from analysis.studies import COMBINED, COMPUTE, EACH
 from analysis.study import read_study
-from experiments.records.run import RECIPE, TIMING
 from models.architectures import ARCHITECTURES
 from models.flops import parameters
-from tests.make_runs import change_json, metrics_lines, phases, write_run, write_study
+from tests.make_runs import metrics_lines, write_run, write_study
 
 # ---- one_gpu_puzzle ----
 
@@ -60,42 +57,6 @@ def test_not_explained_otherwise(tmp_path, changed):
     assert said[0].startswith(("These runs do not explain the report", "No answer"))
 
 
-# ---- precision_decoupling ----
-
-
-def test_optimizer_states_with_a_loss_that_jumps_to_100(tmp_path):
-    states = {"first_moment": "float8_e4m3fn", "second_moment": None, "master_weights": "float16"}
-    keys = {"training": {"dtype": "bfloat16"}, "fp8_lm": {"states": states}}
-    kept = {"parameters": {"bytes_per_parameter": {"weights": 2.0, "states": 5.5}}}
-    jump = metrics_lines(last=10) + metrics_lines(shift=100)[10:]
-    logs = {"float32_optimizer": metrics_lines(), "fp8_optimizer": metrics_lines(shift=0.05)}
-    for recipe, lines in (logs | {"fp8_optimizer_fp8_second_moment": jump}).items():
-        path = write_run(tmp_path / recipe, recipe, lines=lines, proves=kept)
-        (path / RECIPE).write_text(yaml.safe_dump(keys))
-    comparison = compare(read_study(tmp_path), "float32_optimizer")
-    row = studies.optimizer_states(comparison).loc["fp8_optimizer"].drop("final loss").tolist()
-    above = pytest.approx(0.05)
-    assert row == ["bfloat16", "E4M3", "bfloat16", "float16", 7.5, above, "equal"]
-    (axes,) = plots.loss_difference(comparison).axes
-    diverged, *_ = axes.get_legend().get_texts()
-    assert diverged.get_text().endswith(", off the axis") and axes.get_ylim()[1] < 0.1
-
-
-# ---- fp8_lm ----
-
-
-def test_sums_by_way_and_ranks(tmp_path):
-    """Way k loses k dB with each further rank."""
-    rows = []
-    for k, how in enumerate(studies.WAYS):
-        rows += [{"ranks": n, "how": how, "snr_db": 40.0 - k * n} for n in (2, 8)]
-    (tmp_path / "sums.json").write_text(json.dumps({"sums": rows}))
-    figure = plots.gradient_sums(studies.gradient_sums(tmp_path / "sums.json"))
-    lines = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
-    assert lines[studies.WAYS["auto"]] == [34, 16] and len(lines) == 6
-    assert "sums in FP8 lose 12 to 30 dB" in figure.alternative
-
-
 # ---- allgather_ladder ----
 
 
@@ -126,26 +87,7 @@ def test_rungs_are_compared_bit_for_bit(tmp_path):
     assert "30 of 30" in each and "29 of 30" in combined
 
 
-# ---- phases ----
-
-PART = "bf16_then_fp8"
-
-
-def test_what_phases_cost_and_buy(tmp_path):
-    """bf16 takes 0.4 s a step, FP8 0.2 s; the run of both 0.25 s, and 3 s of compiling."""
-    write_run(tmp_path / COMPILED, COMPILED, 0.4, proves={"phases": phases({1: False})})
-    write_run(tmp_path / COMPUTE, COMPUTE, 0.2, proves={"phases": phases({1: True})})
-    both = {"phases": phases({1: False, 7: True})}
-    path = write_run(tmp_path / PART, PART, 0.25, float8="tensorwise", proves=both)
-    switches = {first: {"in_fp8": True, "compile_s": 1.5} for first in ("7", "20")}
-    change_json(path / TIMING, switches=switches)
-    comparison = compare(read_study(tmp_path))
-    costs = studies.phase_costs(comparison)
-    assert costs.loc[COMPILED].tolist() == [0, 1, 1, 0, 1]
-    shares = [0.8, 19 / 22, 14 / 17, 3, 0.2 + 0.8 * 8777 / 10898]
-    assert costs.loc[PART].tolist() == pytest.approx(shares)
-    shares = [comparison.completed[recipe][0].fp8_share for recipe in (COMPUTE, PART)]
-    assert shares == pytest.approx([0.75, 0.6])  # over all steps
+# ---- four_way ----
 
 
 def test_cost_of_a_run_of_n_steps(tmp_path):

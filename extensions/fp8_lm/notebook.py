@@ -14,13 +14,14 @@
 # (`models/fp8_gradients.py`). A ring of partial sums in FP8 would send as many bytes.
 
 # %%
-from analysis import newest, plots, studies
+from analysis import newest, plots
 from analysis.answer import loss_verdicts
 from analysis.comparison import compare
 from analysis.study import read_study
 from analysis.table import trained
+from extensions.fp8_lm import tables
 
-exchanged = compare(read_study(newest.results("fp8_lm/gradients")))
+exchanged = compare(read_study(newest.results("gradients")))
 print(trained(exchanged))
 
 # %% [markdown]
@@ -28,7 +29,7 @@ print(trained(exchanged))
 # gradients and sends more than the closed form (`fsdp_bytes` in `models/flops.py`) fails.
 
 # %%
-studies.fp8_lm_levels(exchanged).loc[:, :"sent, to bf16"].round(3)
+tables.levels(exchanged).loc[:, :"sent, to bf16"].round(3)
 
 # %% [markdown]
 # What it does to the loss:
@@ -52,11 +53,11 @@ plots.loss_difference(exchanged)
 # Signal to noise of the sum, in dB, over all parameters:
 
 # %%
-sums = studies.gradient_sums()
+sums = tables.gradient_sums()
 sums.T.round(1)
 
 # %%
-plots.gradient_sums(sums)
+tables.draw_gradient_sums(sums)
 
 # %% [markdown]
 # In float32 sums a gradient is rounded once, and the errors of the ranks average out. No sum can
@@ -70,7 +71,7 @@ plots.gradient_sums(sums)
 # AdamW keeps two moments of each parameter, and master weights beside parameters that are too
 # coarse to be stepped. FP8-LM's precision decoupling gives each state as few bits as it bears: the
 # first moment FP8 (E4M3), the second moment FP16, the master weights FP16, with a scale for each
-# tensor. The recipe `fp8_optimizer` does that (`models/optimizer.py`). The study
+# tensor. The recipe `fp8_optimizer` does that (`optimizer.py`). The study
 # `precision_decoupling` repeats the paper's table 6 and figure 8, in which one state at a time has
 # another precision; here matmuls are in bf16 in all runs, so that only the optimizer differs.
 #
@@ -93,7 +94,7 @@ print(trained(decoupled))
 # are not of 1 byte. The last column is what the paper says of the loss.
 
 # %%
-studies.optimizer_states(decoupled).round(4)
+tables.optimizer_states(decoupled).round(4)
 
 # %%
 plots.loss(decoupled)
@@ -127,9 +128,9 @@ print(*loss_verdicts(decoupled), sep="\n")
 # fifths of so small a model.
 
 # %%
-levels = compare(read_study(newest.results("fp8_lm/levels")))
+levels = compare(read_study(newest.results("fp8_lm")))
 print(trained(levels))
-studies.fp8_lm_levels(levels).round(4)
+tables.levels(levels).round(4)
 
 # %% [markdown]
 # Whole tensors dealt out to ranks, the paper's way to shard (ZeRO), are not built: for 8 B the

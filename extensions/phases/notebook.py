@@ -12,15 +12,16 @@
 # the other recipe goes on from, bit for bit (`extensions/phases/tests`). The five recipes
 # start from the same weights and read the same batches.
 #
-# This notebook shows the newest such study under `runs/`, or the one in `results/`. For another:
+# This notebook shows the newest such study under `runs/`, or the kept one. For another:
 # `RUNS=folder make lab`.
 
 # %%
-from analysis import newest, plots, studies
+from analysis import newest, plots
 from analysis.answer import left_out, loss_verdicts
 from analysis.comparison import compare
 from analysis.study import read_study
 from analysis.table import trained
+from extensions.phases.tables import phase_costs
 
 comparison = compare(read_study(newest.runs("phases")))
 print(trained(comparison))
@@ -37,7 +38,7 @@ print(trained(comparison))
 # compare only if the machine did nothing else. `results/LOG.md` says what is known of that.
 
 # %%
-studies.phase_costs(comparison).round(2)
+phase_costs(comparison).round(2)
 
 # %%
 plots.lead(comparison)
