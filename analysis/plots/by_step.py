@@ -188,7 +188,7 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
 
 def find_farthest(axes: Axes, reference: str, who: str, difference: float, margin: float) -> None:
     """Write as the finding who ends farthest from the reference's loss, or that nobody does."""
-    if abs(difference) < margin:
+    if abs(difference) <= margin:
         most = math.ceil(1000 * abs(difference)) / 1000
         finding(axes, f"No final loss is more than {most:.3f} from that of {reference}")
     else:
