@@ -8,21 +8,21 @@ from shlex import join
 from analysis import losses, speed
 from analysis.break_even import When
 from analysis.comparison import Comparison, Finding, Outcome
-from analysis.losses import CANNOT_TELL, HIGHER, LOWER, SAME, Verdict
+from analysis.losses import CANNOT_TELL, HIGHER, LOWER, SAME
 
 QUESTION = "Should this Llama be trained in FP8?"
 SENTENCES = {
-    Outcome.YES: "Yes: {claim}, and ends at {same} loss after {step:,} steps.{pays}",
-    Outcome.FOR_SPEED: "For speed, yes: {claim}.{pays} Whether its loss is the same, these runs "
-    "cannot tell: {loss}.",
-    Outcome.NO_PLAIN_YES: "No plain yes: {claim}, but {reason}.",
-    Outcome.NO_VERDICT: "No verdict: {claim}, but {reason}.",
-    Outcome.SINGLE_RUN: "No verdict from a single run: {claim}.{pays} Runs of one recipe differ: "
-    f"{losses.MIN_SEEDS} seeds of each give a verdict.",
-    Outcome.CANNOT_TELL: "Cannot tell: {claim}.",
-    Outcome.NO_GAIN: "No gain: {claim}, and is as fast.",
-    Outcome.SLOWER: "No: {claim}, and is slower.",
-    Outcome.HIGHER_LOSS: "No: {claim}, but ends at a higher loss: {loss}.",
+    Outcome.YES: "Yes: {recipe} is faster, and ends at {same} loss.",
+    Outcome.FOR_SPEED: "For speed, yes: {recipe} is faster. Whether its loss is the same, these "
+    "runs cannot tell.",
+    Outcome.NO_PLAIN_YES: "No plain yes: {recipe} is faster, but {reason}.",
+    Outcome.NO_VERDICT: "No verdict: {reason}.",
+    Outcome.SINGLE_RUN: "No verdict from a single run: runs of one recipe differ. "
+    f"{losses.MIN_SEEDS} seeds of each recipe give a verdict.",
+    Outcome.CANNOT_TELL: "Cannot tell: {recipe} may be faster or slower.",
+    Outcome.NO_GAIN: "No gain: {recipe} is as fast as {reference}.",
+    Outcome.SLOWER: "No: {recipe} is slower.",
+    Outcome.HIGHER_LOSS: "No: {recipe} is faster, but ends at a higher loss.",
     Outcome.TOO_SHORT: f"Too short to answer: a rate takes runs of {speed.MIN_STEPS} steps, of "
     "{recipe} and of {reference}.",
     Outcome.DIVERGED: "No: {diverged} (its loss is not finite, or stays far above).",
@@ -54,14 +54,52 @@ def outcome(comparison: Comparison) -> Outcome:
 
 
 def answer(comparison: Comparison) -> list[str]:
-    """Write the answer, what was trained, and then all that limits the answer."""
-    best = comparison.best
-    words = {"reference": comparison.reference}
-    if best:
-        words |= worded(comparison, best)
-    first = SENTENCES[outcome(comparison)].format(**words)
+    """Write the answer with its evidence, and then all that limits it."""
+    first, *evidence = headline(comparison)
     further = [*limits(comparison, first), *next_steps(comparison), *worth(comparison)]
-    return [first, setting(comparison), *further]
+    return [first, *evidence, *further]
+
+
+def headline(comparison: Comparison) -> list[str]:
+    """Write the answer, what it rests on (speed, loss, FP8), and what was trained."""
+    best, reference = comparison.best, comparison.reference
+    if not best:
+        first = SENTENCES[Outcome.NO_REFERENCE].format(reference=reference)
+        return [first, setting(comparison)]
+    first = SENTENCES[best.outcome].format(
+        recipe=best.recipe,
+        reference=reference,
+        reason=best.reasons[0] if best.reasons else "",
+        same="a lower" if best.loss.word == LOWER else "the same",
+        diverged=" and ".join(best.diverged),
+    )
+    evidence = [
+        f"Speed: {rate(comparison, best)}",
+        f"Loss: {about_loss(comparison, best)}",
+        f"FP8: {in_fp8(comparison, best)}",
+    ]
+    return [first, *evidence, setting(comparison)]
+
+
+def rate(comparison: Comparison, finding: Finding) -> str:
+    """Write how fast a recipe is, and from which step on it is ahead."""
+    if comparison.on_cpu:
+        return "nothing to compare on a CPU."
+    if not finding.speed.runs:
+        return f"it takes {speed.MIN_STEPS} steps to tell."
+    return f"{claim(comparison, finding)}.{pays(finding)}"
+
+
+def in_fp8(comparison: Comparison, finding: Finding) -> str:
+    """Write which share of a recipe's matmuls ran in FP8, by the proof of each run."""
+    runs = comparison.study.completed(finding.recipe)
+    if any(run.proof and run.proof.emulated for run in runs):
+        return "emulated: numbers are rounded to FP8, and multiplied in float32."
+    shares = [run.fp8_share for run in runs if not math.isnan(run.fp8_share)]
+    if not shares:
+        return "no run has a proof."
+    share = f"{100 * min(shares):.0f} %"
+    return f"{share} of the matmul FLOPs of linear layers ran in FP8, by the proof of each run."
 
 
 def setting(comparison: Comparison) -> str:
@@ -83,25 +121,9 @@ def short(number: float) -> str:
     return f"{number:.3g}"
 
 
-def worded(comparison: Comparison, finding: Finding) -> dict:
-    """Word what is known of a recipe, for `SENTENCES`."""
-    return {
-        "recipe": finding.recipe,
-        "claim": claim(comparison, finding),
-        "pays": pays(finding),
-        "reason": finding.reasons[0] if finding.reasons else "",
-        "same": "a lower" if finding.loss.word == LOWER else "the same",
-        "loss": distance(finding.loss),
-        "step": finding.loss.step,
-        "diverged": " and ".join(finding.diverged),
-    }
-
-
 def claim(comparison: Comparison, finding: Finding) -> str:
-    """Say how many times as fast a recipe is, among how many, in how many of its steps."""
+    """Say how many times as fast a recipe is, and in how many of its steps it is in FP8."""
     said = finding.recipe
-    if len(comparison.fp8) > 1 and finding is comparison.best:
-        said = f"of {len(comparison.fp8)} FP8 recipes {said}"
     runs = comparison.study.completed(finding.recipe)
     in_fp8 = min((run.steps["in_fp8"].mean() for run in runs), default=1)
     if 0 < in_fp8 < 1:
@@ -120,16 +142,6 @@ def pays(finding: Finding) -> str:
         return ""
     verb = "would be" if found.beyond else "is"
     return f" It {verb} ahead from step {found} on, first step (compile) included."
-
-
-def distance(verdict: Verdict) -> str:
-    """Say how far a recipe ends from the reference's loss."""
-    count = len(verdict.by_seed)
-    if count < losses.MIN_SEEDS:
-        return f"a verdict takes {losses.MIN_SEEDS} seeds of both, and these have {count}"
-    above = sum(each > verdict.margin for each in verdict.by_seed)
-    return (f"it ends {abs(verdict.share):.2%} {losses.side(verdict.difference)}, and {above} of "
-            f"{count} seeds end more than {losses.TOLERANCE:.2%} above")  # fmt: skip
 
 
 def limits(comparison: Comparison, said: str = "") -> Iterator[str]:

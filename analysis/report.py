@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.answer import QUESTION, answer, details, left_out, outcome
+from analysis.answer import QUESTION, answer, details, headline, left_out, outcome
 from analysis.comparison import Comparison, compare
 from analysis.study import StudyError, read_study
 from analysis.table import measured_runs, notes, recipe_table, run_table, trained, ways_table
@@ -28,10 +28,10 @@ from analysis.table import measured_runs, notes, recipe_table, run_table, traine
 
 def print_report(comparison: Comparison, console: Console, verbose: bool = False) -> None:
     """Print the answer and a row a recipe; `verbose` adds what they rest on."""
-    first, setting, *others = answer(comparison)
-    say(console, [first, setting], QUESTION)
+    first = headline(comparison)
+    say(console, first, QUESTION)
     console.print(table(recipe_table(comparison)))
-    others += left_out(comparison)
+    others = answer(comparison)[len(first) :] + left_out(comparison)
     if not verbose:
         say(console, [f"{len(others)} notes on this: --verbose, or the page."] if others else [])
         return

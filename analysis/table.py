@@ -34,20 +34,24 @@ HOW_TO_READ = (
 
 
 def recipe_table(comparison: Comparison) -> pd.DataFrame:
-    """Word the comparison, a row a recipe: speed, break-even step, loss, and the proof of FP8."""
+    """Word the comparison, a row a recipe: speed, loss, proof of FP8; on a CPU speed is last."""
     reference = comparison.reference
-    over = "over compiled bf16" if reference == COMPILED else f"over {reference}"
+    beside = "compiled bf16" if reference == COMPILED else reference
     rows = {}
     for recipe in comparison.recipes:
         runs, finding = comparison.study.completed(recipe), comparison.findings.get(recipe)
-        rows[recipe] = {
+        speed = {
             "tokens/s": speed_word(runs),
-            over: "1" if recipe == reference else ratio_word(finding),
+            f"over {beside}": "1" if recipe == reference else ratio_word(finding),
             "break-even step": break_even_word(finding),
-            "final loss": loss_word(runs, finding),
-            "FP8 share of matmul FLOPs": share_word(runs) if recipe in comparison.fp8 else "-",
-            "runs": f"{len(runs)} of {len(comparison.study.started(recipe))}",
         }
+        loss = {
+            "final loss": written(pd.Series([run.final_loss for run in runs]).mean(), "{:.3f}"),
+            f"minus {beside}": loss_word(finding),
+            "FP8 share of matmul FLOPs": share_word(runs) if recipe in comparison.fp8 else "-",
+        }
+        of = {"runs": f"{len(runs)} of {len(comparison.study.started(recipe))}"}
+        rows[recipe] = of | (loss | speed if comparison.on_cpu else speed | loss)
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("recipe")
 
 
@@ -72,13 +76,16 @@ def break_even_word(finding: Finding | None) -> str:
     return str(finding.break_even) if finding and finding.recipe != BASELINE else "-"
 
 
-def loss_word(runs: list[Run], finding: Finding | None) -> str:
-    """Word the final loss, or how far it is from the reference's."""
-    if finding and finding.diverged and finding.diverged[0].startswith(f"{finding.recipe} "):
+def loss_word(finding: Finding | None) -> str:
+    """Word how far a recipe's final loss is from the reference's."""
+    if not finding:
+        return "-"
+    diverged = f"{finding.recipe} diverged"
+    if finding.diverged and finding.diverged[0].startswith(diverged):
         return finding.diverged[0].removeprefix(f"{finding.recipe} ")
-    if finding and finding.loss.by_seed:
-        return f"{figure(finding.loss.difference)}, {finding.loss.word}"
-    return written(pd.Series([run.final_loss for run in runs]).mean(), "{:.3f}")
+    if not finding.loss.by_seed:
+        return "-"
+    return f"{figure(finding.loss.difference)}, {finding.loss.word}"
 
 
 def share_word(runs: list[Run]) -> str:
