@@ -28,7 +28,6 @@ from models import llama, qwen3
 from models.device import local
 from models.errors import InputError, by_pattern
 from models.flops import has_experts
-from models.fp8_gradients import Fp8ReduceScatter
 
 # ---- which model ----
 
@@ -195,8 +194,6 @@ def _shard(model: nn.Module, mesh: DeviceMesh, job_config) -> None:
             # Sums, not means: the loss is divided by all ranks' tokens. gloo has sums alone.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-            if job_config.quantize.gradients:
-                module.set_custom_reduce_scatter(Fp8ReduceScatter())
 
     draw_shard = model.init_weights
 

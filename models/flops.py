@@ -6,7 +6,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -110,16 +110,13 @@ def flops_per_token(args, seq_len: int, causal: bool = False) -> int:
     return 6 * (parameters(args, active=True) - embedding(args)) + attention
 
 
-GRADIENT_BLOCK = 256  # gradients that share a float32 scale where they are sent in FP8
-
-
 def fsdp_bytes(
     shapes: Mapping[str, Sequence[int]],
     shards: int,
     fp8: Collection[str] = (),
     gathered: int = 2,
     reshard: str = "default",
-    fp8_gradients: bool = False,
+    gradient_bytes: Callable[[int], int] = lambda n: 4 * n,
 ) -> tuple[int, int]:
     """Bytes that one forward and backward pass all-gathers and reduce-scatters: of whole weights,
     of whole gradients.
@@ -134,7 +131,7 @@ def fsdp_bytes(
         gathered: bytes of an element of the other weights.
         reshard: torchtitan's `parallelism.fsdp_reshard_after_forward`; always and never make
         exceptions.
-        fp8_gradients: gradients are sent in FP8 with their scales, else in float32.
+        gradient_bytes: in which n gradients are sent; by default float32's.
     """
     weights, reduced = 0, Counter()
     apart = ("layers.", "tok_embeddings.") if "output.weight" in shapes else ("layers.",)
@@ -144,11 +141,7 @@ def fsdp_bytes(
         weights += elements * (1 if name in fp8 else gathered) * (2 if freed else 1)
         together = ".".join(name.split(".")[:2]) if name.startswith(apart) else "norm and head"
         reduced[together] += elements // shards
-    if fp8_gradients:
-        return weights, shards * sum(
-            -(-n // GRADIENT_BLOCK) * (GRADIENT_BLOCK + 4) for n in reduced.values()
-        )
-    return weights, shards * sum(reduced.values()) * 4
+    return weights, shards * sum(map(gradient_bytes, reduced.values()))
 
 
 # Bytes per logit while the loss is computed: bf16 logits and their gradient; eager two float32

@@ -248,11 +248,6 @@ class QuantizedLinear(titan.QuantizedLinear):
 class Quantize(titan.Quantize):
     linear: QuantizedLinear
 
-    gradients: Literal["float8"] | None = None
-    """Send gradients in FP8 where FSDP2 reduce-scatters them, with a scale for each block of 256
-    values, and add them up in float32; null: send them in float32. With or without FP8 matmuls;
-    needs no FP8 units."""
-
 
 @section("save_", "mode")
 class Comm(titan.Comm):

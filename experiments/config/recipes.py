@@ -65,9 +65,12 @@ class Recipe:
 
     def hook(self, name: str, default: Callable | None = None) -> Callable | None:
         """Return an extension's function in place of the core's `default`."""
+        return [default, *self.hooks(name)][-1]
+
+    def hooks(self, name: str) -> list[Callable]:
+        """Return each extension's function that adds to what the core does."""
         modules = self.extensions.values()
-        found = [getattr(module, name) for module in modules if hasattr(module, name)]
-        return found[-1] if found else default
+        return [getattr(module, name) for module in modules if hasattr(module, name)]
 
 
 # ---- what there is ----

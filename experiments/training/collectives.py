@@ -13,6 +13,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
 import torch
 from torch.autograd import DeviceType
@@ -47,7 +48,7 @@ def sum_up(profiler, plan: Plan, shapes: Mapping) -> Collectives:
         in_fp8,
         getattr(torch, config.training.mixed_precision_param).itemsize,
         config.parallelism.fsdp_reshard_after_forward,
-        fp8_gradients=config.quantize.gradients == "float8",
+        partial(plan.recipe.hook("gradient_bytes", gradient_bytes), config),
     )
     rows = table(profiler.profiler.kineto_results.experimental_event_tree(), plan)
 
@@ -68,6 +69,11 @@ def sum_up(profiler, plan: Plan, shapes: Mapping) -> Collectives:
 
 
 # ---- bytes ----
+
+
+def gradient_bytes(config, n: int) -> int:
+    """Count the bytes in which FSDP2 sends n gradients."""
+    return 4 * n
 
 
 def table(tree: Iterable, plan: Plan) -> list[Collective]:

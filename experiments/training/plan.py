@@ -93,18 +93,22 @@ def plan(recipe: recipes.Recipe, world_size: int | None = None) -> Plan:
         shards = _check_ranks(config, world_size)
         if shards > 1 and config.quantize.linear.float8.enable_fsdp_float8_all_gather:
             _check_gather(config, args, fp8.layers, shards)
-    world_size = world_size or 1
-    return Plan(
+    ranks = world_size or 1
+    planned = Plan(
         recipe=recipe,
-        world_size=world_size,
+        world_size=ranks,
         args=args,
         parameters=flops.parameters(args),
         flops_per_token=flops.flops_per_token(args, training.seq_len),
         fp8=fp8,
-        passes=max(1, training.global_batch_size // (training.local_batch_size * world_size)),
+        passes=max(1, training.global_batch_size // (training.local_batch_size * ranks)),
         shards=shards,
         memory=recipe.hook("memory_by_use", memory_by_use)(config, args, shards),
     )
+    if world_size:
+        for check in recipe.hooks("check"):
+            check(planned)
+    return planned
 
 
 # ---- ranks ----
@@ -139,7 +143,6 @@ def _check_ranks(config, world_size: int) -> int:
     if shards == 1:
         needs = "FSDP over two or more processes: run it with --processes 2 or more, or"
         misplaced = {
-            "quantize.gradients": (config.quantize.gradients, "null"),
             "quantize.linear.float8.enable_fsdp_float8_all_gather": (
                 fp8.enable_fsdp_float8_all_gather and built is None,
                 "false",

@@ -157,20 +157,16 @@ class Proof:
     def _check_collectives(self, profiler) -> None:
         shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
         self.sent = sent = collectives.sum_up(profiler, self.plan, shapes)
-        keys, promises = self.plan.config.quantize, {}
-        if keys.linear.float8.enable_fsdp_float8_all_gather:
-            promises["quantize.linear.float8.enable_fsdp_float8_all_gather"] = (
-                "weights", sent.gathered_bytes, sent.gathered_bytes_expected
-            )  # fmt: skip
-        if keys.gradients:
-            promises["quantize.gradients"] = (
-                "gradients", sent.reduced_bytes, sent.reduced_bytes_expected
-            )  # fmt: skip
-        for key, (what, size, expected) in promises.items():
+        recipe, promises = self.plan.recipe, {}
+        if recipe.config.quantize.linear.float8.enable_fsdp_float8_all_gather:
+            promises["weights"] = sent.gathered_bytes, sent.gathered_bytes_expected
+        if recipe.hook("gradient_bytes"):
+            promises["gradients"] = sent.reduced_bytes, sent.reduced_bytes_expected
+        for what, (size, expected) in promises.items():
             if not 0 < size <= expected:
                 raise ProofError(
-                    f"ranks sent {size:,} bytes of {what} in a step, and in FP8 it would be "
-                    f"{expected:,}: not (all) of what {key} promises was sent in FP8"
+                    f"ranks sent {size:,} bytes of {what} in a step, and the recipe promises "
+                    f"{expected:,}: not (all) of them were sent in FP8"
                 )
 
     # ---- claim 3: parameters move ----

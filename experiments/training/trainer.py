@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from unittest.mock import patch
 
 import torch
@@ -58,8 +59,7 @@ def _train_spec(plan: Plan):
     from there to the optimizer, in which weights are made on the device, is the model's again.
     """
     name, config = plan.config.model.name, plan.config
-    own = plan.recipe.hook("build_optimizers")
-    build = (lambda parts, *others: own(parts, config)) if own else build_optimizers
+    build = partial(plan.recipe.hook("build_optimizers", _build_optimizers), config)
     return train_spec(
         name,
         model_cls=TIMELINE.marked(ARCHITECTURES[name].model, own="model_build"),
@@ -69,6 +69,10 @@ def _train_spec(plan: Plan):
         build_optimizers_fn=TIMELINE.marked(build, until_call="model_build"),
         build_dataloader_fn=None,  # built with the token file, below
     )
+
+
+def _build_optimizers(config, *parts):
+    return build_optimizers(*parts)
 
 
 class Diverged(RuntimeError):
@@ -108,7 +112,6 @@ class Trainer(titan.Trainer):
         self.checkpointer.states[DATALOADER] = self.dataloader
         self._identity = json.dumps(identity(plan, token_file))
         self.proof = Proof(plan, model, self.optimizers.optimizers[0])
-        self.before_step = plan.recipe.hook("before_step", lambda trainer, step: None)
         self.meter = Meter(plan)
         self.first_step = 1  # of this process
         self.timing: Timing | None = None  # until that step has ended
@@ -181,7 +184,8 @@ class Trainer(titan.Trainer):
         if first:
             self.meter.begin(device.mark())
             self.begin_stretch(config.training.steps)
-        self.before_step(self, self.step)
+        for prepare in self.plan.recipe.hooks("before_step"):
+            prepare(self, self.step)
         profiled = self.step == self.profiled_step
 
         with self.proof.profile(self.step) if profiled else nullcontext():
@@ -283,7 +287,9 @@ class Trainer(titan.Trainer):
         warm_up, last = config.lr_scheduler.warmup_steps, config.training.steps
         if warm_up > last:
             notes.append(f"the learning rate's warm-up of {warm_up} steps was cut to {last}")
-        return notes + self.plan.recipe.hook("notes", lambda _: [])(self)
+        for own in self.plan.recipe.hooks("notes"):
+            notes += own(self)
+        return notes
 
     # ---- checkpoints ----
 

@@ -1,8 +1,11 @@
-"""FP8 beyond matmuls, as in FP8-LM (arXiv 2310.18313): the states of AdamW in 8 and 16 bits."""
+"""FP8 beyond matmuls, as in FP8-LM (arXiv 2310.18313): the states of AdamW in 8 and 16 bits, and
+gradients that are sent in FP8."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Literal
+
+from models.errors import InputError
 
 StateDtype = Literal["float32", "bfloat16", "float16", "float8_e4m3fn"]
 
@@ -25,14 +28,20 @@ class States:
 class Keys:
     """The section `fp8_lm` of a recipe."""
 
-    states: States = field(default_factory=States)
-    """Dtypes of the optimizer's states; `optimizer.implementation` has no meaning with them."""
+    states: States | None = None
+    """Dtypes of the optimizer's states; `optimizer.implementation` has no meaning with them. null:
+    those of torch's AdamW."""
+
+    gradients: Literal["float8"] | None = None
+    """Send gradients in FP8 where FSDP2 reduce-scatters them, with a scale for each block of 256
+    values, and add them up in float32; null: send them in float32. With or without FP8 matmuls;
+    needs no FP8 units."""
 
 
 def contradictions(config) -> Iterator[tuple[str, str]]:
     """Find keys that contradict the states."""
     dtype = config.training.dtype
-    if dtype != "bfloat16":
+    if config.fp8_lm.states and dtype != "bfloat16":
         yield (
             "fp8_lm.states",
             f"has master weights of bf16 parameters, and training.dtype is {dtype}; set that to "
@@ -40,13 +49,45 @@ def contradictions(config) -> Iterator[tuple[str, str]]:
         )
 
 
-def build_optimizers(model_parts: list, config):
+# ---- gradients ----
+
+
+def check(plan) -> None:
+    """Refuse FP8 gradients where processes exchange none. Raises `InputError`."""
+    if plan.config.fp8_lm.gradients and plan.shards == 1:
+        raise InputError(
+            "fp8_lm.gradients needs FSDP over two or more processes: run it with --processes 2 or "
+            "more, or set it to null"
+        )
+
+
+def before_step(trainer, step: int) -> None:
+    """Have the first step and all later ones send gradients in FP8."""
+    from extensions.fp8_lm.gradients import send_in_fp8
+
+    if trainer.job_config.fp8_lm.gradients and step == trainer.first_step:
+        send_in_fp8(trainer.model_parts[0])
+
+
+def gradient_bytes(config, n: int) -> int:
+    """Count the bytes in which FSDP2 sends n gradients."""
+    from extensions.fp8_lm.gradients import bytes_sent
+
+    return bytes_sent(n) if config.fp8_lm.gradients else 4 * n
+
+
+# ---- states ----
+
+
+def build_optimizers(config, model_parts: list, *others):
     """Build torchtitan's container of the optimizer with these states."""
     import torch
-    from torchtitan.components.optimizer import OptimizersContainer
+    from torchtitan.components import optimizer
 
     from extensions.fp8_lm.optimizer import AdamWFp8LM
 
+    if not config.fp8_lm.states:
+        return optimizer.build_optimizers(model_parts, *others)
     keys = config.optimizer
     dtypes = {name: getattr(torch, dtype) for name, dtype in asdict(config.fp8_lm.states).items()}
     settings = {
@@ -56,21 +97,23 @@ def build_optimizers(model_parts: list, config):
         "weight_decay": keys.weight_decay,
         "dtypes": dtypes,
     }
-    return OptimizersContainer(model_parts, AdamWFp8LM, settings)
+    return optimizer.OptimizersContainer(model_parts, AdamWFp8LM, settings)
 
 
 def memory_by_use(config, args, shards: int) -> dict[str, float]:
     """Estimate bytes on each device as the core does, with the bytes of these states."""
     from models import flops
 
-    states = sum(flops.ITEMSIZE[dtype] for dtype in asdict(config.fp8_lm.states).values())
-    optimizer = flops.parameters(args) * states / shards
-    return flops.memory_by_use(config, args, shards) | {"optimizer": optimizer}
+    uses = flops.memory_by_use(config, args, shards)
+    if config.fp8_lm.states:
+        states = sum(flops.ITEMSIZE[dtype] for dtype in asdict(config.fp8_lm.states).values())
+        uses["optimizer"] = flops.parameters(args) * states / shards
+    return uses
 
 
 def notes(trainer) -> list[str]:
     """Say which states had values beyond the range of their dtype."""
-    clamped = trainer.optimizers.optimizers[0].clamped
+    clamped = getattr(trainer.optimizers.optimizers[0], "clamped", {})
     return [
         f"{name}: {int(count)} values were beyond the range of their dtype and became its largest "
         "(on rank 0, since the process started)"

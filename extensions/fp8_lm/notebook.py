@@ -11,7 +11,7 @@
 # With FSDP2 each of n GPUs has gradients of all parameters, and needs the sum over all GPUs of its
 # own share. The recipe `fp8_gradients` sends them in e4m3, with a scale for each block of 256, by
 # all-to-all. Each GPU gets its share of everybody's gradients and adds them up in float32
-# (`models/fp8_gradients.py`). A ring of partial sums in FP8 would send as many bytes.
+# (`gradients.py`). A ring of partial sums in FP8 would send as many bytes.
 
 # %%
 from analysis import newest, plots
@@ -48,7 +48,7 @@ plots.loss_difference(exchanged)
 # exceed FP8's largest value. With 1/n (pre-scaling) no sum can, but small gradients become 0.
 # FP8-LM's automatic scaling looks for a factor mu between them.
 #
-# `experiments/benchmarks/gradient_sums.py` took gradients of the small model after 60 steps, in 32
+# `python -m extensions.fp8_lm` took gradients of the small model after 60 steps, in 32
 # different batches, as those of 32 ranks. It added up those of the first 2 to 32 in each way.
 # Signal to noise of the sum, in dB, over all parameters:
 

@@ -7,20 +7,32 @@ and steps travel in one buffer of bytes, by one all-to-all: 260 bytes a block wh
 many ranks there are, and no sum can leave FP8's range.
 
 A sum in FP8, as in FP8-LM (arXiv 2310.18313), rounds again at every rank and has to be kept within
-the range; experiments/benchmarks/gradient_sums.py compares both.
+the range; `python -m extensions.fp8_lm` compares both.
 """
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
-from models.flops import GRADIENT_BLOCK
-
+BLOCK = 256  # gradients that share a scale
 _E4M3 = torch.float8_e4m3fn
 _LARGEST = torch.finfo(_E4M3).max
 _SMALLEST_STEP = torch.finfo(torch.float32).tiny  # a block of zeros must not divide by 0
+
+
+def send_in_fp8(model: nn.Module) -> None:
+    """Have FSDP2 send the gradients of a sharded model in FP8."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_reduce_scatter(Fp8ReduceScatter())
+
+
+def bytes_sent(n: int) -> int:
+    """Count the bytes in which a rank's share of n gradients is sent."""
+    return -(-n // BLOCK) * (BLOCK + 4)
 
 
 class Fp8ReduceScatter(DefaultReduceScatter):
@@ -33,7 +45,7 @@ class Fp8ReduceScatter(DefaultReduceScatter):
     def __call__(self, output_tensor, input_tensor, group, op, async_op=False) -> None:
         """Writes a rank's share of the sum, float32 (n), from each rank's gradients, float32 (ranks
         x n)."""
-        assert op == dist.ReduceOp.SUM and not async_op  # see models/architectures.py
+        assert op == dist.ReduceOp.SUM and not async_op  # what FSDP2 is told to do
         sent = encode(input_tensor.view(group.size(), -1))
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=group)
@@ -46,8 +58,8 @@ def encode(rows: Tensor) -> Tensor:
 
     A block with a value that is not finite becomes nan, so that a run notices.
     """
-    padding = -rows.shape[1] % GRADIENT_BLOCK
-    blocks = (F.pad(rows, (0, padding)) if padding else rows).unflatten(1, (-1, GRADIENT_BLOCK))
+    padding = -rows.shape[1] % BLOCK
+    blocks = (F.pad(rows, (0, padding)) if padding else rows).unflatten(1, (-1, BLOCK))
     steps = (torch.linalg.vector_norm(blocks, torch.inf, -1) / _LARGEST).clamp(min=_SMALLEST_STEP)
     values = (blocks / steps.unsqueeze(-1)).to(_E4M3).flatten(1)
     return torch.cat([values.view(torch.uint8), steps.view(torch.uint8)], 1)
@@ -55,8 +67,7 @@ def encode(rows: Tensor) -> Tensor:
 
 def decode(encoded: Tensor) -> Tensor:
     """float32 (r, b * 256) for what `encode` gave."""
-    values, steps = encoded.split(
-        [encoded.shape[1] // (GRADIENT_BLOCK + 4) * size for size in (GRADIENT_BLOCK, 4)], 1
-    )
-    blocks = values.view(_E4M3).float().unflatten(1, (-1, GRADIENT_BLOCK))
+    blocks = encoded.shape[1] // (BLOCK + 4)
+    values, steps = encoded.split([blocks * BLOCK, blocks * 4], 1)
+    blocks = values.view(_E4M3).float().unflatten(1, (-1, BLOCK))
     return (blocks * steps.contiguous().view(torch.float32).unsqueeze(-1)).flatten(1)

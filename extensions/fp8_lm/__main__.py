@@ -1,5 +1,4 @@
-"""How exactly gradients of many ranks are added up in FP8: `python -m
-experiments.benchmarks.gradient_sums [FILE]`.
+"""How exactly gradients of many ranks are added up in FP8: `python -m extensions.fp8_lm [FILE]`.
 
 An experiment on numbers, in one process. The small model of the overlay `cpu` trains for its 60
 steps. Then it gets the gradients of 32 batches without a step between them: those of 32 simulated
@@ -8,7 +7,7 @@ noise, in dB, is 10 log10(sum of squares of the exact sum / sum of squares of th
 parameters. 20 dB is an error of a tenth, 40 dB one of a hundredth. FILE gets the results as JSON.
 
 Ways to add up (`added_up`). `block`: e4m3 with a scale for 256 values, added up in float32, as the
-key `quantize.gradients` does. `tensor`: e4m3 with one scale a parameter, shared by all ranks, added
+key `fp8_lm.gradients` does. `tensor`: e4m3 with one scale a parameter, shared by all ranks, added
 up in float32. The others have that scale too, and add up in e4m3: rank after rank, each partial sum
 rounded and cut at 448, as where a ring of ranks passes them on. They differ in a factor before the
 rounding, as in FP8-LM (arXiv 2310.18313, section 2.1), and the result is divided by it. `post`: 1,
@@ -32,7 +31,7 @@ from experiments.benchmarks.small_run import batches, begin, check_file, loss_of
 from experiments.config import recipes
 from experiments.jobs.command import CommandLine, leave
 from experiments.training.plan import Plan, plan
-from models.fp8_gradients import decode, encode
+from extensions.fp8_lm.gradients import decode, encode
 
 RANKS = (2, 4, 8, 16, 32)
 AT_THE_LIMIT = 1e-5  # the share of sums at 448 that halves mu
@@ -41,7 +40,7 @@ _LARGEST = torch.finfo(_E4M3).max
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = CommandLine("experiments.benchmarks.gradient_sums", __doc__)
+    parser = CommandLine("extensions.fp8_lm", __doc__)
     parser.add_argument("file", nargs="?", type=Path, help="write the results here, as JSON")
     file = parser.parse_args(argv).file
     if file:
