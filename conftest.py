@@ -23,7 +23,7 @@ from experiments.run import main
 from experiments.training.plan import open_data, plan
 from experiments.training.trainer import Trainer
 from models import device  # noqa: F401
-from models.architectures import ARCHITECTURES
+from models.architectures import architectures
 from tests.make_corpus import words, write_parquet, write_tokenizer
 
 
@@ -61,7 +61,7 @@ def process_as_before():
 @pytest.fixture
 def flavors(monkeypatch):
     """Copies: torchtitan writes a config's keys there."""
-    for architecture in ARCHITECTURES.values():
+    for architecture in architectures():
         for flavor, args in architecture.flavors.items():
             monkeypatch.setitem(architecture.flavors, flavor, replace(args))
 

@@ -92,8 +92,7 @@ def promised_share(run: Run) -> float:
     """Work out the share of matmul FLOPs that all linear layers but the head have, as far as the
     scaling has them in FP8; 0 where the filter leaves out others, or the sizes are not known.
 
-    Of a mixture of experts the parameters are those of all experts, and the FLOPs those of the
-    active ones, so that a head cannot be told from them.
+    Where a token meets a part of the parameters alone, a head cannot be told from them.
     """
     manifest, scaling = run.manifest, SCALINGS.get(run.proof.recipe_name)
     attention = 2 * (manifest.flops_per_token - manifest.flops_per_token_causal)

@@ -17,7 +17,6 @@ from analysis.other_logs.published import llama_3
 from analysis.runs import Run
 from experiments.records.files import read_windows
 from experiments.records.run import METRICS
-from models.flops import flops_per_token
 
 
 def first_runs(comparison: Comparison) -> dict[str, Run]:
@@ -185,7 +184,7 @@ def b200_lengths() -> pd.DataFrame:
 
 def _flops_per_token(length: int) -> pd.Series:
     """Count FLOPs by model."""
-    return pd.Series(B200_MODELS).map(lambda args: flops_per_token(args, length))
+    return pd.Series(B200_MODELS).map(lambda args: args.flops_per_token(length))
 
 
 # ---- scalings: what each scaling of FP8 costs and keeps ----

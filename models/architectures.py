@@ -1,10 +1,13 @@
 """Build a run's model: its architecture and size, frozen, compiled and sharded as the recipe asks.
 
-`model.name` chooses a class and its flavors, `model.flavor` and `model.sizes` a size.
+`model.flavor` chooses a class and its size, which `model.sizes` changes.
 """
 
+import importlib
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import NamedTuple
 
 import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
@@ -21,13 +24,11 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import apply_ac
 from torchtitan.models.llama3.infra import parallelize as titan
-from torchtitan.models.llama4.infra import parallelize as with_experts
 from torchtitan.protocols.train_spec import TrainSpec
 
-from models import llama, qwen3
+from models import llama
 from models.device import local
 from models.errors import InputError, by_pattern
-from models.flops import has_experts
 
 # ---- which model ----
 
@@ -36,45 +37,43 @@ class Architecture(NamedTuple):
     """A model's class, and the arguments that it is built with, by flavor."""
 
     model: type[nn.Module]
-    flavors: dict[str, llama.LlamaArgs | qwen3.Qwen3Args]
+    flavors: dict[str, llama.FromRecipe]
 
 
-ARCHITECTURES = {
-    "llama": Architecture(llama.Llama, llama.FLAVORS),
-    "qwen3": Architecture(qwen3.Qwen3, qwen3.FLAVORS),
-}
-NAME_OF = dict.fromkeys(llama.FLAVORS, "llama") | dict.fromkeys(qwen3.FLAVORS, "qwen3")  # by flavor
+def architectures() -> Iterator[Architecture]:
+    """Give Llama, and those of extensions: `ARCHITECTURE` in their architecture.py."""
+    yield Architecture(llama.Llama, llama.FLAVORS)
+    for path in sorted(Path(__file__).parents[1].glob("extensions/*/architecture.py")):
+        name = f"extensions.{path.parent.name}.architecture"
+        yield importlib.import_module(name).ARCHITECTURE
 
 
-def model_args(config) -> llama.LlamaArgs | qwen3.Qwen3Args:
+def architecture(config) -> Architecture:
+    """Find the architecture of the recipe's flavor. Raises `InputError` if none has it."""
+    flavors = []
+    for candidate in architectures():
+        if config.model.flavor in candidate.flavors:
+            return candidate
+        flavors += candidate.flavors
+    raise InputError(
+        f"model.flavor {config.model.flavor!r} is not one of {', '.join(flavors)}; "
+        "for other sizes: 'model.sizes={dim: 2048}'"
+    )
+
+
+def model_args(config) -> llama.FromRecipe:
     """Give the flavor's arguments with the recipe's keys in them.
 
     Raises `InputError` for a flavor or sizes that cannot be.
     """
-    keys, sizes = config.model, config.model.sizes
-    flavors = ARCHITECTURES[keys.name].flavors
-    if keys.flavor not in flavors:
-        hint, other = "", NAME_OF.get(keys.flavor)
-        if other:
-            hint = f": choose one of them, or set model.name to {other}, which has it"
-        raise InputError(f"model.flavor {keys.flavor!r} is not one of {', '.join(flavors)}{hint}")
-    args = replace(flavors[keys.flavor])  # a copy: the flavor stays as it is
-    if keys.name == "llama" and sizes.head_dim:
-        raise InputError(
-            "model.sizes.head_dim is not a Llama's, whose heads have dim / n_heads features: "
-            "leave it out"
-        )
-    if has_experts(args) and sizes.hidden_dim:
-        raise InputError(
-            f"model.sizes.hidden_dim is not of {keys.flavor}, which has experts of one width: "
-            "leave it out"
-        )
+    flavors = architecture(config).flavors
+    args = replace(flavors[config.model.flavor])  # a copy: the flavor stays as it is
     args.update_from_config(config)
-    divides = "model.sizes: {} ({}) must divide {} ({}): change one of them"
-    if keys.name == "llama" and args.dim % args.n_heads:
-        raise InputError(divides.format("n_heads", args.n_heads, "dim", args.dim))
     if args.n_heads % args.n_kv_heads:
-        raise InputError(divides.format("n_kv_heads", args.n_kv_heads, "n_heads", args.n_heads))
+        raise InputError(
+            f"model.sizes: n_kv_heads ({args.n_kv_heads}) must divide n_heads ({args.n_heads}): "
+            "change one of them"
+        )
     if args.head_dim % 2:
         raise InputError(
             f"model.sizes: a head has {args.head_dim} features, and rotations need an even number "
@@ -85,7 +84,7 @@ def model_args(config) -> llama.LlamaArgs | qwen3.Qwen3Args:
 
 def build(config) -> nn.Module:
     """The recipe's model. Raises as `model_args`."""
-    return ARCHITECTURES[config.model.name].model(model_args(config))
+    return architecture(config).model(model_args(config))
 
 
 def label(config) -> str:
@@ -99,11 +98,11 @@ def label(config) -> str:
 # ---- what torchtitan does with a model ----
 
 
-def train_spec(name: str, **builders) -> TrainSpec:
-    """The TrainSpec of an architecture; `builders` are of what a run times or makes itself: model,
-    optimizers, data, metrics."""
+def train_spec(config, **builders) -> TrainSpec:
+    """The TrainSpec of the recipe's architecture; `builders` are of what a run times or makes
+    itself: model, optimizers, data, metrics."""
     return TrainSpec(
-        model_args=ARCHITECTURES[name].flavors,  # torchtitan changes the flavor: one run a process
+        model_args=architecture(config).flavors,  # torchtitan changes the flavor: one run a process
         parallelize_fn=parallelize,
         pipelining_fn=None,
         build_lr_schedulers_fn=build_lr_schedulers,
@@ -152,11 +151,8 @@ def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> nn
             op_sac_save_list=titan._op_sac_save_list,
             base_folder=job_config.job.dump_folder,
         )
-    if by_block and has_experts(model.model_args):
-        # No graph has how many tokens each expert gets: what stands around experts is compiled.
-        with_experts.apply_compile(model, keys, ep_enabled=False)
-    elif by_block:
-        titan.apply_compile(model, keys)
+    if by_block:
+        model.compile_blocks(keys)
     if parallel_dims.fsdp_enabled:
         axes = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
         _shard(model, parallel_dims.get_mesh(axes), job_config)

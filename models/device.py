@@ -36,14 +36,6 @@ for _name in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 TYPE = "cuda" if torch.cuda.is_available() else "cpu"
-_float_histc = torch.histc
-
-
-def _histc(x: Tensor, *args, **keys) -> Tensor:
-    """`torch.histc`, of integers too."""
-    if x.is_floating_point():
-        return _float_histc(x, *args, **keys)
-    return _float_histc(x.float(), *args, **keys).to(x.dtype)
 
 
 class _CpuDevice:
@@ -107,8 +99,6 @@ if TYPE == "cpu":
     from torchtitan.tools import utils as titan_utils
 
     torch._utils._get_available_device_type, torch._utils._get_device_module = _as_it_is
-    # torchtitan counts the tokens of each expert by histc of integers, which only CUDA has.
-    torch.histc = _histc
     if platform.machine() == "x86_64":
         # Compiled code uses AVX2: in AVX-512 that of a SwiGLU in rowwise FP8 gave a NaN gradient of
         # w1 on an Intel Xeon (torch 2.13). It holds for all recipes, or they would not compare.
@@ -119,14 +109,9 @@ else:
 # torchtitan's own table assumes an A100 for what it lacks: without a datasheet its log says nan.
 titan_utils.get_peak_flops = lambda device_name: peak().bf16 if peak() else math.nan
 # torchtitan's own loaders of texts are not used here, and would import `datasets` and pandas.
-_TEXTS = "torchtitan.hf_datasets.text_datasets"
-sys.modules[_TEXTS] = SimpleNamespace(
+sys.modules["torchtitan.hf_datasets.text_datasets"] = SimpleNamespace(
     build_text_dataloader=None, build_text_validation_dataloader=None
 )
-import torchtitan.models.llama3  # noqa: E402
-import torchtitan.models.qwen3  # noqa: E402, F401
-
-del sys.modules[_TEXTS]
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -20,9 +20,8 @@ each of input, weight and g is needed as it is in one matmul and transposed in a
 second, transposed copy.
 
 What stays in bf16: embedding, norms, attention, residual stream, loss and the results of matmuls;
-experts, which are no linear layers to torch, and the router that chooses among them; the output
-head, by the recipes' filter; weights, gradients and the optimizer's state (or float32, by
-`training.dtype`), so every step casts the weights anew.
+linear layers of a class of their own; the output head, by the recipes' filter; weights, gradients
+and the optimizer's state (or float32, by `training.dtype`), so every step casts the weights anew.
 
 The way of a recipe's section `quantize.linear.float8`, called `keys` here, in the order of this
 file:
@@ -40,7 +39,7 @@ Differences to torchtitan's converter:
 * Without a `recipe_name` there is no FP8; in torchtitan that is FP8 with one scale a tensor.
 * A name filter is exact (a shell pattern over the full module name) and must match something.
 * Converting no layer is an error, and so is a layer whose sizes are no multiples of 16.
-* Routers of experts stay in bf16.
+* Linear layers of a class of their own stay in bf16.
 * FP8 all-gather goes with `recipe_name: tensorwise`.
 * A CPU multiplies as models/fp8_matmul.py says; emulated FP8 may be compiled.
 """
@@ -74,7 +73,6 @@ from models.scalings import SCALINGS, Scaling
 AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word for: skip layers too small to gain
 GRADIENTS = {"e4m3": e4m3_dtype, "e5m2": e5m2_dtype}
 FIRST_AND_LAST = "first_and_last_block"
-_ROUTER = ".moe.router.gate"  # how the names of routers end
 
 
 # ---- choose ----
@@ -115,7 +113,7 @@ def choose(model: nn.Module, keys) -> Choice:
 
 
 def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -> set[str]:
-    """Choose the linear layers to convert: all but routers and those that `filter_fqns` names.
+    """Choose the linear layers to convert: all plain ones but those that `filter_fqns` names.
 
     `filter_fqns` are full module names or shell patterns over them (`output`,
     `layers.*.attention.wk`), `first_and_last_block`, or `auto_filter_small_kn`, torchao's heuristic
@@ -123,9 +121,7 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
     is left, or a size is unfit.
     """
     linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    # A router has 1 in 100 of the FLOPs or less, and where FP8 rounds its scores a token goes to
-    # other experts.
-    chosen = {name for name in linears if not name.endswith(_ROUTER)}
+    chosen = {name for name, linear in linears.items() if type(linear) is nn.Linear}
     for pattern in filter_fqns:
         if pattern == AUTO_FILTER:
             chosen -= _too_small(linears, recipe_name)
@@ -191,7 +187,8 @@ class Float8Converter:
         if fp8.matmul.how == fp8_matmul.WITHOUT_ONEDNN:
             fp8_matmul.keep_off_onednn()
         convert(model, fp8.layers, self.keys, fp8.emulated, self.keep_weight)
-        kept = sorted({name for name, m in model.named_modules() if type(m) is nn.Linear})
+        linears = {name for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+        kept = sorted(linears - fp8.layers)
         converted = f"{len(fp8.layers)} linear layers converted"
         logger.info(f"FP8 {fp8.recipe_name}: {converted}, kept in bf16: {kept}")
         logger.info(f"FP8 matmuls: {fp8.matmul.how}; {fp8.matmul.why}")

@@ -1,29 +1,12 @@
 """FLOPs and bytes: pure functions of a model's configuration, the same for every recipe.
 
-`args` is `Sizes`, or a model's arguments with the same attributes; a mixture of experts also has
-`moe_enabled`, `moe_inter_dim` (width of an expert), `moe_args.num_experts` and `moe_args.top_k`.
+`args` is `Sizes`, or a model's arguments: a `Dense` too, with the same attributes.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of a dense model."""
-
-    dim: int
-    n_layers: int
-    n_heads: float
-    n_kv_heads: float
-    head_dim: int
-    hidden_dim: float  # of the SwiGLU layer
-    vocab_size: float
-    enable_weight_tying: bool = False  # the head is the embedding
-    qk_norm: bool = False  # queries and keys are normed
-
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}  # bytes
 
@@ -38,76 +21,93 @@ def kv_dim(args) -> int:
     return args.n_kv_heads * args.head_dim
 
 
-def linear_shapes(args) -> dict[str, tuple[int, int]]:
-    """(out_features, in_features) of every linear layer, by module name."""
-    dim, q, kv, ffn = args.dim, q_dim(args), kv_dim(args), args.hidden_dim
-    block = {"attention.wq": (q, dim), "attention.wk": (kv, dim), "attention.wv": (kv, dim)}
-    if has_experts(args):
-        block["moe.router.gate"] = (args.moe_args.num_experts, dim)
-    else:
-        block |= {"feed_forward.w1": (ffn, dim), "feed_forward.w3": (ffn, dim)}
-    block["attention.wo"] = (dim, q)
-    if not has_experts(args):
-        block["feed_forward.w2"] = (dim, ffn)
-    shapes = {}
-    for i in range(args.n_layers):
-        shapes |= {f"layers.{i}.{name}": shape for name, shape in block.items()}
-    return shapes | {"output": (args.vocab_size, dim)}
-
-
-def has_experts(args) -> bool:
-    """Whether each block has experts, of which a token meets some, in place of one SwiGLU layer."""
-    return getattr(args, "moe_enabled", False)  # a Llama's arguments have no word for it
-
-
-def expert_parameters(args, active: bool = False) -> int:
-    """Parameters of a block's experts, three matrices each: of all, or of the `active` ones that a
-    token meets."""
-    if not has_experts(args):
-        return 0
-    experts = args.moe_args.top_k if active else args.moe_args.num_experts
-    return experts * 3 * args.dim * args.moe_inter_dim
-
-
 def embedding(args) -> int:
     """Parameters of the input embedding; 0 of a tied one, which is the head."""
     return 0 if args.enable_weight_tying else args.vocab_size * args.dim
 
 
-def parameters(args, active: bool = False) -> int:
-    """Number of parameters, or of the `active` ones of a token; a tied embedding is counted once,
-    as the head."""
-    linears = sum(n * k for n, k in linear_shapes(args).values())
-    norms = (2 * args.n_layers + 1) * args.dim + 2 * args.n_layers * args.head_dim * args.qk_norm
-    return linears + args.n_layers * expert_parameters(args, active) + norms + embedding(args)
+def norms(args) -> int:
+    """Parameters of all norms."""
+    return (2 * args.n_layers + 1) * args.dim + 2 * args.n_layers * args.head_dim * args.qk_norm
 
 
-def share_of_matmuls(args, layers: Collection[str]) -> float:
-    """The part of the FLOPs of linear layers and active experts that is done by `layers`, by their
-    module names."""
-    shapes = {name: n * k for name, (n, k) in linear_shapes(args).items()}
-    everything = sum(shapes.values()) + args.n_layers * expert_parameters(args, active=True)
-    return sum(map(shapes.get, layers)) / everything
+def count(number: float) -> str:
+    """Write a number of parameters with three digits, in millions or billions."""
+    return f"{number / 1e9:.3g} B" if number >= 1e9 else f"{number / 1e6:.3g} M"
 
 
-def most_speed_up(fp8_share: float) -> float:
-    """Of matmuls of which FP8 computes a share, in half the time; casts and all that is no matmul
-    are left out."""
-    return 1 / (1 - fp8_share / 2)
+class Dense:
+    """What follows from a model's sizes, which are attributes as those of `Sizes`.
 
-
-def flops_per_token(args, seq_len: int, causal: bool = False) -> int:
-    """FLOPs of forward and backward per token: 6 per weight, input embedding left out, plus
-    attention.
-
-    torchtitan's and the published study's formula: 6 N + 12 layers heads head_dim seq_len. Of
-    experts N has the active ones. `causal` halves the attention term, because a causal mask leaves
-    half of it to compute; figures made with it carry the word.
+    An architecture of another kind has its own formulas in place of these.
     """
-    attention = 12 * args.n_layers * q_dim(args) * seq_len
-    if causal:
-        attention //= 2
-    return 6 * (parameters(args, active=True) - embedding(args)) + attention
+
+    def linear_shapes(self) -> dict[str, tuple[int, int]]:
+        """Give (out_features, in_features) of every linear layer, by module name."""
+        dim, q, kv, ffn = self.dim, q_dim(self), kv_dim(self), self.hidden_dim
+        block = {
+            "attention.wq": (q, dim),
+            "attention.wk": (kv, dim),
+            "attention.wv": (kv, dim),
+            "feed_forward.w1": (ffn, dim),
+            "feed_forward.w3": (ffn, dim),
+            "attention.wo": (dim, q),
+            "feed_forward.w2": (dim, ffn),
+        }
+        shapes = {}
+        for i in range(self.n_layers):
+            shapes |= {f"layers.{i}.{name}": shape for name, shape in block.items()}
+        return shapes | {"output": (self.vocab_size, dim)}
+
+    def parameters(self) -> int:
+        """Count the parameters; a tied embedding is counted once, as the head."""
+        linears = sum(n * k for n, k in self.linear_shapes().values())
+        return linears + norms(self) + embedding(self)
+
+    def describe(self) -> str:
+        """Say how large the model is."""
+        return f"{count(self.parameters())} parameters"
+
+    def flops_per_token(self, seq_len: int, causal: bool = False) -> int:
+        """Count FLOPs of forward and backward per token: 6 per weight, input embedding left out,
+        plus attention.
+
+        torchtitan's and the published study's formula: 6 N + 12 layers heads head_dim seq_len.
+        `causal` halves the attention term, because a causal mask leaves half of it to compute;
+        figures made with it carry the word.
+        """
+        attention = 12 * self.n_layers * q_dim(self) * seq_len
+        if causal:
+            attention //= 2
+        return 6 * (self.parameters() - embedding(self)) + attention
+
+    def kept_features(self, recomputed: bool, in_fp8: bool) -> int:
+        """Count the features of a layer that are kept for the backward pass of a token.
+
+        Of width dim: the inputs of both norms, and their outputs. Of the heads' width: queries,
+        keys, values and attention's output; queries and keys before their norms. Of the SwiGLU
+        layer's width: the outputs of w1 and w3, silu, their product. Compiled code computes silu
+        again (`recomputed`), and in FP8 all that its casts begin with: the norms' outputs and the
+        product.
+        """
+        heads = 2 * (q_dim(self) + kv_dim(self)) + (q_dim(self) + kv_dim(self)) * self.qk_norm
+        of_dim, of_width = 4 - 2 * in_fp8, 4 - recomputed - in_fp8
+        return of_dim * self.dim + heads + of_width * self.hidden_dim
+
+
+@dataclass(frozen=True)
+class Sizes(Dense):
+    """The sizes of a dense model."""
+
+    dim: int
+    n_layers: int
+    n_heads: float
+    n_kv_heads: float
+    head_dim: int
+    hidden_dim: float  # of the SwiGLU layer
+    vocab_size: float
+    enable_weight_tying: bool = False  # the head is the embedding
+    qk_norm: bool = False  # queries and keys are normed
 
 
 def fsdp_bytes(
@@ -161,7 +161,7 @@ def memory_by_use(config, args, shards: int) -> dict[str, float]:
         shards: devices that FSDP shards parameters, gradients and states over. Activations and
             logits are not sharded.
     """
-    training, n = config.training, parameters(args)
+    training, n = config.training, args.parameters()
     tokens = training.local_batch_size * training.seq_len
     per_parameter = ITEMSIZE[training.dtype]
     head = args.vocab_size * args.dim
@@ -205,13 +205,14 @@ def _kept_casts(config, args, shards: int) -> int:
     float8, training = config.quantize.linear.float8, config.training
     if (float8.implementation, float8.recipe_name) != ("fast", "tensorwise") or float8.emulate:
         return 0
-    width = 0 if has_experts(args) else args.hidden_dim  # experts stay in bf16
+    shapes = args.linear_shapes()
+    _, width = shapes.get("layers.0.feed_forward.w2", (0, 0))
     inputs = 2 * args.dim + q_dim(args) + width
     tokens = training.local_batch_size * training.seq_len
     if config.activation_checkpoint.mode != "none":
         return tokens * inputs  # of one layer at a time
-    weights = _block(args) - expert_parameters(args) if shards == 1 else 0
-    return args.n_layers * (tokens * inputs + weights)
+    weights = sum(n * k for name, (n, k) in shapes.items() if name.startswith("layers."))
+    return args.n_layers * tokens * inputs + (weights if shards == 1 else 0)
 
 
 def memory_finding(needed: float, available: float) -> str:
@@ -219,33 +220,16 @@ def memory_finding(needed: float, available: float) -> str:
     return f"about {needed / 2**30:.1f} GiB of {available / 2**30:.0f} GiB"
 
 
-def _block(args) -> int:
+def _block(args) -> float:
     """Parameters of a block's matrices."""
-    shapes = linear_shapes(args).items()
-    linears = sum(n * k for name, (n, k) in shapes if name.startswith("layers.0."))
-    return linears + expert_parameters(args)
+    head = args.vocab_size * args.dim
+    return (args.parameters() - norms(args) - embedding(args) - head) / args.n_layers
 
 
 def _kept_features(config, args) -> int:
-    """Features of all layers that are kept for the backward pass of a token.
-
-    Of width dim: the inputs of both norms, and their outputs. Of the heads' width: queries, keys,
-    values and attention's output; queries and keys before their norms. Of the SwiGLU layer's width:
-    the outputs of w1 and w3, silu, their product; once for each expert that a token meets, which
-    also keeps its input, and in float32 its output, for the product with the router's score.
-    Compiled code computes silu again, and in FP8 all that its casts begin with: the norms' outputs
-    and the product.
-    """
-    recomputed = config.compile.enable
-    in_fp8 = recomputed and config.quantize.linear.float8.recipe_name is not None
-    heads = 2 * (q_dim(args) + kv_dim(args)) + (q_dim(args) + kv_dim(args)) * args.qk_norm
-    experts, width = 1, args.hidden_dim
-    if has_experts(args):
-        experts, width = args.moe_args.top_k, args.moe_inter_dim
-        in_fp8 = False  # experts stay in bf16
-    of_dim, of_width = 4 - 2 * in_fp8, 4 - recomputed - in_fp8
-    layer = of_dim * args.dim + heads + of_width * experts * width
-    layer += 3 * experts * args.dim * has_experts(args)
+    """Features of all layers that are kept for the backward pass of a token."""
+    compiled, float8 = config.compile.enable, config.quantize.linear.float8
+    layer = args.kept_features(compiled, compiled and float8.recipe_name is not None)
     if config.activation_checkpoint.mode == "full":  # each layer's input, and one layer at a time
         return args.n_layers * args.dim + layer
     return args.n_layers * layer

@@ -13,10 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs
+from torchtitan.models.llama3.infra import parallelize
 from torchtitan.models.llama3.model import model as titan
 from torchtitan.models.llama3.model.args import RoPEScalingArgs
 
-from models import flops
+from models.errors import InputError
+from models.flops import Dense
 
 # PyTorch's fourth, EFFICIENT_ATTENTION, has grouped KV heads from torch 2.14 on (pytorch pull
 # request 191085).
@@ -28,7 +30,7 @@ ATTENTION_BACKENDS = {
 
 
 @dataclass
-class FromRecipe:
+class FromRecipe(Dense):
     """What torchtitan's arguments of a model lack: keys of the recipe's section `model`, and FLOPs
     of its sizes."""
 
@@ -47,7 +49,7 @@ class FromRecipe:
     def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
         """From the configuration, not from `model`: the same for every recipe, whatever compile or
         FP8 did to it."""
-        return flops.parameters(self), flops.flops_per_token(self, seq_len)
+        return self.parameters(), self.flops_per_token(seq_len)
 
 
 @dataclass
@@ -56,6 +58,20 @@ class LlamaArgs(FromRecipe, TransformerModelArgs):
 
     enable_weight_tying: bool = False  # the output head's matrix is the embedding's
     qk_norm: ClassVar[bool] = False
+
+    def update_from_config(self, job_config, **kwargs) -> None:
+        """Take the recipe's keys. Raises `InputError` for sizes that cannot be a Llama's."""
+        if job_config.model.sizes.head_dim:
+            raise InputError(
+                "model.sizes.head_dim is not a Llama's, whose heads have dim / n_heads features: "
+                "leave it out"
+            )
+        super().update_from_config(job_config, **kwargs)
+        if self.dim % self.n_heads:
+            raise InputError(
+                f"model.sizes: n_heads ({self.n_heads}) must divide dim ({self.dim}): change one "
+                "of them"
+            )
 
     @property
     def head_dim(self) -> int:
@@ -137,7 +153,7 @@ class InnerAttention(nn.Module):
         """q: (batch, heads, seq, head_dim); k, v: (batch, kv_heads, seq, head_dim); returns the
         shape of q.
 
-        Scores are scaled by head_dim^-0.5, which torchtitan's Qwen3 also passes as `scale`.
+        Scores are scaled by head_dim^-0.5, which some of torchtitan's models also pass as `scale`.
         """
         keys = {"is_causal": True, "enable_gqa": enable_gqa}
         if self.backend == "auto":
@@ -183,6 +199,10 @@ class Llama(Transformer):
     def init_weights(self, buffer_device: torch.device | None = None):
         self._tie()  # again: Module.to_empty() gave the two modules separate tensors
         super().init_weights(buffer_device)
+
+    def compile_blocks(self, keys) -> None:
+        """Compile block by block; all blocks share the graph of one."""
+        parallelize.apply_compile(self, keys)
 
     def _precompute_freqs_cis(self) -> Tensor:
         """float32 rotations, as integers: FSDP2 would cast them to bf16, as it does a block's other

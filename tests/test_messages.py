@@ -20,6 +20,7 @@ import pytest
 from experiments.config import recipes
 from experiments.jobs.command import code_of
 from models import device
+from models.architectures import architectures
 from tests.make_corpus import words, write_parquet, write_tokenizer
 from tests.processes import ROOT
 
@@ -43,6 +44,8 @@ def said(case: str) -> str:
     message = printed.getvalue()
     message = message[max(0, message.find("error: ")) :].replace(os.getcwd(), "HERE")
     message = message.replace(", ".join(recipes.names()), "RECIPES")
+    flavors = [flavor for each in architectures() for flavor in each.flavors]
+    message = message.replace(", ".join(flavors), "FLAVORS")
     message = re.sub(r"of \d+ GiB", "of N GiB", message)
     message = re.sub(r"\((ArrowInvalid|Exception): .*?\)(?=:)", r"(\1)", message)  # a library's
     return f"{case}\nexit {code}\n{message.rstrip()}"

@@ -16,7 +16,7 @@ import pandas as pd
 from analysis.runs import NUMBERS, Run
 from analysis.study import Study, StudyError, StudyFile
 from experiments.records.run import NOT_STEADY_STEPS, Git, Hardware, Manifest, Timing
-from models.flops import Sizes, flops_per_token, parameters
+from models.flops import Sizes
 from models.gpus import GPUS
 
 PEAK = GPUS["gh200"].datasheet
@@ -76,8 +76,8 @@ def read_log(path: Path) -> Run:
         world_size=1,
         hardware=Hardware.model_construct(type="cuda", name="NVIDIA GH200"),
         peak_flops=PEAK,
-        flops_per_token=flops_per_token(MODEL, SEQ_LEN),
-        parameters=parameters(MODEL),
+        flops_per_token=MODEL.flops_per_token(SEQ_LEN),
+        parameters=MODEL.parameters(),
         flavor=FLAVOR,
         seq_len=SEQ_LEN,
         dataset="of the published project",

@@ -98,7 +98,7 @@ class Sizes:
     """Heads of keys and values, which divide n_heads."""
 
     head_dim: Size = None
-    """Features of a head, where model.name is qwen3."""
+    """Features of a head; null in a Llama, whose heads have dim / n_heads."""
 
     hidden_dim: Size = None
     """Width of the SwiGLU layer; a Llama's null is the flavor's rule for dim (8/3 of it, scaled and
@@ -108,11 +108,8 @@ class Sizes:
     """Rows of the embedding and of the output head; `data.bpe_vocab_size` is the tokenizer's."""
 
 
-@section("tokenizer_path")
+@section("name", "tokenizer_path")
 class Model(titan.Model):
-    name: Literal["llama", "qwen3"] = "llama"
-    """The architecture: `llama` (Llama 3) or `qwen3`; its flavors are in models/NAME.py."""
-
     converters: Annotated[list[Literal["fp8"]], Field(min_length=1, max_length=1)] = field(
         default_factory=lambda: ["fp8"]
     )

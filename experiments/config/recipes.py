@@ -289,17 +289,6 @@ def common_keys() -> list[str]:
     return keys
 
 
-def flavor_keys(flavor: str) -> list[str]:
-    """The keys that choose a flavor of any architecture. Raises `InputError` naming the flavors if
-    there is none."""
-    from models.architectures import NAME_OF  # torch
-
-    if flavor not in NAME_OF:
-        sizes = "for other sizes: 'model.sizes={dim: 2048}'"
-        raise InputError(f"{unknown('model', flavor, NAME_OF)}; {sizes}")
-    return [f"model.name={NAME_OF[flavor]}", f"model.flavor={flavor}"]
-
-
 def unknown(kind: str, name: str, known: Iterable[str], listed: str = "") -> str:
     """Say that a name is not in `known`: the nearest names first, then all of them, or how they are
     `listed`."""

@@ -65,9 +65,7 @@ class Study(BaseModel):
         folder = "_".join(f"{FOLDERS[key]}{value}" for key, value in values.items())
         overrides = [*self.overrides]
         for key, value in values.items():
-            if key == "model.flavor":
-                overrides += recipes.flavor_keys(value)
-            elif key != PROCESSES:
+            if key != PROCESSES:
                 overrides.append(f"{key}={value}")
         own = {
             "axes": {},

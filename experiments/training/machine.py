@@ -15,11 +15,11 @@ from experiments.config import recipes
 from experiments.jobs import ranks
 from experiments.jobs.ranks import from_environment
 from experiments.records.run import Fit
-from experiments.training.plan import Plan, count, plan, refuse
+from experiments.training.plan import Plan, plan, refuse
 from models import device
 from models.driver import check_driver
 from models.errors import InputError
-from models.flops import memory_finding
+from models.flops import count, memory_finding
 from models.gpus import GPUS
 
 MOST = 0.95  # of the memory: the estimate is what PyTorch allocates, and CUDA and gaps come on top

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 _FP8_MATMULS = {"aten::_scaled_mm", "aten::_scaled_mm_v2"}
-# Of linear layers and of experts, which a CPU multiplies one after the other. Attention is bmm or a
-# kernel of its own.
+# Attention is none of these: bmm, or a kernel of its own.
 _MATMULS = {"aten::mm", "aten::addmm", "aten::_grouped_mm"}
 _ATTENTION = {
     "aten::_scaled_dot_product_cudnn_attention": "cudnn",
@@ -105,7 +104,7 @@ def _matmul(event) -> Matmul:
         k = math.isqrt(math.prod(matrices[0]) * math.prod(matrices[1]) // (m * n))
     else:
         left, right = shapes[name == "aten::addmm" :][:2]  # without addmm's bias
-        # A grouped matmul has the rows of all experts in its left operand.
+        # A grouped matmul has the rows of all groups in its left operand.
         m, k, n = math.prod(left[:-1]), left[-1], right[-1]
     column = any(len(shape) == 2 and shape[1] == 1 < shape[0] for shape in shapes)
     row_scaled = column and "_scaled_mm" in name

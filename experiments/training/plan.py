@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from experiments.config import recipes
-from models import float8, flops
+from models import float8
 from models.architectures import build, freeze
 from models.errors import InputError
 from models.flops import memory_by_use
@@ -62,18 +62,12 @@ class Plan:
 
     def describe(self) -> str:
         """Say what is trained, in which precision."""
-        size = f"{count(self.parameters)} parameters"
-        if flops.has_experts(self.args):
-            size += f" ({count(flops.parameters(self.args, active=True))} active)"
         precision = "no FP8"
         if self.fp8.recipe_name:
             precision = f"{len(self.fp8.layers)} linear layers in {self.fp8.recipe_name} FP8"
-        return f"{size}, {self.flops_per_token / 1e9:.4g} GFLOP per token, {precision}"
-
-
-def count(number: int) -> str:
-    """Write a number of parameters with three digits, in millions or billions."""
-    return f"{number / 1e9:.3g} B" if number >= 1e9 else f"{number / 1e6:.3g} M"
+        return (
+            f"{self.args.describe()}, {self.flops_per_token / 1e9:.4g} GFLOP per token, {precision}"
+        )
 
 
 def plan(recipe: recipes.Recipe, world_size: int | None = None) -> Plan:
@@ -98,8 +92,8 @@ def plan(recipe: recipes.Recipe, world_size: int | None = None) -> Plan:
         recipe=recipe,
         world_size=ranks,
         args=args,
-        parameters=flops.parameters(args),
-        flops_per_token=flops.flops_per_token(args, training.seq_len),
+        parameters=args.parameters(),
+        flops_per_token=args.flops_per_token(training.seq_len),
         fp8=fp8,
         passes=max(1, training.global_batch_size // (training.local_batch_size * ranks)),
         shards=shards,
@@ -174,7 +168,7 @@ def _check_gather(config, args, fp8_layers: Collection[str], shards: int) -> Non
             f"the head of {config.model.flavor} is also its embedding, which FSDP gathers in bf16: "
             "set quantize.linear.float8.filter_fqns to [output]"
         )
-    shapes = flops.linear_shapes(args)
+    shapes = args.linear_shapes()
     rows = {name: shapes[name][0] for name in shapes if name in fp8_layers}
     uneven = [name for name, n in rows.items() if n % shards]
     if uneven:

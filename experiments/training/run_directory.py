@@ -27,7 +27,7 @@ from experiments.records import run as records
 from experiments.records.files import check_folder, lock_folder
 from experiments.training import checkpoint
 from experiments.training.plan import Plan
-from models import device, flops
+from models import device
 from models.architectures import label
 from models.errors import InputError
 
@@ -229,7 +229,7 @@ def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> re
         flavor=label(config),
         parameters=plan.parameters,
         flops_per_token=plan.flops_per_token,
-        flops_per_token_causal=flops.flops_per_token(plan.args, seq_len, causal=True),
+        flops_per_token_causal=plan.args.flops_per_token(seq_len, causal=True),
         seq_len=seq_len,
         dataset=config.training.dataset,
         data=token_file.path.name,

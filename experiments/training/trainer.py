@@ -39,7 +39,7 @@ from experiments.training.proof import Proof
 from experiments.training.run_directory import identity
 from experiments.training.traces import tracer
 from models import float8, optimizer
-from models.architectures import ARCHITECTURES, train_spec
+from models.architectures import architecture, train_spec
 from models.device import local
 
 # Steps of a stretch, counted from 1. The first compiles, and the second may compile again.
@@ -58,11 +58,11 @@ def _train_spec(plan: Plan):
     ends a part of the warm-up: the time from the model to the metrics is the conversion's; the time
     from there to the optimizer, in which weights are made on the device, is the model's again.
     """
-    name, config = plan.config.model.name, plan.config
+    config = plan.config
     build = partial(plan.recipe.hook("build_optimizers", _build_optimizers), config)
     return train_spec(
-        name,
-        model_cls=TIMELINE.marked(ARCHITECTURES[name].model, own="model_build"),
+        config,
+        model_cls=TIMELINE.marked(architecture(config).model, own="model_build"),
         build_metrics_processor_fn=TIMELINE.marked(
             build_metrics_processor, until_call="conversion"
         ),

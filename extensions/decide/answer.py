@@ -47,7 +47,7 @@ def estimate(name: str, sizes: flops.Sizes, asked) -> dict:
         "verdict": DOES_NOT_FIT,
         "why": "",
         "model": name,
-        "billions": flops.parameters(sizes) / 1e9,
+        "billions": sizes.parameters() / 1e9,
         "gpu": asked.gpu,
         "gpus": asked.gpus,
         "tokens_per_step": tokens,
@@ -109,7 +109,7 @@ def _needed(setting: Setting) -> float:
         quantize=SimpleNamespace(linear=SimpleNamespace(float8=float8)),
     )
     uses = flops.memory_by_use(config, setting.sizes, setting.gpus)
-    trained = 1 - _frozen_parameters(setting) / flops.parameters(setting.sizes)
+    trained = 1 - _frozen_parameters(setting) / setting.sizes.parameters()
     return sum(
         size * (trained if use in ("optimizer", "gradients") else 1) for use, size in uses.items()
     )
@@ -139,7 +139,7 @@ def far(setting: Setting, facts: dict) -> dict[str, float]:
     """How many times outside of what a stack's pairs cover a setting is, by what it is outside in;
     up to twice is inside."""
     found = {
-        "size": _beyond(flops.parameters(setting.sizes) / 1e9, *facts["billions"]),
+        "size": _beyond(setting.sizes.parameters() / 1e9, *facts["billions"]),
         "sequence": _beyond(setting.sequence, *facts["sequence"]),
         "tokens a step": _beyond(setting.batch * setting.sequence, *facts["tokens"]),
         f"no {chip(setting.gpu)}": OUTSIDE * (chip(setting.gpu) not in facts["chips"]) + 1,
@@ -214,7 +214,7 @@ def _nearest(setting: Setting, pairs: list[dict], count: int = 3) -> list[dict]:
     """Choose the pairs that are most like the training: in factors of e of parameters and length,
     of which another chip, stack or scaling counts as one or more."""
     kind = "lora" if setting.frozen else "dense"
-    billions = flops.parameters(setting.sizes) / 1e9
+    billions = setting.sizes.parameters() / 1e9
 
     def distance(pair: dict) -> float:
         unlike = 2.5 * (pair["chip"] != chip(setting.gpu)) + (pair["stack"] != STACK)

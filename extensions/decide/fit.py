@@ -21,7 +21,6 @@ from experiments.jobs.command import COMPLETED, CommandLine, leave
 from extensions.decide.answer import FITTED, far
 from extensions.decide.pairs import CASTS_KNOWN, HERE, calibrates, read, setting
 from extensions.decide.step import Factors, log_speed_up, rooflines, times
-from models.flops import parameters
 
 # Of each factor: what was known before the fit, and how far off that may be.
 BEFORE = Factors(1.7, 1.5, 1.2, torchao=6, transformer_engine=3, hand_written=3, gap=3)
@@ -94,7 +93,7 @@ def half_width(rows: list[dict]) -> float:
 def stack_facts(rows: list[dict]) -> dict:
     """What an answer says of a stack: its pairs and sources, its range, and what they cover."""
     tokens = [row["batch"] * row["sequence"] for row in rows]
-    sizes = [parameters(row["sizes"]) / 1e9 for row in rows]
+    sizes = [row["sizes"].parameters() / 1e9 for row in rows]
     lengths = [row["sequence"] for row in rows]
     return {
         "pairs": len(rows),

@@ -107,7 +107,7 @@ def memory_by_use(config, args, shards: int) -> dict[str, float]:
     uses = flops.memory_by_use(config, args, shards)
     if config.fp8_lm.states:
         states = sum(flops.ITEMSIZE[dtype] for dtype in asdict(config.fp8_lm.states).values())
-        uses["optimizer"] = flops.parameters(args) * states / shards
+        uses["optimizer"] = args.parameters() * states / shards
     return uses
 
 

@@ -9,7 +9,6 @@ from analysis.comparison import compare
 from analysis.other_logs import published
 from analysis.speed import mfu, tokens_per_s
 from analysis.study import StudyError
-from models import flops
 from models.llama import FLAVORS
 from tests.make_runs import write_lines, write_published
 from tests.runs import PUBLISHED_LOGS, needs_published_logs
@@ -61,10 +60,10 @@ def test_what_is_no_log_is_refused(tmp_path):
 
 def test_flops_are_those_of_the_published_size(tmp_path):
     run = published.read_log(write_published(tmp_path / "baseline.jsonl", [30, *[2.5] * 9]))
-    per_token = flops.flops_per_token(FLAVORS["8B-published"], 4096)
+    per_token = FLAVORS["8B-published"].flops_per_token(4096)
     assert tokens_per_s(run) == pytest.approx(8192)
     assert mfu(run) == pytest.approx(8192 * per_token / 989e12)
-    assert run.manifest.parameters == flops.parameters(FLAVORS["8B-published"])
+    assert run.manifest.parameters == FLAVORS["8B-published"].parameters()
 
 
 @needs_published_logs

@@ -8,8 +8,7 @@ from analysis import plots, studies
 from analysis.comparison import COMPILED, compare
 from analysis.studies import COMBINED, COMPUTE, EACH
 from analysis.study import read_study
-from models.architectures import ARCHITECTURES
-from models.flops import parameters
+from models import llama
 from tests.make_runs import metrics_lines, write_run, write_study
 
 # ---- one_gpu_puzzle ----
@@ -106,4 +105,4 @@ def test_the_benchmarks_figures_are_recomputed():
     assert studies.b200_tflops()["TFLOP/s"].tolist() == [345, 531]
     assert studies.b200_lengths()[8192].tolist() == [0.77, 0.83, 0.25]
     for name, args in studies.B200_MODELS.items():
-        assert parameters(args) == parameters(ARCHITECTURES["llama"].flavors[name])
+        assert args.parameters() == llama.FLAVORS[name].parameters()

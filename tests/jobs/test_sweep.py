@@ -26,11 +26,7 @@ def test_a_cell_is_a_study_with_overrides():
     assert len(cells) == 5 * 3 * 3 and [cell.values["model.flavor"] for cell in cells[::9]] == BLOG
     cell = next(cell for cell in cells if cell.name == "qwen3-14B_seq8192_processes4")
     assert cell.study.processes == 4 and cell.study.axes == {}
-    assert cell.study.overrides[-3:] == [
-        "model.name=qwen3",
-        "model.flavor=qwen3-14B",
-        "training.seq_len=8192",
-    ]
+    assert cell.study.overrides[-2:] == ["model.flavor=qwen3-14B", "training.seq_len=8192"]
 
 
 def test_every_beginning_of_the_order_covers_the_axes_evenly():
@@ -101,12 +97,12 @@ def test_a_sweep_goes_on_where_it_was_stopped(node):
 
 
 def test_a_dry_run_lists_the_cells_for_other_gpus(capsys):
-    keys = ["model.name=qwen3", "model.flavor=qwen3-14B", "training.seq_len=8192"]
+    keys = ["model.flavor=qwen3-14B", "training.seq_len=8192"]
     assert study.main(["sweep_b200_blog", *keys, "--dry-run", "--gpu", "h200"]) == 0
     printed = capsys.readouterr().out
     assert "3 cells, 2 of which H200 can run" in printed
     assert "processes1: cannot run: needs about 14" in printed
     assert "processes4: would run: about 8" in printed
-    keys = ["model.flavor=llama3.2-1B", *keys[2:], "--dry-run", "--gpu", "a100"]
+    keys = ["model.flavor=llama3.2-1B", *keys[1:], "--dry-run", "--gpu", "a100"]
     assert study.main(["sweep_b200_blog", *keys]) == 0
     assert "processes1: cannot run: A100 has no FP8 units" in capsys.readouterr().out

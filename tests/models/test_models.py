@@ -8,15 +8,17 @@ import torch
 from torch import nn
 from torchtitan.models.llama3.model.model import apply_rotary_emb, precompute_freqs_cis
 
-from models import device, float8, flops, llama, qwen3
+from models import device, float8, llama
+from models.architectures import architectures
 from models.errors import InputError
 
-FLAVORS = llama.FLAVORS | qwen3.FLAVORS
+FLAVORS = {flavor: each for each in architectures() for flavor in each.flavors}
 
 
-def on_meta(args) -> nn.Module:
+def on_meta(flavor: str, **sizes) -> nn.Module:
+    model, flavors = FLAVORS[flavor]
     with torch.device("meta"):
-        return (llama.Llama if isinstance(args, llama.LlamaArgs) else qwen3.Qwen3)(args)
+        return model(replace(flavors[flavor], **sizes))
 
 
 def test_rope_equals_torchtitans():
@@ -42,7 +44,7 @@ def test_rotations_stay_float32_in_a_model_of_bf16():
     )
 
 
-# By hand: parameters, active ones without the input embedding, and attention's FLOPs per token and
+# By hand: parameters, those without the input embedding, and attention's FLOPs per token and
 # position, 12 layers heads head_dim. Published: 131072 * 4096 = 536,870,912 in the embedding and in
 # the head; a layer has 4096 * (4096 + 1024 + 1024 + 4096) + 3 * 4096 * 14336 + 2 * 4096 =
 # 218,112,000; 32 of them and a norm of 4096.
@@ -51,25 +53,22 @@ def test_rotations_stay_float32_in_a_model_of_bf16():
     [
         ("8B-published", 8_053_329_920, 7_516_459_008, 1_572_864),
         ("llama3.2-1B", 1_235_814_400, 1_235_814_400, 393_216),
-        ("qwen3-0.6B", 596_049_920, 596_049_920, 688_128),  # dim 1024; heads 16 x 128
-        ("qwen3-4B", 4_022_468_096, 4_022_468_096, 1_769_472),
-        ("qwen3-30B-A3B", 30_532_122_624, 3_041_867_776, 2_359_296),
     ],
 )
 def test_parameters_and_flops(flavor, parameters, without_embedding, attention):
-    args, linear = FLAVORS[flavor], 6 * without_embedding
-    assert flops.parameters(args) == parameters
-    assert flops.flops_per_token(args, 4096) == linear + 4096 * attention
-    assert flops.flops_per_token(args, 4096, causal=True) == linear + 2048 * attention
+    args, linear = llama.FLAVORS[flavor], 6 * without_embedding
+    assert args.parameters() == parameters
+    assert args.flops_per_token(4096) == linear + 4096 * attention
+    assert args.flops_per_token(4096, causal=True) == linear + 2048 * attention
 
 
 @pytest.mark.parametrize("flavor", FLAVORS)
 def test_formulas_describe_the_model_that_is_built(flavor):
-    args = replace(FLAVORS[flavor], n_layers=2)
-    model = on_meta(args)
-    assert sum(p.numel() for p in model.parameters()) == flops.parameters(args)
+    model = on_meta(flavor, n_layers=2)
+    args = model.model_args
+    assert sum(p.numel() for p in model.parameters()) == args.parameters()
     linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
-    assert {n: tuple(m.weight.shape) for n, m in linears.items()} == flops.linear_shapes(args)
+    assert {n: tuple(m.weight.shape) for n, m in linears.items()} == args.linear_shapes()
 
 
 @pytest.mark.parametrize("backend", ["flash", "math", pytest.param("cudnn", marks=pytest.mark.gpu)])
@@ -94,13 +93,11 @@ def test_attention_backends_agree(backend):
         ("cpu", ["output", "layers.*.attention.w[kv]"], ["output", "*.wk", "*.wv"]),
         ("cpu", ["first_and_last_block"], ["layers.0.*", "layers.3.*"]),
         ("8B-published", ["output", float8.AUTO_FILTER], ["output", "*.wk", "*.wv"]),
-        ("qwen3-moe-cpu", [], ["*.router.gate"]),
-        ("qwen3-moe-cpu", ["*.router.gate"], ["*.router.gate"]),
     ],
 )
 def test_filters_leave_out_exactly_what_they_name(flavor, patterns, left_out):
-    chosen = float8.choose_modules(on_meta(FLAVORS[flavor]), "tensorwise", patterns)
-    expected = {*flops.linear_shapes(FLAVORS[flavor])}
+    chosen = float8.choose_modules(on_meta(flavor), "tensorwise", patterns)
+    expected = {*llama.FLAVORS[flavor].linear_shapes()}
     for pattern in left_out:
         expected -= {*fnmatch.filter(expected, pattern)}
     assert chosen == expected
@@ -108,7 +105,7 @@ def test_filters_leave_out_exactly_what_they_name(flavor, patterns, left_out):
 
 def test_torchao_chooses_for_its_own_scalings_alone():
     with pytest.raises(InputError, match="blockwise"):
-        float8.choose_modules(on_meta(FLAVORS["cpu"]), "blockwise", [float8.AUTO_FILTER])
+        float8.choose_modules(on_meta("cpu"), "blockwise", [float8.AUTO_FILTER])
 
 
 def test_a_gpu_without_fp8_units_is_refused(monkeypatch):

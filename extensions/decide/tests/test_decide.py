@@ -15,7 +15,7 @@ from extensions.decide import __main__ as decide
 from extensions.decide import fit, pairs
 from extensions.decide.answer import FITTED
 from extensions.decide.asked import MODELS, model, number, whole
-from models import llama, qwen3
+from models.architectures import architectures
 from models.flops import Sizes
 from tests.processes import ROOT
 
@@ -220,7 +220,8 @@ def test_names_as_people_write_them():
 
 def test_the_table_of_models_is_that_of_the_recipes():
     known = yaml.safe_load(MODELS.read_text(encoding="utf-8"))
-    for name, args in (llama.FLAVORS | qwen3.FLAVORS).items():
+    flavors = [flavor for each in architectures() for flavor in each.flavors.items()]
+    for name, args in flavors:
         if name in known:
             sizes = Sizes(**known[name])
             assert all(getattr(args, field) == value for field, value in vars(sizes).items()), name

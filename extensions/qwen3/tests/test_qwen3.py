@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from experiments.config import recipes
-from models import qwen3
-from models.architectures import ARCHITECTURES, build, label
+from extensions.qwen3.architecture import FLAVORS, Qwen3
+from models.architectures import build, label
+from tests.training.test_gradients import compare_gradients
 
-KEYS = ["model.name=qwen3", "model.flavor=qwen3-cpu"]
 TOKENS = torch.arange(128).view(2, 64) * 37 % 512
 
 
@@ -17,13 +17,13 @@ def logits(tied: bool) -> torch.Tensor:
     """(2, 64, 512) of a model whose weights do not depend on what draws random numbers; its norms
     are not 1."""
     args = replace(
-        qwen3.FLAVORS["qwen3-cpu"],
+        FLAVORS["qwen3-cpu"],
         n_layers=2,
         vocab_size=512,
         max_seq_len=64,
         enable_weight_tying=tied,
     )
-    model = qwen3.Qwen3(args)
+    model = Qwen3(args)
     with torch.no_grad():
         model.init_weights()
         for number, (name, parameter) in enumerate(model.named_parameters()):
@@ -47,18 +47,36 @@ def test_logits_are_those_that_hugging_faces_model_gave(tied):
     torch.testing.assert_close(ours, torch.tensor(RECORDED[tied]), rtol=0, atol=1e-4)
 
 
+# By hand: parameters, those a token meets without the input embedding, and attention's FLOPs per
+# token and position, 12 layers heads head_dim.
 @pytest.mark.parametrize(
-    ("name", "flavor"), [(name, next(iter(a.flavors))) for name, a in ARCHITECTURES.items()]
+    ("flavor", "parameters", "without_embedding", "attention"),
+    [
+        ("qwen3-0.6B", 596_049_920, 596_049_920, 688_128),  # dim 1024; heads 16 x 128
+        ("qwen3-4B", 4_022_468_096, 4_022_468_096, 1_769_472),
+        ("qwen3-30B-A3B", 30_532_122_624, 3_041_867_776, 2_359_296),
+    ],
 )
-def test_sizes_of_a_recipe_replace_those_of_a_flavor(name, flavor):
+def test_parameters_and_flops(flavor, parameters, without_embedding, attention):
+    args, linear = FLAVORS[flavor], 6 * without_embedding
+    assert args.parameters() == parameters
+    assert args.flops_per_token(4096) == linear + 4096 * attention
+
+
+@pytest.mark.slow
+def test_compiled_gradients_are_eager_ones(flavors):
+    compare_gradients("tensorwise_fp8_compiled", ["model.flavor=qwen3-cpu"])
+
+
+@pytest.mark.parametrize(("flavor", "head"), [("cpu", 16), ("qwen3-cpu", 64)])
+def test_sizes_of_a_recipe_replace_those_of_a_flavor(flavor, head):
     sizes = "{dim: 96, n_layers: 3, n_heads: 6, n_kv_heads: 3, hidden_dim: 176, vocab_size: 320}"
-    keys = [f"model.name={name}", f"model.flavor={flavor}", f"model.sizes={sizes}"]
+    keys = [f"model.flavor={flavor}", f"model.sizes={sizes}"]
     config = recipes.load("baseline", [], keys).config
     with torch.device("meta"):
         model = build(config)
     assert len(model.layers) == 3
     assert model.tok_embeddings.weight.shape == model.output.weight.shape == (320, 96)
     assert model.layers["0"].feed_forward.w1.weight.shape == (176, 96)
-    head = {"llama": 16, "qwen3": 128}[name]
     assert model.layers["0"].attention.wk.weight.shape == (3 * head, 96)
     assert label(config).startswith(f"{flavor}, dim 96, n_layers 3, n_heads 6")

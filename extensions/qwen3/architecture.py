@@ -1,0 +1,160 @@
+"""Qwen3, dense and as a mixture of experts: torchtitan's, with a choice of the attention kernel.
+
+Beside a Llama: a head's size is its own and not dim / heads, and queries and keys are normed before
+RoPE, head by head. RoPE turns feature i with feature i + head_dim / 2, in the dtype of the
+matmuls, as Hugging Face's implementation does.
+
+In a mixture of experts a block's SwiGLU layer is one of many, the experts. A router scores them for
+each token, and the token goes through the few best. Nothing keeps the experts equally busy:
+torchtitan 0.2.2's Qwen3 has a bias that could, and never moves it from 0. Qwen3's own training had
+a loss for it, which torchtitan lacks.
+"""
+
+from dataclasses import dataclass, replace
+
+from models import device  # before torchtitan: see there  # isort: skip
+import torch
+from torch import Tensor, nn
+from torchtitan.models.llama3.infra import parallelize as dense
+from torchtitan.models.llama4.infra import parallelize as with_experts
+from torchtitan.models.qwen3 import Qwen3Model, Qwen3ModelArgs, qwen3_args
+
+from models.architectures import Architecture
+from models.errors import InputError
+from models.flops import count
+from models.llama import FromRecipe, InnerAttention
+
+# ---- sizes ----
+
+
+@dataclass
+class Qwen3Args(FromRecipe, Qwen3ModelArgs):
+    """torchtitan's arguments of Qwen3, and those of the recipe."""
+
+
+@dataclass
+class ExpertsArgs(Qwen3Args):
+    """Arguments of a mixture of experts, three matrices each: a token meets the `top_k` best."""
+
+    moe_enabled: bool = True
+
+    def update_from_config(self, job_config, **kwargs) -> None:
+        """Take the recipe's keys. Raises `InputError` for a width that is none of these models'."""
+        keys = job_config.model
+        if keys.sizes.hidden_dim:
+            raise InputError(
+                f"model.sizes.hidden_dim is not of {keys.flavor}, which has experts of one width: "
+                "leave it out"
+            )
+        super().update_from_config(job_config, **kwargs)
+
+    def linear_shapes(self) -> dict[str, tuple[int, int]]:
+        """Give (out_features, in_features) of every linear layer: experts are none to torch."""
+        shapes = super().linear_shapes()
+        shapes = {name: shape for name, shape in shapes.items() if ".feed_forward." not in name}
+        router = self.moe_args.num_experts, self.dim
+        return shapes | {f"layers.{i}.moe.router.gate": router for i in range(self.n_layers)}
+
+    def experts(self, number: int) -> int:
+        """Count the parameters of so many experts in each block."""
+        return self.n_layers * number * 3 * self.dim * self.moe_inter_dim
+
+    def parameters(self) -> int:
+        """Count the parameters, those of all experts too."""
+        return super().parameters() + self.experts(self.moe_args.num_experts)
+
+    def idle(self) -> int:
+        """Count the parameters of the experts that a token does not meet."""
+        return self.experts(self.moe_args.num_experts - self.moe_args.top_k)
+
+    def describe(self) -> str:
+        """Say how large the model is, and how much of it a token meets."""
+        return f"{super().describe()} ({count(self.parameters() - self.idle())} active)"
+
+    def flops_per_token(self, seq_len: int, causal: bool = False) -> int:
+        """Count FLOPs of the parameters that a token meets."""
+        return super().flops_per_token(seq_len, causal) - 6 * self.idle()
+
+    def kept_features(self, recomputed: bool, in_fp8: bool) -> int:
+        """Count the features of a layer that are kept for a token's backward pass.
+
+        Experts stay in bf16. Each that a token meets also keeps its input, and in float32 its
+        output, for the product with the router's score.
+        """
+        met = self.moe_args.top_k
+        dense = replace(self, hidden_dim=met * self.moe_inter_dim)
+        return Qwen3Args.kept_features(dense, recomputed, False) + 3 * met * self.dim
+
+
+_PUBLISHED = ("0.6B", "1.7B", "4B", "8B", "14B")
+# The same architecture in seconds a step on two cores; heads together wider than dim as in 0.6B.
+_SMALL = {
+    "dim": 256,
+    "n_layers": 4,
+    "n_heads": 8,
+    "n_kv_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 4096,
+}
+_A3B = vars(qwen3_args["30B-A3B"])
+FLAVORS = {f"qwen3-{size}": Qwen3Args(**vars(qwen3_args[size])) for size in _PUBLISHED} | {
+    "qwen3-30B-A3B": ExpertsArgs(**_A3B),
+    "qwen3-cpu": Qwen3Args(**_SMALL, hidden_dim=768, enable_weight_tying=True),  # as up to 4B
+    # A token meets 2 of 8 experts; they have twice the weights of the attention, as the 8 of 128 of
+    # 30B-A3B.
+    "qwen3-moe-cpu": ExpertsArgs(
+        **_SMALL,
+        moe_inter_dim=512,
+        moe_args=replace(_A3B["moe_args"], num_experts=8, top_k=2),
+    ),
+}
+
+
+# ---- model ----
+
+
+class Router(nn.Linear):
+    """Score the experts, in bf16: the FP8 conversion takes plain linear layers alone.
+
+    A router has 1 in 100 of the FLOPs or less, and where FP8 rounds its scores a token goes to
+    other experts.
+    """
+
+
+class Qwen3(Qwen3Model):
+    """torchtitan's model with the attention kernel that the recipe names."""
+
+    def __init__(self, args: Qwen3Args):
+        super().__init__(args)
+        for block in self.layers.values():
+            block.attention.inner_attention = InnerAttention(args.attention_backend)
+            if args.moe_enabled:
+                block.moe.router.gate.__class__ = Router
+                # a GPU computes all experts in one kernel, a CPU one after the other
+                block.moe.experts.use_grouped_mm = device.TYPE == "cuda"
+
+    def compile_blocks(self, keys) -> None:
+        """Compile block by block; no graph has how many tokens each expert gets, so that what
+        stands around experts is compiled."""
+        if self.model_args.moe_enabled:
+            with_experts.apply_compile(self, keys, ep_enabled=False)
+        else:
+            dense.apply_compile(self, keys)
+
+
+ARCHITECTURE = Architecture(Qwen3, FLAVORS)
+
+
+# torchtitan counts the tokens of each expert by histc of integers, which only CUDA has.
+_float_histc = torch.histc
+
+
+def _histc(x: Tensor, *args, **keys) -> Tensor:
+    """`torch.histc`, of integers too."""
+    if x.is_floating_point():
+        return _float_histc(x, *args, **keys)
+    return _float_histc(x.float(), *args, **keys).to(x.dtype)
+
+
+if device.TYPE == "cpu":
+    torch.histc = _histc
