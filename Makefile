@@ -7,7 +7,7 @@ help:
 	@echo "make test       run the tests"
 	@echo "make check      lint and check the formatting"
 	@echo "make notebooks  execute the notebooks again, on the kept runs"
-	@echo "make readme     write the generated parts of README.md and docs/ again, from results/ and extensions/"
+	@echo "make readme     write the generated parts of docs/ again, from results/"
 	@echo "make install    make the environment .venv, as all of these do first; PYTHON=... chooses the interpreter"
 
 study: .venv/installed

@@ -1,4 +1,4 @@
-"""Write the generated parts of README.md and docs/ from results/.
+"""Write the generated parts of docs/ from results/.
 
     python -m analysis.readme
 
@@ -11,8 +11,6 @@ from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 
-import yaml
-
 from analysis import compatibility, newest, plots
 from analysis.answer import loss_verdicts
 from analysis.comparison import Comparison, compare
@@ -20,7 +18,6 @@ from analysis.page import render
 from analysis.report import command_line, write_page
 from analysis.study import read_study
 
-PUBLISHED = newest.ROOT / "results" / "published.yaml"
 LOSSES = "loss_fp32"  # the results/ of the four recipes whose parameters can hold every step
 
 
@@ -33,9 +30,7 @@ def generated(study: Comparison, losses: Comparison) -> dict[Path, str]:
     """
     by_pairing = groupby(compatibility.cells(), key=attrgetter("pairing"))
     pairings = {name: list(group) for name, group in by_pairing}
-    measured = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
     parts = {
-        "README.md": ("published", render("published.md.j2", measured=measured)),
         "docs/reading_the_table.md": ("results", section(study, losses)),
         "docs/fp8_goes_with.md": (
             "compatibility",

@@ -13,10 +13,10 @@ from analysis.break_even import wall_times
 from analysis.comparison import BASELINE, COMPILED, Comparison
 from analysis.losses import verdict
 from analysis.newest import ROOT
-from analysis.other_logs.published import llama_3
 from analysis.runs import Run
 from experiments.records.files import read_windows
 from experiments.records.run import METRICS
+from models.flops import Sizes
 
 
 def first_runs(comparison: Comparison) -> dict[str, Run]:
@@ -144,6 +144,12 @@ def same_numbers(comparison: Comparison) -> list[str]:
 
 
 # ---- sweep: a benchmark of FP8 on four B200, its figures read against one another ----
+
+
+def llama_3(dim, layers, heads, hidden_dim, head_dim=128, vocab_size=128256, tied=False) -> Sizes:
+    """Give the sizes of a Llama 3."""
+    return Sizes(dim, layers, heads, 8, head_dim, hidden_dim, vocab_size, enable_weight_tying=tied)
+
 
 B200 = yaml.safe_load((ROOT / "results" / "published_b200.yaml").read_text())
 

@@ -1,4 +1,4 @@
-"""Run directories and logs of the published project, made by hand for the tests of the analysis."""
+"""Run directories, made by hand for the tests of the analysis."""
 
 import json
 from pathlib import Path
@@ -155,24 +155,6 @@ def write_resumed_run(path, **manifest) -> Path:
         path, lines=killed[:20] + metrics_lines(first=21, last=40), steps=40, attempt=2, **manifest
     )
     write_run(path / "attempt1", lines=killed, steps=40, status="running", attempt=1, **manifest)
-    return path
-
-
-def write_published(path, seconds=(30.0, 4.0, 5.0, 2.5, 2.5, 2.5), last_loss=None) -> Path:
-    """A log of the published project: a line at step 1, then every 5, of 4,096 tokens a step of
-    which a fifth are not padding; `seconds` since the line before."""
-    lines, step = [], 0
-    for number, duration in enumerate(seconds):
-        count = 1 if number == 0 else 4 if number == 1 else 5
-        step += count
-        rate = count * 4096 / duration
-        lines.append({"timestamp": "2025-05-25 10:16:09", "step": step, "loss": 12 - step / 100,
-                      "tokens_per_second": rate, "training_tokens_per_second": rate / 5,
-                      "training_tokens_percentage": 20.0, "mfu": 50.0, "tflops": 500.0,
-                      "learning_rate": 5e-5, "time_delta": duration})  # fmt: skip
-    lines[-1]["loss"] = lines[-1]["loss"] if last_loss is None else last_loss
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_lines(path, lines)
     return path
 
 

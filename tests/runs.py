@@ -1,5 +1,4 @@
-"""For tests that start runs: from where, with which keys, and what a run directory holds; and the
-published logs."""
+"""For tests that start runs: from where, with which keys, and what a run directory holds."""
 
 import contextlib
 import io
@@ -8,24 +7,15 @@ import os
 from pathlib import Path
 from unittest.mock import patch
 
-import pytest
 from torchtitan.distributed import ParallelDims
 
 from experiments import study
 from experiments.jobs.command import code_of
-from tests.processes import ROOT
 
 TINY = ["training.steps=4", "training.seq_len=64", "training.local_batch_size=1"]
 SMALL = ["training.seq_len=128", "training.local_batch_size=2"]
 SMALLEST = "model.sizes={dim: 64, n_layers: 1, n_heads: 4, n_kv_heads: 2, hidden_dim: 96}"
 ONE_DEVICE = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
-
-PUBLISHED_LOGS = Path(os.environ.get("PUBLISHED_LOGS") or ROOT / "published_logs")
-needs_published_logs = pytest.mark.skipif(
-    not PUBLISHED_LOGS.is_dir(),
-    reason="needs the published logs: set PUBLISHED_LOGS to a copy of output/data of "
-    "github.com/mak2508/lsai-proj",
-)
 
 
 def lines_of(run: Path) -> list[dict]:

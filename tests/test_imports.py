@@ -84,7 +84,7 @@ def test_the_core_names_no_extension():
     named = set()
     for room in ("models", "experiments", "analysis", "launch"):
         for path in (ROOT / room).rglob("*.py"):
-            words = set(re.findall(r"\w+", " ".join(names_in(path))))
+            words = set(re.findall(r"(?<![\w-])\w+", " ".join(names_in(path))))
             named |= words & {*EXTENSIONS}
     assert named == ENTWINED
 

@@ -18,13 +18,9 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from analysis import plots
-from analysis.comparison import compare
 from analysis.newest import KEPT, ROOT
-from analysis.other_logs.published import read_published
 from analysis.report import command_line
 
-LEAD = ROOT / "docs" / "figures" / "lead_published.png"
 OF_CORE = sorted({*ROOT.glob("analysis/notebooks/*.py")} - {Path(__file__).resolve()})
 OF_EXTENSIONS = sorted(ROOT.glob("extensions/*/notebook.py"))
 NOTEBOOKS = {source.stem: source for source in OF_CORE}
@@ -76,10 +72,6 @@ def main(argv: list[str] | None = None) -> int:
             print(f"wrote {place}")
         except FileNotFoundError as missing:
             print(f"left as it is: {place}; {missing}")
-    logs = os.environ.get("PUBLISHED_LOGS")
-    if logs and "published" in names:
-        figure = plots.panels([(plots.lead, compare(read_published(ROOT / logs)))], (8, 4))
-        LEAD.write_bytes(plots.to_png(figure))
     return 0
 
 

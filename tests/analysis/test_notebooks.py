@@ -1,6 +1,5 @@
 """What is generated of the notebooks is current; and which runs they open."""
 
-import os
 from itertools import chain
 
 import nbformat
@@ -9,7 +8,6 @@ import pytest
 from analysis import newest
 from analysis.notebooks.execute import NOTEBOOKS, execute
 from tests.make_runs import write_run
-from tests.runs import PUBLISHED_LOGS
 
 
 def kept(name: str) -> nbformat.NotebookNode:
@@ -27,7 +25,6 @@ def texts_of(notebook: nbformat.NotebookNode) -> list[str]:
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_notebook_executes_in_its_own_folder_and_its_text_is_current(name, monkeypatch):
     monkeypatch.delenv("RUNS", raising=False)
-    monkeypatch.setenv("PUBLISHED_LOGS", os.fspath(PUBLISHED_LOGS))
     try:
         executed = execute(name)
     except FileNotFoundError as missing:

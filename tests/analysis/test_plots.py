@@ -11,12 +11,11 @@ import pytest
 from analysis import plots
 from analysis.comparison import compare
 from analysis.losses import TOLERANCE
-from analysis.other_logs.published import read_published
 from analysis.page import FIGURES
 from analysis.plots.by_step import thinned
 from analysis.plots.style import look
 from analysis.study import read_study
-from tests.make_runs import metrics_lines, write_published, write_run
+from tests.make_runs import metrics_lines, write_run
 
 COMPILED, TENSORWISE = "baseline_compiled", "tensorwise_fp8_compiled"
 STEP_S = {"baseline": 0.5, COMPILED: 0.4, "rowwise_fp8_compiled": 0.25, TENSORWISE: 0.2}
@@ -142,14 +141,6 @@ def test_lead_with_and_without_the_first_step(tmp_path, window):
     assert figure.axes[0].lines[-1].get_xydata().tolist() == [[26, 0]]
     assert "tensorwise FP8 is ahead of compiled bf16 from step 26" in written_in(figure)
     assert "| step 26 |" in written_in(figure) and "is 4 s ahead" in written_in(after)
-
-
-def test_other_programs_clocks_start_with_training(tmp_path):
-    for recipe, seconds in ((COMPILED, 2.5), (TENSORWISE, 2.0)):
-        write_published(tmp_path / f"{recipe}.jsonl", seconds=[30.0, *[seconds] * 40])
-    comparison = compare(read_published(tmp_path))
-    for draw in (plots.lead, plots.first_step):
-        assert "starts with training, not with the process" in draw(comparison).alternative
 
 
 def test_a_figure_without_data_says_so(tmp_path):

@@ -8,7 +8,6 @@ from tests.make_runs import (
     change_json,
     metrics_lines,
     phases,
-    write_published,
     write_resumed_run,
     write_run,
 )
@@ -82,7 +81,7 @@ def test_what_is_not_one_training_is_refused(tmp_path, other):
 def test_nothing_to_read_is_said(tmp_path):
     with pytest.raises(StudyError, match="no such file"):
         read_study(tmp_path / "nowhere")
-    write_published(tmp_path / "baseline.jsonl")
+    (tmp_path / "baseline.jsonl").touch()
     with pytest.raises(StudyError, match="holds no run"):
         read_study(tmp_path)
     write_run(tmp_path / "run")

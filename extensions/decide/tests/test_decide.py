@@ -87,13 +87,12 @@ def test_the_file_of_pairs_has_its_form():
 
 
 def test_the_readme_counts_the_pairs_and_its_table_is_among_them():
-    found = pairs.read()
-    assert f"*{len(found)} pairs" in (ROOT / "README.md").read_text(encoding="utf-8")
+    found, readme = pairs.read(), (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"*{len(found)} pairs" in readme
     assert f"holds {len(found)} pairs" in (pairs.HERE / "README.md").read_text(encoding="utf-8")
-    measured = {round(pair["speed_up"], 6) for pair in found}
-    for entry in yaml.safe_load((ROOT / "results/published.yaml").read_text(encoding="utf-8")):
-        bf16, *others = entry["tokens_per_s"].values()
-        assert measured >= {round(rate / bf16, 6) for rate in others}, entry["name"]
+    measured = {f"{pair['speed_up']:.2f}" for pair in found}
+    table = re.findall(r"^\| \[.*\| \*\*(\S+)\*\* \| (\S+) \|$", readme, re.MULTILINE)
+    assert len(table) == 5 and measured | {"-"} >= {ratio for row in table for ratio in row}
 
 
 def test_what_is_kept_is_what_the_pairs_give():

@@ -1,17 +1,43 @@
 """The published project's logs, read as runs without proof."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
+from analysis import plots
 from analysis.answer import outcome
 from analysis.comparison import compare
-from analysis.other_logs import published
 from analysis.speed import mfu, tokens_per_s
 from analysis.study import StudyError
+from extensions.published import logs as published
 from models.llama import FLAVORS
-from tests.make_runs import write_lines, write_published
-from tests.runs import PUBLISHED_LOGS, needs_published_logs
+from tests.make_runs import write_lines
+from tests.processes import ROOT
+
+PUBLISHED_LOGS = Path(os.environ.get("PUBLISHED_LOGS") or ROOT / "published_logs")
+needs_published_logs = pytest.mark.skipif(
+    not PUBLISHED_LOGS.is_dir(),
+    reason="needs the published logs: set PUBLISHED_LOGS to a copy of output/data of "
+    "github.com/mak2508/lsai-proj",
+)
+
+
+def write_published(path, seconds=(30.0, 4.0, 5.0, 2.5, 2.5, 2.5)) -> Path:
+    """Write a log of the published project: a line at step 1, then every 5, of 4,096 tokens a step
+    of which a fifth are not padding; `seconds` since the line before."""
+    lines, step = [], 0
+    for number, duration in enumerate(seconds):
+        count = 1 if number == 0 else 4 if number == 1 else 5
+        step += count
+        rate = count * 4096 / duration
+        lines.append({"timestamp": "2025-05-25 10:16:09", "step": step, "loss": 12 - step / 100,
+                      "tokens_per_second": rate, "training_tokens_per_second": rate / 5,
+                      "training_tokens_percentage": 20.0, "mfu": 50.0, "tflops": 500.0,
+                      "learning_rate": 5e-5, "time_delta": duration})  # fmt: skip
+    write_lines(path, lines)
+    return path
 
 
 def test_a_log_is_a_run(tmp_path):
@@ -48,6 +74,8 @@ def test_logs_compare_as_single_runs_and_steps_that_are_missing_are_not_timed(tm
     assert outcome(comparison) == "single_run"
     assert comparison.best.speed.ratio.mean == pytest.approx(1.25)
     assert 13 not in comparison.completed["baseline_compiled"][0].steps.index
+    for draw in (plots.lead, plots.first_step):
+        assert "starts with training, not with the process" in draw(comparison).alternative
 
 
 def test_what_is_no_log_is_refused(tmp_path):

@@ -32,14 +32,8 @@ NAMES = {
     "mfu": "mfu_logged",
     "learning_rate": "lr",
 }
-
-
-def llama_3(dim, layers, heads, hidden_dim, head_dim=128, vocab_size=128256, tied=False) -> Sizes:
-    """Give the sizes of a Llama 3."""
-    return Sizes(dim, layers, heads, 8, head_dim, hidden_dim, vocab_size, enable_weight_tying=tied)
-
-
-MODEL = llama_3(4096, 32, 32, 14336, vocab_size=131072)  # `8B-published` of models.llama
+# `8B-published` of models.llama, which imports torch
+MODEL = Sizes(4096, 32, 32, 8, head_dim=128, hidden_dim=14336, vocab_size=131072)
 
 
 def read_published(folder: Path) -> Study:

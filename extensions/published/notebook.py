@@ -17,9 +17,9 @@ import pandas as pd
 from analysis import newest, plots
 from analysis.answer import answer, details
 from analysis.comparison import compare
-from analysis.other_logs.published import read_published
 from analysis.studies import cost_by_steps
 from analysis.table import measured_runs
+from extensions.published.logs import read_published
 
 logs = newest.ROOT / os.environ.get("PUBLISHED_LOGS", "published_logs")
 comparison = compare(read_published(logs))

@@ -1,0 +1,1 @@
+"""The logs of a published study, read again."""
