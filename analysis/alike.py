@@ -46,7 +46,7 @@ def differences(own: list[Run], others: list[Run]) -> tuple[list[str], list[str]
         differs = f"{key} is {listed(mine)} beside {listed(theirs)}"
         (told if key in MINOR else forbidden).append(differs)
     graphs = fewest_graphs(own), fewest_graphs(others)
-    if min(graphs) < max(graphs) / 2:  # phases in bf16 and FP8 compile twice as many
+    if min(graphs) < max(graphs) / 2:  # steps in bf16 and in FP8 have graphs of their own
         forbidden.append(f"{graphs[0]} graphs were compiled beside {graphs[1]}")
     if len(forbidden) > NAMED:
         forbidden[NAMED:] = [f"{len(forbidden) - NAMED} other records differ too"]

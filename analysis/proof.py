@@ -70,7 +70,7 @@ def of_scaling(run: Run) -> Iterator[str]:
 
 def of_fp8(run: Run) -> Iterator[str]:
     """Check that all converted layers ran in FP8, that these are all that the recipe promises, in
-    the phases that are to be in FP8, and with scales of rows where the recipe has them."""
+    the stretches that are to be in FP8, and with scales of rows where the recipe has them."""
     proof, scaling = run.proof, SCALINGS.get(run.proof.recipe_name)
     if not 0 < proof.fp8_flops_expected * (1 - ROUNDING) <= proof.fp8_flops:
         yield (f"FP8 matmuls ran {proof.fp8_flops:.3g} FLOPs a step, and its layers have "
@@ -78,14 +78,14 @@ def of_fp8(run: Run) -> Iterator[str]:
     promised, share = promised_share(run), proof.fp8_share_of_matmul_flops or 0.0
     if share < PROMISE * promised:
         yield f"{share:.0%} of its matmul FLOPs ran in FP8, and its filter promises {promised:.0%}"
-    for first, phase in proof.phases.items():
-        rows = phase.row_scaled_flops
-        if bool(phase.fp8_flops) != phase.in_fp8:
-            yield f"the phase from step {first} on is not in the precision that it is to be in"
-        elif phase.in_fp8 and scaling and rows is not None:
-            by_rows = rows > BY_ROWS * phase.fp8_flops * scaling.by_rows
+    for first, stretch in proof.stretches.items():
+        rows = stretch.row_scaled_flops
+        if bool(stretch.fp8_flops) != stretch.in_fp8:
+            yield f"from step {first} on it is not in the precision that it is to be in"
+        elif stretch.in_fp8 and scaling and rows is not None:
+            by_rows = rows > BY_ROWS * stretch.fp8_flops * scaling.by_rows
             if by_rows != scaling.by_rows:
-                yield f"{rows / phase.fp8_flops:.0%} of its FP8 FLOPs had scales of rows"
+                yield f"{rows / stretch.fp8_flops:.0%} of its FP8 FLOPs had scales of rows"
 
 
 def promised_share(run: Run) -> float:
@@ -106,7 +106,7 @@ def promised_share(run: Run) -> float:
 
 def of_start(run: Run) -> Iterator[str]:
     """Check that what is to be compiled was, and that two clocks agree on the first step's end."""
-    compiling = [timing.phases.get("compile", 0.0) for timing in run.timings.values()]
+    compiling = [timing.startup.get("compile", 0.0) for timing in run.timings.values()]
     if run.manifest.compiled and (run.proof.compiled_graphs == 0 or not any(compiling)):
         yield "it is to be compiled, and nothing was compiled"
     first = run.steps[run.steps["process"] == 0]

@@ -33,7 +33,7 @@ class Run:
         facts: all that is recorded of how it was made, the resolved recipe's too, by key.path.
         place: host and GPU; a GPU is its UUID where that is recorded, else its number.
         steps: indexed by step. `process`: the number of the attempt; `steady`: the step counts for
-            a rate; `in_fp8`: its phase is in FP8; `wait`: seconds of waiting for data; `useful`:
+            a rate; `in_fp8`: it is in FP8; `wait`: seconds of waiting for data; `useful`:
             tokens that are not padding; `memory`: bytes. `lr` and `elapsed` are known where a log
             window ends. `elapsed` counts all attempts, their starts included.
         timings: by process, of those that came as far as their first step.
@@ -101,7 +101,7 @@ def read_run(path: Path) -> Run:
         ending=ending(manifest),
         earlier=[ending(each) for each in earlier if each.status != "interrupted"],
         place=place(manifest),
-        steps=steps_table(logs, proof.phases if proof else {}),
+        steps=steps_table(logs, proof.stretches if proof else {}),
         manifest=manifest,
         timings={process: timing for process, timing in enumerate(timings) if timing},
         proof=proof,
@@ -158,13 +158,15 @@ def flat(sections: dict, prefix: str = "") -> dict[str, Any]:
 # ---- steps ----
 
 
-def steps_table(logs: list[list[records.Window]], phases: dict[str, records.Phase]) -> pd.DataFrame:
+def steps_table(
+    logs: list[list[records.Window]], stretches: dict[str, records.Stretch]
+) -> pd.DataFrame:
     """Make `Run.steps` of the logs of all attempts."""
     table = pd.DataFrame(logged_steps(logs), columns=["step", "process", "steady", *NUMBERS])
     table = table.astype({"step": int, "steady": bool} | dict.fromkeys(NUMBERS, float))
     # A killed process loses its last steps; the next one makes them again.
     table = table.drop_duplicates("step", keep="last").set_index("step").sort_index()
-    in_fp8 = pd.Series({int(first): phase.in_fp8 for first, phase in phases.items()} or {1: True})
+    in_fp8 = pd.Series({int(first): of.in_fp8 for first, of in stretches.items()} or {1: True})
     return table.assign(in_fp8=in_fp8.sort_index().reindex(table.index, method="ffill"))
 
 

@@ -74,8 +74,8 @@ def timed(runs: list[Run]) -> list[Run]:
 def rates(run: Run) -> pd.Series:
     """Work out the logarithm of a run's tokens/s, counted in every way.
 
-    Of a run with phases, the ways that look at single steps look at those of the precision that
-    most steps have.
+    Of a run with steps in bf16 and in FP8, the ways that look at single steps look at those of the
+    precision that most steps have.
     """
     steps = run.steps[run.steps["steady"]]
     seconds, tokens = steps["seconds"].sum(), steps["tokens"].sum()
@@ -97,16 +97,15 @@ def clock_rate(run: Run) -> float:
     """Work out tokens/s by the wall clock, without each process's first steps, and without what a
     switch between bf16 and FP8 compiled."""
     tokens = seconds = 0.0
-    for process, steps in run.steps.groupby("process"):
+    for _, steps in run.steps.groupby("process"):
         ends = steps["elapsed"].iloc[NOT_STEADY_STEPS:].dropna()
         if len(ends) < 2:
             continue
         first, last = ends.index[0], ends.index[-1]
         tokens += steps["tokens"].loc[first + 1 : last].sum()
         seconds += ends[last] - ends[first]
-        if process in run.timings:
-            switches = run.timings[process].switches.items()
-            seconds -= sum(of.compile_s for step, of in switches if first < int(step) <= last)
+        stretches = run.proof.stretches.items() if run.proof else ()
+        seconds -= sum(of.compile_s for step, of in stretches if first < int(step) <= last)
     return tokens / seconds if tokens else math.nan
 
 

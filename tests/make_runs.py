@@ -74,18 +74,19 @@ def proof(fp8_share=0.0, parameters=None, **changed) -> Proof:
     facts = {"recipe_name": None, "emulated": False, "converted_modules": {}, "profiled_step": 3,
              "gemm_flops": {"aten::_scaled_mm": flops, "aten::mm": total - flops},
              "fp8_flops": flops, "fp8_flops_expected": flops,
-             "fp8_share_of_matmul_flops": fp8_share, "phases": {}, "attention": "flash",
+             "fp8_share_of_matmul_flops": fp8_share, "stretches": {}, "attention": "flash",
              "parameters": owned | (parameters or {})}  # fmt: skip
     return Proof.model_validate(facts | changed)
 
 
-def phases(in_fp8: dict[int, bool]) -> dict[str, dict]:
-    """A proof's phases, by first step whether each is in FP8."""
+def stretches(in_fp8: dict[int, bool], compile_s: float = 0.0) -> dict[str, dict]:
+    """A proof's stretches, by first step whether each is in FP8; what a switch to FP8 compiles."""
     return {
         str(first): {
             "in_fp8": on,
             "profiled_step": first,
             "gemm_flops": {"aten::_scaled_mm": 75_000_000 * on, "aten::mm": 25_000_000},
+            "compile_s": compile_s * on,
         }
         for first, on in in_fp8.items()
     }
@@ -114,10 +115,10 @@ def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, fp8_share=N
         "quantize": {"linear": {"float8": linear}},
     }
     (path / RECIPE).write_text(json.dumps(settings))
-    in_phases = {"import": warm_up - 1.0, "first_step": 1.0}
+    startup = {"import": warm_up - 1.0, "first_step": 1.0}
     if facts["compiled"]:
-        in_phases["compile"] = 0.5
-    write(path / TIMING, Timing(warm_up_s=warm_up, phases=in_phases, compile_cache="cold"))
+        startup["compile"] = 0.5
+    write(path / TIMING, Timing(warm_up_s=warm_up, startup=startup, compile_cache="cold"))
     share = fp8_share if fp8_share is not None else 0.75 * bool(facts["float8"])
     write(path / PROOF, proof(share, **{"recipe_name": facts["float8"]} | (proves or {})))
     lines = metrics_lines(last=steps, step_s=step_s) if lines is None else lines

@@ -208,30 +208,23 @@ class Window(Record):
 # ---- timing.json ----
 
 
-class Switch(Record):
-    """A step that turned FP8 on or off."""
-
-    in_fp8: bool
-    compile_s: float = 0.0
-
-
 class Timing(Record):
     warm_up_s: Positive  # from process start to the end of the first step
-    phases: dict[str, float]  # of the warm-up
+    startup: dict[str, float]  # its parts
     compile_cache: Literal["cold", "warm", "none"]
-    switches: dict[str, Switch] = {}  # by step
 
 
 # ---- proof.json ----
 
 
-class Phase(Record):
-    """What the profile of one step of a phase showed."""
+class Stretch(Record):
+    """What the profile of one step showed, for a stretch of steps that do the same work."""
 
     in_fp8: bool
     profiled_step: AtLeast1
     gemm_flops: dict[str, int]  # by operator
     row_scaled_flops: Count | None = None  # by FP8 matmuls that are given scales of rows
+    compile_s: float = 0.0  # of a stretch that begins later than the process
 
     @property
     def fp8_flops(self) -> int:
@@ -291,11 +284,11 @@ class Proof(Record):
     emulated: bool
     converted_modules: dict[str, list[int]]  # name: shape of the weight
     profiled_step: AtLeast1
-    gemm_flops: dict[str, int]  # of the last phase in FP8, where there is one
+    gemm_flops: dict[str, int]  # of the last stretch in FP8, where there is one
     fp8_flops: Count  # per step of one device
     fp8_flops_expected: Count  # by the converted layers, without what is computed twice
     fp8_share_of_matmul_flops: Share | None
-    phases: dict[str, Phase]  # by first step
+    stretches: dict[str, Stretch]  # by first step
     attention: str | None = None  # whose kernels computed it
     compiled_graphs: Count | None = None  # that torch.compile made; null in records of before
     parameters: Parameters

@@ -70,7 +70,7 @@ class Timeline:
         self.parts["first_step"] -= self.parts["compile"] - compiled_before
         return Timing(
             warm_up_s=sum(self.parts.values()),
-            phases=dict(self.parts),
+            startup=dict(self.parts),
             compile_cache=compile_cache(),
         )
 

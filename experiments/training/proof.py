@@ -68,7 +68,7 @@ class Proof:
         self.converted = float8.converted_modules(model)
         self.fp8 = plan.fp8  # of the steps to come
         self.flops_expected = plan.fp8.flops_per_token * plan.tokens
-        self.profiled: records.Phase | None = None
+        self.profiled: records.Stretch | None = None
         self.attention = self.sent = self.moved = None
         self._check_optimizer()
         self._check_conversion()
@@ -109,7 +109,7 @@ class Proof:
         events = [event for event in profiler.events() if event.device_type == DeviceType.CPU]
         matmuls = find_matmuls(events)
         self.attention = find_attention(events)
-        self.profiled = records.Phase(
+        self.profiled = records.Stretch(
             in_fp8=self.fp8.scaling is not None,
             profiled_step=step,
             gemm_flops=flops_by_operator(matmuls),
@@ -246,7 +246,7 @@ class Proof:
             fp8_flops=profiled.fp8_flops,
             fp8_flops_expected=self.flops_expected,
             fp8_share_of_matmul_flops=profiled.fp8_flops / total if total else None,
-            phases={"1": profiled},
+            stretches={"1": profiled},
             attention=self.attention,
             compiled_graphs=compiled_graphs(),
             parameters=self.moved,

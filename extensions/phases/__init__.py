@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from experiments.records.run import PROOF, AtLeast1, Proof, Switch
+from experiments.records.run import PROOF, AtLeast1, Proof
 
 
 @dataclass
@@ -114,14 +114,15 @@ def evidence(trainer) -> Proof:
 
     proof, before = trainer.proof.record(), {}
     start = phase(trainer.job_config, proof.profiled_step).start
-    profiled = proof.phases["1"]
-    if start > trainer.first_step:
-        compile_s = compiled_s() - trainer.compiled_before_s
-        trainer.timing.switches[str(start)] = Switch(in_fp8=profiled.in_fp8, compile_s=compile_s)
+    profiled, first = proof.stretches["1"], str(start)
     earlier = read_if_there(Path(trainer.job_config.job.dump_folder) / PROOF, Proof)
     if earlier:
-        phases = earlier.phases.items()
-        before = {first: it for first, it in phases if it.profiled_step < profiled.profiled_step}
+        stretches = earlier.stretches.items()
+        before = {step: it for step, it in stretches if it.profiled_step < profiled.profiled_step}
+    if start > trainer.first_step:
+        profiled.compile_s = compiled_s() - trainer.compiled_before_s
+    elif first in before:  # this process began in the midst of it
+        profiled.compile_s = before[first].compile_s
     if not profiled.in_fp8 and any(it.in_fp8 for it in before.values()):
         proof = earlier
-    return proof.model_copy(update={"phases": before | {str(start): profiled}})
+    return proof.model_copy(update={"stretches": before | {first: profiled}})

@@ -29,11 +29,10 @@ def phase_costs(comparison: Comparison) -> pd.DataFrame:
 
 
 def phase_cost(run: Run) -> dict[str, float]:
-    switches = [switch for timing in run.timings.values() for switch in timing.switches.values()]
     wall = run.steps["elapsed"].max()
     return {
         "steps in FP8": run.steps["in_fp8"].mean() * bool(run.manifest.float8),
         "wall time": wall,
         "without first step": wall - first_step_s(run),
-        "compiling at switches, s": sum(switch.compile_s for switch in switches),
+        "compiling at switches, s": sum(of.compile_s for of in run.proof.stretches.values()),
     }

@@ -81,7 +81,7 @@ def read_log(path: Path) -> Run:
         fp8_matmul=None,
         notes=[],
     )
-    first = Timing(warm_up_s=lines["seconds"][0], phases={}, compile_cache="none")
+    first = Timing(warm_up_s=lines["seconds"][0], startup={}, compile_cache="none")
     return Run(recipe, "", path, completed=True, ending="completed", steps=steps_of(lines),
                manifest=manifest, timings={0: first}, place="host unknown")  # fmt: skip
 

@@ -147,12 +147,14 @@ def proof(recipe, float8, o) -> dict:
         )
 
     rows = flops * 2 // 3 if float8 and "rowwise" in float8 else 0
-    phases = {
+    switches = o["switch"] or {}
+    stretches = {
         str(first): {
             "in_fp8": on,
             "profiled_step": int(first) + 2,
             "gemm_flops": gemms(on),
             "row_scaled_flops": rows if on else 0,
+            "compile_s": switches.get(str(first), 0.0),
         }
         for first, on in (o["phases"] or {1: bool(float8)}).items()
     }
@@ -165,7 +167,7 @@ def proof(recipe, float8, o) -> dict:
         "fp8_flops": flops,
         "fp8_flops_expected": expected,
         "fp8_share_of_matmul_flops": flops / total,
-        "phases": phases,
+        "stretches": stretches,
         "attention": "flash",
         "compiled_graphs": 0 if recipe == B else 2,
         "parameters": {
@@ -306,14 +308,13 @@ def run(path, recipe, seed, secs, losses, **options) -> dict:  # noqa: C901
     comp = (0.6 * o["warm"] if compiled else 0.0) if o["compile_s"] is None else o["compile_s"]
     timing = {
         "warm_up_s": o["warm"],
-        "phases": {
+        "startup": {
             "import": 8.0,
             "setup": 0.5,
             "first_step": max(0.1, o["warm"] - comp - 8.5),
             "compile": comp,
         },
         "compile_cache": o["cache"] if compiled else "none",
-        "switches": o["switch"] or {},
     }
     stops = sorted(
         [(s, s, "interrupted") for s in o["preempted"]]

@@ -88,8 +88,8 @@ def test_what_is_written(figures, name):
 
 def test_bars_start_at_zero_and_end_at_the_value(figures):
     rates = [(0, 200), (0, 250), (0, 400), (0, 500)]  # of 100 tokens a step
-    phases = [(0, 4), (4, 0.5), (4.5, 0.5)]  # import, compile, other
-    for name, every, expected in ("tokens_per_second", 1, rates), ("first_step", 4, phases):
+    startup = [(0, 4), (4, 0.5), (4.5, 0.5)]  # import, compile, other
+    for name, every, expected in ("tokens_per_second", 1, rates), ("first_step", 4, startup):
         bars = figures[name].axes[0].patches[::every]
         np.testing.assert_allclose([(bar.get_x(), bar.get_width()) for bar in bars], expected)
 

@@ -7,7 +7,7 @@ from analysis.study import StudyError, read_study
 from tests.make_runs import (
     change_json,
     metrics_lines,
-    phases,
+    stretches,
     write_resumed_run,
     write_run,
 )
@@ -24,8 +24,8 @@ def test_a_resumed_run_counts_its_attempts_once(tmp_path):
     assert run.steps["elapsed"].iloc[-1] == pytest.approx(lost + own)
 
 
-def test_steps_in_phases(tmp_path):
-    proves = {"phases": phases({1: False, 7: True})}
+def test_steps_in_bf16_and_fp8(tmp_path):
+    proves = {"stretches": stretches({1: False, 7: True})}
     run = read_run(write_run(tmp_path / "run", "rowwise_fp8_compiled", proves=proves))
     assert run.steps["in_fp8"].sum() == 24 and run.fp8_share == pytest.approx(0.75 * 0.8)
 

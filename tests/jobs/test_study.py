@@ -95,9 +95,9 @@ def test_every_step_has_its_times_and_rates_and_the_warm_up_is_accounted_for(rec
             assert window.not_steady == ([window.step] if window.step <= 10 else [])
             assert window.tokens_per_s == pytest.approx(256 / window.step_s[0], rel=1e-4)
         timing, compiles = record.timing, recipe != "baseline"
-        assert timing.warm_up_s == pytest.approx(sum(timing.phases.values()))
-        assert names <= set(timing.phases)
-        assert (timing.phases["compile"] > 0.1) == compiles
+        assert timing.warm_up_s == pytest.approx(sum(timing.startup.values()))
+        assert names <= set(timing.startup)
+        assert (timing.startup["compile"] > 0.1) == compiles
         assert (timing.compile_cache in ("cold", "warm")) == compiles
 
 
