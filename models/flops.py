@@ -150,48 +150,82 @@ _LOSS_COMPILED, _LOSS_EAGER = 4, 12
 
 
 def memory_by_use(config, args, shards: int) -> dict[str, float]:
+    """Estimate the bytes that a resolved recipe's training needs on each device, by use.
+
+    Args:
+        config: the recipe's `JobConfig`.
+        args: its model's arguments.
+        shards: as of `memory`.
+    """
+    training = config.training
+    return memory(
+        args,
+        tokens=training.local_batch_size * training.seq_len,
+        shards=shards,
+        accumulates=training.global_batch_size > training.local_batch_size * shards,
+        itemsize=ITEMSIZE[training.dtype],
+        compiled=config.compile.enable,
+        recomputes=config.activation_checkpoint.mode == "full",
+        in_fp8=config.quantize.linear.float8.recipe_name is not None,
+        kept_casts=_kept_casts(config, args, shards),
+    )
+
+
+def memory(
+    args,
+    tokens: int,
+    shards: int,
+    accumulates: bool = False,
+    itemsize: int = 2,
+    compiled: bool = True,
+    recomputes: bool = False,
+    in_fp8: bool = False,
+    kept_casts: int = 0,
+) -> dict[str, float]:
     """Estimate the bytes that training needs on each device at the step's fullest moment, by use.
 
     That is one of two: the beginning of the backward pass, when all activations are kept, or its
     end, when all gradients are there. To within 10 % of what PyTorch's allocator counts.
 
     Args:
-        config: a resolved recipe's `JobConfig`.
-        args: its model's arguments.
+        args: `Sizes`, or a model's arguments.
+        tokens: of a device's forward pass.
         shards: devices that FSDP shards parameters, gradients and states over. Activations and
             logits are not sharded.
+        accumulates: gradients are there from the step's other forward passes.
+        itemsize: bytes of a parameter, a gradient, and of each of AdamW's two states.
+        recomputes: a block computes its activations again in the backward pass.
+        kept_casts: bytes in FP8 that are kept for the backward pass.
     """
-    training, n = config.training, args.parameters()
-    tokens = training.local_batch_size * training.seq_len
-    per_parameter = ITEMSIZE[training.dtype]
-    head = args.vocab_size * args.dim
-    gradients = n * per_parameter / shards
-    accumulates = training.global_batch_size > training.local_batch_size * shards
+    n, head = args.parameters(), args.vocab_size * args.dim
+    gradients = n * itemsize / shards
     reduced = gathered = tied = 0
     if shards == 1 and args.enable_weight_tying:
         # Its gradients as head and as embedding, while their sum is written.
-        tied = 2 * head * per_parameter
+        tied = 2 * head * itemsize
     if shards > 1:
         # The largest gradient, in bf16, in float32, and the shard of their sum.
         reduced = head * (2 + 4 + 4 / shards)
         gathered = 2 * 2 * _block(args)  # the block that computes and the next, in bf16
-    loss = _LOSS_COMPILED if config.compile.enable else _LOSS_EAGER
+    loss = _LOSS_COMPILED if compiled else _LOSS_EAGER
     logits = loss * tokens * args.vocab_size
     if shards > 1:
         logits = max(logits + 2 * head, reduced)  # the head's weight is gathered
+    layer = args.kept_features(compiled, compiled and in_fp8)
+    features = args.n_layers * layer
+    if recomputes:  # each layer's input, and one layer at a time
+        features = args.n_layers * args.dim + layer
     begin = {
         "gradients": gradients if accumulates else 0,
-        # in bf16
-        "activations": 2 * tokens * _kept_features(config, args)
-        + _kept_casts(config, args, shards),
+        "activations": 2 * tokens * features + kept_casts,  # features in bf16
         "logits": logits,
         "gathered": gathered,
     }
     end = {"gradients": gradients + tied, "activations": 0, "logits": 0, "gathered": reduced}
     fullest = max(begin, end, key=lambda uses: sum(uses.values()))
     stay = {
-        "parameters": n * per_parameter / shards,
-        "optimizer": n * 2 * per_parameter / shards,
+        "parameters": n * itemsize / shards,
+        "optimizer": n * 2 * itemsize / shards,
     }
     return stay | fullest
 
@@ -224,12 +258,3 @@ def _block(args) -> float:
     """Parameters of a block's matrices."""
     head = args.vocab_size * args.dim
     return (args.parameters() - norms(args) - embedding(args) - head) / args.n_layers
-
-
-def _kept_features(config, args) -> int:
-    """Features of all layers that are kept for the backward pass of a token."""
-    compiled, float8 = config.compile.enable, config.quantize.linear.float8
-    layer = args.kept_features(compiled, compiled and float8.recipe_name is not None)
-    if config.activation_checkpoint.mode == "full":  # each layer's input, and one layer at a time
-        return args.n_layers * args.dim + layer
-    return args.n_layers * layer

@@ -9,7 +9,6 @@ from dataclasses import replace
 from math import exp, log
 from pathlib import Path
 from shlex import join
-from types import SimpleNamespace
 
 from extensions.decide.step import LAYERS, Factors, Setting, layers, log_speed_up, rooflines, times
 from models import flops
@@ -64,10 +63,10 @@ def estimate(name: str, sizes: flops.Sizes, asked) -> dict:
         "fitted_to": f"fitted to {of_stack} {STACK} pairs of {facts['observations']}",
         "measure": None,
     }
-    if memory > GPUS[asked.gpu].memory:
-        return answer | {"why": _more_gpus(setting, asked)}
     if GPUS[asked.gpu].datasheet.fp8 is None:
         return answer | {"verdict": NO, "why": f"{asked.gpu} has no FP8 units"}
+    if memory > GPUS[asked.gpu].memory:
+        return answer | {"why": _more_gpus(setting, asked)}
     beyond = far(setting, facts["stacks"][STACK])
     if max(beyond.values(), default=0) <= REFUSED:
         answer["speedup"] = _speed_ups(setting, facts, bool(beyond))
@@ -96,19 +95,8 @@ def _memory(setting: Setting, asked) -> tuple[str, float]:
 
 def _needed(setting: Setting) -> float:
     """Bytes on each GPU; frozen weights have neither gradients nor states of the optimizer."""
-    float8 = SimpleNamespace(recipe_name=None, implementation="torchao", emulate=False)
-    config = SimpleNamespace(
-        training=SimpleNamespace(
-            local_batch_size=setting.batch,
-            global_batch_size=setting.batch * setting.gpus,
-            seq_len=setting.sequence,
-            dtype="bfloat16",
-        ),
-        compile=SimpleNamespace(enable=True),
-        activation_checkpoint=SimpleNamespace(mode=setting.recompute),
-        quantize=SimpleNamespace(linear=SimpleNamespace(float8=float8)),
-    )
-    uses = flops.memory_by_use(config, setting.sizes, setting.gpus)
+    tokens, recomputes = setting.batch * setting.sequence, setting.recompute == "full"
+    uses = flops.memory(setting.sizes, tokens, setting.gpus, recomputes=recomputes)
     trained = 1 - _frozen_parameters(setting) / setting.sizes.parameters()
     return sum(
         size * (trained if use in ("optimizer", "gradients") else 1) for use, size in uses.items()
