@@ -4,18 +4,50 @@
 #   launch/measure_all.sh [--gpu NAME] [PART…]   all parts that this machine has GPUs for, or some
 #   launch/measure_all.sh --dry-run [PART…]      lists the commands, each of which can be pasted, and runs none
 #
-# Parts: speed, loss, puzzle, phases, decoupling, scalings, candidates (one GPU each); sweep (4); ladder, gradients,
-# levels (8).
+# An extension has its parts in extensions/NAME/measure.sh.
 # A part that was stopped goes on where it was, if it is started again with --at FOLDER, the name that it printed.
-# The GPU's name in models/gpus.py begins the folders' names; --gpu gives another. Results go into results/, those of extensions into theirs.
+# The GPU's name in models/gpus.py begins the folders' names; --gpu gives another. Results go into results/, an
+# extension's into its own.
 # Exit codes: 0 all measured, 1 a command failed (the others went on), 2 bad input, 75 and 130 asked to stop.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 python=${PYTHON:-.venv/bin/python}
-parts="speed loss puzzle phases decoupling scalings candidates sweep ladder gradients levels"
-gpu='' at='' dry_run='' chosen=() failed=()
+parts='' gpu='' at='' dry_run='' chosen=() failed=()
 
+declare -A needed=()
+part() { parts+="$1 " needed[$1]=$2; } # NAME GPUS: the function of that name measures it
 die() { echo "error: $*" >&2; exit 2; }
+
+# Sizes: the four recipes at the published 8.05 B, studies of the loss with Llama 3.2 1B.
+small=model.flavor=llama3.2-1B seeds=(--seeds "0,1,2")
+
+part speed 1
+speed() { study four_way "${seeds[@]}" --out "results/$at"; }
+part loss 1
+loss() { # parameters that can hold every update; and one seed in pure bf16
+  study four_way --overlay fp32_master "${seeds[@]}" "$small" --out "results/loss_fp32/$at"
+  study four_way --overlay no_recompute "$small" --out "results/loss_bf16/$at"
+}
+part puzzle 1
+puzzle() { study one_gpu_puzzle "${seeds[@]}" "$small" --out "results/one_gpu_puzzle/$at"; }
+part scalings 1
+scalings() { study scalings --out "results/scalings/$at" "$small"; }
+part candidates 1
+candidates() { # the fast layer beside torchao's
+  study baseline_compiled tensorwise_fp8_compiled candidate_fast_tensorwise rowwise_fp8_compiled candidate_fast_rowwise \
+    "${seeds[@]}" --out "results/candidates/$at"
+}
+part sweep 4
+sweep() { study sweep_b200_blog "${seeds[@]}" --out "results/sweep/$at"; } # 45 cells
+part ladder 8
+ladder() {
+  study baseline_compiled tensorwise_fp8_compiled tensorwise_fp8_allgather_amax_each tensorwise_fp8_allgather \
+    tensorwise_fp8_allgather_ctas_16 tensorwise_fp8_allgather_ctas_8 --processes 8 "${seeds[@]}" \
+    --out "results/allgather_ladder/$at"
+}
+shopt -s nullglob
+# shellcheck source=/dev/null
+for file in extensions/*/measure.sh; do source "$file"; done
 
 while [ $# -gt 0 ]; do
   case $1 in
@@ -53,42 +85,10 @@ run() { # COMMAND…: say it, and run it
 }
 study() { run experiments.study "$@"; }
 
-# Sizes: the four recipes at the published 8.05 B, studies of the loss with Llama 3.2 1B.
-small=model.flavor=llama3.2-1B seeds=(--seeds "0,1,2")
-
-speed() { study four_way "${seeds[@]}" --out "results/$at"; }
-loss() { # parameters that can hold every update; and one seed in pure bf16
-  study four_way --overlay fp32_master "${seeds[@]}" "$small" --out "results/loss_fp32/$at"
-  study four_way --overlay no_recompute "$small" --out "results/loss_bf16/$at"
-}
-puzzle() { study one_gpu_puzzle "${seeds[@]}" "$small" --out "results/one_gpu_puzzle/$at"; }
-phases() { study phases "${seeds[@]}" "$small" --out "extensions/phases/results/phases/$at"; }
-decoupling() { study precision_decoupling "${seeds[@]}" "$small" --out "extensions/fp8_lm/results/precision_decoupling/$at"; }
-scalings() { study scalings --out "results/scalings/$at" "$small"; }
-candidates() { # the fast layer beside torchao's
-  study baseline_compiled tensorwise_fp8_compiled candidate_fast_tensorwise rowwise_fp8_compiled candidate_fast_rowwise \
-    "${seeds[@]}" --out "results/candidates/$at"
-}
-sweep() { study sweep_b200_blog "${seeds[@]}" --out "results/sweep/$at"; } # 45 cells
-ladder() {
-  study baseline_compiled tensorwise_fp8_compiled tensorwise_fp8_allgather_amax_each tensorwise_fp8_allgather \
-    tensorwise_fp8_allgather_ctas_16 tensorwise_fp8_allgather_ctas_8 --processes 8 "${seeds[@]}" \
-    --out "results/allgather_ladder/$at"
-}
-gradients() {
-  study baseline_compiled fp8_gradients --processes 8 "${seeds[@]}" --out "extensions/fp8_lm/results/gradients/$at"
-}
-levels() { study fp8_lm --processes 8 "${seeds[@]}" --out "extensions/fp8_lm/results/fp8_lm/$at"; }
-
 echo "# into folders named $at; to go on with it: --at $at"
 for part in "${chosen[@]}"; do
-  case $part in
-    sweep) needed=4 ;;
-    ladder | gradients | levels) needed=8 ;;
-    *) needed=1 ;;
-  esac
-  echo "# $part, GPUs: $needed"
-  if [ -z "$dry_run" ] && [ "$gpus" -lt "$needed" ]; then
+  echo "# $part, GPUs: ${needed[$part]}"
+  if [ -z "$dry_run" ] && [ "$gpus" -lt "${needed[$part]}" ]; then
     echo "# left out: $gpus here"
   else
     "$part"

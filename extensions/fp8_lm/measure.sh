@@ -1,0 +1,11 @@
+# Parts of launch/measure_all.sh.
+part decoupling 1
+decoupling() {
+  study precision_decoupling "${seeds[@]}" "$small" --out "extensions/fp8_lm/results/precision_decoupling/$at"
+}
+part gradients 8
+gradients() {
+  study baseline_compiled fp8_gradients --processes 8 "${seeds[@]}" --out "extensions/fp8_lm/results/gradients/$at"
+}
+part levels 8
+levels() { study fp8_lm --processes 8 "${seeds[@]}" --out "extensions/fp8_lm/results/fp8_lm/$at"; }
