@@ -1,7 +1,12 @@
 """What is left when an extension's folder is deleted."""
 
-import pytest
+import re
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+import extensions
 from experiments.config import recipes, studies
 from tests.processes import ROOT
 
@@ -19,3 +24,29 @@ def test_without_an_extension_all_other_recipes_and_studies_load(gone, tmp_path,
     for name in recipes.studies():
         known = [recipes.split_variant(each)[0] for each in studies.load([name]).recipes]
         assert {*known} <= {*recipes.names()}, name
+
+
+def test_the_smallest_extension_of_the_guide_works(tmp_path, monkeypatch):
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    for file, text in re.findall(r"`extensions/([^`\n]*)`\n\n```\w+\n(.*?)```", guide, re.DOTALL):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    monkeypatch.setattr(recipes, "EXTENSIONS", tmp_path)
+    monkeypatch.setattr(extensions, "__path__", [str(tmp_path)])
+    recipe = recipes.load("baseline_ema", ["cpu"])
+    model = torch.nn.Linear(1, 1, bias=False)
+    trainer = SimpleNamespace(first_step=1, model_parts=[model], job_config=recipe.config)
+    for step in (1, 2):
+        for prepare in recipe.hooks("before_step"):
+            prepare(trainer, step)
+        model.weight.data += 1
+    # after step 1 the average is 1 below, of which step 2 takes a tenth off; then 1 more
+    assert recipe.hooks("notes")[0](trainer) == ["the average is at most 1.9 from the weights"]
+
+
+def test_the_guide_names_each_function_that_the_core_calls():
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    for room in ("experiments", "models", "analysis"):
+        for path in (ROOT / room).rglob("*.py"):
+            for name in re.findall(r'\.hooks?\(\s*"(\w+)"', path.read_text()):
+                assert f"`{name}(" in guide, f"{name}, which {path} calls"
