@@ -1,6 +1,7 @@
 """Tables and figures of the notebook: optimizer states, gradients, and all levels together."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,24 +10,26 @@ from matplotlib.axes import Axes
 
 from analysis.comparison import Comparison
 from analysis.plots.style import finding, legend_beside, note, plot
-from analysis.studies import first_runs, proofs
+from analysis.runs import Run
 
 
-def kept_bytes(comparison: Comparison) -> pd.Series:
+def by_recipe(comparison: Comparison, describe: Callable[[Run], dict]) -> pd.DataFrame:
+    """Describe each recipe by its first completed run; add the final loss of all its runs, and how
+    far that is from the reference's."""
+    rows = {}
+    for recipe, runs in comparison.completed.items():
+        rows[recipe] = describe(runs[0]) | {"final loss": np.mean([run.final_loss for run in runs])}
+    table = pd.DataFrame.from_dict(rows, orient="index")
+    table["difference"] = table["final loss"] - table.loc[comparison.reference, "final loss"]
+    return table
+
+
+def kept_bytes(run: Run) -> float:
     """Add up the bytes a parameter that training keeps from step to step: weights and states.
 
     They were measured from the tensors in memory after the first step, scales included.
     """
-    found = proofs(comparison).filter(like="parameters.bytes_per_parameter.")
-    return found.sum(axis="columns")
-
-
-def final_losses(comparison: Comparison) -> pd.DataFrame:
-    """Average the final loss over completed runs, and subtract the reference's."""
-    losses = pd.Series({recipe: np.mean([run.final_loss for run in runs])
-                        for recipe, runs in comparison.completed.items()})  # fmt: skip
-    difference = losses - losses[comparison.reference]
-    return pd.DataFrame({"final loss": losses, "difference": difference})
+    return sum(run.proof.parameters.bytes_per_parameter.values())
 
 
 # ---- precision_decoupling: which of AdamW's states bear few bits ----
@@ -42,18 +45,21 @@ FP8_LM_LOSS = {
 
 def optimizer_states(comparison: Comparison) -> pd.DataFrame:
     """List the dtypes of what training keeps, its measured bytes a parameter, and the loss."""
-    first = first_runs(comparison)
-    keys = pd.DataFrame([run.facts for run in first.values()], [*first])
-    dtype, states = keys["training.dtype"], "fp8_lm.states."
-    table = pd.DataFrame({
+    table = by_recipe(comparison, dtypes).replace({"float8_e4m3fn": "E4M3"})
+    table["FP8-LM"] = [FP8_LM_LOSS.get(recipe, "") for recipe in table.index]
+    return table
+
+
+def dtypes(run: Run) -> dict:
+    """Say in which dtypes training keeps its tensors, and in how many bytes a parameter."""
+    dtype, states = run.facts["training.dtype"], "fp8_lm.states."
+    return {
         "parameters": dtype,
-        "first moment": keys[states + "first_moment"].fillna(dtype),
-        "second moment": keys[states + "second_moment"].fillna(dtype),
-        "master weights": keys[states + "master_weights"].fillna("none"),
-        "bytes": kept_bytes(comparison),
-    }).replace({"float8_e4m3fn": "E4M3"})  # fmt: skip
-    paper = table.index.to_series().map(FP8_LM_LOSS).fillna("")
-    return table.join(final_losses(comparison)).assign(**{"FP8-LM": paper})
+        "first moment": run.facts.get(states + "first_moment") or dtype,
+        "second moment": run.facts.get(states + "second_moment") or dtype,
+        "master weights": run.facts.get(states + "master_weights") or "none",
+        "bytes": kept_bytes(run),
+    }
 
 
 # ---- gradients, optimizer states and all-gather in FP8 beside bf16 ----
@@ -72,12 +78,21 @@ WAYS = {
 
 def levels(comparison: Comparison) -> pd.DataFrame:
     """List what each recipe sends in a step, beside bf16; what it keeps in memory; its loss."""
-    sent = proofs(comparison)[["collectives.gathered_bytes", "collectives.reduced_bytes"]] / 1e6
-    table = sent.set_axis(["weights, MB", "gradients, MB"], axis="columns")
-    of_bf16 = table.sum(axis="columns").pipe(lambda total: total / total[comparison.reference])
-    table["sent, to bf16"] = (100 * of_bf16 - 100).map("{:+.0f} %".format)
-    table["bytes a parameter"] = kept_bytes(comparison)
-    return table.join(final_losses(comparison))
+    table = by_recipe(comparison, sent_and_kept)
+    sent = table["weights, MB"] + table["gradients, MB"]
+    more = 100 * sent / sent[comparison.reference] - 100
+    table.insert(2, "sent, to bf16", more.map("{:+.0f} %".format))
+    return table
+
+
+def sent_and_kept(run: Run) -> dict[str, float]:
+    """Read what a run's proof says of bytes."""
+    sent = run.proof.collectives
+    return {
+        "weights, MB": sent.gathered_bytes / 1e6,
+        "gradients, MB": sent.reduced_bytes / 1e6,
+        "bytes a parameter": kept_bytes(run),
+    }
 
 
 def gradient_sums(path: Path = SUMS) -> pd.DataFrame:
