@@ -32,11 +32,6 @@ part puzzle 1
 puzzle() { study one_gpu_puzzle "${seeds[@]}" "$small" --out "results/one_gpu_puzzle/$at"; }
 part scalings 1
 scalings() { study scalings --out "results/scalings/$at" "$small"; }
-part candidates 1
-candidates() { # the fast layer beside torchao's
-  study baseline_compiled tensorwise_fp8_compiled candidate_fast_tensorwise rowwise_fp8_compiled candidate_fast_rowwise \
-    "${seeds[@]}" --out "results/candidates/$at"
-}
 part sweep 4
 sweep() { study sweep_b200_blog "${seeds[@]}" --out "results/sweep/$at"; } # 45 cells
 part ladder 8

@@ -30,9 +30,8 @@ file:
                        operator. A run's plan has the answer, which the proof holds against the run
     Float8Converter    called by torchtitan, which has built the model
     convert            the other keys: torchao's configuration of a layer, and the layer's class
-    Autocast...Linear  the layers: torchao's; with `implementation: fast` and where FP8 is emulated
-                       that of models/fast_float8.py, which computes the same; for scalings that
-                       torchao has not, that of models/scaled_linear.py
+    Autocast...Linear  the layers: torchao's; for scalings that torchao has not, that of
+                       models/scaled_linear.py
 
 Differences to torchtitan's converter:
 
@@ -44,7 +43,6 @@ Differences to torchtitan's converter:
 * A CPU multiplies as models/fp8_matmul.py says; emulated FP8 may be compiled.
 """
 
-from collections.abc import Collection
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -60,13 +58,10 @@ from torchao.float8 import (
 )
 from torchao.float8.config import Float8GemmConfig, e4m3_dtype, e5m2_dtype
 from torchao.float8.float8_linear import Float8Linear
-from torchtitan.distributed import ParallelDims
-from torchtitan.protocols.model_converter import register_model_converter
 from torchtitan.tools.logging import logger
 
 from models import fp8_matmul
 from models.errors import InputError, by_pattern
-from models.fast_float8 import FastFloat8Linear
 from models.scaled_linear import ScaledLinear, end_step
 from models.scalings import SCALINGS, Scaling
 
@@ -173,20 +168,17 @@ class Float8Converter:
     with that one key.
     """
 
-    def __init__(self, job_config, parallel_dims: ParallelDims):
-        self.keys = job_config.quantize.linear.float8
-        recomputes = job_config.activation_checkpoint.mode != "none"
-        self.keep_weight = not (parallel_dims.dp_shard_enabled or recomputes)
+    def __init__(self, plan, *_):  # torchtitan's: the configuration, which the plan has, and ranks
+        self.plan, self.keys = plan, plan.config.quantize.linear.float8
 
     def convert(self, model: nn.Module) -> None:
-        """Convert in place: torchtitan hands over keys and no plan, so that layers are chosen anew,
-        and the proof compares them with the plan's. Raises `InputError` as `choose_modules`."""
-        fp8 = choose(model, self.keys)
+        """Convert in place, by the core or by an extension."""
+        fp8 = self.plan.fp8
         if fp8.matmul is None:
             return
         if fp8.matmul.how == fp8_matmul.WITHOUT_ONEDNN:
             fp8_matmul.keep_off_onednn()
-        convert(model, fp8.layers, self.keys, fp8.emulated, self.keep_weight)
+        self.plan.recipe.hook("convert", convert)(model, self.plan)
         linears = {name for name, m in model.named_modules() if isinstance(m, nn.Linear)}
         kept = sorted(linears - fp8.layers)
         converted = f"{len(fp8.layers)} linear layers converted"
@@ -202,14 +194,10 @@ class Float8Converter:
             end_step(part)
 
 
-register_model_converter(Float8Converter, "fp8")
-
-
-def convert(
-    model: nn.Module, names: Collection[str], keys, emulate: bool, keep_weight: bool = False
-) -> None:
-    """Swap the linear layers of these names; `keys` is the section `quantize.linear.float8`."""
-    scaling = SCALINGS[keys.recipe_name]
+def convert(model: nn.Module, plan) -> None:
+    """Swap the linear layers that a plan chose for FP8 layers."""
+    fp8, keys = plan.fp8, plan.config.quantize.linear.float8
+    scaling = fp8.scaling
     config = Float8LinearConfig.from_recipe_name(
         scaling.name if scaling.in_torchao else "tensorwise"
     )
@@ -217,7 +205,7 @@ def convert(
     backward = Float8GemmConfig(use_fast_accum=False)
     config = replace(
         config,
-        emulate=emulate,
+        emulate=fp8.emulated,
         enable_fsdp_float8_all_gather=keys.enable_fsdp_float8_all_gather,
         cast_config_grad_output=replace(config.cast_config_grad_output, target_dtype=dtype),
         cast_config_grad_output_for_grad_weight=replace(
@@ -226,14 +214,13 @@ def convert(
         gemm_config_grad_input=backward,
         gemm_config_grad_weight=backward,
     )
-    convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in names)
-    layer_class = AutocastScaledLinear
-    if scaling.in_torchao:
-        layer_class = LAYERS["fast" if emulate else keys.implementation]
+    convert_to_float8_training(
+        model, config=config, module_filter_fn=lambda _, name: name in fp8.layers
+    )
+    layer_class = AutocastFloat8Linear if scaling.in_torchao else AutocastScaledLinear
     for layer in converted_modules(model).values():
         layer.__class__ = layer_class  # torchao's conversion knows no class but its own
         layer.scaling = scaling
-        layer.keep_weight = keep_weight  # read by FastFloat8Linear
         if not scaling.in_torchao:
             layer.begin(keys.amax_history)
 
@@ -252,15 +239,8 @@ class AutocastFloat8Linear(Float8Linear):
         return super().forward(x)  # torchao/float8/float8_linear.py, or a class below
 
 
-class AutocastFastLinear(AutocastFloat8Linear, FastFloat8Linear):
-    """The fast layer, likewise: `super()` above is then `FastFloat8Linear`."""
-
-
 class AutocastScaledLinear(AutocastFloat8Linear, ScaledLinear):
     """The layer of the scalings that torchao has not, likewise."""
-
-
-LAYERS = {"torchao": AutocastFloat8Linear, "fast": AutocastFastLinear}
 
 
 # ---- read ----

@@ -149,13 +149,13 @@ def fsdp_bytes(
 _LOSS_COMPILED, _LOSS_EAGER = 4, 12
 
 
-def memory_by_use(config, args, shards: int) -> dict[str, float]:
+def memory_by_use(config, args, shards: int, kept_casts: int = 0) -> dict[str, float]:
     """Estimate the bytes that a resolved recipe's training needs on each device, by use.
 
     Args:
         config: the recipe's `JobConfig`.
         args: its model's arguments.
-        shards: as of `memory`.
+        shards, kept_casts: as of `memory`.
     """
     training = config.training
     return memory(
@@ -167,7 +167,7 @@ def memory_by_use(config, args, shards: int) -> dict[str, float]:
         compiled=config.compile.enable,
         recomputes=config.activation_checkpoint.mode == "full",
         in_fp8=config.quantize.linear.float8.recipe_name is not None,
-        kept_casts=_kept_casts(config, args, shards),
+        kept_casts=kept_casts,
     )
 
 
@@ -228,25 +228,6 @@ def memory(
         "optimizer": n * 2 * itemsize / shards,
     }
     return stay | fullest
-
-
-def _kept_casts(config, args, shards: int) -> int:
-    """Bytes in FP8 that the fast layer keeps for the backward pass (models/fast_float8.py).
-
-    It keeps the inputs of linear layers, once for those that share one; and, where each process has
-    whole weights and computes nothing again, the weights of all blocks.
-    """
-    float8, training = config.quantize.linear.float8, config.training
-    if (float8.implementation, float8.recipe_name) != ("fast", "tensorwise") or float8.emulate:
-        return 0
-    shapes = args.linear_shapes()
-    _, width = shapes.get("layers.0.feed_forward.w2", (0, 0))
-    inputs = 2 * args.dim + q_dim(args) + width
-    tokens = training.local_batch_size * training.seq_len
-    if config.activation_checkpoint.mode != "none":
-        return tokens * inputs  # of one layer at a time
-    weights = sum(n * k for name, (n, k) in shapes.items() if name.startswith("layers."))
-    return args.n_layers * tokens * inputs + (weights if shards == 1 else 0)
 
 
 def memory_finding(needed: float, available: float) -> str:

@@ -1,7 +1,7 @@
 """The FP8 layer of the scalings that torchao has none for: `delayed`, `blockwise`, `mxfp8` and
 `mxfp8_ocp`, as models/scalings.py describes them.
 
-Read from top to bottom: scales, the cast, the three matmuls of a layer, the layer.
+Read from top to bottom: scales, casts, a matmul, the three matmuls of a layer, the layer.
 
 Blocks never cross the sum of a matmul. A matmul has its operands with the summed dimension last,
 and each operand is cast anew for each matmul that it is part of:
@@ -14,21 +14,41 @@ and each operand is cast anew for each matmul that it is part of:
 hardware would, and multiplied in float32, which is exact but for the order of sums.
 """
 
+import math
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torchao.float8.config import Float8GemmConfig
 from torchao.float8.float8_linear import Float8Linear
 from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
 
-from models.fast_float8 import Fp8, cast_by, multiply, power_of_2
 from models.scalings import Scaling
 
 E4M3 = torch.float8_e4m3fn
 
 # ---- scales ----
+
+
+def power_of_2(amax: Tensor, dtype: torch.dtype, least=1e-12, saturates=False) -> Tensor:
+    """Give the largest power of two that takes `amax`, but at least `least`, to no more than the
+    format's largest value; if it `saturates`, to the same exponent.
+
+    From the bits: torchao's float64 division, log2, floor and exp2 are inlined where rows are cast.
+    Both formats' largest values have the mantissa 1.75. Infinity and NaN give NaN.
+    """
+    bits = amax.float().clamp(min=least).view(torch.int32)
+    exponent, mantissa = bits >> 23, bits & 0x7FFFFF
+    largest_exponent = math.frexp(torch.finfo(dtype).max)[1] - 1
+    exponent = 2 * 127 + largest_exponent - exponent  # 127 stands for 2^0
+    if not saturates:
+        exponent = exponent - (mantissa > 0x600000).int()
+    exponent = exponent.clamp(max=254)  # 2^127, whose inverse is e8m0's smallest scale
+    return torch.where(amax.isfinite(), (exponent << 23).view(torch.float32), math.nan)
+
 
 SMALLEST_MX = 448 * 2.0**-127  # the largest value whose e8m0 scale is the smallest one
 SCALES = {
@@ -39,6 +59,19 @@ SCALES = {
 
 
 # ---- casts ----
+
+
+class Fp8(NamedTuple):
+    """A matrix in FP8, and what a matmul multiplies it by: 1 / scale.
+
+    Where FP8 is emulated the matrix is in float32, rounded to FP8, and that is 1.
+    """
+
+    data: Tensor
+    inverse: Tensor
+
+    def t(self) -> "Fp8":
+        return Fp8(self.data.t(), self.inverse)
 
 
 # An operator, so that compiled code calls it as it is. Inductor's C++ code of blocks along either
@@ -69,7 +102,24 @@ def cast_delayed(x: Tensor, values: Tensor, dtype: torch.dtype, config) -> Fp8:
     amax, before = x.abs().amax().float(), values[1:].amax()
     values[0] = torch.maximum(values[0], amax)
     scale = amax_to_scale(torch.where(before > 0, before, amax), dtype)
-    return cast_by(scale, x, dtype, config)
+    low = to_fp8_saturated(x.float() * scale, dtype)
+    if config.emulate:
+        return Fp8(low.float() / scale, scale.new_ones(()))
+    return Fp8(low, scale.reciprocal())
+
+
+# ---- a matmul ----
+
+
+def multiply(a: Fp8, b: Fp8, dtype: torch.dtype, gemm: Float8GemmConfig, config) -> Tensor:
+    """a @ b in `dtype`: (m, k) by (k, n)."""
+    if config.emulate:
+        with torch.autocast(a.data.device.type, enabled=False):  # which would multiply in bf16
+            return (a.data @ b.data).to(dtype)
+    # FP8 units want each row of the left operand and each column of the right one in one piece.
+    left, right = a.data.contiguous(), b.data.t().contiguous().t()
+    scales, fast = (a.inverse, b.inverse), gemm.use_fast_accum
+    return torch._scaled_mm(left, right, *scales, out_dtype=dtype, use_fast_accum=fast)
 
 
 # ---- the three matmuls of a layer ----

@@ -27,6 +27,7 @@ import math
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import torch
@@ -34,10 +35,10 @@ from torch import Tensor, nn
 
 from experiments.benchmarks.small_run import batches, begin, check_file, loss_of, write_results
 from experiments.config import recipes
-from experiments.config.keys import Float8Linear
+from experiments.config.keys import Config, Float8Linear
 from experiments.jobs.command import CommandLine, leave
 from experiments.training.plan import Plan, plan
-from models import float8
+from models import float8, fp8_matmul
 from models.scalings import SCALINGS
 
 EARLY = 5
@@ -109,6 +110,15 @@ def chosen(model: nn.Module) -> list[str]:
     return sorted(float8.choose_modules(model, "rowwise", ["output"]))
 
 
+def convert(model: nn.Module, names: list[str], scaling: str) -> None:
+    """Swap the linear layers of these names for emulated FP8 layers."""
+    config, keys = Config(), COMPARED[scaling]
+    config.quantize.linear.float8 = keys
+    matmul = fp8_matmul.Matmul(fp8_matmul.EMULATED, "")
+    fp8 = float8.Choice(SCALINGS[keys.recipe_name], frozenset(names), matmul)
+    float8.convert(model, SimpleNamespace(fp8=fp8, config=config))
+
+
 # ---- signal to noise ----
 
 
@@ -117,7 +127,7 @@ def measured(x: Tensor, weight: Tensor, gradient: Tensor) -> Iterator[dict]:
     exact = three_matmuls(linear(weight.double()), x.double(), gradient.double())
     for scaling in COMPARED:
         model = linear(weight)
-        float8.convert(model, ["0"], COMPARED[scaling], emulate=True)
+        convert(model, ["0"], scaling)
         for matmul, rounded in three_matmuls(model, x, gradient).items():
             noise = (rounded - exact[matmul]).square().sum() / exact[matmul].square().sum()
             yield {
@@ -206,7 +216,7 @@ def stressed(model: nn.Module, inputs: Tensor, labels: Tensor) -> Iterator[dict]
         found = pd.DataFrame(rows).groupby(["scaling", "matmul"])["snr_db"].median()
         for scaling in COMPARED:
             converted = copy.deepcopy(changed)
-            float8.convert(converted, chosen(converted), COMPARED[scaling], emulate=True)
+            convert(converted, chosen(converted), scaling)
             yield {
                 "stress": stress,
                 "factor": factor,

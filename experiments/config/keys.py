@@ -231,10 +231,6 @@ class Float8Linear(titan.Float8Linear):
     gradient_format: Literal["e4m3", "e5m2"] | None = None
     """FP8 format of gradients of outputs; null: e5m2 where a scale is a tensor's, else e4m3."""
 
-    implementation: Literal["torchao", "fast"] = "torchao"
-    """The FP8 layer: `torchao`'s, or `fast`, models/fast_float8.py, which computes the same and
-    moves fewer bytes. Emulated FP8 takes `fast`."""
-
 
 @section("mx")
 class QuantizedLinear(titan.QuantizedLinear):

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 RECIPES = ROOT / "recipes"
 OVERLAYS = RECIPES / "overlays"
 EXTENSIONS = ROOT / "extensions"
-GROUPS = ("", "candidates", "scalings", "puzzle", "ladder")  # of recipes/
+GROUPS = ("", "scalings", "puzzle", "ladder")  # of recipes/
 LISTED = "`python -m experiments.recipe list --all` has all"
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
@@ -64,8 +64,17 @@ class Recipe:
     extensions: dict[str, ModuleType] = field(default_factory=dict)  # whose sections it has
 
     def hook(self, name: str, default: Callable | None = None) -> Callable | None:
-        """Return an extension's function in place of the core's `default`."""
-        return [default, *self.hooks(name)][-1]
+        """Return an extension's function in place of the core's `default`.
+
+        Raises `InputError` if two extensions have one.
+        """
+        entered = [own for own, module in self.extensions.items() if hasattr(module, name)]
+        if len(entered) > 1:
+            raise InputError(
+                f"{' and '.join(entered)} do not go together, as each has its own `{name}`: "
+                "leave out one of these sections"
+            )
+        return self.hooks(name)[0] if entered else default
 
     def hooks(self, name: str) -> list[Callable]:
         """Return each extension's function that adds to what the core does."""

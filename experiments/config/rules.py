@@ -114,11 +114,6 @@ def _float8(config: "Config") -> Found:
             f"{FLOAT8}.enable_fsdp_float8_all_gather",
             f"needs recipe_name: tensorwise, got {keys.recipe_name}; set it to false",
         )
-    if gathers and keys.implementation != "torchao":
-        yield (
-            f"{FLOAT8}.implementation",
-            "casts weights itself, not what FSDP gathers in FP8; set it to torchao",
-        )
     if keys.precompute_float8_dynamic_scale_for_fsdp and not gathers:
         yield (
             f"{FLOAT8}.precompute_float8_dynamic_scale_for_fsdp",

@@ -88,6 +88,9 @@ def plan(recipe: recipes.Recipe, world_size: int | None = None) -> Plan:
         if shards > 1 and config.quantize.linear.float8.enable_fsdp_float8_all_gather:
             _check_gather(config, args, fp8.layers, shards)
     ranks = world_size or 1
+    memory = memory_by_use(config, args, shards)
+    for estimate in recipe.hooks("memory_by_use"):
+        memory |= estimate(config, args, shards)
     planned = Plan(
         recipe=recipe,
         world_size=ranks,
@@ -97,7 +100,7 @@ def plan(recipe: recipes.Recipe, world_size: int | None = None) -> Plan:
         fp8=fp8,
         passes=max(1, training.global_batch_size // (training.local_batch_size * ranks)),
         shards=shards,
-        memory=recipe.hook("memory_by_use", memory_by_use)(config, args, shards),
+        memory=memory,
     )
     if world_size:
         for check in recipe.hooks("check"):

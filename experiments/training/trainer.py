@@ -25,6 +25,7 @@ from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.components.metrics import build_metrics_processor
 from torchtitan.components.optimizer import build_optimizers
 from torchtitan.distributed import utils as dist_utils
+from torchtitan.protocols import model_converter
 from torchtitan.tools.logging import logger
 from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 
@@ -95,15 +96,17 @@ class Trainer(titan.Trainer):
         # In here, in this order: process group (`init_distributed`), model on the meta device, FP8
         # conversion, metrics, recomputation, compilation and sharding (`parallelize` in
         # models/architectures.py), weights, optimizer, schedule, checkpoints.
-        with (  # torchtitan has no hook for the first, and a registry for all runs for the second
+        fp8 = {"fp8": partial(float8.Float8Converter, plan)}
+        with (  # torchtitan has no hook for the first, and registries for all runs for the others
             patch.object(titan, "CheckpointManager", Checkpoints),
             patch.object(titan.train_spec_module, "get_train_spec", lambda _: _train_spec(plan)),
+            patch.dict(model_converter._registry_model_converter_cls, fp8),
         ):
             super().__init__(built)
         model = self.model_parts[0]
         if convert_late:
             self.job_config = config
-            float8.Float8Converter(config, self.parallel_dims).convert(model)
+            float8.Float8Converter(plan).convert(model)
         if config.training.dtype == config.training.mixed_precision_param:
             # Nothing to cast: autocast would only slow down every operator
             self.maybe_enable_amp = nullcontext()

@@ -101,14 +101,13 @@ def build_optimizers(config, model_parts: list, *others):
 
 
 def memory_by_use(config, args, shards: int) -> dict[str, float]:
-    """Estimate bytes on each device as the core does, with the bytes of these states."""
+    """Estimate the bytes of these states on each device."""
     from models import flops
 
-    uses = flops.memory_by_use(config, args, shards)
-    if config.fp8_lm.states:
-        states = sum(flops.ITEMSIZE[dtype] for dtype in asdict(config.fp8_lm.states).values())
-        uses["optimizer"] = args.parameters() * states / shards
-    return uses
+    if not config.fp8_lm.states:
+        return {}
+    states = sum(flops.ITEMSIZE[dtype] for dtype in asdict(config.fp8_lm.states).values())
+    return {"optimizer": args.parameters() * states / shards}
 
 
 def notes(trainer) -> list[str]:

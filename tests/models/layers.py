@@ -1,12 +1,13 @@
 """FP8 layers for tests, converted as a recipe's are, and what they are given."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from experiments.config.keys import Float8Linear as Keys
+from experiments.config.keys import Config
 from models import float8, fp8_matmul
 from models.scalings import SCALINGS
 
@@ -29,19 +30,19 @@ def converted(
     recipe: str = "tensorwise",
     names: Collection[str] = (),
     emulate: bool = False,
-    fast: bool = False,
+    convert: Callable = float8.convert,
     **keys,
 ) -> nn.Module:
     """`model` with the linear layers of these names, or with all of them, in FP8."""
     names = names or {name for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    how = fp8_matmul.choose(SCALINGS[recipe], emulate).how
-    if how == fp8_matmul.EMULATED and not emulate and recipe not in BY_BLOCKS:
+    scaling = SCALINGS[recipe]
+    fp8 = float8.Choice(scaling, frozenset(names), fp8_matmul.choose(scaling, emulate))
+    if fp8.emulated and not emulate and recipe not in BY_BLOCKS:
         pytest.skip(f"torch {torch.__version__} has no {recipe} FP8 operator here")
-    keys |= {"recipe_name": recipe, "implementation": "fast" if fast else "torchao"}
-    float8.convert(model, names, Keys(**keys), how == fp8_matmul.EMULATED)
-    if emulate and not fast and recipe in TORCHAOS:  # torchao's own emulation, to compare with
-        for layer in float8.converted_modules(model).values():
-            layer.__class__ = float8.LAYERS["torchao"]
+    config = Config()
+    for key, value in keys.items():
+        setattr(config.quantize.linear.float8, key, value)
+    convert(model, SimpleNamespace(fp8=fp8, config=config, shards=1))
     return model
 
 

@@ -1,47 +1,18 @@
-"""The FP8 layers, torchao's and the candidate: their arithmetic; how a CPU multiplies."""
+"""torchao's FP8 layer, emulated and under autocast; how a CPU multiplies."""
 
-import os
 import platform
 import sys
 
 import pytest
 import torch
 
-from models import device, fast_float8, fp8_matmul
+from models import device, fp8_matmul
 from models.fp8_matmul import EMULATED, OPERATOR, WITHOUT_ONEDNN
 from models.scalings import SCALINGS
 from tests import processes
 from tests.models.layers import TORCHAOS, layer, operands, results
 
-both = pytest.mark.parametrize("fast", [False, True], ids=["torchao", "fast"])
-
-
-# ---- the candidate's arithmetic ----
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("recipe", TORCHAOS)
-@pytest.mark.parametrize(("emulate", "row_scales"), [(False, True), (False, False), (True, True)])
-def test_the_candidate_computes_what_torchao_does(recipe, dtype, emulate, row_scales, monkeypatch):
-    monkeypatch.setattr(fast_float8, "takes_row_scales", lambda x: row_scales)
-    torchaos, fast = (results(layer(recipe, dtype, emulate=emulate, fast=f)) for f in (False, True))
-    assert all(map(torch.equal, torchaos, fast))
-
-
-@pytest.mark.parametrize(
-    ("capability", "cuda", "takes"),
-    [((9, 0), "13.0", True), ((9, 0), "12.8", False), ((10, 0), "13.0", False)],
-)
-def test_hopper_takes_scales_of_rows(capability, cuda, takes, monkeypatch):
-    from torch._subclasses import FakeTensorMode
-
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    with FakeTensorMode():
-        assert fast_float8.takes_row_scales(torch.empty(1, device="cuda")) == takes
-
-
-# ---- both layers ----
+# ---- the layer ----
 
 
 @pytest.mark.parametrize("recipe", TORCHAOS)
@@ -52,10 +23,9 @@ def test_emulation_rounds_alike(recipe):
         assert (real.float() - ours.float()).norm() < 0.01 * real.float().norm()
 
 
-@both
-def test_autocast_casts_the_input_and_not_what_is_emulated(fast):
+def test_autocast_casts_the_input_and_not_what_is_emulated():
     """As with float32 parameters on one device."""
-    model = layer("tensorwise", torch.float32, emulate=True, fast=fast)
+    model = layer("tensorwise", torch.float32, emulate=True)
     x = operands(torch.float32)[0]
     with torch.autocast("cpu", torch.bfloat16):
         within = model(x)
@@ -124,15 +94,3 @@ def test_the_manifest_names_the_processor(cpuinfo, sets, monkeypatch):
     monkeypatch.setattr(device, "_cpuinfo", lambda: cpuinfo)
     facts = device.hardware()
     assert facts["cpu_instruction_sets"] == sets and facts["cpu"] == platform.machine()
-
-
-# ---- the candidate's kernel ----
-
-
-@pytest.mark.slow
-def test_the_kernel_in_tritons_interpreter():
-    """In a process that has TRITON_INTERPRET=1 when Triton is imported."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    file = "tests/models/fast_float8_interpreted.py"
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", file]
-    processes.run(command, env=environment)

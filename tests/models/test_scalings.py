@@ -15,8 +15,7 @@ from torchao.prototype.mx_formats import mx_tensor
 from torchao.prototype.mx_formats.config import ScaleCalculationMode
 
 from experiments.benchmarks import scalings as benchmark
-from models import fast_float8
-from models.scaled_linear import end_step, round_blocks
+from models.scaled_linear import end_step, power_of_2, round_blocks
 from models.scalings import SCALINGS
 from tests import processes
 from tests.models.layers import BY_BLOCKS, TOKENS, layer, operands, results
@@ -92,9 +91,9 @@ def test_the_three_matmuls(recipe):
 def test_powers_of_2_are_torchaos_for_every_bf16(dtype):
     finite = torch.arange(0x7F80, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     torchaos = amax_to_scale(finite, dtype, round_scales_to_power_of_2=True)
-    assert torch.equal(fast_float8.power_of_2(finite, dtype), torchaos)
+    assert torch.equal(power_of_2(finite, dtype), torchaos)
     lost = torch.tensor([math.inf, math.nan])
-    assert fast_float8.power_of_2(lost, dtype).isnan().all()
+    assert power_of_2(lost, dtype).isnan().all()
 
 
 @pytest.mark.parametrize("recipe", ["delayed", *BY_BLOCKS])

@@ -48,7 +48,7 @@ def profile_step(name: str, *overrides: str, ranks: int = 2) -> Collectives:
         )  # fmt: skip
         dims.build_mesh()
         model = build(config).bfloat16()
-        converter = float8.Float8Converter(config, dims)
+        converter = float8.Float8Converter(planned)
         converter.convert(model)
         model = parallelize(model, dims, config)
         proof = Proof(planned, model, torch.optim.AdamW(model.parameters()))

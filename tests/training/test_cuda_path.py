@@ -96,12 +96,7 @@ def train(stand_in, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "baseline",
-        "rowwise_fp8_compiled",
-        "tensorwise_fp8_compiled",
-        "candidate_fast_tensorwise",
-    ],
+    ["baseline", "rowwise_fp8_compiled", "tensorwise_fp8_compiled"],
 )
 def test_a_recipe_runs_on_cuda(name, train):
     config = recipes.load(name, ["cpu"]).config
@@ -119,8 +114,6 @@ def test_a_recipe_runs_on_cuda(name, train):
     assert len(proof["converted_modules"]) == (28 if fp8 else 0) and not proof["emulated"]
     assert proof["fp8_flops"] == proof["fp8_flops_expected"]
     assert any(call.startswith("triton_") for call in calls) == config.compile.enable
-
-    assert ("cast_and_transpose" in calls) == (name == "candidate_fast_tensorwise")
 
     # After the norm of a step, the host waits for that norm and for nothing else, if it logs
     # nothing: steps 4 and 5, after step 3's

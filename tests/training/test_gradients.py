@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from experiments.config import recipes
+from experiments.training.plan import Plan, plan
 from models import float8
 from models.architectures import build, parallelize
 from tests.runs import ONE_DEVICE
@@ -16,16 +17,17 @@ pytestmark = pytest.mark.slow
 ONE_BLOCK = "model.sizes.n_layers=1"
 
 
-def gradients(config, compiled: bool) -> dict[str, torch.Tensor]:
+def gradients(planned: Plan, compiled: bool) -> dict[str, torch.Tensor]:
     """Of the same weights, tokens and loss each time."""
     torch._dynamo.reset()
     torch.manual_seed(0)
+    config = planned.config
     config = replace(config, compile=replace(config.compile, enable=compiled))
     model = build(config)
     with torch.no_grad():
         model.init_weights()
     model = model.bfloat16()
-    float8.Float8Converter(config, ONE_DEVICE).convert(model)
+    float8.Float8Converter(planned).convert(model)
     model = parallelize(model, ONE_DEVICE, config)
     tokens = torch.randint(model.vocab_size, (1, 65))
     F.cross_entropy(model(tokens[:, :-1]).float().flatten(0, 1), tokens[0, 1:]).backward()
@@ -35,8 +37,8 @@ def gradients(config, compiled: bool) -> dict[str, torch.Tensor]:
 def compare_gradients(name: str, keys: list[str]) -> None:
     """By the norm of each parameter's gradient, since kernels may add up in another order and FP8
     magnifies the difference."""
-    config = recipes.load(name, ["cpu"], [*keys, ONE_BLOCK]).config
-    compiled, eager = (gradients(config, which) for which in (True, False))
+    planned = plan(recipes.load(name, ["cpu"], [*keys, ONE_BLOCK]))
+    compiled, eager = (gradients(planned, which) for which in (True, False))
     assert compiled.keys() == eager.keys()
     error = {key: ((compiled[key] - eager[key]).norm() / eager[key].norm()).item() for key in eager}
     assert not {key: value for key, value in error.items() if not value < 0.03}  # a NaN is not

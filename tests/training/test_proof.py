@@ -3,22 +3,21 @@
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
-from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training, float8_ops
 
 from experiments.config.keys import Config
+from experiments.config.recipes import Recipe
 from experiments.training.expected import differences, expected_matmuls
 from experiments.training.matmuls import find_matmuls, flops_by_operator
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof, ProofError
-from models import fast_float8, float8
+from models import float8
 from models.scalings import SCALINGS
-from tests.runs import ONE_DEVICE
 
 TOKENS, WIDTH = 32, 64
 GEMM = 2 * TOKENS * WIDTH * WIDTH
@@ -36,24 +35,21 @@ class Net(nn.Module):
 class Run:
     """A bf16 net whose `head` stays out of FP8, its optimizer and recipe; `step` trains it."""
 
-    def __init__(
-        self, recipe: str | None = "tensorwise", convert: bool = True, emulate=False, fast=False
-    ):
+    def __init__(self, recipe: str | None = "tensorwise", convert: bool = True, emulate=False):
         torch.manual_seed(0)
         self.config, self.model = Config(), Net().to(torch.bfloat16)
         keys = self.config.quantize.linear.float8
         keys.recipe_name, keys.filter_fqns, keys.emulate = recipe, ["head"], emulate
-        keys.implementation = "fast" if fast else "torchao"
         self.config.activation_checkpoint.mode = "none"
         self.config.training.local_batch_size, self.config.training.seq_len = 1, TOKENS
         fp8 = float8.choose(self.model, keys)
         self.plan = Plan(
-            recipe=SimpleNamespace(config=self.config), world_size=1, args=None, parameters=0,
-            flops_per_token=0, fp8=fp8, passes=1, shards=1,
+            recipe=Recipe("test", None, (), (), "", self.config),
+            world_size=1, args=None, parameters=0, flops_per_token=0, fp8=fp8, passes=1, shards=1,
             memory={},
         )  # fmt: skip
         if convert:
-            float8.Float8Converter(self.config, ONE_DEVICE).convert(self.model)
+            float8.Float8Converter(self.plan).convert(self.model)
         self.x = torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16, requires_grad=True)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0)
 
@@ -161,24 +157,24 @@ def test_a_run_that_is_not_what_its_recipe_says_fails(harm, converted, sentence)
 @pytest.mark.parametrize("place", range(6))
 def test_one_matmul_in_bf16_fails(place, monkeypatch):
     """Of the two layers' six, one after the other."""
-    in_fp8, calls = fast_float8.multiply, []
+    in_fp8, calls = float8_ops.addmm_float8_unwrapped, []
 
-    def multiply(a, b, dtype, *rest):
+    def multiply(a, a_scale, b, b_scale, dtype, *rest, **keys):
         calls.append(a)
         if len(calls) != place + 1:
-            return in_fp8(a, b, dtype, *rest)
-        return a.data.to(dtype) @ b.data.to(dtype) * (a.inverse * b.inverse).to(dtype)
+            return in_fp8(a, a_scale, b, b_scale, dtype, *rest, **keys)
+        return a.to(dtype) @ b.to(dtype) / (a_scale * b_scale).to(dtype)
 
-    monkeypatch.setattr(fast_float8, "multiply", multiply)
+    monkeypatch.setattr(float8_ops, "addmm_float8_unwrapped", multiply)
     with pytest.raises(ProofError, match="not .all. of the FP8 recipe ran in FP8"):
-        Run(fast=True).step()
+        Run().step()
     assert len(calls) == 6
 
 
 def test_a_matmul_too_few_or_too_many_or_of_another_shape_is_named():
     run = Run(convert=False)
     run.model.second = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
-    float8.convert(run.model, run.plan.fp8.layers, run.config.quantize.linear.float8, False)
+    float8.convert(run.model, run.plan)
     expected = expected_matmuls(run.plan, run.model)
     whole = Counter(matmul.shape for matmul in expected)
     assert whole.total() == 6 and not differences(expected, whole)

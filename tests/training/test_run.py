@@ -56,7 +56,6 @@ PEAKS = {
     ("baseline_compiled", "", 1): 64.18,
     ("tensorwise_fp8_compiled", "", 1): 60.17,
     ("rowwise_fp8_compiled", "", 1): 60.17,
-    ("candidate_fast_tensorwise", "", 1): 68.43,
     ("baseline", "", 2): 50.14,
     ("baseline_compiled", "", 2): 44.52,
     ("tensorwise_fp8_compiled", "", 2): 39.02,

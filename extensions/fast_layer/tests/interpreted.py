@@ -1,6 +1,6 @@
 """The candidate's kernel in Triton's interpreter, on CPU tensors, beside plain operators.
 
-test_float8.py runs this file with pytest in a process of its own, because Triton has to find
+test_fast_layer.py runs this file with pytest in a process of its own, because Triton has to find
 TRITON_INTERPRET=1 when it is imported. The interpreter cuts bf16 off and leaves FP8's small numbers
 out; the fixture has it round to the nearest, as GPUs do.
 """
@@ -11,8 +11,9 @@ from torchao.float8 import Float8LinearConfig
 from torchao.float8.config import CastConfig
 from triton.runtime import interpreter
 
-from models import fast_float8
-from models.fast_float8 import TILE, cast, cast_both
+from extensions.fast_layer import layer as fast
+from extensions.fast_layer.layer import TILE, cast, cast_both
+from extensions.fast_layer.tests.test_fast_layer import ours
 from tests.models.layers import layer, operands, results
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -35,7 +36,7 @@ def as_on_a_gpu(monkeypatch):
         return torch.from_numpy(data.copy()).to(to).view(bits).numpy()
 
     monkeypatch.setattr(interpreter, "_convert_float", convert)
-    monkeypatch.setattr(fast_float8, "in_one_pass", lambda x, config: not config.emulate)
+    monkeypatch.setattr(fast, "in_one_pass", lambda x, config: True)
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -84,25 +85,25 @@ def places(kept: list[torch.Tensor]) -> set[int]:
 
 
 def test_layers_that_read_the_same_input_share_its_cast_until_it_changes():
-    first, second = (layer("tensorwise", fast=True) for _ in range(2))
+    first, second = (ours("tensorwise") for _ in range(2))
     x = operands()[0]
     (out, kept), (_, of_second) = (kept_by(m, x) for m in (first, second))
     assert places(kept) == places(of_second)
     x.mul_(3)
     again, kept_again = kept_by(first, x)
     assert places(kept_again) != places(kept) and not torch.equal(again, out)
-    assert len(fast_float8._casts) == 1
+    assert len(fast._casts) == 1
     del x
-    assert not fast_float8._casts
+    assert not fast._casts
 
 
 @pytest.mark.parametrize("keep_weight", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_layers_results_are_torchaos(dtype, keep_weight):
     """A weight that FSDP2 gathered must not stay: the backward pass takes the parameter itself."""
-    fast = layer("tensorwise", dtype, fast=True)
-    fast[0].keep_weight = keep_weight
-    made, kept = kept_by(results, fast)
+    model = ours("tensorwise", dtype)
+    model[0].keep_weight = keep_weight
+    made, kept = kept_by(results, model)
     assert len(places(kept)) == 1 + keep_weight
-    assert (fast[0].weight.data_ptr() in {x.data_ptr() for x in kept}) != keep_weight
+    assert (model[0].weight.data_ptr() in {x.data_ptr() for x in kept}) != keep_weight
     assert all(map(torch.equal, made, results(layer("tensorwise", dtype))))

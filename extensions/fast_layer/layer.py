@@ -15,7 +15,7 @@ Four things differ from torchao's `Float8Linear`:
 
 A step of the 8 B model launches 1,347 Triton kernels tensorwise, where torchao's layer launches
 2,467. Read from top to bottom: kernel, casts, matmul, the three matmuls of a layer, the layer. A
-recipe asks for it by `quantize.linear.float8.implementation: fast`. No GPU has timed it yet.
+recipe asks for it by a section `fast_layer`. No GPU has timed it yet.
 """
 
 import math
@@ -36,6 +36,8 @@ from torchao.float8.config import (
 )
 from torchao.float8.float8_linear import Float8Linear
 from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
+
+from models.float8 import AutocastFloat8Linear
 
 # ---- one kernel for both casts ----
 
@@ -98,28 +100,21 @@ def cast_twice(x: Tensor, maxima: Tensor, dtype: torch.dtype) -> tuple[Tensor, T
 # ---- casts ----
 
 
-def power_of_2(amax: Tensor, dtype: torch.dtype, least=1e-12, saturates=False) -> Tensor:
-    """Give the largest power of two that takes `amax`, but at least `least`, to no more than the
-    format's largest value; if it `saturates`, to the same exponent.
+def power_of_2(amax: Tensor, dtype: torch.dtype) -> Tensor:
+    """Give the largest power of two that takes `amax` to no more than the format's largest value.
 
     From the bits: torchao's float64 division, log2, floor and exp2 are inlined where rows are cast.
     Both formats' largest values have the mantissa 1.75. Infinity and NaN give NaN.
     """
-    bits = amax.float().clamp(min=least).view(torch.int32)
+    bits = amax.float().clamp(min=1e-12).view(torch.int32)
     exponent, mantissa = bits >> 23, bits & 0x7FFFFF
     largest_exponent = math.frexp(torch.finfo(dtype).max)[1] - 1
-    exponent = 2 * 127 + largest_exponent - exponent  # 127 stands for 2^0
-    if not saturates:
-        exponent = exponent - (mantissa > 0x600000).int()
-    exponent = exponent.clamp(max=254)  # 2^127, whose inverse is e8m0's smallest scale
+    exponent = 2 * 127 + largest_exponent - exponent - (mantissa > 0x600000).int()
     return torch.where(amax.isfinite(), (exponent << 23).view(torch.float32), math.nan)
 
 
 class Fp8(NamedTuple):
-    """A matrix in FP8, and what a matmul multiplies it by: 1 / scale, one, or one a row or column.
-
-    Where FP8 is emulated the matrix is in float32, rounded to FP8, and that is 1.
-    """
+    """A matrix in FP8, and what a matmul multiplies it by: 1 / scale, one, or one a row."""
 
     data: Tensor
     inverse: Tensor
@@ -134,15 +129,8 @@ def cast(x: Tensor, how: CastConfig, config: Float8LinearConfig, dim: int) -> Fp
     # Of a whole matrix by rows first: inductor can do that within the kernel that makes x.
     amax = size.amax(dim, keepdim=True) if _by_rows(how) else size.amax(1).amax()
     to_scale = power_of_2 if config.round_scales_to_power_of_2 else amax_to_scale
-    return cast_by(to_scale(amax, how.target_dtype), x, how.target_dtype, config)
-
-
-def cast_by(scale: Tensor, x: Tensor, dtype: torch.dtype, config: Float8LinearConfig) -> Fp8:
-    """Multiply x by a scale and round; beyond the format's largest value, values become that."""
-    low = to_fp8_saturated(x.float() * scale, dtype)
-    if config.emulate:
-        return Fp8(low.float() / scale, scale.new_ones(()))
-    return Fp8(low, scale.reciprocal())
+    scale = to_scale(amax, how.target_dtype)
+    return Fp8(to_fp8_saturated(x.float() * scale, how.target_dtype), scale.reciprocal())
 
 
 def cast_both(x: Tensor, how: CastConfig, config: Float8LinearConfig) -> tuple[Fp8, Fp8]:
@@ -158,9 +146,9 @@ def in_one_pass(x: Tensor, config: Float8LinearConfig) -> bool:
     """Whether the kernel casts x: on a GPU, where both casts have the same scale.
 
     Scales of rows differ from those of columns; inductor's kernels, which cast rows as they find
-    the row's largest, then move less. A GPU that emulates may have no instructions for FP8.
+    the row's largest, then move less.
     """
-    return x.is_cuda and not config.emulate and not _by_rows(config.cast_config_input)
+    return x.is_cuda and not _by_rows(config.cast_config_input)
 
 
 def _by_rows(how: CastConfig) -> bool:
@@ -170,14 +158,9 @@ def _by_rows(how: CastConfig) -> bool:
 # ---- a matmul ----
 
 
-def multiply(
-    a: Fp8, b: Fp8, dtype: torch.dtype, gemm: Float8GemmConfig, config: Float8LinearConfig
-) -> Tensor:
+def multiply(a: Fp8, b: Fp8, dtype: torch.dtype, gemm: Float8GemmConfig) -> Tensor:
     """a @ b in `dtype`: (m, k) by (k, n); fast accumulation adds up within the tensor cores, less
     exactly."""
-    if config.emulate:
-        with torch.autocast(a.data.device.type, enabled=False):  # which would multiply in bf16
-            return (a.data @ b.data).to(dtype)
     # FP8 units want each row of the left operand and each column of the right one in one piece.
     left, right = a.data.contiguous(), b.data.t().contiguous().t()
     fast = gemm.use_fast_accum
@@ -225,7 +208,7 @@ class _Fp8Matmuls(torch.autograd.Function):
             w8, kept_w = cast(weight, config.cast_config_weight, config, dim=1), (weight, None)
         ctx.save_for_backward(*kept_x, *kept_w)
         ctx.config, ctx.shape = config, x.shape
-        out = multiply(x8, w8.t(), x.dtype, config.gemm_config_output, config)
+        out = multiply(x8, w8.t(), x.dtype, config.gemm_config_output)
         return out.reshape(*x.shape[:-1], -1)
 
     @staticmethod
@@ -243,12 +226,11 @@ class _Fp8Matmuls(torch.autograd.Function):
             x8 = Fp8(x, x_inverse)
             if x_inverse is None:
                 x8 = cast(x, how, config, dim=0)
-            gemm = config.gemm_config_grad_weight
-            to_weight = multiply(g8_by_columns.t(), x8, dtype, gemm, config)
+            to_weight = multiply(g8_by_columns.t(), x8, dtype, config.gemm_config_grad_weight)
         else:
             g8 = cast(g, config.cast_config_grad_output, config, dim=1)
             to_weight = g.t() @ x
-        to_input = multiply(g8, w8, dtype, config.gemm_config_grad_input, config)
+        to_input = multiply(g8, w8, dtype, config.gemm_config_grad_input)
         return to_input.reshape(ctx.shape), to_weight, None, None
 
 
@@ -287,3 +269,7 @@ class FastFloat8Linear(Float8Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in_features); the output has its dtype."""
         return _Fp8Matmuls.apply(x, self.weight, self.config, self.keep_weight)
+
+
+class AutocastFastLinear(AutocastFloat8Linear, FastFloat8Linear):
+    """The same, whose input is cast as autocast asks: `super()` there is `FastFloat8Linear`."""

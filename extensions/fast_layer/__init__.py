@@ -1,0 +1,76 @@
+"""Our own FP8 layer: torchao's results with fewer kernels, a candidate until a GPU has timed it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+FLOAT8 = "quantize.linear.float8"
+
+
+@dataclass
+class Keys:
+    """The section `fast_layer` of a recipe."""
+
+    enable: bool = True
+    """Cast and multiply as extensions/fast_layer/layer.py; false, and where FP8 is emulated: as
+    torchao."""
+
+
+def contradictions(config) -> Iterator[tuple[str, str]]:
+    """Find keys that leave the layer nothing to do."""
+    keys, without = config.quantize.linear.float8, "or set this to false"
+    if not config.fast_layer.enable:
+        return
+    if keys.recipe_name is None:
+        yield "fast_layer.enable", f"does nothing without FP8; set {FLOAT8}.recipe_name, {without}"
+    if keys.enable_fsdp_float8_all_gather:
+        yield (
+            "fast_layer.enable",
+            "casts weights itself, not what FSDP gathers in FP8; "
+            f"set {FLOAT8}.enable_fsdp_float8_all_gather to false, {without}",
+        )
+
+
+def convert(model, plan) -> None:
+    """Swap linear layers for torchao's as the core does, and these for ours."""
+    from extensions.fast_layer.layer import AutocastFastLinear
+    from models import float8
+
+    float8.convert(model, plan)
+    if not plan.config.fast_layer.enable or plan.fp8.emulated:
+        return
+    for layer in float8.converted_modules(model).values():
+        layer.__class__ = AutocastFastLinear  # torchao's conversion knows no class but its own
+        layer.keep_weight = keeps_weights(plan.config, plan.shards)
+
+
+def keeps_weights(config, shards: int) -> bool:
+    """Whether FP8 weights are kept until the backward pass: where each process has whole weights
+    and computes nothing again."""
+    return shards == 1 and config.activation_checkpoint.mode == "none"
+
+
+def memory_by_use(config, args, shards: int) -> dict[str, float]:
+    """Estimate bytes on each device anew, with those that the layer keeps in FP8."""
+    from models import flops
+
+    uses = flops.memory_by_use(config, args, shards, kept_casts(config, args, shards))
+    del uses["optimizer"]  # which are the same, or another extension's
+    return uses
+
+
+def kept_casts(config, args, shards: int) -> int:
+    """Count the bytes in FP8 that are kept for the backward pass: the inputs of linear layers, once
+    for those that share one, and the weights of all blocks."""
+    from models import flops
+
+    keys, training = config.quantize.linear.float8, config.training
+    if not config.fast_layer.enable or keys.emulate or keys.recipe_name != "tensorwise":
+        return 0
+    shapes = args.linear_shapes()
+    _, width = shapes.get("layers.0.feed_forward.w2", (0, 0))
+    inputs = 2 * args.dim + flops.q_dim(args) + width
+    tokens = training.local_batch_size * training.seq_len
+    if config.activation_checkpoint.mode != "none":
+        return tokens * inputs  # of one layer at a time
+    weights = sum(n * k for name, (n, k) in shapes.items() if name.startswith("layers."))
+    return args.n_layers * tokens * inputs + weights * keeps_weights(config, shards)

@@ -1,0 +1,140 @@
+"""Our FP8 layer: torchao's results to the last bit, what it keeps, its recipes and its kernel."""
+
+import math
+import os
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from experiments.config import recipes
+from experiments.training.plan import plan
+from experiments.training.proof import ProofError
+from extensions import fast_layer
+from extensions.fast_layer import Keys
+from extensions.fast_layer import layer as fast
+from models.errors import InputError
+from tests import processes
+from tests.models.layers import TORCHAOS, layer, results
+from tests.runs import SMALLEST, TINY, lines_of
+
+RECIPES = ["candidate_fast_rowwise", "candidate_fast_tensorwise"]
+FLOAT8 = "quantize.linear.float8"
+
+
+def ours(recipe: str, dtype=torch.bfloat16, **keys) -> nn.Module:
+    """One layer of ours with the weight of `operands`."""
+
+    def convert(model: nn.Module, plan) -> None:
+        plan.config.fast_layer = Keys()
+        fast_layer.convert(model, plan)
+
+    return layer(recipe, dtype, convert=convert, **keys)
+
+
+# ---- arithmetic ----
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("recipe", TORCHAOS)
+@pytest.mark.parametrize("row_scales", [True, False])
+def test_it_computes_what_torchao_does(recipe, dtype, row_scales, monkeypatch):
+    monkeypatch.setattr(fast, "takes_row_scales", lambda x: row_scales)
+    made = ours(recipe, dtype)
+    assert type(made[0]) is fast.AutocastFastLinear
+    assert all(map(torch.equal, results(layer(recipe, dtype)), results(made)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_powers_of_2_are_torchaos_for_every_bf16(dtype):
+    finite = torch.arange(0x7F80, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    torchaos = fast.amax_to_scale(finite, dtype, round_scales_to_power_of_2=True)
+    assert torch.equal(fast.power_of_2(finite, dtype), torchaos)
+    assert fast.power_of_2(torch.tensor([math.inf, math.nan]), dtype).isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("capability", "cuda", "takes"),
+    [((9, 0), "13.0", True), ((9, 0), "12.8", False), ((10, 0), "13.0", False)],
+)
+def test_hopper_takes_scales_of_rows(capability, cuda, takes, monkeypatch):
+    from torch._subclasses import FakeTensorMode
+
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    with FakeTensorMode():
+        assert fast.takes_row_scales(torch.empty(1, device="cuda")) == takes
+
+
+@pytest.mark.slow
+def test_the_kernel_in_tritons_interpreter():
+    """In a process that has TRITON_INTERPRET=1 when Triton is imported."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    file = "extensions/fast_layer/tests/interpreted.py"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", file]
+    processes.run(command, env=environment)
+
+
+# ---- recipes ----
+
+
+def test_emulated_fp8_is_torchaos():
+    assert type(ours("tensorwise", emulate=True)[0]) is type(layer("tensorwise")[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("baseline", ["fast_layer.enable=true"]),
+        ("candidate_fast_tensorwise", [f"{FLOAT8}.enable_fsdp_float8_all_gather=true"]),
+    ],
+)
+def test_what_leaves_it_nothing_to_do_is_refused(name, keys):
+    with pytest.raises(InputError, match=": fast_layer.enable: "):
+        recipes.load(name, ["cpu"], keys)
+
+
+def test_memory_counts_what_is_kept_in_fp8():
+    """Peak GiB of torch.cuda.max_memory_allocated on a stand-in for a GPU, torch 2.11."""
+    needed = plan(recipes.load("candidate_fast_tensorwise"), 1).memory_needed
+    assert needed / 2**30 == pytest.approx(68.43, rel=0.02)
+    for kept_less in (f"{FLOAT8}.emulate=true", "fast_layer.enable=false"):
+        without = plan(recipes.load("candidate_fast_tensorwise", [], [kept_less]), 1)
+        assert without.memory == plan(recipes.load("tensorwise_fp8_compiled"), 1).memory
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_its_recipes_train_as_their_parents_do(name, train):
+    keys = [*TINY, SMALLEST, "compile.enable=false"]
+    losses = []
+    for which in (name, recipes.load(name).base):
+        recipe = recipes.load(which, ["cpu"], keys)
+        trainer, windows = train(recipe.config, 2, recipe)
+        losses.append([window.losses for window in windows])
+    assert losses[0] == losses[1]
+
+
+def test_a_matmul_in_bf16_fails(train, monkeypatch):
+    def multiply(a, b, dtype, gemm):
+        return (a.data.float() @ b.data.float() * a.inverse * b.inverse).to(dtype)
+
+    monkeypatch.setattr(fast, "multiply", multiply)
+    keys = [*TINY, SMALLEST, "training.steps=1", "compile.enable=false"]
+    recipe = recipes.load("candidate_fast_tensorwise", ["cpu"], keys)
+    with pytest.raises(ProofError):
+        train(recipe.config, recipe=recipe)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_trains_on_a_gpu_as_its_parent_does(name, tmp_path):
+    from experiments.run import main
+
+    last = {}
+    for recipe in (name, recipes.load(name).base):
+        torch.compiler.reset()  # each recipe compiles anew
+        assert main([recipe, "--overlay", "cpu", *TINY, "--out", str(tmp_path / recipe)]) == 0
+        last[recipe] = lines_of(tmp_path / recipe)[-1]["loss"]
+    assert math.isclose(*last.values(), rel_tol=0.01)
