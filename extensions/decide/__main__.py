@@ -13,8 +13,8 @@ Exit codes: 0 for every answer, 2 for bad input.
 import json
 import sys
 
-from experiments.jobs.command import COMPLETED, CommandLine, count, leave
-from extensions.decide.answer import SCALINGS, estimate
+from experiments.jobs.command import COMPLETED, CommandLine, leave
+from extensions.decide.answer import estimate
 from extensions.decide.asked import gpu, model, number, whole
 from extensions.decide.step import LAYERS
 from models.errors import InputError
@@ -24,14 +24,18 @@ PARALLEL = (
     "tensor parallelism has no estimate, because one model of others' speeds was right for 1 of 8 "
     "such trainings: leave out --tensor-parallel, and measure"
 )
+MOST_GPUS = 100_000
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Print the answer."""
     words = sys.argv[1:] if argv is None else argv
     if any(word.startswith(("--tensor-parallel", "--tp")) for word in words):
         raise InputError(PARALLEL)
     args = _parser().parse(words)
     args.gpu = gpu(args.gpu)
+    if args.gpus > MOST_GPUS:
+        raise InputError(f"--gpus {args.gpus}: expected at most {MOST_GPUS:,}")
     answer = estimate(*model(args.words), args)
     print(json.dumps(answer, indent=2) if args.json else text(answer))
     return COMPLETED
@@ -43,7 +47,7 @@ def _parser() -> CommandLine:
     what = "a name, e.g. llama3.1-8B or 8B; a recipe; a config.json; or sizes"
     add("words", nargs="*", metavar="MODEL|size=N", help=what)
     add("--gpu", metavar="GPU", help=", ".join(GPUS))
-    add("--gpus", type=count, default=1, metavar="N", help="how many (default: 1)")
+    add("--gpus", type=whole, default=1, metavar="N", help="how many (default: 1)")
     add("--batch", type=whole, default=1, metavar="B", help="rows a GPU (default: 1)")
     add("--seq-len", type=whole, default=4096, metavar="S", help="tokens a row (default: 4096)")
     length = parser.add_mutually_exclusive_group()
@@ -61,37 +65,33 @@ def text(answer: dict) -> str:
     """Say the answer in one line, and why in a few more."""
     steps = f"{answer['steps']:,} steps" if answer["steps"] else "steps"
     where = f"on {answer['gpus']} {answer['gpu']}, {steps} of {answer['tokens_per_step']:,} tokens"
-    lines = [
-        f"{answer['verdict']}: {answer['model']} ({answer['billions']:.3g} B) in FP8 {where}",
-        f"why         {answer['why']}",
-    ]
-    if answer["speedup"]["tensorwise"]:
-        ratios = [f"{name} {_range(answer['speedup'][name], '.2f')}" for name in SCALINGS]
-        lines.append(f"speed       {', '.join(ratios)} times compiled bf16")
-    for key, unit in (("step_s", "s"), ("hours", "h"), ("cost", "")):
+    said = [("why", answer["why"])]
+    if answer["step_s"]:
+        said.append(("speed", f"{_ranges(answer['speedup'])} times compiled bf16"))
+    for key, name in (("step_s", "seconds"), ("hours", "hours"), ("cost", "cost")):
         if answer[key]:
-            of = [f"{name} {_range(answer[key][name], ',.3g')}" for name in ("bf16", "tensorwise")]
-            lines.append(f"{key.removesuffix('_s'):<12}{', '.join(of)} {unit}".rstrip())
-    if answer["break_even_step"]:
-        value, low, high = (f"{step:,}" if step else "never" for step in answer["break_even_step"])
-        lines.append(f"ahead from  step {value} (at best {high}, at worst {low})")
+            said.append((name, _ranges(answer[key])))
+    if answer["ahead_from_step"]:
+        said.append(("ahead from", f"step {answer['ahead_from_step']:,}"))
     recomputed = "nothing recomputed" if answer["recompute"] == "none" else "blocks recomputed"
     sizes = f"{answer['memory_gib']:.1f} of {answer['gpu_gib']:.1f} GiB a GPU"
-    lines.append(f"memory      about {sizes}, {recomputed}")
-    lines.append(f"rests on    {answer['fitted_to']}")
+    said += [("memory", f"about {sizes}, {recomputed}"), ("rests on", answer["fitted_to"])]
     for pair in answer["nearest"]:
-        measured = f"{pair['scaling']} {pair['speed_up']:.2f}"
-        where = f"{pair['model']} on {pair['gpu']}, {pair['stack']}, {measured}"
-        lines.append(f"near        {where}: {pair['source']}")
+        measured = f"{pair['stack']}, {pair['scaling']} {pair['speed_up']:.2f}"
+        said.append(("near", f"{pair['model']} on {pair['gpu']}, {measured}: {pair['source']}"))
     if answer["measure"]:
         minutes = f"takes about {answer['measure']['minutes']} minutes"
-        lines.append(f"measure     {answer['measure']['command']}  # {minutes}")
-    return "\n".join(lines)
+        said.append(("measure", f"{answer['measure']['command']}  # {minutes}"))
+    title = f"{answer['verdict']}: {answer['model']} ({answer['billions']:.3g} B) in FP8 {where}"
+    return "\n".join([title, *(f"{name:<12}{what}" for name, what in said)])
 
 
-def _range(values: list[float], form: str) -> str:
-    value, low, high = (format(v, form) for v in values)
-    return f"{value} ({low} to {high})"
+def _ranges(values: dict) -> str:
+    said = []
+    for name, of in values.items():
+        value, low, high = (f"{float(f'{number:.3g}'):,g}" for number in of)
+        said.append(f"{name} {value} ({low} to {high})")
+    return ", ".join(said)
 
 
 if __name__ == "__main__":
