@@ -17,11 +17,10 @@ import torch.distributed as dist
 from experiments.config.keys import Config
 from experiments.config.recipes import Recipe
 from experiments.jobs.command import Stop, code_of
-from experiments.jobs.ranks import set_rank_environment
 from experiments.records.run import Window
 from experiments.run import main
 from experiments.training.plan import open_data, plan
-from experiments.training.trainer import Trainer
+from experiments.training.trainer import Trainer, be_alone
 from models import device  # noqa: F401
 from models.architectures import architectures
 from tests.make_corpus import words, write_parquet, write_tokenizer
@@ -72,8 +71,8 @@ def train(tmp_path, flavors):
 
     def steps(config, count=1, recipe=None) -> tuple[Trainer, list[Window]]:
         config.job.dump_folder = str(tmp_path)
-        set_rank_environment()
-        planned = plan(recipe or Recipe("test", None, (), (), "", config), world_size=1)
+        be_alone()
+        planned = plan(recipe or Recipe("test", None, (), (), "", config))
         trainer, windows = Trainer(planned, open_data(planned)[0], Stop()), []
         trainer.on_window = windows.append
         batches = trainer.batch_generator(trainer.dataloader)

@@ -1,13 +1,13 @@
 """Run a study: several recipes and seeds, one process a run, as many at once as there are GPUs;
 then the answer.
 
-    python -m experiments.study [NAME…] [--overlay O]… [--seeds 3] [--processes N] [--out DIR]
+    python -m experiments.study [NAME…] [--overlay O]… [--seeds 3] [--out DIR]
                                 [key.path=value …]
     python -m experiments.study DIR    goes on with an unfinished study, skipping what is complete
 
 NAME is a file of recipes/studies/, or recipes to compare: `python -m experiments.recipe list`.
-`--seeds 3` is short for `--seeds 0,1,2`; seed 3 alone is `--seeds 3,`. With `--processes N` each
-run takes N GPUs. A run that fails does not stop the others. Each run compiles anew, so that all
+`--seeds 3` is short for `--seeds 0,1,2`; seed 3 alone is `--seeds 3,`. A run that fails does not
+stop the others. Each run compiles anew, so that all
 first steps compare.
 
 Of a study with axes, a sweep, a cell that does not fit here stays in the table with its estimate
@@ -38,11 +38,10 @@ from experiments.jobs.command import (
     FOR_GOOD,
     CommandLine,
     Stop,
-    count,
     leave,
     seeds,
 )
-from experiments.jobs.ranks import check_gpus, from_environment
+from experiments.jobs.process import Process, check_gpus, from_environment
 from experiments.jobs.runner import Run, run_all
 from experiments.records import files
 from experiments.records.files import check_folder, dated_folder, lock_folder, new_folder
@@ -93,7 +92,6 @@ def _command_line() -> CommandLine:
     )
     parser.add_overlays(default=None, more="; instead of the study's")
     add("--seeds", type=seeds, metavar="N", help="how many, from 0; or a list of them, as 0,1,2")
-    add("--processes", type=count, metavar="N", help="of each run, for the study's number")
     add("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")
     add("--dry-run", action="store_true", help="check recipes, data and paths; list what would run")
     add("--verbose", action="store_true", help="print what the answer rests on too")
@@ -114,7 +112,7 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path, bool]:
     # os.path, which takes names of any length: an override may have more than 255 characters
     unfinished = [name for name in args.names if os.path.exists(os.path.join(name, STUDY_FILE))]
     if unfinished:
-        if len(args.names) > 1 or args.overlay or args.seeds or args.processes or args.out:
+        if len(args.names) > 1 or args.overlay or args.seeds or args.out:
             raise InputError(
                 "an unfinished study goes on as it was started: leave the other arguments out"
             )
@@ -124,7 +122,7 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path, bool]:
     names = [name for name in args.names if "=" not in name] or [DEFAULT]
     study = load(names)
     study.overlays = args.overlay or study.overlays
-    study.override(overrides, args.processes)
+    study.override(overrides)
     study.seeds = args.seeds or study.seeds
     if args.gpu and not (args.dry_run and study.axes):
         raise InputError(
@@ -139,7 +137,7 @@ def _choose_size(study: Study) -> None:
         # torch: seconds, not for a wrong name
         from experiments.training.machine import choose_size
 
-        chosen, why = choose_size(study.processes)
+        chosen, why = choose_size(study.baseline, study.overrides)
         place = study.overlays.index(AUTO)
         study.overlays[place : place + 1] = chosen
         print(f"Size: {why}; --overlay chooses another.")
@@ -157,7 +155,7 @@ def _plan_runs(study: Study, gpu: str | None) -> list[Cell]:
     for cell in cells:
         for name in study.recipes:
             recipe = recipes.load(name, study.overlays, cell.study.overrides)
-            cell.plans[name] = plan(recipe, cell.study.processes)
+            cell.plans[name] = plan(recipe)
         if study.axes:
             cell.fit = fit(cell.values, list(cell.plans.values()), gpu)
     return cells
@@ -197,11 +195,11 @@ def _check_machine(study: Study, cells: list[Cell], dry_run: bool) -> None:
     if dry_run and device.TYPE == "cpu":
         return
     check_driver()
-    if not study.axes and not dry_run:
-        check_gpus(study.processes)
     for cell in cells:
         for planned in cell.plans.values():
             check_units(planned)
+            if not study.axes and not dry_run:
+                check_gpus(planned.world_size)
 
 
 def _list_runs(study: Study, cells: list[Cell], out: Path, gpu: str | None) -> None:
@@ -211,8 +209,8 @@ def _list_runs(study: Study, cells: list[Cell], out: Path, gpu: str | None) -> N
         return
     for run in _incomplete(cells[0], out):
         work = f"{run.steps} steps, {cells[0].plans[run.arguments[0]].describe()}"
-        if run.processes > 1:
-            work += f", {run.processes} processes"
+        if run.gpus > 1:
+            work += f", {run.gpus} processes"
         print(f"would run {run.title}: {work}, into {run.directory}")
 
 
@@ -256,19 +254,20 @@ def _incomplete(cell: Cell, out: Path) -> Iterator[Run]:
     shared = list(study.overrides)
     for overlay in study.overlays:
         shared += ["--overlay", overlay]
-    if study.processes > 1:
-        shared += ["--processes", str(study.processes)]
     for recipe, seed in study.runs():
         folder = out / cell.name / recipe / f"seed{seed}"
         if _is_complete(folder):
             print(f"complete already: {folder}")
             continue
+        planned = cell.plans[recipe]
+        start = planned.recipe.hook("start", lambda config: Process)
         yield Run(
             title=f"{cell.name} {recipe} seed {seed}".lstrip(),
             directory=folder,
             arguments=[recipe, "--seed", str(seed), *shared, "--out", str(folder)],
-            processes=study.processes,
-            steps=cell.plans[recipe].config.training.steps,
+            steps=planned.config.training.steps,
+            gpus=planned.world_size,
+            start=start(planned.config),
         )
 
 

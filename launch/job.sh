@@ -2,7 +2,8 @@
 # What the job files share; they source it in the repository's folder.
 set -euo pipefail
 shopt -s extglob
-recipe_files=(recipes/*.yaml recipes/!(overlays|studies)/*.yaml)
+recipe_files=(recipes/*.yaml recipes/!(overlays|studies)/*.yaml extensions/*/recipes/*.yaml)
+study_files=(recipes/studies/*.yaml extensions/*/studies/*.yaml)
 
 die() {
   echo "error: $*" >&2
@@ -18,7 +19,7 @@ parse() {
   while [ $# -gt 0 ]; do
     case $1 in
       -h | --help) usage && exit ;;
-      --overlay | --out | --seed | --seeds | --processes | --gpu)
+      --overlay | --out | --seed | --seeds | --gpu)
         [ $# -gt 1 ] || die "$1 needs a value"
         case $1 in
           --overlay) overlays+=("$1" "$2") ;;

@@ -34,12 +34,6 @@ part scalings 1
 scalings() { study scalings --out "results/scalings/$at" "$small"; }
 part sweep 4
 sweep() { study sweep_b200_blog "${seeds[@]}" --out "results/sweep/$at"; } # 45 cells
-part ladder 8
-ladder() {
-  study baseline_compiled tensorwise_fp8_compiled tensorwise_fp8_allgather_amax_each tensorwise_fp8_allgather \
-    tensorwise_fp8_allgather_ctas_16 tensorwise_fp8_allgather_ctas_8 --processes 8 "${seeds[@]}" \
-    --out "results/allgather_ladder/$at"
-}
 shopt -s nullglob
 # shellcheck source=/dev/null
 for file in extensions/*/measure.sh; do source "$file"; done

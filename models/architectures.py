@@ -1,10 +1,10 @@
-"""Build a run's model: its architecture and size, frozen, compiled and sharded as the recipe asks.
+"""Build a run's model: its architecture and size, frozen and compiled as the recipe asks.
 
 `model.flavor` chooses a class and its size, which `model.sizes` changes.
 """
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,20 +14,14 @@ import models.device  # noqa: F401  # before torchtitan: see there  # isort: ski
 import torch
 import torch._inductor.config
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torchtitan.components.loss import build_cross_entropy_loss
 from torchtitan.components.lr_scheduler import build_lr_schedulers
-from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import apply_ac
 from torchtitan.models.llama3.infra import parallelize as titan
 from torchtitan.protocols.train_spec import TrainSpec
 
 from models import llama
-from models.device import local
 from models.errors import InputError, by_pattern
 
 # ---- which model ----
@@ -100,10 +94,9 @@ def label(config) -> str:
 
 def train_spec(config, **builders) -> TrainSpec:
     """The TrainSpec of the recipe's architecture; `builders` are of what a run times or makes
-    itself: model, optimizers, data, metrics."""
+    itself."""
     return TrainSpec(
         model_args=architecture(config).flavors,  # torchtitan changes the flavor: one run a process
-        parallelize_fn=parallelize,
         pipelining_fn=None,
         build_lr_schedulers_fn=build_lr_schedulers,
         build_loss_fn=build_cross_entropy_loss,
@@ -131,11 +124,10 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
         )
 
 
-def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> nn.Module:
-    """Freeze, recompute, compile and shard a model as the recipe asks, in torchtitan's order.
-
-    Serves any model of an embedding, blocks, a norm and a head by Llama's names.
-    """
+def parallelize(
+    model: nn.Module, parallel_dims: ParallelDims, job_config, shard: Callable | None = None
+) -> nn.Module:
+    """Freeze, recompute, compile and `shard` a model as the recipe asks, in torchtitan's order."""
     freeze(model, job_config.model.freeze)
 
     keys = job_config.compile
@@ -153,72 +145,8 @@ def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> nn
         )
     if by_block:
         model.compile_blocks(keys)
-    if parallel_dims.fsdp_enabled:
-        axes = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
-        _shard(model, parallel_dims.get_mesh(axes), job_config)
+    if shard:
+        shard(model, parallel_dims, job_config)
     if compiled and not by_block:
         model.compile(backend=keys.backend)
     return model
-
-
-def _shard(model: nn.Module, mesh: DeviceMesh, job_config) -> None:
-    """Shard parameters, gradients and optimizer states by FSDP2, as torchtitan's `apply_fsdp` does.
-
-    Differs for a tied head: torchtitan shards the embedding in one group and the head in another,
-    and sharded twice the matrix would be two parameters from then on.
-    """
-    training, reshard = job_config.training, job_config.parallelism.fsdp_reshard_after_forward
-    policy = MixedPrecisionPolicy(
-        param_dtype=TORCH_DTYPE_MAP[training.mixed_precision_param],
-        reduce_dtype=TORCH_DTYPE_MAP[training.mixed_precision_reduce],
-    )
-    keys = {"mesh": mesh, "mp_policy": policy}
-
-    last = [model.norm, model.output]
-    if model.model_args.enable_weight_tying:
-        last.insert(0, model.tok_embeddings)
-    else:
-        fully_shard(model.tok_embeddings, **keys, reshard_after_forward=reshard != "never")
-    for block in model.layers.values():
-        fully_shard(block, **keys, reshard_after_forward=reshard != "never")
-    # The last group's backward pass follows at once, so its weights stay gathered.
-    fully_shard(last, **keys, reshard_after_forward=reshard == "always")
-    fully_shard(model, **keys)
-
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            # Sums, not means: the loss is divided by all ranks' tokens. gloo has sums alone.
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
-
-    draw_shard = model.init_weights
-
-    def init_weights(buffer_device: torch.device | None = None) -> None:
-        with _WholeDraws():
-            draw_shard(buffer_device)
-
-    model.init_weights = init_weights
-
-
-class _WholeDraws(TorchDispatchMode):
-    """Draw a sharded tensor's random numbers whole, on every rank, and keep the rank's shard.
-
-    All ranks have the same seed, so any number of them starts from the weights of one device. Takes
-    the memory of one whole tensor at a time. torch draws each shard by itself: on a CPU all shards
-    get the same numbers.
-    """
-
-    DRAWS = (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default)
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func not in self.DRAWS or not isinstance(args[0], DTensor):
-            return func(*args, **kwargs)
-        sharded, *distribution = args
-        mesh, placements = sharded.device_mesh, sharded.placements
-        whole = torch.empty(sharded.shape, dtype=sharded.dtype, device=local(sharded).device)
-        func(whole, *distribution, **kwargs)
-        # src_data_rank=None: each rank cuts its own copy, and nothing is sent
-        shard = distribute_tensor(whole, mesh, placements, src_data_rank=None)
-        local(sharded).copy_(shard.to_local())
-        return sharded

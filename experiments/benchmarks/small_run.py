@@ -4,6 +4,7 @@ results."""
 import json
 import tempfile
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from models import device  # before torchtitan: see there  # isort: skip
@@ -14,17 +15,16 @@ from torch.nn.functional import cross_entropy
 from experiments.corpus.rows import Loader
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.command import Stop
-from experiments.jobs.ranks import set_rank_environment
 from experiments.records.files import write_whole
 from experiments.training.plan import Plan, open_data
-from experiments.training.trainer import Trainer
+from experiments.training.trainer import Trainer, be_alone
 from models.errors import InputError
 
 
 def begin(planned: Plan) -> tuple[Trainer, TokenFile]:
     """Build the trainer of a run that leaves no results."""
     planned.config.job.dump_folder = tempfile.mkdtemp(prefix="benchmark_")
-    set_rank_environment()
+    be_alone()
     token_file, _ = open_data(planned)
     return Trainer(planned, token_file, Stop()), token_file
 
@@ -33,7 +33,7 @@ def batches(
     config, token_file: TokenFile, ranks: int = 1, rank: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Give inputs and labels as a rank reads them."""
-    for inputs, labels in Loader(token_file, ranks, rank, config):
+    for inputs, labels in Loader(token_file, config, lambda rows: islice(rows, rank, None, ranks)):
         yield inputs["input"].to(device.TYPE), labels.to(device.TYPE)
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 RECIPES = ROOT / "recipes"
 OVERLAYS = RECIPES / "overlays"
 EXTENSIONS = ROOT / "extensions"
-GROUPS = ("", "scalings", "puzzle", "ladder")  # of recipes/
+GROUPS = ("", "scalings", "puzzle")  # of recipes/
 LISTED = "`python -m experiments.recipe list --all` has all"
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
@@ -80,6 +80,11 @@ class Recipe:
         """Return each extension's function that adds to what the core does."""
         modules = self.extensions.values()
         return [getattr(module, name) for module in modules if hasattr(module, name)]
+
+    @property
+    def processes(self) -> int:
+        """Processes of a run, one a GPU."""
+        return self.hook("processes", lambda config: 1)(self.config)
 
 
 # ---- what there is ----

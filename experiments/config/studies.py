@@ -47,7 +47,6 @@ class Study(BaseModel):
     seeds: list[Seed] = Field(min_length=1)
     overlays: list[str]
     overrides: list[str] = []
-    processes: int = Field(1, ge=1)  # of each run: one a GPU, which FSDP2 shards the model over
     axes: Axes = {}  # values of keys, and of `processes`
 
     @field_validator("axes", mode="before")
@@ -65,22 +64,21 @@ class Study(BaseModel):
         folder = "_".join(f"{FOLDERS[key]}{value}" for key, value in values.items())
         overrides = [*self.overrides]
         for key, value in values.items():
-            if key != PROCESSES:
+            if key == PROCESSES:
+                overrides.append(f"sharded.processes={value}")
+            else:
                 overrides.append(f"{key}={value}")
-        own = {
-            "axes": {},
-            "overrides": overrides,
-            "processes": values.get(PROCESSES, self.processes),
-        }
+        own = {"axes": {}, "overrides": overrides}
         return Cell(folder, values, self.model_copy(update=own))
 
-    def override(self, overrides: list[str], processes: int | None) -> None:
+    def override(self, overrides: list[str]) -> None:
         """Take what a command line sets. A key that it sets is no axis any more."""
-        given = [PROCESSES] if processes else []
+        given = []
         for override in overrides:
             given += read_override(override).origins
+        if "sharded.processes" in given:
+            given.append(PROCESSES)
         self.overrides = self.overrides + overrides
-        self.processes = processes or self.processes
         self.axes = {key: values for key, values in self.axes.items() if key not in given}
 
     def runs(self) -> list[tuple[str, int]]:

@@ -1,9 +1,8 @@
 """From a token file to torchtitan's batches."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import partial
 
 import numpy as np
 import torch
@@ -59,41 +58,34 @@ class Rows(Dataset):
         return {"input": row[:-1]}, labels
 
 
-def row_numbers(n_rows: int, seed: int, rank: int, world_size: int) -> Iterator[int]:
-    """Shuffle all rows anew each epoch, without end, and give rank r of W every W-th.
-
-    The count runs on over an epoch's end, so that the rows of a global batch depend on seed and
-    data, not on W.
-    """
+def row_numbers(n_rows: int, seed: int) -> Iterator[int]:
+    """Shuffle all rows anew each epoch, without end."""
     for epoch in itertools.count():
-        order = np.random.default_rng((seed, epoch)).permutation(n_rows)
-        first = (rank - epoch * n_rows) % world_size
-        yield from order[first::world_size].tolist()
+        yield from np.random.default_rng((seed, epoch)).permutation(n_rows).tolist()
 
 
 class Loader(BaseDataLoader):
     """Endless batches of {"input": [batch, seq_len]} and labels [batch, seq_len], int64 on the CPU.
 
-    Its state is the number of batches that it has given, the same on every rank; it goes on with
-    the next one.
+    Its state is the number of batches that it has given; it goes on with the next one.
     """
 
-    def __init__(self, token_file: TokenFile, world_size: int, rank: int, config: Config):
-        """Give a data-parallel rank its batches, in an order that `debug.seed` decides.
+    def __init__(self, token_file: TokenFile, config: Config, own_rows: Callable = iter):
+        """Give batches in an order that `debug.seed` decides, of the rows that `own_rows` takes.
 
         Raises InputError if the corpus has no row.
         """
         self.rows, self.training = Rows(token_file, config), config.training
-        seed, n_rows = config.debug.seed, len(self.rows)
-        self.row_numbers = partial(row_numbers, n_rows, seed, rank, world_size)
+        self.seed, self.own_rows = config.debug.seed, own_rows
         self.given = 0
 
     def __iter__(self) -> Iterator[Row]:
         skipped = self.given * self.training.local_batch_size
+        numbers = self.own_rows(row_numbers(len(self.rows), self.seed))
         batches = DataLoader(
             self.rows,
             self.training.local_batch_size,
-            sampler=itertools.islice(self.row_numbers(), skipped, None),
+            sampler=itertools.islice(numbers, skipped, None),
             generator=torch.Generator(),  # the global one is the model's, and checkpointed
             **asdict(self.training.dataloader),
         )
@@ -118,12 +110,12 @@ def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
         )
 
 
-def describe(token_file: TokenFile, config: Config, world_size: int = 1) -> str:
+def describe(token_file: TokenFile, config: Config, processes: int = 1) -> str:
     """Say in a sentence what a run reads of a token file. Raises InputError if that is no row."""
     rows, training = Rows(token_file, config), config.training
     batch = training.global_batch_size
     if batch < 0:  # torchtitan's default
-        batch = training.local_batch_size * world_size
+        batch = training.local_batch_size * processes
     needed = training.steps * batch
     tokenizer = config.model.hf_assets_path
     vocabulary = f"of {tokenizer}" if tokenizer else "BPE trained on it"

@@ -88,13 +88,6 @@ class CommandLine(argparse.ArgumentParser):
         raise InputError(f"{message}; -h lists what there is")
 
 
-def count(text: str) -> int:
-    """Read how many, as of `--processes`. Raises ArgumentTypeError."""
-    if not text.isdecimal() or not 0 < int(text) < 10_000:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 to 9999, got {text}")
-    return int(text)
-
-
 def seeds(text: str) -> list[int]:
     """Read `--seeds`: how many of them, from 0; or a list, which has a comma. Raises
     ArgumentTypeError."""

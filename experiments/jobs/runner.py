@@ -2,13 +2,13 @@
 
 Each run of a study compiles in empty cache folders of its own, which are removed after it:
 otherwise the first run would pay for what later runs compile, and their warm-ups would not compare.
-The ranks of one run share its folders, which PyTorch guards with locks.
 """
 
 import os
 import signal
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -16,9 +16,9 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import Progress
 
-from experiments.jobs import ranks
+from experiments.jobs import process
 from experiments.jobs.command import BAD_INPUT, COME_BACK, COMPLETED, DIVERGED, FOR_GOOD, Stop
-from experiments.jobs.ranks import Ranks
+from experiments.jobs.process import Place, Process
 from experiments.jobs.screen import Line, describe, progress_bars, steady_rate
 from experiments.records.files import RecordError, last_window
 from experiments.records.run import LOG, Window
@@ -36,13 +36,14 @@ ENDS = {
 
 
 class Run(NamedTuple):
-    """A run to start: `arguments` are those of experiments.run, which each rank gets."""
+    """A run to start: `arguments` are those of experiments.run."""
 
     title: str
     directory: Path
     arguments: list[str]
-    processes: int
     steps: int
+    gpus: int = 1
+    start: Callable[..., Process] = Process
     compiles_anew: bool = True  # or with the kernels that earlier runs kept
 
 
@@ -50,7 +51,7 @@ def run_all(runs: list[Run], console: Console, stop: Stop) -> list[int]:
     """Start runs and wait for them; returns an exit code each, COME_BACK if its turn did not come.
 
     A code is negative for the number of a signal that killed the run. A request to `stop` is passed
-    on to the runs, and no other is started. No run has more processes than there are GPUs.
+    on to the runs, and no other is started. No run takes more GPUs than there are.
     """
     stop.deferred = True
     with progress_bars(console, console.is_terminal) as bars:
@@ -66,9 +67,9 @@ def run_all(runs: list[Run], console: Console, stop: Stop) -> list[int]:
 class _Started:
     """A run that was started on some GPUs; what it prints is in its log."""
 
-    def __init__(self, run: Run, line: Line, gpus: list[tuple[int, str | None]]):
+    def __init__(self, run: Run, line: Line, places: list[Place]):
         """Start the run. Raises OSError."""
-        self.run, self.line, self.gpus = run, line, gpus
+        self.run, self.line, self.places = run, line, places
         run.directory.mkdir(parents=True, exist_ok=True)
         self.earlier = last_window(run.directory)  # that was there before
         self.caches = tempfile.TemporaryDirectory(
@@ -78,8 +79,8 @@ class _Started:
         if run.compiles_anew:
             folders = {name: f"{self.caches.name}/{name}" for name in COMPILE_CACHES}
         arguments = [COMMAND, *run.arguments]
-        self.ranks = Ranks(arguments, run.directory / LOG, gpus, run.processes, folders)
-        names = ", ".join(gpu for _, gpu in gpus if gpu)
+        self.process = run.start(arguments, run.directory / LOG, places, folders)
+        names = ", ".join(gpu for _, gpu in places if gpu)
         line.say(f"started on GPU {names}" if names else "started")
 
 
@@ -89,7 +90,7 @@ class _Jobs:
     def __init__(self, bars: Progress, stop: Stop):
         self.bars, self.stop = bars, stop
         self.running: list[_Started] = []
-        self.free = list(enumerate(ranks.gpus()))
+        self.free = list(enumerate(process.gpus()))
         self.places = len(self.free)
         self.codes: list[int] = []
 
@@ -110,15 +111,14 @@ class _Jobs:
 
     def send(self, request: signal.Signals) -> None:
         for started in self.running:
-            started.ranks.send_signal(request)
+            started.process.send_signal(request)
 
     def _starts_more(self, waiting: list[Run]) -> bool:
         return bool(waiting) and not self.stop.code
 
     def _start_waiting(self, waiting: list[Run]) -> None:
         while self._starts_more(waiting):
-            # a GPU for each process; without GPUs the machine is one, for all
-            count = min(waiting[0].processes, self.places)
+            count = min(waiting[0].gpus, self.places)  # without GPUs the machine is one, for all
             if count > len(self.free):
                 return
             run = waiting.pop(0)
@@ -132,7 +132,7 @@ class _Jobs:
 
     def _look_at(self, started: _Started) -> None:
         """Show how far a run is, or note that it has ended."""
-        ended = started.ranks.poll() is not None  # first: no line is written after that
+        ended = started.process.poll() is not None  # first: no line is written after that
         window = last_window(started.run.directory)
         moved = window and window != started.earlier
         if moved:
@@ -146,17 +146,16 @@ class _Jobs:
         """Say how a run ended, with its steady rate, and free its GPUs."""
         started.caches.cleanup()
         self.running.remove(started)
-        self.free = sorted(self.free + started.gpus)
-        code = started.ranks.returncode
+        self.free = sorted(self.free + started.places)
+        code = started.process.returncode
         self.codes.append(code)
         outcome = ENDS.get(code, "failed")
         if code < 0:
             outcome = f"killed by {signal.Signals(-code).name}"
-        if started.ranks.first:
-            outcome = f"rank {started.ranks.first} {outcome}"
+        outcome = started.process.culprit + outcome
         if window and code != BAD_INPUT:  # then the directory may hold another run
             rate = None
             with suppress(RecordError):
                 rate = steady_rate(started.run.directory)
             outcome += f" at step {window.step}, {describe(window, rate)}"
-        started.line.end(outcome, started.ranks.last_words() if code else "")
+        started.line.end(outcome, started.process.last_words() if code else "")

@@ -1,7 +1,6 @@
 """One attempt at a run: its directory, its training, how it ended."""
 
 import logging
-import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,13 +21,13 @@ from experiments.training.machine import Finding, less_memory, others
 from experiments.training.plan import Plan
 from experiments.training.proof import ProofError
 from experiments.training.run_directory import RunDirectory
-from experiments.training.trainer import Diverged, Trainer
+from experiments.training.trainer import Diverged, Trainer, be_alone
 from models.errors import InputError
 
 
 class End(NamedTuple):
-    """Status and error sentence for the manifest, exit code, and whether all ranks end like
-    this."""
+    """Status and error sentence for the manifest, exit code, and whether all of the run's processes
+    end so."""
 
     status: str
     error: str | None
@@ -36,24 +35,32 @@ class End(NamedTuple):
     together: bool = False
 
 
-def run(
-    plan: Plan, token_file: TokenFile, findings: list[Finding], out: Path | None, stop: Stop
-) -> int:
-    """Train into `out` (None: a new folder under runs/); returns the exit code.
+def run(plan: Plan, token_file: TokenFile, findings: list[Finding], args, stop: Stop) -> int:
+    """Train into `args.out` (None: a new folder under runs/); returns the exit code.
 
-    The first rank writes the records, and what was found before (`findings`) into the log. Raises
-    `InputError` for a folder that cannot be used.
+    `args` are those of the command. Raises `InputError` for a folder that cannot be used.
     """
-    if not out and plan.world_size > 1:  # each would make its own
-        raise InputError(
-            "a run of several processes needs --out DIR, so that all of them write to the same "
-            "place"
-        )
-    out = out or new_directory(plan)
-    directory = log = None
-    if os.environ["RANK"] == "0":
-        directory, log = RunDirectory(out, plan, token_file), out / LOG
+    be_alone()
+    out = args.out or new_directory(plan)
+    directory = RunDirectory(out, plan, token_file)
+    end = train(plan, token_file, findings, out, directory, stop)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return end.code
+
+
+def train(
+    plan: Plan,
+    token_file: TokenFile,
+    findings: list[Finding],
+    out: Path,
+    directory: RunDirectory | None,
+    stop: Stop,
+) -> End:
+    """Train in this process, and write the records, if there is a directory for them; what was
+    found before (`findings`) goes into the log."""
     plan.config.job.dump_folder = str(out)  # where torchtitan writes
+    log = out / LOG if directory else None
     try:
         with display(plan.recipe.name, plan.config.training.steps, log) as move_bar:
             for topic, finding in findings:
@@ -63,8 +70,7 @@ def run(
         end = End("failed", f"{error.filename}: {error.strerror}", FAILED)
     if directory:
         _finish(directory, end)
-    _leave(end)
-    return end.code
+    return end
 
 
 def new_directory(plan: Plan) -> Path:
@@ -85,7 +91,7 @@ def _train(plan: Plan, token_file: TokenFile, directory, move_bar, stop: Stop) -
         end = _end(error, plan, stop)
     finally:
         if trainer:
-            with _only_logged("could not close the run cleanly"):
+            with only_logged("could not close the run cleanly"):
                 if directory:
                     directory.manifest.notes = trainer.notes()
                 trainer.close()
@@ -150,18 +156,8 @@ def _finish(directory: RunDirectory, end: End) -> None:
     Console(soft_wrap=True, highlight=False).print(escape(line))
 
 
-def _leave(end: End) -> None:
-    """Leave the process group, after the first rank's last record: a cluster may end all ranks when
-    one exits."""
-    if dist.is_initialized():
-        with _only_logged("could not leave the process group cleanly"):
-            if end.together:
-                dist.barrier()
-            dist.destroy_process_group()
-
-
 @contextmanager
-def _only_logged(sentence: str):
+def only_logged(sentence: str):
     """Only log a failure within: it comes after the reason why the run ended."""
     try:
         yield

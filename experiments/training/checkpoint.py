@@ -24,7 +24,6 @@ from pathlib import Path
 
 import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
 import torch
-import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -85,8 +84,7 @@ class Checkpoints(CheckpointManager):
         except CheckpointException as error:
             self.save_future = None  # reported once
             free = shutil.disk_usage(Path(self.folder).parent).free / 2**30
-            if dist.get_rank() == 0:
-                self._delete_unfinished()
+            self._delete_unfinished()
             task = f"a checkpoint could not be saved, with {free:.1f} GiB free"
             limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
             if limit != resource.RLIM_INFINITY:  # torch.save hides the cause
@@ -96,7 +94,7 @@ class Checkpoints(CheckpointManager):
     def _purge_stale_checkpoints(self) -> None:
         """Delete all but the last `keep_latest_k`; torchtitan deletes whatever has `step-<int>` in
         its name."""
-        if self.keep_latest_k > 0 and dist.get_rank() == 0:
+        if self.keep_latest_k > 0:
             for step in steps(Path(self.folder))[: -self.keep_latest_k]:
                 self.purge_queue.put(self._create_checkpoint_id(step))
 
@@ -104,7 +102,7 @@ class Checkpoints(CheckpointManager):
 
     def load(self, step: int = -1) -> bool:
         """Load `step`, or the newest whole checkpoint (-1), or that of initial_load_path; False if
-        there is none. All ranks call it.
+        there is none.
 
         Raises `InputError` for damaged first weights, and `CheckpointError`.
         """
@@ -112,7 +110,7 @@ class Checkpoints(CheckpointManager):
             return super().load(step)
         unreadable = None
         while True:
-            newest = self._newest_of_all_ranks()
+            newest = self._newest_whole()
             if newest == -1 and unreadable:
                 raise unreadable  # which may have changed weights: the next attempt starts anew
             try:
@@ -121,21 +119,7 @@ class Checkpoints(CheckpointManager):
                 if newest == -1:
                     raise
                 unreadable = error
-                if dist.get_rank() == 0:
-                    self._set_aside(Path(self.folder) / f"step-{newest}", f"damaged ({error})")
-
-    def _newest_of_all_ranks(self) -> int:
-        """Let the first rank find the newest whole checkpoint, and tell the others."""
-        newest = [None]
-        if dist.get_rank() == 0:
-            try:
-                newest = [self._newest_whole()]
-            except InputError as refusal:
-                newest = [refusal]
-        dist.broadcast_object_list(newest)
-        if isinstance(newest[0], InputError):
-            raise newest[0]
-        return newest[0]
+                self._set_aside(Path(self.folder) / f"step-{newest}", f"damaged ({error})")
 
     def _newest_whole(self) -> int:
         """Find the step of the newest whole checkpoint, -1 if there is none; clear others away.

@@ -6,14 +6,14 @@
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from sysconfig import get_paths
 
 import torch
 
 from experiments.config import recipes
-from experiments.jobs import ranks
-from experiments.jobs.ranks import from_environment
+from experiments.jobs import process
 from experiments.records.run import Fit
 from experiments.training.plan import Plan, plan, refuse
 from models import device
@@ -115,7 +115,7 @@ def slow_attention(config) -> str | None:
 
 def _check_memory(plan: Plan) -> str:
     """Compare the estimate with what each device has; an error only far beyond that."""
-    available = memory_of_each(from_environment("LOCAL_WORLD_SIZE", 1))
+    available = memory_of_each(plan.world_size)
     held = ""
     if device.TYPE == "cuda" and plan.world_size == 1:
         available, _ = torch.cuda.mem_get_info()
@@ -158,8 +158,8 @@ def less_memory(config) -> str:
 # ---- the size that suits this machine ----
 
 
-def choose_size(processes: int = 1) -> tuple[list[str], str]:
-    """Choose overlays for runs of so many processes on this machine, and say why in a sentence."""
+def choose_size(name: str = "baseline", overrides: Sequence[str] = ()) -> tuple[list[str], str]:
+    """Choose overlays for runs of a recipe on this machine, and say why in a sentence."""
     check_driver()
     if device.TYPE == "cpu":
         small = "a small Llama of the same architecture, because there is no GPU here"
@@ -167,7 +167,7 @@ def choose_size(processes: int = 1) -> tuple[list[str], str]:
     free = device.free_bytes()
     have = f"{device.name()} has {free / 2**30:.0f} GiB{others(free)}"
     for overlay in SIZES:
-        planned = plan(recipes.load("baseline", [overlay]), processes)
+        planned = plan(recipes.load(name, [overlay], overrides))
         need = f"{planned.memory_needed / 2**30:.1f} GiB"
         if planned.memory_needed <= MOST * free:
             rows = f"rows of {planned.config.training.seq_len:,} tokens"
@@ -180,7 +180,7 @@ def fit(values: dict[str, str | int], plans: list[Plan], gpu: str | None = None)
     """Compare the neediest run of a sweep's cell with this machine, or with GPUs of a kind."""
     processes = plans[0].world_size
     needed = max(planned.memory_needed for planned in plans)
-    here, available, obstacle = ranks.gpus(), memory_of_each(processes), None
+    here, available, obstacle = process.gpus(), memory_of_each(processes), None
     if gpu:
         available = GPUS[gpu].memory
     if needed > available:

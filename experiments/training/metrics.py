@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch._dynamo.utils import calculate_time_spent, counters
 from torchtitan.components.metrics import MetricsProcessor
 
@@ -86,12 +85,13 @@ class Meter:
 
     def __init__(self, plan: Plan):
         self.plan = plan
+        self.combine = plan.recipe.hook("combine", alone)
 
     def begin(self, mark) -> None:
         """Begin a window at a `device.mark`."""
         self.marks = [mark]  # then one at the end of each step
-        self.losses: list[torch.Tensor] = []  # this rank's part of each step's, on the device
-        self.valid_tokens = 0.0  # of all ranks
+        self.losses: list[torch.Tensor] = []  # this process's part of each step's, on the device
+        self.valid_tokens = 0.0  # of the run
         self.not_steady: list[int] = []
 
     def end_step(self, step: int, loss: torch.Tensor, valid_tokens: float, steady: bool) -> None:
@@ -110,15 +110,13 @@ class Meter:
         processor: MetricsProcessor,
         in_fp8: float,
     ) -> Window:
-        """Make the record of the window that `step` ends. All ranks call it.
+        """Make the record of the window that `step` ends.
 
         Args:
             processor: torchtitan's, with the waits for the window's micro-batches.
             in_fp8: FLOPs of a token that run in FP8.
         """
-        losses = torch.stack(self.losses)
-        if self.plan.world_size > 1:
-            dist.all_reduce(losses)
+        losses = self.combine(torch.stack(self.losses))
         step_s = device.seconds_between(self.marks)
         waits = np.reshape(processor.data_loading_times, (len(step_s), -1)).sum(1)
         peak_memory = processor.device_memory_monitor.get_peak_stats().max_reserved_gib * 2**30
@@ -141,6 +139,11 @@ class Meter:
         )
         self.begin(self.marks[-1])
         return window
+
+
+def alone(values: torch.Tensor, how: str = "sum") -> torch.Tensor:
+    """Combine the values of the processes of a run: of one, they are as they are."""
+    return values
 
 
 def utilisation(plan: Plan, tokens_per_s: float, in_fp8: float = 0) -> dict[str, float | None]:

@@ -129,11 +129,6 @@ def _read_unfinished(path: Path, plan: Plan, token_file: TokenFile) -> records.M
             f"{path} holds an unfinished run of another recipe: give the same name, overlays, "
             "seed and keys to go on with it, or choose another --out"
         )
-    if earlier and earlier.world_size != plan.world_size:
-        raise InputError(
-            f"{path} holds an unfinished run of {earlier.world_size} processes, and this one has "
-            f"{plan.world_size}: start as many, or choose another --out"
-        )
     if plan.config.checkpoint.enable:
         expected = identity(plan, token_file)
         check_resume(path / records.CHECKPOINT, expected, plan.config.training.steps)
@@ -154,7 +149,6 @@ def identity(plan: Plan, token_file: TokenFile) -> dict:
     for key in "training.steps", "training.dataset_path", "model.hf_assets_path":
         del keys[key]
     keys |= {"debug.seed": config.debug.seed, "data": token_file.path.name}
-    keys["processes"] = plan.world_size
     return json.loads(json.dumps(keys))  # as it will be read back
 
 

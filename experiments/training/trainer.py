@@ -34,13 +34,13 @@ from experiments.corpus.tokens import TokenFile
 from experiments.jobs.command import Interrupted, Stop
 from experiments.records.run import NOT_STEADY_STEPS, Timing, Window
 from experiments.training.checkpoint import Checkpoints
-from experiments.training.metrics import TIMELINE, Meter
+from experiments.training.metrics import TIMELINE, Meter, alone
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof
 from experiments.training.run_directory import identity
 from experiments.training.traces import tracer
 from models import float8, optimizer
-from models.architectures import architecture, train_spec
+from models.architectures import architecture, parallelize, train_spec
 from models.device import local
 
 # Steps of a stretch, counted from 1. The first compiles, and the second may compile again.
@@ -69,11 +69,20 @@ def _train_spec(plan: Plan):
         ),
         build_optimizers_fn=TIMELINE.marked(build, until_call="model_build"),
         build_dataloader_fn=None,  # built with the token file, below
+        parallelize_fn=partial(parallelize, shard=plan.recipe.hook("parallelize")),
     )
 
 
 def _build_optimizers(config, *parts):
     return build_optimizers(*parts)
+
+
+def be_alone() -> None:
+    """Tell torch.distributed, which torchtitan needs, that this process is the only one: it waits
+    for nobody and needs no NCCL."""
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    dist.Backend.default_device_backend_map[device.TYPE] = "gloo"
 
 
 class Diverged(RuntimeError):
@@ -97,8 +106,9 @@ class Trainer(titan.Trainer):
         # conversion, metrics, recomputation, compilation and sharding (`parallelize` in
         # models/architectures.py), weights, optimizer, schedule, checkpoints.
         fp8 = {"fp8": partial(float8.Float8Converter, plan)}
+        checkpoints = plan.recipe.hook("Checkpoints", Checkpoints)
         with (  # torchtitan has no hook for the first, and registries for all runs for the others
-            patch.object(titan, "CheckpointManager", Checkpoints),
+            patch.object(titan, "CheckpointManager", checkpoints),
             patch.object(titan.train_spec_module, "get_train_spec", lambda _: _train_spec(plan)),
             patch.dict(model_converter._registry_model_converter_cls, fp8),
         ):
@@ -111,14 +121,14 @@ class Trainer(titan.Trainer):
             # Nothing to cast: autocast would only slow down every operator
             self.maybe_enable_amp = nullcontext()
 
-        self.dataloader = Loader(token_file, plan.world_size, dist.get_rank(), config)
+        self.dataloader = Loader(token_file, config, plan.recipe.hook("own_rows", iter))
         self.checkpointer.states[DATALOADER] = self.dataloader
         self._identity = json.dumps(identity(plan, token_file))
         self.proof = Proof(plan, model, self.optimizers.optimizers[0])
         self.meter = Meter(plan)
+        self.combine = plan.recipe.hook("combine", alone)
         self.first_step = 1  # of this process
         self.timing: Timing | None = None  # until that step has ended
-        self._hosts = dist.new_group(backend="gloo")  # to agree without waiting for the devices
         self._stop_code = 0
         self._disturbed_after = 0  # the last step that ended with a checkpoint or in a trace
         TIMELINE.mark("optimizer")
@@ -134,11 +144,6 @@ class Trainer(titan.Trainer):
 
     def init_distributed(self):
         """Called by torchtitan's `__init__` first."""
-        ctas = self.job_config.comm.nccl_max_ctas
-        if ctas:
-            os.environ["NCCL_MAX_CTAS"] = str(ctas)  # read when a communicator is created
-        if os.environ["WORLD_SIZE"] == "1":  # a rank alone waits for nobody and needs no NCCL
-            dist.Backend.default_device_backend_map[device.TYPE] = "gloo"
         dims = super().init_distributed()
         TIMELINE.mark("distributed")
         return dims
@@ -178,7 +183,7 @@ class Trainer(titan.Trainer):
                     kept = "a checkpoint was saved"
                     if not self.checkpointer.enable:
                         kept = "without a checkpoint: none are enabled"
-                    why = f"stopped after step {self.step} by {self.stop.why or 'another rank'}"
+                    why = f"stopped after step {self.step} by {self.stop.why or 'another process'}"
                     raise Interrupted(self._stop_code, f"{why}, {kept}")
 
     def train_step(self, batches: Iterator) -> None:
@@ -241,18 +246,14 @@ class Trainer(titan.Trainer):
         self._settled = max(self.first_step + NOT_STEADY_STEPS, self.step + NOT_STEADY)
 
     def _count_valid_tokens(self, micro_batches: list) -> tuple[float, float]:
-        """Count the step's tokens without padding, of this rank and of all, while devices work."""
-        local_valid = sum((labels != IGNORE_INDEX).sum() for _, labels in micro_batches)
-        valid = local_valid.clone()
-        if self.plan.world_size > 1:
-            dist.all_reduce(valid, group=self._hosts)
-        return float(local_valid), float(valid)
+        """Count the step's tokens without padding, of this process and of the run, while devices
+        work."""
+        valid = sum((labels != IGNORE_INDEX).sum() for _, labels in micro_batches)
+        return float(valid), float(self.combine(valid))
 
     def _agree_to_stop(self) -> None:
-        """Ask all ranks whether one of them was asked to stop; then all stop after this step."""
-        code = torch.tensor(self.stop.code)
-        if self.plan.world_size > 1:
-            dist.all_reduce(code, dist.ReduceOp.MAX, group=self._hosts)
+        """Stop after this step, if a process of the run was asked to."""
+        code = self.combine(torch.tensor(self.stop.code), "max")
         if self.step < self.job_config.training.steps:
             self._stop_code = int(code)
         self.checkpointer.asked = self._stop_code > 0
@@ -267,19 +268,16 @@ class Trainer(titan.Trainer):
             raise Diverged(f"the loss was not finite by step {self.step}")
         if window.grad_norm is None:
             raise Diverged(f"the gradient norm was not finite in step {self.step}, {self._why()}")
-        loss = largest = window.losses[-1]
-        if self.parallel_dims.dp_cp_enabled:
-            largest = dist_utils.dist_max(local_loss, self.parallel_dims.get_mesh("loss"))
+        largest = float(self.combine(local_loss, "max"))
         curves = {"n_tokens_seen": self.ntokens_seen * self.plan.world_size, "lr": lr}
-        processor.log(self.step, loss, largest, norm, curves)
+        processor.log(self.step, window.losses[-1], largest, norm, curves)
 
     def _why(self) -> str:
-        """Name parameters whose gradient is not finite on any rank."""
-        gradients = {name: local(p.grad) for name, p in self.proof.trainable.items()}
-        names = [name for name, gradient in gradients.items() if not gradient.isfinite().all()]
-        by_rank = [names] * self.plan.world_size
-        dist.all_gather_object(by_rank, names, group=self._hosts)
-        names = sorted(set().union(*by_rank))
+        """Name parameters whose gradient is not finite."""
+        gradients = [local(p.grad) for p in self.proof.trainable.values()]
+        broken = torch.tensor([int(not g.isfinite().all()) for g in gradients])
+        broken = zip(self.proof.trainable, self.combine(broken, "max"), strict=True)
+        names = sorted(name for name, is_broken in broken if is_broken)
         if not names:
             return "and each gradient is: their squares add up to more than the dtype holds"
         return f"nor the gradients of {', '.join(names[:3])} ({len(names)} in all)"

@@ -178,7 +178,7 @@ def measure(sizes: flops.Sizes, asked, answer: dict) -> dict:
         nodes = math.ceil(asked.gpus / NODE_OF_ALPS)
         start = f"sbatch --nodes={nodes} launch/alps_multinode.sbatch RECIPE"
     elif asked.gpus > 1:
-        start += f" --processes {asked.gpus}"
+        start += f" sharded.processes={asked.gpus}"
     overlay = "full_recompute" if answer["recompute"] == "full" else "no_recompute"
     step = answer["step_s"]["bf16"][2] if answer["step_s"] else 1
     minutes = math.ceil(3 * (60 * step + 90) / 60)  # three recipes of 60 steps, and first ones

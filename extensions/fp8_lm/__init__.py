@@ -56,8 +56,8 @@ def check(plan) -> None:
     """Refuse FP8 gradients where processes exchange none. Raises `InputError`."""
     if plan.config.fp8_lm.gradients and plan.shards == 1:
         raise InputError(
-            "fp8_lm.gradients needs FSDP over two or more processes: run it with --processes 2 or "
-            "more, or set it to null"
+            "fp8_lm.gradients needs a model that several processes share: set sharded.processes to "
+            "2 or more, or this to null"
         )
 
 

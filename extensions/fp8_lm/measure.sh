@@ -5,7 +5,7 @@ decoupling() {
 }
 part gradients 8
 gradients() {
-  study baseline_compiled fp8_gradients --processes 8 "${seeds[@]}" --out "extensions/fp8_lm/results/gradients/$at"
+  study baseline_compiled fp8_gradients "${seeds[@]}" sharded.processes=8 --out "extensions/fp8_lm/results/gradients/$at"
 }
 part levels 8
-levels() { study fp8_lm --processes 8 "${seeds[@]}" --out "extensions/fp8_lm/results/fp8_lm/$at"; }
+levels() { study fp8_lm "${seeds[@]}" sharded.processes=8 --out "extensions/fp8_lm/results/fp8_lm/$at"; }

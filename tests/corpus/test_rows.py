@@ -16,7 +16,10 @@ IGNORE = -100
 
 
 def loader(config, rank=0, world_size=1):
-    return rows.Loader(prepare(config), world_size, rank, config)
+    def own(numbers):
+        return itertools.islice(numbers, rank, None, world_size)
+
+    return rows.Loader(prepare(config), config, own)
 
 
 def pairs(inputs, labels) -> list:

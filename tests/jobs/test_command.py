@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from experiments.jobs import ranks, runner
+from experiments.jobs import process, runner
 from experiments.jobs.command import FOR_GOOD, STARTER_PID, Stop
 from experiments.jobs.runner import Run, run_all
 from tests import processes
@@ -75,12 +75,12 @@ def test_a_second_ctrl_c_on_a_study_ends_its_runs_at_once(stop, tmp_path, monkey
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{processes.ROOT}")
-    monkeypatch.setattr(ranks, "gpus", lambda: [None])
+    monkeypatch.setattr(process, "gpus", lambda: [None])
     monkeypatch.setattr(runner, "COMMAND", "busy")
     monkeypatch.setattr(runner, "COMPILE_CACHES", {"TORCHINDUCTOR_CACHE_DIR"})
     monkeypatch.setattr(runner.time, "sleep", insist)
     begin = time.monotonic()
-    assert run_all([Run("a", log.parent, [], 1, 9)], Console(), stop) == [-signal.SIGINT]
+    assert run_all([Run("a", log.parent, [], 9)], Console(), stop) == [-signal.SIGINT]
     assert time.monotonic() - begin < 30 and not stop.deferred  # a request reaches what follows
     assert not Path(Path("cache").read_text()).exists()
 
@@ -108,7 +108,7 @@ def test_a_run_does_not_outlive_its_study():
 LEAVE = (
     "import atexit, time; atexit.register(time.sleep, 600)\n"
     "from experiments.jobs.command import leave\n"
-    "from experiments.jobs.ranks import from_environment\n"
+    "from experiments.jobs.process import from_environment\n"
 )
 
 

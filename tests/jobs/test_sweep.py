@@ -9,7 +9,7 @@ from analysis import sweep
 from experiments import study
 from experiments.config import studies
 from experiments.config.studies import can_run
-from experiments.jobs import ranks
+from experiments.jobs import process
 from experiments.jobs.command import COME_BACK
 from experiments.jobs.runner import Run
 from experiments.records.files import read
@@ -25,8 +25,11 @@ def test_a_cell_is_a_study_with_overrides():
     cells = studies.load(["sweep_b200_blog"]).cells()
     assert len(cells) == 5 * 3 * 3 and [cell.values["model.flavor"] for cell in cells[::9]] == BLOG
     cell = next(cell for cell in cells if cell.name == "qwen3-14B_seq8192_processes4")
-    assert cell.study.processes == 4 and cell.study.axes == {}
-    assert cell.study.overrides[-2:] == ["model.flavor=qwen3-14B", "training.seq_len=8192"]
+    assert cell.study.axes == {} and cell.study.overrides[-3:] == [
+        "model.flavor=qwen3-14B",
+        "training.seq_len=8192",
+        "sharded.processes=4",
+    ]
 
 
 def test_every_beginning_of_the_order_covers_the_axes_evenly():
@@ -39,9 +42,8 @@ def test_every_beginning_of_the_order_covers_the_axes_evenly():
 
 def test_what_the_command_line_sets_is_no_axis_any_more():
     plan = studies.load(["sweep_cpu"])
-    plan.override(["training={seq_len: 64}"], 2)
+    plan.override(["training={seq_len: 64}", "sharded.processes=2"])
     assert [cell.name for cell in plan.cells()] == ["cpu", "qwen3-cpu"]
-    assert {cell.study.processes for cell in plan.cells()} == {2}
 
 
 SWEEP = """description: x
@@ -73,7 +75,7 @@ def node(monkeypatch, tmp_path):
 
     monkeypatch.setattr(study, "run_all", run_all)
     monkeypatch.setattr(sweep, "write_page", lambda *page: None)  # seconds of drawing
-    monkeypatch.setattr(ranks, "gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(process, "gpus", lambda: ["0", "1"])
     gpu = {"memory_bytes": lambda: 128e6, "check_fp8_units": lambda: None}
     monkeypatch.setattr(machine, "device", SimpleNamespace(TYPE="cuda", **gpu))
     (tmp_path / "study.yaml").write_text(SWEEP)

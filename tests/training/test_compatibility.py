@@ -34,7 +34,11 @@ def arguments(recipe: str, keys: list[str], out: Path) -> list[str]:
 
 
 def of_cell(name: str, out: Path) -> list[str]:
-    return arguments(CELLS[name].recipe, ["model.sizes.n_layers=1", *CELLS[name].keys], out)
+    return arguments(CELLS[name].recipe, ["model.sizes.n_layers=1", *of(CELLS[name])], out)
+
+
+def of(cell) -> list[str]:
+    return [*cell.keys, f"sharded.processes={cell.processes}"]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +50,8 @@ def folder(tmp_path_factory) -> Path:
     runs = [(CELLS[name].processes, of_cell(name, folder / name)) for name in several]
 
     def add(name: str, processes: int, *keys: str, recipe: str = "baseline") -> None:
-        runs.append((processes, arguments(recipe, list(keys), folder / name)))
+        keys = [*keys, f"sharded.processes={processes}"]
+        runs.append((processes, arguments(recipe, keys, folder / name)))
 
     add("three", 3, BY_THREE, GATHER, recipe="tensorwise_fp8_compiled")
     add("one", 1, *TIED, "training.local_batch_size=6")
@@ -57,7 +62,7 @@ def folder(tmp_path_factory) -> Path:
     add("resumed", 2, *TIED, "training.local_batch_size=3", *more)
 
     (folder / "runs.json").write_text(json.dumps(runs))
-    command = [sys.executable, "-m", "tests.training.compatible_ranks", folder / "runs.json"]
+    command = [sys.executable, "-m", "extensions.sharded.tests.forked", folder / "runs.json"]
     processes.run(command, 290)
     return folder
 
@@ -104,5 +109,5 @@ def test_two_processes_resume_bit_for_bit(folder):
 def test_what_is_refused_is_refused_with_its_sentence(name):
     cell = CELLS[name]
     with pytest.raises(InputError) as error:
-        plan(recipes.load(cell.recipe, ["cpu"], cell.keys), cell.processes)
+        plan(recipes.load(cell.recipe, ["cpu"], of(cell)))
     assert cell.refused in str(error.value) and re.search("set |leave ", str(error.value))

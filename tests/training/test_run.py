@@ -52,51 +52,40 @@ def test_dry_run_says_what_would_run(capsys):
 # Peak GiB of torch.cuda.max_memory_allocated in steps 2 to 4 of runs, torch 2.11 with CUDA 13, on a
 # stand-in for a GPU, which allocates as one and computes nothing.
 PEAKS = {
-    ("baseline", "", 1): 71.65,
-    ("baseline_compiled", "", 1): 64.18,
-    ("tensorwise_fp8_compiled", "", 1): 60.17,
-    ("rowwise_fp8_compiled", "", 1): 60.17,
-    ("baseline", "", 2): 50.14,
-    ("baseline_compiled", "", 2): 44.52,
-    ("tensorwise_fp8_compiled", "", 2): 39.02,
-    ("rowwise_fp8_compiled", "", 2): 39.02,
-    ("baseline_compiled", "training.global_batch_size=2", 1): 79.18,
-    ("tensorwise_fp8_compiled", "training.global_batch_size=2", 1): 73.68,
+    ("baseline", ""): 71.65,
+    ("baseline_compiled", ""): 64.18,
+    ("tensorwise_fp8_compiled", ""): 60.17,
+    ("rowwise_fp8_compiled", ""): 60.17,
+    ("baseline_compiled", "training.global_batch_size=2"): 79.18,
+    ("tensorwise_fp8_compiled", "training.global_batch_size=2"): 73.68,
+    ("baseline", LLAMA_1B): 53.11,
+    ("baseline_compiled", LLAMA_1B): 33.46,
+    ("tensorwise_fp8_compiled", LLAMA_1B): 27.46,
+    ("baseline", SHORT): 10.25,  # the two gradients of a tied embedding are added
+    ("tensorwise_fp8_compiled", SHORT): 10.26,
 }
-PEAKS |= {(recipe, RECOMPUTE, 1): 60.17 for recipe in FOUR}
-PEAKS |= {(recipe, RECOMPUTE, 2): 34.07 for recipe in FOUR}
-PEAKS |= {
-    ("baseline", LLAMA_1B, 1): 53.11,
-    ("baseline_compiled", LLAMA_1B, 1): 33.46,
-    ("tensorwise_fp8_compiled", LLAMA_1B, 1): 27.46,
-    ("baseline", SHORT, 1): 10.25,  # the two gradients of a tied embedding are added
-    ("tensorwise_fp8_compiled", SHORT, 1): 10.26,
-}
+PEAKS |= {(recipe, RECOMPUTE): 60.17 for recipe in FOUR}
 
 
-@pytest.mark.parametrize(("recipe", "keys", "shards"), PEAKS)
-def test_the_estimate_of_memory_is_what_the_allocator_counts(recipe, keys, shards):
-    planned = plan(recipes.load(recipe, [], keys.split()), shards)
-    counted = PEAKS[recipe, keys, shards]
-    assert planned.memory_needed / 2**30 == pytest.approx(counted, rel=0.02)
+@pytest.mark.parametrize(("recipe", "keys"), PEAKS)
+def test_the_estimate_of_memory_is_what_the_allocator_counts(recipe, keys):
+    planned = plan(recipes.load(recipe, [], keys.split()))
+    assert planned.memory_needed / 2**30 == pytest.approx(PEAKS[recipe, keys], rel=0.02)
 
 
 @pytest.mark.parametrize(
-    ("local", "memory", "finding"),
+    ("memory", "finding"),
     [
-        ("1", 80, "about 71.5 GiB of 80 GiB$"),
-        ("1", 60, "of 60 GiB: this will probably not fit"),
-        ("1", 24, "of 24 GiB here: .*--overlay cpu"),
-        ("4", 96, "of 24 GiB"),  # processes of one machine without a GPU share its memory
-        ("x", 96, "LOCAL_WORLD_SIZE is 'x'"),
+        (80, "about 71.5 GiB of 80 GiB$"),
+        (60, "of 60 GiB: this will probably not fit"),
+        (24, "of 24 GiB here: .*--overlay cpu"),
     ],
 )
-def test_memory_is_compared_with_the_machines(local, memory, finding, monkeypatch):
+def test_memory_is_compared_with_the_machines(memory, finding, monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cpu")
     monkeypatch.setattr(device, "memory_bytes", lambda: memory * 2**30)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
     try:
-        planned = plan(recipes.load("baseline"), world_size=1)
+        planned = plan(recipes.load("baseline"))
         assert re.search(finding, dict(check_here(planned))["memory"])
     except InputError as error:
         assert re.search(finding, str(error))
@@ -106,7 +95,7 @@ def test_memory_that_other_programs_hold_is_told(monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cuda")
     monkeypatch.setattr(device, "memory_bytes", lambda: 80 * 2**30)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (71 * 2**30, 80 * 2**30))
-    finding = dict(check_here(plan(recipes.load("baseline"), world_size=1)))["memory"]
+    finding = dict(check_here(plan(recipes.load("baseline"))))["memory"]
     assert "71.5 GiB of 71 GiB" in finding and "hold 9 of 80 GiB" in finding
 
 

@@ -61,7 +61,7 @@ def room_for(size: int):
 @pytest.mark.slow
 def test_a_run_that_is_stopped_in_every_way_is_one_that_is_not(tmp_path, train, before_step):
     """Windows of 3 steps, checkpoints every 4: windows also end at checkpoints, so that a resume
-    loses no step. SIGUSR1 is in tests/jobs/test_ranks.py."""
+    loses no step. SIGUSR1 is in extensions/sharded/tests/test_ranks.py."""
     out = tmp_path / "run"
     keys = ["training.steps=12", "metrics.log_freq=3", "checkpoint.enable=true"]
     keys += ["checkpoint.interval=4", "checkpoint.keep_latest_k=2", "checkpoint.async_mode=async"]

@@ -97,11 +97,11 @@ def test_what_leaves_it_nothing_to_do_is_refused(name, keys):
 
 def test_memory_counts_what_is_kept_in_fp8():
     """Peak GiB of torch.cuda.max_memory_allocated on a stand-in for a GPU, torch 2.11."""
-    needed = plan(recipes.load("candidate_fast_tensorwise"), 1).memory_needed
+    needed = plan(recipes.load("candidate_fast_tensorwise")).memory_needed
     assert needed / 2**30 == pytest.approx(68.43, rel=0.02)
     for kept_less in (f"{FLOAT8}.emulate=true", "fast_layer.enable=false"):
-        without = plan(recipes.load("candidate_fast_tensorwise", [], [kept_less]), 1)
-        assert without.memory == plan(recipes.load("tensorwise_fp8_compiled"), 1).memory
+        without = plan(recipes.load("candidate_fast_tensorwise", [], [kept_less]))
+        assert without.memory == plan(recipes.load("tensorwise_fp8_compiled")).memory
 
 
 @pytest.mark.parametrize("name", RECIPES)

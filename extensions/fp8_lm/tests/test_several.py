@@ -21,11 +21,12 @@ from tests.runs import SMALL, SMALLEST, losses_of
 
 KEYS = [*SMALL, SMALLEST, "training.steps=3", "compile.enable=false"]
 KEYS += ["metrics.enable_tensorboard=false", "checkpoint.enable=true", "checkpoint.interval=2"]
+KEYS += ["sharded.processes=2"]
 
 
 def test_one_process_has_no_gradients_to_send():
     with pytest.raises(InputError, match="fp8_lm.gradients"):
-        plan(recipes.load("fp8_gradients", ["cpu"]), 1)
+        plan(recipes.load("fp8_gradients", ["cpu"]))
 
 
 def test_a_group_of_gradients_is_sent_by_one_all_to_all_of_260_bytes_for_256():
@@ -47,6 +48,7 @@ def test_a_group_of_gradients_is_sent_by_one_all_to_all_of_260_bytes_for_256():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Runs of all levels, of the same without FP8 gradients, and one that goes on at step 2."""
+    pytest.importorskip("extensions.sharded")
     folder = tmp_path_factory.mktemp("runs")
     go_on = f"checkpoint.initial_load_path={folder}/fp8/checkpoint/step-2"
     runs = {
@@ -59,7 +61,7 @@ def folder(tmp_path_factory):
         out = ["--overlay", "cpu", "--out", str(folder / name)]
         asked.append([2, ["fp8_lm", *out, *KEYS, *keys]])
     (folder / "runs.json").write_text(json.dumps(asked))
-    command = [sys.executable, "-m", "tests.training.compatible_ranks", folder / "runs.json"]
+    command = [sys.executable, "-m", "extensions.sharded.tests.forked", folder / "runs.json"]
     processes.run(command, 290)
     return folder
 

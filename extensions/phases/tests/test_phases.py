@@ -86,10 +86,12 @@ def test_rates_leave_out_the_steps_after_a_switch(train, monkeypatch):
 @pytest.mark.slow
 def test_two_processes_that_recompute_activations_switch_together(tmp_path):
     """FSDP2 gathers weights in bf16."""
+    pytest.importorskip("extensions.sharded")
     keys = [*TINY, SMALLEST, *EAGER, *phase(2, 2), "activation_checkpoint.mode=full"]
+    keys.append("sharded.processes=2")
     run = [FP8, "--overlay", "cpu", "--out", str(tmp_path / "run"), *keys]
     (tmp_path / "runs.json").write_text(json.dumps([[2, run]]))
-    command = [sys.executable, "-m", "tests.training.compatible_ranks", tmp_path / "runs.json"]
+    command = [sys.executable, "-m", "extensions.sharded.tests.forked", tmp_path / "runs.json"]
     processes.run(command, 290)
     phases = read(tmp_path / "run" / PROOF, Proof).stretches
     assert [(first, phase.in_fp8) for first, phase in phases.items()] == [

@@ -2,10 +2,9 @@
 something else.
 
 One process stands for rank 0 of several: the backend `fake` takes every collective and sends
-nothing. That real ones are recorded the same way is part of tests/jobs/test_ranks.py.
+nothing. That real ones are recorded the same way is part of test_ranks.py.
 """
 
-import os
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch.autograd import DeviceType
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torchtitan import train as titan
 from torchtitan.distributed import ParallelDims
 
 from experiments.config import recipes
@@ -23,7 +21,6 @@ from experiments.records.run import Collectives
 from experiments.training import collectives
 from experiments.training.plan import plan
 from experiments.training.proof import Proof, ProofError
-from experiments.training.trainer import Trainer
 from models import float8
 from models.architectures import build, parallelize
 
@@ -37,7 +34,8 @@ def profile_step(name: str, *overrides: str, ranks: int = 2) -> Collectives:
     model of one block."""
     keys = ["compile.enable=false", "training.local_batch_size=1", "training.seq_len=32"]
     keys.append("model.sizes={n_layers: 1, vocab_size: 64}")
-    planned = plan(recipes.load(name, ["cpu"], [*keys, *overrides]), ranks)
+    keys.append(f"sharded.processes={ranks}")
+    planned = plan(recipes.load(name, ["cpu"], [*keys, *overrides]))
     config = planned.config
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
@@ -50,7 +48,7 @@ def profile_step(name: str, *overrides: str, ranks: int = 2) -> Collectives:
         model = build(config).bfloat16()
         converter = float8.Float8Converter(planned)
         converter.convert(model)
-        model = parallelize(model, dims, config)
+        model = parallelize(model, dims, config, planned.recipe.hook("parallelize"))
         proof = Proof(planned, model, torch.optim.AdamW(model.parameters()))
         with proof.profile(1):
             model(torch.zeros(1, 32, dtype=torch.long)).float().mean().backward()
@@ -135,14 +133,6 @@ def test_a_run_that_promises_fp8_and_sends_something_else_fails(
 
 
 # ---- NCCL ----
-
-
-def test_nccl_is_told_its_thread_blocks_before_it_starts(config, monkeypatch):
-    monkeypatch.setattr(titan.Trainer, "init_distributed", lambda self: os.environ["NCCL_MAX_CTAS"])
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    trainer = Trainer.__new__(Trainer)
-    trainer.job_config, config.comm.nccl_max_ctas = config, 8
-    assert trainer.init_distributed() == "8"
 
 
 def kernel(name: str, start: float, end: float, **more) -> SimpleNamespace:

@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from experiments.jobs.command import code_of
-from experiments.jobs.ranks import reserved_port, variables
 from experiments.run import main
-from experiments.training import attempt, trainer  # noqa: F401  # before the forks
+from extensions.sharded.ranks import reserved_port, variables
 
 
 def fork(rank: int, processes: int, runs: list[tuple[int, list[str]]]) -> int:

@@ -1,4 +1,4 @@
-"""The processes of a run: their GPUs, ranks that start and end together; and a real study of them.
+"""The processes of a run: ranks that start and end together; and a real study of them.
 
 tests/messages.txt has variables of ranks that are half set or nonsense.
 """
@@ -10,49 +10,14 @@ import time
 
 import pytest
 
-from experiments.jobs import ranks as jobs_ranks
-from experiments.jobs.ranks import Ranks, set_rank_environment
+from experiments.jobs import process
 from experiments.records.files import last_window, read
 from experiments.records.run import Manifest, Proof
+from extensions.sharded import ranks as sharded_ranks
+from extensions.sharded.ranks import Ranks, is_rank
+from models.errors import InputError
 from tests import processes
 from tests.runs import TINY, losses_of, run_study
-
-# ---- GPUs ----
-
-
-@pytest.mark.parametrize(("visible", "gpus"), [("2,3", ["2", "3"]), ("", [None])])
-def test_gpus_are_those_that_the_cluster_gave(visible, gpus, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert jobs_ranks.gpus() == gpus
-
-
-# unknown; known; a GPU's own memory
-@pytest.mark.parametrize(("nearest", "node"), [(-1, 2), (3, 3), (5, 2)])
-def test_a_run_is_bound_to_the_cores_and_memory_of_its_gpu(nearest, node, tmp_path, monkeypatch):
-    """On a Grace Hopper node: four memory nodes with cores, and the memory of four GPUs as nodes
-    without. The kernel says which is nearest."""
-    for number in range(8):
-        folder = tmp_path / f"devices/system/node/node{number}"
-        folder.mkdir(parents=True)
-        (folder / "cpulist").write_text("0-71\n" if number < 4 else "\n")
-    slot = tmp_path / "bus/pci/devices/0009:01:00.0"
-    slot.mkdir(parents=True)
-    (slot / "numa_node").write_text(f"{nearest}\n")
-    tools = {"numactl": "exit 0", "nvidia-smi": "echo 00000009:01:00.0"}
-    for name, script in tools.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    bound = ["numactl", f"--cpunodebind={node}", f"--membind={node}"]
-    assert jobs_ranks.binding(2, "2", tmp_path) == bound
-    assert jobs_ranks.binding(0, None, tmp_path) == []
-    # as in a container whose memory may not be chosen
-    (tmp_path / "numactl").write_text("#!/bin/sh\nexit 1\n")
-    assert jobs_ranks.binding(2, "2", tmp_path) == []
-
-
-# ---- ranks ----
-
 
 SRUN = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
@@ -61,12 +26,19 @@ MEETING = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 
 @pytest.mark.parametrize(
     ("variables", "expected"),
-    [({}, (1, "0")), (SRUN | MEETING, (8, "1")), (TORCHRUN | MEETING, (2, "1"))],
+    [(SRUN | MEETING, (8, "1")), (TORCHRUN | MEETING, (2, "1"))],
 )
 def test_ranks(variables, expected, monkeypatch):
     environment = dict(variables)
     monkeypatch.setattr("os.environ", environment)
-    assert (set_rank_environment(), environment["LOCAL_RANK"]) == expected
+    assert is_rank(expected[0]) and environment["LOCAL_RANK"] == expected[1]
+    with pytest.raises(InputError, match="sharded.processes"):
+        is_rank(5)
+
+
+def test_a_process_that_nobody_started_as_a_rank_starts_them(monkeypatch):
+    monkeypatch.setattr("os.environ", {})
+    assert is_rank(1) and not is_rank(2)
 
 
 @pytest.fixture
@@ -77,7 +49,7 @@ def ranks(tmp_path, monkeypatch):
     def start(line: str, gpus: tuple = ((0, None),)) -> Ranks:
         (tmp_path / "stand_in.py").write_text(f"import os, sys, time\n{line}")
         found = {"PYTHONPATH": str(tmp_path)}
-        return Ranks(["stand_in"], tmp_path / "log.txt", list(gpus), 2, found)
+        return Ranks(["stand_in"], tmp_path / "log.txt", list(gpus), found, 2)
 
     return start
 
@@ -88,7 +60,7 @@ def end(ranks: Ranks) -> int:
     while ranks.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert all(processes.ends(child.pid) for child in ranks.children)
+    assert all(processes.ends(rank.child.pid) for rank in ranks.ranks)
     return ranks.returncode
 
 
@@ -102,13 +74,13 @@ def test_each_rank_is_told_of_the_others_and_of_its_share(ranks, tmp_path, monke
     """Whatever variables of ranks this process has, as where a study is started by torchrun."""
     for name in NAMES[:4]:
         monkeypatch.setenv(name, "7")
-    monkeypatch.setattr(jobs_ranks, "gpus", lambda: ["4", "5", "6", "7"])
+    monkeypatch.setattr(process, "gpus", lambda: ["4", "5", "6", "7"])
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     told = (
         f"print(*map(os.environ.get, {NAMES}), file=sys.stderr)\nsys.exit(int(os.environ['RANK']))"
     )
     started = ranks(told, [(2, "6"), (3, "7")])
-    assert end(started) == 1 and started.first == 1
+    assert end(started) == 1 and started.culprit == "rank 1 "
     log = tmp_path / "log.txt"
     rank_0, rank_1 = log.read_text().strip(), started.last_words()
     port = rank_0.split()[-1]
@@ -117,21 +89,21 @@ def test_each_rank_is_told_of_the_others_and_of_its_share(ranks, tmp_path, monke
 
 
 def test_a_killed_rank_ends_the_others_although_they_wait_for_it(ranks, monkeypatch):
-    monkeypatch.setattr(jobs_ranks, "GRACE_S", 0.3)
+    monkeypatch.setattr(sharded_ranks, "GRACE_S", 0.3)
     started = ranks("time.sleep(60)")
-    started.children[0].send_signal(signal.SIGSTOP)
-    started.children[1].kill()
-    assert end(started) == -signal.SIGKILL and started.first == 1
+    started.ranks[0].child.send_signal(signal.SIGSTOP)
+    started.ranks[1].child.kill()
+    assert end(started) == -signal.SIGKILL and started.culprit == "rank 1 "
     assert started.last_words().startswith("see ")
 
 
 def test_ranks_that_fail_alike_are_one_failure(ranks):
     started = ranks("print('error: why', file=sys.stderr)\nsys.exit(2)")
-    assert end(started) == 2 and started.first == 0 and started.last_words() == "error: why"
+    assert end(started) == 2 and not started.culprit and started.last_words() == "error: why"
 
 
 def test_a_second_ctrl_c_ends_ranks_that_hang(ranks, tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs_ranks, "GRACE_S", 0.3)
+    monkeypatch.setattr(process, "GRACE_S", 0.3)
     started = ranks(
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "print('listens', file=sys.stderr, flush=True)\ntime.sleep(60)"
@@ -146,7 +118,7 @@ def test_a_second_ctrl_c_ends_ranks_that_hang(ranks, tmp_path, monkeypatch):
 def test_a_study_of_two_processes_is_stopped_and_goes_on_as_if_it_had_not_been(tmp_path, run_here):
     """FP8 under FSDP over gloo, gathered in FP8. The study gets SIGUSR1 once it trains."""
     steps = 8
-    recipe = ["tensorwise_fp8_allgather", "--processes", "2", "--overlay", "cpu"]
+    recipe = ["tensorwise_fp8_allgather", "--overlay", "cpu"]
     short = [*TINY, "compile.enable=false", "checkpoint.enable=true", f"training.steps={steps}",
              "checkpoint.interval=100"]  # fmt: skip
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"

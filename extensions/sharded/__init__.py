@@ -1,0 +1,31 @@
+"""A run of several processes, a GPU each: FSDP2 shards parameters, gradients and optimizer states.
+
+    python -m experiments.run RECIPE sharded.processes=2
+
+The same command under torchrun or srun is one rank of many. torchtitan's keys `parallelism` say how
+the processes share the model.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+# The hooks. No module of this package has the name of one
+from extensions.sharded.checks import processes, shards
+from extensions.sharded.fsdp import parallelize
+from extensions.sharded.ranks import check_environment, start
+from extensions.sharded.training import Checkpoints, combine, own_rows, run
+
+__all__ = [
+    "Checkpoints", "check_environment", "combine", "own_rows", "parallelize", "processes", "run",
+    "shards", "start",
+]  # fmt: skip
+
+
+@dataclass
+class Keys:
+    """The section `sharded` of a recipe."""
+
+    processes: Annotated[int, Field(ge=1, lt=10_000)] = 1
+    """Processes of a run, one a GPU; without GPUs they share the cores."""

@@ -1,0 +1,75 @@
+"""What must suit the number of processes."""
+
+import math
+from collections.abc import Collection
+
+from models.errors import InputError
+
+GATHER = "quantize.linear.float8.enable_fsdp_float8_all_gather"
+
+
+def processes(config) -> int:
+    """Return how many processes a run has."""
+    return config.sharded.processes
+
+
+def shards(config, args, fp8_layers: Collection[str]) -> int:
+    """Check what must suit the number of processes; return how many of them share parameters,
+    gradients and optimizer states.
+
+    Raises `InputError`.
+    """
+    degrees, training, count = config.parallelism, config.training, config.sharded.processes
+    replicas, shards = degrees.data_parallel_replicate_degree, degrees.data_parallel_shard_degree
+    if shards == -1:
+        shards = max(1, count // replicas)
+    if replicas * shards != count:
+        raise InputError(
+            "parallelism.data_parallel_replicate_degree x data_parallel_shard_degree is "
+            f"{replicas} x {shards}, which must be sharded.processes, {count}: change a degree (1 "
+            "and -1 always fit), or the number of processes"
+        )
+    if shards == 1 < count:
+        # the loss is divided by all ranks' tokens before DDP takes the mean over ranks
+        raise InputError(
+            f"parallelism.data_parallel_replicate_degree={count} leaves nothing to shard, and "
+            f"torchtitan 0.2.2 then divides gradients by the {count} processes twice: set it "
+            "to 1, or to less than the processes"
+        )
+    batch = training.global_batch_size
+    if batch > 0 and batch % (training.local_batch_size * count):
+        raise InputError(
+            f"training.global_batch_size={batch}: expected a multiple of local_batch_size x "
+            f"processes, {training.local_batch_size} x {count}, or -1"
+        )
+    if shards > 1 and config.optimizer.built == "before_conversion":
+        raise InputError(
+            f"optimizer.built needs whole weights, and {count} processes shard them: set it to null"
+        )
+    if config.quantize.linear.float8.enable_fsdp_float8_all_gather:
+        _check_gather(config, args, fp8_layers, shards)
+    return shards
+
+
+def _check_gather(config, args, fp8_layers: Collection[str], shards: int) -> None:
+    """Check that FSDP can gather the weights of the FP8 layers in FP8."""
+    if shards == 1 and config.optimizer.built is None:
+        raise InputError(
+            f"{GATHER} needs weights that processes share: set sharded.processes to 2 or more, or "
+            "this to false"
+        )
+    if args.enable_weight_tying and "output" in fp8_layers:
+        raise InputError(
+            f"the head of {config.model.flavor} is also its embedding, which FSDP gathers in bf16: "
+            "set quantize.linear.float8.filter_fqns to [output]"
+        )
+    shapes = args.linear_shapes()
+    rows = {name: shapes[name][0] for name in shapes if name in fp8_layers}
+    uneven = [name for name, n in rows.items() if n % shards]
+    if uneven:
+        most = math.gcd(*rows.values())
+        even = max(n for n in range(1, shards) if most % n == 0)
+        raise InputError(
+            f"FP8 all-gather shards rows evenly, and {uneven[0]} has rows that do not divide by "
+            f"{shards}: set {GATHER} to false, or shard over {even} processes"
+        )

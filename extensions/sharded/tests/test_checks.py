@@ -1,0 +1,80 @@
+"""What does not suit the number of processes is refused, with the key to change; and so are
+variables of ranks that are half set or nonsense."""
+
+import pytest
+
+from experiments.config import recipes
+from experiments.jobs.command import code_of
+from experiments.run import main
+from experiments.training.plan import plan
+from extensions.sharded.ranks import check_environment
+from models.errors import InputError
+
+GATHER = "quantize.linear.float8.enable_fsdp_float8_all_gather"
+TENSORWISE = "quantize.linear.float8.recipe_name=tensorwise"
+REPLICAS = "parallelism.data_parallel_replicate_degree"
+TIED = ["model.flavor=llama3.2-1B", "model.sizes.n_layers=1", TENSORWISE, f"{GATHER}=true"]
+TIED.append("quantize.linear.float8.filter_fqns=[]")
+
+
+@pytest.mark.parametrize(
+    ("processes", "keys", "named"),
+    [
+        (0, [], "sharded.processes"),
+        (2, [f"{REPLICAS}=3"], REPLICAS),
+        (2, [f"{REPLICAS}=2"], REPLICAS),
+        (2, ["training.global_batch_size=12"], "training.global_batch_size"),
+        (2, ["optimizer.built=before_conversion"], "optimizer.built"),
+        (1, [TENSORWISE, f"{GATHER}=true"], GATHER),
+        (3, [TENSORWISE, f"{GATHER}=true"], GATHER),  # rows that do not divide
+        (2, TIED, "filter_fqns"),
+    ],
+)
+def test_keys_that_do_not_suit_the_processes(processes, keys, named):
+    with pytest.raises(InputError, match=named):
+        plan(recipes.load("baseline", ["cpu"], [*keys, f"sharded.processes={processes}"]))
+
+
+# Peak GiB on each of two GPUs, counted as those of tests/training/test_run.py
+PEAKS = {"baseline": 50.14, "baseline_compiled": 44.52, "tensorwise_fp8_compiled": 39.02}
+PEAKS["rowwise_fp8_compiled"] = 39.02
+
+
+@pytest.mark.parametrize("recipe", PEAKS)
+def test_the_estimate_of_memory_is_what_the_allocator_counts(recipe):
+    needed = plan(recipes.load(recipe, [], ["sharded.processes=2"])).memory_needed
+    assert needed / 2**30 == pytest.approx(PEAKS[recipe], rel=0.02)
+    recomputes = ["sharded.processes=2", "activation_checkpoint.mode=full"]
+    needed = plan(recipes.load(recipe, [], recomputes)).memory_needed
+    assert needed / 2**30 == pytest.approx(34.07, rel=0.02)
+
+
+RANK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"RANK": "1"}, "WORLD_SIZE"),
+        ({"WORLD_SIZE": "2"}, "RANK"),
+        (RANK | {"RANK": "2"}, "RANK"),
+        (RANK | {"LOCAL_RANK": "first"}, "LOCAL_RANK"),
+        (RANK | {"WORLD_SIZE": "4"}, "sharded.processes=4"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "MASTER_ADDR"),
+        ({"SLURM_STEP_NUM_TASKS": "8"}, "SLURM_PROCID"),
+        ({"SLURM_STEP_NUM_TASKS": "many"}, "SLURM_STEP_NUM_TASKS"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, "2 GPUs"),
+    ],
+)
+def test_what_started_the_process_does_not_suit_the_recipe(variables, named, monkeypatch):
+    recipe = recipes.load("baseline", ["cpu"], ["sharded.processes=2"])
+    monkeypatch.setattr("os.environ", dict(variables))
+    with pytest.raises(InputError, match=named):
+        check_environment(recipe.config)
+
+
+def test_ranks_started_by_others_are_told_where_to_write(monkeypatch, capsys):
+    for name, value in RANK.items():
+        monkeypatch.setenv(name, value)
+    command = ["baseline", "--overlay", "cpu", "sharded.processes=2"]
+    assert code_of(lambda: main(command)) == 2 and "--out" in capsys.readouterr().err
