@@ -24,7 +24,6 @@ PARALLEL = (
     "tensor parallelism has no estimate, because one model of others' speeds was right for 1 of 8 "
     "such trainings: leave out --tensor-parallel, and measure"
 )
-MOST_GPUS = 100_000
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,8 +33,6 @@ def main(argv: list[str] | None = None) -> int:
         raise InputError(PARALLEL)
     args = _parser().parse(words)
     args.gpu = gpu(args.gpu)
-    if args.gpus > MOST_GPUS:
-        raise InputError(f"--gpus {args.gpus}: expected at most {MOST_GPUS:,}")
     answer = estimate(*model(args.words), args)
     print(json.dumps(answer, indent=2) if args.json else text(answer))
     return COMPLETED
@@ -72,7 +69,8 @@ def text(answer: dict) -> str:
         if answer[key]:
             said.append((name, _ranges(answer[key])))
     if answer["ahead_from_step"]:
-        said.append(("ahead from", f"step {answer['ahead_from_step']:,}"))
+        value, best, worst = (step or "never" for step in answer["ahead_from_step"])
+        said.append(("ahead from", f"step {value} (at best {best}, at worst {worst})"))
     recomputed = "nothing recomputed" if answer["recompute"] == "none" else "blocks recomputed"
     sizes = f"{answer['memory_gib']:.1f} of {answer['gpu_gib']:.1f} GiB a GPU"
     said += [("memory", f"about {sizes}, {recomputed}"), ("rests on", answer["fitted_to"])]

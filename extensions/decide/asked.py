@@ -65,7 +65,8 @@ def model(words: list[str]) -> tuple[str, Sizes]:
     if {"dim", "n_heads"} & set(given):
         sizes.pop("head_dim", None)
     sizes |= {key: _size(key, value) for key, value in given.items()}
-    return names[0] if names else "your model", _complete(sizes)
+    changed = [", changed"] if given else []
+    return "".join(names + changed) if names else "your model", _complete(sizes)
 
 
 def _size(key: str, value: object) -> int:
