@@ -10,8 +10,7 @@ import pandas as pd
 import yaml
 
 from analysis.break_even import wall_times
-from analysis.comparison import BASELINE, COMPILED, Comparison
-from analysis.losses import verdict
+from analysis.comparison import COMPILED, Comparison
 from analysis.newest import ROOT
 from analysis.runs import Run
 from experiments.records.files import read_windows
@@ -37,60 +36,6 @@ def cost_by_steps(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:
     hours = {recipe: wall_times(runs, np.array(lengths)).mean(axis=0) / 3600
              for recipe, runs in comparison.completed.items()}  # fmt: skip
     return pd.DataFrame(hours, index=pd.Index(lengths, name="steps"))
-
-
-# ---- one_gpu_puzzle: does FP8 not learn on one GPU at batch 1? ----
-
-FROZEN = "puzzle_bf16_frozen"
-FOLLOWS = 0.1  # a loss follows one of two others if it is nearer to it by at least this factor
-
-
-def ownership(comparison: Comparison) -> pd.DataFrame:
-    """Count parameter tensors by what the optimizer does with them.
-
-    `owned` is the optimizer's share of all elements.
-    """
-    table = proofs(comparison).filter(regex=r"^parameters\.[a-z_]+$")
-    table.columns = table.columns.str.removeprefix("parameters.")
-    sizes = {recipe: run.manifest.parameters for recipe, run in first_runs(comparison).items()}
-    owned = table.pop("elements_in_optimizer") / pd.Series(sizes)
-    listed = table.select_dtypes(object).columns
-    table[listed] = table[listed].map(len)
-    return table.assign(owned=owned.round(3))
-
-
-def puzzle_answer(comparison: Comparison) -> list[str]:
-    """Write what the runs show, the answer first, then a sentence a recipe.
-
-    The runs explain the report if every recipe whose optimizer owns all parameters follows the
-    baseline, and the recipe with orphans follows the run that has these orphans frozen.
-    """
-    done, first = comparison.completed, proofs(comparison)
-    if not {BASELINE, FROZEN} <= {*first.index}:
-        return [f"No answer: it needs completed runs of {BASELINE} and of {FROZEN}."]
-    lost = first.loc[FROZEN, "parameters.frozen"]
-    orphans = first["parameters.orphans"].drop([BASELINE, FROZEN])
-    explained, facts = lost in orphans.tolist(), []
-    for recipe, missing in orphans.items():
-        to_bf16 = verdict(done[recipe], done[BASELINE]).difference
-        to_frozen = verdict(done[recipe], done[FROZEN]).difference
-        facts.append(
-            f"{recipe}: its optimizer lacks {len(missing)} weights; its final loss differs by "
-            f"{to_bf16:+.4f} from that of {BASELINE}, by {to_frozen:+.4f} from that of {FROZEN}."
-        )
-        near, far = (to_frozen, to_bf16) if missing else (to_bf16, to_frozen)
-        explained &= missing in ([], lost) and abs(near) < FOLLOWS * abs(far)
-    if not explained:
-        return ["These runs do not explain the report. Whose loss follows which:", *facts]
-    never_stepped = 1 - ownership(comparison)["owned"][FROZEN]
-    return [
-        "At batch 1 on one device FP8 learns as bf16 does: its final loss is at least ten times "
-        "nearer to that of bf16 than to that of bf16 with frozen weights.",
-        "It does not where the optimizer was built before a conversion that replaces the weights: "
-        f"then {len(lost)} of them, {never_stepped:.0%} of all parameters, are never "
-        "stepped, and the loss is that of bf16 with them frozen.",
-        *facts,
-    ]
 
 
 # ---- allgather_ladder: what each rung sends, and whether it computes the same ----

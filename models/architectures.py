@@ -1,4 +1,4 @@
-"""Build a run's model: its architecture and size, frozen and compiled as the recipe asks.
+"""Build a run's model: its architecture and size, compiled as the recipe asks.
 
 `model.flavor` chooses a class and its size, which `model.sizes` changes.
 """
@@ -6,7 +6,6 @@
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ from torchtitan.models.llama3.infra import parallelize as titan
 from torchtitan.protocols.train_spec import TrainSpec
 
 from models import llama
-from models.errors import InputError, by_pattern
+from models.errors import InputError
 
 # ---- which model ----
 
@@ -105,31 +104,10 @@ def train_spec(config, **builders) -> TrainSpec:
     )
 
 
-def freeze(model: nn.Module, patterns: list[str]) -> None:
-    """Stop training the parameters that shell patterns match.
-
-    Raises `InputError` if a pattern matches nothing, or nothing is left to train.
-    """
-    parameters = dict(model.named_parameters())
-    for pattern in patterns:
-        matched = [name for name in parameters if fnmatchcase(name, pattern)]
-        if not matched:
-            there = by_pattern(parameters)
-            raise InputError(f"model.freeze: `{pattern}` matches no parameter; there are {there}")
-        for name in matched:
-            parameters[name].requires_grad_(False)
-    if not any(parameter.requires_grad for parameter in parameters.values()):
-        raise InputError(
-            f"model.freeze={patterns} leaves no parameter to train: leave a pattern out"
-        )
-
-
 def parallelize(
     model: nn.Module, parallel_dims: ParallelDims, job_config, shard: Callable | None = None
 ) -> nn.Module:
-    """Freeze, recompute, compile and `shard` a model as the recipe asks, in torchtitan's order."""
-    freeze(model, job_config.model.freeze)
-
+    """Recompute, compile and `shard` a model as the recipe asks, in torchtitan's order."""
     keys = job_config.compile
     compiled = keys.enable and "model" in keys.components
     by_block = compiled and keys.scope == "block"

@@ -162,7 +162,7 @@ def _too_small(linears: dict[str, nn.Linear], recipe_name: str) -> set[str]:
 
 
 class Float8Converter:
-    """torchtitan model converter `fp8`: swaps the chosen `nn.Linear`s for FP8 layers.
+    """torchtitan's model converter: swaps the chosen `nn.Linear`s for FP8 layers by `convert`.
 
     Does nothing while `quantize.linear.float8.recipe_name` is null, so that a recipe turns FP8 on
     with that one key.

@@ -1,6 +1,6 @@
 """Execute the notebooks, each from its own folder: `make notebooks`.
 
-    python -m analysis.notebooks.execute one_gpu_puzzle
+    python -m analysis.notebooks.execute four_way
 
 The core's notebooks are in this folder, an extension's is extensions/NAME/notebook.py. The source
 of a notebook is its .py (jupytext's percent format). The executed .ipynb beside it is generated,

@@ -108,23 +108,14 @@ class Sizes:
     """Rows of the embedding and of the output head; `data.bpe_vocab_size` is the tokenizer's."""
 
 
-@section("name", "tokenizer_path")
+@section("name", "converters", "tokenizer_path")
 class Model(titan.Model):
-    converters: Annotated[list[Literal["fp8"]], Field(min_length=1, max_length=1)] = field(
-        default_factory=lambda: ["fp8"]
-    )
-    """Converts nothing until `quantize.linear.float8.recipe_name` is set."""
-
     sizes: Sizes
     """Sizes in place of the flavor's, as `{dim: 512, n_layers: 8}`."""
 
     attention_backend: Literal["auto", "flash", "cudnn", "math"] = "auto"
     """Kernel behind scaled_dot_product_attention; `auto` lets PyTorch choose by shape and
     device."""
-
-    freeze: list[str] = field(default_factory=list)
-    """Parameters that are not trained: full names, or shell patterns over them, as
-    `layers.*.attention.wq.weight`."""
 
 
 @section("early_step_in_backward")  # which leaves no gradients for the proof to look at
@@ -137,11 +128,6 @@ class Optimizer(titan.Optimizer):
     """Epsilon. With 0, a parameter without a gradient becomes nan; beside a large one, gradients
     count for nothing."""
     weight_decay: NotNegative
-
-    built: Literal["before_conversion", "after_conversion"] | None = None
-    """Only for the study `one_gpu_puzzle`, on one device: build the optimizer before or after the
-    FP8 conversion, and let `enable_fsdp_float8_all_gather` replace parameters without FSDP. null:
-    after, and that key needs FSDP."""
 
 
 @section()

@@ -20,7 +20,6 @@ Found = Iterator[tuple[str, str]]
 def contradictions(config: "Config") -> Found:
     """Find all that is wrong with a recipe whose keys are right one by one."""
     yield from _training(config)
-    yield from _optimizer(config)
     yield from _compile(config)
     yield from _data(config)
     yield from _profiling(config)
@@ -44,15 +43,6 @@ def _training(config: "Config") -> Found:
         yield (
             "checkpoint.initial_load_path",
             "is not read without checkpoints; set checkpoint.enable to true",
-        )
-
-
-def _optimizer(config: "Config") -> Found:
-    optimizer = config.optimizer
-    if optimizer.built == "before_conversion" and config.compile.enable:
-        yield (
-            "optimizer.built",
-            "its late conversion would find compiled blocks; set compile.enable to false",
         )
 
 

@@ -15,7 +15,7 @@ import torch
 from experiments.config import recipes
 from experiments.config.keys import Parallelism
 from models import float8
-from models.architectures import build, freeze
+from models.architectures import build
 from models.errors import InputError
 from models.flops import memory_by_use
 
@@ -75,7 +75,6 @@ def plan(recipe: recipes.Recipe) -> Plan:
     with torch.device("meta"):  # modules by name, no weights
         model = build(config)
     args = model.model_args
-    freeze(model, config.model.freeze)
     fp8 = float8.choose(model, config.quantize.linear.float8)
     shards = recipe.hook("shards", check_whole)(config, args, fp8.layers)
     rows = training.local_batch_size * recipe.processes
@@ -101,12 +100,7 @@ def plan(recipe: recipes.Recipe) -> Plan:
 def check_whole(config, *_) -> int:
     """Refuse keys that share a model between processes, as there is one; returns 1, its part."""
     gathers = config.quantize.linear.float8.enable_fsdp_float8_all_gather
-    misplaced = {
-        "quantize.linear.float8.enable_fsdp_float8_all_gather": (
-            gathers and config.optimizer.built is None,
-            "false",
-        ),
-    }
+    misplaced = {"quantize.linear.float8.enable_fsdp_float8_all_gather": (gathers, "false")}
     for key, default in asdict(Parallelism()).items():
         changed = getattr(config.parallelism, key) != default
         misplaced[f"parallelism.{key}"] = (changed, default)

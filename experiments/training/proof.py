@@ -3,8 +3,8 @@ looks fine.
 
 Three claims. A claim that does not hold stops the run:
 
-  1. Every trainable parameter is in the optimizer. (A recipe can leave parameters out on purpose,
-     by `optimizer.built`; such orphans are on record instead.)
+  1. Every trainable parameter is in the optimizer. (An extension can leave parameters out on
+     purpose; such orphans are on record instead.)
   2. The layers in FP8 are those that the recipe names, and one profiled step calls
      `aten::_scaled_mm` for each of their matmuls, in number and shape (expected.py), with the
      recipe's scaling, or never in bf16.
@@ -55,6 +55,16 @@ class ProofError(RuntimeError):
     """The run is not what its recipe says."""
 
 
+def check_orphans(config, orphans: list[str]) -> None:
+    """Raise `ProofError` for trainable parameters that are in no optimizer."""
+    if orphans:
+        raise ProofError(
+            f"{len(orphans)} trainable parameters are in no optimizer and would never learn, "
+            f"{orphans[0]} among them: build the optimizer after the FP8 conversion, which can "
+            "replace parameters"
+        )
+
+
 class Proof:
     """Collects the evidence of one run of a plan. Raises `ProofError`.
 
@@ -80,12 +90,7 @@ class Proof:
         for group in self.optimizer.param_groups:
             owned.update(map(id, group["params"]))
         self.orphans = [name for name, p in self.trainable.items() if id(p) not in owned]
-        if self.orphans and self.plan.config.optimizer.built != "before_conversion":
-            raise ProofError(
-                f"{len(self.orphans)} trainable parameters are in no optimizer and would never "
-                f"learn, {self.orphans[0]} among them: build the optimizer after the FP8 "
-                "conversion, which can replace parameters"
-            )
+        self.plan.recipe.hook("check_orphans", check_orphans)(self.plan.config, self.orphans)
 
     # ---- claim 2: FP8 layers multiply in FP8 ----
 

@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from unittest.mock import patch
@@ -25,7 +24,6 @@ from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.components.metrics import build_metrics_processor
 from torchtitan.components.optimizer import build_optimizers
 from torchtitan.distributed import utils as dist_utils
-from torchtitan.protocols import model_converter
 from torchtitan.tools.logging import logger
 from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 
@@ -99,24 +97,16 @@ class Trainer(titan.Trainer):
         config = plan.config
         self.plan, self.stop = plan, stop
 
-        convert_late, built = config.optimizer.built == "before_conversion", config
-        if convert_late:
-            built = replace(config, model=replace(config.model, converters=[]))
         # In here, in this order: process group (`init_distributed`), model on the meta device, FP8
         # conversion, metrics, recomputation, compilation and sharding (`parallelize` in
         # models/architectures.py), weights, optimizer, schedule, checkpoints.
-        fp8 = {"fp8": partial(float8.Float8Converter, plan)}
         checkpoints = plan.recipe.hook("Checkpoints", Checkpoints)
-        with (  # torchtitan has no hook for the first, and registries for all runs for the others
+        with (  # torchtitan has no hook for the second, and registries for all runs for the others
+            patch.object(titan, "build_model_converters", partial(float8.Float8Converter, plan)),
             patch.object(titan, "CheckpointManager", checkpoints),
             patch.object(titan.train_spec_module, "get_train_spec", lambda _: _train_spec(plan)),
-            patch.dict(model_converter._registry_model_converter_cls, fp8),
         ):
-            super().__init__(built)
-        model = self.model_parts[0]
-        if convert_late:
-            self.job_config = config
-            float8.Float8Converter(plan).convert(model)
+            super().__init__(config)
         if config.training.dtype == config.training.mixed_precision_param:
             # Nothing to cast: autocast would only slow down every operator
             self.maybe_enable_amp = nullcontext()
@@ -124,7 +114,7 @@ class Trainer(titan.Trainer):
         self.dataloader = Loader(token_file, config, plan.recipe.hook("own_rows", iter))
         self.checkpointer.states[DATALOADER] = self.dataloader
         self._identity = json.dumps(identity(plan, token_file))
-        self.proof = Proof(plan, model, self.optimizers.optimizers[0])
+        self.proof = Proof(plan, self.model_parts[0], self.optimizers.optimizers[0])
         self.meter = Meter(plan)
         self.combine = plan.recipe.hook("combine", alone)
         self.first_step = 1  # of this process

@@ -42,10 +42,6 @@ def shards(config, args, fp8_layers: Collection[str]) -> int:
             f"training.global_batch_size={batch}: expected a multiple of local_batch_size x "
             f"processes, {training.local_batch_size} x {count}, or -1"
         )
-    if shards > 1 and config.optimizer.built == "before_conversion":
-        raise InputError(
-            f"optimizer.built needs whole weights, and {count} processes shard them: set it to null"
-        )
     if config.quantize.linear.float8.enable_fsdp_float8_all_gather:
         _check_gather(config, args, fp8_layers, shards)
     return shards
@@ -53,7 +49,7 @@ def shards(config, args, fp8_layers: Collection[str]) -> int:
 
 def _check_gather(config, args, fp8_layers: Collection[str], shards: int) -> None:
     """Check that FSDP can gather the weights of the FP8 layers in FP8."""
-    if shards == 1 and config.optimizer.built is None:
+    if shards == 1:
         raise InputError(
             f"{GATHER} needs weights that processes share: set sharded.processes to 2 or more, or "
             "this to false"

@@ -47,7 +47,7 @@ def test_newest_results_prefer_a_gpu_and_are_of_one_study(tmp_path, monkeypatch)
     kept = {
         "results/a": "cuda",
         "results/b": "cpu",
-        "results/puzzle/c": "cuda",
+        "results/other/c": "cuda",
         "extensions/noise/results/noise/d": "cuda",
         "runs/mine": "cuda",
     }
@@ -55,10 +55,10 @@ def test_newest_results_prefer_a_gpu_and_are_of_one_study(tmp_path, monkeypatch)
         facts = {"hardware": {"type": device}, "start": f"2026-0{month}-01T00:00:00Z"}
         write_run(tmp_path / folder / "baseline" / "seed0", **facts)
         (tmp_path / folder / "study.yaml").touch()
-    assert newest.results().name == "a" and newest.results("puzzle").name == "c"
+    assert newest.results().name == "a" and newest.results("other").name == "c"
     (tmp_path / "runs" / "not begun").mkdir()
     (tmp_path / "runs" / "not begun" / "study.yaml").touch()
-    assert newest.runs().name == "mine" and newest.runs("puzzle").name == "c"
+    assert newest.runs().name == "mine" and newest.runs("other").name == "c"
     assert newest.results("noise").name == "d"
     monkeypatch.setenv("RUNS", "kept")
     assert newest.runs().name == "a"

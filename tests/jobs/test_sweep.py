@@ -47,7 +47,8 @@ def test_what_the_command_line_sets_is_no_axis_any_more():
 
 
 SWEEP = """description: x
-recipes: [baseline, puzzle_fp8]
+recipes: [baseline, tensorwise_fp8_compiled]
+overrides: [compile.enable=false]
 baseline: baseline
 seeds: [0]
 overlays: [cpu]
@@ -91,9 +92,10 @@ def test_a_sweep_goes_on_where_it_was_stopped(node):
     assert printed.count("needs about 0.1 GiB of 0 GiB") == 2
     code, printed = run_study(folder)
     assert code == 0 and printed.count("complete already") == 2
+    pair = "baseline", "tensorwise_fp8_compiled"
     first, *others = ["cpu_seq64_processes1", "cpu_seq256_processes1", "qwen3-cpu_seq64_processes1"]
-    assert turns[0] == [f"{first}/baseline", f"{first}/puzzle_fp8"]
-    assert turns[1] == [f"{cell}/{name}" for cell in others for name in ("baseline", "puzzle_fp8")]
+    assert turns[0] == [f"{first}/{name}" for name in pair]
+    assert turns[1] == [f"{cell}/{name}" for cell in others for name in pair]
     fit = read(folder / "qwen3-cpu_seq256_processes1/cell.json", Fit)
     assert fit.needed > fit.available == 128e6 and fit.values["training.seq_len"] == 256
 

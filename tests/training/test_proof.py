@@ -105,7 +105,6 @@ def skip_step(run: Run) -> None:
 
 def freeze(run: Run) -> None:
     """Nothing is computed backward of a frozen layer before all others."""
-    run.config.model.freeze = ["first.weight"]
     run.model.first.weight.requires_grad_(False)
     run.x = run.x.detach()
 

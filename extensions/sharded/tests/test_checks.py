@@ -24,7 +24,6 @@ TIED.append("quantize.linear.float8.filter_fqns=[]")
         (2, [f"{REPLICAS}=3"], REPLICAS),
         (2, [f"{REPLICAS}=2"], REPLICAS),
         (2, ["training.global_batch_size=12"], "training.global_batch_size"),
-        (2, ["optimizer.built=before_conversion"], "optimizer.built"),
         (1, [TENSORWISE, f"{GATHER}=true"], GATHER),
         (3, [TENSORWISE, f"{GATHER}=true"], GATHER),  # rows that do not divide
         (2, TIED, "filter_fqns"),

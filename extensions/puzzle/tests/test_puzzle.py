@@ -3,6 +3,8 @@
 import pytest
 
 from experiments.config import recipes
+from experiments.training.plan import plan
+from models.errors import InputError
 from tests.runs import TINY
 
 BLOCK = ["attention.wq", "attention.wk", "attention.wv", "attention.wo",
@@ -20,7 +22,8 @@ LINEARS = {f"layers.{k // 7}.{BLOCK[k % 7]}.weight" for k in range(4 * 7)}
     ],
 )
 def test_which_weights_the_optimizer_owns_and_moves(train, name, trainable, orphans, frozen, moved):
-    trainer, _ = train(recipes.load(name, ["cpu"], [*TINY, "training.steps=1"]).config)
+    recipe = recipes.load(name, ["cpu"], [*TINY, "training.steps=1"])
+    trainer, _ = train(recipe.config, recipe=recipe)
     [group] = trainer.optimizers.optimizers[0].param_groups
     owned = set(map(id, group["params"]))
     weights = trainer.model_parts[0].named_parameters()
@@ -29,3 +32,15 @@ def test_which_weights_the_optimizer_owns_and_moves(train, name, trainable, orph
     assert (proof.trainable, proof.moved_in_first_step) == (trainable, moved)
     assert set(proof.orphans) == set(proof.still_in_first_step) == orphans
     assert set(proof.frozen) == frozen
+
+
+@pytest.mark.parametrize("patterns", ["['layers.*.wq']", "['*.weight']"])
+def test_freezing_nothing_or_all_is_refused(patterns):
+    recipe = recipes.load("puzzle_bf16_frozen", ["cpu"], [f"puzzle.freeze={patterns}"])
+    with pytest.raises(InputError, match="puzzle.freeze"):
+        plan(recipe)
+
+
+def test_a_late_conversion_finds_no_compiled_blocks():
+    with pytest.raises(InputError, match="puzzle.optimizer"):
+        recipes.load("puzzle_fp8_optimizer_first", ["cpu"], ["compile.enable=true"])

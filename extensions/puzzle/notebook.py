@@ -20,15 +20,16 @@
 # optimizer does not own. They tell whether FP8 learns, and whether the order of calls is enough to
 # stop it. They do not tell what happened in the benchmark's own runs.
 #
-# This notebook shows the newest such study under `runs/`, or the one in `results/`. For another:
+# This notebook shows the newest such study under `runs/`, or the kept one. For another:
 # `RUNS=folder make lab`.
 
 # %%
-from analysis import newest, plots, studies
+from analysis import newest, plots
 from analysis.answer import left_out
 from analysis.comparison import compare
 from analysis.study import read_study
 from analysis.table import trained
+from extensions.puzzle import tables
 
 comparison = compare(read_study(newest.runs("one_gpu_puzzle")))
 print(trained(comparison))
@@ -37,7 +38,7 @@ print(trained(comparison))
 # ## The answer
 
 # %%
-print(*studies.puzzle_answer(comparison), sep="\n")
+print(*tables.answer(comparison), sep="\n")
 
 # %%
 plots.loss(comparison)
@@ -54,7 +55,7 @@ plots.loss_difference(comparison)
 # the optimizer's share of all elements.
 
 # %%
-studies.ownership(comparison)
+tables.ownership(comparison)
 
 # %% [markdown]
 # Runs that are left out:

@@ -1,0 +1,89 @@
+"""Why FP8 seemed not to learn on one GPU: an optimizer that is built before the FP8 conversion."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass
+class Keys:
+    """The section `puzzle` of a recipe: on one device, `enable_fsdp_float8_all_gather` replaces
+    parameters without FSDP."""
+
+    optimizer: Literal["before_conversion", "after_conversion"] | None = None
+    """When the optimizer is built; null: after. One that is built before keeps the old
+    parameters."""
+
+    freeze: list[str] | None = None
+    """Parameters that are not trained: full names, or shell patterns over them, as
+    `layers.*.attention.wq.weight`."""
+
+
+def contradictions(config) -> Iterator[tuple[str, str]]:
+    """Find keys that contradict a late conversion."""
+    if _converts_late(config) and config.compile.enable:
+        yield (
+            "puzzle.optimizer",
+            "is built before a conversion that would find compiled blocks; set compile.enable to "
+            "false",
+        )
+
+
+def _converts_late(config) -> bool:
+    return config.puzzle.optimizer == "before_conversion"
+
+
+# ---- hooks ----
+
+
+def shards(config, args, fp8_layers) -> int:
+    """Leave the model whole, whatever the keys of FSDP say."""
+    return 1
+
+
+def check(plan) -> None:
+    """Refuse several processes, and patterns that match no parameter. Raises `InputError`."""
+    import torch
+
+    from extensions.puzzle.frozen import freeze
+    from models.architectures import build
+    from models.errors import InputError
+
+    if plan.world_size > 1:
+        raise InputError(
+            f"puzzle needs whole weights, and {plan.world_size} processes shard them: start one"
+        )
+    with torch.device("meta"):  # parameters by name, no weights
+        freeze(build(plan.config), plan.config.puzzle.freeze or [])
+
+
+def convert(model, plan) -> None:
+    """Convert as the core does, or leave it to `build_optimizers`."""
+    from models import float8
+
+    model.plan = plan
+    if not _converts_late(plan.config):
+        float8.convert(model, plan)
+
+
+def build_optimizers(config, model_parts: list, *others):
+    """Build torchtitan's container of the optimizer, then convert if that is still to be done."""
+    from torchtitan.components.optimizer import build_optimizers
+
+    from extensions.puzzle.frozen import freeze
+    from models import float8
+
+    [model] = model_parts
+    freeze(model, config.puzzle.freeze or [])
+    optimizers = build_optimizers(model_parts, *others)
+    if _converts_late(config):
+        float8.convert(model, model.plan)
+    return optimizers
+
+
+def check_orphans(config, orphans: list[str]) -> None:
+    """Accept parameters that are in no optimizer where these are the question."""
+    from experiments.training.proof import check_orphans
+
+    if not _converts_late(config):
+        check_orphans(config, orphans)
