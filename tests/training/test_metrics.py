@@ -17,7 +17,7 @@ def test_graphs_that_cannot_be_cached_were_compiled(monkeypatch):
     assert compile_cache() == "cold"
 
 
-def test_phases_add_up_for_a_second_run_of_one_process(monkeypatch):
+def test_parts_of_the_startup_add_up_for_a_second_run_of_one_process(monkeypatch):
     """What torch.compile took counts from the start of the process: 4 s of the first run, 1 s of
     the second."""
     marks = metrics.Timeline()
