@@ -42,14 +42,16 @@ def contradictions(run: Run) -> Iterator[str]:
         yield from of_fp8(run)
     elif run.proof.fp8_flops:
         yield "it is in bf16, and ran matmuls in FP8"
-    moved, sent = run.proof.parameters, run.proof.collectives
+    moved = run.proof.parameters
     if moved.orphans:
         yield f"{len(moved.orphans)} of its parameters are in no optimizer"
     if moved.still_in_first_step:
         yield f"{len(moved.still_in_first_step)} of its parameters did not move"
-    if sent and sent.gathered_bytes > sent.gathered_bytes_expected * (1 + ROUNDING):
-        share = sent.gathered_bytes / sent.gathered_bytes_expected
-        yield f"{share:.2f} times the bytes of its weights were gathered"
+    for evidence in run.proof.model_extra.values():
+        for name, value in evidence.items():
+            expected = evidence.get(f"{name}_expected", value)
+            if isinstance(value, int) and value > expected * (1 + ROUNDING):
+                yield f"its {name.replace('_', ' ')} are {value / expected:.2f} times the expected"
     yield from of_start(run)
 
 

@@ -46,12 +46,12 @@ CTAS = [f"{COMBINED}_ctas_16", f"{COMBINED}_ctas_8"]
 RUNGS = [COMPILED, COMPUTE, EACH, COMBINED, *CTAS]
 # Columns of the proof, and of the table.
 SENT = {
-    "collectives.gathered_bytes": "gathered",
-    "collectives.gathered_bytes_expected": "closed_form",
-    "collectives.reduced_bytes": "reduced",
-    "collectives.all_reduces": "all_reduces",
-    "collectives.nccl.seconds": "NCCL, ms",
-    "collectives.nccl.exposed_seconds": "NCCL, exposed ms",
+    "sharded.gathered_bytes": "gathered",
+    "sharded.gathered_bytes_expected": "closed_form",
+    "sharded.reduced_bytes": "reduced",
+    "sharded.all_reduces": "all_reduces",
+    "sharded.nccl.seconds": "NCCL, ms",
+    "sharded.nccl.exposed_seconds": "NCCL, exposed ms",
 }
 # Speed over bf16 of Llama 3 70B on 128 H100 (dev-discuss.pytorch.org/t/2359), which does not give
 # batch and length.

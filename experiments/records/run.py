@@ -246,40 +246,12 @@ class Parameters(Record):
     bytes_per_parameter: dict[Literal["weights", "states"], float] = {}
 
 
-class Nccl(Record):
-    """Seconds in which NCCL kernels ran, and in which no kernel but them did."""
-
-    seconds: float
-    exposed_seconds: float
-
-
-class Collective(Record):
-    """Calls of one collective among so many ranks in one dtype."""
-
-    collective: Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
-    ranks: AtLeast1
-    dtype: str
-    calls: Count
-    elements: Count
-    payload_bytes: Count
-    bus_bytes: Count
-
-
-class Collectives(Record):
-    """What one rank of several sent in the profiled step, and what closed forms expect."""
-
-    shards: AtLeast1
-    replicas: AtLeast1
-    table: list[Collective]
-    gathered_bytes: Count  # of weights
-    gathered_bytes_expected: Count
-    reduced_bytes: Count  # of gradients
-    reduced_bytes_expected: Count
-    all_reduces: Count
-    nccl: Nccl | None  # null on CPUs
-
-
 class Proof(Record):
+    """What a run did. What an extension shows of it stands under the extension's name."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, dict]
+
     recipe_name: str | None  # quantize.linear.float8.recipe_name
     emulated: bool
     converted_modules: dict[str, list[int]]  # name: shape of the weight
@@ -292,7 +264,6 @@ class Proof(Record):
     attention: str | None = None  # whose kernels computed it
     compiled_graphs: Count | None = None  # that torch.compile made; null in records of before
     parameters: Parameters
-    collectives: Collectives | None = None
 
 
 # ---- cell.json ----

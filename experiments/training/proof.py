@@ -8,7 +8,6 @@ Three claims. A claim that does not hold stops the run:
   2. The layers in FP8 are those that the recipe names, and one profiled step calls
      `aten::_scaled_mm` for each of their matmuls, in number and shape (expected.py), with the
      recipe's scaling, or never in bf16.
-     Several ranks send no more bytes of weights and gradients than the recipe's precisions take.
      A recipe with `torch.compile` has compiled graphs.
   3. Every parameter moves in the first optimizer step, where its gradient and its dtype allow it.
 
@@ -36,7 +35,6 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from experiments.records import run as records
-from experiments.training import collectives
 from experiments.training.expected import differences, expected_matmuls
 from experiments.training.matmuls import (
     Matmul,
@@ -79,7 +77,8 @@ class Proof:
         self.fp8 = plan.fp8  # of the steps to come
         self.flops_expected = plan.fp8.flops_per_token * plan.tokens
         self.profiled: records.Stretch | None = None
-        self.attention = self.sent = self.moved = None
+        self.attention = self.moved = None
+        self.evidence: dict[str, dict] = {}  # by extension
         self._check_optimizer()
         self._check_conversion()
 
@@ -106,9 +105,9 @@ class Proof:
 
     @contextmanager
     def profile(self, step: int) -> Iterator[None]:
-        """Profile what runs inside, which is `step`; check its matmuls, collectives and graphs."""
-        several = self.plan.world_size > 1
-        activities = None if several else [ProfilerActivity.CPU]  # None: GPUs' too, for NCCL
+        """Profile what runs inside, which is `step`; check its matmuls and graphs."""
+        checks = self.plan.recipe.hooks("check_profile")
+        activities = None if checks else [ProfilerActivity.CPU]  # None: what GPUs do too
         with profile(activities=activities, record_shapes=True) as profiler:
             yield
         events = [event for event in profiler.events() if event.device_type == DeviceType.CPU]
@@ -120,8 +119,8 @@ class Proof:
             gemm_flops=flops_by_operator(matmuls),
             row_scaled_flops=row_scaled_flops(matmuls),
         )
-        if several:
-            self._check_collectives(profiler)
+        for check in checks:
+            check(self, profiler)
         self._check_matmuls(matmuls)
         if self.plan.config.compile.enable and compiled_graphs() == 0:
             raise ProofError(
@@ -158,21 +157,6 @@ class Proof:
                 f"in step {step} {scaled:.3e} FP8 FLOPs had a scale for each row, and the recipe's "
                 f"scaling is {fp8.recipe_name}"
             )
-
-    def _check_collectives(self, profiler) -> None:
-        shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
-        self.sent = sent = collectives.sum_up(profiler, self.plan, shapes)
-        recipe, promises = self.plan.recipe, {}
-        if recipe.config.quantize.linear.float8.enable_fsdp_float8_all_gather:
-            promises["weights"] = sent.gathered_bytes, sent.gathered_bytes_expected
-        if recipe.hook("gradient_bytes"):
-            promises["gradients"] = sent.reduced_bytes, sent.reduced_bytes_expected
-        for what, (size, expected) in promises.items():
-            if not 0 < size <= expected:
-                raise ProofError(
-                    f"ranks sent {size:,} bytes of {what} in a step, and the recipe promises "
-                    f"{expected:,}: not (all) of them were sent in FP8"
-                )
 
     # ---- claim 3: parameters move ----
 
@@ -255,7 +239,7 @@ class Proof:
             attention=self.attention,
             compiled_graphs=compiled_graphs(),
             parameters=self.moved,
-            collectives=self.sent,
+            **self.evidence,
         )
 
     def notes(self) -> list[str]:

@@ -87,10 +87,10 @@ def levels(comparison: Comparison) -> pd.DataFrame:
 
 def sent_and_kept(run: Run) -> dict[str, float]:
     """Read what a run's proof says of bytes."""
-    sent = run.proof.collectives
+    sent = run.proof.model_extra["sharded"]
     return {
-        "weights, MB": sent.gathered_bytes / 1e6,
-        "gradients, MB": sent.reduced_bytes / 1e6,
+        "weights, MB": sent["gathered_bytes"] / 1e6,
+        "gradients, MB": sent["reduced_bytes"] / 1e6,
         "bytes a parameter": kept_bytes(run),
     }
 

@@ -181,11 +181,10 @@ def proof(recipe, float8, o) -> dict:
             "dtype_cannot_hold_first_update": ["norm.weight"],
             "bytes_per_parameter": {"weights": 2.0, "states": 4.0},
         },
-        "collectives": None,
     }
     if o["world"] > 1:
         gathered = PARAMS * (1 if "allgather" in recipe else 2)
-        p["collectives"] = {
+        p["sharded"] = {
             "shards": o["world"],
             "replicas": 1,
             "table": [],

@@ -19,7 +19,7 @@ def test_what_rungs_send_is_read_from_their_proofs(tmp_path):
     for rung, gathered in ((COMPILED, 40_000_000), (COMBINED, 20_000_000)):
         sent = sizes | {"gathered_bytes": gathered, "gathered_bytes_expected": gathered}
         float8 = None if rung == COMPILED else "tensorwise"
-        write_run(tmp_path / rung, rung, float8=float8, proves={"collectives": sent}, world_size=2)
+        write_run(tmp_path / rung, rung, float8=float8, proves={"sharded": sent}, world_size=2)
     comparison = compare(read_study(tmp_path))
     found = studies.ladder_bytes(comparison).loc[[COMPILED, COMBINED]]
     assert found.to_numpy().tolist() == [[40, 40, 30, 7, 500, 125], [20, 20, 30, 7, 500, 125]]

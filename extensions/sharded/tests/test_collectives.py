@@ -17,10 +17,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torchtitan.distributed import ParallelDims
 
 from experiments.config import recipes
-from experiments.records.run import Collectives
-from experiments.training import collectives
 from experiments.training.plan import plan
 from experiments.training.proof import Proof, ProofError
+from extensions.sharded import collectives
+from extensions.sharded.collectives import Collectives
 from models import float8
 from models.architectures import build, parallelize
 
@@ -53,7 +53,7 @@ def profile_step(name: str, *overrides: str, ranks: int = 2) -> Collectives:
         with proof.profile(1):
             model(torch.zeros(1, 32, dtype=torch.long)).float().mean().backward()
             converter.post_optimizer_hook([model])
-        return proof.sent
+        return Collectives.model_validate(proof.evidence["sharded"])
     finally:
         dist.destroy_process_group()
 

@@ -14,6 +14,7 @@ from experiments.jobs import process
 from experiments.records.files import last_window, read
 from experiments.records.run import Manifest, Proof
 from extensions.sharded import ranks as sharded_ranks
+from extensions.sharded.collectives import Collectives
 from extensions.sharded.ranks import Ranks, is_rank
 from models.errors import InputError
 from tests import processes
@@ -138,7 +139,7 @@ def test_a_study_of_two_processes_is_stopped_and_goes_on_as_if_it_had_not_been(t
     assert losses_of(folder) == losses_of(whole) and len(losses_of(whole)) == steps
     proof = read(whole / "proof.json", Proof)
     assert proof.fp8_share_of_matmul_flops == pytest.approx(0.75)
-    sent = proof.collectives
+    sent = Collectives.model_validate(proof.sharded)
     assert sent.gathered_bytes == sent.gathered_bytes_expected == 12_591_616  # in bf16 18,883,072
     assert sent.reduced_bytes == sent.reduced_bytes_expected == 20_980_736
     assert sent.all_reduces < 10  # one of all scales, not one a layer

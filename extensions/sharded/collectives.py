@@ -14,12 +14,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from typing import Literal
 
 import torch
 from torch.autograd import DeviceType
 
-from experiments.records.run import Collective, Collectives, Nccl
+from experiments.records.run import AtLeast1, Count, Record
 from experiments.training.plan import Plan
+from experiments.training.proof import Proof, ProofError
 from models.flops import fsdp_bytes
 
 _OPERATORS = {
@@ -30,6 +32,64 @@ _OPERATORS = {
 }
 _REDUCTION = "FSDP::post_backward_reduce"  # begins the name of FSDP2's region that sums gradients
 _NCCL = re.compile(r"nccl(Dev)?Kernel")
+
+
+# ---- proof.json, under `sharded` ----
+
+
+class Nccl(Record):
+    """Seconds in which NCCL kernels ran, and in which no kernel but them did."""
+
+    seconds: float
+    exposed_seconds: float
+
+
+class Collective(Record):
+    """Calls of one collective among so many ranks in one dtype."""
+
+    collective: Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
+    ranks: AtLeast1
+    dtype: str
+    calls: Count
+    elements: Count
+    payload_bytes: Count
+    bus_bytes: Count
+
+
+class Collectives(Record):
+    """What one rank of several sent in the profiled step, and what closed forms expect."""
+
+    shards: AtLeast1
+    replicas: AtLeast1
+    table: list[Collective]
+    gathered_bytes: Count  # of weights
+    gathered_bytes_expected: Count
+    reduced_bytes: Count  # of gradients
+    reduced_bytes_expected: Count
+    all_reduces: Count
+    nccl: Nccl | None  # null on CPUs
+
+
+def check_profile(proof: Proof, profiler) -> None:
+    """Record what a profiled step sent, which must be no more than the recipe promises. Raises
+    `ProofError`."""
+    plan = proof.plan
+    if plan.world_size == 1:
+        return
+    shapes = {name: parameter.shape for name, parameter in proof.parameters.items()}
+    sent = sum_up(profiler, plan, shapes)
+    proof.evidence["sharded"] = sent.model_dump()
+    promises = {}
+    if plan.config.quantize.linear.float8.enable_fsdp_float8_all_gather:
+        promises["weights"] = sent.gathered_bytes, sent.gathered_bytes_expected
+    if plan.recipe.hook("gradient_bytes"):
+        promises["gradients"] = sent.reduced_bytes, sent.reduced_bytes_expected
+    for what, (size, expected) in promises.items():
+        if not 0 < size <= expected:
+            raise ProofError(
+                f"ranks sent {size:,} bytes of {what} in a step, and the recipe promises "
+                f"{expected:,}: not (all) of them were sent in FP8"
+            )
 
 
 def sum_up(profiler, plan: Plan, shapes: Mapping) -> Collectives:
