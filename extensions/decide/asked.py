@@ -1,7 +1,6 @@
 """What is asked: a model by name, recipe, config.json or sizes; numbers as people write them."""
 
 import json
-import math
 import re
 from argparse import ArgumentTypeError
 from dataclasses import fields
@@ -15,18 +14,19 @@ from models.flops import Sizes
 from models.gpus import GPUS, find
 
 KNOWN = yaml.safe_load(Path(__file__).with_name("models.yaml").read_text(encoding="utf-8"))
+MOST = 1e18  # of any number
 SUFFIXES = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 SIZES = [field.name for field in fields(Sizes) if field.type in (int, float)]
 NEEDED = ("dim", "n_layers", "n_heads", "hidden_dim", "vocab_size")
 # What surrounds the name of a model: its owner, what it was tuned for, its revision
-AROUND = r"^.*/|meta-|-(hf|instruct|chat|base|it|v[\d.]+)\b|-"
+AROUND = r"^.*/|meta-|-(hf|instruct|chat|base|it|v[\d.]+)\b|[-_ ]"
 
 
 def number(text: str) -> float:
     """Read a positive number: `300`, `100k`, `1.5T`."""
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+|\d+e\d+)([kmbt]?)", text.lower().replace(",", ""))
     value = float(match[1]) * SUFFIXES[match[2]] if match else 0
-    if not 0 < value < math.inf:
+    if not 0 < value < MOST:
         raise ArgumentTypeError(f"expected a number above 0, e.g. 300, 100k or 1.5T, got {text!r}")
     return value
 
