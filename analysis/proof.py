@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from analysis.alike import said_by
 from analysis.runs import Run
-from models.scalings import SCALINGS
+from models.scaling import SCALINGS
 
 FLOAT8 = "quantize.linear.float8.recipe_name"
 FILTER = "quantize.linear.float8.filter_fqns"

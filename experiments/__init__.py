@@ -14,7 +14,7 @@ The way of `make study` to the first step of an optimizer, each file where it is
       config/keys.py, rules.py       ... and validated
       training/plan.py               what a recipe asks for: model, layers in FP8, ranks, memory
       models/architectures.py        the model, by models/llama.py
-      models/float8.py               its layers in FP8: one of scalings.py, multiplied as
+      models/float8.py               its layers in FP8: one of scaling.py, multiplied as
                                      fp8_matmul.py says
       models/flops.py                FLOPs and bytes
       corpus/tokens.py               the token file, of documents.py; checked by rows.py

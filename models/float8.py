@@ -7,12 +7,13 @@ as fast, and an operand is half as large.
 
 Scales. Many gradients are so small that FP8 would round them to 0. So an operand is first
 multiplied by a scale that takes its largest magnitude to the format's largest value, and the
-matmul's result is divided by the scales of both operands. models/scalings.py has the table of
-scalings: one scale for each operand, for each row, or for each block.
+matmul's result is divided by the scales of both operands. models/scaling.py has the table of
+scalings: one scale for each operand, or for each row.
 
 Matmuls. A linear layer has three: output = input @ weight.T, gradient of the input = g @ weight,
 and gradient of the weight = g.T @ input, where g is the gradient of the output. Inputs and weights
-are e4m3. g is e5m2 where an operand has one scale, which needs the range, and e4m3 elsewhere.
+are e4m3. g is e5m2 where an operand has one scale, which needs the range, and e4m3 with scales of
+rows.
 
 Transposed operands. FP8 units want the dimension over which they sum contiguous in memory; bf16
 units read either order. The three matmuls sum over input features, output features and tokens, so
@@ -29,9 +30,7 @@ file:
     choose             recipe_name, filter_fqns, emulate: which layers, with which scaling, by which
                        operator. A run's plan has the answer, which the proof holds against the run
     Float8Converter    called by torchtitan, which has built the model
-    convert            the other keys: torchao's configuration of a layer, and the layer's class
-    Autocast...Linear  the layers: torchao's; for scalings that torchao has not, that of
-                       models/scaled_linear.py
+    convert            the other keys: torchao's configuration of a layer, and its layer
 
 Differences to torchtitan's converter:
 
@@ -56,17 +55,14 @@ from torchao.float8 import (
     convert_to_float8_training,
     precompute_float8_dynamic_scale_for_fsdp,
 )
-from torchao.float8.config import Float8GemmConfig, e4m3_dtype, e5m2_dtype
 from torchao.float8.float8_linear import Float8Linear
 from torchtitan.tools.logging import logger
 
 from models import fp8_matmul
 from models.errors import InputError, by_pattern
-from models.scaled_linear import ScaledLinear, end_step
-from models.scalings import SCALINGS, Scaling
+from models.scaling import SCALINGS, Scaling
 
 AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word for: skip layers too small to gain
-GRADIENTS = {"e4m3": e4m3_dtype, "e5m2": e5m2_dtype}
 FIRST_AND_LAST = "first_and_last_block"
 
 
@@ -186,46 +182,28 @@ class Float8Converter:
         logger.info(f"FP8 matmuls: {fp8.matmul.how}; {fp8.matmul.why}")
 
     def post_optimizer_hook(self, model_parts: list[nn.Module]) -> None:
-        """Compute the scales of all FSDP float8 weights with one all-reduce instead of one each;
-        note the largest values that delayed scales come from."""
-        for part in model_parts:
-            if self.keys.precompute_float8_dynamic_scale_for_fsdp:
+        """Compute the scales of all FSDP float8 weights with one all-reduce instead of one each."""
+        if self.keys.precompute_float8_dynamic_scale_for_fsdp:
+            for part in model_parts:
                 precompute_float8_dynamic_scale_for_fsdp(part)
-            end_step(part)
 
 
 def convert(model: nn.Module, plan) -> None:
-    """Swap the linear layers that a plan chose for FP8 layers."""
+    """Swap the linear layers that a plan chose for torchao's."""
     fp8, keys = plan.fp8, plan.config.quantize.linear.float8
-    scaling = fp8.scaling
-    config = Float8LinearConfig.from_recipe_name(
-        scaling.name if scaling.in_torchao else "tensorwise"
-    )
-    dtype = GRADIENTS[keys.gradient_format or scaling.gradients]
-    backward = Float8GemmConfig(use_fast_accum=False)
     config = replace(
-        config,
+        Float8LinearConfig.from_recipe_name(fp8.scaling.name),
         emulate=fp8.emulated,
         enable_fsdp_float8_all_gather=keys.enable_fsdp_float8_all_gather,
-        cast_config_grad_output=replace(config.cast_config_grad_output, target_dtype=dtype),
-        cast_config_grad_output_for_grad_weight=replace(
-            config.cast_config_grad_output_for_grad_weight, target_dtype=dtype
-        ),
-        gemm_config_grad_input=backward,
-        gemm_config_grad_weight=backward,
     )
     convert_to_float8_training(
         model, config=config, module_filter_fn=lambda _, name: name in fp8.layers
     )
-    layer_class = AutocastFloat8Linear if scaling.in_torchao else AutocastScaledLinear
     for layer in converted_modules(model).values():
-        layer.__class__ = layer_class  # torchao's conversion knows no class but its own
-        layer.scaling = scaling
-        if not scaling.in_torchao:
-            layer.begin(keys.amax_history)
+        layer.__class__ = AutocastFloat8Linear  # torchao's conversion knows no class but its own
 
 
-# ---- layers ----
+# ---- the layer ----
 
 
 class AutocastFloat8Linear(Float8Linear):
@@ -236,11 +214,7 @@ class AutocastFloat8Linear(Float8Linear):
         device_type = x.device.type
         if torch.is_autocast_enabled(device_type):  # torchao's own line for it looks at CUDA only
             x = x.to(torch.get_autocast_dtype(device_type))
-        return super().forward(x)  # torchao/float8/float8_linear.py, or a class below
-
-
-class AutocastScaledLinear(AutocastFloat8Linear, ScaledLinear):
-    """The layer of the scalings that torchao has not, likewise."""
+        return super().forward(x)  # torchao/float8/float8_linear.py, or an extension's
 
 
 # ---- read ----

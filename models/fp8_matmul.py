@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from models import device
-from models.scalings import Scaling
+from models.scaling import Scaling
 
 OPERATOR, WITHOUT_ONEDNN, EMULATED = "operator", "operator without oneDNN", "emulated"
 _IN_FLOAT32 = "operands are rounded to FP8 and multiplied in float32"
@@ -35,8 +35,6 @@ def choose(scaling: Scaling, emulate: bool) -> Matmul:
     """Choose how this machine multiplies FP8 matrices; `emulate` is the recipe's key."""
     if emulate:
         return Matmul(EMULATED, f"{_IN_FLOAT32}, as the recipe asks")
-    if scaling.by_blocks:
-        return Matmul(EMULATED, f"{_IN_FLOAT32}: scales of blocks have no matmul here")
     if device.TYPE == "cuda":
         return Matmul(OPERATOR, "torch._scaled_mm runs on the GPU's FP8 units")
     if not _runs_on_cpu(scaling.by_rows):

@@ -29,7 +29,7 @@ ROOMS = {
         "experiments/records",
         "models/flops",
         "models/gpus",
-        "models/scalings",
+        "models/scaling",
     ],
 }
 OURS = ("experiments.", "models.", "analysis.", "extensions.")

@@ -16,7 +16,7 @@ from models import device  # noqa: F401  # before torchtitan: see there  # isort
 from torchtitan.config import job_config as titan
 
 from experiments.records.run import AtLeast1, Count, Seed, Share
-from models.scalings import SCALINGS
+from models.scaling import SCALINGS
 
 AutoOrCount = Literal[-1] | AtLeast1
 Size = Annotated[int, Field(ge=1, le=1_000_000)] | None
@@ -203,19 +203,13 @@ class Float8Linear(titan.Float8Linear):
     """FP8 of linear layers."""
 
     recipe_name: Literal[tuple(SCALINGS)] | None = None
-    """How operands are scaled, a row of models/scalings.py, which turns FP8 on: models/float8.py.
-    Blocks are emulated everywhere; the others run on FP8 units. null: no FP8."""
+    """How operands are scaled, a row of models/scaling.py, which turns FP8 on: models/float8.py.
+    null: no FP8."""
 
     filter_fqns: list[str] = field(default_factory=list)
     """Linear layers that stay in bf16, by their full names: `output`, or `layers.*.attention.wq` of
     all blocks; `first_and_last_block` are these two blocks', `auto_filter_small_kn` those that
     torchao holds to be too small to gain."""
-
-    amax_history: AtLeast1 = 16
-    """Steps whose largest values give the scales of `delayed`."""
-
-    gradient_format: Literal["e4m3", "e5m2"] | None = None
-    """FP8 format of gradients of outputs; null: e5m2 where a scale is a tensor's, else e4m3."""
 
 
 @section("mx")

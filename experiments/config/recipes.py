@@ -1,6 +1,6 @@
 """Recipes: YAML in, one validated torchtitan `JobConfig` out.
 
-A recipe is `NAME.yaml` in `recipes/` or one of its folders: its parent (`base:`), one line about it
+A recipe is `NAME.yaml` in `recipes/` or an extension's: its parent (`base:`), one line about it
 (`description:`), and the keys it changes in the sections of `experiments/config/keys.py`. Its
 layers, of which a later one wins, are its ancestors from base.yaml down, the recipe, overlays
 (`recipes/overlays/`), and `key.path=value` from the command line. Sections merge, everything else
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 RECIPES = ROOT / "recipes"
 OVERLAYS = RECIPES / "overlays"
 EXTENSIONS = ROOT / "extensions"
-GROUPS = ("", "scalings")  # of recipes/
 LISTED = "`python -m experiments.recipe list --all` has all"
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
@@ -96,10 +95,9 @@ def files(folder: Path) -> dict[str, Path]:
 
 
 def paths() -> dict[str, Path]:
-    """List each recipe's file by its name, group by group."""
-    own = [RECIPES / group for group in GROUPS]
-    of_extensions = sorted(EXTENSIONS.glob("*/recipes"))
-    return functools.reduce(operator.or_, map(files, [*own, *of_extensions]))
+    """List each recipe's file by its name, the core's first."""
+    folders = [RECIPES, *sorted(EXTENSIONS.glob("*/recipes"))]
+    return functools.reduce(operator.or_, map(files, folders))
 
 
 def studies() -> dict[str, Path]:

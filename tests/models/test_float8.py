@@ -8,14 +8,14 @@ import torch
 
 from models import device, fp8_matmul
 from models.fp8_matmul import EMULATED, OPERATOR, WITHOUT_ONEDNN
-from models.scalings import SCALINGS
+from models.scaling import SCALINGS
 from tests import processes
-from tests.models.layers import TORCHAOS, layer, operands, results
+from tests.models.layers import layer, operands, results
 
 # ---- the layer ----
 
 
-@pytest.mark.parametrize("recipe", TORCHAOS)
+@pytest.mark.parametrize("recipe", SCALINGS)
 def test_emulation_rounds_alike(recipe):
     """The same FP8 operands, multiplied in float32: to bf16's rounding."""
     emulated = results(layer(recipe, emulate=True))

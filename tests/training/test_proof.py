@@ -17,7 +17,7 @@ from experiments.training.matmuls import find_matmuls, flops_by_operator
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof, ProofError
 from models import float8
-from models.scalings import SCALINGS
+from models.scaling import SCALINGS
 
 TOKENS, WIDTH = 32, 64
 GEMM = 2 * TOKENS * WIDTH * WIDTH

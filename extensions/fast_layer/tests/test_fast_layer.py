@@ -15,8 +15,9 @@ from extensions import fast_layer
 from extensions.fast_layer import Keys
 from extensions.fast_layer import layer as fast
 from models.errors import InputError
+from models.scaling import SCALINGS
 from tests import processes
-from tests.models.layers import TORCHAOS, layer, results
+from tests.models.layers import layer, results
 from tests.runs import SMALLEST, TINY, lines_of
 
 RECIPES = ["candidate_fast_rowwise", "candidate_fast_tensorwise"]
@@ -37,7 +38,7 @@ def ours(recipe: str, dtype=torch.bfloat16, **keys) -> nn.Module:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("recipe", TORCHAOS)
+@pytest.mark.parametrize("recipe", SCALINGS)
 @pytest.mark.parametrize("row_scales", [True, False])
 def test_it_computes_what_torchao_does(recipe, dtype, row_scales, monkeypatch):
     monkeypatch.setattr(fast, "takes_row_scales", lambda x: row_scales)

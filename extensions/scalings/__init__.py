@@ -1,0 +1,119 @@
+"""Scalings of FP8 that torchao has not, and gradients of outputs in either FP8 format.
+
+Scalings differ in which values share a scale:
+
+* `delayed`: all of a tensor, by the largest values of the last steps, so that a cast need not first
+  find the largest value.
+* `blockwise`, DeepSeek-V3's (arXiv 2412.19437): 1 x 128 values of inputs and gradients, and 128 x
+  128 of weights.
+* `mxfp8`, OCP's format: 32 values, by a power of two that is rounded so that nothing saturates
+  (arXiv 2506.08027). `mxfp8_ocp` rounds as the OCP text does, and saturates up to an eighth of the
+  range.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from experiments.records.run import AtLeast1
+
+ALL = 2**30  # more than any matrix has rows or columns
+HISTORY = 16  # steps
+FLOAT8 = "quantize.linear.float8"
+
+
+class Scaling(NamedTuple):
+    """Which values of an operand share a scale."""
+
+    values: tuple[int, int]  # of inputs and gradients: so many rows x values along the sum
+    weights: tuple[int, int]  # the same of weights
+    gradients: str = "e4m3"  # FP8 format of gradients of outputs; inputs and weights are e4m3
+    scale: str = "float32"  # how a scale is made of the largest magnitude: SCALES of layer.py
+    scale_bytes: int = 4
+
+    @property
+    def by_blocks(self) -> bool:
+        """True if operands have scales of blocks. They have no matmul here: they are rounded to FP8
+        and multiplied in float32, everywhere."""
+        return self.values != (ALL, ALL)
+
+
+SCALINGS = {
+    "delayed": Scaling((ALL, ALL), (ALL, ALL), gradients="e5m2"),
+    "blockwise": Scaling((1, 128), (128, 128)),
+    "mxfp8": Scaling((1, 32), (1, 32), scale="mx_up", scale_bytes=1),
+    "mxfp8_ocp": Scaling((1, 32), (1, 32), scale="mx_ocp", scale_bytes=1),
+}
+
+
+@dataclass
+class Keys:
+    """The section `scalings` of a recipe."""
+
+    name: Literal[tuple(SCALINGS)] | None = None
+    """How operands are scaled, in place of `tensorwise`; null: as torchao does."""
+
+    history: AtLeast1 | None = None
+    """Steps whose largest values give the scales of `delayed`; null: 16."""
+
+    gradients: Literal["e4m3", "e5m2"] | None = None
+    """FP8 format of gradients of outputs; null: e5m2 where a scale is a tensor's, else e4m3."""
+
+
+def contradictions(config) -> Iterator[tuple[str, str]]:
+    """Find keys that a scaling does not go with."""
+    keys, name = config.quantize.linear.float8, config.scalings.name
+    without = "or leave out the section scalings"
+    if keys.recipe_name is None:
+        yield f"{FLOAT8}.recipe_name", f"is null: there is no FP8 to scale; set it, {without}"
+    if name is None:
+        return
+    if keys.recipe_name != "tensorwise":
+        yield "scalings.name", f"takes the place of {FLOAT8}.recipe_name: tensorwise; set that"
+    if keys.enable_fsdp_float8_all_gather:
+        yield "scalings.name", f"does not go with {FLOAT8}.enable_fsdp_float8_all_gather"
+    if SCALINGS[name].by_blocks and not keys.emulate:
+        yield (
+            f"{FLOAT8}.emulate",
+            f"should be true: {name} has no matmul here, only an emulated one",
+        )
+
+
+# ---- hooks ----
+
+
+def convert(model, plan) -> None:
+    """Swap linear layers for torchao's as the core does, and these for those of the scaling."""
+    from extensions.scalings.layer import FORMATS, AutocastScaledLinear
+    from models import float8
+
+    float8.convert(model, plan)
+    keys = plan.config.scalings
+    scaling = SCALINGS.get(keys.name)
+    gradients = keys.gradients or (scaling and scaling.gradients)
+    for layer in float8.converted_modules(model).values():
+        if gradients:
+            layer.config = with_gradients(layer.config, FORMATS[gradients])
+        if scaling:
+            layer.__class__ = AutocastScaledLinear
+            layer.begin(scaling, keys.history or HISTORY)
+
+
+def with_gradients(config, dtype):
+    """Give a layer's configuration another FP8 format of gradients of outputs."""
+    both = "cast_config_grad_output", "cast_config_grad_output_for_grad_weight"
+    casts = {key: replace(getattr(config, key), target_dtype=dtype) for key in both}
+    return replace(config, **casts)
+
+
+def before_step(trainer, step: int) -> None:
+    """Make the largest values of the step before this one the last step's."""
+    from extensions.scalings.layer import end_step
+
+    end_step(trainer.model_parts[0])
+
+
+def notes(trainer) -> list[str]:
+    """Say how operands are scaled, if not as the records of FP8 name it."""
+    name = trainer.job_config.scalings.name
+    return [f"FP8 scales are {name}, in place of tensorwise"] if name else []

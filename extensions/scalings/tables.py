@@ -1,0 +1,61 @@
+"""What each scaling of FP8 costs and keeps."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.comparison import Comparison
+
+SNR = Path(__file__).with_name("results") / "snr.json"  # of `python -m extensions.scalings`
+SCALINGS = {
+    "tensorwise": "tensorwise_fp8_compiled",
+    "tensorwise, e4m3 gradients": "scaling_tensorwise_e4m3_gradients",
+    "rowwise": "rowwise_fp8_compiled",
+    "rowwise, e5m2 gradients": "scaling_rowwise_e5m2_gradients",
+    "blockwise": "scaling_blockwise",
+    "mxfp8": "scaling_mxfp8",
+    "mxfp8_ocp": "scaling_mxfp8_ocp",
+}
+
+
+def costs_and_keeps(comparison: Comparison) -> pd.DataFrame:
+    """List what each scaling costs and keeps, a row a scaling.
+
+    Columns: bytes an element; median dB of the matmuls in the first and the last step that was
+    looked at, and the least of any matmul; the powers of two at which outliers, and features that
+    SwiGLU grows, break the loss; and the final loss over the baseline's with its interval, NaN
+    without runs.
+    """
+    matmuls = pd.DataFrame(json.loads(SNR.read_text())["matmuls"])
+    by_step = matmuls.pivot_table("snr_db", "scaling", "step", "median")
+    by_scaling = matmuls.groupby("scaling")
+    table = pd.DataFrame({
+        "bytes an element": by_scaling["bytes_an_element"].mean(),
+        "dB, early": by_step.iloc[:, 0],
+        "dB, late": by_step.iloc[:, -1],
+        "dB, least": by_scaling["snr_db"].min(),
+        "breaks at 2^": breaks(stress("outliers")["lost"]),
+        "SwiGLU breaks at 2^": breaks(stress("swiglu")["lost"]),
+    }, SCALINGS)  # fmt: skip
+    verdicts = {recipe: finding.loss for recipe, finding in comparison.findings.items()}
+    ends = pd.DataFrame({recipe: {"difference": of.difference, "low": of.low, "high": of.high}
+                         for recipe, of in verdicts.items()}).T  # fmt: skip
+    return table.join(ends.reindex(SCALINGS.values()).set_index(table.index))
+
+
+def stress(name: str) -> pd.DataFrame:
+    """Read what a stress does, a row a factor: for each scaling the loss over that of the same
+    model without rounding, `lost`, and the median dB of the outputs of its layers, `dB`."""
+    rows = pd.DataFrame(json.loads(SNR.read_text())["stress"])
+    rows["dB"] = rows["snr_db"].str["output"]
+    rows = rows[rows["stress"] == name].pivot(index="factor", columns="scaling")
+    return rows.reindex(columns=[*SCALINGS], level="scaling")
+
+
+def breaks(lost: pd.DataFrame) -> pd.Series:
+    """Find, as a power of two, the least factor at which a scaling loses 0.01 or more above what it
+    loses without stress; NaN if none is."""
+    broken = ~(lost - lost.iloc[0] < 0.01)  # NaN is broken too
+    return np.log2(broken.idxmax().where(broken.any()))

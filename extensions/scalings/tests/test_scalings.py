@@ -1,0 +1,220 @@
+"""Scales of other shapes: against torchao's reference code, and themselves compiled; delayed scales
+from step to step and across a checkpoint."""
+
+import json
+import math
+import sys
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torchao.float8.float8_utils import amax_to_scale
+from torchao.prototype.blockwise_fp8_training import kernels as blockwise
+from torchao.prototype.mx_formats import mx_tensor
+from torchao.prototype.mx_formats.config import ScaleCalculationMode
+
+from experiments.config import recipes
+from extensions.scalings import SCALINGS
+from extensions.scalings import __main__ as benchmark
+from extensions.scalings.layer import end_step, power_of_2, round_blocks
+from extensions.scalings.tests.layers import layer
+from models.errors import InputError
+from tests import processes
+from tests.models.layers import TOKENS, operands, results
+from tests.runs import SMALLEST, TINY, losses_of, manifest_of
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+F32 = torch.float32
+BY_BLOCKS = [name for name, scaling in SCALINGS.items() if scaling.by_blocks]
+FLOAT8 = "quantize.linear.float8"
+
+# ---- against torchao's reference ----
+
+
+def test_blocks_are_those_of_torchaos_reference():
+    x = operands()[0][:128].contiguous()
+    for rows, matrix, theirs in (
+        (1, x, blockwise.torch_blockwise_scale_act_quant_lhs(x)),
+        (1, x.t(), [t.t() for t in blockwise.torch_blockwise_scale_act_quant_rhs(x)]),
+        (128, x, blockwise.torch_blockwise_scale_weight_quant(x)),
+    ):
+        low, back = theirs
+        back = back.repeat_interleave(rows, 0).repeat_interleave(128, 1)
+        ours = round_blocks(matrix, rows, 128, "float32", E4M3)
+        assert torch.allclose(ours, low.float() * back, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("scale", "mode"), [("mx_up", "RCEIL"), ("mx_ocp", "FLOOR")])
+def test_mx_is_that_of_torchaos_reference(scale, mode):
+    x = operands()[0]
+    e8m0, theirs = mx_tensor.to_mx(x, E4M3, 32, ScaleCalculationMode[mode])
+    back = mx_tensor.get_fp_scale(e8m0).reshape(TOKENS, -1).repeat_interleave(32, 1)
+    assert torch.equal(round_blocks(x, 1, 32, scale, E4M3), theirs.float() * back)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("scale", ["mx_up", "mx_ocp"])
+def test_mx_blocks_of_the_smallest_numbers_stay_finite(scale, dtype):
+    tiny = torch.tensor([[0.0], [1e-45], [2.0**-126], [2.0**-120], [1.0]]).expand(-1, 32)
+    rounded = round_blocks(tiny.contiguous(), 1, 32, scale, dtype)
+    assert torch.allclose(rounded, tiny, rtol=1 / 8, atol=2.0**-136)
+
+
+def test_blocks_and_scales_are_those_of_the_papers():
+    """DeepSeek-V3 (arXiv 2412.19437), OCP MX 1.0, and its rounding up (arXiv 2506.08027)."""
+    found = {name: SCALINGS[name][:4] for name in BY_BLOCKS}
+    assert found == {
+        "blockwise": ((1, 128), (128, 128), "e4m3", "float32"),
+        "mxfp8": ((1, 32), (1, 32), "e4m3", "mx_up"),
+        "mxfp8_ocp": ((1, 32), (1, 32), "e4m3", "mx_ocp"),
+    }
+
+
+@pytest.mark.parametrize("recipe", BY_BLOCKS)
+def test_the_three_matmuls(recipe):
+    """Blocks lie along the sum of each matmul, of weights in both directions if square. The last
+    are smaller, as if zeros followed."""
+    x, weight, gradient = operands(F32)
+    scaling = SCALINGS[recipe]
+
+    def rounded(matrix: torch.Tensor, block=scaling.values) -> torch.Tensor:
+        rows, columns = matrix.shape
+        zeros = nn.functional.pad(matrix, (0, -columns % 128, 0, -rows % 128))
+        return round_blocks(zeros, *block, scaling.scale, E4M3)[:rows, :columns]
+
+    of = [  # left and right operand of each matmul, with the sum along its rows
+        (rounded(x), rounded(weight, scaling.weights)),
+        (rounded(gradient), rounded(weight.t(), scaling.weights)),
+        (rounded(gradient.t()), rounded(x.t())),
+    ]
+    for (left, right), ours in zip(of, results(layer(recipe, F32)), strict=True):
+        assert torch.allclose(left @ right.t(), ours, rtol=1e-4, atol=1e-5 * ours.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_powers_of_2_are_torchaos_for_every_bf16(dtype):
+    finite = torch.arange(0x7F80, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    torchaos = amax_to_scale(finite, dtype, round_scales_to_power_of_2=True)
+    assert torch.equal(power_of_2(finite, dtype), torchaos)
+    lost = torch.tensor([math.inf, math.nan])
+    assert power_of_2(lost, dtype).isnan().all()
+
+
+@pytest.mark.parametrize("recipe", ["delayed", *BY_BLOCKS])
+def test_compiled_is_eager(recipe):
+    model = layer(recipe)
+    model.compile(fullgraph=True)
+    assert all(map(torch.equal, results(layer(recipe)), results(model)))
+
+
+# ---- formats and layers ----
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "delayed", "blockwise"])
+def test_gradients_in_either_format(recipe):
+    default, e4m3, e5m2 = (
+        results(layer(recipe, gradients=name)) for name in (None, "e4m3", "e5m2")
+    )
+    assert torch.equal(e4m3[0], e5m2[0]) and not torch.equal(e4m3[1], e5m2[1])
+    assert torch.equal(default[1], (e5m2 if recipe in ("tensorwise", "delayed") else e4m3)[1])
+
+
+# ---- delayed ----
+
+
+def test_delayed_scales_are_of_the_last_steps():
+    """In the first step the scale is the step's own; after a jump values saturate for a step; after
+    N steps it is forgotten."""
+    model = layer("delayed", F32, history=2)
+    right = results(layer("tensorwise", F32))[0]
+    outputs = []
+    for factor in (1, 16, 1, 1, 1):
+        outputs.append(results(model, factor)[0] / factor)
+        end_step(model)
+    errors = [float((out - right).norm() / right.norm()) for out in outputs]
+    assert torch.equal(outputs[0], right) and torch.equal(outputs[4], right)
+    assert errors[1] > 0.1 and max(errors[2:4]) < 0.01
+
+
+def test_delayed_scales_are_those_of_all_ranks(tmp_path):
+    processes.run([sys.executable, "-m", "extensions.scalings.tests.delayed_ranks", tmp_path])
+
+
+def test_delayed_scales_go_on_across_a_checkpoint(run_here, tmp_path):
+    """Bit for bit."""
+    keys = [*TINY, SMALLEST, "compile.enable=false", "checkpoint.enable=true"]
+    keys += ["lr_scheduler.total_steps=4", "lr_scheduler.warmup_steps=2"]
+
+    def run(out: str, steps: int) -> list[float]:
+        where = ["--overlay", "cpu", "--out", tmp_path / out]
+        assert run_here("scaling_delayed", *where, *keys, f"training.steps={steps}") == 0
+        return losses_of(tmp_path / out)
+
+    whole = run("whole", 4)
+    run("parts", 2)
+    manifest = tmp_path / "parts" / "manifest.json"
+    manifest.write_text(json.dumps(manifest_of(manifest.parent) | {"status": "running"}))
+    assert run("parts", 4) == whole
+
+
+def test_delayed_scales_begin_without_history_from_a_checkpoint_of_bf16(run_here, tmp_path):
+    keys = ["--overlay", "cpu", *TINY, SMALLEST, "compile.enable=false", "checkpoint.enable=true"]
+    assert run_here("baseline", *keys, "training.steps=2", "--out", tmp_path / "bf16") == 0
+    start = f"checkpoint.initial_load_path={tmp_path}/bf16/checkpoint/step-2"
+    keys += [start, "checkpoint.initial_load_model_only=false", "--out", tmp_path / "delayed"]
+    assert run_here("scaling_delayed", *keys) == 0
+    assert len(losses_of(tmp_path / "delayed")) == 2
+
+
+# ---- recipes ----
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "wrong"),
+    [
+        ("baseline", "scalings.name=delayed", f"{FLOAT8}.recipe_name"),
+        ("rowwise_fp8_compiled", "scalings.name=delayed", "scalings.name"),
+        ("tensorwise_fp8_allgather", "scalings.name=delayed", "scalings.name"),
+        ("tensorwise_fp8_compiled", "scalings.name=mxfp8", f"{FLOAT8}.emulate"),
+        ("tensorwise_fp8_compiled", "scalings.name=rowwise", "scalings.name"),
+    ],
+)
+def test_what_a_scaling_does_not_go_with_is_refused(name, key, wrong):
+    with pytest.raises(InputError, match=f": {wrong}: "):
+        recipes.load(name, ["cpu"], [key])
+
+
+# ---- under outliers ----
+
+
+def test_the_order_of_scalings_under_stress(monkeypatch, tmp_path, flavors):
+    """Where features are far larger than others, finer scales keep more; without, all keep the
+    same, and powers of two that saturate a little less. Outliers change nothing in exact
+    arithmetic; grown features of SwiGLU are half as far away."""
+    factors = {"outliers": 2**16, "swiglu": 2**9}
+    monkeypatch.setattr(benchmark, "FACTORS", [1, *factors.values()])
+    monkeypatch.setattr(benchmark, "EARLY", 1)
+    keys = ["model.sizes={n_layers: 1}", "training.seq_len=64", "training.steps=1"]
+    assert benchmark.main([str(tmp_path / "snr.json"), *keys]) == 0
+    rows = pd.json_normalize(json.loads((tmp_path / "snr.json").read_text())["stress"])
+    assert rows[rows.stress == "outliers"].exact_loss.nunique() == 1
+    kept = rows.pivot(index=["stress", "factor"], columns="scaling", values="snr_db.output")
+    for under, factor in factors.items():
+        stressed, plain = kept.loc[under, factor], kept.loc[under, 1]
+        assert (stressed[["tensorwise", "rowwise", "blockwise", "mxfp8"]].diff()[1:] > 1).all()
+        assert ((plain - stressed)[["tensorwise", "rowwise", "blockwise"]] > 1).all()
+        assert plain["mxfp8_ocp"] < plain["mxfp8"] - 0.5
+
+
+def test_bytes_of_scales():
+    operands = [torch.empty(shape) for shape in [(128, 256), (384, 256), (128, 384)]]
+    elements = 2 * sum(matrix.numel() for matrix in operands)
+    scales = {
+        "mxfp8": elements / 32,
+        "tensorwise": 4 * 6,
+        "rowwise": 4 * 2 * (128 + 256 + 384),
+        "blockwise": 4 * 2 * ((128 * 256 + 128 * 384) / 128 + 384 * 256 / 128**2),
+    }
+    for name, expected in scales.items():
+        assert benchmark.bytes_an_element(name, *operands) == 1 + expected / elements
