@@ -8,11 +8,9 @@ import pandas as pd
 import yaml
 
 from analysis.break_even import wall_times
-from analysis.comparison import COMPILED, Comparison
+from analysis.comparison import Comparison
 from analysis.newest import ROOT
 from analysis.runs import Run
-from experiments.records.files import read_windows
-from experiments.records.run import METRICS
 from models.flops import Sizes
 
 
@@ -34,56 +32,6 @@ def cost_by_steps(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:
     hours = {recipe: wall_times(runs, np.array(lengths)).mean(axis=0) / 3600
              for recipe, runs in comparison.completed.items()}  # fmt: skip
     return pd.DataFrame(hours, index=pd.Index(lengths, name="steps"))
-
-
-# ---- allgather_ladder: what each rung sends, and whether it computes the same ----
-
-COMPUTE = "tensorwise_fp8_compiled"
-EACH, COMBINED = "tensorwise_fp8_allgather_amax_each", "tensorwise_fp8_allgather"
-CTAS = [f"{COMBINED}_ctas_16", f"{COMBINED}_ctas_8"]
-RUNGS = [COMPILED, COMPUTE, EACH, COMBINED, *CTAS]
-# Columns of the proof, and of the table.
-SENT = {
-    "sharded.gathered_bytes": "gathered",
-    "sharded.gathered_bytes_expected": "closed_form",
-    "sharded.reduced_bytes": "reduced",
-    "sharded.all_reduces": "all_reduces",
-    "sharded.nccl.seconds": "NCCL, ms",
-    "sharded.nccl.exposed_seconds": "NCCL, exposed ms",
-}
-# Speed over bf16 of Llama 3 70B on 128 H100 (dev-discuss.pytorch.org/t/2359), which does not give
-# batch and length.
-LADDER_PUBLISHED = {COMPUTE: 1.40, EACH: 1.42, COMBINED: 1.50}
-
-
-def ladder_bytes(comparison: Comparison) -> pd.DataFrame:
-    """List what each rung of several ranks sends in a step: MB as recorded and by closed form.
-
-    On GPUs also the milliseconds in which NCCL kernels ran, and in which no other kernel did.
-    """
-    sent = proofs(comparison).reindex(columns=SENT).rename(columns=SENT)
-    sent[["gathered", "closed_form", "reduced"]] /= 1e6
-    sent[["NCCL, ms", "NCCL, exposed ms"]] *= 1e3
-    known = sent[sent.index.isin(RUNGS)].dropna(subset="gathered").dropna(axis=1, how="all")
-    return known.astype({"all_reduces": int})
-
-
-def same_numbers(comparison: Comparison) -> list[str]:
-    """Say of each rung above the first in FP8 whether it computes the same numbers, bit for bit.
-
-    With parameters in float32 it does not: a gather in bf16 rounds them first.
-    """
-    numbers = {}
-    for run in comparison.study.runs:
-        for window in read_windows(run.path / METRICS):
-            numbers[run.recipe, run.seed, window.step] = window.loss, window.grad_norm
-    table = pd.Series(numbers)
-    lines = []
-    for recipe in [rung for rung in RUNGS[2:] if rung in comparison.recipes]:
-        own, compared = table[recipe].align(table[COMPUTE], "inner")
-        equal = sum(own == compared)
-        lines.append(f"{recipe}: equal to the last bit in {equal} of {len(own)} log windows.")
-    return lines
 
 
 # ---- sweep: a benchmark of FP8 on four B200, its figures read against one another ----

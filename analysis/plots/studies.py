@@ -5,55 +5,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 
-from analysis.comparison import COMPILED, Comparison
-from analysis.plots.bars import draw_bars, set_rows, tokens_per_second
+from analysis.plots.bars import set_rows
 from analysis.plots.style import (
     SMALL,
     NoData,
-    Plot,
     finding,
     name,
-    note,
-    panels,
     plot,
-    short_name,
 )
-from analysis.studies import LADDER_PUBLISHED, ladder_bytes
 from analysis.sweep import Sweep
-
-# ---- allgather_ladder ----
-
-
-def allgather_ladder(comparison: Comparison) -> Plot:
-    """Draw rung by rung the published speed over bf16, the measured one, and what a rank sends."""
-    draws = [(published_ladder,), (tokens_per_second, comparison), (ladder_sizes, comparison)]
-    return panels(draws, (11, 3.8), columns=3)
-
-
-@plot
-def published_ladder(axes: Axes) -> None:
-    """Draw the published tokens per second over those in bf16."""
-    lengths = draw_bars(axes, pd.Series({COMPILED: 1.0} | LADDER_PUBLISHED))
-    names = [*map(short_name, lengths.index)]
-    set_rows(axes, names, "tokens/s over those in bf16", lengths.map("{:.2f} ×".format))
-    finding(axes, f"Published, 70 B on 128 H100: {lengths.max():.2f} times the tokens/s of bf16")
-
-
-@plot
-def ladder_sizes(axes: Axes, comparison: Comparison) -> None:
-    """Draw MB that are gathered and reduced in a step, one bar below the other."""
-    found = ladder_bytes(comparison)
-    if found.empty:
-        raise NoData("no completed run of several ranks")
-    draw_bars(axes, found["gathered"], y=-0.2, height=0.28)
-    draw_bars(axes, found["reduced"], y=0.1, height=0.28, alpha=0.25)
-    words = "{gathered:.1f} gathered\n{reduced:.1f} reduced\n{all_reduces} all-reduces"
-    rows = [words.format_map(row) for row in found.to_dict("records")]
-    set_rows(axes, [*map(short_name, found.index)], "MB a step", rows)
-    share = found["gathered"].min() / found["gathered"].max()
-    finding(axes, f"FP8 all-gather sends {share:.2f} of the weights' bytes")
-    note(axes, "Upper bars: weights; lower bars: gradients, in float32.")
-
 
 # ---- sweep ----
 

@@ -14,15 +14,16 @@
 # 8), without a figure. The study `allgather_ladder` has the same rungs as recipes, each one change
 # from the one before.
 #
-# This notebook shows the newest such study under `runs/`, or the one in `results/`. For another:
+# This notebook shows the newest such study under `runs/`, or the kept one. For another:
 # `RUNS=folder make lab`.
 
 # %%
-from analysis import newest, plots, studies
+from analysis import newest
 from analysis.answer import left_out
 from analysis.comparison import compare
 from analysis.study import read_study
 from analysis.table import trained
+from extensions.sharded import tables
 
 comparison = compare(read_study(newest.runs("allgather_ladder")))
 print(trained(comparison))
@@ -34,7 +35,7 @@ print(trained(comparison))
 # speed says nothing about a GPU's. The bytes are the same on both.
 
 # %%
-plots.allgather_ladder(comparison)
+tables.draw_ladder(comparison)
 
 # %% [markdown]
 # MB a step, as one profiled step of each run showed, and the closed form of what is gathered
@@ -44,7 +45,7 @@ plots.allgather_ladder(comparison)
 # of the gradient norm, of the loss where it is logged, and of requests to stop.
 
 # %%
-studies.ladder_bytes(comparison).round(3)
+tables.ladder_bytes(comparison).round(3)
 
 # %% [markdown]
 # ## Do the rungs compute the same?
@@ -53,7 +54,7 @@ studies.ladder_bytes(comparison).round(3)
 # rung against the first one with FP8 matmuls, in losses and gradient norms:
 
 # %%
-print(*studies.same_numbers(comparison), sep="\n")
+print(*tables.same_numbers(comparison), sep="\n")
 
 # %% [markdown]
 # Runs that are left out:

@@ -1,0 +1,34 @@
+"""What the notebook says of planted runs."""
+
+from analysis.comparison import COMPILED, compare
+from analysis.study import read_study
+from extensions.sharded import tables
+from extensions.sharded.tables import COMBINED, COMPUTE, EACH
+from tests.make_runs import metrics_lines, write_run
+
+
+def test_what_rungs_send_is_read_from_their_proofs(tmp_path):
+    sizes = dict.fromkeys(["reduced_bytes", "reduced_bytes_expected"], 30_000_000)
+    sizes |= {"shards": 2, "replicas": 1, "table": [], "all_reduces": 7}
+    sizes["nccl"] = {"seconds": 0.5, "exposed_seconds": 0.125}
+    for rung, gathered in ((COMPILED, 40_000_000), (COMBINED, 20_000_000)):
+        sent = sizes | {"gathered_bytes": gathered, "gathered_bytes_expected": gathered}
+        float8 = None if rung == COMPILED else "tensorwise"
+        write_run(tmp_path / rung, rung, float8=float8, proves={"sharded": sent}, world_size=2)
+    comparison = compare(read_study(tmp_path))
+    found = tables.ladder_bytes(comparison).loc[[COMPILED, COMBINED]]
+    assert found.to_numpy().tolist() == [[40, 40, 30, 7, 500, 125], [20, 20, 30, 7, 500, 125]]
+    published, measured, sent = (
+        [text.get_text() for text in axes.texts] for axes in tables.draw_ladder(comparison).axes
+    )
+    assert "1.50 ×" in published and "1.50 ×" not in " ".join(measured)
+    assert "20.0 gathered\n30.0 reduced\n7 all-reduces" in sent
+
+
+def test_rungs_are_compared_bit_for_bit(tmp_path):
+    for rung, more in ((COMPUTE, 0.0), (EACH, 0.0), (COMBINED, 1e-15)):
+        lines = metrics_lines()
+        lines[1]["loss"] += more
+        write_run(tmp_path / rung, rung, lines=lines)
+    each, combined = tables.same_numbers(compare(read_study(tmp_path)))
+    assert "30 of 30" in each and "29 of 30" in combined
