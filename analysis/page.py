@@ -18,8 +18,9 @@ FIGURES = (
     plots.first_step,
     plots.memory,
 )
+HERE = Path(__file__).parent
 _TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    loader=jinja2.FileSystemLoader([HERE / "templates", HERE.parent / "extensions"]),
     autoescape=jinja2.select_autoescape(["html.j2"]),
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
@@ -37,7 +38,7 @@ _TEMPLATES.globals.update(
 
 
 def render(template: str, **facts) -> str:
-    """Fill a template of analysis/templates/ in."""
+    """Fill a template of analysis/templates/ in, or one of an extension, as NAME/FILE."""
     return _TEMPLATES.get_template(template).render(facts)
 
 

@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import yaml
@@ -35,7 +34,6 @@ class StudyFile(BaseModel):
     baseline: str = "baseline"
     overlays: list[str] = []
     overrides: list[str] = []
-    axes: dict[str, Any] = {}
 
 
 @dataclass
@@ -119,7 +117,7 @@ def check_each_once(runs: list[Run]) -> None:
         if run.name in names:
             raise StudyError(
                 f"{names[run.name]} and {run.path} are both {run.name}: name the runs of one "
-                "study, each once (a sweep's: python -m analysis.sweep FOLDER)"
+                "study, each once"
             )
         names[run.name] = run.path
 

@@ -10,9 +10,6 @@ NAME is a file of recipes/studies/, or recipes to compare: `python -m experiment
 stop the others. Each run compiles anew, so that all
 first steps compare.
 
-Of a study with axes, a sweep, a cell that does not fit here stays in the table with its estimate
-(`--dry-run` lists all cells, with `--gpu` for another machine's GPUs).
-
 Example: python -m experiments.study four_way --seeds 3 training.steps=200
 
 Exit codes: 0 completed, 1 if any run or the report failed, 2 for bad input, 75 if runs were stopped
@@ -22,15 +19,16 @@ to be continued (SIGUSR1), 130 after SIGTERM or Ctrl-C.
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from shlex import quote
+from typing import TYPE_CHECKING
 
 import yaml
 from rich.console import Console
 
 from experiments.config import recipes
-from experiments.config.studies import AUTO, DEFAULT, Cell, Study, can_run, load, read
+from experiments.config.studies import AUTO, DEFAULT, Study, load, read
 from experiments.jobs.command import (
     COME_BACK,
     COMPLETED,
@@ -45,10 +43,11 @@ from experiments.jobs.process import Process, check_gpus, from_environment
 from experiments.jobs.runner import Run, run_all
 from experiments.records import files
 from experiments.records.files import check_folder, dated_folder, lock_folder, new_folder
-from experiments.records.run import CELL, MANIFEST, STUDY_FILE, TENSORBOARD, Manifest
+from experiments.records.run import MANIFEST, STUDY_FILE, TENSORBOARD, Manifest
 from models.errors import InputError
-from models.flops import memory_finding
-from models.gpus import GPUS
+
+if TYPE_CHECKING:
+    from experiments.training.plan import Plan
 
 PROGRAM = "python -m experiments.study"
 
@@ -60,28 +59,25 @@ def main(argv: list[str] | None = None) -> int:
     study, out, resumed = _resolve(args)
     print(f"Seeds: {', '.join(map(str, study.seeds))}.")
     _choose_size(study)
-    cells = _plan_runs(study, args.gpu)
+    plans = _plan(study)
     _check_folder(study, out, resumed)
-    cells_to_run = can_run(cells)
-    if not args.gpu:  # else another machine trains, whose data is not here
-        _check_machine(study, cells_to_run, args.dry_run)
-        _prepare_data(cells)
+    _check_machine(plans, args.dry_run)
+    _prepare_data(plans)
     if args.dry_run:
-        _list_runs(study, cells, out, args.gpu)
+        _list(_incomplete(study, plans, out), plans)
         return COMPLETED
     if not (args.out or resumed):
         out = new_folder(out)
     print(f"Into {out}")
     with lock_folder(out, "study"):
         _check_folder(study, out, resumed)  # again: another study may have been there meanwhile
-        _write_studies(study, cells, out)
+        _write(study, out)
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-        runs = [run for cell in cells_to_run for run in _incomplete(cell, out)]
-        codes = run_all(runs, console, stop)
+        codes = run_all([*_incomplete(study, plans, out)], console, stop)
         reported = COMPLETED
         if not stop.code:
-            reported = _report(study, out, console, args.verbose)
-        return _exit_code(codes, cells, out, stop) or reported
+            reported = _report(out, console, args.verbose)
+        return _exit_code(codes, plans, out, stop) or reported
 
 
 def _command_line() -> CommandLine:
@@ -95,7 +91,6 @@ def _command_line() -> CommandLine:
     add("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")
     add("--dry-run", action="store_true", help="check recipes, data and paths; list what would run")
     add("--verbose", action="store_true", help="print what the answer rests on too")
-    add("--gpu", choices=GPUS, metavar="GPU", help="with --dry-run of a sweep: whose memory counts")
     return parser
 
 
@@ -122,12 +117,8 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path, bool]:
     names = [name for name in args.names if "=" not in name] or [DEFAULT]
     study = load(names)
     study.overlays = args.overlay or study.overlays
-    study.override(overrides)
+    study.overrides += overrides
     study.seeds = args.seeds or study.seeds
-    if args.gpu and not (args.dry_run and study.axes):
-        raise InputError(
-            "--gpu is for --dry-run of a sweep, which then says what fits: leave it out"
-        )
     return study, args.out or dated_folder(names[0]), False
 
 
@@ -146,19 +137,12 @@ def _choose_size(study: Study) -> None:
 # ---- check ----
 
 
-def _plan_runs(study: Study, gpu: str | None) -> list[Cell]:
-    """Work out what the runs of each cell ask for; of a sweep's, also whether they fit here."""
-    from experiments.training.machine import fit
+def _plan(study: Study) -> dict[str, "Plan"]:
+    """Work out what the runs of each recipe ask for."""
     from experiments.training.plan import plan
 
-    cells = study.cells()
-    for cell in cells:
-        for name in study.recipes:
-            recipe = recipes.load(name, study.overlays, cell.study.overrides)
-            cell.plans[name] = plan(recipe)
-        if study.axes:
-            cell.fit = fit(cell.values, list(cell.plans.values()), gpu)
-    return cells
+    return {name: plan(recipes.load(name, study.overlays, study.overrides))
+            for name in study.recipes}  # fmt: skip
 
 
 def _check_folder(study: Study, out: Path, resumed: bool) -> None:
@@ -170,20 +154,19 @@ def _check_folder(study: Study, out: Path, resumed: bool) -> None:
         )
 
 
-def _prepare_data(cells: list[Cell]) -> None:
+def _prepare_data(plans: dict[str, "Plan"]) -> None:
     """Write the token files that are not there yet, so that no run's time holds that; check that
     they suit the models."""
     from experiments.training.plan import open_data
 
     findings = []
-    for cell in cells:
-        for planned in cell.plans.values():
-            _, finding = open_data(planned)
-            findings.append(finding)
+    for planned in plans.values():
+        _, finding = open_data(planned)
+        findings.append(finding)
     print(f"Data: {findings[0]}.")
 
 
-def _check_machine(study: Study, cells: list[Cell], dry_run: bool) -> None:
+def _check_machine(plans: dict[str, "Plan"], dry_run: bool) -> None:
     """Check what this machine must have, before the first run is trained for nothing.
 
     A dry run on a machine without a GPU checks nothing: another machine may train.
@@ -195,74 +178,46 @@ def _check_machine(study: Study, cells: list[Cell], dry_run: bool) -> None:
     if dry_run and device.TYPE == "cpu":
         return
     check_driver()
-    for cell in cells:
-        for planned in cell.plans.values():
-            check_units(planned)
-            if not study.axes and not dry_run:
-                check_gpus(planned.world_size)
+    for planned in plans.values():
+        check_units(planned)
+        if not dry_run:
+            check_gpus(planned.world_size)
 
 
-def _list_runs(study: Study, cells: list[Cell], out: Path, gpu: str | None) -> None:
+def _list(runs: Iterable[Run], plans: dict[str, "Plan"]) -> None:
     """Print what would run."""
-    if study.axes:
-        _list_cells(study, cells, gpu)
-        return
-    for run in _incomplete(cells[0], out):
-        work = f"{run.steps} steps, {cells[0].plans[run.arguments[0]].describe()}"
+    for run in runs:
+        work = f"{run.steps} steps, {plans[run.arguments[0]].describe()}"
         if run.gpus > 1:
             work += f", {run.gpus} processes"
         print(f"would run {run.title}: {work}, into {run.directory}")
 
 
-def _list_cells(study: Study, cells: list[Cell], gpu: str | None) -> None:
-    """Print which cells would run, in their order, and which not, by their memory."""
-    runnable = can_run(cells)
-    where = GPUS[gpu].driver_name if gpu else "this machine"
-    names, seeds = ", ".join(study.recipes), ", ".join(map(str, study.seeds))
-    print(f"{len(cells)} cells, {len(runnable)} of which {where} can run: {names}; seeds {seeds}")
-    for cell in runnable:
-        memory = memory_finding(cell.fit.needed, cell.fit.available)
-        print(f"{cell.name}: would run: {memory}")
-    for cell in cells:
-        if cell.fit.obstacle:
-            print(f"{cell.name}: cannot run: {cell.fit.obstacle}")
-
-
 # ---- run ----
 
 
-def _write_studies(study: Study, cells: list[Cell], out: Path) -> None:
-    """Write what the study was started with, and a sweep's cells."""
+def _write(study: Study, out: Path) -> None:
+    """Write what the study was started with."""
+    text = yaml.safe_dump(study.model_dump(), sort_keys=False)
     try:
-        _write_study(study, out)
-        for cell in cells if study.axes else []:
-            _write_study(cell.study, out / cell.name)
-            files.write(out / cell.name / CELL, cell.fit)
+        files.write_whole(out / STUDY_FILE, text)
     except OSError as error:
         raise InputError(f"{out}: {error.strerror}: make room, or choose another --out") from None
 
 
-def _write_study(study: Study, folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    text = yaml.safe_dump(study.model_dump(), sort_keys=False)
-    files.write_whole(folder / STUDY_FILE, text)
-
-
-def _incomplete(cell: Cell, out: Path) -> Iterator[Run]:
+def _incomplete(study: Study, plans: dict[str, "Plan"], out: Path) -> Iterator[Run]:
     """Yield the runs that are not complete; print the folders of the others."""
-    study = cell.study
     shared = list(study.overrides)
     for overlay in study.overlays:
         shared += ["--overlay", overlay]
     for recipe, seed in study.runs():
-        folder = out / cell.name / recipe / f"seed{seed}"
+        folder, planned = out / recipe / f"seed{seed}", plans[recipe]
         if _is_complete(folder):
             print(f"complete already: {folder}")
             continue
-        planned = cell.plans[recipe]
         start = planned.recipe.hook("start", lambda config: Process)
         yield Run(
-            title=f"{cell.name} {recipe} seed {seed}".lstrip(),
+            title=f"{recipe} seed {seed}",
             directory=folder,
             arguments=[recipe, "--seed", str(seed), *shared, "--out", str(folder)],
             steps=planned.config.training.steps,
@@ -282,21 +237,20 @@ def _is_complete(folder: Path) -> bool:
 # ---- report ----
 
 
-def _report(study: Study, out: Path, console: Console, verbose: bool) -> int:
+def _report(out: Path, console: Console, verbose: bool) -> int:
     """Print the answer, write the page, and say where page, notebooks and curves are.
 
     A report that fails costs no run. Returns the exit code.
     """
     folder, page = quote(str(out)), out / "report.html"
     try:
-        from analysis import report, sweep  # pandas: a second
+        from analysis import report  # pandas: a second
         from analysis.comparison import compare
         from analysis.study import read_study
 
-        show = sweep if study.axes else report
-        found = sweep.read(out) if study.axes else compare(read_study(out))
-        show.print_report(found, console, verbose)
-        show.write_page(found, page)
+        found = compare(read_study(out))
+        report.print_report(found, console, verbose)
+        report.write_page(found, page)
         print(f"\nPage: {page}")
     except Exception as error:
         print(
@@ -310,12 +264,12 @@ def _report(study: Study, out: Path, console: Console, verbose: bool) -> int:
     return COMPLETED
 
 
-def _exit_code(codes: list[int], cells: list[Cell], out: Path, stop: Stop) -> int:
+def _exit_code(codes: list[int], plans: dict[str, "Plan"], out: Path, stop: Stop) -> int:
     """Say how to go on with runs that are not complete; returns the study's exit code."""
     if not any(codes):
         return COMPLETED
     again = f"Not all runs completed; to go on with them: {PROGRAM} {quote(str(out))}"
-    if not any(planned.config.checkpoint.enable for planned in cells[0].plans.values()):
+    if not any(planned.config.checkpoint.enable for planned in plans.values()):
         again += (
             " (from their first step: only with checkpoint.enable=true do runs keep their work)"
         )

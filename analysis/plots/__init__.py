@@ -9,11 +9,10 @@ labelled with its status, and no bar. A figure without data says why.
 from analysis.comparison import Comparison
 from analysis.plots.bars import first_step, memory, tokens_per_second
 from analysis.plots.by_step import lead, loss, loss_difference
-from analysis.plots.studies import heat_map
 from analysis.plots.style import Plot, panels, to_png, to_svg
 
 __all__ = [
-    "first_step", "heat_map", "lead", "loss",
+    "first_step", "lead", "loss",
     "loss_difference", "memory", "panels", "summary", "to_png", "to_svg",
     "tokens_per_second",
 ]  # fmt: skip

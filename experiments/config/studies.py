@@ -1,45 +1,23 @@
-"""Studies: what is compared, with what, and at which scale; a file of `recipes/studies/`, or some
-recipes.
+"""Studies: what is compared, with what, and at which size; a file of `recipes/studies/`, or some
+recipes."""
 
-A study with `axes` is a sweep: it has a cell for each combination of their values, and each cell is
-a study.
-"""
-
-from collections import Counter
-from dataclasses import dataclass, field
-from itertools import combinations, product
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from typing_extensions import TypedDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from experiments.config import recipes
-from experiments.config.yaml_with_origins import flat, mistakes, read_file, read_override
-from experiments.records.run import STUDY_FILE, Fit, Seed
+from experiments.config.yaml_with_origins import mistakes, read_file
+from experiments.records.run import STUDY_FILE, Seed
 from models.errors import InputError
 
 DEFAULT = "four_way"
 AUTO = "auto"  # among the overlays: what this machine can hold
-PROCESSES = "processes"
-FOLDERS = {
-    "model.flavor": "",
-    "training.seq_len": "seq",
-    "training.local_batch_size": "batch",
-    PROCESSES: "processes",
-}
-"""What may be an axis, and what stands before its value in the name of a cell's folder."""
-
-STRICT = ConfigDict(extra="forbid", strict=True)
-Counts = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
-Axes = TypedDict("Axes", dict.fromkeys(FOLDERS, Counts) | {"model.flavor": list[str]}, total=False)
-Axes.__pydantic_config__ = STRICT
 
 
 class Study(BaseModel):
     """A study's YAML."""
 
-    model_config = STRICT
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     description: str
     recipes: list[str] = Field(min_length=1)
@@ -47,39 +25,6 @@ class Study(BaseModel):
     seeds: list[Seed] = Field(min_length=1)
     overlays: list[str]
     overrides: list[str] = []
-    axes: Axes = {}  # values of keys, and of `processes`
-
-    @field_validator("axes", mode="before")
-    @classmethod
-    def _flat(cls, axes: dict) -> dict:
-        return dict(flat(axes)) if isinstance(axes, dict) else axes
-
-    def cells(self) -> "list[Cell]":
-        """List the cells in the order of the axes' values; a study without axes is its only
-        cell."""
-        combined = product(*(dict.fromkeys(values) for values in self.axes.values()))
-        return [self._cell(dict(zip(self.axes, values, strict=True))) for values in combined]
-
-    def _cell(self, values: dict) -> "Cell":
-        folder = "_".join(f"{FOLDERS[key]}{value}" for key, value in values.items())
-        overrides = [*self.overrides]
-        for key, value in values.items():
-            if key == PROCESSES:
-                overrides.append(f"sharded.processes={value}")
-            else:
-                overrides.append(f"{key}={value}")
-        own = {"axes": {}, "overrides": overrides}
-        return Cell(folder, values, self.model_copy(update=own))
-
-    def override(self, overrides: list[str]) -> None:
-        """Take what a command line sets. A key that it sets is no axis any more."""
-        given = []
-        for override in overrides:
-            given += read_override(override).origins
-        if "sharded.processes" in given:
-            given.append(PROCESSES)
-        self.overrides = self.overrides + overrides
-        self.axes = {key: values for key, values in self.axes.items() if key not in given}
 
     def runs(self) -> list[tuple[str, int]]:
         """List (recipe, seed), each once, in the order in which they run.
@@ -92,44 +37,6 @@ class Study(BaseModel):
             first = place % len(names)
             runs += [(name, seed) for name in names[first:] + names[:first]]
         return runs
-
-
-@dataclass
-class Cell:
-    """A part of a sweep, or a whole study as its only part."""
-
-    name: str  # of its folder; empty for a whole study
-    values: dict[str, str | int]  # on each axis
-    study: Study
-    plans: dict = field(default_factory=dict)  # {recipe: Plan}
-    fit: Fit | None = None  # whether this machine holds a sweep's cell
-
-    @property
-    def checkpoint_bytes(self) -> float:
-        """Size of its largest checkpoint; 0 if no recipe writes any."""
-        return max(planned.checkpoint_bytes for planned in self.plans.values())
-
-
-def can_run(cells: list[Cell]) -> list[Cell]:
-    """Order the cells that can run so that every beginning covers the axes evenly: each value, then
-    each pair of values of two axes.
-
-    The next cell is always the one whose values were there least often; of equal ones, the first.
-    """
-    left = [cell for cell in cells if not (cell.fit and cell.fit.obstacle)]
-    order, seen = [], Counter()
-
-    def often(cell: Cell) -> list[int]:
-        values = cell.values.items()
-        return [sum(seen[group] for group in combinations(values, size)) for size in (1, 2)]
-
-    while left:
-        cell = min(left, key=often)
-        left.remove(cell)
-        order.append(cell)
-        for size in (1, 2):
-            seen.update(combinations(cell.values.items(), size))
-    return order
 
 
 # ---- studies from files ----
@@ -163,8 +70,7 @@ def read(path: Path) -> Study:
     try:
         study = Study.model_validate(keys)
     except ValidationError as error:
-        known = [*Study.model_fields, *(f"axes.{axis}" for axis in FOLDERS)]
-        raise mistakes(error, origins, known, {}) from error
+        raise mistakes(error, origins, list(Study.model_fields), {}) from error
     known = recipes.names()
     for name in study.recipes:
         if name not in known:  # also a path: each recipe has a folder of its name

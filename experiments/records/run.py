@@ -37,7 +37,6 @@ CHECKPOINT = "checkpoint"
 ATTEMPT = "attempt{}"
 ENVIRONMENT = "environment-{}.json"
 STUDY_FILE = "study.yaml"
-CELL = "cell.json"
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]  # what the length of a range can be
 AtLeast1 = Annotated[int, Field(ge=1, lt=2**63)]
@@ -264,16 +263,3 @@ class Proof(Record):
     attention: str | None = None  # whose kernels computed it
     compiled_graphs: Count | None = None  # that torch.compile made; null in records of before
     parameters: Parameters
-
-
-# ---- cell.json ----
-
-
-class Fit(Record):
-    """Whether a cell of a sweep fits the machine: its value on each axis, the estimate of its
-    memory in bytes, and why it cannot run."""
-
-    values: dict[str, str | int]
-    needed: float
-    available: float
-    obstacle: str | None

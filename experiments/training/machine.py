@@ -13,14 +13,11 @@ from sysconfig import get_paths
 import torch
 
 from experiments.config import recipes
-from experiments.jobs import process
-from experiments.records.run import Fit
 from experiments.training.plan import Plan, plan, refuse
 from models import device
 from models.driver import check_driver
 from models.errors import InputError
 from models.flops import count, memory_finding
-from models.gpus import GPUS
 
 MOST = 0.95  # of the memory: the estimate is what PyTorch allocates, and CUDA and gaps come on top
 HOPELESS = 1.3  # times the memory: more is an error; less a remark, since it is an estimate
@@ -174,19 +171,3 @@ def choose_size(name: str = "baseline", overrides: Sequence[str] = ()) -> tuple[
             size = f"{count(planned.parameters)} parameters and {rows} (overlay {overlay})"
             return [overlay], f"{size}, the largest that fits: it needs {need}, and {have}"
     return ["cpu"], f"the CPU size, because the smallest for GPUs needs {need}, and {have}"
-
-
-def fit(values: dict[str, str | int], plans: list[Plan], gpu: str | None = None) -> Fit:
-    """Compare the neediest run of a sweep's cell with this machine, or with GPUs of a kind."""
-    processes = plans[0].world_size
-    needed = max(planned.memory_needed for planned in plans)
-    here, available, obstacle = process.gpus(), memory_of_each(processes), None
-    if gpu:
-        available = GPUS[gpu].memory
-    if needed > available:
-        obstacle = f"needs {memory_finding(needed, available)}"
-    elif gpu and not GPUS[gpu].datasheet.fp8 and any(planned.fp8.layers for planned in plans):
-        obstacle = f"{GPUS[gpu].driver_name} has no FP8 units"
-    elif not gpu and here != [None] and processes > len(here):
-        obstacle = f"takes {processes} GPUs, and {len(here)} are here"
-    return Fit(values=values, needed=needed, available=available, obstacle=obstacle)

@@ -1,0 +1,45 @@
+"""The figures of a benchmark of FP8 on four B200, read against one another."""
+
+import pandas as pd
+import yaml
+
+from extensions.sweep.cells import HERE
+from models.flops import Sizes
+
+
+def llama_3(dim, layers, heads, hidden_dim, head_dim=128, vocab_size=128256, tied=False) -> Sizes:
+    """Give the sizes of a Llama 3."""
+    return Sizes(dim, layers, heads, 8, head_dim, hidden_dim, vocab_size, enable_weight_tying=tied)
+
+
+B200 = yaml.safe_load((HERE / "published_b200.yaml").read_text())
+
+
+MODELS = {
+    "llama3.2-1B": llama_3(2048, 16, 32, 8192, head_dim=64, tied=True),
+    "llama3.1-8B": llama_3(4096, 32, 32, 14336),
+}
+
+
+def tflops() -> pd.DataFrame:
+    """Turn tokens/s on one GPU into FLOPs, a row a model, beside the printed ones."""
+    table = pd.DataFrame.from_dict(B200["tflops"], orient="index")
+    table["TFLOP/s"] = table["tokens/s"] * _flops_per_token(2048) / 1e12
+    table["without attention"] = table["tokens/s"] * _flops_per_token(0) / 1e12
+    return table.round(0)
+
+
+def lengths() -> pd.DataFrame:
+    """Predict tokens/s by length, over those at 2,048, if a FLOP took as long at each length.
+
+    A row a model; the benchmark prints halves.
+    """
+    per_token = pd.DataFrame({length: _flops_per_token(length) for length in B200["lengths"]})
+    table = (1 / per_token).mul(_flops_per_token(2048), axis="index")
+    table.loc["printed"] = B200["lengths"]
+    return table.round(2)
+
+
+def _flops_per_token(length: int) -> pd.Series:
+    """Count FLOPs by model."""
+    return pd.Series(MODELS).map(lambda args: args.flops_per_token(length))
