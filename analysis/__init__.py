@@ -18,6 +18,5 @@ Read in this order; a file imports only files above it:
     report.py       the command line, and JSON
 
 Then what shows it: plots/ and page.py draw; readme.py writes the generated parts of the texts;
-newest.py finds the runs that a notebook opens. sweep.py and studies.py are built on
-top: they make runs and studies, call `compare`, and nothing above knows of them.
+newest.py finds the runs that a notebook opens.
 """

@@ -2,9 +2,11 @@
 
 import math
 
+import numpy as np
 import pandas as pd
 
 from analysis.answer import figure, short
+from analysis.break_even import wall_times
 from analysis.comparison import BASELINE, COMPILED, Comparison, Finding
 from analysis.runs import Run
 from analysis.speed import MEAN, MIN_STEADY, mfu, timed, tokens_per_s
@@ -194,3 +196,26 @@ def notes(comparison: Comparison) -> list[str]:
             for note in [*run.manifest.notes, *([f"FP8 matmuls: {matmul.why}"] if matmul else [])]:
                 noted.setdefault(note, []).append(run.name)
     return [HOW_TO_READ, *(f"{note} ({', '.join(runs)})." for note, runs in noted.items())]
+
+
+# ---- what notebooks show ----
+
+
+def first_runs(comparison: Comparison) -> dict[str, Run]:
+    """Choose each recipe's first completed run."""
+    return {recipe: runs[0] for recipe, runs in comparison.completed.items()}
+
+
+def proofs(comparison: Comparison) -> pd.DataFrame:
+    """Put what each recipe's first run proved into a row; columns as `parameters.orphans`."""
+    first = first_runs(comparison)
+    rows = [run.proof.model_dump() for run in first.values()]
+    return pd.json_normalize(rows, max_level=2).set_index(pd.Index([*first]))
+
+
+def cost_by_steps(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:
+    """Average the wall hours of a run of each length (rows) by recipe (columns), the first step
+    (compile) included: measured within the runs, and beyond them as the mean steady step."""
+    hours = {recipe: wall_times(runs, np.array(lengths)).mean(axis=0) / 3600
+             for recipe, runs in comparison.completed.items()}  # fmt: skip
+    return pd.DataFrame(hours, index=pd.Index(lengths, name="steps"))

@@ -28,8 +28,6 @@ loss() { # parameters that can hold every update; and one seed in pure bf16
   study four_way --overlay fp32_master "${seeds[@]}" "$small" --out "results/loss_fp32/$at"
   study four_way --overlay no_recompute "$small" --out "results/loss_bf16/$at"
 }
-part sweep 4
-sweep() { study sweep_b200_blog "${seeds[@]}" --out "results/sweep/$at"; } # 45 cells
 shopt -s nullglob
 # shellcheck source=/dev/null
 for file in extensions/*/measure.sh; do source "$file"; done

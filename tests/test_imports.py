@@ -34,7 +34,7 @@ ROOMS = {
 }
 OURS = ("experiments.", "models.", "analysis.", "extensions.")
 EXTENSIONS = sorted(path.parent.name for path in ROOT.glob("extensions/*/__init__.py"))
-ENTWINED = {"decide", "sharded"}
+ENTWINED: set[str] = set()
 """Extensions that the core still names. A list to be emptied."""
 COMMANDS = [f"experiments/{path.stem}" for path in sorted(ROOT.glob("experiments/[a-z]*.py"))]
 ROOMS |= dict.fromkeys(COMMANDS, list(ROOMS))  # a command uses all rooms, and no other command
@@ -106,7 +106,7 @@ LOADERS = {"datasets", "huggingface_hub", "torchvision", "transformers"}
             "experiments.run, experiments.study, experiments.recipe, experiments.data",
             FOR_ANALYSIS | TRAINING | {"pyarrow"},
         ),
-        ("analysis.report, analysis.readme, analysis.sweep", TRAINING),
+        ("analysis.report, analysis.readme", TRAINING),
         ("experiments.training.trainer", FOR_ANALYSIS | LOADERS),
     ],
 )

@@ -11,8 +11,8 @@
 # %%
 from analysis import newest, plots
 from analysis.comparison import compare
-from analysis.studies import cost_by_steps
 from analysis.study import read_study
+from analysis.table import cost_by_steps
 
 comparison = compare(read_study(newest.runs()))
 

@@ -1,8 +1,7 @@
 """What a run leaves behind, and a study beside its runs: the name of each file and what it holds.
 
 Training writes with these models and analysis reads with them; nothing else describes a run
-directory. A study's folder has `study.yaml`, what the study was started with; so has each cell of a
-sweep, with a `cell.json` (`Fit`).
+directory. A study's folder has `study.yaml`, what the study was started with.
 
     recipe.yaml         fully resolved: `python -m experiments.run DIR/recipe.yaml` runs it again
     manifest.json       `Manifest`: code, versions, machine, command; the status, which the end sets

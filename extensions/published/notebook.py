@@ -17,8 +17,7 @@ import pandas as pd
 from analysis import newest, plots
 from analysis.answer import answer, details
 from analysis.comparison import compare
-from analysis.studies import cost_by_steps
-from analysis.table import measured_runs
+from analysis.table import cost_by_steps, measured_runs
 from extensions.published.logs import read_published
 
 logs = newest.ROOT / os.environ.get("PUBLISHED_LOGS", "published_logs")

@@ -4,7 +4,7 @@ import pandas as pd
 
 from analysis.comparison import BASELINE, Comparison
 from analysis.losses import verdict
-from analysis.studies import first_runs, proofs
+from analysis.table import first_runs, proofs
 
 FROZEN = "puzzle_bf16_frozen"
 FOLLOWS = 0.1  # a loss follows one of two others if it is nearer to it by at least this factor

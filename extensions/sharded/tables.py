@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from analysis.comparison import COMPILED, Comparison
 from analysis.plots.bars import draw_bars, set_rows, tokens_per_second
 from analysis.plots.style import NoData, Plot, finding, note, panels, plot, short_name
-from analysis.studies import proofs
+from analysis.table import proofs
 from experiments.records.files import read_windows
 from experiments.records.run import METRICS
 
