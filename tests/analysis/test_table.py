@@ -7,6 +7,7 @@ from analysis.study import read_study
 from analysis.table import cost_by_steps
 from tests.make_runs import write_study
 
+
 def test_cost_of_a_run_of_n_steps(tmp_path):
     """Measured within the runs, and 0.1 s a step beyond their 200: 14 s for the first 10 steps,
     then steady."""
