@@ -20,9 +20,10 @@ unknown.
 
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-LAYOUT_VERSION = 3  # of the directory; a record of another version is refused
+LAYOUT_VERSION = 4  # of the directory; a record of another version is refused
 NOT_STEADY_STEPS = 10  # of a process, the first: compilation, allocator and clocks settle
 
 RECIPE = "recipe.yaml"
@@ -93,8 +94,20 @@ class Git(Record):
     changes: str | None
 
 
+def _of_today(version: int) -> int:
+    """Check a record's layout."""
+    if version != LAYOUT_VERSION:
+        raise PydanticCustomError(
+            "layout",
+            "this directory has layout {version} and this code reads {here}: make the run again, "
+            "or read it with the code of its own commit",
+            {"version": version, "here": LAYOUT_VERSION},
+        )
+    return version
+
+
 class Manifest(Record):
-    layout_version: Literal[3] = LAYOUT_VERSION
+    layout_version: Annotated[int, AfterValidator(_of_today)] = LAYOUT_VERSION
     status: Literal["running", "completed", "interrupted", "diverged", "failed"]
     attempt: AtLeast1  # the number of this process
     start: AwareDatetime

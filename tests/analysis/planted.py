@@ -74,7 +74,7 @@ def stamp(seconds: float) -> str:
 
 def manifest(recipe, seed, n, float8, o) -> dict:
     m = {
-        "layout_version": 3,
+        "layout_version": 4,
         "status": o["status"],
         "attempt": 1,
         "start": stamp(o["begin"]),

@@ -55,8 +55,8 @@ def contents(path) -> dict:
         ({"recipe.yaml": RECIPE.replace("lr: 0.001", "lr: 0.002")}, "another recipe"),
         ({"recipe.yaml": "a: [1"}, "holds a damaged record"),
         ({"recipe.yaml": "a"}, "holds a damaged record"),
-        ({"manifest.json": '{"layout_version": 3, "sta'}, "holds a damaged record"),
-        ({"manifest.json": '{"layout_version": 1}'}, "manifest.json: layout_version"),
+        ({"manifest.json": '{"layout_version": 4, "sta'}, "holds a damaged record"),
+        ({"manifest.json": '{"layout_version": 3}'}, "manifest.json: layout_version"),
     ],
 )
 def test_directories_that_are_refused_stay_as_they_are(tmp_path, claim, fails, existing, key):
