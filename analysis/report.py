@@ -33,7 +33,8 @@ def print_report(comparison: Comparison, console: Console, verbose: bool = False
     console.print(table(recipe_table(comparison)))
     others = answer(comparison)[len(first) :] + left_out(comparison)
     if not verbose:
-        say(console, [f"{len(others)} notes on this: --verbose, or the page."] if others else [])
+        count = f"{len(others)} note{'s' * (len(others) > 1)}"
+        say(console, [f"{count} on this: --verbose, or the page."] if others else [])
         return
     rests_on = [trained(comparison), *others, *details(comparison)]
     say(console, rests_on, "What this rests on")

@@ -3,7 +3,8 @@ then the answer.
 
     python -m experiments.study [NAME…] [--overlay O]… [--seeds 3] [--out DIR]
                                 [key.path=value …]
-    python -m experiments.study DIR    goes on with an unfinished study, skipping what is complete
+    python -m experiments.study DIR [--seeds 5]    goes on with a study, skipping what is complete;
+                                                   with more seeds, if they are named
 
 NAME is a file of recipes/studies/, or recipes to compare: `python -m experiments.recipe list`.
 `--seeds 3` is short for `--seeds 0,1,2`; seed 3 alone is `--seeds 3,`. A run that fails does not
@@ -107,12 +108,14 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path, bool]:
     # os.path, which takes names of any length: an override may have more than 255 characters
     unfinished = [name for name in args.names if os.path.exists(os.path.join(name, STUDY_FILE))]
     if unfinished:
-        if len(args.names) > 1 or args.overlay or args.seeds or args.out:
+        if len(args.names) > 1 or args.overlay or args.out:
             raise InputError(
-                "an unfinished study goes on as it was started: leave the other arguments out"
+                "a study goes on as it was started, with --seeds more: leave other arguments out"
             )
         out = Path(unfinished[0])
-        return read(out / STUDY_FILE), out, True
+        study = read(out / STUDY_FILE)
+        study.seeds += [seed for seed in args.seeds or [] if seed not in study.seeds]
+        return study, out, True
     overrides = [name for name in args.names if "=" in name]
     names = [name for name in args.names if "=" not in name] or [DEFAULT]
     study = load(names)

@@ -26,6 +26,14 @@ def test_a_study_of_named_recipes():
     assert studies.load(["rowwise_fp8_compiled"]).baseline == "rowwise_fp8_compiled"
 
 
+def test_a_study_goes_on_with_more_seeds(tmp_path, capsys):
+    (tmp_path / "study.yaml").write_text(PLAN)
+    write_run(tmp_path / "baseline" / "seed0")
+    assert study.main([str(tmp_path), "--seeds", "3", "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "complete already" in printed and printed.count("would run baseline seed") == 2
+
+
 # ---- folders ----
 
 
