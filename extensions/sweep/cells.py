@@ -69,10 +69,15 @@ class Sweep(BaseModel):
         return cells
 
     def override(self, overrides: list[str]) -> None:
-        """Take what a command line sets. A key that it sets is no axis any more."""
+        """Take what a command line sets. A key that it sets is no axis any more.
+
+        Raises `InputError` if none is left.
+        """
         given = [key for override in overrides for key in read_override(override).origins]
         self.overrides = self.overrides + overrides
         self.axes = {key: values for key, values in self.axes.items() if key not in given}
+        if not self.axes:
+            raise InputError("no axis is left: leave one out of the command line, or run a study")
 
 
 def last(key: str) -> str:

@@ -80,7 +80,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(folder, monkeypatch, capsys):
 
 
 def test_a_dry_run_lists_the_cells_for_other_gpus(capsys):
-    keys = ["model.flavor=llama3.1-8B", "training.seq_len=8192", "sharded.processes=1"]
+    keys = ["model.flavor=llama3.1-8B", "training.seq_len=8192"]
     assert command.main(["b200_blog", *keys, "--dry-run", "--gpu", "rtx-4090"]) == 0
     assert ": cannot run: needs" in capsys.readouterr().out
     keys[0] = "model.flavor=llama3.2-1B"
@@ -88,7 +88,12 @@ def test_a_dry_run_lists_the_cells_for_other_gpus(capsys):
     assert "has no FP8 units" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["no_such"], ["cpu", "b200_blog"], ["cpu", "--gpu", "h100"]])
+ALL = ["cpu", "model.flavor=cpu", "training.seq_len=64", "sharded.processes=1"]
+
+
+@pytest.mark.parametrize(
+    "words", [["no_such"], ["cpu", "b200_blog"], ["cpu", "--gpu", "h100"], ALL]
+)
 def test_bad_input_is_a_sentence(words):
     process = subprocess.run(
         [sys.executable, "-m", "extensions.sweep", *words], capture_output=True
