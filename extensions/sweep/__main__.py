@@ -25,7 +25,16 @@ from rich.console import Console
 from experiments.config import recipes
 from experiments.config.yaml_with_origins import dump
 from experiments.jobs import process
-from experiments.jobs.command import COME_BACK, FOR_GOOD, STARTER_PID, CommandLine, Stop, leave
+from experiments.jobs.command import (
+    COME_BACK,
+    COMPLETED,
+    FAILED,
+    FOR_GOOD,
+    STARTER_PID,
+    CommandLine,
+    Stop,
+    leave,
+)
 from experiments.jobs.command import seeds as read_seeds
 from experiments.records import files
 from experiments.records.run import STUDY_FILE
@@ -46,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     runnable = in_order([cell for cell, found in fits.values() if not found.obstacle])
     if args.dry_run:
         _list(fits, runnable)
-        return 0
+        return COMPLETED
     _write(sweep, fits, out)
     print(f"{len(runnable)} of {len(fits)} cells fit. Into {out}")
     codes = []
@@ -56,8 +65,7 @@ def main(argv: list[str] | None = None) -> int:
             if codes[-1] in (COME_BACK, FOR_GOOD):
                 print(f"To go on with the sweep: {PROGRAM} {quote(str(out))}")
                 return codes[-1]
-    _report(out)
-    return max(codes, default=0)
+    return max([*codes, _report(out)])
 
 
 def _command_line() -> CommandLine:
@@ -163,13 +171,26 @@ def _run(arguments: list[str], stop: Stop) -> int:
     return stop.code or study.returncode
 
 
-def _report(out: Path) -> None:
-    from extensions.sweep import report  # pandas: a second
+def _report(out: Path) -> int:
+    """Print the table and write the page. A report that fails costs no run.
 
-    found = report.read(out)
-    report.print_report(found, Console(highlight=False, width=None if sys.stdout.isatty() else 200))
-    report.write_page(found, out / "report.html")
-    print(f"\nPage: {out / 'report.html'}")
+    Returns the exit code.
+    """
+    folder, page = quote(str(out)), out / "report.html"
+    try:
+        from extensions.sweep import report  # pandas: a second
+
+        found, width = report.read(out), None if sys.stdout.isatty() else 200
+        report.print_report(found, Console(highlight=False, width=width))
+        report.write_page(found, page)
+    except Exception as error:
+        print(
+            f"All runs are kept, but their report failed ({type(error).__name__}: {error}): once "
+            f"that is mended, python -m extensions.sweep.report {folder} --html {page}"
+        )
+        return FAILED
+    print(f"\nPage: {page}")
+    return COMPLETED
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(folder, monkeypatch, capsys):
         return COME_BACK if len(started) == 2 else 0
 
     monkeypatch.setattr(command, "_run", run)
-    monkeypatch.setattr(command, "_report", lambda out: None)
+    monkeypatch.setattr(command, "_report", lambda out: 0)
     assert command.main([str(folder)]) == COME_BACK
     assert len(started) == 2 and f"{folder}" in capsys.readouterr().out
     first = started[0]
@@ -77,6 +77,13 @@ def test_a_sweep_goes_on_where_it_was_stopped(folder, monkeypatch, capsys):
     (done / "study.yaml").write_text("")
     assert command.main([str(folder)]) == 0
     assert started[2] == [str(done)] and len(started) == 6
+
+
+def test_a_report_that_fails_costs_no_run(folder, monkeypatch, capsys):
+    monkeypatch.setattr(command, "_run", lambda arguments, stop: 0)
+    (folder / "report.html").mkdir()
+    assert command.main([str(folder)]) == 1
+    assert "extensions.sweep.report" in capsys.readouterr().out
 
 
 def test_a_dry_run_lists_the_cells_for_other_gpus(capsys):
