@@ -3,7 +3,8 @@
 #   requirements-tools.txt; where no package index can be reached, with what is there, if that is enough for a study.
 #   A Python that already has torch keeps it (images, clusters, clouds): the environment sees its packages. What
 #   NVIDIA's images pin (PIP_CONSTRAINT) is kept too, but for torchao.
-#   Without a GPU, torch comes from constraints-cpu.txt; with one, from requirements.txt's range.
+#   Without a GPU, torch is that of constraints-cpu.txt, as PyTorch's own CPU wheel if its index answers within three
+#   seconds; with a GPU it is the newest of requirements.txt's range. Where uv is installed, it replaces pip.
 #   PYTHON names the interpreter to use; otherwise the first of python3, python3.12, python3.11 that fits.
 #   Example: PYTHON=python3.12 launch/install.sh      Exit codes: 0 installed, 2 something is missing, and said.
 set -euo pipefail
@@ -40,9 +41,9 @@ if [ "$("$PYTHON" -c 'import sys; print(sys.prefix)')" -ef "$venv" ]; then
   echo "bringing $venv, which is activated, up to date"
 elif own_torch=$("$PYTHON" -c "$find_torch" 2>/dev/null); then
   echo "keeping this Python's torch $own_torch"
-  shared=$("$PYTHON" -c "$share") options=()
-  [ -n "$shared" ] || options=(--system-site-packages)
-  "$PYTHON" -m venv "${options[@]}" "$venv"
+  shared=$("$PYTHON" -c "$share") sees=()
+  [ -n "$shared" ] || sees=(--system-site-packages)
+  "$PYTHON" -m venv "${sees[@]}" "$venv"
   for packages in "$venv"/lib/python3*/site-packages; do echo "$shared" >"$packages/shared.pth"; done
   if "$PYTHON" -c 'import setuptools' 2>/dev/null; then # an older one that venv brings along would hide it
     "$python" -m pip uninstall -qq --yes setuptools 2>/dev/null || true
@@ -57,21 +58,31 @@ else
     "newer system, or a container (launch/Dockerfile)" >&2
   exit 2
 fi
-constraints=() asked=requirements.txt
+options=() asked=requirements.txt size="about 3 GB to download" # torch with its CUDA packages
+wheels=https://download.pytorch.org/whl/cpu
+answers='import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/torch/", timeout=3)'
 if [ -f "$keep" ]; then
-  constraints=(-c "$keep")
+  options=(-c "$keep") size="without torch"
   unset PIP_CONSTRAINT
   if "$python" -c 'import triton' 2>/dev/null; then # under another name, maybe: pip would put a second one over it
     asked=$venv/requirements.txt
     sed '/^triton$/d' requirements.txt >"$asked"
   fi
 elif ! nvidia-smi >/dev/null 2>&1 && ! ls /dev/nvidia[0-9]* >/dev/null 2>&1; then # nvidia-smi may be broken, or not on PATH
+  options=(-c constraints-cpu.txt) size="0.6 GB to download, or 3 GB where the package index has torch for CUDA only"
+  if "$python" -c "$answers" "$wheels" 2>/dev/null; then
+    options+=(--extra-index-url "$wheels") size="0.6 GB to download"
+  fi
   echo "no GPU here: torch as in constraints-cpu.txt"
-  constraints=(-c constraints-cpu.txt)
 fi
-echo "installing into $venv, a minute or two"
-if ! said=$("$python" -m pip install -qq --disable-pip-version-check "${constraints[@]}" -r "$asked" \
-  -r requirements-tools.txt 2>&1); then
+echo "installing into $venv, a minute or two: $size"
+options+=(-r "$asked" -r requirements-tools.txt)
+with_uv() { # not over a torch that is kept: uv does not see the packages of another environment
+  [ ! -f "$keep" ] && command -v uv >/dev/null &&
+    uv pip install -q --python "$python" --index-strategy unsafe-best-match "${options[@]}"
+}
+with_pip() { "$python" -m pip install -qq --disable-pip-version-check "${options[@]}"; }
+if ! said=$(with_uv 2>&1 || with_pip 2>&1); then
   echo "$said" >&2
   missing=$("$python" launch/missing.py requirements.txt) || { echo "error: $missing" >&2; exit 2; }
   echo "pip could not get everything (its reason is here too), but what is there is enough for a study"
