@@ -14,7 +14,7 @@ from analysis.study import read_study
 from tests.processes import ROOT
 
 PAGES = ["README.md", "CONTRIBUTING.md", "launch/README.md", "results/LOG.md"]
-OTHERS = [*ROOT.glob("docs/*.md"), *ROOT.glob("extensions/**/*.md")]
+OTHERS = [*ROOT.glob("docs/*.md"), *ROOT.glob("results/*/*.md"), *ROOT.glob("extensions/**/*.md")]
 PAGES += sorted(path.relative_to(ROOT).as_posix() for path in OTHERS)
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")
 
