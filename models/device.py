@@ -29,7 +29,6 @@ from torch.distributed.tensor import DTensor
 from models import gpus
 from models.driver import number, nvidia_smi
 from models.errors import InputError
-from models.gpus import Rates
 
 # Importing torchao warns of kernels and calls that are not used here.
 for _name in ("torchao", "torch.utils._pytree"):
@@ -185,17 +184,6 @@ def synchronize() -> None:
     titan_utils.device_module.synchronize()
 
 
-def seconds(do: Callable, times: int = 1) -> float:
-    """Wall seconds of `times` calls of `do` in a row; the device is waited for at both ends, not in
-    between."""
-    synchronize()
-    start = time.perf_counter()
-    for _ in range(times):
-        do()
-    synchronize()
-    return time.perf_counter() - start
-
-
 def mark():
     """Mark this point of the device's work; nothing waits."""
     if TYPE == "cpu":
@@ -237,11 +225,9 @@ def read_later(scalar: Tensor) -> Callable[[], float]:
 
 
 @cache
-def peak() -> Rates | None:
-    """Give the datasheet's rates of this GPU; None for a CPU and for a GPU that models/gpus.py does
-    not know."""
-    known = gpus.find(name()) if TYPE == "cuda" else None
-    return gpus.GPUS[known].datasheet if known else None
+def peak() -> gpus.Gpu | None:
+    """Find this GPU in models/gpus.py; None for a CPU and for a GPU that is not there."""
+    return gpus.GPUS.get(gpus.find(name())) if TYPE == "cuda" else None
 
 
 def hardware() -> dict:

@@ -3,9 +3,6 @@
 `args` is `Sizes`, or a model's arguments: a `Dense` too, with the same attributes.
 """
 
-import math
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}  # bytes
@@ -108,40 +105,6 @@ class Sizes(Dense):
     vocab_size: float
     enable_weight_tying: bool = False  # the head is the embedding
     qk_norm: bool = False  # queries and keys are normed
-
-
-def fsdp_bytes(
-    shapes: Mapping[str, Sequence[int]],
-    shards: int,
-    fp8: Collection[str] = (),
-    gathered: int = 2,
-    reshard: str = "default",
-    gradient_bytes: Callable[[int], int] = lambda n: 4 * n,
-) -> tuple[int, int]:
-    """Bytes that one forward and backward pass all-gathers and reduce-scatters: of whole weights,
-    of whole gradients.
-
-    The embedding and the blocks are gathered twice, since FSDP2 frees them after their forward
-    pass; the last norm and the head, whose backward pass follows at once, are gathered once, and an
-    embedding that is the head with them.
-
-    Args:
-        shapes: of the parameters, by name, unsharded. FSDP2 pads rows to a multiple of `shards`.
-        fp8: names of those that are cast to FP8 before they are gathered.
-        gathered: bytes of an element of the other weights.
-        reshard: torchtitan's `parallelism.fsdp_reshard_after_forward`; always and never make
-        exceptions.
-        gradient_bytes: in which n gradients are sent; by default float32's.
-    """
-    weights, reduced = 0, Counter()
-    apart = ("layers.", "tok_embeddings.") if "output.weight" in shapes else ("layers.",)
-    for name, (rows, *columns) in shapes.items():
-        elements = -(-rows // shards) * shards * math.prod(columns)
-        freed = reshard == "always" or reshard == "default" and name.startswith(apart)
-        weights += elements * (1 if name in fp8 else gathered) * (2 if freed else 1)
-        together = ".".join(name.split(".")[:2]) if name.startswith(apart) else "norm and head"
-        reduced[together] += elements // shards
-    return weights, shards * sum(map(gradient_bytes, reduced.values()))
 
 
 # Bytes per logit while the loss is computed: bf16 logits and their gradient; eager two float32

@@ -26,7 +26,7 @@ print(trained(exchanged))
 
 # %% [markdown]
 # MB that a step sends, as a profiled step of each run showed. A run whose recipe promises FP8
-# gradients and sends more than the closed form (`fsdp_bytes` in `models/flops.py`) fails.
+# gradients and sends more than the closed form fails.
 
 # %%
 tables.levels(exchanged).loc[:, :"sent, to bf16"].round(3)

@@ -11,9 +11,8 @@ are not counted: its reduce-scatter is an all-reduce.
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from typing import Literal
 
 import torch
@@ -22,7 +21,6 @@ from torch.autograd import DeviceType
 from experiments.records.run import AtLeast1, Count, Record
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof, ProofError
-from models.flops import fsdp_bytes
 
 _OPERATORS = {
     "c10d::_allgather_base_": "all-gather",
@@ -99,17 +97,7 @@ def sum_up(profiler, plan: Plan, shapes: Mapping) -> Collectives:
         profiler: a finished `torch.profiler.profile` of one step, with shapes.
         shapes: of the parameters by name, unsharded.
     """
-    config, in_fp8 = plan.config, []
-    if config.quantize.linear.float8.enable_fsdp_float8_all_gather:
-        in_fp8 = [f"{name}.weight" for name in plan.fp8.layers]
-    gathered, reduced = fsdp_bytes(
-        shapes,
-        plan.shards,
-        in_fp8,
-        getattr(torch, config.training.mixed_precision_param).itemsize,
-        config.parallelism.fsdp_reshard_after_forward,
-        partial(plan.recipe.hook("gradient_bytes", gradient_bytes), config),
-    )
+    gathered, reduced = fsdp_bytes(plan, shapes)
     rows = table(profiler.profiler.kineto_results.experimental_event_tree(), plan)
 
     def payload(*collectives: str) -> int:
@@ -131,9 +119,29 @@ def sum_up(profiler, plan: Plan, shapes: Mapping) -> Collectives:
 # ---- bytes ----
 
 
-def gradient_bytes(config, n: int) -> int:
-    """Count the bytes in which FSDP2 sends n gradients."""
-    return 4 * n
+def fsdp_bytes(plan: Plan, shapes: Mapping) -> tuple[int, int]:
+    """Count the bytes that a forward and backward pass all-gathers, of whole weights, and
+    reduce-scatters, of whole gradients.
+
+    The embedding and the blocks are gathered twice, since FSDP2 frees them after their forward
+    pass. The last norm and the head are gathered once: their backward pass follows at once. A tied
+    embedding goes with the head. FSDP2 pads rows to a multiple of the shards.
+    """
+    config, shards = plan.config, plan.shards
+    gathers_fp8 = config.quantize.linear.float8.enable_fsdp_float8_all_gather
+    in_fp8 = {f"{name}.weight" for name in plan.fp8.layers} if gathers_fp8 else set()
+    itemsize = getattr(torch, config.training.mixed_precision_param).itemsize
+    reshard = config.parallelism.fsdp_reshard_after_forward
+    apart = ("layers.", "tok_embeddings.") if "output.weight" in shapes else ("layers.",)
+    weights, reduced = 0, Counter()  # elements of a rank's gradients that are sent together
+    for name, (rows, *columns) in shapes.items():
+        elements = -(-rows // shards) * shards * math.prod(columns)
+        freed = reshard == "always" or reshard == "default" and name.startswith(apart)
+        weights += elements * (1 if name in in_fp8 else itemsize) * (2 if freed else 1)
+        together = ".".join(name.split(".")[:2]) if name.startswith(apart) else "norm and head"
+        reduced[together] += elements // shards
+    size = plan.recipe.hook("gradient_bytes", lambda config, n: 4 * n)
+    return weights, shards * sum(size(config, n) for n in reduced.values())
 
 
 def table(tree: Iterable, plan: Plan) -> list[Collective]:

@@ -39,7 +39,7 @@ tables.draw_ladder(comparison)
 
 # %% [markdown]
 # MB a step, as one profiled step of each run showed, and the closed form of what is gathered
-# (`fsdp_bytes` in `models/flops.py`). A run whose recipe promises FP8 all-gather and sends more
+# (`fsdp_bytes` in `collectives.py`). A run whose recipe promises FP8 all-gather and sends more
 # than the closed form fails. Embedding, head and norms stay in bf16. A scale for each weight is
 # agreed on twice a step, because the weights of a block are gathered twice. Further all-reduces are
 # of the gradient norm, of the loss where it is logged, and of requests to stop.
