@@ -19,10 +19,11 @@ NAMED = 3  # of many records that differ
 # bytes" stands for the exact number.
 IGNORED = (
     "layout_version", "status", "attempt", "start", "end", "error", "command", "pid",
-    "environment", "recipe", "base", "description", "name", "seed", "debug.seed", "notes",
-    "study_budget_s", "metrics.", "profiling.", "checkpoint.", "comm.trace_buf_size",
-    "comm.init_timeout_seconds", "comm.train_timeout_seconds", "data.cache_dir", "float8",
-    "fp8_matmul", "hardware.memory_bytes", "host", "hardware.visible_devices", "hardware.uuid",
+    "environment", "recipe", "base", "description", "name", "resolved.", "seed",
+    "debug.seed", "notes", "study_budget_s", "metrics.", "profiling.", "checkpoint.",
+    "comm.trace_buf_size", "comm.init_timeout_seconds", "comm.train_timeout_seconds",
+    "data.cache_dir", "float8", "fp8_matmul", "hardware.memory_bytes", "host",
+    "hardware.visible_devices", "hardware.uuid",
 )  # fmt: skip
 # Records that change no step's arithmetic: told. Where runs were is judged by rule 3.
 MINOR = ("hardware.threads", "git.commit", "compile_cache")

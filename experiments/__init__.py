@@ -20,7 +20,7 @@ The way of `make study` to the first step of an optimizer, each file where it is
       corpus/tokens.py               the token file, of documents.py; checked by rows.py
       jobs/runner.py                 GPUs for runs; each is shown by screen.py
       jobs/process.py                the process of a run, its GPU, and cores near that
-    run.py                           in each process: the recipe's plan and token file again
+    run.py                           in each process: its recipe.yaml, with the plan
       training/attempt.py            the run from here to its end
       training/run_directory.py      its folder, and the checkpoint that it may go on from
       training/trainer.py            `Trainer.train_step`, with the loader of corpus/rows.py,

@@ -1,6 +1,7 @@
 """Run one recipe, in this process.
 
     python -m experiments.run NAME [--overlay O]… [--seed K] [--out DIR] [key.path=value …]
+    python -m experiments.run DIR        goes on with the run of this folder, by its recipe.yaml
 
 Started again on the same directory, an interrupted run resumes from its last checkpoint.
 
@@ -10,6 +11,7 @@ Exit codes: 0 completed, 1 failed, 2 bad input, 3 diverged; 75 interrupted by SI
 started again; 130 interrupted by SIGTERM or Ctrl-C.
 """
 
+import argparse
 import os
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from rich.markup import escape
 from experiments.config import recipes
 from experiments.jobs.command import COMPLETED, CommandLine, Stop, leave
 from experiments.jobs.process import check_environment
+from experiments.records.run import RECIPE
+from models.errors import InputError
 
 # OpenMP's threads spin so many turns before they sleep. With libgomp's own 300,000 they keep cores
 # that other processes need (experiments/benchmarks/busy_machine.py)
@@ -33,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(recipes.ROOT / ".cache/inductor"))
     stop = Stop()
     stop.listen()
-    recipe = recipes.load(args.name, args.overlay, args.overrides, args.seed)
+    recipe, out = _resolve(args)
     recipe.hook("check_environment", check_environment)(recipe.config)
 
     # torch: seconds, which a misspelt name need not wait for
@@ -55,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
     TIMELINE.mark("import")
     run = recipe.hook("run", attempt.run)
-    return run(planned, token_file, findings, args, stop)
+    return run(planned, token_file, findings, out, stop)
 
 
 def _command_line() -> CommandLine:
@@ -66,6 +70,17 @@ def _command_line() -> CommandLine:
     add("--out", type=Path, metavar="DIR", help="run directory (default: a new one under runs/)")
     add("--dry-run", action="store_true", help="check everything short of training")
     return parser
+
+
+def _resolve(args: argparse.Namespace) -> tuple[recipes.Recipe, Path | None]:
+    """Read the recipe of a run's folder, or resolve the one that is named; with the folder."""
+    file = os.path.join(args.name, RECIPE)  # os.path takes names of any length
+    if not os.path.exists(file):
+        recipe = recipes.load(args.name, args.overlay, args.overrides, args.seed)
+        return recipe, args.out
+    if args.overlay or args.overrides or args.seed or args.out:
+        raise InputError(f"{args.name} goes on as it was started: leave other arguments out")
+    return recipes.load(file), Path(args.name)
 
 
 def _say(findings: list[tuple[str, str]], recipe: recipes.Recipe) -> int:

@@ -21,6 +21,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -40,7 +41,7 @@ from experiments.jobs.command import (
     leave,
     seeds,
 )
-from experiments.jobs.process import Process, check_gpus, from_environment
+from experiments.jobs.process import Process, check_gpus, from_environment, gpus
 from experiments.jobs.runner import Run, run_all
 from experiments.records import files
 from experiments.records.files import check_folder, dated_folder, lock_folder, new_folder
@@ -48,6 +49,7 @@ from experiments.records.run import MANIFEST, STUDY_FILE, TENSORBOARD, Manifest
 from models.errors import InputError
 
 if TYPE_CHECKING:
+    from experiments.corpus.tokens import TokenFile
     from experiments.training.plan import Plan
 
 PROGRAM = "python -m experiments.study"
@@ -63,18 +65,19 @@ def main(argv: list[str] | None = None) -> int:
     plans = _plan(study)
     _check_folder(study, out, resumed)
     _check_machine(plans, args.dry_run)
-    _prepare_data(plans)
+    token_files = _prepare_data(plans)
     if args.dry_run:
-        _list(_incomplete(study, plans, out), plans)
+        _list(_incomplete(study, plans, token_files, out), plans)
         return COMPLETED
     if not (args.out or resumed):
         out = new_folder(out)
-    print(f"Into {out}")
     with lock_folder(out, "study"):
         _check_folder(study, out, resumed)  # again: another study may have been there meanwhile
+        runs = [*_incomplete(study, plans, token_files, out)]
         _write(study, out)
+        print(f"{_announce(runs)}, into {out}")
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-        codes = run_all([*_incomplete(study, plans, out)], console, stop)
+        codes = run_all(runs, console, stop)
         reported = COMPLETED
         if not stop.code:
             reported = _report(out, console, args.verbose)
@@ -157,16 +160,15 @@ def _check_folder(study: Study, out: Path, resumed: bool) -> None:
         )
 
 
-def _prepare_data(plans: dict[str, "Plan"]) -> None:
-    """Write the token files that are not there yet, so that no run's time holds that; check that
-    they suit the models."""
+def _prepare_data(plans: dict[str, "Plan"]) -> dict[str, "TokenFile"]:
+    """Open each recipe's token file, written first if it is not there, so that no run's time holds
+    that; check that it suits the model."""
     from experiments.training.plan import open_data
 
-    findings = []
-    for planned in plans.values():
-        _, finding = open_data(planned)
-        findings.append(finding)
-    print(f"Data: {findings[0]}.")
+    opened = {name: open_data(planned) for name, planned in plans.items()}
+    _, finding = opened[next(iter(plans))]
+    print(f"Data: {finding}.")
+    return {name: token_file for name, (token_file, _) in opened.items()}
 
 
 def _check_machine(plans: dict[str, "Plan"], dry_run: bool) -> None:
@@ -190,7 +192,7 @@ def _check_machine(plans: dict[str, "Plan"], dry_run: bool) -> None:
 def _list(runs: Iterable[Run], plans: dict[str, "Plan"]) -> None:
     """Print what would run."""
     for run in runs:
-        work = f"{run.steps} steps, {plans[run.arguments[0]].describe()}"
+        work = f"{run.steps} steps, {plans[run.directory.parent.name].describe()}"
         if run.gpus > 1:
             work += f", {run.gpus} processes"
         print(f"would run {run.title}: {work}, into {run.directory}")
@@ -208,25 +210,46 @@ def _write(study: Study, out: Path) -> None:
         raise InputError(f"{out}: {error.strerror}: make room, or choose another --out") from None
 
 
-def _incomplete(study: Study, plans: dict[str, "Plan"], out: Path) -> Iterator[Run]:
-    """Yield the runs that are not complete; print the folders of the others."""
-    shared = list(study.overrides)
-    for overlay in study.overlays:
-        shared += ["--overlay", overlay]
-    for recipe, seed in study.runs():
-        folder, planned = out / recipe / f"seed{seed}", plans[recipe]
+def _incomplete(
+    study: Study, plans: dict[str, "Plan"], token_files: dict[str, "TokenFile"], out: Path
+) -> Iterator[Run]:
+    """Yield the runs that are not complete; print the folders of the others.
+
+    Raises `InputError` for a folder with an unfinished run of another recipe.
+    """
+    from experiments.training.plan import to_yaml
+    from experiments.training.run_directory import check_recipe
+
+    for name, seed in study.runs():
+        folder = out / name / f"seed{seed}"
         if _is_complete(folder):
             print(f"complete already: {folder}")
             continue
-        start = planned.recipe.hook("start", lambda config: Process)
+        recipe = recipes.with_seed(plans[name].recipe, seed)
+        planned = replace(plans[name], recipe=recipe)
+        check_recipe(folder, planned)
         yield Run(
-            title=f"{recipe} seed {seed}",
+            title=f"{name} seed {seed}",
             directory=folder,
-            arguments=[recipe, "--seed", str(seed), *shared, "--out", str(folder)],
-            steps=planned.config.training.steps,
+            recipe=to_yaml(planned, token_files[name]),
+            steps=recipe.config.training.steps,
             gpus=planned.world_size,
-            start=start(planned.config),
+            start=recipe.hook("start", lambda config: Process)(recipe.config),
         )
+
+
+def _announce(runs: list[Run]) -> str:
+    """Say how many runs are to come, and where they run."""
+    from models import device
+
+    if not runs:
+        return "0 runs"
+    steps, places = runs[0].steps, gpus()
+    where = f"one after the other on this machine ({device.name()})"
+    at_once = min(len(runs), len(places) // runs[0].gpus)
+    if at_once > 1:
+        where = f"{at_once} at a time on {len(places)} GPUs ({device.name()})"
+    return f"{len(runs)} runs of {steps} steps, {where}"
 
 
 def _is_complete(folder: Path) -> bool:

@@ -18,13 +18,13 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from experiments.config.rules import contradictions
 from experiments.config.yaml_with_origins import (
@@ -49,10 +49,37 @@ LISTED = "`python -m experiments.recipe list --all` has all"
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
 
+class Planned(BaseModel):
+    """What experiments/training/plan.py has worked out of a recipe; sizes in bytes."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    token_file: str
+    fp8_layers: list[str]
+    fp8_flops_per_token: int
+    parameters: int
+    flops_per_token: int
+    passes: int
+    world_size: int
+    shards: int
+    memory: dict[str, float]
+
+
+class Resolved(BaseModel):
+    """The section `resolved` of a resolved file: what the recipe was made of, and its plan."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    base: str | None = None
+    overlays: list[str] = []
+    overrides: list[str] = []
+    plan: Planned | None = None
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """A resolved recipe. `config` has every default filled in; `base` is None in base.yaml and in
-    resolved files."""
+    """A resolved recipe. `config` has every default filled in; `base` is None in base.yaml;
+    `planned` is there if the recipe was read from a run's folder."""
 
     name: str
     base: str | None
@@ -61,6 +88,7 @@ class Recipe:
     description: str
     config: "Config"
     extensions: dict[str, ModuleType] = field(default_factory=dict)  # whose sections it has
+    planned: Planned | None = None
 
     def hook(self, name: str, default: Callable | None = None) -> Callable | None:
         """Return an extension's function in place of the core's `default`.
@@ -121,6 +149,7 @@ class _File(NamedTuple):
     base: str | None
     description: str
     layer: Layer
+    resolved: Resolved
 
 
 def load(
@@ -154,16 +183,17 @@ def load(
     problems = [f"{layer.origins.get(key, 'default')}: {key}: {message}" for key, message in found]
     if problems:
         raise InputError("\n".join(problems))
-    file = chain[-1]
+    file, before = chain[-1], chain[-1].resolved
     config.job.description = file.description
     return Recipe(
         name=file.name,
-        base=file.base,
-        overlays=tuple(overlays),
-        overrides=tuple(overrides),
+        base=file.base or before.base,
+        overlays=(*before.overlays, *overlays),
+        overrides=(*before.overrides, *overrides),
         description=file.description,
         config=config,
         extensions=extensions,
+        planned=None if overlays or overrides else before.plan,
     )
 
 
@@ -189,7 +219,8 @@ def _with_ancestors(path: Path, known: dict[str, Path]) -> list[_File]:
 
 
 def _read(path: Path) -> _File:
-    """Read the file of a recipe or of an overlay. Only a resolved recipe gives a `name`."""
+    """Read the file of a recipe or of an overlay. Only a resolved recipe gives a `name`, and what
+    it was `resolved` from."""
     layer = read_file(path)
     keys, origins = layer
     origin = origins[""]
@@ -200,7 +231,11 @@ def _read(path: Path) -> _File:
     if not re.fullmatch(r"\w[\w .+-]*", str(name)):  # it names a run's folder
         origin = origins.get("name", origin)
         raise InputError(f"{origin}: name: should be letters, digits, _, -, + and .")
-    return _File(name, base, keys.pop("description"), layer)
+    try:
+        resolved = Resolved.model_validate(keys.pop("resolved", {}))
+    except ValidationError as error:
+        raise mistakes(error, origins, list(Resolved.model_fields), {}) from error
+    return _File(name, base, keys.pop("description"), layer, resolved)
 
 
 def _merge(chain: list[_File], overlays: Sequence[str], overrides: Sequence[str]) -> Layer:
@@ -256,15 +291,25 @@ def _validate(layer: Layer, extensions: dict[str, ModuleType]) -> "Config":
 # ---- what a recipe says ----
 
 
-def to_yaml(recipe: Recipe) -> str:
+def with_seed(recipe: Recipe, seed: int) -> Recipe:
+    """Give a recipe another seed."""
+    config = replace(recipe.config, debug=replace(recipe.config.debug, seed=seed))
+    return replace(recipe, config=config, overrides=(*recipe.overrides, f"debug.seed={seed}"))
+
+
+def to_yaml(recipe: Recipe, planned: Planned | None = None) -> str:
     """Write the fully resolved recipe: every key of every section. It loads by path to an equal
-    config."""
-    overlays, overrides = list(recipe.overlays), list(recipe.overrides)
-    header = f"# {recipe.name}, fully resolved; overlays: {overlays}, overrides: {overrides}\n"
-    named = {"name": recipe.name, "description": recipe.description}
+    recipe."""
     sections = asdict(recipe.config)
     del sections["job"]
-    return header + dump(named | sections)
+    resolved = Resolved(
+        base=recipe.base,
+        overlays=list(recipe.overlays),
+        overrides=list(recipe.overrides),
+        plan=planned,
+    )
+    named = {"name": recipe.name, "description": recipe.description}
+    return dump(named | sections | {"resolved": resolved.model_dump()})
 
 
 def difference(recipe: Recipe) -> list[tuple[str, object, object]]:

@@ -20,8 +20,8 @@ from experiments.jobs import process
 from experiments.jobs.command import BAD_INPUT, COME_BACK, COMPLETED, DIVERGED, FOR_GOOD, Stop
 from experiments.jobs.process import Place, Process
 from experiments.jobs.screen import Line, describe, progress_bars, steady_rate
-from experiments.records.files import RecordError, last_window
-from experiments.records.run import LOG, Window
+from experiments.records.files import RecordError, last_window, write_whole
+from experiments.records.run import LOG, RECIPE, Window
 
 # Variables of cache folders, but for those that the user has set. This is looked at before torch is
 # imported, which sets one by itself.
@@ -36,11 +36,11 @@ ENDS = {
 
 
 class Run(NamedTuple):
-    """A run to start: `arguments` are those of experiments.run."""
+    """A run to start: `recipe` is the text of its recipe.yaml."""
 
     title: str
     directory: Path
-    arguments: list[str]
+    recipe: str
     steps: int
     gpus: int = 1
     start: Callable[..., Process] = Process
@@ -71,6 +71,7 @@ class _Started:
         """Start the run. Raises OSError."""
         self.run, self.line, self.places = run, line, places
         run.directory.mkdir(parents=True, exist_ok=True)
+        write_whole(run.directory / RECIPE, run.recipe)
         self.earlier = last_window(run.directory)  # that was there before
         self.caches = tempfile.TemporaryDirectory(
             prefix="compile-cache-", ignore_cleanup_errors=True
@@ -78,7 +79,7 @@ class _Started:
         folders = {}
         if run.compiles_anew:
             folders = {name: f"{self.caches.name}/{name}" for name in COMPILE_CACHES}
-        arguments = [COMMAND, *run.arguments]
+        arguments = [COMMAND, str(run.directory)]
         self.process = run.start(arguments, run.directory / LOG, places, folders)
         names = ", ".join(gpu for _, gpu in places if gpu)
         line.say(f"started on GPU {names}" if names else "started")

@@ -35,13 +35,15 @@ class End(NamedTuple):
     together: bool = False
 
 
-def run(plan: Plan, token_file: TokenFile, findings: list[Finding], args, stop: Stop) -> int:
-    """Train into `args.out` (None: a new folder under runs/); returns the exit code.
+def run(
+    plan: Plan, token_file: TokenFile, findings: list[Finding], out: Path | None, stop: Stop
+) -> int:
+    """Train into `out` (None: a new folder under runs/); returns the exit code.
 
-    `args` are those of the command. Raises `InputError` for a folder that cannot be used.
+    Raises `InputError` for a folder that cannot be used.
     """
     be_alone()
-    out = args.out or new_directory(plan)
+    out = out or new_directory(plan)
     directory = RunDirectory(out, plan, token_file)
     end = train(plan, token_file, findings, out, directory, stop)
     if dist.is_initialized():

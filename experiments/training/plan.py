@@ -1,23 +1,26 @@
 """Work out once what a recipe asks for, and refuse what cannot run before anything is written.
 
-    plan       the model, its layers in FP8, memory, checkpoints: needs no GPU and no data
+    plan       the model, its layers in FP8, memory: needs no GPU and no data
     open_data  the token file, prepared where it is not there yet
+    to_yaml    both, with the resolved recipe, as a run's recipe.yaml; `plan` reads them from there
 
-Both raise `InputError` with a sentence that says what to change. What this machine must have is in
+All raise `InputError` with a sentence that says what to change. What this machine must have is in
 machine.py.
 """
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from experiments.config import recipes
 from experiments.config.keys import Parallelism
-from models import float8
-from models.architectures import build
+from models import float8, fp8_matmul
+from models.architectures import build, model_args
 from models.errors import InputError
 from models.flops import memory_by_use
+from models.scaling import SCALINGS
 
 if TYPE_CHECKING:
     from experiments.corpus.tokens import TokenFile
@@ -29,9 +32,9 @@ class Plan:
 
     recipe: recipes.Recipe
     args: object  # of the model's class
+    fp8: float8.Choice  # which layers, with which scaling, multiplied how
     parameters: int
     flops_per_token: int
-    fp8: float8.Choice  # which layers, with which scaling, multiplied how
     passes: int  # forward passes of a step (gradient accumulation)
     world_size: int  # processes of the run, each on a device of its own
     shards: int  # of them that share parameters, gradients and optimizer states
@@ -52,13 +55,6 @@ class Plan:
         """Bytes on each device."""
         return sum(self.memory.values())
 
-    @property
-    def checkpoint_bytes(self) -> float:
-        """Size of a checkpoint on disk; 0 if the recipe writes none."""
-        if not self.config.checkpoint.enable:
-            return 0
-        return (self.memory["parameters"] + self.memory["optimizer"]) * self.shards
-
     def describe(self) -> str:
         """Say what is trained, in which precision."""
         precision = "no FP8"
@@ -71,6 +67,8 @@ class Plan:
 
 def plan(recipe: recipes.Recipe) -> Plan:
     """Work out and check a recipe. Raises `InputError`."""
+    if recipe.planned:
+        return _as_planned(recipe, recipe.planned)
     config, training = recipe.config, recipe.config.training
     with torch.device("meta"):  # modules by name, no weights
         model = build(config)
@@ -84,9 +82,9 @@ def plan(recipe: recipes.Recipe) -> Plan:
     planned = Plan(
         recipe=recipe,
         args=args,
+        fp8=fp8,
         parameters=args.parameters(),
         flops_per_token=args.flops_per_token(training.seq_len),
-        fp8=fp8,
         passes=max(1, training.global_batch_size // rows),
         world_size=recipe.processes,
         shards=shards,
@@ -118,16 +116,52 @@ def refuse(misplaced: dict[str, tuple[bool, object]], needs: str) -> None:
             raise InputError(f"{key} needs {needs} set it to {off}")
 
 
+# ---- in a run's folder ----
+
+_NUMBERS = ("parameters", "flops_per_token", "passes", "world_size", "shards", "memory")
+
+
+def to_yaml(planned: Plan, token_file: "TokenFile") -> str:
+    """Write a run's recipe.yaml."""
+    numbers = {name: getattr(planned, name) for name in _NUMBERS}
+    found = recipes.Planned(
+        token_file=str(token_file.path),
+        fp8_layers=sorted(planned.fp8.layers),
+        fp8_flops_per_token=planned.fp8.flops_per_token,
+        **numbers,
+    )
+    return recipes.to_yaml(planned.recipe, found)
+
+
+def _as_planned(recipe: recipes.Recipe, found: recipes.Planned) -> Plan:
+    """Take what `to_yaml` wrote; only how FP8 matrices are multiplied is this machine's."""
+    keys, fp8 = recipe.config.quantize.linear.float8, float8.Choice()
+    if keys.recipe_name:
+        scaling = SCALINGS[keys.recipe_name]
+        fp8 = float8.Choice(
+            scaling=scaling,
+            layers=frozenset(found.fp8_layers),
+            matmul=fp8_matmul.choose(scaling, keys.emulate),
+            flops_per_token=found.fp8_flops_per_token,
+        )
+    numbers = {name: getattr(found, name) for name in _NUMBERS}
+    return Plan(recipe=recipe, args=model_args(recipe.config), fp8=fp8, **numbers)
+
+
 # ---- data ----
 
 
-def open_data(plan: Plan) -> tuple["TokenFile", str]:
+def open_data(planned: Plan) -> tuple["TokenFile", str]:
     """Open the token file of a plan, prepared where it is not there yet; say what the run reads.
 
     Checks that the model has a row for each token.
     """
     from experiments.corpus import rows, tokens
 
-    token_file = tokens.prepare(plan.config)
-    rows.check_vocabulary(token_file, plan.args.vocab_size)
-    return token_file, rows.describe(token_file, plan.config, plan.world_size)
+    found = planned.recipe.planned
+    if found and Path(found.token_file).exists():
+        token_file = tokens.TokenFile.open(Path(found.token_file))
+    else:
+        token_file = tokens.prepare(planned.config)
+        rows.check_vocabulary(token_file, planned.args.vocab_size)
+    return token_file, rows.describe(token_file, planned.config, planned.world_size)

@@ -26,13 +26,16 @@ from experiments.records import files
 from experiments.records import run as records
 from experiments.records.files import check_folder, lock_folder
 from experiments.training import checkpoint
-from experiments.training.plan import Plan
+from experiments.training.plan import Plan, to_yaml
 from models import device
 from models.architectures import label
 from models.errors import InputError
 
 _MARKS = (records.RECIPE, records.MANIFEST)  # one of them is in every run directory
 _RECORDS = (records.METRICS, records.TIMING, records.PROOF)
+DAMAGED = (
+    "{} holds a damaged record: move it away to go on with the run, or choose another --out:\n{}"
+)
 VERSIONS = ("torch", "torchao", "torchtitan", "triton")
 
 
@@ -50,7 +53,7 @@ class RunDirectory:
         self.path, self._lock = path, lock_folder(path, "run")
         earlier = _read_unfinished(path, plan, token_file)
         try:  # the recipe first: a full disk stops here
-            files.write_whole(path / records.RECIPE, recipes.to_yaml(plan.recipe))
+            files.write_whole(path / records.RECIPE, to_yaml(plan, token_file))
             self.manifest = _manifest(plan, token_file, self._set_aside(earlier), path)
             files.write(path / records.MANIFEST, self.manifest)
         except OSError as error:
@@ -113,26 +116,35 @@ def _read_unfinished(path: Path, plan: Plan, token_file: TokenFile) -> records.M
     """Return the manifest of the run that a folder holds, which must be unfinished and the same."""
     try:
         earlier = files.read_if_there(path / records.MANIFEST, records.Manifest)
-        before = plan.config
-        if (path / records.RECIPE).exists():
-            before = recipes.load(str(path / records.RECIPE)).config
-            before.training.steps = plan.config.training.steps  # which may change
-    except (files.RecordError, InputError) as error:
-        raise InputError(
-            f"{path} holds a damaged record: move it away to go on with the run, or choose "
-            f"another --out:\n{error}"
-        ) from None
+    except files.RecordError as error:
+        raise InputError(DAMAGED.format(path, error)) from None
     if earlier and earlier.status == "completed":
         raise InputError(f"{path} holds a completed run: choose another --out, or delete it")
+    check_recipe(path, plan)
+    if plan.config.checkpoint.enable:
+        expected = identity(plan, token_file)
+        check_resume(path / records.CHECKPOINT, expected, plan.config.training.steps)
+    return earlier
+
+
+def check_recipe(path: Path, plan: Plan) -> None:
+    """Check that a folder has no recipe.yaml, or the plan's, whose steps may be others.
+
+    Raises `InputError`.
+    """
+    file = path / records.RECIPE
+    if not file.exists():
+        return
+    try:
+        before = recipes.load(str(file)).config
+    except InputError as error:
+        raise InputError(DAMAGED.format(path, error)) from None
+    before.training.steps = plan.config.training.steps
     if before != plan.config:
         raise InputError(
             f"{path} holds an unfinished run of another recipe: give the same name, overlays, "
             "seed and keys to go on with it, or choose another --out"
         )
-    if plan.config.checkpoint.enable:
-        expected = identity(plan, token_file)
-        check_resume(path / records.CHECKPOINT, expected, plan.config.training.steps)
-    return earlier
 
 
 # ---- whose checkpoints a directory holds ----

@@ -1,7 +1,7 @@
-"""In the place of experiments.run: `python -m tests.jobs.stand_in RECIPE … --out DIR`.
+"""In the place of experiments.run: `python -m tests.jobs.stand_in DIR`.
 
-Makes a step each `STEP_S` seconds up to the key training.steps, or until it is asked to stop, and
-leaves a run's records. Started again, it goes on without pauses. A recipe that the variable
+Makes a step each `STEP_S` seconds up to the recipe's training.steps, or until it is asked to stop,
+and leaves a run's records. Started again, it goes on without pauses. A recipe that the variable
 `FAILING` names ends with exit code 2, one of `KILLED` is killed at step 12.
 """
 
@@ -26,12 +26,12 @@ def main() -> int:
     stop = Stop()
     stop.listen()
     stop.deferred = True
-    recipe, arguments = sys.argv[1], sys.argv
-    out = Path(arguments[arguments.index("--out") + 1])
-    keys = dict(word.split("=", 1) for word in arguments if "=" in word)
+    out = Path(sys.argv[1])
+    keys = yaml.safe_load((out / RECIPE).read_text())
+    recipe = keys["name"]
     facts = {
-        "seed": int(arguments[arguments.index("--seed") + 1]),
-        "steps": int(keys["training.steps"]),
+        "seed": keys["debug"]["seed"],
+        "steps": keys["training"]["steps"],
         "start": datetime.now(UTC).isoformat(),
         "hardware": {"visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")},
         "pid": os.getpid(),
@@ -40,9 +40,6 @@ def main() -> int:
     if recipe in os.environ.get("FAILING", "").split():
         return complain("no compiler")
     write_records(out, recipe, status="running", **facts)
-    settings = yaml.safe_load((out / RECIPE).read_text())
-    settings["checkpoint"] = {"enable": keys.get("checkpoint.enable") == "true"}
-    (out / RECIPE).write_text(yaml.safe_dump(settings))
     made = last_window(out)
     for line in metrics_lines(last=facts["steps"])[made.step if made else 0 :]:
         if stop.code:
@@ -63,8 +60,6 @@ def write_records(out: Path, recipe: str, **facts) -> None:
         run = write_run(Path(folder, "run"), recipe, **facts)
         for name in (MANIFEST, TIMING, PROOF):
             shutil.move(run / name, out / name)
-        if not (out / RECIPE).exists():
-            shutil.move(run / RECIPE, out / RECIPE)
 
 
 if __name__ == "__main__":
