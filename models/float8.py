@@ -24,13 +24,12 @@ What stays in bf16: embedding, norms, attention, residual stream, loss and the r
 linear layers of a class of their own; the output head, by the recipes' filter; weights, gradients
 and the optimizer's state (or float32, by `training.dtype`), so every step casts the weights anew.
 
-The way of a recipe's section `quantize.linear.float8`, called `keys` here, in the order of this
-file:
+From a recipe's section `quantize.linear.float8`, called `keys` here, to torchao's layer:
 
-    choose             recipe_name, filter_fqns, emulate: which layers, with which scaling, by which
-                       operator. A run's plan has the answer, which the proof holds against the run
+    choose             which layers, with which scaling, by which operator: a part of a run's plan,
+                       which the proof holds against the run
     Float8Converter    called by torchtitan, which has built the model
-    convert            the other keys: torchao's configuration of a layer, and its layer
+    convert            one call of torchao
 
 Differences to torchtitan's converter:
 
@@ -47,13 +46,11 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
-import torch
 from torch import nn
 from torchao.float8 import (
     Float8LinearConfig,
     _auto_filter_for_recipe,
     convert_to_float8_training,
-    precompute_float8_dynamic_scale_for_fsdp,
 )
 from torchao.float8.float8_linear import Float8Linear
 from torchtitan.tools.logging import logger
@@ -62,6 +59,7 @@ from models import fp8_matmul
 from models.errors import InputError, by_pattern
 from models.scaling import SCALINGS, Scaling
 
+FILTERS = "quantize.linear.float8.filter_fqns"
 AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word for: skip layers too small to gain
 FIRST_AND_LAST = "first_and_last_block"
 
@@ -117,29 +115,25 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
         if pattern == AUTO_FILTER:
             chosen -= _too_small(linears, recipe_name)
         elif pattern == FIRST_AND_LAST:
-            blocks = [name.split(".")[1] for name in linears if name.startswith("layers.")]
-            ends = (f"layers.{blocks[0]}.", f"layers.{blocks[-1]}.")
+            ends = ("layers.0.", f"layers.{model.model_args.n_layers - 1}.")
             chosen = {name for name in chosen if not name.startswith(ends)}
         else:
             matched = {name for name in linears if fnmatchcase(name, pattern)}
             if not matched:
                 raise InputError(
-                    f"quantize.linear.float8.filter_fqns: `{pattern}` matches no linear layer; "
-                    f"it names modules in full, as {by_pattern(linears)}"
+                    f"{FILTERS}: `{pattern}` matches no linear layer; it names modules in full, as "
+                    f"{by_pattern(linears)}"
                 )
             chosen -= matched
     if not chosen:
-        raise InputError(
-            "FP8 would convert no layer: quantize.linear.float8.filter_fqns leaves none of them"
-        )
-    unfit = [name for name in chosen if any(size % 16 for size in linears[name].weight.shape)]
-    if unfit:
-        name = min(unfit)
-        raise InputError(
-            f"{name} is {linears[name].out_features} x {linears[name].in_features}, and FP8 needs "
-            "multiples of 16: add it to quantize.linear.float8.filter_fqns or choose another "
-            f"model.flavor or model.sizes ({len(unfit)} such layers)"
-        )
+        raise InputError(f"FP8 would convert no layer: {FILTERS} leaves none of them")
+    for name in sorted(chosen):
+        if any(size % 16 for size in linears[name].weight.shape):
+            raise InputError(
+                f"{name} is {linears[name].out_features} x {linears[name].in_features}, and FP8 "
+                f"needs multiples of 16: add it to {FILTERS} or choose another model.flavor or "
+                "model.sizes"
+            )
     return chosen
 
 
@@ -147,7 +141,7 @@ def _too_small(linears: dict[str, nn.Linear], recipe_name: str) -> set[str]:
     """Name the layers that gain nothing by torchao's heuristic."""
     try:
         worth_it = _auto_filter_for_recipe(recipe_name, filter_fqns=[])
-    except (NotImplementedError, ValueError) as error:  # without a heuristic; not torchao's
+    except NotImplementedError as error:
         raise InputError(
             f"torchao has no {AUTO_FILTER} for {recipe_name}: name the layers instead"
         ) from error
@@ -158,14 +152,10 @@ def _too_small(linears: dict[str, nn.Linear], recipe_name: str) -> set[str]:
 
 
 class Float8Converter:
-    """torchtitan's model converter: swaps the chosen `nn.Linear`s for FP8 layers by `convert`.
-
-    Does nothing while `quantize.linear.float8.recipe_name` is null, so that a recipe turns FP8 on
-    with that one key.
-    """
+    """torchtitan's model converter: swaps the layers that a plan chose for FP8 layers."""
 
     def __init__(self, plan, *_):  # torchtitan's: the configuration, which the plan has, and ranks
-        self.plan, self.keys = plan, plan.config.quantize.linear.float8
+        self.plan = plan
 
     def convert(self, model: nn.Module) -> None:
         """Convert in place, by the core or by an extension."""
@@ -182,39 +172,21 @@ class Float8Converter:
         logger.info(f"FP8 matmuls: {fp8.matmul.how}; {fp8.matmul.why}")
 
     def post_optimizer_hook(self, model_parts: list[nn.Module]) -> None:
-        """Compute the scales of all FSDP float8 weights with one all-reduce instead of one each."""
-        if self.keys.precompute_float8_dynamic_scale_for_fsdp:
-            for part in model_parts:
-                precompute_float8_dynamic_scale_for_fsdp(part)
+        """Called by torchtitan after a step: nothing is left to do."""
 
 
 def convert(model: nn.Module, plan) -> None:
     """Swap the linear layers that a plan chose for torchao's."""
-    fp8, keys = plan.fp8, plan.config.quantize.linear.float8
     config = replace(
-        Float8LinearConfig.from_recipe_name(fp8.scaling.name),
-        emulate=fp8.emulated,
-        enable_fsdp_float8_all_gather=keys.enable_fsdp_float8_all_gather,
+        Float8LinearConfig.from_recipe_name(plan.fp8.recipe_name),
+        emulate=plan.fp8.emulated,
+        enable_fsdp_float8_all_gather=(
+            plan.config.quantize.linear.float8.enable_fsdp_float8_all_gather
+        ),
     )
     convert_to_float8_training(
-        model, config=config, module_filter_fn=lambda _, name: name in fp8.layers
+        model, config=config, module_filter_fn=lambda _, name: name in plan.fp8.layers
     )
-    for layer in converted_modules(model).values():
-        layer.__class__ = AutocastFloat8Linear  # torchao's conversion knows no class but its own
-
-
-# ---- the layer ----
-
-
-class AutocastFloat8Linear(Float8Linear):
-    """torchao's layer, which on any device casts its input as autocast asks."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (..., in_features); the output has its dtype, or autocast's."""
-        device_type = x.device.type
-        if torch.is_autocast_enabled(device_type):  # torchao's own line for it looks at CUDA only
-            x = x.to(torch.get_autocast_dtype(device_type))
-        return super().forward(x)  # torchao/float8/float8_linear.py, or an extension's
 
 
 # ---- read ----

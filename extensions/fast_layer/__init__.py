@@ -32,14 +32,14 @@ def contradictions(config) -> Iterator[tuple[str, str]]:
 
 def convert(model, plan) -> None:
     """Swap linear layers for torchao's as the core does, and these for ours."""
-    from extensions.fast_layer.layer import AutocastFastLinear
+    from extensions.fast_layer.layer import FastFloat8Linear
     from models import float8
 
     float8.convert(model, plan)
     if not plan.config.fast_layer.enable or plan.fp8.emulated:
         return
     for layer in float8.converted_modules(model).values():
-        layer.__class__ = AutocastFastLinear  # torchao's conversion knows no class but its own
+        layer.__class__ = FastFloat8Linear  # torchao's conversion knows no class but its own
         layer.keep_weight = keeps_weights(plan.config, plan.shards)
 
 

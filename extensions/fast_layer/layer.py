@@ -37,8 +37,6 @@ from torchao.float8.config import (
 from torchao.float8.float8_linear import Float8Linear
 from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
 
-from models.float8 import AutocastFloat8Linear
-
 # ---- one kernel for both casts ----
 
 TILE, WARPS = 128, 8  # a row of a square is 128 bytes of FP8, all of a cache line
@@ -267,9 +265,7 @@ class FastFloat8Linear(Float8Linear):
     keep_weight = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (..., in_features); the output has its dtype."""
+        """x: (..., in_features); the output has its dtype, or autocast's."""
+        if torch.is_autocast_enabled(x.device.type):  # torchao's own line for it looks at CUDA only
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         return _Fp8Matmuls.apply(x, self.weight, self.config, self.keep_weight)
-
-
-class AutocastFastLinear(AutocastFloat8Linear, FastFloat8Linear):
-    """The same, whose input is cast as autocast asks: `super()` there is `FastFloat8Linear`."""

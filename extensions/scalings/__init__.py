@@ -84,7 +84,7 @@ def contradictions(config) -> Iterator[tuple[str, str]]:
 
 def convert(model, plan) -> None:
     """Swap linear layers for torchao's as the core does, and these for those of the scaling."""
-    from extensions.scalings.layer import FORMATS, AutocastScaledLinear
+    from extensions.scalings.layer import FORMATS, ScaledLinear
     from models import float8
 
     float8.convert(model, plan)
@@ -95,7 +95,7 @@ def convert(model, plan) -> None:
         if gradients:
             layer.config = with_gradients(layer.config, FORMATS[gradients])
         if scaling:
-            layer.__class__ = AutocastScaledLinear
+            layer.__class__ = ScaledLinear
             layer.begin(scaling, keys.history or HISTORY)
 
 

@@ -26,7 +26,6 @@ from torchao.float8.float8_linear import Float8Linear
 from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
 
 from extensions.scalings import Scaling
-from models.float8 import AutocastFloat8Linear
 
 E4M3 = torch.float8_e4m3fn
 FORMATS = {"e4m3": E4M3, "e5m2": torch.float8_e5m2}
@@ -187,13 +186,11 @@ class ScaledLinear(Float8Linear):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (..., in_features); the output has its dtype."""
+        """x: (..., in_features); the output has its dtype, or autocast's."""
+        if torch.is_autocast_enabled(x.device.type):  # torchao's own line for it looks at CUDA only
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         how = self.scaling, self.config
         return _ScaledMatmuls.apply(x, self.weight, self.largest_values, *how)
-
-
-class AutocastScaledLinear(AutocastFloat8Linear, ScaledLinear):
-    """The same, whose input is cast as autocast asks: `super()` there is `ScaledLinear`."""
 
 
 @torch.no_grad()

@@ -14,13 +14,13 @@ from pydantic import Field
 # The hooks. No module of this package has the name of one
 from extensions.sharded.checks import processes, shards
 from extensions.sharded.collectives import check_profile
-from extensions.sharded.fsdp import parallelize
+from extensions.sharded.fsdp import before_step, parallelize
 from extensions.sharded.ranks import check_environment, start
 from extensions.sharded.training import Checkpoints, combine, own_rows, run
 
 __all__ = [
-    "Checkpoints", "check_environment", "check_profile", "combine", "own_rows", "parallelize",
-    "processes", "run", "shards", "start",
+    "Checkpoints", "before_step", "check_environment", "check_profile", "combine", "own_rows",
+    "parallelize", "processes", "run", "shards", "start",
 ]  # fmt: skip
 
 

@@ -1,11 +1,14 @@
 """Shard a model by FSDP2, with the weights that one device would draw."""
 
+from functools import partial
+
 from models.device import local  # before torchtitan: see there  # isort: skip
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 
@@ -51,6 +54,15 @@ def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> No
             draw_shard(buffer_device)
 
     model.init_weights = init_weights
+
+
+def before_step(trainer, step: int) -> None:
+    """Have one all-reduce after each optimizer step find the scales of all weights that are
+    gathered in FP8."""
+    keys = trainer.job_config.quantize.linear.float8
+    if step == trainer.first_step and keys.precompute_float8_dynamic_scale_for_fsdp:
+        find_scales = partial(precompute_float8_dynamic_scale_for_fsdp, trainer.model_parts[0])
+        trainer.optimizers.register_step_post_hook(lambda *_: find_scales())
 
 
 class _WholeDraws(TorchDispatchMode):

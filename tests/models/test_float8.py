@@ -1,16 +1,15 @@
-"""torchao's FP8 layer, emulated and under autocast; how a CPU multiplies."""
+"""torchao's FP8 layer, emulated; how a CPU multiplies."""
 
 import platform
 import sys
 
 import pytest
-import torch
 
 from models import device, fp8_matmul
 from models.fp8_matmul import EMULATED, OPERATOR, WITHOUT_ONEDNN
 from models.scaling import SCALINGS
 from tests import processes
-from tests.models.layers import layer, operands, results
+from tests.models.layers import layer, results
 
 # ---- the layer ----
 
@@ -21,15 +20,6 @@ def test_emulation_rounds_alike(recipe):
     emulated = results(layer(recipe, emulate=True))
     for ours, real in zip(emulated, results(layer(recipe)), strict=True):
         assert (real.float() - ours.float()).norm() < 0.01 * real.float().norm()
-
-
-def test_autocast_casts_the_input_and_not_what_is_emulated():
-    """As with float32 parameters on one device."""
-    model = layer("tensorwise", torch.float32, emulate=True)
-    x = operands(torch.float32)[0]
-    with torch.autocast("cpu", torch.bfloat16):
-        within = model(x)
-    assert within.dtype == torch.bfloat16 and torch.equal(within, model(x.bfloat16()))
 
 
 # ---- how FP8 matrices are multiplied ----

@@ -43,7 +43,7 @@ def ours(recipe: str, dtype=torch.bfloat16, **keys) -> nn.Module:
 def test_it_computes_what_torchao_does(recipe, dtype, row_scales, monkeypatch):
     monkeypatch.setattr(fast, "takes_row_scales", lambda x: row_scales)
     made = ours(recipe, dtype)
-    assert type(made[0]) is fast.AutocastFastLinear
+    assert type(made[0]) is fast.FastFloat8Linear
     assert all(map(torch.equal, results(layer(recipe, dtype)), results(made)))
 
 
