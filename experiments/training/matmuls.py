@@ -36,6 +36,10 @@ class Matmul(NamedTuple):
     def flops(self) -> int:
         return 2 * math.prod(self.shape)
 
+    @property
+    def in_fp8(self) -> bool:
+        return "_scaled_mm" in self.operator
+
 
 def find_matmuls(events: Iterable) -> list[Matmul]:
     """List the matmuls of a profile with shapes; without attention's.
@@ -52,11 +56,6 @@ def flops_by_operator(matmuls: Iterable[Matmul]) -> dict[str, int]:
     for matmul in matmuls:
         flops[matmul.operator] += matmul.flops
     return dict(flops)
-
-
-def fp8_shapes(matmuls: Iterable[Matmul]) -> Counter:
-    """Count the FP8 matmuls of each shape."""
-    return Counter(matmul.shape for matmul in matmuls if "_scaled_mm" in matmul.operator)
 
 
 def row_scaled_flops(matmuls: Iterable[Matmul]) -> int | None:
@@ -87,8 +86,7 @@ def _find(events: Iterable) -> list[Matmul]:
             continue
         called = _find(event.cpu_children)
         if event.name in _MATMULS:
-            called = [matmul for matmul in called if matmul.operator in _FP8_MATMULS]
-            called = called or [_matmul(event)]
+            called = [matmul for matmul in called if matmul.in_fp8] or [_matmul(event)]
         found += called
     return found
 

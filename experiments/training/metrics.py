@@ -11,7 +11,7 @@ from experiments.records.run import Timing, Window
 from experiments.training.plan import Plan
 from models import device
 
-# ---- the warm-up ----
+# ---- the start, to the end of the first step ----
 
 
 def compiled_s() -> float:
@@ -33,7 +33,7 @@ def compile_cache() -> str:
 
 
 class Timeline:
-    """Seconds of each part of the warm-up, in the order in which parts were first marked."""
+    """Seconds of each part of the start, in the order in which parts were first marked."""
 
     def __init__(self):
         self.parts: dict[str, float] = {}
@@ -44,19 +44,6 @@ class Timeline:
         now = device.seconds_since_process_start()
         self.parts[part] = self.parts.get(part, 0.0) + now - self._last
         self._last = now
-
-    def marked(self, build, until_call: str = "", own: str = ""):
-        """Wrap `build`: count the time until it is called for one part, its own for another."""
-
-        def build_and_mark(*args, **kwargs):
-            if until_call:
-                self.mark(until_call)
-            built = build(*args, **kwargs)
-            if own:
-                self.mark(own)
-            return built
-
-        return build_and_mark
 
     def end_first_step(self) -> Timing:
         """Count what torch.compile took of a run's first step as a part of its own; return all.
@@ -83,8 +70,9 @@ TIMELINE = Timeline()
 class Meter:
     """Collects the steps of a log window; `close` makes its record."""
 
-    def __init__(self, plan: Plan):
-        self.plan = plan
+    def __init__(self, plan: Plan, processor: MetricsProcessor):
+        """`processor` is torchtitan's, with the waits for micro-batches."""
+        self.plan, self.processor = plan, processor
         self.combine = plan.recipe.hook("combine", alone)
 
     def begin(self, mark) -> None:
@@ -102,24 +90,12 @@ class Meter:
         if not steady:
             self.not_steady.append(step)
 
-    def close(
-        self,
-        step: int,
-        grad_norm: float,
-        lr: float,
-        processor: MetricsProcessor,
-        in_fp8: float,
-    ) -> Window:
-        """Make the record of the window that `step` ends.
-
-        Args:
-            processor: torchtitan's, with the waits for the window's micro-batches.
-            in_fp8: FLOPs of a token that run in FP8.
-        """
+    def close(self, step: int, grad_norm: float, lr: float, in_fp8: float) -> Window:
+        """Make the record of the window that `step` ends; `in_fp8` are FLOPs of a token."""
         losses = self.combine(torch.stack(self.losses))
         step_s = device.seconds_between(self.marks)
-        waits = np.reshape(processor.data_loading_times, (len(step_s), -1)).sum(1)
-        peak_memory = processor.device_memory_monitor.get_peak_stats().max_reserved_gib * 2**30
+        waits = np.reshape(self.processor.data_loading_times, (len(step_s), -1)).sum(1)
+        memory = self.processor.device_memory_monitor.get_peak_stats()
         seconds = sum(step_s)
         tokens_per_s = self.plan.tokens * self.plan.world_size * len(step_s) / seconds
         window = Window(
@@ -134,7 +110,7 @@ class Meter:
             step_s=[round(s, 6) for s in step_s],
             data_wait_s=[round(s, 6) for s in waits.tolist()],
             not_steady=self.not_steady,
-            peak_memory_bytes=int(peak_memory),
+            peak_memory_bytes=int(memory.max_reserved_gib * 2**30),
             **utilisation(self.plan, tokens_per_s, in_fp8),
         )
         self.begin(self.marks[-1])
@@ -146,7 +122,7 @@ def alone(values: torch.Tensor, how: str = "sum") -> torch.Tensor:
     return values
 
 
-def utilisation(plan: Plan, tokens_per_s: float, in_fp8: float = 0) -> dict[str, float | None]:
+def utilisation(plan: Plan, tokens_per_s: float, in_fp8: float) -> dict[str, float | None]:
     """Give the three MFUs of all ranks together at `tokens_per_s`: fractions of 1.
 
     `in_fp8` are the FLOPs of a token that ran in FP8. Without a datasheet's peak there are none.
@@ -155,15 +131,11 @@ def utilisation(plan: Plan, tokens_per_s: float, in_fp8: float = 0) -> dict[str,
     if peak is None:
         return {}
     rate = tokens_per_s / plan.world_size
-    by_fp8 = by_both = None
+    shares = {"mfu_bf16_peak": rate * flops / peak.bf16}
     if peak.fp8:
-        by_fp8 = rate * flops / peak.fp8
-        by_both = rate * (in_fp8 / peak.fp8 + (flops - in_fp8) / peak.bf16)
-    return {
-        "mfu_bf16_peak": rate * flops / peak.bf16,
-        "mfu_fp8_peak": by_fp8,
-        "mfu_mixed_peak": by_both,
-    }
+        ideal = in_fp8 / peak.fp8 + (flops - in_fp8) / peak.bf16
+        shares |= {"mfu_fp8_peak": rate * flops / peak.fp8, "mfu_mixed_peak": rate * ideal}
+    return shares
 
 
 def finite(value: float) -> float | None:

@@ -25,6 +25,7 @@ The trainer calls, in this order:
     record()       gives the contents of proof.json
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,18 +36,20 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from experiments.records import run as records
-from experiments.training.expected import differences, expected_matmuls
+from experiments.training.expected import differences
 from experiments.training.matmuls import (
     Matmul,
     find_attention,
     find_matmuls,
     flops_by_operator,
-    fp8_shapes,
     row_scaled_flops,
 )
 from experiments.training.plan import Plan
 from models import float8
 from models.device import local
+
+LOOKED_AT = 1 << 24  # elements of a parameter, which bounds memory
+WITNESSES = 64  # elements remembered per parameter
 
 
 class ProofError(RuntimeError):
@@ -75,33 +78,25 @@ class Proof:
         self.trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
         self.converted = float8.converted_modules(model)
         self.fp8 = plan.fp8  # of the steps to come
-        self.flops_expected = plan.fp8.flops_per_token * plan.tokens
         self.profiled: records.Stretch | None = None
         self.attention = self.moved = None
         self.evidence: dict[str, dict] = {}  # by extension
-        self._check_optimizer()
-        self._check_conversion()
 
-    # ---- claim 1: parameters are in the optimizer ----
-
-    def _check_optimizer(self) -> None:
         owned = set()
-        for group in self.optimizer.param_groups:
+        for group in optimizer.param_groups:
             owned.update(map(id, group["params"]))
         self.orphans = [name for name, p in self.trainable.items() if id(p) not in owned]
-        self.plan.recipe.hook("check_orphans", check_orphans)(self.plan.config, self.orphans)
+        plan.recipe.hook("check_orphans", check_orphans)(plan.config, self.orphans)
 
-    # ---- claim 2: FP8 layers multiply in FP8 ----
-
-    def _check_conversion(self) -> None:
-        fp8 = self.plan.fp8
-        differ = sorted(fp8.layers ^ self.converted.keys())
+        differ = sorted(plan.fp8.layers ^ self.converted.keys())
         if differ:
             raise ProofError(
-                f"the recipe converts {len(fp8.layers)} linear layers to {fp8.recipe_name or 'no'} "
-                f"FP8, and {len(self.converted)} were converted, with another choice for "
-                f"{', '.join(differ[:3])}"
+                f"the recipe converts {len(plan.fp8.layers)} linear layers to "
+                f"{plan.fp8.recipe_name or 'no'} FP8, and {len(self.converted)} were converted, "
+                f"with another choice for {', '.join(differ[:3])}"
             )
+
+    # ---- claim 2: FP8 layers multiply in FP8 ----
 
     @contextmanager
     def profile(self, step: int) -> Iterator[None]:
@@ -121,41 +116,34 @@ class Proof:
         )
         for check in checks:
             check(self, profiler)
-        self._check_matmuls(matmuls)
+        self._check_matmuls(step, matmuls)
         if self.plan.config.compile.enable and compiled_graphs() == 0:
             raise ProofError(
                 "the recipe is compiled and torch.compile made no graph, so all of it ran eager: "
                 "unset TORCHDYNAMO_DISABLE, or say compile.enable=false"
             )
 
-    def _check_matmuls(self, matmuls: list[Matmul]) -> None:
-        fp8, profiled = self.fp8, self.profiled
-        step, ran = profiled.profiled_step, fp8_shapes(matmuls)
-        if ran and not profiled.in_fp8:
+    def _check_matmuls(self, step: int, matmuls: list[Matmul]) -> None:
+        ran = Counter(matmul.shape for matmul in matmuls if matmul.in_fp8)
+        if self.fp8.scaling is None and ran:
             raise ProofError(
                 f"in step {step} aten::_scaled_mm ran {ran.total()} times, and the recipe has this "
                 "step in bf16"
             )
-        if fp8.emulated or not profiled.in_fp8:
+        if self.fp8.scaling is None or self.fp8.emulated:
             return
-        differ = differences(expected_matmuls(self.plan, self.model), ran)
+        differ = differences(self.plan, self.model, ran)
         if differ:
-            hint = ""
-            if len(self.trainable) < len(self.parameters):
-                hint = (
-                    "; of frozen layers before all trained ones nothing is computed backward: "
-                    "add them to filter_fqns"
-                )
             raise ProofError(
                 f"in step {step} not (all) of the FP8 recipe ran in FP8: of "
                 f"{len(self.converted)} converted layers aten::_scaled_mm ran "
-                f"{'; '.join(differ[:3])} (M x K x N){hint}"
+                f"{'; '.join(differ[:3])} (M x K x N)"
             )
-        scaled = profiled.row_scaled_flops
-        if scaled is not None and bool(scaled) != fp8.scaling.by_rows:
+        scaled = self.profiled.row_scaled_flops
+        if scaled is not None and bool(scaled) != self.fp8.scaling.by_rows:
             raise ProofError(
                 f"in step {step} {scaled:.3e} FP8 FLOPs had a scale for each row, and the recipe's "
-                f"scaling is {fp8.recipe_name}"
+                f"scaling is {self.fp8.recipe_name}"
             )
 
     # ---- claim 3: parameters move ----
@@ -171,14 +159,17 @@ class Proof:
         for name, parameter in self.trainable.items():
             if parameter.grad is None:
                 raise ProofError(f"{name} is trainable and got no gradient")
-        resumed = bool(self.optimizer.state)
-        witnesses = {} if resumed else self._find_witnesses()
+        resumed, group = bool(self.optimizer.state), self.optimizer.param_groups[0]
+        witnesses = {}
+        for name, parameter in self.trainable.items():
+            witness = _find_witness(parameter, float(group["lr"]), group["eps"])
+            if witness and not resumed:
+                witnesses[name] = witness
         yield
-        still = [
-            name
-            for name, (index, before) in witnesses.items()
-            if torch.equal(local(self.trainable[name]).flatten()[index], before)
-        ]
+        still = []
+        for name, (index, before) in witnesses.items():
+            if torch.equal(local(self.trainable[name]).flatten()[index], before):
+                still.append(name)
         stuck = [name for name in still if name not in self.orphans]
         if stuck:
             raise ProofError(
@@ -201,16 +192,6 @@ class Proof:
             bytes_per_parameter=self._bytes_per_parameter(owned),
         )
 
-    def _find_witnesses(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Return for each parameter that must change the indices and values of some elements."""
-        group, found = self.optimizer.param_groups[0], {}
-        for name, parameter in self.trainable.items():
-            weight, gradient = local(parameter), local(parameter.grad)
-            witness = _find_witness(weight, gradient, float(group["lr"]), group["eps"])
-            if witness:
-                found[name] = witness
-        return found
-
     def _bytes_per_parameter(self, owned: list[nn.Parameter]) -> dict[str, float]:
         """Measure what this rank keeps from step to step: weights and optimizer states."""
         elements = sum(local(parameter).numel() for parameter in owned)
@@ -224,16 +205,16 @@ class Proof:
 
     def record(self) -> records.Proof:
         """Sum up the evidence."""
-        profiled = self.profiled
+        plan, profiled = self.plan, self.profiled
         total = sum(profiled.gemm_flops.values())
         return records.Proof(
-            recipe_name=self.plan.fp8.recipe_name,
-            emulated=self.plan.fp8.emulated,
+            recipe_name=plan.fp8.recipe_name,
+            emulated=plan.fp8.emulated,
             converted_modules={name: [*m.weight.shape] for name, m in self.converted.items()},
             profiled_step=profiled.profiled_step,
             gemm_flops=profiled.gemm_flops,
             fp8_flops=profiled.fp8_flops,
-            fp8_flops_expected=self.flops_expected,
+            fp8_flops_expected=plan.fp8.flops_per_token * plan.tokens,
             fp8_share_of_matmul_flops=profiled.fp8_flops / total if total else None,
             stretches={"1": profiled},
             attention=self.attention,
@@ -262,24 +243,16 @@ def compiled_graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-# ---- finding elements that must move ----
-
-_CHUNK = 1 << 24  # elements looked at together, which bounds memory
-_WITNESSES = 64  # elements remembered per parameter
-
-
 def _find_witness(
-    weight: torch.Tensor, grad: torch.Tensor, lr: float, eps: float
+    parameter: nn.Parameter, lr: float, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Find some elements that Adam's first step, lr * g / (|g| + eps), is sure to change, if any.
+    """Find elements that Adam's first step, lr * g / (|g| + eps), is sure to change, if any.
 
     Returns their indices and values. Half the step is taken for certain, and gradients below 100
     eps are left out.
     """
-    weights, grads = weight.flatten().split(_CHUNK), grad.flatten().split(_CHUNK)
-    for i, (w, g) in enumerate(zip(weights, grads, strict=True)):
-        moves = (w.float() - 0.5 * lr * g.float().sign()).to(w.dtype) != w
-        index = (moves & (g.abs() > 100 * eps)).nonzero().flatten()[:_WITNESSES]
-        if index.numel():
-            return i * _CHUNK + index, w[index]
-    return None
+    weight = local(parameter).flatten()[:LOOKED_AT]
+    gradient = local(parameter.grad).flatten()[:LOOKED_AT]
+    moves = (weight.float() - 0.5 * lr * gradient.float().sign()).to(weight.dtype) != weight
+    index = (moves & (gradient.abs() > 100 * eps)).nonzero().flatten()[:WITNESSES]
+    return (index, weight[index]) if index.numel() else None

@@ -9,21 +9,17 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext
-from datetime import timedelta
 from functools import partial
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing import errors
 
 from models import device  # before anything of torchtitan: see there  # isort: skip
 import torchtitan.train as titan
 from torchtitan.components.checkpoint import DATALOADER
 from torchtitan.components.loss import IGNORE_INDEX
-from torchtitan.components.metrics import build_metrics_processor
 from torchtitan.components.optimizer import build_optimizers
-from torchtitan.distributed import utils as dist_utils
 from torchtitan.tools.logging import logger
 from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 
@@ -31,12 +27,12 @@ from experiments.corpus.rows import Loader
 from experiments.corpus.tokens import TokenFile
 from experiments.jobs.command import Interrupted, Stop
 from experiments.records.run import NOT_STEADY_STEPS, Timing, Window
+from experiments.training import traces
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.metrics import TIMELINE, Meter, alone
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof
 from experiments.training.run_directory import identity
-from experiments.training.traces import tracer
 from models import float8, optimizer
 from models.architectures import architecture, parallelize, train_spec
 from models.device import local
@@ -50,29 +46,8 @@ if device.TYPE == "cuda":
     _RANDOM["cuda"] = torch.cuda
 
 
-def _train_spec(plan: Plan):
-    """Say how torchtitan builds the parts of a run.
-
-    torchtitan's `__init__` calls these builders in this order: model, metrics, optimizer. Each call
-    ends a part of the warm-up: the time from the model to the metrics is the conversion's; the time
-    from there to the optimizer, in which weights are made on the device, is the model's again.
-    """
-    config = plan.config
-    build = partial(plan.recipe.hook("build_optimizers", _build_optimizers), config)
-    return train_spec(
-        config,
-        model_cls=TIMELINE.marked(architecture(config).model, own="model_build"),
-        build_metrics_processor_fn=TIMELINE.marked(
-            build_metrics_processor, until_call="conversion"
-        ),
-        build_optimizers_fn=TIMELINE.marked(build, until_call="model_build"),
-        build_dataloader_fn=None,  # built with the token file, below
-        parallelize_fn=partial(parallelize, shard=plan.recipe.hook("parallelize")),
-    )
-
-
-def _build_optimizers(config, *parts):
-    return build_optimizers(*parts)
+class Diverged(RuntimeError):
+    """A loss or a gradient norm is not finite."""
 
 
 def be_alone() -> None:
@@ -83,8 +58,34 @@ def be_alone() -> None:
     dist.Backend.default_device_backend_map[device.TYPE] = "gloo"
 
 
-class Diverged(RuntimeError):
-    """A loss or a gradient norm is not finite."""
+# ---- torchtitan's parts, in the order in which its `__init__` builds them ----
+
+
+class Converter(float8.Float8Converter):
+    """Swaps linear layers of the model, which is there without weights, for FP8 layers."""
+
+    def convert(self, model: torch.nn.Module) -> None:
+        TIMELINE.mark("model_build")
+        super().convert(model)
+        TIMELINE.mark("conversion")
+
+
+def _train_spec(plan: Plan):
+    """Say how torchtitan builds the other parts of a run."""
+    return train_spec(
+        plan.config,
+        model_cls=architecture(plan.config).model,
+        build_optimizers_fn=partial(_build_optimizers, plan),
+        build_dataloader_fn=None,  # built with the token file, below
+        parallelize_fn=partial(parallelize, shard=plan.recipe.hook("parallelize")),
+    )
+
+
+def _build_optimizers(plan: Plan, *parts):
+    """Build the optimizer; the model has its weights."""
+    TIMELINE.mark("model_build")
+    build = plan.recipe.hook("build_optimizers", lambda config, *parts: build_optimizers(*parts))
+    return build(plan.config, *parts)
 
 
 class Trainer(titan.Trainer):
@@ -94,16 +95,15 @@ class Trainer(titan.Trainer):
 
     def __init__(self, plan: Plan, token_file: TokenFile, stop: Stop):
         TIMELINE.mark("setup")
-        config = plan.config
         self.plan, self.stop = plan, stop
+        config, hook = plan.config, plan.recipe.hook
 
-        # In here, in this order: process group (`init_distributed`), model on the meta device, FP8
-        # conversion, metrics, recomputation, compilation and sharding (`parallelize` in
-        # models/architectures.py), weights, optimizer, schedule, checkpoints.
-        checkpoints = plan.recipe.hook("Checkpoints", Checkpoints)
+        # In here, in this order: process group, model on the meta device, FP8 conversion,
+        # recomputation, compilation and sharding (`parallelize` in models/architectures.py),
+        # weights, optimizer, schedule, checkpoints.
         with (  # torchtitan has no hook for the second, and registries for all runs for the others
-            patch.object(titan, "build_model_converters", partial(float8.Float8Converter, plan)),
-            patch.object(titan, "CheckpointManager", checkpoints),
+            patch.object(titan, "build_model_converters", partial(Converter, plan)),
+            patch.object(titan, "CheckpointManager", hook("Checkpoints", Checkpoints)),
             patch.object(titan.train_spec_module, "get_train_spec", lambda _: _train_spec(plan)),
         ):
             super().__init__(config)
@@ -111,12 +111,12 @@ class Trainer(titan.Trainer):
             # Nothing to cast: autocast would only slow down every operator
             self.maybe_enable_amp = nullcontext()
 
-        self.dataloader = Loader(token_file, config, plan.recipe.hook("own_rows", iter))
+        self.dataloader = Loader(token_file, config, hook("own_rows", iter))
         self.checkpointer.states[DATALOADER] = self.dataloader
         self._identity = json.dumps(identity(plan, token_file))
         self.proof = Proof(plan, self.model_parts[0], self.optimizers.optimizers[0])
-        self.meter = Meter(plan)
-        self.combine = plan.recipe.hook("combine", alone)
+        self.meter = Meter(plan, self.metrics_processor)
+        self.combine = hook("combine", alone)  # values of a run's processes
         self.first_step = 1  # of this process
         self.timing: Timing | None = None  # until that step has ended
         self._stop_code = 0
@@ -132,13 +132,6 @@ class Trainer(titan.Trainer):
     def on_window(self, window: Window) -> None:
         """Called when a log window has ended."""
 
-    def init_distributed(self):
-        """Called by torchtitan's `__init__` first."""
-        dims = super().init_distributed()
-        TIMELINE.mark("distributed")
-        return dims
-
-    @errors.record
     def train(self) -> None:
         """Train to the last step.
 
@@ -152,22 +145,18 @@ class Trainer(titan.Trainer):
         snapshots = maybe_enable_memory_snapshot(
             config.profiling, global_step=self.step, base_folder=config.job.dump_folder
         )
-        traces = tracer(config, lambda: self.step)
-        with snapshots as memory_profiler, traces as traced:
+        with snapshots as memory, traces.tracer(config, lambda: self.step) as trace:
             batches = self.batch_generator(self.dataloader)
             while self.step < last:
                 self.step += 1
                 self.gc_handler.run(self.step)
                 self.train_step(batches)
                 self.checkpointer.save(self.step, last_step=self.step == last)
-                if memory_profiler:
-                    memory_profiler.step()
+                if memory:
+                    memory.step()
                 # No other profiler may run beside the proof's
-                if traced and self.step >= self.profiled_step and traced.end_step():
+                if trace and self.step >= self.profiled_step and traces.end_step(trace):
                     self._disturbed_after = self.step
-                if self.step == 1:  # all is compiled: from now on a rank that waits long is stuck
-                    seconds = timedelta(seconds=config.comm.train_timeout_seconds)
-                    dist_utils.set_pg_timeouts(seconds, self.parallel_dims)
                 self.stop.deferred = True  # a request to stop waits for the end of a step
                 if self._stop_code:
                     kept = "a checkpoint was saved"
@@ -250,9 +239,9 @@ class Trainer(titan.Trainer):
 
     def _end_window(self, local_loss: torch.Tensor, norm: float, lr: float) -> None:
         """Hand over the record of a log window, and log torchtitan's curves. Raises `Diverged`."""
-        processor = self.metrics_processor
-        in_fp8 = 0 if self.proof.fp8.emulated else self.proof.fp8.flops_per_token
-        window = self.meter.close(self.step, norm, lr, processor, in_fp8)
+        fp8 = self.proof.fp8
+        in_fp8 = 0 if fp8.emulated else fp8.flops_per_token
+        window = self.meter.close(self.step, norm, lr, in_fp8)
         self.on_window(window)
         if None in window.losses:
             raise Diverged(f"the loss was not finite by step {self.step}")
@@ -260,7 +249,7 @@ class Trainer(titan.Trainer):
             raise Diverged(f"the gradient norm was not finite in step {self.step}, {self._why()}")
         largest = float(self.combine(local_loss, "max"))
         curves = {"n_tokens_seen": self.ntokens_seen * self.plan.world_size, "lr": lr}
-        processor.log(self.step, window.losses[-1], largest, norm, curves)
+        self.metrics_processor.log(self.step, window.losses[-1], largest, norm, curves)
 
     def _why(self) -> str:
         """Name parameters whose gradient is not finite."""

@@ -1,5 +1,6 @@
 """Shard a model by FSDP2, with the weights that one device would draw."""
 
+from datetime import timedelta
 from functools import partial
 
 from models.device import local  # before torchtitan: see there  # isort: skip
@@ -11,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.utils import set_pg_timeouts
 
 
 def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> None:
@@ -58,8 +60,12 @@ def parallelize(model: nn.Module, parallel_dims: ParallelDims, job_config) -> No
 
 def before_step(trainer, step: int) -> None:
     """Have one all-reduce after each optimizer step find the scales of all weights that are
-    gathered in FP8."""
-    keys = trainer.job_config.quantize.linear.float8
+    gathered in FP8. Once the first step has compiled all, ranks wait less long for one another."""
+    config = trainer.job_config
+    if step == trainer.first_step + 1 and trainer.plan.world_size > 1:
+        seconds = timedelta(seconds=config.comm.train_timeout_seconds)
+        set_pg_timeouts(seconds, trainer.parallel_dims)
+    keys = config.quantize.linear.float8
     if step == trainer.first_step and keys.precompute_float8_dynamic_scale_for_fsdp:
         find_scales = partial(precompute_float8_dynamic_scale_for_fsdp, trainer.model_parts[0])
         trainer.optimizers.register_step_post_hook(lambda *_: find_scales())
