@@ -12,7 +12,6 @@ Exit codes: 0, or 2 for bad input.
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from pydantic import TypeAdapter
 
@@ -41,44 +40,40 @@ def main(argv: list[str] | None = None) -> int:
 def print_list(everything: bool) -> None:
     """Print recipes, studies and overlays, each with its own line of description."""
     known = recipes.paths()
-    _print_group("The four recipes", {name: known[name] for name in recipes.THE_FOUR})
-    _print_group("Studies: python -m experiments.study NAME", recipes.studies())
-    _print_group("Overlays: --overlay NAME, where and how big", recipes.files(recipes.OVERLAYS))
-    others = {name: path for name, path in known.items() if name not in recipes.THE_FOUR}
+    groups = {
+        "The four recipes": {name: known.pop(name) for name in recipes.THE_FOUR},
+        "Studies: python -m experiments.study NAME": recipes.studies(),
+        "Overlays: --overlay NAME, where and how big": recipes.files(recipes.OVERLAYS),
+    }
+    if everything:
+        for name, path in known.items():
+            title = f"Recipes of {path.parent.relative_to(recipes.ROOT)}/"
+            groups.setdefault(title, {})[name] = path
+    for title, files in groups.items():
+        print(title)
+        for name, path in files.items():
+            print(f"  {name:<40} {read_file(path).keys['description']}")
     if not everything:
-        print(f"{len(others)} more recipes: add --all")
-        return
-    for folder in dict.fromkeys(path.parent for path in others.values()):
-        here = {name: path for name, path in others.items() if path.parent == folder}
-        _print_group(f"Recipes of {folder.relative_to(recipes.ROOT)}/", here)
-
-
-def _print_group(title: str, files: dict[str, Path]) -> None:
-    print(title)
-    for name, path in files.items():
-        print(f"  {name:<40} {read_file(path).keys['description']}")
+        print(f"{len(known)} more recipes: add --all")
 
 
 def print_recipe(name: str, overlays: list[str], overrides: list[str], everything: bool) -> None:
     """Print what a recipe changes in its parent, what overlays and keys change in the recipe, and
     all keys if they are asked for."""
-    recipe = recipes.load(name, overlays, overrides)
-    print(f"{recipe.name}: {recipe.description}")
-    if recipe.base:
-        _print_changes(f"Changes in {recipe.base}", recipes.difference(recipe))
+    plain, recipe = recipes.load(name), recipes.load(name, overlays, overrides)
+    print(f"{plain.name}: {plain.description}")
+    if plain.base:
+        parent = recipes.load(plain.base, plain.overlays, plain.overrides)
+        _print_changes(f"Changes in {plain.base}", parent, plain)
     if overlays or overrides:
-        changes = recipes.changes(recipes.load(name).config, recipe.config)
-        _print_changes(f"Changed by {', '.join([*overlays, *overrides])}", changes)
-    if everything:
-        print(f"All keys:\n{recipes.to_yaml(recipe)}")
-    else:
-        print("All keys: add --all")
+        _print_changes(f"Changed by {', '.join([*overlays, *overrides])}", plain, recipe)
+    print(f"All keys:\n{recipes.to_yaml(recipe)}" if everything else "All keys: add --all")
 
 
-def _print_changes(title: str, changes: list[tuple[str, object, object]]) -> None:
-    print(f"{title}:" if changes else f"{title}: nothing")
-    for key, before, after in changes:
-        print(f"  {key}: {json.dumps(before)} -> {json.dumps(after)}")
+def _print_changes(title: str, before: recipes.Recipe, after: recipes.Recipe) -> None:
+    print(f"{title}:")
+    for key, value, other in recipes.changes(before.config, after.config):
+        print(f"  {key}: {json.dumps(value)} -> {json.dumps(other)}")
 
 
 def schema() -> dict:

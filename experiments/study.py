@@ -90,7 +90,7 @@ def _command_line() -> CommandLine:
     add(
         "names", nargs="*", metavar="NAME", help="a study, recipes, or an unfinished study's folder"
     )
-    parser.add_overlays(default=None, more="; instead of the study's")
+    parser.add_overlays()
     add("--seeds", type=seeds, metavar="N", help="how many, from 0; or a list of them, as 0,1,2")
     add("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")
     add("--dry-run", action="store_true", help="check recipes, data and paths; list what would run")

@@ -4,8 +4,8 @@ A recipe is `NAME.yaml` in `recipes/` or an extension's: its parent (`base:`), o
 (`description:`), and the keys it changes in the sections of `experiments/config/keys.py`. Its
 layers, of which a later one wins, are its ancestors from base.yaml down, the recipe, overlays
 (`recipes/overlays/`), and `key.path=value` from the command line. Sections merge, everything else
-replaces. Each layer is validated by itself, also where a later one replaces its values; what they
-add up to is checked for contradictions. A mistake is reported with its origin.
+replaces. What the layers add up to is validated, and then checked for contradictions. A mistake is
+reported with its origin.
 
 A section that is a folder of `extensions/` brings that extension in: its package has the section's
 keys (`Keys`), and functions in place of the core's (`Recipe.hook`).
@@ -16,15 +16,14 @@ import importlib
 import json
 import operator
 import os
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from experiments.config.rules import contradictions
 from experiments.config.yaml_with_origins import (
@@ -47,12 +46,13 @@ OVERLAYS = RECIPES / "overlays"
 EXTENSIONS = ROOT / "extensions"
 LISTED = "`python -m experiments.recipe list --all` has all"
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
+STRICT = ConfigDict(strict=True, extra="forbid")
 
 
 class Planned(BaseModel):
     """What experiments/training/plan.py has worked out of a recipe; sizes in bytes."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = STRICT
 
     token_file: str
     fp8_layers: list[str]
@@ -68,7 +68,7 @@ class Planned(BaseModel):
 class Resolved(BaseModel):
     """The section `resolved` of a resolved file: what the recipe was made of, and its plan."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = STRICT
 
     base: str | None = None
     overlays: list[str] = []
@@ -142,14 +142,15 @@ def names() -> list[str]:
 # ---- load ----
 
 
-class _File(NamedTuple):
-    """A recipe's file, without what it inherits."""
+class _Head(BaseModel):
+    """What a file has beside the sections; `name` and `resolved` only a resolved recipe."""
 
-    name: str
-    base: str | None
+    model_config = STRICT
+
     description: str
-    layer: Layer
-    resolved: Resolved
+    name: str = Field(pattern=r"^\w[\w .+-]*$")  # of a run's folder
+    base: str | None = None
+    resolved: Resolved = Resolved()
 
 
 def load(
@@ -172,93 +173,65 @@ def load(
     """
     if seed is not None:
         overrides = [*overrides, f"debug.seed={seed}"]
-    chain = _chain(name)
-    layer = _merge(chain, overlays, overrides)
+    known = paths()
+    if name not in known and not name.endswith(".yaml"):
+        raise InputError(unknown("recipe", name, known, LISTED))
+    head, layers = _chain(known.get(name) or Path(os.path.realpath(name)), known)
+    there = files(OVERLAYS)
+    for overlay in overlays:
+        if overlay not in there:
+            raise InputError(unknown("overlay", overlay, there, LISTED))
+        layers += _chain(there[overlay], there)[1]
+    layer = functools.reduce(merge, [*layers, *map(read_override, overrides)])
     extensions = _extensions(layer)
     config = _validate(layer, extensions)
-    found = [*contradictions(config)]
-    for extension in extensions.values():
-        if hasattr(extension, "contradictions"):
-            found += extension.contradictions(config)
-    problems = [f"{layer.origins.get(key, 'default')}: {key}: {message}" for key, message in found]
-    if problems:
-        raise InputError("\n".join(problems))
-    file, before = chain[-1], chain[-1].resolved
-    config.job.description = file.description
-    return Recipe(
-        name=file.name,
-        base=file.base or before.base,
+    config.job.description = head.description
+    before = head.resolved
+    recipe = Recipe(
+        name=head.name,
+        base=head.base or before.base,
         overlays=(*before.overlays, *overlays),
         overrides=(*before.overrides, *overrides),
-        description=file.description,
+        description=head.description,
         config=config,
         extensions=extensions,
         planned=None if overlays or overrides else before.plan,
     )
+    found = [*contradictions(config)]
+    for find in recipe.hooks("contradictions"):
+        found += find(config)
+    problems = [f"{layer.origins.get(key, 'default')}: {key}: {message}" for key, message in found]
+    if problems:
+        raise InputError("\n".join(problems))
+    return recipe
 
 
-def _chain(name: str) -> list[_File]:
-    """Read a recipe, by name or path, and its ancestors; the oldest first."""
-    known = paths()
-    if name not in known and not name.endswith(".yaml"):
-        raise InputError(unknown("recipe", name, known, LISTED))
-    return _with_ancestors(known.get(name) or Path(os.path.realpath(name)), known)
+def _chain(path: Path, known: dict[str, Path]) -> tuple[_Head, list[Layer]]:
+    """Read a file, and the layers of those it is based on, each a name of `known`; the oldest
+    first."""
+    head, layer = _read(path)
+    layers, base = [layer], head.base
+    while base is not None:
+        origin = layers[0].origins["base"]
+        if base not in known:
+            raise InputError(f"{origin}: base: {unknown('recipe', base, known, LISTED)}")
+        if len(layers) > len(known):
+            raise InputError(f"{origin}: base: {base} is its own ancestor")
+        parent, layer = _read(known[base])
+        layers, base = [layer, *layers], parent.base
+    return head, layers
 
 
-def _with_ancestors(path: Path, known: dict[str, Path]) -> list[_File]:
-    """Read a file and those it is based on, each a name of `known`; the oldest first."""
-    chain = [_read(path)]
-    while chain[0].base is not None:
-        parent, origin = str(chain[0].base), chain[0].layer.origins["base"]
-        if parent not in known:
-            raise InputError(f"{origin}: base: {unknown('recipe', parent, known, LISTED)}")
-        if len(chain) > len(known):
-            raise InputError(f"{origin}: base: {parent} is its own ancestor")
-        chain.insert(0, _read(known[parent]))
-    return chain
-
-
-def _read(path: Path) -> _File:
-    """Read the file of a recipe or of an overlay. Only a resolved recipe gives a `name`, and what
-    it was `resolved` from."""
+def _read(path: Path) -> tuple[_Head, Layer]:
+    """Read the file of a recipe or of an overlay: its head, and its sections."""
     layer = read_file(path)
-    keys, origins = layer
-    origin = origins[""]
-    if not isinstance(keys.get("description"), str):
-        origin = origins.get("description", origin)
-        raise InputError(f"{origin}: description: should be a line that says what this is for")
-    name, base = keys.pop("name", path.stem), keys.pop("base", None)
-    if not re.fullmatch(r"\w[\w .+-]*", str(name)):  # it names a run's folder
-        origin = origins.get("name", origin)
-        raise InputError(f"{origin}: name: should be letters, digits, _, -, + and .")
+    layer.origins.setdefault("name", layer.origins[""])
+    head = {"name": path.stem}
+    head |= {key: layer.keys.pop(key) for key in _Head.model_fields if key in layer.keys}
     try:
-        resolved = Resolved.model_validate(keys.pop("resolved", {}))
+        return _Head.model_validate(head), layer
     except ValidationError as error:
-        raise mistakes(error, origins, list(Resolved.model_fields), {}) from error
-    return _File(name, base, keys.pop("description"), layer, resolved)
-
-
-def _merge(chain: list[_File], overlays: Sequence[str], overrides: Sequence[str]) -> Layer:
-    """Validate and merge the keys of a recipe, of its overlays, and of the command line.
-
-    Raises `InputError` with a line for each wrong key of a layer.
-    """
-    layers = [file.layer for file in chain]
-    known = files(OVERLAYS)
-    for overlay in overlays:
-        if overlay not in known:
-            raise InputError(unknown("overlay", overlay, known, LISTED))
-        layers += [file.layer for file in _with_ancestors(known[overlay], known)]
-    layers += map(read_override, overrides)
-    wrong = []
-    for layer in layers:
-        try:
-            _validate(layer, _extensions(layer))
-        except InputError as error:
-            wrong.append(str(error))
-    if wrong:
-        raise InputError("\n".join(wrong))
-    return functools.reduce(merge, layers)
+        raise mistakes(error, layer.origins, [], {}) from error
 
 
 def _extensions(layer: Layer) -> dict[str, ModuleType]:
@@ -282,10 +255,7 @@ def _validate(layer: Layer, extensions: dict[str, ModuleType]) -> "Config":
     except ValidationError as error:
         sections = asdict(keys.Config())
         known = [*sections, *dict(flat(sections))]
-        others = layer.keys.keys() - extensions.keys()
-        foreign = [name for name in others if not get_close_matches(name, known)]
-        missing = dict.fromkeys(foreign, "no section of recipes, and no extension that has keys")
-        raise mistakes(error, layer.origins, known, missing | keys.REFUSED) from error
+        raise mistakes(error, layer.origins, known, keys.REFUSED) from error
 
 
 # ---- what a recipe says ----
@@ -312,38 +282,11 @@ def to_yaml(recipe: Recipe, planned: Planned | None = None) -> str:
     return dump(named | sections | {"resolved": resolved.model_dump()})
 
 
-def difference(recipe: Recipe) -> list[tuple[str, object, object]]:
-    """List (key.path, parent's value, this recipe's value), the parent resolved with the same
-    overlays and overrides."""
-    if recipe.base is None:
-        return []
-    layer = _merge(_chain(recipe.base), recipe.overlays, recipe.overrides)
-    return changes(_validate(layer, _extensions(layer)), recipe.config)
-
-
 def changes(before: "Config", after: "Config") -> list[tuple[str, object, object]]:
     """List (key.path, value before, value after) of the keys that differ."""
     old, new = dict(flat(asdict(before))), dict(flat(asdict(after)))
     pairs = [(key, old.get(key), new.get(key)) for key in old | new]
     return [(key, value, other) for key, value, other in pairs if value != other]
-
-
-# ---- words of a command line ----
-
-
-def split_variant(variant: str) -> tuple[str, list[str]]:
-    """Split `NAME+key=value+key=value` into the recipe's name and its own overrides; a plus within
-    a value stays in it."""
-    name, *overrides = re.split(r"\+(?=[A-Za-z_][\w.]*=)", variant)
-    return name, overrides
-
-
-def common_keys() -> list[str]:
-    """List the keys that base.yaml and overlays set: reading all of torchtitan's takes seconds."""
-    keys: list[str] = []
-    for path in (paths()["base"], *files(OVERLAYS).values()):
-        keys += read_file(path).origins
-    return keys
 
 
 def unknown(kind: str, name: str, known: Iterable[str], listed: str = "") -> str:

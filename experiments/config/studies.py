@@ -33,13 +33,10 @@ class Study(BaseModel):
         could keep to one of several GPUs.
         """
         names, runs = list(dict.fromkeys(self.recipes)), []
-        for place, seed in enumerate(dict.fromkeys(self.seeds)):
-            first = place % len(names)
-            runs += [(name, seed) for name in names[first:] + names[:first]]
+        for seed in dict.fromkeys(self.seeds):
+            runs += [(name, seed) for name in names]
+            names = names[1:] + names[:1]
         return runs
-
-
-# ---- studies from files ----
 
 
 def load(names: list[str]) -> Study:
@@ -47,20 +44,21 @@ def load(names: list[str]) -> Study:
 
     Raises `InputError` with file and line, or with the nearest names.
     """
-    known = recipes.studies()
-    if len(names) == 1 and names[0] in known:
-        return read(known[names[0]])
+    known, studies = recipes.paths(), recipes.studies()
+    if len(names) == 1 and names[0] in studies:
+        return read(studies[names[0]])
     for name in names:
-        if name in known:
+        if name in studies:
             raise InputError(f"{name} is a study, so it stands alone: list its recipes instead")
-        if name not in recipes.names():
+        if name not in known:
             kind = f"study, recipe, or folder with a {STUDY_FILE}"
-            near = [*known, *recipes.names()]
-            raise InputError(recipes.unknown(kind, name, near, recipes.LISTED))
-    names = list(dict.fromkeys(names))
-    baseline = "baseline" if "baseline" in names else names[0]
+            raise InputError(recipes.unknown(kind, name, [*studies, *known], recipes.LISTED))
     return Study(
-        description=", ".join(names), recipes=names, baseline=baseline, seeds=[0], overlays=[AUTO]
+        description=", ".join(names),
+        recipes=names,
+        baseline="baseline" if "baseline" in names else names[0],
+        seeds=[0],
+        overlays=[AUTO],
     )
 
 
@@ -71,14 +69,12 @@ def read(path: Path) -> Study:
         study = Study.model_validate(keys)
     except ValidationError as error:
         raise mistakes(error, origins, list(Study.model_fields), {}) from error
-    known = recipes.names()
+    known = recipes.paths()
     for name in study.recipes:
         if name not in known:  # also a path: each recipe has a folder of its name
             sentence = recipes.unknown("recipe", name, known, recipes.LISTED)
             raise InputError(f"{origins['recipes']}: recipes: {sentence}")
     if study.baseline not in study.recipes:
-        raise InputError(
-            f"{origins['baseline']}: baseline: {study.baseline} is not one of the study's "
-            f"recipes: {', '.join(study.recipes)}"
-        )
+        sentence = recipes.unknown("recipe of this study", study.baseline, study.recipes)
+        raise InputError(f"{origins['baseline']}: baseline: {sentence}")
     return study

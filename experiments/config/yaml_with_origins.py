@@ -1,9 +1,5 @@
 """YAML in which every key knows where it was written: read files and `key.path=value`, merge them,
-and say in which line a mistake was made.
-
-The values are those of YAML 1.2's core schema: `3e-4` is a number and `yes` is text, unlike in
-PyYAML's own loader.
-"""
+and say in which line a mistake was made."""
 
 import difflib
 import itertools
@@ -29,36 +25,21 @@ class Layer(NamedTuple):
     origins: dict[str, str]
 
 
-# ---- read ----
-
-
-_CORE = ("null", "bool", "int", "float", "str", "seq", "map")
+# ---- read and write ----
 
 
 class _Loader(yaml.SafeLoader):
-    """Knows the tags of the core schema alone."""
-
-    yaml_implicit_resolvers = {}
-    yaml_constructors = {
-        tag: construct
-        for tag, construct in yaml.SafeLoader.yaml_constructors.items()
-        if tag is None or tag.endswith(tuple(f":{name}" for name in _CORE))
-    }
+    """Reads `3e-4` as a number, and a date as text."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what either kind of YAML would not read as text."""
+    """Quotes text like `3e-4`."""
 
 
-_NUMBER = r"[-+]?(\.\d+|\d+\.\d*|\d+(?=[eE]))([eE][-+]?\d+)?$"
-for _type, _pattern, _first in (
-    ("null", r"(~|null|Null|NULL|)$", ["~", "n", "N", ""]),
-    ("bool", r"(true|True|TRUE|false|False|FALSE)$", list("tTfF")),
-    ("int", r"[-+]?(0|[1-9]\d*)$", list("-+0123456789")),
-    ("float", rf"{_NUMBER}|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$", list("-+.0123456789")),
-):
-    for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_type}", re.compile(_pattern), _first)
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)
+for _class in (_Loader, _Dumper):
+    _exponent = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+    _class.add_implicit_resolver("tag:yaml.org,2002:float", _exponent, list("-+.0123456789"))
 
 
 def read_file(path: Path) -> Layer:
@@ -80,9 +61,12 @@ def read_override(override: str) -> Layer:
     path, equals, text = override.partition("=")
     if not equals:
         raise InputError(f"{origin}: expected key.path=value, e.g. training.steps=100")
-    value, origins = _parse(text, path, lambda line: origin)
-    sections = itertools.accumulate(path.split(".")[:-1], "{}.{}".format)
-    return Layer(_nested(path, value), dict.fromkeys(["", *sections], origin) | origins)
+    keys, origins = _parse(text, path, lambda line: origin)
+    names = path.split(".")
+    for name in reversed(names):
+        keys = {name: keys}
+    sections = itertools.accumulate(names, "{}.{}".format)
+    return Layer(keys, dict.fromkeys(["", *sections], origin) | origins)
 
 
 def _parse(text: str, path: str, where: Callable[[int], str]) -> tuple[object, dict[str, str]]:
@@ -100,17 +84,15 @@ def _parse(text: str, path: str, where: Callable[[int], str]) -> tuple[object, d
             return loader.construct_object(node, deep=True)
         section = {}
         for key, below in node.value:
-            below_path = f"{path}.{key.value}".lstrip(".")
-            value = value_of(below, below_path, key.start_mark.line + 1)
-            section = _merged(section, _nested(f"{key.value}", value))
+            name, line = str(key.value), key.start_mark.line + 1
+            section[name] = value_of(below, f"{path}.{name}".lstrip("."), line)
         return section
 
     try:
         loader = _Loader(text)
         nothing = yaml.ScalarNode("tag:yaml.org,2002:null", "")
         value = value_of(loader.get_single_node() or nothing, path, 1)
-        if "\\u0000" in json.dumps(value):  # fails too, for integers of thousands of digits
-            raise ValueError("a null character, which no name of a file can have")
+        json.dumps(value)  # which is how pydantic takes it
         return value, origins
     except InputError:
         raise
@@ -123,11 +105,9 @@ def _parse(text: str, path: str, where: Callable[[int], str]) -> tuple[object, d
         raise InputError(f"{origin}: YAML error: {reason}") from error
 
 
-def _nested(path: str, value: object) -> dict:
-    """Put a value into its sections: {a: {b: value}} for `a.b`."""
-    for name in reversed(path.split(".")):
-        value = {name: value}
-    return value
+def dump(data: dict) -> str:
+    """YAML text, keys in the order given, that `read_file` reads as the same values."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 # ---- merge ----
@@ -139,17 +119,12 @@ def merge(below: Layer, above: Layer) -> Layer:
 
 
 def _merged(below: object, above: object) -> object:
-    """Merge a value. Of a section and another value both are kept: validation refuses the list."""
-    sections = [isinstance(value, dict) for value in (below, above)]
-    if not all(sections):
-        return [below, above] if any(sections) else above
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return above
     both = below | above
     for key in below.keys() & above.keys():
         both[key] = _merged(below[key], above[key])
     return both
-
-
-# ---- write ----
 
 
 def flat(section: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -161,20 +136,14 @@ def flat(section: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
             yield prefix + key, value
 
 
-def dump(data: dict) -> str:
-    """YAML text, keys in the order given, that `read_file` reads as the same values."""
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
-
-
 # ---- say what is wrong ----
 
-_SHOULD_BE = {
+_IN_YAML = {
     "bool_type": "should be true or false",
-    "dict_type": "should be keys below it",
     "list_type": "should be a list",
     "dataclass_type": "should be keys below it",
 }
-"""pydantic's messages in the words of YAML, by their type."""
+"""Messages for pydantic's types of errors, where its own are not about YAML."""
 
 
 def mistakes(
@@ -186,35 +155,35 @@ def mistakes(
     `known` holds the keys that there are; `refused` what to do instead of others, by how they
     begin.
     """
-    places = dict(origins)
-    for key, origin in origins.items():  # `training` too, of a file's `training.steps: 7`
-        for section in itertools.accumulate(key.split("."), "{}.{}".format):
-            places.setdefault(section, origin)
     by_key: dict[str, list[dict]] = {}
     for detail in error.errors(include_url=False):
         key = ".".join(map(str, detail["loc"]))
-        while key not in ("", *places) and detail["type"] != "missing":
+        while key and key not in origins and detail["type"] != "missing":
             key = key.rpartition(".")[0]  # without list indices and members of a union
         by_key.setdefault(key, []).append(detail)
     lines = []
     for key, details in by_key.items():
         reasons = [why for beginning, why in refused.items() if key.startswith(beginning)]
         message = reasons[0] if reasons else _sentence(key, details, known)
-        lines.append(f"{places.get(key, places[''])}: {key}: {message}")
+        lines.append(f"{origins.get(key, origins[''])}: {key}: {message}")
     return InputError("\n".join(lines))
 
 
 def _sentence(key: str, details: list[dict], known: list[str]) -> str:
     """What is wrong with one key; `details` has an error for each type that it may have."""
     kind, value = details[0]["type"], details[0]["input"]
+    if kind == "missing":
+        return "is missing"
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+        if key in known:
+            return "should be written in its section, one key below the other"
         name = key.rpartition(".")[2]
         elsewhere = [other for other in known if other.endswith(f".{name}")]
         near = elsewhere or difflib.get_close_matches(key, known, n=1)
-        return f"did you mean `{near[0]}`? There is no such key" if near else "there is no such key"
-    if kind == "missing":
-        return "is missing"
+        if near:
+            return f"did you mean `{near[0]}`? There is no such key"
+        return "there is no such key, and no extension that has it"
     words = [
-        _SHOULD_BE.get(detail["type"], detail["msg"].removeprefix("Input ")) for detail in details
+        _IN_YAML.get(detail["type"], detail["msg"].removeprefix("Input ")) for detail in details
     ]
     return f"{' or '.join(words)}, got {value!r:.80}"

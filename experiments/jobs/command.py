@@ -20,7 +20,6 @@ from typing import NoReturn
 from rich.console import Console
 from rich.markup import escape
 
-from experiments.config import recipes
 from models.errors import InputError
 
 COMPLETED, FAILED, BAD_INPUT, DIVERGED = 0, 1, 2, 3
@@ -41,51 +40,26 @@ class CommandLine(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
-    def add_recipe(self, **name: object) -> None:
-        """Add a recipe's name, its overlays and keys; `name` has other arguments of the name."""
+    # options may stand between a recipe and its keys
+    parse = argparse.ArgumentParser.parse_intermixed_args
+
+    def add_recipe(self, nargs: str | None = None) -> None:
+        """Add a recipe's name, its overlays and keys."""
+        add = self.add_argument
         what = "a recipe (`python -m experiments.recipe list`), or the path of a recipe.yaml"
-        self.add_argument("name", **{"metavar": "RECIPE", "help": what} | name)
-        self.add_overlays(default=[])
+        add("name", nargs=nargs, metavar="RECIPE", help=what)
+        self.add_overlays()
         keys = {"metavar": "key.path=value", "help": "e.g. training.steps=200"}
-        self.add_argument("overrides", nargs="*", default=[], **keys)
+        add("overrides", nargs="*", default=[], **keys)
 
-    def add_overlays(self, default: list | None, more: str = "") -> None:
+    def add_overlays(self) -> None:
         """Add `--overlay`, which may be repeated."""
-        self.add_argument(
-            "--overlay",
-            action="append",
-            default=default,
-            metavar="O",
-            help=f"where or how big, e.g. cpu; may be repeated{more}",
-        )
-
-    def parse(self, argv: list[str] | None) -> argparse.Namespace:
-        """Read the arguments; `given` are all of them as they stand. Raises `InputError`, for
-        an unknown option with the key that it means."""
-        words = sys.argv[1:] if argv is None else argv
-        args, unknown = self.parse_known_intermixed_args(words)
-        args.given = words
-        if unknown:
-            option, _, value = unknown[0].partition("=")
-            following = words[words.index(unknown[0]) + 1 :]
-            value = value or next(iter(following), "")
-            raise InputError(self._instead_of(option, value))
-        return args
-
-    def _instead_of(self, option: str, value: str) -> str:
-        """Say what to give in place of an option that there is not."""
-        options = [known for known in self._option_string_actions if known.startswith(option)]
-        if options:
-            return f"did you mean {options[0]}? There is no option {option}"
-        name = option.strip("-").replace("-", "_")
-        keys = [key for key in recipes.common_keys() if key.endswith((f".{name}", f"_{name}"))]
-        if keys:
-            return f"{keys[0]}={value} is how a recipe's key is set: there is no option {option}"
-        return f"there is no {option}: -h lists what there is"
+        what = "where or how big, e.g. cpu, in place of a study's; may be repeated"
+        self.add_argument("--overlay", action="append", default=[], metavar="O", help=what)
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse finds wrong as `InputError`."""
-        raise InputError(f"{message}; -h lists what there is")
+        raise InputError(f"{message}; -h lists what there is (keys are set as training.steps=200)")
 
 
 def seeds(text: str) -> list[int]:
