@@ -13,7 +13,6 @@ items, each as torch.save writes it, and `.metadata`, a pickle that lists the it
 
 import io
 import pickle
-import resource
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -86,9 +85,6 @@ class Checkpoints(CheckpointManager):
             free = shutil.disk_usage(Path(self.folder).parent).free / 2**30
             self._delete_unfinished()
             task = f"a checkpoint could not be saved, with {free:.1f} GiB free"
-            limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-            if limit != resource.RLIM_INFINITY:  # torch.save hides the cause
-                task += f" and files of at most {limit:,} bytes (ulimit -f)"
             raise CheckpointError(task, error) from error
 
     def _purge_stale_checkpoints(self) -> None:
@@ -106,38 +102,21 @@ class Checkpoints(CheckpointManager):
 
         Raises `InputError` for damaged first weights, and `CheckpointError`.
         """
-        if not self.enable or step != -1:
-            return super().load(step)
-        unreadable = None
-        while True:
-            newest = self._newest_whole()
-            if newest == -1 and unreadable:
-                raise unreadable  # which may have changed weights: the next attempt starts anew
-            try:
-                return super().load(newest)
-            except CheckpointError as error:  # its checksums are right, and it is no use
-                if newest == -1:
-                    raise
-                unreadable = error
-                self._set_aside(Path(self.folder) / f"step-{newest}", f"damaged ({error})")
+        if self.enable and step == -1:
+            step = self._newest_whole()
+        return super().load(step)
 
     def _newest_whole(self) -> int:
-        """Find the step of the newest whole checkpoint, -1 if there is none; clear others away.
-
-        A link that is named like a checkpoint would be written through: it is set aside.
-        """
+        """Find the step of the newest whole checkpoint, -1 if there is none; clear others away."""
         folder = Path(self.folder)
         self._delete_unfinished()
-        for path in folder.glob("step-*"):
-            if path.is_symlink():
-                self._set_aside(path, "a link")
         for step in reversed(steps(folder)):
             checkpoint = folder / f"step-{step}"
             try:
                 check(checkpoint)
                 return step
             except Exception as error:  # whatever reading damaged files raises
-                self._set_aside(checkpoint, f"damaged ({error})")
+                self._set_aside(checkpoint, error)
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()  # or torchtitan would not look at initial_load_path
         if self.initial_load_path:
@@ -156,12 +135,12 @@ class Checkpoints(CheckpointManager):
             logger.warning(f"{checkpoint} was not written to its end: deleted")
             shutil.rmtree(checkpoint)
 
-    def _set_aside(self, checkpoint: Path, problem: str) -> None:
+    def _set_aside(self, checkpoint: Path, error: Exception) -> None:
         aside = Path(self.folder).parent / ASIDE
         aside.mkdir(exist_ok=True)
         place = aside / f"{checkpoint.name}-{len(list(aside.iterdir()))}"
         checkpoint.rename(place)
-        logger.warning(f"{checkpoint} is {problem}: moved to {place}, and not loaded")
+        logger.warning(f"{checkpoint} is damaged ({error}): moved to {place}, and not loaded")
 
     def _find_load_step(self, folder: str = "") -> int:
         """Find the newest finished checkpoint; torchtitan takes any name with a number."""
@@ -194,11 +173,12 @@ def steps(folder: Path, whole: bool = True) -> list[int]:
     return sorted(found)
 
 
-def train_state(checkpoint: Path, name: str) -> int | str | None:
-    """Read a value of the trainer's `state_dict`; None if the checkpoint has none of this name."""
+def identity(checkpoint: Path) -> str:
+    """Read whose a checkpoint is, from the trainer's `state_dict`. Raises whatever reading a
+    damaged file raises."""
     reader = _Reader(checkpoint)
-    item = reader.read_metadata().storage_data.get(MetadataIndex(f"train_state.{name}"))
-    return item and torch.load(reader.content(item), weights_only=True)
+    item = reader.read_metadata().storage_data[MetadataIndex("train_state.identity")]
+    return torch.load(reader.content(item), weights_only=True)
 
 
 def check(checkpoint: Path) -> None:

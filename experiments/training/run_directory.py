@@ -5,10 +5,10 @@ What the files hold is in experiments/records/run.py.
 
 import hashlib
 import json
-import logging
 import os
 import platform
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 
 from experiments.config import recipes
-from experiments.config.yaml_with_origins import flat
 from experiments.corpus.tokens import TokenFile
 from experiments.records import files
 from experiments.records import run as records
@@ -32,10 +31,8 @@ from models.architectures import label
 from models.errors import InputError
 
 _MARKS = (records.RECIPE, records.MANIFEST)  # one of them is in every run directory
-_RECORDS = (records.METRICS, records.TIMING, records.PROOF)
-DAMAGED = (
-    "{} holds a damaged record: move it away to go on with the run, or choose another --out:\n{}"
-)
+# The manifest last: a start that is killed while it moves them is repeated
+_MOVED = (records.METRICS, records.TIMING, records.PROOF, records.MANIFEST)
 VERSIONS = ("torch", "torchao", "torchtitan", "triton")
 
 
@@ -51,10 +48,11 @@ class RunDirectory:
         """
         check_folder(path, "run", *_MARKS)
         self.path, self._lock = path, lock_folder(path, "run")
-        earlier = _read_unfinished(path, plan, token_file)
+        earlier = check(path, plan, token_file)
         try:  # the recipe first: a full disk stops here
             files.write_whole(path / records.RECIPE, to_yaml(plan, token_file))
-            self.manifest = _manifest(plan, token_file, self._set_aside(earlier), path)
+            attempt = self._set_aside(earlier)
+            self.manifest = _manifest(plan, token_file, attempt, path)
             files.write(path / records.MANIFEST, self.manifest)
         except OSError as error:
             self._lock.close()
@@ -64,8 +62,7 @@ class RunDirectory:
     def _set_aside(self, earlier: records.Manifest | None) -> int:
         """Move the records of an unfinished attempt to attempt<k>/; return the next number."""
         attempt = earlier.attempt if earlier else len(list(self.path.glob("attempt*"))) + 1
-        # The manifest last: a start that is killed here is repeated
-        there = [name for name in (*_RECORDS, records.MANIFEST) if (self.path / name).exists()]
+        there = [name for name in _MOVED if (self.path / name).exists()]
         if not there:
             return attempt
         aside = self.path / records.ATTEMPT.format(attempt)
@@ -80,23 +77,15 @@ class RunDirectory:
         Takes the windows up to `step` and the proof. An attempt that trains far enough writes a
         proof of its own.
         """
-        for attempt in range(self.manifest.attempt - 1, 0, -1) if step else ():
+        for attempt in range(self.manifest.attempt - 1, 0, -1):
             earlier = self.path / records.ATTEMPT.format(attempt)
             windows = files.read_windows(earlier / records.METRICS)
             taken = [window for window in windows if window.step <= step]
             if taken:  # an attempt that died before its first step has none
                 files.write_whole(self.path / records.METRICS, "".join(map(files.line, taken)))
-                self._take_over_proof(earlier / records.PROOF)
+                if (earlier / records.PROOF).exists():
+                    shutil.copy(earlier / records.PROOF, self.path)
                 return
-
-    def _take_over_proof(self, path: Path) -> None:
-        try:
-            proof = files.read_if_there(path, records.Proof)
-        except files.RecordError as error:
-            logging.getLogger().warning(f"{error}: left where it is, and not taken over")
-            return
-        if proof:
-            files.write(self.path / records.PROOF, proof)
 
     def finish(self, status: str, error: str | None = None) -> None:
         """Write how the run ended, and unlock the directory."""
@@ -106,21 +95,20 @@ class RunDirectory:
         self._lock.close()
 
 
-def check(path: Path, plan: Plan, token_file: TokenFile) -> None:
-    """Check that a folder is new, empty, or holds the same run unfinished. Raises `InputError`."""
+# ---- who may write there ----
+
+
+def check(path: Path, plan: Plan, token_file: TokenFile) -> records.Manifest | None:
+    """Check that a folder is new, empty, or holds the same run unfinished; return that one's
+    manifest. Raises `InputError`."""
     check_folder(path, "run", *_MARKS)
-    _read_unfinished(path, plan, token_file)
-
-
-def _read_unfinished(path: Path, plan: Plan, token_file: TokenFile) -> records.Manifest | None:
-    """Return the manifest of the run that a folder holds, which must be unfinished and the same."""
+    check_recipe(path, plan)
     try:
         earlier = files.read_if_there(path / records.MANIFEST, records.Manifest)
     except files.RecordError as error:
-        raise InputError(DAMAGED.format(path, error)) from None
+        raise _damaged(path, error) from None
     if earlier and earlier.status == "completed":
         raise InputError(f"{path} holds a completed run: choose another --out, or delete it")
-    check_recipe(path, plan)
     if plan.config.checkpoint.enable:
         expected = identity(plan, token_file)
         check_resume(path / records.CHECKPOINT, expected, plan.config.training.steps)
@@ -136,35 +124,40 @@ def check_recipe(path: Path, plan: Plan) -> None:
     if not file.exists():
         return
     try:
-        before = recipes.load(str(file)).config
+        before = recipes.load(str(file))
     except InputError as error:
-        raise InputError(DAMAGED.format(path, error)) from None
-    before.training.steps = plan.config.training.steps
-    if before != plan.config:
+        raise _damaged(path, error) from None
+    if _settings(before) != _settings(plan.recipe):
         raise InputError(
             f"{path} holds an unfinished run of another recipe: give the same name, overlays, "
             "seed and keys to go on with it, or choose another --out"
         )
 
 
+def _damaged(path: Path, error: Exception) -> InputError:
+    return InputError(
+        f"{path} holds a damaged record: move it away to go on with the run, or choose another "
+        f"--out:\n{error}"
+    )
+
+
+def _settings(recipe: recipes.Recipe) -> dict:
+    """Give the keys of a run, but for how long it is."""
+    sections = asdict(recipe.config)
+    del sections["job"], sections["training"]["steps"]
+    return sections
+
+
 # ---- whose checkpoints a directory holds ----
 
 
-def identity(plan: Plan, token_file: TokenFile) -> dict:
-    """Name what a checkpoint's numbers depend on, as key paths and values; not how long the run is.
-
-    Name and content hash of the token file stand for the keys that say where it comes from.
-    """
-    config, sections = plan.config, ["model", "optimizer", "lr_scheduler", "training", "quantize"]
-    sections += plan.recipe.extensions
-    keys = dict(flat({name: asdict(getattr(config, name)) for name in sections}))
-    for key in "training.steps", "training.dataset_path", "model.hf_assets_path":
-        del keys[key]
-    keys |= {"debug.seed": config.debug.seed, "data": token_file.path.name}
-    return json.loads(json.dumps(keys))  # as it will be read back
+def identity(plan: Plan, token_file: TokenFile) -> str:
+    """Name what a checkpoint's numbers depend on."""
+    keys = json.dumps(_settings(plan.recipe), sort_keys=True)
+    return f"recipe {_digest(keys)}, data {token_file.path.name}"
 
 
-def check_resume(folder: Path, expected: dict, last: int) -> None:
+def check_resume(folder: Path, expected: str, last: int) -> None:
     """Check that a run up to step `last` may go on from the newest checkpoint of a folder.
 
     `expected` is the run's `identity`. Raises `InputError`. Damaged checkpoints are left to
@@ -178,7 +171,7 @@ def check_resume(folder: Path, expected: dict, last: int) -> None:
     for step in reversed(checkpoint.steps(folder)):
         path = folder / f"step-{step}"
         try:
-            found = json.loads(checkpoint.train_state(path, "identity") or "{}")
+            found = checkpoint.identity(path)
         except Exception:  # noqa: S112  # whatever reading damaged files raises
             continue
         if step > last:
@@ -186,16 +179,10 @@ def check_resume(folder: Path, expected: dict, last: int) -> None:
                 f"{path} is of step {step}, and training.steps={last} asks for fewer: raise "
                 "it, or choose another --out"
             )
-        differences = [
-            f"{key} ({found.get(key)} there, {value} here)"
-            for key, value in expected.items()
-            if found.get(key) != value
-        ]
-        if differences:
+        if found != expected:
             raise InputError(
-                f"{path} is of another run, which differs in {', '.join(differences[:3])}: "
-                f"give the data and keys that it was made with, move {folder} away, or choose "
-                "another --out"
+                f"{path} is of another run ({found} there, {expected} here): give the data and "
+                f"keys that it was made with, move {folder} away, or choose another --out"
             )
         return
 
@@ -207,19 +194,20 @@ def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> re
     """Say what runs where; write the environment file."""
     recipe, config = plan.recipe, plan.config
     matmul, peak, seq_len = plan.fp8.matmul, device.peak(), config.training.seq_len
-    commit, diff = git_state()
-    packages = _packages()
+    commit, diff = _git("rev-parse", "HEAD"), _git("diff", "HEAD")
+    found = [distribution.metadata for distribution in distributions()]
+    packages = dict(sorted((meta["Name"], meta["Version"]) for meta in found if meta["Name"]))
     return records.Manifest(
         status="running",
         attempt=attempt,
         start=datetime.now(UTC),
-        command=command(),
+        command=shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]),
         host=socket.gethostname(),
         pid=os.getpid(),
         python=platform.python_version(),
         packages={name: packages[name] for name in VERSIONS},
         environment=_write_environment(path, records.Environment(packages=packages, diff=diff)),
-        git=records.Git(commit=commit, changes=_digest(diff) if diff else None),
+        git=records.Git(commit=commit and commit.strip(), changes=diff and _digest(diff)),
         recipe=recipe.name,
         base=recipe.base,
         overlays=list(recipe.overlays),
@@ -254,38 +242,17 @@ def _write_environment(path: Path, environment: records.Environment) -> str:
     return name
 
 
-def _packages() -> dict[str, str]:
-    """Give the versions of all that is installed, by name."""
-    found = [distribution.metadata for distribution in distributions()]
-    return dict(sorted((meta["Name"], meta["Version"]) for meta in found if meta["Name"]))
-
-
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def command() -> str:
-    """Give what this process was started with, for a shell."""
-    return shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]])
-
-
-def git_state() -> tuple[str | None, str | None]:
-    """Give the commit of this code and its diff to that; None outside a git checkout."""
-    commit = _git("rev-parse", "HEAD")
-    return commit and commit.strip(), _git("diff", "HEAD")
-
-
 def _git(*arguments: str) -> str | None:
+    """Ask git of this code; None outside a git checkout, and for an empty answer."""
+    here, command = Path(__file__).parent, ["git", *arguments]
     try:
-        done = subprocess.run(
-            ["git", *arguments],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=20,
-            check=True,
+        text = subprocess.check_output(
+            command, cwd=here, stderr=subprocess.DEVNULL, text=True, errors="replace", timeout=20
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout or None
+    return text or None

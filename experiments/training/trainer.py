@@ -4,7 +4,6 @@ torchtitan builds the parts, see `Trainer.__init__`. `Trainer.train` is a run an
 `Trainer.train_step` a step of it: read both from top to bottom.
 """
 
-import json
 import math
 import os
 from collections.abc import Iterator
@@ -113,7 +112,7 @@ class Trainer(titan.Trainer):
 
         self.dataloader = Loader(token_file, config, hook("own_rows", iter))
         self.checkpointer.states[DATALOADER] = self.dataloader
-        self._identity = json.dumps(identity(plan, token_file))
+        self._identity = identity(plan, token_file)
         self.proof = Proof(plan, self.model_parts[0], self.optimizers.optimizers[0])
         self.meter = Meter(plan, self.metrics_processor)
         self.combine = hook("combine", alone)  # values of a run's processes

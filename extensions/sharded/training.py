@@ -128,6 +128,6 @@ class Checkpoints(checkpoint.Checkpoints):
         if dist.get_rank() == 0:
             super()._purge_stale_checkpoints()
 
-    def _set_aside(self, path: Path, problem: str) -> None:
+    def _set_aside(self, path: Path, error: Exception) -> None:
         if dist.get_rank() == 0:
-            super()._set_aside(path, problem)
+            super()._set_aside(path, error)
