@@ -61,36 +61,39 @@ class _CpuDevice:
         return {"active_bytes.all.peak": peak, "reserved_bytes.all.peak": peak}
 
 
-def widen_bf16_matmuls() -> torch.library.Library | None:
-    """Have bf16 matmuls computed in float32 on a CPU where oneDNN has none, eager and compiled.
+def replace_kernels(call: Callable, *operators: str) -> torch.library.Library:
+    """Have `call(kernel, keys, *operands, **options)` compute operators of aten on the CPU.
 
-    oneDNN multiplies bf16 with AVX-512 or better. On other CPUs PyTorch's own loop is 10 times and
-    more slower than a float32 matmul with its casts (experiments/benchmarks/bf16_matmuls.py). Both
-    add up in float32 and round once. Returns what holds the kernels: they go with it.
+    `kernel.call_boxed(keys, ...)` does what torch did. Eager code calls an operator, and compiled
+    code its overload `out`. Returns what holds the new kernels: they go with it.
     """
-    if not torch.backends.mkldnn.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return None
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings(action="ignore"):  # that a kernel is replaced
-        for name in ("mm", "addmm", "bmm", "baddbmm"):
-            for overload in (name, f"{name}.out"):
-                kernel = torch.library.get_kernel(f"aten::{overload}", "CPU")
-                call = partial(_widened, getattr(torch, name), kernel)
-                library.impl(overload, call, "CPU", with_keyset=True)
+        for name in [*operators, *(f"{name}.out" for name in operators)]:
+            kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
+            library.impl(name, partial(call, kernel), "CPU", with_keyset=True)
     return library
 
 
-def _widened(matmul: Callable, kernel, keys, *operands, **options):
-    """Call `kernel`, or `matmul` on float32 copies of bf16 operands."""
+def widened(kernel, keys, *operands, **options) -> Tensor:
+    """Multiply bf16 operands in float32, as `replace_kernels` calls it.
+
+    oneDNN multiplies bf16 with AVX-512 or better. On other CPUs PyTorch's own loop is 10 times and
+    more slower than a float32 matmul with its casts (experiments/benchmarks/bf16_matmuls.py). Both
+    add up in float32 and round once.
+    """
     if operands[-1].dtype is not torch.bfloat16:
         return kernel.call_boxed(keys, *operands, **options)
-    out = options.pop("out", None)
-    product = matmul(*(operand.float() for operand in operands), **options)
+    out = options.get("out")
+    if out is not None:
+        options["out"] = torch.empty_like(out, dtype=torch.float32)
+    product = kernel.call_boxed(keys, *(operand.float() for operand in operands), **options)
     return product.bfloat16() if out is None else out.copy_(product)
 
 
 if TYPE == "cpu":
-    _BF16_MATMULS = widen_bf16_matmuls()
+    if torch.backends.mkldnn.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        _BF16_MATMULS = replace_kernels(widened, "mm", "addmm", "bmm", "baddbmm")
     # torchtitan asks torch for a device while it is imported, and takes "cuda" if there is none.
     _as_it_is = torch._utils._get_available_device_type, torch._utils._get_device_module
     torch._utils._get_available_device_type = lambda: "cpu"

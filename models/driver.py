@@ -10,7 +10,7 @@ import torch
 
 from models.errors import InputError
 
-DEVICE_FILES = ("/dev/nvidia[0-9]*", "/proc/driver/nvidia/gpus/*")
+DEVICE_FILES = "/dev/nvidia[0-9]*"
 """What Linux has of each GPU, whether nvidia-smi works or not."""
 
 
@@ -21,58 +21,35 @@ def check_driver() -> None:
     """
     if torch.cuda.is_available() or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return
-    found, why = _gpu_that_is_here(), _why_no_gpu()
-    broken = torch.version.cuda is not None and not re.search("no NVIDIA|No CUDA GPUs", why)
-    if not found and not broken:
+    listed, (why, mend) = nvidia_smi("name,driver_version"), _why_no_gpu()
+    none = torch.version.cuda is None or re.search("no NVIDIA|No CUDA GPUs", why)
+    if none and not listed and not glob(DEVICE_FILES):
         return
+    found = "there is a GPU here"
+    if listed:
+        found = f"nvidia-smi lists {listed[0]} (driver {listed[1]})"
     raise InputError(
-        f"{found or 'there is a GPU here'}, which torch {torch.__version__} cannot use ({why}): "
-        f"{_mend(why)}; or set CUDA_VISIBLE_DEVICES= to train on the CPU"
+        f"{found}, which torch {torch.__version__} cannot use ({why}): {mend}; or set "
+        "CUDA_VISIBLE_DEVICES= to train on the CPU"
     )
 
 
-def _gpu_that_is_here() -> str | None:
-    """Say what shows that there is a GPU; None if nothing does."""
-    listed = nvidia_smi("name,driver_version")
-    if listed:
-        return f"nvidia-smi lists {listed[0]} (driver {listed[1]})"
-    files = [file for pattern in DEVICE_FILES for file in glob(pattern)]
-    return f"Linux has a GPU ({files[0]})" if files else None
-
-
-def _why_no_gpu() -> str:
-    """torch's own words."""
+def _why_no_gpu() -> tuple[str, str]:
+    """Give torch's own words, and what makes torch see a GPU that it cannot use."""
     if torch.version.cuda is None:
-        return "it is built without CUDA"
+        return "it is built without CUDA", "install requirements.txt without constraints-cpu.txt"
+    why = "it sees none"
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
-        return str(error).partition(". ")[0]
-    return "it sees none"
+        why = str(error).partition(". ")[0]
+    if "too old" in why:
+        return why, "install a newer driver, or a torch for its CUDA (docs/installing.md)"
+    return why, "see what nvidia-smi says; after an upgrade of the driver, reboot"
 
 
-def _mend(why: str) -> str:
-    """Say what makes torch see a GPU that it cannot use, by torch's own words."""
-    if torch.version.cuda is None:
-        return "install requirements.txt without constraints-cpu.txt"
-    old = re.search(r"found version (\d+)", why)
-    if not old:
-        return "see what nvidia-smi says; after an upgrade of the driver, reboot"
-    cuda = int(old[1])
-    if cuda < 12000:
-        return "install a newer driver"
-    # A build for CUDA 12 runs on every driver for CUDA 12; Blackwell's kernels came with 12.8.
-    build = "cu128" if cuda >= 12080 else "cu126"
-    return (
-        f"install a newer driver than this one for CUDA {cuda // 1000}.{cuda % 1000 // 10}, or a "
-        "torch that suits it: python -m pip install torch==2.11.0 --index-url "
-        f"https://download.pytorch.org/whl/{build}"
-    )
-
-
-def nvidia_smi(query: str) -> list[str | None] | None:
-    """Ask nvidia-smi for fields of the first visible GPU: None for a field that it does not know,
-    None for all where it fails.
+def nvidia_smi(query: str) -> list[str] | None:
+    """Ask nvidia-smi for fields of the first visible GPU; None where it fails.
 
     nvidia-smi itself ignores CUDA_VISIBLE_DEVICES.
     """
@@ -84,13 +61,11 @@ def nvidia_smi(query: str) -> list[str | None] | None:
     except (OSError, subprocess.SubprocessError):
         return None
     fields = answer.stdout.decode(errors="replace").strip().split(", ")
-    if len(fields) != query.count(",") + 1:
-        return None
-    return [None if field.startswith("[") else field for field in fields]  # [N/A], [Not Supported]
+    return fields if len(fields) == query.count(",") + 1 else None
 
 
 def number(field: str | None) -> float | None:
-    """Read a field of nvidia-smi's as a number; None if it is none."""
+    """Read a field of nvidia-smi's as a number; None if it is none, as `[N/A]`."""
     try:
         number = float(field or "nan")
     except ValueError:

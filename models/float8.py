@@ -162,13 +162,8 @@ class Float8Converter:
         fp8 = self.plan.fp8
         if fp8.matmul is None:
             return
-        if fp8.matmul.how == fp8_matmul.WITHOUT_ONEDNN:
-            fp8_matmul.keep_off_onednn()
         self.plan.recipe.hook("convert", convert)(model, self.plan)
-        linears = {name for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-        kept = sorted(linears - fp8.layers)
-        converted = f"{len(fp8.layers)} linear layers converted"
-        logger.info(f"FP8 {fp8.recipe_name}: {converted}, kept in bf16: {kept}")
+        logger.info(f"FP8 {fp8.recipe_name}: converted {by_pattern(fp8.layers)}")
         logger.info(f"FP8 matmuls: {fp8.matmul.how}; {fp8.matmul.why}")
 
     def post_optimizer_hook(self, model_parts: list[nn.Module]) -> None:

@@ -23,11 +23,6 @@ def embedding(args) -> int:
     return 0 if args.enable_weight_tying else args.vocab_size * args.dim
 
 
-def norms(args) -> int:
-    """Parameters of all norms."""
-    return (2 * args.n_layers + 1) * args.dim + 2 * args.n_layers * args.head_dim * args.qk_norm
-
-
 def count(number: float) -> str:
     """Write a number of parameters with three digits, in millions or billions."""
     return f"{number / 1e9:.3g} B" if number >= 1e9 else f"{number / 1e6:.3g} M"
@@ -59,7 +54,9 @@ class Dense:
     def parameters(self) -> int:
         """Count the parameters; a tied embedding is counted once, as the head."""
         linears = sum(n * k for n, k in self.linear_shapes().values())
-        return linears + norms(self) + embedding(self)
+        norms = (2 * self.n_layers + 1) * self.dim
+        norms += 2 * self.n_layers * self.head_dim * self.qk_norm
+        return linears + norms + embedding(self)
 
     def describe(self) -> str:
         """Say how large the model is."""
@@ -87,7 +84,7 @@ class Dense:
         again (`recomputed`), and in FP8 all that its casts begin with: the norms' outputs and the
         product.
         """
-        heads = 2 * (q_dim(self) + kv_dim(self)) + (q_dim(self) + kv_dim(self)) * self.qk_norm
+        heads = (2 + self.qk_norm) * (q_dim(self) + kv_dim(self))
         of_dim, of_width = 4 - 2 * in_fp8, 4 - recomputed - in_fp8
         return of_dim * self.dim + heads + of_width * self.hidden_dim
 
@@ -107,18 +104,13 @@ class Sizes(Dense):
     qk_norm: bool = False  # queries and keys are normed
 
 
-# Bytes per logit while the loss is computed: bf16 logits and their gradient; eager two float32
-# copies more.
-_LOSS_COMPILED, _LOSS_EAGER = 4, 12
-
-
-def memory_by_use(config, args, shards: int, kept_casts: int = 0) -> dict[str, float]:
+def memory_by_use(config, args, shards: int) -> dict[str, float]:
     """Estimate the bytes that a resolved recipe's training needs on each device, by use.
 
     Args:
         config: the recipe's `JobConfig`.
         args: its model's arguments.
-        shards, kept_casts: as of `memory`.
+        shards: as of `memory`.
     """
     training = config.training
     return memory(
@@ -130,7 +122,6 @@ def memory_by_use(config, args, shards: int, kept_casts: int = 0) -> dict[str, f
         compiled=config.compile.enable,
         recomputes=config.activation_checkpoint.mode == "full",
         in_fp8=config.quantize.linear.float8.recipe_name is not None,
-        kept_casts=kept_casts,
     )
 
 
@@ -143,7 +134,6 @@ def memory(
     compiled: bool = True,
     recomputes: bool = False,
     in_fp8: bool = False,
-    kept_casts: int = 0,
 ) -> dict[str, float]:
     """Estimate the bytes that training needs on each device at the step's fullest moment, by use.
 
@@ -158,47 +148,34 @@ def memory(
         accumulates: gradients are there from the step's other forward passes.
         itemsize: bytes of a parameter, a gradient, and of each of AdamW's two states.
         recomputes: a block computes its activations again in the backward pass.
-        kept_casts: bytes in FP8 that are kept for the backward pass.
     """
-    n, head = args.parameters(), args.vocab_size * args.dim
-    gradients = n * itemsize / shards
-    reduced = gathered = tied = 0
-    if shards == 1 and args.enable_weight_tying:
-        # Its gradients as head and as embedding, while their sum is written.
-        tied = 2 * head * itemsize
-    if shards > 1:
-        # The largest gradient, in bf16, in float32, and the shard of their sum.
-        reduced = head * (2 + 4 + 4 / shards)
-        gathered = 2 * 2 * _block(args)  # the block that computes and the next, in bf16
-    loss = _LOSS_COMPILED if compiled else _LOSS_EAGER
-    logits = loss * tokens * args.vocab_size
-    if shards > 1:
-        logits = max(logits + 2 * head, reduced)  # the head's weight is gathered
+    parameters = args.parameters() * itemsize / shards
     layer = args.kept_features(compiled, compiled and in_fp8)
     features = args.n_layers * layer
     if recomputes:  # each layer's input, and one layer at a time
         features = args.n_layers * args.dim + layer
+    # bf16 logits and their gradient; eager, two copies in float32 more
+    logits = (4 if compiled else 12) * tokens * args.vocab_size
+    head, gathered = args.vocab_size * args.dim, 0
+    # While the gradients of a tied embedding as head and as embedding are added.
+    last = 2 * head * itemsize * args.enable_weight_tying
+    if shards > 1:
+        blocks = args.parameters() - embedding(args) - head
+        gathered = 2 * 2 * blocks / args.n_layers  # the one that computes and the next, in bf16
+        # The largest gradient, in bf16, in float32, and the shard of their sum.
+        last = head * (2 + 4 + 4 / shards)
+        logits = max(logits + 2 * head, last)  # the head's weight is gathered
     begin = {
-        "gradients": gradients if accumulates else 0,
-        "activations": 2 * tokens * features + kept_casts,  # features in bf16
+        "gradients": parameters * accumulates,
+        "activations": 2 * tokens * features,  # in bf16
         "logits": logits,
         "gathered": gathered,
     }
-    end = {"gradients": gradients + tied, "activations": 0, "logits": 0, "gathered": reduced}
+    end = {"gradients": parameters, "largest gradient": last}
     fullest = max(begin, end, key=lambda uses: sum(uses.values()))
-    stay = {
-        "parameters": n * itemsize / shards,
-        "optimizer": n * 2 * itemsize / shards,
-    }
-    return stay | fullest
+    return {"parameters": parameters, "optimizer": 2 * parameters} | fullest
 
 
 def memory_finding(needed: float, available: float) -> str:
     """Say how many bytes are needed of how many."""
     return f"about {needed / 2**30:.1f} GiB of {available / 2**30:.0f} GiB"
-
-
-def _block(args) -> float:
-    """Parameters of a block's matrices."""
-    head = args.vocab_size * args.dim
-    return (args.parameters() - norms(args) - embedding(args) - head) / args.n_layers

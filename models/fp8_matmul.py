@@ -10,8 +10,7 @@ and 2.13 on Intel Xeons). There the operator is kept off oneDNN. Other CPUs do n
 have its fast code.
 """
 
-import warnings
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -40,8 +39,7 @@ def choose(scaling: Scaling, emulate: bool) -> Matmul:
     if not _runs_on_cpu(scaling.by_rows):
         refused = f"torch {torch.__version__} has no {scaling.name} torch._scaled_mm for CPUs"
         return Matmul(EMULATED, f"{_IN_FLOAT32}: {refused}")
-    instructions = device.instruction_sets()
-    if "amx_int8" in instructions and "amx_fp16" not in instructions:
+    if _onednn_is_slow():
         slow = "oneDNN has only slow reference code for FP8 on a CPU with amx_int8 without amx_fp16"
         return Matmul(WITHOUT_ONEDNN, f"torch._scaled_mm is kept off oneDNN: {slow}")
     return Matmul(OPERATOR, "torch._scaled_mm runs on the CPU")
@@ -58,24 +56,20 @@ def _runs_on_cpu(by_rows: bool) -> bool:
     return True
 
 
-@cache
-def keep_off_onednn() -> torch.library.Library:
-    """Have the CPU's `torch._scaled_mm` run PyTorch's own code, in eager and in compiled code.
-
-    All other operators, such as bf16 matmuls, stay oneDNN's.
-    """
-    library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings(action="ignore"):  # that a kernel is replaced
-        for name in ("_scaled_mm", "_scaled_mm.out"):
-            kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
-            library.impl(name, partial(_call, kernel), "CPU", with_keyset=True)
-    return library  # kept in the cache: the kernels would go with it
+def _onednn_is_slow() -> bool:
+    instructions = device.instruction_sets()
+    return "amx_int8" in instructions and "amx_fp16" not in instructions
 
 
-def _call(kernel, keys, *args, **kwargs):
+def off_onednn(kernel, keys, *args, **options) -> torch.Tensor:
+    """Multiply by PyTorch's own code; other operators, such as bf16 matmuls, stay oneDNN's."""
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags would set other flags as well
     try:
-        return kernel.call_boxed(keys, *args, **kwargs)
+        return kernel.call_boxed(keys, *args, **options)
     finally:
         torch._C._set_mkldnn_enabled(before)
+
+
+if device.TYPE == "cpu" and _onednn_is_slow():
+    _FP8_MATMULS = device.replace_kernels(off_onednn, "_scaled_mm")

@@ -1,10 +1,9 @@
 """The architecture: torchtitan's Llama 3 with RoPE in real numbers where it is compiled, tied
-embeddings, and a choice of the attention kernel. Sizes are one line each
-in `FLAVORS`.
+embeddings, and a choice of the attention kernel. Sizes are one line each in `FLAVORS`.
 """
 
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import ClassVar
 
 import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
@@ -12,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torchtitan.models.llama3 import Transformer, TransformerModelArgs
+from torchtitan.models.llama3 import Transformer, TransformerModelArgs, llama3_args
 from torchtitan.models.llama3.infra import parallelize
 from torchtitan.models.llama3.model import model as titan
 from torchtitan.models.llama3.model.args import RoPEScalingArgs
@@ -37,12 +36,10 @@ class FromRecipe(Dense):
     attention_backend: str = "auto"  # or a key of `ATTENTION_BACKENDS`
 
     def update_from_config(self, job_config, **kwargs) -> None:
-        # Or torchtitan warns of rows longer than its default, although its rotations follow.
-        self.max_seq_len = max(self.max_seq_len, job_config.training.seq_len)
+        """Take the recipe's keys."""
         super().update_from_config(job_config, **kwargs)
-        keys = job_config.model
-        self.attention_backend = keys.attention_backend
-        for name, size in asdict(keys.sizes).items():
+        self.attention_backend = job_config.model.attention_backend
+        for name, size in asdict(job_config.model.sizes).items():
             if size is not None:
                 setattr(self, name, size)
 
@@ -90,56 +87,65 @@ class LlamaArgs(FromRecipe, TransformerModelArgs):
         self.ffn_dim_multiplier, self.multiple_of = (width + 0.5) / int(2 * 4 * self.dim / 3), 1
 
 
-def _llama(rope_factor: float = 1.0, **sizes) -> LlamaArgs:
-    """Llama 3's arguments; `rope_factor` stretches RoPE's long wavelengths, as Llama 3.1 and 3.2
-    do."""
-    return LlamaArgs(
-        rope_theta=500000, rope_scaling_args=RoPEScalingArgs(scaling_factor=rope_factor), **sizes
-    )
+def _llama(rope_factor: float, **sizes) -> LlamaArgs:
+    """Change sizes of Llama 3.1 8B; `rope_factor` stretches RoPE's long wavelengths."""
+    changed = {"rope_scaling_args": RoPEScalingArgs(rope_factor)} | sizes
+    return LlamaArgs(**vars(llama3_args["8B"]) | changed)
 
 
-_llama_8b = partial(
-    _llama, dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, ffn_dim_multiplier=1.3,
-    multiple_of=1024,
-)  # FFN 14336  # fmt: skip
-_llama_3_1 = partial(
-    _llama, n_kv_heads=8, vocab_size=128256, rope_factor=8.0, multiple_of=4096
-)  # FFN 28672 and 53248
-_llama_3_2 = partial(
-    _llama, n_kv_heads=8, vocab_size=128256, rope_factor=32.0, enable_weight_tying=True
-)  # FFN 8192
+_LLAMA_3_2 = {"multiple_of": 256, "enable_weight_tying": True}  # FFN 8192
 FLAVORS = {
-    "8B-published": _llama_8b(vocab_size=131072),  # 8.05 B parameters, the published study's
-    "llama3.1-8B": _llama_8b(vocab_size=128256, rope_factor=8.0),
-    "llama3.1-70B": _llama_3_1(dim=8192, n_layers=80, n_heads=64, ffn_dim_multiplier=1.3),
-    "llama3.1-405B": _llama_3_1(dim=16384, n_layers=126, n_heads=128, ffn_dim_multiplier=1.2),
-    "llama3.2-3B": _llama_3_2(dim=3072, n_layers=28, n_heads=24),
-    "llama3.2-1B": _llama_3_2(dim=2048, n_layers=16, n_heads=32, ffn_dim_multiplier=1.5),
+    "8B-published": _llama(1.0, vocab_size=131072),  # 8.05 B parameters, the published study's
+    "llama3.1-8B": LlamaArgs(**vars(llama3_args["8B"])),
+    "llama3.1-70B": LlamaArgs(**vars(llama3_args["70B"])),
+    "llama3.1-405B": LlamaArgs(**vars(llama3_args["405B"])),
+    "llama3.2-3B": _llama(
+        32.0, dim=3072, n_layers=28, n_heads=24, ffn_dim_multiplier=1.0, **_LLAMA_3_2
+    ),
+    "llama3.2-1B": _llama(32.0, dim=2048, n_layers=16, ffn_dim_multiplier=1.5, **_LLAMA_3_2),
     # The same architecture in seconds a step on two cores; every dimension a multiple of 16, as FP8
     # asks.
-    "cpu": _llama(dim=256, n_layers=4, n_heads=8, n_kv_heads=4, vocab_size=4096),  # FFN 768
-}
+    "cpu": _llama(
+        1.0, dim=256, n_layers=4, n_heads=8, n_kv_heads=4, ffn_dim_multiplier=1.0, multiple_of=256,
+        vocab_size=4096,
+    ),  # FFN 768
+}  # fmt: skip
 
 
-def apply_rope(x: Tensor, rope: Tensor) -> Tensor:
-    """Rotate each pair of neighbouring features by its position's angle.
+# ---- RoPE ----
 
-    Compiled in real arithmetic, because inductor has no code for complex tensors; eager in complex,
-    as torchtitan's `apply_rotary_emb`: one multiplication instead of six operators on every second
-    number.
+_rotate_complex = titan.apply_rotary_emb
+
+
+def apply_rotary_emb(
+    q: Tensor, k: Tensor, freqs_cis: Tensor, positions: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Rotate each pair of neighbouring features by its position's angle, in float32.
+
+    Takes the place of torchtitan's, which multiplies complex numbers: inductor has no code for
+    them. Eager code keeps it: one multiplication instead of six operators on every second number.
 
     Args:
-        x: (batch, seq, heads, head_dim), as what is returned; computed in float32.
-        rope: (seq, head_dim / 2, 2), float32 cosines and sines.
+        q, k: (batch, seq, heads, head_dim), as what is returned.
+        freqs_cis: (length, head_dim / 2, 2) in int32, as of `Llama._precompute_freqs_cis`.
     """
-    pairs = x.float().unflatten(-1, (-1, 2))
+    rope = freqs_cis.view(torch.float32)
     if not torch.compiler.is_compiling():
-        turned = torch.view_as_complex(pairs) * torch.view_as_complex(rope).unsqueeze(-2)
-        return torch.view_as_real(turned).flatten(-2).type_as(x)
-    even, odd = pairs.unbind(-1)
-    cos, sin = rope.unsqueeze(-3).unbind(-1)
+        return _rotate_complex(q, k, torch.view_as_complex(rope), positions)
+    cos, sin = rope[: q.shape[1]].unsqueeze(-3).unbind(-1)
+    return _rotate(q, cos, sin), _rotate(k, cos, sin)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
     return turned.flatten(-2).type_as(x)
+
+
+titan.apply_rotary_emb = apply_rotary_emb
+
+
+# ---- the model ----
 
 
 class InnerAttention(nn.Module):
@@ -155,41 +161,19 @@ class InnerAttention(nn.Module):
 
         Scores are scaled by head_dim^-0.5, which some of torchtitan's models also pass as `scale`.
         """
-        keys = {"is_causal": True, "enable_gqa": enable_gqa}
-        if self.backend == "auto":
-            return F.scaled_dot_product_attention(q, k, v, **keys)
-        with sdpa_kernel(ATTENTION_BACKENDS[self.backend]):
-            return F.scaled_dot_product_attention(q, k, v, **keys)
-
-
-class Attention(titan.Attention):
-    """torchtitan's attention with `apply_rope`; `freqs_cis` is `Llama`'s buffer, (seq, head_dim /
-    2, 2) in int32."""
-
-    def __init__(self, args: LlamaArgs):
-        super().__init__(args)
-        self.inner_attention = InnerAttention(args.attention_backend)
-
-    def forward(self, x, freqs_cis, attention_masks=None, positions=None):
-        """x: (batch, seq, dim); returns the same shape."""
-        batch, seq, _ = x.shape
-        rope = freqs_cis[:seq].view(torch.float32)
-        projected = self.wq(x), self.wk(x), self.wv(x)
-        q, k, v = (t.view(batch, seq, -1, self.head_dim) for t in projected)
-        q, k = apply_rope(q, rope), apply_rope(k, rope)
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        out = self.inner_attention(q, k, v, enable_gqa=self.enable_gqa)
-        return self.wo(out.transpose(1, 2).reshape(batch, seq, -1))
+        chosen = ATTENTION_BACKENDS.get(self.backend)  # none for "auto"
+        with sdpa_kernel(chosen) if chosen else nullcontext():
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=enable_gqa)
 
 
 class Llama(Transformer):
-    """torchtitan's Transformer with the attention above and, where the flavor says so, a tied
-    output head."""
+    """torchtitan's Transformer with the attention kernel that the recipe names and, where the
+    flavor says so, a tied output head."""
 
     def __init__(self, args: LlamaArgs):
         super().__init__(args)
         for block in self.layers.values():
-            block.attention = Attention(args)
+            block.attention.inner_attention = InnerAttention(args.attention_backend)
         self._tie()
 
     def _tie(self):

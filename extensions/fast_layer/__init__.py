@@ -50,27 +50,15 @@ def keeps_weights(config, shards: int) -> bool:
 
 
 def memory_by_use(config, args, shards: int) -> dict[str, float]:
-    """Estimate bytes on each device anew, with those that the layer keeps in FP8."""
-    from models import flops
-
-    uses = flops.memory_by_use(config, args, shards, kept_casts(config, args, shards))
-    del uses["optimizer"]  # which are the same, or another extension's
-    return uses
-
-
-def kept_casts(config, args, shards: int) -> int:
     """Count the bytes in FP8 that are kept for the backward pass: the inputs of linear layers, once
     for those that share one, and the weights of all blocks."""
-    from models import flops
-
     keys, training = config.quantize.linear.float8, config.training
     if not config.fast_layer.enable or keys.emulate or keys.recipe_name != "tensorwise":
-        return 0
-    shapes = args.linear_shapes()
-    _, width = shapes.get("layers.0.feed_forward.w2", (0, 0))
-    inputs = 2 * args.dim + flops.q_dim(args) + width
-    tokens = training.local_batch_size * training.seq_len
+        return {}
+    shapes = {name: shape for name, shape in args.linear_shapes().items() if name != "output"}
+    read_once = (".wq", ".wo", ".w1", ".w2")  # wk and wv read what wq reads, and w3 what w1 reads
+    inputs = sum(k for name, (_, k) in shapes.items() if name.endswith(read_once))
     if config.activation_checkpoint.mode != "none":
-        return tokens * inputs  # of one layer at a time
-    weights = sum(n * k for name, (n, k) in shapes.items() if name.startswith("layers."))
-    return args.n_layers * tokens * inputs + weights * keeps_weights(config, shards)
+        inputs /= args.n_layers  # of one layer at a time
+    weights = sum(n * k for n, k in shapes.values()) * keeps_weights(config, shards)
+    return {"casts": training.local_batch_size * training.seq_len * inputs + weights}

@@ -45,14 +45,13 @@ def test_a_cpu_multiplies_by_a_rule(sets, runs, emulate, how, monkeypatch):
 
 OFF_ONEDNN = """
 import torch
-from models import fp8_matmul
+from models import device, fp8_matmul
 
-enabled, call = [], fp8_matmul._call
-def seen(kernel, keys, *args, **kwargs):
+enabled = []
+def seen(kernel, keys, *args, **options):
     enabled.append(torch._C._get_mkldnn_enabled())
-    return call(kernel, keys, *args, **kwargs)
-fp8_matmul._call = seen
-fp8_matmul.keep_off_onednn()
+    return fp8_matmul.off_onednn(kernel, keys, *args, **options)
+held = device.replace_kernels(seen, "_scaled_mm")
 torch.ones(1024, 256, dtype=torch.bfloat16) @ torch.ones(256, 256, dtype=torch.bfloat16)
 a, b = torch.randn(48, 32).to(torch.float8_e5m2), torch.randn(64, 32).to(torch.float8_e4m3fn).t()
 half = torch.tensor(0.5)

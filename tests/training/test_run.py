@@ -103,12 +103,15 @@ def test_memory_that_other_programs_hold_is_told(monkeypatch):
     ("nvidia_smi", "files", "cuda", "torch_says", "mend"),
     [
         ("echo H100, 550", [], None, "", "constraints-cpu"),
-        ("echo H100, 550", [], "13.0", "is too old (found version 12040)", "2.11.0 .*cu126$"),
-        ("exit 18", [], "13.0", "is too old (found version 12080)", "2.11.0 .*cu128$"),
-        ("exit 18", [], "13.0", "is too old (found version 11040)", "a newer driver$"),
+        (
+            "exit 18",
+            [],
+            "13.0",
+            "is too old (found version 12080)",
+            "a newer driver.*installing.md",
+        ),
         ("exit 18", ["nvidia0"], "13.0", "Found no NVIDIA driver", "reboot$"),
         ("exit 18", [], "13.0", "Unexpected error from cudaGetDeviceCount()", "reboot$"),
-        ("exit 127", ["nvidia0"], None, "", "constraints-cpu"),
         ("exit 127", [], "13.0", "Found no NVIDIA driver on your system", None),
         ("exit 127", [], None, "", None),
     ],
@@ -123,7 +126,7 @@ def test_a_gpu_that_torch_cannot_use_is_not_passed_over(
         (tmp_path / file).touch()
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(driver, "DEVICE_FILES", [str(tmp_path / "nvidia[0-9]*")])
+    monkeypatch.setattr(driver, "DEVICE_FILES", str(tmp_path / "nvidia[0-9]*"))
     monkeypatch.setattr(device, "TYPE", "cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", cuda)
