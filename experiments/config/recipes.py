@@ -49,37 +49,22 @@ THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise
 STRICT = ConfigDict(strict=True, extra="forbid")
 
 
-class Planned(BaseModel):
-    """What experiments/training/plan.py has worked out of a recipe; sizes in bytes."""
-
-    model_config = STRICT
-
-    token_file: str
-    fp8_layers: list[str]
-    fp8_flops_per_token: int
-    parameters: int
-    flops_per_token: int
-    passes: int
-    world_size: int
-    shards: int
-    memory: dict[str, float]
-
-
 class Resolved(BaseModel):
-    """The section `resolved` of a resolved file: what the recipe was made of, and its plan."""
+    """The section `resolved` of a resolved file: what the recipe was made of, and what
+    experiments/training/plan.py worked out of it."""
 
     model_config = STRICT
 
     base: str | None = None
     overlays: list[str] = []
     overrides: list[str] = []
-    plan: Planned | None = None
+    plan: dict | None = None
 
 
 @dataclass(frozen=True)
 class Recipe:
     """A resolved recipe. `config` has every default filled in; `base` is None in base.yaml;
-    `planned` is there if the recipe was read from a run's folder."""
+    `plan` is there if the recipe was read from a run's folder."""
 
     name: str
     base: str | None
@@ -88,7 +73,7 @@ class Recipe:
     description: str
     config: "Config"
     extensions: dict[str, ModuleType] = field(default_factory=dict)  # whose sections it has
-    planned: Planned | None = None
+    plan: dict | None = None
 
     def hook(self, name: str, default: Callable | None = None) -> Callable | None:
         """Return an extension's function in place of the core's `default`.
@@ -195,7 +180,7 @@ def load(
         description=head.description,
         config=config,
         extensions=extensions,
-        planned=None if overlays or overrides else before.plan,
+        plan=None if overlays or overrides else before.plan,
     )
     found = [*contradictions(config)]
     for find in recipe.hooks("contradictions"):
@@ -267,7 +252,7 @@ def with_seed(recipe: Recipe, seed: int) -> Recipe:
     return replace(recipe, config=config, overrides=(*recipe.overrides, f"debug.seed={seed}"))
 
 
-def to_yaml(recipe: Recipe, planned: Planned | None = None) -> str:
+def to_yaml(recipe: Recipe, plan: dict | None = None) -> str:
     """Write the fully resolved recipe: every key of every section. It loads by path to an equal
     recipe."""
     sections = asdict(recipe.config)
@@ -276,7 +261,7 @@ def to_yaml(recipe: Recipe, planned: Planned | None = None) -> str:
         base=recipe.base,
         overlays=list(recipe.overlays),
         overrides=list(recipe.overrides),
-        plan=planned,
+        plan=plan,
     )
     named = {"name": recipe.name, "description": recipe.description}
     return dump(named | sections | {"resolved": resolved.model_dump()})

@@ -17,7 +17,7 @@ from experiments.jobs.screen import describe, display
 from experiments.records import files
 from experiments.records.files import dated_folder, new_folder
 from experiments.records.run import LOG, METRICS, PROOF, TIMING, Window
-from experiments.training.machine import Finding, less_memory, others
+from experiments.training.machine import Finding, less_memory
 from experiments.training.plan import Plan
 from experiments.training.proof import ProofError
 from experiments.training.run_directory import RunDirectory
@@ -51,6 +51,12 @@ def run(
     return end.code
 
 
+def new_directory(plan: Plan) -> Path:
+    """Make the folder of a run that was not told where to go, laid out as a study's."""
+    folder = new_folder(dated_folder(plan.recipe.name))
+    return folder / plan.recipe.name / f"seed{plan.config.debug.seed}"
+
+
 def train(
     plan: Plan,
     token_file: TokenFile,
@@ -62,23 +68,18 @@ def train(
     """Train in this process, and write the records, if there is a directory for them; what was
     found before (`findings`) goes into the log."""
     plan.config.job.dump_folder = str(out)  # where torchtitan writes
-    log = out / LOG if directory else None
     try:
-        with display(plan.recipe.name, plan.config.training.steps, log) as move_bar:
+        with display(
+            plan.recipe.name, plan.config.training.steps, out / LOG if directory else None
+        ) as move_bar:
             for topic, finding in findings:
-                logging.getLogger().info(f"{topic}: {finding}")
+                logging.info(f"{topic}: {finding}")
             end = _train(plan, token_file, directory, move_bar, stop)
     except OSError as error:  # log.txt cannot be opened
         end = End("failed", f"{error.filename}: {error.strerror}", FAILED)
     if directory:
         _finish(directory, end)
     return end
-
-
-def new_directory(plan: Plan) -> Path:
-    """Make the folder of a run that was not told where to go, laid out as a study's."""
-    folder = new_folder(dated_folder(plan.recipe.name))
-    return folder / plan.recipe.name / f"seed{plan.config.debug.seed}"
 
 
 def _train(plan: Plan, token_file: TokenFile, directory, move_bar, stop: Stop) -> End:
@@ -91,14 +92,12 @@ def _train(plan: Plan, token_file: TokenFile, directory, move_bar, stop: Stop) -
         trainer.train()
     except (Exception, KeyboardInterrupt) as error:
         end = _end(error, plan, stop)
-    finally:
-        if trainer:
-            with only_logged("could not close the run cleanly"):
-                if directory:
-                    directory.manifest.notes = trainer.notes()
-                trainer.close()
-    if end.error:
-        logging.getLogger().error(end.error)
+        logging.error(end.error)
+    if trainer:
+        with only_logged("could not close the run cleanly"):
+            if directory:
+                directory.manifest.notes = trainer.notes()
+            trainer.close()
     return end
 
 
@@ -108,20 +107,17 @@ def _end(error: BaseException, plan: Plan, stop: Stop) -> End:
         case Interrupted():
             return End("interrupted", str(error), error.code, together=True)
         case KeyboardInterrupt():
-            sentence = f"stopped by {stop.why} before the end of a step"
-            return End("interrupted", sentence, stop.code)
+            return End("interrupted", f"stopped by {stop.why} before the end of a step", stop.code)
         case Diverged():
             return End("diverged", str(error), DIVERGED, together=True)
         case InputError():
             return End("failed", str(error), BAD_INPUT)
         case ProofError():
             return End("failed", str(error), FAILED)
-    logging.getLogger().error("the run failed", exc_info=error)
+    logging.error("the run failed", exc_info=error)
     sentence = f"{type(error).__name__}: {error}".splitlines()[0]
     if isinstance(error, torch.OutOfMemoryError):
-        free, _ = torch.cuda.mem_get_info()
-        held = others(free + torch.cuda.memory_reserved())
-        sentence = f"the GPU is out of memory{held}: {less_memory(plan.config)}"
+        sentence = f"the GPU is out of memory: {less_memory(plan.config)}"
     return End("failed", sentence, FAILED)
 
 
@@ -146,15 +142,13 @@ def _listen(trainer: Trainer, directory: RunDirectory, move_bar) -> None:
 
 def _finish(directory: RunDirectory, end: End) -> None:
     """Put the end on record and on the screen."""
-    out = directory.path
+    line = f"{end.status}: {directory.path}"
+    if end.error:
+        line += f" ({end.error})"
     try:
         directory.finish(end.status, end.error)
     except OSError as error:  # a full disk: what was written before stays as it is
-        lost = f"the end of the run ({end.status}) is not on record"
-        print(f"{out}: {error.strerror}: {lost}", file=sys.stderr)
-    line = f"{end.status}: {out}"
-    if end.error:
-        line += f" ({end.error})"
+        print(f"{line}: not on record: {error.strerror}", file=sys.stderr)
     Console(soft_wrap=True, highlight=False).print(escape(line))
 
 
@@ -164,4 +158,4 @@ def only_logged(sentence: str):
     try:
         yield
     except Exception:
-        logging.getLogger().warning(sentence, exc_info=True)
+        logging.warning(sentence, exc_info=True)

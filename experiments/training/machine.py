@@ -5,7 +5,6 @@
 
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from sysconfig import get_paths
@@ -36,11 +35,10 @@ Finding = tuple[str, str]  # topic, and a sentence for people
 
 def check_here(plan: Plan) -> list[Finding]:
     """Check what this machine must have for a run."""
-    config = plan.config
     check_driver()
     check_units(plan)
     here = f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
-    slow = slow_attention(config)
+    slow = slow_attention(plan.config)
     if slow:
         here += f"; {slow}"
     return [("device", here), ("memory", _check_memory(plan))]
@@ -48,46 +46,35 @@ def check_here(plan: Plan) -> list[Finding]:
 
 def check_units(plan: Plan) -> None:
     """Check that this machine can compute what a plan asks for, however large it is."""
+    config, compiler = plan.config, os.environ.get("CC", "gcc").split(" ")[0]
     if device.TYPE == "cpu":
-        _check_cpu(plan.config)
-        return
-    if plan.fp8.layers and not plan.fp8.emulated:
+        cudnn, snapshot = config.model.attention_backend == "cudnn", config.profiling
+        needs_gpu = {
+            "model.attention_backend": (cudnn, "auto, flash or math"),
+            "comm.nccl_max_ctas": (config.comm.nccl_max_ctas, "null"),
+            "profiling.enable_memory_snapshot": (snapshot.enable_memory_snapshot, "false"),
+        }
+        refuse(needs_gpu, "a GPU:")
+        compiler = os.environ.get("CXX", "g++").split(" ")[0]
+    elif plan.fp8.layers and not plan.fp8.emulated:
         device.check_fp8_units()
-    if plan.config.compile.enable:
-        _check_c_compiler()
+    if config.compile.enable:
+        _check_compiler(compiler)
 
 
-def _check_c_compiler() -> None:
-    """Check what Triton compiles its launchers with: a C compiler and Python's headers."""
-    compiler = os.environ.get("CC", "").split(" ")[0]
-    if not any(shutil.which(name) for name in ([compiler] if compiler else ["gcc", "clang"])):
-        missing, debian, rhel = f"no C compiler ({compiler or 'gcc'})", "gcc", "gcc"
-    elif not Path(get_paths("posix_prefix")["include"], "Python.h").exists():
-        missing, rhel = "no Python.h", "python3-devel"
-        debian = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
-    else:
-        return
-    raise InputError(
-        f"compiled kernels need a C compiler and Python's headers, and there is {missing} here: "
-        f"install it (Debian, Ubuntu: apt install {debian}; RHEL, Fedora: dnf install {rhel}), or "
-        "run the recipe `baseline`, which is not compiled"
-    )
-
-
-def _check_cpu(config) -> None:
-    cudnn, snapshot = config.model.attention_backend == "cudnn", config.profiling
-    needs_gpu = {
-        "model.attention_backend": (cudnn, "auto, flash or math"),
-        "comm.nccl_max_ctas": (config.comm.nccl_max_ctas, "null"),
-        "profiling.enable_memory_snapshot": (snapshot.enable_memory_snapshot, "false"),
-    }
-    refuse(needs_gpu, "a GPU:")
-    compiler = os.environ.get("CXX", "g++").split(" ")[0]
-    if config.compile.enable and not shutil.which(compiler):
+def _check_compiler(compiler: str) -> None:
+    """Check what inductor compiles with: on a CPU a C++ compiler; on a GPU Triton's launchers take
+    a C compiler and Python's headers."""
+    missing, headers = None, Path(get_paths("posix_prefix")["include"], "Python.h")
+    if not shutil.which(compiler) and not (compiler == "gcc" and shutil.which("clang")):
+        missing = f"the compiler `{compiler}`"
+    elif device.TYPE == "cuda" and not headers.exists():
+        missing = "Python.h (package python3-dev or python3-devel)"
+    if missing:
         raise InputError(
-            f"a compiled model needs a C++ compiler on a CPU and `{compiler}` is not "
-            "there: install g++, point the environment variable CXX at another one, or run the "
-            "recipe `baseline`, which is not compiled"
+            f"a compiled model needs {missing}, which is not here: install it, name another "
+            "compiler in the environment variable CC (on a CPU: CXX), or run the recipe "
+            "`baseline`, which is not compiled"
         )
 
 
@@ -112,9 +99,10 @@ def slow_attention(config) -> str | None:
 
 def _check_memory(plan: Plan) -> str:
     """Compare the estimate with what each device has; an error only far beyond that."""
-    available = memory_of_each(plan.world_size)
-    held = ""
-    if device.TYPE == "cuda" and plan.world_size == 1:
+    available, held = device.memory_bytes(), ""
+    if device.TYPE == "cpu":
+        available /= plan.world_size  # which share it
+    elif plan.world_size == 1:
         available, _ = torch.cuda.mem_get_info()
         held = others(available)
     finding = memory_finding(plan.memory_needed, available) + held
@@ -126,13 +114,6 @@ def _check_memory(plan: Plan) -> str:
     if plan.memory_needed > available:
         finding += ": this will probably not fit"
     return finding
-
-
-def memory_of_each(processes: int) -> float:
-    """Return the bytes that each of some processes on this machine has; on a CPU they share it."""
-    if device.TYPE == "cpu":
-        return device.memory_bytes() / max(1, processes)
-    return device.memory_bytes()
 
 
 def others(free: float) -> str:

@@ -67,8 +67,8 @@ class Plan:
 
 def plan(recipe: recipes.Recipe) -> Plan:
     """Work out and check a recipe. Raises `InputError`."""
-    if recipe.planned:
-        return _as_planned(recipe, recipe.planned)
+    if recipe.plan:
+        return _read(recipe)
     config, training = recipe.config, recipe.config.training
     with torch.device("meta"):  # modules by name, no weights
         model = build(config)
@@ -123,29 +123,21 @@ _NUMBERS = ("parameters", "flops_per_token", "passes", "world_size", "shards", "
 
 def to_yaml(planned: Plan, token_file: "TokenFile") -> str:
     """Write a run's recipe.yaml."""
+    fp8 = {"layers": sorted(planned.fp8.layers), "flops_per_token": planned.fp8.flops_per_token}
     numbers = {name: getattr(planned, name) for name in _NUMBERS}
-    found = recipes.Planned(
-        token_file=str(token_file.path),
-        fp8_layers=sorted(planned.fp8.layers),
-        fp8_flops_per_token=planned.fp8.flops_per_token,
-        **numbers,
-    )
+    found = {"token_file": str(token_file.path), "fp8": fp8, "numbers": numbers}
     return recipes.to_yaml(planned.recipe, found)
 
 
-def _as_planned(recipe: recipes.Recipe, found: recipes.Planned) -> Plan:
+def _read(recipe: recipes.Recipe) -> Plan:
     """Take what `to_yaml` wrote; only how FP8 matrices are multiplied is this machine's."""
     keys, fp8 = recipe.config.quantize.linear.float8, float8.Choice()
     if keys.recipe_name:
-        scaling = SCALINGS[keys.recipe_name]
-        fp8 = float8.Choice(
-            scaling=scaling,
-            layers=frozenset(found.fp8_layers),
-            matmul=fp8_matmul.choose(scaling, keys.emulate),
-            flops_per_token=found.fp8_flops_per_token,
-        )
-    numbers = {name: getattr(found, name) for name in _NUMBERS}
-    return Plan(recipe=recipe, args=model_args(recipe.config), fp8=fp8, **numbers)
+        found, scaling = recipe.plan["fp8"], SCALINGS[keys.recipe_name]
+        matmul = fp8_matmul.choose(scaling, keys.emulate)
+        layers, flops = frozenset(found["layers"]), found["flops_per_token"]
+        fp8 = float8.Choice(scaling, layers, matmul, flops)
+    return Plan(recipe, model_args(recipe.config), fp8, **recipe.plan["numbers"])
 
 
 # ---- data ----
@@ -158,9 +150,9 @@ def open_data(planned: Plan) -> tuple["TokenFile", str]:
     """
     from experiments.corpus import rows, tokens
 
-    found = planned.recipe.planned
-    if found and Path(found.token_file).exists():
-        token_file = tokens.TokenFile.open(Path(found.token_file))
+    found = planned.recipe.plan
+    if found and Path(found["token_file"]).exists():
+        token_file = tokens.TokenFile.open(Path(found["token_file"]))
     else:
         token_file = tokens.prepare(planned.config)
         rows.check_vocabulary(token_file, planned.args.vocab_size)

@@ -158,7 +158,7 @@ def test_what_triton_compiles_with_is_there(compiler, headers, missing, tmp_path
     if missing is None:
         machine.check_units(compiled)
         return
-    with pytest.raises(InputError, match=f"install .*{missing}"):
+    with pytest.raises(InputError, match=missing):
         machine.check_units(compiled)
 
 
