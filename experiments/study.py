@@ -41,7 +41,7 @@ from experiments.jobs.command import (
     leave,
     seeds,
 )
-from experiments.jobs.process import Process, check_gpus, from_environment, gpus
+from experiments.jobs.process import Process, check_environment, check_gpus, gpus
 from experiments.jobs.runner import Run, run_all
 from experiments.records import files
 from experiments.records.files import check_folder, dated_folder, lock_folder, new_folder
@@ -104,10 +104,7 @@ def _command_line() -> CommandLine:
 def _resolve(args: argparse.Namespace) -> tuple[Study, Path, bool]:
     """Make the study that the command line asks for, name its folder, and tell whether the study
     goes on with that folder."""
-    if from_environment("WORLD_SIZE", 1) > 1:
-        raise InputError(
-            "WORLD_SIZE is set, as under torchrun: unset it, or start one study without torchrun"
-        )
+    check_environment()
     # os.path, which takes names of any length: an override may have more than 255 characters
     unfinished = [name for name in args.names if os.path.exists(os.path.join(name, STUDY_FILE))]
     if unfinished:

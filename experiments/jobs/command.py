@@ -7,7 +7,6 @@ import ctypes
 import errno
 import io
 import logging
-import math
 import os
 import signal
 import sys
@@ -65,12 +64,11 @@ class CommandLine(argparse.ArgumentParser):
 def seeds(text: str) -> list[int]:
     """Read `--seeds`: how many of them, from 0; or a list, which has a comma. Raises
     ArgumentTypeError."""
-    words = text.removesuffix(",").split(",")
-    if all(word.strip().isdecimal() for word in words):
-        given = [int(word) for word in words]
-        if "," in text:
+    with suppress(ValueError):
+        given = [int(word) for word in text.removesuffix(",").split(",")]
+        if "," in text and all(0 <= seed < 10**18 for seed in given):
             return given
-        if 0 < given[0] <= 100:
+        if "," not in text and 0 < given[0] <= 100:
             return list(range(given[0]))
     raise argparse.ArgumentTypeError(
         "expected a number of seeds from 1 to 100, as 3 for 0, 1 and 2; or a list with a comma, as "
@@ -103,9 +101,8 @@ class Stop:
 
     def __init__(self):
         self.deferred = False  # set once a step boundary will come that looks at `code`
-        self.why = ""
-        self._code = 0
-        self._interrupted_at = math.inf  # first Ctrl-C
+        self.code, self.why = 0, ""
+        self._asked_at = 0.0
 
     def listen(self) -> None:
         """Take over SIGINT, SIGTERM and SIGUSR1. Called first in a program, before there are other
@@ -113,52 +110,35 @@ class Stop:
         # SIGUSR1 is blocked, and a thread waits for it. Children inherit the block: a cluster may
         # signal every process of a job, and a compile worker would die of it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-        threading.Thread(target=self._await_usr1, daemon=True).start()
-        # a library's thread may be older than the block
-        signal.signal(signal.SIGUSR1, lambda *_: self._come_back())
-        signal.signal(signal.SIGINT, self._handle)
-        signal.signal(signal.SIGTERM, self._handle)
+        threading.Thread(target=_pass_on_usr1, daemon=True).start()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._handle)
         starter = os.environ.get(STARTER_PID)
         if starter:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if starter != str(os.getppid()):  # it has died since it started this process
                 sys.exit(FOR_GOOD)
 
-    @property
-    def code(self) -> int:
-        """0, or the exit code that was asked for."""
-        return self._code
-
-    def _ask(self, code: int, why: str) -> None:
-        """Note a request. The first wins: a cluster that wants a job to come back may send SIGTERM
-        after it."""
-        if not self._code:
-            self._code, self.why = code, why
-
-    def _await_usr1(self) -> None:
-        signal.sigwait({signal.SIGUSR1})
-        self._come_back()
-
-    def _come_back(self) -> None:
-        self._ask(COME_BACK, "SIGUSR1")
-        if not self.deferred:
-            _thread.interrupt_main()  # as SIGINT
-
     def _handle(self, number: int, frame) -> None:
-        at_once = number == signal.SIGINT and self._is_second_ctrl_c()
-        self._ask(FOR_GOOD, signal.Signals(number).name)
-        if at_once or not self.deferred:
-            self.deferred = True  # the next request must not disturb the end that this one begins
-            raise KeyboardInterrupt(self._code)
+        """Note a request. The first wins: a cluster that wants a job to come back may send SIGTERM
+        after it.
 
-    def _is_second_ctrl_c(self) -> bool:
-        """Whether the user insists. A study passes the first Ctrl-C on as SIGTERM, the second as
-        SIGINT; without one, what comes within a second is the same Ctrl-C by another way."""
-        if os.environ.get(STARTER_PID):
-            return self._code != 0
-        now = time.monotonic()
-        self._interrupted_at = min(self._interrupted_at, now)
-        return now - self._interrupted_at > 1
+        A second Ctrl-C does not wait for a step's end. A study passes it on as SIGINT; without a
+        study, what comes within a second is the same Ctrl-C by another way.
+        """
+        again = STARTER_PID in os.environ or time.monotonic() > self._asked_at + 1
+        insists = self.code and number == signal.SIGINT and again
+        if not self.code:
+            self.code = COME_BACK if number == signal.SIGUSR1 else FOR_GOOD
+            self.why, self._asked_at = signal.Signals(number).name, time.monotonic()
+        if insists or not self.deferred:
+            self.deferred = True  # the next request must not disturb the end that this one begins
+            raise KeyboardInterrupt(self.code)
+
+
+def _pass_on_usr1() -> None:
+    signal.sigwait({signal.SIGUSR1})
+    _thread.interrupt_main(signal.SIGUSR1)
 
 
 # ---- its end ----

@@ -81,12 +81,12 @@ class Process:
                 os.killpg(self.child.pid, signal.SIGKILL)
 
     def last_words(self) -> str:
-        """Return the last line that it wrote."""
+        """Return the last line that it wrote, or where to look."""
         with suppress(OSError):  # a full disk
-            text = self.log.read_text("utf-8", errors="replace")
-            lines = [line for line in text.splitlines() if line.strip()]
-            if lines and self.returncode != -signal.SIGKILL:  # which leaves no time for words
-                return lines[-1]
+            lines = self.log.read_text("utf-8", errors="replace").split("\n")
+            written = [line for line in lines if line.strip()]
+            if written and self.returncode != -signal.SIGKILL:  # which leaves no time for words
+                return written[-1]
         return f"see {self.log}"
 
 
@@ -129,9 +129,8 @@ def binding(place: int, gpu: str | None, sysfs: Path = Path("/sys")) -> list[str
     nodes = sorted(int(cores.parent.name[4:]) for cores in lists if cores.read_text().strip())
     if len(nodes) < 2:
         return []
-    node = _nearest(gpu, sysfs)
-    if node not in nodes:
-        node = nodes[place % len(nodes)]
+    nearest = _nearest(gpu, sysfs)
+    node = nearest if nearest in nodes else nodes[place % len(nodes)]
     command = ["numactl", f"--cpunodebind={node}", f"--membind={node}"]
     # A container may own only some nodes, or forbid any choice: then nothing starts with numactl
     permitted = subprocess.run([*command, "true"], capture_output=True).returncode == 0
@@ -152,12 +151,12 @@ def _nearest(gpu: str, sysfs: Path) -> int | None:
 # ---- variables of whatever started this process ----
 
 
-def check_environment(config) -> None:
-    """Check that this process is the only one of its run. Raises `InputError`."""
+def check_environment(config=None) -> None:
+    """Check that this process is the only one of its run or study. Raises `InputError`."""
     if from_environment("WORLD_SIZE", 1) > 1:
         raise InputError(
-            "WORLD_SIZE is set, as under torchrun, and the recipe is of one process: unset it, or "
-            "start it without torchrun"
+            "WORLD_SIZE is set, as under torchrun, and this takes one process: unset it, or start "
+            "this without torchrun"
         )
 
 

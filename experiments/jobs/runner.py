@@ -9,7 +9,6 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,9 +18,9 @@ from rich.progress import Progress
 from experiments.jobs import process
 from experiments.jobs.command import BAD_INPUT, COME_BACK, COMPLETED, DIVERGED, FOR_GOOD, Stop
 from experiments.jobs.process import Place, Process
-from experiments.jobs.screen import Line, describe, progress_bars, steady_rate
-from experiments.records.files import RecordError, last_window, write_whole
-from experiments.records.run import LOG, RECIPE, Window
+from experiments.jobs.screen import Line, progress_bars
+from experiments.records.files import last_window, write_whole
+from experiments.records.run import LOG, RECIPE
 
 # Variables of cache folders, but for those that the user has set. This is looked at before torch is
 # imported, which sets one by itself.
@@ -55,16 +54,16 @@ def run_all(runs: list[Run], console: Console, stop: Stop) -> list[int]:
     """
     stop.deferred = True
     with progress_bars(console, console.is_terminal) as bars:
-        jobs = _Jobs(bars, stop)
+        jobs = _Jobs(runs, bars, stop)
         try:
-            jobs.work(list(runs))
+            jobs.work()
         finally:  # whatever ends the work ends the runs too
             jobs.send(signal.SIGTERM)
             stop.deferred = False
-    return jobs.codes + [COME_BACK] * (len(runs) - len(jobs.codes))
+    return jobs.codes + [COME_BACK] * len(jobs.waiting)
 
 
-class _Started:
+class _Job:
     """A run that was started on some GPUs; what it prints is in its log."""
 
     def __init__(self, run: Run, line: Line, places: list[Place]):
@@ -72,91 +71,84 @@ class _Started:
         self.run, self.line, self.places = run, line, places
         run.directory.mkdir(parents=True, exist_ok=True)
         write_whole(run.directory / RECIPE, run.recipe)
-        self.earlier = last_window(run.directory)  # that was there before
+        self.shown = last_window(run.directory)
         self.caches = tempfile.TemporaryDirectory(
             prefix="compile-cache-", ignore_cleanup_errors=True
         )
         folders = {}
         if run.compiles_anew:
             folders = {name: f"{self.caches.name}/{name}" for name in COMPILE_CACHES}
-        arguments = [COMMAND, str(run.directory)]
-        self.process = run.start(arguments, run.directory / LOG, places, folders)
+        command = [COMMAND, str(run.directory)]
+        self.process = run.start(command, run.directory / LOG, places, folders)
         names = ", ".join(gpu for _, gpu in places if gpu)
         line.say(f"started on GPU {names}" if names else "started")
 
+    def look(self) -> int | None:
+        """Show how far the run is, and how it ended; returns the exit code once it has."""
+        code = self.process.poll()  # first: no line is written after that
+        window = last_window(self.run.directory)
+        if window and window != self.shown:
+            self.shown = window
+            self.line.show(window)
+        if code is None:
+            return None
+        self.caches.cleanup()
+        outcome = ENDS.get(code, "failed")
+        if code < 0:
+            outcome = f"killed by {signal.Signals(-code).name}"
+        if window and code != BAD_INPUT:  # then the directory may hold another run
+            outcome += f" at step {window.step}"
+        why = self.process.last_words() if code else ""
+        self.line.end(self.process.culprit + outcome, why)
+        return code
+
 
 class _Jobs:
-    """The runs that run, the free GPUs, and the exit codes of the runs that have ended."""
+    """The runs that wait and those that run, the free GPUs, and the exit codes of the others."""
 
-    def __init__(self, bars: Progress, stop: Stop):
-        self.bars, self.stop = bars, stop
-        self.running: list[_Started] = []
+    def __init__(self, runs: list[Run], bars: Progress, stop: Stop):
+        self.waiting, self.bars, self.stop = list(runs), bars, stop
+        self.running: list[_Job] = []
         self.free = list(enumerate(process.gpus()))
         self.places = len(self.free)
         self.codes: list[int] = []
 
-    def work(self, waiting: list[Run]) -> None:
+    def work(self) -> None:
         """Start runs as GPUs become free, pass a request to stop on, and note how runs end."""
-        passed_on = False
-        while self.running or self._starts_more(waiting):
+        asked = False
+        while self.running or (self.waiting and not self.stop.code):
             try:
-                self._start_waiting(waiting)
+                while self.waiting and not self.stop.code and self._start_next():
+                    pass
                 time.sleep(0.2)
-                if self.stop.code and not passed_on:
-                    passed_on = True
+                if self.stop.code and not asked:
+                    asked = True
                     self.send(signal.SIGUSR1 if self.stop.code == COME_BACK else signal.SIGTERM)
-                for started in list(self.running):
-                    self._look_at(started)
+                for job in list(self.running):
+                    code = job.look()
+                    if code is not None:
+                        self.running.remove(job)
+                        self.free = sorted(self.free + job.places)
+                        self.codes.append(code)
             except KeyboardInterrupt:  # a second Ctrl-C: runs do not wait for a step's end either
                 self.send(signal.SIGINT)
 
     def send(self, request: signal.Signals) -> None:
-        for started in self.running:
-            started.process.send_signal(request)
+        for job in self.running:
+            job.process.send_signal(request)
 
-    def _starts_more(self, waiting: list[Run]) -> bool:
-        return bool(waiting) and not self.stop.code
-
-    def _start_waiting(self, waiting: list[Run]) -> None:
-        while self._starts_more(waiting):
-            count = min(waiting[0].gpus, self.places)  # without GPUs the machine is one, for all
-            if count > len(self.free):
-                return
-            run = waiting.pop(0)
-            line = Line(self.bars, run.title, run.steps)
-            try:
-                self.running.append(_Started(run, line, self.free[:count]))
-                del self.free[:count]
-            except OSError as error:  # a full disk; the next run may find room
-                line.end("failed", f"{error.filename}: {error.strerror}")
-                self.codes.append(BAD_INPUT)
-
-    def _look_at(self, started: _Started) -> None:
-        """Show how far a run is, or note that it has ended."""
-        ended = started.process.poll() is not None  # first: no line is written after that
-        window = last_window(started.run.directory)
-        moved = window and window != started.earlier
-        if moved:
-            started.line.move(window)
-        if ended:
-            self._note_end(started, window)
-        elif moved:
-            started.line.mention(window)
-
-    def _note_end(self, started: _Started, window: Window | None) -> None:
-        """Say how a run ended, with its steady rate, and free its GPUs."""
-        started.caches.cleanup()
-        self.running.remove(started)
-        self.free = sorted(self.free + started.places)
-        code = started.process.returncode
-        self.codes.append(code)
-        outcome = ENDS.get(code, "failed")
-        if code < 0:
-            outcome = f"killed by {signal.Signals(-code).name}"
-        outcome = started.process.culprit + outcome
-        if window and code != BAD_INPUT:  # then the directory may hold another run
-            rate = None
-            with suppress(RecordError):
-                rate = steady_rate(started.run.directory)
-            outcome += f" at step {window.step}, {describe(window, rate)}"
-        started.line.end(outcome, started.process.last_words() if code else "")
+    def _start_next(self) -> bool:
+        """Start the run whose turn it is; False if there are too few free GPUs."""
+        run = self.waiting[0]
+        count = min(run.gpus, self.places)  # without GPUs the machine is one, for all
+        if count > len(self.free):
+            return False
+        self.waiting.pop(0)
+        line = Line(self.bars, run.title, run.steps)
+        try:
+            self.running.append(_Job(run, line, self.free[:count]))
+            del self.free[:count]
+        except OSError as error:  # a full disk; the next run may find room
+            line.end("failed", f"{error.filename}: {error.strerror}")
+            self.codes.append(BAD_INPUT)
+        return True

@@ -10,15 +10,11 @@ import pytest
 from rich.console import Console
 
 from analysis import report
-from analysis.runs import read_run
-from analysis.speed import tokens_per_s
 from experiments.jobs import runner, screen
 from experiments.jobs.command import BAD_INPUT, Stop
 from experiments.jobs.runner import Run, run_all
-from experiments.jobs.screen import steady_rate, time_left
 from experiments.records.files import read
-from experiments.records.run import Manifest, Window
-from tests.make_runs import change_lines, metrics_lines, write_run
+from experiments.records.run import Manifest
 from tests.runs import run_study
 
 NAMES = ["baseline", "baseline_compiled"]
@@ -53,7 +49,7 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
     assert "baseline seed 0: failed: error: no compiler" in printed
     line = r"baseline_compiled seed 0: step \d+ of 90, loss [\d.]+  [\d,]+ tokens/s, 0:00:\d+ left"
     assert re.search(line, printed), printed
-    assert "baseline_compiled seed 0: completed at step 90, loss " in printed
+    assert "baseline_compiled seed 0: completed at step 90" in printed
     assert printed.rindex("started on GPU") < printed.index("completed at step")
 
     monkeypatch.delenv("FAILING")
@@ -70,21 +66,3 @@ def test_a_run_that_cannot_start_stops_no_other(tmp_path, capsys):
     run = Run("a", tmp_path / "file/run", "", 9)
     assert run_all([run, run], Console(width=200), Stop()) == [BAD_INPUT] * 2
     assert capsys.readouterr().out.count(f"a: failed: {tmp_path}/file/run: Not a directory") == 2
-
-
-def test_nothing_is_said_of_the_time_left_by_steps_that_are_not_steady():
-    first, *_, last = map(Window.model_validate, metrics_lines(last=90, window=30))
-    assert time_left(last, 91) == ", 0:00:00 left" and time_left(first, 90) == ", 0:00:06 left"
-    alone = {"step": 1, "step_s": [60.0], "losses": [8.0], "not_steady": [1]}
-    assert not time_left(first.model_copy(update=alone), 90)
-
-
-def test_the_rate_of_a_run_that_ends_is_the_tables(tmp_path):
-    run = write_run(tmp_path / "baseline/seed0")
-    change_lines(
-        tmp_path,
-        "baseline/seed",
-        lambda line, _: {"step_s": [1.0 * line["step"]], "tokens_per_s": 100 / line["step"]},
-        [0],
-    )
-    assert steady_rate(run) == pytest.approx(tokens_per_s(read_run(run)))

@@ -66,7 +66,7 @@ def test_a_run_that_is_stopped_in_every_way_is_one_that_is_not(tmp_path, train, 
     keys = ["training.steps=12", "metrics.log_freq=3", "checkpoint.enable=true"]
     keys += ["checkpoint.interval=4", "checkpoint.keep_latest_k=2", "checkpoint.async_mode=async"]
 
-    before_step(1, lambda trainer: trainer.stop._ask(COME_BACK, "SIGUSR1"))
+    before_step(1, lambda trainer: trainer.stop._handle(signal.SIGUSR1, None))
     assert train(*keys) == COME_BACK
     assert "step 1 by SIGUSR1, a checkpoint was saved" in manifest_of(out)["error"]
 
