@@ -62,13 +62,13 @@ def load(names: list[str]) -> Study:
     )
 
 
-def read(path: Path) -> Study:
-    """Read one file. Raises `InputError` with file and line."""
+def read(path: Path, kind: type[Study] = Study) -> Study:
+    """Read one file as a study of a `kind`. Raises `InputError` with file and line."""
     keys, origins = read_file(path)
     try:
-        study = Study.model_validate(keys)
+        study = kind.model_validate(keys)
     except ValidationError as error:
-        raise mistakes(error, origins, list(Study.model_fields), {}) from error
+        raise mistakes(error, origins, list(kind.model_fields), {}) from error
     known = recipes.paths()
     for name in study.recipes:
         if name not in known:  # also a path: each recipe has a folder of its name

@@ -1,83 +1,64 @@
 """The cells of a sweep: a study for each combination of the values of some keys."""
 
-from collections import Counter
-from itertools import combinations, product
+from itertools import product
+from math import gcd
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
-from experiments.config import recipes
-from experiments.config.recipes import files
-from experiments.config.yaml_with_origins import flat, mistakes, read_file, read_override
-from experiments.records.run import Record, Seed
+from experiments.config import recipes, studies
+from experiments.config.yaml_with_origins import flat, read_override
 from models.errors import InputError
 
 HERE = Path(__file__).resolve().parent
-FILE, CELLS = "sweep.yaml", "cells.json"
-Values = Annotated[list[int | str], Field(min_length=1)]
+FILE = "sweep.yaml"
+OBSTACLE = "does_not_fit.txt"  # in a cell's folder: what the cell needs of what there is
+Values = dict[str, int | str]  # of a cell, by axis
 
 
-class Cell(NamedTuple):
-    """One value of each axis."""
+class Sweep(studies.Study):
+    """sweep.yaml: a study, and `axes`: the values of some keys of its recipes."""
 
-    name: str  # of its folder
-    values: dict[str, int | str]
-
-    @property
-    def overrides(self) -> list[str]:
-        return [f"{key}={value}" for key, value in self.values.items()]
-
-
-class Fit(Record):
-    """The memory in bytes that a cell needs and has, and why it cannot run."""
-
-    needed: float
-    available: float
-    obstacle: str | None = None
-
-
-class Fits(Record):
-    """cells.json: the cells by name."""
-
-    cells: dict[str, Fit]
-
-
-class Sweep(BaseModel):
-    """sweep.yaml: a study's keys, and `axes`: the values of some keys of its recipes."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    description: str
-    recipes: list[str] = Field(min_length=1)
-    seeds: list[Seed] = Field(min_length=1)
-    overlays: list[str] = []
-    overrides: list[str] = []
-    axes: dict[str, Values] = Field(min_length=1)
+    axes: dict[str, Annotated[list[int | str], Field(min_length=1)]]
 
     @field_validator("axes", mode="before")
     @classmethod
     def _flat(cls, axes: dict) -> dict:
         return dict(flat(axes)) if isinstance(axes, dict) else axes
 
-    def cells(self) -> list[Cell]:
-        """List the cells in the order of the axes' values."""
-        cells = []
-        for values in product(*(dict.fromkeys(axis) for axis in self.axes.values())):
-            cell = dict(zip(self.axes, values, strict=True))
-            cells.append(Cell("_".join(f"{last(key)}-{cell[key]}" for key in cell), cell))
-        return cells
-
     def override(self, overrides: list[str]) -> None:
-        """Take what a command line sets. A key that it sets is no axis any more.
-
-        Raises `InputError` if none is left.
-        """
+        """Take what a command line sets. A key that it sets is no axis any more."""
         given = [key for override in overrides for key in read_override(override).origins]
         self.overrides = self.overrides + overrides
         self.axes = {key: values for key, values in self.axes.items() if key not in given}
-        if not self.axes:
-            raise InputError("no axis is left: leave one out of the command line, or run a study")
+
+    def cells(self) -> dict[str, Values]:
+        """List the values of each cell, in the order of the axes, by the name of its folder."""
+        combinations = product(*self.axes.values())
+        cells = [dict(zip(self.axes, values, strict=True)) for values in combinations]
+        return {self.name(values): values for values in cells}
+
+    def name(self, values: Values) -> str:
+        """Name a cell."""
+        return "_".join(f"{last(key)}-{values[key]}" for key in self.axes)
+
+    def studies(self) -> dict[str, studies.Study]:
+        """Make the study of each cell.
+
+        They are in a space-filling order, by steps of the golden section, so that a sweep that is
+        stopped early has covered every axis.
+        """
+        cells, made = [*self.cells().items()], {}
+        step = round(0.618 * len(cells))
+        while gcd(step, len(cells)) > 1:
+            step += 1
+        for place in range(len(cells)):
+            name, values = cells[place * step % len(cells)]
+            overrides = [f"{key}={value}" for key, value in values.items()]
+            keys = self.model_dump(exclude={"axes"})
+            made[name] = studies.Study(**keys | {"overrides": self.overrides + overrides})
+        return made
 
 
 def last(key: str) -> str:
@@ -85,36 +66,10 @@ def last(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def in_order(cells: list[Cell]) -> list[Cell]:
-    """Order cells so that every beginning covers the axes evenly.
-
-    The next cell is the one whose values, and then whose pairs of values, were there least often.
-    """
-    left, order, seen = list(cells), [], Counter()
-
-    def often(cell: Cell) -> list[int]:
-        values = cell.values.items()
-        return [sum(seen[group] for group in combinations(values, size)) for size in (1, 2)]
-
-    while left:
-        cell = min(left, key=often)
-        left.remove(cell)
-        order.append(cell)
-        for size in (1, 2):
-            seen.update(combinations(cell.values.items(), size))
-    return order
-
-
 def load(name: str) -> Sweep:
-    """Read the sweep of a name, or of an unfinished sweep's folder. Raises `InputError`."""
-    known = files(HERE / "sweeps")
-    path = Path(name) / FILE
-    if name in known:
-        path = known[name]
-    elif not path.exists():
+    """Read the sweep of a name, or of a started sweep's folder. Raises `InputError`."""
+    known = recipes.files(HERE / "sweeps")
+    path = known.get(name, Path(name) / FILE)
+    if not path.exists():
         raise InputError(recipes.unknown(f"sweep or folder with a {FILE}", name, known))
-    keys, origins = read_file(path)
-    try:
-        return Sweep.model_validate(keys)
-    except ValidationError as error:
-        raise mistakes(error, origins, list(Sweep.model_fields), {}) from error
+    return studies.read(path, Sweep)

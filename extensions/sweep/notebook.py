@@ -17,7 +17,7 @@
 import pandas as pd
 
 from extensions.sweep import report, tables
-from extensions.sweep.figure import heat_map
+from extensions.sweep.figure import speed_ups
 
 scaling = pd.DataFrame(tables.B200["scaling"])
 scaling.eval("efficiency = `tokens/s on 4` / `tokens/s on 1` / 4").round(3)
@@ -61,24 +61,17 @@ tables.lengths()
 # --seeds 3`.
 
 # %%
-measured = report.read(report.newest())
-print(report.answer(measured))
+cells = report.read(report.newest())
+print(*report.answer(cells), sep="\n")
 
 # %%
-fp8 = next(iter(measured.outcomes))
-heat_map(measured, "over bf16", fp8)
+speed_ups(cells)
 
 # %% [markdown]
-# Efficiency in the cells of several processes:
+# Every cell, with the answer of its study:
 
 # %%
-heat_map(measured, "efficiency", fp8)
-
-# %% [markdown]
-# Every cell:
+report.table(cells)
 
 # %%
-report.matrix(measured)
-
-# %%
-print(*report.notes(measured), sep="\n")
+print(*report.notes(cells), sep="\n")
