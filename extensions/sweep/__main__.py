@@ -91,12 +91,12 @@ def _resolve(args) -> tuple[Sweep, Path]:
 
 def _obstacle(study: Study, gpu: str | None) -> str:
     """Say how much memory a study lacks here, or on GPUs of a kind; empty if it fits."""
-    from experiments.training.machine import memory_of_each
     from experiments.training.plan import plan  # torch: seconds, not for a wrong name
+    from models import device
 
     plans = [plan(recipes.load(name, study.overlays, study.overrides)) for name in study.recipes]
     needed = max(planned.memory_needed for planned in plans)
-    available = GPUS[gpu].memory if gpu else memory_of_each(plans[0].world_size)
+    available = GPUS[gpu].memory if gpu else device.memory_bytes()
     return f"needs {memory_finding(needed, available)}" if needed > available else ""
 
 
