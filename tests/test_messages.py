@@ -47,7 +47,7 @@ def said(case: str) -> str:
     flavors = [flavor for each in architectures() for flavor in each.flavors]
     message = message.replace(", ".join(flavors), "FLAVORS")
     message = re.sub(r"of \d+ GiB", "of N GiB", message)
-    message = re.sub(r"\((ArrowInvalid|Exception): .*?\)(?=:)", r"(\1)", message)  # a library's
+    message = re.sub(r"\((ArrowInvalid|HFValidationError|Exception): .*?\)(?=:)", r"(\1)", message)  # a library's
     return f"{case}\nexit {code}\n{message.rstrip()}"
 
 

@@ -4,9 +4,9 @@ Hugging Face's hub."""
 import hashlib
 import os
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from experiments.config.keys import Config
@@ -21,45 +21,44 @@ Documents = Callable[[], Iterator[str]]
 """Gives the texts of a corpus, each time the same ones in the same order."""
 
 
-_digests: dict[tuple[int, ...], bytes] = {}  # by where a file is and when it was last written
-
-
 def open_corpus(config: Config) -> tuple[str, Documents]:
     """Find the corpus that `training.dataset` names, and a digest that identifies it; of the hub
     nothing is read yet.
 
     Raises `InputError` if it is not there, and `OSError` if its files cannot be read.
     """
-    name, column = config.training.dataset, config.data.text_column
+    name, data = config.training.dataset, config.data
+    column = data.text_column
     if name in STDLIB:
         files = _stdlib_files(with_tests=STDLIB[name])
         return digest_of(files), partial(_stdlib_documents, files)
     if name == "parquet":
         files = _parquet_files(config.training.dataset_path)
-        return f"{digest_of(files)}:{column}", partial(_parquet_documents, files, column)
-    if config.data.max_tokens is None:
+        source = {"data_files": [str(path) for path in files], "split": "train"}
+        return f"{digest_of(files)}:{column}", partial(_texts, name, column, source)
+    if data.max_tokens is None:
         raise InputError(
             f"training.dataset={name!r} is none of {', '.join(STDLIB)}, parquet, so it is streamed "
             "from Hugging Face: say with data.max_tokens how much of it to read"
         )
-    digest = ":".join(["hub", name, str(config.data.subset), config.data.split, column])
-    return digest, partial(_hub_documents, config)
+    source = {"name": data.subset, "split": data.split}
+    digest = ":".join(["hub", name, str(data.subset), data.split, column])
+    return digest, partial(_texts, name, column, source)
 
 
 def digest_of(files: list[Path]) -> str:
-    """Hash the files' contents, in their order, with blake2b; about a second per GB.
-
-    In one process a file is read once, until it changes: recipes of a study share their data.
-    """
+    """Hash the files' contents, in their order, with blake2b; about a second per GB."""
     total = hashlib.blake2b(digest_size=16)
     for path in files:
         found = path.stat()
-        content = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-        if content not in _digests:
-            with open(path, "rb") as file:
-                _digests[content] = hashlib.file_digest(file, "blake2b").digest()
-        total.update(_digests[content])
+        total.update(_digest(path, found.st_size, found.st_mtime_ns))
     return total.hexdigest()
+
+
+@cache  # until the file changes: recipes of a study share their data
+def _digest(path: Path, size: int, changed_ns: int) -> bytes:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "blake2b").digest()
 
 
 # ---- the standard library ----
@@ -85,55 +84,40 @@ def _stdlib_documents(files: list[Path]) -> Iterator[str]:
         yield path.read_text(encoding="utf-8", errors="replace")
 
 
-# ---- parquet ----
+# ---- parquet files, and Hugging Face's hub ----
 
 
 def _parquet_files(given: str | None) -> list[Path]:
     """List the parquet file, or the folder's files by name."""
-    mend = "give a .parquet file or a folder of them"
-    if not given:
-        raise InputError(f"training.dataset=parquet needs training.dataset_path: {mend}")
-    path = Path(given)
+    path = Path(given or "")
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    if not files or not path.exists():
-        raise InputError(f"training.dataset_path={given}: no *.parquet file is there: {mend}")
+    if not given or not files or not path.exists():
+        raise InputError(
+            f"training.dataset_path={given}: no *.parquet file is there: give a .parquet file or a "
+            "folder of them"
+        )
     return files
 
 
-def _parquet_documents(files: list[Path], column: str) -> Iterator[str]:
-    import pyarrow.parquet
-
-    mend = "convert it anew, or take it out of training.dataset_path"
-    for path in files:  # all of them before the hours that encoding the first may take
-        with readable(f"{path} could not be read as parquet", mend):
-            _require_column(column, pyarrow.parquet.read_schema(path).names, str(path))
-    for path in files:
-        with (
-            readable(f"{path} could not be read as parquet with text in UTF-8", mend),
-            pyarrow.parquet.ParquetFile(path) as file,
-        ):
-            for batch in file.iter_batches(batch_size=1024, columns=[column]):
-                yield from _texts(batch.column(0).to_pylist(), column, str(path))
-
-
-# ---- Hugging Face's hub ----
-
-
-def _hub_documents(config: Config) -> Iterator[str]:
-    name, column, data = config.training.dataset, config.data.text_column, config.data
+def _texts(name: str, column: str, source: dict) -> Iterator[str]:
+    """Stream the texts of a column that are not empty; `source` is for `datasets.load_dataset`."""
     mend = (
-        "run `python -m experiments.data prepare ...` on a node with internet, "
-        "or use training.dataset=python_stdlib"
+        "give parquet files with text in UTF-8, or for a dataset of Hugging Face run `python -m "
+        "experiments.data prepare ...` on a node with internet"
     )
-    with readable(f"the dataset {name} could not be read from Hugging Face", mend):
+    with readable(f"training.dataset={name} could not be read", mend):
         import datasets
 
-        for row in datasets.load_dataset(name, data.subset, split=data.split, streaming=True):
-            _require_column(column, list(row), name)
-            yield from _texts([row[column]], column, name)
-
-
-# ---- columns of text ----
+        rows = datasets.load_dataset(name, streaming=True, **source)
+        columns = rows.column_names or [column]
+        if column not in columns:
+            raise InputError(f"data.text_column: {unknown('column of it', column, columns)}")
+        for row in rows.select_columns([column]):
+            text = row[column]
+            if not isinstance(text, str | None):
+                raise InputError(f"data.text_column: {column} does not hold text: name another")
+            if text:
+                yield text
 
 
 @contextmanager
@@ -149,18 +133,3 @@ def readable(what: str, mend: str) -> Iterator[None]:
             raise
         reason = " ".join(str(error).split())
         raise InputError(f"{what} ({type(error).__name__}: {reason}): {mend}") from error
-
-
-def _require_column(wanted: str, names: list[str], where: str) -> None:
-    if wanted not in names:
-        raise InputError(f"data.text_column, in {where}: {unknown('column', wanted, names)}")
-
-
-def _texts(values: Iterable[str | None], column: str, where: str) -> Iterator[str]:
-    """Give the texts of a column that are not empty."""
-    for value in filter(None, values):
-        if not isinstance(value, str):
-            raise InputError(
-                f"column {column!r} of {where} does not hold text: set data.text_column to another"
-            )
-        yield value

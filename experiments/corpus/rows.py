@@ -36,9 +36,8 @@ class Rows(Dataset):
         self.is_padded = config.data.layout == "padded"
         if len(self) < 1:
             raise InputError(
-                f"{token_file.dataset} has {len(token_file.tokens):,} tokens, fewer than one row "
-                f"({self.seq_len + 1:,}): lower training.seq_len, raise data.max_tokens, or give a "
-                "larger corpus"
+                f"{token_file.dataset} has fewer tokens than one row: lower training.seq_len, "
+                "raise data.max_tokens, or give a larger corpus"
             )
 
     def __len__(self) -> int:
@@ -112,17 +111,13 @@ def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
 
 def describe(token_file: TokenFile, config: Config, processes: int = 1) -> str:
     """Say in a sentence what a run reads of a token file. Raises InputError if that is no row."""
-    rows, training = Rows(token_file, config), config.training
+    rows, training = len(Rows(token_file, config)), config.training
     batch = training.global_batch_size
     if batch < 0:  # torchtitan's default
         batch = training.local_batch_size * processes
     needed = training.steps * batch
-    tokenizer = config.model.hf_assets_path
-    vocabulary = f"of {tokenizer}" if tokenizer else "BPE trained on it"
     return (
-        f"{token_file.dataset}: {len(token_file.tokens):,} tokens in "
-        f"{len(token_file.documents) - 1:,} documents, "
-        f"vocabulary {token_file.vocab_size:,} ({vocabulary}), "
-        f"{len(rows):,} {config.data.layout} rows of {training.seq_len:,}; "
-        f"the run reads {needed:,} rows, {needed / len(rows):.1%} of them"
+        f"{token_file.dataset}: {len(token_file.tokens):,} tokens of {token_file.vocab_size:,}, "
+        f"{rows:,} {config.data.layout} rows of {training.seq_len:,}; "
+        f"the run reads {needed:,} rows, {needed / rows:.1%} of them"
     )

@@ -20,7 +20,6 @@ import itertools
 import json
 import logging
 import os
-import re
 import shutil
 from array import array
 from collections.abc import Callable, Iterator
@@ -43,8 +42,6 @@ FILES = ("tokens.bin", "documents.npy", "tokenizer.json", "meta.json")
 END_OF_TEXT_NAMES = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eot_id|>")
 BATCH_CHARACTERS = 4_000_000  # encoded at once: enough for every core, and takes about 0.5 GB
 BPE_BATCHES = 25  # the BPE learns from the corpus' beginning: more takes minutes, changes little
-# A path cannot be a hub name, which is `name` or `owner/name`.
-LOCAL_PATH = re.compile(r"[./~].*|.*\.json|.*/.*/.*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,13 +86,14 @@ def prepare(config: Config) -> TokenFile:
     content_hash = hashlib.blake2b(json.dumps(content).encode()).hexdigest()[:12]
     cache = Path(config.data.cache_dir)
     folder = cache / f"{dataset.replace('/', '--')}-{content_hash}"
+    if folder.exists():
+        return TokenFile.open(folder)
+    meta = {"dataset": dataset, "source_hash": digest}
     try:
-        if not folder.exists():
-            cache.mkdir(parents=True, exist_ok=True)
-            with lock_file(cache / f".{folder.name}.lock", wait=True):
-                if not folder.exists():
-                    meta = {"dataset": dataset, "source_hash": digest}
-                    _write(folder, meta, documents, load_tokenizer(documents), max_tokens)
+        cache.mkdir(parents=True, exist_ok=True)
+        with lock_file(cache / f".{folder.name}.lock", wait=True):
+            if not folder.exists():
+                _write(folder, meta, documents, load_tokenizer(documents), max_tokens)
     except OSError as error:
         raise InputError(
             f"data.cache_dir={cache}: {error.strerror or error}: "
@@ -122,7 +120,7 @@ def _write(
     partial.mkdir()
     try:
         meta |= _write_tokens(partial, documents, tokenizer, max_tokens)
-        (partial / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+        tokenizer.save(str(partial / "tokenizer.json"))
         (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
         (partial / "checksum").write_text(_checksum(partial))
         partial.rename(folder)
@@ -137,15 +135,11 @@ def _write_tokens(
     eos_id = end_of_text(tokenizer)
     vocab_size = max(tokenizer.get_vocab().values()) + 1  # foreign vocabularies may have holes
     dtype = np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
-    starts, length = array("q", [0]), 0
+    starts = array("q", [0])
     with open(folder / "tokens.bin", "wb") as tokens:
-        for ids, document_ends in encode(tokenizer, documents()):
-            length += len(ids)
-            tokens.write(np.array(ids, dtype).tobytes())
-            if document_ends and length:
-                tokens.write(dtype.type(eos_id).tobytes())
-                starts.append(starts[-1] + length + 1)
-                length = 0
+        for ids in encode(tokenizer, documents()):
+            tokens.write(np.array([*ids, eos_id], dtype).tobytes())
+            starts.append(starts[-1] + len(ids) + 1)
             if max_tokens is not None and starts[-1] >= max_tokens:
                 break
     if len(starts) == 1:
@@ -163,26 +157,23 @@ def open_tokenizer(config: Config) -> tuple[str, Callable[[Documents], Tokenizer
     """Give the tokenizer's identity, which enters the token file's hash, and a function that loads
     it for a corpus.
 
-    A tokenizer of the hub is identified by its name. Raises `InputError` if it is a local file that
-    is not there.
+    A tokenizer of the hub is identified by its name.
     """
     given, vocab_size = config.model.hf_assets_path, config.data.bpe_vocab_size
-    path = Path(given)
     if not given:
         return f"bpe:{vocab_size}", lambda documents: _train_bpe(documents(), vocab_size)
-    if not path.exists() and not LOCAL_PATH.fullmatch(given):
+    path = Path(given)
+    if not path.exists():
         return f"hub:{given}", lambda _: _read(Tokenizer.from_pretrained, given)
     file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise InputError(
-            f"model.hf_assets_path={given}: {file} does not exist; give a tokenizer.json, a folder "
-            'with one, a name on Hugging Face, or "" to train a BPE on the corpus'
-        )
     return digest_of([file]), lambda _: _read(Tokenizer.from_file, str(file))
 
 
 def _read(load: Callable[[str], Tokenizer], given: str) -> Tokenizer:
-    mend = "give a tokenizer.json of the `tokenizers` library, or fetch it on a node with internet"
+    mend = (
+        "give a tokenizer.json of the `tokenizers` library, a folder with one, or a name on "
+        'Hugging Face, which needs internet; "" trains a BPE on the corpus'
+    )
     with readable(f"model.hf_assets_path={given} could not be read", mend):
         return load(given)
 
@@ -198,8 +189,7 @@ def _train_bpe(documents: Iterator[str], vocab_size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    beginning = itertools.islice(_batches(documents), BPE_BATCHES)
-    tokenizer.train_from_iterator(map(_texts, beginning), trainer)
+    tokenizer.train_from_iterator(itertools.islice(_batches(documents), BPE_BATCHES), trainer)
     return tokenizer
 
 
@@ -214,38 +204,26 @@ def end_of_text(tokenizer: Tokenizer) -> int:
     )
 
 
-def encode(tokenizer: Tokenizer, documents: Iterator[str]) -> Iterator[tuple[list[int], bool]]:
-    """Give the token ids of pieces of documents, without specials such as end-of-text, and whether
-    a document ends with the piece."""
+def encode(tokenizer: Tokenizer, documents: Iterator[str]) -> Iterator[list[int]]:
+    """Give the token ids of each document that has any, without specials such as end-of-text."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True  # "</s>" in a document is text, not the document's end
     mend = "give another model.hf_assets_path, with a token for unknown words"
     for batch in _batches(documents):
         with readable("the tokenizer cannot encode the corpus", mend):
-            encodings = tokenizer.encode_batch_fast(_texts(batch), add_special_tokens=False)
-        for encoding, (_, document_ends) in zip(encodings, batch, strict=True):
-            yield encoding.ids, document_ends
+            encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+        yield from filter(None, (encoding.ids for encoding in encodings))
 
 
-def _texts(batch: list[tuple[str, bool]]) -> list[str]:
-    return [text for text, _ in batch]
-
-
-def _batches(documents: Iterator[str]) -> Iterator[list[tuple[str, bool]]]:
-    """Gather documents, long ones in pieces of a batch's size, and whether a document ends with the
-    piece.
-
-    The tokenizer takes 100 times a text's size in memory; a cut costs a token or two.
-    """
-    batch, room = [], BATCH_CHARACTERS
+def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
+    """Gather documents: the tokenizer takes 100 times a text's size in memory."""
+    batch, characters = [], 0
     for document in documents:
-        for start in range(0, len(document), BATCH_CHARACTERS):
-            piece = document[start : start + BATCH_CHARACTERS]
-            batch.append((piece, start + len(piece) == len(document)))
-            room -= len(piece)
-            if room <= 0:
-                yield batch
-                batch, room = [], BATCH_CHARACTERS
+        batch.append(document)
+        characters += len(document)
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
     if batch:
         yield batch
