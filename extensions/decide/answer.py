@@ -183,7 +183,7 @@ def measure(sizes: flops.Sizes, asked, answer: dict) -> dict:
     start += "".join(f" {scaling}_fp8_compiled" for scaling in SCALINGS)
     if asked.gpus > NODE:
         nodes = math.ceil(asked.gpus / NODE_OF_ALPS)
-        start = f"sbatch --nodes={nodes} launch/alps_multinode.sbatch RECIPE"
+        start = f"sbatch --nodes={nodes} extensions/sharded/alps_multinode.sbatch RECIPE"
     elif asked.gpus > 1:
         start += f" sharded.processes={asked.gpus}"
     overlay = "full_recompute" if answer["recompute"] == "full" else "no_recompute"

@@ -20,17 +20,23 @@ takes the exact sum to find it: no rule for mu does better.
 Exit codes: 0, or 2 for bad input.
 """
 
+import json
 import math
+from argparse import FileType
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
+from itertools import islice
+from tempfile import TemporaryDirectory
 
+from models import device  # before torchtitan: see there  # isort: skip
 import torch
+from torch.nn.functional import cross_entropy
 
-from experiments.benchmarks.small_run import batches, begin, check_file, loss_of, write_results
 from experiments.config import recipes
-from experiments.jobs.command import CommandLine, leave
-from experiments.training.plan import Plan, plan
+from experiments.corpus.rows import Loader
+from experiments.jobs.command import CommandLine, Stop, leave
+from experiments.training.plan import Plan, open_data, plan
+from experiments.training.trainer import Trainer, be_alone
 from extensions.fp8_lm.gradients import decode, encode
 
 RANKS = (2, 4, 8, 16, 32)
@@ -41,10 +47,9 @@ _LARGEST = torch.finfo(_E4M3).max
 
 def main(argv: list[str] | None = None) -> int:
     parser = CommandLine("extensions.fp8_lm", __doc__)
-    parser.add_argument("file", nargs="?", type=Path, help="write the results here, as JSON")
+    writable = FileType("w", encoding="utf-8")
+    parser.add_argument("file", nargs="?", type=writable, help="write the results here, as JSON")
     file = parser.parse_args(argv).file
-    if file:
-        check_file(file, "sums.json")
     gradients = real_gradients(plan(recipes.load("baseline", ["cpu"])))
     sums = []
     for ranks in RANKS:
@@ -52,7 +57,8 @@ def main(argv: list[str] | None = None) -> int:
             sums.append({"ranks": ranks, "how": how, "snr_db": decibels})
             print(f"{ranks:3} ranks, {how:7}{decibels:5.1f} dB", flush=True)
     if file:
-        write_results(file, sums=sums)
+        found = {"torch": torch.__version__, "device": device.name(), "sums": sums}
+        file.write(json.dumps(found, indent=1) + "\n")
     return 0
 
 
@@ -62,13 +68,17 @@ def real_gradients(planned: Plan) -> list[torch.Tensor]:
 
     They are in the dtype of the parameters, as FSDP2 gets them from the backward pass.
     """
-    trainer, token_file = begin(planned)
-    trainer.train()
-    trainer.close()
-    model, ranks, collected = trainer.model_parts[0], max(RANKS), []
-    planned.config.debug.seed += 1  # other rows than it was trained on
-    for rank in range(ranks):
-        loss = loss_of(model, *next(batches(planned.config, token_file, ranks, rank)))
+    config, (token_file, _) = planned.config, open_data(planned)
+    be_alone()
+    with TemporaryDirectory() as config.job.dump_folder:
+        trainer = Trainer(planned, token_file, Stop())
+        trainer.train()
+        trainer.close()
+    model, collected = trainer.model_parts[0], []
+    config.debug.seed += 1  # other rows than it was trained on
+    for inputs, labels in islice(Loader(token_file, config), max(RANKS)):
+        logits = model(inputs["input"].to(device.TYPE)).flatten(0, 1)
+        loss = cross_entropy(logits.float(), labels.to(device.TYPE).flatten())
         gradients = torch.autograd.grad(loss, [*model.parameters()])
         collected.append([gradient.flatten() for gradient in gradients])
     return [torch.stack(of_ranks) for of_ranks in zip(*collected, strict=True)]

@@ -199,7 +199,6 @@ def _require(*names: str) -> None:
     if missing:
         raise InputError(
             f"the environment variable {given[0]} is set and {missing[0]} is not: start several "
-            "processes with sharded.processes=N, torchrun, or srun after `export "
-            "MASTER_ADDR=$(hostname) MASTER_PORT=…` as in extensions/sharded/launch; for one "
-            f"process unset {given[0]}"
+            "processes with sharded.processes=N, torchrun, or extensions/sharded/alps_multinode."
+            f"sbatch; for one process unset {given[0]}"
         )

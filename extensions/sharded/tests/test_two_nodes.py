@@ -1,0 +1,41 @@
+"""One run over two nodes of a real Slurm, by CPU processes."""
+
+import pytest
+
+from experiments.records.files import read
+from experiments.records.run import Proof
+from tests import processes
+from tests.launch.jobs import manifest_of, on_slurm, slurm, steps_of, submit
+from tests.runs import TINY
+
+JOB = "extensions/sharded/alps_multinode.sbatch"
+STEPS = 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "word"),
+    [
+        (["-h"], 0, "NAME [--overlay O]"),
+        # without its number of processes the recipe for several GPUs would be refused
+        (["--dry-run", "tensorwise_fp8_allgather"], 2, "launch/alps_fp8.sbatch --dry-run"),
+    ],
+)
+def test_help_and_mistakes(arguments, code, word):
+    done = processes.run(["bash", JOB, *arguments], check=False)
+    assert done.returncode == code and word in done.stdout + done.stderr
+
+
+@on_slurm
+def test_two_nodes_stop_together_are_requeued_and_go_on(slurm_folder):
+    keys = [*TINY, "--overlay", "cpu", f"training.steps={STEPS}", "compile.enable=false"]
+    keys.append("checkpoint.enable=true")
+    job = submit(slurm_folder, "--ntasks-per-node=1", JOB, "tensorwise_fp8_allgather", *keys)
+    run = job.run("", "fp8-multinode")
+    job.until(lambda: len(steps_of(run)) > 2)
+    slurm("scancel", "--signal=USR1", job.number)
+    assert job.end() == "COMPLETED 0:0, 1 restarts", job.log()
+    first, last = manifest_of(run / "attempt1"), manifest_of(run)
+    assert (first.status, last.status, last.world_size) == ("interrupted", "completed", 2)
+    assert steps_of(run) == [*range(1, STEPS + 1)]
+    proof = read(run / "attempt1/proof.json", Proof)
+    assert proof.fp8_share_of_matmul_flops == pytest.approx(0.75)
