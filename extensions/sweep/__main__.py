@@ -55,8 +55,6 @@ def main(argv: list[str] | None = None) -> int:
                 write_whole(out / name / OBSTACLE, obstacles[name])
                 continue
             codes.append(_run(study, out / name, stop))
-            if stop.code:
-                return stop.code
     return _report(out) or int(any(codes))
 
 
@@ -106,13 +104,15 @@ def _run(study: Study, folder: Path, stop: Stop) -> int:
         write_whole(folder / STUDY_FILE, dump(study.model_dump()))
     listed = f"{','.join(map(str, study.seeds))},"
     command = [sys.executable, "-m", "experiments.study", str(folder), "--seeds", listed]
-    stop.deferred = True
     process = subprocess.Popen(command, env=os.environ | {STARTER_PID: str(os.getpid())})
-    while process.poll() is None and not stop.code:
-        time.sleep(0.1)
-    if stop.code:
+    try:
+        while process.poll() is None:
+            time.sleep(0.1)
+    except KeyboardInterrupt:  # of `Stop`
         process.send_signal(signal.SIGUSR1 if stop.code == COME_BACK else signal.SIGTERM)
-    return process.wait()
+        process.wait()
+        raise
+    return process.returncode
 
 
 def _report(out: Path) -> int:

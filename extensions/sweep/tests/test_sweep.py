@@ -2,12 +2,13 @@
 
 import json
 import shutil
+import signal
 
 import pytest
 
 from experiments.config import studies
 from experiments.config.yaml_with_origins import dump
-from experiments.jobs.command import COME_BACK
+from experiments.jobs.command import FOR_GOOD
 from extensions.sweep import __main__ as command
 from extensions.sweep import report, tables
 from extensions.sweep.cells import FILE, OBSTACLE, Sweep, load
@@ -78,24 +79,34 @@ def test_what_the_command_line_sets_is_no_axis_any_more():
 
 
 class Started:
-    """Stands in for the processes of studies: notes their commands, and how they end."""
+    """Stands in for the processes of studies: notes their commands and signals."""
 
-    commands: list[list[str]]
+    returncode, asked = 0, ()
 
     def __init__(self, command, env):
-        self.commands.append(command[3:])
+        noted.append(command[3:])
 
     def poll(self) -> int:
+        if self.asked:
+            raise KeyboardInterrupt(*self.asked)
         return 0
 
-    wait = poll
+    def send_signal(self, number) -> None:
+        noted.append(number)
+
+    def wait(self) -> None:
+        pass
+
+
+noted = []
 
 
 @pytest.fixture
 def started(monkeypatch):
-    monkeypatch.setattr(Started, "commands", [], raising=False)
+    noted.clear()
+    monkeypatch.setattr(command.Stop, "listen", lambda self: None)
     monkeypatch.setattr(command.subprocess, "Popen", Started)
-    return Started.commands
+    return noted
 
 
 def test_a_sweep_goes_on_in_its_folder_and_takes_more_seeds(tmp_path, started):
@@ -113,20 +124,20 @@ def test_a_sweep_goes_on_in_its_folder_and_takes_more_seeds(tmp_path, started):
 
 
 def test_a_sweep_that_is_asked_to_stop_ends(tmp_path, started, monkeypatch):
-    monkeypatch.setattr(command.Stop, "code", COME_BACK)
-    monkeypatch.setattr(Started, "send_signal", lambda *_: None, raising=False)
-    assert command.main(["cpu", "--out", str(tmp_path / "sweep")]) == COME_BACK
-    assert len(started) == 1
+    monkeypatch.setattr(Started, "asked", (FOR_GOOD,))
+    with pytest.raises(KeyboardInterrupt, match=str(FOR_GOOD)):
+        command.main(["cpu", "--out", str(tmp_path / "sweep")])
+    assert noted[1:] == [signal.SIGTERM]
 
 
-def test_a_dry_run_says_what_does_not_fit(capsys):
+def test_a_dry_run_says_what_does_not_fit(started, capsys):
     keys = ["model.flavor=llama3.1-8B", "training.seq_len=8192"]
     assert command.main(["b200_blog", *keys, "--dry-run", "--gpu", "rtx-4090"]) == 0
     assert "processes-1: needs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [["no_such"], ["cpu", "b200_blog"], ["cpu", "--gpu", "no_such"]])
-def test_bad_input_is_a_sentence(words):
+def test_bad_input_is_a_sentence(started, words):
     with pytest.raises(InputError):
         command.main(words)
 
