@@ -192,14 +192,16 @@ def steps_of(window: records.Window, spent: float) -> list[tuple]:
     Args:
         spent: seconds that earlier attempts took.
     """
-    tokens = window.tokens_per_step
+    steps = len(window.step_s)
+    tokens = window.tokens_per_s * sum(window.step_s) / steps
     useful = tokens * window.valid_tokens_per_s / window.tokens_per_s
-    rows = []
-    for step, wait in zip(window.steps(), window.data_wait_s, strict=True):
-        at_end = step.step == window.step
+    rows, first = [], window.step - steps + 1
+    measured = zip(window.losses, window.step_s, window.data_wait_s, strict=True)
+    for step, (loss, seconds, wait) in enumerate(measured, first):
+        at_end = step == window.step
         lr, elapsed = (window.lr, spent + window.elapsed_s) if at_end else (None, None)
         rows.append(
-            (step.step, step.steady, step.loss, step.seconds, wait, tokens, useful, lr, elapsed,
+            (step, step not in window.not_steady, loss, seconds, wait, tokens, useful, lr, elapsed,
              window.peak_memory_bytes)
         )  # fmt: skip
     return rows

@@ -47,7 +47,8 @@ def said(case: str) -> str:
     flavors = [flavor for each in architectures() for flavor in each.flavors]
     message = message.replace(", ".join(flavors), "FLAVORS")
     message = re.sub(r"of \d+ GiB", "of N GiB", message)
-    message = re.sub(r"\((ArrowInvalid|HFValidationError|Exception): .*?\)(?=:)", r"(\1)", message)  # a library's
+    # a library's words
+    message = re.sub(r"\((\w+Invalid|HF\w+|Exception): .*?\)(?=:)", r"(\1)", message)
     return f"{case}\nexit {code}\n{message.rstrip()}"
 
 

@@ -9,13 +9,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TextIO, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from experiments.records.run import LOG, METRICS, Record, Window
 from models.errors import InputError
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
-_WINDOWS = TypeAdapter(list[Window])
+LONGEST_LINE = 2**18  # bytes: a log window of some 4,000 steps
 
 
 class RecordError(ValueError):
@@ -28,29 +28,13 @@ def write_whole(path: Path, content: str) -> None:
     try:
         part.write_text(content, encoding="utf-8")
         part.replace(path)
-    except OSError:  # a full disk: what was written of it takes room from other records
-        with suppress(OSError):
-            part.unlink()
-        raise
+    finally:  # on a full disk, what was written takes room from other records
+        part.unlink(missing_ok=True)
 
 
 def write(path: Path, record: Record) -> None:
     """Write a record as JSON. Raises OSError."""
     write_whole(path, record.model_dump_json(indent=2) + "\n")
-
-
-def read(path: Path, model: type[AnyRecord]) -> AnyRecord:
-    """Read a record. Raises `RecordError`."""
-    try:
-        return model.model_validate_json(_content(path))
-    except ValidationError as error:
-        raise RecordError(f"{path}: {_first_problem(error)}") from error
-
-
-def read_if_there(path: Path, model: type[AnyRecord]) -> AnyRecord | None:
-    """Read a record that a run may have ended too early to write. Raises `RecordError` if it does
-    not fit."""
-    return read(path, model) if path.exists() else None
 
 
 def append(path: Path, window: Window) -> None:
@@ -65,50 +49,48 @@ def line(window: Window) -> str:
     return window.model_dump_json(exclude_defaults=True) + "\n"
 
 
+def read(path: Path, model: type[AnyRecord]) -> AnyRecord:
+    """Read a record. Raises `RecordError`."""
+    try:
+        return _validated(model, path.read_bytes(), str(path))
+    except OSError as error:
+        raise RecordError(f"{path}: {error.strerror}") from error
+
+
+def read_if_there(path: Path, model: type[AnyRecord]) -> AnyRecord | None:
+    """Read a record that a run may have ended too early to write. Raises `RecordError` if it does
+    not fit."""
+    return read(path, model) if path.exists() else None
+
+
 def read_windows(path: Path) -> list[Window]:
     """Read metrics.jsonl: no windows if it is missing, without a torn last line. Raises
     `RecordError`."""
-    lines = _content(path).splitlines(keepends=True) if path.exists() else []
-    if lines and not lines[-1].endswith(b"\n"):
-        lines.pop()
-    try:
-        windows = _WINDOWS.validate_json(b"[" + b",".join(lines) + b"]")
-    except ValidationError as error:
-        raise RecordError(f"{path}: {_first_problem(error, 'line')}") from error
+    content = path.read_bytes() if path.exists() else b""
+    lines = content.split(b"\n")[:-1]
+    windows = [_validated(Window, line, f"{path}: line {n}") for n, line in enumerate(lines, 1)]
     steps = [window.step for window in windows]
     if steps != sorted(set(steps)):
         raise RecordError(f"{path}: step: the steps of its lines do not ascend")
     return windows
 
 
-def _content(path: Path) -> bytes:
+def _validated(model: type[AnyRecord], content: bytes, place: str) -> AnyRecord:
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise RecordError(f"{path}: {error.strerror}") from error
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        field = ".".join(map(str, problem["loc"])) or "content"
+        raise RecordError(f"{place}: {field}: {problem['msg']}") from error
 
 
 def last_window(folder: Path) -> Window | None:
     """Read the newest whole line of a run's metrics.jsonl, cheaply; None before the first one."""
     with suppress(OSError, ValueError, IndexError), open(folder / METRICS, "rb") as file:
-        end, size = file.seek(0, os.SEEK_END), 4096
-        while True:
-            file.seek(max(0, end - size))
-            lines = file.read().split(b"\n")
-            if len(lines) > 2 or size >= end:
-                return Window.model_validate_json(lines[-2])
-            size *= 4
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - LONGEST_LINE))
+        return Window.model_validate_json(file.read().split(b"\n")[-2])
     return None
-
-
-def _first_problem(error: ValidationError, number: str = "") -> str:
-    """The first of pydantic's errors as `field: reason`; the index of a list of lines as `line
-    3`."""
-    problem = error.errors(include_url=False)[0]
-    place = [str(part) for part in problem["loc"]]
-    if number and place:
-        place[0] = f"{number} {int(place[0]) + 1}"
-    return f"{'.'.join(place) or 'content'}: {problem['msg']}"
 
 
 # ---- folders of runs and studies ----

@@ -18,7 +18,7 @@ Times are in seconds, sizes in bytes, rates per second over all devices, shares 
 unknown.
 """
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -156,15 +156,6 @@ class Environment(Record):
 # ---- metrics.jsonl ----
 
 
-class Step(NamedTuple):
-    """A step as its log window has it; a table's rates count steady steps only."""
-
-    step: int
-    loss: Loss
-    seconds: float
-    steady: bool
-
-
 class Window(Record):
     """A log window: a line of metrics.jsonl."""
 
@@ -197,23 +188,8 @@ class Window(Record):
     def _one_value_a_step(self) -> "Window":
         steps = len(self.step_s)
         if not 0 < steps <= self.step or {len(self.losses), len(self.data_wait_s)} != {steps}:
-            raise ValueError(
-                "step_s, losses and data_wait_s have a value for each step of the window"
-            )
-        if any(not self.step - steps < step <= self.step for step in self.not_steady):
-            raise ValueError("not_steady names steps outside the window")
+            raise ValueError("step_s, losses and data_wait_s have a value for each step")
         return self
-
-    def steps(self) -> list[Step]:
-        """List the steps of the window."""
-        first = self.step - len(self.step_s) + 1
-        measured = enumerate(zip(self.losses, self.step_s, strict=True), first)
-        return [Step(n, loss, s, n not in self.not_steady) for n, (loss, s) in measured]
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Tokens of a step over all devices, padding included, by rate and time."""
-        return self.tokens_per_s * sum(self.step_s) / len(self.step_s)
 
 
 # ---- timing.json ----

@@ -41,7 +41,7 @@ def test_a_record_that_a_full_disk_cuts_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("window", [1, 60_000])  # steps of a line, of which 60,000 are 1.2 MB
+@pytest.mark.parametrize("window", [1, 2_000])  # steps of a line
 def test_windows_read_back_without_a_torn_last_line(window, tmp_path):
     assert files.last_window(tmp_path) is None and not files.read_windows(tmp_path / METRICS)
     windows = [Window(**line) for line in metrics_lines(last=2 * window, window=window)]
@@ -52,9 +52,6 @@ def test_windows_read_back_without_a_torn_last_line(window, tmp_path):
     assert files.read_windows(tmp_path / METRICS) == windows
     last = files.last_window(tmp_path)
     assert last == windows[-1]
-    steps = last.steps()
-    assert [step.step for step in steps] == list(range(window + 1, 2 * window + 1))
-    assert steps[-1] == (2 * window, last.losses[-1], last.step_s[-1], window > 10)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +60,6 @@ def test_windows_read_back_without_a_torn_last_line(window, tmp_path):
         ({"step": "two"}, "step"),
         ({"tokens_per_s": 0.0}, "tokens_per_s"),
         ({"losses": [1.0, 2.0]}, "line 2"),
-        ({"not_steady": [9]}, "line 2"),
         ({"surprise": 1}, "surprise"),
         ({"step": 1}, "step"),
     ],
