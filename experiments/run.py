@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     planned = plan(recipe)
     findings = [("model", planned.describe()), *check_here(planned)]
     TIMELINE.mark("setup")
-    token_file, data = open_data(planned)
+    planned, data = open_data(planned)
     findings.append(("data", data))
     TIMELINE.mark("data")
     if args.dry_run:
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
     TIMELINE.mark("import")
     run = recipe.hook("run", attempt.run)
-    return run(planned, token_file, findings, out, stop)
+    return run(planned, findings, out, stop)
 
 
 def _command_line() -> CommandLine:

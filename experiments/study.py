@@ -8,8 +8,7 @@ then the answer.
 
 NAME is a file of recipes/studies/, or recipes to compare: `python -m experiments.recipe list`.
 `--seeds 3` is short for `--seeds 0,1,2`; seed 3 alone is `--seeds 3,`. A run that fails does not
-stop the others. Each run compiles anew, so that all
-first steps compare.
+stop the others. Each run compiles anew, so that all first steps compare.
 
 Example: python -m experiments.study four_way --seeds 3 training.steps=200
 
@@ -20,7 +19,6 @@ to be continued (SIGUSR1), 130 after SIGTERM or Ctrl-C.
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -49,38 +47,43 @@ from experiments.records.run import MANIFEST, STUDY_FILE, TENSORBOARD, Manifest
 from models.errors import InputError
 
 if TYPE_CHECKING:
-    from experiments.corpus.tokens import TokenFile
     from experiments.training.plan import Plan
 
 PROGRAM = "python -m experiments.study"
+FOR_A_VERDICT = 3  # seeds
 
 
 def main(argv: list[str] | None = None) -> int:
     args = _command_line().parse(argv)
     stop = Stop()
     stop.listen()
+    check_environment()
     study, out, resumed = _resolve(args)
-    print(f"Seeds: {', '.join(map(str, study.seeds))}.")
     _choose_size(study)
-    plans = _plan(study)
-    _check_folder(study, out, resumed)
-    _check_machine(plans, args.dry_run)
-    token_files = _prepare_data(plans)
-    if args.dry_run:
-        _list(_incomplete(study, plans, token_files, out), plans)
-        return COMPLETED
-    if not (args.out or resumed):
+    plans = _plan(study, args.dry_run)
+    check_folder(out, "study", STUDY_FILE)
+    if not resumed and (out / STUDY_FILE).exists() and read(out / STUDY_FILE) != study:
+        raise InputError(
+            f"{out} holds another study: choose another --out, or go on with that one: "
+            f"{PROGRAM} {quote(str(out))}"
+        )
+    plans = _open_data(plans)
+    if not (args.dry_run or args.out or resumed):
         out = new_folder(out)
+    runs = _runs_to_make(study, plans, out)
+    print(f"{_announce(runs, _mean_seconds(out))}, into {out}")
+    if args.dry_run:
+        for run in runs:
+            work = plans[run.directory.parent.name].describe()
+            print(f"would run {run.title}: {run.steps} steps, {work}, into {run.directory}")
+        return COMPLETED
     with lock_folder(out, "study"):
-        _check_folder(study, out, resumed)  # again: another study may have been there meanwhile
-        runs = [*_incomplete(study, plans, token_files, out)]
         _write(study, out)
-        print(f"{_announce(runs)}, into {out}")
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
         codes = run_all(runs, console, stop)
         reported = COMPLETED
         if not stop.code:
-            reported = _report(out, console, args.verbose)
+            reported = _report(study, out, console, args.verbose)
         return _exit_code(codes, plans, out, stop) or reported
 
 
@@ -104,7 +107,6 @@ def _command_line() -> CommandLine:
 def _resolve(args: argparse.Namespace) -> tuple[Study, Path, bool]:
     """Make the study that the command line asks for, name its folder, and tell whether the study
     goes on with that folder."""
-    check_environment()
     # os.path, which takes names of any length: an override may have more than 255 characters
     unfinished = [name for name in args.names if os.path.exists(os.path.join(name, STUDY_FILE))]
     if unfinished:
@@ -116,11 +118,10 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path, bool]:
         study = read(out / STUDY_FILE)
         study.seeds += [seed for seed in args.seeds or [] if seed not in study.seeds]
         return study, out, True
-    overrides = [name for name in args.names if "=" in name]
     names = [name for name in args.names if "=" not in name] or [DEFAULT]
     study = load(names)
     study.overlays = args.overlay or study.overlays
-    study.overrides += overrides
+    study.overrides += [name for name in args.names if "=" in name]
     study.seeds = args.seeds or study.seeds
     return study, args.out or dated_folder(names[0]), False
 
@@ -137,62 +138,104 @@ def _choose_size(study: Study) -> None:
         print(f"Size: {why}; --overlay chooses another.")
 
 
-# ---- check ----
+def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
+    """Work out what the runs of each recipe ask for; check that this machine has it.
 
-
-def _plan(study: Study) -> dict[str, "Plan"]:
-    """Work out what the runs of each recipe ask for."""
-    from experiments.training.plan import plan
-
-    return {name: plan(recipes.load(name, study.overlays, study.overrides))
-            for name in study.recipes}  # fmt: skip
-
-
-def _check_folder(study: Study, out: Path, resumed: bool) -> None:
-    check_folder(out, "study", STUDY_FILE)
-    if not resumed and (out / STUDY_FILE).exists() and read(out / STUDY_FILE) != study:
-        raise InputError(
-            f"{out} holds another study: choose another --out, or go on with that one: "
-            f"{PROGRAM} {quote(str(out))}"
-        )
-
-
-def _prepare_data(plans: dict[str, "Plan"]) -> dict[str, "TokenFile"]:
-    """Open each recipe's token file, written first if it is not there, so that no run's time holds
-    that; check that it suits the model."""
-    from experiments.training.plan import open_data
-
-    opened = {name: open_data(planned) for name, planned in plans.items()}
-    _, finding = opened[next(iter(plans))]
-    print(f"Data: {finding}.")
-    return {name: token_file for name, (token_file, _) in opened.items()}
-
-
-def _check_machine(plans: dict[str, "Plan"], dry_run: bool) -> None:
-    """Check what this machine must have, before the first run is trained for nothing.
-
-    A dry run on a machine without a GPU checks nothing: another machine may train.
+    A dry run on a machine without a GPU checks no machine: another one may train.
     """
     from experiments.training.machine import check_units
+    from experiments.training.plan import plan
     from models import device
     from models.driver import check_driver
 
+    plans = {}
+    for name in study.recipes:
+        plans[name] = plan(recipes.load(name, study.overlays, study.overrides))
     if dry_run and device.TYPE == "cpu":
-        return
+        return plans
     check_driver()
     for planned in plans.values():
         check_units(planned)
         if not dry_run:
             check_gpus(planned.world_size)
+    return plans
 
 
-def _list(runs: Iterable[Run], plans: dict[str, "Plan"]) -> None:
-    """Print what would run."""
-    for run in runs:
-        work = f"{run.steps} steps, {plans[run.directory.parent.name].describe()}"
-        if run.gpus > 1:
-            work += f", {run.gpus} processes"
-        print(f"would run {run.title}: {work}, into {run.directory}")
+def _open_data(plans: dict[str, "Plan"]) -> dict[str, "Plan"]:
+    """Open each recipe's token file, written first if it is not there, so that no run's time holds
+    that."""
+    from experiments.training.plan import open_data
+
+    opened = {}
+    for name, planned in plans.items():
+        opened[name], finding = open_data(planned)
+    print(f"Data: {finding}.")
+    return opened
+
+
+def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Run]:
+    """List the runs that are not complete; print the folders of the others.
+
+    Raises `InputError` for a folder with an unfinished run of another recipe.
+    """
+    from experiments.training.plan import to_yaml
+    from experiments.training.run_directory import check_recipe
+
+    runs = []
+    for name, seed in study.runs():
+        folder = out / name / f"seed{seed}"
+        if _completed(folder):
+            print(f"complete already: {folder}")
+            continue
+        recipe = recipes.with_seed(plans[name].recipe, seed)
+        planned = replace(plans[name], recipe=recipe)
+        check_recipe(folder, planned)
+        run = Run(
+            title=f"{name} seed {seed}",
+            directory=folder,
+            recipe=to_yaml(planned),
+            steps=recipe.config.training.steps,
+            gpus=planned.world_size,
+            start=recipe.hook("start", lambda config: Process)(recipe.config),
+        )
+        runs.append(run)
+    return runs
+
+
+def _completed(folder: Path) -> Manifest | None:
+    """Read the manifest of a run that is complete."""
+    try:
+        manifest = files.read_if_there(folder / MANIFEST, Manifest)
+    except files.RecordError:  # the run itself says what is wrong with its folder
+        return None
+    return manifest if manifest and manifest.status == "completed" else None
+
+
+# ---- how much there is to do ----
+
+
+def _announce(runs: list[Run], mean_s: float | None) -> str:
+    """Say how many runs there are to make, where, and how long they take if any was measured."""
+    from models import device
+
+    if not runs:
+        return "No runs to make"
+    at_once = min(len(runs), max(1, len(gpus()) // runs[0].gpus))
+    where = f"{at_once} at a time" if at_once > 1 else "one after the other"
+    said = f"{len(runs)} runs of {runs[0].steps} steps, {where} on {device.name()}"
+    if mean_s:
+        said += f", about {mean_s * len(runs) / at_once / 60:.0f} min"
+    return said
+
+
+def _mean_seconds(out: Path) -> float | None:
+    """Return how long a completed run of a study took; None before there is one."""
+    seconds = []
+    for folder in out.glob("*/seed*"):
+        found = _completed(folder)
+        if found and found.end:
+            seconds.append((found.end - found.start).total_seconds())
+    return sum(seconds) / len(seconds) if seconds else None
 
 
 # ---- run ----
@@ -207,61 +250,8 @@ def _write(study: Study, out: Path) -> None:
         raise InputError(f"{out}: {error.strerror}: make room, or choose another --out") from None
 
 
-def _incomplete(
-    study: Study, plans: dict[str, "Plan"], token_files: dict[str, "TokenFile"], out: Path
-) -> Iterator[Run]:
-    """Yield the runs that are not complete; print the folders of the others.
-
-    Raises `InputError` for a folder with an unfinished run of another recipe.
-    """
-    from experiments.training.plan import to_yaml
-    from experiments.training.run_directory import check_recipe
-
-    for name, seed in study.runs():
-        folder = out / name / f"seed{seed}"
-        if _is_complete(folder):
-            print(f"complete already: {folder}")
-            continue
-        recipe = recipes.with_seed(plans[name].recipe, seed)
-        planned = replace(plans[name], recipe=recipe)
-        check_recipe(folder, planned)
-        yield Run(
-            title=f"{name} seed {seed}",
-            directory=folder,
-            recipe=to_yaml(planned, token_files[name]),
-            steps=recipe.config.training.steps,
-            gpus=planned.world_size,
-            start=recipe.hook("start", lambda config: Process)(recipe.config),
-        )
-
-
-def _announce(runs: list[Run]) -> str:
-    """Say how many runs are to come, and where they run."""
-    from models import device
-
-    if not runs:
-        return "0 runs"
-    steps, places = runs[0].steps, gpus()
-    where = f"one after the other on this machine ({device.name()})"
-    at_once = min(len(runs), len(places) // runs[0].gpus)
-    if at_once > 1:
-        where = f"{at_once} at a time on {len(places)} GPUs ({device.name()})"
-    return f"{len(runs)} runs of {steps} steps, {where}"
-
-
-def _is_complete(folder: Path) -> bool:
-    try:
-        manifest = files.read_if_there(folder / MANIFEST, Manifest)
-    except files.RecordError:  # the run itself says what is wrong with its folder
-        return False
-    return manifest is not None and manifest.status == "completed"
-
-
-# ---- report ----
-
-
-def _report(out: Path, console: Console, verbose: bool) -> int:
-    """Print the answer, write the page, and say where page, notebooks and curves are.
+def _report(study: Study, out: Path, console: Console, verbose: bool) -> int:
+    """Print the answer, write the page, and say what to look at next.
 
     A report that fails costs no run. Returns the exit code.
     """
@@ -274,16 +264,21 @@ def _report(out: Path, console: Console, verbose: bool) -> int:
         found = compare(read_study(out))
         report.print_report(found, console, verbose)
         report.write_page(found, page)
-        print(f"\nPage: {page}")
     except Exception as error:
         print(
             f"All runs are kept, but their report failed ({type(error).__name__}: {error}): once "
             f"that is mended, python -m analysis.report {folder} --html {folder}/report.html"
         )
         return FAILED
-    print("Notebooks: make lab")
+    print(f"\nPage       {page}\nNotebooks  make lab")
     if any(out.glob(f"*/*/{TENSORBOARD}")):
-        print(f"Curves: tensorboard --logdir {folder}")
+        print(f"Curves     tensorboard --logdir {folder}")
+    more = FOR_A_VERDICT - len(study.seeds)
+    if more > 0:
+        runs = more * len(study.recipes)
+        minutes = runs * (_mean_seconds(out) or 0) / 60
+        print(f"Verdict    {PROGRAM} {folder} --seeds {FOR_A_VERDICT}  "
+              f"({runs} more runs, about {minutes:.0f} min one after the other)")  # fmt: skip
     return COMPLETED
 
 

@@ -73,7 +73,7 @@ def train(tmp_path, flavors):
         config.job.dump_folder = str(tmp_path)
         be_alone()
         planned = plan(recipe or Recipe("test", None, (), (), "", config))
-        trainer, windows = Trainer(planned, open_data(planned)[0], Stop()), []
+        trainer, windows = Trainer(open_data(planned)[0], Stop()), []
         trainer.on_window = windows.append
         batches = trainer.batch_generator(trainer.dataloader)
         for trainer.step in range(1, count + 1):

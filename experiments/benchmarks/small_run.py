@@ -25,8 +25,8 @@ def begin(planned: Plan) -> tuple[Trainer, TokenFile]:
     """Build the trainer of a run that leaves no results."""
     planned.config.job.dump_folder = tempfile.mkdtemp(prefix="benchmark_")
     be_alone()
-    token_file, _ = open_data(planned)
-    return Trainer(planned, token_file, Stop()), token_file
+    planned, _ = open_data(planned)
+    return Trainer(planned, Stop()), planned.token_file
 
 
 def batches(

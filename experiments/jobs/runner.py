@@ -18,7 +18,7 @@ from rich.progress import Progress
 from experiments.jobs import process
 from experiments.jobs.command import BAD_INPUT, COME_BACK, COMPLETED, DIVERGED, FOR_GOOD, Stop
 from experiments.jobs.process import Place, Process
-from experiments.jobs.screen import Line, progress_bars
+from experiments.jobs.screen import Line, progress_bars, seconds_left, with_time
 from experiments.records.files import last_window, write_whole
 from experiments.records.run import LOG, RECIPE
 
@@ -72,6 +72,7 @@ class _Job:
         run.directory.mkdir(parents=True, exist_ok=True)
         write_whole(run.directory / RECIPE, run.recipe)
         self.shown = last_window(run.directory)
+        self.begin, self.seconds = time.monotonic(), None  # as far as foreseen: of the whole run
         self.caches = tempfile.TemporaryDirectory(
             prefix="compile-cache-", ignore_cleanup_errors=True
         )
@@ -83,13 +84,16 @@ class _Job:
         names = ", ".join(gpu for _, gpu in places if gpu)
         line.say(f"started on GPU {names}" if names else "started")
 
-    def look(self) -> int | None:
+    def look(self, all_left: float | None) -> int | None:
         """Show how far the run is, and how it ended; returns the exit code once it has."""
         code = self.process.poll()  # first: no line is written after that
         window = last_window(self.run.directory)
         if window and window != self.shown:
             self.shown = window
-            self.line.show(window)
+            left = seconds_left(window, self.run.steps)
+            if left is not None:
+                self.seconds = time.monotonic() - self.begin + left
+            self.line.show(window, all_left)
         if code is None:
             return None
         self.caches.cleanup()
@@ -112,6 +116,8 @@ class _Jobs:
         self.free = list(enumerate(process.gpus()))
         self.places = len(self.free)
         self.codes: list[int] = []
+        self.seconds: list[float] = []  # that runs took
+        self.bar = bars.add_task("all runs", total=len(runs), window="")
 
     def work(self) -> None:
         """Start runs as GPUs become free, pass a request to stop on, and note how runs end."""
@@ -124,18 +130,34 @@ class _Jobs:
                 if self.stop.code and not asked:
                     asked = True
                     self.send(signal.SIGUSR1 if self.stop.code == COME_BACK else signal.SIGTERM)
+                left = self._seconds_left()
+                self.bars.update(self.bar, completed=len(self.codes), window=with_time("", left))
                 for job in list(self.running):
-                    code = job.look()
+                    code = job.look(left)
                     if code is not None:
                         self.running.remove(job)
                         self.free = sorted(self.free + job.places)
                         self.codes.append(code)
+                        if code == COMPLETED:
+                            self.seconds.append(time.monotonic() - job.begin)
             except KeyboardInterrupt:  # a second Ctrl-C: runs do not wait for a step's end either
                 self.send(signal.SIGINT)
 
     def send(self, request: signal.Signals) -> None:
         for job in self.running:
             job.process.send_signal(request)
+
+    def _seconds_left(self) -> float | None:
+        """Foresee when all runs will have ended, by those that have and by the steady steps of the
+        others; None before there are any."""
+        known = self.seconds + [job.seconds for job in self.running if job.seconds]
+        if not known:
+            return None
+        mean, now = sum(known) / len(known), time.monotonic()
+        left = mean * len(self.waiting)
+        for job in self.running:
+            left += max(0, job.begin + (job.seconds or mean) - now)
+        return left / max(1, len(self.running))
 
     def _start_next(self) -> bool:
         """Start the run whose turn it is; False if there are too few free GPUs."""
@@ -144,7 +166,8 @@ class _Jobs:
         if count > len(self.free):
             return False
         self.waiting.pop(0)
-        line = Line(self.bars, run.title, run.steps)
+        number = len(self.codes) + len(self.running) + 1
+        line = Line(self.bars, f"[{number}/{self.bars.tasks[0].total}] {run.title}", run.steps)
         try:
             self.running.append(_Job(run, line, self.free[:count]))
             del self.free[:count]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from experiments.records.run import Window
 
@@ -23,15 +23,24 @@ def describe(window: Window) -> str:
     return f"loss {loss}  {window.tokens_per_s:,.0f} tokens/s"
 
 
+def seconds_left(window: Window, steps: int) -> float | None:
+    """Return how long a run takes from a log window on; None while its steps are not steady: a
+    first step compiles."""
+    if window.step in window.not_steady:
+        return None
+    return (steps - window.step) * window.step_s[-1]
+
+
+def with_time(words: str, seconds: float | None) -> str:
+    """Add how long something still takes, where that is known."""
+    return words if seconds is None else f"{words}  {timedelta(seconds=round(seconds))} left"
+
+
 def progress_bars(console: Console, shown: bool) -> Progress:
     """Make the bars of a study's runs, or of one run; they do nothing unless `shown`."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[window]}"),
-    )
-    return Progress(*columns, TimeRemainingColumn(), console=console, disable=not shown)
+    texts = TextColumn("{task.description}"), TextColumn("{task.fields[window]}")
+    columns = (texts[0], BarColumn(), MofNCompleteColumn(), texts[1])
+    return Progress(*columns, console=console, disable=not shown)
 
 
 class Line:
@@ -43,16 +52,15 @@ class Line:
         self._update = partial(bars.update, bars.add_task(title, total=steps, window="starting"))
         self._due = time.monotonic() + LINE_EVERY_S
 
-    def show(self, window: Window) -> None:
-        """Move the bar to the run's last log window; print how far the run is, now and then."""
-        self._update(completed=window.step, window=describe(window))
+    def show(self, window: Window, all_left: float | None) -> None:
+        """Move the bar to the run's last log window; print how far the run is, now and then, with
+        the seconds that are left for all runs."""
+        own = with_time(describe(window), seconds_left(window, self.steps))
+        self._update(completed=window.step, window=own)
         if time.monotonic() > self._due:
             self._due = time.monotonic() + LINE_EVERY_S
-            far = f"step {window.step} of {self.steps}, {describe(window)}"
-            if window.step not in window.not_steady:  # a first step compiles
-                seconds = (self.steps - window.step) * window.step_s[-1]
-                far += f", {timedelta(seconds=round(seconds))} left"
-            self.say(far)
+            far = f"step {window.step}/{self.steps}  {describe(window)}"
+            self.say(far if all_left is None else with_time(f"{far}  all runs:", all_left))
 
     def end(self, outcome: str, why: str = "") -> None:
         """Say how the run ended, and `why` it did not complete."""

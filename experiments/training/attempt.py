@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from torch import distributed as dist
 
-from experiments.corpus.tokens import TokenFile
 from experiments.jobs.command import BAD_INPUT, COMPLETED, DIVERGED, FAILED, Interrupted, Stop
-from experiments.jobs.screen import describe, display
+from experiments.jobs.screen import describe, display, seconds_left, with_time
 from experiments.records import files
 from experiments.records.files import dated_folder, new_folder
 from experiments.records.run import LOG, METRICS, PROOF, TIMING, Window
@@ -35,17 +34,15 @@ class End(NamedTuple):
     together: bool = False
 
 
-def run(
-    plan: Plan, token_file: TokenFile, findings: list[Finding], out: Path | None, stop: Stop
-) -> int:
+def run(plan: Plan, findings: list[Finding], out: Path | None, stop: Stop) -> int:
     """Train into `out` (None: a new folder under runs/); returns the exit code.
 
     Raises `InputError` for a folder that cannot be used.
     """
     be_alone()
     out = out or new_directory(plan)
-    directory = RunDirectory(out, plan, token_file)
-    end = train(plan, token_file, findings, out, directory, stop)
+    directory = RunDirectory(out, plan)
+    end = train(plan, findings, out, directory, stop)
     if dist.is_initialized():
         dist.destroy_process_group()
     return end.code
@@ -59,7 +56,6 @@ def new_directory(plan: Plan) -> Path:
 
 def train(
     plan: Plan,
-    token_file: TokenFile,
     findings: list[Finding],
     out: Path,
     directory: RunDirectory | None,
@@ -74,7 +70,7 @@ def train(
         ) as move_bar:
             for topic, finding in findings:
                 logging.info(f"{topic}: {finding}")
-            end = _train(plan, token_file, directory, move_bar, stop)
+            end = _train(plan, directory, move_bar, stop)
     except OSError as error:  # log.txt cannot be opened
         end = End("failed", f"{error.filename}: {error.strerror}", FAILED)
     if directory:
@@ -82,11 +78,11 @@ def train(
     return end
 
 
-def _train(plan: Plan, token_file: TokenFile, directory, move_bar, stop: Stop) -> End:
+def _train(plan: Plan, directory, move_bar, stop: Stop) -> End:
     """Train to the end, whatever it is, and put its reason into the log."""
     trainer, end = None, End("completed", None, COMPLETED, together=True)
     try:
-        trainer = Trainer(plan, token_file, stop)
+        trainer = Trainer(plan, stop)
         if directory:
             _listen(trainer, directory, move_bar)
         trainer.train()
@@ -135,7 +131,8 @@ def _listen(trainer: Trainer, directory: RunDirectory, move_bar) -> None:
 
     def on_window(window: Window) -> None:
         files.append(path / METRICS, window)
-        move_bar(window=describe(window))
+        left = seconds_left(window, trainer.job_config.training.steps)
+        move_bar(window=with_time(describe(window), left))
 
     trainer.on_resume, trainer.on_step, trainer.on_window = directory.take_over, on_step, on_window
 

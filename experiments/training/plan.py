@@ -8,7 +8,7 @@ All raise `InputError` with a sentence that says what to change. What this machi
 machine.py.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ class Plan:
     world_size: int  # processes of the run, each on a device of its own
     shards: int  # of them that share parameters, gradients and optimizer states
     memory: dict[str, float]  # bytes on each device by use
+    token_file: "TokenFile | None" = None  # once it is opened
 
     @property
     def config(self):
@@ -121,11 +122,11 @@ def refuse(misplaced: dict[str, tuple[bool, object]], needs: str) -> None:
 _NUMBERS = ("parameters", "flops_per_token", "passes", "world_size", "shards", "memory")
 
 
-def to_yaml(planned: Plan, token_file: "TokenFile") -> str:
+def to_yaml(planned: Plan) -> str:
     """Write a run's recipe.yaml."""
     fp8 = {"layers": sorted(planned.fp8.layers), "flops_per_token": planned.fp8.flops_per_token}
     numbers = {name: getattr(planned, name) for name in _NUMBERS}
-    found = {"token_file": str(token_file.path), "fp8": fp8, "numbers": numbers}
+    found = {"token_file": str(planned.token_file.path), "fp8": fp8, "numbers": numbers}
     return recipes.to_yaml(planned.recipe, found)
 
 
@@ -143,8 +144,9 @@ def _read(recipe: recipes.Recipe) -> Plan:
 # ---- data ----
 
 
-def open_data(planned: Plan) -> tuple["TokenFile", str]:
-    """Open the token file of a plan, prepared where it is not there yet; say what the run reads.
+def open_data(planned: Plan) -> tuple[Plan, str]:
+    """Open the token file of a plan, prepared where it is not there yet; return the plan with it,
+    and what the run reads.
 
     Checks that the model has a row for each token.
     """
@@ -156,4 +158,5 @@ def open_data(planned: Plan) -> tuple["TokenFile", str]:
     else:
         token_file = tokens.prepare(planned.config)
         rows.check_vocabulary(token_file, planned.args.vocab_size)
-    return token_file, rows.describe(token_file, planned.config, planned.world_size)
+    finding = rows.describe(token_file, planned.config, planned.world_size)
+    return replace(planned, token_file=token_file), finding

@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 
 from experiments.config import recipes
-from experiments.corpus.tokens import TokenFile
 from experiments.records import files
 from experiments.records import run as records
 from experiments.records.files import check_folder, lock_folder
@@ -39,7 +38,7 @@ VERSIONS = ("torch", "torchao", "torchtitan", "triton")
 class RunDirectory:
     """A run directory that no other live process writes to."""
 
-    def __init__(self, path: Path, plan: Plan, token_file: TokenFile):
+    def __init__(self, path: Path, plan: Plan):
         """Lock the directory, set the records of an unfinished run aside, write recipe and
         manifest.
 
@@ -48,11 +47,11 @@ class RunDirectory:
         """
         check_folder(path, "run", *_MARKS)
         self.path, self._lock = path, lock_folder(path, "run")
-        earlier = check(path, plan, token_file)
+        earlier = check(path, plan)
         try:  # the recipe first: a full disk stops here
-            files.write_whole(path / records.RECIPE, to_yaml(plan, token_file))
+            files.write_whole(path / records.RECIPE, to_yaml(plan))
             attempt = self._set_aside(earlier)
-            self.manifest = _manifest(plan, token_file, attempt, path)
+            self.manifest = _manifest(plan, attempt, path)
             files.write(path / records.MANIFEST, self.manifest)
         except OSError as error:
             self._lock.close()
@@ -98,7 +97,7 @@ class RunDirectory:
 # ---- who may write there ----
 
 
-def check(path: Path, plan: Plan, token_file: TokenFile) -> records.Manifest | None:
+def check(path: Path, plan: Plan) -> records.Manifest | None:
     """Check that a folder is new, empty, or holds the same run unfinished; return that one's
     manifest. Raises `InputError`."""
     check_folder(path, "run", *_MARKS)
@@ -110,8 +109,7 @@ def check(path: Path, plan: Plan, token_file: TokenFile) -> records.Manifest | N
     if earlier and earlier.status == "completed":
         raise InputError(f"{path} holds a completed run: choose another --out, or delete it")
     if plan.config.checkpoint.enable:
-        expected = identity(plan, token_file)
-        check_resume(path / records.CHECKPOINT, expected, plan.config.training.steps)
+        check_resume(path / records.CHECKPOINT, identity(plan), plan.config.training.steps)
     return earlier
 
 
@@ -151,10 +149,10 @@ def _settings(recipe: recipes.Recipe) -> dict:
 # ---- whose checkpoints a directory holds ----
 
 
-def identity(plan: Plan, token_file: TokenFile) -> str:
+def identity(plan: Plan) -> str:
     """Name what a checkpoint's numbers depend on."""
     keys = json.dumps(_settings(plan.recipe), sort_keys=True)
-    return f"recipe {_digest(keys)}, data {token_file.path.name}"
+    return f"recipe {_digest(keys)}, data {plan.token_file.path.name}"
 
 
 def check_resume(folder: Path, expected: str, last: int) -> None:
@@ -190,7 +188,7 @@ def check_resume(folder: Path, expected: str, last: int) -> None:
 # ---- what a run says of itself ----
 
 
-def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> records.Manifest:
+def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
     """Say what runs where; write the environment file."""
     recipe, config = plan.recipe, plan.config
     matmul, peak, seq_len = plan.fp8.matmul, device.peak(), config.training.seq_len
@@ -226,7 +224,7 @@ def _manifest(plan: Plan, token_file: TokenFile, attempt: int, path: Path) -> re
         flops_per_token_causal=plan.args.flops_per_token(seq_len, causal=True),
         seq_len=seq_len,
         dataset=config.training.dataset,
-        data=token_file.path.name,
+        data=plan.token_file.path.name,
         cuda=torch.version.cuda,
     )
 

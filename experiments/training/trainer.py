@@ -23,7 +23,6 @@ from torchtitan.tools.logging import logger
 from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 
 from experiments.corpus.rows import Loader
-from experiments.corpus.tokens import TokenFile
 from experiments.jobs.command import Interrupted, Stop
 from experiments.records.run import NOT_STEADY_STEPS, Timing, Window
 from experiments.training import traces
@@ -92,7 +91,7 @@ class Trainer(titan.Trainer):
 
     checkpointer: Checkpoints
 
-    def __init__(self, plan: Plan, token_file: TokenFile, stop: Stop):
+    def __init__(self, plan: Plan, stop: Stop):
         TIMELINE.mark("setup")
         self.plan, self.stop = plan, stop
         config, hook = plan.config, plan.recipe.hook
@@ -110,9 +109,9 @@ class Trainer(titan.Trainer):
             # Nothing to cast: autocast would only slow down every operator
             self.maybe_enable_amp = nullcontext()
 
-        self.dataloader = Loader(token_file, config, hook("own_rows", iter))
+        self.dataloader = Loader(plan.token_file, config, hook("own_rows", iter))
         self.checkpointer.states[DATALOADER] = self.dataloader
-        self._identity = identity(plan, token_file)
+        self._identity = identity(plan)
         self.proof = Proof(plan, self.model_parts[0], self.optimizers.optimizers[0])
         self.meter = Meter(plan, self.metrics_processor)
         self.combine = hook("combine", alone)  # values of a run's processes

@@ -19,16 +19,16 @@ from extensions.sharded import ranks
 from models.errors import InputError
 
 
-def run(plan: Plan, token_file, findings: list, out: Path | None, stop: Stop) -> int:
+def run(plan: Plan, findings: list, out: Path | None, stop: Stop) -> int:
     """Train as one of a run's processes, or start them all; returns the exit code.
 
     Rank 0 writes the run directory. Raises `InputError` as `attempt.run`.
     """
     count = plan.world_size
     if not ranks.is_rank(count):
-        return _start_all(plan, token_file, out, stop)
+        return _start_all(plan, out, stop)
     if count == 1:
-        return attempt.run(plan, token_file, findings, out, stop)
+        return attempt.run(plan, findings, out, stop)
     if not out:  # each would make its own
         raise InputError(
             "a run of several processes needs --out DIR, so that all of them write to the same "
@@ -39,21 +39,21 @@ def run(plan: Plan, token_file, findings: list, out: Path | None, stop: Stop) ->
         os.environ["NCCL_MAX_CTAS"] = str(ctas)  # read when a communicator is created
     directory = None
     if os.environ["RANK"] == "0":
-        directory = run_directory.RunDirectory(out, plan, token_file)
-    end = attempt.train(plan, token_file, findings, out, directory, stop)
+        directory = run_directory.RunDirectory(out, plan)
+    end = attempt.train(plan, findings, out, directory, stop)
     _leave(end)
     return end.code
 
 
-def _start_all(plan: Plan, token_file, out: Path | None, stop: Stop) -> int:
+def _start_all(plan: Plan, out: Path | None, stop: Stop) -> int:
     """Start the ranks of a run and wait for them; returns the exit code."""
     if out:
-        run_directory.check(out, plan, token_file)
+        run_directory.check(out, plan)
     out = out or attempt.new_directory(plan)
     started = Run(
         title=plan.recipe.name,
         directory=out,
-        recipe=to_yaml(plan, token_file),
+        recipe=to_yaml(plan),
         steps=plan.config.training.steps,
         gpus=plan.world_size,
         start=ranks.start(plan.config),

@@ -52,7 +52,7 @@ def test_every_run_is_in_the_table_and_complete(four_way, records):
     assert printed.count("completed at step") == 4
     assert "no FP8 units" in printed and str(out) in printed
     page = out / "report.html"
-    assert f"Page: {page}" in printed and page.stat().st_size > 10_000
+    assert str(page) in printed and page.stat().st_size > 10_000
     for recipe in FOUR:
         assert (out / recipe / "seed0/log.txt").exists()
     manifest = records["tensorwise_fp8_compiled"].manifest

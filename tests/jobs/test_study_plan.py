@@ -130,6 +130,6 @@ def test_a_gpu_without_fp8_is_refused_before_data_are_prepared(more, fails, monk
     monkeypatch.setattr(device, "TYPE", "cuda")
     monkeypatch.setattr(device, "name", lambda: "NVIDIA A100")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    monkeypatch.setattr(study, "_prepare_data", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(study, "_open_data", Mock(side_effect=AssertionError))
     errors = fails(study.main, "tensorwise_fp8_compiled", "--overlay", "no_recompute", *more)
     assert "has no FP8 units" in errors

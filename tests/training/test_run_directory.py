@@ -16,7 +16,7 @@ from experiments.training.run_directory import RunDirectory
 from models import device
 from models.errors import InputError
 
-PLAN = plan(recipes.load("baseline", ["cpu"]))
+PLAN, _ = open_data(plan(recipes.load("baseline", ["cpu"])))
 RECIPE = recipes.to_yaml(PLAN.recipe)
 WINDOW = (
     '{"step":1,"elapsed_s":5.0,"loss":8.0,"losses":[8.0],"grad_norm":1.0,"lr":0.1,"tokens_per_s":9.0,'
@@ -25,15 +25,10 @@ WINDOW = (
 )
 
 
-@pytest.fixture(scope="module")
-def token_file():
-    return open_data(PLAN)[0]
-
-
 @pytest.fixture
-def claim(tmp_path, token_file):
+def claim(tmp_path):
     """Start an attempt in the test's folder."""
-    return lambda planned=PLAN: RunDirectory(tmp_path, planned, token_file)
+    return lambda planned=PLAN: RunDirectory(tmp_path, planned)
 
 
 @pytest.fixture
@@ -78,15 +73,15 @@ def test_runs_that_are_completed_or_in_use_are_refused(unfinished, claim):
         claim()
 
 
-def test_what_a_run_says_of_itself(tmp_path, token_file):
+def test_what_a_run_says_of_itself(tmp_path):
     """The environment file stands once in the folder of a study, or else in the run's own."""
     (tmp_path / "study/recipe").mkdir(parents=True)
     (tmp_path / "study/study.yaml").touch()
     for run, folder in ("alone", "alone"), ("study/recipe/seed0", "study"):
-        RunDirectory(tmp_path / run, PLAN, token_file).finish("failed", "for a reason")
+        RunDirectory(tmp_path / run, PLAN).finish("failed", "for a reason")
         manifest = Manifest.model_validate_json((tmp_path / run / "manifest.json").read_text())
         assert (manifest.status, manifest.error) == ("failed", "for a reason")
-        assert manifest.end >= manifest.start and manifest.data == token_file.path.name
+        assert manifest.end >= manifest.start and manifest.data == PLAN.token_file.path.name
         content = (tmp_path / folder / manifest.environment).read_text()
         environment = Environment.model_validate_json(content)
         assert manifest.packages.items() <= environment.packages.items()
