@@ -28,21 +28,20 @@ class Scaling(NamedTuple):
     values: tuple[int, int]  # of inputs and gradients: so many rows x values along the sum
     weights: tuple[int, int]  # the same of weights
     gradients: str = "e4m3"  # FP8 format of gradients of outputs; inputs and weights are e4m3
-    scale: str = "float32"  # how a scale is made of the largest magnitude: SCALES of layer.py
-    scale_bytes: int = 4
+    scale: str = "float32"  # how a scale is made of the largest magnitude: `round_blocks`
 
     @property
     def by_blocks(self) -> bool:
-        """True if operands have scales of blocks. They have no matmul here: they are rounded to FP8
-        and multiplied in float32, everywhere."""
-        return self.values != (ALL, ALL)
+        """True if operands are rounded to FP8 by `round_blocks` and multiplied in float32,
+        everywhere: blocks have no matmul here."""
+        return self.scale != "delayed"
 
 
 SCALINGS = {
-    "delayed": Scaling((ALL, ALL), (ALL, ALL), gradients="e5m2"),
+    "delayed": Scaling((ALL, ALL), (ALL, ALL), gradients="e5m2", scale="delayed"),
     "blockwise": Scaling((1, 128), (128, 128)),
-    "mxfp8": Scaling((1, 32), (1, 32), scale="mx_up", scale_bytes=1),
-    "mxfp8_ocp": Scaling((1, 32), (1, 32), scale="mx_ocp", scale_bytes=1),
+    "mxfp8": Scaling((1, 32), (1, 32), scale="RCEIL"),
+    "mxfp8_ocp": Scaling((1, 32), (1, 32), scale="FLOOR"),
 }
 
 
@@ -89,18 +88,18 @@ def convert(model, plan) -> None:
 
     float8.convert(model, plan)
     keys = plan.config.scalings
-    scaling = SCALINGS.get(keys.name)
-    gradients = keys.gradients or (scaling and scaling.gradients)
     for layer in float8.converted_modules(model).values():
-        if gradients:
-            layer.config = with_gradients(layer.config, FORMATS[gradients])
-        if scaling:
-            layer.__class__ = ScaledLinear
+        if keys.name:
+            scaling = SCALINGS[keys.name]
+            layer.__class__ = ScaledLinear  # torchao's conversion knows no class but its own
+            scaling = scaling._replace(gradients=keys.gradients or scaling.gradients)
             layer.begin(scaling, keys.history or HISTORY)
+        elif keys.gradients:
+            layer.config = with_gradients(layer.config, FORMATS[keys.gradients])
 
 
 def with_gradients(config, dtype):
-    """Give a layer's configuration another FP8 format of gradients of outputs."""
+    """Give torchao's configuration another FP8 format of gradients of outputs."""
     both = "cast_config_grad_output", "cast_config_grad_output_for_grad_weight"
     casts = {key: replace(getattr(config, key), target_dtype=dtype) for key in both}
     return replace(config, **casts)
@@ -110,7 +109,7 @@ def before_step(trainer, step: int) -> None:
     """Make the largest values of the step before this one the last step's."""
     from extensions.scalings.layer import end_step
 
-    end_step(trainer.model_parts[0])
+    end_step(trainer.model_parts[0], trainer.combine)
 
 
 def notes(trainer) -> list[str]:

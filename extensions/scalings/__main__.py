@@ -3,9 +3,9 @@ outliers: `python -m extensions.scalings FILE`.
 
 An experiment on numbers, in one process, emulated. The small model of the overlay `cpu` trains in
 bf16. After an early step and after the last one, each linear layer's input, weight and gradient are
-taken from one more batch. Each scaling's three matmuls are compared to those in float64: signal to
-noise in dB, where 20 dB is an error of a tenth. Bytes an element are those of FP8 values and scales
-of the six operands, counted.
+taken from one more batch. Each scaling's three matmuls, by the layer's own code, are compared to
+those in float64: signal to noise in dB, where 20 dB is an error of a tenth. Bytes an element are
+those of FP8 values and scales of the six operands, counted.
 
 Then the trained model is stressed, by a factor that is a power of two:
 
@@ -24,8 +24,7 @@ CPU. Exit codes: 0 done, 2 wrong argument.
 
 import copy
 import math
-from collections.abc import Iterator
-from itertools import product
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,30 +34,24 @@ from torch import Tensor, nn
 
 from experiments.benchmarks.small_run import batches, begin, check_file, loss_of, write_results
 from experiments.config import recipes
-from experiments.config.keys import Config
 from experiments.jobs.command import CommandLine, leave
 from experiments.training.plan import Plan, plan
-from extensions.scalings import ALL, SCALINGS, Keys, Scaling, convert
-from models import float8, fp8_matmul
-from models.scaling import SCALINGS as TORCHAOS
+from extensions.scalings import ALL, SCALINGS, Scaling
+from extensions.scalings.layer import GRADIENT, INPUT, WEIGHT, multiply
+from models import float8
 
 EARLY = 5
+TENSOR, ROW = (ALL, ALL), (1, ALL)
 COMPARED = {
-    "tensorwise": ("tensorwise", Keys()),
-    "rowwise": ("rowwise", Keys()),
-    "blockwise": ("tensorwise", Keys("blockwise")),
-    "mxfp8": ("tensorwise", Keys("mxfp8")),
-    "mxfp8_ocp": ("tensorwise", Keys("mxfp8_ocp")),
-    "tensorwise, e4m3 gradients": ("tensorwise", Keys(gradients="e4m3")),
-    "rowwise, e5m2 gradients": ("rowwise", Keys(gradients="e5m2")),
+    "tensorwise": Scaling(TENSOR, TENSOR, "e5m2"),
+    "rowwise": Scaling(ROW, ROW, scale="power_of_2"),
+    "blockwise": SCALINGS["blockwise"],
+    "mxfp8": SCALINGS["mxfp8"],
+    "mxfp8_ocp": SCALINGS["mxfp8_ocp"],
+    "tensorwise, e4m3 gradients": Scaling(TENSOR, TENSOR),
+    "rowwise, e5m2 gradients": Scaling(ROW, ROW, "e5m2", "power_of_2"),
 }
-"""torchao's scaling and the keys `scalings`. `delayed` rounds as `tensorwise` while values do not
-jump."""
-SHARED = {
-    "tensorwise": Scaling((ALL, ALL), (ALL, ALL)),
-    "rowwise": Scaling((1, ALL), (1, ALL)),
-} | SCALINGS
-"""Which values share a scale."""
+"""torchao's scalings and ours. `delayed` rounds as `tensorwise` while values do not jump."""
 FACTORS = [2**power for power in (0, 2, 4, *range(6, 23))]
 OUTLIERS = 4  # features of each matrix
 
@@ -69,8 +62,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("keys", nargs="*", metavar="key=value", help="of the recipe `baseline`")
     args = parser.parse_args(argv)
     check_file(args.file, "snr.json")
-    trained, rows = train(plan(recipes.load("baseline", ["cpu"], args.keys)))
-    stress = list(stressed(*trained))
+    model, batch, rows = train(plan(recipes.load("baseline", ["cpu"], args.keys)))
+    stress = list(stressed(model, *batch))
     write_results(args.file, keys=args.keys, matmuls=rows, stress=stress)
     lost = pd.DataFrame(stress).pivot_table("lost", ["stress", "factor"], "scaling", sort=False)
     print(lost.round(4))
@@ -80,9 +73,9 @@ def main(argv: list[str] | None = None) -> int:
 # ---- tensors of a run ----
 
 
-def train(planned: Plan) -> tuple[tuple[nn.Module, Tensor, Tensor], list[dict]]:
-    """Train the model. Returns it in float32 with the inputs and labels of a new batch, and the
-    signal to noise of early and late matmuls."""
+def train(planned: Plan) -> tuple[nn.Module, tuple[Tensor, Tensor], list[dict]]:
+    """Train the model. Returns it in float32, inputs and labels of a new batch, and the signal to
+    noise of early and late matmuls."""
     config, (trainer, token_file) = planned.config, begin(planned)
     config.debug.seed += 1  # other rows than it is trained on
     model, batch, rows = trainer.model_parts[0], next(batches(config, token_file)), []
@@ -95,19 +88,25 @@ def train(planned: Plan) -> tuple[tuple[nn.Module, Tensor, Tensor], list[dict]]:
     trainer.on_step = measure
     trainer.train()
     trainer.close()
-    return (model.float(), *batch), rows
+    return model.float(), batch, rows
+
+
+def converted(model: nn.Module) -> dict[str, nn.Module]:
+    """Give the layers that recipes convert."""
+    names = sorted(float8.choose_modules(model, "rowwise", ["output"]))
+    return {name: model.get_submodule(name) for name in names}
 
 
 def taken(model: nn.Module, inputs: Tensor, labels: Tensor) -> Iterator[tuple[str, list[Tensor]]]:
     """Give name, input (tokens, in), weight (out, in) and gradient (tokens, out) of each layer that
     recipes convert, in float32."""
-    model = copy.deepcopy(model)
 
     def keep(layer: nn.Module, given: tuple[Tensor], out: Tensor) -> None:
         out.retain_grad()
         layer.input, layer.output = given[0], out
 
-    layers = {name: model.get_submodule(name) for name in chosen(model)}
+    model = copy.deepcopy(model)
+    layers = converted(model)
     for layer in layers.values():
         layer.register_forward_hook(keep)
     loss_of(model, inputs, labels).backward()
@@ -116,67 +115,52 @@ def taken(model: nn.Module, inputs: Tensor, labels: Tensor) -> Iterator[tuple[st
         yield name, [tensor.detach().flatten(0, -2).float() for tensor in three]
 
 
-def chosen(model: nn.Module) -> list[str]:
-    """Name the layers that recipes convert."""
-    return sorted(float8.choose_modules(model, "rowwise", ["output"]))
-
-
-def emulate(model: nn.Module, names: list[str], scaling: str) -> None:
-    """Swap the linear layers of these names for emulated FP8 layers."""
-    torchaos, keys = COMPARED[scaling]
-    matmul = fp8_matmul.Matmul(fp8_matmul.EMULATED, "")
-    fp8, config = float8.Choice(TORCHAOS[torchaos], frozenset(names), matmul), Config()
-    config.scalings = keys
-    convert(model, SimpleNamespace(fp8=fp8, config=config))
-
-
 # ---- signal to noise ----
 
 
 def measured(x: Tensor, weight: Tensor, gradient: Tensor) -> Iterator[dict]:
     """Make a record for each scaling and matmul of a layer."""
-    exact = three_matmuls(linear(weight.double()), x.double(), gradient.double())
-    for scaling in COMPARED:
-        model = linear(weight)
-        emulate(model, ["0"], scaling)
-        for matmul, rounded in three_matmuls(model, x, gradient).items():
-            noise = (rounded - exact[matmul]).square().sum() / exact[matmul].square().sum()
+    operands = x, weight, gradient
+    exact = three_matmuls(lambda left, a, right, b: left.double() @ right.double().t(), *operands)
+    for name, scaling in COMPARED.items():
+        rounded = three_matmuls(in_fp8(scaling), *operands)
+        for matmul, right in exact.items():
+            noise = (rounded[matmul] - right).square().sum() / right.square().sum()
             yield {
-                "scaling": scaling,
+                "scaling": name,
                 "matmul": matmul,
                 "snr_db": -10 * noise.log10().item(),
-                "bytes_an_element": bytes_an_element(scaling, x, weight, gradient),
+                "bytes_an_element": bytes_an_element(scaling, *operands),
             }
 
 
-def linear(weight: Tensor) -> nn.Module:
-    layer = nn.Linear(*weight.t().shape, bias=False, device=weight.device)
-    layer.weight.data = weight
-    return nn.Sequential(layer)
-
-
-def three_matmuls(model: nn.Module, x: Tensor, gradient: Tensor) -> dict[str, Tensor]:
-    x = x.clone().requires_grad_()
-    output = model(x)
-    to_input, to_weight = torch.autograd.grad(output, (x, model[0].weight), gradient)
+def three_matmuls(
+    multiply: Callable, x: Tensor, weight: Tensor, gradient: Tensor
+) -> dict[str, Tensor]:
+    """Do the three matmuls of a layer."""
     return {
-        "output": output.detach(),
-        "input's gradient": to_input,
-        "weight's gradient": to_weight,
+        "output": multiply(x, INPUT, weight, WEIGHT),
+        "input's gradient": multiply(gradient, GRADIENT, weight.t(), WEIGHT),
+        "weight's gradient": multiply(gradient.t(), GRADIENT, x.t(), INPUT),
     }
 
 
-def bytes_an_element(scaling: str, *operands: Tensor) -> float:
-    """Count the bytes of the six operands of a layer's matmuls, scales too, by their elements;
-    `operands` are x, weight and gradient."""
-    torchaos, keys = COMPARED[scaling]
-    row, elements, scales = SHARED[keys.name or torchaos], 0, 0
-    blocks = row.values, row.weights, row.values
-    for matrix, (high, wide) in zip(operands, blocks, strict=True):
+def in_fp8(scaling: Scaling) -> Callable:
+    """Give the layer's matmul, emulated."""
+    layer = SimpleNamespace(scaling=scaling)
+    return lambda left, a, right, b: multiply(layer, left, a, right, b, torch.float32)
+
+
+def bytes_an_element(scaling: Scaling, x: Tensor, weight: Tensor, gradient: Tensor) -> float:
+    """Count the bytes of the six operands of a layer's matmuls, scales too, by their elements."""
+    scales = elements = 0
+    of = (x, scaling.values), (weight, scaling.weights), (gradient, scaling.values)
+    for matrix, (high, wide) in of:
         for rows, along in (matrix.shape, matrix.t().shape):
             elements += rows * along
             scales += math.ceil(rows / high) * math.ceil(along / wide)
-    return 1 + row.scale_bytes * scales / elements
+    scale_bytes = 1 if scaling.scale in ("RCEIL", "FLOOR") else 4
+    return 1 + scale_bytes * scales / elements
 
 
 # ---- stress ----
@@ -210,33 +194,43 @@ def align(block: nn.Module, factor: int) -> None:
     mlp.w2.weight[:, features] /= factor
 
 
-STRESSES = {"outliers": (plant, ""), "swiglu": (align, ".w2")}
-"""Stresses by name: the change of a block, and how the layers whose signal to noise is told end."""
-
-
 def stressed(model: nn.Module, inputs: Tensor, labels: Tensor) -> Iterator[dict]:
     """Make a record for each stress, factor and scaling: the loss, and the median signal to noise
-    of each matmul."""
-    for (stress, (change, ending)), factor in product(STRESSES.items(), FACTORS):
-        changed = copy.deepcopy(model)
-        for block in changed.layers.values():
-            change(block, factor)
-        exact, rows = loss_of(changed, inputs, labels).item(), []
-        for name, operands in taken(changed, inputs, labels):
-            if name.endswith(ending):
-                rows += measured(*operands)
-        found = pd.DataFrame(rows).groupby(["scaling", "matmul"])["snr_db"].median()
-        for scaling in COMPARED:
-            converted = copy.deepcopy(changed)
-            emulate(converted, chosen(converted), scaling)
-            yield {
-                "stress": stress,
-                "factor": factor,
-                "scaling": scaling,
-                "exact_loss": exact,
-                "lost": loss_of(converted, inputs, labels).item() - exact,
-                "snr_db": found[scaling].to_dict(),
-            }
+    of each matmul of the layers whose names end so."""
+    for stress, change, ending in ("outliers", plant, ""), ("swiglu", align, ".w2"):
+        for factor in FACTORS:
+            changed = copy.deepcopy(model)
+            for block in changed.layers.values():
+                change(block, factor)
+            exact, rows = loss_of(changed, inputs, labels).item(), []
+            for name, operands in taken(changed, inputs, labels):
+                if name.endswith(ending):
+                    rows += measured(*operands)
+            found = pd.DataFrame(rows).groupby(["scaling", "matmul"])["snr_db"].median()
+            for name, scaling in COMPARED.items():
+                yield {
+                    "stress": stress,
+                    "factor": factor,
+                    "scaling": name,
+                    "exact_loss": exact,
+                    "lost": loss_in_fp8(changed, scaling, inputs, labels) - exact,
+                    "snr_db": found[name].to_dict(),
+                }
+
+
+@torch.no_grad()
+def loss_in_fp8(model: nn.Module, scaling: Scaling, inputs: Tensor, labels: Tensor) -> float:
+    """Compute the loss of a model whose outputs of linear layers are those of a scaling."""
+
+    def replace(layer: nn.Module, given: tuple[Tensor], out: Tensor) -> Tensor:
+        rows = given[0].flatten(0, -2)
+        return in_fp8(scaling)(rows, INPUT, layer.weight, WEIGHT).reshape(out.shape)
+
+    handles = [layer.register_forward_hook(replace) for layer in converted(model).values()]
+    loss = loss_of(model, inputs, labels).item()
+    for handle in handles:
+        handle.remove()
+    return loss
 
 
 if __name__ == "__main__":

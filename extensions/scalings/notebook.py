@@ -17,7 +17,6 @@ from analysis.answer import loss_verdicts
 from analysis.comparison import compare
 from analysis.study import read_study
 from extensions.scalings import tables
-from extensions.scalings.figures import losses_and_noise
 
 comparison = compare(read_study(newest.results("scalings")))
 found = tables.costs_and_keeps(comparison)
@@ -32,7 +31,7 @@ found = tables.costs_and_keeps(comparison)
 # features a row's scale is 0.001 bytes an element.
 
 # %%
-losses_and_noise(found)
+tables.noise_by_bytes(found)
 
 # %%
 found.round(4)
