@@ -22,6 +22,7 @@ class Gpu:
 
 
 _H100 = "NVIDIA H100 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/h100)"
+_H100_96 = "The H100 with HBM2e of 96 GB, of which torchtitan and torchao publish speeds"
 _H200 = "NVIDIA H200 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/h200)"
 _GH200 = "NVIDIA GH200 Superchip datasheet (nvidia.com/en-us/data-center/grace-hopper-superchip)"
 _A100 = "NVIDIA A100 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/a100), 80 GB SXM"
@@ -49,6 +50,7 @@ GPUS = {
     "h200": Gpu("H200", "Hopper", 141e9, 989e12, 1979e12, 4.8e12, _H200),
     "h100-pcie": Gpu("H100 PCIe", "Hopper", 80e9, 756e12, 1513e12, 2.0e12, _H100),
     "h100-nvl": Gpu("H100 NVL", "Hopper", 94e9, 835e12, 1671e12, 3.9e12, _H100),
+    "h100-96gb": Gpu("H100 96GB", "Hopper", 96e9, 989e12, 1979e12, 2.4e12, _H100_96),
     "h100": Gpu("H100", "Hopper", 80e9, 989e12, 1979e12, 3.35e12, _H100),
     "mi325x": Gpu("MI325X", "CDNA 3", 256e9, 1307.4e12, 2614.9e12, 6.0e12, _MI325X),
     "mi300x": Gpu("MI300X", "CDNA 3", 192e9, 1307.4e12, 2614.9e12, 5.3e12, _MI300X),

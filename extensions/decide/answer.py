@@ -1,192 +1,179 @@
-"""Answer whether FP8 pays for a training: YES, NO, MEASURE FIRST or DOES NOT FIT, and why.
-
-All that was fitted is in fitted.json (extensions/decide/fit.py).
-"""
+"""Answer whether FP8 pays for a training: YES, NO, MEASURE FIRST or DOES NOT FIT, and why."""
 
 import json
 import math
+from bisect import bisect_left
 from math import exp, log
-from pathlib import Path
-from shlex import join
 
-from extensions.decide.step import LAYERS, Factors, speed_up, work
+from extensions.decide.asked import Asked, Model
+from extensions.decide.pairs import HERE, SCALINGS, Pair, read
+from extensions.decide.step import Factors, bf16_s, frozen, speed_up, work
 from models import flops
-from models.errors import InputError
 from models.gpus import GPUS, chip
 
-FITTED = Path(__file__).with_name("fitted.json")
+FITTED = HERE / "fitted.json"
 YES, NO, MEASURE, DOES_NOT_FIT = "YES", "NO", "MEASURE FIRST", "DOES NOT FIT"
-SCALINGS = ("tensorwise", "rowwise")
 OUTSIDE, REFUSED = 2, 8  # times beyond what pairs cover: a range twice as wide; no estimate
-# Seconds that FP8's first step takes longer than bf16's, compiled by block, on two CPU cores
-LATER_S = 6.5
-NODE, NODE_OF_ALPS = 8, 4  # GPUs
+NODE, MOST = 8, 4096  # GPUs: of a measurement; that a training may be spread over
 
 
-def estimate(name: str, sizes: flops.Sizes, asked) -> dict:
-    """Answer with numbers, None for what is not known; ranges are [value, low, high].
-
-    Args:
-        name: of the model.
-        asked: the arguments of `python -m extensions.decide`.
-    """
-    facts = json.loads(FITTED.read_text(encoding="utf-8"))
-    tokens = asked.batch * asked.seq_len * asked.gpus
-    recompute, memory = needs(sizes, asked)
+def estimate(sizes: Model, asked: Asked) -> dict:
+    """Answer with numbers, None for what is not known; ranges are [value, low, high]."""
+    facts, pairs = json.loads(FITTED.read_text(encoding="utf-8")), read()
+    gpu = GPUS[asked.gpu]
+    asked.recompute, needed = memory(sizes, asked, asked.gpus)
+    outside = beyond(sizes, asked, [pair for pair in pairs if pair.calibrates])
+    near = sorted(pairs, key=lambda pair: distance(pair, sizes, asked))[:3]
     answer = {
-        "verdict": None,
-        "why": None,
-        "model": name,
-        "billions": sizes.parameters() / 1e9,
-        "gpu": asked.gpu,
-        "gpus": asked.gpus,
-        "tokens_per_step": tokens,
-        "steps": math.ceil(asked.tokens / tokens) if asked.tokens else asked.steps,
+        "verdict": NO,
+        "why": f"{asked.gpu} has no FP8 units",
         "speedup": dict.fromkeys(SCALINGS),
-        "memory_gib": memory / 2**30,
-        "gpu_gib": GPUS[asked.gpu].memory / 2**30,
-        "recompute": recompute,
         "step_s": None,
         "hours": None,
         "cost": None,
-        "ahead_from_step": None,
-        "nearest": nearest(sizes, asked, facts["near"]),
-        "fitted_to": f"fitted to {facts['pairs']} torchao pairs of {facts['published']}",
+        "memory_gib": needed / 2**30,
+        "gpu_gib": gpu.memory / 2**30,
+        "recompute": asked.recompute,
+        "fitted_to": f"{facts['pairs']} torchao pairs of {len(pairs)}",
+        "outside": ", ".join(outside) or None,
+        "nearest": [pair.told() for pair in near],
         "measure": None,
     }
-    if GPUS[asked.gpu].datasheet.fp8 is None:
-        return answer | {"verdict": NO, "why": f"{asked.gpu} has no FP8 units"}
-    if answer["memory_gib"] > answer["gpu_gib"]:
-        return answer | {
-            "verdict": DOES_NOT_FIT,
-            "why": "take more GPUs (--gpus), or fewer or shorter rows",
-        }
-    where = (sizes, chip(asked.gpu), asked.batch, asked.seq_len, asked.freeze)
-    outside = beyond(*where, facts)
+    if gpu.fp8 is None:
+        return answer
+    if needed > gpu.memory:
+        return answer | {"verdict": DOES_NOT_FIT, "why": fits_on(sizes, asked)}
     if max(outside.values(), default=0) <= REFUSED:
-        answer |= speeds(sizes, asked, recompute, facts, wide=bool(outside))
-        answer |= times(answer, asked.price)
-    if outside:
-        answer["fitted_to"] += f"; outside of what they cover: {', '.join(outside)}"
-    answer["verdict"], answer["why"] = verdict(answer)
+        answer |= speeds(sizes, asked, facts, wide=bool(outside))
+    alike = [pair for pair in near if distance(pair, sizes, asked) < log(2)]
+    answer["verdict"], answer["why"] = verdict(answer["speedup"]["tensorwise"], alike)
     if answer["verdict"] == MEASURE:
-        answer["measure"] = measure(sizes, asked, answer)
+        answer["measure"] = measure(sizes, asked, answer["step_s"])
     return answer
 
 
-def needs(sizes: flops.Sizes, asked) -> tuple[str, float]:
-    """Choose what is recomputed, and count the bytes that bf16 training needs on each GPU.
+# ---- memory ----
 
-    Without --recompute nothing is recomputed, if it fits so. Frozen weights have neither gradients
-    nor states of the optimizer.
-    """
-    if set(asked.freeze) >= set(LAYERS):
-        raise InputError("--freeze leaves nothing to train: leave a layer out")
-    frozen = flops.embedding(sizes) * ("tok_embeddings" in asked.freeze)
-    for layer, (n, k) in sizes.linear_shapes().items():
-        frozen += n * k * (layer.split(".")[-1] in asked.freeze)
-    trained = 1 - frozen / sizes.parameters()
-    tokens = asked.batch * asked.seq_len
+
+def memory(sizes: Model, asked: Asked, gpus: int) -> tuple[str, float]:
+    """Choose what is recomputed, nothing if it fits so and is not asked; and count the bytes that
+    bf16 training needs on each GPU. Frozen weights have neither gradients nor states."""
+    tokens = asked.batch * asked.sequence
+    untrained = frozen(sizes, asked.freeze) / sizes.parameters()
     for recompute in [asked.recompute] if asked.recompute else ["none", "full"]:
-        uses = flops.memory(sizes, tokens, asked.gpus, recomputes=recompute == "full")
-        for use in ("optimizer", "gradients"):
-            uses[use] *= trained
-        needed = sum(uses.values())
+        uses = flops.memory(sizes, tokens, gpus, recomputes=recompute == "full")
+        needed = sum(uses.values()) - untrained * (uses["optimizer"] + uses["gradients"])
         if needed <= GPUS[asked.gpu].memory:
             break
     return recompute, needed
 
 
-def beyond(sizes, chip: str, batch: int, sequence: int, frozen, facts: dict) -> dict[str, float]:
+def fits_on(sizes: Model, asked: Asked) -> str:
+    """Say on how many GPUs a training fits that does not fit."""
+    counts, size = range(asked.gpus, MOST + 1), GPUS[asked.gpu].memory
+    place = bisect_left(counts, True, key=lambda gpus: memory(sizes, asked, gpus)[1] <= size)
+    if place == len(counts):
+        return f"not on {MOST:,} GPUs either: take fewer or shorter rows"
+    return f"it would fit on {counts[place]:,} GPUs: set --gpus"
+
+
+# ---- speed ----
+
+
+def extent(sizes: Model, on: Asked | Pair) -> dict[str, float]:
+    """Give what pairs cover a range of."""
+    return {
+        "size": sizes.parameters(),
+        "sequence": on.sequence,
+        "tokens a step": on.batch * on.sequence,
+    }
+
+
+def beyond(sizes: Model, on: Asked | Pair, pairs: list[Pair]) -> dict[str, float]:
     """Find how many times a training is outside of what the pairs cover, by what it is outside in;
     up to twice is inside."""
-    values = {"size": sizes.parameters(), "sequence": sequence, "tokens a step": batch * sequence}
-    found = {}
-    for name, (low, high) in facts["ends"].items():
-        found[name] = max(low / values[name], values[name] / high)
-    found[f"no {chip}"] = OUTSIDE * (chip not in facts["chips"]) + 1
-    found["frozen weights"] = OUTSIDE * bool(frozen) + 1
+    covered, found = [extent(pair.sizes, pair) for pair in pairs], {}
+    for name, value in extent(sizes, on).items():
+        values = [of[name] for of in covered]
+        found[name] = max(min(values) / value, value / max(values))
+    seen = {chip(pair.gpu) for pair in pairs}
+    found[f"no {chip(on.gpu)}"] = 0 if chip(on.gpu) in seen else REFUSED
+    found["frozen weights"] = REFUSED if on.freeze else 0
     return {name: times for name, times in found.items() if times > OUTSIDE}
 
 
-def speeds(sizes: flops.Sizes, asked, recompute: str, facts: dict, wide: bool) -> dict:
-    """Predict the speed-up of each scaling, and seconds a step, with their ranges."""
-    where = (asked.gpu, asked.batch, asked.seq_len, asked.gpus, recompute, tuple(asked.freeze))
-    parts, range_ = work(sizes, *where), exp(facts["half_width"] * (1 + wide))
-    pace, slow, quick = facts["pace"]
-    bf16 = [(parts.fp8_able + parts.rest) / of for of in (pace, quick, slow)]
-    speedup, step_s = {}, {"bf16": bf16}
+def speeds(sizes: Model, asked: Asked, facts: dict, wide: bool) -> dict:
+    """Predict speed-ups, seconds a step, hours and cost."""
+    factors, parts = Factors(**facts["factors"]), work(sizes, asked)
+    range_ = exp(facts["half_width"] * (1 + wide))
+    speedup, step_s = {}, {"bf16": [bf16_s(factors, parts) / pace for pace in facts["pace"]]}
     for scaling in SCALINGS:
-        ratio = speed_up(Factors(**facts["factors"]), parts, scaling == "rowwise")
-        speedup[scaling] = [ratio, ratio / range_, ratio * range_]
-        step_s[scaling] = [bf16[0] / ratio, bf16[1] / ratio / range_, bf16[2] / ratio * range_]
-    return {"speedup": speedup, "step_s": step_s}
-
-
-def times(answer: dict, price: float | None) -> dict:
-    """Work out hours, cost, and from which step on tensorwise FP8 is ahead, its longer first step
-    included: as predicted, at best and at worst."""
-    step_s, found = answer["step_s"], {}
-    saved = [step_s["bf16"][0] * (1 - 1 / ratio) for ratio in answer["speedup"]["tensorwise"]]
-    value, worst, best = [1 + math.ceil(LATER_S / s) if s > 0 else None for s in saved]
-    found["ahead_from_step"] = [value, best, worst]
-    if answer["steps"]:
-        scale = answer["steps"] / 3600
-        found["hours"] = {name: [scale * s for s in of] for name, of in step_s.items()}
-        if price:
-            pay = price * answer["gpus"]
-            found["cost"] = {name: [pay * h for h in of] for name, of in found["hours"].items()}
+        ratio = speed_up(factors, parts, scaling == "rowwise")
+        low, high = ratio / range_, ratio * range_
+        speedup[scaling] = [ratio, low, high]
+        together = zip(step_s["bf16"], (ratio, high, low), strict=True)
+        step_s[scaling] = [seconds / of for seconds, of in together]
+    found = {"speedup": speedup, "step_s": step_s}
+    tokens = asked.batch * asked.sequence * asked.gpus
+    steps = math.ceil(asked.tokens / tokens) if asked.tokens else asked.steps
+    if steps:
+        found["hours"] = scaled(step_s, steps / 3600)
+        if asked.price:
+            found["cost"] = scaled(found["hours"], asked.price * asked.gpus)
     return found
 
 
-def verdict(answer: dict) -> tuple[str, str]:
-    """Say YES or NO where the whole range does, else MEASURE FIRST; and why."""
-    if answer["speedup"]["tensorwise"] is None:
-        return MEASURE, "no pair here is near"
-    _, low, high = answer["speedup"]["tensorwise"]
-    if high < 1:
-        return NO, "casts take more than FP8 matmuls save"
-    if low <= 1:
-        return MEASURE, "the range has both, a gain and a loss"
-    _, best, worst = answer["ahead_from_step"]
-    steps = answer["steps"] or math.inf
-    if steps < best:
-        return NO, f"{steps:,} steps do not earn back the longer first step"
-    if steps < worst:
-        return MEASURE, f"{steps:,} steps may not earn back the longer first step"
-    return YES, "the whole range lies above bf16"
+def scaled(ranges: dict, by: float) -> dict:
+    """Multiply ranges."""
+    return {name: [by * value for value in of] for name, of in ranges.items()}
 
 
-def nearest(sizes: flops.Sizes, asked, pairs: list[dict]) -> list[dict]:
-    """Choose the three pairs that are most like the training: in factors of e of parameters and
-    length, of which another chip, stack or scaling counts as one or more."""
+# ---- verdict ----
+
+
+def distance(pair: Pair, sizes: Model, asked: Asked) -> float:
+    """Say how unlike a training a pair is: in factors of e of parameters, of which another chip,
+    kind or stack counts as one or more."""
+    if not pair.billions or pair.fairness == "doubtful":
+        return math.inf
     kind = "lora" if asked.freeze else "dense"
-
-    def distance(pair: dict) -> float:
-        unlike = 2.5 * (pair["chip"] != chip(asked.gpu)) + (pair["stack"] != "torchao")
-        unlike += 2 * (pair["kind"] != kind) + 0.3 * (pair["scaling"] not in SCALINGS)
-        length = abs(log((pair["sequence"] or 8192) / asked.seq_len))
-        return unlike + abs(log(pair["billions"] * 1e9 / sizes.parameters())) + 0.3 * length
-
-    return sorted(pairs, key=distance)[:3]
+    unlike = 2 * (chip(pair.gpu) != chip(asked.gpu)) + 2 * (pair.kind != kind)
+    unlike += (pair.stack != "torchao") + (pair.scaling not in SCALINGS)
+    return unlike + abs(log(pair.billions * 1e9 / sizes.parameters()))
 
 
-def measure(sizes: flops.Sizes, asked, answer: dict) -> dict:
-    """Give the command that measures it here, and about how many minutes it takes."""
-    names = ("dim", "n_layers", "n_heads", "n_kv_heads", "hidden_dim", "vocab_size")
-    own = ", ".join(f"{name}: {round(getattr(sizes, name))}" for name in names)
-    keys = [f"training.local_batch_size={asked.batch}", f"training.seq_len={asked.seq_len}"]
-    keys += ["training.steps=60", f"model.sizes={{{own}}}"]
+def verdict(speedup: list | None, alike: list[Pair]) -> tuple[str, str]:
+    """Say YES or NO where the whole range does and no pair like the training contradicts, else
+    MEASURE FIRST; and why."""
+    if speedup is None:
+        return MEASURE, "no pair here is near"
+    _, low, high = speedup
+    if low <= 1 <= high:
+        return MEASURE, "the range has both, a gain and a loss"
+    for pair in alike:
+        if pair.scaling == "tensorwise" and (pair.speed_up > 1) != (low > 1):
+            return MEASURE, f"a near pair disagrees: {pair.speed_up:.2f}, {pair.source}"
+    if low > 1:
+        return YES, "the whole range lies above compiled bf16"
+    return NO, "casts take more than FP8 matmuls save"
+
+
+def measure(sizes: Model, asked: Asked, step_s: dict | None) -> str:
+    """Give the command that measures it here, on a node, and how long that takes."""
+    own = sizes.model_dump(exclude={"enable_weight_tying", "qk_norm"})
+    own["hidden_dim"] = round(sizes.hidden_dim)
+    keys = [f"training.local_batch_size={asked.batch}", f"training.seq_len={asked.sequence}"]
+    keys.append(f"'model.sizes={json.dumps(own)}'")
     if asked.freeze:
-        keys.append("model.freeze=" + json.dumps([f"*{layer}.weight" for layer in asked.freeze]))
-    start = ".venv/bin/python -m experiments.study baseline_compiled"
-    start += "".join(f" {scaling}_fp8_compiled" for scaling in SCALINGS)
-    if asked.gpus > NODE:
-        nodes = math.ceil(asked.gpus / NODE_OF_ALPS)
-        start = f"sbatch --nodes={nodes} extensions/sharded/alps_multinode.sbatch RECIPE"
-    elif asked.gpus > 1:
-        start += f" sharded.processes={asked.gpus}"
-    overlay = "full_recompute" if answer["recompute"] == "full" else "no_recompute"
-    step = answer["step_s"]["bf16"][2] if answer["step_s"] else 1
-    minutes = math.ceil(3 * (60 * step + 90) / 60)  # three recipes of 60 steps, and first ones
-    return {"command": f"{start} --overlay {overlay} {join(keys)}", "minutes": minutes}
+        patterns = [f"*{layer}.weight" for layer in asked.freeze]
+        keys.append(f"'puzzle.freeze={json.dumps(patterns)}'")
+    if asked.gpus > 1:
+        keys.append(f"sharded.processes={min(asked.gpus, NODE)}")
+    overlay = "full_recompute" if asked.recompute == "full" else "no_recompute"
+    slow = step_s["bf16"][2] if step_s else 1
+    minutes = math.ceil(9 * (60 * slow + 90) / 60)  # nine runs of 60 steps, and their start
+    return (
+        ".venv/bin/python -m experiments.study baseline_compiled tensorwise_fp8_compiled "
+        f"rowwise_fp8_compiled --seeds 3 --overlay {overlay} training.steps=60 {' '.join(keys)}"
+        f"  # about {minutes} minutes"
+    )

@@ -2,53 +2,71 @@
 
 import re
 from pathlib import Path
+from typing import Annotated, Literal
 
 import yaml
+from pydantic import BaseModel, BeforeValidator
 
-from extensions.decide.step import work
-from models.flops import Sizes
+from extensions.decide.asked import Model, Number, Whole
 from models.gpus import chip, find
 
 HERE = Path(__file__).parent
-STACK = "torchao"  # the recipes'
-SCALINGS = ("tensorwise", "rowwise")
-BANDWIDTH = {"H100 96GB": 2.4e12}  # B/s of GPUs whose memory is not that of their key in GPUS
+SCALINGS = ("tensorwise", "rowwise")  # the recipes'
 
 
-def read(path: Path = HERE / "speedups.yaml") -> list[dict]:
-    """Read all pairs, with `sizes` of their model, `speed_up`, `origin`, and the GPU's `chip`."""
-    content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
-    for pair in content["pairs"]:
-        sizes = content["models"].get(pair["model"])
-        pair["sizes"] = sizes and Sizes(**sizes)
-        pair["speed_up"] = speed_up(pair)
-        pair["chip"] = chip(find(pair["gpu"]))
-        # What is left out together: a repository, or a site's page
-        pair["origin"] = re.match(r"github\.com/[^/, ]+/[^/, ]+|[^, ]+", pair["source"])[0]
-    return content["pairs"]
+class Pair(BaseModel, extra="allow", frozen=True):
+    """One pair; 0 is not known. What no code reads has other keys (speedups.yaml explains all)."""
+
+    model: str
+    sizes: Model | None
+    kind: Literal["dense", "experts", "lora", "part"]
+    stack: Literal["torchao", "torchao eager", "Transformer Engine", "hand-written", "XLA", "other"]
+    scaling: str
+    gpu: Annotated[str | None, BeforeValidator(find)]
+    source: str
+    unit: str = ""
+    fairness: Literal["clean", "minor", "doubtful"]
+    recompute: Literal["none", "half", "full"] = "none"
+    freeze: tuple = ()
+    gpus: Whole = 1
+    tensor_parallel: Whole = 1
+    batch: Number = 0
+    sequence: Whole = 0
+    billions: Number = 0
+    lower_is_better: bool = False
+    bf16: Number = 0
+    fp8: Number = 0
+    ratio: Number = 0
+
+    @property
+    def speed_up(self) -> float:
+        """FP8's speed over bf16's."""
+        if self.ratio:
+            return self.ratio
+        ratio = self.fp8 / self.bf16
+        return 1 / ratio if self.lower_is_better else ratio
+
+    def told(self) -> dict:
+        """Give what an answer says of a pair."""
+        names = {"model", "stack", "scaling", "gpu", "source"}
+        return self.model_dump(include=names) | {"speed_up": self.speed_up}
+
+    @property
+    def origin(self) -> str:
+        """What is left out together: a repository, or a site's page."""
+        return re.match(r"github\.com/[^/, ]+/[^/, ]+|[^, ]+", self.source)[0]
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether it is fair, and as the recipes are; these are not split by tensor parallelism."""
+        alike = (self.stack, self.kind, self.tensor_parallel) == ("torchao", "dense", 1)
+        known = self.sizes and self.batch and self.sequence and chip(self.gpu)
+        return alike and known and self.scaling in SCALINGS and self.fairness != "doubtful"
 
 
-def speed_up(pair: dict) -> float:
-    """Divide FP8's speed by bf16's."""
-    if "ratio" in pair:
-        return pair["ratio"]
-    ratio = pair["fp8"] / pair["bf16"]
-    return 1 / ratio if pair.get("lower_is_better") else ratio
-
-
-def calibrating(pairs: list[dict]) -> list[dict]:
-    """Choose the pairs that are as the recipes are, and fair; `work` is that of their step.
-
-    The recipes have no tensor parallelism: pairs with it gain less, in ways that sizes do not tell.
-    """
-    found = []
-    for pair in pairs:
-        alike = (pair["stack"], pair["kind"]) == (STACK, "dense") and pair["scaling"] in SCALINGS
-        known = pair["sizes"] and pair["chip"] and pair.get("batch") and pair.get("sequence")
-        fair = pair["fairness"] != "doubtful" and pair.get("tensor_parallel", 1) == 1
-        if alike and known and fair:
-            names = ("sizes", "batch", "sequence", "gpus", "recompute", "head_fp8")
-            same = {name: pair[name] for name in names if name in pair}
-            where = {"gpu": find(pair["gpu"]), "bandwidth": BANDWIDTH.get(pair["gpu"])}
-            found.append(pair | {"work": work(**same, **where)})
-    return found
+def read() -> list[Pair]:
+    """Read all pairs."""
+    text = (HERE / "speedups.yaml").read_text(encoding="utf-8")
+    content = yaml.load(text, Loader=yaml.CSafeLoader)
+    models = content["models"]
+    return [Pair(sizes=models.get(pair["model"]), **pair) for pair in content["pairs"]]

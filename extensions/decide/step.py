@@ -1,88 +1,73 @@
-"""A training step in bf16 and in FP8, as a sum of rooflines.
+"""Predict a training step in bf16 and in FP8 from rooflines.
 
 A roofline is the least time that the GPU's datasheet allows: FLOPs over its peak, or bytes over its
-bandwidth. Only ratios matter: bf16 matmuls are as far from their roofline as all else here.
+bandwidth. Only ratios matter: one factor says how much farther from their rooflines all parts are
+that are no matmuls of a layer.
 """
 
 from typing import NamedTuple
 
-from models.flops import Sizes, q_dim
+from models.flops import embedding, kv_dim, q_dim
 from models.gpus import GPUS
 
-# How far above their rooflines parts are, in multiples of a bf16 matmul's distance
-ATTENTION = 2.0  # flash attention
-ELEMENTWISE = 2.0  # norms, RoPE, SwiGLU, loss, optimizer
-GAP_S = 2e-6  # around each FP8 matmul: its scales, its launch
 # How much of a block's forward pass is computed again; "half": selective, by operator
-RECOMPUTED = {None: 0.0, "none": 0.0, "half": 0.5, "full": 1.0}
-# Kinds of linear layers, and the embedding
-LAYERS = ("wq", "wk", "wv", "wo", "w1", "w2", "w3", "output", "tok_embeddings")
+RECOMPUTED = {"none": 0.0, "half": 0.5, "full": 1.0}
 
 
 class Factors(NamedTuple):
-    """The fitted parameters."""
+    """What is fitted."""
 
-    rowwise: float  # time of an FP8 matmul with scales of rows, over that with one scale
-    bytes_a_cast: float  # bytes moved for each element that is cast
+    rowwise: float  # part that an FP8 matmul takes longer with scales of rows
+    cast: float  # bytes moved for each element that is cast
+    rest: float  # attention and element-wise work, in multiples of their rooflines
 
 
 class Work(NamedTuple):
-    """Seconds of a step's parts in bf16; `cast` is the time to move a byte of each element."""
+    """Seconds of a step's parts at the roofline."""
 
-    fp8_able: float  # matmuls that FP8 computes
-    rest: float
-    cast: float
-    gaps: float
+    fp8_able: float  # matmuls that FP8 computes, in bf16
+    head: float
+    rest: float  # attention, element-wise work, AdamW
+    cast: float  # to move a byte of each element that is cast
 
 
-def work(
-    sizes: Sizes,
-    gpu: str,
-    batch: int,
-    sequence: int,
-    gpus: int = 1,
-    recompute: str | None = None,
-    frozen: tuple[str, ...] = (),
-    head_fp8: bool = False,
-    bandwidth: float | None = None,
-) -> Work:
-    """Add up the rooflines of a step of `batch` rows a GPU.
+def frozen(sizes, kinds: list[str]) -> int:
+    """Count the weights of layers that are not trained."""
+    shapes = sizes.linear_shapes().items()
+    return sum(n * k for name, (n, k) in shapes if name.split(".")[-1] in kinds)
+
+
+def work(sizes, on) -> Work:
+    """Add up the rooflines of a step.
 
     Args:
-        gpu: a key of `GPUS`.
-        frozen: kinds of layers without a weight gradient.
-        head_fp8: the head is in FP8 as the blocks are.
-        bandwidth: B/s, where it is not the GPU's.
+        sizes: of the model.
+        on: `Asked`, or a `Pair`: its GPU, rows a GPU, recomputation, frozen layers.
     """
-    peak = GPUS[gpu].datasheet.bf16
-    bandwidth = bandwidth or GPUS[gpu].datasheet.bandwidth
-    tokens, again = batch * sequence, RECOMPUTED[recompute]
+    gpu, tokens, again = GPUS[on.gpu], on.batch * on.sequence, RECOMPUTED[on.recompute]
     head = sizes.vocab_size * sizes.dim
-    in_bf16 = in_fp8 = weights = features = matmuls = 0
-    for name, (n, k) in sizes.linear_shapes().items():
-        layer = name.split(".")[-1]
-        computed = (3 - (layer in frozen)) * n * k
-        if layer == "output" and not head_fp8:
-            in_bf16 += computed
-            continue
-        in_fp8 += computed + again * n * k
-        weights += n * k
-        features += n + k
-        matmuls += 3
-    attention = 2 * tokens * sequence * q_dim(sizes) * sizes.n_layers * (3.5 + again) / peak
+    weights = sizes.parameters() - embedding(sizes) - head
+    heads = q_dim(sizes) + kv_dim(sizes)
+    features = sizes.n_layers * (7 * sizes.dim + 2 * heads + 3 * sizes.hidden_dim)
+    attention = 2 * on.sequence * q_dim(sizes) * sizes.n_layers * (3.5 + again)
     # Kernels of a compiled block move some 4.5 bytes for each feature of its linear layers.
     moved = tokens * (4.5 * features * (1 + again / 4) + 6 * sizes.vocab_size)
-    moved += 16 * (weights + 2 * head) / gpus  # by AdamW
+    moved += 16 * (weights + 2 * head) / on.gpus  # by AdamW
     return Work(
-        fp8_able=2 * tokens * in_fp8 / peak,
-        rest=2 * tokens * in_bf16 / peak + ATTENTION * attention + ELEMENTWISE * moved / bandwidth,
-        cast=(tokens * features + weights) / bandwidth,
-        gaps=GAP_S * matmuls,
+        fp8_able=2 * tokens * (weights * (3 + again) - frozen(sizes, on.freeze)) / gpu.bf16,
+        head=6 * tokens * head / gpu.bf16,
+        rest=tokens * attention / gpu.bf16 + moved / gpu.bandwidth,
+        cast=(tokens * features + weights) / gpu.bandwidth,
     )
+
+
+def bf16_s(factors: Factors, parts: Work) -> float:
+    """Predict the seconds of a step in bf16, with matmuls at their roofline."""
+    return parts.fp8_able + parts.head + factors.rest * parts.rest
 
 
 def speed_up(factors: Factors, parts: Work, rowwise: bool) -> float:
     """Predict FP8's speed over bf16's."""
-    in_fp8 = parts.fp8_able / 2 * (factors.rowwise if rowwise else 1)
-    casts = factors.bytes_a_cast * parts.cast + parts.gaps
-    return (parts.fp8_able + parts.rest) / (in_fp8 + parts.rest + casts)
+    saved = parts.fp8_able / 2 * (1 - factors.rowwise * rowwise)
+    in_bf16 = bf16_s(factors, parts)
+    return in_bf16 / (in_bf16 - saved + factors.cast * parts.cast)
