@@ -1,4 +1,5 @@
-"""What FP8 goes with: experiments/config/compatibility.yaml, which tests hold to be true."""
+"""What FP8 goes with: experiments/config/compatibility.yaml and those of extensions, as tests see
+it."""
 
 from typing import NamedTuple
 
@@ -6,7 +7,8 @@ import yaml
 
 from analysis.newest import ROOT
 
-SOURCE = ROOT / "experiments/config/compatibility.yaml"
+PLACES = ("experiments/config", "extensions/*")
+RECIPES = ("tensorwise_fp8_compiled", "rowwise_fp8_compiled")
 
 
 class Cell(NamedTuple):
@@ -15,19 +17,23 @@ class Cell(NamedTuple):
     pairing: str
     recipe: str
     keys: list[str]  # that the pairing adds to the recipe
-    processes: int  # that share the run
     refused: str | None
     why: str
 
 
 def cells() -> list[Cell]:
-    """List every recipe with every pairing, pairing by pairing."""
-    source, found = yaml.safe_load(SOURCE.read_text(encoding="utf-8")), []
-    for name, pairing in source["pairings"].items():
-        keys, processes = pairing.get("keys", []), pairing.get("processes", 1)
-        for recipe in source["recipes"]:
-            refused = pairing.get("refused")
-            if isinstance(refused, dict):
-                refused = refused.get(recipe)
-            found.append(Cell(name, recipe, keys, processes, refused, pairing.get("why", "")))
+    """List every recipe with every pairing, pairing by pairing; none that needs an extension that
+    is not there."""
+    pairings = {}
+    for place in PLACES:
+        for path in sorted(ROOT.glob(f"{place}/compatibility.yaml")):
+            pairings |= yaml.safe_load(path.read_text(encoding="utf-8"))
+    found = []
+    for name, pairing in pairings.items():
+        if not (ROOT / "extensions" / pairing.get("needs", "")).is_dir():
+            continue
+        refused = pairing.get("refused")
+        for recipe in RECIPES:
+            sentence = refused.get(recipe) if isinstance(refused, dict) else refused
+            found.append(Cell(name, recipe, pairing["keys"], sentence, pairing.get("why", "")))
     return found

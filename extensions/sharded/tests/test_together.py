@@ -1,0 +1,84 @@
+"""What several processes train: what FP8 goes with, by all compatibility.yaml that are there, and
+that two or three train what one does."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis.compatibility import cells
+from experiments.config import recipes
+from experiments.records.files import read
+from experiments.records.run import MANIFEST, PROOF, Manifest, Proof
+from tests import processes
+from tests.runs import SMALLEST, TINY, lines_of, losses_of
+
+pytestmark = pytest.mark.slow
+
+QUICK = [*TINY, "training.steps=3", "compile.enable=false", "metrics.enable_tensorboard=false"]
+GATHER = "quantize.linear.float8.enable_fsdp_float8_all_gather=true"
+BY_THREE = "model.sizes={dim: 96, n_layers: 1, n_heads: 6, n_kv_heads: 3, hidden_dim: 144}"
+TIED = ["model.flavor=llama3.2-1B", SMALLEST, "model.sizes.vocab_size=4096"]
+TIED += ["training.dtype=float32", "training.mixed_precision_param=float32"]
+TIED += ["checkpoint.enable=true", "checkpoint.interval=2"]
+SEVERAL = {
+    f"{cell.recipe} with {cell.pairing}": (cell.recipe, ["model.sizes.n_layers=1", *cell.keys])
+    for cell in cells()
+    if not cell.refused and "sharded.processes" in str(cell.keys)
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Trains all runs of several processes, and what they are compared with, each in a folder of
+    its name."""
+    folder = tmp_path_factory.mktemp("runs")
+    go_on = f"checkpoint.initial_load_path={folder}/two/checkpoint/step-2"
+    two = [*TIED, "sharded.processes=2", "training.local_batch_size=3"]
+    runs = SEVERAL | {
+        "three": ("tensorwise_fp8_compiled", [BY_THREE, GATHER, "sharded.processes=3"]),
+        "one": ("baseline", [*TIED, "sharded.processes=1", "training.local_batch_size=6"]),
+        "two": ("baseline", two),
+        "by three": ("baseline", [*TIED, "sharded.processes=3", "training.local_batch_size=2"]),
+        "resumed": ("baseline", [*two, go_on, "checkpoint.initial_load_model_only=false"]),
+    }
+    asked = []
+    for name, (recipe, keys) in runs.items():
+        keys = [*QUICK, *keys]
+        count = recipes.load(recipe, ["cpu"], keys).processes
+        asked.append([count, [recipe, "--overlay", "cpu", "--out", str(folder / name), *keys]])
+    (folder / "runs.json").write_text(json.dumps(asked))
+    command = [sys.executable, "-m", "extensions.sharded.tests.forked", folder / "runs.json"]
+    processes.run(command, 290)
+    return folder
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_what_works_trains_and_proves_its_fp8(name, folder):
+    manifest = read(folder / name / MANIFEST, Manifest)
+    proof = read(folder / name / PROOF, Proof)
+    assert manifest.status == "completed" and manifest.world_size > 1
+    assert proof.fp8_flops >= proof.fp8_flops_expected > 0
+
+
+def test_three_processes_gather_fp8_rows_that_divide(folder):
+    sent = read(folder / "three" / PROOF, Proof).sharded
+    assert sent["shards"] == 3
+    assert sent["gathered_bytes"] == sent["gathered_bytes_expected"] > 0
+
+
+def test_two_and_three_processes_train_a_tied_matrix_as_one_does(folder):
+    """Each draws its first weights from the seed. FSDP2 shards the matrix of embedding and head
+    once. A norm of 260,000 numbers depends on the order in which float32 adds them up; a matrix
+    that lost one of its two uses would be off by about 1."""
+    for key in "loss", "grad_norm":
+        expected = [line[key] for line in lines_of(folder / "one")]
+        for name in "two", "by three":
+            found = [line[key] for line in lines_of(folder / name)]
+            assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_two_processes_resume_bit_for_bit(folder):
+    whole, resumed = losses_of(folder / "two"), losses_of(folder / "resumed")
+    assert len(whole) == 3 and resumed == whole[2:]
