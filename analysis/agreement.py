@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-import pandas as pd
 from scipy import stats
 
 from analysis.runs import Run
@@ -56,7 +55,7 @@ def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
     Args:
         tries: recipes that are judged together: the interval of each is wider (Bonferroni).
     """
-    own, others = (sorted(timed(runs), key=lambda run: run.seed) for runs in (own, others))
+    own, others = timed(own), timed(others)
     few = min(len(own), len(others))
     if not few:
         return SpeedUp()
@@ -72,38 +71,25 @@ def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
 
 
 def contradictions(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> Iterator[str]:
-    """Say what contradicts a ratio: where the runs were, another way to count, a trend in time, or
-    all seeds but one."""
-    ratio = by[MEAN]
+    """Say what contradicts a ratio: where the runs were, or an honest way to find another."""
+    ratio, quick = by[MEAN], by[QUICK]
     if math.isnan(ratio.low):
         yield f"{where(own)}, and {where(others)}, so the machine may have made the difference"
-        return
-    if not ratio.clear and not ratio.as_fast:
-        yield from hidden_lead(by, own, others)
-        return
-    yield from other_ways(by, own, others)
-    corrected = Ratio(ratio.mean / trend(own, others))
-    if corrected.contradicts(ratio):
-        yield f"runs got slower or faster from one to the next; without that it has {corrected}"
-    for seed in sorted({run.seed for run in own + others}):
-        kept = [[run for run in runs if run.seed != seed] for runs in (own, others)]
-        if min(map(len, kept)) > 1:
-            rest = ratios(*kept, LEVEL)[MEAN]
-            if rest.contradicts(ratio) and not rest.low < ratio.mean < rest.high:
-                yield f"without seed {seed} it has {rest}"
+    elif ratio.clear or ratio.as_fast:
+        found = other_ways(by, own, others)
+        found["without the trend from run to run"] = Ratio(ratio.mean / trend(own, others))
+        found |= leave_one_out(ratio, own, others)
+        for words, other in found.items():
+            if other.contradicts(ratio):
+                yield f"{words} it has {other}"
+    elif quick.low > 1 and not Ratio(quick.low).contradicts(quick):
+        yield f"slow steps hide its lead ({longest_step(own + others)}): by {QUICK} it has {quick}"
 
 
 def where(runs: list[Run]) -> str:
     """Say where the runs of a recipe were."""
     places = " or ".join(sorted({run.place for run in runs}))
     return f"all runs of {runs[0].recipe} were on {places}"
-
-
-def hidden_lead(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> Iterator[str]:
-    """Say where a lead, which the quicker steps have, is lost in the noise of slow ones."""
-    quick = by[QUICK]
-    if quick.low > 1 and not Ratio(quick.low).contradicts(quick):
-        yield f"slow steps hide its lead ({longest_step(own + others)}): by {QUICK} it has {quick}"
 
 
 def longest_step(runs: list[Run]) -> str:
@@ -116,8 +102,9 @@ def longest_step(runs: list[Run]) -> str:
     return f"step {step} of {name} took {seconds:.3g} s, {times:.1f} times its median step"
 
 
-def other_ways(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> list[str]:
-    """Say which ways contradict the mean steady step by more than chance, the furthest first.
+def other_ways(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> dict[str, Ratio]:
+    """Find the ratios that contradict the mean steady step's by more than chance, the furthest
+    first.
 
     Of the fifths of the steps only those count in which the lead is smaller: a part with a larger
     lead takes nothing away.
@@ -125,32 +112,41 @@ def other_ways(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> list[
     a, b = rate_table(own), rate_table(others)
     with warnings.catch_warnings(action="ignore"):  # runs that are equal
         test = stats.ttest_ind(a.sub(a[MEAN], axis=0), b.sub(b[MEAN], axis=0))
-    apart = {}
-    for (way, other), chance in zip(by.items(), test.pvalue, strict=True):
-        more = other.mean - by[MEAN].mean
-        larger_for_a_while = way in FIFTHS and more > 0
-        if other.contradicts(by[MEAN]) and chance < CHANCE and not larger_for_a_while:
+    found = {}
+    for (way, ratio), chance in zip(by.items(), test.pvalue, strict=True):
+        larger_for_a_while = way in FIFTHS and ratio.mean > by[MEAN].mean
+        if chance < CHANCE and not larger_for_a_while and ratio.contradicts(by[MEAN]):
             why = f" ({longest_step(own + others)})" if way == QUICK else ""
-            apart[f"by {way} it has {other}{why}"] = abs(more)
-    return sorted(apart, key=apart.get, reverse=True)[:NAMED]
+            found[f"by {way}{why}"] = ratio
+    furthest = sorted(found, key=lambda words: -abs(found[words].mean - by[MEAN].mean))
+    return {words: found[words] for words in furthest[:NAMED]}
 
 
 def trend(own: list[Run], others: list[Run]) -> float:
     """Work out the ratio that comes from runs getting slower or faster in the order in which they
     were made, where one recipe's runs were made first; 1 if that may be chance."""
-    runs = pd.DataFrame({
-        "recipe": [run.recipe for run in own + others],
-        "order": pd.Series([run.manifest.start for run in own + others]).rank(),
-        "rate": rate_table(own + others)[MEAN].to_numpy(),
-    })  # fmt: skip
-    means = runs.groupby("recipe").transform("mean")
-    order, rate = runs["order"] - means["order"], runs["rate"] - means["rate"]
+    order = stats.rankdata([run.manifest.start.timestamp() for run in own + others])
+    rate = rate_table(own + others)[MEAN].to_numpy(copy=True)
+    first, rest = slice(len(own)), slice(len(own), None)
+    later = order[first].mean() - order[rest].mean()
+    for values in order, rate:  # within each recipe
+        values[first] -= values[first].mean()
+        values[rest] -= values[rest].mean()
     with warnings.catch_warnings(action="ignore"):  # runs that were all made at once
-        chance = stats.pearsonr(order, rate).pvalue
-    if not chance < CHANCE:
-        return 1.0
-    slope = (order * rate).sum() / (order**2).sum()
-    return math.exp(slope * (means["order"].iloc[0] - means["order"].iloc[-1]))
+        line = stats.linregress(order, rate)
+    return math.exp(line.slope * later) if line.pvalue < CHANCE else 1.0
+
+
+def leave_one_out(ratio: Ratio, own: list[Run], others: list[Run]) -> dict[str, Ratio]:
+    """Find the ratio without each seed, where its interval does not hold the ratio of all."""
+    found = {}
+    for seed in sorted({run.seed for run in own + others}):
+        kept = [[run for run in runs if run.seed != seed] for runs in (own, others)]
+        if min(map(len, kept)) > 1:
+            rest = ratios(*kept, LEVEL)[MEAN]
+            if not rest.low < ratio.mean < rest.high:
+                found[f"without seed {seed}"] = rest
+    return found
 
 
 def impossible(ratio: Ratio, own: list[Run], others: list[Run]) -> Iterator[str]:

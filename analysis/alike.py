@@ -8,9 +8,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-import yaml
-
-from analysis.runs import Run, flat
+from analysis.runs import Run, flat, read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMED = 3  # of many records that differ
@@ -104,6 +102,6 @@ def said_by(recipe: str) -> dict | None:
     files = [file for file in files if file.parent.name not in ("studies", "overlays")]
     if not files:
         return None
-    said = yaml.safe_load(files[0].read_text())
+    said = read_yaml(files[0])
     parent = said.pop("base", "base")
     return (said_by(parent) if parent != "base" else {}) | flat(said)

@@ -1,14 +1,13 @@
-"""Should this Llama be trained in FP8? The outcome in sentences: the answer, what limits it, and
-what it rests on."""
+"""Should this Llama be trained in FP8? The outcome in sentences: the answer, what it rests on, and
+what limits it."""
 
-import math
 from collections.abc import Iterator
 from shlex import join
 
 from analysis import losses, speed
-from analysis.break_even import When
 from analysis.comparison import Comparison, Finding, Outcome
 from analysis.losses import CANNOT_TELL, HIGHER, LOWER, SAME
+from analysis.runs import Run
 
 QUESTION = "Should this Llama be trained in FP8?"
 SENTENCES = {
@@ -34,10 +33,10 @@ LOSSES = {
     SAME: "{recipe} ends at the same loss as {reference}",
     LOWER: "{recipe} ends at a lower loss than {reference}",
     HIGHER: "{recipe} ends at a higher loss than {reference}",
-    CANNOT_TELL: "These runs cannot tell whether {recipe} ends at the same loss as {reference}",
+    CANNOT_TELL: "these runs cannot tell whether {recipe} ends at the same loss as {reference}",
 }
 TOO_FEW = (
-    f"It takes {losses.MIN_SEEDS} seeds of {losses.MIN_STEPS} steps or more to say whether "
+    f"it takes {losses.MIN_SEEDS} seeds of {losses.MIN_STEPS} steps or more to say whether "
     "{recipe} ends at the same loss as {reference}"
 )
 MORE = "{what}: with {runs} runs of each the interval would reach {widths} to each side."
@@ -55,62 +54,107 @@ def outcome(comparison: Comparison) -> Outcome:
 
 def answer(comparison: Comparison) -> list[str]:
     """Write the answer with its evidence, and then all that limits it."""
-    first, *evidence = headline(comparison)
-    further = [*limits(comparison, first), *next_steps(comparison), *worth(comparison)]
-    return [first, *evidence, *further]
+    first, *rest = headline(comparison)
+    return [first, *rest, *limits(comparison, first), *next_steps(comparison), *worth(comparison)]
 
 
 def headline(comparison: Comparison) -> list[str]:
     """Write the answer, what it rests on (speed, loss, FP8), and what was trained."""
-    best, reference = comparison.best, comparison.reference
-    if not best:
-        first = SENTENCES[Outcome.NO_REFERENCE].format(reference=reference)
-        return [first, setting(comparison)]
-    first = SENTENCES[best.outcome].format(
-        recipe=best.recipe,
-        reference=reference,
-        reason=best.reasons[0] if best.reasons else "",
-        same="a lower" if best.loss.word == LOWER else "the same",
-        diverged=" and ".join(best.diverged),
-    )
-    evidence = [
-        f"Speed: {rate(comparison, best)}",
-        f"Loss: {about_loss(comparison, best)}",
-        f"FP8: {in_fp8(comparison, best)}",
-    ]
-    return [first, *evidence, setting(comparison)]
+    best, facts = comparison.best, {"reference": comparison.reference}
+    if best:
+        facts["recipe"] = best.recipe
+        facts["reason"] = best.reasons[0] if best.reasons else ""
+        facts["same"] = "a lower" if best.loss.word == LOWER else "the same"
+        facts["diverged"] = " and ".join(f"{of} {how}" for of, how in best.diverged.items())
+    first = SENTENCES[outcome(comparison)].format_map(facts)
+    rests_on = evidence(comparison, best) if best else []
+    return [first, *rests_on, trained(comparison)]
 
 
-def rate(comparison: Comparison, finding: Finding) -> str:
-    """Write how fast a recipe is, and from which step on it is ahead."""
-    if comparison.on_cpu:
-        return "nothing to compare on a CPU."
+def evidence(comparison: Comparison, finding: Finding) -> list[str]:
+    """Write of a recipe its speed and break-even step, its loss, and the share of FP8."""
+    recipe, reference, said = finding.recipe, comparison.reference, []
+    runs = comparison.study.completed(recipe)
+    if not comparison.on_cpu:
+        pays = finding.break_even.sentence(recipe, reference)
+        said.append(f"Speed: {claim(comparison, finding)}. {pays}")
+    said.append(f"Loss: {about_loss(comparison, finding)}")
+    if recipe in comparison.fp8:
+        said.append(f"FP8 of {recipe}: {share_word(runs)} of the linear layers' matmul FLOPs, by "
+                    "the proof of each run.")  # fmt: skip
+    return said
+
+
+def claim(comparison: Comparison, finding: Finding) -> str:
+    """Say how many times as fast a recipe is, and in how many of its steps it is in FP8."""
     if not finding.speed.runs:
-        return f"it takes {speed.MIN_STEPS} steps to tell."
-    return f"{claim(comparison, finding)}.{pays(finding)}"
+        return f"it takes {speed.MIN_STEPS} steps to tell how fast {finding.recipe} is"
+    said = finding.recipe
+    in_fp8 = min(run.steps["in_fp8"].mean() for run in comparison.study.completed(said))
+    if 0 < in_fp8 < 1:
+        said += f" (in FP8 in {in_fp8:.0%} of its steps)"
+    ratio = finding.speed.ratio
+    return (
+        f"{said} has {ratio.mean:.2f} times the tokens/s of {comparison.reference}{ratio.interval}"
+    )
 
 
-def in_fp8(comparison: Comparison, finding: Finding) -> str:
-    """Write which share of a recipe's matmuls ran in FP8, by the proof of each run."""
-    runs = comparison.study.completed(finding.recipe)
-    if any(run.proof and run.proof.emulated for run in runs):
-        return "emulated: numbers are rounded to FP8, and multiplied in float32."
-    shares = [run.fp8_share for run in runs if not math.isnan(run.fp8_share)]
-    if not shares:
-        return "no run has a proof."
-    share = f"{100 * min(shares):.0f} %"
-    return f"{share} of the matmul FLOPs of linear layers ran in FP8, by the proof of each run."
+def share_word(runs: list[Run]) -> str:
+    """Write the share of the linear layers' matmul FLOPs that ran in FP8."""
+    proven = [run for run in runs if run.proof]
+    if any(run.proof.emulated for run in proven):
+        return "emulated"
+    if not proven:
+        return "unknown"
+    shares = sorted(run.fp8_share for run in proven)
+    return " to ".join(dict.fromkeys([f"{shares[0]:.0%}", f"{shares[-1]:.0%}"]))
 
 
-def setting(comparison: Comparison) -> str:
-    """Say what was trained, by the first completed run: the model's size, its rows, the device."""
+def about_loss(comparison: Comparison, finding: Finding) -> str:
+    """Write the verdict on a recipe's loss, with the numbers that it rests on."""
+    verdict = finding.loss
+    said = LOSSES.get(verdict.word, TOO_FEW)
+    said = said.format(recipe=finding.recipe, reference=comparison.reference)
+    seeds = len(verdict.by_seed)
+    if not seeds:
+        return f"{said}."
+    said += f" after {verdict.step:,} steps: {seeds} seed{'s' * (seeds > 1)}, "
+    said += f"difference {figure(verdict.difference)}"
+    if seeds > 1:
+        interval = f"{figure(verdict.low)} to {figure(verdict.high)}"
+        said += f", {100 * verdict.level:.3g} % interval {interval}"
+    return f"{said}, margin {verdict.margin:.4f}."
+
+
+def figure(loss: float) -> str:
+    """Write a loss with its sign; one that is large by its first digits."""
+    return f"{loss:+.4g}" if abs(loss) >= 1000 else f"{loss:+.4f}"
+
+
+def trained(comparison: Comparison) -> str:
+    """Say what was trained, with what, when and where, by the first completed run."""
     runs = [run for of in comparison.completed.values() for run in of]
     if not runs:
         return "Trained: no run was completed."
-    manifest, steps = runs[0].manifest, runs[0].steps
-    return (f"Trained: {short(manifest.parameters)} parameters ({manifest.flavor}), rows of "
-            f"{manifest.seq_len:,} tokens, {len(steps):,} steps of {steps['tokens'].median():,.0f} "
-            f"tokens, on {manifest.hardware.name}.")  # fmt: skip
+    first, steps = runs[0].manifest, runs[0].steps
+    days = sorted(f"{run.manifest.start:%Y-%m-%d}" for run in runs)
+    facts = {
+        "model": first.flavor,
+        "parameters": short(first.parameters),
+        "steps": f"{len(steps):,} of {steps['tokens'].median():,.0f} tokens",
+        "rows": f"{first.seq_len:,} tokens",
+        "data": first.dataset,
+        "overlays": ", ".join(first.overlays),
+        "seeds": len({run.seed for run in runs}),
+        "days": " to ".join(dict.fromkeys([days[0], days[-1]])),
+        "commit": ", ".join(sorted({str(run.manifest.git.commit)[:9] for run in runs})),
+        **first.packages,
+        "on": first.hardware.name,
+        "driver": first.hardware.driver,
+        "power limit": first.hardware.power_limit_w,
+        "processes": first.world_size,
+    }
+    return f"Trained: {'; '.join(f'{key} {value}' for key, value in facts.items() if value)}."
 
 
 def short(number: float) -> str:
@@ -121,42 +165,28 @@ def short(number: float) -> str:
     return f"{number:.3g}"
 
 
-def claim(comparison: Comparison, finding: Finding) -> str:
-    """Say how many times as fast a recipe is, and in how many of its steps it is in FP8."""
-    said = finding.recipe
-    runs = comparison.study.completed(finding.recipe)
-    in_fp8 = min((run.steps["in_fp8"].mean() for run in runs), default=1)
-    if 0 < in_fp8 < 1:
-        said += f" (in FP8 in {in_fp8:.0%} of its steps)"
-    ratio = finding.speed.ratio
-    beside = comparison.reference
-    return f"{said} has {ratio.mean:.2f} times the tokens/s of {beside}{ratio.interval}"
-
-
-def pays(finding: Finding) -> str:
-    """Say from which step on a recipe has taken less time; nothing where it never has."""
-    found = finding.break_even
-    if found.when == When.START:
-        return " It is ahead from the start, first step (compile) included."
-    if found.when != When.FROM or not math.isfinite(found.step):
-        return ""
-    verb = "would be" if found.beyond else "is"
-    return f" It {verb} ahead from step {found} on, first step (compile) included."
+# ---- what limits the answer ----
 
 
 def limits(comparison: Comparison, said: str = "") -> Iterator[str]:
     """Say what limits the findings, unless it was `said`."""
     for recipe, finding in comparison.findings.items():
-        yield from (f"{words}." for words in finding.diverged if words not in said)
+        found = [f"{name} {words}" for name, words in finding.diverged.items()]
         if recipe in comparison.fp8 and not comparison.on_cpu:
-            yield from (f"{recipe}: {words}." for words in finding.reasons if words not in said)
+            found += [f"{recipe}: {words}" for words in finding.reasons]
+        yield from (f"{words}." for words in found if words.removeprefix(f"{recipe}: ") not in said)
 
 
 def next_steps(comparison: Comparison) -> Iterator[str]:
     """Say what it would take to tell what these runs cannot."""
     best = comparison.best
     if best and best.outcome == Outcome.SINGLE_RUN:
-        yield f"To get a verdict, repeat the runs with more seeds: {repeat_command(comparison)}"
+        file = comparison.study.file
+        words = ["python", "-m", "experiments.study", *comparison.recipes]
+        for overlay in file.overlays:
+            words += ["--overlay", overlay]
+        command = join([*words, "--seeds", "0,1,2", *file.overrides])
+        yield f"To get a verdict, repeat the runs with more seeds: {command}"
     if best and best.outcome == Outcome.CANNOT_TELL:
         yield more_runs(f"The speed of {best.recipe}", best.speed.half_widths, "{:.1%}")
     yield from more_seeds(comparison)
@@ -177,15 +207,6 @@ def more_runs(what: str, widths: dict[int, float], form: str) -> str:
     return MORE.format(what=what, runs=", ".join(map(str, widths)), widths=reach)
 
 
-def repeat_command(comparison: Comparison) -> str:
-    """Write the command that trains the same recipes with three seeds each."""
-    file = comparison.study.file
-    words = ["python", "-m", "experiments.study", *comparison.recipes]
-    for overlay in file.overlays:
-        words += ["--overlay", overlay]
-    return join([*words, "--seeds", "0,1,2", *file.overrides])
-
-
 def worth(comparison: Comparison) -> Iterator[str]:
     """Say what a difference of one margin is worth; nothing where no verdict uses the margin."""
     if any(finding.loss.word in LOSSES for finding in comparison.findings.values()):
@@ -195,46 +216,23 @@ def worth(comparison: Comparison) -> Iterator[str]:
                            compute=100 * more, billions=parameters / 1e9)  # fmt: skip
 
 
-# ---- what the answer rests on ----
+# ---- what else was found ----
 
 
 def details(comparison: Comparison) -> list[str]:
-    """Write of every recipe its speed, its break-even step, its loss, and what is only told."""
+    """Write the evidence on the recipes that the answer is not about, and what is only told."""
     sentences = []
     for recipe, finding in comparison.findings.items():
-        if finding.speed.runs:
-            sentences.append(f"{claim(comparison, finding)}.")
-        sentences.append(about_loss(comparison, finding))
-        if recipe in comparison.fp8:
-            sentences.append(finding.break_even.sentence(recipe, comparison.reference))
-            sentences += [f"{recipe}: {words}." for words in finding.told]
+        if finding != comparison.best:
+            sentences += evidence(comparison, finding)
+        sentences += [f"{recipe}: {words}." for words in finding.told]
     return sentences
 
 
 def loss_verdicts(comparison: Comparison) -> list[str]:
     """Write the verdict on each recipe's loss, and what it takes where these runs cannot tell."""
     verdicts = [about_loss(comparison, finding) for finding in comparison.findings.values()]
-    return verdicts + more_seeds(comparison)
-
-
-def about_loss(comparison: Comparison, finding: Finding) -> str:
-    """Write the verdict on a recipe's loss, with the numbers that it rests on."""
-    verdict = finding.loss
-    said = LOSSES.get(verdict.word, TOO_FEW)
-    said = said.format(recipe=finding.recipe, reference=comparison.reference)
-    if not verdict.by_seed:
-        return f"{said}."
-    seeds = f"{len(verdict.by_seed)} seed{'s' * (len(verdict.by_seed) > 1)}"
-    said += f" after {verdict.step:,} steps: {seeds}, difference {figure(verdict.difference)}"
-    if len(verdict.by_seed) > 1:
-        interval = f"{figure(verdict.low)} to {figure(verdict.high)}"
-        said += f", {100 * verdict.level:.3g} % interval {interval}"
-    return f"{said}, margin {verdict.margin:.4f}."
-
-
-def figure(loss: float) -> str:
-    """Write a loss with its sign; one that is large by its first digits."""
-    return f"{loss:+.4g}" if abs(loss) >= 1000 else f"{loss:+.4f}"
+    return [said[0].upper() + said[1:] for said in verdicts] + more_seeds(comparison)
 
 
 def left_out(comparison: Comparison) -> list[str]:

@@ -49,7 +49,7 @@ class Finding:
     Args:
         reasons: what limits the answer, the weightiest first.
         told: what a reader should know, and limits nothing.
-        diverged: in how many runs the recipe and the reference did, in words.
+        diverged: of the recipe and the reference, if some of its runs did, in how many.
     """
 
     recipe: str
@@ -59,7 +59,7 @@ class Finding:
     break_even: BreakEven
     reasons: list[str]
     told: list[str]
-    diverged: list[str]
+    diverged: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -151,63 +151,45 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
         tries: recipes that are judged together.
     """
     own, others = study.completed(recipe), study.completed(reference)
-    started = study.started(recipe), study.started(reference)
+    started, beside = study.started(recipe), study.started(reference)
     gain, judged = speed_up(own, others, tries), losses.verdict(own, others, tries)
     contradictions, told = [], []
     if own:
         differing, told = differences(own, others)
         contradictions = broken(own) + broken(others) + differing
-    unpaired = list(losses.no_pairs(*started))
+    unpaired = list(losses.no_pairs(started, beside))
     of_loss = unpaired or list(losses.odd(own, others, judged))
-    of_loss += lost_runs(*started)
-    diverged = [losses.diverged(runs, beside, bool(unpaired))
-                for runs, beside in (started, started[::-1])]  # fmt: skip
-    shares = [len(names) / len(runs) if runs else 0.0
-              for names, runs in zip(diverged, started, strict=True)]  # fmt: skip
-    if on_cpu(own + others):
-        outcome = Outcome.CPU
-    elif shares[0] > shares[1]:
-        outcome = Outcome.DIVERGED
-    elif not own:
-        outcome = Outcome.NO_REFERENCE
-    elif contradictions and gain.runs > 1:
-        outcome = Outcome.NO_VERDICT
-    else:
-        outcome = judge(gain, judged, of_loss, bool(unpaired))
+    of_loss += lost_runs(started, beside)
+    diverged = losses.diverged(started, beside, bool(unpaired))
+    others_diverged = losses.diverged(beside, started, bool(unpaired))
+    slower = gain.ratio.mean < 1 - SMALL
+    cases = {
+        Outcome.CPU: on_cpu(own + others),
+        Outcome.DIVERGED: diverged * len(beside) > others_diverged * len(started),
+        Outcome.NO_REFERENCE: not own,
+        Outcome.TOO_SHORT: gain.runs == 0,
+        Outcome.SINGLE_RUN: gain.runs == 1,
+        Outcome.NO_VERDICT: bool(contradictions or (slower and gain.caveats)),
+        Outcome.NO_PLAIN_YES: bool(gain.caveats),
+        Outcome.NO_GAIN: gain.ratio.as_fast,
+        Outcome.CANNOT_TELL: not gain.ratio.clear,
+        Outcome.SLOWER: slower,
+        Outcome.HIGHER_LOSS: judged.word == HIGHER and not unpaired,
+        Outcome.FOR_SPEED: judged.word not in (SAME, LOWER) and not of_loss,
+    }
+    otherwise = Outcome.NO_PLAIN_YES if of_loss else Outcome.YES
+    counts = {recipe: (diverged, len(started)), reference: (others_diverged, len(beside))}
     return Finding(
         recipe=recipe,
-        outcome=outcome,
+        outcome=next((case for case, holds in cases.items() if holds), otherwise),
         speed=gain,
         loss=judged,
         break_even=break_even(own, others, gain),
         reasons=contradictions + gain.caveats + of_loss,
         told=told,
-        diverged=[f"{runs[0].recipe} diverged in {len(names)} of {len(runs)} runs"
-                  for names, runs in zip(diverged, started, strict=True) if names],
+        diverged={name: f"diverged in {count} of {runs} runs"
+                  for name, (count, runs) in counts.items() if count},
     )  # fmt: skip
-
-
-def judge(gain: SpeedUp, loss: Verdict, of_loss: list[str], unpaired: bool) -> Outcome:
-    """Find the outcome of runs that are what they are called.
-
-    Args:
-        of_loss: what limits a verdict on the loss.
-        unpaired: the losses of the recipes do not compare.
-    """
-    slower = gain.ratio.mean < 1 - SMALL
-    cases = {
-        Outcome.TOO_SHORT: gain.runs == 0,
-        Outcome.SINGLE_RUN: gain.runs == 1,
-        Outcome.NO_VERDICT: slower and bool(gain.caveats),
-        Outcome.NO_PLAIN_YES: bool(gain.caveats),
-        Outcome.NO_GAIN: gain.ratio.as_fast,
-        Outcome.CANNOT_TELL: not gain.ratio.clear,
-        Outcome.SLOWER: slower,
-        Outcome.HIGHER_LOSS: loss.word == HIGHER and not unpaired,
-        Outcome.FOR_SPEED: loss.word not in (SAME, LOWER) and not of_loss,
-    }
-    otherwise = Outcome.NO_PLAIN_YES if of_loss else Outcome.YES
-    return next((case for case, holds in cases.items() if holds), otherwise)
 
 
 def lost_runs(own: list[Run], others: list[Run]) -> Iterator[str]:

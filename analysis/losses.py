@@ -162,21 +162,20 @@ def excess(run: Run, others: list[Run]) -> pd.Series:
     return (run.steps["loss"] / np.mean(losses, axis=0) - 1).fillna(math.inf)
 
 
-def diverged(own: list[Run], others: list[Run], unpaired: bool) -> list[str]:
-    """Name the runs whose loss was not finite, or is far above the other recipe's in most of their
+def diverged(own: list[Run], others: list[Run], unpaired: bool) -> int:
+    """Count the runs whose loss was not finite, or is far above the other recipe's in most of their
     last tenth, whether or not they were completed.
 
     Args:
         unpaired: losses of the recipes do not compare: only those count that were not finite.
     """
     beside = [run for run in others if run.completed and not unpaired]
-    names = []
+    count = 0
     for run in own:
         compares = beside and run.length >= MIN_STEPS
         far = compares and (last_tenth(excess(run, beside)) > FAR).mean() > 0.5
-        if far or run.ending == "diverged":
-            names.append(run.name)
-    return names
+        count += bool(far or run.ending == "diverged")
+    return count
 
 
 def odd(own: list[Run], others: list[Run], judged: Verdict) -> Iterator[str]:

@@ -5,9 +5,9 @@ from pathlib import Path
 import jinja2
 
 from analysis import plots
-from analysis.answer import QUESTION, answer, details, left_out
+from analysis.answer import QUESTION, answer, details, left_out, trained
 from analysis.comparison import Comparison
-from analysis.table import notes, recipe_table, run_table, trained
+from analysis.table import notes, recipe_table, run_table
 
 # In the order in which they answer.
 FIGURES = (

@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.answer import QUESTION, answer, details, headline, left_out, outcome
+from analysis.answer import QUESTION, answer, details, headline, left_out, outcome, trained
 from analysis.comparison import Comparison, compare
 from analysis.study import StudyError, read_study
-from analysis.table import measured_runs, notes, recipe_table, run_table, trained, ways_table
+from analysis.table import measured_runs, notes, recipe_table, run_table, ways_table
 
 
 def print_report(comparison: Comparison, console: Console, verbose: bool = False) -> None:
@@ -36,7 +36,7 @@ def print_report(comparison: Comparison, console: Console, verbose: bool = False
         count = f"{len(others)} note{'s' * (len(others) > 1)}"
         say(console, [f"{count} on this: --verbose, or the page."] if others else [])
         return
-    rests_on = [trained(comparison), *others, *details(comparison)]
+    rests_on = [*others, *details(comparison)]
     say(console, rests_on, "What this rests on")
     console.print("\n[bold]Runs[/]", table(run_table(comparison)), sep="\n")
     console.print(table(ways_table(comparison)))

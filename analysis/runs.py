@@ -6,7 +6,6 @@ Times are in seconds, shares of 1.
 import math
 import re
 from dataclasses import dataclass, field
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from experiments.records.files import RecordError, read, read_if_there, read_win
 
 MIN_STEPS = 30  # of a final loss: its last tenth is then the mean of three steps
 NUMBERS = ["loss", "seconds", "wait", "tokens", "useful", "lr", "elapsed", "memory"]
+COLUMNS = ["process", "end", "step", "steady", *NUMBERS]
 
 
 @dataclass(eq=False)
@@ -87,12 +87,12 @@ def read_run(path: Path) -> Run:
     manifest = read(path / records.MANIFEST, records.Manifest)
     attempts = [path / records.ATTEMPT.format(number) for number in range(1, manifest.attempt)]
     earlier = [read(folder / records.MANIFEST, records.Manifest) for folder in attempts]
-    logs = [read_windows(folder / records.METRICS) for folder in [*attempts, path]]
     completed = manifest.status == "completed"
-    maybe = read if completed else read_if_there
-    proof = maybe(path / records.PROOF, records.Proof)
+    read_last = read if completed else read_if_there
+    proof = read_last(path / records.PROOF, records.Proof)
     timings = [read_if_there(folder / records.TIMING, records.Timing) for folder in attempts]
-    timings.append(maybe(path / records.TIMING, records.Timing))
+    timings.append(read_last(path / records.TIMING, records.Timing))
+    logs = [read_windows(folder / records.METRICS) for folder in [*attempts, path]]
     run = Run(
         recipe=manifest.recipe,
         seed=str(manifest.seed),
@@ -100,7 +100,7 @@ def read_run(path: Path) -> Run:
         completed=completed,
         ending=ending(manifest),
         earlier=[ending(each) for each in earlier if each.status != "interrupted"],
-        place=place(manifest),
+        place=place(manifest.host, manifest.hardware),
         steps=steps_table(logs, proof.stretches if proof else {}),
         manifest=manifest,
         timings={process: timing for process, timing in enumerate(timings) if timing},
@@ -122,26 +122,33 @@ def read_run(path: Path) -> Run:
 
 def ending(manifest: records.Manifest) -> str:
     """Say how a process ended: its status, and the last line of its error without numbers."""
-    status = "running or killed" if manifest.status == "running" else manifest.status
-    message = (manifest.error or "").strip().splitlines()
-    if status != "failed" or not message:
-        return status
-    return f"{status}: {re.sub('0x[0-9a-f]+|[0-9]+', '#', message[-1])[:100]}"
+    if manifest.status == "running":
+        return "running or killed"
+    if manifest.status == "failed" and manifest.error:
+        message = manifest.error.strip().splitlines()[-1]
+        return f"failed: {re.sub('0x[0-9a-f]+|[0-9]+', '#', message)[:100]}"
+    return manifest.status
 
 
-def place(manifest: records.Manifest) -> str:
+def place(host: str, hardware: records.Hardware) -> str:
     """Name where a run was. Slurm may call every GPU of a host 0, so a UUID says more."""
-    hardware = manifest.hardware
     gpu = hardware.uuid or hardware.visible_devices
-    return f"host {manifest.host}" + (f", GPU {gpu}" if gpu else "")
+    return f"host {host}, GPU {gpu}" if gpu else f"host {host}"
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
     """Read a resolved recipe by key.path; empty where there is none."""
+    if not path.exists():
+        return {}
     try:
-        return flat(yaml.safe_load(path.read_text())) if path.exists() else {}
+        return flat(read_yaml(path))
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
         raise RecordError(f"{path}: is no recipe") from error
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a YAML file by libyaml, which takes a tenth of the time of Python's parser."""
+    return yaml.load(path.read_bytes(), yaml.CSafeLoader)
 
 
 def flat(sections: dict, prefix: str = "") -> dict[str, Any]:
@@ -162,7 +169,16 @@ def steps_table(
     logs: list[list[records.Window]], stretches: dict[str, records.Stretch]
 ) -> pd.DataFrame:
     """Make `Run.steps` of the logs of all attempts."""
-    table = pd.DataFrame(logged_steps(logs), columns=["step", "process", "steady", *NUMBERS])
+    rows = []
+    for process, windows in enumerate(logs):
+        rows += [row_of(window, process) for window in windows]
+    # A log begins with the windows that it took over from the attempt before.
+    table = pd.DataFrame(rows, columns=COLUMNS).drop_duplicates(["end", "elapsed"])
+    took = table.groupby("process")["elapsed"].last()
+    table["elapsed"] += table["process"].map(took.cumsum() - took)
+    table = table.explode(["step", "steady", "loss", "seconds", "wait"])
+    inside_a_window = table["step"] != table.pop("end")
+    table.loc[inside_a_window, ["lr", "elapsed"]] = math.nan
     table = table.astype({"step": int, "steady": bool} | dict.fromkeys(NUMBERS, float))
     # A killed process loses its last steps; the next one makes them again.
     table = table.drop_duplicates("step", keep="last").set_index("step").sort_index()
@@ -170,41 +186,25 @@ def steps_table(
     return table.assign(in_fp8=in_fp8.sort_index().reindex(table.index, method="ffill"))
 
 
-def logged_steps(logs: list[list[records.Window]]) -> list[tuple]:
-    """List the steps that each attempt made itself: a log begins with the windows that were taken
-    over from the attempt before."""
-    rows: list[tuple] = []
-    taken_over: list[float] = []
-    spent = 0.0
-    for process, windows in enumerate(logs):
-        stamps = [window.elapsed_s for window in windows]
-        own = windows[len(commonprefix([taken_over, stamps])) :]
-        for window in own:
-            rows += [(step[0], process, *step[1:]) for step in steps_of(window, spent)]
-        spent += stamps[-1] if own else 0.0
-        taken_over = stamps
-    return rows
-
-
-def steps_of(window: records.Window, spent: float) -> list[tuple]:
-    """List the steps of a window: number, steady, then `NUMBERS`.
-
-    Args:
-        spent: seconds that earlier attempts took.
-    """
-    steps = len(window.step_s)
-    tokens = window.tokens_per_s * sum(window.step_s) / steps
-    useful = tokens * window.valid_tokens_per_s / window.tokens_per_s
-    rows, first = [], window.step - steps + 1
-    measured = zip(window.losses, window.step_s, window.data_wait_s, strict=True)
-    for step, (loss, seconds, wait) in enumerate(measured, first):
-        at_end = step == window.step
-        lr, elapsed = (window.lr, spent + window.elapsed_s) if at_end else (None, None)
-        rows.append(
-            (step, step not in window.not_steady, loss, seconds, wait, tokens, useful, lr, elapsed,
-             window.peak_memory_bytes)
-        )  # fmt: skip
-    return rows
+def row_of(window: records.Window, process: int) -> dict[str, Any]:
+    """Take from a log window what `COLUMNS` name; lists have a value a step."""
+    count = len(window.step_s)
+    steps = range(window.step - count + 1, window.step + 1)
+    tokens = window.tokens_per_s * sum(window.step_s) / count
+    return {
+        "process": process,
+        "end": window.step,
+        "step": [*steps],
+        "steady": [step not in window.not_steady for step in steps],
+        "loss": window.losses,
+        "seconds": window.step_s,
+        "wait": window.data_wait_s,
+        "tokens": tokens,
+        "useful": tokens * window.valid_tokens_per_s / window.tokens_per_s,
+        "lr": window.lr,
+        "elapsed": window.elapsed_s,
+        "memory": window.peak_memory_bytes,
+    }
 
 
 def last_tenth(steps: pd.DataFrame | pd.Series) -> pd.DataFrame | pd.Series:

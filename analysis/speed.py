@@ -78,16 +78,17 @@ def rates(run: Run) -> pd.Series:
     precision that most steps have.
     """
     steps = run.steps[run.steps["steady"]]
-    seconds, tokens = steps["seconds"].sum(), steps["tokens"].sum()
-    usual = steps["seconds"][steps["in_fp8"] == (steps["in_fp8"].mean() >= 0.5)]
+    seconds, tokens, useful, wait = steps[["seconds", "tokens", "useful", "wait"]].sum()
+    mostly = steps["in_fp8"].mean() >= 0.5
+    usual = steps["seconds"][steps["in_fp8"] == mostly].to_numpy()
     ways = {
         MEAN: tokens / seconds,
-        QUICK: tokens / seconds * usual.mean() / usual.quantile(0.25),
+        QUICK: tokens / seconds * usual.mean() / np.quantile(usual, 0.25),
         CLOCK: clock_rate(run),
-        USEFUL: steps["useful"].sum() / seconds,
-        NO_WAIT: tokens / (seconds - steps["wait"].sum()),
+        USEFUL: useful / seconds,
+        NO_WAIT: tokens / (seconds - wait),
     }
-    for way, part in zip(FIFTHS, np.array_split(usual.to_numpy(), len(FIFTHS)), strict=True):
+    for way, part in zip(FIFTHS, np.array_split(usual, len(FIFTHS)), strict=True):
         # a trimmed mean: a few slow steps say nothing of a fifth
         ways[way] = tokens / seconds * stats.trim_mean(usual, 0.25) / stats.trim_mean(part, 0.25)
     return np.log(pd.Series(ways))
@@ -97,6 +98,7 @@ def clock_rate(run: Run) -> float:
     """Work out tokens/s by the wall clock, without each process's first steps, and without what a
     switch between bf16 and FP8 compiled."""
     tokens = seconds = 0.0
+    stretches = run.proof.stretches if run.proof else {}
     for _, steps in run.steps.groupby("process"):
         ends = steps["elapsed"].iloc[NOT_STEADY_STEPS:].dropna()
         if len(ends) < 2:
@@ -104,8 +106,7 @@ def clock_rate(run: Run) -> float:
         first, last = ends.index[0], ends.index[-1]
         tokens += steps["tokens"].loc[first + 1 : last].sum()
         seconds += ends[last] - ends[first]
-        stretches = run.proof.stretches.items() if run.proof else ()
-        seconds -= sum(of.compile_s for step, of in stretches if first < int(step) <= last)
+        seconds -= sum(of.compile_s for at, of in stretches.items() if first < int(at) <= last)
     return tokens / seconds if tokens else math.nan
 
 
@@ -130,27 +131,27 @@ def paired_by_seed(own: list[Run], others: list[Run]) -> bool:
 
     Machines then differ by more than recipes, and ratios are of the pairs.
     """
-    pairs = [sorted((run.seed, run.place) for run in runs) for runs in (own, others)]
-    return pairs[0] == pairs[1] and len({place for _, place in pairs[0]}) > 1
+    pairs = [[(run.seed, run.place) for run in runs] for runs in (own, others)]
+    return pairs[0] == pairs[1] and len({run.place for run in own}) > 1
 
 
 def ratios(own: list[Run], others: list[Run], level: float) -> dict[str, Ratio]:
-    """Find the ratio by each way, with its interval.
+    """Find the ratio by each way, with its interval. Both recipes' runs are in the order of their
+    seeds.
 
     Where the recipes had no place in common, places are what is repeated, not runs: a recipe that
     kept to one has no interval. Else Welch's t-test compares the runs, or Student's the pairs.
     """
     a, b = rate_table(own), rate_table(others)
-    places = [[run.place for run in runs] for runs in (own, others)]
     if paired_by_seed(own, others):
-        a.index, b.index = ([run.seed for run in runs] for runs in (own, others))
-        low, high = t_interval(a - b, level=level)
+        low, high = t_interval(a.to_numpy() - b.to_numpy(), level=level)
     else:
-        if not set(places[0]) & set(places[1]):
+        places = [[run.place for run in runs] for runs in (own, others)]
+        if set(places[0]).isdisjoint(places[1]):
             a, b = a.groupby(places[0]).mean(), b.groupby(places[1]).mean()
-        low, high = t_interval(a, b, level)
+        low, high = t_interval(a.to_numpy(), b.to_numpy(), level)
     found = np.exp([a.mean() - b.mean(), low, high]).T.tolist()
-    return {way: Ratio(*ends) for way, ends in zip(a.columns, found, strict=True)}
+    return {way: Ratio(*ends) for way, ends in zip(a, found, strict=True)}
 
 
 def t_interval(a, b=None, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:

@@ -1,24 +1,21 @@
 """Read all runs of a study, also those that were planned and are missing. Rule 0: one training."""
 
 import json
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
 
-import pandas as pd
 import yaml
 from pydantic import BaseModel
 
-from analysis.runs import Run, read_run
+from analysis.runs import Run, read_run, read_yaml
 from experiments.records import run as records
 from experiments.records.files import RecordError
 
 # What is trained, and on what. Runs that differ in one of these answer different questions.
 ONE_TRAINING = ("hardware.name", "world_size", "parameters", "seq_len", "data", "steps",
                 "tokens_per_step")  # fmt: skip
-SAME_RATE = 1.001  # learning rates this near are one, rounded in text
 SHARED = " beside another run"
 
 
@@ -48,7 +45,9 @@ class Study:
         return list(dict.fromkeys([*self.file.recipes, *(run.recipe for run in self.runs)]))
 
     def started(self, recipe: str) -> list[Run]:
-        return [run for run in self.runs if run.recipe == recipe]
+        """Choose the runs of a recipe, in the order of their seeds."""
+        runs = [run for run in self.runs if run.recipe == recipe]
+        return sorted(runs, key=lambda run: run.seed)
 
     def completed(self, recipe: str) -> list[Run]:
         return [run for run in self.started(recipe) if run.completed]
@@ -68,25 +67,16 @@ def read_study(*paths: Path) -> Study:
             runs.append(unreadable(folder))
     if not any(run.manifest for run in runs):
         raise StudyError("; ".join(problems) or f"{', '.join(map(str, paths))}: holds no run")
-    files = [file for path in paths for file in path.rglob(records.STUDY_FILE)]
-    file = read_study_file(files[0]) if len(files) == 1 else StudyFile()
-    return make_study(runs, file, problems)
-
-
-def make_study(runs: list[Run], file: StudyFile, problems: list[str]) -> Study:
-    """Make a study of runs. Raises `StudyError` if they cannot be compared."""
-    recorded = {(run.recipe, run.seed) for run in runs}
-    for recipe, seed in product(file.recipes, file.seeds):
-        if (recipe, str(seed)) not in recorded:
-            runs.append(Run(recipe, str(seed)))
-    completed = [run for run in runs if run.completed]
-    check_each_once(completed)
-    check_one_training(completed)
+    file = read_study_file(paths)
+    recorded = {run.name for run in runs}
+    planned = [Run(recipe, str(seed)) for recipe, seed in product(file.recipes, file.seeds)]
+    runs += [run for run in planned if run.name not in recorded]
+    check_one_training([run for run in runs if run.completed])
     mark_shared_gpus([run for run in runs if run.manifest])
     return Study(runs, file, problems)
 
 
-def run_folders(paths: Iterable[Path]) -> list[Path]:
+def run_folders(paths: tuple[Path, ...]) -> list[Path]:
     """Find the folders of runs: those with a manifest that are no earlier attempt of a run."""
     manifests = sorted(file for path in paths for file in path.rglob(records.MANIFEST))
     folders = {file.parent.resolve(): file.parent for file in manifests}
@@ -102,40 +92,39 @@ def unreadable(folder: Path) -> Run:
     return Run(str(names["recipe"]), str(names["seed"]), path=folder, ending=ending)
 
 
-def read_study_file(path: Path) -> StudyFile:
-    """Read a study.yaml. Raises `StudyError` if it is damaged."""
+def read_study_file(paths: tuple[Path, ...]) -> StudyFile:
+    """Read what a study was started with: nothing of scattered runs, which have no study.yaml or
+    several. Raises `StudyError` if it is damaged."""
+    files = [file for path in paths for file in path.rglob(records.STUDY_FILE)]
+    if len(files) != 1:
+        return StudyFile()
     try:
-        return StudyFile.model_validate(yaml.safe_load(path.read_text()))
+        return StudyFile.model_validate(read_yaml(files[0]))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise StudyError(f"{path}: is not what a study writes") from error
-
-
-def check_each_once(runs: list[Run]) -> None:
-    """Raise `StudyError` where two runs have the same recipe and seed."""
-    names = {}
-    for run in runs:
-        if run.name in names:
-            raise StudyError(
-                f"{names[run.name]} and {run.path} are both {run.name}: name the runs of one "
-                "study, each once"
-            )
-        names[run.name] = run.path
+        raise StudyError(f"{files[0]}: is not what a study writes") from error
 
 
 def check_one_training(runs: list[Run]) -> None:
-    """Raise `StudyError` where runs differ in what is trained, or in a step's learning rate."""
-    for key in ONE_TRAINING:
-        values = {run.facts[key]: run.name for run in runs if run.facts.get(key) is not None}
-        if len(values) > 1:
-            found = " and ".join(f"{value} in {name}" for value, name in values.items())
-            raise StudyError(f"these runs are not one training: {key} is {found}")
-    rates = pd.DataFrame({run.name: run.steps["lr"] for run in runs})
-    apart = rates.index[rates.max(axis=1) > SAME_RATE * rates.min(axis=1)]
-    if len(apart):
-        first = rates.loc[apart[0]]
-        raise StudyError(f"these runs are not one training: the learning rate of step {apart[0]} "
-                         f"is {first.min():g} in {first.idxmin()} and {first.max():g} in "
-                         f"{first.idxmax()}")  # fmt: skip
+    """Raise `StudyError` where a run is there twice, or where runs differ in what is trained, or in
+    a step's learning rate."""
+    folders, first_with = {}, {}
+    for run in runs:
+        if run.name in folders:
+            raise StudyError(
+                f"{folders[run.name]} and {run.path} are both {run.name}: name the runs of one "
+                "study, each once"
+            )
+        folders[run.name] = run.path
+        facts = {key: run.facts[key] for key in ONE_TRAINING if run.facts.get(key) is not None}
+        for step, rate in run.steps["lr"].dropna().items():
+            facts[f"the learning rate of step {step}"] = f"{rate:.4g}"
+        for key, value in facts.items():
+            other, name = first_with.setdefault(key, (value, run.name))
+            if value != other:
+                raise StudyError(
+                    f"these runs are not one training: {key} is {other} in {name} and {value} in "
+                    f"{run.name}"
+                )
 
 
 def mark_shared_gpus(runs: list[Run]) -> None:

@@ -1,15 +1,15 @@
-"""The tables: a row a recipe, a row a run, and what was trained."""
+"""The tables: a row a recipe, and a row a run."""
 
 import math
 
 import numpy as np
 import pandas as pd
 
-from analysis.answer import figure, short
+from analysis.answer import figure, share_word
 from analysis.break_even import wall_times
 from analysis.comparison import BASELINE, COMPILED, Comparison, Finding
 from analysis.runs import Run
-from analysis.speed import MEAN, MIN_STEADY, mfu, timed, tokens_per_s
+from analysis.speed import MEAN, MIN_STEADY, mfu, rate_table, timed, tokens_per_s
 
 # What the table of runs shows: its column, the key in `measured`, and the format.
 COLUMNS = {
@@ -45,25 +45,25 @@ def recipe_table(comparison: Comparison) -> pd.DataFrame:
         speed = {
             "tokens/s": speed_word(runs),
             f"over {beside}": "1" if recipe == reference else ratio_word(finding),
-            "break-even step": break_even_word(finding),
+            # eager bf16 is another reference, and has none
+            "break-even step": str(finding.break_even) if finding and recipe != BASELINE else "-",
         }
         loss = {
-            "final loss": written(pd.Series([run.final_loss for run in runs]).mean(), "{:.3f}"),
+            "final loss": f"{pd.Series([run.final_loss for run in runs]).mean():.3f}",
             f"minus {beside}": loss_word(finding),
             "FP8 share of matmul FLOPs": share_word(runs) if recipe in comparison.fp8 else "-",
         }
         of = {"runs": f"{len(runs)} of {len(comparison.study.started(recipe))}"}
         rows[recipe] = of | (loss | speed if comparison.on_cpu else speed | loss)
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("recipe")
+    table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("recipe")
+    return table.replace("nan", "-")
 
 
 def speed_word(runs: list[Run]) -> str:
-    if not runs:
-        return "-"
-    rates = [tokens_per_s(run) for run in timed(runs)]
-    if not rates:
-        return f"too short (< {MIN_STEADY} steady steps)"
-    return f"{math.exp(sum(map(math.log, rates)) / len(rates)):,.0f}"
+    """Write the geometric mean of the tokens/s of some runs."""
+    if not timed(runs):
+        return f"too short (< {MIN_STEADY} steady steps)" if runs else "-"
+    return f"{math.exp(rate_table(timed(runs))[MEAN].mean()):,.0f}"
 
 
 def ratio_word(finding: Finding | None) -> str:
@@ -73,33 +73,14 @@ def ratio_word(finding: Finding | None) -> str:
     return f"{finding.speed.ratio.mean:.2f}{alone}"
 
 
-def break_even_word(finding: Finding | None) -> str:
-    """Word the break-even step; eager bf16 is another reference, and has none."""
-    return str(finding.break_even) if finding and finding.recipe != BASELINE else "-"
-
-
 def loss_word(finding: Finding | None) -> str:
     """Word how far a recipe's final loss is from the reference's."""
     if not finding:
         return "-"
-    diverged = f"{finding.recipe} diverged"
-    if finding.diverged and finding.diverged[0].startswith(diverged):
-        return finding.diverged[0].removeprefix(f"{finding.recipe} ")
-    if not finding.loss.by_seed:
-        return "-"
-    return f"{figure(finding.loss.difference)}, {finding.loss.word}"
-
-
-def share_word(runs: list[Run]) -> str:
-    if any(run.proof and run.proof.emulated for run in runs):
-        return "emulated"
-    ends = [f"{run.fp8_share:.0%}" for run in sorted(runs, key=lambda run: run.fp8_share)]
-    return " to ".join(dict.fromkeys([*ends[:1], *ends[-1:]])).replace("nan%", "unknown") or "-"
-
-
-def written(value, form: str) -> str:
-    """Write a value, "-" if it is unknown."""
-    return "-" if value is None or pd.isna(value) else form.format(value)
+    if finding.recipe in finding.diverged:
+        return finding.diverged[finding.recipe]
+    verdict = finding.loss
+    return f"{figure(verdict.difference)}, {verdict.word}" if verdict.by_seed else "-"
 
 
 # ---- a row a run ----
@@ -108,7 +89,6 @@ def written(value, form: str) -> str:
 def measured(run: Run) -> dict:
     """What a run is, and what it measured; NaN where that is unknown."""
     seconds = run.steps["seconds"][run.steps["steady"]]
-    wall = run.steps["elapsed"].max()
     emulated = run.proof and run.proof.emulated
     return {
         "recipe": run.recipe,
@@ -122,7 +102,7 @@ def measured(run: Run) -> dict:
         "iqr": (seconds.quantile(0.75) - seconds.quantile(0.25)) / seconds.median(),
         "mfu_bf16_peak": mfu(run) if run.manifest else math.nan,
         "time_to_first_step_s": first_step_s(run),
-        "wall_s": wall,
+        "wall_s": run.steps["elapsed"].max(),
         "fp8_share": math.nan if emulated else run.fp8_share,
         "peak_memory_gib": run.steps["memory"].max() / 2**30,
     }
@@ -141,50 +121,20 @@ def measured_runs(comparison: Comparison) -> pd.DataFrame:
 
 def run_table(comparison: Comparison) -> pd.DataFrame:
     """Word the table of runs, indexed by recipe and seed."""
-    facts = measured_runs(comparison)
-    table = {column: [written(value, form) for value in facts[key]]
-             for column, (key, form) in COLUMNS.items()}  # fmt: skip
-    return pd.DataFrame(table, [facts["recipe"], facts["seed"]])
+    facts = measured_runs(comparison).set_index(["recipe", "seed"])
+    table = pd.DataFrame(index=facts.index)
+    for column, (key, form) in COLUMNS.items():
+        table[column] = facts[key].map(form.format).mask(facts[key].isna(), "-")
+    return table
 
 
 def ways_table(comparison: Comparison) -> pd.DataFrame:
     """Word the ratio of each recipe by each way to count tokens/s."""
-    found = {}
-    for recipe, finding in comparison.findings.items():
-        for way, ratio in finding.speed.by.items():
-            column = way if way == MEAN else f"by {way}"
-            found.setdefault(recipe, {})[column] = f"{ratio.mean:.2f}{ratio.interval}"
-    return pd.DataFrame(found).rename_axis("over the reference")
-
-
-# ---- what was trained ----
-
-
-def trained(comparison: Comparison) -> str:
-    """Say what was trained, with what, when and where, by the first completed run."""
-    runs = [run for of in comparison.completed.values() for run in of]
-    if not runs:
-        return "No run was completed."
-    first, steps = runs[0].manifest, runs[0].steps
-    days = sorted(f"{run.manifest.start:%Y-%m-%d}" for run in runs)
-    commits = {str(run.manifest.git.commit)[:9] for run in runs}
-    facts = {
-        "model": first.flavor,
-        "parameters": short(first.parameters),
-        "steps": f"{len(steps):,} of {steps['tokens'].median():,.0f} tokens",
-        "rows": f"{first.seq_len:,} tokens",
-        "data": first.dataset,
-        "overlays": ", ".join(first.overlays),
-        "seeds": len({run.seed for run in runs}),
-        "days": " to ".join(dict.fromkeys([days[0], days[-1]])),
-        "commit": ", ".join(sorted(commits)),
-        **first.packages,
-        "on": first.hardware.name,
-        "driver": first.hardware.driver,
-        "power limit": first.hardware.power_limit_w,
-        "processes": first.world_size,
+    found = {
+        recipe: {f"by {way}": str(ratio) for way, ratio in finding.speed.by.items()}
+        for recipe, finding in comparison.findings.items()
     }
-    return f"Trained: {'; '.join(f'{key} {value}' for key, value in facts.items() if value)}."
+    return pd.DataFrame(found).rename_axis("over the reference")
 
 
 def notes(comparison: Comparison) -> list[str]:
@@ -192,8 +142,10 @@ def notes(comparison: Comparison) -> list[str]:
     noted: dict[str, list[str]] = {}
     for runs in comparison.completed.values():
         for run in runs:
-            matmul = run.manifest.fp8_matmul
-            for note in [*run.manifest.notes, *([f"FP8 matmuls: {matmul.why}"] if matmul else [])]:
+            said = [*run.manifest.notes]
+            if run.manifest.fp8_matmul:
+                said.append(f"FP8 matmuls: {run.manifest.fp8_matmul.why}")
+            for note in said:
                 noted.setdefault(note, []).append(run.name)
     return [HOW_TO_READ, *(f"{note} ({', '.join(runs)})." for note, runs in noted.items())]
 

@@ -12,7 +12,7 @@ from analysis import newest, plots
 from analysis.answer import answer, details, left_out
 from analysis.comparison import compare
 from analysis.study import read_study
-from analysis.table import recipe_table, trained
+from analysis.table import recipe_table
 
 comparison = compare(read_study(newest.runs()))
 print(*answer(comparison), sep="\n")
@@ -68,7 +68,7 @@ plots.memory(comparison)
 # ## Evidence
 
 # %%
-print(*details(comparison), trained(comparison), sep="\n")
+print(*details(comparison), sep="\n")
 
 # %% [markdown]
 # Runs that are left out:

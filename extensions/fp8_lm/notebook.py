@@ -15,10 +15,9 @@
 
 # %%
 from analysis import newest, plots
-from analysis.answer import loss_verdicts
+from analysis.answer import loss_verdicts, trained
 from analysis.comparison import compare
 from analysis.study import read_study
-from analysis.table import trained
 from extensions.fp8_lm import tables
 
 exchanged = compare(read_study(newest.results("gradients")))

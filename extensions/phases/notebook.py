@@ -17,10 +17,9 @@
 
 # %%
 from analysis import newest, plots
-from analysis.answer import left_out, loss_verdicts
+from analysis.answer import left_out, loss_verdicts, trained
 from analysis.comparison import compare
 from analysis.study import read_study
-from analysis.table import trained
 from extensions.phases.tables import phase_costs
 
 comparison = compare(read_study(newest.runs("phases")))

@@ -25,10 +25,9 @@
 
 # %%
 from analysis import newest, plots
-from analysis.answer import left_out
+from analysis.answer import left_out, trained
 from analysis.comparison import compare
 from analysis.study import read_study
-from analysis.table import trained
 from extensions.puzzle import tables
 
 comparison = compare(read_study(newest.runs("one_gpu_puzzle")))

@@ -19,10 +19,9 @@
 
 # %%
 from analysis import newest
-from analysis.answer import left_out
+from analysis.answer import left_out, trained
 from analysis.comparison import compare
 from analysis.study import read_study
-from analysis.table import trained
 from extensions.sharded import tables
 
 comparison = compare(read_study(newest.runs("allgather_ladder")))

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from analysis.answer import answer, outcome
+from analysis.answer import answer, outcome, trained
 from analysis.comparison import compare
 from analysis.report import main
 from analysis.study import read_study
-from analysis.table import recipe_table, run_table, trained
+from analysis.table import recipe_table, run_table
 from tests.make_runs import change, metrics_lines, write_run, write_study
 
 FP8 = "tensorwise_fp8_compiled"
@@ -39,15 +39,15 @@ def test_what_was_trained_is_said(tmp_path):
 
 
 def test_page_and_json(tmp_path, capsys):
-    """The page has the answer before the table, its evidence folded, what was trained at the foot,
-    and fetches nothing. What looks like markup is none."""
+    """The page has the answer and what was trained before the table, its evidence folded, and
+    fetches nothing. What looks like markup is none."""
     study, whole, figures = tmp_path / "runs", tmp_path / "page.html", tmp_path / "report.json"
     write_study(study)
     bad = {"status": "failed", "error": "a <b>bad</b> [red] day"}
     write_run(study / "broken", "rowwise_fp8_compiled", **bad)
     assert main([str(study), "--html", str(whole), "--json", str(figures), "--verbose"]) == 0
     html, found, printed = whole.read_text(), json.loads(figures.read_text()), capsys.readouterr()
-    order = "<h1>|<p>|Trained: |over compiled|<svg|rests on|Each run|<footer>"
+    order = "<h1>|<p>|Trained: |over compiled|<svg|rests on|Each run"
     places = [html.index(words) for words in order.split("|")]
     assert places == sorted(places)
     assert html.count("<svg") == html.count('aria-label="') == 6
