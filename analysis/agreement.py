@@ -133,8 +133,8 @@ def trend(own: list[Run], others: list[Run]) -> float:
         values[first] -= values[first].mean()
         values[rest] -= values[rest].mean()
     with warnings.catch_warnings(action="ignore"):  # runs that were all made at once
-        line = stats.linregress(order, rate)
-    return math.exp(line.slope * later) if line.pvalue < CHANCE else 1.0
+        chance = stats.pearsonr(order, rate).pvalue
+    return math.exp(later * (order @ rate) / (order @ order)) if chance < CHANCE else 1.0
 
 
 def leave_one_out(ratio: Ratio, own: list[Run], others: list[Run]) -> dict[str, Ratio]:

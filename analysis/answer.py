@@ -33,10 +33,10 @@ LOSSES = {
     SAME: "{recipe} ends at the same loss as {reference}",
     LOWER: "{recipe} ends at a lower loss than {reference}",
     HIGHER: "{recipe} ends at a higher loss than {reference}",
-    CANNOT_TELL: "these runs cannot tell whether {recipe} ends at the same loss as {reference}",
+    CANNOT_TELL: "These runs cannot tell whether {recipe} ends at the same loss as {reference}",
 }
 TOO_FEW = (
-    f"it takes {losses.MIN_SEEDS} seeds of {losses.MIN_STEPS} steps or more to say whether "
+    f"It takes {losses.MIN_SEEDS} seeds of {losses.MIN_STEPS} steps or more to say whether "
     "{recipe} ends at the same loss as {reference}"
 )
 MORE = "{what}: with {runs} runs of each the interval would reach {widths} to each side."
@@ -81,7 +81,7 @@ def evidence(comparison: Comparison, finding: Finding) -> list[str]:
     said.append(f"Loss: {about_loss(comparison, finding)}")
     if recipe in comparison.fp8:
         said.append(f"FP8 of {recipe}: {share_word(runs)} of the linear layers' matmul FLOPs, by "
-                    "the proof of each run.")  # fmt: skip
+                    "each run's proof.")  # fmt: skip
     return said
 
 
@@ -225,14 +225,15 @@ def details(comparison: Comparison) -> list[str]:
     for recipe, finding in comparison.findings.items():
         if finding != comparison.best:
             sentences += evidence(comparison, finding)
-        sentences += [f"{recipe}: {words}." for words in finding.told]
+        if recipe in comparison.fp8:
+            sentences += [f"{recipe}: {words}." for words in finding.told]
     return sentences
 
 
 def loss_verdicts(comparison: Comparison) -> list[str]:
     """Write the verdict on each recipe's loss, and what it takes where these runs cannot tell."""
     verdicts = [about_loss(comparison, finding) for finding in comparison.findings.values()]
-    return [said[0].upper() + said[1:] for said in verdicts] + more_seeds(comparison)
+    return verdicts + more_seeds(comparison)
 
 
 def left_out(comparison: Comparison) -> list[str]:
