@@ -13,17 +13,16 @@ from analysis.report import command_line
 from analysis.study import StudyError
 from extensions.published.logs import read_published
 
-LEAD = Path(__file__).parent / "lead.png"
-
 
 def main(argv: list[str] | None = None) -> int:
     parser = command_line("extensions.published", __doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="of the logs")
     try:
-        study = read_published(parser.parse_args(argv).folder)
+        comparison = compare(read_published(parser.parse_args(argv).folder))
     except (FileNotFoundError, StudyError) as error:
         parser.error(str(error))
-    LEAD.write_bytes(plots.to_png(plots.panels([(plots.lead, compare(study))], (8, 4))))
+    figure = plots.panels([(plots.lead, comparison)], (8, 4))
+    Path(__file__).with_name("lead.png").write_bytes(plots.to_png(figure))
     return 0
 
 

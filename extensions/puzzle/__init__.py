@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import filter as matching
 from typing import Literal
+
+from models.errors import InputError, by_pattern
 
 
 @dataclass
@@ -33,6 +36,23 @@ def _converts_late(config) -> bool:
     return config.puzzle.optimizer == "before_conversion"
 
 
+def _freeze(model, patterns: list[str] | None) -> None:
+    """Stop training the parameters that shell patterns match.
+
+    Raises `InputError` if a pattern matches nothing.
+    """
+    from models.float8 import built_name
+
+    parameters = {built_name(name): weight for name, weight in model.named_parameters()}
+    for pattern in patterns or []:
+        matched = matching(parameters, pattern)
+        if not matched:
+            there = by_pattern(parameters)
+            raise InputError(f"puzzle.freeze: `{pattern}` matches no parameter; there are {there}")
+        for name in matched:
+            parameters[name].requires_grad_(False)
+
+
 # ---- hooks ----
 
 
@@ -42,19 +62,13 @@ def shards(config, args, fp8_layers) -> int:
 
 
 def check(plan) -> None:
-    """Refuse several processes, and patterns that match no parameter. Raises `InputError`."""
+    """Refuse patterns that match no parameter. Raises `InputError`."""
     import torch
 
-    from extensions.puzzle.frozen import freeze
     from models.architectures import build
-    from models.errors import InputError
 
-    if plan.world_size > 1:
-        raise InputError(
-            f"puzzle needs whole weights, and {plan.world_size} processes shard them: start one"
-        )
     with torch.device("meta"):  # parameters by name, no weights
-        freeze(build(plan.config), plan.config.puzzle.freeze or [])
+        _freeze(build(plan.config), plan.config.puzzle.freeze)
 
 
 def convert(model, plan) -> None:
@@ -67,14 +81,14 @@ def convert(model, plan) -> None:
 
 
 def build_optimizers(config, model_parts: list, *others):
-    """Build torchtitan's container of the optimizer, then convert if that is still to be done."""
+    """Freeze parameters, build torchtitan's container of the optimizer, then convert if that is
+    still to be done."""
     from torchtitan.components.optimizer import build_optimizers
 
-    from extensions.puzzle.frozen import freeze
     from models import float8
 
     [model] = model_parts
-    freeze(model, config.puzzle.freeze or [])
+    _freeze(model, config.puzzle.freeze)
     optimizers = build_optimizers(model_parts, *others)
     if _converts_late(config):
         float8.convert(model, model.plan)

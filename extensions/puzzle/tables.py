@@ -7,7 +7,7 @@ from analysis.losses import verdict
 from analysis.table import first_runs, proofs
 
 FROZEN = "puzzle_bf16_frozen"
-FOLLOWS = 0.1  # a loss follows one of two others if it is nearer to it by at least this factor
+NEAR = 0.1  # of the distance that frozen weights bring: a loss this near to another follows it
 
 
 def ownership(comparison: Comparison) -> pd.DataFrame:
@@ -27,30 +27,28 @@ def ownership(comparison: Comparison) -> pd.DataFrame:
 def answer(comparison: Comparison) -> list[str]:
     """Write what the runs show, the answer first, then a sentence a recipe.
 
-    The runs explain the report if every recipe whose optimizer owns all parameters follows the
-    baseline, and the recipe with orphans follows the run that has these orphans frozen.
+    The runs explain the report if every recipe ends near the run whose optimizer steps the same
+    weights: bf16, or bf16 with the others' orphans frozen.
     """
-    done, first = comparison.completed, proofs(comparison)
-    if not {BASELINE, FROZEN} <= {*first.index}:
+    runs, first = comparison.completed, proofs(comparison)
+    if not {BASELINE, FROZEN} <= runs.keys():
         return [f"No answer: it needs completed runs of {BASELINE} and of {FROZEN}."]
     lost = first.loc[FROZEN, "parameters.frozen"]
+    gap = verdict(runs[FROZEN], runs[BASELINE]).difference
     orphans = first["parameters.orphans"].drop([BASELINE, FROZEN])
     explained, facts = lost in orphans.tolist(), []
     for recipe, missing in orphans.items():
-        to_bf16 = verdict(done[recipe], done[BASELINE]).difference
-        to_frozen = verdict(done[recipe], done[FROZEN]).difference
-        facts.append(
-            f"{recipe}: its optimizer lacks {len(missing)} weights; its final loss differs by "
-            f"{to_bf16:+.4f} from that of {BASELINE}, by {to_frozen:+.4f} from that of {FROZEN}."
-        )
-        near, far = (to_frozen, to_bf16) if missing else (to_bf16, to_frozen)
-        explained &= missing in ([], lost) and abs(near) < FOLLOWS * abs(far)
+        alike = FROZEN if missing == lost else BASELINE
+        apart = verdict(runs[recipe], runs[alike]).difference
+        explained &= abs(apart) < NEAR * gap
+        facts.append(f"{recipe}: its optimizer lacks {len(missing)} weights; its final loss "
+                     f"differs by {apart:+.4f} from that of {alike}.")  # fmt: skip
     if not explained:
-        return ["These runs do not explain the report. Whose loss follows which:", *facts]
+        return ["These runs do not explain the report. Who ends how near to whom:", *facts]
     never_stepped = 1 - ownership(comparison)["owned"][FROZEN]
     return [
         "At batch 1 on one device FP8 learns as bf16 does: its final loss is at least ten times "
-        "nearer to that of bf16 than to that of bf16 with frozen weights.",
+        "nearer to that of bf16 than frozen weights bring it.",
         "It does not where the optimizer was built before a conversion that replaces the weights: "
         f"then {len(lost)} of them, {never_stepped:.0%} of all parameters, are never "
         "stepped, and the loss is that of bf16 with them frozen.",

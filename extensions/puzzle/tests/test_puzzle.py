@@ -34,9 +34,8 @@ def test_which_weights_the_optimizer_owns_and_moves(train, name, trainable, orph
     assert set(proof.frozen) == frozen
 
 
-@pytest.mark.parametrize("patterns", ["['layers.*.wq']", "['*.weight']"])
-def test_freezing_nothing_or_all_is_refused(patterns):
-    recipe = recipes.load("puzzle_bf16_frozen", ["cpu"], [f"puzzle.freeze={patterns}"])
+def test_a_pattern_that_matches_nothing_is_refused():
+    recipe = recipes.load("puzzle_bf16_frozen", ["cpu"], ["puzzle.freeze=['layers.*.wq']"])
     with pytest.raises(InputError, match="puzzle.freeze"):
         plan(recipe)
 
