@@ -62,9 +62,10 @@ def print_recipe(name: str, overlays: list[str], overrides: list[str], everythin
     all keys if they are asked for."""
     plain, recipe = recipes.load(name), recipes.load(name, overlays, overrides)
     print(f"{plain.name}: {plain.description}")
-    if plain.base:
-        parent = recipes.load(plain.base, plain.overlays, plain.overrides)
-        _print_changes(f"Changes in {plain.base}", parent, plain)
+    made = plain.made
+    if made.base:
+        parent = recipes.load(made.base, made.overlays, made.overrides)
+        _print_changes(f"Changes in {made.base}", parent, plain)
     if overlays or overrides:
         _print_changes(f"Changed by {', '.join([*overlays, *overrides])}", plain, recipe)
     print(f"All keys:\n{recipes.to_yaml(recipe)}" if everything else "All keys: add --all")

@@ -85,7 +85,7 @@ def _resolve(args: argparse.Namespace) -> tuple[recipes.Recipe, Path | None]:
 
 def _say(findings: list[tuple[str, str]], recipe: recipes.Recipe) -> int:
     """Print what was checked, and what would run."""
-    name, seed = " + ".join([recipe.name, *recipe.overlays]), recipe.config.debug.seed
+    name, seed = " + ".join([recipe.name, *recipe.made.overlays]), recipe.config.debug.seed
     console = Console(highlight=False, soft_wrap=True)
     for topic, finding in [*findings, ("ready", f"{name}, seed {seed}, would run")]:
         console.print(f"[bold]{topic:<8}[/] {escape(finding)}")

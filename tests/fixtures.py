@@ -72,7 +72,7 @@ def train(tmp_path, flavors):
     def steps(config, count=1, recipe=None) -> tuple[Trainer, list[Window]]:
         config.job.dump_folder = str(tmp_path)
         be_alone()
-        planned = plan(recipe or Recipe("test", None, (), (), "", config))
+        planned = plan(recipe or Recipe("test", "", config))
         trainer, windows = Trainer(open_data(planned)[0], Stop()), []
         trainer.on_window = windows.append
         batches = trainer.batch_generator(trainer.dataloader)

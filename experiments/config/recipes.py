@@ -50,8 +50,8 @@ STRICT = ConfigDict(strict=True, extra="forbid")
 
 
 class Resolved(BaseModel):
-    """The section `resolved` of a resolved file: what the recipe was made of, and what
-    experiments/training/plan.py worked out of it."""
+    """The section `resolved` of a resolved file: what the recipe was made of, and, in a run's
+    folder, what experiments/training/plan.py worked out of it. base.yaml has no `base`."""
 
     model_config = STRICT
 
@@ -63,17 +63,13 @@ class Resolved(BaseModel):
 
 @dataclass(frozen=True)
 class Recipe:
-    """A resolved recipe. `config` has every default filled in; `base` is None in base.yaml;
-    `plan` is there if the recipe was read from a run's folder."""
+    """A resolved recipe. `config` has every default filled in."""
 
     name: str
-    base: str | None
-    overlays: tuple[str, ...]
-    overrides: tuple[str, ...]
     description: str
     config: "Config"
     extensions: dict[str, ModuleType] = field(default_factory=dict)  # whose sections it has
-    plan: dict | None = None
+    made: Resolved = field(default_factory=Resolved)
 
     def hook(self, name: str, default: Callable | None = None) -> Callable | None:
         """Return an extension's function in place of the core's `default`.
@@ -109,19 +105,17 @@ def files(folder: Path) -> dict[str, Path]:
 
 def paths() -> dict[str, Path]:
     """List each recipe's file by its name, the core's first."""
-    folders = [RECIPES, *sorted(EXTENSIONS.glob("*/recipes"))]
-    return functools.reduce(operator.or_, map(files, folders))
+    return _and_of_extensions(RECIPES)
 
 
 def studies() -> dict[str, Path]:
-    """List each study's file by its name."""
-    folders = [RECIPES / "studies", *sorted(EXTENSIONS.glob("*/studies"))]
+    """List each study's file by its name, the core's first."""
+    return _and_of_extensions(RECIPES / "studies")
+
+
+def _and_of_extensions(folder: Path) -> dict[str, Path]:
+    folders = [folder, *sorted(EXTENSIONS.glob(f"*/{folder.name}"))]
     return functools.reduce(operator.or_, map(files, folders))
-
-
-def names() -> list[str]:
-    """List all recipes."""
-    return list(paths())
 
 
 # ---- load ----
@@ -172,16 +166,13 @@ def load(
     config = _validate(layer, extensions)
     config.job.description = head.description
     before = head.resolved
-    recipe = Recipe(
-        name=head.name,
+    made = Resolved(
         base=head.base or before.base,
-        overlays=(*before.overlays, *overlays),
-        overrides=(*before.overrides, *overrides),
-        description=head.description,
-        config=config,
-        extensions=extensions,
+        overlays=[*before.overlays, *overlays],
+        overrides=[*before.overrides, *overrides],
         plan=None if overlays or overrides else before.plan,
     )
+    recipe = Recipe(head.name, head.description, config, extensions, made)
     found = [*contradictions(config)]
     for find in recipe.hooks("contradictions"):
         found += find(config)
@@ -249,7 +240,9 @@ def _validate(layer: Layer, extensions: dict[str, ModuleType]) -> "Config":
 def with_seed(recipe: Recipe, seed: int) -> Recipe:
     """Give a recipe another seed."""
     config = replace(recipe.config, debug=replace(recipe.config.debug, seed=seed))
-    return replace(recipe, config=config, overrides=(*recipe.overrides, f"debug.seed={seed}"))
+    overrides = [*recipe.made.overrides, f"debug.seed={seed}"]
+    made = recipe.made.model_copy(update={"overrides": overrides})
+    return replace(recipe, config=config, made=made)
 
 
 def to_yaml(recipe: Recipe, plan: dict | None = None) -> str:
@@ -257,14 +250,9 @@ def to_yaml(recipe: Recipe, plan: dict | None = None) -> str:
     recipe."""
     sections = asdict(recipe.config)
     del sections["job"]
-    resolved = Resolved(
-        base=recipe.base,
-        overlays=list(recipe.overlays),
-        overrides=list(recipe.overrides),
-        plan=plan,
-    )
     named = {"name": recipe.name, "description": recipe.description}
-    return dump(named | sections | {"resolved": resolved.model_dump()})
+    resolved = recipe.made.model_dump() | {"plan": plan}
+    return dump(named | sections | {"resolved": resolved})
 
 
 def changes(before: "Config", after: "Config") -> list[tuple[str, object, object]]:

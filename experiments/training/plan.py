@@ -68,7 +68,7 @@ class Plan:
 
 def plan(recipe: recipes.Recipe) -> Plan:
     """Work out and check a recipe. Raises `InputError`."""
-    if recipe.plan:
+    if recipe.made.plan:
         return _read(recipe)
     config, training = recipe.config, recipe.config.training
     with torch.device("meta"):  # modules by name, no weights
@@ -134,11 +134,11 @@ def _read(recipe: recipes.Recipe) -> Plan:
     """Take what `to_yaml` wrote; only how FP8 matrices are multiplied is this machine's."""
     keys, fp8 = recipe.config.quantize.linear.float8, float8.Choice()
     if keys.recipe_name:
-        found, scaling = recipe.plan["fp8"], SCALINGS[keys.recipe_name]
+        found, scaling = recipe.made.plan["fp8"], SCALINGS[keys.recipe_name]
         matmul = fp8_matmul.choose(scaling, keys.emulate)
         layers, flops = frozenset(found["layers"]), found["flops_per_token"]
         fp8 = float8.Choice(scaling, layers, matmul, flops)
-    return Plan(recipe, model_args(recipe.config), fp8, **recipe.plan["numbers"])
+    return Plan(recipe, model_args(recipe.config), fp8, **recipe.made.plan["numbers"])
 
 
 # ---- data ----
@@ -152,7 +152,7 @@ def open_data(planned: Plan) -> tuple[Plan, str]:
     """
     from experiments.corpus import rows, tokens
 
-    found = planned.recipe.plan
+    found = planned.recipe.made.plan
     if found and Path(found["token_file"]).exists():
         token_file = tokens.TokenFile.open(Path(found["token_file"]))
     else:

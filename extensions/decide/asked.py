@@ -94,7 +94,7 @@ def named(name: str) -> dict:
     path = Path(name)
     if path.suffix == ".json" or path.is_dir():
         return of_config(path / "config.json" if path.is_dir() else path)
-    if name in recipes.names() or path.suffix == ".yaml":
+    if name in recipes.paths() or path.suffix == ".yaml":
         from models.architectures import model_args  # torch, which no other answer needs
 
         args = model_args(recipes.load(name).config)

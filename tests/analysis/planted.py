@@ -50,7 +50,7 @@ def ar1(n, rho, sd, rng):
 @cache
 def resolved(recipe: str, overlay: str) -> str:
     """Resolve a recipe; a user's own is tensorwise FP8's under another name."""
-    known = recipe if recipe in recipes.names() else T
+    known = recipe if recipe in recipes.paths() else T
     return recipes.to_yaml(recipes.load(known, [overlay]))
 
 

@@ -19,7 +19,7 @@ def test_without_an_extension_all_other_recipes_and_studies_load(gone, tmp_path,
         if folder != gone:
             (tmp_path / folder.name).symlink_to(folder)
     monkeypatch.setattr(recipes, "EXTENSIONS", tmp_path)
-    for name in recipes.names():
+    for name in recipes.paths():
         recipes.load(name, ["cpu"])
     for name in recipes.studies():
         assert studies.load([name])

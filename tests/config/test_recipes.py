@@ -24,7 +24,7 @@ OVERLAYS = list(recipes.files(recipes.OVERLAYS))
 def difference(name, *more) -> list[tuple[str, object, object]]:
     """What a recipe changes in its parent, with the same overlays, keys and seed."""
     recipe = load(name, *more)
-    return changes(load(recipe.base, *more).config, recipe.config)
+    return changes(load(recipe.made.base, *more).config, recipe.config)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_the_recipes_that_are_compared_are_one_change_apart(name, expected):
     assert difference(name, ["cpu"], ["optimizer.beta2=0.95"], 7) == expected
 
 
-@pytest.mark.parametrize("name", sorted({*recipes.names()} - {"base", "baseline"}))
+@pytest.mark.parametrize("name", sorted({*recipes.paths()} - {"base", "baseline"}))
 def test_each_recipe_changes_what_its_file_says_and_marks_its_one_intervention(name):
     text = recipes.paths()[name].read_text()
     marked = re.findall(r"^ *(\w+):.* # <- the intervention", text, re.MULTILINE)
@@ -58,7 +58,7 @@ def test_every_recipe_loads_with_every_overlay_which_touches_only_what_it_says(o
     content = yaml.safe_load((recipes.OVERLAYS / f"{overlay}.yaml").read_text())
     parent = recipes.OVERLAYS / f"{content.get('base', overlay)}.yaml"
     named = dict(flat(content | yaml.safe_load(parent.read_text())))
-    for name in recipes.names():
+    for name in recipes.paths():
         plain = load(name).config
         try:
             overlaid = load(name, [overlay]).config
@@ -74,7 +74,7 @@ def test_every_recipe_loads_with_every_overlay_which_touches_only_what_it_says(o
 
 def test_the_list_has_the_four_first_then_studies_and_overlays(capsys):
     short = [*recipes.THE_FOUR, *recipes.studies(), *OVERLAYS]
-    others = {*recipes.names()} - {*recipes.THE_FOUR}
+    others = {*recipes.paths()} - {*recipes.THE_FOUR}
     for options, expected in ([], short), (["--all"], [*short, *others]):
         recipe.main(["list", *options])
         lines = capsys.readouterr().out.splitlines()
@@ -141,7 +141,7 @@ def test_a_resolved_recipe_loads_to_the_same_whatever_its_texts(text, tmp_path):
     path.write_text(to_yaml(resolved), encoding="utf-8")
     again = load(str(path))
     assert again.config == resolved.config
-    assert (again.name, again.base) == (resolved.name, resolved.base)
+    assert (again.name, again.made) == (resolved.name, resolved.made)
     assert yaml.safe_load(path.read_text())["model"]["hf_assets_path"] == text  # other readers
 
 

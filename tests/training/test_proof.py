@@ -44,7 +44,7 @@ class Run:
         self.config.training.local_batch_size, self.config.training.seq_len = 1, TOKENS
         fp8 = float8.choose(self.model, keys)
         self.plan = Plan(
-            recipe=Recipe("test", None, (), (), "", self.config),
+            recipe=Recipe("test", "", self.config),
             world_size=1, args=None, parameters=0, flops_per_token=0, fp8=fp8, passes=1, shards=1,
             memory={},
         )  # fmt: skip

@@ -109,7 +109,7 @@ def test_memory_counts_what_is_kept_in_fp8():
 def test_its_recipes_train_as_their_parents_do(name, train):
     keys = [*TINY, SMALLEST, "compile.enable=false"]
     losses = []
-    for which in (name, recipes.load(name).base):
+    for which in (name, recipes.load(name).made.base):
         recipe = recipes.load(which, ["cpu"], keys)
         trainer, windows = train(recipe.config, 2, recipe)
         losses.append([window.losses for window in windows])
@@ -134,7 +134,7 @@ def test_a_recipe_trains_on_a_gpu_as_its_parent_does(name, tmp_path):
     from experiments.run import main
 
     last = {}
-    for recipe in (name, recipes.load(name).base):
+    for recipe in (name, recipes.load(name).made.base):
         torch.compiler.reset()  # each recipe compiles anew
         assert main([recipe, "--overlay", "cpu", *TINY, "--out", str(tmp_path / recipe)]) == 0
         last[recipe] = lines_of(tmp_path / recipe)[-1]["loss"]
