@@ -116,7 +116,7 @@ def of_start(run: Run) -> Iterator[str]:
         return  # the first process was killed, and its first step was made again
     window = first.loc[: first["elapsed"].first_valid_index()]
     logged = window["elapsed"].iloc[-1] - window["seconds"].iloc[1:].sum()
-    timed = run.timings[0].warm_up_s
+    timed = run.timings[0].time_to_first_step_s
     if abs(timed - logged) > CLOCK * logged:
         yield (f"its first step ended after {timed:.0f} s by timing.json, and after {logged:.0f} s "
                "by the clock of its log")  # fmt: skip

@@ -259,6 +259,7 @@ def _report(study: Study, out: Path, console: Console, verbose: bool) -> int:
     try:
         from analysis import report  # pandas: a second
         from analysis.comparison import compare
+        from analysis.runs import MIN_STEPS
         from analysis.study import read_study
 
         found = compare(read_study(out))
@@ -274,7 +275,7 @@ def _report(study: Study, out: Path, console: Console, verbose: bool) -> int:
     if any(out.glob(f"*/*/{TENSORBOARD}")):
         print(f"Curves     tensorboard --logdir {folder}")
     more = FOR_A_VERDICT - len(study.seeds)
-    if more > 0:
+    if more > 0 and min(run.length for run in found.study.runs) >= MIN_STEPS:
         runs = more * len(study.recipes)
         minutes = runs * (_mean_seconds(out) or 0) / 60
         print(f"Verdict    {PROGRAM} {folder} --seeds {FOR_A_VERDICT}  "

@@ -118,7 +118,9 @@ def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, fp8_share=N
     startup = {"import": warm_up - 1.0, "first_step": 1.0}
     if facts["compiled"]:
         startup["compile"] = 0.5
-    write(path / TIMING, Timing(warm_up_s=warm_up, startup=startup, compile_cache="cold"))
+    write(
+        path / TIMING, Timing(time_to_first_step_s=warm_up, startup=startup, compile_cache="cold")
+    )
     share = fp8_share if fp8_share is not None else 0.75 * bool(facts["float8"])
     write(path / PROOF, proof(share, **{"recipe_name": facts["float8"]} | (proves or {})))
     lines = metrics_lines(last=steps, step_s=step_s) if lines is None else lines

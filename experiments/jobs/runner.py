@@ -156,7 +156,10 @@ class _Jobs:
         mean, now = sum(known) / len(known), time.monotonic()
         left = mean * len(self.waiting)
         for job in self.running:
-            left += max(0, job.begin + (job.seconds or mean) - now)
+            own = job.begin + (job.seconds or mean) - now
+            if own < 0:  # it takes longer than the others
+                return None
+            left += own
         return left / max(1, len(self.running))
 
     def _start_next(self) -> bool:

@@ -196,7 +196,7 @@ class Window(Record):
 
 
 class Timing(Record):
-    warm_up_s: Positive  # from process start to the end of the first step
+    time_to_first_step_s: Positive  # from process start to the end of the first step
     startup: dict[str, float]  # its parts
     compile_cache: Literal["cold", "warm", "none"]
 

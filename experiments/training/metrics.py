@@ -46,16 +46,12 @@ class Timeline:
         self._last = now
 
     def end_first_step(self) -> Timing:
-        """Count what torch.compile took of a run's first step as a part of its own; return all.
-
-        `compiled_s` counts from the start of the process, which may have trained before.
-        """
+        """Count what torch.compile took of the first step as a part of its own; return all."""
         self.mark("first_step")
-        compiled_before = self.parts.get("compile", 0.0)
         self.parts["compile"] = compiled_s()
-        self.parts["first_step"] -= self.parts["compile"] - compiled_before
+        self.parts["first_step"] -= self.parts["compile"]
         return Timing(
-            warm_up_s=sum(self.parts.values()),
+            time_to_first_step_s=sum(self.parts.values()),
             startup=dict(self.parts),
             compile_cache=compile_cache(),
         )

@@ -251,10 +251,11 @@ class Trainer(titan.Trainer):
 
     def _why(self) -> str:
         """Name parameters whose gradient is not finite."""
-        gradients = [local(p.grad) for p in self.proof.trainable.values()]
-        broken = torch.tensor([int(not g.isfinite().all()) for g in gradients])
-        broken = zip(self.proof.trainable, self.combine(broken, "max"), strict=True)
-        names = sorted(name for name, is_broken in broken if is_broken)
+        names = []
+        for name, parameter in self.proof.trainable.items():
+            broken = torch.tensor(int(not local(parameter.grad).isfinite().all()))
+            if self.combine(broken, "max"):
+                names.append(name)
         if not names:
             return "and each gradient is: their squares add up to more than the dtype holds"
         return f"nor the gradients of {', '.join(names[:3])} ({len(names)} in all)"

@@ -74,7 +74,7 @@ def read_log(path: Path) -> Run:
         fp8_matmul=None,
         notes=[],
     )
-    first = Timing(warm_up_s=steps["seconds"][1], startup={}, compile_cache="none")
+    first = Timing(time_to_first_step_s=steps["seconds"][1], startup={}, compile_cache="none")
     return Run(recipe, "", path, completed=True, ending="completed", steps=steps,
                manifest=manifest, timings={0: first}, place="host unknown")  # fmt: skip
 

@@ -24,7 +24,7 @@ def run(recipe="a", seed=0, seconds=0.1, losses=3.0, steps=100, first=5.0, place
         start=pd.Timestamp("2026-01-01T00:00:00Z"),
         hardware=Hardware.model_construct(type="cuda", name="GPU"),
     )  # fmt: skip
-    timing = Timing(warm_up_s=first, startup={}, compile_cache="cold")
+    timing = Timing(time_to_first_step_s=first, startup={}, compile_cache="cold")
     return Run(recipe, str(seed), completed=True, ending="completed", place=place, steps=table,
                manifest=manifest, timings={0: timing})  # fmt: skip
 

@@ -306,7 +306,7 @@ def run(path, recipe, seed, secs, losses, **options) -> dict:  # noqa: C901
     compiled = man["compiled"]
     comp = (0.6 * o["warm"] if compiled else 0.0) if o["compile_s"] is None else o["compile_s"]
     timing = {
-        "warm_up_s": o["warm"],
+        "time_to_first_step_s": o["warm"],
         "startup": {
             "import": 8.0,
             "setup": 0.5,
@@ -360,7 +360,7 @@ def run(path, recipe, seed, secs, losses, **options) -> dict:  # noqa: C901
         m["end"] = None if how == "killed" or m["status"] == "running" else stamp(begin + took + 5)
         (where / "manifest.json").write_text(json.dumps(deep(m, o["man"]), indent=1))
         (where / "timing.json").write_text(
-            json.dumps(deep(timing | {"warm_up_s": warm}, o["timing"]))
+            json.dumps(deep(timing | {"time_to_first_step_s": warm}, o["timing"]))
         )
         pr = deep(proof(recipe, float8, o), o["proof"])
         (where / "proof.json").write_text(json.dumps(pr))

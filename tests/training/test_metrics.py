@@ -4,7 +4,6 @@ from collections import Counter
 
 from experiments.training import metrics
 from experiments.training.metrics import compile_cache
-from models import device
 from tests.runs import SMALLEST, TINY
 
 
@@ -15,17 +14,6 @@ def test_graphs_that_cannot_be_cached_were_compiled(monkeypatch):
     assert compile_cache() == "warm"
     found["inductor"]["fxgraph_cache_bypass"] = 1
     assert compile_cache() == "cold"
-
-
-def test_parts_of_the_startup_add_up_for_a_second_run_of_one_process(monkeypatch):
-    """What torch.compile took counts from the start of the process: 4 s of the first run, 1 s of
-    the second."""
-    marks = metrics.Timeline()
-    for now, compiled in (10.0, 4.0), (25.0, 5.0):
-        monkeypatch.setattr(device, "seconds_since_process_start", lambda now=now: now)
-        monkeypatch.setattr(metrics, "compiled_s", lambda compiled=compiled: compiled)
-        marks.end_first_step()
-    assert marks.parts == {"first_step": 20.0, "compile": 5.0}
 
 
 def test_torchtitans_profiler_writes_a_trace_of_the_steps_asked_for(run_here, tmp_path):
