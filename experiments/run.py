@@ -13,6 +13,7 @@ started again; 130 interrupted by SIGTERM or Ctrl-C.
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -38,7 +39,11 @@ def main(argv: list[str] | None = None) -> int:
     stop = Stop()
     stop.listen()
     recipe, out = _resolve(args)
-    recipe.hook("check_environment", check_environment)(recipe.config)
+    if not args.dry_run:
+        arguments = [*map(str, sys.argv[1:] if argv is None else argv)]
+        code = recipe.hook("start", check_environment)(recipe, arguments, out, stop)
+        if code is not None:
+            return code
 
     # torch: seconds, which a misspelt name need not wait for
     from experiments.training.machine import check_here

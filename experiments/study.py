@@ -39,7 +39,7 @@ from experiments.jobs.command import (
     leave,
     seeds,
 )
-from experiments.jobs.process import Process, check_environment, check_gpus, gpus
+from experiments.jobs.process import check_environment, check_gpus, gpus
 from experiments.jobs.runner import Run, run_all
 from experiments.records import files
 from experiments.records.files import check_folder, dated_folder, lock_folder, new_folder
@@ -196,7 +196,6 @@ def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Run
             recipe=to_yaml(planned),
             steps=recipe.config.training.steps,
             gpus=planned.world_size,
-            start=recipe.hook("start", lambda config: Process)(recipe.config),
         )
         runs.append(run)
     return runs

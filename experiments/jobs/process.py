@@ -22,12 +22,8 @@ Place = tuple[int, str | None]
 class Process:
     """The process of a run.
 
-    Attributes:
-        returncode: None until it has ended; negative for a signal's number.
-        culprit: who of several processes failed first, as `rank 1 `; empty for the first of them.
+    `returncode` is None until it has ended, and negative for a signal's number.
     """
-
-    culprit = ""
 
     def __init__(
         self,
@@ -46,10 +42,11 @@ class Process:
         names = [gpu for _, gpu in places if gpu]
         if names:
             told["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+        near = binding(*places[0]) if len(places) == 1 else []  # else each process binds itself
         with open(log, "a", encoding="utf-8") as output:
             # A session of its own: this process passes a terminal's Ctrl-C on
             self.child = subprocess.Popen(
-                [*binding(*places[0]), sys.executable, "-m", *arguments],
+                [*near, sys.executable, "-m", *arguments],
                 env=os.environ | told | (environment or {}),
                 stdout=subprocess.DEVNULL,
                 stderr=output,
@@ -151,7 +148,7 @@ def _nearest(gpu: str, sysfs: Path) -> int | None:
 # ---- variables of whatever started this process ----
 
 
-def check_environment(config=None) -> None:
+def check_environment(*_) -> None:
     """Check that this process is the only one of its run or study. Raises `InputError`."""
     if from_environment("WORLD_SIZE", 1) > 1:
         raise InputError(

@@ -8,7 +8,6 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,8 +41,6 @@ class Run(NamedTuple):
     recipe: str
     steps: int
     gpus: int = 1
-    start: Callable[..., Process] = Process
-    compiles_anew: bool = True  # or with the kernels that earlier runs kept
 
 
 def run_all(runs: list[Run], console: Console, stop: Stop) -> list[int]:
@@ -76,11 +73,9 @@ class _Job:
         self.caches = tempfile.TemporaryDirectory(
             prefix="compile-cache-", ignore_cleanup_errors=True
         )
-        folders = {}
-        if run.compiles_anew:
-            folders = {name: f"{self.caches.name}/{name}" for name in COMPILE_CACHES}
+        folders = {name: f"{self.caches.name}/{name}" for name in COMPILE_CACHES}
         command = [COMMAND, str(run.directory)]
-        self.process = run.start(command, run.directory / LOG, places, folders)
+        self.process = Process(command, run.directory / LOG, places, folders)
         names = ", ".join(gpu for _, gpu in places if gpu)
         line.say(f"started on GPU {names}" if names else "started")
 
@@ -103,7 +98,7 @@ class _Job:
         if window and code != BAD_INPUT:  # then the directory may hold another run
             outcome += f" at step {window.step}"
         why = self.process.last_words() if code else ""
-        self.line.end(self.process.culprit + outcome, why)
+        self.line.end(outcome, why)
         return code
 
 

@@ -118,6 +118,11 @@ def new_folder(path: Path) -> Path:
             new = path.with_name(f"{path.name}-{number}")
 
 
+def run_folder(name: str, seed: int) -> Path:
+    """Make the folder of a run that was not told where to go, laid out as a study's."""
+    return new_folder(dated_folder(name)) / name / f"seed{seed}"
+
+
 def check_folder(folder: Path, kind: str, *marks: str) -> None:
     """Check that a `kind` (run or study) may be written to `folder`; write nothing.
 

@@ -14,7 +14,7 @@ from torch import distributed as dist
 from experiments.jobs.command import BAD_INPUT, COMPLETED, DIVERGED, FAILED, Interrupted, Stop
 from experiments.jobs.screen import describe, display, seconds_left, with_time
 from experiments.records import files
-from experiments.records.files import dated_folder, new_folder
+from experiments.records.files import run_folder
 from experiments.records.run import LOG, METRICS, PROOF, TIMING, Window
 from experiments.training.machine import Finding, less_memory
 from experiments.training.plan import Plan
@@ -40,18 +40,12 @@ def run(plan: Plan, findings: list[Finding], out: Path | None, stop: Stop) -> in
     Raises `InputError` for a folder that cannot be used.
     """
     be_alone()
-    out = out or new_directory(plan)
+    out = out or run_folder(plan.recipe.name, plan.config.debug.seed)
     directory = RunDirectory(out, plan)
     end = train(plan, findings, out, directory, stop)
     if dist.is_initialized():
         dist.destroy_process_group()
     return end.code
-
-
-def new_directory(plan: Plan) -> Path:
-    """Make the folder of a run that was not told where to go, laid out as a study's."""
-    folder = new_folder(dated_folder(plan.recipe.name))
-    return folder / plan.recipe.name / f"seed{plan.config.debug.seed}"
 
 
 def train(

@@ -11,14 +11,13 @@ are not counted: its reduce-scatter is an all-reduce.
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal
 
 import torch
 from torch.autograd import DeviceType
+from torch.utils._pytree import tree_leaves
 
-from experiments.records.run import AtLeast1, Count, Record
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof, ProofError
 
@@ -32,42 +31,6 @@ _REDUCTION = "FSDP::post_backward_reduce"  # begins the name of FSDP2's region t
 _NCCL = re.compile(r"nccl(Dev)?Kernel")
 
 
-# ---- proof.json, under `sharded` ----
-
-
-class Nccl(Record):
-    """Seconds in which NCCL kernels ran, and in which no kernel but them did."""
-
-    seconds: float
-    exposed_seconds: float
-
-
-class Collective(Record):
-    """Calls of one collective among so many ranks in one dtype."""
-
-    collective: Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
-    ranks: AtLeast1
-    dtype: str
-    calls: Count
-    elements: Count
-    payload_bytes: Count
-    bus_bytes: Count
-
-
-class Collectives(Record):
-    """What one rank of several sent in the profiled step, and what closed forms expect."""
-
-    shards: AtLeast1
-    replicas: AtLeast1
-    table: list[Collective]
-    gathered_bytes: Count  # of weights
-    gathered_bytes_expected: Count
-    reduced_bytes: Count  # of gradients
-    reduced_bytes_expected: Count
-    all_reduces: Count
-    nccl: Nccl | None  # null on CPUs
-
-
 def check_profile(proof: Proof, profiler) -> None:
     """Record what a profiled step sent, which must be no more than the recipe promises. Raises
     `ProofError`."""
@@ -75,45 +38,48 @@ def check_profile(proof: Proof, profiler) -> None:
     if plan.world_size == 1:
         return
     shapes = {name: parameter.shape for name, parameter in proof.parameters.items()}
-    sent = sum_up(profiler, plan, shapes)
-    proof.evidence["sharded"] = sent.model_dump()
+    sent = proof.evidence["sharded"] = sum_up(profiler, plan, shapes)
     promises = {}
     if plan.config.quantize.linear.float8.enable_fsdp_float8_all_gather:
-        promises["weights"] = sent.gathered_bytes, sent.gathered_bytes_expected
+        promises["weights"] = "gathered_bytes"
     if plan.recipe.hook("gradient_bytes"):
-        promises["gradients"] = sent.reduced_bytes, sent.reduced_bytes_expected
-    for what, (size, expected) in promises.items():
+        promises["gradients"] = "reduced_bytes"
+    for what, name in promises.items():
+        size, expected = sent[name], sent[f"{name}_expected"]
         if not 0 < size <= expected:
             raise ProofError(
-                f"ranks sent {size:,} bytes of {what} in a step, and the recipe promises "
+                f"processes sent {size:,} bytes of {what} in a step, and the recipe promises "
                 f"{expected:,}: not (all) of them were sent in FP8"
             )
 
 
-def sum_up(profiler, plan: Plan, shapes: Mapping) -> Collectives:
+def sum_up(profiler, plan: Plan, shapes: Mapping) -> dict:
     """Sum up what this rank sent in a profiled step, beside the payloads of closed forms.
 
     Args:
         profiler: a finished `torch.profiler.profile` of one step, with shapes.
         shapes: of the parameters by name, unsharded.
+
+    Returns:
+        What stands in proof.json under `sharded`; `nccl` is null on CPUs.
     """
     gathered, reduced = fsdp_bytes(plan, shapes)
     rows = table(profiler.profiler.kineto_results.experimental_event_tree(), plan)
-
-    def payload(*collectives: str) -> int:
-        return sum(row.payload_bytes for row in rows if row.collective in collectives)
-
-    return Collectives(
-        shards=plan.shards,
-        replicas=plan.world_size // plan.shards,
-        table=rows,
-        gathered_bytes=payload("all-gather"),
-        gathered_bytes_expected=plan.passes * gathered,
-        reduced_bytes=payload("reduce-scatter", "all-to-all"),
-        reduced_bytes_expected=plan.passes * reduced,
-        all_reduces=sum(row.calls for row in rows if row.collective == "all-reduce"),
-        nccl=nccl_seconds(profiler.events()),
-    )
+    payload, calls = Counter(), Counter()
+    for row in rows:
+        payload[row["collective"]] += row["payload_bytes"]
+        calls[row["collective"]] += row["calls"]
+    return {
+        "shards": plan.shards,
+        "replicas": plan.world_size // plan.shards,
+        "table": rows,
+        "gathered_bytes": payload["all-gather"],  # of weights
+        "gathered_bytes_expected": plan.passes * gathered,
+        "reduced_bytes": payload["reduce-scatter"] + payload["all-to-all"],  # of gradients
+        "reduced_bytes_expected": plan.passes * reduced,
+        "all_reduces": calls["all-reduce"],
+        "nccl": nccl_seconds(profiler.events()),
+    }
 
 
 # ---- bytes ----
@@ -144,60 +110,47 @@ def fsdp_bytes(plan: Plan, shapes: Mapping) -> tuple[int, int]:
     return weights, shards * sum(size(config, n) for n in reduced.values())
 
 
-def table(tree: Iterable, plan: Plan) -> list[Collective]:
+def table(tree: Iterable, plan: Plan) -> list[dict]:
     """Sum up calls by collective, number of ranks and dtype; the largest payload comes first.
 
     Args:
         tree: the profiler's tree of events, its only record with the sizes of lists of tensors.
     """
-    elements = defaultdict(list)  # of each call
-    for event, in_reduction in _calls(tree):
-        collective, tensors = _OPERATORS[event.name], list(_tensors(event))
+    rows = {}
+    for event, reduces_gradients in _calls(tree):
+        collective = _OPERATORS[event.name]
         ranks = plan.shards
         if collective == "all-reduce":  # of gradients over replicas, else of a few scalars over all
-            ranks = plan.world_size
-            if in_reduction:
-                ranks //= plan.shards
-        size = max(sum(math.prod(t.sizes) for t in argument) for argument in tensors)
-        elements[collective, ranks, tensors[0][0].dtype].append(size)
-    rows = []
-    for (collective, ranks, dtype), sizes in elements.items():
-        payload = sum(sizes) * dtype.itemsize
-        trips = 2 if collective == "all-reduce" else 1
-        rows.append(
-            Collective(
-                collective=collective,
-                ranks=ranks,
-                dtype=str(dtype).removeprefix("torch."),
-                calls=len(sizes),
-                elements=sum(sizes),
-                payload_bytes=payload,
-                bus_bytes=round(payload * trips * (ranks - 1) / ranks),
-            )
-        )
-    return sorted(rows, key=lambda row: -row.payload_bytes)
+            ranks = plan.world_size // (plan.shards if reduces_gradients else 1)
+        tensors = [
+            leaf for leaf in tree_leaves(event.extra_fields.inputs) if hasattr(leaf, "sizes")
+        ]
+        dtype = tensors[0].dtype
+        row = {"collective": collective, "ranks": ranks, "dtype": str(dtype).removeprefix("torch.")}
+        row |= {"calls": 0, "elements": 0, "payload_bytes": 0}
+        row = rows.setdefault((collective, ranks, dtype), row)
+        elements = max(math.prod(tensor.sizes) for tensor in tensors)
+        row["calls"] += 1
+        row["elements"] += elements
+        row["payload_bytes"] += elements * dtype.itemsize
+    for row in rows.values():
+        trips = 2 if row["collective"] == "all-reduce" else 1
+        row["bus_bytes"] = round(row["payload_bytes"] * trips * (row["ranks"] - 1) / row["ranks"])
+    return sorted(rows.values(), key=lambda row: -row["payload_bytes"])
 
 
-def _calls(tree: Iterable, in_reduction: bool = False) -> Iterator[tuple]:
+def _calls(tree: Iterable, reduces_gradients: bool = False) -> Iterator[tuple]:
     """Yield each call of a collective, and whether FSDP2 reduces gradients with it."""
     for event in tree:
         if event.name in _OPERATORS:
-            yield event, in_reduction
-        yield from _calls(event.children, in_reduction or event.name.startswith(_REDUCTION))
-
-
-def _tensors(event) -> Iterator[list]:
-    """Yield the tensors that an operator takes, a list for each argument."""
-    for argument in event.extra_fields.inputs:
-        tensors = argument if isinstance(argument, list) else [argument]
-        if tensors and hasattr(tensors[0], "sizes"):
-            yield tensors
+            yield event, reduces_gradients
+        yield from _calls(event.children, reduces_gradients or event.name.startswith(_REDUCTION))
 
 
 # ---- time ----
 
 
-def nccl_seconds(events: Iterable) -> Nccl | None:
+def nccl_seconds(events: Iterable) -> dict | None:
     """Time NCCL kernels, and how long no other kernel ran beside them; None without NCCL.
 
     An NCCL kernel runs from its launch on, also while it waits for the other ranks.
@@ -212,7 +165,7 @@ def nccl_seconds(events: Iterable) -> Nccl | None:
     if not sends:
         return None
     exposed = covered(sends + computes) - covered(computes)
-    return Nccl(seconds=covered(sends), exposed_seconds=exposed)
+    return {"seconds": covered(sends), "exposed_seconds": exposed}
 
 
 def covered(intervals: Iterable[tuple[float, float]]) -> float:

@@ -1,129 +1,128 @@
 """The ranks of a run: started together, told of one another, ended together; and how each of them
 knows which one it is."""
 
+import math
 import os
 import signal
 import socket
-import tempfile
-import threading
-from collections.abc import Callable
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from experiments.jobs import process
-from experiments.jobs.command import FAILED
-from experiments.jobs.process import Place, Process, from_environment
+from experiments.jobs.command import BAD_INPUT, COME_BACK, FAILED, STARTER_PID, Stop
+from experiments.jobs.process import binding, check_gpus, from_environment, gpus
+from experiments.records.files import run_folder
 from models.errors import InputError
 
-GRACE_S = 30  # from one rank's end to the killing of the others: rank 0 writes how the run ended
+GRACE_S = 20  # from one rank's end to the killing of the others: rank 0 writes how the run ended
 
 
-def check_environment(config) -> None:
-    """Check the variables of a rank, or that there are GPUs for all. Raises `InputError`."""
-    count = config.sharded.processes
-    if not is_rank(count):
-        process.check_gpus(count)
+def start(recipe, arguments: list[str], out: Path | None, stop: Stop) -> int | None:
+    """Start a run's processes with the arguments of this one, and wait for them.
 
-
-def start(config) -> Callable[..., Process]:
-    """Return what starts a run's processes, as `Process` does one."""
-    return partial(Ranks, processes=config.sharded.processes)
+    Returns the exit code, or None if this process is one of them. Raises `InputError`.
+    """
+    world_size = recipe.config.sharded.processes
+    if not is_rank(world_size):
+        check_gpus(world_size)
+        if not out:
+            out = run_folder(recipe.name, recipe.config.debug.seed)
+            arguments = [*arguments, "--out", str(out)]
+        return run_ranks(["experiments.run", *arguments], world_size, stop)
+    if world_size > 1 and not out:  # each would make its own
+        raise InputError("a run of several processes needs --out DIR, one for all of them")
+    return None
 
 
 # ---- as their starter sees them ----
 
 
-class Ranks(Process):
-    """The processes of a run, one a rank. They are the `Process` of the run, whose return code is
-    that of the first rank that failed."""
+def run_ranks(arguments: Sequence[str], world_size: int, stop: Stop) -> int:
+    """Run `python -m ARGUMENTS` once a rank; returns the exit code of the first that failed.
 
-    def __init__(
-        self,
-        arguments: list[str],
-        log: Path,
-        places: list[Place],
-        environment: dict[str, str] | None = None,
-        processes: int = 1,
-    ):
-        """Start `python -m ARGUMENTS` once a rank. Raises OSError.
-
-        Rank 0 writes to `log`. What other ranks print is kept for `last_words`.
-        """
-        self.returncode, self._first = None, 0
-        self.ranks: list[Process] = []
-        self._ended: list[int] = []  # ranks, in the order of their ends
-        self._folder = tempfile.TemporaryDirectory(prefix="ranks-", ignore_cleanup_errors=True)
-        self._meeting = reserved_port()
-        port, shared = self._meeting.getsockname()[1], _shared(places, processes)
+    Rank 0 prints here. What another rank has printed follows if it fails first.
+    """
+    stop.deferred = True  # ranks end at a step boundary
+    ranks: list[subprocess.Popen] = []
+    with TemporaryDirectory(prefix="ranks-") as folder, reserved_port() as meeting:
+        port = meeting.getsockname()[1]
         try:
-            for rank in range(processes):
-                own = shared | (environment or {}) | variables(rank, processes, port)
-                place, file = places[rank % len(places)], Path(self._folder.name, f"rank{rank}")
-                self.ranks.append(Process(arguments, file if rank else log, [place], own))
-                threading.Thread(target=self._await, args=[rank], daemon=True).start()
-        except OSError:
-            self.kill()
-            raise
-
-    def _await(self, rank: int) -> None:
-        self.ranks[rank].child.wait()
-        self._ended.append(rank)
-
-    def poll(self) -> int | None:
-        """Return the exit code once all have ended. Kill those that outlive one, or a Ctrl-C, for
-        `GRACE_S`."""
-        codes = [rank.poll() for rank in self.ranks]
-        if len(self._ended) < len(codes):
-            if self._ended:
-                self.kill_after(GRACE_S)
-            return None
-        failed = [rank for rank in self._ended if codes[rank]] or [0]
-        self._first, self.returncode = failed[0], codes[failed[0]]
-        if self.returncode > FAILED and self.returncode == codes[0]:
-            self._first = 0  # all have agreed
-        self._meeting.close()
-        return self.returncode
-
-    def send_signal(self, number: signal.Signals) -> None:
-        for rank in self.ranks:
-            rank.send_signal(number)
-
-    def kill_after(self, seconds: float) -> None:
-        for rank in self.ranks:
-            rank.kill_after(seconds)
-
-    def kill(self) -> None:
-        for rank in self.ranks:
-            rank.kill()
-
-    @property
-    def culprit(self) -> str:
-        return f"rank {self._first} " if self._first else ""
-
-    def last_words(self) -> str:
-        """Return the last line of the rank that failed first; if that is not rank 0, add all that
-        it printed to the log."""
-        first, log = self.ranks[self._first], self.ranks[0].log
-        words = first.last_words()
-        if self._first:
-            title = f"---- output of rank {self._first}, which failed first ----"
-            with suppress(OSError), open(log, "a", encoding="utf-8") as output:  # a full disk
-                output.write(f"{title}\n{first.log.read_text('utf-8', errors='replace')}")
-        return words.replace(str(first.log), str(log))
+            for rank in range(world_size):
+                with open(f"{folder}/rank{rank}", "wb") as file:
+                    output = file if rank else None
+                    ranks.append(_start_rank(arguments, variables(rank, world_size, port), output))
+            first = _wait(ranks, stop)
+        finally:
+            _kill(ranks)
+        said = Path(folder, f"rank{first}").read_text("utf-8", errors="replace")
+    code = ranks[first].returncode
+    if first:
+        print(f"---- output of rank {first}, which failed first ----\n{said}", file=sys.stderr)
+    if code >= 0:
+        return code
+    print(f"rank {first} was killed by {signal.Signals(-code).name}", file=sys.stderr)
+    return stop.code or FAILED
 
 
-def _shared(places: list[Place], processes: int) -> dict[str, str]:
-    """Return what all ranks of a run are told: they see all its GPUs, between which NCCL copies,
-    and each takes its share of the cores."""
-    told = {}
-    names = [gpu for _, gpu in places if gpu]
-    if names:
-        told["CUDA_VISIBLE_DEVICES"] = ",".join(names)
-    if processes > 1 and "OMP_NUM_THREADS" not in os.environ:
-        sharing = max(processes, len(process.gpus()))
-        told["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)) // sharing or 1)
-    return told
+def _start_rank(arguments: Sequence[str], told: dict[str, str], output) -> subprocess.Popen:
+    """Start a rank near its GPU. All ranks see all GPUs of the run, between which NCCL copies;
+    without GPUs they share the cores."""
+    there, rank = gpus(), int(told["RANK"])
+    told[STARTER_PID] = str(os.getpid())
+    if there == [None] and "OMP_NUM_THREADS" not in os.environ:
+        told["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)) // int(told["WORLD_SIZE"]) or 1)
+    return subprocess.Popen(
+        [*binding(rank, there[rank % len(there)]), sys.executable, "-m", *arguments],
+        env=os.environ | told,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,  # a terminal's Ctrl-C is passed on by this process
+    )
+
+
+def _wait(ranks: list[subprocess.Popen], stop: Stop) -> int:
+    """Pass requests on until all ranks have ended; returns the first that failed, or 0 if all end
+    alike."""
+    ended, passed_on, kill_at = [], False, math.inf
+    while len(ended) < len(ranks):
+        grace_s = GRACE_S
+        try:
+            time.sleep(0.02)
+            if stop.code and not passed_on:
+                passed_on = True
+                _send(ranks, signal.SIGUSR1 if stop.code == COME_BACK else signal.SIGTERM)
+        except KeyboardInterrupt:  # a second Ctrl-C
+            _send(ranks, signal.SIGINT)
+            kill_at = time.monotonic() + GRACE_S
+        ended += [n for n, rank in enumerate(ranks) if rank.poll() is not None and n not in ended]
+        if ranks[0].returncode in (FAILED, BAD_INPUT):  # it has said why
+            grace_s = 1
+        if ended:
+            kill_at = min(kill_at, time.monotonic() + grace_s)
+        if time.monotonic() > kill_at:
+            _kill(ranks)
+    first = next((rank for rank in ended if ranks[rank].returncode), 0)
+    code = ranks[first].returncode
+    agreed = code > FAILED and code == ranks[0].returncode
+    return 0 if agreed else first
+
+
+def _send(ranks: list[subprocess.Popen], number: signal.Signals) -> None:
+    for rank in ranks:
+        rank.send_signal(number)
+
+
+def _kill(ranks: list[subprocess.Popen]) -> None:
+    """Kill what still runs, with its compile workers."""
+    for rank in ranks:
+        if rank.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(rank.pid, signal.SIGKILL)
+            rank.wait()
 
 
 def reserved_port() -> socket.socket:
@@ -138,67 +137,47 @@ def reserved_port() -> socket.socket:
 # ---- as each of them sees itself: by the variables of torchrun or srun ----
 
 
-def variables(rank: int, processes: int, port: int) -> dict[str, str]:
+def variables(rank: int, world_size: int, port: int) -> dict[str, str]:
     """Return torch.distributed's variables for one of several processes on this machine.
 
     Rank 0 listens at `port` itself, also where a torchrun around this process listens for its own.
     """
-    told = {
-        "RANK": rank,
-        "WORLD_SIZE": processes,
-        "LOCAL_RANK": rank,
-        "LOCAL_WORLD_SIZE": processes,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "TORCHELASTIC_USE_AGENT_STORE": False,
-    }
+    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
+    told |= {"LOCAL_WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    told["TORCHELASTIC_USE_AGENT_STORE"] = False
     return {name: str(value) for name, value in told.items()}
 
 
-def is_rank(processes: int) -> bool:
+def is_rank(world_size: int) -> bool:
     """Return whether this process is one of so many; srun's variables become torch.distributed's.
 
     Raises `InputError` where variables are missing, no numbers, or of another number of processes.
     """
-    started = 1
-    if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
-        _require("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-        started = from_environment("WORLD_SIZE")
-    elif from_environment("SLURM_STEP_NUM_TASKS", 1) > 1:
-        started = _take_over_from_srun()
-    rank, local_rank = from_environment("RANK"), from_environment("LOCAL_RANK")
-    if max(rank, local_rank) >= started:
+    if "WORLD_SIZE" not in os.environ and from_environment("SLURM_STEP_NUM_TASKS", 1) > 1:
+        _take_over_from_srun()
+    started = from_environment("WORLD_SIZE", 1)
+    needed = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in needed if name not in os.environ]
+    if started > 1 and missing:
         raise InputError(
-            f"the environment variable RANK is {rank}, LOCAL_RANK {local_rank} and WORLD_SIZE "
-            f"{started}: ranks begin at 0, and there is at least one"
+            f"this is one of {started} processes, and the environment variable {missing[0]} is not "
+            "set: start them with sharded.processes=N, torchrun, or extensions/sharded/"
+            "alps_multinode.sbatch"
         )
-    if started not in (1, processes):
+    if started not in (1, world_size):
         raise InputError(
-            f"sharded.processes is {processes}, and torchrun or srun has started {started}: "
+            f"sharded.processes is {world_size}, and torchrun or srun has started {started}: "
             f"say sharded.processes={started}"
         )
-    return started == processes
+    return started == world_size
 
 
-def _take_over_from_srun() -> int:
-    """Set torch.distributed's variables; returns the number of tasks."""
-    _require("SLURM_PROCID", "SLURM_LOCALID", "MASTER_ADDR", "MASTER_PORT")
+def _take_over_from_srun() -> None:
+    """Set torch.distributed's variables."""
     import torch
 
-    tasks = from_environment("SLURM_STEP_NUM_TASKS")
+    tasks, local = from_environment("SLURM_STEP_NUM_TASKS"), from_environment("SLURM_LOCALID")
     gpus = torch.cuda.device_count() or tasks  # a task may see one GPU
-    os.environ["RANK"] = os.environ["SLURM_PROCID"]
+    os.environ["RANK"] = str(from_environment("SLURM_PROCID"))
+    os.environ["LOCAL_RANK"] = str(local % gpus)
     os.environ["WORLD_SIZE"] = str(tasks)
-    os.environ["LOCAL_RANK"] = str(from_environment("SLURM_LOCALID") % gpus)
-    return tasks
-
-
-def _require(*names: str) -> None:
-    given = [name for name in names if name in os.environ] or ["SLURM_STEP_NUM_TASKS"]
-    missing = [name for name in names if name not in os.environ]
-    if missing:
-        raise InputError(
-            f"the environment variable {given[0]} is set and {missing[0]} is not: start several "
-            "processes with sharded.processes=N, torchrun, or extensions/sharded/alps_multinode."
-            f"sbatch; for one process unset {given[0]}"
-        )

@@ -1,4 +1,4 @@
-"""A run of several processes: start them, or train as one of them and agree with the others."""
+"""Train as one of a run's processes, and agree with the others."""
 
 import os
 from collections.abc import Iterator
@@ -8,63 +8,28 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.markup import escape
 
-from experiments.jobs.command import FAILED, Stop
-from experiments.jobs.runner import Run, run_all
-from experiments.training import attempt, checkpoint, run_directory
-from experiments.training.plan import Plan, to_yaml
-from extensions.sharded import ranks
+from experiments.jobs.command import Stop
+from experiments.training import attempt, checkpoint
+from experiments.training.plan import Plan
+from experiments.training.run_directory import RunDirectory
 from models.errors import InputError
 
 
-def run(plan: Plan, findings: list, out: Path | None, stop: Stop) -> int:
-    """Train as one of a run's processes, or start them all; returns the exit code.
+def run(plan: Plan, findings: list, out: Path, stop: Stop) -> int:
+    """Train as one of a run's processes; returns the exit code. Rank 0 writes the run directory.
 
-    Rank 0 writes the run directory. Raises `InputError` as `attempt.run`.
+    Raises `InputError` as `attempt.run`.
     """
-    count = plan.world_size
-    if not ranks.is_rank(count):
-        return _start_all(plan, out, stop)
-    if count == 1:
+    if plan.world_size == 1:
         return attempt.run(plan, findings, out, stop)
-    if not out:  # each would make its own
-        raise InputError(
-            "a run of several processes needs --out DIR, so that all of them write to the same "
-            "place"
-        )
     ctas = plan.config.comm.nccl_max_ctas
     if ctas:
         os.environ["NCCL_MAX_CTAS"] = str(ctas)  # read when a communicator is created
-    directory = None
-    if os.environ["RANK"] == "0":
-        directory = run_directory.RunDirectory(out, plan)
+    directory = RunDirectory(out, plan) if os.environ["RANK"] == "0" else None
     end = attempt.train(plan, findings, out, directory, stop)
     _leave(end)
     return end.code
-
-
-def _start_all(plan: Plan, out: Path | None, stop: Stop) -> int:
-    """Start the ranks of a run and wait for them; returns the exit code."""
-    if out:
-        run_directory.check(out, plan)
-    out = out or attempt.new_directory(plan)
-    started = Run(
-        title=plan.recipe.name,
-        directory=out,
-        recipe=to_yaml(plan),
-        steps=plan.config.training.steps,
-        gpus=plan.world_size,
-        start=ranks.start(plan.config),
-        compiles_anew=False,
-    )
-    console = Console(highlight=False)
-    [code] = run_all([started], console, stop)
-    console.print(escape(f"Everything is in {out}"), soft_wrap=True)
-    if code and stop.code:  # also of ranks that died of the request
-        return stop.code
-    return FAILED if code < 0 else code
 
 
 def _leave(end: attempt.End) -> None:
@@ -127,7 +92,3 @@ class Checkpoints(checkpoint.Checkpoints):
     def _purge_stale_checkpoints(self) -> None:
         if dist.get_rank() == 0:
             super()._purge_stale_checkpoints()
-
-    def _set_aside(self, path: Path, error: Exception) -> None:
-        if dist.get_rank() == 0:
-            super()._set_aside(path, error)

@@ -1,7 +1,4 @@
-"""The processes of a run: ranks that start and end together; and a real study of them.
-
-tests/messages.txt has variables of ranks that are half set or nonsense.
-"""
+"""The processes of a run: ranks that start and end together; and a real study of them."""
 
 import os
 import signal
@@ -10,12 +7,11 @@ import time
 
 import pytest
 
-from experiments.jobs import process
+from experiments.jobs.command import FAILED, Stop
 from experiments.records.files import last_window, read
 from experiments.records.run import Manifest, Proof
-from extensions.sharded import ranks as sharded_ranks
-from extensions.sharded.collectives import Collectives
-from extensions.sharded.ranks import Ranks, is_rank
+from extensions.sharded import ranks
+from extensions.sharded.ranks import is_rank, run_ranks
 from models.errors import InputError
 from tests import processes
 from tests.runs import TINY, losses_of, run_study
@@ -25,14 +21,11 @@ TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
 MEETING = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 
 
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [(SRUN | MEETING, (8, "1")), (TORCHRUN | MEETING, (2, "1"))],
-)
-def test_ranks(variables, expected, monkeypatch):
-    environment = dict(variables)
+@pytest.mark.parametrize(("variables", "world_size"), [(SRUN, 8), (TORCHRUN, 2)])
+def test_a_process_that_srun_or_torchrun_started_is_a_rank(variables, world_size, monkeypatch):
+    environment = variables | MEETING
     monkeypatch.setattr("os.environ", environment)
-    assert is_rank(expected[0]) and environment["LOCAL_RANK"] == expected[1]
+    assert is_rank(world_size) and environment["LOCAL_RANK"] == "1"
     with pytest.raises(InputError, match="sharded.processes"):
         is_rank(5)
 
@@ -43,105 +36,70 @@ def test_a_process_that_nobody_started_as_a_rank_starts_them(monkeypatch):
 
 
 @pytest.fixture
-def ranks(tmp_path, monkeypatch):
-    """Starts two ranks that run some lines of Python, and waits for their end."""
+def run_two(tmp_path, monkeypatch, capfd):
+    """Runs some lines of Python as two ranks; returns the exit code and what was printed."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
-    def start(line: str, gpus: tuple = ((0, None),)) -> Ranks:
-        (tmp_path / "stand_in.py").write_text(f"import os, sys, time\n{line}")
-        found = {"PYTHONPATH": str(tmp_path)}
-        return Ranks(["stand_in"], tmp_path / "log.txt", list(gpus), found, 2)
+    def run(lines: str) -> tuple[int, str]:
+        (tmp_path / "stand_in.py").write_text(f"import os, signal, sys, time\n{lines}")
+        code = run_ranks(["stand_in"], 2, Stop())
+        return code, capfd.readouterr().err
 
-    return start
-
-
-def end(ranks: Ranks) -> int:
-    """The exit code."""
-    deadline = time.monotonic() + 30
-    while ranks.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    assert all(processes.ends(rank.child.pid) for rank in ranks.ranks)
-    return ranks.returncode
+    return run
 
 
-NAMES = [
-    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES",
-    "OMP_NUM_THREADS", "TORCHELASTIC_USE_AGENT_STORE", "MASTER_PORT",
-]  # fmt: skip
+NAMES = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS"]
 
 
-def test_each_rank_is_told_of_the_others_and_of_its_share(ranks, tmp_path, monkeypatch):
-    """Whatever variables of ranks this process has, as where a study is started by torchrun."""
-    for name in NAMES[:4]:
-        monkeypatch.setenv(name, "7")
-    monkeypatch.setattr(process, "gpus", lambda: ["4", "5", "6", "7"])
+def test_each_rank_is_told_of_the_others_and_of_its_share(run_two, monkeypatch):
+    """Whatever variables of ranks this process has. The output of the rank that failed follows."""
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setattr(ranks, "gpus", lambda: [None])
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    told = (
+    code, said = run_two(
         f"print(*map(os.environ.get, {NAMES}), file=sys.stderr)\nsys.exit(int(os.environ['RANK']))"
     )
-    started = ranks(told, [(2, "6"), (3, "7")])
-    assert end(started) == 1 and started.culprit == "rank 1 "
-    log = tmp_path / "log.txt"
-    rank_0, rank_1 = log.read_text().strip(), started.last_words()
-    port = rank_0.split()[-1]
-    assert rank_0 == f"0 0 2 2 6,7 2 False {port}" and rank_1 == f"1 1 2 2 6,7 2 False {port}"
-    assert log.read_text().startswith(f"{rank_0}\n----") and log.read_text().endswith(rank_1 + "\n")
+    first, title, second, *_ = said.splitlines()
+    assert (code, first, second) == (1, "0 0 2 2 4", "1 1 2 2 4") and "rank 1" in title
 
 
-def test_a_killed_rank_ends_the_others_although_they_wait_for_it(ranks, monkeypatch):
-    monkeypatch.setattr(sharded_ranks, "GRACE_S", 0.3)
-    started = ranks("time.sleep(60)")
-    started.ranks[0].child.send_signal(signal.SIGSTOP)
-    started.ranks[1].child.kill()
-    assert end(started) == -signal.SIGKILL and started.culprit == "rank 1 "
-    assert started.last_words().startswith("see ")
-
-
-def test_ranks_that_fail_alike_are_one_failure(ranks):
-    started = ranks("print('error: why', file=sys.stderr)\nsys.exit(2)")
-    assert end(started) == 2 and not started.culprit and started.last_words() == "error: why"
-
-
-def test_a_second_ctrl_c_ends_ranks_that_hang(ranks, tmp_path, monkeypatch):
-    monkeypatch.setattr(process, "GRACE_S", 0.3)
-    started = ranks(
-        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        "print('listens', file=sys.stderr, flush=True)\ntime.sleep(60)"
+@pytest.mark.parametrize("dies", ["SIGKILL", "SIGSEGV"])
+def test_a_killed_rank_ends_the_others_although_they_wait_for_it(dies, run_two, monkeypatch):
+    monkeypatch.setattr(ranks, "GRACE_S", 0.3)
+    code, said = run_two(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"if os.environ['RANK'] == '1': os.kill(os.getpid(), signal.{dies})\n"
+        "time.sleep(60)"
     )
-    while not (tmp_path / "log.txt").read_text():
-        time.sleep(0.02)
-    started.send_signal(signal.SIGINT)
-    assert end(started)
+    assert code == FAILED and f"rank 1 was killed by {dies}" in said
+
+
+def test_ranks_that_fail_alike_are_one_failure(run_two):
+    assert run_two("print('why', file=sys.stderr)\nsys.exit(2)") == (2, "why\n")
 
 
 @pytest.mark.slow
-def test_a_study_of_two_processes_is_stopped_and_goes_on_as_if_it_had_not_been(tmp_path, run_here):
+def test_a_study_of_two_processes_is_stopped_and_goes_on(tmp_path):
     """FP8 under FSDP over gloo, gathered in FP8. The study gets SIGUSR1 once it trains."""
-    steps = 8
-    recipe = ["tensorwise_fp8_allgather", "--overlay", "cpu"]
-    short = [*TINY, "compile.enable=false", "checkpoint.enable=true", f"training.steps={steps}",
-             "checkpoint.interval=100"]  # fmt: skip
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    folder = stopped / "tensorwise_fp8_allgather/seed0"
-    command = [sys.executable, "-m", "experiments.study", *recipe, "--out", stopped, *short]
+    steps, recipe = 6, "tensorwise_fp8_allgather"
+    keys = [*TINY, "compile.enable=false", "checkpoint.enable=true", f"training.steps={steps}"]
+    command = [sys.executable, "-m", "experiments.study", recipe, "--overlay", "cpu"]
+    command += ["--out", tmp_path, *keys]
+    folder = tmp_path / recipe / "seed0"
     with processes.started(command, stdout=sys.stderr) as process:
         deadline = time.monotonic() + 120
-        while not (window := last_window(folder)) or window.step < 2:
+        while not last_window(folder):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGUSR1)
         assert process.wait(timeout=120) == 75
     assert "by SIGUSR1, a checkpoint was saved" in read(folder / "manifest.json", Manifest).error
-    code, said = run_study(stopped)
-    assert code == 0, said
-    assert run_here(*recipe, "--out", whole, *short) == 0
-    assert losses_of(folder) == losses_of(whole) and len(losses_of(whole)) == steps
-    proof = read(whole / "proof.json", Proof)
+    code, said = run_study(tmp_path)
+    assert code == 0 and len(losses_of(folder)) == steps, said
+    proof = read(folder / "proof.json", Proof)
     assert proof.fp8_share_of_matmul_flops == pytest.approx(0.75)
-    sent = Collectives.model_validate(proof.sharded)
-    assert sent.gathered_bytes == sent.gathered_bytes_expected == 12_591_616  # in bf16 18,883,072
-    assert sent.reduced_bytes == sent.reduced_bytes_expected == 20_980_736
-    assert sent.all_reduces < 10  # one of all scales, not one a layer
-    window = last_window(whole)
-    assert window.tokens_per_s == pytest.approx(2 * 64 / window.step_s[0], rel=1e-4)
+    sent = proof.sharded
+    assert sent["gathered_bytes"] == sent["gathered_bytes_expected"] == 12_591_616
+    assert sent["reduced_bytes"] == sent["reduced_bytes_expected"] == 20_980_736
+    assert sent["all_reduces"] < 10  # one of all scales, not one a layer
