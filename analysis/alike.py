@@ -16,13 +16,38 @@ NAMED = 3  # of many records that differ
 # Records that name a run, say how it ended, or set what computes nothing; and memory as "1.5e+11
 # bytes" stands for the exact number.
 IGNORED = (
-    "layout_version", "status", "attempt", "start", "end", "error", "command", "pid",
-    "environment", "recipe", "base", "description", "name", "resolved.", "seed",
-    "debug.seed", "notes", "study_budget_s", "metrics.", "profiling.", "checkpoint.",
-    "comm.trace_buf_size", "comm.init_timeout_seconds", "comm.train_timeout_seconds",
-    "data.cache_dir", "float8", "fp8_matmul", "hardware.memory_bytes", "host",
-    "hardware.visible_devices", "hardware.uuid",
-)  # fmt: skip
+    "layout_version",
+    "status",
+    "attempt",
+    "start",
+    "end",
+    "error",
+    "command",
+    "pid",
+    "environment",
+    "recipe",
+    "base",
+    "description",
+    "name",
+    "resolved.",
+    "seed",
+    "debug.seed",
+    "notes",
+    "study_budget_s",
+    "metrics.",
+    "profiling.",
+    "checkpoint.",
+    "comm.trace_buf_size",
+    "comm.init_timeout_seconds",
+    "comm.train_timeout_seconds",
+    "data.cache_dir",
+    "float8",
+    "fp8_matmul",
+    "hardware.memory_bytes",
+    "host",
+    "hardware.visible_devices",
+    "hardware.uuid",
+)
 # Records that change no step's arithmetic: told. Where runs were is judged by rule 3.
 MINOR = ("hardware.threads", "git.commit", "compile_cache")
 
@@ -97,8 +122,10 @@ def meant_to_differ(*recipes: str) -> tuple[str, ...]:
 @cache
 def said_by(recipe: str) -> dict | None:
     """Read what the file of a recipe and its parents' set, below base.yaml; None without a file."""
-    files = [*ROOT.glob(f"recipes/**/{recipe}.yaml"),
-             *ROOT.glob(f"extensions/*/recipes/**/{recipe}.yaml")]  # fmt: skip
+    files = [
+        *ROOT.glob(f"recipes/**/{recipe}.yaml"),
+        *ROOT.glob(f"extensions/*/recipes/**/{recipe}.yaml"),
+    ]
     files = [file for file in files if file.parent.name not in ("studies", "overlays")]
     if not files:
         return None

@@ -80,8 +80,10 @@ def evidence(comparison: Comparison, finding: Finding) -> list[str]:
         said.append(f"Speed: {claim(comparison, finding)}. {pays}")
     said.append(f"Loss: {about_loss(comparison, finding)}")
     if recipe in comparison.fp8:
-        said.append(f"FP8 of {recipe}: {share_word(runs)} of the linear layers' matmul FLOPs, by "
-                    "each run's proof.")  # fmt: skip
+        said.append(
+            f"FP8 of {recipe}: {share_word(runs)} of the linear layers' matmul FLOPs, by "
+            "each run's proof."
+        )
     return said
 
 
@@ -137,7 +139,6 @@ def trained(comparison: Comparison) -> str:
     if not runs:
         return "Trained: no run was completed."
     first, steps = runs[0].manifest, runs[0].steps
-    days = sorted(f"{run.manifest.start:%Y-%m-%d}" for run in runs)
     facts = {
         "model": first.flavor,
         "parameters": short(first.parameters),
@@ -146,8 +147,8 @@ def trained(comparison: Comparison) -> str:
         "data": first.dataset,
         "overlays": ", ".join(first.overlays),
         "seeds": len({run.seed for run in runs}),
-        "days": " to ".join(dict.fromkeys([days[0], days[-1]])),
-        "commit": ", ".join(sorted({str(run.manifest.git.commit)[:9] for run in runs})),
+        "from": f"{first.start:%Y-%m-%d}",
+        "commit": (first.git.commit or "")[:9],
         **first.packages,
         "on": first.hardware.name,
         "driver": first.hardware.driver,
@@ -212,8 +213,12 @@ def worth(comparison: Comparison) -> Iterator[str]:
     if any(finding.loss.word in LOSSES for finding in comparison.findings.values()):
         runs = comparison.study.completed(comparison.reference)
         parameters, more = losses.equivalent_compute(runs[0].manifest.parameters)
-        yield WORTH.format(tolerance=100 * losses.TOLERANCE, reference=comparison.reference,
-                           compute=100 * more, billions=parameters / 1e9)  # fmt: skip
+        yield WORTH.format(
+            tolerance=100 * losses.TOLERANCE,
+            reference=comparison.reference,
+            compute=100 * more,
+            billions=parameters / 1e9,
+        )
 
 
 # ---- what else was found ----

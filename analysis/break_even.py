@@ -10,8 +10,7 @@ from analysis.agreement import SpeedUp
 from analysis.runs import Run
 from analysis.speed import MIN_STEPS, paired_by_seed, t_interval, timed
 
-POINTS = 2000  # steps beyond the runs at which wall times are worked out
-FAR = 100  # times the expected break-even step: how far beyond the runs they go
+BEYOND = np.geomspace(1, 1e9, 3000)  # steps after the runs at which wall times are worked out
 
 
 class When(StrEnum):
@@ -85,10 +84,10 @@ def break_even(own: list[Run], others: list[Run], gain: SpeedUp) -> BreakEven:
     if not len(steps) or warm[0] != warm[1]:
         return BreakEven()
     last = steps[-1]
-    tells = gain.ratio.clear if gain.runs > 1 else gain.runs == 1 and gain.ratio.mean != 1
+    tells = gain.ratio.clear or (gain.runs == 1 and gain.ratio.mean != 1)
     certain = tells and not gain.caveats
     if certain:
-        steps = np.append(steps, beyond(own, others, last))
+        steps = np.append(steps, last + BEYOND)
     taken, beside = wall_times(own, steps), wall_times(others, steps)
     behind = taken.mean(axis=0) - beside.mean(axis=0)
     if paired_by_seed(own, others):
@@ -116,31 +115,21 @@ def common_steps(own: list[Run], others: list[Run]) -> np.ndarray:
     return steps[(steps >= first) & (steps <= last)]
 
 
-def beyond(own: list[Run], others: list[Run], last: int) -> np.ndarray:
-    """List steps beyond the last common one, until long after the lines of both recipes meet."""
-    at_end = np.array([last])
-    behind = wall_times(own, at_end).mean() - wall_times(others, at_end).mean()
-    a, b = (np.mean([seconds_a_step(run) for run in timed(runs)]) for runs in (own, others))
-    return last + np.geomspace(1, 2 + FAR * abs(behind / (b - a)), POINTS)
-
-
-def seconds_a_step(run: Run) -> float:
-    """The mean of the steady steps."""
-    return run.steps["seconds"][run.steps["steady"]].mean()
-
-
 def wall_times(runs: list[Run], steps: np.ndarray) -> np.ndarray:
-    """Work out the seconds (runs by seed, steps) that runs had taken by `steps`, first included.
+    """Work out the seconds (runs, steps) that runs had taken by `steps`, first included.
 
-    Beyond its log a run goes on as its mean steady step, or the recipe's if it has none.
+    Beyond its log a run goes on as its mean steady step, or the recipe's if it is too short.
     """
-    usual = [seconds_a_step(run) for run in timed(runs)]
+    steady = [run.steps["seconds"][run.steps["steady"]] for run in timed(runs)]
+    usual = np.mean([seconds.mean() for seconds in steady] or [math.nan])
     lines = []
-    for run in sorted(runs, key=lambda run: run.seed):
+    for run in runs:
         clock = run.steps["elapsed"].dropna()
-        pace = seconds_a_step(run) if timed([run]) else np.mean(usual or [math.nan])
-        after_log = np.clip(steps - clock.index[-1], 0, None)
-        lines.append(np.interp(steps, clock.index, clock) + np.nan_to_num(after_log * pace))
+        line = np.interp(steps, clock.index, clock)
+        after = steps > clock.index[-1]
+        pace = run.steps["seconds"][run.steps["steady"]].mean() if timed([run]) else usual
+        line[after] += pace * (steps[after] - clock.index[-1])
+        lines.append(line)
     return np.array(lines)
 
 

@@ -5,7 +5,7 @@ the lucky ones.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -97,11 +97,7 @@ class Comparison:
 
     @property
     def on_cpu(self) -> bool:
-        return on_cpu(self.study.runs)
-
-
-def on_cpu(runs: Iterable[Run]) -> bool:
-    return any(run.manifest.hardware.type == "cpu" for run in runs if run.completed)
+        return self.study.on_cpu
 
 
 def compare(study: Study, reference: str | None = None) -> Comparison:
@@ -114,8 +110,10 @@ def compare(study: Study, reference: str | None = None) -> Comparison:
     recipes = sorted(names, key=[*FIRST, *names].index)
     fp8 = [recipe for recipe in recipes if is_fp8(recipe, study.started(recipe))]
     if reference and not study.completed(reference):
-        raise StudyError(f"--reference {reference}: no run of it was completed; the recipes are "
-                         f"{', '.join(recipes)}")  # fmt: skip
+        raise StudyError(
+            f"--reference {reference}: no run of it was completed; the recipes are "
+            f"{', '.join(recipes)}"
+        )
     reference = reference or choose_reference(study, fp8)
     findings = {}
     for recipe in recipes if study.completed(reference) else []:
@@ -164,7 +162,7 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
     others_diverged = losses.diverged(beside, started, bool(unpaired))
     slower = gain.ratio.mean < 1 - SMALL
     cases = {
-        Outcome.CPU: on_cpu(own + others),
+        Outcome.CPU: study.on_cpu,
         Outcome.DIVERGED: diverged * len(beside) > others_diverged * len(started),
         Outcome.NO_REFERENCE: not own,
         Outcome.TOO_SHORT: gain.runs == 0,
@@ -187,9 +185,12 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
         break_even=break_even(own, others, gain),
         reasons=contradictions + gain.caveats + of_loss,
         told=told,
-        diverged={name: f"diverged in {count} of {runs} runs"
-                  for name, (count, runs) in counts.items() if count},
-    )  # fmt: skip
+        diverged={
+            name: f"diverged in {count} of {runs} runs"
+            for name, (count, runs) in counts.items()
+            if count
+        },
+    )
 
 
 def lost_runs(own: list[Run], others: list[Run]) -> Iterator[str]:
@@ -200,8 +201,10 @@ def lost_runs(own: list[Run], others: list[Run]) -> Iterator[str]:
     seeds = {run.seed for run in own + others}
     causes = lost(own, len(seeds)), lost(others, len(seeds))
     for cause in causes[0] - causes[1]:
-        yield (f"{causes[0][cause]} of its {len(seeds)} runs did not end well ({cause}), beside "
-               f"{causes[1][cause]} of the reference's")  # fmt: skip
+        yield (
+            f"{causes[0][cause]} of its {len(seeds)} runs did not end well ({cause}), beside "
+            f"{causes[1][cause]} of the reference's"
+        )
 
 
 def lost(runs: list[Run], asked: int) -> Counter:

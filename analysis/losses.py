@@ -64,8 +64,11 @@ class Verdict:
 def paired(own: list[Run], others: list[Run]) -> dict[str, pd.DataFrame]:
     """Join the steps of both runs of each seed, by name of the recipe's run."""
     partners = {run.seed: run for run in others}
-    return {run.name: run.steps.join(partners[run.seed].steps, rsuffix="_beside", how="inner")
-            for run in own if run.seed in partners}  # fmt: skip
+    return {
+        run.name: run.steps.join(partners[run.seed].steps, rsuffix="_beside", how="inner")
+        for run in own
+        if run.seed in partners
+    }
 
 
 def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
@@ -109,8 +112,9 @@ def differences(own: list[Run], others: list[Run]) -> pd.DataFrame:
     A value is the mean over a tenth of the steps, up to its own.
     """
     pairs = paired(own, others).values()
-    by_seed = pd.DataFrame({seed: pair["loss"] - pair["loss_beside"]
-                            for seed, pair in enumerate(pairs)}).dropna()  # fmt: skip
+    by_seed = pd.DataFrame(
+        {seed: pair["loss"] - pair["loss_beside"] for seed, pair in enumerate(pairs)}
+    ).dropna()
     smooth = by_seed.rolling(len(last_tenth(by_seed))).mean().dropna()
     low, high = t_interval(smooth.to_numpy().T, level=LEVEL)
     return pd.DataFrame({"difference": smooth.mean(axis=1), "low": low, "high": high})
@@ -125,7 +129,7 @@ def no_pairs(own: list[Run], others: list[Run]) -> Iterator[str]:
     The first losses of partners, which share weights and batches, differ by rounding alone: by far
     less than those of strangers.
     """
-    mine, theirs = (first_losses(runs) for runs in (own, others))
+    mine, theirs = first_losses(own), first_losses(others)
     for runs, firsts in (own, mine), (others, theirs):
         if firsts.duplicated().any():
             yield f"seeds of {runs[0].recipe} begin with the same loss, so they are no other runs"
@@ -133,13 +137,14 @@ def no_pairs(own: list[Run], others: list[Run]) -> Iterator[str]:
     if len(seeds) < 2:
         return
     apart = np.abs(np.subtract.outer(mine[seeds].to_numpy(), theirs[seeds].to_numpy()))
-    alike = np.eye(len(seeds), dtype=bool)
-    partners, strangers = np.median(apart[alike]), np.median(apart[~alike])
+    partners = np.median(np.diag(apart))
+    strangers = np.median(apart[~np.eye(len(seeds), dtype=bool)])
     if partners > STRANGE * strangers:
-        shift = float((mine - theirs).median())
-        yield (f"it begins {abs(shift):.2g} {side(shift)} its partners of the same seed, and "
-               f"seeds begin {strangers:.2g} apart: runs of a seed do not share weights and "
-               "batches, or log different losses")  # fmt: skip
+        yield (
+            f"it begins {partners:.2g} from its partners of the same seed, and seeds begin "
+            f"{strangers:.2g} apart: runs of a seed do not share weights and batches, or log "
+            "different losses"
+        )
 
 
 def first_losses(runs: list[Run]) -> pd.Series:
@@ -148,10 +153,6 @@ def first_losses(runs: list[Run]) -> pd.Series:
 
 
 # ---- rule 5 ----
-
-
-def side(difference: float) -> str:
-    return "above" if difference > 0 else "below"
 
 
 def excess(run: Run, others: list[Run]) -> pd.Series:
@@ -184,8 +185,10 @@ def odd(own: list[Run], others: list[Run], judged: Verdict) -> Iterator[str]:
         for run in runs if beside else []:
             far = (excess(run, beside) > FAR).mean()
             if far > OFTEN:
-                yield (f"{run.recipe} is far above {beside[0].recipe} in seed {run.seed}, by more "
-                       f"than {100 * FAR:.0f} % of the loss in {far:.0%} of the steps")  # fmt: skip
+                yield (
+                    f"{run.recipe} is far above {beside[0].recipe} in seed {run.seed}, by more "
+                    f"than {100 * FAR:.0f} % of the loss in {far:.0%} of the steps"
+                )
     for name, pair in paired(own, others).items():
         copied = (pair["loss"] == pair["loss_beside"])[pair["in_fp8"]].mean()
         if copied > COPIED:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from analysis.alike import said_by
 from analysis.runs import Run
+from experiments.records.run import Proof
 from models.scaling import SCALINGS
 
 FLOAT8 = "quantize.linear.float8.recipe_name"
@@ -25,8 +26,10 @@ def broken(runs: list[Run]) -> list[str]:
     said = [f"{words} ({', '.join(names)})" for words, names in found.items()]
     shares = [run.fp8_share for run in runs]
     if not said and max(shares) - min(shares) > ROUNDING:
-        said.append(f"{min(shares):.0%} to {max(shares):.0%} of the matmul FLOPs ran in FP8 in "
-                    f"runs of {runs[0].recipe}")  # fmt: skip
+        said.append(
+            f"{min(shares):.0%} to {max(shares):.0%} of the matmul FLOPs ran in FP8 in runs of "
+            f"{runs[0].recipe}"
+        )
     return said
 
 
@@ -42,17 +45,10 @@ def contradictions(run: Run) -> Iterator[str]:
         yield from of_fp8(run)
     elif run.proof.fp8_flops:
         yield "it is in bf16, and ran matmuls in FP8"
-    moved = run.proof.parameters
-    if moved.orphans:
-        yield f"{len(moved.orphans)} of its parameters are in no optimizer"
-    if moved.still_in_first_step:
-        yield f"{len(moved.still_in_first_step)} of its parameters did not move"
-    for evidence in run.proof.model_extra.values():
-        for name, value in evidence.items():
-            expected = evidence.get(f"{name}_expected", value)
-            if isinstance(value, int) and value > expected * (1 + ROUNDING):
-                yield f"its {name.replace('_', ' ')} are {value / expected:.2f} times the expected"
-    yield from of_start(run)
+    yield from of_parameters(run.proof)
+    if run.manifest.compiled and not compiled(run):
+        yield "it is to be compiled, and nothing was compiled"
+    yield from of_clocks(run)
 
 
 def of_scaling(run: Run) -> Iterator[str]:
@@ -60,11 +56,9 @@ def of_scaling(run: Run) -> Iterator[str]:
     if FLOAT8 not in run.facts:
         yield "its resolved recipe is not on record"
         return
-    scaling = run.facts[FLOAT8] and str(run.facts[FLOAT8])
+    scaling = run.facts[FLOAT8]
     said = {"manifest": run.manifest.float8, "proof": run.proof.recipe_name}
-    of_file = said_by(run.recipe) or {}
-    if FLOAT8 in of_file:
-        said["recipe's file"] = str(of_file[FLOAT8])
+    said["recipe's file"] = (said_by(run.recipe) or {}).get(FLOAT8, scaling)
     for record, value in said.items():
         if value != scaling:
             yield f"it ran as {scaling or 'bf16'}, and its {record} says {value or 'bf16'}"
@@ -75,8 +69,10 @@ def of_fp8(run: Run) -> Iterator[str]:
     the stretches that are to be in FP8, and with scales of rows where the recipe has them."""
     proof, scaling = run.proof, SCALINGS.get(run.proof.recipe_name)
     if not 0 < proof.fp8_flops_expected * (1 - ROUNDING) <= proof.fp8_flops:
-        yield (f"FP8 matmuls ran {proof.fp8_flops:.3g} FLOPs a step, and its layers have "
-               f"{proof.fp8_flops_expected:.3g}")  # fmt: skip
+        yield (
+            f"FP8 matmuls ran {proof.fp8_flops:.3g} FLOPs a step, and its layers have "
+            f"{proof.fp8_flops_expected:.3g}"
+        )
     promised, share = promised_share(run), proof.fp8_share_of_matmul_flops or 0.0
     if share < PROMISE * promised:
         yield f"{share:.0%} of its matmul FLOPs ran in FP8, and its filter promises {promised:.0%}"
@@ -106,11 +102,28 @@ def promised_share(run: Run) -> float:
     return (1 - head / multiplied) * scaling.matmuls / 3
 
 
-def of_start(run: Run) -> Iterator[str]:
-    """Check that what is to be compiled was, and that two clocks agree on the first step's end."""
-    compiling = [timing.startup.get("compile", 0.0) for timing in run.timings.values()]
-    if run.manifest.compiled and (run.proof.compiled_graphs == 0 or not any(compiling)):
-        yield "it is to be compiled, and nothing was compiled"
+def of_parameters(proof: Proof) -> Iterator[str]:
+    """Check that the optimizer has and moves all parameters, and what extensions have counted
+    beside what they expected."""
+    if proof.parameters.orphans:
+        yield f"{len(proof.parameters.orphans)} of its parameters are in no optimizer"
+    if proof.parameters.still_in_first_step:
+        yield f"{len(proof.parameters.still_in_first_step)} of its parameters did not move"
+    for evidence in proof.model_extra.values():
+        for name, value in evidence.items():
+            expected = evidence.get(f"{name}_expected")
+            if expected and value > expected * (1 + ROUNDING):
+                yield f"its {name.replace('_', ' ')} are {value / expected:.2f} times the expected"
+
+
+def compiled(run: Run) -> bool:
+    """Tell whether some process took time to compile, and made graphs; None: of an old record."""
+    took = [timing.startup.get("compile", 0.0) for timing in run.timings.values()]
+    return any(took) and run.proof.compiled_graphs != 0
+
+
+def of_clocks(run: Run) -> Iterator[str]:
+    """Check that timing.json and the log agree on when the first step ended."""
     first = run.steps[run.steps["process"] == 0]
     if 1 not in first.index or 0 not in run.timings:
         return  # the first process was killed, and its first step was made again
@@ -118,5 +131,7 @@ def of_start(run: Run) -> Iterator[str]:
     logged = window["elapsed"].iloc[-1] - window["seconds"].iloc[1:].sum()
     timed = run.timings[0].time_to_first_step_s
     if abs(timed - logged) > CLOCK * logged:
-        yield (f"its first step ended after {timed:.0f} s by timing.json, and after {logged:.0f} s "
-               "by the clock of its log")  # fmt: skip
+        yield (
+            f"its first step ended after {timed:.0f} s by timing.json, and after {logged:.0f} s by "
+            "the clock of its log"
+        )

@@ -9,6 +9,7 @@ Exit codes: 2 for bad input.
 """
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -22,6 +23,7 @@ from rich.table import Table
 
 from analysis.answer import QUESTION, answer, details, headline, left_out, outcome, trained
 from analysis.comparison import Comparison, compare
+from analysis.speed import Ratio
 from analysis.study import StudyError, read_study
 from analysis.table import measured_runs, notes, recipe_table, run_table, ways_table
 
@@ -29,18 +31,18 @@ from analysis.table import measured_runs, notes, recipe_table, run_table, ways_t
 def print_report(comparison: Comparison, console: Console, verbose: bool = False) -> None:
     """Print the answer and a row a recipe; `verbose` adds what they rest on."""
     first = headline(comparison)
+    others = answer(comparison)[len(first) :] + left_out(comparison)
     say(console, first, QUESTION)
     console.print(table(recipe_table(comparison)))
-    others = answer(comparison)[len(first) :] + left_out(comparison)
-    if not verbose:
-        count = f"{len(others)} note{'s' * (len(others) > 1)}"
-        say(console, [f"{count} on this: --verbose, or the page."] if others else [])
-        return
-    rests_on = [*others, *details(comparison)]
-    say(console, rests_on, "What this rests on")
-    console.print("\n[bold]Runs[/]", table(run_table(comparison)), sep="\n")
-    console.print(table(ways_table(comparison)))
-    say(console, notes(comparison))
+    if verbose:
+        say(console, [*others, *details(comparison)], "What this rests on")
+        console.print("\n[bold]Runs[/]", table(run_table(comparison)), sep="\n")
+        console.print(table(ways_table(comparison)))
+        say(console, notes(comparison))
+    elif others:
+        say(
+            console, [f"{len(others)} note{'s' * (len(others) > 1)} on this: --verbose, or --html."]
+        )
 
 
 def say(console: Console, sentences: list[str], title: str = "") -> None:
@@ -65,14 +67,14 @@ def table(words: pd.DataFrame) -> Table:
 def as_json(comparison: Comparison) -> bytes:
     """All figures, for programs, the answer first. Unknown numbers are null."""
     best = comparison.best
-    ratio = best.speed.ratio if best else None
+    ratio = best.speed.ratio if best else Ratio(math.nan)
     content = {
         "answer": {
             "outcome": outcome(comparison),
-            "recipe": best.recipe if best else None,
-            "ratio": ratio and ratio.mean,
-            "low": ratio and ratio.low,
-            "high": ratio and ratio.high,
+            "recipe": best and best.recipe,
+            "ratio": ratio.mean,
+            "low": ratio.low,
+            "high": ratio.high,
             "reasons": best.reasons if best else [],
         },
         "sentences": answer(comparison),

@@ -30,8 +30,9 @@ QUICK = "the quicker steps alone, without hiccups"
 CLOCK = "the wall clock after the first ten steps"
 USEFUL = "tokens that are not padding"
 NO_WAIT = "steps without their waits for data"
-FIFTHS = [f"the {place} fifth of the steps"
-          for place in ("first", "second", "third", "fourth", "last")]  # fmt: skip
+FIFTHS = [
+    f"the {place} fifth of the steps" for place in ("first", "second", "third", "fourth", "last")
+]
 
 
 class Ratio(NamedTuple):

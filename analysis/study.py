@@ -14,8 +14,15 @@ from experiments.records import run as records
 from experiments.records.files import RecordError
 
 # What is trained, and on what. Runs that differ in one of these answer different questions.
-ONE_TRAINING = ("hardware.name", "world_size", "parameters", "seq_len", "data", "steps",
-                "tokens_per_step")  # fmt: skip
+ONE_TRAINING = (
+    "hardware.name",
+    "world_size",
+    "parameters",
+    "seq_len",
+    "data",
+    "steps",
+    "tokens_per_step",
+)
 SHARED = " beside another run"
 
 
@@ -43,6 +50,10 @@ class Study:
     @property
     def recipes(self) -> list[str]:
         return list(dict.fromkeys([*self.file.recipes, *(run.recipe for run in self.runs)]))
+
+    @property
+    def on_cpu(self) -> bool:
+        return any(run.manifest.hardware.type == "cpu" for run in self.runs if run.completed)
 
     def started(self, recipe: str) -> list[Run]:
         """Choose the runs of a recipe, in the order of their seeds."""

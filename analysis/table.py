@@ -168,6 +168,8 @@ def proofs(comparison: Comparison) -> pd.DataFrame:
 def cost_by_steps(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:
     """Average the wall hours of a run of each length (rows) by recipe (columns), the first step
     (compile) included: measured within the runs, and beyond them as the mean steady step."""
-    hours = {recipe: wall_times(runs, np.array(lengths)).mean(axis=0) / 3600
-             for recipe, runs in comparison.completed.items()}  # fmt: skip
+    hours = {
+        recipe: wall_times(runs, np.array(lengths)).mean(axis=0) / 3600
+        for recipe, runs in comparison.completed.items()
+    }
     return pd.DataFrame(hours, index=pd.Index(lengths, name="steps"))
