@@ -1,6 +1,5 @@
 """The proof fails when FP8 did not run, and when a parameter would not learn."""
 
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +11,6 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training, float
 
 from experiments.config.keys import Config
 from experiments.config.recipes import Recipe
-from experiments.training.expected import differences
 from experiments.training.matmuls import find_matmuls, flops_by_operator
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof, ProofError
@@ -168,20 +166,6 @@ def test_one_matmul_in_bf16_fails(place, monkeypatch):
     with pytest.raises(ProofError, match="not .all. of the FP8 recipe ran in FP8"):
         Run().step()
     assert len(calls) == 6
-
-
-def test_a_matmul_too_few_or_too_many_or_of_another_shape_is_named():
-    run = Run(convert=False)
-    run.model.second = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
-    float8.convert(run.model, run.plan)
-    whole = Counter([(TOKENS, WIDTH, WIDTH)] * 2 + [(WIDTH, TOKENS, WIDTH)])
-    whole += Counter([(TOKENS, WIDTH, 2 * WIDTH), (TOKENS, 2 * WIDTH, WIDTH)])
-    whole += Counter([(2 * WIDTH, TOKENS, WIDTH)])
-    assert not differences(run.plan, run.model, whole)
-    for m, k, n in whole:
-        one, other = Counter([(m, k, n)]), Counter([(k, m, n)])
-        for wrong in (one, whole - one, whole + one, whole - one + other):
-            assert differences(run.plan, run.model, wrong)
 
 
 def test_fp8_matmuls_in_bf16_steps_fail():

@@ -13,6 +13,7 @@ import torch
 
 from experiments.jobs.command import COME_BACK
 from experiments.records.files import read_windows
+from experiments.run import main
 from experiments.training.trainer import Trainer
 from models import float8
 from tests import processes
@@ -59,7 +60,9 @@ def room_for(size: int):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_in_every_way_is_one_that_is_not(tmp_path, train, before_step):
+def test_a_run_that_is_stopped_in_every_way_is_one_that_is_not(
+    tmp_path, train, run_here, fails, before_step
+):
     """Windows of 3 steps, checkpoints every 4: windows also end at checkpoints, so that a resume
     loses no step. SIGUSR1 is in extensions/sharded/tests/test_ranks.py."""
     out = tmp_path / "run"
@@ -90,7 +93,8 @@ def test_a_run_that_is_stopped_in_every_way_is_one_that_is_not(tmp_path, train, 
     (out / "checkpoint/step-9999").mkdir()
     (out / "checkpoint/step-9999/__0_0.distcp").touch()
     before_step(0, None)
-    assert train(*keys) == 0
+    fails(main, out, "training.steps=20")  # it goes on as it was started
+    assert run_here(out) == 0
     log = (out / "log.txt").read_text()
     assert "step-9999 was not written to its end: deleted" in log
     assert "step-10 is damaged (__0_0.distcp: wrong checksum)" in log
