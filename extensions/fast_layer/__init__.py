@@ -31,15 +31,18 @@ def contradictions(config) -> Iterator[tuple[str, str]]:
 
 
 def convert(model, plan) -> None:
-    """Swap linear layers for torchao's as the core does, and these for ours."""
-    from extensions.fast_layer.layer import FastFloat8Linear
+    """Swap linear layers for torchao's as the core does, and these, or their matmul, for ours."""
+    from extensions.fast_layer import layer as fast
     from models import float8
 
     float8.convert(model, plan)
     if not plan.config.fast_layer.enable or plan.fp8.emulated:
         return
+    if plan.fp8.scaling.by_rows:
+        fast.float8_ops.addmm_float8_unwrapped = fast.multiply_by_rows  # of all layers
+        return
     for layer in float8.converted_modules(model).values():
-        layer.__class__ = FastFloat8Linear  # torchao's conversion knows no class but its own
+        layer.__class__ = fast.FastFloat8Linear  # torchao's conversion knows no class but its own
         layer.keep_weight = keeps_weights(plan.config, plan.shards)
 
 

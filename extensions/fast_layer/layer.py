@@ -1,25 +1,20 @@
-"""A candidate FP8 layer: torchao's arithmetic with fewer kernels and fewer bytes moved on a GPU.
+"""Candidates for FP8 on a GPU: torchao's arithmetic with fewer kernels and fewer bytes moved.
 
-Results equal torchao's to the last bit, except where magnitudes exceed 1e38: scales of rows leave
-float32's range there in another order.
+Tensorwise, three things differ from torchao's `Float8Linear`:
 
-Four things differ from torchao's `Float8Linear`:
-
-* Tensorwise, one kernel casts a matrix for both of its matmuls: as it is, and transposed. 4 bytes
-  an element move (2 of bf16 read, 1 + 1 of FP8 written), where two casts move 6.
+* One kernel casts a matrix for both of its matmuls: as it is, and transposed. 4 bytes an element
+  move (2 of bf16 read, 1 + 1 of FP8 written), where two casts move 6.
 * That kernel finds the scale from the largest value of each row, which the kernel that makes the
   matrix finds in passing. So no small kernel reduces them to one.
 * What that kernel cast is kept for the backward pass in FP8 instead of bf16.
-* Rowwise, Hopper's backward matmuls are given the scales of rows. torchao scales their results
-  afterwards, which is one more pass over each.
 
-A step of the 8 B model launches 1,347 Triton kernels tensorwise, where torchao's layer launches
-2,467. Read from top to bottom: kernel, casts, matmul, the three matmuls of a layer, the layer. A
-recipe asks for it by a section `fast_layer`. No GPU has timed it yet.
+Rowwise, Hopper's backward matmuls are given the scales of rows. torchao scales their results
+afterwards, which is one more pass over each.
+
+Results equal torchao's to the last bit, except where magnitudes exceed 1e38: scales of rows leave
+float32's range there in another order. Read from top to bottom: kernel, casts, the three matmuls of
+a layer, the layer, scales of rows. No GPU has timed them yet.
 """
-
-import math
-from typing import NamedTuple
 
 import torch
 import triton
@@ -27,13 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 from torch.utils.weak import WeakTensorKeyDictionary
-from torchao.float8.config import (
-    CastConfig,
-    Float8GemmConfig,
-    Float8LinearConfig,
-    ScalingGranularity,
-    ScalingType,
-)
+from torchao.float8 import float8_ops
 from torchao.float8.float8_linear import Float8Linear
 from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
 
@@ -98,83 +87,118 @@ def cast_twice(x: Tensor, maxima: Tensor, dtype: torch.dtype) -> tuple[Tensor, T
 # ---- casts ----
 
 
-def power_of_2(amax: Tensor, dtype: torch.dtype) -> Tensor:
-    """Give the largest power of two that takes `amax` to no more than the format's largest value.
+def cast(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cast x by plain operators. Returns x in FP8 and what a matmul multiplies it by, 1 / scale."""
+    scale = amax_to_scale(x.abs().amax(1).amax(), dtype)
+    return to_fp8_saturated(x.float() * scale, dtype), scale.reciprocal()
 
-    From the bits: torchao's float64 division, log2, floor and exp2 are inlined where rows are cast.
-    Both formats' largest values have the mantissa 1.75. Infinity and NaN give NaN.
+
+def cast_both(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Cast x, (m, n), by the kernel. Returns it in FP8, (m, n) and (n, m), and 1 / scale."""
+    low, transposed, inverse = cast_twice(x.contiguous(), x.abs().amax(1), dtype)
+    return low, transposed, inverse.squeeze()
+
+
+_casts = WeakTensorKeyDictionary()  # input -> its version, which writing to it changes, and casts
+
+
+def cast_input(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Cast x, (..., in_features), as `cast_both`.
+
+    Layers that read the same x share its casts: wq, wk and wv, or w1 and w3. A compiler would not
+    see that the kernel's launches are the same. Writing through `x.data` is not seen.
     """
-    bits = amax.float().clamp(min=1e-12).view(torch.int32)
-    exponent, mantissa = bits >> 23, bits & 0x7FFFFF
-    largest_exponent = math.frexp(torch.finfo(dtype).max)[1] - 1
-    exponent = 2 * 127 + largest_exponent - exponent - (mantissa > 0x600000).int()
-    return torch.where(amax.isfinite(), (exponent << 23).view(torch.float32), math.nan)
+    rows = x.reshape(-1, x.shape[-1])
+    if x.is_inference():  # without a version
+        return cast_both(rows, dtype)
+    version, casts = _casts.get(x, (None, None))
+    if version != x._version:
+        casts = cast_both(rows, dtype)
+        _casts[x] = x._version, casts
+    return casts
 
 
-class Fp8(NamedTuple):
-    """A matrix in FP8, and what a matmul multiplies it by: 1 / scale, one, or one a row."""
-
-    data: Tensor
-    inverse: Tensor
-
-    def t(self) -> "Fp8":
-        return Fp8(self.data.t(), self.inverse.t())
+# ---- the three matmuls of a layer ----
 
 
-def cast(x: Tensor, how: CastConfig, config: Float8LinearConfig, dim: int) -> Fp8:
-    """Cast x, (m, n), for a matmul that sums over dimension `dim`."""
-    size = x.abs()
-    # Of a whole matrix by rows first: inductor can do that within the kernel that makes x.
-    amax = size.amax(dim, keepdim=True) if _by_rows(how) else size.amax(1).amax()
-    to_scale = power_of_2 if config.round_scales_to_power_of_2 else amax_to_scale
-    scale = to_scale(amax, how.target_dtype)
-    return Fp8(to_fp8_saturated(x.float() * scale, how.target_dtype), scale.reciprocal())
+def multiply(left: Tensor, right: Tensor, *inverses: Tensor, dtype, fast: bool = False) -> Tensor:
+    """Compute left @ right.t() in `dtype`: (m, sum) by (n, sum), as FP8 units want both. `fast`
+    adds up within the tensor cores, less exactly."""
+    return torch._scaled_mm(left, right.t(), *inverses, out_dtype=dtype, use_fast_accum=fast)
 
 
-def cast_both(x: Tensor, how: CastConfig, config: Float8LinearConfig) -> tuple[Fp8, Fp8]:
-    """Cast x, (m, n), for the matmul that sums over its columns and for the one over its rows."""
-    if not in_one_pass(x, config):
-        return cast(x, how, config, dim=1), cast(x, how, config, dim=0)
-    low, transposed, inverse = cast_twice(x.contiguous(), x.abs().amax(1), how.target_dtype)
-    inverse = inverse.squeeze()
-    return Fp8(low, inverse), Fp8(transposed.t(), inverse)
+@torch._dynamo.allow_in_graph
+class _Fp8Matmuls(torch.autograd.Function):
+    """What the kernel casts for both directions is kept for the backward pass in FP8."""
+
+    @staticmethod
+    def forward(ctx, x, weight, config, keep_weight):
+        low, by_columns, inverse = cast_input(x, config.cast_config_input.target_dtype)
+        dtype = config.cast_config_weight.target_dtype
+        if keep_weight:
+            w8, *kept = cast_both(weight, dtype)
+            w_inverse = kept[1]
+        else:
+            w8, w_inverse = cast(weight, dtype)
+            kept = weight, None
+        ctx.save_for_backward(by_columns, inverse, *kept)
+        ctx.config, ctx.shape = config, x.shape
+        out = multiply(low, w8, inverse, w_inverse, dtype=x.dtype, fast=True)
+        return out.reshape(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x8, x_inverse, w8, w_inverse = ctx.saved_tensors
+        if w_inverse is None:
+            w8, w_inverse = cast(w8, ctx.config.cast_config_weight.target_dtype)
+            w8 = w8.t().contiguous()
+        g = gradient.reshape(-1, gradient.shape[-1])  # (tokens, out_features)
+        g8, g8_by_columns, inverse = cast_both(g, ctx.config.cast_config_grad_output.target_dtype)
+        to_input = multiply(g8, w8, inverse, w_inverse, dtype=g.dtype)
+        to_weight = multiply(g8_by_columns, x8, inverse, x_inverse, dtype=g.dtype)
+        return to_input.reshape(ctx.shape), to_weight, None, None
 
 
-def in_one_pass(x: Tensor, config: Float8LinearConfig) -> bool:
-    """Whether the kernel casts x: on a GPU, where both casts have the same scale.
-
-    Scales of rows differ from those of columns; inductor's kernels, which cast rows as they find
-    the row's largest, then move less.
-    """
-    return x.is_cuda and not _by_rows(config.cast_config_input)
+# ---- the layer ----
 
 
-def _by_rows(how: CastConfig) -> bool:
-    return how.scaling_granularity is ScalingGranularity.AXISWISE
+class FastFloat8Linear(Float8Linear):
+    """torchao's layer with one scale for each tensor, whose matmuls on a GPU are those above."""
+
+    # Keep the FP8 weight until the backward pass: 1 byte a weight, 7 GB for 8 B. Not under FSDP2,
+    # where every rank would keep all of it, nor where activations are recomputed.
+    keep_weight = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., in_features); the output has its dtype, or autocast's."""
+        if not on_gpu(x):
+            return super().forward(x)
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        return _Fp8Matmuls.apply(x, self.weight, self.config, self.keep_weight)
 
 
-# ---- a matmul ----
+def on_gpu(x: Tensor) -> bool:
+    """Whether the kernel casts x."""
+    return x.is_cuda
 
 
-def multiply(a: Fp8, b: Fp8, dtype: torch.dtype, gemm: Float8GemmConfig) -> Tensor:
-    """a @ b in `dtype`: (m, k) by (k, n); fast accumulation adds up within the tensor cores, less
-    exactly."""
-    # FP8 units want each row of the left operand and each column of the right one in one piece.
-    left, right = a.data.contiguous(), b.data.t().contiguous().t()
-    fast = gemm.use_fast_accum
-    scale_a, scale_b, afterwards = a.inverse, b.inverse, None
-    by_rows = scale_a.dim() > 0
-    if by_rows:
-        scale_a = scale_a.flatten()[:, None]  # whose strides the operator checks
-        scale_b = scale_b.expand(1, right.shape[1]).contiguous()  # both have to be of one kind
-        if not (fast or takes_row_scales(left)):
-            afterwards = scale_a * scale_b
-            scale_a = scale_b = scale_a.new_ones(())
-    out_dtype = torch.bfloat16 if by_rows else dtype  # the only one that takes scales of rows
-    out = torch._scaled_mm(left, right, scale_a, scale_b, out_dtype=out_dtype, use_fast_accum=fast)
-    if afterwards is not None:
-        out = out * afterwards
-    return out.to(dtype)
+# ---- scales of rows ----
+
+_torchaos = float8_ops.addmm_float8_unwrapped
+
+
+def multiply_by_rows(
+    left, left_scale, right, right_scale, dtype, output_scale=None, bias=None, use_fast_accum=False
+) -> Tensor:
+    """Compute left @ right as torchao's function of the same arguments, and scale rows and columns
+    within the matmul."""
+    if use_fast_accum or left_scale.dim() < 2 or not takes_row_scales(left):
+        keys = {"use_fast_accum": use_fast_accum}
+        return _torchaos(left, left_scale, right, right_scale, dtype, output_scale, bias, **keys)
+    rows = left_scale.reciprocal().flatten()[:, None]  # whose strides the operator checks
+    columns = right_scale.reciprocal().flatten()[None]
+    return torch._scaled_mm(left, right, rows, columns, out_dtype=torch.bfloat16).to(dtype)
 
 
 def takes_row_scales(x: Tensor) -> bool:
@@ -187,85 +211,3 @@ def takes_row_scales(x: Tensor) -> bool:
         return True
     cuda = tuple(map(int, torch.version.cuda.split(".")))
     return torch.cuda.get_device_capability()[0] == 9 and cuda >= (12, 9)
-
-
-# ---- the three matmuls of a layer ----
-
-
-@torch._dynamo.allow_in_graph
-class _Fp8Matmuls(torch.autograd.Function):
-    """What the kernel casts for both directions is kept for the backward pass in FP8. What plain
-    operators cast is kept as it is and cast again: inductor sees where casts are the same."""
-
-    @staticmethod
-    def forward(ctx, x, weight, config, keep_weight):
-        x8, kept_x = _cast_input(x, config)
-        if keep_weight and in_one_pass(weight, config):
-            w8, kept_w = cast_both(weight, config.cast_config_weight, config)
-        else:
-            w8, kept_w = cast(weight, config.cast_config_weight, config, dim=1), (weight, None)
-        ctx.save_for_backward(*kept_x, *kept_w)
-        ctx.config, ctx.shape = config, x.shape
-        out = multiply(x8, w8.t(), x.dtype, config.gemm_config_output)
-        return out.reshape(*x.shape[:-1], -1)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x, x_inverse, weight, weight_inverse = ctx.saved_tensors
-        config, dtype = ctx.config, gradient.dtype
-        g = gradient.reshape(-1, gradient.shape[-1])  # (tokens, out_features)
-
-        w8 = Fp8(weight, weight_inverse)
-        if weight_inverse is None:
-            w8 = cast(weight, config.cast_config_weight_for_grad_input, config, dim=0)
-        how = config.cast_config_input_for_grad_weight
-        if how.scaling_type is not ScalingType.DISABLED:
-            g8, g8_by_columns = cast_both(g, config.cast_config_grad_output, config)
-            x8 = Fp8(x, x_inverse)
-            if x_inverse is None:
-                x8 = cast(x, how, config, dim=0)
-            to_weight = multiply(g8_by_columns.t(), x8, dtype, config.gemm_config_grad_weight)
-        else:
-            g8 = cast(g, config.cast_config_grad_output, config, dim=1)
-            to_weight = g.t() @ x
-        to_input = multiply(g8, w8, dtype, config.gemm_config_grad_input)
-        return to_input.reshape(ctx.shape), to_weight, None, None
-
-
-_casts = WeakTensorKeyDictionary()  # input -> its version, which writing to it changes, and casts
-
-
-def _cast_input(x: Tensor, config: Float8LinearConfig) -> tuple[Fp8, tuple]:
-    """Returns x for the forward matmul, (tokens, in_features), and what the backward pass needs: by
-    columns in FP8, or x and None.
-
-    Layers that read the same x share the kernel's casts: wq, wk and wv, or w1 and w3. A compiler
-    would not see that the kernel's launches are the same. Writing through `x.data` is not seen.
-    """
-    rows, how = x.reshape(-1, x.shape[-1]), config.cast_config_input
-    if not in_one_pass(x, config):
-        return cast(rows, how, config, dim=1), (rows, None)
-    if x.is_inference():  # without a version
-        return cast_both(rows, how, config)
-    version, casts = _casts.get(x, (None, None))
-    if version != x._version:
-        casts = cast_both(rows, how, config)
-        _casts[x] = x._version, casts
-    return casts
-
-
-# ---- the layer ----
-
-
-class FastFloat8Linear(Float8Linear):
-    """A layer with torchao's configuration, whose matmuls are those above."""
-
-    # Keep the FP8 weight until the backward pass: 1 byte a weight, 7 GB for 8 B. Not under FSDP2,
-    # where every rank would keep all of it, nor where activations are recomputed.
-    keep_weight = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (..., in_features); the output has its dtype, or autocast's."""
-        if torch.is_autocast_enabled(x.device.type):  # torchao's own line for it looks at CUDA only
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-        return _Fp8Matmuls.apply(x, self.weight, self.config, self.keep_weight)
