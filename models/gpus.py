@@ -16,10 +16,6 @@ class Gpu:
     bandwidth: float  # of the memory, in B/s
     source: str
 
-    @property
-    def datasheet(self) -> "Gpu":
-        return self
-
 
 _H100 = "NVIDIA H100 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/h100)"
 _H100_96 = "The H100 with HBM2e of 96 GB, of which torchtitan and torchao publish speeds"

@@ -33,5 +33,5 @@ def test_drivers_names_find_their_gpu():
 
 def test_peaks_are_dense_ones():
     """Of the tensor cores FP8 has twice the rate of bf16; a sparse figure would be twice that."""
-    peaks = [gpu.datasheet for gpu in gpus.GPUS.values() if gpu.datasheet.fp8]
+    peaks = [gpu for gpu in gpus.GPUS.values() if gpu.fp8]
     assert [peak.fp8 / peak.bf16 for peak in peaks] == pytest.approx([2] * len(peaks), rel=0.02)
