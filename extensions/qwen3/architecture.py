@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from models import device  # before torchtitan: see there  # isort: skip
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torchtitan.models.llama3.infra import parallelize as dense
 from torchtitan.models.llama4.infra import parallelize as with_experts
 from torchtitan.models.qwen3 import Qwen3Model, Qwen3ModelArgs, qwen3_args
@@ -146,15 +146,6 @@ ARCHITECTURE = Architecture(Qwen3, FLAVORS)
 
 
 # torchtitan counts the tokens of each expert by histc of integers, which only CUDA has.
-_float_histc = torch.histc
-
-
-def _histc(x: Tensor, *args, **keys) -> Tensor:
-    """`torch.histc`, of integers too."""
-    if x.is_floating_point():
-        return _float_histc(x, *args, **keys)
-    return _float_histc(x.float(), *args, **keys).to(x.dtype)
-
-
+_histc = torch.histc
 if device.TYPE == "cpu":
-    torch.histc = _histc
+    torch.histc = lambda x, *args, **keys: _histc(x.float(), *args, **keys).to(x.dtype)
