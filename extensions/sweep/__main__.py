@@ -3,14 +3,14 @@
     python -m extensions.sweep NAME [--seeds 3] [--out DIR] [--dry-run] [key.path=value …]
     python -m extensions.sweep DIR [--seeds 5]     goes on with a sweep, skipping what is complete;
                                                    with more seeds, if they are named
-    python -m extensions.sweep.report DIR          prints its table again
+    python -m extensions.sweep.report DIR          makes its table, figure and page again
 
 NAME is a file of extensions/sweep/sweeps/. A cell is a study in a folder of its own, started as
 `python -m experiments.study`. A cell that does not fit or fails has a word in the table, and the
 sweep goes on. `--dry-run` lists all cells, with `--gpu` for another machine's GPUs.
 
-Exit codes: 0 completed, 1 if any run failed, 2 for bad input, 75 if runs were stopped to be
-continued (SIGUSR1), 130 after SIGTERM or Ctrl-C.
+Exit codes: 0 completed, 1 if any run or the report failed, 2 for bad input, 75 if runs were stopped
+to be continued (SIGUSR1), 130 after SIGTERM or Ctrl-C.
 """
 
 import os
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from shlex import join
+from shlex import quote
 
 from experiments.config import recipes
 from experiments.config.studies import Study
@@ -27,6 +27,7 @@ from experiments.config.yaml_with_origins import dump
 from experiments.jobs.command import COME_BACK, STARTER_PID, CommandLine, Stop, leave, seeds
 from experiments.records.files import check_folder, dated_folder, lock_folder, write_whole
 from experiments.records.run import STUDY_FILE
+from extensions.sweep import report
 from extensions.sweep.cells import FILE, OBSTACLE, Sweep, load
 from models.errors import InputError
 from models.flops import memory_finding
@@ -44,8 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{name}: {why or 'to run'}")
     if args.dry_run:
         return 0
-    again = ["python", "-m", "extensions.sweep", str(out)]
-    print(f"To go on with the sweep, or to add seeds to it: {join(again)}")
+    print(f"To go on with the sweep, or to add seeds: python -m extensions.sweep {quote(str(out))}")
     codes = []
     with lock_folder(out, "sweep"):
         write_whole(out / FILE, dump(sweep.model_dump()))
@@ -55,7 +55,9 @@ def main(argv: list[str] | None = None) -> int:
                 write_whole(out / name / OBSTACLE, obstacles[name])
                 continue
             codes.append(_run(study, out / name, stop))
-    return _report(out) or int(any(codes))
+    print(f"To make the report again: python -m extensions.sweep.report {quote(str(out))}")
+    report.main([str(out)])
+    return int(any(codes))
 
 
 def _command_line() -> CommandLine:
@@ -113,15 +115,6 @@ def _run(study: Study, folder: Path, stop: Stop) -> int:
         process.wait()
         raise
     return process.returncode
-
-
-def _report(out: Path) -> int:
-    """Print the table and write the page; returns the exit code."""
-    from extensions.sweep import report  # pandas: a second
-
-    command = [str(out), "--html", str(out / "report.html")]
-    print(f"\nThe table again: python -m extensions.sweep.report {join(command)}")
-    return report.main(command)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """The answer of each cell of a sweep, and how cells scale with the number of GPUs.
 
-    python -m extensions.sweep.report runs/sweep_cpu-2026-11-22 --html sweep.html
+    python -m extensions.sweep.report runs/sweep_cpu-2026-11-22
 
-A cell's answer is that of its study: about the FP8 recipe that does best, beside bf16. What it
-rests on, and the other recipes, are in `report.html` in the cell's folder.
+Prints a table with a line a cell, and writes report.html with its figure, and report.json for
+programs, into that folder. A cell's answer is that of its study: about the FP8 recipe that does
+best, beside bf16. What it rests on, and the other recipes, are in `report.html` in the cell's
+folder.
 
 Exit codes: 2 for bad input.
 """
@@ -25,8 +27,8 @@ from analysis.newest import KEPT, ROOT
 from analysis.speed import LEVEL, MEAN, Ratio, ratios, timed
 from analysis.study import StudyError, read_study
 from analysis.table import loss_word, speed_word
+from experiments.jobs.command import CommandLine, leave
 from extensions.sweep.cells import FILE, HERE, OBSTACLE, Values, last, load
-from models.errors import InputError
 
 QUESTION = "Where is FP8 faster than bf16, and by how much?"
 PROCESSES = "sharded.processes"
@@ -155,36 +157,30 @@ def notes(cells: dict[str, Cell]) -> list[str]:
 # ---- the command ----
 
 
-def write_page(cells: dict[str, Cell], path: Path) -> None:
-    """Write the page of a sweep. Raises OSError."""
+def main(argv: list[str] | None = None) -> int:
+    parser = CommandLine("extensions.sweep.report", __doc__)
+    parser.add_argument("folder", type=Path, metavar="SWEEP", help="the folder of a sweep")
+    folder = parser.parse(argv).folder
+    cells = read(folder)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    report.say(console, answer(cells), QUESTION)
+    console.print(report.table(table(cells)))
+    report.say(console, notes(cells))
+    page = folder / "report.html"
+    page.write_text(page_of(cells), encoding="utf-8")
+    page.with_suffix(".json").write_bytes(to_json(cells, indent=2, inf_nan_mode="null"))
+    print(f"\nPage: {page}")
+    return 0
+
+
+def page_of(cells: dict[str, Cell]) -> str:
+    """Write the page of a sweep."""
     from analysis.page import render
     from extensions.sweep.figure import speed_ups
 
     facts = {"question": QUESTION, "sentences": answer(cells), "notes": notes(cells)}
-    text = render("sweep/sweep.html.j2", **facts, table=table(cells), figure=speed_ups(cells))
-    path.write_text(text, encoding="utf-8")
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = report.command_line("extensions.sweep.report", __doc__)
-    parser.add_argument("folder", type=Path, metavar="SWEEP", help="the folder of a sweep")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures for programs")
-    args = parser.parse_args(argv)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    try:
-        cells = read(args.folder)
-        report.say(console, answer(cells), QUESTION)
-        console.print(report.table(table(cells)))
-        report.say(console, notes(cells))
-        if args.json:
-            args.json.write_bytes(to_json(cells, indent=2, inf_nan_mode="null"))
-        if args.html:
-            write_page(cells, args.html)
-    except (InputError, OSError) as error:
-        parser.error(str(error))
-    return 0
+    return render("sweep/sweep.html.j2", **facts, table=table(cells), figure=speed_ups(cells))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

@@ -174,20 +174,19 @@ def test_a_cell_has_its_studys_answer_or_a_word_in_its_place(planted, tmp_path, 
     assert (cells[ONE].answer, cells[TWO].answer) == ("yes", answer)
 
 
-def test_table_page_and_json_of_a_sweep(planted, tmp_path, capsys):
-    html, figures = tmp_path / "page.html", tmp_path / "figures.json"
-    assert report.main([str(planted), "--html", str(html), "--json", str(figures)]) == 0
-    printed, page = capsys.readouterr().out, html.read_text()
+def test_table_page_and_json_of_a_sweep(planted, capsys):
+    assert report.main([str(planted)]) == 0
+    printed, page = capsys.readouterr().out, (planted / "report.html").read_text()
     for words in ("1.25 (1.2", "0.80 (0.7", "needs about 99.0 GiB", report.QUESTION):
         assert words in printed and words in page
     assert page.count("<svg") == 1
-    cells = json.loads(figures.read_text())
+    cells = json.loads((planted / "report.json").read_text())
     assert cells[TWO]["gain"][0] == pytest.approx(1.25) and cells[FULL]["gain"] is None
 
 
 def test_a_damaged_sweep_is_a_sentence(tmp_path):
     (tmp_path / FILE).write_text("[")
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(InputError):
         report.main([str(tmp_path)])
 
 
