@@ -5,6 +5,16 @@
     python -m extensions.decide path/to/config.json --gpu b200
     python -m extensions.decide 8B n_layers=16 --gpu h100
 
+A model is a name, a recipe, a Hugging Face config.json, or sizes (dim=, n_layers=, n_heads=,
+n_kv_heads=, head_dim=, hidden_dim=, vocab_size=).
+
+    --gpu           e.g. h100, h200, b200
+    --gpus, --batch, --seq-len    how many; rows a GPU; tokens a row (default: 1, 1, 4096)
+    --steps, --tokens    of the training, e.g. 100k, or 15B in place of steps
+    --price         of a GPU's hour, in any currency
+    --recompute     activations: none or full (default: none, if it fits so)
+    --freeze        layers that are not trained, e.g. w1 w2 w3
+
 It is an estimate from training speeds that others measured: extensions/decide/README.md.
 
 Exit codes: 0 for every answer, 2 for bad input.
@@ -29,41 +39,38 @@ def main(argv: list[str] | None = None) -> int:
     if args["tensor_parallel"]:
         raise InputError(PARALLEL)
     given = {name: value for name, value in args.items() if value is not None}
-    sizes, asked = model(args["model"]), checked(Asked, given, "--")
-    answer = estimate(sizes, asked)
+    answer = estimate(model(args["model"]), checked(Asked, given))
     print(json.dumps(answer, indent=2) if args["json"] else text(answer))
     return COMPLETED
 
 
 def _parser() -> CommandLine:
     parser = CommandLine("extensions.decide", __doc__)
-    what = "a name, e.g. llama3.1-8B or 8B; a recipe; a config.json; or sizes"
-    parser.add_argument("model", nargs="+", metavar="MODEL|size=N", help=what)
+    add = parser.add_argument
+    add("model", nargs="+", metavar="MODEL|size=N")
     for name, field in Asked.model_fields.items():
-        option = "--" + (field.alias or name).replace("_", "-")
-        nargs = "+" if name == "freeze" else None
-        parser.add_argument(option, nargs=nargs, help=field.description)
-    parser.add_argument("--tensor-parallel", "--tp", help="has no estimate")
-    parser.add_argument("--json", action="store_true", help="the answer as JSON")
+        option = (field.alias or name).replace("_", "-")
+        add(f"--{option}", nargs="+" if name == "freeze" else None)
+    add("--tensor-parallel", "--tp")
+    add("--json", action="store_true")
     return parser
 
 
 def text(answer: dict) -> str:
     """Write what is known of an answer, a line each."""
     lines = ["{verdict}: {why}".format(**answer)]
-    for name, value in list(answer.items())[2:]:
-        if name == "nearest":
-            near = "{model} on {gpu}, {stack}, {scaling} {speed_up:.2f}: {source}"
-            lines += [f"near        {near.format(**pair)}" for pair in value]
-        elif isinstance(value, float):
-            lines.append(f"{name:<12}{value:.1f}")
-        elif isinstance(value, str):
-            lines.append(f"{name:<12}{value}")
-        elif value and None not in value.values():
-            ranges = "{} {:,.2f} ({:,.2f} to {:,.2f})"
-            lines.append(
-                f"{name:<12}" + ", ".join(ranges.format(key, *of) for key, of in value.items())
-            )
+    for name in ("speedup", "step_s", "hours", "cost"):
+        for key, of in (answer[name] or {}).items():
+            if of:
+                said = f"{name} {key}"
+                lines.append("{:<20}{:,.2f} ({:,.2f} to {:,.2f})".format(said, *of))
+    known = [name for name in ("memory_gib", "recompute", "fitted_to", "outside") if answer[name]]
+    lines += [f"{name:<20}{answer[name]}" for name in known]
+    for pair in answer["nearest"]:
+        said = "{model} on {gpu}, {stack}, {scaling} {speed_up:.2f}: {source}"
+        lines.append(f"{'near':<20}{said.format(**pair)}")
+    if answer["measure"]:
+        lines.append(f"{'measure':<20}{answer['measure']}")
     return "\n".join(lines)
 
 

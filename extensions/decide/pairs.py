@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator
+from pydantic import BaseModel, BeforeValidator, computed_field
 
 from extensions.decide.asked import Model, Number, Whole
-from models.gpus import chip, find
+from models.gpus import find
 
 HERE = Path(__file__).parent
 SCALINGS = ("tensorwise", "rowwise")  # the recipes'
 
 
 class Pair(BaseModel, extra="allow", frozen=True):
-    """One pair; 0 is not known. What no code reads has other keys (speedups.yaml explains all)."""
+    """One pair; 0 is not known. speedups.yaml explains its keys, and those that no code reads."""
 
     model: str
     sizes: Model | None
@@ -24,7 +24,6 @@ class Pair(BaseModel, extra="allow", frozen=True):
     scaling: str
     gpu: Annotated[str | None, BeforeValidator(find)]
     source: str
-    unit: str = ""
     fairness: Literal["clean", "minor", "doubtful"]
     recompute: Literal["none", "half", "full"] = "none"
     freeze: tuple = ()
@@ -33,23 +32,19 @@ class Pair(BaseModel, extra="allow", frozen=True):
     batch: Number = 0
     sequence: Whole = 0
     billions: Number = 0
+    unit: str = ""
     lower_is_better: bool = False
     bf16: Number = 0
     fp8: Number = 0
     ratio: Number = 0
 
+    @computed_field
     @property
     def speed_up(self) -> float:
         """FP8's speed over bf16's."""
         if self.ratio:
             return self.ratio
-        ratio = self.fp8 / self.bf16
-        return 1 / ratio if self.lower_is_better else ratio
-
-    def told(self) -> dict:
-        """Give what an answer says of a pair."""
-        names = {"model", "stack", "scaling", "gpu", "source"}
-        return self.model_dump(include=names) | {"speed_up": self.speed_up}
+        return self.bf16 / self.fp8 if self.lower_is_better else self.fp8 / self.bf16
 
     @property
     def origin(self) -> str:
@@ -60,7 +55,7 @@ class Pair(BaseModel, extra="allow", frozen=True):
     def calibrates(self) -> bool:
         """Whether it is fair, and as the recipes are; these are not split by tensor parallelism."""
         alike = (self.stack, self.kind, self.tensor_parallel) == ("torchao", "dense", 1)
-        known = self.sizes and self.batch and self.sequence and chip(self.gpu)
+        known = self.sizes and self.batch and self.sequence and self.gpu
         return alike and known and self.scaling in SCALINGS and self.fairness != "doubtful"
 
 
@@ -68,5 +63,5 @@ def read() -> list[Pair]:
     """Read all pairs."""
     text = (HERE / "speedups.yaml").read_text(encoding="utf-8")
     content = yaml.load(text, Loader=yaml.CSafeLoader)
-    models = content["models"]
-    return [Pair(sizes=models.get(pair["model"]), **pair) for pair in content["pairs"]]
+    sizes = content["models"]
+    return [Pair(sizes=sizes.get(pair["model"]), **pair) for pair in content["pairs"]]

@@ -1,8 +1,7 @@
 """Predict a training step in bf16 and in FP8 from rooflines.
 
 A roofline is the least time that the GPU's datasheet allows: FLOPs over its peak, or bytes over its
-bandwidth. Only ratios matter: one factor says how much farther from their rooflines all parts are
-that are no matmuls of a layer.
+bandwidth. Only ratios matter: bf16 matmuls are taken to be at theirs.
 """
 
 from typing import NamedTuple
@@ -19,16 +18,25 @@ class Factors(NamedTuple):
 
     rowwise: float  # part that an FP8 matmul takes longer with scales of rows
     cast: float  # bytes moved for each element that is cast
-    rest: float  # attention and element-wise work, in multiples of their rooflines
+    rest: float  # all that stays in bf16, in multiples of its roofline
 
 
 class Work(NamedTuple):
     """Seconds of a step's parts at the roofline."""
 
     fp8_able: float  # matmuls that FP8 computes, in bf16
-    head: float
-    rest: float  # attention, element-wise work, AdamW
+    rest: float  # the head, attention, element-wise work, AdamW
     cast: float  # to move a byte of each element that is cast
+
+    def bf16(self, factors: Factors) -> float:
+        """Predict the seconds of a step in bf16."""
+        return self.fp8_able + factors.rest * self.rest
+
+    def speed_up(self, factors: Factors, scaling: str) -> float:
+        """Predict FP8's speed over bf16's."""
+        rowwise = factors.rowwise if scaling == "rowwise" else 0
+        saved = self.fp8_able / 2 * (1 - rowwise) - factors.cast * self.cast
+        return self.bf16(factors) / (self.bf16(factors) - saved)
 
 
 def frozen(sizes, kinds: list[str]) -> int:
@@ -49,25 +57,13 @@ def work(sizes, on) -> Work:
     weights = sizes.parameters() - embedding(sizes) - head
     heads = q_dim(sizes) + kv_dim(sizes)
     features = sizes.n_layers * (7 * sizes.dim + 2 * heads + 3 * sizes.hidden_dim)
-    attention = 2 * on.sequence * q_dim(sizes) * sizes.n_layers * (3.5 + again)
+    computed = weights * (3 + again) - frozen(sizes, on.freeze)
+    attention = on.sequence * q_dim(sizes) * sizes.n_layers * (3.5 + again)
     # Kernels of a compiled block move some 4.5 bytes for each feature of its linear layers.
     moved = tokens * (4.5 * features * (1 + again / 4) + 6 * sizes.vocab_size)
     moved += 16 * (weights + 2 * head) / on.gpus  # by AdamW
     return Work(
-        fp8_able=2 * tokens * (weights * (3 + again) - frozen(sizes, on.freeze)) / gpu.bf16,
-        head=6 * tokens * head / gpu.bf16,
-        rest=tokens * attention / gpu.bf16 + moved / gpu.bandwidth,
+        fp8_able=2 * tokens * computed / gpu.bf16,
+        rest=2 * tokens * (3 * head + attention) / gpu.bf16 + moved / gpu.bandwidth,
         cast=(tokens * features + weights) / gpu.bandwidth,
     )
-
-
-def bf16_s(factors: Factors, parts: Work) -> float:
-    """Predict the seconds of a step in bf16, with matmuls at their roofline."""
-    return parts.fp8_able + parts.head + factors.rest * parts.rest
-
-
-def speed_up(factors: Factors, parts: Work, rowwise: bool) -> float:
-    """Predict FP8's speed over bf16's."""
-    saved = parts.fp8_able / 2 * (1 - factors.rowwise * rowwise)
-    in_bf16 = bf16_s(factors, parts)
-    return in_bf16 / (in_bf16 - saved + factors.cast * parts.cast)
