@@ -39,7 +39,8 @@ def main(argv: list[str] | None = None) -> int:
     if args["tensor_parallel"]:
         raise InputError(PARALLEL)
     given = {name: value for name, value in args.items() if value is not None}
-    answer = estimate(model(args["model"]), checked(Asked, given))
+    asked = checked(Asked, given | {"sizes": model(args["sizes"])})
+    answer = estimate(asked)
     print(json.dumps(answer, indent=2) if args["json"] else text(answer))
     return COMPLETED
 
@@ -47,10 +48,10 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> CommandLine:
     parser = CommandLine("extensions.decide", __doc__)
     add = parser.add_argument
-    add("model", nargs="+", metavar="MODEL|size=N")
-    for name, field in Asked.model_fields.items():
-        option = (field.alias or name).replace("_", "-")
-        add(f"--{option}", nargs="+" if name == "freeze" else None)
+    add("sizes", nargs="+", metavar="MODEL|size=N")
+    for name in ("gpu", "gpus", "batch", "seq-len", "steps", "tokens", "price", "recompute"):
+        add(f"--{name}")
+    add("--freeze", nargs="+")
     add("--tensor-parallel", "--tp")
     add("--json", action="store_true")
     return parser

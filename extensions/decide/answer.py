@@ -5,7 +5,7 @@ import math
 from bisect import bisect_left
 from math import exp, log
 
-from extensions.decide.asked import Asked, Model
+from extensions.decide.asked import Asked
 from extensions.decide.pairs import HERE, SCALINGS, Pair, read
 from extensions.decide.step import Factors, frozen, work
 from models import flops
@@ -23,12 +23,12 @@ MEASURE = (
 )
 
 
-def estimate(sizes: Model, asked: Asked) -> dict:
+def estimate(asked: Asked) -> dict:
     """Answer with numbers, None for what is not known; ranges are [value, low, high]."""
     facts, pairs = json.loads(FITTED.read_text(encoding="utf-8")), read()
-    asked.recompute, needed = memory(sizes, asked, asked.gpus)
-    outside = beyond(sizes, asked, [pair for pair in pairs if pair.calibrates])
-    size = sizes.parameters()
+    asked.recompute, needed = memory(asked, asked.gpus)
+    outside = beyond(asked, [pair for pair in pairs if pair.calibrates])
+    size = asked.sizes.parameters()
     near = sorted(pairs, key=lambda pair: distance(pair, size, asked))[:3]
     answer = {
         "verdict": None,
@@ -44,22 +44,23 @@ def estimate(sizes: Model, asked: Asked) -> dict:
         "nearest": [pair.model_dump(include=TOLD) for pair in near],
         "measure": None,
     }
-    if max(outside.values(), default=0) <= REFUSED and GPUS[asked.gpu].fp8:
-        answer |= speeds(sizes, asked, facts, wide=bool(outside))
+    fits = needed <= GPUS[asked.gpu].memory
+    if fits and GPUS[asked.gpu].fp8 and max(outside.values(), default=0) <= REFUSED:
+        answer |= speeds(asked, facts, wide=bool(outside))
     alike = [pair for pair in near if distance(pair, size, asked) < log(2)]
-    answer["verdict"], answer["why"] = verdict(answer, alike, sizes, asked)
+    answer["verdict"], answer["why"] = verdict(answer, alike, asked)
     if answer["verdict"] == "MEASURE FIRST":
-        answer["measure"] = measure(sizes, asked, answer["step_s"])
+        answer["measure"] = measure(asked, answer["step_s"])
     return answer
 
 
-def verdict(answer: dict, alike: list[Pair], sizes: Model, asked: Asked) -> tuple[str, str]:
+def verdict(answer: dict, alike: list[Pair], asked: Asked) -> tuple[str, str]:
     """Say YES or NO where the whole range does and no pair like the training contradicts, else
     MEASURE FIRST; and why."""
     if GPUS[asked.gpu].fp8 is None:
         return "NO", f"{asked.gpu} has no FP8 units"
     if answer["memory_gib"] > GPUS[asked.gpu].memory / 2**30:
-        return "DOES NOT FIT", fits_on(sizes, asked)
+        return "DOES NOT FIT", fits_on(asked)
     if answer["step_s"] is None:
         return "MEASURE FIRST", "no pair here is near"
     _, low, high = answer["speedup"]["tensorwise"]
@@ -76,23 +77,23 @@ def verdict(answer: dict, alike: list[Pair], sizes: Model, asked: Asked) -> tupl
 # ---- memory ----
 
 
-def memory(sizes: Model, asked: Asked, gpus: int) -> tuple[str, float]:
+def memory(asked: Asked, gpus: int) -> tuple[str, float]:
     """Choose what is recomputed, nothing if it fits so and is not asked; and count the bytes that
     bf16 training needs on each GPU. Frozen weights have neither gradients nor states."""
     tokens = asked.batch * asked.sequence
-    untrained = frozen(sizes, asked.freeze) / sizes.parameters()
+    untrained = frozen(asked) / asked.sizes.parameters()
     for recompute in [asked.recompute] if asked.recompute else ["none", "full"]:
-        uses = flops.memory(sizes, tokens, gpus, recomputes=recompute == "full")
+        uses = flops.memory(asked.sizes, tokens, gpus, recomputes=recompute == "full")
         needed = sum(uses.values()) - untrained * (uses["optimizer"] + uses["gradients"])
         if needed <= GPUS[asked.gpu].memory:
             break
     return recompute, needed
 
 
-def fits_on(sizes: Model, asked: Asked) -> str:
+def fits_on(asked: Asked) -> str:
     """Say on how many GPUs a training fits that does not fit."""
     size = GPUS[asked.gpu].memory
-    gpus = bisect_left(range(MOST), True, key=lambda n: memory(sizes, asked, n + 1)[1] <= size)
+    gpus = bisect_left(range(MOST), True, key=lambda n: memory(asked, n + 1)[1] <= size)
     if gpus == MOST:
         return f"not on {MOST:,} GPUs either: take fewer or shorter rows"
     return f"it would fit on {gpus + 1:,} GPUs: set --gpus"
@@ -101,17 +102,17 @@ def fits_on(sizes: Model, asked: Asked) -> str:
 # ---- speed ----
 
 
-def extent(sizes: Model, on: Asked | Pair) -> dict[str, float]:
+def extent(on: Asked | Pair) -> dict[str, float]:
     """Give that of which pairs cover a range."""
     tokens = on.batch * on.sequence
-    return {"size": sizes.parameters(), "sequence": on.sequence, "tokens a step": tokens}
+    return {"size": on.sizes.parameters(), "sequence": on.sequence, "tokens a step": tokens}
 
 
-def beyond(sizes: Model, on: Asked | Pair, pairs: list[Pair]) -> dict[str, float]:
+def beyond(on: Asked | Pair, pairs: list[Pair]) -> dict[str, float]:
     """Find how many times a training is outside of what the pairs cover, by what it is outside in;
     up to twice is inside."""
-    found, covered = {}, [extent(pair.sizes, pair) for pair in pairs]
-    for name, value in extent(sizes, on).items():
+    found, covered = {}, [extent(pair) for pair in pairs]
+    for name, value in extent(on).items():
         values = [of[name] for of in covered]
         found[name] = max(min(values) / value, value / max(values))
     if on.freeze:
@@ -121,9 +122,9 @@ def beyond(sizes: Model, on: Asked | Pair, pairs: list[Pair]) -> dict[str, float
     return {name: times for name, times in found.items() if times > OUTSIDE}
 
 
-def speeds(sizes: Model, asked: Asked, facts: dict, wide: bool) -> dict:
+def speeds(asked: Asked, facts: dict, wide: bool) -> dict:
     """Predict speed-ups, seconds a step, hours and cost."""
-    factors, parts = Factors(**facts["factors"]), work(sizes, asked)
+    factors, parts = Factors(**facts["factors"]), work(asked)
     half_width = exp(facts["half_width"] * (1 + wide))
     value, best, worst = (parts.bf16(factors) / pace for pace in facts["pace"])
     speedup, step_s = {}, {"bf16": [value, best, worst]}
@@ -162,10 +163,10 @@ def distance(pair: Pair, size: int, asked: Asked) -> float:
     return unlike + abs(log(pair.billions * 1e9 / size))
 
 
-def measure(sizes: Model, asked: Asked, step_s: dict | None) -> str:
+def measure(asked: Asked, step_s: dict | None) -> str:
     """Give the command that measures it here, on a node, and how long that takes."""
-    own = sizes.model_dump(exclude={"enable_weight_tying", "qk_norm"})
-    own["hidden_dim"] = round(sizes.hidden_dim)
+    own = asked.sizes.model_dump(exclude={"enable_weight_tying", "qk_norm"})
+    own["hidden_dim"] = round(own["hidden_dim"])
     keys = f"training.local_batch_size={asked.batch} training.seq_len={asked.sequence}"
     keys += f" 'model.sizes={json.dumps(own)}'"
     if asked.freeze:

@@ -43,8 +43,9 @@ class Model(Dense, BaseModel, extra="forbid", frozen=True, validate_default=True
 
 
 class Asked(BaseModel):
-    """The options of the command line, which its help explains."""
+    """A training: the options of the command line, which its help explains."""
 
+    sizes: Model
     gpu: Annotated[Literal[tuple(GPUS)], BeforeValidator(find)]
     gpus: Whole = 1
     batch: Whole = 1

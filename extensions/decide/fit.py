@@ -32,7 +32,7 @@ def fit(pairs: list[Pair]) -> Factors:
     left, right = [*np.diag(1 / SPREAD)], [*PRIOR / SPREAD]
     origins = [pair.origin for pair in pairs]
     for pair in pairs:
-        parts, ratio = work(pair.sizes, pair), pair.speed_up
+        parts, ratio = work(pair), pair.speed_up
         half, less = parts.fp8_able / 2, 1 - 1 / ratio
         within = NOISE * parts.bf16(PRIOR) / ratio * origins.count(pair.origin) ** 0.5
         terms = [half * (pair.scaling == "rowwise"), parts.cast, parts.rest * less]
@@ -46,8 +46,8 @@ def left_out(pairs: list[Pair]) -> pd.DataFrame:
     rows = []
     for pair in pairs:
         others = [other for other in pairs if other.origin != pair.origin]
-        predicted = work(pair.sizes, pair).speed_up(fit(others), pair.scaling)
-        wide = 1 + bool(beyond(pair.sizes, pair, others))
+        predicted = work(pair).speed_up(fit(others), pair.scaling)
+        wide = 1 + bool(beyond(pair, others))
         rows.append([pair.origin, pair.scaling, pair.speed_up, predicted, wide])
     found = pd.DataFrame(rows, columns=["origin", "scaling", "measured", "predicted", "wide"])
     found["error"] = np.log(found.predicted / found.measured).abs()
@@ -63,10 +63,10 @@ def half_width(unseen: pd.DataFrame) -> float:
 def fitted(pairs: list[Pair]) -> tuple[dict, pd.DataFrame]:
     """Fit to all pairs; returns what fitted.json holds, and the left-out pairs."""
     factors, unseen = fit(pairs), left_out(pairs)
-    printed = [pair for pair in pairs if pair.unit == "tok/s/gpu"]
     paces = [
-        work(pair.sizes, pair).bf16(factors) * pair.bf16 / (pair.batch * pair.sequence)
-        for pair in printed
+        work(pair).bf16(factors) * pair.bf16 / (pair.batch * pair.sequence)
+        for pair in pairs
+        if pair.unit == "tok/s/gpu"
     ]
     facts = {
         "factors": factors._asdict(),

@@ -39,25 +39,21 @@ class Work(NamedTuple):
         return self.bf16(factors) / (self.bf16(factors) - saved)
 
 
-def frozen(sizes, kinds: list[str]) -> int:
+def frozen(on) -> int:
     """Count the weights of layers that are not trained."""
-    shapes = sizes.linear_shapes().items()
-    return sum(n * k for name, (n, k) in shapes if name.split(".")[-1] in kinds)
+    shapes = on.sizes.linear_shapes().items()
+    return sum(n * k for name, (n, k) in shapes if name.split(".")[-1] in on.freeze)
 
 
-def work(sizes, on) -> Work:
-    """Add up the rooflines of a step.
-
-    Args:
-        sizes: of the model.
-        on: `Asked`, or a `Pair`: its GPU, rows a GPU, recomputation, frozen layers.
-    """
+def work(on) -> Work:
+    """Add up the rooflines of a step of a training: `Asked`, or a `Pair`."""
     gpu, tokens, again = GPUS[on.gpu], on.batch * on.sequence, RECOMPUTED[on.recompute]
+    sizes = on.sizes
     head = sizes.vocab_size * sizes.dim
     weights = sizes.parameters() - embedding(sizes) - head
     heads = q_dim(sizes) + kv_dim(sizes)
     features = sizes.n_layers * (7 * sizes.dim + 2 * heads + 3 * sizes.hidden_dim)
-    computed = weights * (3 + again) - frozen(sizes, on.freeze)
+    computed = weights * (3 + again) - frozen(on)
     attention = on.sequence * q_dim(sizes) * sizes.n_layers * (3.5 + again)
     # Kernels of a compiled block move some 4.5 bytes for each feature of its linear layers.
     moved = tokens * (4.5 * features * (1 + again / 4) + 6 * sizes.vocab_size)
