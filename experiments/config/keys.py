@@ -291,10 +291,5 @@ class Config(titan.JobConfig):
 @cache  # so that equal recipes are of one class
 def validator(*extensions: tuple[str, type]) -> TypeAdapter:
     """Validate recipes with the sections of extensions, each its name and a dataclass."""
-    if not extensions:
-        return VALIDATOR
     sections = [(name, keys, field(default=None)) for name, keys in extensions]
-    return TypeAdapter(make_dataclass("ExtendedConfig", sections, bases=(Config,)))
-
-
-VALIDATOR = TypeAdapter(Config)
+    return TypeAdapter(make_dataclass("WithExtensions", sections, bases=(Config,)))

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from experiments.jobs import process, runner
-from experiments.jobs.command import FOR_GOOD, STARTER_PID, Stop
+from experiments.jobs.command import COME_BACK, FOR_GOOD, STARTER_PID, Stop
 from experiments.jobs.runner import Run, run_all
 from tests import processes
 
@@ -25,9 +25,8 @@ BUSY = (
 
 
 def send(number: int) -> None:
-    """To this process, and wait for it to be answered."""
+    """To this process, which answers at once."""
     os.kill(os.getpid(), number)
-    time.sleep(0.1)
 
 
 @pytest.fixture
@@ -44,16 +43,25 @@ def test_a_request_before_the_first_step_ends_at_once(stop):
     assert (stop.code, stop.why) == (FOR_GOOD, "SIGTERM")
 
 
-def test_a_second_ctrl_c_does_not_wait_for_the_boundary(stop):
+def test_a_second_ctrl_c_does_not_wait_for_the_boundary(stop, monkeypatch):
     """The first one does, also after another request; what follows within a second is the same, by
     another way."""
     stop.deferred = True
     for number in signal.SIGTERM, signal.SIGINT, signal.SIGINT:
         send(number)
     assert stop.code == FOR_GOOD and stop.why == "SIGTERM"
-    time.sleep(1)
+    later = time.monotonic() + 2
+    monkeypatch.setattr(time, "monotonic", lambda: later)
     with pytest.raises(KeyboardInterrupt):
         send(signal.SIGINT)
+
+
+def test_sigusr1_asks_to_come_back(stop):
+    with pytest.raises(KeyboardInterrupt):
+        send(signal.SIGUSR1)
+        for _ in range(1000):  # its thread needs a moment
+            time.sleep(0.01)
+    assert (stop.code, stop.why) == (COME_BACK, "SIGUSR1")
 
 
 def test_a_second_ctrl_c_on_a_study_ends_its_runs_at_once(stop, tmp_path, monkeypatch):
@@ -136,36 +144,3 @@ def test_output_that_cannot_be_written_changes_no_exit_code(redirection):
         ["bash", "-o", "pipefail", "-c", command, sys.executable, line], check=False
     )
     assert done.returncode == 3 and not done.stderr
-
-
-POOL = """
-import signal, sys, time
-from torch._inductor.async_compile import AsyncCompile, _pool_set
-from experiments.jobs.command import leave
-
-def command():
-    AsyncCompile.warm_pool()
-    AsyncCompile.wakeup()
-    while not AsyncCompile.use_process_pool():
-        time.sleep(0.05)
-    pool = next(iter(_pool_set)).process
-    workers = open(f"/proc/{pool.pid}/task/{pool.pid}/children").read()
-    print(pool.pid, workers, end="")
-    pool.send_signal(signal.SIGSTOP)
-    return 0
-
-leave(command)
-"""
-
-
-@pytest.mark.slow
-def test_the_compile_pool_is_not_waited_for_and_ends(monkeypatch):
-    """pytorch issue 162199: at a regular end, a pool that does not answer is waited for, for 300
-    s."""
-    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "2")
-    command = [sys.executable, "-c", POOL]
-    with processes.started(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.wait(120) == 0
-        pool, *workers = map(int, process.stdout.read().split())
-        os.kill(pool, signal.SIGCONT)
-        assert workers and all(map(processes.ends, [pool, *workers]))

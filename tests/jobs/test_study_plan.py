@@ -106,12 +106,9 @@ def test_a_dry_run_lists_each_run_once_and_a_folder_may_have_an_equals_sign(tmp_
 @pytest.mark.parametrize(
     ("gib", "overlay"),
     [
-        (141, "no_recompute"),
         (79, "no_recompute"),
         (65, "full_recompute"),
-        (44, "llama_3b"),
         (24, "llama_1b"),
-        (15, "llama_1b_2048"),
         (11, "llama_1b_1024"),
         (8, "cpu"),
     ],
