@@ -2,7 +2,7 @@
 
     python -m experiments.run RECIPE sharded.processes=2
 
-The same command under torchrun or srun is one rank of many. torchtitan's keys `parallelism` say how
+The same command under torchrun is one rank of many. torchtitan's keys `parallelism` say how
 the processes share the model.
 """
 

@@ -1,7 +1,6 @@
 """What must suit the number of processes."""
 
-import math
-from collections.abc import Collection
+from collections.abc import Set
 
 from models.errors import InputError
 
@@ -13,7 +12,7 @@ def processes(config) -> int:
     return config.sharded.processes
 
 
-def shards(config, args, fp8_layers: Collection[str]) -> int:
+def shards(config, args, fp8_layers: Set[str]) -> int:
     """Check what must suit the number of processes; return how many of them share parameters,
     gradients and optimizer states.
 
@@ -47,7 +46,7 @@ def shards(config, args, fp8_layers: Collection[str]) -> int:
     return shards
 
 
-def _check_gather(config, args, fp8_layers: Collection[str], shards: int) -> None:
+def _check_gather(config, args, fp8_layers: Set[str], shards: int) -> None:
     """Check that FSDP can gather the weights of the FP8 layers in FP8."""
     if shards == 1:
         raise InputError(
@@ -59,13 +58,9 @@ def _check_gather(config, args, fp8_layers: Collection[str], shards: int) -> Non
             f"the head of {config.model.flavor} is also its embedding, which FSDP gathers in bf16: "
             "set quantize.linear.float8.filter_fqns to [output]"
         )
-    shapes = args.linear_shapes()
-    rows = {name: shapes[name][0] for name in shapes if name in fp8_layers}
-    uneven = [name for name, n in rows.items() if n % shards]
-    if uneven:
-        most = math.gcd(*rows.values())
-        even = max(n for n in range(1, shards) if most % n == 0)
+    uneven = [name for name, (rows, _) in args.linear_shapes().items() if rows % shards]
+    if fp8_layers.intersection(uneven):
         raise InputError(
-            f"FP8 all-gather shards rows evenly, and {uneven[0]} has rows that do not divide by "
-            f"{shards}: set {GATHER} to false, or shard over {even} processes"
+            f"FP8 all-gather shards rows evenly, and those of {uneven[0]} do not divide by "
+            f"{shards}: set {GATHER} to false, or shard over fewer processes"
         )

@@ -30,8 +30,7 @@ print(trained(comparison))
 # %% [markdown]
 # ## Speed and bytes
 #
-# Left what is published, in the middle what was measured here, each on an axis of its own. A CPU's
-# speed says nothing about a GPU's. The bytes are the same on both.
+# A CPU's speed says nothing about a GPU's. The bytes are the same on both.
 
 # %%
 tables.draw_ladder(comparison)
@@ -41,7 +40,8 @@ tables.draw_ladder(comparison)
 # (`fsdp_bytes` in `collectives.py`). A run whose recipe promises FP8 all-gather and sends more
 # than the closed form fails. Embedding, head and norms stay in bf16. A scale for each weight is
 # agreed on twice a step, because the weights of a block are gathered twice. Further all-reduces are
-# of the gradient norm, of the loss where it is logged, and of requests to stop.
+# of the gradient norm, of the loss where it is logged, and of requests to stop. Published
+# speeds are over bf16.
 
 # %%
 tables.ladder_bytes(comparison).round(3)

@@ -134,7 +134,7 @@ def reserved_port() -> socket.socket:
     return reserved
 
 
-# ---- as each of them sees itself: by the variables of torchrun or srun ----
+# ---- as each of them sees itself ----
 
 
 def variables(rank: int, world_size: int, port: int) -> dict[str, str]:
@@ -149,35 +149,14 @@ def variables(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def is_rank(world_size: int) -> bool:
-    """Return whether this process is one of so many; srun's variables become torch.distributed's.
+    """Return whether this process is one of so many, by the variables of torchrun.
 
-    Raises `InputError` where variables are missing, no numbers, or of another number of processes.
+    Raises `InputError` if it is one of another number.
     """
-    if "WORLD_SIZE" not in os.environ and from_environment("SLURM_STEP_NUM_TASKS", 1) > 1:
-        _take_over_from_srun()
     started = from_environment("WORLD_SIZE", 1)
-    needed = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    missing = [name for name in needed if name not in os.environ]
-    if started > 1 and missing:
-        raise InputError(
-            f"this is one of {started} processes, and the environment variable {missing[0]} is not "
-            "set: start them with sharded.processes=N, torchrun, or extensions/sharded/"
-            "alps_multinode.sbatch"
-        )
     if started not in (1, world_size):
         raise InputError(
-            f"sharded.processes is {world_size}, and torchrun or srun has started {started}: "
-            f"say sharded.processes={started}"
+            f"sharded.processes is {world_size}, and {started} processes were started: say "
+            f"sharded.processes={started}"
         )
     return started == world_size
-
-
-def _take_over_from_srun() -> None:
-    """Set torch.distributed's variables."""
-    import torch
-
-    tasks, local = from_environment("SLURM_STEP_NUM_TASKS"), from_environment("SLURM_LOCALID")
-    gpus = torch.cuda.device_count() or tasks  # a task may see one GPU
-    os.environ["RANK"] = str(from_environment("SLURM_PROCID"))
-    os.environ["LOCAL_RANK"] = str(local % gpus)
-    os.environ["WORLD_SIZE"] = str(tasks)

@@ -12,8 +12,6 @@ from experiments.records.run import METRICS
 
 COMPUTE = "tensorwise_fp8_compiled"
 EACH, COMBINED = "tensorwise_fp8_allgather_amax_each", "tensorwise_fp8_allgather"
-CTAS = [f"{COMBINED}_ctas_16", f"{COMBINED}_ctas_8"]
-RUNGS = [COMPILED, COMPUTE, EACH, COMBINED, *CTAS]
 # Columns of the proof, and of the table.
 SENT = {
     "sharded.gathered_bytes": "gathered",
@@ -25,18 +23,20 @@ SENT = {
 }
 # Speed over bf16 of Llama 3 70B on 128 H100 (dev-discuss.pytorch.org/t/2359), which does not give
 # batch and length.
-LADDER_PUBLISHED = {COMPUTE: 1.40, EACH: 1.42, COMBINED: 1.50}
+PUBLISHED = {COMPILED: 1.0, COMPUTE: 1.40, EACH: 1.42, COMBINED: 1.50}
 
 
 def ladder_bytes(comparison: Comparison) -> pd.DataFrame:
     """List what each rung of several ranks sends in a step: MB as recorded and by closed form.
 
-    On GPUs also the milliseconds in which NCCL kernels ran, and in which no other kernel did.
+    Adds the published speed over bf16, and on GPUs the milliseconds in which NCCL kernels ran, and
+    in which no other kernel did.
     """
     sent = proofs(comparison).reindex(columns=SENT).rename(columns=SENT)
     sent[["gathered", "closed_form", "reduced"]] /= 1e6
     sent[["NCCL, ms", "NCCL, exposed ms"]] *= 1e3
-    known = sent[sent.index.isin(RUNGS)].dropna(subset="gathered").dropna(axis=1, how="all")
+    sent["published speed"] = pd.Series(PUBLISHED)
+    known = sent.dropna(subset="gathered").dropna(axis=1, how="all")
     return known.astype({"all_reduces": int})
 
 
@@ -51,7 +51,9 @@ def same_numbers(comparison: Comparison) -> list[str]:
             numbers[run.recipe, run.seed, window.step] = window.loss, window.grad_norm
     table = pd.Series(numbers)
     lines = []
-    for recipe in [rung for rung in RUNGS[2:] if rung in comparison.recipes]:
+    for recipe in comparison.recipes:
+        if recipe in (COMPILED, COMPUTE):
+            continue
         own, compared = table[recipe].align(table[COMPUTE], "inner")
         equal = sum(own == compared)
         lines.append(f"{recipe}: equal to the last bit in {equal} of {len(own)} log windows.")
@@ -59,18 +61,8 @@ def same_numbers(comparison: Comparison) -> list[str]:
 
 
 def draw_ladder(comparison: Comparison) -> Plot:
-    """Draw rung by rung the published speed over bf16, the measured one, and what a rank sends."""
-    draws = [(published_ladder,), (tokens_per_second, comparison), (ladder_sizes, comparison)]
-    return panels(draws, (11, 3.8), columns=3)
-
-
-@plot
-def published_ladder(axes: Axes) -> None:
-    """Draw the published tokens per second over those in bf16."""
-    lengths = draw_bars(axes, pd.Series({COMPILED: 1.0} | LADDER_PUBLISHED))
-    names = [*map(short_name, lengths.index)]
-    set_rows(axes, names, "tokens/s over those in bf16", lengths.map("{:.2f} ×".format))
-    finding(axes, f"Published, 70 B on 128 H100: {lengths.max():.2f} times the tokens/s of bf16")
+    """Draw rung by rung the speed over bf16, and what a rank sends."""
+    return panels([(tokens_per_second, comparison), (ladder_sizes, comparison)], (8, 3.8), 2)
 
 
 @plot

@@ -11,28 +11,9 @@ from experiments.jobs.command import FAILED, Stop
 from experiments.records.files import last_window, read
 from experiments.records.run import Manifest, Proof
 from extensions.sharded import ranks
-from extensions.sharded.ranks import is_rank, run_ranks
-from models.errors import InputError
+from extensions.sharded.ranks import run_ranks
 from tests import processes
 from tests.runs import TINY, losses_of, run_study
-
-SRUN = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
-TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-MEETING = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
-
-
-@pytest.mark.parametrize(("variables", "world_size"), [(SRUN, 8), (TORCHRUN, 2)])
-def test_a_process_that_srun_or_torchrun_started_is_a_rank(variables, world_size, monkeypatch):
-    environment = variables | MEETING
-    monkeypatch.setattr("os.environ", environment)
-    assert is_rank(world_size) and environment["LOCAL_RANK"] == "1"
-    with pytest.raises(InputError, match="sharded.processes"):
-        is_rank(5)
-
-
-def test_a_process_that_nobody_started_as_a_rank_starts_them(monkeypatch):
-    monkeypatch.setattr("os.environ", {})
-    assert is_rank(1) and not is_rank(2)
 
 
 @pytest.fixture
