@@ -47,7 +47,7 @@ class Run:
     earlier: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     place: str = ""
-    steps: pd.DataFrame = field(default_factory=lambda: steps_table([], {}))
+    steps: pd.DataFrame = field(default_factory=lambda: NO_STEPS)
     manifest: records.Manifest | None = None
     timings: dict[int, records.Timing] = field(default_factory=dict)
     proof: records.Proof | None = None
@@ -211,3 +211,6 @@ def last_tenth(steps: pd.DataFrame | pd.Series) -> pd.DataFrame | pd.Series:
     """Choose the last tenth of the steps, whose mean loss is the final loss: long enough to average
     batches out, and short enough to be the run's end."""
     return steps.tail(max(1, len(steps) // 10))
+
+
+NO_STEPS = steps_table([], {})
