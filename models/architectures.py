@@ -37,8 +37,7 @@ def architectures() -> Iterator[Architecture]:
     """Give Llama, and those of extensions: `ARCHITECTURE` in their architecture.py."""
     yield Architecture(llama.Llama, llama.FLAVORS)
     for path in sorted(Path(__file__).parents[1].glob("extensions/*/architecture.py")):
-        name = f"extensions.{path.parent.name}.architecture"
-        yield importlib.import_module(name).ARCHITECTURE
+        yield importlib.import_module(f"extensions.{path.parent.name}.architecture").ARCHITECTURE
 
 
 def architecture(config) -> Architecture:
@@ -59,8 +58,7 @@ def model_args(config) -> llama.FromRecipe:
 
     Raises `InputError` for a flavor or sizes that cannot be.
     """
-    flavors = architecture(config).flavors
-    args = replace(flavors[config.model.flavor])  # a copy: the flavor stays as it is
+    args = replace(architecture(config).flavors[config.model.flavor])  # the flavor stays as it is
     args.update_from_config(config)
     if args.n_heads % args.n_kv_heads:
         raise InputError(
@@ -83,9 +81,8 @@ def build(config) -> nn.Module:
 def label(config) -> str:
     """What tables call the model: its flavor, and sizes that are others, as `cpu, dim 512, n_layers
     8`."""
-    sizes = asdict(config.model.sizes)
-    others = [f"{name} {size}" for name, size in sizes.items() if size is not None]
-    return ", ".join([config.model.flavor, *others])
+    sizes = asdict(config.model.sizes).items()
+    return ", ".join([config.model.flavor, *(f"{name} {size}" for name, size in sizes if size)])
 
 
 # ---- what torchtitan does with a model ----

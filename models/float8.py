@@ -128,11 +128,11 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
     if not chosen:
         raise InputError(f"FP8 would convert no layer: {FILTERS} leaves none of them")
     for name in sorted(chosen):
-        if any(size % 16 for size in linears[name].weight.shape):
+        rows, columns = linears[name].weight.shape
+        if rows % 16 or columns % 16:
             raise InputError(
-                f"{name} is {linears[name].out_features} x {linears[name].in_features}, and FP8 "
-                f"needs multiples of 16: add it to {FILTERS} or choose another model.flavor or "
-                "model.sizes"
+                f"{name} is {rows} x {columns}, and FP8 needs multiples of 16: add it to {FILTERS} "
+                "or choose another model.flavor or model.sizes"
             )
     return chosen
 
@@ -141,10 +141,9 @@ def _too_small(linears: dict[str, nn.Linear], recipe_name: str) -> set[str]:
     """Name the layers that gain nothing by torchao's heuristic."""
     try:
         worth_it = _auto_filter_for_recipe(recipe_name, filter_fqns=[])
-    except NotImplementedError as error:
-        raise InputError(
-            f"torchao has no {AUTO_FILTER} for {recipe_name}: name the layers instead"
-        ) from error
+    except NotImplementedError:
+        no_heuristic = f"torchao has no {AUTO_FILTER} for {recipe_name}: name the layers instead"
+        raise InputError(no_heuristic) from None
     return {name for name, linear in linears.items() if not worth_it(linear, name)}
 
 
@@ -164,7 +163,7 @@ class Float8Converter:
             return
         self.plan.recipe.hook("convert", convert)(model, self.plan)
         logger.info(f"FP8 {fp8.recipe_name}: converted {by_pattern(fp8.layers)}")
-        logger.info(f"FP8 matmuls: {fp8.matmul.how}; {fp8.matmul.why}")
+        logger.info(f"FP8 matmuls: {fp8.matmul.why}")
 
     def post_optimizer_hook(self, model_parts: list[nn.Module]) -> None:
         """Called by torchtitan after a step: nothing is left to do."""
@@ -172,12 +171,11 @@ class Float8Converter:
 
 def convert(model: nn.Module, plan) -> None:
     """Swap the linear layers that a plan chose for torchao's."""
+    keys = plan.config.quantize.linear.float8
     config = replace(
         Float8LinearConfig.from_recipe_name(plan.fp8.recipe_name),
         emulate=plan.fp8.emulated,
-        enable_fsdp_float8_all_gather=(
-            plan.config.quantize.linear.float8.enable_fsdp_float8_all_gather
-        ),
+        enable_fsdp_float8_all_gather=keys.enable_fsdp_float8_all_gather,
     )
     convert_to_float8_training(
         model, config=config, module_filter_fn=lambda _, name: name in plan.fp8.layers

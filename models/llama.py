@@ -59,10 +59,7 @@ class LlamaArgs(FromRecipe, TransformerModelArgs):
     def update_from_config(self, job_config, **kwargs) -> None:
         """Take the recipe's keys. Raises `InputError` for sizes that cannot be a Llama's."""
         if job_config.model.sizes.head_dim:
-            raise InputError(
-                "model.sizes.head_dim is not a Llama's, whose heads have dim / n_heads features: "
-                "leave it out"
-            )
+            raise InputError("model.sizes.head_dim is dim / n_heads in a Llama: leave it out")
         super().update_from_config(job_config, **kwargs)
         if self.dim % self.n_heads:
             raise InputError(
