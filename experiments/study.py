@@ -221,7 +221,8 @@ def _announce(runs: list[Run], mean_s: float | None) -> str:
         return "No runs to make"
     at_once = min(len(runs), max(1, len(gpus()) // runs[0].gpus))
     where = f"{at_once} at a time" if at_once > 1 else "one after the other"
-    said = f"{len(runs)} runs of {runs[0].steps} steps, {where} on {device.name()}"
+    count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    said = f"{count} of {runs[0].steps} steps, {where} on {device.name()}"
     if mean_s:
         said += f", about {mean_s * len(runs) / at_once / 60:.0f} min"
     return said
