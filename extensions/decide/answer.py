@@ -44,8 +44,8 @@ def estimate(asked: Asked) -> dict:
         "nearest": [pair.model_dump(include=TOLD) for pair in near],
         "measure": None,
     }
-    fits = needed <= GPUS[asked.gpu].memory
-    if fits and GPUS[asked.gpu].fp8 and max(outside.values(), default=0) <= REFUSED:
+    possible = GPUS[asked.gpu].fp8 and needed <= GPUS[asked.gpu].memory
+    if possible and max(outside.values(), default=0) <= REFUSED:
         answer |= speeds(asked, facts, wide=bool(outside))
     alike = [pair for pair in near if distance(pair, size, asked) < log(2)]
     answer["verdict"], answer["why"] = verdict(answer, alike, asked)
@@ -154,13 +154,11 @@ def scaled(ranges: dict, by: float) -> dict:
 
 def distance(pair: Pair, size: int, asked: Asked) -> float:
     """Say how unlike a training a pair is: in factors of e of parameters, of which another chip,
-    kind, stack or scaling counts as one or more."""
+    kind or stack counts as one or two."""
     if not pair.billions or pair.fairness == "doubtful":
         return math.inf
-    kind = "lora" if asked.freeze else "dense"
-    unlike = 2 * (chip(pair.gpu) != chip(asked.gpu)) + 2 * (pair.kind != kind)
-    unlike += (pair.stack != "torchao") + (pair.scaling not in SCALINGS)
-    return unlike + abs(log(pair.billions * 1e9 / size))
+    other = 2 * (chip(pair.gpu) != chip(asked.gpu)) + 2 * (pair.kind != "dense")
+    return other + (pair.stack != "torchao") + abs(log(pair.billions * 1e9 / size))
 
 
 def measure(asked: Asked, step_s: dict | None) -> str:
