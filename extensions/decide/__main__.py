@@ -65,13 +65,12 @@ def text(answer: dict) -> str:
             if of:
                 said = f"{name} {key}"
                 lines.append("{:<20}{:,.2f} ({:,.2f} to {:,.2f})".format(said, *of))
-    known = [name for name in ("memory_gib", "recompute", "fitted_to", "outside") if answer[name]]
-    lines += [f"{name:<20}{answer[name]}" for name in known]
+    lines.append("memory_gib          {memory_gib:.1f}".format(**answer))
     for pair in answer["nearest"]:
         said = "{model} on {gpu}, {stack}, {scaling} {speed_up:.2f}: {source}"
         lines.append(f"{'near':<20}{said.format(**pair)}")
-    if answer["measure"]:
-        lines.append(f"{'measure':<20}{answer['measure']}")
+    known = [name for name in ("recompute", "fitted_to", "outside", "measure") if answer[name]]
+    lines += [f"{name:<20}{answer[name]}" for name in known]
     return "\n".join(lines)
 
 

@@ -37,15 +37,15 @@ def estimate(asked: Asked) -> dict:
         "step_s": None,
         "hours": None,
         "cost": None,
-        "memory_gib": round(needed / 2**30, 1),
+        "memory_gib": needed / 2**30,
         "recompute": asked.recompute,
         "fitted_to": f"{facts['pairs']} torchao pairs of {len(pairs)}",
         "outside": ", ".join(outside) or None,
         "nearest": [pair.model_dump(include=TOLD) for pair in near],
         "measure": None,
     }
-    possible = GPUS[asked.gpu].fp8 and needed <= GPUS[asked.gpu].memory
-    if possible and max(outside.values(), default=0) <= REFUSED:
+    gpu = GPUS[asked.gpu]
+    if gpu.fp8 and needed <= gpu.memory and max(outside.values(), default=0) <= REFUSED:
         answer |= speeds(asked, facts, wide=bool(outside))
     alike = [pair for pair in near if distance(pair, size, asked) < log(2)]
     answer["verdict"], answer["why"] = verdict(answer, alike, asked)

@@ -50,7 +50,7 @@ class Asked(BaseModel):
     gpus: Whole = 1
     batch: Whole = 1
     sequence: Whole = Field(4096, alias="seq_len")
-    steps: Number | None = None
+    steps: Whole | None = None
     tokens: Number | None = None
     price: Number | None = None
     recompute: Literal["none", "full"] | None = None
