@@ -156,15 +156,14 @@ class Proof:
         After a resume nothing is certain to change: the optimizer's moments are old, and its step
         can be of any size.
         """
-        for name, parameter in self.trainable.items():
-            if parameter.grad is None:
-                raise ProofError(f"{name} is trainable and got no gradient")
         resumed, group = bool(self.optimizer.state), self.optimizer.param_groups[0]
         witnesses = {}
         for name, parameter in self.trainable.items():
-            witness = _find_witness(parameter, float(group["lr"]), group["eps"])
-            if witness and not resumed:
-                witnesses[name] = witness
+            if parameter.grad is None:
+                raise ProofError(f"{name} is trainable and got no gradient")
+            index, before = _find_witnesses(parameter, float(group["lr"]), group["eps"])
+            if index.numel() and not resumed:
+                witnesses[name] = index, before
         yield
         still = []
         for name, (index, before) in witnesses.items():
@@ -243,10 +242,10 @@ def compiled_graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-def _find_witness(
+def _find_witnesses(
     parameter: nn.Parameter, lr: float, eps: float
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Find elements that Adam's first step, lr * g / (|g| + eps), is sure to change, if any.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find elements that Adam's first step, lr * g / (|g| + eps), is sure to change.
 
     Returns their indices and values. Half the step is taken for certain, and gradients below 100
     eps are left out.
@@ -255,4 +254,4 @@ def _find_witness(
     gradient = local(parameter.grad).flatten()[:LOOKED_AT]
     moves = (weight.float() - 0.5 * lr * gradient.float().sign()).to(weight.dtype) != weight
     index = (moves & (gradient.abs() > 100 * eps)).nonzero().flatten()[:WITNESSES]
-    return (index, weight[index]) if index.numel() else None
+    return index, weight[index]
