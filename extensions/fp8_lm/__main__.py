@@ -68,20 +68,20 @@ def real_gradients(planned: Plan) -> list[torch.Tensor]:
 
     They are in the dtype of the parameters, as FSDP2 gets them from the backward pass.
     """
-    config, (token_file, _) = planned.config, open_data(planned)
+    config = planned.config
+    planned, _ = open_data(planned)
     be_alone()
     with TemporaryDirectory() as config.job.dump_folder:
-        trainer = Trainer(planned, token_file, Stop())
+        trainer = Trainer(planned, Stop())
         trainer.train()
         trainer.close()
-    model, collected = trainer.model_parts[0], []
+    model, of_ranks = trainer.model_parts[0], []
     config.debug.seed += 1  # other rows than it was trained on
-    for inputs, labels in islice(Loader(token_file, config), max(RANKS)):
+    for inputs, labels in islice(Loader(planned.token_file, config), RANKS[-1]):
         logits = model(inputs["input"].to(device.TYPE)).flatten(0, 1)
         loss = cross_entropy(logits.float(), labels.to(device.TYPE).flatten())
-        gradients = torch.autograd.grad(loss, [*model.parameters()])
-        collected.append([gradient.flatten() for gradient in gradients])
-    return [torch.stack(of_ranks) for of_ranks in zip(*collected, strict=True)]
+        of_ranks.append(torch.autograd.grad(loss, [*model.parameters()]))
+    return [torch.stack(of_one).flatten(1) for of_one in zip(*of_ranks, strict=True)]
 
 
 def compare(parameters: Iterable[torch.Tensor], ranks: int) -> dict[str, float]:
@@ -115,21 +115,18 @@ def added_up(gradients: torch.Tensor, exact: torch.Tensor) -> dict[str, torch.Te
         total, *others = rounded(gradients * (factor * scale))
         for gradient in others:
             total = rounded(total + gradient)
-        return total
+        return total / (factor * scale)
 
-    def scaled_back(factor: float) -> torch.Tensor:
-        return in_fp8(factor) / (factor * scale)
-
-    mu = 1.0
-    while (in_fp8(mu).abs() == _LARGEST).double().mean() > AT_THE_LIMIT:
+    mu, most = 1.0, _LARGEST / scale
+    while (in_fp8(mu).abs() == most / mu).double().mean() > AT_THE_LIMIT:
         mu /= 2
-    tried = [scaled_back(2 ** (-half / 2)) for half in range(17)]
+    tried = [in_fp8(2 ** (-half / 2)) for half in range(17)]
     return {
         "block": decode(encode(gradients))[:, :n].sum(0),
         "tensor": (rounded(gradients * scale) / scale).sum(0),
-        "post": scaled_back(1.0),
-        "pre": scaled_back(1 / ranks),
-        "auto": scaled_back(mu),
+        "post": in_fp8(1.0),
+        "pre": in_fp8(1 / ranks),
+        "auto": in_fp8(mu),
         "best": min(tried, key=lambda total: squares(total - exact)),
     }
 
