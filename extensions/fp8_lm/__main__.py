@@ -59,6 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     if file:
         found = {"torch": torch.__version__, "device": device.name(), "sums": sums}
         file.write(json.dumps(found, indent=1) + "\n")
+        file.close()
     return 0
 
 

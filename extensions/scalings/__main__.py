@@ -23,19 +23,24 @@ CPU. Exit codes: 0 done, 2 wrong argument.
 """
 
 import copy
+import json
 import math
+from argparse import FileType
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
+from models import device  # before torchtitan: see there  # isort: skip
 import pandas as pd
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from experiments.benchmarks.small_run import batches, begin, check_file, loss_of, write_results
 from experiments.config import recipes
-from experiments.jobs.command import CommandLine, leave
-from experiments.training.plan import Plan, plan
+from experiments.corpus.rows import Loader
+from experiments.jobs.command import CommandLine, Stop, leave
+from experiments.training.plan import Plan, open_data, plan
+from experiments.training.trainer import Trainer, be_alone
 from extensions.scalings import ALL, SCALINGS, Scaling
 from extensions.scalings.layer import GRADIENT, INPUT, WEIGHT, multiply
 from models import float8
@@ -58,13 +63,16 @@ OUTLIERS = 4  # features of each matrix
 
 def main(argv: list[str] | None = None) -> int:
     parser = CommandLine("extensions.scalings", __doc__)
-    parser.add_argument("file", type=Path, help="write the results here, as JSON")
+    writable = FileType("w", encoding="utf-8")
+    parser.add_argument("file", type=writable, help="write the results here, as JSON")
     parser.add_argument("keys", nargs="*", metavar="key=value", help="of the recipe `baseline`")
     args = parser.parse_args(argv)
-    check_file(args.file, "snr.json")
     model, batch, rows = train(plan(recipes.load("baseline", ["cpu"], args.keys)))
     stress = list(stressed(model, *batch))
-    write_results(args.file, keys=args.keys, matmuls=rows, stress=stress)
+    found = {"torch": torch.__version__, "device": device.name(), "keys": args.keys}
+    found |= {"matmuls": rows, "stress": stress}
+    args.file.write(json.dumps(found, indent=1) + "\n")
+    args.file.close()
     lost = pd.DataFrame(stress).pivot_table("lost", ["stress", "factor"], "scaling", sort=False)
     print(lost.round(4))
     return 0
@@ -76,19 +84,30 @@ def main(argv: list[str] | None = None) -> int:
 def train(planned: Plan) -> tuple[nn.Module, tuple[Tensor, Tensor], list[dict]]:
     """Train the model. Returns it in float32, inputs and labels of a new batch, and the signal to
     noise of early and late matmuls."""
-    config, (trainer, token_file) = planned.config, begin(planned)
-    config.debug.seed += 1  # other rows than it is trained on
-    model, batch, rows = trainer.model_parts[0], next(batches(config, token_file)), []
+    config, rows = planned.config, []
+    planned, _ = open_data(planned)
+    be_alone()
 
     def measure(step: int) -> None:
         if step in (EARLY, config.training.steps):
             for name, operands in taken(model, *batch):
                 rows.extend({"step": step, "layer": name} | row for row in measured(*operands))
 
-    trainer.on_step = measure
-    trainer.train()
-    trainer.close()
+    with TemporaryDirectory() as config.job.dump_folder:
+        trainer = Trainer(planned, Stop())
+        model = trainer.model_parts[0]
+        config.debug.seed += 1  # other rows than it is trained on
+        inputs, labels = next(iter(Loader(planned.token_file, config)))
+        batch = inputs["input"].to(device.TYPE), labels.to(device.TYPE)
+        trainer.on_step = measure
+        trainer.train()
+        trainer.close()
     return model.float(), batch, rows
+
+
+def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Compute the mean cross entropy of a batch."""
+    return cross_entropy(model(inputs).flatten(0, 1).float(), labels.flatten())
 
 
 def converted(model: nn.Module) -> dict[str, nn.Module]:
