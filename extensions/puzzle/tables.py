@@ -7,7 +7,7 @@ from analysis.losses import verdict
 from analysis.table import first_runs, proofs
 
 FROZEN = "puzzle_bf16_frozen"
-NEAR = 0.1  # of the distance that frozen weights bring: a loss this near to another follows it
+NEAR = 0.1  # of what frozen weights cost: losses as near as this are one
 
 
 def ownership(comparison: Comparison) -> pd.DataFrame:
@@ -44,11 +44,11 @@ def answer(comparison: Comparison) -> list[str]:
         facts.append(f"{recipe}: its optimizer lacks {len(missing)} weights; its final loss "
                      f"differs by {apart:+.4f} from that of {alike}.")  # fmt: skip
     if not explained:
-        return ["These runs do not explain the report. Who ends how near to whom:", *facts]
+        return ["These runs do not explain the report. How near each ends to its like:", *facts]
     never_stepped = 1 - ownership(comparison)["owned"][FROZEN]
     return [
-        "At batch 1 on one device FP8 learns as bf16 does: its final loss is at least ten times "
-        "nearer to that of bf16 than frozen weights bring it.",
+        "At batch 1 on one device FP8 learns as bf16 does: its final loss differs from bf16's "
+        "by less than a tenth of what frozen weights cost.",
         "It does not where the optimizer was built before a conversion that replaces the weights: "
         f"then {len(lost)} of them, {never_stepped:.0%} of all parameters, are never "
         "stepped, and the loss is that of bf16 with them frozen.",

@@ -4,11 +4,11 @@ from matplotlib.axes import Axes
 
 from analysis.plots.bars import set_rows
 from analysis.plots.style import GREY, NoData, finding, look, plot
-from extensions.sweep.report import Cell, word
+from extensions.sweep.report import SweepCell, word
 
 
 @plot
-def speed_ups(axes: Axes, cells: dict[str, Cell]) -> None:
+def speed_ups(axes: Axes, cells: dict[str, SweepCell]) -> None:
     """Draw how many times as fast as bf16 FP8 is in each cell, with its interval and, on the right,
     its answer and scaling efficiency."""
     means, beside = [], []

@@ -42,7 +42,7 @@ HOW_TO_READ = (
 
 
 @dataclass
-class Cell:
+class SweepCell:
     """What a cell's study shows.
 
     Args:
@@ -73,7 +73,7 @@ def newest() -> Path:
     return max(found, key=os.path.getmtime).parent
 
 
-def read(folder: Path) -> dict[str, Cell]:
+def read(folder: Path) -> dict[str, SweepCell]:
     """Read the cells of a sweep, in the order of its axes' values. Raises `InputError`."""
     sweep, cells, compared = load(str(folder)), {}, {}
     for name, values in sweep.cells().items():
@@ -82,9 +82,9 @@ def read(folder: Path) -> dict[str, Cell]:
             compared[name] = compare(read_study(folder / name))
             cells[name] = read_cell(values, compared[name])
         except StudyError as error:
-            cells[name] = Cell(values, NOT_COMPARED, [str(error)])
+            cells[name] = SweepCell(values, NOT_COMPARED, [str(error)])
             if obstacle.exists():
-                cells[name] = Cell(values, NO_ROOM, [obstacle.read_text()])
+                cells[name] = SweepCell(values, NO_ROOM, [obstacle.read_text()])
     for name, cell in cells.items():
         alone = sweep.name(cell.values | {PROCESSES: 1})
         if name != alone and {name, alone} <= {*compared}:
@@ -92,12 +92,12 @@ def read(folder: Path) -> dict[str, Cell]:
     return cells
 
 
-def read_cell(values: Values, comparison: Comparison) -> Cell:
+def read_cell(values: Values, comparison: Comparison) -> SweepCell:
     """Take what a comparison says of its best FP8 recipe."""
     notes, best = [*limits(comparison), *left_out(comparison)], comparison.best
     if not best or best.outcome == Outcome.NO_REFERENCE:
-        return Cell(values, INCOMPLETE, notes)
-    return Cell(
+        return SweepCell(values, INCOMPLETE, notes)
+    return SweepCell(
         values=values,
         answer=best.outcome.replace("_", " "),
         notes=notes,
@@ -108,7 +108,7 @@ def read_cell(values: Values, comparison: Comparison) -> Cell:
     )
 
 
-def efficiency(cell: Cell, here: Comparison, alone: Comparison) -> Ratio | None:
+def efficiency(cell: SweepCell, here: Comparison, alone: Comparison) -> Ratio | None:
     """Divide the speed-up of a cell's recipe over one process by the number of processes."""
     own, others = (timed(each.study.completed(cell.recipe)) for each in (here, alone))
     if not (own and others):
@@ -120,7 +120,7 @@ def efficiency(cell: Cell, here: Comparison, alone: Comparison) -> Ratio | None:
 # ---- all cells together ----
 
 
-def answer(cells: dict[str, Cell]) -> list[str]:
+def answer(cells: dict[str, SweepCell]) -> list[str]:
     """Write in how many cells FP8 has which outcome, and how fast it is."""
     outcomes = Counter(cell.answer for cell in cells.values())
     said = [f"{len(cells)} cells: {', '.join(f'{word} in {n}' for word, n in outcomes.items())}."]
@@ -130,7 +130,7 @@ def answer(cells: dict[str, Cell]) -> list[str]:
     return said
 
 
-def table(cells: dict[str, Cell]) -> pd.DataFrame:
+def table(cells: dict[str, SweepCell]) -> pd.DataFrame:
     """Word a row a cell, indexed by the first axis."""
     rows = []
     for cell in cells.values():
@@ -146,7 +146,7 @@ def word(ratio: Ratio | None) -> str:
     return f"{ratio.mean:.2f}{ratio.interval}" if ratio else "-"
 
 
-def notes(cells: dict[str, Cell]) -> list[str]:
+def notes(cells: dict[str, SweepCell]) -> list[str]:
     """Say how to read the table, and what limits each cell's answer."""
     lines = [HOW_TO_READ]
     for name, cell in cells.items():
@@ -173,7 +173,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def page_of(cells: dict[str, Cell]) -> str:
+def page_of(cells: dict[str, SweepCell]) -> str:
     """Write the page of a sweep."""
     from analysis.page import render
     from extensions.sweep.figure import speed_ups
