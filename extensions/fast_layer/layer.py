@@ -108,12 +108,9 @@ def cast_input(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     Layers that read the same x share its casts: wq, wk and wv, or w1 and w3. A compiler would not
     see that the kernel's launches are the same. Writing through `x.data` is not seen.
     """
-    rows = x.reshape(-1, x.shape[-1])
-    if x.is_inference():  # without a version
-        return cast_both(rows, dtype)
     version, casts = _casts.get(x, (None, None))
     if version != x._version:
-        casts = cast_both(rows, dtype)
+        casts = cast_both(x.reshape(-1, x.shape[-1]), dtype)
         _casts[x] = x._version, casts
     return casts
 
