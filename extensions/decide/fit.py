@@ -18,8 +18,8 @@ from extensions.decide.pairs import HERE, Pair, read
 from extensions.decide.step import Factors, work
 
 INSIDE = 0.8  # of the errors on unseen sources, to lie within the range
-# Stated before any error was seen: a factor begins at what its kernels need by count, and may be
-# wrong by as much again (`rowwise`: by a whole matmul); a pair may be wrong by 5 %.
+# Stated before this fit's errors were seen: a factor begins at what its kernels need by count, and
+# may be wrong by as much again (`rowwise`: by a whole matmul); a pair may be wrong by 5 %.
 PRIOR, SPREAD, NOISE = Factors(0, 5, 1), np.array([1, 5, 1]), 0.05
 PAGE = HERE / "README.md"
 
