@@ -82,12 +82,13 @@ def _train(plan: Plan, directory, move_bar, stop: Stop) -> End:
         trainer.train()
     except (Exception, KeyboardInterrupt) as error:
         end = _end(error, plan, stop)
-        logging.error(end.error)
     if trainer:
         with only_logged("could not close the run cleanly"):
             if directory:
                 directory.manifest.notes = trainer.notes()
             trainer.close()
+    if end.error:  # last, so that a study shows it
+        logging.error(end.error)
     return end
 
 
