@@ -75,7 +75,7 @@ starts_anew() {
 }
 
 # End of the job: 75 asks to be started again, which happens MAX_REQUEUES times at most.
-finish() { # CODE COMMAND…: the command goes on with the runs
+finish() { # CODE COMMAND…: the command resumes the runs
   local command why="${SLURM_RESTART_COUNT:-0} times so far"
   command=$(printf '%q ' "${@:2}")
   if [ "$1" = 75 ] && starts_anew; then

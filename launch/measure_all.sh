@@ -5,7 +5,7 @@
 #   launch/measure_all.sh --dry-run [PART…]      lists the commands, each of which can be pasted, and runs none
 #
 # An extension has its parts in extensions/NAME/measure.sh.
-# A part that was stopped goes on where it was, if it is started again with --at FOLDER, the name that it printed.
+# A part that was stopped resumes where it was, if it is started again with --at FOLDER, the name that it printed.
 # The GPU's name in models/gpus.py begins the folders' names; --gpu gives another. Results go into results/, an
 # extension's into its own.
 # Exit codes: 0 all measured, 1 a command failed (the others went on), 2 bad input, 75 and 130 asked to stop.
