@@ -2,12 +2,11 @@
 
 import json
 import math
-from bisect import bisect_left
 from math import exp, log
 
 from extensions.decide.asked import Asked
 from extensions.decide.pairs import HERE, SCALINGS, Pair, read
-from extensions.decide.step import Factors, frozen, work
+from extensions.decide.step import frozen, work
 from models import flops
 from models.gpus import GPUS, chip
 
@@ -15,7 +14,6 @@ FITTED = HERE / "fitted.json"
 OUTSIDE, REFUSED = 2, 8  # times beyond what pairs cover: a range twice as wide; no estimate
 # What an answer tells of a pair
 TOLD = {"model", "stack", "scaling", "gpu", "source", "speed_up"}
-NODE, MOST = 8, 4096  # GPUs: of a measurement; that a training may be spread over
 MEASURE = (
     ".venv/bin/python -m experiments.study baseline_compiled tensorwise_fp8_compiled "
     "rowwise_fp8_compiled --seeds 3 --overlay {overlay}_recompute training.steps=60 {keys}  "
@@ -28,8 +26,7 @@ def estimate(asked: Asked) -> dict:
     facts, pairs = json.loads(FITTED.read_text(encoding="utf-8")), read()
     asked.recompute, needed = memory(asked, asked.gpus)
     outside = beyond(asked, [pair for pair in pairs if pair.calibrates])
-    size = asked.sizes.parameters()
-    near = sorted(pairs, key=lambda pair: distance(pair, size, asked))[:3]
+    near = sorted(pairs, key=lambda pair: distance(pair, asked))[:3]
     answer = {
         "verdict": None,
         "why": None,
@@ -47,23 +44,23 @@ def estimate(asked: Asked) -> dict:
     gpu = GPUS[asked.gpu]
     if gpu.fp8 and needed <= gpu.memory and max(outside.values(), default=0) <= REFUSED:
         answer |= speeds(asked, facts, wide=bool(outside))
-    alike = [pair for pair in near if distance(pair, size, asked) < log(2)]
-    answer["verdict"], answer["why"] = verdict(answer, alike, asked)
+    alike = [pair for pair in near if distance(pair, asked) < log(2)]
+    answer["verdict"], answer["why"] = verdict(asked, needed, answer["speedup"], alike)
     if answer["verdict"] == "MEASURE FIRST":
         answer["measure"] = measure(asked, answer["step_s"])
     return answer
 
 
-def verdict(answer: dict, alike: list[Pair], asked: Asked) -> tuple[str, str]:
+def verdict(asked: Asked, needed: float, speedup: dict, alike: list[Pair]) -> tuple[str, str]:
     """Say YES or NO where the whole range does and no pair like the training contradicts, else
     MEASURE FIRST; and why."""
     if GPUS[asked.gpu].fp8 is None:
         return "NO", f"{asked.gpu} has no FP8 units"
-    if answer["memory_gib"] > GPUS[asked.gpu].memory / 2**30:
+    if needed > GPUS[asked.gpu].memory:
         return "DOES NOT FIT", fits_on(asked)
-    if answer["step_s"] is None:
+    if speedup["tensorwise"] is None:
         return "MEASURE FIRST", "no pair here is near"
-    _, low, high = answer["speedup"]["tensorwise"]
+    _, low, high = speedup["tensorwise"]
     if low <= 1 <= high:
         return "MEASURE FIRST", "the range has both, a gain and a loss"
     for pair in alike:
@@ -92,44 +89,48 @@ def memory(asked: Asked, gpus: int) -> tuple[str, float]:
 
 def fits_on(asked: Asked) -> str:
     """Say on how many GPUs a training fits that does not fit."""
-    size = GPUS[asked.gpu].memory
-    gpus = bisect_left(range(MOST), True, key=lambda n: memory(asked, n + 1)[1] <= size)
-    if gpus == MOST:
-        return f"not on {MOST:,} GPUs either: take fewer or shorter rows"
-    return f"it would fit on {gpus + 1:,} GPUs: set --gpus"
+    asked = asked.model_copy(update={"recompute": None})
+    for gpus in (2**power for power in range(13)):
+        if gpus > asked.gpus and memory(asked, gpus)[1] <= GPUS[asked.gpu].memory:
+            return f"it would fit on {gpus:,} GPUs: set --gpus"
+    return "not on 4,096 GPUs either: take fewer or shorter rows"
 
 
 # ---- speed ----
 
 
-def extent(on: Asked | Pair) -> dict[str, float]:
-    """Give that of which pairs cover a range."""
-    tokens = on.batch * on.sequence
-    return {"size": on.sizes.parameters(), "sequence": on.sequence, "tokens a step": tokens}
-
-
 def beyond(on: Asked | Pair, pairs: list[Pair]) -> dict[str, float]:
     """Find how many times a training is outside of what the pairs cover, by what it is outside in;
     up to twice is inside."""
-    found, covered = {}, [extent(pair) for pair in pairs]
-    for name, value in extent(on).items():
-        values = [of[name] for of in covered]
-        found[name] = max(min(values) / value, value / max(values))
+    found = {}
+    for name, extent in EXTENTS.items():
+        covered = [extent(pair) for pair in pairs]
+        times = max(min(covered) / extent(on), extent(on) / max(covered))
+        if times > OUTSIDE:
+            found[name] = times
     if on.freeze:
         found["frozen weights"] = REFUSED
     if chip(on.gpu) not in {chip(pair.gpu) for pair in pairs}:
         found[f"no {chip(on.gpu)}"] = REFUSED
-    return {name: times for name, times in found.items() if times > OUTSIDE}
+    return found
+
+
+# Of what pairs cover a range
+EXTENTS = {
+    "size": lambda on: on.sizes.parameters(),
+    "sequence": lambda on: on.sequence,
+    "tokens a step": lambda on: on.batch * on.sequence,
+}
 
 
 def speeds(asked: Asked, facts: dict, wide: bool) -> dict:
     """Predict speed-ups, seconds a step, hours and cost."""
-    factors, parts = Factors(**facts["factors"]), work(asked)
+    seconds = work(asked).seconds(**facts["factors"])
     half_width = exp(facts["half_width"] * (1 + wide))
-    value, best, worst = (parts.bf16(factors) / pace for pace in facts["pace"])
+    value, best, worst = (seconds["bf16"] / pace for pace in facts["pace"])
     speedup, step_s = {}, {"bf16": [value, best, worst]}
     for scaling in SCALINGS:
-        ratio = parts.speed_up(factors, scaling)
+        ratio = seconds["bf16"] / seconds[scaling]
         low, high = ratio / half_width, ratio * half_width
         speedup[scaling] = [ratio, low, high]
         step_s[scaling] = [value / ratio, best / high, worst / low]
@@ -152,17 +153,18 @@ def scaled(ranges: dict, by: float) -> dict:
 # ---- what is near, and how to measure ----
 
 
-def distance(pair: Pair, size: int, asked: Asked) -> float:
+def distance(pair: Pair, asked: Asked) -> float:
     """Say how unlike a training a pair is: in factors of e of parameters, of which another chip,
     kind or stack counts as one or two."""
     if not pair.billions or pair.fairness == "doubtful":
         return math.inf
     other = 2 * (chip(pair.gpu) != chip(asked.gpu)) + 2 * (pair.kind != "dense")
-    return other + (pair.stack != "torchao") + abs(log(pair.billions * 1e9 / size))
+    size = abs(log(pair.billions * 1e9 / asked.sizes.parameters()))
+    return other + (pair.stack != "torchao") + size
 
 
 def measure(asked: Asked, step_s: dict | None) -> str:
-    """Give the command that measures it here, on a node, and how long that takes."""
+    """Give the command that measures it here, on a node of 8 GPUs, and how long that takes."""
     own = asked.sizes.model_dump(exclude={"enable_weight_tying", "qk_norm"})
     own["hidden_dim"] = round(own["hidden_dim"])
     keys = f"training.local_batch_size={asked.batch} training.seq_len={asked.sequence}"
@@ -171,7 +173,7 @@ def measure(asked: Asked, step_s: dict | None) -> str:
         patterns = [f"*{layer}.weight" for layer in asked.freeze]
         keys += f" 'puzzle.freeze={json.dumps(patterns)}'"
     if asked.gpus > 1:
-        keys += f" sharded.processes={min(asked.gpus, NODE)}"
+        keys += f" sharded.processes={min(asked.gpus, 8)}"
     slow = step_s["bf16"][2] if step_s else 1
     minutes = math.ceil(9 * (60 * slow + 90) / 60)  # nine runs of 60 steps, and their start
     overlay = "full" if asked.recompute == "full" else "no"

@@ -100,9 +100,14 @@ def of_config(path: Path) -> dict:
     """Read the sizes of a Hugging Face config.json. Raises InputError."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        family, keys = KNOWN["families"][config["model_type"]], KNOWN["config.json"]
-        sizes = {size: config[key] for size, key in keys.items() if config.get(key) is not None}
-        sizes["hidden_dim"] *= KNOWN["without a gate"].get(config["model_type"], 1)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: not a config.json of a known family: {error!r}") from error
-    return family | sizes
+        kind = config["model_type"]
+        family = KNOWN["families"].get(kind)
+        sizes = {size: config.get(key) for size, key in KNOWN["config.json"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: not a config.json of a model: {error!r}") from error
+    if family is None:
+        raise InputError(
+            f"{path}: a model of type `{kind}` may not be built as a Llama is, so there is no "
+            "estimate: if it is, give its sizes (dim=, n_layers=, ...)"
+        )
+    return family | {size: value for size, value in sizes.items() if value is not None}

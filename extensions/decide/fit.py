@@ -15,30 +15,31 @@ from analysis.plots.style import GREY, finding, plot, to_png
 from analysis.readme import with_section
 from extensions.decide.answer import FITTED, beyond
 from extensions.decide.pairs import HERE, Pair, read
-from extensions.decide.step import Factors, work
+from extensions.decide.step import work
 
 INSIDE = 0.8  # of the errors on unseen sources, to lie within the range
 # Stated before this fit's errors were seen: a factor begins at what its kernels need by count, and
 # may be wrong by as much again (`rowwise`: by a whole matmul); a pair may be wrong by 5 %.
-PRIOR, SPREAD, NOISE = Factors(0, 5, 1), np.array([1, 5, 1]), 0.05
+PRIOR, SPREAD, NOISE = {"rowwise": 0, "cast": 5, "rest": 1}, np.array([1, 5, 1]), 0.05
 PAGE = HERE / "README.md"
 
 
-def fit(pairs: list[Pair]) -> Factors:
+def fit(pairs: list[Pair]) -> dict[str, float]:
     """Fit by least squares: the seconds of an FP8 step are linear in all factors.
 
     A source's pairs weigh as the root of their number.
     """
-    left, right = [*np.diag(1 / SPREAD)], [*PRIOR / SPREAD]
+    left, right = [*np.diag(1 / SPREAD)], [*[*PRIOR.values()] / SPREAD]
     origins = [pair.origin for pair in pairs]
     for pair in pairs:
         parts, ratio = work(pair), pair.speed_up
         half, less = parts.fp8_able / 2, 1 - 1 / ratio
-        within = NOISE * parts.bf16(PRIOR) / ratio * origins.count(pair.origin) ** 0.5
+        within = NOISE * parts.seconds(**PRIOR)["bf16"] / ratio * origins.count(pair.origin) ** 0.5
         terms = [half * (pair.scaling == "rowwise"), parts.cast, parts.rest * less]
         left.append(np.array(terms) / within)
         right.append((half - parts.fp8_able * less) / within)
-    return Factors(*np.linalg.lstsq(left, right)[0].round(3).tolist())
+    fitted = np.linalg.lstsq(left, right)[0].round(3)
+    return dict(zip(PRIOR, fitted.tolist(), strict=True))
 
 
 def left_out(pairs: list[Pair]) -> pd.DataFrame:
@@ -46,7 +47,8 @@ def left_out(pairs: list[Pair]) -> pd.DataFrame:
     rows = []
     for pair in pairs:
         others = [other for other in pairs if other.origin != pair.origin]
-        predicted = work(pair).speed_up(fit(others), pair.scaling)
+        seconds = work(pair).seconds(**fit(others))
+        predicted = seconds["bf16"] / seconds[pair.scaling]
         wide = 1 + bool(beyond(pair, others))
         rows.append([pair.origin, pair.scaling, pair.speed_up, predicted, wide])
     found = pd.DataFrame(rows, columns=["origin", "scaling", "measured", "predicted", "wide"])
@@ -64,12 +66,12 @@ def fitted(pairs: list[Pair]) -> tuple[dict, pd.DataFrame]:
     """Fit to all pairs; returns what fitted.json holds, and the left-out pairs."""
     factors, unseen = fit(pairs), left_out(pairs)
     paces = [
-        work(pair).bf16(factors) * pair.bf16 / (pair.batch * pair.sequence)
+        work(pair).seconds(**factors)["bf16"] * pair.bf16 / (pair.batch * pair.sequence)
         for pair in pairs
         if pair.unit == "tok/s/gpu"
     ]
     facts = {
-        "factors": factors._asdict(),
+        "factors": factors,
         "half_width": half_width(unseen),
         # the part of its roofline's speed that bf16 reached: in the middle, at best, at worst
         "pace": np.quantile(paces, [0.5, 0.9, 0.1]).round(3).tolist(),

@@ -1,6 +1,7 @@
 """Pairs: training speeds in bf16 and FP8 that others measured side by side, in speedups.yaml."""
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -59,6 +60,7 @@ class Pair(BaseModel, extra="allow", frozen=True):
         return alike and known and self.scaling in SCALINGS and self.fairness != "doubtful"
 
 
+@cache
 def read() -> list[Pair]:
     """Read all pairs."""
     text = (HERE / "speedups.yaml").read_text(encoding="utf-8")

@@ -6,19 +6,11 @@ bandwidth. Only ratios matter: bf16 matmuls are taken to be at theirs.
 
 from typing import NamedTuple
 
-from models.flops import embedding, kv_dim, q_dim
+from models.flops import q_dim
 from models.gpus import GPUS
 
 # How much of a block's forward pass is computed again; "half": selective, by operator
 RECOMPUTED = {"none": 0.0, "half": 0.5, "full": 1.0}
-
-
-class Factors(NamedTuple):
-    """What is fitted."""
-
-    rowwise: float  # part that an FP8 matmul takes longer with scales of rows
-    cast: float  # bytes moved for each element that is cast
-    rest: float  # all that stays in bf16, in multiples of its roofline
 
 
 class Work(NamedTuple):
@@ -28,15 +20,21 @@ class Work(NamedTuple):
     rest: float  # the head, attention, element-wise work, AdamW
     cast: float  # to move a byte of each element that is cast
 
-    def bf16(self, factors: Factors) -> float:
-        """Predict the seconds of a step in bf16."""
-        return self.fp8_able + factors.rest * self.rest
+    def seconds(self, rowwise: float, cast: float, rest: float) -> dict[str, float]:
+        """Predict a step in bf16 and by scaling.
 
-    def speed_up(self, factors: Factors, scaling: str) -> float:
-        """Predict FP8's speed over bf16's."""
-        rowwise = factors.rowwise if scaling == "rowwise" else 0
-        saved = self.fp8_able / 2 * (1 - rowwise) - factors.cast * self.cast
-        return self.bf16(factors) / (self.bf16(factors) - saved)
+        Args:
+            rowwise: part that an FP8 matmul takes longer with scales of rows.
+            cast: bytes moved for each element that is cast.
+            rest: all that stays in bf16, in multiples of its roofline.
+        """
+        half, same = self.fp8_able / 2, rest * self.rest
+        tensorwise = half + same + cast * self.cast
+        return {
+            "bf16": self.fp8_able + same,
+            "tensorwise": tensorwise,
+            "rowwise": tensorwise + rowwise * half,
+        }
 
 
 def frozen(on) -> int:
@@ -48,18 +46,17 @@ def frozen(on) -> int:
 def work(on) -> Work:
     """Add up the rooflines of a step of a training: `Asked`, or a `Pair`."""
     gpu, tokens, again = GPUS[on.gpu], on.batch * on.sequence, RECOMPUTED[on.recompute]
-    sizes = on.sizes
-    head = sizes.vocab_size * sizes.dim
-    weights = sizes.parameters() - embedding(sizes) - head
-    heads = q_dim(sizes) + kv_dim(sizes)
-    features = sizes.n_layers * (7 * sizes.dim + 2 * heads + 3 * sizes.hidden_dim)
+    layers = on.sizes.linear_shapes()
+    vocab, dim = layers.pop("output")
+    weights = sum(n * k for n, k in layers.values())
+    features = sum(n + k for n, k in layers.values())
     computed = weights * (3 + again) - frozen(on)
-    attention = on.sequence * q_dim(sizes) * sizes.n_layers * (3.5 + again)
+    attention = on.sequence * q_dim(on.sizes) * on.sizes.n_layers * (3.5 + again)
     # Kernels of a compiled block move some 4.5 bytes for each feature of its linear layers.
-    moved = tokens * (4.5 * features * (1 + again / 4) + 6 * sizes.vocab_size)
-    moved += 16 * (weights + 2 * head) / on.gpus  # by AdamW
+    moved = tokens * (4.5 * features * (1 + again / 4) + 6 * vocab)
+    moved += 16 * (weights + 2 * vocab * dim) / on.gpus  # by AdamW
     return Work(
         fp8_able=2 * tokens * computed / gpu.bf16,
-        rest=2 * tokens * (3 * head + attention) / gpu.bf16 + moved / gpu.bandwidth,
+        rest=2 * tokens * (3 * vocab * dim + attention) / gpu.bf16 + moved / gpu.bandwidth,
         cast=(tokens * features + weights) / gpu.bandwidth,
     )
