@@ -67,7 +67,7 @@ def text(answer: dict) -> str:
                 lines.append("{:<20}{:,.2f} ({:,.2f} to {:,.2f})".format(said, *of))
     lines.append("memory_gib          {memory_gib:.1f}".format(**answer))
     for pair in answer["nearest"]:
-        said = "{model} on {gpu}, {stack}, {scaling} {speed_up:.2f}: {source}"
+        said = "{name}: {model} on {gpu}, {stack}, {scaling} {speed_up:.2f}: {source}"
         lines.append(f"{'near':<20}{said.format(**pair)}")
     known = [name for name in ("recompute", "fitted_to", "outside", "measure") if answer[name]]
     lines += [f"{name:<20}{answer[name]}" for name in known]

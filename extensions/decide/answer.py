@@ -13,11 +13,12 @@ from models.gpus import GPUS, chip
 FITTED = HERE / "fitted.json"
 OUTSIDE, REFUSED = 2, 8  # times beyond what pairs cover: a range twice as wide; no estimate
 # What an answer tells of a pair
-TOLD = {"model", "stack", "scaling", "gpu", "source", "speed_up"}
+TOLD = {"name", "model", "stack", "scaling", "gpu", "source", "speed_up"}
 MEASURE = (
     ".venv/bin/python -m experiments.study baseline_compiled tensorwise_fp8_compiled "
-    "rowwise_fp8_compiled --seeds 3 --overlay {overlay}_recompute training.steps=60 {keys}  "
-    "# about {minutes} minutes"
+    "rowwise_fp8_compiled --seeds 3 --overlay {overlay}_recompute training.steps=60 "
+    "training.local_batch_size={asked.batch} training.seq_len={asked.sequence} "
+    "'model.sizes={sizes}'{more}  # about {minutes} minutes"
 )
 
 
@@ -89,7 +90,6 @@ def memory(asked: Asked, gpus: int) -> tuple[str, float]:
 
 def fits_on(asked: Asked) -> str:
     """Say on how many GPUs a training fits that does not fit."""
-    asked = asked.model_copy(update={"recompute": None})
     for gpus in (2**power for power in range(13)):
         if gpus > asked.gpus and memory(asked, gpus)[1] <= GPUS[asked.gpu].memory:
             return f"it would fit on {gpus:,} GPUs: set --gpus"
@@ -165,16 +165,16 @@ def distance(pair: Pair, asked: Asked) -> float:
 
 def measure(asked: Asked, step_s: dict | None) -> str:
     """Give the command that measures it here, on a node of 8 GPUs, and how long that takes."""
-    own = asked.sizes.model_dump(exclude={"enable_weight_tying", "qk_norm"})
+    own, more = asked.sizes.model_dump(exclude={"enable_weight_tying", "qk_norm"}), ""
     own["hidden_dim"] = round(own["hidden_dim"])
-    keys = f"training.local_batch_size={asked.batch} training.seq_len={asked.sequence}"
-    keys += f" 'model.sizes={json.dumps(own)}'"
     if asked.freeze:
         patterns = [f"*{layer}.weight" for layer in asked.freeze]
-        keys += f" 'puzzle.freeze={json.dumps(patterns)}'"
+        more += f" 'puzzle.freeze={json.dumps(patterns)}'"
     if asked.gpus > 1:
-        keys += f" sharded.processes={min(asked.gpus, 8)}"
+        more += f" sharded.processes={min(asked.gpus, 8)}"
     slow = step_s["bf16"][2] if step_s else 1
     minutes = math.ceil(9 * (60 * slow + 90) / 60)  # nine runs of 60 steps, and their start
     overlay = "full" if asked.recompute == "full" else "no"
-    return MEASURE.format(overlay=overlay, keys=keys, minutes=minutes)
+    return MEASURE.format(
+        asked=asked, sizes=json.dumps(own), more=more, minutes=minutes, overlay=overlay
+    )

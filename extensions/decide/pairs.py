@@ -18,6 +18,7 @@ SCALINGS = ("tensorwise", "rowwise")  # the recipes'
 class Pair(BaseModel, extra="allow", frozen=True):
     """One pair; 0 is not known. speedups.yaml explains its keys, and those that no code reads."""
 
+    name: str
     model: str
     sizes: Model | None
     kind: Literal["dense", "experts", "lora", "part"]
