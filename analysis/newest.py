@@ -1,13 +1,17 @@
-"""Which runs to open when nobody says: the newest study under runs/, else the kept ones.
+"""Which runs a notebook opens: those in the variable RUNS, else the newest study under runs/, else
+the kept ones.
 
 results/ holds the README's studies, results/STUDY those of another study. An extension keeps its
 own in extensions/NAME/results/STUDY.
 """
 
 import os
+from itertools import product
 from pathlib import Path
 
-from experiments.records.files import read
+from analysis.runs import read_yaml
+from analysis.study import StudyError, read_study_file, run_folders
+from experiments.records.files import RecordError, read
 from experiments.records.run import MANIFEST, STUDY_FILE, Manifest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -15,36 +19,95 @@ PLACES = ["results", "extensions/*/results"]
 KEPT = "kept"
 
 
-def runs(study: str = "") -> Path:
-    """The environment variable RUNS, else the newest study of runs/ with a run, named `study`…,
-    else `results()`; these too if RUNS is `kept`."""
-    given = os.environ.get("RUNS")
-    if given == KEPT:
-        return results(study)
-    if given:
-        folder = Path(given)  # from where the command runs, else from the project's folder
-        return folder if folder.exists() else ROOT / folder
-    studies = [plan.parent for plan in (ROOT / "runs").glob(f"{study}*/{STUDY_FILE}")]
-    begun = [folder for folder in studies if any(folder.glob(f"**/{MANIFEST}"))]
-    return max(begun, key=lambda folder: folder.stat().st_mtime) if begun else results(study)
+class NothingToShow(FileNotFoundError):
+    """There are no runs; the message says how to make some."""
+
+    def _render_traceback_(self) -> list[str]:
+        """A notebook shows the message alone."""
+        return [str(self)]
 
 
-def results(study: str = "") -> Path:
-    """The kept folder of a study that is shown, from the working directory: the newest from a GPU,
-    else the newest.
+def runs(study: str = "", plan: str = STUDY_FILE, command: str = "experiments.study") -> Path:
+    """Choose the folder that a notebook shows, and print why where it is not the expected one.
+
+    RUNS=kept asks for the kept runs. They are also shown where there are no others. Complete
+    studies go before interrupted ones.
+
+    Args:
+        study: name of the study that the notebook is about; any study without a name.
+        plan: name of the file that each such folder has.
+        command: module that makes such runs.
 
     Raises:
-        FileNotFoundError: there is none.
+        NothingToShow: there are no kept runs either.
+    """
+    given = os.environ.get("RUNS", "")
+    if given == KEPT:
+        return results(study, plan)
+    if given:
+        folder = Path(given)  # from where the command runs, else from the project's folder
+        folder = folder if folder.exists() else ROOT / folder
+        if _holds(folder, study, plan):
+            return folder
+        print(
+            f"{given} has no runs for this notebook, which shows kept ones instead. To make your "
+            f"own: .venv/bin/python -m {command} {study}".strip()
+        )
+        return results(study, plan)
+    own = [file.parent for file in (ROOT / "runs").glob(f"*/{plan}")]
+    own = [folder for folder in own if _holds(folder, study, plan)]
+    own.sort(key=lambda folder: folder.stat().st_mtime)
+    if not own:
+        return results(study, plan)
+    shown = ([folder for folder in own if _complete(folder)] or own)[-1]
+    if shown != own[-1]:
+        newer = own[-1].relative_to(ROOT)
+        print(f"{newer} is newer and not complete. To see it: make lab RUNS={newer}")
+    return shown
+
+
+def results(study: str = "", plan: str = STUDY_FILE) -> Path:
+    """Choose the kept folder of a study, from the working directory: the newest from a GPU, else
+    the newest.
+
+    Raises:
+        NothingToShow: there is none.
     """
     kept = {}
     for place in PLACES:
-        for plan in ROOT.glob(f"{place}/{study}/*/{STUDY_FILE}"):
-            for path in plan.parent.glob(f"**/seed*/{MANIFEST}"):
+        for file in ROOT.glob(f"{place}/{study}/*/{plan}"):
+            for path in file.parent.glob(f"**/seed*/{MANIFEST}"):
                 manifest = read(path, Manifest)
-                kept[manifest.hardware.type != "cpu", manifest.start] = plan.parent
+                kept[manifest.hardware.type != "cpu", manifest.start] = file.parent
     if not kept:
-        raise FileNotFoundError(
+        raise NothingToShow(
             f"results/{study} holds no runs: name a folder with RUNS=..., or run `make study`, or "
             "the README's command for these, first"
         )
     return Path(os.path.relpath(kept[max(kept)]))
+
+
+def _holds(folder: Path, study: str, plan: str) -> bool:
+    """Tell whether a folder has runs of each recipe of a study."""
+    if plan != STUDY_FILE:
+        return (folder / plan).exists()
+    asked = set()
+    for place in ("recipes", "extensions/*"):
+        for file in ROOT.glob(f"{place}/studies/{study}.yaml"):
+            asked.update(read_yaml(file)["recipes"])
+    found = {run.parent.name for run in run_folders((folder,))}
+    return bool(found) and asked <= found
+
+
+def _complete(folder: Path) -> bool:
+    """Tell whether each planned run of a folder is complete."""
+    for file in folder.rglob(STUDY_FILE):
+        try:
+            planned = read_study_file((file.parent,))
+            for recipe, seed in product(planned.recipes, planned.seeds):
+                manifest = read(file.parent / recipe / f"seed{seed}" / MANIFEST, Manifest)
+                if manifest.status != "completed":
+                    return False
+        except (RecordError, StudyError):
+            return False
+    return True

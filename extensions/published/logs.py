@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from analysis.newest import NothingToShow
 from analysis.runs import NUMBERS, Run
 from analysis.study import Study, StudyError, StudyFile
 from experiments.records.run import NOT_STEADY_STEPS, Git, Hardware, Manifest, Timing
@@ -34,14 +35,15 @@ def read_published(folder: Path) -> Study:
     The clock of a log begins with training.
 
     Raises:
-        FileNotFoundError: there is no log.
+        NothingToShow: there is no log.
         StudyError: a log is not of that project.
     """
     runs = [read_log(file) for file in sorted(folder.rglob("*.jsonl"))]
     if not runs:
-        raise FileNotFoundError(
-            f"{folder}: holds no log of the published project (NAME.jsonl); set "
-            "PUBLISHED_LOGS=folder of its logs"
+        raise NothingToShow(
+            f"{folder}: holds no log of the published project (NAME.jsonl). Fetch output/data of "
+            "github.com/mak2508/lsai-proj, and start with PUBLISHED_LOGS=FOLDER of it: "
+            "PUBLISHED_LOGS=FOLDER make lab"
         )
     return Study(runs, StudyFile(), [], clock_start="training, not with the process")
 

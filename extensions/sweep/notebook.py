@@ -16,7 +16,9 @@
 # %%
 import pandas as pd
 
+from analysis import newest
 from extensions.sweep import report, tables
+from extensions.sweep.cells import FILE
 from extensions.sweep.figure import speed_ups
 
 scaling = pd.DataFrame(tables.B200["scaling"])
@@ -61,7 +63,7 @@ tables.lengths()
 # --seeds 3`.
 
 # %%
-cells = report.read(report.newest())
+cells = report.read(newest.runs(plan=FILE, command="extensions.sweep"))
 print(*report.answer(cells), sep="\n")
 
 # %%

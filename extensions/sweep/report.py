@@ -10,7 +10,6 @@ folder.
 Exit codes: 2 for bad input.
 """
 
-import os
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -23,12 +22,11 @@ from rich.console import Console
 from analysis import report
 from analysis.answer import left_out, limits
 from analysis.comparison import Comparison, Outcome, compare
-from analysis.newest import KEPT, ROOT
 from analysis.speed import LEVEL, MEAN, Ratio, ratios, timed
 from analysis.study import StudyError, read_study
 from analysis.table import loss_word, speed_word
 from experiments.jobs.command import CommandLine, leave
-from extensions.sweep.cells import FILE, HERE, OBSTACLE, Values, last, load
+from extensions.sweep.cells import OBSTACLE, Values, last, load
 
 QUESTION = "Where is FP8 faster than bf16, and by how much?"
 PROCESSES = "sharded.processes"
@@ -60,17 +58,6 @@ class SweepCell:
     gain: Ratio | None = None
     loss: str = "-"
     efficiency: Ratio | None = None
-
-
-def newest() -> Path:
-    """Choose the sweep to show: of the variable RUNS, else the newest under runs/, else the kept
-    one."""
-    given = os.environ.get("RUNS")
-    if given and given != KEPT:
-        return ROOT / given
-    own = [] if given else [*ROOT.glob(f"runs/*/{FILE}")]
-    found = own or [*HERE.glob(f"results/*/{FILE}")]
-    return max(found, key=os.path.getmtime).parent
 
 
 def read(folder: Path) -> dict[str, SweepCell]:

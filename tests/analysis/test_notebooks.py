@@ -1,13 +1,27 @@
 """What is generated of the notebooks is current; and which runs they open."""
 
+import json
+import os
+import runpy
 from itertools import chain
+from pathlib import Path
 
+import matplotlib.pyplot as plt
 import nbformat
 import pytest
 
 from analysis import newest
 from analysis.notebooks.execute import NOTEBOOKS, execute
-from tests.make_runs import write_run
+from tests.make_runs import change_json, write_run
+
+FOUR = [
+    "baseline",
+    "baseline_compiled",
+    "rowwise_fp8_compiled",
+    "tensorwise_fp8_compiled",
+]
+OF_ANY_STUDY = ["four_way", "warmup_and_break_even"]
+OF_KEPT_RUNS = ["fp8_lm", "scalings"]  # their texts are about these
 
 
 def kept(name: str) -> nbformat.NotebookNode:
@@ -39,28 +53,78 @@ def test_kept_notebook_shows_its_figures_and_no_timestamps(name):
     assert not any("execution" in cell.metadata for cell in kept(name).cells)
 
 
-def test_newest_results_prefer_a_gpu_and_are_of_one_study(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, str]:
+    """Two values of RUNS: a study as `make study` leaves it, and an empty folder."""
+    study = tmp_path_factory.mktemp("runs") / "four_way"
+    for recipe in FOUR:
+        write_run(study / recipe / "seed0", recipe, steps=60)
+    plan = {"recipes": FOUR, "seeds": [0], "baseline": "baseline"}
+    (study / "study.yaml").write_text(json.dumps(plan))
+    empty = tmp_path_factory.mktemp("empty")
+    return {"study": str(study), "empty": str(empty)}
+
+
+@pytest.mark.parametrize("folder", ["study", "empty"])
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_notebook_opens_on_any_runs(name, folder, folders, monkeypatch, capsys):
+    monkeypatch.setenv("RUNS", folders[folder])
+    monkeypatch.delenv("PUBLISHED_LOGS", raising=False)
+    monkeypatch.chdir(NOTEBOOKS[name].parent)
+    try:
+        cells = runpy.run_path(str(NOTEBOOKS[name]))
+    except newest.NothingToShow as nothing:
+        assert name == "published" and "make lab" in str(nothing)
+        return
+    finally:
+        plt.close("all")
+    if name in OF_ANY_STUDY and folder == "study":
+        assert cells["comparison"].study.recipes == FOUR
+    elif name not in OF_KEPT_RUNS:
+        assert ".venv/bin/python -m" in capsys.readouterr().out  # what to run
+
+
+def write_dated_study(folder: Path, month: int, device: str = "cpu", recipe="baseline") -> None:
+    """Write a study of one run of 2026, which the file system dates in the same month."""
+    facts = {"hardware": {"type": device}, "start": f"2026-0{month}-01T00:00:00Z"}
+    write_run(folder / recipe / "seed0", recipe, **facts)
+    (folder / "study.yaml").write_text(json.dumps({"recipes": [recipe], "seeds": [0]}))
+    os.utime(folder, (month, month))
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch) -> Path:
+    """An empty project, whose study `other` has another recipe."""
     monkeypatch.setattr(newest, "ROOT", tmp_path)
     monkeypatch.delenv("RUNS", raising=False)
-    with pytest.raises(FileNotFoundError, match="make study"):
-        newest.results()
-    kept = {
-        "results/a": "cuda",
-        "results/b": "cpu",
-        "results/other/c": "cuda",
-        "extensions/noise/results/noise/d": "cuda",
-        "runs/mine": "cuda",
-    }
-    for month, (folder, device) in enumerate(kept.items(), start=1):
-        facts = {"hardware": {"type": device}, "start": f"2026-0{month}-01T00:00:00Z"}
-        write_run(tmp_path / folder / "baseline" / "seed0", **facts)
-        (tmp_path / folder / "study.yaml").touch()
-    assert newest.results().name == "a" and newest.results("other").name == "c"
-    (tmp_path / "runs" / "not begun").mkdir()
-    (tmp_path / "runs" / "not begun" / "study.yaml").touch()
-    assert newest.runs().name == "mine" and newest.runs("other").name == "c"
-    assert newest.results("noise").name == "d"
-    monkeypatch.setenv("RUNS", "kept")
+    (tmp_path / "extensions" / "noise" / "studies").mkdir(parents=True)
+    other = tmp_path / "extensions" / "noise" / "studies" / "other.yaml"
+    other.write_text("recipes: [baseline_compiled]")
+    return tmp_path
+
+
+def test_kept_results_prefer_a_gpu_and_are_of_one_study(project):
+    with pytest.raises(newest.NothingToShow, match="make study"):
+        newest.runs()
+    write_dated_study(project / "results" / "a", 1, "cuda")
+    write_dated_study(project / "results" / "b", 2)
+    write_dated_study(project / "extensions" / "noise" / "results" / "other" / "c", 3)
     assert newest.runs().name == "a"
-    monkeypatch.setenv("RUNS", "results/b")  # from the project's folder, wherever a kernel runs
-    assert newest.runs() == tmp_path / "results" / "b"
+    assert newest.runs("other").name == "c"
+
+
+def test_own_runs_go_before_kept_ones_and_complete_studies_first(project, monkeypatch, capsys):
+    write_dated_study(project / "results" / "kept", 1)
+    write_dated_study(project / "runs" / "whole", 2)
+    write_dated_study(project / "runs" / "for the other", 3, recipe="baseline_compiled")
+    write_dated_study(project / "runs" / "interrupted", 4)
+    manifest = project / "runs" / "interrupted" / "baseline" / "seed0" / "manifest.json"
+    change_json(manifest, status="interrupted")
+    (project / "runs" / "not begun").mkdir()
+    (project / "runs" / "not begun" / "study.yaml").touch()
+    assert newest.runs().name == "for the other" and newest.runs("other") == newest.runs()
+    assert "make lab RUNS=runs/interrupted" in capsys.readouterr().out
+    monkeypatch.setenv("RUNS", "kept")
+    assert newest.runs().name == "kept"
+    monkeypatch.setenv("RUNS", "runs/interrupted")  # from the project, wherever a kernel runs
+    assert newest.runs() == project / "runs" / "interrupted"
