@@ -258,25 +258,37 @@ def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> No
 
 
 def mark_break_even(axes: Axes, comparison: Comparison) -> None:
-    """Mark the steps from or until which recipes are ahead; the first of them is the finding."""
+    """Mark the steps from which recipes are ahead with their markers, and those until which they
+    are with a cross; the first lead is the finding."""
     reference = name(comparison.reference)
     findings = {recipe: of for recipe, of in comparison.findings.items() if recipe != BASELINE}
-    ahead = {}
+    ahead, until = {}, {}
     for below, (recipe, beside) in enumerate(findings.items(), start=1):
         found = beside.break_even
+        lost = found.when == When.UNTIL
         if found.when in (When.START, When.FROM):
             ahead[recipe] = np.nan_to_num(found.step), -beside.speed.ratio.mean
+        elif lost:
+            until[recipe] = -found.step
         if math.isfinite(found.step) and not found.beyond:
             _, colour, marker = look(recipe)
-            edge = {"markeredgecolor": colour, "markeredgewidth": 1.5}
-            axes.plot(found.step, 0, marker, markersize=8, color="white", **edge, zorder=5)
-            axes.annotate(f"step {found.number}", (found.step, 0), (5, -4 - 11 * below),
+            sign = {"marker": marker, "color": "white", "markeredgecolor": colour}
+            if lost:
+                sign = {"marker": "x", "color": colour, "markeredgecolor": colour}
+            axes.plot(found.step, 0, **sign, markersize=8, markeredgewidth=1.5, zorder=5)
+            # beside the line, which rises where a lead is won and falls where it is lost
+            place = (5, 11 * below - 6 if lost else -4 - 11 * below)
+            axes.annotate(f"{found.when} step {found.number}", (found.step, 0), place,
                           textcoords="offset points", color=colour, fontweight="bold")  # fmt: skip
-    if not ahead:
+    if ahead:
+        first = min(ahead, key=ahead.get)
+        found = findings[first].break_even
+        verb = "would be" if found.beyond else "is"
+        where = "from the start" if found.when == When.START else f"from step {found}"
+        finding(axes, f"{name(first)} {verb} ahead of {reference} {where}")
+    elif until:
+        longest = min(until, key=until.get)
+        step = findings[longest].break_even.number
+        finding(axes, f"{name(longest)} is ahead of {reference} only until step {step}")
+    else:
         finding(axes, f"No FP8 recipe overtakes {reference}")
-        return
-    first = min(ahead, key=ahead.get)
-    found = findings[first].break_even
-    verb = "would be" if found.beyond else "is"
-    where = "from the start" if found.when == When.START else f"from step {found}"
-    finding(axes, f"{name(first)} {verb} ahead of {reference} {where}")

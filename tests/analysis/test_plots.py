@@ -140,7 +140,20 @@ def test_lead_with_and_without_the_first_step(tmp_path, window):
     np.testing.assert_allclose(line_of(after).get_ydata()[[0, -1]], [0, 4])
     assert figure.axes[0].lines[-1].get_xydata().tolist() == [[26, 0]]
     assert "tensorwise FP8 is ahead of compiled bf16 from step 26" in written_in(figure)
-    assert "| step 26 |" in written_in(figure) and "is 4 s ahead" in written_in(after)
+    assert "| from step 26 |" in written_in(figure) and "is 4 s ahead" in written_in(after)
+
+
+def test_a_lost_lead_has_another_sign_than_a_won_one(tmp_path):
+    """FP8 starts 3 s earlier and takes 0.2 s a step more from step 11 on: ahead until step 25."""
+    for recipe, step_s, late in ((COMPILED, 0.2, 3.0), (TENSORWISE, 0.4, 0.0)):
+        lines = metrics_lines(step_s=step_s, late=late)
+        write_run(tmp_path / recipe, recipe, lines=lines, warm_up=5.0 + late)
+    figure = plots.lead(compare(read_study(tmp_path)))
+    mark = figure.axes[0].lines[-1]
+    assert mark.get_xydata().tolist() == [[25, 0]]
+    assert mark.get_marker() != look(TENSORWISE).marker
+    written = written_in(figure)
+    assert "| until step 25 |" in written and "only until step 25" in written
 
 
 def test_a_figure_without_data_says_so(tmp_path):

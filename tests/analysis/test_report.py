@@ -47,9 +47,10 @@ def test_page_and_json(tmp_path, capsys):
     write_run(study / "broken", "rowwise_fp8_compiled", **bad)
     assert main([str(study), "--html", str(whole), "--json", str(figures), "--verbose"]) == 0
     html, found, printed = whole.read_text(), json.loads(figures.read_text()), capsys.readouterr()
-    order = "<h1>|<p>|Trained: |over compiled|<svg|rests on|Each run"
+    order = "<h1>|<p>|Trained: |<h2>|over compiled|<h2>Figures|<svg|<h2>Evidence|rests on|Each run"
     places = [html.index(words) for words in order.split("|")]
     assert places == sorted(places)
+    assert "prefers-color-scheme: dark" in html and 'name="viewport"' in html
     assert html.count("<svg") == html.count('aria-label="') == 6
     assert "a &lt;b&gt;bad&lt;/b&gt; [red] day" in html
     assert "a <b>bad</b> [red] day" in printed.out
