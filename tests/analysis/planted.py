@@ -1,6 +1,7 @@
 """Run directories and studies with known truth, by formulas: step times and losses of so many runs.
 
-The studies are in planted.yaml. What is given in seconds or shares is what a run took or is.
+The studies are in planted.yaml, and what all runs record is in planted_run.yaml. What is given in
+seconds or shares is what a run took or is.
 """
 
 import copy
@@ -29,6 +30,9 @@ TOK, PARAMS, IN_MATMULS, HEAD = (
 FPT, FPT_CAUSAL = 51541204992.0, 48319979520.0
 SPEED = {B: 1 / 1.08, C: 1.0, R: 1.06, T: 1.24, GW: 1.10, AG: 1.27}
 WARM = {B: 14.0, C: 41.0, R: 75.0, T: 60.0}  # s, from process start to the end of step 1
+
+
+RUN = yaml.load((Path(__file__).parent / "planted_run.yaml").read_text(), yaml.CSafeLoader)
 
 
 def seeded(name: str) -> np.random.Generator:
@@ -73,60 +77,21 @@ def stamp(seconds: float) -> str:
 
 
 def manifest(recipe, seed, n, float8, o) -> dict:
-    m = {
-        "layout_version": 4,
-        "status": o["status"],
+    m = copy.deepcopy(RUN["manifest"]) | {
         "attempt": 1,
-        "start": stamp(o["begin"]),
-        "end": None,
+        "status": o["status"],
         "error": o["error"],
-        "command": f"python -m experiments.run {recipe} --seed {seed}",
         "host": o["host"],
-        "pid": 4711,
-        "python": "3.11.7",
-        "packages": {
-            "torch": "2.13.0+cu130",
-            "torchao": "0.18.0",
-            "torchtitan": "0.2.2",
-            "triton": "3.7.1",
-        },
-        "environment": "environment-5982f237.json",
-        "git": {"commit": "cb4fe39de9dee57595ccd6976c5d3039fa8d6595", "changes": None},
         "recipe": recipe,
-        "base": "baseline_compiled",
         "overlays": [o["overlay"]],
-        "description": "",
         "seed": seed,
         "steps": o["steps"] or n,
         "study_budget_s": o["budget"],
         "compiled": recipe != B,
         "float8": float8,
-        "fp8_matmul": None,
         "world_size": o["world"],
-        "hardware": {
-            "type": "cuda",
-            "name": o["device"],
-            "memory_bytes": 150754820096,
-            "threads": 64,
-            "cpu": "Neoverse-V2",
-            "cpu_instruction_sets": [],
-            "visible_devices": o["gpu"],
-            "cudnn": "91002",
-            "driver": "580.65.06",
-            "sm_clock_max_mhz": 1980.0,
-            "power_limit_w": 700.0,
-        },
-        "peak_flops": {"bf16": 989e12, "fp8": 1979e12, "source": "datasheet"},
-        "flavor": "8B-published",
-        "parameters": PARAMS,
-        "flops_per_token": FPT,
-        "flops_per_token_causal": FPT_CAUSAL,
-        "seq_len": 4096,
-        "dataset": "python_stdlib_with_tests",
-        "data": "python_stdlib_with_tests-58bf8c72af1a",
-        "cuda": "13.0",
-        "notes": ["attention: flash"],
     }
+    m["hardware"] |= {"name": o["device"], "visible_devices": o["gpu"]}
     if float8:
         m["fp8_matmul"] = {"how": "operator", "why": "torch._scaled_mm on the GPU's FP8 units"}
     return m
@@ -136,65 +101,37 @@ def proof(recipe, float8, o) -> dict:
     tokens = o["tok"] // o["world"]
     total = 6 * IN_MATMULS * tokens
     part = 2 / 3 if float8 == "rowwise_with_gw_hp" else 1.0
-    flops = round(part * 6 * (IN_MATMULS - HEAD) * tokens * o["share"]) if float8 else 0
     expected = round(part * 6 * (IN_MATMULS - HEAD) * tokens) if float8 else 0
-
-    def gemms(on):
-        return (
-            {"aten::_scaled_mm": flops, "aten::mm": total - flops}
-            if on and flops
-            else {"aten::mm": total}
-        )
-
+    flops = round(part * 6 * (IN_MATMULS - HEAD) * tokens * o["share"]) if float8 else 0
+    in_bf16 = {"aten::mm": total}
+    in_fp8 = {"aten::_scaled_mm": flops, "aten::mm": total - flops} if flops else in_bf16
     rows = flops * 2 // 3 if float8 and "rowwise" in float8 else 0
     switches = o["switch"] or {}
     stretches = {
         str(first): {
             "in_fp8": on,
             "profiled_step": int(first) + 2,
-            "gemm_flops": gemms(on),
+            "gemm_flops": in_fp8 if on else in_bf16,
             "row_scaled_flops": rows if on else 0,
             "compile_s": switches.get(str(first), 0.0),
         }
         for first, on in (o["phases"] or {1: bool(float8)}).items()
     }
-    p = {
+    p = copy.deepcopy(RUN["proof"]) | {
         "recipe_name": float8,
-        "emulated": False,
         "converted_modules": {"layers.0.attention.wq": [4096, 4096]} if float8 else {},
-        "profiled_step": 3,
-        "gemm_flops": gemms(bool(float8)),
+        "gemm_flops": in_fp8,
         "fp8_flops": flops,
         "fp8_flops_expected": expected,
         "fp8_share_of_matmul_flops": flops / total,
         "stretches": stretches,
-        "attention": "flash",
         "compiled_graphs": 0 if recipe == B else 2,
-        "parameters": {
-            "trainable": 291,
-            "in_optimizer": 291,
-            "elements_in_optimizer": PARAMS // o["world"],
-            "orphans": [],
-            "frozen": [],
-            "moved_in_first_step": 226,
-            "still_in_first_step": [],
-            "dtype_cannot_hold_first_update": ["norm.weight"],
-            "bytes_per_parameter": {"weights": 2.0, "states": 4.0},
-        },
     }
+    p["parameters"]["elements_in_optimizer"] = PARAMS // o["world"]
     if o["world"] > 1:
         gathered = PARAMS * (1 if "allgather" in recipe else 2)
-        p["sharded"] = {
-            "shards": o["world"],
-            "replicas": 1,
-            "table": [],
-            "gathered_bytes": gathered,
-            "gathered_bytes_expected": gathered,
-            "reduced_bytes": 4 * PARAMS,
-            "reduced_bytes_expected": 4 * PARAMS,
-            "all_reduces": 1,
-            "nccl": {"seconds": 0.05, "exposed_seconds": 0.01},
-        }
+        counts = {"gathered_bytes": gathered, "gathered_bytes_expected": gathered}
+        p["sharded"] = RUN["sharded"] | {"shards": o["world"]} | counts
     return p
 
 
@@ -218,7 +155,7 @@ def windows(n, secs, losses, clock, o, first_steps, settled) -> list[dict]:
                 "elapsed_s": round(float(clock[end - 1]), 3),
                 "loss": None if None in logged else sum(logged) / len(logged),
                 "losses": logged,
-                "grad_norm": o["grad"](end),
+                "grad_norm": 1.0,
                 "lr": o["lr"] * min(1.0, end / 100),
                 "tokens_per_s": rate,
                 "valid_tokens_per_s": rate * o["valid"],
@@ -235,45 +172,6 @@ def windows(n, secs, losses, clock, o, first_steps, settled) -> list[dict]:
     return lines
 
 
-DEFAULTS = {
-    "status": "completed",
-    "error": None,
-    "steps": None,
-    "begin": 0.0,
-    "host": "nid001",
-    "gpu": "0",
-    "world": 1,
-    "device": "NVIDIA H200",
-    "overlay": "h200",
-    "log_freq": 5,
-    "budget": None,
-    "tok": TOK,
-    "share": 1.0,
-    "phases": None,
-    "valid": 1.0,
-    "lr": 5e-5,
-    "warm": 60.0,
-    "compile_s": None,
-    "cache": "cold",
-    "preempted": (),
-    "killed": (),
-    "ns": (),
-    "ranges": True,
-    "settings": {},
-    "man": {},
-    "proof": {},
-    "timing": {},
-    "hook": None,
-    "float8": "auto",
-    "switch": None,
-    "wait": None,
-    "grad": None,
-    "lose": None,
-    "fast_warm": None,
-    "late": None,
-}
-
-
 def run(path, recipe, seed, secs, losses, **options) -> dict:  # noqa: C901
     """Write a run directory: `secs[i]` is the time of step i+1, `warm` the time to the end of step
     1.
@@ -281,13 +179,11 @@ def run(path, recipe, seed, secs, losses, **options) -> dict:  # noqa: C901
     preempted: steps at which a signal ended an attempt with a checkpoint; killed: (checkpoint, last
     step) of attempts that died.
     """
-    o = DEFAULTS | options
+    o = RUN["options"] | options
     path, n = Path(path), len(secs)
     path.mkdir(parents=True)
     if o["wait"] is None:
         o["wait"] = np.full(n, 3e-4)
-    if o["grad"] is None:
-        o["grad"] = lambda step: round(1.0 + 0.1 * math.sin(step), 4)
     float8 = o["float8"]
     cfg = yaml.load(resolved(recipe, o["overlay"]), yaml.CSafeLoader)
     if float8 == "auto":
@@ -331,9 +227,8 @@ def run(path, recipe, seed, secs, losses, **options) -> dict:  # noqa: C901
     bounds = [*stops, (n, n, "end")]
     for number, (kept, last, how) in enumerate(bounds, 1):
         start = firsts[number - 1]
-        warm = o["warm"] if number == 1 or o["fast_warm"] is None else o["fast_warm"]
         own = (
-            warm + np.concatenate([[0], np.cumsum(secs[start:last])])
+            o["warm"] + np.concatenate([[0], np.cumsum(secs[start:last])])
             if last >= start
             else np.array([])
         )
@@ -350,7 +245,7 @@ def run(path, recipe, seed, secs, losses, **options) -> dict:  # noqa: C901
         (where / "metrics.jsonl").write_text(
             "".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines)
         )
-        took = float(own[-1]) if len(own) else warm
+        took = float(own[-1]) if len(own) else o["warm"]
         m = copy.deepcopy(man) | {"attempt": number, "start": stamp(begin)}
         if how != "end":
             m |= {
@@ -359,9 +254,7 @@ def run(path, recipe, seed, secs, losses, **options) -> dict:  # noqa: C901
             }
         m["end"] = None if how == "killed" or m["status"] == "running" else stamp(begin + took + 5)
         (where / "manifest.json").write_text(json.dumps(deep(m, o["man"]), indent=1))
-        (where / "timing.json").write_text(
-            json.dumps(deep(timing | {"time_to_first_step_s": warm}, o["timing"]))
-        )
+        (where / "timing.json").write_text(json.dumps(deep(timing, o["timing"])))
         pr = deep(proof(recipe, float8, o), o["proof"])
         (where / "proof.json").write_text(json.dumps(pr))
         stamps[start - 1 : kept] = own[: kept - start + 1]
