@@ -17,7 +17,7 @@ from experiments.records.files import RecordError, read, read_if_there, read_win
 
 MIN_STEPS = 30  # of a final loss: its last tenth is then the mean of three steps
 NUMBERS = ["loss", "seconds", "wait", "tokens", "useful", "lr", "elapsed", "memory"]
-COLUMNS = ["process", "end", "step", "steady", *NUMBERS]
+COLUMNS = ["process", "step", "logged", "steady", *NUMBERS]
 
 
 @dataclass(eq=False)
@@ -171,40 +171,33 @@ def steps_table(
     """Make `Run.steps` of the logs of all attempts."""
     rows = []
     for process, windows in enumerate(logs):
-        rows += [row_of(window, process) for window in windows]
+        for window in windows:
+            rows += rows_of(window, process)
+    kinds = {"process": int, "logged": bool, "steady": bool} | dict.fromkeys(NUMBERS, float)
+    table = pd.DataFrame(rows, columns=COLUMNS).astype(kinds)
     # A log begins with the windows that it took over from the attempt before.
-    table = pd.DataFrame(rows, columns=COLUMNS).drop_duplicates(["end", "elapsed"])
+    table = table.drop_duplicates(["step", "elapsed"])
     took = table.groupby("process")["elapsed"].last()
     table["elapsed"] += table["process"].map(took.cumsum() - took)
-    table = table.explode(["step", "steady", "loss", "seconds", "wait"])
-    inside_a_window = table["step"] != table.pop("end")
-    table.loc[inside_a_window, ["lr", "elapsed"]] = math.nan
-    table = table.astype({"step": int, "steady": bool} | dict.fromkeys(NUMBERS, float))
+    table.loc[~table.pop("logged"), ["lr", "elapsed"]] = math.nan
     # A killed process loses its last steps; the next one makes them again.
     table = table.drop_duplicates("step", keep="last").set_index("step").sort_index()
     in_fp8 = pd.Series({int(first): of.in_fp8 for first, of in stretches.items()} or {1: True})
     return table.assign(in_fp8=in_fp8.sort_index().reindex(table.index, method="ffill"))
 
 
-def row_of(window: records.Window, process: int) -> dict[str, Any]:
-    """Take from a log window what `COLUMNS` name; lists have a value a step."""
-    count = len(window.step_s)
-    steps = range(window.step - count + 1, window.step + 1)
-    tokens = window.tokens_per_s * sum(window.step_s) / count
-    return {
-        "process": process,
-        "end": window.step,
-        "step": [*steps],
-        "steady": [step not in window.not_steady for step in steps],
-        "loss": window.losses,
-        "seconds": window.step_s,
-        "wait": window.data_wait_s,
-        "tokens": tokens,
-        "useful": tokens * window.valid_tokens_per_s / window.tokens_per_s,
-        "lr": window.lr,
-        "elapsed": window.elapsed_s,
-        "memory": window.peak_memory_bytes,
-    }
+def rows_of(window: records.Window, process: int) -> list[tuple]:
+    """Make a row of `COLUMNS` for each step of a log window."""
+    seconds = sum(window.step_s)
+    tokens = window.tokens_per_s * seconds / len(window.step_s)
+    useful = window.valid_tokens_per_s * seconds / len(window.step_s)
+    rows, step = [], window.step - len(window.step_s)
+    for of_step in zip(window.losses, window.step_s, window.data_wait_s, strict=True):
+        step += 1
+        facts = process, step, step == window.step, step not in window.not_steady
+        of_window = tokens, useful, window.lr, window.elapsed_s, window.peak_memory_bytes
+        rows.append((*facts, *of_step, *of_window))
+    return rows
 
 
 def last_tenth(steps: pd.DataFrame | pd.Series) -> pd.DataFrame | pd.Series:

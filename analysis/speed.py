@@ -72,7 +72,7 @@ def timed(runs: list[Run]) -> list[Run]:
 
 
 @lru_cache(maxsize=500)
-def rates(run: Run) -> pd.Series:
+def rates(run: Run) -> dict[str, float]:
     """Work out the logarithm of a run's tokens/s, counted in every way.
 
     Of a run with steps in bf16 and in FP8, the ways that look at single steps look at those of the
@@ -90,9 +90,14 @@ def rates(run: Run) -> pd.Series:
         NO_WAIT: tokens / (seconds - wait),
     }
     for way, part in zip(FIFTHS, np.array_split(usual, len(FIFTHS)), strict=True):
-        # a trimmed mean: a few slow steps say nothing of a fifth
-        ways[way] = tokens / seconds * stats.trim_mean(usual, 0.25) / stats.trim_mean(part, 0.25)
-    return np.log(pd.Series(ways))
+        ways[way] = tokens / seconds * middle(usual) / middle(part)
+    return {way: np.log(rate) for way, rate in ways.items()}
+
+
+def middle(seconds: np.ndarray) -> float:
+    """Average the middle half: a few slow steps say nothing of a fifth."""
+    left_out = len(seconds) // 4
+    return np.sort(seconds)[left_out : len(seconds) - left_out].mean()
 
 
 def clock_rate(run: Run) -> float:
@@ -124,7 +129,7 @@ def mfu(run: Run, precision: str = "bf16") -> float:
 
 def rate_table(runs: list[Run]) -> pd.DataFrame:
     """The rates of some runs: a row a run, a column a way."""
-    return pd.DataFrame({run.name: rates(run) for run in runs}).T
+    return pd.DataFrame(map(rates, runs), [run.name for run in runs])
 
 
 def paired_by_seed(own: list[Run], others: list[Run]) -> bool:

@@ -53,9 +53,10 @@ def ar1(n, rho, sd, rng):
 
 @cache
 def resolved(recipe: str, overlay: str) -> str:
-    """Resolve a recipe; a user's own is tensorwise FP8's under another name."""
+    """Resolve a recipe, as JSON; a user's own is tensorwise FP8's under another name."""
     known = recipe if recipe in recipes.paths() else T
-    return recipes.to_yaml(recipes.load(known, [overlay]))
+    text = recipes.to_yaml(recipes.load(known, [overlay]))
+    return json.dumps(yaml.load(text, yaml.CSafeLoader))
 
 
 def put(sections: dict, key: str, value) -> None:
@@ -185,7 +186,7 @@ def run(path, recipe, seed, secs, losses, **options) -> dict:  # noqa: C901
     if o["wait"] is None:
         o["wait"] = np.full(n, 3e-4)
     float8 = o["float8"]
-    cfg = yaml.load(resolved(recipe, o["overlay"]), yaml.CSafeLoader)
+    cfg = json.loads(resolved(recipe, o["overlay"]))
     if float8 == "auto":
         float8 = cfg["quantize"]["linear"]["float8"]["recipe_name"]
     cfg["name"] = recipe
@@ -195,9 +196,7 @@ def run(path, recipe, seed, secs, losses, **options) -> dict:  # noqa: C901
     put(cfg, "optimizer.lr", o["lr"])
     for key, value in o["settings"].items():
         put(cfg, key, value)
-    (path / "recipe.yaml").write_text(
-        f"# {recipe}, fully resolved\n" + yaml.dump(cfg, Dumper=yaml.CSafeDumper, sort_keys=False)
-    )
+    (path / "recipe.yaml").write_text(json.dumps(cfg))
     man = manifest(recipe, seed, n, float8, o)
     compiled = man["compiled"]
     comp = (0.6 * o["warm"] if compiled else 0.0) if o["compile_s"] is None else o["compile_s"]
