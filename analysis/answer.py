@@ -183,7 +183,7 @@ def next_steps(comparison: Comparison) -> Iterator[str]:
     best = comparison.best
     if best and best.outcome == Outcome.SINGLE_RUN:
         file = comparison.study.file
-        words = ["python", "-m", "experiments.study", *comparison.recipes]
+        words = [".venv/bin/python", "-m", "experiments.study", *comparison.recipes]
         for overlay in file.overlays:
             words += ["--overlay", overlay]
         command = join([*words, "--seeds", "0,1,2", *file.overrides])

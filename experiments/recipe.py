@@ -42,7 +42,7 @@ def print_list(everything: bool) -> None:
     known = recipes.paths()
     groups = {
         "The four recipes": {name: known.pop(name) for name in recipes.THE_FOUR},
-        "Studies: python -m experiments.study NAME": recipes.studies(),
+        "Studies: .venv/bin/python -m experiments.study NAME": recipes.studies(),
         "Overlays: --overlay NAME, where and how big": recipes.files(recipes.OVERLAYS),
     }
     if everything:

@@ -49,7 +49,7 @@ from models.errors import InputError
 if TYPE_CHECKING:
     from experiments.training.plan import Plan
 
-PROGRAM = "python -m experiments.study"
+PROGRAM = ".venv/bin/python -m experiments.study"
 FOR_A_VERDICT = 3  # seeds
 
 
@@ -268,12 +268,13 @@ def _report(study: Study, out: Path, console: Console, verbose: bool) -> int:
     except Exception as error:
         print(
             f"All runs are kept, but their report failed ({type(error).__name__}: {error}): once "
-            f"that is mended, python -m analysis.report {folder} --html {folder}/report.html"
+            "that is mended, .venv/bin/python -m analysis.report "
+            f"{folder} --html {folder}/report.html"
         )
         return FAILED
     print(f"\nPage       {page}\nNotebooks  make lab")
     if any(out.glob(f"*/*/{TENSORBOARD}")):
-        print(f"Curves     tensorboard --logdir {folder}")
+        print(f"Curves     .venv/bin/tensorboard --logdir {folder}")
     more = FOR_A_VERDICT - len(study.seeds)
     if more > 0 and min(run.length for run in found.study.runs) >= MIN_STEPS:
         runs = more * len(study.recipes)

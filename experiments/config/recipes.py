@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 RECIPES = ROOT / "recipes"
 OVERLAYS = RECIPES / "overlays"
 EXTENSIONS = ROOT / "extensions"
-LISTED = "`python -m experiments.recipe list --all` has all"
+LISTED = "`.venv/bin/python -m experiments.recipe list --all` has all"
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 STRICT = ConfigDict(strict=True, extra="forbid")
 

@@ -102,8 +102,8 @@ def _parquet_files(given: str | None) -> list[Path]:
 def _texts(name: str, column: str, source: dict) -> Iterator[str]:
     """Stream the texts of a column that are not empty; `source` is for `datasets.load_dataset`."""
     mend = (
-        "give parquet files with text in UTF-8, or for a dataset of Hugging Face run `python -m "
-        "experiments.data prepare ...` on a node with internet"
+        "give parquet files with text in UTF-8, or for a dataset of Hugging Face run "
+        "`.venv/bin/python -m experiments.data prepare ...` on a node with internet"
     )
     with readable(f"training.dataset={name} could not be read", mend):
         import datasets

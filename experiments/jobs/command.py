@@ -45,7 +45,7 @@ class CommandLine(argparse.ArgumentParser):
     def add_recipe(self, nargs: str | None = None) -> None:
         """Add a recipe's name, its overlays and keys."""
         add = self.add_argument
-        what = "a recipe (`python -m experiments.recipe list`), or the path of a recipe.yaml"
+        what = "a recipe, as `experiments.recipe list` names them, or the path of a recipe.yaml"
         add("name", nargs=nargs, metavar="RECIPE", help=what)
         self.add_overlays()
         keys = {"metavar": "key.path=value", "help": "e.g. training.steps=200"}

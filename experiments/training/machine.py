@@ -93,7 +93,7 @@ def slow_attention(config) -> str | None:
     return (
         f"cuDNN {version} is older than 9.15, with which PyTorch takes a slower attention: take "
         "its folder off LD_LIBRARY_PATH, or install a newer one "
-        f"(python -m pip install '{package}>=9.15')"
+        f"(.venv/bin/python -m pip install '{package}>=9.15')"
     )
 
 

@@ -45,7 +45,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{name}: {why or 'to run'}")
     if args.dry_run:
         return 0
-    print(f"To go on with the sweep, or to add seeds: python -m extensions.sweep {quote(str(out))}")
+    folder = quote(str(out))
+    print(f"To go on, or to add seeds: .venv/bin/python -m extensions.sweep {folder}")
     codes = []
     with lock_folder(out, "sweep"):
         write_whole(out / FILE, dump(sweep.model_dump()))
@@ -55,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
                 write_whole(out / name / OBSTACLE, obstacles[name])
                 continue
             codes.append(_run(study, out / name, stop))
-    print(f"To make the report again: python -m extensions.sweep.report {quote(str(out))}")
+    print(f"To make the report again: .venv/bin/python -m extensions.sweep.report {folder}")
     report.main([str(out)])
     return int(any(codes))
 

@@ -74,7 +74,10 @@ def test_a_report_that_fails_costs_no_run(tmp_path, monkeypatch, capsys):
     run = write_run(tmp_path / "baseline/seed0")
     assert study.main([str(tmp_path)]) == 1
     said = capsys.readouterr().out
-    assert "No space left on device" in said and f"python -m analysis.report {tmp_path}" in said
+    assert (
+        "No space left on device" in said
+        and f".venv/bin/python -m analysis.report {tmp_path}" in said
+    )
     assert (run / "manifest.json").exists()
 
 

@@ -43,7 +43,7 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
     monkeypatch.setenv("FAILING", "baseline")
     out = tmp_path / "study"
     code, printed = start("training.steps=90")
-    assert code == 1 and f"python -m experiments.study {out}" in printed
+    assert code == 1 and f".venv/bin/python -m experiments.study {out}" in printed
     assert "baseline seed 0: started on GPU 4" in printed
     assert "baseline_compiled seed 0: started on GPU 7" in printed
     assert "baseline seed 0: failed: error: no compiler" in printed
