@@ -5,7 +5,7 @@
 The core's notebooks are in this folder, an extension's is extensions/NAME/notebook.py. The source
 of a notebook is its .py (jupytext's percent format). The executed .ipynb beside it is generated,
 with its figures and without timestamps, so that the same runs give the same file. A notebook whose
-data are not here raises FileNotFoundError, and is left as it is. Exit codes: 0 executed, 1 a cell
+data are not here is left as it is. Exit codes: 0 executed, 1 a cell
 raised, 2 for a wrong command line.
 """
 
@@ -18,7 +18,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from analysis.newest import KEPT, ROOT
+from analysis.newest import KEPT, ROOT, NothingToShow
 from analysis.report import command_line
 
 OF_CORE = sorted({*ROOT.glob("analysis/notebooks/*.py")} - {Path(__file__).resolve()})
@@ -34,7 +34,7 @@ def execute(name: str) -> nbformat.NotebookNode:
     somebody's newest.
 
     Raises:
-        FileNotFoundError: what the notebook reads is not here.
+        NothingToShow: what the notebook reads is not here.
         nbclient.exceptions.CellExecutionError: a cell raised something else.
     """
     source = NOTEBOOKS[name]
@@ -49,8 +49,8 @@ def execute(name: str) -> nbformat.NotebookNode:
     try:
         client.execute(env={"RUNS": KEPT} | os.environ)
     except CellExecutionError as error:
-        if error.ename == FileNotFoundError.__name__:
-            raise FileNotFoundError(error.evalue) from error
+        if error.ename == NothingToShow.__name__:
+            raise NothingToShow(error.evalue) from error
         raise
     notebook.metadata.pop("language_info", None)  # names the interpreter's patch version
     return notebook
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             nbformat.write(execute(name), kept)
             print(f"wrote {place}")
-        except FileNotFoundError as missing:
+        except NothingToShow as missing:
             print(f"left as it is: {place}; {missing}")
     return 0
 

@@ -41,7 +41,7 @@ def test_notebook_executes_in_its_own_folder_and_its_text_is_current(name, monke
     monkeypatch.delenv("RUNS", raising=False)
     try:
         executed = execute(name)
-    except FileNotFoundError as missing:
+    except newest.NothingToShow as missing:
         pytest.skip(str(missing))
     assert texts_of(executed) == texts_of(kept(name)), "stale: run `make notebooks`"
 
