@@ -26,7 +26,7 @@ OFTEN = 0.02  # of a run's steps: a bad batch takes fewer
 COPIED = 0.10  # of the steps in FP8 with the other's loss to the last bit: chance gives fewer
 TOO_GOOD = 0.02  # of the loss: eight times the tolerance, and rounding takes nothing off
 
-SAME, LOWER, HIGHER, CANNOT_TELL = "the same", "lower", "higher", "cannot tell"
+VERDICTS = SAME, LOWER, HIGHER, CANNOT_TELL = "the same", "lower", "higher", "cannot tell"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import pandas as pd
 from analysis.answer import figure, share_word
 from analysis.break_even import wall_times
 from analysis.comparison import BASELINE, COMPILED, Comparison, Finding
+from analysis.losses import VERDICTS
 from analysis.runs import Run
 from analysis.speed import MEAN, MIN_STEADY, mfu, rate_table, timed, tokens_per_s
 
@@ -69,8 +70,7 @@ def speed_word(runs: list[Run]) -> str:
 def ratio_word(finding: Finding | None) -> str:
     if not finding or not finding.speed.runs:
         return "-"
-    alone = ", one run" if finding.speed.runs == 1 else finding.speed.ratio.interval
-    return f"{finding.speed.ratio.mean:.2f}{alone}"
+    return f"{finding.speed.ratio.mean:.2f}{finding.speed.ratio.interval}"
 
 
 def loss_word(finding: Finding | None) -> str:
@@ -80,7 +80,10 @@ def loss_word(finding: Finding | None) -> str:
     if finding.recipe in finding.diverged:
         return finding.diverged[finding.recipe]
     verdict = finding.loss
-    return f"{figure(verdict.difference)}, {verdict.word}" if verdict.by_seed else "-"
+    if not verdict.by_seed:
+        return "-"
+    apart = figure(verdict.difference)
+    return f"{apart}, {verdict.word}" if verdict.word in VERDICTS else apart
 
 
 # ---- a row a run ----

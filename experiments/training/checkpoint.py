@@ -149,9 +149,11 @@ class Checkpoints(CheckpointManager):
     def dcp_load(self, state_dict: dict, checkpoint_id: str, **_) -> None:
         """Load plain data only. Raises `CheckpointError`."""
         there = _Reader(checkpoint_id).read_metadata().state_dict_metadata
+        [model] = self.states[MODEL].model
+        buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
         for name in [*state_dict]:
-            if name.endswith(".largest_values") and name not in there:
-                del state_dict[name]  # `delayed` from a run without it begins with no history
+            if name not in there and name.rpartition(".")[2] in buffers:
+                del state_dict[name]  # a layer that the checkpoint's model lacks begins anew
         load(state_dict, checkpoint_id)
         self.states[MODEL].load_state_dict(state_dict)
 
