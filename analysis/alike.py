@@ -48,33 +48,33 @@ IGNORED = (
     "hardware.visible_devices",
     "hardware.uuid",
 )
-# Records that change no step's arithmetic: told. Where runs were is judged by rule 3.
+# Records that change no step's arithmetic: they are remarks. Where runs were is judged by rule 3.
 MINOR = ("hardware.threads", "git.commit", "compile_cache")
 
 
 def differences(own: list[Run], others: list[Run]) -> tuple[list[str], list[str]]:
-    """Find what differs between the runs of two recipes: what forbids a verdict, and what is only
-    told.
+    """Find what differs between the runs of two recipes: what forbids a verdict, and mere
+    remarks.
 
     A record may vary among the runs of a recipe if it does so in the same shares in the other.
     """
     passed_over = (*IGNORED, *meant_to_differ(own[0].recipe, others[0].recipe))
-    forbidden, told = [], []
+    forbidden, remarks = [], []
     for key in dict.fromkeys(key for run in own + others for key in run.facts):
         mine, theirs = values(own, key), values(others, key)
         if key.startswith(passed_over) or len(mine | theirs) == 1:
             continue
         if same_shares(mine, theirs):
-            told.append(f"{key} varies in both recipes alike ({listed(mine | theirs)})")
+            remarks.append(f"{key} varies in both recipes alike ({listed(mine | theirs)})")
             continue
         differs = f"{key} is {listed(mine)} beside {listed(theirs)}"
-        (told if key in MINOR else forbidden).append(differs)
+        (remarks if key in MINOR else forbidden).append(differs)
     graphs = fewest_graphs(own), fewest_graphs(others)
     if min(graphs) < max(graphs) / 2:  # steps in bf16 and in FP8 have graphs of their own
         forbidden.append(f"{graphs[0]} graphs were compiled beside {graphs[1]}")
     if len(forbidden) > NAMED:
         forbidden[NAMED:] = [f"{len(forbidden) - NAMED} other records differ too"]
-    return forbidden, told
+    return forbidden, remarks
 
 
 def values(runs: list[Run], key: str) -> Counter:

@@ -225,13 +225,13 @@ def worth(comparison: Comparison) -> Iterator[str]:
 
 
 def details(comparison: Comparison) -> list[str]:
-    """Write the evidence on the recipes that the answer is not about, and what is only told."""
+    """Write the evidence on the other recipes, and remarks that limit nothing."""
     sentences = []
     for recipe, finding in comparison.findings.items():
         if finding != comparison.best:
             sentences += evidence(comparison, finding)
         if recipe in comparison.fp8:
-            sentences += [f"{recipe}: {words}." for words in finding.told]
+            sentences += [f"{recipe}: {words}." for words in finding.remarks]
     return sentences
 
 

@@ -48,7 +48,7 @@ class Finding:
 
     Args:
         reasons: what limits the answer, the weightiest first.
-        told: what a reader should know, and limits nothing.
+        remarks: what a reader should know, and limits nothing.
         diverged: of the recipe and the reference, if some of its runs did, in how many.
     """
 
@@ -58,7 +58,7 @@ class Finding:
     loss: Verdict
     break_even: BreakEven
     reasons: list[str]
-    told: list[str]
+    remarks: list[str]
     diverged: dict[str, str]
 
 
@@ -151,9 +151,9 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
     own, others = study.completed(recipe), study.completed(reference)
     started, beside = study.started(recipe), study.started(reference)
     gain, judged = speed_up(own, others, tries), losses.verdict(own, others, tries)
-    contradictions, told = [], []
+    contradictions, remarks = [], []
     if own:
-        differing, told = differences(own, others)
+        differing, remarks = differences(own, others)
         contradictions = broken(own) + broken(others) + differing
     unpaired = list(losses.no_pairs(started, beside))
     of_loss = unpaired or list(losses.odd(own, others, judged))
@@ -184,7 +184,7 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
         loss=judged,
         break_even=break_even(own, others, gain),
         reasons=contradictions + gain.caveats + of_loss,
-        told=told,
+        remarks=remarks,
         diverged={
             name: f"diverged in {count} of {runs} runs"
             for name, (count, runs) in counts.items()

@@ -1,5 +1,4 @@
-"""What FP8 goes with: experiments/config/compatibility.yaml and those of extensions, as tests see
-it."""
+"""What FP8 goes with, as tests see it: compatibility.yaml of the core and of extensions."""
 
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ RECIPES = ("tensorwise_fp8_compiled", "rowwise_fp8_compiled")
 
 
 class Cell(NamedTuple):
-    """A recipe with a pairing, and what a user is told if the two are refused."""
+    """A recipe with a pairing, and the error if the two are refused."""
 
     pairing: str
     recipe: str

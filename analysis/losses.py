@@ -127,7 +127,7 @@ def no_pairs(own: list[Run], others: list[Run]) -> Iterator[str]:
     """Say if runs of one seed do not begin at one loss, or runs of two seeds do.
 
     The first losses of partners, which share weights and batches, differ by rounding alone: by far
-    less than those of strangers.
+    less than strangers' losses.
     """
     mine, theirs = first_losses(own), first_losses(others)
     for runs, firsts in (own, mine), (others, theirs):
@@ -211,7 +211,7 @@ def equivalent_compute(parameters: float) -> tuple[float, float]:
     """Work out (parameters, share of compute) that buys a loss lower by `TOLERANCE`, for a model
     trained compute-optimally.
 
-    Trained so, both terms of the law, that of the parameters N and that of the tokens D, fall with
+    Trained so, both terms of the law, the parameters' (N) and the tokens' (D), fall with
     compute C = 6 N D as C^-(ALPHA BETA / (ALPHA + BETA)). For a model outside of the law's range
     the published study's 8 B is taken.
     """

@@ -1,7 +1,7 @@
 """Which runs a notebook opens: those in the variable RUNS, else the newest study under runs/, else
 the kept ones.
 
-results/ holds the README's studies, results/STUDY those of another study. An extension keeps its
+results/ holds the README's studies, results/STUDY another study's. An extension keeps its
 own in extensions/NAME/results/STUDY.
 """
 

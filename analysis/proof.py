@@ -90,7 +90,7 @@ def promised_share(run: Run) -> float:
     """Work out the share of matmul FLOPs that all linear layers but the head have, as far as the
     scaling has them in FP8; 0 where the filter leaves out others, or the sizes are not known.
 
-    Where a token meets a part of the parameters alone, a head cannot be told from them.
+    A model whose tokens meet only a part of its parameters has no known head.
     """
     manifest, scaling = run.manifest, SCALINGS.get(run.proof.recipe_name)
     attention = 2 * (manifest.flops_per_token - manifest.flops_per_token_causal)

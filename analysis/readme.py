@@ -25,7 +25,7 @@ def generated(study: Comparison, losses: Comparison) -> dict[Path, str]:
     """Return the text of every file that has a generated part.
 
     Args:
-        study: the four recipes, of which table and figure are shown.
+        study: the four recipes, whose table and figure are shown.
         losses: the runs that the verdicts on the loss are from.
     """
     by_pairing = groupby(compatibility.cells(), key=attrgetter("pairing"))

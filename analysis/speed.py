@@ -75,8 +75,8 @@ def timed(runs: list[Run]) -> list[Run]:
 def rates(run: Run) -> dict[str, float]:
     """Work out the logarithm of a run's tokens/s, counted in every way.
 
-    Of a run with steps in bf16 and in FP8, the ways that look at single steps look at those of the
-    precision that most steps have.
+    Of a run with steps in bf16 and in FP8, the ways that look at single steps look at the
+    precision of most steps.
     """
     steps = run.steps[run.steps["steady"]]
     seconds, tokens, useful, wait = steps[["seconds", "tokens", "useful", "wait"]].sum()

@@ -34,7 +34,7 @@ class Architecture(NamedTuple):
 
 
 def architectures() -> Iterator[Architecture]:
-    """Give Llama, and those of extensions: `ARCHITECTURE` in their architecture.py."""
+    """Give Llama, and the architectures of extensions: `ARCHITECTURE` in their architecture.py."""
     yield Architecture(llama.Llama, llama.FLAVORS)
     for path in sorted(Path(__file__).parents[1].glob("extensions/*/architecture.py")):
         yield importlib.import_module(f"extensions.{path.parent.name}.architecture").ARCHITECTURE

@@ -102,8 +102,8 @@ if TYPE == "cpu":
 
     torch._utils._get_available_device_type, torch._utils._get_device_module = _as_it_is
     if platform.machine() == "x86_64":
-        # Compiled code uses AVX2: in AVX-512 that of a SwiGLU in rowwise FP8 gave a NaN gradient of
-        # w1 on an Intel Xeon (torch 2.13). It holds for all recipes, or they would not compare.
+        # Compiled code uses AVX2: in AVX-512 a SwiGLU in rowwise FP8 gave a NaN gradient of w1 on
+        # an Intel Xeon (torch 2.13). It holds for all recipes, or they would not compare.
         # Delete this line once PyTorch is mended.
         torch._inductor.config.cpp.simdlen = 256
 else:

@@ -29,7 +29,7 @@ def count(number: float) -> str:
 
 
 class Dense:
-    """What follows from a model's sizes, which are attributes as those of `Sizes`.
+    """What follows from a model's sizes, which are attributes, as in `Sizes`.
 
     An architecture of another kind has its own formulas in place of these.
     """

@@ -18,7 +18,7 @@ class Gpu:
 
 
 _H100 = "NVIDIA H100 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/h100)"
-_H100_96 = "The H100 with HBM2e of 96 GB, of which torchtitan and torchao publish speeds"
+_H100_96 = "The H100 with HBM2e of 96 GB; torchtitan and torchao publish its speeds"
 _H200 = "NVIDIA H200 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/h200)"
 _GH200 = "NVIDIA GH200 Superchip datasheet (nvidia.com/en-us/data-center/grace-hopper-superchip)"
 _A100 = "NVIDIA A100 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/a100), 80 GB SXM"

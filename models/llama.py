@@ -51,7 +51,7 @@ class FromRecipe(Dense):
 
 @dataclass
 class LlamaArgs(FromRecipe, TransformerModelArgs):
-    """torchtitan's Llama 3 arguments, those of the recipe, and tied embeddings."""
+    """torchtitan's Llama 3 arguments, the recipe's, and tied embeddings."""
 
     enable_weight_tying: bool = False  # the output head's matrix is the embedding's
     qk_norm: ClassVar[bool] = False

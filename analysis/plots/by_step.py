@@ -190,7 +190,7 @@ def find_farthest(axes: Axes, reference: str, who: str, difference: float, margi
     """Write as the finding who ends farthest from the reference's loss, or that nobody does."""
     if abs(difference) <= margin:
         most = math.ceil(1000 * abs(difference)) / 1000
-        finding(axes, f"No final loss is more than {most:.3f} from that of {reference}")
+        finding(axes, f"No final loss is more than {most:.3f} from {reference}'s")
     else:
         apart = f"{abs(difference):.3g} {'above' if difference > 0 else 'below'} {reference}"
         finding(axes, f"{who}: final loss {apart}, {number(abs(difference) / margin)} margins")

@@ -1,8 +1,8 @@
 """The recipe's types: torchtitan's `JobConfig`, and the few keys that torchtitan has no name for.
 
 A key keeps torchtitan's section, name, default and documentation. Declared here are the keys that
-this project adds, and torchtitan's keys of which fewer values make sense: a bare annotation narrows
-the values and keeps the default.
+this project adds, and torchtitan's keys with fewer values that make sense: a bare annotation
+narrows the values and keeps the default.
 """
 
 from collections.abc import Callable

@@ -2,7 +2,7 @@
 
 A recipe is `NAME.yaml` in `recipes/` or an extension's: its parent (`base:`), one line about it
 (`description:`), and the keys it changes in the sections of `experiments/config/keys.py`. Its
-layers, of which a later one wins, are its ancestors from base.yaml down, the recipe, overlays
+layers, where a later one wins, are its ancestors from base.yaml down, the recipe, overlays
 (`recipes/overlays/`), and `key.path=value` from the command line. Sections merge, everything else
 replaces. What the layers add up to is validated, and then checked for contradictions. A mistake is
 reported with its origin.

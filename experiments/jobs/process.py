@@ -38,16 +38,16 @@ class Process:
         """
         self.log, self.returncode = log, None
         self._kill_at = math.inf
-        told = {STARTER_PID: str(os.getpid())}
+        added = {STARTER_PID: str(os.getpid())}
         names = [gpu for _, gpu in places if gpu]
         if names:
-            told["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+            added["CUDA_VISIBLE_DEVICES"] = ",".join(names)
         near = binding(*places[0]) if len(places) == 1 else []  # else each process binds itself
         with open(log, "a", encoding="utf-8") as output:
             # A session of its own: this process passes a terminal's Ctrl-C on
             self.child = subprocess.Popen(
                 [*near, sys.executable, "-m", *arguments],
-                env=os.environ | told | (environment or {}),
+                env=os.environ | added | (environment or {}),
                 stdout=subprocess.DEVNULL,
                 stderr=output,
                 start_new_session=True,

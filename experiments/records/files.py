@@ -119,7 +119,7 @@ def new_folder(path: Path) -> Path:
 
 
 def run_folder(name: str, seed: int) -> Path:
-    """Make the folder of a run that was not told where to go, laid out as a study's."""
+    """Make the folder of a run without --out, laid out as a study's."""
     return new_folder(dated_folder(name)) / name / f"seed{seed}"
 
 

@@ -97,8 +97,8 @@ class Checkpoints(CheckpointManager):
     # ---- loading ----
 
     def load(self, step: int = -1) -> bool:
-        """Load `step`, or the newest whole checkpoint (-1), or that of initial_load_path; False if
-        there is none.
+        """Load `step`, or the newest whole checkpoint (-1), or the one at initial_load_path; return
+        False if there is none.
 
         Raises `InputError` for damaged first weights, and `CheckpointError`.
         """

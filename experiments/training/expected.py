@@ -22,7 +22,7 @@ Shape = tuple[int, int, int]  # M, K, N: (M, K) by (K, N)
 
 
 def differences(plan: Plan, model: nn.Module, ran: Counter[Shape]) -> list[str]:
-    """Name the shapes of which a step ran too few or too many FP8 matmuls, and their layers.
+    """Name the shapes with too few or too many FP8 matmuls in a step, and their layers.
 
     `model` is converted and parallelized.
     """

@@ -12,8 +12,8 @@ from models.gpus import GPUS, chip
 
 FITTED = HERE / "fitted.json"
 OUTSIDE, REFUSED = 2, 8  # times beyond what pairs cover: a range twice as wide; no estimate
-# What an answer tells of a pair
-TOLD = {"name", "model", "stack", "scaling", "gpu", "source", "speed_up"}
+# What an answer says of a pair
+SHOWN = {"name", "model", "stack", "scaling", "gpu", "source", "speed_up"}
 MEASURE = (
     ".venv/bin/python -m experiments.study baseline_compiled tensorwise_fp8_compiled "
     "rowwise_fp8_compiled --seeds 3 --overlay {overlay}_recompute training.steps=60 "
@@ -39,7 +39,7 @@ def estimate(asked: Asked) -> dict:
         "recompute": asked.recompute,
         "fitted_to": f"{facts['pairs']} torchao pairs of {len(pairs)}",
         "outside": ", ".join(outside) or None,
-        "nearest": [pair.model_dump(include=TOLD) for pair in near],
+        "nearest": [pair.model_dump(include=SHOWN) for pair in near],
         "measure": None,
     }
     gpu = GPUS[asked.gpu]
@@ -154,8 +154,8 @@ def scaled(ranges: dict, by: float) -> dict:
 
 
 def distance(pair: Pair, asked: Asked) -> float:
-    """Say how unlike a training a pair is: in factors of e of parameters, of which another chip,
-    kind or stack counts as one or two."""
+    """Say how unlike a training a pair is: by the logarithm of parameters; another chip, kind
+    or stack adds one or two."""
     if not pair.billions or pair.fairness == "doubtful":
         return math.inf
     other = 2 * (chip(pair.gpu) != chip(asked.gpu)) + 2 * (pair.kind != "dense")

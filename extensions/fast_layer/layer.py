@@ -41,7 +41,7 @@ def cast_and_transpose(
     that takes the largest of them to `MOST`, the format's largest value; `inverse` is 1 / scale.
     """
     # Each program finds the largest anew, from the cache: 8 KB of 4,096 rows. Bits of numbers
-    # without a sign are in the order of the numbers, and those of NaN are above all.
+    # without a sign are in the order of the numbers, and NaNs are above all.
     stretch: tl.constexpr = 8 * TILE
     i, bits = tl.arange(0, stretch), tl.zeros([stretch], tl.int32)
     for begin in range(0, m, stretch):

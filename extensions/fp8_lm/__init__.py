@@ -30,7 +30,7 @@ class Keys:
 
     states: States | None = None
     """Dtypes of the optimizer's states; `optimizer.implementation` has no meaning with them. null:
-    those of torch's AdamW."""
+    torch's AdamW's."""
 
     gradients: Literal["float8"] | None = None
     """Send gradients in FP8 where FSDP2 reduce-scatters them, with a scale for each block of 256

@@ -1,8 +1,8 @@
 """How exactly gradients of many ranks are added up in FP8: `python -m extensions.fp8_lm [FILE]`.
 
 An experiment on numbers, in one process. The small model of the overlay `cpu` trains for its 60
-steps. Then it gets the gradients of 32 batches without a step between them: those of 32 simulated
-ranks. Of the first 2, 4, … 32 of them, sums are compared to the exact one (float64): signal to
+steps. Then it gets the gradients of 32 batches without a step between them, as 32 ranks would
+have them. Of the first 2, 4, … 32 of them, sums are compared to the exact one (float64): signal to
 noise, in dB, is 10 log10(sum of squares of the exact sum / sum of squares of the error), over all
 parameters. 20 dB is an error of a tenth, 40 dB one of a hundredth. FILE gets the results as JSON.
 

@@ -48,8 +48,8 @@ plots.loss_difference(exchanged)
 # FP8-LM's automatic scaling looks for a factor mu between them.
 #
 # `python -m extensions.fp8_lm` took gradients of the small model after 60 steps, in 32
-# different batches, as those of 32 ranks. It added up those of the first 2 to 32 in each way.
-# Signal to noise of the sum, in dB, over all parameters:
+# different batches, as if from 32 ranks. It added up the gradients of the first 2 to 32 in each
+# way. Signal to noise of the sum, in dB, over all parameters:
 
 # %%
 sums = tables.gradient_sums()
@@ -68,7 +68,7 @@ tables.draw_gradient_sums(sums)
 # ## Optimizer states
 #
 # AdamW keeps two moments of each parameter, and master weights beside parameters that are too
-# coarse to be stepped. FP8-LM's precision decoupling gives each state as few bits as it bears: the
+# coarse to be stepped. FP8-LM's precision decoupling gives each state as few bits as it needs: the
 # first moment FP8 (E4M3), the second moment FP16, the master weights FP16, with a scale for each
 # tensor. The recipe `fp8_optimizer` does that (`optimizer.py`). The study
 # `precision_decoupling` repeats the paper's table 6 and figure 8, in which one state at a time has
@@ -86,7 +86,7 @@ decoupled = compare(read_study(newest.results("precision_decoupling")))
 print(trained(decoupled))
 
 # %% [markdown]
-# Bytes are those of a parameter and its optimizer states, measured from the tensors that a run
+# Bytes count a parameter and its optimizer states, measured from the tensors that a run
 # keeps from step to step: 7 against 12 with float32 parameters. The paper counts 6 against 16:
 # master weights, moments, and gradients of 1 byte against 4, without the parameters that the
 # matmuls read. FSDP2 keeps gradients until the step in the dtype of the parameters, so here they

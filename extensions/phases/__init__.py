@@ -41,8 +41,7 @@ def contradictions(config) -> Iterator[tuple[str, str]]:
     if keys.enable_fsdp_float8_all_gather:
         yield (
             "quantize.linear.float8.enable_fsdp_float8_all_gather",
-            "gathers weights in FP8, of which bf16 steps cannot be made; "
-            f"set it to false, {without}",
+            f"gathers weights in FP8, and bf16 steps need them in bf16; set it to false, {without}",
         )
     if config.profiling.enable_profiling:
         yield (

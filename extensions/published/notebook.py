@@ -66,7 +66,7 @@ mfu.round({"tokens_per_s": 0, "mfu_bf16_peak": 3, "mfu_logged": 3})
 # ## "Training loss is almost identical"
 #
 # There is one run of each recipe, without a seed. The runs do not share their first weights. So a
-# difference cannot be told from what another seed would have given, and has no interval.
+# difference may be as large as another seed's, and has no interval.
 
 # %%
 plots.loss_difference(comparison)

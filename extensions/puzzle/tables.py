@@ -42,7 +42,7 @@ def answer(comparison: Comparison) -> list[str]:
         apart = verdict(runs[recipe], runs[alike]).difference
         explained &= abs(apart) < NEAR * gap
         facts.append(f"{recipe}: its optimizer lacks {len(missing)} weights; its final loss "
-                     f"differs by {apart:+.4f} from that of {alike}.")  # fmt: skip
+                     f"differs by {apart:+.4f} from {alike}'s.")  # fmt: skip
     if not explained:
         return ["These runs do not explain the report. How near each ends to its like:", *facts]
     never_stepped = 1 - ownership(comparison)["owned"][FROZEN]
@@ -51,6 +51,6 @@ def answer(comparison: Comparison) -> list[str]:
         "by less than a tenth of what frozen weights cost.",
         "It does not where the optimizer was built before a conversion that replaces the weights: "
         f"then {len(lost)} of them, {never_stepped:.0%} of all parameters, are never "
-        "stepped, and the loss is that of bf16 with them frozen.",
+        "stepped, and the loss is as high as with frozen weights in bf16.",
         *facts,
     ]

@@ -29,7 +29,7 @@ from models.llama import FromRecipe, InnerAttention
 
 @dataclass
 class Qwen3Args(FromRecipe, Qwen3ModelArgs):
-    """torchtitan's arguments of Qwen3, and those of the recipe."""
+    """torchtitan's arguments of Qwen3, and the recipe's."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class ExpertsArgs(Qwen3Args):
         return self.n_layers * number * 3 * self.dim * self.moe_inter_dim
 
     def parameters(self) -> int:
-        """Count the parameters, those of all experts too."""
+        """Count the parameters, all experts included."""
         return super().parameters() + self.experts(self.moe_args.num_experts)
 
     def idle(self) -> int:

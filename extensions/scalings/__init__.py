@@ -82,7 +82,7 @@ def contradictions(config) -> Iterator[tuple[str, str]]:
 
 
 def convert(model, plan) -> None:
-    """Swap linear layers for torchao's as the core does, and these for those of the scaling."""
+    """Swap linear layers for torchao's as the core does, and these for the scaling's."""
     from extensions.scalings.layer import FORMATS, ScaledLinear
     from models import float8
 

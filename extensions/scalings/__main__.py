@@ -5,7 +5,7 @@ An experiment on numbers, in one process, emulated. The small model of the overl
 bf16. After an early step and after the last one, each linear layer's input, weight and gradient are
 taken from one more batch. Each scaling's three matmuls, by the layer's own code, are compared to
 those in float64: signal to noise in dB, where 20 dB is an error of a tenth. Bytes an element are
-those of FP8 values and scales of the six operands, counted.
+the FP8 values and scales of the six operands, counted.
 
 Then the trained model is stressed, by a factor that is a power of two:
 
@@ -15,7 +15,7 @@ Then the trained model is stressed, by a factor that is a power of two:
   the two input matrices are aligned, w3's rows become w1's, and both are multiplied by the factor.
   The feature grows with its square, on the tokens that w1's row points to; w2 is divided by that.
 
-What the loss gains over that of the same model in exact arithmetic is lost by the scaling. The
+What the loss gains over the same model's in exact arithmetic is lost by the scaling. The
 factor at which a scaling breaks is its distance from the run's own tensors.
 
 Example: python -m extensions.scalings out.json training.steps=20. Takes minutes on a
@@ -239,7 +239,7 @@ def stressed(model: nn.Module, inputs: Tensor, labels: Tensor) -> Iterator[dict]
 
 @torch.no_grad()
 def loss_in_fp8(model: nn.Module, scaling: Scaling, inputs: Tensor, labels: Tensor) -> float:
-    """Compute the loss of a model whose outputs of linear layers are those of a scaling."""
+    """Compute the loss of a model whose linear layers multiply as a scaling does."""
 
     def replace(layer: nn.Module, given: tuple[Tensor], out: Tensor) -> Tensor:
         rows = given[0].flatten(0, -2)

@@ -155,7 +155,7 @@ class ScaledLinear(Float8Linear):
 
 @torch.no_grad()
 def end_step(model: nn.Module, combine: Callable) -> None:
-    """Make this step's largest values the last step's; `combine` finds those of all processes."""
+    """Make this step's largest values the last step's; `combine` finds all processes' largest."""
     layers = [m for m in model.modules() if isinstance(m, ScaledLinear) and not m.scaling.by_blocks]
     if not layers:
         return

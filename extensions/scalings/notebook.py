@@ -24,10 +24,10 @@ found = tables.costs_and_keeps(comparison)
 # %% [markdown]
 # ## Losses, signal to noise and bytes
 #
-# The signal to noise of a matmul is that of its result with rounded operands, 10 log10(squares of
+# The signal to noise of a matmul compares its result with rounded operands: 10 log10(squares of
 # the right result / squares of the error). It was measured for the three matmuls of each layer on
 # inputs, weights and gradients of a run in bf16, early and late
-# (`python -m extensions.scalings`). Bytes are those of this small model; with 4,096
+# (`python -m extensions.scalings`). Bytes are this small model's; with 4,096
 # features a row's scale is 0.001 bytes an element.
 
 # %%
@@ -64,7 +64,7 @@ tables.stress("outliers")["lost"].round(4)
 # What long training itself grows is in SwiGLU: its two input matrices align and become larger
 # (arXiv 2409.12517), so that a feature grows with their square, on some tokens only. For four
 # features of each SwiGLU w3's rows were made w1's, both were multiplied by a power of two, and the
-# weights of w2 that read them divided by its square. Loss over that of the same model without
+# weights of w2 that read them divided by its square. Loss over the loss of the same model without
 # rounding, by the factor:
 
 # %%
@@ -81,4 +81,4 @@ grown["dB"].round(1)
 # A scaling breaks where its loss is 0.01 above its own without stress. The power of two there is
 # the distance of this run's tensors from trouble. For SwiGLU it is about half of that for outliers,
 # since the feature grows with the square. `delayed` rounds as `tensorwise` while values do not
-# jump. Where values jump beyond those of the last steps, they saturate for one step.
+# jump. Where values jump beyond the last steps' largest, they saturate for one step.

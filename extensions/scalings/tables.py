@@ -49,7 +49,7 @@ def costs_and_keeps(comparison: Comparison) -> pd.DataFrame:
 
 
 def stress(name: str) -> pd.DataFrame:
-    """Read what a stress does, a row a factor: for each scaling the loss over that of the same
+    """Read what a stress does, a row a factor: for each scaling the loss over the loss of the same
     model without rounding, `lost`, and the median dB of the outputs of its layers, `dB`."""
     rows = pd.DataFrame(json.loads(SNR.read_text())["stress"])
     rows["dB"] = rows["snr_db"].str["output"]

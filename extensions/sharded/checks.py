@@ -61,6 +61,6 @@ def _check_gather(config, args, fp8_layers: Set[str], shards: int) -> None:
     uneven = [name for name, (rows, _) in args.linear_shapes().items() if rows % shards]
     if fp8_layers.intersection(uneven):
         raise InputError(
-            f"FP8 all-gather shards rows evenly, and those of {uneven[0]} do not divide by "
+            f"FP8 all-gather shards rows evenly, and the rows of {uneven[0]} do not divide by "
             f"{shards}: set {GATHER} to false, or shard over fewer processes"
         )

@@ -1,5 +1,5 @@
-"""The ranks of a run: started together, told of one another, ended together; and how each of them
-knows which one it is."""
+"""The ranks of a run: started together, given each other's addresses, ended together; and how each
+of them knows which one it is."""
 
 import math
 import os
@@ -68,16 +68,18 @@ def run_ranks(arguments: Sequence[str], world_size: int, stop: Stop) -> int:
     return stop.code or FAILED
 
 
-def _start_rank(arguments: Sequence[str], told: dict[str, str], output) -> subprocess.Popen:
+def _start_rank(arguments: Sequence[str], environment: dict[str, str], output) -> subprocess.Popen:
     """Start a rank near its GPU. All ranks see all GPUs of the run, between which NCCL copies;
     without GPUs they share the cores."""
-    there, rank = gpus(), int(told["RANK"])
-    told[STARTER_PID] = str(os.getpid())
+    there, rank = gpus(), int(environment["RANK"])
+    environment[STARTER_PID] = str(os.getpid())
     if there == [None] and "OMP_NUM_THREADS" not in os.environ:
-        told["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)) // int(told["WORLD_SIZE"]) or 1)
+        environment["OMP_NUM_THREADS"] = str(
+            len(os.sched_getaffinity(0)) // int(environment["WORLD_SIZE"]) or 1
+        )
     return subprocess.Popen(
         [*binding(rank, there[rank % len(there)]), sys.executable, "-m", *arguments],
-        env=os.environ | told,
+        env=os.environ | environment,
         stdout=output,
         stderr=output,
         start_new_session=True,  # a terminal's Ctrl-C is passed on by this process
@@ -142,10 +144,10 @@ def variables(rank: int, world_size: int, port: int) -> dict[str, str]:
 
     Rank 0 listens at `port` itself, also where a torchrun around this process listens for its own.
     """
-    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
-    told |= {"LOCAL_WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    told["TORCHELASTIC_USE_AGENT_STORE"] = False
-    return {name: str(value) for name, value in told.items()}
+    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
+    environment |= {"LOCAL_WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment["TORCHELASTIC_USE_AGENT_STORE"] = False
+    return {name: str(value) for name, value in environment.items()}
 
 
 def is_rank(world_size: int) -> bool:

@@ -3,7 +3,7 @@
     python -m extensions.sweep.report runs/sweep_cpu-2026-11-22
 
 Prints a table with a line a cell, and writes report.html with its figure, and report.json for
-programs, into that folder. A cell's answer is that of its study: about the FP8 recipe that does
+programs, into that folder. A cell's answer is its study's: about the FP8 recipe that does
 best, beside bf16. What it rests on, and the other recipes, are in `report.html` in the cell's
 folder.
 
@@ -33,7 +33,7 @@ PROCESSES = "sharded.processes"
 NO_ROOM, NOT_COMPARED, INCOMPLETE = "does not fit", "not compared", "incomplete"
 HOW_TO_READ = (
     "tokens/s: of the FP8 recipe, of all GPUs of a run together. over bf16, loss: beside the bf16 "
-    "recipe of the same cell. efficiency: tokens/s over N times those of one GPU. Intervals are of "
+    "recipe of the same cell. efficiency: tokens/s over N times one GPU's. Intervals are of "
     "95 %, over seeds; one run has none. Cells of different GPUs or versions do not compare in "
     "speed. cpu: processes share the cores, so no speed says how GPUs do."
 )
