@@ -13,13 +13,14 @@ from analysis.runs import read_yaml
 from analysis.study import StudyError, read_study_file, run_folders
 from experiments.records.files import RecordError, read
 from experiments.records.run import MANIFEST, STUDY_FILE, Manifest
+from models.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACES = ["results", "extensions/*/results"]
 KEPT = "kept"
 
 
-class NothingToShow(FileNotFoundError):
+class NothingToShow(InputError):
     """There are no runs; the message says how to make some."""
 
     def _render_traceback_(self) -> list[str]:

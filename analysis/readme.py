@@ -6,7 +6,6 @@ The figure and the page of the kept study are written beside its runs. A test co
 generated. Exit codes: 0 written, 2 for a wrong command line.
 """
 
-import sys
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -15,8 +14,9 @@ from analysis import compatibility, newest, plots
 from analysis.answer import loss_verdicts
 from analysis.comparison import Comparison, compare
 from analysis.page import render
-from analysis.report import command_line, write_page
+from analysis.report import write_page
 from analysis.study import read_study
+from experiments.jobs.command import COMPLETED, CommandLine, leave
 
 LOSSES = "loss_fp32"  # the results/ of the four recipes whose parameters can hold every step
 
@@ -68,7 +68,7 @@ def _place(folder: Path) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    command_line("analysis.readme", __doc__).parse_args(argv)
+    CommandLine("analysis.readme", __doc__).parse(argv)
     folder = newest.results()
     study, losses = compare(read_study(folder)), compare(read_study(newest.results(LOSSES)))
     for path, text in generated(study, losses).items():
@@ -77,8 +77,8 @@ def main(argv: list[str] | None = None) -> int:
     (folder / "summary.png").write_bytes(plots.to_png(plots.summary(study)))
     write_page(study, folder / "report.html")
     print(f"wrote summary.png and report.html of {_place(folder)}")
-    return 0
+    return COMPLETED
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

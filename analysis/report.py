@@ -8,11 +8,9 @@ recipe; `--verbose` adds what they rest on.
 Exit codes: 2 for bad input.
 """
 
-import argparse
 import math
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 import pandas as pd
 from pydantic_core import to_json
@@ -24,8 +22,10 @@ from rich.table import Table
 from analysis.answer import QUESTION, answer, details, headline, left_out, outcome, trained
 from analysis.comparison import Comparison, compare
 from analysis.speed import Ratio
-from analysis.study import StudyError, read_study
+from analysis.study import read_study
 from analysis.table import measured_runs, notes, recipe_table, run_table, ways_table
+from experiments.jobs.command import COMPLETED, CommandLine, leave
+from models.errors import InputError
 
 
 def print_report(comparison: Comparison, console: Console, verbose: bool = False) -> None:
@@ -100,44 +100,27 @@ def write_page(comparison: Comparison, path: Path) -> None:
     path.write_text(page(comparison), encoding="utf-8")
 
 
-def command_line(module: str, docstring: str) -> argparse.ArgumentParser:
-    """Make the parser of a command, whose help is the docstring of its module. What is wrong with
-    the arguments is said in a sentence, with exit code 2."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        f"python -m {module}", description=docstring, formatter_class=form, allow_abbrev=False
-    )
-    parser.error = refuse
-    return parser
-
-
-def refuse(message: str) -> NoReturn:
-    print(f"error: {message}; -h lists what there is", file=sys.stderr)
-    sys.exit(2)
-
-
 def main(argv: list[str] | None = None) -> int:
-    parser = command_line("analysis.report", __doc__)
+    parser = CommandLine("analysis.report", __doc__)
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUNS", help="what to compare")
     add("--reference", metavar="RECIPE", help="recipe to compare with (default: the study's)")
     add("--verbose", action="store_true", help="add what the answer rests on, and each run")
     for name, what in ("html", "one self-contained page"), ("json", "the figures for programs"):
         add(f"--{name}", type=Path, metavar="FILE", help=f"write {what}")
-    args = parser.parse_args(argv)
+    args = parser.parse(argv)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    comparison = compare(read_study(*args.runs), args.reference)
+    print_report(comparison, console, args.verbose)
     try:
-        comparison = compare(read_study(*args.runs), args.reference)
-        print_report(comparison, console, args.verbose)
         if args.json:
             args.json.write_bytes(as_json(comparison))
         if args.html:
             write_page(comparison, args.html)
-    except (StudyError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    except OSError as error:
+        raise InputError(f"{error.filename}: {error.strerror}: choose another file") from error
+    return COMPLETED
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

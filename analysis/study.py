@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from analysis.runs import Run, read_run, read_yaml
 from experiments.records import run as records
 from experiments.records.files import RecordError
+from models.errors import InputError
 
 # What is trained, and on what. Runs that differ in one of these answer different questions.
 ONE_TRAINING = (
@@ -26,7 +27,7 @@ ONE_TRAINING = (
 SHARED = " beside another run"
 
 
-class StudyError(ValueError):
+class StudyError(InputError):
     """There is nothing to compare; the message says why."""
 
 

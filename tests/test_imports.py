@@ -27,6 +27,8 @@ ROOMS = {
     # None of these needs torch.
     "analysis": [
         "experiments/records",
+        "experiments/jobs/command",
+        "models/errors",
         "models/flops",
         "models/gpus",
         "models/scaling",

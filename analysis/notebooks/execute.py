@@ -10,7 +10,6 @@ raised, 2 for a wrong command line.
 """
 
 import os
-import sys
 from pathlib import Path
 
 import jupytext
@@ -19,7 +18,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from analysis.newest import KEPT, ROOT, NothingToShow
-from analysis.report import command_line
+from experiments.jobs.command import COMPLETED, CommandLine, leave
 
 OF_CORE = sorted({*ROOT.glob("analysis/notebooks/*.py")} - {Path(__file__).resolve()})
 OF_EXTENSIONS = sorted(ROOT.glob("extensions/*/notebook.py"))
@@ -58,10 +57,10 @@ def execute(name: str) -> nbformat.NotebookNode:
 
 def main(argv: list[str] | None = None) -> int:
     """Execute the notebooks that are named, or all."""
-    parser = command_line("analysis.notebooks.execute", __doc__)
+    parser = CommandLine("analysis.notebooks.execute", __doc__)
     choices = ["all", *NOTEBOOKS]
     parser.add_argument("name", nargs="*", default="all", choices=choices, help="a notebook")
-    names = parser.parse_args(argv).name
+    names = parser.parse(argv).name
     if "all" in names:
         names = list(NOTEBOOKS)
     for name in names:
@@ -72,8 +71,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"wrote {place}")
         except NothingToShow as missing:
             print(f"left as it is: {place}; {missing}")
-    return 0
+    return COMPLETED
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

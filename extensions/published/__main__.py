@@ -4,27 +4,22 @@ FOLDER has the logs, `output/data` of github.com/mak2508/lsai-proj. Writes lead.
 README shows. Exit codes: 0 drawn, 2 for bad input.
 """
 
-import sys
 from pathlib import Path
 
 from analysis import plots
 from analysis.comparison import compare
-from analysis.report import command_line
-from analysis.study import StudyError
+from experiments.jobs.command import COMPLETED, CommandLine, leave
 from extensions.published.logs import read_published
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = command_line("extensions.published", __doc__)
+    parser = CommandLine("extensions.published", __doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="of the logs")
-    try:
-        comparison = compare(read_published(parser.parse_args(argv).folder))
-    except (FileNotFoundError, StudyError) as error:
-        parser.error(str(error))
+    comparison = compare(read_published(parser.parse(argv).folder))
     figure = plots.panels([(plots.lead, comparison)], (8, 4))
     Path(__file__).with_name("lead.png").write_bytes(plots.to_png(figure))
-    return 0
+    return COMPLETED
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

@@ -8,6 +8,7 @@ import pytest
 from analysis import plots
 from analysis.answer import outcome
 from analysis.comparison import compare
+from analysis.newest import NothingToShow
 from analysis.speed import mfu, tokens_per_s
 from analysis.study import StudyError
 from extensions.published import logs as published
@@ -59,7 +60,7 @@ def test_logs_compare_as_single_runs_of_the_published_size(tmp_path):
 
 
 def test_what_is_no_log_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError):  # of which an execution of notebooks makes a remark
+    with pytest.raises(NothingToShow):  # of which an execution of notebooks makes a remark
         published.read_published(tmp_path)
     (tmp_path / "other.jsonl").write_text("{}")
     with pytest.raises(StudyError, match="other.jsonl"):
