@@ -31,6 +31,8 @@ COME_BACK, FOR_GOOD = 75, 130  # EX_TEMPFAIL of sysexits.h; a shell's for Ctrl-C
 class CommandLine(argparse.ArgumentParser):
     """A command's arguments. Its help is the docstring of its module."""
 
+    hint = ""  # to whoever mistypes them
+
     def __init__(self, module: str, docstring: str):
         super().__init__(
             prog=f"python -m {module}",
@@ -52,13 +54,14 @@ class CommandLine(argparse.ArgumentParser):
         add("overrides", nargs="*", default=[], **keys)
 
     def add_overlays(self) -> None:
-        """Add `--overlay`, which may be repeated."""
+        """Add `--overlay`, which may be repeated, to a command that takes keys."""
+        self.hint = " (keys are set as training.steps=200)"
         what = "where or how big, e.g. cpu, in place of a study's; may be repeated"
         self.add_argument("--overlay", action="append", default=[], metavar="O", help=what)
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse finds wrong as `InputError`."""
-        raise InputError(f"{message}; -h lists what there is (keys are set as training.steps=200)")
+        raise InputError(f"{message}; -h lists what there is{self.hint}")
 
 
 def seeds(text: str) -> list[int]:
