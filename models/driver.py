@@ -22,7 +22,7 @@ def check_driver() -> None:
     if torch.cuda.is_available() or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return
     listed, (why, mend) = nvidia_smi("name,driver_version"), _why_no_gpu()
-    none = torch.version.cuda is None or re.search("no NVIDIA|No CUDA GPUs", why)
+    none = torch.version.cuda is None or re.search("no NVIDIA|No CUDA GPUs|in forked", why)
     if none and not listed and not glob(DEVICE_FILES):
         return
     found = "there is a GPU here"

@@ -104,6 +104,7 @@ def test_memory_is_compared_with_the_machines(memory, finding, monkeypatch):
         ),
         ("exit 18", ["nvidia0"], "13.0", "Found no NVIDIA driver", "reboot$"),
         ("exit 127", [], "13.0", "Found no NVIDIA driver on your system", None),
+        ("exit 127", [], "13.0", "Cannot re-initialize CUDA in forked subprocess", None),
     ],
 )
 def test_a_gpu_that_torch_cannot_use_is_not_passed_over(
