@@ -44,6 +44,8 @@ def main(argv: list[str] | None = None) -> int:
         code = recipe.hook("start", check_environment)(recipe, arguments, out, stop)
         if code is not None:
             return code
+    elif not recipe.hook("start"):
+        check_environment()
 
     # torch: seconds, which a misspelt name need not wait for
     from experiments.training.machine import check_here

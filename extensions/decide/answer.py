@@ -93,7 +93,10 @@ def fits_on(asked: Asked) -> str:
     for gpus in (2**power for power in range(13)):
         if gpus > asked.gpus and memory(asked, gpus)[1] <= GPUS[asked.gpu].memory:
             return f"it would fit on {gpus:,} GPUs: set --gpus"
-    return "not on 4,096 GPUs either: take fewer or shorter rows"
+    mend = "take fewer or shorter rows"
+    if asked.recompute == "none":
+        mend += ", or leave out --recompute none"
+    return f"not on 4,096 GPUs either: {mend}"
 
 
 # ---- speed ----
