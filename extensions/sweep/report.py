@@ -31,6 +31,7 @@ from extensions.sweep.cells import OBSTACLE, Values, last, load
 QUESTION = "Where is FP8 faster than bf16, and by how much?"
 PROCESSES = "sharded.processes"
 NO_ROOM, NOT_COMPARED, INCOMPLETE = "does not fit", "not compared", "incomplete"
+ON_CPU = "no answer on a CPU"
 HOW_TO_READ = (
     "tokens/s: of the FP8 recipe, of all GPUs of a run together. over bf16, loss: beside the bf16 "
     "recipe of the same cell. efficiency: tokens/s over N times one GPU's. Intervals are of "
@@ -86,7 +87,7 @@ def read_cell(values: Values, comparison: Comparison) -> SweepCell:
         return SweepCell(values, INCOMPLETE, notes)
     return SweepCell(
         values=values,
-        answer=best.outcome.replace("_", " "),
+        answer=ON_CPU if comparison.on_cpu else best.outcome.replace("_", " "),
         notes=notes,
         recipe=best.recipe,
         tokens_per_s=speed_word(comparison.study.completed(best.recipe)),

@@ -160,7 +160,10 @@ CHANGES = {
     report.INCOMPLETE: (f"{FP8}/*", {"status": "failed"}),
     report.NOT_COMPARED: (f"{BF16}/seed0", {"steps": 29}),
     "diverged": (f"{FP8}/*", {"status": "diverged"}),
-    "cpu": ("*/*", {"hardware": {"name": "CPU", "type": "cpu", "memory_bytes": 1, "threads": 1}}),
+    report.ON_CPU: (
+        "*/*",
+        {"hardware": {"name": "CPU", "type": "cpu", "memory_bytes": 1, "threads": 1}},
+    ),
 }
 
 
