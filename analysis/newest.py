@@ -1,11 +1,11 @@
-"""Which runs a notebook opens: those in the variable RUNS, else the newest study under runs/, else
-the kept ones.
+"""Choose the runs that a notebook opens: those in RUNS, the newest under runs/, or kept ones.
 
 results/ holds the README's studies, results/STUDY another study's. An extension keeps its
 own in extensions/NAME/results/STUDY.
 """
 
 import os
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
@@ -29,7 +29,7 @@ class NothingToShow(InputError):
 
 
 def runs(study: str = "", plan: str = STUDY_FILE, command: str = "experiments.study") -> Path:
-    """Choose the folder that a notebook shows, and print why where it is not the expected one.
+    """Choose the folder that a notebook shows; print why, if it is not the expected one.
 
     RUNS=kept asks for the kept runs. They are also shown where there are no others. Complete
     studies go before interrupted ones.
@@ -42,28 +42,31 @@ def runs(study: str = "", plan: str = STUDY_FILE, command: str = "experiments.st
     Raises:
         NothingToShow: there are no kept runs either.
     """
-    given = os.environ.get("RUNS", "")
+    asked, given = _recipes(study), os.environ.get("RUNS", "")
     if given == KEPT:
         return results(study, plan)
     if given:
         folder = Path(given)  # from where the command runs, else from the project's folder
         folder = folder if folder.exists() else ROOT / folder
-        if _holds(folder, study, plan):
+        if _begun(folder, plan) and asked <= _completed(folder):
             return folder
         print(
-            f"{given} has no runs for this notebook, which shows kept ones instead. To make your "
+            f"{given} lacks runs for this notebook, which shows kept ones instead. To make your "
             f"own: .venv/bin/python -m {command} {study}".strip()
         )
         return results(study, plan)
-    own = [file.parent for file in (ROOT / "runs").glob(f"*/{plan}")]
-    own = [folder for folder in own if _holds(folder, study, plan)]
+    own = [file.parent for file in (ROOT / "runs").glob(f"*/{plan}") if _begun(file.parent, plan)]
+    own = [folder for folder in own if asked <= _planned(folder)]
     own.sort(key=lambda folder: folder.stat().st_mtime)
-    if not own:
-        return results(study, plan)
-    shown = ([folder for folder in own if _complete(folder)] or own)[-1]
-    if shown != own[-1]:
+    whole = [folder for folder in own if _complete(folder)]
+    some = [folder for folder in own if asked <= _completed(folder)]
+    shown = (whole or some or [results(study, plan)])[-1]
+    if own and shown != own[-1]:
         newer = own[-1].relative_to(ROOT)
-        print(f"{newer} is newer and not complete. To see it: make lab RUNS={newer}")
+        print(
+            f"{newer} is not complete, so older runs are shown. To complete it: "
+            f".venv/bin/python -m {command} {newer}"
+        )
     return shown
 
 
@@ -88,16 +91,36 @@ def results(study: str = "", plan: str = STUDY_FILE) -> Path:
     return Path(os.path.relpath(kept[max(kept)]))
 
 
-def _holds(folder: Path, study: str, plan: str) -> bool:
-    """Tell whether a folder has runs of each recipe of a study."""
-    if plan != STUDY_FILE:
-        return (folder / plan).exists()
+def _recipes(study: str) -> set[str]:
+    """List the recipes of a study; none without a name."""
     asked = set()
     for place in ("recipes", "extensions/*"):
         for file in ROOT.glob(f"{place}/studies/{study}.yaml"):
             asked.update(read_yaml(file)["recipes"])
-    found = {run.parent.name for run in run_folders((folder,))}
-    return bool(found) and asked <= found
+    return asked
+
+
+def _begun(folder: Path, plan: str) -> bool:
+    """Tell whether a folder has runs, and a plan other than a study's."""
+    return any(folder.rglob(MANIFEST)) and (plan == STUDY_FILE or (folder / plan).exists())
+
+
+def _planned(folder: Path) -> set[str]:
+    """List the recipes that a study plans; none of a damaged plan."""
+    with suppress(StudyError):
+        return {*read_study_file((folder,)).recipes}
+    return set()
+
+
+def _completed(folder: Path) -> set[str]:
+    """List the recipes with a completed run."""
+    found = set()
+    for run in run_folders((folder,)):
+        with suppress(RecordError):
+            manifest = read(run / MANIFEST, Manifest)
+            if manifest.status == "completed":
+                found.add(manifest.recipe)
+    return found
 
 
 def _complete(folder: Path) -> bool:

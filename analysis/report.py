@@ -118,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.html:
             write_page(comparison, args.html)
     except OSError as error:
-        raise InputError(f"{error.filename}: {error.strerror}: choose another file") from error
+        raise InputError(f"{error}: choose another file") from error
     return COMPLETED
 
 

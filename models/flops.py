@@ -29,7 +29,7 @@ def count(number: float) -> str:
 
 
 class Dense:
-    """What follows from a model's sizes, which are attributes, as in `Sizes`.
+    """Derive shapes, FLOPs and bytes from a model's sizes, its attributes (see `Sizes`).
 
     An architecture of another kind has its own formulas in place of these.
     """

@@ -5,8 +5,9 @@
 The core's notebooks are in this folder, an extension's is extensions/NAME/notebook.py. The source
 of a notebook is its .py (jupytext's percent format). The executed .ipynb beside it is generated,
 with its figures and without timestamps, so that the same runs give the same file. A notebook whose
-data are not here is left as it is. Exit codes: 0 executed, 1 a cell
-raised, 2 for a wrong command line.
+data are not here is left as it is.
+
+Exit codes: 0 executed, 1 a cell raised, 2 for a wrong command line.
 """
 
 import os

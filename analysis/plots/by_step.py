@@ -258,8 +258,10 @@ def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> No
 
 
 def mark_break_even(axes: Axes, comparison: Comparison) -> None:
-    """Mark the steps from which recipes are ahead with their markers, and those until which they
-    are with a cross; the first lead is the finding."""
+    """Mark where recipes win the lead, and with a cross where they lose it.
+
+    The first lead that is won is the finding.
+    """
     reference = name(comparison.reference)
     findings = {recipe: of for recipe, of in comparison.findings.items() if recipe != BASELINE}
     ahead, until = {}, {}

@@ -153,7 +153,7 @@ class Checkpoints(CheckpointManager):
         buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
         for name in [*state_dict]:
             if name not in there and name.rpartition(".")[2] in buffers:
-                del state_dict[name]  # a layer that the checkpoint's model lacks begins anew
+                del state_dict[name]  # a buffer that the checkpoint lacks begins anew
         load(state_dict, checkpoint_id)
         self.states[MODEL].load_state_dict(state_dict)
 

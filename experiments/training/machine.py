@@ -20,9 +20,7 @@ from models.flops import count, memory_finding
 
 MOST = 0.95  # of the memory: the estimate is what PyTorch allocates, and CUDA and gaps come on top
 HOPELESS = 1.3  # times the memory: more is an error; less a remark, since it is an estimate
-OTHERS = (
-    2**30
-)  # bytes of the GPU that are reported where they are not free: a context holds half of it
+OTHERS = 2**30  # bytes of a GPU in others' use that are reported: a context holds half of it
 SIZES = (
     "no_recompute",
     "full_recompute",

@@ -85,7 +85,7 @@ def test_notebook_opens_on_any_runs(name, folder, folders, monkeypatch, capsys):
 
 
 def write_dated_study(folder: Path, month: int, device: str = "cpu", recipe="baseline") -> None:
-    """Write a study of one run of 2026, which the file system dates in the same month."""
+    """Write a study of one run, of a month of 2026."""
     facts = {"hardware": {"type": device}, "start": f"2026-0{month}-01T00:00:00Z"}
     write_run(folder / recipe / "seed0", recipe, **facts)
     (folder / "study.yaml").write_text(json.dumps({"recipes": [recipe], "seeds": [0]}))
@@ -123,8 +123,20 @@ def test_own_runs_go_before_kept_ones_and_complete_studies_first(project, monkey
     (project / "runs" / "not begun").mkdir()
     (project / "runs" / "not begun" / "study.yaml").touch()
     assert newest.runs().name == "for the other" and newest.runs("other") == newest.runs()
-    assert "make lab RUNS=runs/interrupted" in capsys.readouterr().out
+    assert "experiments.study runs/interrupted" in capsys.readouterr().out
     monkeypatch.setenv("RUNS", "kept")
     assert newest.runs().name == "kept"
     monkeypatch.setenv("RUNS", "runs/interrupted")  # from the project, wherever a kernel runs
     assert newest.runs() == project / "runs" / "interrupted"
+
+
+def test_kept_runs_stand_in_for_a_study_that_lacks_recipes(project, capsys):
+    """A notebook about the study needs each of its recipes."""
+    plan = {"recipes": ["baseline", "baseline_compiled"], "seeds": [0]}
+    (project / "extensions/noise/studies/other.yaml").write_text(json.dumps(plan))
+    write_dated_study(project / "results" / "other" / "kept", 1)
+    write_dated_study(project / "runs" / "begun", 2)
+    (project / "runs" / "begun" / "study.yaml").write_text(json.dumps(plan))
+    assert newest.runs("other").name == "kept"
+    assert "experiments.study runs/begun" in capsys.readouterr().out
+    assert newest.runs().name == "begun"
