@@ -70,25 +70,21 @@ class AdamWFp8LM(torch.optim.Optimizer):
             state[f"{name}_scale"] = torch.ones((), device=parameter.device)
 
     def _largest(self, parameters: list[Tensor]) -> Tensor:
-        """Largest magnitudes of each parameter's gradient and states, over all shards: (parameters,
-        4), float32.
+        """Find the largest magnitudes of each parameter's gradient and states, over all shards:
+        float32 (parameters, 4).
 
-        One all-reduce, or one for each dimension of the mesh that shards.
+        One all-reduce: processes that do not share a parameter have equal ones.
         """
-        largest = torch.zeros(len(parameters), 4, device=parameters[0].device)
-        groups = {}  # in one order on all ranks
-        for row, p in zip(largest, parameters, strict=True):
+        rows = []
+        for p in parameters:
             state = self.state[p]
-            row[0] = _magnitude(p.grad)
-            for i, name in enumerate(STATES, 1):
-                row[i] = _magnitude(state[name]) / state[f"{name}_scale"]
+            row = [_magnitude(state[name]) / state[f"{name}_scale"] for name in STATES]
             if not state["step"]:
-                row[3] = _magnitude(p)
-            for dim, placement in enumerate(getattr(p, "placements", ())):
-                if placement.is_shard():
-                    groups[p.device_mesh.get_group(dim)] = None
-        for group in groups:
-            dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+                row[-1] = _magnitude(p)  # of the master weights to be
+            rows.append(torch.stack([_magnitude(p.grad), *row]))
+        largest = torch.stack(rows)
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
         return largest
 
     def _scales(self, group: dict, gradient, first, second, master) -> dict[str, Tensor]:
@@ -158,7 +154,9 @@ def _scale(bound: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _magnitude(tensor: Tensor) -> Tensor:
-    """The largest magnitude of this rank's shard, a float32 scalar; 0 of an empty one."""
-    chunks = local(tensor).flatten().split(CHUNK)
-    largest = [torch.linalg.vector_norm(chunk.float(), math.inf) for chunk in chunks if len(chunk)]
-    return torch.stack(largest).max() if largest else torch.zeros(())
+    """Find the largest magnitude of this rank's shard, a float32 scalar; 0 of an empty one."""
+    shard = local(tensor).flatten()
+    largest = shard.new_zeros((), dtype=torch.float32)
+    for chunk in filter(len, shard.split(CHUNK)):
+        largest = largest.maximum(torch.linalg.vector_norm(chunk.float(), math.inf))
+    return largest

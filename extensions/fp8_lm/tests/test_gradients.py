@@ -4,8 +4,8 @@ matter."""
 import pytest
 import torch
 
-from extensions.fp8_lm.__main__ import compare
 from extensions.fp8_lm.gradients import decode, encode
+from extensions.fp8_lm.tests.gradient_sums import compare
 
 
 def planted(*shape: int) -> torch.Tensor:

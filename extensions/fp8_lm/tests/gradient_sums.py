@@ -1,4 +1,6 @@
-"""How exactly gradients of many ranks are added up in FP8: `python -m extensions.fp8_lm [FILE]`.
+"""Compare ways to add up the FP8 gradients of many ranks:
+
+    python -m extensions.fp8_lm.tests.gradient_sums [FILE]
 
 An experiment on numbers, in one process. The small model of the overlay `cpu` trains for its 60
 steps. Then it gets the gradients of 32 batches without a step between them, as 32 ranks would
@@ -46,7 +48,7 @@ _LARGEST = torch.finfo(_E4M3).max
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = CommandLine("extensions.fp8_lm", __doc__)
+    parser = CommandLine("extensions.fp8_lm.tests.gradient_sums", __doc__)
     writable = FileType("w", encoding="utf-8")
     parser.add_argument("file", nargs="?", type=writable, help="write the results here, as JSON")
     file = parser.parse_args(argv).file
