@@ -27,7 +27,7 @@ found = tables.costs_and_keeps(comparison)
 # The signal to noise of a matmul compares its result with rounded operands: 10 log10(squares of
 # the right result / squares of the error). It was measured for the three matmuls of each layer on
 # inputs, weights and gradients of a run in bf16, early and late
-# (`python -m extensions.scalings`). Bytes are this small model's; with 4,096
+# (`tests/signal_to_noise.py`). Bytes are this small model's; with 4,096
 # features a row's scale is 0.001 bytes an element.
 
 # %%

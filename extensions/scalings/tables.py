@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from analysis.comparison import Comparison
 from analysis.plots.style import finding, legend_beside, note, plot
 
-SNR = Path(__file__).with_name("results") / "snr.json"  # of `python -m extensions.scalings`
+SNR = Path(__file__).with_name("results") / "snr.json"  # of tests/signal_to_noise.py
 SCALINGS = {
     "tensorwise": "tensorwise_fp8_compiled",
     "tensorwise, e4m3 gradients": "scaling_tensorwise_e4m3_gradients",

@@ -11,8 +11,8 @@ from torchao.prototype.blockwise_fp8_training import kernels as blockwise
 
 from experiments.config import recipes
 from extensions.scalings import SCALINGS, Keys, convert
-from extensions.scalings import __main__ as benchmark
 from extensions.scalings.layer import end_step, round_blocks
+from extensions.scalings.tests import signal_to_noise as benchmark
 from models.errors import InputError
 from tests.models import layers
 from tests.models.layers import operands, results

@@ -1,5 +1,7 @@
-"""What each scaling keeps of a layer's three matmuls, on tensors of a run and under planted
-outliers: `python -m extensions.scalings FILE`.
+"""Measure what each scaling keeps of a layer's three matmuls, on tensors of a run and under planted
+outliers:
+
+    python -m extensions.scalings.tests.signal_to_noise FILE
 
 An experiment on numbers, in one process, emulated. The small model of the overlay `cpu` trains in
 bf16. After an early step and after the last one, each linear layer's input, weight and gradient are
@@ -18,8 +20,9 @@ Then the trained model is stressed, by a factor that is a power of two:
 What the loss gains over the same model's in exact arithmetic is lost by the scaling. The
 factor at which a scaling breaks is its distance from the run's own tensors.
 
-Example: python -m extensions.scalings out.json training.steps=20. Takes minutes on a
-CPU. Exit codes: 0 done, 2 wrong argument.
+Example: python -m extensions.scalings.tests.signal_to_noise out.json training.steps=20
+
+Takes minutes on a CPU. Exit codes: 0 done, 2 wrong argument.
 """
 
 import copy
@@ -62,7 +65,7 @@ OUTLIERS = 4  # features of each matrix
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = CommandLine("extensions.scalings", __doc__)
+    parser = CommandLine("extensions.scalings.tests.signal_to_noise", __doc__)
     writable = FileType("w", encoding="utf-8")
     parser.add_argument("file", type=writable, help="write the results here, as JSON")
     parser.add_argument("keys", nargs="*", metavar="key=value", help="of the recipe `baseline`")
