@@ -1,5 +1,4 @@
-"""Train recipes and compare them. A file here is a command, a folder is what commands use; the
-folder benchmarks/ has programs of its own.
+"""Train recipes and compare them. A file here is a command, a folder is what commands use.
 
 The way of `make study` to the first step of an optimizer, each file where it is first needed:
 

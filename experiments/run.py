@@ -26,7 +26,7 @@ from experiments.records.run import RECIPE
 from models.errors import InputError
 
 # OpenMP's threads spin so many turns before they sleep. With libgomp's own 300,000 they keep cores
-# that other processes need (experiments/benchmarks/busy_machine.py)
+# that other processes need (tests/benchmarks/busy_machine.py)
 SPINS = 10_000
 
 

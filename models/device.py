@@ -79,7 +79,7 @@ def widened(kernel, keys, *operands, **options) -> Tensor:
     """Multiply bf16 operands in float32, as `replace_kernels` calls it.
 
     oneDNN multiplies bf16 with AVX-512 or better. On other CPUs PyTorch's own loop is 10 times and
-    more slower than a float32 matmul with its casts (experiments/benchmarks/bf16_matmuls.py). Both
+    more slower than a float32 matmul with its casts (tests/benchmarks/bf16_matmuls.py). Both
     add up in float32 and round once.
     """
     if operands[-1].dtype is not torch.bfloat16:

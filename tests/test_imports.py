@@ -23,7 +23,6 @@ ROOMS = {
     "experiments/jobs": ["models", "experiments/records", "experiments/config"],
     "experiments/corpus": ["models", "experiments/records", "experiments/config"],
     "experiments/training": [*BELOW_TRAINING, "experiments/corpus"],
-    "experiments/benchmarks": BELOW_TRAINING,
     # None of these needs torch.
     "analysis": [
         "experiments/records",

@@ -1,5 +1,5 @@
 """Time bf16 matmuls of a CPU as PyTorch does them and in float32: `python -m
-experiments.benchmarks.bf16_matmuls`.
+tests.benchmarks.bf16_matmuls`.
 
 One process times PyTorch's matmuls first and then those in float32, at the shapes of the small
 model (1024 tokens), and prints the ratios. They decide whether models/device.py widens bf16.
@@ -18,7 +18,7 @@ SHAPES = ((256, 256), (256, 768), (768, 256), (256, 4096))  # (features in, out)
 
 
 def main(argv: list[str] | None = None) -> int:
-    CommandLine("experiments.benchmarks.bf16_matmuls", __doc__).parse_args(argv)
+    CommandLine("tests.benchmarks.bf16_matmuls", __doc__).parse_args(argv)
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         raise InputError("oneDNN multiplies bf16 on this CPU: compare on one without AVX-512")
     before = [times(*shape) for shape in SHAPES]

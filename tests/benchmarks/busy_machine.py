@@ -1,4 +1,4 @@
-"""Time steps on a CPU that is busy: `python -m experiments.benchmarks.busy_machine [SPINS]…`.
+"""Time steps on a CPU that is busy: `python -m tests.benchmarks.busy_machine [SPINS]…`.
 
 OpenMP's threads wait for one another by spinning: GOMP_SPINCOUNT says for how many turns before
 they sleep. For each value this command trains the small model beside 0, 1 and 3 other processes
@@ -21,7 +21,7 @@ BUSY = [sys.executable, "-c", "while True: pass"]
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = CommandLine("experiments.benchmarks.busy_machine", __doc__)
+    parser = CommandLine("tests.benchmarks.busy_machine", __doc__)
     parser.add_argument(
         "spins", nargs="*", metavar="SPINS", default=["300000", "0", "1000", "10000"]
     )
