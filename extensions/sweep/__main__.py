@@ -5,26 +5,22 @@
                                                    with more seeds, if they are named
     python -m extensions.sweep.report DIR          makes its table, figure and page again
 
-NAME is a file of extensions/sweep/sweeps/. A cell is a study in a folder of its own, started as
-`python -m experiments.study`. A cell that does not fit or fails has a word in the table, and the
-sweep goes on. `--dry-run` lists all cells, with `--gpu` for another machine's GPUs.
+NAME is a file of extensions/sweep/sweeps/. A cell is a study in a folder of its own, as
+`python -m experiments.study` runs it. A cell that does not fit or fails has a word in the table,
+and the sweep goes on. `--dry-run` lists all cells, with `--gpu` for another machine's GPUs.
 
 Exit codes: 0 completed, 1 if any run or the report failed, 2 for bad input, 75 if runs were stopped
 to be continued (SIGUSR1), 130 after SIGTERM or Ctrl-C.
 """
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from shlex import quote
 
+from experiments import study as command  # before torch: it looks at the compile caches
 from experiments.config import recipes
 from experiments.config.studies import Study
 from experiments.config.yaml_with_origins import dump
-from experiments.jobs.command import COME_BACK, STARTER_PID, CommandLine, Stop, leave, seeds
+from experiments.jobs.command import COME_BACK, FOR_GOOD, CommandLine, Stop, code_of, leave, seeds
 from experiments.records.files import check_folder, dated_folder, lock_folder, write_whole
 from experiments.records.run import STUDY_FILE
 from extensions.sweep import report
@@ -36,8 +32,7 @@ from models.gpus import GPUS
 
 def main(argv: list[str] | None = None) -> int:
     args = _command_line().parse(argv)
-    stop = Stop()
-    stop.listen()
+    Stop().listen()
     sweep, out = _resolve(args)
     studies = sweep.studies()
     obstacles = {name: _obstacle(study, args.gpu) for name, study in studies.items()}
@@ -55,7 +50,9 @@ def main(argv: list[str] | None = None) -> int:
             if obstacles[name]:
                 write_whole(out / name / OBSTACLE, obstacles[name])
                 continue
-            codes.append(_run(study, out / name, stop))
+            codes.append(_run(study, out / name))
+            if codes[-1] in (COME_BACK, FOR_GOOD):
+                return codes[-1]
     print(f"To make the report again: .venv/bin/python -m extensions.sweep.report {folder}")
     report.main([str(out)])
     return int(any(codes))
@@ -101,21 +98,12 @@ def _obstacle(study: Study, gpu: str | None) -> str:
     return f"needs {memory_finding(needed, available)}" if needed > available else ""
 
 
-def _run(study: Study, folder: Path, stop: Stop) -> int:
-    """Start a study or go on with it, and pass a request to stop on; returns its exit code."""
+def _run(study: Study, folder: Path) -> int:
+    """Run a study or go on with it; returns its exit code."""
     if not (folder / STUDY_FILE).exists():
         write_whole(folder / STUDY_FILE, dump(study.model_dump()))
     listed = f"{','.join(map(str, study.seeds))},"
-    command = [sys.executable, "-m", "experiments.study", str(folder), "--seeds", listed]
-    process = subprocess.Popen(command, env=os.environ | {STARTER_PID: str(os.getpid())})
-    try:
-        while process.poll() is None:
-            time.sleep(0.1)
-    except KeyboardInterrupt:  # of `Stop`
-        process.send_signal(signal.SIGUSR1 if stop.code == COME_BACK else signal.SIGTERM)
-        process.wait()
-        raise
-    return process.returncode
+    return code_of(lambda: command.main([str(folder), "--seeds", listed]))
 
 
 if __name__ == "__main__":

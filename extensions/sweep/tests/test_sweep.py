@@ -2,13 +2,12 @@
 
 import json
 import shutil
-import signal
 
 import pytest
 
 from experiments.config import studies
 from experiments.config.yaml_with_origins import dump
-from experiments.jobs.command import FOR_GOOD
+from experiments.jobs.command import COME_BACK, FAILED, FOR_GOOD
 from extensions.sweep import __main__ as command
 from extensions.sweep import report, tables
 from extensions.sweep.cells import FILE, OBSTACLE, Sweep, load
@@ -78,35 +77,13 @@ def test_what_the_command_line_sets_is_no_axis_any_more():
 # ---- run ----
 
 
-class Started:
-    """Stands in for the processes of studies: notes their commands and signals."""
-
-    returncode, asked = 0, ()
-
-    def __init__(self, command, env):
-        noted.append(command[3:])
-
-    def poll(self) -> int:
-        if self.asked:
-            raise KeyboardInterrupt(*self.asked)
-        return 0
-
-    def send_signal(self, number) -> None:
-        noted.append(number)
-
-    def wait(self) -> None:
-        pass
-
-
-noted = []
-
-
 @pytest.fixture
 def started(monkeypatch):
-    noted.clear()
+    """The command lines of studies that a sweep started; none of them trains."""
+    lines = []
     monkeypatch.setattr(command.Stop, "listen", lambda self: None)
-    monkeypatch.setattr(command.subprocess, "Popen", Started)
-    return noted
+    monkeypatch.setattr(command.command, "main", lambda line: lines.append(line) or 0)
+    return lines
 
 
 def test_a_sweep_goes_on_in_its_folder_and_takes_more_seeds(tmp_path, started):
@@ -123,11 +100,12 @@ def test_a_sweep_goes_on_in_its_folder_and_takes_more_seeds(tmp_path, started):
         command.main(["cpu", *keys, "training.steps=99"])
 
 
-def test_a_sweep_that_is_asked_to_stop_ends(tmp_path, started, monkeypatch):
-    monkeypatch.setattr(Started, "asked", (FOR_GOOD,))
-    with pytest.raises(KeyboardInterrupt, match=str(FOR_GOOD)):
-        command.main(["cpu", "--out", str(tmp_path / "sweep")])
-    assert noted[1:] == [signal.SIGTERM]
+@pytest.mark.parametrize("code", [COME_BACK, FOR_GOOD])
+def test_a_study_that_is_asked_to_stop_ends_the_sweep(tmp_path, monkeypatch, code):
+    codes = iter([FAILED, code])
+    monkeypatch.setattr(command.Stop, "listen", lambda self: None)
+    monkeypatch.setattr(command.command, "main", lambda line: next(codes))
+    assert command.main(["cpu", "--out", str(tmp_path / "sweep")]) == code
 
 
 def test_a_dry_run_says_what_does_not_fit(started, capsys):
