@@ -1,4 +1,4 @@
-"""The processes of a run: ranks that start and end together; and a real study of them."""
+"""The processes of a run: ranks that start and end together; and a real run of them."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from experiments.records.run import Manifest, Proof
 from extensions.sharded import ranks
 from extensions.sharded.ranks import run_ranks
 from tests import processes
-from tests.runs import TINY, losses_of, run_study
+from tests.runs import TINY, losses_of
 
 
 @pytest.fixture
@@ -61,24 +61,23 @@ def test_ranks_that_fail_alike_are_one_failure(run_two):
 
 
 @pytest.mark.slow
-def test_a_study_of_two_processes_is_stopped_and_goes_on(tmp_path):
-    """FP8 under FSDP over gloo, gathered in FP8. The study gets SIGUSR1 once it trains."""
+def test_a_run_of_two_processes_is_stopped_and_goes_on(tmp_path):
+    """FP8 under FSDP over gloo, gathered in FP8. The run gets SIGUSR1 once it trains."""
     steps, recipe = 6, "tensorwise_fp8_allgather"
     keys = [*TINY, "compile.enable=false", "checkpoint.enable=true", f"training.steps={steps}"]
-    command = [sys.executable, "-m", "experiments.study", recipe, "--overlay", "cpu"]
-    command += ["--out", tmp_path, *keys]
-    folder = tmp_path / recipe / "seed0"
+    command = [sys.executable, "-m", "experiments.run", recipe, "--overlay", "cpu", *keys]
+    command += ["--out", tmp_path, "sharded.processes=2"]
     with processes.started(command, stdout=sys.stderr) as process:
         deadline = time.monotonic() + 120
-        while not last_window(folder):
+        while not last_window(tmp_path):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGUSR1)
         assert process.wait(timeout=120) == 75
-    assert "by SIGUSR1, a checkpoint was saved" in read(folder / "manifest.json", Manifest).error
-    code, said = run_study(tmp_path)
-    assert code == 0 and len(losses_of(folder)) == steps, said
-    proof = read(folder / "proof.json", Proof)
+    assert "by SIGUSR1, a checkpoint was saved" in read(tmp_path / "manifest.json", Manifest).error
+    processes.run(command)
+    assert len(losses_of(tmp_path)) == steps
+    proof = read(tmp_path / "proof.json", Proof)
     assert proof.fp8_share_of_matmul_flops == pytest.approx(0.75)
     sent = proof.sharded
     assert sent["gathered_bytes"] == sent["gathered_bytes_expected"] == 12_591_616
