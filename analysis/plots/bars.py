@@ -7,7 +7,6 @@ from matplotlib.axes import Axes
 from scipy.stats import gmean
 
 from analysis.comparison import Comparison
-from analysis.plots.by_step import fastest
 from analysis.plots.style import (
     SMALL,
     NoData,
@@ -79,21 +78,21 @@ def draw_bars(axes: Axes, values: pd.Series, y=0.0, height=0.6, alpha=0.55) -> p
 
 
 def compare_bars(axes: Axes, comparison: Comparison, values: pd.Series, unit: str, of: str) -> None:
-    """Draw bars with their ratios to the reference's, and the fastest FP8 recipe's as the finding.
+    """Draw bars with their ratios to the reference's, and the best FP8 recipe's as the finding.
 
     Args:
         unit: to write after a bar's length.
         of: what is compared, for the finding.
     """
-    reference, recipe = comparison.reference, fastest(comparison)
+    reference, best = comparison.reference, comparison.best
     lengths = draw_bars(axes, values)
     words = lengths.map(number) + f" {unit}"
     if reference in lengths:
         ratios = lengths / lengths[reference]
         words += ratios.map("\n{:.2f} ×".format).mask(lengths.index == reference, "")
-        if recipe != reference and recipe in lengths:
-            text = f"{name(recipe)}: {ratios[recipe]:.2f} times the {of} of {name(reference)}"
-            finding(axes, text)
+        if best and best.recipe in lengths:
+            times = f"{ratios[best.recipe]:.2f} times the {of} of {name(reference)}"
+            finding(axes, f"{name(best.recipe)}: {times}")
     set_rows(axes, [*map(short_name, lengths.index)], of, words)
 
 
@@ -139,10 +138,10 @@ def first_step(axes: Axes, comparison: Comparison) -> None:
     seconds = table.sum(axis="columns")
     words = (f"{number(of_recipe)} s" for of_recipe in seconds)
     set_rows(axes, [*map(short_name, seconds.index)], "seconds to the end of step 1", words)
-    reference, recipe = comparison.reference, fastest(comparison)
-    if {reference, recipe} <= {*seconds.index}:
-        more = seconds[recipe] - seconds[reference]
-        finding(axes, f"{name(recipe)}: {more:+,.0f} s to step 1 over {name(reference)}", pad=22)
+    reference, best = comparison.reference, comparison.best
+    if best and {reference, best.recipe} <= {*seconds.index}:
+        more = seconds[best.recipe] - seconds[reference]
+        finding(axes, f"{name(best.recipe)}: {more:+,.0f} s to step 1 over {name(reference)}", 22)
     note(axes, f"The clock starts with {comparison.study.clock_start}.")
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from analysis.answer import short
 from analysis.break_even import When, wall_times
 from analysis.comparison import BASELINE, Comparison
-from analysis.losses import LEVEL, TOLERANCE, differences
+from analysis.losses import LEVEL, TOLERANCE, Verdict, differences
 from analysis.plots.style import (
     GREY,
     SMALL,
@@ -25,7 +25,6 @@ from analysis.plots.style import (
     short_name,
 )
 from analysis.runs import Run
-from analysis.speed import tokens_per_s
 from analysis.table import first_step_s
 
 POINTS = 400  # of a line: more than its pixels would only make pages large
@@ -118,32 +117,28 @@ def loss(axes: Axes, comparison: Comparison) -> None:
 
     Recipes whose final losses coincide are one band. The axis ends at the loss of the beginning.
     """
-    completed = comparison.completed.items()
-    final = pd.Series({recipe: np.mean([run.final_loss for run in runs])
-                       for recipe, runs in completed}, dtype=float).dropna()  # fmt: skip
-    groups = alike(comparison, final)
     smooth = {run: smoothed(run.steps["loss"]) for run in comparison.study.runs if run.length}
-    draw_runs(axes, smooth, groups)
+    draw_runs(axes, smooth, alike(comparison))
     lowest = min(line.min() for line in smooth.values())
     highest = np.median([line.dropna().iloc[0] for line in smooth.values()])
     axes.set_ylim(0.98 * lowest, 1.02 * highest)
     finish(axes, "loss (nats per token)", "{:,.4g}")
     note(axes, "Mean over a tenth of the steps and over seeds; band: range of the runs.")
-    if comparison.reference in final and len(final) > 1:
-        apart = final - final[comparison.reference]
-        far = apart.abs().idxmax()
-        group = next(group for group in groups if far in group)
-        margin = TOLERANCE * final[comparison.reference]
-        who = " and ".join(map(name, group))
-        find_farthest(axes, name(comparison.reference), who, apart[far], margin)
+    find_farthest(axes, comparison)
 
 
-def alike(comparison: Comparison, final: pd.Series) -> list[list[str]]:
+def alike(comparison: Comparison) -> list[list[str]]:
     """Group recipes: a group ends where the next final loss is higher by more than the margin."""
-    ascending = final.sort_values()
-    group = (ascending.diff() > TOLERANCE * ascending).cumsum()
-    members = [set(recipes) for recipes in ascending.groupby(group).groups.values()]
-    return [[recipe for recipe in comparison.recipes if recipe in of] for of in members]
+    final = {}
+    for recipe, runs in comparison.completed.items():
+        final[recipe] = np.mean([run.final_loss for run in runs])
+    groups, before = [], -math.inf
+    for recipe in sorted(final, key=final.get):
+        if final[recipe] - before > TOLERANCE * final[recipe]:
+            groups.append([])
+        groups[-1].append(recipe)
+        before = final[recipe]
+    return [sorted(group, key=comparison.recipes.index) for group in groups]
 
 
 def smoothed(losses: pd.Series) -> pd.Series:
@@ -158,7 +153,7 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
 
     A recipe that ends more than `FAR` margins away is off the axis, if another does not.
     """
-    judged = {recipe: of.loss for recipe, of in comparison.findings.items() if of.loss.by_seed}
+    judged = verdicts(comparison)
     if not judged:
         raise NoData("it takes completed runs of the reference and of another recipe, equal seeds")
     margin = next(iter(judged.values())).margin
@@ -175,38 +170,38 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
     if reach:
         most = max(*reach, 1.1 * margin)
         axes.set_ylim(-most, most)
-    reference = name(comparison.reference)
-    finish(axes, f"loss − loss of {reference}\n(nats per token)", "{:+z.4f}")
+    finish(axes, f"loss − loss of {name(comparison.reference)}\n(nats per token)", "{:+z.4f}")
     note(
         axes,
         f"Same step and seed. Grey: margin ± {margin:.3g}, in which two losses count as the same. "
         f"Bands: {LEVEL:.0%} interval over several seeds.",
     )
-    far = max(judged, key=lambda recipe: abs(judged[recipe].difference))
-    find_farthest(axes, reference, name(far), judged[far].difference, margin)
+    find_farthest(axes, comparison)
 
 
-def find_farthest(axes: Axes, reference: str, who: str, difference: float, margin: float) -> None:
+def verdicts(comparison: Comparison) -> dict[str, Verdict]:
+    """Give the verdict on the loss of each recipe that has seeds in common with the reference."""
+    return {recipe: of.loss for recipe, of in comparison.findings.items() if of.loss.by_seed}
+
+
+def find_farthest(axes: Axes, comparison: Comparison) -> None:
     """Write as the finding who ends farthest from the reference's loss, or that nobody does."""
-    if abs(difference) <= margin:
-        most = math.ceil(1000 * abs(difference)) / 1000
-        finding(axes, f"No final loss is more than {most:.3f} from {reference}'s")
+    judged, reference = verdicts(comparison), name(comparison.reference)
+    if not judged:
+        return
+    far = max(judged, key=lambda recipe: abs(judged[recipe].difference))
+    apart, margin = judged[far].difference, judged[far].margin
+    if abs(apart) <= margin:
+        finding(axes, f"No final loss is more than {abs(apart):.3f} from {reference}'s")
     else:
-        apart = f"{abs(difference):.3g} {'above' if difference > 0 else 'below'} {reference}"
-        finding(axes, f"{who}: final loss {apart}, {number(abs(difference) / margin)} margins")
+        side = "above" if apart > 0 else "below"
+        times = number(abs(apart) / margin)
+        finding(
+            axes, f"{name(far)}: final loss {abs(apart):.3g} {side} {reference}, {times} margins"
+        )
 
 
 # ---- wall time ----
-
-
-def fastest(comparison: Comparison) -> str:
-    """Choose the recipe that findings are about: the fastest one in FP8, else the fastest."""
-    recipes = [recipe for recipe in comparison.completed if recipe in comparison.fp8]
-
-    def speed(recipe: str) -> float:
-        return np.nan_to_num(np.mean([tokens_per_s(run) for run in comparison.completed[recipe]]))
-
-    return max(recipes or comparison.completed, key=speed)
 
 
 @plot
@@ -248,49 +243,28 @@ def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> No
     )
     if with_first_step:
         mark_break_even(axes, comparison)
-    else:
-        recipe = fastest(comparison)
-        ends = [line.iloc[-1] for run, line in lines.items()
-                if run.recipe == recipe and run.completed]  # fmt: skip
-        side = "ahead" if np.mean(ends) > 0 else "behind"
-        text = f"Without the first step {name(recipe)} is {abs(np.mean(ends)):,.0f} s {side}"
-        finding(axes, text)
+    best = comparison.best
+    if best and with_first_step:
+        who = f"{name(best.recipe)} against {name(reference)}"
+        finding(axes, f"Break-even step of {who}: {best.break_even}")
+    elif best:
+        ends = [line.iloc[-1] for run, line in lines.items() if run.recipe == best.recipe]
+        finding(axes, f"{name(best.recipe)}: {np.mean(ends):+,.0f} s without the first step")
 
 
 def mark_break_even(axes: Axes, comparison: Comparison) -> None:
-    """Mark where recipes win the lead, and with a cross where they lose it.
-
-    The first lead that is won is the finding.
-    """
-    reference = name(comparison.reference)
-    findings = {recipe: of for recipe, of in comparison.findings.items() if recipe != BASELINE}
-    ahead, until = {}, {}
-    for below, (recipe, beside) in enumerate(findings.items(), start=1):
-        found = beside.break_even
+    """Mark where recipes win the lead, and with a cross where they lose it."""
+    below = 0
+    for recipe, of in comparison.findings.items():
+        found, below = of.break_even, below + 11
+        if recipe == BASELINE or found.beyond or not math.isfinite(found.step):
+            continue
+        _, colour, marker = look(recipe)
         lost = found.when == When.UNTIL
-        if found.when in (When.START, When.FROM):
-            ahead[recipe] = np.nan_to_num(found.step), -beside.speed.ratio.mean
-        elif lost:
-            until[recipe] = -found.step
-        if math.isfinite(found.step) and not found.beyond:
-            _, colour, marker = look(recipe)
-            sign = {"marker": marker, "color": "white", "markeredgecolor": colour}
-            if lost:
-                sign = {"marker": "x", "color": colour, "markeredgecolor": colour}
-            axes.plot(found.step, 0, **sign, markersize=8, markeredgewidth=1.5, zorder=5)
-            # beside the line, which rises where a lead is won and falls where it is lost
-            place = (5, 11 * below - 6 if lost else -4 - 11 * below)
-            axes.annotate(f"{found.when} step {found.number}", (found.step, 0), place,
-                          textcoords="offset points", color=colour, fontweight="bold")  # fmt: skip
-    if ahead:
-        first = min(ahead, key=ahead.get)
-        found = findings[first].break_even
-        verb = "would be" if found.beyond else "is"
-        where = "from the start" if found.when == When.START else f"from step {found}"
-        finding(axes, f"{name(first)} {verb} ahead of {reference} {where}")
-    elif until:
-        longest = min(until, key=until.get)
-        step = findings[longest].break_even.number
-        finding(axes, f"{name(longest)} is ahead of {reference} only until step {step}")
-    else:
-        finding(axes, f"No FP8 recipe overtakes {reference}")
+        sign = {"marker": "x" if lost else marker, "color": colour if lost else "white"}
+        axes.plot(found.step, 0, **sign, markeredgecolor=colour, markersize=8, markeredgewidth=1.5,
+                  zorder=5)  # fmt: skip
+        # beside the line, which rises where a lead is won and falls where it is lost
+        place = (5, below - 6 if lost else -4 - below)
+        axes.annotate(f"{found.when} step {found.number}", (found.step, 0), place,
+                      textcoords="offset points", color=colour, fontweight="bold")  # fmt: skip

@@ -69,7 +69,7 @@ WRITTEN = {
                         "margin ± ", "tensorwise FP8 +0.2500", "loss − loss of compiled bf16"],
     "tokens_per_second": ["tensorwise FP8: 2.00 times the tokens/s of compiled bf16 |",
                      "200 0.80 × | 250 | 400 1.60 × | 500 2.00 ×", "tensorwise FP8 MFU 50.0%"],
-    "lead": ["tensorwise FP8 is ahead of compiled bf16 from step 11 |", "(interrupted)",
+    "lead": ["Break-even step of tensorwise FP8 against compiled bf16: 11 |", "(interrupted)",
              "lead over compiled bf16", "ahead | behind", "5.25 M parameters on 1 GPU"],
     "first_step": ["tensorwise FP8: +0 s to step 1 over compiled bf16 |",
                    "import | compile | other", "The clock starts with the process", "5.00 s"],
@@ -139,8 +139,8 @@ def test_lead_with_and_without_the_first_step(tmp_path, window):
     np.testing.assert_allclose(line_of(figure).get_ydata()[[0, -1]], [-3, 1])
     np.testing.assert_allclose(line_of(after).get_ydata()[[0, -1]], [0, 4])
     assert figure.axes[0].lines[-1].get_xydata().tolist() == [[26, 0]]
-    assert "tensorwise FP8 is ahead of compiled bf16 from step 26" in written_in(figure)
-    assert "| from step 26 |" in written_in(figure) and "is 4 s ahead" in written_in(after)
+    assert "compiled bf16: 26 |" in written_in(figure) and "| from step 26 |" in written_in(figure)
+    assert "tensorwise FP8: +4 s without the first step" in written_in(after)
 
 
 def test_a_lost_lead_has_another_sign_than_a_won_one(tmp_path):
@@ -153,7 +153,7 @@ def test_a_lost_lead_has_another_sign_than_a_won_one(tmp_path):
     assert mark.get_xydata().tolist() == [[25, 0]]
     assert mark.get_marker() != look(TENSORWISE).marker
     written = written_in(figure)
-    assert "| until step 25 |" in written and "only until step 25" in written
+    assert "| until step 25 |" in written and "compiled bf16: until 25 |" in written
 
 
 def test_a_figure_without_data_says_so(tmp_path):
