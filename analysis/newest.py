@@ -6,12 +6,11 @@ own in extensions/NAME/results/STUDY.
 
 import os
 from contextlib import suppress
-from itertools import product
 from pathlib import Path
 
-from analysis.runs import read_yaml
-from analysis.study import StudyError, read_study_file, run_folders
-from experiments.records.files import RecordError, read
+from analysis.runs import Run, read_yaml
+from analysis.study import StudyError, read_study
+from experiments.records.files import read
 from experiments.records.run import MANIFEST, STUDY_FILE, Manifest
 from models.errors import InputError
 
@@ -45,24 +44,29 @@ def runs(study: str = "", plan: str = STUDY_FILE, command: str = "experiments.st
     asked, given = _recipes(study), os.environ.get("RUNS", "")
     if given == KEPT:
         return results(study, plan)
+    folders = [file.parent for file in (ROOT / "runs").glob(f"*/{plan}")]
+    folders.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
     if given:
         folder = Path(given)  # from where the command runs, else from the project's folder
-        folder = folder if folder.exists() else ROOT / folder
-        if _begun(folder, plan) and asked <= _completed(folder):
-            return folder
+        folders = [folder if folder.exists() else ROOT / folder]
+    newest = interrupted = complete = None
+    for folder in folders:
+        found = _runs(folder, plan)
+        if found and asked <= {run.recipe for run in found}:
+            newest = newest or folder
+            if all(run.completed for run in found):
+                complete = folder
+                break
+            if asked <= {run.recipe for run in found if run.completed}:
+                interrupted = interrupted or folder
+    shown = complete or interrupted or results(study, plan)
+    if given and shown != folders[0]:
         print(
             f"{given} lacks runs for this notebook, which shows kept ones instead. To make your "
             f"own: .venv/bin/python -m {command} {study}".strip()
         )
-        return results(study, plan)
-    own = [file.parent for file in (ROOT / "runs").glob(f"*/{plan}") if _begun(file.parent, plan)]
-    own = [folder for folder in own if asked <= _planned(folder)]
-    own.sort(key=lambda folder: folder.stat().st_mtime)
-    whole = [folder for folder in own if _complete(folder)]
-    some = [folder for folder in own if asked <= _completed(folder)]
-    shown = (whole or some or [results(study, plan)])[-1]
-    if own and shown != own[-1]:
-        newer = own[-1].relative_to(ROOT)
+    elif newest and shown != newest:
+        newer = newest.relative_to(ROOT)
         print(
             f"{newer} is not complete, so older runs are shown. To complete it: "
             f".venv/bin/python -m {command} {newer}"
@@ -100,38 +104,12 @@ def _recipes(study: str) -> set[str]:
     return asked
 
 
-def _begun(folder: Path, plan: str) -> bool:
-    """Tell whether a folder has runs, and a plan other than a study's."""
-    return any(folder.rglob(MANIFEST)) and (plan == STUDY_FILE or (folder / plan).exists())
-
-
-def _planned(folder: Path) -> set[str]:
-    """List the recipes that a study plans; none of a damaged plan."""
-    with suppress(StudyError):
-        return {*read_study_file((folder,)).recipes}
-    return set()
-
-
-def _completed(folder: Path) -> set[str]:
-    """List the recipes with a completed run."""
-    found = set()
-    for run in run_folders((folder,)):
-        with suppress(RecordError):
-            manifest = read(run / MANIFEST, Manifest)
-            if manifest.status == "completed":
-                found.add(manifest.recipe)
+def _runs(folder: Path, plan: str) -> list[Run]:
+    """Read the runs of a folder, of all its studies; none where nothing can be compared."""
+    studies, found = [folder], []
+    if plan != STUDY_FILE:
+        studies = [file.parent for file in folder.rglob(STUDY_FILE) if (folder / plan).exists()]
+    for each in studies:
+        with suppress(StudyError):
+            found += read_study(each).runs
     return found
-
-
-def _complete(folder: Path) -> bool:
-    """Tell whether each planned run of a folder is complete."""
-    for file in folder.rglob(STUDY_FILE):
-        try:
-            planned = read_study_file((file.parent,))
-            for recipe, seed in product(planned.recipes, planned.seeds):
-                manifest = read(file.parent / recipe / f"seed{seed}" / MANIFEST, Manifest)
-                if manifest.status != "completed":
-                    return False
-        except (RecordError, StudyError):
-            return False
-    return True

@@ -192,7 +192,7 @@ def find_farthest(axes: Axes, comparison: Comparison) -> None:
     far = max(judged, key=lambda recipe: abs(judged[recipe].difference))
     apart, margin = judged[far].difference, judged[far].margin
     if abs(apart) <= margin:
-        finding(axes, f"No final loss is more than {abs(apart):.3f} from {reference}'s")
+        finding(axes, f"No final loss is more than {abs(apart):.2g} from {reference}'s")
     else:
         side = "above" if apart > 0 else "below"
         times = number(abs(apart) / margin)
