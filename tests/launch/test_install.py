@@ -42,8 +42,9 @@ def test_its_torch_and_all_it_has_are_kept_in_silence(install, tmp_path):
     assert "keeping this Python's torch 2." in done.stdout and len(done.stdout.splitlines()) == 2
     python = tmp_path / "venv/bin/python"
     # from any folder: a notebook's is its own
-    which = "import analysis, pytest, torch, torchtitan; print(analysis.__file__, torch.__file__)"
-    ours, torch = processes.run([python, "-c", which], cwd=tmp_path).stdout.split()
+    which = "from importlib.util import find_spec\n"
+    which += "print(*[find_spec(name).origin for name in ('analysis', 'torch', 'torchtitan')])"
+    ours, torch, _ = processes.run([python, "-c", which], cwd=tmp_path).stdout.split()
     assert Path(ours).is_relative_to(processes.ROOT)
     assert Path(torch).is_relative_to(tmp_path / "image")
     activated = os.environ | {"PYTHON": str(python)}
