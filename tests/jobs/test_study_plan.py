@@ -12,7 +12,7 @@ from experiments import study
 from experiments.config import studies
 from experiments.jobs import command
 from experiments.records.files import check_folder, lock_file, lock_folder, new_folder
-from experiments.training import machine
+from experiments.training import machine, plan
 from models import device
 from models.errors import InputError
 from tests.make_runs import write_run
@@ -57,7 +57,7 @@ def test_a_folder_that_another_starts_in_the_same_second_too(tmp_path):
     made = [new_folder(tmp_path / "runs/four_way").name for _ in range(3)]
     assert made == ["four_way", "four_way-2", "four_way-3"]
     (tmp_path / "link").symlink_to(tmp_path / "unmounted")
-    with pytest.raises(InputError):
+    with pytest.raises(FileExistsError):
         new_folder(tmp_path / "link/four_way")
 
 
@@ -127,6 +127,6 @@ def test_a_gpu_without_fp8_is_refused_before_data_are_prepared(more, fails, monk
     monkeypatch.setattr(device, "TYPE", "cuda")
     monkeypatch.setattr(device, "name", lambda: "NVIDIA A100")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    monkeypatch.setattr(study, "_open_data", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(plan, "open_data", Mock(side_effect=AssertionError))
     errors = fails(study.main, "tensorwise_fp8_compiled", "--overlay", "no_recompute", *more)
     assert "has no FP8 units" in errors
