@@ -76,9 +76,10 @@ def main(argv: list[str] | None = None) -> int:
     with lock_folder(out, "study"):
         files.write_whole(out / STUDY_FILE, dump(study.model_dump()))
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-        codes = run_all(runs, console, stop)
+        run_all(runs, console, stop)
         reported = COMPLETED if stop.code else _report(study, out, console, args.verbose)
-    if not any(codes):
+    codes = [run.code for run in runs if run.code != COMPLETED]
+    if not codes:
         return reported
     print(f"Not all runs completed; to go on with them: {PROGRAM} {quote(str(out))}")
     if not any(planned.config.checkpoint.enable for planned in plans.values()):

@@ -11,13 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 
 from experiments.jobs import process
@@ -48,83 +46,27 @@ ENDS = {
 }
 
 
-class Run(NamedTuple):
-    """A run to start: `recipe` is the text of its recipe.yaml."""
+@dataclass(eq=False)
+class Run:
+    """A run of a study, from its turn to its end.
+
+    In a terminal it has a bar, and a line only if it fails; elsewhere lines say how it gets on.
+    """
 
     title: str
     directory: Path
-    recipe: str
+    recipe: str  # the text of its recipe.yaml
     steps: int
-    gpus: int = 1
+    world_size: int = 1
+    code: int = COME_BACK  # how it ended: negative for a signal; COME_BACK if its turn did not come
+    failed: bool = False
+    process: subprocess.Popen | None = None
 
-
-def run_all(runs: list[Run], console: Console, stop: Stop) -> list[int]:
-    """Start runs and wait for them; returns an exit code each, COME_BACK if its turn did not come.
-
-    A code is negative for the number of a signal that killed the run. A request to `stop` is passed
-    on to the runs, and no other is started. No run takes more GPUs than there are.
-    """
-    stop.deferred = True
-    with progress_bars(console, console.is_terminal) as bars:
-        bars.add_task("all runs", said="")
-        jobs = [_Job(run, f"[{n}/{len(runs)}] {run.title}", bars) for n, run in enumerate(runs, 1)]
-        try:
-            _work(jobs, bars, stop)
-        finally:  # whatever ends the work ends the runs too
-            _send(jobs, signal.SIGTERM)
-            stop.deferred = False
-    return [job.code for job in jobs]
-
-
-def _work(jobs: list["_Job"], bars: Progress, stop: Stop) -> None:
-    """Start runs as GPUs become free, pass a request to stop on, and show how runs get on and
-    end."""
-    waiting, running, free = list(jobs), [], process.gpus()
-    there, asked, kill_at = len(free), False, math.inf
-    while running or (waiting and not stop.code):
-        try:
-            while waiting and not stop.code:
-                count = min(waiting[0].run.gpus, there)  # without GPUs the machine is one, for all
-                if count > len(free):
-                    break
-                job = waiting.pop(0)
-                if job.start(free[:count]):
-                    running.append(job)
-                    free = free[count:]
-            time.sleep(0.2)
-            if stop.code and not asked:
-                asked = True
-                _send(running, signal.SIGUSR1 if stop.code == COME_BACK else signal.SIGTERM)
-            if time.monotonic() > kill_at:
-                _send(running, signal.SIGKILL)
-            for job in list(running):
-                if job.look():
-                    running.remove(job)
-                    free += job.gpus
-            to_make = [job for job in jobs if not job.failed]
-            steps = sum(job.run.steps for job in to_make)
-            bars.update(bars.tasks[0].id, total=steps, completed=sum(job.step for job in to_make))
-        except KeyboardInterrupt:  # a second Ctrl-C: runs do not wait for a step's end either
-            kill_at = time.monotonic() + GRACE_S
-            _send(running, signal.SIGINT)
-
-
-def _send(jobs: list["_Job"], request: signal.Signals) -> None:
-    for job in jobs:
-        if job.process:
-            job.process.send_signal(request)
-
-
-class _Job:
-    """A run, from its turn to its end. In a terminal it has a bar, and a line only if it fails;
-    elsewhere lines say how it gets on."""
-
-    def __init__(self, run: Run, title: str, bars: Progress):
-        self.run, self.title, self.bars = run, title, bars
-        self.code, self.failed = COME_BACK, False
-        self.process: subprocess.Popen | None = None
-        self.window = last_window(run.directory)  # the last one that was shown
-        self.bar = bars.add_task(title, total=run.steps, completed=self.step, said="waiting")
+    def show(self, bars: Progress, number: str) -> None:
+        """Give the run its bar."""
+        self.bars, self.title = bars, f"[{number}] {self.title}"
+        self.window = last_window(self.directory)  # the last one that was shown
+        self.bar = bars.add_task(self.title, total=self.steps, completed=self.step, said="waiting")
 
     @property
     def step(self) -> int:
@@ -135,23 +77,22 @@ class _Job:
 
         stderr is added to the run's log; stdout, which repeats the log, is dropped.
         """
-        self.gpus, folder = gpus, self.run.directory
-        names = [gpu for gpu in gpus if gpu]
+        self.gpus, names = gpus, ",".join(gpu for gpu in gpus if gpu)
         variables = {STARTER_PID: str(os.getpid())}
         if names:
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+            variables["CUDA_VISIBLE_DEVICES"] = names
         near = process.binding(gpus[0]) if len(gpus) == 1 else []  # else each process binds itself
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / RECIPE, self.run.recipe)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_whole(self.directory / RECIPE, self.recipe)
             self.caches = tempfile.TemporaryDirectory(
                 prefix="compile-cache-", ignore_cleanup_errors=True
             )
             variables |= {name: f"{self.caches.name}/{name}" for name in COMPILE_CACHES}
-            with open(folder / LOG, "a", encoding="utf-8") as log:
+            with open(self.directory / LOG, "a", encoding="utf-8") as log:
                 # A session of its own: this process passes a terminal's Ctrl-C on
                 self.process = subprocess.Popen(
-                    [*near, sys.executable, "-m", COMMAND, str(folder)],
+                    [*near, sys.executable, "-m", COMMAND, str(self.directory)],
                     env=os.environ | variables,
                     stdout=subprocess.DEVNULL,
                     stderr=log,
@@ -161,19 +102,21 @@ class _Job:
             self._end(BAD_INPUT, f"failed: {error.filename}: {error.strerror}")
             return False
         self.line_at = time.monotonic() + LINE_EVERY_S
-        self._say(f"started on GPU {', '.join(names)}" if names else "started")
+        self._say(f"started on GPU {names}" if names else "started")
         return True
 
     def look(self) -> bool:
         """Show how far the run is, and how it ended; True once it has."""
         code = self.process.poll()  # first: no line is written after that
-        window = last_window(self.run.directory)
+        window = last_window(self.directory)
         if window and window != self.window:
-            self.window = window
-            self.bars.update(self.bar, completed=window.step, said=describe(window))
+            self.window, said = window, describe(window)
+            self.bars.update(self.bar, completed=window.step, said=said)
             if time.monotonic() > self.line_at:
                 self.line_at = time.monotonic() + LINE_EVERY_S
-                self._say(f"step {window.step}/{self.run.steps}  {describe(window)}{self._left()}")
+                left = self.bars.tasks[0].time_remaining
+                said += f"  all runs: {timedelta(seconds=left)} left" if left else ""
+                self._say(f"step {window.step}/{self.steps}  {said}")
         if code is None:
             return False
         self.caches.cleanup()
@@ -182,30 +125,81 @@ class _Job:
             outcome = f"killed by {signal.Signals(-code).name}"
         if window and code != BAD_INPUT:  # then the directory may hold another run
             outcome += f" at step {window.step}"
-        self._end(code, f"{outcome}: {self._last_words(code)}" if code else outcome)
+        self._end(code, f"{outcome}: {self._last_words()}" if code else outcome)
         return True
 
-    def _left(self) -> str:
-        seconds = self.bars.tasks[0].time_remaining
-        return f"  all runs: {timedelta(seconds=seconds)} left" if seconds else ""
+    def _last_words(self) -> str:
+        """Return the last line that the run wrote, or where to look."""
+        log = self.directory / LOG
+        written = log.read_text("utf-8", errors="replace").strip()
+        return written.rsplit("\n", 1)[-1] or f"see {log}"
 
     def _end(self, code: int, outcome: str) -> None:
         self.code, self.failed = code, code != COMPLETED
         self.bars.update(self.bar, said=outcome)
-        self._say(outcome, always=self.failed)
+        self._say(outcome)
 
-    def _say(self, event: str, always: bool = False) -> None:
-        """Print an event where there is no bar to show it, or `always`."""
-        if always or not self.bars.console.is_terminal:
+    def _say(self, event: str) -> None:
+        """Print an event where there is no bar to show it, and a failure."""
+        if self.failed or not self.bars.console.is_terminal:
             line = f"{datetime.now():%H:%M:%S} {self.title}: {event}"
-            self.bars.console.print(escape(line), soft_wrap=True)
+            self.bars.console.print(line, markup=False, soft_wrap=True)
 
-    def _last_words(self, code: int) -> str:
-        """Return the last line that the run wrote, or where to look."""
-        log = self.run.directory / LOG
-        with suppress(OSError):  # a full disk
-            lines = log.read_text("utf-8", errors="replace").split("\n")
-            written = [line for line in lines if line.strip()]
-            if written and code != -signal.SIGKILL:  # which leaves no time for words
-                return written[-1]
-        return f"see {log}"
+
+def run_all(runs: list[Run], console: Console, stop: Stop) -> None:
+    """Start runs and wait for them, as many at once as there are GPUs.
+
+    A request to `stop` is passed on to the runs, and no other is started. No run takes more GPUs
+    than there are.
+    """
+    stop.deferred = True
+    with progress_bars(console, console.is_terminal) as bars:
+        bars.add_task("all runs", said="")
+        for number, run in enumerate(runs, 1):
+            run.show(bars, f"{number}/{len(runs)}")
+        try:
+            _work(runs, bars, stop)
+        finally:  # whatever ends the work ends the runs too
+            _send(runs, signal.SIGTERM)
+            stop.deferred = False
+
+
+def _work(runs: list[Run], bars: Progress, stop: Stop) -> None:
+    """Start runs as GPUs become free, pass a request to stop on, and show how runs get on and
+    end."""
+    waiting, running, free = list(runs), [], process.gpus()
+    there, asked, kill_at = len(free), False, math.inf
+    while running or (waiting and not stop.code):
+        try:
+            while waiting and not stop.code:
+                count = min(
+                    waiting[0].world_size, there
+                )  # without GPUs the machine is one, for all
+                if count > len(free):
+                    break
+                run = waiting.pop(0)
+                if run.start(free[:count]):
+                    running.append(run)
+                    free = free[count:]
+            time.sleep(0.2)
+            if stop.code and not asked:
+                asked = True
+                _send(running, signal.SIGUSR1 if stop.code == COME_BACK else signal.SIGTERM)
+            if time.monotonic() > kill_at:
+                _send(running, signal.SIGKILL)
+            for run in list(running):
+                if run.look():
+                    running.remove(run)
+                    free += run.gpus
+            steps = {run: run.steps for run in runs if not run.failed}
+            made = sum(run.step for run in steps)
+            bars.update(bars.tasks[0].id, total=sum(steps.values()), completed=made)
+        except KeyboardInterrupt:  # a second Ctrl-C: runs do not wait for a step's end either
+            kill_at = time.monotonic() + GRACE_S
+            _send(running, signal.SIGINT)
+
+
+def _send(runs: list[Run], request: signal.Signals) -> None:
+    for run in runs:
+        if run.process:
+            run.process.send_signal(request)

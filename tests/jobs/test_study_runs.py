@@ -63,6 +63,7 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
 
 def test_a_run_that_cannot_start_stops_no_other(tmp_path, capsys):
     (tmp_path / "file").touch()
-    run = Run("a", tmp_path / "file/run", "", 9)
-    assert run_all([run, run], Console(width=200), Stop()) == [BAD_INPUT] * 2
+    runs = [Run("a", tmp_path / "file/run", "", 9) for _ in range(2)]
+    run_all(runs, Console(width=200), Stop())
+    assert [run.code for run in runs] == [BAD_INPUT] * 2
     assert capsys.readouterr().out.count(f"a: failed: {tmp_path}/file/run: Not a directory") == 2
