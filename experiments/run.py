@@ -1,7 +1,8 @@
 """Run one recipe, in this process.
 
     python -m experiments.run NAME [--overlay O]… [--seed K] [--out DIR] [key.path=value …]
-    python -m experiments.run DIR        goes on with the run of this folder, by its recipe.yaml
+    python -m experiments.run DIR        goes on with the run of this folder, by its recipe.yaml;
+                                         training.steps=N makes it longer
 
 Started again on the same directory, an interrupted run resumes from its last checkpoint.
 
@@ -16,14 +17,10 @@ import os
 import sys
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
-
 from experiments.config import recipes
 from experiments.jobs.command import COMPLETED, CommandLine, Stop, leave
 from experiments.jobs.process import check_environment
 from experiments.records.run import RECIPE
-from models.errors import InputError
 
 # OpenMP's threads spin so many turns before they sleep. With libgomp's own 300,000 they keep cores
 # that other processes need (tests/benchmarks/busy_machine.py)
@@ -31,7 +28,8 @@ SPINS = 10_000
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = _command_line().parse(argv)
+    arguments = sys.argv[1:] if argv is None else argv
+    args = _command_line().parse(arguments)
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))  # read while torch is imported
     # Compiled kernels are kept from run to run; a study gives each of its runs an empty folder
@@ -39,13 +37,13 @@ def main(argv: list[str] | None = None) -> int:
     stop = Stop()
     stop.listen()
     recipe, out = _resolve(args)
-    if not args.dry_run:
-        arguments = [*map(str, sys.argv[1:] if argv is None else argv)]
-        code = recipe.hook("start", check_environment)(recipe, arguments, out, stop)
+    start = recipe.hook("start")
+    if not start:
+        check_environment()
+    elif not args.dry_run:
+        code = start(recipe, arguments, out, stop)
         if code is not None:
             return code
-    elif not recipe.hook("start"):
-        check_environment()
 
     # torch: seconds, which a misspelt name need not wait for
     from experiments.training.machine import check_here
@@ -60,13 +58,16 @@ def main(argv: list[str] | None = None) -> int:
     findings.append(("data", data))
     TIMELINE.mark("data")
     if args.dry_run:
-        return _say(findings, recipe)
+        name = " + ".join([recipe.name, *recipe.made.overlays])
+        findings.append(("ready", f"{name}, seed {recipe.config.debug.seed}, would run"))
+        for topic, finding in findings:
+            print(f"{topic:<8} {finding}")
+        return COMPLETED
 
     from experiments.training import attempt
 
     TIMELINE.mark("import")
-    run = recipe.hook("run", attempt.run)
-    return run(planned, findings, out, stop)
+    return recipe.hook("run", attempt.run)(planned, findings, out, stop)
 
 
 def _command_line() -> CommandLine:
@@ -80,23 +81,11 @@ def _command_line() -> CommandLine:
 
 
 def _resolve(args: argparse.Namespace) -> tuple[recipes.Recipe, Path | None]:
-    """Read the recipe of a run's folder, or resolve the one that is named; with the folder."""
+    """Resolve the recipe of a run's folder, or the one that is named; with the folder."""
     file = os.path.join(args.name, RECIPE)  # os.path takes names of any length
-    if not os.path.exists(file):
-        recipe = recipes.load(args.name, args.overlay, args.overrides, args.seed)
-        return recipe, args.out
-    if args.overlay or args.overrides or args.seed or args.out:
-        raise InputError(f"{args.name} goes on as it was started: leave other arguments out")
-    return recipes.load(file), Path(args.name)
-
-
-def _say(findings: list[tuple[str, str]], recipe: recipes.Recipe) -> int:
-    """Print what was checked, and what would run."""
-    name, seed = " + ".join([recipe.name, *recipe.made.overlays]), recipe.config.debug.seed
-    console = Console(highlight=False, soft_wrap=True)
-    for topic, finding in [*findings, ("ready", f"{name}, seed {seed}, would run")]:
-        console.print(f"[bold]{topic:<8}[/] {escape(finding)}")
-    return COMPLETED
+    there = os.path.exists(file)
+    recipe = recipes.load(file if there else args.name, args.overlay, args.overrides, args.seed)
+    return recipe, args.out or (Path(args.name) if there else None)
 
 
 if __name__ == "__main__":

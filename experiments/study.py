@@ -24,11 +24,11 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-import yaml
 from rich.console import Console
 
 from experiments.config import recipes
 from experiments.config.studies import AUTO, DEFAULT, Study, load, read
+from experiments.config.yaml_with_origins import dump
 from experiments.jobs.command import (
     COME_BACK,
     COMPLETED,
@@ -58,33 +58,33 @@ def main(argv: list[str] | None = None) -> int:
     stop = Stop()
     stop.listen()
     check_environment()
-    study, out, resumed = _resolve(args)
+    study, out = _resolve(args)
     _choose_size(study)
-    plans = _plan(study, args.dry_run)
     check_folder(out, "study", STUDY_FILE)
-    if not resumed and (out / STUDY_FILE).exists() and read(out / STUDY_FILE) != study:
-        raise InputError(
-            f"{out} holds another study: choose another --out, or go on with that one: "
-            f"{PROGRAM} {quote(str(out))}"
-        )
-    plans = _open_data(plans)
-    if not (args.dry_run or args.out or resumed):
+    started = (out / STUDY_FILE).exists()
+    if started:
+        _go_on(study, out)
+    plans = _plan(study, args.dry_run)
+    if not (args.dry_run or args.out or started):
         out = new_folder(out)
     runs = _runs_to_make(study, plans, out)
-    print(f"{_announce(runs, _mean_seconds(out))}, into {out}")
     if args.dry_run:
         for run in runs:
             work = plans[run.directory.parent.name].describe()
             print(f"would run {run.title}: {run.steps} steps, {work}, into {run.directory}")
         return COMPLETED
     with lock_folder(out, "study"):
-        _write(study, out)
+        files.write_whole(out / STUDY_FILE, dump(study.model_dump()))
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-        codes = run_all(runs, console, stop)
-        reported = COMPLETED
-        if not stop.code:
-            reported = _report(study, out, console, args.verbose)
-        return _exit_code(codes, plans, out, stop) or reported
+        run_all(runs, console, stop)
+        reported = COMPLETED if stop.code else _report(study, out, console, args.verbose)
+    codes = [run.code for run in runs if run.code != COMPLETED]
+    if not codes:
+        return reported
+    print(f"Not all runs completed; to go on with them: {PROGRAM} {quote(str(out))}")
+    if not any(planned.config.checkpoint.enable for planned in plans.values()):
+        print("They begin at their first step: only checkpoint.enable=true keeps their work.")
+    return next((code for code in (FOR_GOOD, COME_BACK) if code in (stop.code, *codes)), FAILED)
 
 
 def _command_line() -> CommandLine:
@@ -104,26 +104,25 @@ def _command_line() -> CommandLine:
 # ---- resolve ----
 
 
-def _resolve(args: argparse.Namespace) -> tuple[Study, Path, bool]:
-    """Make the study that the command line asks for, name its folder, and tell whether the study
-    goes on with that folder."""
+def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
+    """Make the study that the command line asks for, or read the one to go on with; name its
+    folder."""
     # os.path, which takes names of any length: an override may have more than 255 characters
-    unfinished = [name for name in args.names if os.path.exists(os.path.join(name, STUDY_FILE))]
-    if unfinished:
+    if any(os.path.exists(os.path.join(name, STUDY_FILE)) for name in args.names):
         if len(args.names) > 1 or args.overlay or args.out:
             raise InputError(
                 "a study goes on as it was started, with --seeds more: leave other arguments out"
             )
-        out = Path(unfinished[0])
+        out = Path(args.names[0])
         study = read(out / STUDY_FILE)
-        study.seeds += [seed for seed in args.seeds or [] if seed not in study.seeds]
-        return study, out, True
+        study.seeds += args.seeds or []
+        return study, out
     names = [name for name in args.names if "=" not in name] or [DEFAULT]
     study = load(names)
     study.overlays = args.overlay or study.overlays
     study.overrides += [name for name in args.names if "=" in name]
     study.seeds = args.seeds or study.seeds
-    return study, args.out or dated_folder(names[0]), False
+    return study, args.out or dated_folder(names[0])
 
 
 def _choose_size(study: Study) -> None:
@@ -138,116 +137,78 @@ def _choose_size(study: Study) -> None:
         print(f"Size: {why}; --overlay chooses another.")
 
 
+def _go_on(study: Study, out: Path) -> None:
+    """Add the seeds of the study in a folder, which must be this one. Raises `InputError`."""
+    started = read(out / STUDY_FILE)
+    started.seeds = study.seeds = [*dict.fromkeys(started.seeds + study.seeds)]
+    if started != study:
+        raise InputError(
+            f"{out} holds another study: choose another --out, or go on with that one: "
+            f"{PROGRAM} {quote(str(out))}"
+        )
+
+
+# ---- plan ----
+
+
 def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
-    """Work out what the runs of each recipe ask for; check that this machine has it.
+    """Work out what the runs of each recipe ask for; check that this machine has it; write the
+    token files that are not there yet, so that no run's time holds that.
 
     A dry run on a machine without a GPU checks no machine: another one may train.
     """
     from experiments.training.machine import check_units
-    from experiments.training.plan import plan
+    from experiments.training.plan import open_data, plan
     from models import device
     from models.driver import check_driver
 
     plans = {}
     for name in study.recipes:
         plans[name] = plan(recipes.load(name, study.overlays, study.overrides))
-    if dry_run and device.TYPE == "cpu":
-        return plans
-    check_driver()
-    for planned in plans.values():
-        check_units(planned)
-        if not dry_run:
-            check_gpus(planned.world_size)
+    if not (dry_run and device.TYPE == "cpu"):
+        check_driver()
+        for planned in plans.values():
+            check_units(planned)
+            if not dry_run:
+                check_gpus(planned.world_size)
+    for name, planned in plans.items():
+        plans[name], finding = open_data(planned)
+    print(f"Data: {finding}.")
     return plans
 
 
-def _open_data(plans: dict[str, "Plan"]) -> dict[str, "Plan"]:
-    """Open each recipe's token file, written first if it is not there, so that no run's time holds
-    that."""
-    from experiments.training.plan import open_data
-
-    opened = {}
-    for name, planned in plans.items():
-        opened[name], finding = open_data(planned)
-    print(f"Data: {finding}.")
-    return opened
-
-
 def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Run]:
-    """List the runs that are not complete; print the folders of the others.
+    """List the runs that are not complete; print the folders of the others, and what is to do.
 
     Raises `InputError` for a folder with an unfinished run of another recipe.
     """
     from experiments.training.plan import to_yaml
     from experiments.training.run_directory import check_recipe
+    from models import device
 
-    runs = []
+    runs, at_once = [], 1
     for name, seed in study.runs():
         folder = out / name / f"seed{seed}"
         if _completed(folder):
             print(f"complete already: {folder}")
             continue
-        recipe = recipes.with_seed(plans[name].recipe, seed)
-        planned = replace(plans[name], recipe=recipe)
+        planned = replace(plans[name], recipe=recipes.with_seed(plans[name].recipe, seed))
         check_recipe(folder, planned)
-        run = Run(
-            title=f"{name} seed {seed}",
-            directory=folder,
-            recipe=to_yaml(planned),
-            steps=recipe.config.training.steps,
-            gpus=planned.world_size,
-        )
-        runs.append(run)
+        steps, world_size = planned.config.training.steps, planned.world_size
+        runs.append(Run(f"{name} seed {seed}", folder, to_yaml(planned), steps, world_size))
+        at_once = max(1, len(gpus()) // world_size)
+    print(f"Runs to make: {len(runs)}, {at_once} at a time on {device.name()}, into {out}")
     return runs
 
 
-def _completed(folder: Path) -> Manifest | None:
-    """Read the manifest of a run that is complete."""
+def _completed(run: Path) -> bool:
     try:
-        manifest = files.read_if_there(folder / MANIFEST, Manifest)
-    except files.RecordError:  # the run itself says what is wrong with its folder
-        return None
-    return manifest if manifest and manifest.status == "completed" else None
+        return files.read(run / MANIFEST, Manifest).status == "completed"
+    except files.RecordError:  # not there; or the run itself says what is wrong with its folder
+        return False
 
 
-# ---- how much there is to do ----
-
-
-def _announce(runs: list[Run], mean_s: float | None) -> str:
-    """Say how many runs there are to make, where, and how long they take if any was measured."""
-    from models import device
-
-    if not runs:
-        return "No runs to make"
-    at_once = min(len(runs), max(1, len(gpus()) // runs[0].gpus))
-    where = f"{at_once} at a time" if at_once > 1 else "one after the other"
-    count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-    said = f"{count} of {runs[0].steps} steps, {where} on {device.name()}"
-    if mean_s:
-        said += f", about {mean_s * len(runs) / at_once / 60:.0f} min"
-    return said
-
-
-def _mean_seconds(out: Path) -> float | None:
-    """Return how long a completed run of a study took; None before there is one."""
-    seconds = []
-    for folder in out.glob("*/seed*"):
-        found = _completed(folder)
-        if found and found.end:
-            seconds.append((found.end - found.start).total_seconds())
-    return sum(seconds) / len(seconds) if seconds else None
-
-
-# ---- run ----
-
-
-def _write(study: Study, out: Path) -> None:
-    """Write what the study was started with."""
-    text = yaml.safe_dump(study.model_dump(), sort_keys=False)
-    try:
-        files.write_whole(out / STUDY_FILE, text)
-    except OSError as error:
-        raise InputError(f"{out}: {error.strerror}: make room, or choose another --out") from None
+# ---- report ----
 
 
 def _report(study: Study, out: Path, console: Console, verbose: bool) -> int:
@@ -275,29 +236,10 @@ def _report(study: Study, out: Path, console: Console, verbose: bool) -> int:
     print(f"\nPage       {page}\nNotebooks  make lab")
     if any(out.glob(f"*/*/{TENSORBOARD}")):
         print(f"Curves     .venv/bin/tensorboard --logdir {folder}")
-    more = FOR_A_VERDICT - len(study.seeds)
+    more = (FOR_A_VERDICT - len(study.seeds)) * len(study.recipes)
     if more > 0 and min(run.length for run in found.study.runs) >= MIN_STEPS:
-        runs = more * len(study.recipes)
-        minutes = runs * (_mean_seconds(out) or 0) / 60
-        print(f"Verdict    {PROGRAM} {folder} --seeds {FOR_A_VERDICT}  "
-              f"({runs} more runs, about {minutes:.0f} min one after the other)")  # fmt: skip
+        print(f"Verdict    {PROGRAM} {folder} --seeds {FOR_A_VERDICT}  ({more} more runs)")
     return COMPLETED
-
-
-def _exit_code(codes: list[int], plans: dict[str, "Plan"], out: Path, stop: Stop) -> int:
-    """Say how to go on with runs that are not complete; returns the study's exit code."""
-    if not any(codes):
-        return COMPLETED
-    again = f"Not all runs completed; to go on with them: {PROGRAM} {quote(str(out))}"
-    if not any(planned.config.checkpoint.enable for planned in plans.values()):
-        again += (
-            " (from their first step: only with checkpoint.enable=true do runs keep their work)"
-        )
-    print(again)
-    for code in (FOR_GOOD, COME_BACK):
-        if code in (stop.code, *codes):
-            return code
-    return FAILED
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@
 Exit codes: 0 if it lacks none, 2 if it lacks some.
 """
 
-import argparse
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -23,11 +22,7 @@ def is_there(requirement: Requirement) -> bool:
         return not requirement.specifier and find_spec(requirement.name) is not None
 
 
-parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-)
-parser.add_argument("files", nargs="+", metavar="FILE")
-files, lines = parser.parse_args().files, []
+files, lines = sys.argv[1:], []
 for file in files:
     lines += Path(file).read_text().splitlines()
 asked = [line for line in lines if not line.startswith("#")]

@@ -4,7 +4,6 @@ exit code, and its sentence about bad input."""
 import _thread
 import argparse
 import ctypes
-import errno
 import io
 import logging
 import os
@@ -31,8 +30,6 @@ COME_BACK, FOR_GOOD = 75, 130  # EX_TEMPFAIL of sysexits.h; a shell's for Ctrl-C
 class CommandLine(argparse.ArgumentParser):
     """A command's arguments. Its help is the docstring of its module."""
 
-    hint = ""  # to whoever mistypes them
-
     def __init__(self, module: str, docstring: str):
         super().__init__(
             prog=f"python -m {module}",
@@ -50,33 +47,27 @@ class CommandLine(argparse.ArgumentParser):
         what = "a recipe, as `experiments.recipe list` names them, or the path of a recipe.yaml"
         add("name", nargs=nargs, metavar="RECIPE", help=what)
         self.add_overlays()
-        keys = {"metavar": "key.path=value", "help": "e.g. training.steps=200"}
-        add("overrides", nargs="*", default=[], **keys)
+        what = "e.g. training.steps=200"
+        add("overrides", nargs="*", default=[], metavar="key.path=value", help=what)
 
     def add_overlays(self) -> None:
-        """Add `--overlay`, which may be repeated, to a command that takes keys."""
-        self.hint = " (keys are set as training.steps=200)"
+        """Add `--overlay`, which may be repeated."""
         what = "where or how big, e.g. cpu, in place of a study's; may be repeated"
         self.add_argument("--overlay", action="append", default=[], metavar="O", help=what)
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse finds wrong as `InputError`."""
-        raise InputError(f"{message}; -h lists what there is{self.hint}")
+        raise InputError(f"{message}; -h lists arguments, options and keys")
 
 
 def seeds(text: str) -> list[int]:
-    """Read `--seeds`: how many of them, from 0; or a list, which has a comma. Raises
-    ArgumentTypeError."""
-    with suppress(ValueError):
-        given = [int(word) for word in text.removesuffix(",").split(",")]
-        if "," in text and all(0 <= seed < 10**18 for seed in given):
-            return given
-        if "," not in text and 0 < given[0] <= 100:
-            return list(range(given[0]))
-    raise argparse.ArgumentTypeError(
-        "expected a number of seeds from 1 to 100, as 3 for 0, 1 and 2; or a list with a comma, as "
-        f"0,1,2 or 3, (3 alone), got {text}"
-    )
+    """Read `--seeds`: how many of them, from 0; or a list, which has a comma. Raises ValueError."""
+    given = [int(word) for word in text.removesuffix(",").split(",")]
+    if "," in text and all(0 <= seed < 10**18 for seed in given):
+        return given
+    if "," not in text and 0 < given[0] <= 100:
+        return list(range(given[0]))
+    raise ValueError("expected 1 to 100 seeds, or a list of them, as 0,1,2")
 
 
 # ---- asked to stop ----
@@ -170,9 +161,9 @@ def code_of(command: Callable[[], int]) -> int:
     except InputError as error:
         return complain(error)
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        if not error.filename:
             raise
-        return complain(f"{error.filename}: {error.strerror}: choose a shorter one")
+        return complain(f"{error.filename}: {error.strerror}: make room, or choose another")
     except KeyboardInterrupt as request:  # of `Stop`
         return request.args[0] if request.args else FOR_GOOD
     except SystemExit as end:  # after --help

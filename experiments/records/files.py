@@ -15,7 +15,6 @@ from experiments.records.run import LOG, METRICS, Record, Window
 from models.errors import InputError
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
-LONGEST_LINE = 2**18  # bytes: a log window of some 4,000 steps
 
 
 class RecordError(ValueError):
@@ -23,11 +22,14 @@ class RecordError(ValueError):
 
 
 def write_whole(path: Path, content: str) -> None:
-    """Write a file, whole or not at all. Raises OSError."""
+    """Write a file, whole or not at all. Raises OSError, which names the file."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         part.write_text(content, encoding="utf-8")
         part.replace(path)
+    except OSError as error:
+        error.filename = str(path)
+        raise
     finally:  # on a full disk, what was written takes room from other records
         part.unlink(missing_ok=True)
 
@@ -81,15 +83,15 @@ def _validated(model: type[AnyRecord], content: bytes, place: str) -> AnyRecord:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         field = ".".join(map(str, problem["loc"])) or "content"
-        raise RecordError(f"{place}: {field}: {problem['msg']}") from error
+        message = problem["msg"].removeprefix("Value error, ")
+        raise RecordError(f"{place}: {field}: {message}") from error
 
 
 def last_window(folder: Path) -> Window | None:
-    """Read the newest whole line of a run's metrics.jsonl, cheaply; None before the first one."""
-    with suppress(OSError, ValueError, IndexError), open(folder / METRICS, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - LONGEST_LINE))
-        return Window.model_validate_json(file.read().split(b"\n")[-2])
+    """Read the newest whole line of a run's metrics.jsonl; None before the first one."""
+    with suppress(OSError, ValueError, IndexError):
+        line = (folder / METRICS).read_bytes().rsplit(b"\n", 2)[-2]
+        return Window.model_validate_json(line)
     return None
 
 
@@ -104,16 +106,15 @@ def dated_folder(name: str) -> Path:
 def new_folder(path: Path) -> Path:
     """Make a folder that nobody else has: `path`, or `path`-2 if another starts in the same second.
 
-    Raises `InputError` if it cannot be made.
+    Raises OSError if it cannot be made.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     new, number = path, 1
     while True:
         try:
-            new.mkdir(parents=True)
+            new.mkdir()
             return new
-        except OSError as error:
-            if not os.path.lexists(new):  # it is a parent that cannot be made
-                raise InputError(f"{path}: {error.strerror}: choose another --out") from None
+        except FileExistsError:
             number += 1
             new = path.with_name(f"{path.name}-{number}")
 
@@ -145,18 +146,16 @@ def lock_folder(folder: Path, kind: str) -> TextIO:
     """Make a folder if it is missing, and lock it until the returned file is closed or the process
     ends.
 
-    Raises `InputError`, also if another process has locked it.
+    Raises `InputError` if another process has locked it, and OSError.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         return lock_file(folder / ".lock", wait=False)
     except BlockingIOError:
         raise InputError(
             f"{folder} is being written by another {kind} that is alive: choose another --out, or "
             "wait for it"
         ) from None
-    except OSError as error:
-        raise InputError(f"{folder}: {error.strerror}: choose another --out") from None
 
 
 def lock_file(path: Path, wait: bool) -> TextIO:

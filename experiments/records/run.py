@@ -21,7 +21,6 @@ unknown.
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
 
 LAYOUT_VERSION = 4  # of the directory; a record of another version is refused
 NOT_STEADY_STEPS = 10  # of a process, the first: compilation, allocator and clocks settle
@@ -97,11 +96,9 @@ class Git(Record):
 def _of_today(version: int) -> int:
     """Check a record's layout."""
     if version != LAYOUT_VERSION:
-        raise PydanticCustomError(
-            "layout",
-            "this directory has layout {version} and this code reads {here}: make the run again, "
-            "or read it with the code of its own commit",
-            {"version": version, "here": LAYOUT_VERSION},
+        raise ValueError(
+            f"this directory has layout {version} and this code reads {LAYOUT_VERSION}: make the "
+            "run again, or read it with the code of its own commit"
         )
     return version
 
@@ -139,9 +136,8 @@ class Manifest(Record):
     flops_per_token_causal: Positive
     seq_len: AtLeast1
     dataset: str
-    data: str | None = (
-        None  # the token file: name and digest of its content; null in records of before
-    )
+    # The token file: name and digest of its content; null in records of before
+    data: str | None = None
     cuda: str | None
     notes: list[str] = []  # what a reader of the figures should know, seen by the end
 
@@ -187,7 +183,7 @@ class Window(Record):
     @model_validator(mode="after")
     def _one_value_a_step(self) -> "Window":
         steps = len(self.step_s)
-        if not 0 < steps <= self.step or {len(self.losses), len(self.data_wait_s)} != {steps}:
+        if not 0 < steps == len(self.losses) == len(self.data_wait_s) <= self.step:
             raise ValueError("step_s, losses and data_wait_s have a value for each step")
         return self
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from torch import distributed as dist
 
 from experiments.jobs.command import BAD_INPUT, COMPLETED, DIVERGED, FAILED, Interrupted, Stop
-from experiments.jobs.screen import describe, display, seconds_left, with_time
+from experiments.jobs.screen import describe, display
 from experiments.records import files
 from experiments.records.files import run_folder
 from experiments.records.run import LOG, METRICS, PROOF, TIMING, Window
@@ -126,8 +126,7 @@ def _listen(trainer: Trainer, directory: RunDirectory, move_bar) -> None:
 
     def on_window(window: Window) -> None:
         files.append(path / METRICS, window)
-        left = seconds_left(window, trainer.job_config.training.steps)
-        move_bar(window=with_time(describe(window), left))
+        move_bar(said=describe(window))
 
     trainer.on_resume, trainer.on_step, trainer.on_window = directory.take_over, on_step, on_window
 

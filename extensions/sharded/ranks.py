@@ -78,7 +78,7 @@ def _start_rank(arguments: Sequence[str], environment: dict[str, str], output) -
             len(os.sched_getaffinity(0)) // int(environment["WORLD_SIZE"]) or 1
         )
     return subprocess.Popen(
-        [*binding(rank, there[rank % len(there)]), sys.executable, "-m", *arguments],
+        [*binding(there[rank % len(there)]), sys.executable, "-m", *arguments],
         env=os.environ | environment,
         stdout=output,
         stderr=output,

@@ -29,10 +29,11 @@ def test_a_run_is_bound_to_the_cores_and_memory_of_its_gpu(nearest, node, tmp_pa
     for name, script in tools.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     bound = ["numactl", f"--cpunodebind={node}", f"--membind={node}"]
-    assert process.binding(2, "2", tmp_path) == bound
-    assert process.binding(0, None, tmp_path) == []
+    assert process.binding("2", tmp_path) == bound
+    assert process.binding(None, tmp_path) == []
     # as in a container whose memory may not be chosen
     (tmp_path / "numactl").write_text("#!/bin/sh\nexit 1\n")
-    assert process.binding(2, "2", tmp_path) == []
+    assert process.binding("2", tmp_path) == []

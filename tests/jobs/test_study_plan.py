@@ -12,24 +12,27 @@ from experiments import study
 from experiments.config import studies
 from experiments.jobs import command
 from experiments.records.files import check_folder, lock_file, lock_folder, new_folder
-from experiments.training import machine
+from experiments.training import machine, plan
 from models import device
 from models.errors import InputError
 from tests.make_runs import write_run
 
-PLAN = "description: x\nrecipes: [baseline]\nbaseline: baseline\nseeds: [0]\noverlays: [cpu]\n"
+PLAN = (
+    "description: baseline\nrecipes: [baseline]\nbaseline: baseline\nseeds: [0]\noverlays: [cpu]\n"
+)
 
 
 def test_a_study_of_named_recipes():
-    plan = studies.load(["tensorwise_fp8_compiled", "baseline"])
-    assert plan.recipes == ["tensorwise_fp8_compiled", "baseline"] and plan.baseline == "baseline"
+    assert studies.load(["tensorwise_fp8_compiled", "baseline"]).baseline == "baseline"
     assert studies.load(["rowwise_fp8_compiled"]).baseline == "rowwise_fp8_compiled"
 
 
-def test_a_study_goes_on_with_more_seeds(tmp_path, capsys):
+@pytest.mark.parametrize("command", ["{}", "baseline --overlay cpu --out {}"])
+def test_a_study_goes_on_with_more_seeds(command, tmp_path, capsys):
     (tmp_path / "study.yaml").write_text(PLAN)
     write_run(tmp_path / "baseline" / "seed0")
-    assert study.main([str(tmp_path), "--seeds", "3", "--dry-run"]) == 0
+    arguments = command.format(tmp_path).split()
+    assert study.main([*arguments, "--seeds", "3", "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert "complete already" in printed and printed.count("would run baseline seed") == 2
 
@@ -57,7 +60,7 @@ def test_a_folder_that_another_starts_in_the_same_second_too(tmp_path):
     made = [new_folder(tmp_path / "runs/four_way").name for _ in range(3)]
     assert made == ["four_way", "four_way-2", "four_way-3"]
     (tmp_path / "link").symlink_to(tmp_path / "unmounted")
-    with pytest.raises(InputError):
+    with pytest.raises(FileExistsError):
         new_folder(tmp_path / "link/four_way")
 
 
@@ -73,11 +76,7 @@ def test_a_report_that_fails_costs_no_run(tmp_path, monkeypatch, capsys):
     (tmp_path / "study.yaml").write_text(PLAN)
     run = write_run(tmp_path / "baseline/seed0")
     assert study.main([str(tmp_path)]) == 1
-    said = capsys.readouterr().out
-    assert (
-        "No space left on device" in said
-        and f".venv/bin/python -m analysis.report {tmp_path}" in said
-    )
+    assert f"-m analysis.report {tmp_path}" in capsys.readouterr().out
     assert (run / "manifest.json").exists()
 
 
@@ -92,41 +91,34 @@ def test_seeds_are_a_number_of_them_or_a_list(text, seeds):
 
 
 def test_a_dry_run_lists_each_run_once_and_a_folder_may_have_an_equals_sign(tmp_path, capsys):
-    plan = tmp_path / "lr=1e-3/study.yaml"
-    plan.parent.mkdir()
-    plan.write_text(PLAN.replace("[0]", "[1, 0, 1]").replace("[baseline]", "[baseline, baseline]"))
-    assert study.main([str(plan.parent), "--dry-run"]) == 0
-    runs = re.findall(
-        r"would run baseline seed (\d): 60 steps, .* M parameters, .*, into (.*)\n",
-        capsys.readouterr().out,
-    )
-    assert runs == [(seed, f"{plan.parent}/baseline/seed{seed}") for seed in "10"]
+    folder = tmp_path / "lr=1e-3"
+    folder.mkdir()
+    (folder / "study.yaml").write_text(PLAN.replace("[0]", "[1, 0, 1]"))
+    assert study.main([str(folder), "--dry-run"]) == 0
+    runs = re.findall(r"would run .*: 60 steps, .*, into (.*)\n", capsys.readouterr().out)
+    assert runs == [f"{folder}/baseline/seed{seed}" for seed in "10"]
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU of 144 GiB without FP8 units."""
+    monkeypatch.setattr(device, "TYPE", "cuda")
+    monkeypatch.setattr(device, "name", lambda: "NVIDIA A100")
+    monkeypatch.setattr(device, "memory_bytes", lambda: 144 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
 
 
 @pytest.mark.parametrize(
-    ("gib", "overlay"),
-    [
-        (79, "no_recompute"),
-        (65, "full_recompute"),
-        (24, "llama_1b"),
-        (11, "llama_1b_1024"),
-        (8, "cpu"),
-    ],
+    ("gib", "overlay"), [(79, "no_recompute"), (65, "full_recompute"), (11, "llama_1b_1024")]
 )
-def test_size_follows_the_machines_free_memory(gib, overlay, monkeypatch):
-    monkeypatch.setattr(device, "TYPE", "cuda")
-    monkeypatch.setattr(device, "name", lambda: "NVIDIA H200")
-    monkeypatch.setattr(device, "memory_bytes", lambda: 144 * 2**30)
+def test_size_follows_the_machines_free_memory(gib, overlay, gpu, monkeypatch):
     monkeypatch.setattr(device, "free_bytes", lambda: gib * 2**30)
     overlays, why = machine.choose_size()
-    assert overlays == [overlay] and f"NVIDIA H200 has {gib} GiB" in why
+    assert overlays == [overlay] and f"has {gib} GiB" in why
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
-def test_a_gpu_without_fp8_is_refused_before_data_are_prepared(more, fails, monkeypatch):
-    monkeypatch.setattr(device, "TYPE", "cuda")
-    monkeypatch.setattr(device, "name", lambda: "NVIDIA A100")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    monkeypatch.setattr(study, "_open_data", Mock(side_effect=AssertionError))
+def test_a_gpu_without_fp8_is_refused_before_data_are_prepared(more, fails, gpu, monkeypatch):
+    monkeypatch.setattr(plan, "open_data", Mock(side_effect=AssertionError))
     errors = fails(study.main, "tensorwise_fp8_compiled", "--overlay", "no_recompute", *more)
     assert "has no FP8 units" in errors

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from analysis import report
-from experiments.jobs import runner, screen
+from experiments.jobs import runner
 from experiments.jobs.command import BAD_INPUT, Stop
 from experiments.jobs.runner import Run, run_all
 from experiments.records.files import read
@@ -39,7 +39,7 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
     """Side by side: each run has a GPU, and a folder to compile in that is gone afterwards. Where
     there is no terminal, a line says how far each run is."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    monkeypatch.setattr(screen, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(runner, "LINE_EVERY_S", 0.0)
     monkeypatch.setenv("FAILING", "baseline")
     out = tmp_path / "study"
     code, printed = start("training.steps=90")
@@ -47,7 +47,7 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
     assert "baseline seed 0: started on GPU 4" in printed
     assert "baseline_compiled seed 0: started on GPU 7" in printed
     assert "baseline seed 0: failed: error: no compiler" in printed
-    line = r"baseline_compiled seed 0: step \d+/90  loss .*  all runs:  0:00:\d+ left"
+    line = r"baseline_compiled seed 0: step \d+/90  loss .*  all runs: 0:00:\d+ left"
     assert re.search(line, printed), printed
     assert "baseline_compiled seed 0: completed at step 90" in printed
     assert printed.rindex("started on GPU") < printed.index("completed at step")
@@ -63,6 +63,7 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
 
 def test_a_run_that_cannot_start_stops_no_other(tmp_path, capsys):
     (tmp_path / "file").touch()
-    run = Run("a", tmp_path / "file/run", "", 9)
-    assert run_all([run, run], Console(width=200), Stop()) == [BAD_INPUT] * 2
+    runs = [Run("a", tmp_path / "file/run", "", 9) for _ in range(2)]
+    run_all(runs, Console(width=200), Stop())
+    assert [run.code for run in runs] == [BAD_INPUT] * 2
     assert capsys.readouterr().out.count(f"a: failed: {tmp_path}/file/run: Not a directory") == 2
