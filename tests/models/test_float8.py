@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from models import device, fp8_matmul
-from models.fp8_matmul import EMULATED, OPERATOR, WITHOUT_ONEDNN
+from models import cpu_matmuls, device, float8
+from models.float8 import EMULATED, OPERATOR, WITHOUT_ONEDNN
 from models.scaling import SCALINGS
 from tests.models.layers import layer, results
 
@@ -37,8 +37,8 @@ def test_emulation_rounds_alike(recipe):
 def test_a_cpu_multiplies_by_a_rule(sets, runs, emulate, how, monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cpu")
     monkeypatch.setattr(device, "instruction_sets", lambda: sets)
-    monkeypatch.setattr(fp8_matmul, "_runs_on_cpu", lambda by_rows: runs)
-    matmul = fp8_matmul.choose.__wrapped__(SCALINGS["tensorwise"], emulate)
+    monkeypatch.setattr(float8, "_cpu_takes_row_scales", lambda: runs)
+    matmul = float8.choose_matmul(SCALINGS["rowwise"], emulate)
     assert matmul.how == how and matmul.why
 
 
@@ -52,9 +52,9 @@ def test_kept_off_onednn_the_matmul_is_exact():
             enabled.append(torch._C._get_mkldnn_enabled())
             return kernel.call_boxed(*args, **options)
 
-        return fp8_matmul.off_onednn(SimpleNamespace(call_boxed=call_boxed), *args, **options)
+        return cpu_matmuls.off_onednn(SimpleNamespace(call_boxed=call_boxed), *args, **options)
 
-    held = device.replace_kernels(call, "_scaled_mm")
+    held = cpu_matmuls.replace_kernels(call, "_scaled_mm")
     a = torch.randn(48, 32).to(torch.float8_e5m2)
     b = torch.randn(64, 32).to(torch.float8_e4m3fn).t()
     half, out = torch.tensor(0.5), torch.empty(48, 64)
