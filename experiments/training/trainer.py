@@ -194,8 +194,7 @@ class Trainer(titan.Trainer):
                 losses.append(loss.detach())
 
             parameters = list(self.model_parts[0].parameters())
-            norm = optimizer.gradient_norm(parameters)
-            optimizer.clip(parameters, norm, config.training.max_norm)
+            norm = optimizer.clip(parameters, config.training.max_norm)
             read_norm = device.read_later(norm)
             self.checkpointer.maybe_wait_for_staging()
             with self.proof.movement() if first else nullcontext():

@@ -1,12 +1,10 @@
-"""torchao's FP8 layer, emulated; how a CPU multiplies."""
+"""torchao's FP8 layer, emulated; how a machine multiplies."""
 
 import platform
-from types import SimpleNamespace
 
 import pytest
-import torch
 
-from models import cpu_matmuls, device, float8
+from models import device, float8
 from models.float8 import EMULATED, OPERATOR, WITHOUT_ONEDNN
 from models.scaling import SCALINGS
 from tests.models.layers import layer, results
@@ -40,30 +38,6 @@ def test_a_cpu_multiplies_by_a_rule(sets, runs, emulate, how, monkeypatch):
     monkeypatch.setattr(float8, "_cpu_takes_row_scales", lambda: runs)
     matmul = float8.choose_matmul(SCALINGS["rowwise"], emulate)
     assert matmul.how == how and matmul.why
-
-
-@pytest.mark.skipif(device.TYPE != "cpu", reason="a GPU has no oneDNN")
-def test_kept_off_onednn_the_matmul_is_exact():
-    """Of eager and of compiled code, which calls the overload `out`; oneDNN is back after each."""
-    before, enabled = torch._C._get_mkldnn_enabled(), []
-
-    def call(kernel, *args, **options):
-        def call_boxed(*args, **options):
-            enabled.append(torch._C._get_mkldnn_enabled())
-            return kernel.call_boxed(*args, **options)
-
-        return cpu_matmuls.off_onednn(SimpleNamespace(call_boxed=call_boxed), *args, **options)
-
-    held = cpu_matmuls.replace_kernels(call, "_scaled_mm")
-    a = torch.randn(48, 32).to(torch.float8_e5m2)
-    b = torch.randn(64, 32).to(torch.float8_e4m3fn).t()
-    half, out = torch.tensor(0.5), torch.empty(48, 64)
-    eager = torch._scaled_mm(a, b, half, half, out_dtype=torch.float32)
-    torch._scaled_mm(a, b, half, half, out_dtype=torch.float32, out=out)
-    held._destroy()
-    torch.testing.assert_close(eager, a.float() @ b.float() / 4, rtol=1e-5, atol=1e-5)
-    assert torch.equal(out, eager)
-    assert enabled == [False, False] and torch._C._get_mkldnn_enabled() == before
 
 
 @pytest.mark.parametrize(
