@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,7 +90,6 @@ def local(tensor: Tensor) -> Tensor:
     return getattr(tensor, "_tensor", tensor)
 
 
-@cache
 def name() -> str:
     """Name the GPU or the processor."""
     return torch.cuda.get_device_name() if TYPE == "cuda" else cpu_name()
@@ -99,24 +97,24 @@ def name() -> str:
 
 def cpu_name() -> str:
     """Name the processor's model, or its architecture where Linux has no name, as on ARM."""
-    return _cpuinfo().get("model name") or platform.machine()
+    return _cpuinfo("model name") or platform.machine()
 
 
 def instruction_sets() -> list[str]:
     """Name those of the processor that numerical code is chosen by, as Linux does."""
-    flags = _cpuinfo().get("flags") or _cpuinfo().get("Features", "")
-    return re.findall(r"\b(?:(?:avx|amx|f16c|asimd|sve|bf16)\w*|fma\b|sme\d*\b)", flags)
+    numerical = r"\b(?:(?:avx|amx|f16c|asimd|sve|bf16)\w*|fma\b|sme\d*\b)"
+    return re.findall(numerical, _cpuinfo("flags|Features"))
 
 
-@cache
-def _cpuinfo() -> dict[str, str]:
-    """Read what Linux says of the first core."""
-    first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
-    return dict(re.findall(r"^(.*?)\s*: ?(.*)$", first, re.MULTILINE))
+def _cpuinfo(line: str) -> str:
+    """Read a line of what Linux says of the first core; empty if there is none."""
+    said = Path("/proc/cpuinfo").read_text()
+    found = re.search(rf"^(?:{line})\s*: (.*)$", said, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def cudnn() -> str | None:
-    """Version of cuDNN, as in 9.15.1; None without a GPU or without cuDNN."""
+    """Return the version of cuDNN, as in 9.15.1; None without a GPU or without cuDNN."""
     version = torch.backends.cudnn.version() if TYPE == "cuda" else None
     return version and f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
 
@@ -131,7 +129,7 @@ def check_fp8_units() -> None:
 
 
 def memory_bytes() -> int:
-    """Memory of the GPU, or of the machine where there is none."""
+    """Return the memory of the GPU, or of the machine where there is none."""
     if TYPE == "cuda":
         return torch.cuda.get_device_properties(0).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -180,19 +178,16 @@ def put(x: Tensor, where: torch.device) -> Tensor:
 def read_later(scalar: Tensor) -> Callable[[], float]:
     """Have a scalar tensor copied to the host; the call waits for that, and for no work given to
     the device since."""
-    if TYPE == "cpu":
-        return scalar.item
-    copy, copied = scalar.to("cpu", non_blocking=True), torch.cuda.Event()
-    copied.record()
+    copy, copied = scalar.to("cpu", non_blocking=True), mark()
 
     def read() -> float:
-        copied.synchronize()
+        if TYPE == "cuda":
+            copied.synchronize()
         return copy.item()
 
     return read
 
 
-@cache
 def peak() -> gpus.Gpu | None:
     """Find this GPU in models/gpus.py; None for a CPU and for a GPU that is not there."""
     return gpus.GPUS.get(gpus.find(name())) if TYPE == "cuda" else None

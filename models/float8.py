@@ -61,7 +61,6 @@ from models.scaling import SCALINGS, Scaling
 
 FILTERS = "quantize.linear.float8.filter_fqns"
 AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word for: skip layers too small to gain
-FIRST_AND_LAST = "first_and_last_block"
 OPERATOR, WITHOUT_ONEDNN, EMULATED = "operator", "operator without oneDNN", "emulated"
 
 
@@ -116,7 +115,7 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
     for pattern in filter_fqns:
         if pattern == AUTO_FILTER:
             chosen -= _too_small(linears, recipe_name)
-        elif pattern == FIRST_AND_LAST:
+        elif pattern == "first_and_last_block":
             ends = ("layers.0.", f"layers.{model.model_args.n_layers - 1}.")
             chosen = {name for name in chosen if not name.startswith(ends)}
         else:

@@ -1,6 +1,7 @@
 """torchao's FP8 layer, emulated; how a machine multiplies."""
 
 import platform
+from pathlib import Path
 
 import pytest
 
@@ -43,11 +44,12 @@ def test_a_cpu_multiplies_by_a_rule(sets, runs, emulate, how, monkeypatch):
 @pytest.mark.parametrize(
     ("cpuinfo", "sets"),
     [
-        ({"Features": "fp asimd evtstrm sve2 bf16"}, ["asimd", "sve2", "bf16"]),  # a Grace
-        ({"flags": "fpu smep smx fma avx2"}, ["fma", "avx2"]),
+        ("Features\t: fp asimd evtstrm sve2 bf16", ["asimd", "sve2", "bf16"]),  # a Grace
+        ("flags\t\t: fpu smep smx fma avx2", ["fma", "avx2"]),
     ],
 )
 def test_the_manifest_names_the_processor(cpuinfo, sets, monkeypatch):
-    monkeypatch.setattr(device, "_cpuinfo", lambda: cpuinfo)
+    core = f"processor\t: 0\n{cpuinfo}\n\n"
+    monkeypatch.setattr(Path, "read_text", lambda path: core)
     facts = device.hardware()
     assert facts["cpu_instruction_sets"] == sets and facts["cpu"] == platform.machine()
