@@ -1,9 +1,8 @@
-"""Time steps on a CPU that is busy: `python -m experiments.benchmarks.busy_machine [SPINS]…`.
+"""Time steps on a CPU that is busy: `python -m experiments.benchmarks.busy_machine`.
 
 OpenMP's threads wait for one another by spinning: GOMP_SPINCOUNT says for how many turns before
 they sleep. For each value this command trains the small model beside 0, 1 and 3 other processes
-that compute, and prints the median seconds of a steady step (default: 300000, which is libgomp's
-own, 0, 1000 and 10000).
+that compute, and prints the median seconds of a steady step.
 """
 
 import os
@@ -19,12 +18,12 @@ from experiments.records.files import read_windows
 from experiments.records.run import METRICS
 
 RECIPES = ("baseline_compiled", "rowwise_fp8_compiled")
+SPINS = ("300000", "0", "1000", "10000")  # libgomp's own first
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = CommandLine("experiments.benchmarks.busy_machine", __doc__)
-    parser.add_argument("spins", nargs="*", default=["300000", "0", "1000", "10000"])
-    for recipe, spins, others in product(RECIPES, parser.parse_args(argv).spins, (0, 1, 3)):
+    CommandLine("experiments.benchmarks.busy_machine", __doc__).parse_args(argv)
+    for recipe, spins, others in product(RECIPES, SPINS, (0, 1, 3)):
         busy = [sys.executable, "-c", "while True: pass"]
         processes = [subprocess.Popen(busy) for _ in range(others)]
         try:

@@ -18,11 +18,8 @@ def eager_and_out(matmul, *operands, **options) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ["mm", "addmm", "bmm", "baddbmm"])
 def test_bf16_adds_up_in_float32_and_rounds_once(name):
-    batch = (3,) if "b" in name else ()
-    shapes = [(*batch, 17, 33), (*batch, 33, 9)]
-    if "add" in name:
-        shapes.insert(0, (*batch, 17, 9))
-    operands = [torch.randn(shape).bfloat16() for shape in shapes]
+    shape = (3, 33, 33) if "b" in name else (33, 33)
+    operands = [torch.randn(shape).bfloat16() for _ in range(3 if "add" in name else 2)]
     held = cpu_matmuls.replace_kernels(cpu_matmuls.in_float32, name)
     product = eager_and_out(getattr(torch, name), *operands)
     held._destroy()
@@ -38,13 +35,14 @@ def test_fp8_off_onednn_is_exact():
         enabled.append(torch._C._get_mkldnn_enabled())
         return kernel.call_boxed(keys, *operands, **options)
 
-    below = cpu_matmuls.replace_kernels(call, "_scaled_mm")
-    above = cpu_matmuls.replace_kernels(cpu_matmuls.off_onednn, "_scaled_mm")
+    held = [
+        cpu_matmuls.replace_kernels(how, "_scaled_mm") for how in (call, cpu_matmuls.off_onednn)
+    ]
     a = torch.randn(48, 32).to(torch.float8_e5m2)
     b = torch.randn(64, 32).to(torch.float8_e4m3fn).t()
     half = torch.tensor(0.5)
     product = eager_and_out(torch._scaled_mm, a, b, half, half, out_dtype=torch.float32)
-    above._destroy()
-    below._destroy()
+    while held:
+        held.pop()._destroy()
     torch.testing.assert_close(product, a.float() @ b.float() / 4, rtol=1e-5, atol=1e-5)
     assert enabled == [False, False] and torch._C._get_mkldnn_enabled()
