@@ -13,8 +13,8 @@ The way of `make study` to the first step of an optimizer, each file where it is
       config/keys.py, rules.py       ... and validated
       training/plan.py               what a recipe asks for: model, layers in FP8, ranks, memory
       models/architectures.py        the model, by models/llama.py
-      models/float8.py               its layers in FP8: one of scaling.py, multiplied as
-                                     fp8_matmul.py says
+      models/float8.py               its layers in FP8: one of scaling.py, multiplied by
+                                     cpu_matmuls.py where there is no GPU
       models/flops.py                FLOPs and bytes
       corpus/tokens.py               the token file, of documents.py; checked by rows.py
       jobs/runner.py                 GPUs for runs; each is shown by screen.py

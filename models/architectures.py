@@ -5,7 +5,7 @@
 
 import importlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,28 +60,17 @@ def model_args(config) -> llama.FromRecipe:
     """
     args = replace(architecture(config).flavors[config.model.flavor])  # the flavor stays as it is
     args.update_from_config(config)
-    if args.n_heads % args.n_kv_heads:
-        raise InputError(
-            f"model.sizes: n_kv_heads ({args.n_kv_heads}) must divide n_heads ({args.n_heads}): "
-            "change one of them"
-        )
-    if args.head_dim % 2:
-        raise InputError(
-            f"model.sizes: a head has {args.head_dim} features, and rotations need an even number "
-            "of them"
-        )
     return args
 
 
 def build(config) -> nn.Module:
-    """The recipe's model. Raises as `model_args`."""
+    """Build the recipe's model. Raises as `model_args`."""
     return architecture(config).model(model_args(config))
 
 
 def label(config) -> str:
-    """What tables call the model: its flavor, and sizes that are others, as `cpu, dim 512, n_layers
-    8`."""
-    sizes = asdict(config.model.sizes).items()
+    """Name the model in tables: its flavor, and sizes that are others, as `cpu, dim 512`."""
+    sizes = vars(config.model.sizes).items()
     return ", ".join([config.model.flavor, *(f"{name} {size}" for name, size in sizes if size)])
 
 
@@ -89,7 +78,7 @@ def label(config) -> str:
 
 
 def train_spec(config, **builders) -> TrainSpec:
-    """The TrainSpec of the recipe's architecture; `builders` are of what a run times or makes
+    """Say how torchtitan builds a run's parts; `builders` are of what a run times or makes
     itself."""
     return TrainSpec(
         model_args=architecture(config).flavors,  # torchtitan changes the flavor: one run a process

@@ -13,12 +13,11 @@ import re
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable
-from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or torch's profiler announces itself on stderr
 import torch
@@ -37,77 +36,44 @@ for _name in ("torchao", "torch.utils._pytree"):
 TYPE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-class _CpuDevice:
-    """The part of `torch.cuda`'s interface that torchtitan's Trainer calls, for a CPU."""
+def _memory_stats(device) -> dict[str, int]:
+    """Read this process's peak of resident memory, in bytes.
 
-    set_device = synchronize = empty_cache = reset_peak_memory_stats = staticmethod(
-        lambda *args: None
-    )
-    current_device = staticmethod(lambda: 0)
-
-    @staticmethod
-    def get_device_name(device=None) -> str:
-        return name()
-
-    @staticmethod
-    def get_device_properties(device=None) -> SimpleNamespace:
-        return SimpleNamespace(total_memory=memory_bytes())
-
-    @staticmethod
-    def memory_stats(device=None) -> dict[str, int]:
-        # Not getrusage's ru_maxrss: a child starts with its parent's.
-        status = Path("/proc/self/status").read_text()
-        peak = int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) * 1024  # of resident memory
-        return {"active_bytes.all.peak": peak, "reserved_bytes.all.peak": peak}
-
-
-def replace_kernels(call: Callable, *operators: str) -> torch.library.Library:
-    """Have `call(kernel, keys, *operands, **options)` compute operators of aten on the CPU.
-
-    `kernel.call_boxed(keys, ...)` does what torch did. Eager code calls an operator, and compiled
-    code its overload `out`. Returns what holds the new kernels: they go with it.
+    Not getrusage's ru_maxrss: a child starts with its parent's.
     """
-    library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings(action="ignore"):  # that a kernel is replaced
-        for name in [*operators, *(f"{name}.out" for name in operators)]:
-            kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
-            library.impl(name, partial(call, kernel), "CPU", with_keyset=True)
-    return library
+    status = Path("/proc/self/status").read_text()
+    peak = int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) * 1024
+    return {"active_bytes.all.peak": peak, "reserved_bytes.all.peak": peak}
 
 
-def widened(kernel, keys, *operands, **options) -> Tensor:
-    """Multiply bf16 operands in float32, as `replace_kernels` calls it.
-
-    oneDNN multiplies bf16 with AVX-512 or better. On other CPUs PyTorch's own loop is 10 times and
-    more slower than a float32 matmul with its casts (tests/benchmarks/bf16_matmuls.py). Both
-    add up in float32 and round once.
-    """
-    if operands[-1].dtype is not torch.bfloat16:
-        return kernel.call_boxed(keys, *operands, **options)
-    out = options.get("out")
-    if out is not None:
-        options["out"] = torch.empty_like(out, dtype=torch.float32)
-    product = kernel.call_boxed(keys, *(operand.float() for operand in operands), **options)
-    return product.bfloat16() if out is None else out.copy_(product)
+def _nothing(*device) -> None:
+    """Do what a CPU needs to have done."""
 
 
+# The part of `torch.cuda` that torchtitan's Trainer calls.
+_CPU = SimpleNamespace(
+    set_device=_nothing,
+    synchronize=_nothing,
+    empty_cache=_nothing,
+    reset_peak_memory_stats=_nothing,
+    current_device=lambda: 0,
+    get_device_name=lambda device: name(),
+    get_device_properties=lambda device: SimpleNamespace(total_memory=memory_bytes()),
+    memory_stats=_memory_stats,
+)
 if TYPE == "cpu":
-    if torch.backends.mkldnn.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        _BF16_MATMULS = replace_kernels(widened, "mm", "addmm", "bmm", "baddbmm")
     # torchtitan asks torch for a device while it is imported, and takes "cuda" if there is none.
-    _as_it_is = torch._utils._get_available_device_type, torch._utils._get_device_module
-    torch._utils._get_available_device_type = lambda: "cpu"
-    torch._utils._get_device_module = lambda device_type: _CpuDevice
-    from torchtitan.tools import utils as titan_utils
-
-    torch._utils._get_available_device_type, torch._utils._get_device_module = _as_it_is
+    _asked = {"_get_available_device_type": lambda: TYPE, "_get_device_module": lambda kind: _CPU}
+    with patch.multiple(torch._utils, **_asked):
+        import torchtitan  # noqa: F401
     if platform.machine() == "x86_64":
         # Compiled code uses AVX2: in AVX-512 a SwiGLU in rowwise FP8 gave a NaN gradient of w1 on
         # an Intel Xeon (torch 2.13). It holds for all recipes, or they would not compare.
         # Delete this line once PyTorch is mended.
         torch._inductor.config.cpp.simdlen = 256
-else:
-    from torchtitan.tools import utils as titan_utils
+
+from torchtitan.tools import utils as titan_utils  # noqa: E402
+
 # torchtitan's own table assumes an A100 for what it lacks: without a datasheet its log says nan.
 titan_utils.get_peak_flops = lambda device_name: peak().bf16 if peak() else math.nan
 # torchtitan's own loaders of texts are not used here, and would import `datasets` and pandas.
@@ -124,49 +90,46 @@ def local(tensor: Tensor) -> Tensor:
     return getattr(tensor, "_tensor", tensor)
 
 
-@cache
 def name() -> str:
     """Name the GPU or the processor."""
     return torch.cuda.get_device_name() if TYPE == "cuda" else cpu_name()
 
 
 def cpu_name() -> str:
-    """The processor's model, or its architecture where Linux does not name one, as on ARM."""
-    return _cpuinfo().get("model name") or platform.machine()
+    """Name the processor's model, or its architecture where Linux has no name, as on ARM."""
+    return _cpuinfo("model name") or platform.machine()
 
 
 def instruction_sets() -> list[str]:
-    """Those of the processor that numerical code is chosen by, as Linux names them."""
-    flags = _cpuinfo().get("flags") or _cpuinfo().get("Features", "")
-    numerical = re.compile("avx|amx|fma$|f16c|asimd|sve|sme[0-9]*$|bf16")
-    return [flag for flag in flags.split() if numerical.match(flag)]
+    """Name those of the processor that numerical code is chosen by, as Linux does."""
+    numerical = r"\b(?:(?:avx|amx|f16c|asimd|sve|bf16)\w*|fma\b|sme\d*\b)"
+    return re.findall(numerical, _cpuinfo("flags|Features"))
 
 
-@cache
-def _cpuinfo() -> dict[str, str]:
-    """What Linux says of the first core."""
-    first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
-    return dict(re.findall(r"^(.*?)\s*: ?(.*)$", first, re.MULTILINE))
+def _cpuinfo(line: str) -> str:
+    """Read a line of what Linux says of the first core; empty if there is none."""
+    said = Path("/proc/cpuinfo").read_text()
+    found = re.search(rf"^(?:{line})\s*: (.*)$", said, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def cudnn() -> str | None:
-    """Version of cuDNN, as in 9.15.1; None without a GPU or without cuDNN."""
+    """Return the version of cuDNN, as in 9.15.1; None without a GPU or without cuDNN."""
     version = torch.backends.cudnn.version() if TYPE == "cuda" else None
     return version and f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
 
 
 def check_fp8_units() -> None:
     """Raise `InputError` for a GPU without FP8 matrix units."""
-    major, minor = torch.cuda.get_device_capability()
-    if (major, minor) < (8, 9):
+    if torch.cuda.get_device_capability() < (8, 9):
         raise InputError(
-            f"{name()} (compute capability {major}.{minor}) has no FP8 units, which came with 8.9 "
-            "(Ada, Hopper): train the recipe `baseline_compiled` instead"
+            f"{name()} has no FP8 units, which came with compute capability 8.9 (Ada, Hopper): "
+            "train the recipe `baseline_compiled` instead"
         )
 
 
 def memory_bytes() -> int:
-    """Memory of the GPU, or of the machine where there is none."""
+    """Return the memory of the GPU, or of the machine where there is none."""
     if TYPE == "cuda":
         return torch.cuda.get_device_properties(0).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -215,19 +178,16 @@ def put(x: Tensor, where: torch.device) -> Tensor:
 def read_later(scalar: Tensor) -> Callable[[], float]:
     """Have a scalar tensor copied to the host; the call waits for that, and for no work given to
     the device since."""
-    if TYPE == "cpu":
-        return scalar.item
-    copy, copied = scalar.to("cpu", non_blocking=True), torch.cuda.Event()
-    copied.record()
+    copy, copied = scalar.to("cpu", non_blocking=True), mark()
 
     def read() -> float:
-        copied.synchronize()
+        if TYPE == "cuda":
+            copied.synchronize()
         return copy.item()
 
     return read
 
 
-@cache
 def peak() -> gpus.Gpu | None:
     """Find this GPU in models/gpus.py; None for a CPU and for a GPU that is not there."""
     return gpus.GPUS.get(gpus.find(name())) if TYPE == "cuda" else None

@@ -26,10 +26,9 @@ and the optimizer's state (or float32, by `training.dtype`), so every step casts
 
 From a recipe's section `quantize.linear.float8`, called `keys` here, to torchao's layer:
 
-    choose             which layers, with which scaling, by which operator: a part of a run's plan,
-                       which the proof holds against the run
-    Float8Converter    called by torchtitan, which has built the model
-    convert            one call of torchao
+    choose     which layers, with which scaling, multiplied how: a part of a run's plan, which the
+               proof holds against the run
+    convert    one call of torchao, when torchtitan has built the model
 
 Differences to torchtitan's converter:
 
@@ -38,14 +37,15 @@ Differences to torchtitan's converter:
 * Converting no layer is an error, and so is a layer whose sizes are no multiples of 16.
 * Linear layers of a class of their own stay in bf16.
 * FP8 all-gather goes with `recipe_name: tensorwise`.
-* A CPU multiplies as models/fp8_matmul.py says; emulated FP8 may be compiled.
+* A CPU without the matmul for a scaling emulates it; emulated FP8 may be compiled.
 """
 
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
+from models import device  # before torchtitan: see there  # isort: skip
+import torch
 from torch import nn
 from torchao.float8 import (
     Float8LinearConfig,
@@ -55,34 +55,38 @@ from torchao.float8 import (
 from torchao.float8.float8_linear import Float8Linear
 from torchtitan.tools.logging import logger
 
-from models import fp8_matmul
+from models.cpu_matmuls import onednn_is_slow_in_fp8
 from models.errors import InputError, by_pattern
 from models.scaling import SCALINGS, Scaling
 
 FILTERS = "quantize.linear.float8.filter_fqns"
 AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word for: skip layers too small to gain
-FIRST_AND_LAST = "first_and_last_block"
+OPERATOR, WITHOUT_ONEDNN, EMULATED = "operator", "operator without oneDNN", "emulated"
 
 
 # ---- choose ----
 
 
+class Matmul(NamedTuple):
+    """How FP8 matrices are multiplied, OPERATOR, WITHOUT_ONEDNN or EMULATED, and a sentence why."""
+
+    how: str
+    why: str
+
+
 class Choice(NamedTuple):
     """What FP8 changes of a model: nothing, as these values say, in a recipe without FP8."""
 
-    scaling: Scaling | None = None
+    recipe_name: str | None = None
+    scaling: Scaling | None = None  # of that name
     layers: frozenset[str] = frozenset()  # names of linear layers
-    matmul: fp8_matmul.Matmul | None = None
+    matmul: Matmul | None = None
     flops_per_token: int = 0  # in FP8, forward and backward
-
-    @property
-    def recipe_name(self) -> str | None:
-        return self.scaling and self.scaling.name
 
     @property
     def emulated(self) -> bool:
         """True if matmuls round to FP8 and multiply in float32."""
-        return self.matmul is not None and self.matmul.how == fp8_matmul.EMULATED
+        return self.matmul is not None and self.matmul.how == EMULATED
 
 
 def choose(model: nn.Module, keys) -> Choice:
@@ -91,14 +95,11 @@ def choose(model: nn.Module, keys) -> Choice:
         return Choice()
     scaling = SCALINGS[keys.recipe_name]
     layers = choose_modules(model, keys.recipe_name, keys.filter_fqns)
+    matmul = choose_matmul(scaling, keys.emulate)
     # A matmul of M tokens and a weight of N K elements is 2 M N K FLOPs.
     weights = sum(model.get_submodule(name).weight.numel() for name in layers)
-    return Choice(
-        scaling=scaling,
-        layers=frozenset(layers),
-        matmul=fp8_matmul.choose(scaling, keys.emulate),
-        flops_per_token=2 * scaling.matmuls * weights,
-    )
+    flops = 2 * scaling.matmuls * weights
+    return Choice(keys.recipe_name, scaling, frozenset(layers), matmul, flops)
 
 
 def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -> set[str]:
@@ -114,7 +115,7 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
     for pattern in filter_fqns:
         if pattern == AUTO_FILTER:
             chosen -= _too_small(linears, recipe_name)
-        elif pattern == FIRST_AND_LAST:
+        elif pattern == "first_and_last_block":
             ends = ("layers.0.", f"layers.{model.model_args.n_layers - 1}.")
             chosen = {name for name in chosen if not name.startswith(ends)}
         else:
@@ -127,13 +128,12 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
             chosen -= matched
     if not chosen:
         raise InputError(f"FP8 would convert no layer: {FILTERS} leaves none of them")
-    for name in sorted(chosen):
-        rows, columns = linears[name].weight.shape
-        if rows % 16 or columns % 16:
-            raise InputError(
-                f"{name} is {rows} x {columns}, and FP8 needs multiples of 16: add it to {FILTERS} "
-                "or choose another model.flavor or model.sizes"
-            )
+    unfit = [name for name in chosen if any(side % 16 for side in linears[name].weight.shape)]
+    if unfit:
+        raise InputError(
+            f"FP8 needs layers whose sides are multiples of 16: add {by_pattern(unfit)} to "
+            f"{FILTERS}, or choose another model.flavor or model.sizes"
+        )
     return chosen
 
 
@@ -147,39 +147,54 @@ def _too_small(linears: dict[str, nn.Linear], recipe_name: str) -> set[str]:
     return {name for name, linear in linears.items() if not worth_it(linear, name)}
 
 
+def choose_matmul(scaling: Scaling, emulate: bool) -> Matmul:
+    """Choose how this machine multiplies FP8 matrices; `emulate` is the recipe's key.
+
+    A GPU multiplies with its FP8 units. A matmul that the GPU refuses fails the run; it is not
+    emulated.
+    """
+    in_float32 = "operands are rounded to FP8 and multiplied in float32"
+    if emulate:
+        return Matmul(EMULATED, f"{in_float32}, as the recipe asks")
+    if device.TYPE == "cuda":
+        return Matmul(OPERATOR, "torch._scaled_mm runs on the GPU's FP8 units")
+    if scaling.by_rows and not _cpu_takes_row_scales():
+        refused = f"torch {torch.__version__} has no torch._scaled_mm with row scales for CPUs"
+        return Matmul(EMULATED, f"{in_float32}: {refused}")
+    if onednn_is_slow_in_fp8():
+        slow = "oneDNN has only slow reference code for FP8 on a CPU with amx_int8 without amx_fp16"
+        return Matmul(WITHOUT_ONEDNN, f"torch._scaled_mm is kept off oneDNN: {slow}")
+    return Matmul(OPERATOR, "torch._scaled_mm runs on the CPU")
+
+
+def _cpu_takes_row_scales() -> bool:
+    """Try the operator: torch 2.11's takes no scales of rows on a CPU."""
+    matrix, scale = torch.ones(16, 16).to(torch.float8_e4m3fn), torch.ones(16, 1)
+    try:
+        torch._scaled_mm(matrix, matrix.t(), scale, scale.t(), out_dtype=torch.bfloat16)
+    except RuntimeError:  # NotImplementedError is one too
+        return False
+    return True
+
+
 # ---- convert ----
 
 
-class Float8Converter:
-    """torchtitan's model converter: swaps the layers that a plan chose for FP8 layers."""
-
-    def __init__(self, plan, *_):  # torchtitan's: the configuration, which the plan has, and ranks
-        self.plan = plan
-
-    def convert(self, model: nn.Module) -> None:
-        """Convert in place, by the core or by an extension."""
-        fp8 = self.plan.fp8
-        if fp8.matmul is None:
-            return
-        self.plan.recipe.hook("convert", convert)(model, self.plan)
-        logger.info(f"FP8 {fp8.recipe_name}: converted {by_pattern(fp8.layers)}")
-        logger.info(f"FP8 matmuls: {fp8.matmul.why}")
-
-    def post_optimizer_hook(self, model_parts: list[nn.Module]) -> None:
-        """Called by torchtitan after a step: nothing is left to do."""
-
-
 def convert(model: nn.Module, plan) -> None:
-    """Swap the linear layers that a plan chose for torchao's."""
-    keys = plan.config.quantize.linear.float8
+    """Swap the linear layers that a plan chose for torchao's, in place."""
+    fp8, keys = plan.fp8, plan.config.quantize.linear.float8
+    if not fp8.layers:
+        return
     config = replace(
-        Float8LinearConfig.from_recipe_name(plan.fp8.recipe_name),
-        emulate=plan.fp8.emulated,
+        Float8LinearConfig.from_recipe_name(fp8.recipe_name),
+        emulate=fp8.emulated,
         enable_fsdp_float8_all_gather=keys.enable_fsdp_float8_all_gather,
     )
     convert_to_float8_training(
-        model, config=config, module_filter_fn=lambda _, name: name in plan.fp8.layers
+        model, config=config, module_filter_fn=lambda _, name: name in fp8.layers
     )
+    logger.info(f"FP8 {fp8.recipe_name}: converted {by_pattern(fp8.layers)}")
+    logger.info(f"FP8 matmuls: {fp8.matmul.why}")
 
 
 # ---- read ----

@@ -70,10 +70,9 @@ class Dense:
         `causal` halves the attention term, because a causal mask leaves half of it to compute;
         figures made with it carry the word.
         """
-        attention = 12 * self.n_layers * q_dim(self) * seq_len
-        if causal:
-            attention //= 2
-        return 6 * (self.parameters() - embedding(self)) + attention
+        attention = self.n_layers * q_dim(self) * seq_len
+        weights = self.parameters() - embedding(self)
+        return 6 * weights + (6 if causal else 12) * attention
 
     def kept_features(self, recomputed: bool, in_fp8: bool) -> int:
         """Count the features of a layer that are kept for the backward pass of a token.

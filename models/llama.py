@@ -3,7 +3,7 @@ embeddings, and a choice of the attention kernel. Sizes are one line each in `FL
 """
 
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
@@ -36,16 +36,21 @@ class FromRecipe(Dense):
     attention_backend: str = "auto"  # or a key of `ATTENTION_BACKENDS`
 
     def update_from_config(self, job_config, **kwargs) -> None:
-        """Take the recipe's keys."""
+        """Take the recipe's keys. Raises `InputError` for heads that cannot be."""
         super().update_from_config(job_config, **kwargs)
         self.attention_backend = job_config.model.attention_backend
-        for name, size in asdict(job_config.model.sizes).items():
+        for name, size in vars(job_config.model.sizes).items():
             if size is not None:
                 setattr(self, name, size)
+        if self.n_heads % self.n_kv_heads or self.head_dim % 2:
+            raise InputError(
+                f"model.sizes: n_kv_heads ({self.n_kv_heads}) must divide n_heads "
+                f"({self.n_heads}), and a head's features ({self.head_dim}) must be even"
+            )
 
     def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
-        """From the configuration, not from `model`: the same for every recipe, whatever compile or
-        FP8 did to it."""
+        """Count from the configuration, not from `model`: the same for every recipe, whatever
+        compile or FP8 did to it."""
         return self.parameters(), self.flops_per_token(seq_len)
 
 
@@ -62,10 +67,7 @@ class LlamaArgs(FromRecipe, TransformerModelArgs):
             raise InputError("model.sizes.head_dim is dim / n_heads in a Llama: leave it out")
         super().update_from_config(job_config, **kwargs)
         if self.dim % self.n_heads:
-            raise InputError(
-                f"model.sizes: n_heads ({self.n_heads}) must divide dim ({self.dim}): change one "
-                "of them"
-            )
+            raise InputError(f"model.sizes: n_heads ({self.n_heads}) must divide dim ({self.dim})")
 
     @property
     def head_dim(self) -> int:
@@ -73,15 +75,14 @@ class LlamaArgs(FromRecipe, TransformerModelArgs):
 
     @property
     def hidden_dim(self) -> int:
-        """Width of the SwiGLU layer: 8/3 of `dim`, scaled and rounded up as Llama does."""
+        """Compute the SwiGLU layer's width: 8/3 of `dim`, scaled and rounded up as Llama does."""
         hidden = int((self.ffn_dim_multiplier or 1) * int(2 * 4 * self.dim / 3))
         return -(-hidden // self.multiple_of) * self.multiple_of
 
     @hidden_dim.setter
     def hidden_dim(self, width: int) -> None:
-        """By the two arguments that torchtitan computes it from, for the present `dim`; half a unit
-        for rounding."""
-        self.ffn_dim_multiplier, self.multiple_of = (width + 0.5) / int(2 * 4 * self.dim / 3), 1
+        """Set the two arguments that torchtitan computes the width from: 1, rounded up to it."""
+        self.ffn_dim_multiplier, self.multiple_of = 0.5 / self.dim, width
 
 
 def _llama(rope_factor: float, **sizes) -> LlamaArgs:

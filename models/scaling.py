@@ -14,16 +14,12 @@ from typing import NamedTuple
 class Scaling(NamedTuple):
     """How the operands of a linear layer's three matmuls are cast."""
 
-    name: str
     by_rows: bool  # an operand's rows have scales of their own
     matmuls: int = 3  # in FP8, of a layer's three; the others are in bf16
 
 
 SCALINGS = {
-    scaling.name: scaling
-    for scaling in (
-        Scaling("tensorwise", by_rows=False),
-        Scaling("rowwise", by_rows=True),
-        Scaling("rowwise_with_gw_hp", by_rows=True, matmuls=2),
-    )
+    "tensorwise": Scaling(by_rows=False),
+    "rowwise": Scaling(by_rows=True),
+    "rowwise_with_gw_hp": Scaling(by_rows=True, matmuls=2),
 }

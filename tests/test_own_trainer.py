@@ -1,6 +1,7 @@
 """The lines of docs/own_trainer.md run as they stand, and notice what they are there to notice."""
 
 import re
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -11,21 +12,11 @@ from tests.processes import ROOT
 LINES = re.search(r"```python\n(.*?)```", (ROOT / "docs/own_trainer.md").read_text(), re.DOTALL)[1]
 
 
-class Tiny(nn.Module):
+def tiny() -> nn.Module:
     """An embedding, two linear layers in a block, a head."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(8, 32)
-        block = nn.Sequential(nn.Linear(32, 64, bias=False), nn.ReLU(), nn.Linear(64, 32))
-        self.layers = nn.ModuleList([block])
-        self.output = nn.Linear(32, 16)
-
-    def forward(self, tokens):
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.output(x)
+    block = nn.Sequential(nn.Linear(32, 64, bias=False), nn.ReLU(), nn.Linear(64, 32))
+    parts = {"embedding": nn.Embedding(8, 32), "layers": nn.Sequential(block)}
+    return nn.Sequential(OrderedDict(parts, output=nn.Linear(32, 16)))
 
 
 def loss_of(model):
@@ -33,7 +24,7 @@ def loss_of(model):
 
 
 def test_the_lines_train_in_fp8():
-    said = {"model": Tiny(), "loss_of": loss_of}
+    said = {"model": tiny(), "loss_of": loss_of}
     exec(LINES, said)
     assert (said["converted"], said["calls"]) == (2, 6)
 
@@ -48,4 +39,4 @@ def test_the_lines_train_in_fp8():
 def test_the_lines_notice(good, bad):
     assert good in LINES
     with pytest.raises(AssertionError):
-        exec(LINES.replace(good, bad), {"model": Tiny(), "loss_of": loss_of})
+        exec(LINES.replace(good, bad), {"model": tiny(), "loss_of": loss_of})

@@ -16,7 +16,7 @@ import torch
 
 from experiments.config import recipes
 from experiments.config.keys import Parallelism
-from models import float8, fp8_matmul
+from models import float8
 from models.architectures import build, model_args
 from models.errors import InputError
 from models.flops import memory_by_use
@@ -135,9 +135,9 @@ def _read(recipe: recipes.Recipe) -> Plan:
     keys, fp8 = recipe.config.quantize.linear.float8, float8.Choice()
     if keys.recipe_name:
         found, scaling = recipe.made.plan["fp8"], SCALINGS[keys.recipe_name]
-        matmul = fp8_matmul.choose(scaling, keys.emulate)
+        matmul = float8.choose_matmul(scaling, keys.emulate)
         layers, flops = frozenset(found["layers"]), found["flops_per_token"]
-        fp8 = float8.Choice(scaling, layers, matmul, flops)
+        fp8 = float8.Choice(keys.recipe_name, scaling, layers, matmul, flops)
     return Plan(recipe, model_args(recipe.config), fp8, **recipe.made.plan["numbers"])
 
 

@@ -59,13 +59,19 @@ def be_alone() -> None:
 # ---- torchtitan's parts, in the order in which its `__init__` builds them ----
 
 
-class Converter(float8.Float8Converter):
+class Converter:
     """Swaps linear layers of the model, which is there without weights, for FP8 layers."""
+
+    def __init__(self, plan: Plan, *_):  # torchtitan's: the configuration, which the plan has
+        self.plan = plan
 
     def convert(self, model: torch.nn.Module) -> None:
         TIMELINE.mark("model_build")
-        super().convert(model)
+        self.plan.recipe.hook("convert", float8.convert)(model, self.plan)
         TIMELINE.mark("conversion")
+
+    def post_optimizer_hook(self, model_parts: list) -> None:
+        """Called by torchtitan after a step: nothing is left to do."""
 
 
 def _train_spec(plan: Plan):
@@ -188,8 +194,7 @@ class Trainer(titan.Trainer):
                 losses.append(loss.detach())
 
             parameters = list(self.model_parts[0].parameters())
-            norm = optimizer.gradient_norm(parameters)
-            optimizer.clip(parameters, norm, config.training.max_norm)
+            norm = optimizer.clip(parameters, config.training.max_norm)
             read_norm = device.read_later(norm)
             self.checkpointer.maybe_wait_for_staging()
             with self.proof.movement() if first else nullcontext():

@@ -1,12 +1,14 @@
 """Time bf16 matmuls of a CPU as PyTorch does them and in float32: `python -m
 tests.benchmarks.bf16_matmuls`.
 
-One process times PyTorch's matmuls first and then those in float32, at the shapes of the small
-model (1024 tokens), and prints the ratios. They decide whether models/device.py widens bf16.
+Prints how many times faster float32 is at the shapes of the small model (1024 tokens): a row for
+each layer, with the output, the gradient of the input and the gradient of the weight. The ratios
+decide whether models/cpu_matmuls.py multiplies bf16 in float32.
 
 Exit codes: 0, or 2 where oneDNN multiplies bf16, which leaves nothing to compare.
 """
 
+from functools import partial
 from timeit import repeat
 
 import torch
@@ -21,24 +23,23 @@ def main(argv: list[str] | None = None) -> int:
     CommandLine("tests.benchmarks.bf16_matmuls", __doc__).parse_args(argv)
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         raise InputError("oneDNN multiplies bf16 on this CPU: compare on one without AVX-512")
-    before = [times(*shape) for shape in SHAPES]
+    in_bf16 = times()
+    import models.cpu_matmuls  # noqa: F401  # replaces the kernels
 
-    from models import device  # its import replaces the kernels
-
-    print(f"{device.cpu_name()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
-    print("times faster in float32: forward, gradient of the input, gradient of the weight")
-    for shape, in_bf16 in zip(SHAPES, before, strict=True):
-        pairs = zip(in_bf16, times(*shape), strict=True)
-        print(shape, ", ".join(f"{bf16 / float32:.1f}" for bf16, float32 in pairs))
+    print(f"torch {torch.__version__}, features in, out: {SHAPES}")
+    print(in_bf16 / times())
     return 0
 
 
-def times(features: int, out: int, tokens: int = 1024) -> list[float]:
-    """Time the three matmuls of a linear layer, the quickest of five calls each, in seconds."""
-    x, weight = torch.randn(tokens, features).bfloat16(), torch.randn(out, features).bfloat16()
-    gradient = torch.randn(tokens, out).bfloat16()
-    matmuls = [lambda: x @ weight.t(), lambda: gradient @ weight, lambda: gradient.t() @ x]
-    return [min(repeat(matmul, number=1, repeat=5)) for matmul in matmuls]
+def times() -> torch.Tensor:
+    """Time the matmuls of linear layers, the quickest of five calls each: (layers, 3), seconds."""
+    found = []
+    for features, out in SHAPES:
+        x, gradient = (torch.randn(1024, width).bfloat16() for width in (features, out))
+        weight = torch.randn(out, features).bfloat16()
+        matmuls = [(x, weight.t()), (gradient, weight), (gradient.t(), x)]
+        found.append([min(repeat(partial(torch.mm, *pair), number=1)) for pair in matmuls])
+    return torch.tensor(found)
 
 
 if __name__ == "__main__":

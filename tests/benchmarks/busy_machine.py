@@ -1,15 +1,15 @@
-"""Time steps on a CPU that is busy: `python -m tests.benchmarks.busy_machine [SPINS]…`.
+"""Time steps on a CPU that is busy: `python -m tests.benchmarks.busy_machine`.
 
 OpenMP's threads wait for one another by spinning: GOMP_SPINCOUNT says for how many turns before
 they sleep. For each value this command trains the small model beside 0, 1 and 3 other processes
-that compute, and prints the median seconds of a steady step (default: 300000, which is libgomp's
-own, 0, 1000 and 10000).
+that compute, and prints the median seconds of a steady step.
 """
 
 import os
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -17,33 +17,29 @@ from experiments.jobs.command import CommandLine, leave
 from experiments.records.files import read_windows
 from experiments.records.run import METRICS
 
-BUSY = [sys.executable, "-c", "while True: pass"]
+RECIPES = ("baseline_compiled", "rowwise_fp8_compiled")
+SPINS = ("300000", "0", "1000", "10000")  # libgomp's own first
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = CommandLine("tests.benchmarks.busy_machine", __doc__)
-    parser.add_argument(
-        "spins", nargs="*", metavar="SPINS", default=["300000", "0", "1000", "10000"]
-    )
-    spins = parser.parse_args(argv).spins
-    for recipe in ("baseline_compiled", "rowwise_fp8_compiled"):
-        for value in spins:
-            for others in (0, 1, 3):
-                busy = [subprocess.Popen(BUSY) for _ in range(others)]
-                try:
-                    step_s = time_step(recipe, value)
-                finally:
-                    for process in busy:
-                        process.kill()
-                print(f"{recipe}, {value} spins, beside {others}: {step_s:.3f} s", flush=True)
+    CommandLine("tests.benchmarks.busy_machine", __doc__).parse_args(argv)
+    for recipe, spins, others in product(RECIPES, SPINS, (0, 1, 3)):
+        busy = [sys.executable, "-c", "while True: pass"]
+        processes = [subprocess.Popen(busy) for _ in range(others)]
+        try:
+            step_s = time_step(recipe, spins)
+        finally:
+            for process in processes:
+                process.kill()
+        print(f"{recipe}, {spins} spins, beside {others}: {step_s:.3f} s", flush=True)
     return 0
 
 
 def time_step(recipe: str, spins: str) -> float:
     """Train a recipe in a process of its own; return the median seconds of its steady steps."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "experiments.run", recipe, "--overlay", "cpu"]
-        command += ["--out", folder, "training.steps=20", "metrics.enable_tensorboard=false"]
+        keys = "--overlay cpu training.steps=20 metrics.enable_tensorboard=false --out"
+        command = [sys.executable, "-m", "experiments.run", recipe, *keys.split(), folder]
         spinning = os.environ | {"GOMP_SPINCOUNT": spins}
         subprocess.run(command, env=spinning, stdout=subprocess.DEVNULL, check=True)
         windows = read_windows(Path(folder) / METRICS)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from experiments.config.keys import Config
-from models import float8, fp8_matmul
+from models import float8
 from models.scaling import SCALINGS
 
 IN, OUT, TOKENS = 256, 144, 160  # 144 and 160 are no multiples of 128
@@ -34,7 +34,7 @@ def converted(
     """`model` with the linear layers of these names, or with all of them, in FP8."""
     names = names or {name for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     scaling = SCALINGS[recipe]
-    fp8 = float8.Choice(scaling, frozenset(names), fp8_matmul.choose(scaling, emulate))
+    fp8 = float8.Choice(recipe, scaling, frozenset(names), float8.choose_matmul(scaling, emulate))
     if fp8.emulated and not emulate:
         pytest.skip(f"torch {torch.__version__} has no {recipe} FP8 operator here")
     config = Config()

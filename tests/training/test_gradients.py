@@ -27,7 +27,7 @@ def gradients(planned: Plan, compiled: bool) -> dict[str, torch.Tensor]:
     with torch.no_grad():
         model.init_weights()
     model = model.bfloat16()
-    float8.Float8Converter(planned).convert(model)
+    float8.convert(model, planned)
     model = parallelize(model, ONE_DEVICE, config)
     tokens = torch.randint(model.vocab_size, (1, 65))
     F.cross_entropy(model(tokens[:, :-1]).float().flatten(0, 1), tokens[0, 1:]).backward()

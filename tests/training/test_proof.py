@@ -47,7 +47,7 @@ class Run:
             memory={},
         )  # fmt: skip
         if convert:
-            float8.Float8Converter(self.plan).convert(self.model)
+            float8.convert(self.model, self.plan)
         self.x = torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16, requires_grad=True)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0)
 

@@ -46,7 +46,7 @@ def profile_step(name: str, *overrides: str, ranks: int = 2) -> dict:
         )  # fmt: skip
         dims.build_mesh()
         model = build(config).bfloat16()
-        float8.Float8Converter(planned).convert(model)
+        float8.convert(model, planned)
         model = parallelize(model, dims, config, planned.recipe.hook("parallelize"))
         proof = Proof(planned, model, torch.optim.AdamW(model.parameters()))
         with proof.profile(1):
