@@ -187,7 +187,7 @@ def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Run
         if _completed(folder):
             print(f"complete already: {folder}")
             continue
-        recipe = recipes.with_seed(plans[name].recipe, seed)
+        recipe = recipes.load(name, study.overlays, study.overrides, seed)
         planned = replace(plans[name], recipe=recipe)
         check_recipe(folder, planned)
         run = Run(

@@ -42,14 +42,14 @@ def test_the_recipes_that_are_compared_are_one_change_apart(name, expected):
     assert difference(name, ["cpu"], ["optimizer.beta2=0.95"], 7) == expected
 
 
-@pytest.mark.parametrize("name", sorted({*recipes.paths()} - {"base", "baseline"}))
+@pytest.mark.parametrize("name", sorted({*recipes.files(recipes.RECIPES)} - {"base", "baseline"}))
 def test_each_recipe_changes_what_its_file_says_and_marks_its_one_intervention(name):
-    text = recipes.paths()[name].read_text()
+    text = recipes.files(recipes.RECIPES)[name].read_text()
     marked = re.findall(r"^ *(\w+):.* # <- the intervention", text, re.MULTILINE)
     assert len(marked) == 1, "write ` # <- the intervention` behind the key that the recipe changes"
     changed = {key for key, _, _ in difference(name)}
     assert marked[0] in ".".join(changed).split(".")
-    keys = {key for key, _ in flat(yaml.safe_load(text))}
+    keys = {*flat(yaml.safe_load(text))}
     assert changed == keys - {"base", "description"}
 
 
@@ -57,7 +57,7 @@ def test_each_recipe_changes_what_its_file_says_and_marks_its_one_intervention(n
 def test_an_overlay_touches_only_what_it_says_in_each_of_the_four(overlay):
     content = yaml.safe_load((recipes.OVERLAYS / f"{overlay}.yaml").read_text())
     parent = recipes.OVERLAYS / f"{content.get('base', overlay)}.yaml"
-    named = dict(flat(content | yaml.safe_load(parent.read_text())))
+    named = flat(content | yaml.safe_load(parent.read_text()))
     for name in recipes.THE_FOUR:
         changed = changes(load(name).config, load(name, [overlay]).config)
         assert {key for key, _, _ in changed} <= named.keys()
@@ -67,8 +67,8 @@ def test_an_overlay_touches_only_what_it_says_in_each_of_the_four(overlay):
 
 
 def test_the_list_has_the_four_first_then_studies_and_overlays(capsys):
-    short = [*recipes.THE_FOUR, *recipes.studies(), *OVERLAYS]
-    others = {*recipes.paths()} - {*recipes.THE_FOUR}
+    short = [*recipes.THE_FOUR, *recipes.files(recipes.STUDIES), *OVERLAYS]
+    others = {*recipes.files(recipes.RECIPES)} - {*recipes.THE_FOUR}
     for options, expected in ([], short), (["--all"], [*short, *others]):
         recipe.main(["list", *options])
         lines = capsys.readouterr().out.splitlines()
@@ -92,7 +92,10 @@ def test_editors_find_the_schema_with_torchtitans_documentation():
     assert "model config" in model["flavor"]["description"]
     assert "Kernel" in model["attention_backend"]["description"]
     assert schema["required"] == ["description"] and "base" in schema["properties"]
-    for path in [*recipes.paths().values(), *recipes.files(recipes.OVERLAYS).values()]:
+    for path in [
+        *recipes.files(recipes.RECIPES).values(),
+        *recipes.files(recipes.OVERLAYS).values(),
+    ]:
         first = path.read_text().splitlines()[0]
         reference = first.removeprefix("# yaml-language-server: $schema=")
         assert (path.parent / reference).resolve() == recipes.RECIPES / "schema.json"
