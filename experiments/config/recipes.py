@@ -171,21 +171,23 @@ def load(
 
 
 def _read(path: Path, known: dict[str, Path]) -> tuple[_Head, Keys]:
-    """Read the file of a recipe or of an overlay: its head, and its keys upon those of the files
-    that it is based on, each a name of `known`."""
+    """Read the file of a recipe or of an overlay: its head, and the keys of its sections upon those
+    of the files that it is based on, each a name of `known`."""
     keys = read_file(path)
     try:
         head = _Head.model_validate({"name": path.stem} | nested(keys))
     except ValidationError as error:
         raise mistakes(error, keys, [], {}) from error
+    of_head = _Head.model_fields.keys()
+    own = {key: given for key, given in keys.items() if key.partition(".")[0] not in of_head}
     if head.base is None:
-        return head, keys
+        return head, own
     others = {name: other for name, other in known.items() if other != path}
     if head.base not in others:
         kind = "recipe that this one can be based on"
         sentence = unknown(kind, head.base, others, LISTED)
         raise InputError(f"{keys['base'].origin}: base: {sentence}")
-    return head, _read(others[head.base], others)[1] | keys
+    return head, _read(others[head.base], others)[1] | own
 
 
 def _extensions(keys: Keys) -> dict[str, ModuleType]:
@@ -204,11 +206,8 @@ def _validate(keys: Keys, extensions: dict[str, ModuleType]) -> "Config":
     from experiments.config.keys import LEFT_OUT, Config, validator  # torch, which lists not need
 
     own = [(name, extension.Keys) for name, extension in extensions.items()]
-    sections = nested(keys)
-    for name in _Head.model_fields:
-        sections.pop(name, None)
     try:
-        return validator(*own).validate_json(json.dumps(sections))
+        return validator(*own).validate_json(json.dumps(nested(keys)))
     except ValidationError as error:
         known = asdict(Config())
         raise mistakes(error, keys, [*known, *flat(known)], LEFT_OUT) from error
