@@ -39,10 +39,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def print_list(everything: bool) -> None:
     """Print recipes, studies and overlays, each with its own line of description."""
-    known = recipes.paths()
+    known = recipes.files(recipes.RECIPES)
     groups = {
         "The four recipes": {name: known.pop(name) for name in recipes.THE_FOUR},
-        "Studies: .venv/bin/python -m experiments.study NAME": recipes.studies(),
+        "Studies: .venv/bin/python -m experiments.study NAME": recipes.files(recipes.STUDIES),
         "Overlays: --overlay NAME, where and how big": recipes.files(recipes.OVERLAYS),
     }
     if everything:
@@ -52,7 +52,7 @@ def print_list(everything: bool) -> None:
     for title, files in groups.items():
         print(title)
         for name, path in files.items():
-            print(f"  {name:<40} {read_file(path).keys['description']}")
+            print(f"  {name:<40} {read_file(path)['description'].value}")
     if not everything:
         print(f"{len(known)} more recipes: add --all")
 

@@ -192,7 +192,8 @@ def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Run
         if _completed(folder):
             print(f"complete already: {folder}")
             continue
-        planned = replace(plans[name], recipe=recipes.with_seed(plans[name].recipe, seed))
+        recipe = recipes.load(name, study.overlays, study.overrides, seed)
+        planned = replace(plans[name], recipe=recipe)
         check_recipe(folder, planned)
         steps, world_size = planned.config.training.steps, planned.world_size
         runs.append(Run(f"{name} seed {seed}", folder, to_yaml(planned), steps, world_size))

@@ -17,7 +17,7 @@ bounded = settings(
     max_examples=60, deadline=None, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
-KEYS = [key for key, _ in recipes.flat(Config().to_dict())]
+KEYS = [*recipes.flat(Config().to_dict())]
 ANY = st.characters(exclude_categories=[])
 TEXT = st.text(ANY, max_size=20)
 TAGGED = st.builds("!!{} {}".format, st.sampled_from(["int", "float", "bool", "timestamp"]), TEXT)

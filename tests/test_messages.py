@@ -43,7 +43,7 @@ def said(case: str) -> str:
         code = code_of(lambda: main(words[at + 1 :]))
     message = printed.getvalue()
     message = message[max(0, message.find("error: ")) :].replace(os.getcwd(), "HERE")
-    message = message.replace(", ".join(recipes.paths()), "RECIPES")
+    message = message.replace(", ".join(recipes.files(recipes.RECIPES)), "RECIPES")
     flavors = [flavor for each in architectures() for flavor in each.flavors]
     message = message.replace(", ".join(flavors), "FLAVORS")
     message = re.sub(r"of \d+ GiB", "of N GiB", message)

@@ -5,8 +5,7 @@ this project adds, and torchtitan's keys with fewer values that make sense: a ba
 narrows the values and keeps the default.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from functools import cache
 from typing import Annotated, ClassVar, Literal
 
@@ -24,64 +23,63 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 NOT_BUILT = "not supported: FSDP shards the model instead; leave it out"
-REFUSED = {
-    "job": "a run's folder is --out, its line the recipe's `description`; leave it out",
-    "parallelism.tensor_parallel_degree": "compiled, its backward pass fails in torch 2.13, with "
+NOT_FLOAT8 = "not supported: FP8 is quantize.linear.float8; leave it out"
+IN_FOLDER = "always in the run's folder, which is --out; leave it out"
+UNUSED = "not supported; leave it out"
+LEFT_OUT = {
+    "job.": "a run's folder is --out, its line the recipe's `description`; leave it out",
+    "profiling.save_": IN_FOLDER,
+    "metrics.save_tb_folder": IN_FOLDER,
+    "model.name": "follows from model.flavor; leave it out",
+    "model.converters": "follows from quantize.linear.float8; leave it out",
+    "model.tokenizer_path": "is model.hf_assets_path",
+    "optimizer.early_step_in_backward": "would leave no gradients to look at; leave it out",
+    "training.enable_cpu_offload": UNUSED,
+    "training.gc_debug": UNUSED,
+    "parallelism.tensor_": "compiled, its backward pass fails in torch 2.13, with "
     "and without FP8; leave it out: FSDP shards the model instead",
-    "parallelism.pipeline_parallel": NOT_BUILT,
-    "parallelism.context_parallel": NOT_BUILT,
+    "parallelism.pipeline_": NOT_BUILT,
+    "parallelism.context_": NOT_BUILT,
     "parallelism.expert_": NOT_BUILT,
-    "checkpoint.folder": "always `checkpoint` in the run directory; leave it out",
-    "metrics.save_tb_folder": "always `tb` in the run directory; leave it out",
+    "parallelism.disable_loss_parallel": NOT_BUILT,
+    "parallelism.enable_async_tensor_parallel": NOT_BUILT,
+    "parallelism.module_fqns_per_model_part": NOT_BUILT,
+    "checkpoint.folder": IN_FOLDER,
+    "checkpoint.enable_ft_": UNUSED,
+    "checkpoint.initial_load_in_hf": UNUSED,
+    "checkpoint.last_save_in_hf": UNUSED,
+    "checkpoint.load_": UNUSED,
+    "checkpoint.exclude_from_loading": UNUSED,
+    "checkpoint.create_seed_checkpoint": UNUSED,
     "compile.artifacts_dir": "PyTorch keeps compiled kernels, in $TORCHINDUCTOR_CACHE_DIR; "
     "leave it out",
-    "quantize.linear.mx": "not supported: FP8 is quantize.linear.float8; leave it out",
-    "quantize.grouped_mm": "not supported: FP8 is quantize.linear.float8; leave it out",
+    "quantize.linear.mx": NOT_FLOAT8,
+    "quantize.grouped_mm": NOT_FLOAT8,
+    "comm.save_": IN_FOLDER,
+    "comm.mode": UNUSED,
+    "debug.moe_": UNUSED,
+    "memory_estimation": UNUSED,
+    "fault_tolerance": UNUSED,
     "experimental": "would run code that the recipe names; leave it out",
+    "validation": UNUSED,
 }
-"""What to do instead of setting keys of torchtitan's, by how they begin."""
+"""torchtitan's keys that no recipe sets, by how they begin, and what to do instead."""
 
 
-def section(*left_out: str) -> Callable[[type], type]:
-    """Make a section of recipes from torchtitan's.
-
-    Keys that begin with one of `left_out` are none of a recipe's. torchtitan reads them, so they
-    become attributes of the class, with torchtitan's values. Sections within the section begin with
-    their defaults.
-    """
-
-    def make(cls: type) -> type:
-        defaults = cls.__base__()
-        for key in fields(defaults):
-            if key.name.startswith(left_out):
-                cls.__annotations__[key.name] = ClassVar
-                setattr(cls, key.name, getattr(defaults, key.name))
-        for name, kind in cls.__annotations__.items():
-            if is_dataclass(kind):
-                setattr(cls, name, field(default_factory=kind))
-        return dataclass(cls)
-
-    return make
-
-
-@section("")  # every key begins so: none of them is a recipe's
 class Job(titan.Job):
     """Set by the run, not by its recipe."""
 
 
-@section("save_")
 class Profiling(titan.Profiling):
     profile_freq: AtLeast1
     profiler_active: AtLeast1
     profiler_warmup: Count
 
 
-@section("save_tb_folder")
 class Metrics(titan.Metrics):
     log_freq: AtLeast1
 
 
-@dataclass
 class Sizes:
     """Sizes in place of the flavor's; null keeps them."""
 
@@ -108,7 +106,6 @@ class Sizes:
     """Rows of the embedding and of the output head; `data.bpe_vocab_size` is the tokenizer's."""
 
 
-@section("name", "converters", "tokenizer_path")
 class Model(titan.Model):
     sizes: Sizes
     """Sizes in place of the flavor's, as `{dim: 512, n_layers: 8}`."""
@@ -118,7 +115,6 @@ class Model(titan.Model):
     device."""
 
 
-@section("early_step_in_backward")  # which leaves no gradients for the proof to look at
 class Optimizer(titan.Optimizer):
     name: Literal["AdamW"]
     lr: NotNegative
@@ -130,7 +126,6 @@ class Optimizer(titan.Optimizer):
     weight_decay: NotNegative
 
 
-@section()
 class LRScheduler(titan.LRScheduler):
     warmup_steps: Count
     total_steps: AtLeast1 | None
@@ -138,13 +133,11 @@ class LRScheduler(titan.LRScheduler):
     min_lr_factor: Share
 
 
-@section()
 class DataLoader(titan.DataLoader):
     num_workers: Count
     prefetch_factor: AtLeast1 | None
 
 
-@section("enable_cpu_offload", "gc_debug")
 class Training(titan.Training):
     local_batch_size: AtLeast1
     global_batch_size: AutoOrCount
@@ -155,32 +148,22 @@ class Training(titan.Training):
     dataloader: DataLoader
 
 
-@section(
-    "tensor_", "pipeline_", "context_", "expert_",
-    "disable_loss_parallel", "enable_async_tensor_parallel", "module_fqns_per_model_part",
-)  # fmt: skip
 class Parallelism(titan.Parallelism):
     data_parallel_replicate_degree: AtLeast1
     data_parallel_shard_degree: AutoOrCount
 
 
-@section(
-    "folder", "enable_ft_", "initial_load_in_hf", "last_save_in_hf",
-    "load_only", "load_step", "exclude_from_loading", "create_seed_checkpoint",
-)  # fmt: skip
 class Checkpoint(titan.Checkpoint):
     interval: AtLeast1
     keep_latest_k: Literal[0] | Annotated[int, Field(ge=2)]  # the last may be half written
 
 
-@section()
 class ActivationCheckpoint(titan.ActivationCheckpoint):
     selective_ac_option: Annotated[str, Field(pattern=r"^(op|[1-9]\d*)$")]
     memory_budget: Share
     determinism_check: Literal["default", "none"]
 
 
-@section()
 class Compile(titan.Compile):
     components: list[Literal["model", "loss"]] = field(default_factory=lambda: ["model", "loss"])
     """What is compiled."""
@@ -198,7 +181,6 @@ class Compile(titan.Compile):
     (torch._inductor.config)."""
 
 
-@section()
 class Float8Linear(titan.Float8Linear):
     """FP8 of linear layers."""
 
@@ -212,17 +194,14 @@ class Float8Linear(titan.Float8Linear):
     torchao holds to be too small to gain."""
 
 
-@section("mx")
 class QuantizedLinear(titan.QuantizedLinear):
     float8: Float8Linear
 
 
-@section("grouped_mm")
 class Quantize(titan.Quantize):
     linear: QuantizedLinear
 
 
-@section("save_", "mode")
 class Comm(titan.Comm):
     init_timeout_seconds: AtLeast1
     train_timeout_seconds: AtLeast1
@@ -233,13 +212,11 @@ class Comm(titan.Comm):
     (NCCL_MAX_CTAS); null leaves it to NCCL and the environment. GPUs only."""
 
 
-@section("moe_")
 class Debug(titan.Debug):
     seed: Seed = 0
     """Seed of the weights and of the order of the data; every run has one."""
 
 
-@dataclass
 class Data:
     layout: Literal["packed", "padded"] = "packed"
     """`packed`: documents joined by end-of-text, every token counts. `padded`: one document a row,
@@ -266,7 +243,6 @@ class Data:
     """Where prepared token files are kept, one folder per content hash."""
 
 
-@section("memory_estimation", "fault_tolerance", "experimental", "validation")
 class Config(titan.JobConfig):
     # for its sections too
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
@@ -286,6 +262,25 @@ class Config(titan.JobConfig):
     comm: Comm
     debug: Debug
     data: Data
+
+
+def finish(cls: type, path: str = "") -> type:
+    """Make dataclasses of a section and of those below it, which begin with their defaults.
+
+    torchtitan reads the keys of `LEFT_OUT` too: they become attributes of the class, with
+    torchtitan's values.
+    """
+    for name in getattr(cls.__base__, "__dataclass_fields__", ()):
+        if f"{path}{name}".startswith(tuple(LEFT_OUT)):
+            cls.__annotations__[name] = ClassVar
+            setattr(cls, name, getattr(cls.__base__(), name))
+    for name, kind in cls.__annotations__.items():
+        if getattr(kind, "__module__", "") == __name__:
+            setattr(cls, name, field(default_factory=finish(kind, f"{path}{name}.")))
+    return dataclass(cls)
+
+
+finish(Config)
 
 
 @cache  # so that equal recipes are of one class

@@ -11,14 +11,12 @@ A section that is a folder of `extensions/` brings that extension in: its packag
 keys (`Keys`), and functions in place of the core's (`Recipe.hook`).
 """
 
-import functools
 import importlib
+import itertools
 import json
-import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from difflib import get_close_matches
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -28,11 +26,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from experiments.config.rules import contradictions
 from experiments.config.yaml_with_origins import (
     ROOT,
-    Layer,
+    Given,
+    Keys,
+    did_you_mean,
     dump,
     flat,
-    merge,
     mistakes,
+    nested,
     read_file,
     read_override,
 )
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
 
 RECIPES = ROOT / "recipes"
 OVERLAYS = RECIPES / "overlays"
+STUDIES = RECIPES / "studies"
 EXTENSIONS = ROOT / "extensions"
 LISTED = "`.venv/bin/python -m experiments.recipe list --all` has all"
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
-STRICT = ConfigDict(strict=True, extra="forbid")
 
 
 class Resolved(BaseModel):
     """The section `resolved` of a resolved file: what the recipe was made of, and, in a run's
     folder, what experiments/training/plan.py worked out of it. base.yaml has no `base`."""
 
-    model_config = STRICT
+    model_config = ConfigDict(strict=True, extra="forbid")
 
     base: str | None = None
     overlays: list[str] = []
@@ -76,13 +76,13 @@ class Recipe:
 
         Raises `InputError` if two extensions have one.
         """
-        entered = [own for own, module in self.extensions.items() if hasattr(module, name)]
-        if len(entered) > 1:
+        found = self.hooks(name)
+        if len(found) > 1:
             raise InputError(
-                f"{' and '.join(entered)} do not go together, as each has its own `{name}`: "
-                "leave out one of these sections"
+                f"{' and '.join(self.extensions)} do not go together, as more than one has its own "
+                f"`{name}`: leave out one of these sections"
             )
-        return self.hooks(name)[0] if entered else default
+        return found[0] if found else default
 
     def hooks(self, name: str) -> list[Callable]:
         """Return each extension's function that adds to what the core does."""
@@ -99,23 +99,10 @@ class Recipe:
 
 
 def files(folder: Path) -> dict[str, Path]:
-    """List a folder's YAML files by name."""
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-
-
-def paths() -> dict[str, Path]:
-    """List each recipe's file by its name, the core's first."""
-    return _and_of_extensions(RECIPES)
-
-
-def studies() -> dict[str, Path]:
-    """List each study's file by its name, the core's first."""
-    return _and_of_extensions(RECIPES / "studies")
-
-
-def _and_of_extensions(folder: Path) -> dict[str, Path]:
+    """List a folder's YAML files by name, then those of extensions' folders of the same name."""
     folders = [folder, *sorted(EXTENSIONS.glob(f"*/{folder.name}"))]
-    return functools.reduce(operator.or_, map(files, folders))
+    found = itertools.chain.from_iterable(sorted(each.glob("*.yaml")) for each in folders)
+    return {path.stem: path for path in found}
 
 
 # ---- load ----
@@ -124,7 +111,7 @@ def _and_of_extensions(folder: Path) -> dict[str, Path]:
 class _Head(BaseModel):
     """What a file has beside the sections; `name` and `resolved` only a resolved recipe."""
 
-    model_config = STRICT
+    model_config = ConfigDict(strict=True)
 
     description: str
     name: str = Field(pattern=r"^\w[\w .+-]*$")  # of a run's folder
@@ -152,18 +139,18 @@ def load(
     """
     if seed is not None:
         overrides = [*overrides, f"debug.seed={seed}"]
-    known = paths()
+    known, there = files(RECIPES), files(OVERLAYS)
     if name not in known and not name.endswith(".yaml"):
         raise InputError(unknown("recipe", name, known, LISTED))
-    head, layers = _chain(known.get(name) or Path(os.path.realpath(name)), known)
-    there = files(OVERLAYS)
+    head, keys = _read(known.get(name) or Path(os.path.realpath(name)), known)
     for overlay in overlays:
         if overlay not in there:
             raise InputError(unknown("overlay", overlay, there, LISTED))
-        layers += _chain(there[overlay], there)[1]
-    layer = functools.reduce(merge, [*layers, *map(read_override, overrides)])
-    extensions = _extensions(layer)
-    config = _validate(layer, extensions)
+        keys |= _read(there[overlay], there)[1]
+    for override in overrides:
+        keys |= read_override(override)
+    extensions = _extensions(keys)
+    config = _validate(keys, extensions)
     config.job.description = head.description
     before = head.resolved
     made = Resolved(
@@ -173,76 +160,60 @@ def load(
         plan=None if overlays or overrides else before.plan,
     )
     recipe = Recipe(head.name, head.description, config, extensions, made)
-    found = [*contradictions(config)]
+    found = contradictions(config)
     for find in recipe.hooks("contradictions"):
         found += find(config)
-    problems = [f"{layer.origins.get(key, 'default')}: {key}: {message}" for key, message in found]
+    nowhere = Given(None, "default")
+    problems = [f"{keys.get(key, nowhere).origin}: {key}: {message}" for key, message in found]
     if problems:
         raise InputError("\n".join(problems))
     return recipe
 
 
-def _chain(path: Path, known: dict[str, Path]) -> tuple[_Head, list[Layer]]:
-    """Read a file, and the layers of those it is based on, each a name of `known`; the oldest
-    first."""
-    head, layer = _read(path)
-    layers, base = [layer], head.base
-    while base is not None:
-        origin = layers[0].origins["base"]
-        if base not in known:
-            raise InputError(f"{origin}: base: {unknown('recipe', base, known, LISTED)}")
-        if len(layers) > len(known):
-            raise InputError(f"{origin}: base: {base} is its own ancestor")
-        parent, layer = _read(known[base])
-        layers, base = [layer, *layers], parent.base
-    return head, layers
-
-
-def _read(path: Path) -> tuple[_Head, Layer]:
-    """Read the file of a recipe or of an overlay: its head, and its sections."""
-    layer = read_file(path)
-    layer.origins.setdefault("name", layer.origins[""])
-    head = {"name": path.stem}
-    head |= {key: layer.keys.pop(key) for key in _Head.model_fields if key in layer.keys}
+def _read(path: Path, known: dict[str, Path]) -> tuple[_Head, Keys]:
+    """Read the file of a recipe or of an overlay: its head, and the keys of its sections upon those
+    of the files that it is based on, each a name of `known`."""
+    keys = read_file(path)
     try:
-        return _Head.model_validate(head), layer
+        head = _Head.model_validate({"name": path.stem} | nested(keys))
     except ValidationError as error:
-        raise mistakes(error, layer.origins, [], {}) from error
+        raise mistakes(error, keys, [], {}) from error
+    of_head = _Head.model_fields.keys()
+    own = {key: given for key, given in keys.items() if key.partition(".")[0] not in of_head}
+    if head.base is None:
+        return head, own
+    others = {name: other for name, other in known.items() if other != path}
+    if head.base not in others:
+        kind = "recipe that this one can be based on"
+        sentence = unknown(kind, head.base, others, LISTED)
+        raise InputError(f"{keys['base'].origin}: base: {sentence}")
+    return head, _read(others[head.base], others)[1] | own
 
 
-def _extensions(layer: Layer) -> dict[str, ModuleType]:
+def _extensions(keys: Keys) -> dict[str, ModuleType]:
     """Import the extensions whose sections a recipe has."""
-    there = {path.parent.name for path in EXTENSIONS.glob("*/__init__.py")}
-    entered = [name for name in layer.keys if name in there]
+    there = [path.parent.name for path in EXTENSIONS.glob("*/__init__.py")]
+    entered = [name for name in keys if name in there]
     modules = {name: importlib.import_module(f"extensions.{name}") for name in entered}
     return {name: module for name, module in modules.items() if hasattr(module, "Keys")}
 
 
-def _validate(layer: Layer, extensions: dict[str, ModuleType]) -> "Config":
+def _validate(keys: Keys, extensions: dict[str, ModuleType]) -> "Config":
     """Validate keys and fill in defaults. JSON is pydantic's mode in which 1 is a float too.
 
     Raises `InputError` with a line for each wrong key.
     """
-    from experiments.config import keys  # torch, which listing recipes does not need
+    from experiments.config.keys import LEFT_OUT, Config, validator  # torch, which lists not need
 
-    sections = {name: extension.Keys for name, extension in extensions.items()}
+    own = [(name, extension.Keys) for name, extension in extensions.items()]
     try:
-        return keys.validator(*sections.items()).validate_json(json.dumps(layer.keys))
+        return validator(*own).validate_json(json.dumps(nested(keys)))
     except ValidationError as error:
-        sections = asdict(keys.Config())
-        known = [*sections, *dict(flat(sections))]
-        raise mistakes(error, layer.origins, known, keys.REFUSED) from error
+        known = asdict(Config())
+        raise mistakes(error, keys, [*known, *flat(known)], LEFT_OUT) from error
 
 
 # ---- what a recipe says ----
-
-
-def with_seed(recipe: Recipe, seed: int) -> Recipe:
-    """Give a recipe another seed."""
-    config = replace(recipe.config, debug=replace(recipe.config.debug, seed=seed))
-    overrides = [*recipe.made.overrides, f"debug.seed={seed}"]
-    made = recipe.made.model_copy(update={"overrides": overrides})
-    return replace(recipe, config=config, made=made)
 
 
 def to_yaml(recipe: Recipe, plan: dict | None = None) -> str:
@@ -257,7 +228,7 @@ def to_yaml(recipe: Recipe, plan: dict | None = None) -> str:
 
 def changes(before: "Config", after: "Config") -> list[tuple[str, object, object]]:
     """List (key.path, value before, value after) of the keys that differ."""
-    old, new = dict(flat(asdict(before))), dict(flat(asdict(after)))
+    old, new = flat(asdict(before)), flat(asdict(after))
     pairs = [(key, old.get(key), new.get(key)) for key in old | new]
     return [(key, value, other) for key, value, other in pairs if value != other]
 
@@ -265,6 +236,5 @@ def changes(before: "Config", after: "Config") -> list[tuple[str, object, object
 def unknown(kind: str, name: str, known: Iterable[str], listed: str = "") -> str:
     """Say that a name is not in `known`: the nearest names first, then all of them, or how they are
     `listed`."""
-    near = get_close_matches(name, known, n=2)
-    hint = f"did you mean `{'` or `'.join(near)}`? " if near else ""
+    hint = did_you_mean(name, known)
     return f"{hint}`{name}` is no {kind}: {listed or 'choose ' + ', '.join(known)}"

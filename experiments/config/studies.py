@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from experiments.config import recipes
-from experiments.config.yaml_with_origins import mistakes, read_file
+from experiments.config.yaml_with_origins import mistakes, nested, read_file
 from experiments.records.run import STUDY_FILE, Seed
 from models.errors import InputError
 
@@ -44,15 +44,15 @@ def load(names: list[str]) -> Study:
 
     Raises `InputError` with file and line, or with the nearest names.
     """
-    known, studies = recipes.paths(), recipes.studies()
-    if len(names) == 1 and names[0] in studies:
-        return read(studies[names[0]])
+    known, there = recipes.files(recipes.RECIPES), recipes.files(recipes.STUDIES)
+    if len(names) == 1 and names[0] in there:
+        return read(there[names[0]])
+    if len(names) > 1 and there.keys() & names:
+        raise InputError("a study stands alone: list its recipes instead")
     for name in names:
-        if name in studies:
-            raise InputError(f"{name} is a study, so it stands alone: list its recipes instead")
         if name not in known:
             kind = f"study, recipe, or folder with a {STUDY_FILE}"
-            raise InputError(recipes.unknown(kind, name, [*studies, *known], recipes.LISTED))
+            raise InputError(recipes.unknown(kind, name, [*there, *known], recipes.LISTED))
     return Study(
         description=", ".join(names),
         recipes=names,
@@ -64,17 +64,17 @@ def load(names: list[str]) -> Study:
 
 def read(path: Path, kind: type[Study] = Study) -> Study:
     """Read one file as a study of a `kind`. Raises `InputError` with file and line."""
-    keys, origins = read_file(path)
+    keys = read_file(path)
     try:
-        study = kind.model_validate(keys)
+        study = kind.model_validate(nested(keys))
     except ValidationError as error:
-        raise mistakes(error, origins, list(kind.model_fields), {}) from error
-    known = recipes.paths()
+        raise mistakes(error, keys, list(kind.model_fields), {}) from error
+    known = recipes.files(recipes.RECIPES)
     for name in study.recipes:
         if name not in known:  # also a path: each recipe has a folder of its name
             sentence = recipes.unknown("recipe", name, known, recipes.LISTED)
-            raise InputError(f"{origins['recipes']}: recipes: {sentence}")
+            raise InputError(f"{keys['recipes'].origin}: recipes: {sentence}")
     if study.baseline not in study.recipes:
         sentence = recipes.unknown("recipe of this study", study.baseline, study.recipes)
-        raise InputError(f"{origins['baseline']}: baseline: {sentence}")
+        raise InputError(f"{keys['baseline'].origin}: baseline: {sentence}")
     return study

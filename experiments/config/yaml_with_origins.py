@@ -1,11 +1,11 @@
-"""YAML in which every key knows where it was written: read files and `key.path=value`, merge them,
-and say in which line a mistake was made."""
+"""YAML in which every key knows where it was written: read files and `key.path=value`, and say in
+which line a mistake was made."""
 
 import difflib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,12 +17,16 @@ from models.errors import InputError
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Layer(NamedTuple):
-    """Keys in their sections, and the origin of each, as `recipes/base.yaml:12`, by `key.path`; ""
-    is the whole."""
+class Given(NamedTuple):
+    """A key's value, and its origin, as `recipes/base.yaml:12`; a section's value is {}."""
 
-    keys: dict
-    origins: dict[str, str]
+    value: object
+    origin: str
+
+
+Keys = dict[str, Given]
+"""Keys by `key.path`, each section before what is in it; "" is the whole. Later layers of them are
+put upon earlier ones with `|`."""
 
 
 # ---- read and write ----
@@ -42,67 +46,62 @@ for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver("tag:yaml.org,2002:float", _exponent, list("-+.0123456789"))
 
 
-def read_file(path: Path) -> Layer:
+def read_file(path: Path) -> Keys:
     """Read a file. Raises `InputError`."""
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{name}: cannot be read: {error}") from error
-    keys, origins = _parse(text, "", lambda line: f"{name}:{line}")
-    if not isinstance(keys, dict | None):
+    keys = _parse(text, "", lambda line: f"{name}:{line}")
+    if keys[""].value:
         raise InputError(f"{name}:1: expected keys with their values")
-    return Layer(keys or {}, origins)
+    return keys
 
 
-def read_override(override: str) -> Layer:
+def read_override(override: str) -> Keys:
     """Read `key.path=value` from the command line. Raises `InputError`."""
     origin = f"command line: {override}"
     path, equals, text = override.partition("=")
-    if not equals:
+    if not equals or not all(path.split(".")):
         raise InputError(f"{origin}: expected key.path=value, e.g. training.steps=100")
-    keys, origins = _parse(text, path, lambda line: origin)
-    names = path.split(".")
-    for name in reversed(names):
-        keys = {name: keys}
-    sections = itertools.accumulate(names, "{}.{}".format)
-    return Layer(keys, dict.fromkeys(["", *sections], origin) | origins)
+    return _parse(text, path, lambda line: origin)
 
 
-def _parse(text: str, path: str, where: Callable[[int], str]) -> tuple[object, dict[str, str]]:
-    """Read the YAML document of the key `path`: its value, and the origins of that and all below.
+def _parse(text: str, path: str, origin_of: Callable[[int], str]) -> Keys:
+    """Read the YAML document of the key `path`, whose lines count from 1.
 
-    `where` gives the origin of a line, counted from 1. Raises `InputError` for the first fault.
+    Raises `InputError` for the first fault.
     """
-    origins = {}
+    keys = {}
 
-    def value_of(node: yaml.Node, path: str, line: int) -> object:
-        if path in origins:
-            raise InputError(f"{where(line)}: {path}: already given at {origins[path]}; keep one")
-        origins[path] = where(line)
-        if not isinstance(node, yaml.MappingNode):
-            return loader.construct_object(node, deep=True)
-        section = {}
-        for key, below in node.value:
-            name, line = str(key.value), key.start_mark.line + 1
-            section[name] = value_of(below, f"{path}.{name}".lstrip("."), line)
-        return section
+    def take(node: yaml.Node, path: str, line: int) -> None:
+        origin = origin_of(line)
+        if path in keys:
+            raise InputError(f"{origin}: {path}: already given at {keys[path].origin}; keep one")
+        for section in itertools.accumulate(path.split("."), "{}.{}".format):
+            keys.setdefault(section, Given({}, origin))
+        if isinstance(node, yaml.MappingNode):
+            for name, below in node.value:
+                take(below, f"{path}.{name.value}".lstrip("."), name.start_mark.line + 1)
+        else:
+            keys[path] = Given(loader.construct_object(node, deep=True), origin)
+            json.dumps(keys[path].value)  # which is how pydantic takes it
 
     try:
         loader = _Loader(text)
         nothing = yaml.ScalarNode("tag:yaml.org,2002:null", "")
-        value = value_of(loader.get_single_node() or nothing, path, 1)
-        json.dumps(value)  # which is how pydantic takes it
-        return value, origins
+        take(loader.get_single_node() or nothing, path, 1)
     except InputError:
         raise
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1
-        raise InputError(f"{where(line)}: YAML error: {error.problem}") from error
     except Exception as error:  # PyYAML raises what int() and float() do, and others
-        origin = next(reversed(origins.values()), where(1))
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"{origin}: YAML error: {reason}") from error
+        mark = getattr(error, "problem_mark", None)
+        last = next(reversed(keys.values())).origin if keys else origin_of(1)
+        reason = getattr(error, "problem", "") or str(error).partition("\n")[0]
+        raise InputError(
+            f"{origin_of(mark.line + 1) if mark else last}: YAML error: {reason}"
+        ) from error
+    return keys
 
 
 def dump(data: dict) -> str:
@@ -110,80 +109,77 @@ def dump(data: dict) -> str:
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
-# ---- merge ----
+# ---- sections ----
 
 
-def merge(below: Layer, above: Layer) -> Layer:
-    """Merge sections. Any other value of `above` replaces what is below."""
-    return Layer(_merged(below.keys, above.keys), below.origins | above.origins)
+def nested(keys: Keys) -> dict:
+    """Put keys into their sections. Where a value stands in a section's place, what other layers
+    have in that section is left out."""
+    sections = {"": {}}
+    for path, (value, _) in keys.items():
+        section, _, name = path.rpartition(".")
+        if path and section in sections:
+            if value == {}:
+                value = sections[path] = {}
+            sections[section][name] = value
+    return sections[""]
 
 
-def _merged(below: object, above: object) -> object:
-    if not isinstance(below, dict) or not isinstance(above, dict):
-        return above
-    both = below | above
-    for key in below.keys() & above.keys():
-        both[key] = _merged(below[key], above[key])
-    return both
-
-
-def flat(section: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """(key.path, value) of every key that isn't a section."""
-    for key, value in section.items():
+def flat(sections: dict, prefix: str = "") -> dict[str, object]:
+    """Give the value of every key that isn't a section, by `key.path`."""
+    found = {}
+    for key, value in sections.items():
         if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}.")
+            found |= flat(value, f"{prefix}{key}.")
         else:
-            yield prefix + key, value
+            found[prefix + key] = value
+    return found
 
 
 # ---- say what is wrong ----
 
-_IN_YAML = {
-    "bool_type": "should be true or false",
-    "list_type": "should be a list",
-    "dataclass_type": "should be keys below it",
-}
-"""Messages for pydantic's types of errors, where its own are not about YAML."""
-
 
 def mistakes(
-    error: ValidationError, origins: dict[str, str], known: list[str], refused: dict[str, str]
+    error: ValidationError, keys: Keys, known: list[str], left_out: dict[str, str]
 ) -> InputError:
     """Make an error with a line for each key that pydantic refuses: where it was written, and what
     would be right.
 
-    `known` holds the keys that there are; `refused` what to do instead of others, by how they
+    `known` holds the keys that there are; `left_out` what to do instead of others, by how they
     begin.
     """
     by_key: dict[str, list[dict]] = {}
     for detail in error.errors(include_url=False):
         key = ".".join(map(str, detail["loc"]))
-        while key and key not in origins and detail["type"] != "missing":
+        while "." in key and key not in keys and detail["type"] != "missing":
             key = key.rpartition(".")[0]  # without list indices and members of a union
         by_key.setdefault(key, []).append(detail)
     lines = []
     for key, details in by_key.items():
-        reasons = [why for beginning, why in refused.items() if key.startswith(beginning)]
-        message = reasons[0] if reasons else _sentence(key, details, known)
-        lines.append(f"{origins.get(key, origins[''])}: {key}: {message}")
+        instead = [why for beginning, why in left_out.items() if key.startswith(beginning)]
+        sentence = instead[0] if instead else _sentence(key, details, known)
+        lines.append(f"{keys.get(key, keys['']).origin}: {key}: {sentence}")
     return InputError("\n".join(lines))
 
 
 def _sentence(key: str, details: list[dict], known: list[str]) -> str:
-    """What is wrong with one key; `details` has an error for each type that it may have."""
+    """Say what is wrong with one key; `details` has an error for each type that it may have."""
     kind, value = details[0]["type"], details[0]["input"]
     if kind == "missing":
         return "is missing"
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
-        if key in known:
-            return "should be written in its section, one key below the other"
-        name = key.rpartition(".")[2]
-        elsewhere = [other for other in known if other.endswith(f".{name}")]
-        near = elsewhere or difflib.get_close_matches(key, known, n=1)
-        if near:
-            return f"did you mean `{near[0]}`? There is no such key"
-        return "there is no such key, and no extension that has it"
+        return f"{did_you_mean(key, known)}There is no such key, and no extension that has it"
     words = [
-        _IN_YAML.get(detail["type"], detail["msg"].removeprefix("Input ")) for detail in details
+        detail["msg"].removeprefix("Input ").replace("an object", "keys below it")
+        for detail in details
     ]
     return f"{' or '.join(words)}, got {value!r:.80}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Ask for the nearest names, or for keys of that name in other sections; empty if there are
+    none."""
+    last = name.rpartition(".")[2]
+    near = [other for other in known if other.endswith(f".{last}")]
+    near = near or difflib.get_close_matches(name, known)
+    return f"did you mean `{'` or `'.join(near[:2])}`? " if near else ""

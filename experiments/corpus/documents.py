@@ -13,8 +13,12 @@ from experiments.config.keys import Config
 from experiments.config.recipes import unknown
 from models.errors import InputError
 
-STDLIB = {"python_stdlib": False, "python_stdlib_with_tests": True}
-TEST_FOLDERS = {"test", "tests", "idle_test"}
+INSTALLED = {"site-packages", "dist-packages"}
+TESTS = {"test", "tests", "idle_test"}
+STDLIB = {"python_stdlib": INSTALLED | TESTS, "python_stdlib_with_tests": INSTALLED}
+"""Datasets of the standard library, and the folders that each leaves out."""
+
+OF_THE_BUILD = ("_sysconfigdata", "python-config")  # these files name the machine
 PANIC = "PanicException"  # the tokenizers library's, which is no Exception
 
 Documents = Callable[[], Iterator[str]]
@@ -28,22 +32,22 @@ def open_corpus(config: Config) -> tuple[str, Documents]:
     Raises `InputError` if it is not there, and `OSError` if its files cannot be read.
     """
     name, data = config.training.dataset, config.data
-    column = data.text_column
     if name in STDLIB:
-        files = _stdlib_files(with_tests=STDLIB[name])
-        return digest_of(files), partial(_stdlib_documents, files)
+        files = _stdlib_files(STDLIB[name])
+        return digest_of(files), lambda: map(_text, files)
     if name == "parquet":
         files = _parquet_files(config.training.dataset_path)
-        source = {"data_files": [str(path) for path in files], "split": "train"}
-        return f"{digest_of(files)}:{column}", partial(_texts, name, column, source)
-    if data.max_tokens is None:
+        source = {"data_files": [*map(str, files)], "split": "train"}
+        digest = [digest_of(files)]
+    elif data.max_tokens is None:
         raise InputError(
             f"training.dataset={name!r} is none of {', '.join(STDLIB)}, parquet, so it is streamed "
             "from Hugging Face: say with data.max_tokens how much of it to read"
         )
-    source = {"name": data.subset, "split": data.split}
-    digest = ":".join(["hub", name, str(data.subset), data.split, column])
-    return digest, partial(_texts, name, column, source)
+    else:
+        source = {"name": data.subset, "split": data.split}
+        digest = ["hub", name, str(data.subset), data.split]
+    return ":".join([*digest, data.text_column]), partial(_texts, name, data.text_column, source)
 
 
 def digest_of(files: list[Path]) -> str:
@@ -64,24 +68,18 @@ def _digest(path: Path, size: int, changed_ns: int) -> bytes:
 # ---- the standard library ----
 
 
-def _stdlib_files(with_tests: bool) -> list[Path]:
-    """List the interpreter's *.py files by path, without those that its build generated: they name
-    the machine."""
-    excluded = {"site-packages", "dist-packages"}
-    if not with_tests:
-        excluded |= TEST_FOLDERS
+def _stdlib_files(left_out: set[str]) -> list[Path]:
+    """List the interpreter's *.py files by path, without those that its build generated."""
     files = []
     for folder, folders, names in os.walk(sysconfig.get_path("stdlib")):
-        # os.walk enters what is left; config-* is the build's
-        folders[:] = [f for f in folders if f not in excluded and not f.startswith("config-")]
-        paths = (Path(folder, name) for name in names if not name.startswith("_sysconfigdata"))
+        folders[:] = {*folders} - left_out  # os.walk enters these
+        paths = [Path(folder, name) for name in names if not name.startswith(OF_THE_BUILD)]
         files += [path for path in paths if path.suffix == ".py"]
     return sorted(files)
 
 
-def _stdlib_documents(files: list[Path]) -> Iterator[str]:
-    for path in files:  # a few tests are in other encodings on purpose
-        yield path.read_text(encoding="utf-8", errors="replace")
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")  # some tests are in other encodings
 
 
 # ---- parquet files, and Hugging Face's hub ----

@@ -74,19 +74,18 @@ class Loader(BaseDataLoader):
 
         Raises InputError if the corpus has no row.
         """
-        self.rows, self.training = Rows(token_file, config), config.training
-        self.seed, self.own_rows = config.debug.seed, own_rows
-        self.given = 0
+        self.rows, self.config = Rows(token_file, config), config
+        self.own_rows, self.given = own_rows, 0
 
     def __iter__(self) -> Iterator[Row]:
-        skipped = self.given * self.training.local_batch_size
-        numbers = self.own_rows(row_numbers(len(self.rows), self.seed))
+        training = self.config.training
+        numbers = self.own_rows(row_numbers(len(self.rows), self.config.debug.seed))
         batches = DataLoader(
             self.rows,
-            self.training.local_batch_size,
-            sampler=itertools.islice(numbers, skipped, None),
+            training.local_batch_size,
+            sampler=itertools.islice(numbers, self.given * training.local_batch_size, None),
             generator=torch.Generator(),  # the global one is the model's, and checkpointed
-            **asdict(self.training.dataloader),
+            **asdict(training.dataloader),
         )
         for batch in batches:
             self.given += 1

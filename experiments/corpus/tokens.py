@@ -7,7 +7,7 @@ A token file is a folder `<data.cache_dir>/<dataset>-<content hash>/`:
     documents.npy    int64 [number of documents + 1]: where in tokens.bin each document starts,
                      and the end
     tokenizer.json   what encoded it
-    meta.json        the corpus and its hash, the vocabulary's size, end-of-text, dtype
+    meta.json        the corpus, the vocabulary's size, end-of-text, dtype
     checksum         blake2b of these four
 
 The content hash covers the corpus, the tokenizer, `data.max_tokens` and the format's version. What
@@ -24,6 +24,7 @@ import shutil
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -80,20 +81,18 @@ def prepare(config: Config) -> TokenFile:
     """
     with readable("the corpus or its tokenizer could not be read", "give another path"):
         digest, documents = open_corpus(config)
-        tokenizer_identity, load_tokenizer = open_tokenizer(config)
+        identity, load_tokenizer = open_tokenizer(config)
     dataset, max_tokens = config.training.dataset, config.data.max_tokens
-    content = [FORMAT_VERSION, digest, tokenizer_identity, max_tokens]
+    content = [FORMAT_VERSION, digest, identity, max_tokens]
     content_hash = hashlib.blake2b(json.dumps(content).encode()).hexdigest()[:12]
     cache = Path(config.data.cache_dir)
     folder = cache / f"{dataset.replace('/', '--')}-{content_hash}"
-    if folder.exists():
-        return TokenFile.open(folder)
-    meta = {"dataset": dataset, "source_hash": digest}
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with lock_file(cache / f".{folder.name}.lock", wait=True):
-            if not folder.exists():
-                _write(folder, meta, documents, load_tokenizer(documents), max_tokens)
+        if not folder.exists():  # else its cache may be read-only
+            cache.mkdir(parents=True, exist_ok=True)
+            with lock_file(cache / f".{folder.name}.lock", wait=True):
+                if not folder.exists():
+                    _write(folder, dataset, documents, load_tokenizer(documents), max_tokens)
     except OSError as error:
         raise InputError(
             f"data.cache_dir={cache}: {error.strerror or error}: "
@@ -107,7 +106,7 @@ def _checksum(folder: Path) -> str:
 
 
 def _write(
-    folder: Path, meta: dict, documents: Documents, tokenizer: Tokenizer, max_tokens: int | None
+    folder: Path, dataset: str, documents: Documents, tokenizer: Tokenizer, max_tokens: int | None
 ) -> None:
     """Write the token file beside `folder` and rename it, so that `folder` is whole whenever it is
     there."""
@@ -115,17 +114,17 @@ def _write(
     # The tokenizer's threads are done before anything forks; unset, each later fork prints a
     # warning about them.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # by a process that was killed
-    partial.mkdir()
+    begun = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(begun, ignore_errors=True)  # by a process that was killed
+    begun.mkdir()
     try:
-        meta |= _write_tokens(partial, documents, tokenizer, max_tokens)
-        tokenizer.save(str(partial / "tokenizer.json"))
-        (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
-        (partial / "checksum").write_text(_checksum(partial))
-        partial.rename(folder)
+        meta = {"dataset": dataset} | _write_tokens(begun, documents, tokenizer, max_tokens)
+        tokenizer.save(str(begun / "tokenizer.json"))
+        (begun / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+        (begun / "checksum").write_text(_checksum(begun))
+        begun.rename(folder)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)  # unless it was renamed
+        shutil.rmtree(begun, ignore_errors=True)  # unless it was renamed
 
 
 def _write_tokens(
@@ -163,19 +162,20 @@ def open_tokenizer(config: Config) -> tuple[str, Callable[[Documents], Tokenizer
     if not given:
         return f"bpe:{vocab_size}", lambda documents: _train_bpe(documents(), vocab_size)
     path = Path(given)
-    if not path.exists():
-        return f"hub:{given}", lambda _: _read(Tokenizer.from_pretrained, given)
-    file = path / "tokenizer.json" if path.is_dir() else path
-    return digest_of([file]), lambda _: _read(Tokenizer.from_file, str(file))
+    identity, load = f"hub:{given}", partial(Tokenizer.from_pretrained, given)
+    if path.exists():
+        file = path / "tokenizer.json" if path.is_dir() else path
+        identity, load = digest_of([file]), partial(Tokenizer.from_file, str(file))
 
+    def read(documents: Documents) -> Tokenizer:
+        mend = (
+            "give a tokenizer.json of the `tokenizers` library, a folder with one, or a name on "
+            'Hugging Face, which needs internet; "" trains a BPE on the corpus'
+        )
+        with readable(f"model.hf_assets_path={given} could not be read", mend):
+            return load()
 
-def _read(load: Callable[[str], Tokenizer], given: str) -> Tokenizer:
-    mend = (
-        "give a tokenizer.json of the `tokenizers` library, a folder with one, or a name on "
-        'Hugging Face, which needs internet; "" trains a BPE on the corpus'
-    )
-    with readable(f"model.hf_assets_path={given} could not be read", mend):
-        return load(given)
+    return identity, read
 
 
 def _train_bpe(documents: Iterator[str], vocab_size: int) -> Tokenizer:
@@ -225,5 +225,4 @@ def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
         if characters >= BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0
-    if batch:
-        yield batch
+    yield batch

@@ -83,7 +83,7 @@ def named(name: str) -> dict:
         return dict(KNOWN["models"][KNOWN["names"][short]])
     if name.endswith(".json"):
         return of_config(Path(name))
-    if name in recipes.paths() or name.endswith(".yaml"):
+    if name in recipes.files(recipes.RECIPES) or name.endswith(".yaml"):
         from models.architectures import model_args  # torch, which no other answer needs
 
         args = model_args(recipes.load(name).config)

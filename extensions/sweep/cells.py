@@ -25,11 +25,11 @@ class Sweep(studies.Study):
     @field_validator("axes", mode="before")
     @classmethod
     def _flat(cls, axes: dict) -> dict:
-        return dict(flat(axes)) if isinstance(axes, dict) else axes
+        return flat(axes) if isinstance(axes, dict) else axes
 
     def override(self, overrides: list[str]) -> None:
         """Take what a command line sets. A key that it sets is no axis any more."""
-        given = [key for override in overrides for key in read_override(override).origins]
+        given = [key for override in overrides for key in read_override(override)]
         self.overrides = self.overrides + overrides
         self.axes = {key: values for key, values in self.axes.items() if key not in given}
 

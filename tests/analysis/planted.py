@@ -54,7 +54,7 @@ def ar1(n, rho, sd, rng):
 @cache
 def resolved(recipe: str, overlay: str) -> str:
     """Resolve a recipe, as JSON; a user's own is tensorwise FP8's under another name."""
-    known = recipe if recipe in recipes.paths() else T
+    known = recipe if recipe in recipes.files(recipes.RECIPES) else T
     text = recipes.to_yaml(recipes.load(known, [overlay]))
     return json.dumps(yaml.load(text, yaml.CSafeLoader))
 

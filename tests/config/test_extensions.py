@@ -19,9 +19,9 @@ def test_without_an_extension_all_other_recipes_and_studies_load(gone, tmp_path,
         if folder != gone:
             (tmp_path / folder.name).symlink_to(folder)
     monkeypatch.setattr(recipes, "EXTENSIONS", tmp_path)
-    for name in recipes.paths():
+    for name in recipes.files(recipes.RECIPES):
         recipes.load(name, ["cpu"])
-    for name in recipes.studies():
+    for name in recipes.files(recipes.STUDIES):
         assert studies.load([name])
 
 

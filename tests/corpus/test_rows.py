@@ -9,7 +9,6 @@ import torch
 from experiments import data
 from experiments.corpus import rows
 from experiments.corpus.tokens import prepare
-from models.errors import InputError
 from tests.make_corpus import EOS, write_parquet
 
 IGNORE = -100
@@ -91,16 +90,6 @@ def test_a_run_longer_than_the_data_reads_it_again(config):
     config.training.steps = 177
     sentence = rows.describe(prepare(config), config)
     assert sentence.endswith("59 packed rows of 4; the run reads 177 rows, 300.0% of them")
-
-
-def test_a_corpus_that_suits_neither_the_rows_nor_the_model(config):
-    file = prepare(config)
-    rows.check_vocabulary(file, 500)
-    with pytest.raises(InputError, match=r"data\.bpe_vocab_size"):
-        rows.check_vocabulary(file, 499)
-    config.training.seq_len = 10_000
-    with pytest.raises(InputError, match=r"training\.seq_len"):
-        loader(config)
 
 
 def test_command_prepares_ahead_of_the_run(config, monkeypatch, capsys):
