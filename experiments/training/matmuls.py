@@ -1,10 +1,26 @@
-"""Read a profile: its matmuls, their FLOPs, and whose kernels computed attention."""
+"""Read the matmuls of a profiled step, and compare those in FP8 with those that its layers must
+run.
+
+A converted layer of `in` and `out` features multiplies, for each pass over `tokens`:
+
+    output             (tokens, in) by (in, out)
+    input's gradient   (tokens, out) by (out, in)
+    weight's gradient  (out, tokens) by (tokens, in); in bf16 where the scaling says so
+
+Recomputation repeats the output's matmul, except where compiled code or a policy sees no need: with
+recomputation it counts once or twice. All else is exact.
+"""
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
+
+from torch import nn
+
+from experiments.training.plan import Plan
+from models.errors import by_pattern
 
 _FP8_MATMULS = {"aten::_scaled_mm", "aten::_scaled_mm_v2"}
 # Attention is none of these: bmm, or a kernel of its own.
@@ -39,6 +55,9 @@ class Matmul(NamedTuple):
     @property
     def in_fp8(self) -> bool:
         return "_scaled_mm" in self.operator
+
+
+# ---- what ran ----
 
 
 def find_matmuls(events: Iterable) -> list[Matmul]:
@@ -109,3 +128,32 @@ def _matmul(event) -> Matmul:
     if name == "aten::_scaled_mm_v2":  # which takes lists of scales
         row_scaled = None
     return Matmul(name, (m, k, n), row_scaled)
+
+
+# ---- what must run ----
+
+
+def differences(plan: Plan, layers: dict[str, nn.Module], matmuls: Iterable[Matmul]) -> list[str]:
+    """Name the shapes with too few or too many FP8 matmuls in a step, and the layers that have
+    them; `layers` are those that were converted."""
+    tokens, recomputes = (
+        plan.tokens // plan.passes,
+        plan.config.activation_checkpoint.mode != "none",
+    )
+    expected, repeated = defaultdict(list), Counter()
+    for name, layer in layers.items():
+        n, k = layer.weight.shape
+        shapes = [(tokens, k, n), (tokens, n, k)]
+        if plan.fp8.scaling.matmuls == 3 and layer.weight.requires_grad:
+            shapes.append((n, tokens, k))
+        for shape in shapes:
+            expected[shape].append(name)
+        repeated[shapes[0]] += plan.passes * recomputes
+    ran, found = Counter(matmul.shape for matmul in matmuls if matmul.in_fp8), []
+    for shape in expected.keys() | ran.keys():
+        least = plan.passes * len(expected[shape])
+        if not least <= ran[shape] <= least + repeated[shape]:
+            where = by_pattern(expected[shape]) or "no converted layer"
+            sizes = " x ".join(map(str, shape))
+            found.append(f"{ran[shape]} instead of {least} of {sizes} ({where})")
+    return found

@@ -1,26 +1,28 @@
-"""Work out once what a recipe asks for, and refuse what cannot run before anything is written.
+"""Work out what a recipe asks for, and refuse what cannot run before anything is written.
 
     plan       the model, its layers in FP8, memory: needs no GPU and no data
     open_data  the token file, prepared where it is not there yet
-    to_yaml    both, with the resolved recipe, as a run's recipe.yaml; `plan` reads them from there
+    to_yaml    the resolved recipe and its token file, as a run's recipe.yaml
 
 All raise `InputError` with a sentence that says what to change. What this machine must have is in
 machine.py.
 """
 
-from dataclasses import asdict, dataclass, replace
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from experiments.config import recipes
-from experiments.config.keys import Parallelism
-from models import float8, fp8_matmul
-from models.architectures import build, model_args
+from experiments.config.keys import Config
+from models import float8
+from models.architectures import build
 from models.errors import InputError
 from models.flops import memory_by_use
-from models.scaling import SCALINGS
 
 if TYPE_CHECKING:
     from experiments.corpus.tokens import TokenFile
@@ -68,8 +70,6 @@ class Plan:
 
 def plan(recipe: recipes.Recipe) -> Plan:
     """Work out and check a recipe. Raises `InputError`."""
-    if recipe.made.plan:
-        return _read(recipe)
     config, training = recipe.config, recipe.config.training
     with torch.device("meta"):  # modules by name, no weights
         model = build(config)
@@ -98,47 +98,18 @@ def plan(recipe: recipes.Recipe) -> Plan:
 
 def check_whole(config, *_) -> int:
     """Refuse keys that share a model between processes, as there is one; returns 1, its part."""
-    gathers = config.quantize.linear.float8.enable_fsdp_float8_all_gather
-    misplaced = {"quantize.linear.float8.enable_fsdp_float8_all_gather": (gathers, "false")}
-    for key, default in asdict(Parallelism()).items():
-        changed = getattr(config.parallelism, key) != default
-        misplaced[f"parallelism.{key}"] = (changed, default)
-    refuse(misplaced, "several processes, and this recipe has one:")
+    keys = [f"parallelism.{key.name}" for key in fields(config.parallelism)]
+    keys.append("quantize.linear.float8.enable_fsdp_float8_all_gather")
+    refuse(config, keys, "several processes, and this recipe has one")
     return 1
 
 
-def refuse(misplaced: dict[str, tuple[bool, object]], needs: str) -> None:
-    """Raise `InputError` for the first key that is used without what it needs.
-
-    `misplaced` tells of each key whether it is used, and by which value it is not.
-    """
-    for key, (used, off) in misplaced.items():
-        if used:
-            raise InputError(f"{key} needs {needs} set it to {off}")
-
-
-# ---- in a run's folder ----
-
-_NUMBERS = ("parameters", "flops_per_token", "passes", "world_size", "shards", "memory")
-
-
-def to_yaml(planned: Plan) -> str:
-    """Write a run's recipe.yaml."""
-    fp8 = {"layers": sorted(planned.fp8.layers), "flops_per_token": planned.fp8.flops_per_token}
-    numbers = {name: getattr(planned, name) for name in _NUMBERS}
-    found = {"token_file": str(planned.token_file.path), "fp8": fp8, "numbers": numbers}
-    return recipes.to_yaml(planned.recipe, found)
-
-
-def _read(recipe: recipes.Recipe) -> Plan:
-    """Take what `to_yaml` wrote; only how FP8 matrices are multiplied is this machine's."""
-    keys, fp8 = recipe.config.quantize.linear.float8, float8.Choice()
-    if keys.recipe_name:
-        found, scaling = recipe.made.plan["fp8"], SCALINGS[keys.recipe_name]
-        matmul = fp8_matmul.choose(scaling, keys.emulate)
-        layers, flops = frozenset(found["layers"]), found["flops_per_token"]
-        fp8 = float8.Choice(scaling, layers, matmul, flops)
-    return Plan(recipe, model_args(recipe.config), fp8, **recipe.made.plan["numbers"])
+def refuse(config: Config, keys: Iterable[str], needs: str) -> None:
+    """Raise `InputError` for the first of some keys that has another value than its default."""
+    for key in keys:
+        default = attrgetter(key)(Config())
+        if attrgetter(key)(config) != default:
+            raise InputError(f"{key} needs {needs}: set it to {json.dumps(default)}")
 
 
 # ---- data ----
@@ -160,3 +131,8 @@ def open_data(planned: Plan) -> tuple[Plan, str]:
         rows.check_vocabulary(token_file, planned.args.vocab_size)
     finding = rows.describe(token_file, planned.config, planned.world_size)
     return replace(planned, token_file=token_file), finding
+
+
+def to_yaml(planned: Plan) -> str:
+    """Write a run's recipe.yaml: `open_data` need not look for the token file again."""
+    return recipes.to_yaml(planned.recipe, {"token_file": str(planned.token_file.path)})
