@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from experiments.jobs.command import BAD_INPUT, COMPLETED, DIVERGED, FAILED, Interrupted, Stop
 from experiments.jobs.screen import describe, display, seconds_left, with_time
@@ -67,7 +68,7 @@ def train(
                 directory.take_over(step)
                 _listen(trainer, directory.path, move_bar)
             trainer.train()
-        except (Exception, KeyboardInterrupt) as error:
+        except (Exception, CheckpointException, KeyboardInterrupt) as error:
             end = _end(error, plan, stop)
         if trainer:
             with only_logged("could not close the run cleanly"):
@@ -95,7 +96,13 @@ def _end(error: BaseException, plan: Plan, stop: Stop) -> End:
         case ProofError():
             return End("failed", str(error), FAILED)
     logging.error("the run failed", exc_info=error)
-    sentence = f"{type(error).__name__}: {error}".splitlines()[0]
+    doing = ""
+    if isinstance(error, CheckpointException):
+        doing, error = (
+            "a checkpoint could not be written or read: ",
+            next(iter(error.failures.values()))[0],
+        )
+    sentence = f"{doing}{type(error).__name__}: {error}".splitlines()[0]
     if isinstance(error, torch.OutOfMemoryError):
         sentence = f"the GPU is out of memory: {less_memory(plan.config)}"
     return End("failed", sentence, FAILED)
@@ -137,5 +144,5 @@ def only_logged(sentence: str):
     """Only log a failure within: it comes after the reason why the run ended."""
     try:
         yield
-    except Exception:
+    except (Exception, CheckpointException):
         logging.warning(sentence, exc_info=True)

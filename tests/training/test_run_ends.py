@@ -173,7 +173,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, train, mode)
         assert train(*keys) == 1
     manifest = manifest_of(tmp_path / "run")
     assert manifest["status"] == "failed"
-    assert "CheckpointError" in manifest["error"]
+    assert "a checkpoint could not be written" in manifest["error"]
     assert not list((tmp_path / "run/checkpoint").iterdir())
 
 
