@@ -85,14 +85,12 @@ class Checkpoints(CheckpointManager):
     # ---- loading ----
 
     def load(self, step: int = -1) -> bool:
-        """Load `step`, or the newest whole checkpoint (-1), or the one at initial_load_path; return
-        False if there is none.
+        """Load the newest whole checkpoint, or the one at initial_load_path; return False if there
+        is none.
 
         Raises `InputError` for damaged first weights, and `CheckpointException`.
         """
-        if self.enable and step == -1:
-            step = self._newest_whole()
-        return super().load(step)
+        return super().load(self._newest_whole() if self.enable else step)
 
     def _newest_whole(self) -> int:
         """Find the step of the newest whole checkpoint, -1 if there is none; clear others away."""

@@ -154,21 +154,18 @@ class Proof:
         can be of any size.
         """
         resumed, group = bool(self.optimizer.state), self.optimizer.param_groups[0]
-        witnesses, unmovable = {}, []
+        witnesses = {}
         for name, parameter in self.trainable.items():
             if parameter.grad is None:
                 raise ProofError(f"{name} is trainable and got no gradient")
-            if resumed:
-                continue
-            index, before = _find_witnesses(parameter, float(group["lr"]), group["eps"])
-            if index.numel():
-                witnesses[name] = index, before
-            else:
-                unmovable.append(name)
+            if not resumed:
+                witnesses[name] = _find_witnesses(parameter, float(group["lr"]), group["eps"])
         yield
-        still = []
+        still, unmovable = [], []
         for name, (index, before) in witnesses.items():
-            if torch.equal(local(self.trainable[name]).flatten()[index], before):
+            if not index.numel():
+                unmovable.append(name)
+            elif torch.equal(local(self.trainable[name]).flatten()[index], before):
                 still.append(name)
         stuck = [name for name in still if name not in self.orphans]
         if stuck:
@@ -184,7 +181,7 @@ class Proof:
             elements_in_optimizer=sum(p.numel() for p in owned),
             orphans=self.orphans,
             frozen=[name for name in self.parameters if name not in self.trainable],
-            moved_in_first_step=len(witnesses) - len(still),
+            moved_in_first_step=len(witnesses) - len(still) - len(unmovable),
             still_in_first_step=still,
             # bf16 keeps 8 significant bits: a first step of 5e-7 cannot move a norm weight of 1.0
             dtype_cannot_hold_first_update=sorted(unmovable),

@@ -1,7 +1,6 @@
 """The proof fails when FP8 did not run, and when a parameter would not learn."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -93,10 +92,6 @@ def test_what_is_not_fp8_is_not_called_so():
     assert emulated.emulated and not bf16.emulated
 
 
-def in_bf16(layer: nn.Linear) -> None:
-    layer.forward = partial(nn.functional.linear, weight=layer.weight)
-
-
 def skip_step(run: Run) -> None:
     run.optimizer.step = lambda: None
 
@@ -131,11 +126,6 @@ def promise_rows(run: Run) -> None:
 @pytest.mark.parametrize(
     ("harm", "converted", "sentence"),
     [
-        (
-            lambda run: in_bf16(run.model.second),
-            True,
-            "ran 2 instead of 4 of .*first, second",
-        ),
         (promise_rows, True, "had a scale for each row, and the recipe's scaling is rowwise"),
         (compile_nothing, True, "torch.compile made no graph"),
         (skip_step, True, "3 parameters did not move"),
@@ -163,7 +153,7 @@ def test_one_matmul_in_bf16_fails(place, monkeypatch):
         return a.to(dtype) @ b.to(dtype) / (a_scale * b_scale).to(dtype)
 
     monkeypatch.setattr(float8_ops, "addmm_float8_unwrapped", multiply)
-    with pytest.raises(ProofError, match="not .all. of the FP8 recipe ran in FP8"):
+    with pytest.raises(ProofError, match="recipe ran in FP8: .* instead of .* .first, second"):
         Run().step()
     assert len(calls) == 6
 
