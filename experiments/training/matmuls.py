@@ -22,7 +22,7 @@ from torch import nn
 from experiments.training.plan import Plan
 from models.errors import by_pattern
 
-_FP8_MATMULS = {"aten::_scaled_mm", "aten::_scaled_mm_v2"}
+_FP8_MATMUL = "aten::_scaled_mm"
 # Attention is none of these: bmm, or a kernel of its own.
 _MATMULS = {"aten::mm", "aten::addmm", "aten::_grouped_mm"}
 _ATTENTION = {
@@ -46,7 +46,7 @@ class Matmul(NamedTuple):
 
     operator: str
     shape: tuple[int, int, int]  # M, K, N: (M, K) by (K, N)
-    row_scaled: bool | None  # in FP8, with a column of scales (M, 1); None: unknown
+    row_scaled: bool  # in FP8, with a column of scales (M, 1)
 
     @property
     def flops(self) -> int:
@@ -77,13 +77,6 @@ def flops_by_operator(matmuls: Iterable[Matmul]) -> dict[str, int]:
     return dict(flops)
 
 
-def row_scaled_flops(matmuls: Iterable[Matmul]) -> int | None:
-    """Add up the FLOPs of FP8 matmuls with scales of rows; None if a profile does not tell."""
-    if any(matmul.row_scaled is None for matmul in matmuls):
-        return None
-    return sum(matmul.flops for matmul in matmuls if matmul.row_scaled)
-
-
 def find_attention(events: Iterable) -> str | None:
     """Name whose kernels computed attention; None without any."""
     names = {_ATTENTION[event.name] for event in events if event.name in _ATTENTION}
@@ -100,7 +93,7 @@ def _find(events: Iterable) -> list[Matmul]:
     for event in events:
         if event.name in _COMPILATIONS:
             continue
-        if event.name in _FP8_MATMULS or _TEMPLATE.match(event.name):
+        if event.name == _FP8_MATMUL or _TEMPLATE.match(event.name):
             found.append(_matmul(event))
             continue
         called = _find(event.cpu_children)
@@ -124,10 +117,7 @@ def _matmul(event) -> Matmul:
         # A grouped matmul has the rows of all groups in its left operand.
         m, k, n = math.prod(left[:-1]), left[-1], right[-1]
     column = any(len(shape) == 2 and shape[1] == 1 < shape[0] for shape in shapes)
-    row_scaled = column and "_scaled_mm" in name
-    if name == "aten::_scaled_mm_v2":  # which takes lists of scales
-        row_scaled = None
-    return Matmul(name, (m, k, n), row_scaled)
+    return Matmul(name, (m, k, n), row_scaled=column and "_scaled_mm" in name)
 
 
 # ---- what must run ----

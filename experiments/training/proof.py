@@ -41,7 +41,6 @@ from experiments.training.matmuls import (
     find_attention,
     find_matmuls,
     flops_by_operator,
-    row_scaled_flops,
 )
 from experiments.training.plan import Plan
 from models import float8
@@ -111,7 +110,7 @@ class Proof:
             in_fp8=self.fp8.scaling is not None,
             profiled_step=step,
             gemm_flops=flops_by_operator(matmuls),
-            row_scaled_flops=row_scaled_flops(matmuls),
+            row_scaled_flops=sum(matmul.flops for matmul in matmuls if matmul.row_scaled),
         )
         for check in checks:
             check(self, profiler)
@@ -136,7 +135,7 @@ class Proof:
                 "not (all) of the FP8 recipe ran in FP8: aten::_scaled_mm ran "
                 f"{'; '.join(differ[:3])} (M x K x N)"
             )
-        if scaled is not None and bool(scaled) != scaling.by_rows:
+        if bool(scaled) != scaling.by_rows:
             return (
                 f"{scaled:.3e} FP8 FLOPs had a scale for each row, and the recipe's scaling is "
                 f"{scaling.name}"

@@ -111,7 +111,6 @@ class Trainer(titan.Trainer):
 
         self.dataloader = Loader(plan.token_file, config, hook("own_rows", iter))
         self.checkpointer.states[DATALOADER] = self.dataloader
-        self._identity = identity(plan)
         self.proof = Proof(plan, self.model_parts[0], self.optimizers.optimizers[0])
         self.meter = Meter(plan, self.metrics_processor)
         self.combine = hook("combine", alone)  # values of a run's processes
@@ -268,7 +267,7 @@ class Trainer(titan.Trainer):
         """Give what torchtitan checkpoints of a trainer, each rank's random numbers to come, and
         whose it is."""
         random = {name: source.get_rng_state() for name, source in _RANDOM.items()}
-        ours = {f"random_{dist.get_rank()}": random, "identity": self._identity}
+        ours = {f"random_{dist.get_rank()}": random, "identity": identity(self.plan)}
         return super().state_dict() | ours
 
     def load_state_dict(self, state_dict: dict) -> None:
