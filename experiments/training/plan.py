@@ -35,7 +35,6 @@ class Plan:
     recipe: recipes.Recipe
     args: object  # of the model's class
     fp8: float8.Choice  # which layers, with which scaling, multiplied how
-    parameters: int
     flops_per_token: int
     passes: int  # forward passes of a step (gradient accumulation)
     world_size: int  # processes of the run, each on a device of its own
@@ -84,7 +83,6 @@ def plan(recipe: recipes.Recipe) -> Plan:
         recipe=recipe,
         args=args,
         fp8=fp8,
-        parameters=args.parameters(),
         flops_per_token=args.flops_per_token(training.seq_len),
         passes=max(1, training.global_batch_size // rows),
         world_size=recipe.processes,

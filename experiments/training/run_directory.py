@@ -207,7 +207,7 @@ def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
         hardware=device.hardware(),
         peak_flops=peak and {"bf16": peak.bf16, "fp8": peak.fp8, "source": peak.source},
         flavor=label(config),
-        parameters=plan.parameters,
+        parameters=plan.args.parameters(),
         flops_per_token=plan.flops_per_token,
         flops_per_token_causal=plan.args.flops_per_token(training.seq_len, causal=True),
         seq_len=training.seq_len,

@@ -42,7 +42,7 @@ class Run:
         fp8 = float8.choose(self.model, keys)
         self.plan = Plan(
             recipe=Recipe("test", "", self.config),
-            world_size=1, args=None, parameters=0, flops_per_token=0, fp8=fp8, passes=1, shards=1,
+            world_size=1, args=None, flops_per_token=0, fp8=fp8, passes=1, shards=1,
             memory={},
         )  # fmt: skip
         if convert:
@@ -131,6 +131,7 @@ def promise_rows(run: Run) -> None:
         (skip_step, True, "3 parameters did not move"),
         (freeze, True, "ran 3 instead of 4"),
         (add_unused, True, "unused is trainable and got no gradient"),
+        (lambda run: None, False, "converts 2 linear layers to FP8, and 0 were converted"),
         (convert_late, False, "2 trainable parameters are in no optimizer.*first.weight"),
     ],
 )
