@@ -126,10 +126,8 @@ def _matmul(event) -> Matmul:
 def differences(plan: Plan, layers: dict[str, nn.Module], matmuls: Iterable[Matmul]) -> list[str]:
     """Name the shapes with too few or too many FP8 matmuls in a step, and the layers that have
     them; `layers` are those that were converted."""
-    tokens, recomputes = (
-        plan.tokens // plan.passes,
-        plan.config.activation_checkpoint.mode != "none",
-    )
+    tokens = plan.tokens // plan.passes
+    recomputes = plan.config.activation_checkpoint.mode != "none"
     expected, repeated = defaultdict(list), Counter()
     for name, layer in layers.items():
         n, k = layer.weight.shape

@@ -48,8 +48,9 @@ class RunDirectory:
         check_folder(path, "run", *_MARKS)
         self.path, self._lock = path, lock_folder(path, "run")
         earlier = _check(path, plan)
-        try:  # the recipe first: a full disk stops here
+        try:  # recipe and log first: a full disk stops here
             files.write_whole(path / records.RECIPE, to_yaml(plan))
+            (path / records.LOG).touch()
             attempt = self._set_aside(earlier)
             self.manifest = _manifest(plan, attempt, path)
             files.write(path / records.MANIFEST, self.manifest)
