@@ -96,16 +96,13 @@ def _end(error: BaseException, plan: Plan, stop: Stop) -> End:
         case ProofError():
             return End("failed", str(error), FAILED)
     logging.error("the run failed", exc_info=error)
-    doing = ""
-    if isinstance(error, CheckpointException):
-        doing, error = (
-            "a checkpoint could not be written or read: ",
-            next(iter(error.failures.values()))[0],
-        )
-    sentence = f"{doing}{type(error).__name__}: {error}".splitlines()[0]
     if isinstance(error, torch.OutOfMemoryError):
-        sentence = f"the GPU is out of memory: {less_memory(plan.config)}"
-    return End("failed", sentence, FAILED)
+        return End("failed", f"the GPU is out of memory: {less_memory(plan.config)}", FAILED)
+    task = ""
+    if isinstance(error, CheckpointException):
+        task = "a checkpoint could not be written or read: "
+        error, _ = next(iter(error.failures.values()))  # of the first rank, with its traceback
+    return End("failed", f"{task}{type(error).__name__}: {error}".splitlines()[0], FAILED)
 
 
 def _listen(trainer: Trainer, path: Path, move_bar) -> None:

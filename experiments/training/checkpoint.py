@@ -76,11 +76,10 @@ class Checkpoints(CheckpointManager):
             raise
 
     def _purge_stale_checkpoints(self) -> None:
-        """Delete all but the last `keep_latest_k`; torchtitan deletes whatever has `step-<int>` in
-        its name."""
-        if self.keep_latest_k > 0:
-            for step in steps(Path(self.folder))[: -self.keep_latest_k]:
-                self.purge_queue.put(self._create_checkpoint_id(step))
+        """Delete all but the last `keep_latest_k` (0: none); torchtitan deletes whatever has
+        `step-<int>` in its name."""
+        for step in steps(Path(self.folder))[: -self.keep_latest_k]:
+            self.purge_queue.put(self._create_checkpoint_id(step))
 
     # ---- loading ----
 
@@ -130,7 +129,7 @@ class Checkpoints(CheckpointManager):
 
     def _find_load_step(self, folder: str = "") -> int:
         """Find the newest finished checkpoint; torchtitan takes any name with a number."""
-        return max(steps(Path(folder or self.folder)), default=-1)
+        return max(steps(Path(self.folder)), default=-1)
 
     def dcp_load(self, state_dict: dict, checkpoint_id: str, **_) -> None:
         """Load plain data only. Raises `CheckpointException`."""
