@@ -1,15 +1,13 @@
 """One attempt at a run: its directory, its training, how it ended."""
 
 import logging
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
-from rich.markup import escape
 from torch import distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from experiments.jobs.command import BAD_INPUT, COMPLETED, DIVERGED, FAILED, Interrupted, Stop
 from experiments.jobs.screen import describe, display
@@ -55,40 +53,32 @@ def train(
     directory: RunDirectory | None,
     stop: Stop,
 ) -> End:
-    """Train in this process, and write the records, if there is a directory for them; what was
-    found before (`findings`) goes into the log."""
+    """Train in this process to the end, whatever it is, and write the records, if there is a
+    directory for them; what was found before (`findings`) goes into the log."""
     plan.config.job.dump_folder = str(out)  # where torchtitan writes
-    try:
-        with display(
-            plan.recipe.name, plan.config.training.steps, out / LOG if directory else None
-        ) as move_bar:
-            for topic, finding in findings:
-                logging.info(f"{topic}: {finding}")
-            end = _train(plan, directory, move_bar, stop)
-    except OSError as error:  # log.txt cannot be opened
-        end = End("failed", f"{error.filename}: {error.strerror}", FAILED)
+    log = out / LOG if directory else None
+    trainer, end = None, End("completed", None, COMPLETED, together=True)
+    with display(plan.recipe.name, plan.config.training.steps, log) as move_bar:
+        for topic, finding in findings:
+            logging.info(f"{topic}: {finding}")
+        try:
+            trainer = Trainer(plan, stop)
+            step = trainer.resume()
+            if directory:
+                directory.take_over(step)
+                _listen(trainer, directory.path, move_bar)
+            trainer.train()
+        except (Exception, CheckpointException, KeyboardInterrupt) as error:
+            end = _end(error, plan, stop)
+        if trainer:
+            with only_logged("could not close the run cleanly"):
+                if directory:
+                    directory.manifest.notes = trainer.notes()
+                trainer.close()
+        if end.error:  # last, so that a study shows it
+            logging.error(end.error)
     if directory:
         _finish(directory, end)
-    return end
-
-
-def _train(plan: Plan, directory, move_bar, stop: Stop) -> End:
-    """Train to the end, whatever it is, and put its reason into the log."""
-    trainer, end = None, End("completed", None, COMPLETED, together=True)
-    try:
-        trainer = Trainer(plan, stop)
-        if directory:
-            _listen(trainer, directory, move_bar)
-        trainer.train()
-    except (Exception, KeyboardInterrupt) as error:
-        end = _end(error, plan, stop)
-    if trainer:
-        with only_logged("could not close the run cleanly"):
-            if directory:
-                directory.manifest.notes = trainer.notes()
-            trainer.close()
-    if end.error:  # last, so that a study shows it
-        logging.error(end.error)
     return end
 
 
@@ -106,29 +96,31 @@ def _end(error: BaseException, plan: Plan, stop: Stop) -> End:
         case ProofError():
             return End("failed", str(error), FAILED)
     logging.error("the run failed", exc_info=error)
-    sentence = f"{type(error).__name__}: {error}".splitlines()[0]
     if isinstance(error, torch.OutOfMemoryError):
-        sentence = f"the GPU is out of memory: {less_memory(plan.config)}"
-    return End("failed", sentence, FAILED)
+        return End("failed", f"the GPU is out of memory: {less_memory(plan.config)}", FAILED)
+    task = ""
+    if isinstance(error, CheckpointException):
+        task = "a checkpoint could not be written or read: "
+        error, _ = next(iter(error.failures.values()))  # of the first rank, with its traceback
+    return End("failed", f"{task}{type(error).__name__}: {error}".splitlines()[0], FAILED)
 
 
-def _listen(trainer: Trainer, directory: RunDirectory, move_bar) -> None:
+def _listen(trainer: Trainer, path: Path, move_bar) -> None:
     """Write windows, timing and proof as soon as the trainer has them."""
-    path = directory.path
     evidence = trainer.plan.recipe.hook("evidence", lambda trainer: trainer.proof.record())
 
     def on_step(step: int) -> None:
         move_bar(completed=step)
+        if step == trainer.first_step:
+            files.write(path / TIMING, trainer.timing)
         if step == trainer.profiled_step:
             files.write(path / PROOF, evidence(trainer))
-        if step in (trainer.first_step, trainer.profiled_step):
-            files.write(path / TIMING, trainer.timing)
 
     def on_window(window: Window) -> None:
         files.append(path / METRICS, window)
         move_bar(said=describe(window))
 
-    trainer.on_resume, trainer.on_step, trainer.on_window = directory.take_over, on_step, on_window
+    trainer.on_step, trainer.on_window = on_step, on_window
 
 
 def _finish(directory: RunDirectory, end: End) -> None:
@@ -139,8 +131,8 @@ def _finish(directory: RunDirectory, end: End) -> None:
     try:
         directory.finish(end.status, end.error)
     except OSError as error:  # a full disk: what was written before stays as it is
-        print(f"{line}: not on record: {error.strerror}", file=sys.stderr)
-    Console(soft_wrap=True, highlight=False).print(escape(line))
+        line += f": not on record: {error.strerror}"
+    print(line)
 
 
 @contextmanager
@@ -148,5 +140,5 @@ def only_logged(sentence: str):
     """Only log a failure within: it comes after the reason why the run ended."""
     try:
         yield
-    except Exception:
+    except (Exception, CheckpointException):
         logging.warning(sentence, exc_info=True)

@@ -1,10 +1,9 @@
 """Save and load torchtitan's checkpoints of one run, and guard what torchtitan does not.
 
 A damaged checkpoint is found before it is loaded; run_directory.py refuses a foreign one before the
-run writes anything. One can be asked for at any step. Nothing but checkpoints is deleted. A
-checkpoint that cannot be written or read is an ordinary error. And a checkpoint from elsewhere can
-hold wrong weights, but it cannot run code: all that is read of it is numbers, text, tensors and the
-classes of PyTorch's own lists.
+run writes anything. One can be asked for at any step. Nothing but checkpoints is deleted. And a
+checkpoint from elsewhere can hold wrong weights, but it cannot run code: all that is read of it is
+numbers, text, tensors and the classes of PyTorch's own lists.
 
 On disk a checkpoint is a folder `step-<int>` of torch.distributed.checkpoint: files `*.distcp` of
 items, each as torch.save writes it, and `.metadata`, a pickle that lists the items. PyTorch writes
@@ -35,15 +34,6 @@ from models.errors import InputError
 ASIDE = "damaged_checkpoints"  # beside the checkpoints' folder
 
 
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or read. torch's own exception is none that `except
-    Exception` catches."""
-
-    def __init__(self, task: str, error: CheckpointException):
-        reason = next(iter(error.failures.values()))[0]
-        super().__init__(f"{task}: {type(reason).__name__}: {reason}")
-
-
 # ---- in a run ----
 
 
@@ -61,7 +51,7 @@ class Checkpoints(CheckpointManager):
         return super()._should_save(curr_step, last_step) or (self.asked and self.enable)
 
     def save(self, curr_step: int, last_step: bool = False) -> None:
-        """Save where it is due. Raises `CheckpointError`."""
+        """Save where it is due. Raises `CheckpointException`."""
         with self._saving():
             super().save(curr_step, last_step)
         if last_step and self.enable:  # torchtitan leaves one too many
@@ -80,31 +70,26 @@ class Checkpoints(CheckpointManager):
         room."""
         try:
             yield
-        except CheckpointException as error:
+        except CheckpointException:
             self.save_future = None  # reported once
-            free = shutil.disk_usage(Path(self.folder).parent).free / 2**30
             self._delete_unfinished()
-            task = f"a checkpoint could not be saved, with {free:.1f} GiB free"
-            raise CheckpointError(task, error) from error
+            raise
 
     def _purge_stale_checkpoints(self) -> None:
-        """Delete all but the last `keep_latest_k`; torchtitan deletes whatever has `step-<int>` in
-        its name."""
-        if self.keep_latest_k > 0:
-            for step in steps(Path(self.folder))[: -self.keep_latest_k]:
-                self.purge_queue.put(self._create_checkpoint_id(step))
+        """Delete all but the last `keep_latest_k` (0: none); torchtitan deletes whatever has
+        `step-<int>` in its name."""
+        for step in steps(Path(self.folder))[: -self.keep_latest_k]:
+            self.purge_queue.put(self._create_checkpoint_id(step))
 
     # ---- loading ----
 
     def load(self, step: int = -1) -> bool:
-        """Load `step`, or the newest whole checkpoint (-1), or the one at initial_load_path; return
-        False if there is none.
+        """Load the newest whole checkpoint, or the one at initial_load_path; return False if there
+        is none.
 
-        Raises `InputError` for damaged first weights, and `CheckpointError`.
+        Raises `InputError` for damaged first weights, and `CheckpointException`.
         """
-        if self.enable and step == -1:
-            step = self._newest_whole()
-        return super().load(step)
+        return super().load(self._newest_whole() if self.enable else step)
 
     def _newest_whole(self) -> int:
         """Find the step of the newest whole checkpoint, -1 if there is none; clear others away."""
@@ -144,10 +129,10 @@ class Checkpoints(CheckpointManager):
 
     def _find_load_step(self, folder: str = "") -> int:
         """Find the newest finished checkpoint; torchtitan takes any name with a number."""
-        return max(steps(Path(folder or self.folder)), default=-1)
+        return max(steps(Path(self.folder)), default=-1)
 
     def dcp_load(self, state_dict: dict, checkpoint_id: str, **_) -> None:
-        """Load plain data only. Raises `CheckpointError`."""
+        """Load plain data only. Raises `CheckpointException`."""
         there = _Reader(checkpoint_id).read_metadata().state_dict_metadata
         [model] = self.states[MODEL].model
         buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
@@ -200,11 +185,8 @@ def check(checkpoint: Path) -> None:
 
 
 def load(state_dict: dict, checkpoint: str | Path) -> None:
-    """Load plain data as `torch.distributed.checkpoint.load` does. Raises `CheckpointError`."""
-    try:
-        dcp.load(state_dict, storage_reader=_Reader(checkpoint), planner=_Planner())
-    except CheckpointException as error:
-        raise CheckpointError(f"{checkpoint} could not be read", error) from error
+    """Load plain data as `torch.distributed.checkpoint.load` does. Raises `CheckpointException`."""
+    dcp.load(state_dict, storage_reader=_Reader(checkpoint), planner=_Planner())
 
 
 class _Reader(dcp.FileSystemReader):

@@ -16,7 +16,7 @@ from experiments.training.plan import Plan, plan, refuse
 from models import device
 from models.driver import check_driver
 from models.errors import InputError
-from models.flops import count, memory_finding
+from models.flops import memory_finding
 
 MOST = 0.95  # of the memory: the estimate is what PyTorch allocates, and CUDA and gaps come on top
 HOPELESS = 1.3  # times the memory: more is an error; less a remark, since it is an estimate
@@ -46,20 +46,17 @@ def check_here(plan: Plan) -> list[Finding]:
 
 def check_units(plan: Plan) -> None:
     """Check that this machine can compute what a plan asks for, however large it is."""
-    config, compiler = plan.config, os.environ.get("CC", "gcc").split(" ")[0]
+    config, compiler = plan.config, os.environ.get("CC", "gcc")
     if device.TYPE == "cpu":
-        cudnn, snapshot = config.model.attention_backend == "cudnn", config.profiling
-        needs_gpu = {
-            "model.attention_backend": (cudnn, "auto, flash or math"),
-            "comm.nccl_max_ctas": (config.comm.nccl_max_ctas, "null"),
-            "profiling.enable_memory_snapshot": (snapshot.enable_memory_snapshot, "false"),
-        }
-        refuse(needs_gpu, "a GPU:")
-        compiler = os.environ.get("CXX", "g++").split(" ")[0]
+        needs_gpu = ["comm.nccl_max_ctas", "profiling.enable_memory_snapshot"]
+        if config.model.attention_backend == "cudnn":
+            needs_gpu.append("model.attention_backend")
+        refuse(config, needs_gpu, "a GPU")
+        compiler = os.environ.get("CXX", "g++")
     elif plan.fp8.layers and not plan.fp8.emulated:
         device.check_fp8_units()
     if config.compile.enable:
-        _check_compiler(compiler)
+        _check_compiler(compiler.split(" ")[0])
 
 
 def _check_compiler(compiler: str) -> None:
@@ -79,37 +76,32 @@ def _check_compiler(compiler: str) -> None:
 
 
 def slow_attention(config) -> str | None:
-    """Say what to do about a cuDNN older than 9.15, whose attention PyTorch does not take.
+    """Name a cuDNN older than 9.15, whose attention PyTorch does not take; None if all is well.
 
-    None if there is nothing to do. PyTorch prefers cuDNN's attention on GPUs of compute capability
-    9 and up.
+    PyTorch prefers cuDNN's attention on GPUs of compute capability 9 and up.
     """
     version, other = device.cudnn(), config.model.attention_backend in ("flash", "math")
     if not version or other or torch.cuda.get_device_capability() < (9, 0):
         return None
-    if tuple(map(int, version.split(".")[:2])) >= (9, 15):
+    if tuple(map(int, version.split("."))) >= (9, 15):
         return None
-    package = f"nvidia-cudnn-cu{(torch.version.cuda or '13').split('.')[0]}"
     return (
         f"cuDNN {version} is older than 9.15, with which PyTorch takes a slower attention: take "
-        "its folder off LD_LIBRARY_PATH, or install a newer one "
-        f"(.venv/bin/python -m pip install '{package}>=9.15')"
+        "its folder off LD_LIBRARY_PATH, or install a newer nvidia-cudnn"
     )
 
 
 def _check_memory(plan: Plan) -> str:
     """Compare the estimate with what each device has; an error only far beyond that."""
-    available, held = device.memory_bytes(), ""
+    available, held, mend = device.memory_bytes(), "", less_memory(plan.config)
     if device.TYPE == "cpu":
         available /= plan.world_size  # which share it
+        mend = "without a GPU, take the small Llama (--overlay cpu)"
     elif plan.world_size == 1:
         available, _ = torch.cuda.mem_get_info()
         held = others(available)
     finding = memory_finding(plan.memory_needed, available) + held
     if plan.memory_needed > HOPELESS * available:
-        mend = less_memory(plan.config)
-        if device.TYPE == "cpu":
-            mend = "without a GPU, take the small Llama (--overlay cpu)"
         raise InputError(f"the run needs {finding} here: {mend}, or choose a smaller model.flavor")
     if plan.memory_needed > available:
         finding += ": this will probably not fit"
@@ -121,8 +113,7 @@ def others(free: float) -> str:
     held = device.memory_bytes() - free
     if held < OTHERS:
         return ""
-    gib = f"{held / 2**30:.0f} of {device.memory_bytes() / 2**30:.0f} GiB"
-    return f", because other programs hold {gib} (nvidia-smi lists them)"
+    return f", because other programs hold {held / 2**30:.0f} GiB of the GPU (see nvidia-smi)"
 
 
 def less_memory(config) -> str:
@@ -146,9 +137,8 @@ def choose_size(name: str = "baseline", overrides: Sequence[str] = ()) -> tuple[
     have = f"{device.name()} has {free / 2**30:.0f} GiB{others(free)}"
     for overlay in SIZES:
         planned = plan(recipes.load(name, [overlay], overrides))
-        need = f"{planned.memory_needed / 2**30:.1f} GiB"
+        need = f"it needs {planned.memory_needed / 2**30:.1f} GiB, and {have}"
         if planned.memory_needed <= MOST * free:
-            rows = f"rows of {planned.config.training.seq_len:,} tokens"
-            size = f"{count(planned.parameters)} parameters and {rows} (overlay {overlay})"
-            return [overlay], f"{size}, the largest that fits: it needs {need}, and {have}"
-    return ["cpu"], f"the CPU size, because the smallest for GPUs needs {need}, and {have}"
+            rows = f"rows of {planned.config.training.seq_len:,} tokens (overlay {overlay})"
+            return [overlay], f"{planned.args.describe()}, {rows}, the largest that fits: {need}"
+    return ["cpu"], f"the CPU size, because the smallest for GPUs does not fit: {need}"

@@ -1,12 +1,28 @@
-"""Read a profile: its matmuls, their FLOPs, and whose kernels computed attention."""
+"""Read the matmuls of a profiled step, and compare those in FP8 with those that its layers must
+run.
+
+A converted layer of `in` and `out` features multiplies, for each pass over `tokens`:
+
+    output             (tokens, in) by (in, out)
+    input's gradient   (tokens, out) by (out, in)
+    weight's gradient  (out, tokens) by (tokens, in); in bf16 where the scaling says so
+
+Recomputation repeats the output's matmul, except where compiled code or a policy sees no need: with
+recomputation it counts once or twice. All else is exact.
+"""
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-_FP8_MATMULS = {"aten::_scaled_mm", "aten::_scaled_mm_v2"}
+from torch import nn
+
+from experiments.training.plan import Plan
+from models.errors import by_pattern
+
+_FP8_MATMUL = "aten::_scaled_mm"
 # Attention is none of these: bmm, or a kernel of its own.
 _MATMULS = {"aten::mm", "aten::addmm", "aten::_grouped_mm"}
 _ATTENTION = {
@@ -30,7 +46,7 @@ class Matmul(NamedTuple):
 
     operator: str
     shape: tuple[int, int, int]  # M, K, N: (M, K) by (K, N)
-    row_scaled: bool | None  # in FP8, with a column of scales (M, 1); None: unknown
+    row_scaled: bool  # in FP8, with a column of scales (M, 1)
 
     @property
     def flops(self) -> int:
@@ -39,6 +55,9 @@ class Matmul(NamedTuple):
     @property
     def in_fp8(self) -> bool:
         return "_scaled_mm" in self.operator
+
+
+# ---- what ran ----
 
 
 def find_matmuls(events: Iterable) -> list[Matmul]:
@@ -58,13 +77,6 @@ def flops_by_operator(matmuls: Iterable[Matmul]) -> dict[str, int]:
     return dict(flops)
 
 
-def row_scaled_flops(matmuls: Iterable[Matmul]) -> int | None:
-    """Add up the FLOPs of FP8 matmuls with scales of rows; None if a profile does not tell."""
-    if any(matmul.row_scaled is None for matmul in matmuls):
-        return None
-    return sum(matmul.flops for matmul in matmuls if matmul.row_scaled)
-
-
 def find_attention(events: Iterable) -> str | None:
     """Name whose kernels computed attention; None without any."""
     names = {_ATTENTION[event.name] for event in events if event.name in _ATTENTION}
@@ -81,7 +93,7 @@ def _find(events: Iterable) -> list[Matmul]:
     for event in events:
         if event.name in _COMPILATIONS:
             continue
-        if event.name in _FP8_MATMULS or _TEMPLATE.match(event.name):
+        if event.name == _FP8_MATMUL or _TEMPLATE.match(event.name):
             found.append(_matmul(event))
             continue
         called = _find(event.cpu_children)
@@ -105,7 +117,31 @@ def _matmul(event) -> Matmul:
         # A grouped matmul has the rows of all groups in its left operand.
         m, k, n = math.prod(left[:-1]), left[-1], right[-1]
     column = any(len(shape) == 2 and shape[1] == 1 < shape[0] for shape in shapes)
-    row_scaled = column and "_scaled_mm" in name
-    if name == "aten::_scaled_mm_v2":  # which takes lists of scales
-        row_scaled = None
-    return Matmul(name, (m, k, n), row_scaled)
+    return Matmul(name, (m, k, n), row_scaled=column and "_scaled_mm" in name)
+
+
+# ---- what must run ----
+
+
+def differences(plan: Plan, layers: dict[str, nn.Module], matmuls: Iterable[Matmul]) -> list[str]:
+    """Name the shapes with too few or too many FP8 matmuls in a step, and the layers that have
+    them; `layers` are those that were converted."""
+    tokens = plan.tokens // plan.passes
+    recomputes = plan.config.activation_checkpoint.mode != "none"
+    expected, repeated = defaultdict(list), Counter()
+    for name, layer in layers.items():
+        n, k = layer.weight.shape
+        shapes = [(tokens, k, n), (tokens, n, k)]
+        if plan.fp8.scaling.matmuls == 3 and layer.weight.requires_grad:
+            shapes.append((n, tokens, k))
+        for shape in shapes:
+            expected[shape].append(name)
+        repeated[shapes[0]] += plan.passes * recomputes
+    ran, found = Counter(matmul.shape for matmul in matmuls if matmul.in_fp8), []
+    for shape in expected.keys() | ran.keys():
+        least = plan.passes * len(expected[shape])
+        if not least <= ran[shape] <= least + repeated[shape]:
+            where = by_pattern(expected[shape]) or "no converted layer"
+            sizes = " x ".join(map(str, shape))
+            found.append(f"{ran[shape]} instead of {least} of {sizes} ({where})")
+    return found

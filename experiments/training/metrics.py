@@ -93,7 +93,7 @@ class Meter:
         waits = np.reshape(self.processor.data_loading_times, (len(step_s), -1)).sum(1)
         memory = self.processor.device_memory_monitor.get_peak_stats()
         seconds = sum(step_s)
-        tokens_per_s = self.plan.tokens * self.plan.world_size * len(step_s) / seconds
+        tokens_per_s = self.plan.tokens * len(step_s) / seconds  # of a device
         window = Window(
             step=step,
             elapsed_s=round(device.seconds_since_process_start(), 3),
@@ -101,7 +101,7 @@ class Meter:
             losses=list(map(finite, losses.tolist())),
             grad_norm=finite(grad_norm),
             lr=lr,
-            tokens_per_s=tokens_per_s,
+            tokens_per_s=tokens_per_s * self.plan.world_size,
             valid_tokens_per_s=self.valid_tokens / seconds,
             step_s=[round(s, 6) for s in step_s],
             data_wait_s=[round(s, 6) for s in waits.tolist()],
@@ -119,18 +119,18 @@ def alone(values: torch.Tensor, how: str = "sum") -> torch.Tensor:
 
 
 def utilisation(plan: Plan, tokens_per_s: float, in_fp8: float) -> dict[str, float | None]:
-    """Give the three MFUs of all ranks together at `tokens_per_s`: fractions of 1.
+    """Give the three MFUs of a device at its `tokens_per_s`: fractions of 1.
 
     `in_fp8` are the FLOPs of a token that ran in FP8. Without a datasheet's peak there are none.
     """
     peak, flops = device.peak(), plan.flops_per_token
     if peak is None:
         return {}
-    rate = tokens_per_s / plan.world_size
-    shares = {"mfu_bf16_peak": rate * flops / peak.bf16}
+    shares = {"mfu_bf16_peak": tokens_per_s * flops / peak.bf16}
     if peak.fp8:
-        ideal = in_fp8 / peak.fp8 + (flops - in_fp8) / peak.bf16
-        shares |= {"mfu_fp8_peak": rate * flops / peak.fp8, "mfu_mixed_peak": rate * ideal}
+        ideal_s = in_fp8 / peak.fp8 + (flops - in_fp8) / peak.bf16
+        shares["mfu_fp8_peak"] = tokens_per_s * flops / peak.fp8
+        shares["mfu_mixed_peak"] = tokens_per_s * ideal_s
     return shares
 
 

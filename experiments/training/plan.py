@@ -1,4 +1,4 @@
-"""Work out once what a recipe asks for, and refuse what cannot run before anything is written.
+"""Work out what a recipe asks for, and refuse what cannot run before anything is written.
 
     plan       the model, its layers in FP8, memory: needs no GPU and no data
     open_data  the token file, prepared where it is not there yet
@@ -8,14 +8,17 @@ All raise `InputError` with a sentence that says what to change. What this machi
 machine.py.
 """
 
-from dataclasses import asdict, dataclass, replace
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from experiments.config import recipes
-from experiments.config.keys import Parallelism
+from experiments.config.keys import Config
 from models import float8
 from models.architectures import build, model_args
 from models.errors import InputError
@@ -33,7 +36,6 @@ class Plan:
     recipe: recipes.Recipe
     args: object  # of the model's class
     fp8: float8.Choice  # which layers, with which scaling, multiplied how
-    parameters: int
     flops_per_token: int
     passes: int  # forward passes of a step (gradient accumulation)
     world_size: int  # processes of the run, each on a device of its own
@@ -84,7 +86,6 @@ def plan(recipe: recipes.Recipe) -> Plan:
         recipe=recipe,
         args=args,
         fp8=fp8,
-        parameters=args.parameters(),
         flops_per_token=args.flops_per_token(training.seq_len),
         passes=max(1, training.global_batch_size // rows),
         world_size=recipe.processes,
@@ -98,28 +99,23 @@ def plan(recipe: recipes.Recipe) -> Plan:
 
 def check_whole(config, *_) -> int:
     """Refuse keys that share a model between processes, as there is one; returns 1, its part."""
-    gathers = config.quantize.linear.float8.enable_fsdp_float8_all_gather
-    misplaced = {"quantize.linear.float8.enable_fsdp_float8_all_gather": (gathers, "false")}
-    for key, default in asdict(Parallelism()).items():
-        changed = getattr(config.parallelism, key) != default
-        misplaced[f"parallelism.{key}"] = (changed, default)
-    refuse(misplaced, "several processes, and this recipe has one:")
+    keys = [f"parallelism.{key.name}" for key in fields(config.parallelism)]
+    keys.append("quantize.linear.float8.enable_fsdp_float8_all_gather")
+    refuse(config, keys, "several processes, and this recipe has one")
     return 1
 
 
-def refuse(misplaced: dict[str, tuple[bool, object]], needs: str) -> None:
-    """Raise `InputError` for the first key that is used without what it needs.
-
-    `misplaced` tells of each key whether it is used, and by which value it is not.
-    """
-    for key, (used, off) in misplaced.items():
-        if used:
-            raise InputError(f"{key} needs {needs} set it to {off}")
+def refuse(config: Config, keys: Iterable[str], needs: str) -> None:
+    """Raise `InputError` for the first of some keys that has another value than its default."""
+    for key in keys:
+        default = attrgetter(key)(Config())
+        if attrgetter(key)(config) != default:
+            raise InputError(f"{key} needs {needs}: set it to {json.dumps(default)}")
 
 
 # ---- in a run's folder ----
 
-_NUMBERS = ("parameters", "flops_per_token", "passes", "world_size", "shards", "memory")
+_NUMBERS = ("flops_per_token", "passes", "world_size", "shards", "memory")
 
 
 def to_yaml(planned: Plan) -> str:

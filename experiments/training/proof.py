@@ -6,7 +6,7 @@ Three claims. A claim that does not hold stops the run:
   1. Every trainable parameter is in the optimizer. (An extension can leave parameters out on
      purpose; such orphans are on record instead.)
   2. The layers in FP8 are those that the recipe names, and one profiled step calls
-     `aten::_scaled_mm` for each of their matmuls, in number and shape (expected.py), with the
+     `aten::_scaled_mm` for each of their matmuls, in number and shape (matmuls.py), with the
      recipe's scaling, or never in bf16.
      A recipe with `torch.compile` has compiled graphs.
   3. Every parameter moves in the first optimizer step, where its gradient and its dtype allow it.
@@ -25,7 +25,6 @@ The trainer calls, in this order:
     record()       gives the contents of proof.json
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -36,13 +35,12 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from experiments.records import run as records
-from experiments.training.expected import differences
 from experiments.training.matmuls import (
     Matmul,
+    differences,
     find_attention,
     find_matmuls,
     flops_by_operator,
-    row_scaled_flops,
 )
 from experiments.training.plan import Plan
 from models import float8
@@ -91,9 +89,9 @@ class Proof:
         differ = sorted(plan.fp8.layers ^ self.converted.keys())
         if differ:
             raise ProofError(
-                f"the recipe converts {len(plan.fp8.layers)} linear layers to "
-                f"{plan.fp8.recipe_name or 'no'} FP8, and {len(self.converted)} were converted, "
-                f"with another choice for {', '.join(differ[:3])}"
+                f"the recipe converts {len(plan.fp8.layers)} linear layers to FP8, and "
+                f"{len(self.converted)} were converted, with another choice for "
+                f"{', '.join(differ[:3])}"
             )
 
     # ---- claim 2: FP8 layers multiply in FP8 ----
@@ -112,39 +110,37 @@ class Proof:
             in_fp8=self.fp8.scaling is not None,
             profiled_step=step,
             gemm_flops=flops_by_operator(matmuls),
-            row_scaled_flops=row_scaled_flops(matmuls),
+            row_scaled_flops=sum(matmul.flops for matmul in matmuls if matmul.row_scaled),
         )
         for check in checks:
             check(self, profiler)
-        self._check_matmuls(step, matmuls)
+        wrong = None if self.fp8.emulated else self._find_wrong(matmuls)
+        if wrong:
+            raise ProofError(f"in step {step} {wrong}")
         if self.plan.config.compile.enable and compiled_graphs() == 0:
             raise ProofError(
                 "the recipe is compiled and torch.compile made no graph, so all of it ran eager: "
                 "unset TORCHDYNAMO_DISABLE, or say compile.enable=false"
             )
 
-    def _check_matmuls(self, step: int, matmuls: list[Matmul]) -> None:
-        ran = Counter(matmul.shape for matmul in matmuls if matmul.in_fp8)
-        if self.fp8.scaling is None and ran:
-            raise ProofError(
-                f"in step {step} aten::_scaled_mm ran {ran.total()} times, and the recipe has this "
-                "step in bf16"
-            )
-        if self.fp8.scaling is None or self.fp8.emulated:
-            return
-        differ = differences(self.plan, self.model, ran)
+    def _find_wrong(self, matmuls: list[Matmul]) -> str | None:
+        """Say how the matmuls of a step differ from its recipe's; None if they do not."""
+        scaling, scaled = self.fp8.scaling, self.profiled.row_scaled_flops
+        if scaling is None:
+            flops = self.profiled.fp8_flops
+            return f"{flops:.3e} FLOPs ran in FP8, and the step is in bf16" if flops else None
+        differ = differences(self.plan, self.converted, matmuls)
         if differ:
-            raise ProofError(
-                f"in step {step} not (all) of the FP8 recipe ran in FP8: of "
-                f"{len(self.converted)} converted layers aten::_scaled_mm ran "
+            return (
+                "not (all) of the FP8 recipe ran in FP8: aten::_scaled_mm ran "
                 f"{'; '.join(differ[:3])} (M x K x N)"
             )
-        scaled = self.profiled.row_scaled_flops
-        if scaled is not None and bool(scaled) != self.fp8.scaling.by_rows:
-            raise ProofError(
-                f"in step {step} {scaled:.3e} FP8 FLOPs had a scale for each row, and the recipe's "
-                f"scaling is {self.fp8.recipe_name}"
+        if bool(scaled) != scaling.by_rows:
+            return (
+                f"{scaled:.3e} FP8 FLOPs had a scale for each row, and the recipe's scaling is "
+                f"{scaling.name}"
             )
+        return None
 
     # ---- claim 3: parameters move ----
 
@@ -161,13 +157,14 @@ class Proof:
         for name, parameter in self.trainable.items():
             if parameter.grad is None:
                 raise ProofError(f"{name} is trainable and got no gradient")
-            index, before = _find_witnesses(parameter, float(group["lr"]), group["eps"])
-            if index.numel() and not resumed:
-                witnesses[name] = index, before
+            if not resumed:
+                witnesses[name] = _find_witnesses(parameter, float(group["lr"]), group["eps"])
         yield
-        still = []
+        still, unmovable = [], []
         for name, (index, before) in witnesses.items():
-            if torch.equal(local(self.trainable[name]).flatten()[index], before):
+            if not index.numel():
+                unmovable.append(name)
+            elif torch.equal(local(self.trainable[name]).flatten()[index], before):
                 still.append(name)
         stuck = [name for name in still if name not in self.orphans]
         if stuck:
@@ -177,17 +174,16 @@ class Proof:
                 "something else"
             )
         owned = [p for name, p in self.trainable.items() if name not in self.orphans]
-        # bf16 keeps 8 significant bits: lr 5e-7 of the first step cannot move a norm weight of 1.0
-        unmovable = sorted(self.trainable.keys() - witnesses.keys())
         self.moved = records.Parameters(
             trainable=len(self.trainable),
             in_optimizer=len(owned),
             elements_in_optimizer=sum(p.numel() for p in owned),
             orphans=self.orphans,
             frozen=[name for name in self.parameters if name not in self.trainable],
-            moved_in_first_step=len(witnesses) - len(still),
+            moved_in_first_step=len(witnesses) - len(still) - len(unmovable),
             still_in_first_step=still,
-            dtype_cannot_hold_first_update=[] if resumed else unmovable,
+            # bf16 keeps 8 significant bits: a first step of 5e-7 cannot move a norm weight of 1.0
+            dtype_cannot_hold_first_update=sorted(unmovable),
             bytes_per_parameter=self._bytes_per_parameter(owned),
         )
 
@@ -221,20 +217,6 @@ class Proof:
             parameters=self.moved,
             **self.evidence,
         )
-
-    def notes(self) -> list[str]:
-        """Say by which kernels, as far as figures depend on them."""
-        notes = []
-        if self.attention:
-            notes.append(f"attention: {self.attention}")
-        if self.profiled:
-            scaled, flops = self.profiled.row_scaled_flops, self.profiled.fp8_flops
-            if scaled and scaled < flops:
-                notes.append(
-                    f"row scales: {scaled / flops:.0%} of the FP8 FLOPs are of matmuls that take "
-                    "them; the results of the others are scaled afterwards"
-                )
-        return notes
 
 
 def compiled_graphs() -> int:

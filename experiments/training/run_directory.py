@@ -42,14 +42,15 @@ class RunDirectory:
         """Lock the directory, set the records of an unfinished run aside, write recipe and
         manifest.
 
-        Raises `InputError` as `check` does, if another live process holds the directory, and if it
-        cannot be written; then nothing in it has changed.
+        Raises `InputError` if the directory holds something else than this run unfinished, if
+        another live process holds it, and if it cannot be written; then nothing in it has changed.
         """
         check_folder(path, "run", *_MARKS)
         self.path, self._lock = path, lock_folder(path, "run")
-        earlier = check(path, plan)
-        try:  # the recipe first: a full disk stops here
+        earlier = _check(path, plan)
+        try:  # recipe and log first: a full disk stops here
             files.write_whole(path / records.RECIPE, to_yaml(plan))
+            (path / records.LOG).touch()
             attempt = self._set_aside(earlier)
             self.manifest = _manifest(plan, attempt, path)
             files.write(path / records.MANIFEST, self.manifest)
@@ -94,13 +95,24 @@ class RunDirectory:
         self._lock.close()
 
 
-# ---- who may write there ----
+# ---- whose a directory and its checkpoints are ----
 
 
-def check(path: Path, plan: Plan) -> records.Manifest | None:
+def identity(plan: Plan) -> str:
+    """Name what a checkpoint's numbers depend on."""
+    return f"recipe {_of_recipe(plan.recipe)}, data {plan.token_file.path.name}"
+
+
+def _of_recipe(recipe: recipes.Recipe) -> str:
+    """Digest the keys of a run, but for how long it is."""
+    sections = asdict(recipe.config)
+    del sections["job"], sections["training"]["steps"]
+    return _digest(json.dumps(sections, sort_keys=True))
+
+
+def _check(path: Path, plan: Plan) -> records.Manifest | None:
     """Check that a folder is new, empty, or holds the same run unfinished; return that one's
     manifest. Raises `InputError`."""
-    check_folder(path, "run", *_MARKS)
     check_recipe(path, plan)
     try:
         earlier = files.read_if_there(path / records.MANIFEST, records.Manifest)
@@ -125,7 +137,7 @@ def check_recipe(path: Path, plan: Plan) -> None:
         before = recipes.load(str(file))
     except InputError as error:
         raise _damaged(path, error) from None
-    if _settings(before) != _settings(plan.recipe):
+    if _of_recipe(before) != _of_recipe(plan.recipe):
         raise InputError(
             f"{path} holds an unfinished run of another recipe: give the same name, overlays, "
             "seed and keys to go on with it, or choose another --out"
@@ -133,26 +145,8 @@ def check_recipe(path: Path, plan: Plan) -> None:
 
 
 def _damaged(path: Path, error: Exception) -> InputError:
-    return InputError(
-        f"{path} holds a damaged record: move it away to go on with the run, or choose another "
-        f"--out:\n{error}"
-    )
-
-
-def _settings(recipe: recipes.Recipe) -> dict:
-    """Give the keys of a run, but for how long it is."""
-    sections = asdict(recipe.config)
-    del sections["job"], sections["training"]["steps"]
-    return sections
-
-
-# ---- whose checkpoints a directory holds ----
-
-
-def identity(plan: Plan) -> str:
-    """Name what a checkpoint's numbers depend on."""
-    keys = json.dumps(_settings(plan.recipe), sort_keys=True)
-    return f"recipe {_digest(keys)}, data {plan.token_file.path.name}"
+    mend = "move it away to go on with the run, or choose another --out"
+    return InputError(f"{path} holds a damaged record: {mend}:\n{error}")
 
 
 def check_resume(folder: Path, expected: str, last: int) -> None:
@@ -161,11 +155,9 @@ def check_resume(folder: Path, expected: str, last: int) -> None:
     `expected` is the run's `identity`. Raises `InputError`. Damaged checkpoints are left to
     `Checkpoints.load`.
     """
+    mend = f"move {folder} away, or choose another --out"
     if folder.is_symlink():
-        raise InputError(
-            f"{folder} is a link, and a run deletes nothing outside its directory: put a "
-            "folder there"
-        )
+        raise InputError(f"{folder} is a link, and a run deletes nothing outside: {mend}")
     for step in reversed(checkpoint.steps(folder)):
         path = folder / f"step-{step}"
         try:
@@ -173,14 +165,11 @@ def check_resume(folder: Path, expected: str, last: int) -> None:
         except Exception:  # noqa: S112  # whatever reading damaged files raises
             continue
         if step > last:
-            raise InputError(
-                f"{path} is of step {step}, and training.steps={last} asks for fewer: raise "
-                "it, or choose another --out"
-            )
+            raise InputError(f"{path} is beyond training.steps={last}: raise it, {mend}")
         if found != expected:
             raise InputError(
                 f"{path} is of another run ({found} there, {expected} here): give the data and "
-                f"keys that it was made with, move {folder} away, or choose another --out"
+                f"keys that it was made with, {mend}"
             )
         return
 
@@ -190,11 +179,11 @@ def check_resume(folder: Path, expected: str, last: int) -> None:
 
 def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
     """Say what runs where; write the environment file."""
-    recipe, config = plan.recipe, plan.config
-    matmul, peak, seq_len = plan.fp8.matmul, device.peak(), config.training.seq_len
+    recipe, config, training = plan.recipe, plan.config, plan.config.training
+    matmul, peak = plan.fp8.matmul, device.peak()
     commit, diff = _git("rev-parse", "HEAD"), _git("diff", "HEAD")
-    found = [distribution.metadata for distribution in distributions()]
-    packages = dict(sorted((meta["Name"], meta["Version"]) for meta in found if meta["Name"]))
+    packages = {package.name: package.version for package in distributions() if package.name}
+    environment = records.Environment(packages=dict(sorted(packages.items())), diff=diff)
     return records.Manifest(
         status="running",
         attempt=attempt,
@@ -204,26 +193,26 @@ def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
         pid=os.getpid(),
         python=platform.python_version(),
         packages={name: packages[name] for name in VERSIONS},
-        environment=_write_environment(path, records.Environment(packages=packages, diff=diff)),
-        git=records.Git(commit=commit and commit.strip(), changes=diff and _digest(diff)),
+        environment=_write_environment(path, environment),
+        git={"commit": commit and commit.strip(), "changes": diff and _digest(diff)},
         recipe=recipe.name,
         base=recipe.made.base,
         overlays=recipe.made.overlays,
         description=recipe.description,
         seed=config.debug.seed,
-        steps=config.training.steps,
+        steps=training.steps,
         compiled=config.compile.enable,
         float8=plan.fp8.recipe_name,
-        fp8_matmul=matmul and records.Fp8Matmul(**matmul._asdict()),
+        fp8_matmul=matmul and matmul._asdict(),
         world_size=plan.world_size,
-        hardware=records.Hardware(**device.hardware()),
-        peak_flops=peak and records.Peak(bf16=peak.bf16, fp8=peak.fp8, source=peak.source),
+        hardware=device.hardware(),
+        peak_flops=peak and {"bf16": peak.bf16, "fp8": peak.fp8, "source": peak.source},
         flavor=label(config),
-        parameters=plan.parameters,
+        parameters=plan.args.parameters(),
         flops_per_token=plan.flops_per_token,
-        flops_per_token_causal=plan.args.flops_per_token(seq_len, causal=True),
-        seq_len=seq_len,
-        dataset=config.training.dataset,
+        flops_per_token_causal=plan.args.flops_per_token(training.seq_len, causal=True),
+        seq_len=training.seq_len,
+        dataset=training.dataset,
         data=plan.token_file.path.name,
         cuda=torch.version.cuda,
     )
@@ -246,11 +235,10 @@ def _digest(text: str) -> str:
 
 def _git(*arguments: str) -> str | None:
     """Ask git of this code; None outside a git checkout, and for an empty answer."""
-    here, command = Path(__file__).parent, ["git", *arguments]
+    command = ["git", *arguments]
+    options = {"cwd": Path(__file__).parent, "capture_output": True, "timeout": 20, "check": True}
     try:
-        text = subprocess.check_output(
-            command, cwd=here, stderr=subprocess.DEVNULL, text=True, errors="replace", timeout=20
-        )
+        answer = subprocess.run(command, **options)
     except (OSError, subprocess.SubprocessError):
         return None
-    return text or None
+    return answer.stdout.decode(errors="replace") or None

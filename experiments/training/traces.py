@@ -4,32 +4,31 @@ torchtitan's own context has no trace of a CPU, and cannot wait for the proof's 
 which no other may run.
 """
 
-import os
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+import torch.distributed as dist
 from torch.profiler import ProfilerAction, profile, schedule
 
 
-def tracer(config, step: Callable[[], int]) -> AbstractContextManager[profile | None]:
-    """Make what traces `profiler_active` steps in each `profile_freq`; None where the recipe asks
-    for no traces.
+def tracer(config, begin: int, skip: int) -> AbstractContextManager[profile | None]:
+    """Trace `profiler_active` steps in each `profile_freq`; None if the recipe asks for no traces.
 
-    `step` gives the step that has ended.
+    `begin` steps ended before this process began; its first `skip` steps are not counted.
     """
     keys = config.profiling
     if not keys.enable_profiling:
         return nullcontext()
 
     def write(profiler: profile) -> None:
-        folder = Path(config.job.dump_folder, keys.save_traces_folder, f"iteration_{step()}")
+        name = f"iteration_{begin + profiler.step_num}"
+        folder = Path(config.job.dump_folder, keys.save_traces_folder, name)
         folder.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(folder / f"rank{os.environ['RANK']}_trace.json"))
+        profiler.export_chrome_trace(str(folder / f"rank{dist.get_rank()}_trace.json"))
 
     warmup, active = keys.profiler_warmup, keys.profiler_active
     wait = keys.profile_freq - warmup - active
-    cycle = schedule(wait=wait, warmup=warmup, active=active)
+    cycle = schedule(wait=wait, warmup=warmup, active=active, skip_first=skip)
     return profile(schedule=cycle, on_trace_ready=write, record_shapes=True)
 
 

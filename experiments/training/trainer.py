@@ -117,7 +117,6 @@ class Trainer(titan.Trainer):
 
         self.dataloader = Loader(plan.token_file, config, hook("own_rows", iter))
         self.checkpointer.states[DATALOADER] = self.dataloader
-        self._identity = identity(plan)
         self.proof = Proof(plan, self.model_parts[0], self.optimizers.optimizers[0])
         self.meter = Meter(plan, self.metrics_processor)
         self.combine = hook("combine", alone)  # values of a run's processes
@@ -127,14 +126,17 @@ class Trainer(titan.Trainer):
         self._disturbed_after = 0  # the last step that ended with a checkpoint or in a trace
         TIMELINE.mark("optimizer")
 
-    def on_resume(self, step: int) -> None:
-        """Called after the checkpoint of `step` was loaded; with 0 if there is none."""
-
     def on_step(self, step: int) -> None:
         """Called when a step has ended."""
 
     def on_window(self, window: Window) -> None:
         """Called when a log window has ended."""
+
+    def resume(self) -> int:
+        """Load the newest whole checkpoint; return its step, 0 if there is none."""
+        self.checkpointer.load()
+        self.first_step = self.step + 1
+        return self.step
 
     def train(self) -> None:
         """Train to the last step.
@@ -142,14 +144,11 @@ class Trainer(titan.Trainer):
         Raises `Interrupted`, `Diverged`, `ProofError`, and what torchtitan raises.
         """
         config, last = self.job_config, self.job_config.training.steps
-        self.checkpointer.load()
-        self.first_step = self.step + 1
-        self.on_resume(self.step)
         logger.info(f"Training starts at step {self.first_step}")
         snapshots = maybe_enable_memory_snapshot(
             config.profiling, global_step=self.step, base_folder=config.job.dump_folder
         )
-        with snapshots as memory, traces.tracer(config, lambda: self.step) as trace:
+        with snapshots as memory, traces.tracer(config, self.step, skip=PROFILED - 1) as trace:
             batches = self.batch_generator(self.dataloader)
             while self.step < last:
                 self.step += 1
@@ -158,14 +157,12 @@ class Trainer(titan.Trainer):
                 self.checkpointer.save(self.step, last_step=self.step == last)
                 if memory:
                     memory.step()
-                # No other profiler may run beside the proof's
-                if trace and self.step >= self.profiled_step and traces.end_step(trace):
+                if trace and traces.end_step(trace):
                     self._disturbed_after = self.step
                 self.stop.deferred = True  # a request to stop waits for the end of a step
                 if self._stop_code:
-                    kept = "a checkpoint was saved"
-                    if not self.checkpointer.enable:
-                        kept = "without a checkpoint: none are enabled"
+                    saved = self.checkpointer.enable
+                    kept = "a checkpoint was saved" if saved else "checkpoints are not enabled"
                     why = f"stopped after step {self.step} by {self.stop.why or 'another process'}"
                     raise Interrupted(self._stop_code, f"{why}, {kept}")
 
@@ -183,7 +180,9 @@ class Trainer(titan.Trainer):
             self.optimizers.zero_grad()
             lr = self.lr_schedulers.schedulers[0].get_last_lr()[0]
             micro_batches = [next(batches) for _ in range(self.plan.passes)]
-            local_valid, valid = self._count_valid_tokens(micro_batches)
+            # Counted on the host: nothing waits for the device. Without padding
+            local_valid = sum((labels != IGNORE_INDEX).sum() for _, labels in micro_batches)
+            valid = float(self.combine(local_valid))
             losses = []
             for inputs, labels in micro_batches:
                 loss = self.forward_backward_step(
@@ -200,24 +199,27 @@ class Trainer(titan.Trainer):
             with self.proof.movement() if first else nullcontext():
                 self.optimizers.step()
             self.lr_schedulers.step()
-
             norm = read_norm()  # the device has the optimizer's step to do while the host waits
-            self._agree_to_stop()
+            # One process that is asked to stop stops all of them
+            stop_code = int(self.combine(torch.tensor(self.stop.code), "max"))
 
         if first:
             device.synchronize()
             self.timing = TIMELINE.end_first_step()
-        loss = torch.stack(losses).sum()
+        loss, last = torch.stack(losses).sum(), self.step == config.training.steps
         steady = self.step >= self._settled and self.step > self._disturbed_after + 1
         self.meter.end_step(self.step, loss, valid, steady)
         self.on_step(self.step)
-        # Also at the last step and where a checkpoint is saved: a resume loses no step
-        ends = self._stop_code or self.step == config.training.steps or not math.isfinite(norm)
+
+        self._stop_code = 0 if last else stop_code
+        self.checkpointer.asked = self._stop_code > 0
         saves = self.checkpointer._should_save(self.step)
-        if ends or saves or self.metrics_processor.should_log(self.step):
-            self._end_window(loss * valid / local_valid, norm, lr)
         if saves:
             self._disturbed_after = self.step
+        # A window ends also where a checkpoint is saved: a resume loses no step
+        ends = last or saves or self._stop_code or not math.isfinite(norm)
+        if ends or self.metrics_processor.should_log(self.step):
+            self._end_window(loss * valid / float(local_valid), norm, lr)
 
     # ---- the parts of a step ----
 
@@ -226,19 +228,6 @@ class Trainer(titan.Trainer):
         profiled, and the first are not steady."""
         self.profiled_step = min(self.step + PROFILED - 1, last)
         self._settled = max(self.first_step + NOT_STEADY_STEPS, self.step + NOT_STEADY)
-
-    def _count_valid_tokens(self, micro_batches: list) -> tuple[float, float]:
-        """Count the step's tokens without padding, of this process and of the run, while devices
-        work."""
-        valid = sum((labels != IGNORE_INDEX).sum() for _, labels in micro_batches)
-        return float(valid), float(self.combine(valid))
-
-    def _agree_to_stop(self) -> None:
-        """Stop after this step, if a process of the run was asked to."""
-        code = self.combine(torch.tensor(self.stop.code), "max")
-        if self.step < self.job_config.training.steps:
-            self._stop_code = int(code)
-        self.checkpointer.asked = self._stop_code > 0
 
     def _end_window(self, local_loss: torch.Tensor, norm: float, lr: float) -> None:
         """Hand over the record of a log window, and log torchtitan's curves. Raises `Diverged`."""
@@ -267,8 +256,10 @@ class Trainer(titan.Trainer):
 
     def notes(self) -> list[str]:
         """Say what a reader of this run's figures should know."""
-        notes, config = self.proof.notes(), self.job_config
+        notes, config = [], self.job_config
         warm_up, last = config.lr_scheduler.warmup_steps, config.training.steps
+        if self.proof.attention:
+            notes.append(f"attention: {self.proof.attention}")
         if warm_up > last:
             notes.append(f"the learning rate's warm-up of {warm_up} steps was cut to {last}")
         for own in self.plan.recipe.hooks("notes"):
@@ -281,7 +272,7 @@ class Trainer(titan.Trainer):
         """Give what torchtitan checkpoints of a trainer, each rank's random numbers to come, and
         whose it is."""
         random = {name: source.get_rng_state() for name, source in _RANDOM.items()}
-        ours = {f"random_{dist.get_rank()}": random, "identity": self._identity}
+        ours = {f"random_{dist.get_rank()}": random, "identity": identity(self.plan)}
         return super().state_dict() | ours
 
     def load_state_dict(self, state_dict: dict) -> None:

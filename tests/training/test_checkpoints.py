@@ -7,11 +7,12 @@ import pytest
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from experiments.config.keys import Config
 from experiments.run import main
 from experiments.training import checkpoint
-from experiments.training.checkpoint import CheckpointError, Checkpoints
+from experiments.training.checkpoint import Checkpoints
 from experiments.training.run_directory import check_resume
 from models.errors import InputError
 from tests.make_corpus import words, write_parquet
@@ -90,7 +91,7 @@ def test_only_checkpoints_are_deleted(run, folder, tmp_path):
 def test_a_whole_checkpoint_that_lacks_a_state_is_an_error(run):
     save(run, 4)
     run.states["more"] = {"value": 1}
-    with pytest.raises(CheckpointError, match="step-4 could not be read: .*Missing key"):
+    with pytest.raises(CheckpointException, match="Missing key"):
         run.load()
 
 
@@ -133,7 +134,7 @@ def test_items_that_would_run_code_are_not_loaded(tmp_path):
     """As of a foreign `checkpoint.initial_load_path`."""
     path, evil = tmp_path / "step-2", Evil(tmp_path / "trace")
     dcp.save({"nested": {"lr": [1.0, evil]}}, checkpoint_id=path, no_dist=True)
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointException):
         checkpoint.load({"nested": {"lr": [1.0, 0.0]}}, path)
     assert not (tmp_path / "trace").exists()
 
@@ -167,7 +168,7 @@ def test_a_run_goes_on_with_its_own_data_only(tmp_path, run_here, fails, config)
     kill(out)
     manifest, files = manifest_of(out), set(out.iterdir())
     fewer = fails(main, *command, "training.steps=3")
-    assert "is of step 4, and training.steps=3 asks for fewer" in fewer
+    assert "step-4 is beyond training.steps=3" in fewer
     write_parquet(training.dataset_path, words(60))
     assert f"data {manifest['data']} there, " in fails(main, *command)
     assert set(out.iterdir()) == files and manifest_of(out) == manifest

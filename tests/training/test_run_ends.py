@@ -15,7 +15,6 @@ from experiments.jobs.command import COME_BACK
 from experiments.records.files import read_windows
 from experiments.run import main
 from experiments.training.trainer import Trainer
-from models import float8
 from tests import processes
 from tests.runs import SMALLEST, TINY, kill, lines_of, losses_of, manifest_of
 
@@ -173,14 +172,8 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, train, mode)
         assert train(*keys) == 1
     manifest = manifest_of(tmp_path / "run")
     assert manifest["status"] == "failed"
-    assert "CheckpointError" in manifest["error"]
+    assert "a checkpoint could not be written" in manifest["error"]
     assert not list((tmp_path / "run/checkpoint").iterdir())
-
-
-def test_run_that_skipped_the_conversion_fails(tmp_path, train, monkeypatch):
-    monkeypatch.setattr(float8, "convert", lambda model, plan: None)
-    assert train("compile.enable=false", recipe="tensorwise_fp8_compiled") == 1
-    assert "and 0 were converted" in manifest_of(tmp_path / "run")["error"]
 
 
 @pytest.mark.gpu
