@@ -2,7 +2,7 @@
 
 A key keeps torchtitan's section, name, default and documentation. Declared here are the keys that
 this project adds, and torchtitan's keys with fewer values that make sense: a bare annotation
-narrows the values and keeps the default.
+narrows the values and keeps the default. `LEFT_OUT` has torchtitan's keys that no recipe sets.
 """
 
 from dataclasses import dataclass, field, make_dataclass

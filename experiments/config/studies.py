@@ -47,12 +47,12 @@ def load(names: list[str]) -> Study:
     known, there = recipes.files(recipes.RECIPES), recipes.files(recipes.STUDIES)
     if len(names) == 1 and names[0] in there:
         return read(there[names[0]])
-    if len(names) > 1 and there.keys() & names:
-        raise InputError("a study stands alone: list its recipes instead")
+    kind, choice = "recipe, and a study stands alone", known
+    if len(names) == 1:
+        kind, choice = f"study, recipe, or folder with a {STUDY_FILE}", there | known
     for name in names:
         if name not in known:
-            kind = f"study, recipe, or folder with a {STUDY_FILE}"
-            raise InputError(recipes.unknown(kind, name, [*there, *known], recipes.LISTED))
+            raise InputError(recipes.unknown(kind, name, choice, recipes.LISTED))
     return Study(
         description=", ".join(names),
         recipes=names,

@@ -88,8 +88,8 @@ def _text(path: Path) -> str:
 def _parquet_files(given: str | None) -> list[Path]:
     """List the parquet file, or the folder's files by name."""
     path = Path(given or "")
-    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    if not given or not files or not path.exists():
+    files = sorted(path.glob("*.parquet")) or [path]
+    if not given or not files[0].is_file():
         raise InputError(
             f"training.dataset_path={given}: no *.parquet file is there: give a .parquet file or a "
             "folder of them"

@@ -31,8 +31,7 @@ class Rows(Dataset):
     """
 
     def __init__(self, token_file: TokenFile, config: Config):
-        self.token_file = token_file
-        self.seq_len = config.training.seq_len
+        self.token_file, self.seq_len = token_file, config.training.seq_len
         self.is_padded = config.data.layout == "padded"
         if len(self) < 1:
             raise InputError(

@@ -82,17 +82,16 @@ def prepare(config: Config) -> TokenFile:
     with readable("the corpus or its tokenizer could not be read", "give another path"):
         digest, documents = open_corpus(config)
         identity, load_tokenizer = open_tokenizer(config)
-    dataset, max_tokens = config.training.dataset, config.data.max_tokens
-    content = [FORMAT_VERSION, digest, identity, max_tokens]
+    content = [FORMAT_VERSION, digest, identity, config.data.max_tokens]
     content_hash = hashlib.blake2b(json.dumps(content).encode()).hexdigest()[:12]
     cache = Path(config.data.cache_dir)
-    folder = cache / f"{dataset.replace('/', '--')}-{content_hash}"
+    folder = cache / f"{config.training.dataset.replace('/', '--')}-{content_hash}"
     try:
         if not folder.exists():  # else its cache may be read-only
             cache.mkdir(parents=True, exist_ok=True)
             with lock_file(cache / f".{folder.name}.lock", wait=True):
                 if not folder.exists():
-                    _write(folder, dataset, documents, load_tokenizer(documents), max_tokens)
+                    _write(folder, config, documents, load_tokenizer(documents))
     except OSError as error:
         raise InputError(
             f"data.cache_dir={cache}: {error.strerror or error}: "
@@ -105,9 +104,7 @@ def _checksum(folder: Path) -> str:
     return digest_of([folder / name for name in FILES])
 
 
-def _write(
-    folder: Path, dataset: str, documents: Documents, tokenizer: Tokenizer, max_tokens: int | None
-) -> None:
+def _write(folder: Path, config: Config, documents: Documents, tokenizer: Tokenizer) -> None:
     """Write the token file beside `folder` and rename it, so that `folder` is whole whenever it is
     there."""
     logger.info(f"Preparing {folder}")
@@ -118,7 +115,7 @@ def _write(
     shutil.rmtree(begun, ignore_errors=True)  # by a process that was killed
     begun.mkdir()
     try:
-        meta = {"dataset": dataset} | _write_tokens(begun, documents, tokenizer, max_tokens)
+        meta = _write_tokens(begun, config, documents, tokenizer)
         tokenizer.save(str(begun / "tokenizer.json"))
         (begun / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
         (begun / "checksum").write_text(_checksum(begun))
@@ -127,11 +124,9 @@ def _write(
         shutil.rmtree(begun, ignore_errors=True)  # unless it was renamed
 
 
-def _write_tokens(
-    folder: Path, documents: Documents, tokenizer: Tokenizer, max_tokens: int | None
-) -> dict:
+def _write_tokens(folder: Path, config: Config, documents: Documents, tokenizer: Tokenizer) -> dict:
     """Write tokens.bin and documents.npy; returns what meta.json says of them."""
-    eos_id = end_of_text(tokenizer)
+    eos_id, max_tokens = end_of_text(tokenizer), config.data.max_tokens
     vocab_size = max(tokenizer.get_vocab().values()) + 1  # foreign vocabularies may have holes
     dtype = np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
     starts = array("q", [0])
@@ -146,7 +141,8 @@ def _write_tokens(
             "the corpus holds no text: give another training.dataset or training.dataset_path"
         )
     np.save(folder / "documents.npy", np.array(starts, np.int64))
-    return {"vocab_size": vocab_size, "eos_id": eos_id, "dtype": dtype.name}
+    dataset = config.training.dataset
+    return {"dataset": dataset, "vocab_size": vocab_size, "eos_id": eos_id, "dtype": dtype.name}
 
 
 # ---- text to tokens: a tokenizer.json, one of the hub, or a BPE trained on the corpus ----

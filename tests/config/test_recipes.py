@@ -16,19 +16,18 @@ from experiments.config.recipes import changes, flat, load, to_yaml
 from models.errors import InputError
 
 FLOAT8 = "quantize.linear.float8"
-OVERLAYS = list(recipes.files(recipes.OVERLAYS))
+RECIPES, OVERLAYS = recipes.files(recipes.RECIPES), recipes.files(recipes.OVERLAYS)
 
 
-@pytest.mark.parametrize("name", sorted({*recipes.files(recipes.RECIPES)} - {"base", "baseline"}))
+@pytest.mark.parametrize("name", sorted({*RECIPES} - {"base", "baseline"}))
 def test_each_recipe_changes_what_its_file_says_and_marks_its_one_intervention(name):
-    text = recipes.files(recipes.RECIPES)[name].read_text()
+    text = RECIPES[name].read_text()
     marked = re.findall(r"^ *(\w+):.* # <- the intervention", text, re.MULTILINE)
     assert len(marked) == 1, "write ` # <- the intervention` behind the key that the recipe changes"
     recipe = load(name)
     changed = {key for key, _, _ in changes(load(recipe.made.base).config, recipe.config)}
     assert marked[0] in ".".join(changed).split(".")
-    keys = {*flat(yaml.safe_load(text))}
-    assert changed == keys - {"base", "description"}
+    assert changed | {"base", "description"} == flat(yaml.safe_load(text)).keys()
 
 
 # ---- the command ----
@@ -36,7 +35,7 @@ def test_each_recipe_changes_what_its_file_says_and_marks_its_one_intervention(n
 
 def test_the_list_has_the_four_first_then_studies_and_overlays(capsys):
     short = [*recipes.THE_FOUR, *recipes.files(recipes.STUDIES), *OVERLAYS]
-    others = {*recipes.files(recipes.RECIPES)} - {*recipes.THE_FOUR}
+    others = {*RECIPES} - {*recipes.THE_FOUR}
     for options, expected in ([], short), (["--all"], [*short, *others]):
         recipe.main(["list", *options])
         lines = capsys.readouterr().out.splitlines()
@@ -60,10 +59,7 @@ def test_editors_find_the_schema_with_torchtitans_documentation():
     assert "model config" in model["flavor"]["description"]
     assert "Kernel" in model["attention_backend"]["description"]
     assert schema["required"] == ["description"] and "base" in schema["properties"]
-    for path in [
-        *recipes.files(recipes.RECIPES).values(),
-        *recipes.files(recipes.OVERLAYS).values(),
-    ]:
+    for path in (RECIPES | OVERLAYS).values():
         first = path.read_text().splitlines()[0]
         reference = first.removeprefix("# yaml-language-server: $schema=")
         assert (path.parent / reference).resolve() == recipes.RECIPES / "schema.json"
@@ -88,7 +84,7 @@ def test_later_layers_win_and_numbers_need_no_point(write):
         "optimizer: {lr: 3e-4, eps: 1E-9, weight_decay: 0}\ntraining: {max_norm: .inf, steps: 12}"
     )
     write("foo", f"base: baseline\ndescription: foo\n{keys}")
-    write("overlays/short", "description: short\ntraining: {steps: 30, seq_len: 64}")
+    write("overlays/short", "description: short\ntraining.steps: 30\ntraining.seq_len: 64")
     overrides = ["training.steps=7", "optimizer={lr: 9e-1}", "training.dataset_path="]
     config = load("foo", ["cpu", "short"], overrides, seed=3).config
     training, optimizer = config.training, config.optimizer
