@@ -2,6 +2,7 @@
 from step to step and across a checkpoint."""
 
 import json
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -12,7 +13,7 @@ from torchao.prototype.blockwise_fp8_training import kernels as blockwise
 from experiments.config import recipes
 from extensions.scalings import SCALINGS, Keys, convert
 from extensions.scalings import __main__ as benchmark
-from extensions.scalings.layer import end_step, round_blocks
+from extensions.scalings.layer import end_step, linear, round_blocks
 from models.errors import InputError
 from tests.models import layers
 from tests.models.layers import operands, results
@@ -170,8 +171,8 @@ def test_what_a_scaling_does_not_go_with_is_refused(name, key, wrong):
 
 @pytest.mark.parametrize("name", ["tensorwise", "rowwise"])
 def test_the_experiment_rounds_as_torchao(name):
-    measured = benchmark.in_fp8(benchmark.COMPARED[name])
-    found = benchmark.three_matmuls(measured, *operands(F32)).values()
+    multiply = partial(linear, scaling=benchmark.COMPARED[name])
+    found = benchmark.three_matmuls(multiply, *operands(F32))
     for ours, torchaos in zip(found, results(layers.layer(name, F32, emulate=True)), strict=True):
         assert torch.allclose(ours, torchaos, rtol=1e-4, atol=1e-5 * ours.abs().max())
 
