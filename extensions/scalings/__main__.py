@@ -56,11 +56,11 @@ COMPARED = {
     "rowwise, e5m2 gradients": Scaling(ROW, ROW, "e5m2", "power_of_2"),
 }
 """torchao's scalings and ours. `delayed` rounds as `tensorwise` while values do not jump."""
-MATMULS = ("output", "input's gradient", "weight's gradient")
 FACTORS = [2**power for power in (0, 2, 4, *range(6, 23))]
 OUTLIERS = 4  # features of each matrix
 
 Batch = tuple[Tensor, Tensor]  # inputs and labels
+Operands = tuple[str, list[Tensor]]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -88,7 +88,7 @@ def train(recipe: recipes.Recipe) -> tuple[nn.Module, Batch, list[dict]]:
 
     def measure(step: int) -> None:
         if step in (EARLY, config.training.steps):
-            for name, operands in operands_of(model, batch)[1].items():
+            for name, operands in operands_of(model, batch)[1]:
                 rows.extend({"step": step, "layer": name} | row for row in measured(*operands))
 
     with TemporaryDirectory() as config.job.dump_folder:
@@ -116,19 +116,21 @@ def loss_of(model: nn.Module, batch: Batch, hook: Callable) -> Tensor:
     return cross_entropy(model(inputs).flatten(0, 1).float(), labels.flatten())
 
 
-def operands_of(model: nn.Module, batch: Batch) -> tuple[float, dict[str, list[Tensor]]]:
-    """Compute the loss, and each layer's input (tokens, in), weight (out, in) and gradient (tokens,
-    out), in float32."""
-    kept = {}
+def operands_of(model: nn.Module, batch: Batch) -> tuple[float, list[Operands]]:
+    """Compute the loss; take each layer's name, and its input (tokens, in), weight (out, in) and
+    output's gradient (tokens, out) in float32."""
+    taken = []
 
-    def keep(name: str, layer: nn.Module, given: tuple[Tensor], out: Tensor) -> None:
-        kept[name] = given[0], layer.weight, out
+    def take(name: str, layer: nn.Module, given: tuple[Tensor], out: Tensor) -> None:
+        def take_all(gradient: Tensor) -> None:
+            three = given[0], layer.weight, gradient
+            taken.append((name, [matrix.detach().flatten(0, -2).float() for matrix in three]))
 
-    loss = loss_of(model, batch, keep)
-    gradients = torch.autograd.grad(loss, [out for _, _, out in kept.values()])
-    for (name, (x, weight, _)), gradient in zip(kept.items(), gradients, strict=True):
-        kept[name] = [t.detach().flatten(0, -2).float() for t in (x, weight, gradient)]
-    return loss.item(), kept
+        out.register_hook(take_all)
+
+    loss = loss_of(model, batch, take)
+    loss.backward()
+    return loss.item(), taken
 
 
 @torch.no_grad()
@@ -149,8 +151,8 @@ def measured(*operands: Tensor) -> Iterator[dict]:
     exact = three_matmuls(nn.functional.linear, *(operand.double() for operand in operands))
     for name, scaling in COMPARED.items():
         rounded = three_matmuls(partial(linear, scaling=scaling), *operands)
-        for matmul, right, found in zip(MATMULS, exact, rounded, strict=True):
-            noise = (found - right).square().sum() / right.square().sum()
+        for matmul, right in exact.items():
+            noise = (rounded[matmul] - right).square().sum() / right.square().sum()
             yield {
                 "scaling": name,
                 "matmul": matmul,
@@ -159,10 +161,13 @@ def measured(*operands: Tensor) -> Iterator[dict]:
             }
 
 
-def three_matmuls(multiply: Callable, x: Tensor, weight: Tensor, gradient: Tensor) -> list[Tensor]:
-    """Do the three matmuls of a layer, MATMULS."""
+def three_matmuls(
+    multiply: Callable, x: Tensor, weight: Tensor, gradient: Tensor
+) -> dict[str, Tensor]:
+    """Do the three matmuls of a layer."""
     out = multiply(x.requires_grad_(), weight.requires_grad_())
-    return [out.detach(), *torch.autograd.grad(out, (x, weight), gradient)]
+    to_input, to_weight = torch.autograd.grad(out, (x, weight), gradient)
+    return {"output": out.detach(), "input's gradient": to_input, "weight's gradient": to_weight}
 
 
 def bytes_an_element(scaling: Scaling, x: Tensor, weight: Tensor, gradient: Tensor) -> float:
@@ -173,7 +178,7 @@ def bytes_an_element(scaling: Scaling, x: Tensor, weight: Tensor, gradient: Tens
         for rows, along in (matrix.shape, matrix.t().shape):
             elements += rows * along
             scales += math.ceil(rows / high) * math.ceil(along / wide)
-    scale_bytes = 1 if scaling.scale in ("RCEIL", "FLOOR") else 4
+    scale_bytes = 4 if scaling.scale in ("float32", "power_of_2") else 1
     return 1 + scale_bytes * scales / elements
 
 
@@ -217,7 +222,7 @@ def stressed(model: nn.Module, batch: Batch) -> Iterator[dict]:
             for block in changed.layers.values():
                 change(block, factor)
             exact, operands = operands_of(changed, batch)
-            for name, three in operands.items():
+            for name, three in operands:
                 if name.endswith(ending):
                     rows += measured(*three)
             found = pd.DataFrame(rows).groupby(["scaling", "matmul"])["snr_db"].median()

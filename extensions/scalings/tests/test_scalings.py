@@ -166,7 +166,7 @@ def test_what_a_scaling_does_not_go_with_is_refused(name, key, wrong):
 @pytest.mark.parametrize("name", ["tensorwise", "rowwise"])
 def test_the_experiment_rounds_as_torchao(name):
     multiply = partial(linear, scaling=benchmark.COMPARED[name])
-    found = benchmark.three_matmuls(multiply, *operands(F32))
+    found = benchmark.three_matmuls(multiply, *operands(F32)).values()
     for ours, torchaos in zip(found, results(layers.layer(name, F32, emulate=True)), strict=True):
         assert torch.allclose(ours, torchaos, rtol=1e-4, atol=1e-5 * ours.abs().max())
 
@@ -192,8 +192,9 @@ def test_the_order_of_scalings_under_stress(monkeypatch, tmp_path, flavors):
 
 def test_bytes_of_scales():
     """Of square operands, two of three with values of an input or a gradient."""
-    side, scales = 128, {"mxfp8": 1 / 32, "tensorwise": 4 / 128**2, "rowwise": 4 / 128}
+    scales = {"mxfp8": 1 / 32, "tensorwise": 4 / 128**2, "rowwise": 4 / 128}
     scales["blockwise"] = 4 * (2 / 128 + 1 / 128**2) / 3
     for name, expected in scales.items():
-        counted = benchmark.bytes_an_element(benchmark.COMPARED[name], *torch.empty(3, side, side))
+        scaling = benchmark.COMPARED[name]
+        counted = benchmark.bytes_an_element(scaling, *torch.empty(3, 128, 128))
         assert counted == pytest.approx(1 + expected)
