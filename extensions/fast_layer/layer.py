@@ -73,10 +73,10 @@ def cast_and_transpose(
 # `custom_op` costs 47.
 @triton_op("fp8::cast_and_transpose", mutates_args=())
 def cast_twice(x: Tensor, maxima: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """x: (m, n), contiguous; maxima: (m,). Returns (m, n) and (n, m) in FP8, and ()."""
+    """x: (m, n), contiguous; maxima: (m,). Returns (m, n) and (n, m) in FP8, and (1,)."""
     m, n = x.shape
     low, transposed = x.new_empty((m, n), dtype=dtype), x.new_empty((n, m), dtype=dtype)
-    inverse = x.new_empty((), dtype=torch.float32)
+    inverse = x.new_empty(1, dtype=torch.float32)
     squares = (triton.cdiv(n, TILE), triton.cdiv(m, TILE))
     most = torch.finfo(dtype).max
     wrap_triton(cast_and_transpose)[squares](
@@ -96,7 +96,8 @@ def cast(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def cast_both(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Cast x, (m, n), by the kernel. Returns it in FP8, (m, n) and (n, m), and 1 / scale."""
-    return cast_twice(x.contiguous(), x.abs().amax(1), dtype)
+    low, transposed, inverse = cast_twice(x.contiguous(), x.abs().amax(1), dtype)
+    return low, transposed, inverse.squeeze()
 
 
 _casts = WeakTensorKeyDictionary()  # input -> its version, which writing to it changes, and casts
