@@ -17,16 +17,14 @@ class Keys:
 
 def contradictions(config) -> Iterator[tuple[str, str]]:
     """Find keys that leave the layer nothing to do."""
-    keys, without = config.quantize.linear.float8, "or set this to false"
-    if not config.fast_layer.enable:
+    keys = config.quantize.linear.float8
+    if keys.recipe_name and not keys.enable_fsdp_float8_all_gather:
         return
-    if keys.recipe_name is None:
-        yield "fast_layer.enable", f"does nothing without FP8; set {FLOAT8}.recipe_name, {without}"
-    if keys.enable_fsdp_float8_all_gather:
+    if config.fast_layer.enable:
         yield (
             "fast_layer.enable",
-            "casts weights itself, not what FSDP gathers in FP8; "
-            f"set {FLOAT8}.enable_fsdp_float8_all_gather to false, {without}",
+            f"needs {FLOAT8}.recipe_name, and casts weights itself: "
+            f"set that, and {FLOAT8}.enable_fsdp_float8_all_gather to false, or this to false",
         )
 
 
@@ -58,7 +56,8 @@ def memory_by_use(config, args, shards: int) -> dict[str, float]:
     keys, training = config.quantize.linear.float8, config.training
     if not config.fast_layer.enable or keys.emulate or keys.recipe_name != "tensorwise":
         return {}
-    shapes = {name: shape for name, shape in args.linear_shapes().items() if name != "output"}
+    shapes = args.linear_shapes()
+    del shapes["output"]
     read_once = (".wq", ".wo", ".w1", ".w2")  # wk and wv read what wq reads, and w3 what w1 reads
     inputs = sum(k for name, (_, k) in shapes.items() if name.endswith(read_once))
     if config.activation_checkpoint.mode != "none":

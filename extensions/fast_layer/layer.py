@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 from torch.utils.weak import WeakTensorKeyDictionary
 from torchao.float8 import float8_ops
+from torchao.float8.config import e4m3_dtype, e5m2_dtype
 from torchao.float8.float8_linear import Float8Linear
 from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
 
@@ -102,7 +103,7 @@ def cast_both(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 _casts = WeakTensorKeyDictionary()  # input -> its version, which writing to it changes, and casts
 
 
-def cast_input(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def cast_input(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Cast x, (..., in_features), as `cast_both`.
 
     Layers that read the same x share its casts: wq, wk and wv, or w1 and w3. A compiler would not
@@ -110,7 +111,7 @@ def cast_input(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """
     version, casts = _casts.get(x, (None, None))
     if version != x._version:
-        casts = cast_both(x.reshape(-1, x.shape[-1]), dtype)
+        casts = cast_both(x.reshape(-1, x.shape[-1]), e4m3_dtype)
         _casts[x] = x._version, casts
     return casts
 
@@ -129,17 +130,16 @@ class _Fp8Matmuls(torch.autograd.Function):
     """What the kernel casts for both directions is kept for the backward pass in FP8."""
 
     @staticmethod
-    def forward(ctx, x, weight, config, keep_weight):
-        low, by_columns, inverse = cast_input(x, config.cast_config_input.target_dtype)
-        dtype = config.cast_config_weight.target_dtype
+    def forward(ctx, x, weight, keep_weight):
+        low, by_columns, inverse = cast_input(x)
         if keep_weight:
-            w8, *kept = cast_both(weight, dtype)
+            w8, *kept = cast_both(weight, e4m3_dtype)
             w_inverse = kept[1]
         else:
-            w8, w_inverse = cast(weight, dtype)
+            w8, w_inverse = cast(weight, e4m3_dtype)
             kept = weight, None
         ctx.save_for_backward(by_columns, inverse, *kept)
-        ctx.config, ctx.shape = config, x.shape
+        ctx.shape = x.shape
         out = multiply(low, w8, inverse, w_inverse, dtype=x.dtype, fast=True)
         return out.reshape(*x.shape[:-1], -1)
 
@@ -147,13 +147,13 @@ class _Fp8Matmuls(torch.autograd.Function):
     def backward(ctx, gradient):
         x8, x_inverse, w8, w_inverse = ctx.saved_tensors
         if w_inverse is None:
-            w8, w_inverse = cast(w8, ctx.config.cast_config_weight.target_dtype)
+            w8, w_inverse = cast(w8, e4m3_dtype)
             w8 = w8.t().contiguous()
         g = gradient.reshape(-1, gradient.shape[-1])  # (tokens, out_features)
-        g8, g8_by_columns, inverse = cast_both(g, ctx.config.cast_config_grad_output.target_dtype)
+        g8, g8_by_columns, inverse = cast_both(g, e5m2_dtype)
         to_input = multiply(g8, w8, inverse, w_inverse, dtype=g.dtype)
         to_weight = multiply(g8_by_columns, x8, inverse, x_inverse, dtype=g.dtype)
-        return to_input.reshape(ctx.shape), to_weight, None, None
+        return to_input.reshape(ctx.shape), to_weight, None
 
 
 # ---- the layer ----
@@ -164,7 +164,7 @@ class FastFloat8Linear(Float8Linear):
 
     # Keep the FP8 weight until the backward pass: 1 byte a weight, 7 GB for 8 B. Not under FSDP2,
     # where every rank would keep all of it, nor where activations are recomputed.
-    keep_weight = False
+    keep_weight: bool
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in_features); the output has its dtype, or autocast's."""
@@ -172,7 +172,7 @@ class FastFloat8Linear(Float8Linear):
             return super().forward(x)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        return _Fp8Matmuls.apply(x, self.weight, self.config, self.keep_weight)
+        return _Fp8Matmuls.apply(x, self.weight, self.keep_weight)
 
 
 def on_gpu(x: Tensor) -> bool:
@@ -186,13 +186,13 @@ _torchaos = float8_ops.addmm_float8_unwrapped
 
 
 def multiply_by_rows(
-    left, left_scale, right, right_scale, dtype, output_scale=None, bias=None, use_fast_accum=False
+    left, left_scale, right, right_scale, dtype, use_fast_accum=False, **keys
 ) -> Tensor:
     """Compute left @ right as torchao's function of the same arguments, and scale rows and columns
     within the matmul."""
     if use_fast_accum or left_scale.dim() < 2 or not takes_row_scales(left):
-        keys = {"use_fast_accum": use_fast_accum}
-        return _torchaos(left, left_scale, right, right_scale, dtype, output_scale, bias, **keys)
+        keys["use_fast_accum"] = use_fast_accum
+        return _torchaos(left, left_scale, right, right_scale, dtype, **keys)
     rows = left_scale.reciprocal().flatten()[:, None]  # whose strides the operator checks
     columns = right_scale.reciprocal().flatten()[None]
     return torch._scaled_mm(left, right, rows, columns, out_dtype=torch.bfloat16).to(dtype)

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from models import device  # before torchtitan: see there  # isort: skip
 import torch
 from torch import nn
-from torchtitan.models.llama3.infra import parallelize as dense
-from torchtitan.models.llama4.infra import parallelize as with_experts
+from torchtitan.models.llama4.infra.parallelize import apply_compile
 from torchtitan.models.qwen3 import Qwen3Model, Qwen3ModelArgs, qwen3_args
 
 from models.architectures import Architecture
@@ -136,10 +135,7 @@ class Qwen3(Qwen3Model):
     def compile_blocks(self, keys) -> None:
         """Compile block by block; no graph has how many tokens each expert gets, so that what
         stands around experts is compiled."""
-        if self.model_args.moe_enabled:
-            with_experts.apply_compile(self, keys, ep_enabled=False)
-        else:
-            dense.apply_compile(self, keys)
+        apply_compile(self, keys, ep_enabled=False)
 
 
 ARCHITECTURE = Architecture(Qwen3, FLAVORS)

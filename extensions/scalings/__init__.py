@@ -12,7 +12,7 @@ Scalings differ in which values share a scale:
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from experiments.records.run import AtLeast1
@@ -62,20 +62,15 @@ class Keys:
 def contradictions(config) -> Iterator[tuple[str, str]]:
     """Find keys that a scaling does not go with."""
     keys, name = config.quantize.linear.float8, config.scalings.name
-    without = "or leave out the section scalings"
     if keys.recipe_name is None:
-        yield f"{FLOAT8}.recipe_name", f"is null: there is no FP8 to scale; set it, {without}"
-    if name is None:
-        return
-    if keys.recipe_name != "tensorwise":
-        yield "scalings.name", f"takes the place of {FLOAT8}.recipe_name: tensorwise; set that"
-    if keys.enable_fsdp_float8_all_gather:
-        yield "scalings.name", f"does not go with {FLOAT8}.enable_fsdp_float8_all_gather"
-    if SCALINGS[name].by_blocks and not keys.emulate:
+        yield f"{FLOAT8}.recipe_name", "is null; set it, or leave out the section scalings"
+    elif name and (keys.recipe_name != "tensorwise" or keys.enable_fsdp_float8_all_gather):
         yield (
-            f"{FLOAT8}.emulate",
-            f"should be true: {name} has no matmul here, only an emulated one",
+            "scalings.name",
+            f"takes the place of {FLOAT8}.recipe_name: tensorwise without FP8 all-gather; set that",
         )
+    if name and SCALINGS[name].by_blocks and not keys.emulate:
+        yield f"{FLOAT8}.emulate", f"should be true: {name} has no matmul here"
 
 
 # ---- hooks ----
@@ -83,7 +78,7 @@ def contradictions(config) -> Iterator[tuple[str, str]]:
 
 def convert(model, plan) -> None:
     """Swap linear layers for torchao's as the core does, and these for the scaling's."""
-    from extensions.scalings.layer import FORMATS, ScaledLinear
+    from extensions.scalings.layer import ScaledLinear, with_gradients
     from models import float8
 
     float8.convert(model, plan)
@@ -95,14 +90,7 @@ def convert(model, plan) -> None:
             scaling = scaling._replace(gradients=keys.gradients or scaling.gradients)
             layer.begin(scaling, keys.history or HISTORY)
         elif keys.gradients:
-            layer.config = with_gradients(layer.config, FORMATS[keys.gradients])
-
-
-def with_gradients(config, dtype):
-    """Give torchao's configuration another FP8 format of gradients of outputs."""
-    both = "cast_config_grad_output", "cast_config_grad_output_for_grad_weight"
-    casts = {key: replace(getattr(config, key), target_dtype=dtype) for key in both}
-    return replace(config, **casts)
+            layer.config = with_gradients(layer.config, keys.gradients)
 
 
 def before_step(trainer, step: int) -> None:

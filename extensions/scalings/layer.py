@@ -13,10 +13,12 @@ hardware would, and multiplied in float32, which is exact but for the order of s
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torchao.float8 import Float8LinearConfig
 from torchao.float8.float8_linear import Float8Linear
 from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
 from torchao.prototype.mx_formats.config import ScaleCalculationMode
@@ -73,33 +75,32 @@ def cast_delayed(x: Tensor, values: Tensor, dtype: torch.dtype) -> tuple[Tensor,
 INPUT, WEIGHT, GRADIENT = range(3)  # rows of a layer's `largest_values`
 
 
-def multiply(ctx, left: Tensor, a: int, right: Tensor, b: int, dtype: torch.dtype) -> Tensor:
-    """Compute left @ right.t() in FP8: (m, sum) by (n, sum). Each of `a` and `b` is INPUT, WEIGHT
-    or GRADIENT."""
-    (left, left_inverse), (right, right_inverse) = _cast(ctx, left, a), _cast(ctx, right, b)
-    if left_inverse is None:
+def multiply(ctx, left: Tensor, a: int, right: Tensor, b: int) -> Tensor:
+    """Compute left @ right.t() in FP8: (m, sum) by (n, sum), in the dtype of `left`. Each of `a`
+    and `b` is INPUT, WEIGHT or GRADIENT."""
+    dtype = left.dtype
+    (left, left_scale), (right, right_scale) = _cast(ctx, left, a), _cast(ctx, right, b)
+    if ctx.emulate:
         with torch.autocast(left.device.type, enabled=False):  # which would multiply in bf16
-            return (left @ right.t()).to(dtype)
+            return ((left.float() / left_scale) @ (right.float() / right_scale).t()).to(dtype)
     return torch._scaled_mm(
         left.contiguous(),  # FP8 units want each row of both in one piece
         right.contiguous().t(),
-        left_inverse,
-        right_inverse,
+        left_scale.reciprocal(),
+        right_scale.reciprocal(),
         out_dtype=dtype,
         use_fast_accum=a == INPUT,  # of the output, as torchao: it adds up less exactly
     )
 
 
-def _cast(ctx, x: Tensor, what: int) -> tuple[Tensor, Tensor | None]:
-    """Give x in FP8 and 1 / scale; where FP8 is emulated, x in float32, rounded to FP8, and
-    None."""
+def _cast(ctx, x: Tensor, what: int) -> tuple[Tensor, Tensor | float]:
+    """Cast x; returns what a matmul takes, and its scale."""
     scaling = ctx.scaling
     dtype = FORMATS[scaling.gradients if what == GRADIENT else "e4m3"]
     if scaling.by_blocks:
         block = scaling.weights if what == WEIGHT else scaling.values
-        return round_blocks(x, *block, scaling.scale, dtype), None
-    low, scale = cast_delayed(x, ctx.values[what], dtype)
-    return (low.float() / scale, None) if ctx.emulate else (low, scale.reciprocal())
+        return round_blocks(x, *block, scaling.scale, dtype), 1.0
+    return cast_delayed(x, ctx.values[what], dtype)
 
 
 # ---- the three matmuls of a layer ----
@@ -108,20 +109,30 @@ def _cast(ctx, x: Tensor, what: int) -> tuple[Tensor, Tensor | None]:
 @torch._dynamo.allow_in_graph
 class _ScaledMatmuls(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, values, scaling, emulate):
-        rows = x.reshape(-1, x.shape[-1])  # (tokens, in_features)
-        ctx.save_for_backward(rows, weight)
-        ctx.values, ctx.scaling, ctx.emulate, ctx.shape = values, scaling, emulate, x.shape
-        out = multiply(ctx, rows, INPUT, weight, WEIGHT, x.dtype)
-        return out.reshape(*x.shape[:-1], -1)
+    def forward(ctx, x, weight, scaling, values, emulate):
+        ctx.save_for_backward(x, weight)
+        ctx.scaling, ctx.values, ctx.emulate = scaling, values, emulate
+        return multiply(ctx, x, INPUT, weight, WEIGHT)
 
     @staticmethod
     def backward(ctx, gradient):
-        rows, weight = ctx.saved_tensors
-        g = gradient.reshape(-1, gradient.shape[-1])  # (tokens, out_features)
-        to_input = multiply(ctx, g, GRADIENT, weight.t(), WEIGHT, g.dtype)
-        to_weight = multiply(ctx, g.t(), GRADIENT, rows.t(), INPUT, g.dtype)
-        return to_input.reshape(ctx.shape), to_weight, None, None, None
+        x, weight = ctx.saved_tensors
+        to_input = multiply(ctx, gradient, GRADIENT, weight.t(), WEIGHT)
+        to_weight = multiply(ctx, gradient.t(), GRADIENT, x.t(), INPUT)
+        return to_input, to_weight, None, None, None
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    scaling: Scaling,
+    values: Tensor | None = None,
+    emulate: bool = True,
+) -> Tensor:
+    """Compute x @ weight.t() and its gradients in FP8. x: (..., in_features). `values` are a
+    layer's `largest_values`, for `delayed`."""
+    out = _ScaledMatmuls.apply(x.flatten(0, -2), weight, scaling, values, emulate)
+    return out.unflatten(0, x.shape[:-1])
 
 
 # ---- the layer ----
@@ -149,18 +160,27 @@ class ScaledLinear(Float8Linear):
         """x: (..., in_features); the output has its dtype, or autocast's."""
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        how = self.largest_values, self.scaling, self.config.emulate
-        return _ScaledMatmuls.apply(x, self.weight, *how)
+        return linear(x, self.weight, self.scaling, self.largest_values, self.config.emulate)
+
+
+def with_gradients(config: Float8LinearConfig, name: str) -> Float8LinearConfig:
+    """Give torchao's configuration another FP8 format of gradients of outputs."""
+    dtype, for_weight = FORMATS[name], config.cast_config_grad_output_for_grad_weight
+    return replace(
+        config,
+        cast_config_grad_output=replace(config.cast_config_grad_output, target_dtype=dtype),
+        cast_config_grad_output_for_grad_weight=replace(for_weight, target_dtype=dtype),
+    )
 
 
 @torch.no_grad()
 def end_step(model: nn.Module, combine: Callable) -> None:
     """Make this step's largest values the last step's; `combine` finds all processes' largest."""
-    layers = [m for m in model.modules() if isinstance(m, ScaledLinear) and not m.scaling.by_blocks]
-    if not layers:
+    histories = [value for name, value in model.named_buffers() if name.endswith("largest_values")]
+    if not histories:
         return
-    now = combine(torch.stack([layer.largest_values[:, 0] for layer in layers]), "max")
-    for layer, largest in zip(layers, now, strict=True):
-        values = layer.largest_values
+    largest = combine(torch.stack(histories)[:, :, 0], "max")
+    for values, now in zip(histories, largest, strict=True):
+        values[:, 0] = now
         values.copy_(values.roll(1, dims=1))
-        values[:, 1], values[:, 0] = largest, 0
+        values[:, 0] = 0

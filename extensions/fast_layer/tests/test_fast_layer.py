@@ -100,9 +100,12 @@ def test_memory_counts_what_is_kept_in_fp8():
         assert without.memory == plan(recipes.load("tensorwise_fp8_compiled")).memory
 
 
+KEYS = [*TINY, SMALLEST, "compile.enable=false"]
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_its_recipes_train_on_a_cpu(name, train):
-    recipe = recipes.load(name, ["cpu"], [*TINY, SMALLEST, "compile.enable=false"])
+    recipe = recipes.load(name, ["cpu"], KEYS)
     _, windows = train(recipe.config, 1, recipe)
     assert windows[-1].step == 1
 
@@ -112,8 +115,7 @@ def test_a_matmul_in_bf16_fails(train, monkeypatch):
         return (a.float() @ b.float() / a_scale / b_scale).to(dtype)
 
     monkeypatch.setattr(fast, "multiply_by_rows", multiply)
-    keys = [*TINY, SMALLEST, "training.steps=1", "compile.enable=false"]
-    recipe = recipes.load("candidate_fast_rowwise", ["cpu"], keys)
+    recipe = recipes.load("candidate_fast_rowwise", ["cpu"], [*KEYS, "training.steps=1"])
     with pytest.raises(ProofError):
         train(recipe.config, recipe=recipe)
 

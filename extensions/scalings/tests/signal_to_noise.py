@@ -30,8 +30,8 @@ import json
 import math
 from argparse import FileType
 from collections.abc import Callable, Iterator
+from functools import partial
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 
 from models import device  # before torchtitan: see there  # isort: skip
 import pandas as pd
@@ -42,11 +42,10 @@ from torch.nn.functional import cross_entropy
 from experiments.config import recipes
 from experiments.corpus.rows import Loader
 from experiments.jobs.command import CommandLine, Stop, leave
-from experiments.training.plan import Plan, open_data, plan
+from experiments.training.plan import open_data, plan
 from experiments.training.trainer import Trainer, be_alone
 from extensions.scalings import ALL, SCALINGS, Scaling
-from extensions.scalings.layer import GRADIENT, INPUT, WEIGHT, multiply
-from models import float8
+from extensions.scalings.layer import linear
 
 EARLY = 5
 TENSOR, ROW = (ALL, ALL), (1, ALL)
@@ -63,6 +62,9 @@ COMPARED = {
 FACTORS = [2**power for power in (0, 2, 4, *range(6, 23))]
 OUTLIERS = 4  # features of each matrix
 
+Batch = tuple[Tensor, Tensor]  # inputs and labels
+Operands = tuple[str, list[Tensor]]
+
 
 def main(argv: list[str] | None = None) -> int:
     parser = CommandLine("extensions.scalings.tests.signal_to_noise", __doc__)
@@ -70,30 +72,26 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("file", type=writable, help="write the results here, as JSON")
     parser.add_argument("keys", nargs="*", metavar="key=value", help="of the recipe `baseline`")
     args = parser.parse_args(argv)
-    model, batch, rows = train(plan(recipes.load("baseline", ["cpu"], args.keys)))
-    stress = list(stressed(model, *batch))
+    model, batch, matmuls = train(recipes.load("baseline", ["cpu"], args.keys))
+    stress = list(stressed(model, batch))
     found = {"torch": torch.__version__, "device": device.name(), "keys": args.keys}
-    found |= {"matmuls": rows, "stress": stress}
-    args.file.write(json.dumps(found, indent=1) + "\n")
+    json.dump(found | {"matmuls": matmuls, "stress": stress}, args.file, indent=1)
     args.file.close()
     lost = pd.DataFrame(stress).pivot_table("lost", ["stress", "factor"], "scaling", sort=False)
     print(lost.round(4))
     return 0
 
 
-# ---- tensors of a run ----
-
-
-def train(planned: Plan) -> tuple[nn.Module, tuple[Tensor, Tensor], list[dict]]:
-    """Train the model. Returns it in float32, inputs and labels of a new batch, and the signal to
-    noise of early and late matmuls."""
+def train(recipe: recipes.Recipe) -> tuple[nn.Module, Batch, list[dict]]:
+    """Train the model. Returns it in float32, a new batch, and the signal to noise of early and
+    late matmuls."""
+    planned, _ = open_data(plan(recipe))
     config, rows = planned.config, []
-    planned, _ = open_data(planned)
     be_alone()
 
     def measure(step: int) -> None:
         if step in (EARLY, config.training.steps):
-            for name, operands in taken(model, *batch):
+            for name, operands in operands_of(model, batch)[1]:
                 rows.extend({"step": step, "layer": name} | row for row in measured(*operands))
 
     with TemporaryDirectory() as config.job.dump_folder:
@@ -108,44 +106,54 @@ def train(planned: Plan) -> tuple[nn.Module, tuple[Tensor, Tensor], list[dict]]:
     return model.float(), batch, rows
 
 
-def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Compute the mean cross entropy of a batch."""
+# ---- one batch ----
+
+
+def loss_of(model: nn.Module, batch: Batch, hook: Callable) -> Tensor:
+    """Compute the mean cross entropy of a batch. `hook` is called with the name of each linear
+    layer of the blocks and what a forward hook is given, and may replace the layer's output."""
+    model, (inputs, labels) = copy.deepcopy(model), batch
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear) and name != "output":
+            layer.register_forward_hook(partial(hook, name))
     return cross_entropy(model(inputs).flatten(0, 1).float(), labels.flatten())
 
 
-def converted(model: nn.Module) -> dict[str, nn.Module]:
-    """Give the layers that recipes convert."""
-    names = sorted(float8.choose_modules(model, "rowwise", ["output"]))
-    return {name: model.get_submodule(name) for name in names}
+def operands_of(model: nn.Module, batch: Batch) -> tuple[float, list[Operands]]:
+    """Compute the loss; take each layer's name, and its input (tokens, in), weight (out, in) and
+    output's gradient (tokens, out) in float32."""
+    taken = []
+
+    def take(name: str, layer: nn.Module, given: tuple[Tensor], out: Tensor) -> None:
+        def take_all(gradient: Tensor) -> None:
+            three = given[0], layer.weight, gradient
+            taken.append((name, [matrix.detach().flatten(0, -2).float() for matrix in three]))
+
+        out.register_hook(take_all)
+
+    loss = loss_of(model, batch, take)
+    loss.backward()
+    return loss.item(), taken
 
 
-def taken(model: nn.Module, inputs: Tensor, labels: Tensor) -> Iterator[tuple[str, list[Tensor]]]:
-    """Give name, input (tokens, in), weight (out, in) and gradient (tokens, out) of each layer that
-    recipes convert, in float32."""
+@torch.no_grad()
+def loss_in_fp8(model: nn.Module, scaling: Scaling, batch: Batch) -> float:
+    """Compute the loss of a model whose linear layers multiply as a scaling does."""
 
-    def keep(layer: nn.Module, given: tuple[Tensor], out: Tensor) -> None:
-        out.retain_grad()
-        layer.input, layer.output = given[0], out
+    def replace(name: str, layer: nn.Module, given: tuple[Tensor], out: Tensor) -> Tensor:
+        return linear(given[0], layer.weight, scaling)
 
-    model = copy.deepcopy(model)
-    layers = converted(model)
-    for layer in layers.values():
-        layer.register_forward_hook(keep)
-    loss_of(model, inputs, labels).backward()
-    for name, layer in layers.items():
-        three = layer.input, layer.weight, layer.output.grad
-        yield name, [tensor.detach().flatten(0, -2).float() for tensor in three]
+    return loss_of(model, batch, replace).item()
 
 
 # ---- signal to noise ----
 
 
-def measured(x: Tensor, weight: Tensor, gradient: Tensor) -> Iterator[dict]:
+def measured(*operands: Tensor) -> Iterator[dict]:
     """Make a record for each scaling and matmul of a layer."""
-    operands = x, weight, gradient
-    exact = three_matmuls(lambda left, a, right, b: left.double() @ right.double().t(), *operands)
+    exact = three_matmuls(nn.functional.linear, *(operand.double() for operand in operands))
     for name, scaling in COMPARED.items():
-        rounded = three_matmuls(in_fp8(scaling), *operands)
+        rounded = three_matmuls(partial(linear, scaling=scaling), *operands)
         for matmul, right in exact.items():
             noise = (rounded[matmul] - right).square().sum() / right.square().sum()
             yield {
@@ -160,17 +168,9 @@ def three_matmuls(
     multiply: Callable, x: Tensor, weight: Tensor, gradient: Tensor
 ) -> dict[str, Tensor]:
     """Do the three matmuls of a layer."""
-    return {
-        "output": multiply(x, INPUT, weight, WEIGHT),
-        "input's gradient": multiply(gradient, GRADIENT, weight.t(), WEIGHT),
-        "weight's gradient": multiply(gradient.t(), GRADIENT, x.t(), INPUT),
-    }
-
-
-def in_fp8(scaling: Scaling) -> Callable:
-    """Give the layer's matmul, emulated."""
-    layer = SimpleNamespace(scaling=scaling)
-    return lambda left, a, right, b: multiply(layer, left, a, right, b, torch.float32)
+    out = multiply(x.requires_grad_(), weight.requires_grad_())
+    to_input, to_weight = torch.autograd.grad(out, (x, weight), gradient)
+    return {"output": out.detach(), "input's gradient": to_input, "weight's gradient": to_weight}
 
 
 def bytes_an_element(scaling: Scaling, x: Tensor, weight: Tensor, gradient: Tensor) -> float:
@@ -181,7 +181,7 @@ def bytes_an_element(scaling: Scaling, x: Tensor, weight: Tensor, gradient: Tens
         for rows, along in (matrix.shape, matrix.t().shape):
             elements += rows * along
             scales += math.ceil(rows / high) * math.ceil(along / wide)
-    scale_bytes = 1 if scaling.scale in ("RCEIL", "FLOOR") else 4
+    scale_bytes = 4 if scaling.scale in ("float32", "power_of_2") else 1
     return 1 + scale_bytes * scales / elements
 
 
@@ -216,18 +216,18 @@ def align(block: nn.Module, factor: int) -> None:
     mlp.w2.weight[:, features] /= factor
 
 
-def stressed(model: nn.Module, inputs: Tensor, labels: Tensor) -> Iterator[dict]:
+def stressed(model: nn.Module, batch: Batch) -> Iterator[dict]:
     """Make a record for each stress, factor and scaling: the loss, and the median signal to noise
     of each matmul of the layers whose names end so."""
     for stress, change, ending in ("outliers", plant, ""), ("swiglu", align, ".w2"):
         for factor in FACTORS:
-            changed = copy.deepcopy(model)
+            changed, rows = copy.deepcopy(model), []
             for block in changed.layers.values():
                 change(block, factor)
-            exact, rows = loss_of(changed, inputs, labels).item(), []
-            for name, operands in taken(changed, inputs, labels):
+            exact, operands = operands_of(changed, batch)
+            for name, three in operands:
                 if name.endswith(ending):
-                    rows += measured(*operands)
+                    rows += measured(*three)
             found = pd.DataFrame(rows).groupby(["scaling", "matmul"])["snr_db"].median()
             for name, scaling in COMPARED.items():
                 yield {
@@ -235,24 +235,9 @@ def stressed(model: nn.Module, inputs: Tensor, labels: Tensor) -> Iterator[dict]
                     "factor": factor,
                     "scaling": name,
                     "exact_loss": exact,
-                    "lost": loss_in_fp8(changed, scaling, inputs, labels) - exact,
+                    "lost": loss_in_fp8(changed, scaling, batch) - exact,
                     "snr_db": found[name].to_dict(),
                 }
-
-
-@torch.no_grad()
-def loss_in_fp8(model: nn.Module, scaling: Scaling, inputs: Tensor, labels: Tensor) -> float:
-    """Compute the loss of a model whose linear layers multiply as a scaling does."""
-
-    def replace(layer: nn.Module, given: tuple[Tensor], out: Tensor) -> Tensor:
-        rows = given[0].flatten(0, -2)
-        return in_fp8(scaling)(rows, INPUT, layer.weight, WEIGHT).reshape(out.shape)
-
-    handles = [layer.register_forward_hook(replace) for layer in converted(model).values()]
-    loss = loss_of(model, inputs, labels).item()
-    for handle in handles:
-        handle.remove()
-    return loss
 
 
 if __name__ == "__main__":

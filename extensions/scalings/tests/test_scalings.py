@@ -2,6 +2,7 @@
 from step to step and across a checkpoint."""
 
 import json
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -11,12 +12,12 @@ from torchao.prototype.blockwise_fp8_training import kernels as blockwise
 
 from experiments.config import recipes
 from extensions.scalings import SCALINGS, Keys, convert
-from extensions.scalings.layer import end_step, round_blocks
+from extensions.scalings.layer import end_step, linear, round_blocks
 from extensions.scalings.tests import signal_to_noise as benchmark
 from models.errors import InputError
 from tests.models import layers
 from tests.models.layers import operands, results
-from tests.runs import SMALLEST, TINY, losses_of, manifest_of
+from tests.runs import SMALLEST, TINY, kill, losses_of
 
 E4M3 = torch.float8_e4m3fn
 F32 = torch.float32
@@ -88,13 +89,14 @@ def test_compiled_is_eager(recipe):
     assert all(map(torch.equal, results(layer(recipe)), results(model)))
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "delayed", "blockwise"])
-def test_gradients_in_either_format(recipe):
-    default, e4m3, e5m2 = (
-        results(layer(recipe, gradients=name)) for name in (None, "e4m3", "e5m2")
-    )
+@pytest.mark.parametrize(
+    ("recipe", "default"),
+    [("tensorwise", "e5m2"), ("rowwise", "e4m3"), ("delayed", "e5m2"), ("blockwise", "e4m3")],
+)
+def test_gradients_in_either_format(recipe, default):
+    e4m3, e5m2 = (results(layer(recipe, gradients=name)) for name in ("e4m3", "e5m2"))
     assert torch.equal(e4m3[0], e5m2[0]) and not torch.equal(e4m3[1], e5m2[1])
-    assert torch.equal(default[1], (e5m2 if recipe in ("tensorwise", "delayed") else e4m3)[1])
+    assert torch.equal(results(layer(recipe))[1], {"e4m3": e4m3, "e5m2": e5m2}[default][1])
 
 
 # ---- delayed ----
@@ -122,29 +124,22 @@ def test_delayed_scales_are_those_of_all_processes():
 
 
 def test_delayed_scales_go_on_across_a_checkpoint(run_here, tmp_path):
-    """Bit for bit."""
-    keys = [*TINY, SMALLEST, "compile.enable=false", "checkpoint.enable=true"]
+    """Bit for bit; and begin without history from a checkpoint of bf16."""
+    keys = ["--overlay", "cpu", *TINY, SMALLEST, "compile.enable=false", "checkpoint.enable=true"]
     keys += ["lr_scheduler.total_steps=4", "lr_scheduler.warmup_steps=2"]
 
-    def run(out: str, steps: int) -> list[float]:
-        where = ["--overlay", "cpu", "--out", tmp_path / out]
-        assert run_here("scaling_delayed", *where, *keys, f"training.steps={steps}") == 0
+    def run(recipe: str, steps: int, out: str, *more: str) -> list[float]:
+        keys_of_run = [*keys, *more, f"training.steps={steps}", "--out", tmp_path / out]
+        assert run_here(recipe, *keys_of_run) == 0
         return losses_of(tmp_path / out)
 
-    whole = run("whole", 4)
-    run("parts", 2)
-    manifest = tmp_path / "parts" / "manifest.json"
-    manifest.write_text(json.dumps(manifest_of(manifest.parent) | {"status": "running"}))
-    assert run("parts", 4) == whole
-
-
-def test_delayed_scales_begin_without_history_from_a_checkpoint_of_bf16(run_here, tmp_path):
-    keys = ["--overlay", "cpu", *TINY, SMALLEST, "compile.enable=false", "checkpoint.enable=true"]
-    assert run_here("baseline", *keys, "training.steps=2", "--out", tmp_path / "bf16") == 0
-    start = f"checkpoint.initial_load_path={tmp_path}/bf16/checkpoint/step-2"
-    keys += [start, "checkpoint.initial_load_model_only=false", "--out", tmp_path / "delayed"]
-    assert run_here("scaling_delayed", *keys) == 0
-    assert len(losses_of(tmp_path / "delayed")) == 2
+    run("baseline", 1, "bf16")
+    start = f"checkpoint.initial_load_path={tmp_path}/bf16/checkpoint/step-1"
+    start = start, "checkpoint.initial_load_model_only=false"
+    whole = run("scaling_delayed", 4, "whole", *start)
+    run("scaling_delayed", 2, "parts", *start)
+    kill(tmp_path / "parts")
+    assert len(whole) == 3 and run("scaling_delayed", 4, "parts", *start) == whole
 
 
 # ---- recipes ----
@@ -170,8 +165,8 @@ def test_what_a_scaling_does_not_go_with_is_refused(name, key, wrong):
 
 @pytest.mark.parametrize("name", ["tensorwise", "rowwise"])
 def test_the_experiment_rounds_as_torchao(name):
-    measured = benchmark.in_fp8(benchmark.COMPARED[name])
-    found = benchmark.three_matmuls(measured, *operands(F32)).values()
+    multiply = partial(linear, scaling=benchmark.COMPARED[name])
+    found = benchmark.three_matmuls(multiply, *operands(F32)).values()
     for ours, torchaos in zip(found, results(layers.layer(name, F32, emulate=True)), strict=True):
         assert torch.allclose(ours, torchaos, rtol=1e-4, atol=1e-5 * ours.abs().max())
 
@@ -188,22 +183,18 @@ def test_the_order_of_scalings_under_stress(monkeypatch, tmp_path, flavors):
     rows = pd.json_normalize(json.loads((tmp_path / "snr.json").read_text())["stress"])
     assert rows[rows.stress == "outliers"].exact_loss.nunique() == 1
     kept = rows.pivot(index=["stress", "factor"], columns="scaling", values="snr_db.output")
-    for under, factor in factors.items():
-        stressed, plain = kept.loc[under, factor], kept.loc[under, 1]
-        assert (stressed[["tensorwise", "rowwise", "blockwise", "mxfp8"]].diff()[1:] > 1).all()
-        assert ((plain - stressed)[["tensorwise", "rowwise", "blockwise"]] > 1).all()
+    finer = ["tensorwise", "rowwise", "blockwise", "mxfp8"]
+    for stress, factor in factors.items():
+        under, plain = kept.loc[stress, factor], kept.loc[stress, 1]
+        assert (under[finer].diff()[1:] > 1).all() and (plain - under)["blockwise"] > 1
         assert plain["mxfp8_ocp"] < plain["mxfp8"] - 0.5
 
 
 def test_bytes_of_scales():
-    operands = [torch.empty(shape) for shape in [(128, 256), (384, 256), (128, 384)]]
-    elements = 2 * sum(matrix.numel() for matrix in operands)
-    scales = {
-        "mxfp8": elements / 32,
-        "tensorwise": 4 * 6,
-        "rowwise": 4 * 2 * (128 + 256 + 384),
-        "blockwise": 4 * 2 * ((128 * 256 + 128 * 384) / 128 + 384 * 256 / 128**2),
-    }
+    """Of square operands, two of three with values of an input or a gradient."""
+    scales = {"mxfp8": 1 / 32, "tensorwise": 4 / 128**2, "rowwise": 4 / 128}
+    scales["blockwise"] = 4 * (2 / 128 + 1 / 128**2) / 3
     for name, expected in scales.items():
-        counted = benchmark.bytes_an_element(benchmark.COMPARED[name], *operands)
-        assert counted == 1 + expected / elements
+        scaling = benchmark.COMPARED[name]
+        counted = benchmark.bytes_an_element(scaling, *torch.empty(3, 128, 128))
+        assert counted == pytest.approx(1 + expected)
