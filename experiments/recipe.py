@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_recipe(nargs="?")
     parser.add_argument("--all", action="store_true", help="all recipes, or all keys of one")
     args = parser.parse(argv)
-    if (args.command == "show") != (args.name is not None):
+    if (args.command == "show") != bool(args.name):
         parser.error("show takes a recipe's name; list and schema take none")
     if args.command == "list":
         print_list(args.all)

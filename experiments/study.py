@@ -43,7 +43,7 @@ from experiments.jobs.process import check_environment, check_gpus, gpus
 from experiments.jobs.runner import Run, run_all
 from experiments.records import files
 from experiments.records.files import check_folder, dated_folder, lock_folder, new_folder
-from experiments.records.run import MANIFEST, STUDY_FILE, TENSORBOARD, Manifest
+from experiments.records.run import MANIFEST, STUDY_FILE, Manifest
 from models.errors import InputError
 
 if TYPE_CHECKING:
@@ -235,8 +235,7 @@ def _report(study: Study, out: Path, console: Console, verbose: bool) -> int:
         )
         return FAILED
     print(f"\nPage       {page}\nNotebooks  make lab")
-    if any(out.glob(f"*/*/{TENSORBOARD}")):
-        print(f"Curves     .venv/bin/tensorboard --logdir {folder}")
+    print(f"Curves     .venv/bin/tensorboard --logdir {folder}")
     more = (FOR_A_VERDICT - len(study.seeds)) * len(study.recipes)
     if more > 0 and min(run.length for run in found.study.runs) >= MIN_STEPS:
         print(f"Verdict    {PROGRAM} {folder} --seeds {FOR_A_VERDICT}  ({more} more runs)")

@@ -133,9 +133,7 @@ def check_folder(folder: Path, kind: str, *marks: str) -> None:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise InputError(f"{folder} cannot be written, because of {existing}: choose another --out")
-    if existing != folder:
-        return
-    names = {path.name for path in folder.iterdir() if path.name[0] != "."} - {LOG}
+    names = {path.name for path in folder.glob("[!.]*")} - {LOG}
     if names and names.isdisjoint(marks):
         raise InputError(
             f"{folder} is not empty and holds no unfinished {kind}: choose another --out"

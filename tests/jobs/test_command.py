@@ -37,10 +37,15 @@ def stop(monkeypatch):
     return stop
 
 
-def test_a_request_before_the_first_step_ends_at_once(stop):
+@pytest.mark.parametrize(
+    ("request_", "code"), [(signal.SIGTERM, FOR_GOOD), (signal.SIGUSR1, COME_BACK)]
+)
+def test_a_request_before_the_first_step_ends_at_once(request_, code, stop):
     with pytest.raises(KeyboardInterrupt):
-        send(signal.SIGTERM)
-    assert (stop.code, stop.why) == (FOR_GOOD, "SIGTERM")
+        send(request_)
+        for _ in range(1000):  # the thread of SIGUSR1 needs a moment
+            time.sleep(0.01)
+    assert (stop.code, stop.why) == (code, request_.name)
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_boundary(stop, monkeypatch):
@@ -54,14 +59,6 @@ def test_a_second_ctrl_c_does_not_wait_for_the_boundary(stop, monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: later)
     with pytest.raises(KeyboardInterrupt):
         send(signal.SIGINT)
-
-
-def test_sigusr1_asks_to_come_back(stop):
-    with pytest.raises(KeyboardInterrupt):
-        send(signal.SIGUSR1)
-        for _ in range(1000):  # its thread needs a moment
-            time.sleep(0.01)
-    assert (stop.code, stop.why) == (COME_BACK, "SIGUSR1")
 
 
 def test_a_second_ctrl_c_on_a_study_ends_its_runs_at_once(stop, tmp_path, monkeypatch):
