@@ -120,7 +120,8 @@ def compile_nothing(run: Run) -> None:
 
 
 def promise_rows(run: Run) -> None:
-    run.plan = replace(run.plan, fp8=run.plan.fp8._replace(scaling=SCALINGS["rowwise"]))
+    fp8 = run.plan.fp8._replace(recipe_name="rowwise", scaling=SCALINGS["rowwise"])
+    run.plan = replace(run.plan, fp8=fp8)
 
 
 @pytest.mark.parametrize(
