@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from experiments.records.files import read_windows, write
+from experiments.records.files import write
 from experiments.records.run import (
     MANIFEST,
     METRICS,
@@ -170,26 +170,3 @@ def change(folder, runs, seeds=(0, 1, 2), name="manifest.json", **values) -> Non
     """Values in a JSON file of the runs `runs`SEED of a study."""
     for seed in seeds:
         change_json(folder / f"{runs}{seed}" / name, **values)
-
-
-def change_lines(folder, recipe, changed, seeds=(0, 1, 2)) -> None:
-    """Change the lines of each metrics.jsonl of a recipe by a function of line and seed, which
-    gives what is different, None for no line."""
-    for seed in seeds:
-        file = folder / f"{recipe}{seed}" / METRICS
-        lines = [window.model_dump() for window in read_windows(file)]
-        news = [(line, changed(line, seed)) for line in lines]
-        write_metrics(
-            file, [line | _rates(line, new) | new for line, new in news if new is not None]
-        )
-
-
-def _rates(line: dict, new: dict) -> dict:
-    """The same tokens in other seconds."""
-    faster = sum(line["step_s"]) / sum(new.get("step_s", line["step_s"]))
-    return {name: line[name] * faster for name in ("tokens_per_s", "valid_tokens_per_s")}
-
-
-def plus(*shifts):
-    """A change of lines: a higher loss for each seed."""
-    return lambda line, seed: {"losses": [line["losses"][0] + shifts[seed]]}

@@ -53,7 +53,7 @@ def test_runs_that_cannot_tell_which_is_faster_are_not_drawn_out():
 
 def test_first_steps_with_and_without_compilation_do_not_compare():
     own, others = runs(first=8.0), runs("b", seconds=0.2)
-    own[0].timings[0].compile_cache = "warm"
+    own[0].facts["compile_cache"] = "warm"
     assert found(own, others).when == When.NOT_COMPARED
 
 
