@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import yaml
+from scipy.signal import lfilter
 
 from experiments.config import recipes
 
@@ -41,12 +42,10 @@ def seeded(name: str) -> np.random.Generator:
 
 
 def ar1(n, rho, sd, rng):
-    e = rng.normal(0, sd * math.sqrt(1 - rho * rho), n)
-    x = np.empty(n)
-    x[0] = rng.normal(0, sd)
-    for i in range(1, n):
-        x[i] = rho * x[i - 1] + e[i]
-    return x
+    """Noise in which each value has a share `rho` of the one before."""
+    noise = rng.normal(0, sd * math.sqrt(1 - rho * rho), n)
+    noise[0] = rng.normal(0, sd)
+    return lfilter([1], [1, -rho], noise)
 
 
 @cache
@@ -265,7 +264,6 @@ def study(  # noqa: C901
     host_off=0.0,
     hosts=8,
     plan=True,
-    tail=None,
     order="seed",
     overlay="h200",
     studyfile=None,
@@ -313,8 +311,6 @@ def study(  # noqa: C901
             * math.exp(rng.normal(0, off))
             * np.exp(noise(n, rng) if noise else ar1(n, rho, sd, rng))
         )
-        if tail:
-            secs[rng.random(n) < tail[0]] *= tail[1]
         secs[0] *= 2
         losses = (
             bases[seed]
