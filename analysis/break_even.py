@@ -92,15 +92,15 @@ def break_even(own: list[Run], others: list[Run], gain: SpeedUp) -> BreakEven:
     if certain:
         steps = np.append(steps, last + BEYOND)
     lines = estimate(*samples(own, others, lambda runs: wall_times(runs, steps)))
-    ahead = lines[0, -1] < 0
-    if ahead:
+    if lines[0, -1] < 0:
         when, ends = When.FROM, [negative_from(steps, line) for line in lines]
+        if ends[0] == 0:
+            return BreakEven(When.START)
     else:  # the reference is ahead from the next step on
         ends = [np.maximum(0, negative_from(steps, -line) - 1) for line in lines[[0, 2, 1]]]
         when = When.UNTIL
-    if ends[0] in (0, math.inf):
-        behind = When.NEVER if certain else When.CANNOT_TELL
-        return BreakEven(When.START if ahead else behind)
+        if ends[0] in (0, math.inf):
+            return BreakEven(When.NEVER if certain else When.CANNOT_TELL)
     return BreakEven(when, *ends, beyond=bool(ends[0] > last))
 
 
