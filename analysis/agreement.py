@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 from analysis.runs import Run
@@ -20,14 +21,14 @@ from analysis.speed import (
     Ratio,
     foretell,
     mfu,
-    paired_by_seed,
     rate_table,
     ratios,
+    samples,
     timed,
 )
 
 CHANCE = 0.01  # that sound runs differ so, by a t-test
-NAMED = 2  # of several ways that contradict
+NAMED = 2  # of several ways that contradict the ratio
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class SpeedUp:
         by: the ratio by all ways.
         runs: with a rate, of the recipe that has fewer.
         caveats: what contradicts the ratio; of a single run nothing is known.
-        half_widths: of the interval with more runs.
+        half_widths: of the interval with more runs, where nothing contradicts it.
     """
 
     ratio: Ratio = Ratio(math.nan)
@@ -64,24 +65,24 @@ def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
     if few == 1:
         return SpeedUp(by[MEAN], by, few)
     caveats = [*contradictions(by, own, others), *impossible(by[MEAN], own, others)]
-    samples = [rate_table(runs)[MEAN].to_numpy() for runs in (own, others)]
-    if paired_by_seed(own, others):
-        samples = [samples[0] - samples[1]]
-    return SpeedUp(by[MEAN], by, few, caveats, foretell(*samples, level=level))
+    if caveats:
+        return SpeedUp(by[MEAN], by, few, caveats)
+    means = samples(own, others, lambda runs: rate_table(runs)[[MEAN]])
+    return SpeedUp(by[MEAN], by, few, half_widths=foretell(*means, level=level))
 
 
 def contradictions(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> Iterator[str]:
-    """Say what contradicts a ratio: where the runs were, or an honest way to find another."""
+    """Say what contradicts a ratio: where the runs were, or honest ways to find another, the
+    furthest first."""
     ratio, quick = by[MEAN], by[QUICK]
     if math.isnan(ratio.low):
         yield f"{where(own)}, and {where(others)}, so the machine may have made the difference"
     elif ratio.clear or ratio.as_fast:
-        found = other_ways(by, own, others)
+        found = other_ways(by, own, others) | leave_one_out(ratio, own, others)
         found["without the trend from run to run"] = Ratio(ratio.mean / trend(own, others))
-        found |= leave_one_out(ratio, own, others)
-        for words, other in found.items():
-            if other.contradicts(ratio):
-                yield f"{words} it has {other}"
+        found = {words: other for words, other in found.items() if other.contradicts(ratio)}
+        furthest = sorted(found, key=lambda words: -abs(found[words].mean - ratio.mean))
+        yield from (f"{words} it has {found[words]}" for words in furthest[:NAMED])
     elif quick.low > 1 and not Ratio(quick.low).contradicts(quick):
         yield f"slow steps hide its lead ({longest_step(own + others)}): by {QUICK} it has {quick}"
 
@@ -93,48 +94,49 @@ def where(runs: list[Run]) -> str:
 
 
 def longest_step(runs: list[Run]) -> str:
-    """Name the longest steady step of some runs, beside their usual step."""
-    longest = {}
+    """Name the steady step of some runs that is longest beside its run's median step."""
+    longest = []
     for run in runs:
         seconds = run.steps["seconds"][run.steps["steady"]]
-        longest[run.name, seconds.idxmax()] = seconds.max() / seconds.median(), seconds.max()
-    (name, step), (times, seconds) = max(longest.items(), key=lambda item: item[1])
+        times = seconds.max() / seconds.median()
+        longest.append((times, seconds.max(), seconds.idxmax(), run.name))
+    times, seconds, step, name = max(longest)
     return f"step {step} of {name} took {seconds:.3g} s, {times:.1f} times its median step"
 
 
 def other_ways(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> dict[str, Ratio]:
-    """Find the ratios that contradict the mean steady step's by more than chance, the furthest
-    first.
+    """Find the ratios that differ from the mean steady step's by more than chance.
 
     Of the fifths of the steps only those count in which the lead is smaller: a part with a larger
     lead takes nothing away.
     """
-    a, b = rate_table(own), rate_table(others)
+    a, b = (rate_table(runs) for runs in (own, others))
     with warnings.catch_warnings(action="ignore"):  # runs that are equal
         test = stats.ttest_ind(a.sub(a[MEAN], axis=0), b.sub(b[MEAN], axis=0))
     found = {}
     for (way, ratio), chance in zip(by.items(), test.pvalue, strict=True):
         larger_for_a_while = way in FIFTHS and ratio.mean > by[MEAN].mean
-        if chance < CHANCE and not larger_for_a_while and ratio.contradicts(by[MEAN]):
+        if chance < CHANCE and not larger_for_a_while:
             why = f" ({longest_step(own + others)})" if way == QUICK else ""
             found[f"by {way}{why}"] = ratio
-    furthest = sorted(found, key=lambda words: -abs(found[words].mean - by[MEAN].mean))
-    return {words: found[words] for words in furthest[:NAMED]}
+    return found
 
 
 def trend(own: list[Run], others: list[Run]) -> float:
     """Work out the ratio that comes from runs getting slower or faster in the order in which they
     were made, where one recipe's runs were made first; 1 if that may be chance."""
-    order = stats.rankdata([run.manifest.start.timestamp() for run in own + others])
-    rate = rate_table(own + others)[MEAN].to_numpy(copy=True)
-    first, rest = slice(len(own)), slice(len(own), None)
-    later = order[first].mean() - order[rest].mean()
-    for values in order, rate:  # within each recipe
-        values[first] -= values[first].mean()
-        values[rest] -= values[rest].mean()
+    runs = own + others
+    table = pd.DataFrame({"start": [run.manifest.start for run in runs]}).rank()
+    table["rate"] = rate_table(runs)[MEAN].to_numpy()
+    means = table.groupby([run.recipe for run in runs]).transform("mean")
+    within = table - means
     with warnings.catch_warnings(action="ignore"):  # runs that were all made at once
-        chance = stats.pearsonr(order, rate).pvalue
-    return math.exp(later * (order @ rate) / (order @ order)) if chance < CHANCE else 1.0
+        chance = stats.pearsonr(within["start"], within["rate"]).pvalue
+    if not chance < CHANCE:
+        return 1.0
+    slope = (within["start"] @ within["rate"]) / (within["start"] @ within["start"])
+    later = means["start"].iloc[0] - means["start"].iloc[-1]
+    return math.exp(later * slope)
 
 
 def leave_one_out(ratio: Ratio, own: list[Run], others: list[Run]) -> dict[str, Ratio]:

@@ -13,8 +13,7 @@ from analysis.runs import Run, flat, read_yaml
 ROOT = Path(__file__).resolve().parent.parent
 NAMED = 3  # of many records that differ
 
-# Records that name a run, say how it ended, or set what computes nothing; and memory as "1.5e+11
-# bytes" stands for the exact number.
+# Records that name a run, say how it ended, or set what computes nothing.
 IGNORED = (
     "layout_version",
     "status",
@@ -43,7 +42,6 @@ IGNORED = (
     "data.cache_dir",
     "float8",
     "fp8_matmul",
-    "hardware.memory_bytes",
     "host",
     "hardware.visible_devices",
     "hardware.uuid",
@@ -61,14 +59,14 @@ def differences(own: list[Run], others: list[Run]) -> tuple[list[str], list[str]
     passed_over = (*IGNORED, *meant_to_differ(own[0].recipe, others[0].recipe))
     forbidden, remarks = [], []
     for key in dict.fromkeys(key for run in own + others for key in run.facts):
-        mine, theirs = values(own, key), values(others, key)
-        if key.startswith(passed_over) or len(mine | theirs) == 1:
+        mine, theirs = shares(own, key), shares(others, key)
+        if key.startswith(passed_over):
             continue
-        if same_shares(mine, theirs):
-            remarks.append(f"{key} varies in both recipes alike ({listed(mine | theirs)})")
-            continue
-        differs = f"{key} is {listed(mine)} beside {listed(theirs)}"
-        (remarks if key in MINOR else forbidden).append(differs)
+        if mine != theirs:
+            differs = f"{key} is {listed(mine)} beside {listed(theirs)}"
+            (remarks if key in MINOR else forbidden).append(differs)
+        elif len(mine) > 1:
+            remarks.append(f"{key} varies in both recipes alike ({listed(mine)})")
     graphs = fewest_graphs(own), fewest_graphs(others)
     if min(graphs) < max(graphs) / 2:  # steps in bf16 and in FP8 have graphs of their own
         forbidden.append(f"{graphs[0]} graphs were compiled beside {graphs[1]}")
@@ -77,36 +75,30 @@ def differences(own: list[Run], others: list[Run]) -> tuple[list[str], list[str]
     return forbidden, remarks
 
 
-def values(runs: list[Run], key: str) -> Counter:
-    """Count the runs that have each value of a record."""
-    return Counter(plain(run.facts.get(key)) for run in runs)
-
-
-def same_shares(mine: Counter, theirs: Counter) -> bool:
-    return all(
-        mine[value] * theirs.total() == theirs[value] * mine.total() for value in mine | theirs
-    )
+def shares(runs: list[Run], key: str) -> dict[str, float]:
+    """Work out the share of the runs that has each value of a record."""
+    counts = Counter(plain(run.facts.get(key)) for run in runs)
+    return {value: count / len(runs) for value, count in counts.items()}
 
 
 def fewest_graphs(runs: list[Run]) -> int:
     return min((run.proof and run.proof.compiled_graphs) or 0 for run in runs)
 
 
-def listed(counts: Counter) -> str:
-    """Write values, with the number of runs that have each in brackets."""
-    if len(counts) == 1:
-        return next(iter(counts))
-    return ", ".join(f"{value} ({runs})" for value, runs in counts.items())
+def listed(shares: dict[str, float]) -> str:
+    """Write values, with the share of the runs that has each, if it is not all."""
+    said = [f"{value} ({share:.0%})" for value, share in shares.items()]
+    return ", ".join(said).removesuffix(" (100%)")
 
 
 def plain(value) -> str:
     """Write a value as text, 5e-5 as 5e-05."""
-    if isinstance(value, bool):
-        return str(value)
+    if value is None:
+        return "unknown"
     try:
-        return f"{float(value):.12g}"
+        return str(value) if isinstance(value, bool) else f"{float(value):.12g}"
     except (TypeError, ValueError):
-        return "unknown" if value is None else str(value)
+        return str(value)
 
 
 def meant_to_differ(*recipes: str) -> tuple[str, ...]:
@@ -122,13 +114,10 @@ def meant_to_differ(*recipes: str) -> tuple[str, ...]:
 @cache
 def said_by(recipe: str) -> dict | None:
     """Read what the file of a recipe and its parents' set, below base.yaml; None without a file."""
-    files = [
-        *ROOT.glob(f"recipes/**/{recipe}.yaml"),
-        *ROOT.glob(f"extensions/*/recipes/**/{recipe}.yaml"),
-    ]
-    files = [file for file in files if file.parent.name not in ("studies", "overlays")]
-    if not files:
-        return None
-    said = read_yaml(files[0])
-    parent = said.pop("base", "base")
-    return (said_by(parent) if parent != "base" else {}) | flat(said)
+    for place in ("recipes", "extensions/*/recipes"):
+        for file in ROOT.glob(f"{place}/**/{recipe}.yaml"):
+            if file.parent.name not in ("studies", "overlays"):
+                said = read_yaml(file)
+                parent = said.pop("base", "base")
+                return (said_by(parent) if parent != "base" else {}) | flat(said)
+    return None

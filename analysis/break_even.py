@@ -8,7 +8,7 @@ import numpy as np
 
 from analysis.agreement import SpeedUp
 from analysis.runs import Run
-from analysis.speed import MIN_STEPS, paired_by_seed, t_interval, timed
+from analysis.speed import MIN_STEPS, estimate, samples
 
 BEYOND = np.geomspace(1, 1e9, 3000)  # steps after the runs at which wall times are worked out
 
@@ -79,56 +79,43 @@ def break_even(own: list[Run], others: list[Run], gain: SpeedUp) -> BreakEven:
     as their mean steady step, if the ratio of speeds is certain. The interval has the steps at
     which a t-test over the runs does not reject that both recipes have taken as long.
     """
-    steps = common_steps(own, others)
-    warm = [{run.compile_cache == "warm" for run in runs} for runs in (own, others)]
-    if not len(steps) or warm[0] != warm[1]:
+    clocks = [run.steps["elapsed"].dropna().index for run in own + others]
+    warm = [{run.facts.get("compile_cache") == "warm" for run in runs} for runs in (own, others)]
+    if not (own and others and all(map(len, clocks))) or warm[0] != warm[1]:
         return BreakEven()
-    last = steps[-1]
+    last = min(clock[-1] for clock in clocks)
+    steps = np.arange(max(clock[0] for clock in clocks), last + 1)
+    if not len(steps):
+        return BreakEven()
     tells = gain.ratio.clear or (gain.runs == 1 and gain.ratio.mean != 1)
     certain = tells and not gain.caveats
     if certain:
         steps = np.append(steps, last + BEYOND)
-    taken, beside = wall_times(own, steps), wall_times(others, steps)
-    behind = taken.mean(axis=0) - beside.mean(axis=0)
-    if paired_by_seed(own, others):
-        low, high = t_interval(taken - beside)
-    else:
-        low, high = t_interval(taken, beside)
-    if behind[-1] < 0:
-        ends = [negative_from(steps, line) for line in (behind, low, high)]
+    lines = estimate(*samples(own, others, lambda runs: wall_times(runs, steps)))
+    if lines[0, -1] < 0:
+        when, ends = When.FROM, [negative_from(steps, line) for line in lines]
         if ends[0] == 0:
             return BreakEven(When.START)
-        return BreakEven(When.FROM, *ends, beyond=bool(ends[0] > last))
-    ends = [np.maximum(0, negative_from(steps, -line) - 1) for line in (behind, high, low)]
-    if ends[0] in (0, math.inf):
-        return BreakEven(When.NEVER if certain else When.CANNOT_TELL)
-    return BreakEven(When.UNTIL, *ends, beyond=bool(ends[0] > last))
-
-
-def common_steps(own: list[Run], others: list[Run]) -> np.ndarray:
-    """List the steps that some run's clock has logged, as far as all runs have made them."""
-    clocks = [run.steps["elapsed"].dropna().index for run in own + others]
-    if not (own and others and all(map(len, clocks))):
-        return np.array([])
-    steps = np.unique(np.concatenate(clocks))
-    first, last = max(clock[0] for clock in clocks), min(clock[-1] for clock in clocks)
-    return steps[(steps >= first) & (steps <= last)]
+    else:  # the reference is ahead from the next step on
+        ends = [np.maximum(0, negative_from(steps, -line) - 1) for line in lines[[0, 2, 1]]]
+        when = When.UNTIL
+        if ends[0] in (0, math.inf):
+            return BreakEven(When.NEVER if certain else When.CANNOT_TELL)
+    return BreakEven(when, *ends, beyond=bool(ends[0] > last))
 
 
 def wall_times(runs: list[Run], steps: np.ndarray) -> np.ndarray:
     """Work out the seconds (runs, steps) that runs had taken by `steps`, first included.
 
-    Beyond its log a run goes on as its mean steady step, or the recipe's if it is too short.
+    Beyond its log a run goes on as its mean steady step.
     """
-    steady = [run.steps["seconds"][run.steps["steady"]] for run in timed(runs)]
-    usual = np.mean([seconds.mean() for seconds in steady] or [math.nan])
     lines = []
     for run in runs:
         clock = run.steps["elapsed"].dropna()
         line = np.interp(steps, clock.index, clock)
         after = steps > clock.index[-1]
-        pace = run.steps["seconds"][run.steps["steady"]].mean() if timed([run]) else usual
-        line[after] += pace * (steps[after] - clock.index[-1])
+        usual = run.steps["seconds"][run.steps["steady"]].mean()
+        line[after] += usual * (steps[after] - clock.index[-1])
         lines.append(line)
     return np.array(lines)
 
@@ -138,7 +125,7 @@ def negative_from(steps: np.ndarray, line: np.ndarray) -> float:
     infinite if its end does not, NaN if the line is not known."""
     if np.isnan(line).any():
         return math.nan
-    above = np.flatnonzero(~(line < 0))
+    above = np.flatnonzero(line >= 0)
     if not len(above):
         return 0
     last = above[-1]

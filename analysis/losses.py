@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.runs import MIN_STEPS, Run, last_tenth
-from analysis.speed import foretell, t_interval
+from analysis.speed import estimate, foretell
 
 LEVEL = 0.90  # of the interval that decides: two one-sided tests at 5 % each
 MIN_SEEDS = 3  # pairs of runs below which nothing is said of equality
@@ -81,29 +81,19 @@ def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
     by_seed = ends[:, 0] - ends[:, 1]
     margin = float(TOLERANCE * abs(ends[:, 1].mean()))
     level = 1 - (1 - LEVEL) / tries
-    low, high = t_interval(by_seed, level=level)
-    return Verdict(
-        word=word_of(by_seed, low, high, margin),
-        by_seed=tuple(by_seed.tolist()),
-        low=float(low),
-        high=float(high),
-        level=level,
-        margin=margin,
-        step=int(min(pair.index[-1] for pair in pairs)),
-        half_widths=foretell(by_seed, level=level) if len(pairs) >= MIN_SEEDS else {},
-    )
-
-
-def word_of(by_seed: np.ndarray, low: float, high: float, margin: float) -> str:
-    """Say what differences are, by their interval; if all are far above they are higher, however
-    much they vary."""
-    if len(by_seed) < MIN_SEEDS:
-        return f"{len(by_seed)} of {MIN_SEEDS} seeds"
-    if max(-low, high) < margin:
-        return SAME
-    if low > margin or min(by_seed) > margin / TOLERANCE * FAR:
-        return HIGHER
-    return LOWER if high < -margin else CANNOT_TELL
+    _, low, high = map(float, estimate(by_seed, level=level))
+    enough = len(pairs) >= MIN_SEEDS
+    if not enough:
+        word = f"{len(pairs)} of {MIN_SEEDS} seeds"
+    elif max(-low, high) < margin:
+        word = SAME
+    elif low > margin or min(by_seed) > margin / TOLERANCE * FAR:  # however much they vary
+        word = HIGHER
+    else:
+        word = LOWER if high < -margin else CANNOT_TELL
+    widths = foretell(by_seed, level=level) if enough else {}
+    last = int(min(pair.index[-1] for pair in pairs))
+    return Verdict(word, tuple(by_seed.tolist()), low, high, level, margin, last, widths)
 
 
 def differences(own: list[Run], others: list[Run]) -> pd.DataFrame:
@@ -112,12 +102,11 @@ def differences(own: list[Run], others: list[Run]) -> pd.DataFrame:
     A value is the mean over a tenth of the steps, up to its own.
     """
     pairs = paired(own, others).values()
-    by_seed = pd.DataFrame(
-        {seed: pair["loss"] - pair["loss_beside"] for seed, pair in enumerate(pairs)}
-    ).dropna()
+    by_seed = [pair["loss"] - pair["loss_beside"] for pair in pairs]
+    by_seed = pd.concat(by_seed, axis="columns").dropna()
     smooth = by_seed.rolling(len(last_tenth(by_seed))).mean().dropna()
-    low, high = t_interval(smooth.to_numpy().T, level=LEVEL)
-    return pd.DataFrame({"difference": smooth.mean(axis=1), "low": low, "high": high})
+    lines = estimate(smooth.to_numpy().T, level=LEVEL)
+    return pd.DataFrame(lines.T, smooth.index, ["difference", "low", "high"])
 
 
 # ---- rule 4 ----
@@ -129,15 +118,18 @@ def no_pairs(own: list[Run], others: list[Run]) -> Iterator[str]:
     The first losses of partners, which share weights and batches, differ by rounding alone: by far
     less than strangers' losses.
     """
-    mine, theirs = first_losses(own), first_losses(others)
-    for runs, firsts in (own, mine), (others, theirs):
-        if firsts.duplicated().any():
+    firsts = []
+    for runs in own, others:
+        losses = {run.seed: run.steps["loss"].iloc[0] for run in runs if run.length}
+        firsts.append(pd.Series(losses).dropna())
+        if firsts[-1].duplicated().any():
             yield f"seeds of {runs[0].recipe} begin with the same loss, so they are no other runs"
-    seeds = mine.index.intersection(theirs.index)
+    seeds = firsts[0].index.intersection(firsts[1].index)
     if len(seeds) < 2:
         return
-    apart = np.abs(np.subtract.outer(mine[seeds].to_numpy(), theirs[seeds].to_numpy()))
-    partners = np.median(np.diag(apart))
+    mine, theirs = (of[seeds].to_numpy() for of in firsts)
+    apart = np.abs(np.subtract.outer(mine, theirs))
+    partners = np.median(apart.diagonal())
     strangers = np.median(apart[~np.eye(len(seeds), dtype=bool)])
     if partners > STRANGE * strangers:
         yield (
@@ -145,11 +137,6 @@ def no_pairs(own: list[Run], others: list[Run]) -> Iterator[str]:
             f"{strangers:.2g} apart: runs of a seed do not share weights and batches, or log "
             "different losses"
         )
-
-
-def first_losses(runs: list[Run]) -> pd.Series:
-    """The loss of the first step, by seed."""
-    return pd.Series({run.seed: run.steps["loss"].iloc[0] for run in runs if run.length}).dropna()
 
 
 # ---- rule 5 ----
@@ -171,12 +158,11 @@ def diverged(own: list[Run], others: list[Run], unpaired: bool) -> int:
         unpaired: losses of the recipes do not compare: only those count that were not finite.
     """
     beside = [run for run in others if run.completed and not unpaired]
-    count = 0
-    for run in own:
-        compares = beside and run.length >= MIN_STEPS
-        far = compares and (last_tenth(excess(run, beside)) > FAR).mean() > 0.5
-        count += bool(far or run.ending == "diverged")
-    return count
+    found = {run for run in own if run.ending == "diverged"}
+    for run in own if beside else []:
+        if run.length >= MIN_STEPS and last_tenth(excess(run, beside)).median() > FAR:
+            found.add(run)
+    return len(found)
 
 
 def odd(own: list[Run], others: list[Run], judged: Verdict) -> Iterator[str]:

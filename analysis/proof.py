@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from analysis.alike import said_by
 from analysis.runs import Run
-from experiments.records.run import Proof
 from models.scaling import SCALINGS
 
 FLOAT8 = "quantize.linear.float8.recipe_name"
@@ -23,30 +22,36 @@ def broken(runs: list[Run]) -> list[str]:
     for run in runs:
         for words in contradictions(run):
             found[words].append(run.name)
-    said = [f"{words} ({', '.join(names)})" for words, names in found.items()]
     shares = [run.fp8_share for run in runs]
-    if not said and max(shares) - min(shares) > ROUNDING:
-        said.append(
-            f"{min(shares):.0%} to {max(shares):.0%} of the matmul FLOPs ran in FP8 in runs of "
-            f"{runs[0].recipe}"
-        )
-    return said
+    if not found and max(shares) - min(shares) > ROUNDING:
+        words = f"{min(shares):.0%} to {max(shares):.0%} of the matmul FLOPs ran in FP8"
+        found[words] = [runs[0].recipe]
+    return [f"{words} ({', '.join(names)})" for words, names in found.items()]
 
 
 def contradictions(run: Run) -> Iterator[str]:
     """Compare the resolved recipe, the manifest, the proof and the clock of a run."""
-    if not run.proof:
+    proof = run.proof
+    if not proof:
         yield "no record shows what ran in FP8"
         return
     yield from of_scaling(run)
-    if run.proof.emulated:
+    if proof.emulated:
         yield "its FP8 matmuls were emulated"
-    elif run.proof.recipe_name:
-        yield from of_fp8(run)
-    elif run.proof.fp8_flops:
-        yield "it is in bf16, and ran matmuls in FP8"
-    yield from of_parameters(run.proof)
-    if run.manifest.compiled and not compiled(run):
+    else:
+        yield from of_flops(run)
+    if proof.parameters.orphans:
+        yield f"{len(proof.parameters.orphans)} of its parameters are in no optimizer"
+    if proof.parameters.still_in_first_step:
+        yield f"{len(proof.parameters.still_in_first_step)} of its parameters did not move"
+    for evidence in proof.model_extra.values():  # of extensions
+        for name, value in evidence.items():
+            expected = evidence.get(f"{name}_expected")
+            if expected and value > expected * (1 + ROUNDING):
+                yield f"its {name.replace('_', ' ')} are {value / expected:.2f} times the expected"
+    took = [timing.startup.get("compile", 0.0) for timing in run.timings.values()]
+    # An old record has no graphs: None.
+    if run.manifest.compiled and not (any(took) and proof.compiled_graphs != 0):
         yield "it is to be compiled, and nothing was compiled"
     yield from of_clocks(run)
 
@@ -64,11 +69,11 @@ def of_scaling(run: Run) -> Iterator[str]:
             yield f"it ran as {scaling or 'bf16'}, and its {record} says {value or 'bf16'}"
 
 
-def of_fp8(run: Run) -> Iterator[str]:
+def of_flops(run: Run) -> Iterator[str]:
     """Check that all converted layers ran in FP8, that these are all that the recipe promises, in
     the stretches that are to be in FP8, and with scales of rows where the recipe has them."""
     proof, scaling = run.proof, SCALINGS.get(run.proof.recipe_name)
-    if not 0 < proof.fp8_flops_expected * (1 - ROUNDING) <= proof.fp8_flops:
+    if proof.fp8_flops < proof.fp8_flops_expected * (1 - ROUNDING):
         yield (
             f"FP8 matmuls ran {proof.fp8_flops:.3g} FLOPs a step, and its layers have "
             f"{proof.fp8_flops_expected:.3g}"
@@ -77,13 +82,13 @@ def of_fp8(run: Run) -> Iterator[str]:
     if share < PROMISE * promised:
         yield f"{share:.0%} of its matmul FLOPs ran in FP8, and its filter promises {promised:.0%}"
     for first, stretch in proof.stretches.items():
-        rows = stretch.row_scaled_flops
-        if bool(stretch.fp8_flops) != stretch.in_fp8:
+        flops, rows = stretch.fp8_flops, stretch.row_scaled_flops
+        if bool(flops) != stretch.in_fp8:
             yield f"from step {first} on it is not in the precision that it is to be in"
-        elif stretch.in_fp8 and scaling and rows is not None:
-            by_rows = rows > BY_ROWS * stretch.fp8_flops * scaling.by_rows
-            if by_rows != scaling.by_rows:
-                yield f"{rows / stretch.fp8_flops:.0%} of its FP8 FLOPs had scales of rows"
+        elif (
+            flops and scaling and rows is not None and (scaling.by_rows != (rows > BY_ROWS * flops))
+        ):
+            yield f"{rows / flops:.0%} of its FP8 FLOPs had scales of rows"
 
 
 def promised_share(run: Run) -> float:
@@ -100,26 +105,6 @@ def promised_share(run: Run) -> float:
     if not known or not scaling or run.proof.parameters.frozen:
         return 0.0
     return (1 - head / multiplied) * scaling.matmuls / 3
-
-
-def of_parameters(proof: Proof) -> Iterator[str]:
-    """Check that the optimizer has and moves all parameters, and what extensions have counted
-    beside what they expected."""
-    if proof.parameters.orphans:
-        yield f"{len(proof.parameters.orphans)} of its parameters are in no optimizer"
-    if proof.parameters.still_in_first_step:
-        yield f"{len(proof.parameters.still_in_first_step)} of its parameters did not move"
-    for evidence in proof.model_extra.values():
-        for name, value in evidence.items():
-            expected = evidence.get(f"{name}_expected")
-            if expected and value > expected * (1 + ROUNDING):
-                yield f"its {name.replace('_', ' ')} are {value / expected:.2f} times the expected"
-
-
-def compiled(run: Run) -> bool:
-    """Tell whether some process took time to compile, and made graphs; None: of an old record."""
-    took = [timing.startup.get("compile", 0.0) for timing in run.timings.values()]
-    return any(took) and run.proof.compiled_graphs != 0
 
 
 def of_clocks(run: Run) -> Iterator[str]:

@@ -17,7 +17,7 @@ from experiments.records.files import RecordError, read, read_if_there, read_win
 
 MIN_STEPS = 30  # of a final loss: its last tenth is then the mean of three steps
 NUMBERS = ["loss", "seconds", "wait", "tokens", "useful", "lr", "elapsed", "memory"]
-COLUMNS = ["process", "step", "logged", "steady", *NUMBERS]
+COLUMNS = {"process": int, "steady": bool, "in_fp8": bool} | dict.fromkeys(NUMBERS, float)
 
 
 @dataclass(eq=False)
@@ -75,49 +75,46 @@ class Run:
             return 0.0
         return (self.proof.fp8_share_of_matmul_flops or 0.0) * self.steps["in_fp8"].mean()
 
-    @property
-    def compile_cache(self) -> str | None:
-        """Whether the first process compiled anew: cold, warm, or none."""
-        first = next(iter(self.timings.values()), None)
-        return first and first.compile_cache
-
 
 def read_run(path: Path) -> Run:
     """Read a run directory. Raises `RecordError` if a record is missing or does not fit."""
     manifest = read(path / records.MANIFEST, records.Manifest)
     attempts = [path / records.ATTEMPT.format(number) for number in range(1, manifest.attempt)]
-    earlier = [read(folder / records.MANIFEST, records.Manifest) for folder in attempts]
-    completed = manifest.status == "completed"
+    earlier = [ending(read(folder / records.MANIFEST, records.Manifest)) for folder in attempts]
+    completed, ended = manifest.status == "completed", ending(manifest)
     read_last = read if completed else read_if_there
     proof = read_last(path / records.PROOF, records.Proof)
     timings = [read_if_there(folder / records.TIMING, records.Timing) for folder in attempts]
     timings.append(read_last(path / records.TIMING, records.Timing))
     logs = [read_windows(folder / records.METRICS) for folder in [*attempts, path]]
-    run = Run(
+    steps = steps_table(logs, proof.stretches if proof else {})
+    if completed and max(steps.index, default=0) < manifest.steps:
+        completed, ended = False, "too short a log"
+    began = {process: timing for process, timing in enumerate(timings) if timing}
+    hardware = manifest.hardware
+    # Slurm may call every GPU of a host 0, so a UUID says more.
+    gpu = hardware.uuid or hardware.visible_devices
+    return Run(
         recipe=manifest.recipe,
         seed=str(manifest.seed),
         path=path,
-        completed=completed,
-        ending=ending(manifest),
-        earlier=[ending(each) for each in earlier if each.status != "interrupted"],
-        place=place(manifest.host, manifest.hardware),
-        steps=steps_table(logs, proof.stretches if proof else {}),
+        completed=completed or (ended == "interrupted" and manifest.study_budget_s is not None),
+        ending=ended,
+        earlier=[how for how in earlier if how != "interrupted"],
+        place=f"host {manifest.host}, GPU {gpu}" if gpu else f"host {manifest.host}",
+        steps=steps,
         manifest=manifest,
-        timings={process: timing for process, timing in enumerate(timings) if timing},
+        timings=began,
         proof=proof,
+        facts=flat(manifest.model_dump())
+        | read_recipe(path / records.RECIPE)
+        | {
+            "tokens_per_step": f"{steps['tokens'].median():.0f}",
+            "hardware.memory_bytes": f"{hardware.memory_bytes:.1e}",  # drivers keep a little of it
+            "attention": proof and proof.attention,
+            "compile_cache": next((timing.compile_cache for timing in began.values()), None),
+        },
     )
-    if completed and run.length < manifest.steps:
-        run.completed, run.ending = False, "too short a log"
-    if manifest.status == "interrupted" and manifest.study_budget_s:
-        run.completed = True
-    run.facts = flat(manifest.model_dump()) | read_recipe(path / records.RECIPE)
-    run.facts |= {
-        "tokens_per_step": f"{run.steps['tokens'].median():.0f}",
-        "memory": f"{manifest.hardware.memory_bytes:.1e} bytes",  # drivers keep a little of it
-        "attention": proof and proof.attention,
-        "compile_cache": run.compile_cache,
-    }
-    return run
 
 
 def ending(manifest: records.Manifest) -> str:
@@ -128,12 +125,6 @@ def ending(manifest: records.Manifest) -> str:
         message = manifest.error.strip().splitlines()[-1]
         return f"failed: {re.sub('0x[0-9a-f]+|[0-9]+', '#', message)[:100]}"
     return manifest.status
-
-
-def place(host: str, hardware: records.Hardware) -> str:
-    """Name where a run was. Slurm may call every GPU of a host 0, so a UUID says more."""
-    gpu = hardware.uuid or hardware.visible_devices
-    return f"host {host}, GPU {gpu}" if gpu else f"host {host}"
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
@@ -169,34 +160,39 @@ def steps_table(
     logs: list[list[records.Window]], stretches: dict[str, records.Stretch]
 ) -> pd.DataFrame:
     """Make `Run.steps` of the logs of all attempts."""
-    rows = []
+    in_fp8 = {int(first): stretch.in_fp8 for first, stretch in stretches.items()}
+    rows, known, before = {}, set(), 0.0
     for process, windows in enumerate(logs):
+        took = 0.0
         for window in windows:
-            rows += rows_of(window, process)
-    kinds = {"process": int, "logged": bool, "steady": bool} | dict.fromkeys(NUMBERS, float)
-    table = pd.DataFrame(rows, columns=COLUMNS).astype(kinds)
-    # A log begins with the windows that it took over from the attempt before.
-    table = table.drop_duplicates(["step", "elapsed"])
-    took = table.groupby("process")["elapsed"].last()
-    table["elapsed"] += table["process"].map(took.cumsum() - took)
-    table.loc[~table.pop("logged"), ["lr", "elapsed"]] = math.nan
-    # A killed process loses its last steps; the next one makes them again.
-    table = table.drop_duplicates("step", keep="last").set_index("step").sort_index()
-    in_fp8 = pd.Series({int(first): of.in_fp8 for first, of in stretches.items()} or {1: True})
-    return table.assign(in_fp8=in_fp8.sort_index().reindex(table.index, method="ffill"))
+            # A log begins with the windows that it took over from the attempt before.
+            if (window.step, window.elapsed_s) not in known:
+                known.add((window.step, window.elapsed_s))
+                took = window.elapsed_s
+                # A killed process loses its last steps; the next one makes them again.
+                rows |= rows_of(window, process, before)
+        before += took
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=[*COLUMNS]).sort_index()
+    for first in sorted(in_fp8):
+        table.loc[first:, "in_fp8"] = in_fp8[first]
+    return table.astype(COLUMNS).rename_axis("step")
 
 
-def rows_of(window: records.Window, process: int) -> list[tuple]:
-    """Make a row of `COLUMNS` for each step of a log window."""
+def rows_of(window: records.Window, process: int, before: float) -> dict[int, tuple]:
+    """Make a row of `COLUMNS` for each step of a log window; `before` are the seconds that earlier
+    attempts took."""
     seconds = sum(window.step_s)
     tokens = window.tokens_per_s * seconds / len(window.step_s)
     useful = window.valid_tokens_per_s * seconds / len(window.step_s)
-    rows, step = [], window.step - len(window.step_s)
+    rows, step = {}, window.step - len(window.step_s)
     for of_step in zip(window.losses, window.step_s, window.data_wait_s, strict=True):
         step += 1
-        facts = process, step, step == window.step, step not in window.not_steady
-        of_window = tokens, useful, window.lr, window.elapsed_s, window.peak_memory_bytes
-        rows.append((*facts, *of_step, *of_window))
+        logged = window.lr, before + window.elapsed_s
+        if step < window.step:
+            logged = None, None
+        steady = step not in window.not_steady
+        rest = tokens, useful, *logged, window.peak_memory_bytes
+        rows[step] = process, steady, True, *of_step, *rest
     return rows
 
 

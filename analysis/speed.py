@@ -6,6 +6,7 @@ them. An interval therefore comes from several runs, or there is none.
 
 import math
 import warnings
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -13,12 +14,11 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis.runs import Run
+from analysis.runs import MIN_STEPS, Run
 from experiments.records.run import NOT_STEADY_STEPS
 
 LEVEL = 0.95  # confidence of an interval
-MIN_STEADY = 20  # steady steps that a run needs for a rate: fifths of four
-MIN_STEPS = MIN_STEADY + NOT_STEADY_STEPS
+MIN_STEADY = MIN_STEPS - NOT_STEADY_STEPS  # that a run needs for a rate: fifths of four steps
 SMALL = 0.01  # ratios this near to 1 are as fast: GPUs of a kind differ by as much
 PART_OF_LEAD = 0.25  # whoever is promised a lead must not find a quarter of it missing
 REPEATS = (3, 5, 10)  # runs of each recipe, for which the width of the interval is foretold
@@ -82,15 +82,16 @@ def rates(run: Run) -> dict[str, float]:
     seconds, tokens, useful, wait = steps[["seconds", "tokens", "useful", "wait"]].sum()
     mostly = steps["in_fp8"].mean() >= 0.5
     usual = steps["seconds"][steps["in_fp8"] == mostly].to_numpy()
+    mean = tokens / seconds
     ways = {
-        MEAN: tokens / seconds,
-        QUICK: tokens / seconds * usual.mean() / np.quantile(usual, 0.25),
+        MEAN: mean,
+        QUICK: mean * usual.mean() / np.quantile(usual, 0.25),
         CLOCK: clock_rate(run),
         USEFUL: useful / seconds,
         NO_WAIT: tokens / (seconds - wait),
     }
     for way, part in zip(FIFTHS, np.array_split(usual, len(FIFTHS)), strict=True):
-        ways[way] = tokens / seconds * middle(usual) / middle(part)
+        ways[way] = mean * middle(usual) / middle(part)
     return {way: np.log(rate) for way, rate in ways.items()}
 
 
@@ -106,13 +107,12 @@ def clock_rate(run: Run) -> float:
     tokens = seconds = 0.0
     stretches = run.proof.stretches if run.proof else {}
     for _, steps in run.steps.groupby("process"):
-        ends = steps["elapsed"].iloc[NOT_STEADY_STEPS:].dropna()
-        if len(ends) < 2:
-            continue
-        first, last = ends.index[0], ends.index[-1]
-        tokens += steps["tokens"].loc[first + 1 : last].sum()
-        seconds += ends[last] - ends[first]
-        seconds -= sum(of.compile_s for at, of in stretches.items() if first < int(at) <= last)
+        clock = steps["elapsed"].iloc[NOT_STEADY_STEPS:].dropna()
+        if len(clock) > 1:
+            first, last = clock.index[0], clock.index[-1]
+            tokens += steps["tokens"].loc[first + 1 : last].sum()
+            seconds += clock[last] - clock[first]
+            seconds -= sum(of.compile_s for at, of in stretches.items() if first < int(at) <= last)
     return tokens / seconds if tokens else math.nan
 
 
@@ -132,47 +132,54 @@ def rate_table(runs: list[Run]) -> pd.DataFrame:
     return pd.DataFrame(map(rates, runs), [run.name for run in runs])
 
 
-def paired_by_seed(own: list[Run], others: list[Run]) -> bool:
-    """Tell whether both runs of each seed had one place, and not all seeds the same.
+def samples(own: list[Run], others: list[Run], work_out: Callable) -> list[np.ndarray]:
+    """Choose what a t-test compares: the differences of pairs, or the values of both recipes.
 
-    Machines then differ by more than recipes, and ratios are of the pairs.
+    Where both runs of each seed had one place, and not all seeds the same, machines differ by more
+    than recipes, and runs are paired. Where the recipes had no place in common, places are what is
+    repeated, not runs. Both recipes' runs are in the order of their seeds.
+
+    Args:
+        work_out: values (runs, ...) of some runs.
     """
-    pairs = [[(run.seed, run.place) for run in runs] for runs in (own, others)]
-    return pairs[0] == pairs[1] and len({run.place for run in own}) > 1
+    values = [np.asarray(work_out(runs)) for runs in (own, others)]
+    places = [[run.place for run in runs] for runs in (own, others)]
+    seeds = [[run.seed for run in runs] for runs in (own, others)]
+    if seeds[0] == seeds[1] and places[0] == places[1] and len(set(places[0])) > 1:
+        return [values[0] - values[1]]
+    if set(places[0]).isdisjoint(places[1]):
+        grouped = zip(values, places, strict=True)
+        return [pd.DataFrame(of).groupby(at).mean().to_numpy() for of, at in grouped]
+    return values
 
 
 def ratios(own: list[Run], others: list[Run], level: float) -> dict[str, Ratio]:
-    """Find the ratio by each way, with its interval. Both recipes' runs are in the order of their
-    seeds.
+    """Find the ratio by each way, with its interval; none where a recipe kept to a place that the
+    other never had."""
+    found = np.exp(estimate(*samples(own, others, rate_table), level=level)).T.tolist()
+    return {way: Ratio(*ends) for way, ends in zip(rates(own[0]), found, strict=True)}
 
-    Where the recipes had no place in common, places are what is repeated, not runs: a recipe that
-    kept to one has no interval. Else Welch's t-test compares the runs, or Student's the pairs.
+
+def estimate(a: np.ndarray, b: np.ndarray | None = None, level: float = LEVEL) -> np.ndarray:
+    """Estimate the mean of `a` (samples, ...), or how far it is above the mean of `b`.
+
+    Returns (3, ...): the estimate, and its interval by Student's or Welch's t-test, NaN where there
+    are too few samples.
     """
-    a, b = rate_table(own), rate_table(others)
-    if paired_by_seed(own, others):
-        low, high = t_interval(a.to_numpy() - b.to_numpy(), level=level)
-    else:
-        places = [[run.place for run in runs] for runs in (own, others)]
-        if set(places[0]).isdisjoint(places[1]):
-            a, b = a.groupby(places[0]).mean(), b.groupby(places[1]).mean()
-        low, high = t_interval(a.to_numpy(), b.to_numpy(), level)
-    found = np.exp([a.mean() - b.mean(), low, high]).T.tolist()
-    return {way: Ratio(*ends) for way, ends in zip(a, found, strict=True)}
-
-
-def t_interval(a, b=None, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
-    """Estimate the interval of the mean of `a` (samples, ...), or of how far it is above the mean
-    of `b`: Student's or Welch's, NaN where there are too few samples."""
     with warnings.catch_warnings(action="ignore"):  # a single sample, or samples that are equal
-        test = stats.ttest_1samp(a, 0) if b is None else stats.ttest_ind(a, b, equal_var=False)
-        return test.confidence_interval(level)
+        if b is None:
+            mean, test = a.mean(axis=0), stats.ttest_1samp(a, 0)
+        else:
+            mean = a.mean(axis=0) - b.mean(axis=0)
+            test = stats.ttest_ind(a, b, equal_var=False)
+        return np.array([mean, *test.confidence_interval(level)])
 
 
 def foretell(*samples: np.ndarray, level: float) -> dict[int, float]:
-    """Foretell half of the width of an interval with so many runs (`REPEATS`) of each recipe.
+    """Foretell half of the width of an interval with so many samples (`REPEATS`) of each.
 
     Args:
-        samples: differences of pairs, or the values of both recipes.
+        samples: as for `estimate`, of single numbers.
     """
     variance = sum(np.var(sample, ddof=1) for sample in samples)
     widths = {}

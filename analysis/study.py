@@ -80,8 +80,8 @@ def read_study(*paths: Path) -> Study:
     if not any(run.manifest for run in runs):
         raise StudyError("; ".join(problems) or f"{', '.join(map(str, paths))}: holds no run")
     file = read_study_file(paths)
-    recorded = {run.name for run in runs}
     planned = [Run(recipe, str(seed)) for recipe, seed in product(file.recipes, file.seeds)]
+    recorded = {run.name for run in runs}
     runs += [run for run in planned if run.name not in recorded]
     check_one_training([run for run in runs if run.completed])
     mark_shared_gpus([run for run in runs if run.manifest])
@@ -117,44 +117,36 @@ def read_study_file(paths: tuple[Path, ...]) -> StudyFile:
 
 
 def check_one_training(runs: list[Run]) -> None:
-    """Raise `StudyError` where a run is there twice, or where runs differ in what is trained, or in
-    a step's learning rate."""
-    folders, first_with = {}, {}
+    """Raise `StudyError` where runs differ in what is trained or in a step's learning rate, or
+    where a run is there twice."""
+    found = {}
     for run in runs:
-        if run.name in folders:
-            raise StudyError(
-                f"{folders[run.name]} and {run.path} are both {run.name}: name the runs of one "
-                "study, each once"
-            )
-        folders[run.name] = run.path
-        facts = {key: run.facts[key] for key in ONE_TRAINING if run.facts.get(key) is not None}
+        facts = {key: run.facts.get(key) for key in ONE_TRAINING}
         for step, rate in run.steps["lr"].dropna().items():
             facts[f"the learning rate of step {step}"] = f"{rate:.4g}"
+        facts[f"the folder of {run.name}"] = run.path
         for key, value in facts.items():
-            other, name = first_with.setdefault(key, (value, run.name))
-            if value != other:
+            other, name = found.setdefault(key, (value, run.name))
+            if value != other and None not in (value, other):
                 raise StudyError(
-                    f"these runs are not one training: {key} is {other} in {name} and {value} in "
-                    f"{run.name}"
+                    f"these are not the runs of one training, each once: {key} is {other} in "
+                    f"{name} and {value} in {run.name}"
                 )
 
 
 def mark_shared_gpus(runs: list[Run]) -> None:
     """Note in the place of a run that another run was on its GPU at the same time."""
+    on_gpu = [run for run in runs if run.manifest.hardware.type == "cuda"]
     shared = set()
-    for a, b in combinations(runs, 2):
-        together = max(begin(a), begin(b)) < min(end(a), end(b))
-        if together and a.place == b.place and a.manifest.hardware.type == "cuda":
+    for a, b in combinations(on_gpu, 2):
+        (_, a_ended), (b_began, _) = sorted([when(a), when(b)])
+        if a.place == b.place and b_began < a_ended:
             shared |= {a, b}
     for run in shared:
         run.place += SHARED
 
 
-def begin(run: Run) -> float:
-    return run.manifest.start.timestamp()
-
-
-def end(run: Run) -> float:
-    """When the last process ended; when it last logged, if it was killed."""
-    last = run.manifest.end
-    return last.timestamp() if last else begin(run) + run.steps["elapsed"].max()
+def when(run: Run) -> tuple[float, float]:
+    """When the last process began and ended; a killed one when it last logged."""
+    began, ended = run.manifest.start.timestamp(), run.manifest.end
+    return began, ended.timestamp() if ended else began + run.steps["elapsed"].max()

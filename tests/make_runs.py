@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from experiments.records.files import read_windows, write
+from experiments.records.files import write
 from experiments.records.run import (
     MANIFEST,
     METRICS,
@@ -13,7 +13,6 @@ from experiments.records.run import (
     Manifest,
     Proof,
     Timing,
-    Window,
 )
 
 FLOPS, PEAK = 1e6, {"bf16": 1e9, "fp8": 2e9, "source": "made up"}
@@ -47,34 +46,27 @@ def metrics_lines(first=1, last=30, step_s=0.1, window=1, shift=0.0, late=0.0) -
             "grad_norm": 1.0, "lr": 1e-3, "tokens_per_s": rate, "valid_tokens_per_s": rate / 2,
             "step_s": seconds, "data_wait_s": [s / 100 for s in seconds],
             "not_steady": [step for step in steps if step < first + 10],
-            "peak_memory_bytes": end * 2**20, "mfu_bf16_peak": rate * FLOPS / PEAK["bf16"],
-            "mfu_fp8_peak": rate * FLOPS / PEAK["fp8"], "mfu_mixed_peak": None,
+            "peak_memory_bytes": end * 2**20,
         })  # fmt: skip
     return lines
 
 
 def write_lines(path: Path, lines: list[dict]) -> None:
-    """Write lines of JSON that no model describes."""
+    """Write lines of JSON."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def write_metrics(path: Path, lines: list[dict]) -> None:
-    """Write lines such as those of `metrics_lines` as a metrics.jsonl."""
-    windows = map(Window.model_validate, lines)
-    path.write_text("".join(f"{w.model_dump_json(exclude_defaults=True)}\n" for w in windows))
-
-
-def proof(fp8_share=0.0, parameters=None, **changed) -> Proof:
-    """A proof by which `fp8_share` of the FLOPs ran in FP8."""
-    total = int(FLOPS * TOKENS)
-    flops = int(fp8_share * total)
+def proof(float8: str | None, parameters: dict | None = None, **changed) -> Proof:
+    """A proof by which three quarters of the FLOPs ran in FP8, or none in bf16."""
+    total, share = int(FLOPS * TOKENS), 0.75 * bool(float8)
+    flops = int(share * total)
     owned = {"trainable": 10, "in_optimizer": 10, "elements_in_optimizer": 10, "orphans": [],
              "frozen": [], "moved_in_first_step": 10, "still_in_first_step": [],
              "dtype_cannot_hold_first_update": []}  # fmt: skip
-    facts = {"recipe_name": None, "emulated": False, "converted_modules": {}, "profiled_step": 3,
+    facts = {"recipe_name": float8, "emulated": False, "converted_modules": {}, "profiled_step": 3,
              "gemm_flops": {"aten::_scaled_mm": flops, "aten::mm": total - flops},
              "fp8_flops": flops, "fp8_flops_expected": flops,
-             "fp8_share_of_matmul_flops": fp8_share, "stretches": {}, "attention": "flash",
+             "fp8_share_of_matmul_flops": share, "stretches": {}, "attention": "flash",
              "parameters": owned | (parameters or {})}  # fmt: skip
     return Proof.model_validate(facts | changed)
 
@@ -92,12 +84,11 @@ def stretches(in_fp8: dict[int, bool], compile_s: float = 0.0) -> dict[str, dict
     }
 
 
-def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, fp8_share=None, lines=None,
-              warm_up=5.0, proves=None, **manifest) -> Path:  # fmt: skip
+def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, lines=None, warm_up=5.0,
+              proves=None, **manifest) -> Path:  # fmt: skip
     """Write a run directory of `TOKENS` tokens a step; no two seeds have the same losses.
 
     Args:
-        fp8_share: of the FLOPs; three quarters for an FP8 recipe.
         proves: what is different in its proof.
         manifest: what is different in its manifest; of sections only these values.
     """
@@ -121,17 +112,14 @@ def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, fp8_share=N
     write(
         path / TIMING, Timing(time_to_first_step_s=warm_up, startup=startup, compile_cache="cold")
     )
-    share = fp8_share if fp8_share is not None else 0.75 * bool(facts["float8"])
-    write(path / PROOF, proof(share, **{"recipe_name": facts["float8"]} | (proves or {})))
+    write(path / PROOF, proof(facts["float8"], **(proves or {})))
     lines = metrics_lines(last=steps, step_s=step_s) if lines is None else lines
     lines = [line | {"losses": [x and x + 1e-9 * seed for x in line["losses"]]} for line in lines]
-    write_metrics(path / METRICS, lines)
-    (path / "tb").mkdir()
-    (path / "tb" / "events.out.tfevents.1.host.1.0").write_bytes(b"events")
+    write_lines(path / METRICS, lines)
     return path
 
 
-def write_study(folder, loss_shift=0.0, seeds=3):
+def write_study(folder, seeds=3):
     """Three seeds of a compiled baseline at 0.1 s a step and of FP8; each seed's losses are shifted
     by 0.05.
 
@@ -143,7 +131,7 @@ def write_study(folder, loss_shift=0.0, seeds=3):
         for recipe, step_s in recipes.items():
             late, shift = 0.0, 19 + 0.05 * seed
             if "fp8" in recipe:
-                late, shift = 40.0, shift + loss_shift + 0.0005 * (seed + 1)
+                late, shift = 40.0, shift + 0.0005 * (seed + 1)
             lines = metrics_lines(last=200, step_s=step_s, shift=shift, late=late)
             facts = {"lines": lines, "steps": 200, "seed": seed, "peak_flops": peaks}
             write_run(folder / f"{recipe}{seed}", recipe, warm_up=5.0 + late, **facts)
@@ -170,26 +158,3 @@ def change(folder, runs, seeds=(0, 1, 2), name="manifest.json", **values) -> Non
     """Values in a JSON file of the runs `runs`SEED of a study."""
     for seed in seeds:
         change_json(folder / f"{runs}{seed}" / name, **values)
-
-
-def change_lines(folder, recipe, changed, seeds=(0, 1, 2)) -> None:
-    """Change the lines of each metrics.jsonl of a recipe by a function of line and seed, which
-    gives what is different, None for no line."""
-    for seed in seeds:
-        file = folder / f"{recipe}{seed}" / METRICS
-        lines = [window.model_dump() for window in read_windows(file)]
-        news = [(line, changed(line, seed)) for line in lines]
-        write_metrics(
-            file, [line | _rates(line, new) | new for line, new in news if new is not None]
-        )
-
-
-def _rates(line: dict, new: dict) -> dict:
-    """The same tokens in other seconds."""
-    faster = sum(line["step_s"]) / sum(new.get("step_s", line["step_s"]))
-    return {name: line[name] * faster for name in ("tokens_per_s", "valid_tokens_per_s")}
-
-
-def plus(*shifts):
-    """A change of lines: a higher loss for each seed."""
-    return lambda line, seed: {"losses": [line["losses"][0] + shifts[seed]]}

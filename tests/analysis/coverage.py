@@ -11,7 +11,7 @@ import argparse
 import numpy as np
 import pandas as pd
 
-from analysis.agreement import SpeedUp, speed_up
+from analysis.agreement import speed_up
 from analysis.losses import SAME, verdict
 from tests.analysis.formulas import run
 
@@ -41,33 +41,27 @@ def study(random: np.random.Generator, ratio: float, runs: int, slow=1.0, loss=0
     )
 
 
-def gain(*options, **more) -> SpeedUp:
-    return speed_up(*study(*options, **more))
-
-
 def simulate(studies: int, runs: int) -> pd.Series:
     """Simulate so many studies of each kind; returns shares of them."""
     random, found = np.random.default_rng(0), []
-    second_half = np.arange(STEPS) >= STEPS // 2
-    one_run = np.arange(runs)[:, None] == 0
-
-    def told(slow: np.ndarray) -> bool:
-        return bool(gain(random, 1.2, runs, slow=slow).caveats)
-
+    late = np.outer(np.arange(runs) == 0, np.arange(STEPS) >= STEPS // 2)  # of one run
+    slowing = {
+        "FP8 that slows by 10 % over the run is told": np.linspace(0.95, 1.05, STEPS),
+        "FP8 that slows by 20 % over the run is told": np.linspace(0.9, 1.1, STEPS),
+        "one FP8 run that slows by 30 % in its second half is told": 1 + 0.3 * late,
+    }
     for _ in range(studies):
-        faster, equal = gain(random, 1.1, runs).ratio, gain(random, 1.0, runs).ratio
+        faster, equal = (speed_up(*study(random, ratio, runs)) for ratio in (1.1, 1.0))
         at_margin = verdict(*study(random, 1.1, runs, loss=1.0))
-        found.append({
-            "the interval covers the true ratio": faster.low < 1.1 < faster.high,
-            '"faster" is said of a recipe that is not': equal.low > 1,
+        of_study = {
+            "the interval covers the true ratio": faster.ratio.low < 1.1 < faster.ratio.high,
+            '"faster" is said of a recipe that is not': equal.ratio.low > 1,
             '"the same" is said at the margin': at_margin.word == SAME,
-            "a sound lead of 1.1 gets a caveat": bool(gain(random, 1.1, runs).caveats),
-            "FP8 that slows by 10 % over the run is told": told(np.linspace(0.95, 1.05, STEPS)),
-            "FP8 that slows by 20 % over the run is told": told(np.linspace(0.9, 1.1, STEPS)),
-            "one FP8 run that slows by 30 % in its second half is told": told(
-                1 + 0.3 * (one_run & second_half)
-            ),
-        })  # fmt: skip
+            "a sound lead of 1.1 gets a caveat": bool(faster.caveats),
+        }
+        for what, slow in slowing.items():
+            of_study[what] = bool(speed_up(*study(random, 1.2, runs, slow)).caveats)
+        found.append(of_study)
     return pd.DataFrame(found).mean()
 
 

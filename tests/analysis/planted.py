@@ -4,7 +4,6 @@ The studies are in planted.yaml, and what all runs record is in planted_run.yaml
 seconds or shares is what a run took or is.
 """
 
-import copy
 import json
 import math
 import os
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import yaml
+from scipy.signal import lfilter
 
 from experiments.config import recipes
 
@@ -27,7 +27,6 @@ TOK, PARAMS, IN_MATMULS, HEAD = (
     7516459008,
     536870912,
 )  # 8.05 B, its matmuls without the embedding, the head
-FPT, FPT_CAUSAL = 51541204992.0, 48319979520.0
 SPEED = {B: 1 / 1.08, C: 1.0, R: 1.06, T: 1.24, GW: 1.10, AG: 1.27}
 WARM = {B: 14.0, C: 41.0, R: 75.0, T: 60.0}  # s, from process start to the end of step 1
 
@@ -43,12 +42,10 @@ def seeded(name: str) -> np.random.Generator:
 
 
 def ar1(n, rho, sd, rng):
-    e = rng.normal(0, sd * math.sqrt(1 - rho * rho), n)
-    x = np.empty(n)
-    x[0] = rng.normal(0, sd)
-    for i in range(1, n):
-        x[i] = rho * x[i - 1] + e[i]
-    return x
+    """Noise in which each value has a share `rho` of the one before."""
+    noise = rng.normal(0, sd * math.sqrt(1 - rho * rho), n)
+    noise[0] = rng.normal(0, sd)
+    return lfilter([1], [1, -rho], noise)
 
 
 @cache
@@ -59,13 +56,6 @@ def resolved(recipe: str, overlay: str) -> str:
     return json.dumps(yaml.load(text, yaml.CSafeLoader))
 
 
-def put(sections: dict, key: str, value) -> None:
-    *path, last = key.split(".")
-    for name in path:
-        sections = sections.setdefault(name, {})
-    sections[last] = value
-
-
 def deep(old, new):
     """`new` over `old`, dict by dict."""
     if isinstance(old, dict) and isinstance(new, dict):
@@ -73,13 +63,19 @@ def deep(old, new):
     return new
 
 
+def nested(key: str, value) -> dict:
+    """Sections within sections of a key.path."""
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return value
+
+
 def stamp(seconds: float) -> str:
     return (datetime(2026, 3, 2, 8, 0, tzinfo=UTC) + timedelta(seconds=float(seconds))).isoformat()
 
 
 def manifest(recipe, seed, n, float8, o) -> dict:
-    m = copy.deepcopy(RUN["manifest"]) | {
-        "attempt": 1,
+    m = RUN["manifest"] | {
         "status": o["status"],
         "error": o["error"],
         "host": o["host"],
@@ -92,176 +88,139 @@ def manifest(recipe, seed, n, float8, o) -> dict:
         "float8": float8,
         "world_size": o["world"],
     }
-    m["hardware"] |= {"name": o["device"], "visible_devices": o["gpu"]}
-    if float8:
-        m["fp8_matmul"] = {"how": "operator", "why": "torch._scaled_mm on the GPU's FP8 units"}
+    m["hardware"] = m["hardware"] | {"name": o["device"], "visible_devices": o["gpu"]}
     return m
 
 
 def proof(recipe, float8, o) -> dict:
     tokens = o["tok"] // o["world"]
     total = 6 * IN_MATMULS * tokens
-    part = 2 / 3 if float8 == "rowwise_with_gw_hp" else 1.0
-    expected = round(part * 6 * (IN_MATMULS - HEAD) * tokens) if float8 else 0
-    flops = round(part * 6 * (IN_MATMULS - HEAD) * tokens * o["share"]) if float8 else 0
-    in_bf16 = {"aten::mm": total}
-    in_fp8 = {"aten::_scaled_mm": flops, "aten::mm": total - flops} if flops else in_bf16
+    part = 2 / 3 if float8 == "rowwise_with_gw_hp" else bool(float8)
+    expected, flops = (round(part * 6 * (IN_MATMULS - HEAD) * tokens * s) for s in (1, o["share"]))
     rows = flops * 2 // 3 if float8 and "rowwise" in float8 else 0
     switches = o["switch"] or {}
     stretches = {
         str(first): {
             "in_fp8": on,
             "profiled_step": int(first) + 2,
-            "gemm_flops": in_fp8 if on else in_bf16,
-            "row_scaled_flops": rows if on else 0,
+            "gemm_flops": {"aten::_scaled_mm": flops * on, "aten::mm": total - flops * on},
+            "row_scaled_flops": rows * on,
             "compile_s": switches.get(str(first), 0.0),
         }
         for first, on in (o["phases"] or {1: bool(float8)}).items()
     }
-    p = copy.deepcopy(RUN["proof"]) | {
+    p = RUN["proof"] | {
         "recipe_name": float8,
-        "converted_modules": {"layers.0.attention.wq": [4096, 4096]} if float8 else {},
-        "gemm_flops": in_fp8,
         "fp8_flops": flops,
         "fp8_flops_expected": expected,
         "fp8_share_of_matmul_flops": flops / total,
         "stretches": stretches,
         "compiled_graphs": 0 if recipe == B else 2,
     }
-    p["parameters"]["elements_in_optimizer"] = PARAMS // o["world"]
     if o["world"] > 1:
         gathered = PARAMS * (1 if "allgather" in recipe else 2)
-        counts = {"gathered_bytes": gathered, "gathered_bytes_expected": gathered}
-        p["sharded"] = RUN["sharded"] | {"shards": o["world"]} | counts
+        p["sharded"] = {"gathered_bytes": gathered, "gathered_bytes_expected": gathered}
     return p
 
 
 def windows(n, secs, losses, clock, o, first_steps, settled) -> list[dict]:
     """Log windows of steps 1 to n: `clock` is elapsed_s at the end of each step, `first_steps`
     begin a process."""
-    ends = sorted(
-        set(range(o["log_freq"], n + 1, o["log_freq"]))
-        | {n}
-        | {f - 1 for f in first_steps if f > 1}
-    )
+    ends = {*range(o["log_freq"], n + 1, o["log_freq"]), n, *(f - 1 for f in first_steps)} - {0}
     lines, begin = [], 1
-    for end in ends:
+    for end in sorted(ends):
         steps = range(begin, end + 1)
-        t = [float(secs[s - 1]) for s in steps]
-        logged = [float(losses[s - 1]) if np.isfinite(losses[s - 1]) else None for s in steps]
+        t, wait, logged = (
+            [float(x) for x in values[begin - 1 : end]] for values in (secs, o["wait"], losses)
+        )
+        logged = [x if math.isfinite(x) else None for x in logged]
         rate = o["tok"] * len(t) / sum(t)
         lines.append(
             {
                 "step": end,
                 "elapsed_s": round(float(clock[end - 1]), 3),
-                "loss": None if None in logged else sum(logged) / len(logged),
+                "loss": None,
                 "losses": logged,
                 "grad_norm": 1.0,
                 "lr": o["lr"] * min(1.0, end / 100),
                 "tokens_per_s": rate,
                 "valid_tokens_per_s": rate * o["valid"],
-                "step_s": [round(x, 6) for x in t],
-                "data_wait_s": [round(float(o["wait"][s - 1]), 6) for s in steps],
+                "step_s": t,
+                "data_wait_s": wait,
                 "not_steady": [s for s in steps if s in settled],
                 "peak_memory_bytes": 80 * 2**30,
-                "mfu_bf16_peak": rate * FPT / o["world"] / 989e12,
-                "mfu_fp8_peak": None,
-                "mfu_mixed_peak": None,
             }
         )
         begin = end + 1
     return lines
 
 
-def run(path, recipe, seed, secs, losses, **options) -> dict:  # noqa: C901
+def run(path, recipe, seed, secs, losses, **options) -> float:
     """Write a run directory: `secs[i]` is the time of step i+1, `warm` the time to the end of step
-    1.
+    1. Returns when it ended.
 
     preempted: steps at which a signal ended an attempt with a checkpoint; killed: (checkpoint, last
     step) of attempts that died.
     """
-    o = RUN["options"] | options
-    path, n = Path(path), len(secs)
+    o, n = RUN["options"] | options, len(secs)
     path.mkdir(parents=True)
     if o["wait"] is None:
         o["wait"] = np.full(n, 3e-4)
-    float8 = o["float8"]
     cfg = json.loads(resolved(recipe, o["overlay"]))
+    float8 = o["float8"]
     if float8 == "auto":
         float8 = cfg["quantize"]["linear"]["float8"]["recipe_name"]
-    cfg["name"] = recipe
-    put(cfg, "debug.seed", seed)
-    put(cfg, "training.steps", o["steps"] or n)
-    put(cfg, "metrics.log_freq", o["log_freq"])
-    put(cfg, "optimizer.lr", o["lr"])
-    for key, value in o["settings"].items():
-        put(cfg, key, value)
+    settings = {
+        "name": recipe,
+        "debug.seed": seed,
+        "training.steps": o["steps"] or n,
+        "metrics.log_freq": o["log_freq"],
+        "optimizer.lr": o["lr"],
+    }
+    for key, value in (settings | o["settings"]).items():
+        cfg = deep(cfg, nested(key, value))
     (path / "recipe.yaml").write_text(json.dumps(cfg))
     man = manifest(recipe, seed, n, float8, o)
     compiled = man["compiled"]
     comp = (0.6 * o["warm"] if compiled else 0.0) if o["compile_s"] is None else o["compile_s"]
     timing = {
         "time_to_first_step_s": o["warm"],
-        "startup": {
-            "import": 8.0,
-            "setup": 0.5,
-            "first_step": max(0.1, o["warm"] - comp - 8.5),
-            "compile": comp,
-        },
+        "startup": {"compile": comp},
         "compile_cache": o["cache"] if compiled else "none",
     }
-    stops = sorted(
-        [(s, s, "interrupted") for s in o["preempted"]]
-        + [(kept, last, "killed") for kept, last in o["killed"]]
-    )
-    firsts = [1] + [kept + 1 for kept, _, _ in stops]
+    # By attempt: the step of its last checkpoint, its last step, its status and error.
+    attempts = [(s, s, "interrupted", "stopped by SIGUSR1") for s in o["preempted"]]
+    attempts += [(kept, last, "running", None) for kept, last in o["killed"]]
+    attempts = [*sorted(attempts, key=lambda attempt: attempt[0]), (n, n, o["status"], o["error"])]
+    firsts = [1] + [kept + 1 for kept, *_ in attempts[:-1]]
     settled = {s for f in firsts for s in range(f, f + 10)} | set(o["ns"])
-    if o["phases"]:
-        settled |= {int(f) + k for f in o["phases"] for k in range(3)}
-    if float8 and o["ranges"]:
-        settled |= {w * o["log_freq"] + 1 for w in range(2, n // o["log_freq"] + 1, 50)}
-    settled |= {end + 1 for end in range(1, n) if end in o.get("saves", ())}
+    settled |= {int(f) + k for f in o["phases"] or () for k in range(3)}
+    settled |= {end + 1 for end in o.get("saves", ())}
     # Each process begins at 0; what it took over keeps the stamps of the process that logged it.
     begin, stamps = o["begin"], np.zeros(n)
-    bounds = [*stops, (n, n, "end")]
-    for number, (kept, last, how) in enumerate(bounds, 1):
+    for number, (kept, last, status, error) in enumerate(attempts, 1):
         start = firsts[number - 1]
-        own = (
-            o["warm"] + np.concatenate([[0], np.cumsum(secs[start:last])])
-            if last >= start
-            else np.array([])
-        )
+        own = o["warm"] + np.concatenate([[0], np.cumsum(secs[start:last])])
         clock = stamps.copy()
         clock[start - 1 : last] = own
         lines = windows(last, secs, losses, clock, o, firsts[:number], settled)
-        if how == "end":
-            where = path
-        else:
-            where = path / f"attempt{number}"
-            where.mkdir()
+        where = path if number == len(attempts) else path / f"attempt{number}"
+        where.mkdir(exist_ok=True)
         if o["hook"]:
             lines = o["hook"](lines)
-        (where / "metrics.jsonl").write_text(
-            "".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines)
-        )
-        took = float(own[-1]) if len(own) else o["warm"]
-        m = copy.deepcopy(man) | {"attempt": number, "start": stamp(begin)}
-        if how != "end":
-            m |= {
-                "status": {"interrupted": "interrupted", "killed": "running"}[how],
-                "error": "stopped by SIGUSR1" if how == "interrupted" else None,
-            }
-        m["end"] = None if how == "killed" or m["status"] == "running" else stamp(begin + took + 5)
-        (where / "manifest.json").write_text(json.dumps(deep(m, o["man"]), indent=1))
-        (where / "timing.json").write_text(json.dumps(deep(timing, o["timing"])))
-        pr = deep(proof(recipe, float8, o), o["proof"])
-        (where / "proof.json").write_text(json.dumps(pr))
+        (where / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        ended = begin + float(own[-1]) + 5
+        m = man | {"attempt": number, "start": stamp(begin), "status": status, "error": error}
+        m["end"] = None if status == "running" else stamp(ended)
+        records = {"manifest": (m, o["man"]), "timing": (timing, o["timing"]),
+                   "proof": (proof(recipe, float8, o), o["proof"])}  # fmt: skip
+        for name, (record, changed) in records.items():
+            (where / f"{name}.json").write_text(json.dumps(deep(record, changed)))
         stamps[start - 1 : kept] = own[: kept - start + 1]
-        begin += took + 35
-    (path / "log.txt").write_text("x\n")
+        begin = ended + 30
     for name in o["lose"] or ():
         (path / name).unlink()
-    return {"end": begin - 30, "path": path}
+    return ended
 
 
 def curve(n, rng, sd=0.12, end=3.2):
@@ -305,8 +264,6 @@ def study(  # noqa: C901
     host_off=0.0,
     hosts=8,
     plan=True,
-    tail=None,
-    common=None,
     order="seed",
     overlay="h200",
     studyfile=None,
@@ -324,14 +281,10 @@ def study(  # noqa: C901
     speed, warm = SPEED | (speed or {}), WARM | (warm or {})
     of_gpu, of_host = np.exp(rng.normal(0, gpu_off, 16)), np.exp(rng.normal(0, host_off, 64))
     free = dict.fromkeys(range(gpus if place == "gpus" else 1), 0.0)
-    jobs = (
-        [(r, s) for s in seeds for r in recs]
-        if order == "seed"
-        else [(r, s) for r in recs for s in seeds]
-    )
-    bases, clock = {}, 0.0
-    for s in seeds:
-        bases[s] = curve(n, rng) + rng.normal(0, 0.02)
+    jobs = [(r, s) for s in seeds for r in recs]
+    if order == "recipe":
+        jobs.sort(key=lambda job: recs.index(job[0]))
+    bases, clock = {s: curve(n, rng) + rng.normal(0, 0.02) for s in seeds}, 0.0
     for recipe, seed in jobs:
         option = {
             "warm": warm.get(recipe, 60.0) * math.exp(rng.normal(0, 0.02)),
@@ -358,10 +311,6 @@ def study(  # noqa: C901
             * math.exp(rng.normal(0, off))
             * np.exp(noise(n, rng) if noise else ar1(n, rho, sd, rng))
         )
-        if tail:
-            secs[rng.random(n) < tail[0]] *= tail[1]
-        if common is not None:
-            secs = secs * common(n)
         secs[0] *= 2
         losses = (
             bases[seed]
@@ -382,26 +331,19 @@ def study(  # noqa: C901
             secs, losses = secs[:cut], losses[:cut]
         as_seed, as_recipe = own.pop("seed", seed), own.pop("recipe", recipe)
         option |= own
-        done = run(
-            folder / as_recipe / f"seed{as_seed}", as_recipe, as_seed, secs, losses, **option
-        )
-        clock = max(clock, done["end"])
+        path = folder / as_recipe / f"seed{as_seed}"
+        ended = run(path, as_recipe, as_seed, secs, losses, **option)
+        clock = max(clock, ended)
         if place == "gpus":
-            free[g] = done["end"]
+            free[g] = ended
     if plan:
         facts = {
-            "description": "",
             "recipes": list(recs),
             "baseline": B if B in recs else recs[0],
             "seeds": seeds,
             "overlays": [overlay],
-            "overrides": [],
-            "processes": 1,
-            "axes": {},
         } | (studyfile or {})
-        (folder / "study.yaml").write_text(
-            yaml.dump(facts, Dumper=yaml.CSafeDumper, sort_keys=False)
-        )
+        (folder / "study.yaml").write_text(json.dumps(facts))
     return folder
 
 

@@ -45,6 +45,11 @@ def test_the_interval_holds_the_steps_of_all_likely_first_steps():
     assert [got.low, got.high] == pytest.approx([max(0, 32 - 10 * half), 32 + 10 * half], abs=1.5)
 
 
+def test_a_recipe_that_kept_to_a_machine_of_its_own_has_no_interval():
+    got = found(runs(first=8.05), runs("b", seconds=0.2, place="there"))
+    assert got.step == 32 and math.isnan(got.low) and math.isnan(got.high)
+
+
 def test_runs_that_cannot_tell_which_is_faster_are_not_drawn_out():
     noisy = [0.1, 0.2, 0.3]
     got = found(runs(seconds=noisy, first=50.0), runs("b", seconds=noisy[::-1], first=5.0))
@@ -53,7 +58,7 @@ def test_runs_that_cannot_tell_which_is_faster_are_not_drawn_out():
 
 def test_first_steps_with_and_without_compilation_do_not_compare():
     own, others = runs(first=8.0), runs("b", seconds=0.2)
-    own[0].timings[0].compile_cache = "warm"
+    own[0].facts["compile_cache"] = "warm"
     assert found(own, others).when == When.NOT_COMPARED
 
 
