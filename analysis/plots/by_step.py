@@ -20,6 +20,7 @@ from analysis.plots.style import (
     make_room,
     name,
     note,
+    number,
     plot,
     short_name,
 )
@@ -30,7 +31,7 @@ POINTS = 400  # of a line: more than its pixels would only make pages large
 FAR = 10  # margins: a loss that ends farther from the reference's is off the axis of the others
 LEADS = {
     When.START: "{a} is ahead of {b} from the start",
-    When.FROM: "{a} is ahead of {b} from step {step}",
+    When.FROM: "{a} {verb} ahead of {b} from step {step}",
     When.UNTIL: "{a} is ahead of {b} only until step {step}",
 }
 NO_LEAD = "{a} does not overtake {b}"
@@ -88,6 +89,8 @@ def thinned(values):
 def finish(axes: Axes, y_label: str, end: str) -> None:
     """Write labels, and on the right, from top to bottom, each line's name and its end.
 
+    A line that leaves the axis says so there.
+
     Args:
         end: format of a line's last value.
     """
@@ -97,7 +100,11 @@ def finish(axes: Axes, y_label: str, end: str) -> None:
         axis.set_major_formatter("{x:,.10g}")
     lines = {line.get_label(): line for line in axes.get_legend_handles_labels()[0]}
     handles = sorted(lines.values(), key=last_of, reverse=True)
-    labels = [f"{line.get_label()}\n{end.format(last_of(line))}" for line in handles]
+    lowest, highest = axes.get_ylim()
+    labels = []
+    for line in handles:
+        off = "" if lowest <= last_of(line) <= highest else ", off the axis"
+        labels.append(f"{line.get_label()}\n{end.format(last_of(line))}{off}")
     make_room(axes, "\n".join(labels).count("\n") + 1)
     legend_beside(axes, handles=handles, labels=labels)
 
@@ -146,9 +153,11 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
     near = []
     for recipe, verdict in judged.items():
         band = differences(*map(comparison.study.completed, (recipe, comparison.reference)))
-        draw_band(axes, recipe, band)
         if abs(verdict.difference) < FAR * margin:
             near.append(band.abs().max(axis=None))
+        else:
+            band[["low", "high"]] = math.nan  # it would cover the others
+        draw_band(axes, recipe, band)
     if near:
         most = max(*near, 1.1 * margin)
         axes.set_ylim(-most, most)
@@ -177,8 +186,8 @@ def find_farthest(axes: Axes, comparison: Comparison) -> None:
         f"No final loss is more than {math.ceil(1000 * abs(apart)) / 1000:.3f} from {reference}'s"
     )
     if abs(apart) > margin:
-        times = abs(apart) / margin
-        text = f"{name(recipe)}: final loss {apart:+.3g} to {reference}'s, {times:,.1f} margins"
+        times = number(abs(apart) / margin)
+        text = f"{name(recipe)}: final loss {apart:+.3g} beside {reference}'s, {times} margins"
     finding(axes, text)
 
 
@@ -252,5 +261,6 @@ def mark_break_even(axes: Axes, comparison: Comparison) -> None:
         axes.annotate(text, (found.step, 0), place, textcoords="offset points", **bold)
     if comparison.best:
         found = comparison.best.break_even
-        who = {"a": name(comparison.best.recipe), "b": name(comparison.reference)}
-        finding(axes, LEADS.get(found.when, NO_LEAD).format(**who, step=found.number))
+        facts = {"a": name(comparison.best.recipe), "b": name(comparison.reference)}
+        facts |= {"verb": "would be" if found.beyond else "is", "step": found.number}
+        finding(axes, LEADS.get(found.when, NO_LEAD).format_map(facts))

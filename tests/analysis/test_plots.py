@@ -63,9 +63,9 @@ def line_of(figure, style="-"):
 
 
 WRITTEN = {
-    "loss": ["tensorwise FP8: final loss +0.25 to compiled bf16's, 13.2 margins |",
-             "tensorwise FP8 7.85", "(interrupted) 98.05"],
-    "loss_difference": ["tensorwise FP8: final loss +0.25 to compiled bf16's, 13.2 margins |",
+    "loss": ["tensorwise FP8: final loss +0.25 beside compiled bf16's, 13.2 margins |",
+             "tensorwise FP8 7.85", "(interrupted) 98.05, off the axis"],
+    "loss_difference": ["tensorwise FP8: final loss +0.25 beside compiled bf16's, 13.2 margins |",
                         "margin ± ", "tensorwise FP8 +0.2500"],
     "tokens_per_second": ["tensorwise FP8: 2.00 times the tokens/s of compiled bf16 |",
                      "200 0.80 × | 250 1.00 × | 400 1.60 × | 500 2.00 ×", "MFU 50.0%"],
