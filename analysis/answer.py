@@ -39,7 +39,6 @@ TOO_FEW = (
     f"It takes {losses.MIN_SEEDS} seeds of {losses.MIN_STEPS} steps or more to say whether "
     "{recipe} ends at the same loss as {reference}"
 )
-MORE = "{what}: with {runs} runs of each the interval would reach {widths} to each side."
 WORTH = (
     '"The same loss" means within {tolerance:g} % of {reference}\'s (as in DeepSeek-V3, arXiv '
     "2412.19437), which is worth {compute:.0f} % of the compute of a compute-optimal model of "
@@ -54,8 +53,8 @@ def outcome(comparison: Comparison) -> Outcome:
 
 def answer(comparison: Comparison) -> list[str]:
     """Write the answer with its evidence, and then all that limits it."""
-    first, *rest = headline(comparison)
-    return [first, *rest, *limits(comparison, first), *next_steps(comparison), *worth(comparison)]
+    said = headline(comparison)
+    return [*said, *limits(comparison, said[0]), *next_steps(comparison), *worth(comparison)]
 
 
 def headline(comparison: Comparison) -> list[str]:
@@ -66,23 +65,20 @@ def headline(comparison: Comparison) -> list[str]:
         facts["reason"] = best.reasons[0] if best.reasons else ""
         facts["same"] = "a lower" if best.loss.word == LOWER else "the same"
         facts["diverged"] = " and ".join(f"{of} {how}" for of, how in best.diverged.items())
-    first = SENTENCES[outcome(comparison)].format_map(facts)
     rests_on = evidence(comparison, best) if best else []
-    return [first, *rests_on, trained(comparison)]
+    return [SENTENCES[outcome(comparison)].format_map(facts), *rests_on, trained(comparison)]
 
 
 def evidence(comparison: Comparison, finding: Finding) -> list[str]:
     """Write of a recipe its speed and break-even step, its loss, and the share of FP8."""
-    recipe, reference, said = finding.recipe, comparison.reference, []
-    runs = comparison.study.completed(recipe)
+    recipe, said = finding.recipe, [f"Loss: {about_loss(comparison, finding)}"]
     if not comparison.on_cpu:
-        pays = finding.break_even.sentence(recipe, reference)
-        said.append(f"Speed: {claim(comparison, finding)}. {pays}")
-    said.append(f"Loss: {about_loss(comparison, finding)}")
+        pays = finding.break_even.sentence(recipe, comparison.reference)
+        said = [f"Speed: {claim(comparison, finding)}. {pays}", *said]
     if recipe in comparison.fp8:
+        share = share_word(comparison.study.completed(recipe))
         said.append(
-            f"FP8 of {recipe}: {share_word(runs)} of the linear layers' matmul FLOPs, by "
-            "each run's proof."
+            f"FP8 of {recipe}: {share} of the linear layers' matmul FLOPs, by each run's proof."
         )
     return said
 
@@ -106,10 +102,8 @@ def share_word(runs: list[Run]) -> str:
     proven = [run for run in runs if run.proof]
     if any(run.proof.emulated for run in proven):
         return "emulated"
-    if not proven:
-        return "unknown"
-    shares = sorted(run.fp8_share for run in proven)
-    return " to ".join(dict.fromkeys([f"{shares[0]:.0%}", f"{shares[-1]:.0%}"]))
+    shares = [f"{run.fp8_share:.0%}" for run in sorted(proven, key=lambda run: run.fp8_share)]
+    return " to ".join(dict.fromkeys(shares[:1] + shares[-1:])) or "unknown"
 
 
 def about_loss(comparison: Comparison, finding: Finding) -> str:
@@ -121,16 +115,10 @@ def about_loss(comparison: Comparison, finding: Finding) -> str:
     if not seeds:
         return f"{said}."
     said += f" after {verdict.step:,} steps: {seeds} seed{'s' * (seeds > 1)}, "
-    said += f"difference {figure(verdict.difference)}"
+    said += f"difference {verdict.difference:+.4f}"
     if seeds > 1:
-        interval = f"{figure(verdict.low)} to {figure(verdict.high)}"
-        said += f", {100 * verdict.level:.3g} % interval {interval}"
+        said += f", {100 * verdict.level:.3g} % interval {verdict.low:+.4f} to {verdict.high:+.4f}"
     return f"{said}, margin {verdict.margin:.4f}."
-
-
-def figure(loss: float) -> str:
-    """Write a loss with its sign; one that is large by its first digits."""
-    return f"{loss:+.4g}" if abs(loss) >= 1000 else f"{loss:+.4f}"
 
 
 def trained(comparison: Comparison) -> str:
@@ -183,29 +171,31 @@ def next_steps(comparison: Comparison) -> Iterator[str]:
     best = comparison.best
     if best and best.outcome == Outcome.SINGLE_RUN:
         file = comparison.study.file
-        words = [".venv/bin/python", "-m", "experiments.study", *comparison.recipes]
-        for overlay in file.overlays:
-            words += ["--overlay", overlay]
-        command = join([*words, "--seeds", "0,1,2", *file.overrides])
+        overlays = [f"--overlay={name}" for name in file.overlays]
+        words = join([*comparison.recipes, *overlays, "--seeds=0,1,2", *file.overrides])
+        command = f".venv/bin/python -m experiments.study {words}"
         yield f"To get a verdict, repeat the runs with more seeds: {command}"
     if best and best.outcome == Outcome.CANNOT_TELL:
-        yield more_runs(f"The speed of {best.recipe}", best.speed.half_widths, "{:.1%}")
+        yield more_runs("speed", best.recipe, best.speed.half_widths, "{:.1%}")
     yield from more_seeds(comparison)
 
 
 def more_seeds(comparison: Comparison) -> list[str]:
     """Say what more seeds would show of losses that these cannot tell."""
     return [
-        more_runs(f"The loss of {recipe}", finding.loss.half_widths, "{:.4f}")
+        more_runs("loss", recipe, finding.loss.half_widths, "{:.4f}")
         for recipe, finding in comparison.findings.items()
         if finding.loss.word == CANNOT_TELL and not finding.diverged
     ]
 
 
-def more_runs(what: str, widths: dict[int, float], form: str) -> str:
+def more_runs(what: str, recipe: str, widths: dict[int, float], form: str) -> str:
     """Say how wide the interval would be with more runs."""
-    reach = ", ".join(map(form.format, widths.values()))
-    return MORE.format(what=what, runs=", ".join(map(str, widths)), widths=reach)
+    runs, reach = ", ".join(map(str, widths)), ", ".join(map(form.format, widths.values()))
+    return (
+        f"The {what} of {recipe}: with {runs} runs of each the interval would reach {reach} to "
+        "each side."
+    )
 
 
 def worth(comparison: Comparison) -> Iterator[str]:
@@ -226,10 +216,9 @@ def worth(comparison: Comparison) -> Iterator[str]:
 
 def details(comparison: Comparison) -> list[str]:
     """Write the evidence on the other recipes, and remarks that limit nothing."""
-    sentences = []
+    sentences, best = [], comparison.best
     for recipe, finding in comparison.findings.items():
-        if finding != comparison.best:
-            sentences += evidence(comparison, finding)
+        sentences += evidence(comparison, finding) if finding != best else []
         if recipe in comparison.fp8:
             sentences += [f"{recipe}: {words}." for words in finding.remarks]
     return sentences
@@ -245,8 +234,11 @@ def left_out(comparison: Comparison) -> list[str]:
     """Name the runs that are not compared, and why, and the records that could not be read."""
     lines = []
     for recipe in comparison.recipes:
-        runs = [run for run in comparison.study.started(recipe) if not run.completed]
-        if runs:
-            named = [f"seed {run.seed} ({run.ending}, step {run.length:,})" for run in runs]
+        named = [
+            f"seed {run.seed} ({run.ending}, step {run.length:,})"
+            for run in comparison.study.started(recipe)
+            if not run.completed
+        ]
+        if named:
             lines.append(f"Not compared of {recipe}: {', '.join(named)}.")
     return lines + comparison.study.problems

@@ -81,19 +81,15 @@ class Comparison:
     @property
     def best(self) -> Finding | None:
         """The FP8 recipe that the answer is about."""
-        found = [finding for recipe, finding in self.findings.items() if recipe in self.fp8]
-        order = list(Outcome)
-        return min(
-            found,
-            key=lambda each: (order.index(each.outcome), -each.speed.ratio.mean),
-            default=None,
-        )
+        found = [self.findings[recipe] for recipe in self.fp8 if recipe in self.findings]
+        found.sort(key=lambda each: -each.speed.ratio.mean)
+        return min(found, key=lambda each: [*Outcome].index(each.outcome), default=None)
 
     @property
     def completed(self) -> dict[str, list[Run]]:
         """The completed runs of each recipe that has some."""
-        runs = {recipe: self.study.completed(recipe) for recipe in self.recipes}
-        return {recipe: of for recipe, of in runs.items() if of}
+        made = {run.recipe for run in self.study.runs if run.completed}
+        return {recipe: self.study.completed(recipe) for recipe in self.recipes if recipe in made}
 
     @property
     def on_cpu(self) -> bool:
@@ -116,8 +112,8 @@ def compare(study: Study, reference: str | None = None) -> Comparison:
         )
     reference = reference or choose_reference(study, fp8)
     findings = {}
-    for recipe in recipes if study.completed(reference) else []:
-        if recipe != reference:
+    for recipe in recipes:
+        if recipe != reference and study.completed(reference):
             tries = len(fp8) if recipe in fp8 else 1
             findings[recipe] = find(study, recipe, reference, tries)
     return Comparison(study, reference, recipes, fp8, findings)
@@ -176,7 +172,7 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
         Outcome.FOR_SPEED: judged.word not in (SAME, LOWER) and not of_loss,
     }
     otherwise = Outcome.NO_PLAIN_YES if of_loss else Outcome.YES
-    counts = {recipe: (diverged, len(started)), reference: (others_diverged, len(beside))}
+    counts = {recipe: (diverged, started), reference: (others_diverged, beside)}
     return Finding(
         recipe=recipe,
         outcome=next((case for case, holds in cases.items() if holds), otherwise),
@@ -186,7 +182,7 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
         reasons=contradictions + gain.caveats + of_loss,
         remarks=remarks,
         diverged={
-            name: f"diverged in {count} of {runs} runs"
+            name: f"diverged in {count} of {len(runs)} runs"
             for name, (count, runs) in counts.items()
             if count
         },
@@ -198,12 +194,12 @@ def lost_runs(own: list[Run], others: list[Run]) -> Iterator[str]:
 
     Each recipe should have the seeds of both.
     """
-    seeds = {run.seed for run in own + others}
-    causes = lost(own, len(seeds)), lost(others, len(seeds))
-    for cause in causes[0] - causes[1]:
+    seeds = len({run.seed for run in own + others})
+    mine, theirs = lost(own, seeds), lost(others, seeds)
+    for cause in mine - theirs:
         yield (
-            f"{causes[0][cause]} of its {len(seeds)} runs did not end well ({cause}), beside "
-            f"{causes[1][cause]} of the reference's"
+            f"{mine[cause]} of its {seeds} runs did not end well ({cause}), beside "
+            f"{theirs[cause]} of the reference's"
         )
 
 

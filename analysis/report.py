@@ -40,9 +40,7 @@ def print_report(comparison: Comparison, console: Console, verbose: bool = False
         console.print(table(ways_table(comparison)))
         say(console, notes(comparison))
     elif others:
-        say(
-            console, [f"{len(others)} note{'s' * (len(others) > 1)} on this: --verbose, or --html."]
-        )
+        say(console, [f"Notes on this, {len(others)}: --verbose, or --html."])
 
 
 def say(console: Console, sentences: list[str], title: str = "") -> None:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from analysis.answer import figure, share_word
+from analysis.answer import share_word
 from analysis.break_even import wall_times
 from analysis.comparison import BASELINE, COMPILED, Comparison, Finding
 from analysis.losses import VERDICTS
@@ -50,14 +50,13 @@ def recipe_table(comparison: Comparison) -> pd.DataFrame:
             "break-even step": str(finding.break_even) if finding and recipe != BASELINE else "-",
         }
         loss = {
-            "final loss": f"{pd.Series([run.final_loss for run in runs]).mean():.3f}",
+            "final loss": f"{np.mean([run.final_loss for run in runs]):.3f}" if runs else "-",
             f"minus {beside}": loss_word(finding),
             "FP8 share of matmul FLOPs": share_word(runs) if recipe in comparison.fp8 else "-",
         }
         of = {"runs": f"{len(runs)} of {len(comparison.study.started(recipe))}"}
         rows[recipe] = of | (loss | speed if comparison.on_cpu else speed | loss)
-    table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("recipe")
-    return table.replace("nan", "-")
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("recipe")
 
 
 def speed_word(runs: list[Run]) -> str:
@@ -80,9 +79,7 @@ def loss_word(finding: Finding | None) -> str:
     if finding.recipe in finding.diverged:
         return finding.diverged[finding.recipe]
     verdict = finding.loss
-    if not verdict.by_seed:
-        return "-"
-    apart = figure(verdict.difference)
+    apart = f"{verdict.difference:+.4f}" if verdict.by_seed else "-"
     return f"{apart}, {verdict.word}" if verdict.word in VERDICTS else apart
 
 
@@ -143,13 +140,12 @@ def ways_table(comparison: Comparison) -> pd.DataFrame:
 def notes(comparison: Comparison) -> list[str]:
     """Say how to read the tables, and what runs noted of themselves."""
     noted: dict[str, list[str]] = {}
-    for runs in comparison.completed.values():
-        for run in runs:
-            said = [*run.manifest.notes]
-            if run.manifest.fp8_matmul:
-                said.append(f"FP8 matmuls: {run.manifest.fp8_matmul.why}")
-            for note in said:
-                noted.setdefault(note, []).append(run.name)
+    for run in [run for of in comparison.completed.values() for run in of]:
+        for note in run.manifest.notes:
+            noted.setdefault(note, []).append(run.name)
+        if run.manifest.fp8_matmul:
+            note = f"FP8 matmuls: {run.manifest.fp8_matmul.why}"
+            noted.setdefault(note, []).append(run.name)
     return [HOW_TO_READ, *(f"{note} ({', '.join(runs)})." for note, runs in noted.items())]
 
 

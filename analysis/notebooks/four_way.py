@@ -48,9 +48,8 @@ plots.tokens_per_second(comparison)
 # %% [markdown]
 # ## Loss
 #
-# Recipes whose losses coincide are one band. Runs with the same seed share weights and batches, so
-# their difference shows far smaller effects than the curves. Differences in the grey margin, 0.25 %
-# of the loss, count as the same.
+# Runs with the same seed share weights and batches, so their difference shows far smaller effects
+# than the curves. Differences in the grey margin, 0.25 % of the loss, count as the same.
 
 # %%
 plots.loss_difference(comparison)

@@ -1,6 +1,7 @@
 """Rows of horizontal bars, one a recipe: speed, first step and memory."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -28,16 +29,10 @@ from analysis.table import first_step_s
 STARTUP = {"import": "#332288", "data": "#44AA99", "compile": "#CC6677", "other": "#999999"}
 
 
-def by_recipe(comparison: Comparison, quantity) -> pd.Series:
-    """Work out a quantity of each completed run, indexed by recipe; unknown values are left out.
-
-    Raises:
-        NoData: there is none.
-    """
+def by_recipe(comparison: Comparison, quantity: Callable[[Run], float]) -> pd.Series:
+    """Work out a quantity of each completed run, indexed by recipe; unknown values are left out."""
     runs = [run for of in comparison.completed.values() for run in of]
-    values = pd.Series([quantity(run) for run in runs], [run.recipe for run in runs], dtype=float)
-    if values.isna().all():
-        raise NoData("no completed run has recorded it")
+    values = pd.Series(map(quantity, runs), [run.recipe for run in runs], dtype=float)
     return values.dropna()
 
 
@@ -67,7 +62,12 @@ def draw_bars(axes: Axes, values: pd.Series, y=0.0, height=0.6, alpha=0.55) -> p
 
     Returns:
         The lengths, by recipe.
+
+    Raises:
+        NoData: there is no value.
     """
+    if values.empty:
+        raise NoData("no completed run has recorded it")
     grouped = values.groupby(level=0, sort=False)
     for row, (recipe, of_recipe) in enumerate(grouped):
         _, colour, marker = look(recipe)
@@ -84,16 +84,15 @@ def compare_bars(axes: Axes, comparison: Comparison, values: pd.Series, unit: st
         unit: to write after a bar's length.
         of: what is compared, for the finding.
     """
-    reference, best = comparison.reference, comparison.best
-    lengths = draw_bars(axes, values)
+    lengths, reference = draw_bars(axes, values), comparison.reference
+    ratios = (lengths / lengths.get(reference, math.nan)).dropna()
     words = lengths.map(number) + f" {unit}"
-    if reference in lengths:
-        ratios = lengths / lengths[reference]
-        words += ratios.map("\n{:.2f} ×".format).mask(lengths.index == reference, "")
-        if best and best.recipe in lengths:
-            times = f"{ratios[best.recipe]:.2f} times the {of} of {name(reference)}"
-            finding(axes, f"{name(best.recipe)}: {times}")
+    words = words.add(ratios.map("\n{:.2f} ×".format), fill_value="")[lengths.index]
     set_rows(axes, [*map(short_name, lengths.index)], of, words)
+    if comparison.best and comparison.best.recipe in ratios:
+        recipe = comparison.best.recipe
+        ratio = f"{ratios[recipe]:.2f} times the {of} of {name(reference)}"
+        finding(axes, f"{name(recipe)}: {ratio}")
 
 
 @plot
@@ -101,12 +100,10 @@ def tokens_per_second(axes: Axes, comparison: Comparison) -> None:
     """Draw tokens per second of each recipe, over all devices, padding included, and write MFU."""
     speeds = by_recipe(comparison, tokens_per_s)
     compare_bars(axes, comparison, speeds, "", "tokens/s")
-    names = []
-    for recipe in dict.fromkeys(speeds.index):
-        share = pd.Series([mfu(run) for run in comparison.completed[recipe]]).mean()
-        names.append(f"{short_name(recipe)}\nMFU {share:.1%}".removesuffix("\nMFU nan%"))
-    axes.set_yticklabels(names)
-    device = next(iter(comparison.completed.values()))[0].manifest.hardware.name
+    used = by_recipe(comparison, mfu).groupby(level=0).mean().map("\nMFU {:.1%}".format)
+    recipes = speeds.index.unique()
+    axes.set_yticklabels([short_name(recipe) + used.get(recipe, "") for recipe in recipes])
+    device = comparison.completed[recipes[0]][0].manifest.hardware.name
     note(
         axes,
         f"By the mean steady step, on {device}, in runs of {MIN_STEPS} steps or more. Marks: "
@@ -130,19 +127,20 @@ def first_step(axes: Axes, comparison: Comparison) -> None:
     means = {recipe: pd.DataFrame(map(startup, runs)).mean()
              for recipe, runs in comparison.completed.items()}  # fmt: skip
     table = pd.DataFrame(means).T
-    if table.isna().all(axis=None):
-        raise NoData("no completed run has recorded it")
+    if table.empty:
+        raise NoData("no run was completed")
     table = table.loc[:, table.gt(0).any()]
     table.plot.barh(ax=axes, stacked=True, color=STARTUP, width=0.6, edgecolor="white")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(STARTUP))
     seconds = table.sum(axis="columns")
-    words = (f"{number(of_recipe)} s" for of_recipe in seconds)
+    words = seconds.map(number) + " s"
     set_rows(axes, [*map(short_name, seconds.index)], "seconds to the end of step 1", words)
-    reference, best = comparison.reference, comparison.best
-    if best and {reference, best.recipe} <= {*seconds.index}:
-        more = seconds[best.recipe] - seconds[reference]
-        finding(axes, f"{name(best.recipe)}: {more:+,.0f} s to step 1 over {name(reference)}", 22)
     note(axes, f"The clock starts with {comparison.study.clock_start}.")
+    reference, best = comparison.reference, comparison.best
+    if reference in seconds and best and best.recipe in seconds:
+        more = seconds[best.recipe] - seconds[reference]
+        text = f"{name(best.recipe)}: {more:+,.0f} s to step 1 over {name(reference)}"
+        finding(axes, text, pad=22)
 
 
 def startup(run: Run) -> pd.Series:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from analysis.answer import short
 from analysis.break_even import When, wall_times
 from analysis.comparison import BASELINE, Comparison
-from analysis.losses import LEVEL, TOLERANCE, Verdict, differences
+from analysis.losses import LEVEL, Verdict, differences
 from analysis.plots.style import (
     GREY,
     SMALL,
@@ -29,47 +29,53 @@ from analysis.table import first_step_s
 
 POINTS = 400  # of a line: more than its pixels would only make pages large
 FAR = 10  # margins: a loss that ends farther from the reference's is off the axis of the others
+LEADS = {
+    When.START: "{a} is ahead of {b} from the start",
+    When.FROM: "{a} {verb} ahead of {b} from step {step}",
+    When.UNTIL: "{a} is ahead of {b} only until step {step}",
+}
+NO_LEAD = "{a} does not overtake {b}"
 
 
-def draw_runs(axes: Axes, runs: dict[Run, pd.Series], groups: list[list[str]]) -> None:
-    """Draw completed runs of a group of recipes as their mean in a band, others as a dashed line.
+def draw_runs(axes: Axes, lines: dict[Run, pd.Series]) -> None:
+    """Draw completed runs of a recipe as their mean in a band, others as a dashed line.
 
     Args:
-        runs: what to draw of each run, by step.
-        groups: recipes that are drawn together.
+        lines: what to draw of each run, by step.
 
     Raises:
         NoData: there is nothing to draw.
     """
-    drawn = {run: line.dropna() for run, line in runs.items() if line.notna().any()}
-    if not drawn:
-        raise NoData("no run has logged it")
-    for recipes in groups:
-        lines = [line for run, line in drawn.items() if run.completed and run.recipe in recipes]
-        if lines:
-            together = pd.concat(lines, axis="columns", join="inner")
-            draw_band(axes, recipes, together.agg(["mean", "min", "max"], axis="columns"))
-    for run, line in drawn.items():
-        if not run.completed:
+    completed: dict[str, list[pd.Series]] = {}
+    for run, values in lines.items():
+        line = values.dropna()
+        if run.completed and len(line):
+            completed.setdefault(run.recipe, []).append(line)
+        elif len(line):
             label = f"{short_name(run.recipe)}\n({run.ending})"
             colour = look(run.recipe).colour
             axes.plot(thinned(line), "--", color=colour, linewidth=1, label=label)
+    for recipe, of_recipe in completed.items():
+        together = pd.concat(of_recipe, axis="columns", join="inner")
+        draw_band(axes, recipe, together.agg(["mean", "min", "max"], axis="columns"))
+    if not axes.lines:
+        raise NoData("no run has logged it")
 
 
-def draw_band(axes: Axes, recipes: list[str], band: pd.DataFrame) -> None:
-    """Draw a line in the look of the first recipe, in its band.
+def draw_band(axes: Axes, recipe: str, band: pd.DataFrame) -> None:
+    """Draw a recipe's line in its band.
 
     Markers are a fifth further on for each line, so that equal curves show each other's.
 
     Args:
         band: by step the line and the ends of its band, which may be NaN.
     """
-    _, colour, marker = look(recipes[0])
+    _, colour, marker = look(recipe)
     band = thinned(band)
     line, low, high = band.to_numpy().T
     every = max(1, len(band) // 6)
     places = len(axes.lines) * every // 5 % every, every
-    label = "\n".join(map(short_name, recipes))
+    label = short_name(recipe)
     axes.plot(band.index, line, color=colour, label=label, marker=marker, markevery=places)
     axes.fill_between(band.index, low, high, color=colour, alpha=0.15, linewidth=0)
 
@@ -92,16 +98,15 @@ def finish(axes: Axes, y_label: str, end: str) -> None:
     axes.margins(x=0)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:,.10g}")
-    lowest, highest = axes.get_ylim()
     lines = {line.get_label(): line for line in axes.get_legend_handles_labels()[0]}
-    for label, line in lines.items():
-        words = f"{label}\n{end.format(last_of(line))}"
-        if not lowest <= last_of(line) <= highest:
-            words += ", off the axis"
-        line.set_label(words)
     handles = sorted(lines.values(), key=last_of, reverse=True)
-    make_room(axes, "\n".join(line.get_label() for line in handles).count("\n") + 1)
-    legend_beside(axes, handles=handles)
+    lowest, highest = axes.get_ylim()
+    labels = []
+    for line in handles:
+        off = "" if lowest <= last_of(line) <= highest else ", off the axis"
+        labels.append(f"{line.get_label()}\n{end.format(last_of(line))}{off}")
+    make_room(axes, "\n".join(labels).count("\n") + 1)
+    legend_beside(axes, handles=handles, labels=labels)
 
 
 def last_of(line) -> float:
@@ -115,30 +120,16 @@ def last_of(line) -> float:
 def loss(axes: Axes, comparison: Comparison) -> None:
     """Draw the training loss (nats per token) by step: means over a tenth of the steps.
 
-    Recipes whose final losses coincide are one band. The axis ends at the loss of the beginning.
+    The axis ends at the loss of the beginning.
     """
-    smooth = {run: smoothed(run.steps["loss"]) for run in comparison.study.runs if run.length}
-    draw_runs(axes, smooth, alike(comparison))
-    lowest = min(line.min() for line in smooth.values())
-    highest = np.median([line.dropna().iloc[0] for line in smooth.values()])
-    axes.set_ylim(0.98 * lowest, 1.02 * highest)
+    smooth = {run: smoothed(run.steps["loss"]) for run in comparison.study.runs}
+    draw_runs(axes, smooth)
+    lines = [line.dropna() for line in smooth.values() if line.notna().any()]
+    lowest = min(line.min() for line in lines)
+    axes.set_ylim(0.98 * lowest, 1.02 * np.median([line.iloc[0] for line in lines]))
     finish(axes, "loss (nats per token)", "{:,.4g}")
     note(axes, "Mean over a tenth of the steps and over seeds; band: range of the runs.")
     find_farthest(axes, comparison)
-
-
-def alike(comparison: Comparison) -> list[list[str]]:
-    """Group recipes: a group ends where the next final loss is higher by more than the margin."""
-    final = {}
-    for recipe, runs in comparison.completed.items():
-        final[recipe] = np.mean([run.final_loss for run in runs])
-    groups, before = [], -math.inf
-    for recipe in sorted(final, key=final.get):
-        if final[recipe] - before > TOLERANCE * final[recipe]:
-            groups.append([])
-        groups[-1].append(recipe)
-        before = final[recipe]
-    return [sorted(group, key=comparison.recipes.index) for group in groups]
 
 
 def smoothed(losses: pd.Series) -> pd.Series:
@@ -159,16 +150,16 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
     margin = next(iter(judged.values())).margin
     axes.axhline(0, color="black", linewidth=0.8)
     axes.axhspan(-margin, margin, color=GREY, alpha=0.15, linewidth=0, zorder=0)
-    reach = []
+    near = []
     for recipe, verdict in judged.items():
         band = differences(*map(comparison.study.completed, (recipe, comparison.reference)))
         if abs(verdict.difference) < FAR * margin:
-            reach.append(band.abs().max(axis=None))
+            near.append(band.abs().max(axis=None))
         else:
-            band[["low", "high"]] = math.nan
-        draw_band(axes, [recipe], band)
-    if reach:
-        most = max(*reach, 1.1 * margin)
+            band[["low", "high"]] = math.nan  # it would cover the others
+        draw_band(axes, recipe, band)
+    if near:
+        most = max(*near, 1.1 * margin)
         axes.set_ylim(-most, most)
     finish(axes, f"loss − loss of {name(comparison.reference)}\n(nats per token)", "{:+z.4f}")
     note(
@@ -180,7 +171,7 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
 
 
 def verdicts(comparison: Comparison) -> dict[str, Verdict]:
-    """Give the verdict on the loss of each recipe that has seeds in common with the reference."""
+    """Choose the verdicts on the loss for which there are pairs of runs."""
     return {recipe: of.loss for recipe, of in comparison.findings.items() if of.loss.by_seed}
 
 
@@ -189,16 +180,15 @@ def find_farthest(axes: Axes, comparison: Comparison) -> None:
     judged, reference = verdicts(comparison), name(comparison.reference)
     if not judged:
         return
-    far = max(judged, key=lambda recipe: abs(judged[recipe].difference))
-    apart, margin = judged[far].difference, judged[far].margin
-    if abs(apart) <= margin:
-        finding(axes, f"No final loss is more than {abs(apart):.2g} from {reference}'s")
-    else:
-        side = "above" if apart > 0 else "below"
+    recipe = max(judged, key=lambda recipe: abs(judged[recipe].difference))
+    apart, margin = judged[recipe].difference, judged[recipe].margin
+    text = (
+        f"No final loss is more than {math.ceil(1000 * abs(apart)) / 1000:.3f} from {reference}'s"
+    )
+    if abs(apart) > margin:
         times = number(abs(apart) / margin)
-        finding(
-            axes, f"{name(far)}: final loss {abs(apart):.3g} {side} {reference}, {times} margins"
-        )
+        text = f"{name(recipe)}: final loss {apart:+.3g} beside {reference}'s, {times} margins"
+    finding(axes, text)
 
 
 # ---- wall time ----
@@ -216,18 +206,19 @@ def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> No
             study.
     """
     reference = comparison.reference
-    if reference not in comparison.completed:
+    runs = comparison.completed.get(reference)
+    if not runs:
         raise NoData(f"there is no completed run of {name(reference)} to be ahead of")
-    runs = comparison.completed[reference]
     length = min(run.length for run in runs)
-    left_out = 0.0 if with_first_step else np.mean([first_step_s(run) for run in runs])
+    first = np.mean([first_step_s(run) for run in runs])
     lines = {}
     for run in comparison.study.runs:
         clock = run.steps["elapsed"].dropna().loc[:length]
         if run.recipe != reference and len(clock):
-            taken = wall_times(runs, clock.index.to_numpy()).mean(axis=0) - left_out
-            lines[run] = taken - clock + (0.0 if with_first_step else first_step_s(run))
-    draw_runs(axes, lines, [[recipe] for recipe in comparison.recipes])
+            lines[run] = wall_times(runs, clock.index.to_numpy()).mean(axis=0) - clock
+            if not with_first_step:
+                lines[run] += first_step_s(run) - first
+    draw_runs(axes, lines)
     axes.axhline(0, color=look(reference).colour, label=short_name(reference))
     axes.margins(y=0.12)
     small = {"transform": axes.transAxes, "color": GREY, "fontsize": SMALL, "fontstyle": "italic"}
@@ -243,28 +234,33 @@ def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> No
     )
     if with_first_step:
         mark_break_even(axes, comparison)
-    best = comparison.best
-    if best and with_first_step:
-        who = f"{name(best.recipe)} against {name(reference)}"
-        finding(axes, f"Break-even step of {who}: {best.break_even}")
-    elif best:
-        ends = [line.iloc[-1] for run, line in lines.items() if run.recipe == best.recipe]
-        finding(axes, f"{name(best.recipe)}: {np.mean(ends):+,.0f} s without the first step")
+    elif comparison.best:
+        recipe = comparison.best.recipe
+        end = np.mean([lines[run].iloc[-1] for run in comparison.study.completed(recipe)])
+        finding(axes, f"Without the first step {name(recipe)}'s lead ends at {end:+,.0f} s")
 
 
 def mark_break_even(axes: Axes, comparison: Comparison) -> None:
-    """Mark where recipes win the lead, and with a cross where they lose it."""
-    below = 0
-    for recipe, of in comparison.findings.items():
-        found, below = of.break_even, below + 11
+    """Mark where recipes win the lead, and with a cross where they lose it.
+
+    The finding is about the answer's recipe.
+    """
+    for below, (recipe, of) in enumerate(comparison.findings.items(), start=1):
+        found = of.break_even
         if recipe == BASELINE or found.beyond or not math.isfinite(found.step):
             continue
         _, colour, marker = look(recipe)
-        lost = found.when == When.UNTIL
-        sign = {"marker": "x" if lost else marker, "color": colour if lost else "white"}
-        axes.plot(found.step, 0, **sign, markeredgecolor=colour, markersize=8, markeredgewidth=1.5,
-                  zorder=5)  # fmt: skip
         # beside the line, which rises where a lead is won and falls where it is lost
-        place = (5, below - 6 if lost else -4 - below)
-        axes.annotate(f"{found.when} step {found.number}", (found.step, 0), place,
-                      textcoords="offset points", color=colour, fontweight="bold")  # fmt: skip
+        place = 5, -4 - 11 * below
+        if found.when == When.UNTIL:
+            marker, place = "x", (5, 11 * below - 6)
+        sign = {"color": "white", "markeredgecolor": colour, "markeredgewidth": 1.5}
+        axes.plot(found.step, 0, marker, **sign, markersize=8, zorder=5)
+        text = f"{found.when} step {found.number}"
+        bold = {"color": colour, "fontweight": "bold"}
+        axes.annotate(text, (found.step, 0), place, textcoords="offset points", **bold)
+    if comparison.best:
+        found = comparison.best.break_even
+        facts = {"a": name(comparison.best.recipe), "b": name(comparison.reference)}
+        facts |= {"verb": "would be" if found.beyond else "is", "step": found.number}
+        finding(axes, LEADS.get(found.when, NO_LEAD).format_map(facts))

@@ -78,8 +78,8 @@ def test_single_runs_get_the_command_that_repeats_them(tmp_path):
     assert outcome(comparison) == "single_run"
     assert any(
         line.endswith(
-            "-m experiments.study baseline baseline_compiled 'x; rm -rf ~' --overlay h200 "
-            "--seeds 0,1,2 'a=[1, 2]'"
+            "-m experiments.study baseline baseline_compiled 'x; rm -rf ~' --overlay=h200 "
+            "--seeds=0,1,2 'a=[1, 2]'"
         )
         for line in answer(comparison)
     )
