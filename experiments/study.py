@@ -77,8 +77,10 @@ def main(argv: list[str] | None = None) -> int:
         files.write_whole(out / STUDY_FILE, dump(study.model_dump()))
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
         run_all(runs, console, stop)
-        reported = COMPLETED if stop.code else _report(study, out, console, args.verbose)
-    codes = [run.code for run in runs if run.code != COMPLETED]
+        codes = [run.code for run in runs if run.code != COMPLETED]
+        reported = COMPLETED
+        if not (codes and stop.code):
+            reported = _report(study, out, console, args.verbose)
     if not codes:
         return reported
     print(f"Not all runs completed; to go on with them: {PROGRAM} {quote(str(out))}")
@@ -236,8 +238,11 @@ def _report(study: Study, out: Path, console: Console, verbose: bool) -> int:
         return FAILED
     print(f"\nPage       {page}\nNotebooks  make lab")
     print(f"Curves     .venv/bin/tensorboard --logdir {folder}")
-    more = (FOR_A_VERDICT - len(study.seeds)) * len(study.recipes)
-    if more > 0 and min(run.length for run in found.study.runs) >= MIN_STEPS:
+    if (
+        len(study.seeds) < FOR_A_VERDICT
+        and min(run.length for run in found.study.runs) >= MIN_STEPS
+    ):
+        more = len({*range(FOR_A_VERDICT)} - {*study.seeds}) * len(study.recipes)
         print(f"Verdict    {PROGRAM} {folder} --seeds {FOR_A_VERDICT}  ({more} more runs)")
     return COMPLETED
 

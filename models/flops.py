@@ -103,20 +103,21 @@ class Sizes(Dense):
     qk_norm: bool = False  # queries and keys are normed
 
 
-def memory_by_use(config, args, shards: int) -> dict[str, float]:
+def memory_by_use(config, args, shards: int, passes: int = 1) -> dict[str, float]:
     """Estimate the bytes that a resolved recipe's training needs on each device, by use.
 
     Args:
         config: the recipe's `JobConfig`.
         args: its model's arguments.
         shards: as of `memory`.
+        passes: forward passes of a step.
     """
     training = config.training
     return memory(
         args,
         tokens=training.local_batch_size * training.seq_len,
         shards=shards,
-        accumulates=training.global_batch_size > training.local_batch_size * shards,
+        accumulates=passes > 1,
         itemsize=ITEMSIZE[training.dtype],
         compiled=config.compile.enable,
         recomputes=config.activation_checkpoint.mode == "full",

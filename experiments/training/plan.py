@@ -9,6 +9,7 @@ machine.py.
 """
 
 import json
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
@@ -70,7 +71,7 @@ class Plan:
 
 def plan(recipe: recipes.Recipe) -> Plan:
     """Work out and check a recipe. Raises `InputError`."""
-    if recipe.made.plan:
+    if _found(recipe):
         return _read(recipe)
     config, training = recipe.config, recipe.config.training
     with torch.device("meta"):  # modules by name, no weights
@@ -78,8 +79,8 @@ def plan(recipe: recipes.Recipe) -> Plan:
     args = model.model_args
     fp8 = float8.choose(model, config.quantize.linear.float8)
     shards = recipe.hook("shards", check_whole)(config, args, fp8.layers)
-    rows = training.local_batch_size * recipe.processes
-    memory = memory_by_use(config, args, shards)
+    passes = max(1, training.global_batch_size // (training.local_batch_size * recipe.processes))
+    memory = memory_by_use(config, args, shards, passes)
     for estimate in recipe.hooks("memory_by_use"):
         memory |= estimate(config, args, shards)
     planned = Plan(
@@ -87,7 +88,7 @@ def plan(recipe: recipes.Recipe) -> Plan:
         args=args,
         fp8=fp8,
         flops_per_token=args.flops_per_token(training.seq_len),
-        passes=max(1, training.global_batch_size // rows),
+        passes=passes,
         world_size=recipe.processes,
         shards=shards,
         memory=memory,
@@ -123,7 +124,17 @@ def to_yaml(planned: Plan) -> str:
     fp8 = {"layers": sorted(planned.fp8.layers), "flops_per_token": planned.fp8.flops_per_token}
     numbers = {name: getattr(planned, name) for name in _NUMBERS}
     found = {"token_file": str(planned.token_file.path), "fp8": fp8, "numbers": numbers}
-    return recipes.to_yaml(planned.recipe, found)
+    return recipes.to_yaml(planned.recipe, found | {"recipe": _digest(planned.recipe)})
+
+
+def _digest(recipe: recipes.Recipe) -> int:
+    return zlib.crc32(recipes.to_yaml(recipe).encode())
+
+
+def _found(recipe: recipes.Recipe) -> dict | None:
+    """Return what `to_yaml` wrote of this recipe; None if its keys were changed since."""
+    found = recipe.made.plan
+    return found if found and found["recipe"] == _digest(recipe) else None
 
 
 def _read(recipe: recipes.Recipe) -> Plan:
@@ -148,7 +159,7 @@ def open_data(planned: Plan) -> tuple[Plan, str]:
     """
     from experiments.corpus import rows, tokens
 
-    found = planned.recipe.made.plan
+    found = _found(planned.recipe)
     if found and Path(found["token_file"]).exists():
         token_file = tokens.TokenFile.open(Path(found["token_file"]))
     else:

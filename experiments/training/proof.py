@@ -138,7 +138,7 @@ class Proof:
         if bool(scaled) != scaling.by_rows:
             return (
                 f"{scaled:.3e} FP8 FLOPs had a scale for each row, and the recipe's scaling is "
-                f"{scaling.name}"
+                f"{self.fp8.recipe_name}"
             )
         return None
 

@@ -162,6 +162,8 @@ def check_resume(folder: Path, expected: str, last: int) -> None:
         path = folder / f"step-{step}"
         try:
             found = checkpoint.identity(path)
+        except KeyError:
+            found = "none of a run"
         except Exception:  # noqa: S112  # whatever reading damaged files raises
             continue
         if step > last:
