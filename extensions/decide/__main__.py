@@ -36,6 +36,9 @@ PARALLEL = (
 )
 
 
+NEAR = "near                {name}: {model} on {gpu}, {stack}, {scaling} {speed_up:.2f}: {source}"
+
+
 def number(text: str) -> float:
     """Read `300`, `100k` or `1.5T`, more than 0 and finite. Raises ValueError."""
     digits, letter = re.fullmatch(r"(.*?)([kmbt]?)", text.lower()).groups()
@@ -74,9 +77,9 @@ def asked(argv: list[str] | None) -> Namespace:
     add("--gpus", type=whole, default=1)
     add("--batch", type=whole, default=1)
     add("--seq-len", type=whole, default=4096, dest="sequence")
-    add("--steps", type=whole)
+    add("--steps", type=whole, default=0)
     add("--tokens", type=number)
-    add("--price", type=number)
+    add("--price", type=number, default=0)
     add("--recompute", choices=["none", "full"])
     add("--freeze", nargs="+", default=[], choices=["wq", "wk", "wv", "wo", "w1", "w2", "w3"])
     add("--tensor-parallel", "--tp")
@@ -84,6 +87,8 @@ def asked(argv: list[str] | None) -> Namespace:
     args = parser.parse(argv)
     if args.tensor_parallel:
         raise InputError(PARALLEL)
+    if args.tokens:
+        args.steps = args.tokens / (args.gpus * args.batch * args.sequence)
     args.sizes = sizes(args.sizes)
     return args
 
@@ -97,10 +102,7 @@ def text(answer: dict) -> str:
                 said = f"{name} {key}"
                 lines.append("{:<20}{:,.2f} ({:,.2f} to {:,.2f})".format(said, *of))
     lines.append("memory_gib          {memory_gib:.1f}".format(**answer))
-    near = (
-        "near                {name}: {model} on {gpu}, {stack}, {scaling} {speed_up:.2f}: {source}"
-    )
-    lines += [near.format(**pair) for pair in answer["nearest"]]
+    lines += [NEAR.format(**pair) for pair in answer["nearest"]]
     known = [name for name in ("recompute", "fitted_to", "outside", "measure") if answer[name]]
     return "\n".join([*lines, *(f"{name:<20}{answer[name]}" for name in known)])
 

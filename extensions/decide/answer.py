@@ -26,7 +26,7 @@ def estimate(asked) -> dict:
     """Answer with numbers, None for what is not known; ranges are [value, low, high].
 
     Args:
-        asked: a training (see step.py), with its `steps` or `tokens` and its `price`.
+        asked: a training (see step.py), with its `steps` and `price`, 0 if not known.
     """
     facts = json.loads(FITTED.read_text(encoding="utf-8"))
     asked.recompute, needed = memory(asked, asked.gpus)
@@ -84,9 +84,9 @@ def memory(asked, gpus: int) -> tuple[str, float]:
 
 def where_it_fits(asked) -> str:
     """Say on how many GPUs a training fits that does not fit."""
-    for gpus in (2**power for power in range(13)):
-        if gpus > asked.gpus and memory(asked, gpus)[1] <= GPUS[asked.gpu].memory:
-            return f"it would fit on {gpus:,} GPUs: set --gpus"
+    for power in range(13):
+        if memory(asked, 2**power)[1] <= GPUS[asked.gpu].memory:
+            return f"it would fit on {2**power:,} GPUs: set --gpus"
     return "not on 4,096 GPUs either: take fewer or shorter rows, or recompute (--recompute full)"
 
 
@@ -129,15 +129,13 @@ def speeds(asked, facts: dict, needed: float, outside: list[float]) -> dict:
         name: [value / ratio, best / high, worst / low]
         for name, (ratio, low, high) in ({"bf16": [1, 1, 1]} | speedup).items()
     }
-    steps = asked.steps
-    if asked.tokens:
-        steps = asked.tokens / (asked.batch * asked.sequence * asked.gpus)
-    hours = steps and scaled(step_s, steps / 3600)
-    cost = hours and asked.price and scaled(hours, asked.gpus * asked.price)
-    return {"speedup": speedup, "step_s": step_s, "hours": hours, "cost": cost}
+    hours = asked.steps / 3600
+    times = {"step_s": 1, "hours": hours, "cost": hours * asked.gpus * asked.price}
+    scaled = {unit: scale(step_s, by) for unit, by in times.items() if by}
+    return {"speedup": speedup} | scaled
 
 
-def scaled(ranges: dict, by: float) -> dict:
+def scale(ranges: dict, by: float) -> dict:
     """Multiply ranges."""
     return {name: [by * value for value in of] for name, of in ranges.items()}
 
@@ -160,7 +158,8 @@ def measure(asked, answer: dict) -> str | None:
     if answer["verdict"] != "MEASURE FIRST":
         return None
     own, more = asdict(asked.sizes), ""
-    del own["enable_weight_tying"], own["qk_norm"]
+    for given in ("head_dim", "enable_weight_tying", "qk_norm"):  # by a Llama's class
+        del own[given]
     if asked.freeze:
         patterns = [f"*{layer}.weight" for layer in asked.freeze]
         more += f" 'puzzle.freeze={json.dumps(patterns)}'"
