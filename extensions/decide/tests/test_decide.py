@@ -231,7 +231,7 @@ WRONG_WORDS = """
 --tensor-parallel=2 | --tp 2 | --lr 1 | dim= | dim=0 | dim=-5 | dim=1.5 | dim=inf | dims=5 | =5
 compile.enable=false | vocab_size=lots | n_heads=99999999 | dim=1e99 | --first-step 3 | --verbose
 --gpus two | --batch 1k5 | --json=yes | qk_norm=many | 1B | --gpu rtx9000 | --gpu ""
-n_heads=8192 | --price 1e19
+n_heads=8192 | n_layers=900000 | --price 1e19
 """
 WRONG = """
 8B | 8B --gpu | --gpu h100 | 9B --gpu h100 | llama-9-7b --gpu h100 | dim=512 --gpu h100
