@@ -21,11 +21,14 @@ Exit codes: 0 for every answer, 2 for bad input.
 """
 
 import json
+import re
+from argparse import Namespace
 
 from experiments.jobs.command import COMPLETED, CommandLine, leave
 from extensions.decide.answer import estimate
-from extensions.decide.asked import Asked, checked, model
+from extensions.decide.model import sizes
 from models.errors import InputError
+from models.gpus import GPUS, find
 
 PARALLEL = (
     "tensor parallelism has no estimate, because 1 of 8 such trainings was predicted right: leave "
@@ -33,28 +36,61 @@ PARALLEL = (
 )
 
 
+NEAR = "near                {name}: {model} on {gpu}, {stack}, {scaling} {speed_up:.2f}: {source}"
+
+
+def number(text: str) -> float:
+    """Read `300`, `100k` or `1.5T`, more than 0 and finite. Raises ValueError."""
+    digits, letter = re.fullmatch(r"(.*?)([kmbt]?)", text.lower()).groups()
+    value = float(digits) * 1000 ** " kmbt".find(letter or " ")
+    if not 0 < value < 1e18:
+        raise ValueError
+    return value
+
+
+def whole(text: str) -> int:
+    """Read a whole number. Raises ValueError."""
+    if number(text) % 1:
+        raise ValueError
+    return int(number(text))
+
+
+def gpu(text: str) -> str:
+    """Read a GPU's name, whose key in `GPUS` is returned."""
+    return find(text) or text
+
+
 def main(argv: list[str] | None = None) -> int:
     """Print the answer."""
-    args = vars(_parser().parse(argv))
-    if args["tensor_parallel"]:
-        raise InputError(PARALLEL)
-    given = {name: value for name, value in args.items() if value is not None}
-    asked = checked(Asked, given | {"sizes": model(args["sizes"])})
-    answer = estimate(asked)
-    print(json.dumps(answer, indent=2) if args["json"] else text(answer))
+    args = asked(argv)
+    answer = estimate(args)
+    print(json.dumps(answer, indent=2) if args.json else text(answer))
     return COMPLETED
 
 
-def _parser() -> CommandLine:
+def asked(argv: list[str] | None) -> Namespace:
+    """Read the command line. Raises InputError."""
     parser = CommandLine("extensions.decide", __doc__)
     add = parser.add_argument
     add("sizes", nargs="+", metavar="MODEL|size=N")
-    for name in ("gpu", "gpus", "batch", "seq-len", "steps", "tokens", "price", "recompute"):
-        add(f"--{name}")
-    add("--freeze", nargs="+")
+    add("--gpu", type=gpu, choices=GPUS, required=True)
+    add("--gpus", type=whole, default=1)
+    add("--batch", type=whole, default=1)
+    add("--seq-len", type=whole, default=4096, dest="sequence")
+    add("--steps", type=whole, default=0)
+    add("--tokens", type=number)
+    add("--price", type=number, default=0)
+    add("--recompute", choices=["none", "full"])
+    add("--freeze", nargs="+", default=[], choices=["wq", "wk", "wv", "wo", "w1", "w2", "w3"])
     add("--tensor-parallel", "--tp")
     add("--json", action="store_true")
-    return parser
+    args = parser.parse(argv)
+    if args.tensor_parallel:
+        raise InputError(PARALLEL)
+    if args.tokens:
+        args.steps = args.tokens / (args.gpus * args.batch * args.sequence)
+    args.sizes = sizes(args.sizes)
+    return args
 
 
 def text(answer: dict) -> str:
@@ -66,12 +102,9 @@ def text(answer: dict) -> str:
                 said = f"{name} {key}"
                 lines.append("{:<20}{:,.2f} ({:,.2f} to {:,.2f})".format(said, *of))
     lines.append("memory_gib          {memory_gib:.1f}".format(**answer))
-    for pair in answer["nearest"]:
-        said = "{name}: {model} on {gpu}, {stack}, {scaling} {speed_up:.2f}: {source}"
-        lines.append(f"{'near':<20}{said.format(**pair)}")
+    lines += [NEAR.format(**pair) for pair in answer["nearest"]]
     known = [name for name in ("recompute", "fitted_to", "outside", "measure") if answer[name]]
-    lines += [f"{name:<20}{answer[name]}" for name in known]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"{name:<20}{answer[name]}" for name in known)])
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 A roofline is the least time that the GPU's datasheet allows: FLOPs over its peak, or bytes over its
 bandwidth. Only ratios matter: bf16 matmuls are taken to be at theirs.
+
+A training has `sizes` (`models.flops.Sizes`), `gpu`, `gpus`, `batch`, `sequence`, `recompute` and
+`freeze`: it is what a command line asks about, or a published pair.
 """
 
 from typing import NamedTuple
@@ -20,43 +23,46 @@ class Work(NamedTuple):
     rest: float  # the head, attention, element-wise work, AdamW
     cast: float  # to move a byte of each element that is cast
 
-    def seconds(self, rowwise: float, cast: float, rest: float) -> dict[str, float]:
-        """Predict a step in bf16 and by scaling.
 
-        Args:
-            rowwise: part that an FP8 matmul takes longer with scales of rows.
-            cast: bytes moved for each element that is cast.
-            rest: all that stays in bf16, in multiples of its roofline.
-        """
-        half, same = self.fp8_able / 2, rest * self.rest
-        tensorwise = half + same + cast * self.cast
-        return {
-            "bf16": self.fp8_able + same,
-            "tensorwise": tensorwise,
-            "rowwise": tensorwise + rowwise * half,
-        }
-
-
-def frozen(on) -> int:
+def frozen(training) -> int:
     """Count the weights of layers that are not trained."""
-    shapes = on.sizes.linear_shapes().items()
-    return sum(n * k for name, (n, k) in shapes if name.split(".")[-1] in on.freeze)
+    shapes = training.sizes.linear_shapes().items()
+    return sum(n * k for name, (n, k) in shapes if name.split(".")[-1] in training.freeze)
 
 
-def work(on) -> Work:
-    """Add up the rooflines of a step of a training: `Asked`, or a `Pair`."""
-    gpu, tokens, again = GPUS[on.gpu], on.batch * on.sequence, RECOMPUTED[on.recompute]
-    layers = on.sizes.linear_shapes()
+def work(training) -> Work:
+    """Add up the rooflines of a step."""
+    gpu, again = GPUS[training.gpu], RECOMPUTED[training.recompute]
+    sizes, tokens = training.sizes, training.batch * training.sequence
+    layers = sizes.linear_shapes()
     vocab, dim = layers.pop("output")
     weights = sum(n * k for n, k in layers.values())
     features = sum(n + k for n, k in layers.values())
-    computed = weights * (3 + again) - frozen(on)
-    attention = on.sequence * q_dim(on.sizes) * on.sizes.n_layers * (3.5 + again)
+    computed = weights * (3 + again) - frozen(training)
+    attention = training.sequence * q_dim(sizes) * sizes.n_layers * (3.5 + again)
     # Kernels of a compiled block move some 4.5 bytes for each feature of its linear layers.
     moved = tokens * (4.5 * features * (1 + again / 4) + 6 * vocab)
-    moved += 16 * (weights + 2 * vocab * dim) / on.gpus  # by AdamW
+    moved += 16 * (weights + 2 * vocab * dim) / training.gpus  # by AdamW
     return Work(
         fp8_able=2 * tokens * computed / gpu.bf16,
         rest=2 * tokens * (3 * vocab * dim + attention) / gpu.bf16 + moved / gpu.bandwidth,
         cast=(tokens * features + weights) / gpu.bandwidth,
     )
+
+
+def seconds(of: Work, rowwise: float, cast: float, rest: float) -> dict[str, float]:
+    """Predict a step in bf16 and by scaling.
+
+    Args:
+        of: the step's parts; a frame with these columns predicts its rows.
+        rowwise: part that an FP8 matmul takes longer with scales of rows.
+        cast: bytes moved for each element that is cast.
+        rest: all that stays in bf16, in multiples of its roofline.
+    """
+    half, same = of.fp8_able / 2, rest * of.rest
+    tensorwise = half + same + cast * of.cast
+    return {
+        "bf16": of.fp8_able + same,
+        "tensorwise": tensorwise,
+        "rowwise": tensorwise + rowwise * half,
+    }
