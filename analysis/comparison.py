@@ -156,15 +156,15 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
     of_loss += lost_runs(started, beside)
     diverged = losses.diverged(started, beside, bool(unpaired))
     others_diverged = losses.diverged(beside, started, bool(unpaired))
-    slower, faster = gain.ratio.mean < 1 - SMALL, gain.ratio.mean > 1 + SMALL
+    slower = gain.ratio.mean < 1 - SMALL
     cases = {
         Outcome.CPU: study.on_cpu,
         Outcome.DIVERGED: diverged * len(beside) > others_diverged * len(started),
         Outcome.NO_REFERENCE: not own,
         Outcome.TOO_SHORT: gain.runs == 0,
         Outcome.SINGLE_RUN: gain.runs == 1,
-        Outcome.NO_VERDICT: bool(contradictions or (gain.caveats and not faster)),
-        Outcome.NO_PLAIN_YES: bool(gain.caveats),
+        Outcome.NO_VERDICT: bool(contradictions or (slower and gain.caveats)),
+        Outcome.NO_PLAIN_YES: bool(gain.caveats) and not gain.ratio.as_fast,
         Outcome.NO_GAIN: gain.ratio.as_fast,
         Outcome.CANNOT_TELL: not gain.ratio.clear,
         Outcome.SLOWER: slower,
