@@ -47,13 +47,16 @@ class RunDirectory:
         """
         check_folder(path, "run", *_MARKS)
         self.path, self._lock = path, lock_folder(path, "run")
-        earlier = _check(path, plan)
         try:  # recipe and log first: a full disk stops here
+            earlier = _check(path, plan)
             files.write_whole(path / records.RECIPE, to_yaml(plan))
             (path / records.LOG).touch()
             attempt = self._set_aside(earlier)
             self.manifest = _manifest(plan, attempt, path)
             files.write(path / records.MANIFEST, self.manifest)
+        except InputError:
+            self._lock.close()
+            raise
         except OSError as error:
             self._lock.close()
             mend = "make room, or choose another --out"

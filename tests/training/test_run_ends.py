@@ -104,7 +104,7 @@ def test_a_run_that_is_stopped_in_every_way_is_one_that_is_not(
     (out / "checkpoint/step-9999").mkdir()
     (out / "checkpoint/step-9999/__0_0.distcp").touch()
     before_step(0, None)
-    fails(main, out, "training.steps=20")  # it goes on as it was started
+    fails(main, out, "optimizer.lr=1e-5")  # that would be another run
     assert run_here(out) == 0
     log = (out / "log.txt").read_text()
     assert "step-9999 was not written to its end: deleted" in log
