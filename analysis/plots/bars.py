@@ -86,8 +86,10 @@ def compare_bars(axes: Axes, comparison: Comparison, values: pd.Series, unit: st
     """
     lengths, reference = draw_bars(axes, values), comparison.reference
     ratios = (lengths / lengths.get(reference, math.nan)).dropna()
-    words = lengths.map(number) + f" {unit}"
-    words = words.add(ratios.map("\n{:.2f} ×".format), fill_value="")[lengths.index]
+    words = []
+    for recipe, length in lengths.items():
+        ratio = f"\n{ratios[recipe]:.2f} ×" if recipe in ratios else ""
+        words.append(f"{number(length)} {unit}{ratio}")
     set_rows(axes, [*map(short_name, lengths.index)], of, words)
     if comparison.best and comparison.best.recipe in ratios:
         recipe = comparison.best.recipe

@@ -99,3 +99,4 @@ def test_without_a_reference_there_is_no_answer(tmp_path):
     write_study(tmp_path)
     change(tmp_path, "baseline_compiled", status="failed")
     assert outcome(compare(read_study(tmp_path))) == "no_reference"
+    assert main([str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
