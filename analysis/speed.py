@@ -72,7 +72,7 @@ def timed(runs: list[Run]) -> list[Run]:
 
 
 @lru_cache(maxsize=500)
-def rates(run: Run) -> dict[str, float]:
+def log_rates(run: Run) -> dict[str, float]:
     """Work out the logarithm of a run's tokens/s, counted in every way.
 
     Of a run with steps in bf16 and in FP8, the ways that look at single steps look at the
@@ -118,7 +118,7 @@ def clock_rate(run: Run) -> float:
 
 def tokens_per_s(run: Run) -> float:
     """Steady tokens/s over all devices, padding included; NaN if the run is too short."""
-    return math.exp(rates(run)[MEAN]) if timed([run]) else math.nan
+    return math.exp(log_rates(run)[MEAN]) if timed([run]) else math.nan
 
 
 def mfu(run: Run, precision: str = "bf16") -> float:
@@ -129,7 +129,7 @@ def mfu(run: Run, precision: str = "bf16") -> float:
 
 def rate_table(runs: list[Run]) -> pd.DataFrame:
     """The rates of some runs: a row a run, a column a way."""
-    return pd.DataFrame(map(rates, runs), [run.name for run in runs])
+    return pd.DataFrame(map(log_rates, runs), [run.name for run in runs])
 
 
 def samples(own: list[Run], others: list[Run], work_out: Callable) -> list[np.ndarray]:
@@ -157,7 +157,7 @@ def ratios(own: list[Run], others: list[Run], level: float) -> dict[str, Ratio]:
     """Find the ratio by each way, with its interval; none where a recipe kept to a place that the
     other never had."""
     found = np.exp(estimate(*samples(own, others, rate_table), level=level)).T.tolist()
-    return {way: Ratio(*ends) for way, ends in zip(rates(own[0]), found, strict=True)}
+    return {way: Ratio(*ends) for way, ends in zip(log_rates(own[0]), found, strict=True)}
 
 
 def estimate(a: np.ndarray, b: np.ndarray | None = None, level: float = LEVEL) -> np.ndarray:

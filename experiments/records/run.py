@@ -6,7 +6,7 @@ directory. A study's folder has `study.yaml`, what the study was started with.
     recipe.yaml         fully resolved: `python -m experiments.run DIR/recipe.yaml` runs it again
     manifest.json       `Manifest`: code, versions, machine, command; the status, which the end sets
     metrics.jsonl       a `Window` a line; after kill -9 its last line may be torn
-    timing.json         `Timing`: where the warm-up went
+    timing.json         `Timing`: where the time to the end of the first step went
     proof.json          `Proof`: what ran in FP8
     environment-*.json  `Environment`: all packages and the diff to the commit, once a study
     log.txt             everything that was printed
