@@ -16,7 +16,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -209,8 +209,11 @@ def _validate(keys: Keys, extensions: dict[str, ModuleType]) -> "Config":
     try:
         return validator(*own).validate_json(json.dumps(nested(keys)))
     except ValidationError as error:
-        known = asdict(Config())
-        raise mistakes(error, keys, [*known, *flat(known)], LEFT_OUT) from error
+        sections = asdict(Config())
+        known = [*sections, *flat(sections)]
+        for name, section in own:
+            known += [f"{name}.{key.name}" for key in fields(section)]
+        raise mistakes(error, keys, known, LEFT_OUT) from error
 
 
 # ---- what a recipe says ----
