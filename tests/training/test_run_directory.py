@@ -11,7 +11,7 @@ from experiments.config import recipes
 from experiments.records.run import Environment, Manifest
 from experiments.run import main
 from experiments.training import run_directory
-from experiments.training.plan import open_data, plan
+from experiments.training.plan import open_data, plan, to_yaml
 from experiments.training.run_directory import RunDirectory
 from models import device
 from models.errors import InputError
@@ -71,6 +71,15 @@ def test_runs_that_are_completed_or_in_use_are_refused(unfinished, claim):
     directory.finish("completed")
     with pytest.raises(InputError, match="holds a completed run"):
         claim()
+
+
+@pytest.mark.parametrize(("length", "passes"), [(256, 999), (128, 1)])
+def test_a_plan_is_read_again_only_for_the_recipe_that_it_was_made_of(tmp_path, length, passes):
+    """The file's plan has 999 forward passes; whoever edits a key gets a plan anew."""
+    path = tmp_path / "recipe.yaml"
+    text = to_yaml(PLAN).replace("passes: 1", "passes: 999")
+    path.write_text(text.replace("seq_len: 256", f"seq_len: {length}"))
+    assert plan(recipes.load(str(path))).passes == passes
 
 
 def test_what_a_run_says_of_itself(tmp_path):
