@@ -94,7 +94,7 @@ def where(runs: list[Run]) -> str:
 
 
 def longest_step(runs: list[Run]) -> str:
-    """Name the steady step of some runs that is longest beside its run's median step."""
+    """Name the longest steady step of some runs, relative to its run's median step."""
     longest = []
     for run in runs:
         seconds = run.steps["seconds"][run.steps["steady"]]
@@ -105,7 +105,7 @@ def longest_step(runs: list[Run]) -> str:
 
 
 def other_ways(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> dict[str, Ratio]:
-    """Find the ratios that differ from the mean steady step's by more than chance.
+    """Find ratios unlike the mean steady step's by more than chance.
 
     Of the fifths of the steps only those count in which the lead is smaller: a part with a larger
     lead takes nothing away.

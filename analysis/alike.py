@@ -79,7 +79,7 @@ def differences(own: list[Run], others: list[Run]) -> tuple[list[str], list[str]
 
 
 def shares(runs: list[Run], key: str) -> dict[str, float]:
-    """Work out the share of the runs that has each value of a record."""
+    """Work out the share of the runs by value of a record."""
     counts = Counter(plain(run.facts.get(key)) for run in runs)
     return {value: count / len(runs) for value, count in counts.items()}
 
@@ -89,7 +89,7 @@ def fewest_graphs(runs: list[Run]) -> int:
 
 
 def listed(shares: dict[str, float]) -> str:
-    """Write values, with the share of the runs that has each, if it is not all."""
+    """Write values, each with its share of the runs if there are several."""
     said = [f"{value} ({share:.0%})" for value, share in shares.items()]
     return ", ".join(said).removesuffix(" (100%)")
 

@@ -171,12 +171,12 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
 
 
 def verdicts(comparison: Comparison) -> dict[str, Verdict]:
-    """Choose the verdicts on the loss for which there are pairs of runs."""
+    """Choose the verdicts on the loss with pairs of runs."""
     return {recipe: of.loss for recipe, of in comparison.findings.items() if of.loss.by_seed}
 
 
 def find_farthest(axes: Axes, comparison: Comparison) -> None:
-    """Write as the finding who ends farthest from the reference's loss, or that nobody does."""
+    """Write the recipe with the farthest final loss as the finding."""
     judged, reference = verdicts(comparison), name(comparison.reference)
     if not judged:
         return

@@ -61,13 +61,17 @@ class CommandLine(argparse.ArgumentParser):
 
 
 def seeds(text: str) -> list[int]:
-    """Read `--seeds`: how many of them, from 0; or a list, which has a comma. Raises ValueError."""
-    given = [int(word) for word in text.removesuffix(",").split(",")]
-    if "," in text and all(0 <= seed < 10**18 for seed in given):
-        return given
-    if "," not in text and 0 < given[0] <= 100:
-        return list(range(given[0]))
-    raise ValueError("expected 1 to 100 seeds, or a list of them, as 0,1,2")
+    """Read `--seeds`: how many of them, from 0; or a list, with a comma. Raises
+    ArgumentTypeError."""
+    with suppress(ValueError):
+        given = [int(word) for word in text.removesuffix(",").split(",")]
+        if "," in text and all(0 <= seed < 10**18 for seed in given):
+            return given
+        if "," not in text and 0 < given[0] <= 100:
+            return list(range(given[0]))
+    raise argparse.ArgumentTypeError(
+        f"expected 1 to 100, as 3 for seeds 0, 1 and 2, or a list with a comma, got {text}"
+    )
 
 
 # ---- asked to stop ----

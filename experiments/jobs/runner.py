@@ -172,9 +172,8 @@ def _work(runs: list[Run], bars: Progress, stop: Stop) -> None:
     while running or (waiting and not stop.code):
         try:
             while waiting and not stop.code:
-                count = min(
-                    waiting[0].world_size, there
-                )  # without GPUs the machine is one, for all
+                # without GPUs the machine is one, for all processes
+                count = min(waiting[0].world_size, there)
                 if count > len(free):
                     break
                 run = waiting.pop(0)
