@@ -4,7 +4,7 @@ Everything that is recorded must be equal in both, except what the recipes' own 
 record is compared without further ado.
 """
 
-from collections import Counter
+from collections import ChainMap, Counter
 from functools import cache
 from pathlib import Path
 
@@ -45,6 +45,7 @@ IGNORED = (
     "float8",
     "fp8_matmul",
     "host",
+    "hardware.memory_bytes",
     "hardware.visible_devices",
     "hardware.uuid",
 )
@@ -60,7 +61,7 @@ def differences(own: list[Run], others: list[Run]) -> tuple[list[str], list[str]
     """
     passed_over = (*IGNORED, *meant_to_differ(own[0].recipe, others[0].recipe))
     forbidden, remarks = [], []
-    for key in dict.fromkeys(key for run in own + others for key in run.facts):
+    for key in ChainMap(*[run.facts for run in own + others]):
         mine, theirs = shares(own, key), shares(others, key)
         if key.startswith(passed_over):
             continue
@@ -80,7 +81,7 @@ def differences(own: list[Run], others: list[Run]) -> tuple[list[str], list[str]
 
 def shares(runs: list[Run], key: str) -> dict[str, float]:
     """Work out the share of the runs by value of a record."""
-    counts = Counter(plain(run.facts.get(key)) for run in runs)
+    counts = Counter(str(run.facts.get(key)) for run in runs)
     return {value: count / len(runs) for value, count in counts.items()}
 
 
@@ -94,33 +95,21 @@ def listed(shares: dict[str, float]) -> str:
     return ", ".join(said).removesuffix(" (100%)")
 
 
-def plain(value) -> str:
-    """Write a value as text, 5e-5 as 5e-05."""
-    if value is None:
-        return "unknown"
-    try:
-        return str(value) if isinstance(value, bool) else f"{float(value):.12g}"
-    except (TypeError, ValueError):
-        return str(value)
-
-
-def meant_to_differ(*recipes: str) -> tuple[str, ...]:
+def meant_to_differ(*recipes: str) -> list[str]:
     """List the keys that the files of two recipes set to different values; those of FP8 where a
     recipe has no file here."""
-    said = [said_by(recipe) for recipe in recipes]
-    if None in said:
-        return ("quantize.",)
-    keys = said[0] | said[1]
-    return tuple(key for key in keys if plain(said[0].get(key)) != plain(said[1].get(key)))
+    mine, theirs = map(said_by, recipes)
+    if mine is None or theirs is None:
+        return ["quantize."]
+    return [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
 
 
 @cache
 def said_by(recipe: str) -> dict | None:
     """Read what the file of a recipe and its parents' set, below base.yaml; None without a file."""
     for place in ("recipes", "extensions/*/recipes"):
-        for file in ROOT.glob(f"{place}/**/{recipe}.yaml"):
-            if file.parent.name not in ("studies", "overlays"):
-                said = read_yaml(file)
-                parent = said.pop("base", "base")
-                return (said_by(parent) if parent != "base" else {}) | flat(said)
+        for file in ROOT.glob(f"{place}/{recipe}.yaml"):
+            said = read_yaml(file)
+            parent = said.pop("base", "base")
+            return (said_by(parent) if parent != "base" else {}) | flat(said)
     return None
