@@ -18,12 +18,12 @@ from analysis.speed import (
     LEVEL,
     MEAN,
     QUICK,
+    SMALL,
     Ratio,
-    foretell,
     mfu,
     rate_table,
     ratios,
-    samples,
+    runs_needed,
     timed,
 )
 
@@ -40,14 +40,18 @@ class SpeedUp:
         by: the ratio by all ways.
         runs: with a rate, of the recipe that has fewer.
         caveats: what contradicts the ratio; of a single run nothing is known.
-        half_widths: of the interval with more runs, where nothing contradicts it.
     """
 
     ratio: Ratio = Ratio(math.nan)
     by: dict[str, Ratio] = field(default_factory=dict)
     runs: int = 0
     caveats: list[str] = field(default_factory=list)
-    half_widths: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def runs_needed(self) -> int | None:
+        """How many runs of each recipe would tell if it is faster, slower or as fast."""
+        mean, low, high = np.log(self.ratio)
+        return runs_needed(self.runs, (high - low) / 2, max(abs(mean), SMALL - abs(mean)))
 
 
 def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
@@ -57,18 +61,12 @@ def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
         tries: recipes that are judged together: the interval of each is wider (Bonferroni).
     """
     own, others = timed(own), timed(others)
-    few = min(len(own), len(others))
-    if not few:
+    runs = min(len(own), len(others))
+    if not runs:
         return SpeedUp()
-    level = 1 - (1 - LEVEL) / tries
-    by = ratios(own, others, level)
-    if few == 1:
-        return SpeedUp(by[MEAN], by, few)
+    by = ratios(own, others, 1 - (1 - LEVEL) / tries)
     caveats = [*contradictions(by, own, others), *impossible(by[MEAN], own, others)]
-    if caveats:
-        return SpeedUp(by[MEAN], by, few, caveats)
-    means = samples(own, others, lambda runs: rate_table(runs)[[MEAN]])
-    return SpeedUp(by[MEAN], by, few, half_widths=foretell(*means, level=level))
+    return SpeedUp(by[MEAN], by, runs, caveats if runs > 1 else [])
 
 
 def contradictions(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> Iterator[str]:
@@ -95,13 +93,10 @@ def where(runs: list[Run]) -> str:
 
 def longest_step(runs: list[Run]) -> str:
     """Name the longest steady step of some runs, relative to its run's median step."""
-    longest = []
-    for run in runs:
-        seconds = run.steps["seconds"][run.steps["steady"]]
-        times = seconds.max() / seconds.median()
-        longest.append((times, seconds.max(), seconds.idxmax(), run.name))
-    times, seconds, step, name = max(longest)
-    return f"step {step} of {name} took {seconds:.3g} s, {times:.1f} times its median step"
+    steady = {run.name: run.steps["seconds"][run.steps["steady"]] for run in runs}
+    times = pd.concat({name: seconds / seconds.median() for name, seconds in steady.items()})
+    name, step = times.idxmax()
+    return f"step {step} of {name} took {times.max():.1f} times its median step"
 
 
 def other_ways(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> dict[str, Ratio]:
@@ -126,17 +121,15 @@ def trend(own: list[Run], others: list[Run]) -> float:
     """Work out the ratio that comes from runs getting slower or faster in the order in which they
     were made, where one recipe's runs were made first; 1 if that may be chance."""
     runs = own + others
-    table = pd.DataFrame({"start": [run.manifest.start for run in runs]}).rank()
-    table["rate"] = rate_table(runs)[MEAN].to_numpy()
+    table = rate_table(runs)[[MEAN]].assign(start=[run.manifest.start for run in runs])
+    table["start"] = table["start"].rank()
     means = table.groupby([run.recipe for run in runs]).transform("mean")
     within = table - means
-    with warnings.catch_warnings(action="ignore"):  # runs that were all made at once
-        chance = stats.pearsonr(within["start"], within["rate"]).pvalue
-    if not chance < CHANCE:
-        return 1.0
-    slope = (within["start"] @ within["rate"]) / (within["start"] @ within["start"])
+    if not within["start"].any():
+        return 1.0  # all were made at once
+    fit = stats.linregress(within["start"], within[MEAN])
     later = means["start"].iloc[0] - means["start"].iloc[-1]
-    return math.exp(later * slope)
+    return math.exp(later * fit.slope) if fit.pvalue < CHANCE else 1.0
 
 
 def leave_one_out(ratio: Ratio, own: list[Run], others: list[Run]) -> dict[str, Ratio]:

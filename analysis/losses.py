@@ -7,13 +7,13 @@ another seed does.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from analysis.runs import MIN_STEPS, Run, last_tenth
-from analysis.speed import estimate, foretell
+from analysis.speed import estimate, runs_needed
 
 LEVEL = 0.90  # of the interval that decides: two one-sided tests at 5 % each
 MIN_SEEDS = 3  # pairs of runs below which nothing is said of equality
@@ -24,7 +24,7 @@ STRANGE = 0.5  # of the distance of strangers' first losses: partners are nearer
 FAR = 0.10  # of a loss: rounding moves none so far
 OFTEN = 0.02  # of a run's steps: a bad batch takes fewer
 COPIED = 0.10  # of the steps in FP8 with the other's loss to the last bit: chance gives fewer
-TOO_GOOD = 0.02  # of the loss: eight times the tolerance, and rounding takes nothing off
+TOO_GOOD = 8  # margins, 2 % of the loss: rounding takes nothing off
 
 VERDICTS = SAME, LOWER, HIGHER, CANNOT_TELL = "the same", "lower", "higher", "cannot tell"
 
@@ -39,7 +39,6 @@ class Verdict:
         level: of that interval; with several recipes it is wider.
         margin: differences within it are the same.
         step: the last that all pairs have.
-        half_widths: of the interval with more seeds.
     """
 
     word: str = f"0 of {MIN_SEEDS} seeds"
@@ -49,16 +48,16 @@ class Verdict:
     level: float = LEVEL
     margin: float = math.nan
     step: int = 0
-    half_widths: dict[int, float] = field(default_factory=dict)
 
     @property
     def difference(self) -> float:
         return float(np.mean(self.by_seed)) if self.by_seed else math.nan
 
     @property
-    def share(self) -> float:
-        """The difference as a share of the reference's loss."""
-        return TOLERANCE * self.difference / (self.margin or math.nan)
+    def runs_needed(self) -> int | None:
+        """How many runs of each recipe would tell if it is the same, lower or higher."""
+        distance = abs(abs(self.difference) - self.margin)
+        return runs_needed(len(self.by_seed), (self.high - self.low) / 2, distance)
 
 
 def paired(own: list[Run], others: list[Run]) -> dict[str, pd.DataFrame]:
@@ -77,23 +76,22 @@ def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
     pairs = [pair for pair in paired(own, others).values() if len(pair) >= MIN_STEPS]
     if not pairs:
         return Verdict()
-    ends = np.array([last_tenth(pair)[["loss", "loss_beside"]].mean() for pair in pairs])
-    by_seed = ends[:, 0] - ends[:, 1]
-    margin = float(TOLERANCE * abs(ends[:, 1].mean()))
+    ends = pd.DataFrame([last_tenth(pair).mean() for pair in pairs])
+    by_seed = ends["loss"] - ends["loss_beside"]
+    margin = TOLERANCE * ends["loss_beside"].mean()
     level = 1 - (1 - LEVEL) / tries
-    _, low, high = map(float, estimate(by_seed, level=level))
-    enough = len(pairs) >= MIN_SEEDS
-    if not enough:
-        word = f"{len(pairs)} of {MIN_SEEDS} seeds"
-    elif max(-low, high) < margin:
-        word = SAME
-    elif low > margin or min(by_seed) > margin / TOLERANCE * FAR:  # however much they vary
-        word = HIGHER
-    else:
-        word = LOWER if high < -margin else CANNOT_TELL
-    widths = foretell(by_seed, level=level) if enough else {}
-    last = int(min(pair.index[-1] for pair in pairs))
-    return Verdict(word, tuple(by_seed.tolist()), low, high, level, margin, last, widths)
+    _, low, high = estimate(by_seed, level)
+    far_above = (by_seed > FAR * ends["loss_beside"]).all()  # however much they vary
+    words = {
+        f"{len(pairs)} of {MIN_SEEDS} seeds": len(pairs) < MIN_SEEDS,
+        SAME: max(-low, high) < margin,
+        HIGHER: low > margin or far_above,
+        LOWER: high < -margin,
+        CANNOT_TELL: True,
+    }
+    word = next(word for word, holds in words.items() if holds)
+    step = min(pair.index[-1] for pair in pairs)
+    return Verdict(word, tuple(by_seed), low, high, level, margin, step)
 
 
 def differences(own: list[Run], others: list[Run]) -> pd.DataFrame:
@@ -105,7 +103,7 @@ def differences(own: list[Run], others: list[Run]) -> pd.DataFrame:
     by_seed = [pair["loss"] - pair["loss_beside"] for pair in pairs]
     by_seed = pd.concat(by_seed, axis="columns").dropna()
     smooth = by_seed.rolling(len(last_tenth(by_seed))).mean().dropna()
-    lines = estimate(smooth.to_numpy().T, level=LEVEL)
+    lines = estimate(smooth.T, LEVEL)
     return pd.DataFrame(lines.T, smooth.index, ["difference", "low", "high"])
 
 
@@ -118,25 +116,23 @@ def no_pairs(own: list[Run], others: list[Run]) -> Iterator[str]:
     The first losses of partners, which share weights and batches, differ by rounding alone: by far
     less than strangers' losses.
     """
-    firsts = []
-    for runs in own, others:
-        losses = {run.seed: run.steps["loss"].iloc[0] for run in runs if run.length}
-        firsts.append(pd.Series(losses).dropna())
-        if firsts[-1].duplicated().any():
+    mine, theirs = first_losses(own), first_losses(others)
+    for runs, firsts in (own, mine), (others, theirs):
+        if firsts.duplicated().any():
             yield f"seeds of {runs[0].recipe} begin with the same loss, so they are no other runs"
-    seeds = firsts[0].index.intersection(firsts[1].index)
-    if len(seeds) < 2:
-        return
-    mine, theirs = (of[seeds].to_numpy() for of in firsts)
-    apart = np.abs(np.subtract.outer(mine, theirs))
-    partners = np.median(apart.diagonal())
-    strangers = np.median(apart[~np.eye(len(seeds), dtype=bool)])
+    partners, strangers = (mine - theirs).abs().median(), theirs.diff().abs().median()
     if partners > STRANGE * strangers:
         yield (
             f"it begins {partners:.2g} from its partners of the same seed, and seeds begin "
             f"{strangers:.2g} apart: runs of a seed do not share weights and batches, or log "
             "different losses"
         )
+
+
+def first_losses(runs: list[Run]) -> pd.Series:
+    """The loss of each run's first step, by seed."""
+    losses = {run.seed: run.steps["loss"].iloc[0] for run in runs if run.length}
+    return pd.Series(losses, dtype=float).dropna()
 
 
 # ---- rule 5 ----
@@ -179,8 +175,8 @@ def odd(own: list[Run], others: list[Run], judged: Verdict) -> Iterator[str]:
         copied = (pair["loss"] == pair["loss_beside"])[pair["in_fp8"]].mean()
         if copied > COPIED:
             yield f"in {copied:.0%} of its steps {name} has the other's loss to the last bit"
-    if judged.share < -TOO_GOOD:
-        yield f"its loss is {-judged.share:.1%} lower, which FP8 does not explain"
+    if judged.difference < -TOO_GOOD * judged.margin:
+        yield f"its loss is {-judged.difference:.3g} lower, which FP8 does not explain"
 
 
 # ---- what the margin is worth ----

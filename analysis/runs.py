@@ -137,7 +137,7 @@ def read_yaml(path: Path) -> dict:
 
 def flat(sections: dict) -> dict[str, Any]:
     """Turn sections within sections into key.path: value."""
-    return pd.json_normalize(sections).to_dict("records")[0]
+    return pd.json_normalize(sections).iloc[0].to_dict()
 
 
 # ---- steps ----

@@ -21,7 +21,6 @@ LEVEL = 0.95  # confidence of an interval
 MIN_STEADY = MIN_STEPS - NOT_STEADY_STEPS  # that a run needs for a rate: fifths of four steps
 SMALL = 0.01  # ratios this near to 1 are as fast: GPUs of a kind differ by as much
 PART_OF_LEAD = 0.25  # whoever is promised a lead must not find a quarter of it missing
-REPEATS = (3, 5, 10)  # runs of each recipe, for which the width of the interval is foretold
 
 # The ways to count tokens/s. A run has noise in each fifth of its steps, and a fault in a tenth of
 # them shows in one.
@@ -91,29 +90,21 @@ def log_rates(run: Run) -> dict[str, float]:
         NO_WAIT: tokens / (seconds - wait),
     }
     for way, part in zip(FIFTHS, np.array_split(usual, len(FIFTHS)), strict=True):
-        ways[way] = mean * middle(usual) / middle(part)
+        # of the middle half: a few slow steps say nothing of a fifth
+        ways[way] = mean * stats.trim_mean(usual, 0.25) / stats.trim_mean(part, 0.25)
     return {way: np.log(rate) for way, rate in ways.items()}
-
-
-def middle(seconds: np.ndarray) -> float:
-    """Average the middle half: a few slow steps say nothing of a fifth."""
-    left_out = len(seconds) // 4
-    return np.sort(seconds)[left_out : len(seconds) - left_out].mean()
 
 
 def clock_rate(run: Run) -> float:
     """Work out tokens/s by the wall clock, without each process's first steps, and without what a
     switch between bf16 and FP8 compiled."""
-    tokens = seconds = 0.0
-    stretches = run.proof.stretches if run.proof else {}
-    for _, steps in run.steps.groupby("process"):
-        clock = steps["elapsed"].iloc[NOT_STEADY_STEPS:].dropna()
-        if len(clock) > 1:
-            first, last = clock.index[0], clock.index[-1]
-            tokens += steps["tokens"].loc[first + 1 : last].sum()
-            seconds += clock[last] - clock[first]
-            seconds -= sum(of.compile_s for at, of in stretches.items() if first < int(at) <= last)
-    return tokens / seconds if tokens else math.nan
+    steps = run.steps.assign(tokens=run.steps["tokens"].cumsum())
+    steps = steps[steps.groupby("process").cumcount() >= NOT_STEADY_STEPS]
+    ends = steps.dropna(subset="elapsed").groupby("process")[["tokens", "elapsed"]]
+    tokens, seconds = (ends.last() - ends.first()).sum()
+    switches = run.proof.stretches.items() if run.proof else ()
+    compiling = sum(of.compile_s for first, of in switches if int(first) > NOT_STEADY_STEPS)
+    return tokens / (seconds - compiling) if tokens else math.nan
 
 
 def tokens_per_s(run: Run) -> float:
@@ -129,61 +120,57 @@ def mfu(run: Run, precision: str = "bf16") -> float:
 
 def rate_table(runs: list[Run]) -> pd.DataFrame:
     """The rates of some runs: a row a run, a column a way."""
-    return pd.DataFrame(map(log_rates, runs), [run.name for run in runs])
-
-
-def samples(own: list[Run], others: list[Run], work_out: Callable) -> list[np.ndarray]:
-    """Choose what a t-test compares: the differences of pairs, or the values of both recipes.
-
-    Where both runs of each seed had one place, and not all seeds the same, machines differ by more
-    than recipes, and runs are paired. Where the recipes had no place in common, places are what is
-    repeated, not runs. Both recipes' runs are in the order of their seeds.
-
-    Args:
-        work_out: values (runs, ...) of some runs.
-    """
-    values = [np.asarray(work_out(runs)) for runs in (own, others)]
-    places = [[run.place for run in runs] for runs in (own, others)]
-    seeds = [[run.seed for run in runs] for runs in (own, others)]
-    if seeds[0] == seeds[1] and places[0] == places[1] and len(set(places[0])) > 1:
-        return [values[0] - values[1]]
-    if set(places[0]).isdisjoint(places[1]):
-        grouped = zip(values, places, strict=True)
-        return [pd.DataFrame(of).groupby(at).mean().to_numpy() for of, at in grouped]
-    return values
+    return pd.DataFrame(map(log_rates, runs))
 
 
 def ratios(own: list[Run], others: list[Run], level: float) -> dict[str, Ratio]:
     """Find the ratio by each way, with its interval; none where a recipe kept to a place that the
     other never had."""
-    found = np.exp(estimate(*samples(own, others, rate_table), level=level)).T.tolist()
-    return {way: Ratio(*ends) for way, ends in zip(log_rates(own[0]), found, strict=True)}
+    found = np.exp(difference(own, others, rate_table, level)).T
+    return {way: Ratio(*ends) for way, ends in zip(log_rates(own[0]), found.tolist(), strict=True)}
 
 
-def estimate(a: np.ndarray, b: np.ndarray | None = None, level: float = LEVEL) -> np.ndarray:
-    """Estimate the mean of `a` (samples, ...), or how far it is above the mean of `b`.
+def difference(
+    own: list[Run], others: list[Run], work_out: Callable, level: float = LEVEL
+) -> np.ndarray:
+    """Estimate how far the mean of one recipe's runs is above another's, by Welch's t-test.
 
-    Returns (3, ...): the estimate, and its interval by Student's or Welch's t-test, NaN where there
-    are too few samples.
-    """
-    with warnings.catch_warnings(action="ignore"):  # a single sample, or samples that are equal
-        if b is None:
-            mean, test = a.mean(axis=0), stats.ttest_1samp(a, 0)
-        else:
-            mean = a.mean(axis=0) - b.mean(axis=0)
-            test = stats.ttest_ind(a, b, equal_var=False)
-        return np.array([mean, *test.confidence_interval(level)])
-
-
-def foretell(*samples: np.ndarray, level: float) -> dict[int, float]:
-    """Foretell half of the width of an interval with so many samples (`REPEATS`) of each.
+    Where the runs of both recipes had the same places one by one, and several, machines differ by
+    more than recipes, and runs are paired. Where the recipes had no place in common, places are
+    what is repeated, not runs.
 
     Args:
-        samples: as for `estimate`, of single numbers.
+        work_out: values (runs, ...) of some runs.
+
+    Returns:
+        As `estimate`.
     """
-    variance = sum(np.var(sample, ddof=1) for sample in samples)
-    widths = {}
-    for runs in REPEATS:
-        critical = stats.t.ppf((1 + level) / 2, len(samples) * (runs - 1))
-        widths[runs] = float(critical * math.sqrt(variance / runs))
-    return widths
+    a, b = (
+        pd.DataFrame(work_out(runs)).set_axis([run.place for run in runs]) for runs in (own, others)
+    )
+    if a.index.equals(b.index) and a.index.nunique() > 1:
+        return estimate(a - b, level)
+    if a.index.intersection(b.index).empty:
+        a, b = a.groupby(level=0).mean(), b.groupby(level=0).mean()
+    with warnings.catch_warnings(action="ignore"):  # a single run, or runs that are equal
+        ends = stats.ttest_ind(a, b, equal_var=False).confidence_interval(level)
+    return np.array([a.mean() - b.mean(), *ends])
+
+
+def estimate(values, level: float) -> np.ndarray:
+    """Estimate the mean of values (samples, ...).
+
+    Returns (3, ...): the mean, and its interval by Student's t-test, NaN of a single sample.
+    """
+    with warnings.catch_warnings(action="ignore"):  # a single sample, or samples that are equal
+        ends = stats.ttest_1samp(values, 0).confidence_interval(level)
+    return np.array([values.mean(axis=0), *ends])
+
+
+def runs_needed(runs: int, half_width: float, distance: float) -> int | None:
+    """Estimate how many runs narrow an interval to a distance: it narrows with their root.
+
+    Args:
+        half_width: with so many `runs`; NaN if it is not known.
+    """
+    return None if math.isnan(half_width) else math.ceil(runs * (half_width / distance) ** 2)

@@ -85,8 +85,9 @@ def read_study(*paths: Path) -> Study:
     # Scattered runs have no study.yaml, or several.
     file = read_study_file(files[0]) if len(files) == 1 else StudyFile()
     recorded = {run.name for run in runs}
-    planned = [Run(recipe, str(seed)) for recipe, seed in product(file.recipes, file.seeds)]
-    runs += [run for run in planned if run.name not in recorded]
+    for recipe, seed in product(file.recipes, file.seeds):
+        if f"{recipe}/seed{seed}" not in recorded:
+            runs.append(Run(recipe, str(seed)))
     check_one_training([run for run in runs if run.completed])
     mark_shared_gpus([run for run in runs if run.manifest and run.manifest.end])
     return Study(runs, file, problems)
