@@ -60,38 +60,40 @@ class Verdict:
         return runs_needed(len(self.by_seed), (self.high - self.low) / 2, distance)
 
 
-def paired(own: list[Run], others: list[Run]) -> dict[str, pd.DataFrame]:
-    """Join the steps of both runs of each seed, by name of the recipe's run."""
-    partners = {run.seed: run for run in others}
-    return {
-        run.name: run.steps.join(partners[run.seed].steps, rsuffix="_beside", how="inner")
-        for run in own
-        if run.seed in partners
-    }
+def by_seed(runs: list[Run], what: str = "loss") -> pd.DataFrame:
+    """The losses of some runs, or another column: a row a step, a column a seed."""
+    return pd.DataFrame({run.seed: run.steps[what] for run in runs})
+
+
+def apart(own: list[Run], others: list[Run]) -> pd.DataFrame:
+    """How far each seed's loss is from the other recipe's: a row a step, a column a pair of runs
+    with enough steps in common."""
+    return (by_seed(own) - by_seed(others)).dropna(axis="columns", thresh=MIN_STEPS)
 
 
 def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
     """Test equivalence: the loss is the same if the interval of the mean difference lies within the
     margin, which is two one-sided t-tests (Schuirmann 1987)."""
-    pairs = [pair for pair in paired(own, others).values() if len(pair) >= MIN_STEPS]
-    if not pairs:
+    ends = {seed: last_tenth(of.dropna()) for seed, of in apart(own, others).items()}
+    if not ends:
         return Verdict()
-    ends = pd.DataFrame([last_tenth(pair).mean() for pair in pairs])
-    by_seed = ends["loss"] - ends["loss_beside"]
-    margin = TOLERANCE * ends["loss_beside"].mean()
+    differences = np.array([end.mean() for end in ends.values()])
+    theirs = by_seed(others)
+    beside = np.array([theirs[seed][end.index].mean() for seed, end in ends.items()])
+    margin = TOLERANCE * beside.mean()
     level = 1 - (1 - LEVEL) / tries
-    _, low, high = estimate(by_seed, level)
-    far_above = (by_seed > FAR * ends["loss_beside"]).all()  # however much they vary
+    _, low, high = estimate(differences, level)
+    far_above = (differences > FAR * beside).all()  # however much they vary
     words = {
-        f"{len(pairs)} of {MIN_SEEDS} seeds": len(pairs) < MIN_SEEDS,
+        f"{len(ends)} of {MIN_SEEDS} seeds": len(ends) < MIN_SEEDS,
         SAME: max(-low, high) < margin,
         HIGHER: low > margin or far_above,
         LOWER: high < -margin,
         CANNOT_TELL: True,
     }
     word = next(word for word, holds in words.items() if holds)
-    step = min(pair.index[-1] for pair in pairs)
-    return Verdict(word, tuple(by_seed), low, high, level, margin, step)
+    step = min(end.index[-1] for end in ends.values())
+    return Verdict(word, tuple(differences), low, high, level, margin, step)
 
 
 def differences(own: list[Run], others: list[Run]) -> pd.DataFrame:
@@ -99,10 +101,8 @@ def differences(own: list[Run], others: list[Run]) -> pd.DataFrame:
 
     A value is the mean over a tenth of the steps, up to its own.
     """
-    pairs = paired(own, others).values()
-    by_seed = [pair["loss"] - pair["loss_beside"] for pair in pairs]
-    by_seed = pd.concat(by_seed, axis="columns").dropna()
-    smooth = by_seed.rolling(len(last_tenth(by_seed))).mean().dropna()
+    pairs = apart(own, others).dropna()
+    smooth = pairs.rolling(len(last_tenth(pairs))).mean().dropna()
     lines = estimate(smooth.T, LEVEL)
     return pd.DataFrame(lines.T, smooth.index, ["difference", "low", "high"])
 
@@ -116,9 +116,9 @@ def no_pairs(own: list[Run], others: list[Run]) -> Iterator[str]:
     The first losses of partners, which share weights and batches, differ by rounding alone: by far
     less than strangers' losses.
     """
-    mine, theirs = first_losses(own), first_losses(others)
+    mine, theirs = by_seed(own).head(1).mean(), by_seed(others).head(1).mean()
     for runs, firsts in (own, mine), (others, theirs):
-        if firsts.duplicated().any():
+        if firsts.dropna().duplicated().any():
             yield f"seeds of {runs[0].recipe} begin with the same loss, so they are no other runs"
     partners, strangers = (mine - theirs).abs().median(), theirs.diff().abs().median()
     if partners > STRANGE * strangers:
@@ -129,21 +129,15 @@ def no_pairs(own: list[Run], others: list[Run]) -> Iterator[str]:
         )
 
 
-def first_losses(runs: list[Run]) -> pd.Series:
-    """The loss of each run's first step, by seed."""
-    losses = {run.seed: run.steps["loss"].iloc[0] for run in runs if run.length}
-    return pd.Series(losses, dtype=float).dropna()
-
-
 # ---- rule 5 ----
 
 
 def excess(run: Run, others: list[Run]) -> pd.Series:
     """How far a run's loss is above the other recipe's at each step, as a share; infinite where it
     is not finite. Beside it is the run of its seed, or the mean of all where there is none."""
-    beside = [other for other in others if other.seed == run.seed] or others
-    losses = [other.steps["loss"].reindex(run.steps.index, method="ffill") for other in beside]
-    return (run.steps["loss"] / np.mean(losses, axis=0) - 1).fillna(math.inf)
+    theirs = by_seed(others).reindex(run.steps.index).ffill()
+    beside = theirs.get(run.seed, theirs.mean(axis="columns"))
+    return (run.steps["loss"] / beside - 1).fillna(math.inf)
 
 
 def diverged(own: list[Run], others: list[Run], unpaired: bool) -> int:
@@ -168,13 +162,12 @@ def odd(own: list[Run], others: list[Run], judged: Verdict) -> Iterator[str]:
             far = (excess(run, beside) > FAR).mean()
             if far > OFTEN:
                 yield (
-                    f"{run.recipe} is far above {beside[0].recipe} in seed {run.seed}, by more "
-                    f"than {100 * FAR:.0f} % of the loss in {far:.0%} of the steps"
+                    f"{run.name} is more than {FAR:.0%} above {beside[0].recipe}'s loss in "
+                    f"{far:.0%} of its steps"
                 )
-    for name, pair in paired(own, others).items():
-        copied = (pair["loss"] == pair["loss_beside"])[pair["in_fp8"]].mean()
-        if copied > COPIED:
-            yield f"in {copied:.0%} of its steps {name} has the other's loss to the last bit"
+    copied = apart(own, others).where(by_seed(own, "in_fp8")).eq(0).mean().max()
+    if copied > COPIED:
+        yield f"in {copied:.0%} of a run's steps it has the other's loss to the last bit"
     if judged.difference < -TOO_GOOD * judged.margin:
         yield f"its loss is {-judged.difference:.3g} lower, which FP8 does not explain"
 
