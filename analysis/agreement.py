@@ -50,8 +50,9 @@ class SpeedUp:
     @property
     def runs_needed(self) -> int | None:
         """How many runs of each recipe would tell if it is faster, slower or as fast."""
-        mean, low, high = np.log(self.ratio)
-        return runs_needed(self.runs, (high - low) / 2, max(abs(mean), SMALL - abs(mean)))
+        mean, low, high = self.ratio
+        distance = max(abs(mean - 1), SMALL - abs(mean - 1))
+        return runs_needed(self.runs, (high - low) / 2, distance, 2, LEVEL)
 
 
 def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
@@ -70,31 +71,24 @@ def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
 
 
 def contradictions(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> Iterator[str]:
-    """Say what contradicts a ratio: where the runs were, or honest ways to find another, the
-    furthest first."""
+    """Say what contradicts a ratio: where the runs were, or honest ways to find another."""
     ratio, quick = by[MEAN], by[QUICK]
     if math.isnan(ratio.low):
-        yield f"{where(own)}, and {where(others)}, so the machine may have made the difference"
+        places = "; ".join(sorted({run.place for run in own + others}))
+        yield f"the recipes were in different places ({places}), which may have made the difference"
     elif ratio.clear or ratio.as_fast:
         found = other_ways(by, own, others) | leave_one_out(ratio, own, others)
         found["without the trend from run to run"] = Ratio(ratio.mean / trend(own, others))
-        found = {words: other for words, other in found.items() if other.contradicts(ratio)}
-        furthest = sorted(found, key=lambda words: -abs(found[words].mean - ratio.mean))
-        yield from (f"{words} it has {found[words]}" for words in furthest[:NAMED])
+        for words in [words for words in found if found[words].contradicts(ratio)][:NAMED]:
+            yield f"{words} it has {found[words]}"
     elif quick.low > 1 and not Ratio(quick.low).contradicts(quick):
         yield f"slow steps hide its lead ({longest_step(own + others)}): by {QUICK} it has {quick}"
 
 
-def where(runs: list[Run]) -> str:
-    """Say where the runs of a recipe were."""
-    places = " or ".join(sorted({run.place for run in runs}))
-    return f"all runs of {runs[0].recipe} were on {places}"
-
-
 def longest_step(runs: list[Run]) -> str:
     """Name the longest steady step of some runs, relative to its run's median step."""
-    steady = {run.name: run.steps["seconds"][run.steps["steady"]] for run in runs}
-    times = pd.concat({name: seconds / seconds.median() for name, seconds in steady.items()})
+    seconds = {run.name: run.steady["seconds"] for run in runs}
+    times = pd.concat({name: of / of.median() for name, of in seconds.items()})
     name, step = times.idxmax()
     return f"step {step} of {name} took {times.max():.1f} times its median step"
 
@@ -121,8 +115,8 @@ def trend(own: list[Run], others: list[Run]) -> float:
     """Work out the ratio that comes from runs getting slower or faster in the order in which they
     were made, where one recipe's runs were made first; 1 if that may be chance."""
     runs = own + others
-    table = rate_table(runs)[[MEAN]].assign(start=[run.manifest.start for run in runs])
-    table["start"] = table["start"].rank()
+    start = pd.Series([run.manifest.start for run in runs]).rank()
+    table = rate_table(runs)[[MEAN]].assign(start=start)
     means = table.groupby([run.recipe for run in runs]).transform("mean")
     within = table - means
     if not within["start"].any():
@@ -137,10 +131,9 @@ def leave_one_out(ratio: Ratio, own: list[Run], others: list[Run]) -> dict[str, 
     found = {}
     for seed in sorted({run.seed for run in own + others}):
         kept = [[run for run in runs if run.seed != seed] for runs in (own, others)]
-        if min(map(len, kept)) > 1:
-            rest = ratios(*kept, LEVEL)[MEAN]
-            if not rest.low < ratio.mean < rest.high:
-                found[f"without seed {seed}"] = rest
+        rest = ratios(*kept, LEVEL)[MEAN]
+        if ratio.mean < rest.low or rest.high < ratio.mean:
+            found[f"without seed {seed}"] = rest
     return found
 
 

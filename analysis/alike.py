@@ -37,9 +37,7 @@ IGNORED = (
     "metrics.",
     "profiling.",
     "checkpoint.",
-    "comm.trace_buf_size",
-    "comm.init_timeout_seconds",
-    "comm.train_timeout_seconds",
+    "comm.",
     "data.cache_dir",
     "compiled",
     "float8",
@@ -62,14 +60,10 @@ def differences(own: list[Run], others: list[Run]) -> tuple[list[str], list[str]
     passed_over = (*IGNORED, *meant_to_differ(own[0].recipe, others[0].recipe))
     forbidden, remarks = [], []
     for key in ChainMap(*[run.facts for run in own + others]):
-        mine, theirs = shares(own, key), shares(others, key)
-        if key.startswith(passed_over):
-            continue
-        if mine != theirs:
-            differs = f"{key} is {listed(mine)} beside {listed(theirs)}"
-            (remarks if key in MINOR else forbidden).append(differs)
-        elif len(mine) > 1:
-            remarks.append(f"{key} varies in both recipes alike ({listed(mine)})")
+        mine, theirs = values(own, key), values(others, key)
+        if mine != theirs and not key.startswith(passed_over):
+            differing = remarks if key in MINOR else forbidden
+            differing.append(f"{key} is {mine} beside {theirs}")
     graphs = fewest_graphs(own), fewest_graphs(others)
     # steps in bf16 and in FP8 have graphs of their own
     if COMPILES not in passed_over and min(graphs) < max(graphs) / 2:
@@ -79,20 +73,15 @@ def differences(own: list[Run], others: list[Run]) -> tuple[list[str], list[str]
     return forbidden, remarks
 
 
-def shares(runs: list[Run], key: str) -> dict[str, float]:
-    """Work out the share of the runs by value of a record."""
+def values(runs: list[Run], key: str) -> str:
+    """Write the values of a record, each with its share of the runs if there are several."""
     counts = Counter(str(run.facts.get(key)) for run in runs)
-    return {value: count / len(runs) for value, count in counts.items()}
+    said = [f"{value} ({count / len(runs):.0%})" for value, count in sorted(counts.items())]
+    return ", ".join(said).removesuffix(" (100%)")
 
 
 def fewest_graphs(runs: list[Run]) -> int:
     return min((run.proof and run.proof.compiled_graphs) or 0 for run in runs)
-
-
-def listed(shares: dict[str, float]) -> str:
-    """Write values, each with its share of the runs if there are several."""
-    said = [f"{value} ({share:.0%})" for value, share in shares.items()]
-    return ", ".join(said).removesuffix(" (100%)")
 
 
 def meant_to_differ(*recipes: str) -> list[str]:

@@ -191,7 +191,7 @@ def more_seeds(comparison: Comparison) -> list[str]:
 
 def more_runs(what: str, recipe: str, runs: int | None) -> str:
     """Say how many runs would give a verdict."""
-    return f"The {what} of {recipe}: about {runs} runs of each recipe would give a verdict."
+    return f"The {what} of {recipe}: {runs or 'far more'} runs of each recipe may give a verdict."
 
 
 def worth(comparison: Comparison) -> Iterator[str]:

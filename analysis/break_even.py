@@ -110,7 +110,7 @@ def wall_times(runs: list[Run], steps: np.ndarray) -> np.ndarray:
     lines = []
     for run in runs:
         clock = run.steps["elapsed"].dropna()
-        usual = run.steps["seconds"][run.steps["steady"]].mean()
+        usual = run.steady["seconds"].mean()
         after = steps - clock.index[-1]
         lines.append(np.interp(steps, clock.index, clock) + np.where(after > 0, after * usual, 0))
     return np.array(lines)

@@ -57,7 +57,8 @@ class Verdict:
     def runs_needed(self) -> int | None:
         """How many runs of each recipe would tell if it is the same, lower or higher."""
         distance = abs(abs(self.difference) - self.margin)
-        return runs_needed(len(self.by_seed), (self.high - self.low) / 2, distance)
+        half_width = (self.high - self.low) / 2
+        return runs_needed(len(self.by_seed), half_width, distance, 1, self.level)
 
 
 def by_seed(runs: list[Run], what: str = "loss") -> pd.DataFrame:
@@ -66,34 +67,31 @@ def by_seed(runs: list[Run], what: str = "loss") -> pd.DataFrame:
 
 
 def apart(own: list[Run], others: list[Run]) -> pd.DataFrame:
-    """How far each seed's loss is from the other recipe's: a row a step, a column a pair of runs
-    with enough steps in common."""
-    return (by_seed(own) - by_seed(others)).dropna(axis="columns", thresh=MIN_STEPS)
+    """How far each seed's loss is from the other recipe's: a row a step of all pairs, a column a
+    pair of runs that share enough steps."""
+    pairs = by_seed(own) - by_seed(others)
+    return pairs.dropna(axis="columns", thresh=MIN_STEPS).dropna()
 
 
 def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
     """Test equivalence: the loss is the same if the interval of the mean difference lies within the
     margin, which is two one-sided t-tests (Schuirmann 1987)."""
-    ends = {seed: last_tenth(of.dropna()) for seed, of in apart(own, others).items()}
-    if not ends:
+    ends = last_tenth(apart(own, others))
+    if ends.empty:
         return Verdict()
-    differences = np.array([end.mean() for end in ends.values()])
-    theirs = by_seed(others)
-    beside = np.array([theirs[seed][end.index].mean() for seed, end in ends.items()])
+    mean, beside = ends.mean(), by_seed(others).loc[ends.index, ends.columns].mean()
     margin = TOLERANCE * beside.mean()
     level = 1 - (1 - LEVEL) / tries
-    _, low, high = estimate(differences, level)
-    far_above = (differences > FAR * beside).all()  # however much they vary
+    _, low, high = estimate(mean, level)
     words = {
-        f"{len(ends)} of {MIN_SEEDS} seeds": len(ends) < MIN_SEEDS,
+        f"{len(mean)} of {MIN_SEEDS} seeds": len(mean) < MIN_SEEDS,
         SAME: max(-low, high) < margin,
-        HIGHER: low > margin or far_above,
+        HIGHER: low > margin or (mean > FAR * beside).all(),  # however much they vary
         LOWER: high < -margin,
         CANNOT_TELL: True,
     }
     word = next(word for word, holds in words.items() if holds)
-    step = min(end.index[-1] for end in ends.values())
-    return Verdict(word, tuple(differences), low, high, level, margin, step)
+    return Verdict(word, tuple(mean), low, high, level, margin, ends.index[-1])
 
 
 def differences(own: list[Run], others: list[Run]) -> pd.DataFrame:
@@ -101,7 +99,7 @@ def differences(own: list[Run], others: list[Run]) -> pd.DataFrame:
 
     A value is the mean over a tenth of the steps, up to its own.
     """
-    pairs = apart(own, others).dropna()
+    pairs = apart(own, others)
     smooth = pairs.rolling(len(last_tenth(pairs))).mean().dropna()
     lines = estimate(smooth.T, LEVEL)
     return pd.DataFrame(lines.T, smooth.index, ["difference", "low", "high"])

@@ -23,50 +23,42 @@ def broken(runs: list[Run]) -> list[str]:
         for words in contradictions(run):
             found[words].append(run.name)
     shares = [run.fp8_share for run in runs]
-    if not found and max(shares) - min(shares) > ROUNDING:
+    if max(shares) - min(shares) > ROUNDING:
         words = f"{min(shares):.0%} to {max(shares):.0%} of the matmul FLOPs ran in FP8"
         found[words] = [runs[0].recipe]
     return [f"{words} ({', '.join(names)})" for words, names in found.items()]
 
 
 def contradictions(run: Run) -> Iterator[str]:
-    """Compare the resolved recipe, the manifest, the proof and the clock of a run."""
-    proof = run.proof
+    """Compare the recipe's file, the resolved recipe, the manifest, the proof and the clock."""
+    proof, manifest = run.proof, run.manifest
     if not proof:
         yield "no record shows what ran in FP8"
         return
-    yield from of_scaling(run)
+    in_file = (said_by(run.recipe) or {}).get(FLOAT8, manifest.float8)
+    scalings = [in_file, run.facts.get(FLOAT8, "none"), manifest.float8, proof.recipe_name]
+    if len({*scalings}) > 1:
+        named = ", ".join(scaling or "bf16" for scaling in scalings)
+        yield f"recipe, resolved recipe, manifest and proof name several scalings: {named}"
     if proof.emulated:
         yield "its FP8 matmuls were emulated"
     else:
         yield from of_flops(run)
-    if proof.parameters.orphans:
-        yield f"{len(proof.parameters.orphans)} of its parameters are in no optimizer"
-    if proof.parameters.still_in_first_step:
-        yield f"{len(proof.parameters.still_in_first_step)} of its parameters did not move"
+    orphans, still = proof.parameters.orphans, proof.parameters.still_in_first_step
+    if orphans:
+        yield f"{len(orphans)} of its parameters are in no optimizer"
+    if still:
+        yield f"{len(still)} of its parameters did not move"
     for evidence in proof.model_extra.values():  # of extensions
         for name, value in evidence.items():
             expected = evidence.get(f"{name}_expected")
             if expected and value > expected * (1 + ROUNDING):
-                yield f"its {name.replace('_', ' ')} are {value / expected:.2f} times the expected"
+                yield f"{name} is {value / expected:.2f} times the expected"
     compiling = any(timing.startup.get("compile") for timing in run.timings)
     # An old record has no graphs: None.
-    if run.manifest.compiled and not (compiling and proof.compiled_graphs != 0):
+    if manifest.compiled and not (compiling and proof.compiled_graphs != 0):
         yield "it is to be compiled, and nothing was compiled"
     yield from of_clocks(run)
-
-
-def of_scaling(run: Run) -> Iterator[str]:
-    """Check that all records name one scaling."""
-    if FLOAT8 not in run.facts:
-        yield "its resolved recipe is not on record"
-        return
-    scaling = run.facts[FLOAT8]
-    said = {"manifest": run.manifest.float8, "proof": run.proof.recipe_name}
-    said["recipe's file"] = (said_by(run.recipe) or {}).get(FLOAT8, scaling)
-    for record, value in said.items():
-        if value != scaling:
-            yield f"it ran as {scaling or 'bf16'}, and its {record} says {value or 'bf16'}"
 
 
 def of_flops(run: Run) -> Iterator[str]:

@@ -27,7 +27,6 @@ class Run:
     Args:
         seed: as text, so that a folder that cannot be read has one too; empty if none was set.
         path: its directory; None where there is none.
-        completed: it made all its steps, or as many as the study's time budget allowed.
         ending: how it ended, without numbers, so that equal causes are equal texts.
         earlier: how earlier attempts ended that nobody had stopped.
         facts: all that is recorded of how it was made, the resolved recipe's too, by key.path.
@@ -42,7 +41,6 @@ class Run:
     recipe: str
     seed: str
     path: Path | None = None
-    completed: bool = False
     ending: str = "left no record"
     earlier: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -57,9 +55,20 @@ class Run:
         return f"{self.recipe}/seed{self.seed}" if self.seed else self.recipe
 
     @property
+    def completed(self) -> bool:
+        """Whether it made all its steps, or as many as the study's time budget allowed."""
+        cut = self.ending == "interrupted" and self.manifest.study_budget_s
+        return self.ending == "completed" or bool(cut)
+
+    @property
+    def steady(self) -> pd.DataFrame:
+        """The steps that count for a rate."""
+        return self.steps[self.steps["steady"]]
+
+    @property
     def length(self) -> int:
         """The last step of the log."""
-        return int(self.steps.index[-1]) if len(self.steps) else 0
+        return max(self.steps.index, default=0)
 
     @property
     def final_loss(self) -> float:
@@ -79,33 +88,29 @@ class Run:
 def read_run(path: Path) -> Run:
     """Read a run directory. Raises `RecordError` if a record is missing or does not fit."""
     manifest = read(path / records.MANIFEST, records.Manifest)
-    completed, hardware = manifest.status == "completed", manifest.hardware
     attempts = [path / records.ATTEMPT.format(number) for number in range(1, manifest.attempt)]
     earlier = [ending(read(folder / records.MANIFEST, records.Manifest)) for folder in attempts]
     logs = [read_windows(folder / records.METRICS) for folder in [*attempts, path]]
-    read_last = read if completed else read_if_there
+    read_last = read if manifest.status == "completed" else read_if_there
     proof = read_last(path / records.PROOF, records.Proof)
     timings = [read_if_there(folder / records.TIMING, records.Timing) for folder in attempts]
     timings.append(read_last(path / records.TIMING, records.Timing))
     # Slurm may call every GPU of a host 0, so a UUID says more.
-    gpu = hardware.uuid or hardware.visible_devices
+    gpu = manifest.hardware.uuid or manifest.hardware.visible_devices
     run = Run(
         recipe=manifest.recipe,
         seed=str(manifest.seed),
         path=path,
-        completed=completed,
         ending=ending(manifest),
         earlier=[how for how in earlier if how != "interrupted"],
-        place=f"host {manifest.host}, GPU {gpu}" if gpu else f"host {manifest.host}",
+        place=f"host {manifest.host}, GPU {gpu}",
         steps=steps_table(logs, proof.stretches if proof else {}),
         manifest=manifest,
         timings=[timing for timing in timings if timing],
         proof=proof,
     )
-    if completed and run.length < manifest.steps:
-        run.completed, run.ending = False, "too short a log"
-    if run.ending == "interrupted":
-        run.completed = manifest.study_budget_s is not None
+    if run.ending == "completed" and run.length < manifest.steps:
+        run.ending = "too short a log"
     recipe = path / records.RECIPE
     run.facts = flat(manifest.model_dump()) | (flat(read_yaml(recipe)) if recipe.exists() else {})
     run.facts |= {

@@ -20,6 +20,7 @@ from experiments.records.run import NOT_STEADY_STEPS
 LEVEL = 0.95  # confidence of an interval
 MIN_STEADY = MIN_STEPS - NOT_STEADY_STEPS  # that a run needs for a rate: fifths of four steps
 SMALL = 0.01  # ratios this near to 1 are as fast: GPUs of a kind differ by as much
+MANY = 1000  # runs, more than anybody makes
 PART_OF_LEAD = 0.25  # whoever is promised a lead must not find a quarter of it missing
 
 # The ways to count tokens/s. A run has noise in each fifth of its steps, and a fault in a tenth of
@@ -67,7 +68,7 @@ class Ratio(NamedTuple):
 
 def timed(runs: list[Run]) -> list[Run]:
     """Choose the runs that are long enough for a rate."""
-    return [run for run in runs if run.steps["steady"].sum() >= MIN_STEADY]
+    return [run for run in runs if len(run.steady) >= MIN_STEADY]
 
 
 @lru_cache(maxsize=500)
@@ -77,7 +78,7 @@ def log_rates(run: Run) -> dict[str, float]:
     Of a run with steps in bf16 and in FP8, the ways that look at single steps look at the
     precision of most steps.
     """
-    steps = run.steps[run.steps["steady"]]
+    steps = run.steady
     seconds, tokens, useful, wait = steps[["seconds", "tokens", "useful", "wait"]].sum()
     mostly = steps["in_fp8"].mean() >= 0.5
     usual = steps["seconds"][steps["in_fp8"] == mostly].to_numpy()
@@ -98,13 +99,16 @@ def log_rates(run: Run) -> dict[str, float]:
 def clock_rate(run: Run) -> float:
     """Work out tokens/s by the wall clock, without each process's first steps, and without what a
     switch between bf16 and FP8 compiled."""
-    steps = run.steps.assign(tokens=run.steps["tokens"].cumsum())
-    steps = steps[steps.groupby("process").cumcount() >= NOT_STEADY_STEPS]
-    ends = steps.dropna(subset="elapsed").groupby("process")[["tokens", "elapsed"]]
-    tokens, seconds = (ends.last() - ends.first()).sum()
-    switches = run.proof.stretches.items() if run.proof else ()
-    compiling = sum(of.compile_s for first, of in switches if int(first) > NOT_STEADY_STEPS)
-    return tokens / (seconds - compiling) if tokens else math.nan
+    tokens = seconds = 0.0
+    stretches = run.proof.stretches if run.proof else {}
+    for _, steps in run.steps.groupby("process"):
+        clock = steps["elapsed"].iloc[NOT_STEADY_STEPS:].dropna()
+        if len(clock) > 1:
+            first, last = clock.index[0], clock.index[-1]
+            tokens += steps["tokens"].loc[first + 1 : last].sum()
+            seconds += clock[last] - clock[first]
+            seconds -= sum(of.compile_s for at, of in stretches.items() if first < int(at) <= last)
+    return tokens / seconds if tokens else math.nan
 
 
 def tokens_per_s(run: Run) -> float:
@@ -167,10 +171,18 @@ def estimate(values, level: float) -> np.ndarray:
     return np.array([values.mean(axis=0), *ends])
 
 
-def runs_needed(runs: int, half_width: float, distance: float) -> int | None:
-    """Estimate how many runs narrow an interval to a distance: it narrows with their root.
+def runs_needed(
+    runs: int, half_width: float, distance: float, samples: int, level: float
+) -> int | None:
+    """Foretell how many runs of each recipe narrow an interval to `distance` on each side.
+
+    None if it is more than `MANY`, or not known.
 
     Args:
-        half_width: with so many `runs`; NaN if it is not known.
+        half_width: of the interval with so many `runs`.
+        samples: 1 if runs are paired, else 2.
     """
-    return None if math.isnan(half_width) else math.ceil(runs * (half_width / distance) ** 2)
+    counts = np.arange(2, MANY)
+    widths = stats.t.ppf((1 + level) / 2, samples * (counts - 1)) / np.sqrt(counts)
+    enough = counts[widths * half_width <= distance * widths[counts == runs]]
+    return int(enough[0]) if len(enough) else None

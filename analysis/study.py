@@ -107,8 +107,8 @@ def check_one_training(runs: list[Run]) -> None:
     found = {}
     for run in runs:
         facts = {key: run.facts.get(key) for key in ONE_TRAINING}
-        for step, rate in run.steps["lr"].dropna().items():
-            facts[f"the learning rate of step {step}"] = f"{rate:.4g}"
+        rates = run.steps["lr"].dropna().map("{:.4g}".format)
+        facts |= rates.rename("the learning rate of step {}".format).to_dict()
         facts[f"the folder of {run.name}"] = run.path
         for key, value in facts.items():
             other, name = found.setdefault(key, (value, run.name))

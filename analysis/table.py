@@ -88,7 +88,7 @@ def loss_word(finding: Finding | None) -> str:
 
 def measured(run: Run) -> dict:
     """What a run is, and what it measured; NaN where that is unknown."""
-    seconds = run.steps["seconds"][run.steps["steady"]]
+    seconds = run.steady["seconds"]
     emulated = run.proof and run.proof.emulated
     return {
         "recipe": run.recipe,

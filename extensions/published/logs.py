@@ -77,7 +77,7 @@ def read_log(path: Path) -> Run:
         notes=[],
     )
     first = Timing(time_to_first_step_s=steps["seconds"][1], startup={}, compile_cache="none")
-    return Run(recipe, "", path, completed=True, ending="completed", steps=steps,
+    return Run(recipe, "", path, ending="completed", steps=steps,
                manifest=manifest, timings=[first], place="host unknown")  # fmt: skip
 
 

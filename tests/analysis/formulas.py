@@ -25,7 +25,7 @@ def run(recipe="a", seed=0, seconds=0.1, losses=3.0, steps=100, first=5.0, place
         hardware=Hardware.model_construct(type="cuda", name="GPU"),
     )  # fmt: skip
     timing = Timing(time_to_first_step_s=first, startup={}, compile_cache="cold")
-    return Run(recipe, str(seed), completed=True, ending="completed", place=place, steps=table,
+    return Run(recipe, str(seed), ending="completed", place=place, steps=table,
                manifest=manifest, timings=[timing])  # fmt: skip
 
 

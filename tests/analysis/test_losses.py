@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from analysis import losses
 from analysis.losses import CANNOT_TELL, HIGHER, LOWER, SAME, verdict
@@ -40,8 +41,15 @@ def test_the_interval_is_students_and_wider_for_several_recipes():
     own, others = runs(losses=shifted(-1, 0, 1)), runs("b", losses=BASE)
     half = 2.920 * MARGIN / math.sqrt(3)
     assert verdict(own, others).high == pytest.approx(half, rel=1e-3)
-    assert verdict(own, others).half_widths[3] == pytest.approx(half, rel=1e-3)
     assert verdict(own, others, tries=3).high > 1.5 * half
+
+
+def test_so_many_runs_would_give_a_verdict():
+    """With differences of this spread the interval of as many runs lies within the margin, and that
+    of one fewer does not."""
+    needed = verdict(runs(losses=shifted(-1, 0, 1)), runs("b", losses=BASE)).runs_needed
+    reach = [stats.t.ppf(0.95, n - 1) / math.sqrt(n) for n in (needed - 1, needed)]
+    assert reach[0] > 1 > reach[1]
 
 
 def test_pairs_need_the_same_seed_and_steps():
