@@ -12,7 +12,6 @@ from analysis.runs import Run, flat, read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMED = 3  # of many records that differ
-COMPILES = "compile.enable"
 
 # Records that name a run, say how it ended, or set what computes nothing.
 IGNORED = (
@@ -64,10 +63,10 @@ def differences(own: list[Run], others: list[Run]) -> tuple[list[str], list[str]
         if mine != theirs and not key.startswith(passed_over):
             differing = remarks if key in MINOR else forbidden
             differing.append(f"{key} is {mine} beside {theirs}")
-    graphs = fewest_graphs(own), fewest_graphs(others)
+    fewer, more = sorted([fewest_graphs(own), fewest_graphs(others)])
     # steps in bf16 and in FP8 have graphs of their own
-    if COMPILES not in passed_over and min(graphs) < max(graphs) / 2:
-        forbidden.append(f"{graphs[0]} graphs were compiled beside {graphs[1]}")
+    if "compile.enable" not in passed_over and fewer < more / 2:
+        forbidden.append(f"{fewer} graphs were compiled beside {more}")
     if len(forbidden) > NAMED:
         forbidden[NAMED:] = [f"{len(forbidden) - NAMED} other records differ too"]
     return forbidden, remarks
@@ -96,9 +95,10 @@ def meant_to_differ(*recipes: str) -> list[str]:
 @cache
 def said_by(recipe: str) -> dict | None:
     """Read what the file of a recipe and its parents' set, below base.yaml; None without a file."""
+    if recipe == "base":
+        return {}
     for place in ("recipes", "extensions/*/recipes"):
         for file in ROOT.glob(f"{place}/{recipe}.yaml"):
             said = read_yaml(file)
-            parent = said.pop("base", "base")
-            return (said_by(parent) if parent != "base" else {}) | flat(said)
+            return said_by(said.pop("base", "base")) | flat(said)
     return None

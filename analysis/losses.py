@@ -115,9 +115,8 @@ def no_pairs(own: list[Run], others: list[Run]) -> Iterator[str]:
     less than strangers' losses.
     """
     mine, theirs = by_seed(own).head(1).mean(), by_seed(others).head(1).mean()
-    for runs, firsts in (own, mine), (others, theirs):
-        if firsts.dropna().duplicated().any():
-            yield f"seeds of {runs[0].recipe} begin with the same loss, so they are no other runs"
+    if any(firsts.dropna().duplicated().any() for firsts in (mine, theirs)):
+        yield "seeds of a recipe begin with the same loss, so they are no other runs"
     partners, strangers = (mine - theirs).abs().median(), theirs.diff().abs().median()
     if partners > STRANGE * strangers:
         yield (
@@ -130,12 +129,12 @@ def no_pairs(own: list[Run], others: list[Run]) -> Iterator[str]:
 # ---- rule 5 ----
 
 
-def excess(run: Run, others: list[Run]) -> pd.Series:
-    """How far a run's loss is above the other recipe's at each step, as a share; infinite where it
-    is not finite. Beside it is the run of its seed, or the mean of all where there is none."""
+def far_above(run: Run, others: list[Run]) -> pd.Series:
+    """Find the steps in which a run's loss is not finite, or far above the other recipe's: the run
+    of its seed, or the mean of all where there is none."""
     theirs = by_seed(others).reindex(run.steps.index).ffill()
     beside = theirs.get(run.seed, theirs.mean(axis="columns"))
-    return (run.steps["loss"] / beside - 1).fillna(math.inf)
+    return run.steps["loss"].isna() | (run.steps["loss"] > (1 + FAR) * beside)
 
 
 def diverged(own: list[Run], others: list[Run], unpaired: bool) -> int:
@@ -146,23 +145,18 @@ def diverged(own: list[Run], others: list[Run], unpaired: bool) -> int:
         unpaired: losses of the recipes do not compare: only those count that were not finite.
     """
     beside = [run for run in others if run.completed and not unpaired]
-    found = {run for run in own if run.ending == "diverged"}
-    for run in own if beside else []:
-        if run.length >= MIN_STEPS and last_tenth(excess(run, beside)).median() > FAR:
-            found.add(run)
-    return len(found)
+    ends = {run: last_tenth(far_above(run, beside)) for run in own if run.length >= MIN_STEPS}
+    far = {run for run, end in ends.items() if end.mean() > 0.5}
+    return len(far | {run for run in own if run.ending == "diverged"})
 
 
 def odd(own: list[Run], others: list[Run], judged: Verdict) -> Iterator[str]:
     """Say what losses show besides their ends."""
     for runs, beside in (own, others), (others, own):
-        for run in runs if beside else []:
-            far = (excess(run, beside) > FAR).mean()
+        for run in runs:
+            far = far_above(run, beside).mean()
             if far > OFTEN:
-                yield (
-                    f"{run.name} is more than {FAR:.0%} above {beside[0].recipe}'s loss in "
-                    f"{far:.0%} of its steps"
-                )
+                yield f"{run.name} is {FAR:.0%} above the other's loss in {far:.0%} of its steps"
     copied = apart(own, others).where(by_seed(own, "in_fp8")).eq(0).mean().max()
     if copied > COPIED:
         yield f"in {copied:.0%} of a run's steps it has the other's loss to the last bit"

@@ -36,10 +36,10 @@ def contradictions(run: Run) -> Iterator[str]:
         yield "no record shows what ran in FP8"
         return
     in_file = (said_by(run.recipe) or {}).get(FLOAT8, manifest.float8)
-    scalings = [in_file, run.facts.get(FLOAT8, "none"), manifest.float8, proof.recipe_name]
-    if len({*scalings}) > 1:
-        named = ", ".join(scaling or "bf16" for scaling in scalings)
-        yield f"recipe, resolved recipe, manifest and proof name several scalings: {named}"
+    named = [in_file, run.facts.get(FLOAT8, "none"), manifest.float8, proof.recipe_name]
+    if len({*named}) > 1:
+        said = ", ".join(scaling or "bf16" for scaling in named)
+        yield f"recipe, resolved recipe, manifest and proof do not name one scaling: {said}"
     if proof.emulated:
         yield "its FP8 matmuls were emulated"
     else:

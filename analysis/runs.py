@@ -12,8 +12,20 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from experiments.records import run as records
 from experiments.records.files import RecordError, read, read_if_there, read_windows
+from experiments.records.run import (
+    ATTEMPT,
+    MANIFEST,
+    METRICS,
+    PROOF,
+    RECIPE,
+    TIMING,
+    Manifest,
+    Proof,
+    Stretch,
+    Timing,
+    Window,
+)
 
 MIN_STEPS = 30  # of a final loss: its last tenth is then the mean of three steps
 NUMBERS = ["loss", "seconds", "wait", "tokens", "useful", "lr", "elapsed", "memory"]
@@ -46,9 +58,9 @@ class Run:
     facts: dict[str, Any] = field(default_factory=dict)
     place: str = ""
     steps: pd.DataFrame = field(default_factory=lambda: steps_table([], {}))
-    manifest: records.Manifest | None = None
-    timings: list[records.Timing] = field(default_factory=list)
-    proof: records.Proof | None = None
+    manifest: Manifest | None = None
+    timings: list[Timing] = field(default_factory=list)
+    proof: Proof | None = None
 
     @property
     def name(self) -> str:
@@ -87,14 +99,14 @@ class Run:
 
 def read_run(path: Path) -> Run:
     """Read a run directory. Raises `RecordError` if a record is missing or does not fit."""
-    manifest = read(path / records.MANIFEST, records.Manifest)
-    attempts = [path / records.ATTEMPT.format(number) for number in range(1, manifest.attempt)]
-    earlier = [ending(read(folder / records.MANIFEST, records.Manifest)) for folder in attempts]
-    logs = [read_windows(folder / records.METRICS) for folder in [*attempts, path]]
+    manifest = read(path / MANIFEST, Manifest)
+    attempts = [path / ATTEMPT.format(number) for number in range(1, manifest.attempt)]
+    earlier = [ending(read(folder / MANIFEST, Manifest)) for folder in attempts]
+    logs = [read_windows(folder / METRICS) for folder in [*attempts, path]]
     read_last = read if manifest.status == "completed" else read_if_there
-    proof = read_last(path / records.PROOF, records.Proof)
-    timings = [read_if_there(folder / records.TIMING, records.Timing) for folder in attempts]
-    timings.append(read_last(path / records.TIMING, records.Timing))
+    proof = read_last(path / PROOF, Proof)
+    timings = [read_if_there(folder / TIMING, Timing) for folder in attempts]
+    timings.append(read_last(path / TIMING, Timing))
     # Slurm may call every GPU of a host 0, so a UUID says more.
     gpu = manifest.hardware.uuid or manifest.hardware.visible_devices
     run = Run(
@@ -111,7 +123,7 @@ def read_run(path: Path) -> Run:
     )
     if run.ending == "completed" and run.length < manifest.steps:
         run.ending = "too short a log"
-    recipe = path / records.RECIPE
+    recipe = path / RECIPE
     run.facts = flat(manifest.model_dump()) | (flat(read_yaml(recipe)) if recipe.exists() else {})
     run.facts |= {
         "tokens_per_step": f"{run.steps['tokens'].median():.0f}",
@@ -121,7 +133,7 @@ def read_run(path: Path) -> Run:
     return run
 
 
-def ending(manifest: records.Manifest) -> str:
+def ending(manifest: Manifest) -> str:
     """Say how a process ended: its status, and the last line of its error without numbers."""
     if manifest.status == "running":
         return "running or killed"
@@ -148,9 +160,7 @@ def flat(sections: dict) -> dict[str, Any]:
 # ---- steps ----
 
 
-def steps_table(
-    logs: list[list[records.Window]], stretches: dict[str, records.Stretch]
-) -> pd.DataFrame:
+def steps_table(logs: list[list[Window]], stretches: dict[str, Stretch]) -> pd.DataFrame:
     """Make `Run.steps` of the logs of all attempts."""
     rows, known, before = {}, set(), 0.0
     for process, windows in enumerate(logs):
@@ -170,7 +180,7 @@ def steps_table(
     return table.astype(COLUMNS).rename_axis("step")
 
 
-def rows_of(window: records.Window, process: int) -> dict[int, dict]:
+def rows_of(window: Window, process: int) -> dict[int, dict]:
     """Describe each step of a log window."""
     average = sum(window.step_s) / len(window.step_s)
     own = zip(window.losses, window.step_s, window.data_wait_s, strict=True)

@@ -7,7 +7,7 @@ them. An interval therefore comes from several runs, or there is none.
 import math
 import warnings
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -27,9 +27,6 @@ PART_OF_LEAD = 0.25  # whoever is promised a lead must not find a quarter of it 
 # them shows in one.
 MEAN = "the mean steady step"
 QUICK = "the quicker steps alone, without hiccups"
-CLOCK = "the wall clock after the first ten steps"
-USEFUL = "tokens that are not padding"
-NO_WAIT = "steps without their waits for data"
 FIFTHS = [
     f"the {place} fifth of the steps" for place in ("first", "second", "third", "fourth", "last")
 ]
@@ -71,7 +68,7 @@ def timed(runs: list[Run]) -> list[Run]:
     return [run for run in runs if len(run.steady) >= MIN_STEADY]
 
 
-@lru_cache(maxsize=500)
+@cache
 def log_rates(run: Run) -> dict[str, float]:
     """Work out the logarithm of a run's tokens/s, counted in every way.
 
@@ -86,9 +83,9 @@ def log_rates(run: Run) -> dict[str, float]:
     ways = {
         MEAN: mean,
         QUICK: mean * usual.mean() / np.quantile(usual, 0.25),
-        CLOCK: clock_rate(run),
-        USEFUL: useful / seconds,
-        NO_WAIT: tokens / (seconds - wait),
+        "the wall clock after the first ten steps": clock_rate(run),
+        "tokens that are not padding": useful / seconds,
+        "steps without their waits for data": tokens / (seconds - wait),
     }
     for way, part in zip(FIFTHS, np.array_split(usual, len(FIFTHS)), strict=True):
         # of the middle half: a few slow steps say nothing of a fifth

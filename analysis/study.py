@@ -21,7 +21,6 @@ ONE_TRAINING = (
     "steps",
     "tokens_per_step",
 )
-SHARED = " beside another run"
 
 
 class StudyError(InputError):
@@ -64,14 +63,14 @@ class Study:
 
 def read_study(*paths: Path) -> Study:
     """Read all runs at or below some folders. Raises `StudyError` if they cannot be compared."""
-    manifests, files = [], []
+    folders, files = set(), []
     for path in paths:
         if not path.exists():
             raise StudyError(f"{path}: no such file or folder")
-        manifests += path.rglob(records.MANIFEST)
+        folders |= {manifest.parent for manifest in path.rglob(records.MANIFEST)}
         files += path.rglob(records.STUDY_FILE)
     runs, problems = [], []
-    for folder in sorted({manifest.parent for manifest in manifests}):
+    for folder in sorted(folders):
         if folder.name.startswith("attempt"):
             continue  # of a run that went on
         try:
@@ -127,4 +126,4 @@ def mark_shared_gpus(runs: list[Run]) -> None:
         if a.place == b.place and began < ended:
             shared |= {a, b}
     for run in shared:
-        run.place += SHARED
+        run.place += " beside another run"
