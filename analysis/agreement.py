@@ -99,13 +99,13 @@ def other_ways(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> dict[
     Of the fifths of the steps only those count in which the lead is smaller: a part with a larger
     lead takes nothing away.
     """
-    a, b = (rate_table(runs) for runs in (own, others))
+    a, b = rate_table(own), rate_table(others)
     with warnings.catch_warnings(action="ignore"):  # runs that are equal
-        test = stats.ttest_ind(a.sub(a[MEAN], axis=0), b.sub(b[MEAN], axis=0))
+        test = stats.ttest_ind(a.sub(a[MEAN], axis="rows"), b.sub(b[MEAN], axis="rows"))
     found = {}
     for (way, ratio), chance in zip(by.items(), test.pvalue, strict=True):
-        larger_for_a_while = way in FIFTHS and ratio.mean > by[MEAN].mean
-        if chance < CHANCE and not larger_for_a_while:
+        smaller = ratio.mean < by[MEAN].mean
+        if chance < CHANCE and (smaller or way not in FIFTHS):
             why = f" ({longest_step(own + others)})" if way == QUICK else ""
             found[f"by {way}{why}"] = ratio
     return found
@@ -140,7 +140,7 @@ def leave_one_out(ratio: Ratio, own: list[Run], others: list[Run]) -> dict[str, 
 def impossible(ratio: Ratio, own: list[Run], others: list[Run]) -> Iterator[str]:
     """Say what is faster than FP8 can make it (its matmuls at twice the rate, and nothing else
     slower), or than the GPU can be."""
-    share = float(np.mean([run.fp8_share for run in own]))
+    share = np.mean([run.fp8_share for run in own])
     most = 1 / (1 - share / 2)
     if share and ratio.mean > most:
         yield f"FP8 in {share:.0%} of the matmul FLOPs gives {most:.2f} times at most"

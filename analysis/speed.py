@@ -69,8 +69,8 @@ def timed(runs: list[Run]) -> list[Run]:
 
 
 @cache
-def log_rates(run: Run) -> dict[str, float]:
-    """Work out the logarithm of a run's tokens/s, counted in every way.
+def rates(run: Run) -> dict[str, float]:
+    """Work out a run's tokens/s, counted in every way.
 
     Of a run with steps in bf16 and in FP8, the ways that look at single steps look at the
     precision of most steps.
@@ -90,7 +90,7 @@ def log_rates(run: Run) -> dict[str, float]:
     for way, part in zip(FIFTHS, np.array_split(usual, len(FIFTHS)), strict=True):
         # of the middle half: a few slow steps say nothing of a fifth
         ways[way] = mean * stats.trim_mean(usual, 0.25) / stats.trim_mean(part, 0.25)
-    return {way: np.log(rate) for way, rate in ways.items()}
+    return ways
 
 
 def clock_rate(run: Run) -> float:
@@ -110,7 +110,7 @@ def clock_rate(run: Run) -> float:
 
 def tokens_per_s(run: Run) -> float:
     """Steady tokens/s over all devices, padding included; NaN if the run is too short."""
-    return math.exp(log_rates(run)[MEAN]) if timed([run]) else math.nan
+    return rates(run)[MEAN] if timed([run]) else math.nan
 
 
 def mfu(run: Run, precision: str = "bf16") -> float:
@@ -120,15 +120,15 @@ def mfu(run: Run, precision: str = "bf16") -> float:
 
 
 def rate_table(runs: list[Run]) -> pd.DataFrame:
-    """The rates of some runs: a row a run, a column a way."""
-    return pd.DataFrame(map(log_rates, runs))
+    """The logarithms of the rates of some runs: a row a run, a column a way."""
+    return np.log(pd.DataFrame(map(rates, runs)))
 
 
 def ratios(own: list[Run], others: list[Run], level: float) -> dict[str, Ratio]:
     """Find the ratio by each way, with its interval; none where a recipe kept to a place that the
     other never had."""
     found = np.exp(difference(own, others, rate_table, level)).T
-    return {way: Ratio(*ends) for way, ends in zip(log_rates(own[0]), found.tolist(), strict=True)}
+    return {way: Ratio(*ends) for way, ends in zip(rates(own[0]), found.tolist(), strict=True)}
 
 
 def difference(
@@ -179,7 +179,7 @@ def runs_needed(
         half_width: of the interval with so many `runs`.
         samples: 1 if runs are paired, else 2.
     """
-    counts = np.arange(2, MANY)
+    counts = np.arange(1, MANY)
     widths = stats.t.ppf((1 + level) / 2, samples * (counts - 1)) / np.sqrt(counts)
-    enough = counts[widths * half_width <= distance * widths[counts == runs]]
+    enough = counts[half_width * widths / widths[runs - 1] <= distance]
     return int(enough[0]) if len(enough) else None
