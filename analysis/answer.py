@@ -197,8 +197,7 @@ def more_runs(what: str, recipe: str, runs: int | None) -> str:
 def worth(comparison: Comparison) -> Iterator[str]:
     """Say what a difference of one margin is worth; nothing where no verdict uses the margin."""
     if any(finding.loss.word in LOSSES for finding in comparison.findings.values()):
-        runs = comparison.study.completed(comparison.reference)
-        parameters, more = losses.equivalent_compute(runs[0].manifest.parameters)
+        parameters, more = losses.EQUIVALENT_COMPUTE
         yield WORTH.format(
             tolerance=100 * losses.TOLERANCE,
             reference=comparison.reference,

@@ -20,6 +20,9 @@ MIN_SEEDS = 3  # pairs of runs below which nothing is said of equality
 # The margin, as a share of the reference's final loss. DeepSeek-V3 (arXiv 2412.19437, section 3.3)
 # reports FP8 within 0.25 % of bf16, and takes that for well within what is random in training.
 TOLERANCE = 0.0025
+# (parameters, share of compute): what makes up for it at the published size, for a model trained
+# compute-optimally, by the scaling law of Hoffmann et al. 2022 (arXiv 2203.15556), equation 10.
+EQUIVALENT_COMPUTE = (8.05e9, 0.092)
 STRANGE = 0.5  # of the distance of strangers' first losses: partners are nearer to one another
 FAR = 0.10  # of a loss: rounding moves none so far
 OFTEN = 0.02  # of a run's steps: a bad batch takes fewer
@@ -162,28 +165,3 @@ def odd(own: list[Run], others: list[Run], judged: Verdict) -> Iterator[str]:
         yield f"in {copied:.0%} of a run's steps it has the other's loss to the last bit"
     if judged.difference < -TOO_GOOD * judged.margin:
         yield f"its loss is {-judged.difference:.3g} lower, which FP8 does not explain"
-
-
-# ---- what the margin is worth ----
-
-# Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", arXiv 2203.15556, equation
-# 10: the loss of a model of N parameters after D tokens is E + A / N^ALPHA + B / D^BETA; fitted to
-# 70 M to 16 B parameters.
-E, A, B, ALPHA, BETA = 1.69, 406.4, 410.7, 0.34, 0.28
-FITTED = (70e6, 16e9)
-PUBLISHED_PARAMETERS = 8.05e9
-
-
-def equivalent_compute(parameters: float) -> tuple[float, float]:
-    """Work out (parameters, share of compute) that buys a loss lower by `TOLERANCE`, for a model
-    trained compute-optimally.
-
-    Trained so, both terms of the law, the parameters' (N) and the tokens' (D), fall with
-    compute C = 6 N D as C^-(ALPHA BETA / (ALPHA + BETA)). For a model outside of the law's range
-    the published study's 8 B is taken.
-    """
-    n = parameters if FITTED[0] <= parameters <= FITTED[1] else PUBLISHED_PARAMETERS
-    # At the optimum the data's term is ALPHA / BETA of the size's.
-    above = A / n**ALPHA * (1 + ALPHA / BETA)
-    left = 1 - TOLERANCE * (E + above) / above
-    return n, left ** (-(ALPHA + BETA) / (ALPHA * BETA)) - 1

@@ -66,13 +66,13 @@ def of_flops(run: Run) -> Iterator[str]:
     the stretches that are to be in FP8, and with scales of rows where the recipe has them."""
     proof, scaling = run.proof, SCALINGS.get(run.proof.recipe_name)
     if proof.fp8_flops < proof.fp8_flops_expected * (1 - ROUNDING):
-        yield (
-            f"FP8 matmuls ran {proof.fp8_flops:.3g} FLOPs a step, and its layers have "
-            f"{proof.fp8_flops_expected:.3g}"
-        )
-    promised, share = promised_share(run), proof.fp8_share_of_matmul_flops or 0.0
-    if share < PROMISE * promised:
-        yield f"{share:.0%} of its matmul FLOPs ran in FP8, and its filter promises {promised:.0%}"
+        ran = proof.fp8_flops / proof.fp8_flops_expected
+        yield f"FP8 matmuls ran {ran:.0%} of the FLOPs of its converted layers"
+    if scaling:
+        share = proof.fp8_share_of_matmul_flops or 0.0
+        promised = promised_share(run) * scaling.matmuls / 3
+        if share < PROMISE * promised:
+            yield f"{share:.0%} of its matmul FLOPs ran in FP8; its filter promises {promised:.0%}"
     for first, stretch in proof.stretches.items():
         rows = stretch.row_scaled_flops
         if bool(stretch.fp8_flops) != stretch.in_fp8:
@@ -84,30 +84,25 @@ def of_flops(run: Run) -> Iterator[str]:
 
 
 def promised_share(run: Run) -> float:
-    """Work out the share of matmul FLOPs that all linear layers but the head have, as far as the
-    scaling has them in FP8; 0 where the filter leaves out others, or the sizes are not known.
+    """Work out the share of matmul FLOPs that all linear layers but the head have: 0 where the
+    filter leaves out others, or the sizes are not known.
 
     Where tokens meet only a part of the parameters it comes out too small, and promises nothing.
     """
-    manifest, scaling = run.manifest, SCALINGS.get(run.proof.recipe_name)
+    manifest = run.manifest
     attention = 2 * (manifest.flops_per_token - manifest.flops_per_token_causal)
     multiplied = (manifest.flops_per_token - attention) / 6  # parameters: all but the embedding
     head = manifest.parameters - multiplied  # is as large as the embedding, if there are two
-    if not scaling or run.facts.get(FILTER) not in HEAD_ONLY or head < 1:
-        return 0.0
-    return (1 - head / multiplied) * scaling.matmuls / 3
+    known = run.facts.get(FILTER) in HEAD_ONLY and head > 1
+    return 1 - head / multiplied if known else 0.0
 
 
 def of_clocks(run: Run) -> Iterator[str]:
     """Check that timing.json and the log agree on when the first step ended."""
     if run.steps["process"].iloc[0] > 0:
         return  # the first process was killed, and its first step was made again
-    logged_at = run.steps["elapsed"].first_valid_index()
-    later = run.steps["seconds"].loc[2:logged_at].sum()
-    logged = run.steps["elapsed"][logged_at] - later
+    clock = run.steps["elapsed"].dropna()
+    logged = clock.iloc[0] - run.steps["seconds"].loc[2 : clock.index[0]].sum()
     timed = run.timings[0].time_to_first_step_s
     if abs(timed - logged) > CLOCK * logged:
-        yield (
-            f"its first step ended after {timed:.0f} s by timing.json, and after {logged:.0f} s by "
-            "the clock of its log"
-        )
+        yield f"its first step ended after {timed:.0f} s by timing.json, {logged:.0f} s by its log"

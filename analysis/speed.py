@@ -113,9 +113,9 @@ def tokens_per_s(run: Run) -> float:
     return rates(run)[MEAN] if timed([run]) else math.nan
 
 
-def mfu(run: Run, precision: str = "bf16") -> float:
-    """Work out the share of a GPU's peak FLOP/s that a run makes use of; NaN if it is not known."""
-    peak = getattr(run.manifest.peak_flops, precision, None) or math.nan
+def mfu(run: Run) -> float:
+    """Work out tokens/s as a share of a GPU's peak in bf16; NaN if it is not known."""
+    peak = run.manifest.peak_flops.bf16 if run.manifest.peak_flops else math.nan
     return tokens_per_s(run) * run.manifest.flops_per_token / run.manifest.world_size / peak
 
 
