@@ -79,8 +79,8 @@ def contradictions(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> I
     elif ratio.clear or ratio.as_fast:
         found = other_ways(by, own, others) | leave_one_out(ratio, own, others)
         found["without the trend from run to run"] = Ratio(ratio.mean / trend(own, others))
-        for words in [words for words in found if found[words].contradicts(ratio)][:NAMED]:
-            yield f"{words} it has {found[words]}"
+        told = [f"{how} it has {other}" for how, other in found.items() if other.contradicts(ratio)]
+        yield from told[:NAMED]
     elif quick.low > 1:
         yield f"slow steps hide its lead ({longest_step(own + others)}): by {QUICK} it has {quick}"
 

@@ -32,8 +32,8 @@ def broken(runs: list[Run]) -> list[str]:
 def contradictions(run: Run) -> Iterator[str]:
     """Compare the recipe's file, the resolved recipe, the manifest, the proof and the clock."""
     proof, manifest = run.proof, run.manifest
-    if not proof:
-        yield "no record shows what ran in FP8"
+    if not (proof and run.timings):
+        yield "its records do not show what ran in FP8, and when"
         return
     in_file = (said_by(run.recipe) or {}).get(FLOAT8, manifest.float8)
     named = [in_file, run.facts.get(FLOAT8, "none"), manifest.float8, proof.recipe_name]

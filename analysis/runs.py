@@ -103,10 +103,9 @@ def read_run(path: Path) -> Run:
     attempts = [path / ATTEMPT.format(number) for number in range(1, manifest.attempt)]
     earlier = [ending(read(folder / MANIFEST, Manifest)) for folder in attempts]
     logs = [read_windows(folder / METRICS) for folder in [*attempts, path]]
-    read_last = read if manifest.status == "completed" else read_if_there
-    proof = read_last(path / PROOF, Proof)
-    timings = [read_if_there(folder / TIMING, Timing) for folder in attempts]
-    timings.append(read_last(path / TIMING, Timing))
+    timings = [read_if_there(folder / TIMING, Timing) for folder in [*attempts, path]]
+    read_proof = read if manifest.status == "completed" else read_if_there
+    proof = read_proof(path / PROOF, Proof)
     # Slurm may call every GPU of a host 0, so a UUID says more.
     gpu = manifest.hardware.uuid or manifest.hardware.visible_devices
     run = Run(
