@@ -81,7 +81,7 @@ def contradictions(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> I
         found["without the trend from run to run"] = Ratio(ratio.mean / trend(own, others))
         told = [f"{how} it has {other}" for how, other in found.items() if other.contradicts(ratio)]
         yield from told[:NAMED]
-    elif quick.low > 1:
+    elif quick.low > 1 and not Ratio(quick.low).contradicts(quick):
         yield f"slow steps hide its lead ({longest_step(own + others)}): by {QUICK} it has {quick}"
 
 
