@@ -6,7 +6,7 @@ Else a reader is promised a lead that she may not get.
 import math
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -18,12 +18,12 @@ from analysis.speed import (
     LEVEL,
     MEAN,
     QUICK,
+    SMALL,
     Ratio,
-    foretell,
     mfu,
     rate_table,
     ratios,
-    samples,
+    runs_needed,
     timed,
 )
 
@@ -40,14 +40,19 @@ class SpeedUp:
         by: the ratio by all ways.
         runs: with a rate, of the recipe that has fewer.
         caveats: what contradicts the ratio; of a single run nothing is known.
-        half_widths: of the interval with more runs, where nothing contradicts it.
     """
 
-    ratio: Ratio = Ratio(math.nan)
-    by: dict[str, Ratio] = field(default_factory=dict)
-    runs: int = 0
-    caveats: list[str] = field(default_factory=list)
-    half_widths: dict[int, float] = field(default_factory=dict)
+    ratio: Ratio
+    by: dict[str, Ratio]
+    runs: int
+    caveats: list[str]
+
+    @property
+    def runs_needed(self) -> int | None:
+        """How many runs of each recipe would tell if it is faster, slower or as fast."""
+        mean, low, high = self.ratio
+        distance = max(abs(mean - 1), SMALL - abs(mean - 1))
+        return runs_needed(self.runs, (high - low) / 2, distance, 2, LEVEL)
 
 
 def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
@@ -57,51 +62,35 @@ def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
         tries: recipes that are judged together: the interval of each is wider (Bonferroni).
     """
     own, others = timed(own), timed(others)
-    few = min(len(own), len(others))
-    if not few:
-        return SpeedUp()
-    level = 1 - (1 - LEVEL) / tries
-    by = ratios(own, others, level)
-    if few == 1:
-        return SpeedUp(by[MEAN], by, few)
+    runs = min(len(own), len(others))
+    if not runs:
+        return SpeedUp(Ratio(math.nan), {}, 0, [])
+    by = ratios(own, others, 1 - (1 - LEVEL) / tries)
     caveats = [*contradictions(by, own, others), *impossible(by[MEAN], own, others)]
-    if caveats:
-        return SpeedUp(by[MEAN], by, few, caveats)
-    means = samples(own, others, lambda runs: rate_table(runs)[[MEAN]])
-    return SpeedUp(by[MEAN], by, few, half_widths=foretell(*means, level=level))
+    return SpeedUp(by[MEAN], by, runs, caveats if runs > 1 else [])
 
 
 def contradictions(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> Iterator[str]:
-    """Say what contradicts a ratio: where the runs were, or honest ways to find another, the
-    furthest first."""
+    """Say what contradicts a ratio: where the runs were, or honest ways to find another."""
     ratio, quick = by[MEAN], by[QUICK]
     if math.isnan(ratio.low):
-        yield f"{where(own)}, and {where(others)}, so the machine may have made the difference"
+        places = "; ".join(sorted({run.place for run in own + others}))
+        yield f"the recipes were in different places ({places}), which may have made the difference"
     elif ratio.clear or ratio.as_fast:
         found = other_ways(by, own, others) | leave_one_out(ratio, own, others)
         found["without the trend from run to run"] = Ratio(ratio.mean / trend(own, others))
-        found = {words: other for words, other in found.items() if other.contradicts(ratio)}
-        furthest = sorted(found, key=lambda words: -abs(found[words].mean - ratio.mean))
-        yield from (f"{words} it has {found[words]}" for words in furthest[:NAMED])
+        told = [f"{how} it has {other}" for how, other in found.items() if other.contradicts(ratio)]
+        yield from told[:NAMED]
     elif quick.low > 1 and not Ratio(quick.low).contradicts(quick):
         yield f"slow steps hide its lead ({longest_step(own + others)}): by {QUICK} it has {quick}"
 
 
-def where(runs: list[Run]) -> str:
-    """Say where the runs of a recipe were."""
-    places = " or ".join(sorted({run.place for run in runs}))
-    return f"all runs of {runs[0].recipe} were on {places}"
-
-
 def longest_step(runs: list[Run]) -> str:
     """Name the longest steady step of some runs, relative to its run's median step."""
-    longest = []
-    for run in runs:
-        seconds = run.steps["seconds"][run.steps["steady"]]
-        times = seconds.max() / seconds.median()
-        longest.append((times, seconds.max(), seconds.idxmax(), run.name))
-    times, seconds, step, name = max(longest)
-    return f"step {step} of {name} took {seconds:.3g} s, {times:.1f} times its median step"
+    seconds = {run.name: run.steady["seconds"] for run in runs}
+    times = pd.concat({name: of / of.median() for name, of in seconds.items()})
+    name, step = times.idxmax()
+    return f"step {step} of {name} took {times.max():.1f} times its median step"
 
 
 def other_ways(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> dict[str, Ratio]:
@@ -110,13 +99,13 @@ def other_ways(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> dict[
     Of the fifths of the steps only those count in which the lead is smaller: a part with a larger
     lead takes nothing away.
     """
-    a, b = (rate_table(runs) for runs in (own, others))
+    a, b = rate_table(own), rate_table(others)
     with warnings.catch_warnings(action="ignore"):  # runs that are equal
-        test = stats.ttest_ind(a.sub(a[MEAN], axis=0), b.sub(b[MEAN], axis=0))
+        test = stats.ttest_ind(a.sub(a[MEAN], axis="rows"), b.sub(b[MEAN], axis="rows"))
     found = {}
     for (way, ratio), chance in zip(by.items(), test.pvalue, strict=True):
-        larger_for_a_while = way in FIFTHS and ratio.mean > by[MEAN].mean
-        if chance < CHANCE and not larger_for_a_while:
+        smaller = ratio.mean < by[MEAN].mean
+        if chance < CHANCE and (smaller or way not in FIFTHS):
             why = f" ({longest_step(own + others)})" if way == QUICK else ""
             found[f"by {way}{why}"] = ratio
     return found
@@ -126,17 +115,15 @@ def trend(own: list[Run], others: list[Run]) -> float:
     """Work out the ratio that comes from runs getting slower or faster in the order in which they
     were made, where one recipe's runs were made first; 1 if that may be chance."""
     runs = own + others
-    table = pd.DataFrame({"start": [run.manifest.start for run in runs]}).rank()
-    table["rate"] = rate_table(runs)[MEAN].to_numpy()
+    start = pd.Series([run.manifest.start for run in runs]).rank()
+    table = rate_table(runs)[[MEAN]].assign(start=start)
     means = table.groupby([run.recipe for run in runs]).transform("mean")
     within = table - means
-    with warnings.catch_warnings(action="ignore"):  # runs that were all made at once
-        chance = stats.pearsonr(within["start"], within["rate"]).pvalue
-    if not chance < CHANCE:
-        return 1.0
-    slope = (within["start"] @ within["rate"]) / (within["start"] @ within["start"])
+    if not within["start"].any():
+        return 1.0  # all were made at once
+    fit = stats.linregress(within["start"], within[MEAN])
     later = means["start"].iloc[0] - means["start"].iloc[-1]
-    return math.exp(later * slope)
+    return math.exp(later * fit.slope) if fit.pvalue < CHANCE else 1.0
 
 
 def leave_one_out(ratio: Ratio, own: list[Run], others: list[Run]) -> dict[str, Ratio]:
@@ -144,21 +131,24 @@ def leave_one_out(ratio: Ratio, own: list[Run], others: list[Run]) -> dict[str, 
     found = {}
     for seed in sorted({run.seed for run in own + others}):
         kept = [[run for run in runs if run.seed != seed] for runs in (own, others)]
-        if min(map(len, kept)) > 1:
-            rest = ratios(*kept, LEVEL)[MEAN]
-            if not rest.low < ratio.mean < rest.high:
-                found[f"without seed {seed}"] = rest
+        rest = ratios(*kept, LEVEL)[MEAN]
+        if ratio.mean < rest.low or rest.high < ratio.mean:
+            found[f"without seed {seed}"] = rest
     return found
 
 
 def impossible(ratio: Ratio, own: list[Run], others: list[Run]) -> Iterator[str]:
-    """Say what is faster than FP8 can make it (its matmuls at twice the rate, and nothing else
-    slower), or than the GPU can be."""
-    share = float(np.mean([run.fp8_share for run in own]))
-    most = 1 / (1 - share / 2)
+    """Say what is faster than FP8 can make it, beside bf16 or beside the GPU's peak in bf16."""
+    share = np.mean([run.fp8_share for run in own])
+    most = times_at_most(share)
     if share and ratio.mean > most:
         yield f"FP8 in {share:.0%} of the matmul FLOPs gives {most:.2f} times at most"
     for run in own + others:
-        used = mfu(run, "fp8" if run.fp8_share else "bf16")
-        if used > 1:
-            yield f"{run.name} ran at {used:.0%} of its GPU's peak"
+        if mfu(run) > times_at_most(run.fp8_share):
+            yield f"{run.name} ran at {mfu(run):.0%} of its GPU's peak in bf16"
+
+
+def times_at_most(share: float) -> float:
+    """Work out how many times as fast a share of FP8 is: matmuls at twice the rate, and nothing
+    else slower."""
+    return 1 / (1 - share / 2)

@@ -4,7 +4,7 @@ Everything that is recorded must be equal in both, except what the recipes' own 
 record is compared without further ado.
 """
 
-from collections import Counter
+from collections import ChainMap, Counter
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from analysis.runs import Run, flat, read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMED = 3  # of many records that differ
-COMPILES = "compile.enable"
 
 # Records that name a run, say how it ended, or set what computes nothing.
 IGNORED = (
@@ -45,6 +44,7 @@ IGNORED = (
     "float8",
     "fp8_matmul",
     "host",
+    "hardware.memory_bytes",
     "hardware.visible_devices",
     "hardware.uuid",
 )
@@ -60,67 +60,47 @@ def differences(own: list[Run], others: list[Run]) -> tuple[list[str], list[str]
     """
     passed_over = (*IGNORED, *meant_to_differ(own[0].recipe, others[0].recipe))
     forbidden, remarks = [], []
-    for key in dict.fromkeys(key for run in own + others for key in run.facts):
-        mine, theirs = shares(own, key), shares(others, key)
-        if key.startswith(passed_over):
-            continue
-        if mine != theirs:
-            differs = f"{key} is {listed(mine)} beside {listed(theirs)}"
-            (remarks if key in MINOR else forbidden).append(differs)
-        elif len(mine) > 1:
-            remarks.append(f"{key} varies in both recipes alike ({listed(mine)})")
-    graphs = fewest_graphs(own), fewest_graphs(others)
+    for key in ChainMap(*[run.facts for run in own + others]):
+        mine, theirs = values(own, key), values(others, key)
+        if mine != theirs and not key.startswith(passed_over):
+            differing = remarks if key in MINOR else forbidden
+            differing.append(f"{key} is {mine} beside {theirs}")
+    fewer, more = sorted([fewest_graphs(own), fewest_graphs(others)])
     # steps in bf16 and in FP8 have graphs of their own
-    if COMPILES not in passed_over and min(graphs) < max(graphs) / 2:
-        forbidden.append(f"{graphs[0]} graphs were compiled beside {graphs[1]}")
+    if "compile.enable" not in passed_over and fewer < more / 2:
+        forbidden.append(f"{fewer} graphs were compiled beside {more}")
     if len(forbidden) > NAMED:
         forbidden[NAMED:] = [f"{len(forbidden) - NAMED} other records differ too"]
     return forbidden, remarks
 
 
-def shares(runs: list[Run], key: str) -> dict[str, float]:
-    """Work out the share of the runs by value of a record."""
-    counts = Counter(plain(run.facts.get(key)) for run in runs)
-    return {value: count / len(runs) for value, count in counts.items()}
+def values(runs: list[Run], key: str) -> str:
+    """Write the values of a record, each with its share of the runs if there are several."""
+    counts = Counter(str(run.facts.get(key)) for run in runs)
+    said = [f"{value} ({count / len(runs):.0%})" for value, count in sorted(counts.items())]
+    return ", ".join(said).removesuffix(" (100%)")
 
 
 def fewest_graphs(runs: list[Run]) -> int:
     return min((run.proof and run.proof.compiled_graphs) or 0 for run in runs)
 
 
-def listed(shares: dict[str, float]) -> str:
-    """Write values, each with its share of the runs if there are several."""
-    said = [f"{value} ({share:.0%})" for value, share in shares.items()]
-    return ", ".join(said).removesuffix(" (100%)")
-
-
-def plain(value) -> str:
-    """Write a value as text, 5e-5 as 5e-05."""
-    if value is None:
-        return "unknown"
-    try:
-        return str(value) if isinstance(value, bool) else f"{float(value):.12g}"
-    except (TypeError, ValueError):
-        return str(value)
-
-
-def meant_to_differ(*recipes: str) -> tuple[str, ...]:
+def meant_to_differ(*recipes: str) -> list[str]:
     """List the keys that the files of two recipes set to different values; those of FP8 where a
     recipe has no file here."""
-    said = [said_by(recipe) for recipe in recipes]
-    if None in said:
-        return ("quantize.",)
-    keys = said[0] | said[1]
-    return tuple(key for key in keys if plain(said[0].get(key)) != plain(said[1].get(key)))
+    mine, theirs = map(said_by, recipes)
+    if mine is None or theirs is None:
+        return ["quantize."]
+    return [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
 
 
 @cache
 def said_by(recipe: str) -> dict | None:
     """Read what the file of a recipe and its parents' set, below base.yaml; None without a file."""
+    if recipe == "base":
+        return {}
     for place in ("recipes", "extensions/*/recipes"):
-        for file in ROOT.glob(f"{place}/**/{recipe}.yaml"):
-            if file.parent.name not in ("studies", "overlays"):
-                said = read_yaml(file)
-                parent = said.pop("base", "base")
-                return (said_by(parent) if parent != "base" else {}) | flat(said)
+        for file in ROOT.glob(f"{place}/{recipe}.yaml"):
+            said = read_yaml(file)
+            return said_by(said.pop("base", "base")) | flat(said)
     return None

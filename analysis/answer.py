@@ -176,33 +176,28 @@ def next_steps(comparison: Comparison) -> Iterator[str]:
         command = f".venv/bin/python -m experiments.study {words}"
         yield f"To get a verdict, repeat the runs with more seeds: {command}"
     if best and best.outcome == Outcome.CANNOT_TELL:
-        yield more_runs("speed", best.recipe, best.speed.half_widths, "{:.1%}")
+        yield more_runs("speed", best.recipe, best.speed.runs_needed)
     yield from more_seeds(comparison)
 
 
 def more_seeds(comparison: Comparison) -> list[str]:
     """Say what more seeds would show of losses that these cannot tell."""
     return [
-        more_runs("loss", recipe, finding.loss.half_widths, "{:.4f}")
+        more_runs("loss", recipe, finding.loss.runs_needed)
         for recipe, finding in comparison.findings.items()
         if finding.loss.word == CANNOT_TELL and not finding.diverged
     ]
 
 
-def more_runs(what: str, recipe: str, widths: dict[int, float], form: str) -> str:
-    """Say how wide the interval would be with more runs."""
-    runs, reach = ", ".join(map(str, widths)), ", ".join(map(form.format, widths.values()))
-    return (
-        f"The {what} of {recipe}: with {runs} runs of each the interval would reach {reach} to "
-        "each side."
-    )
+def more_runs(what: str, recipe: str, runs: int | None) -> str:
+    """Say how many runs would give a verdict."""
+    return f"The {what} of {recipe}: {runs or 'far more'} runs of each recipe may give a verdict."
 
 
 def worth(comparison: Comparison) -> Iterator[str]:
     """Say what a difference of one margin is worth; nothing where no verdict uses the margin."""
     if any(finding.loss.word in LOSSES for finding in comparison.findings.values()):
-        runs = comparison.study.completed(comparison.reference)
-        parameters, more = losses.equivalent_compute(runs[0].manifest.parameters)
+        parameters, more = losses.EQUIVALENT_COMPUTE
         yield WORTH.format(
             tolerance=100 * losses.TOLERANCE,
             reference=comparison.reference,

@@ -8,7 +8,7 @@ import numpy as np
 
 from analysis.agreement import SpeedUp
 from analysis.runs import Run
-from analysis.speed import MIN_STEPS, estimate, samples
+from analysis.speed import MIN_STEPS, difference
 
 BEYOND = np.geomspace(1, 1e9, 3000)  # steps after the runs at which wall times are worked out
 
@@ -32,8 +32,8 @@ SENTENCES = {
     When.CANNOT_TELL: "{a} may or may not catch up with {b}: it is behind at the end, and these "
     f"runs cannot tell which is faster per step (that takes {MIN_STEPS} steps, and several runs "
     "that agree).",
-    When.NOT_COMPARED: "The wall times of {a} and {b} do not compare: they have no logged step in "
-    "common, or the first steps of one reused compiled kernels.",
+    When.NOT_COMPARED: "The wall times of {a} and {b} do not compare: one has no completed run, or "
+    "reused compiled kernels in its first steps.",
 }
 
 
@@ -56,7 +56,7 @@ class BreakEven:
 
     @property
     def number(self) -> str:
-        return f"{'about ' * self.beyond}{self.step:,.0f}"
+        return f"about {self.step:,.0f}" if self.beyond else f"{self.step:,.0f}"
 
     def __str__(self) -> str:
         """For a table."""
@@ -68,7 +68,6 @@ class BreakEven:
         interval = ""
         if not math.isnan(self.low):
             interval = f" (95 % interval {self.low:,.0f} to {self.high:,.0f})"
-            interval = interval.replace("to inf", "to no end")
         return SENTENCES[self.when].format(a=a, b=b, step=self.number, interval=interval)
 
 
@@ -79,29 +78,28 @@ def break_even(own: list[Run], others: list[Run], gain: SpeedUp) -> BreakEven:
     as their mean steady step, if the ratio of speeds is certain. The interval has the steps at
     which a t-test over the runs does not reject that both recipes have taken as long.
     """
-    clocks = [run.steps["elapsed"].dropna().index for run in own + others]
     warm = [{run.facts.get("compile_cache") == "warm" for run in runs} for runs in (own, others)]
-    if not (own and others and all(map(len, clocks))) or warm[0] != warm[1]:
+    if not (own and others) or warm[0] != warm[1]:
         return BreakEven()
+    clocks = [run.steps["elapsed"].dropna().index for run in own + others]
     last = min(clock[-1] for clock in clocks)
     steps = np.arange(max(clock[0] for clock in clocks), last + 1)
-    if not len(steps):
-        return BreakEven()
-    tells = gain.ratio.clear or (gain.runs == 1 and gain.ratio.mean != 1)
-    certain = tells and not gain.caveats
+    certain = (gain.ratio.clear or gain.runs == 1) and not gain.caveats
     if certain:
         steps = np.append(steps, last + BEYOND)
-    lines = estimate(*samples(own, others, lambda runs: wall_times(runs, steps)))
-    if lines[0, -1] < 0:
-        when, ends = When.FROM, [negative_from(steps, line) for line in lines]
-        if ends[0] == 0:
-            return BreakEven(When.START)
-    else:  # the reference is ahead from the next step on
-        ends = [np.maximum(0, negative_from(steps, -line) - 1) for line in lines[[0, 2, 1]]]
-        when = When.UNTIL
-        if ends[0] in (0, math.inf):
-            return BreakEven(When.NEVER if certain else When.CANNOT_TELL)
-    return BreakEven(when, *ends, beyond=bool(ends[0] > last))
+    lines = difference(own, others, lambda runs: wall_times(runs, steps))
+    ahead = lines[0, -1] < 0
+    if not ahead:
+        lines = -lines[[0, 2, 1]]  # as the reference sees it
+    ends = np.array([negative_from(steps, line) for line in lines])
+    if ahead and ends[0] == 0:
+        return BreakEven(When.START)
+    if ahead:
+        return BreakEven(When.FROM, *ends, beyond=ends[0] > last)
+    if ends[0] in (0, math.inf):
+        return BreakEven(When.NEVER if certain else When.CANNOT_TELL)
+    ends = np.maximum(0, ends - 1)
+    return BreakEven(When.UNTIL, *ends, beyond=ends[0] > last)
 
 
 def wall_times(runs: list[Run], steps: np.ndarray) -> np.ndarray:
@@ -112,11 +110,9 @@ def wall_times(runs: list[Run], steps: np.ndarray) -> np.ndarray:
     lines = []
     for run in runs:
         clock = run.steps["elapsed"].dropna()
-        line = np.interp(steps, clock.index, clock)
-        after = steps > clock.index[-1]
-        usual = run.steps["seconds"][run.steps["steady"]].mean()
-        line[after] += usual * (steps[after] - clock.index[-1])
-        lines.append(line)
+        usual = run.steady["seconds"].mean()
+        after = steps - clock.index[-1]
+        lines.append(np.interp(steps, clock.index, clock) + np.where(after > 0, after * usual, 0))
     return np.array(lines)
 
 
@@ -131,5 +127,5 @@ def negative_from(steps: np.ndarray, line: np.ndarray) -> float:
     last = above[-1]
     if last == len(line) - 1:
         return math.inf
-    part = line[last] / (line[last] - line[last + 1])
-    return math.floor(steps[last] + part * (steps[last + 1] - steps[last])) + 1
+    around = [last + 1, last]
+    return math.floor(np.interp(0, line[around], steps[around])) + 1

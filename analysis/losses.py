@@ -7,24 +7,27 @@ another seed does.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from analysis.runs import MIN_STEPS, Run, last_tenth
-from analysis.speed import estimate, foretell
+from analysis.speed import estimate, runs_needed
 
 LEVEL = 0.90  # of the interval that decides: two one-sided tests at 5 % each
 MIN_SEEDS = 3  # pairs of runs below which nothing is said of equality
 # The margin, as a share of the reference's final loss. DeepSeek-V3 (arXiv 2412.19437, section 3.3)
 # reports FP8 within 0.25 % of bf16, and takes that for well within what is random in training.
 TOLERANCE = 0.0025
+# (parameters, share of compute): what makes up for it at the published size, for a model trained
+# compute-optimally, by the scaling law of Hoffmann et al. 2022 (arXiv 2203.15556), equation 10.
+EQUIVALENT_COMPUTE = (8.05e9, 0.092)
 STRANGE = 0.5  # of the distance of strangers' first losses: partners are nearer to one another
 FAR = 0.10  # of a loss: rounding moves none so far
 OFTEN = 0.02  # of a run's steps: a bad batch takes fewer
 COPIED = 0.10  # of the steps in FP8 with the other's loss to the last bit: chance gives fewer
-TOO_GOOD = 0.02  # of the loss: eight times the tolerance, and rounding takes nothing off
+TOO_GOOD = 8  # margins, 2 % of the loss: rounding takes nothing off
 
 VERDICTS = SAME, LOWER, HIGHER, CANNOT_TELL = "the same", "lower", "higher", "cannot tell"
 
@@ -39,7 +42,6 @@ class Verdict:
         level: of that interval; with several recipes it is wider.
         margin: differences within it are the same.
         step: the last that all pairs have.
-        half_widths: of the interval with more seeds.
     """
 
     word: str = f"0 of {MIN_SEEDS} seeds"
@@ -49,51 +51,50 @@ class Verdict:
     level: float = LEVEL
     margin: float = math.nan
     step: int = 0
-    half_widths: dict[int, float] = field(default_factory=dict)
 
     @property
     def difference(self) -> float:
         return float(np.mean(self.by_seed)) if self.by_seed else math.nan
 
     @property
-    def share(self) -> float:
-        """The difference as a share of the reference's loss."""
-        return TOLERANCE * self.difference / (self.margin or math.nan)
+    def runs_needed(self) -> int | None:
+        """How many runs of each recipe would tell if it is the same, lower or higher."""
+        distance = abs(abs(self.difference) - self.margin)
+        half_width = (self.high - self.low) / 2
+        return runs_needed(len(self.by_seed), half_width, distance, 1, self.level)
 
 
-def paired(own: list[Run], others: list[Run]) -> dict[str, pd.DataFrame]:
-    """Join the steps of both runs of each seed, by name of the recipe's run."""
-    partners = {run.seed: run for run in others}
-    return {
-        run.name: run.steps.join(partners[run.seed].steps, rsuffix="_beside", how="inner")
-        for run in own
-        if run.seed in partners
-    }
+def by_seed(runs: list[Run], what: str = "loss") -> pd.DataFrame:
+    """The losses of some runs, or another column: a row a step, a column a seed."""
+    return pd.DataFrame({run.seed: run.steps[what] for run in runs})
+
+
+def apart(own: list[Run], others: list[Run]) -> pd.DataFrame:
+    """How far each seed's loss is from the other recipe's: a row a step of all pairs, a column a
+    pair of runs that share enough steps."""
+    pairs = by_seed(own) - by_seed(others)
+    return pairs.dropna(axis="columns", thresh=MIN_STEPS).dropna()
 
 
 def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
     """Test equivalence: the loss is the same if the interval of the mean difference lies within the
     margin, which is two one-sided t-tests (Schuirmann 1987)."""
-    pairs = [pair for pair in paired(own, others).values() if len(pair) >= MIN_STEPS]
-    if not pairs:
+    ends = last_tenth(apart(own, others))
+    if ends.empty:
         return Verdict()
-    ends = np.array([last_tenth(pair)[["loss", "loss_beside"]].mean() for pair in pairs])
-    by_seed = ends[:, 0] - ends[:, 1]
-    margin = float(TOLERANCE * abs(ends[:, 1].mean()))
+    mean, beside = ends.mean(), by_seed(others).loc[ends.index, ends.columns].mean()
+    margin = TOLERANCE * beside.mean()
     level = 1 - (1 - LEVEL) / tries
-    _, low, high = map(float, estimate(by_seed, level=level))
-    enough = len(pairs) >= MIN_SEEDS
-    if not enough:
-        word = f"{len(pairs)} of {MIN_SEEDS} seeds"
-    elif max(-low, high) < margin:
-        word = SAME
-    elif low > margin or min(by_seed) > margin / TOLERANCE * FAR:  # however much they vary
-        word = HIGHER
-    else:
-        word = LOWER if high < -margin else CANNOT_TELL
-    widths = foretell(by_seed, level=level) if enough else {}
-    last = int(min(pair.index[-1] for pair in pairs))
-    return Verdict(word, tuple(by_seed.tolist()), low, high, level, margin, last, widths)
+    _, low, high = estimate(mean, level)
+    words = {
+        f"{len(mean)} of {MIN_SEEDS} seeds": len(mean) < MIN_SEEDS,
+        SAME: max(-low, high) < margin,
+        HIGHER: low > margin or (mean > FAR * beside).all(),  # however much they vary
+        LOWER: high < -margin,
+        CANNOT_TELL: True,
+    }
+    word = next(word for word, holds in words.items() if holds)
+    return Verdict(word, tuple(mean), low, high, level, margin, ends.index[-1])
 
 
 def differences(own: list[Run], others: list[Run]) -> pd.DataFrame:
@@ -101,11 +102,9 @@ def differences(own: list[Run], others: list[Run]) -> pd.DataFrame:
 
     A value is the mean over a tenth of the steps, up to its own.
     """
-    pairs = paired(own, others).values()
-    by_seed = [pair["loss"] - pair["loss_beside"] for pair in pairs]
-    by_seed = pd.concat(by_seed, axis="columns").dropna()
-    smooth = by_seed.rolling(len(last_tenth(by_seed))).mean().dropna()
-    lines = estimate(smooth.to_numpy().T, level=LEVEL)
+    pairs = apart(own, others)
+    smooth = pairs.rolling(len(last_tenth(pairs))).mean().dropna()
+    lines = estimate(smooth.T, LEVEL)
     return pd.DataFrame(lines.T, smooth.index, ["difference", "low", "high"])
 
 
@@ -118,19 +117,10 @@ def no_pairs(own: list[Run], others: list[Run]) -> Iterator[str]:
     The first losses of partners, which share weights and batches, differ by rounding alone: by far
     less than strangers' losses.
     """
-    firsts = []
-    for runs in own, others:
-        losses = {run.seed: run.steps["loss"].iloc[0] for run in runs if run.length}
-        firsts.append(pd.Series(losses).dropna())
-        if firsts[-1].duplicated().any():
-            yield f"seeds of {runs[0].recipe} begin with the same loss, so they are no other runs"
-    seeds = firsts[0].index.intersection(firsts[1].index)
-    if len(seeds) < 2:
-        return
-    mine, theirs = (of[seeds].to_numpy() for of in firsts)
-    apart = np.abs(np.subtract.outer(mine, theirs))
-    partners = np.median(apart.diagonal())
-    strangers = np.median(apart[~np.eye(len(seeds), dtype=bool)])
+    mine, theirs = by_seed(own).head(1).mean(), by_seed(others).head(1).mean()
+    if any(firsts.dropna().duplicated().any() for firsts in (mine, theirs)):
+        yield "seeds of a recipe begin with the same loss, so they are no other runs"
+    partners, strangers = (mine - theirs).abs().median(), theirs.diff().abs().median()
     if partners > STRANGE * strangers:
         yield (
             f"it begins {partners:.2g} from its partners of the same seed, and seeds begin "
@@ -142,12 +132,12 @@ def no_pairs(own: list[Run], others: list[Run]) -> Iterator[str]:
 # ---- rule 5 ----
 
 
-def excess(run: Run, others: list[Run]) -> pd.Series:
-    """How far a run's loss is above the other recipe's at each step, as a share; infinite where it
-    is not finite. Beside it is the run of its seed, or the mean of all where there is none."""
-    beside = [other for other in others if other.seed == run.seed] or others
-    losses = [other.steps["loss"].reindex(run.steps.index, method="ffill") for other in beside]
-    return (run.steps["loss"] / np.mean(losses, axis=0) - 1).fillna(math.inf)
+def far_above(run: Run, others: list[Run]) -> pd.Series:
+    """Find the steps in which a run's loss is not finite, or far above the other recipe's: the run
+    of its seed, or the mean of all where there is none."""
+    theirs = by_seed(others).reindex(run.steps.index).ffill()
+    beside = theirs.get(run.seed, theirs.mean(axis="columns"))
+    return run.steps["loss"].isna() | (run.steps["loss"] > (1 + FAR) * beside)
 
 
 def diverged(own: list[Run], others: list[Run], unpaired: bool) -> int:
@@ -158,51 +148,20 @@ def diverged(own: list[Run], others: list[Run], unpaired: bool) -> int:
         unpaired: losses of the recipes do not compare: only those count that were not finite.
     """
     beside = [run for run in others if run.completed and not unpaired]
-    found = {run for run in own if run.ending == "diverged"}
-    for run in own if beside else []:
-        if run.length >= MIN_STEPS and last_tenth(excess(run, beside)).median() > FAR:
-            found.add(run)
-    return len(found)
+    ends = {run: last_tenth(far_above(run, beside)) for run in own if run.length >= MIN_STEPS}
+    far = {run for run, end in ends.items() if end.mean() > 0.5}
+    return len(far | {run for run in own if run.ending == "diverged"})
 
 
 def odd(own: list[Run], others: list[Run], judged: Verdict) -> Iterator[str]:
     """Say what losses show besides their ends."""
     for runs, beside in (own, others), (others, own):
-        for run in runs if beside else []:
-            far = (excess(run, beside) > FAR).mean()
+        for run in runs:
+            far = far_above(run, beside).mean()
             if far > OFTEN:
-                yield (
-                    f"{run.recipe} is far above {beside[0].recipe} in seed {run.seed}, by more "
-                    f"than {100 * FAR:.0f} % of the loss in {far:.0%} of the steps"
-                )
-    for name, pair in paired(own, others).items():
-        copied = (pair["loss"] == pair["loss_beside"])[pair["in_fp8"]].mean()
-        if copied > COPIED:
-            yield f"in {copied:.0%} of its steps {name} has the other's loss to the last bit"
-    if judged.share < -TOO_GOOD:
-        yield f"its loss is {-judged.share:.1%} lower, which FP8 does not explain"
-
-
-# ---- what the margin is worth ----
-
-# Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", arXiv 2203.15556, equation
-# 10: the loss of a model of N parameters after D tokens is E + A / N^ALPHA + B / D^BETA; fitted to
-# 70 M to 16 B parameters.
-E, A, B, ALPHA, BETA = 1.69, 406.4, 410.7, 0.34, 0.28
-FITTED = (70e6, 16e9)
-PUBLISHED_PARAMETERS = 8.05e9
-
-
-def equivalent_compute(parameters: float) -> tuple[float, float]:
-    """Work out (parameters, share of compute) that buys a loss lower by `TOLERANCE`, for a model
-    trained compute-optimally.
-
-    Trained so, both terms of the law, the parameters' (N) and the tokens' (D), fall with
-    compute C = 6 N D as C^-(ALPHA BETA / (ALPHA + BETA)). For a model outside of the law's range
-    the published study's 8 B is taken.
-    """
-    n = parameters if FITTED[0] <= parameters <= FITTED[1] else PUBLISHED_PARAMETERS
-    # At the optimum the data's term is ALPHA / BETA of the size's.
-    above = A / n**ALPHA * (1 + ALPHA / BETA)
-    left = 1 - TOLERANCE * (E + above) / above
-    return n, left ** (-(ALPHA + BETA) / (ALPHA * BETA)) - 1
+                yield f"{run.name} is {FAR:.0%} above the other's loss in {far:.0%} of its steps"
+    copied = apart(own, others).where(by_seed(own, "in_fp8")).eq(0).mean().max()
+    if copied > COPIED:
+        yield f"in {copied:.0%} of a run's steps it has the other's loss to the last bit"
+    if judged.difference < -TOO_GOOD * judged.margin:
+        yield f"its loss is {-judged.difference:.3g} lower, which FP8 does not explain"

@@ -12,8 +12,20 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from experiments.records import run as records
 from experiments.records.files import RecordError, read, read_if_there, read_windows
+from experiments.records.run import (
+    ATTEMPT,
+    MANIFEST,
+    METRICS,
+    PROOF,
+    RECIPE,
+    TIMING,
+    Manifest,
+    Proof,
+    Stretch,
+    Timing,
+    Window,
+)
 
 MIN_STEPS = 30  # of a final loss: its last tenth is then the mean of three steps
 NUMBERS = ["loss", "seconds", "wait", "tokens", "useful", "lr", "elapsed", "memory"]
@@ -27,7 +39,6 @@ class Run:
     Args:
         seed: as text, so that a folder that cannot be read has one too; empty if none was set.
         path: its directory; None where there is none.
-        completed: it made all its steps, or as many as the study's time budget allowed.
         ending: how it ended, without numbers, so that equal causes are equal texts.
         earlier: how earlier attempts ended that nobody had stopped.
         facts: all that is recorded of how it was made, the resolved recipe's too, by key.path.
@@ -36,30 +47,40 @@ class Run:
             a rate; `in_fp8`: it is in FP8; `wait`: seconds of waiting for data; `useful`:
             tokens that are not padding; `memory`: bytes. `lr` and `elapsed` are known where a log
             window ends. `elapsed` counts all attempts, their starts included.
-        timings: by process, of those that came as far as their first step.
+        timings: of the processes that came as far as their first step.
     """
 
     recipe: str
     seed: str
     path: Path | None = None
-    completed: bool = False
     ending: str = "left no record"
     earlier: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     place: str = ""
-    steps: pd.DataFrame = field(default_factory=lambda: NO_STEPS)
-    manifest: records.Manifest | None = None
-    timings: dict[int, records.Timing] = field(default_factory=dict)
-    proof: records.Proof | None = None
+    steps: pd.DataFrame = field(default_factory=lambda: steps_table([], {}))
+    manifest: Manifest | None = None
+    timings: list[Timing] = field(default_factory=list)
+    proof: Proof | None = None
 
     @property
     def name(self) -> str:
         return f"{self.recipe}/seed{self.seed}" if self.seed else self.recipe
 
     @property
+    def completed(self) -> bool:
+        """Whether it made all its steps, or as many as the study's time budget allowed."""
+        cut = self.ending == "interrupted" and self.manifest.study_budget_s
+        return self.ending == "completed" or bool(cut)
+
+    @property
+    def steady(self) -> pd.DataFrame:
+        """The steps that count for a rate."""
+        return self.steps[self.steps["steady"]]
+
+    @property
     def length(self) -> int:
         """The last step of the log."""
-        return int(self.steps.index[-1]) if len(self.steps) else 0
+        return max(self.steps.index, default=0)
 
     @property
     def final_loss(self) -> float:
@@ -78,46 +99,40 @@ class Run:
 
 def read_run(path: Path) -> Run:
     """Read a run directory. Raises `RecordError` if a record is missing or does not fit."""
-    manifest = read(path / records.MANIFEST, records.Manifest)
-    attempts = [path / records.ATTEMPT.format(number) for number in range(1, manifest.attempt)]
-    earlier = [ending(read(folder / records.MANIFEST, records.Manifest)) for folder in attempts]
-    completed, ended = manifest.status == "completed", ending(manifest)
-    read_last = read if completed else read_if_there
-    proof = read_last(path / records.PROOF, records.Proof)
-    timings = [read_if_there(folder / records.TIMING, records.Timing) for folder in attempts]
-    timings.append(read_last(path / records.TIMING, records.Timing))
-    logs = [read_windows(folder / records.METRICS) for folder in [*attempts, path]]
-    steps = steps_table(logs, proof.stretches if proof else {})
-    if completed and max(steps.index, default=0) < manifest.steps:
-        completed, ended = False, "too short a log"
-    began = {process: timing for process, timing in enumerate(timings) if timing}
-    hardware = manifest.hardware
+    manifest = read(path / MANIFEST, Manifest)
+    attempts = [path / ATTEMPT.format(number) for number in range(1, manifest.attempt)]
+    earlier = [ending(read(folder / MANIFEST, Manifest)) for folder in attempts]
+    logs = [read_windows(folder / METRICS) for folder in [*attempts, path]]
+    timings = [read_if_there(folder / TIMING, Timing) for folder in [*attempts, path]]
+    read_proof = read if manifest.status == "completed" else read_if_there
+    proof = read_proof(path / PROOF, Proof)
     # Slurm may call every GPU of a host 0, so a UUID says more.
-    gpu = hardware.uuid or hardware.visible_devices
-    return Run(
+    gpu = manifest.hardware.uuid or manifest.hardware.visible_devices
+    run = Run(
         recipe=manifest.recipe,
         seed=str(manifest.seed),
         path=path,
-        completed=completed or (ended == "interrupted" and manifest.study_budget_s is not None),
-        ending=ended,
+        ending=ending(manifest),
         earlier=[how for how in earlier if how != "interrupted"],
-        place=f"host {manifest.host}, GPU {gpu}" if gpu else f"host {manifest.host}",
-        steps=steps,
+        place=f"host {manifest.host}, GPU {gpu}",
+        steps=steps_table(logs, proof.stretches if proof else {}),
         manifest=manifest,
-        timings=began,
+        timings=[timing for timing in timings if timing],
         proof=proof,
-        facts=flat(manifest.model_dump())
-        | read_recipe(path / records.RECIPE)
-        | {
-            "tokens_per_step": f"{steps['tokens'].median():.0f}",
-            "hardware.memory_bytes": f"{hardware.memory_bytes:.1e}",  # drivers keep a little of it
-            "attention": proof and proof.attention,
-            "compile_cache": next((timing.compile_cache for timing in began.values()), None),
-        },
     )
+    if run.ending == "completed" and run.length < manifest.steps:
+        run.ending = "too short a log"
+    recipe = path / RECIPE
+    run.facts = flat(manifest.model_dump()) | (flat(read_yaml(recipe)) if recipe.exists() else {})
+    run.facts |= {
+        "tokens_per_step": f"{run.steps['tokens'].median():.0f}",
+        "attention": proof and proof.attention,
+        "compile_cache": run.timings[0].compile_cache if run.timings else None,
+    }
+    return run
 
 
-def ending(manifest: records.Manifest) -> str:
+def ending(manifest: Manifest) -> str:
     """Say how a process ended: its status, and the last line of its error without numbers."""
     if manifest.status == "running":
         return "running or killed"
@@ -127,40 +142,25 @@ def ending(manifest: records.Manifest) -> str:
     return manifest.status
 
 
-def read_recipe(path: Path) -> dict[str, Any]:
-    """Read a resolved recipe by key.path; empty where there is none."""
-    if not path.exists():
-        return {}
+def read_yaml(path: Path) -> dict:
+    """Read the sections of a YAML file by libyaml, which takes a tenth of the time of Python's
+    parser. Raises `RecordError`."""
     try:
-        return flat(read_yaml(path))
-    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
-        raise RecordError(f"{path}: is no recipe") from error
+        return dict(yaml.load(path.read_bytes(), yaml.CSafeLoader))
+    except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
+        raise RecordError(f"{path}: holds no sections in YAML") from error
 
 
-def read_yaml(path: Path) -> Any:
-    """Read a YAML file by libyaml, which takes a tenth of the time of Python's parser."""
-    return yaml.load(path.read_bytes(), yaml.CSafeLoader)
-
-
-def flat(sections: dict, prefix: str = "") -> dict[str, Any]:
+def flat(sections: dict) -> dict[str, Any]:
     """Turn sections within sections into key.path: value."""
-    found = {}
-    for key, value in sections.items():
-        if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
+    return pd.json_normalize(sections).iloc[0].to_dict()
 
 
 # ---- steps ----
 
 
-def steps_table(
-    logs: list[list[records.Window]], stretches: dict[str, records.Stretch]
-) -> pd.DataFrame:
+def steps_table(logs: list[list[Window]], stretches: dict[str, Stretch]) -> pd.DataFrame:
     """Make `Run.steps` of the logs of all attempts."""
-    in_fp8 = {int(first): stretch.in_fp8 for first, stretch in stretches.items()}
     rows, known, before = {}, set(), 0.0
     for process, windows in enumerate(logs):
         took = 0.0
@@ -170,29 +170,31 @@ def steps_table(
                 known.add((window.step, window.elapsed_s))
                 took = window.elapsed_s
                 # A killed process loses its last steps; the next one makes them again.
-                rows |= rows_of(window, process, before)
+                rows |= rows_of(window, process)
+                rows[window.step] |= {"lr": window.lr, "elapsed": before + took}
         before += took
-    table = pd.DataFrame.from_dict(rows, orient="index", columns=[*COLUMNS]).sort_index()
-    for first in sorted(in_fp8):
-        table.loc[first:, "in_fp8"] = in_fp8[first]
+    table = pd.DataFrame([*rows.values()], [*rows], [*COLUMNS]).assign(in_fp8=True)
+    for first, stretch in stretches.items():
+        table.loc[int(first) :, "in_fp8"] = stretch.in_fp8
     return table.astype(COLUMNS).rename_axis("step")
 
 
-def rows_of(window: records.Window, process: int, before: float) -> dict[int, tuple]:
-    """Make a row of `COLUMNS` for each step of a log window; `before` are the seconds that earlier
-    attempts took."""
-    seconds = sum(window.step_s)
-    tokens = window.tokens_per_s * seconds / len(window.step_s)
-    useful = window.valid_tokens_per_s * seconds / len(window.step_s)
-    rows, step = {}, window.step - len(window.step_s)
-    for of_step in zip(window.losses, window.step_s, window.data_wait_s, strict=True):
-        step += 1
-        logged = window.lr, before + window.elapsed_s
-        if step < window.step:
-            logged = None, None
-        steady = step not in window.not_steady
-        rest = tokens, useful, *logged, window.peak_memory_bytes
-        rows[step] = process, steady, True, *of_step, *rest
+def rows_of(window: Window, process: int) -> dict[int, dict]:
+    """Describe each step of a log window."""
+    average = sum(window.step_s) / len(window.step_s)
+    own = zip(window.losses, window.step_s, window.data_wait_s, strict=True)
+    rows = {}
+    for step, (loss, seconds, wait) in enumerate(own, window.step - len(window.step_s) + 1):
+        rows[step] = {
+            "process": process,
+            "steady": step not in window.not_steady,
+            "loss": loss,
+            "seconds": seconds,
+            "wait": wait,
+            "tokens": window.tokens_per_s * average,
+            "useful": window.valid_tokens_per_s * average,
+            "memory": window.peak_memory_bytes,
+        }
     return rows
 
 
@@ -200,6 +202,3 @@ def last_tenth(steps: pd.DataFrame | pd.Series) -> pd.DataFrame | pd.Series:
     """Choose the last tenth of the steps, whose mean loss is the final loss: long enough to average
     batches out, and short enough to be the run's end."""
     return steps.tail(max(1, len(steps) // 10))
-
-
-NO_STEPS = steps_table([], {})

@@ -7,7 +7,7 @@ them. An interval therefore comes from several runs, or there is none.
 import math
 import warnings
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -20,16 +20,13 @@ from experiments.records.run import NOT_STEADY_STEPS
 LEVEL = 0.95  # confidence of an interval
 MIN_STEADY = MIN_STEPS - NOT_STEADY_STEPS  # that a run needs for a rate: fifths of four steps
 SMALL = 0.01  # ratios this near to 1 are as fast: GPUs of a kind differ by as much
+MANY = 1000  # runs, more than anybody makes
 PART_OF_LEAD = 0.25  # whoever is promised a lead must not find a quarter of it missing
-REPEATS = (3, 5, 10)  # runs of each recipe, for which the width of the interval is foretold
 
 # The ways to count tokens/s. A run has noise in each fifth of its steps, and a fault in a tenth of
 # them shows in one.
 MEAN = "the mean steady step"
 QUICK = "the quicker steps alone, without hiccups"
-CLOCK = "the wall clock after the first ten steps"
-USEFUL = "tokens that are not padding"
-NO_WAIT = "steps without their waits for data"
 FIFTHS = [
     f"the {place} fifth of the steps" for place in ("first", "second", "third", "fourth", "last")
 ]
@@ -68,17 +65,17 @@ class Ratio(NamedTuple):
 
 def timed(runs: list[Run]) -> list[Run]:
     """Choose the runs that are long enough for a rate."""
-    return [run for run in runs if run.steps["steady"].sum() >= MIN_STEADY]
+    return [run for run in runs if len(run.steady) >= MIN_STEADY]
 
 
-@lru_cache(maxsize=500)
-def log_rates(run: Run) -> dict[str, float]:
-    """Work out the logarithm of a run's tokens/s, counted in every way.
+@cache
+def rates(run: Run) -> dict[str, float]:
+    """Work out a run's tokens/s, counted in every way.
 
     Of a run with steps in bf16 and in FP8, the ways that look at single steps look at the
     precision of most steps.
     """
-    steps = run.steps[run.steps["steady"]]
+    steps = run.steady
     seconds, tokens, useful, wait = steps[["seconds", "tokens", "useful", "wait"]].sum()
     mostly = steps["in_fp8"].mean() >= 0.5
     usual = steps["seconds"][steps["in_fp8"] == mostly].to_numpy()
@@ -86,19 +83,14 @@ def log_rates(run: Run) -> dict[str, float]:
     ways = {
         MEAN: mean,
         QUICK: mean * usual.mean() / np.quantile(usual, 0.25),
-        CLOCK: clock_rate(run),
-        USEFUL: useful / seconds,
-        NO_WAIT: tokens / (seconds - wait),
+        "the wall clock after the first ten steps": clock_rate(run),
+        "tokens that are not padding": useful / seconds,
+        "steps without their waits for data": tokens / (seconds - wait),
     }
     for way, part in zip(FIFTHS, np.array_split(usual, len(FIFTHS)), strict=True):
-        ways[way] = mean * middle(usual) / middle(part)
-    return {way: np.log(rate) for way, rate in ways.items()}
-
-
-def middle(seconds: np.ndarray) -> float:
-    """Average the middle half: a few slow steps say nothing of a fifth."""
-    left_out = len(seconds) // 4
-    return np.sort(seconds)[left_out : len(seconds) - left_out].mean()
+        # of the middle half: a few slow steps say nothing of a fifth
+        ways[way] = mean * stats.trim_mean(usual, 0.25) / stats.trim_mean(part, 0.25)
+    return ways
 
 
 def clock_rate(run: Run) -> float:
@@ -118,72 +110,76 @@ def clock_rate(run: Run) -> float:
 
 def tokens_per_s(run: Run) -> float:
     """Steady tokens/s over all devices, padding included; NaN if the run is too short."""
-    return math.exp(log_rates(run)[MEAN]) if timed([run]) else math.nan
+    return rates(run)[MEAN] if timed([run]) else math.nan
 
 
-def mfu(run: Run, precision: str = "bf16") -> float:
-    """Work out the share of a GPU's peak FLOP/s that a run makes use of; NaN if it is not known."""
-    peak = getattr(run.manifest.peak_flops, precision, None) or math.nan
+def mfu(run: Run) -> float:
+    """Work out tokens/s as a share of a GPU's peak in bf16; NaN if it is not known."""
+    peak = run.manifest.peak_flops.bf16 if run.manifest.peak_flops else math.nan
     return tokens_per_s(run) * run.manifest.flops_per_token / run.manifest.world_size / peak
 
 
 def rate_table(runs: list[Run]) -> pd.DataFrame:
-    """The rates of some runs: a row a run, a column a way."""
-    return pd.DataFrame(map(log_rates, runs), [run.name for run in runs])
-
-
-def samples(own: list[Run], others: list[Run], work_out: Callable) -> list[np.ndarray]:
-    """Choose what a t-test compares: the differences of pairs, or the values of both recipes.
-
-    Where both runs of each seed had one place, and not all seeds the same, machines differ by more
-    than recipes, and runs are paired. Where the recipes had no place in common, places are what is
-    repeated, not runs. Both recipes' runs are in the order of their seeds.
-
-    Args:
-        work_out: values (runs, ...) of some runs.
-    """
-    values = [np.asarray(work_out(runs)) for runs in (own, others)]
-    places = [[run.place for run in runs] for runs in (own, others)]
-    seeds = [[run.seed for run in runs] for runs in (own, others)]
-    if seeds[0] == seeds[1] and places[0] == places[1] and len(set(places[0])) > 1:
-        return [values[0] - values[1]]
-    if set(places[0]).isdisjoint(places[1]):
-        grouped = zip(values, places, strict=True)
-        return [pd.DataFrame(of).groupby(at).mean().to_numpy() for of, at in grouped]
-    return values
+    """The logarithms of the rates of some runs: a row a run, a column a way."""
+    return np.log(pd.DataFrame(map(rates, runs)))
 
 
 def ratios(own: list[Run], others: list[Run], level: float) -> dict[str, Ratio]:
     """Find the ratio by each way, with its interval; none where a recipe kept to a place that the
     other never had."""
-    found = np.exp(estimate(*samples(own, others, rate_table), level=level)).T.tolist()
-    return {way: Ratio(*ends) for way, ends in zip(log_rates(own[0]), found, strict=True)}
+    found = np.exp(difference(own, others, rate_table, level)).T
+    return {way: Ratio(*ends) for way, ends in zip(rates(own[0]), found.tolist(), strict=True)}
 
 
-def estimate(a: np.ndarray, b: np.ndarray | None = None, level: float = LEVEL) -> np.ndarray:
-    """Estimate the mean of `a` (samples, ...), or how far it is above the mean of `b`.
+def difference(
+    own: list[Run], others: list[Run], work_out: Callable, level: float = LEVEL
+) -> np.ndarray:
+    """Estimate how far the mean of one recipe's runs is above another's, by Welch's t-test.
 
-    Returns (3, ...): the estimate, and its interval by Student's or Welch's t-test, NaN where there
-    are too few samples.
-    """
-    with warnings.catch_warnings(action="ignore"):  # a single sample, or samples that are equal
-        if b is None:
-            mean, test = a.mean(axis=0), stats.ttest_1samp(a, 0)
-        else:
-            mean = a.mean(axis=0) - b.mean(axis=0)
-            test = stats.ttest_ind(a, b, equal_var=False)
-        return np.array([mean, *test.confidence_interval(level)])
-
-
-def foretell(*samples: np.ndarray, level: float) -> dict[int, float]:
-    """Foretell half of the width of an interval with so many samples (`REPEATS`) of each.
+    Where the runs of both recipes had the same places one by one, and several, machines differ by
+    more than recipes, and runs are paired. Where the recipes had no place in common, places are
+    what is repeated, not runs.
 
     Args:
-        samples: as for `estimate`, of single numbers.
+        work_out: values (runs, ...) of some runs.
+
+    Returns:
+        As `estimate`.
     """
-    variance = sum(np.var(sample, ddof=1) for sample in samples)
-    widths = {}
-    for runs in REPEATS:
-        critical = stats.t.ppf((1 + level) / 2, len(samples) * (runs - 1))
-        widths[runs] = float(critical * math.sqrt(variance / runs))
-    return widths
+    a, b = (
+        pd.DataFrame(work_out(runs)).set_axis([run.place for run in runs]) for runs in (own, others)
+    )
+    if a.index.equals(b.index) and a.index.nunique() > 1:
+        return estimate(a - b, level)
+    if a.index.intersection(b.index).empty:
+        a, b = a.groupby(level=0).mean(), b.groupby(level=0).mean()
+    with warnings.catch_warnings(action="ignore"):  # a single run, or runs that are equal
+        ends = stats.ttest_ind(a, b, equal_var=False).confidence_interval(level)
+    return np.array([a.mean() - b.mean(), *ends])
+
+
+def estimate(values, level: float) -> np.ndarray:
+    """Estimate the mean of values (samples, ...).
+
+    Returns (3, ...): the mean, and its interval by Student's t-test, NaN of a single sample.
+    """
+    with warnings.catch_warnings(action="ignore"):  # a single sample, or samples that are equal
+        ends = stats.ttest_1samp(values, 0).confidence_interval(level)
+    return np.array([values.mean(axis=0), *ends])
+
+
+def runs_needed(
+    runs: int, half_width: float, distance: float, samples: int, level: float
+) -> int | None:
+    """Foretell how many runs of each recipe narrow an interval to `distance` on each side.
+
+    None if it is more than `MANY`, or not known.
+
+    Args:
+        half_width: of the interval with so many `runs`.
+        samples: 1 if runs are paired, else 2.
+    """
+    counts = np.arange(1, MANY)
+    widths = stats.t.ppf((1 + level) / 2, samples * (counts - 1)) / np.sqrt(counts)
+    enough = counts[half_width * widths / widths[runs - 1] <= distance]
+    return int(enough[0]) if len(enough) else None

@@ -1,12 +1,9 @@
 """Read all runs of a study, also those that were planned and are missing. Rule 0: one training."""
 
-import json
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
 
-import yaml
 from pydantic import BaseModel
 
 from analysis.runs import Run, read_run, read_yaml
@@ -24,7 +21,6 @@ ONE_TRAINING = (
     "steps",
     "tokens_per_step",
 )
-SHARED = " beside another run"
 
 
 class StudyError(InputError):
@@ -67,53 +63,41 @@ class Study:
 
 def read_study(*paths: Path) -> Study:
     """Read all runs at or below some folders. Raises `StudyError` if they cannot be compared."""
-    missing = [str(path) for path in paths if not path.exists()]
-    if missing:
-        raise StudyError(f"{', '.join(missing)}: no such file or folder")
+    folders, files = set(), []
+    for path in paths:
+        if not path.exists():
+            raise StudyError(f"{path}: no such file or folder")
+        folders |= {manifest.parent for manifest in path.rglob(records.MANIFEST)}
+        files += path.rglob(records.STUDY_FILE)
     runs, problems = [], []
-    for folder in run_folders(paths):
+    for folder in sorted(folders):
+        if folder.name.startswith("attempt"):
+            continue  # of a run that went on
         try:
             runs.append(read_run(folder))
         except RecordError as error:
             problems.append(str(error))
-            runs.append(unreadable(folder))
+            recipe, seed = folder.parent.name, folder.name.removeprefix("seed")
+            runs.append(Run(recipe, seed, path=folder, ending="unreadable records"))
     if not any(run.manifest for run in runs):
         raise StudyError("; ".join(problems) or f"{', '.join(map(str, paths))}: holds no run")
-    file = read_study_file(paths)
-    planned = [Run(recipe, str(seed)) for recipe, seed in product(file.recipes, file.seeds)]
+    # Scattered runs have no study.yaml, or several.
+    file = read_study_file(files[0]) if len(files) == 1 else StudyFile()
     recorded = {run.name for run in runs}
-    runs += [run for run in planned if run.name not in recorded]
+    for recipe, seed in product(file.recipes, file.seeds):
+        if f"{recipe}/seed{seed}" not in recorded:
+            runs.append(Run(recipe, str(seed)))
     check_one_training([run for run in runs if run.completed])
-    mark_shared_gpus([run for run in runs if run.manifest])
+    mark_shared_gpus([run for run in runs if run.manifest and run.manifest.end])
     return Study(runs, file, problems)
 
 
-def run_folders(paths: tuple[Path, ...]) -> list[Path]:
-    """Find the folders of runs: those with a manifest that are no earlier attempt of a run."""
-    manifests = sorted(file for path in paths for file in path.rglob(records.MANIFEST))
-    folders = {file.parent.resolve(): file.parent for file in manifests}
-    return [folder for folder in folders.values() if not folder.name.startswith("attempt")]
-
-
-def unreadable(folder: Path) -> Run:
-    """Make a run of damaged records, named by its manifest or else by its place, RECIPE/seedK."""
-    names = {"recipe": folder.parent.name, "seed": folder.name.removeprefix("seed")}
-    with suppress(OSError, ValueError):
-        names |= json.loads((folder / records.MANIFEST).read_text())
-    ending = "unreadable records"
-    return Run(str(names["recipe"]), str(names["seed"]), path=folder, ending=ending)
-
-
-def read_study_file(paths: tuple[Path, ...]) -> StudyFile:
-    """Read what a study was started with: nothing of scattered runs, which have no study.yaml or
-    several. Raises `StudyError` if it is damaged."""
-    files = [file for path in paths for file in path.rglob(records.STUDY_FILE)]
-    if len(files) != 1:
-        return StudyFile()
+def read_study_file(path: Path) -> StudyFile:
+    """Read what a study was started with. Raises `StudyError` if it is damaged."""
     try:
-        return StudyFile.model_validate(read_yaml(files[0]))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise StudyError(f"{files[0]}: is not what a study writes") from error
+        return StudyFile.model_validate(read_yaml(path))
+    except ValueError as error:
+        raise StudyError(f"{path}: is not what a study writes") from error
 
 
 def check_one_training(runs: list[Run]) -> None:
@@ -122,8 +106,8 @@ def check_one_training(runs: list[Run]) -> None:
     found = {}
     for run in runs:
         facts = {key: run.facts.get(key) for key in ONE_TRAINING}
-        for step, rate in run.steps["lr"].dropna().items():
-            facts[f"the learning rate of step {step}"] = f"{rate:.4g}"
+        rates = run.steps["lr"].dropna().map("{:.4g}".format)
+        facts |= rates.rename("the learning rate of step {}".format).to_dict()
         facts[f"the folder of {run.name}"] = run.path
         for key, value in facts.items():
             other, name = found.setdefault(key, (value, run.name))
@@ -136,17 +120,10 @@ def check_one_training(runs: list[Run]) -> None:
 
 def mark_shared_gpus(runs: list[Run]) -> None:
     """Note in the place of a run that another run was on its GPU at the same time."""
-    on_gpu = [run for run in runs if run.manifest.hardware.type == "cuda"]
     shared = set()
-    for a, b in combinations(on_gpu, 2):
-        (_, a_ended), (b_began, _) = sorted([when(a), when(b)])
-        if a.place == b.place and b_began < a_ended:
+    for a, b in combinations(runs, 2):
+        began, ended = max(a.manifest.start, b.manifest.start), min(a.manifest.end, b.manifest.end)
+        if a.place == b.place and began < ended:
             shared |= {a, b}
     for run in shared:
-        run.place += SHARED
-
-
-def when(run: Run) -> tuple[float, float]:
-    """When the last process began and ended; a killed one when it last logged."""
-    began, ended = run.manifest.start.timestamp(), run.manifest.end
-    return began, ended.timestamp() if ended else began + run.steps["elapsed"].max()
+        run.place += " beside another run"

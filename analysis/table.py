@@ -88,7 +88,7 @@ def loss_word(finding: Finding | None) -> str:
 
 def measured(run: Run) -> dict:
     """What a run is, and what it measured; NaN where that is unknown."""
-    seconds = run.steps["seconds"][run.steps["steady"]]
+    seconds = run.steady["seconds"]
     emulated = run.proof and run.proof.emulated
     return {
         "recipe": run.recipe,
@@ -110,7 +110,7 @@ def measured(run: Run) -> dict:
 
 def first_step_s(run: Run) -> float:
     """Seconds from process start to the end of the first step, of all attempts together."""
-    return sum(timing.time_to_first_step_s for timing in run.timings.values()) or math.nan
+    return sum(timing.time_to_first_step_s for timing in run.timings) or math.nan
 
 
 def measured_runs(comparison: Comparison) -> pd.DataFrame:

@@ -147,7 +147,7 @@ def first_step(axes: Axes, comparison: Comparison) -> None:
 
 def startup(run: Run) -> pd.Series:
     """Seconds to the end of step 1 by what they went to, of all attempts together."""
-    parts = pd.DataFrame([timing.startup for timing in run.timings.values()], columns=[*STARTUP])
+    parts = pd.DataFrame([timing.startup for timing in run.timings], columns=[*STARTUP])
     seconds = parts.sum().astype(float)
     seconds["other"] = first_step_s(run) - seconds.sum()
     return seconds

@@ -77,8 +77,8 @@ def read_log(path: Path) -> Run:
         notes=[],
     )
     first = Timing(time_to_first_step_s=steps["seconds"][1], startup={}, compile_cache="none")
-    return Run(recipe, "", path, completed=True, ending="completed", steps=steps,
-               manifest=manifest, timings={0: first}, place="host unknown")  # fmt: skip
+    return Run(recipe, "", path, ending="completed", steps=steps,
+               manifest=manifest, timings=[first], place="host unknown")  # fmt: skip
 
 
 def steps_of(lines: pd.DataFrame) -> pd.DataFrame:

@@ -25,8 +25,8 @@ def run(recipe="a", seed=0, seconds=0.1, losses=3.0, steps=100, first=5.0, place
         hardware=Hardware.model_construct(type="cuda", name="GPU"),
     )  # fmt: skip
     timing = Timing(time_to_first_step_s=first, startup={}, compile_cache="cold")
-    return Run(recipe, str(seed), completed=True, ending="completed", place=place, steps=table,
-               manifest=manifest, timings={0: timing})  # fmt: skip
+    return Run(recipe, str(seed), ending="completed", place=place, steps=table,
+               manifest=manifest, timings=[timing])  # fmt: skip
 
 
 def runs(recipe="a", seeds=3, **options) -> list[Run]:
