@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import yaml
 
-from models.flops import Sizes
-from models.gpus import find
+from models.gpus import chip, find
 
 HERE = Path(__file__).parent
 
@@ -16,15 +15,14 @@ HERE = Path(__file__).parent
 def read() -> list[SimpleNamespace]:
     """Read all pairs, with FP8's speed over bf16's as `speed_up`; speedups.yaml explains the rest.
 
-    `sizes` and `gpu` are None where they are not known, numbers are 0.
+    `gpu` is None where it is not known, numbers are 0.
     """
     text = (HERE / "speedups.yaml").read_text(encoding="utf-8")
-    content = yaml.load(text, Loader=yaml.CSafeLoader)
+    content = yaml.load(text, yaml.CSafeLoader)
     pairs = [SimpleNamespace(**content["absent"] | pair) for pair in content["pairs"]]
     for pair in pairs:
-        sizes = content["models"].get(pair.model)
-        pair.sizes = sizes and Sizes(**sizes)
         pair.gpu = find(pair.gpu)
+        pair.chip = chip(pair.gpu)
         pair.speed_up = pair.ratio or pair.fp8 / pair.bf16
         if pair.lower_is_better:
             pair.speed_up = 1 / pair.speed_up
