@@ -21,13 +21,13 @@ Exit codes: 0 for every answer, 2 for bad input.
 """
 
 import json
-from argparse import Namespace
 
 from experiments.jobs.command import COMPLETED, CommandLine, leave
 from extensions.decide.answer import estimate
 from extensions.decide.model import sizes
+from extensions.decide.step import Training
 from models.errors import InputError
-from models.gpus import GPUS, chip, find
+from models.gpus import GPUS, find
 
 PARALLEL = (
     "tensor parallelism has no estimate, because 1 of 8 such trainings was predicted right: leave "
@@ -40,14 +40,14 @@ PAIR = "nearest     {name}: {model} on {gpu}, {stack}, {scaling} {speed_up:.2f}:
 
 def main(argv: list[str] | None = None) -> int:
     """Print the answer."""
-    args = asked(argv)
-    answer = estimate(args)
-    print(json.dumps(answer, indent=2) if args.json else text(answer))
+    training = asked(argv)
+    answer = estimate(training)
+    print(json.dumps(answer, indent=2) if training.json else text(answer))
     return COMPLETED
 
 
-def asked(argv: list[str] | None) -> Namespace:
-    """Read the command line: a training (see step.py). Raises InputError."""
+def asked(argv: list[str] | None) -> Training:
+    """Read the command line. Raises InputError."""
     parser = CommandLine("extensions.decide", __doc__)
     add = parser.add_argument
     add("model", nargs="+", metavar="MODEL|size=N")
@@ -62,17 +62,13 @@ def asked(argv: list[str] | None) -> Namespace:
     add("--freeze", nargs="+", default=[], choices=["wq", "wk", "wv", "wo", "w1", "w2", "w3"])
     add("--tensor-parallel")
     add("--json", action="store_true")
-    args = parser.parse(argv)
-    if args.tensor_parallel:
+    training = parser.parse(argv, Training())
+    if training.tensor_parallel:
         raise InputError(PARALLEL)
-    args.sizes = sizes(args.model)
-    args.parameters = args.sizes.parameters()
-    layers = args.sizes.linear_shapes().items()
-    args.frozen = sum(n * k for name, (n, k) in layers if name[-2:] in args.freeze)
-    args.chip = chip(args.gpu)
-    args.tokens = args.batch * args.sequence
-    args.steps = args.steps or args.all_tokens / (args.tokens * args.gpus)
-    return args
+    training.sizes = sizes(training.model)
+    if training.all_tokens:
+        training.steps = training.all_tokens / (training.gpus * training.tokens)
+    return training
 
 
 def gpu(text: str) -> str:

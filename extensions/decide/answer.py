@@ -4,7 +4,7 @@ import json
 import math
 
 from extensions.decide.pairs import HERE, read
-from extensions.decide.step import beyond, step
+from extensions.decide.step import Training, beyond, step
 from models import flops
 from models.gpus import GPUS
 
@@ -22,12 +22,12 @@ MEASURE = (
 )
 
 
-def estimate(asked) -> dict:
+def estimate(asked: Training) -> dict:
     """Answer with numbers, None for what is not known; ranges are [value, low, high].
 
     Args:
-        asked: a training (see step.py), with its `steps` and `price`, 0 if not known, and what it
-            `may_recompute`.
+        asked: has `steps` and `price` too, 0 if not known. `recompute` lists what may be
+            recomputed, best first; the first that fits is chosen.
     """
     facts = json.loads(FITTED.read_text(encoding="utf-8"))
     gpu, pairs = GPUS[asked.gpu], read()
@@ -67,7 +67,7 @@ def estimate(asked) -> dict:
     }
 
 
-def memory(asked) -> float:
+def memory(asked: Training) -> float:
     """Count the bytes that bf16 training needs on each GPU. Frozen weights have neither gradients
     nor states."""
     recomputes = asked.recompute == "full"
@@ -76,7 +76,7 @@ def memory(asked) -> float:
     return sum(uses.values()) - untrained * (uses["optimizer"] + uses["gradients"])
 
 
-def speeds(asked, facts: dict, width: float) -> dict:
+def speeds(asked: Training, facts: dict, width: float) -> dict:
     """Predict speed-ups, within `width` times, and the seconds of a step."""
     seconds = step(asked, facts["factors"])
     value, best, worst = (seconds["bf16"] / pace for pace in facts["pace"])
@@ -96,7 +96,7 @@ def scale(ranges: dict | None, by: float) -> dict | None:
     return {name: [by * value for value in of] for name, of in ranges.items()}
 
 
-def judge(asked, speedup: list[float], near: list) -> tuple[str, str]:
+def judge(asked: Training, speedup: list[float], near: list[Training]) -> tuple[str, str]:
     """Say YES or NO where the whole range does, and pairs like the training; and why."""
     alike = [pair for pair in near if distance(pair, asked) < math.log(2)]
     ratios = speedup + [pair.speed_up for pair in alike if pair.scaling == "tensorwise"]
@@ -107,7 +107,7 @@ def judge(asked, speedup: list[float], near: list) -> tuple[str, str]:
     return "MEASURE FIRST", "the range, or a pair near it, has both, a gain and a loss"
 
 
-def distance(pair, asked) -> float:
+def distance(pair: Training, asked: Training) -> float:
     """Say how unlike a training a pair is: by the logarithm of parameters; another chip, kind
     or stack adds one or two."""
     if not pair.billions or pair.fairness == "doubtful":
@@ -116,7 +116,7 @@ def distance(pair, asked) -> float:
     return other + abs(math.log(pair.billions * 1e9 / asked.parameters))
 
 
-def measure(asked, step_s: dict | None) -> str:
+def measure(asked: Training, step_s: dict | None) -> str:
     """Give the command that measures it here, on a node of 8 GPUs, and how long that takes."""
     more = ""
     if asked.frozen:

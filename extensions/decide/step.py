@@ -2,22 +2,54 @@
 
 A roofline is the least time that the GPU's datasheet allows: FLOPs over its peak, or bytes over its
 bandwidth. Only ratios matter: bf16 matmuls are taken to be at theirs.
-
-A training is what a command line asks about, or a published pair: its `sizes`
-(`models.flops.Sizes`), their `parameters`, how many of them are `frozen`, `gpu` and its `chip`,
-`gpus`, `sequence`, `tokens` of a GPU's step, and `recompute`.
 """
 
 from operator import mul
+from types import SimpleNamespace
 
 from models.flops import q_dim
-from models.gpus import GPUS
+from models.gpus import GPUS, chip
 
 # How much of a block's forward pass is computed again; "half": selective, by operator
 RECOMPUTED = {"none": 0.0, "half": 0.5, "full": 1.0}
 
 
-def parts(training) -> tuple[float, float, float]:
+class Training(SimpleNamespace):
+    """A training that a command line asks about, or that was measured.
+
+    Attributes:
+        sizes: `models.flops.Sizes`.
+        gpu: a key of `GPUS`; None where it is not known.
+        gpus: how many there are.
+        batch: rows of a GPU's step.
+        sequence: tokens of a row.
+        recompute: a key of `RECOMPUTED`.
+        freeze: the layers that are not trained, e.g. `w1`.
+    """
+
+    @property
+    def parameters(self) -> int:
+        """Count the model's parameters."""
+        return self.sizes.parameters()
+
+    @property
+    def frozen(self) -> int:
+        """Count the weights that are not trained."""
+        layers = self.sizes.linear_shapes().items()
+        return sum(n * k for name, (n, k) in layers if name[-2:] in self.freeze)
+
+    @property
+    def tokens(self) -> int:
+        """Count the tokens of a GPU's step."""
+        return self.batch * self.sequence
+
+    @property
+    def chip(self) -> str | None:
+        """Name the GPU's chip."""
+        return chip(self.gpu)
+
+
+def parts(training: Training) -> tuple[float, float, float]:
     """Give the rooflines of a step's parts, in seconds.
 
     First, in bf16, the matmuls that FP8 computes. Then the rest: the head, attention, element-wise
@@ -40,14 +72,14 @@ def parts(training) -> tuple[float, float, float]:
     )
 
 
-def step(training, factors: dict[str, list[float]]) -> dict[str, float]:
+def step(training: Training, factors: dict[str, list[float]]) -> dict[str, float]:
     """Predict the seconds of a step in bf16 and by scaling: a sum of its parts, each times its
     factor."""
     found = parts(training)
     return {name: sum(map(mul, of, found)) for name, of in factors.items()}
 
 
-def beyond(training, limits: dict[str, list[float]]) -> list[str]:
+def beyond(training: Training, limits: dict[str, list[float]]) -> list[str]:
     """Name what of a training is outside of limits: [least, most] by name."""
     return [
         name

@@ -9,14 +9,12 @@ import json
 
 import numpy as np
 import pandas as pd
-import yaml
 from matplotlib.axes import Axes
 
 from analysis.plots.style import GREY, finding, plot, to_png
 from extensions.decide.answer import FITTED
 from extensions.decide.pairs import HERE, read
-from extensions.decide.step import parts
-from models.flops import Sizes
+from extensions.decide.step import Training, parts
 
 OUTSIDE, REFUSED = 2, 8  # times beyond what pairs cover: a range twice as wide; no estimate
 INSIDE = 0.8  # of the errors on unseen sources, to lie within the range
@@ -26,12 +24,13 @@ INSIDE = 0.8  # of the errors on unseen sources, to lie within the range
 # by as much again (the first: by a whole matmul); a pair may be wrong by 5 %.
 PRIOR, SPREAD, NOISE = np.array([0, 5, 1]), np.array([1, 5, 1]), 0.05
 PARTS = ["fp8_able", "rest", "cast"]
+EXTENTS = ["parameters", "sequence", "tokens"]
 
 
-def calibrates(pair) -> bool:
+def calibrates(pair: Training) -> bool:
     """Whether it is fair, and as the recipes are; these are not split by tensor parallelism."""
     alike = (pair.stack, pair.kind, pair.tensor_parallel) == ("torchao", "dense", 1)
-    known = pair.batch and pair.sequence and pair.gpu
+    known = pair.sizes and pair.batch and pair.sequence and pair.gpu
     converts = pair.scaling in ("tensorwise", "rowwise")
     return alike and known and converts and pair.fairness != "doubtful"
 
@@ -41,15 +40,11 @@ def calibrating() -> pd.DataFrame:
 
     What is left out together has one origin: a repository, or a site's page.
     """
-    text = (HERE / "speedups.yaml").read_text(encoding="utf-8")
-    models = yaml.load(text, yaml.CSafeLoader)["models"]
-    pairs = [pair for pair in read() if calibrates(pair) and pair.model in models]
-    for pair in pairs:
-        pair.sizes = Sizes(**models[pair.model])
-        pair.parameters = pair.sizes.parameters()
-        pair.tokens = pair.batch * pair.sequence
+    pairs = [pair for pair in read() if calibrates(pair)]
     table = pd.DataFrame(map(vars, pairs))
     table[PARTS] = list(map(parts, pairs))
+    table[EXTENTS] = [[getattr(pair, name) for name in EXTENTS] for pair in pairs]
+    table["chip"] = [pair.chip for pair in pairs]
     origin = table.source.str.extract(r"(github\.com/[^/, ]+/[^/, ]+|[^, ]+)", expand=False)
     return table.assign(origin=origin)
 
@@ -81,8 +76,8 @@ def predict(pairs: pd.DataFrame, factors: dict) -> pd.Series:
 
 def limits(pairs: pd.DataFrame, times: float) -> dict[str, list[float]]:
     """Say from where to where a training may be, so many times outside of the pairs."""
-    ends = pairs[["parameters", "sequence", "tokens"]]
-    return (ends.agg(["min", "max"]).T * [1 / times, times]).T.to_dict("list")
+    ends = pairs[EXTENTS].agg(["min", "max"]).T * [1 / times, times]
+    return ends.T.to_dict("list")
 
 
 def left_out(pairs: pd.DataFrame) -> pd.DataFrame:

@@ -6,7 +6,6 @@ import shlex
 import subprocess
 import sys
 from statistics import median
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -16,6 +15,7 @@ from extensions.decide import __main__ as decide
 from extensions.decide import answer
 from extensions.decide.model import KNOWN, sizes
 from extensions.decide.pairs import HERE, read
+from extensions.decide.step import Training
 from extensions.decide.tests import fit
 from models.architectures import architectures, model_args
 from tests.processes import ROOT
@@ -133,7 +133,7 @@ def test_four_answers(ask, line):
 
 
 def test_a_near_pair_that_disagrees_is_measured_first(ask, monkeypatch):
-    lost = [SimpleNamespace(**vars(pair) | {"speed_up": 0.9}) for pair in read()]
+    lost = [Training(**vars(pair) | {"speed_up": 0.9}) for pair in read()]
     monkeypatch.setattr(answer, "read", lambda: lost)
     found = ask("8B --gpu h100 --gpus 8")
     assert found["verdict"] == "MEASURE FIRST" and found["speedup"]["tensorwise"][1] > 1
