@@ -25,9 +25,10 @@ def sizes(words: list[str]) -> Sizes:
     given = {}
     try:
         if "=" not in words[0]:
-            given |= named(words.pop(0))
+            found = named(words.pop(0))
+            given = {size: value for size, value in found.items() if value}
         given |= dict(word.split("=") for word in words)
-        given = {size: int(value) for size, value in given.items() if value}
+        given = {size: int(value) for size, value in given.items()}
         usual = {"n_kv_heads": given["n_heads"], "head_dim": given["dim"] // given["n_heads"]}
         given = usual | given
         if not 0 < min(given.values()) <= max(given.values()) < 10**6 or given["n_layers"] > 999:

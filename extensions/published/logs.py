@@ -60,7 +60,6 @@ def read_log(path: Path) -> Run:
     recipe = RECIPES.get(name, name)
     manifest = Manifest.model_construct(
         start=lines["timestamp"][0],
-        recipe=recipe,
         float8=SCALINGS.get(recipe),
         compiled=recipe.endswith("_compiled"),
         world_size=1,

@@ -203,7 +203,7 @@ WRONG_WORDS = """
 --steps 0 | --steps -5 | --steps nan | --steps 1e999 | --tokens 0 | --tokens -1B | --tokens inf
 --tokens 1e400 | --price 0 | --price -3 | --price nan | --price inf
 --price two | --recompute some | --freeze | --freeze nothing | --freez w1 | --tensor-parallel 4
---tensor-parallel=2 | --tp 2 | --lr 1 | dim= | dim=0 | dim=-5 | dim=1.5 | dim=inf | dims=5 | =5
+--tensor-parallel=2 | --tp 2 | --lr 1 | dim= | dim=0 | dim=-5 | dim=1.5 | dim=inf | dims=5 | =5 | =
 compile.enable=false | vocab_size=lots | n_heads=99999999 | dim=1e99 | --first-step 3 | --verbose
 --gpus two | --batch 1k5 | --json=yes | qk_norm=many | 1B | --gpu rtx9000 | --gpu ""
 n_heads=8192 | n_layers=900000 | --price 1e19
