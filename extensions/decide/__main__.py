@@ -58,7 +58,8 @@ def asked(argv: list[str] | None) -> Training:
     add("--steps", type=whole, default=0)
     add("--tokens", type=number, default=0, dest="all_tokens")
     add("--price", type=number, default=0)
-    add("--recompute", choices=["none", "full"], nargs=1, default=["none", "full"])
+    ways = ["none", "full"]  # in this order, the first that fits
+    add("--recompute", choices=ways, nargs=1, default=ways, dest="may_recompute")
     add("--freeze", nargs="+", default=[], choices=["wq", "wk", "wv", "wo", "w1", "w2", "w3"])
     add("--tensor-parallel")
     add("--json", action="store_true")

@@ -26,12 +26,12 @@ def estimate(asked: Training) -> dict:
     """Answer with numbers, None for what is not known; ranges are [value, low, high].
 
     Args:
-        asked: has `steps` and `price` too, 0 if not known. `recompute` lists what may be
-            recomputed, best first; the first that fits is chosen.
+        asked: has `steps` and `price` too, 0 if not known. The first of `may_recompute` that fits
+            becomes its `recompute`.
     """
     facts = json.loads(FITTED.read_text(encoding="utf-8"))
     gpu, pairs = GPUS[asked.gpu], read()
-    for recompute in asked.recompute:
+    for recompute in asked.may_recompute:
         asked.recompute = recompute
         needed = memory(asked)
         if needed <= gpu.memory:
