@@ -30,7 +30,7 @@ notebooks: tools
 
 readme: .venv/installed
 	$(PYTHON_IN_VENV) -m analysis.readme
-	@for file in $(wildcard extensions/*/fit.py); do $(PYTHON_IN_VENV) -m $$(echo $${file%.py} | tr / .); done
+	@for file in $(wildcard extensions/*/tests/fit.py); do $(PYTHON_IN_VENV) -m $$(echo $${file%.py} | tr / .); done
 
 install: .venv/installed
 

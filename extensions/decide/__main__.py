@@ -21,12 +21,11 @@ Exit codes: 0 for every answer, 2 for bad input.
 """
 
 import json
-import re
-from argparse import Namespace
 
 from experiments.jobs.command import COMPLETED, CommandLine, leave
 from extensions.decide.answer import estimate
 from extensions.decide.model import sizes
+from extensions.decide.step import Training
 from models.errors import InputError
 from models.gpus import GPUS, find
 
@@ -34,15 +33,53 @@ PARALLEL = (
     "tensor parallelism has no estimate, because 1 of 8 such trainings was predicted right: leave "
     "out --tensor-parallel, and measure"
 )
+POWERS = str.maketrans({"k": "e3", "m": "e6", "b": "e9", "t": "e12"})
+RANGE = "{:<12}{:<12}{:,.2f} ({:,.2f} to {:,.2f})"
+PAIR = "nearest     {name}: {model} on {gpu}, {stack}, {scaling} {speed_up:.2f}: {source}"
 
 
-NEAR = "near                {name}: {model} on {gpu}, {stack}, {scaling} {speed_up:.2f}: {source}"
+def main(argv: list[str] | None = None) -> int:
+    """Print the answer."""
+    training = asked(argv)
+    answer = estimate(training)
+    print(json.dumps(answer, indent=2) if training.json else text(answer))
+    return COMPLETED
+
+
+def asked(argv: list[str] | None) -> Training:
+    """Read the command line. Raises InputError."""
+    parser = CommandLine("extensions.decide", __doc__)
+    add = parser.add_argument
+    add("model", nargs="+", metavar="MODEL|size=N")
+    add("--gpu", type=gpu, choices=GPUS, required=True)
+    add("--gpus", type=whole, default=1)
+    add("--batch", type=whole, default=1)
+    add("--seq-len", type=whole, default=4096, dest="sequence")
+    add("--steps", type=whole, default=0)
+    add("--tokens", type=number, default=0, dest="all_tokens")
+    add("--price", type=number, default=0)
+    ways = ["none", "full"]  # in this order, the first that fits
+    add("--recompute", choices=ways, nargs=1, default=ways, dest="may_recompute")
+    add("--freeze", nargs="+", default=[], choices=["wq", "wk", "wv", "wo", "w1", "w2", "w3"])
+    add("--tensor-parallel")
+    add("--json", action="store_true")
+    training = parser.parse(argv, Training())
+    if training.tensor_parallel:
+        raise InputError(PARALLEL)
+    training.sizes = sizes(training.model)
+    if training.all_tokens:
+        training.steps = training.all_tokens / (training.gpus * training.tokens)
+    return training
+
+
+def gpu(text: str) -> str:
+    """Read a GPU's name, whose key in `GPUS` is returned."""
+    return find(text) or text
 
 
 def number(text: str) -> float:
     """Read `300`, `100k` or `1.5T`, more than 0 and finite. Raises ValueError."""
-    digits, letter = re.fullmatch(r"(.*?)([kmbt]?)", text.lower()).groups()
-    value = float(digits) * 1000 ** " kmbt".find(letter or " ")
+    value = float(text.lower().translate(POWERS))
     if not 0 < value < 1e18:
         raise ValueError
     return value
@@ -55,56 +92,17 @@ def whole(text: str) -> int:
     return int(number(text))
 
 
-def gpu(text: str) -> str:
-    """Read a GPU's name, whose key in `GPUS` is returned."""
-    return find(text) or text
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Print the answer."""
-    args = asked(argv)
-    answer = estimate(args)
-    print(json.dumps(answer, indent=2) if args.json else text(answer))
-    return COMPLETED
-
-
-def asked(argv: list[str] | None) -> Namespace:
-    """Read the command line. Raises InputError."""
-    parser = CommandLine("extensions.decide", __doc__)
-    add = parser.add_argument
-    add("sizes", nargs="+", metavar="MODEL|size=N")
-    add("--gpu", type=gpu, choices=GPUS, required=True)
-    add("--gpus", type=whole, default=1)
-    add("--batch", type=whole, default=1)
-    add("--seq-len", type=whole, default=4096, dest="sequence")
-    add("--steps", type=whole, default=0)
-    add("--tokens", type=number)
-    add("--price", type=number, default=0)
-    add("--recompute", choices=["none", "full"])
-    add("--freeze", nargs="+", default=[], choices=["wq", "wk", "wv", "wo", "w1", "w2", "w3"])
-    add("--tensor-parallel", "--tp")
-    add("--json", action="store_true")
-    args = parser.parse(argv)
-    if args.tensor_parallel:
-        raise InputError(PARALLEL)
-    if args.tokens:
-        args.steps = args.tokens / (args.gpus * args.batch * args.sequence)
-    args.sizes = sizes(args.sizes)
-    return args
-
-
 def text(answer: dict) -> str:
     """Write what is known of an answer, a line each."""
     lines = ["{verdict}: {why}".format(**answer)]
-    for name in ("speedup", "step_s", "hours", "cost"):
-        for key, of in (answer[name] or {}).items():
-            if of:
-                said = f"{name} {key}"
-                lines.append("{:<20}{:,.2f} ({:,.2f} to {:,.2f})".format(said, *of))
-    lines.append("memory_gib          {memory_gib:.1f}".format(**answer))
-    lines += [NEAR.format(**pair) for pair in answer["nearest"]]
-    known = [name for name in ("recompute", "fitted_to", "outside", "measure") if answer[name]]
-    return "\n".join([*lines, *(f"{name:<20}{answer[name]}" for name in known)])
+    for name, value in answer.items():
+        if isinstance(value, dict):
+            lines += [RANGE.format(name, key, *of) for key, of in value.items() if of]
+        elif isinstance(value, list):
+            lines += [PAIR.format(**pair) for pair in value]
+        elif value and name not in ("verdict", "why"):
+            lines.append(f"{name:<12}{value}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

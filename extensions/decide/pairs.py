@@ -2,10 +2,10 @@
 
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import yaml
 
+from extensions.decide.step import Training
 from models.flops import Sizes
 from models.gpus import find
 
@@ -13,14 +13,14 @@ HERE = Path(__file__).parent
 
 
 @cache
-def read() -> list[SimpleNamespace]:
+def read() -> list[Training]:
     """Read all pairs, with FP8's speed over bf16's as `speed_up`; speedups.yaml explains the rest.
 
     `sizes` and `gpu` are None where they are not known, numbers are 0.
     """
     text = (HERE / "speedups.yaml").read_text(encoding="utf-8")
-    content = yaml.load(text, Loader=yaml.CSafeLoader)
-    pairs = [SimpleNamespace(**content["absent"] | pair) for pair in content["pairs"]]
+    content = yaml.load(text, yaml.CSafeLoader)
+    pairs = [Training(**content["absent"] | pair) for pair in content["pairs"]]
     for pair in pairs:
         sizes = content["models"].get(pair.model)
         pair.sizes = sizes and Sizes(**sizes)

@@ -7,29 +7,28 @@ logged one counts the input embedding as if it were multiplied.
 """
 
 import math
+import os
 from pathlib import Path
 
 import pandas as pd
 
-from analysis.newest import NothingToShow
-from analysis.runs import NUMBERS, Run
+from analysis.newest import ROOT, NothingToShow
+from analysis.runs import Run, steps_table
 from analysis.study import Study, StudyError, StudyFile
-from experiments.records.run import NOT_STEADY_STEPS, Git, Hardware, Manifest, Timing
-from models.flops import Sizes
+from experiments.records.run import NOT_STEADY_STEPS, Git, Hardware, Manifest, Timing, Window
 from models.gpus import GPUS
 
-SEQ_LEN = 4096
-# `8B-published` of models.llama, which imports torch
-MODEL = Sizes(4096, 32, 32, 8, head_dim=128, hidden_dim=14336, vocab_size=131072)
+FOLDER = ROOT / os.environ.get("PUBLISHED_LOGS", "published_logs")
 # What a log's name begins with, and what its run is called here.
 RECIPES = {
     "baseline-compile": "baseline_compiled",
     "fp8-rowwise-compile": "rowwise_fp8_compiled",
     "fp8-tensorwise-compile": "tensorwise_fp8_compiled",
 }
+SCALINGS = {"rowwise_fp8_compiled": "rowwise", "tensorwise_fp8_compiled": "tensorwise"}
 
 
-def read_published(folder: Path) -> Study:
+def read_published(folder: Path = FOLDER) -> Study:
     """Read the logs of a folder as runs without proof, one a recipe.
 
     The clock of a log begins with training.
@@ -52,51 +51,55 @@ def read_log(path: Path) -> Run:
     """Read a log as a run. Raises `StudyError`."""
     try:
         lines = pd.read_json(path, lines=True, precise_float=True).astype({"step": int})
-        steps = steps_of(lines)
-    except (ValueError, KeyError) as error:
+        lines["steps"] = lines["step"].diff().fillna(1).astype(int)
+        lines["elapsed"] = lines["time_delta"].cumsum()
+        windows = [window(line) for line in lines.itertuples()]
+    except (ValueError, KeyError, AttributeError) as error:
         raise StudyError(f"{path}: is no log of the published project") from error
     name = path.stem.partition("_2025")[0]  # its time follows
     recipe = RECIPES.get(name, name)
     manifest = Manifest.model_construct(
         start=lines["timestamp"][0],
-        recipe=recipe,
-        float8=recipe.partition("_fp8")[0] if "_fp8" in recipe else None,
+        float8=SCALINGS.get(recipe),
         compiled=recipe.endswith("_compiled"),
         world_size=1,
         hardware=Hardware.model_construct(type="cuda", name="NVIDIA GH200"),
         peak_flops=GPUS["gh200"],
-        flops_per_token=MODEL.flops_per_token(SEQ_LEN),
-        parameters=MODEL.parameters(),
         flavor="8B-published",
-        seq_len=SEQ_LEN,
+        parameters=8_053_329_920,
+        flops_per_token=51_541_204_992,
+        seq_len=4096,
         dataset="of the published project",
         overlays=[],
         packages={},
         git=Git(commit=None, changes=None),
         fp8_matmul=None,
-        notes=[],
     )
-    first = Timing(time_to_first_step_s=steps["seconds"][1], startup={}, compile_cache="none")
-    return Run(recipe, "", path, ending="completed", steps=steps,
-               manifest=manifest, timings=[first], place="host unknown")  # fmt: skip
+    first = Timing(time_to_first_step_s=lines["elapsed"][0], startup={}, compile_cache="none")
+    return Run(
+        recipe,
+        seed="",
+        path=path,
+        ending="completed",
+        steps=steps_table([windows], {}),
+        manifest=manifest,
+        timings=[first],
+        place="host unknown",
+    )
 
 
-def steps_of(lines: pd.DataFrame) -> pd.DataFrame:
-    """Make `Run.steps` of a log's lines. A line's seconds are spread over its steps evenly, and its
-    loss, which is the last step's, stands for all of them."""
-    lines["count"] = lines["step"].diff().fillna(1).astype(int)
-    lines["elapsed"] = lines["time_delta"].cumsum()
-    steps = lines.loc[lines.index.repeat(lines["count"])]
-    steps.index = pd.RangeIndex(1, len(steps) + 1, name="step")
-    logged = steps["step"] == steps.index
-    seconds = steps["time_delta"] / steps["count"]
-    tokens = steps["tokens_per_second"] * seconds
-    table = pd.DataFrame({
-        "process": 0, "in_fp8": True,
-        "steady": steps["step"] - steps["count"] >= NOT_STEADY_STEPS,
-        "loss": steps["loss"], "seconds": seconds, "wait": 0.0,
-        "tokens": tokens, "useful": tokens * steps["training_tokens_percentage"] / 100,
-        "lr": steps["learning_rate"].where(logged), "elapsed": steps["elapsed"].where(logged),
-        "memory": math.nan, "mfu_logged": steps["mfu"] / 100,
-    })  # fmt: skip
-    return table.astype(dict.fromkeys(NUMBERS, float))
+def window(line) -> Window:
+    """Make a log window of a line. Its seconds are spread over its steps evenly, and its loss,
+    which is the last step's, stands for all of them."""
+    return Window.model_construct(
+        step=line.step,
+        elapsed_s=line.elapsed,
+        losses=[line.loss] * line.steps,
+        lr=line.learning_rate,
+        tokens_per_s=line.tokens_per_second,
+        valid_tokens_per_s=line.tokens_per_second * line.training_tokens_percentage / 100,
+        step_s=[line.time_delta / line.steps] * line.steps,
+        data_wait_s=[0.0] * line.steps,
+        not_steady=range(NOT_STEADY_STEPS + 1),
+        peak_memory_bytes=math.nan,
+    )

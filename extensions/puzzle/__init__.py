@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fnmatch import filter as matching
 from typing import Literal
 
-from models.errors import InputError, by_pattern
+from models.errors import InputError
 
 
 @dataclass
@@ -41,14 +41,14 @@ def _freeze(model, patterns: list[str] | None) -> None:
 
     Raises `InputError` if a pattern matches nothing.
     """
-    from models.float8 import built_name
-
-    parameters = {built_name(name): weight for name, weight in model.named_parameters()}
+    parameters = dict(model.named_parameters())
     for pattern in patterns or []:
         matched = matching(parameters, pattern)
         if not matched:
-            there = by_pattern(parameters)
-            raise InputError(f"puzzle.freeze: `{pattern}` matches no parameter; there are {there}")
+            raise InputError(
+                f"puzzle.freeze: `{pattern}` matches no parameter: give the names of some, as "
+                "`layers.0.attention.wq.weight`, or a pattern of them"
+            )
         for name in matched:
             parameters[name].requires_grad_(False)
 
@@ -72,25 +72,24 @@ def check(plan) -> None:
 
 
 def convert(model, plan) -> None:
-    """Convert as the core does, or leave it to `build_optimizers`."""
+    """Convert as the core does, or leave it to `build_optimizers`; freeze parameters."""
     from models import float8
 
     model.plan = plan
     if not _converts_late(plan.config):
         float8.convert(model, plan)
+    _freeze(model, plan.config.puzzle.freeze)
 
 
 def build_optimizers(config, model_parts: list, *others):
-    """Freeze parameters, build torchtitan's container of the optimizer, then convert if that is
-    still to be done."""
+    """Build torchtitan's container of the optimizer, then convert if that is still to be done."""
     from torchtitan.components.optimizer import build_optimizers
 
     from models import float8
 
-    [model] = model_parts
-    _freeze(model, config.puzzle.freeze)
     optimizers = build_optimizers(model_parts, *others)
     if _converts_late(config):
+        [model] = model_parts
         float8.convert(model, model.plan)
     return optimizers
 

@@ -1,8 +1,5 @@
 """The published project's logs, read as runs without proof."""
 
-import os
-from pathlib import Path
-
 import pytest
 
 from analysis import plots
@@ -11,32 +8,34 @@ from analysis.comparison import compare
 from analysis.newest import NothingToShow
 from analysis.speed import mfu, tokens_per_s
 from analysis.study import StudyError
-from extensions.published import logs as published
+from extensions.published.logs import FOLDER, read_log, read_published
 from models.llama import FLAVORS
 from tests.make_runs import write_lines
-from tests.processes import ROOT
-
-PUBLISHED_LOGS = Path(os.environ.get("PUBLISHED_LOGS") or ROOT / "published_logs")
 
 
-def write_log(path, seconds, useful=(20.0, 45.0)) -> Path:
+def write_log(path, seconds) -> None:
     """Write a log: a line at step 1, then every 5, of 4,096 tokens a step; `seconds` since the line
-    before; `useful` percentages of tokens that are not padding, 20 in the other lines."""
-    lines, shares = [], [*useful, *[20.0] * len(seconds)]
+    before; of the second line's tokens 45 % are not padding, of the others' 20 %."""
+    lines, before = [], 0
     for number, duration in enumerate(seconds):
         step = max(1, 5 * number)
-        count = step - (lines[-1]["step"] if lines else 0)
-        lines.append({"timestamp": "2025-05-25 10:16:09", "step": step, "loss": 12 - step / 100,
-                      "tokens_per_second": count * 4096 / duration, "time_delta": duration,
-                      "training_tokens_percentage": shares[number], "mfu": 50.0,
-                      "learning_rate": 5e-5})  # fmt: skip
+        lines.append({
+            "timestamp": "2025-05-25 10:16:09",
+            "step": step,
+            "loss": 12 - step / 100,
+            "tokens_per_second": (step - before) * 4096 / duration,
+            "time_delta": duration,
+            "training_tokens_percentage": 45.0 if number == 1 else 20.0,
+            "learning_rate": 5e-5,
+        })  # fmt: skip
+        before = step
     write_lines(path, lines)
-    return path
 
 
 def test_a_log_is_a_run(tmp_path):
     log = tmp_path / "fp8-tensorwise-compile_20250525_173352.jsonl"
-    run = published.read_log(write_log(log, [30.0, 4.0, 5.0, 2.5, 2.5, 2.5]))
+    write_log(log, [30.0, 4.0, 5.0, 2.5, 2.5, 2.5])
+    run = read_log(log)
     assert run.recipe == "tensorwise_fp8_compiled" and run.completed
     assert run.steps.index.tolist() == list(range(1, 26))
     assert run.steps["seconds"].tolist() == [30.0] + [1.0] * 9 + [0.5] * 15
@@ -48,8 +47,8 @@ def test_a_log_is_a_run(tmp_path):
 
 def test_logs_compare_as_single_runs_of_the_published_size(tmp_path):
     for name, seconds in (("baseline-compile", 2.5), ("fp8-tensorwise-compile", 2.0)):
-        write_log(tmp_path / f"{name}.jsonl", seconds=[30.0, *[seconds] * 40])
-    comparison = compare(published.read_published(tmp_path))
+        write_log(tmp_path / f"{name}.jsonl", [30.0, *[seconds] * 40])
+    comparison = compare(read_published(tmp_path))
     assert outcome(comparison) == "single_run"
     assert comparison.best.speed.ratio.mean == pytest.approx(1.25)
     [run] = comparison.completed["baseline_compiled"]
@@ -61,24 +60,23 @@ def test_logs_compare_as_single_runs_of_the_published_size(tmp_path):
 
 def test_what_is_no_log_is_refused(tmp_path):
     with pytest.raises(NothingToShow):  # of which an execution of notebooks makes a remark
-        published.read_published(tmp_path)
+        read_published(tmp_path)
     (tmp_path / "other.jsonl").write_text("{}")
     with pytest.raises(StudyError, match="other.jsonl"):
-        published.read_published(tmp_path)
+        read_published(tmp_path)
 
 
 @pytest.mark.skipif(
-    not PUBLISHED_LOGS.is_dir(),
+    not FOLDER.is_dir(),
     reason="needs the published logs: set PUBLISHED_LOGS to a copy of output/data of "
     "github.com/mak2508/lsai-proj",
 )
 def test_published_figures():
-    comparison = compare(published.read_published(PUBLISHED_LOGS))
-    runs = {recipe: of[0] for recipe, of in comparison.completed.items()}
-    assert [round(tokens_per_s(run)) for run in runs.values()] == [8123, 8777, 9280, 10898]
-    assert [round(mfu(run), 3) for run in runs.values()] == [0.423, 0.457, 0.484, 0.568]
-    assert [round(run.steps["elapsed"].max(), 1) for run in runs.values()] == [
-        504.7, 503.0, 575.1, 478.3,
-    ]  # fmt: skip
+    comparison = compare(read_published())
+    runs = [of[0] for of in comparison.completed.values()]
+    assert [round(tokens_per_s(run)) for run in runs] == [8123, 8777, 9280, 10898]
+    assert [round(mfu(run), 3) for run in runs] == [0.423, 0.457, 0.484, 0.568]
+    wall_s = [round(run.steps["elapsed"].max(), 1) for run in runs]
+    assert wall_s == [504.7, 503.0, 575.1, 478.3]
     steps = {recipe: finding.break_even.step for recipe, finding in comparison.findings.items()}
     assert steps["tensorwise_fp8_compiled"] == 728 and steps["rowwise_fp8_compiled"] == 3851
