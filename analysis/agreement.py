@@ -18,12 +18,12 @@ from analysis.speed import (
     LEVEL,
     MEAN,
     QUICK,
+    SMALL,
     Ratio,
-    foretell,
     mfu,
     rate_table,
     ratios,
-    samples,
+    runs_needed,
     timed,
 )
 
@@ -40,14 +40,14 @@ class SpeedUp:
         by: the ratio by all ways.
         runs: with a rate, of the recipe that has fewer.
         caveats: what contradicts the ratio; of a single run nothing is known.
-        half_widths: of the interval with more runs, where nothing contradicts it.
+        runs_needed: runs of each recipe that would tell which is faster; None if these tell.
     """
 
     ratio: Ratio = Ratio(math.nan)
     by: dict[str, Ratio] = field(default_factory=dict)
     runs: int = 0
     caveats: list[str] = field(default_factory=list)
-    half_widths: dict[int, float] = field(default_factory=dict)
+    runs_needed: int | None = None
 
 
 def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
@@ -67,8 +67,9 @@ def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
     caveats = [*contradictions(by, own, others), *impossible(by[MEAN], own, others)]
     if caveats:
         return SpeedUp(by[MEAN], by, few, caveats)
-    means = samples(own, others, lambda runs: rate_table(runs)[[MEAN]])
-    return SpeedUp(by[MEAN], by, few, half_widths=foretell(*means, level=level))
+    mean, low, high = np.log(by[MEAN])
+    enough = max(abs(mean), SMALL - abs(mean))
+    return SpeedUp(by[MEAN], by, few, runs_needed=runs_needed((high - low) / 2, enough, few))
 
 
 def contradictions(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> Iterator[str]:

@@ -7,13 +7,13 @@ another seed does.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from analysis.runs import MIN_STEPS, Run, last_tenth
-from analysis.speed import estimate, foretell
+from analysis.speed import estimate, runs_needed
 
 LEVEL = 0.90  # of the interval that decides: two one-sided tests at 5 % each
 MIN_SEEDS = 3  # pairs of runs below which nothing is said of equality
@@ -39,7 +39,7 @@ class Verdict:
         level: of that interval; with several recipes it is wider.
         margin: differences within it are the same.
         step: the last that all pairs have.
-        half_widths: of the interval with more seeds.
+        runs_needed: seeds that would give a verdict; None if there is one.
     """
 
     word: str = f"0 of {MIN_SEEDS} seeds"
@@ -49,7 +49,7 @@ class Verdict:
     level: float = LEVEL
     margin: float = math.nan
     step: int = 0
-    half_widths: dict[int, float] = field(default_factory=dict)
+    runs_needed: int | None = None
 
     @property
     def difference(self) -> float:
@@ -91,9 +91,12 @@ def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
         word = HIGHER
     else:
         word = LOWER if high < -margin else CANNOT_TELL
-    widths = foretell(by_seed, level=level) if enough else {}
+    more = None
+    if word == CANNOT_TELL:
+        near = abs(margin - abs(by_seed.mean()))
+        more = runs_needed((high - low) / 2, near, len(pairs))
     last = int(min(pair.index[-1] for pair in pairs))
-    return Verdict(word, tuple(by_seed.tolist()), low, high, level, margin, last, widths)
+    return Verdict(word, tuple(by_seed.tolist()), low, high, level, margin, last, more)
 
 
 def differences(own: list[Run], others: list[Run]) -> pd.DataFrame:

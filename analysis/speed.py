@@ -21,7 +21,6 @@ LEVEL = 0.95  # confidence of an interval
 MIN_STEADY = MIN_STEPS - NOT_STEADY_STEPS  # that a run needs for a rate: fifths of four steps
 SMALL = 0.01  # ratios this near to 1 are as fast: GPUs of a kind differ by as much
 PART_OF_LEAD = 0.25  # whoever is promised a lead must not find a quarter of it missing
-REPEATS = (3, 5, 10)  # runs of each recipe, for which the width of the interval is foretold
 
 # The ways to count tokens/s. A run has noise in each fifth of its steps, and a fault in a tenth of
 # them shows in one.
@@ -175,15 +174,13 @@ def estimate(a: np.ndarray, b: np.ndarray | None = None, level: float = LEVEL) -
         return np.array([mean, *test.confidence_interval(level)])
 
 
-def foretell(*samples: np.ndarray, level: float) -> dict[int, float]:
-    """Foretell half of the width of an interval with so many samples (`REPEATS`) of each.
+def runs_needed(half_width: float, enough: float, runs: int) -> int | None:
+    """Work out how many runs of each give a verdict: an interval shrinks with the root of their
+    number. None if there is a verdict, or no interval.
 
     Args:
-        samples: as for `estimate`, of single numbers.
+        enough: half of an interval with which there is a verdict.
     """
-    variance = sum(np.var(sample, ddof=1) for sample in samples)
-    widths = {}
-    for runs in REPEATS:
-        critical = stats.t.ppf((1 + level) / 2, len(samples) * (runs - 1))
-        widths[runs] = float(critical * math.sqrt(variance / runs))
-    return widths
+    if not 0 < enough < half_width:
+        return None
+    return math.ceil(runs * (half_width / enough) ** 2)
