@@ -15,7 +15,7 @@ import os
 import pandas as pd
 
 from analysis import newest, plots
-from analysis.answer import answer, details
+from analysis.answer import answer, details, limits
 from analysis.comparison import compare
 from analysis.table import cost_by_steps, measured_runs
 from extensions.published.logs import read_published
@@ -23,7 +23,7 @@ from extensions.published.logs import read_published
 logs = newest.ROOT / os.environ.get("PUBLISHED_LOGS", "published_logs")
 comparison = compare(read_published(logs))
 runs = comparison.study.runs
-print(*answer(comparison), sep="\n")
+print(*answer(comparison), *limits(comparison), sep="\n")
 
 # %% [markdown]
 # ## "With warm-up FP8 brings no benefit"

@@ -4,7 +4,7 @@ import pandas as pd
 
 from analysis.comparison import BASELINE, Comparison
 from analysis.losses import verdict
-from analysis.table import first_runs, proofs
+from analysis.table import proofs
 
 FROZEN = "puzzle_bf16_frozen"
 NEAR = 0.1  # of what frozen weights cost: losses as near as this are one
@@ -17,7 +17,7 @@ def ownership(comparison: Comparison) -> pd.DataFrame:
     """
     table = proofs(comparison).filter(regex=r"^parameters\.[a-z_]+$")
     table.columns = table.columns.str.removeprefix("parameters.")
-    sizes = {recipe: run.manifest.parameters for recipe, run in first_runs(comparison).items()}
+    sizes = {recipe: runs[0].manifest.parameters for recipe, runs in comparison.completed.items()}
     owned = table.pop("elements_in_optimizer") / pd.Series(sizes)
     listed = table.select_dtypes(object).columns
     table[listed] = table[listed].map(len)

@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 from analysis import newest
-from analysis.notebooks.execute import NOTEBOOKS, execute
+from tests.generated.notebooks import NOTEBOOKS, execute
 from tests.make_runs import change_json, write_run
 
 FOUR = [

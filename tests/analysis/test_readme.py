@@ -9,8 +9,8 @@ from markupsafe import escape
 from analysis import newest
 from analysis.answer import answer
 from analysis.comparison import compare
-from analysis.readme import LOSSES, generated
 from analysis.study import read_study
+from tests.generated.readme import LOSSES, generated
 from tests.processes import ROOT
 
 PAGES = ["README.md", "CONTRIBUTING.md", "launch/README.md", "results/LOG.md"]

@@ -1,6 +1,6 @@
 """Write the generated parts of docs/ from results/.
 
-    python -m analysis.readme
+    python -m tests.generated.readme
 
 The figure and the page of the kept study are written beside its runs. A test compares all that is
 generated. Exit codes: 0 written, 2 for a wrong command line.
@@ -10,13 +10,13 @@ from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 
-from analysis import compatibility, newest, plots
-from analysis.answer import loss_verdicts
+from analysis import newest, plots
 from analysis.comparison import Comparison, compare
 from analysis.page import render
 from analysis.report import write_page
 from analysis.study import read_study
 from experiments.jobs.command import COMPLETED, CommandLine, leave
+from tests.generated import compatibility
 
 LOSSES = "loss_fp32"  # the results/ of the four recipes whose parameters can hold every step
 
@@ -34,7 +34,7 @@ def generated(study: Comparison, losses: Comparison) -> dict[Path, str]:
         "docs/reading_the_table.md": ("results", section(study, losses)),
         "docs/fp8_goes_with.md": (
             "compatibility",
-            render("compatibility.md.j2", pairings=pairings),
+            render("tests/generated/compatibility.md.j2", pairings=pairings),
         ),
     }
     texts = {}
@@ -54,21 +54,20 @@ def with_section(text: str, name: str, content: str) -> str:
 def section(study: Comparison, losses: Comparison) -> str:
     """Write the table, the answer and the verdicts on the loss as Markdown."""
     return render(
-        "results.md.j2",
+        "tests/generated/results.md.j2",
         study=study,
         folder=_place(newest.results()),
-        losses_folder=_place(newest.results(LOSSES)),
         losses=losses,
-        about_losses=loss_verdicts(losses),
+        losses_folder=_place(newest.results(LOSSES)),
     )
 
 
-def _place(folder: Path) -> str:
-    return folder.resolve().relative_to(newest.ROOT).as_posix()
+def _place(path: Path) -> str:
+    return path.relative_to(newest.ROOT).as_posix()
 
 
 def main(argv: list[str] | None = None) -> int:
-    CommandLine("analysis.readme", __doc__).parse(argv)
+    CommandLine("tests.generated.readme", __doc__).parse(argv)
     folder = newest.results()
     study, losses = compare(read_study(folder)), compare(read_study(newest.results(LOSSES)))
     for path, text in generated(study, losses).items():
