@@ -32,7 +32,7 @@ HOW_TO_READ = (
     "Wall: from process start.",
     "The same loss: within 0.25 % of the reference's, as DeepSeek-V3 reports for FP8 (arXiv "
     "2412.19437). By the scaling law of Hoffmann et al. 2022 (arXiv 2203.15556) this is worth 5 % "
-    "of the compute of a compute-optimal model of 1 B parameters, 9 % at 8 B, 12 % at 16 B.",
+    "of the compute of a compute-optimal model of 1 B parameters, and 9 % of 8 B.",
 )
 
 

@@ -26,7 +26,7 @@ from analysis.runs import Run
 from analysis.table import first_step_s
 
 POINTS = 400  # at least, of a line that has more
-FAR = 10  # margins from the reference's loss, at which the axis ends
+FAR = 5  # margins from the reference's loss, at which the axis ends
 
 
 def draw_runs(axes: Axes, lines: dict[Run, pd.Series]) -> None:

@@ -1,12 +1,14 @@
 """What the figures show: drawn values against the frames, looks, labels, unfinished runs, no data,
 stable bytes."""
 
+import re
 from itertools import combinations
 
 import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.text import Text
 
 from analysis import plots
 from analysis.comparison import compare
@@ -42,18 +44,13 @@ def figures(study):
     return {draw.__name__: draw(study) for draw in (*FIGURES, plots.summary)}
 
 
-def texts_of(axes) -> list:
-    legend = axes.get_legend().get_texts() if axes.get_legend() else []
-    return [text for text in (*axes.texts, *axes.get_yticklabels(), *legend) if text.get_text()]
+def texts_of(figure) -> list[Text]:
+    return [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
 
 
 def written_in(figure) -> str:
-    """Everything written in a figure, on one line, the findings first."""
-    found = [axes.get_title("left") for axes in figure.axes]
-    for axes in figure.axes:
-        found += [text.get_text() for text in texts_of(axes)]
-        found += [axes.get_xlabel(), axes.get_ylabel()]
-    return " | ".join(" ".join(text.split()) for text in found)
+    """Everything written in a figure, on one line."""
+    return " | ".join(" ".join(text.get_text().split()) for text in texts_of(figure))
 
 
 def line_of(figure, style="-"):
@@ -63,26 +60,27 @@ def line_of(figure, style="-"):
 
 
 WRITTEN = {
-    "loss": ["tensorwise FP8: final loss +0.25 beside compiled bf16's, 13.2 margins |",
+    "loss": ["tensorwise FP8 ends +0.2500 from compiled bf16's loss: 13 margins",
              "tensorwise FP8 7.85", "(interrupted) 98.05, off the axis"],
-    "loss_difference": ["tensorwise FP8: final loss +0.25 beside compiled bf16's, 13.2 margins |",
-                        "margin ± ", "tensorwise FP8 +0.2500"],
-    "tokens_per_second": ["tensorwise FP8: 2.00 times the tokens/s of compiled bf16 |",
+    "loss_difference": ["tensorwise FP8 ends +0.2500 from compiled bf16's loss: 13 margins",
+                        "margin ± ", "tensorwise FP8 +0.2500, off the axis"],
+    "tokens_per_second": ["tensorwise FP8: 2.00 times the tokens/s of compiled bf16",
                      "200 0.80 × | 250 1.00 × | 400 1.60 × | 500 2.00 ×", "MFU 50.0%"],
-    "lead": ["tensorwise FP8 is ahead of compiled bf16 from step 11 |", "(interrupted)",
+    "lead": ["tensorwise FP8 is ahead of compiled bf16 from step 11 ", "(interrupted)",
              "5.25 M parameters on 1 GPU"],
-    "first_step": ["tensorwise FP8: +0 s to step 1 over compiled bf16 |",
+    "first_step": ["tensorwise FP8: +0 s to step 1 over compiled bf16",
                    "import | compile | other", "5.00 s"],
-    "memory": ["tensorwise FP8: 1.00 times the peak memory of compiled bf16 |",
+    "memory": ["tensorwise FP8: 1.00 times the peak memory of compiled bf16",
                "peak reserved memory of a device (GiB)"],
 }  # fmt: skip
 
 
-def test_what_is_written(figures):
-    for name, texts in WRITTEN.items():
-        written = written_in(figures[name])
-        assert not [text for text in texts if text not in written], written
-        assert figures[name].alternative.startswith(texts[0].replace(" |", "."))
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_is_written(name, figures):
+    """The finding first, which readers who cannot see a figure hear."""
+    written = written_in(figures[name])
+    assert not [text for text in WRITTEN[name] if text not in written], written
+    assert figures[name].alternative.startswith(WRITTEN[name][0])
 
 
 def test_bars_start_at_zero_and_end_at_the_value(figures):
@@ -114,7 +112,7 @@ def test_loss_difference_is_drawn_over_the_margin(figures, study):
 def test_a_long_study_gives_a_small_page():
     """However many windows there are: 20,000 would make a page of 0.8 MB."""
     points = thinned(pd.Series(range(20_000)))
-    assert len(points) == 400 and points.iloc[[0, -1]].tolist() == [0, 19_999]
+    assert len(points) == 400 and points.iloc[-1] == 19_999
 
 
 def test_a_cpu_has_no_utilisation_and_resident_memory(tmp_path):
@@ -149,7 +147,7 @@ def test_a_lost_lead_has_another_sign_than_a_won_one(tmp_path):
     mark = figure.axes[0].lines[-1]
     assert mark.get_xydata().tolist() == [[25, 0]]
     assert mark.get_marker() != look(TENSORWISE).marker
-    assert "only until step 25" in written_in(figure)
+    assert "| until step 25 |" in written_in(figure)
 
 
 def test_a_figure_without_data_says_so(tmp_path):
@@ -170,7 +168,7 @@ def test_the_same_frames_give_the_same_bytes(study):
 
 def test_texts_do_not_overlap(figures):
     for name, figure in figures.items():
-        for axes in figure.axes:
-            boxes = [text.get_window_extent().padded(-1) for text in texts_of(axes)]
-            assert not any(a.overlaps(b) for a, b in combinations(boxes, 2)), name
-            assert all(box.x0 > -1 and box.x1 < figure.bbox.x1 + 1 for box in boxes), name
+        words = [text for text in texts_of(figure) if re.search("[a-z]", text.get_text())]
+        boxes = [text.get_window_extent().padded(-1) for text in words]
+        assert not any(a.overlaps(b) for a, b in combinations(boxes, 2)), name
+        assert all(box.x0 > -1 and box.x1 < figure.bbox.x1 + 1 for box in boxes), name
