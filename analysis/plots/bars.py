@@ -124,7 +124,6 @@ def first_step(axes: Axes, comparison: Comparison) -> None:
         startup[recipe] = pd.DataFrame(parts).sum() / len(runs)
     table = pd.DataFrame(startup, index=[*STARTUP]).T.fillna(0)
     table["other"] = seconds - table.drop(columns="other").sum(axis="columns")
-    table = table.loc[:, table.gt(0).any()]
     table.plot.barh(ax=axes, stacked=True, color=STARTUP, width=0.6, edgecolor="white")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(STARTUP))
     words = seconds.map(number) + " s"

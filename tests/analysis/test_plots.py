@@ -63,7 +63,7 @@ WRITTEN = {
     "lead": ["tensorwise FP8 is ahead of compiled bf16 from step 11 ", "(interrupted)",
              "5.25 M parameters on 1 GPU"],
     "first_step": ["tensorwise FP8: +0 s to step 1 over compiled bf16",
-                   "import | compile | other", "5.00 s"],
+                   "import | data | compile | other", "5.00 s"],
     "memory": ["tensorwise FP8: 1.00 times the peak memory of compiled bf16",
                "peak reserved memory of a device (GiB)"],
 }  # fmt: skip
