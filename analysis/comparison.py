@@ -194,7 +194,8 @@ def lost_runs(runs: list[Run], beside: list[Run], seeds: int, unpaired: bool) ->
         unpaired: losses of the two recipes do not compare.
     """
     causes = [run.ending for run in runs if not run.completed and run.ending != DIVERGED]
-    causes += [f"an earlier attempt {how}" for run in runs for how in run.earlier]
+    for run in runs:
+        causes += [f"an earlier attempt {how}" for how in run.earlier]
     causes += ["left no record"] * (seeds - len(runs))
     causes += [DIVERGED] * losses.diverged(runs, beside, unpaired)
     return Counter(causes)

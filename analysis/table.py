@@ -12,6 +12,8 @@ from analysis.losses import VERDICTS
 from analysis.runs import Run
 from analysis.speed import mfu, tokens_per_s
 
+# Parts of the time to the end of step 1, as timing.json has them.
+STARTUP = ("import", "data", "compile")
 # What the table of runs shows: its column, the key in `measured`, and the format.
 COLUMNS = {
     "final loss": ("final_loss", "{:.3f}"),
@@ -42,6 +44,7 @@ HOW_TO_READ = (
 def measured(run: Run) -> dict:
     """What a run is, and what it measured; NaN where that is unknown."""
     seconds = run.steps["seconds"][run.steps["steady"]]
+    startups = [timing.startup for timing in run.timings.values()]
     return {
         "recipe": run.recipe,
         "seed": run.seed,
@@ -54,6 +57,7 @@ def measured(run: Run) -> dict:
         "iqr": (seconds.quantile(0.75) - seconds.quantile(0.25)) / seconds.median(),
         "mfu_bf16_peak": mfu(run) if run.manifest else math.nan,
         "time_to_first_step_s": first_step_s(run),
+        **{part: sum(startup.get(part, 0) for startup in startups) for part in STARTUP},
         "wall_s": run.steps["elapsed"].max(),
         "fp8_share": run.fp8_share,
         "peak_memory_gib": run.steps["memory"].max() / 2**30,
@@ -67,7 +71,8 @@ def first_step_s(run: Run) -> float:
 
 def measured_runs(comparison: Comparison) -> pd.DataFrame:
     """`measured` of every run, recipe by recipe and seed by seed."""
-    runs = [run for recipe in comparison.recipes for run in comparison.study.started(recipe)]
+    recipes = comparison.recipes
+    runs = sorted(comparison.study.runs, key=lambda run: (recipes.index(run.recipe), run.seed))
     return pd.DataFrame(map(measured, runs))
 
 

@@ -20,11 +20,10 @@ from analysis.plots.style import (
     short_name,
 )
 from analysis.speed import MIN_STEPS
-from analysis.table import completed_runs
+from analysis.table import STARTUP, completed_runs
 
-# What the time until the end of step 1 goes to, in this order. Paul Tol's muted colours, which
-# colour-blind readers tell apart too.
-STARTUP = {"import": "#332288", "data": "#44AA99", "compile": "#CC6677", "other": "#999999"}
+# Of `STARTUP` and of the rest. Paul Tol's muted colours, which colour-blind readers tell apart too.
+COLOURS = ["#332288", "#44AA99", "#CC6677", "#999999"]
 
 
 def set_rows(axes: Axes, names: Sequence[str], x_label: str, words: Iterable[str] = ()) -> None:
@@ -115,17 +114,13 @@ def memory(axes: Axes, comparison: Comparison) -> None:
 def first_step(axes: Axes, comparison: Comparison) -> None:
     """Draw seconds from process start to the end of step 1 by what they went to: means of completed
     runs, of all attempts together."""
-    seconds = completed_runs(comparison)["time_to_first_step_s"].groupby(level=0, sort=False).mean()
-    if seconds.empty:
+    runs = completed_runs(comparison).groupby(level=0, sort=False)
+    seconds, table = runs["time_to_first_step_s"].mean(), runs[[*STARTUP]].mean()
+    if table.empty:
         raise NoData("no run was completed")
-    startup = {}
-    for recipe, runs in comparison.completed.items():
-        parts = [timing.startup for run in runs for timing in run.timings.values()]
-        startup[recipe] = pd.DataFrame(parts).sum() / len(runs)
-    table = pd.DataFrame(startup, index=[*STARTUP]).T.fillna(0)
-    table["other"] = seconds - table.drop(columns="other").sum(axis="columns")
-    table.plot.barh(ax=axes, stacked=True, color=STARTUP, width=0.6, edgecolor="white")
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(STARTUP))
+    table["other"] = seconds - table.sum(axis="columns")
+    table.plot.barh(ax=axes, stacked=True, color=COLOURS, width=0.6, edgecolor="white")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(COLOURS))
     words = seconds.map(number) + " s"
     set_rows(axes, [*map(short_name, seconds.index)], "seconds to the end of step 1", words)
     note(axes, f"The clock starts with {comparison.study.clock_start}.")
