@@ -114,11 +114,9 @@ def loss(axes: Axes, comparison: Comparison) -> None:
 
     The axis ends at the loss of the beginning.
     """
-    smooth = {run: smoothed(run.steps["loss"]) for run in comparison.study.runs}
-    draw_runs(axes, smooth)
-    lines = [line.dropna() for line in smooth.values() if line.notna().any()]
-    lowest = min(line.min() for line in lines)
-    axes.set_ylim(0.98 * lowest, 1.02 * np.median([line.iloc[0] for line in lines]))
+    smooth = pd.DataFrame({run: smoothed(run.steps["loss"]) for run in comparison.study.runs})
+    draw_runs(axes, dict(smooth))
+    axes.set_ylim(0.98 * smooth.min(axis=None), 1.02 * smooth.bfill().iloc[0].median())
     finish(axes, "loss (nats per token)", "{:,.4g}")
     note(axes, "Mean over a tenth of the steps and over seeds; band: range of the runs.")
     find_farthest(axes, comparison)
