@@ -47,18 +47,20 @@ def answer(comparison: Comparison) -> list[str]:
     """Write the answer, what it rests on (speed, loss, FP8), and what was trained."""
     best = comparison.best
     first = SENTENCES[best.outcome].format(best=best, reference=comparison.reference)
-    rests_on = evidence(comparison, best) if best.recipe else []
-    return [first, *rests_on, trained(comparison)]
+    return [first, *evidence(comparison, best), trained(comparison)]
 
 
 def evidence(comparison: Comparison, finding: Finding) -> list[str]:
-    """Write of a recipe its speed and break-even step, its loss, and the share of FP8."""
+    """Write of a recipe its speed and break-even step, its loss, and the share of FP8; nothing if
+    none of its runs was completed."""
+    runs = comparison.study.completed(finding.recipe)
+    if not runs:
+        return []
     said = [f"Loss: {about_loss(comparison, finding)}"]
     if not comparison.on_cpu:
         said.insert(0, f"Speed: {about_speed(comparison, finding)}")
     if finding.recipe in comparison.fp8:
-        share = share_word(comparison.study.completed(finding.recipe))
-        said.append(f"FP8 of {finding.recipe}: {share} of the linear layers' matmul FLOPs.")
+        said.append(f"FP8 share of {finding.recipe}'s matmul FLOPs: {share_word(runs)}.")
     return said
 
 
