@@ -108,13 +108,13 @@ def trained(comparison: Comparison) -> str:
     if not runs:
         return "Trained: no run was completed."
     first, steps = runs[0].manifest, runs[0].steps
-    versions = ", ".join(f"{name} {version}" for name, version in first.packages.items())
+    versions = first.packages | {"commit": (first.git.commit or "unknown")[:9]}
+    with_what = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
         f"Trained: {first.flavor}, {short(first.parameters)} parameters; {len(steps):,} steps "
         f"of {steps['tokens'].median():,.0f} tokens in rows of {first.seq_len:,}; data "
         f"{first.dataset}; seeds {len({run.seed for run in runs})}; on {first.world_size} "
-        f"{first.hardware.name}, {first.start:%Y-%m-%d}; {versions}; commit "
-        f"{first.git.commit or 'unknown':.9}."
+        f"{first.hardware.name}, {first.start:%Y-%m-%d}; {with_what}."
     )
 
 

@@ -2,8 +2,8 @@
 
     python -m analysis.report runs/four_way-2026-11-22 --html report.html
 
-RUNS are run directories, or folders that hold some. Prints the answer and a table with a row a
-recipe; `--verbose` adds what they rest on.
+RUNS are run directories, or folders that hold some. Prints the answer, a table with a row a recipe,
+and what limits them; `--verbose` adds what they rest on.
 
 Exit codes: 2 for bad input.
 """
@@ -27,17 +27,15 @@ from models.errors import InputError
 
 
 def print_report(comparison: Comparison, console: Console, verbose: bool = False) -> None:
-    """Print the answer and a row a recipe; `verbose` adds what they rest on."""
+    """Print the answer, a row a recipe, and what limits them; `verbose` adds what they rest on."""
     said = answer(comparison)
     say(console, said, QUESTION)
     console.print(table(recipe_table(comparison)))
-    others = limits(comparison, said[0])
+    say(console, limits(comparison, said[0]))
     if verbose:
-        say(console, [*others, *details(comparison)], "What this rests on")
+        say(console, details(comparison), "What this rests on")
         console.print("\n[bold]Runs[/]", table(run_table(comparison)), sep="\n")
         say(console, notes(comparison))
-    elif others:
-        say(console, [f"Notes on this, {len(others)}: --verbose, or --html."])
 
 
 def say(console: Console, sentences: list[str], title: str = "") -> None:

@@ -57,7 +57,7 @@ def measured(run: Run) -> dict:
         "iqr": (seconds.quantile(0.75) - seconds.quantile(0.25)) / seconds.median(),
         "mfu_bf16_peak": mfu(run) if run.manifest else math.nan,
         "time_to_first_step_s": first_step_s(run),
-        **{part: sum(startup.get(part, 0) for startup in startups) for part in STARTUP},
+        **{f"{part}_s": sum(of.get(part, 0) for of in startups) for part in STARTUP},
         "wall_s": run.steps["elapsed"].max(),
         "fp8_share": run.fp8_share,
         "peak_memory_gib": run.steps["memory"].max() / 2**30,

@@ -115,12 +115,13 @@ def first_step(axes: Axes, comparison: Comparison) -> None:
     """Draw seconds from process start to the end of step 1 by what they went to: means of completed
     runs, of all attempts together."""
     runs = completed_runs(comparison).groupby(level=0, sort=False)
-    seconds, table = runs["time_to_first_step_s"].mean(), runs[[*STARTUP]].mean()
+    seconds = runs["time_to_first_step_s"].mean()
+    table = runs[[f"{part}_s" for part in STARTUP]].mean()
     if table.empty:
         raise NoData("no run was completed")
     table["other"] = seconds - table.sum(axis="columns")
     table.plot.barh(ax=axes, stacked=True, color=COLOURS, width=0.6, edgecolor="white")
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(COLOURS))
+    axes.legend([*STARTUP, "other"], loc="lower left", bbox_to_anchor=(0, 1), ncols=len(COLOURS))
     words = seconds.map(number) + " s"
     set_rows(axes, [*map(short_name, seconds.index)], "seconds to the end of step 1", words)
     note(axes, f"The clock starts with {comparison.study.clock_start}.")

@@ -222,7 +222,7 @@ def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> No
 
 
 def mark_break_even(axes: Axes, comparison: Comparison) -> None:
-    """Mark where recipes win the lead, and with a cross where they lose it.
+    """Mark where FP8 recipes win the lead, and with a cross where they lose it.
 
     The finding is about the answer's recipe.
     """
@@ -231,7 +231,7 @@ def mark_break_even(axes: Axes, comparison: Comparison) -> None:
         finding(axes, best.break_even.sentence(name(best.recipe), name(reference)))
     for below, (recipe, of) in enumerate(comparison.findings.items(), start=1):
         found = of.break_even
-        if found.beyond or not math.isfinite(found.step):
+        if recipe not in comparison.fp8 or found.beyond or not math.isfinite(found.step):
             continue
         _, colour, marker = look(recipe)
         # beside the line, which rises where a lead is won and falls where it is lost
