@@ -5,11 +5,12 @@ import re
 
 import pytest
 
-from analysis.answer import limits, trained
+from analysis.answer import answer, limits, trained
 from analysis.comparison import compare
 from analysis.report import main
 from analysis.study import read_study
 from analysis.table import cost_by_steps, recipe_table, run_table
+from tests.analysis.planted import write
 from tests.make_runs import change, metrics_lines, write_run, write_study
 
 FP8 = "tensorwise_fp8_compiled"
@@ -69,6 +70,13 @@ def test_page_and_json(tmp_path, capsys):
     assert [finding["loss"]["word"] for finding in found["findings"] if finding["recipe"] == FP8]
 
 
+def test_how_many_runs_would_tell_is_said(tmp_path):
+    write("b05_two_seeds_noisy", tmp_path)
+    comparison = compare(read_study(tmp_path / "b05_two_seeds_noisy"))
+    assert comparison.best.outcome == "cannot_tell"
+    assert f"about {comparison.best.speed.runs_needed} runs of each" in answer(comparison)[1]
+
+
 def test_bad_input_is_a_sentence(tmp_path, fails):
     write_study(tmp_path / "runs", seeds=1)
     for arguments in (
@@ -95,5 +103,5 @@ def test_without_a_reference_there_is_no_answer(tmp_path):
     report = tmp_path / "report.json"
     arguments = ["--html", str(tmp_path / "page.html"), "--json", str(report)]
     assert main([str(tmp_path), *arguments]) == 0
-    answer = json.loads(report.read_text())["answer"]
-    assert answer["outcome"] == "no_reference" and answer["ratio"] is None
+    found = json.loads(report.read_text())["answer"]
+    assert found["outcome"] == "no_reference" and found["ratio"] is None
