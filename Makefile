@@ -26,10 +26,10 @@ check: tools
 	$(PYTHON_IN_VENV) -m ruff format --check .
 
 notebooks: tools
-	$(PYTHON_IN_VENV) -m analysis.notebooks.execute
+	$(PYTHON_IN_VENV) -m tests.generated.notebooks
 
 readme: .venv/installed
-	$(PYTHON_IN_VENV) -m analysis.readme
+	$(PYTHON_IN_VENV) -m tests.generated.readme
 	@for file in $(wildcard extensions/*/tests/fit.py); do $(PYTHON_IN_VENV) -m $$(echo $${file%.py} | tr / .); done
 
 install: .venv/installed

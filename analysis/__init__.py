@@ -17,6 +17,5 @@ Read in this order; a file imports only files above it:
     table.py        a row a recipe, and a row a run
     report.py       the command line, and JSON
 
-Then what shows it: plots/ and page.py draw; readme.py writes the generated parts of the texts;
-newest.py finds the runs that a notebook opens.
+Then what shows it: plots/ and page.py draw; newest.py finds the runs that a notebook opens.
 """

@@ -5,13 +5,12 @@ the lucky ones.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from analysis import losses
 from analysis.agreement import SpeedUp, speed_up
-from analysis.alike import differences, said_by
+from analysis.alike import differences
 from analysis.break_even import BreakEven, break_even
 from analysis.losses import HIGHER, LOWER, SAME, Verdict
 from analysis.proof import FLOAT8, broken
@@ -20,6 +19,7 @@ from analysis.speed import SMALL
 from analysis.study import Study, StudyError
 
 BASELINE, COMPILED = "baseline", "baseline_compiled"
+DIVERGED = "diverged"  # the ending of a run
 # Recipes that are listed first, in this order; others follow as their study started them.
 FIRST = (BASELINE, COMPILED, "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
@@ -37,7 +37,7 @@ class Outcome(StrEnum):
     SLOWER = "slower"
     HIGHER_LOSS = "higher_loss"
     TOO_SHORT = "too_short"
-    DIVERGED = "diverged"  # in more of its runs than the reference
+    DIVERGED = "diverged"  # more of its runs than the reference's
     CPU = "cpu"  # its speed says nothing
     NO_REFERENCE = "no_reference"  # no completed run of the recipe or of its reference
 
@@ -49,17 +49,15 @@ class Finding:
     Args:
         reasons: what limits the answer, the weightiest first.
         remarks: what a reader should know, and limits nothing.
-        diverged: of the recipe and the reference, if some of its runs did, in how many.
     """
 
-    recipe: str
-    outcome: Outcome
-    speed: SpeedUp
-    loss: Verdict
-    break_even: BreakEven
-    reasons: list[str]
-    remarks: list[str]
-    diverged: dict[str, str]
+    recipe: str = ""
+    outcome: Outcome = Outcome.NO_REFERENCE
+    speed: SpeedUp = SpeedUp()
+    loss: Verdict = Verdict()
+    break_even: BreakEven = BreakEven()
+    reasons: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -79,17 +77,21 @@ class Comparison:
     findings: dict[str, Finding]
 
     @property
-    def best(self) -> Finding | None:
-        """The FP8 recipe that the answer is about."""
+    def best(self) -> Finding:
+        """The FP8 recipe that the answer is about; without a name if there is none."""
         found = [self.findings[recipe] for recipe in self.fp8 if recipe in self.findings]
-        found.sort(key=lambda each: -each.speed.ratio.mean)
-        return min(found, key=lambda each: [*Outcome].index(each.outcome), default=None)
+        order = [*Outcome]
+        return min(
+            found,
+            key=lambda each: (order.index(each.outcome), -each.speed.ratio.mean),
+            default=Finding(),
+        )
 
     @property
     def completed(self) -> dict[str, list[Run]]:
         """The completed runs of each recipe that has some."""
-        made = {run.recipe for run in self.study.runs if run.completed}
-        return {recipe: self.study.completed(recipe) for recipe in self.recipes if recipe in made}
+        runs = {recipe: self.study.completed(recipe) for recipe in self.recipes}
+        return {recipe: of_recipe for recipe, of_recipe in runs.items() if of_recipe}
 
     @property
     def on_cpu(self) -> bool:
@@ -120,22 +122,18 @@ def compare(study: Study, reference: str | None = None) -> Comparison:
 
 
 def is_fp8(recipe: str, runs: list[Run]) -> bool:
-    """Tell by what runs resolved, else by the recipe's file, else by its name."""
+    """Tell by what runs resolved, else by the recipe's name."""
     resolved = [run.facts[FLOAT8] for run in runs if FLOAT8 in run.facts]
-    if resolved:
-        return any(resolved)
-    said = said_by(recipe)
-    return "fp8" in recipe if said is None else said.get(FLOAT8) is not None
+    return any(resolved) if resolved else "fp8" in recipe
 
 
 def choose_reference(study: Study, fp8: list[str]) -> str:
     """Choose the study's baseline; but compiled bf16 if FP8 is compiled too, which alone is
     fair."""
-    compiled = any(
-        run.manifest.compiled for run in study.runs if run.manifest and run.recipe in fp8
+    fair = study.started(COMPILED) or any(
+        run.facts.get("compiled") for run in study.runs if run.recipe in fp8
     )
-    fair = compiled or study.started(COMPILED)
-    return COMPILED if study.file.baseline == BASELINE and fair else study.file.baseline
+    return COMPILED if fair and study.file.baseline == BASELINE else study.file.baseline
 
 
 def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
@@ -152,14 +150,19 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
         differing, remarks = differences(own, others)
         contradictions = broken(own) + broken(others) + differing
     unpaired = list(losses.no_pairs(started, beside))
+    seeds = len({run.seed for run in started + beside})
+    lost = lost_runs(started, beside, seeds, bool(unpaired))
+    others_lost = lost_runs(beside, started, seeds, bool(unpaired))
     of_loss = unpaired or list(losses.odd(own, others, judged))
-    of_loss += lost_runs(started, beside)
-    diverged = losses.diverged(started, beside, bool(unpaired))
-    others_diverged = losses.diverged(beside, started, bool(unpaired))
+    of_loss += [
+        f"{lost[cause]} of its {seeds} runs did not end well ({cause}), beside "
+        f"{others_lost[cause]} of the reference's"
+        for cause in lost - others_lost
+    ]
     slower = gain.ratio.mean < 1 - SMALL
     cases = {
         Outcome.CPU: study.on_cpu,
-        Outcome.DIVERGED: diverged * len(beside) > others_diverged * len(started),
+        Outcome.DIVERGED: lost[DIVERGED] > others_lost[DIVERGED],
         Outcome.NO_REFERENCE: not own,
         Outcome.TOO_SHORT: gain.runs == 0,
         Outcome.SINGLE_RUN: gain.runs == 1,
@@ -172,7 +175,6 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
         Outcome.FOR_SPEED: judged.word not in (SAME, LOWER) and not of_loss,
     }
     otherwise = Outcome.NO_PLAIN_YES if of_loss else Outcome.YES
-    counts = {recipe: (diverged, started), reference: (others_diverged, beside)}
     return Finding(
         recipe=recipe,
         outcome=next((case for case, holds in cases.items() if holds), otherwise),
@@ -181,31 +183,19 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
         break_even=break_even(own, others, gain),
         reasons=contradictions + gain.caveats + of_loss,
         remarks=remarks,
-        diverged={
-            name: f"diverged in {count} of {len(runs)} runs"
-            for name, (count, runs) in counts.items()
-            if count
-        },
     )
 
 
-def lost_runs(own: list[Run], others: list[Run]) -> Iterator[str]:
-    """Say what kept more of a recipe's runs than of its reference's from ending well.
+def lost_runs(runs: list[Run], beside: list[Run], seeds: int, unpaired: bool) -> Counter:
+    """Count by cause the runs of a recipe that did not end well.
 
-    Each recipe should have the seeds of both.
+    Args:
+        seeds: runs that there should be: the recipe should have the seeds of both.
+        unpaired: losses of the two recipes do not compare.
     """
-    seeds = len({run.seed for run in own + others})
-    mine, theirs = lost(own, seeds), lost(others, seeds)
-    for cause in mine - theirs:
-        yield (
-            f"{mine[cause]} of its {seeds} runs did not end well ({cause}), beside "
-            f"{theirs[cause]} of the reference's"
-        )
-
-
-def lost(runs: list[Run], asked: int) -> Counter:
-    """Count by cause the runs that did not end well; those that diverged are counted as such."""
-    ended = [run.ending for run in runs if not (run.completed or run.ending == "diverged")]
-    earlier = [f"an earlier attempt {how}" for run in runs for how in run.earlier]
-    absent = ["left no record"] * (asked - len(runs))
-    return Counter(ended + earlier + absent)
+    causes = [run.ending for run in runs if not run.completed and run.ending != DIVERGED]
+    for run in runs:
+        causes += [f"an earlier attempt {how}" for how in run.earlier]
+    causes += ["left no record"] * (seeds - len(runs))
+    causes += [DIVERGED] * losses.diverged(runs, beside, unpaired)
+    return Counter(causes)

@@ -20,9 +20,9 @@ MIN_SEEDS = 3  # pairs of runs below which nothing is said of equality
 # The margin, as a share of the reference's final loss. DeepSeek-V3 (arXiv 2412.19437, section 3.3)
 # reports FP8 within 0.25 % of bf16, and takes that for well within what is random in training.
 TOLERANCE = 0.0025
-# (parameters, share of compute): what makes up for it at the published size, for a model trained
+# The share of compute that makes up for it in a model of 8.05 B parameters, trained
 # compute-optimally, by the scaling law of Hoffmann et al. 2022 (arXiv 2203.15556), equation 10.
-EQUIVALENT_COMPUTE = (8.05e9, 0.092)
+EQUIVALENT_COMPUTE = 0.092
 STRANGE = 0.5  # of the distance of strangers' first losses: partners are nearer to one another
 FAR = 0.10  # of a loss: rounding moves none so far
 OFTEN = 0.02  # of a run's steps: a bad batch takes fewer

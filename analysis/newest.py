@@ -28,10 +28,8 @@ class NothingToShow(InputError):
 
 
 def runs(study: str = "", plan: str = STUDY_FILE, command: str = "experiments.study") -> Path:
-    """Choose the folder that a notebook shows; print why, if it is not the expected one.
-
-    RUNS=kept asks for the kept runs. They are also shown where there are no others. Complete
-    studies go before interrupted ones.
+    """Choose the folder that a notebook shows: RUNS, else the newest complete study under runs/,
+    else the kept one, which RUNS=kept asks for. Print why RUNS or a newer study is not shown.
 
     Args:
         study: name of the study that the notebook is about; any study without a name.
@@ -41,42 +39,27 @@ def runs(study: str = "", plan: str = STUDY_FILE, command: str = "experiments.st
     Raises:
         NothingToShow: there are no kept runs either.
     """
-    asked, given = _recipes(study), os.environ.get("RUNS", "")
+    given, recipes = os.environ.get("RUNS"), _recipes(study)
     if given == KEPT:
         return results(study, plan)
-    folders = [file.parent for file in (ROOT / "runs").glob(f"*/{plan}")]
+    folders = [file.parent for file in ROOT.glob(f"runs/*/{plan}")]
     folders.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
-    if given:
-        folder = Path(given)  # from where the command runs, else from the project's folder
-        folders = [folder if folder.exists() else ROOT / folder]
-    newest = interrupted = complete = None
-    for folder in folders:
-        found = _runs(folder, plan)
-        if found and asked <= {run.recipe for run in found}:
-            newest = newest or folder
-            if all(run.completed for run in found):
-                complete = folder
-                break
-            if asked <= {run.recipe for run in found if run.completed}:
-                interrupted = interrupted or folder
-    shown = complete or interrupted or results(study, plan)
-    if given and shown != folders[0]:
-        print(
-            f"{given} lacks runs for this notebook, which shows kept ones instead. To make your "
-            f"own: .venv/bin/python -m {command} {study}".strip()
-        )
-    elif newest and shown != newest:
-        newer = newest.relative_to(ROOT)
-        print(
-            f"{newer} is not complete, so older runs are shown. To complete it: "
-            f".venv/bin/python -m {command} {newer}"
-        )
-    return shown
+    for folder in [ROOT / given] if given else folders:
+        found = _runs(folder) if (folder / plan).exists() else []
+        completed = {run.recipe for run in found if run.completed}
+        whole = given or all(run.completed for run in found)
+        if found and whole and completed >= recipes:
+            return folder
+        if given or {run.recipe for run in found} >= recipes:
+            print(
+                f"{folder} lacks completed runs for this notebook, which shows others. To make "
+                f"them: .venv/bin/python -m {command} {study if given else folder}"
+            )
+    return results(study, plan)
 
 
 def results(study: str = "", plan: str = STUDY_FILE) -> Path:
-    """Choose the kept folder of a study, from the working directory: the newest from a GPU, else
-    the newest.
+    """Choose the kept folder of a study: the newest from a GPU, else the newest.
 
     Raises:
         NothingToShow: there is none.
@@ -84,32 +67,29 @@ def results(study: str = "", plan: str = STUDY_FILE) -> Path:
     kept = {}
     for place in PLACES:
         for file in ROOT.glob(f"{place}/{study}/*/{plan}"):
-            for path in file.parent.glob(f"**/seed*/{MANIFEST}"):
-                manifest = read(path, Manifest)
-                kept[manifest.hardware.type != "cpu", manifest.start] = file.parent
+            manifest = read(next(file.parent.rglob(MANIFEST)), Manifest)
+            kept[manifest.hardware.type != "cpu", manifest.start] = file.parent
     if not kept:
         raise NothingToShow(
             f"results/{study} holds no runs: name a folder with RUNS=..., or run `make study`, or "
             "the README's command for these, first"
         )
-    return Path(os.path.relpath(kept[max(kept)]))
+    return kept[max(kept)]
 
 
 def _recipes(study: str) -> set[str]:
     """List the recipes of a study; none without a name."""
-    asked = set()
+    recipes = set()
     for place in ("recipes", "extensions/*"):
         for file in ROOT.glob(f"{place}/studies/{study}.yaml"):
-            asked.update(read_yaml(file)["recipes"])
-    return asked
+            recipes.update(read_yaml(file)["recipes"])
+    return recipes
 
 
-def _runs(folder: Path, plan: str) -> list[Run]:
-    """Read the runs of a folder, of all its studies; none where nothing can be compared."""
-    studies, found = [folder], []
-    if plan != STUDY_FILE:
-        studies = [file.parent for file in folder.rglob(STUDY_FILE) if (folder / plan).exists()]
-    for each in studies:
+def _runs(folder: Path) -> list[Run]:
+    """Read the runs of all studies in a folder, but for studies with nothing to compare."""
+    found = []
+    for file in folder.rglob(STUDY_FILE):
         with suppress(StudyError):
-            found += read_study(each).runs
+            found += read_study(file.parent).runs
     return found

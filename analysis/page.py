@@ -4,10 +4,8 @@ from pathlib import Path
 
 import jinja2
 
-from analysis import plots
-from analysis.answer import QUESTION, answer, details, left_out, trained
+from analysis import answer, plots, table
 from analysis.comparison import Comparison
-from analysis.table import notes, recipe_table, run_table
 
 # In the order in which they answer.
 FIGURES = (
@@ -20,35 +18,20 @@ FIGURES = (
 )
 HERE = Path(__file__).parent
 _TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader([HERE / "templates", HERE.parent / "extensions"]),
+    loader=jinja2.FileSystemLoader([HERE / "templates", HERE.parent]),
     autoescape=jinja2.select_autoescape(["html.j2"]),
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
 )
-_TEMPLATES.globals.update(
-    svg=plots.to_svg,
-    answer=answer,
-    details=details,
-    left_out=left_out,
-    recipe_table=recipe_table,
-    run_table=run_table,
-    trained=trained,
-    notes=notes,
-)
+_TEMPLATES.globals.update(svg=plots.to_svg, words=answer, tables=table)
 
 
 def render(template: str, **facts) -> str:
-    """Fill a template of analysis/templates/ in, or one of an extension, as NAME/FILE."""
+    """Fill in a template of analysis/templates/, or another one by its path from the project."""
     return _TEMPLATES.get_template(template).render(facts)
 
 
 def page(comparison: Comparison) -> str:
     """Write the page of a comparison; nothing in it is fetched from elsewhere."""
     figures = [draw(comparison) for draw in FIGURES]
-    return render(
-        "report.html.j2",
-        question=QUESTION,
-        sentences=answer(comparison),
-        comparison=comparison,
-        figures=figures,
-    )
+    return render("report.html.j2", comparison=comparison, figures=figures)

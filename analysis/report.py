@@ -2,13 +2,12 @@
 
     python -m analysis.report runs/four_way-2026-11-22 --html report.html
 
-RUNS are run directories, or folders that hold some. Prints the answer and a table with a row a
-recipe; `--verbose` adds what they rest on.
+RUNS are run directories, or folders that hold some. Prints the answer, a table with a row a recipe,
+and what limits them; `--verbose` adds what they rest on.
 
 Exit codes: 2 for bad input.
 """
 
-import math
 import sys
 from pathlib import Path
 
@@ -19,28 +18,24 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.answer import QUESTION, answer, details, headline, left_out, outcome, trained
+from analysis.answer import QUESTION, answer, details, limits
 from analysis.comparison import Comparison, compare
-from analysis.speed import Ratio
 from analysis.study import read_study
-from analysis.table import measured_runs, notes, recipe_table, run_table, ways_table
+from analysis.table import measured, notes, recipe_table, run_table
 from experiments.jobs.command import COMPLETED, CommandLine, leave
 from models.errors import InputError
 
 
 def print_report(comparison: Comparison, console: Console, verbose: bool = False) -> None:
-    """Print the answer and a row a recipe; `verbose` adds what they rest on."""
-    first = headline(comparison)
-    others = answer(comparison)[len(first) :] + left_out(comparison)
-    say(console, first, QUESTION)
+    """Print the answer, a row a recipe, and what limits them; `verbose` adds what they rest on."""
+    said = answer(comparison)
+    say(console, said, QUESTION)
     console.print(table(recipe_table(comparison)))
+    say(console, limits(comparison, said[0]))
     if verbose:
-        say(console, [*others, *details(comparison)], "What this rests on")
+        say(console, details(comparison), "What this rests on")
         console.print("\n[bold]Runs[/]", table(run_table(comparison)), sep="\n")
-        console.print(table(ways_table(comparison)))
         say(console, notes(comparison))
-    elif others:
-        say(console, [f"Notes on this, {len(others)}: --verbose, or --html."])
 
 
 def say(console: Console, sentences: list[str], title: str = "") -> None:
@@ -53,42 +48,34 @@ def say(console: Console, sentences: list[str], title: str = "") -> None:
 def table(words: pd.DataFrame) -> Table:
     """For the terminal: the index on the left, the others on the right, long cells in lines."""
     view = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
-    lines = words.reset_index()
+    lines = words.reset_index().astype(str)
     for place, name in enumerate(lines):
         side = "right" if place else "left"
         view.add_column(escape(name), justify=side, overflow="fold", no_wrap=not place)
-    for line in lines.itertuples(index=False):
-        view.add_row(*map(escape, map(str, line)))
+    for line in lines.map(escape).itertuples(index=False):
+        view.add_row(*line)
     return view
 
 
 def as_json(comparison: Comparison) -> bytes:
     """All figures, for programs, the answer first. Unknown numbers are null."""
     best = comparison.best
-    ratio = best.speed.ratio if best else Ratio(math.nan)
+    ratio = best.speed.ratio
     content = {
         "answer": {
-            "outcome": outcome(comparison),
-            "recipe": best and best.recipe,
+            "outcome": best.outcome,
+            "recipe": best.recipe or None,
             "ratio": ratio.mean,
             "low": ratio.low,
             "high": ratio.high,
-            "reasons": best.reasons if best else [],
+            "reasons": best.reasons,
         },
-        "sentences": answer(comparison),
-        "details": details(comparison),
+        "sentences": [*answer(comparison), *limits(comparison), *details(comparison)],
         "reference": comparison.reference,
-        "trained": trained(comparison),
         "findings": list(comparison.findings.values()),
-        "runs": measured_runs(comparison).astype(object).to_dict("records"),
-        "left_out": left_out(comparison),
+        "runs": [measured(run) for run in comparison.study.runs],
     }
-    return to_json(content, indent=2, inf_nan_mode="null", fallback=plain) + b"\n"
-
-
-def plain(value):
-    """What numpy holds as JSON has it."""
-    return None if pd.isna(value) else value.item()
+    return to_json(content, indent=2, inf_nan_mode="null", fallback=float) + b"\n"
 
 
 def write_page(comparison: Comparison, path: Path) -> None:

@@ -7,11 +7,13 @@ import pandas as pd
 
 from analysis.answer import share_word
 from analysis.break_even import wall_times
-from analysis.comparison import BASELINE, COMPILED, Comparison, Finding
-from analysis.losses import VERDICTS
+from analysis.comparison import COMPILED, Comparison, Finding
+from analysis.losses import EQUIVALENT_COMPUTE, TOLERANCE, VERDICTS
 from analysis.runs import Run
-from analysis.speed import MEAN, MIN_STEADY, mfu, rate_table, timed, tokens_per_s
+from analysis.speed import mfu, tokens_per_s
 
+# Parts of the time to the end of step 1, as timing.json has them.
+STARTUP = ("import", "data", "compile")
 # What the table of runs shows: its column, the key in `measured`, and the format.
 COLUMNS = {
     "final loss": ("final_loss", "{:.3f}"),
@@ -29,8 +31,64 @@ HOW_TO_READ = (
     "quartiles of the step time. MFU: of one GPU, of its bf16 peak. FP8 share: of the linear "
     "layers' matmul FLOPs. Break-even step: from which on the wall time, first step (compile) "
     "included, is less than the reference's. First step: from process start to the end of step 1. "
-    "Wall: from process start."
+    "Wall: from process start.",
+    f"The same loss: within {TOLERANCE:.2%} of the reference's, as DeepSeek-V3 reports for FP8 "
+    "(arXiv 2412.19437). By the scaling law of Hoffmann et al. 2022 (arXiv 2203.15556) this is "
+    f"worth {EQUIVALENT_COMPUTE:.0%} of the compute of a compute-optimal model of 8.05 B "
+    "parameters.",
 )
+
+
+# ---- a row a run ----
+
+
+def measured(run: Run) -> dict:
+    """What a run is, and what it measured; NaN where that is unknown."""
+    seconds = run.steady["seconds"]
+    startups = [timing.startup for timing in run.timings]
+    return {
+        "recipe": run.recipe,
+        "seed": run.seed,
+        "completed": run.completed,
+        "status": run.ending if run.completed else f"{run.ending}, step {run.length:,}",
+        "place": run.place,
+        "steps": run.length,
+        "final_loss": run.final_loss,
+        "tokens_per_s": tokens_per_s(run),
+        "iqr": (seconds.quantile(0.75) - seconds.quantile(0.25)) / seconds.median(),
+        "mfu_bf16_peak": mfu(run) if run.manifest else math.nan,
+        "time_to_first_step_s": first_step_s(run),
+        **{f"{part}_s": sum(of.get(part, 0) for of in startups) for part in STARTUP},
+        "wall_s": run.steps["elapsed"].max(),
+        "fp8_share": run.fp8_share,
+        "peak_memory_gib": run.steps["memory"].max() / 2**30,
+    }
+
+
+def first_step_s(run: Run) -> float:
+    """Seconds from process start to the end of the first step, of all attempts together."""
+    return sum(timing.time_to_first_step_s for timing in run.timings) or math.nan
+
+
+def measured_runs(comparison: Comparison) -> pd.DataFrame:
+    """`measured` of every run, recipe by recipe and seed by seed."""
+    recipes = comparison.recipes
+    runs = sorted(comparison.study.runs, key=lambda run: (recipes.index(run.recipe), run.seed))
+    return pd.DataFrame(map(measured, runs))
+
+
+def completed_runs(comparison: Comparison) -> pd.DataFrame:
+    """`measured` of the completed runs, indexed by recipe."""
+    return measured_runs(comparison).query("completed").set_index("recipe")
+
+
+def run_table(comparison: Comparison) -> pd.DataFrame:
+    """Word the table of runs, indexed by recipe and seed."""
+    facts = measured_runs(comparison).set_index(["recipe", "seed"])
+    table = pd.DataFrame(index=facts.index)
+    for column, (key, form) in COLUMNS.items():
+        table[column] = facts[key].map(form.format).mask(facts[key].isna(), "-")
+    return table
 
 
 # ---- a row a recipe ----
@@ -45,123 +103,57 @@ def recipe_table(comparison: Comparison) -> pd.DataFrame:
         runs, finding = comparison.study.completed(recipe), comparison.findings.get(recipe)
         speed = {
             "tokens/s": speed_word(runs),
-            f"over {beside}": "1" if recipe == reference else ratio_word(finding),
-            # eager bf16 is another reference, and has none
-            "break-even step": str(finding.break_even) if finding and recipe != BASELINE else "-",
+            f"over {beside}": ratio_word(finding),
+            "break-even step": str(finding.break_even) if finding else "-",
         }
         loss = {
             "final loss": f"{np.mean([run.final_loss for run in runs]):.3f}" if runs else "-",
             f"minus {beside}": loss_word(finding),
             "FP8 share of matmul FLOPs": share_word(runs) if recipe in comparison.fp8 else "-",
         }
-        of = {"runs": f"{len(runs)} of {len(comparison.study.started(recipe))}"}
-        rows[recipe] = of | (loss | speed if comparison.on_cpu else speed | loss)
+        count = {"runs": f"{len(runs)} of {len(comparison.study.started(recipe))}"}
+        rows[recipe] = count | (loss | speed if comparison.on_cpu else speed | loss)
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("recipe")
 
 
 def speed_word(runs: list[Run]) -> str:
     """Write the geometric mean of the tokens/s of some runs."""
-    if not timed(runs):
-        return f"too short (< {MIN_STEADY} steady steps)" if runs else "-"
-    return f"{math.exp(rate_table(timed(runs))[MEAN].mean()):,.0f}"
+    mean = np.log(pd.Series(map(tokens_per_s, runs), dtype=float)).mean()
+    return "-" if math.isnan(mean) else f"{math.exp(mean):,.0f}"
 
 
 def ratio_word(finding: Finding | None) -> str:
+    """Write how many times as fast as its reference a recipe is."""
     if not finding or not finding.speed.runs:
         return "-"
     return f"{finding.speed.ratio.mean:.2f}{finding.speed.ratio.interval}"
 
 
 def loss_word(finding: Finding | None) -> str:
-    """Word how far a recipe's final loss is from the reference's."""
-    if not finding:
+    """Write how far a recipe's final loss is from its reference's, and the verdict."""
+    if not finding or not finding.loss.by_seed:
         return "-"
-    if finding.recipe in finding.diverged:
-        return finding.diverged[finding.recipe]
-    verdict = finding.loss
-    apart = f"{verdict.difference:+.4f}" if verdict.by_seed else "-"
-    return f"{apart}, {verdict.word}" if verdict.word in VERDICTS else apart
-
-
-# ---- a row a run ----
-
-
-def measured(run: Run) -> dict:
-    """What a run is, and what it measured; NaN where that is unknown."""
-    seconds = run.steady["seconds"]
-    emulated = run.proof and run.proof.emulated
-    return {
-        "recipe": run.recipe,
-        "seed": run.seed,
-        "completed": run.completed,
-        "status": run.ending if run.completed else f"{run.ending}, step {run.length:,}",
-        "place": run.place,
-        "steps": run.length,
-        "final_loss": run.final_loss,
-        "tokens_per_s": tokens_per_s(run),
-        "iqr": (seconds.quantile(0.75) - seconds.quantile(0.25)) / seconds.median(),
-        "mfu_bf16_peak": mfu(run) if run.manifest else math.nan,
-        "time_to_first_step_s": first_step_s(run),
-        "wall_s": run.steps["elapsed"].max(),
-        "fp8_share": math.nan if emulated else run.fp8_share,
-        "peak_memory_gib": run.steps["memory"].max() / 2**30,
-    }
-
-
-def first_step_s(run: Run) -> float:
-    """Seconds from process start to the end of the first step, of all attempts together."""
-    return sum(timing.time_to_first_step_s for timing in run.timings) or math.nan
-
-
-def measured_runs(comparison: Comparison) -> pd.DataFrame:
-    """`measured` of every run, recipe by recipe and seed by seed."""
-    runs = [run for recipe in comparison.recipes for run in comparison.study.started(recipe)]
-    return pd.DataFrame(map(measured, runs))
-
-
-def run_table(comparison: Comparison) -> pd.DataFrame:
-    """Word the table of runs, indexed by recipe and seed."""
-    facts = measured_runs(comparison).set_index(["recipe", "seed"])
-    table = pd.DataFrame(index=facts.index)
-    for column, (key, form) in COLUMNS.items():
-        table[column] = facts[key].map(form.format).mask(facts[key].isna(), "-")
-    return table
-
-
-def ways_table(comparison: Comparison) -> pd.DataFrame:
-    """Word the ratio of each recipe by each way to count tokens/s."""
-    found = {
-        recipe: {f"by {way}": str(ratio) for way, ratio in finding.speed.by.items()}
-        for recipe, finding in comparison.findings.items()
-    }
-    return pd.DataFrame(found).rename_axis("over the reference")
+    apart, word = f"{finding.loss.difference:+.4f}", finding.loss.word
+    return f"{apart}, {word}" if word in VERDICTS else apart
 
 
 def notes(comparison: Comparison) -> list[str]:
     """Say how to read the tables, and what runs noted of themselves."""
     noted: dict[str, list[str]] = {}
-    for run in [run for of in comparison.completed.values() for run in of]:
-        for note in run.manifest.notes:
-            noted.setdefault(note, []).append(run.name)
-        if run.manifest.fp8_matmul:
-            note = f"FP8 matmuls: {run.manifest.fp8_matmul.why}"
-            noted.setdefault(note, []).append(run.name)
-    return [HOW_TO_READ, *(f"{note} ({', '.join(runs)})." for note, runs in noted.items())]
+    for runs in comparison.completed.values():
+        for run in runs:
+            for note in run.manifest.notes:
+                noted.setdefault(note, []).append(run.name)
+    return [*HOW_TO_READ, *(f"{note} ({', '.join(names)})." for note, names in noted.items())]
 
 
 # ---- what notebooks show ----
 
 
-def first_runs(comparison: Comparison) -> dict[str, Run]:
-    """Choose each recipe's first completed run."""
-    return {recipe: runs[0] for recipe, runs in comparison.completed.items()}
-
-
 def proofs(comparison: Comparison) -> pd.DataFrame:
     """Put what each recipe's first run proved into a row; columns as `parameters.orphans`."""
-    first = first_runs(comparison)
-    rows = [run.proof.model_dump() for run in first.values()]
-    return pd.json_normalize(rows, max_level=2).set_index(pd.Index([*first]))
+    rows = [runs[0].proof.model_dump() for runs in comparison.completed.values()]
+    return pd.json_normalize(rows, max_level=2).set_index(pd.Index([*comparison.completed]))
 
 
 def cost_by_steps(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:

@@ -78,8 +78,8 @@ for part in "${chosen[@]}"; do
   fi
 done
 echo "# tables and notebooks"
-run analysis.readme
-run analysis.notebooks.execute
+run tests.generated.readme
+run tests.generated.notebooks
 if [ ${#failed[@]} -gt 0 ]; then
   printf 'failed: python -m %s\n' "${failed[@]}" >&2
   exit 1

@@ -105,7 +105,7 @@ LOADERS = {"datasets", "huggingface_hub", "torchvision", "transformers"}
             "experiments.run, experiments.study, experiments.recipe, experiments.data",
             FOR_ANALYSIS | TRAINING | {"pyarrow"},
         ),
-        ("analysis.report, analysis.readme", TRAINING),
+        ("analysis.report, tests.generated.readme", TRAINING),
         ("experiments.training.trainer", FOR_ANALYSIS | LOADERS),
     ],
 )

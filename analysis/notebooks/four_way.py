@@ -9,13 +9,13 @@
 
 # %%
 from analysis import newest, plots
-from analysis.answer import answer, details, left_out
+from analysis.answer import answer, details, limits
 from analysis.comparison import compare
 from analysis.study import read_study
 from analysis.table import recipe_table
 
 comparison = compare(read_study(newest.runs()))
-print(*answer(comparison), sep="\n")
+print(*answer(comparison), *limits(comparison), sep="\n")
 
 # %%
 recipe_table(comparison)
@@ -68,9 +68,3 @@ plots.memory(comparison)
 
 # %%
 print(*details(comparison), sep="\n")
-
-# %% [markdown]
-# Runs that are left out:
-
-# %%
-print(*left_out(comparison) or ["none"], sep="\n")

@@ -1,7 +1,6 @@
 """Rows of horizontal bars, one a recipe: speed, first step and memory."""
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -20,20 +19,11 @@ from analysis.plots.style import (
     plot,
     short_name,
 )
-from analysis.runs import Run
-from analysis.speed import MIN_STEPS, mfu, tokens_per_s
-from analysis.table import first_step_s
+from analysis.speed import MIN_STEPS
+from analysis.table import STARTUP, completed_runs
 
-# What the time until the end of step 1 goes to, in this order. Paul Tol's muted colours, which
-# colour-blind readers tell apart too.
-STARTUP = {"import": "#332288", "data": "#44AA99", "compile": "#CC6677", "other": "#999999"}
-
-
-def by_recipe(comparison: Comparison, quantity: Callable[[Run], float]) -> pd.Series:
-    """Work out a quantity of each completed run, indexed by recipe; unknown values are left out."""
-    runs = [run for of in comparison.completed.values() for run in of]
-    values = pd.Series(map(quantity, runs), [run.recipe for run in runs], dtype=float)
-    return values.dropna()
+# Of `STARTUP` and of the rest. Paul Tol's muted colours, which colour-blind readers tell apart too.
+COLOURS = ["#332288", "#44AA99", "#CC6677", "#999999"]
 
 
 def set_rows(axes: Axes, names: Sequence[str], x_label: str, words: Iterable[str] = ()) -> None:
@@ -84,28 +74,26 @@ def compare_bars(axes: Axes, comparison: Comparison, values: pd.Series, unit: st
         unit: to write after a bar's length.
         of: what is compared, for the finding.
     """
-    lengths, reference = draw_bars(axes, values), comparison.reference
-    ratios = (lengths / lengths.get(reference, math.nan)).dropna()
-    words = []
-    for recipe, length in lengths.items():
-        ratio = f"\n{ratios[recipe]:.2f} ×" if recipe in ratios else ""
-        words.append(f"{number(length)} {unit}{ratio}")
+    lengths = draw_bars(axes, values.dropna())
+    words, ratios = lengths.map(number) + unit, pd.Series(dtype=float)
+    if comparison.reference in lengths:
+        ratios = lengths / lengths[comparison.reference]
+        words += ratios.map("\n{:.2f} ×".format)
     set_rows(axes, [*map(short_name, lengths.index)], of, words)
-    if comparison.best and comparison.best.recipe in ratios:
-        recipe = comparison.best.recipe
-        ratio = f"{ratios[recipe]:.2f} times the {of} of {name(reference)}"
-        finding(axes, f"{name(recipe)}: {ratio}")
+    if comparison.best.recipe in ratios:
+        recipe, reference = comparison.best.recipe, name(comparison.reference)
+        finding(axes, f"{name(recipe)}: {ratios[recipe]:.2f} times the {of} of {reference}")
 
 
 @plot
 def tokens_per_second(axes: Axes, comparison: Comparison) -> None:
     """Draw tokens per second of each recipe, over all devices, padding included, and write MFU."""
-    speeds = by_recipe(comparison, tokens_per_s)
-    compare_bars(axes, comparison, speeds, "", "tokens/s")
-    used = by_recipe(comparison, mfu).groupby(level=0).mean().map("\nMFU {:.1%}".format)
-    recipes = speeds.index.unique()
-    axes.set_yticklabels([short_name(recipe) + used.get(recipe, "") for recipe in recipes])
-    device = comparison.completed[recipes[0]][0].manifest.hardware.name
+    runs = completed_runs(comparison).dropna(subset="tokens_per_s")
+    compare_bars(axes, comparison, runs["tokens_per_s"], "", "tokens/s")
+    used = runs.groupby(level=0, sort=False)["mfu_bf16_peak"].mean()
+    words = used.map("\nMFU {:.1%}".format).mask(used.isna(), "")
+    axes.set_yticklabels(used.index.map(short_name) + words)
+    device = comparison.completed[used.index[0]][0].manifest.hardware.name
     note(
         axes,
         f"By the mean steady step, on {device}, in runs of {MIN_STEPS} steps or more. Marks: "
@@ -116,8 +104,8 @@ def tokens_per_second(axes: Axes, comparison: Comparison) -> None:
 @plot
 def memory(axes: Axes, comparison: Comparison) -> None:
     """Draw the highest memory in GiB."""
-    gib = by_recipe(comparison, lambda run: run.steps["memory"].max() / 2**30)
-    compare_bars(axes, comparison, gib, "GiB", "peak memory")
+    gib = completed_runs(comparison)["peak_memory_gib"]
+    compare_bars(axes, comparison, gib, " GiB", "peak memory")
     whose = "resident memory of the process" if comparison.on_cpu else "reserved memory of a device"
     axes.set_xlabel(f"peak {whose} (GiB)")
 
@@ -125,29 +113,20 @@ def memory(axes: Axes, comparison: Comparison) -> None:
 @plot
 def first_step(axes: Axes, comparison: Comparison) -> None:
     """Draw seconds from process start to the end of step 1 by what they went to: means of completed
-    runs."""
-    means = {recipe: pd.DataFrame(map(startup, runs)).mean()
-             for recipe, runs in comparison.completed.items()}  # fmt: skip
-    table = pd.DataFrame(means).T
+    runs, of all attempts together."""
+    runs = completed_runs(comparison).groupby(level=0, sort=False)
+    seconds = runs["time_to_first_step_s"].mean()
+    table = runs[[f"{part}_s" for part in STARTUP]].mean()
     if table.empty:
         raise NoData("no run was completed")
-    table = table.loc[:, table.gt(0).any()]
-    table.plot.barh(ax=axes, stacked=True, color=STARTUP, width=0.6, edgecolor="white")
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(STARTUP))
-    seconds = table.sum(axis="columns")
+    table["other"] = seconds - table.sum(axis="columns")
+    table.plot.barh(ax=axes, stacked=True, color=COLOURS, width=0.6, edgecolor="white")
+    axes.legend([*STARTUP, "other"], loc="lower left", bbox_to_anchor=(0, 1), ncols=len(COLOURS))
     words = seconds.map(number) + " s"
     set_rows(axes, [*map(short_name, seconds.index)], "seconds to the end of step 1", words)
     note(axes, f"The clock starts with {comparison.study.clock_start}.")
     reference, best = comparison.reference, comparison.best
-    if reference in seconds and best and best.recipe in seconds:
+    if {reference, best.recipe} <= {*seconds.index}:
         more = seconds[best.recipe] - seconds[reference]
         text = f"{name(best.recipe)}: {more:+,.0f} s to step 1 over {name(reference)}"
         finding(axes, text, pad=22)
-
-
-def startup(run: Run) -> pd.Series:
-    """Seconds to the end of step 1 by what they went to, of all attempts together."""
-    parts = pd.DataFrame([timing.startup for timing in run.timings], columns=[*STARTUP])
-    seconds = parts.sum().astype(float)
-    seconds["other"] = first_step_s(run) - seconds.sum()
-    return seconds

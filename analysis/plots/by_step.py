@@ -8,11 +8,10 @@ from matplotlib.axes import Axes
 
 from analysis.answer import short
 from analysis.break_even import When, wall_times
-from analysis.comparison import BASELINE, Comparison
+from analysis.comparison import Comparison
 from analysis.losses import LEVEL, Verdict, differences
 from analysis.plots.style import (
     GREY,
-    SMALL,
     NoData,
     finding,
     legend_beside,
@@ -20,21 +19,14 @@ from analysis.plots.style import (
     make_room,
     name,
     note,
-    number,
     plot,
     short_name,
 )
 from analysis.runs import Run
 from analysis.table import first_step_s
 
-POINTS = 400  # of a line: more than its pixels would only make pages large
-FAR = 10  # margins: a loss that ends farther from the reference's is off the axis of the others
-LEADS = {
-    When.START: "{a} is ahead of {b} from the start",
-    When.FROM: "{a} {verb} ahead of {b} from step {step}",
-    When.UNTIL: "{a} is ahead of {b} only until step {step}",
-}
-NO_LEAD = "{a} does not overtake {b}"
+POINTS = 400  # at least, of a line that has more
+FAR = 5  # margins from the reference's loss, at which the axis ends
 
 
 def draw_runs(axes: Axes, lines: dict[Run, pd.Series]) -> None:
@@ -80,10 +72,10 @@ def draw_band(axes: Axes, recipe: str, band: pd.DataFrame) -> None:
     axes.fill_between(band.index, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def thinned(values):
-    """Choose at most `POINTS` rows evenly, the last among them."""
-    count = min(len(values), POINTS)
-    return values.iloc[np.linspace(0, len(values) - 1, count).round().astype(int)]
+def thinned(values: pd.Series | pd.DataFrame) -> pd.Series | pd.DataFrame:
+    """Choose rows evenly, the last among them: more points than pixels only make pages large."""
+    every = max(1, len(values) // POINTS)
+    return values.iloc[::-every].iloc[::-1]
 
 
 def finish(axes: Axes, y_label: str, end: str) -> None:
@@ -122,11 +114,9 @@ def loss(axes: Axes, comparison: Comparison) -> None:
 
     The axis ends at the loss of the beginning.
     """
-    smooth = {run: smoothed(run.steps["loss"]) for run in comparison.study.runs}
-    draw_runs(axes, smooth)
-    lines = [line.dropna() for line in smooth.values() if line.notna().any()]
-    lowest = min(line.min() for line in lines)
-    axes.set_ylim(0.98 * lowest, 1.02 * np.median([line.iloc[0] for line in lines]))
+    smooth = pd.DataFrame({run: smoothed(run.steps["loss"]) for run in comparison.study.runs})
+    draw_runs(axes, dict(smooth))
+    axes.set_ylim(0.98 * smooth.min(axis=None), 1.02 * smooth.bfill().iloc[0].median())
     finish(axes, "loss (nats per token)", "{:,.4g}")
     note(axes, "Mean over a tenth of the steps and over seeds; band: range of the runs.")
     find_farthest(axes, comparison)
@@ -142,7 +132,7 @@ def smoothed(losses: pd.Series) -> pd.Series:
 def loss_difference(axes: Axes, comparison: Comparison) -> None:
     """Draw the loss of each recipe minus the reference's, in its interval, over the margin.
 
-    A recipe that ends more than `FAR` margins away is off the axis, if another does not.
+    A recipe that ends more than `FAR` margins away is off the axis.
     """
     judged = verdicts(comparison)
     if not judged:
@@ -150,17 +140,13 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
     margin = next(iter(judged.values())).margin
     axes.axhline(0, color="black", linewidth=0.8)
     axes.axhspan(-margin, margin, color=GREY, alpha=0.15, linewidth=0, zorder=0)
-    near = []
-    for recipe, verdict in judged.items():
+    most = 1.1 * margin
+    for recipe in judged:
         band = differences(*map(comparison.study.completed, (recipe, comparison.reference)))
-        if abs(verdict.difference) < FAR * margin:
-            near.append(band.abs().max(axis=None))
-        else:
-            band[["low", "high"]] = math.nan  # it would cover the others
         draw_band(axes, recipe, band)
-    if near:
-        most = max(*near, 1.1 * margin)
-        axes.set_ylim(-most, most)
+        most = max(most, band.abs().max(axis=None))
+    most = min(most, FAR * margin)
+    axes.set_ylim(-most, most)
     finish(axes, f"loss − loss of {name(comparison.reference)}\n(nats per token)", "{:+z.4f}")
     note(
         axes,
@@ -177,18 +163,15 @@ def verdicts(comparison: Comparison) -> dict[str, Verdict]:
 
 def find_farthest(axes: Axes, comparison: Comparison) -> None:
     """Write the recipe with the farthest final loss as the finding."""
-    judged, reference = verdicts(comparison), name(comparison.reference)
-    if not judged:
-        return
-    recipe = max(judged, key=lambda recipe: abs(judged[recipe].difference))
-    apart, margin = judged[recipe].difference, judged[recipe].margin
-    text = (
-        f"No final loss is more than {math.ceil(1000 * abs(apart)) / 1000:.3f} from {reference}'s"
-    )
-    if abs(apart) > margin:
-        times = number(abs(apart) / margin)
-        text = f"{name(recipe)}: final loss {apart:+.3g} beside {reference}'s, {times} margins"
-    finding(axes, text)
+    judged = verdicts(comparison)
+    if judged:
+        recipe = max(judged, key=lambda recipe: abs(judged[recipe].difference))
+        apart, margin = judged[recipe].difference, judged[recipe].margin
+        finding(
+            axes,
+            f"{name(recipe)} ends {apart:+.4f} from {name(comparison.reference)}'s loss: "
+            f"{abs(apart) / margin:.2g} margins",
+        )
 
 
 # ---- wall time ----
@@ -221,33 +204,34 @@ def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> No
     draw_runs(axes, lines)
     axes.axhline(0, color=look(reference).colour, label=short_name(reference))
     axes.margins(y=0.12)
-    small = {"transform": axes.transAxes, "color": GREY, "fontsize": SMALL, "fontstyle": "italic"}
-    axes.text(0.01, 0.98, "ahead", va="top", **small)
-    axes.text(0.01, 0.02, "behind", va="bottom", **small)
     included = "included" if with_first_step else "left out"
-    finish(axes, f"lead over {name(reference)} (s),\nfirst step (compile) {included}", "{:+,.0f} s")
+    label = f"seconds ahead of {name(reference)},\nfirst step (compile) {included}"
+    finish(axes, label, "{:+,.0f} s")
     trained = runs[0].manifest
     note(
         axes,
-        f"{short(trained.parameters)} parameters on {trained.world_size} {trained.hardware.name}. "
-        f"The clock starts with {comparison.study.clock_start}.",
+        f"{short(trained.parameters)} parameters on {trained.world_size} "
+        f"{trained.hardware.name}. The clock starts with {comparison.study.clock_start}.",
     )
+    best = comparison.best
     if with_first_step:
         mark_break_even(axes, comparison)
-    elif comparison.best:
-        recipe = comparison.best.recipe
-        end = np.mean([lines[run].iloc[-1] for run in comparison.study.completed(recipe)])
-        finding(axes, f"Without the first step {name(recipe)}'s lead ends at {end:+,.0f} s")
+    elif best.recipe:
+        end = np.mean([lines[run].iloc[-1] for run in comparison.study.completed(best.recipe)])
+        finding(axes, f"Without the first step {name(best.recipe)}'s lead ends at {end:+,.0f} s")
 
 
 def mark_break_even(axes: Axes, comparison: Comparison) -> None:
-    """Mark where recipes win the lead, and with a cross where they lose it.
+    """Mark where FP8 recipes win the lead, and with a cross where they lose it.
 
     The finding is about the answer's recipe.
     """
+    best, reference = comparison.best, comparison.reference
+    if best.recipe:
+        finding(axes, best.break_even.sentence(name(best.recipe), name(reference)))
     for below, (recipe, of) in enumerate(comparison.findings.items(), start=1):
         found = of.break_even
-        if recipe == BASELINE or found.beyond or not math.isfinite(found.step):
+        if recipe not in comparison.fp8 or found.beyond or not math.isfinite(found.step):
             continue
         _, colour, marker = look(recipe)
         # beside the line, which rises where a lead is won and falls where it is lost
@@ -259,8 +243,3 @@ def mark_break_even(axes: Axes, comparison: Comparison) -> None:
         text = f"{found.when} step {found.number}"
         bold = {"color": colour, "fontweight": "bold"}
         axes.annotate(text, (found.step, 0), place, textcoords="offset points", **bold)
-    if comparison.best:
-        found = comparison.best.break_even
-        facts = {"a": name(comparison.best.recipe), "b": name(comparison.reference)}
-        facts |= {"verb": "would be" if found.beyond else "is", "step": found.number}
-        finding(axes, LEADS.get(found.when, NO_LEAD).format_map(facts))

@@ -4,7 +4,6 @@ Fonts, sizes and grids are in style.mplstyle, the looks of recipes in looks.yaml
 extensions/*/looks.yaml.
 """
 
-import base64
 import functools
 import io
 import math
@@ -90,9 +89,8 @@ class Plot(Figure):
         sentences = [" ".join(text.split()).removesuffix(".") for text in texts]
         return ". ".join(filter(None, sentences)) + "."
 
-    def _repr_mimebundle_(self, **_) -> tuple[dict, dict]:
-        png, width = base64.b64encode(to_png(self)).decode(), int(100 * self.get_figwidth())
-        return {"image/png": png}, {"image/png": {"width": width}}
+    def _repr_png_(self) -> tuple[bytes, dict]:
+        return to_png(self), {"width": int(100 * self.get_figwidth())}
 
 
 def panels(draws: list[Sequence], size: tuple[float, float] = HALF_PAGE, columns: int = 1) -> Plot:
@@ -144,7 +142,8 @@ def make_room(axes: Axes, lines: int) -> None:
 
 def finding(axes: Axes, text: str, pad: float = 6) -> None:
     """Write the finding, `pad` points above the panel."""
-    axes.set_title(_filled(axes, text, 0.68), loc="left", fontweight="bold", pad=pad)
+    text = _filled(axes, text.removesuffix("."), 0.68)
+    axes.set_title(text, loc="left", fontweight="bold", pad=pad)
 
 
 def note(axes: Axes, text: str) -> None:

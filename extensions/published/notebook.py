@@ -13,14 +13,14 @@
 import pandas as pd
 
 from analysis import plots
-from analysis.answer import answer, details
+from analysis.answer import answer, details, limits
 from analysis.comparison import compare
 from analysis.table import cost_by_steps, measured_runs
 from extensions.published.logs import read_published
 
 comparison = compare(read_published())
 runs = comparison.study.runs
-print(*answer(comparison), sep="\n")
+print(*answer(comparison), *limits(comparison), sep="\n")
 
 # %% [markdown]
 # ## "With warm-up FP8 brings no benefit"

@@ -20,7 +20,7 @@ from pydantic_core import to_json
 from rich.console import Console
 
 from analysis import report
-from analysis.answer import left_out, limits
+from analysis.answer import limits
 from analysis.comparison import Comparison, Outcome, compare
 from analysis.speed import LEVEL, MEAN, Ratio, ratios, timed
 from analysis.study import StudyError, read_study
@@ -82,8 +82,8 @@ def read(folder: Path) -> dict[str, SweepCell]:
 
 def read_cell(values: Values, comparison: Comparison) -> SweepCell:
     """Take what a comparison says of its best FP8 recipe."""
-    notes, best = [*limits(comparison), *left_out(comparison)], comparison.best
-    if not best or best.outcome == Outcome.NO_REFERENCE:
+    notes, best = limits(comparison), comparison.best
+    if best.outcome == Outcome.NO_REFERENCE:
         return SweepCell(values, INCOMPLETE, notes)
     return SweepCell(
         values=values,
@@ -167,7 +167,9 @@ def page_of(cells: dict[str, SweepCell]) -> str:
     from extensions.sweep.figure import speed_ups
 
     facts = {"question": QUESTION, "sentences": answer(cells), "notes": notes(cells)}
-    return render("sweep/sweep.html.j2", **facts, table=table(cells), figure=speed_ups(cells))
+    return render(
+        "extensions/sweep/sweep.html.j2", **facts, table=table(cells), figure=speed_ups(cells)
+    )
 
 
 if __name__ == "__main__":

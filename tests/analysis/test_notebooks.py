@@ -11,15 +11,10 @@ import nbformat
 import pytest
 
 from analysis import newest
-from analysis.notebooks.execute import NOTEBOOKS, execute
-from tests.make_runs import change_json, write_run
+from tests.generated.notebooks import NOTEBOOKS, execute
+from tests.make_runs import write_run
 
-FOUR = [
-    "baseline",
-    "baseline_compiled",
-    "rowwise_fp8_compiled",
-    "tensorwise_fp8_compiled",
-]
+FOUR = ["baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled"]
 OF_ANY_STUDY = ["four_way", "warmup_and_break_even"]
 OF_KEPT_RUNS = {"fp8_lm", "scalings"}  # their texts are about these
 
@@ -53,22 +48,19 @@ def test_kept_notebook_shows_its_figures_and_no_timestamps(name):
     assert not any("execution" in cell.metadata for cell in kept(name).cells)
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[str, str]:
-    """Two values of RUNS: a study as `make study` leaves it, and an empty folder."""
-    study = tmp_path_factory.mktemp("runs") / "four_way"
-    for recipe in FOUR:
-        write_run(study / recipe / "seed0", recipe, steps=60)
-    plan = {"recipes": FOUR, "seeds": [0], "baseline": "baseline"}
-    (study / "study.yaml").write_text(json.dumps(plan))
-    empty = tmp_path_factory.mktemp("empty")
-    return {"study": str(study), "empty": str(empty)}
+def write_plan(folder: Path, recipes: list[str]) -> None:
+    (folder / "study.yaml").write_text(json.dumps({"recipes": recipes, "seeds": [0]}))
 
 
 @pytest.mark.parametrize("folder", ["study", "empty"])
 @pytest.mark.parametrize("name", sorted({*NOTEBOOKS} - OF_KEPT_RUNS))
-def test_notebook_opens_on_any_runs(name, folder, folders, monkeypatch, capsys):
-    monkeypatch.setenv("RUNS", folders[folder])
+def test_notebook_opens_on_any_runs(name, folder, tmp_path, monkeypatch, capsys):
+    """On a study as `make study` leaves it, and on an empty folder."""
+    if folder == "study":
+        for recipe in FOUR:
+            write_run(tmp_path / recipe / "seed0", recipe, steps=60)
+        write_plan(tmp_path, FOUR)
+    monkeypatch.setenv("RUNS", str(tmp_path))
     monkeypatch.delenv("PUBLISHED_LOGS", raising=False)
     monkeypatch.chdir(NOTEBOOKS[name].parent)
     try:
@@ -84,59 +76,49 @@ def test_notebook_opens_on_any_runs(name, folder, folders, monkeypatch, capsys):
         assert ".venv/bin/python -m" in capsys.readouterr().out  # what to run
 
 
-def write_dated_study(folder: Path, month: int, device: str = "cpu", recipe="baseline") -> None:
+def write_dated_study(folder: Path, month: int, device="cpu", **facts) -> None:
     """Write a study of one run, of a month of 2026."""
-    facts = {"hardware": {"type": device}, "start": f"2026-0{month}-01T00:00:00Z"}
-    write_run(folder / recipe / "seed0", recipe, **facts)
-    (folder / "study.yaml").write_text(json.dumps({"recipes": [recipe], "seeds": [0]}))
+    facts |= {"hardware": {"type": device}, "start": f"2026-0{month}-01T00:00:00Z"}
+    write_run(folder / "baseline" / "seed0", **facts)
+    write_plan(folder, ["baseline"])
     os.utime(folder, (month, month))
 
 
 @pytest.fixture
 def project(tmp_path, monkeypatch) -> Path:
-    """An empty project, whose study `other` has another recipe."""
+    """A project with kept results, whose study `other` has another recipe."""
     monkeypatch.setattr(newest, "ROOT", tmp_path)
     monkeypatch.delenv("RUNS", raising=False)
-    (tmp_path / "extensions" / "noise" / "studies").mkdir(parents=True)
-    other = tmp_path / "extensions" / "noise" / "studies" / "other.yaml"
-    other.write_text("recipes: [baseline_compiled]")
+    extension = tmp_path / "extensions" / "noise"
+    (extension / "studies").mkdir(parents=True)
+    (extension / "studies" / "other.yaml").write_text("recipes: [baseline_compiled]")
+    write_dated_study(extension / "results" / "other" / "c", 3)
+    write_dated_study(tmp_path / "results" / "a", 1, "cuda")
+    write_dated_study(tmp_path / "results" / "b", 2)
     return tmp_path
 
 
 def test_kept_results_prefer_a_gpu_and_are_of_one_study(project):
+    assert newest.runs().name == "a" and newest.runs("other").name == "c"
     with pytest.raises(newest.NothingToShow, match="make study"):
-        newest.runs()
-    write_dated_study(project / "results" / "a", 1, "cuda")
-    write_dated_study(project / "results" / "b", 2)
-    write_dated_study(project / "extensions" / "noise" / "results" / "other" / "c", 3)
-    assert newest.runs().name == "a"
-    assert newest.runs("other").name == "c"
+        newest.runs("unknown")
 
 
-def test_own_runs_go_before_kept_ones_and_complete_studies_first(project, monkeypatch, capsys):
-    write_dated_study(project / "results" / "kept", 1)
-    write_dated_study(project / "runs" / "whole", 2)
-    write_dated_study(project / "runs" / "for the other", 3, recipe="baseline_compiled")
-    write_dated_study(project / "runs" / "interrupted", 4)
-    manifest = project / "runs" / "interrupted" / "baseline" / "seed0" / "manifest.json"
-    change_json(manifest, status="interrupted")
-    (project / "runs" / "not begun").mkdir()
-    (project / "runs" / "not begun" / "study.yaml").touch()
-    assert newest.runs().name == "for the other" and newest.runs("other") == newest.runs()
-    assert "experiments.study runs/interrupted" in capsys.readouterr().out
+def test_own_complete_runs_go_before_kept_ones(project, monkeypatch, capsys):
+    whole, interrupted = project / "runs" / "whole", project / "runs" / "interrupted"
+    write_dated_study(whole, 2)
+    write_dated_study(interrupted, 4, status="interrupted")
+    assert newest.runs() == whole
+    assert f"experiments.study {interrupted}" in capsys.readouterr().out
+    assert newest.runs("other").name == "c"  # a notebook about a study needs each of its recipes
+    assert not capsys.readouterr().out
     monkeypatch.setenv("RUNS", "kept")
-    assert newest.runs().name == "kept"
-    monkeypatch.setenv("RUNS", "runs/interrupted")  # from the project, wherever a kernel runs
-    assert newest.runs() == project / "runs" / "interrupted"
+    assert newest.runs().name == "a"
 
 
-def test_kept_runs_stand_in_for_a_study_that_lacks_recipes(project, capsys):
-    """A notebook about the study needs each of its recipes."""
-    plan = {"recipes": ["baseline", "baseline_compiled"], "seeds": [0]}
-    (project / "extensions/noise/studies/other.yaml").write_text(json.dumps(plan))
-    write_dated_study(project / "results" / "other" / "kept", 1)
-    write_dated_study(project / "runs" / "begun", 2)
-    (project / "runs" / "begun" / "study.yaml").write_text(json.dumps(plan))
-    assert newest.runs("other").name == "kept"
-    assert "experiments.study runs/begun" in capsys.readouterr().out
-    assert newest.runs().name == "begun"
+def test_runs_that_are_asked_for_are_shown_though_others_are_missing(project, monkeypatch):
+    """From the project, wherever a kernel runs."""
+    write_dated_study(project / "runs" / "begun", 1)
+    write_plan(project / "runs" / "begun", ["baseline", "baseline_compiled"])
+    monkeypatch.setenv("RUNS", "runs/begun")
+    assert newest.runs() == project / "runs" / "begun"

@@ -5,7 +5,6 @@ import random
 
 import pytest
 
-from analysis.answer import outcome
 from analysis.comparison import compare
 from analysis.report import main
 from analysis.study import StudyError, read_study
@@ -22,7 +21,7 @@ NAMES = [
 def test_the_outcome_is_right(name, tmp_path):
     case = write(name, tmp_path)
     try:
-        found = outcome(compare(read_study(tmp_path / name)))
+        found = compare(read_study(tmp_path / name)).best.outcome
     except StudyError:
         found = "error"
     assert found in case["right"].split(", "), case["truth"]
@@ -37,7 +36,7 @@ def test_sound_studies_get_a_yes(seed, tmp_path):
         folder = tmp_path / f"sound{seed}_{number}"
         options = {key: draw.choice(values) for key, values in SOUND.items()}
         study(folder, **options)
-        found = outcome(compare(read_study(folder)))
+        found = compare(read_study(folder)).best.outcome
         if found != "yes":
             refused.append((options, found))
     assert len(refused) <= 1, refused

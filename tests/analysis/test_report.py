@@ -1,15 +1,16 @@
-"""Table, page, JSON and command line, from run directories made by hand."""
+"""Tables, page, JSON and command line, from run directories made by hand."""
 
 import json
 import re
 
 import pytest
 
-from analysis.answer import answer, outcome, trained
+from analysis.answer import answer, limits, trained
 from analysis.comparison import compare
 from analysis.report import main
 from analysis.study import read_study
-from analysis.table import recipe_table, run_table
+from analysis.table import cost_by_steps, recipe_table, run_table
+from tests.analysis.planted import write
 from tests.make_runs import change, metrics_lines, write_run, write_study
 
 FP8 = "tensorwise_fp8_compiled"
@@ -25,16 +26,25 @@ def test_a_row_a_recipe_and_a_row_a_run(tmp_path):
     assert row["tokens/s"] == "707" and row["final loss"] == "7.600" and row["runs"] == "2 of 3"
     assert run_table(comparison)["tokens/s"].tolist() == ["1,000", "500", "-"]
     assert run_table(comparison)["status"].iloc[-1] == "failed, step 5"
+    [line] = limits(comparison)
+    assert "seed 2 (failed, step 5)" in line
+
+
+def test_cost_of_a_run_of_n_steps(tmp_path):
+    """Measured within the runs, and 0.1 s a step beyond their 200: 14 s for the first 10 steps,
+    then steady."""
+    comparison = compare(read_study(write_study(tmp_path, seeds=1)))
+    hours = cost_by_steps(comparison, [100, 10_000])
+    seconds = (3600 * hours["baseline_compiled"]).to_dict()
+    assert seconds == pytest.approx({100: 14 + 90 * 0.1, 10_000: 14 + 999})
 
 
 def test_what_was_trained_is_said(tmp_path):
-    machine = {"name": "H200", "driver": "570.1", "power_limit_w": 350.0}
-    write_run(tmp_path / "a", flavor="8B-published", parameters=8_050_000_000, world_size=4,
-              start="2026-01-02T03:04:05Z", dataset="c4", overlays=["h200"], hardware=machine,
-              git={"commit": "0123456789abc", "changes": "1139c175"})  # fmt: skip
+    facts = {"flavor": "8B-published", "parameters": 8_050_000_000, "world_size": 4}
+    facts |= {"start": "2026-01-02T03:04:05Z", "git": {"commit": "0123456789abc"}}
+    write_run(tmp_path / "a", hardware={"name": "H200"}, **facts)
     said = trained(compare(read_study(tmp_path)))
-    for words in ("8.05 B", "steps 30 of 100 tokens", "c4", "h200", "2026-01-02", "012345678",
-                  "torchao 0.18.0", "570.1", "H200", "processes 4", "power limit 350"):  # fmt: skip
+    for words in ("8.05 B", "30 steps of 100", "rows of 50", "4 H200", "2026-01-02", "012345678"):
         assert words in said
 
 
@@ -60,6 +70,13 @@ def test_page_and_json(tmp_path, capsys):
     assert [finding["loss"]["word"] for finding in found["findings"] if finding["recipe"] == FP8]
 
 
+def test_how_many_runs_would_tell_is_said(tmp_path):
+    write("b05_two_seeds_noisy", tmp_path)
+    comparison = compare(read_study(tmp_path / "b05_two_seeds_noisy"))
+    assert comparison.best.outcome == "cannot_tell"
+    assert f"about {comparison.best.speed.runs_needed} runs of each" in answer(comparison)[1]
+
+
 def test_bad_input_is_a_sentence(tmp_path, fails):
     write_study(tmp_path / "runs", seeds=1)
     for arguments in (
@@ -68,21 +85,6 @@ def test_bad_input_is_a_sentence(tmp_path, fails):
         [str(tmp_path / "runs"), "--reference", "bogus"],
     ):
         fails(main, *arguments)
-
-
-def test_single_runs_get_the_command_that_repeats_them(tmp_path):
-    for recipe in ("baseline", "baseline_compiled", "x; rm -rf ~"):
-        write_run(tmp_path / recipe / "seed0", recipe, float8="x" if ";" in recipe else None)
-    (tmp_path / "study.yaml").write_text("overlays: [h200]\noverrides: ['a=[1, 2]']\n")
-    comparison = compare(read_study(tmp_path))
-    assert outcome(comparison) == "single_run"
-    assert any(
-        line.endswith(
-            "-m experiments.study baseline baseline_compiled 'x; rm -rf ~' --overlay=h200 "
-            "--seeds=0,1,2 'a=[1, 2]'"
-        )
-        for line in answer(comparison)
-    )
 
 
 def test_a_study_is_compared_with_its_own_baseline(tmp_path):
@@ -98,5 +100,8 @@ def test_a_study_is_compared_with_its_own_baseline(tmp_path):
 def test_without_a_reference_there_is_no_answer(tmp_path):
     write_study(tmp_path)
     change(tmp_path, "baseline_compiled", status="failed")
-    assert outcome(compare(read_study(tmp_path))) == "no_reference"
-    assert main([str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
+    report = tmp_path / "report.json"
+    arguments = ["--html", str(tmp_path / "page.html"), "--json", str(report)]
+    assert main([str(tmp_path), *arguments]) == 0
+    found = json.loads(report.read_text())["answer"]
+    assert found["outcome"] == "no_reference" and found["ratio"] is None

@@ -5,12 +5,12 @@ import re
 
 import pytest
 
-from analysis.compatibility import cells
 from experiments.config import recipes
 from experiments.records.files import read
 from experiments.records.run import MANIFEST, PROOF, Manifest, Proof
 from experiments.training.plan import plan
 from models.errors import InputError
+from tests.generated.compatibility import cells
 from tests.runs import TINY
 
 CELLS = {f"{cell.recipe} with {cell.pairing}": cell for cell in cells()}

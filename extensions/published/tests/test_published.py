@@ -3,7 +3,6 @@
 import pytest
 
 from analysis import plots
-from analysis.answer import outcome
 from analysis.comparison import compare
 from analysis.newest import NothingToShow
 from analysis.speed import mfu, tokens_per_s
@@ -49,7 +48,7 @@ def test_logs_compare_as_single_runs_of_the_published_size(tmp_path):
     for name, seconds in (("baseline-compile", 2.5), ("fp8-tensorwise-compile", 2.0)):
         write_log(tmp_path / f"{name}.jsonl", [30.0, *[seconds] * 40])
     comparison = compare(read_published(tmp_path))
-    assert outcome(comparison) == "single_run"
+    assert comparison.best.outcome == "single_run"
     assert comparison.best.speed.ratio.mean == pytest.approx(1.25)
     [run] = comparison.completed["baseline_compiled"]
     model = FLAVORS["8B-published"]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from analysis.compatibility import cells
 from experiments.config import recipes
 from experiments.records.files import read
 from experiments.records.run import MANIFEST, PROOF, Manifest, Proof
 from tests import processes
+from tests.generated.compatibility import cells
 from tests.runs import SMALLEST, TINY, lines_of, losses_of
 
 pytestmark = pytest.mark.slow

@@ -1,17 +1,16 @@
 """Execute the notebooks, each from its own folder: `make notebooks`.
 
-    python -m analysis.notebooks.execute four_way
+    python -m tests.generated.notebooks four_way
 
-The core's notebooks are in this folder, an extension's is extensions/NAME/notebook.py. The source
-of a notebook is its .py (jupytext's percent format). The executed .ipynb beside it is generated,
-with its figures and without timestamps, so that the same runs give the same file. A notebook whose
-data are not here is left as it is.
+The core's notebooks are in analysis/notebooks/, an extension's is extensions/NAME/notebook.py. The
+source of a notebook is its .py (jupytext's percent format). The executed .ipynb beside it is
+generated, with its figures and without timestamps, so that the same runs give the same file. A
+notebook whose data are not here is left as it is.
 
 Exit codes: 0 executed, 1 a cell raised, 2 for a wrong command line.
 """
 
 import os
-from pathlib import Path
 
 import jupytext
 import nbformat
@@ -21,10 +20,9 @@ from nbclient.exceptions import CellExecutionError
 from analysis.newest import KEPT, ROOT, NothingToShow
 from experiments.jobs.command import COMPLETED, CommandLine, leave
 
-OF_CORE = sorted({*ROOT.glob("analysis/notebooks/*.py")} - {Path(__file__).resolve()})
-OF_EXTENSIONS = sorted(ROOT.glob("extensions/*/notebook.py"))
-NOTEBOOKS = {source.stem: source for source in OF_CORE}
-NOTEBOOKS |= {source.parent.name: source for source in OF_EXTENSIONS}
+NOTEBOOKS = {source.stem: source for source in sorted(ROOT.glob("analysis/notebooks/*.py"))}
+for source in sorted(ROOT.glob("extensions/*/notebook.py")):
+    NOTEBOOKS[source.parent.name] = source
 
 
 def execute(name: str) -> nbformat.NotebookNode:
@@ -58,7 +56,7 @@ def execute(name: str) -> nbformat.NotebookNode:
 
 def main(argv: list[str] | None = None) -> int:
     """Execute the notebooks that are named, or all."""
-    parser = CommandLine("analysis.notebooks.execute", __doc__)
+    parser = CommandLine("tests.generated.notebooks", __doc__)
     choices = ["all", *NOTEBOOKS]
     parser.add_argument("name", nargs="*", default="all", choices=choices, help="a notebook")
     names = parser.parse(argv).name
