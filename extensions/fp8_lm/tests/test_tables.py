@@ -1,6 +1,4 @@
-"""The tables and figures of the notebook, from planted runs."""
-
-import json
+"""The table of the notebook, from planted runs."""
 
 import pytest
 import yaml
@@ -29,15 +27,3 @@ def test_optimizer_states_with_a_loss_that_jumps_to_100(tmp_path):
     (axes,) = plots.loss_difference(comparison).axes
     diverged, *_ = axes.get_legend().get_texts()
     assert diverged.get_text().endswith(", off the axis") and axes.get_ylim()[1] < 0.1
-
-
-def test_sums_by_way_and_ranks(tmp_path):
-    """Way k loses k dB with each further rank."""
-    rows = []
-    for k, how in enumerate(tables.WAYS):
-        rows += [{"ranks": n, "how": how, "snr_db": 40.0 - k * n} for n in (2, 8)]
-    (tmp_path / "sums.json").write_text(json.dumps({"sums": rows}))
-    figure = tables.draw_gradient_sums(tables.gradient_sums(tmp_path / "sums.json"))
-    lines = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
-    assert lines[tables.WAYS["auto"]] == [34, 16] and len(lines) == 6
-    assert "sums in FP8 lose 12 to 30 dB" in figure.alternative
