@@ -86,13 +86,6 @@ def test_replicas_reduce_their_shards_of_gradients_in_float32():
     assert record["bytes"]["all-reduce of float32"] == alone / 2
 
 
-def test_what_fp8_saves():
-    """Half of the blocks' weights."""
-    saved = profile_step("tensorwise_fp8_compiled")["gathered_bytes"]
-    saved -= profile_step(EACH)["gathered_bytes"]
-    assert saved == 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 768 * 256)
-
-
 # ---- promises that are not kept ----
 
 
@@ -128,12 +121,10 @@ def test_exposed_time_is_that_of_nccl_kernels_beside_which_nothing_computes():
         kernel("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", 8, 20),  # on another stream
         kernel("nvjet_qqtst_128x256", 2, 6),
         kernel("triton_poi_fused_add_0", 5, 9),
-        kernel("nvjet_qqtst_128x256", 18, 30),
         kernel("Memcpy DtoD (Device -> Device)", 10, 12),  # no computing
         kernel("FSDP::all_gather", 0, 50, is_user_annotation=True),
         kernel("aten::mm", 0, 50, device_type=DeviceType.CPU),
     ]
     nccl = collectives.nccl_seconds(events)
-    assert nccl["seconds"] == pytest.approx(20e-6)
-    assert nccl["exposed_seconds"] == pytest.approx((2 + 9) * 1e-6)
-    assert collectives.nccl_seconds(events[2:5]) is None
+    assert nccl == pytest.approx({"seconds": 20e-6, "exposed_seconds": 13e-6})
+    assert collectives.nccl_seconds(events[2:]) is None
