@@ -64,9 +64,8 @@ def test_states_fill_the_range_of_their_dtypes_whatever_the_gradients_size(expon
 
 
 def test_a_sudden_gradient_overflows_nothing():
-    sudden = torch.ones(1000).bfloat16()
-    sudden[7] = 2.0**20
-    weight, state = stepped([torch.full((1000,), 1e-3).bfloat16(), sudden])
+    small, sudden = (torch.full((1000,), size).bfloat16() for size in (1e-3, 2.0**20))
+    weight, state = stepped([small, sudden])
     for name, expected in ("first_moment", 2**20 / 10), ("second_moment", 2**40 / 1000):
         found = state[name][7].float() / state[f"{name}_scale"]
         assert found == pytest.approx(expected, rel=2**-4)

@@ -81,19 +81,18 @@ def test_a_sweep_goes_on_in_its_folder_and_takes_more_seeds(tmp_path, started):
     keys = ["model.flavor=cpu", "training.seq_len=64", "--out", str(out)]
     cells = [str(out / f"processes-{count}") for count in (1, 2)]
     for seeds, words in ([0], ["cpu", *keys]), ([0, 1], [str(out), "--seeds", "2"]):
-        assert command.main(words) == 0
-        assert sorted(started) == cells
         started.clear()
+        assert command.main(words) == 0
         study = studies.read(out / "processes-2" / "study.yaml")
+        assert sorted(started) == cells
         assert study.seeds == seeds and study.overrides[-1] == "sharded.processes=2"
     with pytest.raises(InputError):  # another sweep
         command.main(["cpu", *keys, "training.steps=99"])
 
 
 @pytest.mark.parametrize("code", [COME_BACK, FOR_GOOD])
-def test_a_study_that_is_asked_to_stop_ends_the_sweep(tmp_path, monkeypatch, code):
+def test_a_study_that_is_asked_to_stop_ends_the_sweep(tmp_path, started, monkeypatch, code):
     codes = iter([1, code])  # one that fails does not
-    monkeypatch.setattr(command.Stop, "listen", lambda self: None)
     monkeypatch.setattr(command.command, "main", lambda line: next(codes))
     assert command.main(["cpu", "--out", str(tmp_path / "sweep")]) == code
 
