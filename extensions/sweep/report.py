@@ -46,8 +46,9 @@ FOR_PROGRAMS = ["mean", "low", "high", "notes"]
 def read(folder: Path) -> pd.DataFrame:
     """Read the cells of a sweep: a row a cell, indexed by the cell's folder.
 
-    Columns are `WORDS` of the FP8 recipe that does best, then `mean`, `low` and `high` of how many
-    times as fast as bf16 it is, and why there are `notes`. Raises `InputError`.
+    Columns are `WORDS`, about the FP8 recipe that does best there; how many times as fast as bf16
+    the recipe is, as numbers: `mean`, `low` and `high`; and `notes`: which runs are missing, and
+    why. Raises `InputError`.
     """
     sweep, rows, compared = load(str(folder)), {}, {}
     for cell in sweep.cells():
@@ -55,10 +56,9 @@ def read(folder: Path) -> pd.DataFrame:
         try:
             here = compared[name] = compare(read_study(folder / name))
             alone = compared.get(sweep.folder(cell | {PROCESSES: 1}), here)
-            row = best_of(here) | efficiency(here, alone, cell)
+            rows[name] = best_of(here) | efficiency(here, alone, cell)
         except StudyError as error:
-            row = {"answer": NOT_COMPARED, "notes": [str(error)]}
-        rows[name] = row
+            rows[name] = {"answer": NOT_COMPARED, "notes": [str(error)]}
     return pd.DataFrame([*rows.values()], [*rows], WORDS + FOR_PROGRAMS).rename_axis("cell")
 
 

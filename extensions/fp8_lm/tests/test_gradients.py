@@ -23,12 +23,14 @@ def test_each_value_is_off_by_a_sixteenth_of_itself_or_little_of_its_blocks_larg
     assert ((decoded - exact).abs() <= 1.0001 * torch.maximum(exact.abs() / 16, least)).all()
 
 
-def test_extreme_blocks():
-    rows = torch.zeros(1, 4 * 256)
-    rows[0, 256], rows[0, 512:514], rows[0, 768] = 3e38, torch.tensor([1e-45, -1e-39]), torch.inf
-    zeros, large, small, infinite = decode(encode(rows))[0].unflatten(0, (4, 256))
-    assert not zeros.any() and large[0] == pytest.approx(3e38) and small.abs().max() <= 1.1e-39
-    assert infinite.isnan().all()  # a diverging run is seen to
+@pytest.mark.parametrize("size", [0.0, 1e-39, 3e38])
+def test_extreme_blocks(size):
+    block = torch.full((1, 256), size)
+    assert torch.allclose(decode(encode(block)), block, rtol=2**-4, atol=0)
+
+
+def test_a_block_with_a_value_that_is_not_finite_is_seen_to():
+    assert decode(encode(torch.tensor([[1.0, torch.inf]]))).isnan().all()
 
 
 def test_a_sum_in_float32_needs_no_scaling_and_sums_in_fp8_lose_by_every_rank():
