@@ -81,8 +81,8 @@ def levels(comparison: Comparison) -> pd.DataFrame:
     return table.join(final_losses(comparison))
 
 
-def gradient_sums(path: Path = SUMS) -> pd.DataFrame:
+def gradient_sums() -> pd.DataFrame:
     """Read how exact sums of FP8 gradients are, in dB: a row a number of ranks, a column a way."""
-    sums = pd.DataFrame(json.loads(path.read_text())["sums"])
+    sums = pd.DataFrame(json.loads(SUMS.read_text())["sums"])
     table = sums.pivot(index="ranks", columns="how", values="snr_db")
     return table[list(WAYS)].rename(columns=WAYS)

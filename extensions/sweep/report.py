@@ -23,7 +23,7 @@ from analysis.answer import left_out, outcome
 from analysis.comparison import Comparison, compare
 from analysis.page import render
 from analysis.plots.bars import set_rows
-from analysis.plots.style import GREY, NoData, finding, plot, short_name
+from analysis.plots.style import GREY, finding, plot, short_name
 from analysis.speed import Ratio
 from analysis.study import StudyError, read_study
 from analysis.table import loss_word, ratio_word, speed_word
@@ -116,13 +116,11 @@ def notes(cells: pd.DataFrame) -> list[str]:
 def speed_ups(axes: Axes, cells: pd.DataFrame) -> None:
     """Draw how many times as fast as bf16 FP8 is in each cell, with its interval and, on the right,
     its answer and scaling efficiency."""
-    if cells["mean"].isna().all():
-        raise NoData(answer(cells))
-    rows = range(len(cells))
+    rows, shown = range(len(cells)), table(cells)
     axes.hlines(rows, cells["low"], cells["high"])
     axes.plot(cells["mean"], rows, "o")
     axes.axvline(1, color=GREY)
-    beside = cells["answer"] + ("\nefficiency " + cells["efficiency"]).fillna("")
+    beside = shown["answer"] + "\nefficiency " + shown["efficiency"]
     set_rows(axes, [*map(short_name, cells.index)], "times the tokens/s of bf16", beside)
     finding(axes, answer(cells))
 

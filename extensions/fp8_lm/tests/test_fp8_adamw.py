@@ -66,9 +66,12 @@ def test_states_fill_the_range_of_their_dtypes_whatever_the_gradients_size(expon
 def test_a_sudden_gradient_overflows_nothing():
     small, sudden = (torch.full((1000,), size).bfloat16() for size in (1e-3, 2.0**20))
     weight, state = stepped([small, sudden])
-    for name, expected in ("first_moment", 2**20 / 10), ("second_moment", 2**40 / 1000):
+    for name, expected, rounding in (
+        ("first_moment", 2**20 / 10, 2**-4),
+        ("second_moment", 2**40 / 1000, 2**-11),
+    ):
         found = state[name][7].float() / state[f"{name}_scale"]
-        assert found == pytest.approx(expected, rel=2**-4)
+        assert found == pytest.approx(expected, rel=rounding)
     assert weight.isfinite().all()
 
 
