@@ -108,14 +108,3 @@ def memory_by_use(config, args, shards: int) -> dict[str, float]:
         return {}
     states = sum(flops.ITEMSIZE[dtype] for dtype in asdict(config.fp8_lm.states).values())
     return {"optimizer": args.parameters() * states / shards}
-
-
-def notes(trainer) -> list[str]:
-    """Say which states had values beyond the range of their dtype."""
-    clamped = getattr(trainer.optimizers.optimizers[0], "clamped", {})
-    return [
-        f"{name}: {int(count)} values were beyond the range of their dtype and became its largest "
-        "(on rank 0, since the process started)"
-        for name, count in clamped.items()
-        if int(count)
-    ]

@@ -52,11 +52,7 @@ plots.loss_difference(exchanged)
 # 32 in each way. Signal to noise of the sum, in dB, over all parameters:
 
 # %%
-sums = tables.gradient_sums()
-sums.T.round(1)
-
-# %%
-tables.draw_gradient_sums(sums)
+tables.gradient_sums().T.round(1)
 
 # %% [markdown]
 # In float32 sums a gradient is rounded once, and the errors of the ranks average out. No sum can

@@ -34,7 +34,6 @@ class AdamWFp8LM(torch.optim.Optimizer):
 
     def __init__(self, params: Iterable, dtypes: dict[str, torch.dtype], **keys):
         self.dtypes = dtypes
-        self.clamped = dict.fromkeys(STATES, 0)  # values that became their dtype's largest
         super().__init__(params, keys)
 
     @torch.no_grad()
@@ -53,13 +52,11 @@ class AdamWFp8LM(torch.optim.Optimizer):
         """As PyTorch's, which however casts the states to the dtype of their parameter: here they
         stay as saved."""
         super().load_state_dict(state_dict)
-        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        for number, parameter in zip(numbers, parameters, strict=True):
-            saved = state_dict["state"].get(number, {})
-            self.state[parameter] = {
-                k: t if k == "step" else t.to(parameter.device) for k, t in saved.items()
-            }
+        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
+            for number, parameter in zip(saved["params"], group["params"], strict=True):
+                for name, tensor in state_dict["state"].get(number, {}).items():
+                    if name != "step":
+                        self.state[parameter][name] = tensor.to(parameter.device)
 
     def _start(self, parameter: Tensor) -> None:
         """Moments of 0; the first step takes the parameter for its master weights."""
@@ -83,7 +80,7 @@ class AdamWFp8LM(torch.optim.Optimizer):
                 row[-1] = _magnitude(p)  # of the master weights to be
             rows.append(torch.stack([_magnitude(p.grad), *row]))
         largest = torch.stack(rows)
-        if dist.is_initialized() and dist.get_world_size() > 1:
+        if dist.is_initialized():
             dist.all_reduce(largest, dist.ReduceOp.MAX)
         return largest
 
@@ -111,9 +108,8 @@ class AdamWFp8LM(torch.optim.Optimizer):
         weights, gradients = local(parameter).view(-1), local(parameter.grad).flatten()
         stored = {name: local(state[name]).view(-1) for name in STATES}
         for at in range(0, len(weights), CHUNK):
-            chunk, values = slice(at, at + CHUNK), {}
-            for name in STATES:
-                values[name] = stored[name][chunk].float() / state[f"{name}_scale"]
+            chunk = slice(at, at + CHUNK)
+            values = {n: t[chunk].float() / state[f"{n}_scale"] for n, t in stored.items()}
             if not state["step"]:
                 values["master_weights"] = weights[chunk].to(torch.float32, copy=True)
             first, second, master = values.values()
@@ -135,9 +131,7 @@ class AdamWFp8LM(torch.optim.Optimizer):
             )
             for name, value in values.items():
                 most = SCALED.get(self.dtypes[name], math.inf)
-                value.mul_(scales[name])
-                self.clamped[name] += (value.abs() > most).sum()
-                stored[name][chunk] = value.clamp_(-most, most)
+                stored[name][chunk] = value.mul_(scales[name]).clamp_(-most, most)
             weights[chunk] = stored["master_weights"][chunk].float() / scales["master_weights"]
         state["step"] += 1
         for name, scale in scales.items():

@@ -1,39 +1,39 @@
-"""Tables and figures of the notebook: optimizer states, gradients, and all levels together."""
+"""Tables of the notebook: optimizer states, gradients, and all levels together."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
 from analysis.comparison import Comparison
-from analysis.plots.style import finding, legend_beside, note, plot
-from analysis.runs import Run
+from analysis.table import first_runs, proofs
 
 
-def by_recipe(comparison: Comparison, describe: Callable[[Run], dict]) -> pd.DataFrame:
-    """Describe each recipe by its first completed run; add the final loss of all its runs, and how
-    far that is from the reference's."""
-    rows = {}
+def final_losses(comparison: Comparison) -> pd.DataFrame:
+    """Average each recipe's final loss, and say how far that is from the reference's."""
+    table = pd.DataFrame()
     for recipe, runs in comparison.completed.items():
-        rows[recipe] = describe(runs[0]) | {"final loss": np.mean([run.final_loss for run in runs])}
-    table = pd.DataFrame.from_dict(rows, orient="index")
+        table.loc[recipe, "final loss"] = sum(run.final_loss for run in runs) / len(runs)
     table["difference"] = table["final loss"] - table.loc[comparison.reference, "final loss"]
     return table
 
 
-def kept_bytes(run: Run) -> float:
+def kept_bytes(comparison: Comparison) -> pd.Series:
     """Add up the bytes a parameter that training keeps from step to step: weights and states.
 
     They were measured from the tensors in memory after the first step, scales included.
     """
-    return sum(run.proof.parameters.bytes_per_parameter.values())
+    return proofs(comparison).filter(like="bytes_per_parameter").sum(axis=1)
 
 
 # ---- precision_decoupling: which of AdamW's states bear few bits ----
 
+DTYPES = {
+    "training.dtype": "parameters",
+    "fp8_lm.states.first_moment": "first moment",
+    "fp8_lm.states.second_moment": "second moment",
+    "fp8_lm.states.master_weights": "master weights",
+}
 # What the paper's table 6 and figure 8 say of the loss.
 FP8_LM_LOSS = {
     "fp8_optimizer": "equal",
@@ -45,21 +45,15 @@ FP8_LM_LOSS = {
 
 def optimizer_states(comparison: Comparison) -> pd.DataFrame:
     """List the dtypes of what training keeps, its measured bytes a parameter, and the loss."""
-    table = by_recipe(comparison, dtypes).replace({"float8_e4m3fn": "E4M3"})
-    table["FP8-LM"] = [FP8_LM_LOSS.get(recipe, "") for recipe in table.index]
+    facts = {recipe: run.facts for recipe, run in first_runs(comparison).items()}
+    table = pd.DataFrame(facts, [*DTYPES]).T.rename(columns=DTYPES)
+    table = table.fillna({"master weights": "none"}).replace({"float8_e4m3fn": "E4M3"})
+    for moment in ("first moment", "second moment"):  # torch's AdamW has them in the parameters'
+        table[moment] = table[moment].fillna(table["parameters"])
+    table["bytes"] = kept_bytes(comparison)
+    table = table.join(final_losses(comparison))
+    table["FP8-LM"] = pd.Series(FP8_LM_LOSS).reindex(table.index, fill_value="")
     return table
-
-
-def dtypes(run: Run) -> dict:
-    """Say in which dtypes training keeps its tensors, and in how many bytes a parameter."""
-    dtype, states = run.facts["training.dtype"], "fp8_lm.states."
-    return {
-        "parameters": dtype,
-        "first moment": run.facts.get(states + "first_moment") or dtype,
-        "second moment": run.facts.get(states + "second_moment") or dtype,
-        "master weights": run.facts.get(states + "master_weights") or "none",
-        "bytes": kept_bytes(run),
-    }
 
 
 # ---- gradients, optimizer states and all-gather in FP8 beside bf16 ----
@@ -78,51 +72,17 @@ WAYS = {
 
 def levels(comparison: Comparison) -> pd.DataFrame:
     """List what each recipe sends in a step, beside bf16; what it keeps in memory; its loss."""
-    table = by_recipe(comparison, sent_and_kept)
-    sent = table["weights, MB"] + table["gradients, MB"]
-    more = 100 * sent / sent[comparison.reference] - 100
-    table.insert(2, "sent, to bf16", more.map("{:+.0f} %".format))
-    return table
+    sent = {"sharded.gathered_bytes": "weights, MB", "sharded.reduced_bytes": "gradients, MB"}
+    table = proofs(comparison)[[*sent]].rename(columns=sent) / 1e6
+    both = table.sum(axis=1)
+    more = 100 * both / both[comparison.reference] - 100
+    table["sent, to bf16"] = more.map("{:+.0f} %".format)
+    table["bytes a parameter"] = kept_bytes(comparison)
+    return table.join(final_losses(comparison))
 
 
-def sent_and_kept(run: Run) -> dict[str, float]:
-    """Read what a run's proof says of bytes."""
-    sent = run.proof.model_extra["sharded"]
-    return {
-        "weights, MB": sent["gathered_bytes"] / 1e6,
-        "gradients, MB": sent["reduced_bytes"] / 1e6,
-        "bytes a parameter": kept_bytes(run),
-    }
-
-
-def gradient_sums(path: Path = SUMS) -> pd.DataFrame:
+def gradient_sums() -> pd.DataFrame:
     """Read how exact sums of FP8 gradients are, in dB: a row a number of ranks, a column a way."""
-    sums = pd.DataFrame(json.loads(path.read_text())["sums"])
+    sums = pd.DataFrame(json.loads(SUMS.read_text())["sums"])
     table = sums.pivot(index="ranks", columns="how", values="snr_db")
     return table[list(WAYS)].rename(columns=WAYS)
-
-
-SUM_COLOURS = ["#0072B2", "#56B4E9", "#444444", "#009E73", "#CC79A7", "#D55E00"]
-
-
-@plot
-def draw_gradient_sums(axes: Axes, sums: pd.DataFrame) -> None:
-    """Draw signal to noise of gradients' sums by the number of ranks, a line a way to add up.
-
-    `sums` as from `gradient_sums`.
-    """
-    in_fp8 = sums.columns.str.startswith("in FP8")
-    styles = np.where(in_fp8, "s--", "o-").tolist()
-    sums.plot(ax=axes, style=styles, color=SUM_COLOURS)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sums.index, sums.index)
-    axes.set(xlabel="ranks", ylabel="signal to noise of the sum (dB)", ylim=(0, None))
-    legend_beside(axes, title="e4m3 gradients, added up")
-    gained = sums.iloc[-1] - sums.iloc[0]
-    lost = -gained[in_fp8]
-    finding(
-        axes,
-        f"From {sums.index[0]} to {sums.index[-1]} ranks sums in FP8 lose {lost.min():.0f} to "
-        f"{lost.max():.0f} dB, sums in float32 gain {gained[~in_fp8].min():.0f}",
-    )
-    note(axes, "20 dB: an error of a tenth, 40 dB: of a hundredth.")

@@ -18,7 +18,7 @@
 # `RUNS=folder make lab`.
 
 # %%
-from analysis import newest
+from analysis import newest, plots
 from analysis.answer import left_out, trained
 from analysis.comparison import compare
 from analysis.study import read_study
@@ -33,7 +33,7 @@ print(trained(comparison))
 # A CPU's speed says nothing about a GPU's. The bytes are the same on both.
 
 # %%
-tables.draw_ladder(comparison)
+plots.tokens_per_second(comparison)
 
 # %% [markdown]
 # MB a step, as one profiled step of each run showed, and the closed form of what is gathered

@@ -1,5 +1,4 @@
-"""The ranks of a run: started together, given each other's addresses, ended together; and how each
-of them knows which one it is."""
+"""The ranks of a run: started together, told of one another, ended together."""
 
 import math
 import os
@@ -13,32 +12,35 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from experiments.jobs.command import BAD_INPUT, COME_BACK, FAILED, STARTER_PID, Stop
+from experiments.jobs.command import COME_BACK, FAILED, STARTER_PID, Stop
 from experiments.jobs.process import binding, check_gpus, from_environment, gpus
 from experiments.records.files import run_folder
 from models.errors import InputError
 
-GRACE_S = 20  # from one rank's end to the killing of the others: rank 0 writes how the run ended
+GRACE_S = 20  # from one rank's end to the killing of others: rank 0 writes how the run ended
 
 
 def start(recipe, arguments: list[str], out: Path | None, stop: Stop) -> int | None:
     """Start a run's processes with the arguments of this one, and wait for them.
 
-    Returns the exit code, or None if this process is one of them. Raises `InputError`.
+    Returns the exit code, or None if this process is one of them, by the variables of torchrun.
+    Raises `InputError`.
     """
-    world_size = recipe.config.sharded.processes
-    if not is_rank(world_size):
+    world_size, started = recipe.config.sharded.processes, from_environment("WORLD_SIZE", 1)
+    if started not in (1, world_size):
+        raise InputError(
+            f"sharded.processes is {world_size}, and {started} processes were started: say "
+            f"sharded.processes={started}"
+        )
+    if started < world_size:
         check_gpus(world_size)
         if not out:
             out = run_folder(recipe.name, recipe.config.debug.seed)
             arguments = [*arguments, "--out", str(out)]
         return run_ranks(["experiments.run", *arguments], world_size, stop)
-    if world_size > 1 and not out:  # each would make its own
+    if started > 1 and not out:  # each would make its own
         raise InputError("a run of several processes needs --out DIR, one for all of them")
     return None
-
-
-# ---- as their starter sees them ----
 
 
 def run_ranks(arguments: Sequence[str], world_size: int, stop: Stop) -> int:
@@ -53,10 +55,10 @@ def run_ranks(arguments: Sequence[str], world_size: int, stop: Stop) -> int:
         try:
             for rank in range(world_size):
                 with open(f"{folder}/rank{rank}", "wb") as file:
-                    output = file if rank else None
-                    ranks.append(_start_rank(arguments, variables(rank, world_size, port), output))
+                    environment = variables(rank, world_size, port)
+                    ranks.append(_start_rank(arguments, environment, file if rank else None))
             first = _wait(ranks, stop)
-        finally:
+        finally:  # also after a second Ctrl-C, which does not wait
             _kill(ranks)
         said = Path(folder, f"rank{first}").read_text("utf-8", errors="replace")
     code = ranks[first].returncode
@@ -71,15 +73,12 @@ def run_ranks(arguments: Sequence[str], world_size: int, stop: Stop) -> int:
 def _start_rank(arguments: Sequence[str], environment: dict[str, str], output) -> subprocess.Popen:
     """Start a rank near its GPU. All ranks see all GPUs of the run, between which NCCL copies;
     without GPUs they share the cores."""
-    there, rank = gpus(), int(environment["RANK"])
-    environment[STARTER_PID] = str(os.getpid())
-    if there == [None] and "OMP_NUM_THREADS" not in os.environ:
-        environment["OMP_NUM_THREADS"] = str(
-            len(os.sched_getaffinity(0)) // int(environment["WORLD_SIZE"]) or 1
-        )
+    there, rank, world_size = gpus(), int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    threads = len(os.sched_getaffinity(0)) // world_size or 1
+    shared = {"OMP_NUM_THREADS": str(threads)} if there == [None] else {}
     return subprocess.Popen(
         [*binding(there[rank % len(there)]), sys.executable, "-m", *arguments],
-        env=os.environ | environment,
+        env=shared | os.environ | environment | {STARTER_PID: str(os.getpid())},
         stdout=output,
         stderr=output,
         start_new_session=True,  # a terminal's Ctrl-C is passed on by this process
@@ -87,35 +86,24 @@ def _start_rank(arguments: Sequence[str], environment: dict[str, str], output) -
 
 
 def _wait(ranks: list[subprocess.Popen], stop: Stop) -> int:
-    """Pass requests on until all ranks have ended; returns the first that failed, or 0 if all end
+    """Pass a request on until all ranks have ended; returns the first that failed, or 0 if all end
     alike."""
     ended, passed_on, kill_at = [], False, math.inf
     while len(ended) < len(ranks):
-        grace_s = GRACE_S
-        try:
-            time.sleep(0.02)
-            if stop.code and not passed_on:
-                passed_on = True
-                _send(ranks, signal.SIGUSR1 if stop.code == COME_BACK else signal.SIGTERM)
-        except KeyboardInterrupt:  # a second Ctrl-C
-            _send(ranks, signal.SIGINT)
-            kill_at = time.monotonic() + GRACE_S
-        ended += [n for n, rank in enumerate(ranks) if rank.poll() is not None and n not in ended]
-        if ranks[0].returncode in (FAILED, BAD_INPUT):  # it has said why
-            grace_s = 1
+        time.sleep(0.02)
+        if stop.code and not passed_on:
+            passed_on = True
+            for rank in ranks:
+                rank.send_signal(signal.SIGUSR1 if stop.code == COME_BACK else signal.SIGTERM)
+        ended += [n for n, rank in enumerate(ranks) if n not in ended and rank.poll() is not None]
         if ended:
-            kill_at = min(kill_at, time.monotonic() + grace_s)
+            kill_at = min(kill_at, time.monotonic() + GRACE_S)
         if time.monotonic() > kill_at:
             _kill(ranks)
     first = next((rank for rank in ended if ranks[rank].returncode), 0)
     code = ranks[first].returncode
     agreed = code > FAILED and code == ranks[0].returncode
     return 0 if agreed else first
-
-
-def _send(ranks: list[subprocess.Popen], number: signal.Signals) -> None:
-    for rank in ranks:
-        rank.send_signal(number)
 
 
 def _kill(ranks: list[subprocess.Popen]) -> None:
@@ -136,29 +124,16 @@ def reserved_port() -> socket.socket:
     return reserved
 
 
-# ---- as each of them sees itself ----
-
-
 def variables(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Return torch.distributed's variables for one of several processes on this machine.
+    """Return the variables of one of several processes on this machine.
 
     Rank 0 listens at `port` itself, also where a torchrun around this process listens for its own.
     """
-    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
-    environment |= {"LOCAL_WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    environment["TORCHELASTIC_USE_AGENT_STORE"] = False
-    return {name: str(value) for name, value in environment.items()}
-
-
-def is_rank(world_size: int) -> bool:
-    """Return whether this process is one of so many, by the variables of torchrun.
-
-    Raises `InputError` if it is one of another number.
-    """
-    started = from_environment("WORLD_SIZE", 1)
-    if started not in (1, world_size):
-        raise InputError(
-            f"sharded.processes is {world_size}, and {started} processes were started: say "
-            f"sharded.processes={started}"
-        )
-    return started == world_size
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }

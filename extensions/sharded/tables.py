@@ -1,12 +1,9 @@
-"""Tables and figures of the notebook: what each rung sends, and whether it computes the same."""
+"""Tables of the notebook: what each rung sends, and whether it computes the same."""
 
 import pandas as pd
-from matplotlib.axes import Axes
 
 from analysis.comparison import COMPILED, Comparison
-from analysis.plots.bars import draw_bars, set_rows, tokens_per_second
-from analysis.plots.style import NoData, Plot, finding, note, panels, plot, short_name
-from analysis.table import proofs
+from analysis.table import first_runs, proofs
 from experiments.records.files import read_windows
 from experiments.records.run import METRICS
 
@@ -41,41 +38,18 @@ def ladder_bytes(comparison: Comparison) -> pd.DataFrame:
 
 
 def same_numbers(comparison: Comparison) -> list[str]:
-    """Say of each rung above the first in FP8 whether it computes the same numbers, bit for bit.
+    """Say of each rung above the first in FP8 whether it computes the same numbers, bit for bit, in
+    each recipe's first run.
 
     With parameters in float32 it does not: a gather in bf16 rounds them first.
     """
     numbers = {}
-    for run in comparison.study.runs:
-        for window in read_windows(run.path / METRICS):
-            numbers[run.recipe, run.seed, window.step] = window.loss, window.grad_norm
-    table = pd.Series(numbers)
-    lines = []
-    for recipe in comparison.recipes:
-        if recipe in (COMPILED, COMPUTE):
-            continue
-        own, compared = table[recipe].align(table[COMPUTE], "inner")
-        equal = sum(own == compared)
-        lines.append(f"{recipe}: equal to the last bit in {equal} of {len(own)} log windows.")
+    for recipe, run in first_runs(comparison).items():
+        windows = read_windows(run.path / METRICS)
+        numbers[recipe] = {(window.step, window.loss, window.grad_norm) for window in windows}
+    compute, lines = numbers[COMPUTE], []
+    for recipe, own in numbers.items():
+        if recipe not in (COMPILED, COMPUTE):
+            equal = f"{len(own & compute)} of {len(own)} log windows"
+            lines.append(f"{recipe}: equal to the last bit in {equal}.")
     return lines
-
-
-def draw_ladder(comparison: Comparison) -> Plot:
-    """Draw rung by rung the speed over bf16, and what a rank sends."""
-    return panels([(tokens_per_second, comparison), (ladder_sizes, comparison)], (8, 3.8), 2)
-
-
-@plot
-def ladder_sizes(axes: Axes, comparison: Comparison) -> None:
-    """Draw MB that are gathered and reduced in a step, one bar below the other."""
-    found = ladder_bytes(comparison)
-    if found.empty:
-        raise NoData("no completed run of several ranks")
-    draw_bars(axes, found["gathered"], y=-0.2, height=0.28)
-    draw_bars(axes, found["reduced"], y=0.1, height=0.28, alpha=0.25)
-    words = "{gathered:.1f} gathered\n{reduced:.1f} reduced\n{all_reduces} all-reduces"
-    rows = [words.format_map(row) for row in found.to_dict("records")]
-    set_rows(axes, [*map(short_name, found.index)], "MB a step", rows)
-    share = found["gathered"].min() / found["gathered"].max()
-    finding(axes, f"FP8 all-gather sends {share:.2f} of the weights' bytes")
-    note(axes, "Upper bars: weights; lower bars: gradients, in float32.")

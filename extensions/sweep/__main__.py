@@ -6,25 +6,33 @@
     python -m extensions.sweep.report DIR          makes its table, figure and page again
 
 NAME is a file of extensions/sweep/sweeps/. A cell is a study in a folder of its own, as
-`python -m experiments.study` runs it. A cell that does not fit or fails has a word in the table,
-and the sweep goes on. `--dry-run` lists all cells, with `--gpu` for another machine's GPUs.
+`python -m experiments.study` runs it. A cell that fails has a word in the table, and the sweep
+continues. `--dry-run` lists all cells and whether they fit, with `--gpu` on another machine's GPUs.
 
 Exit codes: 0 completed, 1 if any run or the report failed, 2 for bad input, 75 if runs were stopped
 to be continued (SIGUSR1), 130 after SIGTERM or Ctrl-C.
 """
 
+from functools import partial
 from pathlib import Path
-from shlex import quote
 
 from experiments import study as command  # before torch: it looks at the compile caches
 from experiments.config import recipes
 from experiments.config.studies import Study
 from experiments.config.yaml_with_origins import dump
-from experiments.jobs.command import COME_BACK, FOR_GOOD, CommandLine, Stop, code_of, leave, seeds
-from experiments.records.files import check_folder, dated_folder, lock_folder, write_whole
+from experiments.jobs.command import (
+    COME_BACK,
+    COMPLETED,
+    FOR_GOOD,
+    CommandLine,
+    Stop,
+    code_of,
+    leave,
+    seeds,
+)
+from experiments.records.files import check_folder, dated_folder, write_whole
 from experiments.records.run import STUDY_FILE
-from extensions.sweep import report
-from extensions.sweep.cells import FILE, OBSTACLE, Sweep, load
+from extensions.sweep.cells import FILE, Sweep, load
 from models.errors import InputError
 from models.flops import memory_finding
 from models.gpus import GPUS
@@ -35,27 +43,25 @@ def main(argv: list[str] | None = None) -> int:
     Stop().listen()
     sweep, out = _resolve(args)
     studies = sweep.studies()
-    obstacles = {name: _obstacle(study, args.gpu) for name, study in studies.items()}
-    for name, why in obstacles.items():
-        print(f"{name}: {why or 'to run'}")
+    for name, study in studies.items():
+        print(f"{name}: {_memory(study, args.gpu)}")
     if args.dry_run:
-        return 0
-    folder = quote(str(out))
-    print(f"To go on, or to add seeds: .venv/bin/python -m extensions.sweep {folder}")
-    codes = []
-    with lock_folder(out, "sweep"):
-        write_whole(out / FILE, dump(sweep.model_dump()))
-        for name, study in studies.items():
-            (out / name).mkdir(exist_ok=True)
-            if obstacles[name]:
-                write_whole(out / name / OBSTACLE, obstacles[name])
-                continue
-            codes.append(_run(study, out / name))
-            if codes[-1] in (COME_BACK, FOR_GOOD):
-                return codes[-1]
-    print(f"To make the report again: .venv/bin/python -m extensions.sweep.report {folder}")
+        return COMPLETED
+    print(f"To go on, or to add seeds: .venv/bin/python -m extensions.sweep {out}")
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / FILE, dump(sweep.model_dump()))
+    codes = [COMPLETED]
+    for name, study in studies.items():
+        folder = out / name
+        folder.mkdir(exist_ok=True)
+        write_whole(folder / STUDY_FILE, dump(study.model_dump()))
+        codes.append(code_of(partial(command.main, [str(folder)])))
+        if codes[-1] in (COME_BACK, FOR_GOOD):
+            return codes[-1]
+    from extensions.sweep import report  # figures: a second
+
     report.main([str(out)])
-    return int(any(codes))
+    return max(codes)
 
 
 def _command_line() -> CommandLine:
@@ -71,8 +77,8 @@ def _command_line() -> CommandLine:
 
 
 def _resolve(args) -> tuple[Sweep, Path]:
-    """Make the sweep that the command line asks for, and name its folder; a folder that has the
-    sweep already gets its new seeds."""
+    """Make the sweep that the command line asks for, and name its folder, which may hold this sweep
+    already, with other seeds."""
     sweep, out = load(args.name), args.out or Path(args.name)
     sweep.override(args.overrides)
     sweep.seeds = args.seeds or sweep.seeds
@@ -81,29 +87,22 @@ def _resolve(args) -> tuple[Sweep, Path]:
     check_folder(out, "sweep", FILE)
     if (out / FILE).exists():
         started = load(str(out))
-        started.seeds = sweep.seeds = [*dict.fromkeys(started.seeds + sweep.seeds)]
+        started.seeds = sweep.seeds
         if started != sweep:
             raise InputError(f"{out} holds another sweep: choose another --out")
     return sweep, out
 
 
-def _obstacle(study: Study, gpu: str | None) -> str:
-    """Say how much memory a study lacks here, or on GPUs of a kind; empty if it fits."""
+def _memory(study: Study, gpu: str | None) -> str:
+    """Compare the memory of a study's largest run with what is here, or on GPUs of a kind."""
     from experiments.training.plan import plan  # torch: seconds, not for a wrong name
     from models import device
 
     plans = [plan(recipes.load(name, study.overlays, study.overrides)) for name in study.recipes]
     needed = max(planned.memory_needed for planned in plans)
     available = GPUS[gpu].memory if gpu else device.memory_bytes()
-    return f"needs {memory_finding(needed, available)}" if needed > available else ""
-
-
-def _run(study: Study, folder: Path) -> int:
-    """Run a study or go on with it; returns its exit code."""
-    if not (folder / STUDY_FILE).exists():
-        write_whole(folder / STUDY_FILE, dump(study.model_dump()))
-    listed = f"{','.join(map(str, study.seeds))},"
-    return code_of(lambda: command.main([str(folder), "--seeds", listed]))
+    fits = "fits" if needed <= available else "does not fit"
+    return f"{fits}: {memory_finding(needed, available)}"
 
 
 if __name__ == "__main__":

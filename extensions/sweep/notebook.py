@@ -19,7 +19,6 @@ import pandas as pd
 from analysis import newest
 from extensions.sweep import report, tables
 from extensions.sweep.cells import FILE
-from extensions.sweep.figure import speed_ups
 
 scaling = pd.DataFrame(tables.B200["scaling"])
 scaling.eval("efficiency = `tokens/s on 4` / `tokens/s on 1` / 4").round(3)
@@ -32,14 +31,6 @@ scaling.eval("efficiency = `tokens/s on 4` / `tokens/s on 1` / 4").round(3)
 
 # %%
 pd.DataFrame(tables.B200["mfu"]).eval("dense_mfu = 2 * `TFLOP/s` / `its peak`").round(3)
-
-# %% [markdown]
-# Its tokens/s say more again. At rows of 2,048 they are more FLOPs than it prints, even with
-# attention left out (FLOPs per token as in `models/flops.py`; the text does not give its own
-# formula).
-
-# %%
-tables.tflops()
 
 # %% [markdown]
 # ## Is attention why longer rows are slower?
@@ -64,10 +55,10 @@ tables.lengths()
 
 # %%
 cells = report.read(newest.runs(plan=FILE, command="extensions.sweep"))
-print(*report.answer(cells), sep="\n")
+print(report.answer(cells))
 
 # %%
-speed_ups(cells)
+report.speed_ups(cells)
 
 # %% [markdown]
 # Every cell, with the answer of its study:

@@ -73,4 +73,4 @@ def test_what_the_margin_is_worth_follows_from_the_scaling_law():
     above = a / 8.05e9**alpha * (1 + alpha / beta)
     left = 1 - losses.TOLERANCE * (e + above) / above
     more = left ** (-(alpha + beta) / (alpha * beta)) - 1
-    assert losses.EQUIVALENT_COMPUTE == pytest.approx(more, abs=0.001)
+    assert pytest.approx(more, abs=0.001) == losses.EQUIVALENT_COMPUTE

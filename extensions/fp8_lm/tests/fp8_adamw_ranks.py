@@ -19,49 +19,39 @@ from extensions.fp8_lm.optimizer import AdamWFp8LM
 from extensions.fp8_lm.tests.test_fp8_adamw import KEYS, PAPER
 
 
-def whole() -> nn.Module:
-    """Sizes that two ranks do not divide, and one row, of which the second rank has nothing."""
+def train(sharded: bool) -> list[torch.Tensor]:
+    """Return the parameters and states of a model after steps with the same gradients of any size.
+
+    Two ranks do not divide its sizes, and of its one row the second rank has nothing.
+    """
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(33, 51), nn.Tanh(), nn.Linear(51, 1)).bfloat16()
+    model = nn.Sequential(nn.Linear(33, 51), nn.Linear(51, 1)).bfloat16()
+    if sharded:
+        fully_shard(model)
+    optimizer, parameters = AdamWFp8LM(model.parameters(), PAPER, **KEYS), [*model.parameters()]
+    for _ in range(10):
+        for p in parameters:
+            p.grad = (torch.randn(p.shape) * (4 * torch.randn(p.shape)).exp()).bfloat16()
+            if sharded:
+                p.grad = distribute_tensor(p.grad, p.device_mesh, p.placements)
+        optimizer.step()
+    kept = parameters
+    for p in parameters:
+        kept = [*kept, *optimizer.state[p].values()]
+    return [full(tensor.detach().float()) for tensor in kept]  # float32: gloo sends no FP8
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
-    """In float32, since gloo sends no FP8."""
-    values = tensor.detach().float()
-    return values.full_tensor() if isinstance(values, DTensor) else values
-
-
-def train(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters and states after steps with gradients of any size, the same for each model."""
-    optimizer = AdamWFp8LM(model.parameters(), PAPER, **KEYS)
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(10):
-        for p in model.parameters():
-            noise = torch.randn(2, *p.shape, generator=generator)
-            p.grad = (noise[0] * (4 * noise[1]).exp()).bfloat16()
-            if isinstance(p, DTensor):
-                p.grad = distribute_tensor(p.grad, p.device_mesh, p.placements)
-        optimizer.step()
-    kept = {}
-    for name, p in model.named_parameters():
-        kept[name] = full(p)
-        for key, state in optimizer.state[p].items():
-            kept[f"{name}.{key}"] = full(state)
-    return kept
-
-
-def main(folder: str, rank: int) -> bool:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2)
-    alone, sharded = train(whole()), train(fully_shard(whole()))
-    dist.barrier()
-    dist.destroy_process_group()
-    return all(torch.equal(alone[name], sharded[name]) for name in alone)
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    child = os.fork()
-    same = main(sys.argv[1], rank=int(child == 0))
+    child, here = os.fork(), f"file://{sys.argv[1]}/ranks"
+    dist.init_process_group("gloo", init_method=here, rank=int(child == 0), world_size=2)
+    same = all(map(torch.equal, train(sharded=False), train(sharded=True)))
+    dist.barrier()
+    dist.destroy_process_group()
     if child:
         same &= os.waitpid(child, 0)[1] == 0
     os._exit(not same)

@@ -24,10 +24,10 @@ Exit codes: 0, or 2 for bad input.
 
 import json
 import math
-from argparse import FileType
 from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from models import device  # before torchtitan: see there  # isort: skip
@@ -36,7 +36,7 @@ from torch.nn.functional import cross_entropy
 
 from experiments.config import recipes
 from experiments.corpus.rows import Loader
-from experiments.jobs.command import CommandLine, Stop, leave
+from experiments.jobs.command import COMPLETED, CommandLine, Stop, leave
 from experiments.training.plan import Plan, open_data, plan
 from experiments.training.trainer import Trainer, be_alone
 from extensions.fp8_lm.gradients import decode, encode
@@ -49,20 +49,16 @@ _LARGEST = torch.finfo(_E4M3).max
 
 def main(argv: list[str] | None = None) -> int:
     parser = CommandLine("extensions.fp8_lm.tests.gradient_sums", __doc__)
-    writable = FileType("w", encoding="utf-8")
-    parser.add_argument("file", nargs="?", type=writable, help="write the results here, as JSON")
+    parser.add_argument("file", nargs="?", type=Path, help="write the results here, as JSON")
     file = parser.parse_args(argv).file
-    gradients = real_gradients(plan(recipes.load("baseline", ["cpu"])))
-    sums = []
+    gradients, sums = real_gradients(plan(recipes.load("baseline", ["cpu"]))), []
     for ranks in RANKS:
         for how, decibels in compare(gradients, ranks).items():
             sums.append({"ranks": ranks, "how": how, "snr_db": decibels})
             print(f"{ranks:3} ranks, {how:7}{decibels:5.1f} dB", flush=True)
     if file:
-        found = {"torch": torch.__version__, "device": device.name(), "sums": sums}
-        file.write(json.dumps(found, indent=1) + "\n")
-        file.close()
-    return 0
+        file.write_text(json.dumps({"torch": torch.__version__, "sums": sums}, indent=1) + "\n")
+    return COMPLETED
 
 
 def real_gradients(planned: Plan) -> list[torch.Tensor]:

@@ -4,17 +4,11 @@ import json
 import sys
 
 import pytest
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from experiments.config import recipes
 from experiments.records.files import read
 from experiments.records.run import PROOF, Proof
 from experiments.training.plan import plan
-from extensions.fp8_lm.gradients import bytes_sent, send_in_fp8
 from models.errors import InputError
 from tests import processes
 from tests.runs import SMALL, SMALLEST, losses_of
@@ -27,22 +21,6 @@ KEYS += ["sharded.processes=2"]
 def test_one_process_has_no_gradients_to_send():
     with pytest.raises(InputError, match="fp8_lm.gradients"):
         plan(recipes.load("fp8_gradients", ["cpu"]))
-
-
-def test_a_group_of_gradients_is_sent_by_one_all_to_all_of_260_bytes_for_256():
-    """One process stands for rank 0 of three: the backend `fake` sends nothing."""
-    dist.init_process_group("fake", rank=0, world_size=3, store=FakeStore())
-    try:
-        model = fully_shard(nn.Linear(100, 32, bias=False))  # 11 rows a rank, with padding
-        model.set_force_sum_reduction_for_comms(True)
-        model.set_gradient_divide_factor(1.0)
-        send_in_fp8(model)
-        with torch.profiler.profile(record_shapes=True) as profiler:
-            model(torch.ones(1, 100)).sum().backward()
-    finally:
-        dist.destroy_process_group()
-    sent = [event.input_shapes for event in profiler.events() if "alltoall_base" in event.name]
-    assert [shapes[0] for shapes in sent] == [[3, bytes_sent(1100)]] and bytes_sent(1100) == 5 * 260
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +59,7 @@ def test_gradients_are_rounded_and_nothing_else(folder):
 
 
 @pytest.mark.slow
-def test_the_proof_has_the_bytes_that_were_sent_and_kept(folder):
-    """Two states of 1 and 2 bytes, and a master weight of 2."""
-    proof = read(folder / "fp8" / PROOF, Proof)
-    parameters, sent = proof.parameters, proof.sharded
-    assert sent["reduced_bytes"] == sent["reduced_bytes_expected"] > 0
-    assert parameters.moved_in_first_step > 0 and not parameters.still_in_first_step
-    kept = parameters.bytes_per_parameter
-    assert kept == pytest.approx({"weights": 2, "states": 5}, abs=5e-3)
+def test_the_proof_has_the_bytes_that_were_sent(folder):
+    sent = read(folder / "fp8" / PROOF, Proof).sharded
+    size = sent["bytes"]["all-to-all of uint8"]
+    assert size == sent["reduced_bytes"] == sent["reduced_bytes_expected"] > 0

@@ -1,43 +1,26 @@
-"""The tables and figures of the notebook, from planted runs."""
+"""The tables of the notebook, from the kept runs."""
 
-import json
+from pathlib import Path
 
 import pytest
-import yaml
 
-from analysis import plots
 from analysis.comparison import compare
 from analysis.study import read_study
-from experiments.records.run import RECIPE
 from extensions.fp8_lm import tables
-from tests.make_runs import metrics_lines, write_run
+
+KEPT = Path(__file__).parent.parent / "results"
 
 
-def test_optimizer_states_with_a_loss_that_jumps_to_100(tmp_path):
-    states = {"first_moment": "float8_e4m3fn", "second_moment": None, "master_weights": "float16"}
-    keys = {"training": {"dtype": "bfloat16"}, "fp8_lm": {"states": states}}
-    kept = {"parameters": {"bytes_per_parameter": {"weights": 2.0, "states": 5.5}}}
-    jump = metrics_lines(last=10) + metrics_lines(shift=100)[10:]
-    logs = {"float32_optimizer": metrics_lines(), "fp8_optimizer": metrics_lines(shift=0.05)}
-    for recipe, lines in (logs | {"fp8_optimizer_fp8_second_moment": jump}).items():
-        path = write_run(tmp_path / recipe, recipe, lines=lines, proves=kept)
-        (path / RECIPE).write_text(yaml.safe_dump(keys))
-    comparison = compare(read_study(tmp_path), "float32_optimizer")
-    row = tables.optimizer_states(comparison).loc["fp8_optimizer"].drop("final loss").tolist()
-    above = pytest.approx(0.05)
-    assert row == ["bfloat16", "E4M3", "bfloat16", "float16", 7.5, above, "equal"]
-    (axes,) = plots.loss_difference(comparison).axes
-    diverged, *_ = axes.get_legend().get_texts()
-    assert diverged.get_text().endswith(", off the axis") and axes.get_ylim()[1] < 0.1
+def test_optimizer_states_and_what_they_do_to_the_loss():
+    kept = read_study(KEPT / "precision_decoupling" / "cpu_2026-11-22_torch2.13.0")
+    table = tables.optimizer_states(compare(kept))
+    assert table.loc["baseline"].tolist()[:4] == ["bfloat16", "bfloat16", "bfloat16", "none"]
+    *dtypes, size, loss, above, paper = table.loc["fp8_optimizer"]
+    assert [*dtypes, paper] == ["bfloat16", "E4M3", "float16", "float16", "equal"]
+    assert (size, loss, above) == pytest.approx((7, 5.2315, 0.0009), abs=2e-4)
 
 
-def test_sums_by_way_and_ranks(tmp_path):
-    """Way k loses k dB with each further rank."""
-    rows = []
-    for k, how in enumerate(tables.WAYS):
-        rows += [{"ranks": n, "how": how, "snr_db": 40.0 - k * n} for n in (2, 8)]
-    (tmp_path / "sums.json").write_text(json.dumps({"sums": rows}))
-    figure = tables.draw_gradient_sums(tables.gradient_sums(tmp_path / "sums.json"))
-    lines = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
-    assert lines[tables.WAYS["auto"]] == [34, 16] and len(lines) == 6
-    assert "sums in FP8 lose 12 to 30 dB" in figure.alternative
+def test_what_is_sent_beside_bf16():
+    kept = read_study(KEPT / "fp8_lm" / "cpu_2026-11-23_torch2.13.0")
+    sent = tables.levels(compare(kept)).loc["fp8_lm", :"sent, to bf16"]
+    assert sent.tolist() == [12.591616, 5.3274, "-55 %"]

@@ -6,7 +6,6 @@ nothing. That real ones are recorded the same way is part of test_ranks.py.
 """
 
 from dataclasses import replace
-from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch.autograd import DeviceType
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 from torchtitan.distributed import ParallelDims
 
 from experiments.config import recipes
@@ -24,18 +22,17 @@ from extensions.sharded import collectives
 from models import float8
 from models.architectures import build, parallelize
 
-EACH, COMBINED = "tensorwise_fp8_allgather_amax_each", "tensorwise_fp8_allgather"
+EACH, RESHARD = "tensorwise_fp8_allgather_amax_each", "parallelism.fsdp_reshard_after_forward"
 LAYERS = 7  # linear ones of the model's one block
+GROUPS = 3  # of parameters whose gradients are sent together: embedding, block, norm and head
 
 
-@cache
-def profile_step(name: str, *overrides: str, ranks: int = 2) -> dict:
+def profile_step(name: str, override: str, ranks: int = 2) -> dict:
     """What the proof records of collectives, of one forward and backward pass of a recipe on a
     model of one block."""
     keys = ["compile.enable=false", "training.local_batch_size=1", "training.seq_len=32"]
-    keys.append("model.sizes={n_layers: 1, vocab_size: 64}")
-    keys.append(f"sharded.processes={ranks}")
-    planned = plan(recipes.load(name, ["cpu"], [*keys, *overrides]))
+    keys += ["model.sizes={n_layers: 1, vocab_size: 64}", f"sharded.processes={ranks}", override]
+    planned = plan(recipes.load(name, ["cpu"], keys))
     config = planned.config
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
@@ -51,85 +48,46 @@ def profile_step(name: str, *overrides: str, ranks: int = 2) -> dict:
         proof = Proof(planned, model, torch.optim.AdamW(model.parameters()))
         with proof.profile(1):
             model(torch.zeros(1, 32, dtype=torch.long)).float().mean().backward()
-            if config.quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp:
-                precompute_float8_dynamic_scale_for_fsdp(model)
         return proof.evidence["sharded"]
     finally:
         dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
-    ("recipe", "overrides", "ranks", "all_reduces"),
+    ("recipe", "override", "ranks", "all_reduces"),
     [
-        ("baseline_compiled", (), 2, 0),
-        ("tensorwise_fp8_compiled", (), 2, 0),
-        (EACH, (), 2, 2 * LAYERS),  # once for each of two gathers
-        (COMBINED, (), 4, 2 * LAYERS + 1),  # the first step has no scales from the one before
-        ("baseline_compiled", (), 3, 0),  # 3: rows are padded
-        ("baseline_compiled", ("parallelism.fsdp_reshard_after_forward=never",), 2, 0),
-        ("baseline_compiled", ("parallelism.fsdp_reshard_after_forward=always",), 3, 0),
+        ("tensorwise_fp8_compiled", f"{RESHARD}=default", 2, 0),
+        (EACH, f"{RESHARD}=default", 2, 2 * LAYERS),  # once for each of two gathers
+        ("baseline_compiled", f"{RESHARD}=never", 2, 0),
+        ("baseline_compiled", f"{RESHARD}=always", 3, 0),  # 3: rows are padded
+        ("baseline_compiled", "parallelism.data_parallel_replicate_degree=2", 4, GROUPS),
     ],
 )
-def test_bytes_are_those_of_the_closed_form(recipe, overrides, ranks, all_reduces):
-    record = profile_step(recipe, *overrides, ranks=ranks)
+def test_bytes_are_those_of_the_closed_form(recipe, override, ranks, all_reduces):
+    record = profile_step(recipe, override, ranks)
     assert record["gathered_bytes"] == record["gathered_bytes_expected"] > 0
     assert record["reduced_bytes"] == record["reduced_bytes_expected"] > 0
     assert record["all_reduces"] == all_reduces
-    for row in record["table"]:
-        share = (ranks - 1) / ranks * (2 if row["collective"] == "all-reduce" else 1)
-        assert row["ranks"] == ranks
-        assert row["bus_bytes"] == pytest.approx(row["payload_bytes"] * share, abs=1)
-
-
-def test_replicas_reduce_their_shards_of_gradients_in_float32():
-    record = profile_step(
-        "baseline_compiled", "parallelism.data_parallel_replicate_degree=2", ranks=4
-    )
-    assert (record["shards"], record["replicas"]) == (2, 2)
-    assert record["gathered_bytes"] == record["gathered_bytes_expected"]
-    [row] = [row for row in record["table"] if row["collective"] == "all-reduce"]
-    alone = profile_step("baseline_compiled")["reduced_bytes"]
-    assert row["payload_bytes"] == row["bus_bytes"] == alone / 2
-
-
-def test_what_fp8_saves():
-    """Half of the blocks' weights."""
-    saved = profile_step("tensorwise_fp8_compiled")["gathered_bytes"]
-    saved -= profile_step(EACH)["gathered_bytes"]
-    assert saved == 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 768 * 256)
 
 
 # ---- promises that are not kept ----
 
 
-def gather_in_bf16(patch) -> None:
-    """torchao's layer casts its weight itself where FSDP2 has not."""
+@pytest.mark.parametrize("gathered", ["in bf16", "unseen"])
+def test_a_run_that_promises_fp8_and_sends_something_else_fails(gathered, monkeypatch):
+    """torchao's layer casts its weight itself where FSDP2 has not. Another version of torch may
+    gather by an operator that is not counted."""
     convert = float8.convert_to_float8_training
 
     def without_gather(model, config, **more) -> None:
         convert(model, config=replace(config, enable_fsdp_float8_all_gather=False), **more)
 
-    patch.setattr(float8, "convert_to_float8_training", without_gather)
-
-
-def see_no_gather(patch) -> None:
-    """As where another version of torch gathers by an operator that is not counted."""
-    patch.delitem(collectives._OPERATORS, "c10d::_allgather_base_")
-
-
-@pytest.mark.parametrize(
-    ("recipe", "harm", "sentence"),
-    [
-        (EACH, gather_in_bf16, "bytes of weights"),
-        (EACH, see_no_gather, "sent 0 bytes of weights"),
-    ],
-)
-def test_a_run_that_promises_fp8_and_sends_something_else_fails(
-    recipe, harm, sentence, monkeypatch
-):
-    harm(monkeypatch)
-    with pytest.raises(ProofError, match=sentence):
-        profile_step.__wrapped__(recipe)
+    if gathered == "in bf16":
+        monkeypatch.setattr(float8, "convert_to_float8_training", without_gather)
+    else:
+        monkeypatch.delitem(collectives._OPERATORS, "c10d::_allgather_base_")
+    with pytest.raises(ProofError, match="gathered_bytes"):
+        profile_step(EACH, f"{RESHARD}=default")
 
 
 # ---- NCCL ----
@@ -147,12 +105,10 @@ def test_exposed_time_is_that_of_nccl_kernels_beside_which_nothing_computes():
         kernel("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", 8, 20),  # on another stream
         kernel("nvjet_qqtst_128x256", 2, 6),
         kernel("triton_poi_fused_add_0", 5, 9),
-        kernel("nvjet_qqtst_128x256", 18, 30),
         kernel("Memcpy DtoD (Device -> Device)", 10, 12),  # no computing
         kernel("FSDP::all_gather", 0, 50, is_user_annotation=True),
         kernel("aten::mm", 0, 50, device_type=DeviceType.CPU),
     ]
     nccl = collectives.nccl_seconds(events)
-    assert nccl["seconds"] == pytest.approx(20e-6)
-    assert nccl["exposed_seconds"] == pytest.approx((2 + 9) * 1e-6)
-    assert collectives.nccl_seconds(events[2:5]) is None
+    assert nccl == pytest.approx({"seconds": 20e-6, "exposed_seconds": 13e-6})
+    assert collectives.nccl_seconds(events[2:]) is None
